@@ -1,0 +1,16 @@
+// The one exception the library throws: a sentence a user can act on.
+#pragma once
+
+#include <stdexcept>
+
+#include "onepass/export.h"
+
+namespace onepass {
+
+// A request that cannot be served: what() names the value and what is accepted instead.
+class ONEPASS_API Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+}  // namespace onepass

@@ -1,0 +1,36 @@
+// Who runs the tasks of a CPU plan: the caller's thread pool behind two functions.
+#pragma once
+
+#include <cstdint>
+
+#include "onepass/export.h"
+
+namespace onepass {
+
+class ONEPASS_API Executor {
+ public:
+  // A task: `index` in [0, count), `worker` in [0, concurrency()), never the same worker twice at a time.
+  using Task = void (*)(void* context, int64_t index, int worker);
+
+  virtual ~Executor();
+  virtual int concurrency() const = 0;
+  // Runs task(context, i, worker) once for each i < count, in any order, and returns when all are done.
+  virtual void run(int64_t count, Task task, void* context) = 0;
+
+  // The same for any callable f(index, worker).
+  template <class F>
+  void for_each(int64_t count, F&& f) {
+    run(
+        count, [](void* context, int64_t index, int worker) { (*static_cast<F*>(context))(index, worker); },
+        const_cast<void*>(static_cast<const void*>(&f)));
+  }
+};
+
+// Runs everything on the calling thread.
+class ONEPASS_API SerialExecutor final : public Executor {
+ public:
+  int concurrency() const override { return 1; }
+  void run(int64_t count, Task task, void* context) override;
+};
+
+}  // namespace onepass

@@ -1,0 +1,10 @@
+// What the shared library shows: everything else has hidden visibility.
+#pragma once
+
+#if defined(ONEPASS_STATIC)
+#define ONEPASS_API
+#elif defined(_WIN32)
+#error "onepass builds with GCC or Clang on Linux and macOS"
+#else
+#define ONEPASS_API __attribute__((visibility("default")))
+#endif

@@ -1,0 +1,67 @@
+// A plan: the strategy chosen for a problem with all its numbers. Chosen once, holds no weights, safe to share.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "onepass/executor.h"
+#include "onepass/export.h"
+#include "onepass/problem.h"
+
+namespace onepass {
+
+class Kernel;
+
+// The memory of one call, laid out as the problem's specs say.
+struct Arguments {
+  const void* input = nullptr;
+  void* output = nullptr;
+  std::vector<const void*> parameters;  // in the order of Problem::parameters
+};
+
+struct PlanOptions {
+  std::string strategy;  // force this row of the table; empty: the cheapest that accepts
+  std::string target;    // force this SIMD target ("neon", "avx2", "avx3"); empty: the best the CPU runs
+};
+
+// One row of the strategy table as the planner saw it.
+struct Candidate {
+  std::string strategy;
+  double seconds = 0;  // predicted; meaningless where refused
+  std::string reason;  // why it was refused; empty where it accepts
+};
+
+class ONEPASS_API Plan {
+ public:
+  const Problem& problem() const { return problem_; }
+  const std::string& strategy() const { return strategy_; }
+  const std::vector<Candidate>& candidates() const { return candidates_; }
+  size_t workspace_bytes() const;
+  // Every row with its cost or its reason, then the numbers of the chosen one.
+  std::string explain() const;
+
+  // Runs the block. `workspace` has workspace_bytes() bytes, aligned to 64, one per concurrent call.
+  // Never allocates; the executor runs at most problem().device.threads tasks at once.
+  void run(const Arguments& arguments, void* workspace, Executor& executor) const;
+
+ private:
+  friend ONEPASS_API Plan plan(const Problem& problem, const PlanOptions& options);
+  Plan(Problem problem, std::string strategy, std::vector<Candidate> candidates,
+       std::shared_ptr<const Kernel> kernel);
+
+  Problem problem_;
+  std::string strategy_;
+  std::vector<Candidate> candidates_;
+  std::shared_ptr<const Kernel> kernel_;
+};
+
+// The cheapest strategy that accepts the problem, or the one the options force. Throws Error when there is none.
+ONEPASS_API Plan plan(const Problem& problem, const PlanOptions& options = {});
+
+// The SIMD targets this build has and this CPU runs, best first.
+ONEPASS_API std::vector<std::string> cpu_targets();
+
+}  // namespace onepass

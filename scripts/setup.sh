@@ -1,0 +1,135 @@
+#!/usr/bin/env bash
+# Installs what this machine lacks; says nothing and takes milliseconds when nothing is missing.
+#
+#   scripts/setup.sh [build|lint|fuzz|python]...      build is the default
+#
+# Packages come from apt, as root or by sudo without a password; otherwise the line to run is printed. What a
+# distribution has too old or not at all (cmake on Ubuntu 22.04, clang-format 14) comes from PyPI into .venv.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+readonly cmake_version=3.25 clang_version=14 clang_wheel=14.0.6
+apt_missing=()
+pip_missing=()
+
+has_command() { [[ -x .venv/bin/$1 ]] || command -v "$1" >/dev/null; }
+
+# A machine without dpkg has its libraries from elsewhere: CMake says which one it does not find.
+has_package() {
+  ! command -v dpkg-query >/dev/null ||
+    [[ $(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null) == installed ]]
+}
+
+apt_offers() {
+  command -v apt-cache >/dev/null && { refresh_apt; apt-cache show "$1" >/dev/null 2>&1; }
+}
+
+need_command() { has_command "$1" || apt_missing+=("$2"); }
+need_package() { has_package "$1" || apt_missing+=("$1"); }
+
+need_clang_tool() {
+  if has_command "$1-$clang_version" || .venv/bin/"$1" --version 2>/dev/null | grep -q "$clang_wheel"; then
+    return
+  elif apt_offers "$1-$clang_version"; then
+    apt_missing+=("$1-$clang_version")
+  else
+    pip_missing+=("$1==$clang_wheel")
+  fi
+}
+
+newest_cmake() {
+  local cmake=cmake
+  [[ ! -x .venv/bin/cmake ]] || cmake=.venv/bin/cmake
+  command -v $cmake >/dev/null || return 0
+  $cmake --version | sed -n 's/^cmake version //p'
+}
+
+at_least() { [[ -n $1 && $(printf '%s\n' "$2" "$1" | sort -V | head -n 1) == "$2" ]]; }
+
+need_cmake() {
+  at_least "$(newest_cmake)" $cmake_version && return
+  if apt_offers cmake &&
+    at_least "$(apt-cache policy cmake | sed -n 's/^  Candidate: \([0-9.]*\).*/\1/p')" $cmake_version; then
+    apt_missing+=(cmake)
+  else
+    pip_missing+=("cmake>=$cmake_version,<4")
+  fi
+}
+
+need_venv() {
+  need_command python3 python3
+  need_package python3-venv
+}
+
+privilege() {
+  if [[ $(id -u) == 0 ]]; then
+    "$@"
+  else
+    sudo -n "$@"
+  fi
+}
+
+can_install() {
+  command -v apt-get >/dev/null && { [[ $(id -u) == 0 ]] || sudo -n true 2>/dev/null; }
+}
+
+refresh_apt() {
+  [[ -z ${apt_refreshed:-} ]] || return 0
+  apt_refreshed=1
+  ! can_install || privilege apt-get update -qq || true
+}
+
+install_apt() {
+  ((${#apt_missing[@]})) || return 0
+  if ! can_install; then
+    echo "onepass needs packages that only root can install. Run this line, then the same command again:" >&2
+    echo "  sudo apt-get update && sudo apt-get install -y ${apt_missing[*]}" >&2
+    exit 1
+  fi
+  echo "setup: installing ${apt_missing[*]}"
+  refresh_apt
+  privilege env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+    "${apt_missing[@]}" >/dev/null
+}
+
+install_pip() {
+  ((${#pip_missing[@]})) || return 0
+  echo "setup: installing ${pip_missing[*]} into .venv"
+  create_venv
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check "${pip_missing[@]}"
+}
+
+create_venv() { [[ -x .venv/bin/python ]] || python3 -m venv .venv; }
+
+for mode in "${@:-build}"; do
+  case $mode in
+    build)
+      need_command make make
+      need_command g++ g++
+      need_command ninja ninja-build
+      need_cmake
+      for package in ca-certificates libhwy-dev libgtest-dev libcli11-dev nlohmann-json3-dev; do
+        need_package $package
+      done
+      ;;
+    lint)
+      need_clang_tool clang-format
+      need_clang_tool clang-tidy
+      ;;
+    fuzz)
+      need_command clang++ clang
+      # The runtime is a package of its own since Clang 14 of Debian 12; before, it came with the compiler.
+      if ! has_package libclang-rt-dev && apt_offers libclang-rt-dev; then apt_missing+=(libclang-rt-dev); fi
+      ;;
+    python) need_venv ;;
+    *)
+      echo "scripts/setup.sh: unknown mode '$mode': build, lint, fuzz or python" >&2
+      exit 2
+      ;;
+  esac
+done
+
+if ((${#pip_missing[@]})) && [[ ! -x .venv/bin/python ]]; then need_venv; fi
+install_apt
+install_pip
+[[ " $* " != *" python "* ]] || create_venv

@@ -1,0 +1,238 @@
+// Problems: built from a block and sizes, read and printed as problem strings, checked, and their work
+// counted.
+#include "onepass/problem.h"
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <utility>
+
+#include "block/checked.h"
+#include "block/text.h"
+#include "onepass/error.h"
+
+namespace onepass {
+namespace {
+
+constexpr int max_threads = 1024;
+
+bool is_tensor_operand(const Block& block, const Parameter& parameter) {
+  const auto* pointwise = std::get_if<Pointwise>(&block.stages()[parameter.stage]);
+  return pointwise && argument_kind(pointwise->op) == ArgumentKind::tensor;
+}
+
+// The block's own sentence comes first where it cannot take the input.
+TensorSpec dense_input(const Block& block, Shape sizes, DType dtype, Layout layout) {
+  block.output_shape(sizes);
+  return TensorSpec::dense(dtype, std::move(sizes), layout);
+}
+
+std::vector<TensorSpec> dense_parameters(const Block& block, const Shape& input, DType dtype, Layout layout) {
+  std::vector<TensorSpec> specs;
+  for (const Parameter& parameter : block.parameters(input)) {
+    const Layout own = is_tensor_operand(block, parameter) ? layout : Layout::nchw;
+    specs.push_back(TensorSpec::dense(dtype, parameter.sizes, own));
+  }
+  return specs;
+}
+
+[[noreturn]] void fail(std::string_view tensor, const std::string& sentence) {
+  throw Error(std::string(tensor) + ": " + sentence);
+}
+
+void check_spec(std::string_view tensor, const TensorSpec& spec, const Shape& sizes) {
+  if (spec.sizes != sizes) {
+    fail(tensor, "the sizes are " + to_string(spec.sizes) + ", must be " + to_string(sizes));
+  }
+  if (spec.strides.size() != sizes.size()) {
+    fail(tensor, std::to_string(spec.strides.size()) + " strides, must be " + std::to_string(sizes.size()));
+  }
+  for (const int64_t stride : spec.strides) {
+    if (stride < 0) fail(tensor, "stride " + std::to_string(stride) + " must not be negative");
+  }
+  spec.byte_span();
+}
+
+// Strides in ascending order must each clear what the smaller ones reach. An interleaving that this
+// simple rule does not see is refused too.
+void check_no_overlap(std::string_view tensor, const TensorSpec& spec) {
+  if (spec.byte_span() == 0) return;
+  std::vector<std::pair<int64_t, int64_t>> stride_and_size;
+  for (size_t d = 0; d < spec.sizes.size(); ++d) {
+    if (spec.sizes[d] > 1) stride_and_size.emplace_back(spec.strides[d], spec.sizes[d]);
+  }
+  std::sort(stride_and_size.begin(), stride_and_size.end());
+  int64_t reach = 0;
+  for (const auto& [stride, size] : stride_and_size) {
+    if (stride <= reach) {
+      fail(tensor, "the strides " + to_string(spec.strides) + " of sizes " + to_string(spec.sizes) +
+                       " overlap, each element must have its own place");
+    }
+    reach += (size - 1) * stride;
+  }
+}
+
+// A stride that is never stepped along may be anything, as in PyTorch.
+void check_contiguous(std::string_view tensor, const TensorSpec& spec) {
+  const Shape dense = TensorSpec::dense(spec.dtype, spec.sizes).strides;
+  if (spec.byte_span() == 0) return;
+  for (size_t d = 0; d < spec.sizes.size(); ++d) {
+    if (spec.sizes[d] == 1 || spec.strides[d] == dense[d]) continue;
+    fail(tensor, "the strides are " + to_string(spec.strides) + ", must be contiguous: " + to_string(dense));
+  }
+}
+
+// How a spec differs from the expected one: "output bf16 strides 400x100x10x1".
+std::string difference(std::string_view tensor, const TensorSpec& spec, const TensorSpec& expected) {
+  std::string text(tensor);
+  if (spec.dtype != expected.dtype) text += ' ' + std::string(name(spec.dtype));
+  if (spec.strides != expected.strides) text += " strides " + to_string(spec.strides);
+  return text;
+}
+
+// How each tensor differs from the dense problem of this layout; nothing for those that do not.
+std::vector<std::string> differences(const Problem& problem, Layout layout) {
+  const Problem dense(problem.block, problem.input.sizes, problem.input.dtype, Device::cpu(), layout);
+  std::vector<std::string> list;
+  const auto compare = [&](std::string_view tensor, const TensorSpec& spec, const TensorSpec& expected) {
+    if (spec != expected) list.push_back(difference(tensor, spec, expected));
+  };
+  compare("input", problem.input, dense.input);
+  compare("output", problem.output, dense.output);
+  const auto named = problem.block.parameters(problem.input.sizes);
+  for (size_t i = 0; i < named.size() && i < problem.parameters.size(); ++i) {
+    compare(named[i].name, problem.parameters[i], dense.parameters[i]);
+  }
+  return list;
+}
+
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Sum over i < count of floor((slope * i + offset) / divisor), as Euclid's algorithm: logarithmic time.
+// No operand is negative; every partial sum is at most the result.
+int64_t floor_sum(int64_t count, int64_t divisor, int64_t slope, int64_t offset) {
+  int64_t sum = 0;
+  while (true) {
+    sum += count * (count - 1) / 2 * (slope / divisor) + count * (offset / divisor);
+    slope %= divisor;
+    offset %= divisor;
+    const int64_t top = slope * count + offset;
+    if (top < divisor) return sum;
+    count = top / divisor;
+    offset = top % divisor;
+    std::swap(divisor, slope);
+  }
+}
+
+// Positions and taps of one dimension: position i and tap t meet at i * stride + t * dilation.
+struct Lattice {
+  int64_t positions;
+  int64_t stride;
+  int64_t taps;
+  int64_t dilation;
+
+  // Pairs (i, t) that meet below `bound`.
+  int64_t pairs_below(int64_t bound) const {
+    if (bound <= 0) return 0;
+    // Taps below `full` meet every position, those from `some` on meet none.
+    const int64_t some = std::min(taps, divide_up(bound, dilation));
+    const int64_t room = bound - (positions - 1) * stride;
+    const int64_t full = room <= 0 ? 0 : std::min(taps, divide_up(room, dilation));
+    if (some == full) return full * positions;
+    const int64_t last = bound - (some - 1) * dilation;
+    return full * positions + floor_sum(some - full, stride, dilation, last + stride - 1);
+  }
+};
+
+// Pairs of output position and tap that meet an input element in one dimension.
+int64_t real_taps(const Conv& conv, size_t d, int64_t input, int64_t output) {
+  const int64_t positions = conv.transposed ? input : output;
+  const int64_t inside = conv.transposed ? output : input;
+  const Lattice lattice{positions, conv.stride[d], conv.kernel[d], conv.dilation[d]};
+  const int64_t begin = conv.padding_before[d];
+  return lattice.pairs_below(begin + inside) - lattice.pairs_below(begin);
+}
+
+}  // namespace
+
+Problem::Problem(Block stages, Shape input_sizes, DType dtype, Device where, Layout layout)
+    : block(std::move(stages)),
+      input(dense_input(block, std::move(input_sizes), dtype, layout)),
+      output(TensorSpec::dense(dtype, block.output_shape(input.sizes), layout)),
+      parameters(dense_parameters(block, input.sizes, dtype, layout)),
+      device(where) {
+  validate();
+}
+
+Problem Problem::parse(std::string_view text, Device device) {
+  const size_t at = text.find('@');
+  const auto specification = words(at == std::string_view::npos ? "" : text.substr(at + 1));
+  if (specification.empty()) {
+    throw Error("problem '" + excerpt(text) +
+                "': the sizes are missing, write BLOCK @ SIZES as in \"relu @ 2x3x9x9\"");
+  }
+  std::optional<DType> dtype;
+  std::optional<Layout> layout;
+  for (size_t i = 1; i < specification.size(); ++i) {
+    const std::string_view word = specification[i];
+    if (!dtype && (word == "f32" || word == "f16" || word == "bf16" || word == "f64")) {
+      dtype = parse_dtype(word);
+    } else if (!layout && (word == "nchw" || word == "nhwc")) {
+      layout = parse_layout(word);
+    } else {
+      throw Error(
+          "problem '" + excerpt(text) + "': '" + excerpt(word) +
+          "' is not accepted after the sizes, only one of f32, f16, bf16 and f64 and one of nchw and nhwc");
+    }
+  }
+  return {Block::parse(text.substr(0, at)), parse_shape(specification[0]), dtype.value_or(DType::f32), device,
+          layout.value_or(Layout::nchw)};
+}
+
+void Problem::validate() const {
+  const Shape output_sizes = block.output_shape(input.sizes);
+  check_spec("input", input, input.sizes);
+  check_spec("output", output, output_sizes);
+  check_no_overlap("output", output);
+  const auto expected = block.parameters(input.sizes);
+  if (parameters.size() != expected.size()) {
+    throw Error(block.text() + ": " + std::to_string(parameters.size()) + " parameters, must be " +
+                std::to_string(expected.size()));
+  }
+  for (size_t i = 0; i < expected.size(); ++i) {
+    check_spec(expected[i].name, parameters[i], expected[i].sizes);
+    if (!is_tensor_operand(block, expected[i])) check_contiguous(expected[i].name, parameters[i]);
+  }
+  if (device.threads < 1 || device.threads > max_threads) {
+    throw Error("device: threads is " + std::to_string(device.threads) + ", must be 1 to " +
+                std::to_string(max_threads));
+  }
+}
+
+std::string Problem::text() const {
+  // An input of one channel and one position is dense in both layouts: the other tensors decide.
+  const auto from_nchw = differences(*this, Layout::nchw);
+  const auto from_nhwc = differences(*this, Layout::nhwc);
+  const bool nhwc = from_nhwc.size() < from_nchw.size();
+  std::string text = block.text() + " @ " + to_string(input.sizes) + ' ' + std::string(name(input.dtype));
+  if (nhwc) text += " nhwc";
+  std::string listed;
+  for (const std::string& item : nhwc ? from_nhwc : from_nchw) listed += (listed.empty() ? "" : ", ") + item;
+  return listed.empty() ? text : text + " (" + listed + ')';
+}
+
+int64_t Problem::conv_multiply_adds() const {
+  const Conv* conv = block.conv();
+  if (!conv) return 0;
+  const Shape convolved = block.conv_output_shape(input.sizes);
+  Shape factors{convolved[0], convolved[1], conv->in_channels / conv->groups};
+  for (size_t d = 0; d < static_cast<size_t>(conv->rank); ++d) {
+    factors.push_back(real_taps(*conv, d, input.sizes[d + 2], convolved[d + 2]));
+  }
+  std::optional<int64_t> count = 1;
+  for (const int64_t factor : factors) count = count ? checked_multiply(*count, factor) : std::nullopt;
+  if (!count) throw Error(text() + ": the convolution has more than 2^63-1 multiply-adds");
+  return *count;
+}
+
+}  // namespace onepass

@@ -1,0 +1,33 @@
+// Taps and windows of one spatial dimension of a convolution.
+#include "cpu/axis.h"
+
+namespace onepass::cpu {
+namespace {
+
+int64_t floor_div(int64_t a, int64_t b) {
+  const int64_t quotient = a / b;
+  return quotient * b > a ? quotient - 1 : quotient;
+}
+
+}  // namespace
+
+std::vector<Tap> Axis::taps(int64_t output_class) const {
+  std::vector<Tap> result;
+  for (int64_t k = 0; k < kernel; ++k) {
+    if (!transposed) {
+      result.push_back({k, k * dilation - padding});
+      continue;
+    }
+    const int64_t distance = output_class + padding - k * dilation;
+    if (distance % stride == 0) result.push_back({k, distance / stride});
+  }
+  return result;
+}
+
+Range Axis::window(Range o) const {
+  const int64_t span = (kernel - 1) * dilation;
+  if (!transposed) return {o.begin * stride - padding, (o.end - 1) * stride - padding + span + 1};
+  return {floor_div(o.begin + padding - span, stride), floor_div(o.end - 1 + padding, stride) + 1};
+}
+
+}  // namespace onepass::cpu

@@ -1,0 +1,472 @@
+// Waves, passes and statistics of a block on the CPU.
+#include "cpu/block_kernel.h"
+
+#include <algorithm>
+#include <cmath>
+#include <sstream>
+
+#include "block/convert.h"
+#include "onepass/error.h"
+
+namespace onepass::cpu {
+namespace {
+
+// Floats of a panel streamed from a tensor: 32 KiB, read and written a few times while in L1.
+constexpr int64_t stream_panel_floats = 8 * 1024;
+// Elements of a streaming task: long enough to hide the hand-out, short enough to balance.
+constexpr int64_t stream_task_elements = 32 * 1024;
+// What the second pass should find in the last-level cache.
+constexpr int64_t wave_cache_floats = 2 * 1024 * 1024;
+// Small slabs share a wave up to this much workspace; a larger slab is a wave of its own.
+constexpr int64_t wave_slab_floats = 256 * 1024;
+constexpr int64_t wave_statistics_floats = 1024 * 1024;
+constexpr int64_t alignment_floats = 16;  // 64 bytes
+
+Orientation orientation_of(const TensorMap& map) {
+  return map.channel_stride == 1 && map.pixel_stride != 1 ? Orientation::interleaved : Orientation::planar;
+}
+
+// Cuts for streaming: whole channels of pixels (planar) or whole pixels of channels (interleaved).
+Grid make_grid(int64_t channels, int64_t pixels, Orientation orientation) {
+  Grid grid{channels, pixels, 1, 1};
+  if (orientation == Orientation::interleaved) {
+    grid.pixel_parts = std::min(pixels, ceil_div(channels * pixels, stream_task_elements));
+    return grid;
+  }
+  grid.pixel_parts = ceil_div(pixels, stream_task_elements);
+  grid.channel_parts = std::min(channels, ceil_div(channels * ceil_div(pixels, grid.pixel_parts),
+                                                   stream_task_elements));
+  return grid;
+}
+
+}  // namespace
+
+BlockKernel::BlockKernel(const Problem& problem, const Isa& isa, std::optional<Lanes> lanes)
+    : problem_(problem), isa_(isa), chain_(problem), input_(problem.input), output_(problem.output) {
+  const Shape shape = problem.block.conv_output_shape(problem.input.sizes);
+  batch_ = shape[0];
+  channels_ = shape[1];
+  pixels_ = 1;
+  for (size_t i = 2; i < shape.size(); ++i) pixels_ *= shape[i];
+  mean_ = problem.block.has_mean();
+  const Norm* norm = problem.block.norm();
+  if (norm != nullptr) {
+    group_count_ = norm->group_count(channels_);
+    eps_ = norm->eps;
+  }
+  statistics_ = norm != nullptr || mean_;
+  mean_of_norm_ = mean_ && norm != nullptr && chain_.after.size() == 1 &&
+                  chain_.after[0].function == identity_step;
+  choose_middle();
+  units_per_sample_ = middle_ == Middle::slab ? group_count_ : 1;
+  unit_channels_ = channels_ / units_per_sample_;
+  if (lanes) convolution_ = std::make_unique<ConvolutionStage>(problem, isa, *lanes, unit_channels_);
+  choose_passes();
+  choose_wave();
+  lay_out_workspace();
+}
+
+void BlockKernel::choose_middle() {
+  const bool convolution = problem_.block.conv() != nullptr;
+  const bool second = problem_.block.norm() != nullptr && !mean_of_norm_;
+  const bool keeps_f32 = !mean_ && output_.dtype == DType::f32;
+  if (!second) {
+    middle_ = Middle::none;
+  } else if (!convolution && (chain_.before.empty() || !keeps_f32)) {
+    middle_ = Middle::input;
+  } else {
+    middle_ = keeps_f32 ? Middle::output : Middle::slab;
+  }
+}
+
+void BlockKernel::choose_passes() {
+  first_.orientation = convolution_ ? convolution_->orientation() : orientation_of(input_);
+  first_.grid = make_grid(unit_channels_, pixels_, first_.orientation);
+  first_.steps = chain_.before;
+  first_.statistics_blocks = convolution_ ? convolution_->block_count() : first_.grid.pixel_parts;
+  const bool keeps_orientation = mean_ || middle_ == Middle::input;
+  second_.orientation = keeps_orientation ? first_.orientation : orientation_of(output_);
+  second_.grid = make_grid(unit_channels_, pixels_, second_.orientation);
+  if (middle_ == Middle::input) second_.steps = chain_.before;
+  second_.steps.insert(second_.steps.end(), chain_.after.begin(), chain_.after.end());
+  second_.statistics_blocks = second_.grid.pixel_parts;
+  if (middle_ == Middle::slab) {
+    const bool planar = second_.orientation == Orientation::planar;
+    slab_.channel_stride = planar ? pixels_ : 1;
+    slab_.pixel_stride = planar ? 1 : unit_channels_;
+    slab_.sizes = {1, 1, pixels_};
+    slab_.strides = {0, 0, slab_.pixel_stride};
+    slab_.uniform = true;
+  }
+  if (!convolution_) return;
+  const std::vector<Segment>& segments = convolution_->segments();
+  for (size_t i = 0; i < segments.size(); ++i) {
+    if (segments[i].channels.begin % unit_channels_ == 0) unit_segments_.push_back(i);
+  }
+  unit_segments_.push_back(segments.size());
+}
+
+void BlockKernel::choose_wave() {
+  const int64_t unit_floats = unit_channels_ * pixels_;
+  int64_t units = unit_count();
+  const int64_t blocks = std::max(first_.statistics_blocks, second_.statistics_blocks);
+  const int64_t statistics_floats = 2 * unit_channels_ * blocks;
+  if (statistics_) units = std::min(units, wave_statistics_floats / statistics_floats);
+  if (middle_ == Middle::slab) units = std::min(units, wave_slab_floats / unit_floats);
+  if (middle_ != Middle::none) units = std::min(units, wave_cache_floats / unit_floats);
+  wave_units_ = std::max<int64_t>(1, units);
+}
+
+void BlockKernel::lay_out_workspace() {
+  int64_t at = chain_.workspace_floats;
+  const auto take = [&at](int64_t floats) {
+    at = round_up(at, alignment_floats);
+    const int64_t begin = at;
+    at += floats;
+    return begin;
+  };
+  const int64_t slack = Chain::slack();
+  if (convolution_) packed_at_ = take(convolution_->packed_floats());
+  const int64_t blocks = std::max(first_.statistics_blocks, second_.statistics_blocks);
+  if (statistics_) statistics_at_ = take(wave_units_ * blocks * 2 * unit_channels_);
+  if (problem_.block.norm() != nullptr) coefficients_at_ = take(wave_units_ * 3 * (unit_channels_ + slack));
+  if (middle_ == Middle::slab) slab_at_ = take(wave_units_ * unit_channels_ * pixels_);
+  // A panel of each pass, one for a tensor operand, and running statistics.
+  panel_floats_ = std::max(stream_panel_floats, unit_channels_ + slack);
+  if (convolution_) {
+    const int64_t padded = round_up(convolution_->max_segment_channels(), isa_.lanes);
+    panel_floats_ = std::max(panel_floats_, padded * convolution_->max_panel_pixels());
+  }
+  panel_floats_ = round_up(panel_floats_, alignment_floats);
+  worker_floats_ = 2 * panel_floats_ + 2 * (unit_channels_ + slack);
+  if (convolution_) worker_floats_ += convolution_->worker_floats();
+  worker_floats_ = round_up(worker_floats_, alignment_floats);
+  workers_at_ = take(worker_floats_ * problem_.device.threads);
+  workspace_floats_ = at;
+}
+
+std::string BlockKernel::describe() const {
+  static constexpr const char* middles[] = {
+      "no second pass", "in the output, normalised there while in cache",
+      "in a f32 slab of the workspace", "nowhere: the second pass reads the input again"};
+  std::ostringstream out;
+  if (convolution_) {
+    out << convolution_->describe();
+  } else {
+    out << "lanes: " << (first_.orientation == Orientation::planar ? "pixels" : "channels") << " (" << isa_.name
+        << ", " << isa_.lanes << ")\n";
+  }
+  if (problem_.block.norm() != nullptr) {
+    out << "before the norm: values wait " << middles[static_cast<int>(middle_)] << '\n';
+    out << "units in a wave: " << wave_units_ << (units_per_sample_ == 1 ? " samples\n" : " slabs\n");
+  }
+  if (mean_) {
+    out << "mean: " << (middle_ == Middle::none ? "from the statistics, the activation is not stored\n"
+                                                : "summed in the second pass, the activation is not stored\n");
+  }
+  out << "copies: " << (convolution_ ? "input rows are staged in f32 per task"
+                        : input_.is_panel(first_.orientation) ? "none, the input is read in place"
+                                                              : "input panels are gathered per task")
+      << '\n';
+  out << "workspace: " << workspace_bytes() << " bytes, of which " << worker_floats_ * 4 << " per thread";
+  if (middle_ == Middle::slab) out << " and " << wave_units_ * unit_channels_ * pixels_ * 4 << " for slabs";
+  out << '\n';
+  return out.str();
+}
+
+// ------------------------------------------------------------------------------------- units and memory
+
+BlockKernel::Unit BlockKernel::unit_at(int64_t unit) const {
+  const int64_t part = unit % units_per_sample_;
+  return {unit / units_per_sample_, {part * unit_channels_, (part + 1) * unit_channels_}};
+}
+
+// Pixels of the block whose statistics stand at this index.
+int64_t BlockKernel::block_pixels(const Pass& pass, int64_t block) const {
+  if (&pass == &first_ && convolution_) return convolution_->block_pixels(block).size();
+  return even_part(pixels_, pass.grid.pixel_parts, block).size();
+}
+
+// Means of a unit's channels in one block, then as many sums of squared distances.
+float* BlockKernel::statistics_of(const Call& call, int64_t unit, int64_t block) const {
+  const int64_t blocks = std::max(first_.statistics_blocks, second_.statistics_blocks);
+  return call.floats + statistics_at_ + ((unit - call.first_unit) * blocks + block) * 2 * unit_channels_;
+}
+
+// Centre, scale and shift of a unit's channels.
+float* BlockKernel::coefficients_of(const Call& call, int64_t unit) const {
+  return call.floats + coefficients_at_ + (unit - call.first_unit) * 3 * (unit_channels_ + Chain::slack());
+}
+
+// Two panels, running statistics, and what the convolution needs.
+float* BlockKernel::worker_floats(const Call& call, int worker) const {
+  return call.floats + workers_at_ + worker * worker_floats_;
+}
+
+BlockKernel::Running BlockKernel::running_of(const Call& call, int worker) const {
+  float* mean = worker_floats(call, worker) + 2 * panel_floats_;
+  return {mean, mean + unit_channels_ + Chain::slack(), 0};
+}
+
+BlockKernel::Endpoint BlockKernel::middle_of(const Call& call, int64_t unit) const {
+  if (middle_ == Middle::output) return {&output_, call.arguments.output};
+  if (middle_ == Middle::input) return {&input_, call.arguments.input};
+  if (middle_ == Middle::none) return {};
+  const float* slab = call.floats + slab_at_ + (unit - call.first_unit) * unit_channels_ * pixels_;
+  return {&slab_, slab, unit_at(unit).channels.begin};
+}
+
+// --------------------------------------------------------------------------------------------- running
+
+void BlockKernel::run(const Arguments& arguments, void* workspace, Executor& executor) const {
+  if (batch_ == 0) return;
+  Call call{arguments, static_cast<float*>(workspace), 0};
+  chain_.load_parameters(problem_, arguments, call.floats);
+  if (convolution_) convolution_->pack_weights(arguments.parameters[0], call.floats + packed_at_, executor);
+  const int64_t groups = group_count_ / units_per_sample_;  // slabs of a unit
+  const int64_t tasks = first_tasks();
+  for (int64_t first = 0; first < unit_count(); first += wave_units_) {
+    call.first_unit = first;
+    const int64_t units = std::min(wave_units_, unit_count() - first);
+    executor.for_each(units * tasks, [&](int64_t index, int worker) {
+      first_pass(call, first + index / tasks, index % tasks, worker);
+    });
+    if (!statistics_) continue;
+    executor.for_each(units * groups,
+                      [&](int64_t index, int) { finish(call, first + index / groups, index % groups); });
+    if (middle_ == Middle::none) continue;
+    executor.for_each(units * second_.grid.count(), [&](int64_t index, int worker) {
+      second_pass(call, first + index / second_.grid.count(), index % second_.grid.count(), worker);
+    });
+    if (!mean_) continue;
+    executor.for_each(units * unit_channels_, [&](int64_t index, int) {
+      finish_mean(call, first + index / unit_channels_, index % unit_channels_);
+    });
+  }
+}
+
+int64_t BlockKernel::first_tasks() const {
+  if (!convolution_) return first_.grid.count();
+  size_t segments = 0;
+  for (size_t i = 0; i + 1 < unit_segments_.size(); ++i) {
+    segments = std::max(segments, unit_segments_[i + 1] - unit_segments_[i]);
+  }
+  return ceil_div(static_cast<int64_t>(segments), convolution_->segments_per_task()) *
+         convolution_->block_count();
+}
+
+void BlockKernel::first_pass(const Call& call, int64_t unit, int64_t task, int worker) const {
+  if (convolution_) return convolve_task(call, unit, task, worker);
+  Endpoint sink;
+  if (middle_ == Middle::output || !statistics_) sink = {&output_, call.arguments.output};
+  stream_task(call, first_, unit, task, worker, {&input_, call.arguments.input}, sink, statistics_);
+}
+
+void BlockKernel::convolve_task(const Call& call, int64_t unit, int64_t task, int worker) const {
+  const auto part = static_cast<size_t>(unit % units_per_sample_);
+  const int64_t block = task % convolution_->block_count();
+  const auto count = static_cast<size_t>(convolution_->segments_per_task());
+  const size_t begin = unit_segments_[part] + static_cast<size_t>(task / convolution_->block_count()) * count;
+  const size_t end = std::min(begin + count, unit_segments_[part + 1]);
+  Endpoint sink = middle_of(call, unit);
+  if (!statistics_) sink = {&output_, call.arguments.output};
+  for (size_t segment = begin; segment < end; ++segment) {
+    Running running = running_of(call, worker);
+    float* scratch = running.m2 + unit_channels_ + Chain::slack();
+    convolution_->run(call.arguments.input, call.floats + packed_at_, scratch, unit_at(unit).sample, segment,
+                      block, [&](const Panel& panel) {
+                        process(call, first_, unit, worker, panel.region, {panel.data, panel.stride}, panel.data,
+                                panel.stride, sink, statistics_ ? &running : nullptr);
+                      });
+    if (statistics_) {
+      keep_statistics(call, unit, convolution_->segments()[segment].channels, block, running);
+    }
+  }
+}
+
+void BlockKernel::second_pass(const Call& call, int64_t unit, int64_t task, int worker) const {
+  const Endpoint sink = mean_ ? Endpoint{} : Endpoint{&output_, call.arguments.output};
+  stream_task(call, second_, unit, task, worker, middle_of(call, unit), sink, mean_);
+}
+
+// The panels of one task, from a tensor through the steps of the pass.
+void BlockKernel::stream_task(const Call& call, const Pass& pass, int64_t unit, int64_t task, int worker,
+                              const Endpoint& source, const Endpoint& sink, bool statistics) const {
+  const Unit whole = unit_at(unit);
+  const Range part = pass.grid.channel_range(task);
+  const Range channels{whole.channels.begin + part.begin, whole.channels.begin + part.end};
+  const Range pixels = pass.grid.pixel_range(task);
+  // A panel is a run of pixels of a few channels (planar) or a few pixels of all of the task's channels.
+  const bool planar = pass.orientation == Orientation::planar;
+  const int64_t panel_pixels =
+      planar ? std::min(pixels.size(), stream_panel_floats)
+             : std::clamp<int64_t>(stream_panel_floats / channels.size(), 1, pixels.size());
+  const int64_t panel_channels =
+      planar ? std::clamp<int64_t>(stream_panel_floats / panel_pixels, 1, channels.size()) : channels.size();
+  float* scratch = worker_floats(call, worker);
+  for (int64_t c = channels.begin; c < channels.end; c += panel_channels) {
+    Region region{whole.sample, {c, std::min(channels.end, c + panel_channels)}, {}};
+    Running running = running_of(call, worker);
+    for (int64_t p = pixels.begin; p < pixels.end; p += panel_pixels) {
+      region.pixels = {p, std::min(pixels.end, p + panel_pixels)};
+      const View view = panel_of(source, region, pass.orientation, scratch);
+      process(call, pass, unit, worker, region, view, scratch, region.cols(pass.orientation), sink,
+              statistics ? &running : nullptr);
+    }
+    if (statistics) keep_statistics(call, unit, region.channels, task % pass.grid.pixel_parts, running);
+  }
+}
+
+// The region as a panel: in place where it lies as one, else gathered into `scratch`.
+BlockKernel::View BlockKernel::panel_of(const Endpoint& source, const Region& region, Orientation orientation,
+                                        float* scratch) const {
+  const Region local = source.local(region);
+  if (source.map->is_panel(orientation)) {
+    return {reinterpret_cast<const float*>(address(*source.map, source.base, local)),
+            source.map->panel_stride(orientation)};
+  }
+  const int64_t stride = region.cols(orientation);
+  transfer(isa_, Direction::load, *source.map, source.base, local, orientation, scratch, stride);
+  return {scratch, stride};
+}
+
+void BlockKernel::process(const Call& call, const Pass& pass, int64_t unit, int worker, const Region& region,
+                          View source, float* scratch, int64_t scratch_stride, const Endpoint& sink,
+                          Running* running) const {
+  const bool in_place = sink.map != nullptr && sink.map->is_panel(pass.orientation);
+  for (size_t i = 0; i < pass.steps.size(); ++i) {
+    float* to = scratch;
+    int64_t to_stride = scratch_stride;
+    if (in_place && i + 1 == pass.steps.size()) {
+      to = reinterpret_cast<float*>(address(*sink.map, sink.base, sink.local(region)));
+      to_stride = sink.map->panel_stride(pass.orientation);
+    }
+    apply_step(call, pass.steps[i], unit, worker, region, pass.orientation, source, to, to_stride);
+    source = {to, to_stride};
+  }
+  if (running != nullptr) {
+    const int64_t rows = region.rows(pass.orientation);
+    const int64_t cols = region.cols(pass.orientation);
+    isa_.statistics[static_cast<int>(pass.orientation)](
+        {source.data, source.stride, rows, cols, running->mean, running->m2, running->pixels});
+    running->pixels += region.pixels.size();
+  }
+  const bool stored = in_place && !pass.steps.empty();
+  if (sink.map != nullptr && !stored) {
+    transfer(isa_, Direction::store, *sink.map, sink.base, sink.local(region), pass.orientation,
+             const_cast<float*>(source.data), source.stride);
+  }
+}
+
+void BlockKernel::apply_step(const Call& call, const Step& step, int64_t unit, int worker, const Region& region,
+                             Orientation orientation, View source, float* to, int64_t to_stride) const {
+  const int64_t channel = region.channels.begin;
+  StepArguments s;
+  s.src = source.data;
+  s.src_stride = source.stride;
+  s.dst = to;
+  s.dst_stride = to_stride;
+  s.rows = region.rows(orientation);
+  s.cols = region.cols(orientation);
+  s.a = step.a;
+  s.b = step.b;
+  Affine affine = Affine::none;
+  if (step.affine == AffineSource::conv_bias) {
+    affine = Affine::shift;
+    s.shift = chain_.values(chain_.conv_bias, region.sample, call.floats) + channel;
+  } else if (step.affine == AffineSource::norm) {
+    affine = Affine::full;
+    s.centre = coefficients_of(call, unit) + channel - unit_at(unit).channels.begin;
+    s.scale = s.centre + unit_channels_ + Chain::slack();
+    s.shift = s.scale + unit_channels_ + Chain::slack();
+  }
+  if (step.vector >= 0) s.operand = chain_.values(step.vector, region.sample, call.floats) + channel;
+  if (step.tensor >= 0) {
+    const TensorOperand& operand = chain_.tensors[static_cast<size_t>(step.tensor)];
+    const Endpoint tensor{&operand.map, call.arguments.parameters[operand.parameter]};
+    const View view = panel_of(tensor, region, orientation, worker_floats(call, worker) + panel_floats_);
+    s.operand = view.data;
+    s.operand_stride = view.stride;
+  }
+  isa_.steps[step.function][static_cast<int>(affine)][static_cast<int>(orientation)](s);
+}
+
+// ------------------------------------------------------------------------------------------ statistics
+
+void BlockKernel::keep_statistics(const Call& call, int64_t unit, const Range& channels, int64_t block,
+                                  const Running& running) const {
+  const int64_t first = channels.begin - unit_at(unit).channels.begin;
+  float* mean = statistics_of(call, unit, block) + first;
+  std::copy_n(running.mean, channels.size(), mean);
+  std::copy_n(running.m2, channels.size(), mean + unit_channels_);
+}
+
+// All blocks of one channel, in order; in double, so that many blocks lose nothing.
+BlockKernel::Moments BlockKernel::channel_moments(const Call& call, const Pass& pass, int64_t unit,
+                                                  int64_t channel) const {
+  Moments total;
+  double count = 0;
+  for (int64_t block = 0; block < pass.statistics_blocks; ++block) {
+    const float* at = statistics_of(call, unit, block) + channel;
+    const auto pixels = static_cast<double>(block_pixels(pass, block));
+    const double delta = at[0] - total.mean;
+    total.mean += std::isfinite(delta) ? delta * pixels / (count + pixels) : at[0];
+    total.m2 += at[unit_channels_] + delta * delta * count * pixels / (count + pixels);
+    count += pixels;
+  }
+  return total;
+}
+
+// One slab: its mean and deviation from those of its channels, then what the norm does to each channel.
+void BlockKernel::finish(const Call& call, int64_t unit, int64_t group) const {
+  const Unit whole = unit_at(unit);
+  const int64_t count = channels_ / group_count_;
+  const int64_t begin = group * count;  // channel of the unit
+  const bool norm = problem_.block.norm() != nullptr;
+  if (!norm) {
+    for (int64_t c = begin; c < begin + count; ++c) {
+      store_mean(call, whole, c, channel_moments(call, first_, unit, c).mean);
+    }
+    return;
+  }
+  double mean = 0;
+  for (int64_t c = begin; c < begin + count; ++c) mean += channel_moments(call, first_, unit, c).mean;
+  mean /= static_cast<double>(count);
+  double m2 = 0;
+  for (int64_t c = begin; c < begin + count; ++c) {
+    const Moments moments = channel_moments(call, first_, unit, c);
+    const double distance = moments.mean - mean;
+    m2 += moments.m2 + distance * distance * static_cast<double>(pixels_);
+  }
+  const double variance = m2 / (static_cast<double>(count) * static_cast<double>(pixels_));
+  const double rstd = 1 / std::sqrt(variance + eps_);
+  const float* weight = chain_.values_or_null(chain_.norm_weight, whole.sample, call.floats);
+  const float* bias = chain_.values_or_null(chain_.norm_bias, whole.sample, call.floats);
+  float* centre = coefficients_of(call, unit);
+  float* scale = centre + unit_channels_ + Chain::slack();
+  float* shift = scale + unit_channels_ + Chain::slack();
+  for (int64_t c = begin; c < begin + count; ++c) {
+    const int64_t channel = whole.channels.begin + c;
+    const double gamma = weight != nullptr ? weight[channel] : 1;
+    const double beta = bias != nullptr ? bias[channel] : 0;
+    centre[c] = static_cast<float>(mean);
+    scale[c] = static_cast<float>(rstd * gamma);
+    shift[c] = static_cast<float>(beta);
+    if (mean_of_norm_) {
+      const double channel_mean = channel_moments(call, first_, unit, c).mean;
+      store_mean(call, whole, c, (channel_mean - mean) * rstd * gamma + beta);
+    }
+  }
+}
+
+void BlockKernel::finish_mean(const Call& call, int64_t unit, int64_t channel) const {
+  store_mean(call, unit_at(unit), channel, channel_moments(call, second_, unit, channel).mean);
+}
+
+void BlockKernel::store_mean(const Call& call, const Unit& unit, int64_t channel, double value) const {
+  const int64_t absolute = unit.channels.begin + channel;
+  const Region region{unit.sample, {absolute, absolute + 1}, {0, 1}};
+  store_element(output_.dtype, value, address(output_, call.arguments.output, region));
+}
+
+}  // namespace onepass::cpu

@@ -1,0 +1,171 @@
+// A block on the CPU: the convolution or the input feeds panels to the chain, a slab is normalised while in cache.
+//
+// The work goes in waves of units. A unit is a sample, or one slab of it where pre-norm values are kept aside.
+//   first pass   panels of the convolution (or of the input) -> steps up to the norm -> statistics -> middle
+//   finish       statistics of a unit's blocks, merged in a fixed order -> centre, scale and shift per channel
+//   second pass  middle -> norm and the steps after it -> output, or sums for the mean
+// A wave is small enough that the second pass finds the middle in a cache.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cpu/chain.h"
+#include "cpu/convolution_stage.h"
+#include "cpu/isa.h"
+#include "cpu/tensor_map.h"
+#include "plan/strategy.h"
+
+namespace onepass::cpu {
+
+// Where the values before the norm wait for its statistics.
+enum class Middle : uint8_t {
+  none,    // no second pass: nothing follows, or only sums are needed
+  output,  // in the f32 output itself
+  slab,    // in a f32 slab of the workspace: the output is of another type, or reduced
+  input,   // nowhere: the second pass reads the input again
+};
+
+// A unit's channels and pixels cut into tasks; depends on the problem alone, never on the thread count.
+struct Grid {
+  int64_t channels = 0;
+  int64_t pixels = 0;
+  int64_t channel_parts = 1;
+  int64_t pixel_parts = 1;
+
+  int64_t count() const { return channel_parts * pixel_parts; }
+  Range channel_range(int64_t task) const { return even_part(channels, channel_parts, task / pixel_parts); }
+  Range pixel_range(int64_t task) const { return even_part(pixels, pixel_parts, task % pixel_parts); }
+};
+
+// One way over all panels of a unit.
+struct Pass {
+  Orientation orientation = Orientation::planar;
+  Grid grid;  // of streaming tasks; the first pass of a convolution has its own
+  std::vector<Step> steps;
+  int64_t statistics_blocks = 0;  // partial statistics per channel, merged in this order
+};
+
+class BlockKernel final : public Kernel {
+ public:
+  // `lanes` of the convolution, for a block that has one.
+  BlockKernel(const Problem& problem, const Isa& isa, std::optional<Lanes> lanes);
+
+  size_t workspace_bytes() const override { return static_cast<size_t>(workspace_floats_) * sizeof(float); }
+  std::string describe() const override;
+  void run(const Arguments& arguments, void* workspace, Executor& executor) const override;
+
+  const ConvolutionStage* convolution() const { return convolution_.get(); }
+  Middle middle() const { return middle_; }
+
+ private:
+  // The parts of the workspace of one call.
+  struct Call {
+    const Arguments& arguments;
+    float* floats;
+    int64_t first_unit = 0;  // of the wave
+  };
+  struct View {
+    const float* data = nullptr;
+    int64_t stride = 0;
+  };
+  // A tensor that a pass reads or writes, from this channel on; without a map: nothing.
+  struct Endpoint {
+    const TensorMap* map = nullptr;
+    const void* base = nullptr;
+    int64_t first_channel = 0;
+
+    Region local(const Region& region) const {
+      return {region.sample,
+              {region.channels.begin - first_channel, region.channels.end - first_channel},
+              region.pixels};
+    }
+  };
+  struct Unit {
+    int64_t sample = 0;
+    Range channels;
+  };
+  // A place for running statistics while a block is processed, and how far they are.
+  struct Running {
+    float* mean = nullptr;
+    float* m2 = nullptr;
+    int64_t pixels = 0;
+  };
+  struct Moments {
+    double mean = 0;
+    double m2 = 0;
+  };
+
+  void choose_middle();
+  void choose_passes();
+  void choose_wave();
+  void lay_out_workspace();
+
+  int64_t unit_count() const { return batch_ * units_per_sample_; }
+  Unit unit_at(int64_t unit) const;
+  Endpoint middle_of(const Call& call, int64_t unit) const;
+  float* worker_floats(const Call& call, int worker) const;
+  Running running_of(const Call& call, int worker) const;
+  float* statistics_of(const Call& call, int64_t unit, int64_t block) const;
+  float* coefficients_of(const Call& call, int64_t unit) const;
+  int64_t block_pixels(const Pass& pass, int64_t block) const;
+
+  int64_t first_tasks() const;
+  void first_pass(const Call& call, int64_t unit, int64_t task, int worker) const;
+  void convolve_task(const Call& call, int64_t unit, int64_t task, int worker) const;
+  void second_pass(const Call& call, int64_t unit, int64_t task, int worker) const;
+  void stream_task(const Call& call, const Pass& pass, int64_t unit, int64_t task, int worker,
+                   const Endpoint& source, const Endpoint& sink, bool statistics) const;
+  View panel_of(const Endpoint& source, const Region& region, Orientation orientation, float* scratch) const;
+
+  // One panel: the pass's steps, then statistics and the sink.
+  void process(const Call& call, const Pass& pass, int64_t unit, int worker, const Region& region, View source,
+               float* scratch, int64_t scratch_stride, const Endpoint& sink, Running* running) const;
+  void apply_step(const Call& call, const Step& step, int64_t unit, int worker, const Region& region,
+                  Orientation orientation, View source, float* to, int64_t to_stride) const;
+  void keep_statistics(const Call& call, int64_t unit, const Range& channels, int64_t block,
+                       const Running& running) const;
+
+  void finish(const Call& call, int64_t unit, int64_t group) const;
+  void finish_mean(const Call& call, int64_t unit, int64_t channel) const;
+  Moments channel_moments(const Call& call, const Pass& pass, int64_t unit, int64_t channel) const;
+  void store_mean(const Call& call, const Unit& unit, int64_t channel, double value) const;
+
+  Problem problem_;
+  const Isa& isa_;
+  Chain chain_;
+  std::unique_ptr<const ConvolutionStage> convolution_;
+  TensorMap input_;
+  TensorMap output_;
+  TensorMap slab_;  // of one unit, where the middle is a slab
+  std::vector<size_t> unit_segments_;  // first segment of each part of a sample, and the end
+  Middle middle_ = Middle::none;
+  Pass first_;
+  Pass second_;
+  bool mean_ = false;
+  bool statistics_ = false;
+  bool mean_of_norm_ = false;  // the mean of a norm's output follows from the statistics
+  double eps_ = 0;
+  int64_t group_count_ = 1;  // slabs of a sample
+  int64_t units_per_sample_ = 1;
+  int64_t batch_ = 0;
+  int64_t channels_ = 0;
+  int64_t pixels_ = 0;
+  int64_t unit_channels_ = 0;
+  int64_t wave_units_ = 1;
+  int64_t panel_floats_ = 0;
+
+  // Offsets into the workspace, in floats.
+  int64_t packed_at_ = 0;
+  int64_t statistics_at_ = 0;
+  int64_t coefficients_at_ = 0;
+  int64_t slab_at_ = 0;
+  int64_t workers_at_ = 0;
+  int64_t worker_floats_ = 0;
+  int64_t workspace_floats_ = 0;
+};
+
+}  // namespace onepass::cpu

@@ -1,0 +1,116 @@
+// From a block's stages to steps, and from parameters of any type to f32 vectors.
+#include "cpu/chain.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "block/convert.h"
+
+namespace onepass::cpu {
+namespace {
+
+// Builds the two lists of steps while walking over the stages and their parameters, in order.
+class Builder {
+ public:
+  Builder(Chain& chain, const Problem& problem)
+      : chain_(chain), problem_(problem), parameters_(problem.block.parameters(problem.input.sizes)) {}
+
+  void add(const Stage& stage) { std::visit([this](const auto& s) { add_stage(s); }, stage); }
+
+  // A convolution's bias or a norm that no pointwise stage took along.
+  void finish() {
+    if (pending_ != AffineSource::none) push(Step{});
+  }
+
+ private:
+  void add_stage(const Conv& conv) {
+    ++next_;  // the weights
+    if (!conv.bias) return;
+    chain_.conv_bias = add_vector();
+    pending_ = AffineSource::conv_bias;
+  }
+  void add_stage(const Norm& norm) {
+    finish();
+    steps_ = &chain_.after;
+    if (norm.affine) {
+      chain_.norm_weight = add_vector();
+      chain_.norm_bias = add_vector();
+    }
+    pending_ = AffineSource::norm;
+  }
+  void add_stage(const Pointwise& pointwise) {
+    Step step;
+    step.function = static_cast<int>(pointwise.op);
+    step.a = static_cast<float>(pointwise.a);
+    step.b = static_cast<float>(pointwise.b);
+    const ArgumentKind kind = argument_kind(pointwise.op);
+    if (kind == ArgumentKind::tensor) {
+      step.tensor = static_cast<int>(chain_.tensors.size());
+      chain_.tensors.push_back({next_, TensorMap(problem_.parameters[next_])});
+      ++next_;
+    } else if (kind != ArgumentKind::none) {
+      step.vector = add_vector();
+    }
+    push(step);
+  }
+  void add_stage(const Mean&) {}
+
+  void push(Step step) {
+    step.affine = std::exchange(pending_, AffineSource::none);
+    steps_->push_back(step);
+  }
+
+  int add_vector() {
+    ParameterVector vector;
+    vector.parameter = next_;
+    vector.per_sample = parameters_[next_].sizes.size() == 2;
+    vector.offset = chain_.workspace_floats;
+    const int64_t count = chain_.channels * (vector.per_sample ? chain_.batch : 1);
+    chain_.workspace_floats += count + Chain::slack();
+    chain_.vectors.push_back(vector);
+    ++next_;
+    return static_cast<int>(chain_.vectors.size()) - 1;
+  }
+
+  Chain& chain_;
+  const Problem& problem_;
+  std::vector<Parameter> parameters_;
+  std::vector<Step>* steps_ = &chain_.before;
+  AffineSource pending_ = AffineSource::none;
+  size_t next_ = 0;  // parameter
+};
+
+}  // namespace
+
+Chain::Chain(const Problem& problem) {
+  const Shape shape = problem.block.conv_output_shape(problem.input.sizes);
+  batch = shape[0];
+  channels = shape[1];
+  Builder builder(*this, problem);
+  for (const Stage& stage : problem.block.stages()) builder.add(stage);
+  builder.finish();
+}
+
+int64_t Chain::slack() { return 16; }
+
+void Chain::load_parameters(const Problem& problem, const Arguments& arguments, float* floats) const {
+  for (const ParameterVector& vector : vectors) {
+    const TensorSpec& spec = problem.parameters[vector.parameter];
+    const char* from = static_cast<const char*>(arguments.parameters[vector.parameter]);
+    float* to = floats + vector.offset;
+    const int64_t given = element_count(spec.sizes);
+    const int64_t wanted = channels * (vector.per_sample ? batch : 1);
+    for (int64_t i = 0; i < wanted; ++i) {
+      const int64_t index = given == 1 ? 0 : i;
+      to[i] = static_cast<float>(load_element(spec.dtype, from + index * byte_size(spec.dtype)));
+    }
+    std::fill_n(to + wanted, slack(), 0.0f);
+  }
+}
+
+const float* Chain::values(int vector, int64_t sample, const float* floats) const {
+  const ParameterVector& v = vectors[static_cast<size_t>(vector)];
+  return floats + v.offset + (v.per_sample ? sample * channels : 0);
+}
+
+}  // namespace onepass::cpu

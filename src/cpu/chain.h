@@ -1,0 +1,66 @@
+// The pointwise stages of a block as steps over panels, and the small parameters they read as f32 vectors.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cpu/isa.h"
+#include "cpu/tensor_map.h"
+#include "onepass/plan.h"
+#include "onepass/problem.h"
+
+namespace onepass::cpu {
+
+// A parameter converted to f32 in the workspace: one value per channel (a single slope is repeated), or per
+// sample and channel. Each vector has `slack` floats behind it, so that steps may read whole SIMD vectors.
+struct ParameterVector {
+  size_t parameter = 0;  // index into Arguments::parameters
+  bool per_sample = false;
+  int64_t offset = 0;  // floats from the start of the chain's part of the workspace
+};
+
+// Sources of a step's affine part.
+enum class AffineSource : uint8_t { none, conv_bias, norm };
+
+struct Step {
+  int function = identity_step;  // row of Isa::steps
+  AffineSource affine = AffineSource::none;
+  float a = 0;
+  float b = 0;
+  int vector = -1;  // index into Chain::vectors of its per-channel operand
+  int tensor = -1;  // index into Chain::tensors of its tensor operand
+};
+
+struct TensorOperand {
+  size_t parameter = 0;
+  TensorMap map;
+};
+
+// before: up to the norm (all stages where there is none); after: the norm itself and what follows it.
+struct Chain {
+  int64_t channels = 0;
+  int64_t batch = 0;
+  std::vector<Step> before;
+  std::vector<Step> after;
+  std::vector<ParameterVector> vectors;
+  std::vector<TensorOperand> tensors;
+  int conv_bias = -1;  // indices into vectors
+  int norm_weight = -1;
+  int norm_bias = -1;
+  int64_t workspace_floats = 0;
+
+  explicit Chain(const Problem& problem);
+
+  // Converts every parameter vector into `floats`.
+  void load_parameters(const Problem& problem, const Arguments& arguments, float* floats) const;
+  // The values of one vector for a sample, from channel 0.
+  const float* values(int vector, int64_t sample, const float* floats) const;
+  // The vector, or null for index -1.
+  const float* values_or_null(int vector, int64_t sample, const float* floats) const {
+    return vector < 0 ? nullptr : values(vector, sample, floats);
+  }
+  static int64_t slack();  // the widest SIMD vector
+};
+
+}  // namespace onepass::cpu

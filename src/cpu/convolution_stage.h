@@ -1,0 +1,164 @@
+// A convolution as work on the CPU: cut into blocks of pixels and segments of channels, input rows staged in f32,
+// sums handed on as panels while they are in a cache.
+//
+// A task is one block of one segment of one sample. For each chunk of input channels (at most about 256 terms of a
+// sum, which also bounds rounding) it copies the window of the input that the block meets into f32 rows without
+// borders, then runs register tiles over it. Strides become phases: every s-th input position of a row is stored
+// contiguously, so that neighbouring outputs always read neighbouring floats.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "cpu/axis.h"
+#include "cpu/isa.h"
+#include "cpu/tensor_map.h"
+#include "onepass/plan.h"
+#include "onepass/problem.h"
+
+namespace onepass::cpu {
+
+// What the SIMD lanes of a convolution are.
+enum class Lanes : uint8_t { channels, pixels };
+
+// Output channels that one task computes: within one group of the convolution.
+struct Segment {
+  int64_t group = 0;
+  Range channels;
+};
+
+// A panel of finished sums (no bias yet) and the part of the output it is.
+struct Panel {
+  float* data = nullptr;
+  int64_t stride = 0;
+  Region region;
+};
+
+class ConvolutionStage {
+ public:
+  // `cut`: segments may not cross a multiple of this many channels (the channels of a slab, or all).
+  ConvolutionStage(const Problem& problem, const Isa& isa, Lanes lanes, int64_t cut);
+
+  // Why the stage cannot be built; empty where it can.
+  static std::string refusal(const Problem& problem);
+
+  Orientation orientation() const {
+    return lanes_ == Lanes::channels ? Orientation::interleaved : Orientation::planar;
+  }
+  const std::vector<Segment>& segments() const { return segments_; }
+  int64_t block_count() const { return block_counts_[0] * block_counts_[1] * block_counts_[2]; }
+  // The flat pixels of a block: they are contiguous.
+  Range block_pixels(int64_t block) const;
+  int64_t max_segment_channels() const { return max_segment_channels_; }
+  int64_t max_panel_pixels() const { return max_panel_pixels_; }
+  // Segments that make a task long enough to be worth handing out.
+  int64_t segments_per_task() const { return segments_per_task_; }
+
+  int64_t packed_floats() const { return packed_floats_; }
+  int64_t worker_floats() const { return window_floats_ + sum_floats_; }
+  // Multiply-adds with those on lanes that hold no channel or pixel, for the cost.
+  double padded_multiply_adds() const;
+  std::string describe() const;
+
+  void pack_weights(const void* weights, float* packed, Executor& executor) const;
+  // Convolves one block of one segment and hands on its panels in order of pixels.
+  void run(const void* input, const float* packed, float* worker, int64_t sample, size_t segment_index,
+           int64_t block, const std::function<void(const Panel&)>& consume) const;
+
+ private:
+  struct OutputClass {
+    std::array<int64_t, 3> index{};
+    std::vector<int64_t> kernel_positions;  // of its taps
+    std::vector<int32_t> offsets;           // staged floats from the row's base: [channel of a chunk][tap]
+    int64_t base = 0;                       // what was taken off the offsets to make them non-negative
+  };
+  struct Window {
+    std::array<Range, 3> inputs;  // input positions it covers, padding included
+  };
+  struct Tile {
+    int64_t first = 0;  // column of the panel
+    int64_t width = 0;  // columns
+    int vectors = 0;
+  };
+  struct Block {
+    std::array<Range, 3> outputs;
+  };
+  struct Task {
+    const Segment& segment;
+    size_t segment_index;
+    const Block& block;
+    Window window;
+  };
+  // Where the sums of a panel go.
+  struct Sums {
+    float* data = nullptr;
+    int64_t pixel_stride = 0;
+    int64_t channel_stride = 0;
+  };
+
+  void choose_segments(int64_t cut);
+  void choose_blocks();
+  void choose_chunks();
+  void choose_window();
+  void build_classes();
+  void choose_panels();
+
+  Block block_at(int64_t index) const;
+  int64_t tile_count(const Segment& segment) const;
+  Tile tile_at(const Segment& segment, int64_t index) const;
+  int64_t weight_offset(size_t segment_index, size_t class_index) const;
+  int64_t padded_channels(int64_t channels) const;
+  bool row_is_used(int axis, int64_t relative) const;
+
+  void stage(const void* input, int64_t sample, const Segment& segment, Range channels, const Window& window,
+             float* staged) const;
+  void stage_row(const void* input, int64_t sample, const Segment& segment, Range channels, const Window& window,
+                 int64_t depth, int64_t height, float* row) const;
+  void convolve(const Task& task, const float* packed, Range channels, Range rows, const float* staged,
+                const Sums& sums) const;
+  void convolve_class(const Task& task, const OutputClass& output_class, const float* packed, Range channels,
+                      Range rows, const float* staged, const Sums& sums) const;
+  void convolve_row(const Sums& sums, const OutputClass& output_class, const float* packed, Range channels,
+                    const Tile& tile, int64_t pixels, const float* staged, float* to) const;
+  void clear_row(const Sums& sums, const Tile& tile, int64_t pixels, float* to) const;
+  Sums sums_at(float* data, const Task& task, int64_t pixels) const;
+  void pack_tile(const void* weights, const Segment& segment, const OutputClass& output_class, const Tile& tile,
+                 float* packed) const;
+
+  const Isa& isa_;
+  Lanes lanes_;
+  TensorMap input_;
+  DType weight_dtype_;
+  int64_t batch_ = 0;
+  int64_t group_count_ = 1;
+  int64_t in_channels_per_group_ = 0;
+  int64_t out_channels_per_group_ = 0;
+  int64_t kernel_elements_ = 0;
+  bool transposed_ = false;
+  std::array<Axis, 3> axes_;
+
+  std::vector<Segment> segments_;
+  std::vector<int64_t> weight_offsets_;  // [segment][class]
+  std::vector<OutputClass> classes_;
+  std::array<int64_t, 3> block_counts_{1, 1, 1};
+  int64_t max_segment_channels_ = 0;
+  int64_t max_block_pixels_ = 0;
+  int64_t max_panel_pixels_ = 0;
+  int64_t segments_per_task_ = 1;
+  int64_t chunk_count_ = 1;
+  int64_t rows_per_panel_ = 1;
+
+  int64_t phase_count_ = 1;  // of a staged row
+  int64_t phase_pitch_ = 0;  // floats between phases
+  int64_t row_pitch_ = 0;
+  int64_t depth_pitch_ = 0;
+  int64_t channel_pitch_ = 0;
+  int64_t window_floats_ = 0;
+  int64_t sum_floats_ = 0;
+  int64_t packed_floats_ = 0;
+};
+
+}  // namespace onepass::cpu

@@ -1,0 +1,63 @@
+// Calls the copy of a function compiled for one SIMD target: for use in the HWY_ONCE part of such a file.
+//
+//   ONEPASS_FOR_TARGET(target, fill(isa))   calls N_NEON::fill(isa) where target == HWY_NEON, and so on
+#pragma once
+
+#if HWY_TARGETS & HWY_NEON
+#define ONEPASS_CASE_NEON(call) \
+  case HWY_NEON:                \
+    N_NEON::call;               \
+    break;
+#else
+#define ONEPASS_CASE_NEON(call)
+#endif
+
+#if defined(HWY_NEON_WITHOUT_AES)
+#if HWY_TARGETS & HWY_NEON_WITHOUT_AES
+#define ONEPASS_CASE_NEON_WITHOUT_AES(call) \
+  case HWY_NEON_WITHOUT_AES:                \
+    N_NEON_WITHOUT_AES::call;               \
+    break;
+#endif
+#endif
+#if !defined(ONEPASS_CASE_NEON_WITHOUT_AES)
+#define ONEPASS_CASE_NEON_WITHOUT_AES(call)
+#endif
+
+#if HWY_TARGETS & HWY_AVX3
+#define ONEPASS_CASE_AVX3(call) \
+  case HWY_AVX3:                \
+    N_AVX3::call;               \
+    break;
+#else
+#define ONEPASS_CASE_AVX3(call)
+#endif
+
+#if HWY_TARGETS & HWY_AVX2
+#define ONEPASS_CASE_AVX2(call) \
+  case HWY_AVX2:                \
+    N_AVX2::call;               \
+    break;
+#else
+#define ONEPASS_CASE_AVX2(call)
+#endif
+
+#if HWY_TARGETS & HWY_EMU128
+#define ONEPASS_CASE_EMU128(call) \
+  case HWY_EMU128:                \
+    N_EMU128::call;               \
+    break;
+#else
+#define ONEPASS_CASE_EMU128(call)
+#endif
+
+#define ONEPASS_FOR_TARGET(target, call) \
+  switch (target) {                      \
+    ONEPASS_CASE_NEON(call)              \
+    ONEPASS_CASE_NEON_WITHOUT_AES(call)  \
+    ONEPASS_CASE_AVX3(call)              \
+    ONEPASS_CASE_AVX2(call)              \
+    ONEPASS_CASE_EMU128(call)            \
+    default:                             \
+      break;                             \
+  }

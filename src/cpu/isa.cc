@@ -1,0 +1,54 @@
+// The list of SIMD targets: what Highway says this CPU runs, filled in by the files compiled per target.
+#include "cpu/isa.h"
+
+#include "cpu/targets.h"
+//
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <cctype>
+#include <memory>
+
+#include "onepass/error.h"
+
+namespace onepass::cpu {
+namespace {
+
+std::string lower_case_name(int64_t target) {
+  std::string name = hwy::TargetName(target);
+  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
+  return name;
+}
+
+std::vector<const Isa*> make_isas() {
+  static std::vector<std::unique_ptr<Isa>> owned;
+  std::vector<const Isa*> result;
+  for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
+    auto isa = std::make_unique<Isa>();
+    isa->name = lower_case_name(target);
+    add_panel_functions(target, *isa);
+    add_convolution_functions(target, *isa);
+    if (isa->load == nullptr) continue;
+    result.push_back(isa.get());
+    owned.push_back(std::move(isa));
+  }
+  return result;
+}
+
+}  // namespace
+
+const std::vector<const Isa*>& isas() {
+  static const std::vector<const Isa*> list = make_isas();
+  return list;
+}
+
+const Isa& find_isa(std::string_view name) {
+  std::string names;
+  for (const Isa* isa : isas()) {
+    if (name.empty() || isa->name == name) return *isa;
+    names += (names.empty() ? "" : ", ") + isa->name;
+  }
+  throw Error("target \"" + std::string(name) + "\" is not available: this CPU and build have " + names);
+}
+
+}  // namespace onepass::cpu

@@ -1,0 +1,125 @@
+// What a SIMD target gives the CPU strategies: one table of functions per target, compiled from the same source.
+//
+// The functions work on panels: two-dimensional f32 blocks of one sample, small enough for a cache, with
+// channels along rows (planar: pixels are contiguous) or along columns (interleaved: channels are).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "onepass/block.h"
+#include "onepass/tensor.h"
+
+namespace onepass::cpu {
+
+enum class Orientation : uint8_t { planar, interleaved };
+
+// What a step does to x before its operation, per channel.
+enum class Affine : uint8_t {
+  none,
+  shift,  // x + shift
+  full,   // (x - centre) * scale + shift
+};
+inline constexpr int affine_count = 3;
+
+// One pointwise operation over a panel. src may be dst. Per-channel arrays start at the panel's first channel
+// and may be read up to one vector past its last.
+struct StepArguments {
+  const float* src = nullptr;
+  int64_t src_stride = 0;  // floats between rows
+  float* dst = nullptr;
+  int64_t dst_stride = 0;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  const float* centre = nullptr;
+  const float* scale = nullptr;
+  const float* shift = nullptr;
+  float a = 0;
+  float b = 0;
+  const float* operand = nullptr;  // per channel, or a panel where the operation takes a tensor
+  int64_t operand_stride = 0;      // of such a panel
+};
+using StepFunction = void (*)(const StepArguments& arguments);
+
+// The operations of pointwise.def and, last, the identity (a step that is only its affine part).
+inline constexpr int identity_step = op_count;
+inline constexpr int step_count = op_count + 1;
+
+// Running statistics of each channel: merge a panel (pixels_before pixels are already in mean and m2).
+struct StatisticsArguments {
+  const float* src = nullptr;
+  int64_t stride = 0;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  float* mean = nullptr;  // per channel of the panel, with a vector of slack
+  float* m2 = nullptr;    // sum of squared distances from the mean
+  int64_t pixels_before = 0;
+};
+
+// A panel's way to or from a tensor: element (r, c) lies at base + r * row_stride + c * col_stride elements.
+struct TransferArguments {
+  float* panel = nullptr;
+  int64_t panel_stride = 0;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  char* tensor = nullptr;  // only read by load
+  DType dtype = DType::f32;
+  int64_t row_stride = 0;
+  int64_t col_stride = 0;
+};
+
+// One row of output pixels of a convolution for one tile of output channels, lanes along channels:
+//   acc[p * pixel_stride + o] (+)= sum over terms t of x[offsets[t] + p] * weights[t * tile + o]
+// with tile = vectors * lanes. x may be read up to one vector past the last pixel's element.
+struct ChannelTileArguments {
+  const float* x = nullptr;
+  const int32_t* offsets = nullptr;
+  int64_t terms = 0;
+  const float* weights = nullptr;
+  float* acc = nullptr;
+  int64_t pixel_stride = 0;
+  int64_t pixels = 0;
+  int vectors = 1;
+  bool add = false;  // to what acc holds, else it is overwritten
+};
+
+// The same for a few output channels, lanes along pixels: weights[t * channels + o], and
+//   acc[o * channel_stride + p * pixel_stride].
+struct PixelTileArguments {
+  const float* x = nullptr;
+  const int32_t* offsets = nullptr;
+  int64_t terms = 0;
+  const float* weights = nullptr;
+  float* acc = nullptr;
+  int64_t channel_stride = 0;
+  int64_t pixel_stride = 0;
+  int64_t pixels = 0;
+  int channels = 1;  // at most max_pixel_tile_channels
+  bool add = false;
+};
+inline constexpr int max_pixel_tile_channels = 4;
+
+struct Isa {
+  std::string name;
+  int64_t lanes = 1;
+  int max_tile_vectors = 1;  // of output channels in one channel tile
+  StepFunction steps[step_count][affine_count][2] = {};
+  void (*statistics[2])(const StatisticsArguments& arguments) = {};
+  void (*load)(const TransferArguments& arguments) = nullptr;
+  void (*store)(const TransferArguments& arguments) = nullptr;
+  void (*channel_tile)(const ChannelTileArguments& arguments) = nullptr;
+  void (*pixel_tile)(const PixelTileArguments& arguments) = nullptr;
+};
+
+// The targets this build has and this CPU runs, best first; never empty.
+const std::vector<const Isa*>& isas();
+// The one of this name, or the best for an empty name; throws Error for one that cannot run here.
+const Isa& find_isa(std::string_view name);
+
+// Filled in by the files compiled once per target; `target` is Highway's bit.
+void add_panel_functions(int64_t target, Isa& isa);
+void add_convolution_functions(int64_t target, Isa& isa);
+
+}  // namespace onepass::cpu

@@ -1,0 +1,228 @@
+// Vector exp, expm1, log1p, tanh, erf and sigmoid for f32, and the other primitives of pointwise.def, compiled
+// once for each Highway target.
+//
+// Right for every float: infinities, NaN, denormal arguments and denormal results.
+
+#if defined(ONEPASS_CPU_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ONEPASS_CPU_MATH_INL_H_
+#undef ONEPASS_CPU_MATH_INL_H_
+#else
+#define ONEPASS_CPU_MATH_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace onepass {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+template <class V>
+HWY_INLINE V constant(double value) {
+  return hn::Set(hn::DFromV<V>(), static_cast<float>(value));
+}
+
+// minimum and maximum give NaN where a is NaN. Highway's Min and Max do not promise that: on AArch64 they are
+// fminnm and fmaxnm, which drop a NaN, as does the scalar fallback; on x86 they give the second operand.
+template <class V>
+HWY_INLINE V minimum(V a, V b) {
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_EMU128 && HWY_TARGET != HWY_SCALAR
+  return hn::Min(b, a);
+#elif HWY_ARCH_ARM && HWY_TARGET != HWY_EMU128 && HWY_TARGET != HWY_SCALAR
+  if constexpr (sizeof(a.raw) == 16) {
+    return V(vminq_f32(a.raw, b.raw));
+  } else {
+    return V(vmin_f32(a.raw, b.raw));
+  }
+#else
+  return hn::IfThenElse(hn::Lt(b, a), b, a);
+#endif
+}
+
+template <class V>
+HWY_INLINE V maximum(V a, V b) {
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_EMU128 && HWY_TARGET != HWY_SCALAR
+  return hn::Max(b, a);
+#elif HWY_ARCH_ARM && HWY_TARGET != HWY_EMU128 && HWY_TARGET != HWY_SCALAR
+  if constexpr (sizeof(a.raw) == 16) {
+    return V(vmaxq_f32(a.raw, b.raw));
+  } else {
+    return V(vmax_f32(a.raw, b.raw));
+  }
+#else
+  return hn::IfThenElse(hn::Lt(a, b), b, a);
+#endif
+}
+
+template <class V>
+HWY_INLINE V where_positive(V t, V yes, V no) {
+  return hn::IfThenElse(hn::Gt(t, hn::Zero(hn::DFromV<V>())), yes, no);
+}
+
+namespace math {
+
+template <class V>
+HWY_INLINE V clamp(V x, double low, double high) {
+  return minimum(maximum(x, constant<V>(low)), constant<V>(high));
+}
+
+// c_n x^n + ... + c_1 x + c_0, highest coefficient first.
+template <class V>
+HWY_INLINE V horner(V, V sum) {
+  return sum;
+}
+template <class V, class... C>
+HWY_INLINE V horner(V x, V sum, double next, C... rest) {
+  return horner(x, hn::MulAdd(sum, x, constant<V>(next)), rest...);
+}
+template <class V, class... C>
+HWY_INLINE V polynomial(V x, double highest, C... rest) {
+  return horner(x, constant<V>(highest), rest...);
+}
+
+// Adding 1.5 * 2^23 rounds to the nearest integer, which is then also the low bits of the sum. With the exponent
+// bias of 127 added, shifting those bits into the exponent field gives 2^n: 0 for n = -127, infinity for n = 128.
+constexpr double kRound = 12582912.0;
+constexpr double kRoundBiased = kRound + 127.0;
+
+template <class V>
+HWY_INLINE V shift_into_exponent(V rounded) {
+  const hn::DFromV<V> d;
+  const hn::RebindToUnsigned<decltype(d)> bits;
+  return hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(bits, rounded)));
+}
+
+// ln 2 in two floats, the first of 16 bits: n * kLn2High is exact, so x - n ln 2 is right without a fused
+// multiply-add too (64 ulp at x = 83 if it is not exact).
+constexpr double kLog2E = 1.44269504088896341;
+constexpr double kLn2High = 45426.0 / 65536.0;
+constexpr double kLn2Low = 1.42860682030941723e-6;
+
+}  // namespace math
+
+// e^x: x = n ln 2 + r, e^r a polynomial, 2^n in two factors so that a denormal result is rounded once.
+template <class V>
+HWY_INLINE V exp(V x) {
+  const hn::DFromV<V> d;
+  const hn::RebindToUnsigned<decltype(d)> bits;
+  x = math::clamp(x, -104.0, 89.0);  // e^-104 is 0 and e^89 is infinity; -150 <= n <= 128
+  // 2^n = 2^(a - 127) 2^(b - 127) with a + b = n + 254
+  const V round = constant<V>(math::kRound + 254.0);
+  const V rounded = hn::MulAdd(x, constant<V>(math::kLog2E), round);
+  const V n = hn::Sub(rounded, round);
+  V r = hn::NegMulAdd(n, constant<V>(math::kLn2High), x);
+  r = hn::NegMulAdd(n, constant<V>(math::kLn2Low), r);
+  // e^r for |r| <= 0.35, relative error 3.3e-9
+  const V p = math::polynomial(r, 0.00138131441288, 0.00836941878121, 0.0416684567918, 0.16666514792, 0.499999930507,
+                               1.0, 1.0);
+  const auto sum = hn::BitCast(bits, rounded);
+  const auto a = hn::ShiftRight<1>(sum);
+  const auto b = hn::Sub(sum, a);
+  const V scale_a = hn::BitCast(d, hn::ShiftLeft<23>(a));
+  const V scale_b = hn::BitCast(d, hn::ShiftLeft<23>(b));
+  return hn::Mul(hn::Mul(p, scale_a), scale_b);
+}
+
+// e^x - 1 = 2^n (e^r - 1) + (2^n - 1), computed as halves so that n = 128 does not overflow.
+template <class V>
+HWY_INLINE V expm1(V x) {
+  const V near = x;
+  x = math::clamp(x, -87.0, 89.0);
+  const V round = constant<V>(math::kRoundBiased - 1.0);
+  const V rounded = hn::MulAdd(x, constant<V>(math::kLog2E), round);
+  const V n = hn::Sub(rounded, round);
+  V r = hn::NegMulAdd(n, constant<V>(math::kLn2High), x);
+  r = hn::NegMulAdd(n, constant<V>(math::kLn2Low), r);
+  const V half_scale = math::shift_into_exponent(rounded);
+  // e^r - 1 = r + r^2 q(r) for |r| <= 0.35, relative error 1.4e-8
+  const V q = math::polynomial(r, 0.00138823958996, 0.00836718085398, 0.0416672212659, 0.166665386826, 0.499999980418);
+  const V e = hn::MulAdd(q, hn::Mul(r, r), r);
+  const V half = hn::MulAdd(e, half_scale, hn::Sub(half_scale, constant<V>(0.5)));
+  // Halving would lose the last bit of a denormal and the sign of -0: there e^x - 1 is x.
+  return hn::IfThenElse(hn::Lt(hn::Abs(near), constant<V>(0x1p-25)), near, hn::Add(half, half));
+}
+
+// log(1 + x) = k ln 2 + log(1 + f), 1 + f = 2^-k (1 + x) in [0.75, 1.5).
+template <class V>
+HWY_INLINE V log1p(V x) {
+  const hn::DFromV<V> d;
+  const hn::RebindToSigned<decltype(d)> bits;
+  const V one = constant<V>(1.0);
+  // k shifted into the exponent field
+  const auto k = hn::And(hn::Sub(hn::BitCast(bits, hn::Add(x, one)), hn::Set(bits, 0x3F400000)),
+                         hn::Set(bits, static_cast<int32_t>(0xFF800000u)));
+  // 4 * 2^-k is representable for k = 128, 2^-k is not; x is far from denormal where k is not 0
+  const V scale = hn::BitCast(d, hn::Sub(hn::Set(bits, 0x40800000), k));
+  const V scaled_x = hn::BitCast(d, hn::Sub(hn::BitCast(bits, x), k));
+  const V f = hn::Add(hn::MulSub(scale, constant<V>(0.25), one), scaled_x);
+  // log(1 + f) = f + f^2 q(f) for -0.25 <= f <= 0.5, relative error 4.8e-9
+  const V q = math::polynomial(f, -0.0449163347624, 0.104497838993, -0.131631086687, 0.144821380732, -0.166476954053,
+                               0.199905934732, -0.250000560345, 0.333334547139, -0.500000008162);
+  const V near = hn::MulAdd(q, hn::Mul(f, f), f);
+  const V kf = hn::Mul(hn::ConvertTo(d, k), constant<V>(0x1p-23));
+  const V y = hn::MulAdd(kf, constant<V>(0.69314718055994531), near);
+  const V inf = hn::Inf(d);
+  const V edge = hn::IfThenElse(hn::Eq(x, hn::Neg(one)), hn::Neg(inf), hn::NaN(d));
+  return hn::IfThenElse(hn::Gt(x, hn::Neg(one)), hn::IfThenElse(hn::Lt(x, inf), y, x), edge);
+}
+
+namespace math {
+
+// 1 / (1 + 2^(x scale)) for -127.5 < x scale < 127.5. x scale = n + r and 2^r = (c + r) / (c - r), c = r coth(r ln 2 / 2):
+// the quotient of 2^r is part of the one division, and below / (something + below) cannot exceed 1.
+template <class V>
+HWY_INLINE V logistic(V x, double scale) {
+  const V round = constant<V>(kRoundBiased);
+  const V rounded = hn::MulAdd(x, constant<V>(scale), round);
+  const V r = hn::MulAdd(x, constant<V>(scale), hn::Sub(round, rounded));
+  const V power = shift_into_exponent(rounded);
+  // c for |r| <= 0.5, relative error 1.8e-9
+  const V c = polynomial(hn::Mul(r, r), -0.000921109904002, 0.11552415926, 2.88539008692);
+  const V below = hn::Sub(c, r);
+  return hn::Div(below, hn::MulAdd(power, hn::Add(c, r), below));
+}
+
+}  // namespace math
+
+template <class V>
+HWY_INLINE V sigmoid(V x) {
+  // n = -127 and 2^n = 0 above 87.7; n = 127 and the denominator overflows below -87.7, which gives 0
+  return math::logistic(math::clamp(x, -88.3, 88.0), -math::kLog2E);
+}
+
+// tanh x: an odd polynomial up to 0.55, beyond it 1 - 2 / (1 + e^(2|x|)).
+template <class V>
+HWY_INLINE V tanh(V x) {
+  const V magnitude = hn::Abs(x);
+  const V u = hn::Mul(x, x);
+  // tanh(x) = x + x^3 q(x^2) for |x| <= 0.55, relative error 3.7e-8
+  const V q = math::polynomial(u, 0.0164375806796, -0.052671813289, 0.133207250525, -0.333329466364);
+  const V near = hn::MulAdd(hn::Mul(x, u), q, x);
+  // tanh 9.02 rounds to 1
+  const V rest = math::logistic(hn::Min(magnitude, constant<V>(9.1)), 2.0 * math::kLog2E);
+  const V far = hn::CopySign(hn::NegMulAdd(constant<V>(2.0), rest, constant<V>(1.0)), x);
+  return hn::IfThenElse(hn::Gt(magnitude, constant<V>(0.55)), far, near);
+}
+
+// erf x: an odd polynomial up to 1, beyond it 1 - p(|x|)^8.
+template <class V>
+HWY_INLINE V erf(V x) {
+  const V magnitude = hn::Abs(x);
+  // erf(x) / x - 1 for |x| <= 1, relative error of erf(x) 4.0e-8
+  const V q = math::polynomial(hn::Mul(x, x), -0.000563142229411, 0.00491755144766, -0.026711311331, 0.112801801126,
+                               -0.376123261867, 0.128379122494);
+  const V near = hn::MulAdd(x, q, x);
+  // (1 - erf(x))^(1/8) for 1 <= x <= 3.94, error of its eighth power 1.6e-8; 1 - p(4)^8 rounds to 1
+  V p = math::polynomial(hn::Min(magnitude, constant<V>(4.0)), 0.000149848191285, -0.00246972039915, 0.0129258212692,
+                         -0.0113734746892, -0.0614264398864, -0.145060537248, 1.00083470009);
+  p = hn::Mul(p, p);
+  p = hn::Mul(p, p);
+  const V far = hn::CopySign(hn::NegMulAdd(p, p, constant<V>(1.0)), x);
+  return hn::IfThenElse(hn::Gt(magnitude, constant<V>(1.0)), far, near);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace onepass
+HWY_AFTER_NAMESPACE();
+
+#endif  // ONEPASS_CPU_MATH_INL_H_

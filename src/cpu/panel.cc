@@ -1,0 +1,497 @@
+// Panels: pointwise steps, running statistics and the ways to and from tensors, compiled once per SIMD target.
+#include "cpu/targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/panel.cc"
+#include <hwy/foreach_target.h>
+//
+#include <hwy/highway.h>
+
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "block/convert.h"
+#include "cpu/dispatch.h"
+#include "cpu/isa.h"
+#include "cpu/math-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace onepass::cpu {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+namespace math = onepass::HWY_NAMESPACE;
+
+using D = hn::ScalableTag<float>;
+using V = hn::Vec<D>;
+constexpr int64_t lanes = static_cast<int64_t>(hn::MaxLanes(D()));
+
+// ---------------------------------------------------------------------------------------------- steps
+
+// The formula of each row of pointwise.def over vectors; the last entry is the identity.
+template <int kStep>
+struct Formula {
+  static HWY_INLINE V value(V x, V, V, V) { return x; }
+};
+#define K(number) math::constant<V>(number)
+#define ONEPASS_POINTWISE(name, constants, default_a, default_b, argument, formula)              \
+  template <>                                                                                    \
+  struct Formula<static_cast<int>(Op::name)> {                                                   \
+    static HWY_INLINE V value(V x, [[maybe_unused]] V a, [[maybe_unused]] V b, [[maybe_unused]] V p) { \
+      using namespace math;                                                                      \
+      return formula;                                                                            \
+    }                                                                                            \
+  };
+#include "onepass/pointwise.def"
+#undef ONEPASS_POINTWISE
+#undef K
+
+constexpr ArgumentKind argument_of[step_count] = {
+#define none ArgumentKind::none
+#define slope ArgumentKind::slope
+#define channel ArgumentKind::channel
+#define tensor ArgumentKind::tensor
+#define ONEPASS_POINTWISE(name, constants, default_a, default_b, argument, formula) argument,
+#include "onepass/pointwise.def"
+#undef ONEPASS_POINTWISE
+    none,
+#undef none
+#undef slope
+#undef channel
+#undef tensor
+};
+
+// What a step reads per channel, for one channel (planar) or a vector of channels (interleaved).
+template <int kStep, Affine kAffine>
+struct Coefficients {
+  static constexpr bool has_channel_operand =
+      argument_of[kStep] == ArgumentKind::slope || argument_of[kStep] == ArgumentKind::channel;
+  V centre, scale, shift, operand;
+
+  HWY_INLINE Coefficients() {}  // GCC does not give an implicit one the target's attributes
+  HWY_INLINE void broadcast(const StepArguments& s, int64_t channel) {
+    const D d;
+    if constexpr (kAffine == Affine::full) centre = hn::Set(d, s.centre[channel]);
+    if constexpr (kAffine == Affine::full) scale = hn::Set(d, s.scale[channel]);
+    if constexpr (kAffine != Affine::none) shift = hn::Set(d, s.shift[channel]);
+    if constexpr (has_channel_operand) operand = hn::Set(d, s.operand[channel]);
+  }
+  HWY_INLINE void load(const StepArguments& s, int64_t channel) {
+    const D d;
+    if constexpr (kAffine == Affine::full) centre = hn::LoadU(d, s.centre + channel);
+    if constexpr (kAffine == Affine::full) scale = hn::LoadU(d, s.scale + channel);
+    if constexpr (kAffine != Affine::none) shift = hn::LoadU(d, s.shift + channel);
+    if constexpr (has_channel_operand) operand = hn::LoadU(d, s.operand + channel);
+  }
+  HWY_INLINE V apply(V x, V a, V b, V panel_operand) const {
+    if constexpr (kAffine == Affine::full) x = hn::MulAdd(hn::Sub(x, centre), scale, shift);
+    if constexpr (kAffine == Affine::shift) x = hn::Add(x, shift);
+    if constexpr (has_channel_operand) return Formula<kStep>::value(x, a, b, operand);
+    return Formula<kStep>::value(x, a, b, panel_operand);
+  }
+};
+
+// Fewer than a vector of floats at `from`, in a vector.
+HWY_INLINE V load_some(const float* from, int64_t count) {
+  HWY_ALIGN float buffer[lanes] = {};
+  std::memcpy(buffer, from, static_cast<size_t>(count) * sizeof(float));
+  return hn::Load(D(), buffer);
+}
+
+HWY_INLINE void store_some(V v, float* to, int64_t count) {
+  HWY_ALIGN float buffer[lanes];
+  hn::Store(v, D(), buffer);
+  std::memcpy(to, buffer, static_cast<size_t>(count) * sizeof(float));
+}
+
+template <int kStep, Affine kAffine, Orientation kOrientation>
+void step(const StepArguments& s) {
+  const D d;
+  constexpr bool takes_panel = argument_of[kStep] == ArgumentKind::tensor;
+  const V a = hn::Set(d, s.a);
+  const V b = hn::Set(d, s.b);
+  V p = hn::Zero(d);
+  Coefficients<kStep, kAffine> coefficients;
+  for (int64_t r = 0; r < s.rows; ++r) {
+    const float* src = s.src + r * s.src_stride;
+    float* dst = s.dst + r * s.dst_stride;
+    const float* operand = takes_panel ? s.operand + r * s.operand_stride : nullptr;
+    if constexpr (kOrientation == Orientation::planar) coefficients.broadcast(s, r);
+    int64_t c = 0;
+    for (; c + lanes <= s.cols; c += lanes) {
+      if constexpr (kOrientation == Orientation::interleaved) coefficients.load(s, c);
+      if constexpr (takes_panel) p = hn::LoadU(d, operand + c);
+      hn::StoreU(coefficients.apply(hn::LoadU(d, src + c), a, b, p), d, dst + c);
+    }
+    if (c < s.cols) {
+      const int64_t rest = s.cols - c;
+      if constexpr (kOrientation == Orientation::interleaved) coefficients.load(s, c);
+      if constexpr (takes_panel) p = load_some(operand + c, rest);
+      store_some(coefficients.apply(load_some(src + c, rest), a, b, p), dst + c, rest);
+    }
+  }
+}
+
+template <int kStep>
+void add_step(Isa& isa) {
+  const auto planar = static_cast<int>(Orientation::planar);
+  const auto interleaved = static_cast<int>(Orientation::interleaved);
+  const auto none = static_cast<int>(Affine::none);
+  const auto shift = static_cast<int>(Affine::shift);
+  const auto full = static_cast<int>(Affine::full);
+  isa.steps[kStep][none][planar] = &step<kStep, Affine::none, Orientation::planar>;
+  isa.steps[kStep][shift][planar] = &step<kStep, Affine::shift, Orientation::planar>;
+  isa.steps[kStep][full][planar] = &step<kStep, Affine::full, Orientation::planar>;
+  isa.steps[kStep][none][interleaved] = &step<kStep, Affine::none, Orientation::interleaved>;
+  isa.steps[kStep][shift][interleaved] = &step<kStep, Affine::shift, Orientation::interleaved>;
+  isa.steps[kStep][full][interleaved] = &step<kStep, Affine::full, Orientation::interleaved>;
+}
+
+template <int... kSteps>
+void add_steps(Isa& isa, std::integer_sequence<int, kSteps...>) {
+  (add_step<kSteps>(isa), ...);
+}
+
+// ----------------------------------------------------------------------------------------- statistics
+
+// Weights of the merge of nb new values into na old ones (Chan): the counts are known, so one division each.
+struct Merge {
+  float toward_new;  // nb / (na + nb)
+  float spread;      // na * nb / (na + nb)
+
+  Merge(int64_t na, int64_t nb)
+      : toward_new(static_cast<float>(static_cast<double>(nb) / static_cast<double>(na + nb))),
+        spread(static_cast<float>(static_cast<double>(na) * static_cast<double>(nb) /
+                                  static_cast<double>(na + nb))) {}
+};
+
+// Lanes are channels: pixels are rows. kVectors vectors of channels at a time, so that sums do not wait on one
+// another. Two passes over the panel, which is in L1: a mean, then the distances from it and their own mean, which
+// takes the rounding of the first back out (a constant slab has variance 0, not its ulp squared).
+template <int kVectors>
+HWY_INLINE void interleaved_statistics_of(const StatisticsArguments& s, int64_t c, const Merge& merge) {
+  const D d;
+  V sum[kVectors];
+  V rest[kVectors];
+  V m2[kVectors];
+  for (int v = 0; v < kVectors; ++v) sum[v] = rest[v] = m2[v] = hn::Zero(d);
+  for (int64_t r = 0; r < s.rows; ++r) {
+    const float* x = s.src + r * s.stride + c;
+    for (int v = 0; v < kVectors; ++v) sum[v] = hn::Add(sum[v], hn::LoadU(d, x + v * lanes));
+  }
+  const V per_row = hn::Set(d, 1.0f / static_cast<float>(s.rows));
+  for (int v = 0; v < kVectors; ++v) sum[v] = hn::Mul(sum[v], per_row);
+  for (int64_t r = 0; r < s.rows; ++r) {
+    const float* x = s.src + r * s.stride + c;
+    for (int v = 0; v < kVectors; ++v) {
+      const V distance = hn::Sub(hn::LoadU(d, x + v * lanes), sum[v]);
+      rest[v] = hn::Add(rest[v], distance);
+      m2[v] = hn::MulAdd(distance, distance, m2[v]);
+    }
+  }
+  for (int v = 0; v < kVectors; ++v) {
+    // Around an infinite mean there are no distances: it stays as it is.
+    const V correction = hn::Mul(rest[v], per_row);
+    sum[v] = hn::Add(sum[v], hn::IfThenElseZero(hn::IsFinite(correction), correction));
+    m2[v] = hn::NegMulAdd(correction, rest[v], m2[v]);
+  }
+  for (int v = 0; v < kVectors; ++v) {
+    float* mean_at = s.mean + c + v * lanes;
+    float* m2_at = s.m2 + c + v * lanes;
+    if (s.pixels_before == 0) {
+      hn::StoreU(sum[v], d, mean_at);
+      hn::StoreU(m2[v], d, m2_at);
+      continue;
+    }
+    const V old_mean = hn::LoadU(d, mean_at);
+    const V delta = hn::Sub(sum[v], old_mean);
+    const V merged = hn::MulAdd(delta, hn::Set(d, merge.toward_new), old_mean);
+    hn::StoreU(hn::IfThenElse(hn::IsFinite(delta), merged, hn::Add(sum[v], old_mean)), d, mean_at);
+    const V between = hn::Mul(hn::Mul(delta, delta), hn::Set(d, merge.spread));
+    hn::StoreU(hn::Add(hn::Add(hn::LoadU(d, m2_at), m2[v]), between), d, m2_at);
+  }
+}
+
+// The last vector of a panel whose columns are no multiple of a vector goes through a copy: what lies behind
+// the last column belongs to another tensor.
+void interleaved_statistics_rest(const StatisticsArguments& s, int64_t c, const Merge& merge) {
+  constexpr int64_t rows_at_once = 64;
+  HWY_ALIGN float copy[rows_at_once * lanes] = {};
+  const int64_t rest = s.cols - c;
+  StatisticsArguments part = s;
+  part.src = copy;
+  part.stride = lanes;
+  part.mean = s.mean + c;
+  part.m2 = s.m2 + c;
+  if (s.rows <= rows_at_once) {
+    for (int64_t r = 0; r < s.rows; ++r) {
+      std::memcpy(copy + r * lanes, s.src + r * s.stride + c, static_cast<size_t>(rest) * sizeof(float));
+    }
+    return interleaved_statistics_of<1>(part, 0, merge);
+  }
+  for (int64_t first = 0; first < s.rows; first += rows_at_once) {
+    StatisticsArguments strip = s;
+    strip.src = s.src + first * s.stride;
+    strip.rows = first + rows_at_once < s.rows ? rows_at_once : s.rows - first;
+    strip.pixels_before = s.pixels_before + first;
+    interleaved_statistics_rest(strip, c, Merge(strip.pixels_before, strip.rows));
+  }
+}
+
+void interleaved_statistics(const StatisticsArguments& s) {
+  const Merge merge(s.pixels_before, s.rows);
+  int64_t c = 0;
+  for (; c + 4 * lanes <= s.cols; c += 4 * lanes) interleaved_statistics_of<4>(s, c, merge);
+  for (; c + lanes <= s.cols; c += lanes) interleaved_statistics_of<1>(s, c, merge);
+  if (c < s.cols) interleaved_statistics_rest(s, c, merge);
+}
+
+HWY_INLINE float planar_sum(const float* x, int64_t count) {
+  const D d;
+  V sum[4] = {hn::Zero(d), hn::Zero(d), hn::Zero(d), hn::Zero(d)};
+  int64_t c = 0;
+  for (; c + 4 * lanes <= count; c += 4 * lanes) {
+    for (int v = 0; v < 4; ++v) sum[v] = hn::Add(sum[v], hn::LoadU(d, x + c + v * lanes));
+  }
+  for (; c + lanes <= count; c += lanes) sum[0] = hn::Add(sum[0], hn::LoadU(d, x + c));
+  if (c < count) sum[1] = hn::Add(sum[1], load_some(x + c, count - c));
+  return hn::GetLane(hn::SumOfLanes(d, hn::Add(hn::Add(sum[0], sum[1]), hn::Add(sum[2], sum[3]))));
+}
+
+struct Distances {
+  float sum;
+  float squares;
+};
+
+HWY_INLINE Distances planar_distances(const float* x, int64_t count, float mean) {
+  const D d;
+  const V centre = hn::Set(d, mean);
+  V sum[4] = {hn::Zero(d), hn::Zero(d), hn::Zero(d), hn::Zero(d)};
+  V squares[4] = {hn::Zero(d), hn::Zero(d), hn::Zero(d), hn::Zero(d)};
+  int64_t c = 0;
+  for (; c + 4 * lanes <= count; c += 4 * lanes) {
+    for (int v = 0; v < 4; ++v) {
+      const V distance = hn::Sub(hn::LoadU(d, x + c + v * lanes), centre);
+      sum[v] = hn::Add(sum[v], distance);
+      squares[v] = hn::MulAdd(distance, distance, squares[v]);
+    }
+  }
+  Distances rest{0, 0};
+  for (; c < count; ++c) {
+    rest.sum += x[c] - mean;
+    rest.squares += (x[c] - mean) * (x[c] - mean);
+  }
+  rest.sum += hn::GetLane(hn::SumOfLanes(d, hn::Add(hn::Add(sum[0], sum[1]), hn::Add(sum[2], sum[3]))));
+  rest.squares +=
+      hn::GetLane(hn::SumOfLanes(d, hn::Add(hn::Add(squares[0], squares[1]), hn::Add(squares[2], squares[3]))));
+  return rest;
+}
+
+// Lanes are pixels: one channel a row.
+void planar_statistics(const StatisticsArguments& s) {
+  const Merge merge(s.pixels_before, s.cols);
+  for (int64_t r = 0; r < s.rows; ++r) {
+    const float* x = s.src + r * s.stride;
+    const float per_pixel = 1.0f / static_cast<float>(s.cols);
+    const float first = planar_sum(x, s.cols) * per_pixel;
+    const Distances distances = planar_distances(x, s.cols, first);
+    const float correction = distances.sum * per_pixel;
+    const float mean = std::isfinite(correction) ? first + correction : first;
+    const float m2 = distances.squares - distances.sum * correction;
+    if (s.pixels_before == 0) {
+      s.mean[r] = mean;
+      s.m2[r] = m2;
+      continue;
+    }
+    const float delta = mean - s.mean[r];
+    s.mean[r] += std::isfinite(delta) ? delta * merge.toward_new : mean;
+    s.m2[r] += m2 + delta * delta * merge.spread;
+  }
+}
+
+// ------------------------------------------------------------------------------------------- transfers
+
+// Loads, stores and single elements of each type, as f32 vectors of the tag's size.
+struct F32 {
+  using Element = float;
+  template <class Tag>
+  static HWY_INLINE hn::Vec<Tag> load(Tag d, const Element* from) {
+    return hn::LoadU(d, from);
+  }
+  template <class Tag>
+  static HWY_INLINE void store(hn::Vec<Tag> v, Tag d, Element* to) {
+    hn::StoreU(v, d, to);
+  }
+  static HWY_INLINE float get(const Element* from) { return *from; }
+  static HWY_INLINE void put(float value, Element* to) { *to = value; }
+};
+
+struct F16 {
+  using Element = uint16_t;
+  template <class Tag>
+  static HWY_INLINE hn::Vec<Tag> load(Tag d, const Element* from) {
+    const hn::Rebind<hwy::float16_t, Tag> half;
+    return hn::PromoteTo(d, hn::LoadU(half, reinterpret_cast<const hwy::float16_t*>(from)));
+  }
+  template <class Tag>
+  static HWY_INLINE void store(hn::Vec<Tag> v, Tag, Element* to) {
+    const hn::Rebind<hwy::float16_t, Tag> half;
+    hn::StoreU(hn::DemoteTo(half, v), half, reinterpret_cast<hwy::float16_t*>(to));
+  }
+  static HWY_INLINE float get(const Element* from) { return f16_value(*from); }
+  static HWY_INLINE void put(float value, Element* to) { *to = f16_bits(value); }
+};
+
+struct Bf16 {
+  using Element = uint16_t;
+  template <class Tag>
+  static HWY_INLINE hn::Vec<Tag> load(Tag d, const Element* from) {
+    const hn::Rebind<uint16_t, Tag> half;
+    const hn::RebindToUnsigned<Tag> wide;
+    return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(wide, hn::LoadU(half, from))));
+  }
+  // Rounds to nearest even (Highway 1.0.3 truncates); NaN stays NaN.
+  template <class Tag>
+  static HWY_INLINE void store(hn::Vec<Tag> v, Tag d, Element* to) {
+    const hn::Rebind<uint16_t, Tag> half;
+    const hn::RebindToUnsigned<Tag> wide;
+    const hn::RebindToSigned<Tag> signed_wide;
+    const auto bits = hn::BitCast(wide, v);
+    const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(wide, 1u));
+    const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(wide, 0x7fffu)));
+    const auto quiet = hn::Or(bits, hn::Set(wide, 0x00400000u));
+    const auto chosen = hn::IfThenElse(hn::RebindMask(wide, hn::IsNaN(v)), quiet, rounded);
+    hn::StoreU(hn::DemoteTo(half, hn::BitCast(signed_wide, hn::ShiftRight<16>(chosen))), half, to);
+    (void)d;
+  }
+  static HWY_INLINE float get(const Element* from) { return bf16_value(*from); }
+  static HWY_INLINE void put(float value, Element* to) { *to = bf16_bits(value); }
+};
+
+using D4 = hn::FixedTag<float, 4>;
+using V4 = hn::Vec<D4>;
+
+HWY_INLINE void transpose(V4 (&v)[4]) {
+  const D4 d;
+  const V4 ab_low = hn::InterleaveLower(d, v[0], v[1]);
+  const V4 ab_high = hn::InterleaveUpper(d, v[0], v[1]);
+  const V4 cd_low = hn::InterleaveLower(d, v[2], v[3]);
+  const V4 cd_high = hn::InterleaveUpper(d, v[2], v[3]);
+  v[0] = hn::ConcatLowerLower(d, cd_low, ab_low);
+  v[1] = hn::ConcatUpperUpper(d, cd_low, ab_low);
+  v[2] = hn::ConcatLowerLower(d, cd_high, ab_high);
+  v[3] = hn::ConcatUpperUpper(d, cd_high, ab_high);
+}
+
+template <class Type>
+using Pointer = typename Type::Element*;
+
+template <class Type>
+HWY_INLINE void load_element_at(const TransferArguments& t, int64_t r, int64_t c) {
+  t.panel[r * t.panel_stride + c] = Type::get(reinterpret_cast<Pointer<Type>>(t.tensor) + r * t.row_stride +
+                                              c * t.col_stride);
+}
+
+template <class Type>
+HWY_INLINE void store_element_at(const TransferArguments& t, int64_t r, int64_t c) {
+  Type::put(t.panel[r * t.panel_stride + c],
+            reinterpret_cast<Pointer<Type>>(t.tensor) + r * t.row_stride + c * t.col_stride);
+}
+
+// Element by element over part of the panel: strided tensors and the edges of transposed ones.
+template <class Type, bool kLoad>
+void transfer_elements(const TransferArguments& t, int64_t first_row, int64_t first_col) {
+  for (int64_t r = first_row; r < t.rows; ++r) {
+    for (int64_t c = first_col; c < t.cols; ++c) {
+      kLoad ? load_element_at<Type>(t, r, c) : store_element_at<Type>(t, r, c);
+    }
+  }
+}
+
+// The tensor's columns are contiguous, as the panel's are.
+template <class Type, bool kLoad>
+void transfer_rows(const TransferArguments& t) {
+  const D d;
+  for (int64_t r = 0; r < t.rows; ++r) {
+    float* panel = t.panel + r * t.panel_stride;
+    Pointer<Type> tensor = reinterpret_cast<Pointer<Type>>(t.tensor) + r * t.row_stride;
+    int64_t c = 0;
+    for (; c + lanes <= t.cols; c += lanes) {
+      if constexpr (kLoad) {
+        hn::StoreU(Type::load(d, tensor + c), d, panel + c);
+      } else {
+        Type::store(hn::LoadU(d, panel + c), d, tensor + c);
+      }
+    }
+    for (; c < t.cols; ++c) {
+      if constexpr (kLoad) {
+        panel[c] = Type::get(tensor + c);
+      } else {
+        Type::put(panel[c], tensor + c);
+      }
+    }
+  }
+}
+
+// The tensor's rows are contiguous: blocks of 4 x 4 change orientation in registers.
+template <class Type, bool kLoad>
+void transfer_transposed(const TransferArguments& t) {
+  const D4 d;
+  const int64_t rows = t.rows & ~int64_t{3};
+  const int64_t cols = t.cols & ~int64_t{3};
+  for (int64_t c = 0; c < cols; c += 4) {
+    Pointer<Type> tensor = reinterpret_cast<Pointer<Type>>(t.tensor) + c * t.col_stride;
+    for (int64_t r = 0; r < rows; r += 4) {
+      float* panel = t.panel + r * t.panel_stride + c;
+      V4 v[4];
+      if constexpr (kLoad) {
+        for (int i = 0; i < 4; ++i) v[i] = Type::load(d, tensor + i * t.col_stride + r);
+        transpose(v);
+        for (int i = 0; i < 4; ++i) hn::StoreU(v[i], d, panel + i * t.panel_stride);
+      } else {
+        for (int i = 0; i < 4; ++i) v[i] = hn::LoadU(d, panel + i * t.panel_stride);
+        transpose(v);
+        for (int i = 0; i < 4; ++i) Type::store(v[i], d, tensor + i * t.col_stride + r);
+      }
+    }
+  }
+  transfer_elements<Type, kLoad>(t, rows, 0);
+  TransferArguments top = t;
+  top.rows = rows;
+  transfer_elements<Type, kLoad>(top, 0, cols);
+}
+
+template <class Type, bool kLoad>
+void transfer_of(const TransferArguments& t) {
+  if (t.col_stride == 1 || t.cols == 1) return transfer_rows<Type, kLoad>(t);
+  if (t.row_stride == 1) return transfer_transposed<Type, kLoad>(t);
+  transfer_elements<Type, kLoad>(t, 0, 0);
+}
+
+template <bool kLoad>
+void transfer(const TransferArguments& t) {
+  if (t.dtype == DType::f16) return transfer_of<F16, kLoad>(t);
+  if (t.dtype == DType::bf16) return transfer_of<Bf16, kLoad>(t);
+  transfer_of<F32, kLoad>(t);
+}
+
+void fill_panel(Isa& isa) {
+  isa.lanes = lanes;
+  add_steps(isa, std::make_integer_sequence<int, step_count>());
+  isa.statistics[static_cast<int>(Orientation::planar)] = &planar_statistics;
+  isa.statistics[static_cast<int>(Orientation::interleaved)] = &interleaved_statistics;
+  isa.load = &transfer<true>;
+  isa.store = &transfer<false>;
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace onepass::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace onepass::cpu {
+
+void add_panel_functions(int64_t target, Isa& isa) { ONEPASS_FOR_TARGET(target, fill_panel(isa)); }
+
+}  // namespace onepass::cpu
+#endif

@@ -1,0 +1,81 @@
+// The CPU's rows of the strategy table.
+#include <algorithm>
+#include <memory>
+#include <optional>
+
+#include "cpu/block_kernel.h"
+#include "cpu/cost.h"
+#include "cpu/isa.h"
+#include "onepass/plan.h"
+#include "plan/strategy.h"
+
+namespace onepass {
+namespace cpu {
+namespace {
+
+bool has_f64(const Problem& problem) {
+  const auto is_f64 = [](const TensorSpec& spec) { return spec.dtype == DType::f64; };
+  return is_f64(problem.input) || is_f64(problem.output) ||
+         std::any_of(problem.parameters.begin(), problem.parameters.end(), is_f64);
+}
+
+std::string convolution_refusal(const Problem& problem) {
+  if (problem.block.conv() == nullptr) return "the block has no convolution";
+  if (has_f64(problem)) return "f64 is computed by the reference alone";
+  return ConvolutionStage::refusal(problem);
+}
+
+std::string tail_refusal(const Problem& problem) {
+  if (problem.block.conv() != nullptr) return "the block has a convolution";
+  return has_f64(problem) ? "f64 is computed by the reference alone" : "";
+}
+
+std::shared_ptr<const BlockKernel> make_kernel(const Problem& problem, const PlanOptions& options,
+                                               std::optional<Lanes> lanes) {
+  return std::make_shared<const BlockKernel>(problem, find_isa(options.target), lanes);
+}
+
+double seconds_of(const Problem& problem, const PlanOptions& options, std::optional<Lanes> lanes) {
+  return predicted_seconds(problem, find_isa(options.target), *make_kernel(problem, options, lanes));
+}
+
+}  // namespace
+}  // namespace cpu
+
+// Lanes along output channels: dense convolutions.
+extern const Strategy cpu_conv_channel_lanes{
+    "conv_channel_lanes", cpu::convolution_refusal,
+    [](const Problem& problem, const PlanOptions& options) {
+      return cpu::seconds_of(problem, options, cpu::Lanes::channels);
+    },
+    [](const Problem& problem, const PlanOptions& options) -> std::shared_ptr<const Kernel> {
+      return cpu::make_kernel(problem, options, cpu::Lanes::channels);
+    }};
+
+// Lanes along pixels: depthwise convolutions and those with few output channels in a group.
+extern const Strategy cpu_conv_pixel_lanes{
+    "conv_pixel_lanes", cpu::convolution_refusal,
+    [](const Problem& problem, const PlanOptions& options) {
+      return cpu::seconds_of(problem, options, cpu::Lanes::pixels);
+    },
+    [](const Problem& problem, const PlanOptions& options) -> std::shared_ptr<const Kernel> {
+      return cpu::make_kernel(problem, options, cpu::Lanes::pixels);
+    }};
+
+// No convolution: the block streams its input.
+extern const Strategy cpu_tail{
+    "tail", cpu::tail_refusal,
+    [](const Problem& problem, const PlanOptions& options) {
+      return cpu::seconds_of(problem, options, std::nullopt);
+    },
+    [](const Problem& problem, const PlanOptions& options) -> std::shared_ptr<const Kernel> {
+      return cpu::make_kernel(problem, options, std::nullopt);
+    }};
+
+std::vector<std::string> cpu_targets() {
+  std::vector<std::string> names;
+  for (const cpu::Isa* isa : cpu::isas()) names.push_back(isa->name);
+  return names;
+}
+
+}  // namespace onepass

@@ -1,0 +1,25 @@
+// The one list of strategies: a new kernel is its file and its line here.
+#include <array>
+
+#include "plan/strategy.h"
+
+namespace onepass {
+
+extern const Strategy cpu_conv_channel_lanes;
+extern const Strategy cpu_conv_pixel_lanes;
+extern const Strategy cpu_tail;
+extern const Strategy reference_strategy;
+
+Kernel::~Kernel() = default;
+
+std::span<const Strategy* const> strategies() {
+  static constexpr std::array table{
+      &cpu_conv_channel_lanes,
+      &cpu_conv_pixel_lanes,
+      &cpu_tail,
+      &reference_strategy,
+  };
+  return table;
+}
+
+}  // namespace onepass

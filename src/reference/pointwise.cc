@@ -1,0 +1,37 @@
+// The formulas of pointwise.def compiled for double.
+#include <cmath>
+
+#include "reference/reference.h"
+
+namespace onepass::reference {
+namespace {
+
+using std::erf;
+using std::exp;
+using std::expm1;
+using std::log1p;
+using std::tanh;
+
+constexpr double K(double number) { return number; }
+// NaN in the first operand comes out: comparisons with it are false.
+double minimum(double x, double limit) { return x > limit ? limit : x; }
+double maximum(double x, double limit) { return x < limit ? limit : x; }
+double where_positive(double t, double yes, double no) { return t > 0 ? yes : no; }
+double sigmoid(double x) { return 1 / (1 + exp(-x)); }
+
+}  // namespace
+
+double pointwise_value(const Pointwise& pointwise, double x, [[maybe_unused]] double p) {
+  const double a = pointwise.a;
+  const double b = pointwise.b;
+  switch (pointwise.op) {
+#define ONEPASS_POINTWISE(name, constants, a_default, b_default, argument, value) \
+  case Op::name:                                                                  \
+    return value;
+#include "onepass/pointwise.def"
+#undef ONEPASS_POINTWISE
+  }
+  return x;
+}
+
+}  // namespace onepass::reference

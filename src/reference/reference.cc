@@ -1,0 +1,219 @@
+// The meaning of a block: its forward pass in double, one plain loop nest per stage.
+#include "reference/reference.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace onepass::reference {
+namespace {
+
+size_t index_of(int64_t index) { return static_cast<size_t>(index); }
+
+// Calls visit(position, its flat index) for each position of a spatial box, the last dimension fastest.
+template <class Visit>
+void for_each_position(const Extents& box, Visit&& visit) {
+  int64_t index = 0;
+  for (int64_t z = 0; z < box[0]; ++z)
+    for (int64_t y = 0; y < box[1]; ++y)
+      for (int64_t x = 0; x < box[2]; ++x) visit(Extents{z, y, x}, index++);
+}
+
+bool is_inside(const Extents& position, const Extents& box) {
+  for (size_t d = 0; d < position.size(); ++d)
+    if (position[d] < 0 || position[d] >= box[d]) return false;
+  return true;
+}
+
+int64_t flat_index(const Extents& position, const Extents& box) {
+  return (position[0] * box[1] + position[1]) * box[2] + position[2];
+}
+
+// Where tap k, applied at position q of the coarse side, lies on the fine side: the fine side is the input of
+// a convolution and the output of a transposed one.
+Extents tap_position(const Conv& conv, const Extents& q, const Extents& k) {
+  Extents p;
+  for (size_t d = 0; d < p.size(); ++d)
+    p[d] = q[d] * conv.stride[d] + k[d] * conv.dilation[d] - conv.padding_before[d];
+  return p;
+}
+
+int64_t tap_count(const Conv& conv) { return conv.kernel[0] * conv.kernel[1] * conv.kernel[2]; }
+
+struct Moments {
+  double mean = 0;
+  double variance = 0;
+};
+
+Moments moments(Values slab) {
+  const auto count = static_cast<double>(slab.size());
+  double sum = 0;
+  for (const double x : slab) sum += x;
+  const double mean = sum / count;
+  double squares = 0;
+  for (const double x : slab) squares += (x - mean) * (x - mean);
+  return {mean, squares / count};
+}
+
+}  // namespace
+
+Sizes::Sizes(const Shape& shape) : batch(shape[0]), channels(shape[1]) {
+  std::copy(shape.begin() + 2, shape.end(), space.begin());
+}
+
+void convolve(const Conv& conv, const Sizes& input_sizes, const Sizes& output_sizes, Values input,
+              Values weight, Values bias, std::span<double> output, Executor& executor) {
+  const int64_t group_inputs = conv.in_channels / conv.groups;
+  const int64_t group_outputs = conv.out_channels / conv.groups;
+  const int64_t taps = tap_count(conv);
+  executor.for_each(output_sizes.batch * conv.out_channels, [&](int64_t task, int) {
+    const int64_t n = task / conv.out_channels;
+    const int64_t o = task % conv.out_channels;
+    const int64_t first_input = o / group_outputs * group_inputs;
+    for_each_position(output_sizes.space, [&](const Extents& q, int64_t position) {
+      double sum = conv.bias ? bias[index_of(o)] : 0;
+      for (int64_t i = 0; i < group_inputs; ++i) {
+        const int64_t x = (n * conv.in_channels + first_input + i) * input_sizes.positions();
+        const int64_t w = (o * group_inputs + i) * taps;
+        for_each_position(conv.kernel, [&](const Extents& k, int64_t tap) {
+          const Extents p = tap_position(conv, q, k);
+          if (!is_inside(p, input_sizes.space)) return;
+          sum += input[index_of(x + flat_index(p, input_sizes.space))] * weight[index_of(w + tap)];
+        });
+      }
+      output[index_of(task * output_sizes.positions() + position)] = sum;
+    });
+  });
+}
+
+void convolve_transposed(const Conv& conv, const Sizes& input_sizes, const Sizes& output_sizes, Values input,
+                         Values weight, Values bias, std::span<double> output, Executor& executor) {
+  const int64_t group_inputs = conv.in_channels / conv.groups;
+  const int64_t group_outputs = conv.out_channels / conv.groups;
+  const int64_t taps = tap_count(conv);
+  executor.for_each(output_sizes.batch * conv.out_channels, [&](int64_t task, int) {
+    const int64_t n = task / conv.out_channels;
+    const int64_t o = task % conv.out_channels;
+    const int64_t first_input = o / group_outputs * group_inputs;
+    const std::span<double> plane =
+        output.subspan(index_of(task * output_sizes.positions()), index_of(output_sizes.positions()));
+    std::fill(plane.begin(), plane.end(), conv.bias ? bias[index_of(o)] : 0);
+    for (int64_t i = first_input; i < first_input + group_inputs; ++i) {
+      const int64_t x = (n * conv.in_channels + i) * input_sizes.positions();
+      const int64_t w = (i * group_outputs + o % group_outputs) * taps;
+      for_each_position(input_sizes.space, [&](const Extents& p, int64_t position) {
+        for_each_position(conv.kernel, [&](const Extents& k, int64_t tap) {
+          const Extents q = tap_position(conv, p, k);
+          if (!is_inside(q, output_sizes.space)) return;
+          plane[index_of(flat_index(q, output_sizes.space))] +=
+              input[index_of(x + position)] * weight[index_of(w + tap)];
+        });
+      });
+    }
+  });
+}
+
+void normalise(const Norm& norm, const Sizes& sizes, Values weight, Values bias, std::span<double> x,
+               Executor& executor) {
+  const int64_t groups = norm.group_count(sizes.channels);
+  const int64_t group_channels = sizes.channels / groups;
+  const int64_t slab_elements = group_channels * sizes.positions();
+  executor.for_each(sizes.batch * groups, [&](int64_t task, int) {
+    const std::span<double> slab = x.subspan(index_of(task * slab_elements), index_of(slab_elements));
+    const auto [mean, variance] = moments(slab);
+    const double deviation = std::sqrt(variance + norm.eps);
+    for (int64_t i = 0; i < slab_elements; ++i) {
+      const int64_t c = task % groups * group_channels + i / sizes.positions();
+      double& value = slab[index_of(i)];
+      value = (value - mean) / deviation;
+      if (norm.affine) value = value * weight[index_of(c)] + bias[index_of(c)];
+    }
+  });
+}
+
+int64_t argument_elements(const Pointwise& pointwise, const Sizes& sizes) {
+  switch (argument_kind(pointwise.op)) {
+    case ArgumentKind::none:
+      return 0;
+    case ArgumentKind::tensor:
+      return sizes.elements();
+    case ArgumentKind::slope:
+    case ArgumentKind::channel:
+      break;
+  }
+  if (pointwise.per == Per::tensor) return 1;
+  return pointwise.per == Per::channel ? sizes.channels : sizes.batch * sizes.channels;
+}
+
+int64_t argument_index(const Pointwise& pointwise, const Sizes& sizes, int64_t n, int64_t c, int64_t position) {
+  if (argument_kind(pointwise.op) == ArgumentKind::tensor)
+    return (n * sizes.channels + c) * sizes.positions() + position;
+  if (pointwise.per == Per::tensor) return 0;
+  return pointwise.per == Per::channel ? c : n * sizes.channels + c;
+}
+
+void apply_pointwise(const Pointwise& pointwise, const Sizes& sizes, Values argument, std::span<double> x,
+                     Executor& executor) {
+  executor.for_each(sizes.batch * sizes.channels, [&](int64_t task, int) {
+    const int64_t n = task / sizes.channels;
+    const int64_t c = task % sizes.channels;
+    for (int64_t position = 0; position < sizes.positions(); ++position) {
+      const double p =
+          argument.empty() ? 0 : argument[index_of(argument_index(pointwise, sizes, n, c, position))];
+      double& value = x[index_of(task * sizes.positions() + position)];
+      value = pointwise_value(pointwise, value, p);
+    }
+  });
+}
+
+void mean_over_space(const Sizes& sizes, Values x, std::span<double> output, Executor& executor) {
+  executor.for_each(sizes.batch * sizes.channels, [&](int64_t task, int) {
+    double sum = 0;
+    for (int64_t position = 0; position < sizes.positions(); ++position)
+      sum += x[index_of(task * sizes.positions() + position)];
+    output[index_of(task)] = sum / static_cast<double>(sizes.positions());
+  });
+}
+
+int64_t weight_elements(const Conv& conv) {
+  return conv.in_channels * conv.out_channels / conv.groups * tap_count(conv);
+}
+
+void forward(const Block& block, const Sizes& input_sizes, const Sizes& activation_sizes, Values input,
+             Values parameters, std::span<double> scratch, std::span<double> output, Executor& executor) {
+  const std::span<double> activation = block.has_mean() ? scratch : output;
+  ParameterCursor cursor(parameters);
+  if (block.conv() == nullptr) std::copy(input.begin(), input.end(), activation.begin());
+  for (const Stage& stage : block.stages()) {
+    if (const auto* conv = std::get_if<Conv>(&stage)) {
+      const Values weight = cursor.take(weight_elements(*conv));
+      const Values bias = cursor.take(conv->bias ? conv->out_channels : 0);
+      const auto convolution = conv->transposed ? convolve_transposed : convolve;
+      convolution(*conv, input_sizes, activation_sizes, input, weight, bias, activation, executor);
+    } else if (const auto* pointwise = std::get_if<Pointwise>(&stage)) {
+      const Values argument = cursor.take(argument_elements(*pointwise, activation_sizes));
+      apply_pointwise(*pointwise, activation_sizes, argument, activation, executor);
+    } else if (const auto* norm = std::get_if<Norm>(&stage)) {
+      const int64_t affine_elements = norm->affine ? activation_sizes.channels : 0;
+      const Values weight = cursor.take(affine_elements);
+      const Values bias = cursor.take(affine_elements);
+      normalise(*norm, activation_sizes, weight, bias, activation, executor);
+    } else {
+      mean_over_space(activation_sizes, activation, output, executor);
+    }
+  }
+}
+
+std::vector<double> forward(const Block& block, const Shape& input_sizes, Values input,
+                            std::span<const std::vector<double>> parameters) {
+  std::vector<double> all_parameters;
+  for (const std::vector<double>& parameter : parameters)
+    all_parameters.insert(all_parameters.end(), parameter.begin(), parameter.end());
+  const Sizes activation_sizes(block.conv_output_shape(input_sizes));
+  std::vector<double> scratch(block.has_mean() ? index_of(activation_sizes.elements()) : 0);
+  std::vector<double> output(index_of(element_count(block.output_shape(input_sizes))));
+  SerialExecutor executor;
+  forward(block, Sizes(input_sizes), activation_sizes, input, all_parameters, scratch, output, executor);
+  return output;
+}
+
+}  // namespace onepass::reference

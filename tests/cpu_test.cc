@@ -1,0 +1,147 @@
+// Every strategy on every SIMD target against the reference: the list of cases, random problems, hard data.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <iostream>
+
+#include "onepass/onepass.h"
+#include "support/cases.h"
+#include "support/harness.h"
+#include "support/random_problem.h"
+#include "support/settings.h"
+#include "support/thread_executor.h"
+
+namespace onepass::testing {
+namespace {
+
+constexpr int thread_count = 3;
+
+// Runs the problem on every target with every strategy that takes it, but the reference.
+template <class F>
+void for_each_plan(const Problem& problem, F&& f) {
+  for (const std::string& target : cpu_targets()) {
+    const Plan best = plan(problem, {"", target});
+    for (const Candidate& candidate : best.candidates()) {
+      if (!candidate.reason.empty() || candidate.strategy == "reference") continue;
+      SCOPED_TRACE(target + " " + candidate.strategy + ": " + problem.text());
+      f(plan(problem, {candidate.strategy, target}));
+    }
+  }
+}
+
+bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
+  if (a.size() != b.size()) return false;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (a[i] != b[i] && !(std::isnan(a[i]) && std::isnan(b[i]))) return false;
+  }
+  return true;
+}
+
+TEST(CpuStrategies, AgreeWithTheReferenceOnEveryCase) {
+  ThreadExecutor executor(thread_count);
+  uint64_t seed = 1;
+  for (const std::string& text : read_cases()) {
+    const Problem problem = Problem::parse(text, Device::cpu(thread_count));
+    for (const Distribution distribution : {Distribution::uniform, Distribution::normal}) {
+      for_each_plan(problem, [&](const Plan& p) {
+        const Outcome outcome = run_and_compare(p, distribution, seed, executor);
+        EXPECT_TRUE(outcome.passed()) << name(distribution) << " seed " << seed << "\n" << outcome.text();
+      });
+      ++seed;
+    }
+  }
+}
+
+TEST(CpuStrategies, AgreeWithTheReferenceOnHardData) {
+  ThreadExecutor executor(thread_count);
+  const char* const texts[] = {
+      "conv2d(3,8,k=3,p=1) | relu | group_norm(2) @ 2x3x9x13",
+      "conv2d(3,8,k=3,p=1) | group_norm(2) | silu @ 2x3x9x13 nhwc",
+      "conv_transpose3d(3,8,k=3,s=2,p=1) | swish | group_norm(4) | hardswish @ 1x3x3x4x5",
+      "conv3d(3,8,k=2) | hardswish | group_norm(4) | mean @ 2x3x4x5x6",
+      "conv1d(4,6,k=3,groups=2) | instance_norm(affine=true) | gelu | mean @ 2x4x40 bf16",
+      "group_norm(4) @ 3x8x11x7",
+      "gelu | group_norm(1) | tanh @ 2x5x300 f16",
+      "softplus | instance_norm | mish @ 2x5x17x3 nhwc",
+      "elu | group_norm(3,eps=1e-12) | mean @ 2x6x31",
+      "group_norm(2,eps=0) | residual_add @ 2x4x9x9 bf16 nhwc",
+      "conv2d(8,8,k=3,groups=8,p=1) | relu6 | group_norm(8) @ 2x8x7x7",
+  };
+  uint64_t seed = 1000;
+  for (const char* const text : texts) {
+    const Problem problem = Problem::parse(text, Device::cpu(thread_count));
+    for (const Distribution distribution : distributions) {
+      for_each_plan(problem, [&](const Plan& p) {
+        const Outcome outcome = run_and_compare(p, distribution, seed, executor);
+        EXPECT_TRUE(outcome.passed()) << name(distribution) << " seed " << seed << "\n" << outcome.text();
+      });
+      ++seed;
+    }
+  }
+}
+
+TEST(CpuStrategies, AgreeWithTheReferenceOnRandomProblems) {
+  ThreadExecutor executor(thread_count);
+  const uint64_t first = base_seed();
+  const int64_t count = scaled(3000);
+  std::cout << "seeds " << first << " to " << first + static_cast<uint64_t>(count) - 1 << '\n';
+  for (uint64_t seed = first; seed < first + static_cast<uint64_t>(count); ++seed) {
+    const Problem problem = random_problem(seed, Device::cpu(thread_count));
+    const Distribution distribution = distributions[seed % std::size(distributions)];
+    for_each_plan(problem, [&](const Plan& p) {
+      const Outcome outcome = run_and_compare(p, distribution, seed, executor);
+      EXPECT_TRUE(outcome.passed()) << name(distribution) << " seed " << seed << "\n" << outcome.text();
+    });
+    if (HasFailure()) break;
+  }
+}
+
+TEST(CpuStrategies, GiveTheSameBitsForAnyThreadCount) {
+  for (uint64_t seed = 500; seed < 500 + static_cast<uint64_t>(scaled(100)); ++seed) {
+    std::vector<double> first;
+    for (const int threads : {1, 2, 3, 7}) {
+      const Problem problem = random_problem(seed, Device::cpu(threads));
+      ThreadExecutor executor(threads);
+      const Operands operands = random_operands(problem, Distribution::normal, seed);
+      const Outcome outcome = run_and_compare(plan(problem), operands, executor);
+      if (threads == 1) first = outcome.output;
+      EXPECT_TRUE(same_bits(first, outcome.output)) << threads << " threads: " << problem.text();
+    }
+  }
+}
+
+// The samples of a batch computed together and each alone.
+TEST(CpuStrategies, GiveASampleTheSameBitsInAnyBatch) {
+  const char* const blocks[] = {
+      "conv2d(3,20,k=3,p=1) | swish | group_norm(5) | relu @ 5x3x30x31",
+      "conv_transpose2d(3,20,k=3,s=2) | swish | group_norm(5) | hardswish @ 5x3x30x31 bf16",
+      "conv2d(3,20,k=5) | gelu | group_norm(5) | mean @ 5x3x30x31",
+      "gelu | group_norm(2) | relu @ 5x4x30x31 nhwc",
+      "conv2d(6,6,k=3,groups=6) | instance_norm | tanh | mean @ 5x6x30x31",
+  };
+  for (const char* const text : blocks) {
+    const Problem all = Problem::parse(text, Device::cpu(thread_count));
+    const Operands operands = random_operands(all, Distribution::normal, 7);
+    ThreadExecutor executor(thread_count);
+    const std::vector<double> together = run_and_compare(plan(all), operands, executor).output;
+    Shape sizes = all.input.sizes;
+    const auto batch = static_cast<size_t>(sizes[0]);
+    sizes[0] = 1;
+    const Layout layout = all.input.strides[1] == 1 ? Layout::nhwc : Layout::nchw;
+    const Problem one(all.block, sizes, all.input.dtype, all.device, layout);
+    for (size_t n = 0; n < batch; ++n) {
+      Operands sample = operands;
+      const auto in = operands.input.begin();
+      const auto size = static_cast<std::ptrdiff_t>(operands.input.size() / batch);
+      sample.input.assign(in + static_cast<std::ptrdiff_t>(n) * size,
+                          in + static_cast<std::ptrdiff_t>(n + 1) * size);
+      const std::vector<double> alone = run_and_compare(plan(one), sample, executor).output;
+      const auto out = together.begin() + static_cast<std::ptrdiff_t>(n * alone.size());
+      const std::vector<double> part(out, out + static_cast<std::ptrdiff_t>(alone.size()));
+      EXPECT_TRUE(same_bits(alone, part)) << "sample " << n << " of " << text;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace onepass::testing

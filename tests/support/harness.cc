@@ -1,0 +1,269 @@
+// Runs a plan on hostile memory and random operands, and compares its result with the reference.
+#include "support/harness.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <sstream>
+
+#include "block/convert.h"
+#include "reference/tensor_access.h"
+#include "support/error_bound.h"
+
+namespace onepass::testing {
+namespace {
+
+constexpr size_t guard_bytes = 256;
+constexpr std::byte guard_byte{0xff};  // NaN in every element type
+constexpr size_t cache_line = 64;
+
+// Memory between guards: `phase` bytes beyond a multiple of 64.
+class GuardedMemory {
+ public:
+  GuardedMemory(size_t bytes, size_t phase) : storage_(bytes + 2 * guard_bytes + 2 * cache_line, guard_byte) {
+    const auto address = reinterpret_cast<uintptr_t>(storage_.data() + guard_bytes);
+    offset_ = guard_bytes + (cache_line - address % cache_line) + phase;
+    remember();
+  }
+
+  void* data() { return storage_.data() + offset_; }
+  const void* data() const { return storage_.data() + offset_; }
+
+  // What is in memory now is what should stay there.
+  void remember() { before_ = storage_; }
+  // The bytes [offset, offset + count) of the data may change.
+  void allow(int64_t offset, int64_t count) {
+    const size_t first = offset_ + static_cast<size_t>(offset);
+    std::copy_n(storage_.begin() + static_cast<ptrdiff_t>(first), count,
+                before_.begin() + static_cast<ptrdiff_t>(first));
+  }
+  bool is_intact() const { return storage_ == before_; }
+
+ private:
+  std::vector<std::byte> storage_;
+  std::vector<std::byte> before_;
+  size_t offset_ = 0;
+};
+
+GuardedMemory allocate(const TensorSpec& spec) {
+  return {static_cast<size_t>(spec.byte_span()), static_cast<size_t>(byte_size(spec.dtype))};
+}
+
+GuardedMemory place(const TensorSpec& spec, const std::vector<double>& values) {
+  GuardedMemory memory = allocate(spec);
+  store_tensor(spec, values, memory.data());
+  memory.remember();
+  return memory;
+}
+
+class Values {
+ public:
+  Values(Distribution distribution, DType dtype, uint64_t seed)
+      : distribution_(distribution), dtype_(dtype), engine_(seed), constant_(0.1 + uniform(0, 1)) {}
+
+  double next() { return round_to(dtype_, draw()); }
+
+ private:
+  double uniform(double least, double most) {
+    return std::uniform_real_distribution<double>(least, most)(engine_);
+  }
+  double normal() { return std::normal_distribution<double>()(engine_); }
+
+  double draw() {
+    switch (distribution_) {
+      case Distribution::uniform:
+        return uniform(0, 1);
+      case Distribution::normal:
+        return normal();
+      case Distribution::offset_100:
+        return 100 + normal();
+      case Distribution::offset_10000:
+        return 10000 + normal();
+      case Distribution::constant:
+        return constant_;
+      case Distribution::denormal:
+        return uniform(-1, 1) * least_normal();
+      case Distribution::tiny:
+        return uniform(-1, 1) * (dtype_ == DType::f16 ? 0x1p-11 : 1e-30);
+      case Distribution::huge:
+        return uniform(-1, 1) * (dtype_ == DType::f16 ? 60000 : 1e15);
+      case Distribution::special:
+        return special();
+    }
+    return 0;
+  }
+
+  double least_normal() const {
+    if (dtype_ == DType::f64) return 0x1p-1022;
+    return dtype_ == DType::f16 ? 0x1p-14 : 0x1p-126;
+  }
+
+  double special() {
+    constexpr double infinity = std::numeric_limits<double>::infinity();
+    const double choice = uniform(0, 1);
+    if (choice < 0.004) return infinity;
+    if (choice < 0.008) return -infinity;
+    if (choice < 0.010) return std::numeric_limits<double>::quiet_NaN();
+    return normal();
+  }
+
+  Distribution distribution_;
+  DType dtype_;
+  std::mt19937_64 engine_;
+  double constant_;
+};
+
+// A stride of 0 repeats memory, so that the values repeat with it: they are those read back.
+std::vector<double> as_stored(const TensorSpec& spec, const std::vector<double>& values) {
+  std::vector<std::byte> memory(static_cast<size_t>(spec.byte_span()));
+  store_tensor(spec, values, memory.data());
+  return load_tensor(spec, memory.data());
+}
+
+std::vector<double> random_tensor(const TensorSpec& spec, Distribution distribution, double scale, uint64_t seed) {
+  Values source(distribution, spec.dtype, seed);
+  std::vector<double> values(static_cast<size_t>(element_count(spec.sizes)));
+  for (double& value : values) value = round_to(spec.dtype, source.next() * scale);
+  return as_stored(spec, values);
+}
+
+double weight_scale(const Conv& conv) {
+  const int64_t taps = conv.kernel[0] * conv.kernel[1] * conv.kernel[2];
+  return 1 / std::sqrt(static_cast<double>(conv.in_channels / conv.groups * taps));
+}
+
+// Where in the output an element is: "n=0 c=3 at 1x4".
+std::string position_text(const Shape& sizes, int64_t index) {
+  Shape position(sizes.size());
+  for (size_t d = sizes.size(); d-- > 0; index /= sizes[d]) position[d] = index % sizes[d];
+  std::string text = "n=" + std::to_string(position[0]) + " c=" + std::to_string(position[1]);
+  if (position.size() > 2) text += " at " + to_string(Shape(position.begin() + 2, position.end()));
+  return text;
+}
+
+// Error in units of the tolerance, which is at least half an ulp of the output.
+double severity(bool acceptable, double error, double tolerance) {
+  if (std::isnan(error)) return acceptable ? 0 : std::numeric_limits<double>::infinity();
+  const double ratio = tolerance > 0 ? error / tolerance : (error > 0 ? 1e300 : 0);
+  return acceptable ? std::min(ratio, 1.0) : std::max(ratio, 1.0);
+}
+
+}  // namespace
+
+std::string_view name(Distribution distribution) {
+  constexpr std::string_view names[] = {"uniform",  "normal", "offset_100", "offset_10000", "constant",
+                                        "denormal", "tiny",   "huge",       "special"};
+  return names[static_cast<size_t>(distribution)];
+}
+
+Operands random_operands(const Problem& problem, Distribution distribution, uint64_t seed) {
+  Operands operands;
+  operands.input = random_tensor(problem.input, distribution, 1, seed);
+  const std::vector<Parameter> parameters = problem.block.parameters(problem.input.sizes);
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const TensorSpec& spec = problem.parameters[i];
+    const auto* pointwise = std::get_if<Pointwise>(&problem.block.stages()[parameters[i].stage]);
+    const bool is_tensor = pointwise != nullptr && argument_kind(pointwise->op) == ArgumentKind::tensor;
+    const bool is_weight = parameters[i].role == Parameter::Role::conv_weight;
+    operands.parameters.push_back(random_tensor(spec, is_tensor ? distribution : Distribution::normal,
+                                                is_weight ? weight_scale(*problem.block.conv()) : 1,
+                                                seed + i + 1));
+  }
+  return operands;
+}
+
+Comparison compare(const Problem& problem, const Operands& operands, const std::vector<double>& actual) {
+  const Expected expected = expected_output(problem, operands.input, operands.parameters);
+  Comparison comparison;
+  double worst_severity = -1;
+  double squares = 0;
+  int64_t finite = 0;
+  size_t worst = 0;
+  for (size_t i = 0; i < actual.size(); ++i) {
+    if (!std::isfinite(expected.bounds[i])) {
+      ++comparison.unchecked;
+      continue;
+    }
+    const DType dtype = problem.output.dtype;
+    const bool acceptable = is_acceptable(dtype, actual[i], expected.values[i], expected.bounds[i]);
+    const double error = actual[i] == expected.values[i] ? 0 : std::abs(actual[i] - expected.values[i]);
+    const double rounding = std::abs(round_to(dtype, expected.values[i]) - expected.values[i]);
+    const double tolerance = expected.bounds[i] + (std::isfinite(rounding) ? rounding : 0);
+    if (!acceptable) ++comparison.failures;
+    if (std::isfinite(error)) {
+      comparison.max_abs_error = std::max(comparison.max_abs_error, error);
+      squares += error * error;
+      ++finite;
+    }
+    if (severity(acceptable, error, tolerance) > worst_severity) {
+      worst_severity = severity(acceptable, error, tolerance);
+      worst = i;
+      comparison.worst_tolerance = tolerance;
+    }
+  }
+  if (worst_severity >= 0) {
+    comparison.worst_position = position_text(problem.output.sizes, static_cast<int64_t>(worst));
+    comparison.worst_actual = actual[worst];
+    comparison.worst_expected = expected.values[worst];
+  }
+  if (finite > 0) comparison.rms_error = std::sqrt(squares / static_cast<double>(finite));
+  return comparison;
+}
+
+std::string Comparison::text() const {
+  std::ostringstream text;
+  text.precision(9);
+  text << "max error " << max_abs_error << ", rms " << rms_error;
+  if (failures > 0) text << ", " << failures << " elements outside their tolerance";
+  if (unchecked > 0) text << ", " << unchecked << " elements not checked";
+  if (!worst_position.empty()) {
+    text << "; worst: " << worst_position << " is " << worst_actual << ", should be " << worst_expected
+         << " within " << worst_tolerance;
+  }
+  return text.str();
+}
+
+std::string Outcome::text() const { return comparison.text() + (damage.empty() ? "" : "; damage: " + damage); }
+
+Outcome run_and_compare(const Problem& problem, const Operands& operands, size_t workspace_bytes, const RunFunction& run,
+                        Executor& executor) {
+  GuardedMemory input = place(problem.input, operands.input);
+  GuardedMemory output = allocate(problem.output);
+  GuardedMemory workspace(workspace_bytes, 0);
+  std::vector<GuardedMemory> parameters;
+  for (size_t i = 0; i < problem.parameters.size(); ++i)
+    parameters.push_back(place(problem.parameters[i], operands.parameters[i]));
+
+  Arguments arguments{input.data(), output.data(), {}};
+  for (const GuardedMemory& parameter : parameters) arguments.parameters.push_back(parameter.data());
+  run(arguments, workspace.data(), executor);
+
+  Outcome outcome;
+  if (!input.is_intact()) outcome.damage += "the input or memory around it; ";
+  for (size_t i = 0; i < parameters.size(); ++i)
+    if (!parameters[i].is_intact()) outcome.damage += "parameter " + std::to_string(i) + " or memory around it; ";
+  workspace.allow(0, static_cast<int64_t>(workspace_bytes));
+  if (!workspace.is_intact()) outcome.damage += "memory around the workspace; ";
+  for_each_element(problem.output, [&](int64_t offset) { output.allow(offset, byte_size(problem.output.dtype)); });
+  if (!output.is_intact()) outcome.damage += "memory around the output or between its elements; ";
+
+  outcome.output = load_tensor(problem.output, output.data());
+  outcome.comparison = compare(problem, operands, outcome.output);
+  return outcome;
+}
+
+Outcome run_and_compare(const Plan& plan, const Operands& operands, Executor& executor) {
+  const RunFunction run = [&plan](const Arguments& arguments, void* workspace, Executor& tasks) {
+    plan.run(arguments, workspace, tasks);
+  };
+  return run_and_compare(plan.problem(), operands, plan.workspace_bytes(), run, executor);
+}
+
+Outcome run_and_compare(const Plan& plan, Distribution distribution, uint64_t seed, Executor& executor) {
+  return run_and_compare(plan, random_operands(plan.problem(), distribution, seed), executor);
+}
+
+}  // namespace onepass::testing

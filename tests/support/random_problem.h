@@ -1,0 +1,13 @@
+// Random valid problems that span the block language, the element types, the layouts and odd strides.
+#pragma once
+
+#include <cstdint>
+
+#include "onepass/problem.h"
+
+namespace onepass::testing {
+
+// The same seed gives the same problem. At most 300,000 multiply-adds and 20,000 elements in any tensor.
+Problem random_problem(uint64_t seed, Device device = Device::cpu());
+
+}  // namespace onepass::testing

@@ -1,4 +1,5 @@
-// The harness must pass an honest f32 implementation on any data and see the faults that implementations have.
+// The harness must pass an honest f32 implementation on any data and see the faults that implementations
+// have.
 #include "support/harness.h"
 
 #include <gtest/gtest.h>
@@ -35,9 +36,9 @@ enum class Fault : uint8_t {
   variance_unbiased,
   eps_outside_root,
   eps_missing,
-  bias_of_next_channel,    // of the norm
-  stage_missing,           // the last pointwise stage
-  result_truncated,        // to the output's type, instead of rounded
+  bias_of_next_channel,  // of the norm
+  stage_missing,         // the last pointwise stage
+  result_truncated,      // to the output's type, instead of rounded
 };
 
 namespace f32 {
@@ -217,7 +218,8 @@ class HonestForward {
     const Floats weight = norm.affine ? next_parameter() : Floats(channels, 1);
     const Floats bias = norm.affine ? next_parameter() : Floats(channels, 0);
     const auto positions = static_cast<size_t>(sizes_.positions());
-    const size_t slab_elements = channels / static_cast<size_t>(norm.group_count(sizes_.channels)) * positions;
+    const size_t slab_elements =
+        channels / static_cast<size_t>(norm.group_count(sizes_.channels)) * positions;
     for (size_t first = 0; first < values_.size(); first += slab_elements) {
       const auto begin = values_.begin() + static_cast<ptrdiff_t>(first);
       const Floats slab(begin, begin + static_cast<ptrdiff_t>(slab_elements));
@@ -339,17 +341,24 @@ TEST(ErrorBound, SeesOneMissingTermInSeventeenHundred) {
 }
 
 TEST(ErrorBound, SeesFaultsOfTheNorm) {
-  EXPECT_FALSE(run_with("group_norm(2) @ 2x4x63", Distribution::offset_100, Fault::variance_of_raw_values).passed());
+  EXPECT_FALSE(
+      run_with("group_norm(2) @ 2x4x63", Distribution::offset_100, Fault::variance_of_raw_values).passed());
   EXPECT_FALSE(run_with("group_norm(2) @ 2x4x63", Distribution::normal, Fault::variance_unbiased).passed());
-  EXPECT_FALSE(run_with("group_norm(2,eps=1e-3) @ 2x4x63", Distribution::normal, Fault::eps_missing).passed());
+  EXPECT_FALSE(
+      run_with("group_norm(2,eps=1e-3) @ 2x4x63", Distribution::normal, Fault::eps_missing).passed());
   EXPECT_FALSE(run_with("group_norm(2) @ 2x4x63", Distribution::normal, Fault::eps_missing).passed());
-  EXPECT_FALSE(run_with("group_norm(2,eps=1e-3) @ 2x4x63", Distribution::normal, Fault::eps_outside_root).passed());
-  EXPECT_FALSE(run_with("group_norm(2) @ 2x4x63", Distribution::normal, Fault::bias_of_next_channel).passed());
+  EXPECT_FALSE(
+      run_with("group_norm(2,eps=1e-3) @ 2x4x63", Distribution::normal, Fault::eps_outside_root).passed());
+  EXPECT_FALSE(
+      run_with("group_norm(2) @ 2x4x63", Distribution::normal, Fault::bias_of_next_channel).passed());
 }
 
 TEST(ErrorBound, SeesAMissingStage) {
-  for (const std::string stage : {"relu", "relu6", "swish", "hardswish", "gelu", "mish", "softplus", "tanh", "elu"})
-    EXPECT_FALSE(run_with("group_norm(2) | " + stage + " @ 2x4x63", Distribution::normal, Fault::stage_missing).passed())
+  for (const std::string stage :
+       {"relu", "relu6", "swish", "hardswish", "gelu", "mish", "softplus", "tanh", "elu"})
+    EXPECT_FALSE(
+        run_with("group_norm(2) | " + stage + " @ 2x4x63", Distribution::normal, Fault::stage_missing)
+            .passed())
         << stage;
   EXPECT_FALSE(run_with("gelu_tanh @ 1x2x9", Distribution::normal, Fault::stage_missing).passed());
 }
@@ -364,7 +373,8 @@ TEST(ErrorBound, SeesTruncationInsteadOfRounding) {
 
 // Memory: each of these runs is right but for one byte.
 
-std::string damage_of(const std::string& text, const std::function<void(const Problem&, const Arguments&, void*)>& harm) {
+std::string damage_of(const std::string& text,
+                      const std::function<void(const Problem&, const Arguments&, void*)>& harm) {
   Problem problem = Problem::parse(text);
   problem.output.strides = TensorSpec::dense(problem.output.dtype, {2, 3, 5, 5}).strides;  // rows of 4 in 5
   problem.validate();
@@ -374,8 +384,8 @@ std::string damage_of(const std::string& text, const std::function<void(const Pr
     honest(arguments, workspace, tasks);
     harm(problem, arguments, workspace);
   };
-  const Outcome outcome =
-      run_and_compare(problem, random_operands(problem, Distribution::normal, base_seed()), 32, run, executor);
+  const Outcome outcome = run_and_compare(
+      problem, random_operands(problem, Distribution::normal, base_seed()), 32, run, executor);
   EXPECT_EQ(outcome.comparison.failures, 0) << outcome.text();
   return outcome.damage;
 }
@@ -392,7 +402,8 @@ TEST(Harness, SeesWhatIsWrittenOutsideTheOutput) {
   EXPECT_NE(damage_of(text, [](const Problem&, Args, void* w) { set_byte(w, -1); }), "");
   EXPECT_NE(damage_of(text, [](const Problem&, Args a, void*) { set_byte(a.output, -1); }), "");
   EXPECT_NE(damage_of(text, [](const Problem&, Args a, void*) { set_byte(a.output, 4 * 4); }), "");
-  EXPECT_NE(damage_of(text, [](const Problem& p, Args a, void*) { set_byte(a.output, p.output.byte_span()); }), "");
+  EXPECT_NE(
+      damage_of(text, [](const Problem& p, Args a, void*) { set_byte(a.output, p.output.byte_span()); }), "");
   EXPECT_NE(damage_of(text, [](const Problem&, Args a, void*) { set_byte(a.input, 0); }), "");
   EXPECT_NE(damage_of(text, [](const Problem&, Args a, void*) { set_byte(a.parameters[0], 1); }), "");
 }
@@ -415,7 +426,8 @@ TEST(Harness, BuffersAreAlignedToTheirElementsOnly) {
     SerialExecutor executor;
     const RunFunction run = [&](const Arguments& arguments, void* workspace, Executor&) {
       const auto bytes = static_cast<uintptr_t>(byte_size(problem.input.dtype));
-      for (const void* address : {arguments.input, static_cast<const void*>(arguments.output), arguments.parameters[0]})
+      for (const void* address :
+           {arguments.input, static_cast<const void*>(arguments.output), arguments.parameters[0]})
         EXPECT_EQ(reinterpret_cast<uintptr_t>(address) % 16, bytes) << dtype;
       EXPECT_EQ(reinterpret_cast<uintptr_t>(workspace) % 64, 0u);
     };
@@ -464,9 +476,9 @@ TEST(RandomProblem, SpansTheLanguage) {
       seen.insert("strided output");
     if (problem.input.sizes[0] == 0) seen.insert("empty batch");
   }
-  for (const std::string feature :
-       {"f32", "f16", "bf16", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
-        "conv_transpose3d", "group_norm", "instance_norm", "mean", "expanded input", "strided output", "empty batch"})
+  for (const std::string feature : {"f32", "f16", "bf16", "conv1d", "conv2d", "conv3d", "conv_transpose1d",
+                                    "conv_transpose2d", "conv_transpose3d", "group_norm", "instance_norm",
+                                    "mean", "expanded input", "strided output", "empty batch"})
     EXPECT_TRUE(seen.contains(feature)) << feature;
   for (int i = 0; i < op_count; ++i) EXPECT_TRUE(seen.contains(std::string(name(static_cast<Op>(i)))));
 }

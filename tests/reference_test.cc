@@ -53,7 +53,8 @@ double dot(const Vector& x, const Vector& y) {
 
 void expect_near(const Vector& actual, const Vector& expected, double tolerance = 1e-12) {
   ASSERT_EQ(actual.size(), expected.size());
-  for (size_t i = 0; i < actual.size(); ++i) EXPECT_NEAR(actual[i], expected[i], tolerance) << "element " << i;
+  for (size_t i = 0; i < actual.size(); ++i)
+    EXPECT_NEAR(actual[i], expected[i], tolerance) << "element " << i;
 }
 
 // Convolutions on paper: x = 1 2 3 4 and weights of distinct powers of ten show which tap met which element.
@@ -137,7 +138,8 @@ TEST(TransposedConvolution, PaddingCutsBothEnds) {
 TEST(TransposedConvolution, OutputPaddingUncoversTheEnd) {
   EXPECT_EQ(run("conv_transpose1d(1,1,k=3,s=2,p=1,op=1,bias=false)", {1, 1, 2}, {1, 2}, {{1, 10, 100}}),
             (Vector{10, 102, 20, 200}));
-  EXPECT_EQ(run("conv_transpose1d(1,1,k=1,s=2,op=1)", {1, 1, 2}, {1, 2}, {{10}, {3}}), (Vector{13, 3, 23, 3}));
+  EXPECT_EQ(run("conv_transpose1d(1,1,k=1,s=2,op=1)", {1, 1, 2}, {1, 2}, {{10}, {3}}),
+            (Vector{13, 3, 23, 3}));
 }
 
 TEST(TransposedConvolution, DilationSpreadsTheTaps) {
@@ -343,7 +345,8 @@ TEST(MeanOverSpace, AveragesEachChannel) {
 }
 
 TEST(Forward, EmptyBatchGivesAnEmptyResult) {
-  EXPECT_TRUE(run("conv1d(1,2,k=1) | group_norm(2)", {0, 1, 3}, {}, {{1, 1}, {0, 0}, {1, 1}, {0, 0}}).empty());
+  EXPECT_TRUE(
+      run("conv1d(1,2,k=1) | group_norm(2)", {0, 1, 3}, {}, {{1, 1}, {0, 0}, {1, 1}, {0, 0}}).empty());
 }
 
 TEST(Forward, StagesTakeTheirParametersInOrder) {
@@ -377,35 +380,67 @@ void expect_pointwise(const std::vector<PointwiseCase>& cases) {
 
 TEST(PointwiseOps, PiecewiseLinear) {
   expect_pointwise({
-      {"relu", -2, 0}, {"relu", 0, 0}, {"relu", 3, 3},
-      {"relu6", -1, 0}, {"relu6", 5.5, 5.5}, {"relu6", 7, 6},
-      {"leaky_relu", -2, -0.02}, {"leaky_relu(0.5)", -2, -1}, {"leaky_relu(0.5)", 2, 2},
-      {"hardsigmoid", -3, 0}, {"hardsigmoid", -4, 0}, {"hardsigmoid", 0, 0.5}, {"hardsigmoid", 1.5, 0.75},
-      {"hardsigmoid", 3, 1}, {"hardsigmoid", 9, 1},
-      {"hardswish", -3, 0}, {"hardswish", -1, -1.0 / 3}, {"hardswish", 1, 2.0 / 3}, {"hardswish", 3, 3},
-      {"hardswish", 5, 5}, {"hardswish", -7, 0},
-      {"clamp(-1,2)", -3, -1}, {"clamp(-1,2)", 0.5, 0.5}, {"clamp(-1,2)", 3, 2},
-      {"mul(-2)", 3, -6}, {"add(-2)", 3, 1},
+      {"relu", -2, 0},
+      {"relu", 0, 0},
+      {"relu", 3, 3},
+      {"relu6", -1, 0},
+      {"relu6", 5.5, 5.5},
+      {"relu6", 7, 6},
+      {"leaky_relu", -2, -0.02},
+      {"leaky_relu(0.5)", -2, -1},
+      {"leaky_relu(0.5)", 2, 2},
+      {"hardsigmoid", -3, 0},
+      {"hardsigmoid", -4, 0},
+      {"hardsigmoid", 0, 0.5},
+      {"hardsigmoid", 1.5, 0.75},
+      {"hardsigmoid", 3, 1},
+      {"hardsigmoid", 9, 1},
+      {"hardswish", -3, 0},
+      {"hardswish", -1, -1.0 / 3},
+      {"hardswish", 1, 2.0 / 3},
+      {"hardswish", 3, 3},
+      {"hardswish", 5, 5},
+      {"hardswish", -7, 0},
+      {"clamp(-1,2)", -3, -1},
+      {"clamp(-1,2)", 0.5, 0.5},
+      {"clamp(-1,2)", 3, 2},
+      {"mul(-2)", 3, -6},
+      {"add(-2)", 3, 1},
   });
 }
 
 TEST(PointwiseOps, SmoothOnesHaveTheirKnownValues) {
   constexpr double e = std::numbers::e;
   expect_pointwise({
-      {"sigmoid", 0, 0.5}, {"sigmoid", 1, 0.731058578630005}, {"sigmoid", -1, 0.268941421369995},
+      {"sigmoid", 0, 0.5},
+      {"sigmoid", 1, 0.731058578630005},
+      {"sigmoid", -1, 0.268941421369995},
       {"sigmoid", std::log(3.0), 0.75},
-      {"swish", 0, 0}, {"swish", 1, 0.731058578630005}, {"swish", -1, -0.268941421369995},
-      {"tanh", 0.5, 0.46211715726001}, {"tanh", -0.5, -0.46211715726001}, {"tanh", std::log(2.0), 0.6},
-      {"elu", 2, 2}, {"elu", -1, 1 / e - 1}, {"elu(2)", -1, 2 / e - 2},
+      {"swish", 0, 0},
+      {"swish", 1, 0.731058578630005},
+      {"swish", -1, -0.268941421369995},
+      {"tanh", 0.5, 0.46211715726001},
+      {"tanh", -0.5, -0.46211715726001},
+      {"tanh", std::log(2.0), 0.6},
+      {"elu", 2, 2},
+      {"elu", -1, 1 / e - 1},
+      {"elu(2)", -1, 2 / e - 2},
       // Phi(1) = 0.841344746068543, the normal distribution's table.
-      {"gelu", 0, 0}, {"gelu", 1, 0.841344746068543}, {"gelu", -1, -0.158655253931457},
+      {"gelu", 0, 0},
+      {"gelu", 1, 0.841344746068543},
+      {"gelu", -1, -0.158655253931457},
       {"gelu", 2, 1.95449973610364},
       // 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
-      {"gelu_tanh", 1, 0.841191990608276}, {"gelu_tanh", -1, -0.158808009391724},
-      {"softplus", 0, std::numbers::ln2}, {"softplus", 1, 1.31326168751822}, {"softplus", -30, 9.35762296884e-14},
+      {"gelu_tanh", 1, 0.841191990608276},
+      {"gelu_tanh", -1, -0.158808009391724},
+      {"softplus", 0, std::numbers::ln2},
+      {"softplus", 1, 1.31326168751822},
+      {"softplus", -30, 9.35762296884e-14},
       {"softplus", 25, 25},
       // tanh(log(1 + e^x)) is 3/5 at 0's log 2, and x = log(e - 1) makes the softplus 1.
-      {"mish", 0, 0}, {"mish", std::log(e - 1), std::log(e - 1) * std::tanh(1.0)}, {"mish", 25, 25},
+      {"mish", 0, 0},
+      {"mish", std::log(e - 1), std::log(e - 1) * std::tanh(1.0)},
+      {"mish", 25, 25},
       {"mish", -1, -0.303401461374108},
   });
 }
@@ -419,22 +454,36 @@ TEST(PointwiseOps, NanComesOutOfEach) {
 
 TEST(PointwiseOps, InfinitiesGoWherePytorchsGo) {
   expect_pointwise({
-      {"relu", inf, inf}, {"relu", -inf, 0}, {"relu6", inf, 6}, {"relu6", -inf, 0},
-      {"leaky_relu", inf, inf}, {"leaky_relu", -inf, -inf}, {"elu", inf, inf}, {"elu", -inf, -1},
-      {"gelu", inf, inf}, {"gelu", -inf, nan}, {"gelu_tanh", inf, inf}, {"gelu_tanh", -inf, nan},
-      {"swish", inf, inf}, {"swish", -inf, nan}, {"hardswish", inf, inf}, {"hardswish", -inf, nan},
-      {"hardsigmoid", inf, 1}, {"hardsigmoid", -inf, 0}, {"sigmoid", inf, 1}, {"sigmoid", -inf, 0},
-      {"tanh", inf, 1}, {"tanh", -inf, -1}, {"mish", inf, inf}, {"mish", -inf, nan},
-      {"softplus", inf, inf}, {"softplus", -inf, 0}, {"clamp(-1,2)", inf, 2}, {"clamp(-1,2)", -inf, -1},
-      {"mul(0)", inf, nan}, {"mul(-1)", inf, -inf}, {"add(1)", -inf, -inf},
+      {"relu", inf, inf},        {"relu", -inf, 0},        {"relu6", inf, 6},
+      {"relu6", -inf, 0},        {"leaky_relu", inf, inf}, {"leaky_relu", -inf, -inf},
+      {"elu", inf, inf},         {"elu", -inf, -1},        {"gelu", inf, inf},
+      {"gelu", -inf, nan},       {"gelu_tanh", inf, inf},  {"gelu_tanh", -inf, nan},
+      {"swish", inf, inf},       {"swish", -inf, nan},     {"hardswish", inf, inf},
+      {"hardswish", -inf, nan},  {"hardsigmoid", inf, 1},  {"hardsigmoid", -inf, 0},
+      {"sigmoid", inf, 1},       {"sigmoid", -inf, 0},     {"tanh", inf, 1},
+      {"tanh", -inf, -1},        {"mish", inf, inf},       {"mish", -inf, nan},
+      {"softplus", inf, inf},    {"softplus", -inf, 0},    {"clamp(-1,2)", inf, 2},
+      {"clamp(-1,2)", -inf, -1}, {"mul(0)", inf, nan},     {"mul(-1)", inf, -inf},
+      {"add(1)", -inf, -inf},
   });
 }
 
 TEST(PointwiseOps, LargeArgumentsDoNotOverflow) {
   expect_pointwise({
-      {"sigmoid", -1e4, 0}, {"sigmoid", 1e4, 1}, {"swish", 1e4, 1e4}, {"swish", -1e4, 0}, {"mish", 1e4, 1e4},
-      {"mish", -1e4, 0}, {"softplus", 1e4, 1e4}, {"softplus", -1e4, 0}, {"gelu", 1e4, 1e4}, {"gelu", -1e4, 0},
-      {"gelu_tanh", 1e150, 1e150}, {"gelu_tanh", -1e150, 0}, {"elu", -1e4, -1}, {"tanh", 1e4, 1},
+      {"sigmoid", -1e4, 0},
+      {"sigmoid", 1e4, 1},
+      {"swish", 1e4, 1e4},
+      {"swish", -1e4, 0},
+      {"mish", 1e4, 1e4},
+      {"mish", -1e4, 0},
+      {"softplus", 1e4, 1e4},
+      {"softplus", -1e4, 0},
+      {"gelu", 1e4, 1e4},
+      {"gelu", -1e4, 0},
+      {"gelu_tanh", 1e150, 1e150},
+      {"gelu_tanh", -1e150, 0},
+      {"elu", -1e4, -1},
+      {"tanh", 1e4, 1},
   });
 }
 
@@ -483,9 +532,11 @@ TEST(ElementTypes, EveryPatternHasItsValueAndComesBack) {
       if (std::isnan(expected)) {
         ASSERT_TRUE(std::isnan(value)) << format.name << ' ' << bits;
         ASSERT_TRUE(std::isnan(format.value(format.bits(value)))) << format.name << ' ' << bits;
-        ASSERT_EQ(std::signbit(format.value(format.bits(value))), bits >> 15 != 0) << format.name << ' ' << bits;
+        ASSERT_EQ(std::signbit(format.value(format.bits(value))), bits >> 15 != 0)
+            << format.name << ' ' << bits;
       } else {
-        ASSERT_EQ(std::bit_cast<uint64_t>(value), std::bit_cast<uint64_t>(expected)) << format.name << ' ' << bits;
+        ASSERT_EQ(std::bit_cast<uint64_t>(value), std::bit_cast<uint64_t>(expected))
+            << format.name << ' ' << bits;
         ASSERT_EQ(format.bits(value), pattern) << format.name;
       }
     }
@@ -504,7 +555,8 @@ TEST(ElementTypes, HalfwayRoundsToEvenAndTheRestToTheNearest) {
         const double factor = sign == 0 ? 1 : -1;
         ASSERT_EQ(format.bits(factor * middle), sign | even) << format.name << ' ' << bits;
         ASSERT_EQ(format.bits(factor * std::nextafter(middle, 0)), sign | bits) << format.name << ' ' << bits;
-        ASSERT_EQ(format.bits(factor * std::nextafter(middle, inf)), sign | (bits + 1)) << format.name << ' ' << bits;
+        ASSERT_EQ(format.bits(factor * std::nextafter(middle, inf)), sign | (bits + 1))
+            << format.name << ' ' << bits;
       }
     }
   }
@@ -555,11 +607,11 @@ TEST(TensorAccess, StoresAndLoadsAnyStridesAndLeavesGaps) {
     const auto element = [&](int64_t index) {
       return load_element(dtype, memory.data() + index * byte_size(dtype));
     };
-    EXPECT_EQ(element(1), 4);                // n=0 c=1 x=0
-    EXPECT_TRUE(std::isnan(element(2)));     // n=0 c=2, not in the slice
-    EXPECT_EQ(element(3), 2);                // n=0 c=0 x=1
-    EXPECT_TRUE(std::isnan(element(9)));     // n=0 c=0 x=3
-    EXPECT_EQ(element(12), 7);               // n=1 c=0 x=0
+    EXPECT_EQ(element(1), 4);             // n=0 c=1 x=0
+    EXPECT_TRUE(std::isnan(element(2)));  // n=0 c=2, not in the slice
+    EXPECT_EQ(element(3), 2);             // n=0 c=0 x=1
+    EXPECT_TRUE(std::isnan(element(9)));  // n=0 c=0 x=3
+    EXPECT_EQ(element(12), 7);            // n=1 c=0 x=0
   }
 }
 
@@ -576,8 +628,8 @@ testing::Outcome run_strategy(const Problem& problem, testing::Distribution dist
   const testing::RunFunction run = [&](const Arguments& arguments, void* workspace, Executor& tasks) {
     kernel->run(arguments, workspace, tasks);
   };
-  return run_and_compare(problem, random_operands(problem, distribution, seed), kernel->workspace_bytes(), run,
-                         executor);
+  return run_and_compare(problem, random_operands(problem, distribution, seed), kernel->workspace_bytes(),
+                         run, executor);
 }
 
 TEST(ReferenceStrategy, TakesEveryCase) {
@@ -589,8 +641,10 @@ TEST(ReferenceStrategy, TakesEveryCase) {
     EXPECT_LE(problem.conv_multiply_adds(), 3'000'000) << text;
     EXPECT_LE(element_count(problem.output.sizes), 60'000) << text;
     EXPECT_EQ(reference_strategy.refusal(problem), "");
-    EXPECT_GT(reference_strategy.seconds(problem, {}), element_count(problem.input.sizes) > 0 ? 0 : -1) << text;
-    const testing::Outcome outcome = run_strategy(problem, testing::Distribution::normal, base_seed(), serial);
+    EXPECT_GT(reference_strategy.seconds(problem, {}), element_count(problem.input.sizes) > 0 ? 0 : -1)
+        << text;
+    const testing::Outcome outcome =
+        run_strategy(problem, testing::Distribution::normal, base_seed(), serial);
     EXPECT_TRUE(outcome.passed()) << text << ": " << outcome.text();
     EXPECT_EQ(outcome.comparison.unchecked, 0) << text;
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "onepass/export.h"
 
@@ -20,9 +21,11 @@ class ONEPASS_API Executor {
   // The same for any callable f(index, worker).
   template <class F>
   void for_each(int64_t count, F&& f) {
-    run(
-        count, [](void* context, int64_t index, int worker) { (*static_cast<F*>(context))(index, worker); },
-        const_cast<void*>(static_cast<const void*>(&f)));
+    using Function = std::remove_reference_t<F>;
+    const Task task = [](void* context, int64_t index, int worker) {
+      (*static_cast<Function*>(context))(index, worker);
+    };
+    run(count, task, const_cast<void*>(static_cast<const void*>(&f)));
   }
 };
 

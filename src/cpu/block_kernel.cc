@@ -183,7 +183,7 @@ BlockKernel::Unit BlockKernel::unit_at(int64_t unit) const {
 
 // Pixels of the block whose statistics stand at this index.
 int64_t BlockKernel::block_pixels(const Pass& pass, int64_t block) const {
-  if (&pass == &first_ && convolution_) return convolution_->block_pixels(block).size();
+  if (&pass == &first_ && convolution_) return convolution_->block_pixels(block);
   return even_part(pixels_, pass.grid.pixel_parts, block).size();
 }
 

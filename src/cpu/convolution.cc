@@ -68,13 +68,15 @@ struct Pixels {
 #endif
 };
 
+// One vector of channels times each pixel.
 template <int kVectors, int kPixels, int kPixel = 0>
-HWY_INLINE void multiply_add(V (&acc)[kPixels][kVectors], const V (&w)[kVectors], const Pixels<kPixels>& x) {
-  const V pixel = x.template get<kPixel>();
-  ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) acc[kPixel][v] = hn::MulAdd(w[v], pixel, acc[kPixel][v]);
-  if constexpr (kPixel + 1 < kPixels) multiply_add<kVectors, kPixels, kPixel + 1>(acc, w, x);
+HWY_INLINE void multiply_add(V (&acc)[kPixels][kVectors], int v, V w, const Pixels<kPixels>& x) {
+  acc[kPixel][v] = hn::MulAdd(w, x.template get<kPixel>(), acc[kPixel][v]);
+  if constexpr (kPixel + 1 < kPixels) multiply_add<kVectors, kPixels, kPixel + 1>(acc, v, w, x);
 }
 
+// The next term's address is computed a term ahead: multiply-adds that wait for an address fill the scheduler, and
+// on Neoverse-V1 that costs 67 instead of 75 of a peak of 83 GFLOP/s. So offsets has an entry behind the last.
 template <int kVectors, int kPixels>
 HWY_NOINLINE void channel_tile_of(const ChannelTileArguments& t, const float* HWY_RESTRICT x,
                                   float* HWY_RESTRICT out) {
@@ -86,12 +88,14 @@ HWY_NOINLINE void channel_tile_of(const ChannelTileArguments& t, const float* HW
   const float* HWY_RESTRICT weights = t.weights;
   const int32_t* HWY_RESTRICT offset = t.offsets;
   const int32_t* const end = offset + t.terms;
-  for (; offset != end; ++offset) {
-    const Pixels<kPixels> pixels(x + *offset);
-    V w[kVectors];
-    ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) w[v] = hn::LoadU(d, weights + v * lanes);
+  const float* at = x + *offset;
+  while (offset != end) {
+    const Pixels<kPixels> pixels(at);
+    at = x + *++offset;
+    ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
+      multiply_add<kVectors, kPixels>(acc, v, hn::LoadU(d, weights + v * lanes), pixels);
+    }
     weights += kVectors * lanes;
-    multiply_add<kVectors, kPixels>(acc, w, pixels);
   }
   ONEPASS_UNROLL for (int p = 0; p < kPixels; ++p) {
     float* HWY_RESTRICT to = out + p * t.pixel_stride;

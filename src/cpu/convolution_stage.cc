@@ -20,9 +20,11 @@ constexpr int64_t panel_floats = 12 * 1024;
 constexpr int64_t min_panel_pixels = 96;
 constexpr int64_t max_task_channels = 256;
 // A sample is cut into at least this many tasks where it is big enough, so that batch 1 uses all threads.
-constexpr int64_t tasks_per_sample = 32;
+constexpr int64_t tasks_per_sample = 16;
 // Below this many multiply-adds, a task costs more to hand out than to compute.
 constexpr double min_task_multiply_adds = 2e5;
+// Input rows that a tile of channels passes over: half of L1, the other half is for weights and sums.
+constexpr int64_t cache_block_floats = 8 * 1024;
 constexpr int64_t max_classes = 4096;
 constexpr int64_t max_window_floats = int64_t{1} << 28;
 
@@ -65,6 +67,33 @@ int64_t class_count(const std::array<Axis, 3>& axes) {
     count *= axis.classes();
   }
   return count;
+}
+
+// Cuts depth and height into blocks of at most `rows` rows so that the fewest input rows are staged twice.
+std::array<int64_t, 3> cheapest_cut(const Axis& depth, const Axis& height, int64_t rows) {
+  double best = 0;
+  std::array<int64_t, 3> counts{depth.out, height.out, 1};
+  for (int64_t planes = 1; planes <= std::min(depth.out, rows); ++planes) {
+    const int64_t lines = std::min(height.out, rows / planes);
+    const auto staged = static_cast<double>(depth.window({0, planes}).size() * height.window({0, lines}).size());
+    const double per_row = staged / static_cast<double>(planes * lines);
+    if (planes > 1 && per_row >= best) continue;
+    best = per_row;
+    counts = {ceil_div(depth.out, planes), ceil_div(height.out, lines), 1};
+  }
+  return counts;
+}
+
+bool contains(const Axis& axis, int64_t position) { return position >= 0 && position < axis.in; }
+
+// The taps at class index j that meet the input: a range, because positions change by one sign along the taps.
+Range taps_inside(const Axis& axis, const std::vector<Tap>& taps, int64_t j) {
+  const auto inside = [&](size_t i) { return contains(axis, j * axis.step() + taps[i].offset); };
+  size_t begin = 0;
+  while (begin < taps.size() && !inside(begin)) ++begin;
+  size_t end = begin;
+  while (end < taps.size() && inside(end)) ++end;
+  return {static_cast<int64_t>(begin), static_cast<int64_t>(end)};
 }
 
 float weight_at(const void* weights, DType dtype, int64_t index) {
@@ -111,6 +140,7 @@ ConvolutionStage::ConvolutionStage(const Problem& problem, const Isa& isa, Lanes
   choose_chunks();
   choose_panels();
   choose_window();
+  choose_cache_blocks();
   build_classes();
 }
 
@@ -149,10 +179,9 @@ void ConvolutionStage::choose_blocks() {
   budget = std::min(budget, std::max(2 * min_panel_pixels, ceil_div(pixels, tasks_per_sample)));
   if (width > budget + budget / 2) {
     block_counts_ = {depth, height, ceil_div(width, budget)};
-  } else if (width * height > budget) {
-    block_counts_ = {depth, ceil_div(height, std::max<int64_t>(1, budget / width)), 1};
   } else {
-    block_counts_ = {ceil_div(depth, std::max<int64_t>(1, budget / (width * height))), 1, 1};
+    const int64_t rows = std::max<int64_t>(1, budget / width);
+    block_counts_ = cheapest_cut(axes_[0], axes_[1], rows);
   }
   max_block_pixels_ = 1;
   for (size_t i = 0; i < 3; ++i) max_block_pixels_ *= ceil_div(axes_[i].out, block_counts_[i]);
@@ -202,30 +231,64 @@ void ConvolutionStage::choose_window() {
   window_floats_ = round_up(ceil_div(in_channels_per_group_, chunk_count_) * channel_pitch_ + isa_.lanes * 2, 16);
 }
 
+void ConvolutionStage::choose_cache_blocks() {
+  const auto taps = [this](size_t i) { return axes_[i].window({0, 1}).size(); };
+  const auto floats = [&](int64_t rows, int64_t pixels) {
+    const int64_t lines = axes_[1].window({0, rows}).size();
+    return chunk_channels() * std::min(axes_[0].kernel, taps(0)) * lines * axes_[2].window({0, pixels}).size();
+  };
+  const int64_t width = ceil_div(axes_[2].out, block_counts_[2]);
+  rows_per_cache_block_ = ceil_div(axes_[1].out, block_counts_[1]);
+  while (rows_per_cache_block_ > 4 && floats(rows_per_cache_block_, width) > cache_block_floats) {
+    rows_per_cache_block_ = ceil_div(rows_per_cache_block_, 2);
+  }
+  strips_ = 1;
+  while (width / strips_ > 48 && floats(rows_per_cache_block_, width / strips_) > cache_block_floats) ++strips_;
+}
+
+std::vector<int32_t> ConvolutionStage::make_offsets(const OutputClass& output_class, int64_t channels) const {
+  std::vector<int32_t> offsets;
+  for (const Tap& depth : output_class.taps[0]) {
+    for (const Tap& height : output_class.taps[1]) {
+      for (int64_t c = 0; c < channels; ++c) {
+        for (const Tap& width : output_class.taps[2]) {
+          const int64_t offset = depth.offset * depth_pitch_ + height.offset * row_pitch_ + c * channel_pitch_ +
+                                 offset_in_row(width);
+          offsets.push_back(static_cast<int32_t>(offset - output_class.base));
+        }
+      }
+    }
+  }
+  offsets.push_back(0);  // read ahead by the last term
+  return offsets;
+}
+
+// Phases make the taps of a strided convolution contiguous: position p of a row lies in phase p % s at p / s.
+int64_t ConvolutionStage::offset_in_row(const Tap& tap) const {
+  if (axes_[2].transposed) return tap.offset;
+  const int64_t position = tap.offset + axes_[2].padding;
+  return position % phase_count_ * phase_pitch_ + position / phase_count_;
+}
+
 void ConvolutionStage::build_classes() {
-  const int64_t chunk_channels = ceil_div(in_channels_per_group_, chunk_count_);
   for (int64_t d = 0; d < axes_[0].classes(); ++d) {
     for (int64_t h = 0; h < axes_[1].classes(); ++h) {
       for (int64_t w = 0; w < axes_[2].classes(); ++w) {
         OutputClass result;
         result.index = {d, h, w};
-        std::vector<int64_t> taps;
-        for (const Tap& td : axes_[0].taps(d)) {
-          for (const Tap& th : axes_[1].taps(h)) {
-            for (const Tap& tw : axes_[2].taps(w)) {
-              result.kernel_positions.push_back((td.k * axes_[1].kernel + th.k) * axes_[2].kernel + tw.k);
-              const int64_t along = tw.offset + (axes_[2].transposed ? 0 : axes_[2].padding);
-              const int64_t in_row = along % phase_count_ * phase_pitch_ + along / phase_count_;
-              taps.push_back(td.offset * depth_pitch_ + th.offset * row_pitch_ +
-                             (axes_[2].transposed ? tw.offset : in_row));
-            }
-          }
-        }
-        if (!taps.empty()) result.base = *std::min_element(taps.begin(), taps.end());
-        for (int64_t c = 0; c < chunk_channels; ++c) {
-          for (const int64_t tap : taps) {
-            result.offsets.push_back(static_cast<int32_t>(c * channel_pitch_ + tap - result.base));
-          }
+        result.taps = {axes_[0].taps(d), axes_[1].taps(h), axes_[2].taps(w)};
+        if (result.tap_count() > 0) {
+          const auto lowest = [](const std::vector<Tap>& taps, const auto& offset) {
+            int64_t least = offset(taps[0]);
+            for (const Tap& tap : taps) least = std::min(least, offset(tap));
+            return least;
+          };
+          const auto plain = [](const Tap& tap) { return tap.offset; };
+          result.base = lowest(result.taps[0], plain) * depth_pitch_ +
+                        lowest(result.taps[1], plain) * row_pitch_ +
+                        lowest(result.taps[2], [this](const Tap& tap) { return offset_in_row(tap); });
+          result.offsets[0] = make_offsets(result, chunk_channels());
+          result.offsets[1] = make_offsets(result, in_channels_per_group_ / chunk_count_);
         }
         classes_.push_back(std::move(result));
       }
@@ -235,7 +298,7 @@ void ConvolutionStage::build_classes() {
     for (const OutputClass& output_class : classes_) {
       weight_offsets_.push_back(packed_floats_);
       packed_floats_ += padded_channels(segment.channels.size()) * in_channels_per_group_ *
-                        static_cast<int64_t>(output_class.kernel_positions.size());
+                        output_class.tap_count();
     }
   }
 }
@@ -252,13 +315,24 @@ ConvolutionStage::Block ConvolutionStage::block_at(int64_t index) const {
            even_part(axes_[2].out, block_counts_[2], w)}};
 }
 
-Range ConvolutionStage::block_pixels(int64_t index) const {
+int64_t ConvolutionStage::block_pixels(int64_t index) const {
   const Block block = block_at(index);
-  const auto flat = [this](int64_t d, int64_t h, int64_t w) {
-    return (d * axes_[1].out + h) * axes_[2].out + w;
-  };
-  return {flat(block.outputs[0].begin, block.outputs[1].begin, block.outputs[2].begin),
-          flat(block.outputs[0].end - 1, block.outputs[1].end - 1, block.outputs[2].end - 1) + 1};
+  return block.outputs[0].size() * block.outputs[1].size() * block.outputs[2].size();
+}
+
+// Flat index of the first pixel of a row of the block.
+int64_t ConvolutionStage::first_pixel(const Block& block, int64_t row) const {
+  const int64_t d = block.outputs[0].begin + row / block.outputs[1].size();
+  const int64_t h = block.outputs[1].begin + row % block.outputs[1].size();
+  return (d * axes_[1].out + h) * axes_[2].out + block.outputs[2].begin;
+}
+
+// Rows of a block from `first` on whose pixels are contiguous, as many as a panel holds.
+Range ConvolutionStage::panel_rows(const Block& block, int64_t first) const {
+  const int64_t height = block.outputs[1].size();
+  int64_t end = std::min(block.outputs[0].size() * height, first + rows_per_panel_);
+  if (block_counts_[1] > 1) end = std::min(end, (first / height + 1) * height);
+  return {first, block_counts_[2] > 1 ? first + 1 : end};
 }
 
 int64_t ConvolutionStage::tile_count(const Segment& segment) const {
@@ -276,10 +350,6 @@ ConvolutionStage::Tile ConvolutionStage::tile_at(const Segment& segment, int64_t
   return {vectors.begin * isa_.lanes, vectors.size() * isa_.lanes, static_cast<int>(vectors.size())};
 }
 
-int64_t ConvolutionStage::weight_offset(size_t segment_index, size_t class_index) const {
-  return weight_offsets_[segment_index * classes_.size() + class_index];
-}
-
 double ConvolutionStage::padded_multiply_adds() const {
   double total = 0;
   for (const OutputClass& output_class : classes_) {
@@ -293,7 +363,7 @@ double ConvolutionStage::padded_multiply_adds() const {
       channels += static_cast<double>(padded_channels(segment.channels.size()));
     }
     total += pixels * channels * static_cast<double>(in_channels_per_group_) *
-             static_cast<double>(output_class.kernel_positions.size());
+             static_cast<double>(output_class.tap_count());
   }
   if (lanes_ == Lanes::pixels) {
     const int64_t width = ceil_div(axes_[2].out, axes_[2].class_stride());
@@ -322,37 +392,47 @@ void ConvolutionStage::pack_weights(const void* weights, float* packed, Executor
   const int64_t tiles = tile_count({0, {0, max_segment_channels_}});
   const auto count = static_cast<int64_t>(segments_.size()) * class_total * tiles;
   executor.for_each(count, [&](int64_t index, int) {
-    const auto segment_index = static_cast<size_t>(index / tiles / class_total);
-    const auto class_index = static_cast<size_t>(index / tiles % class_total);
-    const Segment& segment = segments_[segment_index];
+    const Segment& segment = segments_[static_cast<size_t>(index / tiles / class_total)];
+    const OutputClass& output_class = classes_[static_cast<size_t>(index / tiles % class_total)];
     if (index % tiles >= tile_count(segment)) return;
-    pack_tile(weights, segment, classes_[class_index], tile_at(segment, index % tiles),
-              packed + weight_offset(segment_index, class_index));
+    pack_tile(weights, segment, output_class, tile_at(segment, index % tiles),
+              packed + weight_offsets_[static_cast<size_t>(index / tiles)]);
   });
 }
 
-// [input channel][tap][output channel of the tile], zero where a lane has no channel: those sums go nowhere.
+// [chunk][term][output channel of the tile], zero where a lane has no channel: those sums go nowhere.
 void ConvolutionStage::pack_tile(const void* weights, const Segment& segment, const OutputClass& output_class,
                                  const Tile& tile, float* packed) const {
-  const auto taps = static_cast<int64_t>(output_class.kernel_positions.size());
-  float* to = packed + tile.first * in_channels_per_group_ * taps;
-  for (int64_t i = 0; i < in_channels_per_group_; ++i) {
-    for (int64_t t = 0; t < taps; ++t) {
-      const int64_t k = output_class.kernel_positions[static_cast<size_t>(t)];
-      for (int64_t o = 0; o < tile.width; ++o) {
-        const int64_t channel = segment.channels.begin + tile.first + o;
-        if (channel >= segment.channels.end) {
-          *to++ = 0;
-          continue;
+  float* to = packed + tile.first * in_channels_per_group_ * output_class.tap_count();
+  for (int64_t chunk = 0; chunk < chunk_count_; ++chunk) {
+    const Range channels = even_part(in_channels_per_group_, chunk_count_, chunk);
+    for (const Tap& depth : output_class.taps[0]) {
+      for (const Tap& height : output_class.taps[1]) {
+        for (int64_t i = channels.begin; i < channels.end; ++i) {
+          for (const Tap& width : output_class.taps[2]) {
+            const int64_t k = (depth.k * axes_[1].kernel + height.k) * axes_[2].kernel + width.k;
+            pack_term(weights, segment, tile, i, k, to);
+            to += tile.width;
+          }
         }
-        const int64_t in_group = channel - segment.group * out_channels_per_group_;
-        const int64_t in_channel = segment.group * in_channels_per_group_ + i;
-        const int64_t row = transposed_ ? in_channel * out_channels_per_group_ + in_group
-                                        : channel * in_channels_per_group_ + i;
-        *to++ = weight_at(weights, weight_dtype_, row * kernel_elements_ + k);
       }
     }
   }
+}
+
+void ConvolutionStage::pack_term(const void* weights, const Segment& segment, const Tile& tile, int64_t in_channel,
+                                 int64_t k, float* to) const {
+  const int64_t first = segment.channels.begin + tile.first;
+  const int64_t count = std::min(tile.width, segment.channels.end - first);
+  const int64_t in_group = first - segment.group * out_channels_per_group_;
+  const int64_t row = transposed_
+                          ? (segment.group * in_channels_per_group_ + in_channel) * out_channels_per_group_ + in_group
+                          : first * in_channels_per_group_ + in_channel;
+  const int64_t row_stride = transposed_ ? 1 : in_channels_per_group_;
+  for (int64_t o = 0; o < count; ++o) {
+    to[o] = weight_at(weights, weight_dtype_, (row + o * row_stride) * kernel_elements_ + k);
+  }
+  std::fill(to + count, to + tile.width, 0.0f);
 }
 
 // ------------------------------------------------------------------------------------------------ staging
@@ -368,22 +448,22 @@ bool ConvolutionStage::row_is_used(int axis, int64_t relative) const {
   return false;
 }
 
+// Rows outside the input are left as they are: no tap reads them.
 void ConvolutionStage::stage(const void* input, int64_t sample, const Segment& segment, Range channels,
                              const Window& window, float* staged) const {
   for (int64_t d = 0; d < window.inputs[0].size(); ++d) {
-    if (!row_is_used(0, d)) continue;
+    if (!row_is_used(0, d) || !contains(axes_[0], window.inputs[0].begin + d)) continue;
     for (int64_t h = 0; h < window.inputs[1].size(); ++h) {
-      if (!row_is_used(1, h)) continue;
+      if (!row_is_used(1, h) || !contains(axes_[1], window.inputs[1].begin + h)) continue;
       stage_row(input, sample, segment, channels, window, window.inputs[0].begin + d, window.inputs[1].begin + h,
                 staged + d * depth_pitch_ + h * row_pitch_);
     }
   }
 }
 
-// One row of the window for all channels of a chunk, its phases one after another, zero outside the input.
+// One row of the window for all channels of a chunk, its phases one after another, zero beside the input.
 void ConvolutionStage::stage_row(const void* input, int64_t sample, const Segment& segment, Range channels,
                                  const Window& window, int64_t depth, int64_t height, float* row) const {
-  const bool inside = depth >= 0 && depth < axes_[0].in && height >= 0 && height < axes_[1].in;
   const Range wanted = window.inputs[2];
   const int64_t rows = channels.size();
   for (int64_t phase = 0; phase < phase_count_; ++phase) {
@@ -391,7 +471,7 @@ void ConvolutionStage::stage_row(const void* input, int64_t sample, const Segmen
     const int64_t count = ceil_div(wanted.size() - phase, phase_count_);
     if (count <= 0) continue;
     const int64_t start = wanted.begin + phase;  // input position of the phase's first float
-    int64_t first = inside ? std::min(count, start >= 0 ? 0 : ceil_div(-start, phase_count_)) : count;
+    const int64_t first = std::min(count, start >= 0 ? 0 : ceil_div(-start, phase_count_));
     int64_t last = axes_[2].in <= start ? 0 : ceil_div(axes_[2].in - start, phase_count_);
     last = std::clamp(last, first, count);
     float* to = row + phase * phase_pitch_;
@@ -419,29 +499,53 @@ void ConvolutionStage::stage_row(const void* input, int64_t sample, const Segmen
 
 // ------------------------------------------------------------------------------------------------ running
 
-void ConvolutionStage::convolve_row(const Sums& sums, const OutputClass& output_class, const float* packed,
-                                    Range channels, const Tile& tile, int64_t pixels, const float* staged,
-                                    float* to) const {
-  const auto taps = static_cast<int64_t>(output_class.kernel_positions.size());
-  const int64_t terms = channels.size() * taps;
+// A contiguous range of terms, in chains of bounded length.
+void ConvolutionStage::convolve_terms(const Sums& sums, const OutputClass& output_class, const float* packed,
+                                      Range channels, const Tile& tile, Range terms, bool add, int64_t pixels,
+                                      const float* staged, float* to) const {
+  const bool larger = channels.size() == chunk_channels();
+  const int32_t* offsets = output_class.offsets[larger ? 0 : 1].data();
   const int64_t pixel_stride = axes_[2].class_stride() * sums.pixel_stride;
-  const int64_t parts = ceil_div(terms, max_chain_terms + max_chain_terms / 2);
-  packed += tile.first * in_channels_per_group_ * taps + channels.begin * taps * tile.width;
+  const int64_t parts = ceil_div(terms.size(), max_chain_terms + max_chain_terms / 2);
   for (int64_t i = 0; i < parts; ++i) {
-    const Range part = even_part(terms, parts, i);
-    const float* weights = packed + part.begin * tile.width;
-    const int32_t* offsets = output_class.offsets.data() + part.begin;
-    const bool add = channels.begin > 0 || i > 0;
+    const Range part = even_part(terms.size(), parts, i);
+    const int64_t first = terms.begin + part.begin;
+    const float* weights = packed + first * tile.width;
     if (lanes_ == Lanes::channels) {
-      isa_.channel_tile({staged, offsets, part.size(), weights, to, pixel_stride, pixels, tile.vectors, add});
+      isa_.channel_tile({staged, offsets + first, part.size(), weights, to, pixel_stride, pixels, tile.vectors,
+                         add || i > 0});
     } else {
-      isa_.pixel_tile({staged, offsets, part.size(), weights, to, sums.channel_stride, pixel_stride, pixels,
-                       static_cast<int>(tile.width), add});
+      isa_.pixel_tile({staged, offsets + first, part.size(), weights, to, sums.channel_stride, pixel_stride, pixels,
+                       static_cast<int>(tile.width), add || i > 0});
     }
   }
 }
 
-// A class without taps (the stride is larger than the kernel): its outputs are zero before the bias.
+// One row of one tile: the terms of the taps that meet the input, as few ranges.
+void ConvolutionStage::convolve_row(const Sums& sums, const OutputClass& output_class, const float* packed,
+                                    Range channels, const Tile& tile, Range depth_taps, Range height_taps,
+                                    int64_t pixels, const float* staged, float* to) const {
+  packed += (tile.first * in_channels_per_group_ + channels.begin * tile.width) * output_class.tap_count();
+  bool add = channels.begin > 0;
+  if (depth_taps.size() == 0 || height_taps.size() == 0 || output_class.taps[2].empty()) {
+    if (!add) clear_row(sums, tile, pixels, to);
+    return;
+  }
+  const auto heights = static_cast<int64_t>(output_class.taps[1].size());
+  const int64_t terms = channels.size() * static_cast<int64_t>(output_class.taps[2].size());
+  if (height_taps.size() == heights) {
+    const Range range{depth_taps.begin * heights * terms, depth_taps.end * heights * terms};
+    convolve_terms(sums, output_class, packed, channels, tile, range, add, pixels, staged, to);
+    return;
+  }
+  for (int64_t d = depth_taps.begin; d < depth_taps.end; ++d) {
+    const Range range{(d * heights + height_taps.begin) * terms, (d * heights + height_taps.end) * terms};
+    convolve_terms(sums, output_class, packed, channels, tile, range, add, pixels, staged, to);
+    add = true;
+  }
+}
+
+// No tap meets the input (or the stride is larger than the kernel): zero before the bias.
 void ConvolutionStage::clear_row(const Sums& sums, const Tile& tile, int64_t pixels, float* to) const {
   const int64_t pixel_stride = axes_[2].class_stride() * sums.pixel_stride;
   for (int64_t p = 0; p < pixels; ++p) {
@@ -449,47 +553,52 @@ void ConvolutionStage::clear_row(const Sums& sums, const Tile& tile, int64_t pix
   }
 }
 
+// One class over some rows of a block and one strip of their pixels; the sums begin at row `panel_row`.
 void ConvolutionStage::convolve_class(const Task& task, const OutputClass& output_class, const float* packed,
-                                      Range channels, Range rows, const float* staged, const Sums& sums) const {
-  const Block& block = task.block;
-  const Axis& along = axes_[2];
-  const int64_t width = block.outputs[2].size();
-  const int64_t height = block.outputs[1].size();
-  const int64_t stride = along.class_stride();
-  // The first output of the row that belongs to the class, and the staged float its j stands for.
-  const int64_t first = output_class.index[2] + round_up(std::max<int64_t>(0, block.outputs[2].begin -
-                                                                                  output_class.index[2]),
-                                                         stride);
-  if (first >= block.outputs[2].end) return;
-  const int64_t pixels = ceil_div(block.outputs[2].end - first, stride);
-  const int64_t column = along.transposed ? first / stride - task.window.inputs[2].begin : 0;
+                                      Range channels, int64_t panel_row, Range rows, int64_t strip,
+                                      const float* staged, const Sums& sums) const {
+  const Range along = task.block.outputs[2];
+  const int64_t stride = axes_[2].class_stride();
+  const int64_t index = output_class.index[2];
+  // The row's first output of the class and, from there, the strip's share of those that follow.
+  const int64_t row_first = index + round_up(std::max<int64_t>(0, along.begin - index), stride);
+  if (row_first >= along.end) return;
+  const Range pixels = even_part(ceil_div(along.end - row_first, stride), strips_, strip);
+  if (pixels.size() == 0) return;
+  const int64_t first = row_first + pixels.begin * stride;
+  const int64_t column = axes_[2].transposed ? first / stride - task.window.inputs[2].begin : first - along.begin;
+  const int64_t height = task.block.outputs[1].size();
   for (int64_t t = 0; t < tile_count(task.segment); ++t) {
     const Tile tile = tile_at(task.segment, t);
     for (int64_t row = rows.begin; row < rows.end; ++row) {
-      const int64_t d = block.outputs[0].begin + row / height;
-      const int64_t h = block.outputs[1].begin + row % height;
-      if (d % axes_[0].class_stride() != output_class.index[0] % axes_[0].class_stride() ||
-          h % axes_[1].class_stride() != output_class.index[1] % axes_[1].class_stride()) {
-        continue;
-      }
-      const int64_t depth = d / axes_[0].class_stride() * axes_[0].step() - task.window.inputs[0].begin;
-      const int64_t line = h / axes_[1].class_stride() * axes_[1].step() - task.window.inputs[1].begin;
+      const int64_t d = task.block.outputs[0].begin + row / height;
+      const int64_t h = task.block.outputs[1].begin + row % height;
+      const int64_t jd = d / axes_[0].class_stride();
+      const int64_t jh = h / axes_[1].class_stride();
+      if (d % axes_[0].class_stride() != output_class.index[0]) continue;
+      if (h % axes_[1].class_stride() != output_class.index[1]) continue;
+      const int64_t depth = jd * axes_[0].step() - task.window.inputs[0].begin;
+      const int64_t line = jh * axes_[1].step() - task.window.inputs[1].begin;
       const float* from = staged + depth * depth_pitch_ + line * row_pitch_ + column + output_class.base;
-      const int64_t pixel = (row - rows.begin) * width + first - block.outputs[2].begin;
+      const int64_t pixel = (row - panel_row) * along.size() + first - along.begin;
       float* to = sums.data + pixel * sums.pixel_stride + tile.first * sums.channel_stride;
-      if (output_class.kernel_positions.empty()) {
-        if (channels.begin == 0) clear_row(sums, tile, pixels, to);
-      } else {
-        convolve_row(sums, output_class, packed, channels, tile, pixels, from, to);
-      }
+      convolve_row(sums, output_class, packed, channels, tile, taps_inside(axes_[0], output_class.taps[0], jd),
+                   taps_inside(axes_[1], output_class.taps[1], jh), pixels.size(), from, to);
     }
   }
 }
 
 void ConvolutionStage::convolve(const Task& task, const float* packed, Range channels, Range rows,
                                 const float* staged, const Sums& sums) const {
-  for (size_t c = 0; c < classes_.size(); ++c) {
-    convolve_class(task, classes_[c], packed + weight_offset(task.segment_index, c), channels, rows, staged, sums);
+  const int64_t* weight_offsets = weight_offsets_.data() + task.segment_index * classes_.size();
+  for (int64_t row = rows.begin; row < rows.end; row += rows_per_cache_block_) {
+    const Range part{row, std::min(rows.end, row + rows_per_cache_block_)};
+    for (int64_t strip = 0; strip < strips_; ++strip) {
+      for (size_t c = 0; c < classes_.size(); ++c) {
+        convolve_class(task, classes_[c], packed + weight_offsets[c], channels, rows.begin, part, strip, staged,
+                       sums);
+      }
+    }
   }
 }
 
@@ -515,18 +624,16 @@ void ConvolutionStage::run(const void* input, const float* packed, float* worker
     stage(input, sample, task.segment, channels, task.window, staged);
     if (!one_chunk) convolve(task, packed, channels, {0, row_total}, staged, all);
   }
-  const int64_t first_pixel = block_pixels(block_index).begin;
-  for (int64_t row = 0; row < row_total; row += rows_per_panel_) {
-    const Range rows{row, std::min(row_total, row + rows_per_panel_)};
+  for (Range rows = panel_rows(block, 0); rows.begin < row_total; rows = panel_rows(block, rows.end)) {
     Sums sums = all;
     if (one_chunk) {
       sums = sums_at(data, task, rows.size() * width);
       convolve(task, packed, {0, in_channels_per_group_}, rows, staged, sums);
     } else {
-      sums.data += row * width * sums.pixel_stride;
+      sums.data += rows.begin * width * sums.pixel_stride;
     }
-    const Region region{sample, task.segment.channels,
-                        {first_pixel + rows.begin * width, first_pixel + rows.end * width}};
+    const int64_t pixel = first_pixel(block, rows.begin);
+    const Region region{sample, task.segment.channels, {pixel, pixel + rows.size() * width}};
     consume({sums.data, lanes_ == Lanes::pixels ? sums.channel_stride : sums.pixel_stride, region});
   }
 }

@@ -50,8 +50,7 @@ class ConvolutionStage {
   }
   const std::vector<Segment>& segments() const { return segments_; }
   int64_t block_count() const { return block_counts_[0] * block_counts_[1] * block_counts_[2]; }
-  // The flat pixels of a block: they are contiguous.
-  Range block_pixels(int64_t block) const;
+  int64_t block_pixels(int64_t block) const;
   int64_t max_segment_channels() const { return max_segment_channels_; }
   int64_t max_panel_pixels() const { return max_panel_pixels_; }
   // Segments that make a task long enough to be worth handing out.
@@ -69,11 +68,19 @@ class ConvolutionStage {
            int64_t block, const std::function<void(const Panel&)>& consume) const;
 
  private:
+  // One dense convolution: the outputs whose position has this residue in each dimension. Its terms come in the
+  // order [depth tap][height tap][input channel of a chunk][width tap], so that the taps of a row that fall outside
+  // the input are left out as whole ranges.
   struct OutputClass {
     std::array<int64_t, 3> index{};
-    std::vector<int64_t> kernel_positions;  // of its taps
-    std::vector<int32_t> offsets;           // staged floats from the row's base: [channel of a chunk][tap]
-    int64_t base = 0;                       // what was taken off the offsets to make them non-negative
+    std::array<std::vector<Tap>, 3> taps;
+    // Staged floats from the row's base, for chunks of the larger and of the smaller size.
+    std::array<std::vector<int32_t>, 2> offsets;
+    int64_t base = 0;  // what was taken off the offsets to make them non-negative
+
+    int64_t tap_count() const {
+      return static_cast<int64_t>(taps[0].size() * taps[1].size() * taps[2].size());
+    }
   };
   struct Window {
     std::array<Range, 3> inputs;  // input positions it covers, padding included
@@ -105,11 +112,16 @@ class ConvolutionStage {
   void choose_window();
   void build_classes();
   void choose_panels();
+  void choose_cache_blocks();
 
   Block block_at(int64_t index) const;
   int64_t tile_count(const Segment& segment) const;
   Tile tile_at(const Segment& segment, int64_t index) const;
-  int64_t weight_offset(size_t segment_index, size_t class_index) const;
+  Range panel_rows(const Block& block, int64_t first) const;
+  int64_t first_pixel(const Block& block, int64_t row) const;
+  int64_t chunk_channels() const { return ceil_div(in_channels_per_group_, chunk_count_); }
+  int64_t offset_in_row(const Tap& tap) const;
+  std::vector<int32_t> make_offsets(const OutputClass& output_class, int64_t channels) const;
   int64_t padded_channels(int64_t channels) const;
   bool row_is_used(int axis, int64_t relative) const;
 
@@ -120,13 +132,20 @@ class ConvolutionStage {
   void convolve(const Task& task, const float* packed, Range channels, Range rows, const float* staged,
                 const Sums& sums) const;
   void convolve_class(const Task& task, const OutputClass& output_class, const float* packed, Range channels,
-                      Range rows, const float* staged, const Sums& sums) const;
+                      int64_t panel_row, Range rows, int64_t strip, const float* staged,
+                      const Sums& sums) const;
   void convolve_row(const Sums& sums, const OutputClass& output_class, const float* packed, Range channels,
-                    const Tile& tile, int64_t pixels, const float* staged, float* to) const;
+                    const Tile& tile, Range depth_taps, Range height_taps, int64_t pixels, const float* staged,
+                    float* to) const;
+  void convolve_terms(const Sums& sums, const OutputClass& output_class, const float* packed, Range channels,
+                      const Tile& tile, Range terms, bool add, int64_t pixels, const float* staged,
+                      float* to) const;
   void clear_row(const Sums& sums, const Tile& tile, int64_t pixels, float* to) const;
   Sums sums_at(float* data, const Task& task, int64_t pixels) const;
   void pack_tile(const void* weights, const Segment& segment, const OutputClass& output_class, const Tile& tile,
                  float* packed) const;
+  void pack_term(const void* weights, const Segment& segment, const Tile& tile, int64_t in_channel, int64_t k,
+                 float* to) const;
 
   const Isa& isa_;
   Lanes lanes_;
@@ -150,6 +169,9 @@ class ConvolutionStage {
   int64_t segments_per_task_ = 1;
   int64_t chunk_count_ = 1;
   int64_t rows_per_panel_ = 1;
+  // Rows and parts of a row whose window stays in L1 while the tiles of all channels pass over it.
+  int64_t rows_per_cache_block_ = 1;
+  int64_t strips_ = 1;
 
   int64_t phase_count_ = 1;  // of a staged row
   int64_t phase_pitch_ = 0;  // floats between phases

@@ -72,7 +72,8 @@ struct TransferArguments {
 
 // One row of output pixels of a convolution for one tile of output channels, lanes along channels:
 //   acc[p * pixel_stride + o] (+)= sum over terms t of x[offsets[t] + p] * weights[t * tile + o]
-// with tile = vectors * lanes. x may be read up to one vector past the last pixel's element.
+// with tile = vectors * lanes. x may be read up to one vector past the last pixel's element; offsets has one more
+// entry than terms, which is read and not used.
 struct ChannelTileArguments {
   const float* x = nullptr;
   const int32_t* offsets = nullptr;

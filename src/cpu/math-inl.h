@@ -1,7 +1,15 @@
-// Vector exp, expm1, log1p, tanh, erf and sigmoid for f32, and the other primitives of pointwise.def, compiled
-// once for each Highway target.
+// Vector exp, expm1, log1p, tanh, erf and sigmoid for f32, and the other primitives of pointwise.def,
+// compiled once for each Highway target.
 //
-// Right for every float: infinities, NaN, denormal arguments and denormal results.
+// Right for every float: infinities, NaN, denormal arguments and denormal results (a zero may lose its sign).
+// The errors given with each function are the largest over all 2^32 floats, measured on NEON; AVX2 and
+// AVX-512 have the same fused multiply-add. Where it rounds twice (Highway's scalar fallback) every 251st
+// float gave at most 1.9 ulp, tanh's. The polynomials are minimax fits made for this file.
+//
+// The times are for one Neoverse-V1 core at 2.6 GHz, four vectors an iteration, argument and result in L1.
+// About 60 vector instructions wait there at a time, fewer than it takes to cover the latency of a chain of
+// 45 cycles: the four vectors have to be interleaved, which GCC's first scheduler does. With
+// -fno-schedule-insns, or one vector an iteration, all of these take 1.2 to 1.4 times as long.
 
 #if defined(ONEPASS_CPU_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ONEPASS_CPU_MATH_INL_H_
@@ -80,8 +88,9 @@ HWY_INLINE V polynomial(V x, double highest, C... rest) {
   return horner(x, constant<V>(highest), rest...);
 }
 
-// Adding 1.5 * 2^23 rounds to the nearest integer, which is then also the low bits of the sum. With the exponent
-// bias of 127 added, shifting those bits into the exponent field gives 2^n: 0 for n = -127, infinity for n = 128.
+// Adding 1.5 * 2^23 rounds to the nearest integer, which is then also the low bits of the sum. With the
+// exponent bias of 127 added, shifting those bits into the exponent field gives 2^n: 0 for n = -127, infinity
+// for n = 128.
 constexpr double kRound = 12582912.0;
 constexpr double kRoundBiased = kRound + 127.0;
 
@@ -101,6 +110,7 @@ constexpr double kLn2Low = 1.42860682030941723e-6;
 }  // namespace math
 
 // e^x: x = n ln 2 + r, e^r a polynomial, 2^n in two factors so that a denormal result is rounded once.
+// 0.90 ulp; 25 instructions, 0.90 ns an element.
 template <class V>
 HWY_INLINE V exp(V x) {
   const hn::DFromV<V> d;
@@ -113,8 +123,8 @@ HWY_INLINE V exp(V x) {
   V r = hn::NegMulAdd(n, constant<V>(math::kLn2High), x);
   r = hn::NegMulAdd(n, constant<V>(math::kLn2Low), r);
   // e^r for |r| <= 0.35, relative error 3.3e-9
-  const V p = math::polynomial(r, 0.00138131441288, 0.00836941878121, 0.0416684567918, 0.16666514792, 0.499999930507,
-                               1.0, 1.0);
+  const V p = math::polynomial(r, 0.00138131441288, 0.00836941878121, 0.0416684567918, 0.16666514792,
+                               0.499999930507, 1.0, 1.0);
   const auto sum = hn::BitCast(bits, rounded);
   const auto a = hn::ShiftRight<1>(sum);
   const auto b = hn::Sub(sum, a);
@@ -124,6 +134,7 @@ HWY_INLINE V exp(V x) {
 }
 
 // e^x - 1 = 2^n (e^r - 1) + (2^n - 1), computed as halves so that n = 128 does not overflow.
+// 1.61 ulp; 24 instructions, 0.89 ns an element.
 template <class V>
 HWY_INLINE V expm1(V x) {
   const V near = x;
@@ -135,7 +146,8 @@ HWY_INLINE V expm1(V x) {
   r = hn::NegMulAdd(n, constant<V>(math::kLn2Low), r);
   const V half_scale = math::shift_into_exponent(rounded);
   // e^r - 1 = r + r^2 q(r) for |r| <= 0.35, relative error 1.4e-8
-  const V q = math::polynomial(r, 0.00138823958996, 0.00836718085398, 0.0416672212659, 0.166665386826, 0.499999980418);
+  const V q = math::polynomial(r, 0.00138823958996, 0.00836718085398, 0.0416672212659, 0.166665386826,
+                               0.499999980418);
   const V e = hn::MulAdd(q, hn::Mul(r, r), r);
   const V half = hn::MulAdd(e, half_scale, hn::Sub(half_scale, constant<V>(0.5)));
   // Halving would lose the last bit of a denormal and the sign of -0: there e^x - 1 is x.
@@ -143,6 +155,7 @@ HWY_INLINE V expm1(V x) {
 }
 
 // log(1 + x) = k ln 2 + log(1 + f), 1 + f = 2^-k (1 + x) in [0.75, 1.5).
+// 1.27 ulp; 35 instructions, 1.38 ns an element.
 template <class V>
 HWY_INLINE V log1p(V x) {
   const hn::DFromV<V> d;
@@ -156,8 +169,9 @@ HWY_INLINE V log1p(V x) {
   const V scaled_x = hn::BitCast(d, hn::Sub(hn::BitCast(bits, x), k));
   const V f = hn::Add(hn::MulSub(scale, constant<V>(0.25), one), scaled_x);
   // log(1 + f) = f + f^2 q(f) for -0.25 <= f <= 0.5, relative error 4.8e-9
-  const V q = math::polynomial(f, -0.0449163347624, 0.104497838993, -0.131631086687, 0.144821380732, -0.166476954053,
-                               0.199905934732, -0.250000560345, 0.333334547139, -0.500000008162);
+  const V q =
+      math::polynomial(f, -0.0449163347624, 0.104497838993, -0.131631086687, 0.144821380732, -0.166476954053,
+                       0.199905934732, -0.250000560345, 0.333334547139, -0.500000008162);
   const V near = hn::MulAdd(q, hn::Mul(f, f), f);
   const V kf = hn::Mul(hn::ConvertTo(d, k), constant<V>(0x1p-23));
   const V y = hn::MulAdd(kf, constant<V>(0.69314718055994531), near);
@@ -168,8 +182,11 @@ HWY_INLINE V log1p(V x) {
 
 namespace math {
 
-// 1 / (1 + 2^(x scale)) for -127.5 < x scale < 127.5. x scale = n + r and 2^r = (c + r) / (c - r), c = r coth(r ln 2 / 2):
-// the quotient of 2^r is part of the one division, and below / (something + below) cannot exceed 1.
+// 1 / (1 + 2^(x scale)) for -127.5 < x scale < 127.5. With x scale = n + r and c = r coth(r ln 2 / 2), 2^r is
+// (c + r) / (c - r): its quotient joins the one division, 17 instructions where a polynomial of degree 5 for
+// 2^r takes 20, 1.1 times as long, and has a relative error of 7.5e-8 instead of 2e-9; and (c - r) /
+// (something + (c - r)) cannot exceed 1. A division: the reciprocal estimate with two Newton steps is 1.25
+// times slower.
 template <class V>
 HWY_INLINE V logistic(V x, double scale) {
   const V round = constant<V>(kRoundBiased);
@@ -184,6 +201,8 @@ HWY_INLINE V logistic(V x, double scale) {
 
 }  // namespace math
 
+// 1 / (1 + e^-x). Absolute error 9.5e-8, and x sigmoid(x) within 1.4e-7 of max(1, |x|); 17 instructions,
+// x sigmoid(x) in 0.74 ns an element.
 template <class V>
 HWY_INLINE V sigmoid(V x) {
   // n = -127 and 2^n = 0 above 87.7; n = 127 and the denominator overflows below -87.7, which gives 0
@@ -191,6 +210,7 @@ HWY_INLINE V sigmoid(V x) {
 }
 
 // tanh x: an odd polynomial up to 0.55, beyond it 1 - 2 / (1 + e^(2|x|)).
+// 1.77 ulp; 33 instructions, 1.20 ns an element.
 template <class V>
 HWY_INLINE V tanh(V x) {
   const V magnitude = hn::Abs(x);
@@ -198,27 +218,31 @@ HWY_INLINE V tanh(V x) {
   // tanh(x) = x + x^3 q(x^2) for |x| <= 0.55, relative error 3.7e-8
   const V q = math::polynomial(u, 0.0164375806796, -0.052671813289, 0.133207250525, -0.333329466364);
   const V near = hn::MulAdd(hn::Mul(x, u), q, x);
-  // tanh 9.02 rounds to 1
+  // 1 - tanh(9.1) is 2.5e-8, which rounds away
   const V rest = math::logistic(hn::Min(magnitude, constant<V>(9.1)), 2.0 * math::kLog2E);
   const V far = hn::CopySign(hn::NegMulAdd(constant<V>(2.0), rest, constant<V>(1.0)), x);
   return hn::IfThenElse(hn::Gt(magnitude, constant<V>(0.55)), far, near);
 }
 
-// erf x: an odd polynomial up to 1, beyond it 1 - p(|x|)^8.
+// erf x: an odd polynomial up to 1.15, beyond it 1 - p(|x|)^8. The power keeps p flat, so that degree 6 is
+// enough up to 4, and its three squarings cost one instruction each; it multiplies the rounding of p, which
+// would count too much below 1.15 (2.2 ulp with the limit at 1).
+// 1.71 ulp, and gelu(x) within 1.2e-7 of max(1, |x|); 38 instructions, 1.17 ns an element.
 template <class V>
 HWY_INLINE V erf(V x) {
   const V magnitude = hn::Abs(x);
-  // erf(x) / x - 1 for |x| <= 1, relative error of erf(x) 4.0e-8
-  const V q = math::polynomial(hn::Mul(x, x), -0.000563142229411, 0.00491755144766, -0.026711311331, 0.112801801126,
-                               -0.376123261867, 0.128379122494);
+  // erf(x) / x - 1 for |x| <= 1.15, relative error of erf(x) 7.8e-9
+  const V q = math::polynomial(hn::Mul(x, x), 6.85635605e-05, -0.000768884493, 0.00514947344, -0.0268321596,
+                               0.1128304, -0.376125753, 0.128379151);
   const V near = hn::MulAdd(x, q, x);
-  // (1 - erf(x))^(1/8) for 1 <= x <= 3.94, error of its eighth power 1.6e-8; 1 - p(4)^8 rounds to 1
-  V p = math::polynomial(hn::Min(magnitude, constant<V>(4.0)), 0.000149848191285, -0.00246972039915, 0.0129258212692,
-                         -0.0113734746892, -0.0614264398864, -0.145060537248, 1.00083470009);
+  // (1 - erf(x))^(1/8) for 1.15 <= x <= 3.94, error of p^8 5.6e-9; p(4)^8 is 1.5e-8, so that erf(4) is 1.
+  // Each coefficient was rounded to a float before the next was fitted: rounding the real ones costs 0.5 ulp.
+  V p = math::polynomial(hn::Min(magnitude, constant<V>(4.0)), 0.000164788595, -0.00263195508, 0.0136443377,
+                         -0.0130357826, -0.0593061298, -0.146475434, 1.00122094);
   p = hn::Mul(p, p);
   p = hn::Mul(p, p);
   const V far = hn::CopySign(hn::NegMulAdd(p, p, constant<V>(1.0)), x);
-  return hn::IfThenElse(hn::Gt(magnitude, constant<V>(1.0)), far, near);
+  return hn::IfThenElse(hn::Gt(magnitude, constant<V>(1.15)), far, near);
 }
 
 }  // namespace HWY_NAMESPACE

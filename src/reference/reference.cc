@@ -144,7 +144,8 @@ int64_t argument_elements(const Pointwise& pointwise, const Sizes& sizes) {
   return pointwise.per == Per::channel ? sizes.channels : sizes.batch * sizes.channels;
 }
 
-int64_t argument_index(const Pointwise& pointwise, const Sizes& sizes, int64_t n, int64_t c, int64_t position) {
+int64_t argument_index(const Pointwise& pointwise, const Sizes& sizes, int64_t n, int64_t c,
+                       int64_t position) {
   if (argument_kind(pointwise.op) == ArgumentKind::tensor)
     return (n * sizes.channels + c) * sizes.positions() + position;
   if (pointwise.per == Per::tensor) return 0;

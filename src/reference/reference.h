@@ -48,7 +48,8 @@ void apply_pointwise(const Pointwise& pointwise, const Sizes& sizes, Values argu
 // How many values the argument of a pointwise stage holds.
 int64_t argument_elements(const Pointwise& pointwise, const Sizes& sizes);
 // Which of them belongs to the element of sample n and channel c at a position.
-int64_t argument_index(const Pointwise& pointwise, const Sizes& sizes, int64_t n, int64_t c, int64_t position);
+int64_t argument_index(const Pointwise& pointwise, const Sizes& sizes, int64_t n, int64_t c,
+                       int64_t position);
 
 // y[n,c] = mean over positions of x[n,c].
 void mean_over_space(const Sizes& sizes, Values x, std::span<double> output, Executor& executor);

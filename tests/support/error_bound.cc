@@ -23,7 +23,8 @@ struct Arithmetic {
   double underflow;  // the most that one operation loses among denormals
 
   explicit Arithmetic(DType dtype)
-      : roundoff(dtype == DType::f64 ? 0x1p-53 : 0x1p-24), underflow(dtype == DType::f64 ? 0x1p-1074 : 0x1p-149) {}
+      : roundoff(dtype == DType::f64 ? 0x1p-53 : 0x1p-24),
+        underflow(dtype == DType::f64 ? 0x1p-1074 : 0x1p-149) {}
 };
 
 std::vector<double> squares(Values values) {
@@ -106,11 +107,13 @@ class BoundedForward {
     const auto& weight = next_parameter();
     const auto& bias = conv.bias ? next_parameter() : none;
     convolution(conv, input_sizes_, sizes_, input_, weight, bias, values_, executor_);
-    convolution(conv, input_sizes_, sizes_, squares(input_), squares(weight), squares(bias), bounds_, executor_);
+    convolution(conv, input_sizes_, sizes_, squares(input_), squares(weight), squares(bias), bounds_,
+                executor_);
     const auto terms = static_cast<double>(reference::weight_elements(conv) / conv.out_channels + 1);
     for (size_t i = 0; i < values_.size(); ++i) {
       const double walk = std::sqrt(bounds_[i]) + std::abs(values_[i]);
-      set_bound(i, 0, conv_factor * arithmetic_.roundoff * std::sqrt(terms) * walk + terms * arithmetic_.underflow);
+      set_bound(i, 0,
+                conv_factor * arithmetic_.roundoff * std::sqrt(terms) * walk + terms * arithmetic_.underflow);
     }
   }
 
@@ -122,16 +125,18 @@ class BoundedForward {
       const double p = has_argument ? argument[argument_index(pointwise, i)] : 0;
       const double x = values_[i];
       values_[i] = reference::pointwise_value(pointwise, x, p);
-      const double inherited = bounds_[i] > 0 && bounds_[i] < infinity ? change(pointwise, x, p, bounds_[i]) : bounds_[i];
-      set_bound(i, inherited, stage_factor * arithmetic_.roundoff * rounding_scale(pointwise.op, x, values_[i]));
+      const double inherited =
+          bounds_[i] > 0 && bounds_[i] < infinity ? change(pointwise, x, p, bounds_[i]) : bounds_[i];
+      set_bound(i, inherited,
+                stage_factor * arithmetic_.roundoff * rounding_scale(pointwise.op, x, values_[i]));
     }
   }
 
   size_t argument_index(const Pointwise& pointwise, size_t element) const {
     const auto index = static_cast<int64_t>(element);
     const int64_t plane = index / sizes_.positions();
-    return static_cast<size_t>(reference::argument_index(pointwise, sizes_, plane / sizes_.channels,
-                                                         plane % sizes_.channels, index % sizes_.positions()));
+    return static_cast<size_t>(reference::argument_index(
+        pointwise, sizes_, plane / sizes_.channels, plane % sizes_.channels, index % sizes_.positions()));
   }
 
   void apply(const Norm& norm) {
@@ -145,8 +150,8 @@ class BoundedForward {
     const auto positions = static_cast<size_t>(sizes_.positions());
     const size_t slab_elements = group_channels * positions;
     for (size_t first = 0; first < x.size(); first += slab_elements) {
-      const SlabError slab =
-          slab_error(norm, Values(x).subspan(first, slab_elements), Values(bounds_).subspan(first, slab_elements));
+      const SlabError slab = slab_error(norm, Values(x).subspan(first, slab_elements),
+                                        Values(bounds_).subspan(first, slab_elements));
       for (size_t i = first; i < first + slab_elements; ++i) {
         const size_t c = i / positions % static_cast<size_t>(sizes_.channels);
         const double scale = norm.affine ? std::abs(weight[c]) : 1;
@@ -204,7 +209,8 @@ class BoundedForward {
     for (size_t i = 0; i < planes; ++i) {
       const double magnitude = mean_magnitude(Values(x).subspan(i * positions, positions));
       const double factor = stage_factor + std::sqrt(static_cast<double>(positions)) / 4;
-      set_bound(i, mean_of(Values(e).subspan(i * positions, positions)), factor * arithmetic_.roundoff * magnitude);
+      set_bound(i, mean_of(Values(e).subspan(i * positions, positions)),
+                factor * arithmetic_.roundoff * magnitude);
     }
   }
 

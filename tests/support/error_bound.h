@@ -1,24 +1,24 @@
 // The result a block should have and how far an honest implementation may be from it, element by element.
 //
-// The rule. u is the unit roundoff of the arithmetic: 2^-24 (f32 inside, also for f16 and bf16) or 2^-53 (f64).
-// Each stage takes the value v and the bound e of every element from the stage before; the input has e = 0.
+// The rule. u is the unit roundoff of the arithmetic: 2^-24 (f32 inside, also for f16 and bf16) or 2^-53
+// (f64). Each stage takes the value v and the bound e of every element from the stage before; e = 0 at first.
 //
 //   convolution   e = 4 u sqrt(K) (sqrt(sum of (w x)^2) + |v|), K the terms of a sum with the bias: rounding
 //                 errors add up like a random walk along partial sums that are one too. A missing or a wrong
 //                 term is off by about sqrt(sum of (w x)^2 / K): 2e6 / K times as much.
 //   pointwise     e = the change of the operation between x - e and x + e, plus 8 u (|x| + |v|): 4 ulp for an
-//                 approximation, and 0.5 x (1 + erf) cancels. Operations that only select or multiply: 8 u |v|;
-//                 hardsigmoid: 8 u.
+//                 approximation, and 0.5 x (1 + erf) cancels. Operations that only select or multiply: 8 u
+//                 |v|; hardsigmoid: 8 u.
 //   norm          e = |weight| ((e + d) rstd + r |xhat|) + 8 u (|weight| (|xhat| + |mean| rstd) + |bias|),
-//                 d = mean(e) + 8 u (|mean| + 4 std) the error of the mean, r the relative one of the variance:
-//                 (2 mean(|x - mean| e) + mean(e^2) + d^2) / (variance + eps) + 8 u. So the mean costs
-//                 u |mean| / std, and E[x^2] - E[x]^2, which costs u (mean / std)^2, is caught.
-//                 Where r > 1/2 the result is noise and the slab is not checked.
+//                 d = mean(e) + 8 u (|mean| + 4 std) the error of the mean, r the relative one of the
+//                 variance: (2 mean(|x - mean| e) + mean(e^2) + d^2) / (variance + eps) + 8 u. So the mean
+//                 costs u |mean| / std, and E[x^2] - E[x]^2, which costs u (mean / std)^2, is caught. Where r
+//                 > 1/2 the result is noise and the slab is not checked.
 //   mean          e = mean(e) + (8 + sqrt(positions) / 4) u mean|x|
 //
-// Each stage adds a few of the least f32 denormals. An element passes when it lies between v - e and v + e, both
-// rounded to the output's type: the one rounding at the end is in the rule exactly, overflow to Inf included.
-// What is not finite has no error: NaN must be NaN and Inf must be Inf of the same sign.
+// Each stage adds a few of the least f32 denormals. An element passes when it lies between v - e and v + e,
+// both rounded to the output's type: the one rounding at the end is in the rule exactly, overflow to Inf
+// included. What is not finite has no error: NaN must be NaN and Inf must be Inf of the same sign.
 #pragma once
 
 #include <vector>

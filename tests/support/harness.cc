@@ -123,7 +123,8 @@ std::vector<double> as_stored(const TensorSpec& spec, const std::vector<double>&
   return load_tensor(spec, memory.data());
 }
 
-std::vector<double> random_tensor(const TensorSpec& spec, Distribution distribution, double scale, uint64_t seed) {
+std::vector<double> random_tensor(const TensorSpec& spec, Distribution distribution, double scale,
+                                  uint64_t seed) {
   Values source(distribution, spec.dtype, seed);
   std::vector<double> values(static_cast<size_t>(element_count(spec.sizes)));
   for (double& value : values) value = round_to(spec.dtype, source.next() * scale);
@@ -226,10 +227,12 @@ std::string Comparison::text() const {
   return text.str();
 }
 
-std::string Outcome::text() const { return comparison.text() + (damage.empty() ? "" : "; damage: " + damage); }
+std::string Outcome::text() const {
+  return comparison.text() + (damage.empty() ? "" : "; damage: " + damage);
+}
 
-Outcome run_and_compare(const Problem& problem, const Operands& operands, size_t workspace_bytes, const RunFunction& run,
-                        Executor& executor) {
+Outcome run_and_compare(const Problem& problem, const Operands& operands, size_t workspace_bytes,
+                        const RunFunction& run, Executor& executor) {
   GuardedMemory input = place(problem.input, operands.input);
   GuardedMemory output = allocate(problem.output);
   GuardedMemory workspace(workspace_bytes, 0);
@@ -244,10 +247,12 @@ Outcome run_and_compare(const Problem& problem, const Operands& operands, size_t
   Outcome outcome;
   if (!input.is_intact()) outcome.damage += "the input or memory around it; ";
   for (size_t i = 0; i < parameters.size(); ++i)
-    if (!parameters[i].is_intact()) outcome.damage += "parameter " + std::to_string(i) + " or memory around it; ";
+    if (!parameters[i].is_intact())
+      outcome.damage += "parameter " + std::to_string(i) + " or memory around it; ";
   workspace.allow(0, static_cast<int64_t>(workspace_bytes));
   if (!workspace.is_intact()) outcome.damage += "memory around the workspace; ";
-  for_each_element(problem.output, [&](int64_t offset) { output.allow(offset, byte_size(problem.output.dtype)); });
+  for_each_element(problem.output,
+                   [&](int64_t offset) { output.allow(offset, byte_size(problem.output.dtype)); });
   if (!output.is_intact()) outcome.damage += "memory around the output or between its elements; ";
 
   outcome.output = load_tensor(problem.output, output.data());

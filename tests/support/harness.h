@@ -1,8 +1,8 @@
 // Runs a plan on hostile memory and random operands, and compares its result with the reference.
 //
-// Every buffer lies at an address that is aligned to its elements and to nothing more, between bytes that read as
-// NaN: what is read outside a tensor shows in the result, what is written there shows in the bytes. So do the
-// gaps between the elements of strided tensors. The output is NaN before the run.
+// Every buffer lies at an address that is aligned to its elements and to nothing more, between bytes that
+// read as NaN: what is read outside a tensor shows in the result, what is written there shows in the bytes.
+// So do the gaps between the elements of strided tensors. The output is NaN before the run.
 #pragma once
 
 #include <cstdint>
@@ -27,9 +27,9 @@ enum class Distribution : uint8_t {
   special,       // normal, with a few Inf, -Inf and NaN
 };
 inline constexpr Distribution distributions[] = {
-    Distribution::uniform,  Distribution::normal,   Distribution::offset_100,
+    Distribution::uniform,      Distribution::normal,   Distribution::offset_100,
     Distribution::offset_10000, Distribution::constant, Distribution::denormal,
-    Distribution::tiny,     Distribution::huge,     Distribution::special,
+    Distribution::tiny,         Distribution::huge,     Distribution::special,
 };
 std::string_view name(Distribution distribution);
 
@@ -68,8 +68,8 @@ struct Outcome {
 
 using RunFunction = std::function<void(const Arguments& arguments, void* workspace, Executor& executor)>;
 
-Outcome run_and_compare(const Problem& problem, const Operands& operands, size_t workspace_bytes, const RunFunction& run,
-                        Executor& executor);
+Outcome run_and_compare(const Problem& problem, const Operands& operands, size_t workspace_bytes,
+                        const RunFunction& run, Executor& executor);
 Outcome run_and_compare(const Plan& plan, const Operands& operands, Executor& executor);
 Outcome run_and_compare(const Plan& plan, Distribution distribution, uint64_t seed, Executor& executor);
 

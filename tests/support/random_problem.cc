@@ -37,9 +37,7 @@ class Dice {
   std::mt19937_64 engine_;
 };
 
-int64_t random_channels(Dice& dice) {
-  return dice.chance(0.1) ? dice.number(17, 70) : dice.number(1, 17);
-}
+int64_t random_channels(Dice& dice) { return dice.chance(0.1) ? dice.number(17, 70) : dice.number(1, 17); }
 
 int64_t span(const Conv& conv, size_t d) { return conv.dilation[d] * (conv.kernel[d] - 1) + 1; }
 
@@ -145,7 +143,8 @@ Shape random_input_sizes(Dice& dice, const std::optional<Conv>& conv, int rank, 
 
 bool is_small(const Problem& problem) {
   const auto fits = [](const TensorSpec& spec) { return element_count(spec.sizes) <= max_elements; };
-  return fits(problem.input) && element_count(problem.block.conv_output_shape(problem.input.sizes)) <= max_elements &&
+  return fits(problem.input) &&
+         element_count(problem.block.conv_output_shape(problem.input.sizes)) <= max_elements &&
          std::all_of(problem.parameters.begin(), problem.parameters.end(), fits) &&
          problem.conv_multiply_adds() <= max_multiply_adds;
 }
@@ -164,7 +163,8 @@ Problem random_dense_problem(Dice& dice, Device device) {
   }
 }
 
-// The tensor as a slice of a dense one that is larger by up to 3 in one dimension: padded rows, sliced channels.
+// The tensor as a slice of a dense one that is larger by up to 3 in one dimension: padded rows, sliced
+// channels.
 void make_slice(Dice& dice, TensorSpec& spec) {
   if (spec.sizes.empty()) return;
   Shape larger = spec.sizes;

@@ -4,8 +4,7 @@
 namespace onepass::testing {
 
 ThreadExecutor::ThreadExecutor(int threads) {
-  for (int worker = 1; worker < threads; ++worker)
-    threads_.emplace_back([this, worker] { serve(worker); });
+  for (int worker = 1; worker < threads; ++worker) threads_.emplace_back([this, worker] { serve(worker); });
 }
 
 ThreadExecutor::~ThreadExecutor() {

@@ -1,0 +1,62 @@
+// Memory of a call: tensors filled with random values, every page written before anything is timed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "onepass/executor.h"
+#include "onepass/plan.h"
+#include "onepass/problem.h"
+
+namespace onepass::tool {
+
+// Bytes at a multiple of 64, all 0xff: NaN in every element type, and no page shares the kernel's zero page.
+class Buffer {
+ public:
+  explicit Buffer(size_t bytes);
+  void* data() const { return memory_.get(); }
+  size_t bytes() const { return bytes_; }
+  // NaN everywhere again.
+  void poison();
+
+ private:
+  static constexpr std::align_val_t alignment{64};
+  struct Free {
+    void operator()(void* memory) const { ::operator delete(memory, alignment); }
+  };
+  size_t bytes_;
+  std::unique_ptr<void, Free> memory_;
+};
+
+// What one run of a plan reads and writes, the workspace included.
+struct Tensors {
+  Buffer input;
+  Buffer output;
+  std::vector<Buffer> parameters;
+  Buffer workspace;
+
+  // Random values, the same for a seed whatever the number of threads; the output is NaN.
+  // Throws Error where this machine has not as much memory.
+  Tensors(const Plan& plan, uint64_t seed, Executor& executor);
+  Arguments arguments() const;
+  // Tells two outputs apart: equal for the same bits.
+  uint64_t output_hash() const;
+};
+
+// What Tensors takes, and what reading the inputs once moves.
+int64_t tensor_bytes(const Problem& problem);
+int64_t input_bytes(const Problem& problem);
+
+// Throws Error "the problem needs N GiB" where the machine does not have that many bytes free.
+void require_memory(double bytes);
+// The Error itself, for an allocation that failed.
+[[noreturn]] void refuse_memory(double bytes);
+
+// Values of sample n as dense NCHW doubles, and of a whole tensor.
+std::vector<double> sample_values(const TensorSpec& spec, const void* memory, int64_t n);
+std::vector<double> all_values(const TensorSpec& spec, const void* memory);
+
+}  // namespace onepass::tool

@@ -1,0 +1,43 @@
+// The result a block should have for one sample, and how far a good implementation may be from it.
+//
+// The reference runs stage by stage in double, and a bound goes along with every value. u is the unit
+// roundoff of the arithmetic (2^-24 for f32, f16 and bf16 tensors, 2^-53 for f64); v is the value, e the
+// bound before a stage.
+//
+//   convolution   4 u sqrt(K) (sqrt(K) rms(w) rms(x) + |v|), K terms in a sum: errors add up as a random walk
+//   pointwise     what the operation makes of x - e and x + e, plus 8 u (|x| + |v|); 8 u |v| where it selects
+//   or
+//                 multiplies
+//   norm          |weight| ((e + d) rstd + r |xhat|) + 8 u (|weight| (|xhat| + |mean| rstd) + |bias|), d and
+//   r the
+//                 errors of the mean and, relative, of the variance. A slab with r > 1/2 is noise: not
+//                 checked
+//   mean          mean(e) + (8 + sqrt(positions) / 4) u mean|x|
+//
+// A result passes between v - e and v + e, both rounded to the type of the output.
+// tests/support/error_bound.h is the same rule for any data; here all terms of a sum are alike, since the
+// tool draws them.
+#pragma once
+
+#include <vector>
+
+#include "onepass/executor.h"
+#include "onepass/problem.h"
+
+namespace onepass::tool {
+
+struct Expected {
+  std::vector<double> values;
+  std::vector<double> bounds;  // infinite where the result is noise
+};
+
+// `problem` has batch 1; `input` and `parameters` are dense NCHW.
+Expected expected_output(const Problem& problem, std::vector<double> input,
+                         const std::vector<std::vector<double>>& parameters, Executor& executor);
+
+// What the reference would take for the problem, seconds.
+double reference_seconds(const Problem& problem);
+
+extern const char* const tolerance_rule;  // one sentence for --help and the output
+
+}  // namespace onepass::tool

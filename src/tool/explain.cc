@@ -1,0 +1,38 @@
+// onepass explain: which strategy a problem gets, what the others would cost or why they refuse.
+#include <iostream>
+
+#include "tool/commands.h"
+#include "tool/output.h"
+
+namespace onepass::tool {
+namespace {
+
+Json plan_json(const Plan& plan) {
+  Json candidates = Json::array();
+  for (const Candidate& candidate : plan.candidates()) {
+    Json row{{"strategy", candidate.strategy}};
+    if (candidate.reason.empty()) row["seconds"] = candidate.seconds;
+    if (!candidate.reason.empty()) row["reason"] = candidate.reason;
+    candidates.push_back(row);
+  }
+  return {{"problem", plan.problem().text()},
+          {"output", to_string(plan.problem().output.sizes)},
+          {"threads", plan.problem().device.threads},
+          {"strategy", plan.strategy()},
+          {"candidates", candidates},
+          {"workspace_bytes", plan.workspace_bytes()}};
+}
+
+}  // namespace
+
+int explain(const Options& options) {
+  const Plan chosen = plan(requested_problems(options).front(), options.plan_options());
+  if (options.json) {
+    std::cout << plan_json(chosen).dump(2) << '\n';
+  } else {
+    std::cout << chosen.explain();
+  }
+  return good;
+}
+
+}  // namespace onepass::tool

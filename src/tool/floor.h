@@ -1,0 +1,28 @@
+// The least a block can take whatever its convolution costs: write the output, evaluate each activation once.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "onepass/plan.h"
+#include "tool/buffers.h"
+#include "tool/output.h"
+
+namespace onepass::tool {
+
+struct Floor {
+  double write = 0;                                         // seconds
+  std::vector<std::pair<std::string, double>> activations;  // stage and seconds, in the order of the block
+
+  double activation_seconds() const;
+  double seconds() const { return write + activation_seconds(); }
+  std::string text() const;
+  Json json() const;
+};
+
+// Each pointwise stage is timed alone, on tensors that stay in the cache, and scaled to the problem's
+// elements. Overwrites the output.
+Floor measure_floor(const Problem& problem, const Buffer& output, const std::string& target);
+
+}  // namespace onepass::tool

@@ -1,0 +1,101 @@
+// What the command line asks for, and the problems it means.
+#include "tool/request.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+
+#include "onepass/error.h"
+#include "tool/executor.h"
+
+namespace onepass::tool {
+namespace {
+
+void refuse_shape_options(const Options& options, const std::string& where) {
+  for (const auto& [option, value] : {std::pair<const char*, const std::string&>{"--input", options.input},
+                                      {"--dtype", options.dtype},
+                                      {"--layout", options.layout}}) {
+    if (!value.empty())
+      throw Error(std::string(option) + ": " + where + " already has it, give one of the two");
+  }
+}
+
+Problem problem_of_options(const Options& options, const Device& device) {
+  if (options.block.find('@') != std::string::npos) {
+    refuse_shape_options(options, "the problem string");
+    return Problem::parse(options.block, device);
+  }
+  Block block = Block::parse(options.block);
+  if (options.input.empty()) {
+    throw Error(
+        "the input's sizes are missing: give --input 8x3x32x32, or the block as \"BLOCK @ 8x3x32x32\"");
+  }
+  return {std::move(block), parse_shape(options.input),
+          options.dtype.empty() ? DType::f32 : parse_dtype(options.dtype), device,
+          options.layout.empty() ? Layout::nchw : parse_layout(options.layout)};
+}
+
+// A file would give the same sentence for each of its lines.
+void refuse_unknown_names(const Options& options, const Problem& problem) {
+  const std::vector<std::string> targets = cpu_targets();
+  const auto is_target = std::find(targets.begin(), targets.end(), options.target) != targets.end();
+  const std::vector<Candidate> rows = plan(problem).candidates();
+  const auto is_strategy = std::any_of(rows.begin(), rows.end(), [&](const Candidate& candidate) {
+    return candidate.strategy == options.strategy;
+  });
+  if (!options.strategy.empty() && !is_strategy) plan(problem, {.strategy = options.strategy, .target = ""});
+  if (options.target.empty() || is_target) return;
+  std::string names;
+  for (const std::string& target : targets) names += (names.empty() ? "" : ", ") + target;
+  throw Error("target \"" + options.target + "\" is not available: this CPU and build have " + names);
+}
+
+std::vector<Problem> problems_of(const Options& options, const Device& device) {
+  if (options.file.empty()) {
+    if (options.block.empty()) throw Error("a block is missing, see onepass --help");
+    return {problem_of_options(options, device)};
+  }
+  if (!options.block.empty()) throw Error("--file: a block is given too, give one of the two");
+  refuse_shape_options(options, "the file");
+  return read_problems(options.file, device);
+}
+
+}  // namespace
+
+std::vector<Problem> read_problems(const std::string& path, const Device& device) {
+  std::ifstream file(path);
+  if (!file) throw Error("cannot read " + path);
+  std::vector<Problem> problems;
+  int number = 0;
+  for (std::string line; std::getline(file, line);) {
+    ++number;
+    line.erase(std::min(line.find('#'), line.size()));
+    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+    while (line.back() == ' ' || line.back() == '\t' || line.back() == '\r') line.pop_back();
+    try {
+      problems.push_back(Problem::parse(line, device));
+    } catch (const Error& error) {
+      throw Error(path + ":" + std::to_string(number) + ": " + error.what());
+    }
+  }
+  if (file.bad()) throw Error("cannot read " + path);
+  if (problems.empty()) throw Error(path + " has no problem strings");
+  return problems;
+}
+
+std::vector<Problem> requested_problems(const Options& options) {
+  std::vector<Problem> problems = problems_of(options, Device::cpu(requested_threads(options)));
+  refuse_unknown_names(options, problems.front());
+  return problems;
+}
+
+int requested_threads(const Options& options) {
+  const int asked = options.threads == 0 ? hardware_threads() : options.threads;
+  if (has_threads() || asked == 1) return asked;
+  if (options.threads != 0) {
+    std::fprintf(stderr, "onepass: built without OpenMP, one thread instead of %d\n", options.threads);
+  }
+  return 1;
+}
+
+}  // namespace onepass::tool

@@ -1,0 +1,251 @@
+// The command-line tool as a user meets it: exit codes, one-sentence errors, JSON, and right results.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* small_problem = "conv2d(3,8,p=1) | group_norm(4) | relu @ 2x3x9x7";
+
+struct Result {
+  int exit_code = -1;
+  std::string out;
+  std::string err;
+
+  json parsed() const { return json::parse(out); }
+};
+
+std::string quoted(const std::string& argument) {
+  std::string text = "'";
+  for (const char c : argument) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return text + "'";
+}
+
+std::string read_file(const std::filesystem::path& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+class ToolTest : public ::testing::Test {
+ protected:
+  ToolTest()
+      : directory_(std::filesystem::temp_directory_path() / ("onepass_tool_" + std::to_string(getpid()))) {
+    std::filesystem::create_directories(directory_);
+  }
+  ~ToolTest() override { std::filesystem::remove_all(directory_); }
+
+  Result run(const std::vector<std::string>& arguments) const {
+    const auto out = directory_ / "out";
+    const auto err = directory_ / "err";
+    std::string command = "cd " + quoted(directory_) + " && " + quoted(ONEPASS_TOOL_PATH);
+    for (const std::string& argument : arguments) command.append(" ").append(quoted(argument));
+    const int status = std::system((command + " >" + quoted(out) + " 2>" + quoted(err)).c_str());
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_file(out), read_file(err)};
+  }
+
+  std::string write_file(const std::string& name, const std::string& text) const {
+    std::ofstream(directory_ / name) << text;
+    return directory_ / name;
+  }
+
+  // The request is refused with code 2 and one sentence that has `words`, and nothing else is printed.
+  void expect_refused(const std::vector<std::string>& arguments, const std::string& words) const {
+    const Result result = run(arguments);
+    EXPECT_EQ(result.exit_code, 2) << result.err;
+    EXPECT_EQ(result.out, "");
+    EXPECT_EQ(result.err.rfind("onepass: ", 0), 0u) << result.err;
+    EXPECT_EQ(result.err.find('\n'), result.err.size() - 1) << result.err;
+    EXPECT_NE(result.err.find(words), std::string::npos) << result.err;
+  }
+
+ private:
+  std::filesystem::path directory_;
+};
+
+TEST_F(ToolTest, HelpShowsTheBlockLanguageAndExitCodes) {
+  const Result result = run({"--help"});
+  EXPECT_EQ(result.exit_code, 0);
+  for (const char* words :
+       {"explain", "check", "bench", "cases", "Examples:", "group_norm(groups", "Exit codes:"}) {
+    EXPECT_NE(result.out.find(words), std::string::npos) << words;
+  }
+  for (const char* command : {"explain", "check", "bench", "cases"})
+    EXPECT_EQ(run({command, "--help"}).exit_code, 0);
+}
+
+TEST_F(ToolTest, VersionIsPrinted) {
+  const Result result = run({"--version"});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.out.rfind("onepass ", 0), 0u) << result.out;
+}
+
+TEST_F(ToolTest, BadCommandLinesAreRefused) {
+  expect_refused({}, "give a command");
+  expect_refused({"frobnicate"}, "give a command");
+  expect_refused({"check"}, "a block is missing");
+  expect_refused({"check", small_problem, "--bogus"}, "--bogus");
+  expect_refused({"check", small_problem, "--threads", "0"}, "--threads");
+  expect_refused({"check", small_problem, "--seed", "x"}, "--seed");
+  expect_refused({"check", small_problem, "--file", "list.txt"}, "give one of the two");
+  expect_refused({"bench"}, "a block is missing");
+}
+
+TEST_F(ToolTest, BadBlocksAndSizesAreRefused) {
+  expect_refused({"explain", "conv2d(3,16) | group_norm(5)", "--input", "1x3x9x9"},
+                 "not divisible into 5 groups");
+  expect_refused({"check", "relu"}, "sizes are missing");
+  expect_refused({"check", "relu", "--input", "2xax4"}, "2xax4");
+  expect_refused({"check", "relu", "--input", "2x3x4", "--dtype", "f8"}, "f8");
+  expect_refused({"check", "relu", "--input", "2x3x4", "--layout", "chwn"}, "chwn");
+  expect_refused({"check", "relu @ 2x3x4", "--input", "2x3x4"}, "--input");
+  expect_refused({"check", "relu @ 2x3x4", "--dtype", "f16"}, "--dtype");
+  expect_refused({"bench", "relu @ 0x3x4"}, "empty");
+}
+
+TEST_F(ToolTest, UnknownStrategiesAndTargetsAreRefused) {
+  expect_refused({"check", small_problem, "--strategy", "wishful"}, "wishful");
+  expect_refused({"bench", small_problem, "--strategy", "wishful"}, "reference");
+  expect_refused({"explain", small_problem, "--target", "abacus"}, "abacus");
+  expect_refused(
+      {"check", "--file", write_file("two.txt", "relu @ 1x2x3\nrelu @ 1x2x4\n"), "--strategy", "wishful"},
+      "wishful");
+}
+
+TEST_F(ToolTest, ProblemLargerThanTheMachineIsRefused) {
+  expect_refused({"check", "relu @ 1000000x1000x1000"}, "GiB");
+  expect_refused({"bench", "relu @ 1000000x1000x1000"}, "GiB");
+}
+
+TEST_F(ToolTest, FilesThatAreNoListsAreRefused) {
+  expect_refused({"check", "--file", "no_such_file"}, "no_such_file");
+  expect_refused({"check", "--file", write_file("empty.txt", "# nothing\n\n")}, "no problem strings");
+  expect_refused({"check", "--file", write_file("bad.txt", "relu @ 1x2x3\n\nrelu | @ 1x2x3\n")},
+                 "bad.txt:3: ");
+  expect_refused({"cases"}, "--file is needed");
+}
+
+TEST_F(ToolTest, ExplainNamesTheStrategy) {
+  const Result text = run({"explain", small_problem});
+  EXPECT_EQ(text.exit_code, 0) << text.err;
+  EXPECT_NE(text.out.find("reference"), std::string::npos);
+  const Result result = run({"explain", small_problem, "--json", "--threads", "1"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  const json parsed = result.parsed();
+  EXPECT_EQ(parsed.at("output"), "2x8x9x7");
+  EXPECT_EQ(parsed.at("threads"), 1);
+  EXPECT_GE(parsed.at("workspace_bytes"), 0);
+  bool chosen_is_listed = false;
+  for (const json& row : parsed.at("candidates")) {
+    EXPECT_NE(row.contains("seconds"), row.contains("reason"));
+    chosen_is_listed |= row.at("strategy") == parsed.at("strategy");
+  }
+  EXPECT_TRUE(chosen_is_listed);
+}
+
+TEST_F(ToolTest, BlockWithOptionsIsTheSameProblemAsTheString) {
+  const Result options = run({"explain", "conv2d(3,8) | relu", "--input", "2x3x9x7", "--dtype", "bf16",
+                              "--layout", "nhwc", "--json"});
+  const Result string = run({"explain", "conv2d(3,8) | relu @ 2x3x9x7 bf16 nhwc", "--json"});
+  EXPECT_EQ(options.exit_code, 0) << options.err;
+  EXPECT_EQ(options.out, string.out);
+}
+
+TEST_F(ToolTest, CheckPassesForEveryTypeAndThreadCount) {
+  for (const char* type : {"f32", "f16", "bf16", "f64", "f32 nhwc"}) {
+    for (const char* threads : {"1", "3"}) {
+      const Result result = run({"check", std::string(small_problem) + ' ' + type, "--threads", threads});
+      EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+      EXPECT_NE(result.out.find("PASS"), std::string::npos) << result.out;
+      EXPECT_NE(result.out.find("seed 1"), std::string::npos) << result.out;
+    }
+  }
+}
+
+TEST_F(ToolTest, CheckPassesForEveryKindOfParameter) {
+  for (const char* block :
+       {"channel_add(per=sample) | prelu(per=channel) | group_norm(2) | residual_add | mean @ 3x4x5x7",
+        "conv_transpose2d(4,6,k=3,s=2,groups=2) | channel_mul | instance_norm @ 2x4x5x3 nhwc"}) {
+    const Result result = run({"check", block, "--seed", "7"});
+    EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  }
+}
+
+TEST_F(ToolTest, CheckGivesJson) {
+  const Result result = run({"check", small_problem, "--json", "--seed", "5"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  const json parsed = result.parsed();
+  EXPECT_EQ(parsed.at("passed"), true);
+  EXPECT_EQ(parsed.at("seed"), 5);
+  EXPECT_EQ(parsed.at("elements"), 2 * 8 * 9 * 7);
+  EXPECT_EQ(parsed.at("worst").at("index").size(), 4u);
+  EXPECT_GT(parsed.at("worst").at("tolerance"), 0);
+  EXPECT_LT(parsed.at("max_abs_error"), 1e-4);
+}
+
+TEST_F(ToolTest, CheckOfAFileCountsWhatAStrategyRefuses) {
+  const std::string file = write_file(
+      "mixed.txt", "# comment\nrelu @ 1x2x3\n  conv2d(2,3) | relu @ 1x2x5x5 f16  # trailing\nmean @ 0x2x3\n");
+  const Result all = run({"check", "--file", file});
+  EXPECT_EQ(all.exit_code, 0) << all.err;
+  EXPECT_NE(all.out.find("3 passed, 0 failed, 0 refused"), std::string::npos) << all.out;
+  const Result tails = run({"check", "--file", file, "--strategy", "tail", "--json"});
+  EXPECT_EQ(tails.exit_code, 0) << tails.err;
+  ASSERT_EQ(tails.parsed().size(), 3u);
+  EXPECT_EQ(tails.parsed()[0].at("passed"), true);
+  EXPECT_TRUE(tails.parsed()[1].contains("refused"));
+}
+
+TEST_F(ToolTest, CasesListsProblemsWithTheirOutputs) {
+  const std::string file = write_file("list.txt", "relu @ 1x2x3\nconv2d(2,3) | mean @ 4x2x5x5\n");
+  const Result text = run({"cases", "--file", file});
+  EXPECT_EQ(text.exit_code, 0) << text.err;
+  EXPECT_NE(text.out.find("4x3"), std::string::npos) << text.out;
+  const json parsed = run({"cases", "--file", file, "--json"}).parsed();
+  ASSERT_EQ(parsed.size(), 2u);
+  EXPECT_EQ(parsed[1].at("output"), "4x3");
+  EXPECT_FALSE(parsed[1].at("strategy").get<std::string>().empty());
+}
+
+TEST_F(ToolTest, BenchVerifiesAndGivesEveryFigure) {
+  const Result result =
+      run({"bench", "conv2d(3,8,p=1) | swish | group_norm(4) @ 2x3x9x7", "--seconds", "0.01", "--json"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  const json parsed = result.parsed();
+  EXPECT_EQ(parsed.at("verification").at("passed"), true);
+  EXPECT_GE(parsed.at("seconds").at("runs"), 5);
+  EXPECT_LE(parsed.at("seconds").at("best"), parsed.at("seconds").at("median"));
+  EXPECT_GT(parsed.at("gflops"), 0);
+  EXPECT_GT(parsed.at("floor").at("seconds"), 0);
+  EXPECT_EQ(parsed.at("floor").at("activations").size(), 1u);
+  EXPECT_GT(parsed.at("peaks").at("gflops"), 0);
+}
+
+TEST_F(ToolTest, BenchOfAProblemTooBigForTheReferenceVerifiesASmallerOne) {
+  const Result result = run({"bench", "conv2d(64,64,p=1) | relu @ 1x64x160x160", "--seconds", "0", "--json"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  const json verification = result.parsed().at("verification");
+  EXPECT_EQ(verification.at("passed"), true);
+  EXPECT_NE(verification.at("what").get<std::string>().find("same block"), std::string::npos) << verification;
+}
+
+TEST_F(ToolTest, PeaksNeedNoBlock) {
+  const Result result = run({"bench", "--peaks", "--json", "--threads", "1"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  for (const char* key :
+       {"gflops", "gflops_one_thread", "write_gb_per_s", "read_gb_per_s", "copy_gb_per_s"}) {
+    EXPECT_GT(result.parsed().at(key), 0) << key;
+  }
+}
+
+}  // namespace

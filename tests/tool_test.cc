@@ -232,7 +232,8 @@ TEST_F(ToolTest, BenchVerifiesAndGivesEveryFigure) {
 }
 
 TEST_F(ToolTest, BenchOfAProblemTooBigForTheReferenceVerifiesASmallerOne) {
-  const Result result = run({"bench", "conv2d(64,64,p=1) | relu @ 1x64x160x160", "--seconds", "0", "--json"});
+  const Result result =
+      run({"bench", "conv2d(64,64,p=1) | relu @ 1x64x160x160", "--threads", "1", "--seconds", "0", "--json"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   const json verification = result.parsed().at("verification");
   EXPECT_EQ(verification.at("passed"), true);

@@ -80,7 +80,7 @@ void BlockKernel::choose_middle() {
 }
 
 void BlockKernel::choose_passes() {
-  first_.orientation = convolution_ ? convolution_->orientation() : orientation_of(input_);
+  first_.orientation = first_orientation();
   first_.grid = make_grid(unit_channels_, pixels_, first_.orientation);
   first_.steps = chain_.before;
   first_.statistics_blocks = convolution_ ? convolution_->block_count() : first_.grid.pixel_parts;
@@ -104,6 +104,17 @@ void BlockKernel::choose_passes() {
     if (segments[i].channels.begin % unit_channels_ == 0) unit_segments_.push_back(i);
   }
   unit_segments_.push_back(segments.size());
+}
+
+// Panels of a convolution change orientation in L1 where the values then go to memory the other way: the last step
+// writes whole rows, which costs nothing beside an activation, while storing a transposed panel costs 0.35 ns an
+// element (s60 on Neoverse-V1: 32 instead of 37 ms).
+Orientation BlockKernel::first_orientation() const {
+  if (!convolution_) return orientation_of(input_);
+  const bool to_output = middle_ == Middle::output || !statistics_;
+  const bool other = output_.is_panel(Orientation::planar) &&
+                     convolution_->orientation() == Orientation::interleaved && !chain_.before.empty();
+  return to_output && other ? Orientation::planar : convolution_->orientation();
 }
 
 void BlockKernel::choose_wave() {
@@ -273,15 +284,33 @@ void BlockKernel::convolve_task(const Call& call, int64_t unit, int64_t task, in
   for (size_t segment = begin; segment < end; ++segment) {
     Running running = running_of(call, worker);
     float* scratch = running.m2 + unit_channels_ + Chain::slack();
+    const auto consume = [&](const Panel& sums) {
+      const Panel panel = oriented(sums, worker_floats(call, worker));
+      process(call, first_, unit, worker, panel.region, {panel.data, panel.stride}, panel.data, panel.stride, sink,
+              statistics_ ? &running : nullptr);
+    };
     convolution_->run(call.arguments.input, call.floats + packed_at_, scratch, unit_at(unit).sample, segment,
-                      block, [&](const Panel& panel) {
-                        process(call, first_, unit, worker, panel.region, {panel.data, panel.stride}, panel.data,
-                                panel.stride, sink, statistics_ ? &running : nullptr);
-                      });
+                      block, consume);
     if (statistics_) {
       keep_statistics(call, unit, convolution_->segments()[segment].channels, block, running);
     }
   }
+}
+
+// A panel of the convolution in the orientation of the first pass.
+Panel BlockKernel::oriented(const Panel& panel, float* scratch) const {
+  if (first_.orientation == convolution_->orientation()) return panel;
+  const int64_t pixels = panel.region.pixels.size();
+  TransferArguments t;
+  t.panel = panel.data;
+  t.panel_stride = panel.stride;
+  t.rows = pixels;
+  t.cols = panel.region.channels.size();
+  t.tensor = reinterpret_cast<char*>(scratch);
+  t.row_stride = 1;
+  t.col_stride = pixels;
+  isa_.store(t);
+  return {scratch, pixels, panel.region};
 }
 
 void BlockKernel::second_pass(const Call& call, int64_t unit, int64_t task, int worker) const {

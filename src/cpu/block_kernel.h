@@ -101,6 +101,7 @@ class BlockKernel final : public Kernel {
 
   void choose_middle();
   void choose_passes();
+  Orientation first_orientation() const;
   void choose_wave();
   void lay_out_workspace();
 
@@ -116,6 +117,7 @@ class BlockKernel final : public Kernel {
   int64_t first_tasks() const;
   void first_pass(const Call& call, int64_t unit, int64_t task, int worker) const;
   void convolve_task(const Call& call, int64_t unit, int64_t task, int worker) const;
+  Panel oriented(const Panel& panel, float* scratch) const;
   void second_pass(const Call& call, int64_t unit, int64_t task, int worker) const;
   void stream_task(const Call& call, const Pass& pass, int64_t unit, int64_t task, int worker,
                    const Endpoint& source, const Endpoint& sink, bool statistics) const;

@@ -18,12 +18,6 @@
 #include "cpu/dispatch.h"
 #include "cpu/isa.h"
 
-#if defined(__clang__)
-#define ONEPASS_UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define ONEPASS_UNROLL _Pragma("GCC unroll 32")
-#endif
-
 HWY_BEFORE_NAMESPACE();
 namespace onepass::cpu {
 namespace HWY_NAMESPACE {
@@ -81,6 +75,8 @@ template <int kVectors, int kPixels>
 HWY_NOINLINE void channel_tile_of(const ChannelTileArguments& t, const float* HWY_RESTRICT x,
                                   float* HWY_RESTRICT out) {
   const D d;
+  const bool add = t.add;
+  const int64_t pixel_stride = t.pixel_stride;
   V acc[kPixels][kVectors];
   ONEPASS_UNROLL for (int p = 0; p < kPixels; ++p) {
     ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) acc[p][v] = hn::Zero(d);
@@ -98,9 +94,9 @@ HWY_NOINLINE void channel_tile_of(const ChannelTileArguments& t, const float* HW
     weights += kVectors * lanes;
   }
   ONEPASS_UNROLL for (int p = 0; p < kPixels; ++p) {
-    float* HWY_RESTRICT to = out + p * t.pixel_stride;
+    float* HWY_RESTRICT to = out + p * pixel_stride;
     ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
-      const V old = t.add ? hn::LoadU(d, to + v * lanes) : hn::Zero(d);
+      const V old = add ? hn::LoadU(d, to + v * lanes) : hn::Zero(d);
       hn::StoreU(hn::Add(acc[p][v], old), d, to + v * lanes);
     }
   }

@@ -1,7 +1,15 @@
-// Calls the copy of a function compiled for one SIMD target: for use in the HWY_ONCE part of such a file.
+// For files compiled once per SIMD target: unrolling, and the call of the copy for one target.
 //
-//   ONEPASS_FOR_TARGET(target, fill(isa))   calls N_NEON::fill(isa) where target == HWY_NEON, and so on
+//   ONEPASS_UNROLL for (...)                unrolls a loop over a local array, which then lives in registers
+//   ONEPASS_FOR_TARGET(target, fill(isa))   calls N_NEON::fill(isa) where target == HWY_NEON, and so on; for the
+//                                           HWY_ONCE part
 #pragma once
+
+#if defined(__clang__)
+#define ONEPASS_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define ONEPASS_UNROLL _Pragma("GCC unroll 32")
+#endif
 
 #if HWY_TARGETS & HWY_NEON
 #define ONEPASS_CASE_NEON(call) \

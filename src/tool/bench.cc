@@ -196,15 +196,11 @@ Json to_json(const Plan& timed, const Measurement& m, const Peaks& peaks) {
 class Bench {
  public:
   explicit Bench(const Options& options)
-      : options_(options), threads_(requested_threads(options)), executor_(make_executor(threads_)) {
-    show_progress("measuring the peaks of this machine");
-    peaks_ = measure_peaks(threads_);
-    clear_progress();
-  }
+      : options_(options), threads_(requested_threads(options)), executor_(make_executor(threads_)) {}
 
-  void print_peaks() const {
-    if (options_.json) std::cout << peaks_.json().dump(2) << '\n';
-    if (!options_.json) std::cout << peaks_.text();
+  void print_peaks() {
+    if (options_.json) std::cout << peaks().json().dump(2) << '\n';
+    if (!options_.json) std::cout << peaks().text();
   }
 
   int run(const std::vector<Problem>& problems) {
@@ -235,16 +231,26 @@ class Bench {
     const Plan timed = plan(problem, options_.plan_options());
     const Measurement measurement = measure(timed, seconds_now() - begin, options_, *executor_);
     ++(measurement.samples ? timed_ : wrong_);
-    if (!options_.json) print(timed, measurement, peaks_);
-    Json json = to_json(timed, measurement, peaks_);
-    json["peaks"] = peaks_.json();
+    if (!options_.json) print(timed, measurement, peaks());
+    Json json = to_json(timed, measurement, peaks());
+    json["peaks"] = peaks().json();
     return json;
+  }
+
+  // Measured when first needed, after a request has shown that it can be served.
+  const Peaks& peaks() {
+    if (!peaks_) {
+      show_progress("measuring the peaks of this machine");
+      peaks_ = measure_peaks(threads_);
+      clear_progress();
+    }
+    return *peaks_;
   }
 
   const Options& options_;
   int threads_;
   std::unique_ptr<Executor> executor_;
-  Peaks peaks_;
+  std::optional<Peaks> peaks_;
   int timed_ = 0;
   int wrong_ = 0;
   int refused_ = 0;
@@ -259,7 +265,6 @@ int bench(const Options& options) {
     return good;
   }
   const std::vector<Problem> problems = requested_problems(options);
-  if (problems.size() == 1) plan(problems.front(), options.plan_options());  // a bad request fails at once
   Bench bench(options);
   if (options.peaks && !options.json) bench.print_peaks();
   return bench.run(problems);

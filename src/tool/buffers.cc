@@ -63,7 +63,8 @@ Distribution distribution(const Block& block, const Parameter& parameter) {
     case Parameter::Role::conv_weight: {
       const Conv& conv = *block.conv();
       const int64_t taps = conv.kernel[0] * conv.kernel[1] * conv.kernel[2];
-      return {0, 1 / std::sqrt(static_cast<double>(conv.in_channels / conv.groups * taps))};
+      const int64_t terms = conv.in_channels / conv.groups * taps;
+      return {0, 1 / std::sqrt(static_cast<double>(terms))};
     }
     case Parameter::Role::conv_bias:
     case Parameter::Role::norm_bias:

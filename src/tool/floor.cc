@@ -23,6 +23,7 @@ double seconds_per_element(const Pointwise& stage, DType dtype, int threads, con
   const Problem problem(Block({stage}), cached_sizes, arithmetic_type(dtype));
   const Plan stage_plan = plan(problem, {.strategy = "", .target = target});
   std::vector<Tensors> tensors;
+  tensors.reserve(static_cast<size_t>(threads));
   SerialExecutor serial;
   for (int worker = 0; worker < threads; ++worker) tensors.emplace_back(stage_plan, 1, serial);
   const Samples samples = collect(0.03, 5, [&] {

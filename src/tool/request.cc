@@ -35,19 +35,21 @@ Problem problem_of_options(const Options& options, const Device& device) {
           options.layout.empty() ? Layout::nchw : parse_layout(options.layout)};
 }
 
-// A file would give the same sentence for each of its lines.
-void refuse_unknown_names(const Options& options, const Problem& problem) {
-  const std::vector<std::string> targets = cpu_targets();
-  const auto is_target = std::find(targets.begin(), targets.end(), options.target) != targets.end();
-  const std::vector<Candidate> rows = plan(problem).candidates();
-  const auto is_strategy = std::any_of(rows.begin(), rows.end(), [&](const Candidate& candidate) {
-    return candidate.strategy == options.strategy;
-  });
-  if (!options.strategy.empty() && !is_strategy) plan(problem, {.strategy = options.strategy, .target = ""});
-  if (options.target.empty() || is_target) return;
+void refuse_unknown_strategy(const std::string& name, const Problem& problem) {
+  const Plan unforced = plan(problem);
+  for (const Candidate& candidate : unforced.candidates()) {
+    if (candidate.strategy == name) return;
+  }
+  plan(problem, {.strategy = name, .target = ""});  // throws the sentence that lists them
+}
+
+void refuse_unknown_target(const std::string& name) {
   std::string names;
-  for (const std::string& target : targets) names += (names.empty() ? "" : ", ") + target;
-  throw Error("target \"" + options.target + "\" is not available: this CPU and build have " + names);
+  for (const std::string& target : cpu_targets()) {
+    if (target == name) return;
+    names += (names.empty() ? "" : ", ") + target;
+  }
+  throw Error("target \"" + name + "\" is not available: this CPU and build have " + names);
 }
 
 std::vector<Problem> problems_of(const Options& options, const Device& device) {
@@ -85,7 +87,9 @@ std::vector<Problem> read_problems(const std::string& path, const Device& device
 
 std::vector<Problem> requested_problems(const Options& options) {
   std::vector<Problem> problems = problems_of(options, Device::cpu(requested_threads(options)));
-  refuse_unknown_names(options, problems.front());
+  // Here, since a file would give the same sentence for each of its lines.
+  if (!options.strategy.empty()) refuse_unknown_strategy(options.strategy, problems.front());
+  if (!options.target.empty()) refuse_unknown_target(options.target);
   return problems;
 }
 

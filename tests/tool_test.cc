@@ -123,8 +123,8 @@ TEST_F(ToolTest, UnknownStrategiesAndTargetsAreRefused) {
 }
 
 TEST_F(ToolTest, ProblemLargerThanTheMachineIsRefused) {
-  expect_refused({"check", "relu @ 1000000x1000x1000"}, "GiB");
-  expect_refused({"bench", "relu @ 1000000x1000x1000"}, "GiB");
+  expect_refused({"check", "relu @ 1000000x1000x1000"}, "TiB");
+  expect_refused({"bench", "relu @ 1000000x1000x1000"}, "TiB");
 }
 
 TEST_F(ToolTest, FilesThatAreNoListsAreRefused) {
@@ -233,7 +233,7 @@ TEST_F(ToolTest, BenchVerifiesAndGivesEveryFigure) {
 
 TEST_F(ToolTest, BenchOfAProblemTooBigForTheReferenceVerifiesASmallerOne) {
   const Result result =
-      run({"bench", "conv2d(64,64,p=1) | relu @ 1x64x160x160", "--threads", "1", "--seconds", "0", "--json"});
+      run({"bench", "conv1d(20,32,k=900) | relu @ 1x20x1802", "--threads", "1", "--seconds", "0", "--json"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   const json verification = result.parsed().at("verification");
   EXPECT_EQ(verification.at("passed"), true);

@@ -69,14 +69,13 @@ HWY_INLINE void multiply_add(V (&acc)[kPixels][kVectors], int v, V w, const Pixe
   if constexpr (kPixel + 1 < kPixels) multiply_add<kVectors, kPixels, kPixel + 1>(acc, v, w, x);
 }
 
-// The next term's address is computed a term ahead: multiply-adds that wait for an address fill the scheduler, and
-// on Neoverse-V1 that costs 67 instead of 75 of a peak of 83 GFLOP/s. So offsets has an entry behind the last.
+// One tile at x. The next term's address is computed a term ahead: multiply-adds that wait for an address fill the
+// scheduler, and on Neoverse-V1 that costs 67 instead of 75 of a peak of 83 GFLOP/s. So offsets has an entry behind
+// the last.
 template <int kVectors, int kPixels>
-HWY_NOINLINE void channel_tile_of(const ChannelTileArguments& t, const float* HWY_RESTRICT x,
-                                  float* HWY_RESTRICT out) {
+HWY_INLINE void channel_tile_at(const ChannelTileArguments& t, const float* HWY_RESTRICT x,
+                                float* HWY_RESTRICT out) {
   const D d;
-  const bool add = t.add;
-  const int64_t pixel_stride = t.pixel_stride;
   V acc[kPixels][kVectors];
   ONEPASS_UNROLL for (int p = 0; p < kPixels; ++p) {
     ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) acc[p][v] = hn::Zero(d);
@@ -94,19 +93,30 @@ HWY_NOINLINE void channel_tile_of(const ChannelTileArguments& t, const float* HW
     weights += kVectors * lanes;
   }
   ONEPASS_UNROLL for (int p = 0; p < kPixels; ++p) {
-    float* HWY_RESTRICT to = out + p * pixel_stride;
+    float* HWY_RESTRICT to = out + p * t.pixel_stride;
     ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
-      const V old = add ? hn::LoadU(d, to + v * lanes) : hn::Zero(d);
+      const V old = t.add ? hn::LoadU(d, to + v * lanes) : hn::Zero(d);
       hn::StoreU(hn::Add(acc[p][v], old), d, to + v * lanes);
     }
   }
 }
 
-// Runs the tile of exactly `pixels` pixels.
+// `count` tiles side by side from pixel `first` on: one call for all of them, a convolution of few terms feels it.
+template <int kVectors, int kPixels>
+HWY_NOINLINE void channel_tiles_of(const ChannelTileArguments& arguments, int64_t first, int64_t count) {
+  const ChannelTileArguments t = arguments;
+  const float* x = t.x + first;
+  float* out = t.acc + first * t.pixel_stride;
+  for (int64_t i = 0; i < count; ++i, x += kPixels, out += kPixels * t.pixel_stride) {
+    channel_tile_at<kVectors, kPixels>(t, x, out);
+  }
+}
+
+// Runs `count` tiles of exactly `pixels` pixels.
 template <int kVectors, int kPixels = tile_pixels(kVectors)>
-HWY_INLINE void channel_tile_pixels(const ChannelTileArguments& t, int64_t pixels, const float* x, float* out) {
-  if (pixels == kPixels) return channel_tile_of<kVectors, kPixels>(t, x, out);
-  if constexpr (kPixels > 1) channel_tile_pixels<kVectors, kPixels - 1>(t, pixels, x, out);
+HWY_INLINE void channel_tiles(const ChannelTileArguments& t, int64_t pixels, int64_t first, int64_t count) {
+  if (pixels == kPixels) return channel_tiles_of<kVectors, kPixels>(t, first, count);
+  if constexpr (kPixels > 1) channel_tiles<kVectors, kPixels - 1>(t, pixels, first, count);
 }
 
 // Splits the row evenly over tiles: 29 pixels as 6+6+6+6+5, never as four full tiles and a thin one.
@@ -115,12 +125,8 @@ void channel_tile_row(const ChannelTileArguments& t) {
   const int64_t tiles = (t.pixels + tile_pixels(kVectors) - 1) / tile_pixels(kVectors);
   const int64_t small = t.pixels / tiles;
   const int64_t large_count = t.pixels % tiles;
-  int64_t p = 0;
-  for (int64_t i = 0; i < tiles; ++i) {
-    const int64_t pixels = small + (i < large_count ? 1 : 0);
-    channel_tile_pixels<kVectors>(t, pixels, t.x + p, t.acc + p * t.pixel_stride);
-    p += pixels;
-  }
+  channel_tiles<kVectors>(t, small + 1, 0, large_count);
+  channel_tiles<kVectors>(t, small, large_count * (small + 1), tiles - large_count);
 }
 
 template <int kVectors = max_vectors>

@@ -123,12 +123,14 @@ Buffer::Buffer(size_t bytes)
 void Buffer::poison() { std::memset(memory_.get(), 0xff, bytes_); }
 
 void require_memory(double bytes) {
-  if (bytes > std::min(available_bytes(), container_bytes()) * 0.95) refuse_memory(bytes);
+  const double free_bytes = std::min(available_bytes(), container_bytes());
+  if (bytes < 0.95 * free_bytes) return;
+  throw Error("the problem needs " + byte_text(bytes) + ", this machine has " + byte_text(free_bytes) +
+              " free");
 }
 
 void refuse_memory(double bytes) {
-  throw Error("the problem needs " + significant(bytes / (1 << 30)) + " GiB, this machine has " +
-              significant(std::min(available_bytes(), container_bytes()) / (1 << 30)) + " GiB free");
+  throw Error("the problem needs " + byte_text(bytes) + ", which the system does not give");
 }
 
 int64_t input_bytes(const Problem& problem) {

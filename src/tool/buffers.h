@@ -50,7 +50,7 @@ struct Tensors {
 int64_t tensor_bytes(const Problem& problem);
 int64_t input_bytes(const Problem& problem);
 
-// Throws Error "the problem needs N GiB" where the machine does not have that many bytes free.
+// Throws Error "the problem needs N GiB" where the machine does not have as much free.
 void require_memory(double bytes);
 // The Error itself, for an allocation that failed.
 [[noreturn]] void refuse_memory(double bytes);

@@ -37,7 +37,15 @@ bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
   return true;
 }
 
+// So that a report says which targets a machine went through.
+void record_targets() {
+  std::string names;
+  for (const std::string& target : cpu_targets()) names += (names.empty() ? "" : " ") + target;
+  ::testing::Test::RecordProperty("targets", names);
+}
+
 TEST(CpuStrategies, AgreeWithTheReferenceOnEveryCase) {
+  record_targets();
   ThreadExecutor executor(thread_count);
   uint64_t seed = 1;
   for (const std::string& text : read_cases()) {
@@ -81,6 +89,7 @@ TEST(CpuStrategies, AgreeWithTheReferenceOnHardData) {
 }
 
 TEST(CpuStrategies, AgreeWithTheReferenceOnRandomProblems) {
+  record_targets();
   ThreadExecutor executor(thread_count);
   const uint64_t first = base_seed();
   const int64_t count = scaled(3000);

@@ -18,6 +18,7 @@
 #include "cpu/dispatch.h"
 #include "cpu/isa.h"
 
+#if !ONEPASS_TARGET_IS_EMULATED
 HWY_BEFORE_NAMESPACE();
 namespace onepass::cpu {
 namespace HWY_NAMESPACE {
@@ -28,7 +29,7 @@ using V = hn::Vec<D>;
 constexpr int lanes = static_cast<int>(hn::MaxLanes(D()));
 
 // Registers decide the tile: accumulators + weights + pixels must stay below 32 (NEON, AVX-512) or 16 (AVX2).
-#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_EMU128
+#if HWY_TARGET == HWY_AVX2
 constexpr int max_vectors = 2;
 constexpr int tile_pixels(int vectors) { return vectors == 1 ? 12 : 6; }
 #elif HWY_TARGET == HWY_AVX3
@@ -39,35 +40,40 @@ constexpr int max_vectors = 4;
 constexpr int tile_pixels(int vectors) { return vectors == 1 ? 16 : 24 / vectors; }
 #endif
 
-// The pixels of one term: NEON keeps them in vectors and multiplies by lanes, x86 broadcasts from memory.
-template <int kPixels>
-struct Pixels {
+// acc[p][v] += x[p] * w[v] for one term.
 #if HWY_ARCH_ARM
-  static constexpr int count = (kPixels + lanes - 1) / lanes;
-  V vectors[count];
-  HWY_INLINE explicit Pixels(const float* HWY_RESTRICT x) {
-    ONEPASS_UNROLL for (int i = 0; i < count; ++i) vectors[i] = hn::LoadU(D(), x + i * lanes);
-  }
-  template <int kPixel>
-  HWY_INLINE V get() const {
-    return hn::Broadcast<kPixel % lanes>(vectors[kPixel / lanes]);
-  }
-#else
-  const float* HWY_RESTRICT x_;
-  HWY_INLINE explicit Pixels(const float* HWY_RESTRICT x) : x_(x) {}
-  template <int kPixel>
-  HWY_INLINE V get() const {
-    return hn::Set(D(), x_[kPixel]);
-  }
-#endif
-};
-
-// One vector of channels times each pixel.
+// Pixels stay in vectors and are multiplied by lane; each vector of weights is loaded just before its use.
 template <int kVectors, int kPixels, int kPixel = 0>
-HWY_INLINE void multiply_add(V (&acc)[kPixels][kVectors], int v, V w, const Pixels<kPixels>& x) {
-  acc[kPixel][v] = hn::MulAdd(w, x.template get<kPixel>(), acc[kPixel][v]);
-  if constexpr (kPixel + 1 < kPixels) multiply_add<kVectors, kPixels, kPixel + 1>(acc, v, w, x);
+HWY_INLINE void multiply_add_lanes(V (&acc)[kPixels][kVectors], int v, V w, const V* pixels) {
+  acc[kPixel][v] = hn::MulAdd(w, hn::Broadcast<kPixel % lanes>(pixels[kPixel / lanes]), acc[kPixel][v]);
+  if constexpr (kPixel + 1 < kPixels) multiply_add_lanes<kVectors, kPixels, kPixel + 1>(acc, v, w, pixels);
 }
+
+template <int kVectors, int kPixels>
+HWY_INLINE void multiply_add(V (&acc)[kPixels][kVectors], const float* HWY_RESTRICT x,
+                             const float* HWY_RESTRICT weights) {
+  const D d;
+  constexpr int pixel_vectors = (kPixels + lanes - 1) / lanes;
+  V pixels[pixel_vectors];
+  ONEPASS_UNROLL for (int i = 0; i < pixel_vectors; ++i) pixels[i] = hn::LoadU(d, x + i * lanes);
+  ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
+    multiply_add_lanes<kVectors, kPixels>(acc, v, hn::LoadU(d, weights + v * lanes), pixels);
+  }
+}
+#else
+// Weights stay in registers and each pixel is broadcast from memory.
+template <int kVectors, int kPixels>
+HWY_INLINE void multiply_add(V (&acc)[kPixels][kVectors], const float* HWY_RESTRICT x,
+                             const float* HWY_RESTRICT weights) {
+  const D d;
+  V w[kVectors];
+  ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) w[v] = hn::LoadU(d, weights + v * lanes);
+  ONEPASS_UNROLL for (int p = 0; p < kPixels; ++p) {
+    const V pixel = hn::Set(d, x[p]);
+    ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) acc[p][v] = hn::MulAdd(w[v], pixel, acc[p][v]);
+  }
+}
+#endif
 
 // One tile at x. The next term's address is computed a term ahead: multiply-adds that wait for an address fill the
 // scheduler, and on Neoverse-V1 that costs 67 instead of 75 of a peak of 83 GFLOP/s. So offsets has an entry behind
@@ -85,11 +91,9 @@ HWY_INLINE void channel_tile_at(const ChannelTileArguments& t, const float* HWY_
   const int32_t* const end = offset + t.terms;
   const float* at = x + *offset;
   while (offset != end) {
-    const Pixels<kPixels> pixels(at);
+    const float* HWY_RESTRICT pixels = at;
     at = x + *++offset;
-    ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
-      multiply_add<kVectors, kPixels>(acc, v, hn::LoadU(d, weights + v * lanes), pixels);
-    }
+    multiply_add<kVectors, kPixels>(acc, pixels, weights);
     weights += kVectors * lanes;
   }
   ONEPASS_UNROLL for (int p = 0; p < kPixels; ++p) {
@@ -207,6 +211,7 @@ void pixel_tile(const PixelTileArguments& t) { pixel_tile_channels(t); }
 
 void fill_convolution(Isa& isa) {
   isa.max_tile_vectors = max_vectors;
+  isa.tile_pixels = tile_pixels(max_vectors);
   isa.channel_tile = &channel_tile;
   isa.pixel_tile = &pixel_tile;
 }
@@ -214,6 +219,7 @@ void fill_convolution(Isa& isa) {
 }  // namespace HWY_NAMESPACE
 }  // namespace onepass::cpu
 HWY_AFTER_NAMESPACE();
+#endif
 
 #if HWY_ONCE
 namespace onepass::cpu {

@@ -25,14 +25,13 @@ constexpr Rates rates[] = {
     {"neon_without_aes", 62e9, 24e9, 0.10, 0.45, 0.30, 20e9},
     {"avx3", 110e9, 50e9, 0.05, 0.15, 0.15, 12e9},
     {"avx2", 70e9, 35e9, 0.07, 0.30, 0.20, 12e9},
-    {"emu128", 4e9, 2e9, 1.0, 8.0, 1.0, 10e9},
 };
 
 const Rates& rates_of(const Isa& isa) {
   for (const Rates& row : rates) {
     if (row.target == isa.name) return row;
   }
-  return rates[std::size(rates) - 1];
+  return rates[0];
 }
 
 bool is_cheap(Op op) {

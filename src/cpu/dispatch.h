@@ -5,6 +5,10 @@
 //                                           HWY_ONCE part
 #pragma once
 
+// Highway's emulation of vectors in plain C++, the baseline on x86: it would take minutes to compile and be slower
+// than the reference, so kernels leave it out.
+#define ONEPASS_TARGET_IS_EMULATED (HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SCALAR)
+
 #if defined(__clang__)
 #define ONEPASS_UNROLL _Pragma("clang loop unroll(full)")
 #else
@@ -50,22 +54,12 @@
 #define ONEPASS_CASE_AVX2(call)
 #endif
 
-#if HWY_TARGETS & HWY_EMU128
-#define ONEPASS_CASE_EMU128(call) \
-  case HWY_EMU128:                \
-    N_EMU128::call;               \
-    break;
-#else
-#define ONEPASS_CASE_EMU128(call)
-#endif
-
 #define ONEPASS_FOR_TARGET(target, call) \
   switch (target) {                      \
     ONEPASS_CASE_NEON(call)              \
     ONEPASS_CASE_NEON_WITHOUT_AES(call)  \
     ONEPASS_CASE_AVX3(call)              \
     ONEPASS_CASE_AVX2(call)              \
-    ONEPASS_CASE_EMU128(call)            \
     default:                             \
       break;                             \
   }

@@ -48,7 +48,8 @@ const Isa& find_isa(std::string_view name) {
     if (name.empty() || isa->name == name) return *isa;
     names += (names.empty() ? "" : ", ") + isa->name;
   }
-  throw Error("target \"" + std::string(name) + "\" is not available: this CPU and build have " + names);
+  throw Error("target \"" + std::string(name) + "\" is not available: this CPU and build have " +
+              (names.empty() ? "none" : names));
 }
 
 }  // namespace onepass::cpu

@@ -106,6 +106,7 @@ struct Isa {
   std::string name;
   int64_t lanes = 1;
   int max_tile_vectors = 1;  // of output channels in one channel tile
+  int64_t tile_pixels = 1;   // of a channel tile that wide
   StepFunction steps[step_count][affine_count][2] = {};
   void (*statistics[2])(const StatisticsArguments& arguments) = {};
   void (*load)(const TransferArguments& arguments) = nullptr;
@@ -114,7 +115,7 @@ struct Isa {
   void (*pixel_tile)(const PixelTileArguments& arguments) = nullptr;
 };
 
-// The targets this build has and this CPU runs, best first; never empty.
+// The targets this build has and this CPU runs, best first; empty on a CPU with neither NEON nor AVX2.
 const std::vector<const Isa*>& isas();
 // The one of this name, or the best for an empty name; throws Error for one that cannot run here.
 const Isa& find_isa(std::string_view name);

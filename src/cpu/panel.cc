@@ -16,6 +16,7 @@
 #include "cpu/isa.h"
 #include "cpu/math-inl.h"
 
+#if !ONEPASS_TARGET_IS_EMULATED
 HWY_BEFORE_NAMESPACE();
 namespace onepass::cpu {
 namespace HWY_NAMESPACE {
@@ -34,7 +35,7 @@ struct Formula {
   static HWY_INLINE V value(V x, V, V, V) { return x; }
 };
 #define K(number) math::constant<V>(number)
-#define ONEPASS_POINTWISE(name, constants, default_a, default_b, argument, formula)              \
+#define ONEPASS_POINTWISE(name, constants, default_a, default_b, argument, formula, ...)              \
   template <>                                                                                    \
   struct Formula<static_cast<int>(Op::name)> {                                                   \
     static HWY_INLINE V value(V x, [[maybe_unused]] V a, [[maybe_unused]] V b, [[maybe_unused]] V p) { \
@@ -51,7 +52,7 @@ constexpr ArgumentKind argument_of[step_count] = {
 #define slope ArgumentKind::slope
 #define channel ArgumentKind::channel
 #define tensor ArgumentKind::tensor
-#define ONEPASS_POINTWISE(name, constants, default_a, default_b, argument, formula) argument,
+#define ONEPASS_POINTWISE(name, constants, default_a, default_b, argument, formula, ...) argument,
 #include "onepass/pointwise.def"
 #undef ONEPASS_POINTWISE
     none,
@@ -543,6 +544,7 @@ void fill_panel(Isa& isa) {
 }  // namespace HWY_NAMESPACE
 }  // namespace onepass::cpu
 HWY_AFTER_NAMESPACE();
+#endif
 
 #if HWY_ONCE
 namespace onepass::cpu {

@@ -19,15 +19,21 @@ bool has_f64(const Problem& problem) {
          std::any_of(problem.parameters.begin(), problem.parameters.end(), is_f64);
 }
 
+// What no CPU strategy but the reference can do.
+std::string common_refusal(const Problem& problem) {
+  if (isas().empty()) return "this CPU has neither NEON nor AVX2";
+  return has_f64(problem) ? "f64 is computed by the reference alone" : "";
+}
+
 std::string convolution_refusal(const Problem& problem) {
   if (problem.block.conv() == nullptr) return "the block has no convolution";
-  if (has_f64(problem)) return "f64 is computed by the reference alone";
-  return ConvolutionStage::refusal(problem);
+  const std::string reason = common_refusal(problem);
+  return reason.empty() ? ConvolutionStage::refusal(problem) : reason;
 }
 
 std::string tail_refusal(const Problem& problem) {
   if (problem.block.conv() != nullptr) return "the block has a convolution";
-  return has_f64(problem) ? "f64 is computed by the reference alone" : "";
+  return common_refusal(problem);
 }
 
 std::shared_ptr<const BlockKernel> make_kernel(const Problem& problem, const PlanOptions& options,

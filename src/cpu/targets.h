@@ -5,7 +5,7 @@
 //   x86   0..7 better than AVX3, 8 AVX3 (AVX-512), 9 AVX2, 10..14 AVX and SSE
 //   Arm   15..27 better than NEON (SVE, SVE2, NEON_BF16), 28 NEON, 29 NEON without AES
 // The bits are written here as numbers: names differ between versions (1.0.3 has no SSE2, no AVX3_ZEN4), the
-// ranges do not. Left are AVX-512, AVX2, one NEON, and EMU128 (four emulated lanes) for x86 before AVX2.
+// ranges do not. Left are AVX-512, AVX2, one NEON, and x86's baseline EMU128, which kernels leave empty.
 #pragma once
 
 #if defined(HIGHWAY_HWY_DETECT_TARGETS_H_)

@@ -75,9 +75,9 @@ HWY_INLINE void multiply_add(V (&acc)[kPixels][kVectors], const float* HWY_RESTR
 }
 #endif
 
-// One tile at x. The next term's address is computed a term ahead: multiply-adds that wait for an address fill the
-// scheduler, and on Neoverse-V1 that costs 67 instead of 75 of a peak of 83 GFLOP/s. So offsets has an entry behind
-// the last.
+// One tile at x. The next term's address is computed a term ahead: multiply-adds that wait for an address
+// fill the scheduler, and on Neoverse-V1 that costs 67 instead of 75 of a peak of 83 GFLOP/s. So offsets has
+// an entry behind the last.
 template <int kVectors, int kPixels>
 HWY_INLINE void channel_tile_at(const ChannelTileArguments& t, const float* HWY_RESTRICT x,
                                 float* HWY_RESTRICT out) {
@@ -105,7 +105,8 @@ HWY_INLINE void channel_tile_at(const ChannelTileArguments& t, const float* HWY_
   }
 }
 
-// `count` tiles side by side from pixel `first` on: one call for all of them, a convolution of few terms feels it.
+// `count` tiles side by side from pixel `first` on: one call for all of them, a convolution of few terms
+// feels it.
 template <int kVectors, int kPixels>
 HWY_NOINLINE void channel_tiles_of(const ChannelTileArguments& arguments, int64_t first, int64_t count) {
   const ChannelTileArguments t = arguments;
@@ -139,12 +140,10 @@ void channel_tile_vectors(const ChannelTileArguments& t) {
   if constexpr (kVectors > 1) channel_tile_vectors<kVectors - 1>(t);
 }
 
-void channel_tile(const ChannelTileArguments& t) {
-  channel_tile_vectors(t);
-}
+void channel_tile(const ChannelTileArguments& t) { channel_tile_vectors(t); }
 
-// kChannels output channels x kVectors vectors of pixels at x, written to `out` with kVectors * lanes floats a
-// channel: the caller moves the valid ones to where they belong.
+// kChannels output channels x kVectors vectors of pixels at x, written to `out` with kVectors * lanes floats
+// a channel: the caller moves the valid ones to where they belong.
 template <int kChannels, int kVectors>
 HWY_NOINLINE void pixel_tile_of(const PixelTileArguments& t, const float* HWY_RESTRICT x,
                                 float* HWY_RESTRICT out) {
@@ -186,8 +185,8 @@ HWY_INLINE void pixel_tile_step(const PixelTileArguments& t, int64_t first, int6
   HWY_ALIGN float sums[kChannels * kVectors * lanes];
   pixel_tile_of<kChannels, kVectors>(t, t.x + first, sums);
   for (int c = 0; c < kChannels; ++c) {
-    place_pixels(sums + c * kVectors * lanes, count,
-                 t.acc + c * t.channel_stride + first * t.pixel_stride, t.pixel_stride, t.add);
+    place_pixels(sums + c * kVectors * lanes, count, t.acc + c * t.channel_stride + first * t.pixel_stride,
+                 t.pixel_stride, t.add);
   }
 }
 
@@ -195,7 +194,8 @@ template <int kChannels>
 void pixel_tile_row(const PixelTileArguments& t) {
   constexpr int wide = pixel_tile_vectors(kChannels);
   int64_t p = 0;
-  for (; t.pixels - p >= wide * lanes; p += wide * lanes) pixel_tile_step<kChannels, wide>(t, p, wide * lanes);
+  for (; t.pixels - p >= wide * lanes; p += wide * lanes)
+    pixel_tile_step<kChannels, wide>(t, p, wide * lanes);
   for (; p < t.pixels; p += lanes) {
     pixel_tile_step<kChannels, 1>(t, p, std::min<int64_t>(lanes, t.pixels - p));
   }
@@ -224,7 +224,9 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace onepass::cpu {
 
-void add_convolution_functions(int64_t target, Isa& isa) { ONEPASS_FOR_TARGET(target, fill_convolution(isa)); }
+void add_convolution_functions(int64_t target, Isa& isa) {
+  ONEPASS_FOR_TARGET(target, fill_convolution(isa));
+}
 
 }  // namespace onepass::cpu
 #endif

@@ -10,12 +10,14 @@
 namespace onepass::cpu {
 namespace {
 
-// Terms of one accumulator: one chain over K = 1728 has 6-7x PyTorch's error, chains of about 200 have 1.2-1.6x.
+// Terms of one accumulator: one chain over K = 1728 has 6-7x PyTorch's error, chains of about 200
+// have 1.2-1.6x.
 constexpr int64_t max_chain_terms = 256;
-// Sums of a block wait in L2 between chunks of input channels: 400 KiB leave room for the window and the weights.
+// Sums of a block wait in L2 between chunks of input channels: 400 KiB leave room for the window and the
+// weights.
 constexpr int64_t block_sum_floats = 100 * 1024;
-// A finished panel is turned and read three to five times by the steps that follow: 32 KiB, half of L1. s60 with
-// 48 KiB takes 36.3 ms, with 32 or 16 KiB 34.8.
+// A finished panel is turned and read three to five times by the steps that follow: 32 KiB, half of L1. s60
+// with 48 KiB takes 36.3 ms, with 32 or 16 KiB 34.8.
 constexpr int64_t panel_floats = 8 * 1024;
 // Fewer pixels than this in a panel and the weights, not the sums, would stream through L1.
 constexpr int64_t min_panel_pixels = 96;
@@ -45,8 +47,8 @@ std::array<Axis, 3> make_axes(const Conv& conv, const Shape& input, const Shape&
   return axes;
 }
 
-// Where neither of two neighbouring dimensions is convolved and the input's pixels lie evenly, they are one long
-// row: a 1x1 convolution of 8x8 pixels runs over rows of 64.
+// Where neither of two neighbouring dimensions is convolved and the input's pixels lie evenly, they are one
+// long row: a 1x1 convolution of 8x8 pixels runs over rows of 64.
 void merge_identity_axes(std::array<Axis, 3>& axes, TensorMap& input) {
   for (size_t outer : {size_t{1}, size_t{0}}) {
     const size_t inner = 2;
@@ -76,7 +78,8 @@ std::array<int64_t, 3> cheapest_cut(const Axis& depth, const Axis& height, int64
   std::array<int64_t, 3> counts{depth.out, height.out, 1};
   for (int64_t planes = 1; planes <= std::min(depth.out, rows); ++planes) {
     const int64_t lines = std::min(height.out, rows / planes);
-    const auto staged = static_cast<double>(depth.window({0, planes}).size() * height.window({0, lines}).size());
+    const auto staged =
+        static_cast<double>(depth.window({0, planes}).size() * height.window({0, lines}).size());
     const double per_row = staged / static_cast<double>(planes * lines);
     if (planes > 1 && per_row >= best) continue;
     best = per_row;
@@ -87,7 +90,8 @@ std::array<int64_t, 3> cheapest_cut(const Axis& depth, const Axis& height, int64
 
 bool contains(const Axis& axis, int64_t position) { return position >= 0 && position < axis.in; }
 
-// The taps at class index j that meet the input: a range, because positions change by one sign along the taps.
+// The taps at class index j that meet the input: a range, because positions change by one sign along the
+// taps.
 Range taps_inside(const Axis& axis, const std::vector<Tap>& taps, int64_t j) {
   const auto inside = [&](size_t i) { return contains(axis, j * axis.step() + taps[i].offset); };
   size_t begin = 0;
@@ -145,7 +149,8 @@ ConvolutionStage::ConvolutionStage(const Problem& problem, const Isa& isa, Lanes
   build_classes();
 }
 
-// Segments lie within a group of the convolution, do not cross a multiple of `cut`, and are small enough for a task.
+// Segments lie within a group of the convolution, do not cross a multiple of `cut`, and are small enough for
+// a task.
 void ConvolutionStage::choose_segments(int64_t cut) {
   const int64_t group_channels = out_channels_per_group_;
   const int64_t pixels = axes_[0].out * axes_[1].out * axes_[2].out;
@@ -221,7 +226,8 @@ void ConvolutionStage::choose_window() {
   std::array<int64_t, 3> extent{};
   for (size_t i = 0; i < 3; ++i) {
     for (int64_t part = 0; part < block_counts_[i]; ++part) {
-      extent[i] = std::max(extent[i], axes_[i].window(even_part(axes_[i].out, block_counts_[i], part)).size());
+      extent[i] =
+          std::max(extent[i], axes_[i].window(even_part(axes_[i].out, block_counts_[i], part)).size());
     }
   }
   phase_count_ = axes_[2].step();
@@ -231,14 +237,16 @@ void ConvolutionStage::choose_window() {
   channel_pitch_ = extent[0] * depth_pitch_;
   // Channels a multiple of 256 bytes apart would share a few sets of L1.
   if (channel_pitch_ % 64 == 0) channel_pitch_ += 16;
-  window_floats_ = round_up(ceil_div(in_channels_per_group_, chunk_count_) * channel_pitch_ + isa_.lanes * 2, 16);
+  window_floats_ =
+      round_up(ceil_div(in_channels_per_group_, chunk_count_) * channel_pitch_ + isa_.lanes * 2, 16);
 }
 
 void ConvolutionStage::choose_cache_blocks() {
   const auto taps = [this](size_t i) { return axes_[i].window({0, 1}).size(); };
   const auto floats = [&](int64_t rows, int64_t pixels) {
     const int64_t lines = axes_[1].window({0, rows}).size();
-    return chunk_channels() * std::min(axes_[0].kernel, taps(0)) * lines * axes_[2].window({0, pixels}).size();
+    return chunk_channels() * std::min(axes_[0].kernel, taps(0)) * lines *
+           axes_[2].window({0, pixels}).size();
   };
   const int64_t width = ceil_div(axes_[2].out, block_counts_[2]);
   rows_per_cache_block_ = ceil_div(axes_[1].out, block_counts_[1]);
@@ -246,7 +254,8 @@ void ConvolutionStage::choose_cache_blocks() {
     rows_per_cache_block_ = ceil_div(rows_per_cache_block_, 2);
   }
   strips_ = 1;
-  while (width / strips_ > 48 && floats(rows_per_cache_block_, width / strips_) > cache_block_floats) ++strips_;
+  while (width / strips_ > 48 && floats(rows_per_cache_block_, width / strips_) > cache_block_floats)
+    ++strips_;
 }
 
 std::vector<int32_t> ConvolutionStage::make_offsets(const OutputClass& output_class, int64_t channels) const {
@@ -255,8 +264,8 @@ std::vector<int32_t> ConvolutionStage::make_offsets(const OutputClass& output_cl
     for (const Tap& height : output_class.taps[1]) {
       for (int64_t c = 0; c < channels; ++c) {
         for (const Tap& width : output_class.taps[2]) {
-          const int64_t offset = depth.offset * depth_pitch_ + height.offset * row_pitch_ + c * channel_pitch_ +
-                                 offset_in_row(width);
+          const int64_t offset = depth.offset * depth_pitch_ + height.offset * row_pitch_ +
+                                 c * channel_pitch_ + offset_in_row(width);
           offsets.push_back(static_cast<int32_t>(offset - output_class.base));
         }
       }
@@ -300,8 +309,8 @@ void ConvolutionStage::build_classes() {
   for (const Segment& segment : segments_) {
     for (const OutputClass& output_class : classes_) {
       weight_offsets_.push_back(packed_floats_);
-      packed_floats_ += padded_channels(segment.channels.size()) * in_channels_per_group_ *
-                        output_class.tap_count();
+      packed_floats_ +=
+          padded_channels(segment.channels.size()) * in_channels_per_group_ * output_class.tap_count();
     }
   }
 }
@@ -423,14 +432,14 @@ void ConvolutionStage::pack_tile(const void* weights, const Segment& segment, co
   }
 }
 
-void ConvolutionStage::pack_term(const void* weights, const Segment& segment, const Tile& tile, int64_t in_channel,
-                                 int64_t k, float* to) const {
+void ConvolutionStage::pack_term(const void* weights, const Segment& segment, const Tile& tile,
+                                 int64_t in_channel, int64_t k, float* to) const {
   const int64_t first = segment.channels.begin + tile.first;
   const int64_t count = std::min(tile.width, segment.channels.end - first);
   const int64_t in_group = first - segment.group * out_channels_per_group_;
-  const int64_t row = transposed_
-                          ? (segment.group * in_channels_per_group_ + in_channel) * out_channels_per_group_ + in_group
-                          : first * in_channels_per_group_ + in_channel;
+  const int64_t row =
+      transposed_ ? (segment.group * in_channels_per_group_ + in_channel) * out_channels_per_group_ + in_group
+                  : first * in_channels_per_group_ + in_channel;
   const int64_t row_stride = transposed_ ? 1 : in_channels_per_group_;
   for (int64_t o = 0; o < count; ++o) {
     to[o] = weight_at(weights, weight_dtype_, (row + o * row_stride) * kernel_elements_ + k);
@@ -458,8 +467,8 @@ void ConvolutionStage::stage(const void* input, int64_t sample, const Segment& s
     if (!row_is_used(0, d) || !contains(axes_[0], window.inputs[0].begin + d)) continue;
     for (int64_t h = 0; h < window.inputs[1].size(); ++h) {
       if (!row_is_used(1, h) || !contains(axes_[1], window.inputs[1].begin + h)) continue;
-      stage_row(input, sample, segment, channels, window, window.inputs[0].begin + d, window.inputs[1].begin + h,
-                staged + d * depth_pitch_ + h * row_pitch_);
+      stage_row(input, sample, segment, channels, window, window.inputs[0].begin + d,
+                window.inputs[1].begin + h, staged + d * depth_pitch_ + h * row_pitch_);
     }
   }
 }
@@ -515,11 +524,11 @@ void ConvolutionStage::convolve_terms(const Sums& sums, const OutputClass& outpu
     const int64_t first = terms.begin + part.begin;
     const float* weights = packed + first * tile.width;
     if (lanes_ == Lanes::channels) {
-      isa_.channel_tile({staged, offsets + first, part.size(), weights, to, pixel_stride, pixels, tile.vectors,
-                         add || i > 0});
+      isa_.channel_tile({staged, offsets + first, part.size(), weights, to, pixel_stride, pixels,
+                         tile.vectors, add || i > 0});
     } else {
-      isa_.pixel_tile({staged, offsets + first, part.size(), weights, to, sums.channel_stride, pixel_stride, pixels,
-                       static_cast<int>(tile.width), add || i > 0});
+      isa_.pixel_tile({staged, offsets + first, part.size(), weights, to, sums.channel_stride, pixel_stride,
+                       pixels, static_cast<int>(tile.width), add || i > 0});
     }
   }
 }
@@ -572,7 +581,8 @@ void ConvolutionStage::convolve_class(const Task& task, const OutputClass& outpu
   const Range pixels{tiles.begin * isa_.tile_pixels, std::min(count, tiles.end * isa_.tile_pixels)};
   if (pixels.size() <= 0) return;
   const int64_t first = row_first + pixels.begin * stride;
-  const int64_t column = axes_[2].transposed ? first / stride - task.window.inputs[2].begin : first - along.begin;
+  const int64_t column =
+      axes_[2].transposed ? first / stride - task.window.inputs[2].begin : first - along.begin;
   for (int64_t t = 0; t < tile_count(task.segment); ++t) {
     const Tile tile = tile_at(task.segment, t);
     for (int64_t row = rows.begin; row < rows.end;) {
@@ -609,8 +619,8 @@ void ConvolutionStage::convolve(const Task& task, const float* packed, Range cha
     const Range part{row, std::min(rows.end, row + rows_per_cache_block_)};
     for (int64_t strip = 0; strip < strips_; ++strip) {
       for (size_t c = 0; c < classes_.size(); ++c) {
-        convolve_class(task, classes_[c], packed + weight_offsets[c], channels, rows.begin, part, strip, staged,
-                       sums);
+        convolve_class(task, classes_[c], packed + weight_offsets[c], channels, rows.begin, part, strip,
+                       staged, sums);
       }
     }
   }

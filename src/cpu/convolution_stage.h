@@ -1,10 +1,10 @@
-// A convolution as work on the CPU: cut into blocks of pixels and segments of channels, input rows staged in f32,
-// sums handed on as panels while they are in a cache.
+// A convolution as work on the CPU: cut into blocks of pixels and segments of channels, input rows staged in
+// f32, sums handed on as panels while they are in a cache.
 //
-// A task is one block of one segment of one sample. For each chunk of input channels (at most about 256 terms of a
-// sum, which also bounds rounding) it copies the window of the input that the block meets into f32 rows without
-// borders, then runs register tiles over it. Strides become phases: every s-th input position of a row is stored
-// contiguously, so that neighbouring outputs always read neighbouring floats.
+// A task is one block of one segment of one sample. For each chunk of input channels (at most about 256 terms
+// of a sum, which also bounds rounding) it copies the window of the input that the block meets into f32 rows
+// without borders, then runs register tiles over it. Strides become phases: every s-th input position of a
+// row is stored contiguously, so that neighbouring outputs always read neighbouring floats.
 #pragma once
 
 #include <array>
@@ -68,9 +68,9 @@ class ConvolutionStage {
            int64_t block, const std::function<void(const Panel&)>& consume) const;
 
  private:
-  // One dense convolution: the outputs whose position has this residue in each dimension. Its terms come in the
-  // order [depth tap][height tap][input channel of a chunk][width tap], so that the taps of a row that fall outside
-  // the input are left out as whole ranges.
+  // One dense convolution: the outputs whose position has this residue in each dimension. Its terms come in
+  // the order [depth tap][height tap][input channel of a chunk][width tap], so that the taps of a row that
+  // fall outside the input are left out as whole ranges.
   struct OutputClass {
     std::array<int64_t, 3> index{};
     std::array<std::vector<Tap>, 3> taps;
@@ -127,23 +127,23 @@ class ConvolutionStage {
 
   void stage(const void* input, int64_t sample, const Segment& segment, Range channels, const Window& window,
              float* staged) const;
-  void stage_row(const void* input, int64_t sample, const Segment& segment, Range channels, const Window& window,
-                 int64_t depth, int64_t height, float* row) const;
+  void stage_row(const void* input, int64_t sample, const Segment& segment, Range channels,
+                 const Window& window, int64_t depth, int64_t height, float* row) const;
   void convolve(const Task& task, const float* packed, Range channels, Range rows, const float* staged,
                 const Sums& sums) const;
   void convolve_class(const Task& task, const OutputClass& output_class, const float* packed, Range channels,
                       int64_t panel_row, Range rows, int64_t strip, const float* staged,
                       const Sums& sums) const;
   void convolve_row(const Sums& sums, const OutputClass& output_class, const float* packed, Range channels,
-                    const Tile& tile, Range depth_taps, Range height_taps, int64_t pixels, const float* staged,
-                    float* to) const;
+                    const Tile& tile, Range depth_taps, Range height_taps, int64_t pixels,
+                    const float* staged, float* to) const;
   void convolve_terms(const Sums& sums, const OutputClass& output_class, const float* packed, Range channels,
                       const Tile& tile, Range terms, bool add, int64_t pixels, const float* staged,
                       float* to) const;
   void clear_row(const Sums& sums, const Tile& tile, int64_t pixels, float* to) const;
   Sums sums_at(float* data, const Task& task, int64_t pixels) const;
-  void pack_tile(const void* weights, const Segment& segment, const OutputClass& output_class, const Tile& tile,
-                 float* packed) const;
+  void pack_tile(const void* weights, const Segment& segment, const OutputClass& output_class,
+                 const Tile& tile, float* packed) const;
   void pack_term(const void* weights, const Segment& segment, const Tile& tile, int64_t in_channel, int64_t k,
                  float* to) const;
 

@@ -7,8 +7,8 @@
 namespace onepass::cpu {
 namespace {
 
-// Rates of one core. Measured with `onepass bench` where a comment says so, else scaled by lane count and clock;
-// they rank strategies, so ratios matter more than values.
+// Rates of one core. Measured with `onepass bench` where a comment says so, else scaled by lane count and
+// clock; they rank strategies, so ratios matter more than values.
 struct Rates {
   std::string_view target;
   double channel_tile_flops;  // multiply-add counts as two

@@ -1,4 +1,5 @@
-// What the CPU strategies cost: seconds from multiply-adds, elements and bytes, with constants per SIMD target.
+// What the CPU strategies cost: seconds from multiply-adds, elements and bytes, with constants per SIMD
+// target.
 #pragma once
 
 #include "cpu/block_kernel.h"

@@ -1,12 +1,13 @@
 // For files compiled once per SIMD target: unrolling, and the call of the copy for one target.
 //
 //   ONEPASS_UNROLL for (...)                unrolls a loop over a local array, which then lives in registers
-//   ONEPASS_FOR_TARGET(target, fill(isa))   calls N_NEON::fill(isa) where target == HWY_NEON, and so on; for the
+//   ONEPASS_FOR_TARGET(target, fill(isa))   calls N_NEON::fill(isa) where target == HWY_NEON, and so on; for
+//   the
 //                                           HWY_ONCE part
 #pragma once
 
-// Highway's emulation of vectors in plain C++, the baseline on x86: it would take minutes to compile and be slower
-// than the reference, so kernels leave it out.
+// Highway's emulation of vectors in plain C++, the baseline on x86: it would take minutes to compile and be
+// slower than the reference, so kernels leave it out.
 #define ONEPASS_TARGET_IS_EMULATED (HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SCALAR)
 
 #if defined(__clang__)

@@ -34,8 +34,8 @@ char* address(const TensorMap& map, const void* base, const Region& region) {
   return const_cast<char*>(static_cast<const char*>(base)) + element * byte_size(map.dtype);
 }
 
-void transfer(const Isa& isa, Direction direction, const TensorMap& map, const void* base, const Region& region,
-              Orientation orientation, float* panel, int64_t panel_stride) {
+void transfer(const Isa& isa, Direction direction, const TensorMap& map, const void* base,
+              const Region& region, Orientation orientation, float* panel, int64_t panel_stride) {
   const bool planar = orientation == Orientation::planar;
   Region run = region;
   while (run.pixels.begin < region.pixels.end) {
@@ -54,6 +54,16 @@ void transfer(const Isa& isa, Direction direction, const TensorMap& map, const v
     direction == Direction::load ? isa.load(t) : isa.store(t);
     run.pixels.begin = run.pixels.end;
   }
+}
+
+PanelView panel_view(const Isa& isa, const TensorMap& map, const void* base, const Region& region,
+                     Orientation orientation, float* scratch) {
+  if (map.is_panel(orientation)) {
+    return {reinterpret_cast<const float*>(address(map, base, region)), map.panel_stride(orientation)};
+  }
+  const int64_t stride = region.cols(orientation);
+  transfer(isa, Direction::load, map, base, region, orientation, scratch, stride);
+  return {scratch, stride};
 }
 
 }  // namespace onepass::cpu

@@ -52,7 +52,17 @@ char* address(const TensorMap& map, const void* base, const Region& region);
 enum class Direction : uint8_t { load, store };
 
 // Moves a region between tensor memory at `base` and a panel, changing type and orientation as needed.
-void transfer(const Isa& isa, Direction direction, const TensorMap& map, const void* base, const Region& region,
-              Orientation orientation, float* panel, int64_t panel_stride);
+void transfer(const Isa& isa, Direction direction, const TensorMap& map, const void* base,
+              const Region& region, Orientation orientation, float* panel, int64_t panel_stride);
+
+// A panel that is only read.
+struct PanelView {
+  const float* data = nullptr;
+  int64_t stride = 0;
+};
+
+// The region as a panel: in place where it lies as one, else gathered into `scratch`.
+PanelView panel_view(const Isa& isa, const TensorMap& map, const void* base, const Region& region,
+                     Orientation orientation, float* scratch);
 
 }  // namespace onepass::cpu

@@ -64,7 +64,8 @@ struct Loop {
   static HWY_NOINLINE float run(const float* data, int64_t rounds) {
     const D d;
     V sums[kAccumulators];
-    ONEPASS_UNROLLED(int i = 0; i < kAccumulators; ++i) sums[i] = hn::Zero(d);
+    // All different: a compiler may see that equal accumulators stay equal and keep one of them.
+    ONEPASS_UNROLLED(int i = 0; i < kAccumulators; ++i) sums[i] = hn::Set(d, static_cast<float>(i));
     const V even = hn::Load(d, data);
     const V odd = hn::Load(d, data + lanes);
     for (int64_t round = 0; round < rounds; ++round) {

@@ -58,8 +58,8 @@ float pointwise_value(const Pointwise& pointwise, float x, [[maybe_unused]] floa
   const float a = K(pointwise.a);
   const float b = K(pointwise.b);
   switch (pointwise.op) {
-#define ONEPASS_POINTWISE(name, constants, a_default, b_default, argument, value) \
-  case Op::name:                                                                  \
+#define ONEPASS_POINTWISE(name, constants, a_default, b_default, argument, value, ...) \
+  case Op::name:                                                                       \
     return value;
 #include "onepass/pointwise.def"
 #undef ONEPASS_POINTWISE

@@ -53,11 +53,11 @@ struct Norm {
 
 // Pointwise operations, one enumerator per row of pointwise.def.
 enum class Op : uint8_t {
-#define ONEPASS_POINTWISE(name, constants, a, b, argument, value) name,
+#define ONEPASS_POINTWISE(name, constants, a, b, argument, value, ...) name,
 #include "onepass/pointwise.def"
 #undef ONEPASS_POINTWISE
 };
-#define ONEPASS_POINTWISE(name, constants, a, b, argument, value) +1
+#define ONEPASS_POINTWISE(name, constants, a, b, argument, value, ...) +1
 inline constexpr int op_count = 0
 #include "onepass/pointwise.def"
     ;

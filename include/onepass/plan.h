@@ -1,4 +1,5 @@
-// A plan: the strategy chosen for a problem with all its numbers. Chosen once, holds no weights, safe to share.
+// A plan: the strategy chosen for a problem with all its numbers. Chosen once, holds no weights, safe to
+// share.
 #pragma once
 
 #include <cstddef>
@@ -20,6 +21,9 @@ struct Arguments {
   const void* input = nullptr;
   void* output = nullptr;
   std::vector<const void*> parameters;  // in the order of Problem::parameters
+  // Where not null and the block has a norm: gets mean and 1 / sqrt(variance + eps) of each slab, as
+  // [batch][groups][2]. It is what the backward pass of the block reads besides the input and the parameters.
+  float* statistics = nullptr;
 };
 
 struct PlanOptions {
@@ -58,7 +62,8 @@ class ONEPASS_API Plan {
   std::shared_ptr<const Kernel> kernel_;
 };
 
-// The cheapest strategy that accepts the problem, or the one the options force. Throws Error when there is none.
+// The cheapest strategy that accepts the problem, or the one the options force. Throws Error when there is
+// none.
 ONEPASS_API Plan plan(const Problem& problem, const PlanOptions& options = {});
 
 // The SIMD targets this build has and this CPU runs, best first.

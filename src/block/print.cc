@@ -11,7 +11,7 @@ namespace {
 constexpr double REQUIRED = std::numeric_limits<double>::quiet_NaN();
 
 constexpr std::array<PointwiseRow, op_count> pointwise_rows{{
-#define ONEPASS_POINTWISE(name, constants, a, b, argument, value) \
+#define ONEPASS_POINTWISE(name, constants, a, b, argument, value, ...) \
   {#name, constants, {a, b}, ArgumentKind::argument},
 #include "onepass/pointwise.def"
 #undef ONEPASS_POINTWISE

@@ -11,33 +11,9 @@
 namespace onepass::cpu {
 namespace {
 
-// Floats of a panel streamed from a tensor: 32 KiB, read and written a few times while in L1.
-constexpr int64_t stream_panel_floats = 8 * 1024;
-// Elements of a streaming task: long enough to hide the hand-out, short enough to balance.
-constexpr int64_t stream_task_elements = 32 * 1024;
-// What the second pass should find in the last-level cache.
-constexpr int64_t wave_cache_floats = 2 * 1024 * 1024;
 // Small slabs share a wave up to this much workspace; a larger slab is a wave of its own.
 constexpr int64_t wave_slab_floats = 256 * 1024;
 constexpr int64_t wave_statistics_floats = 1024 * 1024;
-constexpr int64_t alignment_floats = 16;  // 64 bytes
-
-Orientation orientation_of(const TensorMap& map) {
-  return map.channel_stride == 1 && map.pixel_stride != 1 ? Orientation::interleaved : Orientation::planar;
-}
-
-// Cuts for streaming: whole channels of pixels (planar) or whole pixels of channels (interleaved).
-Grid make_grid(int64_t channels, int64_t pixels, Orientation orientation) {
-  Grid grid{channels, pixels, 1, 1};
-  if (orientation == Orientation::interleaved) {
-    grid.pixel_parts = std::min(pixels, ceil_div(channels * pixels, stream_task_elements));
-    return grid;
-  }
-  grid.pixel_parts = ceil_div(pixels, stream_task_elements);
-  grid.channel_parts = std::min(channels, ceil_div(channels * ceil_div(pixels, grid.pixel_parts),
-                                                   stream_task_elements));
-  return grid;
-}
 
 }  // namespace
 
@@ -55,8 +31,8 @@ BlockKernel::BlockKernel(const Problem& problem, const Isa& isa, std::optional<L
     eps_ = norm->eps;
   }
   statistics_ = norm != nullptr || mean_;
-  mean_of_norm_ = mean_ && norm != nullptr && chain_.after.size() == 1 &&
-                  chain_.after[0].function == identity_step;
+  mean_of_norm_ =
+      mean_ && norm != nullptr && chain_.after.size() == 1 && chain_.after[0].function == identity_step;
   choose_middle();
   units_per_sample_ = middle_ == Middle::slab ? group_count_ : 1;
   unit_channels_ = channels_ / units_per_sample_;
@@ -106,9 +82,9 @@ void BlockKernel::choose_passes() {
   unit_segments_.push_back(segments.size());
 }
 
-// Panels of a convolution change orientation in L1 where the values then go to memory the other way: the last step
-// writes whole rows, which costs nothing beside an activation, while storing a transposed panel costs 0.35 ns an
-// element (s60 on Neoverse-V1: 32 instead of 37 ms).
+// Panels of a convolution change orientation in L1 where the values then go to memory the other way: the last
+// step writes whole rows, which costs nothing beside an activation, while storing a transposed panel costs
+// 0.35 ns an element (s60 on Neoverse-V1: 32 instead of 37 ms).
 Orientation BlockKernel::first_orientation() const {
   if (!convolution_) return orientation_of(input_);
   const bool to_output = middle_ == Middle::output || !statistics_;
@@ -158,26 +134,28 @@ void BlockKernel::lay_out_workspace() {
 
 std::string BlockKernel::describe() const {
   static constexpr const char* middles[] = {
-      "no second pass", "in the output, normalised there while in cache",
-      "in a f32 slab of the workspace", "nowhere: the second pass reads the input again"};
+      "no second pass", "in the output, normalised there while in cache", "in a f32 slab of the workspace",
+      "nowhere: the second pass reads the input again"};
   std::ostringstream out;
   if (convolution_) {
     out << convolution_->describe();
   } else {
-    out << "lanes: " << (first_.orientation == Orientation::planar ? "pixels" : "channels") << " (" << isa_.name
-        << ", " << isa_.lanes << ")\n";
+    out << "lanes: " << (first_.orientation == Orientation::planar ? "pixels" : "channels") << " ("
+        << isa_.name << ", " << isa_.lanes << ")\n";
   }
   if (problem_.block.norm() != nullptr) {
     out << "before the norm: values wait " << middles[static_cast<int>(middle_)] << '\n';
     out << "units in a wave: " << wave_units_ << (units_per_sample_ == 1 ? " samples\n" : " slabs\n");
   }
   if (mean_) {
-    out << "mean: " << (middle_ == Middle::none ? "from the statistics, the activation is not stored\n"
-                                                : "summed in the second pass, the activation is not stored\n");
+    out << "mean: "
+        << (middle_ == Middle::none ? "from the statistics, the activation is not stored\n"
+                                    : "summed in the second pass, the activation is not stored\n");
   }
-  out << "copies: " << (convolution_ ? "input rows are staged in f32 per task"
-                        : input_.is_panel(first_.orientation) ? "none, the input is read in place"
-                                                              : "input panels are gathered per task")
+  out << "copies: "
+      << (convolution_                          ? "input rows are staged in f32 per task"
+          : input_.is_panel(first_.orientation) ? "none, the input is read in place"
+                                                : "input panels are gathered per task")
       << '\n';
   out << "workspace: " << workspace_bytes() << " bytes, of which " << worker_floats_ * 4 << " per thread";
   if (middle_ == Middle::slab) out << " and " << wave_units_ * unit_channels_ * pixels_ * 4 << " for slabs";
@@ -232,7 +210,7 @@ BlockKernel::Endpoint BlockKernel::middle_of(const Call& call, int64_t unit) con
 void BlockKernel::run(const Arguments& arguments, void* workspace, Executor& executor) const {
   if (batch_ == 0) return;
   Call call{arguments, static_cast<float*>(workspace), 0};
-  chain_.load_parameters(problem_, arguments, call.floats);
+  chain_.load_parameters(problem_, arguments.parameters, call.floats);
   if (convolution_) convolution_->pack_weights(arguments.parameters[0], call.floats + packed_at_, executor);
   const int64_t groups = group_count_ / units_per_sample_;  // slabs of a unit
   const int64_t tasks = first_tasks();
@@ -286,8 +264,8 @@ void BlockKernel::convolve_task(const Call& call, int64_t unit, int64_t task, in
     float* scratch = running.m2 + unit_channels_ + Chain::slack();
     const auto consume = [&](const Panel& sums) {
       const Panel panel = oriented(sums, worker_floats(call, worker));
-      process(call, first_, unit, worker, panel.region, {panel.data, panel.stride}, panel.data, panel.stride, sink,
-              statistics_ ? &running : nullptr);
+      process(call, first_, unit, worker, panel.region, {panel.data, panel.stride}, panel.data, panel.stride,
+              sink, statistics_ ? &running : nullptr);
     };
     convolution_->run(call.arguments.input, call.floats + packed_at_, scratch, unit_at(unit).sample, segment,
                       block, consume);
@@ -325,20 +303,15 @@ void BlockKernel::stream_task(const Call& call, const Pass& pass, int64_t unit, 
   const Range part = pass.grid.channel_range(task);
   const Range channels{whole.channels.begin + part.begin, whole.channels.begin + part.end};
   const Range pixels = pass.grid.pixel_range(task);
-  // A panel is a run of pixels of a few channels (planar) or a few pixels of all of the task's channels.
-  const bool planar = pass.orientation == Orientation::planar;
-  const int64_t panel_pixels =
-      planar ? std::min(pixels.size(), stream_panel_floats)
-             : std::clamp<int64_t>(stream_panel_floats / channels.size(), 1, pixels.size());
-  const int64_t panel_channels =
-      planar ? std::clamp<int64_t>(stream_panel_floats / panel_pixels, 1, channels.size()) : channels.size();
+  const PanelExtent panel(pass.orientation, channels.size(), pixels.size(), stream_panel_floats);
   float* scratch = worker_floats(call, worker);
-  for (int64_t c = channels.begin; c < channels.end; c += panel_channels) {
-    Region region{whole.sample, {c, std::min(channels.end, c + panel_channels)}, {}};
+  for (int64_t c = channels.begin; c < channels.end; c += panel.channels) {
+    Region region{whole.sample, {c, std::min(channels.end, c + panel.channels)}, {}};
     Running running = running_of(call, worker);
-    for (int64_t p = pixels.begin; p < pixels.end; p += panel_pixels) {
-      region.pixels = {p, std::min(pixels.end, p + panel_pixels)};
-      const View view = panel_of(source, region, pass.orientation, scratch);
+    for (int64_t p = pixels.begin; p < pixels.end; p += panel.pixels) {
+      region.pixels = {p, std::min(pixels.end, p + panel.pixels)};
+      const PanelView view =
+          panel_view(isa_, *source.map, source.base, source.local(region), pass.orientation, scratch);
       process(call, pass, unit, worker, region, view, scratch, region.cols(pass.orientation), sink,
               statistics ? &running : nullptr);
     }
@@ -346,21 +319,8 @@ void BlockKernel::stream_task(const Call& call, const Pass& pass, int64_t unit, 
   }
 }
 
-// The region as a panel: in place where it lies as one, else gathered into `scratch`.
-BlockKernel::View BlockKernel::panel_of(const Endpoint& source, const Region& region, Orientation orientation,
-                                        float* scratch) const {
-  const Region local = source.local(region);
-  if (source.map->is_panel(orientation)) {
-    return {reinterpret_cast<const float*>(address(*source.map, source.base, local)),
-            source.map->panel_stride(orientation)};
-  }
-  const int64_t stride = region.cols(orientation);
-  transfer(isa_, Direction::load, *source.map, source.base, local, orientation, scratch, stride);
-  return {scratch, stride};
-}
-
 void BlockKernel::process(const Call& call, const Pass& pass, int64_t unit, int worker, const Region& region,
-                          View source, float* scratch, int64_t scratch_stride, const Endpoint& sink,
+                          PanelView source, float* scratch, int64_t scratch_stride, const Endpoint& sink,
                           Running* running) const {
   const bool in_place = sink.map != nullptr && sink.map->is_panel(pass.orientation);
   for (size_t i = 0; i < pass.steps.size(); ++i) {
@@ -387,37 +347,21 @@ void BlockKernel::process(const Call& call, const Pass& pass, int64_t unit, int 
   }
 }
 
-void BlockKernel::apply_step(const Call& call, const Step& step, int64_t unit, int worker, const Region& region,
-                             Orientation orientation, View source, float* to, int64_t to_stride) const {
-  const int64_t channel = region.channels.begin;
-  StepArguments s;
-  s.src = source.data;
-  s.src_stride = source.stride;
+void BlockKernel::apply_step(const Call& call, const Step& step, int64_t unit, int worker,
+                             const Region& region, Orientation orientation, PanelView source, float* to,
+                             int64_t to_stride) const {
+  StepContext context{
+      call.floats, &call.arguments.parameters, {}, worker_floats(call, worker) + panel_floats_};
+  if (step.affine == AffineSource::norm) {
+    context.norm.first_channel = unit_at(unit).channels.begin;
+    context.norm.centre = coefficients_of(call, unit);
+    context.norm.scale = context.norm.centre + unit_channels_ + Chain::slack();
+    context.norm.shift = context.norm.scale + unit_channels_ + Chain::slack();
+  }
+  StepArguments s = chain_.step_arguments(isa_, step, context, region, orientation, source);
   s.dst = to;
   s.dst_stride = to_stride;
-  s.rows = region.rows(orientation);
-  s.cols = region.cols(orientation);
-  s.a = step.a;
-  s.b = step.b;
-  Affine affine = Affine::none;
-  if (step.affine == AffineSource::conv_bias) {
-    affine = Affine::shift;
-    s.shift = chain_.values(chain_.conv_bias, region.sample, call.floats) + channel;
-  } else if (step.affine == AffineSource::norm) {
-    affine = Affine::full;
-    s.centre = coefficients_of(call, unit) + channel - unit_at(unit).channels.begin;
-    s.scale = s.centre + unit_channels_ + Chain::slack();
-    s.shift = s.scale + unit_channels_ + Chain::slack();
-  }
-  if (step.vector >= 0) s.operand = chain_.values(step.vector, region.sample, call.floats) + channel;
-  if (step.tensor >= 0) {
-    const TensorOperand& operand = chain_.tensors[static_cast<size_t>(step.tensor)];
-    const Endpoint tensor{&operand.map, call.arguments.parameters[operand.parameter]};
-    const View view = panel_of(tensor, region, orientation, worker_floats(call, worker) + panel_floats_);
-    s.operand = view.data;
-    s.operand_stride = view.stride;
-  }
-  isa_.steps[step.function][static_cast<int>(affine)][static_cast<int>(orientation)](s);
+  isa_.steps[step.function][static_cast<int>(affine_of(step))][static_cast<int>(orientation)](s);
 }
 
 // ------------------------------------------------------------------------------------------ statistics
@@ -469,6 +413,11 @@ void BlockKernel::finish(const Call& call, int64_t unit, int64_t group) const {
   }
   const double variance = m2 / (static_cast<double>(count) * static_cast<double>(pixels_));
   const double rstd = 1 / std::sqrt(variance + eps_);
+  if (call.arguments.statistics != nullptr) {
+    const int64_t slab = whole.sample * group_count_ + whole.channels.begin / count + group;
+    call.arguments.statistics[2 * slab] = static_cast<float>(mean);
+    call.arguments.statistics[2 * slab + 1] = static_cast<float>(rstd);
+  }
   const float* weight = chain_.values_or_null(chain_.norm_weight, whole.sample, call.floats);
   const float* bias = chain_.values_or_null(chain_.norm_bias, whole.sample, call.floats);
   float* centre = coefficients_of(call, unit);

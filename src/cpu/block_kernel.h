@@ -1,9 +1,11 @@
-// A block on the CPU: the convolution or the input feeds panels to the chain, a slab is normalised while in cache.
+// A block on the CPU: the convolution or the input feeds panels to the chain, a slab is normalised while in
+// cache.
 //
-// The work goes in waves of units. A unit is a sample, or one slab of it where pre-norm values are kept aside.
+// The work goes in waves of units. A unit is a sample, or one slab of it where pre-norm values are kept
+// aside.
 //   first pass   panels of the convolution (or of the input) -> steps up to the norm -> statistics -> middle
-//   finish       statistics of a unit's blocks, merged in a fixed order -> centre, scale and shift per channel
-//   second pass  middle -> norm and the steps after it -> output, or sums for the mean
+//   finish       statistics of a unit's blocks, merged in a fixed order -> centre, scale and shift per
+//   channel second pass  middle -> norm and the steps after it -> output, or sums for the mean
 // A wave is small enough that the second pass finds the middle in a cache.
 #pragma once
 
@@ -15,6 +17,7 @@
 
 #include "cpu/chain.h"
 #include "cpu/convolution_stage.h"
+#include "cpu/grid.h"
 #include "cpu/isa.h"
 #include "cpu/tensor_map.h"
 #include "plan/strategy.h"
@@ -27,18 +30,6 @@ enum class Middle : uint8_t {
   output,  // in the f32 output itself
   slab,    // in a f32 slab of the workspace: the output is of another type, or reduced
   input,   // nowhere: the second pass reads the input again
-};
-
-// A unit's channels and pixels cut into tasks; depends on the problem alone, never on the thread count.
-struct Grid {
-  int64_t channels = 0;
-  int64_t pixels = 0;
-  int64_t channel_parts = 1;
-  int64_t pixel_parts = 1;
-
-  int64_t count() const { return channel_parts * pixel_parts; }
-  Range channel_range(int64_t task) const { return even_part(channels, channel_parts, task / pixel_parts); }
-  Range pixel_range(int64_t task) const { return even_part(pixels, pixel_parts, task % pixel_parts); }
 };
 
 // One way over all panels of a unit.
@@ -67,10 +58,6 @@ class BlockKernel final : public Kernel {
     const Arguments& arguments;
     float* floats;
     int64_t first_unit = 0;  // of the wave
-  };
-  struct View {
-    const float* data = nullptr;
-    int64_t stride = 0;
   };
   // A tensor that a pass reads or writes, from this channel on; without a map: nothing.
   struct Endpoint {
@@ -121,13 +108,13 @@ class BlockKernel final : public Kernel {
   void second_pass(const Call& call, int64_t unit, int64_t task, int worker) const;
   void stream_task(const Call& call, const Pass& pass, int64_t unit, int64_t task, int worker,
                    const Endpoint& source, const Endpoint& sink, bool statistics) const;
-  View panel_of(const Endpoint& source, const Region& region, Orientation orientation, float* scratch) const;
 
   // One panel: the pass's steps, then statistics and the sink.
-  void process(const Call& call, const Pass& pass, int64_t unit, int worker, const Region& region, View source,
-               float* scratch, int64_t scratch_stride, const Endpoint& sink, Running* running) const;
+  void process(const Call& call, const Pass& pass, int64_t unit, int worker, const Region& region,
+               PanelView source, float* scratch, int64_t scratch_stride, const Endpoint& sink,
+               Running* running) const;
   void apply_step(const Call& call, const Step& step, int64_t unit, int worker, const Region& region,
-                  Orientation orientation, View source, float* to, int64_t to_stride) const;
+                  Orientation orientation, PanelView source, float* to, int64_t to_stride) const;
   void keep_statistics(const Call& call, int64_t unit, const Range& channels, int64_t block,
                        const Running& running) const;
 
@@ -142,7 +129,7 @@ class BlockKernel final : public Kernel {
   std::unique_ptr<const ConvolutionStage> convolution_;
   TensorMap input_;
   TensorMap output_;
-  TensorMap slab_;  // of one unit, where the middle is a slab
+  TensorMap slab_;                     // of one unit, where the middle is a slab
   std::vector<size_t> unit_segments_;  // first segment of each part of a sample, and the end
   Middle middle_ = Middle::none;
   Pass first_;

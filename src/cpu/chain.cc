@@ -15,7 +15,9 @@ class Builder {
   Builder(Chain& chain, const Problem& problem)
       : chain_(chain), problem_(problem), parameters_(problem.block.parameters(problem.input.sizes)) {}
 
-  void add(const Stage& stage) { std::visit([this](const auto& s) { add_stage(s); }, stage); }
+  void add(const Stage& stage) {
+    std::visit([this](const auto& s) { add_stage(s); }, stage);
+  }
 
   // A convolution's bias or a norm that no pointwise stage took along.
   void finish() {
@@ -93,10 +95,11 @@ Chain::Chain(const Problem& problem) {
 
 int64_t Chain::slack() { return 16; }
 
-void Chain::load_parameters(const Problem& problem, const Arguments& arguments, float* floats) const {
+void Chain::load_parameters(const Problem& problem, const std::vector<const void*>& parameters,
+                            float* floats) const {
   for (const ParameterVector& vector : vectors) {
     const TensorSpec& spec = problem.parameters[vector.parameter];
-    const char* from = static_cast<const char*>(arguments.parameters[vector.parameter]);
+    const char* from = static_cast<const char*>(parameters[vector.parameter]);
     float* to = floats + vector.offset;
     const int64_t given = element_count(spec.sizes);
     const int64_t wanted = channels * (vector.per_sample ? batch : 1);
@@ -106,6 +109,35 @@ void Chain::load_parameters(const Problem& problem, const Arguments& arguments, 
     }
     std::fill_n(to + wanted, slack(), 0.0f);
   }
+}
+
+StepArguments Chain::step_arguments(const Isa& isa, const Step& step, const StepContext& context,
+                                    const Region& region, Orientation orientation, PanelView source) const {
+  const int64_t channel = region.channels.begin;
+  StepArguments s;
+  s.src = source.data;
+  s.src_stride = source.stride;
+  s.rows = region.rows(orientation);
+  s.cols = region.cols(orientation);
+  s.a = step.a;
+  s.b = step.b;
+  if (step.affine == AffineSource::conv_bias) {
+    s.shift = values(conv_bias, region.sample, context.floats) + channel;
+  } else if (step.affine == AffineSource::norm) {
+    const int64_t at = channel - context.norm.first_channel;
+    s.centre = context.norm.centre + at;
+    s.scale = context.norm.scale + at;
+    s.shift = context.norm.shift + at;
+  }
+  if (step.vector >= 0) s.operand = values(step.vector, region.sample, context.floats) + channel;
+  if (step.tensor >= 0) {
+    const TensorOperand& operand = tensors[static_cast<size_t>(step.tensor)];
+    const PanelView view = panel_view(isa, operand.map, (*context.parameters)[operand.parameter], region,
+                                      orientation, context.operand_scratch);
+    s.operand = view.data;
+    s.operand_stride = view.stride;
+  }
+  return s;
 }
 
 const float* Chain::values(int vector, int64_t sample, const float* floats) const {

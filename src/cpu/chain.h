@@ -37,6 +37,27 @@ struct TensorOperand {
   TensorMap map;
 };
 
+// What the norm does to each channel from this one on: (x - centre) * scale + shift.
+struct NormCoefficients {
+  int64_t first_channel = 0;
+  const float* centre = nullptr;
+  const float* scale = nullptr;
+  const float* shift = nullptr;
+};
+
+// What the steps of one panel read besides it.
+struct StepContext {
+  const float* floats = nullptr;  // the chain's part of the workspace
+  const std::vector<const void*>* parameters = nullptr;
+  NormCoefficients norm;
+  float* operand_scratch = nullptr;  // a panel, for a tensor operand that does not lie as one
+};
+
+inline Affine affine_of(const Step& step) {
+  if (step.affine == AffineSource::none) return Affine::none;
+  return step.affine == AffineSource::norm ? Affine::full : Affine::shift;
+}
+
 // before: up to the norm (all stages where there is none); after: the norm itself and what follows it.
 struct Chain {
   int64_t channels = 0;
@@ -53,13 +74,17 @@ struct Chain {
   explicit Chain(const Problem& problem);
 
   // Converts every parameter vector into `floats`.
-  void load_parameters(const Problem& problem, const Arguments& arguments, float* floats) const;
+  void load_parameters(const Problem& problem, const std::vector<const void*>& parameters,
+                       float* floats) const;
   // The values of one vector for a sample, from channel 0.
   const float* values(int vector, int64_t sample, const float* floats) const;
   // The vector, or null for index -1.
   const float* values_or_null(int vector, int64_t sample, const float* floats) const {
     return vector < 0 ? nullptr : values(vector, sample, floats);
   }
+  // All that a step over a panel needs but its destination.
+  StepArguments step_arguments(const Isa& isa, const Step& step, const StepContext& context,
+                               const Region& region, Orientation orientation, PanelView source) const;
   static int64_t slack();  // the widest SIMD vector
 };
 

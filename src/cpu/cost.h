@@ -4,10 +4,15 @@
 
 #include "cpu/block_kernel.h"
 #include "cpu/isa.h"
+#include "cpu/tail_backward.h"
 #include "onepass/problem.h"
 
 namespace onepass::cpu {
 
 double predicted_seconds(const Problem& problem, const Isa& isa, const BlockKernel& kernel);
+double predicted_seconds(const BackwardProblem& problem, const Isa& isa, const TailBackward& kernel);
+
+// Whether the operation has no exponential and no error function.
+bool is_cheap(Op op);
 
 }  // namespace onepass::cpu

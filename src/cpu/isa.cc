@@ -27,6 +27,7 @@ std::vector<const Isa*> make_isas() {
     auto isa = std::make_unique<Isa>();
     isa->name = lower_case_name(target);
     add_panel_functions(target, *isa);
+    add_gradient_functions(target, *isa);
     add_convolution_functions(target, *isa);
     if (isa->load == nullptr) continue;
     result.push_back(isa.get());

@@ -1,4 +1,5 @@
-// What a SIMD target gives the CPU strategies: one table of functions per target, compiled from the same source.
+// What a SIMD target gives the CPU strategies: one table of functions per target, compiled from the same
+// source.
 //
 // The functions work on panels: two-dimensional f32 blocks of one sample, small enough for a cache, with
 // channels along rows (planar: pixels are contiguous) or along columns (interleaved: channels are).
@@ -58,6 +59,41 @@ struct StatisticsArguments {
   int64_t pixels_before = 0;
 };
 
+// The way back through one step over a panel. step.src is what the step's affine part got, step.dst gets the
+// gradient of what its operation got, step.operand is read as by the step.
+struct GradientArguments {
+  StepArguments step;
+  const float* gradient = nullptr;  // of the step's result; may be step.dst
+  int64_t gradient_stride = 0;
+  // Where the argument's gradient is asked for: the sum over the panel's pixels for each channel, with a
+  // vector of slack, or a panel where the argument is a tensor.
+  float* argument = nullptr;
+  int64_t argument_stride = 0;
+};
+using GradientFunction = void (*)(const GradientArguments& arguments);
+
+// The way back through a norm over a panel of its input x and of the gradient of its output before its
+// weight.
+struct NormGradientArguments {
+  const float* x = nullptr;
+  int64_t x_stride = 0;
+  const float* gradient = nullptr;
+  int64_t gradient_stride = 0;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  const float* centre = nullptr;  // per channel, as all below but dst: xhat = (x - centre) * inverse
+  const float* inverse = nullptr;
+  // norm_sums: sums of gradient and of gradient * xhat over the panel's pixels, with a vector of slack.
+  float* sums = nullptr;
+  float* products = nullptr;
+  // norm_gradient: dst = gradient * scale - offset - xhat * slope. dst may be gradient.
+  float* dst = nullptr;
+  int64_t dst_stride = 0;
+  const float* scale = nullptr;
+  const float* offset = nullptr;
+  const float* slope = nullptr;
+};
+
 // A panel's way to or from a tensor: element (r, c) lies at base + r * row_stride + c * col_stride elements.
 struct TransferArguments {
   float* panel = nullptr;
@@ -72,8 +108,8 @@ struct TransferArguments {
 
 // One row of output pixels of a convolution for one tile of output channels, lanes along channels:
 //   acc[p * pixel_stride + o] (+)= sum over terms t of x[offsets[t] + p] * weights[t * tile + o]
-// with tile = vectors * lanes. x may be read up to one vector past the last pixel's element; offsets has one more
-// entry than terms, which is read and not used.
+// with tile = vectors * lanes. x may be read up to one vector past the last pixel's element; offsets has one
+// more entry than terms, which is read and not used.
 struct ChannelTileArguments {
   const float* x = nullptr;
   const int32_t* offsets = nullptr;
@@ -109,6 +145,9 @@ struct Isa {
   int64_t tile_pixels = 1;   // of a channel tile that wide
   StepFunction steps[step_count][affine_count][2] = {};
   void (*statistics[2])(const StatisticsArguments& arguments) = {};
+  GradientFunction gradients[op_count][2][2][2] = {};  // [after the norm][orientation][of the argument too]
+  void (*norm_sums[2])(const NormGradientArguments& arguments) = {};
+  void (*norm_gradient[2])(const NormGradientArguments& arguments) = {};
   void (*load)(const TransferArguments& arguments) = nullptr;
   void (*store)(const TransferArguments& arguments) = nullptr;
   void (*channel_tile)(const ChannelTileArguments& arguments) = nullptr;
@@ -122,6 +161,7 @@ const Isa& find_isa(std::string_view name);
 
 // Filled in by the files compiled once per target; `target` is Highway's bit.
 void add_panel_functions(int64_t target, Isa& isa);
+void add_gradient_functions(int64_t target, Isa& isa);
 void add_convolution_functions(int64_t target, Isa& isa);
 
 }  // namespace onepass::cpu

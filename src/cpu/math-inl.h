@@ -67,6 +67,11 @@ HWY_INLINE V where_positive(V t, V yes, V no) {
   return hn::IfThenElse(hn::Gt(t, hn::Zero(hn::DFromV<V>())), yes, no);
 }
 
+template <class V>
+HWY_INLINE V where_at_most(V t, V limit, V yes, V no) {
+  return hn::IfThenElse(hn::Le(t, limit), yes, no);
+}
+
 namespace math {
 
 template <class V>

@@ -1,4 +1,5 @@
-// Panels: pointwise steps, running statistics and the ways to and from tensors, compiled once per SIMD target.
+// Panels: pointwise steps, running statistics and the ways to and from tensors, compiled once per SIMD
+// target.
 #include "cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -15,17 +16,12 @@
 #include "cpu/dispatch.h"
 #include "cpu/isa.h"
 #include "cpu/math-inl.h"
+#include "cpu/panel-inl.h"
 
 #if !ONEPASS_TARGET_IS_EMULATED
 HWY_BEFORE_NAMESPACE();
 namespace onepass::cpu {
 namespace HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
-namespace math = onepass::HWY_NAMESPACE;
-
-using D = hn::ScalableTag<float>;
-using V = hn::Vec<D>;
-constexpr int64_t lanes = static_cast<int64_t>(hn::MaxLanes(D()));
 
 // ---------------------------------------------------------------------------------------------- steps
 
@@ -35,79 +31,22 @@ struct Formula {
   static HWY_INLINE V value(V x, V, V, V) { return x; }
 };
 #define K(number) math::constant<V>(number)
-#define ONEPASS_POINTWISE(name, constants, default_a, default_b, argument, formula, ...)              \
-  template <>                                                                                    \
-  struct Formula<static_cast<int>(Op::name)> {                                                   \
+#define ONEPASS_POINTWISE(name, constants, default_a, default_b, argument, formula, ...)               \
+  template <>                                                                                          \
+  struct Formula<static_cast<int>(Op::name)> {                                                         \
     static HWY_INLINE V value(V x, [[maybe_unused]] V a, [[maybe_unused]] V b, [[maybe_unused]] V p) { \
-      using namespace math;                                                                      \
-      return formula;                                                                            \
-    }                                                                                            \
+      using namespace math;                                                                            \
+      return formula;                                                                                  \
+    }                                                                                                  \
   };
 #include "onepass/pointwise.def"
 #undef ONEPASS_POINTWISE
 #undef K
 
-constexpr ArgumentKind argument_of[step_count] = {
-#define none ArgumentKind::none
-#define slope ArgumentKind::slope
-#define channel ArgumentKind::channel
-#define tensor ArgumentKind::tensor
-#define ONEPASS_POINTWISE(name, constants, default_a, default_b, argument, formula, ...) argument,
-#include "onepass/pointwise.def"
-#undef ONEPASS_POINTWISE
-    none,
-#undef none
-#undef slope
-#undef channel
-#undef tensor
-};
-
-// What a step reads per channel, for one channel (planar) or a vector of channels (interleaved).
 template <int kStep, Affine kAffine>
-struct Coefficients {
-  static constexpr bool has_channel_operand =
-      argument_of[kStep] == ArgumentKind::slope || argument_of[kStep] == ArgumentKind::channel;
-  V centre, scale, shift, operand;
-
-  HWY_INLINE Coefficients() {}  // GCC does not give an implicit one the target's attributes
-  HWY_INLINE void broadcast(const StepArguments& s, int64_t channel) {
-    const D d;
-    if constexpr (kAffine == Affine::full) centre = hn::Set(d, s.centre[channel]);
-    if constexpr (kAffine == Affine::full) scale = hn::Set(d, s.scale[channel]);
-    if constexpr (kAffine != Affine::none) shift = hn::Set(d, s.shift[channel]);
-    if constexpr (has_channel_operand) operand = hn::Set(d, s.operand[channel]);
-  }
-  HWY_INLINE void load(const StepArguments& s, int64_t channel) {
-    const D d;
-    if constexpr (kAffine == Affine::full) centre = hn::LoadU(d, s.centre + channel);
-    if constexpr (kAffine == Affine::full) scale = hn::LoadU(d, s.scale + channel);
-    if constexpr (kAffine != Affine::none) shift = hn::LoadU(d, s.shift + channel);
-    if constexpr (has_channel_operand) operand = hn::LoadU(d, s.operand + channel);
-  }
-  HWY_INLINE V apply(V x, V a, V b, V panel_operand) const {
-    if constexpr (kAffine == Affine::full) x = hn::MulAdd(hn::Sub(x, centre), scale, shift);
-    if constexpr (kAffine == Affine::shift) x = hn::Add(x, shift);
-    if constexpr (has_channel_operand) return Formula<kStep>::value(x, a, b, operand);
-    return Formula<kStep>::value(x, a, b, panel_operand);
-  }
-};
-
-// Fewer than a vector of floats at `from`, in a vector.
-HWY_INLINE V load_some(const float* from, int64_t count) {
-  HWY_ALIGN float buffer[lanes] = {};
-  std::memcpy(buffer, from, static_cast<size_t>(count) * sizeof(float));
-  return hn::Load(D(), buffer);
+HWY_INLINE V value_of(const Coefficients<kStep, kAffine>& coefficients, V x, V a, V b, V panel_operand) {
+  return Formula<kStep>::value(coefficients.input(x), a, b, coefficients.argument(panel_operand));
 }
-
-HWY_INLINE void store_some(V v, float* to, int64_t count) {
-  HWY_ALIGN float buffer[lanes];
-  hn::Store(v, D(), buffer);
-  std::memcpy(to, buffer, static_cast<size_t>(count) * sizeof(float));
-}
-
-// Vectors in flight: one exponential is a chain of 45 cycles and the scheduler holds about 60 operations, so GCC
-// interleaves these (swish 0.77 ns an element with four, 0.97 with one).
-constexpr int in_flight = 4;
 
 // One row of a panel and its panel operand.
 struct StepRow {
@@ -116,11 +55,13 @@ struct StepRow {
   const float* operand;
 
   StepRow(const StepArguments& s, int64_t r)
-      : src(s.src + r * s.src_stride), dst(s.dst + r * s.dst_stride), operand(s.operand + r * s.operand_stride) {}
+      : src(s.src + r * s.src_stride),
+        dst(s.dst + r * s.dst_stride),
+        operand(s.operand + r * s.operand_stride) {}
 };
 
-// kVectors vectors of a row from column c on. Planar rows have one set of coefficients, interleaved ones a set for
-// each vector.
+// kVectors vectors of a row from column c on. Planar rows have one set of coefficients, interleaved ones a
+// set for each vector.
 template <int kStep, Affine kAffine, Orientation kOrientation, int kVectors>
 HWY_INLINE void step_vectors(const StepRow& row, int64_t c, V a, V b,
                              const Coefficients<kStep, kAffine> (&coefficients)[in_flight]) {
@@ -130,7 +71,7 @@ HWY_INLINE void step_vectors(const StepRow& row, int64_t c, V a, V b,
     V p = hn::Zero(d);
     if constexpr (argument_of[kStep] == ArgumentKind::tensor) p = hn::LoadU(d, row.operand + c + v * lanes);
     const int set = kOrientation == Orientation::planar ? 0 : v;
-    x[v] = coefficients[set].apply(hn::LoadU(d, row.src + c + v * lanes), a, b, p);
+    x[v] = value_of(coefficients[set], hn::LoadU(d, row.src + c + v * lanes), a, b, p);
   }
   ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) hn::StoreU(x[v], d, row.dst + c + v * lanes);
 }
@@ -141,11 +82,11 @@ HWY_INLINE void step_rest(const StepRow& row, int64_t c, int64_t rest, V a, V b,
                           const Coefficients<kStep, kAffine>& coefficients) {
   V p = hn::Zero(D());
   if constexpr (argument_of[kStep] == ArgumentKind::tensor) p = load_some(row.operand + c, rest);
-  store_some(coefficients.apply(load_some(row.src + c, rest), a, b, p), row.dst + c, rest);
+  store_some(value_of(coefficients, load_some(row.src + c, rest), a, b, p), row.dst + c, rest);
 }
 
-// Arguments are copied in these functions: a vector store may alias them, and reloading them in every iteration
-// takes a quarter of the time of a cheap step.
+// Arguments are copied in these functions: a vector store may alias them, and reloading them in every
+// iteration takes a quarter of the time of a cheap step.
 template <int kStep, Affine kAffine>
 void planar_step(const StepArguments& arguments) {
   const StepArguments s = arguments;
@@ -218,11 +159,12 @@ struct Merge {
                                   static_cast<double>(na + nb))) {}
 };
 
-// Lanes are channels: pixels are rows. kVectors vectors of channels at a time, so that sums do not wait on one
-// another. Two passes over the panel, which is in L1: a mean, then the distances from it and their own mean, which
-// takes the rounding of the first back out (a constant slab has variance 0, not its ulp squared).
+// Lanes are channels: pixels are rows. kVectors vectors of channels at a time, so that sums do not wait on
+// one another. Two passes over the panel, which is in L1: a mean, then the distances from it and their own
+// mean, which takes the rounding of the first back out (a constant slab has variance 0, not its ulp squared).
 template <int kVectors>
-HWY_INLINE void interleaved_statistics_of(const StatisticsArguments& arguments, int64_t c, const Merge& merge) {
+HWY_INLINE void interleaved_statistics_of(const StatisticsArguments& arguments, int64_t c,
+                                          const Merge& merge) {
   const StatisticsArguments s = arguments;
   const D d;
   V sum[kVectors];
@@ -336,17 +278,29 @@ HWY_INLINE Distances planar_distances(const float* x, int64_t count, float mean)
     rest.squares += (x[c] - mean) * (x[c] - mean);
   }
   rest.sum += hn::GetLane(hn::SumOfLanes(d, hn::Add(hn::Add(sum[0], sum[1]), hn::Add(sum[2], sum[3]))));
-  rest.squares +=
-      hn::GetLane(hn::SumOfLanes(d, hn::Add(hn::Add(squares[0], squares[1]), hn::Add(squares[2], squares[3]))));
+  rest.squares += hn::GetLane(
+      hn::SumOfLanes(d, hn::Add(hn::Add(squares[0], squares[1]), hn::Add(squares[2], squares[3]))));
   return rest;
 }
 
-// Lanes are pixels: one channel a row.
+// Lanes are pixels: one channel a row. The first panel of a block takes two passes; the others take one
+// around the running mean: should it be far from theirs, the distance between the two dominates what is
+// merged.
 void planar_statistics(const StatisticsArguments& s) {
   const Merge merge(s.pixels_before, s.cols);
   for (int64_t r = 0; r < s.rows; ++r) {
     const float* x = s.src + r * s.stride;
     const float per_pixel = 1.0f / static_cast<float>(s.cols);
+    if (s.pixels_before > 0) {
+      const Distances around = planar_distances(x, s.cols, s.mean[r]);
+      const float delta = around.sum * per_pixel;
+      const float m2 = around.squares - around.sum * delta + delta * delta * merge.spread;
+      if (std::isfinite(m2)) {
+        s.mean[r] += delta * merge.toward_new;
+        s.m2[r] += m2;
+        continue;
+      }
+    }
     const float first = planar_sum(x, s.cols) * per_pixel;
     const Distances distances = planar_distances(x, s.cols, first);
     const float correction = distances.sum * per_pixel;
@@ -442,8 +396,8 @@ using Pointer = typename Type::Element*;
 
 template <class Type>
 HWY_INLINE void load_element_at(const TransferArguments& t, int64_t r, int64_t c) {
-  t.panel[r * t.panel_stride + c] = Type::get(reinterpret_cast<Pointer<Type>>(t.tensor) + r * t.row_stride +
-                                              c * t.col_stride);
+  t.panel[r * t.panel_stride + c] =
+      Type::get(reinterpret_cast<Pointer<Type>>(t.tensor) + r * t.row_stride + c * t.col_stride);
 }
 
 template <class Type>
@@ -497,7 +451,8 @@ void transfer_transposed(const TransferArguments& arguments) {
   const int64_t cols = t.cols & ~int64_t{3};
   for (int64_t c = 0; c < cols; c += 4) {
     Pointer<Type> tensor[4];
-    for (int i = 0; i < 4; ++i) tensor[i] = reinterpret_cast<Pointer<Type>>(t.tensor) + (c + i) * t.col_stride;
+    for (int i = 0; i < 4; ++i)
+      tensor[i] = reinterpret_cast<Pointer<Type>>(t.tensor) + (c + i) * t.col_stride;
     float* panel = t.panel + c;
     for (int64_t r = 0; r < rows; r += 4, panel += 4 * t.panel_stride) {
       V4 v[4];

@@ -6,6 +6,7 @@
 #include "cpu/block_kernel.h"
 #include "cpu/cost.h"
 #include "cpu/isa.h"
+#include "cpu/tail_backward.h"
 #include "onepass/plan.h"
 #include "plan/strategy.h"
 
@@ -34,6 +35,17 @@ std::string convolution_refusal(const Problem& problem) {
 std::string tail_refusal(const Problem& problem) {
   if (problem.block.conv() != nullptr) return "the block has a convolution";
   return common_refusal(problem);
+}
+
+std::string tail_backward_refusal(const BackwardProblem& problem) {
+  const std::string reason = tail_refusal(problem.forward);
+  if (!reason.empty()) return reason;
+  bool f64 = problem.output_gradient.dtype == DType::f64;
+  f64 |= problem.wants_input() && problem.input_gradient.dtype == DType::f64;
+  for (size_t i = 0; i < problem.parameter_gradients.size(); ++i) {
+    f64 |= problem.wants_parameter(i) && problem.parameter_gradients[i].dtype == DType::f64;
+  }
+  return f64 ? "f64 is computed by the reference alone" : "";
 }
 
 std::shared_ptr<const BlockKernel> make_kernel(const Problem& problem, const PlanOptions& options,
@@ -76,6 +88,17 @@ extern const Strategy cpu_tail{
     },
     [](const Problem& problem, const PlanOptions& options) -> std::shared_ptr<const Kernel> {
       return cpu::make_kernel(problem, options, std::nullopt);
+    }};
+
+// The gradients of the same.
+extern const BackwardStrategy cpu_tail_backward{
+    "tail_backward", cpu::tail_backward_refusal,
+    [](const BackwardProblem& problem, const PlanOptions& options) {
+      const cpu::Isa& isa = cpu::find_isa(options.target);
+      return cpu::predicted_seconds(problem, isa, cpu::TailBackward(problem, isa));
+    },
+    [](const BackwardProblem& problem, const PlanOptions& options) -> std::shared_ptr<const BackwardKernel> {
+      return std::make_shared<const cpu::TailBackward>(problem, cpu::find_isa(options.target));
     }};
 
 std::vector<std::string> cpu_targets() {

@@ -1,4 +1,4 @@
-// The table of strategies: each row is a name, what it accepts, what it costs and how it is built.
+// The tables of strategies: each row is a name, what it accepts, what it costs and how it is built.
 #pragma once
 
 #include <cstddef>
@@ -7,30 +7,45 @@
 #include <string>
 #include <string_view>
 
+#include "onepass/backward.h"
 #include "onepass/plan.h"
 
 namespace onepass {
 
 // A built strategy: its numbers are fixed, its memory is the caller's.
-class Kernel {
+class BuiltStrategy {
  public:
-  virtual ~Kernel();
+  virtual ~BuiltStrategy();
   virtual size_t workspace_bytes() const = 0;
   // The numbers it runs with, one "name: value" a line, for explain.
   virtual std::string describe() const = 0;
+};
+
+class Kernel : public BuiltStrategy {
+ public:
   virtual void run(const Arguments& arguments, void* workspace, Executor& executor) const = 0;
 };
 
-struct Strategy {
+class BackwardKernel : public BuiltStrategy {
+ public:
+  virtual bool reads_statistics() const = 0;
+  virtual void run(const BackwardArguments& arguments, void* workspace, Executor& executor) const = 0;
+};
+
+template <class ProblemType, class KernelType>
+struct StrategyRow {
   std::string_view name;
   // Why it cannot take the problem; empty where it can.
-  std::string (*refusal)(const Problem& problem);
-  // Predicted seconds on this machine with problem.device.threads threads, from checked-in constants.
-  double (*seconds)(const Problem& problem, const PlanOptions& options);
-  std::shared_ptr<const Kernel> (*build)(const Problem& problem, const PlanOptions& options);
+  std::string (*refusal)(const ProblemType& problem);
+  // Predicted seconds on this machine with the device's threads, from checked-in constants.
+  double (*seconds)(const ProblemType& problem, const PlanOptions& options);
+  std::shared_ptr<const KernelType> (*build)(const ProblemType& problem, const PlanOptions& options);
 };
+using Strategy = StrategyRow<Problem, Kernel>;
+using BackwardStrategy = StrategyRow<BackwardProblem, BackwardKernel>;
 
 // In order of preference where costs are equal; the reference is last and accepts everything.
 std::span<const Strategy* const> strategies();
+std::span<const BackwardStrategy* const> backward_strategies();
 
 }  // namespace onepass

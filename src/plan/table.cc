@@ -1,4 +1,4 @@
-// The one list of strategies: a new kernel is its file and its line here.
+// The lists of strategies, forward and backward: a new kernel is its file and its line here.
 #include <array>
 
 #include "plan/strategy.h"
@@ -10,7 +10,10 @@ extern const Strategy cpu_conv_pixel_lanes;
 extern const Strategy cpu_tail;
 extern const Strategy reference_strategy;
 
-Kernel::~Kernel() = default;
+extern const BackwardStrategy cpu_tail_backward;
+extern const BackwardStrategy reference_backward_strategy;
+
+BuiltStrategy::~BuiltStrategy() = default;
 
 std::span<const Strategy* const> strategies() {
   static constexpr std::array table{
@@ -18,6 +21,14 @@ std::span<const Strategy* const> strategies() {
       &cpu_conv_pixel_lanes,
       &cpu_tail,
       &reference_strategy,
+  };
+  return table;
+}
+
+std::span<const BackwardStrategy* const> backward_strategies() {
+  static constexpr std::array table{
+      &cpu_tail_backward,
+      &reference_backward_strategy,
   };
   return table;
 }

@@ -17,6 +17,7 @@ constexpr double K(double number) { return number; }
 double minimum(double x, double limit) { return x > limit ? limit : x; }
 double maximum(double x, double limit) { return x < limit ? limit : x; }
 double where_positive(double t, double yes, double no) { return t > 0 ? yes : no; }
+double where_at_most(double t, double limit, double yes, double no) { return t <= limit ? yes : no; }
 double sigmoid(double x) { return 1 / (1 + exp(-x)); }
 
 }  // namespace
@@ -25,13 +26,28 @@ double pointwise_value(const Pointwise& pointwise, double x, [[maybe_unused]] do
   const double a = pointwise.a;
   const double b = pointwise.b;
   switch (pointwise.op) {
-#define ONEPASS_POINTWISE(name, constants, a_default, b_default, argument, value) \
-  case Op::name:                                                                  \
+#define ONEPASS_POINTWISE(name, constants, a_default, b_default, argument, value, ...) \
+  case Op::name:                                                                       \
     return value;
 #include "onepass/pointwise.def"
 #undef ONEPASS_POINTWISE
   }
   return x;
+}
+
+PointwiseGradient pointwise_gradient(const Pointwise& pointwise, double x, [[maybe_unused]] double p,
+                                     double g) {
+  const double a = pointwise.a;
+  const double b = pointwise.b;
+  switch (pointwise.op) {
+#define ONEPASS_POINTWISE(name, constants, a_default, b_default, argument, value, gradient, \
+                          argument_gradient)                                                \
+  case Op::name:                                                                            \
+    return {gradient, argument_gradient};
+#include "onepass/pointwise.def"
+#undef ONEPASS_POINTWISE
+  }
+  return {};
 }
 
 }  // namespace onepass::reference

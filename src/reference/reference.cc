@@ -4,57 +4,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "reference/loops.h"
+
 namespace onepass::reference {
-namespace {
-
-size_t index_of(int64_t index) { return static_cast<size_t>(index); }
-
-// Calls visit(position, its flat index) for each position of a spatial box, the last dimension fastest.
-template <class Visit>
-void for_each_position(const Extents& box, Visit&& visit) {
-  int64_t index = 0;
-  for (int64_t z = 0; z < box[0]; ++z)
-    for (int64_t y = 0; y < box[1]; ++y)
-      for (int64_t x = 0; x < box[2]; ++x) visit(Extents{z, y, x}, index++);
-}
-
-bool is_inside(const Extents& position, const Extents& box) {
-  for (size_t d = 0; d < position.size(); ++d)
-    if (position[d] < 0 || position[d] >= box[d]) return false;
-  return true;
-}
-
-int64_t flat_index(const Extents& position, const Extents& box) {
-  return (position[0] * box[1] + position[1]) * box[2] + position[2];
-}
-
-// Where tap k, applied at position q of the coarse side, lies on the fine side: the fine side is the input of
-// a convolution and the output of a transposed one.
-Extents tap_position(const Conv& conv, const Extents& q, const Extents& k) {
-  Extents p;
-  for (size_t d = 0; d < p.size(); ++d)
-    p[d] = q[d] * conv.stride[d] + k[d] * conv.dilation[d] - conv.padding_before[d];
-  return p;
-}
-
-int64_t tap_count(const Conv& conv) { return conv.kernel[0] * conv.kernel[1] * conv.kernel[2]; }
-
-struct Moments {
-  double mean = 0;
-  double variance = 0;
-};
-
-Moments moments(Values slab) {
-  const auto count = static_cast<double>(slab.size());
-  double sum = 0;
-  for (const double x : slab) sum += x;
-  const double mean = sum / count;
-  double squares = 0;
-  for (const double x : slab) squares += (x - mean) * (x - mean);
-  return {mean, squares / count};
-}
-
-}  // namespace
 
 Sizes::Sizes(const Shape& shape) : batch(shape[0]), channels(shape[1]) {
   std::copy(shape.begin() + 2, shape.end(), space.begin());
@@ -113,7 +65,7 @@ void convolve_transposed(const Conv& conv, const Sizes& input_sizes, const Sizes
 }
 
 void normalise(const Norm& norm, const Sizes& sizes, Values weight, Values bias, std::span<double> x,
-               Executor& executor) {
+               Executor& executor, float* statistics) {
   const int64_t groups = norm.group_count(sizes.channels);
   const int64_t group_channels = sizes.channels / groups;
   const int64_t slab_elements = group_channels * sizes.positions();
@@ -121,6 +73,10 @@ void normalise(const Norm& norm, const Sizes& sizes, Values weight, Values bias,
     const std::span<double> slab = x.subspan(index_of(task * slab_elements), index_of(slab_elements));
     const auto [mean, variance] = moments(slab);
     const double deviation = std::sqrt(variance + norm.eps);
+    if (statistics != nullptr) {
+      statistics[2 * task] = static_cast<float>(mean);
+      statistics[2 * task + 1] = static_cast<float>(1 / deviation);
+    }
     for (int64_t i = 0; i < slab_elements; ++i) {
       const int64_t c = task % groups * group_channels + i / sizes.positions();
       double& value = slab[index_of(i)];
@@ -180,7 +136,8 @@ int64_t weight_elements(const Conv& conv) {
 }
 
 void forward(const Block& block, const Sizes& input_sizes, const Sizes& activation_sizes, Values input,
-             Values parameters, std::span<double> scratch, std::span<double> output, Executor& executor) {
+             Values parameters, std::span<double> scratch, std::span<double> output, Executor& executor,
+             float* statistics) {
   const std::span<double> activation = block.has_mean() ? scratch : output;
   ParameterCursor cursor(parameters);
   if (block.conv() == nullptr) std::copy(input.begin(), input.end(), activation.begin());
@@ -197,7 +154,7 @@ void forward(const Block& block, const Sizes& input_sizes, const Sizes& activati
       const int64_t affine_elements = norm->affine ? activation_sizes.channels : 0;
       const Values weight = cursor.take(affine_elements);
       const Values bias = cursor.take(affine_elements);
-      normalise(*norm, activation_sizes, weight, bias, activation, executor);
+      normalise(*norm, activation_sizes, weight, bias, activation, executor, statistics);
     } else {
       mean_over_space(activation_sizes, activation, output, executor);
     }

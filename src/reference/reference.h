@@ -35,11 +35,19 @@ void convolve_transposed(const Conv& conv, const Sizes& input_sizes, const Sizes
                          Values weight, Values bias, std::span<double> output, Executor& executor);
 
 // x := (x - mean) / sqrt(variance + eps) * weight[c] + bias[c], mean and (biased) variance of x's slab.
+// `statistics`, where not null, gets mean and 1 / sqrt(variance + eps) of each slab.
 void normalise(const Norm& norm, const Sizes& sizes, Values weight, Values bias, std::span<double> x,
-               Executor& executor);
+               Executor& executor, float* statistics = nullptr);
 
 // The formula of pointwise.def at x; p is the element of the argument that belongs to x.
 double pointwise_value(const Pointwise& pointwise, double x, double p);
+
+// What x and p get of the gradient g that pointwise_value(x, p) got.
+struct PointwiseGradient {
+  double x = 0;
+  double p = 0;
+};
+PointwiseGradient pointwise_gradient(const Pointwise& pointwise, double x, double p, double g);
 
 // x := pointwise_value(x, p) for each element.
 void apply_pointwise(const Pointwise& pointwise, const Sizes& sizes, Values argument, std::span<double> x,
@@ -71,9 +79,11 @@ class ParameterCursor {
 int64_t weight_elements(const Conv& conv);
 
 // Runs all stages. `activation` is the shape after the convolution (the input's, where there is none).
-// `scratch` has activation.elements() values where the block ends in a mean, none otherwise.
+// `scratch` has activation.elements() values where the block ends in a mean, none otherwise. `statistics`,
+// where not null, gets mean and 1 / sqrt(variance + eps) of each of the norm's slabs.
 void forward(const Block& block, const Sizes& input_sizes, const Sizes& activation_sizes, Values input,
-             Values parameters, std::span<double> scratch, std::span<double> output, Executor& executor);
+             Values parameters, std::span<double> scratch, std::span<double> output, Executor& executor,
+             float* statistics = nullptr);
 
 std::vector<double> forward(const Block& block, const Shape& input_sizes, Values input,
                             std::span<const std::vector<double>> parameters);

@@ -66,7 +66,7 @@ class ReferenceKernel final : public Kernel {
     load_tensor(problem_.input, arguments.input, input);
     load_parameters(arguments, parameters);
     reference::forward(problem_.block, input_sizes_, activation_sizes_, input, parameters, scratch, output,
-                       executor);
+                       executor, arguments.statistics);
     store_tensor(problem_.output, output, arguments.output);
   }
 

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <cstring>
 #include <limits>
 #include <random>
 #include <sstream>
@@ -12,52 +11,10 @@
 #include "block/convert.h"
 #include "reference/tensor_access.h"
 #include "support/error_bound.h"
+#include "support/guarded_memory.h"
 
 namespace onepass::testing {
 namespace {
-
-constexpr size_t guard_bytes = 256;
-constexpr std::byte guard_byte{0xff};  // NaN in every element type
-constexpr size_t cache_line = 64;
-
-// Memory between guards: `phase` bytes beyond a multiple of 64.
-class GuardedMemory {
- public:
-  GuardedMemory(size_t bytes, size_t phase) : storage_(bytes + 2 * guard_bytes + 2 * cache_line, guard_byte) {
-    const auto address = reinterpret_cast<uintptr_t>(storage_.data() + guard_bytes);
-    offset_ = guard_bytes + (cache_line - address % cache_line) + phase;
-    remember();
-  }
-
-  void* data() { return storage_.data() + offset_; }
-  const void* data() const { return storage_.data() + offset_; }
-
-  // What is in memory now is what should stay there.
-  void remember() { before_ = storage_; }
-  // The bytes [offset, offset + count) of the data may change.
-  void allow(int64_t offset, int64_t count) {
-    const size_t first = offset_ + static_cast<size_t>(offset);
-    std::copy_n(storage_.begin() + static_cast<ptrdiff_t>(first), count,
-                before_.begin() + static_cast<ptrdiff_t>(first));
-  }
-  bool is_intact() const { return storage_ == before_; }
-
- private:
-  std::vector<std::byte> storage_;
-  std::vector<std::byte> before_;
-  size_t offset_ = 0;
-};
-
-GuardedMemory allocate(const TensorSpec& spec) {
-  return {static_cast<size_t>(spec.byte_span()), static_cast<size_t>(byte_size(spec.dtype))};
-}
-
-GuardedMemory place(const TensorSpec& spec, const std::vector<double>& values) {
-  GuardedMemory memory = allocate(spec);
-  store_tensor(spec, values, memory.data());
-  memory.remember();
-  return memory;
-}
 
 class Values {
  public:
@@ -123,14 +80,6 @@ std::vector<double> as_stored(const TensorSpec& spec, const std::vector<double>&
   return load_tensor(spec, memory.data());
 }
 
-std::vector<double> random_tensor(const TensorSpec& spec, Distribution distribution, double scale,
-                                  uint64_t seed) {
-  Values source(distribution, spec.dtype, seed);
-  std::vector<double> values(static_cast<size_t>(element_count(spec.sizes)));
-  for (double& value : values) value = round_to(spec.dtype, source.next() * scale);
-  return as_stored(spec, values);
-}
-
 double weight_scale(const Conv& conv) {
   const int64_t taps = conv.kernel[0] * conv.kernel[1] * conv.kernel[2];
   return 1 / std::sqrt(static_cast<double>(conv.in_channels / conv.groups * taps));
@@ -158,6 +107,14 @@ std::string_view name(Distribution distribution) {
   constexpr std::string_view names[] = {"uniform",  "normal", "offset_100", "offset_10000", "constant",
                                         "denormal", "tiny",   "huge",       "special"};
   return names[static_cast<size_t>(distribution)];
+}
+
+std::vector<double> random_tensor(const TensorSpec& spec, Distribution distribution, double scale,
+                                  uint64_t seed) {
+  Values source(distribution, spec.dtype, seed);
+  std::vector<double> values(static_cast<size_t>(element_count(spec.sizes)));
+  for (double& value : values) value = round_to(spec.dtype, source.next() * scale);
+  return as_stored(spec, values);
 }
 
 Operands random_operands(const Problem& problem, Distribution distribution, uint64_t seed) {
@@ -251,8 +208,7 @@ Outcome run_and_compare(const Problem& problem, const Operands& operands, size_t
       outcome.damage += "parameter " + std::to_string(i) + " or memory around it; ";
   workspace.allow(0, static_cast<int64_t>(workspace_bytes));
   if (!workspace.is_intact()) outcome.damage += "memory around the workspace; ";
-  for_each_element(problem.output,
-                   [&](int64_t offset) { output.allow(offset, byte_size(problem.output.dtype)); });
+  output.allow(problem.output);
   if (!output.is_intact()) outcome.damage += "memory around the output or between its elements; ";
 
   outcome.output = load_tensor(problem.output, output.data());

@@ -38,6 +38,9 @@ struct Operands {
   std::vector<double> input;
   std::vector<std::vector<double>> parameters;
 };
+// Values of one tensor, dense NCHW, times `scale`.
+std::vector<double> random_tensor(const TensorSpec& spec, Distribution distribution, double scale,
+                                  uint64_t seed);
 Operands random_operands(const Problem& problem, Distribution distribution, uint64_t seed);
 
 struct Comparison {

@@ -149,11 +149,11 @@ bool is_small(const Problem& problem) {
          problem.conv_multiply_adds() <= max_multiply_adds;
 }
 
-Problem random_dense_problem(Dice& dice, Device device) {
+Problem random_dense_problem(Dice& dice, Device device, double conv_chance = 0.75) {
   for (;;) {
     const int rank = static_cast<int>(dice.number(1, max_spatial_rank));
     std::optional<Conv> conv;
-    if (dice.chance(0.75)) conv = random_conv(dice, rank);
+    if (dice.chance(conv_chance)) conv = random_conv(dice, rank);
     const int64_t channels = conv ? conv->out_channels : random_channels(dice);
     const DType dtype = dice.one_of({DType::f32, DType::f32, DType::f32, DType::f16, DType::bf16});
     const Layout layout = dice.chance(0.75) ? Layout::nchw : Layout::nhwc;
@@ -195,12 +195,46 @@ void make_strided(Dice& dice, Problem& problem) {
   if (dice.chance(0.6)) make_slice(dice, problem.output);
 }
 
+void make_strided(Dice& dice, BackwardProblem& problem) {
+  if (dice.chance(0.5)) make_slice(dice, problem.output_gradient);
+  if (dice.chance(0.3)) make_expanded(dice, problem.output_gradient);
+  if (dice.chance(0.5)) make_slice(dice, problem.input_gradient);
+  for (TensorSpec& spec : problem.parameter_gradients) {
+    if (spec.sizes.size() > 2 && dice.chance(0.5)) make_slice(dice, spec);
+  }
+}
+
+// Layers in half precision often keep parameters, and what reduces over them, in f32.
+void mix_types(Dice& dice, BackwardProblem& problem) {
+  const auto type = [&dice] { return dice.one_of({DType::f32, DType::f16, DType::bf16}); };
+  problem.output_gradient.dtype = type();
+  problem.input_gradient.dtype = type();
+  for (size_t i = 0; i < problem.parameter_gradients.size(); ++i) {
+    problem.forward.parameters[i].dtype = type();
+    problem.parameter_gradients[i].dtype = type();
+  }
+}
+
 }  // namespace
 
 Problem random_problem(uint64_t seed, Device device) {
   Dice dice(seed);
   Problem problem = random_dense_problem(dice, device);
   if (dice.chance(0.4)) make_strided(dice, problem);
+  problem.validate();
+  return problem;
+}
+
+BackwardProblem random_tail_backward(uint64_t seed, Device device) {
+  Dice dice(seed);
+  Problem forward = random_dense_problem(dice, device, 0);
+  if (dice.chance(0.4)) make_strided(dice, forward);
+  BackwardProblem problem(forward);
+  if (dice.chance(0.4)) make_strided(dice, problem);
+  if (dice.chance(0.3)) mix_types(dice, problem);
+  if (dice.chance(0.5)) {
+    for (size_t i = 0; i < problem.wanted.size(); ++i) problem.wanted[i] = dice.chance(0.6);
+  }
   problem.validate();
   return problem;
 }

@@ -3,11 +3,15 @@
 
 #include <cstdint>
 
+#include "onepass/backward.h"
 #include "onepass/problem.h"
 
 namespace onepass::testing {
 
 // The same seed gives the same problem. At most 300,000 multiply-adds and 20,000 elements in any tensor.
 Problem random_problem(uint64_t seed, Device device = Device::cpu());
+// The backward of a random block without a convolution: gradients of other types and strides, some not
+// wanted.
+BackwardProblem random_tail_backward(uint64_t seed, Device device = Device::cpu());
 
 }  // namespace onepass::testing

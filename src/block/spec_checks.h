@@ -1,0 +1,22 @@
+// What problems demand of the specs of their tensors; each check throws Error with the tensor's name in
+// front.
+#pragma once
+
+#include <string_view>
+
+#include "onepass/block.h"
+#include "onepass/tensor.h"
+
+namespace onepass {
+
+// Sizes as expected, one stride for each that is not negative, and a span that can be addressed.
+void check_spec(std::string_view tensor, const TensorSpec& spec, const Shape& sizes);
+// For what is written: each element has its own place.
+void check_no_overlap(std::string_view tensor, const TensorSpec& spec);
+// For weights and vectors: dense in the order of their sizes.
+void check_contiguous(std::string_view tensor, const TensorSpec& spec);
+
+// Whether the parameter is a tensor of the activation's shape, which may lie anyhow.
+bool is_tensor_operand(const Block& block, const Parameter& parameter);
+
+}  // namespace onepass

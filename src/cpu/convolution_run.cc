@@ -1,0 +1,296 @@
+// Running a convolution: packing its weights, staging its input, passing its tiles over the rows.
+#include <algorithm>
+
+#include "block/convert.h"
+#include "cpu/convolution_stage.h"
+
+namespace onepass::cpu {
+namespace {
+
+bool contains(const Axis& axis, int64_t position) { return position >= 0 && position < axis.in; }
+
+// The taps at class index j that meet the input: a range, because positions change by one sign along the
+// taps.
+Range taps_inside(const Axis& axis, const std::vector<Tap>& taps, int64_t j) {
+  const auto inside = [&](size_t i) { return contains(axis, j * axis.step() + taps[i].offset); };
+  size_t begin = 0;
+  while (begin < taps.size() && !inside(begin)) ++begin;
+  size_t end = begin;
+  while (end < taps.size() && inside(end)) ++end;
+  return {static_cast<int64_t>(begin), static_cast<int64_t>(end)};
+}
+
+float weight_at(const void* weights, DType dtype, int64_t index) {
+  if (dtype == DType::f32) return static_cast<const float*>(weights)[index];
+  return static_cast<float>(
+      load_element(dtype, static_cast<const char*>(weights) + index * byte_size(dtype)));
+}
+
+}  // namespace
+
+// ------------------------------------------------------------------------------------------------ weights
+
+void ConvolutionStage::pack_weights(const void* weights, float* packed, Executor& executor) const {
+  const auto class_total = static_cast<int64_t>(classes_.size());
+  const int64_t tiles = tile_count({0, {0, max_segment_channels_}});
+  const auto count = static_cast<int64_t>(segments_.size()) * class_total * tiles;
+  executor.for_each(count, [&](int64_t index, int) {
+    const Segment& segment = segments_[static_cast<size_t>(index / tiles / class_total)];
+    const OutputClass& output_class = classes_[static_cast<size_t>(index / tiles % class_total)];
+    if (index % tiles >= tile_count(segment)) return;
+    pack_tile(weights, segment, output_class, tile_at(segment, index % tiles),
+              packed + weight_offsets_[static_cast<size_t>(index / tiles)]);
+  });
+}
+
+// [chunk][term][output channel of the tile], zero where a lane has no channel: those sums go nowhere.
+void ConvolutionStage::pack_tile(const void* weights, const Segment& segment, const OutputClass& output_class,
+                                 const Tile& tile, float* packed) const {
+  float* to = packed + tile.first * in_channels_per_group_ * output_class.tap_count();
+  for (int64_t chunk = 0; chunk < chunk_count_; ++chunk) {
+    const Range channels = even_part(in_channels_per_group_, chunk_count_, chunk);
+    for (const Tap& depth : output_class.taps[0]) {
+      for (const Tap& height : output_class.taps[1]) {
+        for (int64_t i = channels.begin; i < channels.end; ++i) {
+          for (const Tap& width : output_class.taps[2]) {
+            const int64_t k = (depth.k * axes_[1].kernel + height.k) * axes_[2].kernel + width.k;
+            pack_term(weights, segment, tile, i, k, to);
+            to += tile.width;
+          }
+        }
+      }
+    }
+  }
+}
+
+void ConvolutionStage::pack_term(const void* weights, const Segment& segment, const Tile& tile,
+                                 int64_t in_channel, int64_t k, float* to) const {
+  const int64_t first = segment.channels.begin + tile.first;
+  const int64_t count = std::min(tile.width, segment.channels.end - first);
+  const int64_t in_group = first - segment.group * out_channels_per_group_;
+  const int64_t row =
+      transposed_ ? (segment.group * in_channels_per_group_ + in_channel) * out_channels_per_group_ + in_group
+                  : first * in_channels_per_group_ + in_channel;
+  const int64_t row_stride = transposed_ ? 1 : in_channels_per_group_;
+  for (int64_t o = 0; o < count; ++o) {
+    to[o] = weight_at(weights, weight_dtype_, (row + o * row_stride) * kernel_elements_ + k);
+  }
+  std::fill(to + count, to + tile.width, 0.0f);
+}
+
+// ------------------------------------------------------------------------------------------------ staging
+
+// Whether any tap meets the staged position this far behind the window's start: a 1x1 convolution of stride 2
+// reads every other row only.
+bool ConvolutionStage::row_is_used(int axis, int64_t relative) const {
+  const Axis& a = axes_[static_cast<size_t>(axis)];
+  if (a.transposed || a.stride == 1) return true;
+  for (int64_t k = 0; k < a.kernel; ++k) {
+    if ((relative - k * a.dilation) % a.stride == 0) return true;
+  }
+  return false;
+}
+
+// Rows outside the input are left as they are: no tap reads them.
+void ConvolutionStage::stage(const void* input, int64_t sample, const Segment& segment, Range channels,
+                             const Window& window, float* staged) const {
+  for (int64_t d = 0; d < window.inputs[0].size(); ++d) {
+    if (!row_is_used(0, d) || !contains(axes_[0], window.inputs[0].begin + d)) continue;
+    for (int64_t h = 0; h < window.inputs[1].size(); ++h) {
+      if (!row_is_used(1, h) || !contains(axes_[1], window.inputs[1].begin + h)) continue;
+      stage_row(input, sample, segment, channels, window, window.inputs[0].begin + d,
+                window.inputs[1].begin + h, staged + d * depth_pitch_ + h * row_pitch_);
+    }
+  }
+}
+
+// One row of the window for all channels of a chunk, its phases one after another, zero beside the input.
+void ConvolutionStage::stage_row(const void* input, int64_t sample, const Segment& segment, Range channels,
+                                 const Window& window, int64_t depth, int64_t height, float* row) const {
+  const Range wanted = window.inputs[2];
+  const int64_t rows = channels.size();
+  for (int64_t phase = 0; phase < phase_count_; ++phase) {
+    if (!row_is_used(2, phase)) continue;
+    const int64_t count = ceil_div(wanted.size() - phase, phase_count_);
+    if (count <= 0) continue;
+    const int64_t start = wanted.begin + phase;  // input position of the phase's first float
+    const int64_t first = std::min(count, start >= 0 ? 0 : ceil_div(-start, phase_count_));
+    int64_t last = axes_[2].in <= start ? 0 : ceil_div(axes_[2].in - start, phase_count_);
+    last = std::clamp(last, first, count);
+    float* to = row + phase * phase_pitch_;
+    for (int64_t c = 0; c < rows; ++c) {
+      std::fill(to + c * channel_pitch_, to + c * channel_pitch_ + first, 0.0f);
+      std::fill(to + c * channel_pitch_ + last, to + c * channel_pitch_ + count, 0.0f);
+    }
+    if (last == first) continue;
+    TransferArguments t;
+    t.panel = to + first;
+    t.panel_stride = channel_pitch_;
+    t.rows = rows;
+    t.cols = last - first;
+    const int64_t channel = segment.group * in_channels_per_group_ + channels.begin;
+    const int64_t element = sample * input_.sample_stride + channel * input_.channel_stride +
+                            depth * input_.strides[0] + height * input_.strides[1] +
+                            (start + first * phase_count_) * input_.strides[2];
+    t.tensor = const_cast<char*>(static_cast<const char*>(input)) + element * byte_size(input_.dtype);
+    t.dtype = input_.dtype;
+    t.row_stride = input_.channel_stride;
+    t.col_stride = input_.strides[2] * phase_count_;
+    isa_.load(t);
+  }
+}
+
+// ------------------------------------------------------------------------------------------------ running
+
+// A contiguous range of terms, in chains of bounded length.
+void ConvolutionStage::convolve_terms(const Sums& sums, const OutputClass& output_class, const float* packed,
+                                      Range channels, const Tile& tile, Range terms, bool add, int64_t pixels,
+                                      const float* staged, float* to) const {
+  const bool larger = channels.size() == chunk_channels();
+  const int32_t* offsets = output_class.offsets[larger ? 0 : 1].data();
+  const int64_t pixel_stride = axes_[2].class_stride() * sums.pixel_stride;
+  const int64_t parts = ceil_div(terms.size(), max_chain_terms + max_chain_terms / 2);
+  for (int64_t i = 0; i < parts; ++i) {
+    const Range part = even_part(terms.size(), parts, i);
+    const int64_t first = terms.begin + part.begin;
+    const float* weights = packed + first * tile.width;
+    if (lanes_ == Lanes::channels) {
+      isa_.channel_tile({staged, offsets + first, part.size(), weights, to, pixel_stride, pixels,
+                         tile.vectors, add || i > 0});
+    } else {
+      isa_.pixel_tile({staged, offsets + first, part.size(), weights, to, sums.channel_stride, pixel_stride,
+                       pixels, static_cast<int>(tile.width), add || i > 0});
+    }
+  }
+}
+
+// One row of one tile: the terms of the taps that meet the input, as few ranges.
+void ConvolutionStage::convolve_row(const Sums& sums, const OutputClass& output_class, const float* packed,
+                                    Range channels, const Tile& tile, Range depth_taps, Range height_taps,
+                                    int64_t pixels, const float* staged, float* to) const {
+  packed += (tile.first * in_channels_per_group_ + channels.begin * tile.width) * output_class.tap_count();
+  bool add = channels.begin > 0;
+  if (depth_taps.size() == 0 || height_taps.size() == 0 || output_class.taps[2].empty()) {
+    if (!add) clear_row(sums, tile, pixels, to);
+    return;
+  }
+  const auto heights = static_cast<int64_t>(output_class.taps[1].size());
+  const int64_t terms = channels.size() * static_cast<int64_t>(output_class.taps[2].size());
+  if (height_taps.size() == heights) {
+    const Range range{depth_taps.begin * heights * terms, depth_taps.end * heights * terms};
+    convolve_terms(sums, output_class, packed, channels, tile, range, add, pixels, staged, to);
+    return;
+  }
+  for (int64_t d = depth_taps.begin; d < depth_taps.end; ++d) {
+    const Range range{(d * heights + height_taps.begin) * terms, (d * heights + height_taps.end) * terms};
+    convolve_terms(sums, output_class, packed, channels, tile, range, add, pixels, staged, to);
+    add = true;
+  }
+}
+
+// No tap meets the input (or the stride is larger than the kernel): zero before the bias.
+void ConvolutionStage::clear_row(const Sums& sums, const Tile& tile, int64_t pixels, float* to) const {
+  const int64_t pixel_stride = axes_[2].class_stride() * sums.pixel_stride;
+  for (int64_t p = 0; p < pixels; ++p) {
+    for (int64_t c = 0; c < tile.width; ++c) to[p * pixel_stride + c * sums.channel_stride] = 0;
+  }
+}
+
+// One class over some rows of a block and one strip of their pixels; the sums begin at row `panel_row`.
+void ConvolutionStage::convolve_class(const Task& task, const OutputClass& output_class, const float* packed,
+                                      Range channels, int64_t panel_row, Range rows, int64_t strip,
+                                      const float* staged, const Sums& sums) const {
+  const Range along = task.block.outputs[2];
+  const int64_t stride = axes_[2].class_stride();
+  const int64_t index = output_class.index[2];
+  // The row's first output of the class and, from there, the strip's share of those that follow.
+  const int64_t row_first = index + round_up(std::max<int64_t>(0, along.begin - index), stride);
+  if (row_first >= along.end) return;
+  // Strips are whole tiles: one that ends inside a tile runs the slower, narrower ones (s19: 2%).
+  const int64_t count = ceil_div(along.end - row_first, stride);
+  const Range tiles = even_part(ceil_div(count, isa_.tile_pixels), strips_, strip);
+  const Range pixels{tiles.begin * isa_.tile_pixels, std::min(count, tiles.end * isa_.tile_pixels)};
+  if (pixels.size() <= 0) return;
+  const int64_t first = row_first + pixels.begin * stride;
+  const int64_t column =
+      axes_[2].transposed ? first / stride - task.window.inputs[2].begin : first - along.begin;
+  for (int64_t t = 0; t < tile_count(task.segment); ++t) {
+    const Tile tile = tile_at(task.segment, t);
+    for (int64_t row = rows.begin; row < rows.end;) {
+      // The rows of one plane, and of those the ones of the class.
+      const int64_t height = task.block.outputs[1].size();
+      const int64_t plane = row / height;
+      const int64_t plane_end = std::min(rows.end, (plane + 1) * height);
+      const int64_t d = task.block.outputs[0].begin + plane;
+      const int64_t h = task.block.outputs[1].begin + row - plane * height;
+      const int64_t skip = (output_class.index[1] - h) % axes_[1].class_stride();
+      const int64_t first_row = row + (skip < 0 ? skip + axes_[1].class_stride() : skip);
+      row = plane_end;
+      if (d % axes_[0].class_stride() != output_class.index[0]) continue;
+      const int64_t jd = d / axes_[0].class_stride();
+      const Range depth_taps = taps_inside(axes_[0], output_class.taps[0], jd);
+      const int64_t depth = jd * axes_[0].step() - task.window.inputs[0].begin;
+      int64_t jh = (task.block.outputs[1].begin + first_row - plane * height) / axes_[1].class_stride();
+      for (int64_t r = first_row; r < plane_end; r += axes_[1].class_stride(), ++jh) {
+        const int64_t line = jh * axes_[1].step() - task.window.inputs[1].begin;
+        const float* from = staged + depth * depth_pitch_ + line * row_pitch_ + column + output_class.base;
+        const int64_t pixel = (r - panel_row) * along.size() + first - along.begin;
+        float* to = sums.data + pixel * sums.pixel_stride + tile.first * sums.channel_stride;
+        convolve_row(sums, output_class, packed, channels, tile, depth_taps,
+                     taps_inside(axes_[1], output_class.taps[1], jh), pixels.size(), from, to);
+      }
+    }
+  }
+}
+
+void ConvolutionStage::convolve(const Task& task, const float* packed, Range channels, Range rows,
+                                const float* staged, const Sums& sums) const {
+  const int64_t* weight_offsets = weight_offsets_.data() + task.segment_index * classes_.size();
+  for (int64_t row = rows.begin; row < rows.end; row += rows_per_cache_block_) {
+    const Range part{row, std::min(rows.end, row + rows_per_cache_block_)};
+    for (int64_t strip = 0; strip < strips_; ++strip) {
+      for (size_t c = 0; c < classes_.size(); ++c) {
+        convolve_class(task, classes_[c], packed + weight_offsets[c], channels, rows.begin, part, strip,
+                       staged, sums);
+      }
+    }
+  }
+}
+
+ConvolutionStage::Sums ConvolutionStage::sums_at(float* data, const Task& task, int64_t pixels) const {
+  if (lanes_ == Lanes::pixels) return {data, 1, pixels};
+  return {data, padded_channels(task.segment.channels.size()), 1};
+}
+
+void ConvolutionStage::run(const void* input, const float* packed, float* worker, int64_t sample,
+                           size_t segment_index, int64_t block_index,
+                           const std::function<void(const Panel&)>& consume) const {
+  const Block block = block_at(block_index);
+  Task task{segments_[segment_index], segment_index, block, {}};
+  for (size_t i = 0; i < 3; ++i) task.window.inputs[i] = axes_[i].window(block.outputs[i]);
+  float* staged = worker;
+  float* data = worker + window_floats_;
+  const int64_t row_total = block.outputs[0].size() * block.outputs[1].size();
+  const int64_t width = block.outputs[2].size();
+  const bool one_chunk = chunk_count_ == 1;
+  const Sums all = sums_at(data, task, row_total * width);
+  for (int64_t c = 0; c < chunk_count_; ++c) {
+    const Range channels = even_part(in_channels_per_group_, chunk_count_, c);
+    stage(input, sample, task.segment, channels, task.window, staged);
+    if (!one_chunk) convolve(task, packed, channels, {0, row_total}, staged, all);
+  }
+  for (Range rows = panel_rows(block, 0); rows.begin < row_total; rows = panel_rows(block, rows.end)) {
+    Sums sums = all;
+    if (one_chunk) {
+      sums = sums_at(data, task, rows.size() * width);
+      convolve(task, packed, {0, in_channels_per_group_}, rows, staged, sums);
+    } else {
+      sums.data += rows.begin * width * sums.pixel_stride;
+    }
+    const int64_t pixel = first_pixel(block, rows.begin);
+    const Region region{sample, task.segment.channels, {pixel, pixel + rows.size() * width}};
+    consume({sums.data, lanes_ == Lanes::pixels ? sums.channel_stride : sums.pixel_stride, region});
+  }
+}
+
+}  // namespace onepass::cpu

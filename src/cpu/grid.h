@@ -1,0 +1,67 @@
+// How streaming passes cut a tensor: tasks over channels and pixels, panels within a task, waves within a
+// cache.
+//
+// All of it depends on the problem alone, never on the thread count: that is why the bits do not.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cpu/axis.h"
+#include "cpu/isa.h"
+#include "cpu/tensor_map.h"
+
+namespace onepass::cpu {
+
+// Floats of a panel streamed from a tensor: 32 KiB, read and written a few times while in L1.
+inline constexpr int64_t stream_panel_floats = 8 * 1024;
+// Elements of a streaming task: long enough to hide the hand-out, short enough to balance.
+inline constexpr int64_t stream_task_elements = 32 * 1024;
+// What a second pass should find in the last-level cache.
+inline constexpr int64_t wave_cache_floats = 2 * 1024 * 1024;
+inline constexpr int64_t alignment_floats = 16;  // 64 bytes
+
+// The orientation in which the tensor's elements are contiguous, or planar.
+inline Orientation orientation_of(const TensorMap& map) {
+  return map.channel_stride == 1 && map.pixel_stride != 1 ? Orientation::interleaved : Orientation::planar;
+}
+
+// A unit's channels and pixels cut into tasks.
+struct Grid {
+  int64_t channels = 0;
+  int64_t pixels = 0;
+  int64_t channel_parts = 1;
+  int64_t pixel_parts = 1;
+
+  int64_t count() const { return channel_parts * pixel_parts; }
+  Range channel_range(int64_t task) const { return even_part(channels, channel_parts, task / pixel_parts); }
+  Range pixel_range(int64_t task) const { return even_part(pixels, pixel_parts, task % pixel_parts); }
+};
+
+// Cuts for streaming: whole channels of pixels (planar) or whole pixels of channels (interleaved).
+inline Grid make_grid(int64_t channels, int64_t pixels, Orientation orientation) {
+  Grid grid{channels, pixels, 1, 1};
+  if (orientation == Orientation::interleaved) {
+    grid.pixel_parts = std::min(pixels, ceil_div(channels * pixels, stream_task_elements));
+    return grid;
+  }
+  grid.pixel_parts = ceil_div(pixels, stream_task_elements);
+  grid.channel_parts =
+      std::min(channels, ceil_div(channels * ceil_div(pixels, grid.pixel_parts), stream_task_elements));
+  return grid;
+}
+
+// A panel is a run of pixels of a few channels (planar) or a few pixels of all of a task's channels.
+struct PanelExtent {
+  int64_t channels = 1;
+  int64_t pixels = 1;
+
+  PanelExtent(Orientation orientation, int64_t task_channels, int64_t task_pixels, int64_t panel_floats) {
+    const bool planar = orientation == Orientation::planar;
+    pixels = planar ? std::min(task_pixels, panel_floats)
+                    : std::clamp<int64_t>(panel_floats / task_channels, 1, task_pixels);
+    channels = planar ? std::clamp<int64_t>(panel_floats / pixels, 1, task_channels) : task_channels;
+  }
+};
+
+}  // namespace onepass::cpu

@@ -1,0 +1,99 @@
+// What the functions over panels share: vectors, the coefficients of a step, parts of a vector; compiled once
+// for each Highway target.
+
+#if defined(ONEPASS_CPU_PANEL_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ONEPASS_CPU_PANEL_INL_H_
+#undef ONEPASS_CPU_PANEL_INL_H_
+#else
+#define ONEPASS_CPU_PANEL_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <cstring>
+
+#include "cpu/dispatch.h"
+#include "cpu/isa.h"
+#include "cpu/math-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace onepass::cpu {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+namespace math = onepass::HWY_NAMESPACE;
+
+using D = hn::ScalableTag<float>;
+using V = hn::Vec<D>;
+constexpr int64_t lanes = static_cast<int64_t>(hn::MaxLanes(D()));
+
+// Vectors in flight: one exponential is a chain of 45 cycles and the scheduler holds about 60 operations, so
+// GCC interleaves these (swish 0.77 ns an element with four, 0.97 with one).
+constexpr int in_flight = 4;
+
+constexpr ArgumentKind argument_of[step_count] = {
+#define none ArgumentKind::none
+#define slope ArgumentKind::slope
+#define channel ArgumentKind::channel
+#define tensor ArgumentKind::tensor
+#define ONEPASS_POINTWISE(name, constants, default_a, default_b, argument, ...) argument,
+#include "onepass/pointwise.def"
+#undef ONEPASS_POINTWISE
+    none,
+#undef none
+#undef slope
+#undef channel
+#undef tensor
+};
+
+// What a step reads per channel, for one channel (planar) or a vector of channels (interleaved).
+template <int kStep, Affine kAffine>
+struct Coefficients {
+  static constexpr bool has_channel_operand =
+      argument_of[kStep] == ArgumentKind::slope || argument_of[kStep] == ArgumentKind::channel;
+  V centre, scale, shift, operand;
+
+  HWY_INLINE Coefficients() {}  // GCC does not give an implicit one the target's attributes
+  HWY_INLINE void broadcast(const StepArguments& s, int64_t channel) {
+    const D d;
+    if constexpr (kAffine == Affine::full) centre = hn::Set(d, s.centre[channel]);
+    if constexpr (kAffine == Affine::full) scale = hn::Set(d, s.scale[channel]);
+    if constexpr (kAffine != Affine::none) shift = hn::Set(d, s.shift[channel]);
+    if constexpr (has_channel_operand) operand = hn::Set(d, s.operand[channel]);
+  }
+  HWY_INLINE void load(const StepArguments& s, int64_t channel) {
+    const D d;
+    if constexpr (kAffine == Affine::full) centre = hn::LoadU(d, s.centre + channel);
+    if constexpr (kAffine == Affine::full) scale = hn::LoadU(d, s.scale + channel);
+    if constexpr (kAffine != Affine::none) shift = hn::LoadU(d, s.shift + channel);
+    if constexpr (has_channel_operand) operand = hn::LoadU(d, s.operand + channel);
+  }
+  // What the operation gets: x after the affine part, and its own argument or that of the panel.
+  HWY_INLINE V input(V x) const {
+    if constexpr (kAffine == Affine::full) x = hn::MulAdd(hn::Sub(x, centre), scale, shift);
+    if constexpr (kAffine == Affine::shift) x = hn::Add(x, shift);
+    return x;
+  }
+  HWY_INLINE V argument(V panel_operand) const {
+    if constexpr (has_channel_operand) return operand;
+    return panel_operand;
+  }
+};
+
+// Fewer than a vector of floats at `from`, in a vector.
+HWY_INLINE V load_some(const float* from, int64_t count) {
+  HWY_ALIGN float buffer[lanes] = {};
+  std::memcpy(buffer, from, static_cast<size_t>(count) * sizeof(float));
+  return hn::Load(D(), buffer);
+}
+
+HWY_INLINE void store_some(V v, float* to, int64_t count) {
+  HWY_ALIGN float buffer[lanes];
+  hn::Store(v, D(), buffer);
+  std::memcpy(to, buffer, static_cast<size_t>(count) * sizeof(float));
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace onepass::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // ONEPASS_CPU_PANEL_INL_H_

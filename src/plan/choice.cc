@@ -1,0 +1,65 @@
+// The choice among strategies, its text, the checks of a call.
+#include "plan/choice.h"
+
+#include <cstdint>
+#include <iomanip>
+#include <sstream>
+
+namespace onepass {
+namespace {
+
+std::string milliseconds(double seconds) {
+  std::ostringstream out;
+  out << std::setprecision(3) << seconds * 1e3 << " ms";
+  return out.str();
+}
+
+}  // namespace
+
+const Candidate& choose(const std::vector<Candidate>& candidates, const std::string& forced) {
+  const Candidate* best = nullptr;
+  for (const Candidate& candidate : candidates) {
+    if (!forced.empty() && candidate.strategy != forced) continue;
+    if (!candidate.reason.empty()) {
+      if (forced.empty()) continue;
+      throw Error("strategy \"" + forced + "\" cannot run this problem: " + candidate.reason);
+    }
+    if (best == nullptr || candidate.seconds < best->seconds) best = &candidate;
+  }
+  if (best == nullptr) throw Error("no strategy accepts this problem");
+  return *best;
+}
+
+std::string explain_choice(const std::string& problem, const std::string& chosen, int threads,
+                           const std::vector<Candidate>& candidates, const BuiltStrategy& built) {
+  std::ostringstream out;
+  out << problem << "\n\n";
+  for (const Candidate& candidate : candidates) {
+    out << (candidate.strategy == chosen ? "* " : "  ") << std::left << std::setw(20) << candidate.strategy;
+    out << (candidate.reason.empty() ? milliseconds(candidate.seconds) + " predicted"
+                                     : "no: " + candidate.reason)
+        << '\n';
+  }
+  out << "\n" << chosen << " with " << threads << (threads == 1 ? " thread\n" : " threads\n");
+  std::istringstream lines(built.describe());
+  for (std::string line; std::getline(lines, line);) out << "  " << line << '\n';
+  return out.str();
+}
+
+void check_call(size_t given_parameters, const Problem& problem, const BuiltStrategy& built,
+                const void* workspace, const Executor& executor) {
+  if (given_parameters != problem.parameters.size()) {
+    throw Error("the call has " + std::to_string(given_parameters) + " parameters, the block takes " +
+                std::to_string(problem.parameters.size()));
+  }
+  if (executor.concurrency() > problem.device.threads) {
+    throw Error("the executor runs " + std::to_string(executor.concurrency()) +
+                " threads, the plan was made for at most " + std::to_string(problem.device.threads));
+  }
+  const size_t bytes = built.workspace_bytes();
+  if (bytes > 0 && (workspace == nullptr || reinterpret_cast<uintptr_t>(workspace) % 64 != 0)) {
+    throw Error("the workspace must be " + std::to_string(bytes) + " bytes aligned to 64");
+  }
+}
+
+}  // namespace onepass

@@ -1,0 +1,49 @@
+// What forward and backward plans share: the choice among the rows of a table, its text, the checks of a
+// call.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "onepass/error.h"
+#include "plan/strategy.h"
+
+namespace onepass {
+
+// A row of either table; throws Error listing them all where none has the name.
+template <class Row>
+const Row& find_row(std::span<const Row* const> table, std::string_view name) {
+  std::string names;
+  for (const Row* row : table) {
+    if (row->name == name) return *row;
+    names += (names.empty() ? "" : ", ") + std::string(row->name);
+  }
+  throw Error("strategy \"" + std::string(name) + "\" is unknown, must be one of " + names);
+}
+
+template <class Row, class ProblemType>
+std::vector<Candidate> consider(std::span<const Row* const> table, const ProblemType& problem,
+                                const PlanOptions& options) {
+  std::vector<Candidate> candidates;
+  for (const Row* row : table) {
+    Candidate candidate{std::string(row->name), 0, row->refusal(problem)};
+    if (candidate.reason.empty()) candidate.seconds = row->seconds(problem, options);
+    candidates.push_back(std::move(candidate));
+  }
+  return candidates;
+}
+
+// The row to build, of those considered: the forced one or the cheapest.
+const Candidate& choose(const std::vector<Candidate>& candidates, const std::string& forced);
+
+// The problem, every row with its cost or its reason, then the numbers of the chosen one.
+std::string explain_choice(const std::string& problem, const std::string& chosen, int threads,
+                           const std::vector<Candidate>& candidates, const BuiltStrategy& built);
+
+// Throws Error unless a call fits its plan.
+void check_call(size_t given_parameters, const Problem& problem, const BuiltStrategy& built,
+                const void* workspace, const Executor& executor);
+
+}  // namespace onepass

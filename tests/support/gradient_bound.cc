@@ -1,0 +1,296 @@
+// The gradients a block should have and how far an honest implementation may be from them, element by
+// element.
+#include "support/gradient_bound.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "reference/backward.h"
+
+namespace onepass::testing {
+namespace {
+
+using reference::PointwiseGradient;
+using reference::Sizes;
+using reference::Values;
+
+constexpr double infinity = std::numeric_limits<double>::infinity();
+constexpr double roundoff = 0x1p-24;
+constexpr double underflow = 4 * 0x1p-149;
+constexpr double stage_factor = 8;
+
+// A sum as the terms come in.
+struct Sum {
+  double value = 0;
+  double magnitude = 0;
+  double bound = 0;
+  double count = 0;
+
+  void add(double term, double term_bound) {
+    value += term;
+    magnitude += std::abs(term);
+    bound += term_bound;
+    ++count;
+  }
+  double total_bound() const {
+    if (!(bound < infinity)) return infinity;
+    return bound + (stage_factor + std::sqrt(count) / 4) * roundoff * magnitude + count * underflow;
+  }
+};
+
+// What the rounding errors of evaluating the derivative at x are proportional to.
+double derivative_scale(Op op, double x, double derivative) {
+  switch (op) {
+    case Op::hardswish:
+    case Op::sigmoid:
+    case Op::softplus:
+    case Op::tanh:
+    case Op::elu:
+      return 1 + std::abs(derivative);
+    case Op::gelu:
+    case Op::swish:
+    case Op::mish:
+      return 1 + std::min(std::abs(x), 20.0);
+    case Op::gelu_tanh:
+      return 1 + std::min(std::abs(x * x * x), 100.0);
+    default:
+      return std::abs(derivative);
+  }
+}
+
+class BoundedBackward {
+ public:
+  BoundedBackward(const BackwardProblem& problem, const std::vector<double>& input,
+                  const std::vector<std::vector<double>>& parameters,
+                  const std::vector<double>& output_gradient)
+      : problem_(problem.forward),
+        sizes_(problem.forward.input.sizes),
+        input_(input),
+        parameters_(parameters),
+        next_parameter_(parameters.size()),
+        gradient_(output_gradient),
+        bounds_(output_gradient.size(), 0) {
+    result_.parameters.resize(parameters.size());
+    const std::vector<Stage>& stages = problem_.block.stages();
+    for (size_t i = stages.size(); i-- > 0;) {
+      prefix_ = i;
+      std::visit([this](const auto& stage) { apply(stage); }, stages[i]);
+    }
+    result_.input = {std::move(gradient_), std::move(bounds_)};
+  }
+
+  ExpectedGradients result() && { return std::move(result_); }
+
+ private:
+  // The values before the current stage, with their bounds.
+  Expected stage_input() const {
+    if (prefix_ == 0) return {input_, std::vector<double>(input_.size(), 0)};
+    const std::vector<Stage>& stages = problem_.block.stages();
+    const Block before(std::vector<Stage>(stages.begin(), stages.begin() + static_cast<ptrdiff_t>(prefix_)));
+    const auto parameters =
+        std::vector(parameters_.begin(), parameters_.begin() + static_cast<ptrdiff_t>(next_parameter_));
+    return expected_output(Problem(before, problem_.input.sizes), input_, parameters);
+  }
+
+  size_t channel_of(size_t element) const {
+    return element / static_cast<size_t>(sizes_.positions()) % static_cast<size_t>(sizes_.channels);
+  }
+
+  void keep(size_t parameter, const std::vector<Sum>& sums) {
+    Expected& expected = result_.parameters[parameter];
+    for (const Sum& sum : sums) {
+      expected.values.push_back(sum.value);
+      expected.bounds.push_back(sum.total_bound());
+    }
+  }
+
+  void apply(const Conv&) {}
+
+  void apply(const Mean&) {
+    const std::vector<double> g = std::move(gradient_);
+    const auto positions = static_cast<size_t>(sizes_.positions());
+    gradient_.assign(g.size() * positions, 0);
+    bounds_.assign(gradient_.size(), 0);
+    for (size_t i = 0; i < gradient_.size(); ++i) {
+      gradient_[i] = g[i / positions] / static_cast<double>(positions);
+      bounds_[i] = std::isfinite(gradient_[i]) ? 2 * roundoff * std::abs(gradient_[i]) + underflow : 0;
+    }
+  }
+
+  void apply(const Pointwise& pointwise) {
+    const bool has_argument = argument_kind(pointwise.op) != ArgumentKind::none;
+    if (has_argument) --next_parameter_;
+    const Expected x = stage_input();
+    std::vector<Sum> sums(has_argument ? parameters_[next_parameter_].size() : 0);
+    for (size_t i = 0; i < gradient_.size(); ++i) {
+      const size_t at = has_argument ? argument_index(pointwise, i) : 0;
+      const double p = has_argument ? parameters_[next_parameter_][at] : 0;
+      const double e = x.bounds[i];
+      if (has_argument) {
+        const double term = reference::pointwise_gradient(pointwise, x.values[i], p, gradient_[i]).p;
+        sums[at].add(term, argument_bound(pointwise, x.values[i], e, p, gradient_[i], bounds_[i]));
+      }
+      const double g = gradient_[i];
+      gradient_[i] = reference::pointwise_gradient(pointwise, x.values[i], p, g).x;
+      bounds_[i] = step_bound(pointwise, x.values[i], e, p, g, bounds_[i], gradient_[i]);
+    }
+    if (has_argument) keep(next_parameter_, sums);
+  }
+
+  static double step_bound(const Pointwise& pointwise, double x, double e, double p, double g, double b,
+                           double result) {
+    if (!(e < infinity) || !(b < infinity)) return infinity;
+    if (!std::isfinite(result)) return 0;
+    const auto derivative = [&](double at) { return reference::pointwise_gradient(pointwise, at, p, 1).x; };
+    const double d = derivative(x);
+    const double scale = derivative_scale(pointwise.op, x, d);
+    if (!std::isfinite(d) || !std::isfinite(g)) return 0;  // selected, not multiplied
+    const double change =
+        e > 0 ? std::max(std::abs(derivative(x + e) - d), std::abs(derivative(x - e) - d)) : 0;
+    return std::abs(d) * b + std::abs(g) * (change + stage_factor * roundoff * scale) + b * change +
+           underflow;
+  }
+
+  static double argument_bound(const Pointwise& pointwise, double x, double e, double p, double g, double b) {
+    if (!(e < infinity) || !(b < infinity)) return infinity;
+    const auto term = [&](double at, double gradient) {
+      return reference::pointwise_gradient(pointwise, at, p, gradient).p;
+    };
+    const double here = term(x, g);
+    if (!std::isfinite(here)) return 0;
+    double bound = std::abs(term(x, b)) + 2 * roundoff * std::abs(here);
+    if (e > 0)
+      bound += std::max(std::abs(term(x + e, std::abs(g) + b) - term(x, std::abs(g) + b)),
+                        std::abs(term(x - e, std::abs(g) + b) - term(x, std::abs(g) + b)));
+    return bound + underflow;
+  }
+
+  size_t argument_index(const Pointwise& pointwise, size_t element) const {
+    const auto index = static_cast<int64_t>(element);
+    const int64_t plane = index / sizes_.positions();
+    return static_cast<size_t>(reference::argument_index(
+        pointwise, sizes_, plane / sizes_.channels, plane % sizes_.channels, index % sizes_.positions()));
+  }
+
+  struct Slab {
+    double mean = 0;
+    double rstd = 0;
+    double mean_error = 0;
+    double rstd_error = 0;  // relative
+
+    double xhat(double x) const { return (x - mean) * rstd; }
+    double xhat_error(double x, double e) const {
+      const double rounding = stage_factor * roundoff * (std::abs(xhat(x)) + std::abs(mean) * rstd);
+      return (e + mean_error) * rstd + rstd_error * std::abs(xhat(x)) + rounding;
+    }
+  };
+
+  static Slab slab_of(const Norm& norm, Values x, Values e) {
+    const auto count = static_cast<double>(x.size());
+    Slab slab;
+    double mean_bound = 0;
+    for (const double value : x) slab.mean += value / count;
+    for (const double bound : e) mean_bound += bound / count;
+    double variance = 0;
+    double difference = underflow;
+    for (size_t i = 0; i < x.size(); ++i) {
+      const double distance = std::abs(x[i] - slab.mean);
+      variance += distance * distance / count;
+      difference += (2 * distance + e[i]) * e[i] / count;
+    }
+    slab.rstd = 1 / std::sqrt(variance + norm.eps);
+    slab.mean_error =
+        mean_bound + stage_factor * roundoff * (std::abs(slab.mean) + 4 * std::sqrt(variance)) + underflow;
+    slab.rstd_error =
+        (difference + slab.mean_error * slab.mean_error) * slab.rstd * slab.rstd + stage_factor * roundoff;
+    return slab;
+  }
+
+  void apply(const Norm& norm) {
+    if (norm.affine) next_parameter_ -= 2;
+    const Expected x = stage_input();
+    const std::vector<double>* weight = norm.affine ? &parameters_[next_parameter_] : nullptr;
+    std::vector<Sum> weight_sums(static_cast<size_t>(sizes_.channels));
+    std::vector<Sum> bias_sums(weight_sums.size());
+    const auto slab_elements =
+        static_cast<size_t>(sizes_.channels / norm.group_count(sizes_.channels) * sizes_.positions());
+    for (size_t first = 0; first < gradient_.size(); first += slab_elements) {
+      apply_to_slab(norm, weight, x, first, slab_elements, weight_sums, bias_sums);
+    }
+    if (!norm.affine) return;
+    keep(next_parameter_, weight_sums);
+    keep(next_parameter_ + 1, bias_sums);
+  }
+
+  void apply_to_slab(const Norm& norm, const std::vector<double>* weight, const Expected& x, size_t first,
+                     size_t count, std::vector<Sum>& weight_sums, std::vector<Sum>& bias_sums) {
+    const Slab slab =
+        slab_of(norm, Values(x.values).subspan(first, count), Values(x.bounds).subspan(first, count));
+    const bool lost = std::isfinite(slab.mean) && !(slab.rstd_error <= 0.5);
+    Sum sum;
+    Sum product;
+    for (size_t i = first; i < first + count; ++i) {
+      const double xhat = slab.xhat(x.values[i]);
+      const double error = lost ? infinity : slab.xhat_error(x.values[i], x.bounds[i]);
+      const size_t c = channel_of(i);
+      const double gamma = weight != nullptr ? (*weight)[c] : 1;
+      const double g = gradient_[i];
+      const double b = bounds_[i];
+      bias_sums[c].add(g, b);
+      weight_sums[c].add(g * xhat, product_bound(g, b, xhat, error));
+      sum.add(gamma * g, std::abs(gamma) * b);
+      product.add(gamma * g * xhat, std::abs(gamma) * product_bound(g, b, xhat, error));
+    }
+    const auto elements = static_cast<double>(count);
+    const double m1 = sum.value / elements;
+    const double m2 = product.value / elements;
+    for (size_t i = first; i < first + count; ++i) {
+      const double xhat = slab.xhat(x.values[i]);
+      const double error = lost ? infinity : slab.xhat_error(x.values[i], x.bounds[i]);
+      const double gamma = weight != nullptr ? (*weight)[channel_of(i)] : 1;
+      const double q = gamma * gradient_[i];
+      const double inherited = std::abs(gamma) * bounds_[i] + sum.total_bound() / elements +
+                               error * std::abs(m2) +
+                               (std::abs(xhat) + error) * product.total_bound() / elements + underflow;
+      const double rounding =
+          (slab.rstd_error + stage_factor * roundoff) * (std::abs(q) + std::abs(m1) + std::abs(xhat * m2));
+      gradient_[i] = slab.rstd * (q - m1 - xhat * m2);
+      bounds_[i] = std::isnan(gradient_[i]) && !lost ? 0 : slab.rstd * (inherited + rounding) + underflow;
+      if (!(bounds_[i] < infinity)) bounds_[i] = infinity;
+    }
+  }
+
+  static double product_bound(double g, double b, double xhat, double error) {
+    if (!(b < infinity) || !(error < infinity)) return infinity;
+    if (!std::isfinite(g * xhat)) return 0;
+    return std::abs(g) * error + b * (std::abs(xhat) + error) + underflow;
+  }
+
+  const Problem& problem_;
+  Sizes sizes_;
+  const std::vector<double>& input_;
+  const std::vector<std::vector<double>>& parameters_;
+  size_t next_parameter_;  // the first that the stages taken back have
+  size_t prefix_ = 0;      // stages before the current one
+  std::vector<double> gradient_;
+  std::vector<double> bounds_;
+  ExpectedGradients result_;
+};
+
+}  // namespace
+
+ExpectedGradients expected_gradients(const BackwardProblem& problem, const std::vector<double>& input,
+                                     const std::vector<std::vector<double>>& parameters,
+                                     const std::vector<double>& output_gradient) {
+  ExpectedGradients expected = BoundedBackward(problem, input, parameters, output_gradient).result();
+  // The judge is the reference; the walk above gives the bounds.
+  reference::Gradients gradients = reference::backward(problem.forward.block, problem.forward.input.sizes,
+                                                       input, parameters, output_gradient);
+  expected.input.values = std::move(gradients.input);
+  for (size_t i = 0; i < parameters.size(); ++i)
+    expected.parameters[i].values = std::move(gradients.parameters[i]);
+  return expected;
+}
+
+}  // namespace onepass::testing

@@ -5,24 +5,31 @@ export CTEST_PARALLEL_LEVEL := $(JOBS)
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench format lint clean setup tool
+.PHONY: help demo test bench format lint clean setup tool python
 
 help:
-	@echo "make demo     build the tool and run it on the four workloads"
+	@echo "make demo     optimise four PyTorch models: verify, measure, write out/report.html"
 	@echo "make test     build everything and run every test"
+	@echo "make python   build the PyTorch operators into python/onepass"
 	@echo "make bench    measure (scripts/bench.sh)"
 	@echo "make format   format the sources in place"
 	@echo "make lint     check the format and run clang-tidy"
 	@echo "make clean    remove what was built"
 	@echo "JOBS=n        use n cores instead of all"
 
-demo: tool
+demo: python
 	@scripts/demo.sh
 
-test: setup
-	@cmake --preset release
+test: python
 	@cmake --build --preset release
 	@ctest --preset release
+	@PYTHONPATH=python .venv/bin/python -m pytest -q
+
+# In the same build folder as everything else: the core is compiled once.
+python:
+	@scripts/setup.sh build python
+	@cmake --preset release -D ONEPASS_BUILD_PYTHON=ON -D Python_EXECUTABLE=$(CURDIR)/.venv/bin/python
+	@cmake --build --preset release --target onepass_torch
 
 bench: tool
 	@scripts/bench.sh

@@ -5,10 +5,12 @@
 #
 # Packages come from apt, as root or by sudo without a password; otherwise the line to run is printed. What a
 # distribution has too old or not at all (cmake on Ubuntu 22.04, clang-format 14) comes from PyPI into .venv.
+# python makes a .venv that runs the PyTorch package: with the PyTorch python3 has, else with PyPI's.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 readonly cmake_version=3.25 clang_version=14 clang_wheel=14.0.6
+readonly python_packages=("torch>=2.10" rich pytest expecttest hypothesis)
 apt_missing=()
 pip_missing=()
 
@@ -58,7 +60,30 @@ need_cmake() {
 
 need_venv() {
   need_command python3 python3
-  need_package python3-venv
+  python3 -c 'import ensurepip, venv' 2>/dev/null || apt_missing+=(python3-venv)
+}
+
+# torch.compile builds against Python's headers.
+need_python_headers() {
+  python3 -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null ||
+    apt_missing+=(python3-dev)
+}
+
+# Prints those of the packages that the interpreter lacks, or has older than NAME>=VERSION says.
+python_lacks() {
+  "$1" - "${@:2}" <<'END'
+import re, sys
+from importlib.metadata import PackageNotFoundError, version
+numbers = lambda text: [int(n) for n in re.findall(r"\d+", text)[:2]]
+for wanted in sys.argv[1:]:
+    name, _, least = wanted.partition(">=")
+    try:
+        missing = numbers(version(name)) < numbers(least)
+    except PackageNotFoundError:
+        missing = True
+    if missing:
+        print(wanted)
+END
 }
 
 privilege() {
@@ -101,6 +126,18 @@ install_pip() {
 
 create_venv() { [[ -x .venv/bin/python ]] || python3 -m venv .venv; }
 
+create_python_venv() {
+  create_venv
+  local base missing
+  if [[ -n $(python_lacks .venv/bin/python "${python_packages[0]}") ]]; then
+    base=$(.venv/bin/python -c 'import sys; print(sys._base_executable)')
+    # Of an existing .venv this changes the setting alone.
+    [[ -n $(python_lacks "$base" "${python_packages[0]}") ]] || "$base" -m venv --system-site-packages .venv
+  fi
+  mapfile -t missing < <(python_lacks .venv/bin/python "${python_packages[@]}")
+  pip_missing+=("${missing[@]}")
+}
+
 for mode in "${@:-build}"; do
   case $mode in
     build)
@@ -121,7 +158,10 @@ for mode in "${@:-build}"; do
       # The runtime is a package of its own since Clang 14 of Debian 12; before, it came with the compiler.
       if ! has_package libclang-rt-dev && apt_offers libclang-rt-dev; then apt_missing+=(libclang-rt-dev); fi
       ;;
-    python) need_venv ;;
+    python)
+      need_venv
+      need_python_headers
+      ;;
     *)
       echo "scripts/setup.sh: unknown mode '$mode': build, lint, fuzz or python" >&2
       exit 2
@@ -131,5 +171,5 @@ done
 
 if ((${#pip_missing[@]})) && [[ ! -x .venv/bin/python ]]; then need_venv; fi
 install_apt
+[[ " $* " != *" python "* ]] || create_python_venv
 install_pip
-[[ " $* " != *" python "* ]] || create_venv

@@ -293,7 +293,7 @@ TEST(TailBackward, HasTheCornersOfTheReference) {
   constexpr double infinity = std::numeric_limits<double>::infinity();
   constexpr double nan = std::numeric_limits<double>::quiet_NaN();
   const std::vector<double> corners{0,  -0.0, -3,  3,     6,        -6,   20,        20.5, 25, -1e-3,
-                                    88, -88,  104, -1e15, infinity, 1e15, -infinity, nan,  1,  -1};
+                                    85, -85,  104, -1e15, infinity, 1e15, -infinity, nan,  1,  -1};
   SerialExecutor executor;
   const Shape sizes{1, 1, static_cast<int64_t>(corners.size())};
   for (int op = 0; op < op_count; ++op) {

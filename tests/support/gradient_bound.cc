@@ -141,11 +141,12 @@ class BoundedBackward {
   static double step_bound(const Pointwise& pointwise, double x, double e, double p, double g, double b,
                            double result) {
     if (!(e < infinity) || !(b < infinity)) return infinity;
-    if (!std::isfinite(result)) return 0;
     const auto derivative = [&](double at) { return reference::pointwise_gradient(pointwise, at, p, 1).x; };
     const double d = derivative(x);
     const double scale = derivative_scale(pointwise.op, x, d);
-    if (!std::isfinite(d) || !std::isfinite(g)) return 0;  // selected, not multiplied
+    // An infinite gradient times what f32 cannot tell from 0.
+    if (std::isinf(g) && d != 0 && std::abs(d) <= stage_factor * roundoff * scale) return infinity;
+    if (!std::isfinite(result) || !std::isfinite(d) || !std::isfinite(g)) return 0;
     const double change =
         e > 0 ? std::max(std::abs(derivative(x + e) - d), std::abs(derivative(x - e) - d)) : 0;
     return std::abs(d) * b + std::abs(g) * (change + stage_factor * roundoff * scale) + b * change +

@@ -1,0 +1,287 @@
+// The operators of torch.ops.onepass, through the stable interface: one build serves PyTorch 2.10 and newer.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "describe.h"
+#include "onepass/onepass.h"
+#include "plan_cache.h"
+#include "problem.h"
+#include "torch_executor.h"
+
+namespace onepass::torch_binding {
+namespace {
+
+// PyTorch's number of a type, as operators take it.
+using TorchDType = torch::headeronly::ScalarType;
+
+struct ForwardPlan {
+  Plan plan;
+  std::vector<bool> copied;
+  TensorSpec statistics;
+};
+
+struct BackwardPlanOfCall {
+  BackwardPlan plan;
+  std::vector<bool> copied;
+};
+
+// A predicted run this short stays on the calling thread: to wake PyTorch's pool takes 5 to 20 microseconds.
+// Results do not depend on the number of threads.
+constexpr double least_seconds_to_share = 30e-6;
+
+template <class AnyPlan>
+bool is_short(const AnyPlan& plan) {
+  const auto is_chosen = [&](const Candidate& row) { return row.strategy == plan.strategy(); };
+  return std::ranges::find_if(plan.candidates(), is_chosen)->seconds < least_seconds_to_share;
+}
+
+Plan plan_for_threads(Problem problem, int threads, const PlanOptions& options = {}) {
+  problem.device = Device::cpu(1);
+  Plan serial = plan(problem, options);
+  if (threads == 1 || is_short(serial)) return serial;
+  problem.device = Device::cpu(threads);
+  return plan(problem, options);
+}
+
+BackwardPlan plan_for_threads(BackwardProblem problem, int threads) {
+  problem.forward.device = Device::cpu(1);
+  BackwardPlan serial = plan_backward(problem);
+  if (threads == 1 || is_short(serial)) return serial;
+  problem.forward.device = Device::cpu(threads);
+  return plan_backward(problem);
+}
+
+ForwardPlan make_forward(const std::string& block, const CallSpecs& specs, DType out_dtype, int threads) {
+  CallProblem call(block, specs, out_dtype);
+  return {plan_for_threads(call.problem, threads), std::move(call.copied), statistics_spec(call.problem)};
+}
+
+PlanKey key_of(const std::string& block, const CallSpecs& specs, DType out_dtype, int threads) {
+  PlanKey key(block, threads);
+  key.add(static_cast<int64_t>(out_dtype));
+  key.add(specs.input);
+  for (const TensorSpec& spec : specs.parameters) key.add(spec);
+  return key;
+}
+
+std::shared_ptr<const ForwardPlan> forward_plan(const std::string& block, const CallSpecs& specs,
+                                                std::optional<TorchDType> out_dtype, int threads) {
+  static PlanCache<ForwardPlan> cache;
+  const DType out = out_dtype ? dtype_of(*out_dtype) : specs.input.dtype;
+  const PlanKey key = key_of(block, specs, out, threads);
+  return cache.get(key, [&] { return make_forward(block, specs, out, threads); });
+}
+
+std::shared_ptr<const BackwardPlanOfCall> backward_plan(const std::string& block, const CallSpecs& specs,
+                                                        const TensorSpec& output_gradient,
+                                                        const std::vector<bool>& wanted, int threads) {
+  static PlanCache<BackwardPlanOfCall> cache;
+  PlanKey key = key_of(block, specs, output_gradient.dtype, threads);
+  key.add(output_gradient);
+  for (const bool want : wanted) key.add(want);
+  return cache.get(key, [&]() -> BackwardPlanOfCall {
+    CallProblem call(block, specs, output_gradient.dtype);
+    auto problem = backward_problem(std::move(call.problem), specs, output_gradient, wanted);
+    return {plan_for_threads(std::move(problem), threads), std::move(call.copied)};
+  });
+}
+
+std::vector<const void*> addresses(const std::vector<Tensor>& tensors) {
+  std::vector<const void*> list;
+  list.reserve(tensors.size());
+  for (const Tensor& tensor : tensors) list.push_back(tensor.const_data_ptr());
+  return list;
+}
+
+Tensor run_forward(const ForwardPlan& prepared, const Tensor& input, std::vector<Tensor> parameters,
+                   float* statistics) {
+  const Plan& plan = prepared.plan;
+  parameters = with_copies(std::move(parameters), prepared.copied);
+  Tensor output = empty(plan.problem().output);
+  const Tensor workspace = empty_bytes(plan.workspace_bytes());
+  TorchExecutor executor(plan.problem().device.threads);
+  plan.run({input.const_data_ptr(), output.mutable_data_ptr(), addresses(parameters), statistics},
+           workspace.mutable_data_ptr(), executor);
+  return output;
+}
+
+Tensor forward(const Tensor& input, const std::vector<Tensor>& parameters, const std::string& block,
+               std::optional<TorchDType> out_dtype) {
+  const CallSpecs specs(input, parameters);
+  const auto prepared = forward_plan(block, specs, out_dtype, torch_threads());
+  return run_forward(*prepared, input, parameters, nullptr);
+}
+
+std::tuple<Tensor, Tensor> forward_with_statistics(const Tensor& input, const std::vector<Tensor>& parameters,
+                                                   const std::string& block,
+                                                   std::optional<TorchDType> out_dtype) {
+  const CallSpecs specs(input, parameters);
+  const auto prepared = forward_plan(block, specs, out_dtype, torch_threads());
+  Tensor statistics = empty(prepared->statistics);
+  auto* memory = static_cast<float*>(statistics.mutable_data_ptr());
+  return {run_forward(*prepared, input, parameters, memory), statistics};
+}
+
+// A tensor of the spec where it is wanted, otherwise one without elements.
+Tensor gradient_of(const TensorSpec& spec, bool wanted) {
+  return empty(wanted ? spec : TensorSpec::dense(spec.dtype, {0}));
+}
+
+// The gradient of a convolution's input, by a convolution.
+Tensor conv_input_gradient(const Tensor& output_gradient, const Tensor& input, const Tensor& weight,
+                           const std::string& block) {
+  const Block parsed = Block::parse(block);
+  if (!parsed.conv()) throw Error(block + ": must have a convolution");
+  const CallSpecs specs(output_gradient, {weight});
+  const Block adjoint = input_gradient_block(*parsed.conv(), spec_of(input).sizes, specs.input.sizes);
+  const auto prepared = forward_plan(adjoint.text(), specs, std::nullopt, torch_threads());
+  return run_forward(*prepared, output_gradient, {weight}, nullptr);
+}
+
+void check_statistics(const Tensor& statistics, const BackwardPlan& plan) {
+  const TensorSpec wanted = statistics_spec(plan.problem().forward);
+  if (!plan.reads_statistics() || spec_of(statistics) == wanted) return;
+  throw Error("the statistics must be float32 and contiguous of sizes " + to_string(wanted.sizes) +
+              ", as forward_with_statistics gives them");
+}
+
+std::vector<Tensor> backward(const Tensor& output_gradient, const Tensor& input,
+                             const std::vector<Tensor>& parameters, const Tensor& statistics,
+                             const std::string& block, const std::vector<bool>& wanted) {
+  const CallSpecs specs(input, parameters);
+  require_cpu(output_gradient);
+  require_cpu(statistics);
+  const auto prepared = backward_plan(block, specs, spec_of(output_gradient), wanted, torch_threads());
+  const BackwardPlan& plan = prepared->plan;
+  const BackwardProblem& problem = plan.problem();
+  check_statistics(statistics, plan);
+
+  std::vector<Tensor> gradients{gradient_of(problem.input_gradient, problem.wants_input())};
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    gradients.push_back(gradient_of(problem.parameter_gradients[i], problem.wants_parameter(i)));
+  }
+  const std::vector<Tensor> read = with_copies(parameters, prepared->copied);
+  BackwardArguments arguments{input.const_data_ptr(),
+                              addresses(read),
+                              output_gradient.const_data_ptr(),
+                              static_cast<const float*>(statistics.const_data_ptr()),
+                              problem.wants_input() ? gradients[0].mutable_data_ptr() : nullptr,
+                              {}};
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    arguments.parameter_gradients.push_back(problem.wants_parameter(i) ? gradients[i + 1].mutable_data_ptr()
+                                                                       : nullptr);
+  }
+  const Tensor workspace = empty_bytes(plan.workspace_bytes());
+  TorchExecutor executor(problem.forward.device.threads);
+  plan.run(arguments, workspace.mutable_data_ptr(), executor);
+  return gradients;
+}
+
+// The plan that a call with this many threads runs.
+std::string explain(const std::string& block, const std::vector<int64_t>& sizes, const std::string& dtype,
+                    const std::string& layout, int64_t threads, const std::string& strategy) {
+  constexpr int64_t most_threads = 1024;
+  if (threads < 1 || threads > most_threads) {
+    throw Error("threads is " + std::to_string(threads) + ", must be 1 to " + std::to_string(most_threads));
+  }
+  const Problem problem(Block::parse(block), sizes, parse_dtype(dtype), Device::cpu(), parse_layout(layout));
+  return plan_for_threads(problem, static_cast<int>(threads), {strategy, {}}).explain();
+}
+
+// From the values of a boxed call to those of a function and back. TORCH_BOX would do, but its strings leak
+// (to<std::string> of PyTorch 2.10 and 2.11 never deletes its copy).
+template <class T>
+struct Taken {
+  static T from(StableIValue value) { return torch::stable::detail::to<T>(value); }
+};
+
+template <>
+struct Taken<std::string> {
+  static std::string from(StableIValue value) {
+    const auto handle = torch::stable::detail::to<StringHandle>(value);
+    size_t length = 0;
+    const char* data = nullptr;
+    TORCH_ERROR_CODE_CHECK(torch_string_length(handle, &length));
+    TORCH_ERROR_CODE_CHECK(torch_string_c_str(handle, &data));
+    std::string text(data, length);
+    TORCH_ERROR_CODE_CHECK(torch_delete_string(handle));
+    return text;
+  }
+};
+
+template <class T>
+void put(StableIValue* stack, const T& result) {
+  stack[0] = torch::stable::detail::from(result);
+}
+
+template <class... T>
+void put(StableIValue* stack, const std::tuple<T...>& results) {
+  std::apply([&](const auto&... result) { ((*stack++ = torch::stable::detail::from(result)), ...); },
+             results);
+}
+
+// Error becomes std::invalid_argument, which arrives in Python as ValueError.
+template <auto function, class Result, class... Parameters, size_t... index>
+void call(StableIValue* stack, Result (*)(Parameters...), std::index_sequence<index...>) {
+  std::tuple<std::decay_t<Parameters>...> arguments{Taken<std::decay_t<Parameters>>::from(stack[index])...};
+  try {
+    put(stack, std::apply(function, std::move(arguments)));
+  } catch (const Error& error) {
+    throw std::invalid_argument(error.what());
+  }
+}
+
+template <class Result, class... Parameters>
+constexpr size_t arity(Result (*)(Parameters...)) {
+  return sizeof...(Parameters);
+}
+
+template <auto function>
+void boxed(StableIValue* stack, uint64_t, uint64_t) {
+  call<function>(stack, function, std::make_index_sequence<arity(function)>());
+}
+
+std::string describe_text(const std::string& block) { return describe(Block::parse(block)); }
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY(onepass, library) {
+  library.def("forward(Tensor input, Tensor[] parameters, str block, ScalarType? out_dtype=None) -> Tensor");
+  library.def(
+      "forward_with_statistics(Tensor input, Tensor[] parameters, str block, ScalarType? out_dtype=None) -> "
+      "(Tensor, Tensor)");
+  library.def(
+      "backward(Tensor output_gradient, Tensor input, Tensor[] parameters, Tensor statistics, str block, "
+      "bool[] wanted) -> Tensor[]");
+  library.def(
+      "conv_input_gradient(Tensor output_gradient, Tensor input, Tensor weight, str block) -> Tensor");
+  library.def("explain(str block, int[] sizes, str dtype, str layout, int threads, str strategy) -> str");
+  library.def("describe(str block) -> str");
+  library.def("describe_library() -> str");
+}
+
+void register_kernels(torch::stable::detail::StableLibrary& library) {
+  library.impl("forward", boxed<forward>);
+  library.impl("forward_with_statistics", boxed<forward_with_statistics>);
+  library.impl("backward", boxed<backward>);
+  library.impl("conv_input_gradient", boxed<conv_input_gradient>);
+}
+
+STABLE_TORCH_LIBRARY_IMPL(onepass, CPU, library) { register_kernels(library); }
+
+// They refuse tensors that are not on the CPU with a sentence of their own.
+STABLE_TORCH_LIBRARY_IMPL(onepass, CUDA, library) { register_kernels(library); }
+
+STABLE_TORCH_LIBRARY_IMPL(onepass, CompositeExplicitAutograd, library) {
+  library.impl("explain", boxed<explain>);
+  library.impl("describe", boxed<describe_text>);
+  library.impl("describe_library", boxed<describe_library>);
+}
+
+}  // namespace onepass::torch_binding

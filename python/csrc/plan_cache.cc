@@ -1,0 +1,20 @@
+// Keys of the plan cache.
+#include "plan_cache.h"
+
+namespace onepass::torch_binding {
+
+PlanKey::PlanKey(std::string_view block, int threads) : bytes_(block) {
+  bytes_.reserve(block.size() + 512);
+  bytes_.push_back('\0');
+  add(threads);
+}
+
+void PlanKey::add(int64_t number) { bytes_.append(reinterpret_cast<const char*>(&number), sizeof(number)); }
+
+void PlanKey::add(const TensorSpec& spec) {
+  add(static_cast<int64_t>(spec.dtype) * 64 + static_cast<int64_t>(spec.sizes.size()));
+  for (const int64_t size : spec.sizes) add(size);
+  for (const int64_t stride : spec.strides) add(stride);
+}
+
+}  // namespace onepass::torch_binding

@@ -1,0 +1,117 @@
+// Problems from tensors.
+#include "problem.h"
+
+#include <torch/csrc/stable/ops.h>
+
+#include "onepass/error.h"
+
+namespace onepass::torch_binding {
+namespace {
+
+bool is_tensor_operand(const Block& block, const Parameter& parameter) {
+  const auto* pointwise = std::get_if<Pointwise>(&block.stages()[parameter.stage]);
+  return pointwise && argument_kind(pointwise->op) == ArgumentKind::tensor;
+}
+
+bool is_contiguous(const TensorSpec& spec) {
+  int64_t stride = 1;
+  for (size_t d = spec.sizes.size(); d-- > 0;) {
+    if (spec.sizes[d] > 1 && spec.strides[d] != stride) return false;
+    stride *= spec.sizes[d];
+  }
+  return true;
+}
+
+Layout layout_of(const TensorSpec& spec) { return is_channels_last(spec) ? Layout::nhwc : Layout::nchw; }
+
+Layout output_layout(const Block& block, const CallSpecs& specs) {
+  const bool from_weight = block.conv() && !specs.parameters.empty() && is_channels_last(specs.parameters[0]);
+  return from_weight ? Layout::nhwc : layout_of(specs.input);
+}
+
+}  // namespace
+
+CallSpecs::CallSpecs(const Tensor& input_tensor, const std::vector<Tensor>& parameter_tensors) {
+  require_cpu(input_tensor);
+  input = spec_of(input_tensor);
+  parameters.reserve(parameter_tensors.size());
+  for (const Tensor& parameter : parameter_tensors) {
+    require_cpu(parameter);
+    parameters.push_back(spec_of(parameter));
+  }
+}
+
+CallProblem::CallProblem(const std::string& block, const CallSpecs& specs, DType out_dtype)
+    : problem(Block::parse(block), specs.input.sizes, specs.input.dtype),
+      copied(specs.parameters.size(), false) {
+  const Layout layout = output_layout(problem.block, specs);
+  problem.output = TensorSpec::dense(out_dtype, problem.output.sizes, layout);
+  problem.input = specs.input;
+  problem.parameters = specs.parameters;
+  const auto expected = problem.block.parameters(specs.input.sizes);
+  for (size_t i = 0; i < expected.size() && i < problem.parameters.size(); ++i) {
+    TensorSpec& spec = problem.parameters[i];
+    if (is_tensor_operand(problem.block, expected[i]) || is_contiguous(spec)) continue;
+    spec = TensorSpec::dense(spec.dtype, spec.sizes);
+    copied[i] = true;
+  }
+  problem.validate();
+}
+
+BackwardProblem backward_problem(Problem forward, const CallSpecs& specs, const TensorSpec& output_gradient,
+                                 std::vector<bool> wanted) {
+  if (wanted.size() != specs.parameters.size() + 1) {
+    throw Error("wanted has " + std::to_string(wanted.size()) + " values, must have " +
+                std::to_string(specs.parameters.size() + 1) + ": the input's, then each parameter's");
+  }
+  const auto dense = [](const TensorSpec& spec) {
+    return TensorSpec::dense(spec.dtype, spec.sizes, layout_of(spec));
+  };
+  BackwardProblem problem(std::move(forward));
+  problem.output_gradient = output_gradient;
+  problem.input_gradient = dense(specs.input);
+  problem.parameter_gradients.clear();
+  for (const TensorSpec& spec : problem.forward.parameters)
+    problem.parameter_gradients.push_back(dense(spec));
+  problem.wanted = std::move(wanted);
+  return problem;
+}
+
+Block input_gradient_block(const Conv& conv, const Shape& input, const Shape& output_gradient) {
+  if (conv.padding_before != conv.padding_after) throw Error("the convolution's padding must be even");
+  if (Block({conv}).output_shape(input) != output_gradient) {
+    throw Error("the gradient " + to_string(output_gradient) + " is not one of an input " + to_string(input));
+  }
+  Conv adjoint = conv;
+  adjoint.transposed = !conv.transposed;
+  std::swap(adjoint.in_channels, adjoint.out_channels);
+  adjoint.bias = false;
+  adjoint.output_padding = {0, 0, 0};
+  // A strided convolution does not see what is left over at the far end: output padding brings it back.
+  for (size_t d = 0; adjoint.transposed && d < static_cast<size_t>(conv.rank); ++d) {
+    const int64_t span = conv.dilation[d] * (conv.kernel[d] - 1) + 1;
+    const int64_t seen = (output_gradient[d + 2] - 1) * conv.stride[d] + span - 2 * conv.padding_before[d];
+    adjoint.output_padding[d] = input[d + 2] - seen;
+  }
+  Block block({adjoint});
+  if (block.output_shape(output_gradient) != input) {
+    throw Error(Block::text(conv) + ": output padding must be smaller than the stride");
+  }
+  return block;
+}
+
+TensorSpec statistics_spec(const Problem& problem) {
+  const Norm* norm = problem.block.norm();
+  if (!norm) return TensorSpec::dense(DType::f32, {0});
+  const Shape shape = problem.block.conv_output_shape(problem.input.sizes);
+  return TensorSpec::dense(DType::f32, {shape[0], norm->group_count(shape[1]), 2});
+}
+
+std::vector<Tensor> with_copies(std::vector<Tensor> parameters, const std::vector<bool>& copied) {
+  for (size_t i = 0; i < copied.size(); ++i) {
+    if (copied[i]) parameters[i] = torch::stable::contiguous(parameters[i]);
+  }
+  return parameters;
+}
+
+}  // namespace onepass::torch_binding

@@ -1,0 +1,29 @@
+// Tasks on at::parallel_for. It hands out ranges, not thread numbers, and inside another parallel region it
+// hands all of them to the caller: so the ranges are over workers, and each worker takes tasks until none is
+// left.
+#include "torch_executor.h"
+
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <atomic>
+
+namespace onepass::torch_binding {
+
+int torch_threads() { return std::max(1, static_cast<int>(torch::stable::get_num_threads())); }
+
+void TorchExecutor::run(int64_t count, Task task, void* context) {
+  const int64_t workers = std::min<int64_t>(threads_, count);
+  if (workers <= 1) {
+    for (int64_t i = 0; i < count; ++i) task(context, i, 0);
+    return;
+  }
+  std::atomic<int64_t> next{0};
+  torch::stable::parallel_for(0, workers, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t worker = begin; worker < end; ++worker) {
+      for (int64_t i = next++; i < count; i = next++) task(context, i, static_cast<int>(worker));
+    }
+  });
+}
+
+}  // namespace onepass::torch_binding

@@ -1,0 +1,90 @@
+// PyTorch's tensors through the stable C interface.
+#include "torch_tensor.h"
+
+#include <stdexcept>
+#include <string>
+
+namespace onepass::torch_binding {
+namespace {
+
+int32_t torch_number(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return aoti_torch_dtype_float32();
+    case DType::f16:
+      return aoti_torch_dtype_float16();
+    case DType::bf16:
+      return aoti_torch_dtype_bfloat16();
+    case DType::f64:
+      break;
+  }
+  return aoti_torch_dtype_float64();
+}
+
+Tensor empty_strided(const Shape& sizes, const Shape& strides, int32_t dtype) {
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(),
+                                                  strides.data(), dtype, aoti_torch_device_type_cpu(), 0,
+                                                  &handle));
+  return Tensor(handle);
+}
+
+}  // namespace
+
+DType dtype_of(torch::headeronly::ScalarType type) {
+  using torch::headeronly::ScalarType;
+  switch (type) {
+    case ScalarType::Float:
+      return DType::f32;
+    case ScalarType::BFloat16:
+      return DType::bf16;
+    case ScalarType::Half:
+      return DType::f16;
+    case ScalarType::Double:
+      return DType::f64;
+    default:
+      throw std::runtime_error("the tensors must be float32, float16, bfloat16 or float64");
+  }
+}
+
+DType dtype_of(const Tensor& tensor) { return dtype_of(tensor.scalar_type()); }
+
+TensorSpec spec_of(const Tensor& tensor) {
+  const auto sizes = tensor.sizes();
+  const auto strides = tensor.strides();
+  return {dtype_of(tensor), Shape(sizes.begin(), sizes.end()), Shape(strides.begin(), strides.end())};
+}
+
+// c10/core/MemoryFormat.h: from the channels outwards no stride is smaller than what lies inside it. Strides
+// that fit both formats are contiguous.
+bool is_channels_last(const TensorSpec& spec) {
+  const size_t rank = spec.sizes.size();
+  if (rank < 4 || rank > 5 || spec.strides[1] == 0) return false;
+  int64_t least = 0;
+  const auto clears = [&](size_t d) {
+    if (spec.strides[d] < least || (d == 0 && least == spec.strides[1])) return false;
+    least = spec.strides[d] * (spec.sizes[d] > 1 ? spec.sizes[d] : 1);
+    return true;
+  };
+  if (!clears(1)) return false;
+  for (size_t d = rank - 1; d >= 2; --d) {
+    if (!clears(d)) return false;
+  }
+  return clears(0);
+}
+
+void require_cpu(const Tensor& tensor) {
+  if (!tensor.is_cpu()) {
+    throw std::runtime_error("the compiled library runs on the CPU: all tensors must be there");
+  }
+}
+
+Tensor empty(const TensorSpec& spec) {
+  return empty_strided(spec.sizes, spec.strides, torch_number(spec.dtype));
+}
+
+Tensor empty_bytes(size_t bytes) {
+  return empty_strided({static_cast<int64_t>(bytes)}, {1}, aoti_torch_dtype_uint8());
+}
+
+}  // namespace onepass::torch_binding

@@ -1,0 +1,20 @@
+"""onepass: convolution blocks in one pass over memory."""
+
+from onepass import functional
+from onepass._library import __version__, available, unavailable_reason
+from onepass.block import Block
+from onepass.explain import explain
+from onepass.fuse import fuse, unfuse
+from onepass.report import report
+
+__all__ = [
+    "Block",
+    "__version__",
+    "available",
+    "explain",
+    "functional",
+    "fuse",
+    "report",
+    "unavailable_reason",
+    "unfuse",
+]

@@ -1,0 +1,167 @@
+"""Blocks as Python values: the stages with their numbers, the parameters, and shapes that may be symbolic."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from onepass import _library
+
+
+@dataclasses.dataclass(frozen=True)
+class Conv:
+    """A convolution or transposed convolution; one number per spatial dimension."""
+
+    text: str
+    rank: int
+    transposed: bool
+    in_channels: int
+    out_channels: int
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding_before: tuple[int, ...]
+    padding_after: tuple[int, ...]
+    dilation: tuple[int, ...]
+    output_padding: tuple[int, ...]
+    groups: int
+    bias: bool
+
+    def output_size(self, dimension: int, size: Any) -> Any:
+        """The size after the convolution in one spatial dimension, also of a symbolic size."""
+        span = self.dilation[dimension] * (self.kernel[dimension] - 1) + 1
+        padding = self.padding_before[dimension] + self.padding_after[dimension]
+        if self.transposed:
+            return (size - 1) * self.stride[dimension] + span + self.output_padding[dimension] - padding
+        return (size + padding - span) // self.stride[dimension] + 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Pointwise:
+    """An activation or an operation with an argument; `per` says how many values a slope or channel has."""
+
+    text: str
+    op: str
+    a: float
+    b: float
+    argument: str
+    per: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Norm:
+    """A group or instance normalisation."""
+
+    text: str
+    instance: bool
+    groups: int
+    eps: float
+    affine: bool
+
+    def group_count(self, channels: int) -> int:
+        """How many slabs a sample has."""
+        return channels if self.instance else self.groups
+
+
+@dataclasses.dataclass(frozen=True)
+class Mean:
+    """The mean over all spatial dimensions."""
+
+    text: str
+
+
+Stage = Conv | Pointwise | Norm | Mean
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """One tensor the block takes besides its input."""
+
+    name: str
+    stage: int
+    role: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """A parsed block.
+
+    What follows from the stages are fields and not properties: Dynamo reads them without tracing code.
+    """
+
+    text: str
+    stages: tuple[Stage, ...]
+    parameters: tuple[Parameter, ...]
+    names: tuple[str, ...]  # of the parameters, in order
+    conv: Conv | None
+    norm: Norm | None
+    conv_parameters: int  # how many of the parameters, the first ones, are the convolution's
+    tail: str  # the text of the block without its convolution, empty where nothing is left
+
+    def conv_output_shape(self, sizes: Sequence[Any]) -> list[Any]:
+        """The shape before the tail, also of symbolic sizes."""
+        if self.conv is None:
+            return list(sizes)
+        spatial = [self.conv.output_size(d, size) for d, size in enumerate(sizes[2:])]
+        return [sizes[0], self.conv.out_channels, *spatial]
+
+    def output_shape(self, sizes: Sequence[Any]) -> list[Any]:
+        """The shape after all stages, also of symbolic sizes."""
+        shape = self.conv_output_shape(sizes)
+        return shape[:2] if isinstance(self.stages[-1], Mean) else shape
+
+    def statistics_shape(self, sizes: Sequence[Any]) -> list[Any]:
+        """The shape of mean and reciprocal deviation per slab; one empty dimension without a norm."""
+        if self.norm is None:
+            return [0]
+        batch, channels = self.conv_output_shape(sizes)[:2]
+        return [batch, self.norm.group_count(channels), 2]
+
+
+def _stage(kind: str, fields: dict[str, Any]) -> Stage:
+    if kind == "conv":
+        return Conv(
+            **{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+        )
+    if kind == "pointwise":
+        return Pointwise(**fields)
+    if kind == "mean":
+        return Mean(**fields)
+    return Norm(instance=kind == "instance_norm", **fields)
+
+
+def _description(text: str, stages: tuple[Stage, ...], parameters: tuple[Parameter, ...]) -> Description:
+    return Description(
+        text,
+        stages,
+        parameters,
+        names=tuple(parameter.name for parameter in parameters),
+        conv=next((stage for stage in stages if isinstance(stage, Conv)), None),
+        norm=next((stage for stage in stages if isinstance(stage, Norm)), None),
+        conv_parameters=sum(parameter.role.startswith("conv_") for parameter in parameters),
+        tail=" | ".join(stage.text for stage in stages if not isinstance(stage, Conv)),
+    )
+
+
+_described: dict[str, Description] = {}
+
+
+def describe(text: str) -> Description:
+    """The parsed block; raises ValueError naming the stage, the value and what is accepted."""
+    found = _described.get(text)
+    if found is not None:
+        return found
+    _remember(text)
+    return _described[text]
+
+
+@torch.compiler.assume_constant_result
+def _remember(text: str) -> None:
+    _library.require()
+    described = json.loads(torch.ops.onepass.describe(text))
+    stages = tuple(_stage(stage.pop("kind"), stage) for stage in described["stages"])
+    parameters = tuple(Parameter(**parameter) for parameter in described["parameters"])
+    _described[text] = _description(described["text"], stages, parameters)

@@ -1,0 +1,89 @@
+"""A block as plain PyTorch calls: the tests' judge, and how it runs where the library does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from onepass._description import Conv, Mean, Norm, Pointwise, Stage, describe
+
+_ACTIVATIONS: dict[str, Callable[[Tensor, float, float], Tensor]] = {
+    "relu": lambda x, a, b: F.relu(x),
+    "relu6": lambda x, a, b: F.relu6(x),
+    "leaky_relu": lambda x, a, b: F.leaky_relu(x, a),
+    "elu": lambda x, a, b: F.elu(x, a),
+    "gelu": lambda x, a, b: F.gelu(x),
+    "gelu_tanh": lambda x, a, b: F.gelu(x, approximate="tanh"),
+    "swish": lambda x, a, b: F.silu(x),
+    "hardswish": lambda x, a, b: F.hardswish(x),
+    "hardsigmoid": lambda x, a, b: F.hardsigmoid(x),
+    "sigmoid": lambda x, a, b: torch.sigmoid(x),
+    "tanh": lambda x, a, b: torch.tanh(x),
+    "mish": lambda x, a, b: F.mish(x),
+    "softplus": lambda x, a, b: F.softplus(x),
+    "clamp": lambda x, a, b: torch.clamp(x, a, b),
+    "mul": lambda x, a, b: x * a,
+    "add": lambda x, a, b: x + a,
+}
+
+_CONVS = {
+    False: (F.conv1d, F.conv2d, F.conv3d),
+    True: (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d),
+}
+
+
+def _convolve(conv: Conv, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    function = _CONVS[conv.transposed][conv.rank - 1]
+    if conv.transposed:
+        padding = (conv.padding_before, conv.output_padding)
+        return function(x, weight, bias, conv.stride, *padding, conv.groups, conv.dilation)
+    padding = conv.padding_before
+    if padding != conv.padding_after:
+        pairs = zip(reversed(conv.padding_before), reversed(conv.padding_after), strict=True)
+        x, padding = F.pad(x, [size for pair in pairs for size in pair]), (0,) * conv.rank
+    return function(x, weight, bias, conv.stride, padding, conv.dilation, conv.groups)
+
+
+def _over_space(values: Tensor, x: Tensor) -> Tensor:
+    """Values per channel, or per sample and channel, in a shape that broadcasts over space."""
+    return values.reshape(*values.shape, *(1,) * (x.dim() - 2))
+
+
+def _pointwise(stage: Pointwise, x: Tensor, operands: Iterator[Tensor]) -> Tensor:
+    if stage.argument == "none":
+        return _ACTIVATIONS[stage.op](x, stage.a, stage.b)
+    operand = next(operands)
+    if stage.op == "prelu":
+        return F.prelu(x, operand)
+    if stage.argument == "channel":
+        operand = _over_space(operand, x)
+    return x * operand if stage.op == "channel_mul" else x + operand
+
+
+def _normalise(norm: Norm, x: Tensor, parameters: Iterator[Tensor]) -> Tensor:
+    weight, bias = (next(parameters), next(parameters)) if norm.affine else (None, None)
+    # torch.group_norm, for F.instance_norm refuses slabs of one element, which give the bias.
+    return torch.group_norm(x, norm.group_count(x.shape[1]), weight, bias, norm.eps)
+
+
+def _run_stage(stage: Stage, x: Tensor, parameters: Iterator[Tensor]) -> Tensor:
+    if isinstance(stage, Conv):
+        weight = next(parameters)
+        return _convolve(stage, x, weight, next(parameters) if stage.bias else None)
+    if isinstance(stage, Norm):
+        return _normalise(stage, x, parameters)
+    if isinstance(stage, Mean):
+        return x.mean(dim=tuple(range(2, x.dim())))
+    return _pointwise(stage, x, parameters)
+
+
+def run(block: str, input: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+    """Runs the block stage by stage."""
+    remaining = iter(parameters)
+    x = input
+    for stage in describe(block).stages:
+        x = _run_stage(stage, x, remaining)
+    return x

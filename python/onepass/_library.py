@@ -1,0 +1,55 @@
+"""The compiled operators: loaded once, and the reason where they cannot be."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import torch
+
+__version__ = "0.1.0"
+
+OLDEST_TORCH = (2, 10)
+PATH = pathlib.Path(__file__).with_name("lib_onepass_torch.so")
+
+
+def _torch_version() -> tuple[int, int]:
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+def _load() -> str | None:
+    """Loads the operators; returns why not, as one sentence that says what to do."""
+    if _torch_version() < OLDEST_TORCH:
+        return f"PyTorch {torch.__version__} is older than 2.10: pip install 'torch>=2.10'"
+    if not PATH.exists():
+        return f"{PATH.name} is missing: pip install onepass, or build with -DONEPASS_BUILD_PYTHON=ON"
+    try:
+        torch.ops.load_library(str(PATH))
+    except (OSError, RuntimeError) as error:
+        return (
+            f"{PATH.name} cannot be loaded ({error.__cause__ or error}): reinstall onepass for this machine"
+        )
+    built = json.loads(torch.ops.onepass.describe_library())["version"]
+    if built != __version__:
+        return f"{PATH.name} is of onepass {built}, the package of {__version__}: reinstall onepass"
+    return None
+
+
+_reason = _load()
+
+
+def available() -> bool:
+    """Whether the compiled operators are loaded."""
+    return _reason is None
+
+
+def unavailable_reason() -> str | None:
+    """Why the compiled operators are not loaded and what to do; None where they are."""
+    return _reason
+
+
+def require() -> None:
+    """Raises RuntimeError with the reason unless the compiled operators are loaded."""
+    if _reason is not None:
+        raise RuntimeError(f"onepass cannot run: {_reason}")

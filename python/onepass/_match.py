@@ -1,0 +1,343 @@
+"""Finding chains of stages in a traced graph: which nodes are one block, its text and its parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+from onepass._stages import (
+    CONV_TYPES,
+    NoMatch,
+    Operand,
+    Stage,
+    function_reader,
+    module_reader,
+    scale,
+    shift,
+    static_shape,
+)
+from onepass._trace import Trace, has_hooks
+
+_ADD = {"add": False, "add_": True, operator.add: False, operator.iadd: True, torch.add: False}
+_MUL = {"mul": False, "mul_": True, operator.mul: False, operator.imul: True, torch.mul: False}
+_IN_PLACE = {
+    getattr(operator, name) for name in dir(operator) if name[0] == "i" and hasattr(operator, name[1:])
+}
+_FRESH_FUNCTIONS = {
+    torch.cat,
+    torch.sub,
+    operator.sub,
+    operator.mul,
+    operator.add,
+    operator.truediv,
+    F.interpolate,
+}
+_FRESH_MODULES = (
+    nn.Linear,
+    nn.modules.pooling._MaxPoolNd,
+    nn.modules.pooling._AvgPoolNd,
+    nn.modules.batchnorm._BatchNorm,
+)
+
+
+@dataclasses.dataclass
+class Chain:
+    """Stages that one block runs."""
+
+    stages: list[Stage]
+
+    @property
+    def nodes(self) -> list[fx.Node]:
+        """The nodes it replaces, in order."""
+        return [node for stage in self.stages for node in stage.nodes]
+
+    @property
+    def written(self) -> list[Stage]:
+        """The stages that the block's text has."""
+        return [stage for stage in self.stages if stage.text]
+
+    @property
+    def leaves(self) -> list[str]:
+        """The paths of PyTorch's modules that it runs instead of."""
+        return [stage.module for stage in self.stages if stage.module is not None]
+
+    @property
+    def modules(self) -> list[str]:
+        """The paths of the modules it runs instead of: of each stage, the innermost."""
+        calls = [stage.nodes[-1].meta["calls"] for stage in self.stages]
+        inner = [call[-1][1] if call else None for call in calls]
+        paths = [stage.module or path for stage, path in zip(self.stages, inner, strict=True)]
+        return [path for path in dict.fromkeys(paths) if path is not None]
+
+    @property
+    def dimensions(self) -> int | None:
+        """How many dimensions the input must have; None where two to five will do."""
+        return next((stage.dimensions for stage in self.stages if stage.dimensions is not None), None)
+
+    @property
+    def externals(self) -> list[fx.Node]:
+        """The nodes it reads, its input first."""
+        own = set(self.nodes)
+        read = [self.stages[0].main, *(node for inner in self.nodes for node in inner.all_input_nodes)]
+        return [node for node in dict.fromkeys(read) if node not in own]
+
+
+class Graph:
+    """A traced graph read as stages."""
+
+    def __init__(
+        self, traced: Trace, conv: str, mutating: Iterable[nn.Module], opaque: Iterable[nn.Module]
+    ) -> None:
+        self.root = traced.root
+        self.training = traced.training
+        self.nodes = list(traced.graph.nodes)
+        self.order = {node: index for index, node in enumerate(self.nodes)}
+        self.keep_conv = conv == "keep"
+        self.mutating = set(mutating)  # modules that write what they are given
+        self.opaque = set(opaque)  # modules that may
+        self.stages: dict[fx.Node, list[Stage]] = {}
+        self.origins: dict[fx.Node, set[fx.Node]] = {}
+        for node in self.nodes:
+            self.stages[node] = list(self._read(node))
+            self.origins[node] = self._origins(node)
+        self.mutators = {node: mutated for node in self.nodes if (mutated := self._mutated(node))}
+        self.taken: set[fx.Node] = set()
+
+    def module(self, node: fx.Node) -> nn.Module:
+        """The module that a call_module node calls."""
+        return self.root.get_submodule(str(node.target))
+
+    def _read(self, node: fx.Node) -> Iterator[Stage]:
+        for read in (self._single, self._addition, self._product):
+            try:
+                for stage in read(node):
+                    stage.nodes = (*stage.nodes, node)
+                    kept = stage.kind == "conv" and self.keep_conv
+                    if isinstance(stage.main, fx.Node) and not kept:
+                        yield stage
+            except (NoMatch, TypeError, KeyError, AttributeError):
+                continue
+
+    def _single(self, node: fx.Node) -> Iterator[Stage]:
+        if node.op == "call_module":
+            module, path = self.module(node), str(node.target)
+            if not has_hooks(module) and "forward" not in vars(module):
+                stage = module_reader(module, self.training)(module, path, *node.args, **node.kwargs)
+                yield dataclasses.replace(stage, module=path)
+        elif node.op in ("call_function", "call_method"):
+            yield function_reader(node.target, self.root)(*node.args, **node.kwargs)
+
+    def _addition(self, node: fx.Node) -> Iterator[Stage]:
+        if node.target not in _ADD or node.op not in ("call_function", "call_method"):
+            return
+        mutated = node.args[0] if _ADD[node.target] else None
+        first, second = _two_operands(node)
+        for main, other in ((first, second), (second, first)):
+            if type(other) in (int, float):
+                yield dataclasses.replace(shift(main, other), mutated=mutated)
+            elif _are_two(main, other) and not self.per_channel(main):
+                yield Stage("operand", "add", main, (Operand(other, "add"),), mutated)
+
+    def _product(self, node: fx.Node) -> Iterator[Stage]:
+        if node.target not in _MUL or node.op not in ("call_function", "call_method"):
+            return
+        mutated = node.args[0] if _MUL[node.target] else None
+        first, second = _two_operands(node)
+        for main, other in ((first, second), (second, first)):
+            if type(other) in (int, float):
+                yield dataclasses.replace(scale(main, other), mutated=mutated)
+            elif _are_two(main, other):
+                gate = self._gate(node, main, other)
+                if gate is not None:
+                    yield dataclasses.replace(gate, mutated=mutated if mutated is main else None)
+                elif self.per_channel(other) and not self.per_channel(main):
+                    yield Stage("operand", "mul", main, (Operand(other, "mul"),), mutated)
+
+    def _gate(self, product: fx.Node, main: fx.Node, other: fx.Node) -> Stage | None:
+        """x * sigmoid(x) and x * tanh(softplus(x))."""
+        names, nodes, node, user = [], [], other, product
+        while node is not main:
+            stage = next(
+                (s for s in self.stages.get(node, ()) if s.kind == "pointwise" and s.mutated is None), None
+            )
+            if stage is None or len(names) == 2 or list(node.users) != [user]:
+                return None
+            names.append(stage.text)
+            nodes = [node, *nodes]
+            node, user = stage.main, node
+        text = {("sigmoid",): "swish", ("tanh", "softplus"): "mish"}.get(tuple(names))
+        return None if text is None else Stage("pointwise", text, main, nodes=tuple(nodes))
+
+    def per_channel(self, node: fx.Node) -> bool:
+        """Whether a tensor is seen to have one value per channel: indexed or viewed with sizes of one."""
+        if node.op == "get_attr":
+            shape = static_shape(node, self.root)
+            return len(shape) >= 3 and shape[-1] == 1
+        if node.target is operator.getitem:
+            index = node.args[1]
+            widened = isinstance(index, tuple) and None in index
+            return widened or (type(index) is int and self.per_channel(node.args[0]))
+        if node.target in ("unsqueeze", "view", "reshape", torch.unsqueeze, torch.reshape):
+            last = node.args[-1][-1] if isinstance(node.args[-1], tuple | list) else node.args[-1]
+            return last == 1 or (node.target in ("unsqueeze", torch.unsqueeze) and last == -1)
+        follows = node.target in _ADD or node.target in _MUL or node.target in ("chunk", torch.chunk)
+        pointwise = any(stage.kind in ("pointwise", "identity") for stage in self.stages.get(node, ()))
+        return (follows or pointwise) and all(self.per_channel(inner) for inner in node.all_input_nodes)
+
+    # --- Who shares memory with whom, and who writes it -----------------------------------------------------
+
+    def is_fresh(self, node: fx.Node) -> bool:
+        """Whether a node's result is a tensor of its own."""
+        if node.op == "call_module" and isinstance(self.module(node), (*_FRESH_MODULES, *CONV_TYPES)):
+            return True
+        if node.op == "call_function" and node.target in _FRESH_FUNCTIONS:
+            return True
+        stages = self.stages[node]
+        return bool(stages) and all(stage.text and stage.mutated is None for stage in stages)
+
+    def _origins(self, node: fx.Node) -> set[fx.Node]:
+        """The nodes whose memory a node's result may share."""
+        if self.is_fresh(node):
+            return {node}
+        written = self._mutated(node)
+        shared = written if written and node.op != "call_module" else node.all_input_nodes
+        return {node}.union(*(self.origins[inner] for inner in shared))
+
+    def _mutated(self, node: fx.Node) -> list[fx.Node]:
+        """The tensors that a node writes."""
+        if node.op == "call_module":
+            module = self.module(node)
+            writes = getattr(module, "inplace", False) or module in self.mutating | self.opaque
+            return node.all_input_nodes if writes else []
+        if node.op not in ("call_function", "call_method"):
+            return []
+        name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+        named = name.endswith("_") and not name.endswith("__")
+        in_place = named or node.target in _IN_PLACE or node.target is operator.setitem
+        if in_place or node.kwargs.get("inplace") or _inplace_argument(node):
+            return [node.all_input_nodes[0]]
+        return [node.kwargs["out"]] if isinstance(node.kwargs.get("out"), fx.Node) else []
+
+    def _is_opaque(self, node: fx.Node) -> bool:
+        return node.op == "call_module" and self.module(node) in self.opaque
+
+    def mutating_calls(self) -> set[str]:
+        """The paths of traced-through modules that write tensors they did not make."""
+        paths = set()
+        for node, mutated in self.mutators.items():
+            for origin in set().union(*(self.origins[target] for target in mutated)):
+                outer = set(origin.meta["calls"])
+                paths |= {path for number, path in node.meta["calls"] if (number, path) not in outer}
+        return paths
+
+    # --- Chains ---------------------------------------------------------------------------------------------
+
+    def chains(self) -> list[Chain]:
+        """Chains without a node in common, longest first taken, in the order of the graph."""
+        found: list[Chain] = []
+        while True:
+            candidates = [Chain(self._longest(node, True, False)) for node in self.nodes]
+            candidates = sorted(filter(_worth, candidates), key=self._rank)
+            taken_before = len(found)
+            for chain in candidates:
+                if self.taken.isdisjoint(chain.nodes):
+                    self.taken.update(chain.nodes)
+                    found.append(chain)
+            if len(found) == taken_before:
+                return sorted(found, key=lambda chain: self.order[chain.nodes[0]])
+
+    def _rank(self, chain: Chain) -> tuple[int, int, int]:
+        return -len(chain.written), -len(chain.stages), self.order[chain.nodes[0]]
+
+    def _longest(self, node: fx.Node, last: bool, norm_follows: bool) -> list[Stage]:
+        """The longest run of stages that ends with this node."""
+        best: list[Stage] = []
+        for stage in self.stages[node]:
+            is_norm = stage.kind == "norm"
+            if (is_norm and norm_follows) or (stage.kind == "mean" and not last):
+                continue
+            if not self.taken.isdisjoint(stage.nodes):
+                continue
+            before: list[Stage] = []
+            if stage.kind != "conv" and set(stage.main.users) <= set(stage.nodes):
+                before = self._longest(stage.main, False, norm_follows or is_norm)
+            stages = self._without_hazards([*before, stage]) if last else [*before, stage]
+            if _weight(stages) > _weight(best) or not best:
+                best = stages
+        return best
+
+    def _without_hazards(self, stages: list[Stage]) -> list[Stage]:
+        """The last stages that may run as one: nobody sees what they write, nobody writes what they read."""
+        while stages:
+            chain = Chain(stages)
+            nodes = set(chain.nodes)
+            shown = [i for i, stage in enumerate(stages) if not self._is_private(stage.mutated, chain)]
+            cut = shown[-1] + 1 if shown else self._first_after_write(chain, nodes)
+            if cut == 0:
+                break
+            stages = stages[cut:]
+        dimensions = {stage.dimensions for stage in stages} - {None}
+        return stages if len(dimensions) <= 1 else []
+
+    def _is_private(self, mutated: fx.Node | None, chain: Chain) -> bool:
+        """Whether nobody reads a tensor that a stage writes but the stage itself."""
+        if mutated is None:
+            return True
+        own = set(chain.nodes)
+        outside = [origin for origin in self.origins[mutated] if origin not in own]
+        return all(self.is_fresh(origin) and _has_one_reader(origin, chain) for origin in outside)
+
+    def _first_after_write(self, chain: Chain, nodes: set[fx.Node]) -> int:
+        """How many stages begin before another node writes a tensor that the chain or its backward reads."""
+        first, last = self.order[chain.nodes[0]], self.order[chain.nodes[-1]]
+        read = set().union(*(self.origins[node] for node in chain.externals))
+        for node, mutated in reversed(self.mutators.items()):
+            if (
+                node in nodes
+                or self.order[node] < first
+                or (self.order[node] > last and self._is_opaque(node))
+            ):
+                continue
+            if not read.isdisjoint(set().union(*(self.origins[target] for target in mutated))):
+                return sum(self.order[stage.nodes[0]] < self.order[node] for stage in chain.stages)
+        return 0
+
+
+def _has_one_reader(node: fx.Node, chain: Chain) -> bool:
+    return any(set(node.users) <= set(stage.nodes) for stage in chain.stages)
+
+
+def _two_operands(node: fx.Node) -> tuple[Any, Any]:
+    def bind(input: Any, other: Any, alpha: Any = 1) -> tuple[Any, Any]:
+        if alpha != 1:
+            raise NoMatch
+        return input, other
+
+    return bind(*node.args, **node.kwargs)
+
+
+def _are_two(main: Any, other: Any) -> bool:
+    return isinstance(main, fx.Node) and isinstance(other, fx.Node) and main is not other
+
+
+def _inplace_argument(node: fx.Node) -> bool:
+    """Whether a functional of torch.nn is called with a positional inplace=True, which is its last."""
+    module = getattr(node.target, "__module__", None)
+    return module == "torch.nn.functional" and bool(node.args) and node.args[-1] is True
+
+
+def _weight(stages: list[Stage]) -> int:
+    return sum(bool(stage.text) for stage in stages)
+
+
+def _worth(chain: Chain) -> bool:
+    """At least two stages, not all of them constants to multiply with or add."""
+    written = chain.written
+    plain = all(stage.text.startswith(("mul(", "add(")) for stage in written)
+    return len(written) >= 2 and not plain

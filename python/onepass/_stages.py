@@ -1,0 +1,394 @@
+"""The stages of the block language as PyTorch code writes them: modules, functions, methods and operators.
+
+Each reader takes the arguments of the PyTorch function whose meaning it reads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+from torch.nn.utils import parametrize
+
+
+class NoMatch(Exception):
+    """These arguments are not a stage of the language."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Attribute:
+    """A block's parameter that is looked up on the module at each call."""
+
+    module: str
+    name: str
+    computed: bool  # by a parametrisation, at each access
+
+
+def _attribute(module: nn.Module, path: str, name: str) -> Attribute | None:
+    if getattr(module, name) is None:
+        return None
+    return Attribute(path, name, computed=name not in module._parameters)
+
+
+@dataclasses.dataclass(frozen=True)
+class Operand:
+    """A block's parameter that is a tensor of the graph; what it adds or multiplies depends on its shape."""
+
+    node: fx.Node
+    op: str  # "add" or "mul"
+
+
+Parameter = Attribute | Operand | fx.Node
+
+
+@dataclasses.dataclass
+class Stage:
+    """One stage of the language and the nodes that compute it; an identity has no text."""
+
+    kind: str  # conv, norm, pointwise, operand, mean or identity
+    text: str
+    main: fx.Node
+    parameters: tuple[Parameter, ...] = ()
+    mutated: fx.Node | None = None
+    dimensions: int | None = None  # of the input, where the stage takes no other
+    keep_dimensions: bool = False  # a mean whose result keeps its dimensions
+    module: str | None = None
+    nodes: tuple[fx.Node, ...] = ()
+
+
+def number(value: Any) -> str:
+    """A constant as the language writes it."""
+    if type(value) not in (int, float):
+        raise NoMatch
+    text = str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(float(value))
+    return text.replace("e-0", "e-").replace("e+", "e")
+
+
+def _activation(text: str, input: Any, inplace: Any = False) -> Stage:
+    return Stage("pointwise", text, input, mutated=input if inplace else None)
+
+
+def _simple(text: str) -> Callable[..., Stage]:
+    return lambda input, inplace=False: _activation(text, input, inplace)
+
+
+def _leaky_relu(input: Any, negative_slope: Any = 0.01, inplace: Any = False) -> Stage:
+    return _activation(f"leaky_relu({number(negative_slope)})", input, inplace)
+
+
+def _elu(input: Any, alpha: Any = 1.0, inplace: Any = False) -> Stage:
+    return _activation(f"elu({number(alpha)})", input, inplace)
+
+
+def _gelu(input: Any, approximate: Any = "none") -> Stage:
+    return _activation({"none": "gelu", "tanh": "gelu_tanh"}[approximate], input)
+
+
+def _softplus(input: Any, beta: Any = 1.0, threshold: Any = 20.0) -> Stage:
+    if (beta, threshold) != (1, 20):
+        raise NoMatch
+    return _activation("softplus", input)
+
+
+def _clamp(input: Any, min: Any = None, max: Any = None, inplace: Any = False) -> Stage:
+    if max is None and type(min) in (int, float) and min == 0:
+        return _activation("relu", input, inplace)
+    return _activation(f"clamp({number(min)},{number(max)})", input, inplace)
+
+
+def _hardtanh(input: Any, min_val: Any = -1.0, max_val: Any = 1.0, inplace: Any = False) -> Stage:
+    return _clamp(input, min_val, max_val, inplace)
+
+
+def _prelu(input: Any, weight: Any, slopes: int) -> Stage:
+    stage = _activation("prelu" if slopes == 1 else "prelu(per=channel)", input)
+    return dataclasses.replace(stage, parameters=(weight,))
+
+
+def _dropout(input: Any, p: Any = 0.5, training: Any = True, inplace: Any = False) -> Stage:
+    if training is not False and not (type(p) in (int, float) and p == 0):
+        raise NoMatch
+    return identity(input)
+
+
+def identity(input: Any) -> Stage:
+    return Stage("identity", "", input)
+
+
+def scale(input: Any, factor: Any, inplace: Any = False) -> Stage:
+    stage = _activation(f"mul({number(factor)})", input, inplace)
+    return stage if factor != 1 else identity(input)
+
+
+def shift(input: Any, term: Any, inplace: Any = False) -> Stage:
+    stage = _activation(f"add({number(term)})", input, inplace)
+    return stage if term != 0 else identity(input)
+
+
+def _div(input: Any, other: Any, inplace: Any = False) -> Stage:
+    if type(other) not in (int, float) or other == 0:
+        raise NoMatch
+    return scale(input, 1 / other, inplace)
+
+
+def _sub(input: Any, other: Any, alpha: Any = 1, inplace: Any = False) -> Stage:
+    if type(other) not in (int, float) or alpha != 1:
+        raise NoMatch
+    return shift(input, -other, inplace)
+
+
+def _neg(input: Any) -> Stage:
+    return scale(input, -1)
+
+
+def _mean(input: Any, dim: Any = None, keepdim: Any = False, dtype: Any = None, axis: Any = None) -> Stage:
+    dims = dim if axis is None else axis
+    dims = [dims] if type(dims) is int else dims
+    if dtype is not None or not isinstance(dims, list | tuple) or not all(type(d) is int for d in dims):
+        raise NoMatch
+    count = len(dims)
+    if not 1 <= count <= 3 or sorted(dims) not in (list(range(2, count + 2)), list(range(-count, 0))):
+        raise NoMatch
+    return Stage("mean", "mean", input, dimensions=count + 2, keep_dimensions=bool(keepdim))
+
+
+def _affine(arguments: list[str], weight: Any, bias: Any, default: bool) -> tuple[list[str], tuple[Any, ...]]:
+    if (weight is None) != (bias is None):
+        raise NoMatch
+    if (weight is not None) != default:
+        arguments = [*arguments, "affine=" + ("false" if default else "true")]
+    return arguments, () if weight is None else (weight, bias)
+
+
+def _group_norm(input: Any, num_groups: Any, weight: Any = None, bias: Any = None, eps: Any = 1e-5) -> Stage:
+    arguments = [number(num_groups)] + ([f"eps={number(eps)}"] if eps != 1e-5 else [])
+    arguments, parameters = _affine(arguments, weight, bias, True)
+    return Stage("norm", f"group_norm({','.join(arguments)})", input, parameters)
+
+
+def _instance_norm(
+    input: Any, running_mean: Any = None, running_var: Any = None, weight: Any = None, bias: Any = None,
+    use_input_stats: Any = True, momentum: Any = 0.1, eps: Any = 1e-5,
+) -> Stage:  # fmt: skip
+    if running_mean is not None or running_var is not None or use_input_stats is not True:
+        raise NoMatch
+    arguments, parameters = _affine([f"eps={number(eps)}"] if eps != 1e-5 else [], weight, bias, False)
+    return Stage(
+        "norm", f"instance_norm({','.join(arguments)})" if arguments else "instance_norm", input, parameters
+    )
+
+
+def _extents(value: Any, rank: int) -> str:
+    values = [value] * rank if type(value) is int else list(value)
+    values = values * rank if len(values) == 1 else values
+    if len(values) != rank or any(type(v) is not int for v in values):
+        raise NoMatch
+    return str(values[0]) if len(set(values)) == 1 else "x".join(map(str, values))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Conv:
+    """Writes the text of one kind of convolution."""
+
+    rank: int
+    transposed: bool
+
+    def stage(self, input: Any, weight: Any, bias: Any, sizes: Any, groups: Any, **geometry: Any) -> Stage:
+        if len(sizes) != self.rank + 2 or type(groups) is not int:
+            raise NoMatch
+        channels = [sizes[0], sizes[1] * groups] if self.transposed else [sizes[1] * groups, sizes[0]]
+        arguments = [*map(str, channels), f"k={_extents(list(sizes[2:]), self.rank)}"]
+        for key, neutral in (("s", "1"), ("p", "0"), ("d", "1"), ("groups", "1"), ("op", "0")):
+            value = str(groups) if key == "groups" else self._value(geometry.get(key, int(neutral)))
+            arguments += [f"{key}={value}"] if value != neutral else []
+        arguments += ["bias=false"] if bias is None else []
+        name = f"conv_transpose{self.rank}d" if self.transposed else f"conv{self.rank}d"
+        parameters = (weight,) if bias is None else (weight, bias)
+        text = f"{name}({','.join(arguments)})"
+        return Stage("conv", text, input, parameters, dimensions=self.rank + 2)
+
+    def _value(self, value: Any) -> str:
+        if isinstance(value, str):
+            return {"same": "same", "valid": "0"}[value]
+        return _extents(value, self.rank)
+
+
+CONV_TYPES = {
+    getattr(nn, f"Conv{'Transpose' if transposed else ''}{rank}d"): _Conv(rank, transposed)
+    for rank in (1, 2, 3)
+    for transposed in (False, True)
+}
+
+
+def _weights(module: nn.Module, path: str) -> tuple[Attribute | None, Attribute | None]:
+    return _attribute(module, path, "weight"), _attribute(module, path, "bias")
+
+
+def _conv_module(module: Any, path: str, input: Any) -> Stage:
+    if module.padding_mode != "zeros":
+        raise NoMatch
+    writer = CONV_TYPES[exact_type(module)]
+    weight, bias = _weights(module, path)
+    geometry = {"s": module.stride, "p": module.padding, "d": module.dilation}
+    geometry |= {"op": module.output_padding} if writer.transposed else {}
+    sizes = module.weight.shape
+    return writer.stage(input, weight, bias, sizes, module.groups, **geometry)
+
+
+def _conv_function(writer: _Conv, root: nn.Module) -> Callable[..., Stage]:
+    def conv(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):  # type: ignore[no-untyped-def]
+        sizes = static_shape(weight, root)
+        return writer.stage(input, weight, bias, sizes, groups, s=stride, p=padding, d=dilation)
+
+    def transposed(  # type: ignore[no-untyped-def]
+        input, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1
+    ):
+        sizes = static_shape(weight, root)
+        return writer.stage(
+            input, weight, bias, sizes, groups, s=stride, p=padding, d=dilation, op=output_padding
+        )
+
+    return transposed if writer.transposed else conv
+
+
+def _group_norm_module(module: Any, path: str, input: Any) -> Stage:
+    return _group_norm(input, module.num_groups, *_weights(module, path), module.eps)
+
+
+def _instance_norm_module(module: Any, path: str, input: Any) -> Stage:
+    if module.track_running_stats:
+        raise NoMatch
+    weight, bias = _weights(module, path)
+    stage = _instance_norm(input, weight=weight, bias=bias, eps=module.eps)
+    rank = {nn.InstanceNorm1d: 1, nn.InstanceNorm2d: 2, nn.InstanceNorm3d: 3}[exact_type(module)]
+    return dataclasses.replace(stage, dimensions=rank + 2)
+
+
+NORM_TYPES = (nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+
+_MODULES: dict[type, Callable[[Any, str, Any], Stage]] = {
+    **{conv: _conv_module for conv in CONV_TYPES},
+    nn.GroupNorm: _group_norm_module,
+    **{norm: _instance_norm_module for norm in NORM_TYPES[1:]},
+    nn.ReLU: lambda m, _, x: _activation("relu", x, m.inplace),
+    nn.ReLU6: lambda m, _, x: _activation("relu6", x, m.inplace),
+    nn.LeakyReLU: lambda m, _, x: _leaky_relu(x, m.negative_slope, m.inplace),
+    nn.PReLU: lambda m, path, x: _prelu(x, _attribute(m, path, "weight"), m.num_parameters),
+    nn.ELU: lambda m, _, x: _elu(x, m.alpha, m.inplace),
+    nn.GELU: lambda m, _, x: _gelu(x, m.approximate),
+    nn.SiLU: lambda m, _, x: _activation("swish", x, m.inplace),
+    nn.Hardswish: lambda m, _, x: _activation("hardswish", x, m.inplace),
+    nn.Hardsigmoid: lambda m, _, x: _activation("hardsigmoid", x, m.inplace),
+    nn.Sigmoid: lambda m, _, x: _activation("sigmoid", x),
+    nn.Tanh: lambda m, _, x: _activation("tanh", x),
+    nn.Mish: lambda m, _, x: _activation("mish", x, m.inplace),
+    nn.Softplus: lambda m, _, x: _softplus(x, m.beta, m.threshold),
+    nn.Hardtanh: lambda m, _, x: _hardtanh(x, m.min_val, m.max_val, m.inplace),
+    nn.Identity: lambda m, _, x: identity(x),
+}
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+
+
+def _in_place(read: Callable[..., Stage]) -> Callable[..., Stage]:
+    return lambda *args, **kwargs: read(*args, inplace=True, **kwargs)
+
+
+_FUNCTIONS: dict[Any, Callable[..., Stage]] = {
+    F.relu: _simple("relu"),
+    F.relu6: _simple("relu6"),
+    F.leaky_relu: _leaky_relu,
+    F.elu: _elu,
+    F.gelu: _gelu,
+    F.silu: _simple("swish"),
+    F.hardswish: _simple("hardswish"),
+    F.hardsigmoid: _simple("hardsigmoid"),
+    F.mish: _simple("mish"),
+    F.softplus: _softplus,
+    F.hardtanh: _hardtanh,
+    F.group_norm: _group_norm,
+    torch.group_norm: lambda *args, cudnn_enabled=True, **kwargs: _group_norm(*args[:5], **kwargs),
+    F.instance_norm: _instance_norm,
+    **{dropout: _dropout for dropout in (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)},
+    operator.truediv: _div,
+    operator.itruediv: _in_place(_div),
+    operator.sub: _sub,
+    operator.isub: _in_place(_sub),
+    operator.neg: _neg,
+}
+
+# Operations that are also functions of torch and methods of tensors, by name; a trailing _ means in place.
+_NAMED: dict[str, Callable[..., Stage]] = {
+    "relu": _simple("relu"),
+    "sigmoid": _simple("sigmoid"),
+    "tanh": _simple("tanh"),
+    "clamp": _clamp,
+    "clip": _clamp,
+    "div": _div,
+    "sub": _sub,
+    "neg": _neg,
+    "mean": _mean,
+}
+
+_CONV_FUNCTIONS = {
+    getattr(F, f"conv{'_transpose' if writer.transposed else ''}{writer.rank}d"): writer
+    for writer in CONV_TYPES.values()
+}
+
+
+def exact_type(module: nn.Module) -> type:
+    """The module's class; of a parametrised module, the class it was before."""
+    return type(module).__bases__[0] if parametrize.is_parametrized(module) else type(module)
+
+
+def static_shape(node: Any, root: nn.Module) -> tuple[int, ...]:
+    """The shape of a tensor computed from parameters alone."""
+    try:
+        return tuple(_on_meta(node, root).shape)
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        raise NoMatch from None
+
+
+def _on_meta(node: Any, root: nn.Module) -> Any:
+    if not isinstance(node, fx.Node):
+        return node
+    if node.op == "get_attr":
+        return torch.empty_like(operator.attrgetter(node.target)(root), device="meta", requires_grad=False)
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda inner: _on_meta(inner, root))
+    if node.op == "call_method":
+        return getattr(args[0], node.target)(*args[1:], **kwargs)
+    if node.op != "call_function":
+        raise NoMatch
+    return node.target(*args, **kwargs)
+
+
+def module_reader(module: nn.Module, training: bool) -> Callable[..., Stage]:
+    """What reads the call of a module from the module, its path and the arguments."""
+    if type(module) in _DROPOUTS:
+        return lambda m, _, input: _dropout(input, m.p, training)
+    try:
+        return _MODULES[exact_type(module)]
+    except KeyError:
+        raise NoMatch from None
+
+
+def function_reader(target: Any, root: nn.Module) -> Callable[..., Stage]:
+    """What reads the call of a function, or of the tensor method of this name, from the arguments."""
+    if target in (F.prelu, torch.prelu, "prelu"):
+        return lambda input, weight: _prelu(input, weight, static_shape(weight, root)[0])
+    if target in _CONV_FUNCTIONS:
+        return _conv_function(_CONV_FUNCTIONS[target], root)
+    if target in _FUNCTIONS:
+        return _FUNCTIONS[target]
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    if not isinstance(target, str) and getattr(torch, name, None) is not target:
+        raise NoMatch
+    if name in _NAMED:
+        return _NAMED[name]
+    if name.removesuffix("_") not in _NAMED:
+        raise NoMatch
+    return _in_place(_NAMED[name.removesuffix("_")])

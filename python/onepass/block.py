@@ -1,0 +1,117 @@
+"""A block as a module that owns its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from onepass import _ops
+from onepass._description import Conv, Description, Norm, Pointwise, Stage, describe
+
+_CONVS = {
+    False: (nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    True: (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+}
+_CALL_ARGUMENTS = ("channel", "tensor")  # kinds of arguments that a call gives, not the module
+
+
+class Block(nn.Module):
+    """Runs a block of the onepass language, as `Block("conv2d(3,16,k=3) | relu | group_norm(4)")`.
+
+    Parameters are called as in the language (`conv_weight`, `conv_bias`, `norm_weight`, `norm_bias`, `prelu`)
+    and initialised as PyTorch's modules of the same stages, built in order, would be. What `channel_mul`,
+    `channel_add` and `residual_add` read is given to the call by name. A block without a convolution that has
+    parameters per channel needs `channels`.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        *,
+        channels: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        description = describe(text)
+        self.text = description.text
+        self.argument_names = tuple(_argument_names(description))
+        for name, parameter in _initial_parameters(description, channels, device, dtype):
+            self.register_parameter(name, parameter)
+
+    def forward(self, x: Tensor, **arguments: Tensor) -> Tensor:
+        """Runs the block on x; `arguments` are those of channel_mul, channel_add and residual_add."""
+        if len(arguments) != len(self.argument_names) or any(n not in arguments for n in self.argument_names):
+            raise TypeError(f"{self.text}: {_mistake(arguments, self.argument_names)}")
+        own = self._parameters
+        parameters = [own[name] if name in own else arguments[name] for name in describe(self.text).names]
+        return _ops.apply(self.text, x, parameters)
+
+    def extra_repr(self) -> str:
+        """The block's text."""
+        return self.text
+
+
+def _mistake(given: dict[str, Tensor], wanted: tuple[str, ...]) -> str:
+    names = ", ".join(given) or "no arguments"
+    return f"the call gives {names}, must give {', '.join(wanted) or 'none'}"
+
+
+def _argument_names(description: Description) -> Iterator[str]:
+    for parameter in description.parameters:
+        stage = description.stages[parameter.stage]
+        if isinstance(stage, Pointwise) and stage.argument in _CALL_ARGUMENTS:
+            yield parameter.name
+
+
+def _conv_module(conv: Conv, options: dict) -> nn.Module:
+    padding = conv.padding_before if conv.padding_before == conv.padding_after else "same"
+    shared = {
+        "stride": conv.stride,
+        "dilation": conv.dilation,
+        "groups": conv.groups,
+        "bias": conv.bias,
+        **options,
+    }
+    if conv.transposed:
+        shared["output_padding"] = conv.output_padding
+    module = _CONVS[conv.transposed][conv.rank - 1]
+    return module(conv.in_channels, conv.out_channels, conv.kernel, padding=padding, **shared)
+
+
+def _module(stage: Stage, channels: int | None, options: dict) -> nn.Module | None:
+    """The PyTorch module whose parameters the stage takes over."""
+    if isinstance(stage, Conv):
+        return _conv_module(stage, options)
+    per_channel = isinstance(stage, Norm) and stage.affine
+    per_channel = per_channel or (
+        isinstance(stage, Pointwise) and stage.op == "prelu" and stage.per == "channel"
+    )
+    if per_channel and channels is None:
+        raise ValueError(f"{stage.text}: how many channels? Give Block channels=, for no convolution says it")
+    if isinstance(stage, Norm) and stage.affine:
+        return nn.GroupNorm(stage.group_count(channels), channels, stage.eps, **options)
+    if isinstance(stage, Pointwise) and stage.op == "prelu":
+        return nn.PReLU(channels if per_channel else 1, **options)
+    return None
+
+
+def _initial_parameters(
+    description: Description,
+    channels: int | None,
+    device: torch.device | str | None,
+    dtype: torch.dtype | None,
+) -> Iterator[tuple[str, nn.Parameter]]:
+    conv = description.conv
+    if conv is not None:
+        if channels not in (None, conv.out_channels):
+            raise ValueError(f"{conv.text}: channels is {channels}, must be {conv.out_channels} or left out")
+        channels = conv.out_channels
+    names = iter(description.names)
+    arguments = set(_argument_names(description))
+    for stage in description.stages:
+        module = _module(stage, channels, {"device": device, "dtype": dtype})
+        for parameter in module.parameters() if module is not None else ():
+            yield next(name for name in names if name not in arguments), parameter

@@ -1,0 +1,28 @@
+"""Blocks as functions of tensors."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from onepass import _ops
+from onepass._description import describe
+
+
+def run(text: str, x: Tensor, **parameters: Tensor) -> Tensor:
+    """Runs the block on x, its parameters by name.
+
+    `run("group_norm(4) | relu", x, norm_weight=w, norm_bias=b)`
+    """
+    return _ops.apply(text, x, ordered(text, parameters))
+
+
+def ordered(text: str, parameters: dict[str, Tensor]) -> list[Tensor]:
+    """The parameters in the block's order; raises TypeError unless they are exactly those it takes."""
+    names = describe(text).names
+    missing = [name for name in names if name not in parameters]
+    unknown = [name for name in parameters if name not in names]
+    if missing or unknown:
+        found = "misses " + ", ".join(missing) if missing else "does not take " + ", ".join(unknown)
+        takes = ", ".join(names) or "no parameters"
+        raise TypeError(f"{text}: the call {found}; the block takes {takes}")
+    return [parameters[name] for name in names]

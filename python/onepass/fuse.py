@@ -1,0 +1,232 @@
+"""Fusing a model in place: every chain of stages that its modules' forwards compute runs as one block."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+
+from torch import fx, nn
+
+from onepass import _library, _swap
+from onepass._match import Chain, Graph
+from onepass._rewrite import compile_graph, rewrite
+from onepass._stages import NORM_TYPES
+from onepass._swap import State, Variant, Watched
+from onepass._trace import Pattern, Refused, Trace, call_patterns, flags_of, is_leaf, trace
+from onepass.report import root_name, skipped_reasons
+
+FilterFn = Callable[[str, nn.Module], bool]
+
+_NORMS = (*NORM_TYPES, nn.modules.batchnorm._BatchNorm)
+
+
+def fuse(model: nn.Module, *, conv: str = "fuse", filter_fn: FilterFn | None = None) -> nn.Module:
+    """Makes every matching chain of the model run as one block, in place, and returns the model.
+
+    Parameters, names, order, state_dict, hooks and optimizers stay as they are. conv="keep" leaves
+    convolutions to PyTorch and fuses what follows them. filter_fn(name, module) says whether a module's
+    forward may be rewritten.
+    """
+    if conv not in ("fuse", "keep"):
+        raise ValueError(f'conv is {conv!r}, must be "fuse" or "keep"')
+    unfuse(model)
+    reasons: dict[str, str] = {}
+    skipped_reasons[model] = reasons
+    if not _library.available():
+        reasons[root_name(model)] = f"onepass cannot run: {_library.unavailable_reason()}"
+        return model
+    _Session(model, conv, filter_fn or (lambda name, module: True), reasons).run()
+    return model
+
+
+def unfuse(model: nn.Module) -> nn.Module:
+    """Gives every fused module of the model its own class back, and returns the model."""
+    for module in model.modules():
+        _swap.uninstall(module)
+    skipped_reasons.pop(model, None)
+    return model
+
+
+def fuse_one(module: nn.Module, name: str, conv: str, patterns: Iterable[Pattern]) -> None:
+    """Fuses the chains of one module's own forward; the copy of a fused module calls it."""
+    if not _library.available():
+        return
+    rewriter = _Rewriter(module, name, conv)
+    try:
+        rewriter.run(patterns)
+    except Refused:
+        return
+    rewriter.install()
+
+
+class _Session:
+    """One run of fuse over a model, outer modules first: they show how the inner ones are called."""
+
+    def __init__(self, model: nn.Module, conv: str, filter_fn: FilterFn, reasons: dict[str, str]) -> None:
+        self.model = model
+        self.conv = conv
+        self.filter_fn = filter_fn
+        self.reasons = reasons
+        self.observed: dict[nn.Module, set[Pattern]] = {}
+        self.lonely: dict[nn.Module, str] = {}
+        self.fused: set[nn.Module] = set()
+
+    def run(self) -> None:
+        rewriters = [r for name, module in self.model.named_modules() if (r := self._analyse(name, module))]
+        for rewriter in reversed(rewriters):  # inner ones first: outer ones watch the classes
+            rewriter.install()
+            self.fused |= rewriter.replaced
+        for name, module in self.model.named_modules():
+            if isinstance(module, _NORMS) and module not in self.fused:
+                self.reasons[name] = self.lonely.get(module, "it is called by a module that cannot be traced")
+
+    def _analyse(self, name: str, module: nn.Module) -> _Rewriter | None:
+        if is_leaf(module):
+            return None
+        rewriter = _Rewriter(module, name, self.conv)
+        try:
+            rewriter.run([*call_patterns(module), *self.observed.get(module, ())])
+        except Refused as refused:
+            if type(module).forward is not nn.Module.forward and _has_norms(module):
+                self.reasons[name or root_name(self.model)] = str(refused)
+            return None
+        finally:
+            self._learn(rewriter)
+        if not rewriter.variants:
+            return None
+        if not self.filter_fn(name, module):
+            self.lonely.update(dict.fromkeys(rewriter.replaced, "filter_fn leaves its module out"))
+            return None
+        return rewriter
+
+    def _learn(self, rewriter: _Rewriter) -> None:
+        for module, patterns in rewriter.observed.items():
+            self.observed.setdefault(module, set()).update(patterns)
+        self.lonely = rewriter.lonely | self.lonely
+
+
+def _has_norms(module: nn.Module) -> bool:
+    return any(isinstance(inner, _NORMS) for inner in module.modules())
+
+
+class _Rewriter:
+    """Traces one module in both modes, finds the chains of its own forward and makes its variants."""
+
+    def __init__(self, module: nn.Module, name: str, conv: str) -> None:
+        self.module = module
+        self.name = name
+        self.conv = conv
+        self.patterns: list[Pattern] = []
+        self.variants: list[Variant] = []
+        self.watched: dict[str, None] = {}
+        self.inlined: dict[str, nn.Module] = {}
+        self.replaced: set[nn.Module] = set()
+        self.observed: dict[nn.Module, set[Pattern]] = {}
+        self.lonely: dict[nn.Module, str] = {}
+
+    def run(self, patterns: Iterable[Pattern]) -> None:
+        """Raises Refused where no way of calling the module can be traced."""
+        self.patterns = list(dict.fromkeys(patterns))
+        reason = _swap.why_not_swappable(self.module)
+        if reason is not None:
+            raise Refused(reason)
+        refusals = [
+            self._try(pattern, mode) for pattern, mode in itertools.product(self.patterns, (False, True))
+        ]
+        if refusals and None not in refusals:
+            raise Refused(refusals[0])
+
+    def install(self) -> None:
+        """Swaps the module's class if anything is fused."""
+        if not self.variants:
+            return
+        options = {"conv": self.conv, "patterns": self.patterns}
+        watched = [self._watched(path) for path in self.watched]
+        state = State(
+            self.name, type(self.module), options, self.variants, watched, list(self.inlined.values())
+        )
+        _swap.install(self.module, state)
+
+    def _try(self, pattern: Pattern, training: bool) -> str | None:
+        try:
+            self._add_variant(pattern, training)
+        except Refused as refused:
+            return str(refused)
+        return None
+
+    def _add_variant(self, pattern: Pattern, training: bool) -> None:
+        whole = trace(self.module, pattern, training)
+        for module, patterns in whole.observed.items():
+            self.observed.setdefault(module, set()).update(patterns)
+        graph = Graph(whole, self.conv, (), whole.opaque)
+        chains = graph.chains()
+        self._note_lonely(graph)
+        needed = set().union(*(_crossed(chain) for chain in chains if _belongs(chain)))
+        if not any(map(_belongs, chains)):
+            return
+        mutating = {self.module.get_submodule(path) for path in graph.mutating_calls()}
+        traced = self._trace_again(pattern, training, needed, whole)
+        chains = Graph(traced, self.conv, mutating, whole.opaque).chains()
+        if chains:
+            self._rewrite(traced, chains, pattern)
+
+    def _trace_again(self, pattern: Pattern, training: bool, needed: set[str], whole: Trace) -> Trace:
+        """Traces through only the modules that chains of this forward reach into: others run as they are."""
+        inline = {self.module.get_submodule(path) for path in needed}
+        try:
+            return trace(self.module, pattern, training, inline.__contains__)
+        except Refused:
+            return whole
+
+    def _rewrite(self, traced: Trace, chains: list[Chain], pattern: Pattern) -> None:
+        graph = traced.graph
+        calls = rewrite(graph, chains, self.name)
+        self.variants.append(
+            Variant(traced.training, pattern, compile_graph(graph, self.name or "model"), calls)
+        )
+        self._watch("")
+        self.inlined |= traced.inlined
+        for path in [*traced.inlined, *(path for chain in chains for path in chain.leaves)]:
+            self._watch(path)
+        self.replaced |= {self.module.get_submodule(path) for chain in chains for path in chain.modules}
+
+    def _watch(self, path: str) -> None:
+        """Notes a module, its parents first, whose own call the rewritten forward leaves out."""
+        if path and path not in self.watched:
+            self._watch(path.rpartition(".")[0])
+        self.watched.setdefault(path)
+
+    def _watched(self, path: str) -> Watched:
+        module = self.module.get_submodule(path)
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            return Watched(path, module, type(module), True, {"p": module.p})
+        own = not path or not is_leaf(module)
+        return Watched(path, module, type(module), own, flags_of(module) if own else {})
+
+    def _note_lonely(self, graph: Graph) -> None:
+        for node in graph.nodes:
+            if node.op != "call_module" or not isinstance(graph.module(node), _NORMS) or node in graph.taken:
+                continue
+            self.lonely.setdefault(graph.module(node), _why_alone(graph, node))
+
+
+def _why_alone(graph: Graph, node: fx.Node) -> str:
+    module = graph.module(node)
+    if not graph.stages[node]:
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            return "batch normalisation is not a stage of the block language"
+        return "it has a hook or options that the block language has not"
+    if len(node.users) > 1:
+        return "its output is used more than once and nothing before it fuses with it"
+    return "nothing before or after it fuses with it"
+
+
+def _belongs(chain: Chain) -> bool:
+    """Whether the traced module's own forward is the innermost that holds the whole chain."""
+    calls = [node.meta["calls"] for node in chain.nodes]
+    return any(not call for call in calls) or len({call[0] for call in calls}) > 1
+
+
+def _crossed(chain: Chain) -> set[str]:
+    """The modules that must be traced through so that the chain lies in one graph."""
+    return {path for node in chain.nodes for _, path in node.meta["calls"]}

@@ -1,0 +1,1 @@
+"""The parts of `python -m onepass optimize`: load a model file, verify, measure, report."""

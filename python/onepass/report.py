@@ -1,0 +1,136 @@
+"""What fuse did to a model: the chains that run as blocks, and the modules that do not, with the reasons."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from typing import Any
+
+from torch import nn
+
+from onepass import _library
+from onepass._rewrite import Call
+from onepass._swap import State, state_of, why_original
+from onepass.explain import explain
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A chain that is fused (block and plan) or a module that is not (reason)."""
+
+    name: str
+    block: str | None = None
+    plan: str | None = None
+    reason: str | None = None
+    modes: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """All entries of a model; prints as a table."""
+
+    fused: list[Entry]
+    skipped: list[Entry]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "fused": [dataclasses.asdict(entry) for entry in self.fused],
+            "skipped": [{"name": entry.name, "reason": entry.reason} for entry in self.skipped],
+        }
+
+    def __str__(self) -> str:
+        modules = len({module for entry in self.fused for module in entry.modules})
+        lines = [f"{len(self.fused)} blocks in place of {modules} modules; {len(self.skipped)} not fused"]
+        lines += _table([(entry.name, entry.block or "", _note(entry)) for entry in self.fused])
+        if self.skipped:
+            lines += ["", "not fused:"]
+            lines += _table([(entry.name, entry.reason or "") for entry in self.skipped])
+        return "\n".join(lines)
+
+
+skipped_reasons: weakref.WeakKeyDictionary[nn.Module, dict[str, str]] = weakref.WeakKeyDictionary()
+
+
+def report(model: nn.Module) -> Report:
+    """What is fused in the model and which plan each block last ran, what is not and why."""
+    fused: list[Entry] = []
+    skipped = [Entry(name, reason=reason) for name, reason in skipped_reasons.get(model, {}).items()]
+    covered: set[nn.Module] = set()
+    for name, module in model.named_modules():
+        state = state_of(module)
+        if state is None or module in covered:
+            continue
+        reason = why_original(module, state)
+        if reason is not None:
+            skipped.append(
+                Entry(name or root_name(model), reason=f"fused, but runs its original forward: {reason}")
+            )
+            continue
+        covered.update(state.inlined)
+        fused += _entries(name or "", state, root_name(model))
+        for called, count in state.fallbacks.items():
+            text = f"{count} calls ran the original forward: {called}"
+            skipped.append(Entry(name or root_name(model), reason=text))
+    return Report(fused, skipped)
+
+
+def root_name(model: nn.Module) -> str:
+    return f"({type(model).__name__})"
+
+
+def _entries(name: str, state: State, root_name: str) -> list[Entry]:
+    """One entry for each chain, with the modes in which it runs."""
+    found: dict[tuple[str, tuple[str, ...]], list[tuple[str, Call]]] = {}
+    ran = {variant.pattern for variant in state.variants if any(call.input for call in variant.calls)}
+    for variant in state.variants:
+        if ran and variant.pattern not in ran:
+            continue
+        for call in variant.calls:
+            mode = "train" if variant.training else "eval"
+            found.setdefault((call.key, call.modules), []).append((mode, call))
+    entries = []
+    for (_, modules), calls in found.items():
+        modes = tuple(dict.fromkeys(mode for mode, _ in calls))
+        call = next((call for _, call in calls if call.input is not None), calls[0][1])
+        full = tuple(_join(name, module) for module in modules)
+        where = full[0] if full else name or root_name
+        entries.append(Entry(where, call.block, _plan(call), None, modes, full))
+    return entries
+
+
+def _join(name: str, path: str) -> str:
+    return f"{name}.{path}" if name else path
+
+
+def _plan(call: Call) -> str | None:
+    """The strategy chosen for what the call last ran on."""
+    if call.input is None or not _library.available():
+        return None
+    sizes, dtype, device = call.input
+    try:
+        text = explain(call.block, sizes, dtype=dtype, device=device)
+    except (ValueError, TypeError, RuntimeError) as error:
+        return str(error).splitlines()[0]
+    return _chosen(text)
+
+
+def _chosen(explanation: str) -> str:
+    """The row of an explanation that is marked as chosen."""
+    lines = [line.strip() for line in explanation.splitlines() if line.strip()]
+    return next((line for line in lines if line.startswith(("*", "->", "eager:"))), lines[-1])
+
+
+def _note(entry: Entry) -> str:
+    only = f"{entry.modes[0]} only" if len(entry.modes) == 1 else ""
+    return "; ".join(text for text in (entry.plan or "", only) if text)
+
+
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
+    if not rows:
+        return []
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]

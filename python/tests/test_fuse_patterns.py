@@ -1,0 +1,584 @@
+"""Which code fuse recognises: each pattern gives the expected block and the original's results."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pathlib
+import runpy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fuse_support import blocks, check, reasons
+from torch import Tensor, nn
+
+from onepass import fuse
+
+WORKLOADS = pathlib.Path(__file__).resolve().parents[2] / "examples"
+
+
+class Lambda(nn.Module):
+    """conv, norm and a function that combines them."""
+
+    def __init__(self, function, rank: int = 2, **layers: nn.Module) -> None:
+        super().__init__()
+        conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[rank - 1]
+        self.conv = conv(4, 8, 3, padding=1)
+        self.norm = nn.GroupNorm(2, 8)
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+CONV = "conv2d(4,8,k=3,p=1)"
+
+
+def image(*sizes: int) -> Tensor:
+    return torch.randn(*(sizes or (2, 4, 6, 5)))
+
+
+# --- Activations --------------------------------------------------------------------------------------------
+
+ACTIVATION_MODULES = [
+    (nn.ReLU(), "relu"),
+    (nn.ReLU(inplace=True), "relu"),
+    (nn.ReLU6(), "relu6"),
+    (nn.LeakyReLU(0.2), "leaky_relu(0.2)"),
+    (nn.PReLU(), "prelu"),
+    (nn.PReLU(8), "prelu(per=channel)"),
+    (nn.ELU(0.5), "elu(0.5)"),
+    (nn.GELU(), "gelu"),
+    (nn.GELU("tanh"), "gelu_tanh"),
+    (nn.SiLU(), "swish"),
+    (nn.Hardswish(), "hardswish"),
+    (nn.Hardsigmoid(), "hardsigmoid"),
+    (nn.Sigmoid(), "sigmoid"),
+    (nn.Tanh(), "tanh"),
+    (nn.Mish(), "mish"),
+    (nn.Softplus(), "softplus"),
+    (nn.Hardtanh(-0.5, 2.0), "clamp(-0.5,2)"),
+]
+
+
+@pytest.mark.parametrize(("activation", "text"), ACTIVATION_MODULES, ids=lambda value: str(value))
+def test_activation_module(activation: nn.Module, text: str) -> None:
+    model = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), activation, nn.GroupNorm(2, 8))
+    check(model, image(), expect=[f"{CONV} | {text} | group_norm(2)"])
+
+
+ACTIVATION_CODE = [
+    (lambda x: torch.sigmoid(x) * x, "swish"),
+    (lambda x: x * torch.sigmoid(x), "swish"),
+    (lambda x: x.mul(x.sigmoid()), "swish"),
+    (lambda x: x.mul_(x.sigmoid()), "swish"),
+    (lambda x: x * torch.tanh(F.softplus(x)), "mish"),
+    (lambda x: F.silu(x), "swish"),
+    (lambda x: F.silu(x, inplace=True), "swish"),
+    (lambda x: x.relu_(), "relu"),
+    (lambda x: torch.relu(x), "relu"),
+    (lambda x: torch.relu_(x), "relu"),
+    (lambda x: F.relu(x, True), "relu"),
+    (lambda x: x.clamp(min=0), "relu"),
+    (lambda x: F.leaky_relu(x, 0.1), "leaky_relu(0.1)"),
+    (lambda x: F.gelu(x, approximate="tanh"), "gelu_tanh"),
+    (lambda x: F.softplus(x), "softplus"),
+    (lambda x: F.elu(x), "elu(1)"),
+    (lambda x: F.tanh(x), "tanh"),
+    (lambda x: x.clamp(-1, 0.5), "clamp(-1,0.5)"),
+    (lambda x: torch.clamp(x, min=-1, max=1), "clamp(-1,1)"),
+    (lambda x: x * 0.5, "mul(0.5)"),
+    (lambda x: 3 + x, "add(3)"),
+    (lambda x: x - 0.25, "add(-0.25)"),
+    (lambda x: x / 4, "mul(0.25)"),
+    (lambda x: -x, "mul(-1)"),
+]
+
+
+@pytest.mark.parametrize(("code", "text"), ACTIVATION_CODE)
+def test_activation_code(code, text: str) -> None:
+    model = Lambda(lambda m, x: m.norm(code(m.conv(x))))
+    check(model, image(), expect=[f"{CONV} | {text} | group_norm(2)"])
+
+
+@pytest.mark.parametrize(
+    "code", [lambda x: x / 1.0, lambda x: x * 1, lambda x: x + 0, lambda x: F.dropout(x, 0.0)]
+)
+def test_what_changes_nothing_drops_out(code) -> None:
+    model = Lambda(lambda m, x: m.norm(code(m.conv(x))))
+    check(model, image(), expect=[f"{CONV} | group_norm(2)"])
+
+
+@pytest.mark.parametrize(
+    "activation", [nn.Softplus(beta=2), nn.Softplus(threshold=5), nn.RReLU(), nn.CELU(), nn.Hardshrink()]
+)
+def test_an_activation_outside_the_language_ends_the_chain(activation: nn.Module) -> None:
+    model = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.GroupNorm(2, 8), activation).eval()
+    assert blocks(fuse(model)) == [f"{CONV} | group_norm(2)"]
+
+
+# --- Convolutions -------------------------------------------------------------------------------------------
+
+PLANE = (2, 4, 6, 5)
+CONVS = [
+    (nn.Conv1d(4, 8, 3), (2, 4, 9), "conv1d(4,8,k=3)"),
+    (
+        nn.Conv2d(4, 8, (3, 1), stride=(2, 1), padding=(1, 0), bias=False),
+        PLANE,
+        "conv2d(4,8,k=3x1,s=2x1,p=1x0,bias=false)",
+    ),
+    (
+        nn.Conv2d(4, 8, 3, dilation=2, groups=2, padding="same"),
+        PLANE,
+        "conv2d(4,8,k=3,p=same,d=2,groups=2)",
+    ),
+    (nn.Conv2d(4, 8, 2, padding="same"), PLANE, "conv2d(4,8,k=2,p=same)"),
+    (nn.Conv2d(4, 8, 3, padding="valid"), PLANE, "conv2d(4,8,k=3)"),
+    (nn.Conv3d(4, 8, 3, padding=1), (1, 4, 4, 5, 3), "conv3d(4,8,k=3,p=1)"),
+    (nn.ConvTranspose1d(4, 8, 4, stride=2), (2, 4, 5), "conv_transpose1d(4,8,k=4,s=2)"),
+    (
+        nn.ConvTranspose2d(4, 8, 3, stride=2, padding=1, output_padding=1, groups=2),
+        PLANE,
+        "conv_transpose2d(4,8,k=3,s=2,p=1,groups=2,op=1)",
+    ),
+    (
+        nn.ConvTranspose3d(4, 8, 3, dilation=2, bias=False),
+        (1, 4, 3, 2, 3),
+        "conv_transpose3d(4,8,k=3,d=2,bias=false)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("conv", "sizes", "text"), CONVS, ids=[text for _, _, text in CONVS])
+def test_convolution(conv: nn.Module, sizes: tuple[int, ...], text: str) -> None:
+    check(
+        nn.Sequential(conv, nn.GroupNorm(2, 8), nn.ReLU()),
+        image(*sizes),
+        expect=[f"{text} | group_norm(2) | relu"],
+    )
+
+
+def test_functional_convolution() -> None:
+    model = Lambda(lambda m, x: F.relu(F.conv2d(x, m.conv.weight, m.conv.bias, padding=1, stride=2)))
+    check(model, image(), expect=["conv2d(4,8,k=3,s=2,p=1) | relu"])
+
+
+@pytest.mark.parametrize("mode", ["reflect", "circular", "replicate"])
+def test_other_padding_stays_with_pytorch(mode: str) -> None:
+    model = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1, padding_mode=mode), nn.GroupNorm(2, 8), nn.ReLU())
+    check(model, image(), expect=["group_norm(2) | relu"])
+
+
+def test_output_size_passed_stays_with_pytorch() -> None:
+    up = nn.ConvTranspose2d(4, 8, 3, stride=2)
+    model = Lambda(lambda m, x: m.norm(F.relu(m.up(x, output_size=(14, 12)))), up=up)
+    check(model, image(), expect=["relu | group_norm(2)"])
+
+
+def test_unbatched_input_runs_as_it_was() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Sigmoid())
+    check(model, image(4, 6, 5))
+
+
+# --- Norms --------------------------------------------------------------------------------------------------
+
+NORMS = [
+    (nn.GroupNorm(4, 8, eps=1e-3), "group_norm(4,eps=0.001)"),
+    (nn.GroupNorm(4, 8, eps=1e-6), "group_norm(4,eps=1e-6)"),
+    (nn.GroupNorm(1, 8, affine=False), "group_norm(1,affine=false)"),
+    (nn.InstanceNorm2d(8), "instance_norm"),
+    (nn.InstanceNorm2d(8, affine=True, eps=1e-4), "instance_norm(eps=0.0001,affine=true)"),
+]
+
+
+@pytest.mark.parametrize(("norm", "text"), NORMS, ids=[text for _, text in NORMS])
+def test_norm(norm: nn.Module, text: str) -> None:
+    check(
+        nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), norm, nn.ReLU()),
+        image(),
+        expect=[f"{CONV} | {text} | relu"],
+    )
+
+
+def test_running_statistics_stay_with_pytorch() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(4, 8, 3, padding=1), nn.InstanceNorm2d(8, track_running_stats=True), nn.ReLU()
+    )
+    fused = check(model, image(), expect=[])
+    assert "options that the block language has not" in reasons(fused)
+
+
+def test_functional_norms() -> None:
+    model = Lambda(lambda m, x: F.relu(F.group_norm(F.instance_norm(m.conv(x)), 4)))
+    check(model, image(), expect=[f"{CONV} | instance_norm", "group_norm(4,affine=false) | relu"])
+
+
+def test_a_second_norm_begins_a_new_block() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(4, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU(), nn.GroupNorm(4, 8), nn.Tanh()
+    )
+    check(model, image(), expect=[f"{CONV} | group_norm(2) | relu", "group_norm(4) | tanh"])
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d(8), nn.GroupNorm(2, 8)])
+def test_a_lone_norm_is_not_fused(norm: nn.Module) -> None:
+    fused = check(
+        nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(4, 8, 1), nn.MaxPool2d(1), norm, nn.MaxPool2d(1)),
+        image(),
+        expect=[],
+    )
+    assert "3: " in reasons(fused)
+
+
+# --- Operands -----------------------------------------------------------------------------------------------
+
+
+class Residual(nn.Module):
+    """conv, norm, + skip, act."""
+
+    def __init__(self, add) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
+        self.norm = nn.GroupNorm(2, 4)
+        self.add = add
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.add(self.norm(self.conv(x)), x))
+
+
+def _iadd(a: Tensor, b: Tensor) -> Tensor:
+    a += b
+    return a
+
+
+RESIDUAL = "conv2d(4,4,k=3,p=1) | group_norm(2) | residual_add | relu"
+
+
+@pytest.mark.parametrize(
+    "add",
+    [lambda a, b: a + b, lambda a, b: b + a, _iadd, torch.add, lambda a, b: a.add_(b), lambda a, b: b.add(a)],
+)
+def test_residual_add(add) -> None:
+    check(Residual(add), image(), expect=[RESIDUAL])
+
+
+@torch.no_grad()
+def test_adding_to_the_input_in_place_still_writes_the_input() -> None:
+    model, x = Residual(lambda a, b: _iadd(b, a)), image()
+    y = x.clone()
+    torch.testing.assert_close(fuse(copy.deepcopy(model))(y), model(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(y, x, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 2])
+def test_scaled_add_stays_with_pytorch(alpha: float) -> None:
+    check(
+        Residual(lambda a, b: torch.add(a, b, alpha=alpha)),
+        image(),
+        expect=["conv2d(4,4,k=3,p=1) | group_norm(2)"],
+    )
+
+
+class Embedding(nn.Module):
+    """A diffusion block: conv + an embedding per sample and channel, norm, act."""
+
+    def __init__(self, widen) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 8, 3, padding=1)
+        self.project = nn.Linear(5, 8)
+        self.norm = nn.GroupNorm(2, 8)
+        self.widen = widen
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        return F.silu(self.norm(self.conv(x) + self.widen(self.project(F.silu(t)))))
+
+
+@pytest.mark.parametrize(
+    "widen",
+    [
+        lambda t: t[:, :, None, None],
+        lambda t: t.unsqueeze(-1).unsqueeze(-1),
+        lambda t: t.view(-1, 8, 1, 1),
+        lambda t: t[..., None, None],
+    ],
+)
+def test_embedding_is_added_per_sample_and_channel(widen) -> None:
+    check(
+        Embedding(widen),
+        image(),
+        torch.randn(2, 5),
+        expect=[f"{CONV} | channel_add(per=sample) | group_norm(2) | swish"],
+    )
+
+
+def test_scale_and_shift_per_sample() -> None:
+    class ScaleShift(Embedding):
+        def forward(self, x: Tensor, t: Tensor) -> Tensor:
+            scale, shift = t[:, :, None, None].chunk(2, dim=1)
+            return F.silu(self.norm(self.conv(x)) * (1 + scale) + shift)
+
+    text = f"{CONV} | group_norm(2) | channel_mul(per=sample) | channel_add(per=sample) | swish"
+    model = ScaleShift(None)
+    del model.project
+    check(model, image(), torch.randn(2, 16), expect=[text])
+
+
+def test_layer_scale_is_a_vector_per_channel() -> None:
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(4, 8, 3, padding=1)
+            self.gamma = nn.Parameter(torch.randn(1, 8, 1, 1))
+            self.beta = nn.Parameter(torch.randn(8, 1, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(self.conv(x)) * self.gamma + self.beta
+
+    check(Scale(), image(), expect=[f"{CONV} | relu | channel_mul | channel_add"])
+
+
+@pytest.mark.parametrize("sizes", [(2, 8, 6, 1), (1, 8, 6, 5), (2, 1, 6, 5), (6, 5), (1,), ()])
+def test_operands_of_other_shapes_run_as_they_were(sizes: tuple[int, ...]) -> None:
+    class Add(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(4, 8, 3, padding=1)
+            self.norm = nn.GroupNorm(2, 8)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return F.relu(self.norm(self.conv(x)) + y)
+
+    check(Add(), image(), torch.randn(sizes))
+
+
+# --- Mean ---------------------------------------------------------------------------------------------------
+
+MEANS = [
+    lambda x: x.mean((2, 3, 4)),
+    lambda x: x.mean([-1, -2, -3]),
+    lambda x: torch.mean(x, dim=[2, 3, 4]),
+    lambda x: torch.mean(x, (2, 3, 4), keepdim=True),
+    lambda x: x.mean(dim=(4, 2, 3), keepdim=True),
+]
+
+
+@pytest.mark.parametrize("mean", MEANS)
+def test_mean_over_space(mean) -> None:
+    model = Lambda(lambda m, x: mean(m.norm(F.hardswish(m.conv(x)))), rank=3)
+    check(model, image(2, 4, 3, 4, 5), expect=["conv3d(4,8,k=3,p=1) | hardswish | group_norm(2) | mean"])
+
+
+@pytest.mark.parametrize(
+    "mean", [lambda x: x.mean(1), lambda x: x.mean((2,)), lambda x: x.mean(), lambda x: x.mean((0, 2, 3))]
+)
+def test_other_means_end_the_chain(mean) -> None:
+    model = Lambda(lambda m, x: mean(m.norm(F.hardswish(m.conv(x)))))
+    check(model, image(), expect=[f"{CONV} | hardswish | group_norm(2)"])
+
+
+# --- Chains -------------------------------------------------------------------------------------------------
+
+
+def test_conv_keep_leaves_a_tail() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.SiLU(), nn.GroupNorm(2, 8), nn.Hardswish())
+    check(model, image(), conv="keep", expect=["swish | group_norm(2) | hardswish"])
+
+
+@pytest.mark.parametrize("conv", ["", "Fuse", None])
+def test_another_value_of_conv_is_refused(conv) -> None:
+    with pytest.raises(ValueError, match='must be "fuse" or "keep"'):
+        fuse(nn.Identity(), conv=conv)
+
+
+def test_dropout_counts_in_training_only() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(4, 8, 3, padding=1), nn.Dropout(0.5), nn.GroupNorm(2, 8), nn.Identity(), nn.ReLU()
+    )
+    check(model, image(), expect=[f"{CONV} | group_norm(2) | relu", "group_norm(2) | relu"])
+
+
+def test_a_tensor_used_twice_ends_the_chain() -> None:
+    def forward(m: Lambda, x: Tensor) -> Tensor:
+        a = m.conv(x)
+        return F.relu(m.norm(a)) + a
+
+    check(Lambda(forward), image(), expect=["group_norm(2) | relu | residual_add"])
+
+
+def test_a_shared_activation_is_fused_everywhere() -> None:
+    act = nn.ReLU()
+    model = nn.Sequential(
+        nn.Conv2d(4, 8, 3, padding=1), act, nn.GroupNorm(2, 8), act, nn.Conv2d(8, 4, 1), act
+    )
+    check(model, image(), expect=[f"{CONV} | relu | group_norm(2) | relu", "conv2d(8,4,k=1) | relu"])
+
+
+def test_a_shared_block_runs_twice() -> None:
+    block = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU())
+    check(nn.Sequential(block, block), image(), expect=["conv2d(4,4,k=3,p=1) | group_norm(2) | relu"])
+
+
+def test_preactivation_fuses_as_a_tail() -> None:
+    model = nn.Sequential(nn.GroupNorm(2, 4), nn.SiLU(), nn.Conv2d(4, 8, 3, padding=1))
+    check(model, image(), expect=["group_norm(2) | swish"])
+
+
+def test_in_place_on_the_input_stays_in_place() -> None:
+    check(
+        nn.Sequential(nn.ReLU(inplace=True), nn.GroupNorm(2, 4), nn.ReLU(inplace=True)),
+        image(),
+        expect=["group_norm(2) | relu"],
+    )
+
+
+def test_a_write_between_two_stages_is_seen() -> None:
+    def forward(m: Lambda, x: Tensor) -> Tensor:
+        a = m.conv(x)
+        y = x * 2
+        z = m.norm(a)
+        y.add_(1)
+        return F.relu(z + y[:, :1])
+
+    check(Lambda(forward), image())
+
+
+def test_a_write_to_the_operand_is_seen() -> None:
+    class Model(Residual):
+        def forward(self, x: Tensor) -> Tensor:
+            y = x * 2
+            z = self.norm(self.conv(x))
+            w = z + y
+            y.add_(1)
+            return F.relu(w) + y
+
+    check(Model(None), image())
+
+
+def test_a_chain_across_modules_belongs_to_the_parent() -> None:
+    model = nn.Sequential(
+        nn.Sequential(nn.Conv2d(4, 8, 3, padding=1)), nn.Sequential(nn.GroupNorm(2, 8), nn.ReLU())
+    )
+    check(model, image(), expect=[f"{CONV} | group_norm(2) | relu"])
+
+
+class StandardisedConv(nn.Conv2d):
+    """A convolution whose weight is computed at each call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+        return F.conv2d(
+            x, weight / math.sqrt(2), self.bias, self.stride, self.padding, self.dilation, self.groups
+        )
+
+
+def test_a_subclass_is_traced_through() -> None:
+    model = nn.Sequential(StandardisedConv(4, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU())
+    check(model, image(), expect=[f"{CONV} | group_norm(2) | relu"])
+
+
+def test_a_subclass_with_another_meaning_is_not_taken_for_its_base() -> None:
+    class Doubled(nn.ReLU):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.maximum(x, 2 * x)
+
+    model = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.GroupNorm(2, 8), Doubled())
+    check(model, image(), expect=[f"{CONV} | group_norm(2)"])
+
+
+@pytest.mark.parametrize("name", ["s19", "s27", "s60", "s61"])
+def test_workload(name: str) -> None:
+    source = runpy.run_path(str(WORKLOADS / f"{name}.py"))
+    expected = {
+        "s19": ("conv_transpose2d(64,64,k=3) | gelu | group_norm(8)", (1, 64, 6, 7)),
+        "s27": ("conv3d(3,16,k=4) | hardswish | group_norm(4) | mean", (2, 3, 6, 7, 8)),
+        "s60": ("conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish", (2, 3, 3, 4, 5)),
+        "s61": ("conv_transpose3d(64,128,k=3,bias=false) | relu | group_norm(8)", (1, 64, 3, 2, 4)),
+    }
+    text, sizes = expected[name]
+    check(source["Model"](*source["get_init_inputs"]()), torch.rand(sizes), expect=[text])
+
+
+def test_functions_alone_are_a_chain() -> None:
+    class Functional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kernel = nn.Parameter(torch.randn(8, 4, 3, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(F.group_norm(F.conv2d(x, self.kernel, padding=1), 2))
+
+    text = "conv2d(4,8,k=3,p=1,bias=false) | group_norm(2,affine=false) | relu"
+    check(Functional(), image(), expect=[text])
+
+
+class Branch(nn.Module):
+    """Runs a second module on the input after the first convolution read it."""
+
+    def __init__(self, second: nn.Module) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
+        self.norm = nn.GroupNorm(2, 4)
+        self.second = second
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * 1
+        a = self.conv(x)
+        b = self.second(x)
+        return F.relu(self.norm(a) + b)
+
+
+class Writing(nn.Module):
+    """Writes what it is given."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.exp(x.mul_(2))
+
+
+class WritingSometimes(Writing):
+    """The same, and cannot be traced."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if x.shape[0] else x
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("second", [Writing(), WritingSometimes()])
+def test_a_module_that_writes_its_input_is_seen(second: nn.Module) -> None:
+    model, x = Branch(second), image()
+    fused = fuse(copy.deepcopy(model))
+    torch.testing.assert_close(fused(x), model(x), rtol=1e-4, atol=1e-5)
+    assert blocks(fused) == ["group_norm(2) | residual_add | relu"]
+
+
+def test_a_module_that_only_reads_does_not_end_the_chain() -> None:
+    second = nn.Sequential(nn.Conv2d(4, 4, 1), nn.GroupNorm(1, 4))
+    check(Branch(second), image(), expect=[RESIDUAL, "conv2d(4,4,k=1) | group_norm(1)"])
+
+
+def test_another_name_of_a_tensor_sees_what_is_written() -> None:
+    class Aliased(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(4, 4, 3, padding=1)
+            self.norm = nn.GroupNorm(2, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            before = out = self.norm(self.conv(x))
+            out += x
+            out *= 2
+            return F.relu(out) + before
+
+    check(Aliased(), image(), expect=["conv2d(4,4,k=3,p=1) | group_norm(2)", "relu | residual_add"])
+
+
+def test_setting_a_tensors_data_is_not_traced() -> None:
+    def forward(m: Lambda, x: Tensor) -> Tensor:
+        y = m.norm(m.conv(x))
+        y.data = y.data * 2
+        return F.relu(y)
+
+    fused = check(Lambda(forward), image(), expect=[])
+    assert "sets the attribute data of a tensor" in reasons(fused)

@@ -1,0 +1,463 @@
+"""The optimize command: right and wrong models, files and requests it must refuse, and the page it writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import struct
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from onepass import available, optimize, unavailable_reason
+from onepass.optimizing import measure, model_file, page, study, variants, verify
+from onepass.optimizing.chart import Bar, bars
+from onepass.optimizing.measure import Timing
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+CPU = torch.device("cpu")
+
+MODEL = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+        self.conv = nn.Conv2d(3, channels, 3, padding=1)
+        self.norm = nn.GroupNorm(4, channels)
+
+    def forward(self, x):
+        return nn.functional.hardswish(self.norm(nn.functional.silu(self.conv(x))))
+
+def get_inputs():
+    return [torch.rand(6, 3, 20, 20)]
+
+def get_init_inputs():
+    return [8]
+"""
+
+needs_library = pytest.mark.skipif(not available(), reason=str(unavailable_reason()))
+
+
+@pytest.fixture
+def model_path(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A good model file; the current folder is an empty one."""
+    path = tmp_path / "model.py"
+    path.write_text(MODEL)
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return str(path)
+
+
+@pytest.fixture
+def without_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(model: nn.Module) -> nn.Module:
+        raise RuntimeError("no compiler was found:\n  g++ is missing\n  at all")
+
+    monkeypatch.setattr(torch, "compile", refuse)
+
+
+def run(*arguments: str) -> int:
+    return optimize.main([*arguments, "--device", "cpu", "--seconds", "0.02"])
+
+
+def files() -> list[str]:
+    return sorted(path.name for path in pathlib.Path().iterdir())
+
+
+def json_rows(text: str, step: int = 0) -> dict[str, dict[str, Any]]:
+    return {row["variant"]: row for row in json.loads(text)["studies"][0]["steps"][step]["rows"]}
+
+
+# --- Good requests ----------------------------------------------------------------
+
+
+@needs_library
+def test_table_and_report(model_path: str, without_compile: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(model_path, "--batch", "2") == 0
+    table = capsys.readouterr().out
+    for expected in ("eager", "channels_last", "onepass", "2x3x20x20", "right", "as fast as eager"):
+        assert expected in table
+    report = pathlib.Path("report.html").read_text()
+    for expected in (
+        "conv2d(3,8,k=3,p=1) | swish | group_norm(4) | hardswish",
+        "predicted",
+        "--batch 2",
+        "<svg",
+    ):
+        assert expected in report
+    assert "<script" not in report
+    assert files() == ["report.html"]
+
+
+@needs_library
+def test_training_checks_every_gradient(
+    model_path: str, without_compile: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(model_path, "--train", "--json", "--no-report") == 0
+    row = json_rows(capsys.readouterr().out, step=1)["onepass"]
+    gradients = {check["name"] for check in row["checks"] if check["is_gradient"]}
+    names = ("input 0", "conv.weight", "conv.bias", "norm.weight", "norm.bias")
+    assert gradients == {f"gradient of {name}" for name in names}
+    assert row["timing"]["repeats"] >= measure.LEAST_ROUNDS
+    assert row["peak_bytes"] > 6 * 8 * 20 * 20 * 4
+    assert files() == []
+
+
+def test_failure_to_compile_is_a_row(
+    model_path: str, without_compile: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(model_path, "--json", "--no-report") == 0
+    row = json_rows(capsys.readouterr().out)["compile"]
+    assert row["reason"] == "RuntimeError: no compiler was found: g++ is missing"
+    assert row["timing"] is None
+
+
+@needs_library
+def test_kept_convolution(model_path: str, without_compile: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(model_path, "--conv", "keep", "--json", "--no-report") == 0
+    fused = json.loads(capsys.readouterr().out)["studies"][0]["fused"]
+    assert [block["block"] for block in fused] == ["swish | group_norm(4) | hardswish"]
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_command_line_with_two_files_and_compile(model_path: str) -> None:
+    command = [sys.executable, "-m", "onepass", "optimize", model_path, str(ROOT / "examples" / "s27.py")]
+    options = ["--batch", "3,2", "--device", "cpu", "--seconds", "0.02", "--report", "page.html"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "python")}
+    result = subprocess.run(
+        [*command, *options], env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    for expected in ("3x3x20x20", "2x3x16x32x32", "s27, forward"):
+        assert expected in result.stdout
+    assert "<h2>s27</h2>" in pathlib.Path("page.html").read_text()
+
+
+# --- Wrong results ----------------------------------------------------------------
+
+
+class Perturbed(nn.Module):
+    """A model whose output or gradient is off by a little, perhaps only from some call on."""
+
+    def __init__(self, model: nn.Module, change: Callable[[Tensor], Tensor], good_calls: int = 0) -> None:
+        super().__init__()
+        self.__dict__["inner"] = model  # hidden, so that the parameters keep their names
+        for name, child in model.named_children():
+            self.add_module(name, child)
+        self.change = change
+        self.good_calls = good_calls
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.good_calls -= 1
+        y = self.inner(x)
+        return y if self.good_calls >= 0 else self.change(y)
+
+
+class ScaledGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * (1 + 1e-4)
+
+
+def perturb(monkeypatch: pytest.MonkeyPatch, change: Callable[[Tensor], Tensor], good_calls: int = 0) -> None:
+    monkeypatch.setattr(variants, "fuse", lambda model, conv: Perturbed(model, change, good_calls))
+
+
+CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "values": lambda y: y * (1 + 1e-4),
+    "one value": lambda y: torch.where(torch.arange(y.numel()).reshape(y.shape) == 77, y + 1e-4, y),
+    "shape": lambda y: y[:-1],
+    "type": lambda y: y.double(),
+    "NaN": lambda y: torch.where(y == y.max(), torch.nan, y),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_wrong_output_has_no_time(
+    change: Callable[[Tensor], Tensor],
+    model_path: str,
+    without_compile: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    perturb(monkeypatch, change)
+    assert run(model_path, "--json") == 1
+    row = json_rows(capsys.readouterr().out)["onepass"]
+    assert row["wrong"].startswith("output: ")
+    assert row["timing"] is None
+    assert "Wrong: model" in pathlib.Path("report.html").read_text()
+
+
+def test_wrong_gradient_has_no_time(
+    model_path: str,
+    without_compile: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    perturb(monkeypatch, ScaledGradient.apply)
+    assert run(model_path, "--train", "--no-report") == 1
+    table = capsys.readouterr().out
+    assert "WRONG: gradient of" in " ".join(table.split())
+    assert "model, forward: 1" in table or "model, forward: 0" in table  # the forward pass has a speed
+
+
+def test_result_that_goes_wrong_while_measured_has_no_time(
+    model_path: str,
+    without_compile: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    perturb(monkeypatch, CHANGES["values"], good_calls=study.FRESH_INPUTS + measure.WARM_UPS + 1)
+    assert run(model_path, "--json", "--no-report") == 1
+    assert json_rows(capsys.readouterr().out)["onepass"]["timing"] is None
+
+
+def test_model_that_fails_when_fused_is_wrong(
+    model_path: str,
+    without_compile: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(model: nn.Module, conv: str) -> nn.Module:
+        raise RuntimeError("cannot fuse")
+
+    monkeypatch.setattr(variants, "fuse", fail)
+    assert run(model_path, "--no-report") == 1
+    assert "not run: RuntimeError: cannot fuse" in " ".join(capsys.readouterr().out.split())
+
+
+# --- Bad requests ----------------------------------------------------------------
+
+BAD_FILES = {
+    "def Model(:\n": "line 1: not Python",
+    "import nothing_of_this_name\n": "No module named 'nothing_of_this_name'",
+    "import sys; sys.exit(3)\n": "cannot be loaded: SystemExit: 3",
+    MODEL.replace("class Model", "class Other"): "misses Model;",
+    MODEL.replace("def get_init_inputs", "def other"): "misses get_init_inputs;",
+    MODEL.replace("torch.rand(6, 3, 20, 20)", "1 / 0"): "get_inputs() raises ZeroDivisionError",
+    MODEL.replace("torch.rand(6, 3, 20, 20)", "torch.rand(6, 2, 20, 20)"): "the model raises RuntimeError",
+    MODEL.replace("return [8]", "return [8, 9]"): "Model(*get_init_inputs()) raises TypeError",
+    MODEL.replace("return nn.functional.hardswish", "return 3 and str"): "no floating-point tensor",
+    MODEL.replace("class Model(nn.Module)", "def Model(c): return c\nclass Other(nn.Module)"): "gives a int",
+}
+
+
+@pytest.mark.parametrize(("text", "sentence"), BAD_FILES.items(), ids=BAD_FILES.values())
+def test_bad_file(
+    text: str, sentence: str, model_path: str, without_compile: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pathlib.Path(model_path).write_text(text)
+    assert run(model_path) == 2
+    assert_one_sentence(capsys, sentence)
+    assert files() == []
+
+
+BAD_REQUESTS = {
+    ("--batch", "0"): "--batch 0: must be",
+    ("--batch", "2,3"): "--batch 2,3: must be",
+    ("--batch", "7"): "--batch 7 is more than the 6 samples",
+    ("--threads", "-1"): "invalid positive number value: '-1'",
+    ("--seconds", "long"): "invalid positive number value: 'long'",
+    ("--report", "no/such/folder.html"): "there is no such folder",
+    ("--conv", "drop"): "invalid choice: 'drop'",
+    ("--fast",): "unrecognized arguments: --fast",
+}
+
+
+@pytest.mark.parametrize(("options", "sentence"), BAD_REQUESTS.items(), ids=BAD_REQUESTS.values())
+def test_bad_request(
+    options: tuple[str, ...],
+    sentence: str,
+    model_path: str,
+    without_compile: None,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert optimize.main([model_path, "--device", "cpu", *options]) == 2
+    assert_one_sentence(capsys, sentence)
+    assert files() == []
+
+
+@pytest.mark.parametrize("path", ["nothing.py", "."])
+def test_path_that_is_no_file(path: str, model_path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(path) == 2
+    assert_one_sentence(capsys, f"{path}: ")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_missing_device(model_path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert optimize.main([model_path, "--device", "cuda"]) == 2
+    assert_one_sentence(capsys, "PyTorch sees no CUDA device")
+
+
+def test_good_file_beside_a_bad_one_is_still_studied(
+    model_path: str, without_compile: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("nothing.py", model_path) == 2
+    captured = capsys.readouterr()
+    assert "nothing.py: there is no such file" in captured.err
+    assert "model, forward" in captured.out
+    assert files() == ["report.html"]
+
+
+def assert_one_sentence(capsys: pytest.CaptureFixture[str], sentence: str) -> None:
+    error = capsys.readouterr().err
+    assert error.startswith("onepass: ") and error.count("\n") == 1
+    assert sentence in error
+
+
+# --- Interruption ----------------------------------------------------------------
+
+
+def interrupt(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_interrupted_study_writes_nothing(
+    model_path: str,
+    without_compile: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(measure, "interleaved", interrupt)
+    assert run(model_path) == optimize.INTERRUPTED
+    assert "interrupted" in capsys.readouterr().err
+    assert files() == []
+
+
+def test_interrupted_write_keeps_the_old_report(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "report.html"
+    target.write_text("old")
+    monkeypatch.setattr(page.os, "replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        page.write(str(target), "new")
+    assert target.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
+# --- The parts ----------------------------------------------------------------
+
+
+def test_same_seed_gives_the_same_model_and_inputs(model_path: str) -> None:
+    file = model_file.load(model_path)
+    first, second = (file.build(CPU).state_dict() for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert torch.equal(file.inputs(CPU, 1, 2)[0], file.inputs(CPU, 1, None)[0][:2])
+    assert not torch.equal(file.inputs(CPU, 1, 2)[0], file.inputs(CPU, 2, 2)[0])
+
+
+def test_rule_is_about_the_error_in_units_of_pytorchs_own() -> None:
+    rule = verify.RULES["fp32"]
+    exact = torch.linspace(-1, 1, 9, dtype=torch.float64)
+    torchs = (exact + 4e-6).float()
+
+    def check(error: float, is_gradient: bool = False) -> str:
+        ours = (exact + error).float()
+        return verify.compare("y", is_gradient, ours, torchs, exact, rule).wrong(rule)
+
+    assert check(7e-6) == ""
+    assert "2.5x PyTorch's" in check(1e-5)
+    assert check(-8e-6, is_gradient=True) == ""
+    assert "differs from PyTorch" in check(-8e-6)  # by 1.2e-5 around 0: more than allclose(1e-5, 1e-5)
+
+
+def test_kinks_are_found_and_smooth_functions_have_none() -> None:
+    x = torch.linspace(-1, 1, 41, dtype=torch.float64)
+    noise = verify.rounding_noise(x, 0)
+
+    def jump(function: Callable[[Tensor], Tensor]) -> float:
+        gradients = []
+        for shift in (noise, torch.zeros_like(x), -noise):
+            leaf = (x + shift).requires_grad_()
+            gradients += torch.autograd.grad(function(leaf).sum(), leaf)
+        return verify.kink(*gradients)
+
+    assert jump(torch.relu) == pytest.approx(1.0)
+    assert jump(nn.functional.silu) < 1e-9
+
+
+def test_time_is_taken_in_rounds() -> None:
+    calls: list[str] = []
+    timings = measure.interleaved(
+        {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, CPU, 0.01, lambda done: None
+    )
+    assert timings["a"].repeats == timings["b"].repeats >= measure.LEAST_ROUNDS
+    rounds = ["".join(calls[i : i + 2]) for i in range(0, len(calls), 2)]
+    assert set(rounds) == {"ab", "ba"}
+
+
+def test_quantiles() -> None:
+    assert measure.timing_of([float(i) for i in range(100, -1, -1)]) == Timing(50.0, 10.0, 90.0, 101)
+
+
+def test_peak_memory_counts_what_is_alive_together() -> None:
+    x = torch.ones(1 << 16)  # what the numbers 1 and 2 take is a few bytes
+    for tensors, call in (
+        (1, lambda: x + 1),
+        (2, lambda: (x + 1) * 2),
+        (3, lambda: [x + 1 for _ in range(3)]),
+    ):
+        assert measure.peak_bytes(call, CPU) == pytest.approx(tensors * 4 << 16, rel=1e-3)
+
+
+def test_chart_shows_a_reason_where_there_is_no_value() -> None:
+    drawing = bars("ms", [Bar("a", "1.0", 1.0, 0.5, 2.0), Bar("b", "not <run>")])
+    assert drawing.count("<rect") == 1 and drawing.count("whisker") == 1
+    assert "not &lt;run&gt;" in drawing
+
+
+# --- The page in a browser ----------------------------------------------------------------
+
+BROWSER = next(
+    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))),
+    None,
+)
+
+
+def grey_levels(png: bytes) -> set[int]:
+    """The first byte of every pixel of an 8-bit PNG, filters undone."""
+    width, height, _, kind = struct.unpack(">IIBB", png[16:26])
+    size = {2: 3, 6: 4}[kind]
+    data, at = b"", 8
+    while at < len(png):
+        (length,) = struct.unpack(">I", png[at : at + 4])
+        data += png[at + 8 : at + 8 + length] if png[at + 4 : at + 8] == b"IDAT" else b""
+        at += length + 12
+    raw = zlib.decompress(data)
+    stride = width * size + 1
+    return {value for row in range(height) for value in raw[row * stride + 1 : (row + 1) * stride : size]}
+
+
+@pytest.mark.skipif(BROWSER is None, reason="Chromium is not installed")
+def test_page_renders_without_errors(
+    model_path: str, without_compile: None, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(model_path, "--train") == 0
+    shot = tmp_path / "shot.png"
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--window-size=1000,1400",
+        "--enable-logging=stderr",
+    ]
+    command = [str(BROWSER), *options, f"--screenshot={shot}", pathlib.Path("report.html").resolve().as_uri()]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert "CONSOLE" not in result.stderr
+    assert len(grey_levels(shot.read_bytes())) > 20  # text and bars: a blank page has one

@@ -23,6 +23,7 @@ demo: python
 test: python
 	@cmake --build --preset release
 	@ctest --preset release
+	@scripts/setup.sh python models
 	@PYTHONPATH=python .venv/bin/python -m pytest -q
 
 # In the same build folder as everything else: the core is compiled once.

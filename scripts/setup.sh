@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what this machine lacks; says nothing and takes milliseconds when nothing is missing.
 #
-#   scripts/setup.sh [build|lint|fuzz|python]...      build is the default
+#   scripts/setup.sh [build|lint|fuzz|python|models]...      build is the default
 #
 # Packages come from apt, as root or by sudo without a password; otherwise the line to run is printed. What a
 # distribution has too old or not at all (cmake on Ubuntu 22.04, clang-format 14) comes from PyPI into .venv.
@@ -135,7 +135,17 @@ create_python_venv() {
     [[ -n $(python_lacks "$base" "${python_packages[0]}") ]] || "$base" -m venv --system-site-packages .venv
   fi
   mapfile -t missing < <(python_lacks .venv/bin/python "${python_packages[@]}")
-  pip_missing+=("${missing[@]}")
+  # Any PyTorch from 2.10 on will do; what is installed here is the one the tests were last run with.
+  pip_missing+=("${missing[@]/#torch>=*/torch==2.11.0}")
+}
+
+# Real models for python/tests/test_models.py, without what they depend on for other uses.
+install_models() {
+  local names
+  mapfile -t names < <(sed -n 's/^\([a-z_]*\)==.*/\1/p' python/tests/requirements-models.txt)
+  [[ -z $(python_lacks .venv/bin/python "${names[@]}") ]] ||
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+      -r python/tests/requirements-models.txt
 }
 
 for mode in "${@:-build}"; do
@@ -162,8 +172,9 @@ for mode in "${@:-build}"; do
       need_venv
       need_python_headers
       ;;
+    models) ;; # with python
     *)
-      echo "scripts/setup.sh: unknown mode '$mode': build, lint, fuzz or python" >&2
+      echo "scripts/setup.sh: unknown mode '$mode': build, lint, fuzz, python or models" >&2
       exit 2
       ;;
   esac
@@ -173,3 +184,4 @@ if ((${#pip_missing[@]})) && [[ ! -x .venv/bin/python ]]; then need_venv; fi
 install_apt
 [[ " $* " != *" python "* ]] || create_python_venv
 install_pip
+[[ " $* " != *" models "* ]] || install_models

@@ -164,13 +164,14 @@ HWY_INLINE V expm1(V x) {
 template <class V>
 HWY_INLINE V log1p(V x) {
   const hn::DFromV<V> d;
-  const hn::RebindToSigned<decltype(d)> bits;
+  const hn::RebindToUnsigned<decltype(d)> bits;  // of a NaN wrap around
+  const hn::RebindToSigned<decltype(d)> integers;
   const V one = constant<V>(1.0);
   // k shifted into the exponent field
-  const auto k = hn::And(hn::Sub(hn::BitCast(bits, hn::Add(x, one)), hn::Set(bits, 0x3F400000)),
-                         hn::Set(bits, static_cast<int32_t>(0xFF800000u)));
+  const auto k = hn::And(hn::Sub(hn::BitCast(bits, hn::Add(x, one)), hn::Set(bits, 0x3F400000u)),
+                         hn::Set(bits, 0xFF800000u));
   // 4 * 2^-k is representable for k = 128, 2^-k is not; x is far from denormal where k is not 0
-  const V scale = hn::BitCast(d, hn::Sub(hn::Set(bits, 0x40800000), k));
+  const V scale = hn::BitCast(d, hn::Sub(hn::Set(bits, 0x40800000u), k));
   const V scaled_x = hn::BitCast(d, hn::Sub(hn::BitCast(bits, x), k));
   const V f = hn::Add(hn::MulSub(scale, constant<V>(0.25), one), scaled_x);
   // log(1 + f) = f + f^2 q(f) for -0.25 <= f <= 0.5, relative error 4.8e-9
@@ -178,7 +179,7 @@ HWY_INLINE V log1p(V x) {
       math::polynomial(f, -0.0449163347624, 0.104497838993, -0.131631086687, 0.144821380732, -0.166476954053,
                        0.199905934732, -0.250000560345, 0.333334547139, -0.500000008162);
   const V near = hn::MulAdd(q, hn::Mul(f, f), f);
-  const V kf = hn::Mul(hn::ConvertTo(d, k), constant<V>(0x1p-23));
+  const V kf = hn::Mul(hn::ConvertTo(d, hn::BitCast(integers, k)), constant<V>(0x1p-23));
   const V y = hn::MulAdd(kf, constant<V>(0.69314718055994531), near);
   const V inf = hn::Inf(d);
   const V edge = hn::IfThenElse(hn::Eq(x, hn::Neg(one)), hn::Neg(inf), hn::NaN(d));

@@ -45,15 +45,11 @@ class Row:
     variant: str
     reason: str = ""
     wrong: str = ""
+    keeps_rule: bool = False  # as onepass must; PyTorch's own variants need only be close
     checks: list[Check] = dataclasses.field(default_factory=list)
     first_call_seconds: float | None = None
     timing: Timing | None = None
     peak_bytes: int | None = None
-
-    @property
-    def worst(self) -> Check | None:
-        """The check with the largest error in units of PyTorch's own."""
-        return max(self.checks, key=Check.ratio, default=None)
 
 
 @dataclasses.dataclass
@@ -293,6 +289,7 @@ def _verify(row: Row, variant: Variant, step: Step, judge: _Judge, rule: Rule) -
     except Exception as error:
         row.reason = describe(error)
     row.wrong = _why_wrong(row, rule)
+    row.keeps_rule = not any(check.wrong(rule) for check in row.checks)
 
 
 def _merged(old: list[Check], new: list[Check]) -> list[Check]:

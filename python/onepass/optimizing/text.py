@@ -52,7 +52,8 @@ def verdict(row: Row) -> str:
     if row.variant == EAGER:
         return "the original"
     gradients = sum(check.is_gradient for check in row.checks)
-    return f"right, with {gradients} gradients" if gradients else "right"
+    kept = "right" if row.keeps_rule else "close"
+    return f"{kept}, with {gradients} gradients" if gradients else kept
 
 
 def sentence(study: Study, step: StepStudy) -> str:

@@ -19,10 +19,10 @@ class Rule:
     allowance: float  # plus so much: PyTorch's own error can happen to be nothing
 
     def __str__(self) -> str:
+        allclose = f"allclose({self.tolerance:g}, {self.tolerance:g})"
         return (
-            f"{self.mode}: error against fp64 at most {self.ratio:g}x PyTorch's; "
-            f"outputs allclose({self.tolerance:g}, {self.tolerance:g}) with PyTorch "
-            "where PyTorch is that close to fp64"
+            f"{self.mode}: error against fp64 at most {self.ratio:g}x PyTorch's (and {self.allowance:.1e} of "
+            f"the largest value); outputs {allclose} with PyTorch where PyTorch is that close to fp64"
         )
 
 
@@ -89,7 +89,7 @@ class Check:
         return ""
 
     def far(self, rule: Rule) -> str:
-        """Why the tensor is no result of this model at all: what is asked of PyTorch's own variants."""
+        """Why the tensor is not even close, which is what is asked of PyTorch's own variants."""
         if self.fault:
             return f"{self.name}: {self.fault}"
         if self.error > 10 * max(self.torch_error, rule.tolerance * max(1.0, self.scale), self.kink):

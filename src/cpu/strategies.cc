@@ -28,7 +28,7 @@ std::string common_refusal(const Problem& problem) {
 
 std::string convolution_refusal(const Problem& problem) {
   if (problem.block.conv() == nullptr) return "the block has no convolution";
-  const std::string reason = common_refusal(problem);
+  std::string reason = common_refusal(problem);
   return reason.empty() ? ConvolutionStage::refusal(problem) : reason;
 }
 

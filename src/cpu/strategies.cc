@@ -38,7 +38,7 @@ std::string tail_refusal(const Problem& problem) {
 }
 
 std::string tail_backward_refusal(const BackwardProblem& problem) {
-  const std::string reason = tail_refusal(problem.forward);
+  std::string reason = tail_refusal(problem.forward);
   if (!reason.empty()) return reason;
   bool f64 = problem.output_gradient.dtype == DType::f64;
   f64 |= problem.wants_input() && problem.input_gradient.dtype == DType::f64;

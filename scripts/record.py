@@ -97,7 +97,8 @@ def row(entry: dict, name: str) -> str:
     seconds = entry["seconds"]
     gflops = f"{entry['gflops']:.1f} ({entry['gflops_share']:.0%})" if entry["gflops"] else ""
     spread = f"{seconds['median'] * 1e3:.1f} ({seconds['p10'] * 1e3:.1f} to {seconds['p90'] * 1e3:.1f})"
-    return f"| {name} | `{entry['problem']}` | {spread} | {gflops} | {entry['times_floor']:.2f} |"
+    problem = entry["problem"].replace("|", "\\|")
+    return f"| {name} | `{problem}` | {spread} | {gflops} | {entry['times_floor']:.2f} |"
 
 
 def machine_table(result: dict) -> list:

@@ -50,7 +50,6 @@ class BlockKernel final : public Kernel {
   void run(const Arguments& arguments, void* workspace, Executor& executor) const override;
 
   const ConvolutionStage* convolution() const { return convolution_.get(); }
-  Middle middle() const { return middle_; }
 
  private:
   // The parts of the workspace of one call.

@@ -2,7 +2,10 @@
 """Records what this machine runs and how fast into results/, and writes the README's table from there.
 
     scripts/record.py run [--build build/release] [--threads 1 2]   the test suite and the benchmark
+    scripts/record.py models [--threads 2] [--seconds 10]           five real models, with and without onepass
     scripts/record.py table                                         the table, from all recorded results
+
+models runs in a Python that has the package, PyTorch and python/tests/requirements-models.txt.
 """
 import argparse
 import datetime
@@ -74,23 +77,97 @@ def run_bench(build: pathlib.Path, threads: int) -> list:
     return json.loads(output.stdout)
 
 
+def result_path(out: str | None) -> pathlib.Path:
+    """Where this machine's results are kept."""
+    name = re.sub(r"[^a-z0-9]+", "-", f"{platform.machine()}-{cpu_model()}".lower()).strip("-")
+    RESULTS.mkdir(exist_ok=True)
+    return pathlib.Path(out) if out else RESULTS / f"{name}.json"
+
+
+def recorded(path: pathlib.Path) -> dict:
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
 def record(arguments: argparse.Namespace) -> None:
     build = pathlib.Path(arguments.build).resolve()
     model = cpu_model()
-    name = re.sub(r"[^a-z0-9]+", "-", f"{platform.machine()}-{model}".lower()).strip("-")
-    result = {
+    path = result_path(arguments.out)
+    result = recorded(path) | {
         "machine": {"model": model, "architecture": platform.machine(), "cores": os.cpu_count()},
         "date": datetime.date.today().isoformat(),
         "source_hash": source_hash(),
         "suite": run_suite(build),
         "bench": {str(threads): run_bench(build, threads) for threads in arguments.threads},
     }
-    RESULTS.mkdir(exist_ok=True)
-    path = pathlib.Path(arguments.out) if arguments.out else RESULTS / f"{name}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
     print(f"wrote {path}")
     if any(entry["failures"] or entry["exit"] for entry in result["suite"].values()):
         sys.exit("record: the suite failed")
+
+
+def time_model(real, seconds: float) -> dict:
+    """One model in evaluation mode, as it is and fused: compared, then timed interleaved."""
+    import copy
+
+    import torch
+
+    from onepass import fuse, report
+    from onepass.optimizing import measure
+
+    torch.manual_seed(0)
+    model = real.build().eval()
+    fused = fuse(copy.deepcopy(model))
+    inputs = real.timed_inputs()
+    with torch.no_grad():
+        expected, actual = (real.output(variant(*inputs)) for variant in (model, fused))
+        off = ((actual - expected).abs().max() / expected.abs().max()).item()
+        calls = {"eager": lambda: model(*inputs), "onepass": lambda: fused(*inputs)}
+        timings = measure.interleaved(calls, torch.device("cpu"), seconds, lambda _: None)
+    speed_up = timings["eager"].median / timings["onepass"].median
+    print(f"{real.name}: {speed_up:.2f}x, off by {off:.1e} of the largest value", flush=True)
+    if not off < 1e-3:
+        sys.exit(f"record: {real.name} fused is off by {off:.1e} of its largest value")
+    return {
+        "model": real.name,
+        "inputs": ["x".join(map(str, x.shape)) for x in inputs],
+        "blocks": len(report(fused).fused),
+        "off": off,
+        "seconds": {name: vars(timing) for name, timing in timings.items()},
+        "speed_up": speed_up,
+    }
+
+
+def record_models(arguments: argparse.Namespace) -> None:
+    """Forward of the real models of python/tests/real_models.py."""
+    sys.path.insert(0, str(ROOT / "python" / "tests"))
+    import torch
+    from real_models import MODELS
+
+    torch.set_num_threads(arguments.threads)
+    path = result_path(arguments.out)
+    chosen = [real for real in MODELS if not arguments.only or arguments.only in real.name]
+    models = {
+        "date": datetime.date.today().isoformat(),
+        "source_hash": source_hash(),
+        "torch": torch.__version__,
+        "threads": arguments.threads,
+        "rows": [time_model(real, arguments.seconds) for real in chosen],
+    }
+    path.write_text(json.dumps(recorded(path) | {"models": models}, indent=1) + "\n")
+    print(f"wrote {path}")
+
+
+def models_table(models: dict) -> list:
+    lines = ["", f"Real models with random weights, forward, {models['threads']} threads, "
+             f"PyTorch {models['torch']}, {models['date']}:", "",
+             "| model | input | eager, ms (10% to 90%) | onepass, ms (10% to 90%) | times as fast |",
+             "| --- | --- | --- | --- | --- |"]
+    for entry in models["rows"]:
+        times = [f"{t['median'] * 1e3:.0f} ({t['p10'] * 1e3:.0f} to {t['p90'] * 1e3:.0f})"
+                 for t in (entry["seconds"]["eager"], entry["seconds"]["onepass"])]
+        lines.append(f"| {entry['model']} | {entry['inputs'][0]} | {times[0]} | {times[1]} | "
+                     f"{entry['speed_up']:.2f} |")
+    return lines
 
 
 def row(entry: dict, name: str) -> str:
@@ -118,7 +195,7 @@ def machine_table(result: dict) -> list:
         for entry in entries:
             key = re.sub(r"\s+", "", entry["problem"].removesuffix(" f32"))
             lines.append(row(entry, names.get(key, "")))
-    return lines
+    return lines + (models_table(result["models"]) if "models" in result else [])
 
 
 def table(_: argparse.Namespace) -> None:
@@ -144,6 +221,12 @@ def main() -> None:
     run.add_argument("--threads", type=int, nargs="+", default=[1, os.cpu_count() or 1])
     run.add_argument("--out")
     run.set_defaults(call=record)
+    models = commands.add_parser("models")
+    models.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    models.add_argument("--seconds", type=float, default=10.0)
+    models.add_argument("--only", help="part of a model's name")
+    models.add_argument("--out")
+    models.set_defaults(call=record_models)
     commands.add_parser("table").set_defaults(call=table)
     arguments = parser.parse_args()
     arguments.call(arguments)

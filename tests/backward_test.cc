@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <iostream>
 #include <limits>
 
@@ -177,13 +178,14 @@ BackwardProblem tail(std::string_view text) {
 }
 
 // On every target.
-Tally check(const BackwardProblem& problem, Distribution distribution, uint64_t seed, Executor& executor) {
+Tally check(const BackwardProblem& problem, Distribution distribution, uint64_t seed, Executor& executor,
+            const std::string& strategy = "tail_backward") {
   Tally tally;
   const BackwardOperands operands = random_backward_operands(problem, distribution, seed);
   for (const std::string& target : cpu_targets()) {
     SCOPED_TRACE(target + " " + std::string(name(distribution)) + " seed " + std::to_string(seed) + ": " +
                  problem.text());
-    const BackwardPlan backward = plan_backward(problem, {"tail_backward", target});
+    const BackwardPlan backward = plan_backward(problem, {strategy, target});
     expect_gradients(problem, operands, run(backward, operands, executor), tally);
   }
   return tally;
@@ -349,6 +351,115 @@ TEST(TailBackward, ComputesAnySubsetOfTheGradients) {
   }
 }
 
+std::string refusal_of(const BackwardProblem& problem, const std::string& strategy) {
+  const BackwardPlan any = plan_backward(problem);
+  for (const Candidate& candidate : any.candidates()) {
+    if (candidate.strategy == strategy) return candidate.reason;
+  }
+  return "unknown";
+}
+
+TEST(ConvBackward, AgreesWithTheReferenceOnTheConvolutionsOfTheList) {
+  ThreadExecutor executor(thread_count);
+  uint64_t seed = 1;
+  int64_t convolutions = 0;
+  for (const std::string& text : read_cases()) {
+    const Problem whole = Problem::parse(text, Device::cpu(thread_count));
+    if (whole.block.conv() == nullptr || whole.input.dtype == DType::f64) continue;
+    const Layout layout = whole.input.strides[1] == 1 ? Layout::nhwc : Layout::nchw;
+    const BackwardProblem problem(
+        Problem(Block({*whole.block.conv()}), whole.input.sizes, whole.input.dtype, whole.device, layout));
+    if (!refusal_of(problem, "conv_backward").empty()) continue;
+    ++convolutions;
+    for (const Distribution distribution : {Distribution::normal, Distribution::offset_100})
+      check(problem, distribution, seed++, executor, "conv_backward");
+  }
+  EXPECT_GT(convolutions, 150);
+}
+
+TEST(ConvBackward, AgreesWithTheReferenceOnRandomConvolutions) {
+  ThreadExecutor executor(thread_count);
+  const uint64_t first = base_seed();
+  int64_t refused = 0;
+  const int64_t count = scaled(2000);
+  for (uint64_t seed = first; seed < first + static_cast<uint64_t>(count) && !HasFailure(); ++seed) {
+    BackwardProblem problem = random_conv_backward(seed, Device::cpu(thread_count));
+    // Uneven padding and the like: the input's gradient is no convolution, the others are as ever.
+    if (!refusal_of(problem, "conv_backward").empty()) {
+      ++refused;
+      problem.wanted[0] = false;
+    }
+    const Distribution distribution = seed % 2 == 0 ? Distribution::normal : Distribution::uniform;
+    check(problem, distribution, seed, executor, "conv_backward");
+  }
+  EXPECT_LT(refused, count / 4);
+}
+
+// More than one segment, window, part and block of positions; slots that are used again; phases and gaps.
+TEST(ConvBackward, AgreesWithTheReferenceOnLargerConvolutions) {
+  ThreadExecutor executor(thread_count);
+  const char* const texts[] = {
+      "conv2d(3,16,k=3,p=1) @ 2x3x70x67",
+      "conv2d(40,24,k=1) @ 2x40x31x33",
+      "conv2d(150,140,k=1,s=2) @ 1x150x9x11",
+      "conv2d(20,33,k=3,p=1) @ 1x20x19x23 nhwc",
+      "conv2d(2,70,k=5,s=2,p=2,d=2) @ 2x2x40x41",
+      "conv3d(3,16,k=4) @ 3x3x9x17x18",
+      "conv3d(2,5,k=3x2x1,s=3x1x2,p=1,d=2x1x1) @ 2x2x17x12x13",
+      "conv3d(4,4,k=2,d=3x2x1) @ 1x4x13x11x40",
+      "conv_transpose2d(17,18,k=3) @ 1x17x20x21",
+      "conv_transpose3d(3,16,k=3,s=2,p=1) @ 2x3x5x9x10",
+      "conv1d(3,4,k=7,p=3) @ 2x3x3000",
+      "conv1d(1,1,k=3,s=5) @ 1x1x4001",
+      "conv_transpose1d(5,6,k=4,s=2,p=1,op=1) @ 3x5x700 bf16",
+      "conv2d(24,24,k=3,p=1,groups=24) @ 2x24x30x29",
+      "conv2d(12,24,k=3,p=1,groups=4,bias=false) @ 2x12x30x29 f16",
+      "conv2d(3,8,k=3,p=1) @ 0x3x9x9",
+  };
+  uint64_t seed = 6000;
+  for (const char* const text : texts)
+    check(tail(text), Distribution::normal, seed++, executor, "conv_backward");
+}
+
+TEST(ConvBackward, ComputesAnySubsetOfTheGradients) {
+  ThreadExecutor executor(thread_count);
+  BackwardProblem problem = tail("conv_transpose2d(5,6,k=3,s=2,p=1) @ 2x5x9x8");
+  const BackwardOperands operands = random_backward_operands(problem, Distribution::normal, 4);
+  const GradientValues all = run(plan_backward(problem), operands, executor).gradients;
+  for (unsigned subset = 0; subset < 8; ++subset) {
+    for (size_t i = 0; i < 3; ++i) problem.wanted[i] = (subset >> i & 1u) != 0;
+    const BackwardOutcome outcome = run(plan_backward(problem, {"conv_backward", ""}), operands, executor);
+    EXPECT_EQ(outcome.damage, "");
+    for (size_t i = 0; i < 3; ++i)
+      EXPECT_TRUE(!problem.wanted[i] || outcome.gradients[i] == all[i]) << "other bits when alone";
+  }
+}
+
+// An infinite input is met by the taps that reach it and by no other.
+TEST(ConvBackward, InfinitiesStayWithTheirTaps) {
+  SerialExecutor executor;
+  const BackwardProblem problem(Problem::parse("conv2d(1,4,k=3) @ 1x1x9x11"));
+  BackwardOperands operands = random_backward_operands(problem, Distribution::normal, 1);
+  operands.forward.input[0] = std::numeric_limits<double>::infinity();  // only the first tap meets the corner
+  const GradientValues gradients =
+      run(plan_backward(problem, {"conv_backward", ""}), operands, executor).gradients;
+  for (size_t i = 0; i < gradients[1].size(); ++i)
+    EXPECT_EQ(std::isfinite(gradients[1][i]), i % 9 != 0) << "weight " << i;
+}
+
+TEST(ConvBackward, SaysWhatItRefuses) {
+  EXPECT_EQ(plan_backward(tail("conv2d(3,4) @ 2x3x9x9")).strategy(), "conv_backward");
+  const std::string explained = plan_backward(tail("conv2d(3,4) @ 2x3x9x9")).explain();
+  EXPECT_NE(explained.find("input gradient: conv_transpose2d(4,3,"), std::string::npos) << explained;
+  EXPECT_NE(explained.find("weight gradient: segments"), std::string::npos) << explained;
+  EXPECT_EQ(refusal_of(tail("conv2d(3,4) | relu @ 2x3x9x9"), "conv_backward"),
+            "the block is more than a convolution");
+  EXPECT_EQ(refusal_of(tail("conv2d(3,4) @ 2x3x9x9 f64"), "conv_backward"),
+            "f64 is computed by the reference alone");
+  EXPECT_NE(refusal_of(tail("conv2d(3,4,k=2,p=same) @ 2x3x9x9"), "conv_backward").find("uneven"),
+            std::string::npos);
+}
+
 bool same_bits(const GradientValues& a, const GradientValues& b) {
   for (size_t i = 0; i < a.size(); ++i) {
     if (a[i].size() != b[i].size()) return false;
@@ -359,18 +470,26 @@ bool same_bits(const GradientValues& a, const GradientValues& b) {
   return true;
 }
 
+void check_bits(const std::function<BackwardProblem(Device)>& make_problem, uint64_t seed) {
+  GradientValues first;
+  for (const int threads : {1, 2, 3, 7}) {
+    const BackwardProblem problem = make_problem(Device::cpu(threads));
+    ThreadExecutor executor(threads);
+    const BackwardOperands operands = random_backward_operands(problem, Distribution::normal, seed);
+    GradientValues gradients = run(plan_backward(problem), operands, executor).gradients;
+    if (threads == 1) first = gradients;
+    EXPECT_TRUE(same_bits(first, gradients)) << threads << " threads: " << problem.text();
+  }
+}
+
+TEST(ConvBackward, GivesTheSameBitsForAnyThreadCount) {
+  for (uint64_t seed = 900; seed < 900 + static_cast<uint64_t>(scaled(50)); ++seed)
+    check_bits([&](Device device) { return random_conv_backward(seed, device); }, seed);
+  for (const char* const text : {"conv2d(16,40,k=3,p=1) @ 4x16x45x47", "conv3d(3,16,k=4) @ 3x3x9x17x18"})
+    check_bits([&](Device device) { return BackwardProblem(Problem::parse(text, device)); }, 3);
+}
+
 TEST(TailBackward, GivesTheSameBitsForAnyThreadCount) {
-  const auto check_bits = [](auto make_problem, uint64_t seed) {
-    GradientValues first;
-    for (const int threads : {1, 2, 3, 7}) {
-      const BackwardProblem problem = make_problem(Device::cpu(threads));
-      ThreadExecutor executor(threads);
-      const BackwardOperands operands = random_backward_operands(problem, Distribution::normal, seed);
-      GradientValues gradients = run(plan_backward(problem), operands, executor).gradients;
-      if (threads == 1) first = gradients;
-      EXPECT_TRUE(same_bits(first, gradients)) << threads << " threads: " << problem.text();
-    }
-  };
   for (uint64_t seed = 700; seed < 700 + static_cast<uint64_t>(scaled(100)); ++seed)
     check_bits([&](Device device) { return random_tail_backward(seed, device); }, seed);
   for (const char* const text : {"prelu | group_norm(4) | channel_mul | swish @ 4x16x91x93",
@@ -484,7 +603,7 @@ TEST(BackwardPlan, RefusesWhatDoesNotFit) {
       [&] {
         plan_backward(good, {"tail", ""});
       },
-      "must be one of tail_backward, reference_backward");
+      "must be one of conv_backward, tail_backward, reference_backward");
   expect_error(
       [&] {
         plan_backward(tail("conv2d(3,4) @ 1x3x9x9"), {"tail_backward", ""});

@@ -78,6 +78,13 @@ std::shared_ptr<const ForwardPlan> forward_plan(const std::string& block, const 
   return cache.get(key, [&] { return make_forward(block, specs, out, threads); });
 }
 
+BackwardPlanOfCall make_backward(const std::string& block, const CallSpecs& specs, const TensorSpec& gradient,
+                                 std::vector<bool> wanted, int threads) {
+  CallProblem call(block, specs, gradient.dtype);
+  auto problem = backward_problem(std::move(call.problem), specs, gradient, std::move(wanted));
+  return {plan_for_threads(std::move(problem), threads), std::move(call.copied)};
+}
+
 std::shared_ptr<const BackwardPlanOfCall> backward_plan(const std::string& block, const CallSpecs& specs,
                                                         const TensorSpec& output_gradient,
                                                         const std::vector<bool>& wanted, int threads) {
@@ -85,11 +92,7 @@ std::shared_ptr<const BackwardPlanOfCall> backward_plan(const std::string& block
   PlanKey key = key_of(block, specs, output_gradient.dtype, threads);
   key.add(output_gradient);
   for (const bool want : wanted) key.add(want);
-  return cache.get(key, [&]() -> BackwardPlanOfCall {
-    CallProblem call(block, specs, output_gradient.dtype);
-    auto problem = backward_problem(std::move(call.problem), specs, output_gradient, wanted);
-    return {plan_for_threads(std::move(problem), threads), std::move(call.copied)};
-  });
+  return cache.get(key, [&] { return make_backward(block, specs, output_gradient, wanted, threads); });
 }
 
 std::vector<const void*> addresses(const std::vector<Tensor>& tensors) {
@@ -133,17 +136,6 @@ Tensor gradient_of(const TensorSpec& spec, bool wanted) {
   return empty(wanted ? spec : TensorSpec::dense(spec.dtype, {0}));
 }
 
-// The gradient of a convolution's input, by a convolution.
-Tensor conv_input_gradient(const Tensor& output_gradient, const Tensor& input, const Tensor& weight,
-                           const std::string& block) {
-  const Block parsed = Block::parse(block);
-  if (!parsed.conv()) throw Error(block + ": must have a convolution");
-  const CallSpecs specs(output_gradient, {weight});
-  const Block adjoint = input_gradient_block(*parsed.conv(), spec_of(input).sizes, specs.input.sizes);
-  const auto prepared = forward_plan(adjoint.text(), specs, std::nullopt, torch_threads());
-  return run_forward(*prepared, output_gradient, {weight}, nullptr);
-}
-
 void check_statistics(const Tensor& statistics, const BackwardPlan& plan) {
   const TensorSpec wanted = statistics_spec(plan.problem().forward);
   if (!plan.reads_statistics() || spec_of(statistics) == wanted) return;
@@ -151,29 +143,26 @@ void check_statistics(const Tensor& statistics, const BackwardPlan& plan) {
               ", as forward_with_statistics gives them");
 }
 
-std::vector<Tensor> backward(const Tensor& output_gradient, const Tensor& input,
-                             const std::vector<Tensor>& parameters, const Tensor& statistics,
-                             const std::string& block, const std::vector<bool>& wanted) {
-  const CallSpecs specs(input, parameters);
-  require_cpu(output_gradient);
-  require_cpu(statistics);
-  const auto prepared = backward_plan(block, specs, spec_of(output_gradient), wanted, torch_threads());
-  const BackwardPlan& plan = prepared->plan;
+// Gradients of the parameters that the problem has, read from `parameters` where the plan reads them.
+std::vector<Tensor> run_backward(const BackwardPlanOfCall& prepared, const Tensor& output_gradient,
+                                 const Tensor& input, const std::vector<Tensor>& parameters,
+                                 const Tensor& statistics) {
+  const BackwardPlan& plan = prepared.plan;
   const BackwardProblem& problem = plan.problem();
   check_statistics(statistics, plan);
-
+  const size_t count = problem.parameter_gradients.size();
   std::vector<Tensor> gradients{gradient_of(problem.input_gradient, problem.wants_input())};
-  for (size_t i = 0; i < parameters.size(); ++i) {
+  for (size_t i = 0; i < count; ++i) {
     gradients.push_back(gradient_of(problem.parameter_gradients[i], problem.wants_parameter(i)));
   }
-  const std::vector<Tensor> read = with_copies(parameters, prepared->copied);
+  const std::vector<Tensor> read = with_copies(parameters, prepared.copied);
   BackwardArguments arguments{input.const_data_ptr(),
                               addresses(read),
                               output_gradient.const_data_ptr(),
                               static_cast<const float*>(statistics.const_data_ptr()),
                               problem.wants_input() ? gradients[0].mutable_data_ptr() : nullptr,
                               {}};
-  for (size_t i = 0; i < parameters.size(); ++i) {
+  for (size_t i = 0; i < count; ++i) {
     arguments.parameter_gradients.push_back(problem.wants_parameter(i) ? gradients[i + 1].mutable_data_ptr()
                                                                        : nullptr);
   }
@@ -183,15 +172,187 @@ std::vector<Tensor> backward(const Tensor& output_gradient, const Tensor& input,
   return gradients;
 }
 
+std::vector<Tensor> backward(const Tensor& output_gradient, const Tensor& input,
+                             const std::vector<Tensor>& parameters, const Tensor& statistics,
+                             const std::string& block, const std::vector<bool>& wanted) {
+  const CallSpecs specs(input, parameters);
+  require_cpu(output_gradient);
+  require_cpu(statistics);
+  const auto prepared = backward_plan(block, specs, spec_of(output_gradient), wanted, torch_threads());
+  return run_backward(*prepared, output_gradient, input, parameters, statistics);
+}
+
+// ---------------------------------------------- blocks with a convolution, differentiated as it and a tail
+
+// A block's convolution and what follows it; the tail is empty where nothing does.
+struct Parts {
+  std::string conv;
+  std::string tail;
+  size_t conv_parameters = 0;
+
+  explicit Parts(const std::string& text) {
+    const Block block = Block::parse(text);
+    if (!block.conv()) throw Error(text + ": must have a convolution");
+    conv = Block({*block.conv()}).text();
+    conv_parameters = block.conv()->bias ? 2 : 1;
+    const std::vector<Stage> rest(block.stages().begin() + 1, block.stages().end());
+    if (!rest.empty()) tail = Block(rest).text();
+  }
+};
+
+template <class List>
+List first_of(const List& list, size_t count) {
+  return List(list.begin(), list.begin() + static_cast<std::ptrdiff_t>(std::min(count, list.size())));
+}
+
+template <class List>
+List rest_of(const List& list, size_t count) {
+  return List(list.begin() + static_cast<std::ptrdiff_t>(std::min(count, list.size())), list.end());
+}
+
+struct TrainingForward {
+  size_t conv_parameters;
+  ForwardPlan conv;
+  std::optional<ForwardPlan> tail;
+};
+
+TrainingForward make_training_forward(const std::string& block, const CallSpecs& specs, DType out,
+                                      int threads) {
+  const Parts parts(block);
+  CallSpecs conv = specs;
+  conv.parameters = first_of(specs.parameters, parts.conv_parameters);
+  const DType between = parts.tail.empty() ? out : specs.input.dtype;
+  TrainingForward made{parts.conv_parameters, make_forward(parts.conv, conv, between, threads), {}};
+  if (parts.tail.empty()) return made;
+  CallSpecs tail = specs;
+  tail.input = made.conv.plan.problem().output;
+  tail.parameters = rest_of(specs.parameters, parts.conv_parameters);
+  made.tail.emplace(make_forward(parts.tail, tail, out, threads));
+  return made;
+}
+
+// The output, and what block_backward reads besides what it was computed from: the convolution's output and
+// the statistics of its norm, both empty without a tail.
+std::tuple<Tensor, Tensor, Tensor> block_forward(const Tensor& input, const std::vector<Tensor>& parameters,
+                                                 const std::string& block,
+                                                 std::optional<TorchDType> out_dtype) {
+  static PlanCache<TrainingForward> cache;
+  const CallSpecs specs(input, parameters);
+  const DType out = out_dtype ? dtype_of(*out_dtype) : specs.input.dtype;
+  const int threads = torch_threads();
+  const auto prepared = cache.get(key_of(block, specs, out, threads),
+                                  [&] { return make_training_forward(block, specs, out, threads); });
+  const size_t count = prepared->conv_parameters;
+  Tensor activation = run_forward(prepared->conv, input, first_of(parameters, count), nullptr);
+  const TensorSpec nothing = TensorSpec::dense(DType::f32, {0});
+  if (!prepared->tail) return {activation, empty(nothing), empty(nothing)};
+  Tensor statistics = empty(prepared->tail->statistics);
+  auto* memory = static_cast<float*>(statistics.mutable_data_ptr());
+  Tensor output = run_forward(*prepared->tail, activation, rest_of(parameters, count), memory);
+  return {output, activation, statistics};
+}
+
+struct TrainingBackward {
+  size_t conv_parameters;
+  std::optional<BackwardPlanOfCall> tail;
+  std::optional<BackwardPlanOfCall> conv;
+};
+
+TrainingBackward make_training_backward(const std::string& block, const CallSpecs& specs,
+                                        const TensorSpec& activation, const TensorSpec& output_gradient,
+                                        const std::vector<bool>& wanted, int threads) {
+  const Parts parts(block);
+  const size_t entries = specs.parameters.size() + parts.conv_parameters;
+  if (specs.parameters.empty() || wanted.size() != entries) {
+    throw Error(block + ": " + std::to_string(specs.parameters.size()) + " parameters and wanted of " +
+                std::to_string(wanted.size()) +
+                " values, must be all but the convolution's bias and one value for each and for the input");
+  }
+  TrainingBackward made{parts.conv_parameters, {}, {}};
+  std::vector<bool> conv_wanted = first_of(wanted, 1 + parts.conv_parameters);
+  const bool any = std::ranges::find(conv_wanted, true) != conv_wanted.end();
+  TensorSpec gradient = output_gradient;
+  if (!parts.tail.empty()) {
+    CallSpecs tail = specs;
+    tail.input = activation;
+    tail.parameters = rest_of(specs.parameters, 1);
+    std::vector<bool> tail_wanted = rest_of(wanted, parts.conv_parameters);
+    tail_wanted[0] = any;
+    made.tail.emplace(make_backward(parts.tail, tail, output_gradient, tail_wanted, threads));
+    gradient = made.tail->plan.problem().input_gradient;
+  }
+  if (!any) return made;
+  CallSpecs conv = specs;
+  conv.parameters = first_of(specs.parameters, 1);
+  if (parts.conv_parameters == 2) {
+    const int64_t channels = Block::parse(parts.conv).conv()->out_channels;
+    conv.parameters.push_back(TensorSpec::dense(conv.parameters[0].dtype, {channels}));
+  }
+  made.conv.emplace(make_backward(parts.conv, conv, gradient, conv_wanted, threads));
+  return made;
+}
+
+// `parameters` are the block's without the convolution's bias, whose value no gradient depends on; `wanted`
+// and the result are the input's and those of all parameters.
+std::vector<Tensor> block_backward(const Tensor& output_gradient, const Tensor& input,
+                                   const Tensor& activation, const std::vector<Tensor>& parameters,
+                                   const Tensor& statistics, const std::string& block,
+                                   const std::vector<bool>& wanted) {
+  static PlanCache<TrainingBackward> cache;
+  const CallSpecs specs(input, parameters);
+  require_cpu(output_gradient);
+  require_cpu(activation);
+  require_cpu(statistics);
+  const TensorSpec gradient_spec = spec_of(output_gradient);
+  const TensorSpec activation_spec = spec_of(activation);
+  const int threads = torch_threads();
+  PlanKey key = key_of(block, specs, gradient_spec.dtype, threads);
+  key.add(gradient_spec);
+  key.add(activation_spec);
+  for (const bool want : wanted) key.add(want);
+  const auto prepared = cache.get(key, [&] {
+    return make_training_backward(block, specs, activation_spec, gradient_spec, wanted, threads);
+  });
+  std::vector<Tensor> tail;
+  if (prepared->tail) {
+    tail = run_backward(*prepared->tail, output_gradient, activation, rest_of(parameters, 1), statistics);
+  }
+  const TensorSpec nothing = TensorSpec::dense(specs.input.dtype, {0});
+  std::vector<Tensor> gradients;
+  if (prepared->conv) {
+    std::vector<Tensor> conv = first_of(parameters, 1);
+    if (prepared->conv_parameters == 2) {
+      conv.push_back(empty(prepared->conv->plan.problem().forward.parameters[1]));
+    }
+    gradients =
+        run_backward(*prepared->conv, tail.empty() ? output_gradient : tail[0], input, conv, empty(nothing));
+  } else {
+    for (size_t i = 0; i <= prepared->conv_parameters; ++i) gradients.push_back(empty(nothing));
+  }
+  for (size_t i = 1; i < tail.size(); ++i) gradients.push_back(std::move(tail[i]));
+  return gradients;
+}
+
 // The plan that a call with this many threads runs.
-std::string explain(const std::string& block, const std::vector<int64_t>& sizes, const std::string& dtype,
-                    const std::string& layout, int64_t threads, const std::string& strategy) {
+Problem problem_to_explain(const std::string& block, const std::vector<int64_t>& sizes,
+                           const std::string& dtype, const std::string& layout, int64_t threads) {
   constexpr int64_t most_threads = 1024;
   if (threads < 1 || threads > most_threads) {
     throw Error("threads is " + std::to_string(threads) + ", must be 1 to " + std::to_string(most_threads));
   }
-  const Problem problem(Block::parse(block), sizes, parse_dtype(dtype), Device::cpu(), parse_layout(layout));
+  return Problem(Block::parse(block), sizes, parse_dtype(dtype), Device::cpu(), parse_layout(layout));
+}
+
+std::string explain(const std::string& block, const std::vector<int64_t>& sizes, const std::string& dtype,
+                    const std::string& layout, int64_t threads, const std::string& strategy) {
+  const Problem problem = problem_to_explain(block, sizes, dtype, layout, threads);
   return plan_for_threads(problem, static_cast<int>(threads), {strategy, {}}).explain();
+}
+
+std::string explain_backward(const std::string& block, const std::vector<int64_t>& sizes,
+                             const std::string& dtype, const std::string& layout, int64_t threads) {
+  const BackwardProblem problem(problem_to_explain(block, sizes, dtype, layout, threads));
+  return plan_for_threads(problem, static_cast<int>(threads)).explain();
 }
 
 // From the values of a boxed call to those of a function and back. TORCH_BOX would do, but its strings leak
@@ -260,8 +421,13 @@ STABLE_TORCH_LIBRARY(onepass, library) {
       "backward(Tensor output_gradient, Tensor input, Tensor[] parameters, Tensor statistics, str block, "
       "bool[] wanted) -> Tensor[]");
   library.def(
-      "conv_input_gradient(Tensor output_gradient, Tensor input, Tensor weight, str block) -> Tensor");
+      "block_forward(Tensor input, Tensor[] parameters, str block, ScalarType? out_dtype=None) -> "
+      "(Tensor, Tensor, Tensor)");
+  library.def(
+      "block_backward(Tensor output_gradient, Tensor input, Tensor activation, Tensor[] parameters, "
+      "Tensor statistics, str block, bool[] wanted) -> Tensor[]");
   library.def("explain(str block, int[] sizes, str dtype, str layout, int threads, str strategy) -> str");
+  library.def("explain_backward(str block, int[] sizes, str dtype, str layout, int threads) -> str");
   library.def("describe(str block) -> str");
   library.def("describe_library() -> str");
 }
@@ -270,7 +436,8 @@ void register_kernels(torch::stable::detail::StableLibrary& library) {
   library.impl("forward", boxed<forward>);
   library.impl("forward_with_statistics", boxed<forward_with_statistics>);
   library.impl("backward", boxed<backward>);
-  library.impl("conv_input_gradient", boxed<conv_input_gradient>);
+  library.impl("block_forward", boxed<block_forward>);
+  library.impl("block_backward", boxed<block_backward>);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(onepass, CPU, library) { register_kernels(library); }
@@ -280,6 +447,7 @@ STABLE_TORCH_LIBRARY_IMPL(onepass, CUDA, library) { register_kernels(library); }
 
 STABLE_TORCH_LIBRARY_IMPL(onepass, CompositeExplicitAutograd, library) {
   library.impl("explain", boxed<explain>);
+  library.impl("explain_backward", boxed<explain_backward>);
   library.impl("describe", boxed<describe_text>);
   library.impl("describe_library", boxed<describe_library>);
 }

@@ -77,29 +77,6 @@ BackwardProblem backward_problem(Problem forward, const CallSpecs& specs, const 
   return problem;
 }
 
-Block input_gradient_block(const Conv& conv, const Shape& input, const Shape& output_gradient) {
-  if (conv.padding_before != conv.padding_after) throw Error("the convolution's padding must be even");
-  if (Block({conv}).output_shape(input) != output_gradient) {
-    throw Error("the gradient " + to_string(output_gradient) + " is not one of an input " + to_string(input));
-  }
-  Conv adjoint = conv;
-  adjoint.transposed = !conv.transposed;
-  std::swap(adjoint.in_channels, adjoint.out_channels);
-  adjoint.bias = false;
-  adjoint.output_padding = {0, 0, 0};
-  // A strided convolution does not see what is left over at the far end: output padding brings it back.
-  for (size_t d = 0; adjoint.transposed && d < static_cast<size_t>(conv.rank); ++d) {
-    const int64_t span = conv.dilation[d] * (conv.kernel[d] - 1) + 1;
-    const int64_t seen = (output_gradient[d + 2] - 1) * conv.stride[d] + span - 2 * conv.padding_before[d];
-    adjoint.output_padding[d] = input[d + 2] - seen;
-  }
-  Block block({adjoint});
-  if (block.output_shape(output_gradient) != input) {
-    throw Error(Block::text(conv) + ": output padding must be smaller than the stride");
-  }
-  return block;
-}
-
 TensorSpec statistics_spec(const Problem& problem) {
   const Norm* norm = problem.block.norm();
   if (!norm) return TensorSpec::dense(DType::f32, {0});

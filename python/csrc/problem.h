@@ -34,10 +34,6 @@ struct CallProblem {
 BackwardProblem backward_problem(Problem forward, const CallSpecs& specs, const TensorSpec& output_gradient,
                                  std::vector<bool> wanted);
 
-// The convolution whose output is the gradient of this one's input: transposed where it is not, and the other
-// way round, with the same weight in memory. Throws Error where the language has none.
-Block input_gradient_block(const Conv& conv, const Shape& input, const Shape& output_gradient);
-
 // The sizes of mean and reciprocal deviation per slab: f32 [batch, groups, 2]. Empty where there is no norm.
 TensorSpec statistics_spec(const Problem& problem);
 

@@ -28,6 +28,11 @@ def apply(
         output = _eager.run(block, input, parameters)
         return output if out_dtype is None else output.to(out_dtype)
     _library.require()
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        raise RuntimeError(
+            "onepass blocks do not run inside torch.func transforms (vmap, grad, jvp and the like): "
+            "call onepass.unfuse(model) before, or run the stages as PyTorch modules"
+        )
     low = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
     dtype, differentiate = input.dtype, input.requires_grad
     same = low is None and dtype in DTYPES
@@ -150,75 +155,83 @@ class _Differentiable(torch.autograd.Function):
     ) -> Tensor:
         description = describe(block)
         ctx.block = block
-        activation, conv_parameters, tail_parameters = input, (), parameters
-        if description.conv is not None:
-            count = description.conv_parameters
-            conv_parameters, tail_parameters = parameters[:count], parameters[count:]
-            conv_dtype = None if description.tail else out_dtype
-            activation = _conv_forward(description.conv, input, conv_parameters, conv_dtype)
-        output, saved = activation, ()
-        if description.tail:
+        if description.conv is None:
             output, statistics = torch.ops.onepass.forward_with_statistics.default(
-                activation, tail_parameters, description.tail, out_dtype
+                input, parameters, block, out_dtype
             )
-            saved = (activation, statistics, *tail_parameters)
-        ctx.save_for_backward(*saved, *((input, conv_parameters[0]) if conv_parameters else ()))
+            ctx.save_for_backward(input, statistics, *parameters)
+            return output
+        output, activation, statistics = torch.ops.onepass.block_forward.default(
+            input, parameters, block, out_dtype
+        )
+        # No gradient depends on the convolution's bias: PyTorch does not keep it either.
+        ctx.save_for_backward(
+            input, activation, statistics, parameters[0], *parameters[description.conv_parameters :]
+        )
         return output
 
     @staticmethod
     @_once_differentiable
     def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor | None, ...]:
         description = describe(ctx.block)
-        saved, wanted = ctx.saved_tensors, ctx.needs_input_grad[2:]
-        conv = description.conv
-        conv_wanted = wanted[: description.conv_parameters + 1] if conv is not None else ()
-        gradient, tail_gradients = output_gradient, ()
-        if description.tail:
-            tail = saved[:-2] if conv is not None else saved
-            tail_wanted = (any(conv_wanted), *wanted[len(conv_wanted) :]) if conv is not None else wanted
-            gradient, *tail_gradients = _tail_gradients(description.tail, output_gradient, tail, tail_wanted)
-        if conv is None:
-            return None, None, gradient, *tail_gradients
-        conv_gradients = _conv_gradients(conv, gradient, saved[-2], saved[-1], conv_wanted)
-        return None, None, *conv_gradients, *tail_gradients
+        wanted = ctx.needs_input_grad[2:]
+        if description.conv is None:
+            input, statistics, *parameters = ctx.saved_tensors
+            gradients = torch.ops.onepass.backward.default(
+                output_gradient, input, parameters, statistics, ctx.block, wanted
+            )
+        else:
+            saved = list(ctx.saved_tensors)
+            if not torch.compiler.is_compiling() and not torch.is_grad_enabled():
+                ctx.maybe_clear_saved_tensors()  # unless the graph is retained
+            gradients = _block_gradients(description, output_gradient, saved, wanted)
+        return None, None, *(gradient if want else None for gradient, want in zip(gradients, wanted))
 
 
-def _conv_forward(
-    conv: Conv, input: Tensor, parameters: Sequence[Tensor], out_dtype: torch.dtype | None
-) -> Tensor:
-    return torch.ops.onepass.forward.default(input, parameters, conv.text, out_dtype)
+# From this size on the convolution's output is freed before the convolution's gradients are allocated; below,
+# the second call of an operator that this takes (15 microseconds) is worth more.
+_LARGE_BYTES = 1 << 20
 
 
-def _conv_gradients(
-    conv: Conv, output_gradient: Tensor, input: Tensor, weight: Tensor, wanted: Sequence[bool]
-) -> tuple[Tensor | None, ...]:
-    """The gradients of input, weight and, where the convolution has one, bias; None where not wanted."""
-    if not any(wanted):
-        return (None,) * len(wanted)
-    output_gradient = output_gradient.to(input.dtype)
-    wants_input, wants_weight, *wants_bias = wanted
-    by_library = _has_input_gradient(conv, input.dtype)
-    by_torch = (wants_input and not by_library, wants_weight)
-    input_gradient, weight_gradient = None, None
-    if any(by_torch):
-        input_gradient, weight_gradient = _conv_gradients_by_torch(
-            conv, output_gradient, input, weight, by_torch
+def _block_gradients(
+    description: Description, output_gradient: Tensor, saved: list[Tensor], wanted: Sequence[bool]
+) -> Sequence[Tensor | None]:
+    """The gradients of the input and of all parameters of a block with a convolution. Empties `saved`."""
+    conv = description.conv
+    assert conv is not None
+    by_library = not wanted[0] or has_input_gradient(conv)
+    large = not torch.compiler.is_compiling() and saved[1].nbytes >= _LARGE_BYTES
+    if by_library and not large:
+        input, activation, statistics, *parameters = saved
+        return torch.ops.onepass.block_backward.default(
+            output_gradient, input, activation, parameters, statistics, description.text, wanted
         )
-    if wants_input and by_library:
-        input_gradient = torch.ops.onepass.conv_input_gradient.default(
-            output_gradient, input, weight, conv.text
+    count = description.conv_parameters + 1
+    conv_wanted, tail_wanted = wanted[:count], wanted[count:]
+    gradient, tail_gradients = output_gradient, ()
+    if description.tail:
+        gradient, *tail_gradients = torch.ops.onepass.backward.default(
+            output_gradient, saved[1], saved[4:], saved[2], description.tail, (any(conv_wanted), *tail_wanted)
         )
-    space = (0, *range(2, output_gradient.dim()))
-    bias_gradients = (output_gradient.sum(space) if want else None for want in wants_bias)
-    return input_gradient, weight_gradient, *bias_gradients
+    input, weight, nothing = saved[0], saved[3], saved[2].new_empty(0)
+    saved.clear()
+    if not any(conv_wanted):
+        conv_gradients: Sequence[Tensor | None] = [None] * count
+    elif by_library:
+        conv_gradients = torch.ops.onepass.block_backward.default(
+            gradient, input, nothing, [weight], nothing, conv.text, conv_wanted
+        )
+    else:  # no convolution of the library gives the input's gradient
+        conv_gradients = _conv_gradients_by_torch(conv, gradient.to(input.dtype), input, weight, conv_wanted)
+    return *conv_gradients, *tail_gradients
 
 
-def _has_input_gradient(conv: Conv, dtype: torch.dtype) -> bool:
+def has_input_gradient(conv: Conv) -> bool:
     """Whether a convolution of the library gives it: up to 16 times as fast as PyTorch's on Neoverse-V1."""
     even = conv.padding_before == conv.padding_after
     # Output padding of a stride and more reaches beyond what a plain convolution of the gradient sees.
     seen = all(padding < stride for padding, stride in zip(conv.output_padding, conv.stride))
-    return dtype != torch.float64 and even and seen
+    return even and seen
 
 
 def _dense(weight: Tensor) -> Tensor:
@@ -229,8 +242,9 @@ def _dense(weight: Tensor) -> Tensor:
 
 
 def _conv_gradients_by_torch(
-    conv: Conv, output_gradient: Tensor, input: Tensor, weight: Tensor, wanted: tuple[bool, bool]
-) -> tuple[Tensor | None, Tensor | None]:
+    conv: Conv, output_gradient: Tensor, input: Tensor, weight: Tensor, wanted: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """The gradients of input, weight and, where the convolution has one, bias; None where not wanted."""
     padding = conv.padding_before
     uneven = padding != conv.padding_after
     sizes = input.shape[2:]
@@ -248,25 +262,14 @@ def _conv_gradients_by_torch(
         conv.transposed,
         conv.output_padding,
         conv.groups,
-        (*wanted, False),
+        (wanted[0], wanted[1], False),
     )
     if uneven and input_gradient is not None:
         for d, size in enumerate(sizes):
             input_gradient = input_gradient.narrow(d + 2, conv.padding_before[d], size)
-    return input_gradient, weight_gradient
-
-
-def _tail_gradients(
-    tail: str, output_gradient: Tensor, saved: Sequence[Tensor], wanted: Sequence[bool]
-) -> list[Tensor | None]:
-    """The gradients of the tail's input and parameters, None where not wanted."""
-    if not any(wanted):
-        return [None] * len(wanted)
-    input, statistics, *parameters = saved
-    gradients = torch.ops.onepass.backward.default(
-        output_gradient, input, parameters, statistics, tail, wanted
-    )
-    return [gradient if want else None for gradient, want in zip(gradients, wanted)]
+    space = (0, *range(2, output_gradient.dim()))
+    bias_gradients = (output_gradient.sum(space) if want else None for want in wanted[2:])
+    return input_gradient, weight_gradient, *bias_gradients
 
 
 # --- What the operators return, without running them: also for symbolic sizes ---
@@ -349,15 +352,45 @@ def _fake_backward(
     return [g if want else g.new_empty(0) for g, want in zip(gradients, wanted, strict=True)]
 
 
-def _fake_conv_input_gradient(output_gradient: Tensor, input: Tensor, weight: Tensor, block: str) -> Tensor:
-    memory_format = _memory_format(output_gradient, weight)
-    return torch.empty(
-        input.shape, dtype=output_gradient.dtype, device=input.device, memory_format=memory_format
-    )
+def _fake_block_forward(
+    input: Tensor, parameters: Sequence[Tensor], block: str, out_dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    description = describe(block)
+    output = _fake_forward(input, parameters, block, out_dtype)
+    if not description.tail:
+        return output, *(input.new_empty(0, dtype=torch.float32) for _ in range(2))
+    count = description.conv_parameters
+    activation = _fake_forward(input, parameters[:count], description.conv.text)
+    return output, activation, input.new_empty(description.statistics_shape(input.shape), dtype=torch.float32)
+
+
+def _fake_block_backward(
+    output_gradient: Tensor,
+    input: Tensor,
+    activation: Tensor,
+    parameters: Sequence[Tensor],
+    statistics: Tensor,
+    block: str,
+    wanted: Sequence[bool],
+) -> list[Tensor]:
+    description = describe(block)
+    conv, count = description.conv, description.conv_parameters
+    weight, *tail = parameters
+    gradients = [
+        torch.empty(input.shape, dtype=input.dtype, memory_format=_memory_format(input), device=input.device),
+        torch.empty(weight.shape, dtype=weight.dtype, device=input.device),
+    ]
+    if conv.bias:
+        gradients.append(weight.new_empty(conv.out_channels))
+    for i, parameter in enumerate(tail):
+        memory_format = _operand_format(description, count + i, parameter)
+        gradients.append(torch.empty_like(parameter, memory_format=memory_format))
+    return [g if want else g.new_empty(0) for g, want in zip(gradients, wanted, strict=True)]
 
 
 if _library.available():
     torch.library.register_fake("onepass::forward", _fake_forward)
     torch.library.register_fake("onepass::forward_with_statistics", _fake_forward_with_statistics)
     torch.library.register_fake("onepass::backward", _fake_backward)
-    torch.library.register_fake("onepass::conv_input_gradient", _fake_conv_input_gradient)
+    torch.library.register_fake("onepass::block_forward", _fake_block_forward)
+    torch.library.register_fake("onepass::block_backward", _fake_block_backward)

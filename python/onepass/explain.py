@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
-from onepass import _library
-from onepass._description import describe
+from onepass import _library, _ops
+from onepass._description import Description, describe
 from onepass.block import Block
 
 _DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.float64: "f64"}
@@ -23,10 +23,12 @@ def explain(
     threads: int | None = None,
     device: torch.device | str = "cpu",
     strategy: str = "",
+    backward: bool = False,
 ) -> str:
     """Every strategy with its predicted time or the reason against it, then the numbers of the chosen one.
 
-    `strategy` forces a row of the table; `threads` is torch.get_num_threads() unless given.
+    `strategy` forces a row of the table; `threads` is torch.get_num_threads() unless given. With `backward`
+    it is about all gradients: those of the tail, then those of the convolution.
     """
     text = block.text if isinstance(block, Block) else block
     kind = torch.device(device).type
@@ -36,4 +38,26 @@ def explain(
     if dtype not in _DTYPES:
         raise TypeError(f"dtype is {dtype}, must be one of {', '.join(map(str, _DTYPES))}")
     count = torch.get_num_threads() if threads is None else threads
-    return torch.ops.onepass.explain(text, list(sizes), _DTYPES[dtype], _LAYOUTS[layout], count, strategy)
+    how = (_DTYPES[dtype], _LAYOUTS[layout], count)
+    if not backward:
+        return torch.ops.onepass.explain(text, list(sizes), *how, strategy)
+    if strategy:
+        raise ValueError("strategy forces a row of the forward table, must be left out for backward")
+    return "\n".join(_backward_plans(describe(text), sizes, how))
+
+
+def _backward_plans(
+    description: Description, sizes: Sequence[int], how: tuple[str, str, int]
+) -> Iterator[str]:
+    """The plan of each part of a block as it is differentiated."""
+    conv = description.conv
+    if description.tail:
+        tail_sizes = description.conv_output_shape(sizes)
+        yield torch.ops.onepass.explain_backward(description.tail, tail_sizes, *how)
+    if conv is not None and not _ops.has_input_gradient(conv):
+        yield (
+            f"backward of {conv.text}: by PyTorch's convolution_backward, for the library has no convolution "
+            "that gives the input's gradient; without that one conv_backward runs\n"
+        )
+    elif conv is not None:
+        yield torch.ops.onepass.explain_backward(conv.text, list(sizes), *how)

@@ -148,3 +148,17 @@ def test_explain() -> None:
         onepass.explain(TEXT, (2, 5, 8, 8))
     with pytest.raises(TypeError, match="int32"):
         onepass.explain(TEXT, (2, 3, 8, 8), dtype=torch.int32)
+
+
+def test_explain_backward() -> None:
+    said = onepass.explain("conv2d(3,8,k=3,p=1) | swish | group_norm(4)", (2, 3, 64, 64), backward=True)
+    assert "* tail_backward" in said
+    assert "* conv_backward" in said
+    assert "input gradient: conv_transpose2d(8,3,k=3,p=1,bias=false)" in said
+    assert "saved by forward: mean and rstd of each slab" in said
+    assert "reference_backward" in onepass.explain("relu", (2, 3, 8), backward=True)
+    assert "PyTorch's convolution_backward" in onepass.explain(
+        "conv2d(3,8,k=2,p=same)", (2, 3, 8, 8), backward=True
+    )
+    with pytest.raises(ValueError, match="must be left out for backward"):
+        onepass.explain("relu", (2, 3, 8), backward=True, strategy="reference")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import random
 import threading
 
 import pytest
@@ -15,6 +17,7 @@ import onepass
 from onepass import _eager
 from onepass._description import describe
 from onepass._ops import apply
+from onepass.optimizing import measure
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 TAIL = "swish | group_norm(4) | hardswish"
@@ -162,6 +165,21 @@ def test_channels_last_stays_as_in_pytorch(stage: str, dimensions: int) -> None:
         assert apply(text, a, p).stride() == _eager.run(text, a, p).stride()
 
 
+def test_batch_of_one_with_a_stride_of_its_own() -> None:
+    # What a slice of a channels-last batch leaves: the first stride is that of no memory format.
+    text = "group_norm(8,eps=1e-6) | swish"
+    x = torch.randn(4, 4, 64).as_strided((1, 64, 4, 4), (64, 1, 256, 64))
+    parameters = [torch.randn(64), torch.randn(64)]
+    seed = torch.randn_like(exact(text, x, parameters))
+    actual = gradients_by(lambda a, p: apply(text, a.as_strided(x.shape, x.stride()), p), x, parameters, seed)
+    by_torch = gradients_by(lambda a, p: _eager.run(text, a, p), x, parameters, seed)
+    doubles = [parameter.double() for parameter in parameters]
+    expected = gradients_by(lambda a, p: _eager.run(text, a, p), x.double(), doubles, seed.double())
+    assert_as_exact(apply(text, x, parameters), _eager.run(text, x, parameters), exact(text, x, parameters))
+    for mine, theirs, judge in zip(actual, by_torch, expected, strict=True):
+        assert_as_exact(mine, theirs, judge)
+
+
 def test_gradients_keep_channels_last() -> None:
     x = torch.randn(2, 8, 5, 6).contiguous(memory_format=torch.channels_last)
     leaf = x.requires_grad_()
@@ -217,6 +235,45 @@ def test_norm_weights_of_a_wider_type() -> None:
     assert_as_exact(output, by_torch, F.group_norm(x.bfloat16().double(), 4, weight.double(), bias.double()))
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_random_mixtures_of_types(seed: int) -> None:
+    """Each tensor of a type of its own: PyTorch's output type or a refusal, gradients of each one's type."""
+    draw = random.Random(seed)
+    text = draw.choice(BLOCKS)
+    x, parameters = example(text, dtype=draw.choice(FLOATS))
+    kinds = describe(text).parameters
+    follows = [p.role.startswith("conv_") or p.name.startswith("prelu") for p in kinds]
+    given = [
+        p.to(x.dtype if follow and draw.random() < 0.9 else draw.choice(FLOATS))
+        for p, follow in zip(parameters, follows, strict=True)
+    ]
+    mixture = f"seed {seed}: {text} of {x.dtype} with {[p.dtype for p in given]}"
+    try:
+        by_torch = _eager.run(text, x, given)
+    except RuntimeError:
+        # PyTorch also refuses what could be computed, such as norms of a half and a bfloat16.
+        with contextlib.suppress(TypeError):
+            assert apply(text, x, given).shape == exact(text, x, given).shape, mixture
+        return
+    output = apply(text, x, given)
+    assert output.dtype == by_torch.dtype, mixture
+    assert_as_exact(output, by_torch, exact(text, x, given))
+    seed_gradient = torch.randn_like(by_torch)
+    doubles = [p.double() for p in given]
+    actual = gradients_by(lambda a, p: apply(text, a, p), x, given, seed_gradient)
+    judges = gradients_by(lambda a, p: _eager.run(text, a, p), x.double(), doubles, seed_gradient.double())
+    for tensor, mine, judge in zip((x, *given), actual, judges, strict=True):
+        assert mine.dtype == tensor.dtype, mixture
+        # Between convolution and tail, and behind each promotion, PyTorch rounds to the lower type.
+        low = max(torch.finfo(t.dtype).eps for t in (x, *given))
+        assert_close_to_scale(mine, judge, 8 * low, mixture)
+
+
+def assert_close_to_scale(actual: Tensor, expected: Tensor, tolerance: float, message: str) -> None:
+    scale = max(1.0, expected.abs().max().item()) if expected.numel() else 1.0
+    assert (actual.double() - expected).abs().max().item() <= tolerance * scale, message
+
+
 # --- Transformations ---
 
 
@@ -235,22 +292,40 @@ def test_operators_pass_opcheck(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", [text for text in BLOCKS if text.startswith("conv")])
-def test_conv_input_gradient(text: str) -> None:
-    x, (weight, *_) = example(text)
+@pytest.mark.parametrize("alone", [False, True])
+def test_block_operators(text: str, alone: bool) -> None:
     conv = describe(text).conv
-    leaf = x.clone().requires_grad_()
-    output = _eager.run(conv.text, leaf, [weight, *([torch.zeros(conv.out_channels)] if conv.bias else [])])
+    text = conv.text if alone else text
+    x, parameters = example(text)
+    kept = [parameters[0], *parameters[describe(text).conv_parameters :]]
+    leaves = [tensor.clone().requires_grad_() for tensor in (x, *parameters)]
+    expected = _eager.run(text, leaves[0], leaves[1:])
+    output, activation, statistics = torch.ops.onepass.block_forward(x, parameters, text)
+    torch.testing.assert_close(output, expected.detach(), rtol=1e-4, atol=1e-5)
+    assert (activation.numel() == 0) == (not describe(text).tail)
+    torch.library.opcheck(torch.ops.onepass.block_forward, (x, parameters, text))
     gradient = torch.randn_like(output)
-    if conv.padding_before != conv.padding_after:
-        with pytest.raises(ValueError, match="even"):
-            torch.ops.onepass.conv_input_gradient(gradient, x, weight, conv.text)
-        return
-    (expected,) = torch.autograd.grad(output, leaf, gradient)
-    actual = torch.ops.onepass.conv_input_gradient(gradient, x, weight, conv.text)
-    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
-    torch.library.opcheck(torch.ops.onepass.conv_input_gradient, (gradient, x, weight, conv.text))
-    with pytest.raises(ValueError, match="is not one of an input"):
-        torch.ops.onepass.conv_input_gradient(gradient, x[:1], weight, conv.text)
+    arguments = (gradient, x, activation, kept, statistics, text)
+    actual = torch.ops.onepass.block_backward(*arguments, [True] * len(leaves))
+    for name, a, e in zip(
+        ("input", *describe(text).names), actual, torch.autograd.grad(expected, leaves, gradient)
+    ):
+        torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+    for start in range(2):
+        wanted = [i % 2 == start for i in range(len(leaves))]
+        torch.library.opcheck(torch.ops.onepass.block_backward, (*arguments, wanted))
+
+
+def test_block_operators_refuse_what_does_not_fit() -> None:
+    text = "conv2d(3,4) | relu"
+    x, parameters = example(text)
+    with pytest.raises(ValueError, match="must have a convolution"):
+        torch.ops.onepass.block_forward(x, [], "relu")
+    output, activation, statistics = torch.ops.onepass.block_forward(x, parameters, text)
+    with pytest.raises(ValueError, match="1 parameters and wanted of 2 values, must be"):
+        torch.ops.onepass.block_backward(
+            output, x, activation, parameters[:1], statistics, text, [True, True]
+        )
 
 
 def test_output_padding_of_a_stride_and_more() -> None:
@@ -314,12 +389,17 @@ def test_double_backward_is_refused() -> None:
         (gradient.square().sum() + x.sum()).backward()
 
 
-def test_vmap_is_refused() -> None:
-    x = torch.randn(3, 2, 8, 5)
-    with pytest.raises(RuntimeError):
-        torch.vmap(lambda a: apply("relu", a, []))(x)
-    with pytest.raises(RuntimeError):
-        torch.func.grad(lambda a: apply("relu", a, []).sum())(x)
+@pytest.mark.parametrize("text", ["relu", "conv1d(8,8,k=1,bias=false) | relu"])
+def test_transforms_of_torch_func_are_refused_with_the_alternative(text: str) -> None:
+    x, parameters = torch.randn(3, 2, 8, 5), example(text)[1]
+    run = lambda a: apply(text, a, parameters)  # noqa: E731
+    sentence = r"do not run inside torch\.func transforms.*: call onepass\.unfuse\(model\) before, or run"
+    with pytest.raises(RuntimeError, match=sentence):
+        torch.vmap(run)(x)
+    for transform in (torch.func.grad, torch.func.jacrev, torch.func.jacfwd):
+        with pytest.raises(RuntimeError, match=sentence):
+            transform(lambda a: run(a).sum())(x[0])
+    assert run(x[0]).shape == x[0].shape
 
 
 def test_checkpointing() -> None:
@@ -342,6 +422,35 @@ def test_what_is_saved_for_backward() -> None:
     own = {leaf.data_ptr() for leaf in leaves}
     extra = [tensor.shape for tensor in saved if tensor.data_ptr() not in own]
     assert sorted(extra) == sorted([output.shape, torch.Size([2, 4, 2])])
+
+
+def test_the_convolutions_output_is_freed_before_its_gradients_are_computed() -> None:
+    text = "conv2d(8,8,k=3,p=1) | swish | group_norm(4)"
+    x, parameters = torch.randn(1, 8, 256, 256, requires_grad=True), with_gradients(example(text)[1])
+    seed = torch.randn(1, 8, 256, 256)
+
+    def step(**options: bool) -> Tensor:
+        output = apply(text, x, parameters)
+        output.backward(seed, inputs=[x, *parameters], **options)
+        return output
+
+    step()
+    x.grad = None
+    # Output, the convolution's output and its gradient, which is there with the input's after that is freed.
+    peak = measure.peak_bytes(step, torch.device("cpu"))
+    assert 3 * x.nbytes <= peak < 3.5 * x.nbytes
+
+
+@pytest.mark.parametrize("size", [6, 300])  # the convolution's output is small, or large enough to be freed
+def test_a_retained_graph_gives_its_gradients_again(size: int) -> None:
+    text = "conv2d(3,8,k=3,p=1) | swish | group_norm(4)"
+    leaves = with_gradients([torch.randn(1, 3, size, size), *example(text)[1]])
+    loss = apply(text, leaves[0], leaves[1:]).square().sum()
+    first = torch.autograd.grad(loss, leaves, retain_graph=True)
+    second = torch.autograd.grad(loss, leaves)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(loss, leaves)
 
 
 # --- Threads ---

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <sstream>
 
 #include "block/convert.h"
@@ -14,6 +15,14 @@ namespace {
 // Small slabs share a wave up to this much workspace; a larger slab is a wave of its own.
 constexpr int64_t wave_slab_floats = 256 * 1024;
 constexpr int64_t wave_statistics_floats = 1024 * 1024;
+constexpr float unbounded = std::numeric_limits<float>::infinity();
+
+// Whether the first step has a shorter form for arguments of bounded magnitude.
+bool wants_bound(const Isa& isa, const Chain& chain) {
+  if (chain.before.empty() || chain.before[0].affine != Affine::none) return false;
+  const auto& forms = isa.steps[chain.before[0].function];
+  return forms[static_cast<int>(Affine::narrow)][0] != forms[static_cast<int>(Affine::none)][0];
+}
 
 }  // namespace
 
@@ -36,7 +45,10 @@ BlockKernel::BlockKernel(const Problem& problem, const Isa& isa, std::optional<L
   choose_middle();
   units_per_sample_ = middle_ == Middle::slab ? group_count_ : 1;
   unit_channels_ = channels_ / units_per_sample_;
-  if (lanes) convolution_ = std::make_unique<ConvolutionStage>(problem, isa, *lanes, unit_channels_);
+  if (lanes) {
+    convolution_ =
+        std::make_unique<ConvolutionStage>(problem, isa, *lanes, unit_channels_, wants_bound(isa, chain_));
+  }
   choose_passes();
   choose_wave();
   lay_out_workspace();
@@ -88,8 +100,8 @@ void BlockKernel::choose_passes() {
 Orientation BlockKernel::first_orientation() const {
   if (!convolution_) return orientation_of(input_);
   const bool to_output = middle_ == Middle::output || !statistics_;
-  const bool other = output_.is_panel(Orientation::planar) &&
-                     convolution_->orientation() == Orientation::interleaved && !chain_.before.empty();
+  const bool other =
+      output_.is_panel(Orientation::planar) && convolution_->orientation() == Orientation::interleaved;
   return to_output && other ? Orientation::planar : convolution_->orientation();
 }
 
@@ -211,7 +223,10 @@ void BlockKernel::run(const Arguments& arguments, void* workspace, Executor& exe
   if (batch_ == 0) return;
   Call call{arguments, static_cast<float*>(workspace), 0};
   chain_.load_parameters(problem_, arguments.parameters, call.floats);
-  if (convolution_) convolution_->pack_weights(arguments.parameters[0], call.floats + packed_at_, executor);
+  if (convolution_) {
+    const float* bias = chain_.values_or_null(chain_.conv_bias, 0, call.floats);
+    convolution_->pack(arguments.parameters[0], bias, call.floats + packed_at_, executor);
+  }
   const int64_t groups = group_count_ / units_per_sample_;  // slabs of a unit
   const int64_t tasks = first_tasks();
   for (int64_t first = 0; first < unit_count(); first += wave_units_) {
@@ -264,11 +279,12 @@ void BlockKernel::convolve_task(const Call& call, int64_t unit, int64_t task, in
     float* scratch = running.m2 + unit_channels_ + Chain::slack();
     const auto consume = [&](const Panel& sums) {
       const Panel panel = oriented(sums, worker_floats(call, worker));
-      process(call, first_, unit, worker, panel.region, {panel.data, panel.stride}, panel.data, panel.stride,
-              sink, statistics_ ? &running : nullptr);
+      process(call, first_, unit, worker, panel.region, {panel.data, panel.stride}, panel.bound, panel.data,
+              panel.stride, sink, statistics_ ? &running : nullptr);
     };
+    const bool window_is_staged = segment > begin && convolution_->share_window(segment - 1, segment);
     convolution_->run(call.arguments.input, call.floats + packed_at_, scratch, unit_at(unit).sample, segment,
-                      block, consume);
+                      block, window_is_staged, consume);
     if (statistics_) {
       keep_statistics(call, unit, convolution_->segments()[segment].channels, block, running);
     }
@@ -288,7 +304,7 @@ Panel BlockKernel::oriented(const Panel& panel, float* scratch) const {
   t.row_stride = 1;
   t.col_stride = pixels;
   isa_.store(t);
-  return {scratch, pixels, panel.region};
+  return {scratch, pixels, panel.region, panel.bound};
 }
 
 void BlockKernel::second_pass(const Call& call, int64_t unit, int64_t task, int worker) const {
@@ -312,7 +328,7 @@ void BlockKernel::stream_task(const Call& call, const Pass& pass, int64_t unit, 
       region.pixels = {p, std::min(pixels.end, p + panel.pixels)};
       const PanelView view =
           panel_view(isa_, *source.map, source.base, source.local(region), pass.orientation, scratch);
-      process(call, pass, unit, worker, region, view, scratch, region.cols(pass.orientation), sink,
+      process(call, pass, unit, worker, region, view, unbounded, scratch, region.cols(pass.orientation), sink,
               statistics ? &running : nullptr);
     }
     if (statistics) keep_statistics(call, unit, region.channels, task % pass.grid.pixel_parts, running);
@@ -320,8 +336,8 @@ void BlockKernel::stream_task(const Call& call, const Pass& pass, int64_t unit, 
 }
 
 void BlockKernel::process(const Call& call, const Pass& pass, int64_t unit, int worker, const Region& region,
-                          PanelView source, float* scratch, int64_t scratch_stride, const Endpoint& sink,
-                          Running* running) const {
+                          PanelView source, float bound, float* scratch, int64_t scratch_stride,
+                          const Endpoint& sink, Running* running) const {
   const bool in_place = sink.map != nullptr && sink.map->is_panel(pass.orientation);
   for (size_t i = 0; i < pass.steps.size(); ++i) {
     float* to = scratch;
@@ -330,8 +346,9 @@ void BlockKernel::process(const Call& call, const Pass& pass, int64_t unit, int 
       to = reinterpret_cast<float*>(address(*sink.map, sink.base, sink.local(region)));
       to_stride = sink.map->panel_stride(pass.orientation);
     }
-    apply_step(call, pass.steps[i], unit, worker, region, pass.orientation, source, to, to_stride);
+    apply_step(call, pass.steps[i], unit, worker, region, pass.orientation, source, bound, to, to_stride);
     source = {to, to_stride};
+    bound = unbounded;
   }
   if (running != nullptr) {
     const int64_t rows = region.rows(pass.orientation);
@@ -348,11 +365,11 @@ void BlockKernel::process(const Call& call, const Pass& pass, int64_t unit, int 
 }
 
 void BlockKernel::apply_step(const Call& call, const Step& step, int64_t unit, int worker,
-                             const Region& region, Orientation orientation, PanelView source, float* to,
-                             int64_t to_stride) const {
+                             const Region& region, Orientation orientation, PanelView source, float bound,
+                             float* to, int64_t to_stride) const {
   StepContext context{
       call.floats, &call.arguments.parameters, {}, worker_floats(call, worker) + panel_floats_};
-  if (step.affine == AffineSource::norm) {
+  if (step.affine == Affine::norm) {
     context.norm.first_channel = unit_at(unit).channels.begin;
     context.norm.centre = coefficients_of(call, unit);
     context.norm.scale = context.norm.centre + unit_channels_ + Chain::slack();
@@ -361,7 +378,9 @@ void BlockKernel::apply_step(const Call& call, const Step& step, int64_t unit, i
   StepArguments s = chain_.step_arguments(isa_, step, context, region, orientation, source);
   s.dst = to;
   s.dst_stride = to_stride;
-  isa_.steps[step.function][static_cast<int>(affine_of(step))][static_cast<int>(orientation)](s);
+  const bool narrow = step.affine == Affine::none && bound <= narrow_limit;
+  const Affine affine = narrow ? Affine::narrow : step.affine;
+  isa_.steps[step.function][static_cast<int>(affine)][static_cast<int>(orientation)](s);
 }
 
 // ------------------------------------------------------------------------------------------ statistics

@@ -50,6 +50,10 @@ class BlockKernel final : public Kernel {
   void run(const Arguments& arguments, void* workspace, Executor& executor) const override;
 
   const ConvolutionStage* convolution() const { return convolution_.get(); }
+  // Panels of the convolution change orientation before the steps.
+  bool turns_panels() const {
+    return convolution_ != nullptr && first_.orientation != convolution_->orientation();
+  }
 
  private:
   // The parts of the workspace of one call.
@@ -108,12 +112,12 @@ class BlockKernel final : public Kernel {
   void stream_task(const Call& call, const Pass& pass, int64_t unit, int64_t task, int worker,
                    const Endpoint& source, const Endpoint& sink, bool statistics) const;
 
-  // One panel: the pass's steps, then statistics and the sink.
+  // One panel of values whose magnitude has this bound: the pass's steps, then statistics and the sink.
   void process(const Call& call, const Pass& pass, int64_t unit, int worker, const Region& region,
-               PanelView source, float* scratch, int64_t scratch_stride, const Endpoint& sink,
+               PanelView source, float bound, float* scratch, int64_t scratch_stride, const Endpoint& sink,
                Running* running) const;
   void apply_step(const Call& call, const Step& step, int64_t unit, int worker, const Region& region,
-                  Orientation orientation, PanelView source, float* to, int64_t to_stride) const;
+                  Orientation orientation, PanelView source, float bound, float* to, int64_t to_stride) const;
   void keep_statistics(const Call& call, int64_t unit, const Range& channels, int64_t block,
                        const Running& running) const;
 

@@ -19,26 +19,23 @@ class Builder {
     std::visit([this](const auto& s) { add_stage(s); }, stage);
   }
 
-  // A convolution's bias or a norm that no pointwise stage took along.
+  // A norm that no pointwise stage took along.
   void finish() {
-    if (pending_ != AffineSource::none) push(Step{});
+    if (pending_ != Affine::none) push(Step{});
   }
 
  private:
   void add_stage(const Conv& conv) {
     ++next_;  // the weights
-    if (!conv.bias) return;
-    chain_.conv_bias = add_vector();
-    pending_ = AffineSource::conv_bias;
+    if (conv.bias) chain_.conv_bias = add_vector();
   }
   void add_stage(const Norm& norm) {
-    finish();
     steps_ = &chain_.after;
     if (norm.affine) {
       chain_.norm_weight = add_vector();
       chain_.norm_bias = add_vector();
     }
-    pending_ = AffineSource::norm;
+    pending_ = Affine::norm;
   }
   void add_stage(const Pointwise& pointwise) {
     Step step;
@@ -58,7 +55,7 @@ class Builder {
   void add_stage(const Mean&) {}
 
   void push(Step step) {
-    step.affine = std::exchange(pending_, AffineSource::none);
+    step.affine = std::exchange(pending_, Affine::none);
     steps_->push_back(step);
   }
 
@@ -78,7 +75,7 @@ class Builder {
   const Problem& problem_;
   std::vector<Parameter> parameters_;
   std::vector<Step>* steps_ = &chain_.before;
-  AffineSource pending_ = AffineSource::none;
+  Affine pending_ = Affine::none;
   size_t next_ = 0;  // parameter
 };
 
@@ -121,9 +118,7 @@ StepArguments Chain::step_arguments(const Isa& isa, const Step& step, const Step
   s.cols = region.cols(orientation);
   s.a = step.a;
   s.b = step.b;
-  if (step.affine == AffineSource::conv_bias) {
-    s.shift = values(conv_bias, region.sample, context.floats) + channel;
-  } else if (step.affine == AffineSource::norm) {
+  if (step.affine == Affine::norm) {
     const int64_t at = channel - context.norm.first_channel;
     s.centre = context.norm.centre + at;
     s.scale = context.norm.scale + at;

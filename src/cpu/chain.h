@@ -20,12 +20,9 @@ struct ParameterVector {
   int64_t offset = 0;  // floats from the start of the chain's part of the workspace
 };
 
-// Sources of a step's affine part.
-enum class AffineSource : uint8_t { none, conv_bias, norm };
-
 struct Step {
   int function = identity_step;  // row of Isa::steps
-  AffineSource affine = AffineSource::none;
+  Affine affine = Affine::none;
   float a = 0;
   float b = 0;
   int vector = -1;  // index into Chain::vectors of its per-channel operand
@@ -53,11 +50,6 @@ struct StepContext {
   float* operand_scratch = nullptr;  // a panel, for a tensor operand that does not lie as one
 };
 
-inline Affine affine_of(const Step& step) {
-  if (step.affine == AffineSource::none) return Affine::none;
-  return step.affine == AffineSource::norm ? Affine::full : Affine::shift;
-}
-
 // before: up to the norm (all stages where there is none); after: the norm itself and what follows it.
 struct Chain {
   int64_t channels = 0;
@@ -66,7 +58,7 @@ struct Chain {
   std::vector<Step> after;
   std::vector<ParameterVector> vectors;
   std::vector<TensorOperand> tensors;
-  int conv_bias = -1;  // indices into vectors
+  int conv_bias = -1;  // indices into vectors; the convolution adds its bias itself
   int norm_weight = -1;
   int norm_bias = -1;
   int64_t workspace_floats = 0;

@@ -1,5 +1,6 @@
 // Running a convolution: packing its weights, staging its input, passing its tiles over the rows.
 #include <algorithm>
+#include <limits>
 
 #include "block/convert.h"
 #include "cpu/convolution_stage.h"
@@ -26,26 +27,32 @@ float weight_at(const void* weights, DType dtype, int64_t index) {
       load_element(dtype, static_cast<const char*>(weights) + index * byte_size(dtype)));
 }
 
+float larger_or_nan(float a, float b) { return a > b || a != a ? a : b; }
+
 }  // namespace
 
 // ------------------------------------------------------------------------------------------------ weights
 
-void ConvolutionStage::pack_weights(const void* weights, float* packed, Executor& executor) const {
+void ConvolutionStage::pack(const void* weights, const float* bias, float* packed, Executor& executor) const {
+  const int64_t out_channels = group_count_ * out_channels_per_group_;
+  std::fill(packed + bias_at_, packed + packed_floats_, 0.0f);
+  if (bias != nullptr) std::copy_n(bias, out_channels, packed + bias_at_);
   const auto class_total = static_cast<int64_t>(classes_.size());
-  const int64_t tiles = tile_count({0, {0, max_segment_channels_}});
+  const int64_t tiles = max_tile_count();
   const auto count = static_cast<int64_t>(segments_.size()) * class_total * tiles;
   executor.for_each(count, [&](int64_t index, int) {
     const Segment& segment = segments_[static_cast<size_t>(index / tiles / class_total)];
     const OutputClass& output_class = classes_[static_cast<size_t>(index / tiles % class_total)];
     if (index % tiles >= tile_count(segment)) return;
-    pack_tile(weights, segment, output_class, tile_at(segment, index % tiles),
-              packed + weight_offsets_[static_cast<size_t>(index / tiles)]);
+    packed[reach_at_ + index] = pack_tile(weights, segment, output_class, tile_at(segment, index % tiles),
+                                          packed + weight_offsets_[static_cast<size_t>(index / tiles)]);
   });
 }
 
 // [chunk][term][output channel of the tile], zero where a lane has no channel: those sums go nowhere.
-void ConvolutionStage::pack_tile(const void* weights, const Segment& segment, const OutputClass& output_class,
-                                 const Tile& tile, float* packed) const {
+float ConvolutionStage::pack_tile(const void* weights, const Segment& segment,
+                                  const OutputClass& output_class, const Tile& tile, float* packed) const {
+  float reach = 0;
   float* to = packed + tile.first * in_channels_per_group_ * output_class.tap_count();
   for (int64_t chunk = 0; chunk < chunk_count_; ++chunk) {
     const Range channels = even_part(in_channels_per_group_, chunk_count_, chunk);
@@ -55,12 +62,14 @@ void ConvolutionStage::pack_tile(const void* weights, const Segment& segment, co
           for (const Tap& width : output_class.taps[2]) {
             const int64_t k = (depth.k * axes_[1].kernel + height.k) * axes_[2].kernel + width.k;
             pack_term(weights, segment, tile, i, k, to);
+            reach += isa_.largest(to, 0, 1, tile.width);
             to += tile.width;
           }
         }
       }
     }
   }
+  return reach;
 }
 
 void ConvolutionStage::pack_term(const void* weights, const Segment& segment, const Tile& tile,
@@ -92,21 +101,25 @@ bool ConvolutionStage::row_is_used(int axis, int64_t relative) const {
 }
 
 // Rows outside the input are left as they are: no tap reads them.
-void ConvolutionStage::stage(const void* input, int64_t sample, const Segment& segment, Range channels,
-                             const Window& window, float* staged) const {
+float ConvolutionStage::stage(const void* input, int64_t sample, const Segment& segment, Range channels,
+                              const Window& window, float* staged) const {
+  float most = 0;
   for (int64_t d = 0; d < window.inputs[0].size(); ++d) {
     if (!row_is_used(0, d) || !contains(axes_[0], window.inputs[0].begin + d)) continue;
     for (int64_t h = 0; h < window.inputs[1].size(); ++h) {
       if (!row_is_used(1, h) || !contains(axes_[1], window.inputs[1].begin + h)) continue;
-      stage_row(input, sample, segment, channels, window, window.inputs[0].begin + d,
-                window.inputs[1].begin + h, staged + d * depth_pitch_ + h * row_pitch_);
+      most = larger_or_nan(most,
+                           stage_row(input, sample, segment, channels, window, window.inputs[0].begin + d,
+                                     window.inputs[1].begin + h, staged + d * depth_pitch_ + h * row_pitch_));
     }
   }
+  return most;
 }
 
 // One row of the window for all channels of a chunk, its phases one after another, zero beside the input.
-void ConvolutionStage::stage_row(const void* input, int64_t sample, const Segment& segment, Range channels,
-                                 const Window& window, int64_t depth, int64_t height, float* row) const {
+float ConvolutionStage::stage_row(const void* input, int64_t sample, const Segment& segment, Range channels,
+                                  const Window& window, int64_t depth, int64_t height, float* row) const {
+  float most = 0;
   const Range wanted = window.inputs[2];
   const int64_t rows = channels.size();
   for (int64_t phase = 0; phase < phase_count_; ++phase) {
@@ -137,85 +150,135 @@ void ConvolutionStage::stage_row(const void* input, int64_t sample, const Segmen
     t.row_stride = input_.channel_stride;
     t.col_stride = input_.strides[2] * phase_count_;
     isa_.load(t);
+    if (wants_bound_) most = larger_or_nan(most, isa_.largest(t.panel, t.panel_stride, t.rows, t.cols));
   }
+  return most;
 }
 
 // ------------------------------------------------------------------------------------------------ running
 
-// A contiguous range of terms, in chains of bounded length.
-void ConvolutionStage::convolve_terms(const Sums& sums, const OutputClass& output_class, const float* packed,
-                                      Range channels, const Tile& tile, Range terms, bool add, int64_t pixels,
-                                      const float* staged, float* to) const {
+// A range of the rows' depth and height taps, as terms in chains of bounded length.
+void ConvolutionStage::convolve_terms(const Sums& sums, const Rows& rows, Range channels, const Tile& tile,
+                                      Range taps, bool add) const {
   const bool larger = channels.size() == chunk_channels();
-  const int32_t* offsets = output_class.offsets[larger ? 0 : 1].data();
-  const int64_t pixel_stride = axes_[2].class_stride() * sums.pixel_stride;
-  const int64_t parts = ceil_div(terms.size(), max_chain_terms + max_chain_terms / 2);
+  std::array<int64_t, max_pixel_tile_classes> terms_of_tap{};
+  int64_t most = 0;
+  for (size_t k = 0; k < rows.class_count; ++k) {
+    const auto widths = static_cast<int64_t>(rows.classes[k].output_class->taps[2].size());
+    terms_of_tap[k] = channels.size() * widths;
+    most = std::max(most, taps.size() * terms_of_tap[k]);
+  }
+  const int64_t parts = ceil_div(most, max_chain_terms + max_chain_terms / 2);
   for (int64_t i = 0; i < parts; ++i) {
-    const Range part = even_part(terms.size(), parts, i);
-    const int64_t first = terms.begin + part.begin;
-    const float* weights = packed + first * tile.width;
-    if (lanes_ == Lanes::channels) {
-      isa_.channel_tile({staged, offsets + first, part.size(), weights, to, pixel_stride, pixels,
-                         tile.vectors, add || i > 0});
-    } else {
-      isa_.pixel_tile({staged, offsets + first, part.size(), weights, to, sums.channel_stride, pixel_stride,
-                       pixels, static_cast<int>(tile.width), add || i > 0});
+    std::array<PixelTerms, max_pixel_tile_classes> terms;
+    for (size_t k = 0; k < rows.class_count; ++k) {
+      const ClassInRows& part = rows.classes[k];
+      const Range range = even_part(taps.size() * terms_of_tap[k], parts, i);
+      const int64_t first = taps.begin * terms_of_tap[k] + range.begin;
+      terms[k] = {part.staged, part.output_class->offsets[larger ? 0 : 1].data() + first, range.size(),
+                  part.packed + first * tile.width};
+    }
+    const bool more = add || i > 0;
+    if (lanes_ == Lanes::pixels) {
+      isa_.pixel_tile({{terms[0], terms[1]},
+                       static_cast<int>(rows.class_count),
+                       rows.to,
+                       sums.channel_stride,
+                       rows.pixel_stride,
+                       rows.pixels,
+                       rows.count,
+                       rows.staged_row_stride,
+                       rows.row_stride,
+                       static_cast<int>(tile.width),
+                       more,
+                       rows.bias});
+      continue;
+    }
+    for (int64_t row = 0; row < rows.count; ++row) {
+      isa_.channel_tile({terms[0].x + row * rows.staged_row_stride, terms[0].offsets, terms[0].terms,
+                         terms[0].weights, rows.to + row * rows.row_stride, rows.pixel_stride, rows.pixels,
+                         tile.vectors, more, rows.bias});
     }
   }
 }
 
-// One row of one tile: the terms of the taps that meet the input, as few ranges.
-void ConvolutionStage::convolve_row(const Sums& sums, const OutputClass& output_class, const float* packed,
-                                    Range channels, const Tile& tile, Range depth_taps, Range height_taps,
-                                    int64_t pixels, const float* staged, float* to) const {
-  packed += (tile.first * in_channels_per_group_ + channels.begin * tile.width) * output_class.tap_count();
+// Rows of one tile: the terms of the taps that meet the input, as few ranges.
+void ConvolutionStage::convolve_rows(const Sums& sums, const Rows& rows, Range channels, const Tile& tile,
+                                     Range depth_taps, Range height_taps) const {
   bool add = channels.begin > 0;
-  if (depth_taps.size() == 0 || height_taps.size() == 0 || output_class.taps[2].empty()) {
-    if (!add) clear_row(sums, tile, pixels, to);
+  bool any = false;
+  for (size_t k = 0; k < rows.class_count; ++k) any |= !rows.classes[k].output_class->taps[2].empty();
+  if (depth_taps.size() == 0 || height_taps.size() == 0 || !any) {
+    if (!add) clear_rows(sums, rows, tile);
     return;
   }
-  const auto heights = static_cast<int64_t>(output_class.taps[1].size());
-  const int64_t terms = channels.size() * static_cast<int64_t>(output_class.taps[2].size());
+  const auto heights = static_cast<int64_t>(rows.classes[0].output_class->taps[1].size());
   if (height_taps.size() == heights) {
-    const Range range{depth_taps.begin * heights * terms, depth_taps.end * heights * terms};
-    convolve_terms(sums, output_class, packed, channels, tile, range, add, pixels, staged, to);
+    convolve_terms(sums, rows, channels, tile, {depth_taps.begin * heights, depth_taps.end * heights}, add);
     return;
   }
   for (int64_t d = depth_taps.begin; d < depth_taps.end; ++d) {
-    const Range range{(d * heights + height_taps.begin) * terms, (d * heights + height_taps.end) * terms};
-    convolve_terms(sums, output_class, packed, channels, tile, range, add, pixels, staged, to);
+    const Range taps{d * heights + height_taps.begin, d * heights + height_taps.end};
+    convolve_terms(sums, rows, channels, tile, taps, add);
     add = true;
   }
 }
 
-// No tap meets the input (or the stride is larger than the kernel): zero before the bias.
-void ConvolutionStage::clear_row(const Sums& sums, const Tile& tile, int64_t pixels, float* to) const {
-  const int64_t pixel_stride = axes_[2].class_stride() * sums.pixel_stride;
-  for (int64_t p = 0; p < pixels; ++p) {
-    for (int64_t c = 0; c < tile.width; ++c) to[p * pixel_stride + c * sums.channel_stride] = 0;
+// No tap meets the input (or the stride is larger than the kernel): the bias alone.
+void ConvolutionStage::clear_rows(const Sums& sums, const Rows& rows, const Tile& tile) const {
+  for (int64_t row = 0; row < rows.count; ++row) {
+    for (int64_t p = 0; p < rows.pixels; ++p) {
+      float* to = rows.to + row * rows.row_stride + p * rows.pixel_stride;
+      for (int64_t c = 0; c < tile.width; ++c) to[c * sums.channel_stride] = rows.bias[c];
+    }
   }
 }
 
-// One class over some rows of a block and one strip of their pixels; the sums begin at row `panel_row`.
-void ConvolutionStage::convolve_class(const Task& task, const OutputClass& output_class, const float* packed,
-                                      Range channels, int64_t panel_row, Range rows, int64_t strip,
-                                      const float* staged, const Sums& sums) const {
+// The classes from `first_class` on that share a call of the tiles, over some rows of a block and one strip
+// of their pixels; the sums begin at row `panel_row`.
+void ConvolutionStage::convolve_classes(const Task& task, size_t first_class, const float* packed,
+                                        Range channels, int64_t panel_row, Range rows, int64_t strip,
+                                        const float* staged, const Sums& sums) const {
+  const OutputClass& lead = classes_[first_class];
   const Range along = task.block.outputs[2];
   const int64_t stride = axes_[2].class_stride();
-  const int64_t index = output_class.index[2];
-  // The row's first output of the class and, from there, the strip's share of those that follow.
-  const int64_t row_first = index + round_up(std::max<int64_t>(0, along.begin - index), stride);
+  const bool whole_row = interleaved_classes() == stride;
+  // The row's first output of the classes and, from there, the strip's share of those that follow.
+  const int64_t index = lead.index[2];
+  const int64_t row_first =
+      whole_row ? along.begin : index + round_up(std::max<int64_t>(0, along.begin - index), stride);
   if (row_first >= along.end) return;
   // Strips are whole tiles: one that ends inside a tile runs the slower, narrower ones (s19: 2%).
+  const int64_t tile_pixels = lanes_ == Lanes::channels ? isa_.tile_pixels : isa_.pixel_tile_pixels;
   const int64_t count = ceil_div(along.end - row_first, stride);
-  const Range tiles = even_part(ceil_div(count, isa_.tile_pixels), strips_, strip);
-  const Range pixels{tiles.begin * isa_.tile_pixels, std::min(count, tiles.end * isa_.tile_pixels)};
+  const Range tiles = even_part(ceil_div(count, tile_pixels), strips_, strip);
+  const Range pixels{tiles.begin * tile_pixels, std::min(count, tiles.end * tile_pixels)};
   if (pixels.size() <= 0) return;
   const int64_t first = row_first + pixels.begin * stride;
-  const int64_t column =
-      axes_[2].transposed ? first / stride - task.window.inputs[2].begin : first - along.begin;
+  Rows part;
+  part.class_count = static_cast<size_t>(interleaved_classes());
+  part.pixels = whole_row ? std::min(along.end - first, pixels.size() * stride) : pixels.size();
+  part.pixel_stride = (whole_row ? 1 : stride) * sums.pixel_stride;
+  part.row_stride = axes_[1].class_stride() * along.size() * sums.pixel_stride;
+  part.staged_row_stride = axes_[1].step() * row_pitch_;
+  std::array<const float*, max_pixel_tile_classes> columns{};
+  for (size_t k = 0; k < part.class_count; ++k) {
+    const int64_t output = first + static_cast<int64_t>(k);
+    const size_t c = whole_row ? first_class + static_cast<size_t>(output % stride) : first_class;
+    const int64_t column =
+        axes_[2].transposed ? output / stride - task.window.inputs[2].begin : first - along.begin;
+    part.classes[k].output_class = &classes_[c];
+    columns[k] = staged + column + classes_[c].base;
+  }
   for (int64_t t = 0; t < tile_count(task.segment); ++t) {
     const Tile tile = tile_at(task.segment, t);
+    part.bias = packed + bias_at_ + task.segment.channels.begin + tile.first;
+    for (size_t k = 0; k < part.class_count; ++k) {
+      const auto c = static_cast<size_t>(part.classes[k].output_class - classes_.data());
+      part.classes[k].packed =
+          packed + weight_offsets_[task.segment_index * classes_.size() + c] +
+          (tile.first * in_channels_per_group_ + channels.begin * tile.width) * classes_[c].tap_count();
+    }
     for (int64_t row = rows.begin; row < rows.end;) {
       // The rows of one plane, and of those the ones of the class.
       const int64_t height = task.block.outputs[1].size();
@@ -223,21 +286,30 @@ void ConvolutionStage::convolve_class(const Task& task, const OutputClass& outpu
       const int64_t plane_end = std::min(rows.end, (plane + 1) * height);
       const int64_t d = task.block.outputs[0].begin + plane;
       const int64_t h = task.block.outputs[1].begin + row - plane * height;
-      const int64_t skip = (output_class.index[1] - h) % axes_[1].class_stride();
-      const int64_t first_row = row + (skip < 0 ? skip + axes_[1].class_stride() : skip);
+      const int64_t row_step = axes_[1].class_stride();
+      const int64_t skip = (lead.index[1] - h) % row_step;
+      int64_t r = row + (skip < 0 ? skip + row_step : skip);
       row = plane_end;
-      if (d % axes_[0].class_stride() != output_class.index[0]) continue;
+      if (d % axes_[0].class_stride() != lead.index[0]) continue;
       const int64_t jd = d / axes_[0].class_stride();
-      const Range depth_taps = taps_inside(axes_[0], output_class.taps[0], jd);
+      const Range depth_taps = taps_inside(axes_[0], lead.taps[0], jd);
       const int64_t depth = jd * axes_[0].step() - task.window.inputs[0].begin;
-      int64_t jh = (task.block.outputs[1].begin + first_row - plane * height) / axes_[1].class_stride();
-      for (int64_t r = first_row; r < plane_end; r += axes_[1].class_stride(), ++jh) {
+      int64_t jh = (task.block.outputs[1].begin + r - plane * height) / row_step;
+      while (r < plane_end) {
+        const Range height_taps = taps_inside(axes_[1], lead.taps[1], jh);
         const int64_t line = jh * axes_[1].step() - task.window.inputs[1].begin;
-        const float* from = staged + depth * depth_pitch_ + line * row_pitch_ + column + output_class.base;
+        for (size_t k = 0; k < part.class_count; ++k) {
+          part.classes[k].staged = columns[k] + depth * depth_pitch_ + line * row_pitch_;
+        }
         const int64_t pixel = (r - panel_row) * along.size() + first - along.begin;
-        float* to = sums.data + pixel * sums.pixel_stride + tile.first * sums.channel_stride;
-        convolve_row(sums, output_class, packed, channels, tile, depth_taps,
-                     taps_inside(axes_[1], output_class.taps[1], jh), pixels.size(), from, to);
+        part.to = sums.data + pixel * sums.pixel_stride + tile.first * sums.channel_stride;
+        part.count = 0;
+        do {
+          ++part.count;
+          ++jh;
+          r += row_step;
+        } while (r < plane_end && taps_inside(axes_[1], lead.taps[1], jh) == height_taps);
+        convolve_rows(sums, part, channels, tile, depth_taps, height_taps);
       }
     }
   }
@@ -245,16 +317,24 @@ void ConvolutionStage::convolve_class(const Task& task, const OutputClass& outpu
 
 void ConvolutionStage::convolve(const Task& task, const float* packed, Range channels, Range rows,
                                 const float* staged, const Sums& sums) const {
-  const int64_t* weight_offsets = weight_offsets_.data() + task.segment_index * classes_.size();
+  const auto together = static_cast<size_t>(interleaved_classes());
   for (int64_t row = rows.begin; row < rows.end; row += rows_per_cache_block_) {
     const Range part{row, std::min(rows.end, row + rows_per_cache_block_)};
     for (int64_t strip = 0; strip < strips_; ++strip) {
-      for (size_t c = 0; c < classes_.size(); ++c) {
-        convolve_class(task, classes_[c], packed + weight_offsets[c], channels, rows.begin, part, strip,
-                       staged, sums);
+      for (size_t c = 0; c < classes_.size(); c += together) {
+        convolve_classes(task, c, packed, channels, rows.begin, part, strip, staged, sums);
       }
     }
   }
+}
+
+// Of the magnitude of a segment's sums with their bias, where inputs have at most this magnitude.
+float ConvolutionStage::bound_of(const Task& task, const float* packed, float largest_input) const {
+  const auto tiles_of_segment = static_cast<int64_t>(classes_.size()) * max_tile_count();
+  const float* reach = packed + reach_at_ + static_cast<int64_t>(task.segment_index) * tiles_of_segment;
+  const float* bias = packed + bias_at_ + task.segment.channels.begin;
+  return isa_.largest(reach, 0, 1, tiles_of_segment) * largest_input +
+         isa_.largest(bias, 0, 1, task.segment.channels.size());
 }
 
 ConvolutionStage::Sums ConvolutionStage::sums_at(float* data, const Task& task, int64_t pixels) const {
@@ -263,7 +343,7 @@ ConvolutionStage::Sums ConvolutionStage::sums_at(float* data, const Task& task, 
 }
 
 void ConvolutionStage::run(const void* input, const float* packed, float* worker, int64_t sample,
-                           size_t segment_index, int64_t block_index,
+                           size_t segment_index, int64_t block_index, bool window_is_staged,
                            const std::function<void(const Panel&)>& consume) const {
   const Block block = block_at(block_index);
   Task task{segments_[segment_index], segment_index, block, {}};
@@ -274,9 +354,14 @@ void ConvolutionStage::run(const void* input, const float* packed, float* worker
   const int64_t width = block.outputs[2].size();
   const bool one_chunk = chunk_count_ == 1;
   const Sums all = sums_at(data, task, row_total * width);
+  float bound = wants_bound_ ? 0 : std::numeric_limits<float>::infinity();
   for (int64_t c = 0; c < chunk_count_; ++c) {
     const Range channels = even_part(in_channels_per_group_, chunk_count_, c);
-    stage(input, sample, task.segment, channels, task.window, staged);
+    float& largest_input = staged[window_floats_ - 1];
+    if (!window_is_staged) {
+      largest_input = stage(input, sample, task.segment, channels, task.window, staged);
+    }
+    if (wants_bound_) bound += bound_of(task, packed, largest_input);
     if (!one_chunk) convolve(task, packed, channels, {0, row_total}, staged, all);
   }
   for (Range rows = panel_rows(block, 0); rows.begin < row_total; rows = panel_rows(block, rows.end)) {
@@ -289,7 +374,7 @@ void ConvolutionStage::run(const void* input, const float* packed, float* worker
     }
     const int64_t pixel = first_pixel(block, rows.begin);
     const Region region{sample, task.segment.channels, {pixel, pixel + rows.size() * width}};
-    consume({sums.data, lanes_ == Lanes::pixels ? sums.channel_stride : sums.pixel_stride, region});
+    consume({sums.data, lanes_ == Lanes::pixels ? sums.channel_stride : sums.pixel_stride, region, bound});
   }
 }
 

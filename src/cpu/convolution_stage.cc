@@ -82,6 +82,17 @@ std::array<int64_t, 3> cheapest_cut(const Axis& depth, const Axis& height, int64
   return counts;
 }
 
+// Cuts into whole planes, or a plane into runs of lines: where a channel's pixels are contiguous, panels of
+// many lines in a row cost less to hand on and to write than the input rows staged twice.
+std::array<int64_t, 3> plane_cut(const Axis& depth, const Axis& height, int64_t rows) {
+  if (rows < height.out) return {depth.out, ceil_div(height.out, rows), 1};
+  int64_t planes = rows / height.out;
+  const int64_t period = depth.class_stride();
+  if (planes > period) planes -= planes % period;
+  if (planes < period && 2 * planes >= period) planes = period;
+  return {ceil_div(depth.out, planes), 1, 1};
+}
+
 }  // namespace
 
 std::string ConvolutionStage::refusal(const Problem& problem) {
@@ -103,8 +114,13 @@ std::string ConvolutionStage::refusal(const Problem& problem) {
   return "";
 }
 
-ConvolutionStage::ConvolutionStage(const Problem& problem, const Isa& isa, Lanes lanes, int64_t cut)
-    : isa_(isa), lanes_(lanes), input_(problem.input), weight_dtype_(problem.parameters[0].dtype) {
+ConvolutionStage::ConvolutionStage(const Problem& problem, const Isa& isa, Lanes lanes, int64_t cut,
+                                   bool wants_bound)
+    : isa_(isa),
+      lanes_(lanes),
+      wants_bound_(wants_bound),
+      input_(problem.input),
+      weight_dtype_(problem.parameters[0].dtype) {
   const Conv& conv = *problem.block.conv();
   const Shape output = problem.block.conv_output_shape(problem.input.sizes);
   batch_ = output[0];
@@ -162,7 +178,8 @@ void ConvolutionStage::choose_blocks() {
     block_counts_ = {depth, height, ceil_div(width, budget)};
   } else {
     const int64_t rows = std::max<int64_t>(1, budget / width);
-    block_counts_ = cheapest_cut(axes_[0], axes_[1], rows);
+    block_counts_ = lanes_ == Lanes::pixels ? plane_cut(axes_[0], axes_[1], rows)
+                                            : cheapest_cut(axes_[0], axes_[1], rows);
   }
   max_block_pixels_ = 1;
   for (size_t i = 0; i < 3; ++i) max_block_pixels_ *= ceil_div(axes_[i].out, block_counts_[i]);
@@ -171,6 +188,10 @@ void ConvolutionStage::choose_blocks() {
   segments_per_task_ = 1;
   if (per_segment < min_task_multiply_adds) {
     segments_per_task_ = static_cast<int64_t>(min_task_multiply_adds / per_segment) + 1;
+  }
+  if (lanes_ == Lanes::pixels) {  // those of a group share a window
+    const int64_t channels = std::min(out_channels_per_group_, max_task_channels);
+    segments_per_task_ = std::max(segments_per_task_, ceil_div(channels, max_pixel_tile_channels));
   }
 }
 
@@ -213,7 +234,7 @@ void ConvolutionStage::choose_window() {
   // Channels a multiple of 256 bytes apart would share a few sets of L1.
   if (channel_pitch_ % 64 == 0) channel_pitch_ += 16;
   window_floats_ =
-      round_up(ceil_div(in_channels_per_group_, chunk_count_) * channel_pitch_ + isa_.lanes * 2, 16);
+      round_up(ceil_div(in_channels_per_group_, chunk_count_) * channel_pitch_ + isa_.lanes * 2 + 1, 16);
 }
 
 void ConvolutionStage::choose_cache_blocks() {
@@ -288,6 +309,10 @@ void ConvolutionStage::build_classes() {
           padded_channels(segment.channels.size()) * in_channels_per_group_ * output_class.tap_count();
     }
   }
+  bias_at_ = packed_floats_;
+  packed_floats_ += group_count_ * out_channels_per_group_ + isa_.lanes;  // read by whole vectors
+  reach_at_ = packed_floats_;
+  packed_floats_ += static_cast<int64_t>(segments_.size() * classes_.size()) * max_tile_count();
 }
 
 int64_t ConvolutionStage::padded_channels(int64_t channels) const {

@@ -34,17 +34,20 @@ struct Segment {
   Range channels;
 };
 
-// A panel of finished sums (no bias yet) and the part of the output it is.
+// A panel of finished sums, bias included, and the part of the output it is.
 struct Panel {
   float* data = nullptr;
   int64_t stride = 0;
   Region region;
+  // Of the magnitude of its values, from those of the inputs and the weights; infinite where none is wanted.
+  float bound = 0;
 };
 
 class ConvolutionStage {
  public:
   // `cut`: segments may not cross a multiple of this many channels (the channels of a slab, or all).
-  ConvolutionStage(const Problem& problem, const Isa& isa, Lanes lanes, int64_t cut);
+  // `wants_bound`: panels come with a bound of their magnitude, which costs a look at each input.
+  ConvolutionStage(const Problem& problem, const Isa& isa, Lanes lanes, int64_t cut, bool wants_bound);
 
   // Why the stage cannot be built; empty where it can.
   static std::string refusal(const Problem& problem);
@@ -66,10 +69,15 @@ class ConvolutionStage {
   double padded_multiply_adds() const;
   std::string describe() const;
 
-  void pack_weights(const void* weights, float* packed, Executor& executor) const;
+  // Weights in the order of the tiles' terms, and the bias (null: none) as f32.
+  void pack(const void* weights, const float* bias, float* packed, Executor& executor) const;
+  // Whether the window that one segment left with its worker is that of the other too.
+  bool share_window(size_t segment, size_t other) const {
+    return chunk_count_ == 1 && segments_[segment].group == segments_[other].group;
+  }
   // Convolves one block of one segment and hands on its panels in order of pixels.
   void run(const void* input, const float* packed, float* worker, int64_t sample, size_t segment_index,
-           int64_t block, const std::function<void(const Panel&)>& consume) const;
+           int64_t block, bool window_is_staged, const std::function<void(const Panel&)>& consume) const;
 
  private:
   // One dense convolution: the outputs whose position has this residue in each dimension. Its terms come in
@@ -110,6 +118,25 @@ class ConvolutionStage {
     int64_t channel_stride = 0;
   };
 
+  // Rows of outputs that meet the same taps, of a single class or of all that alternate along them, and where
+  // their sums go.
+  struct ClassInRows {
+    const OutputClass* output_class = nullptr;
+    const float* staged = nullptr;  // of its first output
+    const float* packed = nullptr;  // weights of the tile from the chunk on
+  };
+  struct Rows {
+    std::array<ClassInRows, max_pixel_tile_classes> classes;
+    size_t class_count = 1;
+    int64_t count = 0;
+    int64_t pixels = 0;           // of a row
+    const float* bias = nullptr;  // of the tile
+    float* to = nullptr;
+    int64_t pixel_stride = 0;  // of `to`, in floats
+    int64_t row_stride = 0;
+    int64_t staged_row_stride = 0;
+  };
+
   void choose_segments(int64_t cut);
   void choose_blocks();
   void choose_chunks();
@@ -120,6 +147,7 @@ class ConvolutionStage {
 
   Block block_at(int64_t index) const;
   int64_t tile_count(const Segment& segment) const;
+  int64_t max_tile_count() const { return tile_count({0, {0, max_segment_channels_}}); }
   Tile tile_at(const Segment& segment, int64_t index) const;
   Range panel_rows(const Block& block, int64_t first) const;
   int64_t first_pixel(const Block& block, int64_t row) const;
@@ -127,32 +155,39 @@ class ConvolutionStage {
   int64_t offset_in_row(const Tap& tap) const;
   std::vector<int32_t> make_offsets(const OutputClass& output_class, int64_t channels) const;
   int64_t padded_channels(int64_t channels) const;
+  // Classes along the width that one pixel tile computes: both of a stride of two, else one at a time.
+  int64_t interleaved_classes() const {
+    const bool two = axes_[2].classes() == 2 && axes_[2].class_stride() == 2;
+    return lanes_ == Lanes::pixels && two ? 2 : 1;
+  }
   bool row_is_used(int axis, int64_t relative) const;
 
-  void stage(const void* input, int64_t sample, const Segment& segment, Range channels, const Window& window,
-             float* staged) const;
-  void stage_row(const void* input, int64_t sample, const Segment& segment, Range channels,
-                 const Window& window, int64_t depth, int64_t height, float* row) const;
+  // Both return the largest magnitude they staged.
+  float stage(const void* input, int64_t sample, const Segment& segment, Range channels, const Window& window,
+              float* staged) const;
+  float stage_row(const void* input, int64_t sample, const Segment& segment, Range channels,
+                  const Window& window, int64_t depth, int64_t height, float* row) const;
   void convolve(const Task& task, const float* packed, Range channels, Range rows, const float* staged,
                 const Sums& sums) const;
-  void convolve_class(const Task& task, const OutputClass& output_class, const float* packed, Range channels,
-                      int64_t panel_row, Range rows, int64_t strip, const float* staged,
-                      const Sums& sums) const;
-  void convolve_row(const Sums& sums, const OutputClass& output_class, const float* packed, Range channels,
-                    const Tile& tile, Range depth_taps, Range height_taps, int64_t pixels,
-                    const float* staged, float* to) const;
-  void convolve_terms(const Sums& sums, const OutputClass& output_class, const float* packed, Range channels,
-                      const Tile& tile, Range terms, bool add, int64_t pixels, const float* staged,
-                      float* to) const;
-  void clear_row(const Sums& sums, const Tile& tile, int64_t pixels, float* to) const;
+  void convolve_classes(const Task& task, size_t first_class, const float* packed, Range channels,
+                        int64_t panel_row, Range rows, int64_t strip, const float* staged,
+                        const Sums& sums) const;
+  void convolve_rows(const Sums& sums, const Rows& rows, Range channels, const Tile& tile, Range depth_taps,
+                     Range height_taps) const;
+  void convolve_terms(const Sums& sums, const Rows& rows, Range channels, const Tile& tile, Range taps,
+                      bool add) const;
+  void clear_rows(const Sums& sums, const Rows& rows, const Tile& tile) const;
+  float bound_of(const Task& task, const float* packed, float largest_input) const;
   Sums sums_at(float* data, const Task& task, int64_t pixels) const;
-  void pack_tile(const void* weights, const Segment& segment, const OutputClass& output_class,
-                 const Tile& tile, float* packed) const;
+  // Returns the sum over the terms of the largest magnitude among their weights.
+  float pack_tile(const void* weights, const Segment& segment, const OutputClass& output_class,
+                  const Tile& tile, float* packed) const;
   void pack_term(const void* weights, const Segment& segment, const Tile& tile, int64_t in_channel, int64_t k,
                  float* to) const;
 
   const Isa& isa_;
   Lanes lanes_;
+  bool wants_bound_;
   TensorMap input_;
   DType weight_dtype_;
   int64_t batch_ = 0;
@@ -182,8 +217,10 @@ class ConvolutionStage {
   int64_t row_pitch_ = 0;
   int64_t depth_pitch_ = 0;
   int64_t channel_pitch_ = 0;
-  int64_t window_floats_ = 0;
+  int64_t window_floats_ = 0;  // the last is the window's largest magnitude
   int64_t sum_floats_ = 0;
+  int64_t bias_at_ = 0;   // in what is packed
+  int64_t reach_at_ = 0;  // what pack_tile returns, for each segment, class and tile
   int64_t packed_floats_ = 0;
 };
 

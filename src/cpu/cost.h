@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cpu/block_kernel.h"
+#include "cpu/conv_backward.h"
 #include "cpu/isa.h"
 #include "cpu/tail_backward.h"
 #include "onepass/problem.h"
@@ -11,6 +12,7 @@ namespace onepass::cpu {
 
 double predicted_seconds(const Problem& problem, const Isa& isa, const BlockKernel& kernel);
 double predicted_seconds(const BackwardProblem& problem, const Isa& isa, const TailBackward& kernel);
+double predicted_seconds(const BackwardProblem& problem, const Isa& isa, const ConvBackward& kernel);
 
 // Whether the operation has no exponential and no error function.
 bool is_cheap(Op op);

@@ -345,7 +345,7 @@ constexpr int interleaved_index = static_cast<int>(Orientation::interleaved);
 
 template <int kStep, Affine kAffine, bool kArgument>
 void add_gradient(Isa& isa) {
-  GradientFunction(&functions)[2][2] = isa.gradients[kStep][kAffine == Affine::full];
+  GradientFunction(&functions)[2][2] = isa.gradients[kStep][kAffine == Affine::norm];
   using Body = StepBack<kStep, kAffine, kArgument>;
   functions[planar_index][kArgument] = &planar_loop<Body, GradientArguments>;
   functions[interleaved_index][kArgument] = &interleaved_loop<Body, GradientArguments>;
@@ -354,10 +354,10 @@ void add_gradient(Isa& isa) {
 template <int kStep>
 void add_gradients_of(Isa& isa) {
   add_gradient<kStep, Affine::none, false>(isa);
-  add_gradient<kStep, Affine::full, false>(isa);
+  add_gradient<kStep, Affine::norm, false>(isa);
   if constexpr (argument_of[kStep] != ArgumentKind::none) {
     add_gradient<kStep, Affine::none, true>(isa);
-    add_gradient<kStep, Affine::full, true>(isa);
+    add_gradient<kStep, Affine::norm, true>(isa);
   }
 }
 

@@ -20,10 +20,11 @@ enum class Orientation : uint8_t { planar, interleaved };
 // What a step does to x before its operation, per channel.
 enum class Affine : uint8_t {
   none,
-  shift,  // x + shift
-  full,   // (x - centre) * scale + shift
+  norm,    // (x - centre) * scale + shift
+  narrow,  // nothing, and x is known to lie within narrow_limit of 0: no clamps before an exponential
 };
 inline constexpr int affine_count = 3;
+inline constexpr float narrow_limit = 80;  // an exponential of f32 has 87 to either side
 
 // One pointwise operation over a panel. src may be dst. Per-channel arrays start at the panel's first channel
 // and may be read up to one vector past its last.
@@ -107,7 +108,7 @@ struct TransferArguments {
 };
 
 // One row of output pixels of a convolution for one tile of output channels, lanes along channels:
-//   acc[p * pixel_stride + o] (+)= sum over terms t of x[offsets[t] + p] * weights[t * tile + o]
+//   acc[p * pixel_stride + o] (+)= bias[o] + sum over terms t of x[offsets[t] + p] * weights[t * tile + o]
 // with tile = vectors * lanes. x may be read up to one vector past the last pixel's element; offsets has one
 // more entry than terms, which is read and not used.
 struct ChannelTileArguments {
@@ -119,35 +120,49 @@ struct ChannelTileArguments {
   int64_t pixel_stride = 0;
   int64_t pixels = 0;
   int vectors = 1;
-  bool add = false;  // to what acc holds, else it is overwritten
+  bool add = false;             // to what acc holds, without a bias; else it is overwritten
+  const float* bias = nullptr;  // null: 0
 };
 
-// The same for a few output channels, lanes along pixels: weights[t * channels + o], and
-//   acc[o * channel_stride + p * pixel_stride].
-struct PixelTileArguments {
+// The same for a few output channels, lanes along pixels, weights[t * channels + o]:
+//   acc[o * channel_stride + (p * classes + k) * pixel_stride] (+)= bias[o] + the sum of class k at its x + p
+// for some rows of pixels. Two classes are the sub-convolutions of rows whose outputs alternate.
+struct PixelTerms {
   const float* x = nullptr;
   const int32_t* offsets = nullptr;
   int64_t terms = 0;
   const float* weights = nullptr;
+};
+inline constexpr int max_pixel_tile_classes = 2;
+struct PixelTileArguments {
+  PixelTerms terms[max_pixel_tile_classes];
+  int classes = 1;  // two have a pixel_stride of 1
   float* acc = nullptr;
   int64_t channel_stride = 0;
   int64_t pixel_stride = 0;
-  int64_t pixels = 0;
+  int64_t pixels = 0;  // of all classes in a row
+  int64_t rows = 1;
+  int64_t x_row_stride = 0;
+  int64_t acc_row_stride = 0;
   int channels = 1;  // at most max_pixel_tile_channels
   bool add = false;
+  const float* bias = nullptr;
 };
 inline constexpr int max_pixel_tile_channels = 4;
 
 struct Isa {
   std::string name;
   int64_t lanes = 1;
-  int max_tile_vectors = 1;  // of output channels in one channel tile
-  int64_t tile_pixels = 1;   // of a channel tile that wide
+  int max_tile_vectors = 1;       // of output channels in one channel tile
+  int64_t tile_pixels = 1;        // of a channel tile that wide
+  int64_t pixel_tile_pixels = 1;  // of the widest pixel tile
   StepFunction steps[step_count][affine_count][2] = {};
   void (*statistics[2])(const StatisticsArguments& arguments) = {};
   GradientFunction gradients[op_count][2][2][2] = {};  // [after the norm][orientation][of the argument too]
   void (*norm_sums[2])(const NormGradientArguments& arguments) = {};
   void (*norm_gradient[2])(const NormGradientArguments& arguments) = {};
+  // The largest magnitude in a panel; NaN where it has one.
+  float (*largest)(const float* panel, int64_t stride, int64_t rows, int64_t cols) = nullptr;
   void (*load)(const TransferArguments& arguments) = nullptr;
   void (*store)(const TransferArguments& arguments) = nullptr;
   void (*channel_tile)(const ChannelTileArguments& arguments) = nullptr;

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "cpu/block_kernel.h"
+#include "cpu/conv_backward.h"
 #include "cpu/cost.h"
 #include "cpu/isa.h"
 #include "cpu/tail_backward.h"
@@ -37,15 +38,26 @@ std::string tail_refusal(const Problem& problem) {
   return common_refusal(problem);
 }
 
-std::string tail_backward_refusal(const BackwardProblem& problem) {
-  std::string reason = tail_refusal(problem.forward);
-  if (!reason.empty()) return reason;
+std::string gradients_refusal(const BackwardProblem& problem) {
   bool f64 = problem.output_gradient.dtype == DType::f64;
   f64 |= problem.wants_input() && problem.input_gradient.dtype == DType::f64;
   for (size_t i = 0; i < problem.parameter_gradients.size(); ++i) {
     f64 |= problem.wants_parameter(i) && problem.parameter_gradients[i].dtype == DType::f64;
   }
   return f64 ? "f64 is computed by the reference alone" : "";
+}
+
+std::string tail_backward_refusal(const BackwardProblem& problem) {
+  std::string reason = tail_refusal(problem.forward);
+  return reason.empty() ? gradients_refusal(problem) : reason;
+}
+
+std::string conv_backward_refusal(const BackwardProblem& problem) {
+  if (problem.forward.block.conv() == nullptr) return "the block has no convolution";
+  if (problem.forward.block.stages().size() > 1) return "the block is more than a convolution";
+  std::string reason = common_refusal(problem.forward);
+  if (reason.empty()) reason = gradients_refusal(problem);
+  return reason.empty() ? ConvBackward::refusal(problem) : reason;
 }
 
 std::shared_ptr<const BlockKernel> make_kernel(const Problem& problem, const PlanOptions& options,
@@ -90,7 +102,18 @@ extern const Strategy cpu_tail{
       return cpu::make_kernel(problem, options, std::nullopt);
     }};
 
-// The gradients of the same.
+// The gradients of a convolution alone.
+extern const BackwardStrategy cpu_conv_backward{
+    "conv_backward", cpu::conv_backward_refusal,
+    [](const BackwardProblem& problem, const PlanOptions& options) {
+      const cpu::Isa& isa = cpu::find_isa(options.target);
+      return cpu::predicted_seconds(problem, isa, cpu::ConvBackward(problem, isa));
+    },
+    [](const BackwardProblem& problem, const PlanOptions& options) -> std::shared_ptr<const BackwardKernel> {
+      return std::make_shared<const cpu::ConvBackward>(problem, cpu::find_isa(options.target));
+    }};
+
+// The gradients of a block without one.
 extern const BackwardStrategy cpu_tail_backward{
     "tail_backward", cpu::tail_backward_refusal,
     [](const BackwardProblem& problem, const PlanOptions& options) {

@@ -337,7 +337,7 @@ void TailBackward::recompute(const Work& work, size_t end) const {
     const PanelView to = input_of(work, i + 1);
     s.dst = const_cast<float*>(to.data);
     s.dst_stride = to.stride;
-    isa_.steps[step.function][static_cast<int>(affine_of(step))][static_cast<int>(orientation_)](s);
+    isa_.steps[step.function][static_cast<int>(step.affine)][static_cast<int>(orientation_)](s);
   }
 }
 
@@ -393,7 +393,7 @@ void TailBackward::step_back(Work& work, size_t i, bool last) const {
   g.argument = argument.sum ? channel_sums(work.call, work.worker, 0)
                             : panel(work.call, work.worker, steps_.size() + 1 + argument_panel);
   g.argument_stride = work.region.cols(orientation_);
-  const bool after_norm = step.affine == AffineSource::norm;
+  const bool after_norm = step.affine == Affine::norm;
   isa_.gradients[step.function][after_norm][static_cast<int>(orientation_)][of_argument](g);
   work.gradient = to;
   if (!of_argument) return;

@@ -10,6 +10,7 @@ extern const Strategy cpu_conv_pixel_lanes;
 extern const Strategy cpu_tail;
 extern const Strategy reference_strategy;
 
+extern const BackwardStrategy cpu_conv_backward;
 extern const BackwardStrategy cpu_tail_backward;
 extern const BackwardStrategy reference_backward_strategy;
 
@@ -27,6 +28,7 @@ std::span<const Strategy* const> strategies() {
 
 std::span<const BackwardStrategy* const> backward_strategies() {
   static constexpr std::array table{
+      &cpu_conv_backward,
       &cpu_tail_backward,
       &reference_backward_strategy,
   };

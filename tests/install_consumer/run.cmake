@@ -1,5 +1,5 @@
-# Installs the build to a new prefix, then builds and runs this folder's program against it as a user would.
-set(work ${BUILD_DIRECTORY}/install_consumer)
+# Installs the build to a new prefix, then builds and runs the program in SOURCE against it as a user would.
+set(work ${BUILD_DIRECTORY}/install_${PROGRAM})
 set(prefix ${work}/prefix)
 file(REMOVE_RECURSE ${work})
 
@@ -8,10 +8,10 @@ function(run)
 endfunction()
 
 run(${CMAKE_COMMAND} --install ${BUILD_DIRECTORY} --config ${CONFIG} --prefix ${prefix})
-run(${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR} -B ${work}/build -G ${GENERATOR}
+run(${CMAKE_COMMAND} -S ${SOURCE} -B ${work}/build -G ${GENERATOR}
     -D CMAKE_BUILD_TYPE=${CONFIG}
     -D CMAKE_CXX_COMPILER=${CXX_COMPILER}
     -D CMAKE_PREFIX_PATH=${prefix}
     -D CMAKE_FIND_USE_PACKAGE_REGISTRY=OFF)
 run(${CMAKE_COMMAND} --build ${work}/build --config ${CONFIG})
-run(${work}/build/consumer)
+run(${work}/build/${PROGRAM})

@@ -279,11 +279,54 @@ class BoundedBackward {
   ExpectedGradients result_;
 };
 
+std::vector<double> squares(const std::vector<double>& values) {
+  std::vector<double> result = values;
+  for (double& value : result) value *= value;
+  return result;
+}
+
+// A convolution alone: of every gradient the random walk along the partial sums, as error_bound.h has it.
+ExpectedGradients bounds_of_convolution(const BackwardProblem& problem, const std::vector<double>& input,
+                                        const std::vector<std::vector<double>>& parameters,
+                                        const std::vector<double>& output_gradient) {
+  constexpr double conv_factor = 4;
+  const Block& block = problem.forward.block;
+  const Shape& sizes = problem.forward.input.sizes;
+  std::vector<std::vector<double>> squared;
+  for (const std::vector<double>& parameter : parameters) squared.push_back(squares(parameter));
+  const reference::Gradients exact = reference::backward(block, sizes, input, parameters, output_gradient);
+  const reference::Gradients squared_terms =
+      reference::backward(block, sizes, squares(input), squared, squares(output_gradient));
+  const auto bounds = [](const std::vector<double>& values, const std::vector<double>& term_squares,
+                         double terms) {
+    Expected expected{values, {}};
+    for (size_t i = 0; i < values.size(); ++i) {
+      const double walk = std::sqrt(term_squares[i]) + std::abs(values[i]);
+      expected.bounds.push_back(conv_factor * roundoff * std::sqrt(terms) * walk + (terms + 4) * underflow);
+    }
+    return expected;
+  };
+  const Shape output_sizes = block.output_shape(sizes);
+  const auto positions = static_cast<double>(element_count(output_sizes) / output_sizes[1]) + 1;
+  const double terms =
+      static_cast<double>(parameters[0].size()) / static_cast<double>(block.conv()->in_channels) + 1;
+  ExpectedGradients expected;
+  expected.input = bounds(exact.input, squared_terms.input, terms);
+  expected.parameters.push_back(bounds(exact.parameters[0], squared_terms.parameters[0], positions));
+  if (!block.conv()->bias) return expected;
+  // The terms of a bias are the gradient itself, and those of the squares its squares.
+  expected.parameters.push_back(bounds(exact.parameters[1], squared_terms.parameters[1], positions));
+  return expected;
+}
+
 }  // namespace
 
 ExpectedGradients expected_gradients(const BackwardProblem& problem, const std::vector<double>& input,
                                      const std::vector<std::vector<double>>& parameters,
                                      const std::vector<double>& output_gradient) {
+  if (problem.forward.block.conv() != nullptr) {
+    return bounds_of_convolution(problem, input, parameters, output_gradient);
+  }
   ExpectedGradients expected = BoundedBackward(problem, input, parameters, output_gradient).result();
   // The judge is the reference; the walk above gives the bounds.
   reference::Gradients gradients = reference::backward(problem.forward.block, problem.forward.input.sizes,

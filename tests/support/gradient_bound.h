@@ -33,8 +33,9 @@ struct ExpectedGradients {
   std::vector<Expected> parameters;
 };
 
-// For a block without a convolution. All values are dense NCHW, already rounded to the element types of the
-// problem.
+// For a block without a convolution, or one that is a convolution alone: there every gradient is a sum of K
+// products t, off by up to 4 u sqrt(K) (sqrt(sum of t^2) + |sum|) as in error_bound.h. All values are dense
+// NCHW, already rounded to the element types of the problem.
 ExpectedGradients expected_gradients(const BackwardProblem& problem, const std::vector<double>& input,
                                      const std::vector<std::vector<double>>& parameters,
                                      const std::vector<double>& output_gradient);

@@ -199,6 +199,7 @@ void make_strided(Dice& dice, BackwardProblem& problem) {
   if (dice.chance(0.5)) make_slice(dice, problem.output_gradient);
   if (dice.chance(0.3)) make_expanded(dice, problem.output_gradient);
   if (dice.chance(0.5)) make_slice(dice, problem.input_gradient);
+  if (problem.forward.block.conv() != nullptr) return;  // gradients of weights are contiguous
   for (TensorSpec& spec : problem.parameter_gradients) {
     if (spec.sizes.size() > 2 && dice.chance(0.5)) make_slice(dice, spec);
   }
@@ -225,9 +226,9 @@ Problem random_problem(uint64_t seed, Device device) {
   return problem;
 }
 
-BackwardProblem random_tail_backward(uint64_t seed, Device device) {
-  Dice dice(seed);
-  Problem forward = random_dense_problem(dice, device, 0);
+namespace {
+
+BackwardProblem random_backward(Dice& dice, Problem forward) {
   if (dice.chance(0.4)) make_strided(dice, forward);
   BackwardProblem problem(forward);
   if (dice.chance(0.4)) make_strided(dice, problem);
@@ -237,6 +238,21 @@ BackwardProblem random_tail_backward(uint64_t seed, Device device) {
   }
   problem.validate();
   return problem;
+}
+
+}  // namespace
+
+BackwardProblem random_tail_backward(uint64_t seed, Device device) {
+  Dice dice(seed);
+  return random_backward(dice, random_dense_problem(dice, device, 0));
+}
+
+BackwardProblem random_conv_backward(uint64_t seed, Device device) {
+  Dice dice(seed);
+  const Problem whole = random_dense_problem(dice, device, 1);
+  const Layout layout = dice.chance(0.75) ? Layout::nchw : Layout::nhwc;
+  return random_backward(
+      dice, Problem(Block({*whole.block.conv()}), whole.input.sizes, whole.input.dtype, device, layout));
 }
 
 }  // namespace onepass::testing

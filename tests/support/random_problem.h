@@ -13,5 +13,7 @@ Problem random_problem(uint64_t seed, Device device = Device::cpu());
 // The backward of a random block without a convolution: gradients of other types and strides, some not
 // wanted.
 BackwardProblem random_tail_backward(uint64_t seed, Device device = Device::cpu());
+// The same of a random convolution alone.
+BackwardProblem random_conv_backward(uint64_t seed, Device device = Device::cpu());
 
 }  // namespace onepass::testing

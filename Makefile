@@ -5,11 +5,12 @@ export CTEST_PARALLEL_LEVEL := $(JOBS)
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench format lint clean setup tool python
+.PHONY: help demo test test-gpu bench bench-gpu format lint clean setup tool python
 
 help:
 	@echo "make demo     optimise four PyTorch models: verify, measure, write out/report.html"
-	@echo "make test     build everything and run every test"
+	@echo "make test     build everything and run every test that needs no GPU"
+	@echo "make test-gpu, make bench-gpu   on a machine with a GPU, offline: test, measure, write results/<GPU>.json"
 	@echo "make python   build the PyTorch operators into python/onepass"
 	@echo "make bench    measure (scripts/bench.sh)"
 	@echo "make format   format the sources in place"
@@ -34,6 +35,15 @@ python:
 
 bench: tool
 	@scripts/bench.sh
+
+# With what the machine has: nothing is installed.
+test-gpu:
+	@scripts/gpu_build.sh
+	@python3 scripts/gpu_test.py
+
+bench-gpu:
+	@scripts/gpu_build.sh
+	@python3 scripts/gpu_bench.py
 
 format:
 	@scripts/setup.sh lint

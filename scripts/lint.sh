@@ -20,7 +20,7 @@ run_format() { sources | xargs -0 "$(clang_tool clang-format)" "$@"; }
 
 run_tidy() {
   {
-    find src/block src/plan src/reference -name '*.cc'
+    find src/block src/plan src/reference src/cuda -name '*.cc'
     grep -L 'hwy/' src/cpu/*.cc || true
   } | sort |
     xargs -P "${JOBS:-$(nproc)}" -n 1 "$(clang_tool clang-tidy)" -p build/release --quiet \

@@ -5,7 +5,8 @@
 #
 # Packages come from apt, as root or by sudo without a password; otherwise the line to run is printed. What a
 # distribution has too old or not at all (cmake on Ubuntu 22.04, clang-format 14) comes from PyPI into .venv.
-# python makes a .venv that runs the PyTorch package: with the PyTorch python3 has, else with PyPI's.
+# python makes a .venv that runs the PyTorch package: with the PyTorch python3 has, else with PyPI's; NVRTC comes
+# into it where the machine has none, since the tests compile every GPU kernel, with or without a GPU.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -86,6 +87,15 @@ for wanted in sys.argv[1:]:
 END
 }
 
+has_nvrtc() {
+  local folder
+  if ldconfig -p 2>/dev/null | grep -q 'libnvrtc\.so'; then return; fi
+  for folder in "${CUDA_HOME:-/usr/local/cuda}/lib64" .venv/lib/python3*/site-packages/nvidia/*/lib; do
+    if compgen -G "$folder/libnvrtc.so.1[23]" >/dev/null; then return; fi
+  done
+  return 1
+}
+
 privilege() {
   if [[ $(id -u) == 0 ]]; then
     "$@"
@@ -137,6 +147,7 @@ create_python_venv() {
   mapfile -t missing < <(python_lacks .venv/bin/python "${python_packages[@]}")
   # Any PyTorch from 2.10 on will do; what is installed here is the one the tests were last run with.
   pip_missing+=("${missing[@]/#torch>=*/torch==2.11.0}")
+  has_nvrtc || pip_missing+=("nvidia-cuda-nvrtc==13.0.*")
 }
 
 # Real models for python/tests/test_models.py, without what they depend on for other uses.

@@ -10,10 +10,9 @@
 #include "block/convert.h"
 #include "onepass/onepass.h"
 #include "reference/backward.h"
+#include "support/backward_harness.h"
 #include "support/cases.h"
-#include "support/gradient_bound.h"
 #include "support/guarded_memory.h"
-#include "support/harness.h"
 #include "support/random_problem.h"
 #include "support/settings.h"
 #include "support/thread_executor.h"
@@ -23,182 +22,24 @@ namespace {
 
 constexpr int thread_count = 3;
 
-struct BackwardOperands {
-  Operands forward;
-  std::vector<double> output_gradient;
-};
-
-BackwardOperands random_backward_operands(const BackwardProblem& problem, Distribution distribution,
-                                          uint64_t seed) {
-  const bool special = distribution == Distribution::special;
-  return {random_operands(problem.forward, distribution, seed),
-          random_tensor(problem.output_gradient, special ? Distribution::special : Distribution::normal, 1,
-                        seed + 1000)};
-}
-
-int64_t slab_count(const Problem& problem) {
-  const Norm* norm = problem.block.norm();
-  const Shape shape = problem.block.conv_output_shape(problem.input.sizes);
-  return norm == nullptr ? 0 : shape[0] * norm->group_count(shape[1]);
-}
-
-// The gradients as dense NCHW values, the input's first; empty where not wanted.
-using GradientValues = std::vector<std::vector<double>>;
-
-struct BackwardOutcome {
-  GradientValues gradients;
-  std::string damage;
-};
-
-// Everything that a call needs, between guards.
-class Memory {
- public:
-  Memory(const BackwardProblem& problem, const BackwardOperands& operands)
-      : problem_(problem),
-        input_(place(problem.forward.input, operands.forward.input)),
-        output_(allocate(problem.forward.output)),
-        output_gradient_(place(problem.output_gradient, operands.output_gradient)),
-        input_gradient_(allocate(problem.input_gradient)),
-        statistics_(static_cast<size_t>(slab_count(problem.forward)) * 2 * sizeof(float), sizeof(float)) {
-    for (size_t i = 0; i < problem.forward.parameters.size(); ++i) {
-      parameters_.push_back(place(problem.forward.parameters[i], operands.forward.parameters[i]));
-      gradients_.push_back(allocate(problem.parameter_gradients[i]));
-    }
-  }
-
-  Arguments forward_arguments() {
-    Arguments arguments{input_.data(), output_.data(), {}, static_cast<float*>(statistics_.data())};
-    for (GuardedMemory& parameter : parameters_) arguments.parameters.push_back(parameter.data());
-    return arguments;
-  }
-
-  BackwardArguments backward_arguments() {
-    statistics_.remember();
-    BackwardArguments arguments;
-    arguments.input = input_.data();
-    arguments.output_gradient = output_gradient_.data();
-    arguments.statistics = static_cast<const float*>(statistics_.data());
-    arguments.input_gradient = problem_.wants_input() ? input_gradient_.data() : nullptr;
-    for (size_t i = 0; i < parameters_.size(); ++i) {
-      arguments.parameters.push_back(parameters_[i].data());
-      arguments.parameter_gradients.push_back(problem_.wants_parameter(i) ? gradients_[i].data() : nullptr);
-    }
-    return arguments;
-  }
-
-  BackwardOutcome outcome() {
-    BackwardOutcome outcome;
-    if (!input_.is_intact() || !output_gradient_.is_intact() || !statistics_.is_intact())
-      outcome.damage += "an input or memory around it; ";
-    for (const GuardedMemory& parameter : parameters_)
-      if (!parameter.is_intact()) outcome.damage += "a parameter or memory around it; ";
-    take(input_gradient_, problem_.input_gradient, problem_.wants_input(), outcome);
-    for (size_t i = 0; i < gradients_.size(); ++i)
-      take(gradients_[i], problem_.parameter_gradients[i], problem_.wants_parameter(i), outcome);
-    return outcome;
-  }
-
- private:
-  static void take(GuardedMemory& memory, const TensorSpec& spec, bool wanted, BackwardOutcome& outcome) {
-    if (wanted) memory.allow(spec);
-    if (!memory.is_intact())
-      outcome.damage += "memory around gradient " + std::to_string(outcome.gradients.size()) + "; ";
-    outcome.gradients.push_back(wanted ? load_tensor(spec, memory.data()) : std::vector<double>());
-  }
-
-  const BackwardProblem& problem_;
-  GuardedMemory input_;
-  GuardedMemory output_;
-  GuardedMemory output_gradient_;
-  GuardedMemory input_gradient_;
-  GuardedMemory statistics_;
-  std::vector<GuardedMemory> parameters_;
-  std::vector<GuardedMemory> gradients_;
-};
-
-template <class PlanType, class ArgumentsType>
-void run_guarded(const PlanType& plan, const ArgumentsType& arguments, Executor& executor) {
-  GuardedMemory workspace(plan.workspace_bytes(), 0);
-  plan.run(arguments, workspace.data(), executor);
-  workspace.allow(0, static_cast<int64_t>(plan.workspace_bytes()));
-  EXPECT_TRUE(workspace.is_intact()) << "memory around the workspace";
-}
-
-// Forward for the statistics, then backward.
-BackwardOutcome run(const BackwardPlan& backward, const BackwardOperands& operands, Executor& executor,
-                    const PlanOptions& forward_options = {}) {
-  Memory memory(backward.problem(), operands);
-  run_guarded(plan(backward.problem().forward, forward_options), memory.forward_arguments(), executor);
-  run_guarded(backward, memory.backward_arguments(), executor);
-  return memory.outcome();
-}
-
-struct Tally {
-  int64_t checked = 0;
-  int64_t unchecked = 0;
-};
-
-void expect_gradient(const std::string& name, DType dtype, const std::vector<double>& actual,
-                     const Expected& expected, Tally& tally) {
-  ASSERT_EQ(actual.size(), expected.values.size()) << name;
-  int64_t failures = 0;
-  for (size_t i = 0; i < actual.size(); ++i) {
-    if (!std::isfinite(expected.bounds[i])) {
-      ++tally.unchecked;
-      continue;
-    }
-    ++tally.checked;
-    if (is_acceptable(dtype, actual[i], expected.values[i], expected.bounds[i])) continue;
-    if (failures++ == 0) {
-      ADD_FAILURE() << "gradient of " << name << ", element " << i << " is " << actual[i] << ", should be "
-                    << expected.values[i] << " within " << expected.bounds[i];
-    }
-  }
-  EXPECT_EQ(failures, 0) << "elements of the gradient of " << name << ", of " << actual.size();
-}
-
-void expect_gradients(const BackwardProblem& problem, const BackwardOperands& operands,
-                      const BackwardOutcome& outcome, Tally& tally) {
-  EXPECT_EQ(outcome.damage, "");
-  const ExpectedGradients expected = expected_gradients(
-      problem, operands.forward.input, operands.forward.parameters, operands.output_gradient);
-  if (problem.wants_input()) {
-    expect_gradient("the input", problem.input_gradient.dtype, outcome.gradients[0], expected.input, tally);
-  }
-  const std::vector<Parameter> parameters = problem.forward.block.parameters(problem.forward.input.sizes);
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    if (!problem.wants_parameter(i)) continue;
-    expect_gradient(parameters[i].name, problem.parameter_gradients[i].dtype, outcome.gradients[i + 1],
-                    expected.parameters[i], tally);
-  }
-}
-
 BackwardProblem tail(std::string_view text) {
   return BackwardProblem(Problem::parse(text, Device::cpu(thread_count)));
 }
 
 // On every target.
-Tally check(const BackwardProblem& problem, Distribution distribution, uint64_t seed, Executor& executor,
-            const std::string& strategy = "tail_backward") {
-  Tally tally;
+GradientComparison check(const BackwardProblem& problem, Distribution distribution, uint64_t seed,
+                         Executor& executor, const std::string& strategy = "tail_backward") {
+  GradientComparison total;
   const BackwardOperands operands = random_backward_operands(problem, distribution, seed);
   for (const std::string& target : cpu_targets()) {
     SCOPED_TRACE(target + " " + std::string(name(distribution)) + " seed " + std::to_string(seed) + ": " +
                  problem.text());
     const BackwardPlan backward = plan_backward(problem, {strategy, target});
-    expect_gradients(problem, operands, run(backward, operands, executor), tally);
+    const GradientComparison comparison = compare(problem, operands, run(backward, operands, executor));
+    EXPECT_EQ(comparison.errors, "");
+    total += comparison;
   }
-  return tally;
-}
-
-std::vector<Problem> tails_of_the_list(Device device) {
-  std::vector<Problem> tails;
-  for (const std::string& text : read_cases()) {
-    Problem problem = Problem::parse(text, device);
-    const bool f64 = problem.input.dtype == DType::f64;
-    if (problem.block.conv() == nullptr && !f64) tails.push_back(std::move(problem));
-  }
-  return tails;
+  return total;
 }
 
 TEST(TailBackward, AgreesWithTheReferenceOnEveryTailOfTheList) {
@@ -214,35 +55,23 @@ TEST(TailBackward, AgreesWithTheReferenceOnEveryTailOfTheList) {
   EXPECT_GT(tails, 50);
 }
 
-// The stages behind the convolution of every other case, at the size of its result.
 TEST(TailBackward, AgreesWithTheReferenceOnTheTailsOfConvolutions) {
   ThreadExecutor executor(thread_count);
   uint64_t seed = 1000;
-  int64_t tails = 0;
-  for (const std::string& text : read_cases()) {
-    const Problem whole = Problem::parse(text, Device::cpu(thread_count));
-    const std::vector<Stage>& stages = whole.block.stages();
-    if (whole.block.conv() == nullptr || stages.size() < 2 || whole.input.dtype == DType::f64) continue;
-    ++tails;
-    const Layout layout = whole.input.strides[1] == 1 ? Layout::nhwc : Layout::nchw;
-    const Problem problem(Block(std::vector<Stage>(stages.begin() + 1, stages.end())),
-                          whole.block.conv_output_shape(whole.input.sizes), whole.input.dtype, whole.device,
-                          layout);
+  const std::vector<Problem> tails = tails_of_convolutions(Device::cpu(thread_count));
+  for (const Problem& problem : tails)
     check(BackwardProblem(problem), Distribution::normal, seed++, executor);
-  }
-  EXPECT_GT(tails, 50);
+  EXPECT_GT(tails.size(), 50u);
 }
 
 TEST(TailBackward, AgreesWithTheReferenceOnRandomTails) {
   ThreadExecutor executor(thread_count);
   const uint64_t first = base_seed();
   const int64_t count = scaled(3000);
-  Tally total;
+  GradientComparison total;
   for (uint64_t seed = first; seed < first + static_cast<uint64_t>(count); ++seed) {
     const BackwardProblem problem = random_tail_backward(seed, Device::cpu(thread_count));
-    const Tally tally = check(problem, distributions[seed % std::size(distributions)], seed, executor);
-    total.checked += tally.checked;
-    total.unchecked += tally.unchecked;
+    total += check(problem, distributions[seed % std::size(distributions)], seed, executor);
     if (HasFailure()) break;
   }
   std::cout << total.checked << " elements checked, " << total.unchecked << " not\n";
@@ -252,40 +81,14 @@ TEST(TailBackward, AgreesWithTheReferenceOnRandomTails) {
 // More than one panel, block, task and wave, in both orientations.
 TEST(TailBackward, AgreesWithTheReferenceOnLargeTails) {
   ThreadExecutor executor(thread_count);
-  const char* const texts[] = {
-      "swish | group_norm(4) | hardswish @ 2x16x5x63x63",
-      "gelu | group_norm(2) | mish @ 3x4x150x151",
-      "group_norm(8) | residual_add | relu @ 2x64x33x35 nhwc",
-      "channel_add(per=sample) | group_norm(4) | silu @ 3x24x61x40 nhwc",
-      "prelu(per=channel) | instance_norm(affine=true) | gelu | mean @ 2x5x211x199",
-      "prelu | channel_mul | tanh @ 4x6x120x90 nhwc",
-      "group_norm(1) | mean @ 5x260x17x9 nhwc",
-      "residual_add | group_norm(3) | prelu | residual_add @ 2x6x70001 bf16",
-      "group_norm(5) @ 2x2100x7 nhwc",
-      "mean @ 3x5x70x700",
-      "group_norm(300) | swish @ 40x600x11",
-  };
   uint64_t seed = 5000;
-  for (const char* const text : texts) {
-    check(tail(text), Distribution::normal, seed++, executor);
-  }
+  for (const char* const text : large_tails) check(tail(text), Distribution::normal, seed++, executor);
 }
 
 TEST(TailBackward, AgreesWithTheReferenceOnHardData) {
   ThreadExecutor executor(thread_count);
-  const char* const texts[] = {
-      "swish | group_norm(4) | hardswish @ 2x8x9x13",
-      "group_norm(4) @ 3x8x11x7",
-      "gelu | group_norm(1) | tanh @ 2x5x300 f16",
-      "softplus | instance_norm | mish @ 2x5x17x3 nhwc",
-      "elu | group_norm(3,eps=1e-12) | mean @ 2x6x31",
-      "group_norm(2,eps=0) | residual_add @ 2x4x9x9 bf16 nhwc",
-      "relu | group_norm(8) | relu6 @ 2x8x7x7",
-      "prelu | channel_mul | clamp(-1,1) @ 2x7x19",
-      "group_norm(1) | gelu_tanh | mean @ 1x1x1",
-  };
   uint64_t seed = 3000;
-  for (const char* const text : texts) {
+  for (const char* const text : hard_tails) {
     for (const Distribution distribution : distributions) check(tail(text), distribution, seed++, executor);
   }
 }
@@ -310,8 +113,8 @@ TEST(TailBackward, HasTheCornersOfTheReference) {
     operands.forward.input = corners;
     for (const double gradient : {1.0, -2.5, 0.0, infinity, nan}) {
       operands.output_gradient.assign(corners.size(), gradient);
-      Tally tally;
-      expect_gradients(problem, operands, run(plan_backward(problem), operands, executor), tally);
+      const BackwardOutcome outcome = run(plan_backward(problem), operands, executor);
+      EXPECT_EQ(compare(problem, operands, outcome).errors, "");
     }
   }
 }
@@ -319,11 +122,9 @@ TEST(TailBackward, HasTheCornersOfTheReference) {
 // With a mean of 10,000 standard deviations the gradients are as good as the statistics allow, not lost.
 TEST(TailBackward, LargeMeansKeepTheirGradients) {
   ThreadExecutor executor(thread_count);
-  Tally total;
+  GradientComparison total;
   for (const char* const text : {"group_norm(2) | swish @ 2x4x30x31", "group_norm(4) @ 2x8x50x51 nhwc"}) {
-    const Tally tally = check(tail(text), Distribution::offset_10000, 9, executor);
-    total.checked += tally.checked;
-    total.unchecked += tally.unchecked;
+    total += check(tail(text), Distribution::offset_10000, 9, executor);
   }
   EXPECT_GT(total.checked, 0);
   EXPECT_EQ(total.unchecked, 0);
@@ -341,9 +142,8 @@ TEST(TailBackward, ComputesAnySubsetOfTheGradients) {
     for (unsigned subset = 0; subset < 1u << problem.wanted.size(); ++subset) {
       for (size_t i = 0; i < problem.wanted.size(); ++i) problem.wanted[i] = (subset >> i & 1u) != 0;
       SCOPED_TRACE(problem.text());
-      Tally tally;
       const BackwardOutcome outcome = run(plan_backward(problem, {"tail_backward", ""}), operands, executor);
-      expect_gradients(problem, operands, outcome, tally);
+      EXPECT_EQ(compare(problem, operands, outcome).errors, "");
       for (size_t i = 1; i < problem.wanted.size(); ++i) {
         EXPECT_TRUE(!problem.wanted[i] || outcome.gradients[i] == all[i]) << "other bits when alone";
       }
@@ -460,16 +260,6 @@ TEST(ConvBackward, SaysWhatItRefuses) {
             std::string::npos);
 }
 
-bool same_bits(const GradientValues& a, const GradientValues& b) {
-  for (size_t i = 0; i < a.size(); ++i) {
-    if (a[i].size() != b[i].size()) return false;
-    for (size_t j = 0; j < a[i].size(); ++j) {
-      if (a[i][j] != b[i][j] && !(std::isnan(a[i][j]) && std::isnan(b[i][j]))) return false;
-    }
-  }
-  return true;
-}
-
 void check_bits(const std::function<BackwardProblem(Device)>& make_problem, uint64_t seed) {
   GradientValues first;
   for (const int threads : {1, 2, 3, 7}) {
@@ -506,28 +296,16 @@ TEST(Statistics, AreWrittenByEveryStrategy) {
         "conv_transpose2d(3,8,k=3,s=2) | swish | group_norm(4) | hardswish @ 2x3x9x13 bf16",
         "gelu | group_norm(2) | mean @ 2x8x9x13 f16 nhwc",
         "conv2d(3,6,k=1) | instance_norm | mean @ 2x3x11x5 nhwc"}) {
-    const BackwardProblem backward = tail(text);
-    const Problem& problem = backward.forward;
-    const BackwardOperands operands = random_backward_operands(backward, Distribution::normal, 11);
-    const auto statistics_by = [&](const std::string& strategy) {
-      std::vector<float> statistics(static_cast<size_t>(slab_count(problem)) * 2, -1);
-      const Plan forward = plan(problem, {strategy, ""});
-      Memory memory(backward, operands);
-      Arguments arguments = memory.forward_arguments();
-      arguments.statistics = statistics.data();
-      run_guarded(forward, arguments, executor);
-      return statistics;
-    };
-    const std::vector<float> expected = statistics_by("reference");
+    const Problem problem = Problem::parse(text, Device::cpu(thread_count));
+    const Operands operands = random_operands(problem, Distribution::normal, 11);
+    const std::vector<float> expected = reference_statistics(problem, operands);
     const Plan best = plan(problem);
     for (const Candidate& candidate : best.candidates()) {
       if (!candidate.reason.empty()) continue;
-      const std::vector<float> actual = statistics_by(candidate.strategy);
-      for (size_t i = 0; i < expected.size(); i += 2) {
-        const float rstd = expected[i + 1];
-        EXPECT_NEAR(actual[i] * rstd, expected[i] * rstd, 4e-6) << candidate.strategy << ": " << text;
-        EXPECT_NEAR(actual[i + 1] / rstd, 1, 4e-6) << candidate.strategy << ": " << text;
-      }
+      const Outcome outcome =
+          run(plan(problem, {candidate.strategy, ""}), operands, executor, {.statistics = true});
+      EXPECT_EQ(statistics_error(expected, outcome.statistics), "") << candidate.strategy << ": " << text;
+      EXPECT_EQ(outcome.damage, "");
     }
   }
 }
@@ -612,7 +390,7 @@ TEST(BackwardPlan, RefusesWhatDoesNotFit) {
 
   SerialExecutor executor;
   const BackwardOperands operands = random_backward_operands(good, Distribution::normal, 1);
-  Memory memory(good, operands);
+  BackwardMemory memory(good, operands, executor);
   const BackwardPlan backward = plan_backward(good);
   GuardedMemory workspace(backward.workspace_bytes(), 0);
   const auto run_with = [&](auto&& change) {

@@ -10,6 +10,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <set>
 
 #include "block/convert.h"
@@ -47,12 +48,13 @@ constexpr float K(double number) { return static_cast<float>(number); }
 float minimum(float x, float limit) { return x > limit ? limit : x; }
 float maximum(float x, float limit) { return x < limit ? limit : x; }
 float where_positive(float t, float yes, float no) { return t > 0 ? yes : no; }
-using std::erf;
 using std::exp;
 using std::expm1;
 using std::log1p;
 using std::tanh;
 float sigmoid(float x) { return 1 / (1 + exp(-x)); }
+float ramp(float x) { return minimum(maximum(x + 3, 0), 6) * (1.0f / 6.0f); }
+float normal_cdf(float x) { return 0.5f * (1 + std::erf(x * 0.70710678118654752440f)); }
 
 float pointwise_value(const Pointwise& pointwise, float x, [[maybe_unused]] float p) {
   const float a = K(pointwise.a);
@@ -435,6 +437,39 @@ TEST(Harness, BuffersAreAlignedToTheirElementsOnly) {
   }
 }
 
+TEST(Harness, PlacementsDecideWhereTensorsLie) {
+  const Problem problem = Problem::parse("channel_add | residual_add @ 2x3x5 bf16");
+  const Operands operands = random_operands(problem, Distribution::normal, 1);
+  SerialExecutor executor;
+  for (const Placement placement : placements) {
+    ForwardMemory memory(problem, operands, 0, Place(executor, placement));
+    const Arguments arguments = memory.arguments();
+    std::vector<uintptr_t> elements;
+    for (const void* address : {arguments.input, static_cast<const void*>(arguments.output),
+                                arguments.parameters[0], arguments.parameters[1]})
+      elements.push_back(reinterpret_cast<uintptr_t>(address) % 64 / 2);
+    const std::map<Placement, std::vector<uintptr_t>> expected{{Placement::elements, {1, 1, 1, 1}},
+                                                               {Placement::vectors, {0, 0, 0, 0}},
+                                                               {Placement::mixed, {1, 6, 3, 0}}};
+    EXPECT_EQ(elements, expected.at(placement)) << name(placement);
+  }
+}
+
+TEST(Harness, SeesWrongStatistics) {
+  const Problem problem = Problem::parse("group_norm(2) @ 2x4x9");
+  const Operands operands = random_operands(problem, Distribution::offset_100, 1);
+  const std::vector<float> right = reference_statistics(problem, operands);
+  ASSERT_EQ(right.size(), 8u);
+  EXPECT_EQ(statistics_error(right, right), "");
+  for (size_t i = 0; i < right.size(); ++i) {
+    std::vector<float> wrong = right;
+    wrong[i] *= 1.0001f;
+    EXPECT_NE(statistics_error(right, wrong), "") << i;
+    wrong[i] = std::numeric_limits<float>::quiet_NaN();
+    EXPECT_NE(statistics_error(right, wrong), "") << i;
+  }
+}
+
 TEST(Operands, AreRepresentableAndHaveTheirDistribution) {
   for (const std::string dtype : {"f32", "f16", "bf16"}) {
     const Problem problem = Problem::parse("relu @ 2x8x500 " + dtype);
@@ -481,6 +516,19 @@ TEST(RandomProblem, SpansTheLanguage) {
                                     "mean", "expanded input", "strided output", "empty batch"})
     EXPECT_TRUE(seen.contains(feature)) << feature;
   for (int i = 0; i < op_count; ++i) EXPECT_TRUE(seen.contains(std::string(name(static_cast<Op>(i)))));
+}
+
+TEST(RandomProblem, LargeTailsAreLargeAndSpanTheLayouts) {
+  std::set<std::string> seen;
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    const Problem problem = random_large_tail(seed);
+    problem.validate();
+    EXPECT_EQ(problem.block.conv(), nullptr);
+    EXPECT_GE(element_count(problem.input.sizes), 50'000);
+    EXPECT_LE(element_count(problem.input.sizes), 4'000'000) << problem.text();
+    seen.insert(std::string(name(problem.input.dtype)) + (problem.input.strides[1] == 1 ? " nhwc" : ""));
+  }
+  EXPECT_EQ(seen.size(), 6u);
 }
 
 TEST(ThreadExecutor, RunsEachTaskOnceAndNoWorkerTwiceAtATime) {

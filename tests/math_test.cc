@@ -42,8 +42,7 @@ HWY_INLINE V value_of(Function function, V x) {
     case Function::swish:
       return x * deferred::sigmoid(x);
     case Function::gelu:
-      return hn::Mul(hn::Mul(constant<V>(0.5), x),
-                     hn::Add(constant<V>(1.0), erf(hn::Mul(x, constant<V>(0.70710678118654752440)))));
+      return hn::Mul(x, normal_cdf(x));
     case Function::minimum:
       return minimum(x, constant<V>(1.0));
     case Function::maximum:

@@ -80,7 +80,7 @@ TEST_F(ToolTest, HelpShowsTheBlockLanguageAndExitCodes) {
        {"explain", "check", "bench", "cases", "Examples:", "group_norm(groups", "Exit codes:"}) {
     EXPECT_NE(result.out.find(words), std::string::npos) << words;
   }
-  for (const char* command : {"explain", "check", "bench", "cases"})
+  for (const char* command : {"explain", "check", "bench", "cases", "cache"})
     EXPECT_EQ(run({command, "--help"}).exit_code, 0);
 }
 
@@ -247,6 +247,67 @@ TEST_F(ToolTest, PeaksNeedNoBlock) {
        {"gflops", "gflops_one_thread", "write_gb_per_s", "read_gb_per_s", "copy_gb_per_s"}) {
     EXPECT_GT(result.parsed().at(key), 0) << key;
   }
+}
+
+TEST_F(ToolTest, DevicesThatCannotRunAreRefused) {
+  expect_refused({"check", "relu @ 1x2x3", "--device", "tpu"}, "device \"tpu\" is unknown");
+  expect_refused({"explain", "relu @ 1x2x3", "--device", "cuda:sm_12"}, "sm_12");
+  for (const char* command : {"check", "bench"}) {
+    expect_refused({command, "relu @ 1x2x3", "--device", "cuda:sm_90a"}, "--device cuda:sm_90a is no GPU");
+  }
+  setenv("ONEPASS_CUDA_DRIVER", "/nowhere/libcuda.so.1", 1);
+  for (const char* command : {"explain", "check", "bench"}) {
+    expect_refused({command, "relu @ 1x2x3", "--device", "cuda"}, "ONEPASS_CUDA_DRIVER");
+  }
+  expect_refused({"bench", "--peaks", "--device", "cuda:1"}, "ONEPASS_CUDA_DRIVER");
+  unsetenv("ONEPASS_CUDA_DRIVER");
+}
+
+// The stub's GPU computes nothing: what comes back is the NaN that went there.
+TEST_F(ToolTest, CheckAndBenchJudgeWhatTheGpuWrote) {
+  setenv("ONEPASS_CUDA_DRIVER", ONEPASS_STUB_PATH, 1);
+  const Result check = run({"check", "relu @ 2x3x40", "--device", "cuda", "--json"});
+  EXPECT_EQ(check.exit_code, 1) << check.err;
+  EXPECT_EQ(check.parsed().at("device"), "cuda:0");
+  EXPECT_EQ(check.parsed().at("failures"), 2 * 3 * 40);
+  const Result bench = run({"bench", "relu @ 2x3x40", "--device", "cuda:1"});
+  EXPECT_EQ(bench.exit_code, 1) << bench.err;
+  EXPECT_NE(bench.out.find("WRONG RESULT"), std::string::npos) << bench.out;
+  const json peaks = run({"bench", "--peaks", "--device", "cuda", "--json"}).parsed();
+  EXPECT_EQ(peaks.at("copy_gb_per_s"), 4220);
+  unsetenv("ONEPASS_CUDA_DRIVER");
+}
+
+TEST_F(ToolTest, TargetOfTheCpuDoesNotGoWithAGpu) {
+  expect_refused({"explain", "relu @ 1x2x3", "--device", "cuda:sm_90a", "--target", "neon"}, "--target");
+}
+
+TEST_F(ToolTest, ExplainPlansForAnArchitectureThatIsNotPresent) {
+  const Result result =
+      run({"explain", "swish | group_norm(4) @ 2x8x16x16", "--device", "cuda:sm_90a", "--json"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.parsed().at("device"), "cuda:sm_90a");
+  const Result text = run({"explain", "swish | group_norm(4) @ 2x8x16x16", "--device", "cuda:sm_80"});
+  EXPECT_NE(text.out.find("on cuda:sm_80"), std::string::npos) << text.out << text.err;
+}
+
+TEST_F(ToolTest, CacheIsListedAndCleared) {
+  const std::string before = getenv("ONEPASS_CACHE_DIR") == nullptr ? "" : getenv("ONEPASS_CACHE_DIR");
+  setenv("ONEPASS_CACHE_DIR", "kernels", 1);  // in the test's own folder
+  EXPECT_EQ(run({"cache", "list", "--json"}).parsed().at("kernels").size(), 0u);
+  EXPECT_EQ(run({"explain", "swish | group_norm(4) @ 2x8x16x16", "--device", "cuda:sm_90a"}).exit_code, 0);
+  const json listed = run({"cache", "list", "--json"}).parsed();
+  EXPECT_EQ(listed.at("directory"), "kernels");
+  ASSERT_GE(listed.at("kernels").size(), 1u);
+  EXPECT_EQ(listed.at("kernels")[0].at("architecture"), "sm_90a");
+  EXPECT_GT(listed.at("kernels")[0].at("bytes"), 1000);
+  const Result text = run({"cache", "list"});
+  EXPECT_NE(text.out.find(listed.at("kernels")[0].at("kernel")), std::string::npos) << text.out;
+  EXPECT_EQ(run({"cache", "clear", "--json"}).parsed().at("removed"), listed.at("kernels").size());
+  EXPECT_EQ(run({"cache", "clear"}).out, "0 kernels removed from kernels\n");
+  expect_refused({"cache", "shred"}, "shred");
+  expect_refused({"cache"}, "list or clear");
+  setenv("ONEPASS_CACHE_DIR", before.c_str(), 1);
 }
 
 }  // namespace

@@ -62,8 +62,10 @@ class ONEPASS_API BackwardPlan {
 
   // As Plan::run. What it writes overlaps nothing that it reads.
   void run(const BackwardArguments& arguments, void* workspace, Executor& executor) const;
+  void run(const BackwardArguments& arguments, void* workspace, Stream stream) const;
 
  private:
+  void check(const BackwardArguments& arguments, const void* workspace) const;
   friend ONEPASS_API BackwardPlan plan_backward(const BackwardProblem& problem, const PlanOptions& options);
   BackwardPlan(BackwardProblem problem, std::string strategy, std::vector<Candidate> candidates,
                std::shared_ptr<const BackwardKernel> kernel);

@@ -1,4 +1,4 @@
-// Who runs the tasks of a CPU plan: the caller's thread pool behind two functions.
+// Who runs a plan: the caller's thread pool behind two functions, or a stream of the GPU.
 #pragma once
 
 #include <cstdint>
@@ -34,6 +34,11 @@ class ONEPASS_API SerialExecutor final : public Executor {
  public:
   int concurrency() const override { return 1; }
   void run(int64_t count, Task task, void* context) override;
+};
+
+// A CUstream (or cudaStream_t) of the device a plan was made for; null: the default stream.
+struct Stream {
+  void* handle = nullptr;
 };
 
 }  // namespace onepass

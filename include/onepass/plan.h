@@ -50,6 +50,8 @@ class ONEPASS_API Plan {
   // Runs the block. `workspace` has workspace_bytes() bytes, aligned to 64, one per concurrent call.
   // Never allocates; the executor runs at most problem().device.threads tasks at once.
   void run(const Arguments& arguments, void* workspace, Executor& executor) const;
+  // The same for a plan of a GPU: all memory is that GPU's, the work is put on the stream and not waited for.
+  void run(const Arguments& arguments, void* workspace, Stream stream) const;
 
  private:
   friend ONEPASS_API Plan plan(const Problem& problem, const PlanOptions& options);

@@ -3,6 +3,7 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "onepass/block.h"
@@ -11,12 +12,21 @@
 
 namespace onepass {
 
-struct Device {
-  enum class Kind : uint8_t { cpu };
+struct ONEPASS_API Device {
+  enum class Kind : uint8_t { cpu, cuda };
   Kind kind = Kind::cpu;
-  int threads = 1;  // the most threads a run may use; results do not depend on it
+  int threads = 1;           // cpu: the most threads a run may use; results do not depend on it
+  int index = 0;             // cuda: which GPU
+  std::string architecture;  // cuda: plan for this one ("sm_90a"), present or not; empty: that of the GPU
 
-  static Device cpu(int threads = 1) { return {Kind::cpu, threads}; }
+  static Device cpu(int threads = 1) { return {Kind::cpu, threads, 0, {}}; }
+  static Device cuda(int index = 0) { return {Kind::cuda, 1, index, {}}; }
+  // Plans of it are explained and compiled; they run nowhere.
+  static Device cuda_architecture(std::string name) { return {Kind::cuda, 1, 0, std::move(name)}; }
+  // "cpu", "cuda", "cuda:1" or "cuda:sm_90a"; throws Error for anything else.
+  static Device parse(std::string_view text, int threads = 1);
+
+  std::string text() const;
   bool operator==(const Device&) const = default;
 };
 

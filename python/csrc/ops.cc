@@ -1,13 +1,14 @@
 // The operators of torch.ops.onepass, through the stable interface: one build serves PyTorch 2.10 and newer.
+// Those of CUDA tensors are in cuda_ops.cc.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "boxed.h"
 #include "describe.h"
 #include "onepass/onepass.h"
 #include "plan_cache.h"
@@ -355,59 +356,6 @@ std::string explain_backward(const std::string& block, const std::vector<int64_t
   return plan_for_threads(problem, static_cast<int>(threads)).explain();
 }
 
-// From the values of a boxed call to those of a function and back. TORCH_BOX would do, but its strings leak
-// (to<std::string> of PyTorch 2.10 and 2.11 never deletes its copy).
-template <class T>
-struct Taken {
-  static T from(StableIValue value) { return torch::stable::detail::to<T>(value); }
-};
-
-template <>
-struct Taken<std::string> {
-  static std::string from(StableIValue value) {
-    const auto handle = torch::stable::detail::to<StringHandle>(value);
-    size_t length = 0;
-    const char* data = nullptr;
-    TORCH_ERROR_CODE_CHECK(torch_string_length(handle, &length));
-    TORCH_ERROR_CODE_CHECK(torch_string_c_str(handle, &data));
-    std::string text(data, length);
-    TORCH_ERROR_CODE_CHECK(torch_delete_string(handle));
-    return text;
-  }
-};
-
-template <class T>
-void put(StableIValue* stack, const T& result) {
-  stack[0] = torch::stable::detail::from(result);
-}
-
-template <class... T>
-void put(StableIValue* stack, const std::tuple<T...>& results) {
-  std::apply([&](const auto&... result) { ((*stack++ = torch::stable::detail::from(result)), ...); },
-             results);
-}
-
-// Error becomes std::invalid_argument, which arrives in Python as ValueError.
-template <auto function, class Result, class... Parameters, size_t... index>
-void call(StableIValue* stack, Result (*)(Parameters...), std::index_sequence<index...>) {
-  std::tuple<std::decay_t<Parameters>...> arguments{Taken<std::decay_t<Parameters>>::from(stack[index])...};
-  try {
-    put(stack, std::apply(function, std::move(arguments)));
-  } catch (const Error& error) {
-    throw std::invalid_argument(error.what());
-  }
-}
-
-template <class Result, class... Parameters>
-constexpr size_t arity(Result (*)(Parameters...)) {
-  return sizeof...(Parameters);
-}
-
-template <auto function>
-void boxed(StableIValue* stack, uint64_t, uint64_t) {
-  call<function>(stack, function, std::make_index_sequence<arity(function)>());
-}
-
 std::string describe_text(const std::string& block) { return describe(Block::parse(block)); }
 
 }  // namespace
@@ -432,18 +380,13 @@ STABLE_TORCH_LIBRARY(onepass, library) {
   library.def("describe_library() -> str");
 }
 
-void register_kernels(torch::stable::detail::StableLibrary& library) {
+STABLE_TORCH_LIBRARY_IMPL(onepass, CPU, library) {
   library.impl("forward", boxed<forward>);
   library.impl("forward_with_statistics", boxed<forward_with_statistics>);
   library.impl("backward", boxed<backward>);
   library.impl("block_forward", boxed<block_forward>);
   library.impl("block_backward", boxed<block_backward>);
 }
-
-STABLE_TORCH_LIBRARY_IMPL(onepass, CPU, library) { register_kernels(library); }
-
-// They refuse tensors that are not on the CPU with a sentence of their own.
-STABLE_TORCH_LIBRARY_IMPL(onepass, CUDA, library) { register_kernels(library); }
 
 STABLE_TORCH_LIBRARY_IMPL(onepass, CompositeExplicitAutograd, library) {
   library.impl("explain", boxed<explain>);

@@ -32,11 +32,11 @@ Layout output_layout(const Block& block, const CallSpecs& specs) {
 }  // namespace
 
 CallSpecs::CallSpecs(const Tensor& input_tensor, const std::vector<Tensor>& parameter_tensors) {
-  require_cpu(input_tensor);
+  const Place place = place_of(input_tensor);
   input = spec_of(input_tensor);
   parameters.reserve(parameter_tensors.size());
   for (const Tensor& parameter : parameter_tensors) {
-    require_cpu(parameter);
+    require_place(parameter, place);
     parameters.push_back(spec_of(parameter));
   }
 }

@@ -15,7 +15,7 @@ struct CallSpecs {
   TensorSpec input;
   std::vector<TensorSpec> parameters;
 
-  // Throws std::runtime_error where a tensor is not on the CPU or not of a floating type.
+  // Throws std::runtime_error where a tensor is not on the input's device or not of a floating type.
   CallSpecs(const Tensor& input, const std::vector<Tensor>& parameters);
 };
 

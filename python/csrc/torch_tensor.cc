@@ -21,11 +21,27 @@ int32_t torch_number(DType dtype) {
   return aoti_torch_dtype_float64();
 }
 
-Tensor empty_strided(const Shape& sizes, const Shape& strides, int32_t dtype) {
+std::string name_of(const Place& place) {
+  if (place.type == aoti_torch_device_type_cpu()) return "cpu";
+  if (place.type == aoti_torch_device_type_cuda()) return "cuda:" + std::to_string(place.index);
+  return "a device of another kind";
+}
+
+// PyTorch's own exception does not pass the stable interface, which prints its words. Programs that try a
+// smaller batch look for the first words of this sentence.
+[[noreturn]] void refuse_memory(int64_t bytes, const Place& place) {
+  const bool is_cuda = place.type == aoti_torch_device_type_cuda();
+  throw std::runtime_error(std::string(is_cuda ? "CUDA out of memory." : "Out of memory.") +
+                           " PyTorch's allocator has no " + std::to_string(bytes) + " bytes on " +
+                           name_of(place) + " for a tensor of onepass");
+}
+
+Tensor empty_strided(const Shape& sizes, const Shape& strides, int32_t dtype, int64_t bytes,
+                     const Place& place) {
   AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(),
-                                                  strides.data(), dtype, aoti_torch_device_type_cpu(), 0,
-                                                  &handle));
+  const auto failed = aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(),
+                                               strides.data(), dtype, place.type, place.index, &handle);
+  if (failed) refuse_memory(bytes, place);
   return Tensor(handle);
 }
 
@@ -73,18 +89,33 @@ bool is_channels_last(const TensorSpec& spec) {
   return clears(0);
 }
 
+Place place_of(const Tensor& tensor) {
+  Place place;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &place.type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensor.get(), &place.index));
+  return place;
+}
+
 void require_cpu(const Tensor& tensor) {
   if (!tensor.is_cpu()) {
     throw std::runtime_error("the compiled library runs on the CPU: all tensors must be there");
   }
 }
 
-Tensor empty(const TensorSpec& spec) {
-  return empty_strided(spec.sizes, spec.strides, torch_number(spec.dtype));
+void require_place(const Tensor& tensor, const Place& input) {
+  const Place place = place_of(tensor);
+  if (place == input) return;
+  throw std::runtime_error("all tensors must be on the input's device, " + name_of(input) + ": one is on " +
+                           name_of(place));
 }
 
-Tensor empty_bytes(size_t bytes) {
-  return empty_strided({static_cast<int64_t>(bytes)}, {1}, aoti_torch_dtype_uint8());
+Tensor empty(const TensorSpec& spec, const Place& place) {
+  return empty_strided(spec.sizes, spec.strides, torch_number(spec.dtype), spec.byte_span(), place);
+}
+
+Tensor empty_bytes(size_t bytes, const Place& place) {
+  const auto count = static_cast<int64_t>(bytes);
+  return empty_strided({count}, {1}, aoti_torch_dtype_uint8(), count, place);
 }
 
 }  // namespace onepass::torch_binding

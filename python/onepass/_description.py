@@ -100,6 +100,7 @@ class Description:
     norm: Norm | None
     conv_parameters: int  # how many of the parameters, the first ones, are the convolution's
     tail: str  # the text of the block without its convolution, empty where nothing is left
+    after_conv: Description | None  # the tail as a block of its own, where a convolution is before it
 
     def conv_output_shape(self, sizes: Sequence[Any]) -> list[Any]:
         """The shape before the tail, also of symbolic sizes."""
@@ -134,34 +135,55 @@ def _stage(kind: str, fields: dict[str, Any]) -> Stage:
 
 
 def _description(text: str, stages: tuple[Stage, ...], parameters: tuple[Parameter, ...]) -> Description:
+    conv = stages[0] if isinstance(stages[0], Conv) else None
+    conv_parameters = sum(parameter.role.startswith("conv_") for parameter in parameters)
+    tail = " | ".join(stage.text for stage in stages if stage is not conv)
+    after_conv = None
+    if conv is not None and tail:
+        rest = (dataclasses.replace(p, stage=p.stage - 1) for p in parameters[conv_parameters:])
+        after_conv = _description(tail, stages[1:], tuple(rest))
     return Description(
         text,
         stages,
         parameters,
         names=tuple(parameter.name for parameter in parameters),
-        conv=next((stage for stage in stages if isinstance(stage, Conv)), None),
+        conv=conv,
         norm=next((stage for stage in stages if isinstance(stage, Norm)), None),
-        conv_parameters=sum(parameter.role.startswith("conv_") for parameter in parameters),
-        tail=" | ".join(stage.text for stage in stages if not isinstance(stage, Conv)),
+        conv_parameters=conv_parameters,
+        tail=tail,
+        after_conv=after_conv,
     )
 
 
+class _Known:
+    """What Dynamo reads described blocks from, as attributes: of a dictionary it would see no new entries."""
+
+
+_known = _Known()
 _described: dict[str, Description] = {}
+_is_compiling = torch.compiler.is_dynamo_compiling
 
 
 def describe(text: str) -> Description:
     """The parsed block; raises ValueError naming the stage, the value and what is accepted."""
+    if _is_compiling():
+        return getattr(_known, _attribute_of(text))
     found = _described.get(text)
-    if found is not None:
-        return found
-    _remember(text)
-    return _described[text]
+    return _remember(text) if found is None else found
 
 
 @torch.compiler.assume_constant_result
-def _remember(text: str) -> None:
+def _attribute_of(text: str) -> str:
+    """The attribute of _known that is the block's description, from now on if not before."""
+    description = _described.get(text) or _remember(text)
+    name = f"block_{text.encode().hex()}"
+    setattr(_known, name, description)
+    return name
+
+
+def _remember(text: str) -> Description:
     _library.require()
     described = json.loads(torch.ops.onepass.describe(text))
     stages = tuple(_stage(stage.pop("kind"), stage) for stage in described["stages"])
     parameters = tuple(Parameter(**parameter) for parameter in described["parameters"])
-    _described[text] = _description(described["text"], stages, parameters)
+    return _described.setdefault(text, _description(described["text"], stages, parameters))

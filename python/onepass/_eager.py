@@ -35,7 +35,8 @@ _CONVS = {
 }
 
 
-def _convolve(conv: Conv, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def convolve(conv: Conv, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """PyTorch's own convolution."""
     function = _CONVS[conv.transposed][conv.rank - 1]
     if conv.transposed:
         padding = (conv.padding_before, conv.output_padding)
@@ -66,13 +67,15 @@ def _pointwise(stage: Pointwise, x: Tensor, operands: Iterator[Tensor]) -> Tenso
 def _normalise(norm: Norm, x: Tensor, parameters: Iterator[Tensor]) -> Tensor:
     weight, bias = (next(parameters), next(parameters)) if norm.affine else (None, None)
     # torch.group_norm, for F.instance_norm refuses slabs of one element, which give the bias.
-    return torch.group_norm(x, norm.group_count(x.shape[1]), weight, bias, norm.eps)
+    normalised = torch.group_norm(x, norm.group_count(x.shape[1]), weight, bias, norm.eps)
+    # Autocast on CUDA makes the one float32 and leaves the other as it is.
+    return normalised.to(x.dtype) if norm.instance else normalised
 
 
 def _run_stage(stage: Stage, x: Tensor, parameters: Iterator[Tensor]) -> Tensor:
     if isinstance(stage, Conv):
         weight = next(parameters)
-        return _convolve(stage, x, weight, next(parameters) if stage.bias else None)
+        return convolve(stage, x, weight, next(parameters) if stage.bias else None)
     if isinstance(stage, Norm):
         return _normalise(stage, x, parameters)
     if isinstance(stage, Mean):

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onepass import _eager, _library
+from onepass import _cuda, _eager, _library
+from onepass._autograd import is_exporting, once_differentiable
 from onepass._description import Conv, Description, Pointwise, describe
-
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+from onepass._types import DTYPES, lowered_dtype, result_dtype
 
 
 def apply(
@@ -24,6 +23,8 @@ def apply(
     Differentiable once. The output has PyTorch's type for these stages, also under autocast, unless a type is
     given.
     """
+    if input.is_cuda:
+        return _cuda.apply(block, input, parameters, out_dtype)
     if not (input.is_cpu or input.is_meta):
         output = _eager.run(block, input, parameters)
         return output if out_dtype is None else output.to(out_dtype)
@@ -40,61 +41,12 @@ def apply(
         same = same and parameter.dtype == dtype
         differentiate = differentiate or parameter.requires_grad
     if not same:
-        out_dtype = out_dtype or _result_dtype(describe(block), input, parameters, low)
-    if differentiate and torch.is_grad_enabled() and not _is_exporting():
+        out_dtype = out_dtype or result_dtype(describe(block), input, parameters, low)
+    if differentiate and torch.is_grad_enabled() and not is_exporting():
         if low is not None:
             input, parameters = _lowered(describe(block), input, parameters, low)
         return _Differentiable.apply(block, out_dtype, input, *parameters)
     return torch.ops.onepass.forward.default(input, parameters, block, out_dtype)
-
-
-def _is_exporting() -> bool:
-    """Whether torch.export records this call: its graphs are for inference and shall hold the fused operator.
-
-    Dynamo takes is_exporting() for true under torch.compile too, where gradients are needed.
-    """
-    return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
-
-
-# --- Types: those of PyTorch's own functions on a CPU, stage by stage ---
-
-
-def _lowered_dtype(dtype: torch.dtype, low: torch.dtype | None) -> torch.dtype:
-    """What autocast makes of a tensor that a convolution or prelu reads: it leaves float64 alone."""
-    return dtype if low is None or dtype == torch.float64 else low
-
-
-def _require_dtype(name: str, dtype: torch.dtype, wanted: torch.dtype) -> None:
-    if dtype != wanted:
-        raise TypeError(f"{name} is {_name(dtype)}, must be {_name(wanted)} as what it is applied to")
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _result_dtype(
-    description: Description, input: Tensor, parameters: Sequence[Tensor], low: torch.dtype | None
-) -> torch.dtype:
-    """The output's type, where `low` is autocast's; raises TypeError for a mixture PyTorch refuses."""
-    dtype = input.dtype
-    for name, tensor_dtype in (("input", dtype), *zip(description.names, (p.dtype for p in parameters))):
-        if tensor_dtype not in DTYPES:
-            raise TypeError(
-                f"{name} is {_name(tensor_dtype)}, must be one of {', '.join(map(_name, DTYPES))}"
-            )
-    if description.conv is not None:
-        dtype = _lowered_dtype(dtype, low)
-    for parameter, tensor in zip(description.parameters, parameters):
-        stage = description.stages[parameter.stage]
-        if isinstance(stage, Conv):
-            _require_dtype(parameter.name, _lowered_dtype(tensor.dtype, low), dtype)
-        elif isinstance(stage, Pointwise) and stage.op == "prelu":
-            dtype = _lowered_dtype(dtype, low)
-            _require_dtype(parameter.name, _lowered_dtype(tensor.dtype, low), dtype)
-        elif isinstance(stage, Pointwise):
-            dtype = torch.promote_types(dtype, tensor.dtype)
-    return dtype
 
 
 def _lowered(
@@ -104,42 +56,11 @@ def _lowered(
     count = description.conv_parameters
     if count == 0:
         return input, list(parameters)
-    input, *conv = (t.to(_lowered_dtype(t.dtype, low)) for t in (input, *parameters[:count]))
+    input, *conv = (t.to(lowered_dtype(t.dtype, low)) for t in (input, *parameters[:count]))
     return input, [*conv, *parameters[count:]]
 
 
 # --- Gradients ---
-
-
-class _SecondGradient(torch.autograd.Function):
-    """Gives on what it gets, and refuses to be differentiated: gradients of gradients are not computed."""
-
-    @staticmethod
-    def forward(ctx: Any, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(tensor.detach() for tensor in tensors[:count])
-
-    @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> None:
-        raise RuntimeError(
-            "onepass blocks can be differentiated once: run the stages as PyTorch modules for more"
-        )
-
-
-def _once_differentiable(backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., Any]:
-    """Makes the gradients' own gradients an error; PyTorch's decorator may leave them out in silence."""
-
-    @functools.wraps(backward)
-    def guarded(ctx: Any, *output_gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        if not torch.is_grad_enabled():
-            return backward(ctx, *output_gradients)
-        with torch.no_grad():
-            gradients = backward(ctx, *output_gradients)
-        present = [gradient for gradient in gradients if gradient is not None]
-        sources = [tensor for tensor in (*ctx.saved_tensors, *output_gradients) if tensor is not None]
-        refusing = iter(_SecondGradient.apply(len(present), *present, *sources))
-        return tuple(None if gradient is None else next(refusing) for gradient in gradients)
-
-    return guarded
 
 
 class _Differentiable(torch.autograd.Function):
@@ -171,7 +92,7 @@ class _Differentiable(torch.autograd.Function):
         return output
 
     @staticmethod
-    @_once_differentiable
+    @once_differentiable
     def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor | None, ...]:
         description = describe(ctx.block)
         wanted = ctx.needs_input_grad[2:]
@@ -344,7 +265,9 @@ def _fake_backward(
     wanted: Sequence[bool],
 ) -> list[Tensor]:
     description = describe(block)
-    formats = [_memory_format(input), *(_operand_format(description, i, p) for i, p in enumerate(parameters))]
+    # The kernels of a GPU have all tensors of the input's size in its order.
+    deciding = [input] * len(parameters) if input.is_cuda else parameters
+    formats = [_memory_format(input), *(_operand_format(description, i, p) for i, p in enumerate(deciding))]
     gradients = [
         torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device, memory_format=memory_format)
         for tensor, memory_format in zip((input, *parameters), formats, strict=True)

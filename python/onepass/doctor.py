@@ -7,7 +7,7 @@ import platform
 
 import torch
 
-from onepass import _library
+from onepass import _cuda, _library
 
 
 def report() -> list[tuple[str, str]]:
@@ -18,7 +18,7 @@ def report() -> list[tuple[str, str]]:
         ("torch", torch.__version__),
         ("library", _library.unavailable_reason() or f"{_library.PATH.name} is loaded"),
         ("cpu", _cpu()),
-        ("cuda", _cuda()),
+        *_gpus(),
     ]
 
 
@@ -29,12 +29,21 @@ def _cpu() -> str:
     return f"{', '.join(targets)} with {torch.get_num_threads()} threads (torch.set_num_threads changes it)"
 
 
-def _cuda() -> str:
+def _gpus() -> list[tuple[str, str]]:
+    """Each GPU with its driver and compiler, and where compiled kernels are kept; else why there is none."""
     if not torch.cuda.is_available():
         built = torch.version.cuda
-        return "no device is visible" if built else "this PyTorch is built without CUDA"
-    names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
-    return f"{names}; blocks on CUDA tensors run eager, stage by stage by PyTorch"
+        return [("cuda", "no device is visible" if built else "this PyTorch is built without CUDA")]
+    reason = _cuda.unavailable_reason()
+    if reason is not None:
+        names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+        return [("cuda", f"{names}; blocks run eager, stage by stage by PyTorch: {reason}")]
+    count = torch.ops.onepass.cuda_device_count()
+    gpus = [(f"cuda:{i}", torch.ops.onepass.cuda_describe_device(i)) for i in range(count)]
+    return [
+        *gpus,
+        ("kernels", f"compiled when first used, kept in {torch.ops.onepass.cuda_cache_directory()}"),
+    ]
 
 
 def main(argv: list[str]) -> int:

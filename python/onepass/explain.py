@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from onepass import _library, _ops
+from onepass import _cuda_explain, _library, _ops
 from onepass._description import Description, describe
 from onepass.block import Block
 
-_DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.float64: "f64"}
+_DTYPES = {torch.float64: "f64", **_cuda_explain.DTYPES}
 _LAYOUTS = {torch.contiguous_format: "nchw", torch.channels_last: "nhwc", torch.channels_last_3d: "nhwc"}
 
 
@@ -28,11 +28,16 @@ def explain(
     """Every strategy with its predicted time or the reason against it, then the numbers of the chosen one.
 
     `strategy` forces a row of the table; `threads` is torch.get_num_threads() unless given. With `backward`
-    it is about all gradients: those of the tail, then those of the convolution.
+    it is about all gradients: those of the tail, then those of the convolution. `device` may also name an
+    architecture, "cuda:sm_90a", whether there is such a GPU or not.
     """
     text = block.text if isinstance(block, Block) else block
-    kind = torch.device(device).type
-    if kind != "cpu":
+    kind = str(device).partition(":")[0]
+    if kind == "cuda":
+        return _cuda_explain.explain(
+            describe(text), sizes, dtype, _LAYOUTS[layout], str(device), strategy, backward
+        )
+    if torch.device(device).type != "cpu":
         return f"{describe(text).text}\n\neager: on {kind} PyTorch's own kernels run the stages one by one\n"
     _library.require()
     if dtype not in _DTYPES:

@@ -29,6 +29,38 @@ BLOCKS = (
     "mul(0.5) | add(1) | relu6 | hardsigmoid | gelu_tanh",
 )
 
+# Every stage alone.
+STAGES = (
+    "conv2d(8,8,k=3)",
+    "conv_transpose2d(8,8,k=2,s=2)",
+    "group_norm(4)",
+    "group_norm(4,affine=false)",
+    "instance_norm",
+    "instance_norm(affine=true)",
+    "mean",
+    "prelu",
+    "prelu(per=channel)",
+    "channel_mul",
+    "channel_add(per=sample)",
+    "residual_add",
+    "relu",
+    "relu6",
+    "leaky_relu(0.01)",
+    "elu(1)",
+    "gelu",
+    "gelu_tanh",
+    "swish",
+    "hardswish",
+    "hardsigmoid",
+    "sigmoid",
+    "tanh",
+    "mish",
+    "softplus",
+    "clamp(-1,1)",
+    "mul(2)",
+    "add(1)",
+)
+
 SPATIAL = {1: (9,), 2: (6, 7), 3: (4, 5, 3)}
 
 

@@ -45,3 +45,19 @@ def test_repeated_operands_are_numbered() -> None:
         "channel_mul | channel_mul", x, channel_mul=x[0, :, 0], channel_mul_2=x[0, :, 1]
     )
     torch.testing.assert_close(actual, x * x[:, :, :1] * x[:, :, 1:2])
+
+
+def test_compile_meets_blocks_that_were_never_described() -> None:
+    """Two in one graph: what tracing the first adds must be seen when tracing the second."""
+
+    def both(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        for text in ("mul(0.375) | group_norm(4) | gelu", "mul(0.625) | group_norm(2) | gelu"):
+            x = onepass.functional.run(text, x, norm_weight=weight, norm_bias=weight)
+        return x
+
+    torch._dynamo.reset()
+    x, weight = torch.randn(2, 8, 5, 5), torch.ones(8, requires_grad=True)
+    found = torch.compile(both, fullgraph=True)(x, weight)
+    found.sum().backward()
+    torch.testing.assert_close(found, both(x, weight), rtol=1e-5, atol=1e-5)
+    assert weight.grad is not None

@@ -58,6 +58,17 @@ std::vector<std::string> differences(const Problem& problem, Layout layout) {
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// The index behind "cuda:"; -1 where it is no number of up to three digits.
+int device_index(std::string_view digits) {
+  if (digits.empty() || digits.size() > 3) return -1;
+  int index = 0;
+  for (const char c : digits) {
+    if (c < '0' || c > '9') return -1;
+    index = index * 10 + (c - '0');
+  }
+  return index;
+}
+
 // Sum over i < count of floor((slope * i + offset) / divisor), as Euclid's algorithm: logarithmic time.
 // No operand is negative; every partial sum is at most the result.
 int64_t floor_sum(int64_t count, int64_t divisor, int64_t slope, int64_t offset) {
@@ -105,12 +116,27 @@ int64_t real_taps(const Conv& conv, size_t d, int64_t input, int64_t output) {
 
 }  // namespace
 
+Device Device::parse(std::string_view text, int threads) {
+  constexpr std::string_view prefix = "cuda:";
+  if (text == "cpu") return cpu(threads);
+  if (text == "cuda") return cuda();
+  if (text.starts_with("cuda:sm_")) return cuda_architecture(std::string(text.substr(prefix.size())));
+  const int index = text.starts_with(prefix) ? device_index(text.substr(prefix.size())) : -1;
+  if (index >= 0) return cuda(index);
+  throw Error("device \"" + std::string(text) + "\" is unknown, must be cpu, cuda, cuda:1 or cuda:sm_90a");
+}
+
+std::string Device::text() const {
+  if (kind == Kind::cpu) return "cpu";
+  return "cuda:" + (architecture.empty() ? std::to_string(index) : architecture);
+}
+
 Problem::Problem(Block stages, Shape input_sizes, DType dtype, Device where, Layout layout)
     : block(std::move(stages)),
       input(dense_input(block, std::move(input_sizes), dtype, layout)),
       output(TensorSpec::dense(dtype, block.output_shape(input.sizes), layout)),
       parameters(dense_parameters(block, input.sizes, dtype, layout)),
-      device(where) {
+      device(std::move(where)) {
   validate();
 }
 
@@ -135,8 +161,8 @@ Problem Problem::parse(std::string_view text, Device device) {
           "' is not accepted after the sizes, only one of f32, f16, bf16 and f64 and one of nchw and nhwc");
     }
   }
-  return {Block::parse(text.substr(0, at)), parse_shape(specification[0]), dtype.value_or(DType::f32), device,
-          layout.value_or(Layout::nchw)};
+  return {Block::parse(text.substr(0, at)), parse_shape(specification[0]), dtype.value_or(DType::f32),
+          std::move(device), layout.value_or(Layout::nchw)};
 }
 
 void Problem::validate() const {

@@ -293,6 +293,19 @@ HWY_INLINE V erf(V x) {
   return hn::IfThenElse(hn::Gt(magnitude, constant<V>(1.15)), far, near);
 }
 
+// x / 6 + 1 / 2 between 0 and 1; hardswish, its one user, multiplies it by x, so that NaN comes out there.
+template <class V>
+HWY_INLINE V ramp(V x) {
+  const V line = hn::MulAdd(x, constant<V>(1.0 / 6.0), constant<V>(0.5));
+  return hn::Min(hn::Max(line, constant<V>(0.0)), constant<V>(1.0));
+}
+
+// The normal distribution function, (1 + erf(x / sqrt(2))) / 2.
+template <class V>
+HWY_INLINE V normal_cdf(V x) {
+  return hn::MulAdd(constant<V>(0.5), erf(hn::Mul(x, constant<V>(0.70710678118654752440))), constant<V>(0.5));
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace onepass
 HWY_AFTER_NAMESPACE();

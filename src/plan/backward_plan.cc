@@ -23,10 +23,11 @@ BackwardPlan::BackwardPlan(BackwardProblem problem, std::string strategy, std::v
 
 BackwardPlan plan_backward(const BackwardProblem& problem, const PlanOptions& options) {
   problem.validate();
-  if (!options.strategy.empty()) find_row(backward_strategies(), options.strategy);
-  std::vector<Candidate> candidates = consider(backward_strategies(), problem, options);
+  const auto table = backward_strategies(problem.forward.device.kind);
+  if (!options.strategy.empty()) find_row(table, options.strategy);
+  std::vector<Candidate> candidates = consider(table, problem, options);
   const std::string chosen = choose(candidates, options.strategy).strategy;
-  auto kernel = find_row(backward_strategies(), chosen).build(problem, options);
+  auto kernel = find_row(table, chosen).build(problem, options);
   return {problem, chosen, std::move(candidates), std::move(kernel)};
 }
 
@@ -35,11 +36,22 @@ size_t BackwardPlan::workspace_bytes() const { return kernel_->workspace_bytes()
 bool BackwardPlan::reads_statistics() const { return kernel_->reads_statistics(); }
 
 std::string BackwardPlan::explain() const {
-  return explain_choice(problem_.text(), strategy_, problem_.forward.device.threads, candidates_, *kernel_);
+  return explain_choice(problem_.text(), strategy_, problem_.forward.device, candidates_, *kernel_);
 }
 
 void BackwardPlan::run(const BackwardArguments& arguments, void* workspace, Executor& executor) const {
-  check_call(arguments.parameters.size(), problem_.forward, *kernel_, workspace, executor);
+  check(arguments, workspace);
+  check_executor(problem_.forward, executor);
+  kernel_->run(arguments, workspace, executor);
+}
+
+void BackwardPlan::run(const BackwardArguments& arguments, void* workspace, Stream stream) const {
+  check(arguments, workspace);
+  kernel_->launch(arguments, workspace, stream);
+}
+
+void BackwardPlan::check(const BackwardArguments& arguments, const void* workspace) const {
+  check_call(arguments.parameters.size(), problem_.forward, *kernel_, workspace);
   if (arguments.parameter_gradients.size() != problem_.forward.parameters.size()) {
     throw Error("the call has " + std::to_string(arguments.parameter_gradients.size()) +
                 " parameter gradients, must be one for each parameter, null where it is not wanted");
@@ -56,7 +68,6 @@ void BackwardPlan::run(const BackwardArguments& arguments, void* workspace, Exec
     throw Error(
         "the call has no statistics: the norm's gradient needs what forward wrote to Arguments::statistics");
   }
-  kernel_->run(arguments, workspace, executor);
 }
 
 }  // namespace onepass

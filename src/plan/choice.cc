@@ -30,7 +30,7 @@ const Candidate& choose(const std::vector<Candidate>& candidates, const std::str
   return *best;
 }
 
-std::string explain_choice(const std::string& problem, const std::string& chosen, int threads,
+std::string explain_choice(const std::string& problem, const std::string& chosen, const Device& device,
                            const std::vector<Candidate>& candidates, const BuiltStrategy& built) {
   std::ostringstream out;
   out << problem << "\n\n";
@@ -40,25 +40,33 @@ std::string explain_choice(const std::string& problem, const std::string& chosen
                                      : "no: " + candidate.reason)
         << '\n';
   }
-  out << "\n" << chosen << " with " << threads << (threads == 1 ? " thread\n" : " threads\n");
+  out << "\n" << chosen;
+  if (device.kind == Device::Kind::cpu) {
+    out << " with " << device.threads << (device.threads == 1 ? " thread\n" : " threads\n");
+  } else {
+    out << " on " << device.text() << '\n';
+  }
   std::istringstream lines(built.describe());
   for (std::string line; std::getline(lines, line);) out << "  " << line << '\n';
   return out.str();
 }
 
 void check_call(size_t given_parameters, const Problem& problem, const BuiltStrategy& built,
-                const void* workspace, const Executor& executor) {
+                const void* workspace) {
   if (given_parameters != problem.parameters.size()) {
     throw Error("the call has " + std::to_string(given_parameters) + " parameters, the block takes " +
                 std::to_string(problem.parameters.size()));
   }
-  if (executor.concurrency() > problem.device.threads) {
-    throw Error("the executor runs " + std::to_string(executor.concurrency()) +
-                " threads, the plan was made for at most " + std::to_string(problem.device.threads));
-  }
   const size_t bytes = built.workspace_bytes();
   if (bytes > 0 && (workspace == nullptr || reinterpret_cast<uintptr_t>(workspace) % 64 != 0)) {
     throw Error("the workspace must be " + std::to_string(bytes) + " bytes aligned to 64");
+  }
+}
+
+void check_executor(const Problem& problem, const Executor& executor) {
+  if (executor.concurrency() > problem.device.threads) {
+    throw Error("the executor runs " + std::to_string(executor.concurrency()) +
+                " threads, the plan was made for at most " + std::to_string(problem.device.threads));
   }
 }
 

@@ -39,11 +39,12 @@ std::vector<Candidate> consider(std::span<const Row* const> table, const Problem
 const Candidate& choose(const std::vector<Candidate>& candidates, const std::string& forced);
 
 // The problem, every row with its cost or its reason, then the numbers of the chosen one.
-std::string explain_choice(const std::string& problem, const std::string& chosen, int threads,
+std::string explain_choice(const std::string& problem, const std::string& chosen, const Device& device,
                            const std::vector<Candidate>& candidates, const BuiltStrategy& built);
 
 // Throws Error unless a call fits its plan.
 void check_call(size_t given_parameters, const Problem& problem, const BuiltStrategy& built,
-                const void* workspace, const Executor& executor);
+                const void* workspace);
+void check_executor(const Problem& problem, const Executor& executor);
 
 }  // namespace onepass

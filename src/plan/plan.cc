@@ -16,22 +16,29 @@ Plan::Plan(Problem problem, std::string strategy, std::vector<Candidate> candida
 
 Plan plan(const Problem& problem, const PlanOptions& options) {
   problem.validate();
-  if (!options.strategy.empty()) find_row(strategies(), options.strategy);
-  std::vector<Candidate> candidates = consider(strategies(), problem, options);
+  const auto table = strategies(problem.device.kind);
+  if (!options.strategy.empty()) find_row(table, options.strategy);
+  std::vector<Candidate> candidates = consider(table, problem, options);
   const std::string chosen = choose(candidates, options.strategy).strategy;
-  std::shared_ptr<const Kernel> kernel = find_row(strategies(), chosen).build(problem, options);
+  std::shared_ptr<const Kernel> kernel = find_row(table, chosen).build(problem, options);
   return {problem, chosen, std::move(candidates), std::move(kernel)};
 }
 
 size_t Plan::workspace_bytes() const { return kernel_->workspace_bytes(); }
 
 std::string Plan::explain() const {
-  return explain_choice(problem_.text(), strategy_, problem_.device.threads, candidates_, *kernel_);
+  return explain_choice(problem_.text(), strategy_, problem_.device, candidates_, *kernel_);
 }
 
 void Plan::run(const Arguments& arguments, void* workspace, Executor& executor) const {
-  check_call(arguments.parameters.size(), problem_, *kernel_, workspace, executor);
+  check_call(arguments.parameters.size(), problem_, *kernel_, workspace);
+  check_executor(problem_, executor);
   kernel_->run(arguments, workspace, executor);
+}
+
+void Plan::run(const Arguments& arguments, void* workspace, Stream stream) const {
+  check_call(arguments.parameters.size(), problem_, *kernel_, workspace);
+  kernel_->launch(arguments, workspace, stream);
 }
 
 }  // namespace onepass

@@ -21,15 +21,19 @@ class BuiltStrategy {
   virtual std::string describe() const = 0;
 };
 
+// A strategy runs by an executor or on a stream, as the device of its problem has it; asked for the other it
+// throws Error.
 class Kernel : public BuiltStrategy {
  public:
-  virtual void run(const Arguments& arguments, void* workspace, Executor& executor) const = 0;
+  virtual void run(const Arguments& arguments, void* workspace, Executor& executor) const;
+  virtual void launch(const Arguments& arguments, void* workspace, Stream stream) const;
 };
 
 class BackwardKernel : public BuiltStrategy {
  public:
   virtual bool reads_statistics() const = 0;
-  virtual void run(const BackwardArguments& arguments, void* workspace, Executor& executor) const = 0;
+  virtual void run(const BackwardArguments& arguments, void* workspace, Executor& executor) const;
+  virtual void launch(const BackwardArguments& arguments, void* workspace, Stream stream) const;
 };
 
 template <class ProblemType, class KernelType>
@@ -44,8 +48,9 @@ struct StrategyRow {
 using Strategy = StrategyRow<Problem, Kernel>;
 using BackwardStrategy = StrategyRow<BackwardProblem, BackwardKernel>;
 
-// In order of preference where costs are equal; the reference is last and accepts everything.
-std::span<const Strategy* const> strategies();
-std::span<const BackwardStrategy* const> backward_strategies();
+// The rows of a device, in order of preference where costs are equal; the last accepts everything the device
+// computes.
+std::span<const Strategy* const> strategies(Device::Kind device);
+std::span<const BackwardStrategy* const> backward_strategies(Device::Kind device);
 
 }  // namespace onepass

@@ -1,6 +1,7 @@
 // The lists of strategies, forward and backward: a new kernel is its file and its line here.
 #include <array>
 
+#include "onepass/error.h"
 #include "plan/strategy.h"
 
 namespace onepass {
@@ -9,29 +10,57 @@ extern const Strategy cpu_conv_channel_lanes;
 extern const Strategy cpu_conv_pixel_lanes;
 extern const Strategy cpu_tail;
 extern const Strategy reference_strategy;
+extern const Strategy cuda_tail_resident;
+extern const Strategy cuda_tail_staged;
+extern const Strategy cuda_tail_streamed;
+extern const Strategy cuda_direct;
 
 extern const BackwardStrategy cpu_conv_backward;
 extern const BackwardStrategy cpu_tail_backward;
 extern const BackwardStrategy reference_backward_strategy;
+extern const BackwardStrategy cuda_tail_backward;
+
+namespace {
+
+[[noreturn]] void refuse_executor() { throw Error("the plan is for a GPU: give run a stream"); }
+[[noreturn]] void refuse_stream() { throw Error("the plan is for the CPU: give run an executor"); }
+
+}  // namespace
 
 BuiltStrategy::~BuiltStrategy() = default;
 
-std::span<const Strategy* const> strategies() {
+void Kernel::run(const Arguments&, void*, Executor&) const { refuse_executor(); }
+void Kernel::launch(const Arguments&, void*, Stream) const { refuse_stream(); }
+void BackwardKernel::run(const BackwardArguments&, void*, Executor&) const { refuse_executor(); }
+void BackwardKernel::launch(const BackwardArguments&, void*, Stream) const { refuse_stream(); }
+
+std::span<const Strategy* const> strategies(Device::Kind device) {
+  static constexpr std::array cuda_table{
+      &cuda_tail_resident,
+      &cuda_tail_staged,
+      &cuda_tail_streamed,
+      &cuda_direct,
+  };
   static constexpr std::array table{
       &cpu_conv_channel_lanes,
       &cpu_conv_pixel_lanes,
       &cpu_tail,
       &reference_strategy,
   };
+  if (device == Device::Kind::cuda) return cuda_table;
   return table;
 }
 
-std::span<const BackwardStrategy* const> backward_strategies() {
+std::span<const BackwardStrategy* const> backward_strategies(Device::Kind device) {
+  static constexpr std::array cuda_table{
+      &cuda_tail_backward,
+  };
   static constexpr std::array table{
       &cpu_conv_backward,
       &cpu_tail_backward,
       &reference_backward_strategy,
   };
+  if (device == Device::Kind::cuda) return cuda_table;
   return table;
 }
 

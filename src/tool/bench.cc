@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "onepass/error.h"
+#include "tool/call.h"
 #include "tool/commands.h"
 #include "tool/compare.h"
 #include "tool/executor.h"
@@ -86,11 +87,12 @@ Verification verify(const Plan& timed, const Tensors& tensors, const Options& op
             compare_samples(timed, tensors, batch - 1, batch, executor), ""};
   }
   const Plan cut_plan = plan(cut, {.strategy = timed.strategy(), .target = options.target});
-  const Tensors cut_tensors(cut_plan, options.seed, executor);
-  cut_plan.run(cut_tensors.arguments(), cut_tensors.workspace.data(), executor);
+  Call call(cut_plan, options.seed, executor);
+  call.run();
+  call.fetch_output();
   return {"the same block and strategy @ " + to_string(cut.input.sizes) +
               " (this one takes the reference too long)",
-          compare_samples(cut_plan, cut_tensors, 0, 1, executor),
+          compare_samples(cut_plan, call.tensors(), 0, 1, executor),
           has_nan(problem.output, tensors.output) ? "the timed problem's output has NaN" : ""};
 }
 
@@ -99,22 +101,27 @@ Measurement measure(const Plan& timed, double plan_seconds, const Options& optio
     throw Error("the output is empty, there is nothing to time");
   Measurement measurement;
   measurement.plan_seconds = plan_seconds;
-  const Tensors tensors(timed, options.seed, executor);
-  const auto run = [&] { timed.run(tensors.arguments(), tensors.workspace.data(), executor); };
-  measurement.first_run_seconds = repeat(0, 1, run).best();
+  Call call(timed, options.seed, executor);
+  const Tensors& tensors = call.tensors();
+  const auto run = [&] { return call.timed_run(); };
+  measurement.first_run_seconds = repeat(0, 1, [&] { call.run_and_wait(); }).best();
+  call.fetch_output();
   measurement.verification = verify(timed, tensors, options, executor);
   if (!measurement.verification.passed()) return measurement;
   const uint64_t verified = tensors.output_hash();
   show_progress("timing " + timed.problem().text());
-  repeat(options.seconds / 10, 1, run);
-  const Samples samples = repeat(options.seconds, least_repeats, run);
+  collect(options.seconds / 10, 1, run);
+  const Samples samples = collect(options.seconds, least_repeats, run);
   clear_progress();
+  call.fetch_output();
   if (tensors.output_hash() != verified) {
     measurement.verification.fault = "the last run gave other bits than the first";
     return measurement;
   }
   measurement.samples = samples;
-  measurement.floor = measure_floor(timed.problem(), tensors.output, options.target);
+  const bool on_gpu = timed.problem().device.kind == Device::Kind::cuda;
+  measurement.floor =
+      on_gpu ? gpu_floor(timed.problem()) : measure_floor(timed.problem(), tensors.output, options.target);
   return measurement;
 }
 
@@ -137,10 +144,9 @@ struct Rates {
 void print(const Plan& timed, const Measurement& m, const Peaks& peaks) {
   const Problem& problem = timed.problem();
   std::cout << problem.text() << " -> " << to_string(problem.output.sizes) << '\n'
-            << "  strategy     " << timed.strategy() << ", " << thread_text(problem.device.threads)
-            << "; planned in " << milliseconds(m.plan_seconds) << ", first run "
-            << milliseconds(m.first_run_seconds) << ", workspace "
-            << byte_text(static_cast<double>(timed.workspace_bytes())) << '\n'
+            << "  strategy     " << timed.strategy() << ", " << place_text(problem.device) << "; planned in "
+            << milliseconds(m.plan_seconds) << ", first run " << milliseconds(m.first_run_seconds)
+            << ", workspace " << byte_text(static_cast<double>(timed.workspace_bytes())) << '\n'
             << "  verified     " << m.verification.what << ": " << m.verification.comparison.text() << '\n';
   if (!m.samples) {
     std::cout << "  WRONG RESULT "
@@ -155,8 +161,7 @@ void print(const Plan& timed, const Measurement& m, const Peaks& peaks) {
             << "  convolution  " << significant(rates.flops * 1e-9) << " GFLOP/s, "
             << percent(rates.flops_share) << " of " << significant(peaks.flops * 1e-9) << '\n'
             << "  memory       " << significant(rates.bytes * 1e-9) << " GB/s for the tensors once, "
-            << percent(rates.bytes_share) << " of read " << significant(peaks.read * 1e-9) << " and write "
-            << significant(peaks.write * 1e-9) << '\n'
+            << percent(rates.bytes_share) << " of " << peaks.memory_text() << '\n'
             << "  floor        " << m.floor.text() << "; this run is "
             << significant(samples.median() / m.floor.seconds()) << " x the floor\n";
 }
@@ -170,6 +175,7 @@ Json to_json(const Plan& timed, const Measurement& m, const Peaks& peaks) {
   Json json{{"problem", problem.text()},
             {"output", to_string(problem.output.sizes)},
             {"strategy", timed.strategy()},
+            {"device", problem.device.text()},
             {"threads", problem.device.threads},
             {"plan_seconds", m.plan_seconds},
             {"first_run_seconds", m.first_run_seconds},
@@ -196,7 +202,9 @@ Json to_json(const Plan& timed, const Measurement& m, const Peaks& peaks) {
 class Bench {
  public:
   explicit Bench(const Options& options)
-      : options_(options), threads_(requested_threads(options)), executor_(make_executor(threads_)) {}
+      : options_(options),
+        device_(runnable_device(options)),
+        executor_(make_executor(requested_threads(options))) {}
 
   void print_peaks() {
     if (options_.json) std::cout << peaks().json().dump(2) << '\n';
@@ -241,14 +249,14 @@ class Bench {
   const Peaks& peaks() {
     if (!peaks_) {
       show_progress("measuring the peaks of this machine");
-      peaks_ = measure_peaks(threads_);
+      peaks_ = device_.kind == Device::Kind::cpu ? measure_peaks(device_.threads) : gpu_peaks(device_.index);
       clear_progress();
     }
     return *peaks_;
   }
 
   const Options& options_;
-  int threads_;
+  Device device_;
   std::unique_ptr<Executor> executor_;
   std::optional<Peaks> peaks_;
   int timed_ = 0;
@@ -264,8 +272,8 @@ int bench(const Options& options) {
     Bench(options).print_peaks();
     return good;
   }
-  const std::vector<Problem> problems = requested_problems(options);
   Bench bench(options);
+  const std::vector<Problem> problems = requested_problems(options);
   if (options.peaks && !options.json) bench.print_peaks();
   return bench.run(problems);
 }

@@ -103,8 +103,12 @@ void fill_random(const TensorSpec& spec, Distribution values, uint64_t seed, voi
 
 Buffer sized_for(const TensorSpec& spec) { return Buffer(static_cast<size_t>(spec.byte_span())); }
 
+size_t host_workspace_bytes(const Plan& plan) {
+  return plan.problem().device.kind == Device::Kind::cpu ? plan.workspace_bytes() : 0;
+}
+
 double call_bytes(const Plan& plan) {
-  return static_cast<double>(tensor_bytes(plan.problem())) + static_cast<double>(plan.workspace_bytes());
+  return static_cast<double>(tensor_bytes(plan.problem())) + static_cast<double>(host_workspace_bytes(plan));
 }
 
 // Asked before the first buffer is made: in the initialiser of the first member.
@@ -144,7 +148,7 @@ int64_t tensor_bytes(const Problem& problem) { return input_bytes(problem) + pro
 Tensors::Tensors(const Plan& plan, uint64_t seed, Executor& executor) try
     : input(sized_for(after_memory_check(plan))),
       output(sized_for(plan.problem().output)),
-      workspace(plan.workspace_bytes()) {
+      workspace(host_workspace_bytes(plan)) {
   const Problem& problem = plan.problem();
   const std::vector<Parameter> named = problem.block.parameters(problem.input.sizes);
   fill_random(problem.input, {}, mix(seed), input.data(), executor);

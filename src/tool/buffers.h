@@ -38,7 +38,8 @@ struct Tensors {
   std::vector<Buffer> parameters;
   Buffer workspace;
 
-  // Random values, the same for a seed whatever the number of threads; the output is NaN.
+  // Random values, the same for a seed whatever the number of threads; the output is NaN. For a plan of a GPU
+  // they are what is uploaded and downloaded, without a workspace.
   // Throws Error where this machine has not as much memory.
   Tensors(const Plan& plan, uint64_t seed, Executor& executor);
   Arguments arguments() const;

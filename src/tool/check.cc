@@ -2,6 +2,7 @@
 #include <iostream>
 
 #include "onepass/error.h"
+#include "tool/call.h"
 #include "tool/commands.h"
 #include "tool/compare.h"
 #include "tool/executor.h"
@@ -19,15 +20,18 @@ struct Totals {
 };
 
 Json result_json(const Plan& plan, uint64_t seed, const Comparison& comparison) {
-  Json json{{"problem", plan.problem().text()}, {"strategy", plan.strategy()}, {"seed", seed}};
+  Json json{{"problem", plan.problem().text()},
+            {"device", plan.problem().device.text()},
+            {"strategy", plan.strategy()},
+            {"seed", seed}};
   json.update(comparison.json());
   return json;
 }
 
 void print_one(const Plan& plan, uint64_t seed, const Comparison& comparison) {
   std::cout << plan.problem().text() << '\n'
-            << "  strategy   " << plan.strategy() << ", " << thread_text(plan.problem().device.threads)
-            << ", seed " << seed << '\n'
+            << "  strategy   " << plan.strategy() << ", " << place_text(plan.problem().device) << ", seed "
+            << seed << '\n'
             << "  result     " << comparison.text() << '\n'
             << "  tolerance  " << tolerance_rule << '\n'
             << (comparison.passed() ? "PASS" : "FAIL") << '\n';
@@ -39,9 +43,10 @@ void print_line(const Plan& plan, const Comparison& comparison) {
 }
 
 Comparison check_plan(const Plan& plan, uint64_t seed, Executor& executor) {
-  const Tensors tensors(plan, seed, executor);
-  plan.run(tensors.arguments(), tensors.workspace.data(), executor);
-  return compare_samples(plan, tensors, 0, plan.problem().output.sizes[0], executor);
+  Call call(plan, seed, executor);
+  call.run();
+  call.fetch_output();
+  return compare_samples(plan, call.tensors(), 0, plan.problem().output.sizes[0], executor);
 }
 
 int check_one(const Problem& problem, const Options& options, Executor& executor) {
@@ -93,8 +98,9 @@ int check_all(const std::vector<Problem>& problems, const Options& options, Exec
 }  // namespace
 
 int check(const Options& options) {
+  runnable_device(options);
   const std::vector<Problem> problems = requested_problems(options);
-  const auto executor = make_executor(problems.front().device.threads);
+  const auto executor = make_executor(requested_threads(options));
   if (options.file.empty()) return check_one(problems.front(), options, *executor);
   return check_all(problems, options, *executor);
 }

@@ -11,5 +11,6 @@ int explain(const Options& options);
 int check(const Options& options);
 int bench(const Options& options);
 int cases(const Options& options);
+int cache(const Options& options);
 
 }  // namespace onepass::tool

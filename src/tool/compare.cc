@@ -39,10 +39,11 @@ std::vector<std::vector<double>> sample_parameters(const Problem& problem, const
   return values;
 }
 
+// On the CPU, wherever the plan ran.
 Problem one_sample(const Problem& problem) {
   Shape sizes = problem.input.sizes;
   sizes[0] = 1;
-  return Problem(problem.block, sizes, problem.output.dtype, problem.device);
+  return Problem(problem.block, sizes, problem.output.dtype, Device::cpu(problem.device.threads));
 }
 
 // Doubles of one sample: the values and bounds of expected.h, and what the reference copies.

@@ -232,7 +232,9 @@ Expected expected_output(const Problem& problem, std::vector<double> input,
   return BoundedForward(problem, std::move(input), parameters, executor).result();
 }
 
-double reference_seconds(const Problem& problem) {
+double reference_seconds(const Problem& asked) {
+  Problem problem = asked;
+  problem.device = Device::cpu(asked.device.threads);
   const Plan reference = plan(problem, {.strategy = "reference", .target = ""});
   for (const Candidate& candidate : reference.candidates()) {
     if (candidate.strategy == "reference") return candidate.seconds;

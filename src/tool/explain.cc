@@ -17,6 +17,7 @@ Json plan_json(const Plan& plan) {
   }
   return {{"problem", plan.problem().text()},
           {"output", to_string(plan.problem().output.sizes)},
+          {"device", plan.problem().device.text()},
           {"threads", plan.problem().device.threads},
           {"strategy", plan.strategy()},
           {"candidates", candidates},

@@ -1,8 +1,10 @@
-// The least a block can take whatever its convolution costs: write the output, evaluate each activation once.
+// The least a block can take whatever its convolution costs: measured for the CPU, by the copy rate for a
+// GPU.
 #include "tool/floor.h"
 
 #include <memory>
 
+#include "onepass/cuda.h"
 #include "tool/buffers.h"
 #include "tool/executor.h"
 #include "tool/peaks.h"
@@ -63,7 +65,19 @@ Floor measure_floor(const Problem& problem, const Buffer& output, const std::str
   return floor;
 }
 
+Floor gpu_floor(const Problem& problem) {
+  const double rate = cuda::device_rates(problem.device.index).bytes_per_second;
+  Floor floor;
+  floor.read = static_cast<double>(input_bytes(problem)) / rate;
+  floor.write = static_cast<double>(problem.output.byte_span()) / rate;
+  return floor;
+}
+
 std::string Floor::text() const {
+  if (read > 0) {
+    return milliseconds(seconds()) + " = read " + significant(read * 1e3) + " + write " +
+           significant(write * 1e3);
+  }
   std::string list;
   for (const auto& [stage, each] : activations) {
     list += (list.empty() ? " (" : ", ") + stage + ' ' + significant(each * 1e3);
@@ -76,7 +90,7 @@ std::string Floor::text() const {
 Json Floor::json() const {
   Json stages = Json::array();
   for (const auto& [stage, each] : activations) stages.push_back({{"stage", stage}, {"seconds", each}});
-  return {{"seconds", seconds()}, {"write_seconds", write}, {"activations", stages}};
+  return {{"seconds", seconds()}, {"read_seconds", read}, {"write_seconds", write}, {"activations", stages}};
 }
 
 }  // namespace onepass::tool

@@ -1,4 +1,5 @@
-// The least a block can take whatever its convolution costs: write the output, evaluate each activation once.
+// The least a block can take whatever its convolution costs: write the output, evaluate each activation once;
+// on a GPU, read every input and write the output.
 #pragma once
 
 #include <string>
@@ -12,11 +13,12 @@
 namespace onepass::tool {
 
 struct Floor {
-  double write = 0;                                         // seconds
+  double read = 0;  // seconds; counted on a GPU only
+  double write = 0;
   std::vector<std::pair<std::string, double>> activations;  // stage and seconds, in the order of the block
 
   double activation_seconds() const;
-  double seconds() const { return write + activation_seconds(); }
+  double seconds() const { return read + write + activation_seconds(); }
   std::string text() const;
   Json json() const;
 };
@@ -24,5 +26,7 @@ struct Floor {
 // Each pointwise stage is timed alone, on tensors that stay in the cache, and scaled to the problem's
 // elements. Overwrites the output.
 Floor measure_floor(const Problem& problem, const Buffer& output, const std::string& target);
+// At the rate of the GPU's copy.
+Floor gpu_floor(const Problem& problem);
 
 }  // namespace onepass::tool

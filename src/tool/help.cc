@@ -12,7 +12,10 @@ Examples:
   onepass bench   "conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 2x64x256x256" --threads 2
   onepass bench   --peaks
   onepass check   --file tests/cases.txt
+  onepass explain "swish | group_norm(4) @ 8x16x64x64" --device cuda:sm_90a
+  onepass bench   "swish | group_norm(4) @ 8x16x64x64" --device cuda
   onepass cases
+  onepass cache   list
 
 A block is one or more stages joined by '|', in this order: [conv] pointwise* [norm pointwise*] [mean]
   conv       conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d
@@ -42,11 +45,17 @@ The result is compared with the reference first, and no speed is printed for a w
   memory       input, parameters and output once, beside the time to read and write as much at full speed
   floor        writing the output plus each activation once, timed alone in the cache: without a
                convolution, norm or reading the input nothing is faster
+On a GPU (--device cuda) time is the GPU's own, its L2 cache overwritten before each repeat; memory stands
+beside the rate of a large copy, and the floor is every tensor read or written once at that rate.
 Exit codes: 0 good, 1 a result is wrong, 2 the request cannot be served.)";
 
 const char* const cases_help = R"(
 Each line is the chosen strategy, the problem string (which explain, check and bench take) and the output's
 sizes. Without --file the list is tests/cases.txt of the working directory.)";
+
+const char* const cache_help = R"(
+Kernels for GPUs are compiled when first needed and kept in $ONEPASS_CACHE_DIR, else $XDG_CACHE_HOME/onepass,
+else ~/.cache/onepass. clear removes them; they are compiled again when needed.)";
 
 std::string check_help() {
   return std::string(R"(

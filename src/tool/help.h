@@ -9,6 +9,7 @@ extern const char* const general_help;
 extern const char* const explain_help;
 extern const char* const bench_help;
 extern const char* const cases_help;
+extern const char* const cache_help;
 std::string check_help();
 
 }  // namespace onepass::tool

@@ -21,7 +21,11 @@ void add_problem_options(CLI::App& command, Options& options) {
 }
 
 void add_plan_options(CLI::App& command, Options& options) {
-  command.add_option("--threads", options.threads, "Threads to use; default: all")
+  command
+      .add_option("--device", options.device,
+                  "cpu (default), cuda, cuda:1 or, to explain, an architecture: cuda:sm_90a")
+      ->type_name("NAME");
+  command.add_option("--threads", options.threads, "Threads of the CPU to use; default: all")
       ->check(CLI::Range(1, 1024))
       ->type_name("N");
   command.add_option("--strategy", options.strategy, "Force this strategy; explain lists them")
@@ -51,6 +55,7 @@ class Tool {
     add_check();
     add_bench();
     add_cases();
+    add_cache();
   }
 
   int run(int argc, char** argv) {
@@ -59,7 +64,7 @@ class Tool {
     } catch (const CLI::Success& help_or_version) {
       return app_.exit(help_or_version);
     } catch (const CLI::RequiredError&) {
-      throw Error("give a command: explain, check, bench or cases (see onepass --help)");
+      throw Error("give a command: explain, check, bench, cases or cache (see onepass --help)");
     } catch (const CLI::ParseError& error) {
       throw Error(std::string(error.what()) + " (see onepass --help)");
     }
@@ -109,6 +114,13 @@ class Tool {
     add_file_option(command, options_);
     add_plan_options(command, options_);
     command.footer(cases_help);
+  }
+
+  void add_cache() {
+    CLI::App& command = add("cache", "The compiled GPU kernels kept on disk", &cache);
+    command.add_option("action", options_.action, "list or clear")->check(CLI::IsMember({"list", "clear"}));
+    command.add_flag("--json", options_.json, "Print JSON");
+    command.footer(cache_help);
   }
 
   Options options_;

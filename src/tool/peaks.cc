@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "cpu/dispatch.h"
+#include "onepass/cuda.h"
 #include "tool/buffers.h"
 #include "tool/executor.h"
 #include "tool/peaks.h"
@@ -213,7 +214,25 @@ Peaks measure_peaks(int threads) {
   return peaks;
 }
 
+Peaks gpu_peaks(int index) {
+  const cuda::Rates rates = cuda::device_rates(index);
+  Peaks peaks;
+  peaks.gpu = cuda::describe_device(index);
+  peaks.flops = rates.flops;
+  peaks.write = peaks.read = peaks.copy = rates.bytes_per_second;
+  return peaks;
+}
+
+std::string Peaks::memory_text() const {
+  if (!gpu.empty()) return "copy " + significant(copy * 1e-9);
+  return "read " + significant(read * 1e-9) + " and write " + significant(write * 1e-9);
+}
+
 std::string Peaks::text() const {
+  if (!gpu.empty()) {
+    return gpu + "\n  multiply-adds  " + significant(flops * 1e-9) + " GFLOP/s f32, not on tensor cores\n" +
+           "  memory         copy " + significant(copy * 1e-9) + " GB/s (read + written)\n";
+  }
   std::string text = "peaks of this machine, measured, " + thread_text(threads) + '\n';
   text += "  multiply-adds  " + significant(flops * 1e-9) + " GFLOP/s f32 (one thread " +
           significant(flops_one_thread * 1e-9) + ")\n";
@@ -223,6 +242,7 @@ std::string Peaks::text() const {
 }
 
 Json Peaks::json() const {
+  if (!gpu.empty()) return {{"gpu", gpu}, {"gflops", flops * 1e-9}, {"copy_gb_per_s", copy * 1e-9}};
   return {{"threads", threads},
           {"gflops", flops * 1e-9},
           {"gflops_one_thread", flops_one_thread * 1e-9},

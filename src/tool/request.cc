@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <fstream>
 
+#include "onepass/cuda.h"
 #include "onepass/error.h"
 #include "tool/executor.h"
 
@@ -43,7 +44,8 @@ void refuse_unknown_strategy(const std::string& name, const Problem& problem) {
   plan(problem, {.strategy = name, .target = ""});  // throws the sentence that lists them
 }
 
-void refuse_unknown_target(const std::string& name) {
+void refuse_unknown_target(const std::string& name, const Device& device) {
+  if (device.kind != Device::Kind::cpu) throw Error("--target is of the CPU, the device is " + device.text());
   std::string names;
   for (const std::string& target : cpu_targets()) {
     if (target == name) return;
@@ -86,11 +88,27 @@ std::vector<Problem> read_problems(const std::string& path, const Device& device
 }
 
 std::vector<Problem> requested_problems(const Options& options) {
-  std::vector<Problem> problems = problems_of(options, Device::cpu(requested_threads(options)));
+  const Device device = requested_device(options);
+  std::vector<Problem> problems = problems_of(options, device);
   // Here, since a file would give the same sentence for each of its lines.
   if (!options.strategy.empty()) refuse_unknown_strategy(options.strategy, problems.front());
-  if (!options.target.empty()) refuse_unknown_target(options.target);
+  if (!options.target.empty()) refuse_unknown_target(options.target, device);
   return problems;
+}
+
+Device requested_device(const Options& options) {
+  return Device::parse(options.device.empty() ? "cpu" : options.device, requested_threads(options));
+}
+
+Device runnable_device(const Options& options) {
+  const Device device = requested_device(options);
+  if (device.kind == Device::Kind::cpu) return device;
+  if (!device.architecture.empty()) {
+    throw Error("--device " + device.text() +
+                " is no GPU of this machine: explain takes it, nothing runs on it");
+  }
+  if (const std::string reason = cuda::unavailable_reason(); !reason.empty()) throw Error(reason);
+  return device;
 }
 
 int requested_threads(const Options& options) {

@@ -4,13 +4,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstring>
 #include <limits>
 #include <random>
 #include <sstream>
 
 #include "block/convert.h"
 #include "reference/tensor_access.h"
-#include "support/error_bound.h"
 #include "support/guarded_memory.h"
 
 namespace onepass::testing {
@@ -134,7 +134,10 @@ Operands random_operands(const Problem& problem, Distribution distribution, uint
 }
 
 Comparison compare(const Problem& problem, const Operands& operands, const std::vector<double>& actual) {
-  const Expected expected = expected_output(problem, operands.input, operands.parameters);
+  return compare(problem, expected_output(problem, operands.input, operands.parameters), actual);
+}
+
+Comparison compare(const Problem& problem, const Expected& expected, const std::vector<double>& actual) {
   Comparison comparison;
   double worst_severity = -1;
   double squares = 0;
@@ -188,43 +191,136 @@ std::string Outcome::text() const {
   return comparison.text() + (damage.empty() ? "" : "; damage: " + damage);
 }
 
-Outcome run_and_compare(const Problem& problem, const Operands& operands, size_t workspace_bytes,
-                        const RunFunction& run, Executor& executor) {
-  GuardedMemory input = place(problem.input, operands.input);
-  GuardedMemory output = allocate(problem.output);
-  GuardedMemory workspace(workspace_bytes, 0);
-  std::vector<GuardedMemory> parameters;
+ForwardMemory::ForwardMemory(const Problem& problem, const Operands& operands, size_t workspace_bytes,
+                             const Place& place, const RunOptions& options)
+    : problem_(problem),
+      place_(place),
+      options_(options),
+      workspace_bytes_(workspace_bytes),
+      input_(place, placed_input(operands)),
+      output_(place, allocate(problem.output, place.elements_beyond(1))),
+      statistics_(place, GuardedMemory(statistics_bytes(), sizeof(float))),
+      workspace_(place, GuardedMemory(workspace_bytes, 0)) {
   for (size_t i = 0; i < problem.parameters.size(); ++i)
-    parameters.push_back(place(problem.parameters[i], operands.parameters[i]));
+    parameters_.emplace_back(place, placed_parameter(operands, i));
+}
 
-  Arguments arguments{input.data(), output.data(), {}};
-  for (const GuardedMemory& parameter : parameters) arguments.parameters.push_back(parameter.data());
-  run(arguments, workspace.data(), executor);
+size_t ForwardMemory::statistics_bytes() const {
+  return static_cast<size_t>(slab_count(problem_)) * 2 * sizeof(float);
+}
+
+GuardedMemory ForwardMemory::placed_input(const Operands& operands) const {
+  return testing::place(problem_.input, operands.input, place_.elements_beyond(0));
+}
+
+GuardedMemory ForwardMemory::placed_parameter(const Operands& operands, size_t index) const {
+  return testing::place(problem_.parameters[index], operands.parameters[index],
+                        place_.elements_beyond(2 + index));
+}
+
+Arguments ForwardMemory::arguments() {
+  Arguments arguments{input_.data(), result().data(), {}, nullptr};
+  if (options_.statistics) arguments.statistics = static_cast<float*>(statistics_.data());
+  for (Buffer& parameter : parameters_) arguments.parameters.push_back(parameter.data());
+  return arguments;
+}
+
+void ForwardMemory::assign(const Operands& operands) {
+  input_.replace(placed_input(operands));
+  output_.replace(allocate(problem_.output, place_.elements_beyond(1)));
+  for (size_t i = 0; i < parameters_.size(); ++i) parameters_[i].replace(placed_parameter(operands, i));
+}
+
+Outcome ForwardMemory::outcome() {
+  for (Buffer* buffer : {&input_, &output_, &statistics_, &workspace_}) buffer->fetch();
+  for (Buffer& parameter : parameters_) parameter.fetch();
+  result().host().allow(problem_.output);
+  workspace_.host().allow(0, static_cast<int64_t>(workspace_bytes_));
+  if (options_.statistics) statistics_.host().allow(0, static_cast<int64_t>(statistics_bytes()));
 
   Outcome outcome;
-  if (!input.is_intact()) outcome.damage += "the input or memory around it; ";
-  for (size_t i = 0; i < parameters.size(); ++i)
-    if (!parameters[i].is_intact())
-      outcome.damage += "parameter " + std::to_string(i) + " or memory around it; ";
-  workspace.allow(0, static_cast<int64_t>(workspace_bytes));
-  if (!workspace.is_intact()) outcome.damage += "memory around the workspace; ";
-  output.allow(problem.output);
-  if (!output.is_intact()) outcome.damage += "memory around the output or between its elements; ";
+  outcome.damage = damage();
+  outcome.output = load_tensor(problem_.output, result().host().data());
+  if (options_.statistics) {
+    outcome.statistics.resize(statistics_bytes() / sizeof(float));
+    std::memcpy(outcome.statistics.data(), statistics_.host().data(), statistics_bytes());
+  }
+  return outcome;
+}
 
-  outcome.output = load_tensor(problem.output, output.data());
+std::string ForwardMemory::damage() {
+  std::string text;
+  if (!input_.host().is_intact()) text += "the input or memory around it; ";
+  for (size_t i = 0; i < parameters_.size(); ++i)
+    if (!parameters_[i].host().is_intact())
+      text += "parameter " + std::to_string(i) + " or memory around it; ";
+  if (!workspace_.host().is_intact()) text += "memory around the workspace; ";
+  if (!output_.host().is_intact()) text += "memory around the output or between its elements; ";
+  if (!statistics_.host().is_intact()) text += "statistics that were not asked for or memory around them; ";
+  return text;
+}
+
+Outcome run(const Plan& plan, const Operands& operands, const Place& place, const RunOptions& options) {
+  ForwardMemory memory(plan.problem(), operands, plan.workspace_bytes(), place, options);
+  place.run(plan, memory.arguments(), memory.workspace());
+  place.finish(plan.strategy() + ": " + plan.problem().text());
+  return memory.outcome();
+}
+
+Outcome run_and_compare(const Problem& problem, const Operands& operands, size_t workspace_bytes,
+                        const RunFunction& run, Executor& executor) {
+  ForwardMemory memory(problem, operands, workspace_bytes, executor, {});
+  run(memory.arguments(), memory.workspace(), executor);
+  Outcome outcome = memory.outcome();
   outcome.comparison = compare(problem, operands, outcome.output);
   return outcome;
 }
 
-Outcome run_and_compare(const Plan& plan, const Operands& operands, Executor& executor) {
-  const RunFunction run = [&plan](const Arguments& arguments, void* workspace, Executor& tasks) {
-    plan.run(arguments, workspace, tasks);
-  };
-  return run_and_compare(plan.problem(), operands, plan.workspace_bytes(), run, executor);
+Outcome run_and_compare(const Plan& plan, const Operands& operands, const Place& place) {
+  Outcome outcome = run(plan, operands, place);
+  outcome.comparison = compare(plan.problem(), operands, outcome.output);
+  return outcome;
 }
 
-Outcome run_and_compare(const Plan& plan, Distribution distribution, uint64_t seed, Executor& executor) {
-  return run_and_compare(plan, random_operands(plan.problem(), distribution, seed), executor);
+Outcome run_and_compare(const Plan& plan, Distribution distribution, uint64_t seed, const Place& place) {
+  return run_and_compare(plan, random_operands(plan.problem(), distribution, seed), place);
+}
+
+int64_t slab_count(const Problem& problem) {
+  const Norm* norm = problem.block.norm();
+  const Shape shape = problem.block.conv_output_shape(problem.input.sizes);
+  return norm == nullptr ? 0 : shape[0] * norm->group_count(shape[1]);
+}
+
+std::vector<float> reference_statistics(const Problem& problem, const Operands& operands) {
+  Problem on_cpu = problem;
+  on_cpu.device = Device::cpu();
+  SerialExecutor executor;
+  return run(plan(on_cpu, {"reference", ""}), operands, executor, {.statistics = true}).statistics;
+}
+
+std::string statistics_error(const std::vector<float>& expected, const std::vector<float>& actual) {
+  constexpr double tolerance = 4e-6;
+  for (size_t i = 0; i < expected.size(); i += 2) {
+    const double rstd = expected[i + 1];
+    const double mean_error = std::abs(actual[i] - expected[i]) * rstd;
+    const double rstd_error = std::abs(actual[i + 1] / rstd - 1);
+    if (mean_error <= tolerance && rstd_error <= tolerance) continue;
+    std::ostringstream text;
+    text.precision(9);
+    text << "slab " << i / 2 << " has mean " << actual[i] << " and rstd " << actual[i + 1] << ", should be "
+         << expected[i] << " and " << expected[i + 1];
+    return text.str();
+  }
+  return "";
+}
+
+bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
+  if (a.size() != b.size()) return false;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (a[i] != b[i] && !(std::isnan(a[i]) && std::isnan(b[i]))) return false;
+  }
+  return true;
 }
 
 }  // namespace onepass::testing

@@ -2,7 +2,8 @@
 //
 // Every buffer lies at an address that is aligned to its elements and to nothing more, between bytes that
 // read as NaN: what is read outside a tensor shows in the result, what is written there shows in the bytes.
-// So do the gaps between the elements of strided tensors. The output is NaN before the run.
+// So do the gaps between the elements of strided tensors. The output is NaN before the run. A plan for a GPU
+// gets a copy of all that memory on the GPU, which is copied back and looked at in the same way.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +12,8 @@
 #include <vector>
 
 #include "onepass/plan.h"
+#include "support/error_bound.h"
+#include "support/place.h"
 
 namespace onepass::testing {
 
@@ -59,21 +62,74 @@ struct Comparison {
 
 // `actual` is the output as dense NCHW values.
 Comparison compare(const Problem& problem, const Operands& operands, const std::vector<double>& actual);
+// The same where what is expected is known already.
+Comparison compare(const Problem& problem, const Expected& expected, const std::vector<double>& actual);
 
 struct Outcome {
   Comparison comparison;
-  std::string damage;          // what was written that is not an output element; empty where nothing was
-  std::vector<double> output;  // dense NCHW
+  std::string damage;             // what was written that is not an output element; empty where nothing was
+  std::vector<double> output;     // dense NCHW
+  std::vector<float> statistics;  // where asked for
 
   bool passed() const { return comparison.failures == 0 && damage.empty(); }
   std::string text() const;
 };
 
+struct RunOptions {
+  bool in_place = false;    // the output is written where the input lies
+  bool statistics = false;  // those of each slab are asked for
+};
+
+// The memory of one forward call, between guards.
+class ForwardMemory {
+ public:
+  ForwardMemory(const Problem& problem, const Operands& operands, size_t workspace_bytes, const Place& place,
+                const RunOptions& options = {});
+
+  Arguments arguments();
+  void* workspace() { return workspace_.data(); }
+  // Other operands at the same addresses, the output NaN again.
+  void assign(const Operands& operands);
+  // Of a call that has finished.
+  Outcome outcome();
+
+ private:
+  size_t statistics_bytes() const;
+  GuardedMemory placed_input(const Operands& operands) const;
+  GuardedMemory placed_parameter(const Operands& operands, size_t index) const;
+  Buffer& result() { return options_.in_place ? input_ : output_; }
+  std::string damage();
+
+  const Problem& problem_;
+  Place place_;
+  RunOptions options_;
+  size_t workspace_bytes_;
+  Buffer input_;
+  Buffer output_;
+  Buffer statistics_;
+  Buffer workspace_;
+  std::vector<Buffer> parameters_;
+};
+
+// Nothing is compared.
+Outcome run(const Plan& plan, const Operands& operands, const Place& place, const RunOptions& options = {});
+
 using RunFunction = std::function<void(const Arguments& arguments, void* workspace, Executor& executor)>;
 
 Outcome run_and_compare(const Problem& problem, const Operands& operands, size_t workspace_bytes,
                         const RunFunction& run, Executor& executor);
-Outcome run_and_compare(const Plan& plan, const Operands& operands, Executor& executor);
-Outcome run_and_compare(const Plan& plan, Distribution distribution, uint64_t seed, Executor& executor);
+Outcome run_and_compare(const Plan& plan, const Operands& operands, const Place& place);
+Outcome run_and_compare(const Plan& plan, Distribution distribution, uint64_t seed, const Place& place);
+
+// How many slabs have statistics; 0 without a norm.
+int64_t slab_count(const Problem& problem);
+// The statistics of the problem's slabs, by the reference on the CPU.
+std::vector<float> reference_statistics(const Problem& problem, const Operands& operands);
+// The first slab whose mean or deviation is further from `expected` than 4e-6 deviations, in words; empty
+// where there is none.
+std::string statistics_error(const std::vector<float>& expected, const std::vector<float>& actual);
+
+// NaN is the same as NaN.
+bool same_bits(const std::vector<double>& a, const std::vector<double>& b);
 
 }  // namespace onepass::testing

@@ -2,6 +2,7 @@
 #include "support/random_problem.h"
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <random>
 
@@ -253,6 +254,21 @@ BackwardProblem random_conv_backward(uint64_t seed, Device device) {
   const Layout layout = dice.chance(0.75) ? Layout::nchw : Layout::nhwc;
   return random_backward(
       dice, Problem(Block({*whole.block.conv()}), whole.input.sizes, whole.input.dtype, device, layout));
+}
+
+Problem random_large_tail(uint64_t seed, Device device) {
+  Dice dice(seed);
+  const Problem small = random_dense_problem(dice, device, 0);
+  const Layout layout = small.input.strides[1] == 1 ? Layout::nhwc : Layout::nchw;
+  Shape sizes = small.input.sizes;
+  sizes[0] = std::max<int64_t>(1, sizes[0]);
+  if (dice.chance(0.3)) sizes[1] *= dice.number(2, 40);
+  const int64_t wanted = dice.number(50'000, 1'000'000);
+  while (element_count(sizes) < wanted) {
+    const auto d = static_cast<size_t>(dice.chance(0.2) ? 0 : dice.number(2, std::ssize(sizes) - 1));
+    sizes[d] = 2 * sizes[d] + dice.number(0, 3);
+  }
+  return {small.block, sizes, small.input.dtype, device, layout};
 }
 
 }  // namespace onepass::testing

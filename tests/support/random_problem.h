@@ -13,6 +13,9 @@ Problem random_problem(uint64_t seed, Device device = Device::cpu());
 // The backward of a random block without a convolution: gradients of other types and strides, some not
 // wanted.
 BackwardProblem random_tail_backward(uint64_t seed, Device device = Device::cpu());
+// A random dense block without a convolution on 50,000 to about 3,000,000 elements: slabs that no single
+// thread block holds, and so many that no GPU takes all at a time.
+Problem random_large_tail(uint64_t seed, Device device = Device::cpu());
 // The same of a random convolution alone.
 BackwardProblem random_conv_backward(uint64_t seed, Device device = Device::cpu());
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from onepass.optimizing import text
 from onepass.optimizing.study import Row, StepStudy, Study
-from onepass.optimizing.variants import ONEPASS
+from onepass.optimizing.variants import is_ours
 
 PLAIN_WIDTH = 140  # of a line where the output is not a terminal
 COLUMNS = ("model", "variant", "ms, median (10% to 90%)", "speed", "peak MiB", "error against fp64", "result")
@@ -71,6 +71,6 @@ def _cells(name: str, step: StepStudy, row: Row) -> list[Text]:
 
 
 def _style(row: Row) -> str:
-    if row.variant != ONEPASS:
+    if not is_ours(row.variant):
         return "" if row.timing else "dim"
     return "bold green" if row.timing else "bold red"

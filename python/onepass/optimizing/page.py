@@ -11,7 +11,7 @@ from html import escape
 from onepass.optimizing import chart, text
 from onepass.optimizing.chart import Bar
 from onepass.optimizing.study import FRESH_INPUTS, FusedBlock, Row, StepStudy, Study
-from onepass.optimizing.variants import EAGER, ONEPASS
+from onepass.optimizing.variants import EAGER, ONEPASS, is_ours
 from onepass.optimizing.verify import Check
 
 _STYLE = """
@@ -99,17 +99,21 @@ def _summary(studies: Sequence[Study]) -> str:
 
 
 def _summary_cells(study: Study, step: StepStudy) -> tuple[str, ...]:
-    ours, best = step.row(ONEPASS), step.best_pytorch()
+    ours, best = step.ours(), step.best_pytorch()
     return (
         study.name,
         ", ".join(study.inputs),
         step.name,
         text.median(step.row(EAGER).timing),
         f"{text.median(best.timing)} ({best.variant})" if best else "",
-        text.median(ours.timing) or "none",
+        f"{text.median(ours.timing)}{_suffix(ours)}" if ours.timing else "none",
         text.times(step.speed_up(ours)),
         text.times(step.speed_up_of_best()),
     )
+
+
+def _suffix(ours: Row) -> str:
+    return "" if ours.variant == ONEPASS else f" ({ours.variant})"
 
 
 def _section(study: Study) -> str:
@@ -132,7 +136,7 @@ def _step(step: StepStudy) -> str:
 
 
 def _time_bar(row: Row) -> Bar:
-    accent = row.variant == ONEPASS
+    accent = is_ours(row.variant)
     if row.timing is None:
         return Bar(row.variant, text.verdict(row), accent=accent)
     timing = row.timing
@@ -141,7 +145,7 @@ def _time_bar(row: Row) -> Bar:
 
 
 def _memory_bar(row: Row) -> Bar:
-    accent = row.variant == ONEPASS
+    accent = is_ours(row.variant)
     if row.peak_bytes is None:
         return Bar(row.variant, "not measured", accent=accent)
     return Bar(row.variant, text.mebibytes(row.peak_bytes), row.peak_bytes / 2**20, accent=accent)
@@ -162,7 +166,7 @@ def _result_cells(step: StepStudy, row: Row) -> tuple[str, ...]:
 
 
 def _row_class(row: Row) -> str:
-    return "" if row.variant != ONEPASS else "wrong" if row.wrong else "accent"
+    return "" if not is_ours(row.variant) else "wrong" if row.wrong else "accent"
 
 
 def _errors(step: StepStudy) -> str:
@@ -221,7 +225,8 @@ def _methods(machine: Mapping[str, str], command: str, memory_method: str) -> st
         f"<h2>Machine and method</h2>{facts}"
         '<p class="soft">All variants run in one process on the same inputs, warmed up, one call of each a '
         "round in random order; times are medians with their 10% and 90% quantiles, and none is given for a "
-        f"result that does not match. Memory is {escape(memory_method)}, the result included.</p>"
+        f"result that does not match. Memory is {escape(memory_method)}, the result included. On a GPU the "
+        "L2 cache is overwritten before each call, and <em>bench</em> is torch.backends.cudnn.benchmark.</p>"
         f"<pre>{escape(command)}</pre>"
     )
 

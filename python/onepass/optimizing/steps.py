@@ -21,6 +21,10 @@ class Step:
 
     def run(self, variant: Variant, inputs: Sequence[Any], directions: Sequence[Tensor]) -> list[Tensor]:
         """The output tensors; `directions` are the gradients that a loss would give for them."""
+        with variant.settings():
+            return self._run(variant, inputs, directions)
+
+    def _run(self, variant: Variant, inputs: Sequence[Any], directions: Sequence[Tensor]) -> list[Tensor]:
         if not self.train:
             with torch.no_grad():
                 return floating(variant.call(*inputs))

@@ -58,7 +58,7 @@ def verdict(row: Row) -> str:
 
 def sentence(study: Study, step: StepStudy) -> str:
     """What came out of one step, for people."""
-    row = step.row(ONEPASS)
+    row = step.ours()
     if row.timing is None:
         return f"{study.name}, {step.name}: {verdict(row)}"
     best = step.best_pytorch()

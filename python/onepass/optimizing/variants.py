@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from onepass.fuse import fuse
 
 EAGER, COMPILE, CHANNELS_LAST, ONEPASS = "eager", "compile", "channels_last", "onepass"
+MAX_AUTOTUNE = "max-autotune"
+BENCH = " bench"  # after the name of a variant that runs with torch.backends.cudnn.benchmark
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -24,6 +27,11 @@ class Variant:
     model: nn.Module
     call: nn.Module
     layout: torch.memory_format = torch.preserve_format
+    benchmark: bool = False  # whether cuDNN tries its algorithms out
+
+    def settings(self) -> contextlib.AbstractContextManager[None]:
+        """What is set while the variant runs, its backward pass included."""
+        return _cudnn_benchmark() if self.benchmark else contextlib.nullcontext()
 
     def prepare(self, inputs: Sequence[Any], train: bool) -> list[Any]:
         """Copies of the inputs as this variant wants them, floating ones with gradients where it trains."""
@@ -35,6 +43,21 @@ class Variant:
         return copy.requires_grad_(train and copy.is_floating_point())
 
 
+@contextlib.contextmanager
+def _cudnn_benchmark() -> Iterator[None]:
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+def is_ours(name: str) -> bool:
+    """Whether a variant is onepass, not one of PyTorch's own."""
+    return name.removesuffix(BENCH) == ONEPASS
+
+
 def channels_last_format(inputs: Sequence[Any]) -> torch.memory_format | None:
     """The channels-last format of the first image or volume among the inputs."""
     dimensions = (x.dim() for x in inputs if isinstance(x, Tensor))
@@ -42,22 +65,40 @@ def channels_last_format(inputs: Sequence[Any]) -> torch.memory_format | None:
 
 
 def makers(
-    build: Callable[[], nn.Module], inputs: Sequence[Any], conv: str
+    build: Callable[[], nn.Module], inputs: Sequence[Any], conv: str, device: torch.device
 ) -> Iterator[tuple[str, Callable[[], Variant]]]:
-    """The variants of a model by name; making one may fail, with the reason in the exception."""
-    yield EAGER, lambda: _plain(EAGER, build())
-    yield COMPILE, lambda: _compiled(build())
+    """The variants of a model by name; making one may fail, with the reason in the exception.
+
+    On a GPU also those that search for the fastest: Inductor's and, as `bench`, cuDNN's.
+    """
+    is_gpu = device.type == "cuda"
     layout = channels_last_format(inputs)
+    plain: dict[str, Callable[[], Variant]] = {
+        EAGER: lambda: _plain(EAGER, build()),
+        COMPILE: lambda: _compiled(COMPILE, build()),
+    }
+    if is_gpu:
+        plain[MAX_AUTOTUNE] = lambda: _compiled(MAX_AUTOTUNE, build(), mode="max-autotune")
     if layout is not None:
-        yield CHANNELS_LAST, lambda: _plain(CHANNELS_LAST, build().to(memory_format=layout), layout)
-    yield ONEPASS, lambda: _plain(ONEPASS, fuse(build(), conv=conv))
+        plain[CHANNELS_LAST] = lambda: _plain(CHANNELS_LAST, build().to(memory_format=layout), layout)
+    plain[ONEPASS] = lambda: _plain(ONEPASS, fuse(build(), conv=conv))
+    for name, make in plain.items():
+        yield name, make
+        if is_gpu:
+            yield name + BENCH, lambda name=name, make=make: _benchmarked(name, make())
 
 
 def _plain(name: str, model: nn.Module, layout: torch.memory_format = torch.preserve_format) -> Variant:
     return Variant(name, model, model, layout)
 
 
-def _compiled(model: nn.Module) -> Variant:
+def _benchmarked(name: str, variant: Variant) -> Variant:
+    return dataclasses.replace(variant, name=name + BENCH, benchmark=True)
+
+
+def _compiled(name: str, model: nn.Module, **options: str) -> Variant:
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it warns where there is no GPU
-    torch._dynamo.reset()  # what other files compiled would count against this one's limit
-    return Variant(COMPILE, model, torch.compile(model))
+    # What other files compiled would count against this one's limit, and so do its own variants.
+    torch._dynamo.reset()
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    return Variant(name, model, torch.compile(model, **options))

@@ -1,0 +1,41 @@
+# Writes the texts of device code into a C++ source: cmake -D OUTPUT=FILE -D FILES=PATH,... -P embed.cmake
+#
+# Each text is a row of raw string literals: compilers limit the length of one.
+set(piece_bytes 8000)
+set(delimiter onepass)
+
+string(REPLACE "," ";" paths "${FILES}")
+set(rows "")
+foreach(path IN LISTS paths)
+  get_filename_component(name "${path}" NAME)
+  file(READ "${path}" text)
+  string(FIND "${text}" ")${delimiter}\"" clash)
+  if(NOT clash EQUAL -1)
+    message(FATAL_ERROR "${path} has the text )${delimiter}\" that ends an embedded literal")
+  endif()
+  string(LENGTH "${text}" bytes)
+  string(APPEND rows "    {\"${name}\",\n")
+  foreach(begin RANGE 0 ${bytes} ${piece_bytes})
+    string(SUBSTRING "${text}" ${begin} ${piece_bytes} piece)
+    string(APPEND rows "R\"${delimiter}(${piece})${delimiter}\"\n")
+  endforeach()
+  string(APPEND rows "    },\n")
+endforeach()
+
+file(WRITE "${OUTPUT}" "// Written by cmake/embed.cmake.
+#include \"cuda/device_code.h\"
+
+#include <array>
+
+namespace onepass::cuda {
+namespace {
+
+constexpr DeviceFile files[] = {
+${rows}};
+
+}  // namespace
+
+std::span<const DeviceFile> device_files() { return files; }
+
+}  // namespace onepass::cuda
+")

@@ -1,0 +1,82 @@
+// GPUs as the library finds them: which there are, memory for callers without a framework, the compile cache.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "onepass/executor.h"
+#include "onepass/export.h"
+
+namespace onepass::cuda {
+
+// Why no GPU can be used, as one sentence that says what is missing; empty where one can.
+ONEPASS_API std::string unavailable_reason();
+// 0 where unavailable_reason() is not empty.
+ONEPASS_API int device_count();
+// "NVIDIA H200, sm_90a, 132 multiprocessors, 139.8 GiB; driver 13.0, NVRTC 13.0 from /path/libnvrtc.so.13"
+ONEPASS_API std::string describe_device(int index);
+
+// What a GPU can do at most, as plans assume it: bytes read plus bytes written in a second of a large copy,
+// and operations of fp32 multiply-adds outside tensor cores, two each.
+struct Rates {
+  double bytes_per_second = 0;
+  double flops = 0;
+};
+ONEPASS_API Rates device_rates(int index);
+
+// Memory of a GPU. Throws Error where it cannot be had, naming the bytes asked for and those free.
+class ONEPASS_API Memory {
+ public:
+  Memory(int device, size_t bytes);
+  ~Memory();
+  Memory(Memory&& other) noexcept;
+  Memory& operator=(Memory&&) = delete;
+
+  void* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+  void upload(const void* from, size_t bytes);
+  void download(void* to, size_t bytes) const;
+  void fill(unsigned char value);
+
+ private:
+  int device_ = 0;
+  size_t bytes_ = 0;
+  void* data_ = nullptr;
+};
+
+// Waits for all work of the device. Throws Error where some of it failed.
+ONEPASS_API void synchronize(int device);
+
+// Seconds of GPU time between two points of the default stream.
+class ONEPASS_API Timer {
+ public:
+  explicit Timer(int device);
+  ~Timer();
+  Timer(const Timer&) = delete;
+  Timer& operator=(const Timer&) = delete;
+  void start();
+  double stop();  // waits
+
+ private:
+  struct Events;
+  Events* events_;
+};
+
+// The compiled kernels kept on disk, under $ONEPASS_CACHE_DIR, else $XDG_CACHE_HOME/onepass, else
+// ~/.cache/onepass.
+struct CacheEntry {
+  std::string kernel;
+  std::string architecture;
+  std::string file;
+  int64_t bytes = 0;
+};
+ONEPASS_API std::string cache_directory();
+ONEPASS_API std::vector<CacheEntry> cache_entries();
+// Removes them; returns how many.
+ONEPASS_API int clear_cache();
+// The hash of the library's device code: results measured on a GPU belong to one.
+ONEPASS_API std::string device_code_hash();
+
+}  // namespace onepass::cuda

@@ -1,0 +1,226 @@
+// The operators on CUDA tensors: blocks without a convolution, one launch on the current stream of the
+// tensors' GPU. All memory, the workspace included, is PyTorch's: its allocator orders reuse by stream and
+// serves graph captures.
+#include <torch/csrc/stable/library.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "boxed.h"
+#include "cuda_problem.h"
+#include "cuda_stream.h"
+#include "onepass/cuda.h"
+#include "onepass/onepass.h"
+#include "plan_cache.h"
+
+namespace onepass::torch_binding {
+namespace {
+
+using TorchDType = torch::headeronly::ScalarType;
+
+struct CudaForward {
+  Plan plan;
+  Layout layout;
+  std::vector<bool> copied;
+  TensorSpec statistics;
+};
+
+struct CudaBackward {
+  BackwardPlan plan;
+  Layout layout;
+  std::vector<bool> copied;
+  bool copies_output_gradient;
+  TensorSpec statistics;
+};
+
+PlanKey key_of(const std::string& block, const CallSpecs& specs, DType out_dtype, const Place& place) {
+  PlanKey key(block, place.index);
+  key.add(static_cast<int64_t>(out_dtype));
+  key.add(specs.input);
+  for (const TensorSpec& spec : specs.parameters) key.add(spec);
+  return key;
+}
+
+CudaForward make_forward(const std::string& block, const CallSpecs& specs, DType out_dtype, int device) {
+  CudaProblem call(block, specs, out_dtype, device);
+  TensorSpec statistics = statistics_spec(call.problem);
+  return {plan(call.problem), call.layout, std::move(call.copied), std::move(statistics)};
+}
+
+std::shared_ptr<const CudaForward> forward_plan(const std::string& block, const CallSpecs& specs,
+                                                std::optional<TorchDType> out_dtype, const Place& place) {
+  static PlanCache<CudaForward> cache;
+  const DType out = out_dtype ? dtype_of(*out_dtype) : specs.input.dtype;
+  return cache.get(key_of(block, specs, out, place),
+                   [&] { return make_forward(block, specs, out, place.index); });
+}
+
+CudaBackward make_backward(const std::string& block, const CallSpecs& specs,
+                           const TensorSpec& output_gradient, const std::vector<bool>& wanted, int device) {
+  auto call = cuda_backward_problem(block, specs, output_gradient, wanted, device);
+  TensorSpec statistics = statistics_spec(call.problem.forward);
+  return {plan_backward(call.problem), call.layout, std::move(call.copied), call.copies_output_gradient,
+          std::move(statistics)};
+}
+
+std::shared_ptr<const CudaBackward> backward_plan(const std::string& block, const CallSpecs& specs,
+                                                  const TensorSpec& output_gradient,
+                                                  const std::vector<bool>& wanted, const Place& place) {
+  static PlanCache<CudaBackward> cache;
+  PlanKey key = key_of(block, specs, output_gradient.dtype, place);
+  key.add(output_gradient);
+  for (const bool want : wanted) key.add(want);
+  return cache.get(key, [&] { return make_backward(block, specs, output_gradient, wanted, place.index); });
+}
+
+// The tensors a plan reads, copied where it wants them otherwise; they own their memory until the launch.
+struct Read {
+  Tensor input;
+  std::vector<Tensor> parameters;
+
+  Read(const Tensor& given, const std::vector<Tensor>& given_parameters, const std::vector<bool>& copied,
+       Layout layout)
+      : input(copied[0] ? dense_copy(given, layout) : given), parameters(given_parameters) {
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const bool is_tensor = parameters[i].dim() == given.dim() && given.dim() > 2;
+      if (copied[i + 1]) parameters[i] = dense_copy(parameters[i], is_tensor ? layout : Layout::nchw);
+    }
+  }
+
+  std::vector<const void*> addresses() const {
+    std::vector<const void*> list;
+    list.reserve(parameters.size());
+    for (const Tensor& tensor : parameters) list.push_back(tensor.const_data_ptr());
+    return list;
+  }
+};
+
+// Memory of one launch, for which most plans have no use.
+class Workspace {
+ public:
+  Workspace(size_t bytes, const Place& place) {
+    if (bytes > 0) tensor_.emplace(empty_bytes(bytes, place));
+  }
+  void* data() const { return tensor_ ? tensor_->mutable_data_ptr() : nullptr; }
+
+ private:
+  std::optional<Tensor> tensor_;
+};
+
+Tensor run_forward(const CudaForward& prepared, const Tensor& input, const std::vector<Tensor>& parameters,
+                   float* statistics, const Place& place) {
+  const Plan& plan = prepared.plan;
+  const Read read(input, parameters, prepared.copied, prepared.layout);
+  Tensor output = empty(plan.problem().output, place);
+  const Workspace workspace(plan.workspace_bytes(), place);
+  plan.run({read.input.const_data_ptr(), output.mutable_data_ptr(), read.addresses(), statistics},
+           workspace.data(), current_stream(place.index));
+  return output;
+}
+
+Tensor forward(const Tensor& input, const std::vector<Tensor>& parameters, const std::string& block,
+               std::optional<TorchDType> out_dtype) {
+  const CallSpecs specs(input, parameters);
+  const Place place = place_of(input);
+  const auto prepared = forward_plan(block, specs, out_dtype, place);
+  return run_forward(*prepared, input, parameters, nullptr, place);
+}
+
+std::tuple<Tensor, Tensor> forward_with_statistics(const Tensor& input, const std::vector<Tensor>& parameters,
+                                                   const std::string& block,
+                                                   std::optional<TorchDType> out_dtype) {
+  const CallSpecs specs(input, parameters);
+  const Place place = place_of(input);
+  const auto prepared = forward_plan(block, specs, out_dtype, place);
+  Tensor statistics = empty(prepared->statistics, place);
+  auto* memory = static_cast<float*>(statistics.mutable_data_ptr());
+  return {run_forward(*prepared, input, parameters, memory, place), statistics};
+}
+
+void check_statistics(const Tensor& statistics, const CudaBackward& prepared) {
+  if (!prepared.plan.reads_statistics() || spec_of(statistics) == prepared.statistics) return;
+  throw Error("the statistics must be float32 and contiguous of sizes " +
+              to_string(prepared.statistics.sizes) + ", as forward_with_statistics gives them");
+}
+
+std::vector<Tensor> backward(const Tensor& output_gradient, const Tensor& input,
+                             const std::vector<Tensor>& parameters, const Tensor& statistics,
+                             const std::string& block, const std::vector<bool>& wanted) {
+  const CallSpecs specs(input, parameters);
+  const Place place = place_of(input);
+  require_place(output_gradient, place);
+  require_place(statistics, place);
+  const auto prepared = backward_plan(block, specs, spec_of(output_gradient), wanted, place);
+  const BackwardPlan& plan = prepared->plan;
+  const BackwardProblem& problem = plan.problem();
+  check_statistics(statistics, *prepared);
+
+  const auto gradient_of = [&](const TensorSpec& spec, bool is_wanted) {
+    return empty(is_wanted ? spec : TensorSpec::dense(spec.dtype, {0}), place);
+  };
+  std::vector<Tensor> gradients{gradient_of(problem.input_gradient, problem.wants_input())};
+  BackwardArguments arguments;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const bool is_wanted = problem.wants_parameter(i);
+    gradients.push_back(gradient_of(problem.parameter_gradients[i], is_wanted));
+    arguments.parameter_gradients.push_back(is_wanted ? gradients.back().mutable_data_ptr() : nullptr);
+  }
+  const Read read(input, parameters, prepared->copied, prepared->layout);
+  const Tensor gradient =
+      prepared->copies_output_gradient ? dense_copy(output_gradient, prepared->layout) : output_gradient;
+  arguments.input = read.input.const_data_ptr();
+  arguments.parameters = read.addresses();
+  arguments.output_gradient = gradient.const_data_ptr();
+  arguments.statistics = static_cast<const float*>(statistics.const_data_ptr());
+  arguments.input_gradient = problem.wants_input() ? gradients[0].mutable_data_ptr() : nullptr;
+  const Workspace workspace(plan.workspace_bytes(), place);
+  plan.run(arguments, workspace.data(), current_stream(place.index));
+  return gradients;
+}
+
+// The plan of a block without convolution on "cuda", "cuda:1" or "cuda:sm_90a".
+std::string explain(const std::string& block, const std::vector<int64_t>& sizes, const std::string& dtype,
+                    const std::string& layout, const std::string& device, const std::string& strategy,
+                    bool backward) {
+  const Problem problem(Block::parse(block), sizes, parse_dtype(dtype), Device::parse(device),
+                        parse_layout(layout));
+  const PlanOptions options{strategy, {}};
+  return backward ? plan_backward(BackwardProblem(problem), options).explain()
+                  : plan(problem, options).explain();
+}
+
+int64_t device_count() { return cuda::device_count(); }
+
+std::string describe_device(int64_t index) { return cuda::describe_device(static_cast<int>(index)); }
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(onepass, library) {
+  library.def(
+      "cuda_explain(str block, int[] sizes, str dtype, str layout, str device, str strategy, bool backward) "
+      "-> str");
+  library.def("cuda_unavailable_reason() -> str");
+  library.def("cuda_device_count() -> int");
+  library.def("cuda_describe_device(int index) -> str");
+  library.def("cuda_cache_directory() -> str");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(onepass, CUDA, library) {
+  library.impl("forward", boxed<forward>);
+  library.impl("forward_with_statistics", boxed<forward_with_statistics>);
+  library.impl("backward", boxed<backward>);
+}
+
+STABLE_TORCH_LIBRARY_IMPL(onepass, CompositeExplicitAutograd, library) {
+  library.impl("cuda_explain", boxed<explain>);
+  library.impl("cuda_unavailable_reason", boxed<cuda::unavailable_reason>);
+  library.impl("cuda_device_count", boxed<device_count>);
+  library.impl("cuda_describe_device", boxed<describe_device>);
+  library.impl("cuda_cache_directory", boxed<cuda::cache_directory>);
+}
+
+}  // namespace onepass::torch_binding

@@ -1,0 +1,94 @@
+// Problems from CUDA tensors.
+#include "cuda_problem.h"
+
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+
+#include "onepass/error.h"
+
+namespace onepass::torch_binding {
+namespace {
+
+// Whether the elements lie as in the dense tensor; strides of dimensions of one element say nothing.
+bool lies(const TensorSpec& spec, Layout layout) {
+  const Shape strides = TensorSpec::dense(spec.dtype, spec.sizes, layout).strides;
+  for (size_t d = 0; d < spec.sizes.size(); ++d) {
+    if (spec.sizes[d] > 1 && spec.strides[d] != strides[d]) return false;
+  }
+  return true;
+}
+
+// The tensor as it is read: where it lies, or as a dense copy.
+bool make_dense(TensorSpec& spec, Layout layout) {
+  if (lies(spec, layout)) return false;
+  spec = TensorSpec::dense(spec.dtype, spec.sizes, layout);
+  return true;
+}
+
+Block parse_tail(const std::string& text) {
+  Block block = Block::parse(text);
+  if (block.conv()) {
+    throw Error(
+        Block::text(*block.conv()) +
+        ": on CUDA the operators run what follows a convolution; PyTorch runs the convolution itself");
+  }
+  return block;
+}
+
+void refuse_f64(const Problem& problem) {
+  const auto is_f64 = [](const TensorSpec& spec) { return spec.dtype == DType::f64; };
+  if (is_f64(problem.input) || is_f64(problem.output) || std::ranges::any_of(problem.parameters, is_f64)) {
+    throw Error(problem.block.text() + ": float64 is not computed on the GPU");
+  }
+}
+
+bool is_tensor_operand(const Block& block, const Parameter& parameter) {
+  const auto* pointwise = std::get_if<Pointwise>(&block.stages()[parameter.stage]);
+  return pointwise && argument_kind(pointwise->op) == ArgumentKind::tensor;
+}
+
+}  // namespace
+
+CudaProblem::CudaProblem(const std::string& block, const CallSpecs& specs, DType out_dtype, int device)
+    : problem(parse_tail(block), specs.input.sizes, specs.input.dtype, Device::cuda(device)),
+      layout(is_channels_last(specs.input) ? Layout::nhwc : Layout::nchw) {
+  const Layout output_layout = problem.block.has_mean() ? Layout::nchw : layout;
+  problem.output = TensorSpec::dense(out_dtype, problem.output.sizes, output_layout);
+  problem.input = specs.input;
+  problem.parameters = specs.parameters;
+  copied.push_back(make_dense(problem.input, layout));
+  const auto expected = problem.block.parameters(specs.input.sizes);
+  for (size_t i = 0; i < expected.size() && i < problem.parameters.size(); ++i) {
+    const bool is_tensor = is_tensor_operand(problem.block, expected[i]);
+    copied.push_back(make_dense(problem.parameters[i], is_tensor ? layout : Layout::nchw));
+  }
+  problem.validate();
+  refuse_f64(problem);
+}
+
+CudaBackwardProblem cuda_backward_problem(const std::string& block, const CallSpecs& specs,
+                                          const TensorSpec& output_gradient, std::vector<bool> wanted,
+                                          int device) {
+  CudaProblem forward(block, specs, output_gradient.dtype, device);
+  TensorSpec gradient = output_gradient;
+  // The gradient of a mean is read by its strides.
+  const bool copies = !forward.problem.block.has_mean() && make_dense(gradient, forward.layout);
+  const auto expected = forward.problem.block.parameters(specs.input.sizes);
+  auto problem = backward_problem(std::move(forward.problem), specs, gradient, std::move(wanted));
+  for (size_t i = 0; i < problem.parameter_gradients.size(); ++i) {
+    TensorSpec& spec = problem.parameter_gradients[i];
+    const bool is_tensor = is_tensor_operand(problem.forward.block, expected[i]);
+    if (is_tensor) spec = TensorSpec::dense(spec.dtype, spec.sizes, forward.layout);
+  }
+  return {std::move(problem), forward.layout, std::move(forward.copied), copies};
+}
+
+Tensor dense_copy(const Tensor& tensor, Layout layout) {
+  using torch::headeronly::MemoryFormat;
+  const bool is_volume = tensor.dim() == 5;
+  const auto last = is_volume ? MemoryFormat::ChannelsLast3d : MemoryFormat::ChannelsLast;
+  return torch::stable::contiguous(tensor, layout == Layout::nhwc ? last : MemoryFormat::Contiguous);
+}
+
+}  // namespace onepass::torch_binding

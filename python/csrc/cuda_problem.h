@@ -1,0 +1,38 @@
+// From the CUDA tensors of a call to the problem its plan is made for.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "problem.h"
+
+namespace onepass::torch_binding {
+
+// The problem of a block without convolution, and which tensors must be copied for it. Kernels read all
+// tensors of the input's size in one order, channels before or after space: the input's, by PyTorch's rule
+// for strides. Those that do not lie dense in it are copied, as are vectors that are not contiguous.
+struct CudaProblem {
+  Problem problem;
+  Layout layout = Layout::nchw;
+  std::vector<bool> copied;  // the input, then each parameter
+
+  // Throws Error for a block with a convolution (PyTorch's runs before the operator) and for f64.
+  CudaProblem(const std::string& block, const CallSpecs& specs, DType out_dtype, int device);
+};
+
+// The same for the gradients; those of tensors of the input's size lie in its order.
+struct CudaBackwardProblem {
+  BackwardProblem problem;
+  Layout layout = Layout::nchw;
+  std::vector<bool> copied;
+  bool copies_output_gradient = false;
+};
+
+CudaBackwardProblem cuda_backward_problem(const std::string& block, const CallSpecs& specs,
+                                          const TensorSpec& output_gradient, std::vector<bool> wanted,
+                                          int device);
+
+// A dense copy in this layout.
+Tensor dense_copy(const Tensor& tensor, Layout layout);
+
+}  // namespace onepass::torch_binding

@@ -1,0 +1,109 @@
+"""Running a block on CUDA tensors: PyTorch's convolution, then everything after it as one kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onepass import _eager, _library
+from onepass._autograd import is_exporting, once_differentiable
+from onepass._description import Description, describe
+from onepass._types import result_dtype
+
+FUSED_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def apply(
+    block: str, input: Tensor, parameters: Sequence[Tensor], out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """As _ops.apply. The convolution, its gradients, its precision and its autocast are PyTorch's own."""
+    description = describe(block)
+    conv = description.conv
+    if conv is None:
+        return _run_tail(description, input, parameters, out_dtype)
+    count = description.conv_parameters
+    convolved = _eager.convolve(conv, input, *parameters[:count])
+    if description.after_conv is None:
+        return convolved if out_dtype is None else convolved.to(out_dtype)
+    return _run_tail(description.after_conv, convolved, parameters[count:], out_dtype)
+
+
+def _run_tail(
+    description: Description, input: Tensor, parameters: Sequence[Tensor], out_dtype: torch.dtype | None
+) -> Tensor:
+    low = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+    dtype, differentiate = input.dtype, input.requires_grad
+    same = low is None and dtype in FUSED_DTYPES
+    for parameter in parameters:
+        same = same and parameter.dtype == dtype
+        differentiate = differentiate or parameter.requires_grad
+    if same and out_dtype is None:
+        reason = unavailable_reason()
+    else:
+        out_dtype = out_dtype or result_dtype(description, input, parameters, low, "cuda")
+        reason = why_eager(out_dtype, dtype, *(parameter.dtype for parameter in parameters))
+    if reason is not None:
+        output = _eager.run(description.text, input, parameters)
+        return output if out_dtype is None else output.to(out_dtype)
+    if differentiate and torch.is_grad_enabled() and not is_exporting():
+        return _Tail.apply(description.text, out_dtype, input, *parameters)
+    return _call(torch.ops.onepass.forward.default, input, parameters, description.text, out_dtype)
+
+
+def _call(operator: Any, *arguments: Any) -> Any:
+    """Runs the operator. PyTorch's exceptions do not pass the stable interface: memory's is made anew."""
+    try:
+        return operator(*arguments)
+    except RuntimeError as error:
+        if str(error).startswith("CUDA out of memory."):
+            raise torch.OutOfMemoryError(str(error)) from None
+        raise
+
+
+def why_eager(*dtypes: torch.dtype) -> str | None:
+    """Why tails with tensors of these types run as PyTorch's stages; None where one kernel runs them."""
+    for dtype in dtypes:
+        if dtype not in FUSED_DTYPES:
+            return f"{str(dtype).removeprefix('torch.')} is not computed by the GPU kernels"
+    return unavailable_reason()
+
+
+_asked: list[str | None] = []  # the answer, once there is one
+
+
+@torch.compiler.assume_constant_result
+def unavailable_reason() -> str | None:
+    """Why no kernel can be compiled or run, as one sentence; None where it can.
+
+    Asked of the driver once, when the first CUDA tensor comes: a process that only imports onepass can fork.
+    """
+    if not _asked:
+        reason = _library.unavailable_reason()
+        _asked.append(reason or torch.ops.onepass.cuda_unavailable_reason() or None)
+    return _asked[0]
+
+
+class _Tail(torch.autograd.Function):
+    """A tail whose gradients are wanted: saves its input, its parameters and the statistics of its slabs."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tail: str, out_dtype: torch.dtype | None, input: Tensor, *parameters: Tensor
+    ) -> Tensor:
+        operator = torch.ops.onepass.forward_with_statistics.default
+        output, statistics = _call(operator, input, parameters, tail, out_dtype)
+        ctx.tail = tail
+        ctx.save_for_backward(input, statistics, *parameters)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor | None, ...]:
+        wanted = ctx.needs_input_grad[2:]
+        input, statistics, *parameters = ctx.saved_tensors
+        operator = torch.ops.onepass.backward.default
+        gradients = _call(operator, output_gradient, input, parameters, statistics, ctx.tail, wanted)
+        return None, None, *(gradient if want else None for gradient, want in zip(gradients, wanted))

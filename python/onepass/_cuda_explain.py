@@ -1,0 +1,43 @@
+"""What a block runs as on a GPU: the convolution by PyTorch, the rest by the planner's choice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from onepass import _cuda
+from onepass._description import Description
+
+DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+
+
+def explain(
+    description: Description,
+    sizes: Sequence[int],
+    dtype: torch.dtype,
+    layout: str,
+    device: str,
+    strategy: str = "",
+    backward: bool = False,
+) -> str:
+    """As onepass.explain; `device` is "cuda", "cuda:1" or an architecture, "cuda:sm_90a"."""
+    conv, tail = description.conv, description.tail
+    if not tail:
+        return f"{description.text}\n\n-> PyTorch's own convolution\n"
+    reason = _why_eager(dtype, device)
+    if reason is not None:
+        return f"{description.text}\n\neager: PyTorch's own kernels run the stages one by one: {reason}\n"
+    shape = description.conv_output_shape(sizes)
+    plan = torch.ops.onepass.cuda_explain(tail, shape, DTYPES[dtype], layout, device, strategy, backward)
+    note = "  tensors that do not lie dense in this order are copied first\n"
+    if conv is None:
+        return plan + note
+    chosen = next(line for line in plan.splitlines() if line.startswith("* ")).split()[1]
+    return f"{description.text}\n\n-> PyTorch's own convolution, then {chosen}\n\n{plan}{note}"
+
+
+def _why_eager(dtype: torch.dtype, device: str) -> str | None:
+    if dtype not in DTYPES:
+        return _cuda.why_eager(dtype)
+    return None if ":sm_" in device else _cuda.unavailable_reason()

@@ -1,0 +1,136 @@
+"""Blocks of CUDA tensors as far as no GPU is needed: types, shapes, traced graphs, explanations."""
+
+import pytest
+import torch
+from block_cases import BLOCKS, STAGES, example
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import onepass
+from onepass import _cuda, _eager, _ops
+from onepass.optimizing import variants
+
+pytestmark = pytest.mark.skipif(not onepass.available(), reason=str(onepass.unavailable_reason()))
+
+
+@pytest.fixture
+def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if there were a GPU that runs the kernels; fake tensors never reach it."""
+    monkeypatch.setattr(_cuda, "_asked", [None])
+
+
+@pytest.fixture(params=[None, torch.float16, torch.bfloat16])
+def low(request: pytest.FixtureRequest):
+    """Autocast of CUDA, which torch.autocast refuses to turn on without a GPU."""
+    before = torch.get_autocast_dtype("cuda")
+    torch.set_autocast_enabled("cuda", request.param is not None)
+    torch.set_autocast_dtype("cuda", request.param or before)
+    yield request.param
+    torch.set_autocast_enabled("cuda", False)
+    torch.set_autocast_dtype("cuda", before)
+
+
+def fakes(text: str, dtype: torch.dtype, parameter_dtype: torch.dtype) -> tuple:
+    """The block's tensors as fakes on a GPU; call it inside FakeTensorMode."""
+    x, parameters = example(text)
+    x = torch.empty(x.shape, dtype=dtype, device="cuda")
+    return x, [torch.empty(p.shape, dtype=parameter_dtype, device="cuda") for p in parameters]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("text", STAGES)
+def test_types_are_those_of_pytorch_stage_by_stage(with_kernels, text: str, dtype, low) -> None:
+    with FakeTensorMode(), torch.no_grad():
+        x, parameters = fakes(text, dtype, torch.float32 if low else dtype)
+        found, wanted = (run(text, x, parameters) for run in (_ops.apply, _eager.run))
+    assert (found.dtype, found.shape, found.device) == (wanted.dtype, wanted.shape, wanted.device)
+
+
+def test_autocast_leaves_instance_norms_in_the_low_type(with_kernels) -> None:
+    """What _eager is to a block is not what it is to a module: it has group_norm for both."""
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        with FakeTensorMode(), torch.no_grad():
+            x = torch.empty(2, 8, 5, 5, dtype=torch.float16, device="cuda")
+            norms = {
+                "instance_norm(affine=true)": torch.nn.InstanceNorm2d(8, affine=True, device="cuda"),
+                "group_norm(4)": torch.nn.GroupNorm(4, 8, device="cuda"),
+            }
+            for text, norm in norms.items():
+                assert _ops.apply(text, x, list(norm.parameters())).dtype == norm(x).dtype
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+
+
+@pytest.mark.parametrize("text", BLOCKS)
+def test_shapes_with_and_without_gradients(with_kernels, text: str) -> None:
+    with FakeTensorMode():
+        x, parameters = fakes(text, torch.float32, torch.float32)
+        wanted = _eager.run(text, x, parameters)
+        assert _ops.apply(text, x, parameters).shape == wanted.shape
+        output = _ops.apply(text, x.requires_grad_(), parameters)
+        assert output.shape == wanted.shape
+        assert output.requires_grad
+
+
+def test_gradients_of_large_operands_lie_as_the_input(with_kernels) -> None:
+    with FakeTensorMode():
+        x = torch.empty(2, 8, 5, 6, device="cuda", memory_format=torch.channels_last)
+        residual = torch.empty(2, 8, 5, 6, device="cuda")
+        gradients = torch.ops.onepass.backward(x, x, [residual], x.new_empty(0), "residual_add", [True, True])
+    assert all(gradient.is_contiguous(memory_format=torch.channels_last) for gradient in gradients)
+
+
+def test_export_holds_pytorchs_convolution_and_one_operator(with_kernels) -> None:
+    with FakeTensorMode():
+        block = onepass.Block("conv2d(3,8,k=3) | swish | group_norm(4) | mean", device="cuda")
+        program = torch.export.export(block, (torch.empty(2, 3, 9, 9, device="cuda"),))
+    targets = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+    assert targets == ["aten.conv2d.default", "onepass.forward.default"]
+
+
+def test_compile_traces_one_graph(with_kernels) -> None:
+    torch._dynamo.reset()
+    with FakeTensorMode(), torch.no_grad():
+        block = onepass.Block("conv2d(3,8,k=3) | tanh | group_norm(8) | mean", device="cuda")
+        compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+        assert compiled(torch.empty(2, 3, 9, 9, device="cuda")).shape == (2, 8)
+
+
+def test_without_a_gpu_blocks_run_as_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_cuda, "_asked", ["the compiler is missing"])
+    with FakeTensorMode(), torch.no_grad():
+        x, parameters = fakes("swish | group_norm(4)", torch.float32, torch.float32)
+        assert _ops.apply("swish | group_norm(4)", x, parameters).shape == x.shape
+    explanation = onepass.explain("swish | group_norm(4)", (2, 8, 9, 9), device="cuda")
+    assert "eager: " in explanation
+    assert "the compiler is missing" in explanation
+
+
+def test_explain_for_an_architecture() -> None:
+    try:
+        text = onepass.explain("conv2d(3,8,k=3) | group_norm(4) | relu", (2, 3, 20, 20), device="cuda:sm_90a")
+    except ValueError as error:
+        pytest.skip(f"no kernel can be compiled here: {error}")
+    assert "-> PyTorch's own convolution, then tail_" in text
+    assert "on cuda:sm_90a" in text
+    assert "PyTorch's own convolution" in onepass.explain(
+        "conv2d(3,8,k=3)", (2, 3, 9, 9), device="cuda:sm_80"
+    )
+    with pytest.raises(ValueError, match="sm_12"):
+        onepass.explain("relu", (2, 3, 9), device="cuda:sm_12")
+
+
+def test_the_variants_of_a_gpu() -> None:
+    inputs = [torch.zeros(1, 3, 4, 4)]
+    names = [name for name, _ in variants.makers(lambda: None, inputs, "fuse", torch.device("cuda"))]
+    plain = ["eager", "compile", "max-autotune", "channels_last", "onepass"]
+    assert names == [name + suffix for name in plain for suffix in ("", " bench")]
+    assert [name for name in names if variants.is_ours(name)] == ["onepass", "onepass bench"]
+
+
+def test_bench_is_set_while_a_variant_runs() -> None:
+    settings = variants.Variant("eager bench", None, None, benchmark=True).settings()
+    assert not torch.backends.cudnn.benchmark
+    with settings:
+        assert torch.backends.cudnn.benchmark
+    assert not torch.backends.cudnn.benchmark

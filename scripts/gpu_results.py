@@ -1,0 +1,60 @@
+"""results/<device>.json: what a GPU has run, written in parts by gpu_test.py and gpu_bench.py."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import pathlib
+import re
+import subprocess
+import tempfile
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SUITE = ROOT / "build" / "gpu" / "tests" / "gpu_test"
+
+
+def run_suite(
+    *arguments: str, prefix: tuple[str, ...] = (), timeout: float | None = None
+) -> tuple[int, dict[str, Any]]:
+    """Runs the C++ suite: its exit code and GoogleTest's report, empty where the program did not end."""
+    environment = {"ONEPASS_CACHE_DIR": str(ROOT / "build" / "gpu" / "kernel_cache"), **os.environ}
+    with tempfile.TemporaryDirectory() as folder:
+        report = pathlib.Path(folder) / "report.json"
+        command = [*prefix, str(SUITE), f"--gtest_output=json:{report}", *arguments]
+        try:
+            code = subprocess.run(command, cwd=ROOT, env=environment, timeout=timeout).returncode
+        except subprocess.TimeoutExpired:
+            code = 124
+        return code, json.loads(report.read_text()) if report.exists() else {}
+
+
+def tests_of(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """The tests of GoogleTest's report."""
+    return [test for group in report.get("testsuites", []) for test in group["testsuite"]]
+
+
+def describe_device() -> dict[str, str]:
+    """The GPU's name, what the library says of it, and the hash of the device code."""
+    code, report = run_suite("--gtest_filter=Gpu.IsDescribed", "--gtest_brief=1")
+    if code != 0:
+        raise SystemExit("the GPU suite does not start")
+    (test,) = tests_of(report)
+    return {key: test[key] for key in ("device", "description", "device_code_hash")}
+
+
+def write(device: dict[str, str], part: str, content: dict[str, Any]) -> pathlib.Path:
+    """Replaces one part of the device's file, with today's date and the hash of the device code."""
+    name = re.sub(r"[^a-z0-9]+", "-", device["device"].lower()).strip("-")
+    path = ROOT / "results" / f"{name}.json"
+    result = json.loads(path.read_text()) if path.exists() else {}
+    result["device"] = {"name": device["device"], "description": device["description"]}
+    result[part] = {
+        "device_code_hash": device["device_code_hash"],
+        "date": datetime.date.today().isoformat(),
+        **content,
+    }
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    return path

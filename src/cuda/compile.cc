@@ -1,0 +1,240 @@
+// NVRTC on the embedded headers, asked once for each kernel: memory first, then the disk, then the compiler.
+#include "cuda/compile.h"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <future>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string_view>
+#include <system_error>
+#include <thread>
+
+#include "cuda/cache.h"
+#include "cuda/device_code.h"
+#include "cuda/driver.h"
+#include "cuda/sha256.h"
+#include "onepass/cuda.h"
+#include "onepass/error.h"
+
+namespace onepass::cuda {
+namespace {
+
+const DeviceFile* find_file(std::string_view name) {
+  for (const DeviceFile& file : device_files()) {
+    if (file.name == name) return &file;
+  }
+  return nullptr;
+}
+
+// The embedded files that a text includes, directly or not. Only these are given to the compiler, so that
+// those hashed and those compiled are the same.
+void collect_included(std::string_view text, std::set<const DeviceFile*>& files) {
+  constexpr std::string_view directive = "#include \"";
+  for (size_t at = text.find(directive); at != text.npos; at = text.find(directive, at)) {
+    at += directive.size();
+    const DeviceFile* file = find_file(text.substr(at, text.find('"', at) - at));
+    if (file != nullptr && files.insert(file).second) collect_included(file->text, files);
+  }
+}
+
+// In the order of device_files().
+std::set<const DeviceFile*> included_files(std::string_view text) {
+  std::set<const DeviceFile*> files;
+  collect_included(text, files);
+  return files;
+}
+
+std::vector<std::string> options_for(const std::string& architecture) {
+  return {"--gpu-architecture=" + architecture,  // a real one: machine code, not PTX
+          "--std=c++20", "--device-as-default-execution-space",
+          "--ptxas-options=-v"};  // registers and spills, in the log
+}
+
+// Everything that decides the machine code.
+std::string hash_of(const Source& source, const std::string& architecture) {
+  Sha256 hash;
+  hash.add_field(nvrtc().version).add_field(source.name).add_field(source.text);
+  for (const std::string& option : options_for(architecture)) hash.add_field(option);
+  for (const DeviceFile* file : included_files(source.text)) hash.add_field(file->name).add_field(file->text);
+  return hash.hex();
+}
+
+class Program {
+ public:
+  explicit Program(const Source& source) : name_(source.name) {
+    std::vector<const char*> names;
+    std::vector<const char*> texts;
+    for (const DeviceFile* file : included_files(source.text)) {
+      names.push_back(file->name.data());
+      texts.push_back(file->text.data());
+    }
+    const std::string file = source.name + ".cu";
+    require(nvrtc().nvrtcCreateProgram(&program_, source.text.c_str(), file.c_str(),
+                                       static_cast<int>(names.size()), texts.data(), names.data()),
+            "");
+  }
+  ~Program() { nvrtc().nvrtcDestroyProgram(&program_); }
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
+
+  // Returns the log.
+  std::string compile(const std::string& architecture) {
+    const std::vector<std::string> options = options_for(architecture);
+    std::vector<const char*> pointers;
+    pointers.reserve(options.size());
+    for (const std::string& option : options) pointers.push_back(option.c_str());
+    const CudaResult result =
+        nvrtc().nvrtcCompileProgram(program_, static_cast<int>(pointers.size()), pointers.data());
+    std::string text = log();
+    require(result, text);
+    return text;
+  }
+
+  std::string image() const {
+    size_t bytes = 0;
+    require(nvrtc().nvrtcGetCUBINSize(program_, &bytes), "");
+    std::string text(bytes, '\0');
+    require(nvrtc().nvrtcGetCUBIN(program_, text.data()), "");
+    return text;
+  }
+
+ private:
+  std::string log() const {
+    size_t bytes = 0;  // with the null character
+    if (nvrtc().nvrtcGetProgramLogSize(program_, &bytes) != cuda_success || bytes < 2) return "";
+    std::string text(bytes, '\0');
+    nvrtc().nvrtcGetProgramLog(program_, text.data());
+    text.resize(bytes - 1);
+    return text;
+  }
+
+  void require(CudaResult result, const std::string& log) const {
+    if (result == cuda_success) return;
+    throw Error("kernel " + name_ + " does not compile: " + nvrtc().nvrtcGetErrorString(result) +
+                (log.empty() ? "" : "\n" + log));
+  }
+
+  std::string name_;
+  ProgramHandle program_ = nullptr;
+};
+
+// The sum of the numbers before each occurrence of the words: "32 registers" -> 32.
+int sum_before(std::string_view log, std::string_view words) {
+  int sum = 0;
+  for (size_t at = log.find(words); at != log.npos; at = log.find(words, at + 1)) {
+    size_t first = at;
+    while (first > 0 && log[first - 1] >= '0' && log[first - 1] <= '9') --first;
+    if (first < at) sum += std::stoi(std::string(log.substr(first, at - first)));
+  }
+  return sum;
+}
+
+// Lines in which the assembler says that it gave up what the kernel was written for.
+std::string lost_performance(const std::string& log) {
+  for (size_t begin = 0; begin < log.size();) {
+    const size_t end = std::min(log.find('\n', begin), log.size());
+    std::string line = log.substr(begin, end - begin);
+    const auto has = [&](const char* word) { return line.find(word) != std::string::npos; };
+    if ((has("wgmma") && has("serialized")) || (has("setmaxnreg") && has("ignored"))) return line;
+    begin = end + 1;
+  }
+  return "";
+}
+
+Cubin compile_now(const Source& source, const std::string& architecture) {
+  Program program(source);
+  const std::string log = program.compile(architecture);
+  if (const std::string line = lost_performance(log); !line.empty()) {
+    throw Error("kernel " + source.name + " is not compiled as it was written: " + line);
+  }
+  return {program.image(), sum_before(log, " registers"),
+          sum_before(log, " bytes spill stores") + sum_before(log, " bytes spill loads"),
+          sum_before(log, " bytes smem")};
+}
+
+Cubin read_or_compile(const Source& source, const std::string& architecture, const std::string& hash) {
+  const CacheKey key{source.name, architecture, hash};
+  if (std::optional<Cubin> cached = read_cached(key)) return *std::move(cached);
+  Cubin cubin = compile_now(source, architecture);
+  write_cached(key, cubin);
+  return cubin;
+}
+
+// What this process has compiled or is compiling, by hash. Never destroyed: threads may still compile while
+// the process ends.
+class Compiled {
+ public:
+  // The result of make(), called by the first of several threads that ask; a failure is forgotten once
+  // reported.
+  template <class Make>
+  Cubin find_or(const std::string& hash, const Make& make) {
+    std::promise<Cubin> promise;
+    std::unique_lock lock(mutex_);
+    const auto [known, is_new] = kernels_.try_emplace(hash);
+    if (!is_new) {
+      const std::shared_future<Cubin> result = known->second;
+      lock.unlock();
+      return result.get();
+    }
+    const std::shared_future<Cubin> result = known->second = promise.get_future().share();
+    lock.unlock();
+    try {
+      promise.set_value(make());
+    } catch (...) {
+      promise.set_exception(std::current_exception());
+      lock.lock();
+      kernels_.erase(hash);
+    }
+    return result.get();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::shared_future<Cubin>> kernels_;
+};
+
+}  // namespace
+
+Cubin compile(const Source& source, const std::string& architecture) {
+  static Compiled& compiled = *new Compiled;
+  const std::string hash = hash_of(source, architecture);
+  return compiled.find_or(hash, [&] { return read_or_compile(source, architecture, hash); });
+}
+
+std::vector<Cubin> compile(std::span<const Source> sources, const std::string& architecture) {
+  std::vector<Cubin> cubins(sources.size());
+  std::vector<std::exception_ptr> failures(sources.size());
+  std::atomic<size_t> next{0};
+  const auto work = [&] {
+    for (size_t i = next++; i < sources.size(); i = next++) {
+      try {
+        cubins[i] = compile(sources[i], architecture);
+      } catch (...) {
+        failures[i] = std::current_exception();
+      }
+    }
+  };
+  const size_t processors = std::max(1u, std::thread::hardware_concurrency());
+  std::vector<std::thread> helpers;
+  try {
+    while (helpers.size() + 1 < std::min(processors, sources.size())) helpers.emplace_back(work);
+  } catch (const std::system_error&) {  // no more threads to be had: those there are do it
+  }
+  work();
+  for (std::thread& helper : helpers) helper.join();
+  for (const std::exception_ptr& failure : failures) {
+    if (failure) std::rethrow_exception(failure);
+  }
+  return cubins;
+}
+
+std::string device_code_hash() {
+  Sha256 hash;
+  for (const DeviceFile& file : device_files()) hash.add_field(file.name).add_field(file.text);
+  return hash.hex();
+}
+
+}  // namespace onepass::cuda

@@ -1,0 +1,33 @@
+// Kernels from source text to machine code: NVRTC, and the cache that saves asking it twice.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+namespace onepass::cuda {
+
+// One translation unit with one kernel. It includes the embedded headers of src/cuda/kernels by name and
+// nothing else.
+struct Source {
+  std::string name;  // of the extern "C" __global__ function; also names the cached file and errors
+  std::string text;
+
+  bool operator==(const Source&) const = default;
+};
+
+// Machine code for one architecture, and what the assembler said of it.
+struct Cubin {
+  std::string image;
+  int registers = 0;      // a thread
+  int spilled_bytes = 0;  // stores and loads of a thread's local memory
+  int shared_bytes = 0;   // static
+};
+
+// From memory, from the disk cache, or compiled now. Throws Error with the kernel's name and the compiler's
+// log where it does not compile, and where the compiler reports serialised wgmma or an ignored setmaxnreg.
+Cubin compile(const Source& source, const std::string& architecture);
+// The same for several kernels at once, in parallel; in the order given.
+std::vector<Cubin> compile(std::span<const Source> sources, const std::string& architecture);
+
+}  // namespace onepass::cuda

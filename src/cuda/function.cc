@@ -1,0 +1,173 @@
+// Kernels on a GPU: loading, attributes, launches.
+#include "cuda/function.h"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "cuda/context.h"
+#include "cuda/driver.h"
+#include "cuda/sha256.h"
+#include "onepass/error.h"
+
+namespace onepass::cuda {
+namespace {
+
+// The largest cluster every GPU with clusters takes.
+constexpr uint32_t portable_cluster = 8;
+
+LaunchConfig config_of(const Launch& launch, uint32_t blocks, LaunchAttribute& cluster) {
+  LaunchConfig config;
+  config.grid_x = blocks == 0 ? launch.blocks : blocks;
+  config.block_x = launch.threads;
+  config.shared_bytes = launch.shared_bytes;
+  cluster.x = launch.cluster;
+  config.attributes = &cluster;
+  config.attribute_count = launch.cluster > 1 ? 1 : 0;
+  return config;
+}
+
+int threads_per_multiprocessor(const Gpu& gpu) {
+  const bool workstation = (gpu.compute_major == 8 && gpu.compute_minor != 0) || gpu.compute_major == 12;
+  return workstation ? 1536 : 2048;
+}
+
+// Blocks that registers, threads and shared memory of a multiprocessor have room for.
+int64_t typical_blocks(const Launch& launch, const Cubin& cubin, const Gpu& gpu) {
+  constexpr int64_t registers = 65536;
+  constexpr int64_t reserved_shared_bytes = 1024;  // of each block, by the system
+  const int64_t threads = (launch.threads + 31) / 32 * 32;
+  const int64_t registers_of_block = threads * std::max(8, (cubin.registers + 7) / 8 * 8);
+  const int64_t shared_of_block = launch.shared_bytes + cubin.shared_bytes + reserved_shared_bytes;
+  return std::min({threads_per_multiprocessor(gpu) / threads, registers / registers_of_block,
+                   gpu.shared_bytes_per_multiprocessor / shared_of_block});
+}
+
+// A cluster lies within a GPC, and those have about 16 multiprocessors.
+int typical_clusters(const Launch& launch, const Cubin& cubin, const Gpu& gpu) {
+  constexpr int64_t gpc = 16;
+  const int64_t blocks = typical_blocks(launch, cubin, gpu);
+  if (launch.cluster == 1) return static_cast<int>(blocks * gpu.multiprocessors);
+  return static_cast<int>(gpu.multiprocessors / gpc * (gpc * blocks / launch.cluster));
+}
+
+}  // namespace
+
+// A kernel in the memory of one GPU, the same for all Functions with this machine code. Never unloaded: a
+// captured graph may launch it after the plan is gone.
+struct Function::Loaded {
+  ContextHandle context = nullptr;
+  FunctionHandle function = nullptr;
+
+  static std::shared_ptr<const Loaded> find_or_load(const std::string& name, const Cubin& cubin,
+                                                    const Launch& launch, int device);
+
+ private:
+  struct Kept;
+
+  void load(const std::string& name, const Cubin& cubin, int device);
+  void allow(const std::string& name, const Launch& launch);
+
+  uint32_t shared_bytes = 0;  // the most that a launch may ask for
+};
+
+struct Function::Loaded::Kept {
+  std::mutex mutex;
+  std::map<std::pair<int, std::string>, std::shared_ptr<Loaded>> kernels;  // by device and hash of the image
+};
+
+std::shared_ptr<const Function::Loaded> Function::Loaded::find_or_load(const std::string& name,
+                                                                       const Cubin& cubin,
+                                                                       const Launch& launch, int device) {
+  static Kept& kept = *new Kept;
+  const ContextHandle context = primary_context(device);
+  const CurrentContext current(context);
+  const OutsideCapture outside;
+  const std::lock_guard lock(kept.mutex);
+  std::shared_ptr<Loaded>& loaded = kept.kernels[{device, Sha256().add(cubin.image).hex()}];
+  if (!loaded) {
+    auto made = std::make_shared<Loaded>();
+    made->context = context;
+    made->load(name, cubin, device);
+    loaded = std::move(made);
+  }
+  loaded->allow(name, launch);
+  return loaded;
+}
+
+void Function::Loaded::load(const std::string& name, const Cubin& cubin, int device) {
+  ModuleHandle module = nullptr;
+  CudaResult result = driver().cuModuleLoadData(&module, cubin.image.data());
+  if (result == cuda_success) result = driver().cuModuleGetFunction(&function, module, name.c_str());
+  if (result != cuda_success) {
+    fail(result, "kernel " + name + " cannot be loaded on cuda:" + std::to_string(device) + " (driver " +
+                     driver().version() + ", NVRTC " + nvrtc().version + ")");
+  }
+}
+
+// Attributes belong to the kernel, not to a launch: what one Function was promised stays.
+void Function::Loaded::allow(const std::string& name, const Launch& launch) {
+  shared_bytes = std::max(shared_bytes, launch.shared_bytes);
+  CudaResult result =
+      driver().cuFuncSetAttribute(function, max_dynamic_shared_bytes, static_cast<int>(shared_bytes));
+  if (result == cuda_success && launch.cluster > portable_cluster) {
+    result = driver().cuFuncSetAttribute(function, non_portable_cluster_size_allowed, 1);
+  }
+  if (result != cuda_success) {
+    fail(result, "kernel " + name + " cannot have " + std::to_string(launch.shared_bytes) +
+                     " bytes of shared memory in clusters of " + std::to_string(launch.cluster));
+  }
+}
+
+Function::Function(const Source& source, const Device& device, const Launch& launch)
+    : gpu_(&gpu_of(device)),
+      launch_(launch),
+      cubin_(compile(source, gpu_->architecture)),
+      name_(source.name) {
+  if (device.architecture.empty()) loaded_ = Loaded::find_or_load(name_, cubin_, launch, device.index);
+}
+
+int Function::resident_clusters() const {
+  if (!loaded_) return typical_clusters(launch_, cubin_, *gpu_);
+  const CurrentContext current(loaded_->context);
+  int count = 0;
+  CudaResult result = cuda_success;
+  if (launch_.cluster == 1) {  // also where the GPU knows no clusters
+    result = driver().cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        &count, loaded_->function, static_cast<int>(launch_.threads), launch_.shared_bytes);
+    count *= gpu_->multiprocessors;
+  } else {
+    LaunchAttribute cluster;
+    const LaunchConfig config = config_of(launch_, 0, cluster);
+    result = driver().cuOccupancyMaxActiveClusters(&count, loaded_->function, &config);
+  }
+  if (result != cuda_success) fail(result, "the occupancy of kernel " + name_ + " cannot be had");
+  return count;
+}
+
+void Function::launch(const void* parameters, size_t bytes, Stream stream, uint32_t blocks) const {
+  if (!loaded_)
+    throw Error("kernel " + name_ + " was compiled for an architecture, not for a GPU: it cannot run");
+  const CurrentContext current(loaded_->context);
+  LaunchAttribute cluster;
+  LaunchConfig config = config_of(launch_, blocks, cluster);
+  config.stream = static_cast<StreamHandle>(stream.handle);
+  // CU_LAUNCH_PARAM_BUFFER_POINTER, _BUFFER_SIZE, _END: the driver reads no more than these bytes.
+  void* extra[] = {reinterpret_cast<void*>(1), const_cast<void*>(parameters), reinterpret_cast<void*>(2),
+                   &bytes, nullptr};
+  const CudaResult result = driver().cuLaunchKernelEx(&config, loaded_->function, nullptr, extra);
+  if (result != cuda_success) {
+    fail(result, "kernel " + name_ + " cannot be launched with " + std::to_string(config.grid_x) +
+                     " blocks of " + std::to_string(config.block_x) + " threads");
+  }
+}
+
+void clear(void* memory, size_t bytes, Stream stream, const Device& device) {
+  if (bytes == 0) return;
+  const CurrentContext current(primary_context(device.index));
+  check(driver().cuMemsetD8Async(memory, 0, bytes, static_cast<StreamHandle>(stream.handle)),
+        "memory cannot be cleared");
+}
+
+}  // namespace onepass::cuda

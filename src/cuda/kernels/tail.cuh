@@ -1,0 +1,316 @@
+// What the tail's kernels share: parameters, per-channel values, and the two ways to walk over a tile.
+//
+// A tail is  before-chain -> norm -> after-chain -> mean, each part optional. `Tail` is the problem,
+// generated: types, sizes and the chains as structs (src/cuda/source.cc). A *row* is one channel of one
+// sample. A *unit* is what shares a synchronisation: a slab where tensors are planar (channels before space),
+// a sample where they are interleaved.
+#pragma once
+
+#include "aligned.cuh"
+#include "pointwise.cuh"
+#include "reduce.cuh"
+#include "types.cuh"
+
+namespace onepass {
+
+template <int Count>
+struct TailParameters {
+  const void* input;
+  void* output;
+  float* statistics;  // [batch][groups][2]: mean, 1 / deviation
+  uint32* control;    // zero: a ticket, then two counters and a flag for each unit
+  float* parts;       // of rows, one for each piece
+  float* sums;        // of rows, one for each piece
+  uint64 aligned;
+  int64 phase;  // elements from the last 16-byte boundary to the input's first
+  int64 batch;
+  int64 wave_units;
+  const void* parameter[Count > 0 ? Count : 1];
+
+  __device__ __forceinline__ bool is_aligned(int bit) const { return (aligned >> bit) & 1; }
+};
+
+template <int Count>
+struct TailBackwardParameters {
+  const void* input;
+  const void* output_gradient;
+  const float* statistics;
+  uint32* control;   // zero: a ticket, a count of finished units, then two counters and a flag for each unit
+  float* parts;      // of rows, for each piece: the sums of the first pass
+  float* sums;       // of rows, for each piece: the sums of the second pass
+  float* totals;     // of rows: the sums of both passes over all pieces
+  float* slab_sums;  // of slabs: what the second pass needs of the first
+  void* input_gradient;
+  uint64 aligned;
+  int64 phase;
+  int64 batch;
+  int64 wave_units;
+  const void* parameter[Count > 0 ? Count : 1];
+  void* gradient[Count > 0 ? Count : 1];
+
+  __device__ __forceinline__ bool is_aligned(int bit) const { return (aligned >> bit) & 1; }
+};
+
+// Loads and stores that other blocks of the same launch wrote or will read: past the first-level cache.
+__device__ __forceinline__ float load_shared_by_blocks(const float* address) { return __ldcg(address); }
+
+__device__ __forceinline__ void wait_for(const uint32* flag, uint32 value) {
+  uint32 seen;
+  do {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
+  } while (seen < value);
+}
+
+// Whether this block is the last of `count` to arrive; what the others wrote before is then visible.
+__device__ __forceinline__ bool arrives_last(uint32* counter, uint32 count) {
+  __shared__ bool last;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) last = atomicAdd(counter, 1u) == count - 1;
+  __syncthreads();
+  if (last) __threadfence();
+  return last;
+}
+
+// Lets blocks that wait for the flag go on: all this block wrote is visible to them.
+__device__ __forceinline__ void publish(uint32* flag, uint32 value) {
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0)
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
+}
+
+// Work by ticket: pass 1 of wave 0; pass 1 of wave 1, pass 2 of wave 0; ... ; pass 2 of the last wave. So
+// pass 2 finds in the second-level cache what pass 1 of its wave read, and waits only for lower tickets.
+template <int FirstTiles, int SecondTiles>
+struct Schedule {
+  static_assert(FirstTiles + SecondTiles > 0);
+
+  bool is_first;
+  int64 unit;
+  int tile;
+
+  // All tickets of both passes; those of units that the last wave does not have do nothing.
+  static __device__ __forceinline__ int64 tickets(int64 units, int64 wave_units) {
+    return wave_units * FirstTiles +
+           (units + wave_units - 1) / wave_units * wave_units * (FirstTiles + SecondTiles);
+  }
+
+  __device__ __forceinline__ Schedule(int64 ticket, int64 wave_units) {
+    const int64 first_items = wave_units * FirstTiles;
+    const int64 segment = wave_units * (FirstTiles + SecondTiles);
+    // Segment 0 has no second pass, so that its first passes stand at the end of a whole one.
+    ticket += segment - first_items;
+    int64 wave = ticket / segment;
+    int64 item = ticket % segment;
+    is_first = FirstTiles > 0 && (wave == 0 || item < first_items);
+    if (wave == 0) item -= segment - first_items;
+    if (!is_first) {
+      item -= first_items;
+      --wave;
+    }
+    const int tiles = is_first ? FirstTiles : SecondTiles;
+    unit = wave * wave_units + (tiles > 0 ? item / tiles : 0);
+    tile = tiles > 0 ? static_cast<int>(item % tiles) : 0;
+  }
+};
+
+__device__ __forceinline__ int64 take_ticket(uint32* counter) {
+  __shared__ uint32 ticket;
+  __syncthreads();  // all have read the one before
+  if (threadIdx.x == 0) ticket = atomicAdd(counter, 1u);
+  __syncthreads();
+  return ticket;
+}
+
+// The channel values of one row, or of `Width` neighbouring rows where a vector runs over channels.
+template <class Chain, int Rows>
+struct ChannelValues {
+  float value[Rows][Chain::channel_operands > 0 ? Chain::channel_operands : 1];
+
+  template <class Parameters>
+  __device__ __forceinline__ void load(const Parameters& p, int64 n, int64 c) {
+#pragma unroll
+    for (int i = 0; i < Rows; ++i) Chain::load_channel(p, n, c + i, value[i]);
+  }
+};
+
+// The whole chunk, where a number of vectors is asked for.
+struct All {};
+__device__ __forceinline__ bool is_in(int, All) { return true; }
+__device__ __forceinline__ bool is_in(int i, int count) { return i < count; }
+
+// Walks over one tile of planar tensors: rows of `Tail::spatial` neighbours, `team` threads a row. A row's
+// elements before the first vector and after the last go one by one. Pass:
+//   Pass::template Row<1> row(n, c); Pass::template Sums<1> sums
+//   pass.template chunk<Width, Count, 1>(row, index of the first vector, distance to the next, how many,
+//   sums)
+//     All; or a number below Count for the last ones: loaded at once all the same.
+//   pass.template finish<team, 1>(row, sums, row index, piece, in range)
+template <class Tail, class Numbers>
+struct PlanarWalk {
+  static constexpr int rows_of_unit = Tail::group_channels;
+  static constexpr int slabs_of_unit = 1;
+  static constexpr int pieces = Numbers::pieces;
+  static constexpr int tiles_of_unit =
+      pieces > 1 ? rows_of_unit* pieces
+                 : (rows_of_unit + Numbers::rows_per_tile - 1) / Numbers::rows_per_tile;
+  static constexpr int groups = Tail::channels / Tail::group_channels;
+
+  static __device__ __forceinline__ int64 units(int64 batch) { return batch * groups; }
+
+  template <class Parameters, class Pass>
+  static __device__ __forceinline__ void run(const Parameters& p, int64 unit, int tile, Pass& pass) {
+    constexpr int team = Numbers::team;
+    const int64 n = unit / groups;
+    const int first_channel = static_cast<int>(unit % groups) * Tail::group_channels;
+    if constexpr (pieces > 1) {
+      row<team>(p, n, first_channel + tile / pieces, tile % pieces, true, pass);
+    } else {
+      constexpr int at_once = Numbers::threads / team;
+      const int begin = tile * Numbers::rows_per_tile;
+#pragma unroll 1
+      for (int r = 0; r < Numbers::rows_per_tile; r += at_once) {
+        const int own = begin + r + threadIdx.x / team;
+        const bool in_range = own < rows_of_unit && own < begin + Numbers::rows_per_tile;
+        row<team>(p, n, first_channel + (in_range ? own : begin), 0, in_range, pass);
+      }
+    }
+  }
+
+ private:
+  template <int team, class Parameters, class Pass>
+  static __device__ __forceinline__ void row(const Parameters& p, int64 n, int c, int piece, bool in_range,
+                                             Pass& pass) {
+    constexpr int width = Numbers::width;
+    constexpr int64 spatial = Tail::spatial;
+    const int lane = threadIdx.x % team;
+    const int64 row_index = n * Tail::channels + c;
+    const int64 begin = row_index * spatial;
+    const auto own = pass.template row<1>(n, c);
+    typename Pass::template Sums<1> sums;
+    if (in_range) {
+      const int head = head_elements(begin + p.phase);
+      const int64 vectors = (spatial - head) / width;
+      if constexpr (width > 1) {
+        const int edges = static_cast<int>(spatial - vectors * width);
+        if (piece == 0) {
+          for (int e = lane; e < edges; e += team) {
+            const int64 offset = e < head ? e : e + vectors * width;
+            pass.template chunk<1, 1, 1>(own, begin + offset, 0, All{}, sums);
+          }
+        }
+      }
+      constexpr int64 piece_vectors = Numbers::piece_vectors;
+      const int64 last = pieces > 1 && piece * piece_vectors + piece_vectors < vectors
+                             ? piece * piece_vectors + piece_vectors
+                             : vectors;
+      int64 v = piece * piece_vectors + lane;
+      constexpr int64 step = team;
+      constexpr int count = Numbers::vectors_in_flight;
+#pragma unroll 1
+      for (; v + (count - 1) * step < last; v += count * step) {
+        pass.template chunk<width, count, 1>(own, begin + head + v * width, step * width, All{}, sums);
+      }
+      if (v < last) {
+        const int left = static_cast<int>((last - v + step - 1) / step);
+        pass.template chunk<width, count, 1>(own, begin + head + v * width, step * width, left, sums);
+      }
+    }
+    pass.template finish<team, 1>(own, sums, row_index, piece, in_range);
+  }
+
+  static __device__ __forceinline__ int head_elements(int64 position) {
+    constexpr int width = Numbers::width;
+    if constexpr (width == 1) return 0;
+    const int head = (width - static_cast<int>(position % width)) % width;
+    return head < Tail::spatial ? head : static_cast<int>(Tail::spatial);
+  }
+};
+
+// The same for interleaved tensors (channels after space): a tile is a range of positions with all channels,
+// a thread keeps `Width` channels and goes over positions.
+template <class Tail, class Numbers>
+struct InterleavedWalk {
+  static constexpr int rows_of_unit = Tail::channels;
+  static constexpr int slabs_of_unit = Tail::channels / Tail::group_channels;
+  static constexpr int pieces = Numbers::pieces;
+  static constexpr int tiles_of_unit = pieces;
+  static constexpr int groups = slabs_of_unit;
+
+  static __device__ __forceinline__ int64 units(int64 batch) { return batch; }
+
+  template <class Parameters, class Pass>
+  static __device__ __forceinline__ void run(const Parameters& p, int64 unit, int tile, Pass& pass) {
+    constexpr int width = Numbers::width;
+    constexpr int columns = Numbers::team;  // threads along channels
+    constexpr int lanes = Numbers::threads / columns;
+    constexpr int64 step = static_cast<int64>(lanes) * Tail::channels;
+    constexpr int count = Numbers::vectors_in_flight;
+    const int column = threadIdx.x % columns;
+    const int lane = threadIdx.x / columns;
+    const int64 first = static_cast<int64>(tile) * Numbers::piece_positions;
+    const int64 last =
+        first + Numbers::piece_positions < Tail::spatial ? first + Numbers::piece_positions : Tail::spatial;
+#pragma unroll 1
+    for (int c = column * width; c - column * width < Tail::channels; c += columns * width) {
+      const bool in_range = c < Tail::channels;
+      const auto own = pass.template row<width>(unit, in_range ? c : 0);
+      typename Pass::template Sums<width> sums;
+      if (in_range) {
+        int64 position = first + lane;
+        int64 index = (unit * Tail::spatial + position) * Tail::channels + c;
+#pragma unroll 1
+        for (; position + (count - 1) * lanes < last; position += count * lanes, index += count * step) {
+          pass.template chunk<width, count, width>(own, index, step, All{}, sums);
+        }
+        if (position < last) {
+          const int left = static_cast<int>((last - position + lanes - 1) / lanes);
+          pass.template chunk<width, count, width>(own, index, step, left, sums);
+        }
+      }
+      pass.template finish<columns, width>(own, sums, unit * Tail::channels + c, tile, in_range);
+    }
+  }
+};
+
+// Sums of a chunk, over the team of a row or over the position lanes of a column; `Count` for each row.
+template <class Numbers, int Count, int Rows>
+struct PlainSums {
+  float value[Rows][Count > 0 ? Count : 1] = {};
+
+  // Gives the totals of row `r` to store(r, totals) in one thread.
+  template <int team, class Store>
+  __device__ __forceinline__ void finish(bool in_range, float* scratch, Store&& store) {
+    if constexpr (Count > 0 && Rows == 1 && !Numbers::interleaved) {
+      if constexpr (team <= 32) {
+#pragma unroll
+        for (int i = 0; i < Count; ++i) value[0][i] = lanes_sum<team>(value[0][i]);
+      } else {
+        block_sum<Numbers::threads>(value[0], scratch);
+      }
+      if (in_range && threadIdx.x % team == 0) store(0, value[0]);
+    } else if constexpr (Count > 0) {
+      constexpr int lanes = Numbers::threads / team;
+      const int column = threadIdx.x % team;
+      const int lane = threadIdx.x / team;
+#pragma unroll
+      for (int r = 0; r < Rows; ++r) {
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < Count; ++i) scratch[i * Numbers::threads + threadIdx.x] = value[r][i];
+        __syncthreads();
+        if (lane == 0 && in_range) {
+          float total[Count] = {};
+          for (int other = 0; other < lanes; ++other) {
+#pragma unroll
+            for (int i = 0; i < Count; ++i) total[i] += scratch[i * Numbers::threads + other * team + column];
+          }
+          store(r, total);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace onepass

@@ -1,0 +1,318 @@
+// A tail in one launch and at most two passes over the tensor, for slabs of any size and both layouts.
+//
+//   pass 1   x -> before-chain -> moments of each row's pieces; the last block of a unit merges them
+//   pass 2   x -> before-chain -> norm -> after-chain -> y, or its sums where the block ends in a mean
+//
+// Work is taken by ticket: pass 1 of a wave of units, then pass 2 of the wave before. Pass 2 so finds its x
+// in the second-level cache, and waits only for lower tickets. Moves x twice (once from memory) and y once. A
+// mean directly after the norm follows from the moments: pass 1 alone.
+#pragma once
+
+#include "tail.cuh"
+
+namespace onepass {
+
+template <class Tail, class Numbers, class Walk>
+struct TailStreamed {
+  using Parameters = TailParameters<Tail::parameters>;
+  using Before = typename Tail::Before;
+  using After = typename Tail::After;
+  static constexpr int part_floats = 3;  // count, mean, M2
+
+  const Parameters& p;
+  float* scratch;
+
+  // --- Pass 1 ---
+  struct MomentsPass {
+    const Parameters& p;
+    float* scratch;
+
+    template <int Rows>
+    struct Row {
+      ChannelValues<Before, Rows> before;
+    };
+    template <int Rows>
+    struct Sums {
+      Moments row[Rows];
+    };
+
+    template <int Rows>
+    __device__ __forceinline__ Row<Rows> row(int64 n, int64 c) const {
+      Row<Rows> row;
+      row.before.load(p, n, c);
+      return row;
+    }
+
+    template <int Width, int Count, int Rows, class HowMany>
+    __device__ __forceinline__ void chunk(const Row<Rows>& row, int64 index, int64 step, HowMany how_many,
+                                          Sums<Rows>& sums) const {
+      Packed<typename Tail::Input, Width> x[Count];
+      typename Before::template Tensors<Width> tensors[Count];
+#pragma unroll
+      for (int i = 0; i < Count; ++i) {
+        if (!is_in(i, how_many)) break;
+        x[i].load(p.input, index + i * step, p.is_aligned(aligned_input));
+        tensors[i].load(p, index + i * step);
+      }
+      float h[Count][Width];
+#pragma unroll
+      for (int i = 0; i < Count; ++i) {
+        if (!is_in(i, how_many)) break;
+        x[i].unpack(h[i]);
+#pragma unroll
+        for (int k = 0; k < Width; ++k)
+          h[i][k] = Before::value(h[i][k], row.before.value[Rows == 1 ? 0 : k], tensors[i], k);
+      }
+      // Rows == 1: all are one row's. Else element k of every vector is row k's.
+      constexpr int of_vector = Rows == 1 ? Width : 1;
+      int vectors = Count;
+      if constexpr (!is_same<HowMany, All>) vectors = how_many;
+      const float count = static_cast<float>(vectors * of_vector);
+      const float per_element =
+          is_same<HowMany, All> ? 1.0f / (Count * of_vector) : pointwise::reciprocal_fast(count);
+#pragma unroll
+      for (int r = 0; r < Rows; ++r) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < Count; ++i) {
+          if (!is_in(i, how_many)) break;
+#pragma unroll
+          for (int k = 0; k < of_vector; ++k) sum += h[i][r + k];
+        }
+        const float mean = sum * per_element;
+        float m2 = 0.0f;
+#pragma unroll
+        for (int i = 0; i < Count; ++i) {
+          if (!is_in(i, how_many)) break;
+#pragma unroll
+          for (int k = 0; k < of_vector; ++k) {
+            const float distance = h[i][r + k] - mean;
+            m2 = fmaf(distance, distance, m2);
+          }
+        }
+        sums.row[r].merge(count, mean, m2);
+      }
+    }
+
+    template <int team, int Rows>
+    __device__ __forceinline__ void finish(const Row<Rows>&, const Sums<Rows>& sums, int64 row_index,
+                                           int piece, bool in_range) const {
+      if constexpr (!Numbers::interleaved) {
+        float count, mean, m2;
+        count = sums.row[0].count;
+        if constexpr (team <= 32) {
+          count = lanes_sum<team>(count);
+        } else {
+          float all[1] = {count};
+          block_sum<Numbers::threads>(all, scratch);
+          count = all[0];
+        }
+        team_moments<team, Numbers::threads>(sums.row[0], count, scratch, mean, m2);
+        if (in_range && threadIdx.x % team == 0) store(row_index, piece, count, mean, m2);
+      } else {
+        constexpr int lanes = Numbers::threads / team;
+        const int column = threadIdx.x % team;
+#pragma unroll
+        for (int r = 0; r < Rows; ++r) {
+          __syncthreads();
+          scratch[threadIdx.x] = sums.row[r].count;
+          scratch[Numbers::threads + threadIdx.x] = sums.row[r].mean;
+          scratch[2 * Numbers::threads + threadIdx.x] = sums.row[r].m2;
+          __syncthreads();
+          if (threadIdx.x < team && in_range) {
+            Moments all;
+            for (int lane = 0; lane < lanes; ++lane) {
+              const int i = lane * team + column;
+              if (scratch[i] > 0.0f) {
+                all.merge(scratch[i], scratch[Numbers::threads + i], scratch[2 * Numbers::threads + i]);
+              }
+            }
+            store(row_index + r, piece, all.count, all.mean, all.m2);
+          }
+        }
+      }
+    }
+
+    __device__ __forceinline__ void store(int64 row_index, int piece, float count, float mean,
+                                          float m2) const {
+      float* part = p.parts + (row_index * Walk::pieces + piece) * part_floats;
+      part[0] = count;
+      part[1] = mean;
+      part[2] = m2;
+    }
+  };
+
+  // --- Pass 2 ---
+  struct ApplyPass {
+    const Parameters& p;
+    float* scratch;
+
+    template <int Rows>
+    struct Row {
+      ChannelValues<Before, Rows> before;
+      ChannelValues<After, Rows> after;
+      float scale[Rows];
+      float shift[Rows];
+    };
+    template <int Rows>
+    using Sums = PlainSums<Numbers, Tail::has_mean ? 1 : 0, Rows>;
+
+    template <int Rows>
+    __device__ __forceinline__ Row<Rows> row(int64 n, int64 c) const {
+      Row<Rows> row;
+      row.before.load(p, n, c);
+      row.after.load(p, n, c);
+      if constexpr (Tail::has_norm) {
+#pragma unroll
+        for (int r = 0; r < Rows; ++r) {
+          const float* slab = p.statistics + 2 * (n * (Tail::channels / Tail::group_channels) +
+                                                  (c + r) / Tail::group_channels);
+          const float mean = load_shared_by_blocks(slab);
+          row.scale[r] = Tail::weight(p, c + r) * load_shared_by_blocks(slab + 1);
+          row.shift[r] = fmaf(-mean, row.scale[r], Tail::bias(p, c + r));
+        }
+      }
+      return row;
+    }
+
+    template <int Width, int Count, int Rows, class HowMany>
+    __device__ __forceinline__ void chunk(const Row<Rows>& row, int64 index, int64 step, HowMany how_many,
+                                          Sums<Rows>& sums) const {
+      Packed<typename Tail::Input, Width> x[Count];
+      typename Before::template Tensors<Width> before[Count];
+      typename After::template Tensors<Width> after[Count];
+#pragma unroll
+      for (int i = 0; i < Count; ++i) {
+        if (!is_in(i, how_many)) break;
+        x[i].template load<true>(p.input, index + i * step, p.is_aligned(aligned_input));
+        before[i].load(p, index + i * step);
+        after[i].load(p, index + i * step);
+      }
+#pragma unroll
+      for (int i = 0; i < Count; ++i) {
+        if (!is_in(i, how_many)) break;
+        float value[Width];
+        x[i].unpack(value);
+#pragma unroll
+        for (int k = 0; k < Width; ++k) {
+          const int r = Rows == 1 ? 0 : k;
+          value[k] = Before::value(value[k], row.before.value[r], before[i], k);
+          if constexpr (Tail::has_norm) value[k] = fmaf(value[k], row.scale[r], row.shift[r]);
+          value[k] = After::value(value[k], row.after.value[r], after[i], k);
+          if constexpr (Tail::has_mean) sums.value[r][0] += value[k];
+        }
+        if constexpr (!Tail::has_mean) {
+          Packed<typename Tail::Output, Width> y;
+          y.pack(value);
+          y.store(p.output, index + i * step, p.is_aligned(aligned_output));
+        }
+      }
+    }
+
+    template <int team, int Rows>
+    __device__ __forceinline__ void finish(const Row<Rows>&, Sums<Rows>& sums, int64 row_index, int piece,
+                                           bool in_range) const {
+      sums.template finish<team>(in_range, scratch, [&](int r, const float* total) {
+        p.sums[(row_index + r) * Walk::pieces + piece] = total[0];
+      });
+    }
+  };
+
+  // --- Between the passes: the statistics of a unit's slabs ---
+  __device__ __forceinline__ void finish_moments(int64 unit) const {
+    constexpr int per_slab = Tail::group_channels * Walk::pieces;
+    // The whole block for the one slab of a planar unit, a warp for each slab of an interleaved one.
+    constexpr int team = Walk::slabs_of_unit == 1 ? Numbers::threads : 32;
+    const int lane = threadIdx.x % team;
+    for (int s = threadIdx.x / team; s < Walk::slabs_of_unit; s += Numbers::threads / team) {
+      const int64 slab = unit * Walk::slabs_of_unit + s;
+      const float* parts = p.parts + slab * per_slab * part_floats;
+      Moments own;
+      for (int i = lane; i < per_slab; i += team) {
+        const float count = load_shared_by_blocks(parts + i * part_floats);
+        if (count > 0.0f) {
+          own.merge(count, load_shared_by_blocks(parts + i * part_floats + 1),
+                    load_shared_by_blocks(parts + i * part_floats + 2));
+        }
+      }
+      constexpr float elements = static_cast<float>(Tail::group_channels * Tail::spatial);
+      float mean, m2;
+      team_moments<team, Numbers::threads>(own, elements, scratch, mean, m2);
+      const float rstd = 1.0f / sqrtf(m2 / elements + Tail::eps);
+      if (lane == 0) {
+        p.statistics[2 * slab] = mean;
+        p.statistics[2 * slab + 1] = rstd;
+      }
+      if constexpr (Tail::mean_follows_norm) {
+        for (int c = lane; c < Tail::group_channels; c += team) {
+          Moments row;
+          for (int i = 0; i < Walk::pieces; ++i) {
+            const float* part = parts + (c * Walk::pieces + i) * part_floats;
+            const float count = load_shared_by_blocks(part);
+            if (count > 0.0f) row.merge(count, load_shared_by_blocks(part + 1), 0.0f);
+          }
+          const int64 row_index = slab * Tail::group_channels + c;
+          const int channel = static_cast<int>(row_index % Tail::channels);
+          const float value =
+              fmaf((row.mean - mean) * rstd, Tail::weight(p, channel), Tail::bias(p, channel));
+          store_one<typename Tail::Output>(p.output, row_index, value);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void finish_mean(int64 unit) const {
+    constexpr float per_element = 1.0f / static_cast<float>(Tail::spatial);
+    for (int r = threadIdx.x; r < Walk::rows_of_unit; r += Numbers::threads) {
+      const int64 row_index = unit * Walk::rows_of_unit + r;
+      double total = 0.0;
+      for (int i = 0; i < Walk::pieces; ++i)
+        total += load_shared_by_blocks(p.sums + row_index * Walk::pieces + i);
+      store_one<typename Tail::Output>(p.output, row_index, static_cast<float>(total) * per_element);
+    }
+  }
+
+  static constexpr int tiles = Walk::tiles_of_unit;
+  static constexpr int first_tiles = Tail::has_norm ? tiles : 0;
+  static constexpr int second_tiles = Tail::mean_follows_norm ? 0 : tiles;
+
+  __device__ __forceinline__ void first(int64 unit, int tile, uint32* counters) const {
+    MomentsPass pass{p, scratch};
+    Walk::run(p, unit, tile, pass);
+    if (arrives_last(counters, tiles)) {
+      finish_moments(unit);
+      publish(counters + 2, 1u);
+    }
+  }
+
+  __device__ __forceinline__ void second(int64 unit, int tile, uint32* counters) const {
+    if constexpr (Tail::has_norm) {
+      if (threadIdx.x == 0) wait_for(counters + 2, 1u);
+      __syncthreads();
+    }
+    ApplyPass pass{p, scratch};
+    Walk::run(p, unit, tile, pass);
+    if constexpr (Tail::has_mean) {
+      if (arrives_last(counters + 1, tiles)) finish_mean(unit);
+    }
+  }
+
+  __device__ __forceinline__ void run() const {
+    using Items = Schedule<first_tiles, second_tiles>;
+    const int64 units = Walk::units(p.batch);
+    const int64 tickets = Items::tickets(units, p.wave_units);
+#pragma unroll 1
+    for (int64 ticket = take_ticket(p.control); ticket < tickets; ticket = take_ticket(p.control)) {
+      const Items item(ticket, p.wave_units);
+      if (item.unit >= units) continue;
+      uint32* counters = p.control + 4 + item.unit * 4;
+      if (item.is_first) {
+        if constexpr (first_tiles > 0) first(item.unit, item.tile, counters);
+      } else {
+        if constexpr (second_tiles > 0) second(item.unit, item.tile, counters);
+      }
+    }
+  }
+};
+
+}  // namespace onepass

@@ -1,0 +1,362 @@
+// Device code of a tail's problem.
+#include "cuda/source.h"
+
+#include <iomanip>
+#include <sstream>
+
+namespace onepass::cuda {
+namespace {
+
+// A float literal that reads back as the same number; infinities by their bits.
+std::string literal(double value) {
+  const auto number = static_cast<float>(value);
+  std::ostringstream out;
+  if (number > 3e38f || number < -3e38f || number != number) {
+    out << "__int_as_float(" << (number > 0 ? "0x7f800000" : "0xff800000") << ')';
+    return out.str();
+  }
+  out << std::showpoint << std::setprecision(9) << number << 'f';
+  return out.str();
+}
+
+std::string type(const TensorSpec& spec) { return std::string(name(spec.dtype)); }
+
+// Where the value of a channel lies in what a stage reads: one for all, one per channel, or per sample and
+// channel.
+std::string channel_index(const TensorSpec& spec, Per per) {
+  if (per == Per::tensor) return "0";
+  if (per == Per::channel) return "c * " + std::to_string(spec.strides[0]);
+  return "n * " + std::to_string(spec.strides[0]) + " + c * " + std::to_string(spec.strides[1]);
+}
+
+bool is_tensor(const TailParts::Stage& stage) {
+  return argument_kind(stage.pointwise.op) == ArgumentKind::tensor;
+}
+
+// The stages that read a value per channel.
+std::vector<const TailParts::Stage*> channel_stages(const std::vector<TailParts::Stage>& stages) {
+  std::vector<const TailParts::Stage*> list;
+  for (const TailParts::Stage& stage : stages) {
+    if (stage.parameter >= 0 && !is_tensor(stage)) list.push_back(&stage);
+  }
+  return list;
+}
+
+// One chain as a struct.
+class ChainWriter {
+ public:
+  ChainWriter(const char* name, const std::vector<TailParts::Stage>& stages, const Problem& problem,
+              const BackwardProblem* backward)
+      : name_(name), stages_(stages), problem_(problem), backward_(backward) {
+    for (const TailParts::Stage& stage : stages_) {
+      if (stage.parameter < 0) continue;
+      (is_tensor(stage) ? tensors_ : channels_).push_back(&stage);
+    }
+  }
+
+  std::string text() {
+    out_ << "struct " << name_ << " {\n"
+         << "  static constexpr int channel_operands = " << channels_.size() << ";\n";
+    write_load_channel();
+    write_tensors();
+    write_value();
+    if (backward_ != nullptr) {
+      write_tensor_gradients();
+      write_gradient();
+    }
+    out_ << "};\n\n";
+    return out_.str();
+  }
+
+ private:
+  void write_load_channel() {
+    out_ << "  template <class P>\n"
+         << "  static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* "
+            "value) {\n";
+    for (size_t i = 0; i < channels_.size(); ++i) {
+      const int index = channels_[i]->parameter;
+      const TensorSpec& spec = problem_.parameters[static_cast<size_t>(index)];
+      out_ << "    value[" << i << "] = load_one<" << type(spec) << ">(p.parameter[" << index << "], "
+           << channel_index(spec, channels_[i]->pointwise.per) << ");\n";
+    }
+    out_ << "  }\n";
+  }
+
+  void write_tensors() {
+    out_ << "  template <int Width>\n  struct Tensors {\n";
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      out_ << "    Packed<" << type(problem_.parameters[static_cast<size_t>(tensors_[i]->parameter)])
+           << ", Width> t" << i << ";\n";
+    }
+    out_ << "    template <class P>\n    __device__ __forceinline__ void load(const P& p, int64 index) {\n";
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      const int index = tensors_[i]->parameter;
+      out_ << "      t" << i << ".load(p.parameter[" << index << "], index, p.is_aligned(aligned_parameter + "
+           << index << "));\n";
+    }
+    out_ << "    }\n  };\n";
+  }
+
+  // What stage `i` reads besides x.
+  std::string operand(const TailParts::Stage& stage) const {
+    if (stage.parameter < 0) return "0.0f";
+    const auto& list = is_tensor(stage) ? tensors_ : channels_;
+    size_t place = 0;
+    while (list[place] != &stage) ++place;
+    return is_tensor(stage) ? "t.t" + std::to_string(place) + ".at(k)"
+                            : "channel[" + std::to_string(place) + "]";
+  }
+
+  std::string call(size_t i, const char* function, bool with_gradient) const {
+    const TailParts::Stage& stage = stages_[i];
+    std::string text = "pointwise::" + std::string(onepass::name(stage.pointwise.op)) +
+                       "_stage::" + function + "(x" + std::to_string(i) + ", " + operand(stage) + ", " +
+                       literal(stage.pointwise.a) + ", " + literal(stage.pointwise.b);
+    return text + (with_gradient ? ", g)" : ")");
+  }
+
+  // x0 is the argument; x1 ... the values after each of the first `count` stages.
+  void write_values(size_t count) {
+    for (size_t i = 0; i < count; ++i) {
+      out_ << "    const float x" << i + 1 << " = " << call(i, "value", false) << ";\n";
+    }
+  }
+
+  void write_value() {
+    out_ << "  template <int Width>\n"
+         << "  static __device__ __forceinline__ float value(float x0, const float* channel, const "
+            "Tensors<Width>& t, "
+            "int k) {\n";
+    write_values(stages_.size());
+    out_ << "    return x" << stages_.size() << ";\n  }\n";
+  }
+
+  bool wants(const TailParts::Stage& stage) const {
+    return backward_->wants_parameter(static_cast<size_t>(stage.parameter));
+  }
+
+  void write_tensor_gradients() {
+    out_ << "  template <int Width>\n  struct TensorGradients {\n";
+    for (size_t i = 0; i < tensors_.size(); ++i) out_ << "    float g" << i << "[Width];\n";
+    out_ << "    template <class P>\n    __device__ __forceinline__ void store(const P& p, int64 index) "
+            "const {\n";
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      if (!wants(*tensors_[i])) continue;
+      const int index = tensors_[i]->parameter;
+      out_ << "      Packed<" << type(backward_->parameter_gradients[static_cast<size_t>(index)])
+           << ", Width> packed" << i << ";\n      packed" << i << ".pack(g" << i << ");\n      packed" << i
+           << ".store(p.gradient[" << index << "], index, p.is_aligned(aligned_gradient + " << index
+           << "));\n";
+    }
+    out_ << "    }\n  };\n";
+  }
+
+  void write_gradient() {
+    out_ << "  template <int Width>\n"
+         << "  static __device__ __forceinline__ float gradient(float x0, const float* channel, const "
+            "Tensors<Width>& t, "
+            "int k,\n      float g, float* channel_gradient, TensorGradients<Width>& tensor_gradient) {\n";
+    write_values(stages_.empty() ? 0 : stages_.size() - 1);
+    size_t channel = channels_.size();
+    size_t tensor = tensors_.size();
+    for (size_t i = stages_.size(); i-- > 0;) {
+      if (stages_[i].parameter >= 0) {
+        if (is_tensor(stages_[i])) {
+          out_ << "    tensor_gradient.g" << --tensor << "[k] = ";
+        } else {
+          out_ << "    channel_gradient[" << --channel << "] = ";
+        }
+        out_ << call(i, "argument_gradient", true) << ";\n";
+      }
+      out_ << "    g = " << call(i, "gradient", true) << ";\n";
+    }
+    out_ << "    return g;\n  }\n";
+  }
+
+  const char* name_;
+  const std::vector<TailParts::Stage>& stages_;
+  const Problem& problem_;
+  const BackwardProblem* backward_;
+  std::vector<const TailParts::Stage*> channels_;
+  std::vector<const TailParts::Stage*> tensors_;
+  std::ostringstream out_;
+};
+
+class TailWriter {
+ public:
+  TailWriter(const Problem& problem, const BackwardProblem* backward)
+      : problem_(problem), backward_(backward), parts_(problem.block, problem.input.sizes) {}
+
+  std::string text() {
+    out_ << "namespace onepass {\n\n"
+         << ChainWriter("Before", parts_.before, problem_, backward_).text()
+         << ChainWriter("After", parts_.after, problem_, backward_).text() << "// " << problem_.block.text()
+         << '\n'
+         << "struct Tail {\n"
+         << "  using Before = onepass::Before;\n  using After = onepass::After;\n"
+         << "  using Input = " << type(problem_.input) << ";\n  using Output = " << type(problem_.output)
+         << ";\n";
+    const int64_t channels = problem_.input.sizes[1];
+    const int64_t groups = parts_.norm ? parts_.norm->group_count(channels) : 1;
+    constant("int", "parameters", std::to_string(problem_.parameters.size()));
+    constant("int", "channels", std::to_string(channels));
+    constant("int", "group_channels", std::to_string(channels / groups));
+    constant("int64", "spatial", std::to_string(spatial_elements(problem_.input.sizes)));
+    constant("bool", "has_norm", parts_.norm ? "true" : "false");
+    constant("bool", "has_affine", parts_.norm_weight >= 0 ? "true" : "false");
+    constant("bool", "has_mean", parts_.mean ? "true" : "false");
+    constant("bool", "mean_follows_norm", parts_.mean_follows_norm() ? "true" : "false");
+    constant("float", "eps", literal(parts_.norm ? parts_.norm->eps : 0));
+    write_norm_parameter("weight", parts_.norm_weight, "1.0f");
+    write_norm_parameter("bias", parts_.norm_bias, "0.0f");
+    if (backward_ != nullptr) write_backward();
+    out_ << "};\n\n}  // namespace onepass\n\n";
+    return out_.str();
+  }
+
+ private:
+  void constant(const char* kind, const char* name, const std::string& value) {
+    out_ << "  static constexpr " << kind << ' ' << name << " = " << value << ";\n";
+  }
+
+  void write_norm_parameter(const char* name, int index, const char* otherwise) {
+    out_ << "  template <class P>\n  static __device__ __forceinline__ float " << name
+         << "(const P& p, int64 c) {\n";
+    if (index < 0) {
+      out_ << "    return " << otherwise << ";\n  }\n";
+      return;
+    }
+    const TensorSpec& spec = problem_.parameters[static_cast<size_t>(index)];
+    out_ << "    return load_one<" << type(spec) << ">(p.parameter[" << index << "], c * " << spec.strides[0]
+         << ");\n  }\n";
+  }
+
+  void write_backward() {
+    const TensorSpec& gradient = backward_->output_gradient;
+    out_ << "  using OutputGradient = " << type(gradient) << ";\n"
+         << "  using InputGradient = " << type(backward_->input_gradient) << ";\n";
+    constant("int64", "gradient_sample_stride", std::to_string(gradient.strides[0]));
+    constant("int64", "gradient_channel_stride", std::to_string(gradient.strides[1]));
+    constant("bool", "wants_input", backward_->wants_input() ? "true" : "false");
+    const BackwardWork work(*backward_, parts_);
+    constant("bool", "wants_sums", work.third ? "true" : "false");
+    constant("bool", "wants_second", work.second ? "true" : "false");
+    constant("int", "after_sums", std::to_string(work.after_sums));
+    constant("int", "before_sums", std::to_string(work.before_sums));
+    write_channel_gradients();
+  }
+
+  // The places of the rows' sums: dz and dz xhat, the after-chain's, then the before-chain's.
+  void write_channel_gradients() {
+    std::ostringstream singles;
+    out_ << "  template <class P, class ChannelSum, class Total>\n"
+         << "  static __device__ __forceinline__ void store_channel_gradients(const P& p, int64 c, "
+            "ChannelSum&& "
+            "channel_sum, Total&& total) {\n";
+    if (parts_.norm_weight >= 0) write_channel_gradient(parts_.norm_weight, Per::channel, 1, singles);
+    if (parts_.norm_bias >= 0) write_channel_gradient(parts_.norm_bias, Per::channel, 0, singles);
+    int place = parts_.norm ? 2 : 0;
+    for (const TailParts::Stage* stage : channel_stages(parts_.after)) {
+      write_channel_gradient(stage->parameter, stage->pointwise.per, place++, singles);
+    }
+    place = (parts_.norm ? 2 : 0) + BackwardWork(*backward_, parts_).after_sums;
+    for (const TailParts::Stage* stage : channel_stages(parts_.before)) {
+      write_channel_gradient(stage->parameter, stage->pointwise.per, place++, singles);
+    }
+    out_ << "  }\n"
+         << "  template <class Reduce>\n"
+         << "  static __device__ __forceinline__ void for_each_single(Reduce&& reduce) {\n"
+         << singles.str() << "  }\n";
+  }
+
+  void write_channel_gradient(int index, Per per, int place, std::ostringstream& singles) {
+    if (!backward_->wants_parameter(static_cast<size_t>(index))) return;
+    const TensorSpec& spec = backward_->parameter_gradients[static_cast<size_t>(index)];
+    const std::string store = "store_one<" + type(spec) + ">(p.gradient[" + std::to_string(index) + "], ";
+    if (per == Per::tensor) {
+      singles << "    reduce(" << place << ", [](float value, const auto& p) { " << store
+              << "0, value); });\n";
+    } else if (per == Per::channel) {
+      out_ << "    " << store << channel_index(spec, per) << ", channel_sum(" << place << "));\n";
+    } else {
+      out_ << "    for (int64 n = 0; n < p.batch; ++n) " << store << channel_index(spec, per) << ", total(n, "
+           << place << "));\n";
+    }
+  }
+
+  const Problem& problem_;
+  const BackwardProblem* backward_;
+  TailParts parts_;
+  std::ostringstream out_;
+};
+
+}  // namespace
+
+TailParts::TailParts(const Block& block, const Shape& input) {
+  const std::vector<Parameter> named = block.parameters(input);
+  for (size_t i = 0; i < block.stages().size(); ++i) {
+    const onepass::Stage& stage = block.stages()[i];
+    int first = -1;
+    int second = -1;
+    for (size_t k = 0; k < named.size(); ++k) {
+      if (named[k].stage == i) (first < 0 ? first : second) = static_cast<int>(k);
+    }
+    if (const auto* pointwise = std::get_if<Pointwise>(&stage)) {
+      after.push_back({*pointwise, first});
+    } else if (const auto* found = std::get_if<Norm>(&stage)) {
+      norm = found;
+      norm_weight = first;
+      norm_bias = second;
+      before = std::move(after);
+      after.clear();
+    } else if (std::holds_alternative<Mean>(stage)) {
+      mean = true;
+    }
+  }
+}
+
+std::vector<int> TailParts::tensor_parameters() const {
+  std::vector<int> list;
+  for (const auto* stages : {&before, &after}) {
+    for (const Stage& stage : *stages) {
+      if (stage.parameter >= 0 && is_tensor(stage)) list.push_back(stage.parameter);
+    }
+  }
+  return list;
+}
+
+BackwardWork::BackwardWork(const BackwardProblem& problem, const TailParts& parts) {
+  const auto wants = [&](int index) {
+    return index >= 0 && problem.wants_parameter(static_cast<size_t>(index));
+  };
+  const auto sums_of = [&](const std::vector<TailParts::Stage>& stages) {
+    const auto list = channel_stages(stages);
+    for (const TailParts::Stage* stage : list) {
+      if (wants(stage->parameter)) return static_cast<int>(list.size());
+    }
+    return 0;
+  };
+  const bool has_norm = parts.norm != nullptr;
+  after_sums = sums_of(parts.after);
+  before_sums = sums_of(parts.before);
+  third = after_sums + before_sums > 0 || wants(parts.norm_weight) || wants(parts.norm_bias);
+  second = problem.wants_input() || before_sums > 0 || (!has_norm && after_sums > 0);
+  for (const int index : parts.tensor_parameters()) second |= wants(index);
+  first = has_norm && (second || third);
+  first_sums = has_norm ? 2 + after_sums : 0;
+  second_sums = has_norm ? before_sums : after_sums;
+}
+
+int64_t spatial_elements(const Shape& shape) {
+  int64_t count = 1;
+  for (size_t d = 2; d < shape.size(); ++d) count *= shape[d];
+  return count;
+}
+
+std::string tail_source(const Problem& problem) { return TailWriter(problem, nullptr).text(); }
+
+std::string tail_source(const BackwardProblem& problem) {
+  return TailWriter(problem.forward, &problem).text();
+}
+
+}  // namespace onepass::cuda

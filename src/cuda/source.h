@@ -1,0 +1,58 @@
+// Device code of a tail's problem: its types, sizes and chains as the structs that src/cuda/kernels expects.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "onepass/backward.h"
+#include "onepass/problem.h"
+
+namespace onepass::cuda {
+
+// Whether tensors of the problem lie with channels before (planar) or after (interleaved) the spatial
+// dimensions.
+enum class Order : uint8_t { planar, interleaved };
+
+// What the stages of a block without convolution are to a kernel.
+struct TailParts {
+  struct Stage {
+    Pointwise pointwise;
+    int parameter = -1;  // index of what it reads, -1 where it reads nothing
+  };
+  std::vector<Stage> before;  // the norm; nothing where there is no norm
+  std::vector<Stage> after;
+  const Norm* norm = nullptr;
+  int norm_weight = -1;
+  int norm_bias = -1;
+  bool mean = false;
+
+  TailParts(const Block& block, const Shape& input);
+  bool mean_follows_norm() const { return mean && norm != nullptr && after.empty(); }
+  // Parameters that have the input's shape.
+  std::vector<int> tensor_parameters() const;
+};
+
+// Which passes of the backward kernel run, and what each sums of a row.
+struct BackwardWork {
+  bool first = false;  // sums of dz and dz xhat, and of the after-chain's operands
+  bool second =
+      false;           // the input's gradient, those of tensors, and sums of what the first pass does not sum
+  bool third = false;  // sums over the batch
+  int after_sums = 0;  // operands of the after-chain that are summed: all, where one is wanted
+  int before_sums = 0;
+  int first_sums = 0;
+  int second_sums = 0;
+
+  BackwardWork(const BackwardProblem& problem, const TailParts& parts);
+  bool nothing() const { return !first && !second; }
+};
+
+int64_t spatial_elements(const Shape& shape);
+
+// `struct Before`, `struct After` and `struct Tail` of a forward problem.
+std::string tail_source(const Problem& problem);
+// The same with gradients.
+std::string tail_source(const BackwardProblem& problem);
+
+}  // namespace onepass::cuda

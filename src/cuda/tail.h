@@ -1,0 +1,121 @@
+// What the strategies for tails share: which problems they take, how tensors lie, the words a kernel is
+// given.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cuda/function.h"
+#include "cuda/gpu.h"
+#include "cuda/source.h"
+#include "plan/strategy.h"
+
+namespace onepass::cuda {
+
+// Sizes of a tail and how its tensors lie.
+struct TailShape {
+  TailParts parts;
+  Order order = Order::planar;
+  int64_t batch = 0;
+  int64_t channels = 0;
+  int64_t groups = 1;  // 1 without a norm
+  int64_t spatial = 1;
+  int width = 1;              // elements in a vector: 16 bytes of the narrowest tensor
+  int64_t element_bytes = 0;  // of all tensors of the input's size that the forward moves, for one element
+
+  explicit TailShape(const Problem& problem);
+  TailShape(const Problem& problem, const std::vector<const TensorSpec*>& gradients);
+
+  int64_t group_channels() const { return channels / groups; }
+  int64_t slab_elements() const { return group_channels() * spatial; }
+  int64_t slabs() const { return batch * groups; }
+  int64_t rows() const { return batch * channels; }
+  int64_t elements() const { return rows() * spatial; }
+};
+
+// Why no tail kernel can take the problem; empty where one can.
+std::string tail_refusal(const Problem& problem);
+std::string tail_refusal(const BackwardProblem& problem);
+
+// The eight-byte words of a kernel's parameter struct, in the order of its members.
+class Words {
+ public:
+  void add(const void* pointer) { words_.push_back(reinterpret_cast<uint64_t>(pointer)); }
+  void add(int64_t number) { words_.push_back(static_cast<uint64_t>(number)); }
+  // An array of pointers; one of no elements still takes a word.
+  template <class Pointer>
+  void add(const std::vector<Pointer>& pointers) {
+    for (const Pointer pointer : pointers) add(static_cast<const void*>(pointer));
+    if (pointers.empty()) add(nullptr);
+  }
+  void launch(const Function& function, Stream stream, uint32_t blocks) const {
+    function.launch(words_.data(), words_.size() * sizeof(uint64_t), stream, blocks);
+  }
+
+ private:
+  std::vector<uint64_t> words_;
+};
+
+// Which tensors' vectors lie on 16 bytes, where the grid of vectors is the input's.
+class Alignment {
+ public:
+  Alignment(const TailShape& shape, const TensorSpec& input, const void* pointer);
+  void add(int bit, const TensorSpec& spec, const void* pointer);
+  int64_t bits() const { return static_cast<int64_t>(bits_); }
+  int64_t phase() const { return phase_; }
+
+ private:
+  int width_;
+  int64_t phase_;
+  uint64_t bits_ = 0;
+};
+
+// The numbers of a pass by tickets: how a unit is cut into tiles.
+struct StreamNumbers {
+  Order order = Order::planar;
+  int threads = 256;
+  int width = 1;
+  int vectors_in_flight = 4;
+  int team = 256;               // threads of a row; interleaved: threads along channels
+  int64_t pieces = 1;           // of a row
+  int64_t piece_vectors = 0;    // planar
+  int64_t piece_positions = 0;  // interleaved
+  int64_t rows_per_tile = 1;    // where a row is one piece
+  int64_t wave_units = 1;
+  int64_t units_per_sample = 1;
+  int64_t tiles_of_unit = 1;
+
+  // `bytes_of_element`: what both passes read of an element.
+  StreamNumbers(const TailShape& shape, int64_t bytes_of_element, const Gpu& gpu);
+
+  int64_t units(int64_t batch) const { return batch * units_per_sample; }
+  int64_t waves(int64_t batch) const { return (units(batch) + wave_units - 1) / wave_units; }
+  // `struct Numbers` and the walk's type.
+  std::string source() const;
+  std::string describe() const;
+  // Floats that sums of `count` values a row need in shared memory.
+  int64_t scratch_floats(int64_t count) const;
+};
+
+// Regions of a workspace, each aligned to 256 bytes.
+class Regions {
+ public:
+  size_t add(int64_t bytes) {
+    const size_t offset = total_;
+    total_ += (static_cast<size_t>(bytes) + 255) / 256 * 256;
+    return offset;
+  }
+  size_t total() const { return total_; }
+
+ private:
+  size_t total_ = 0;
+};
+
+// "26 of 256 threads, 45 registers": how many blocks, and what a thread of the function takes.
+std::string describe_blocks(int64_t blocks, const Function& function);
+
+inline void* at(void* workspace, size_t offset) { return static_cast<char*>(workspace) + offset; }
+
+}  // namespace onepass::cuda

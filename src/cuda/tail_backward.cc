@@ -1,0 +1,171 @@
+// The row "tail_backward": all gradients of a block without convolution in one launch.
+#include <algorithm>
+#include <optional>
+#include <sstream>
+
+#include "cuda/kernels/aligned.cuh"
+#include "cuda/tail.h"
+
+namespace onepass {
+namespace cuda {
+namespace {
+
+constexpr int64_t control_words = 4;  // of the whole launch, and of each unit
+
+std::vector<const TensorSpec*> gradients_of(const BackwardProblem& problem) {
+  std::vector<const TensorSpec*> specs;
+  const TailParts parts(problem.forward.block, problem.forward.input.sizes);
+  if (!parts.mean) specs.push_back(&problem.output_gradient);
+  if (problem.wants_input()) specs.push_back(&problem.input_gradient);
+  return specs;
+}
+
+class TailBackward final : public BackwardKernel {
+ public:
+  explicit TailBackward(const BackwardProblem& problem)
+      : problem_(problem),
+        shape_(problem.forward, gradients_of(problem)),
+        work_(problem, shape_.parts),
+        numbers_(shape_, bytes_read(problem, shape_), gpu_of(problem.forward.device)),
+        function_(work_.nothing() ? std::nullopt
+                                  : std::optional<Function>(std::in_place, source(), problem.forward.device,
+                                                            launch_numbers())) {
+    if (work_.nothing()) return;
+    blocks_ = static_cast<uint32_t>(std::clamp<int64_t>(tickets(), 1, function_->resident_clusters()));
+    const int64_t parts = shape_.rows() * numbers_.pieces;
+    control_ = regions_.add(control_bytes());
+    parts_ = regions_.add(parts * work_.first_sums * 4);
+    sums_ = regions_.add(parts * work_.second_sums * 4);
+    totals_ = regions_.add(shape_.rows() * (work_.first_sums + work_.second_sums) * 4);
+    slab_sums_ = regions_.add(shape_.slabs() * 2 * 4);
+  }
+
+  size_t workspace_bytes() const override { return regions_.total(); }
+  bool reads_statistics() const override { return shape_.parts.norm != nullptr && !work_.nothing(); }
+
+  std::string describe() const override {
+    if (work_.nothing()) return "passes: none, no gradient is wanted\n";
+    std::ostringstream out;
+    out << numbers_.describe() << "blocks: " << describe_blocks(blocks_, *function_)
+        << "passes: " << (work_.first ? 1 : 0) + (work_.second ? 1 : 0)
+        << (work_.third ? ", then sums over the batch" : "") << '\n'
+        << "saved by forward: the input and the statistics of each slab\n"
+        << "workspace: " << workspace_bytes() << " bytes\n";
+    return out.str();
+  }
+
+  void launch(const BackwardArguments& arguments, void* workspace, Stream stream) const override {
+    if (work_.nothing()) return;
+    if (shape_.elements() == 0) {
+      clear_gradients(arguments, stream);
+      return;
+    }
+    const Problem& forward = problem_.forward;
+    Alignment alignment(shape_, forward.input, arguments.input);
+    alignment.add(aligned_output_gradient, problem_.output_gradient, arguments.output_gradient);
+    if (problem_.wants_input()) {
+      alignment.add(aligned_input_gradient, problem_.input_gradient, arguments.input_gradient);
+    }
+    for (const int i : shape_.parts.tensor_parameters()) {
+      const auto index = static_cast<size_t>(i);
+      if (i >= 24) continue;
+      alignment.add(aligned_parameter + i, forward.parameters[index], arguments.parameters[index]);
+      alignment.add(aligned_gradient + i, problem_.parameter_gradients[index],
+                    arguments.parameter_gradients[index]);
+    }
+    Words words;
+    words.add(arguments.input);
+    words.add(arguments.output_gradient);
+    words.add(arguments.statistics);
+    words.add(at(workspace, control_));
+    words.add(at(workspace, parts_));
+    words.add(at(workspace, sums_));
+    words.add(at(workspace, totals_));
+    words.add(at(workspace, slab_sums_));
+    words.add(arguments.input_gradient);
+    words.add(alignment.bits());
+    words.add(alignment.phase());
+    words.add(shape_.batch);
+    words.add(numbers_.wave_units);
+    words.add(arguments.parameters);
+    words.add(arguments.parameter_gradients);
+    clear(at(workspace, control_), static_cast<size_t>(control_bytes()), stream, forward.device);
+    words.launch(*function_, stream, blocks_);
+  }
+
+ private:
+  // An empty batch has no gradient for its weights but zero.
+  void clear_gradients(const BackwardArguments& arguments, Stream stream) const {
+    for (size_t i = 0; i < problem_.parameter_gradients.size(); ++i) {
+      const auto bytes = static_cast<size_t>(problem_.parameter_gradients[i].byte_span());
+      if (problem_.wants_parameter(i) && bytes > 0) {
+        clear(arguments.parameter_gradients[i], bytes, stream, problem_.forward.device);
+      }
+    }
+  }
+
+  static int64_t bytes_read(const BackwardProblem& problem, const TailShape& shape) {
+    return byte_size(problem.forward.input.dtype) +
+           (shape.parts.mean ? 0 : byte_size(problem.output_gradient.dtype));
+  }
+
+  int64_t control_bytes() const { return (numbers_.units(shape_.batch) + 1) * control_words * 4; }
+
+  // The work in tickets; blocks take one after the other.
+  int64_t tickets() const {
+    const int64_t tiles = numbers_.wave_units * numbers_.tiles_of_unit;
+    const int64_t first = work_.first ? tiles : 0;
+    const int64_t second = work_.second ? tiles : 0;
+    const int64_t third = work_.third ? (shape_.channels + numbers_.threads - 1) / numbers_.threads : 0;
+    return first + numbers_.waves(shape_.batch) * (first + second) + third;
+  }
+
+  Source source() const {
+    return {"onepass_tail_backward",
+            "#include \"tail_backward.cuh\"\n" + tail_source(problem_) + numbers_.source() +
+                "using Agent = onepass::TailBackward<onepass::Tail, Numbers, Walk>;\n"
+                "extern \"C\" __global__ void __launch_bounds__(" +
+                std::to_string(numbers_.threads) +
+                ") onepass_tail_backward(const __grid_constant__ Agent::Parameters p) {\n"
+                "  extern __shared__ float scratch[];\n"
+                "  Agent{p, scratch}.run();\n"
+                "}\n"};
+  }
+
+  Launch launch_numbers() const {
+    const int sums = std::max(work_.first_sums, work_.second_sums);
+    return {static_cast<uint32_t>(std::max<int64_t>(1, tickets())), static_cast<uint32_t>(numbers_.threads),
+            1, static_cast<uint32_t>(numbers_.scratch_floats(sums) * 4)};
+  }
+
+  BackwardProblem problem_;
+  TailShape shape_;
+  BackwardWork work_;
+  StreamNumbers numbers_;
+  std::optional<Function> function_;
+  uint32_t blocks_ = 1;
+  Regions regions_;
+  size_t control_ = 0, parts_ = 0, sums_ = 0, totals_ = 0, slab_sums_ = 0;
+};
+
+double seconds(const BackwardProblem& problem, const PlanOptions&) {
+  const TailShape shape(problem.forward, gradients_of(problem));
+  const Gpu& gpu = gpu_of(problem.forward.device);
+  const auto elements = static_cast<double>(shape.elements());
+  const auto read =
+      static_cast<double>(byte_size(problem.forward.input.dtype) + byte_size(problem.output_gradient.dtype));
+  const auto written = static_cast<double>(byte_size(problem.input_gradient.dtype));
+  return 6e-6 + elements * (read * (shape.parts.norm ? 4.0 / 3 : 1.0) + written) / gpu.bytes_per_second;
+}
+
+}  // namespace
+}  // namespace cuda
+
+extern const BackwardStrategy cuda_tail_backward{
+    "tail_backward", [](const BackwardProblem& problem) { return cuda::tail_refusal(problem); },
+    cuda::seconds,
+    [](const BackwardProblem& problem, const PlanOptions&) -> std::shared_ptr<const BackwardKernel> {
+      return std::make_shared<const cuda::TailBackward>(problem);
+    }};
+
+}  // namespace onepass

@@ -1,0 +1,120 @@
+// The row "tail_streamed": one launch, tickets, at most two passes; slabs of any size, both orders.
+#include <algorithm>
+#include <sstream>
+
+#include "cuda/kernels/aligned.cuh"
+#include "cuda/tail.h"
+
+namespace onepass {
+namespace cuda {
+namespace {
+
+constexpr int64_t control_words = 4;  // of the whole launch, and of each unit
+
+class TailStreamed final : public Kernel {
+ public:
+  explicit TailStreamed(const Problem& problem)
+      : problem_(problem),
+        shape_(problem),
+        numbers_(shape_, byte_size(problem.input.dtype), gpu_of(problem.device)),
+        function_(source(), problem.device, launch_numbers()) {
+    blocks_ = static_cast<uint32_t>(std::clamp<int64_t>(tickets(), 1, function_.resident_clusters()));
+    const int64_t parts = shape_.rows() * numbers_.pieces;
+    control_ = regions_.add(control_bytes());
+    parts_ = regions_.add(shape_.parts.norm ? parts * 3 * 4 : 0);
+    sums_ = regions_.add(shape_.parts.mean ? parts * 4 : 0);
+    statistics_ = regions_.add(shape_.parts.norm ? shape_.slabs() * 2 * 4 : 0);
+  }
+
+  size_t workspace_bytes() const override { return regions_.total(); }
+
+  std::string describe() const override {
+    std::ostringstream out;
+    out << numbers_.describe() << "blocks: " << describe_blocks(blocks_, function_)
+        << "passes: " << (shape_.parts.norm && !shape_.parts.mean_follows_norm() ? 2 : 1) << '\n'
+        << "workspace: " << workspace_bytes() << " bytes\n";
+    return out.str();
+  }
+
+  void launch(const Arguments& arguments, void* workspace, Stream stream) const override {
+    if (shape_.elements() == 0) return;
+    Alignment alignment(shape_, problem_.input, arguments.input);
+    alignment.add(aligned_output, problem_.output, arguments.output);
+    for (const int i : shape_.parts.tensor_parameters()) {
+      const auto index = static_cast<size_t>(i);
+      if (i < 24)
+        alignment.add(aligned_parameter + i, problem_.parameters[index], arguments.parameters[index]);
+    }
+    Words words;
+    words.add(arguments.input);
+    words.add(arguments.output);
+    words.add(arguments.statistics ? static_cast<void*>(arguments.statistics) : at(workspace, statistics_));
+    words.add(at(workspace, control_));
+    words.add(at(workspace, parts_));
+    words.add(at(workspace, sums_));
+    words.add(alignment.bits());
+    words.add(alignment.phase());
+    words.add(shape_.batch);
+    words.add(numbers_.wave_units);
+    words.add(arguments.parameters);
+    clear(at(workspace, control_), static_cast<size_t>(control_bytes()), stream, problem_.device);
+    words.launch(function_, stream, blocks_);
+  }
+
+ private:
+  int64_t control_bytes() const { return (numbers_.units(shape_.batch) + 1) * control_words * 4; }
+
+  // The work in tickets; blocks take one after the other.
+  int64_t tickets() const {
+    const int64_t tiles = numbers_.wave_units * numbers_.tiles_of_unit;
+    const int64_t first = shape_.parts.norm ? tiles : 0;
+    const int64_t second = shape_.parts.mean_follows_norm() ? 0 : tiles;
+    return first + numbers_.waves(shape_.batch) * (first + second);
+  }
+
+  Source source() const {
+    return {"onepass_tail_streamed",
+            "#include \"tail_streamed.cuh\"\n" + tail_source(problem_) + numbers_.source() +
+                "using Agent = onepass::TailStreamed<onepass::Tail, Numbers, Walk>;\n"
+                "extern \"C\" __global__ void __launch_bounds__(" +
+                std::to_string(numbers_.threads) +
+                ") onepass_tail_streamed(const __grid_constant__ Agent::Parameters p) {\n"
+                "  extern __shared__ float scratch[];\n"
+                "  Agent{p, scratch}.run();\n"
+                "}\n"};
+  }
+
+  Launch launch_numbers() const {
+    return {static_cast<uint32_t>(std::max<int64_t>(1, tickets())), static_cast<uint32_t>(numbers_.threads),
+            1, static_cast<uint32_t>(numbers_.scratch_floats(3) * 4)};
+  }
+
+  Problem problem_;
+  TailShape shape_;
+  StreamNumbers numbers_;
+  Function function_;
+  uint32_t blocks_ = 1;
+  Regions regions_;
+  size_t control_ = 0, parts_ = 0, sums_ = 0, statistics_ = 0;
+};
+
+double seconds(const Problem& problem, const PlanOptions&) {
+  const TailShape shape(problem);
+  const Gpu& gpu = gpu_of(problem.device);
+  const double bytes = static_cast<double>(shape.elements()) * static_cast<double>(shape.element_bytes);
+  // H200: 1.63, 1.62 and 1.67 times a copy on the tails of s60, s19 and s61, 1.25 to 1.41 for s27's single
+  // pass.
+  const bool again = shape.parts.norm && !shape.parts.mean_follows_norm();
+  return (again ? 16e-6 : 8e-6) + (again ? 1.63 : 1.3) * bytes / gpu.bytes_per_second;
+}
+
+}  // namespace
+}  // namespace cuda
+
+extern const Strategy cuda_tail_streamed{
+    "tail_streamed", [](const Problem& problem) { return cuda::tail_refusal(problem); }, cuda::seconds,
+    [](const Problem& problem, const PlanOptions&) -> std::shared_ptr<const Kernel> {
+      return std::make_shared<const cuda::TailStreamed>(problem);
+    }};
+
+}  // namespace onepass

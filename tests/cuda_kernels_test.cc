@@ -1,0 +1,182 @@
+// Every CUDA row compiled for each architecture it names, without a GPU: registers, spills, refusals.
+//
+// Each row is compiled once for every architecture of its own, and in all its shapes for sm_90a, where it was
+// tuned. NVRTC is needed and never skipped.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <regex>
+#include <thread>
+
+#include "cuda/gpu.h"
+#include "onepass/backward.h"
+#include "onepass/error.h"
+#include "onepass/onepass.h"
+#include "plan/strategy.h"
+#include "support/thread_executor.h"
+
+namespace onepass {
+namespace {
+
+const std::vector<std::string> all{"sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"};
+const std::vector<std::string> with_clusters{"sm_90a", "sm_100"};
+const std::vector<std::string> tuned{"sm_90a"};
+const std::vector<std::string> tuned_and_oldest{"sm_80", "sm_90a"};
+
+struct Kernel {
+  std::string row;
+  std::string text;
+  std::vector<std::string> architectures;
+};
+
+const std::vector<Kernel>& kernels() {
+  static const std::vector<Kernel> list{
+      // A slab in a warp, a block, a cluster.
+      {"tail_resident", "swish | group_norm(4) | hardswish @ 4x16x31", tuned_and_oldest},
+      {"tail_resident", "swish | group_norm(4) | hardswish @ 8x16x31x31", all},
+      {"tail_resident", "gelu | group_norm(8) | residual_add @ 8x64x33x35 bf16", tuned},
+      {"tail_resident", "relu | group_norm(8) @ 4x128x17x17x17", with_clusters},
+      // The tails of the workloads, staged.
+      {"tail_staged", "swish | group_norm(4) | hardswish @ 128x16x31x63x63", with_clusters},
+      {"tail_staged", "gelu | group_norm(8) @ 128x64x258x258", tuned},
+      {"tail_staged", "relu | group_norm(8) @ 16x128x34x34x34 bf16", tuned},
+      {"tail_staged", "gelu | group_norm(32) | channel_mul(per=sample) | silu @ 8x320x32x32 f16", tuned},
+      // Channels before and after space, means, without a norm.
+      {"tail_streamed", "swish | group_norm(4) | hardswish @ 128x16x31x63x63", all},
+      {"tail_streamed", "gelu | group_norm(8) @ 16x64x258x258 bf16 nhwc", all},
+      {"tail_streamed", "hardswish | group_norm(4) | mean @ 1024x16x13x29x29", tuned_and_oldest},
+      {"tail_streamed", "prelu(per=channel) | instance_norm(affine=true) | mish | mean @ 8x24x40x41 f16 nhwc",
+       tuned},
+      {"tail_streamed", "channel_add(per=sample) | gelu_tanh | residual_add @ 8x17x101x99", tuned},
+      {"tail_backward", "swish | group_norm(4) | hardswish @ 128x16x31x63x63", all},
+      {"tail_backward", "gelu | group_norm(8) @ 16x64x258x258 bf16 nhwc", all},
+      {"tail_backward", "hardswish | group_norm(4) | mean @ 1024x16x13x29x29", tuned_and_oldest},
+      {"tail_backward",
+       "prelu(per=channel) | group_norm(2) | channel_mul(per=sample) | residual_add @ 8x24x40x41", tuned},
+      {"tail_backward", "residual_add | group_norm(3) | mish | prelu @ 8x24x7x9 f16 nhwc", tuned},
+      {"direct", "conv_transpose3d(3,16,k=3,s=2,p=1) @ 8x3x16x32x32", all},
+      {"direct", "conv2d(64,32,k=3,p=same,d=2,groups=4,bias=false) @ 8x64x33x35 bf16 nhwc", tuned},
+  };
+  return list;
+}
+
+struct Assembled {
+  int registers = 0;  // of a thread
+  int spilled_bytes = 0;
+};
+
+// The most registers: what lets as many threads be resident as the row counts on (65,536 registers a
+// multiprocessor). Nothing is spilled, but where the assembler itself trades a register or two, stored and
+// loaded once, for a step of occupancy.
+const std::map<std::string, Assembled> limits{
+    {"tail_resident", {128, 0}},   // 512 threads
+    {"tail_staged", {128, 0}},     // 512
+    {"tail_streamed", {128, 16}},  // 512
+    {"tail_backward", {128, 16}},  // 512
+    {"direct", {64, 0}},           // 1,024
+};
+
+// From "256 of 512 threads, 40 registers and 8 spilled bytes, ..." of explain.
+Assembled assembled(const std::string& explanation) {
+  std::smatch found;
+  const std::regex pattern("([0-9]+) registers(?: and ([0-9]+) spilled bytes)?");
+  if (!std::regex_search(explanation, found, pattern)) throw Error("no registers in:\n" + explanation);
+  return {std::stoi(found[1]), found[2].matched ? std::stoi(found[2]) : 0};
+}
+
+// Plans, which compiles.
+std::string explained(const std::string& row, const std::string& text, const std::string& architecture) {
+  const Problem problem = Problem::parse(text, Device::cuda_architecture(architecture));
+  if (row == "tail_backward") return plan_backward(BackwardProblem(problem), {row, ""}).explain();
+  return plan(problem, {row, ""}).explain();
+}
+
+TEST(CudaKernels, FitTheirRegistersOnEveryArchitecture) {
+  struct Task {
+    const Kernel* kernel;
+    std::string architecture;
+  };
+  std::vector<Task> tasks;
+  for (const Kernel& kernel : kernels()) {
+    for (const std::string& architecture : kernel.architectures) tasks.push_back({&kernel, architecture});
+  }
+  std::mutex output;
+  std::map<std::string, int> most;
+  testing::ThreadExecutor executor(std::max(2, static_cast<int>(std::thread::hardware_concurrency())));
+  executor.for_each(std::ssize(tasks), [&](int64_t index, int) {
+    const auto& [kernel, architecture] = tasks[static_cast<size_t>(index)];
+    const std::string what = kernel->row + " on " + architecture + ": " + kernel->text;
+    try {
+      const Assembled code = assembled(explained(kernel->row, kernel->text, architecture));
+      const std::lock_guard lock(output);
+      EXPECT_LE(code.registers, limits.at(kernel->row).registers) << what;
+      EXPECT_LE(code.spilled_bytes, limits.at(kernel->row).spilled_bytes) << what;
+      most[kernel->row] = std::max(most[kernel->row], code.registers);
+    } catch (const std::exception& error) {
+      const std::lock_guard lock(output);
+      ADD_FAILURE() << what << "\n  " << error.what();
+    }
+  });
+  for (const auto& [row, registers] : most) ::testing::Test::RecordProperty("registers_of_" + row, registers);
+}
+
+// Nothing is left out of the test above.
+TEST(CudaKernels, EveryRowIsCompiledForEveryArchitectureItTakes) {
+  std::vector<std::string> rows;
+  for (const Strategy* row : strategies(Device::Kind::cuda)) rows.emplace_back(row->name);
+  for (const BackwardStrategy* row : backward_strategies(Device::Kind::cuda)) rows.emplace_back(row->name);
+  EXPECT_EQ(all, cuda::known_architectures());
+  for (const std::string& row : rows) {
+    EXPECT_TRUE(limits.contains(row)) << row;
+    const std::vector<std::string>& wanted = row == "tail_staged" ? with_clusters : all;
+    const bool compiled = std::any_of(kernels().begin(), kernels().end(), [&](const Kernel& kernel) {
+      return kernel.row == row && kernel.architectures == wanted;
+    });
+    EXPECT_TRUE(compiled) << row;
+  }
+}
+
+void expect_refusal(const std::string& row, const std::string& text, const std::string& architecture,
+                    const std::string& reason) {
+  try {
+    explained(row, text, architecture);
+    ADD_FAILURE() << row << " takes " << text << " on " << architecture;
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find(reason), std::string::npos)
+        << row << " on " << architecture << ": " << error.what();
+  }
+}
+
+TEST(CudaKernels, RowsRefuseArchitecturesTheyDoNotHave) {
+  for (const std::string architecture : {"sm_80", "sm_86", "sm_89", "sm_120"}) {
+    expect_refusal("tail_staged", "swish | group_norm(4) | hardswish @ 128x16x31x63x63", architecture,
+                   "bulk copies need");
+    // 123,039 elements: more than the registers of one block hold, and there are no clusters.
+    expect_refusal("tail_resident", "swish | group_norm(4) | hardswish @ 8x16x31x31x32", architecture,
+                   "does not fit the registers of 1 block");
+  }
+  expect_refusal("tail_resident", "relu @ 2x3x4x5", "sm_75", "architecture \"sm_75\" is unknown");
+  for (const std::string& architecture : all) {
+    expect_refusal("tail_resident", "relu @ 2x3x4x5", architecture, "no norm");
+    expect_refusal("tail_streamed", "conv2d(3,4) @ 2x3x4x5", architecture, "has a convolution");
+    expect_refusal("tail_backward", "conv2d(3,4) @ 2x3x4x5", architecture, "has a convolution");
+    expect_refusal("direct", "relu @ 2x3x4x5 f64", architecture, "f64");
+  }
+}
+
+TEST(CudaKernels, PlanForAnArchitectureDoesNotRun) {
+  const Plan p = plan(
+      Problem::parse("swish | group_norm(4) | hardswish @ 8x16x31x31", Device::cuda_architecture("sm_90a")),
+      {"tail_resident", ""});
+  try {
+    p.run({nullptr, nullptr, {nullptr, nullptr}}, nullptr, Stream{});
+    ADD_FAILURE() << "it ran";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("not for a GPU"), std::string::npos) << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace onepass

@@ -1,0 +1,223 @@
+// What the tests on a GPU share.
+#include "gpu/pool.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <mutex>
+#include <thread>
+
+#include "onepass/error.h"
+#include "plan/strategy.h"
+#include "support/settings.h"
+#include "support/thread_executor.h"
+
+namespace onepass::testing {
+namespace {
+
+constexpr int64_t most_failures = 20;
+
+// The words with which the GPU was lost; empty while it works.
+class LostGpu {
+ public:
+  std::string words() {
+    const std::lock_guard lock(mutex_);
+    return words_;
+  }
+  void set(const std::string& words) {
+    const std::lock_guard lock(mutex_);
+    if (words_.empty()) words_ = words;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::string words_;
+};
+LostGpu& lost_gpu() {
+  static LostGpu& lost = *new LostGpu;
+  return lost;
+}
+
+// Never destroyed: the driver may be gone before the statics of a program are.
+struct Pool {
+  ThreadExecutor executor;
+  std::vector<GpuStream> streams;
+
+  Pool() : executor(std::max(2, static_cast<int>(std::thread::hardware_concurrency()))) {
+    for (int i = 0; i < executor.concurrency(); ++i) streams.emplace_back();
+  }
+};
+Pool& pool() {
+  static Pool& made = *new Pool;
+  return made;
+}
+
+// One attempt, whatever it throws.
+std::string answer(const Attempt& attempt, int64_t index, const GpuStream& stream) {
+  try {
+    return attempt(index, stream);
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+// Hands indices to the pool while there are any and nothing speaks against it.
+template <class HasMore>
+int64_t try_while(const Attempt& attempt, const HasMore& has_more, int64_t failures_allowed) {
+  std::atomic<int64_t> next{0};
+  std::atomic<int64_t> tried{0};
+  std::atomic<int64_t> failures{0};
+  std::mutex output;
+  pool().executor.for_each(pool().executor.concurrency(), [&](int64_t, int worker) {
+    const GpuStream& stream = pool().streams[static_cast<size_t>(worker)];
+    for (int64_t index = next++; has_more(index); index = next++) {
+      if (failures >= failures_allowed || !lost_gpu().words().empty()) return;
+      const std::string errors = answer(attempt, index, stream);
+      ++tried;
+      if (errors.empty()) continue;
+      const std::lock_guard lock(output);
+      if (failures++ < failures_allowed) ADD_FAILURE() << errors;
+      if (!is_alive(0)) lost_gpu().set(errors);
+    }
+  });
+  if (failures >= failures_allowed && failures_allowed > 1)
+    ADD_FAILURE() << "stopped after " << failures << " failures, " << tried << " problems were tried";
+  if (!lost_gpu().words().empty()) ADD_FAILURE() << "the GPU was lost: " << lost_gpu().words();
+  return tried;
+}
+
+std::string described(const std::string& row, const Problem& problem, Distribution distribution,
+                      Placement placement, uint64_t seed) {
+  return row + ", " + std::string(name(distribution)) + ", " + std::string(name(placement)) + ", seed " +
+         std::to_string(seed) + ": " + problem.text();
+}
+
+// Whether an error of a plan leaves the GPU working, so that other rows can be tried.
+void rethrow_if_lost(const std::string& words) {
+  if (is_alive(0)) return;
+  lost_gpu().set(words);
+  throw Error(words);
+}
+
+std::string row_errors(const Plan& plan, const Check& check, const std::vector<Operands>& operands,
+                       const std::vector<Expected>& expected, const GpuStream& stream) {
+  const Problem& problem = plan.problem();
+  for (size_t i = 0; i < check.distributions.size(); ++i) {
+    for (const Placement placement : check.placements) {
+      const std::string what =
+          described(plan.strategy(), problem, check.distributions[i], placement, check.seed);
+      try {
+        Outcome outcome = run(plan, operands[i], Place(stream, placement), check.options);
+        outcome.comparison = compare(problem, expected[i], outcome.output);
+        if (!outcome.passed()) return what + "\n  " + outcome.text() + '\n';
+        if (!check.options.statistics || problem.block.norm() == nullptr) continue;
+        const std::string error =
+            statistics_error(reference_statistics(problem, operands[i]), outcome.statistics);
+        if (!error.empty()) return what + "\n  " + error + '\n';
+      } catch (const Error& error) {
+        rethrow_if_lost(what + "\n  " + error.what());
+        return what + "\n  " + error.what() + '\n';
+      }
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+void GpuTest::SetUp() {
+  static const std::string reason = [] {
+    std::string missing = cuda::unavailable_reason();
+    if (missing.empty()) std::printf("%s\n", cuda::describe_device(0).c_str());
+    return missing;
+  }();
+  if (!reason.empty()) GTEST_FAIL() << "no GPU to test on: " << reason;
+  if (!lost_gpu().words().empty()) GTEST_FAIL() << "the GPU was lost before: " << lost_gpu().words();
+}
+
+void try_all(int64_t count, const Attempt& attempt) {
+  const int64_t tried = try_while(
+      attempt, [count](int64_t index) { return index < count; }, most_failures);
+  EXPECT_TRUE(tried == count || ::testing::Test::HasFailure());
+}
+
+int64_t try_for(int64_t seconds, const Attempt& attempt) {
+  using Clock = std::chrono::steady_clock;
+  const auto end = Clock::now() + std::chrono::seconds(scaled(seconds));
+  const int64_t tried = try_while(
+      attempt, [end](int64_t) { return Clock::now() < end; }, 1);
+  std::printf("%lld problems\n", static_cast<long long>(tried));
+  ::testing::Test::RecordProperty("problems", std::to_string(tried));
+  return tried;
+}
+
+std::vector<std::string> accepting_rows(const Problem& problem) {
+  std::vector<std::string> rows;
+  for (const Strategy* row : strategies(Device::Kind::cuda)) {
+    if (row->refusal(problem).empty()) rows.emplace_back(row->name);
+  }
+  return rows;
+}
+
+bool accepts(const BackwardProblem& problem) {
+  const auto rows = backward_strategies(Device::Kind::cuda);
+  return std::any_of(rows.begin(), rows.end(),
+                     [&](const BackwardStrategy* row) { return row->refusal(problem).empty(); });
+}
+
+std::string forward_errors(const Problem& problem, std::span<const std::string> rows, const Check& check,
+                           const GpuStream& stream) {
+  std::vector<Operands> operands;
+  std::vector<Expected> expected;
+  for (const Distribution distribution : check.distributions) {
+    operands.push_back(random_operands(problem, distribution, check.seed));
+    expected.push_back(expected_output(problem, operands.back().input, operands.back().parameters));
+  }
+  std::string errors;
+  for (const std::string& row : rows) {
+    try {
+      errors += row_errors(plan(problem, {row, ""}), check, operands, expected, stream);
+    } catch (const Error& error) {
+      rethrow_if_lost(error.what());
+      errors += row + " of " + problem.text() + ": " + error.what() + '\n';
+    }
+  }
+  return errors;
+}
+
+std::string forward_errors(const Problem& problem, const Check& check, const GpuStream& stream) {
+  const std::vector<std::string> rows = accepting_rows(problem);
+  if (rows.empty()) return "no row takes " + problem.text();
+  return forward_errors(problem, rows, check, stream);
+}
+
+std::string backward_errors(const BackwardProblem& problem, const Check& check, const GpuStream& stream,
+                            GradientComparison* total) {
+  if (!accepts(problem)) return "no row takes " + problem.text();
+  std::string errors;
+  try {
+    const BackwardPlan backward = plan_backward(problem);
+    for (const Distribution distribution : check.distributions) {
+      const BackwardOperands operands = random_backward_operands(problem, distribution, check.seed);
+      const ExpectedGradients expected = expected_gradients(
+          problem, operands.forward.input, operands.forward.parameters, operands.output_gradient);
+      for (const Placement placement : check.placements) {
+        const GradientComparison comparison =
+            compare(problem, expected, run(backward, operands, Place(stream, placement)));
+        if (total != nullptr) *total += comparison;
+        if (!comparison.errors.empty()) {
+          return described(backward.strategy(), problem.forward, distribution, placement, check.seed) +
+                 (problem.text() == BackwardProblem(problem.forward).text() ? "" : "\n  " + problem.text()) +
+                 "\n  " + comparison.errors;
+        }
+      }
+    }
+  } catch (const Error& error) {
+    rethrow_if_lost(problem.text() + ": " + error.what());
+    errors += "backward of " + problem.text() + ": " + error.what() + '\n';
+  }
+  return errors;
+}
+
+}  // namespace onepass::testing

@@ -1,0 +1,57 @@
+// What the tests on a GPU share: a pool of threads with a stream each, and the check of one problem.
+//
+// A kernel takes the compiler most of a second and the GPU microseconds, so problems are tried side by side.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "support/backward_harness.h"
+#include "support/gpu.h"
+#include "support/harness.h"
+
+namespace onepass::testing {
+
+// Fails at once after a kernel has broken the GPU's context, with the words of then: nothing works after
+// that.
+class GpuTest : public ::testing::Test {
+ protected:
+  void SetUp() override;
+};
+
+// What is wrong, with the problem's text; empty where nothing is.
+using Attempt = std::function<std::string(int64_t index, const GpuStream& stream)>;
+
+// Tries each index < count on the pool. Every answer is a failure of the test; after twenty the rest is left.
+void try_all(int64_t count, const Attempt& attempt);
+// Tries 0, 1, 2 ... for so many seconds (times ONEPASS_TEST_SCALE) or until something is wrong. Returns how
+// many were tried.
+int64_t try_for(int64_t seconds, const Attempt& attempt);
+
+// The forward rows that take the problem.
+std::vector<std::string> accepting_rows(const Problem& problem);
+bool accepts(const BackwardProblem& problem);
+
+struct Check {
+  std::vector<Distribution> distributions{Distribution::normal};
+  std::vector<Placement> placements{std::begin(testing::placements), std::end(testing::placements)};
+  uint64_t seed = 1;
+  RunOptions options{};
+};
+// Runs the problem by each row, on data of each distribution, in each placement. Statistics are compared too
+// where the options ask for them.
+std::string forward_errors(const Problem& problem, std::span<const std::string> rows, const Check& check,
+                           const GpuStream& stream);
+// By every row that takes it; there must be one.
+std::string forward_errors(const Problem& problem, const Check& check, const GpuStream& stream);
+
+// The same backward.
+std::string backward_errors(const BackwardProblem& problem, const Check& check, const GpuStream& stream,
+                            GradientComparison* total = nullptr);
+
+}  // namespace onepass::testing

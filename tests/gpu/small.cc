@@ -1,0 +1,49 @@
+// A set small enough for compute-sanitizer, which slows kernels a hundredfold: gpu_test
+// --gtest_filter='Small*'. Every row, both orders, every type; slabs in a warp, a block and a cluster;
+// streams in pieces and waves.
+#include "gpu/pool.h"
+#include "onepass/onepass.h"
+
+namespace onepass::testing {
+namespace {
+
+using Small = GpuTest;
+
+const Device gpu = Device::cuda();
+
+constexpr const char* problems[] = {
+    "swish | group_norm(4) | hardswish @ 2x8x7x9",
+    "swish | group_norm(2) | hardswish @ 2x8x71x73",
+    "gelu | group_norm(2) | residual_add @ 2x4x95x97 bf16",
+    "group_norm(3) | channel_mul(per=sample) | silu @ 3x12x33 f16",
+    "relu | group_norm(2) | swish @ 2x24x9x11 nhwc",
+    "hardswish | group_norm(2) | mean @ 3x8x19x21",
+    "prelu(per=channel) | instance_norm(affine=true) | tanh | mean @ 2x6x13x11 bf16 nhwc",
+    "gelu | channel_add | residual_add @ 2x7x19x5",
+    "mean @ 2x3x5000",
+};
+
+void expect_none(const std::string& errors) {
+  if (!errors.empty()) ADD_FAILURE() << errors;
+}
+
+TEST_F(Small, Forward) {
+  const GpuStream stream;
+  for (const char* const text : problems) {
+    const Problem problem = Problem::parse(text, gpu);
+    expect_none(forward_errors(problem, {.seed = 1, .options = {.statistics = true}}, stream));
+  }
+  for (const char* const text : {"conv2d(3,8,p=1) | relu | group_norm(2) @ 2x3x9x7",
+                                 "conv_transpose3d(3,4,k=3,s=2,p=1) | swish @ 1x3x3x4x5 f16 nhwc"}) {
+    expect_none(forward_errors(Problem::parse(text, gpu), {.seed = 2}, stream));
+  }
+}
+
+TEST_F(Small, Backward) {
+  const GpuStream stream;
+  for (const char* const text : problems)
+    expect_none(backward_errors(BackwardProblem(Problem::parse(text, gpu)), {.seed = 3}, stream));
+}
+
+}  // namespace
+}  // namespace onepass::testing

@@ -132,7 +132,9 @@ def main() -> None:
     passed = all(step["passed"] for step in steps.values())
     if chosen == list(STEPS):
         seconds = round(time.monotonic() - begin, 1)
-        path = gpu_results.write(device, "tests", {"passed": passed, "seconds": seconds, **steps})
+        failures = [*steps["cpp"]["failures"], *(n for n in STEPS if n != "cpp" and not steps[n]["passed"])]
+        content = {"passed": passed, "failures": failures, "seconds": seconds, **steps}
+        path = gpu_results.write(device, "tests", content)
         print(f"wrote {path} after {seconds} s")
     if not passed:
         sys.exit("test-gpu: failed")

@@ -185,8 +185,9 @@ def machine_table(result: dict) -> list:
     tests = sum(entry["tests"] for entry in result["suite"].values())
     failures = sum(entry["failures"] for entry in result["suite"].values())
     machine = result["machine"]
+    sources = "" if result["source_hash"] == source_hash() else " Earlier sources than these."
     lines.append(f"**{machine['model']}** ({machine['architecture']}), {result['date']}: {tests} tests on "
-                 f"{', '.join(targets)}, {failures} failures.")
+                 f"{', '.join(targets)}, {failures} failures.{sources}")
     for threads, entries in result["bench"].items():
         peak = entries[0]["peaks"]["gflops"]
         lines += ["", f"{threads} thread{'s' if threads != '1' else ''}, measured peak {peak:.0f} GFLOP/s:", "",
@@ -198,14 +199,48 @@ def machine_table(result: dict) -> list:
     return lines + (models_table(result["models"]) if "models" in result else [])
 
 
+GPU_GROUPS = {
+    "tail": "forward of the tail alone",
+    "tail_backward": "its gradients",
+    "block": "whole block",
+    "training": "training step",
+}
+
+
+def gpu_table(result: dict) -> list:
+    """What each GPU of results/ has measured: everything after the convolution, then with PyTorch's convolution."""
+    benchmarks = result["benchmarks"]
+    failures = ", ".join(result["tests"]["failures"]) or "none"
+    lines = [f"**{result['device']['name']}**, {benchmarks['date']}, PyTorch {benchmarks['torch']}, CUDA events, cold "
+             f"L2; failures of its tests: {failures}.", "",
+             "| | | ms, median (10% to 90%) | times as fast as eager | as torch.compile | times the floor** |",
+             "| --- | --- | --- | --- | --- | --- |"]
+    for entry in benchmarks["entries"]:
+        seconds = entry.get("seconds", {})
+        if entry["layout"] != "contiguous" or "compile" not in seconds:
+            continue
+        if entry["group"] not in GPU_GROUPS:
+            continue
+        ours = seconds["onepass"]
+        spread = f"{ours['median'] * 1e3:.3f} ({ours['p10'] * 1e3:.3f} to {ours['p90'] * 1e3:.3f})"
+        ratios = [f"{seconds[rival]['median'] / ours['median']:.2f}" for rival in ("eager", "compile")]
+        floor = f"{ours['median'] / entry['floor_seconds']:.2f}" if "floor_seconds" in entry else ""
+        lines.append(f"| {entry['workload']} {entry['dtype']} | {GPU_GROUPS[entry['group']]} | {spread} | "
+                     f"{ratios[0]} | {ratios[1]} | {floor} |")
+    return lines
+
+
 def table(_: argparse.Namespace) -> None:
     lines = []
     for path in sorted(RESULTS.glob("*.json")):
         result = json.loads(path.read_text())
         if "suite" in result:
-            lines += machine_table(result) + [""]
+            lines += [*machine_table(result), ""]
+        elif "benchmarks" in result:
+            lines += [*gpu_table(result), ""]
     lines.append("\\* the time to write the output and evaluate each activation once, measured in the same run. "
-                 "`make bench` measures again and rewrites this table.")
+                 "`make bench` measures again and rewrites this table.  \n\\*\\* reading and writing the tensors once, "
+                 "measured in the same run. `make bench-gpu` measures on a GPU.")
     readme = ROOT / "README.md"
     begin, end = "<!-- results:begin -->", "<!-- results:end -->"
     text = readme.read_text()

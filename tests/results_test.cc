@@ -3,7 +3,10 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <string>
 
 #include "onepass/cuda.h"
 
@@ -37,8 +40,28 @@ std::string fault(const std::string& file, const Json& result, const std::string
   const Json& found = result.at(part);
   if (found.value("device_code_hash", "") != cuda::device_code_hash())
     return "device code changed since the " + part + " of results/" + file + advice;
-  if (!found.value("passed", false)) return "the " + part + " of results/" + file + " failed" + advice;
   return "";
+}
+
+// "NAME: why" a line: what a GPU has seen fail and nobody has mended yet.
+std::set<std::string> known_failures() {
+  std::set<std::string> names;
+  std::ifstream file(ONEPASS_SOURCE_DIR "/tests/gpu/known_failures.txt");
+  for (std::string line; std::getline(file, line);) {
+    if (!line.empty() && line.front() != '#') names.insert(line.substr(0, line.find(": ")));
+  }
+  return names;
+}
+
+std::set<std::string> failures(const Json& result) {
+  std::set<std::string> names;
+  for (const Json& name : result.at("tests").at("failures")) names.insert(name.get<std::string>());
+  for (const Json& entry : result.at("benchmarks").at("entries")) {
+    if (entry.at("passed").get<bool>()) continue;
+    names.insert(entry.at("group").get<std::string>() + ' ' + entry.at("workload").get<std::string>() + ' ' +
+                 entry.at("dtype").get<std::string>());
+  }
+  return names;
 }
 
 TEST(GpuResults, BelongToTheDeviceCodeAsItIs) {
@@ -48,6 +71,8 @@ TEST(GpuResults, BelongToTheDeviceCodeAsItIs) {
   for (const auto& [file, result] : results) {
     EXPECT_EQ(fault(file, result, "tests", "make test-gpu"), "");
     EXPECT_EQ(fault(file, result, "benchmarks", "make bench-gpu"), "");
+    if (HasFailure()) continue;
+    EXPECT_EQ(failures(result), known_failures()) << "tests/gpu/known_failures.txt lists what failed and why";
   }
 }
 

@@ -1,6 +1,7 @@
 // Device code of a tail's problem.
 #include "cuda/source.h"
 
+#include <algorithm>
 #include <iomanip>
 #include <sstream>
 
@@ -313,6 +314,11 @@ TailParts::TailParts(const Block& block, const Shape& input) {
       mean = true;
     }
   }
+}
+
+bool TailParts::has_operands() const {
+  const auto reads = [](const Stage& stage) { return stage.parameter >= 0; };
+  return std::any_of(before.begin(), before.end(), reads) || std::any_of(after.begin(), after.end(), reads);
 }
 
 std::vector<int> TailParts::tensor_parameters() const {

@@ -29,6 +29,8 @@ struct TailParts {
 
   TailParts(const Block& block, const Shape& input);
   bool mean_follows_norm() const { return mean && norm != nullptr && after.empty(); }
+  // Whether a stage reads anything besides x.
+  bool has_operands() const;
   // Parameters that have the input's shape.
   std::vector<int> tensor_parameters() const;
 };

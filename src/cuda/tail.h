@@ -22,7 +22,8 @@ struct TailShape {
   int64_t channels = 0;
   int64_t groups = 1;  // 1 without a norm
   int64_t spatial = 1;
-  int width = 1;              // elements in a vector: 16 bytes of the narrowest tensor
+  int width = 1;       // elements in a vector that lies within a row, or a group's channels: up to 16 bytes
+  int slab_width = 1;  // in one that lies within a slab: 16 bytes of the narrowest tensor
   int64_t element_bytes = 0;  // of all tensors of the input's size that the forward moves, for one element
 
   explicit TailShape(const Problem& problem);
@@ -86,6 +87,7 @@ struct StreamNumbers {
   int64_t wave_units = 1;
   int64_t units_per_sample = 1;
   int64_t tiles_of_unit = 1;
+  bool has_operands = false;
 
   // `bytes_of_element`: what both passes read of an element.
   StreamNumbers(const TailShape& shape, int64_t bytes_of_element, const Gpu& gpu);
@@ -95,6 +97,9 @@ struct StreamNumbers {
   // `struct Numbers` and the walk's type.
   std::string source() const;
   std::string describe() const;
+  // Blocks that a multiprocessor should have room for: 64 registers a thread, where operands and
+  // values of several channels do not take more.
+  int blocks_wanted() const { return has_operands || order == Order::interleaved ? 2 : 4; }
   // Floats that sums of `count` values a row need in shared memory.
   int64_t scratch_floats(int64_t count) const;
 };

@@ -115,13 +115,30 @@ struct Schedule {
   }
 };
 
-__device__ __forceinline__ int64 take_ticket(uint32* counter) {
-  __shared__ uint32 ticket;
-  __syncthreads();  // all have read the one before
-  if (threadIdx.x == 0) ticket = atomicAdd(counter, 1u);
-  __syncthreads();
-  return ticket;
-}
+// A block's tickets. The next one is drawn when work on this one begins, so that nobody waits for the
+// counter: it is then held back until this one is done, which waits for lower ones alone.
+class Tickets {
+ public:
+  explicit __device__ __forceinline__ Tickets(uint32* counter) : counter_(counter) { draw(); }
+
+  // The next ticket, in every thread.
+  __device__ __forceinline__ int64 take() {
+    __shared__ uint32 ticket;
+    __syncthreads();  // all have read the one before
+    if (threadIdx.x == 0) ticket = drawn_;
+    __syncthreads();
+    draw();
+    return ticket;
+  }
+
+ private:
+  __device__ __forceinline__ void draw() {
+    if (threadIdx.x == 0) drawn_ = atomicAdd(counter_, 1u);
+  }
+
+  uint32* counter_;
+  uint32 drawn_ = 0;  // of thread 0
+};
 
 // The channel values of one row, or of `Width` neighbouring rows where a vector runs over channels.
 template <class Chain, int Rows>

@@ -297,9 +297,10 @@ struct TailBackward {
     using Items = Schedule<first_tiles, second_tiles>;
     const int64 units = Walk::units(p.batch);
     const int64 tickets = Items::tickets(units, p.wave_units);
-    int64 ticket = take_ticket(p.control);
+    Tickets own(p.control);
+    int64 ticket = own.take();
 #pragma unroll 1
-    for (; ticket < tickets; ticket = take_ticket(p.control)) {
+    for (; ticket < tickets; ticket = own.take()) {
       const Items item(ticket, p.wave_units);
       if (item.unit >= units) continue;
       uint32* counters = p.control + 4 + item.unit * 4;
@@ -314,7 +315,7 @@ struct TailBackward {
       if (threadIdx.x == 0) wait_for(p.control + 1, static_cast<uint32>(units));
       __syncthreads();
 #pragma unroll 1
-      for (; ticket < tickets + third_items; ticket = take_ticket(p.control)) {
+      for (; ticket < tickets + third_items; ticket = own.take()) {
         reduce(static_cast<int>(ticket - tickets));
       }
     }

@@ -301,8 +301,9 @@ struct TailStreamed {
     using Items = Schedule<first_tiles, second_tiles>;
     const int64 units = Walk::units(p.batch);
     const int64 tickets = Items::tickets(units, p.wave_units);
+    Tickets own(p.control);
 #pragma unroll 1
-    for (int64 ticket = take_ticket(p.control); ticket < tickets; ticket = take_ticket(p.control)) {
+    for (int64 ticket = own.take(); ticket < tickets; ticket = own.take()) {
       const Items item(ticket, p.wave_units);
       if (item.unit >= units) continue;
       uint32* counters = p.control + 4 + item.unit * 4;

@@ -144,7 +144,7 @@ void Alignment::add(int bit, const TensorSpec& spec, const void* pointer) {
 }
 
 StreamNumbers::StreamNumbers(const TailShape& shape, int64_t bytes_of_element, const Gpu& gpu)
-    : order(shape.order), width(shape.width), has_operands(shape.parts.has_operands()) {
+    : order(shape.order), width(shape.width) {
   vectors_in_flight = width >= 8 ? 2 : width == 1 ? 8 : 4;
   // Loads of a thread in a tile, one after the other: each tile costs a ticket, a sum over the block and an
   // arrival. 1, 2, 4 and 8: 0.350, 0.280, 0.220 and 0.213 ms for s27's tail, 0.95, 0.81, 0.77 and 0.76 for
@@ -178,6 +178,11 @@ StreamNumbers::StreamNumbers(const TailShape& shape, int64_t bytes_of_element, c
     pieces = divide_up(shape.spatial, piece_positions);
     unit_elements = shape.channels * shape.spatial;
     tiles_of_unit = pieces;
+  }
+  // As many as the compiler has registers for without spilling: 64 a thread on sm_90, 80 before, more after
+  // it and where operands or values of several channels take them.
+  if (order == Order::planar && !shape.parts.has_operands() && gpu.compute_major <= 9) {
+    blocks_wanted = gpu.compute_major == 9 ? 4 : 3;
   }
   // Two waves and the output of one are in the second-level cache at a time.
   constexpr int64_t cache_share = 3;

@@ -87,7 +87,7 @@ struct StreamNumbers {
   int64_t wave_units = 1;
   int64_t units_per_sample = 1;
   int64_t tiles_of_unit = 1;
-  bool has_operands = false;
+  int blocks_wanted = 2;  // that a multiprocessor should have room for
 
   // `bytes_of_element`: what both passes read of an element.
   StreamNumbers(const TailShape& shape, int64_t bytes_of_element, const Gpu& gpu);
@@ -97,9 +97,6 @@ struct StreamNumbers {
   // `struct Numbers` and the walk's type.
   std::string source() const;
   std::string describe() const;
-  // Blocks that a multiprocessor should have room for: 64 registers a thread, where operands and
-  // values of several channels do not take more.
-  int blocks_wanted() const { return has_operands || order == Order::interleaved ? 2 : 4; }
   // Floats that sums of `count` values a row need in shared memory.
   int64_t scratch_floats(int64_t count) const;
 };

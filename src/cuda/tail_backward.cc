@@ -125,7 +125,7 @@ class TailBackward final : public BackwardKernel {
             "#include \"tail_backward.cuh\"\n" + tail_source(problem_) + numbers_.source() +
                 "using Agent = onepass::TailBackward<onepass::Tail, Numbers, Walk>;\n"
                 "extern \"C\" __global__ void __launch_bounds__(" +
-                std::to_string(numbers_.threads) + ", " + std::to_string(numbers_.blocks_wanted()) +
+                std::to_string(numbers_.threads) + ", " + std::to_string(numbers_.blocks_wanted) +
                 ") onepass_tail_backward(const __grid_constant__ Agent::Parameters p) {\n"
                 "  extern __shared__ float scratch[];\n"
                 "  Agent{p, scratch}.run();\n"

@@ -77,7 +77,7 @@ class TailStreamed final : public Kernel {
             "#include \"tail_streamed.cuh\"\n" + tail_source(problem_) + numbers_.source() +
                 "using Agent = onepass::TailStreamed<onepass::Tail, Numbers, Walk>;\n"
                 "extern \"C\" __global__ void __launch_bounds__(" +
-                std::to_string(numbers_.threads) + ", " + std::to_string(numbers_.blocks_wanted()) +
+                std::to_string(numbers_.threads) + ", " + std::to_string(numbers_.blocks_wanted) +
                 ") onepass_tail_streamed(const __grid_constant__ Agent::Parameters p) {\n"
                 "  extern __shared__ float scratch[];\n"
                 "  Agent{p, scratch}.run();\n"

@@ -179,10 +179,10 @@ StreamNumbers::StreamNumbers(const TailShape& shape, int64_t bytes_of_element, c
     unit_elements = shape.channels * shape.spatial;
     tiles_of_unit = pieces;
   }
-  // As many as the compiler has registers for without spilling: 64 a thread on sm_90, 80 before, more after
-  // it and where operands or values of several channels take them.
+  // As many as the compiler has registers for without spilling: 64 a thread on sm_90 for tiles of one
+  // row, 80 for others and before, more after it and where operands or values of several channels take them.
   if (order == Order::planar && !shape.parts.has_operands() && gpu.compute_major <= 9) {
-    blocks_wanted = gpu.compute_major == 9 ? 4 : 3;
+    blocks_wanted = gpu.compute_major == 9 && rows_per_tile == 1 ? 4 : 3;
   }
   // Two waves and the output of one are in the second-level cache at a time.
   constexpr int64_t cache_share = 3;

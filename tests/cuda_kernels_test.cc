@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
-#include <regex>
 #include <thread>
 
 #include "cuda/gpu.h"
@@ -78,12 +77,20 @@ const std::map<std::string, Assembled> limits{
     {"direct", {64, 0}},           // 1,024
 };
 
+// The number that stands before `words`; -1 where they do not occur.
+int number_before(const std::string& text, const std::string& words) {
+  const size_t end = text.find(words);
+  if (end == std::string::npos) return -1;
+  size_t begin = end;
+  while (begin > 0 && text[begin - 1] >= '0' && text[begin - 1] <= '9') --begin;
+  return std::stoi(text.substr(begin, end - begin));
+}
+
 // From "256 of 512 threads, 40 registers and 8 spilled bytes, ..." of explain.
 Assembled assembled(const std::string& explanation) {
-  std::smatch found;
-  const std::regex pattern("([0-9]+) registers(?: and ([0-9]+) spilled bytes)?");
-  if (!std::regex_search(explanation, found, pattern)) throw Error("no registers in:\n" + explanation);
-  return {std::stoi(found[1]), found[2].matched ? std::stoi(found[2]) : 0};
+  const int registers = number_before(explanation, " registers");
+  if (registers < 0) throw Error("no registers in:\n" + explanation);
+  return {registers, std::max(0, number_before(explanation, " spilled bytes"))};
 }
 
 // Plans, which compiles.

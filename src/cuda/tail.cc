@@ -134,6 +134,20 @@ Alignment::Alignment(const TailShape& shape, const TensorSpec& input, const void
   add(aligned_input, input, pointer);
 }
 
+Alignment::Alignment(const TailShape& shape, const Problem& problem, const Arguments& arguments)
+    : Alignment(shape, problem.input, arguments.input) {
+  add(aligned_output, problem.output, arguments.output);
+  for (const int i : shape.parts.tensor_parameters()) {
+    const auto index = static_cast<size_t>(i);
+    add_parameter(aligned_parameter, i, problem.parameters[index], arguments.parameters[index]);
+  }
+}
+
+void Alignment::add_parameter(int bit, int index, const TensorSpec& spec, const void* pointer) {
+  constexpr int most = aligned_gradient - aligned_parameter;  // others count as not aligned
+  if (index < most) add(bit + index, spec, pointer);
+}
+
 void Alignment::add(int bit, const TensorSpec& spec, const void* pointer) {
   const auto bytes = static_cast<uintptr_t>(byte_size(spec.dtype));
   const auto elements = std::min<uintptr_t>(static_cast<uintptr_t>(width_), 16 / bytes);

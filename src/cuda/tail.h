@@ -63,6 +63,10 @@ class Words {
 class Alignment {
  public:
   Alignment(const TailShape& shape, const TensorSpec& input, const void* pointer);
+  // Of a forward call: the input, the output and the tensors that stages read.
+  Alignment(const TailShape& shape, const Problem& problem, const Arguments& arguments);
+  // A parameter of the input's size, or its gradient: `bit` is that of the first one.
+  void add_parameter(int bit, int index, const TensorSpec& spec, const void* pointer);
   void add(int bit, const TensorSpec& spec, const void* pointer);
   int64_t bits() const { return static_cast<int64_t>(bits_); }
   int64_t phase() const { return phase_; }

@@ -68,10 +68,9 @@ class TailBackward final : public BackwardKernel {
     }
     for (const int i : shape_.parts.tensor_parameters()) {
       const auto index = static_cast<size_t>(i);
-      if (i >= 24) continue;
-      alignment.add(aligned_parameter + i, forward.parameters[index], arguments.parameters[index]);
-      alignment.add(aligned_gradient + i, problem_.parameter_gradients[index],
-                    arguments.parameter_gradients[index]);
+      alignment.add_parameter(aligned_parameter, i, forward.parameters[index], arguments.parameters[index]);
+      alignment.add_parameter(aligned_gradient, i, problem_.parameter_gradients[index],
+                              arguments.parameter_gradients[index]);
     }
     Words words;
     words.add(arguments.input);

@@ -4,7 +4,6 @@
 #include <optional>
 #include <sstream>
 
-#include "cuda/kernels/aligned.cuh"
 #include "cuda/tail.h"
 
 namespace onepass {
@@ -129,13 +128,7 @@ class TailResident final : public Kernel {
 
   void launch(const Arguments& arguments, void*, Stream stream) const override {
     if (shape_.elements() == 0) return;
-    Alignment alignment(shape_, problem_.input, arguments.input);
-    alignment.add(aligned_output, problem_.output, arguments.output);
-    for (const int i : shape_.parts.tensor_parameters()) {
-      const auto index = static_cast<size_t>(i);
-      if (i < 24)
-        alignment.add(aligned_parameter + i, problem_.parameters[index], arguments.parameters[index]);
-    }
+    const Alignment alignment(shape_, problem_, arguments);
     Words words;
     words.add(arguments.input);
     words.add(arguments.output);

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <sstream>
 
-#include "cuda/kernels/aligned.cuh"
 #include "cuda/tail.h"
 
 namespace onepass {
@@ -38,13 +37,7 @@ class TailStreamed final : public Kernel {
 
   void launch(const Arguments& arguments, void* workspace, Stream stream) const override {
     if (shape_.elements() == 0) return;
-    Alignment alignment(shape_, problem_.input, arguments.input);
-    alignment.add(aligned_output, problem_.output, arguments.output);
-    for (const int i : shape_.parts.tensor_parameters()) {
-      const auto index = static_cast<size_t>(i);
-      if (i < 24)
-        alignment.add(aligned_parameter + i, problem_.parameters[index], arguments.parameters[index]);
-    }
+    const Alignment alignment(shape_, problem_, arguments);
     Words words;
     words.add(arguments.input);
     words.add(arguments.output);

@@ -77,13 +77,14 @@ const std::map<std::string, Assembled> limits{
     {"direct", {64, 0}},           // 1,024
 };
 
-// The number that stands before `words`; -1 where they do not occur.
+// The number that stands before `words` where they first follow one; -1 where they never do.
 int number_before(const std::string& text, const std::string& words) {
-  const size_t end = text.find(words);
-  if (end == std::string::npos) return -1;
-  size_t begin = end;
-  while (begin > 0 && text[begin - 1] >= '0' && text[begin - 1] <= '9') --begin;
-  return std::stoi(text.substr(begin, end - begin));
+  for (size_t end = text.find(words); end != std::string::npos; end = text.find(words, end + 1)) {
+    size_t begin = end;
+    while (begin > 0 && text[begin - 1] >= '0' && text[begin - 1] <= '9') --begin;
+    if (begin < end) return std::stoi(text.substr(begin, end - begin));
+  }
+  return -1;
 }
 
 // From "256 of 512 threads, 40 registers and 8 spilled bytes, ..." of explain.

@@ -160,7 +160,7 @@ void expect_refusal(const std::string& row, const std::string& text, const std::
 TEST(CudaKernels, RowsRefuseArchitecturesTheyDoNotHave) {
   for (const std::string architecture : {"sm_80", "sm_86", "sm_89", "sm_120"}) {
     expect_refusal("tail_staged", "swish | group_norm(4) | hardswish @ 128x16x31x63x63", architecture,
-                   "bulk copies need");
+                   "it needs bulk copies and clusters");
     // 123,039 elements: more than the registers of one block hold, and there are no clusters.
     expect_refusal("tail_resident", "swish | group_norm(4) | hardswish @ 8x16x31x31x32", architecture,
                    "does not fit the registers of 1 block");

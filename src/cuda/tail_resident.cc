@@ -93,7 +93,9 @@ std::string refusal(const Problem& problem, bool staged) {
     return "a group has " + std::to_string(shape.group_channels()) + " channels, at most " +
            std::to_string(most_group_channels) + " fit";
   }
-  if (staged && !gpu_of(problem.device).has_clusters()) return "bulk copies need sm_90 or newer";
+  if (staged && !gpu_of(problem.device).has_clusters()) {
+    return "it needs bulk copies and clusters, which are not used on " + gpu_of(problem.device).architecture;
+  }
   if (staged && shape.width == 1) return "a slab of a few elements has no 16 bytes to copy";
   if (!find_numbers(problem, staged)) {
     return "a slab of " + std::to_string(shape.slab_elements()) + " elements does not fit the registers of " +

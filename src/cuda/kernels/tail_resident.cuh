@@ -49,6 +49,12 @@ __device__ __forceinline__ void copy(void* to, const void* from, uint32 bytes, u
       : "memory");
 }
 
+// What this thread has read of shared memory is read before a bulk copy that is asked for later overwrites
+// it.
+__device__ __forceinline__ void release_to_copies() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
 __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
@@ -337,6 +343,10 @@ struct TailResident {
           packed.unpack(h[i]);
           one(i);
         });
+#if __CUDA_ARCH__ >= 900
+        // A barrier of the warp alone lets loads be under way still when the copy begins.
+        barrier::release_to_copies();
+#endif
         __syncwarp();
         ask(ring, ring.slot, slabs, clusters, block);
         if (++ring.slot == slots) {

@@ -55,6 +55,14 @@ const std::vector<Kernel>& kernels() {
       {"tail_backward",
        "prelu(per=channel) | group_norm(2) | channel_mul(per=sample) | residual_add @ 8x24x40x41", tuned},
       {"tail_backward", "residual_add | group_norm(3) | mish | prelu @ 8x24x7x9 f16 nhwc", tuned},
+      // Means in one pass, two passes over classes of a transposed convolution, no norm; chunks of channels.
+      {"thin_cores", "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 1024x3x16x32x32 tf32", all},
+      {"thin_cores", "conv_transpose3d(3,16,k=3,s=2) | swish | group_norm(4) | hardswish @ 128x3x16x32x32",
+       all},
+      {"thin_cores", "conv2d(3,64,k=7,s=2,p=3) | prelu(per=channel) | residual_add @ 4x3x65x64 bf16 nhwc",
+       tuned_and_oldest},
+      {"thin_cores",
+       "conv1d(4,5,k=9,d=2) | channel_mul(per=sample) | group_norm(5) | gelu | mean @ 8x4x300 f16", tuned},
       {"direct", "conv_transpose3d(3,16,k=3,s=2,p=1) @ 8x3x16x32x32", all},
       {"direct", "conv2d(64,32,k=3,p=same,d=2,groups=4,bias=false) @ 8x64x33x35 bf16 nhwc", tuned},
   };
@@ -74,6 +82,7 @@ const std::map<std::string, Assembled> limits{
     {"tail_staged", {128, 0}},     // 512
     {"tail_streamed", {128, 16}},  // 512
     {"tail_backward", {128, 16}},  // 512
+    {"thin_cores", {128, 0}},      // 512
     {"direct", {64, 0}},           // 1,024
 };
 
@@ -170,6 +179,11 @@ TEST(CudaKernels, RowsRefuseArchitecturesTheyDoNotHave) {
     expect_refusal("tail_resident", "relu @ 2x3x4x5", architecture, "no norm");
     expect_refusal("tail_streamed", "conv2d(3,4) @ 2x3x4x5", architecture, "has a convolution");
     expect_refusal("tail_backward", "conv2d(3,4) @ 2x3x4x5", architecture, "has a convolution");
+    expect_refusal("thin_cores", "relu @ 2x3x4x5", architecture, "no convolution");
+    expect_refusal("thin_cores", "conv2d(4,8,groups=2) @ 2x4x9x9", architecture, "has groups");
+    expect_refusal("thin_cores", "conv2d(60,8) @ 2x60x9x9", architecture, "more than 512 terms");
+    expect_refusal("thin_cores", "conv2d(3,65) @ 2x3x9x9", architecture, "more than 64 output channels");
+    expect_refusal("thin_cores", "conv2d(3,8) @ 2x3x9x9 f64", architecture, "f64");
     expect_refusal("direct", "relu @ 2x3x4x5 f64", architecture, "f64");
   }
 }

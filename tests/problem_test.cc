@@ -133,13 +133,26 @@ TEST(ProblemText, WhatIsNotDenseOrOfAnotherTypeIsShown) {
   EXPECT_EQ(problem.text(), "group_norm(1) @ 2x3x4 f32 (input strides 100x10x2, output f16, norm_bias f64)");
 }
 
+TEST(ProblemText, Tf32IsAPrecisionOfF32OnAGpu) {
+  const std::string text = "conv2d(3,8,k=3) @ 2x3x9x9 tf32 nhwc";
+  const Problem problem = Problem::parse(text, Device::cuda_architecture("sm_90a"));
+  EXPECT_EQ(problem.precision, Precision::tf32);
+  EXPECT_EQ(problem.input.dtype, DType::f32);
+  EXPECT_EQ(problem.text(), text);
+  EXPECT_EQ(refusal([&] { Problem::parse(text); }),
+            "conv2d(3,8,k=3): tf32 is a precision of f32 convolutions on a GPU, cpu f32 has none");
+  EXPECT_NE(
+      refusal([] { Problem::parse("relu @ 2x3 tf32", Device::cuda_architecture("sm_90a")); }).find("tf32"),
+      std::string::npos);
+}
+
 TEST(ProblemText, StringsThatAreNoProblemAreRefused) {
   EXPECT_EQ(refusal([] { Problem::parse("relu"); }),
             "problem 'relu': the sizes are missing, write BLOCK @ SIZES as in \"relu @ 2x3x9x9\"");
   EXPECT_EQ(refusal([] { Problem::parse("relu @ "); }),
             "problem 'relu @': the sizes are missing, write BLOCK @ SIZES as in \"relu @ 2x3x9x9\"");
   const std::string rule =
-      " is not accepted after the sizes, only one of f32, f16, bf16 and f64 and one of nchw and nhwc";
+      " is not accepted after the sizes, only one of f32, tf32, f16, bf16 and f64 and one of nchw and nhwc";
   EXPECT_EQ(refusal([] { Problem::parse("relu @ 2x3 f8"); }), "problem 'relu @ 2x3 f8': 'f8'" + rule);
   EXPECT_EQ(refusal([] { Problem::parse("relu @ 2x3 f32 f16"); }),
             "problem 'relu @ 2x3 f32 f16': 'f16'" + rule);

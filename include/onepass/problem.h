@@ -30,18 +30,24 @@ struct ONEPASS_API Device {
   bool operator==(const Device&) const = default;
 };
 
+// How a convolution multiplies f32 operands. tf32: rounded to nearest even at 10 bits first, or more exactly;
+// its sums are f32 all the same.
+enum class Precision : uint8_t { f32, tf32 };
+
 struct ONEPASS_API Problem {
   Block block;
   TensorSpec input;
   TensorSpec output;
   std::vector<TensorSpec> parameters;  // one for each of block.parameters(input.sizes)
   Device device;
+  Precision precision = Precision::f32;
 
   // All tensors dense, of one type and layout. Throws Error where the block cannot take the input.
   Problem(Block block, Shape input_sizes, DType dtype = DType::f32, Device device = Device::cpu(),
           Layout layout = Layout::nchw);
 
-  // The problem string "BLOCK @ SIZES [DTYPE] [LAYOUT]": "conv2d(3,8) | relu @ 2x3x9x9 bf16 nhwc".
+  // The problem string "BLOCK @ SIZES [DTYPE] [LAYOUT]": "conv2d(3,8) | relu @ 2x3x9x9 bf16 nhwc". "tf32" as
+  // DTYPE is f32 with that precision, on a GPU alone.
   static Problem parse(std::string_view text, Device device = Device::cpu());
   // Throws Error unless the specs have the shapes the block gives them and can be addressed.
   void validate() const;

@@ -149,20 +149,27 @@ Problem Problem::parse(std::string_view text, Device device) {
   }
   std::optional<DType> dtype;
   std::optional<Layout> layout;
+  Precision precision = Precision::f32;
   for (size_t i = 1; i < specification.size(); ++i) {
     const std::string_view word = specification[i];
     if (!dtype && (word == "f32" || word == "f16" || word == "bf16" || word == "f64")) {
       dtype = parse_dtype(word);
+    } else if (!dtype && word == "tf32") {
+      dtype = DType::f32;
+      precision = Precision::tf32;
     } else if (!layout && (word == "nchw" || word == "nhwc")) {
       layout = parse_layout(word);
     } else {
-      throw Error(
-          "problem '" + excerpt(text) + "': '" + excerpt(word) +
-          "' is not accepted after the sizes, only one of f32, f16, bf16 and f64 and one of nchw and nhwc");
+      throw Error("problem '" + excerpt(text) + "': '" + excerpt(word) +
+                  "' is not accepted after the sizes, only one of f32, tf32, f16, bf16 and f64 and one of "
+                  "nchw and nhwc");
     }
   }
-  return {Block::parse(text.substr(0, at)), parse_shape(specification[0]), dtype.value_or(DType::f32),
-          std::move(device), layout.value_or(Layout::nchw)};
+  Problem problem(Block::parse(text.substr(0, at)), parse_shape(specification[0]), dtype.value_or(DType::f32),
+                  std::move(device), layout.value_or(Layout::nchw));
+  problem.precision = precision;
+  problem.validate();
+  return problem;
 }
 
 void Problem::validate() const {
@@ -179,6 +186,11 @@ void Problem::validate() const {
     check_spec(expected[i].name, parameters[i], expected[i].sizes);
     if (!is_tensor_operand(block, expected[i])) check_contiguous(expected[i].name, parameters[i]);
   }
+  if (precision == Precision::tf32 &&
+      (device.kind != Device::Kind::cuda || block.conv() == nullptr || input.dtype != DType::f32)) {
+    throw Error(block.text() + ": tf32 is a precision of f32 convolutions on a GPU, " + device.text() + ' ' +
+                std::string(name(input.dtype)) + " has none");
+  }
   if (device.threads < 1 || device.threads > max_threads) {
     throw Error("device: threads is " + std::to_string(device.threads) + ", must be 1 to " +
                 std::to_string(max_threads));
@@ -190,7 +202,8 @@ std::string Problem::text() const {
   const auto from_nchw = differences(*this, Layout::nchw);
   const auto from_nhwc = differences(*this, Layout::nhwc);
   const bool nhwc = from_nhwc.size() < from_nchw.size();
-  std::string text = block.text() + " @ " + to_string(input.sizes) + ' ' + std::string(name(input.dtype));
+  std::string text = block.text() + " @ " + to_string(input.sizes) + ' ' +
+                     (precision == Precision::tf32 ? "tf32" : std::string(name(input.dtype)));
   if (nhwc) text += " nhwc";
   std::string listed;
   for (const std::string& item : nhwc ? from_nhwc : from_nchw) listed += (listed.empty() ? "" : ", ") + item;

@@ -186,7 +186,10 @@ class ChainWriter {
 class TailWriter {
  public:
   TailWriter(const Problem& problem, const BackwardProblem* backward)
-      : problem_(problem), backward_(backward), parts_(problem.block, problem.input.sizes) {}
+      : problem_(problem),
+        backward_(backward),
+        shape_(problem.block.conv_output_shape(problem.input.sizes)),
+        parts_(problem.block, problem.input.sizes) {}
 
   std::string text() {
     out_ << "namespace onepass {\n\n"
@@ -197,12 +200,12 @@ class TailWriter {
          << "  using Before = onepass::Before;\n  using After = onepass::After;\n"
          << "  using Input = " << type(problem_.input) << ";\n  using Output = " << type(problem_.output)
          << ";\n";
-    const int64_t channels = problem_.input.sizes[1];
+    const int64_t channels = shape_[1];
     const int64_t groups = parts_.norm ? parts_.norm->group_count(channels) : 1;
     constant("int", "parameters", std::to_string(problem_.parameters.size()));
     constant("int", "channels", std::to_string(channels));
     constant("int", "group_channels", std::to_string(channels / groups));
-    constant("int64", "spatial", std::to_string(spatial_elements(problem_.input.sizes)));
+    constant("int64", "spatial", std::to_string(spatial_elements(shape_)));
     constant("bool", "has_norm", parts_.norm ? "true" : "false");
     constant("bool", "has_affine", parts_.norm_weight >= 0 ? "true" : "false");
     constant("bool", "has_mean", parts_.mean ? "true" : "false");
@@ -287,6 +290,7 @@ class TailWriter {
 
   const Problem& problem_;
   const BackwardProblem* backward_;
+  Shape shape_;  // of what the tail works on: the convolution's output, where there is one
   TailParts parts_;
   std::ostringstream out_;
 };

@@ -14,7 +14,7 @@ namespace onepass::cuda {
 // dimensions.
 enum class Order : uint8_t { planar, interleaved };
 
-// What the stages of a block without convolution are to a kernel.
+// What the stages of a block after its convolution are to a kernel.
 struct TailParts {
   struct Stage {
     Pointwise pointwise;
@@ -52,7 +52,8 @@ struct BackwardWork {
 
 int64_t spatial_elements(const Shape& shape);
 
-// `struct Before`, `struct After` and `struct Tail` of a forward problem.
+// `struct Before`, `struct After` and `struct Tail` of a forward problem: of what follows the convolution,
+// where there is one. `Tail::Input` is the type of the problem's input all the same.
 std::string tail_source(const Problem& problem);
 // The same with gradients.
 std::string tail_source(const BackwardProblem& problem);

@@ -75,6 +75,7 @@ class BoundedForward {
   BoundedForward(const Problem& problem, const std::vector<double>& input,
                  const std::vector<std::vector<double>>& parameters)
       : arithmetic_(problem.output.dtype),
+        truncates_(problem.precision == Precision::tf32),
         input_(input),
         parameters_(parameters),
         input_sizes_(problem.input.sizes),
@@ -112,8 +113,8 @@ class BoundedForward {
     const auto terms = static_cast<double>(reference::weight_elements(conv) / conv.out_channels + 1);
     for (size_t i = 0; i < values_.size(); ++i) {
       const double walk = std::sqrt(bounds_[i]) + std::abs(values_[i]);
-      set_bound(i, 0,
-                conv_factor * arithmetic_.roundoff * std::sqrt(terms) * walk + terms * arithmetic_.underflow);
+      const double roundings = conv_factor * std::sqrt(terms) + (truncates_ ? terms / 2 : 0);
+      set_bound(i, 0, roundings * arithmetic_.roundoff * walk + terms * arithmetic_.underflow);
     }
   }
 
@@ -215,6 +216,7 @@ class BoundedForward {
   }
 
   Arithmetic arithmetic_;
+  bool truncates_;
   const std::vector<double>& input_;
   const std::vector<std::vector<double>>& parameters_;
   size_t used_parameters_ = 0;

@@ -117,6 +117,16 @@ std::vector<double> random_tensor(const TensorSpec& spec, Distribution distribut
   return as_stored(spec, values);
 }
 
+double round_to_tf32(double value) {
+  if (!std::isfinite(value) || value == 0) return value;
+  constexpr int bits = 11;              // with the leading one
+  constexpr int least_exponent = -125;  // of a normal number, as frexp has it
+  int exponent = 0;
+  std::frexp(value, &exponent);
+  const int unit = std::max(exponent, least_exponent) - bits;
+  return round_to(DType::f32, std::ldexp(std::nearbyint(std::ldexp(value, -unit)), unit));
+}
+
 Operands random_operands(const Problem& problem, Distribution distribution, uint64_t seed) {
   Operands operands;
   operands.input = random_tensor(problem.input, distribution, 1, seed);
@@ -129,6 +139,10 @@ Operands random_operands(const Problem& problem, Distribution distribution, uint
     operands.parameters.push_back(random_tensor(spec, is_tensor ? distribution : Distribution::normal,
                                                 is_weight ? weight_scale(*problem.block.conv()) : 1,
                                                 seed + i + 1));
+  }
+  if (problem.precision == Precision::tf32) {
+    for (double& value : operands.input) value = round_to_tf32(value);
+    for (double& value : operands.parameters[0]) value = round_to_tf32(value);
   }
   return operands;
 }
@@ -295,6 +309,7 @@ int64_t slab_count(const Problem& problem) {
 std::vector<float> reference_statistics(const Problem& problem, const Operands& operands) {
   Problem on_cpu = problem;
   on_cpu.device = Device::cpu();
+  on_cpu.precision = Precision::f32;
   SerialExecutor executor;
   return run(plan(on_cpu, {"reference", ""}), operands, executor, {.statistics = true}).statistics;
 }

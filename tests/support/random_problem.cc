@@ -227,6 +227,19 @@ Problem random_problem(uint64_t seed, Device device) {
   return problem;
 }
 
+Problem random_thin_problem(uint64_t seed, Device device) {
+  Dice dice(seed);
+  for (;;) {
+    Problem problem = random_dense_problem(dice, device, 1);
+    const Conv& conv = *problem.block.conv();
+    int64_t terms = conv.in_channels;
+    for (const int64_t size : conv.kernel) terms *= size;
+    if (conv.groups != 1 || terms > 512 || conv.out_channels > 64) continue;
+    if (problem.input.dtype == DType::f32 && dice.chance(0.6)) problem.precision = Precision::tf32;
+    return problem;
+  }
+}
+
 namespace {
 
 BackwardProblem random_backward(Dice& dice, Problem forward) {

@@ -10,6 +10,8 @@ namespace onepass::testing {
 
 // The same seed gives the same problem. At most 300,000 multiply-adds and 20,000 elements in any tensor.
 Problem random_problem(uint64_t seed, Device device = Device::cpu());
+// A dense one of a thin convolution (at most 512 terms and 64 channels, no groups), in any precision.
+Problem random_thin_problem(uint64_t seed, Device device);
 // The backward of a random block without a convolution: gradients of other types and strides, some not
 // wanted.
 BackwardProblem random_tail_backward(uint64_t seed, Device device = Device::cpu());

@@ -1,0 +1,424 @@
+// A thin convolution and all that follows it in one launch, its output in no memory.
+//
+//   pass 1   x -> convolution -> before-chain -> moments of each channel's tiles; the last block of a sample
+//            merges them
+//   pass 2   x -> convolution -> before-chain -> norm -> after-chain -> y, or its sums where the block ends
+//   in
+//            a mean
+//
+// Pass 1 is left out without a norm, pass 2 where a mean follows the norm directly. Work is taken by ticket
+// as in tail_streamed.cuh: pass 1 of a wave of samples, then pass 2 of the wave before. Moves x once or twice
+// and y once.
+//
+// `Convolution` is the problem's, generated (src/cuda/thin.cc); so is `Tail`. Three parts make a kernel:
+//   Mainloop   computes a tile of a sample's sums and hands them to an epilogue, fragment by fragment. It
+//   says
+//              how a warp's lanes share them: Mainloop::team neighbouring lanes have the same channels.
+//   Epilogue   MomentsEpilogue or ApplyEpilogue: the chain, and what becomes of its values.
+//   Thin       the tickets, and what the last block of a sample does.
+#pragma once
+
+#include "tail.cuh"
+
+namespace onepass {
+
+template <int Count>
+struct ThinParameters {
+  const void* input;
+  void* output;
+  float* statistics;   // [batch][groups][2]: mean, 1 / deviation
+  uint32* control;     // zero: a ticket, then two counters and a flag for each sample
+  float* parts;        // of channels, for each tile: count, mean, M2
+  float* sums;         // of channels, for each tile
+  const uint32* only;  // where not null: a word for each sample, those with zero are left out
+  int64 batch;
+  int64 wave_samples;
+  const void* parameter[Count > 0 ? Count : 1];
+
+  // Elements go one by one.
+  __device__ __forceinline__ bool is_aligned(int) const { return false; }
+};
+
+// To nearest, ties to even, at 10 bits; what is not finite stays.
+__device__ __forceinline__ float round_to_tf32(float x) {
+#if __CUDA_ARCH__ >= 900
+  uint32 bits;
+  asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+  return __uint_as_float(bits);
+#else
+  const uint32 bits = __float_as_uint(x);
+  const uint32 rounded = (bits + 0xfffu + (bits >> 13 & 1u)) & ~0x1fffu;
+  return (bits & 0x7f800000u) == 0x7f800000u ? x : __uint_as_float(rounded);
+#endif
+}
+
+// One class of a dimension; `r` is the same in all threads.
+template <class Convolution>
+struct ThinClass {
+  using C = Convolution;
+  int r[3];
+  int first[3];
+  int base[3];
+  int count[3];
+  int positions[3];
+
+  // Classes are numbered with the last dimension's running fastest.
+  explicit __device__ __forceinline__ ThinClass(int index) {
+#pragma unroll
+    for (int d = 2; d >= 0; --d) {
+      constexpr int one = 1;
+      const int of_dimension = static_cast<int>(C::classes(d));
+      r[d] = of_dimension == one ? 0 : index % of_dimension;
+      index /= of_dimension;
+      first[d] = static_cast<int>(C::first(d, r[d]));
+      base[d] = static_cast<int>(C::base(d, r[d]));
+      count[d] = static_cast<int>(C::count(d, r[d]));
+      positions[d] = static_cast<int>(C::positions(d, r[d]));
+    }
+  }
+
+  __device__ __forceinline__ int all_positions() const { return positions[0] * positions[1] * positions[2]; }
+
+  // Position `flat` of the class, with the last dimension running fastest.
+  __device__ __forceinline__ void split(int flat, int (&j)[3]) const {
+    const auto rest = static_cast<unsigned>(flat) / static_cast<unsigned>(positions[2]);
+    j[2] = flat - static_cast<int>(rest) * positions[2];
+    j[0] = static_cast<int>(rest / static_cast<unsigned>(positions[1]));
+    j[1] = static_cast<int>(rest) - j[0] * positions[1];
+  }
+
+  // Where the output of a position lies in its channel.
+  __device__ __forceinline__ int output_offset(const int (&j)[3]) const {
+    int offset = 0;
+#pragma unroll
+    for (int d = 0; d < 3; ++d)
+      offset += (r[d] + static_cast<int>(C::classes(d)) * j[d]) * static_cast<int>(C::stride(d + 2));
+    return offset;
+  }
+};
+
+// Which of a fragment's positions are the tile's: all, or those with a bit.
+struct Mask {
+  uint32 bits;
+};
+__device__ __forceinline__ bool has(int i, Mask mask) { return mask.bits >> i & 1u; }
+__device__ __forceinline__ bool has(int, All) { return true; }
+
+// What a mainloop does with its sums:
+//   Epilogue epilogue{p, scratch, n}
+//   auto rows = epilogue.begin(channel, in_range): a thread's rows are these channels; one that is not in
+//   range
+//     has a valid channel all the same, and nothing becomes of its values
+//   epilogue.take(rows, h, offset, which): h[row][position], offset[position] in a channel, All or a Mask
+//   epilogue.template finish<team>(rows): every thread of the block; the lanes of a team have the same
+//   channels epilogue.store(tile): once, when all channels are finished
+template <class Convolution, class Tail, class Numbers>
+struct MomentsEpilogue {
+  using Parameters = ThinParameters<Tail::parameters>;
+  using Before = typename Tail::Before;
+  const Parameters& p;
+  float* scratch;  // 3 * Numbers::warps * Tail::channels floats
+  int64 n;
+
+  template <int Rows>
+  struct State {
+    ChannelValues<Before, 1> before[Rows];
+    int channel[Rows];
+    bool in_range[Rows];
+    int64 row_offset[Rows];
+    float count = 0.0f;
+    float mean[Rows] = {};
+    float m2[Rows] = {};
+  };
+
+  template <int Rows>
+  __device__ __forceinline__ State<Rows> begin(const int (&channel)[Rows],
+                                               const bool (&in_range)[Rows]) const {
+    State<Rows> rows;
+#pragma unroll
+    for (int r = 0; r < Rows; ++r) {
+      rows.channel[r] = channel[r];
+      rows.in_range[r] = in_range[r];
+      rows.before[r].load(p, n, channel[r]);
+      rows.row_offset[r] = n * Convolution::stride(0) + channel[r] * Convolution::stride(1);
+    }
+    return rows;
+  }
+
+  template <int Rows, int Count, class Which>
+  __device__ __forceinline__ void take(State<Rows>& rows, float (&h)[Rows][Count], const int (&offset)[Count],
+                                       Which which) const {
+#pragma unroll
+    for (int r = 0; r < Rows; ++r) {
+#pragma unroll
+      for (int i = 0; i < Count; ++i) {
+        if (!has(i, which)) continue;
+        typename Before::template Tensors<1> tensors;
+        tensors.load(p, rows.row_offset[r] + offset[i]);
+        h[r][i] = Before::value(h[r][i], rows.before[r].value[0], tensors, 0);
+      }
+    }
+    float added = Count;
+    if constexpr (!is_same<Which, All>) added = static_cast<float>(__popc(which.bits));
+    if (!is_same<Which, All> && added == 0.0f) return;
+    const float total = rows.count + added;
+    const float per_added = is_same<Which, All> ? 1.0f / Count : pointwise::reciprocal_fast(added);
+    const float weight = added * pointwise::reciprocal_fast(total);
+    const float spread = rows.count * weight;
+#pragma unroll
+    for (int r = 0; r < Rows; ++r) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int i = 0; i < Count; ++i) sum += has(i, which) ? h[r][i] : 0.0f;
+      const float mean = Count == 1 ? h[r][0] : sum * per_added;
+      float m2 = 0.0f;
+      if constexpr (Count > 1) {
+#pragma unroll
+        for (int i = 0; i < Count; ++i) {
+          const float distance = has(i, which) ? h[r][i] - mean : 0.0f;
+          m2 = fmaf(distance, distance, m2);
+        }
+      }
+      const float distance = mean - rows.mean[r];
+      rows.mean[r] = fmaf(distance, weight, rows.mean[r]);
+      rows.m2[r] = fmaf(distance * distance, spread, rows.m2[r] + m2);
+    }
+    rows.count = total;
+  }
+
+  template <int team, int Rows>
+  __device__ __forceinline__ void finish(State<Rows>& rows) const {
+    constexpr int channels = Tail::channels;
+    const int warp = threadIdx.x / 32;
+    const float count = lanes_sum<team>(rows.count);
+    __syncthreads();  // scratch is free
+#pragma unroll
+    for (int r = 0; r < Rows; ++r) {
+      Moments own{rows.count, rows.mean[r], rows.m2[r]};
+      float mean, m2;
+      team_moments<team, Numbers::threads>(own, count, nullptr, mean, m2);
+      if (rows.in_range[r] && threadIdx.x % team == 0) {
+        float* place = scratch + (warp * channels + rows.channel[r]) * 3;
+        place[0] = count;
+        place[1] = mean;
+        place[2] = m2;
+      }
+    }
+  }
+
+  // After finish() of all channels: the block's moments of each.
+  __device__ __forceinline__ void store(int tile) const {
+    constexpr int channels = Tail::channels;
+    __syncthreads();
+    for (int c = threadIdx.x; c < channels; c += Numbers::threads) {
+      Moments all;
+      for (int warp = 0; warp < Numbers::warps; ++warp) {
+        const float* place = scratch + (warp * channels + c) * 3;
+        if (place[0] > 0.0f) all.merge(place[0], place[1], place[2]);
+      }
+      float* part = p.parts + ((n * channels + c) * Numbers::tiles + tile) * 3;
+      part[0] = all.count;
+      part[1] = all.mean;
+      part[2] = all.m2;
+    }
+  }
+};
+
+template <class Convolution, class Tail, class Numbers>
+struct ApplyEpilogue {
+  using Parameters = ThinParameters<Tail::parameters>;
+  using Before = typename Tail::Before;
+  using After = typename Tail::After;
+  const Parameters& p;
+  float* scratch;  // Numbers::warps * Tail::channels floats
+  int64 n;
+
+  template <int Rows>
+  struct State {
+    ChannelValues<Before, 1> before[Rows];
+    ChannelValues<After, 1> after[Rows];
+    int channel[Rows];
+    bool in_range[Rows];
+    int64 row_offset[Rows];
+    float scale[Rows];
+    float shift[Rows];
+    float sum[Rows] = {};
+  };
+
+  template <int Rows>
+  __device__ __forceinline__ State<Rows> begin(const int (&channel)[Rows],
+                                               const bool (&in_range)[Rows]) const {
+    State<Rows> rows;
+#pragma unroll
+    for (int r = 0; r < Rows; ++r) {
+      rows.channel[r] = channel[r];
+      rows.in_range[r] = in_range[r];
+      const int c = channel[r];
+      rows.before[r].load(p, n, c);
+      rows.after[r].load(p, n, c);
+      rows.row_offset[r] = n * Convolution::stride(0) + c * Convolution::stride(1);
+      if constexpr (Tail::has_norm) {
+        const float* slab =
+            p.statistics + 2 * (n * (Tail::channels / Tail::group_channels) + c / Tail::group_channels);
+        rows.scale[r] = Tail::weight(p, c) * load_shared_by_blocks(slab + 1);
+        rows.shift[r] = fmaf(-load_shared_by_blocks(slab), rows.scale[r], Tail::bias(p, c));
+      }
+    }
+    return rows;
+  }
+
+  template <int Rows, int Count, class Which>
+  __device__ __forceinline__ void take(State<Rows>& rows, float (&h)[Rows][Count], const int (&offset)[Count],
+                                       Which which) const {
+#pragma unroll
+    for (int r = 0; r < Rows; ++r) {
+#pragma unroll
+      for (int i = 0; i < Count; ++i) {
+        if (!has(i, which)) continue;
+        const int64 index = rows.row_offset[r] + offset[i];
+        typename Before::template Tensors<1> before;
+        typename After::template Tensors<1> after;
+        before.load(p, index);
+        after.load(p, index);
+        float value = Before::value(h[r][i], rows.before[r].value[0], before, 0);
+        if constexpr (Tail::has_norm) value = fmaf(value, rows.scale[r], rows.shift[r]);
+        value = After::value(value, rows.after[r].value[0], after, 0);
+        if constexpr (Tail::has_mean) {
+          rows.sum[r] += value;
+        } else if (rows.in_range[r]) {
+          store_one<typename Tail::Output>(p.output, index, value);
+        }
+      }
+    }
+  }
+
+  template <int team, int Rows>
+  __device__ __forceinline__ void finish(State<Rows>& rows) const {
+    if constexpr (Tail::has_mean) {
+      __syncthreads();  // scratch is free
+#pragma unroll
+      for (int r = 0; r < Rows; ++r) {
+        const float sum = lanes_sum<team>(rows.sum[r]);
+        if (rows.in_range[r] && threadIdx.x % team == 0)
+          scratch[threadIdx.x / 32 * Tail::channels + rows.channel[r]] = sum;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store(int tile) const {
+    if constexpr (Tail::has_mean) {
+      __syncthreads();
+      for (int c = threadIdx.x; c < Tail::channels; c += Numbers::threads) {
+        float total = 0.0f;
+        for (int warp = 0; warp < Numbers::warps; ++warp) total += scratch[warp * Tail::channels + c];
+        p.sums[(n * Tail::channels + c) * Numbers::tiles + tile] = total;
+      }
+    }
+  }
+};
+
+template <class Convolution, class Tail, class Numbers, class Mainloop>
+struct Thin {
+  using Parameters = ThinParameters<Tail::parameters>;
+  using MomentsPass = MomentsEpilogue<Convolution, Tail, Numbers>;
+  using ApplyPass = ApplyEpilogue<Convolution, Tail, Numbers>;
+  static constexpr int groups = Tail::channels / Tail::group_channels;
+  static constexpr int first_tiles = Tail::has_norm ? Numbers::tiles : 0;
+  static constexpr int second_tiles = Tail::mean_follows_norm ? 0 : Numbers::tiles;
+
+  const Parameters& p;
+  float* scratch;
+  Mainloop mainloop;
+
+  // --- Between the passes: a warp for each slab of the sample ---
+  __device__ __forceinline__ void finish_moments(int64 n) const {
+    constexpr int per_slab = Tail::group_channels * Numbers::tiles;
+    const int lane = threadIdx.x % 32;
+    for (int g = threadIdx.x / 32; g < groups; g += Numbers::warps) {
+      const int64 slab = n * groups + g;
+      const float* parts = p.parts + slab * per_slab * 3;
+      Moments own;
+      for (int i = lane; i < per_slab; i += 32) {
+        const float count = load_shared_by_blocks(parts + i * 3);
+        if (count > 0.0f)
+          own.merge(count, load_shared_by_blocks(parts + i * 3 + 1),
+                    load_shared_by_blocks(parts + i * 3 + 2));
+      }
+      constexpr float elements = static_cast<float>(Tail::group_channels * Tail::spatial);
+      float mean, m2;
+      team_moments<32, Numbers::threads>(own, elements, nullptr, mean, m2);
+      const float rstd = 1.0f / sqrtf(m2 / elements + Tail::eps);
+      if (lane == 0) {
+        p.statistics[2 * slab] = mean;
+        p.statistics[2 * slab + 1] = rstd;
+      }
+      if constexpr (Tail::mean_follows_norm) {
+        for (int c = lane; c < Tail::group_channels; c += 32) {
+          Moments row;
+          for (int i = 0; i < Numbers::tiles; ++i) {
+            const float* part = parts + (c * Numbers::tiles + i) * 3;
+            const float count = load_shared_by_blocks(part);
+            if (count > 0.0f) row.merge(count, load_shared_by_blocks(part + 1), 0.0f);
+          }
+          const int channel = g * Tail::group_channels + c;
+          const float value =
+              fmaf((row.mean - mean) * rstd, Tail::weight(p, channel), Tail::bias(p, channel));
+          store_one<typename Tail::Output>(p.output, n * Tail::channels + channel, value);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void finish_mean(int64 n) const {
+    constexpr float per_element = 1.0f / static_cast<float>(Tail::spatial);
+    for (int c = threadIdx.x; c < Tail::channels; c += Numbers::threads) {
+      const int64 row = n * Tail::channels + c;
+      double total = 0.0;
+      for (int i = 0; i < Numbers::tiles; ++i)
+        total += load_shared_by_blocks(p.sums + row * Numbers::tiles + i);
+      store_one<typename Tail::Output>(p.output, row, static_cast<float>(total) * per_element);
+    }
+  }
+
+  __device__ __forceinline__ void first(int64 n, int tile, uint32* counters) const {
+    MomentsPass pass{p, scratch, n};
+    mainloop.run(p, n, tile, pass);
+    pass.store(tile);
+    if (arrives_last(counters, Numbers::tiles)) {
+      finish_moments(n);
+      publish(counters + 2, 1u);
+    }
+  }
+
+  __device__ __forceinline__ void second(int64 n, int tile, uint32* counters) const {
+    if constexpr (Tail::has_norm) {
+      if (threadIdx.x == 0) wait_for(counters + 2, 1u);
+      __syncthreads();
+    }
+    ApplyPass pass{p, scratch, n};
+    mainloop.run(p, n, tile, pass);
+    pass.store(tile);
+    if constexpr (Tail::has_mean) {
+      if (arrives_last(counters + 1, Numbers::tiles)) finish_mean(n);
+    }
+  }
+
+  __device__ __forceinline__ void run() const {
+    using Items = Schedule<first_tiles, second_tiles>;
+    const int64 tickets = Items::tickets(p.batch, p.wave_samples);
+    Tickets own(p.control);
+#pragma unroll 1
+    for (int64 ticket = own.take(); ticket < tickets; ticket = own.take()) {
+      const Items item(ticket, p.wave_samples);
+      if (item.unit >= p.batch || (p.only != nullptr && p.only[item.unit] == 0)) continue;
+      uint32* counters = p.control + 4 + item.unit * 4;
+      if (item.is_first) {
+        if constexpr (first_tiles > 0) first(item.unit, item.tile, counters);
+      } else {
+        if constexpr (second_tiles > 0) second(item.unit, item.tile, counters);
+      }
+    }
+  }
+};
+
+}  // namespace onepass

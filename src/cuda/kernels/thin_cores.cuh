@@ -1,0 +1,121 @@
+// The mainloop of a thin convolution on CUDA cores: any kernel, stride, padding, dilation, transposed or not.
+//
+//   y[o, q] = bias[o] + sum over input channels c of (sum over taps t  w[o, c, t] x[c, i(q, t)])
+//
+// A thread computes `channels_at_once` output channels of one position at a time. The weights lie in shared
+// memory as f32, [chunk of channels][c][t][channel]; x comes from memory by way of the first-level cache.
+// Taps that meet no input are left out of the sum.
+#pragma once
+
+#include "thin.cuh"
+
+namespace onepass {
+
+template <class Convolution, class Tail, class Numbers>
+struct CoresMainloop {
+  using C = Convolution;
+  static constexpr int at_once = Numbers::channels_at_once;
+  static constexpr int chunks = (C::channels + at_once - 1) / at_once;
+  static constexpr int team = 32;  // each lane has all channels of a chunk
+  static constexpr int weight_floats = chunks * at_once * C::in_channels * C::taps;
+
+  const float* weights;  // shared
+
+  template <class Parameters>
+  static __device__ __forceinline__ void load_weights(const Parameters& p, float* weights) {
+    for (int i = threadIdx.x; i < weight_floats; i += Numbers::threads) {
+      const int o = i / (at_once * C::in_channels * C::taps) * at_once + i % at_once;
+      const int term = i / at_once % (C::in_channels * C::taps);
+      const int c = term / C::taps;
+      const int t = term % C::taps;
+      const int index =
+          C::transposed ? (c * C::channels + o) * C::taps + t : (o * C::in_channels + c) * C::taps + t;
+      float value = o < C::channels ? load_one<typename C::Weight>(p.parameter[0], index) : 0.0f;
+      if constexpr (C::rounds_to_tf32) value = round_to_tf32(value);
+      weights[i] = value;
+    }
+    __syncthreads();
+  }
+
+  // The sums of `at_once` channels at one position; `sample` is where x of the sample begins, `own` the
+  // chunk's weights.
+  template <class Parameters>
+  __device__ __forceinline__ void convolve(const Parameters& p, int64 sample, const ThinClass<C>& of_class,
+                                           const int (&j)[3], const float* own, float (&sum)[at_once]) const {
+    int begin[3];
+#pragma unroll
+    for (int d = 0; d < 3; ++d) begin[d] = j[d] * static_cast<int>(C::step(d)) + of_class.base[d];
+#pragma unroll 1
+    for (int c = 0; c < C::in_channels; ++c) {
+      float part[at_once] = {};
+#pragma unroll 1
+      for (int m0 = 0; m0 < of_class.count[0]; ++m0) {
+        const int i0 = begin[0] + m0 * static_cast<int>(C::delta(0));
+        if (static_cast<unsigned>(i0) >= static_cast<unsigned>(C::input_size(0))) continue;
+        const int t0 = of_class.first[0] + m0 * static_cast<int>(C::tap_step(0));
+#pragma unroll 1
+        for (int m1 = 0; m1 < of_class.count[1]; ++m1) {
+          const int i1 = begin[1] + m1 * static_cast<int>(C::delta(1));
+          if (static_cast<unsigned>(i1) >= static_cast<unsigned>(C::input_size(1))) continue;
+          const int t1 = of_class.first[1] + m1 * static_cast<int>(C::tap_step(1));
+          const int64 row =
+              sample + c * C::input_stride(1) + i0 * C::input_stride(2) + i1 * C::input_stride(3);
+          const float* w = own +
+                           ((c * static_cast<int>(C::kernel(0)) + t0) * static_cast<int>(C::kernel(1)) + t1) *
+                               static_cast<int>(C::kernel(2)) * at_once +
+                           of_class.first[2] * at_once;
+#pragma unroll 4
+          for (int m2 = 0; m2 < of_class.count[2]; ++m2, w += static_cast<int>(C::tap_step(2)) * at_once) {
+            const int i2 = begin[2] + m2 * static_cast<int>(C::delta(2));
+            if (static_cast<unsigned>(i2) >= static_cast<unsigned>(C::input_size(2))) continue;
+            float x = load_one<typename Tail::Input>(p.input, row + i2 * C::input_stride(4));
+            if constexpr (C::rounds_to_tf32) x = round_to_tf32(x);
+#pragma unroll
+            for (int k = 0; k < at_once; ++k) part[k] = fmaf(w[k], x, part[k]);
+          }
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < at_once; ++k) sum[k] += part[k];
+    }
+  }
+
+  template <class Parameters, class Epilogue>
+  __device__ __forceinline__ void run(const Parameters& p, int64 n, int tile, Epilogue& epilogue) const {
+    constexpr int tiles_of_class = Numbers::tiles_of_class;
+    const ThinClass<C> of_class(tile / tiles_of_class);
+    const int first = tile % tiles_of_class * Numbers::tile_positions;
+    const int all = of_class.all_positions();
+    const int last = first + Numbers::tile_positions < all ? first + Numbers::tile_positions : all;
+#pragma unroll 1
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      int channel[at_once];
+      bool in_range[at_once];
+      float bias[at_once];
+#pragma unroll
+      for (int k = 0; k < at_once; ++k) {
+        in_range[k] = C::channels % at_once == 0 || chunk * at_once + k < C::channels;
+        channel[k] = in_range[k] ? chunk * at_once + k : 0;
+        bias[k] = 0.0f;
+        if constexpr (C::has_bias) bias[k] = load_one<typename C::Bias>(p.parameter[1], channel[k]);
+      }
+      auto rows = epilogue.begin(channel, in_range);
+#pragma unroll 1
+      for (int flat = first + static_cast<int>(threadIdx.x); flat < last; flat += Numbers::threads) {
+        int j[3];
+        of_class.split(flat, j);
+        float sum[at_once] = {};
+        convolve(p, n * C::input_stride(0), of_class, j, weights + chunk * at_once * C::in_channels * C::taps,
+                 sum);
+        float h[at_once][1];
+#pragma unroll
+        for (int k = 0; k < at_once; ++k) h[k][0] = sum[k] + bias[k];
+        const int offset[1] = {of_class.output_offset(j)};
+        epilogue.take(rows, h, offset, All{});
+      }
+      epilogue.template finish<team>(rows);
+    }
+  }
+};
+
+}  // namespace onepass

@@ -1,0 +1,86 @@
+// What the strategies for thin convolutions share: which problems they take, the convolution as dense
+// classes, and its device code.
+//
+// A convolution is thin where a sum has few terms and there are few output channels: the first and last
+// layers of a network. Its output is computed where it is needed, as often as it is needed, and is in no
+// memory.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cuda/tail.h"
+
+namespace onepass::cuda {
+
+// One spatial dimension as dense convolutions ("classes"): an ordinary one is one class, a transposed one of
+// stride s is s of them, of which each meets only its own taps. Output r + classes * j of class r reads
+// inputs
+//   j * step + base(r) + m * delta   by tap   first(r) + m * tap_step,   m < count(r).
+struct ThinAxis {
+  struct Class {
+    int64_t first = 0;
+    int64_t base = 0;
+    int64_t count = 0;
+    int64_t positions = 0;  // values of j
+  };
+  int64_t in = 1;
+  int64_t out = 1;
+  int64_t kernel = 1;
+  int64_t step = 1;
+  int64_t delta = 1;
+  int64_t tap_step = 1;
+  std::vector<Class> classes;
+
+  ThinAxis(const Conv& conv, size_t d, int64_t in, int64_t out);
+  ThinAxis();  // of a dimension the block does not have
+};
+
+struct ThinShape {
+  std::array<ThinAxis, max_spatial_rank> axes;  // a block of rank 1 has two neutral dimensions before its own
+  TailParts parts;
+  int64_t batch = 0;
+  int64_t in_channels = 1;
+  int64_t channels = 1;  // of the output
+  int64_t groups = 1;    // 1 without a norm
+  int64_t taps = 1;
+  int64_t spatial = 1;  // of the output
+
+  explicit ThinShape(const Problem& problem);
+
+  int64_t terms() const { return in_channels * taps; }
+  int64_t classes() const;
+  // Positions of the largest class.
+  int64_t class_positions() const;
+  int64_t slabs() const { return batch * groups; }
+  int64_t rows() const { return batch * channels; }
+  int passes() const { return parts.norm && !parts.mean_follows_norm() ? 2 : 1; }
+};
+
+// The memory between the passes and the words of kernels/thin.cuh's parameter struct.
+class ThinWorkspace {
+ public:
+  // `tiles`: of a sample.
+  ThinWorkspace(const ThinShape& shape, int64_t tiles);
+
+  size_t bytes() const { return regions_.total(); }
+  // Clears what must be zero, then launches. `only`: kernels/thin.cuh.
+  void launch(const Function& function, uint32_t blocks, const Problem& problem, const Arguments& arguments,
+              void* workspace, const void* only, int64_t wave_samples, Stream stream) const;
+
+ private:
+  int64_t batch_;
+  int64_t control_bytes_;
+  Regions regions_;
+  size_t control_ = 0, parts_ = 0, sums_ = 0, statistics_ = 0;
+};
+
+// Why no kernel for thin convolutions can take the problem; empty where one can.
+std::string thin_refusal(const Problem& problem);
+
+// `struct Convolution`, as kernels/thin.cuh expects it.
+std::string thin_source(const Problem& problem, const ThinShape& shape);
+
+}  // namespace onepass::cuda

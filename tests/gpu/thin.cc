@@ -1,0 +1,219 @@
+// Thin convolutions with all that follows them, on a GPU, by every row and in every mode, against the
+// reference.
+#include <algorithm>
+#include <cmath>
+#include <iostream>
+#include <limits>
+
+#include "gpu/pool.h"
+#include "onepass/onepass.h"
+#include "support/random_problem.h"
+#include "support/settings.h"
+
+namespace onepass::testing {
+namespace {
+
+using Thin = GpuTest;
+
+const Device gpu = Device::cuda();
+
+constexpr const char* modes[] = {"f32", "tf32", "f16", "bf16"};
+
+// Sizes that are no multiple of anything, every kind of chain, both orders.
+constexpr const char* blocks[] = {
+    // The workloads, small.
+    "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 5x3x7x13x11 ",
+    "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 2x3x16x32x32 ",
+    "conv_transpose3d(3,16,k=3,s=2) | swish | group_norm(4) | hardswish @ 2x3x5x9x7 ",
+    "conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish @ 3x3x4x8x10 ",
+    // One, two and three dimensions; strides, padding, dilation.
+    "conv1d(1,8,k=5) | relu @ 3x1x97 ",
+    "conv1d(4,12,k=3,s=2,p=1) | group_norm(3) | gelu @ 4x4x133 ",
+    "conv1d(2,64,k=9,d=3,p=4) | instance_norm(affine=true) | mean @ 3x2x80 ",
+    "conv2d(3,64,k=7,s=2,p=3,bias=false) | group_norm(32) | relu @ 2x3x33x31 ",
+    "conv2d(3,32,k=3,p=same) | group_norm(8) | silu | mean @ 3x3x17x19 ",
+    "conv2d(1,9,k=2) | mean @ 4x1x23x5 ",
+    "conv2d(5,7,k=3,s=3,d=2,p=2) | swish | mean @ 2x5x29x31 ",
+    "conv2d(8,24,k=4,s=2) | prelu(per=channel) | instance_norm | channel_add(per=sample) @ 2x8x18x21 ",
+    "conv2d(4,16,k=1) | group_norm(1) | tanh @ 3x4x15x16 ",
+    "conv2d(2,17,k=5,p=2) | channel_mul(per=sample) | group_norm(17) | residual_add | relu @ 2x2x13x14 ",
+    "conv3d(1,8,k=3,p=1) | leaky_relu(0.1) | group_norm(2) | mish @ 2x1x6x7x9 ",
+    "conv3d(4,33,k=2,s=2) | gelu | group_norm(3) | mean @ 3x4x8x9x11 ",
+    "conv3d(2,5,k=3,d=2) | hardswish | mean @ 2x2x9x8x7 ",
+    // Transposed ones: classes without taps, more output than input, dilation that meets no tap.
+    "conv_transpose1d(3,8,k=2,s=3) | swish @ 3x3x41 ",
+    "conv_transpose1d(2,16,k=4,s=2,p=1) | group_norm(4) | relu @ 4x2x63 ",
+    "conv_transpose2d(3,8,k=4,s=2,p=1) | relu | group_norm(2) | gelu @ 2x3x11x13 ",
+    "conv_transpose2d(4,12,k=3,s=3,output_padding=2) | group_norm(3) | mean @ 2x4x7x6 ",
+    "conv_transpose2d(1,3,k=5,s=4,d=2,p=3) | tanh | residual_add @ 2x1x9x8 ",
+    "conv_transpose2d(6,20,k=3) | prelu | instance_norm(affine=true) | prelu(per=channel) @ 2x6x10x12 ",
+    "conv_transpose3d(2,8,k=2,s=2) | group_norm(2) | swish | mean @ 3x2x5x4x6 ",
+    "conv_transpose3d(1,4,k=3,s=2,d=2,p=1,bias=false) | relu6 @ 2x1x4x5x3 ",
+};
+
+std::vector<Problem> in_every_mode() {
+  std::vector<Problem> problems;
+  size_t index = 0;
+  for (const char* const block : blocks) {
+    for (const char* const mode : modes) {
+      const bool interleaved = index++ % 3 == 0;
+      problems.push_back(Problem::parse(block + std::string(mode) + (interleaved ? " nhwc" : ""), gpu));
+    }
+  }
+  return problems;
+}
+
+std::vector<std::string> thin_rows(const Problem& problem) {
+  std::vector<std::string> rows = accepting_rows(problem);
+  std::erase_if(rows, [](const std::string& row) { return !row.starts_with("thin_"); });
+  return rows;
+}
+
+TEST_F(Thin, AgreesWithTheReferenceInEveryMode) {
+  const std::vector<Problem> problems = in_every_mode();
+  EXPECT_GE(problems.size(), 60u);
+  try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
+    const Problem& problem = problems[static_cast<size_t>(index)];
+    const std::vector<std::string> rows = thin_rows(problem);
+    if (rows.empty()) return "no thin row takes " + problem.text();
+    const Check check{.distributions = {Distribution::uniform, Distribution::normal},
+                      .placements = {Placement::elements, Placement::vectors},
+                      .seed = 100 + static_cast<uint64_t>(index),
+                      .options = {.statistics = true}};
+    return forward_errors(problem, rows, check, stream);
+  });
+}
+
+TEST_F(Thin, AgreesWithTheReferenceOnHardData) {
+  std::vector<Problem> problems;
+  for (const char* const text :
+       {"conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 3x3x6x9x11 ",
+        "conv_transpose2d(3,8,k=3,s=2) | swish | group_norm(4) | hardswish @ 2x3x9x7 ",
+        "conv2d(4,8,k=3,p=1) | relu @ 2x4x11x9 "}) {
+    for (const char* const mode : modes) problems.push_back(Problem::parse(text + std::string(mode), gpu));
+  }
+  try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
+    const Problem& problem = problems[static_cast<size_t>(index)];
+    return forward_errors(problem, thin_rows(problem),
+                          {.distributions = {std::begin(distributions), std::end(distributions)},
+                           .placements = {Placement::vectors},
+                           .seed = 500 + static_cast<uint64_t>(index)},
+                          stream);
+  });
+}
+
+// A value that is not finite reaches the outputs whose taps meet it, and no others: transposed classes
+// multiply only their own taps, and nothing is multiplied by zeros that fill up a tile.
+TEST_F(Thin, WhatIsNotFiniteReachesOnlyTheOutputsThatMeetIt) {
+  std::vector<Problem> problems;
+  for (const char* const text :
+       {"conv_transpose3d(3,16,k=3,s=2) | swish @ 2x3x4x5x6 ", "conv_transpose2d(2,5,k=4,s=3,p=1) @ 2x2x7x6 ",
+        "conv3d(3,16,k=4) | relu @ 2x3x6x9x7 ", "conv2d(3,9,k=3,p=2,s=2) | tanh @ 2x3x9x11 ",
+        "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 3x3x6x8x9 "}) {
+    for (const char* const mode : modes) problems.push_back(Problem::parse(text + std::string(mode), gpu));
+  }
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+  try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
+    const Problem& problem = problems[static_cast<size_t>(index)];
+    for (const double value : {infinity, -infinity, nan}) {
+      for (const bool of_weight : {false, true}) {
+        Operands operands = random_operands(problem, Distribution::normal, 3);
+        std::vector<double>& values = of_weight ? operands.parameters[0] : operands.input;
+        values[values.size() / 3] = value;
+        for (const std::string& row : thin_rows(problem)) {
+          const Outcome outcome = run(plan(problem, {row, ""}), operands, stream);
+          const Comparison comparison = compare(problem, operands, outcome.output);
+          if (comparison.failures > 0)
+            return row + (of_weight ? ", a weight of " : ", an input of ") + std::to_string(value) + ": " +
+                   problem.text() + "\n  " + comparison.text();
+        }
+      }
+    }
+    return std::string();
+  });
+}
+
+// Rounding is to nearest even: rounding x before changes no bit.
+TEST_F(Thin, RoundsInputsToTf32) {
+  const std::vector<Problem> all = in_every_mode();
+  std::vector<Problem> problems;
+  std::copy_if(all.begin(), all.end(), std::back_inserter(problems),
+               [](const Problem& problem) { return problem.precision == Precision::tf32; });
+  try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
+    const Problem& problem = problems[static_cast<size_t>(index)];
+    Operands given = random_operands(problem, Distribution::normal, 9);
+    Operands rounded = given;
+    // Ties, a bit beside them, and anything.
+    for (size_t i = 0; i < given.input.size(); ++i) {
+      const double x = rounded.input[i];
+      const double half = std::ldexp(1.0, std::ilogb(x == 0 ? 1 : x) - 11);
+      const double beside[] = {half, half * (1 - 0x1p-12), half * (1 + 0x1p-12), half * 0.3};
+      given.input[i] = static_cast<float>(x + beside[i % 4]);
+      rounded.input[i] = round_to_tf32(given.input[i]);
+    }
+    for (const std::string& row : thin_rows(problem)) {
+      const Plan p = plan(problem, {row, ""});
+      const Outcome a = run(p, given, stream);
+      const Outcome b = run(p, rounded, stream);
+      if (!same_bits(a.output, b.output)) return row + " rounds otherwise: " + problem.text();
+    }
+    return std::string();
+  });
+}
+
+TEST_F(Thin, AgreesWithTheReferenceOnRandomProblems) {
+  const uint64_t first = base_seed() + 3'000'000;
+  const int64_t tried = try_for(20, [first](int64_t index, const GpuStream& stream) {
+    const uint64_t seed = first + static_cast<uint64_t>(index);
+    const Problem problem = random_thin_problem(seed, gpu);
+    const std::vector<std::string> rows = thin_rows(problem);
+    if (rows.empty()) return "no thin row takes " + problem.text();
+    const size_t next = seed % std::size(distributions);
+    const Check check{.distributions = {distributions[next], Distribution::normal},
+                      .placements = {placements[seed % 3]},
+                      .seed = seed};
+    return forward_errors(problem, rows, check, stream);
+  });
+  std::cout << "seeds " << first << " to " << first + static_cast<uint64_t>(tried) - 1 << '\n';
+  EXPECT_GT(tried, 0);
+}
+
+// Same bits in every run, for every batch and place in it, with statistics asked for and without.
+TEST_F(Thin, GivesTheSameBits) {
+  std::vector<Problem> problems;
+  for (const char* const text :
+       {"conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 5x3x9x17x19 ",
+        "conv_transpose3d(3,16,k=3,s=2) | swish | group_norm(4) | hardswish @ 5x3x6x10x11 ",
+        "conv2d(3,24,k=3,p=1) | gelu | group_norm(6) | swish | mean @ 5x3x40x41 "}) {
+    for (const char* const mode : modes) problems.push_back(Problem::parse(text + std::string(mode), gpu));
+  }
+  try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
+    const Problem& problem = problems[static_cast<size_t>(index)];
+    const Operands operands = random_operands(problem, Distribution::normal, 11);
+    Problem single = problem;
+    single.input.sizes[0] = single.output.sizes[0] = 1;
+    const auto cut = [&](const std::vector<double>& values, int64_t n) {
+      const std::ptrdiff_t size = std::ssize(values) / problem.input.sizes[0];
+      return std::vector<double>(values.begin() + n * size, values.begin() + (n + 1) * size);
+    };
+    for (const std::string& row : thin_rows(problem)) {
+      const Plan p = plan(problem, {row, ""});
+      const std::vector<double> output = run(p, operands, stream).output;
+      for (int i = 0; i < 20; ++i) {
+        if (!same_bits(output, run(p, operands, stream, {.statistics = i % 2 == 0}).output))
+          return row + " gives other bits in run " + std::to_string(i) + ": " + problem.text();
+      }
+      const Plan alone = plan(single, {row, ""});
+      for (int64_t n = 0; n < problem.input.sizes[0]; ++n) {
+        Operands own{cut(operands.input, n), operands.parameters};
+        if (!same_bits(cut(output, n), run(alone, own, stream).output))
+          return row + " gives other bits for sample " + std::to_string(n) + " alone: " + problem.text();
+      }
+    }
+    return std::string();
+  });
+}
+
+}  // namespace
+}  // namespace onepass::testing

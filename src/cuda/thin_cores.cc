@@ -26,10 +26,10 @@ struct CoresNumbers {
     tile_positions = threads * positions_of_thread;
     tiles_of_class = divide_up(positions, tile_positions);
     tiles = tiles_of_class * shape.classes();
-    // Each channel has its values of the chains in registers.
+    // Each channel has its values of the chains and of both passes in registers.
     const size_t operands =
         shape.parts.has_operands() ? shape.parts.before.size() + shape.parts.after.size() : 0;
-    const int64_t most = operands == 0 ? 16 : operands <= 3 ? 8 : 4;
+    const int64_t most = operands > 2 ? 4 : operands > 0 || shape.passes() == 2 ? 8 : 16;
     channels_at_once = 4;
     while (channels_at_once < std::min(most, shape.channels)) channels_at_once *= 2;
   }
@@ -38,9 +38,10 @@ struct CoresNumbers {
   int64_t weight_floats(const ThinShape& shape) const {
     return divide_up(shape.channels, channels_at_once) * channels_at_once * shape.terms();
   }
-  // The weights, then what sums over the block need.
+  // Weights, biases and what sums over the block need.
   int64_t shared_bytes(const ThinShape& shape) const {
-    return 4 * (weight_floats(shape) + 3 * warps() * shape.channels);
+    return 4 * (weight_floats(shape) + divide_up(shape.channels, channels_at_once) * channels_at_once +
+                3 * warps() * shape.channels);
   }
 
   std::string source() const {
@@ -103,11 +104,11 @@ class ThinCores final : public Kernel {
                 "using Mainloop = onepass::CoresMainloop<onepass::Convolution, onepass::Tail, Numbers>;\n"
                 "using Agent = onepass::Thin<onepass::Convolution, onepass::Tail, Numbers, Mainloop>;\n"
                 "extern \"C\" __global__ void __launch_bounds__(" +
-                std::to_string(numbers_.threads) +
+                std::to_string(numbers_.threads) + ", " + std::to_string(512 / numbers_.threads) +
                 ") onepass_thin_cores(const __grid_constant__ Agent::Parameters p) {\n"
                 "  extern __shared__ float shared[];\n"
                 "  Mainloop::load_weights(p, shared);\n"
-                "  Agent{p, shared + Mainloop::weight_floats, Mainloop{shared}}.run();\n"
+                "  Agent{p, shared + Mainloop::shared_floats, Mainloop{shared}}.run();\n"
                 "}\n"};
   }
 

@@ -104,6 +104,12 @@ struct Mask {
 __device__ __forceinline__ bool has(int i, Mask mask) { return mask.bits >> i & 1u; }
 __device__ __forceinline__ bool has(int, All) { return true; }
 
+// Where an element lies in the output; a sample spans less than 2^31.
+template <class Convolution>
+__device__ __forceinline__ int64 element_index(int64 n, int channel, int offset) {
+  return n * Convolution::stride(0) + (channel * static_cast<int>(Convolution::stride(1)) + offset);
+}
+
 // What a mainloop does with its sums:
 //   Epilogue epilogue{p, scratch, n}
 //   auto rows = epilogue.begin(channel, in_range): a thread's rows are these channels; one that is not in
@@ -125,7 +131,6 @@ struct MomentsEpilogue {
     ChannelValues<Before, 1> before[Rows];
     int channel[Rows];
     bool in_range[Rows];
-    int64 row_offset[Rows];
     float count = 0.0f;
     float mean[Rows] = {};
     float m2[Rows] = {};
@@ -140,7 +145,6 @@ struct MomentsEpilogue {
       rows.channel[r] = channel[r];
       rows.in_range[r] = in_range[r];
       rows.before[r].load(p, n, channel[r]);
-      rows.row_offset[r] = n * Convolution::stride(0) + channel[r] * Convolution::stride(1);
     }
     return rows;
   }
@@ -154,7 +158,7 @@ struct MomentsEpilogue {
       for (int i = 0; i < Count; ++i) {
         if (!has(i, which)) continue;
         typename Before::template Tensors<1> tensors;
-        tensors.load(p, rows.row_offset[r] + offset[i]);
+        tensors.load(p, element_index<Convolution>(n, rows.channel[r], offset[i]));
         h[r][i] = Before::value(h[r][i], rows.before[r].value[0], tensors, 0);
       }
     }
@@ -239,7 +243,6 @@ struct ApplyEpilogue {
     ChannelValues<After, 1> after[Rows];
     int channel[Rows];
     bool in_range[Rows];
-    int64 row_offset[Rows];
     float scale[Rows];
     float shift[Rows];
     float sum[Rows] = {};
@@ -256,7 +259,6 @@ struct ApplyEpilogue {
       const int c = channel[r];
       rows.before[r].load(p, n, c);
       rows.after[r].load(p, n, c);
-      rows.row_offset[r] = n * Convolution::stride(0) + c * Convolution::stride(1);
       if constexpr (Tail::has_norm) {
         const float* slab =
             p.statistics + 2 * (n * (Tail::channels / Tail::group_channels) + c / Tail::group_channels);
@@ -275,7 +277,7 @@ struct ApplyEpilogue {
 #pragma unroll
       for (int i = 0; i < Count; ++i) {
         if (!has(i, which)) continue;
-        const int64 index = rows.row_offset[r] + offset[i];
+        const int64 index = element_index<Convolution>(n, rows.channel[r], offset[i]);
         typename Before::template Tensors<1> before;
         typename After::template Tensors<1> after;
         before.load(p, index);

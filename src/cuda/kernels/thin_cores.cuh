@@ -18,6 +18,7 @@ struct CoresMainloop {
   static constexpr int chunks = (C::channels + at_once - 1) / at_once;
   static constexpr int team = 32;  // each lane has all channels of a chunk
   static constexpr int weight_floats = chunks * at_once * C::in_channels * C::taps;
+  static constexpr int shared_floats = weight_floats + chunks * at_once;  // the bias
 
   const float* weights;  // shared
 
@@ -33,6 +34,12 @@ struct CoresMainloop {
       float value = o < C::channels ? load_one<typename C::Weight>(p.parameter[0], index) : 0.0f;
       if constexpr (C::rounds_to_tf32) value = round_to_tf32(value);
       weights[i] = value;
+    }
+    for (int o = threadIdx.x; o < chunks * at_once; o += Numbers::threads) {
+      float value = 0.0f;
+      if constexpr (C::has_bias)
+        value = o < C::channels ? load_one<typename C::Bias>(p.parameter[1], o) : 0.0f;
+      weights[weight_floats + o] = value;
     }
     __syncthreads();
   }
@@ -91,13 +98,10 @@ struct CoresMainloop {
     for (int chunk = 0; chunk < chunks; ++chunk) {
       int channel[at_once];
       bool in_range[at_once];
-      float bias[at_once];
 #pragma unroll
       for (int k = 0; k < at_once; ++k) {
         in_range[k] = C::channels % at_once == 0 || chunk * at_once + k < C::channels;
         channel[k] = in_range[k] ? chunk * at_once + k : 0;
-        bias[k] = 0.0f;
-        if constexpr (C::has_bias) bias[k] = load_one<typename C::Bias>(p.parameter[1], channel[k]);
       }
       auto rows = epilogue.begin(channel, in_range);
 #pragma unroll 1
@@ -109,7 +113,7 @@ struct CoresMainloop {
                  sum);
         float h[at_once][1];
 #pragma unroll
-        for (int k = 0; k < at_once; ++k) h[k][0] = sum[k] + bias[k];
+        for (int k = 0; k < at_once; ++k) h[k][0] = sum[k] + weights[weight_floats + chunk * at_once + k];
         const int offset[1] = {of_class.output_offset(j)};
         epilogue.take(rows, h, offset, All{});
       }

@@ -44,10 +44,15 @@ def describe_device() -> dict[str, str]:
     return {key: test[key] for key in ("device", "description", "device_code_hash")}
 
 
+def path_of(device: dict[str, str]) -> pathlib.Path:
+    """Where the device's results are."""
+    name = re.sub(r"[^a-z0-9]+", "-", device["device"].lower()).strip("-")
+    return ROOT / "results" / f"{name}.json"
+
+
 def write(device: dict[str, str], part: str, content: dict[str, Any]) -> pathlib.Path:
     """Replaces one part of the device's file, with today's date and the hash of the device code."""
-    name = re.sub(r"[^a-z0-9]+", "-", device["device"].lower()).strip("-")
-    path = ROOT / "results" / f"{name}.json"
+    path = path_of(device)
     result = json.loads(path.read_text()) if path.exists() else {}
     result["device"] = {"name": device["device"], "description": device["description"]}
     result[part] = {

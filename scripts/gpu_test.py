@@ -1,83 +1,86 @@
 """The test suite of a machine with a GPU, after scripts/gpu_build.sh: "tests" of results/<device>.json.
 
-The C++ suite, the tests of the PyTorch package in python/tests_gpu (by pytest, where python3 has it, else by
-unittest), then compute-sanitizer on the C++ suite's small set. What is missing fails.
+    python3 scripts/gpu_test.py [--seconds 240] [--only cpp,python] [--filter WORD]
+
+Every test of the C++ suite, every test of python/tests_gpu and the C++ suite's small set under
+compute-sanitizer are jobs, several at once: most of their time goes into compiling kernels, which leaves the
+GPU and some cores idle. Jobs that take all memory, or measure time, come last, one by one. What fails is
+printed at once; what is missing, or did not run in time, fails.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
-import importlib.util
+import argparse
+import contextlib
+import dataclasses
+import json
 import os
 import pathlib
-import re
+import queue
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
 from typing import Any
 
 import gpu_results
-from gpu_results import ROOT
+from gpu_results import ROOT, SUITE
 
-PYTHON_TESTS = ROOT / "python" / "tests_gpu"
-
-
-def run_cpp() -> dict[str, Any]:
-    """Every test with its seconds, and how many problems those have tried that run for a given time."""
-    code, report = gpu_results.run_suite(timeout=480)
-    tests = gpu_results.tests_of(report)
-    names = {id(test): f"{test['classname']}.{test['name']}" for test in tests}
-    return {
-        "passed": code == 0 and bool(tests),
-        "tests": len(tests),
-        "failures": [names[id(test)] for test in tests if "failures" in test],
-        "test_seconds": {names[id(test)]: float(test["time"].rstrip("s")) for test in tests},
-        "random_problems": sum(int(test.get("problems", 0)) for test in tests),
-    }
+WORKER = ROOT / "scripts" / "gpu_test_worker.py"
+SUITES = ("cpp", "python", "memcheck", "racecheck", "synccheck")
+# Tensors of 2^31 elements, and all memory taken.
+ALONE = ("Large.", "Behaviour.LackOfMemory")
+AT_ONCE = max(2, min(8, (os.cpu_count() or 2) // 2))
+SECONDS_OF_A_JOB = 150  # the most
+SLOW = 30.0  # what a job is taken to last where no earlier run tells
 
 
-def run_python() -> dict[str, Any]:
-    """The package's tests on CUDA tensors."""
-    if not PYTHON_TESTS.is_dir():
-        return {"passed": False, "reason": "python/tests_gpu is missing"}
-    folders = [str(ROOT / "python"), str(ROOT / "python" / "tests"), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
-    environment.setdefault("ONEPASS_CACHE_DIR", str(ROOT / "build" / "gpu" / "kernel_cache"))
-    runner = run_pytest if importlib.util.find_spec("pytest") else run_unittest
-    return {"runner": runner.__name__.removeprefix("run_"), **runner(environment)}
+@dataclasses.dataclass
+class Job:
+    """Something that passes or fails, and how it did."""
+
+    suite: str
+    name: str
+    alone: bool = False
+    ran: bool = False
+    failed: bool = False
+    skipped: bool = False
+    seconds: float = 0.0
+    words: str = ""
+    problems: int = 0  # that a random test has tried
+
+    def title(self) -> str:
+        """Its name among all jobs: that of a C++ test is its own."""
+        return self.name if self.suite == "cpp" else f"{self.suite} {self.name}"
 
 
-def run_pytest(environment: dict[str, str]) -> dict[str, Any]:
-    """Counts from pytest's report. Where there is no GPU all are skipped, and that is a failure."""
-    with tempfile.TemporaryDirectory() as folder:
-        report = pathlib.Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", str(PYTHON_TESTS)]
-        code = subprocess.run(command, cwd=ROOT, env=environment).returncode
-        if not report.exists():
-            return {"passed": False, "reason": f"pytest ended with {code}"}
-        suites = ElementTree.parse(report).getroot().iter("testsuite")
-        counts = {key: 0 for key in ("tests", "failures", "errors", "skipped")}
-        for suite in suites:
-            for key in counts:
-                counts[key] += int(suite.get(key, 0))
-    return {"passed": code == 0 and counts["tests"] > counts["skipped"], **counts}
+def environment() -> dict[str, str]:
+    """Kernels are compiled into one cache: what a process has compiled, the next one finds."""
+    return {"ONEPASS_CACHE_DIR": str(ROOT / "build" / "gpu" / "kernel_cache"), **os.environ}
 
 
-def run_unittest(environment: dict[str, str]) -> dict[str, Any]:
-    """Counts from unittest's last lines."""
-    command = [sys.executable, "-m", "unittest", "discover", "-s", str(PYTHON_TESTS), "-t", str(PYTHON_TESTS)]
-    run = subprocess.run(command, cwd=ROOT, env=environment, text=True, stderr=subprocess.PIPE)
-    sys.stderr.write(run.stderr)
-    ran = re.search(r"^Ran (\d+) tests?", run.stderr, re.MULTILINE)
-    tests = int(ran.group(1)) if ran else 0
-    counts = {key: 0 for key in ("failures", "errors", "skipped")}
-    last = run.stderr.splitlines()[-1] if ran else ""
-    for key, count in re.findall(r"(failures|errors|skipped)=(\d+)", last):
-        counts[key] = int(count)
-    return {"passed": run.returncode == 0 and tests > counts["skipped"], "tests": tests, **counts}
+def last_lines(text: str, count: int = 30) -> str:
+    """Of a log."""
+    return "\n".join(text.splitlines()[-count:])
+
+
+# --- The C++ suite, also under compute-sanitizer -----------------------------------------------------
+
+
+def cpp_tests(*arguments: str) -> list[str]:
+    """The names of GoogleTest's tests."""
+    command = [str(SUITE), "--gtest_list_tests", *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    names, group = [], ""
+    for line in run.stdout.splitlines():
+        if line.startswith("  "):
+            names.append(group + line.split()[0])
+        elif line.rstrip().endswith("."):
+            group = line.strip()
+    return names
 
 
 def find_sanitizer() -> str | None:
@@ -88,55 +91,249 @@ def find_sanitizer() -> str | None:
     return None
 
 
-def run_sanitizer(tool: str) -> dict[str, Any]:
-    """The C++ suite's small set under one tool of compute-sanitizer."""
-    sanitizer = find_sanitizer()
-    if sanitizer is None:
-        return {"passed": False, "reason": "compute-sanitizer is not installed"}
-    prefix = (sanitizer, "--tool", tool, "--error-exitcode", "9", "--launch-timeout", "60")
-    code, report = gpu_results.run_suite("--gtest_filter=Small*", prefix=prefix, timeout=300)
-    tests = len(gpu_results.tests_of(report))
-    return {"passed": code == 0 and tests > 0, "tests": tests}
+def run_cpp(job: Job, timeout: float) -> None:
+    """One test in a process of its own: a kernel that breaks the GPU's context breaks no other test."""
+    prefix: tuple[str, ...] = ()
+    if job.suite != "cpp":
+        sanitizer = find_sanitizer()
+        if sanitizer is None:
+            job.failed, job.words = True, "compute-sanitizer is not installed"
+            return
+        prefix = (sanitizer, "--tool", job.suite, "--error-exitcode", "9", "--launch-timeout", "60")
+    with tempfile.TemporaryDirectory() as folder:
+        report = pathlib.Path(folder) / "report.json"
+        command = [*prefix, str(SUITE), f"--gtest_filter={job.name}", f"--gtest_output=json:{report}"]
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment(),
+            text=True,
+            errors="replace",
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            output, _ = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, _ = process.communicate()
+            job.failed, job.words = True, f"stopped after {timeout:.0f} s\n{last_lines(output)}"
+            return
+        tests = gpu_results.tests_of(json.loads(report.read_text())) if report.exists() else []
+    failures = [failure["failure"] for test in tests for failure in test.get("failures", [])]
+    job.problems = sum(int(test.get("problems", 0)) for test in tests)
+    job.failed = process.returncode != 0 or len(tests) != 1 or bool(failures)
+    if failures:
+        job.words = "\n".join(failures)
+    elif job.failed:
+        job.words = f"ended with {process.returncode}\n{last_lines(output)}"
 
 
-STEPS = {
-    "cpp": run_cpp,
-    "python": run_python,
-    "memcheck": lambda: run_sanitizer("memcheck"),
-    "racecheck": lambda: run_sanitizer("racecheck"),
-}
+# --- The tests of the PyTorch package ----------------------------------------------------------------
 
 
-def run_step(name: str) -> dict[str, Any]:
-    """A step with its seconds; says how it went."""
-    started = time.monotonic()
-    step = STEPS[name]()
-    step["seconds"] = round(time.monotonic() - started, 1)
-    outcome = "passed" if step["passed"] else f"FAILED {step.get('reason', '')}"
-    print(f"== {name}: {outcome} in {step['seconds']} s", flush=True)
-    return step
+class Worker:
+    """A process that runs tests of python/tests_gpu, one after the other."""
+
+    def __init__(self) -> None:
+        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [sys.executable, str(WORKER)],
+            cwd=ROOT,
+            env=environment(),
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+        )
+        self.answers: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self.read, daemon=True).start()
+        self.tests: list[dict[str, Any]] = self.answer(120)
+
+    def read(self) -> None:
+        """Hands on what the process says; nothing, when it has ended."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.answers.put(line)
+        self.answers.put("")
+
+    def answer(self, timeout: float) -> Any:
+        """The next answer."""
+        try:
+            line = self.answers.get(timeout=timeout)
+        except queue.Empty:
+            raise RuntimeError(f"stopped after {timeout:.0f} s\n{self.end()}") from None
+        if not line:
+            words = self.end()
+            raise RuntimeError(f"ended with {self.process.returncode}\n{words}")
+        return json.loads(line)
+
+    def end(self) -> str:
+        """Ends the process; what it printed last."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(2)  # one that has answered for the last time ends by itself
+        self.process.kill()
+        self.process.wait()
+        self.log.seek(0)
+        return last_lines(self.log.read())
+
+    def run(self, job: Job, timeout: float) -> None:
+        """One test."""
+        assert self.process.stdin is not None
+        print(job.name, file=self.process.stdin, flush=True)
+        found = self.answer(timeout)
+        job.failed, job.words = found["failures"] > 0, found["words"]
+        if found["skipped"]:
+            job.skipped, job.words = True, found["skipped"]
+
+
+class Runner:
+    """One of those that take jobs; it keeps its worker while that lives."""
+
+    def __init__(self, end: float) -> None:
+        self.end = end
+        self.worker: Worker | None = None
+
+    def run(self, job: Job) -> None:
+        """Runs the job unless the time is up; says how it went."""
+        left = self.end - time.monotonic()
+        if left <= 1:
+            return
+        begin = time.monotonic()
+        timeout = min(left, SECONDS_OF_A_JOB)
+        if job.suite == "python":
+            self.run_python(job, timeout)
+        else:
+            run_cpp(job, timeout)
+        job.seconds, job.ran = round(time.monotonic() - begin, 2), True
+        outcome = "FAILED" if job.failed else "skipped" if job.skipped else "passed"
+        words = "\n    " + job.words.strip().replace("\n", "\n    ") if job.words else ""
+        print(f"{outcome} {job.title()} [{job.seconds:.1f} s]{words}", flush=True)
+
+    def run_python(self, job: Job, timeout: float) -> None:
+        """By a new worker where the last one is gone."""
+        try:
+            self.worker = self.worker or Worker()
+            self.worker.run(job, timeout)
+        except (RuntimeError, OSError) as error:
+            job.failed, job.words, self.worker = True, str(error), None
+
+    def close(self) -> None:
+        """Lets the worker go."""
+        if self.worker is not None and self.worker.process.stdin is not None:
+            self.worker.process.stdin.close()
+            self.worker.end()
+            self.worker = None
+
+
+def run_at_once(jobs: list[Job], count: int, end: float) -> None:
+    """So many at a time, in their order."""
+    waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
+    for job in jobs:
+        waiting.put(job)
+
+    def work() -> None:
+        runner = Runner(end)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                runner.run(waiting.get_nowait())
+        runner.close()
+
+    threads = [threading.Thread(target=work) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+# --- The run -----------------------------------------------------------------------------------------
+
+
+def find_jobs(chosen: list[str]) -> Iterator[Job]:
+    """Every job of these suites."""
+    if "cpp" in chosen:
+        for name in cpp_tests():
+            yield Job("cpp", name, alone=name.startswith(ALONE))
+    for suite in chosen:
+        if suite not in ("cpp", "python"):
+            for name in cpp_tests("--gtest_filter=Small*"):
+                yield Job(suite, name)
+    if "python" in chosen:
+        worker = Worker()
+        assert worker.process.stdin is not None
+        worker.process.stdin.close()
+        worker.end()
+        for test in worker.tests:
+            yield Job("python", test["name"], alone=test["alone"])
+
+
+def seconds_before(device: dict[str, str]) -> dict[str, float]:
+    """What each job took in the run before: the longest begin first."""
+    path = gpu_results.path_of(device)
+    found: dict[str, float] = {}
+    if path.exists():
+        tests = json.loads(path.read_text()).get("tests", {})
+        for suite in SUITES:
+            taken = tests.get(suite, {}).get("test_seconds", {})
+            found |= {Job(suite, name).title(): seconds for name, seconds in taken.items()}
+    return found
+
+
+def summary(suite: str, jobs: list[Job]) -> dict[str, Any]:
+    """A suite's part of the results."""
+    own = [job for job in jobs if job.suite == suite]
+    return {
+        "passed": any(not job.skipped for job in own) and all(job.ran and not job.failed for job in own),
+        "tests": len(own),
+        "failures": [job.name for job in own if job.failed],
+        "not_run": [job.name for job in own if not job.ran],
+        "skipped": {job.name: job.words for job in own if job.skipped},
+        "random_problems": sum(job.problems for job in own),
+        "test_seconds": {job.name: job.seconds for job in own if job.ran},
+    }
 
 
 def main() -> None:
-    """Runs the steps side by side, all of them unless named; only a whole run is written."""
-    chosen = sys.argv[1:] or list(STEPS)
-    unknown = [name for name in chosen if name not in STEPS]
-    if unknown:
-        raise SystemExit(f"gpu_test.py: unknown step {unknown[0]}, must be of {', '.join(STEPS)}")
+    """Runs the jobs; only a whole run is written."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=240)
+    parser.add_argument("--only", default=",".join(SUITES), help="suites, with commas between")
+    parser.add_argument("--filter", default="", help="a part of the names of the tests to run")
+    arguments = parser.parse_args()
+    chosen = arguments.only.split(",")
+    if unknown := [name for name in chosen if name not in SUITES]:
+        sys.exit(f"gpu_test.py: unknown suite {unknown[0]}, must be of {', '.join(SUITES)}")
+    begin = time.monotonic()
+    end = begin + arguments.seconds
     device = gpu_results.describe_device()
     print(device["description"], flush=True)
-    begin = time.monotonic()
-    # Most of the time goes into compiling kernels, which leaves the GPU and some cores idle.
-    with concurrent.futures.ThreadPoolExecutor(len(chosen)) as pool:
-        steps = dict(zip(chosen, pool.map(run_step, chosen), strict=True))
-    passed = all(step["passed"] for step in steps.values())
-    if chosen == list(STEPS):
-        seconds = round(time.monotonic() - begin, 1)
-        failures = [*steps["cpp"]["failures"], *(n for n in STEPS if n != "cpp" and not steps[n]["passed"])]
-        content = {"passed": passed, "failures": failures, "seconds": seconds, **steps}
-        path = gpu_results.write(device, "tests", content)
-        print(f"wrote {path} after {seconds} s")
-    if not passed:
+    jobs = [job for job in find_jobs(chosen) if arguments.filter in job.title()]
+    before = seconds_before(device)
+    jobs.sort(key=lambda job: -before.get(job.title(), SLOW))
+    run_at_once([job for job in jobs if not job.alone], AT_ONCE, end)
+    run_at_once([job for job in jobs if job.alone], 1, end)
+
+    for suite in chosen:  # where PyTorch sees no GPU, every test of the package is skipped
+        own = [job for job in jobs if job.suite == suite]
+        if own and all(job.skipped for job in own):
+            own[0].failed = True
+    failed = [job for job in jobs if job.failed or not job.ran]
+    seconds = round(time.monotonic() - begin, 1)
+    if chosen == list(SUITES) and not arguments.filter:
+        content = {
+            "passed": bool(jobs) and not failed,
+            "seconds": seconds,
+            "failures": [job.title() for job in failed],
+            "words": {job.title(): job.words if job.ran else "not run in time" for job in failed},
+            **{suite: summary(suite, jobs) for suite in SUITES},
+        }
+        print(f"wrote {gpu_results.write(device, 'tests', content)}")
+    print(f"{len(jobs)} tests in {seconds} s, {len(failed)} failed")
+    for job in failed:
+        print(f"FAILED {job.title()}" + ("" if job.ran else ": not run in time"))
+    if failed or not jobs:
         sys.exit("test-gpu: failed")
 
 

@@ -9,6 +9,7 @@ import pathlib
 import sys
 import unittest
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -130,12 +131,23 @@ def check_close_to_exact(mine: Tensor, torchs: Tensor, exact: Tensor, eps: float
     assert found <= allowed + 2 * eps * largest, f"error {found:.2e}, PyTorch's {allowed:.2e}"
 
 
+def alone(test: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Marks a test that takes all memory or measures time: scripts/gpu_test.py runs nothing beside it."""
+    test.alone = True
+    return test
+
+
 def warm(calls: Iterable[Callable[[], object]]) -> None:
     """Runs calls on all processors so that their kernels are compiled; what fails here fails in its test."""
+
+    def run(call: Callable[[], object]) -> None:
+        # Gradients by the thread that asks for them: PyTorch's own thread, one for each GPU, would compile
+        # their kernels one by one.
+        with contextlib.suppress(Exception), torch.autograd.set_multithreading_enabled(False):
+            call()
+
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        for future in [pool.submit(call) for call in calls]:
-            with contextlib.suppress(Exception):
-                future.result()
+        list(pool.map(run, calls))
     torch.cuda.synchronize()
 
 

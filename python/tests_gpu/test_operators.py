@@ -49,27 +49,36 @@ def tail_tensors(text: str, sizes: tuple[int, ...], dtype: torch.dtype, memory_f
 class Operators(GpuTest):
     """Small blocks of every kind, then tails of every size."""
 
-    @classmethod
-    def setUpClass(cls) -> None:
-        super().setUpClass()
+    def test_blocks_are_as_exact_as_pytorch(self) -> None:
+        given = list(itertools.product(BLOCKS, FLOATS, FORMATS))
         calls = []
-        for text, dtype, memory_format in itertools.product(BLOCKS, FLOATS, FORMATS):
+        for text, dtype, memory_format in given:
             x, parameters = gpu_example(text, dtype=dtype, memory_format=memory_format)
             calls.append(lambda t=text, x=x, p=parameters: with_gradients(_ops.apply, t, x, p))
-        for (text, sizes), dtype, memory_format in itertools.product(TAILS, FLOATS, FORMATS):
-            x, parameters = tail_tensors(text, sizes, dtype, memory_format)
-            calls.append(lambda t=text, x=x, p=parameters: with_gradients(_ops.apply, t, x, p))
         warm(calls)
-
-    def test_blocks_are_as_exact_as_pytorch(self) -> None:
-        for text, dtype, memory_format in itertools.product(BLOCKS, FLOATS, FORMATS):
+        for text, dtype, memory_format in given:
             with self.subTest(text=text, dtype=dtype, memory_format=memory_format):
                 check_block(text, *gpu_example(text, dtype=dtype, memory_format=memory_format))
 
-    def test_tails_are_as_exact_as_pytorch(self) -> None:
-        for (text, sizes), dtype, memory_format in itertools.product(TAILS, FLOATS, FORMATS):
+    def tails(self, dtype: torch.dtype) -> None:
+        given = list(itertools.product(TAILS, FORMATS))
+        calls = []
+        for (text, sizes), memory_format in given:
+            x, parameters = tail_tensors(text, sizes, dtype, memory_format)
+            calls.append(lambda t=text, x=x, p=parameters: with_gradients(_ops.apply, t, x, p))
+        warm(calls)
+        for (text, sizes), memory_format in given:
             with self.subTest(text=text, sizes=sizes, dtype=dtype, memory_format=memory_format):
                 check_block(text, *tail_tensors(text, sizes, dtype, memory_format))
+
+    def test_tails_are_as_exact_as_pytorch_in_float32(self) -> None:
+        self.tails(torch.float32)
+
+    def test_tails_are_as_exact_as_pytorch_in_float16(self) -> None:
+        self.tails(torch.float16)
+
+    def test_tails_are_as_exact_as_pytorch_in_bfloat16(self) -> None:
+        self.tails(torch.bfloat16)
 
     def test_output_and_gradients_keep_the_order_of_the_input(self) -> None:
         text = "swish | group_norm(4) | residual_add"
@@ -169,7 +178,9 @@ class Operators(GpuTest):
         text = "conv2d(2,4,k=2) | swish | group_norm(2) | prelu(per=channel)"
         x, parameters = gpu_example(text, dtype=torch.float64)
         leaves = [tensor.requires_grad_() for tensor in (x, *parameters)]
-        self.assertTrue(torch.autograd.gradcheck(lambda x, *p: _ops.apply(text, x, p), leaves))
+        # PyTorch's gradient of a convolution's weight need not have the same bits twice.
+        run = torch.autograd.gradcheck
+        self.assertTrue(run(lambda x, *p: _ops.apply(text, x, p), leaves, nondet_tol=1e-9))
 
     def test_same_bits_every_time(self) -> None:
         for memory_format in FORMATS:

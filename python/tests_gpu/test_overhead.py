@@ -33,6 +33,8 @@ def medians(*calls: Callable[[], object]) -> list[float]:
 class Overhead(GpuTest):
     """Times of both ways alternate; the medians are compared."""
 
+    alone = True
+
     def compare(self, original: nn.Module, block: nn.Module, sizes: tuple[int, ...], train: bool) -> None:
         x = torch.randn(sizes, device="cuda", requires_grad=train)
         direction = torch.randn_like(original(x))

@@ -9,6 +9,7 @@ import torch
 from support import (
     FORMATS,
     GpuTest,
+    alone,
     conv_precision,
     gpu_example,
     in_format,
@@ -184,6 +185,7 @@ class Streams(GpuTest):
             self.assertEqual(found.device.index, index)
             close(found.to("cuda:0"), _eager.run(BLOCK, x, parameters))
 
+    @alone
     def test_out_of_memory_leaves_the_process_usable(self) -> None:
         free, _ = torch.cuda.mem_get_info()
         parameters = [torch.ones(16, device="cuda"), torch.zeros(16, device="cuda")]

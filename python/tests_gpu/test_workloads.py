@@ -3,8 +3,10 @@
 import copy
 import dataclasses
 import importlib.util
+import itertools
 import pathlib
 import unittest
+from collections.abc import Callable
 
 import torch
 from support import FORMATS, ROOT, GpuTest, conv_precision, in_format, warm
@@ -39,21 +41,24 @@ def step(model: nn.Module, x: Tensor, direction: Tensor | None) -> dict[str, Ten
     return {"output": output.detach(), "input": x.grad, **gradients}
 
 
+def infer(model: nn.Module, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return model(x)
+
+
+def warm_workloads(run: Callable[[nn.Module, Tensor], object], *dtypes: torch.dtype) -> None:
+    """Compiles the kernels of the workloads of these types, in both formats."""
+    calls = []
+    for name, dtype, memory_format in itertools.product(WORKLOADS, dtypes, FORMATS):
+        model, x = load_workload(name)
+        fused = onepass.fuse(model.to(dtype))  # not in threads: torch.fx patches modules while it traces
+        x = in_format(x.to(dtype), memory_format)
+        calls.append(lambda model=fused, x=x: run(model, x))
+    warm(calls)
+
+
 class Models(GpuTest):
     """Everything is compared with PyTorch in the same mode and with the same model in float64."""
-
-    @classmethod
-    def setUpClass(cls) -> None:
-        super().setUpClass()
-
-        calls = []
-        for name in WORKLOADS:
-            for memory_format in FORMATS:
-                model, x = load_workload(name)
-                fused = onepass.fuse(model)  # not in threads: torch.fx patches modules while it traces
-                x = in_format(x, memory_format)
-                calls.append(lambda model=fused, x=x: step(model, x, None))
-        warm(calls)
 
     def check(self, fused: nn.Module, original: nn.Module, x: Tensor, precision: str) -> None:
         rule = verify.RULES[precision]
@@ -78,6 +83,7 @@ class Models(GpuTest):
 
     def workloads(self, precision: str) -> None:
         with conv_precision("tf32" if precision == "tf32" else "ieee"):
+            warm_workloads(lambda model, x: step(model, x, None), torch.float32)
             for name in WORKLOADS:
                 for memory_format in FORMATS:
                     with self.subTest(workload=name, memory_format=memory_format):
@@ -87,6 +93,7 @@ class Models(GpuTest):
                         self.assertEqual(len(onepass.report(fused).fused), 1)
 
     def test_workloads_in_half_precision(self) -> None:
+        warm_workloads(infer, torch.float16, torch.bfloat16)
         for name in WORKLOADS:
             for dtype in (torch.float16, torch.bfloat16):
                 with self.subTest(workload=name, dtype=dtype):

@@ -1,4 +1,4 @@
-// The list of SIMD targets: what Highway says this CPU runs, filled in by the files compiled per target.
+// The list of SIMD targets: what this CPU runs, filled in by the files compiled per target.
 #include "cpu/isa.h"
 
 #include "cpu/targets.h"
@@ -9,6 +9,7 @@
 #include <cctype>
 #include <memory>
 
+#include "cpu/supported_targets.h"
 #include "onepass/error.h"
 
 namespace onepass::cpu {
@@ -23,7 +24,7 @@ std::string lower_case_name(int64_t target) {
 std::vector<const Isa*> make_isas() {
   static std::vector<std::unique_ptr<Isa>> owned;
   std::vector<const Isa*> result;
-  for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
+  for (const int64_t target : supported_targets()) {
     auto isa = std::make_unique<Isa>();
     isa->name = lower_case_name(target);
     add_panel_functions(target, *isa);

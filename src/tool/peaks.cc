@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "cpu/dispatch.h"
+#include "cpu/supported_targets.h"
 #include "onepass/cuda.h"
 #include "tool/buffers.h"
 #include "tool/executor.h"
@@ -133,7 +134,7 @@ std::atomic<float> sink;  // keeps results that nothing else reads
 const PeakLoops& peak_loops() {
   static const PeakLoops loops = [] {
     PeakLoops filled;
-    for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
+    for (const int64_t target : cpu::supported_targets()) {
       ONEPASS_FOR_TARGET(target, fill_peak_loops(filled));
       if (filled.write != nullptr) break;
     }

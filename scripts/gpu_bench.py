@@ -1,27 +1,32 @@
 """The benchmark of a machine with a GPU, after scripts/gpu_build.sh: "benchmarks" of results/<device>.json.
 
-    python3 scripts/gpu_bench.py [--seconds 280] [--only tail,block]
+    python3 scripts/gpu_bench.py [--seconds 240] [--only tail,block]
 
 Tails, their gradients, whole blocks and training steps of the four workloads of examples/, by onepass, by
-eager PyTorch, by torch.compile and by max-autotune. GPU time by events, the second-level cache overwritten
-before each call, ways interleaved, medians with the 10% and 90% quantiles; every result is compared in the
-same run. What the time does not suffice for is named in "left_out": the rivals' compilers take most of it.
+eager PyTorch, by torch.compile and by max-autotune, in both layouts. First the rivals' compilers fill their
+caches, several processes at once; then every case is measured alone: GPU time by events, the second-level
+cache overwritten before each call, ways interleaved, medians with the 10% and 90% quantiles; every result is
+compared in the same run. What the time does not suffice for is named in "left_out".
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import dataclasses
+import fcntl
 import functools
 import gc
 import itertools
 import json
 import os
+import queue
 import random
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,9 +34,12 @@ from typing import Any
 import gpu_results
 from gpu_results import ROOT
 
-# Compiled kernels of this run alone: the first call of each is measured.
+# Compiled kernels of this run alone, ours and the rivals': the first call of each is measured.
 CACHE = tempfile.TemporaryDirectory(prefix="onepass-bench-")
 os.environ["ONEPASS_CACHE_DIR"] = CACHE.name
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(CACHE.name, "inductor"))
+os.environ |= {"TORCHINDUCTOR_FX_GRAPH_CACHE": "1", "TORCHINDUCTOR_AUTOGRAD_CACHE": "1"}
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # of a process; there are many
 sys.path.insert(0, str(ROOT / "python"))
 
 import torch  # noqa: E402
@@ -42,8 +50,10 @@ import onepass  # noqa: E402
 from onepass.optimizing import model_file  # noqa: E402
 from onepass.optimizing.measure import peak_bytes, timing_of  # noqa: E402
 
+torch._functorch.config.donated_buffer = False  # a graph is gone through many times
+
 DEVICE = torch.device("cuda")
-SECONDS_OF_A_WAY = 0.25
+SECONDS_OF_A_WAY = 0.12
 LEAST_ROUNDS, MOST_ROUNDS = 7, 60
 QUEUE_CYCLES = 400_000  # 0.2 ms in which the host gets ahead of the GPU: launches are not what is timed
 
@@ -59,6 +69,7 @@ class Workload:
     shape: tuple[int, ...]  # of the convolution's output
     eager: Callable[[Tensor, Tensor, Tensor], Tensor]
     floor_factor: float  # how close to the floor its forward must come
+    keeps_size: bool = True  # the output has the input's
 
 
 WORKLOADS = {
@@ -79,10 +90,12 @@ WORKLOADS = {
         (1024, 16, 13, 29, 29),
         lambda x, w, b: torch.mean(F.group_norm(F.hardswish(x), 4, w, b), dim=[2, 3, 4]),
         1.25,
+        keeps_size=False,
     ),
 }
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 COMPILERS = {"compile": None, "max-autotune": "max-autotune-no-cudagraphs"}
+LAYOUTS = ("contiguous", "channels_last")
 
 
 def memory_format(layout: str, rank: int) -> torch.memory_format:
@@ -172,17 +185,14 @@ def largest(x: Tensor) -> float:
     return x.abs().max().item() if x.numel() else 0.0
 
 
-def differences(results: dict[str, tuple[Tensor, ...]]) -> Json:
-    """How far each way is from eager, relative to eager's largest value, at most over its results."""
-    found: Json = {}
-    for name, tensors in results.items():
-        if name != "eager":
-            pairs = zip(tensors, results["eager"], strict=True)
-            ratios = [
-                largest(ours.float() - theirs.float()) / max(largest(theirs), 1e-30) for ours, theirs in pairs
-            ]
-            found[name] = max(ratios, key=lambda ratio: (ratio != ratio, ratio))
-    return found
+def difference(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> float:
+    """How far results are apart, relative to the largest value of each, at most over them."""
+    ratios = []
+    for mine, other in zip(ours, theirs, strict=True):
+        wide = torch.promote_types(other.dtype, torch.float32)
+        distance = mine.to(wide) - other.to(wide)
+        ratios.append(largest(distance) / max(largest(other), 1e-30))
+    return max(ratios, key=lambda ratio: (ratio != ratio, ratio))
 
 
 # How far two honest results may be apart, of the largest value: roundings of one kernel, long sums of one,
@@ -191,11 +201,24 @@ FP32_DIFFERENCES = {"tail": 2e-5, "batch_1": 2e-5, "tail_backward": 1e-4, "block
 LOW_DIFFERENCES = {"tail": 4, "batch_1": 4, "tail_backward": 4, "block": 8, "training": 16}  # roundings
 
 
-def is_close(difference: float, group: str, dtype: torch.dtype) -> bool:
-    """Whether a result may differ so much from eager's."""
+def allowed(group: str, dtype: torch.dtype) -> float:
+    """How far a result may be from one that is right."""
     if dtype == torch.float32:
-        return difference <= FP32_DIFFERENCES[group]
-    return difference <= LOW_DIFFERENCES[group] * torch.finfo(dtype).eps
+        return FP32_DIFFERENCES[group]
+    return LOW_DIFFERENCES[group] * torch.finfo(dtype).eps
+
+
+def is_right(entry: Json, case: Case) -> bool:
+    """By fp64 where it was computed: no further from it than allowed, and not twice as far as PyTorch and a
+    rounding. Else by the rivals: eager rounds between its stages, and its convolution need not be the
+    compilers', so that one of them has to agree.
+    """
+    dtype = TYPES[case.dtype]
+    limit = allowed(case.group, dtype)
+    if "errors" in entry:
+        ours, eager = entry["errors"]["onepass"], entry["errors"]["eager"]
+        return ours <= limit and ours <= 2 * eager + torch.finfo(dtype).eps
+    return any(found <= limit for found in entry["differences"].values())
 
 
 # --- What is measured --------------------------------------------------------------------------------
@@ -205,7 +228,7 @@ def is_close(difference: float, group: str, dtype: torch.dtype) -> bool:
 class Case:
     """One line of the results."""
 
-    group: str  # tail, tail_backward, batch_1, block, training
+    group: str  # of MEASURES
     workload: str
     dtype: str = "fp32"
     layout: str = "contiguous"
@@ -214,9 +237,39 @@ class Case:
 
     def text(self) -> str:
         """For the log."""
-        what = f"{self.group} {self.workload} {self.dtype} {self.layout}"
         benchmark = ", cudnn.benchmark" if self.cudnn_benchmark else ""
-        return f"{what}{benchmark} against {' '.join(self.rivals)}"
+        return f"{self.group} {self.workload} {self.dtype} {self.layout}{benchmark}"
+
+    def names(self) -> tuple[str, ...]:
+        """Of all ways."""
+        return ("onepass", *self.rivals)
+
+
+@dataclasses.dataclass
+class Started:
+    """The ways of a case, and what their first calls gave."""
+
+    x: Tensor  # the input
+    ways: dict[str, Call]
+    results: dict[str, tuple[Tensor, ...]]
+    first: Json  # seconds
+    exactly: Callable[[], tuple[Tensor, ...]] | None = None  # the results in fp64
+
+    def entry(self) -> Json:
+        """What is known before anything is timed. Lets the results go."""
+        ours = self.results["onepass"]
+        entry: Json = {
+            "shape": list(self.x.shape),
+            "first_call_seconds": self.first,
+            "differences": {
+                name: difference(ours, theirs) for name, theirs in self.results.items() if name != "onepass"
+            },
+        }
+        if self.exactly is not None:
+            exact = self.exactly()
+            entry["errors"] = {name: difference(found, exact) for name, found in self.results.items()}
+        self.results = {}
+        return entry
 
 
 def compiled(function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -224,90 +277,52 @@ def compiled(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     return function if name == "eager" else torch.compile(function, mode=COMPILERS[name], dynamic=False)
 
 
-def tail_ways(case: Case) -> dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]]:
-    """The workload's tail by onepass and by each rival."""
+def tail_ways(case: Case, names: tuple[str, ...]) -> dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]]:
+    """The workload's tail by these ways."""
     workload = WORKLOADS[case.workload]
 
     def ours(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
         return onepass.functional.run(workload.tail, x, norm_weight=w, norm_bias=b)
 
-    return {"onepass": ours, **{name: compiled(workload.eager, name) for name in case.rivals}}
+    return {name: ours if name == "onepass" else compiled(workload.eager, name) for name in names}
 
 
-def tail_tensors(case: Case, batch: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def tail_tensors(case: Case) -> tuple[Tensor, Tensor, Tensor]:
     """What the convolution gives, and the norm's weight and bias."""
     torch.manual_seed(1)
     shape = WORKLOADS[case.workload].shape
-    shape = (batch or shape[0], *shape[1:])
+    shape = (1 if case.group == "batch_1" else shape[0], *shape[1:])
     dtype = TYPES[case.dtype]
     x = torch.randn(shape, dtype=dtype, device=DEVICE)
     x = x.contiguous(memory_format=memory_format(case.layout, x.dim()))
     return x, *(torch.randn(shape[1], dtype=dtype, device=DEVICE) for _ in range(2))
 
 
-def exact_errors(case: Case) -> Json:
-    """Of four samples against fp64: ours and eager's, forward and gradients."""
-    workload, tensors = WORKLOADS[case.workload], tail_tensors(case, 4)
-    direction = torch.randn_like(workload.eager(*tensors))
+def start_tail(case: Case, names: tuple[str, ...]) -> Started:
+    """Forward without gradients."""
+    tensors = tail_tensors(case)
+    ways = {name: lambda f=f: f(*tensors) for name, f in tail_ways(case, names).items()}
+    results, first = first_calls(ways)
 
-    def computed(function: Callable[..., Tensor], dtype: torch.dtype) -> list[Tensor]:
-        leaves = [t.to(dtype).requires_grad_() for t in tensors]
-        output = function(*leaves)
-        return [output.detach(), *torch.autograd.grad(output, leaves, direction.to(dtype))]
+    def exactly() -> tuple[Tensor, ...]:
+        return (WORKLOADS[case.workload].eager(*(t.double() for t in tensors)),)
 
-    exact = computed(workload.eager, torch.float64)
-    found: Json = {"ours": {}, "eager": {}}
-    ways = {"ours": tail_ways(case)["onepass"], "eager": workload.eager}
-    for name, function in ways.items():
-        values = computed(function, TYPES[case.dtype])
-        for what, value, right in zip(("y", "dx", "dweight", "dbias"), values, exact):
-            found[name][what] = largest(value.double() - right) / max(largest(right), 1e-30)
-    return found
-
-
-def is_exact(errors: Json, dtype: torch.dtype) -> bool:
-    """At most twice PyTorch's error, with a rounding of slack where PyTorch happens to have none."""
-    slack = torch.finfo(dtype).eps
-    return all(errors["ours"][what] <= 2 * errors["eager"][what] + slack for what in errors["ours"])
-
-
-def is_right(entry: Json, case: Case) -> bool:
-    """By fp64 where it was computed. Else by eager, unless a compiler's result is as far from eager's: eager
-    rounds between its stages.
-    """
-    if "errors" in entry:
-        return is_exact(entry["errors"], TYPES[case.dtype])
-    found = entry["differences"]
-    close = is_close(found["onepass"], case.group, TYPES[case.dtype])
-    return close or any(found["onepass"] <= found.get(name, 0.0) for name in COMPILERS)
+    return Started(tensors[0], ways, {name: (y,) for name, y in results.items()}, first, exactly)
 
 
 def measure_tail(case: Case) -> Json:
     """Forward without gradients."""
-    x, w, b = tail_tensors(case, 1 if case.group == "batch_1" else None)
-    functions = tail_ways(case)
     with torch.no_grad():
-        ways = {name: lambda f=f: f(x, w, b) for name, f in functions.items()}
-        results, first = first_calls(ways)
-        written = results["eager"].numel() * x.element_size()
-        entry = {
-            "shape": list(x.shape),
-            "first_call_seconds": first,
-            "differences": differences({name: (result,) for name, result in results.items()}),
-            "errors": exact_errors_with_grad(case),
-        }
-        del results
+        started = start_tail(case, case.names())
+        x = started.x
+        written = started.results["eager"][0].numel() * x.element_size()
+        entry = started.entry()
+        ways = dict(started.ways)
         if case.group == "batch_1":
-            ways |= {f"{name} in a graph": graph_of(call) for name, call in ways.items()}
+            ways |= {f"{name} in a graph": graph_of(call) for name, call in started.ways.items()}
         entry["seconds"] = time_ways(ways)
         entry["floor_seconds"] = seconds_to_move(x.numel() * x.element_size() + written, x)
     return entry
-
-
-def exact_errors_with_grad(case: Case) -> Json:
-    """exact_errors where gradients are off."""
-    with torch.enable_grad():
-        return exact_errors(case)
 
 
 def graph_of(call: Call) -> Call:
@@ -323,73 +338,82 @@ def graph_of(call: Call) -> Call:
     return graph.replay
 
 
-def measure_tail_backward(case: Case) -> Json:
+def start_tail_backward(case: Case, names: tuple[str, ...]) -> Started:
     """The gradients of input, weight and bias, from a graph that is kept."""
     leaves = [t.requires_grad_() for t in tail_tensors(case)]
-    x = leaves[0]
-    outputs, forward = first_calls({name: lambda f=f: f(*leaves) for name, f in tail_ways(case).items()})
-    direction = torch.randn_like(outputs["eager"])
+    eager = WORKLOADS[case.workload].eager
+    with torch.no_grad():
+        direction = torch.randn_like(eager(*leaves))
+    outputs, forward = first_calls(
+        {name: lambda f=f: f(*leaves) for name, f in tail_ways(case, names).items()}
+    )
     ways = {
         name: lambda y=y: torch.autograd.grad(y, leaves, direction, retain_graph=True)
         for name, y in outputs.items()
     }
     results, first = first_calls(ways)
-    entry = {
-        "shape": list(x.shape),
-        "first_call_seconds": {"forward": forward, "backward": first},
-        "differences": differences(results),
-        "errors": exact_errors(case),
-    }
-    del results
-    entry["seconds"] = time_ways(ways)
-    read = x.numel() + direction.numel()
-    entry["floor_seconds"] = seconds_to_move((read + x.numel()) * x.element_size(), x.detach())
+
+    def exactly() -> tuple[Tensor, ...]:
+        doubled = [leaf.detach().double().requires_grad_() for leaf in leaves]
+        return torch.autograd.grad(eager(*doubled), doubled, direction.double())
+
+    return Started(leaves[0].detach(), ways, results, {"forward": forward, "backward": first}, exactly)
+
+
+def measure_tail_backward(case: Case) -> Json:
+    """The gradients of input, weight and bias."""
+    started = start_tail_backward(case, case.names())
+    x = started.x
+    given = x.numel() if WORKLOADS[case.workload].keeps_size else 0
+    entry = started.entry()
+    entry["seconds"] = time_ways(started.ways)
+    entry["floor_seconds"] = seconds_to_move((2 * x.numel() + given) * x.element_size(), x)
     return entry
 
 
 @functools.cache
 def loaded(workload: str) -> tuple[nn.Module, Tensor]:
-    """Its model and its input, drawn once: the host takes seconds for the largest."""
+    """Its model and its input, drawn on the GPU: the host takes seconds for the largest."""
     file = model_file.load(str(ROOT / "examples" / f"{workload}.py"))
-    (x,) = file.inputs(DEVICE, 42, None)
+    with DEVICE:
+        (x,) = file.inputs(DEVICE, 42, None)
     return file.build(DEVICE, 42), x
 
 
-def block_ways(case: Case) -> tuple[dict[str, nn.Module], Tensor]:
-    """The workload's model, fused and as each rival has it, and its input."""
+def block_ways(case: Case, names: tuple[str, ...]) -> tuple[nn.Module, dict[str, nn.Module], Tensor]:
+    """The workload's model as it is and by these ways, and its input."""
     model, x = loaded(case.workload)
     dtype = TYPES[case.dtype]
     layout = memory_format(case.layout, x.dim())
     model = copy.deepcopy(model).to(dtype).to(memory_format=layout)
     x = x.to(dtype).contiguous(memory_format=layout).detach()
-    ways: dict[str, Any] = {"onepass": onepass.fuse(copy.deepcopy(model))}
-    ways |= {name: compiled(copy.deepcopy(model), name) for name in case.rivals}
-    return ways, x
+    ways = {}
+    for name in names:
+        own = copy.deepcopy(model)
+        ways[name] = onepass.fuse(own) if name == "onepass" else compiled(own, name)
+    return model, ways, x
+
+
+def start_block(case: Case, names: tuple[str, ...]) -> Started:
+    """The whole model without gradients."""
+    _, models, x = block_ways(case, names)
+    ways = {name: lambda m=m: m(x) for name, m in models.items()}
+    results, first = first_calls(ways)
+    return Started(x, ways, {name: (y,) for name, y in results.items()}, first)
 
 
 def measure_block(case: Case) -> Json:
     """The whole model without gradients."""
-    models, x = block_ways(case)
     with torch.no_grad():
-        ways = {name: lambda m=m: m(x) for name, m in models.items()}
-        results, first = first_calls(ways)
-        entry = {
-            "shape": list(x.shape),
-            "first_call_seconds": first,
-            "differences": differences({name: (result,) for name, result in results.items()}),
-        }
-        del results
-        entry["peak_bytes"] = {name: peak_bytes(call, DEVICE) for name, call in ways.items()}
-        entry["seconds"] = time_ways(ways)
-    return entry
+        return with_memory(start_block(case, case.names()))
 
 
-def measure_training(case: Case) -> Json:
+def start_training(case: Case, names: tuple[str, ...]) -> Started:
     """Forward and backward of the whole model, its input's gradient wanted too."""
-    models, x = block_ways(case)
-    x.requires_grad_()
+    model, models, x = block_ways(case, names)
     with torch.no_grad():
-        direction = torch.randn_like(models["eager"](x))
+        direction = torch.randn_like(model(x))
+    x.requires_grad_()
 
     def step(model: nn.Module) -> tuple[Tensor, ...]:
         leaves = [x, *model.parameters()]
@@ -397,10 +421,19 @@ def measure_training(case: Case) -> Json:
 
     ways = {name: lambda m=m: step(m) for name, m in models.items()}
     results, first = first_calls(ways)
-    entry = {"shape": list(x.shape), "first_call_seconds": first, "differences": differences(results)}
-    del results
-    entry["peak_bytes"] = {name: peak_bytes(call, DEVICE) for name, call in ways.items()}
-    entry["seconds"] = time_ways(ways)
+    return Started(x, ways, results, first)
+
+
+def measure_training(case: Case) -> Json:
+    """Forward and backward of the whole model."""
+    return with_memory(start_training(case, case.names()))
+
+
+def with_memory(started: Started) -> Json:
+    """Time and memory."""
+    entry = started.entry()
+    entry["peak_bytes"] = {name: peak_bytes(call, DEVICE) for name, call in started.ways.items()}
+    entry["seconds"] = time_ways(started.ways)
     return entry
 
 
@@ -411,39 +444,140 @@ MEASURES: dict[str, Callable[[Case], Json]] = {
     "block": measure_block,
     "training": measure_training,
 }
+STARTS: dict[str, Callable[[Case, tuple[str, ...]], Started]] = {
+    "tail": start_tail,
+    "batch_1": start_tail,
+    "tail_backward": start_tail_backward,
+    "block": start_block,
+    "training": start_training,
+}
+INFERENCE = ("tail", "batch_1", "block")  # without gradients
 
 
 def cases() -> Iterator[Case]:
     """What matters most first: the time may not suffice for all."""
-    for dtype in TYPES:
-        for name in WORKLOADS:
-            yield Case("tail", name, dtype)
+    everyone = ("eager", "compile", "max-autotune")
+    for dtype, name in itertools.product(TYPES, WORKLOADS):
+        yield Case("tail", name, dtype, rivals=everyone)
     for name in ("s19", "s61"):
         yield Case("batch_1", name)
-    for dtype in TYPES:
-        for name in WORKLOADS:
-            yield Case("tail_backward", name, dtype)
+    for dtype, name in itertools.product(TYPES, WORKLOADS):
+        yield Case("tail_backward", name, dtype)
+    for group, name in itertools.product(("block", "training"), WORKLOADS):
+        yield Case(group, name, rivals=everyone)
     for name in WORKLOADS:
-        yield Case("block", name)
+        yield Case("block", name, "bf16", "channels_last", everyone)
+    for dtype, name in itertools.product(TYPES, WORKLOADS):
+        yield Case("tail", name, dtype, "channels_last", everyone)
     for name in WORKLOADS:
-        yield Case("training", name)
-    for layout, dtype, benchmark in itertools.product(("contiguous", "channels_last"), TYPES, (False, True)):
-        if (layout, dtype, benchmark) != ("contiguous", "fp32", False):  # as above
-            for name in WORKLOADS:
-                yield Case("block", name, dtype, layout, ("eager",), benchmark)
-    for dtype in TYPES:
-        for name in WORKLOADS:
-            yield Case("tail", name, dtype, "channels_last", ("eager",))
-            yield Case("training", name, dtype, "channels_last", ("eager",))
-    for dtype in TYPES:
-        for name in WORKLOADS:
-            yield Case("tail", name, dtype, rivals=("eager", "max-autotune"))
-    for name in WORKLOADS:
-        yield Case("block", name, rivals=("eager", "max-autotune"))
-    for name in WORKLOADS:
-        yield Case("training", name, "bf16")
-        yield Case("block", name, "fp32", "channels_last")
-        yield Case("block", name, "bf16")
+        yield Case("training", name, "bf16", "channels_last", everyone)
+    for group, name in itertools.product(("block", "training"), WORKLOADS):
+        yield Case(group, name, "bf16")
+        yield Case(group, name, "fp32", "channels_last")
+    for dtype, name in itertools.product(TYPES, WORKLOADS):
+        yield Case("tail_backward", name, dtype, "channels_last")
+    for (dtype, layout), name in itertools.product(zip(TYPES, LAYOUTS), WORKLOADS):
+        yield Case("block", name, dtype, layout, ("eager",), True)
+
+
+# --- The rivals' compilers ---------------------------------------------------------------------------
+
+
+def prepare_lines() -> None:
+    """A process that compiles: a case and a rival a line, answered by the seconds of the first call.
+
+    What it compiles lies in the rivals' caches. They choose among kernels by time, so only one process
+    at once times them.
+    """
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    take_turns(os.path.join(os.environ["TORCHINDUCTOR_CACHE_DIR"], "gpu.lock"))
+    for line in sys.stdin:
+        given = json.loads(line)
+        case, rival = Case(**given["case"]), given["rival"]
+        answer: Json = {}
+        begin = time.perf_counter()
+        try:
+            torch._dynamo.reset()
+            with torch.set_grad_enabled(case.group not in INFERENCE):
+                started = STARTS[case.group](case, (rival,))
+            if rival in started.ways:
+                answer["seconds"] = time.perf_counter() - begin
+            else:
+                answer["error"] = str(started.first)
+        except Exception as error:
+            answer["error"] = f"{type(error).__name__}: {error}".splitlines()[0]
+        started = None
+        gc.collect()
+        torch.cuda.empty_cache()
+        print(json.dumps(answer), file=answers)
+
+
+def take_turns(path: str) -> None:
+    """Has the compilers' benchmarks wait for those of other processes."""
+    from torch._inductor.runtime import benchmarking
+
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    one = benchmarking.benchmarker
+    benchmark = one.benchmark
+
+    def alone(*arguments: Any, **named: Any) -> Any:
+        with open(path, "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            return benchmark(*arguments, **named)
+
+    one.benchmark = alone
+
+
+class Rivals:
+    """What the compilers of rivals are ready for."""
+
+    def __init__(self, wanted: list[Case], end: float) -> None:
+        self.seconds: dict[tuple[Case, str], float] = {}
+        self.errors: dict[tuple[Case, str], str] = {}
+        self.waiting: queue.SimpleQueue[tuple[Case, str]] = queue.SimpleQueue()
+        for case in wanted:
+            for rival in case.rivals:
+                if rival in COMPILERS and not case.cudnn_benchmark:
+                    self.waiting.put((case, rival))
+        self.end = end
+        count = max(1, min(8, (os.cpu_count() or 2) // 2))
+        threads = [threading.Thread(target=self.work) for _ in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def work(self) -> None:
+        """One process after the other, until the time is up."""
+        process = subprocess.Popen(
+            [sys.executable, __file__, "--prepare"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        timer = threading.Timer(max(0.1, self.end - time.monotonic()), process.kill)
+        timer.start()
+        with contextlib.suppress(queue.Empty, OSError), process:
+            assert process.stdin is not None and process.stdout is not None
+            while True:
+                case, rival = self.waiting.get_nowait()
+                given = {"case": dataclasses.asdict(case), "rival": rival}
+                print(json.dumps(given), file=process.stdin, flush=True)
+                line = process.stdout.readline()
+                if not line:
+                    break
+                answer = json.loads(line)
+                if "error" in answer:
+                    self.errors[case, rival] = answer["error"]
+                else:
+                    self.seconds[case, rival] = answer["seconds"]
+        timer.cancel()
+
+    def ready(self, case: Case) -> tuple[str, ...]:
+        """The case's rivals that can be measured."""
+        return tuple(r for r in case.rivals if r not in COMPILERS or (case, r) in self.seconds)
 
 
 # --- Calls on tensors too small to matter ------------------------------------------------------------
@@ -542,6 +676,7 @@ def measure_first_calls() -> Json:
 
 def measured(case: Case) -> Json:
     """The entry of one case, whatever happens."""
+    begin = time.monotonic()
     torch._dynamo.reset()
     torch.backends.cudnn.benchmark = case.cudnn_benchmark
     entry: Json = dataclasses.asdict(case)
@@ -554,6 +689,7 @@ def measured(case: Case) -> Json:
         torch.backends.cudnn.benchmark = False
     gc.collect()
     torch.cuda.empty_cache()
+    entry["taken_seconds"] = round(time.monotonic() - begin, 2)
     return entry
 
 
@@ -591,10 +727,11 @@ def targets(entries: list[Json], overhead: Json, first: Json, launches: Json) ->
             continue
         seconds = {name: timing["median"] for name, timing in entry["seconds"].items()}
         what = f"{entry['group']} {entry['workload']} {entry['dtype']}"
-        if entry["group"] == "tail" and "compile" in seconds:
+        if entry["group"] == "tail":
             factor = WORKLOADS[entry["workload"]].floor_factor
             add(f"{what}: times the floor", seconds["onepass"] / entry["floor_seconds"], factor)
-            add(f"{what}: faster than compiled", seconds["compile"] / seconds["onepass"], 1.5, True)
+            if "compile" in seconds:
+                add(f"{what}: faster than compiled", seconds["compile"] / seconds["onepass"], 1.5, True)
         elif entry["group"] == "tail_backward":
             add(f"{what}: times the floor", seconds["onepass"] / entry["floor_seconds"], 1.5)
         elif entry["group"] == "batch_1":
@@ -610,40 +747,57 @@ def targets(entries: list[Json], overhead: Json, first: Json, launches: Json) ->
     return found
 
 
+def measure_all(wanted: list[Case], rivals: Rivals, end: float) -> tuple[list[Json], list[str]]:
+    """The entries, and what there was no time for."""
+    entries, left_out = [], []
+    longest: dict[str, float] = {}  # of cases of a group
+    for case in wanted:
+        left_out += [
+            f"{case.text()} against {rival}: {rivals.errors.get((case, rival), 'no time to compile')}"
+            for rival in case.rivals
+            if rival not in rivals.ready(case)
+        ]
+        if time.monotonic() + longest.get(case.group, 3) > end:
+            left_out.append(case.text())
+            continue
+        entry = measured(dataclasses.replace(case, rivals=rivals.ready(case)))
+        entry["compile_seconds"] = {
+            rival: rivals.seconds[case, rival] for rival in COMPILERS if (case, rival) in rivals.seconds
+        }
+        longest[case.group] = max(longest.get(case.group, 0), entry["taken_seconds"])
+        entries.append(entry)
+        print(f"{case.text()} [{entry['taken_seconds']:.1f} s]\n    {line_of(entry)}", flush=True)
+    return entries, left_out
+
+
 def main() -> None:
     """Measures in order of importance until the time is up."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=280)
+    parser.add_argument("--seconds", type=float, default=240)
     parser.add_argument("--only", help="groups, with commas between; nothing is written then")
+    parser.add_argument("--prepare", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("bench-gpu: PyTorch sees no GPU")
+    if arguments.prepare:
+        prepare_lines()
+        return
     if not onepass.available():
         sys.exit(f"bench-gpu: {onepass.unavailable_reason()}")
-    torch._functorch.config.donated_buffer = False  # a graph is gone through many times
     only = set(arguments.only.split(",")) if arguments.only else {*MEASURES, "overhead", "first_calls"}
+    begin = time.monotonic()
     device = gpu_results.describe_device()
     print(device["description"], flush=True)
 
-    begin = time.monotonic()
+    wanted = [case for case in cases() if case.group in only]
+    rivals = Rivals(wanted, begin + 0.45 * arguments.seconds)
+    prepared = round(time.monotonic() - begin, 1)
+    print(f"{len(rivals.seconds)} functions compiled by rivals in {prepared} s", flush=True)
     overhead = measure_overhead() if "overhead" in only else {}
     first = measure_first_calls() if "first_calls" in only else {}
-    entries, left_out = [], []
-    longest: dict[str, float] = {}  # of cases of a group with the same rivals
-    for case in cases():
-        if case.group not in only:
-            continue
-        kind = f"{case.group} {case.rivals}"
-        started = time.monotonic()
-        if started - begin + longest.get(kind, 5) > arguments.seconds:
-            left_out.append(case.text())
-            continue
-        entries.append(measured(case))
-        taken = time.monotonic() - started
-        longest[kind] = max(longest.get(kind, 0), taken)
-        print(f"{case.text()} [{taken:.1f} s]\n    {line_of(entries[-1])}", flush=True)
+    entries, left_out = measure_all(wanted, rivals, begin + arguments.seconds)
 
     launches = measure_launches() if "overhead" in only else {}
     reached = targets(entries, overhead, first, launches)
@@ -657,6 +811,7 @@ def main() -> None:
         content = {
             "passed": passed,
             "seconds": round(time.monotonic() - begin, 1),
+            "compiling_seconds": prepared,
             "torch": torch.__version__,
             "cudnn": torch.backends.cudnn.version(),
             "command": "make bench-gpu",
@@ -669,7 +824,7 @@ def main() -> None:
         }
         print(f"wrote {gpu_results.write(device, 'benchmarks', content)}")
     for text in left_out:
-        print(f"left out, no time: {text}")
+        print(f"left out: {text}")
     if not passed:
         sys.exit("bench-gpu: failed")
 

@@ -27,8 +27,9 @@ def load_unet() -> type[nn.Module]:
 
 def load_workload(name: str) -> tuple[nn.Module, Tensor]:
     file = model_file.load(str(pathlib.Path(ROOT) / "examples" / f"{name}.py"))
+    file.module.batch_size = WORKLOADS[name]  # instead of gigabytes from which samples are cut
     device = torch.device("cuda")
-    return file.build(device, seed=42), file.inputs(device, 42, WORKLOADS[name])[0]
+    return file.build(device, seed=42), file.inputs(device, 42, None)[0]
 
 
 def step(model: nn.Module, x: Tensor, direction: Tensor | None) -> dict[str, Tensor]:

@@ -96,8 +96,10 @@ def exactly(
 
 
 def factor_of(dtype: torch.dtype) -> float:
-    """How many times PyTorch's error is allowed: in half precision one rounding replaces several."""
-    return 2.0 if dtype == torch.float32 else 1.0
+    """How many times PyTorch's error is allowed: in half precision one rounding replaces several. In float32
+    both are the worst of some hundred roundings in other orders.
+    """
+    return 3.0 if dtype == torch.float32 else 1.0
 
 
 def check_block(
@@ -169,10 +171,12 @@ def launches_of(call: Callable[[], object]) -> list[str]:
 
 @contextlib.contextmanager
 def conv_precision(name: str) -> Iterator[None]:
-    """PyTorch's switch for convolutions: "tf32" or "ieee"."""
-    before = torch.backends.cudnn.conv.fp32_precision
-    torch.backends.cudnn.conv.fp32_precision = name
+    """PyTorch's switch for convolutions: "tf32" or "ieee". By its older name: torch.export fails with the
+    newer.
+    """
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = name == "tf32"
     try:
         yield
     finally:
-        torch.backends.cudnn.conv.fp32_precision = before
+        torch.backends.cudnn.allow_tf32 = before

@@ -1,6 +1,6 @@
 """The benchmark of a machine with a GPU, after scripts/gpu_build.sh: "benchmarks" of results/<device>.json.
 
-    python3 scripts/gpu_bench.py [--seconds 240] [--only tail,block]
+    python3 scripts/gpu_bench.py [--seconds 240] [--only tail,block] [--filter PATTERN]
 
 Tails, their gradients, whole blocks and training steps of the four workloads of examples/, by onepass, by
 eager PyTorch, by torch.compile and by max-autotune, in both layouts. First the rivals' compilers fill their
@@ -23,6 +23,7 @@ import json
 import os
 import queue
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -777,6 +778,7 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=240)
     parser.add_argument("--only", help="groups, with commas between; nothing is written then")
+    parser.add_argument("--filter", default="", help="a regular expression of cases, the same")
     parser.add_argument("--prepare", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -791,7 +793,7 @@ def main() -> None:
     device = gpu_results.describe_device()
     print(device["description"], flush=True)
 
-    wanted = [case for case in cases() if case.group in only]
+    wanted = [case for case in cases() if case.group in only and re.search(arguments.filter, case.text())]
     rivals = Rivals(wanted, begin + 0.45 * arguments.seconds)
     prepared = round(time.monotonic() - begin, 1)
     print(f"{len(rivals.seconds)} functions compiled by rivals in {prepared} s", flush=True)
@@ -807,7 +809,7 @@ def main() -> None:
             f"{'met   ' if target['met'] else 'MISSED'} {target['what']}: {value} (limit {target['limit']})"
         )
     passed = all(entry["passed"] for entry in entries) and bool(entries)
-    if not arguments.only:
+    if not arguments.only and not arguments.filter:
         content = {
             "passed": passed,
             "seconds": round(time.monotonic() - begin, 1),

@@ -1,6 +1,6 @@
 """The test suite of a machine with a GPU, after scripts/gpu_build.sh: "tests" of results/<device>.json.
 
-    python3 scripts/gpu_test.py [--seconds 240] [--only cpp,python] [--filter WORD]
+    python3 scripts/gpu_test.py [--seconds 240] [--only cpp,python] [--filter PATTERN]
 
 Every test of the C++ suite, every test of python/tests_gpu and the C++ suite's small set under
 compute-sanitizer are jobs, several at once: most of their time goes into compiling kernels, which leaves the
@@ -13,17 +13,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
 import queue
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import gpu_results
@@ -177,6 +178,12 @@ class Worker:
         self.log.seek(0)
         return last_lines(self.log.read())
 
+    def close(self) -> None:
+        """Ends the process, which has nothing to do."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.end()
+
     def run(self, job: Job, timeout: float) -> None:
         """One test."""
         assert self.process.stdin is not None
@@ -220,9 +227,8 @@ class Runner:
 
     def close(self) -> None:
         """Lets the worker go."""
-        if self.worker is not None and self.worker.process.stdin is not None:
-            self.worker.process.stdin.close()
-            self.worker.end()
+        if self.worker is not None:
+            self.worker.close()
             self.worker = None
 
 
@@ -249,22 +255,24 @@ def run_at_once(jobs: list[Job], count: int, end: float) -> None:
 # --- The run -----------------------------------------------------------------------------------------
 
 
-def find_jobs(chosen: list[str]) -> Iterator[Job]:
-    """Every job of these suites."""
-    if "cpp" in chosen:
-        for name in cpp_tests():
-            yield Job("cpp", name, alone=name.startswith(ALONE))
-    for suite in chosen:
-        if suite not in ("cpp", "python"):
-            for name in cpp_tests("--gtest_filter=Small*"):
-                yield Job(suite, name)
+def find_jobs(chosen: list[str]) -> list[Job]:
+    """Every job of these suites. Those of the C++ suite, which keep all cores busy, between those of the
+    package, which do not; of the latter whole models, the last in their list, first: they take longest.
+    """
+    sanitized = [
+        Job(suite, name)
+        for suite in chosen
+        if suite not in ("cpp", "python")
+        for name in cpp_tests("--gtest_filter=Small*")
+    ]
+    cpp = [Job("cpp", name, name.startswith(ALONE)) for name in cpp_tests()] if "cpp" in chosen else []
+    python = []
     if "python" in chosen:
         worker = Worker()
-        assert worker.process.stdin is not None
-        worker.process.stdin.close()
-        worker.end()
-        for test in worker.tests:
-            yield Job("python", test["name"], alone=test["alone"])
+        worker.close()
+        python = [Job("python", test["name"], test["alone"]) for test in reversed(worker.tests)]
+    mixed = [job for pair in itertools.zip_longest(python, cpp) for job in pair if job is not None]
+    return sanitized + mixed
 
 
 def seconds_before(device: dict[str, str]) -> dict[str, float]:
@@ -300,7 +308,7 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=240)
     parser.add_argument("--only", default=",".join(SUITES), help="suites, with commas between")
-    parser.add_argument("--filter", default="", help="a part of the names of the tests to run")
+    parser.add_argument("--filter", default="", help="a regular expression of the names of the tests to run")
     arguments = parser.parse_args()
     chosen = arguments.only.split(",")
     if unknown := [name for name in chosen if name not in SUITES]:
@@ -309,7 +317,7 @@ def main() -> None:
     end = begin + arguments.seconds
     device = gpu_results.describe_device()
     print(device["description"], flush=True)
-    jobs = [job for job in find_jobs(chosen) if arguments.filter in job.title()]
+    jobs = [job for job in find_jobs(chosen) if re.search(arguments.filter, job.title())]
     before = seconds_before(device)
     jobs.sort(key=lambda job: -before.get(job.title(), SLOW))
     run_at_once([job for job in jobs if not job.alone], AT_ONCE, end)
@@ -326,7 +334,7 @@ def main() -> None:
             "passed": bool(jobs) and not failed,
             "seconds": seconds,
             "failures": [job.title() for job in failed],
-            "words": {job.title(): job.words if job.ran else "not run in time" for job in failed},
+            "words": {job.title(): job.words[:4000] if job.ran else "not run in time" for job in failed},
             **{suite: summary(suite, jobs) for suite in SUITES},
         }
         print(f"wrote {gpu_results.write(device, 'tests', content)}")

@@ -58,8 +58,12 @@ std::set<std::string> failures(const Json& result) {
   for (const Json& name : result.at("tests").at("failures")) names.insert(name.get<std::string>());
   for (const Json& entry : result.at("benchmarks").at("entries")) {
     if (entry.at("passed").get<bool>()) continue;
-    names.insert(entry.at("group").get<std::string>() + ' ' + entry.at("workload").get<std::string>() + ' ' +
-                 entry.at("dtype").get<std::string>());
+    std::string name = entry.at("group").get<std::string>();
+    for (const char* const part : {"workload", "dtype", "layout"}) {
+      name += ' ';
+      name += entry.at(part).get<std::string>();
+    }
+    names.insert(std::move(name));
   }
   return names;
 }

@@ -255,12 +255,14 @@ class Started:
     results: dict[str, tuple[Tensor, ...]]
     first: Json  # seconds
     exactly: Callable[[], tuple[Tensor, ...]] | None = None  # the results in fp64
+    plan: Callable[[], str] = str  # what onepass runs
 
     def entry(self) -> Json:
         """What is known before anything is timed. Lets the results go."""
         ours = self.results["onepass"]
         entry: Json = {
             "shape": list(self.x.shape),
+            "plan": self.plan(),
             "first_call_seconds": self.first,
             "differences": {
                 name: difference(ours, theirs) for name, theirs in self.results.items() if name != "onepass"
@@ -299,6 +301,15 @@ def tail_tensors(case: Case) -> tuple[Tensor, Tensor, Tensor]:
     return x, *(torch.randn(shape[1], dtype=dtype, device=DEVICE) for _ in range(2))
 
 
+def tail_plan(case: Case, x: Tensor, *, backward: bool = False) -> str:
+    """The strategy of the workload's tail."""
+    layout = memory_format(case.layout, x.dim())
+    tail = WORKLOADS[case.workload].tail
+    text = onepass.explain(tail, x.shape, dtype=x.dtype, layout=layout, device=DEVICE, backward=backward)
+    found = re.search(r"^\* (\S+)", text, re.MULTILINE)
+    return found.group(1) if found else text
+
+
 def start_tail(case: Case, names: tuple[str, ...]) -> Started:
     """Forward without gradients."""
     tensors = tail_tensors(case)
@@ -308,7 +319,14 @@ def start_tail(case: Case, names: tuple[str, ...]) -> Started:
     def exactly() -> tuple[Tensor, ...]:
         return (WORKLOADS[case.workload].eager(*(t.double() for t in tensors)),)
 
-    return Started(tensors[0], ways, {name: (y,) for name, y in results.items()}, first, exactly)
+    return Started(
+        tensors[0],
+        ways,
+        {name: (y,) for name, y in results.items()},
+        first,
+        exactly,
+        lambda: tail_plan(case, tensors[0]),
+    )
 
 
 def measure_tail(case: Case) -> Json:
@@ -358,7 +376,14 @@ def start_tail_backward(case: Case, names: tuple[str, ...]) -> Started:
         doubled = [leaf.detach().double().requires_grad_() for leaf in leaves]
         return torch.autograd.grad(eager(*doubled), doubled, direction.double())
 
-    return Started(leaves[0].detach(), ways, results, {"forward": forward, "backward": first}, exactly)
+    return Started(
+        leaves[0].detach(),
+        ways,
+        results,
+        {"forward": forward, "backward": first},
+        exactly,
+        lambda: tail_plan(case, leaves[0], backward=True),
+    )
 
 
 def measure_tail_backward(case: Case) -> Json:
@@ -395,12 +420,18 @@ def block_ways(case: Case, names: tuple[str, ...]) -> tuple[nn.Module, dict[str,
     return model, ways, x
 
 
+def block_plan(models: dict[str, nn.Module]) -> str:
+    """What the fused model has run."""
+    return "; ".join(block.plan for block in onepass.report(models["onepass"]).fused)
+
+
 def start_block(case: Case, names: tuple[str, ...]) -> Started:
     """The whole model without gradients."""
     _, models, x = block_ways(case, names)
     ways = {name: lambda m=m: m(x) for name, m in models.items()}
     results, first = first_calls(ways)
-    return Started(x, ways, {name: (y,) for name, y in results.items()}, first)
+    results = {name: (y,) for name, y in results.items()}
+    return Started(x, ways, results, first, plan=lambda: block_plan(models))
 
 
 def measure_block(case: Case) -> Json:
@@ -422,7 +453,7 @@ def start_training(case: Case, names: tuple[str, ...]) -> Started:
 
     ways = {name: lambda m=m: step(m) for name, m in models.items()}
     results, first = first_calls(ways)
-    return Started(x, ways, results, first)
+    return Started(x, ways, results, first, plan=lambda: block_plan(models))
 
 
 def measure_training(case: Case) -> Json:
@@ -705,6 +736,8 @@ def line_of(entry: Json) -> str:
         for name, timing in entry["seconds"].items()
         if name != "onepass"
     ]
+    if entry["plan"]:
+        parts[0] += f" ({entry['plan']})"
     if "floor_seconds" in entry:
         parts.append(f"{ours / entry['floor_seconds']:.2f} of the floor")
     if "peak_bytes" in entry:

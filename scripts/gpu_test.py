@@ -1,6 +1,6 @@
 """The test suite of a machine with a GPU, after scripts/gpu_build.sh: "tests" of results/<device>.json.
 
-    python3 scripts/gpu_test.py [--seconds 240] [--only cpp,python] [--filter PATTERN]
+    python3 scripts/gpu_test.py [--seconds 230] [--only cpp,python] [--filter PATTERN]
 
 Every test of the C++ suite, every test of python/tests_gpu and the C++ suite's small set under
 compute-sanitizer are jobs, several at once: most of their time goes into compiling kernels, which leaves the
@@ -306,7 +306,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=240)
+    parser.add_argument("--seconds", type=float, default=230)
     parser.add_argument("--only", default=",".join(SUITES), help="suites, with commas between")
     parser.add_argument("--filter", default="", help="a regular expression of the names of the tests to run")
     arguments = parser.parse_args()

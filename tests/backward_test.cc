@@ -2,6 +2,7 @@
 // memory.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <iostream>
@@ -10,6 +11,7 @@
 #include "block/convert.h"
 #include "onepass/onepass.h"
 #include "reference/backward.h"
+#include "reference/tensor_access.h"
 #include "support/backward_harness.h"
 #include "support/cases.h"
 #include "support/guarded_memory.h"
@@ -279,6 +281,42 @@ TEST(ConvBackward, GivesTheSameBitsForAnyThreadCount) {
     check_bits([&](Device device) { return BackwardProblem(Problem::parse(text, device)); }, 3);
 }
 
+// The gradients with the input's written over the input.
+GradientValues run_over_input(const BackwardPlan& backward, const BackwardOperands& operands,
+                              Executor& executor) {
+  const BackwardProblem& problem = backward.problem();
+  BackwardMemory memory(problem, operands, executor);
+  const Plan forward = plan(problem.forward);
+  GuardedMemory workspace(std::max(forward.workspace_bytes(), backward.workspace_bytes()), 0);
+  forward.run(memory.forward_arguments(), workspace.data(), executor);
+  BackwardArguments arguments = memory.backward_arguments();
+  arguments.input_gradient = const_cast<void*>(arguments.input);
+  backward.run(arguments, workspace.data(), executor);
+  GradientValues gradients = memory.outcome().gradients;
+  gradients[0] = load_tensor(problem.input_gradient, arguments.input_gradient);
+  return gradients;
+}
+
+TEST(TailBackward, GivesTheSameBitsOverItsInput) {
+  ThreadExecutor executor(thread_count);
+  int64_t overwritten = 0;
+  const auto check_over_input = [&](const BackwardProblem& problem, uint64_t seed) {
+    const BackwardPlan backward = plan_backward(problem, {"tail_backward", ""});
+    if (!problem.wants_input() || !backward.may_overwrite_input()) return;
+    ++overwritten;
+    const BackwardOperands operands = random_backward_operands(problem, Distribution::normal, seed);
+    EXPECT_TRUE(
+        same_bits(run(backward, operands, executor).gradients, run_over_input(backward, operands, executor)))
+        << "seed " << seed << ": " << problem.text();
+  };
+  const uint64_t first = base_seed();
+  const int64_t count = scaled(600);
+  for (uint64_t seed = first; seed < first + static_cast<uint64_t>(count); ++seed)
+    check_over_input(random_tail_backward(seed, Device::cpu(thread_count)), seed);
+  EXPECT_GT(overwritten, count / 20);
+  for (const char* const text : large_tails) check_over_input(tail(text), 1);
+}
+
 TEST(TailBackward, GivesTheSameBitsForAnyThreadCount) {
   for (uint64_t seed = 700; seed < 700 + static_cast<uint64_t>(scaled(100)); ++seed)
     check_bits([&](Device device) { return random_tail_backward(seed, device); }, seed);
@@ -404,6 +442,10 @@ TEST(BackwardPlan, RefusesWhatDoesNotFit) {
   expect_error([&] { run_with([](BackwardArguments& a) { a.parameter_gradients.pop_back(); }); },
                "gradients");
   expect_error([&] { run_with([](BackwardArguments& a) { a.parameters.pop_back(); }); }, "parameters");
+
+  const BackwardPlan keeps = plan_backward(tail("swish | group_norm(2) @ 2x4x5x5"));
+  EXPECT_FALSE(keeps.may_overwrite_input());
+  expect_error([&] { run_over_input(keeps, operands, executor); }, "reads again");
 }
 
 // A gradient with one term missing, or in half precision, is outside the tolerance.

@@ -58,9 +58,11 @@ class ONEPASS_API BackwardPlan {
   size_t workspace_bytes() const;
   // Whether run() reads BackwardArguments::statistics, so that the forward has to save them.
   bool reads_statistics() const;
+  // Whether BackwardArguments::input_gradient may be the input itself, which is then overwritten.
+  bool may_overwrite_input() const;
   std::string explain() const;
 
-  // As Plan::run. What it writes overlaps nothing that it reads.
+  // As Plan::run. What it writes overlaps nothing that it reads, but for an input that it may overwrite.
   void run(const BackwardArguments& arguments, void* workspace, Executor& executor) const;
   void run(const BackwardArguments& arguments, void* workspace, Stream stream) const;
 

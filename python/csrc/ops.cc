@@ -144,15 +144,21 @@ void check_statistics(const Tensor& statistics, const BackwardPlan& plan) {
               ", as forward_with_statistics gives them");
 }
 
-// Gradients of the parameters that the problem has, read from `parameters` where the plan reads them.
+// Where the input's gradient goes.
+enum class InputGradient : bool { own_memory, over_input };
+
+// Gradients of the parameters that the problem has, read from `parameters` where the plan reads them. One
+// that goes over the input leaves an empty tensor.
 std::vector<Tensor> run_backward(const BackwardPlanOfCall& prepared, const Tensor& output_gradient,
                                  const Tensor& input, const std::vector<Tensor>& parameters,
-                                 const Tensor& statistics) {
+                                 const Tensor& statistics,
+                                 InputGradient where = InputGradient::own_memory) {
   const BackwardPlan& plan = prepared.plan;
   const BackwardProblem& problem = plan.problem();
   check_statistics(statistics, plan);
   const size_t count = problem.parameter_gradients.size();
-  std::vector<Tensor> gradients{gradient_of(problem.input_gradient, problem.wants_input())};
+  const bool over_input = problem.wants_input() && where == InputGradient::over_input;
+  std::vector<Tensor> gradients{gradient_of(problem.input_gradient, problem.wants_input() && !over_input)};
   for (size_t i = 0; i < count; ++i) {
     gradients.push_back(gradient_of(problem.parameter_gradients[i], problem.wants_parameter(i)));
   }
@@ -161,8 +167,11 @@ std::vector<Tensor> run_backward(const BackwardPlanOfCall& prepared, const Tenso
                               addresses(read),
                               output_gradient.const_data_ptr(),
                               static_cast<const float*>(statistics.const_data_ptr()),
-                              problem.wants_input() ? gradients[0].mutable_data_ptr() : nullptr,
+                              nullptr,
                               {}};
+  if (problem.wants_input()) {
+    arguments.input_gradient = over_input ? input.mutable_data_ptr() : gradients[0].mutable_data_ptr();
+  }
   for (size_t i = 0; i < count; ++i) {
     arguments.parameter_gradients.push_back(problem.wants_parameter(i) ? gradients[i + 1].mutable_data_ptr()
                                                                        : nullptr);
@@ -173,6 +182,7 @@ std::vector<Tensor> run_backward(const BackwardPlanOfCall& prepared, const Tenso
   return gradients;
 }
 
+template <InputGradient where>
 std::vector<Tensor> backward(const Tensor& output_gradient, const Tensor& input,
                              const std::vector<Tensor>& parameters, const Tensor& statistics,
                              const std::string& block, const std::vector<bool>& wanted) {
@@ -180,7 +190,16 @@ std::vector<Tensor> backward(const Tensor& output_gradient, const Tensor& input,
   require_cpu(output_gradient);
   require_cpu(statistics);
   const auto prepared = backward_plan(block, specs, spec_of(output_gradient), wanted, torch_threads());
-  return run_backward(*prepared, output_gradient, input, parameters, statistics);
+  return run_backward(*prepared, output_gradient, input, parameters, statistics, where);
+}
+
+bool may_overwrite_input(const Tensor& output_gradient, const Tensor& input,
+                         const std::vector<Tensor>& parameters, const std::string& block,
+                         const std::vector<bool>& wanted) {
+  const CallSpecs specs(input, parameters);
+  require_cpu(output_gradient);
+  return backward_plan(block, specs, spec_of(output_gradient), wanted, torch_threads())
+      ->plan.may_overwrite_input();
 }
 
 // ---------------------------------------------- blocks with a convolution, differentiated as it and a tail
@@ -369,6 +388,12 @@ STABLE_TORCH_LIBRARY(onepass, library) {
       "backward(Tensor output_gradient, Tensor input, Tensor[] parameters, Tensor statistics, str block, "
       "bool[] wanted) -> Tensor[]");
   library.def(
+      "backward_(Tensor output_gradient, Tensor(a!) input, Tensor[] parameters, Tensor statistics, str block, "
+      "bool[] wanted) -> Tensor[]");
+  library.def(
+      "may_overwrite_input(Tensor output_gradient, Tensor input, Tensor[] parameters, str block, "
+      "bool[] wanted) -> bool");
+  library.def(
       "block_forward(Tensor input, Tensor[] parameters, str block, ScalarType? out_dtype=None) -> "
       "(Tensor, Tensor, Tensor)");
   library.def(
@@ -383,7 +408,9 @@ STABLE_TORCH_LIBRARY(onepass, library) {
 STABLE_TORCH_LIBRARY_IMPL(onepass, CPU, library) {
   library.impl("forward", boxed<forward>);
   library.impl("forward_with_statistics", boxed<forward_with_statistics>);
-  library.impl("backward", boxed<backward>);
+  library.impl("backward", boxed<backward<InputGradient::own_memory>>);
+  library.impl("backward_", boxed<backward<InputGradient::over_input>>);
+  library.impl("may_overwrite_input", boxed<may_overwrite_input>);
   library.impl("block_forward", boxed<block_forward>);
   library.impl("block_backward", boxed<block_backward>);
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -131,8 +132,8 @@ def _block_gradients(
     conv_wanted, tail_wanted = wanted[:count], wanted[count:]
     gradient, tail_gradients = output_gradient, ()
     if description.tail:
-        gradient, *tail_gradients = torch.ops.onepass.backward.default(
-            output_gradient, saved[1], saved[4:], saved[2], description.tail, (any(conv_wanted), *tail_wanted)
+        gradient, *tail_gradients = _tail_gradients(
+            description.tail, output_gradient, saved, (any(conv_wanted), *tail_wanted), large
         )
     input, weight, nothing = saved[0], saved[3], saved[2].new_empty(0)
     saved.clear()
@@ -145,6 +146,41 @@ def _block_gradients(
     else:  # no convolution of the library gives the input's gradient
         conv_gradients = _conv_gradients_by_torch(conv, gradient.to(input.dtype), input, weight, conv_wanted)
     return *conv_gradients, *tail_gradients
+
+
+def _tail_gradients(
+    tail: str, output_gradient: Tensor, saved: list[Tensor], wanted: Sequence[bool], large: bool
+) -> Sequence[Tensor]:
+    """The gradients of the convolution's output, written over it if large and possible, and of parameters."""
+    activation, statistics, parameters = 1, saved[2], saved[4:]
+    if (
+        large
+        and wanted[0]
+        and _has_no_other_holder(saved, activation)
+        and torch.ops.onepass.may_overwrite_input.default(
+            output_gradient, saved[activation], parameters, tail, wanted
+        )
+    ):
+        _, *gradients = torch.ops.onepass.backward_.default(
+            output_gradient, saved[activation], parameters, statistics, tail, wanted
+        )
+        return saved[activation], *gradients
+    return torch.ops.onepass.backward.default(
+        output_gradient, saved[activation], parameters, statistics, tail, wanted
+    )
+
+
+def _has_no_other_holder(tensors: list[Tensor], index: int) -> bool:
+    """Whether the list alone holds the tensor and its memory.
+
+    The graph does where it is retained, and whoever looked at saved tensors, in a hook or by grad_fn, may.
+    """
+    # getrefcount counts its own argument too, and the storage's count the object of untyped_storage().
+    return (
+        sys.getrefcount(tensors[index]) == 2
+        and tensors[index]._use_count() == 1
+        and torch._C._storage_Use_Count(tensors[index].untyped_storage()._cdata) == 2
+    )
 
 
 def has_input_gradient(conv: Conv) -> bool:
@@ -275,6 +311,17 @@ def _fake_backward(
     return [g if want else g.new_empty(0) for g, want in zip(gradients, wanted, strict=True)]
 
 
+def _fake_backward_over_input(
+    output_gradient: Tensor,
+    input: Tensor,
+    parameters: Sequence[Tensor],
+    statistics: Tensor,
+    block: str,
+    wanted: Sequence[bool],
+) -> list[Tensor]:
+    return _fake_backward(output_gradient, input, parameters, statistics, block, (False, *wanted[1:]))
+
+
 def _fake_block_forward(
     input: Tensor, parameters: Sequence[Tensor], block: str, out_dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -315,5 +362,6 @@ if _library.available():
     torch.library.register_fake("onepass::forward", _fake_forward)
     torch.library.register_fake("onepass::forward_with_statistics", _fake_forward_with_statistics)
     torch.library.register_fake("onepass::backward", _fake_backward)
+    torch.library.register_fake("onepass::backward_", _fake_backward_over_input)
     torch.library.register_fake("onepass::block_forward", _fake_block_forward)
     torch.library.register_fake("onepass::block_backward", _fake_block_backward)

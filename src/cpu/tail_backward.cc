@@ -171,6 +171,9 @@ std::string TailBackward::describe() const {
     out << "between the passes: " << kept[static_cast<int>(kept_)] << '\n';
     out << "units in a wave: " << wave_units_ << (units_per_sample_ == 1 ? " samples\n" : " slabs\n");
   }
+  if (problem_.wants_input()) {
+    out << "the input's gradient may overwrite the input: " << (may_overwrite_input() ? "yes\n" : "no\n");
+  }
   out << "panels: " << panel_elements_ << " elements\n";
   out << "workspace: " << workspace_bytes() << " bytes, of which " << worker_floats_ * 4 << " per thread\n";
   return out.str();

@@ -31,6 +31,10 @@ class TailBackward final : public BackwardKernel {
 
   size_t workspace_bytes() const override { return static_cast<size_t>(workspace_floats_) * sizeof(float); }
   bool reads_statistics() const override { return norm_; }
+  // The last step of the last pass reads an element of x and writes the same one of dx.
+  bool may_overwrite_input() const override {
+    return kept_ == Kept::nothing && problem_.input_gradient == problem_.forward.input;
+  }
   std::string describe() const override;
   void run(const BackwardArguments& arguments, void* workspace, Executor& executor) const override;
 

@@ -35,6 +35,8 @@ size_t BackwardPlan::workspace_bytes() const { return kernel_->workspace_bytes()
 
 bool BackwardPlan::reads_statistics() const { return kernel_->reads_statistics(); }
 
+bool BackwardPlan::may_overwrite_input() const { return kernel_->may_overwrite_input(); }
+
 std::string BackwardPlan::explain() const {
   return explain_choice(problem_.text(), strategy_, problem_.forward.device, candidates_, *kernel_);
 }
@@ -58,6 +60,10 @@ void BackwardPlan::check(const BackwardArguments& arguments, const void* workspa
   }
   if (problem_.wants_input()) {
     check_pointer("input_gradient", arguments.input_gradient, problem_.input_gradient);
+    if (arguments.input_gradient == arguments.input && problem_.input_gradient.byte_span() > 0 &&
+        !may_overwrite_input()) {
+      throw Error("the input's gradient lies where the input does, which this plan reads again");
+    }
   }
   for (size_t i = 0; i < problem_.parameter_gradients.size(); ++i) {
     if (!problem_.wants_parameter(i)) continue;

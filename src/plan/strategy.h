@@ -32,6 +32,7 @@ class Kernel : public BuiltStrategy {
 class BackwardKernel : public BuiltStrategy {
  public:
   virtual bool reads_statistics() const = 0;
+  virtual bool may_overwrite_input() const { return false; }
   virtual void run(const BackwardArguments& arguments, void* workspace, Executor& executor) const;
   virtual void launch(const BackwardArguments& arguments, void* workspace, Stream stream) const;
 };

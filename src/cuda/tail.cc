@@ -145,7 +145,15 @@ Alignment::Alignment(const TailShape& shape, const Problem& problem, const Argum
 
 void Alignment::add_parameter(int bit, int index, const TensorSpec& spec, const void* pointer) {
   constexpr int most = aligned_gradient - aligned_parameter;  // others count as not aligned
-  if (index < most) add(bit + index, spec, pointer);
+  if (index < most) {
+    add(bit + index, spec, pointer);
+  } else {
+    all_ = false;
+  }
+}
+
+int64_t Alignment::bits() const {
+  return static_cast<int64_t>(bits_ | (all_ ? uint64_t{1} << aligned_all : 0));
 }
 
 void Alignment::add(int bit, const TensorSpec& spec, const void* pointer) {
@@ -154,7 +162,8 @@ void Alignment::add(int bit, const TensorSpec& spec, const void* pointer) {
   const uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
   const bool aligned =
       address % bytes == 0 && address / bytes % elements == static_cast<uintptr_t>(phase_) % elements;
-  if (aligned && bit < 64) bits_ |= uint64_t{1} << bit;
+  if (aligned) bits_ |= uint64_t{1} << bit;
+  all_ &= aligned;
 }
 
 StreamNumbers::StreamNumbers(const TailShape& shape, int64_t bytes_of_element, const Gpu& gpu)
@@ -221,8 +230,12 @@ std::string StreamNumbers::source() const {
   constant("piece_vectors", piece_vectors);
   constant("piece_positions", piece_positions);
   constant("rows_per_tile", rows_per_tile);
-  out << "};\nusing Walk = onepass::" << (order == Order::planar ? "PlanarWalk" : "InterleavedWalk")
-      << "<onepass::Tail, Numbers>;\n";
+  // One vector at a time where the tensors do not lie on 16 bytes: rare, and it must not cost registers.
+  const char* walk = order == Order::planar ? "PlanarWalk" : "InterleavedWalk";
+  out << "};\n"
+      << "struct UnalignedNumbers : Numbers {\n  static constexpr int vectors_in_flight = 1;\n};\n"
+      << "using Walk = onepass::" << walk << "<onepass::Tail, Numbers>;\n"
+      << "using UnalignedWalk = onepass::" << walk << "<onepass::Tail, UnalignedNumbers>;\n";
   return out.str();
 }
 

@@ -68,13 +68,14 @@ class Alignment {
   // A parameter of the input's size, or its gradient: `bit` is that of the first one.
   void add_parameter(int bit, int index, const TensorSpec& spec, const void* pointer);
   void add(int bit, const TensorSpec& spec, const void* pointer);
-  int64_t bits() const { return static_cast<int64_t>(bits_); }
+  int64_t bits() const;
   int64_t phase() const { return phase_; }
 
  private:
   int width_;
   int64_t phase_;
   uint64_t bits_ = 0;
+  bool all_ = true;
 };
 
 // The numbers of a pass by tickets: how a unit is cut into tiles.
@@ -98,7 +99,7 @@ struct StreamNumbers {
 
   int64_t units(int64_t batch) const { return batch * units_per_sample; }
   int64_t waves(int64_t batch) const { return (units(batch) + wave_units - 1) / wave_units; }
-  // `struct Numbers` and the walk's type.
+  // `struct Numbers` and the walk's type, for launches with all vectors on 16 bytes and for others.
   std::string source() const;
   std::string describe() const;
   // Floats that sums of `count` values a row need in shared memory.

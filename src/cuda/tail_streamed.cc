@@ -68,12 +68,18 @@ class TailStreamed final : public Kernel {
   Source source() const {
     return {"onepass_tail_streamed",
             "#include \"tail_streamed.cuh\"\n" + tail_source(problem_) + numbers_.source() +
-                "using Agent = onepass::TailStreamed<onepass::Tail, Numbers, Walk>;\n"
+                "using Agent = onepass::TailStreamed<onepass::Tail, Numbers, Walk, true>;\n"
+                "using Unaligned = onepass::TailStreamed<onepass::Tail, UnalignedNumbers, UnalignedWalk, "
+                "false>;\n"
                 "extern \"C\" __global__ void __launch_bounds__(" +
                 std::to_string(numbers_.threads) + ", " + std::to_string(numbers_.blocks_wanted) +
                 ") onepass_tail_streamed(const __grid_constant__ Agent::Parameters p) {\n"
                 "  extern __shared__ float scratch[];\n"
-                "  Agent{p, scratch}.run();\n"
+                "  if (p.is_aligned(onepass::aligned_all)) {\n"
+                "    Agent{p, scratch}.run();\n"
+                "  } else {\n"
+                "    Unaligned{p, scratch}.run();\n"
+                "  }\n"
                 "}\n"};
   }
 

@@ -10,7 +10,8 @@ enum AlignedBit {
   aligned_output_gradient = 2,
   aligned_input_gradient = 3,
   aligned_parameter = 8,  // the first 24 of them; of others no bit is ever set
-  aligned_gradient = 32
+  aligned_gradient = 32,
+  aligned_all = 63  // every tensor of the launch
 };
 
 }  // namespace onepass

@@ -13,7 +13,8 @@
 
 namespace onepass {
 
-template <class Tail, class Numbers, class Walk>
+// `Aligned`: all vectors of the launch lie on 16 bytes, and no other path is in the loops.
+template <class Tail, class Numbers, class Walk, bool Aligned>
 struct TailBackward {
   using Parameters = TailBackwardParameters<Tail::parameters>;
   using Before = typename Tail::Before;
@@ -92,10 +93,10 @@ struct TailBackward {
 #pragma unroll
       for (int i = 0; i < Count; ++i) {
         if (!is_in(i, how_many)) break;
-        x[i].template load<second>(p.input, index + i * step, p.is_aligned(aligned_input));
+        x[i].template load<second>(p.input, index + i * step, Aligned || p.is_aligned(aligned_input));
         if constexpr (!Tail::has_mean) {
           dy[i].template load<second>(p.output_gradient, index + i * step,
-                                      p.is_aligned(aligned_output_gradient));
+                                      Aligned || p.is_aligned(aligned_output_gradient));
         }
         before[i].load(p, index + i * step);
         after[i].load(p, index + i * step);
@@ -118,7 +119,7 @@ struct TailBackward {
           if constexpr (Tail::wants_input) {
             Packed<typename Tail::InputGradient, Width> dx;
             dx.pack(value);
-            dx.store(p.input_gradient, index + i * step, p.is_aligned(aligned_input_gradient));
+            dx.store(p.input_gradient, index + i * step, Aligned || p.is_aligned(aligned_input_gradient));
           }
           before_gradients.store(p, index + i * step);
           after_gradients.store(p, index + i * step);
@@ -152,7 +153,9 @@ struct TailBackward {
           for (int i = 0; i < after_sums; ++i) sums.value[r][norm_sums + i] += channel_gradients[i];
           return 0.0f;
         } else {
-          const float dh = row.rstd[r] * (fmaf(row.gamma[r], dz, -row.sum[r]) - xhat * row.product[r]);
+          // rstd (gamma dz - sum - xhat product) in two instructions: the factors are the row's.
+          const float dh = fmaf(row.rstd[r] * row.gamma[r], dz,
+                                fmaf(xhat, -(row.rstd[r] * row.product[r]), -(row.rstd[r] * row.sum[r])));
           float before_channel_gradients[Before::channel_operands > 0 ? Before::channel_operands : 1];
           const float dx = Before::gradient(x, row.before.value[r], before, k, dh, before_channel_gradients,
                                             before_gradients);
@@ -262,9 +265,8 @@ struct TailBackward {
       Tail::wants_sums ? (Tail::channels + Numbers::threads - 1) / Numbers::threads : 0;
 
   __device__ __forceinline__ void arrive_finished() const {
-    __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) atomicAdd(p.control + 1, 1u);
+    if (threadIdx.x == 0) count_up(p.control + 1);
   }
 
   __device__ __forceinline__ void first(int64 unit, int tile, uint32* counters) const {

@@ -7,67 +7,10 @@
 // memory. Elements before the first vector and after the last one are kept by the first block, one a thread.
 #pragma once
 
+#include "barrier.cuh"
 #include "tail.cuh"
 
 namespace onepass {
-
-namespace barrier {
-
-__device__ __forceinline__ uint32 shared_address(const void* pointer) {
-  return static_cast<uint32>(__cvta_generic_to_shared(pointer));
-}
-
-#if __CUDA_ARCH__ >= 900
-__device__ __forceinline__ void initialise(uint64* barrier) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-__device__ __forceinline__ void expect(uint64* barrier, uint32 bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
-               "r"(bytes)
-               : "memory");
-}
-
-__device__ __forceinline__ void wait(uint64* barrier, uint32 parity) {
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "again_%=:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again_%=;\n"
-      "}\n" ::"r"(shared_address(barrier)),
-      "r"(parity)
-      : "memory");
-}
-
-__device__ __forceinline__ void copy(void* to, const void* from, uint32 bytes, uint64* barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-          shared_address(to)),
-      "l"(from), "r"(bytes), "r"(shared_address(barrier))
-      : "memory");
-}
-
-// What this thread has read of shared memory is read before a bulk copy that is asked for later overwrites
-// it.
-__device__ __forceinline__ void release_to_copies() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-__device__ __forceinline__ void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-// Writes a float to the shared memory of another block of the cluster, at the place of this block's own.
-__device__ __forceinline__ void store_to(float* own, uint32 block, float value) {
-  uint32 address;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(own)), "r"(block));
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
-}
-#endif
-
-}  // namespace barrier
 
 template <class Tail, class Numbers>
 struct TailResident {
@@ -95,8 +38,9 @@ struct TailResident {
   struct Shared {
     alignas(128) unsigned char stage[warps][slots][Numbers::staged ? chunk_bytes : 16];
     uint64 arrived[warps][slots];
+    uint64 received[2];            // what the cluster's blocks sent, by parity of the round
     float warp[2][warps];          // mean and M2 of the warps
-    float exchange[2][2][blocks];  // mean and M2 of the cluster's blocks, by parity of the round
+    float exchange[2][blocks][2];  // mean and M2 of the cluster's blocks, by parity of the round
   };
 
   const Parameters& p;
@@ -280,15 +224,16 @@ struct TailResident {
     constexpr float per_element = 1.0f / static_cast<float>(slab_elements);
 #if __CUDA_ARCH__ >= 900
     if constexpr (blocks > 1) {
+      // Sent with a count of its bytes: a barrier of the cluster would first wait for all that was stored.
       const int parity = round & 1;
+      if (threadIdx.x == 0) barrier::expect(&shared.received[parity], blocks * 8);
       if (threadIdx.x < blocks) {
-        barrier::store_to(&shared.exchange[parity][0][block], lane, mean);
-        barrier::store_to(&shared.exchange[parity][1][block], lane, m2);
+        barrier::send(shared.exchange[parity][block], mean, m2, &shared.received[parity], lane);
       }
-      barrier::cluster_sync();
+      barrier::wait(&shared.received[parity], round / 2 & 1);
       const float own = lane < blocks ? range.elements(lane * block_vectors, block_vectors) : 0.0f;
-      merge(own, lane < blocks ? shared.exchange[parity][0][lane] : 0.0f,
-            lane < blocks ? shared.exchange[parity][1][lane] : 0.0f, per_element, mean, m2);
+      merge(own, lane < blocks ? shared.exchange[parity][lane][0] : 0.0f,
+            lane < blocks ? shared.exchange[parity][lane][1] : 0.0f, per_element, mean, m2);
     }
 #endif
     rstd = rsqrtf(m2 * per_element + Tail::eps);
@@ -374,7 +319,6 @@ struct TailResident {
                                          float (&h)[vectors][width]) const {
     constexpr bool by_row = Tail::has_affine || After::channel_operands > 0;
     auto rows = cursor(load_row);
-    if constexpr (plain) load_row(share.row);
     for_each_vector<plain>(share, 0, vectors, [&](int i) {
       typename After::template Tensors<width> tensors;
       tensors.load(p, range.begin + share.position_of(i));
@@ -425,6 +369,17 @@ struct TailResident {
 #pragma unroll
     for (int k = 0; k < width; ++k) sum += sums[k];
 
+    // The values of the warp's row are on their way while the sums are, where registers are left for them.
+    constexpr bool early = vectors * width + width <= 84;
+    float scale, shift;
+    float operands[After::channel_operands > 0 ? After::channel_operands : 1];
+    float weight = 1.0f, bias = 0.0f;
+    const auto ask_row = [&](int row) {
+      weight = Tail::weight(p, first_channel + row);
+      bias = Tail::bias(p, first_channel + row);
+      After::load_channel(p, n, first_channel + row, operands);
+    };
+    if (early && plain) ask_row(share.row);
     float mean, rstd;
     reduce(h, share, sum, edge, has_edge, range, block, round, mean, rstd);
     if (p.statistics != nullptr && block == 0 && thread == 0) {
@@ -432,25 +387,28 @@ struct TailResident {
       p.statistics[2 * slab + 1] = rstd;
     }
 
-    float scale, shift;
-    float operands[After::channel_operands > 0 ? After::channel_operands : 1];
-    const auto load_row = [&](int row) {
-      scale = Tail::weight(p, first_channel + row) * rstd;
-      shift = fmaf(-mean, scale, Tail::bias(p, first_channel + row));
-      After::load_channel(p, n, first_channel + row, operands);
+    const auto scale_row = [&] {
+      scale = weight * rstd;
+      shift = fmaf(-mean, scale, bias);
     };
+    const auto load_row = [&](int row) {
+      ask_row(row);
+      scale_row();
+    };
+    if (plain) {
+      if constexpr (!early) ask_row(share.row);
+      scale_row();
+      finish<true>(share, range, scale, shift, operands, load_row, h);
+    } else {
+      load_row(0);
+      finish<false>(share, range, scale, shift, operands, load_row, h);
+    }
     if (has_edge) {
       load_row(edge_position / spatial);
       typename After::template Tensors<1> tensors;
       tensors.load(p, range.begin + edge_position);
       store_one<typename Tail::Output>(p.output, range.begin + edge_position,
                                        After::value(fmaf(edge, scale, shift), operands, tensors, 0));
-    }
-    if (plain) {
-      finish<true>(share, range, scale, shift, operands, load_row, h);
-    } else {
-      load_row(0);
-      finish<false>(share, range, scale, shift, operands, load_row, h);
     }
     if constexpr (warps > 1 && blocks == 1) __syncthreads();  // all have read the sums of the warps
   }
@@ -469,7 +427,13 @@ struct TailResident {
       __syncwarp();
       for (int slot = 0; slot < slots; ++slot) ask(ring, slot, slabs, clusters, block);
     }
-    if constexpr (blocks > 1) barrier::cluster_sync();  // no sums go to a block that has not started
+    if constexpr (blocks > 1) {
+      if (threadIdx.x == 0) {
+        barrier::initialise(&shared.received[0]);
+        barrier::initialise(&shared.received[1]);
+      }
+      barrier::cluster_sync();  // no sums go to a block that has not started
+    }
 #endif
     int round = 0;
 #pragma unroll 1

@@ -12,7 +12,8 @@
 
 namespace onepass {
 
-template <class Tail, class Numbers, class Walk>
+// `Aligned`: all vectors of the launch lie on 16 bytes, and no other path is in the loops.
+template <class Tail, class Numbers, class Walk, bool Aligned>
 struct TailStreamed {
   using Parameters = TailParameters<Tail::parameters>;
   using Before = typename Tail::Before;
@@ -51,7 +52,7 @@ struct TailStreamed {
 #pragma unroll
       for (int i = 0; i < Count; ++i) {
         if (!is_in(i, how_many)) break;
-        x[i].load(p.input, index + i * step, p.is_aligned(aligned_input));
+        x[i].load(p.input, index + i * step, Aligned || p.is_aligned(aligned_input));
         tensors[i].load(p, index + i * step);
       }
       float h[Count][Width];
@@ -184,7 +185,7 @@ struct TailStreamed {
 #pragma unroll
       for (int i = 0; i < Count; ++i) {
         if (!is_in(i, how_many)) break;
-        x[i].template load<true>(p.input, index + i * step, p.is_aligned(aligned_input));
+        x[i].template load<true>(p.input, index + i * step, Aligned || p.is_aligned(aligned_input));
         before[i].load(p, index + i * step);
         after[i].load(p, index + i * step);
       }
@@ -204,7 +205,7 @@ struct TailStreamed {
         if constexpr (!Tail::has_mean) {
           Packed<typename Tail::Output, Width> y;
           y.pack(value);
-          y.store(p.output, index + i * step, p.is_aligned(aligned_output));
+          y.store(p.output, index + i * step, Aligned || p.is_aligned(aligned_output));
         }
       }
     }

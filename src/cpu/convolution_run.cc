@@ -1,5 +1,6 @@
 // Running a convolution: packing its weights, staging its input, passing its tiles over the rows.
 #include <algorithm>
+#include <array>
 #include <limits>
 
 #include "block/convert.h"
@@ -44,26 +45,36 @@ void ConvolutionStage::pack(const void* weights, const float* bias, float* packe
     const Segment& segment = segments_[static_cast<size_t>(index / tiles / class_total)];
     const OutputClass& output_class = classes_[static_cast<size_t>(index / tiles % class_total)];
     if (index % tiles >= tile_count(segment)) return;
-    packed[reach_at_ + index] = pack_tile(weights, segment, output_class, tile_at(segment, index % tiles),
-                                          packed + weight_offsets_[static_cast<size_t>(index / tiles)]);
+    const auto first_list = static_cast<size_t>(index / tiles) * max_pixel_term_lists;
+    std::array<float, max_pixel_term_lists> reach{};
+    for (size_t i = 0; i < output_class.lists.size(); ++i) {
+      reach[i] = pack_tile(weights, segment, output_class, output_class.lists[i],
+                           tile_at(segment, index % tiles), packed + weight_offsets_[first_list + i]);
+    }
+    packed[reach_at_ + index] = reach[0] + larger_or_nan(reach[1], reach[2]);
   });
 }
 
-// [chunk][term][output channel of the tile], zero where a lane has no channel: those sums go nowhere.
+// [chunk][term][class][output channel of the tile], zero where a lane has no channel: those sums go nowhere.
 float ConvolutionStage::pack_tile(const void* weights, const Segment& segment,
-                                  const OutputClass& output_class, const Tile& tile, float* packed) const {
+                                  const OutputClass& output_class, const TermList& list, const Tile& tile,
+                                  float* packed) const {
   float reach = 0;
-  float* to = packed + tile.first * in_channels_per_group_ * output_class.tap_count();
+  const int64_t term_floats = tile.width * static_cast<int64_t>(list.class_count);
+  float* to = packed + tile.first * static_cast<int64_t>(list.class_count) * in_channels_per_group_ *
+                           output_class.tap_count(list);
   for (int64_t chunk = 0; chunk < chunk_count_; ++chunk) {
     const Range channels = even_part(in_channels_per_group_, chunk_count_, chunk);
     for (const Tap& depth : output_class.taps[0]) {
       for (const Tap& height : output_class.taps[1]) {
         for (int64_t i = channels.begin; i < channels.end; ++i) {
-          for (const Tap& width : output_class.taps[2]) {
-            const int64_t k = (depth.k * axes_[1].kernel + height.k) * axes_[2].kernel + width.k;
-            pack_term(weights, segment, tile, i, k, to);
-            reach += isa_.largest(to, 0, 1, tile.width);
-            to += tile.width;
+          for (const TermList::WidthTap& width : list.taps) {
+            for (size_t c = 0; c < list.class_count; ++c) {
+              const int64_t k = (depth.k * axes_[1].kernel + height.k) * axes_[2].kernel + width.k[c];
+              pack_term(weights, segment, tile, i, k, to + static_cast<int64_t>(c) * tile.width);
+            }
+            reach += isa_.largest(to, 0, 1, term_floats);
+            to += term_floats;
           }
         }
       }
@@ -161,27 +172,26 @@ float ConvolutionStage::stage_row(const void* input, int64_t sample, const Segme
 void ConvolutionStage::convolve_terms(const Sums& sums, const Rows& rows, Range channels, const Tile& tile,
                                       Range taps, bool add) const {
   const bool larger = channels.size() == chunk_channels();
-  std::array<int64_t, max_pixel_tile_classes> terms_of_tap{};
-  int64_t most = 0;
-  for (size_t k = 0; k < rows.class_count; ++k) {
-    const auto widths = static_cast<int64_t>(rows.classes[k].output_class->taps[2].size());
-    terms_of_tap[k] = channels.size() * widths;
-    most = std::max(most, taps.size() * terms_of_tap[k]);
+  const std::vector<TermList>& lists = rows.output_class->lists;
+  std::array<int64_t, max_pixel_term_lists> terms_of_tap{};
+  for (size_t i = 0; i < lists.size(); ++i) {
+    terms_of_tap[i] = channels.size() * static_cast<int64_t>(lists[i].taps.size());
   }
+  const int64_t most = taps.size() * (terms_of_tap[0] + std::max(terms_of_tap[1], terms_of_tap[2]));
   const int64_t parts = ceil_div(most, max_chain_terms + max_chain_terms / 2);
   for (int64_t i = 0; i < parts; ++i) {
-    std::array<PixelTerms, max_pixel_tile_classes> terms;
-    for (size_t k = 0; k < rows.class_count; ++k) {
-      const ClassInRows& part = rows.classes[k];
+    std::array<PixelTerms, max_pixel_term_lists> terms;
+    for (size_t k = 0; k < lists.size(); ++k) {
       const Range range = even_part(taps.size() * terms_of_tap[k], parts, i);
       const int64_t first = taps.begin * terms_of_tap[k] + range.begin;
-      terms[k] = {part.staged, part.output_class->offsets[larger ? 0 : 1].data() + first, range.size(),
-                  part.packed + first * tile.width};
+      terms[k] = {lists[k].offsets[larger ? 0 : 1].data() + first, range.size(),
+                  rows.packed[k] + first * tile.width * static_cast<int64_t>(lists[k].class_count)};
     }
     const bool more = add || i > 0;
     if (lanes_ == Lanes::pixels) {
-      isa_.pixel_tile({{terms[0], terms[1]},
-                       static_cast<int>(rows.class_count),
+      isa_.pixel_tile({rows.staged,
+                       {terms[0], terms[1], terms[2]},
+                       static_cast<int>(interleaved_classes()),
                        rows.to,
                        sums.channel_stride,
                        rows.pixel_stride,
@@ -195,7 +205,7 @@ void ConvolutionStage::convolve_terms(const Sums& sums, const Rows& rows, Range 
       continue;
     }
     for (int64_t row = 0; row < rows.count; ++row) {
-      isa_.channel_tile({terms[0].x + row * rows.staged_row_stride, terms[0].offsets, terms[0].terms,
+      isa_.channel_tile({rows.staged + row * rows.staged_row_stride, terms[0].offsets, terms[0].terms,
                          terms[0].weights, rows.to + row * rows.row_stride, rows.pixel_stride, rows.pixels,
                          tile.vectors, more, rows.bias});
     }
@@ -207,12 +217,12 @@ void ConvolutionStage::convolve_rows(const Sums& sums, const Rows& rows, Range c
                                      Range depth_taps, Range height_taps) const {
   bool add = channels.begin > 0;
   bool any = false;
-  for (size_t k = 0; k < rows.class_count; ++k) any |= !rows.classes[k].output_class->taps[2].empty();
+  for (const TermList& list : rows.output_class->lists) any |= !list.taps.empty();
   if (depth_taps.size() == 0 || height_taps.size() == 0 || !any) {
     if (!add) clear_rows(sums, rows, tile);
     return;
   }
-  const auto heights = static_cast<int64_t>(rows.classes[0].output_class->taps[1].size());
+  const auto heights = static_cast<int64_t>(rows.output_class->taps[1].size());
   if (height_taps.size() == heights) {
     convolve_terms(sums, rows, channels, tile, {depth_taps.begin * heights, depth_taps.end * heights}, add);
     return;
@@ -234,19 +244,18 @@ void ConvolutionStage::clear_rows(const Sums& sums, const Rows& rows, const Tile
   }
 }
 
-// The classes from `first_class` on that share a call of the tiles, over some rows of a block and one strip
-// of their pixels; the sums begin at row `panel_row`.
-void ConvolutionStage::convolve_classes(const Task& task, size_t first_class, const float* packed,
-                                        Range channels, int64_t panel_row, Range rows, int64_t strip,
-                                        const float* staged, const Sums& sums) const {
-  const OutputClass& lead = classes_[first_class];
+// What one call of the tiles computes, over some rows of a block and one strip of their pixels; the sums
+// begin at row `panel_row`.
+void ConvolutionStage::convolve_class(const Task& task, size_t class_index, const float* packed,
+                                      Range channels, int64_t panel_row, Range rows, int64_t strip,
+                                      const float* staged, const Sums& sums) const {
+  const OutputClass& lead = classes_[class_index];
   const Range along = task.block.outputs[2];
   const int64_t stride = axes_[2].class_stride();
-  const bool whole_row = interleaved_classes() == stride;
-  // The row's first output of the classes and, from there, the strip's share of those that follow.
+  // The row's first output of the class and, from there, the strip's share of those that follow. Where
+  // classes alternate, rows of a block begin with the first.
   const int64_t index = lead.index[2];
-  const int64_t row_first =
-      whole_row ? along.begin : index + round_up(std::max<int64_t>(0, along.begin - index), stride);
+  const int64_t row_first = index + round_up(std::max<int64_t>(0, along.begin - index), stride);
   if (row_first >= along.end) return;
   // Strips are whole tiles: one that ends inside a tile runs the slower, narrower ones (s19: 2%).
   const int64_t tile_pixels = lanes_ == Lanes::channels ? isa_.tile_pixels : isa_.pixel_tile_pixels;
@@ -255,29 +264,24 @@ void ConvolutionStage::convolve_classes(const Task& task, size_t first_class, co
   const Range pixels{tiles.begin * tile_pixels, std::min(count, tiles.end * tile_pixels)};
   if (pixels.size() <= 0) return;
   const int64_t first = row_first + pixels.begin * stride;
+  const bool alternate = interleaved_classes() > 1;
   Rows part;
-  part.class_count = static_cast<size_t>(interleaved_classes());
-  part.pixels = whole_row ? std::min(along.end - first, pixels.size() * stride) : pixels.size();
-  part.pixel_stride = (whole_row ? 1 : stride) * sums.pixel_stride;
+  part.output_class = &lead;
+  part.pixels = alternate ? std::min(along.end - first, pixels.size() * stride) : pixels.size();
+  part.pixel_stride = (alternate ? 1 : stride) * sums.pixel_stride;
   part.row_stride = axes_[1].class_stride() * along.size() * sums.pixel_stride;
   part.staged_row_stride = axes_[1].step() * row_pitch_;
-  std::array<const float*, max_pixel_tile_classes> columns{};
-  for (size_t k = 0; k < part.class_count; ++k) {
-    const int64_t output = first + static_cast<int64_t>(k);
-    const size_t c = whole_row ? first_class + static_cast<size_t>(output % stride) : first_class;
-    const int64_t column =
-        axes_[2].transposed ? output / stride - task.window.inputs[2].begin : first - along.begin;
-    part.classes[k].output_class = &classes_[c];
-    columns[k] = staged + column + classes_[c].base;
-  }
+  const int64_t column =
+      axes_[2].transposed ? first / stride - task.window.inputs[2].begin : first - along.begin;
+  const float* const row_start = staged + column + lead.base;
   for (int64_t t = 0; t < tile_count(task.segment); ++t) {
     const Tile tile = tile_at(task.segment, t);
     part.bias = packed + bias_at_ + task.segment.channels.begin + tile.first;
-    for (size_t k = 0; k < part.class_count; ++k) {
-      const auto c = static_cast<size_t>(part.classes[k].output_class - classes_.data());
-      part.classes[k].packed =
-          packed + weight_offsets_[task.segment_index * classes_.size() + c] +
-          (tile.first * in_channels_per_group_ + channels.begin * tile.width) * classes_[c].tap_count();
+    for (size_t k = 0; k < lead.lists.size(); ++k) {
+      const TermList& list = lead.lists[k];
+      part.packed[k] = packed_list(packed, task.segment_index, class_index, k) +
+                       (tile.first * in_channels_per_group_ + channels.begin * tile.width) *
+                           lead.tap_count(list) * static_cast<int64_t>(list.class_count);
     }
     for (int64_t row = rows.begin; row < rows.end;) {
       // The rows of one plane, and of those the ones of the class.
@@ -298,9 +302,7 @@ void ConvolutionStage::convolve_classes(const Task& task, size_t first_class, co
       while (r < plane_end) {
         const Range height_taps = taps_inside(axes_[1], lead.taps[1], jh);
         const int64_t line = jh * axes_[1].step() - task.window.inputs[1].begin;
-        for (size_t k = 0; k < part.class_count; ++k) {
-          part.classes[k].staged = columns[k] + depth * depth_pitch_ + line * row_pitch_;
-        }
+        part.staged = row_start + depth * depth_pitch_ + line * row_pitch_;
         const int64_t pixel = (r - panel_row) * along.size() + first - along.begin;
         part.to = sums.data + pixel * sums.pixel_stride + tile.first * sums.channel_stride;
         part.count = 0;
@@ -317,12 +319,11 @@ void ConvolutionStage::convolve_classes(const Task& task, size_t first_class, co
 
 void ConvolutionStage::convolve(const Task& task, const float* packed, Range channels, Range rows,
                                 const float* staged, const Sums& sums) const {
-  const auto together = static_cast<size_t>(interleaved_classes());
   for (int64_t row = rows.begin; row < rows.end; row += rows_per_cache_block_) {
     const Range part{row, std::min(rows.end, row + rows_per_cache_block_)};
     for (int64_t strip = 0; strip < strips_; ++strip) {
-      for (size_t c = 0; c < classes_.size(); c += together) {
-        convolve_classes(task, c, packed, channels, rows.begin, part, strip, staged, sums);
+      for (size_t c = 0; c < classes_.size(); ++c) {
+        convolve_class(task, c, packed, channels, rows.begin, part, strip, staged, sums);
       }
     }
   }

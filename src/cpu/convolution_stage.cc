@@ -2,6 +2,7 @@
 #include "cpu/convolution_stage.h"
 
 #include <algorithm>
+#include <limits>
 #include <sstream>
 
 namespace onepass::cpu {
@@ -182,7 +183,7 @@ void ConvolutionStage::choose_blocks() {
                                             : cheapest_cut(axes_[0], axes_[1], rows);
   }
   max_block_pixels_ = 1;
-  for (size_t i = 0; i < 3; ++i) max_block_pixels_ *= ceil_div(axes_[i].out, block_counts_[i]);
+  for (size_t i = 0; i < 3; ++i) max_block_pixels_ *= block_extent(i);
   const double per_segment = static_cast<double>(max_block_pixels_ * max_segment_channels_) *
                              static_cast<double>(in_channels_per_group_ * kernel_elements_);
   segments_per_task_ = 1;
@@ -208,22 +209,23 @@ void ConvolutionStage::choose_chunks() {
 
 // With one chunk a panel is finished as soon as its rows are convolved, so only a panel of sums is kept.
 void ConvolutionStage::choose_panels() {
-  const int64_t block_width = ceil_div(axes_[2].out, block_counts_[2]);
+  const int64_t block_width = block_extent(2);
   const int64_t padded = padded_channels(max_segment_channels_);
   const int64_t pixels = std::max(min_panel_pixels, panel_floats / padded);
   // Whole periods of the classes: an odd row out costs a pass over all weights (s60: 40.7 ms with 3 rows).
   const int64_t period = std::min(axes_[1].classes(), std::max<int64_t>(1, pixels / block_width));
   rows_per_panel_ = std::max<int64_t>(1, pixels / block_width / period * period);
   max_panel_pixels_ = std::min(max_block_pixels_, rows_per_panel_ * block_width);
-  sum_floats_ = round_up((chunk_count_ == 1 ? max_panel_pixels_ : max_block_pixels_) * padded, 16);
+  // Pixel tiles write back what is behind a row: a vector.
+  const int64_t floats = (chunk_count_ == 1 ? max_panel_pixels_ : max_block_pixels_) * padded;
+  sum_floats_ = round_up(floats + isa_.lanes, 16);
 }
 
 void ConvolutionStage::choose_window() {
   std::array<int64_t, 3> extent{};
   for (size_t i = 0; i < 3; ++i) {
     for (int64_t part = 0; part < block_counts_[i]; ++part) {
-      extent[i] =
-          std::max(extent[i], axes_[i].window(even_part(axes_[i].out, block_counts_[i], part)).size());
+      extent[i] = std::max(extent[i], axes_[i].window(block_range(i, part)).size());
     }
   }
   phase_count_ = axes_[2].step();
@@ -244,8 +246,8 @@ void ConvolutionStage::choose_cache_blocks() {
     return chunk_channels() * std::min(axes_[0].kernel, taps(0)) * lines *
            axes_[2].window({0, pixels}).size();
   };
-  const int64_t width = ceil_div(axes_[2].out, block_counts_[2]);
-  rows_per_cache_block_ = ceil_div(axes_[1].out, block_counts_[1]);
+  const int64_t width = block_extent(2);
+  rows_per_cache_block_ = block_extent(1);
   while (rows_per_cache_block_ > 4 && floats(rows_per_cache_block_, width) > cache_block_floats) {
     rows_per_cache_block_ = ceil_div(rows_per_cache_block_, 2);
   }
@@ -254,14 +256,15 @@ void ConvolutionStage::choose_cache_blocks() {
     ++strips_;
 }
 
-std::vector<int32_t> ConvolutionStage::make_offsets(const OutputClass& output_class, int64_t channels) const {
+std::vector<int32_t> ConvolutionStage::make_offsets(const OutputClass& output_class, const TermList& list,
+                                                    int64_t channels) const {
   std::vector<int32_t> offsets;
   for (const Tap& depth : output_class.taps[0]) {
     for (const Tap& height : output_class.taps[1]) {
       for (int64_t c = 0; c < channels; ++c) {
-        for (const Tap& width : output_class.taps[2]) {
-          const int64_t offset = depth.offset * depth_pitch_ + height.offset * row_pitch_ +
-                                 c * channel_pitch_ + offset_in_row(width);
+        for (const TermList::WidthTap& width : list.taps) {
+          const int64_t offset =
+              depth.offset * depth_pitch_ + height.offset * row_pitch_ + c * channel_pitch_ + width.offset;
           offsets.push_back(static_cast<int32_t>(offset - output_class.base));
         }
       }
@@ -278,25 +281,56 @@ int64_t ConvolutionStage::offset_in_row(const Tap& tap) const {
   return position % phase_count_ * phase_pitch_ + position / phase_count_;
 }
 
+// The width taps of a class, or of it and the next one: those that meet the same input go together.
+std::vector<ConvolutionStage::TermList> ConvolutionStage::make_lists(int64_t width_class) const {
+  if (interleaved_classes() == 1) {
+    TermList list;
+    for (const Tap& tap : axes_[2].taps(width_class)) list.taps.push_back({offset_in_row(tap), {tap.k}});
+    return {list};
+  }
+  TermList both;
+  TermList first;
+  TermList second;
+  both.class_count = 2;
+  std::vector<Tap> others = axes_[2].taps(width_class + 1);
+  for (const Tap& tap : axes_[2].taps(width_class)) {
+    const auto same = std::find_if(others.begin(), others.end(),
+                                   [&](const Tap& other) { return other.offset == tap.offset; });
+    if (same == others.end()) {
+      first.taps.push_back({offset_in_row(tap), {tap.k}});
+    } else {
+      both.taps.push_back({offset_in_row(tap), {tap.k, same->k}});
+      others.erase(same);
+    }
+  }
+  for (const Tap& tap : others) second.taps.push_back({offset_in_row(tap), {tap.k}});
+  return {both, first, second};
+}
+
 void ConvolutionStage::build_classes() {
   for (int64_t d = 0; d < axes_[0].classes(); ++d) {
     for (int64_t h = 0; h < axes_[1].classes(); ++h) {
-      for (int64_t w = 0; w < axes_[2].classes(); ++w) {
+      for (int64_t w = 0; w < axes_[2].classes(); w += interleaved_classes()) {
         OutputClass result;
         result.index = {d, h, w};
-        result.taps = {axes_[0].taps(d), axes_[1].taps(h), axes_[2].taps(w)};
-        if (result.tap_count() > 0) {
-          const auto lowest = [](const std::vector<Tap>& taps, const auto& offset) {
-            int64_t least = offset(taps[0]);
-            for (const Tap& tap : taps) least = std::min(least, offset(tap));
-            return least;
+        result.taps = {axes_[0].taps(d), axes_[1].taps(h)};
+        result.lists = make_lists(w);
+        int64_t lowest = std::numeric_limits<int64_t>::max();  // along a row
+        for (const TermList& list : result.lists) {
+          for (const TermList::WidthTap& tap : list.taps) lowest = std::min(lowest, tap.offset);
+        }
+        const auto meets = [](const std::vector<Tap>& taps) { return !taps.empty(); };
+        if (meets(result.taps[0]) && meets(result.taps[1]) && lowest < std::numeric_limits<int64_t>::max()) {
+          const auto least = [](const std::vector<Tap>& taps) {
+            return std::min_element(taps.begin(), taps.end(),
+                                    [](const Tap& a, const Tap& b) { return a.offset < b.offset; })
+                ->offset;
           };
-          const auto plain = [](const Tap& tap) { return tap.offset; };
-          result.base = lowest(result.taps[0], plain) * depth_pitch_ +
-                        lowest(result.taps[1], plain) * row_pitch_ +
-                        lowest(result.taps[2], [this](const Tap& tap) { return offset_in_row(tap); });
-          result.offsets[0] = make_offsets(result, chunk_channels());
-          result.offsets[1] = make_offsets(result, in_channels_per_group_ / chunk_count_);
+          result.base = least(result.taps[0]) * depth_pitch_ + least(result.taps[1]) * row_pitch_ + lowest;
+        }
+        for (TermList& list : result.lists) {
+          list.offsets[0] = make_offsets(result, list, chunk_channels());
+          list.offsets[1] = make_offsets(result, list, in_channels_per_group_ / chunk_count_);
         }
         classes_.push_back(std::move(result));
       }
@@ -304,9 +338,13 @@ void ConvolutionStage::build_classes() {
   }
   for (const Segment& segment : segments_) {
     for (const OutputClass& output_class : classes_) {
-      weight_offsets_.push_back(packed_floats_);
-      packed_floats_ +=
-          padded_channels(segment.channels.size()) * in_channels_per_group_ * output_class.tap_count();
+      for (size_t i = 0; i < max_pixel_term_lists; ++i) {
+        weight_offsets_.push_back(packed_floats_);
+        if (i >= output_class.lists.size()) continue;
+        const TermList& list = output_class.lists[i];
+        packed_floats_ += padded_channels(segment.channels.size()) * in_channels_per_group_ *
+                          output_class.tap_count(list) * static_cast<int64_t>(list.class_count);
+      }
     }
   }
   bias_at_ = packed_floats_;
@@ -323,8 +361,14 @@ ConvolutionStage::Block ConvolutionStage::block_at(int64_t index) const {
   const int64_t w = index % block_counts_[2];
   const int64_t h = index / block_counts_[2] % block_counts_[1];
   const int64_t d = index / block_counts_[2] / block_counts_[1];
-  return {{even_part(axes_[0].out, block_counts_[0], d), even_part(axes_[1].out, block_counts_[1], h),
-           even_part(axes_[2].out, block_counts_[2], w)}};
+  return {{block_range(0, d), block_range(1, h), block_range(2, w)}};
+}
+
+// Along a row every part begins with the first of the classes that alternate.
+Range ConvolutionStage::block_range(size_t axis, int64_t part) const {
+  const int64_t unit = axis == 2 ? interleaved_classes() : 1;
+  const Range units = even_part(ceil_div(axes_[axis].out, unit), block_counts_[axis], part);
+  return {units.begin * unit, std::min(axes_[axis].out, units.end * unit)};
 }
 
 int64_t ConvolutionStage::block_pixels(int64_t index) const {
@@ -363,19 +407,19 @@ ConvolutionStage::Tile ConvolutionStage::tile_at(const Segment& segment, int64_t
 }
 
 double ConvolutionStage::padded_multiply_adds() const {
-  double total = 0;
-  for (const OutputClass& output_class : classes_) {
-    double pixels = 1;
-    for (size_t i = 0; i < 3; ++i) {
-      const int64_t stride = axes_[i].class_stride();
-      pixels *= static_cast<double>(ceil_div(axes_[i].out - output_class.index[i], stride));
+  double channels = 0;
+  for (const Segment& segment : segments_) {
+    channels += static_cast<double>(padded_channels(segment.channels.size()));
+  }
+  // Outputs of a dimension times the taps they meet, over its classes.
+  double total = channels * static_cast<double>(in_channels_per_group_);
+  for (const Axis& axis : axes_) {
+    double products = 0;
+    for (int64_t c = 0; c < axis.classes(); ++c) {
+      products += static_cast<double>(ceil_div(axis.out - c, axis.class_stride())) *
+                  static_cast<double>(axis.taps(c).size());
     }
-    double channels = 0;
-    for (const Segment& segment : segments_) {
-      channels += static_cast<double>(padded_channels(segment.channels.size()));
-    }
-    total += pixels * channels * static_cast<double>(in_channels_per_group_) *
-             static_cast<double>(output_class.tap_count());
+    total *= products;
   }
   if (lanes_ == Lanes::pixels) {
     const int64_t width = ceil_div(axes_[2].out, axes_[2].class_stride());
@@ -388,7 +432,7 @@ std::string ConvolutionStage::describe() const {
   std::ostringstream out;
   out << "lanes: " << (lanes_ == Lanes::channels ? "output channels" : "pixels") << " (" << isa_.name << ", "
       << isa_.lanes << ")\n";
-  out << "sub-convolutions: " << classes_.size() << '\n';
+  out << "sub-convolutions: " << class_count(axes_) << '\n';
   out << "blocks per sample: " << block_count() << " of at most " << max_block_pixels_ << " pixels\n";
   out << "segments: " << segments_.size() << " of at most " << max_segment_channels_ << " channels\n";
   out << "chunks of input channels: " << chunk_count_ << '\n';

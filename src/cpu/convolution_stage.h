@@ -80,18 +80,30 @@ class ConvolutionStage {
            int64_t block, bool window_is_staged, const std::function<void(const Panel&)>& consume) const;
 
  private:
-  // One dense convolution: the outputs whose position has this residue in each dimension. Its terms come in
-  // the order [depth tap][height tap][input channel of a chunk][width tap], so that the taps of a row that
-  // fall outside the input are left out as whole ranges.
-  struct OutputClass {
-    std::array<int64_t, 3> index{};
-    std::array<std::vector<Tap>, 3> taps;
+  // Terms that share what they are multiplied for: one class of outputs, or two of them. A width tap meets
+  // the same input for each; terms come in the order [depth tap][height tap][input channel of a chunk][width
+  // tap], so that the taps of a row that fall outside the input are left out as whole ranges.
+  struct TermList {
+    struct WidthTap {
+      int64_t offset = 0;                               // in a staged row
+      std::array<int64_t, max_pixel_tile_classes> k{};  // of each class, into the kernel
+    };
+    std::vector<WidthTap> taps;
+    size_t class_count = 1;
     // Staged floats from the row's base, for chunks of the larger and of the smaller size.
     std::array<std::vector<int32_t>, 2> offsets;
+  };
+  // What a call of the tiles computes: a dense convolution, the outputs whose position has this residue in
+  // each dimension, or the two that alternate along rows. Two have terms of both, of the first and of the
+  // second alone, so that an input they both meet is loaded once.
+  struct OutputClass {
+    std::array<int64_t, 3> index{};        // of the first one
+    std::array<std::vector<Tap>, 2> taps;  // of depth and height
+    std::vector<TermList> lists;
     int64_t base = 0;  // what was taken off the offsets to make them non-negative
 
-    int64_t tap_count() const {
-      return static_cast<int64_t>(taps[0].size() * taps[1].size() * taps[2].size());
+    int64_t tap_count(const TermList& list) const {
+      return static_cast<int64_t>(taps[0].size() * taps[1].size() * list.taps.size());
     }
   };
   struct Window {
@@ -118,16 +130,11 @@ class ConvolutionStage {
     int64_t channel_stride = 0;
   };
 
-  // Rows of outputs that meet the same taps, of a single class or of all that alternate along them, and where
-  // their sums go.
-  struct ClassInRows {
-    const OutputClass* output_class = nullptr;
-    const float* staged = nullptr;  // of its first output
-    const float* packed = nullptr;  // weights of the tile from the chunk on
-  };
+  // Rows of outputs that meet the same taps, and where their sums go.
   struct Rows {
-    std::array<ClassInRows, max_pixel_tile_classes> classes;
-    size_t class_count = 1;
+    const OutputClass* output_class = nullptr;
+    const float* staged = nullptr;                            // of the first output
+    std::array<const float*, max_pixel_term_lists> packed{};  // weights of the tile's lists from the chunk on
     int64_t count = 0;
     int64_t pixels = 0;           // of a row
     const float* bias = nullptr;  // of the tile
@@ -153,7 +160,12 @@ class ConvolutionStage {
   int64_t first_pixel(const Block& block, int64_t row) const;
   int64_t chunk_channels() const { return ceil_div(in_channels_per_group_, chunk_count_); }
   int64_t offset_in_row(const Tap& tap) const;
-  std::vector<int32_t> make_offsets(const OutputClass& output_class, int64_t channels) const;
+  std::vector<int32_t> make_offsets(const OutputClass& output_class, const TermList& list,
+                                    int64_t channels) const;
+  std::vector<TermList> make_lists(int64_t width_class) const;
+  // One of the parts that blocks cut an axis into, and the most outputs of one.
+  Range block_range(size_t axis, int64_t part) const;
+  int64_t block_extent(size_t axis) const { return block_range(axis, 0).size(); }
   int64_t padded_channels(int64_t channels) const;
   // Classes along the width that one pixel tile computes: both of a stride of two, else one at a time.
   int64_t interleaved_classes() const {
@@ -169,9 +181,9 @@ class ConvolutionStage {
                   const Window& window, int64_t depth, int64_t height, float* row) const;
   void convolve(const Task& task, const float* packed, Range channels, Range rows, const float* staged,
                 const Sums& sums) const;
-  void convolve_classes(const Task& task, size_t first_class, const float* packed, Range channels,
-                        int64_t panel_row, Range rows, int64_t strip, const float* staged,
-                        const Sums& sums) const;
+  void convolve_class(const Task& task, size_t class_index, const float* packed, Range channels,
+                      int64_t panel_row, Range rows, int64_t strip, const float* staged,
+                      const Sums& sums) const;
   void convolve_rows(const Sums& sums, const Rows& rows, Range channels, const Tile& tile, Range depth_taps,
                      Range height_taps) const;
   void convolve_terms(const Sums& sums, const Rows& rows, Range channels, const Tile& tile, Range taps,
@@ -179,9 +191,12 @@ class ConvolutionStage {
   void clear_rows(const Sums& sums, const Rows& rows, const Tile& tile) const;
   float bound_of(const Task& task, const float* packed, float largest_input) const;
   Sums sums_at(float* data, const Task& task, int64_t pixels) const;
+  const float* packed_list(const float* packed, size_t segment, size_t class_index, size_t list) const {
+    return packed + weight_offsets_[(segment * classes_.size() + class_index) * max_pixel_term_lists + list];
+  }
   // Returns the sum over the terms of the largest magnitude among their weights.
   float pack_tile(const void* weights, const Segment& segment, const OutputClass& output_class,
-                  const Tile& tile, float* packed) const;
+                  const TermList& list, const Tile& tile, float* packed) const;
   void pack_term(const void* weights, const Segment& segment, const Tile& tile, int64_t in_channel, int64_t k,
                  float* to) const;
 
@@ -199,7 +214,7 @@ class ConvolutionStage {
   std::array<Axis, 3> axes_;
 
   std::vector<Segment> segments_;
-  std::vector<int64_t> weight_offsets_;  // [segment][class]
+  std::vector<int64_t> weight_offsets_;  // [segment][class][list]
   std::vector<OutputClass> classes_;
   std::array<int64_t, 3> block_counts_{1, 1, 1};
   int64_t max_segment_channels_ = 0;

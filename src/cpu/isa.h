@@ -124,18 +124,22 @@ struct ChannelTileArguments {
   const float* bias = nullptr;  // null: 0
 };
 
-// The same for a few output channels, lanes along pixels, weights[t * channels + o]:
-//   acc[o * channel_stride + (p * classes + k) * pixel_stride] (+)= bias[o] + the sum of class k at its x + p
-// for some rows of pixels. Two classes are the sub-convolutions of rows whose outputs alternate.
+// The same for a few output channels, lanes along pixels:
+//   acc[o * channel_stride + (p * classes + k) * pixel_stride] (+)= bias[o] + the sum of class k at x + p
+// for some rows of pixels. Two classes are the sub-convolutions of rows whose outputs alternate; an input
+// that both meet is loaded once. So one class has one list of terms, weights[t * channels + o]; two have
+// three: those of both classes, weights[(t * 2 + k) * channels + o], of the first alone and of the second
+// alone. Up to a vector behind the last pixel of a row of acc may be read and written back.
 struct PixelTerms {
-  const float* x = nullptr;
   const int32_t* offsets = nullptr;
   int64_t terms = 0;
   const float* weights = nullptr;
 };
 inline constexpr int max_pixel_tile_classes = 2;
+inline constexpr int max_pixel_term_lists = 3;
 struct PixelTileArguments {
-  PixelTerms terms[max_pixel_tile_classes];
+  const float* x = nullptr;
+  PixelTerms lists[max_pixel_term_lists];
   int classes = 1;  // two have a pixel_stride of 1
   float* acc = nullptr;
   int64_t channel_stride = 0;
@@ -146,7 +150,7 @@ struct PixelTileArguments {
   int64_t acc_row_stride = 0;
   int channels = 1;  // at most max_pixel_tile_channels
   bool add = false;
-  const float* bias = nullptr;
+  const float* bias = nullptr;  // not null, also where it is not added
 };
 inline constexpr int max_pixel_tile_channels = 4;
 

@@ -9,6 +9,8 @@ int64_t floor_div(int64_t a, int64_t b) {
   return quotient * b > a ? quotient - 1 : quotient;
 }
 
+int64_t round_up_div(int64_t a, int64_t b) { return -floor_div(-a, b); }
+
 }  // namespace
 
 std::vector<Tap> Axis::taps(int64_t output_class) const {
@@ -27,7 +29,7 @@ std::vector<Tap> Axis::taps(int64_t output_class) const {
 Range Axis::window(Range o) const {
   const int64_t span = (kernel - 1) * dilation;
   if (!transposed) return {o.begin * stride - padding, (o.end - 1) * stride - padding + span + 1};
-  return {floor_div(o.begin + padding - span, stride), floor_div(o.end - 1 + padding, stride) + 1};
+  return {round_up_div(o.begin + padding - span, stride), floor_div(o.end - 1 + padding, stride) + 1};
 }
 
 }  // namespace onepass::cpu

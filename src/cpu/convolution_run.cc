@@ -22,6 +22,16 @@ Range taps_inside(const Axis& axis, const std::vector<Tap>& taps, int64_t j) {
   return {static_cast<int64_t>(begin), static_cast<int64_t>(end)};
 }
 
+// How many class indices from j on meet all of the taps.
+int64_t run_inside(const Axis& axis, const std::vector<Tap>& taps, int64_t j) {
+  int64_t run = std::numeric_limits<int64_t>::max();
+  for (const Tap& tap : taps) {
+    const int64_t position = j * axis.step() + tap.offset;
+    run = std::min(run, contains(axis, position) ? ceil_div(axis.in - position, axis.step()) : 0);
+  }
+  return run;
+}
+
 float weight_at(const void* weights, DType dtype, int64_t index) {
   if (dtype == DType::f32) return static_cast<const float*>(weights)[index];
   return static_cast<float>(
@@ -306,11 +316,18 @@ void ConvolutionStage::convolve_class(const Task& task, size_t class_index, cons
         const int64_t pixel = (r - panel_row) * along.size() + first - along.begin;
         part.to = sums.data + pixel * sums.pixel_stride + tile.first * sums.channel_stride;
         part.count = 0;
-        do {
-          ++part.count;
-          ++jh;
-          r += row_step;
-        } while (r < plane_end && taps_inside(axes_[1], lead.taps[1], jh) == height_taps);
+        const int64_t inside = run_inside(axes_[1], lead.taps[1], jh);
+        if (inside > 0) {
+          part.count = std::min(inside, ceil_div(plane_end - r, row_step));
+          jh += part.count;
+          r += part.count * row_step;
+        } else {
+          do {
+            ++part.count;
+            ++jh;
+            r += row_step;
+          } while (r < plane_end && taps_inside(axes_[1], lead.taps[1], jh) == height_taps);
+        }
         convolve_rows(sums, part, channels, tile, depth_taps, height_taps);
       }
     }

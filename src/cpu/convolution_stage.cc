@@ -240,7 +240,7 @@ void ConvolutionStage::choose_window() {
 }
 
 void ConvolutionStage::choose_cache_blocks() {
-  const auto taps = [this](size_t i) { return axes_[i].window({0, 1}).size(); };
+  const auto taps = [this](size_t i) { return axes_[i].window({0, axes_[i].class_stride()}).size(); };
   const auto floats = [&](int64_t rows, int64_t pixels) {
     const int64_t lines = axes_[1].window({0, rows}).size();
     return chunk_channels() * std::min(axes_[0].kernel, taps(0)) * lines *

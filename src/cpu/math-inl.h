@@ -30,6 +30,29 @@ HWY_INLINE V constant(double value) {
   return hn::Set(hn::DFromV<V>(), static_cast<float>(value));
 }
 
+// A constant as the widest vector of it.
+struct alignas(64) Repeated {
+  float values[16];
+  constexpr explicit Repeated(float value) : values{} {
+    for (float& v : values) v = value;
+  }
+};
+
+// The vector of constants at this aligned address, for a product with x to be added to. AArch64's fused
+// multiply-add overwrites its addend, so a constant in a register is copied before each use: one vector
+// instruction more, where a load costs none (hardswish on Neoverse-V1: 1.6 instead of 1.9 cycles a vector).
+// Naming x keeps the compiler from loading only once.
+template <class V>
+HWY_INLINE V addend(const float* at, [[maybe_unused]] V x) {
+#if HWY_ARCH_ARM_A64 && HWY_TARGET != HWY_EMU128 && HWY_TARGET != HWY_SCALAR
+  V loaded;
+  asm("ldr %q0, %1" : "=w"(loaded.raw) : "m"(*reinterpret_cast<const float(*)[4]>(at)), "w"(x.raw));
+  return loaded;
+#else
+  return hn::Load(hn::DFromV<V>(), at);
+#endif
+}
+
 // minimum and maximum give NaN where a is NaN. Highway's Min and Max do not promise that: on AArch64 they are
 // fminnm and fmaxnm, which drop a NaN, as does the scalar fallback; on x86 they give the second operand.
 template <class V>
@@ -222,6 +245,9 @@ HWY_INLINE V operator*(V x, Quotient<V> q) {
 
 namespace narrow {
 
+inline constexpr Repeated kSlope(-0.5f);
+inline constexpr Repeated kBelow(0.721352031f);
+
 // 1 / (1 + e^-x) for |x| <= 88. As logistic, with half of its argument, rounded to a multiple of 1/2, and a
 // quarter of its c: for r half of what it is there, (c + r) / 4 is (c - r) / 4 with this r added. A numerator
 // below 1 cannot overflow a product. c of degree one in r^2 leaves a relative error of 4.3e-7 in the
@@ -234,7 +260,8 @@ HWY_INLINE Quotient<V> sigmoid(V x) {
   const V rounded = hn::MulAdd(x, scale, round);
   const V r = hn::MulAdd(x, scale, hn::Sub(round, rounded));
   const V power = math::shift_into_exponent(rounded);
-  const V below = math::polynomial(r, 0.115236065, -0.5, 0.721352031);
+  const V slope = hn::MulAdd(r, constant<V>(0.115236065), addend(kSlope.values, r));
+  const V below = hn::MulAdd(slope, r, addend(kBelow.values, slope));
   return {below, hn::MulAdd(power, hn::Add(below, r), below)};
 }
 
@@ -293,10 +320,11 @@ HWY_INLINE V erf(V x) {
   return hn::IfThenElse(hn::Gt(magnitude, constant<V>(1.15)), far, near);
 }
 
+inline constexpr Repeated kRampStart(0.5f);
 // x / 6 + 1 / 2 between 0 and 1; hardswish, its one user, multiplies it by x, so that NaN comes out there.
 template <class V>
 HWY_INLINE V ramp(V x) {
-  const V line = hn::MulAdd(x, constant<V>(1.0 / 6.0), constant<V>(0.5));
+  const V line = hn::MulAdd(x, constant<V>(1.0 / 6.0), addend(kRampStart.values, x));
   return hn::Min(hn::Max(line, constant<V>(0.0)), constant<V>(1.0));
 }
 

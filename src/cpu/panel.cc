@@ -38,13 +38,15 @@ struct NarrowFormula {};
 constexpr bool has_narrow_form(int step) {
   return step == static_cast<int>(Op::swish) || step == static_cast<int>(Op::sigmoid);
 }
-// The registers hold six vectors of a sigmoid or of a cheap step (swish 0.62 ns an element instead of 0.67),
-// four of a longer function (tanh 10% slower with six).
-constexpr int in_flight_of(int step) {
+// Vectors of a step in flight: the registers hold six of a sigmoid (swish 0.62 ns an element instead of
+// 0.67), four of a longer function (tanh 10% slower with six), and ten of a cheap step where all share their
+// coefficients and there are 32 registers (norm and hardswish 2.5 cycles a vector instead of 2.9).
+constexpr int in_flight_of(int step, Orientation orientation) {
   for (const Op op : {Op::elu, Op::gelu, Op::gelu_tanh, Op::tanh, Op::mish, Op::softplus}) {
     if (step == static_cast<int>(op)) return in_flight;
   }
-  return 6;
+  const bool sigmoid = step == static_cast<int>(Op::swish) || step == static_cast<int>(Op::sigmoid);
+  return HWY_ARCH_ARM && !sigmoid && orientation == Orientation::planar ? 10 : 6;
 }
 #define K(number) math::constant<V>(number)
 #define ONEPASS_POINTWISE(name, constants, default_a, default_b, argument, formula, ...)               \
@@ -90,7 +92,7 @@ struct StepRow {
 // set for each vector.
 template <int kStep, Affine kAffine, Orientation kOrientation, int kVectors>
 HWY_INLINE void step_vectors(const StepRow& row, int64_t c, V a, V b,
-                             const Coefficients<kStep, kAffine> (&coefficients)[in_flight_of(kStep)]) {
+                             const Coefficients<kStep, kAffine>* coefficients) {
   const D d;
   V x[kVectors];
   ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
@@ -115,29 +117,29 @@ HWY_INLINE void step_rest(const StepRow& row, int64_t c, int64_t rest, V a, V b,
 // iteration takes a quarter of the time of a cheap step.
 template <int kStep, Affine kAffine>
 void planar_step(const StepArguments& arguments) {
-  constexpr int vectors = in_flight_of(kStep);
+  constexpr int vectors = in_flight_of(kStep, Orientation::planar);
   const StepArguments s = arguments;
   const V a = hn::Set(D(), s.a);
   const V b = hn::Set(D(), s.b);
-  Coefficients<kStep, kAffine> coefficients[vectors];
+  Coefficients<kStep, kAffine> coefficients;
   for (int64_t r = 0; r < s.rows; ++r) {
     const StepRow row(s, r);
-    coefficients[0].broadcast(s, r);
+    coefficients.broadcast(s, r);
     int64_t c = 0;
     for (; c + vectors * lanes <= s.cols; c += vectors * lanes) {
-      step_vectors<kStep, kAffine, Orientation::planar, vectors>(row, c, a, b, coefficients);
+      step_vectors<kStep, kAffine, Orientation::planar, vectors>(row, c, a, b, &coefficients);
     }
     for (; c + lanes <= s.cols; c += lanes) {
-      step_vectors<kStep, kAffine, Orientation::planar, 1>(row, c, a, b, coefficients);
+      step_vectors<kStep, kAffine, Orientation::planar, 1>(row, c, a, b, &coefficients);
     }
-    if (c < s.cols) step_rest(row, c, s.cols - c, a, b, coefficients[0]);
+    if (c < s.cols) step_rest(row, c, s.cols - c, a, b, coefficients);
   }
 }
 
 // Columns outside, rows inside: the coefficients of a few channels stay in registers.
 template <int kStep, Affine kAffine>
 void interleaved_step(const StepArguments& arguments) {
-  constexpr int vectors = in_flight_of(kStep);
+  constexpr int vectors = in_flight_of(kStep, Orientation::interleaved);
   const StepArguments s = arguments;
   const V a = hn::Set(D(), s.a);
   const V b = hn::Set(D(), s.b);

@@ -15,6 +15,8 @@ namespace {
 // Small slabs share a wave up to this much workspace; a larger slab is a wave of its own.
 constexpr int64_t wave_slab_floats = 256 * 1024;
 constexpr int64_t wave_statistics_floats = 1024 * 1024;
+// Rows of planar panels from this length on are worth a call of their own for each step.
+constexpr int64_t least_row_floats = 512;
 constexpr float unbounded = std::numeric_limits<float>::infinity();
 
 // Whether the first step has a shorter form for arguments of bounded magnitude.
@@ -338,6 +340,22 @@ void BlockKernel::stream_task(const Call& call, const Pass& pass, int64_t unit, 
 void BlockKernel::process(const Call& call, const Pass& pass, int64_t unit, int worker, const Region& region,
                           PanelView source, float bound, float* scratch, int64_t scratch_stride,
                           const Endpoint& sink, Running* running) const {
+  // Channel by channel where rows are long: what reads a row finds it in L1, whatever else the
+  // panel holds (s60: 0.4 of 24 ms).
+  if (pass.orientation == Orientation::planar && region.channels.size() > 1 &&
+      region.pixels.size() >= least_row_floats) {
+    const int64_t pixels_before = running != nullptr ? running->pixels : 0;
+    for (int64_t c = 0; c < region.channels.size(); ++c) {
+      const int64_t channel = region.channels.begin + c;
+      Running of_channel;
+      if (running != nullptr) of_channel = {running->mean + c, running->m2 + c, pixels_before};
+      process(call, pass, unit, worker, {region.sample, {channel, channel + 1}, region.pixels},
+              {source.data + c * source.stride, source.stride}, bound, scratch + c * scratch_stride,
+              scratch_stride, sink, running != nullptr ? &of_channel : nullptr);
+    }
+    if (running != nullptr) running->pixels += region.pixels.size();
+    return;
+  }
   const bool in_place = sink.map != nullptr && sink.map->is_panel(pass.orientation);
   for (size_t i = 0; i < pass.steps.size(); ++i) {
     float* to = scratch;

@@ -298,7 +298,9 @@ struct Distances {
   float squares;
 };
 
-HWY_INLINE Distances planar_distances(const float* x, int64_t count, float mean) {
+// From a mean, or from 0 (kCentred false), which saves an instruction of three.
+template <bool kCentred = true>
+HWY_INLINE Distances planar_distances(const float* x, int64_t count, float mean = 0) {
   const D d;
   const V centre = hn::Set(d, mean);
   V sum[4] = {hn::Zero(d), hn::Zero(d), hn::Zero(d), hn::Zero(d)};
@@ -306,7 +308,8 @@ HWY_INLINE Distances planar_distances(const float* x, int64_t count, float mean)
   int64_t c = 0;
   for (; c + 4 * lanes <= count; c += 4 * lanes) {
     for (int v = 0; v < 4; ++v) {
-      const V distance = hn::Sub(hn::LoadU(d, x + c + v * lanes), centre);
+      V distance = hn::LoadU(d, x + c + v * lanes);
+      if constexpr (kCentred) distance = hn::Sub(distance, centre);
       sum[v] = hn::Add(sum[v], distance);
       squares[v] = hn::MulAdd(distance, distance, squares[v]);
     }
@@ -322,15 +325,34 @@ HWY_INLINE Distances planar_distances(const float* x, int64_t count, float mean)
   return rest;
 }
 
-// Lanes are pixels: one channel a row. The first panel of a block takes two passes; the others take one
-// around the running mean: should it be far from theirs, the distance between the two dominates what is
-// merged.
+// A panel's values around their own mean take from the squares around 0 at most this share: the difference
+// keeps all but two bits.
+constexpr float least_spread = 0.25f;
+
+// Lanes are pixels: one channel a row. The first panel of a block takes two passes, a mean and the distances
+// from it. The others take one: around 0 where neither what came before nor the panel itself has a mean that
+// outweighs its deviation, else around the running mean: should that be far from theirs, the distance between
+// the two dominates what is merged.
 void planar_statistics(const StatisticsArguments& s) {
   const Merge merge(s.pixels_before, s.cols);
+  const float per_pixel = 1.0f / static_cast<float>(s.cols);
   for (int64_t r = 0; r < s.rows; ++r) {
     const float* x = s.src + r * s.stride;
-    const float per_pixel = 1.0f / static_cast<float>(s.cols);
+    const auto merge_with = [&](float mean, float m2) HWY_ATTR {
+      const float delta = mean - s.mean[r];
+      s.mean[r] += std::isfinite(delta) ? delta * merge.toward_new : mean;
+      s.m2[r] += m2 + delta * delta * merge.spread;
+    };
     if (s.pixels_before > 0) {
+      const float before = s.mean[r] * s.mean[r] * static_cast<float>(s.pixels_before);
+      if (s.m2[r] >= least_spread * (s.m2[r] + before)) {
+        const Distances around = planar_distances<false>(x, s.cols);
+        const float m2 = around.squares - around.sum * (around.sum * per_pixel);
+        if (m2 >= least_spread * around.squares && std::isfinite(m2)) {
+          merge_with(around.sum * per_pixel, m2);
+          continue;
+        }
+      }
       const Distances around = planar_distances(x, s.cols, s.mean[r]);
       const float delta = around.sum * per_pixel;
       const float m2 = around.squares - around.sum * delta + delta * delta * merge.spread;
@@ -348,11 +370,9 @@ void planar_statistics(const StatisticsArguments& s) {
     if (s.pixels_before == 0) {
       s.mean[r] = mean;
       s.m2[r] = m2;
-      continue;
+    } else {
+      merge_with(mean, m2);
     }
-    const float delta = mean - s.mean[r];
-    s.mean[r] += std::isfinite(delta) ? delta * merge.toward_new : mean;
-    s.m2[r] += m2 + delta * delta * merge.spread;
   }
 }
 

@@ -260,6 +260,10 @@ void ConvolutionStage::convolve_class(const Task& task, size_t class_index, cons
                                       Range channels, int64_t panel_row, Range rows, int64_t strip,
                                       const float* staged, const Sums& sums) const {
   const OutputClass& lead = classes_[class_index];
+  const int64_t height = task.block.outputs[1].size();
+  const int64_t first_plane = task.block.outputs[0].begin + rows.begin / height;
+  const bool one_plane = (rows.end - 1) / height == rows.begin / height;
+  if (one_plane && first_plane % axes_[0].class_stride() != lead.index[0]) return;
   const Range along = task.block.outputs[2];
   const int64_t stride = axes_[2].class_stride();
   // The row's first output of the class and, from there, the strip's share of those that follow. Where
@@ -295,7 +299,6 @@ void ConvolutionStage::convolve_class(const Task& task, size_t class_index, cons
     }
     for (int64_t row = rows.begin; row < rows.end;) {
       // The rows of one plane, and of those the ones of the class.
-      const int64_t height = task.block.outputs[1].size();
       const int64_t plane = row / height;
       const int64_t plane_end = std::min(rows.end, (plane + 1) * height);
       const int64_t d = task.block.outputs[0].begin + plane;

@@ -65,7 +65,7 @@ __device__ __forceinline__ void wait_for(const uint32* flag, uint32 value) {
 // visible to the one that sees the new count, and the other way round.
 __device__ __forceinline__ uint32 count_up(uint32* counter) {
   uint32 before;
-  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
   return before;
 }
 

@@ -63,6 +63,14 @@ const std::vector<Kernel>& kernels() {
        tuned_and_oldest},
       {"thin_cores",
        "conv1d(4,5,k=9,d=2) | channel_mul(per=sample) | group_norm(5) | gelu | mean @ 8x4x300 f16", tuned},
+      // Each way to split elements; strides, terms that do not fill a product, several row tiles, two passes.
+      {"thin_samples", "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 1024x3x16x32x32 tf32", all},
+      {"thin_samples", "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 1024x3x16x32x32",
+       tuned_and_oldest},
+      {"thin_samples", "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 1024x3x16x32x32 bf16",
+       tuned_and_oldest},
+      {"thin_samples", "conv2d(5,33,k=3,s=2,p=1) | swish | group_norm(3) | gelu | mean @ 64x5x37x41 f16",
+       tuned},
       {"direct", "conv_transpose3d(3,16,k=3,s=2,p=1) @ 8x3x16x32x32", all},
       {"direct", "conv2d(64,32,k=3,p=same,d=2,groups=4,bias=false) @ 8x64x33x35 bf16 nhwc", tuned},
   };
@@ -82,6 +90,7 @@ const std::map<std::string, Assembled> limits{
     {"tail_staged", {128, 0}},      // 512
     {"tail_streamed", {128, 64}},   // 512
     {"tail_backward", {128, 192}},  // 512
+    {"thin_samples", {128, 256}},   // 512; spilled and loaded outside the loops over products
     {"thin_cores", {128, 0}},       // 512
     {"direct", {64, 0}},            // 1,024
 };
@@ -184,6 +193,8 @@ TEST(CudaKernels, RowsRefuseArchitecturesTheyDoNotHave) {
     expect_refusal("thin_cores", "conv2d(60,8) @ 2x60x9x9", architecture, "more than 512 terms");
     expect_refusal("thin_cores", "conv2d(3,65) @ 2x3x9x9", architecture, "more than 64 output channels");
     expect_refusal("thin_cores", "conv2d(3,8) @ 2x3x9x9 f64", architecture, "f64");
+    expect_refusal("thin_samples", "conv2d(3,8) | relu @ 2x3x9x9", architecture, "does not end in a mean");
+    expect_refusal("thin_samples", "conv_transpose2d(3,8) | mean @ 2x3x9x9", architecture, "transposed");
     expect_refusal("direct", "relu @ 2x3x4x5 f64", architecture, "f64");
   }
 }

@@ -143,18 +143,21 @@ int64_t ThinShape::class_positions() const {
   return count;
 }
 
-ThinWorkspace::ThinWorkspace(const ThinShape& shape, int64_t tiles)
-    : batch_(shape.batch), control_bytes_((shape.batch + 1) * 4 * 4) {
+ThinWorkspace::ThinWorkspace(const ThinShape& shape, int64_t samples, int64_t tiles, int64_t guard_words)
+    : batch_(shape.batch), guard_words_(guard_words) {
   const int64_t parts = shape.rows() * tiles;
-  control_ = regions_.add(control_bytes_);
+  control_ = regions_.add((divide_up(batch_, samples) + 1) * 4 * 4);
+  marks_ = regions_.add(guard_words > 0 ? (batch_ + 1) * 4 : 0);
+  guard_ = regions_.add(batch_ * guard_words * 4);
+  cleared_bytes_ = regions_.total();
   parts_ = regions_.add(shape.parts.norm ? parts * 3 * 4 : 0);
   sums_ = regions_.add(shape.parts.mean ? parts * 4 : 0);
   statistics_ = regions_.add(shape.parts.norm ? shape.slabs() * 2 * 4 : 0);
 }
 
 void ThinWorkspace::launch(const Function& function, uint32_t blocks, const Problem& problem,
-                           const Arguments& arguments, void* workspace, const void* only,
-                           int64_t wave_samples, Stream stream) const {
+                           const Arguments& arguments, void* workspace, void* only, int64_t wave_units,
+                           Stream stream) const {
   if (batch_ == 0) return;
   Words words;
   words.add(arguments.input);
@@ -164,10 +167,11 @@ void ThinWorkspace::launch(const Function& function, uint32_t blocks, const Prob
   words.add(at(workspace, parts_));
   words.add(at(workspace, sums_));
   words.add(only);
+  words.add(at(workspace, guard_));
   words.add(batch_);
-  words.add(wave_samples);
+  words.add(wave_units);
   words.add(arguments.parameters);
-  clear(at(workspace, control_), static_cast<size_t>(control_bytes_), stream, problem.device);
+  clear(at(workspace, control_), cleared_bytes_, stream, problem.device);
   words.launch(function, stream, blocks);
 }
 

@@ -8,6 +8,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -62,19 +63,41 @@ struct ThinShape {
 // The memory between the passes and the words of kernels/thin.cuh's parameter struct.
 class ThinWorkspace {
  public:
-  // `tiles`: of a sample.
-  ThinWorkspace(const ThinShape& shape, int64_t tiles);
+  // Units of so many samples have `tiles` tiles; a mainloop leaves `guard_words` of each sample.
+  ThinWorkspace(const ThinShape& shape, int64_t samples, int64_t tiles, int64_t guard_words);
 
   size_t bytes() const { return regions_.total(); }
+  // Where samples are marked that are to be done again; only where there are guard words.
+  void* marks(void* workspace) const { return guard_words_ > 0 ? at(workspace, marks_) : nullptr; }
   // Clears what must be zero, then launches. `only`: kernels/thin.cuh.
   void launch(const Function& function, uint32_t blocks, const Problem& problem, const Arguments& arguments,
-              void* workspace, const void* only, int64_t wave_samples, Stream stream) const;
+              void* workspace, void* only, int64_t wave_units, Stream stream) const;
 
  private:
   int64_t batch_;
-  int64_t control_bytes_;
+  int64_t guard_words_;
+  size_t cleared_bytes_ = 0;
   Regions regions_;
-  size_t control_ = 0, parts_ = 0, sums_ = 0, statistics_ = 0;
+  size_t control_ = 0, marks_ = 0, guard_ = 0, parts_ = 0, sums_ = 0, statistics_ = 0;
+};
+
+// The row that takes every thin problem: what a kernel of halves could not represent is done again by it.
+// `marks`: of the samples to compute, nullptr for all.
+class ThinCores final : public Kernel {
+ public:
+  explicit ThinCores(const Problem& problem);
+  ~ThinCores() override;
+
+  // Why it cannot take the problem.
+  static std::string refusal(const Problem& problem);
+  size_t workspace_bytes() const override;
+  std::string describe() const override;
+  void launch(const Arguments& arguments, void* workspace, Stream stream) const override;
+  void launch_marked(const Arguments& arguments, void* workspace, void* marks, Stream stream) const;
+
+ private:
+  struct Parts;
+  std::unique_ptr<const Parts> parts_;
 };
 
 // Why no kernel for thin convolutions can take the problem; empty where one can.

@@ -18,6 +18,7 @@ struct CoresNumbers {
   int64_t tile_positions = 0;
   int64_t tiles_of_class = 1;
   int64_t tiles = 1;
+  int64_t slots = 1;  // rows a tile has values of: its channels
 
   explicit CoresNumbers(const ThinShape& shape) {
     const int64_t positions = shape.class_positions();
@@ -26,6 +27,7 @@ struct CoresNumbers {
     tile_positions = threads * positions_of_thread;
     tiles_of_class = divide_up(positions, tile_positions);
     tiles = tiles_of_class * shape.classes();
+    slots = shape.channels;
     // Each channel has its values of the chains and of both passes in registers.
     const size_t operands =
         shape.parts.has_operands() ? shape.parts.before.size() + shape.parts.after.size() : 0;
@@ -56,77 +58,85 @@ struct CoresNumbers {
     constant("tile_positions", tile_positions);
     constant("tiles_of_class", tiles_of_class);
     constant("tiles", tiles);
+    constant("slots", slots);
     out << "};\n";
     return out.str();
   }
 };
 
-class ThinCores final : public Kernel {
- public:
-  explicit ThinCores(const Problem& problem)
-      : problem_(problem),
-        shape_(problem),
-        numbers_(shape_),
-        workspace_(shape_, numbers_.tiles),
-        function_(source(), problem.device, launch_numbers()) {
-    const int64_t resident = function_.resident_clusters();
+Source source(const Problem& problem, const ThinShape& shape, const CoresNumbers& numbers) {
+  return {"onepass_thin_cores",
+          "#include \"thin_cores.cuh\"\n" + tail_source(problem) + thin_source(problem, shape) +
+              numbers.source() +
+              "using Mainloop = onepass::CoresMainloop<onepass::Convolution, onepass::Tail, Numbers>;\n"
+              "using Agent = onepass::Thin<onepass::Convolution, onepass::Tail, Numbers, Mainloop>;\n"
+              "extern \"C\" __global__ void __launch_bounds__(" +
+              std::to_string(numbers.threads) + ", " + std::to_string(512 / numbers.threads) +
+              ") onepass_thin_cores(const __grid_constant__ Agent::Parameters p) {\n"
+              "  extern __shared__ float shared[];\n"
+              "  if (!Agent::has_work(p)) return;\n"
+              "  Mainloop::load_weights(p, shared);\n"
+              "  Agent{p, shared + Mainloop::shared_floats, Mainloop{shared}}.run();\n"
+              "}\n"};
+}
+
+}  // namespace
+
+struct ThinCores::Parts {
+  Problem problem;
+  ThinShape shape;
+  CoresNumbers numbers;
+  ThinWorkspace workspace;
+  Function function;
+  int64_t wave_samples = 1;
+  uint32_t blocks = 1;
+
+  explicit Parts(const Problem& given)
+      : problem(given),
+        shape(problem),
+        numbers(shape),
+        workspace(shape, 1, numbers.tiles, 0),
+        function(source(problem, shape, numbers), problem.device,
+                 {1, static_cast<uint32_t>(numbers.threads), 1,
+                  static_cast<uint32_t>(numbers.shared_bytes(shape))}) {
+    const int64_t resident = function.resident_clusters();
     // Twice as many tiles as run at a time: pass 2 of a wave then finds pass 1 done.
-    wave_samples_ =
-        std::clamp<int64_t>(divide_up(2 * resident, numbers_.tiles), 1, std::max<int64_t>(1, shape_.batch));
-    blocks_ = static_cast<uint32_t>(
-        std::clamp<int64_t>(shape_.batch * numbers_.tiles * shape_.passes(), 1, resident));
+    wave_samples =
+        std::clamp<int64_t>(divide_up(2 * resident, numbers.tiles), 1, std::max<int64_t>(1, shape.batch));
+    blocks =
+        static_cast<uint32_t>(std::clamp<int64_t>(shape.batch * numbers.tiles * shape.passes(), 1, resident));
   }
-
-  size_t workspace_bytes() const override { return workspace_.bytes(); }
-
-  std::string describe() const override {
-    std::ostringstream out;
-    out << "convolution: " << shape_.terms() << " terms, " << shape_.classes()
-        << (shape_.classes() == 1 ? " class" : " classes") << ", "
-        << (problem_.precision == Precision::tf32 ? "operands rounded to tf32" : "f32") << '\n'
-        << "tile: " << numbers_.tile_positions << " positions, " << numbers_.channels_at_once
-        << " channels a thread, " << numbers_.tiles << " tiles a sample\n"
-        << "wave: " << wave_samples_ << " samples between the passes\n"
-        << "blocks: " << describe_blocks(blocks_, function_) << "passes: " << shape_.passes() << '\n'
-        << "workspace: " << workspace_bytes() << " bytes\n";
-    return out.str();
-  }
-
-  void launch(const Arguments& arguments, void* workspace, Stream stream) const override {
-    workspace_.launch(function_, blocks_, problem_, arguments, workspace, nullptr, wave_samples_, stream);
-  }
-
- private:
-  Source source() const {
-    return {"onepass_thin_cores",
-            "#include \"thin_cores.cuh\"\n" + tail_source(problem_) + thin_source(problem_, shape_) +
-                numbers_.source() +
-                "using Mainloop = onepass::CoresMainloop<onepass::Convolution, onepass::Tail, Numbers>;\n"
-                "using Agent = onepass::Thin<onepass::Convolution, onepass::Tail, Numbers, Mainloop>;\n"
-                "extern \"C\" __global__ void __launch_bounds__(" +
-                std::to_string(numbers_.threads) + ", " + std::to_string(512 / numbers_.threads) +
-                ") onepass_thin_cores(const __grid_constant__ Agent::Parameters p) {\n"
-                "  extern __shared__ float shared[];\n"
-                "  Mainloop::load_weights(p, shared);\n"
-                "  Agent{p, shared + Mainloop::shared_floats, Mainloop{shared}}.run();\n"
-                "}\n"};
-  }
-
-  Launch launch_numbers() const {
-    return {1, static_cast<uint32_t>(numbers_.threads), 1,
-            static_cast<uint32_t>(numbers_.shared_bytes(shape_))};
-  }
-
-  Problem problem_;
-  ThinShape shape_;
-  CoresNumbers numbers_;
-  ThinWorkspace workspace_;
-  Function function_;
-  int64_t wave_samples_ = 1;
-  uint32_t blocks_ = 1;
 };
 
-std::string refusal(const Problem& problem) {
+ThinCores::ThinCores(const Problem& problem) : parts_(std::make_unique<const Parts>(problem)) {}
+ThinCores::~ThinCores() = default;
+
+size_t ThinCores::workspace_bytes() const { return parts_->workspace.bytes(); }
+
+std::string ThinCores::describe() const {
+  const auto& [problem, shape, numbers, workspace, function, wave_samples, blocks] = *parts_;
+  std::ostringstream out;
+  out << "convolution: " << shape.terms() << " terms, " << shape.classes()
+      << (shape.classes() == 1 ? " class" : " classes") << ", "
+      << (problem.precision == Precision::tf32 ? "operands rounded to tf32" : "f32") << '\n'
+      << "tile: " << numbers.tile_positions << " positions, " << numbers.channels_at_once
+      << " channels a thread, " << numbers.tiles << " tiles a sample\n"
+      << "wave: " << wave_samples << " samples between the passes\n"
+      << "blocks: " << describe_blocks(blocks, function) << "passes: " << shape.passes() << '\n'
+      << "workspace: " << workspace_bytes() << " bytes\n";
+  return out.str();
+}
+
+void ThinCores::launch(const Arguments& arguments, void* workspace, Stream stream) const {
+  launch_marked(arguments, workspace, nullptr, stream);
+}
+
+void ThinCores::launch_marked(const Arguments& arguments, void* workspace, void* marks, Stream stream) const {
+  parts_->workspace.launch(parts_->function, parts_->blocks, parts_->problem, arguments, workspace, marks,
+                           parts_->wave_samples, stream);
+}
+
+std::string ThinCores::refusal(const Problem& problem) {
   std::string reason = thin_refusal(problem);
   if (!reason.empty()) return reason;
   const ThinShape shape(problem);
@@ -136,6 +146,8 @@ std::string refusal(const Problem& problem) {
   }
   return "";
 }
+
+namespace {
 
 double seconds(const Problem& problem, const PlanOptions&) {
   const ThinShape shape(problem);
@@ -153,7 +165,7 @@ double seconds(const Problem& problem, const PlanOptions&) {
 }  // namespace cuda
 
 extern const Strategy cuda_thin_cores{
-    "thin_cores", cuda::refusal, cuda::seconds,
+    "thin_cores", cuda::ThinCores::refusal, cuda::seconds,
     [](const Problem& problem, const PlanOptions&) -> std::shared_ptr<const Kernel> {
       return std::make_shared<const cuda::ThinCores>(problem);
     }};

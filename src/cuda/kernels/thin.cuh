@@ -13,7 +13,8 @@
 // `Convolution` is the problem's, generated (src/cuda/thin.cc); so is `Tail`. Three parts make a kernel:
 //   Mainloop   computes a tile of a sample's sums and hands them to an epilogue, fragment by fragment. It
 //   says
-//              how a warp's lanes share them: Mainloop::team neighbouring lanes have the same channels.
+//              how a warp's lanes share them: Mainloop::team neighbouring lanes have the same rows (channels
+//              of samples), and a tile is one of Mainloop::samples samples.
 //   Epilogue   MomentsEpilogue or ApplyEpilogue: the chain, and what becomes of its values.
 //   Thin       the tickets, and what the last block of a sample does.
 #pragma once
@@ -26,18 +27,22 @@ template <int Count>
 struct ThinParameters {
   const void* input;
   void* output;
-  float* statistics;   // [batch][groups][2]: mean, 1 / deviation
-  uint32* control;     // zero: a ticket, then two counters and a flag for each sample
-  float* parts;        // of channels, for each tile: count, mean, M2
-  float* sums;         // of channels, for each tile
-  const uint32* only;  // where not null: a word for each sample, those with zero are left out
+  float* statistics;  // [batch][groups][2]: mean, 1 / deviation
+  uint32* control;    // zero: a ticket, then two counters and a flag for each sample
+  float* parts;       // of channels, for each tile: count, mean, M2
+  float* sums;        // of channels, for each tile
+  uint32* only;   // where not null: a word for each sample, then one for all (RedoAll); others are left out
+  uint32* guard;  // zero: what a mainloop found of each sample (thin_samples.cuh)
   int64 batch;
-  int64 wave_samples;
+  int64 wave_units;
   const void* parameter[Count > 0 ? Count : 1];
 
   // Elements go one by one.
   __device__ __forceinline__ bool is_aligned(int) const { return false; }
 };
+
+// The word behind those of the samples.
+enum RedoWord : uint32 { redo_none = 0, redo_some = 1, redo_all = 2 };
 
 // To nearest, ties to even, at 10 bits; what is not finite stays.
 __device__ __forceinline__ float round_to_tf32(float x) {
@@ -104,10 +109,21 @@ struct Mask {
 __device__ __forceinline__ bool has(int i, Mask mask) { return mask.bits >> i & 1u; }
 __device__ __forceinline__ bool has(int, All) { return true; }
 
+// A slot is a channel of one of the samples that a tile has.
+template <class Tail, class Numbers>
+__device__ __forceinline__ int channel_of(int slot) {
+  return Numbers::slots == Tail::channels ? slot : slot % Tail::channels;
+}
+template <class Tail, class Numbers>
+__device__ __forceinline__ int sample_of(int slot) {
+  return Numbers::slots == Tail::channels ? 0 : slot / Tail::channels;
+}
+
 // Where an element lies in the output; a sample spans less than 2^31.
-template <class Convolution>
-__device__ __forceinline__ int64 element_index(int64 n, int channel, int offset) {
-  return n * Convolution::stride(0) + (channel * static_cast<int>(Convolution::stride(1)) + offset);
+template <class Convolution, class Tail, class Numbers>
+__device__ __forceinline__ int64 element_index(int64 n, int slot, int offset) {
+  return (n + sample_of<Tail, Numbers>(slot)) * Convolution::stride(0) +
+         (channel_of<Tail, Numbers>(slot) * static_cast<int>(Convolution::stride(1)) + offset);
 }
 
 // What a mainloop does with its sums:
@@ -123,13 +139,13 @@ struct MomentsEpilogue {
   using Parameters = ThinParameters<Tail::parameters>;
   using Before = typename Tail::Before;
   const Parameters& p;
-  float* scratch;  // 3 * Numbers::warps * Tail::channels floats
-  int64 n;
+  float* scratch;  // 3 * Numbers::warps * Numbers::slots floats
+  int64 n;         // of slot 0
 
   template <int Rows>
   struct State {
     ChannelValues<Before, 1> before[Rows];
-    int channel[Rows];
+    int slot[Rows];
     bool in_range[Rows];
     float count = 0.0f;
     float mean[Rows] = {};
@@ -137,14 +153,13 @@ struct MomentsEpilogue {
   };
 
   template <int Rows>
-  __device__ __forceinline__ State<Rows> begin(const int (&channel)[Rows],
-                                               const bool (&in_range)[Rows]) const {
+  __device__ __forceinline__ State<Rows> begin(const int (&slot)[Rows], const bool (&in_range)[Rows]) const {
     State<Rows> rows;
 #pragma unroll
     for (int r = 0; r < Rows; ++r) {
-      rows.channel[r] = channel[r];
+      rows.slot[r] = slot[r];
       rows.in_range[r] = in_range[r];
-      rows.before[r].load(p, n, channel[r]);
+      rows.before[r].load(p, n + sample_of<Tail, Numbers>(slot[r]), channel_of<Tail, Numbers>(slot[r]));
     }
     return rows;
   }
@@ -158,7 +173,7 @@ struct MomentsEpilogue {
       for (int i = 0; i < Count; ++i) {
         if (!has(i, which)) continue;
         typename Before::template Tensors<1> tensors;
-        tensors.load(p, element_index<Convolution>(n, rows.channel[r], offset[i]));
+        tensors.load(p, element_index<Convolution, Tail, Numbers>(n, rows.slot[r], offset[i]));
         h[r][i] = Before::value(h[r][i], rows.before[r].value[0], tensors, 0);
       }
     }
@@ -192,7 +207,6 @@ struct MomentsEpilogue {
 
   template <int team, int Rows>
   __device__ __forceinline__ void finish(State<Rows>& rows) const {
-    constexpr int channels = Tail::channels;
     const int warp = threadIdx.x / 32;
     const float count = lanes_sum<team>(rows.count);
     __syncthreads();  // scratch is free
@@ -202,7 +216,7 @@ struct MomentsEpilogue {
       float mean, m2;
       team_moments<team, Numbers::threads>(own, count, nullptr, mean, m2);
       if (rows.in_range[r] && threadIdx.x % team == 0) {
-        float* place = scratch + (warp * channels + rows.channel[r]) * 3;
+        float* place = scratch + (warp * Numbers::slots + rows.slot[r]) * 3;
         place[0] = count;
         place[1] = mean;
         place[2] = m2;
@@ -212,15 +226,15 @@ struct MomentsEpilogue {
 
   // After finish() of all channels: the block's moments of each.
   __device__ __forceinline__ void store(int tile) const {
-    constexpr int channels = Tail::channels;
     __syncthreads();
-    for (int c = threadIdx.x; c < channels; c += Numbers::threads) {
+    for (int s = threadIdx.x; s < Numbers::slots; s += Numbers::threads) {
+      if (n + sample_of<Tail, Numbers>(s) >= p.batch) break;
       Moments all;
       for (int warp = 0; warp < Numbers::warps; ++warp) {
-        const float* place = scratch + (warp * channels + c) * 3;
+        const float* place = scratch + (warp * Numbers::slots + s) * 3;
         if (place[0] > 0.0f) all.merge(place[0], place[1], place[2]);
       }
-      float* part = p.parts + ((n * channels + c) * Numbers::tiles + tile) * 3;
+      float* part = p.parts + ((n * Tail::channels + s) * Numbers::tiles + tile) * 3;
       part[0] = all.count;
       part[1] = all.mean;
       part[2] = all.m2;
@@ -234,14 +248,14 @@ struct ApplyEpilogue {
   using Before = typename Tail::Before;
   using After = typename Tail::After;
   const Parameters& p;
-  float* scratch;  // Numbers::warps * Tail::channels floats
-  int64 n;
+  float* scratch;  // Numbers::warps * Numbers::slots floats
+  int64 n;         // of slot 0
 
   template <int Rows>
   struct State {
     ChannelValues<Before, 1> before[Rows];
     ChannelValues<After, 1> after[Rows];
-    int channel[Rows];
+    int slot[Rows];
     bool in_range[Rows];
     float scale[Rows];
     float shift[Rows];
@@ -249,19 +263,19 @@ struct ApplyEpilogue {
   };
 
   template <int Rows>
-  __device__ __forceinline__ State<Rows> begin(const int (&channel)[Rows],
-                                               const bool (&in_range)[Rows]) const {
+  __device__ __forceinline__ State<Rows> begin(const int (&slot)[Rows], const bool (&in_range)[Rows]) const {
     State<Rows> rows;
 #pragma unroll
     for (int r = 0; r < Rows; ++r) {
-      rows.channel[r] = channel[r];
+      rows.slot[r] = slot[r];
       rows.in_range[r] = in_range[r];
-      const int c = channel[r];
-      rows.before[r].load(p, n, c);
-      rows.after[r].load(p, n, c);
+      const int c = channel_of<Tail, Numbers>(slot[r]);
+      const int64 sample = n + sample_of<Tail, Numbers>(slot[r]);
+      rows.before[r].load(p, sample, c);
+      rows.after[r].load(p, sample, c);
       if constexpr (Tail::has_norm) {
         const float* slab =
-            p.statistics + 2 * (n * (Tail::channels / Tail::group_channels) + c / Tail::group_channels);
+            p.statistics + 2 * (sample * (Tail::channels / Tail::group_channels) + c / Tail::group_channels);
         rows.scale[r] = Tail::weight(p, c) * load_shared_by_blocks(slab + 1);
         rows.shift[r] = fmaf(-load_shared_by_blocks(slab), rows.scale[r], Tail::bias(p, c));
       }
@@ -277,7 +291,7 @@ struct ApplyEpilogue {
 #pragma unroll
       for (int i = 0; i < Count; ++i) {
         if (!has(i, which)) continue;
-        const int64 index = element_index<Convolution>(n, rows.channel[r], offset[i]);
+        const int64 index = element_index<Convolution, Tail, Numbers>(n, rows.slot[r], offset[i]);
         typename Before::template Tensors<1> before;
         typename After::template Tensors<1> after;
         before.load(p, index);
@@ -302,7 +316,7 @@ struct ApplyEpilogue {
       for (int r = 0; r < Rows; ++r) {
         const float sum = lanes_sum<team>(rows.sum[r]);
         if (rows.in_range[r] && threadIdx.x % team == 0)
-          scratch[threadIdx.x / 32 * Tail::channels + rows.channel[r]] = sum;
+          scratch[threadIdx.x / 32 * Numbers::slots + rows.slot[r]] = sum;
       }
     }
   }
@@ -310,10 +324,11 @@ struct ApplyEpilogue {
   __device__ __forceinline__ void store(int tile) const {
     if constexpr (Tail::has_mean) {
       __syncthreads();
-      for (int c = threadIdx.x; c < Tail::channels; c += Numbers::threads) {
+      for (int s = threadIdx.x; s < Numbers::slots; s += Numbers::threads) {
+        if (n + sample_of<Tail, Numbers>(s) >= p.batch) break;
         float total = 0.0f;
-        for (int warp = 0; warp < Numbers::warps; ++warp) total += scratch[warp * Tail::channels + c];
-        p.sums[(n * Tail::channels + c) * Numbers::tiles + tile] = total;
+        for (int warp = 0; warp < Numbers::warps; ++warp) total += scratch[warp * Numbers::slots + s];
+        p.sums[(n * Tail::channels + s) * Numbers::tiles + tile] = total;
       }
     }
   }
@@ -324,6 +339,7 @@ struct Thin {
   using Parameters = ThinParameters<Tail::parameters>;
   using MomentsPass = MomentsEpilogue<Convolution, Tail, Numbers>;
   using ApplyPass = ApplyEpilogue<Convolution, Tail, Numbers>;
+  static constexpr int samples = Mainloop::samples;  // of a unit
   static constexpr int groups = Tail::channels / Tail::group_channels;
   static constexpr int first_tiles = Tail::has_norm ? Numbers::tiles : 0;
   static constexpr int second_tiles = Tail::mean_follows_norm ? 0 : Numbers::tiles;
@@ -332,12 +348,13 @@ struct Thin {
   float* scratch;
   Mainloop mainloop;
 
-  // --- Between the passes: a warp for each slab of the sample ---
-  __device__ __forceinline__ void finish_moments(int64 n) const {
+  // --- Between the passes: a warp for each slab ---
+  __device__ __forceinline__ void finish_moments(int64 first_sample) const {
     constexpr int per_slab = Tail::group_channels * Numbers::tiles;
     const int lane = threadIdx.x % 32;
-    for (int g = threadIdx.x / 32; g < groups; g += Numbers::warps) {
-      const int64 slab = n * groups + g;
+    for (int s = threadIdx.x / 32; s < samples * groups; s += Numbers::warps) {
+      const int64 slab = first_sample * groups + s;
+      if (slab >= p.batch * groups) break;
       const float* parts = p.parts + slab * per_slab * 3;
       Moments own;
       for (int i = lane; i < per_slab; i += 32) {
@@ -362,19 +379,21 @@ struct Thin {
             const float count = load_shared_by_blocks(part);
             if (count > 0.0f) row.merge(count, load_shared_by_blocks(part + 1), 0.0f);
           }
-          const int channel = g * Tail::group_channels + c;
+          const int64 row_index = slab * Tail::group_channels + c;
+          const int channel = static_cast<int>(row_index % Tail::channels);
           const float value =
               fmaf((row.mean - mean) * rstd, Tail::weight(p, channel), Tail::bias(p, channel));
-          store_one<typename Tail::Output>(p.output, n * Tail::channels + channel, value);
+          store_one<typename Tail::Output>(p.output, row_index, value);
         }
       }
     }
   }
 
-  __device__ __forceinline__ void finish_mean(int64 n) const {
+  __device__ __forceinline__ void finish_mean(int64 first_sample) const {
     constexpr float per_element = 1.0f / static_cast<float>(Tail::spatial);
-    for (int c = threadIdx.x; c < Tail::channels; c += Numbers::threads) {
-      const int64 row = n * Tail::channels + c;
+    for (int s = threadIdx.x; s < samples * Tail::channels; s += Numbers::threads) {
+      const int64 row = first_sample * Tail::channels + s;
+      if (row >= p.batch * Tail::channels) break;
       double total = 0.0;
       for (int i = 0; i < Numbers::tiles; ++i)
         total += load_shared_by_blocks(p.sums + row * Numbers::tiles + i);
@@ -382,37 +401,49 @@ struct Thin {
     }
   }
 
-  __device__ __forceinline__ void first(int64 n, int tile, uint32* counters) const {
-    MomentsPass pass{p, scratch, n};
-    mainloop.run(p, n, tile, pass);
+  __device__ __forceinline__ void first(int64 unit, int tile, uint32* counters) const {
+    MomentsPass pass{p, scratch, unit * samples};
+    mainloop.run(p, unit * samples, tile, pass);
     pass.store(tile);
     if (arrives_last(counters, Numbers::tiles)) {
-      finish_moments(n);
+      finish_moments(unit * samples);
+      mainloop.finish_samples(p, unit * samples);
       publish(counters + 2, 1u);
     }
   }
 
-  __device__ __forceinline__ void second(int64 n, int tile, uint32* counters) const {
+  __device__ __forceinline__ void second(int64 unit, int tile, uint32* counters) const {
     if constexpr (Tail::has_norm) {
       if (threadIdx.x == 0) wait_for(counters + 2, 1u);
       __syncthreads();
     }
-    ApplyPass pass{p, scratch, n};
-    mainloop.run(p, n, tile, pass);
+    ApplyPass pass{p, scratch, unit * samples};
+    mainloop.run(p, unit * samples, tile, pass);
     pass.store(tile);
-    if constexpr (Tail::has_mean) {
-      if (arrives_last(counters + 1, Numbers::tiles)) finish_mean(n);
+    if constexpr (Tail::has_mean || (!Tail::has_norm && samples > 1)) {
+      if (arrives_last(counters + 1, Numbers::tiles)) {
+        if constexpr (Tail::has_mean) finish_mean(unit * samples);
+        if constexpr (!Tail::has_norm) mainloop.finish_samples(p, unit * samples);
+      }
     }
+  }
+
+  // Whether there is anything to do at all: asked before weights are loaded.
+  static __device__ __forceinline__ bool has_work(const Parameters& p) {
+    return p.only == nullptr || p.only[p.batch] != redo_none;
   }
 
   __device__ __forceinline__ void run() const {
     using Items = Schedule<first_tiles, second_tiles>;
-    const int64 tickets = Items::tickets(p.batch, p.wave_samples);
+    const int64 units = (p.batch + samples - 1) / samples;
+    const int64 tickets = Items::tickets(units, p.wave_units);
+    // A mainloop of several samples leaves words there, and heeds none.
+    const bool all = samples > 1 || p.only == nullptr || p.only[p.batch] == redo_all;
     Tickets own(p.control);
 #pragma unroll 1
     for (int64 ticket = own.take(); ticket < tickets; ticket = own.take()) {
-      const Items item(ticket, p.wave_samples);
-      if (item.unit >= p.batch || (p.only != nullptr && p.only[item.unit] == 0)) continue;
+      const Items item(ticket, p.wave_units);
+      if (item.unit >= units || (!all && p.only[item.unit] == 0)) continue;
       uint32* counters = p.control + 4 + item.unit * 4;
       if (item.is_first) {
         if constexpr (first_tiles > 0) first(item.unit, item.tile, counters);

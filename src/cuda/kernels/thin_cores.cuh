@@ -16,6 +16,7 @@ struct CoresMainloop {
   using C = Convolution;
   static constexpr int at_once = Numbers::channels_at_once;
   static constexpr int chunks = (C::channels + at_once - 1) / at_once;
+  static constexpr int samples = 1;
   static constexpr int team = 32;  // each lane has all channels of a chunk
   static constexpr int weight_floats = chunks * at_once * C::in_channels * C::taps;
   static constexpr int shared_floats = weight_floats + chunks * at_once;  // the bias
@@ -87,6 +88,9 @@ struct CoresMainloop {
     }
   }
 
+  template <class Parameters>
+  __device__ __forceinline__ void finish_samples(const Parameters&, int64) const {}
+
   template <class Parameters, class Epilogue>
   __device__ __forceinline__ void run(const Parameters& p, int64 n, int tile, Epilogue& epilogue) const {
     constexpr int tiles_of_class = Numbers::tiles_of_class;
@@ -96,14 +100,14 @@ struct CoresMainloop {
     const int last = first + Numbers::tile_positions < all ? first + Numbers::tile_positions : all;
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
-      int channel[at_once];
+      int slot[at_once];
       bool in_range[at_once];
 #pragma unroll
       for (int k = 0; k < at_once; ++k) {
         in_range[k] = C::channels % at_once == 0 || chunk * at_once + k < C::channels;
-        channel[k] = in_range[k] ? chunk * at_once + k : 0;
+        slot[k] = in_range[k] ? chunk * at_once + k : 0;
       }
-      auto rows = epilogue.begin(channel, in_range);
+      auto rows = epilogue.begin(slot, in_range);
 #pragma unroll 1
       for (int flat = first + static_cast<int>(threadIdx.x); flat < last; flat += Numbers::threads) {
         int j[3];

@@ -8,6 +8,7 @@
 
 #include "onepass/executor.h"
 #include "onepass/export.h"
+#include "onepass/problem.h"
 
 namespace onepass::cuda {
 
@@ -78,5 +79,10 @@ ONEPASS_API std::vector<CacheEntry> cache_entries();
 ONEPASS_API int clear_cache();
 // The hash of the library's device code: results measured on a GPU belong to one.
 ONEPASS_API std::string device_code_hash();
+
+// Whether a caller who could run the convolution of this block by PyTorch should run it here instead: a row
+// takes the convolution with all that follows it, and is predicted to be faster than PyTorch's convolution
+// and the rest together.
+ONEPASS_API bool is_worth_fusing(const Problem& problem);
 
 }  // namespace onepass::cuda

@@ -1,5 +1,5 @@
-// The operators on CUDA tensors: blocks without a convolution, one launch on the current stream of the
-// tensors' GPU. All memory, the workspace included, is PyTorch's: its allocator orders reuse by stream and
+// The operators on CUDA tensors: blocks without a convolution, and whole ones where the convolution is thin, on
+// the current stream of the tensors' GPU. All memory, the workspace included, is PyTorch's: its allocator orders reuse by stream and
 // serves graph captures.
 #include <torch/csrc/stable/library.h>
 
@@ -141,6 +141,74 @@ std::tuple<Tensor, Tensor> forward_with_statistics(const Tensor& input, const st
   return {run_forward(*prepared, input, parameters, memory, place), statistics};
 }
 
+// --- With the convolution ---
+struct CudaWhole {
+  Plan plan;
+  std::vector<Layout> layouts;
+  std::vector<bool> copied;
+  TensorSpec statistics;
+};
+
+std::shared_ptr<const CudaWhole> whole_plan(const std::string& block, const CallSpecs& specs, bool tf32,
+                                            const Place& place) {
+  static PlanCache<CudaWhole> cache;
+  PlanKey key = key_of(block, specs, specs.input.dtype, place);
+  key.add(tf32);
+  return cache.get(key, [&] {
+    WholeProblem call(block, specs, tf32, place.index);
+    TensorSpec statistics = statistics_spec(call.problem);
+    return CudaWhole{plan(call.problem), std::move(call.layouts), std::move(call.copied),
+                     std::move(statistics)};
+  });
+}
+
+std::tuple<Tensor, Tensor> run_whole(const Tensor& input, std::vector<Tensor> parameters,
+                                     const std::string& block, bool tf32, bool with_statistics) {
+  const CallSpecs specs(input, parameters);
+  const Place place = place_of(input);
+  const auto prepared = whole_plan(block, specs, tf32, place);
+  const Plan& plan = prepared->plan;
+  Tensor output = empty(plan.problem().output, place);
+  Tensor statistics = empty(with_statistics ? prepared->statistics : TensorSpec::dense(DType::f32, {0}), place);
+  std::vector<const void*> addresses;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (prepared->copied[i]) parameters[i] = dense_copy(parameters[i], prepared->layouts[i]);
+    addresses.push_back(parameters[i].const_data_ptr());
+  }
+  const Workspace workspace(plan.workspace_bytes(), place);
+  plan.run({input.const_data_ptr(), output.mutable_data_ptr(), std::move(addresses),
+            with_statistics ? static_cast<float*>(statistics.mutable_data_ptr()) : nullptr},
+           workspace.data(), current_stream(place.index));
+  return {output, statistics};
+}
+
+Tensor whole_forward(const Tensor& input, const std::vector<Tensor>& parameters, const std::string& block,
+                     bool tf32) {
+  return std::get<0>(run_whole(input, parameters, block, tf32, false));
+}
+
+std::tuple<Tensor, Tensor> whole_forward_with_statistics(const Tensor& input,
+                                                         const std::vector<Tensor>& parameters,
+                                                         const std::string& block, bool tf32) {
+  return run_whole(input, parameters, block, tf32, true);
+}
+
+// Of tensors dense in this layout. `dtype` is the library's name, or "tf32".
+Problem described_problem(const std::string& block, const std::vector<int64_t>& sizes, const std::string& dtype,
+                          const std::string& layout, const std::string& device) {
+  const bool tf32 = dtype == "tf32";
+  Problem problem(Block::parse(block), sizes, tf32 ? DType::f32 : parse_dtype(dtype), Device::parse(device),
+                  parse_layout(layout));
+  if (tf32) problem.precision = Precision::tf32;
+  problem.validate();
+  return problem;
+}
+
+bool is_worth_fusing(const std::string& block, const std::vector<int64_t>& sizes, const std::string& dtype,
+                     const std::string& layout, const std::string& device) {
+  return cuda::is_worth_fusing(described_problem(block, sizes, dtype, layout, device));
+}
+
 void check_statistics(const Tensor& statistics, const CudaBackward& prepared) {
   if (!prepared.plan.reads_statistics() || spec_of(statistics) == prepared.statistics) return;
   throw Error("the statistics must be float32 and contiguous of sizes " +
@@ -182,12 +250,11 @@ std::vector<Tensor> backward(const Tensor& output_gradient, const Tensor& input,
   return gradients;
 }
 
-// The plan of a block without convolution on "cuda", "cuda:1" or "cuda:sm_90a".
+// The plan of a block on "cuda", "cuda:1" or "cuda:sm_90a".
 std::string explain(const std::string& block, const std::vector<int64_t>& sizes, const std::string& dtype,
                     const std::string& layout, const std::string& device, const std::string& strategy,
                     bool backward) {
-  const Problem problem(Block::parse(block), sizes, parse_dtype(dtype), Device::parse(device),
-                        parse_layout(layout));
+  const Problem problem = described_problem(block, sizes, dtype, layout, device);
   const PlanOptions options{strategy, {}};
   return backward ? plan_backward(BackwardProblem(problem), options).explain()
                   : plan(problem, options).explain();
@@ -203,6 +270,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(onepass, library) {
   library.def(
       "cuda_explain(str block, int[] sizes, str dtype, str layout, str device, str strategy, bool backward) "
       "-> str");
+  library.def("whole_forward(Tensor input, Tensor[] parameters, str block, bool tf32) -> Tensor");
+  library.def(
+      "whole_forward_with_statistics(Tensor input, Tensor[] parameters, str block, bool tf32) -> (Tensor, "
+      "Tensor)");
+  library.def(
+      "cuda_is_worth_fusing(str block, int[] sizes, str dtype, str layout, str device) -> bool");
   library.def("cuda_unavailable_reason() -> str");
   library.def("cuda_device_count() -> int");
   library.def("cuda_describe_device(int index) -> str");
@@ -213,10 +286,13 @@ STABLE_TORCH_LIBRARY_IMPL(onepass, CUDA, library) {
   library.impl("forward", boxed<forward>);
   library.impl("forward_with_statistics", boxed<forward_with_statistics>);
   library.impl("backward", boxed<backward>);
+  library.impl("whole_forward", boxed<whole_forward>);
+  library.impl("whole_forward_with_statistics", boxed<whole_forward_with_statistics>);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(onepass, CompositeExplicitAutograd, library) {
   library.impl("cuda_explain", boxed<explain>);
+  library.impl("cuda_is_worth_fusing", boxed<is_worth_fusing>);
   library.impl("cuda_unavailable_reason", boxed<cuda::unavailable_reason>);
   library.impl("cuda_device_count", boxed<device_count>);
   library.impl("cuda_describe_device", boxed<describe_device>);

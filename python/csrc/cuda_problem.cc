@@ -67,6 +67,25 @@ CudaProblem::CudaProblem(const std::string& block, const CallSpecs& specs, DType
   refuse_f64(problem);
 }
 
+WholeProblem::WholeProblem(const std::string& block, const CallSpecs& specs, bool tf32, int device)
+    : problem(Block::parse(block), specs.input.sizes, specs.input.dtype) {
+  CallProblem call(block, specs, specs.input.dtype);
+  problem = std::move(call.problem);
+  copied = std::move(call.copied);
+  problem.device = Device::cuda(device);
+  problem.precision = tf32 ? Precision::tf32 : Precision::f32;
+  const Layout layout = lies(problem.output, Layout::nchw) ? Layout::nchw : Layout::nhwc;
+  layouts.assign(problem.parameters.size(), Layout::nchw);
+  const auto expected = problem.block.parameters(specs.input.sizes);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    if (!is_tensor_operand(problem.block, expected[i])) continue;
+    layouts[i] = layout;
+    copied[i] = make_dense(problem.parameters[i], layout);
+  }
+  problem.validate();
+  refuse_f64(problem);
+}
+
 CudaBackwardProblem cuda_backward_problem(const std::string& block, const CallSpecs& specs,
                                           const TensorSpec& output_gradient, std::vector<bool> wanted,
                                           int device) {

@@ -20,7 +20,18 @@ struct CudaProblem {
   CudaProblem(const std::string& block, const CallSpecs& specs, DType out_dtype, int device);
 };
 
-// The same for the gradients; those of tensors of the input's size lie in its order.
+// The problem of a block with its convolution. The input is read where it lies; the output lies as PyTorch's
+// convolution would leave its own, tensors of the output's size that do not are copied, as are weights that are
+// not contiguous.
+struct WholeProblem {
+  Problem problem;
+  std::vector<Layout> layouts;  // of each parameter, where it is copied
+  std::vector<bool> copied;     // each parameter
+
+  WholeProblem(const std::string& block, const CallSpecs& specs, bool tf32, int device);
+};
+
+// The problem of a tail's gradients; those of tensors of the input's size lie in its order.
 struct CudaBackwardProblem {
   BackwardProblem problem;
   Layout layout = Layout::nchw;

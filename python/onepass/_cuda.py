@@ -1,15 +1,18 @@
-"""Running a block on CUDA tensors: PyTorch's convolution, then everything after it as one kernel."""
+"""Running a block on CUDA tensors: whole where its convolution is thin, else what follows PyTorch's."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from onepass import _eager, _library
 from onepass._autograd import is_exporting, once_differentiable
+from onepass._conv_gradients import conv_gradients_by_torch, memory_format
 from onepass._description import Description, describe
 from onepass._types import result_dtype
 
@@ -19,16 +22,110 @@ FUSED_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 def apply(
     block: str, input: Tensor, parameters: Sequence[Tensor], out_dtype: torch.dtype | None = None
 ) -> Tensor:
-    """As _ops.apply. The convolution, its gradients, its precision and its autocast are PyTorch's own."""
+    """As _ops.apply. A convolution that runs here has PyTorch's precision; all others are PyTorch's own."""
     description = describe(block)
     conv = description.conv
     if conv is None:
         return _run_tail(description, input, parameters, out_dtype)
+    if is_fused_whole(description, input, parameters, out_dtype):
+        return _run_whole(description, input, parameters)
     count = description.conv_parameters
     convolved = _eager.convolve(conv, input, *parameters[:count])
     if description.after_conv is None:
         return convolved if out_dtype is None else convolved.to(out_dtype)
     return _run_tail(description.after_conv, convolved, parameters[count:], out_dtype)
+
+
+# --- Blocks with a convolution that is run here ---
+
+
+def is_fused_whole(
+    description: Description, input: Tensor, parameters: Sequence[Tensor], out_dtype: torch.dtype | None
+) -> bool:
+    """Whether the convolution runs here too: one element type, no autocast, and the plan predicts a gain.
+
+    While something traces, the convolution is PyTorch's: sizes may be symbolic then.
+    """
+    dtype = input.dtype
+    if torch.compiler.is_compiling() or isinstance(input, FakeTensor):
+        return False
+    if dtype not in FUSED_DTYPES or out_dtype not in (None, dtype):
+        return False
+    if torch.is_autocast_enabled("cuda") or any(parameter.dtype != dtype for parameter in parameters):
+        return False
+    if unavailable_reason() is not None:
+        return False
+    last = memory_format(input) != torch.contiguous_format
+    return _is_worth_fusing(description.text, tuple(input.shape), mode_of(dtype), last, str(input.device))
+
+
+def mode_of(dtype: torch.dtype) -> str:
+    """The arithmetic of a convolution on tensors of this type, by PyTorch's switch."""
+    if dtype == torch.float32 and torch.backends.cudnn.conv.fp32_precision == "tf32":
+        return "tf32"
+    return {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}[dtype]
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_worth_fusing(block: str, sizes: tuple[int, ...], mode: str, last: bool, device: str) -> bool:
+    layout = "nhwc" if last else "nchw"
+    return torch.ops.onepass.cuda_is_worth_fusing(block, sizes, mode, layout, device)
+
+
+def _run_whole(description: Description, input: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+    differentiate = input.requires_grad or any(parameter.requires_grad for parameter in parameters)
+    tf32 = mode_of(input.dtype) == "tf32"
+    if differentiate and torch.is_grad_enabled() and not is_exporting():
+        return _Whole.apply(description.text, tf32, input, *parameters)
+    return _call(torch.ops.onepass.whole_forward.default, input, parameters, description.text, tf32)
+
+
+class _Whole(torch.autograd.Function):
+    """A block with its convolution: saves its input, its parameters and the statistics of its slabs.
+
+    The convolution's output is computed again for the gradients: nothing of its size is kept.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, block: str, tf32: bool, input: Tensor, *parameters: Tensor) -> Tensor:
+        operator = torch.ops.onepass.whole_forward_with_statistics.default
+        output, statistics = _call(operator, input, parameters, block, tf32)
+        ctx.block, ctx.tf32 = block, tf32
+        ctx.save_for_backward(input, statistics, *parameters)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor | None, ...]:
+        description = describe(ctx.block)
+        conv = description.conv
+        assert conv is not None
+        wanted = ctx.needs_input_grad[2:]
+        input, statistics, *parameters = ctx.saved_tensors
+        count = description.conv_parameters
+        conv_wanted, tail_wanted = wanted[: count + 1], wanted[count + 1 :]
+        gradient, tail_gradients = output_gradient, []
+        if description.tail:
+            operator = torch.ops.onepass.whole_forward.default
+            convolved = _call(operator, input, parameters[:count], conv.text, ctx.tf32)
+            gradient, *tail_gradients = _call(
+                torch.ops.onepass.backward.default,
+                output_gradient,
+                convolved,
+                parameters[count:],
+                statistics,
+                description.tail,
+                (any(conv_wanted), *tail_wanted),
+            )
+            del convolved
+        of_conv: Sequence[Tensor | None] = [None] * (count + 1)
+        if any(conv_wanted):
+            of_conv = conv_gradients_by_torch(conv, gradient, input, parameters[0], conv_wanted)
+        gradients = [*of_conv, *tail_gradients]
+        return None, None, *(gradient if want else None for gradient, want in zip(gradients, wanted))
+
+
+# --- Tails ---
 
 
 def _run_tail(

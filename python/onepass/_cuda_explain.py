@@ -1,4 +1,4 @@
-"""What a block runs as on a GPU: the convolution by PyTorch, the rest by the planner's choice."""
+"""What a block runs as on a GPU: whole by the planner's choice, or its convolution by PyTorch."""
 
 from __future__ import annotations
 
@@ -23,9 +23,14 @@ def explain(
 ) -> str:
     """As onepass.explain; `device` is "cuda", "cuda:1" or an architecture, "cuda:sm_90a"."""
     conv, tail = description.conv, description.tail
+    reason = _why_eager(dtype, device)
+    if conv is not None and reason is None and not backward and _is_whole(strategy):
+        mode = _cuda.mode_of(dtype)
+        arguments = (description.text, sizes, mode, layout, device)
+        if strategy or torch.ops.onepass.cuda_is_worth_fusing(*arguments):
+            return torch.ops.onepass.cuda_explain(*arguments, strategy, False)
     if not tail:
         return f"{description.text}\n\n-> PyTorch's own convolution\n"
-    reason = _why_eager(dtype, device)
     if reason is not None:
         return f"{description.text}\n\neager: PyTorch's own kernels run the stages one by one: {reason}\n"
     shape = description.conv_output_shape(sizes)
@@ -35,6 +40,11 @@ def explain(
         return plan + note
     chosen = next(line for line in plan.splitlines() if line.startswith("* ")).split()[1]
     return f"{description.text}\n\n-> PyTorch's own convolution, then {chosen}\n\n{plan}{note}"
+
+
+def _is_whole(strategy: str) -> bool:
+    """Whether the row, or some row where none is forced, takes blocks with their convolution."""
+    return not strategy or strategy.startswith("thin_")
 
 
 def _why_eager(dtype: torch.dtype, device: str) -> str | None:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from onepass import _cuda, _eager, _library
 from onepass._autograd import is_exporting, once_differentiable
+from onepass._conv_gradients import conv_gradients_by_torch, memory_format
 from onepass._description import Conv, Description, Pointwise, describe
 from onepass._types import DTYPES, lowered_dtype, result_dtype
 
@@ -144,7 +144,7 @@ def _block_gradients(
             gradient, input, nothing, [weight], nothing, conv.text, conv_wanted
         )
     else:  # no convolution of the library gives the input's gradient
-        conv_gradients = _conv_gradients_by_torch(conv, gradient.to(input.dtype), input, weight, conv_wanted)
+        conv_gradients = conv_gradients_by_torch(conv, gradient.to(input.dtype), input, weight, conv_wanted)
     return *conv_gradients, *tail_gradients
 
 
@@ -191,64 +191,7 @@ def has_input_gradient(conv: Conv) -> bool:
     return even and seen
 
 
-def _dense(weight: Tensor) -> Tensor:
-    """The weight in one of PyTorch's formats: for others 2.11 gives wrong gradients on aarch64."""
-    if weight.is_contiguous():
-        return weight
-    return weight.contiguous(memory_format=_memory_format(weight))
-
-
-def _conv_gradients_by_torch(
-    conv: Conv, output_gradient: Tensor, input: Tensor, weight: Tensor, wanted: Sequence[bool]
-) -> tuple[Tensor | None, ...]:
-    """The gradients of input, weight and, where the convolution has one, bias; None where not wanted."""
-    padding = conv.padding_before
-    uneven = padding != conv.padding_after
-    sizes = input.shape[2:]
-    if uneven:
-        pairs = zip(reversed(conv.padding_before), reversed(conv.padding_after), strict=True)
-        input, padding = F.pad(input, [size for pair in pairs for size in pair]), (0,) * conv.rank
-    input_gradient, weight_gradient, _ = torch.ops.aten.convolution_backward.default(
-        output_gradient,
-        input,
-        _dense(weight),
-        None,
-        conv.stride,
-        padding,
-        conv.dilation,
-        conv.transposed,
-        conv.output_padding,
-        conv.groups,
-        (wanted[0], wanted[1], False),
-    )
-    if uneven and input_gradient is not None:
-        for d, size in enumerate(sizes):
-            input_gradient = input_gradient.narrow(d + 2, conv.padding_before[d], size)
-    space = (0, *range(2, output_gradient.dim()))
-    bias_gradients = (output_gradient.sum(space) if want else None for want in wanted[2:])
-    return input_gradient, weight_gradient, *bias_gradients
-
-
 # --- What the operators return, without running them: also for symbolic sizes ---
-
-
-def _memory_format(*tensors: Tensor) -> torch.memory_format:
-    """Channels last where one of the tensors is, by PyTorch's rule for strides (c10/core/MemoryFormat.h)."""
-    for tensor in tensors:
-        if _is_channels_last(tensor.shape, tensor.stride()):
-            return torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
-    return torch.contiguous_format
-
-
-def _is_channels_last(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
-    if len(sizes) not in (4, 5) or strides[1] == 0:
-        return False
-    least: Any = 0
-    for d in (1, *range(len(sizes) - 1, 1, -1), 0):
-        if strides[d] < least or (d == 0 and least == strides[1]):
-            return False
-        least = strides[d] * sizes[d] if d > 0 and sizes[d] > 1 else strides[d]
-    return True
 
 
 def _check_fakes(description: Description, input: Tensor, parameters: Sequence[Tensor]) -> None:
@@ -268,7 +211,7 @@ def _operand_format(description: Description, index: int, parameter: Tensor) -> 
     """Tensors of the input's size keep their format, weights and vectors are contiguous."""
     stage = description.stages[description.parameters[index].stage]
     is_tensor = isinstance(stage, Pointwise) and stage.argument == "tensor"
-    return _memory_format(parameter) if is_tensor else torch.contiguous_format
+    return memory_format(parameter) if is_tensor else torch.contiguous_format
 
 
 def _fake_forward(
@@ -278,10 +221,8 @@ def _fake_forward(
     _check_fakes(description, input, parameters)
     deciding = (input,) if description.conv is None else (input, parameters[0])
     shape = description.output_shape(input.shape)
-    memory_format = _memory_format(*deciding) if len(shape) > 2 else torch.contiguous_format
-    return torch.empty(
-        shape, dtype=out_dtype or input.dtype, device=input.device, memory_format=memory_format
-    )
+    order = memory_format(*deciding) if len(shape) > 2 else torch.contiguous_format
+    return torch.empty(shape, dtype=out_dtype or input.dtype, device=input.device, memory_format=order)
 
 
 def _fake_forward_with_statistics(
@@ -303,10 +244,10 @@ def _fake_backward(
     description = describe(block)
     # The kernels of a GPU have all tensors of the input's size in its order.
     deciding = [input] * len(parameters) if input.is_cuda else parameters
-    formats = [_memory_format(input), *(_operand_format(description, i, p) for i, p in enumerate(deciding))]
+    formats = [memory_format(input), *(_operand_format(description, i, p) for i, p in enumerate(deciding))]
     gradients = [
-        torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device, memory_format=memory_format)
-        for tensor, memory_format in zip((input, *parameters), formats, strict=True)
+        torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device, memory_format=order)
+        for tensor, order in zip((input, *parameters), formats, strict=True)
     ]
     return [g if want else g.new_empty(0) for g, want in zip(gradients, wanted, strict=True)]
 
@@ -347,15 +288,25 @@ def _fake_block_backward(
     conv, count = description.conv, description.conv_parameters
     weight, *tail = parameters
     gradients = [
-        torch.empty(input.shape, dtype=input.dtype, memory_format=_memory_format(input), device=input.device),
+        torch.empty(input.shape, dtype=input.dtype, memory_format=memory_format(input), device=input.device),
         torch.empty(weight.shape, dtype=weight.dtype, device=input.device),
     ]
     if conv.bias:
         gradients.append(weight.new_empty(conv.out_channels))
     for i, parameter in enumerate(tail):
-        memory_format = _operand_format(description, count + i, parameter)
-        gradients.append(torch.empty_like(parameter, memory_format=memory_format))
+        order = _operand_format(description, count + i, parameter)
+        gradients.append(torch.empty_like(parameter, memory_format=order))
     return [g if want else g.new_empty(0) for g, want in zip(gradients, wanted, strict=True)]
+
+
+def _fake_whole_forward(input: Tensor, parameters: Sequence[Tensor], block: str, tf32: bool) -> Tensor:
+    return _fake_forward(input, parameters, block)
+
+
+def _fake_whole_forward_with_statistics(
+    input: Tensor, parameters: Sequence[Tensor], block: str, tf32: bool
+) -> tuple[Tensor, Tensor]:
+    return _fake_forward_with_statistics(input, parameters, block)
 
 
 if _library.available():
@@ -365,3 +316,5 @@ if _library.available():
     torch.library.register_fake("onepass::backward_", _fake_backward_over_input)
     torch.library.register_fake("onepass::block_forward", _fake_block_forward)
     torch.library.register_fake("onepass::block_backward", _fake_block_backward)
+    torch.library.register_fake("onepass::whole_forward", _fake_whole_forward)
+    torch.library.register_fake("onepass::whole_forward_with_statistics", _fake_whole_forward_with_statistics)

@@ -1,0 +1,69 @@
+"""The gradients of a convolution by PyTorch, and the order tensors lie in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from onepass._description import Conv
+
+
+def memory_format(*tensors: Tensor) -> torch.memory_format:
+    """Channels last where one of the tensors is, by PyTorch's rule for strides (c10/core/MemoryFormat.h)."""
+    for tensor in tensors:
+        if _is_channels_last(tensor.shape, tensor.stride()):
+            return torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
+    return torch.contiguous_format
+
+
+def _is_channels_last(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
+    if len(sizes) not in (4, 5) or strides[1] == 0:
+        return False
+    least: Any = 0
+    for d in (1, *range(len(sizes) - 1, 1, -1), 0):
+        if strides[d] < least or (d == 0 and least == strides[1]):
+            return False
+        least = strides[d] * sizes[d] if d > 0 and sizes[d] > 1 else strides[d]
+    return True
+
+
+def _dense(weight: Tensor) -> Tensor:
+    """The weight in one of PyTorch's formats: for others 2.11 gives wrong gradients on aarch64."""
+    if weight.is_contiguous():
+        return weight
+    return weight.contiguous(memory_format=memory_format(weight))
+
+
+def conv_gradients_by_torch(
+    conv: Conv, output_gradient: Tensor, input: Tensor, weight: Tensor, wanted: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """The gradients of input, weight and, where the convolution has one, bias; None where not wanted."""
+    padding = conv.padding_before
+    uneven = padding != conv.padding_after
+    sizes = input.shape[2:]
+    if uneven:
+        pairs = zip(reversed(conv.padding_before), reversed(conv.padding_after), strict=True)
+        input, padding = F.pad(input, [size for pair in pairs for size in pair]), (0,) * conv.rank
+    input_gradient, weight_gradient, _ = torch.ops.aten.convolution_backward.default(
+        output_gradient,
+        input,
+        _dense(weight),
+        None,
+        conv.stride,
+        padding,
+        conv.dilation,
+        conv.transposed,
+        conv.output_padding,
+        conv.groups,
+        (wanted[0], wanted[1], False),
+    )
+    if uneven and input_gradient is not None:
+        for d, size in enumerate(sizes):
+            input_gradient = input_gradient.narrow(d + 2, conv.padding_before[d], size)
+    space = (0, *range(2, output_gradient.dim()))
+    bias_gradients = (output_gradient.sum(space) if want else None for want in wanted[2:])
+    return input_gradient, weight_gradient, *bias_gradients

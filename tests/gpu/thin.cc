@@ -44,7 +44,7 @@ constexpr const char* blocks[] = {
     "conv_transpose1d(3,8,k=2,s=3) | swish @ 3x3x41 ",
     "conv_transpose1d(2,16,k=4,s=2,p=1) | group_norm(4) | relu @ 4x2x63 ",
     "conv_transpose2d(3,8,k=4,s=2,p=1) | relu | group_norm(2) | gelu @ 2x3x11x13 ",
-    "conv_transpose2d(4,12,k=3,s=3,output_padding=2) | group_norm(3) | mean @ 2x4x7x6 ",
+    "conv_transpose2d(4,12,k=3,s=3,op=2) | group_norm(3) | mean @ 2x4x7x6 ",
     "conv_transpose2d(1,3,k=5,s=4,d=2,p=3) | tanh | residual_add @ 2x1x9x8 ",
     "conv_transpose2d(6,20,k=3) | prelu | instance_norm(affine=true) | prelu(per=channel) @ 2x6x10x12 ",
     "conv_transpose3d(2,8,k=2,s=2) | group_norm(2) | swish | mean @ 3x2x5x4x6 ",

@@ -104,6 +104,17 @@ inline void store_element(DType dtype, double value, void* address) {
   }
 }
 
+// To nearest even at 10 bits in the range of f32, as a convolution in tf32 rounds its operands.
+inline double round_to_tf32(double value) {
+  if (!std::isfinite(value) || value == 0) return value;
+  constexpr int bits = 11;              // with the leading one
+  constexpr int least_exponent = -125;  // of a normal number, as frexp has it
+  int exponent = 0;
+  std::frexp(value, &exponent);
+  const int unit = std::max(exponent, least_exponent) - bits;
+  return static_cast<float>(std::ldexp(std::nearbyint(std::ldexp(value, -unit)), unit));
+}
+
 inline double round_to(DType dtype, double value) {
   switch (dtype) {
     case DType::f32:

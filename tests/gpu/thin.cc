@@ -5,6 +5,7 @@
 #include <iostream>
 #include <limits>
 
+#include "block/convert.h"
 #include "gpu/pool.h"
 #include "onepass/onepass.h"
 #include "support/random_problem.h"

@@ -117,16 +117,6 @@ std::vector<double> random_tensor(const TensorSpec& spec, Distribution distribut
   return as_stored(spec, values);
 }
 
-double round_to_tf32(double value) {
-  if (!std::isfinite(value) || value == 0) return value;
-  constexpr int bits = 11;              // with the leading one
-  constexpr int least_exponent = -125;  // of a normal number, as frexp has it
-  int exponent = 0;
-  std::frexp(value, &exponent);
-  const int unit = std::max(exponent, least_exponent) - bits;
-  return round_to(DType::f32, std::ldexp(std::nearbyint(std::ldexp(value, -unit)), unit));
-}
-
 Operands random_operands(const Problem& problem, Distribution distribution, uint64_t seed) {
   Operands operands;
   operands.input = random_tensor(problem.input, distribution, 1, seed);

@@ -36,9 +36,6 @@ inline constexpr Distribution distributions[] = {
 };
 std::string_view name(Distribution distribution);
 
-// To nearest even at 10 bits, as a convolution in tf32 rounds its operands.
-double round_to_tf32(double value);
-
 // Dense NCHW values, each representable in the element type of its tensor; in tf32, where the problem's
 // convolution multiplies them so.
 struct Operands {

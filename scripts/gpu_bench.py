@@ -96,6 +96,8 @@ WORKLOADS = {
     ),
 }
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+ALL_TYPES = TYPES | {"fp16": torch.float16}
+THIN = ("s60", "s27")  # whose convolution runs with the block
 COMPILERS = {"compile": None, "max-autotune": "max-autotune-no-cudagraphs"}
 
 
@@ -214,7 +216,7 @@ def is_right(entry: Json, case: Case) -> bool:
     rounding. Else by the rivals: eager rounds between its stages, and its convolution need not be the
     compilers', so that one of them has to agree.
     """
-    dtype = TYPES[case.dtype]
+    dtype = ALL_TYPES[case.dtype]
     limit = allowed(case.group, dtype)
     if "errors" in entry:
         ours, eager = entry["errors"]["onepass"], entry["errors"]["eager"]
@@ -235,11 +237,13 @@ class Case:
     layout: str = "contiguous"
     rivals: tuple[str, ...] = ("eager", "compile")
     cudnn_benchmark: bool = False
+    precision: str = "tf32"  # of fp32 convolutions
 
     def text(self) -> str:
         """For the log."""
         benchmark = ", cudnn.benchmark" if self.cudnn_benchmark else ""
-        return f"{self.group} {self.workload} {self.dtype} {self.layout}{benchmark}"
+        precision = "" if self.precision == "tf32" else f", {self.precision}"
+        return f"{self.group} {self.workload} {self.dtype} {self.layout}{benchmark}{precision}"
 
     def names(self) -> tuple[str, ...]:
         """Of all ways."""
@@ -295,7 +299,7 @@ def tail_tensors(case: Case) -> tuple[Tensor, Tensor, Tensor]:
     torch.manual_seed(1)
     shape = WORKLOADS[case.workload].shape
     shape = (1 if case.group == "batch_1" else shape[0], *shape[1:])
-    dtype = TYPES[case.dtype]
+    dtype = ALL_TYPES[case.dtype]
     x = torch.randn(shape, dtype=dtype, device=DEVICE)
     x = x.contiguous(memory_format=memory_format(case.layout, x.dim()))
     return x, *(torch.randn(shape[1], dtype=dtype, device=DEVICE) for _ in range(2))
@@ -409,7 +413,7 @@ def loaded(workload: str) -> tuple[nn.Module, Tensor]:
 def block_ways(case: Case, names: tuple[str, ...]) -> tuple[nn.Module, dict[str, nn.Module], Tensor]:
     """The workload's model as it is and by these ways, and its input."""
     model, x = loaded(case.workload)
-    dtype = TYPES[case.dtype]
+    dtype = ALL_TYPES[case.dtype]
     layout = memory_format(case.layout, x.dim())
     model = copy.deepcopy(model).to(dtype).to(memory_format=layout)
     x = x.to(dtype).contiguous(memory_format=layout).detach()
@@ -497,6 +501,9 @@ def cases() -> Iterator[Case]:
         yield Case("tail_backward", name, dtype)
     for group, name in itertools.product(("block", "training"), WORKLOADS):
         yield Case(group, name, rivals=everyone)
+    for name in THIN:
+        yield Case("block", name, rivals=("eager",), precision="ieee")
+        yield Case("block", name, "fp16", rivals=("eager",))
     for name in WORKLOADS:
         yield Case("block", name, "bf16", "channels_last", everyone)
     for dtype, name in itertools.product(TYPES, WORKLOADS):
@@ -719,6 +726,7 @@ def measured(case: Case) -> Json:
     begin = time.monotonic()
     torch._dynamo.reset()
     torch.backends.cudnn.benchmark = case.cudnn_benchmark
+    torch.backends.cudnn.conv.fp32_precision = case.precision
     entry: Json = dataclasses.asdict(case)
     try:
         entry |= MEASURES[case.group](case)
@@ -727,6 +735,7 @@ def measured(case: Case) -> Json:
         entry |= {"passed": False, "error": f"{type(error).__name__}: {error}"}
     finally:
         torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.conv.fp32_precision = "tf32"
     gc.collect()
     torch.cuda.empty_cache()
     entry["taken_seconds"] = round(time.monotonic() - begin, 2)

@@ -91,7 +91,7 @@ const std::map<std::string, Assembled> limits{
     {"tail_streamed", {128, 64}},   // 512
     {"tail_backward", {128, 192}},  // 512
     {"thin_samples", {128, 256}},   // 512; spilled and loaded outside the loops over products
-    {"thin_cores", {128, 0}},       // 512
+    {"thin_cores", {128, 16}},      // 512
     {"direct", {64, 0}},            // 1,024
 };
 

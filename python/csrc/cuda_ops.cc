@@ -146,7 +146,6 @@ struct CudaWhole {
   Plan plan;
   std::vector<Layout> layouts;
   std::vector<bool> copied;
-  TensorSpec statistics;
 };
 
 std::shared_ptr<const CudaWhole> whole_plan(const std::string& block, const CallSpecs& specs, bool tf32,
@@ -156,41 +155,25 @@ std::shared_ptr<const CudaWhole> whole_plan(const std::string& block, const Call
   key.add(tf32);
   return cache.get(key, [&] {
     WholeProblem call(block, specs, tf32, place.index);
-    TensorSpec statistics = statistics_spec(call.problem);
-    return CudaWhole{plan(call.problem), std::move(call.layouts), std::move(call.copied),
-                     std::move(statistics)};
+    return CudaWhole{plan(call.problem), std::move(call.layouts), std::move(call.copied)};
   });
 }
 
-std::tuple<Tensor, Tensor> run_whole(const Tensor& input, std::vector<Tensor> parameters,
-                                     const std::string& block, bool tf32, bool with_statistics) {
+Tensor whole_forward(const Tensor& input, std::vector<Tensor> parameters, const std::string& block, bool tf32) {
   const CallSpecs specs(input, parameters);
   const Place place = place_of(input);
   const auto prepared = whole_plan(block, specs, tf32, place);
   const Plan& plan = prepared->plan;
   Tensor output = empty(plan.problem().output, place);
-  Tensor statistics = empty(with_statistics ? prepared->statistics : TensorSpec::dense(DType::f32, {0}), place);
   std::vector<const void*> addresses;
   for (size_t i = 0; i < parameters.size(); ++i) {
     if (prepared->copied[i]) parameters[i] = dense_copy(parameters[i], prepared->layouts[i]);
     addresses.push_back(parameters[i].const_data_ptr());
   }
   const Workspace workspace(plan.workspace_bytes(), place);
-  plan.run({input.const_data_ptr(), output.mutable_data_ptr(), std::move(addresses),
-            with_statistics ? static_cast<float*>(statistics.mutable_data_ptr()) : nullptr},
+  plan.run({input.const_data_ptr(), output.mutable_data_ptr(), std::move(addresses), nullptr},
            workspace.data(), current_stream(place.index));
-  return {output, statistics};
-}
-
-Tensor whole_forward(const Tensor& input, const std::vector<Tensor>& parameters, const std::string& block,
-                     bool tf32) {
-  return std::get<0>(run_whole(input, parameters, block, tf32, false));
-}
-
-std::tuple<Tensor, Tensor> whole_forward_with_statistics(const Tensor& input,
-                                                         const std::vector<Tensor>& parameters,
-                                                         const std::string& block, bool tf32) {
-  return run_whole(input, parameters, block, tf32, true);
+  return output;
 }
 
 // Of tensors dense in this layout. `dtype` is the library's name, or "tf32".
@@ -272,9 +255,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(onepass, library) {
       "-> str");
   library.def("whole_forward(Tensor input, Tensor[] parameters, str block, bool tf32) -> Tensor");
   library.def(
-      "whole_forward_with_statistics(Tensor input, Tensor[] parameters, str block, bool tf32) -> (Tensor, "
-      "Tensor)");
-  library.def(
       "cuda_is_worth_fusing(str block, int[] sizes, str dtype, str layout, str device) -> bool");
   library.def("cuda_unavailable_reason() -> str");
   library.def("cuda_device_count() -> int");
@@ -287,7 +267,6 @@ STABLE_TORCH_LIBRARY_IMPL(onepass, CUDA, library) {
   library.impl("forward_with_statistics", boxed<forward_with_statistics>);
   library.impl("backward", boxed<backward>);
   library.impl("whole_forward", boxed<whole_forward>);
-  library.impl("whole_forward_with_statistics", boxed<whole_forward_with_statistics>);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(onepass, CompositeExplicitAutograd, library) {

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from onepass import _eager, _library
 from onepass._autograd import is_exporting, once_differentiable
-from onepass._conv_gradients import conv_gradients_by_torch, memory_format
+from onepass._conv_gradients import memory_format
 from onepass._description import Description, describe
 from onepass._types import result_dtype
 
@@ -28,7 +28,8 @@ def apply(
     if conv is None:
         return _run_tail(description, input, parameters, out_dtype)
     if is_fused_whole(description, input, parameters, out_dtype):
-        return _run_whole(description, input, parameters)
+        tf32 = mode_of(input.dtype) == "tf32"
+        return _call(torch.ops.onepass.whole_forward.default, input, parameters, block, tf32)
     count = description.conv_parameters
     convolved = _eager.convolve(conv, input, *parameters[:count])
     if description.after_conv is None:
@@ -44,9 +45,12 @@ def is_fused_whole(
 ) -> bool:
     """Whether the convolution runs here too: one element type, no autocast, and the plan predicts a gain.
 
-    While something traces, the convolution is PyTorch's: sizes may be symbolic then.
+    Where gradients are wanted the convolution is PyTorch's, whose output they need; so it is while something
+    traces, when sizes may be symbolic.
     """
     dtype = input.dtype
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (input, *parameters)):
+        return False
     if torch.compiler.is_compiling() or isinstance(input, FakeTensor):
         return False
     if dtype not in FUSED_DTYPES or out_dtype not in (None, dtype):
@@ -70,59 +74,6 @@ def mode_of(dtype: torch.dtype) -> str:
 def _is_worth_fusing(block: str, sizes: tuple[int, ...], mode: str, last: bool, device: str) -> bool:
     layout = "nhwc" if last else "nchw"
     return torch.ops.onepass.cuda_is_worth_fusing(block, sizes, mode, layout, device)
-
-
-def _run_whole(description: Description, input: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-    differentiate = input.requires_grad or any(parameter.requires_grad for parameter in parameters)
-    tf32 = mode_of(input.dtype) == "tf32"
-    if differentiate and torch.is_grad_enabled() and not is_exporting():
-        return _Whole.apply(description.text, tf32, input, *parameters)
-    return _call(torch.ops.onepass.whole_forward.default, input, parameters, description.text, tf32)
-
-
-class _Whole(torch.autograd.Function):
-    """A block with its convolution: saves its input, its parameters and the statistics of its slabs.
-
-    The convolution's output is computed again for the gradients: nothing of its size is kept.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, block: str, tf32: bool, input: Tensor, *parameters: Tensor) -> Tensor:
-        operator = torch.ops.onepass.whole_forward_with_statistics.default
-        output, statistics = _call(operator, input, parameters, block, tf32)
-        ctx.block, ctx.tf32 = block, tf32
-        ctx.save_for_backward(input, statistics, *parameters)
-        return output
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        description = describe(ctx.block)
-        conv = description.conv
-        assert conv is not None
-        wanted = ctx.needs_input_grad[2:]
-        input, statistics, *parameters = ctx.saved_tensors
-        count = description.conv_parameters
-        conv_wanted, tail_wanted = wanted[: count + 1], wanted[count + 1 :]
-        gradient, tail_gradients = output_gradient, []
-        if description.tail:
-            operator = torch.ops.onepass.whole_forward.default
-            convolved = _call(operator, input, parameters[:count], conv.text, ctx.tf32)
-            gradient, *tail_gradients = _call(
-                torch.ops.onepass.backward.default,
-                output_gradient,
-                convolved,
-                parameters[count:],
-                statistics,
-                description.tail,
-                (any(conv_wanted), *tail_wanted),
-            )
-            del convolved
-        of_conv: Sequence[Tensor | None] = [None] * (count + 1)
-        if any(conv_wanted):
-            of_conv = conv_gradients_by_torch(conv, gradient, input, parameters[0], conv_wanted)
-        gradients = [*of_conv, *tail_gradients]
-        return None, None, *(gradient if want else None for gradient, want in zip(gradients, wanted))
 
 
 # --- Tails ---

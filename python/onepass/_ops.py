@@ -303,12 +303,6 @@ def _fake_whole_forward(input: Tensor, parameters: Sequence[Tensor], block: str,
     return _fake_forward(input, parameters, block)
 
 
-def _fake_whole_forward_with_statistics(
-    input: Tensor, parameters: Sequence[Tensor], block: str, tf32: bool
-) -> tuple[Tensor, Tensor]:
-    return _fake_forward_with_statistics(input, parameters, block)
-
-
 if _library.available():
     torch.library.register_fake("onepass::forward", _fake_forward)
     torch.library.register_fake("onepass::forward_with_statistics", _fake_forward_with_statistics)
@@ -317,4 +311,3 @@ if _library.available():
     torch.library.register_fake("onepass::block_forward", _fake_block_forward)
     torch.library.register_fake("onepass::block_backward", _fake_block_backward)
     torch.library.register_fake("onepass::whole_forward", _fake_whole_forward)
-    torch.library.register_fake("onepass::whole_forward_with_statistics", _fake_whole_forward_with_statistics)

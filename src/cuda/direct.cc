@@ -219,9 +219,14 @@ double seconds(const Problem& problem, const PlanOptions&) {
   const Gpu& gpu = gpu_of(problem.device);
   const auto elements =
       static_cast<double>(element_count(problem.block.conv_output_shape(problem.input.sizes)));
-  // A multiply-add with its two loads and its address takes ten instructions' time; tensors move four times.
-  return 2e-5 + 20 * static_cast<double>(problem.conv_multiply_adds()) / gpu.flops +
-         16 * elements / gpu.bytes_per_second;
+  double terms = 0;  // of a sum; taps that meet no input are looked at too
+  if (const Conv* conv = problem.block.conv()) {
+    terms = static_cast<double>(conv->in_channels / conv->groups);
+    for (size_t d = 0; d < static_cast<size_t>(conv->rank); ++d)
+      terms *= static_cast<double>(conv->kernel[d]);
+  }
+  // A term with its two loads and its address takes ten instructions' time; tensors move four times.
+  return 2e-5 + 20 * terms * elements / gpu.flops + 16 * elements / gpu.bytes_per_second;
 }
 
 }  // namespace

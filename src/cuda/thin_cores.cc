@@ -154,11 +154,11 @@ double seconds(const Problem& problem, const PlanOptions&) {
   const Gpu& gpu = gpu_of(problem.device);
   const double bytes =
       static_cast<double>(problem.input.byte_span()) + static_cast<double>(problem.output.byte_span());
-  // H200: 3.92 ms for s27 (192 terms an output) and 3.12 for s60 (10 terms, twice).
+  // H200: 3.92 ms for s27 (192 terms an output) and 2.85 for s60 (10 terms, twice).
   const auto outputs = static_cast<double>(shape.rows() * shape.spatial);
   return 1e-5 +
          shape.passes() * (6 * static_cast<double>(problem.conv_multiply_adds()) / gpu.flops +
-                           4.8e-12 * outputs * 66.9e12 / gpu.flops) +
+                           4.1e-12 * outputs * 66.9e12 / gpu.flops) +
          bytes / gpu.bytes_per_second;
 }
 

@@ -21,7 +21,7 @@ struct SamplesNumbers {
   int64_t columns = 2;      // that a warp computes at a time
   int64_t input_parts = 1;  // halves that make an element
   int64_t weight_parts = 1;
-  int64_t planes = 1;  // of the ring: what one output meets and the next besides; even for the banks' sake
+  int64_t planes = 1;  // of the ring: what one output meets
   int64_t window_rows = 1;
   int64_t window_columns = 1;
   int64_t plane_units = 1;  // of 16 bytes
@@ -36,12 +36,10 @@ struct SamplesNumbers {
       input_parts = problem.precision == Precision::tf32 ? 1 : 2;
     }
     columns = input_parts == 2 || last.out == 1 ? 1 : 2;
-    threads = input_parts == 2 ? 512 : 256;  // two blocks, or one whose window is twice as large
     rows = strip_rows(middle.out);
     tiles = divide_up(middle.out, rows);
     slots = samples * shape.channels;
-    planes = (outer.kernel - 1) * outer.delta + 1 + (outer.out > 1 ? outer.step : 0);
-    planes += outer.out > 1 ? planes % 2 : 0;
+    planes = (outer.kernel - 1) * outer.delta + 1;
     window_rows = (rows - 1) * middle.step + (middle.kernel - 1) * middle.delta + 1;
     window_columns =
         (divide_up(last.out, columns) * columns - 1) * last.step + (last.kernel - 1) * last.delta + 1;
@@ -54,7 +52,7 @@ struct SamplesNumbers {
     const int64_t ring_bytes = 16 * input_parts * planes * plane_units;
     const int64_t scratch_bytes = 4 * 3 * warps() * slots;
     shared_bytes = ring_bytes + 16 * (zero_units + weight_units) +
-                   4 * (2 * row_tiles * 16 + (shape.in_channels + 1) * samples) +
+                   4 * (2 * row_tiles * 16 + shape.in_channels * samples) +
                    (row_tiles == 1 && scratch_bytes <= ring_bytes ? 16 : scratch_bytes);
   }
 
@@ -146,8 +144,8 @@ class ThinSamples final : public Kernel {
                 std::to_string(numbers_.shared_bytes) +
                 ");\n"
                 "extern \"C\" __global__ void __launch_bounds__(" +
-                std::to_string(numbers_.threads) + ", " + std::to_string(512 / numbers_.threads) +
-                ") onepass_thin_samples(const __grid_constant__ Agent::Parameters p) {\n"
+                std::to_string(numbers_.threads) +
+                ", 2) onepass_thin_samples(const __grid_constant__ Agent::Parameters p) {\n"
                 "  extern __shared__ __align__(128) unsigned char bytes[];\n"
                 "  auto& shared = *reinterpret_cast<Mainloop::Shared*>(bytes);\n"
                 "  Mainloop::load_weights(p, shared);\n"
@@ -191,8 +189,10 @@ double seconds(const Problem& problem, const PlanOptions&) {
       up(shape.in_channels * outer.kernel * last.kernel, 16) * static_cast<double>(middle.kernel);
   const double outputs = up(shape.batch, samples) * up(shape.channels, 16) * static_cast<double>(outer.out) *
                          up(middle.out, numbers.rows) * up(last.out, numbers.columns);
-  // Multiply-adds of halves: five times what CUDA cores do in f32, where mma.sync is used.
-  return 1.5e-5 + shape.passes() * outputs * (terms * products * 2 / (5 * gpu.flops) + 0.4e-12);
+  // H200, s27: 0.35 ms with one product, 0.46 with two, 0.63 with three. A product of 16 x 8 x 16 takes a
+  // multiprocessor 1.5 clocks (2048 multiply-adds), which is a third of the time.
+  const double rate = 10.2 * gpu.flops / 2;  // multiply-adds a second
+  return 1.5e-5 + shape.passes() * outputs * (terms * products / rate + 1.1e-12 * 66.9e12 / gpu.flops);
 }
 
 }  // namespace

@@ -99,7 +99,6 @@ struct SamplesMainloop {
     float bias[row_tiles * 16];
     float own_scratch[scratch_in_ring ? 1 : scratch_floats];
     uint32 seen[C::in_channels][samples];
-    uint32 overflowed[samples];
 
     __device__ __forceinline__ float* scratch() {
       return scratch_in_ring ? reinterpret_cast<float*>(x[0]) : own_scratch;
@@ -153,7 +152,6 @@ struct SamplesMainloop {
     find_scales(p, shared);
     for (int i = threadIdx.x; i < C::in_channels * samples; i += Numbers::threads)
       shared.seen[i / samples][i % samples] = 0;
-    if (threadIdx.x < samples) shared.overflowed[threadIdx.x] = 0;
     for (int i = threadIdx.x; i < static_cast<int>(sizeof(shared.zero) / 16); i += Numbers::threads)
       shared.zero[i] = uint4{0, 0, 0, 0};
     __syncthreads();
@@ -193,112 +191,47 @@ struct SamplesMainloop {
   }
 
   // --- The window ---
-  static constexpr int units = C::in_channels * window_rows * window_columns;  // of a plane
-  static constexpr bool has_rows = C::input_stride(4) == 1;
-
-  // A sample's strip in memory: where x of its window's planes is read from.
+  // Window plane q of the strip that begins at output row `first_row` into its place in the ring.
   template <class Parameters>
-  struct Source {
-    const void* first;  // x of the first sample; a sample spans less than 2^31
-    int row_base;       // the input row of window row 0
-    int left;           // samples there are
-
-    __device__ __forceinline__ Source(const Parameters& parameters, int64 first_sample, int first_row)
-        : first(static_cast<const char*>(parameters.input) +
-                first_sample * C::input_stride(0) * Input::bytes),
-          row_base(first_row * static_cast<int>(C::step(1)) + static_cast<int>(C::base(1, 0))),
-          left(static_cast<int>(parameters.batch - first_sample < samples ? parameters.batch - first_sample
-                                                                          : samples)) {}
-
-    // Eight samples of unit `u` of window plane `q`; zero beside the input.
-    __device__ __forceinline__ void load(int q, int u, float (&x)[samples]) const {
-      const int c = u / (window_rows * window_columns);
-      const int i0 = q + static_cast<int>(C::base(0, 0));
-      const int i1 = u / window_columns % window_rows + row_base;
-      const int i2 = u % window_columns + static_cast<int>(C::base(2, 0));
-      const bool inside = is_inside(i0, 0) && is_inside(i1, 1) && is_inside(i2, 2);
-      const int index = c * static_cast<int>(C::input_stride(1)) + i0 * static_cast<int>(C::input_stride(2)) +
-                        i1 * static_cast<int>(C::input_stride(3)) + i2 * static_cast<int>(C::input_stride(4));
-      const void* element = static_cast<const char*>(first) + static_cast<int64>(index) * Input::bytes;
-#pragma unroll
-      for (int s = 0; s < samples; ++s)
-        x[s] = inside && s < left ? load_one<Input>(element, s * C::input_stride(0)) : 0.0f;
-    }
-
-    // Asks the second-level cache for window plane `q`; nobody waits.
-    __device__ __forceinline__ void prefetch(int q) const {
-      if constexpr (has_rows) {
-        const int i0 = q + static_cast<int>(C::base(0, 0));
-        if (!is_inside(i0, 0)) return;
-        for (int i = threadIdx.x; i < C::in_channels * window_rows * samples; i += Numbers::threads) {
-          const int s = i % samples;
-          const int i1 = i / samples % window_rows + row_base;
-          const int c = i / samples / window_rows;
-          if (s >= left || !is_inside(i1, 1)) continue;
-          const char* row =
-              static_cast<const char*>(first) + (s * C::input_stride(0) + c * C::input_stride(1) +
-                                                 i0 * C::input_stride(2) + i1 * C::input_stride(3)) *
-                                                    Input::bytes;
-          asm volatile("prefetch.global.L2 [%0];" ::"l"(row));
-          asm volatile("prefetch.global.L2 [%0];" ::"l"(row + (C::input_size(2) - 1) * Input::bytes));
-        }
-      }
-    }
-
-    static __device__ __forceinline__ bool is_inside(int i, int d) {
-      return static_cast<unsigned>(i) < static_cast<unsigned>(C::input_size(d));
-    }
-  };
-
-  // The planes of a tile's first outputs.
-  template <class From>
-  __device__ __forceinline__ void stage_first(const From& from) const {
-    constexpr int at_once = 3;  // loads in flight: eight each
-    for (int q = 0; q < span; ++q) from.prefetch(q);
+  __device__ __forceinline__ void stage(const Parameters& p, int64 n, int first_row, int q, bool looks,
+                                        uint32 (&largest)[4]) const {
+    constexpr int units = C::in_channels * window_rows * window_columns;
+    const int i0 = q + static_cast<int>(C::base(0, 0));
+    const bool has_plane = static_cast<unsigned>(i0) < static_cast<unsigned>(C::input_size(0));
+    const int row_base = first_row * static_cast<int>(C::step(1)) + static_cast<int>(C::base(1, 0));
+    uint4* plane = shared.x[0] + q % planes * plane_units;
+    const int left = static_cast<int>(p.batch - n < samples ? p.batch - n : samples);
+    constexpr int at_once = (units + Numbers::threads - 1) / Numbers::threads < 4
+                                ? (units + Numbers::threads - 1) / Numbers::threads
+                                : 3;  // loads in flight: eight each
 #pragma unroll 1
-    for (int first = threadIdx.x; first < span * units; first += at_once * Numbers::threads) {
+    for (int first = threadIdx.x; first < units; first += at_once * Numbers::threads) {
       float x[at_once][samples];
 #pragma unroll
       for (int k = 0; k < at_once; ++k) {
-        const int i = first + k * Numbers::threads;
-        if (i < span * units) from.load(i / units, i % units, x[k]);
+        const int u = first + k * Numbers::threads;
+        const int c = u / (window_rows * window_columns);
+        const int i1 = u / window_columns % window_rows + row_base;
+        const int i2 = u % window_columns + static_cast<int>(C::base(2, 0));
+        const bool inside = u < units && has_plane &&
+                            static_cast<unsigned>(i1) < static_cast<unsigned>(C::input_size(1)) &&
+                            static_cast<unsigned>(i2) < static_cast<unsigned>(C::input_size(2));
+        const int64 index = n * C::input_stride(0) + c * C::input_stride(1) + i0 * C::input_stride(2) +
+                            i1 * C::input_stride(3) + i2 * C::input_stride(4);
+#pragma unroll
+        for (int s = 0; s < samples; ++s)
+          x[k][s] = inside && s < left ? load_one<Input>(p.input, index + s * C::input_stride(0)) : 0.0f;
       }
 #pragma unroll
       for (int k = 0; k < at_once; ++k) {
-        const int i = first + k * Numbers::threads;
-        if (i < span * units) store_unit(x[k], i / units, i % units, true);
+        const int u = first + k * Numbers::threads;
+        if (u < units) store_unit(x[k], plane + u, u / (window_rows * window_columns), looks, largest);
       }
     }
   }
 
-  // The planes of the next outputs, a unit at a time between the products of these.
-  template <class From>
-  struct Ahead {
-    const SamplesMainloop& loop;
-    const From& from;
-    int plane;  // the first
-    int end;    // units of all of them
-    int next;   // that this thread takes
-    float x[samples];
-
-    __device__ __forceinline__ void issue() {
-      if (next < end) from.load(plane + next / units, next % units, x);
-    }
-    __device__ __forceinline__ void commit() {
-      if (next < end) loop.store_unit(x, plane + next / units, next % units, false);
-      next += Numbers::threads;
-    }
-    __device__ __forceinline__ void finish() {
-      while (next < end) {
-        issue();
-        commit();
-      }
-    }
-  };
-
-  // `looks`: remembers where something reaches the least magnitude.
-  __device__ __forceinline__ void store_unit(float (&x)[samples], int q, int u, bool looks) const {
-    uint4* place = shared.x[0] + q % planes * plane_units + u;
+  __device__ __forceinline__ void store_unit(float (&x)[samples], uint4* place, int c, bool looks,
+                                             uint32 (&largest)[4]) const {
     if constexpr (splits) {
 #pragma unroll
       for (int s = 0; s < samples; ++s) x[s] *= thin_input_scale;
@@ -309,39 +242,35 @@ struct SamplesMainloop {
     *place = uint4{high[0], high[1], high[2], high[3]};
     if constexpr (input_parts == 2) place[planes * plane_units] = uint4{low[0], low[1], low[2], low[3]};
     if constexpr (splits) {
-      uint32 most = high[0];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) most = larger_magnitude(j == 0 ? 0u : most, high[j]);
-      if ((most & 0x7fffu) >= 0x7c00u || (most >> 16 & 0x7fffu) >= 0x7c00u) mark_overflow(high);
+      for (int j = 0; j < 4; ++j) largest[j] = larger_magnitude(largest[j], high[j]);
       if (looks) {
 #pragma unroll
         for (int s = 0; s < samples; ++s) {
-          if (fabsf(x[s]) >= 0.5f) shared.seen[u / (window_rows * window_columns)][s] = 1;
+          if (fabsf(x[s]) >= 0.5f) shared.seen[c][s] = 1;
         }
       }
-    }
-  }
-
-  // Infinite or no number as f16: x itself, or f16 has no room for it.
-  __device__ __forceinline__ void mark_overflow(const uint32 (&high)[4]) const {
-#pragma unroll
-    for (int s = 0; s < samples; ++s) {
-      if ((high[s / 2] >> (s % 2 * 16) & 0x7fffu) >= 0x7c00u) shared.overflowed[s] = 1;
     }
   }
 
   // Leaves for finish_samples what this tile found: word 0 of a sample where f16 overflowed (or x did), then
   // one for each channel in which something reaches the least magnitude.
   template <class Parameters>
-  __device__ __forceinline__ void leave_guard(const Parameters& p, int64 n) const {
+  __device__ __forceinline__ void leave_guard(const Parameters& p, int64 n,
+                                              const uint32 (&largest)[4]) const {
     if constexpr (splits) {
       constexpr int words = C::in_channels + 1;
+#pragma unroll
+      for (int s = 0; s < samples; ++s) {
+        const uint32 half = largest[s / 2] >> (s % 2 * 16) & 0x7fffu;
+        if (half >= 0x7c00u && n + s < p.batch) p.guard[(n + s) * words] = 1;
+      }
       __syncthreads();
-      for (int i = threadIdx.x; i < words * samples; i += Numbers::threads) {
+      for (int i = threadIdx.x; i < C::in_channels * samples; i += Numbers::threads) {
+        const int c = i / samples;
         const int s = i % samples;
-        uint32& found = i < samples ? shared.overflowed[s] : shared.seen[i / samples - 1][s];
-        if (found && n + s < p.batch) p.guard[(n + s) * words + i / samples] = 1;
-        found = 0;
+        if (shared.seen[c][s] && n + s < p.batch) p.guard[(n + s) * words + 1 + c] = 1;
+        shared.seen[c][s] = 0;
       }
     }
   }
@@ -417,14 +346,12 @@ struct SamplesMainloop {
     return distance >= 0 && distance % step == 0 && distance / step < rows ? distance / step : -1;
   }
 
-  template <class AheadType>
-  __device__ __forceinline__ void convolve(int row_tile, int d, int column, AheadType& ahead,
+  __device__ __forceinline__ void convolve(int row_tile, int d, int column,
                                            float (&total)[columns][rows][4]) const {
     constexpr bool promotes = input_parts == 2;
     const int lane = threadIdx.x % 32;
 #pragma unroll 1
     for (int g = 0; g < groups; ++g) {
-      ahead.issue();
       uint4 a[middle_taps][weight_parts];
 #pragma unroll
       for (int t = 0; t < middle_taps; ++t) {
@@ -461,17 +388,16 @@ struct SamplesMainloop {
           for (int j = 0; j < 4; ++j) total[0][r][j] += part[0][r][j];
         }
       }
-      ahead.commit();
     }
   }
 
   // One item: `columns` columns of the strip's rows. A thread's four slots are two channels of two samples.
-  template <class Epilogue, class State, class AheadType>
-  __device__ __forceinline__ void item(const Epilogue& epilogue, State& state, AheadType& ahead, int row_tile,
-                                       int d, int first_row, int column, const float (&unscale)[2],
+  template <class Epilogue, class State>
+  __device__ __forceinline__ void item(const Epilogue& epilogue, State& state, int row_tile, int d,
+                                       int first_row, int column, const float (&unscale)[2],
                                        const float (&bias)[2]) const {
     float total[columns][rows][4] = {};
-    convolve(row_tile, d, column, ahead, total);
+    convolve(row_tile, d, column, total);
     float h[4][columns * rows];
     int offset[columns * rows];
     uint32 valid = 0;
@@ -502,7 +428,7 @@ struct SamplesMainloop {
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
     const int first_row = tile * rows;
-    const Source<Parameters> from(p, n, first_row);
+    uint32 largest[4] = {};
 #pragma unroll 1
     for (int row_tile = 0; row_tile < row_tiles; ++row_tile) {
       int slot[4];
@@ -518,28 +444,22 @@ struct SamplesMainloop {
         bias[j / 2] = shared.bias[o];
       }
       auto state = epilogue.begin(slot, in_range);
-      __syncthreads();  // nobody reads the ring any more
-      stage_first(from);
-      int staged = span;
+      int staged = 0;
 #pragma unroll 1
       for (int d = 0; d < static_cast<int>(C::output_size(0)); ++d) {
-        const int begin = (d + 1) * static_cast<int>(C::step(0));  // of the planes of the next output
-        const bool is_last = d + 1 == static_cast<int>(C::output_size(0));
-        const int first = staged > begin ? staged : begin;
-        const int after = is_last ? first : begin + span;
-        __syncthreads();  // these planes are there, and nobody reads those any more that are replaced
-        Ahead<Source<Parameters>> ahead{
-            *this, from, first, (after - first) * units, static_cast<int>(threadIdx.x), {}};
-        for (int q = after; !is_last && q < after + static_cast<int>(C::step(0)); ++q) from.prefetch(q);
+        const int begin = d * static_cast<int>(C::step(0));
+        __syncthreads();  // nobody reads the planes any more that are replaced
+        for (int q = staged > begin ? staged : begin; q < begin + span; ++q)
+          stage(p, n, first_row, q, d == 0, largest);
+        staged = begin + span;
+        __syncthreads();
 #pragma unroll 1
         for (int i = warp; i < items; i += Numbers::warps)
-          item(epilogue, state, ahead, row_tile, d, first_row, i * columns, unscale, bias);
-        ahead.finish();
-        staged = after;
+          item(epilogue, state, row_tile, d, first_row, i * columns, unscale, bias);
       }
       epilogue.template finish<team>(state);
     }
-    leave_guard(p, n);
+    leave_guard(p, n, largest);
   }
 };
 

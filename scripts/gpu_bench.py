@@ -1,12 +1,15 @@
 """The benchmark of a machine with a GPU, after scripts/gpu_build.sh: "benchmarks" of results/<device>.json.
 
     python3 scripts/gpu_bench.py [--seconds 240] [--only tail,block] [--filter PATTERN]
+    python3 scripts/gpu_bench.py --compile FOLDER     only the rivals' compilers
+    python3 scripts/gpu_bench.py --compiled FOLDER    the rest, later
 
 Tails, their gradients, whole blocks and training steps of the four workloads of examples/, by onepass, by
 eager PyTorch, by torch.compile and by max-autotune, in both layouts. First the rivals' compilers fill their
 caches, several processes at once; then every case is measured alone: GPU time by events, the second-level
 cache overwritten before each call, ways interleaved, medians with the 10% and 90% quantiles; every result is
-compared in the same run. What the time does not suffice for is named in "left_out".
+compared in the same run. What the time does not suffice for is named in "left_out". The results are written
+after every case.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import gc
 import itertools
 import json
 import os
+import pathlib
 import queue
 import random
 import re
@@ -35,9 +39,12 @@ from typing import Any
 import gpu_results
 from gpu_results import ROOT
 
-# Compiled kernels of this run alone, ours and the rivals': the first call of each is measured.
+# Compiled kernels of this run alone, ours and, unless a folder is given, the rivals'.
 CACHE = tempfile.TemporaryDirectory(prefix="onepass-bench-")
 os.environ["ONEPASS_CACHE_DIR"] = CACHE.name
+for option in ("--compile", "--compiled"):
+    if option in sys.argv[:-1]:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.abspath(sys.argv[sys.argv.index(option) + 1])
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(CACHE.name, "inductor"))
 os.environ |= {"TORCHINDUCTOR_FX_GRAPH_CACHE": "1", "TORCHINDUCTOR_AUTOGRAD_CACHE": "1"}
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # of a process; there are many
@@ -57,6 +64,7 @@ LOG = ROOT / "build" / "gpu" / "rivals.log"  # what their compilers say
 DEVICE = torch.device("cuda")
 SECONDS_OF_A_WAY = 0.12
 LEAST_ROUNDS, MOST_ROUNDS = 7, 60
+SECONDS_OF_FIRST_CALLS = 25  # two processes that import PyTorch
 QUEUE_CYCLES = 400_000  # 0.2 ms in which the host gets ahead of the GPU: launches are not what is timed
 
 Call = Callable[[], Any]
@@ -248,6 +256,19 @@ class Case:
     def names(self) -> tuple[str, ...]:
         """Of all ways."""
         return ("onepass", *self.rivals)
+
+
+@contextlib.contextmanager
+def settings(case: Case) -> Iterator[None]:
+    """PyTorch's, as the case wants them."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.allow_tf32
+    torch._dynamo.reset()
+    cudnn.benchmark, cudnn.allow_tf32 = case.cudnn_benchmark, case.precision == "tf32"
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.allow_tf32 = before
 
 
 @dataclasses.dataclass
@@ -493,28 +514,24 @@ INFERENCE = ("tail", "batch_1", "block")  # without gradients
 def cases() -> Iterator[Case]:
     """What matters most first: the time may not suffice for all."""
     everyone = ("eager", "compile", "max-autotune")
-    for dtype, name in itertools.product(TYPES, WORKLOADS):
-        yield Case("tail", name, dtype, rivals=everyone)
-    for name in ("s19", "s61"):
-        yield Case("batch_1", name)
-    for dtype, name in itertools.product(TYPES, WORKLOADS):
-        yield Case("tail_backward", name, dtype)
-    for group, name in itertools.product(("block", "training"), WORKLOADS):
-        yield Case(group, name, rivals=everyone)
+    for group, dtype, name in itertools.product(("tail", "tail_backward"), TYPES, WORKLOADS):
+        yield Case(group, name, dtype, rivals=everyone if group == "tail" else everyone[:2])
+    for name in WORKLOADS:
+        yield Case("block", name, rivals=everyone)
     for name in THIN:
-        yield Case("block", name, rivals=("eager",), precision="ieee")
+        yield Case("block", name, precision="ieee")
         yield Case("block", name, "fp16", rivals=("eager",))
     for name in WORKLOADS:
-        yield Case("block", name, "bf16", "channels_last", everyone)
+        yield Case("block", name, "bf16")
     for dtype, name in itertools.product(TYPES, WORKLOADS):
-        yield Case("tail", name, dtype, "channels_last", everyone)
-    for name in WORKLOADS:
-        yield Case("training", name, "bf16", "channels_last", everyone)
-    for group, name in itertools.product(("block", "training"), WORKLOADS):
-        yield Case(group, name, "bf16")
-        yield Case(group, name, "fp32", "channels_last")
-    for dtype, name in itertools.product(TYPES, WORKLOADS):
-        yield Case("tail_backward", name, dtype, "channels_last")
+        yield Case("training", name, dtype, rivals=everyone if dtype == "fp32" else everyone[:2])
+    for name in ("s19", "s61"):
+        yield Case("block", name, precision="ieee")
+        yield Case("batch_1", name)
+    for group, dtype in itertools.product(("block", "tail", "training", "tail_backward"), ("bf16", "fp32")):
+        for name in WORKLOADS:
+            more = group in ("block", "tail") and dtype == "bf16"
+            yield Case(group, name, dtype, "channels_last", everyone if more else everyone[:2])
     for name in WORKLOADS:
         yield Case("block", name, rivals=("eager",), cudnn_benchmark=True)
 
@@ -537,8 +554,7 @@ def prepare_lines() -> None:
         answer: Json = {}
         begin = time.perf_counter()
         try:
-            torch._dynamo.reset()
-            with torch.set_grad_enabled(case.group not in INFERENCE):
+            with settings(case), torch.set_grad_enabled(case.group not in INFERENCE):
                 started = STARTS[case.group](case, (rival,))
             if rival in started.ways:
                 answer["seconds"] = time.perf_counter() - begin
@@ -576,26 +592,50 @@ def take_turns(path: str) -> None:
 
 
 class Rivals:
-    """What the compilers of rivals are ready for."""
+    """What the compilers of rivals are ready for, kept in their cache."""
 
-    def __init__(self, wanted: list[Case], end: float) -> None:
-        self.seconds: dict[tuple[Case, str], float] = {}
-        self.errors: dict[tuple[Case, str], str] = {}
-        self.waiting: queue.SimpleQueue[tuple[Case, str]] = queue.SimpleQueue()
-        for case in wanted:
-            for rival in case.rivals:
-                if rival in COMPILERS and not case.cudnn_benchmark:
-                    self.waiting.put((case, rival))
-        self.end = end
+    def __init__(self) -> None:
+        self.path = pathlib.Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) / "rivals.json"
+        found = json.loads(self.path.read_text()) if self.path.exists() else {}
+        self.seconds: dict[str, float] = found.get("seconds", {})
+        self.errors: dict[str, str] = found.get("errors", {})
+        self.lock = threading.Lock()
+
+    @staticmethod
+    def key(case: Case, rival: str) -> str:
+        """The name of a function."""
+        return f"{case.text()} against {rival}"
+
+    def compile(self, wanted: list[Case], end: float) -> None:
+        """What the cases need, several processes at once, the default compiler first."""
+        waiting: queue.SimpleQueue[tuple[Case, str]] = queue.SimpleQueue()
+        for rival, case in itertools.product(COMPILERS, wanted):
+            if rival in case.rivals:
+                waiting.put((case, rival))
         count = max(1, min(8, (os.cpu_count() or 2) // 2))
-        threads = [threading.Thread(target=self.work) for _ in range(count)]
+        threads = [threading.Thread(target=self.work, args=(waiting, end)) for _ in range(count)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
 
-    def work(self) -> None:
-        """One process after the other, until the time is up."""
+    def add(self, case: Case, rival: str, answer: Json) -> None:
+        """Keeps an answer: also for a process that comes later."""
+        with self.lock:
+            if "error" in answer:
+                self.errors[self.key(case, rival)] = answer["error"]
+            else:
+                self.seconds[self.key(case, rival)] = answer["seconds"]
+            whole = self.path.with_suffix(".new")
+            whole.write_text(json.dumps({"seconds": self.seconds, "errors": self.errors}))
+            whole.replace(self.path)
+
+    def ready(self, case: Case) -> tuple[str, ...]:
+        """The case's rivals that can be measured."""
+        return tuple(r for r in case.rivals if r not in COMPILERS or self.key(case, r) in self.seconds)
+
+    def work(self, waiting: queue.SimpleQueue[tuple[Case, str]], end: float) -> None:
+        """One process, until the time is up."""
         with open(LOG, "a") as log:
             process = subprocess.Popen(
                 [sys.executable, __file__, "--prepare"],
@@ -604,27 +644,19 @@ class Rivals:
                 stderr=log,
                 text=True,
             )
-        timer = threading.Timer(max(0.1, self.end - time.monotonic()), process.kill)
+        timer = threading.Timer(max(0.1, end - time.monotonic()), process.kill)
         timer.start()
         with contextlib.suppress(queue.Empty, OSError), process:
             assert process.stdin is not None and process.stdout is not None
             while True:
-                case, rival = self.waiting.get_nowait()
+                case, rival = waiting.get_nowait()
                 given = {"case": dataclasses.asdict(case), "rival": rival}
                 print(json.dumps(given), file=process.stdin, flush=True)
                 line = process.stdout.readline()
                 if not line:
                     break
-                answer = json.loads(line)
-                if "error" in answer:
-                    self.errors[case, rival] = answer["error"]
-                else:
-                    self.seconds[case, rival] = answer["seconds"]
+                self.add(case, rival, json.loads(line))
         timer.cancel()
-
-    def ready(self, case: Case) -> tuple[str, ...]:
-        """The case's rivals that can be measured."""
-        return tuple(r for r in case.rivals if r not in COMPILERS or (case, r) in self.seconds)
 
 
 # --- Calls on tensors too small to matter ------------------------------------------------------------
@@ -673,7 +705,7 @@ def measure_overhead() -> Json:
         with torch.set_grad_enabled(gradients):
             calls = small_calls(gradients)
             taken: dict[str, list[float]] = {name: [] for name in calls}
-            for _ in range(12):
+            for _ in range(9):
                 for name, call in calls.items():
                     taken[name].append(host_seconds(call))
             found[kind] = {
@@ -724,18 +756,13 @@ def measure_first_calls() -> Json:
 def measured(case: Case) -> Json:
     """The entry of one case, whatever happens."""
     begin = time.monotonic()
-    torch._dynamo.reset()
-    torch.backends.cudnn.benchmark = case.cudnn_benchmark
-    torch.backends.cudnn.conv.fp32_precision = case.precision
     entry: Json = dataclasses.asdict(case)
     try:
-        entry |= MEASURES[case.group](case)
-        entry["passed"] = is_right(entry, case)
+        with settings(case):
+            entry |= MEASURES[case.group](case)
+            entry["passed"] = is_right(entry, case)
     except Exception as error:  # the others are measured all the same
         entry |= {"passed": False, "error": f"{type(error).__name__}: {error}"}
-    finally:
-        torch.backends.cudnn.benchmark = False
-        torch.backends.cudnn.conv.fp32_precision = "tf32"
     gc.collect()
     torch.cuda.empty_cache()
     entry["taken_seconds"] = round(time.monotonic() - begin, 2)
@@ -798,26 +825,27 @@ def targets(entries: list[Json], overhead: Json, first: Json, launches: Json) ->
     return found
 
 
-def measure_all(wanted: list[Case], rivals: Rivals, end: float) -> tuple[list[Json], list[str]]:
-    """The entries, and what there was no time for."""
-    entries, left_out = [], []
+def measure_all(
+    wanted: list[Case], rivals: Rivals, end: float, report: Callable[[list[Json], list[str]], None]
+) -> tuple[list[Json], list[str]]:
+    """The entries, and what there was no time for; `report` hears of each."""
+    entries: list[Json] = []
+    left_out: list[str] = []
     longest: dict[str, float] = {}  # of cases of a group
     for case in wanted:
-        left_out += [
-            f"{case.text()} against {rival}: {rivals.errors.get((case, rival), 'no time to compile')}"
-            for rival in case.rivals
-            if rival not in rivals.ready(case)
-        ]
         if time.monotonic() + longest.get(case.group, 3) > end:
             left_out.append(case.text())
             continue
+        for rival in (r for r in case.rivals if r not in rivals.ready(case)):
+            key = rivals.key(case, rival)
+            left_out.append(f"{key}: {rivals.errors.get(key, 'no time to compile')}")
         entry = measured(dataclasses.replace(case, rivals=rivals.ready(case)))
-        entry["compile_seconds"] = {
-            rival: rivals.seconds[case, rival] for rival in COMPILERS if (case, rival) in rivals.seconds
-        }
+        keys = {rival: rivals.key(case, rival) for rival in COMPILERS}
+        entry["compile_seconds"] = {r: rivals.seconds[k] for r, k in keys.items() if k in rivals.seconds}
         longest[case.group] = max(longest.get(case.group, 0), entry["taken_seconds"])
         entries.append(entry)
         print(f"{case.text()} [{entry['taken_seconds']:.1f} s]\n    {line_of(entry)}", flush=True)
+        report(entries, left_out)
     return entries, left_out
 
 
@@ -829,6 +857,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=240)
     parser.add_argument("--only", help="groups, with commas between; nothing is written then")
     parser.add_argument("--filter", default="", help="a regular expression of cases, the same")
+    parser.add_argument("--compile", help="a folder: only the rivals compile, into it")
+    parser.add_argument("--compiled", help="a folder that they have compiled into")
     parser.add_argument("--prepare", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -836,48 +866,67 @@ def main() -> None:
     if arguments.prepare:
         prepare_lines()
         return
+    begin = time.monotonic()
+    end = begin + arguments.seconds
+    only = set(arguments.only.split(",")) if arguments.only else {*MEASURES, "overhead", "first_calls"}
+    wanted = [case for case in cases() if case.group in only and re.search(arguments.filter, case.text())]
+    LOG.parent.mkdir(parents=True, exist_ok=True)
+    os.makedirs(os.environ["TORCHINDUCTOR_CACHE_DIR"], exist_ok=True)
+    rivals = Rivals()
+    if not arguments.compiled:
+        rivals.compile(wanted, end if arguments.compile else begin + 0.45 * arguments.seconds)
+        print(f"{len(rivals.seconds)} functions compiled by rivals in {time.monotonic() - begin:.1f} s")
+    if arguments.compile:
+        return
     if not onepass.available():
         sys.exit(f"bench-gpu: {onepass.unavailable_reason()}")
-    only = set(arguments.only.split(",")) if arguments.only else {*MEASURES, "overhead", "first_calls"}
-    begin = time.monotonic()
     device = gpu_results.describe_device()
     print(device["description"], flush=True)
+    run(wanted, rivals, only, device, end, written=not arguments.only and not arguments.filter)
 
-    wanted = [case for case in cases() if case.group in only and re.search(arguments.filter, case.text())]
-    rivals = Rivals(wanted, begin + 0.45 * arguments.seconds)
-    prepared = round(time.monotonic() - begin, 1)
-    print(f"{len(rivals.seconds)} functions compiled by rivals in {prepared} s", flush=True)
-    overhead = measure_overhead() if "overhead" in only else {}
-    first = measure_first_calls() if "first_calls" in only else {}
-    entries, left_out = measure_all(wanted, rivals, begin + arguments.seconds)
 
-    launches = measure_launches() if "overhead" in only else {}
-    reached = targets(entries, overhead, first, launches)
-    for target in reached:
-        value = "unknown" if target["value"] is None else f"{target['value']:.3g}"
-        print(
-            f"{'met   ' if target['met'] else 'MISSED'} {target['what']}: {value} (limit {target['limit']})"
-        )
-    passed = all(entry["passed"] for entry in entries) and bool(entries)
-    if not arguments.only and not arguments.filter:
-        content = {
-            "passed": passed,
+def run(
+    wanted: list[Case], rivals: Rivals, only: set[str], device: dict[str, str], end: float, written: bool
+) -> None:
+    """Measures, judges, writes."""
+    begin = time.monotonic()
+    parts: Json = {"overhead_seconds": {}, "first_calls": {}, "launches": {}}
+
+    def content(entries: list[Json], left_out: list[str]) -> Json:
+        return {
+            "passed": all(entry["passed"] for entry in entries) and bool(entries),
             "seconds": round(time.monotonic() - begin, 1),
-            "compiling_seconds": prepared,
             "torch": torch.__version__,
             "cudnn": torch.backends.cudnn.version(),
             "command": "make bench-gpu",
-            "targets": reached,
+            "targets": targets(entries, parts["overhead_seconds"], parts["first_calls"], parts["launches"]),
             "entries": entries,
-            "overhead_seconds": overhead,
-            "launches": launches,
-            "first_calls": first,
+            **parts,
             "left_out": left_out,
         }
-        print(f"wrote {gpu_results.write(device, 'benchmarks', content)}")
+
+    def report(entries: list[Json], left_out: list[str]) -> None:
+        if written:
+            gpu_results.write(device, "benchmarks", content(entries, left_out))
+
+    if "overhead" in only:
+        parts["overhead_seconds"] = measure_overhead()
+    entries, left_out = measure_all(wanted, rivals, end, report)
+    if "first_calls" in only and time.monotonic() + SECONDS_OF_FIRST_CALLS > end:
+        left_out.append("first calls")
+    elif "first_calls" in only:
+        parts["first_calls"] = measure_first_calls()
+    if "overhead" in only:
+        parts["launches"] = measure_launches()
+    report(entries, left_out)
+    found = content(entries, left_out)
+    for target in found["targets"]:
+        value = "unknown" if target["value"] is None else f"{target['value']:.3g}"
+        met = "met   " if target["met"] else "MISSED"
+        print(f"{met} {target['what']}: {value} (limit {target['limit']})")
     for text in left_out:
         print(f"left out: {text}")
-    if not passed:
+    if not found["passed"]:
         sys.exit("bench-gpu: failed")
 
 

@@ -61,5 +61,7 @@ def write(device: dict[str, str], part: str, content: dict[str, Any]) -> pathlib
         **content,
     }
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    whole = path.with_suffix(".new")  # a run that is stopped leaves no half of a file
+    whole.write_text(json.dumps(result, indent=1) + "\n")
+    whole.replace(path)
     return path

@@ -5,12 +5,13 @@
 Every test of the C++ suite, every test of python/tests_gpu and the C++ suite's small set under
 compute-sanitizer are jobs, several at once: most of their time goes into compiling kernels, which leaves the
 GPU and some cores idle. Jobs that take all memory, or measure time, come last, one by one. What fails is
-printed at once; what is missing, or did not run in time, fails.
+printed at once; what is missing, or did not run in time, fails. The results are written after every job.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import dataclasses
 import itertools
@@ -25,6 +26,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gpu_results
@@ -37,6 +39,14 @@ ALONE = ("Large.", "Behaviour.LackOfMemory")
 AT_ONCE = max(2, min(8, (os.cpu_count() or 2) // 2))
 SECONDS_OF_A_JOB = 150  # the most
 SLOW = 30.0  # what a job is taken to last where no earlier run tells
+PART_ALONE = 0.17  # of the time, for the jobs that run alone
+# What matters most begins first.
+ORDER = (
+    r"^(Forward|Backward|Thin)|^python test_operators",
+    r"^Behaviour|^(memcheck|racecheck)",
+    r"^Small|^python test_(workloads|autocast)",
+    r"",
+)
 
 
 @dataclasses.dataclass
@@ -56,6 +66,15 @@ class Job:
     def title(self) -> str:
         """Its name among all jobs: that of a C++ test is its own."""
         return self.name if self.suite == "cpp" else f"{self.suite} {self.name}"
+
+    def rank(self) -> int:
+        """Its place in ORDER."""
+        return next(i for i, pattern in enumerate(ORDER) if re.search(pattern, self.title()))
+
+    def stop(self, timeout: float, output: str) -> None:
+        """It was stopped: failed where it had all the time of a job, else it has not run."""
+        self.failed, self.ran = timeout >= SECONDS_OF_A_JOB, timeout >= SECONDS_OF_A_JOB
+        self.words = f"stopped after {timeout:.0f} s\n{last_lines(output)}"
 
 
 def environment() -> dict[str, str]:
@@ -98,7 +117,7 @@ def run_cpp(job: Job, timeout: float) -> None:
     if job.suite != "cpp":
         sanitizer = find_sanitizer()
         if sanitizer is None:
-            job.failed, job.words = True, "compute-sanitizer is not installed"
+            job.ran, job.failed, job.words = True, True, "compute-sanitizer is not installed"
             return
         prefix = (sanitizer, "--tool", job.suite, "--error-exitcode", "9", "--launch-timeout", "60")
     with tempfile.TemporaryDirectory() as folder:
@@ -118,9 +137,10 @@ def run_cpp(job: Job, timeout: float) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             output, _ = process.communicate()
-            job.failed, job.words = True, f"stopped after {timeout:.0f} s\n{last_lines(output)}"
+            job.stop(timeout, output)
             return
         tests = gpu_results.tests_of(json.loads(report.read_text())) if report.exists() else []
+    job.ran = True
     failures = [failure["failure"] for test in tests for failure in test.get("failures", [])]
     job.problems = sum(int(test.get("problems", 0)) for test in tests)
     job.failed = process.returncode != 0 or len(tests) != 1 or bool(failures)
@@ -136,7 +156,7 @@ def run_cpp(job: Job, timeout: float) -> None:
 class Worker:
     """A process that runs tests of python/tests_gpu, one after the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeout: float) -> None:
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.process = subprocess.Popen(
             [sys.executable, str(WORKER)],
@@ -149,7 +169,7 @@ class Worker:
         )
         self.answers: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self.read, daemon=True).start()
-        self.tests: list[dict[str, Any]] = self.answer(120)
+        self.answer(timeout)  # that it is there
 
     def read(self) -> None:
         """Hands on what the process says; nothing, when it has ended."""
@@ -163,7 +183,7 @@ class Worker:
         try:
             line = self.answers.get(timeout=timeout)
         except queue.Empty:
-            raise RuntimeError(f"stopped after {timeout:.0f} s\n{self.end()}") from None
+            raise TimeoutError(self.end()) from None
         if not line:
             words = self.end()
             raise RuntimeError(f"ended with {self.process.returncode}\n{words}")
@@ -172,7 +192,7 @@ class Worker:
     def end(self) -> str:
         """Ends the process; what it printed last."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(2)  # one that has answered for the last time ends by itself
+            self.process.wait(0.5)  # one that has answered for the last time ends by itself
         self.process.kill()
         self.process.wait()
         self.log.seek(0)
@@ -189,7 +209,7 @@ class Worker:
         assert self.process.stdin is not None
         print(job.name, file=self.process.stdin, flush=True)
         found = self.answer(timeout)
-        job.failed, job.words = found["failures"] > 0, found["words"]
+        job.ran, job.failed, job.words = True, found["failures"] > 0, found["words"]
         if found["skipped"]:
             job.skipped, job.words = True, found["skipped"]
 
@@ -212,18 +232,24 @@ class Runner:
             self.run_python(job, timeout)
         else:
             run_cpp(job, timeout)
-        job.seconds, job.ran = round(time.monotonic() - begin, 2), True
-        outcome = "FAILED" if job.failed else "skipped" if job.skipped else "passed"
+        job.seconds = round(time.monotonic() - begin, 2)
+        outcome = "passed"
+        if job.failed or job.skipped or not job.ran:
+            outcome = "FAILED" if job.failed else "skipped" if job.skipped else "not run"
         words = "\n    " + job.words.strip().replace("\n", "\n    ") if job.words else ""
         print(f"{outcome} {job.title()} [{job.seconds:.1f} s]{words}", flush=True)
 
     def run_python(self, job: Job, timeout: float) -> None:
         """By a new worker where the last one is gone."""
+        end = time.monotonic() + timeout
         try:
-            self.worker = self.worker or Worker()
-            self.worker.run(job, timeout)
+            self.worker = self.worker or Worker(timeout)
+            self.worker.run(job, max(0.1, end - time.monotonic()))
+        except TimeoutError as error:
+            job.stop(timeout, str(error))
+            self.worker = None
         except (RuntimeError, OSError) as error:
-            job.failed, job.words, self.worker = True, str(error), None
+            job.ran, job.failed, job.words, self.worker = True, True, str(error), None
 
     def close(self) -> None:
         """Lets the worker go."""
@@ -232,8 +258,8 @@ class Runner:
             self.worker = None
 
 
-def run_at_once(jobs: list[Job], count: int, end: float) -> None:
-    """So many at a time, in their order."""
+def run_at_once(jobs: list[Job], count: int, end: float, report: Callable[[], None]) -> None:
+    """So many at a time, in their order; `report` after each."""
     waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
     for job in jobs:
         waiting.put(job)
@@ -243,6 +269,7 @@ def run_at_once(jobs: list[Job], count: int, end: float) -> None:
         with contextlib.suppress(queue.Empty):
             while True:
                 runner.run(waiting.get_nowait())
+                report()
         runner.close()
 
     threads = [threading.Thread(target=work) for _ in range(count)]
@@ -255,9 +282,24 @@ def run_at_once(jobs: list[Job], count: int, end: float) -> None:
 # --- The run -----------------------------------------------------------------------------------------
 
 
+def python_tests() -> Iterator[tuple[str, bool]]:
+    """The tests of the package, and whether they want to be alone: read, not imported, which takes PyTorch
+    ten seconds.
+    """
+    for path in sorted((ROOT / "python" / "tests_gpu").glob("test_*.py")):
+        for item in ast.parse(path.read_text()).body:
+            if not isinstance(item, ast.ClassDef):
+                continue
+            all_alone = any(ast.unparse(part) == "alone = True" for part in item.body)
+            for method in item.body:
+                if isinstance(method, ast.FunctionDef) and method.name.startswith("test_"):
+                    marked = any(ast.unparse(decorator) == "alone" for decorator in method.decorator_list)
+                    yield f"{path.stem}.{item.name}.{method.name}", all_alone or marked
+
+
 def find_jobs(chosen: list[str]) -> list[Job]:
     """Every job of these suites. Those of the C++ suite, which keep all cores busy, between those of the
-    package, which do not; of the latter whole models, the last in their list, first: they take longest.
+    package, which do not.
     """
     sanitized = [
         Job(suite, name)
@@ -266,13 +308,9 @@ def find_jobs(chosen: list[str]) -> list[Job]:
         for name in cpp_tests("--gtest_filter=Small*")
     ]
     cpp = [Job("cpp", name, name.startswith(ALONE)) for name in cpp_tests()] if "cpp" in chosen else []
-    python = []
-    if "python" in chosen:
-        worker = Worker()
-        worker.close()
-        python = [Job("python", test["name"], test["alone"]) for test in reversed(worker.tests)]
-    mixed = [job for pair in itertools.zip_longest(python, cpp) for job in pair if job is not None]
-    return sanitized + mixed
+    python = [Job("python", *test) for test in python_tests()] if "python" in chosen else []
+    mixed = itertools.zip_longest(python, cpp, sanitized)
+    return [job for several in mixed for job in several if job is not None]
 
 
 def seconds_before(device: dict[str, str]) -> dict[str, float]:
@@ -301,6 +339,18 @@ def summary(suite: str, jobs: list[Job]) -> dict[str, Any]:
     }
 
 
+def content_of(jobs: list[Job], seconds: float) -> dict[str, Any]:
+    """Of the results' part."""
+    failed = [job for job in jobs if job.failed or not job.ran]
+    return {
+        "passed": bool(jobs) and not failed,
+        "seconds": round(seconds, 1),
+        "failures": [job.title() for job in failed],
+        "words": {job.title(): job.words[:4000] if job.failed else "not run in time" for job in failed},
+        **{suite: summary(suite, jobs) for suite in SUITES},
+    }
+
+
 def main() -> None:
     """Runs the jobs; only a whole run is written."""
     parser = argparse.ArgumentParser(
@@ -319,28 +369,27 @@ def main() -> None:
     print(device["description"], flush=True)
     jobs = [job for job in find_jobs(chosen) if re.search(arguments.filter, job.title())]
     before = seconds_before(device)
-    jobs.sort(key=lambda job: -before.get(job.title(), SLOW))
-    run_at_once([job for job in jobs if not job.alone], AT_ONCE, end)
-    run_at_once([job for job in jobs if job.alone], 1, end)
+    jobs.sort(key=lambda job: (job.rank(), -before.get(job.title(), SLOW)))
+    whole, lock = chosen == list(SUITES) and not arguments.filter, threading.Lock()
 
+    def report() -> None:
+        if whole:
+            with lock:
+                gpu_results.write(device, "tests", content_of(jobs, time.monotonic() - begin))
+
+    together, alone = ([job for job in jobs if job.alone == kind] for kind in (False, True))
+    run_at_once(together, AT_ONCE, end - PART_ALONE * arguments.seconds * bool(alone), report)
+    run_at_once(alone, 1, end, report)
     for suite in chosen:  # where PyTorch sees no GPU, every test of the package is skipped
         own = [job for job in jobs if job.suite == suite]
         if own and all(job.skipped for job in own):
             own[0].failed = True
+    report()
+
     failed = [job for job in jobs if job.failed or not job.ran]
-    seconds = round(time.monotonic() - begin, 1)
-    if chosen == list(SUITES) and not arguments.filter:
-        content = {
-            "passed": bool(jobs) and not failed,
-            "seconds": seconds,
-            "failures": [job.title() for job in failed],
-            "words": {job.title(): job.words[:4000] if job.ran else "not run in time" for job in failed},
-            **{suite: summary(suite, jobs) for suite in SUITES},
-        }
-        print(f"wrote {gpu_results.write(device, 'tests', content)}")
-    print(f"{len(jobs)} tests in {seconds} s, {len(failed)} failed")
+    print(f"{len(jobs)} tests in {time.monotonic() - begin:.1f} s, {len(failed)} failed or not run")
     for job in failed:
-        print(f"FAILED {job.title()}" + ("" if job.ran else ": not run in time"))
+        print(f"{'FAILED' if job.failed else 'not run'} {job.title()}")
     if failed or not jobs:
         sys.exit("test-gpu: failed")
 

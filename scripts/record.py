@@ -2,6 +2,7 @@
 """Records what this machine runs and how fast into results/, and writes the README's table from there.
 
     scripts/record.py run [--build build/release] [--threads 1 2]   the test suite and the benchmark
+    scripts/record.py suite [--build build/release] [--only cpu_test] the test suite alone, written as it goes
     scripts/record.py models [--threads 2] [--seconds 10]           five real models, with and without onepass
     scripts/record.py table                                         the table, from all recorded results
 
@@ -41,23 +42,23 @@ def source_hash() -> str:
     return digest.hexdigest()[:16]
 
 
-def run_suite(build: pathlib.Path) -> dict:
-    """Every test binary, with its counts and the SIMD targets its tests went through."""
-    suite = {}
-    for binary in sorted((build / "tests").glob("*_test")):
-        # scripts/gpu_test.py runs the first, where there is a GPU; the other is about what is committed.
-        if binary.name in ("gpu_test", "results_test"):
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            report = pathlib.Path(folder) / "report.json"
-            command = [str(binary), f"--gtest_output=json:{report}"]
-            code = subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL).returncode
-            data = json.loads(report.read_text())
-        cases = [case for group in data["testsuites"] for case in group["testsuite"]]
-        targets = sorted({t for case in cases for t in case.get("targets", "").split()})
-        suite[binary.name] = {"tests": data["tests"], "failures": data["failures"], "exit": code, "targets": targets}
-        print(f"{binary.name}: {data['tests']} tests, {data['failures']} failures {' '.join(targets)}", flush=True)
-    return suite
+def run_tests(binary: pathlib.Path) -> dict:
+    """A test binary's counts and the SIMD targets its tests went through."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = pathlib.Path(folder) / "report.json"
+        command = [str(binary), f"--gtest_output=json:{report}"]
+        code = subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL).returncode
+        data = json.loads(report.read_text())
+    cases = [case for group in data["testsuites"] for case in group["testsuite"]]
+    targets = sorted({t for case in cases for t in case.get("targets", "").split()})
+    print(f"{binary.name}: {data['tests']} tests, {data['failures']} failures {' '.join(targets)}", flush=True)
+    return {"tests": data["tests"], "failures": data["failures"], "exit": code, "targets": targets}
+
+
+def test_binaries(build: pathlib.Path) -> list:
+    """All but two: scripts/gpu_test.py runs gpu_test, where there is a GPU; results_test is about what is committed."""
+    found = sorted((build / "tests").glob("*_test"))
+    return [binary for binary in found if binary.name not in ("gpu_test", "results_test")]
 
 
 def workload_names() -> dict:
@@ -99,12 +100,29 @@ def record(arguments: argparse.Namespace) -> None:
         "machine": {"model": model, "architecture": platform.machine(), "cores": os.cpu_count()},
         "date": datetime.date.today().isoformat(),
         "source_hash": source_hash(),
-        "suite": run_suite(build),
+        "suite_date": datetime.date.today().isoformat(),
+        "suite_source_hash": source_hash(),
+        "suite": {binary.name: run_tests(binary) for binary in test_binaries(build)},
         "bench": {str(threads): run_bench(build, threads) for threads in arguments.threads},
     }
     path.write_text(json.dumps(result, indent=1) + "\n")
     print(f"wrote {path}")
     if any(entry["failures"] or entry["exit"] for entry in result["suite"].values()):
+        sys.exit("record: the suite failed")
+
+
+def record_suite(arguments: argparse.Namespace) -> None:
+    """The tests again where the times of earlier sources stay."""
+    build = pathlib.Path(arguments.build).resolve()
+    path = result_path(arguments.out)
+    suite = {}
+    for binary in test_binaries(build):
+        if arguments.only and binary.name not in arguments.only:
+            continue
+        suite[binary.name] = run_tests(binary)
+        own = {"suite_date": datetime.date.today().isoformat(), "suite_source_hash": source_hash(), "suite": suite}
+        path.write_text(json.dumps(recorded(path) | own, indent=1) + "\n")
+    if not suite or any(entry["failures"] or entry["exit"] for entry in suite.values()):
         sys.exit("record: the suite failed")
 
 
@@ -188,9 +206,11 @@ def machine_table(result: dict) -> list:
     tests = sum(entry["tests"] for entry in result["suite"].values())
     failures = sum(entry["failures"] for entry in result["suite"].values())
     machine = result["machine"]
-    sources = "" if result["source_hash"] == source_hash() else " Earlier sources than these."
-    lines.append(f"**{machine['model']}** ({machine['architecture']}), {result['date']}: {tests} tests on "
-                 f"{', '.join(targets)}, {failures} failures.{sources}")
+    now = source_hash()
+    tested, measured = (", earlier sources than these" if found != now else ""
+                        for found in (result.get("suite_source_hash", result["source_hash"]), result["source_hash"]))
+    lines.append(f"**{machine['model']}** ({machine['architecture']}): {tests} tests on {', '.join(targets)}, {failures} "
+                 f"failures ({result.get('suite_date', result['date'])}{tested}); times of {result['date']}{measured}.")
     for threads, entries in result["bench"].items():
         peak = entries[0]["peaks"]["gflops"]
         lines += ["", f"{threads} thread{'s' if threads != '1' else ''}, measured peak {peak:.0f} GFLOP/s:", "",
@@ -259,6 +279,11 @@ def main() -> None:
     run.add_argument("--threads", type=int, nargs="+", default=[1, os.cpu_count() or 1])
     run.add_argument("--out")
     run.set_defaults(call=record)
+    suite = commands.add_parser("suite")
+    suite.add_argument("--build", default=str(ROOT / "build" / "release"))
+    suite.add_argument("--only", nargs="+", help="names of test binaries")
+    suite.add_argument("--out")
+    suite.set_defaults(call=record_suite)
     models = commands.add_parser("models")
     models.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     models.add_argument("--seconds", type=float, default=10.0)

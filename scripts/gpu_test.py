@@ -21,6 +21,7 @@ import pathlib
 import queue
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -82,6 +83,13 @@ def environment() -> dict[str, str]:
     return {"ONEPASS_CACHE_DIR": str(ROOT / "build" / "gpu" / "kernel_cache"), **os.environ}
 
 
+def kill(process: subprocess.Popen[str]) -> None:
+    """A process, begun in a session of its own, and all that it began."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
 def last_lines(text: str, count: int = 30) -> str:
     """Of a log."""
     return "\n".join(text.splitlines()[-count:])
@@ -131,11 +139,12 @@ def run_cpp(job: Job, timeout: float) -> None:
             errors="replace",
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         try:
             output, _ = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
-            process.kill()
+            kill(process)
             output, _ = process.communicate()
             job.stop(timeout, output)
             return
@@ -166,6 +175,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.log,
+            start_new_session=True,
         )
         self.answers: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self.read, daemon=True).start()
@@ -193,8 +203,7 @@ class Worker:
         """Ends the process; what it printed last."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(0.5)  # one that has answered for the last time ends by itself
-        self.process.kill()
-        self.process.wait()
+        kill(self.process)
         self.log.seek(0)
         return last_lines(self.log.read())
 

@@ -97,6 +97,26 @@ TEST(CpuStrategies, GiveTheSameBitsForAnyThreadCount) {
   }
 }
 
+// Samples whose mean jumps, grows or vanishes between the panels of a block: sums of squares around 0 would
+// lose the variance. Four channels of a convolution make a panel of two rows, a block of six.
+TEST(CpuStrategies, KeepAVarianceWhoseMeanMovesAlongARow) {
+  const Problem problem = Problem::parse("conv2d(1,4,k=1x3,bias=false) | instance_norm @ 4x1x100x1000",
+                                         Device::cpu(thread_count));
+  ThreadExecutor executor(thread_count);
+  Operands operands = random_operands(problem, Distribution::normal, 11);
+  const size_t pixels = operands.input.size() / 4;
+  for (size_t p = 0; p < pixels; ++p) {
+    operands.input[p] += p / 2500 % 2 == 0 ? 0 : 1000;
+    operands.input[pixels + p] += static_cast<double>(p) / 50;
+    operands.input[2 * pixels + p] += 3000;
+    operands.input[3 * pixels + p] = p % 6250 < 2500 ? operands.input[3 * pixels + p] : 77;
+  }
+  for_each_plan(problem, [&](const Plan& p) {
+    const Outcome outcome = run_and_compare(p, operands, executor);
+    EXPECT_TRUE(outcome.passed()) << outcome.text();
+  });
+}
+
 // The samples of a batch computed together and each alone.
 TEST(CpuStrategies, GiveASampleTheSameBitsInAnyBatch) {
   const char* const blocks[] = {

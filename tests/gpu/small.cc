@@ -43,8 +43,8 @@ TEST_F(Small, Forward) {
 TEST_F(Small, ForwardOfManySlabs) {
   const GpuStream stream;
   for (const char* const text :
-       {"swish | group_norm(4) | hardswish @ 40x16x41x43 bf16", "gelu | group_norm(2) @ 70x4x151x153",
-        "group_norm(1) | relu @ 17x2x407x409"}) {
+       {"swish | group_norm(4) | hardswish @ 40x16x41x43 bf16", "gelu | group_norm(2) @ 36x4x151x153",
+        "group_norm(1) | relu @ 9x2x407x409"}) {
     const Problem problem = Problem::parse(text, gpu);
     std::vector<std::string> rows = accepting_rows(problem);
     std::erase(rows, "direct");  // plain kernels, and one of the other rows

@@ -93,20 +93,28 @@ class Models(GpuTest):
                         self.check(fused, original, in_format(x, memory_format), precision)
                         self.assertEqual(len(onepass.report(fused).fused), 1)
 
-    def test_workloads_in_half_precision(self) -> None:
-        warm_workloads(infer, torch.float16, torch.bfloat16)
+    def inference(self, dtype: torch.dtype, mode: str, memory_format: str) -> None:
+        """Without gradients a thin convolution runs with its block."""
         for name in WORKLOADS:
-            for dtype in (torch.float16, torch.bfloat16):
-                with self.subTest(workload=name, dtype=dtype):
-                    original, x = load_workload(name)
-                    original, x = original.to(dtype), x.to(dtype)
-                    fused = onepass.fuse(copy.deepcopy(original))
-                    exact = copy.deepcopy(original).double()
-                    with torch.no_grad():
-                        ours, theirs, wanted = fused(x), original(x), exact(x.double())
-                    mode = {torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype]
-                    found = verify.compare("output", False, ours, theirs, wanted, verify.RULES[mode])
-                    self.assertEqual(found.wrong(verify.RULES[mode]), "")
+            with self.subTest(workload=name, mode=mode, memory_format=memory_format):
+                original, x = load_workload(name)
+                original, x = original.to(dtype), in_format(x.to(dtype), memory_format)
+                fused = onepass.fuse(copy.deepcopy(original))
+                exact = copy.deepcopy(original).double()
+                ours, theirs, wanted = infer(fused, x), infer(original, x), infer(exact, x.double())
+                found = verify.compare("output", False, ours, theirs, wanted, verify.RULES[mode])
+                self.assertEqual(found.wrong(verify.RULES[mode]), "")
+
+    def test_inference_in_float32(self) -> None:
+        warm_workloads(infer, torch.float32)
+        for mode, memory_format in itertools.product(("tf32", "fp32"), FORMATS):
+            with conv_precision("tf32" if mode == "tf32" else "ieee"):
+                self.inference(torch.float32, mode, memory_format)
+
+    def test_inference_in_half_precision(self) -> None:
+        warm_workloads(infer, torch.float16, torch.bfloat16)
+        for dtype, mode in ((torch.float16, "fp16"), (torch.bfloat16, "bf16")):
+            self.inference(dtype, mode, "contiguous")
 
     def test_unet_with_convolutions_fused_and_kept(self) -> None:
         unet = load_unet()

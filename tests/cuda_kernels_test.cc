@@ -71,6 +71,17 @@ const std::vector<Kernel>& kernels() {
        tuned_and_oldest},
       {"thin_samples", "conv2d(5,33,k=3,s=2,p=1) | swish | group_norm(3) | gelu | mean @ 64x5x37x41 f16",
        tuned},
+      // Weights in registers and in shared memory, operands rounded, split and as they are; whole rows and
+      // pieces of rows; a chain that begins with a sigmoid, one that reads values of channels, none.
+      {"thin_mma",
+       "conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish @ 128x3x16x32x32 tf32", all},
+      {"thin_mma", "conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish @ 128x3x16x32x32",
+       tuned_and_oldest},
+      {"thin_mma", "conv2d(3,32,k=5,s=2,p=2) | prelu(per=channel) | group_norm(8) @ 4x3x65x64 bf16", tuned},
+      {"thin_mma",
+       "conv1d(4,5,k=9,d=2) | sigmoid | channel_mul(per=sample) | group_norm(5) | gelu @ 8x4x9000 f16",
+       tuned},
+      {"thin_mma", "conv_transpose2d(6,20,k=4,s=2,p=1) | relu @ 8x6x33x35", tuned},
       {"direct", "conv_transpose3d(3,16,k=3,s=2,p=1) @ 8x3x16x32x32", all},
       {"direct", "conv2d(64,32,k=3,p=same,d=2,groups=4,bias=false) @ 8x64x33x35 bf16 nhwc", tuned},
   };
@@ -92,6 +103,7 @@ const std::map<std::string, Assembled> limits{
     {"tail_backward", {128, 192}},  // 512
     {"thin_samples", {128, 256}},   // 512; spilled and loaded outside the loops over products
     {"thin_cores", {128, 16}},      // 512
+    {"thin_mma", {128, 704}},       // 512; nothing in the loops: tickets, addresses, calls of careful tiles
     {"direct", {64, 0}},            // 1,024
 };
 
@@ -195,6 +207,11 @@ TEST(CudaKernels, RowsRefuseArchitecturesTheyDoNotHave) {
     expect_refusal("thin_cores", "conv2d(3,8) @ 2x3x9x9 f64", architecture, "f64");
     expect_refusal("thin_samples", "conv2d(3,8) | relu @ 2x3x9x9", architecture, "does not end in a mean");
     expect_refusal("thin_samples", "conv_transpose2d(3,8) | mean @ 2x3x9x9", architecture, "transposed");
+    expect_refusal("thin_mma", "conv2d(3,8) | mean @ 2x3x9x9", architecture, "ends in a mean");
+    expect_refusal("thin_mma", "conv2d(3,8) | residual_add @ 2x3x9x9", architecture, "reads a tensor");
+    expect_refusal("thin_mma", "conv2d(3,8) @ 2x3x9x9 f32 nhwc", architecture, "dense");
+    expect_refusal("thin_mma", "conv2d(3,65) @ 2x3x9x9", architecture, "more than 64 output channels");
+    expect_refusal("thin_mma", "conv_transpose3d(1,64,k=2,s=4) @ 2x1x9x9x9", architecture, "eight cells");
     expect_refusal("direct", "relu @ 2x3x4x5 f64", architecture, "f64");
   }
 }

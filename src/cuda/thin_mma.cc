@@ -1,0 +1,289 @@
+// The row "thin_mma": a thin convolution with chains and norm in one launch on tensor cores, the output
+// stored.
+#include <algorithm>
+#include <optional>
+#include <sstream>
+
+#include "cuda/thin.h"
+
+namespace onepass {
+namespace cuda {
+namespace {
+
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
+
+// From the lowest offset of an axis to the highest.
+int64_t reach(const ThinAxis& axis) {
+  std::optional<int64_t> low, high;
+  for (const ThinAxis::Class& own : axis.classes) {
+    for (int64_t m = 0; m < own.count; ++m) {
+      const int64_t offset = own.base + m * axis.delta;
+      low = std::min(low.value_or(offset), offset);
+      high = std::max(high.value_or(offset), offset);
+    }
+  }
+  return low ? *high - *low : 0;
+}
+
+// Products of all classes: pairs of (tap, four input channels).
+int64_t product_count(const ThinShape& shape) {
+  int64_t count = 0;
+  for (const ThinAxis::Class& z : shape.axes[0].classes) {
+    for (const ThinAxis::Class& y : shape.axes[1].classes) {
+      for (const ThinAxis::Class& x : shape.axes[2].classes)
+        count += divide_up(z.count * y.count * x.count * divide_up(shape.in_channels, 4), 2);
+    }
+  }
+  return count;
+}
+
+bool is_16_bits(DType type) { return type == DType::f16 || type == DType::bf16; }
+
+// How a sample is cut into tiles; nothing here depends on the batch.
+struct MmaNumbers {
+  int64_t threads = 256;
+  int64_t blocks = 2;  // of a multiprocessor
+  int64_t spans = 1;   // of 8 cells in an item
+  int64_t tile_y = 1, tile_x = 0;
+  int64_t tiles_y = 1, tiles_x = 1, tiles = 1;
+  int64_t stage_y = 1;
+  int64_t chunk_pitch = 0, channel_pitch = 0;  // in elements
+  int64_t window_z = 1, window_y = 1, window_x = 1;
+  int64_t products = 0, row_tiles = 1;
+  int64_t stage_bytes = 0, shared_bytes = 0;
+  bool weights_in_registers = false;
+  bool splits = false;
+
+  MmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu) {
+    splits = problem.precision != Precision::tf32 &&
+             !(is_16_bits(problem.input.dtype) && is_16_bits(problem.parameters[0].dtype));
+    products = product_count(shape);
+    row_tiles = divide_up(shape.channels, 16);
+    // 54 registers for s60; what else a thread has in its 128 is about 70.
+    constexpr int64_t most_registers = 56;
+    weights_in_registers = products * row_tiles * 4 <= most_registers;
+    // Weights from shared memory serve two spans, where their sums fit registers.
+    const int64_t classes_x = std::ssize(shape.axes[2].classes);
+    spans = !weights_in_registers && row_tiles * classes_x <= 2 ? 2 : 1;
+    // Two blocks a multiprocessor where that leaves enough shared memory to each.
+    for (blocks = 2; blocks > 0; --blocks) {
+      const int64_t budget =
+          std::min(gpu.shared_bytes_per_block, gpu.shared_bytes_per_multiprocessor / blocks - 1024);
+      cut(shape, byte_size(problem.output.dtype), budget);
+      if (tile_x > 0 && shared_bytes <= budget) break;
+    }
+    blocks = std::max<int64_t>(blocks, 1);
+  }
+
+  int64_t warps() const { return threads / 32; }
+  int64_t weight_bytes() const {
+    const int64_t parts = (weights_in_registers ? 0 : 1) + (splits ? 1 : 0);
+    return std::max<int64_t>(1, parts * products * row_tiles) * 32 * 16;
+  }
+  int64_t window_bytes(const ThinShape& shape) const {
+    return divide_up(shape.in_channels, 4) * window_z * window_y * window_x * 16;
+  }
+
+  std::string source() const {
+    std::ostringstream out;
+    out << "struct Numbers {\n";
+    const auto constant = [&](const char* name, int64_t value) {
+      out << "  static constexpr int " << name << " = " << value << ";\n";
+    };
+    const auto flag = [&](const char* name, bool value) {
+      out << "  static constexpr bool " << name << " = " << (value ? "true" : "false") << ";\n";
+    };
+    constant("threads", threads);
+    constant("warps", warps());
+    constant("spans", spans);
+    constant("tile_y", tile_y);
+    constant("tile_x", tile_x);
+    constant("tiles_y", tiles_y);
+    constant("tiles_x", tiles_x);
+    constant("tiles", tiles);
+    constant("stage_y", stage_y);
+    constant("chunk_pitch", chunk_pitch);
+    constant("channel_pitch", channel_pitch);
+    constant("stage_bytes", stage_bytes);
+    constant("shared_bytes", shared_bytes);
+    constant("window_z", window_z);
+    constant("window_y", window_y);
+    constant("window_x", window_x);
+    flag("weights_in_registers", weights_in_registers);
+    flag("splits", splits);
+    out << "};\n";
+    return out.str();
+  }
+
+ private:
+  // Tiles, stages and their pitches. tile_x stays 0 where not even eight cells fit a stage.
+  void cut(const ThinShape& shape, int64_t bytes, int64_t budget) {
+    const int64_t fixed = weight_bytes() + warps() * row_tiles * 16 * 3 * 4 + 64;
+    const auto classes = [&](size_t d) { return std::ssize(shape.axes[d].classes); };
+    const auto cells = [&](size_t d) { return divide_up(shape.axes[d].out, classes(d)); };
+    const int64_t item_x = 8 * spans;
+    const int64_t cell_bytes = shape.channels * shape.classes() * bytes;
+    // Two stages take 60 percent, or 80 where a stage would else not have an item for every warp; the window
+    // has the rest. On an H200 s60's stages have two rows of cells and its window a plane of them.
+    int64_t most_stage_bytes = 0;
+    for (const int64_t percent : {30, 35, 40}) {
+      most_stage_bytes = std::max<int64_t>(budget - fixed, 0) * percent / 100;
+      const int64_t items = most_stage_bytes / (cell_bytes * item_x);
+      if (items >= std::min(warps(), cells(1) * divide_up(cells(2), item_x))) break;
+    }
+    const int64_t most_window_bytes = budget - fixed - 2 * most_stage_bytes;
+    constexpr int64_t most_items_of_warp = 16;
+    const int64_t most_x = most_stage_bytes / cell_bytes / item_x * item_x;
+    tile_x = std::min(round_up(cells(2), item_x), most_x);
+    if (tile_x == 0) return;
+    tiles_x = divide_up(cells(2), tile_x);
+    if (tiles_x > 1) tile_x = round_up(divide_up(cells(2), tiles_x), item_x);
+    const int64_t columns = tile_x / item_x;
+    stage_y = std::clamp<int64_t>(most_stage_bytes / (cell_bytes * tile_x), 1, cells(1));
+    // Every warp the same number of items.
+    while (stage_y > 1 && stage_y * columns > warps() && stage_y * columns % warps() != 0) --stage_y;
+    const auto set_window = [&](int64_t rows) {
+      window_z = reach(shape.axes[0]) + 1;
+      window_y = (rows - 1) * shape.axes[1].step + reach(shape.axes[1]) + 1;
+      window_x = (tile_x - 1) * shape.axes[2].step + reach(shape.axes[2]) + 1;
+    };
+    tile_y = stage_y;
+    for (int64_t rows = stage_y; rows < round_up(cells(1), stage_y) + stage_y; rows += stage_y) {
+      set_window(rows);
+      if (window_bytes(shape) > most_window_bytes || rows * columns > most_items_of_warp * warps()) break;
+      tile_y = rows;
+    }
+    tiles_y = divide_up(cells(1), tile_y);
+    tile_y = round_up(divide_up(cells(1), tiles_y), stage_y);
+    tiles_y = divide_up(cells(1), tile_y);
+    set_window(tile_y);
+    tiles = cells(0) * tiles_y * tiles_x;
+    const int64_t width = 16 / bytes;
+    const int64_t rows = stage_y * classes(1);
+    chunk_pitch =
+        round_up((tiles_x == 1 ? rows * shape.axes[2].out : tile_x * classes(2)) + width - 1, width);
+    // Four words from bank to bank of neighbouring channels: with the quads' four neighbours, and phases that
+    // differ from channel to channel, no two lanes of a store meet in a bank.
+    const int64_t planes = classes(0) * chunk_pitch * (tiles_x == 1 ? 1 : rows);
+    channel_pitch = planes;
+    while (channel_pitch % (8 * width) != width) channel_pitch += width;
+    stage_bytes = round_up(shape.channels * channel_pitch * bytes, 16);
+    shared_bytes = 2 * stage_bytes + window_bytes(shape) + fixed;
+  }
+};
+
+class ThinMma final : public Kernel {
+ public:
+  explicit ThinMma(const Problem& problem)
+      : problem_(problem),
+        shape_(problem),
+        numbers_(problem, shape_, gpu_of(problem.device)),
+        workspace_(shape_, 1, numbers_.tiles, 0),
+        function_(source(), problem.device, launch_numbers()) {
+    const int64_t resident = function_.resident_clusters();
+    // A tile's second pass comes when all tiles of its sample are surely measured.
+    lag_samples_ =
+        shape_.parts.norm ? std::min<int64_t>(shape_.batch, 1 + divide_up(resident, numbers_.tiles)) : 0;
+    blocks_ = static_cast<uint32_t>(
+        std::clamp<int64_t>((shape_.batch + lag_samples_) * numbers_.tiles, 1, resident));
+  }
+
+  size_t workspace_bytes() const override { return workspace_.bytes(); }
+
+  std::string describe() const override {
+    std::ostringstream out;
+    out << "convolution: " << shape_.terms() << " terms, " << numbers_.products << " products of "
+        << shape_.classes() << (shape_.classes() == 1 ? " class" : " classes") << ", "
+        << (numbers_.splits                         ? "operands split in two"
+            : problem_.precision == Precision::tf32 ? "operands rounded to tf32"
+                                                    : "operands as they are")
+        << ", weights in "
+        << (!numbers_.weights_in_registers ? "shared memory"
+            : numbers_.splits              ? "registers and shared memory"
+                                           : "registers")
+        << '\n'
+        << "tile: " << numbers_.tile_y << " rows of " << numbers_.tile_x << " cells, " << numbers_.tiles
+        << " tiles a sample, " << numbers_.stage_y << " rows stored at a time\n"
+        << "lag: " << lag_samples_ << " samples between the passes\n"
+        << "blocks: " << describe_blocks(blocks_, function_) << "passes: " << shape_.passes() << '\n'
+        << "workspace: " << workspace_bytes() << " bytes\n";
+    return out.str();
+  }
+
+  void launch(const Arguments& arguments, void* workspace, Stream stream) const override {
+    workspace_.launch(function_, blocks_, problem_, arguments, workspace, nullptr, lag_samples_, stream);
+  }
+
+ private:
+  Source source() const {
+    return {"onepass_thin_mma",
+            "#include \"thin_mma.cuh\"\n" + tail_source(problem_) + thin_source(problem_, shape_) +
+                numbers_.source() +
+                "using Agent = onepass::ThinMma<onepass::Convolution, onepass::Tail, Numbers>;\n"
+                "extern \"C\" __global__ void __launch_bounds__(" +
+                std::to_string(numbers_.threads) + ", " + std::to_string(numbers_.blocks) +
+                ") onepass_thin_mma(const __grid_constant__ Agent::Parameters p) {\n"
+                "  extern __shared__ __align__(128) unsigned char shared[];\n"
+                "  Agent{p, *reinterpret_cast<Agent::Shared*>(shared)}.run();\n"
+                "}\n"};
+  }
+
+  Launch launch_numbers() const {
+    return {1, static_cast<uint32_t>(numbers_.threads), 1, static_cast<uint32_t>(numbers_.shared_bytes)};
+  }
+
+  Problem problem_;
+  ThinShape shape_;
+  MmaNumbers numbers_;
+  ThinWorkspace workspace_;
+  Function function_;
+  int64_t lag_samples_ = 0;
+  uint32_t blocks_ = 1;
+};
+
+std::string refusal(const Problem& problem) {
+  std::string reason = thin_refusal(problem);
+  if (!reason.empty()) return reason;
+  const ThinShape shape(problem);
+  if (shape.parts.mean) return "the block ends in a mean";
+  if (!shape.parts.tensor_parameters().empty()) return "a stage reads a tensor";
+  if (problem.output.strides != TensorSpec::dense(problem.output.dtype, problem.output.sizes).strides)
+    return "the output does not lie dense with channels before space";
+  const Gpu& gpu = gpu_of(problem.device);
+  const MmaNumbers numbers(problem, shape, gpu);
+  if (numbers.tile_x == 0) return "eight cells of all classes and channels are more than a stage";
+  constexpr int64_t most_products = 256;
+  if (numbers.products * numbers.row_tiles > most_products)
+    return std::to_string(numbers.products * numbers.row_tiles) + " products of 8 cells, more than " +
+           std::to_string(most_products);
+  if (numbers.shared_bytes > gpu.shared_bytes_per_block)
+    return "a block takes " + std::to_string(numbers.shared_bytes) + " bytes of shared memory";
+  return "";
+}
+
+double seconds(const Problem& problem, const PlanOptions&) {
+  const ThinShape shape(problem);
+  const Gpu& gpu = gpu_of(problem.device);
+  const MmaNumbers numbers(problem, shape, gpu);
+  const double outputs = static_cast<double>(shape.rows()) * static_cast<double>(shape.spatial);
+  const double bytes = static_cast<double>(problem.output.byte_span()) +
+                       static_cast<double>(problem.input.byte_span()) * shape.passes();
+  // As instructions of an output in a pass, at full rate: 0.575 ms for s60 in tf32 on an H200, 0.74 in f32
+  // and 0.53 in bf16, with bulk copies in place of today's stores.
+  const double products = static_cast<double>(numbers.products) / static_cast<double>(shape.classes()) / 4;
+  const double instructions = 36 + (numbers.splits ? 28 : 2) * products;
+  return 1e-5 +
+         std::max(bytes / gpu.bytes_per_second, shape.passes() * outputs * instructions / (gpu.flops / 2));
+}
+
+}  // namespace
+}  // namespace cuda
+
+extern const Strategy cuda_thin_mma{
+    "thin_mma", cuda::refusal, cuda::seconds,
+    [](const Problem& problem, const PlanOptions&) -> std::shared_ptr<const Kernel> {
+      return std::make_shared<const cuda::ThinMma>(problem);
+    }};
+
+}  // namespace onepass

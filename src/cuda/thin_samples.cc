@@ -1,5 +1,6 @@
 // The row "thin_samples": a thin convolution whose block ends in a mean, on tensor cores, eight samples a
-// product. Only sums leave the chip.
+// product. Only sums leave the chip. "thin_samples_ahead" is the same with a larger ring: the planes of the
+// next outputs are loaded and stored between the products of these, not before them.
 #include <algorithm>
 #include <optional>
 #include <sstream>
@@ -21,15 +22,16 @@ struct SamplesNumbers {
   int64_t columns = 2;      // that a warp computes at a time
   int64_t input_parts = 1;  // halves that make an element
   int64_t weight_parts = 1;
-  int64_t planes = 1;  // of the ring: what one output meets
+  int64_t planes = 1;  // of the ring: what one output meets, and where it is loaded ahead the next one
   int64_t window_rows = 1;
   int64_t window_columns = 1;
   int64_t plane_units = 1;  // of 16 bytes
   int64_t tiles = 1;
   int64_t slots = 1;
   int64_t shared_bytes = 0;
+  bool ahead = false;
 
-  SamplesNumbers(const Problem& problem, const ThinShape& shape) {
+  SamplesNumbers(const Problem& problem, const ThinShape& shape, bool loads_ahead) : ahead(loads_ahead) {
     const auto& [outer, middle, last] = shape.axes;
     if (problem.input.dtype == DType::f32) {
       weight_parts = 2;
@@ -40,6 +42,7 @@ struct SamplesNumbers {
     tiles = divide_up(middle.out, rows);
     slots = samples * shape.channels;
     planes = (outer.kernel - 1) * outer.delta + 1;
+    if (ahead && outer.out > 1) planes = divide_up(planes + outer.step, 2) * 2;  // even for the banks' sake
     window_rows = (rows - 1) * middle.step + (middle.kernel - 1) * middle.delta + 1;
     window_columns =
         (divide_up(last.out, columns) * columns - 1) * last.step + (last.kernel - 1) * last.delta + 1;
@@ -86,6 +89,7 @@ struct SamplesNumbers {
     constant("plane_units", plane_units);
     constant("tiles", tiles);
     constant("slots", slots);
+    out << "  static constexpr bool ahead = " << (ahead ? "true" : "false") << ";\n";
     out << "};\n";
     return out.str();
   }
@@ -93,10 +97,10 @@ struct SamplesNumbers {
 
 class ThinSamples final : public Kernel {
  public:
-  explicit ThinSamples(const Problem& problem)
+  ThinSamples(const Problem& problem, bool ahead)
       : problem_(problem),
         shape_(problem),
-        numbers_(problem, shape_),
+        numbers_(problem, shape_, ahead),
         workspace_(shape_, samples, numbers_.tiles, numbers_.weight_parts == 2 ? shape_.in_channels + 1 : 0),
         function_(
             source(), problem.device,
@@ -163,6 +167,13 @@ class ThinSamples final : public Kernel {
   uint32_t blocks_ = 1;
 };
 
+// That fit the shared memory of a multiprocessor; registers leave room for two.
+int64_t blocks_of(const SamplesNumbers& numbers, const Gpu& gpu) {
+  constexpr int64_t reserved_bytes = 1024;
+  return std::min<int64_t>(2, gpu.shared_bytes_per_multiprocessor / (numbers.shared_bytes + reserved_bytes));
+}
+
+template <bool ahead>
 std::string refusal(const Problem& problem) {
   std::string reason = thin_refusal(problem);
   if (!reason.empty()) return reason;
@@ -170,17 +181,24 @@ std::string refusal(const Problem& problem) {
   if (problem.block.conv()->transposed) return "the convolution is transposed";
   if (problem.parameters[0].dtype != problem.input.dtype) return "the weights are of another type than x";
   const ThinShape shape(problem);
-  const SamplesNumbers numbers(problem, shape);
-  if (numbers.shared_bytes > gpu_of(problem.device).shared_bytes_per_block) {
+  const SamplesNumbers numbers(problem, shape, ahead);
+  const Gpu& gpu = gpu_of(problem.device);
+  if (numbers.shared_bytes > gpu.shared_bytes_per_block) {
     return "a window and the weights take " + std::to_string(numbers.shared_bytes) +
            " bytes of shared memory";
+  }
+  if (ahead) {
+    if (shape.axes[0].out == 1) return "there is one output plane, and nothing to load ahead";
+    const SamplesNumbers plain(problem, shape, false);
+    if (blocks_of(numbers, gpu) < blocks_of(plain, gpu)) return "the larger ring costs a block";
   }
   return numbers.weight_parts == 2 ? ThinCores::refusal(problem) : "";
 }
 
+template <bool ahead>
 double seconds(const Problem& problem, const PlanOptions&) {
   const ThinShape shape(problem);
-  const SamplesNumbers numbers(problem, shape);
+  const SamplesNumbers numbers(problem, shape, ahead);
   const Gpu& gpu = gpu_of(problem.device);
   const auto& [outer, middle, last] = shape.axes;
   const auto up = [](int64_t a, int64_t b) { return static_cast<double>(divide_up(a, b) * b); };
@@ -189,19 +207,26 @@ double seconds(const Problem& problem, const PlanOptions&) {
       up(shape.in_channels * outer.kernel * last.kernel, 16) * static_cast<double>(middle.kernel);
   const double outputs = up(shape.batch, samples) * up(shape.channels, 16) * static_cast<double>(outer.out) *
                          up(middle.out, numbers.rows) * up(last.out, numbers.columns);
-  // H200, s27: 0.35 ms with one product, 0.46 with two, 0.63 with three. A product of 16 x 8 x 16 takes a
-  // multiprocessor 1.5 clocks (2048 multiply-adds), which is a third of the time.
-  const double rate = 10.2 * gpu.flops / 2;  // multiply-adds a second
-  return 1.5e-5 + shape.passes() * outputs * (terms * products / rate + 1.1e-12 * 66.9e12 / gpu.flops);
+  // H200, s27: 0.35 ms with one product, 0.46 with two, 0.63 with three; 0.06 less where planes after the
+  // first are not loaded at all, which is what loading them ahead is predicted to gain. A product of 16 x 8 x
+  // 16 takes a multiprocessor 1.5 clocks (2048 multiply-adds).
+  const double rate = 10.2 * gpu.flops / 2;        // multiply-adds a second
+  const double other = ahead ? 0.8e-12 : 1.1e-12;  // seconds an output
+  return 1.5e-5 + shape.passes() * outputs * (terms * products / rate + other * 66.9e12 / gpu.flops);
 }
 
 }  // namespace
 }  // namespace cuda
 
 extern const Strategy cuda_thin_samples{
-    "thin_samples", cuda::refusal, cuda::seconds,
+    "thin_samples", cuda::refusal<false>, cuda::seconds<false>,
     [](const Problem& problem, const PlanOptions&) -> std::shared_ptr<const Kernel> {
-      return std::make_shared<const cuda::ThinSamples>(problem);
+      return std::make_shared<const cuda::ThinSamples>(problem, false);
+    }};
+extern const Strategy cuda_thin_samples_ahead{
+    "thin_samples_ahead", cuda::refusal<true>, cuda::seconds<true>,
+    [](const Problem& problem, const PlanOptions&) -> std::shared_ptr<const Kernel> {
+      return std::make_shared<const cuda::ThinSamples>(problem, true);
     }};
 
 }  // namespace onepass

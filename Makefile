@@ -25,7 +25,7 @@ test: python
 	@cmake --build --preset release
 	@ctest --preset release
 	@scripts/setup.sh python models
-	@PYTHONPATH=python .venv/bin/python -m pytest -q
+	@PYTHONPATH=python .venv/bin/python -m pytest -q --numprocesses=2 --dist=loadfile
 
 # In the same build folder as everything else: the core is compiled once.
 python:

@@ -11,7 +11,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 readonly cmake_version=3.25 clang_version=14 clang_wheel=14.0.6
-readonly python_packages=("torch>=2.10" numpy rich pytest expecttest hypothesis "scikit-build-core>=0.10")
+readonly python_packages=("torch>=2.10" numpy rich pytest pytest-xdist expecttest hypothesis
+  "scikit-build-core>=0.10")
 apt_missing=()
 pip_missing=()
 

@@ -28,7 +28,7 @@ class Rule:
 
 RULES = {
     "fp32": Rule("fp32", 1e-5, 2.0, 2.0**-22),
-    "tf32": Rule("tf32", 1e-4, 1.0, 1e-5),
+    "tf32": Rule("tf32", 1e-4, 1.0, 2e-5),  # rounding x alone moves s27's means by 1.6e-5
     "fp16": Rule("fp16", 1e-2, 1.0, 2.0**-12),
     "bf16": Rule("bf16", 1e-1, 1.0, 2.0**-9),
     "fp64": Rule("fp64", 1e-10, 2.0, 2.0**-45),

@@ -206,7 +206,8 @@ struct SamplesMainloop {
                                 ? (units + Numbers::threads - 1) / Numbers::threads
                                 : 3;  // loads in flight: eight each
 #pragma unroll 1
-    for (int first = threadIdx.x; first < units; first += at_once * Numbers::threads) {
+    for (int base = 0; base < units; base += at_once * Numbers::threads) {
+      const int first = base + static_cast<int>(threadIdx.x);
       float x[at_once][samples];
 #pragma unroll
       for (int k = 0; k < at_once; ++k) {
@@ -226,7 +227,8 @@ struct SamplesMainloop {
 #pragma unroll
       for (int k = 0; k < at_once; ++k) {
         const int u = first + k * Numbers::threads;
-        if (u < units) store_unit(x[k], plane + u, u / (window_rows * window_columns), looks, largest);
+        if (u < units) store_unit(x[k], plane + u, largest);
+        if (looks) look(x[k], u);
       }
     }
   }
@@ -265,7 +267,7 @@ struct SamplesMainloop {
       if (next < end) {
         const int u = next % units;
         uint4* place = loop.shared.x[0] + (plane + next / units) % planes * plane_units + u;
-        loop.store_unit(x, place, u / (window_rows * window_columns), false, largest);
+        loop.store_unit(x, place, largest);
       }
       next += Numbers::threads;
     }
@@ -281,8 +283,7 @@ struct SamplesMainloop {
     __device__ __forceinline__ void after_products() {}
   };
 
-  __device__ __forceinline__ void store_unit(float (&x)[samples], uint4* place, int c, bool looks,
-                                             uint32 (&largest)[4]) const {
+  __device__ __forceinline__ void store_unit(float (&x)[samples], uint4* place, uint32 (&largest)[4]) const {
     if constexpr (splits) {
 #pragma unroll
       for (int s = 0; s < samples; ++s) x[s] *= thin_input_scale;
@@ -295,11 +296,25 @@ struct SamplesMainloop {
     if constexpr (splits) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) largest[j] = larger_magnitude(largest[j], high[j]);
-      if (looks) {
+    }
+  }
+
+  // Remembers the channels of samples in which something reaches the least magnitude. All lanes of a warp,
+  // with neighbouring units, scaled where they are the plane's: the first lane of each channel speaks for it.
+  __device__ __forceinline__ void look(const float (&x)[samples], int u) const {
+    if constexpr (splits) {
+      constexpr int channel_units = window_rows * window_columns;
+      constexpr int in_plane = C::in_channels * channel_units;
+      const int lane = threadIdx.x % 32;
+      const uint32 starts = __ballot_sync(0xffffffffu, lane == 0 || u % channel_units == 0);
+      const uint32 later = lane == 31 ? 0u : starts >> (lane + 1);  // channels that begin after this lane
+      const uint32 from_here = 0xffffffffu << lane;
+      const uint32 own = later == 0 ? from_here : from_here & ((1u << (lane + __ffs(later))) - 1u);
 #pragma unroll
-        for (int s = 0; s < samples; ++s) {
-          if (fabsf(x[s]) >= 0.5f) shared.seen[c][s] = 1;
-        }
+      for (int s = 0; s < samples; ++s) {
+        const uint32 large = __ballot_sync(0xffffffffu, u < in_plane && fabsf(x[s]) >= 0.5f);
+        if ((starts >> lane & 1u) != 0 && u < in_plane && (large & own) != 0)
+          atomicOr(&shared.seen[u / channel_units][s], 1u);
       }
     }
   }

@@ -12,6 +12,7 @@ help:
 	@echo "make test     build everything and run every test that needs no GPU"
 	@echo "make test-gpu, make bench-gpu   on a machine with a GPU, offline: test, measure, write results/<GPU>.json"
 	@echo "make python   build the PyTorch operators into python/onepass"
+	@echo "make tool     build the command-line tool, build/release/onepass"
 	@echo "make bench    measure (scripts/bench.sh)"
 	@echo "make format   format the sources in place"
 	@echo "make lint     check the format and run clang-tidy"

@@ -42,7 +42,8 @@ class Report:
 
     def __str__(self) -> str:
         modules = len({module for entry in self.fused for module in entry.modules})
-        lines = [f"{len(self.fused)} blocks in place of {modules} modules; {len(self.skipped)} not fused"]
+        blocks = "1 block" if len(self.fused) == 1 else f"{len(self.fused)} blocks"
+        lines = [f"{blocks} in place of {modules} modules; {len(self.skipped)} not fused"]
         lines += _table([(entry.name, entry.block or "", _note(entry)) for entry in self.fused])
         if self.skipped:
             lines += ["", "not fused:"]

@@ -148,8 +148,8 @@ void BlockKernel::lay_out_workspace() {
 
 std::string BlockKernel::describe() const {
   static constexpr const char* middles[] = {
-      "no second pass", "in the output, normalised there while in cache", "in a f32 slab of the workspace",
-      "nowhere: the second pass reads the input again"};
+      "nowhere: there is no second pass", "in the output, normalised there while in cache",
+      "in a f32 slab of the workspace", "nowhere: the second pass reads the input again"};
   std::ostringstream out;
   if (convolution_) {
     out << convolution_->describe();

@@ -22,9 +22,10 @@ A block is one or more stages joined by '|', in this order: [conv] pointwise* [n
              (in, out, k=3, s=1, p=0, d=1, groups=1, op=0, bias=true)
              k, s, p, d and op take one number or one for each dimension: k=3x3x1; p=same for stride 1
   norm       group_norm(groups, eps=1e-5, affine=true)   instance_norm(eps=1e-5, affine=false)
+             layer_norm(eps=1e-5, affine=true), over channels and space
   mean       over space: (batch, channels) is left
-  pointwise  relu relu6 leaky_relu(0.01) prelu elu(1) gelu gelu_tanh swish hardswish hardsigmoid sigmoid
-             tanh mish softplus clamp(lo,hi) mul(c) add(c) channel_mul channel_add residual_add
+  pointwise  relu relu6 leaky_relu(0.01) prelu elu(1) gelu gelu_tanh swish|silu hardswish hardsigmoid
+             sigmoid tanh mish softplus clamp(lo,hi) mul(c) add(c) channel_mul channel_add residual_add
 A problem is a block with the sizes of its input: BLOCK @ SIZES [f32|f16|bf16|f64] [nchw|nhwc]
 
 Exit codes: 0 good, 1 a result is wrong, 2 the request cannot be served (one sentence on stderr).)";

@@ -28,7 +28,8 @@ def explain(
         mode = _cuda.mode_of(dtype)
         arguments = (description.text, sizes, mode, layout, device)
         if strategy or torch.ops.onepass.cuda_is_worth_fusing(*arguments):
-            return torch.ops.onepass.cuda_explain(*arguments, strategy, False)
+            plan = torch.ops.onepass.cuda_explain(*arguments, strategy, False)
+            return f"{plan}  where gradients are wanted: PyTorch's own convolution, then the rest\n"
     if not tail:
         return f"{description.text}\n\n-> PyTorch's own convolution\n"
     if reason is not None:

@@ -134,3 +134,17 @@ def test_bench_is_set_while_a_variant_runs() -> None:
     with settings:
         assert torch.backends.cudnn.benchmark
     assert not torch.backends.cudnn.benchmark
+
+
+def test_thin_convolutions_run_with_their_block_where_the_plan_predicts_a_gain() -> None:
+    thin = onepass.explain(
+        "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean", (1024, 3, 16, 32, 32), device="cuda:sm_90a"
+    )
+    assert "* thin_samples" in thin
+    assert "where gradients are wanted: PyTorch's own convolution" in thin
+    other = onepass.explain("conv2d(64,64) | relu", (8, 64, 32, 32), device="cuda:sm_90a")
+    assert "-> PyTorch's own convolution, then tail_" in other
+    forced = onepass.explain(
+        "conv2d(3,8) | relu", (8, 3, 256, 256), device="cuda:sm_90a", strategy="thin_cores"
+    )
+    assert "* thin_cores" in forced

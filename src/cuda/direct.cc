@@ -221,7 +221,8 @@ double seconds(const Problem& problem, const PlanOptions&) {
       static_cast<double>(element_count(problem.block.conv_output_shape(problem.input.sizes)));
   double terms = 0;  // of a sum; taps that meet no input are looked at too
   if (const Conv* conv = problem.block.conv()) {
-    terms = static_cast<double>(conv->in_channels / conv->groups);
+    const int64_t inputs = conv->in_channels / conv->groups;
+    terms = static_cast<double>(inputs);
     for (size_t d = 0; d < static_cast<size_t>(conv->rank); ++d)
       terms *= static_cast<double>(conv->kernel[d]);
   }

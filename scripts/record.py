@@ -229,12 +229,23 @@ GPU_GROUPS = {
 }
 
 
+def gpu_tests(tests: dict) -> str:
+    """How many tests of a GPU passed, what failed, and how many its time did not reach."""
+    suites = [suite for suite in tests.values() if isinstance(suite, dict) and "not_run" in suite]
+    failed = [name for suite in suites for name in suite["failures"]]
+    waiting = sum(len(suite["not_run"]) for suite in suites)
+    passed = sum(suite["tests"] for suite in suites) - len(failed) - waiting
+    words = f"Of its tests {passed} passed, {len(failed)} failed"
+    words += f" ({', '.join(failed)})" if failed else ""
+    words += f", {waiting} were not reached in its time (`tests/gpu/known_failures.txt`)" if waiting else ""
+    return words + "."
+
+
 def gpu_table(result: dict) -> list:
     """What each GPU of results/ has measured: everything after the convolution, then with PyTorch's convolution."""
     benchmarks = result["benchmarks"]
-    failures = ", ".join(result["tests"]["failures"]) or "none"
     lines = [f"**{result['device']['name']}**, {benchmarks['date']}, PyTorch {benchmarks['torch']}, CUDA events, cold "
-             f"L2; failures of its tests: {failures}.", "",
+             f"L2. {gpu_tests(result['tests'])}", "",
              "| | | ms, median (10% to 90%) | times as fast as eager | as torch.compile | times the floor** |",
              "| --- | --- | --- | --- | --- | --- |"]
     for entry in benchmarks["entries"]:
@@ -247,7 +258,8 @@ def gpu_table(result: dict) -> list:
         spread = f"{ours['median'] * 1e3:.3f} ({ours['p10'] * 1e3:.3f} to {ours['p90'] * 1e3:.3f})"
         ratios = [f"{seconds[rival]['median'] / ours['median']:.2f}" for rival in ("eager", "compile")]
         floor = f"{ours['median'] / entry['floor_seconds']:.2f}" if "floor_seconds" in entry else ""
-        lines.append(f"| {entry['workload']} {entry['dtype']} | {GPU_GROUPS[entry['group']]} | {spread} | "
+        precision = ", TF32 off" if entry.get("precision") == "ieee" else ""
+        lines.append(f"| {entry['workload']} {entry['dtype']}{precision} | {GPU_GROUPS[entry['group']]} | {spread} | "
                      f"{ratios[0]} | {ratios[1]} | {floor} |")
     return lines
 

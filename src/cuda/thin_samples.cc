@@ -207,11 +207,11 @@ double seconds(const Problem& problem, const PlanOptions&) {
       up(shape.in_channels * outer.kernel * last.kernel, 16) * static_cast<double>(middle.kernel);
   const double outputs = up(shape.batch, samples) * up(shape.channels, 16) * static_cast<double>(outer.out) *
                          up(middle.out, numbers.rows) * up(last.out, numbers.columns);
-  // H200, s27: 0.35 ms with one product, 0.46 with two, 0.63 with three; 0.06 less where planes after the
-  // first are not loaded at all, which is what loading them ahead is predicted to gain. A product of 16 x 8 x
-  // 16 takes a multiprocessor 1.5 clocks (2048 multiply-adds).
-  const double rate = 10.2 * gpu.flops / 2;        // multiply-adds a second
-  const double other = ahead ? 0.8e-12 : 1.1e-12;  // seconds an output
+  // H200, s27: 0.35 ms with one product, 0.46 with two, 0.63 with three. Loading planes ahead was predicted
+  // to gain 0.06 and gains nothing: 0.35 and 0.44 to 0.53 through PyTorch. A product of 16 x 8 x 16 takes a
+  // multiprocessor 1.5 clocks (2048 multiply-adds).
+  const double rate = 10.2 * gpu.flops / 2;         // multiply-adds a second
+  const double other = ahead ? 1.15e-12 : 1.1e-12;  // seconds an output
   return 1.5e-5 + shape.passes() * outputs * (terms * products / rate + other * 66.9e12 / gpu.flops);
 }
 

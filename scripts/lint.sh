@@ -13,7 +13,7 @@ clang_tool() { command -v "$1-$clang_version" || echo ".venv/bin/$1"; }
 
 sources() {
   local folder folders=()
-  for folder in include src tests bench examples; do [[ ! -d $folder ]] || folders+=("$folder"); done
+  for folder in include src tests bench examples python/csrc; do [[ ! -d $folder ]] || folders+=("$folder"); done
   find "${folders[@]}" -type f \( -name '*.h' -o -name '*.cc' -o -name '*.cuh' \) -print0 | sort -z
 }
 

@@ -8,6 +8,7 @@
 
 models runs in a Python that has the package, PyTorch and python/tests/requirements-models.txt.
 """
+
 import argparse
 import datetime
 import hashlib
@@ -51,12 +52,14 @@ def run_tests(binary: pathlib.Path) -> dict:
         data = json.loads(report.read_text())
     cases = [case for group in data["testsuites"] for case in group["testsuite"]]
     targets = sorted({t for case in cases for t in case.get("targets", "").split()})
-    print(f"{binary.name}: {data['tests']} tests, {data['failures']} failures {' '.join(targets)}", flush=True)
+    print(
+        f"{binary.name}: {data['tests']} tests, {data['failures']} failures {' '.join(targets)}", flush=True
+    )
     return {"tests": data["tests"], "failures": data["failures"], "exit": code, "targets": targets}
 
 
 def test_binaries(build: pathlib.Path) -> list:
-    """All but two: scripts/gpu_test.py runs gpu_test, where there is a GPU; results_test is about what is committed."""
+    """All but gpu_test, which scripts/gpu_test.py runs, and results_test, about what is committed."""
     found = sorted((build / "tests").glob("*_test"))
     return [binary for binary in found if binary.name not in ("gpu_test", "results_test")]
 
@@ -119,7 +122,11 @@ def record_suite(arguments: argparse.Namespace) -> None:
     chosen = [build / "tests" / name for name in arguments.only or ()]
     for binary in chosen or test_binaries(build):
         suite[binary.name] = run_tests(binary)
-        own = {"suite_date": datetime.date.today().isoformat(), "suite_source_hash": source_hash(), "suite": suite}
+        own = {
+            "suite_date": datetime.date.today().isoformat(),
+            "suite_source_hash": source_hash(),
+            "suite": suite,
+        }
         path.write_text(json.dumps(recorded(path) | own, indent=1) + "\n")
     if not suite or any(entry["failures"] or entry["exit"] for entry in suite.values()):
         sys.exit("record: the suite failed")
@@ -178,15 +185,22 @@ def record_models(arguments: argparse.Namespace) -> None:
 
 
 def models_table(models: dict) -> list:
-    lines = ["", f"Real models with random weights, forward, {models['threads']} threads, "
-             f"PyTorch {models['torch']}, {models['date']}:", "",
-             "| model | input | eager, ms (10% to 90%) | onepass, ms (10% to 90%) | times as fast |",
-             "| --- | --- | --- | --- | --- |"]
+    lines = [
+        "",
+        f"Real models with random weights, forward, {models['threads']} threads, "
+        f"PyTorch {models['torch']}, {models['date']}:",
+        "",
+        "| model | input | eager, ms (10% to 90%) | onepass, ms (10% to 90%) | times as fast |",
+        "| --- | --- | --- | --- | --- |",
+    ]
     for entry in models["rows"]:
-        times = [f"{t['median'] * 1e3:.0f} ({t['p10'] * 1e3:.0f} to {t['p90'] * 1e3:.0f})"
-                 for t in (entry["seconds"]["eager"], entry["seconds"]["onepass"])]
-        lines.append(f"| {entry['model']} | {entry['inputs'][0]} | {times[0]} | {times[1]} | "
-                     f"{entry['speed_up']:.2f} |")
+        times = [
+            f"{t['median'] * 1e3:.0f} ({t['p10'] * 1e3:.0f} to {t['p90'] * 1e3:.0f})"
+            for t in (entry["seconds"]["eager"], entry["seconds"]["onepass"])
+        ]
+        lines.append(
+            f"| {entry['model']} | {entry['inputs'][0]} | {times[0]} | {times[1]} | {entry['speed_up']:.2f} |"
+        )
     return lines
 
 
@@ -206,15 +220,24 @@ def machine_table(result: dict) -> list:
     failures = sum(entry["failures"] for entry in result["suite"].values())
     machine = result["machine"]
     now = source_hash()
-    tested, measured = (", earlier sources than these" if found != now else ""
-                        for found in (result.get("suite_source_hash", result["source_hash"]), result["source_hash"]))
-    lines.append(f"**{machine['model']}** ({machine['architecture']}): {tests} tests on {', '.join(targets)}, {failures} "
-                 f"failures ({result.get('suite_date', result['date'])}{tested}); times of {result['date']}{measured}.")
+    tested, measured = (
+        ", earlier sources than these" if found != now else ""
+        for found in (result.get("suite_source_hash", result["source_hash"]), result["source_hash"])
+    )
+    lines.append(
+        f"**{machine['model']}** ({machine['architecture']}): "
+        f"{tests} tests on {', '.join(targets)}, {failures} "
+        f"failures ({result.get('suite_date', result['date'])}{tested}); times of {result['date']}{measured}."
+    )
     for threads, entries in result["bench"].items():
         peak = entries[0]["peaks"]["gflops"]
-        lines += ["", f"{threads} thread{'s' if threads != '1' else ''}, measured peak {peak:.0f} GFLOP/s:", "",
-                  "| | problem | ms, median (10% to 90%) | GFLOP/s (share of peak) | times the floor* |",
-                  "| --- | --- | --- | --- | --- |"]
+        lines += [
+            "",
+            f"{threads} thread{'s' if threads != '1' else ''}, measured peak {peak:.0f} GFLOP/s:",
+            "",
+            "| | problem | ms, median (10% to 90%) | GFLOP/s (share of peak) | times the floor* |",
+            "| --- | --- | --- | --- | --- |",
+        ]
         for entry in entries:
             key = re.sub(r"\s+", "", entry["problem"].removesuffix(" f32"))
             lines.append(row(entry, names.get(key, "")))
@@ -242,12 +265,16 @@ def gpu_tests(tests: dict) -> str:
 
 
 def gpu_table(result: dict) -> list:
-    """What each GPU of results/ has measured: everything after the convolution, then with PyTorch's convolution."""
+    """What a GPU of results/ has measured: tails and their gradients, whole blocks, training steps."""
     benchmarks = result["benchmarks"]
-    lines = [f"**{result['device']['name']}**, {benchmarks['date']}, PyTorch {benchmarks['torch']}, CUDA events, cold "
-             f"L2. {gpu_tests(result['tests'])}", "",
-             "| | | ms, median (10% to 90%) | times as fast as eager | as torch.compile | times the floor** |",
-             "| --- | --- | --- | --- | --- | --- |"]
+    lines = [
+        f"**{result['device']['name']}**, {benchmarks['date']}, PyTorch {benchmarks['torch']}, CUDA events, "
+        "cold "
+        f"L2. {gpu_tests(result['tests'])}",
+        "",
+        "| | | ms, median (10% to 90%) | times as fast as eager | as torch.compile | times the floor** |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
     for entry in benchmarks["entries"]:
         seconds = entry.get("seconds", {})
         if entry["layout"] != "contiguous" or "compile" not in seconds:
@@ -259,8 +286,10 @@ def gpu_table(result: dict) -> list:
         ratios = [f"{seconds[rival]['median'] / ours['median']:.2f}" for rival in ("eager", "compile")]
         floor = f"{ours['median'] / entry['floor_seconds']:.2f}" if "floor_seconds" in entry else ""
         precision = ", TF32 off" if entry.get("precision") == "ieee" else ""
-        lines.append(f"| {entry['workload']} {entry['dtype']}{precision} | {GPU_GROUPS[entry['group']]} | {spread} | "
-                     f"{ratios[0]} | {ratios[1]} | {floor} |")
+        lines.append(
+            f"| {entry['workload']} {entry['dtype']}{precision} | {GPU_GROUPS[entry['group']]} | {spread} | "
+            f"{ratios[0]} | {ratios[1]} | {floor} |"
+        )
     return lines
 
 
@@ -272,9 +301,12 @@ def table(_: argparse.Namespace) -> None:
             lines += [*machine_table(result), ""]
         elif "benchmarks" in result:
             lines += [*gpu_table(result), ""]
-    lines.append("\\* the time to write the output and evaluate each activation once, measured in the same run. "
-                 "`make bench` measures again and rewrites this table.  \n\\*\\* reading and writing the tensors once, "
-                 "measured in the same run. `make bench-gpu` measures on a GPU.")
+    lines.append(
+        "\\* the time to write the output and evaluate each activation once, measured in the same run. "
+        "`make bench` measures again and rewrites this table.  \n"
+        "\\*\\* reading and writing the tensors once, "
+        "measured in the same run. `make bench-gpu` measures on a GPU."
+    )
     readme = ROOT / "README.md"
     begin, end = "<!-- results:begin -->", "<!-- results:end -->"
     text = readme.read_text()
@@ -283,7 +315,9 @@ def table(_: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(required=True)
     run = commands.add_parser("run")
     run.add_argument("--build", default=str(ROOT / "build" / "release"))

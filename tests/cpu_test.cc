@@ -3,6 +3,11 @@
 
 #include <iostream>
 
+#include "cpu/targets.h"  // before Highway
+
+#include <hwy/highway.h>
+
+#include "cpu/supported_targets.h"
 #include "onepass/onepass.h"
 #include "support/cases.h"
 #include "support/harness.h"
@@ -33,6 +38,12 @@ void record_targets() {
   std::string names;
   for (const std::string& target : cpu_targets()) names += (names.empty() ? "" : " ") + target;
   ::testing::Test::RecordProperty("targets", names);
+}
+
+TEST(SupportedTargets, AreThoseThatHighwayFinds) {
+  std::vector<int64_t> expected = hwy::SupportedAndGeneratedTargets();
+  std::erase_if(expected, [](int64_t target) { return target == HWY_EMU128 || target == HWY_SCALAR; });
+  EXPECT_EQ(cpu::supported_targets(), expected);
 }
 
 TEST(CpuStrategies, AgreeWithTheReferenceOnEveryCase) {

@@ -80,8 +80,6 @@ HWY_AFTER_NAMESPACE();
 #include <thread>
 #include <vector>
 
-#include "cpu/supported_targets.h"
-
 namespace onepass {
 namespace {
 
@@ -285,12 +283,6 @@ TEST_P(MathTest, MinimumMaximumAndChoiceOfNumbers) {
   EXPECT_EQ(at(Function::where_positive, 0x1p-149f), 2.0f);
   EXPECT_EQ(at(Function::where_positive, 0.0f), 3.0f);
   EXPECT_EQ(at(Function::where_positive, -1.0f), 3.0f);
-}
-
-TEST(SupportedTargets, AreThoseThatHighwayFinds) {
-  std::vector<int64_t> expected = hwy::SupportedAndGeneratedTargets();
-  std::erase_if(expected, [](int64_t target) { return target == HWY_EMU128 || target == HWY_SCALAR; });
-  EXPECT_EQ(cpu::supported_targets(), expected);
 }
 
 }  // namespace

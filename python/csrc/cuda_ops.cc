@@ -1,6 +1,6 @@
-// The operators on CUDA tensors: blocks without a convolution, and whole ones where the convolution is thin, on
-// the current stream of the tensors' GPU. All memory, the workspace included, is PyTorch's: its allocator orders reuse by stream and
-// serves graph captures.
+// The operators on CUDA tensors: blocks without a convolution, and whole ones where the convolution is thin,
+// on the current stream of the tensors' GPU. All memory, the workspace included, is PyTorch's: its allocator
+// orders reuse by stream and serves graph captures.
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
@@ -159,7 +159,8 @@ std::shared_ptr<const CudaWhole> whole_plan(const std::string& block, const Call
   });
 }
 
-Tensor whole_forward(const Tensor& input, std::vector<Tensor> parameters, const std::string& block, bool tf32) {
+Tensor whole_forward(const Tensor& input, std::vector<Tensor> parameters, const std::string& block,
+                     bool tf32) {
   const CallSpecs specs(input, parameters);
   const Place place = place_of(input);
   const auto prepared = whole_plan(block, specs, tf32, place);
@@ -177,8 +178,8 @@ Tensor whole_forward(const Tensor& input, std::vector<Tensor> parameters, const 
 }
 
 // Of tensors dense in this layout. `dtype` is the library's name, or "tf32".
-Problem described_problem(const std::string& block, const std::vector<int64_t>& sizes, const std::string& dtype,
-                          const std::string& layout, const std::string& device) {
+Problem described_problem(const std::string& block, const std::vector<int64_t>& sizes,
+                          const std::string& dtype, const std::string& layout, const std::string& device) {
   const bool tf32 = dtype == "tf32";
   Problem problem(Block::parse(block), sizes, tf32 ? DType::f32 : parse_dtype(dtype), Device::parse(device),
                   parse_layout(layout));
@@ -254,8 +255,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(onepass, library) {
       "cuda_explain(str block, int[] sizes, str dtype, str layout, str device, str strategy, bool backward) "
       "-> str");
   library.def("whole_forward(Tensor input, Tensor[] parameters, str block, bool tf32) -> Tensor");
-  library.def(
-      "cuda_is_worth_fusing(str block, int[] sizes, str dtype, str layout, str device) -> bool");
+  library.def("cuda_is_worth_fusing(str block, int[] sizes, str dtype, str layout, str device) -> bool");
   library.def("cuda_unavailable_reason() -> str");
   library.def("cuda_device_count() -> int");
   library.def("cuda_describe_device(int index) -> str");

@@ -21,8 +21,8 @@ struct CudaProblem {
 };
 
 // The problem of a block with its convolution. The input is read where it lies; the output lies as PyTorch's
-// convolution would leave its own, tensors of the output's size that do not are copied, as are weights that are
-// not contiguous.
+// convolution would leave its own, tensors of the output's size that do not are copied, as are weights that
+// are not contiguous.
 struct WholeProblem {
   Problem problem;
   std::vector<Layout> layouts;  // of each parameter, where it is copied

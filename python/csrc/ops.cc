@@ -151,8 +151,7 @@ enum class InputGradient : bool { own_memory, over_input };
 // that goes over the input leaves an empty tensor.
 std::vector<Tensor> run_backward(const BackwardPlanOfCall& prepared, const Tensor& output_gradient,
                                  const Tensor& input, const std::vector<Tensor>& parameters,
-                                 const Tensor& statistics,
-                                 InputGradient where = InputGradient::own_memory) {
+                                 const Tensor& statistics, InputGradient where = InputGradient::own_memory) {
   const BackwardPlan& plan = prepared.plan;
   const BackwardProblem& problem = plan.problem();
   check_statistics(statistics, plan);
@@ -388,7 +387,8 @@ STABLE_TORCH_LIBRARY(onepass, library) {
       "backward(Tensor output_gradient, Tensor input, Tensor[] parameters, Tensor statistics, str block, "
       "bool[] wanted) -> Tensor[]");
   library.def(
-      "backward_(Tensor output_gradient, Tensor(a!) input, Tensor[] parameters, Tensor statistics, str block, "
+      "backward_(Tensor output_gradient, Tensor(a!) input, Tensor[] parameters, Tensor statistics, str "
+      "block, "
       "bool[] wanted) -> Tensor[]");
   library.def(
       "may_overwrite_input(Tensor output_gradient, Tensor input, Tensor[] parameters, str block, "

@@ -75,21 +75,20 @@ class DirectStep {
     const Conv none{.rank = static_cast<int>(input.sizes.size()) - 2};
     const Conv& c = conv ? *conv : none;
     std::ostringstream out;
-    const auto constant = [&](const char* name, int64_t value) {
-      out << "  static constexpr int64 " << name << " = " << value << ";\n";
-    };
     out << "#include \"convolution_direct.cuh\"\nnamespace onepass {\nstruct Convolution {\n"
         << "  using Input = " << name(input.dtype) << ";\n  using Output = " << name(output.dtype) << ";\n"
         << "  using Weight = " << name(weight ? weight->dtype : DType::f32) << ";\n"
         << "  using Bias = " << name(bias ? bias->dtype : DType::f32) << ";\n"
-        << "  static constexpr bool convolves = " << (conv ? "true" : "false") << ";\n"
-        << "  static constexpr bool transposed = " << (c.transposed ? "true" : "false") << ";\n"
-        << "  static constexpr bool has_bias = " << (bias ? "true" : "false") << ";\n";
-    constant("output_channels", output.sizes[1]);
-    constant("group_inputs", c.in_channels / c.groups);
-    constant("group_outputs", c.out_channels / c.groups);
-    constant("bias_stride", bias ? bias->strides[0] : 0);
-    out << table("kernel", spatial(c.kernel, c.rank, 1), 1)
+        << Constants("int64")
+               .flag("convolves", conv != nullptr)
+               .flag("transposed", c.transposed)
+               .flag("has_bias", bias != nullptr)
+               .add("output_channels", output.sizes[1])
+               .add("group_inputs", c.in_channels / c.groups)
+               .add("group_outputs", c.out_channels / c.groups)
+               .add("bias_stride", bias ? bias->strides[0] : 0)
+               .text()
+        << table("kernel", spatial(c.kernel, c.rank, 1), 1)
         << table("stride", spatial(c.stride, c.rank, 1), 1)
         << table("padding", spatial(c.padding_before, c.rank, 0), 0)
         << table("dilation", spatial(c.dilation, c.rank, 1), 1)

@@ -357,6 +357,16 @@ BackwardWork::BackwardWork(const BackwardProblem& problem, const TailParts& part
   second_sums = has_norm ? before_sums : after_sums;
 }
 
+Constants& Constants::add(const char* name, int64_t value) {
+  text_ += "  static constexpr " + type_ + ' ' + name + " = " + std::to_string(value) + ";\n";
+  return *this;
+}
+
+Constants& Constants::flag(const char* name, bool value) {
+  text_ += std::string("  static constexpr bool ") + name + (value ? " = true;\n" : " = false;\n");
+  return *this;
+}
+
 int64_t spatial_elements(const Shape& shape) {
   int64_t count = 1;
   for (size_t d = 2; d < shape.size(); ++d) count *= shape[d];

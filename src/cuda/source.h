@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "onepass/backward.h"
@@ -51,6 +52,23 @@ struct BackwardWork {
 };
 
 int64_t spatial_elements(const Shape& shape);
+
+inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Constants of a struct in device code, a line each.
+class Constants {
+ public:
+  explicit Constants(std::string type = "int") : type_(std::move(type)) {}
+  Constants& add(const char* name, int64_t value);
+  Constants& flag(const char* name, bool value);
+  const std::string& text() const { return text_; }
+  // `struct Numbers` of these alone.
+  std::string numbers() const { return "struct Numbers {\n" + text_ + "};\n"; }
+
+ private:
+  std::string type_;
+  std::string text_;
+};
 
 // `struct Before`, `struct After` and `struct Tail` of a forward problem: of what follows the convolution,
 // where there is one. `Tail::Input` is the type of the problem's input all the same.

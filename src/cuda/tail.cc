@@ -76,8 +76,6 @@ int vector_width(int widest, Order order, int64_t group_channels, int64_t spatia
   return width;
 }
 
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 int64_t power_of_two_above(int64_t value) {
   int64_t power = 1;
   while (power < value) power *= 2;
@@ -215,25 +213,21 @@ StreamNumbers::StreamNumbers(const TailShape& shape, int64_t bytes_of_element, c
 }
 
 std::string StreamNumbers::source() const {
-  std::ostringstream out;
-  out << "struct Numbers {\n"
-      << "  static constexpr bool interleaved = " << (order == Order::interleaved ? "true" : "false")
-      << ";\n";
-  const auto constant = [&](const char* name, int64_t value) {
-    out << "  static constexpr int " << name << " = " << value << ";\n";
-  };
-  constant("threads", threads);
-  constant("width", width);
-  constant("vectors_in_flight", vectors_in_flight);
-  constant("team", team);
-  constant("pieces", pieces);
-  constant("piece_vectors", piece_vectors);
-  constant("piece_positions", piece_positions);
-  constant("rows_per_tile", rows_per_tile);
+  const std::string numbers = Constants()
+                                  .flag("interleaved", order == Order::interleaved)
+                                  .add("threads", threads)
+                                  .add("width", width)
+                                  .add("vectors_in_flight", vectors_in_flight)
+                                  .add("team", team)
+                                  .add("pieces", pieces)
+                                  .add("piece_vectors", piece_vectors)
+                                  .add("piece_positions", piece_positions)
+                                  .add("rows_per_tile", rows_per_tile)
+                                  .numbers();
   // One vector at a time where the tensors do not lie on 16 bytes: rare, and it must not cost registers.
   const char* walk = order == Order::planar ? "PlanarWalk" : "InterleavedWalk";
-  out << "};\n"
-      << "struct UnalignedNumbers : Numbers {\n  static constexpr int vectors_in_flight = 1;\n};\n"
+  std::ostringstream out;
+  out << numbers << "struct UnalignedNumbers : Numbers {\n  static constexpr int vectors_in_flight = 1;\n};\n"
       << "using Walk = onepass::" << walk << "<onepass::Tail, Numbers>;\n"
       << "using UnalignedWalk = onepass::" << walk << "<onepass::Tail, UnalignedNumbers>;\n";
   return out.str();

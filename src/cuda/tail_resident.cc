@@ -148,15 +148,16 @@ class TailResident final : public Kernel {
   Source source() const {
     std::ostringstream out;
     out << "#include \"tail_resident.cuh\"\n"
-        << tail_source(problem_) << "struct Numbers {\n"
-        << "  static constexpr int threads = " << numbers_.threads << ";\n"
-        << "  static constexpr int width = " << shape_.width << ";\n"
-        << "  static constexpr int vectors = " << numbers_.vectors << ";\n"
-        << "  static constexpr int blocks = " << numbers_.blocks << ";\n"
-        << "  static constexpr int chunk = " << numbers_.chunk << ";\n"
-        << "  static constexpr int slots = " << numbers_.slots << ";\n"
-        << "  static constexpr bool staged = " << (numbers_.staged ? "true" : "false") << ";\n"
-        << "};\n"
+        << tail_source(problem_)
+        << Constants()
+               .add("threads", numbers_.threads)
+               .add("width", shape_.width)
+               .add("vectors", numbers_.vectors)
+               .add("blocks", numbers_.blocks)
+               .add("chunk", numbers_.chunk)
+               .add("slots", numbers_.slots)
+               .flag("staged", numbers_.staged)
+               .numbers()
         << "using Agent = onepass::TailResident<onepass::Tail, Numbers>;\n"
         << "static_assert(sizeof(Agent::Shared) <= " << shared_bytes() << ");\n"
         << "extern \"C\" __global__ void __launch_bounds__(" << numbers_.threads << ", "

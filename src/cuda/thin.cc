@@ -12,8 +12,6 @@ constexpr int64_t most_terms = 512;
 constexpr int64_t most_channels = 64;
 constexpr int64_t most_elements = int64_t{1} << 31;  // that a sample's tensors span: indices are 32 bits
 
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // The tensors of the output's size, which kernels index alike.
 std::vector<const TensorSpec*> large_tensors(const Problem& problem, const TailParts& parts) {
   std::vector<const TensorSpec*> specs;
@@ -197,21 +195,17 @@ std::string thin_refusal(const Problem& problem) {
 std::string thin_source(const Problem& problem, const ThinShape& shape) {
   const Conv& conv = *problem.block.conv();
   std::ostringstream out;
-  const auto constant = [&](const char* name, int64_t value) {
-    out << "  static constexpr int " << name << " = " << value << ";\n";
-  };
-  const auto flag = [&](const char* name, bool value) {
-    out << "  static constexpr bool " << name << " = " << (value ? "true" : "false") << ";\n";
-  };
   out << "namespace onepass {\nstruct Convolution {\n"
       << "  using Weight = " << name(problem.parameters[0].dtype) << ";\n"
       << "  using Bias = " << name(conv.bias ? problem.parameters[1].dtype : DType::f32) << ";\n";
-  flag("has_bias", conv.bias);
-  flag("transposed", conv.transposed);
-  flag("rounds_to_tf32", problem.precision == Precision::tf32);
-  constant("in_channels", shape.in_channels);
-  constant("channels", shape.channels);
-  constant("taps", shape.taps);
+  out << Constants()
+             .flag("has_bias", conv.bias)
+             .flag("transposed", conv.transposed)
+             .flag("rounds_to_tf32", problem.precision == Precision::tf32)
+             .add("in_channels", shape.in_channels)
+             .add("channels", shape.channels)
+             .add("taps", shape.taps)
+             .text();
   out << axis_table("kernel", shape, &ThinAxis::kernel) << axis_table("input_size", shape, &ThinAxis::in)
       << axis_table("output_size", shape, &ThinAxis::out) << axis_table("step", shape, &ThinAxis::step)
       << axis_table("delta", shape, &ThinAxis::delta) << axis_table("tap_step", shape, &ThinAxis::tap_step);

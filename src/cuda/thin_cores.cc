@@ -9,8 +9,6 @@ namespace onepass {
 namespace cuda {
 namespace {
 
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // How a sample is cut into tiles; nothing here depends on the batch.
 struct CoresNumbers {
   int64_t threads = 256;
@@ -47,20 +45,15 @@ struct CoresNumbers {
   }
 
   std::string source() const {
-    std::ostringstream out;
-    out << "struct Numbers {\n";
-    const auto constant = [&](const char* name, int64_t value) {
-      out << "  static constexpr int " << name << " = " << value << ";\n";
-    };
-    constant("threads", threads);
-    constant("warps", warps());
-    constant("channels_at_once", channels_at_once);
-    constant("tile_positions", tile_positions);
-    constant("tiles_of_class", tiles_of_class);
-    constant("tiles", tiles);
-    constant("slots", slots);
-    out << "};\n";
-    return out.str();
+    return Constants()
+        .add("threads", threads)
+        .add("warps", warps())
+        .add("channels_at_once", channels_at_once)
+        .add("tile_positions", tile_positions)
+        .add("tiles_of_class", tiles_of_class)
+        .add("tiles", tiles)
+        .add("slots", slots)
+        .numbers();
   }
 };
 

@@ -10,7 +10,6 @@ namespace onepass {
 namespace cuda {
 namespace {
 
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 
 // From the lowest offset of an axis to the highest.
@@ -86,34 +85,26 @@ struct MmaNumbers {
   }
 
   std::string source() const {
-    std::ostringstream out;
-    out << "struct Numbers {\n";
-    const auto constant = [&](const char* name, int64_t value) {
-      out << "  static constexpr int " << name << " = " << value << ";\n";
-    };
-    const auto flag = [&](const char* name, bool value) {
-      out << "  static constexpr bool " << name << " = " << (value ? "true" : "false") << ";\n";
-    };
-    constant("threads", threads);
-    constant("warps", warps());
-    constant("spans", spans);
-    constant("tile_y", tile_y);
-    constant("tile_x", tile_x);
-    constant("tiles_y", tiles_y);
-    constant("tiles_x", tiles_x);
-    constant("tiles", tiles);
-    constant("stage_y", stage_y);
-    constant("chunk_pitch", chunk_pitch);
-    constant("channel_pitch", channel_pitch);
-    constant("stage_bytes", stage_bytes);
-    constant("shared_bytes", shared_bytes);
-    constant("window_z", window_z);
-    constant("window_y", window_y);
-    constant("window_x", window_x);
-    flag("weights_in_registers", weights_in_registers);
-    flag("splits", splits);
-    out << "};\n";
-    return out.str();
+    return Constants()
+        .add("threads", threads)
+        .add("warps", warps())
+        .add("spans", spans)
+        .add("tile_y", tile_y)
+        .add("tile_x", tile_x)
+        .add("tiles_y", tiles_y)
+        .add("tiles_x", tiles_x)
+        .add("tiles", tiles)
+        .add("stage_y", stage_y)
+        .add("chunk_pitch", chunk_pitch)
+        .add("channel_pitch", channel_pitch)
+        .add("stage_bytes", stage_bytes)
+        .add("shared_bytes", shared_bytes)
+        .add("window_z", window_z)
+        .add("window_y", window_y)
+        .add("window_x", window_x)
+        .flag("weights_in_registers", weights_in_registers)
+        .flag("splits", splits)
+        .numbers();
   }
 
  private:

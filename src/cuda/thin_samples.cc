@@ -13,8 +13,6 @@ namespace {
 
 constexpr int64_t samples = 8;
 
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // How a unit of eight samples is cut into strips of output rows; nothing here depends on the batch.
 struct SamplesNumbers {
   int64_t threads = 256;
@@ -72,26 +70,21 @@ struct SamplesNumbers {
   }
 
   std::string source() const {
-    std::ostringstream out;
-    out << "struct Numbers {\n";
-    const auto constant = [&](const char* name, int64_t value) {
-      out << "  static constexpr int " << name << " = " << value << ";\n";
-    };
-    constant("threads", threads);
-    constant("warps", warps());
-    constant("rows", rows);
-    constant("columns", columns);
-    constant("input_parts", input_parts);
-    constant("weight_parts", weight_parts);
-    constant("planes", planes);
-    constant("window_rows", window_rows);
-    constant("window_columns", window_columns);
-    constant("plane_units", plane_units);
-    constant("tiles", tiles);
-    constant("slots", slots);
-    out << "  static constexpr bool ahead = " << (ahead ? "true" : "false") << ";\n";
-    out << "};\n";
-    return out.str();
+    return Constants()
+        .add("threads", threads)
+        .add("warps", warps())
+        .add("rows", rows)
+        .add("columns", columns)
+        .add("input_parts", input_parts)
+        .add("weight_parts", weight_parts)
+        .add("planes", planes)
+        .add("window_rows", window_rows)
+        .add("window_columns", window_columns)
+        .add("plane_units", plane_units)
+        .add("tiles", tiles)
+        .add("slots", slots)
+        .flag("ahead", ahead)
+        .numbers();
   }
 };
 

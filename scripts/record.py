@@ -17,6 +17,7 @@ import os
 import pathlib
 import platform
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -290,7 +291,30 @@ def gpu_table(result: dict) -> list:
             f"| {entry['workload']} {entry['dtype']}{precision} | {GPU_GROUPS[entry['group']]} | {spread} | "
             f"{ratios[0]} | {ratios[1]} | {floor} |"
         )
-    return lines
+    return [*lines, *gpu_sweeps(benchmarks["entries"])]
+
+
+SWEEPS = {"thin": "Thin convolutions", "layer": "Layers of real models"}
+
+
+def gpu_sweeps(entries: list) -> list:
+    """How the blocks of a sweep compare with the best of their rivals, a line a sweep."""
+    ratios: dict = {}
+    for entry in entries:
+        seconds = {name: timing["median"] for name, timing in entry.get("seconds", {}).items()}
+        if entry["group"] in SWEEPS and seconds:
+            best = min(other for name, other in seconds.items() if name != "onepass")
+            ratios.setdefault((entry["group"], entry["dtype"]), []).append(best / seconds["onepass"])
+    return [
+        line
+        for (group, dtype), found in ratios.items()
+        for line in (
+            "",
+            f"{SWEEPS[group]}, {dtype}, forward, {len(found)} of them, against the best of eager, channels "
+            f"last and torch.compile with cudnn.benchmark: {statistics.geometric_mean(found):.2f} "
+            f"times as fast in the geometric mean, {min(found):.2f} to {max(found):.2f}.",
+        )
+    ]
 
 
 def table(_: argparse.Namespace) -> None:

@@ -11,6 +11,7 @@
 
 #include "cuda/gpu.h"
 #include "onepass/backward.h"
+#include "onepass/cuda.h"
 #include "onepass/error.h"
 #include "onepass/onepass.h"
 #include "plan/strategy.h"
@@ -180,6 +181,28 @@ TEST(CudaKernels, EveryRowIsCompiledForEveryArchitectureItTakes) {
       return kernel.row == row && kernel.architectures == wanted;
     });
     EXPECT_TRUE(compiled) << row;
+  }
+}
+
+// A row whose numbers follow the batch by other means than Number is not exported: export_plan compares its
+// formulas with plans for other batches.
+TEST(CudaKernels, EveryRowIsExportedForEveryBatch) {
+  for (const auto& [row, text, architectures] : kernels()) {
+    SCOPED_TRACE(row + ": " + text);
+    const Problem problem = Problem::parse(text, Device::cuda_architecture("sm_90a"));
+    cuda::ExportedPlan exported;
+    if (row.find("backward") != std::string::npos) {
+      ASSERT_NO_THROW(exported = cuda::export_plan(plan_backward(BackwardProblem(problem), {row, ""})));
+    } else {
+      ASSERT_NO_THROW(exported =
+                          cuda::export_plan(plan(problem, {row, ""}), problem.block.norm() != nullptr));
+    }
+    ASSERT_FALSE(exported.steps.empty());
+    EXPECT_FALSE(exported.kernels.empty());
+    for (const cuda::ExportedStep& step : exported.steps) {
+      if (step.kernel < 0) continue;
+      EXPECT_NE(std::find(step.words.begin(), step.words.end(), "batch"), step.words.end());
+    }
   }
 }
 

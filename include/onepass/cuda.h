@@ -6,8 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "onepass/backward.h"
 #include "onepass/executor.h"
 #include "onepass/export.h"
+#include "onepass/plan.h"
 #include "onepass/problem.h"
 
 namespace onepass::cuda {
@@ -84,5 +86,45 @@ ONEPASS_API std::string device_code_hash();
 // takes the convolution with all that follows it, and is predicted to be faster than PyTorch's convolution
 // and the rest together.
 ONEPASS_API bool is_worth_fusing(const Problem& problem);
+
+// What a plan puts on a stream, as source text and C++ formulas: enough to run it without the library, for
+// every batch. Formulas are over `batch`, the names of kernels' `resident`, the tensors (`input`, `output`,
+// `statistics`, `parameters[0]`, ...; backward also `output_gradient`, `input_gradient`,
+// `parameter_gradients[0]`, ...), `workspace`, std::min, std::max, and the functions divide_up, phase_of and
+// aligned_bits.
+struct ExportedKernel {
+  std::string name;    // of the __global__ function
+  std::string source;  // includes files of device_code()
+  uint32_t threads = 0;
+  uint32_t cluster = 1;       // blocks
+  uint32_t shared_bytes = 0;  // dynamic
+  std::string resident;       // the clusters (blocks, where the cluster is 1) that a GPU runs at a time
+};
+struct ExportedStep {
+  int kernel = -1;  // negative: bytes of memory are set to zero instead
+  std::string blocks;
+  std::vector<std::string> words;  // of eight bytes: the parameter struct
+  std::string memory;
+  std::string bytes;
+};
+struct ExportedConstant {
+  std::string name;
+  std::string formula;
+};
+struct ExportedPlan {
+  std::vector<ExportedConstant> constants;  // that formulas use, the later ones those before
+  std::vector<ExportedKernel> kernels;
+  std::vector<ExportedStep> steps;
+  std::string workspace_bytes;
+};
+// Throws Error where some number depends on the batch in a way that no formula tells.
+ONEPASS_API ExportedPlan export_plan(const Plan& plan, bool with_statistics);
+ONEPASS_API ExportedPlan export_plan(const BackwardPlan& plan);
+
+struct DeviceText {
+  std::string name;  // as kernels include it
+  std::string text;
+};
+ONEPASS_API std::vector<DeviceText> device_code();
 
 }  // namespace onepass::cuda

@@ -177,17 +177,6 @@ Tensor whole_forward(const Tensor& input, std::vector<Tensor> parameters, const 
   return output;
 }
 
-// Of tensors dense in this layout. `dtype` is the library's name, or "tf32".
-Problem described_problem(const std::string& block, const std::vector<int64_t>& sizes,
-                          const std::string& dtype, const std::string& layout, const std::string& device) {
-  const bool tf32 = dtype == "tf32";
-  Problem problem(Block::parse(block), sizes, tf32 ? DType::f32 : parse_dtype(dtype), Device::parse(device),
-                  parse_layout(layout));
-  if (tf32) problem.precision = Precision::tf32;
-  problem.validate();
-  return problem;
-}
-
 bool is_worth_fusing(const std::string& block, const std::vector<int64_t>& sizes, const std::string& dtype,
                      const std::string& layout, const std::string& device) {
   return cuda::is_worth_fusing(described_problem(block, sizes, dtype, layout, device));

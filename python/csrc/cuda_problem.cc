@@ -103,6 +103,16 @@ CudaBackwardProblem cuda_backward_problem(const std::string& block, const CallSp
   return {std::move(problem), forward.layout, std::move(forward.copied), copies};
 }
 
+Problem described_problem(const std::string& block, const std::vector<int64_t>& sizes,
+                          const std::string& dtype, const std::string& layout, const std::string& device) {
+  const bool tf32 = dtype == "tf32";
+  Problem problem(Block::parse(block), sizes, tf32 ? DType::f32 : parse_dtype(dtype), Device::parse(device),
+                  parse_layout(layout));
+  if (tf32) problem.precision = Precision::tf32;
+  problem.validate();
+  return problem;
+}
+
 Tensor dense_copy(const Tensor& tensor, Layout layout) {
   using torch::headeronly::MemoryFormat;
   const bool is_volume = tensor.dim() == 5;

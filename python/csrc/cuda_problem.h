@@ -43,6 +43,10 @@ CudaBackwardProblem cuda_backward_problem(const std::string& block, const CallSp
                                           const TensorSpec& output_gradient, std::vector<bool> wanted,
                                           int device);
 
+// Of tensors dense in this layout. `dtype` is the library's name, or "tf32".
+Problem described_problem(const std::string& block, const std::vector<int64_t>& sizes,
+                          const std::string& dtype, const std::string& layout, const std::string& device);
+
 // A dense copy in this layout.
 Tensor dense_copy(const Tensor& tensor, Layout layout);
 

@@ -16,10 +16,9 @@ class DirectStep {
  public:
   DirectStep(const Conv* conv, const TensorSpec& input, const TensorSpec& output, const TensorSpec* weight,
              const TensorSpec* bias, const Device& device)
-      : batch_(input.sizes[0]),
-        elements_(element_count(output.sizes)),
-        function_(source(conv, input, output, weight, bias), device,
-                  launch_numbers(element_count(output.sizes))) {}
+      : batch_(Number::batch(input.sizes[0])),
+        elements_(batch_ * element_count({output.sizes.begin() + 1, output.sizes.end()})),
+        function_(source(conv, input, output, weight, bias), device, launch_numbers(elements_)) {}
 
   void launch(const void* input, void* output, const void* weight, const void* bias, Stream stream) const {
     if (elements_ == 0) return;
@@ -37,10 +36,9 @@ class DirectStep {
  private:
   static constexpr int64_t threads = 256;
 
-  static Launch launch_numbers(int64_t elements) {
+  static Launch launch_numbers(const Number& elements) {
     constexpr int64_t most_blocks = 1 << 20;
-    const int64_t blocks = std::clamp<int64_t>((elements + threads - 1) / threads, 1, most_blocks);
-    return {static_cast<uint32_t>(blocks), static_cast<uint32_t>(threads), 1, 0};
+    return {clamp(divide_up(elements, threads), 1, most_blocks), static_cast<uint32_t>(threads), 1, 0};
   }
 
   // A function of the dimension: `values` by index, `otherwise` beyond.
@@ -103,8 +101,8 @@ class DirectStep {
     return {"onepass_direct", out.str()};
   }
 
-  int64_t batch_;
-  int64_t elements_;
+  Number batch_;
+  Number elements_;
   Function function_;
 };
 
@@ -141,7 +139,7 @@ class DirectKernel final : public Kernel {
     plan_tail(middle);
   }
 
-  size_t workspace_bytes() const override { return regions_.total(); }
+  size_t workspace_bytes() const override { return static_cast<size_t>(regions_.total().value()); }
 
   std::string describe() const override {
     std::ostringstream out;
@@ -173,7 +171,7 @@ class DirectKernel final : public Kernel {
  private:
   struct Copy {
     size_t parameter;
-    size_t offset;
+    Region offset;
     DirectStep step;
   };
 
@@ -204,7 +202,7 @@ class DirectKernel final : public Kernel {
   std::vector<Copy> copies_;
   std::optional<Plan> tail_;
   std::optional<DirectStep> last_;
-  size_t middle_ = 0, tail_workspace_ = 0, result_ = 0;
+  Region middle_, tail_workspace_, result_;
 };
 
 std::string refusal(const Problem& problem) {

@@ -8,6 +8,7 @@
 
 #include "cuda/context.h"
 #include "cuda/driver.h"
+#include "cuda/recording.h"
 #include "cuda/sha256.h"
 #include "onepass/error.h"
 
@@ -17,9 +18,9 @@ namespace {
 // The largest cluster every GPU with clusters takes.
 constexpr uint32_t portable_cluster = 8;
 
-LaunchConfig config_of(const Launch& launch, uint32_t blocks, LaunchAttribute& cluster) {
+LaunchConfig config_of(const Launch& launch, int64_t blocks, LaunchAttribute& cluster) {
   LaunchConfig config;
-  config.grid_x = blocks == 0 ? launch.blocks : blocks;
+  config.grid_x = static_cast<uint32_t>(blocks == 0 ? launch.blocks.value() : blocks);
   config.block_x = launch.threads;
   config.shared_bytes = launch.shared_bytes;
   cluster.x = launch.cluster;
@@ -121,14 +122,22 @@ void Function::Loaded::allow(const std::string& name, const Launch& launch) {
 }
 
 Function::Function(const Source& source, const Device& device, const Launch& launch)
-    : gpu_(&gpu_of(device)),
-      launch_(launch),
-      cubin_(compile(source, gpu_->architecture)),
-      name_(source.name) {
-  if (device.architecture.empty()) loaded_ = Loaded::find_or_load(name_, cubin_, launch, device.index);
+    : gpu_(&gpu_of(device)), launch_(launch), source_(source), cubin_(compile(source, gpu_->architecture)) {
+  if (device.architecture.empty()) loaded_ = Loaded::find_or_load(source.name, cubin_, launch, device.index);
 }
 
-int Function::resident_clusters() const {
+std::string Function::resident_name() const {
+  Sha256 hash;
+  hash.add_field(source_.text).add_field(std::to_string(launch_.threads));
+  hash.add_field(std::to_string(launch_.cluster)).add_field(std::to_string(launch_.shared_bytes));
+  return "resident_" + source_.name + "_" + hash.hex().substr(0, 8);
+}
+
+Number Function::resident_clusters() const {
+  return Number::named(count_resident_clusters(), resident_name());
+}
+
+int Function::count_resident_clusters() const {
   if (!loaded_) return typical_clusters(launch_, cubin_, *gpu_);
   const CurrentContext current(loaded_->context);
   int count = 0;
@@ -142,31 +151,37 @@ int Function::resident_clusters() const {
     const LaunchConfig config = config_of(launch_, 0, cluster);
     result = driver().cuOccupancyMaxActiveClusters(&count, loaded_->function, &config);
   }
-  if (result != cuda_success) fail(result, "the occupancy of kernel " + name_ + " cannot be had");
+  if (result != cuda_success) fail(result, "the occupancy of kernel " + source_.name + " cannot be had");
   return count;
 }
 
-void Function::launch(const void* parameters, size_t bytes, Stream stream, uint32_t blocks) const {
+void Function::launch(const void* parameters, size_t bytes, Stream stream, const Number& blocks) const {
+  if (Recording::current()) throw Error("kernel " + source_.name + " is launched without formulas");
   if (!loaded_)
-    throw Error("kernel " + name_ + " was compiled for an architecture, not for a GPU: it cannot run");
+    throw Error("kernel " + source_.name + " was compiled for an architecture, not for a GPU: it cannot run");
   const CurrentContext current(loaded_->context);
   LaunchAttribute cluster;
-  LaunchConfig config = config_of(launch_, blocks, cluster);
+  LaunchConfig config = config_of(launch_, blocks.value(), cluster);
   config.stream = static_cast<StreamHandle>(stream.handle);
   // CU_LAUNCH_PARAM_BUFFER_POINTER, _BUFFER_SIZE, _END: the driver reads no more than these bytes.
   void* extra[] = {reinterpret_cast<void*>(1), const_cast<void*>(parameters), reinterpret_cast<void*>(2),
                    &bytes, nullptr};
   const CudaResult result = driver().cuLaunchKernelEx(&config, loaded_->function, nullptr, extra);
   if (result != cuda_success) {
-    fail(result, "kernel " + name_ + " cannot be launched with " + std::to_string(config.grid_x) +
+    fail(result, "kernel " + source_.name + " cannot be launched with " + std::to_string(config.grid_x) +
                      " blocks of " + std::to_string(config.block_x) + " threads");
   }
 }
 
-void clear(void* memory, size_t bytes, Stream stream, const Device& device) {
-  if (bytes == 0) return;
+void clear(void* memory, const Number& bytes, Stream stream, const Device& device) {
+  if (bytes.value() == 0) return;
+  if (Recording* recording = Recording::current()) {
+    recording->clear(memory, bytes);
+    return;
+  }
   const CurrentContext current(primary_context(device.index));
-  check(driver().cuMemsetD8Async(memory, 0, bytes, static_cast<StreamHandle>(stream.handle)),
+  check(driver().cuMemsetD8Async(memory, 0, static_cast<size_t>(bytes.value()),
+                                 static_cast<StreamHandle>(stream.handle)),
         "memory cannot be cleared");
 }
 

@@ -4,9 +4,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "cuda/compile.h"
 #include "cuda/gpu.h"
+#include "cuda/number.h"
 #include "onepass/executor.h"
 #include "onepass/problem.h"
 
@@ -14,7 +16,7 @@ namespace onepass::cuda {
 
 // The numbers of a launch, fixed when the plan is made.
 struct Launch {
-  uint32_t blocks = 1;
+  Number blocks = 1;
   uint32_t threads = 32;
   uint32_t cluster = 1;       // blocks in a cluster
   uint32_t shared_bytes = 0;  // dynamic
@@ -29,30 +31,35 @@ class Function {
 
   const Launch& numbers() const { return launch_; }
   const Cubin& cubin() const { return cubin_; }
+  const Source& source() const { return source_; }
   // How many clusters (blocks, where the cluster is 1) of this launch the whole GPU runs at a time; a typical
   // figure where there is no GPU.
-  int resident_clusters() const;
+  Number resident_clusters() const;
+  // What formulas call that figure: a name of its own for each kernel.
+  std::string resident_name() const;
 
   // Puts the kernel on the stream with the bytes of one parameter struct; `blocks` replaces the plan's count
   // where it is not 0. Works from any thread, whatever its current context. Throws Error with the kernel's
   // name and the driver's words.
-  void launch(const void* parameters, size_t bytes, Stream stream, uint32_t blocks = 0) const;
+  void launch(const void* parameters, size_t bytes, Stream stream, const Number& blocks = 0) const;
   template <class Parameters>
-  void launch(const Parameters& parameters, Stream stream, uint32_t blocks = 0) const {
+  void launch(const Parameters& parameters, Stream stream, const Number& blocks = 0) const {
     launch(&parameters, sizeof parameters, stream, blocks);
   }
 
  private:
   struct Loaded;
 
+  int count_resident_clusters() const;
+
   const Gpu* gpu_;
   Launch launch_;
+  Source source_;
   Cubin cubin_;
-  std::string name_;
   std::shared_ptr<const Loaded> loaded_;  // null where the device only names an architecture
 };
 
 // Sets bytes of the device's memory to zero on the stream.
-void clear(void* memory, size_t bytes, Stream stream, const Device& device);
+void clear(void* memory, const Number& bytes, Stream stream, const Device& device);
 
 }  // namespace onepass::cuda

@@ -92,7 +92,7 @@ TailShape::TailShape(const Problem& problem, const std::vector<const TensorSpec*
   for (const TensorSpec* spec : specs) element_bytes += byte_size(spec->dtype);
   specs.insert(specs.end(), gradients.begin(), gradients.end());
   order = all_lie(specs, Order::planar) ? Order::planar : Order::interleaved;
-  batch = problem.input.sizes[0];
+  batch = Number::batch(problem.input.sizes[0]);
   channels = problem.input.sizes[1];
   groups = parts.norm ? parts.norm->group_count(channels) : 1;
   spatial = spatial_elements(problem.input.sizes);
@@ -129,6 +129,10 @@ Alignment::Alignment(const TailShape& shape, const TensorSpec& input, const void
                                         static_cast<uintptr_t>(byte_size(input.dtype))) %
                        shape.width
                  : 0) {
+  if (recording_ && shape.order == Order::planar) {
+    phase_text_ = "phase_of(" + recording_->address(pointer).text() + ", " +
+                  std::to_string(byte_size(input.dtype)) + ", " + std::to_string(shape.width) + ")";
+  }
   add(aligned_input, input, pointer);
 }
 
@@ -150,8 +154,15 @@ void Alignment::add_parameter(int bit, int index, const TensorSpec& spec, const 
   }
 }
 
-int64_t Alignment::bits() const {
-  return static_cast<int64_t>(bits_ | (all_ ? uint64_t{1} << aligned_all : 0));
+Number Alignment::bits() const {
+  const auto value = static_cast<int64_t>(bits_ | (all_ ? uint64_t{1} << aligned_all : 0));
+  if (!recording_) return value;
+  return Number::named(value,
+                       "aligned_bits({" + tensors_text_ + "}, " + phase().text() + (all_ ? ")" : ", false)"));
+}
+
+Number Alignment::phase() const {
+  return phase_text_.empty() ? Number(phase_) : Number::named(phase_, phase_text_);
 }
 
 void Alignment::add(int bit, const TensorSpec& spec, const void* pointer) {
@@ -160,6 +171,11 @@ void Alignment::add(int bit, const TensorSpec& spec, const void* pointer) {
   const uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
   const bool aligned =
       address % bytes == 0 && address / bytes % elements == static_cast<uintptr_t>(phase_) % elements;
+  if (recording_) {
+    tensors_text_ += (tensors_text_.empty() ? "{" : ", {") + std::to_string(bit) + ", " +
+                     recording_->address(pointer).text() + ", " + std::to_string(bytes) + ", " +
+                     std::to_string(elements) + "}";
+  }
   if (aligned) bits_ |= uint64_t{1} << bit;
   all_ &= aligned;
 }
@@ -207,9 +223,9 @@ StreamNumbers::StreamNumbers(const TailShape& shape, int64_t bytes_of_element, c
   }
   // Two waves and the output of one are in the second-level cache at a time.
   constexpr int64_t cache_share = 3;
-  wave_units =
-      std::clamp<int64_t>(gpu.l2_bytes / cache_share / std::max<int64_t>(1, unit_elements * bytes_of_element),
-                          1, std::max<int64_t>(1, units(shape.batch)));
+  wave_units = clamp(gpu.l2_bytes / cache_share / std::max<int64_t>(1, unit_elements * bytes_of_element), 1,
+                     maximum(1, units(shape.batch)))
+                   .called("wave_units");
 }
 
 std::string StreamNumbers::source() const {

@@ -9,6 +9,8 @@
 
 #include "cuda/function.h"
 #include "cuda/gpu.h"
+#include "cuda/number.h"
+#include "cuda/recording.h"
 #include "cuda/source.h"
 #include "plan/strategy.h"
 
@@ -18,7 +20,7 @@ namespace onepass::cuda {
 struct TailShape {
   TailParts parts;
   Order order = Order::planar;
-  int64_t batch = 0;
+  Number batch;
   int64_t channels = 0;
   int64_t groups = 1;  // 1 without a norm
   int64_t spatial = 1;
@@ -31,9 +33,9 @@ struct TailShape {
 
   int64_t group_channels() const { return channels / groups; }
   int64_t slab_elements() const { return group_channels() * spatial; }
-  int64_t slabs() const { return batch * groups; }
-  int64_t rows() const { return batch * channels; }
-  int64_t elements() const { return rows() * spatial; }
+  Number slabs() const { return batch * groups; }
+  Number rows() const { return batch * channels; }
+  Number elements() const { return rows() * spatial; }
 };
 
 // Why no tail kernel can take the problem; empty where one can.
@@ -43,20 +45,32 @@ std::string tail_refusal(const BackwardProblem& problem);
 // The eight-byte words of a kernel's parameter struct, in the order of its members.
 class Words {
  public:
-  void add(const void* pointer) { words_.push_back(reinterpret_cast<uint64_t>(pointer)); }
-  void add(int64_t number) { words_.push_back(static_cast<uint64_t>(number)); }
+  void add(const void* pointer) {
+    words_.push_back(static_cast<int64_t>(reinterpret_cast<intptr_t>(pointer)));
+    if (recording_) formulas_.push_back(recording_->address(pointer));
+  }
+  void add(const Number& number) {
+    words_.push_back(number);
+    if (recording_) formulas_.push_back(number);
+  }
   // An array of pointers; one of no elements still takes a word.
   template <class Pointer>
   void add(const std::vector<Pointer>& pointers) {
     for (const Pointer pointer : pointers) add(static_cast<const void*>(pointer));
     if (pointers.empty()) add(nullptr);
   }
-  void launch(const Function& function, Stream stream, uint32_t blocks) const {
-    function.launch(words_.data(), words_.size() * sizeof(uint64_t), stream, blocks);
+  void launch(const Function& function, Stream stream, const Number& blocks) const {
+    if (recording_) {
+      recording_->launch(function, blocks, formulas_);
+    } else {
+      function.launch(words_.data(), words_.size() * sizeof(int64_t), stream, blocks);
+    }
   }
 
  private:
-  std::vector<uint64_t> words_;
+  Recording* recording_ = Recording::current();
+  std::vector<int64_t> words_;
+  std::vector<Number> formulas_;  // of the words, where they are recorded
 };
 
 // Which tensors' vectors lie on 16 bytes, where the grid of vectors is the input's.
@@ -68,14 +82,17 @@ class Alignment {
   // A parameter of the input's size, or its gradient: `bit` is that of the first one.
   void add_parameter(int bit, int index, const TensorSpec& spec, const void* pointer);
   void add(int bit, const TensorSpec& spec, const void* pointer);
-  int64_t bits() const;
-  int64_t phase() const { return phase_; }
+  Number bits() const;
+  Number phase() const;
 
  private:
+  Recording* recording_ = Recording::current();
   int width_;
   int64_t phase_;
   uint64_t bits_ = 0;
   bool all_ = true;
+  std::string phase_text_;    // of a recording: a formula of the input's address
+  std::string tensors_text_;  // and what `aligned` is asked about
 };
 
 // The numbers of a pass by tickets: how a unit is cut into tiles.
@@ -89,7 +106,7 @@ struct StreamNumbers {
   int64_t piece_vectors = 0;    // planar
   int64_t piece_positions = 0;  // interleaved
   int64_t rows_per_tile = 1;    // where a row is one piece
-  int64_t wave_units = 1;
+  Number wave_units = 1;
   int64_t units_per_sample = 1;
   int64_t tiles_of_unit = 1;
   int blocks_wanted = 2;  // that a multiprocessor should have room for
@@ -97,8 +114,8 @@ struct StreamNumbers {
   // `bytes_of_element`: what both passes read of an element.
   StreamNumbers(const TailShape& shape, int64_t bytes_of_element, const Gpu& gpu);
 
-  int64_t units(int64_t batch) const { return batch * units_per_sample; }
-  int64_t waves(int64_t batch) const { return (units(batch) + wave_units - 1) / wave_units; }
+  Number units(const Number& batch) const { return batch * units_per_sample; }
+  Number waves(const Number& batch) const { return divide_up(units(batch), wave_units); }
   // `struct Numbers` and the walk's type, for launches with all vectors on 16 bytes and for others.
   std::string source() const;
   std::string describe() const;
@@ -107,22 +124,33 @@ struct StreamNumbers {
 };
 
 // Regions of a workspace, each aligned to 256 bytes.
+struct Region {
+  Number begin;
+  Number bytes;
+};
 class Regions {
  public:
-  size_t add(int64_t bytes) {
-    const size_t offset = total_;
-    total_ += (static_cast<size_t>(bytes) + 255) / 256 * 256;
-    return offset;
+  Region add(const Number& bytes) {
+    const Region region{total_, round_up(bytes, 256)};
+    if (region.bytes.value() > 0)
+      total_ = (total_ + region.bytes).called("offset_" + std::to_string(++count_));
+    return region;
   }
-  size_t total() const { return total_; }
+  const Number& total() const { return total_; }
 
  private:
-  size_t total_ = 0;
+  Number total_;
+  int count_ = 0;
 };
 
 // "26 of 256 threads, 45 registers": how many blocks, and what a thread of the function takes.
 std::string describe_blocks(int64_t blocks, const Function& function);
 
-inline void* at(void* workspace, size_t offset) { return static_cast<char*>(workspace) + offset; }
+inline void* at(void* workspace, const Region& region) {
+  void* address = static_cast<char*>(workspace) + region.begin.value();
+  if (Recording* recording = Recording::current())
+    recording->note(workspace, address, region.begin, region.bytes);
+  return address;
+}
 
 }  // namespace onepass::cuda

@@ -31,8 +31,8 @@ class TailBackward final : public BackwardKernel {
                                   : std::optional<Function>(std::in_place, source(), problem.forward.device,
                                                             launch_numbers())) {
     if (work_.nothing()) return;
-    blocks_ = static_cast<uint32_t>(std::clamp<int64_t>(tickets(), 1, function_->resident_clusters()));
-    const int64_t parts = shape_.rows() * numbers_.pieces;
+    blocks_ = clamp(tickets(), 1, function_->resident_clusters());
+    const Number parts = shape_.rows() * numbers_.pieces;
     control_ = regions_.add(control_bytes());
     parts_ = regions_.add(parts * work_.first_sums * 4);
     sums_ = regions_.add(parts * work_.second_sums * 4);
@@ -40,7 +40,7 @@ class TailBackward final : public BackwardKernel {
     slab_sums_ = regions_.add(shape_.slabs() * 2 * 4);
   }
 
-  size_t workspace_bytes() const override { return regions_.total(); }
+  size_t workspace_bytes() const override { return static_cast<size_t>(regions_.total().value()); }
   bool reads_statistics() const override { return shape_.parts.norm != nullptr && !work_.nothing(); }
 
   std::string describe() const override {
@@ -88,7 +88,7 @@ class TailBackward final : public BackwardKernel {
     words.add(numbers_.wave_units);
     words.add(arguments.parameters);
     words.add(arguments.parameter_gradients);
-    clear(at(workspace, control_), static_cast<size_t>(control_bytes()), stream, forward.device);
+    clear(at(workspace, control_), control_bytes(), stream, forward.device);
     words.launch(*function_, stream, blocks_);
   }
 
@@ -108,13 +108,13 @@ class TailBackward final : public BackwardKernel {
            (shape.parts.mean ? 0 : byte_size(problem.output_gradient.dtype));
   }
 
-  int64_t control_bytes() const { return (numbers_.units(shape_.batch) + 1) * control_words * 4; }
+  Number control_bytes() const { return (numbers_.units(shape_.batch) + 1) * control_words * 4; }
 
   // The work in tickets; blocks take one after the other.
-  int64_t tickets() const {
-    const int64_t tiles = numbers_.wave_units * numbers_.tiles_of_unit;
-    const int64_t first = work_.first ? tiles : 0;
-    const int64_t second = work_.second ? tiles : 0;
+  Number tickets() const {
+    const Number tiles = numbers_.wave_units * numbers_.tiles_of_unit;
+    const Number first = when(work_.first, tiles);
+    const Number second = when(work_.second, tiles);
     const int64_t third = work_.third ? (shape_.channels + numbers_.threads - 1) / numbers_.threads : 0;
     return first + numbers_.waves(shape_.batch) * (first + second) + third;
   }
@@ -139,8 +139,8 @@ class TailBackward final : public BackwardKernel {
 
   Launch launch_numbers() const {
     const int sums = std::max(work_.first_sums, work_.second_sums);
-    return {static_cast<uint32_t>(std::max<int64_t>(1, tickets())), static_cast<uint32_t>(numbers_.threads),
-            1, static_cast<uint32_t>(numbers_.scratch_floats(sums) * 4)};
+    return {maximum(1, tickets()), static_cast<uint32_t>(numbers_.threads), 1,
+            static_cast<uint32_t>(numbers_.scratch_floats(sums) * 4)};
   }
 
   BackwardProblem problem_;
@@ -148,9 +148,9 @@ class TailBackward final : public BackwardKernel {
   BackwardWork work_;
   StreamNumbers numbers_;
   std::optional<Function> function_;
-  uint32_t blocks_ = 1;
+  Number blocks_ = 1;
   Regions regions_;
-  size_t control_ = 0, parts_ = 0, sums_ = 0, totals_ = 0, slab_sums_ = 0;
+  Region control_, parts_, sums_, totals_, slab_sums_;
 };
 
 double seconds(const BackwardProblem& problem, const PlanOptions&) {

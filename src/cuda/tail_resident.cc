@@ -111,9 +111,8 @@ class TailResident final : public Kernel {
         shape_(resident_shape(problem)),
         numbers_(*find_numbers(problem, staged)),
         function_(source(), problem.device, launch_numbers()) {
-    const int64_t clusters =
-        staged ? std::min<int64_t>(shape_.slabs(), function_.resident_clusters()) : shape_.slabs();
-    blocks_ = static_cast<uint32_t>(clusters * numbers_.blocks);
+    const Number clusters = staged ? minimum(shape_.slabs(), function_.resident_clusters()) : shape_.slabs();
+    blocks_ = clusters * numbers_.blocks;
   }
 
   size_t workspace_bytes() const override { return 0; }
@@ -184,7 +183,7 @@ class TailResident final : public Kernel {
   TailShape shape_;
   ResidentNumbers numbers_;
   Function function_;
-  uint32_t blocks_ = 0;
+  Number blocks_;
 };
 
 double seconds(const Problem& problem, bool staged) {

@@ -17,15 +17,15 @@ class TailStreamed final : public Kernel {
         shape_(problem),
         numbers_(shape_, byte_size(problem.input.dtype), gpu_of(problem.device)),
         function_(source(), problem.device, launch_numbers()) {
-    blocks_ = static_cast<uint32_t>(std::clamp<int64_t>(tickets(), 1, function_.resident_clusters()));
-    const int64_t parts = shape_.rows() * numbers_.pieces;
+    blocks_ = clamp(tickets(), 1, function_.resident_clusters());
+    const Number parts = shape_.rows() * numbers_.pieces;
     control_ = regions_.add(control_bytes());
-    parts_ = regions_.add(shape_.parts.norm ? parts * 3 * 4 : 0);
-    sums_ = regions_.add(shape_.parts.mean ? parts * 4 : 0);
-    statistics_ = regions_.add(shape_.parts.norm ? shape_.slabs() * 2 * 4 : 0);
+    parts_ = regions_.add(when(shape_.parts.norm, parts * 3 * 4));
+    sums_ = regions_.add(when(shape_.parts.mean, parts * 4));
+    statistics_ = regions_.add(when(shape_.parts.norm, shape_.slabs() * 2 * 4));
   }
 
-  size_t workspace_bytes() const override { return regions_.total(); }
+  size_t workspace_bytes() const override { return static_cast<size_t>(regions_.total().value()); }
 
   std::string describe() const override {
     std::ostringstream out;
@@ -50,18 +50,18 @@ class TailStreamed final : public Kernel {
     words.add(shape_.batch);
     words.add(numbers_.wave_units);
     words.add(arguments.parameters);
-    clear(at(workspace, control_), static_cast<size_t>(control_bytes()), stream, problem_.device);
+    clear(at(workspace, control_), control_bytes(), stream, problem_.device);
     words.launch(function_, stream, blocks_);
   }
 
  private:
-  int64_t control_bytes() const { return (numbers_.units(shape_.batch) + 1) * control_words * 4; }
+  Number control_bytes() const { return (numbers_.units(shape_.batch) + 1) * control_words * 4; }
 
   // The work in tickets; blocks take one after the other.
-  int64_t tickets() const {
-    const int64_t tiles = numbers_.wave_units * numbers_.tiles_of_unit;
-    const int64_t first = shape_.parts.norm ? tiles : 0;
-    const int64_t second = shape_.parts.mean_follows_norm() ? 0 : tiles;
+  Number tickets() const {
+    const Number tiles = numbers_.wave_units * numbers_.tiles_of_unit;
+    const Number first = when(shape_.parts.norm, tiles);
+    const Number second = when(!shape_.parts.mean_follows_norm(), tiles);
     return first + numbers_.waves(shape_.batch) * (first + second);
   }
 
@@ -84,17 +84,17 @@ class TailStreamed final : public Kernel {
   }
 
   Launch launch_numbers() const {
-    return {static_cast<uint32_t>(std::max<int64_t>(1, tickets())), static_cast<uint32_t>(numbers_.threads),
-            1, static_cast<uint32_t>(numbers_.scratch_floats(3) * 4)};
+    return {maximum(1, tickets()), static_cast<uint32_t>(numbers_.threads), 1,
+            static_cast<uint32_t>(numbers_.scratch_floats(3) * 4)};
   }
 
   Problem problem_;
   TailShape shape_;
   StreamNumbers numbers_;
   Function function_;
-  uint32_t blocks_ = 1;
+  Number blocks_ = 1;
   Regions regions_;
-  size_t control_ = 0, parts_ = 0, sums_ = 0, statistics_ = 0;
+  Region control_, parts_, sums_, statistics_;
 };
 
 double seconds(const Problem& problem, const PlanOptions&) {

@@ -122,7 +122,7 @@ ThinShape::ThinShape(const Problem& problem) : parts(problem.block, problem.inpu
     axes[max_spatial_rank - rank + d] = ThinAxis(conv, d, problem.input.sizes[d + 2], out[d + 2]);
     taps *= conv.kernel[d];
   }
-  batch = out[0];
+  batch = Number::batch(out[0]);
   in_channels = conv.in_channels;
   channels = out[1];
   groups = parts.norm ? parts.norm->group_count(channels) : 1;
@@ -143,18 +143,18 @@ int64_t ThinShape::class_positions() const {
 
 ThinWorkspace::ThinWorkspace(const ThinShape& shape, int64_t samples, int64_t tiles, int64_t guard_words)
     : batch_(shape.batch), guard_words_(guard_words) {
-  const int64_t parts = shape.rows() * tiles;
+  const Number parts = shape.rows() * tiles;
   control_ = regions_.add((divide_up(batch_, samples) + 1) * 4 * 4);
-  marks_ = regions_.add(guard_words > 0 ? (batch_ + 1) * 4 : 0);
+  marks_ = regions_.add(when(guard_words > 0, (batch_ + 1) * 4));
   guard_ = regions_.add(batch_ * guard_words * 4);
   cleared_bytes_ = regions_.total();
-  parts_ = regions_.add(shape.parts.norm ? parts * 3 * 4 : 0);
-  sums_ = regions_.add(shape.parts.mean ? parts * 4 : 0);
-  statistics_ = regions_.add(shape.parts.norm ? shape.slabs() * 2 * 4 : 0);
+  parts_ = regions_.add(when(shape.parts.norm, parts * 3 * 4));
+  sums_ = regions_.add(when(shape.parts.mean, parts * 4));
+  statistics_ = regions_.add(when(shape.parts.norm, shape.slabs() * 2 * 4));
 }
 
-void ThinWorkspace::launch(const Function& function, uint32_t blocks, const Problem& problem,
-                           const Arguments& arguments, void* workspace, void* only, int64_t wave_units,
+void ThinWorkspace::launch(const Function& function, const Number& blocks, const Problem& problem,
+                           const Arguments& arguments, void* workspace, void* only, const Number& wave_units,
                            Stream stream) const {
   if (batch_ == 0) return;
   Words words;

@@ -42,7 +42,7 @@ struct ThinAxis {
 struct ThinShape {
   std::array<ThinAxis, max_spatial_rank> axes;  // a block of rank 1 has two neutral dimensions before its own
   TailParts parts;
-  int64_t batch = 0;
+  Number batch;
   int64_t in_channels = 1;
   int64_t channels = 1;  // of the output
   int64_t groups = 1;    // 1 without a norm
@@ -55,8 +55,8 @@ struct ThinShape {
   int64_t classes() const;
   // Positions of the largest class.
   int64_t class_positions() const;
-  int64_t slabs() const { return batch * groups; }
-  int64_t rows() const { return batch * channels; }
+  Number slabs() const { return batch * groups; }
+  Number rows() const { return batch * channels; }
   int passes() const { return parts.norm && !parts.mean_follows_norm() ? 2 : 1; }
 };
 
@@ -66,19 +66,20 @@ class ThinWorkspace {
   // Units of so many samples have `tiles` tiles; a mainloop leaves `guard_words` of each sample.
   ThinWorkspace(const ThinShape& shape, int64_t samples, int64_t tiles, int64_t guard_words);
 
-  size_t bytes() const { return regions_.total(); }
+  const Number& bytes() const { return regions_.total(); }
   // Where samples are marked that are to be done again; only where there are guard words.
   void* marks(void* workspace) const { return guard_words_ > 0 ? at(workspace, marks_) : nullptr; }
   // Clears what must be zero, then launches. `only`: kernels/thin.cuh.
-  void launch(const Function& function, uint32_t blocks, const Problem& problem, const Arguments& arguments,
-              void* workspace, void* only, int64_t wave_units, Stream stream) const;
+  void launch(const Function& function, const Number& blocks, const Problem& problem,
+              const Arguments& arguments, void* workspace, void* only, const Number& wave_units,
+              Stream stream) const;
 
  private:
-  int64_t batch_;
+  Number batch_;
   int64_t guard_words_;
-  size_t cleared_bytes_ = 0;
+  Number cleared_bytes_;
   Regions regions_;
-  size_t control_ = 0, marks_ = 0, guard_ = 0, parts_ = 0, sums_ = 0, statistics_ = 0;
+  Region control_, marks_, guard_, parts_, sums_, statistics_;
 };
 
 // The row that takes every thin problem: what a kernel of halves could not represent is done again by it.

@@ -81,8 +81,8 @@ struct ThinCores::Parts {
   CoresNumbers numbers;
   ThinWorkspace workspace;
   Function function;
-  int64_t wave_samples = 1;
-  uint32_t blocks = 1;
+  Number wave_samples = 1;
+  Number blocks = 1;
 
   explicit Parts(const Problem& given)
       : problem(given),
@@ -92,19 +92,18 @@ struct ThinCores::Parts {
         function(source(problem, shape, numbers), problem.device,
                  {1, static_cast<uint32_t>(numbers.threads), 1,
                   static_cast<uint32_t>(numbers.shared_bytes(shape))}) {
-    const int64_t resident = function.resident_clusters();
+    const Number resident = function.resident_clusters();
     // Twice as many tiles as run at a time: pass 2 of a wave then finds pass 1 done.
     wave_samples =
-        std::clamp<int64_t>(divide_up(2 * resident, numbers.tiles), 1, std::max<int64_t>(1, shape.batch));
-    blocks =
-        static_cast<uint32_t>(std::clamp<int64_t>(shape.batch * numbers.tiles * shape.passes(), 1, resident));
+        clamp(divide_up(2 * resident, numbers.tiles), 1, maximum(1, shape.batch)).called("wave_samples");
+    blocks = clamp(shape.batch * numbers.tiles * shape.passes(), 1, resident);
   }
 };
 
 ThinCores::ThinCores(const Problem& problem) : parts_(std::make_unique<const Parts>(problem)) {}
 ThinCores::~ThinCores() = default;
 
-size_t ThinCores::workspace_bytes() const { return parts_->workspace.bytes(); }
+size_t ThinCores::workspace_bytes() const { return static_cast<size_t>(parts_->workspace.bytes().value()); }
 
 std::string ThinCores::describe() const {
   const auto& [problem, shape, numbers, workspace, function, wave_samples, blocks] = *parts_;

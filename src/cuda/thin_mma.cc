@@ -172,12 +172,11 @@ class ThinMma final : public Kernel {
         numbers_(problem, shape_, gpu_of(problem.device)),
         workspace_(shape_, 1, numbers_.tiles, 0),
         function_(source(), problem.device, launch_numbers()) {
-    const int64_t resident = function_.resident_clusters();
+    const Number resident = function_.resident_clusters();
     // A tile's second pass comes when all tiles of its sample are surely measured.
-    lag_samples_ =
-        shape_.parts.norm ? std::min<int64_t>(shape_.batch, 1 + divide_up(resident, numbers_.tiles)) : 0;
-    blocks_ = static_cast<uint32_t>(
-        std::clamp<int64_t>((shape_.batch + lag_samples_) * numbers_.tiles, 1, resident));
+    lag_samples_ = when(shape_.parts.norm, minimum(shape_.batch, 1 + divide_up(resident, numbers_.tiles)))
+                       .called("lag_samples");
+    blocks_ = clamp((shape_.batch + lag_samples_) * numbers_.tiles, 1, resident);
   }
 
   size_t workspace_bytes() const override { return workspace_.bytes(); }
@@ -229,8 +228,8 @@ class ThinMma final : public Kernel {
   MmaNumbers numbers_;
   ThinWorkspace workspace_;
   Function function_;
-  int64_t lag_samples_ = 0;
-  uint32_t blocks_ = 1;
+  Number lag_samples_;
+  Number blocks_ = 1;
 };
 
 std::string refusal(const Problem& problem) {

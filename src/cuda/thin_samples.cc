@@ -98,17 +98,15 @@ class ThinSamples final : public Kernel {
         function_(
             source(), problem.device,
             {1, static_cast<uint32_t>(numbers_.threads), 1, static_cast<uint32_t>(numbers_.shared_bytes)}) {
-    const int64_t resident = function_.resident_clusters();
-    const int64_t units = divide_up(shape_.batch, samples);
-    wave_units_ =
-        std::clamp<int64_t>(divide_up(2 * resident, numbers_.tiles), 1, std::max<int64_t>(1, units));
-    blocks_ =
-        static_cast<uint32_t>(std::clamp<int64_t>(units * numbers_.tiles * shape_.passes(), 1, resident));
+    const Number resident = function_.resident_clusters();
+    const Number units = divide_up(shape_.batch, samples);
+    wave_units_ = clamp(divide_up(2 * resident, numbers_.tiles), 1, maximum(1, units)).called("wave_units");
+    blocks_ = clamp(units * numbers_.tiles * shape_.passes(), 1, resident);
     if (numbers_.weight_parts == 2) redo_.emplace(problem);
   }
 
   size_t workspace_bytes() const override {
-    return workspace_.bytes() + (redo_ ? redo_->workspace_bytes() : 0);
+    return static_cast<size_t>(workspace_.bytes().value()) + (redo_ ? redo_->workspace_bytes() : 0);
   }
 
   std::string describe() const override {
@@ -127,7 +125,7 @@ class ThinSamples final : public Kernel {
   void launch(const Arguments& arguments, void* workspace, Stream stream) const override {
     void* marks = workspace_.marks(workspace);
     workspace_.launch(function_, blocks_, problem_, arguments, workspace, marks, wave_units_, stream);
-    if (redo_) redo_->launch_marked(arguments, at(workspace, workspace_.bytes()), marks, stream);
+    if (redo_) redo_->launch_marked(arguments, at(workspace, Region{workspace_.bytes(), 0}), marks, stream);
   }
 
  private:
@@ -156,8 +154,8 @@ class ThinSamples final : public Kernel {
   ThinWorkspace workspace_;
   Function function_;
   std::optional<ThinCores> redo_;
-  int64_t wave_units_ = 1;
-  uint32_t blocks_ = 1;
+  Number wave_units_ = 1;
+  Number blocks_ = 1;
 };
 
 // That fit the shared memory of a multiprocessor; registers leave room for two.

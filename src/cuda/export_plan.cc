@@ -1,0 +1,206 @@
+// Plans as source text: each is run into a Recording, for its own batch and for others, which its formulas
+// have to give the numbers of.
+#include <cstdint>
+
+#include "cuda/device_code.h"
+#include "cuda/recording.h"
+#include "onepass/cuda.h"
+#include "onepass/error.h"
+
+namespace onepass::cuda {
+namespace {
+
+// Addresses that no number of a launch is mistaken for.
+constexpr int64_t first_address = int64_t{1} << 44;
+constexpr int64_t apart = int64_t{1} << 40;
+
+// Gives out addresses and names them.
+class Addresses {
+ public:
+  explicit Addresses(Recording& recording) : recording_(recording) {}
+
+  void* add(std::string name) {
+    void* address = reinterpret_cast<void*>(next_);
+    next_ += apart;
+    recording_.name(address, std::move(name));
+    return address;
+  }
+
+ private:
+  Recording& recording_;
+  int64_t next_ = first_address;
+};
+
+std::string element(const char* array, size_t index) {
+  return std::string(array) + '[' + std::to_string(index) + ']';
+}
+
+void record(const Plan& plan, bool with_statistics, Recording& recording, void*& workspace) {
+  Addresses addresses(recording);
+  workspace = addresses.add("workspace");
+  Arguments arguments{addresses.add("input"), addresses.add("output"), {}, nullptr};
+  if (with_statistics) arguments.statistics = static_cast<float*>(addresses.add("statistics"));
+  for (size_t i = 0; i < plan.problem().parameters.size(); ++i)
+    arguments.parameters.push_back(addresses.add(element("parameters", i)));
+  plan.run(arguments, workspace, Stream{});
+}
+
+void record(const BackwardPlan& plan, Recording& recording, void*& workspace) {
+  Addresses addresses(recording);
+  workspace = addresses.add("workspace");
+  BackwardArguments arguments;
+  arguments.input = addresses.add("input");
+  arguments.output_gradient = addresses.add("output_gradient");
+  arguments.statistics = static_cast<float*>(addresses.add("statistics"));
+  const BackwardProblem& problem = plan.problem();
+  if (problem.wants_input()) arguments.input_gradient = addresses.add("input_gradient");
+  for (size_t i = 0; i < problem.forward.parameters.size(); ++i) {
+    arguments.parameters.push_back(addresses.add(element("parameters", i)));
+    arguments.parameter_gradients.push_back(
+        problem.wants_parameter(i) ? addresses.add(element("parameter_gradients", i)) : nullptr);
+  }
+  plan.run(arguments, workspace, Stream{});
+}
+
+// The problem with another batch.
+Problem with_batch(Problem problem, int64_t batch) {
+  problem.input.sizes[0] = batch;
+  problem.output.sizes[0] = batch;
+  const std::vector<Parameter> parameters = problem.block.parameters(problem.input.sizes);
+  for (size_t i = 0; i < parameters.size(); ++i) problem.parameters[i].sizes = parameters[i].sizes;
+  return problem;
+}
+
+BackwardProblem with_batch(const BackwardProblem& problem, int64_t batch) {
+  BackwardProblem changed = problem;
+  changed.forward = with_batch(problem.forward, batch);
+  changed.output_gradient.sizes[0] = batch;
+  changed.input_gradient.sizes[0] = batch;
+  for (size_t i = 0; i < changed.parameter_gradients.size(); ++i)
+    changed.parameter_gradients[i].sizes = changed.forward.parameters[i].sizes;
+  return changed;
+}
+
+class Checker {
+ public:
+  Checker(const std::string& strategy, const Recording& recording, Number workspace_bytes)
+      : strategy_(strategy), recording_(recording), workspace_bytes_(std::move(workspace_bytes)) {}
+
+  // What a plan for this batch recorded.
+  void check(const Recording& other, const Number& workspace_bytes, int64_t batch) const {
+    require(other.kernels() == recording_.kernels(), "a kernel's source", batch);
+    require(other.steps().size() == recording_.steps().size(), "the number of launches", batch);
+    for (size_t i = 0; i < other.steps().size(); ++i) {
+      const Recording::Step& step = recording_.steps()[i];
+      const Recording::Step& wanted = other.steps()[i];
+      require(step.kernel == wanted.kernel, "the order of launches", batch);
+      require(same(step.blocks, wanted.blocks, batch), "the number of blocks", batch);
+      require(same(step.memory, wanted.memory, batch) && same(step.bytes, wanted.bytes, batch),
+              "what is cleared", batch);
+      require(step.words.size() == wanted.words.size(), "the number of words", batch);
+      for (size_t k = 0; k < step.words.size(); ++k) {
+        const std::string what = "word " + std::to_string(k) + " of launch " + std::to_string(i);
+        require(same(step.words[k], wanted.words[k], batch), what, batch);
+      }
+    }
+    require(same(workspace_bytes_, workspace_bytes, batch), "the workspace", batch);
+  }
+
+ private:
+  static bool same(const Number& formula, const Number& wanted, int64_t batch) {
+    return formula.value_at(batch) == wanted.value();
+  }
+
+  void require(bool so, const std::string& what, int64_t batch) const {
+    if (so) return;
+    throw Error(strategy_ + " cannot be exported: " + what +
+                " depends on the batch, and its formula does not (" + std::to_string(batch) + ")");
+  }
+
+  const std::string& strategy_;
+  const Recording& recording_;
+  Number workspace_bytes_;
+};
+
+ExportedPlan text_of(const std::string& strategy, const Recording& recording, const Number& workspace_bytes) {
+  FormulaTexts texts;
+  texts.expect(workspace_bytes);
+  for (const Recording::Step& step : recording.steps()) {
+    texts.expect(step.blocks);
+    texts.expect(step.memory);
+    texts.expect(step.bytes);
+    for (const Number& word : step.words) texts.expect(word);
+  }
+  ExportedPlan plan;
+  plan.workspace_bytes = texts.text(workspace_bytes);
+  for (const Recording::Kernel& kernel : recording.kernels()) {
+    plan.kernels.push_back({kernel.source.name, kernel.source.text, kernel.threads, kernel.cluster,
+                            kernel.shared_bytes, kernel.resident});
+  }
+  for (const Recording::Step& step : recording.steps()) {
+    ExportedStep text{
+        step.kernel, texts.text(step.blocks), {}, texts.text(step.memory), texts.text(step.bytes)};
+    for (const Number& word : step.words) {
+      text.words.push_back(texts.text(word));
+      // A constant that is one of the addresses was never named.
+      if (text.words.back() == std::to_string(word.value()) && word.value() >= first_address)
+        throw Error(strategy + " cannot be exported: a launch is given an address that has no name");
+    }
+    plan.steps.push_back(std::move(text));
+  }
+  for (const auto& [name, formula] : texts.constants()) plan.constants.push_back({name, formula});
+  return plan;
+}
+
+constexpr int64_t other_batches[] = {1, 2, 3, 5, 8, 9, 17, 64, 100, 257, 1000, 4099};
+
+// `record_plan(plan, recording, workspace)` runs a plan; `plan_for(batch)` makes the same row's for a batch.
+template <class AnyPlan, class Record, class PlanFor>
+ExportedPlan export_any(const AnyPlan& plan, const Record& record_plan, const PlanFor& plan_for) {
+  void* workspace = nullptr;
+  Recording recording;
+  record_plan(plan, recording, workspace);
+  const Number bytes = recording.end_of(workspace);
+  recording.stop();
+  const Checker checker(plan.strategy(), recording, bytes);
+  for (const int64_t batch : other_batches) {
+    const AnyPlan other_plan = plan_for(batch);
+    Recording other;
+    record_plan(other_plan, other, workspace);
+    checker.check(other, other.end_of(workspace), batch);
+  }
+  return text_of(plan.strategy(), recording, bytes);
+}
+
+}  // namespace
+
+ExportedPlan export_plan(const Plan& plan, bool with_statistics) {
+  return export_any(
+      plan,
+      [&](const Plan& any, Recording& recording, void*& workspace) {
+        record(any, with_statistics, recording, workspace);
+      },
+      [&](int64_t batch) {
+        return onepass::plan(with_batch(plan.problem(), batch), PlanOptions{plan.strategy(), {}});
+      });
+}
+
+ExportedPlan export_plan(const BackwardPlan& plan) {
+  return export_any(
+      plan,
+      [](const BackwardPlan& any, Recording& recording, void*& workspace) {
+        record(any, recording, workspace);
+      },
+      [&](int64_t batch) {
+        return plan_backward(with_batch(plan.problem(), batch), PlanOptions{plan.strategy(), {}});
+      });
+}
+
+std::vector<DeviceText> device_code() {
+  std::vector<DeviceText> files;
+  for (const DeviceFile& file : device_files())
+    files.push_back({std::string(file.name), std::string(file.text)});
+  return files;
+}
+
+}  // namespace onepass::cuda

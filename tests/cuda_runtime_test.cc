@@ -3,9 +3,11 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 #include <thread>
 
 #include "cuda/context.h"
@@ -65,6 +67,7 @@ class RuntimeTest : public ::testing::Test {
     state_->capturing = false;
     state_->free_bytes = size_t{1} << 30;
     state_->launches.clear();
+    state_->milliseconds = nullptr;
     state_->attributes.clear();
     state_->loaded_modules = 0;
     driver().cuCtxPushCurrent(static_cast<ContextHandle>(stub::foreign_context()));
@@ -280,6 +283,61 @@ TEST_F(RuntimeTest, FailedLoadIsTriedAgain) {
 }
 
 // ---- Memory and time
+
+// ---- Tuned plans
+
+class TuningTest : public RuntimeTest {
+ protected:
+  // The launch of the last row that is predicted to be close, which the GPU is then fastest with.
+  void SetUp() override {
+    const Plan predicted = plan(problem_);
+    for (const Candidate& candidate : predicted.candidates()) {
+      const bool close = candidate.reason.empty() && candidate.seconds < 3 * 4.4e-6;
+      if (close && candidate.strategy != predicted.strategy()) fastest_ = candidate.strategy;
+    }
+    ASSERT_NE(fastest_, "");
+    const stub::LaunchRecord wanted = launch_of(fastest_);
+    ASSERT_NE(shape(launch_of(predicted.strategy())), shape(wanted)) << "they are told apart by it";
+    state_->launches.clear();
+    state_->milliseconds = [wanted](const stub::LaunchRecord& launch) {
+      return shape(launch) == shape(wanted) ? 1.0f : 2.0f;
+    };
+  }
+  static std::array<uint32_t, 3> shape(const stub::LaunchRecord& launch) {
+    return {launch.grid, launch.threads, launch.shared_bytes};
+  }
+  stub::LaunchRecord launch_of(const std::string& strategy) {
+    const Plan forced = plan(problem_, {.strategy = strategy, .target = ""});
+    std::vector<float> memory(8192 + forced.workspace_bytes());
+    void* aligned = memory.data();
+    size_t space = memory.size() * sizeof(float);
+    std::align(64, 1, aligned, space);
+    forced.run({aligned, aligned, {aligned, aligned}, nullptr}, aligned, Stream{});
+    return state_->launches.back();
+  }
+
+  const Problem problem_ = Problem::parse("swish | group_norm(4) @ 8x16x32x32", Device::cuda(0));
+  std::string fastest_;
+};
+
+TEST_F(TuningTest, TakesTheFastestAndRemembersIt) {
+  const PlanOptions tuning{.strategy = "", .target = "", .tune = true};
+  EXPECT_EQ(plan(problem_, tuning).strategy(), fastest_);
+  EXPECT_GT(state_->launches.size(), 4u);
+  state_->launches.clear();
+  EXPECT_EQ(plan(problem_, tuning).strategy(), fastest_);
+  EXPECT_TRUE(state_->launches.empty()) << "it was measured again";
+  EXPECT_NE(plan(problem_).strategy(), fastest_) << "nobody asked for it";
+  const std::vector<CacheEntry> entries = cache_entries();
+  EXPECT_TRUE(
+      std::any_of(entries.begin(), entries.end(), [](auto& entry) { return entry.kernel == "tuned"; }));
+}
+
+TEST_F(TuningTest, WithoutMemoryThePredictionDecides) {
+  const Problem larger = Problem::parse("swish | group_norm(4) @ 9x16x32x32", Device::cuda(0));
+  fail("cuMemAlloc", 2);
+  EXPECT_EQ(plan(larger, {.strategy = "", .target = "", .tune = true}).strategy(), plan(larger).strategy());
+}
 
 TEST_F(RuntimeTest, MemoryIsCopiedAndFilled) {
   Memory memory(0, 4);

@@ -29,6 +29,9 @@ struct Arguments {
 struct PlanOptions {
   std::string strategy;  // force this row of the table; empty: the cheapest that accepts
   std::string target;    // force this SIMD target ("neon", "avx2", "avx3"); empty: the best the CPU runs
+  // Where several rows of a GPU are predicted to be close: run them on memory of the plan's own and take the
+  // fastest, which is remembered on disk. Not while a stream is being captured.
+  bool tune = false;
 };
 
 // One row of the strategy table as the planner saw it.

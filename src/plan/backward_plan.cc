@@ -1,6 +1,7 @@
 // Choosing a strategy for a backward problem, printing the choice, running it.
 #include <utility>
 
+#include "cuda/tune.h"
 #include "onepass/backward.h"
 #include "plan/choice.h"
 
@@ -26,7 +27,10 @@ BackwardPlan plan_backward(const BackwardProblem& problem, const PlanOptions& op
   const auto table = backward_strategies(problem.forward.device.kind);
   if (!options.strategy.empty()) find_row(table, options.strategy);
   std::vector<Candidate> candidates = consider(table, problem, options);
-  const std::string chosen = choose(candidates, options.strategy).strategy;
+  const bool tuned =
+      options.tune && options.strategy.empty() && problem.forward.device.kind == Device::Kind::cuda;
+  const std::string chosen =
+      tuned ? cuda::fastest_row(problem, candidates, options) : choose(candidates, options.strategy).strategy;
   auto kernel = find_row(table, chosen).build(problem, options);
   return {problem, chosen, std::move(candidates), std::move(kernel)};
 }

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "cuda/tune.h"
 #include "plan/choice.h"
 
 namespace onepass {
@@ -19,7 +20,9 @@ Plan plan(const Problem& problem, const PlanOptions& options) {
   const auto table = strategies(problem.device.kind);
   if (!options.strategy.empty()) find_row(table, options.strategy);
   std::vector<Candidate> candidates = consider(table, problem, options);
-  const std::string chosen = choose(candidates, options.strategy).strategy;
+  const bool tuned = options.tune && options.strategy.empty() && problem.device.kind == Device::Kind::cuda;
+  const std::string chosen =
+      tuned ? cuda::fastest_row(problem, candidates, options) : choose(candidates, options.strategy).strategy;
   std::shared_ptr<const Kernel> kernel = find_row(table, chosen).build(problem, options);
   return {problem, chosen, std::move(candidates), std::move(kernel)};
 }

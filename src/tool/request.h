@@ -26,9 +26,10 @@ struct Options {
   uint64_t seed = 1;
   double seconds = 1.5;
   bool peaks = false;
+  bool tune = false;
   bool json = false;
 
-  PlanOptions plan_options() const { return {.strategy = strategy, .target = target}; }
+  PlanOptions plan_options() const { return {.strategy = strategy, .target = target, .tune = tune}; }
 };
 
 inline constexpr const char* default_cases = "tests/cases.txt";

@@ -257,7 +257,9 @@ STUB CudaResult cuEventRecord(EventHandle, StreamHandle) { return work_result_of
 STUB CudaResult cuEventSynchronize(EventHandle) { return work_result_of("cuEventSynchronize"); }
 
 STUB CudaResult cuEventElapsedTime(float* milliseconds, EventHandle, EventHandle) {
-  *milliseconds = 2.5f;
+  const std::lock_guard lock(mutex);
+  const bool scripted = state.milliseconds != nullptr && !state.launches.empty();
+  *milliseconds = scripted ? state.milliseconds(state.launches.back()) : 2.5f;
   return 0;
 }
 

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,8 @@ struct State {
   int error = 1;                       // with this code
   std::atomic<bool> capturing{false};  // as if another thread captured a stream in the default mode
   size_t free_bytes = size_t{1} << 30;
+  // Between two events, by the launch before the second of them; 2.5 where not set.
+  std::function<float(const LaunchRecord&)> milliseconds;
 
   // Read by the tests.
   std::vector<LaunchRecord> launches;

@@ -23,6 +23,7 @@ extern const BackwardStrategy cpu_conv_backward;
 extern const BackwardStrategy cpu_tail_backward;
 extern const BackwardStrategy reference_backward_strategy;
 extern const BackwardStrategy cuda_tail_backward;
+extern const BackwardStrategy cuda_thin_backward;
 
 namespace {
 
@@ -56,6 +57,7 @@ std::span<const Strategy* const> strategies(Device::Kind device) {
 std::span<const BackwardStrategy* const> backward_strategies(Device::Kind device) {
   static constexpr std::array cuda_table{
       &cuda_tail_backward,
+      &cuda_thin_backward,
   };
   static constexpr std::array table{
       &cpu_conv_backward,

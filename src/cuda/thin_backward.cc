@@ -1,0 +1,552 @@
+// The row "thin_backward": all gradients of a thin convolution with what follows it. Nothing of the
+// convolution's size is read or written but dy; dh of a few samples waits in a ring that the second-level cache
+// holds.
+#include <algorithm>
+#include <optional>
+#include <sstream>
+
+#include "cuda/thin.h"
+
+namespace onepass {
+namespace cuda {
+namespace {
+
+int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
+
+// The least number from `least` on that is `rest` more than a multiple of 32: rows of shared memory so far apart
+// begin in different banks.
+int64_t apart(int64_t least, int64_t rest) { return least + (rest - least % 32 + 32) % 32; }
+
+bool is_16_bits(DType type) { return type == DType::f16 || type == DType::bf16; }
+
+using Three = std::array<int64_t, 3>;
+
+int64_t product(const Three& sizes) { return sizes[0] * sizes[1] * sizes[2]; }
+
+// What is asked of the kernel.
+struct ThinWork {
+  BackwardWork tail;
+  bool input = false, weight = false, bias = false;
+  bool first = false, second = false, sums = false;
+
+  ThinWork(const BackwardProblem& problem, const TailParts& parts)
+      : tail(problem, parts), input(problem.wants_input()), weight(problem.wants_parameter(0)) {
+    bias = problem.forward.block.conv()->bias && problem.wants_parameter(1);
+    second = tail.second || weight || bias;
+    first = parts.norm != nullptr && (second || tail.third);
+    sums = tail.third || weight || bias;
+  }
+  int first_sums() const { return tail.first_sums; }
+  int second_sums() const { return tail.second_sums + (bias ? 1 : 0); }
+};
+
+// How a sample is cut into tiles; nothing here depends on the batch.
+struct ThinBackwardNumbers {
+  static constexpr int64_t threads = 256;
+  static constexpr int64_t warps = threads / 32;
+  static constexpr int64_t most_parts = 4;
+  static constexpr int64_t slices = 16;
+  int64_t blocks = 2;  // of a multiprocessor
+  int64_t spans = 4, units_at_once = 1;
+  int64_t steps = 0, weight_slots = 0;
+  bool splits = false;
+  Three tile{1, 1, 1}, tiles{1, 1, 1}, window{1, 1, 1}, low{0, 0, 0};
+  int64_t dh_pitch = 0, segments = 1, segment_tiles = 1;
+  int64_t ring_pitch = 0;
+  Three back_tile{1, 1, 1}, back_tiles{1, 1, 1}, back_window{1, 1, 1};
+  int64_t back_live = 1, back_buffers = 1, back_spans = 1, back_spans_at_once = 1, back_pitch = 8, product_pitch = 8;
+  Three conv_stride{1, 1, 1}, conv_padding{0, 0, 0}, conv_dilation{1, 1, 1};
+  int64_t shared_bytes = 0;  // 0 where nothing fits
+
+  ThinBackwardNumbers(const BackwardProblem& problem, const ThinShape& shape, const ThinWork& work,
+                      const Gpu& gpu)
+      : shape_(shape), work_(work) {
+    const Problem& forward = problem.forward;
+    splits = forward.precision != Precision::tf32 &&
+             !(is_16_bits(forward.input.dtype) && is_16_bits(forward.parameters[0].dtype));
+    const Conv& conv = *forward.block.conv();
+    transposed_ = conv.transposed;
+    const auto rank = static_cast<size_t>(conv.rank);
+    for (size_t d = 0; d < rank; ++d) {
+      const size_t at = max_spatial_rank - rank + d;
+      conv_stride[at] = conv.stride[d];
+      conv_padding[at] = conv.padding_before[d];
+      conv_dilation[at] = conv.dilation[d];
+    }
+    row_tiles_ = divide_up(shape.channels, 16);
+    find_terms();
+    spans = row_tiles_ > 2 ? 2 : 4;
+    ring_pitch = round_up(shape.axes[2].out, 4);
+    for (blocks = 2; blocks > 0; --blocks) {
+      const int64_t budget =
+          std::min(gpu.shared_bytes_per_block, gpu.shared_bytes_per_multiprocessor / blocks - 1024);
+      if (cut(budget)) return;
+    }
+    blocks = 1;
+  }
+
+  int64_t all_tiles() const { return product(tiles); }
+  int64_t tickets_of_sample() const {
+    return (work_.first ? segments : 0) + (work_.second ? segments : 0) +
+           (work_.input ? product(back_tiles) : 0);
+  }
+  int64_t units() const { return steps * row_tiles_; }
+  int64_t ring_floats() const {
+    return shape_.channels * shape_.axes[0].out * shape_.axes[1].out * ring_pitch;
+  }
+
+  std::string source(const BackwardProblem& problem) const {
+    const auto function = [](const char* type, const char* name, const auto& values) {
+      std::ostringstream out;
+      out << "  static constexpr __device__ " << type << ' ' << name << "(int d) { return ";
+      for (size_t d = 0; d + 1 < std::size(values); ++d) out << "d == " << d << " ? " << values[d] << " : ";
+      out << values[std::size(values) - 1] << "; }\n";
+      return out.str();
+    };
+    std::array<int64_t, 5> strides{};
+    if (work_.input) {
+      const Shape& own = problem.input_gradient.strides;
+      strides[0] = own[0];
+      strides[1] = own[1];
+      for (size_t d = 2; d < own.size(); ++d) strides[5 - own.size() + d] = own[d];
+    }
+    std::string text = Constants()
+                           .add("threads", threads)
+                           .add("warps", warps)
+                           .add("most_parts", most_parts)
+                           .add("slices", slices)
+                           .add("spans", spans)
+                           .add("units_at_once", units_at_once)
+                           .add("steps", steps)
+                           .add("weight_slots", work_.weight ? std::max<int64_t>(1, weight_slots) : 1)
+                           .add("dh_pitch", dh_pitch)
+                           .add("segments", segments)
+                           .add("segment_tiles", segment_tiles)
+                           .add("all_tiles", all_tiles())
+                           .add("window_floats", window_floats())
+                           .add("ring_pitch", ring_pitch)
+                           .add("back_live", back_live)
+                           .add("back_buffers", back_buffers)
+                           .add("product_pitch", product_pitch)
+                           .add("back_spans", back_spans)
+                           .add("back_spans_at_once", back_spans_at_once)
+                           .add("back_pitch", back_pitch)
+                           .flag("splits", splits)
+                           .flag("has_first", work_.first)
+                           .flag("has_second", work_.second)
+                           .flag("wants_input", work_.input)
+                           .flag("wants_weight", work_.weight)
+                           .flag("wants_bias", work_.bias)
+                           .text();
+    text += function("int", "tile", tile) + function("int", "tiles", tiles) +
+            function("int", "window", window) + function("int", "low", low) +
+            function("int", "back_tile", back_tile) + function("int", "back_tiles", back_tiles) +
+            function("int", "back_window", back_window) + function("int", "conv_stride", conv_stride) +
+            function("int", "conv_padding", conv_padding) + function("int", "conv_dilation", conv_dilation) +
+            function("int64", "gradient_stride", strides);
+    const auto type = [&](size_t index) {
+      return std::string(name(index < problem.parameter_gradients.size()
+                                  ? problem.parameter_gradients[index].dtype
+                                  : DType::f32));
+    };
+    text += "  using WeightGradient = onepass::" + type(0) + ";\n  using BiasGradient = onepass::" + type(1) + ";\n";
+    return "using onepass::int64;\nstruct Numbers {\n" + text + "};\n";
+  }
+
+ private:
+  // Steps of 8 terms, and the places in shared memory where their gradients are summed, as
+  // kernels/thin_backward.cuh counts them.
+  void find_terms() {
+    for (const ThinAxis::Class& z : shape_.axes[0].classes) {
+      for (const ThinAxis::Class& y : shape_.axes[1].classes) {
+        for (const ThinAxis::Class& x : shape_.axes[2].classes) {
+          const int64_t own = divide_up(shape_.in_channels * z.count * y.count * x.count, 8);
+          const int64_t units = own * row_tiles_;
+          steps += own;
+          weight_slots += units * std::clamp<int64_t>(units > 0 ? warps / units : 1, 1, most_parts);
+          units_at_once = std::max(units_at_once, std::min<int64_t>(4, divide_up(units, warps)));
+        }
+      }
+    }
+    for (size_t d = 0; d < 3; ++d) {
+      std::optional<int64_t> least, most;
+      for (const ThinAxis::Class& own : shape_.axes[d].classes) {
+        for (int64_t m = 0; m < own.count; ++m) {
+          const int64_t offset = own.base + m * shape_.axes[d].delta;
+          least = std::min(least.value_or(offset), offset);
+          most = std::max(most.value_or(offset), offset);
+        }
+      }
+      low[d] = least.value_or(0);
+      reach_[d] = most.value_or(0) - low[d];
+    }
+  }
+
+  int64_t window_floats() const { return shape_.in_channels * product(window); }
+
+  // Bytes of everything but what passes and pass 3 have in turns.
+  int64_t fixed_bytes() const {
+    const int64_t parts = splits ? 2 : 1;
+    const int64_t back_steps = shape_.axes[0].kernel * shape_.axes[1].kernel * divide_up(shape_.channels, 8);
+    const int64_t column_tiles = divide_up(shape_.in_channels * shape_.axes[2].kernel, 16);
+    const int64_t rows = row_tiles_ * 16;
+    const int64_t sums = std::max<int64_t>(1, std::max(work_.first_sums(), work_.second_sums()));
+    return parts * 512 * (units() + 1 + (work_.input ? back_steps * column_tiles : 0) + 1) +
+           16 * round_up(product(tile), 8 * spans) + 8 * (steps * 8 + 1) + 16 * shape_.classes() +
+           rows * (32 + 4 + 4 * warps * sums) + 64;
+  }
+
+  void set_window() {
+    for (size_t d = 0; d < 3; ++d) window[d] = (tile[d] - 1) * shape_.axes[d].step + reach_[d] + 1;
+    // Neighbouring rows of taps are read together: ten words and more from bank to bank.
+    const int64_t rest = window[2] % 32;
+    if (product({window[0], window[1], shape_.in_channels}) > 1 && (rest < 10 || rest > 22))
+      window[2] = apart(window[2], 10);
+    dh_pitch = work_.weight ? apart(round_up(product(tile), 8 * spans), 8) : 8;
+  }
+  int64_t pass_bytes() const {
+    return 4 * (round_up(window_floats(), 4) + row_tiles_ * 16 * dh_pitch) + (work_.weight ? weight_slots : 1) * 512;
+  }
+
+  bool cut(int64_t budget) {
+    shared_bytes = 0;
+    if (!cut_passes(budget) || !cut_back(budget)) return false;
+    shared_bytes = fixed_bytes() + std::max(pass_bytes(), work_.input ? back_bytes() : 0);
+    return shared_bytes <= budget;
+  }
+
+  // The cut with the least work, in instructions of a lane: those of positions that fill up a round of all
+  // warps, and those that load windows.
+  bool cut_passes(int64_t budget) {
+    constexpr int64_t most_positions = 512;
+    Three cells;
+    for (size_t d = 0; d < 3; ++d) cells[d] = std::max<int64_t>(1, shape_.axes[d].classes[0].positions);
+    double best = 0;
+    Three best_tile{0, 0, 0};
+    // Rows as long as they fit: dy is read and dh written along them.
+    for (int64_t x = divide_up(cells[2], 128); x <= cells[2] && best_tile[0] == 0; ++x) {
+      tile[2] = divide_up(cells[2], x);
+      for (int64_t y = 1; y <= std::min<int64_t>(cells[1], most_positions); ++y) {
+        tile[1] = divide_up(cells[1], divide_up(cells[1], y));
+        if (tile[1] != y) continue;
+        for (int64_t z = 1; z <= std::min<int64_t>(cells[0], 8); ++z) {
+          tile[0] = divide_up(cells[0], divide_up(cells[0], z));
+          if (tile[0] != z || product(tile) > most_positions) continue;
+          set_window();
+          if (fixed_bytes() + pass_bytes() > budget) continue;
+          const double cost = tile_cost() * static_cast<double>(divide_up(cells[0], z) * divide_up(cells[1], y) *
+                                                                divide_up(cells[2], tile[2]));
+          if (best_tile[0] == 0 || cost < best) {
+            best = cost;
+            best_tile = tile;
+          }
+        }
+      }
+    }
+    if (best_tile[0] == 0) return false;
+    tile = best_tile;
+    set_window();
+    for (size_t d = 0; d < 3; ++d) tiles[d] = divide_up(cells[d], tile[d]);
+    // A ticket leaves sums of all weights in memory: so many tiles that this is a tenth of what reading f32
+    // elements of the output takes.
+    const int64_t outputs = product(tile) * shape_.classes() * shape_.channels;
+    segment_tiles = std::min(all_tiles(), std::max<int64_t>(1, divide_up(units() * 512 * 10, outputs * 4)));
+    segments = divide_up(all_tiles(), segment_tiles);
+    segment_tiles = divide_up(all_tiles(), segments);
+    segments = divide_up(all_tiles(), segment_tiles);
+    return true;
+  }
+  double tile_cost() const {
+    const auto rows = static_cast<double>(row_tiles_ * 16);
+    const auto classes = static_cast<double>(shape_.classes());
+    const auto positions = static_cast<double>(round_up(product(tile), 8 * spans * warps));
+    const double of_position = rows * (35 + 0.5 * static_cast<double>(shape_.terms()) / classes);
+    return classes * (positions * of_position + 100 * threads) + 30 * static_cast<double>(window_floats());
+  }
+
+  // The outputs that so many neighbouring inputs meet.
+  int64_t met(size_t d, int64_t inputs) const {
+    const int64_t reach = (shape_.axes[d].kernel - 1) * conv_dilation[d];
+    const int64_t all =
+        transposed_ ? (inputs - 1) * conv_stride[d] + reach + 1 : (inputs - 1 + reach) / conv_stride[d] + 1;
+    return all;
+  }
+
+  int64_t column_tiles() const { return divide_up(shape_.in_channels * shape_.axes[2].kernel, 16); }
+  int64_t back_items() const {
+    return back_tile[1] * divide_up(back_spans, back_spans_at_once) * column_tiles();
+  }
+  int64_t back_bytes() const {
+    return 4 * (back_buffers * back_window[1] * round_up(shape_.channels, 8) * back_pitch +
+                back_tile[1] * column_tiles() * 16 * product_pitch);
+  }
+
+  // The cut of pass 3 with the least work: rows loaded, and what warps wait for each other.
+  bool cut_back(int64_t budget) {
+    if (!work_.input) return true;
+    const auto in = [&](size_t d) { return std::max<int64_t>(1, shape_.axes[d].in); };
+    const int64_t reach = (shape_.axes[0].kernel - 1) * conv_dilation[0];
+    back_live = transposed_ ? reach / conv_stride[0] + 1 : reach + 1;
+    // Registers for sums of all planes; split ones take twice as many.
+    const int64_t most_spans = (splits ? 8 : 16) / back_live;
+    if (most_spans == 0) return false;
+    double best = 0;
+    std::array<int64_t, 4> best_cut{};
+    const int64_t least_parts = divide_up(in(2), 256);
+    for (int64_t parts = least_parts; parts <= std::min(in(2), least_parts + 7); ++parts) {
+      for (int64_t rows = 1; rows <= std::min<int64_t>(in(1), warps); ++rows) {
+        for (int64_t at_once = 1; at_once <= most_spans; ++at_once) {
+          for (int64_t buffers = 1; buffers <= 2; ++buffers) {
+            set_back(parts, rows, at_once, buffers);
+            if (at_once > back_spans || back_items() > warps || fixed_bytes() + back_bytes() > budget) continue;
+            const auto count = static_cast<double>(divide_up(in(1), rows) * parts);
+            // Words loaded and a warp's reads of shared memory, each with the barriers of a plane.
+            const double loads = static_cast<double>(back_window[1] * back_spans) * (buffers == 1 ? 1.5 : 1.0);
+            const double reads = static_cast<double>(warps) * (4 + 2 * static_cast<double>(at_once)) * 2;
+            const double cost = count * (loads + reads + 8);
+            if (best == 0 || cost < best) {
+              best = cost;
+              best_cut = {parts, rows, at_once, buffers};
+            }
+          }
+        }
+      }
+    }
+    if (best == 0) return false;
+    set_back(best_cut[0], best_cut[1], best_cut[2], best_cut[3]);
+    back_tiles[1] = divide_up(in(1), back_tile[1]);
+    back_tiles[2] = divide_up(in(2), back_tile[2]);
+    constexpr int64_t least_tickets = 4;
+    back_tile[0] = divide_up(in(0), std::min(in(0), divide_up(least_tickets, back_tiles[1] * back_tiles[2])));
+    back_tiles[0] = divide_up(in(0), back_tile[0]);
+    return true;
+  }
+  void set_back(int64_t parts, int64_t rows, int64_t at_once, int64_t buffers) {
+    back_tile[1] = rows;
+    back_tile[2] = divide_up(std::max<int64_t>(1, shape_.axes[2].in), parts);
+    back_window[1] = met(1, rows);
+    back_window[2] = std::min(met(2, back_tile[2]) + 3, std::max<int64_t>(1, shape_.axes[2].out));
+    back_spans = divide_up(back_window[2], 8);
+    back_spans_at_once = at_once;
+    back_buffers = buffers;
+    product_pitch = apart(back_spans * 8, 8);
+    back_pitch = back_spans % 4 == 0 ? back_spans * 8 : product_pitch;
+  }
+
+  const ThinShape& shape_;
+  const ThinWork& work_;
+  bool transposed_ = false;
+  int64_t row_tiles_ = 1;
+  Three reach_{0, 0, 0};
+};
+
+class ThinBackward final : public BackwardKernel {
+ public:
+  explicit ThinBackward(const BackwardProblem& problem)
+      : problem_(problem),
+        shape_(problem.forward),
+        work_(problem, shape_.parts),
+        numbers_(problem, shape_, work_, gpu_of(problem.forward.device)) {
+    if (!work_.first && !work_.second) return;
+    const std::string structs = "#include \"thin_backward.cuh\"\n" + tail_source(problem_) +
+                                thin_source(problem_.forward, shape_) + numbers_.source(problem_);
+    function_.emplace(source(structs), problem.forward.device,
+                      Launch{1, static_cast<uint32_t>(numbers_.threads), 1,
+                             static_cast<uint32_t>(numbers_.shared_bytes)});
+    if (work_.sums) {
+      reduce_blocks_ = static_cast<uint32_t>((work_.weight ? numbers_.units() * 4 * numbers_.slices : 0) +
+                                             shape_.channels + 1);
+      reduce_.emplace(reduce_source(structs), problem.forward.device,
+                      Launch{1, static_cast<uint32_t>(numbers_.threads), 1, 0});
+    }
+    const int64_t resident = function_->resident_clusters();
+    const int64_t of_sample = numbers_.tickets_of_sample();
+    const int64_t batch = shape_.batch;
+    // Lower tickets by as many as run at a time: what is waited for is mostly done.
+    lag_ = 1 + divide_up(resident, of_sample);
+    ring_samples_ = std::min(batch, 2 * lag_ + 1);
+    blocks_ = static_cast<uint32_t>(std::clamp<int64_t>(batch * of_sample, 1, resident));
+    const int64_t tickets = batch * numbers_.segments;
+    control_ = regions_.add((batch + 1) * 4 * 4);
+    columns_ = regions_.add(numbers_.units() * 4 * 4);
+    cleared_bytes_ = regions_.total();
+    first_parts_ = regions_.add(tickets * shape_.channels * work_.first_sums() * 4);
+    second_parts_ = regions_.add(tickets * shape_.channels * work_.second_sums() * 4);
+    slab_sums_ = regions_.add(shape_.slabs() * 2 * 4);
+    weight_parts_ = regions_.add(work_.weight ? tickets * numbers_.units() * 512 : 0);
+    slices_ = regions_.add(work_.weight ? numbers_.units() * 128 * numbers_.slices * 8 : 0);
+    ring_ = regions_.add(work_.input ? ring_samples_ * numbers_.ring_floats() * 4 : 0);
+  }
+
+  size_t workspace_bytes() const override { return regions_.total(); }
+  bool reads_statistics() const override { return shape_.parts.norm != nullptr && function_.has_value(); }
+
+  std::string describe() const override {
+    if (!function_) return "passes: none, no gradient is wanted\n";
+    const auto by = [](const Three& sizes) {
+      return std::to_string(sizes[0]) + "x" + std::to_string(sizes[1]) + "x" + std::to_string(sizes[2]);
+    };
+    std::ostringstream out;
+    out << "convolution: " << shape_.terms() << " terms in " << numbers_.steps << " steps of "
+        << shape_.classes() << (shape_.classes() == 1 ? " class" : " classes") << ", computed "
+        << (work_.first && work_.second ? "twice" : "once") << ", "
+        << (numbers_.splits                                  ? "operands split in two"
+            : problem_.forward.precision == Precision::tf32 ? "operands rounded to tf32"
+                                                             : "gradients rounded to tf32")
+        << '\n'
+        << "tile: " << by(numbers_.tile) << " positions, " << numbers_.all_tiles() << " tiles and "
+        << numbers_.segments << " tickets a sample\n";
+    if (work_.input) {
+      out << "input's gradient: tiles of " << by(numbers_.back_tile) << ", " << product(numbers_.back_tiles)
+          << " a sample; ring of " << ring_samples_ << " samples, "
+          << ring_samples_ * numbers_.ring_floats() * 4 << " bytes\n";
+    }
+    out << "blocks: " << describe_blocks(blocks_, *function_)
+        << "passes: " << (work_.first ? 1 : 0) + (work_.second ? 1 : 0) + (work_.input ? 1 : 0)
+        << (reduce_ ? ", then sums over the batch" : "") << '\n'
+        << "saved by forward: the input" << (shape_.parts.norm ? " and the statistics of each slab" : "") << '\n'
+        << "workspace: " << workspace_bytes() << " bytes\n";
+    return out.str();
+  }
+
+  void launch(const BackwardArguments& arguments, void* workspace, Stream stream) const override {
+    if (!function_) return;
+    const Device& device = problem_.forward.device;
+    if (shape_.batch == 0) {
+      clear_gradients(arguments, stream);
+      return;
+    }
+    Words words;
+    words.add(arguments.input);
+    words.add(arguments.output_gradient);
+    words.add(arguments.statistics);
+    for (const size_t region : {control_, columns_, first_parts_, second_parts_, slab_sums_, weight_parts_,
+                                slices_, ring_})
+      words.add(at(workspace, region));
+    words.add(arguments.input_gradient);
+    words.add(shape_.batch);
+    words.add(lag_);
+    words.add(lag_);
+    words.add(ring_samples_);
+    words.add(arguments.parameters);
+    words.add(arguments.parameter_gradients);
+    clear(at(workspace, control_), cleared_bytes_, stream, device);
+    words.launch(*function_, stream, blocks_);
+    if (reduce_) words.launch(*reduce_, stream, reduce_blocks_);
+  }
+
+ private:
+  Source source(const std::string& structs) const {
+    return {"onepass_thin_backward",
+            structs +
+                "using Agent = onepass::ThinBackward<onepass::Convolution, onepass::Tail, Numbers>;\n"
+                "static_assert(sizeof(Agent::Shared) <= " +
+                std::to_string(numbers_.shared_bytes) +
+                ");\n"
+                "extern \"C\" __global__ void __launch_bounds__(" +
+                std::to_string(numbers_.threads) + ", " + std::to_string(numbers_.blocks) +
+                ") onepass_thin_backward(const __grid_constant__ Agent::Parameters p) {\n"
+                "  extern __shared__ __align__(128) unsigned char shared[];\n"
+                "  Agent{p, *reinterpret_cast<Agent::Shared*>(shared)}.run();\n"
+                "}\n"};
+  }
+  Source reduce_source(const std::string& structs) const {
+    return {"onepass_thin_reduce",
+            structs +
+                "using Agent = onepass::ThinReduce<onepass::Convolution, onepass::Tail, Numbers>;\n"
+                "extern \"C\" __global__ void __launch_bounds__(" +
+                std::to_string(numbers_.threads) +
+                ") onepass_thin_reduce(const __grid_constant__ Agent::Parameters p) {\n"
+                "  Agent{p}.run();\n"
+                "}\n"};
+  }
+
+  // An empty batch has no gradient for its weights but zero.
+  void clear_gradients(const BackwardArguments& arguments, Stream stream) const {
+    for (size_t i = 0; i < problem_.parameter_gradients.size(); ++i) {
+      const auto bytes = static_cast<size_t>(problem_.parameter_gradients[i].byte_span());
+      if (problem_.wants_parameter(i) && bytes > 0)
+        clear(arguments.parameter_gradients[i], bytes, stream, problem_.forward.device);
+    }
+  }
+
+  BackwardProblem problem_;
+  ThinShape shape_;
+  ThinWork work_;
+  ThinBackwardNumbers numbers_;
+  std::optional<Function> function_;
+  std::optional<Function> reduce_;
+  int64_t lag_ = 1;
+  int64_t ring_samples_ = 1;
+  uint32_t blocks_ = 1;
+  uint32_t reduce_blocks_ = 1;
+  size_t cleared_bytes_ = 0;
+  Regions regions_;
+  size_t control_ = 0, columns_ = 0, first_parts_ = 0, second_parts_ = 0, slab_sums_ = 0, weight_parts_ = 0,
+         slices_ = 0, ring_ = 0;
+};
+
+bool lie_alike(const TensorSpec& a, const TensorSpec& b) {
+  for (size_t d = 0; d < a.sizes.size(); ++d) {
+    if (a.sizes[d] > 1 && a.strides[d] != b.strides[d]) return false;
+  }
+  return true;
+}
+
+std::string gradient_refusal(const BackwardProblem& problem, const TailParts& parts) {
+  const Problem& forward = problem.forward;
+  if (problem.output_gradient.dtype == DType::f64 ||
+      (problem.wants_input() && problem.input_gradient.dtype == DType::f64))
+    return "f64 is not computed on the GPU";
+  for (size_t i = 0; i < forward.parameters.size(); ++i) {
+    if (problem.wants_parameter(i) && problem.parameter_gradients[i].dtype == DType::f64)
+      return "f64 is not computed on the GPU";
+  }
+  if (!parts.mean && !lie_alike(problem.output_gradient, forward.output))
+    return "the output's gradient lies otherwise than the output";
+  for (const int i : parts.tensor_parameters()) {
+    const auto index = static_cast<size_t>(i);
+    if (problem.wants_parameter(index) &&
+        !lie_alike(problem.parameter_gradients[index], forward.parameters[index]))
+      return "the gradient of a tensor that a stage reads lies otherwise than the tensor";
+  }
+  return "";
+}
+
+std::string refusal(const BackwardProblem& problem) {
+  std::string reason = thin_refusal(problem.forward);
+  if (!reason.empty()) return reason;
+  const ThinShape shape(problem.forward);
+  reason = gradient_refusal(problem, shape.parts);
+  if (!reason.empty()) return reason;
+  const ThinWork work(problem, shape.parts);
+  const ThinBackwardNumbers numbers(problem, shape, work, gpu_of(problem.forward.device));
+  if (numbers.shared_bytes == 0) return "weights, a window and a tile of gradients do not fit shared memory";
+  constexpr int64_t most_tickets = int64_t{1} << 31;
+  if (shape.batch > most_tickets / 16 / std::max<int64_t>(1, numbers.tickets_of_sample()))
+    return "the batch has more tiles than tickets can count";
+  return "";
+}
+
+double seconds(const BackwardProblem& problem, const PlanOptions&) {
+  const ThinShape shape(problem.forward);
+  const ThinWork work(problem, shape.parts);
+  const Gpu& gpu = gpu_of(problem.forward.device);
+  const auto outputs = static_cast<double>(shape.rows() * shape.spatial);
+  const auto multiply_adds = static_cast<double>(problem.forward.conv_multiply_adds());
+  const double passes = (work.first ? 1 : 0) + (work.second ? 1 : 0);
+  const double products = passes + (work.weight ? 1 : 0) + (work.input ? 2 : 0);
+  const double instructions = 35 * passes * outputs + products * multiply_adds / 4;
+  return 2e-5 + instructions / (gpu.flops / 2);
+}
+
+}  // namespace
+}  // namespace cuda
+
+extern const BackwardStrategy cuda_thin_backward{
+    "thin_backward", [](const BackwardProblem& problem) { return cuda::refusal(problem); }, cuda::seconds,
+    [](const BackwardProblem& problem, const PlanOptions&) -> std::shared_ptr<const BackwardKernel> {
+      return std::make_shared<const cuda::ThinBackward>(problem);
+    }};
+
+}  // namespace onepass

@@ -675,7 +675,7 @@ struct ThinBackward {
     load_rows<second>(n);
     if constexpr (second && Numbers::wants_weight) {
       for (int i = threadIdx.x; i < Numbers::weight_slots * 32; i += threads)
-        s.passes.weight[0][i] = float4{0.0f, 0.0f, 0.0f, 0.0f};
+        s.passes.weight[i / 32][i % 32] = float4{0.0f, 0.0f, 0.0f, 0.0f};
     }
     const int last = (segment + 1) * Numbers::segment_tiles < Numbers::all_tiles
                          ? (segment + 1) * Numbers::segment_tiles
@@ -704,20 +704,21 @@ struct ThinBackward {
   // By the last block of a sample: the slabs' sums.
   __device__ __forceinline__ void finish_slabs(int64 n) const {
     constexpr float per_element = 1.0f / static_cast<float>(Tail::group_channels * Tail::spatial);
+    float* of_channel = &s.sum[0][0][0];
     for (int i = threadIdx.x; i < channels * 2; i += threads) {
       double total = 0.0;
       for (int segment = 0; segment < Numbers::segments; ++segment) {
         total += load_shared_by_blocks(
             p.first_parts + ((n * Numbers::segments + segment) * channels + i / 2) * first_sums + i % 2);
       }
-      s.sum[0][0][i] = static_cast<float>(total);
+      of_channel[i] = static_cast<float>(total);
     }
     __syncthreads();
     for (int i = threadIdx.x; i < groups * 2; i += threads) {
       float total = 0.0f;
       for (int k = 0; k < Tail::group_channels; ++k) {
         const int c = i / 2 * Tail::group_channels + k;
-        total = fmaf(Tail::weight(p, c), s.sum[0][0][c * 2 + i % 2], total);
+        total = fmaf(Tail::weight(p, c), of_channel[c * 2 + i % 2], total);
       }
       p.slab_sums[n * groups * 2 + i] = total * per_element;
     }

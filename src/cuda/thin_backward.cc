@@ -354,31 +354,30 @@ class ThinBackward final : public BackwardKernel {
                       Launch{1, static_cast<uint32_t>(numbers_.threads), 1,
                              static_cast<uint32_t>(numbers_.shared_bytes)});
     if (work_.sums) {
-      reduce_blocks_ = static_cast<uint32_t>((work_.weight ? numbers_.units() * 4 * numbers_.slices : 0) +
-                                             shape_.channels + 1);
+      reduce_blocks_ = (work_.weight ? numbers_.units() * 4 * numbers_.slices : 0) + shape_.channels + 1;
       reduce_.emplace(reduce_source(structs), problem.forward.device,
                       Launch{1, static_cast<uint32_t>(numbers_.threads), 1, 0});
     }
-    const int64_t resident = function_->resident_clusters();
+    const Number resident = function_->resident_clusters();
     const int64_t of_sample = numbers_.tickets_of_sample();
-    const int64_t batch = shape_.batch;
+    const Number& batch = shape_.batch;
     // Lower tickets by as many as run at a time: what is waited for is mostly done.
-    lag_ = 1 + divide_up(resident, of_sample);
-    ring_samples_ = std::min(batch, 2 * lag_ + 1);
-    blocks_ = static_cast<uint32_t>(std::clamp<int64_t>(batch * of_sample, 1, resident));
-    const int64_t tickets = batch * numbers_.segments;
+    lag_ = (divide_up(resident, of_sample) + 1).called("lag");
+    ring_samples_ = minimum(batch, 2 * lag_ + 1).called("ring_samples");
+    blocks_ = clamp(batch * of_sample, 1, resident);
+    const Number tickets = batch * numbers_.segments;
     control_ = regions_.add((batch + 1) * 4 * 4);
     columns_ = regions_.add(numbers_.units() * 4 * 4);
     cleared_bytes_ = regions_.total();
     first_parts_ = regions_.add(tickets * shape_.channels * work_.first_sums() * 4);
     second_parts_ = regions_.add(tickets * shape_.channels * work_.second_sums() * 4);
     slab_sums_ = regions_.add(shape_.slabs() * 2 * 4);
-    weight_parts_ = regions_.add(work_.weight ? tickets * numbers_.units() * 512 : 0);
+    weight_parts_ = regions_.add(when(work_.weight, tickets * numbers_.units() * 512));
     slices_ = regions_.add(work_.weight ? numbers_.units() * 128 * numbers_.slices * 8 : 0);
-    ring_ = regions_.add(work_.input ? ring_samples_ * numbers_.ring_floats() * 4 : 0);
+    ring_ = regions_.add(when(work_.input, ring_samples_ * numbers_.ring_floats() * 4));
   }
 
-  size_t workspace_bytes() const override { return regions_.total(); }
+  size_t workspace_bytes() const override { return static_cast<size_t>(regions_.total().value()); }
   bool reads_statistics() const override { return shape_.parts.norm != nullptr && function_.has_value(); }
 
   std::string describe() const override {
@@ -398,10 +397,10 @@ class ThinBackward final : public BackwardKernel {
         << numbers_.segments << " tickets a sample\n";
     if (work_.input) {
       out << "input's gradient: tiles of " << by(numbers_.back_tile) << ", " << product(numbers_.back_tiles)
-          << " a sample; ring of " << ring_samples_ << " samples, "
-          << ring_samples_ * numbers_.ring_floats() * 4 << " bytes\n";
+          << " a sample; ring of " << ring_samples_.value() << " samples, " << ring_.bytes.value()
+          << " bytes\n";
     }
-    out << "blocks: " << describe_blocks(blocks_, *function_)
+    out << "blocks: " << describe_blocks(blocks_.value(), *function_)
         << "passes: " << (work_.first ? 1 : 0) + (work_.second ? 1 : 0) + (work_.input ? 1 : 0)
         << (reduce_ ? ", then sums over the batch" : "") << '\n'
         << "saved by forward: the input" << (shape_.parts.norm ? " and the statistics of each slab" : "") << '\n'
@@ -412,7 +411,7 @@ class ThinBackward final : public BackwardKernel {
   void launch(const BackwardArguments& arguments, void* workspace, Stream stream) const override {
     if (!function_) return;
     const Device& device = problem_.forward.device;
-    if (shape_.batch == 0) {
+    if (shape_.batch.value() == 0) {
       clear_gradients(arguments, stream);
       return;
     }
@@ -420,7 +419,7 @@ class ThinBackward final : public BackwardKernel {
     words.add(arguments.input);
     words.add(arguments.output_gradient);
     words.add(arguments.statistics);
-    for (const size_t region : {control_, columns_, first_parts_, second_parts_, slab_sums_, weight_parts_,
+    for (const Region& region : {control_, columns_, first_parts_, second_parts_, slab_sums_, weight_parts_,
                                 slices_, ring_})
       words.add(at(workspace, region));
     words.add(arguments.input_gradient);
@@ -476,14 +475,13 @@ class ThinBackward final : public BackwardKernel {
   ThinBackwardNumbers numbers_;
   std::optional<Function> function_;
   std::optional<Function> reduce_;
-  int64_t lag_ = 1;
-  int64_t ring_samples_ = 1;
-  uint32_t blocks_ = 1;
-  uint32_t reduce_blocks_ = 1;
-  size_t cleared_bytes_ = 0;
+  Number lag_ = 1;
+  Number ring_samples_ = 1;
+  Number blocks_ = 1;
+  Number reduce_blocks_ = 1;
+  Number cleared_bytes_;
   Regions regions_;
-  size_t control_ = 0, columns_ = 0, first_parts_ = 0, second_parts_ = 0, slab_sums_ = 0, weight_parts_ = 0,
-         slices_ = 0, ring_ = 0;
+  Region control_, columns_, first_parts_, second_parts_, slab_sums_, weight_parts_, slices_, ring_;
 };
 
 bool lie_alike(const TensorSpec& a, const TensorSpec& b) {
@@ -523,7 +521,7 @@ std::string refusal(const BackwardProblem& problem) {
   const ThinBackwardNumbers numbers(problem, shape, work, gpu_of(problem.forward.device));
   if (numbers.shared_bytes == 0) return "weights, a window and a tile of gradients do not fit shared memory";
   constexpr int64_t most_tickets = int64_t{1} << 31;
-  if (shape.batch > most_tickets / 16 / std::max<int64_t>(1, numbers.tickets_of_sample()))
+  if (shape.batch.value() > most_tickets / 16 / std::max<int64_t>(1, numbers.tickets_of_sample()))
     return "the batch has more tiles than tickets can count";
   return "";
 }
@@ -532,7 +530,7 @@ double seconds(const BackwardProblem& problem, const PlanOptions&) {
   const ThinShape shape(problem.forward);
   const ThinWork work(problem, shape.parts);
   const Gpu& gpu = gpu_of(problem.forward.device);
-  const auto outputs = static_cast<double>(shape.rows() * shape.spatial);
+  const auto outputs = static_cast<double>((shape.rows() * shape.spatial).value());
   const auto multiply_adds = static_cast<double>(problem.forward.conv_multiply_adds());
   const double passes = (work.first ? 1 : 0) + (work.second ? 1 : 0);
   const double products = passes + (work.weight ? 1 : 0) + (work.input ? 2 : 0);

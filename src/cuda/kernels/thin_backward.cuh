@@ -234,13 +234,13 @@ struct ThinBackward {
     float dy;                   // where the block ends in a mean
   };
   struct Passes {
-    float window[Numbers::window_floats];
-    float dh[rows][Numbers::dh_pitch];
+    alignas(16) float window[Numbers::window_floats];
+    alignas(16) float dh[rows][Numbers::dh_pitch];
     float4 weight[Numbers::weight_slots][32];
   };
   struct Back {
-    float ring[Numbers::back_buffers][Numbers::back_window(1)][output_steps * 8][Numbers::back_pitch];
-    float product[Numbers::back_tile(1)][column_tiles * 16][Numbers::product_pitch];
+    alignas(16) float ring[Numbers::back_buffers][Numbers::back_window(1)][output_steps * 8][Numbers::back_pitch];
+    alignas(16) float product[Numbers::back_tile(1)][column_tiles * 16][Numbers::product_pitch];
   };
   struct Shared {
     uint4 weight[parts][Numbers::steps * row_tiles + 1][32];

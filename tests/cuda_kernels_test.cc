@@ -56,6 +56,17 @@ const std::vector<Kernel>& kernels() {
       {"tail_backward",
        "prelu(per=channel) | group_norm(2) | channel_mul(per=sample) | residual_add @ 8x24x40x41", tuned},
       {"tail_backward", "residual_add | group_norm(3) | mish | prelu @ 8x24x7x9 f16 nhwc", tuned},
+      // Means and classes of a transposed convolution, operands rounded, split and as they are; several row
+      // tiles; a convolution alone.
+      {"thin_backward", "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 1024x3x16x32x32 tf32", all},
+      {"thin_backward",
+       "conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish @ 128x3x16x32x32 tf32", tuned},
+      {"thin_backward",
+       "conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish @ 128x3x16x32x32", tuned},
+      {"thin_backward",
+       "conv2d(3,64,k=3,p=1) | prelu(per=channel) | group_norm(8) | residual_add @ 4x3x65x64 bf16 nhwc",
+       tuned_and_oldest},
+      {"thin_backward", "conv1d(4,5,k=9,d=2) @ 8x4x300 f16", tuned},
       // Means in one pass, two passes over classes of a transposed convolution, no norm; chunks of channels.
       {"thin_cores", "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 1024x3x16x32x32 tf32", all},
       {"thin_cores", "conv_transpose3d(3,16,k=3,s=2) | swish | group_norm(4) | hardswish @ 128x3x16x32x32",
@@ -111,6 +122,7 @@ const std::map<std::string, Assembled> limits{
     {"thin_samples_ahead", {128, 256}},  // 512; the same
     {"thin_samples", {128, 256}},        // 512; spilled and loaded outside the loops over products
     {"thin_cores", {128, 16}},           // 512
+    {"thin_backward", {255, 384}},       // 256, or 512; spilled outside the loops over products
     {"thin_mma", {128, 704}},  // 512; nothing in the loops: tickets, addresses, calls of careful tiles
     {"direct", {64, 0}},       // 1,024
 };
@@ -135,7 +147,7 @@ Assembled assembled(const std::string& explanation) {
 // Plans, which compiles.
 std::string explained(const std::string& row, const std::string& text, const std::string& architecture) {
   const Problem problem = Problem::parse(text, Device::cuda_architecture(architecture));
-  if (row == "tail_backward") return plan_backward(BackwardProblem(problem), {row, ""}).explain();
+  if (row.ends_with("_backward")) return plan_backward(BackwardProblem(problem), {row, ""}).explain();
   return plan(problem, {row, ""}).explain();
 }
 
@@ -230,6 +242,8 @@ TEST(CudaKernels, RowsRefuseArchitecturesTheyDoNotHave) {
     expect_refusal("tail_resident", "relu @ 2x3x4x5", architecture, "no norm");
     expect_refusal("tail_streamed", "conv2d(3,4) @ 2x3x4x5", architecture, "has a convolution");
     expect_refusal("tail_backward", "conv2d(3,4) @ 2x3x4x5", architecture, "has a convolution");
+    expect_refusal("thin_backward", "relu @ 2x3x4x5", architecture, "no convolution");
+    expect_refusal("thin_backward", "conv2d(3,65) @ 2x3x9x9", architecture, "more than 64 output channels");
     expect_refusal("thin_cores", "relu @ 2x3x4x5", architecture, "no convolution");
     expect_refusal("thin_cores", "conv2d(4,8,groups=2) @ 2x4x9x9", architecture, "has groups");
     expect_refusal("thin_cores", "conv2d(60,8) @ 2x60x9x9", architecture, "more than 512 terms");

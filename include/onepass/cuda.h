@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "onepass/backward.h"
+#include "onepass/backward.h"
 #include "onepass/executor.h"
 #include "onepass/export.h"
 #include "onepass/plan.h"
@@ -86,6 +87,8 @@ ONEPASS_API std::string device_code_hash();
 // takes the convolution with all that follows it, and is predicted to be faster than PyTorch's convolution
 // and the rest together.
 ONEPASS_API bool is_worth_fusing(const Problem& problem);
+// The same of a training step: forward and the wanted gradients.
+ONEPASS_API bool is_worth_training(const BackwardProblem& problem);
 
 // What a plan puts on a stream, as source text and C++ formulas: enough to run it without the library, for
 // every batch. Formulas are over `batch`, the names of kernels' `resident`, the tensors (`input`, `output`,

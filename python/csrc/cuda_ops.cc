@@ -90,14 +90,14 @@ struct Read {
       if (copied[i + 1]) parameters[i] = dense_copy(parameters[i], is_tensor ? layout : Layout::nchw);
     }
   }
-
-  std::vector<const void*> addresses() const {
-    std::vector<const void*> list;
-    list.reserve(parameters.size());
-    for (const Tensor& tensor : parameters) list.push_back(tensor.const_data_ptr());
-    return list;
-  }
 };
+
+std::vector<const void*> addresses_of(const std::vector<Tensor>& tensors) {
+  std::vector<const void*> list;
+  list.reserve(tensors.size());
+  for (const Tensor& tensor : tensors) list.push_back(tensor.const_data_ptr());
+  return list;
+}
 
 // Memory of one launch, for which most plans have no use.
 class Workspace {
@@ -117,8 +117,9 @@ Tensor run_forward(const CudaForward& prepared, const Tensor& input, const std::
   const Read read(input, parameters, prepared.copied, prepared.layout);
   Tensor output = empty(plan.problem().output, place);
   const Workspace workspace(plan.workspace_bytes(), place);
-  plan.run({read.input.const_data_ptr(), output.mutable_data_ptr(), read.addresses(), statistics},
-           workspace.data(), current_stream(place.index));
+  plan.run(
+      {read.input.const_data_ptr(), output.mutable_data_ptr(), addresses_of(read.parameters), statistics},
+      workspace.data(), current_stream(place.index));
   return output;
 }
 
@@ -146,6 +147,16 @@ struct CudaWhole {
   Plan plan;
   std::vector<Layout> layouts;
   std::vector<bool> copied;
+  TensorSpec statistics;
+};
+
+struct CudaWholeBackward {
+  BackwardPlan plan;
+  std::vector<Layout> layouts;
+  std::vector<bool> copied;
+  Layout output_layout;
+  bool copies_output_gradient;
+  TensorSpec statistics;
 };
 
 std::shared_ptr<const CudaWhole> whole_plan(const std::string& block, const CallSpecs& specs, bool tf32,
@@ -155,26 +166,63 @@ std::shared_ptr<const CudaWhole> whole_plan(const std::string& block, const Call
   key.add(tf32);
   return cache.get(key, [&] {
     WholeProblem call(block, specs, tf32, place.index);
-    return CudaWhole{plan(call.problem), std::move(call.layouts), std::move(call.copied)};
+    TensorSpec statistics = statistics_spec(call.problem);
+    return CudaWhole{plan(call.problem), std::move(call.layouts), std::move(call.copied),
+                     std::move(statistics)};
   });
 }
 
-Tensor whole_forward(const Tensor& input, std::vector<Tensor> parameters, const std::string& block,
+std::shared_ptr<const CudaWholeBackward> whole_backward_plan(const std::string& block, const CallSpecs& specs,
+                                                             bool tf32, const TensorSpec& output_gradient,
+                                                             const std::vector<bool>& wanted,
+                                                             const Place& place) {
+  static PlanCache<CudaWholeBackward> cache;
+  PlanKey key = key_of(block, specs, output_gradient.dtype, place);
+  key.add(tf32);
+  key.add(output_gradient);
+  for (const bool want : wanted) key.add(want);
+  return cache.get(key, [&] {
+    WholeBackwardProblem call(block, specs, tf32, output_gradient, wanted, place.index);
+    TensorSpec statistics = statistics_spec(call.problem.forward);
+    return CudaWholeBackward{plan_backward(call.problem), std::move(call.layouts),     std::move(call.copied),
+                             call.output_layout,          call.copies_output_gradient, std::move(statistics)};
+  });
+}
+
+void copy_some(std::vector<Tensor>& parameters, const std::vector<bool>& copied,
+               const std::vector<Layout>& layouts) {
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (copied[i]) parameters[i] = dense_copy(parameters[i], layouts[i]);
+  }
+}
+
+Tensor run_whole(const CudaWhole& prepared, const Tensor& input, std::vector<Tensor> parameters,
+                 float* statistics, const Place& place) {
+  const Plan& plan = prepared.plan;
+  Tensor output = empty(plan.problem().output, place);
+  copy_some(parameters, prepared.copied, prepared.layouts);
+  const Workspace workspace(plan.workspace_bytes(), place);
+  plan.run({input.const_data_ptr(), output.mutable_data_ptr(), addresses_of(parameters), statistics},
+           workspace.data(), current_stream(place.index));
+  return output;
+}
+
+Tensor whole_forward(const Tensor& input, const std::vector<Tensor>& parameters, const std::string& block,
                      bool tf32) {
   const CallSpecs specs(input, parameters);
   const Place place = place_of(input);
+  return run_whole(*whole_plan(block, specs, tf32, place), input, parameters, nullptr, place);
+}
+
+std::tuple<Tensor, Tensor> whole_forward_with_statistics(const Tensor& input,
+                                                         const std::vector<Tensor>& parameters,
+                                                         const std::string& block, bool tf32) {
+  const CallSpecs specs(input, parameters);
+  const Place place = place_of(input);
   const auto prepared = whole_plan(block, specs, tf32, place);
-  const Plan& plan = prepared->plan;
-  Tensor output = empty(plan.problem().output, place);
-  std::vector<const void*> addresses;
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    if (prepared->copied[i]) parameters[i] = dense_copy(parameters[i], prepared->layouts[i]);
-    addresses.push_back(parameters[i].const_data_ptr());
-  }
-  const Workspace workspace(plan.workspace_bytes(), place);
-  plan.run({input.const_data_ptr(), output.mutable_data_ptr(), std::move(addresses), nullptr},
-           workspace.data(), current_stream(place.index));
-  return output;
+  Tensor statistics = empty(prepared->statistics, place);
+  auto* memory = static_cast<float*>(statistics.mutable_data_ptr());
+  return {run_whole(*prepared, input, parameters, memory, place), statistics};
 }
 
 bool is_worth_fusing(const std::string& block, const std::vector<int64_t>& sizes, const std::string& dtype,
@@ -182,24 +230,26 @@ bool is_worth_fusing(const std::string& block, const std::vector<int64_t>& sizes
   return cuda::is_worth_fusing(described_problem(block, sizes, dtype, layout, device));
 }
 
-void check_statistics(const Tensor& statistics, const CudaBackward& prepared) {
-  if (!prepared.plan.reads_statistics() || spec_of(statistics) == prepared.statistics) return;
-  throw Error("the statistics must be float32 and contiguous of sizes " +
-              to_string(prepared.statistics.sizes) + ", as forward_with_statistics gives them");
+bool is_worth_training(const std::string& block, const std::vector<int64_t>& sizes, const std::string& dtype,
+                       const std::string& layout, const std::string& device,
+                       const std::vector<bool>& wanted) {
+  BackwardProblem problem(described_problem(block, sizes, dtype, layout, device));
+  problem.wanted = wanted;
+  problem.validate();
+  return cuda::is_worth_training(problem);
 }
 
-std::vector<Tensor> backward(const Tensor& output_gradient, const Tensor& input,
-                             const std::vector<Tensor>& parameters, const Tensor& statistics,
-                             const std::string& block, const std::vector<bool>& wanted) {
-  const CallSpecs specs(input, parameters);
-  const Place place = place_of(input);
-  require_place(output_gradient, place);
-  require_place(statistics, place);
-  const auto prepared = backward_plan(block, specs, spec_of(output_gradient), wanted, place);
-  const BackwardPlan& plan = prepared->plan;
-  const BackwardProblem& problem = plan.problem();
-  check_statistics(statistics, *prepared);
+void check_statistics(const Tensor& statistics, const BackwardPlan& plan, const TensorSpec& expected) {
+  if (!plan.reads_statistics() || spec_of(statistics) == expected) return;
+  throw Error("the statistics must be float32 and contiguous of sizes " + to_string(expected.sizes) +
+              ", as the forward with statistics gives them");
+}
 
+// All tensors lie as the plan wants them.
+std::vector<Tensor> run_backward(const BackwardPlan& plan, const Tensor& output_gradient, const Tensor& input,
+                                 const std::vector<Tensor>& parameters, const Tensor& statistics,
+                                 const Place& place) {
+  const BackwardProblem& problem = plan.problem();
   const auto gradient_of = [&](const TensorSpec& spec, bool is_wanted) {
     return empty(is_wanted ? spec : TensorSpec::dense(spec.dtype, {0}), place);
   };
@@ -210,17 +260,45 @@ std::vector<Tensor> backward(const Tensor& output_gradient, const Tensor& input,
     gradients.push_back(gradient_of(problem.parameter_gradients[i], is_wanted));
     arguments.parameter_gradients.push_back(is_wanted ? gradients.back().mutable_data_ptr() : nullptr);
   }
-  const Read read(input, parameters, prepared->copied, prepared->layout);
-  const Tensor gradient =
-      prepared->copies_output_gradient ? dense_copy(output_gradient, prepared->layout) : output_gradient;
-  arguments.input = read.input.const_data_ptr();
-  arguments.parameters = read.addresses();
-  arguments.output_gradient = gradient.const_data_ptr();
+  arguments.input = input.const_data_ptr();
+  arguments.parameters = addresses_of(parameters);
+  arguments.output_gradient = output_gradient.const_data_ptr();
   arguments.statistics = static_cast<const float*>(statistics.const_data_ptr());
   arguments.input_gradient = problem.wants_input() ? gradients[0].mutable_data_ptr() : nullptr;
   const Workspace workspace(plan.workspace_bytes(), place);
   plan.run(arguments, workspace.data(), current_stream(place.index));
   return gradients;
+}
+
+std::vector<Tensor> backward(const Tensor& output_gradient, const Tensor& input,
+                             const std::vector<Tensor>& parameters, const Tensor& statistics,
+                             const std::string& block, const std::vector<bool>& wanted) {
+  const CallSpecs specs(input, parameters);
+  const Place place = place_of(input);
+  require_place(output_gradient, place);
+  require_place(statistics, place);
+  const auto prepared = backward_plan(block, specs, spec_of(output_gradient), wanted, place);
+  check_statistics(statistics, prepared->plan, prepared->statistics);
+  const Read read(input, parameters, prepared->copied, prepared->layout);
+  const Tensor gradient =
+      prepared->copies_output_gradient ? dense_copy(output_gradient, prepared->layout) : output_gradient;
+  return run_backward(prepared->plan, gradient, read.input, read.parameters, statistics, place);
+}
+
+std::vector<Tensor> whole_backward(const Tensor& output_gradient, const Tensor& input,
+                                   std::vector<Tensor> parameters, const Tensor& statistics,
+                                   const std::string& block, bool tf32, const std::vector<bool>& wanted) {
+  const CallSpecs specs(input, parameters);
+  const Place place = place_of(input);
+  require_place(output_gradient, place);
+  require_place(statistics, place);
+  const auto prepared = whole_backward_plan(block, specs, tf32, spec_of(output_gradient), wanted, place);
+  check_statistics(statistics, prepared->plan, prepared->statistics);
+  copy_some(parameters, prepared->copied, prepared->layouts);
+  const Tensor gradient = prepared->copies_output_gradient
+                              ? dense_copy(output_gradient, prepared->output_layout)
+                              : output_gradient;
+  return run_backward(prepared->plan, gradient, input, parameters, statistics, place);
 }
 
 // The plan of a block on "cuda", "cuda:1" or "cuda:sm_90a".
@@ -244,6 +322,15 @@ STABLE_TORCH_LIBRARY_FRAGMENT(onepass, library) {
       "cuda_explain(str block, int[] sizes, str dtype, str layout, str device, str strategy, bool backward) "
       "-> str");
   library.def("whole_forward(Tensor input, Tensor[] parameters, str block, bool tf32) -> Tensor");
+  library.def(
+      "whole_forward_with_statistics(Tensor input, Tensor[] parameters, str block, bool tf32) -> (Tensor, "
+      "Tensor)");
+  library.def(
+      "whole_backward(Tensor output_gradient, Tensor input, Tensor[] parameters, Tensor statistics, str "
+      "block, bool tf32, bool[] wanted) -> Tensor[]");
+  library.def(
+      "cuda_is_worth_training(str block, int[] sizes, str dtype, str layout, str device, bool[] wanted) -> "
+      "bool");
   library.def("cuda_is_worth_fusing(str block, int[] sizes, str dtype, str layout, str device) -> bool");
   library.def("cuda_unavailable_reason() -> str");
   library.def("cuda_device_count() -> int");
@@ -256,11 +343,14 @@ STABLE_TORCH_LIBRARY_IMPL(onepass, CUDA, library) {
   library.impl("forward_with_statistics", boxed<forward_with_statistics>);
   library.impl("backward", boxed<backward>);
   library.impl("whole_forward", boxed<whole_forward>);
+  library.impl("whole_forward_with_statistics", boxed<whole_forward_with_statistics>);
+  library.impl("whole_backward", boxed<whole_backward>);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(onepass, CompositeExplicitAutograd, library) {
   library.impl("cuda_explain", boxed<explain>);
   library.impl("cuda_is_worth_fusing", boxed<is_worth_fusing>);
+  library.impl("cuda_is_worth_training", boxed<is_worth_training>);
   library.impl("cuda_unavailable_reason", boxed<cuda::unavailable_reason>);
   library.impl("cuda_device_count", boxed<device_count>);
   library.impl("cuda_describe_device", boxed<describe_device>);

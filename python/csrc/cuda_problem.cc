@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "onepass/error.h"
 
@@ -84,6 +85,27 @@ WholeProblem::WholeProblem(const std::string& block, const CallSpecs& specs, boo
   }
   problem.validate();
   refuse_f64(problem);
+}
+
+WholeBackwardProblem::WholeBackwardProblem(const std::string& block, const CallSpecs& specs, bool tf32,
+                                           const TensorSpec& output_gradient, std::vector<bool> wanted,
+                                           int device)
+    : WholeBackwardProblem(WholeProblem(block, specs, tf32, device), specs, output_gradient,
+                           std::move(wanted)) {}
+
+WholeBackwardProblem::WholeBackwardProblem(WholeProblem whole, const CallSpecs& specs,
+                                           const TensorSpec& output_gradient, std::vector<bool> wanted)
+    : problem(backward_problem(std::move(whole.problem), specs, output_gradient, std::move(wanted))),
+      layouts(std::move(whole.layouts)),
+      copied(std::move(whole.copied)),
+      output_layout(lies(problem.forward.output, Layout::nchw) ? Layout::nchw : Layout::nhwc) {
+  // The gradient of a mean is read by its strides.
+  copies_output_gradient =
+      !problem.forward.block.has_mean() && make_dense(problem.output_gradient, output_layout);
+  for (size_t i = 0; i < problem.parameter_gradients.size(); ++i) {
+    TensorSpec& spec = problem.parameter_gradients[i];
+    spec = TensorSpec::dense(spec.dtype, spec.sizes, layouts[i]);
+  }
 }
 
 CudaBackwardProblem cuda_backward_problem(const std::string& block, const CallSpecs& specs,

@@ -31,6 +31,22 @@ struct WholeProblem {
   WholeProblem(const std::string& block, const CallSpecs& specs, bool tf32, int device);
 };
 
+// The problem of its gradients: that of the output is read where it lies if it lies as the output does.
+struct WholeBackwardProblem {
+  BackwardProblem problem;
+  std::vector<Layout> layouts;
+  std::vector<bool> copied;
+  Layout output_layout = Layout::nchw;
+  bool copies_output_gradient = false;
+
+  WholeBackwardProblem(const std::string& block, const CallSpecs& specs, bool tf32,
+                       const TensorSpec& output_gradient, std::vector<bool> wanted, int device);
+
+ private:
+  WholeBackwardProblem(WholeProblem whole, const CallSpecs& specs, const TensorSpec& output_gradient,
+                       std::vector<bool> wanted);
+};
+
 // The problem of a tail's gradients; those of tensors of the input's size lie in its order.
 struct CudaBackwardProblem {
   BackwardProblem problem;

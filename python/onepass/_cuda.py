@@ -29,6 +29,8 @@ def apply(
         return _run_tail(description, input, parameters, out_dtype)
     if is_fused_whole(description, input, parameters, out_dtype):
         tf32 = mode_of(input.dtype) == "tf32"
+        if any(_wanted(input, parameters)):
+            return _Whole.apply(block, tf32, input, *parameters)
         return _call(torch.ops.onepass.whole_forward.default, input, parameters, block, tf32)
     count = description.conv_parameters
     convolved = _eager.convolve(conv, input, *parameters[:count])
@@ -45,12 +47,10 @@ def is_fused_whole(
 ) -> bool:
     """Whether the convolution runs here too: one element type, no autocast, and the plan predicts a gain.
 
-    Where gradients are wanted the convolution is PyTorch's, whose output they need; so it is while something
-    traces, when sizes may be symbolic.
+    Where gradients are wanted, the gain of the whole training step. While something traces, when sizes may be
+    symbolic, the convolution is PyTorch's.
     """
     dtype = input.dtype
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (input, *parameters)):
-        return False
     if torch.compiler.is_compiling() or isinstance(input, FakeTensor):
         return False
     if dtype not in FUSED_DTYPES or out_dtype not in (None, dtype):
@@ -60,7 +60,15 @@ def is_fused_whole(
     if unavailable_reason() is not None:
         return False
     last = memory_format(input) != torch.contiguous_format
-    return _is_worth_fusing(description.text, tuple(input.shape), mode_of(dtype), last, str(input.device))
+    how = (description.text, tuple(input.shape), mode_of(dtype), last, str(input.device))
+    wanted = _wanted(input, parameters)
+    return _is_worth_training(*how, wanted) if any(wanted) else _is_worth_fusing(*how)
+
+
+def _wanted(input: Tensor, parameters: Sequence[Tensor]) -> tuple[bool, ...]:
+    """Which gradients are: the input's, then each parameter's."""
+    enabled = torch.is_grad_enabled()
+    return tuple(enabled and tensor.requires_grad for tensor in (input, *parameters))
 
 
 def mode_of(dtype: torch.dtype) -> str:
@@ -74,6 +82,38 @@ def mode_of(dtype: torch.dtype) -> str:
 def _is_worth_fusing(block: str, sizes: tuple[int, ...], mode: str, last: bool, device: str) -> bool:
     layout = "nhwc" if last else "nchw"
     return torch.ops.onepass.cuda_is_worth_fusing(block, sizes, mode, layout, device)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_worth_training(
+    block: str, sizes: tuple[int, ...], mode: str, last: bool, device: str, wanted: tuple[bool, ...]
+) -> bool:
+    layout = "nhwc" if last else "nchw"
+    return torch.ops.onepass.cuda_is_worth_training(block, sizes, mode, layout, device, wanted)
+
+
+class _Whole(torch.autograd.Function):
+    """A block with its convolution, whose gradients are wanted.
+
+    Saves its input, its parameters and the statistics of its slabs: the convolution is computed anew.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, block: str, tf32: bool, input: Tensor, *parameters: Tensor) -> Tensor:
+        operator = torch.ops.onepass.whole_forward_with_statistics.default
+        output, statistics = _call(operator, input, parameters, block, tf32)
+        ctx.how = block, tf32
+        ctx.save_for_backward(input, statistics, *parameters)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor | None, ...]:
+        wanted = ctx.needs_input_grad[2:]
+        input, statistics, *parameters = ctx.saved_tensors
+        operator = torch.ops.onepass.whole_backward.default
+        gradients = _call(operator, output_gradient, input, parameters, statistics, *ctx.how, wanted)
+        return None, None, *(gradient if want else None for gradient, want in zip(gradients, wanted))
 
 
 # --- Tails ---

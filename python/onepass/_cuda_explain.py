@@ -24,12 +24,17 @@ def explain(
     """As onepass.explain; `device` is "cuda", "cuda:1" or an architecture, "cuda:sm_90a"."""
     conv, tail = description.conv, description.tail
     reason = _why_eager(dtype, device)
-    if conv is not None and reason is None and not backward and _is_whole(strategy):
+    if conv is not None and reason is None and _is_whole(strategy):
         mode = _cuda.mode_of(dtype)
         arguments = (description.text, sizes, mode, layout, device)
-        if strategy or torch.ops.onepass.cuda_is_worth_fusing(*arguments):
+        wanted = [True] * (1 + len(description.parameters))
+        trains = torch.ops.onepass.cuda_is_worth_training(*arguments, wanted)
+        if backward and (strategy or trains):
+            return torch.ops.onepass.cuda_explain(*arguments, strategy, True)
+        if not backward and (strategy or torch.ops.onepass.cuda_is_worth_fusing(*arguments)):
             plan = torch.ops.onepass.cuda_explain(*arguments, strategy, False)
-            return f"{plan}  where gradients are wanted: PyTorch's own convolution, then the rest\n"
+            how = "the same, then thin_backward" if trains else "PyTorch's own convolution, then the rest"
+            return f"{plan}  where gradients are wanted: {how}\n"
     if not tail:
         return f"{description.text}\n\n-> PyTorch's own convolution\n"
     if reason is not None:

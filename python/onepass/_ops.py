@@ -303,6 +303,32 @@ def _fake_whole_forward(input: Tensor, parameters: Sequence[Tensor], block: str,
     return _fake_forward(input, parameters, block)
 
 
+def _fake_whole_forward_with_statistics(
+    input: Tensor, parameters: Sequence[Tensor], block: str, tf32: bool
+) -> tuple[Tensor, Tensor]:
+    return _fake_forward_with_statistics(input, parameters, block)
+
+
+def _fake_whole_backward(
+    output_gradient: Tensor,
+    input: Tensor,
+    parameters: Sequence[Tensor],
+    statistics: Tensor,
+    block: str,
+    tf32: bool,
+    wanted: Sequence[bool],
+) -> list[Tensor]:
+    description = describe(block)
+    order = memory_format(input, parameters[0])
+    gradients = [torch.empty_like(input, memory_format=memory_format(input))]
+    for i, parameter in enumerate(parameters):
+        stage = description.stages[description.parameters[i].stage]
+        is_tensor = isinstance(stage, Pointwise) and stage.argument == "tensor"
+        own = order if is_tensor else torch.contiguous_format
+        gradients.append(torch.empty_like(parameter, memory_format=own))
+    return [g if want else g.new_empty(0) for g, want in zip(gradients, wanted, strict=True)]
+
+
 if _library.available():
     torch.library.register_fake("onepass::forward", _fake_forward)
     torch.library.register_fake("onepass::forward_with_statistics", _fake_forward_with_statistics)
@@ -311,3 +337,5 @@ if _library.available():
     torch.library.register_fake("onepass::block_forward", _fake_block_forward)
     torch.library.register_fake("onepass::block_backward", _fake_block_backward)
     torch.library.register_fake("onepass::whole_forward", _fake_whole_forward)
+    torch.library.register_fake("onepass::whole_forward_with_statistics", _fake_whole_forward_with_statistics)
+    torch.library.register_fake("onepass::whole_backward", _fake_whole_backward)

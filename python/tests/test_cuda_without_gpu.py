@@ -141,7 +141,14 @@ def test_thin_convolutions_run_with_their_block_where_the_plan_predicts_a_gain()
         "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean", (1024, 3, 16, 32, 32), device="cuda:sm_90a"
     )
     assert "* thin_samples" in thin
-    assert "where gradients are wanted: PyTorch's own convolution" in thin
+    assert "where gradients are wanted: the same, then thin_backward" in thin
+    gradients = onepass.explain(
+        "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean",
+        (1024, 3, 16, 32, 32),
+        device="cuda:sm_90a",
+        backward=True,
+    )
+    assert "* thin_backward" in gradients
     other = onepass.explain("conv2d(64,64) | relu", (8, 64, 32, 32), device="cuda:sm_90a")
     assert "-> PyTorch's own convolution, then tail_" in other
     forced = onepass.explain(

@@ -1,6 +1,8 @@
 // Whether a block with a convolution is worth running whole where PyTorch could run the convolution instead.
 #include <algorithm>
 #include <limits>
+#include <optional>
+#include <utility>
 
 #include "cuda/gpu.h"
 #include "onepass/cuda.h"
@@ -21,15 +23,29 @@ double least_seconds(const Problem& problem, std::string_view prefix) {
   return least;
 }
 
-// The block without its convolution, of the convolution's output.
-double tail_seconds(const Problem& problem) {
+// The same of the gradients.
+double least_seconds(const BackwardProblem& problem, std::string_view prefix) {
+  double least = infinity;
+  for (const BackwardStrategy* row : backward_strategies(Device::Kind::cuda)) {
+    if (row->name.starts_with(prefix) && row->refusal(problem).empty())
+      least = std::min(least, row->seconds(problem, {}));
+  }
+  return least;
+}
+
+// The block without its convolution, of the convolution's output; none where that is all of it.
+std::optional<Problem> tail_of(const Problem& problem) {
   const std::vector<Stage>& all = problem.block.stages();
-  if (all.size() == 1) return 0;
+  if (all.size() == 1) return std::nullopt;
   std::vector<Stage> stages(all.begin() + 1, all.end());
   const Layout layout = problem.input.strides[1] == 1 ? Layout::nhwc : Layout::nchw;
-  return least_seconds(Problem(Block(std::move(stages)), problem.block.conv_output_shape(problem.input.sizes),
-                               problem.input.dtype, problem.device, layout),
-                       "tail_");
+  return Problem(Block(std::move(stages)), problem.block.conv_output_shape(problem.input.sizes),
+                 problem.input.dtype, problem.device, layout);
+}
+
+double tail_seconds(const Problem& problem) {
+  const std::optional<Problem> tail = tail_of(problem);
+  return tail ? least_seconds(*tail, "tail_") : 0;
 }
 
 // PyTorch's convolution at its best settings: cuDNN 9.19 on an H200 does s27's (3 to 16 channels in three
@@ -47,7 +63,37 @@ double convolution_seconds(const Problem& problem) {
                   elements * static_cast<double>(byte_size(problem.input.dtype)) / gpu.bytes_per_second);
 }
 
+// PyTorch's gradients of the convolution. Of s60's step of 10.4 ms on an H200 at its best settings some 6 are
+// theirs (1.7 TFLOP/s), of s27's 19.4 some 15 (9; without cudnn.benchmark it takes 130 ms).
+double convolution_backward_seconds(const BackwardProblem& problem) {
+  const Problem& forward = problem.forward;
+  const Gpu& gpu = gpu_of(forward.device);
+  const Conv& conv = *forward.block.conv();
+  const double rate = (conv.transposed ? 1.7e12 : conv.rank == 3 ? 9e12 : 60e12) * gpu.flops / 66.9e12;
+  const double products = (problem.wants_input() ? 1 : 0) + (problem.wants_parameter(0) ? 1 : 0);
+  const double elements =
+      static_cast<double>(element_count(forward.input.sizes)) +
+      static_cast<double>(element_count(forward.block.conv_output_shape(forward.input.sizes)));
+  return products * (5e-6 + std::max(2 * static_cast<double>(forward.conv_multiply_adds()) / rate,
+                                     elements * static_cast<double>(byte_size(forward.input.dtype)) /
+                                         gpu.bytes_per_second));
+}
+
+double tail_backward_seconds(const BackwardProblem& problem) {
+  std::optional<Problem> tail = tail_of(problem.forward);
+  return tail ? least_seconds(BackwardProblem(std::move(*tail)), "tail_") : 0;
+}
+
 }  // namespace
+
+bool is_worth_training(const BackwardProblem& problem) {
+  const Problem& forward = problem.forward;
+  if (forward.block.conv() == nullptr || element_count(forward.input.sizes) == 0) return false;
+  const double whole = least_seconds(forward, "thin_") + least_seconds(problem, "thin_");
+  return whole < infinity && whole < convolution_seconds(forward) + tail_seconds(forward) +
+                                         convolution_backward_seconds(problem) +
+                                         tail_backward_seconds(problem);
+}
 
 bool is_worth_fusing(const Problem& problem) {
   if (problem.block.conv() == nullptr || element_count(problem.input.sizes) == 0) return false;

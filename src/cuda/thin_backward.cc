@@ -1,6 +1,6 @@
 // The row "thin_backward": all gradients of a thin convolution with what follows it. Nothing of the
-// convolution's size is read or written but dy; dh of a few samples waits in a ring that the second-level cache
-// holds.
+// convolution's size is read or written but dy; dh of a few samples waits in a ring that the second-level
+// cache holds.
 #include <algorithm>
 #include <optional>
 #include <sstream>
@@ -13,8 +13,8 @@ namespace {
 
 int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 
-// The least number from `least` on that is `rest` more than a multiple of 32: rows of shared memory so far apart
-// begin in different banks.
+// The least number from `least` on that is `rest` more than a multiple of 32: rows of shared memory so far
+// apart begin in different banks.
 int64_t apart(int64_t least, int64_t rest) { return least + (rest - least % 32 + 32) % 32; }
 
 bool is_16_bits(DType type) { return type == DType::f16 || type == DType::bf16; }
@@ -54,7 +54,8 @@ struct ThinBackwardNumbers {
   int64_t dh_pitch = 0, segments = 1, segment_tiles = 1;
   int64_t ring_pitch = 0;
   Three back_tile{1, 1, 1}, back_tiles{1, 1, 1}, back_window{1, 1, 1};
-  int64_t back_live = 1, back_buffers = 1, back_spans = 1, back_spans_at_once = 1, back_pitch = 8, product_pitch = 8;
+  int64_t back_live = 1, back_buffers = 1, back_spans = 1, back_spans_at_once = 1, back_pitch = 8,
+          product_pitch = 8;
   Three conv_stride{1, 1, 1}, conv_padding{0, 0, 0}, conv_dilation{1, 1, 1};
   int64_t shared_bytes = 0;  // 0 where nothing fits
 
@@ -149,7 +150,8 @@ struct ThinBackwardNumbers {
                                   ? problem.parameter_gradients[index].dtype
                                   : DType::f32));
     };
-    text += "  using WeightGradient = onepass::" + type(0) + ";\n  using BiasGradient = onepass::" + type(1) + ";\n";
+    text += "  using WeightGradient = onepass::" + type(0) + ";\n  using BiasGradient = onepass::" + type(1) +
+            ";\n";
     return "using onepass::int64;\nstruct Numbers {\n" + text + "};\n";
   }
 
@@ -205,7 +207,8 @@ struct ThinBackwardNumbers {
     dh_pitch = work_.weight ? apart(round_up(product(tile), 8 * spans), 8) : 8;
   }
   int64_t pass_bytes() const {
-    return 4 * (round_up(window_floats(), 4) + row_tiles_ * 16 * dh_pitch) + (work_.weight ? weight_slots : 1) * 512;
+    return 4 * (round_up(window_floats(), 4) + row_tiles_ * 16 * dh_pitch) +
+           (work_.weight ? weight_slots : 1) * 512;
   }
 
   bool cut(int64_t budget) {
@@ -234,8 +237,9 @@ struct ThinBackwardNumbers {
           if (tile[0] != z || product(tile) > most_positions) continue;
           set_window();
           if (fixed_bytes() + pass_bytes() > budget) continue;
-          const double cost = tile_cost() * static_cast<double>(divide_up(cells[0], z) * divide_up(cells[1], y) *
-                                                                divide_up(cells[2], tile[2]));
+          const double cost =
+              tile_cost() * static_cast<double>(divide_up(cells[0], z) * divide_up(cells[1], y) *
+                                                divide_up(cells[2], tile[2]));
           if (best_tile[0] == 0 || cost < best) {
             best = cost;
             best_tile = tile;
@@ -298,10 +302,12 @@ struct ThinBackwardNumbers {
         for (int64_t at_once = 1; at_once <= most_spans; ++at_once) {
           for (int64_t buffers = 1; buffers <= 2; ++buffers) {
             set_back(parts, rows, at_once, buffers);
-            if (at_once > back_spans || back_items() > warps || fixed_bytes() + back_bytes() > budget) continue;
+            if (at_once > back_spans || back_items() > warps || fixed_bytes() + back_bytes() > budget)
+              continue;
             const auto count = static_cast<double>(divide_up(in(1), rows) * parts);
             // Words loaded and a warp's reads of shared memory, each with the barriers of a plane.
-            const double loads = static_cast<double>(back_window[1] * back_spans) * (buffers == 1 ? 1.5 : 1.0);
+            const double loads =
+                static_cast<double>(back_window[1] * back_spans) * (buffers == 1 ? 1.5 : 1.0);
             const double reads = static_cast<double>(warps) * (4 + 2 * static_cast<double>(at_once)) * 2;
             const double cost = count * (loads + reads + 8);
             if (best == 0 || cost < best) {
@@ -350,9 +356,9 @@ class ThinBackward final : public BackwardKernel {
     if (!work_.first && !work_.second) return;
     const std::string structs = "#include \"thin_backward.cuh\"\n" + tail_source(problem_) +
                                 thin_source(problem_.forward, shape_) + numbers_.source(problem_);
-    function_.emplace(source(structs), problem.forward.device,
-                      Launch{1, static_cast<uint32_t>(numbers_.threads), 1,
-                             static_cast<uint32_t>(numbers_.shared_bytes)});
+    function_.emplace(
+        source(structs), problem.forward.device,
+        Launch{1, static_cast<uint32_t>(numbers_.threads), 1, static_cast<uint32_t>(numbers_.shared_bytes)});
     if (work_.sums) {
       reduce_blocks_ = (work_.weight ? numbers_.units() * 4 * numbers_.slices : 0) + shape_.channels + 1;
       reduce_.emplace(reduce_source(structs), problem.forward.device,
@@ -389,9 +395,9 @@ class ThinBackward final : public BackwardKernel {
     out << "convolution: " << shape_.terms() << " terms in " << numbers_.steps << " steps of "
         << shape_.classes() << (shape_.classes() == 1 ? " class" : " classes") << ", computed "
         << (work_.first && work_.second ? "twice" : "once") << ", "
-        << (numbers_.splits                                  ? "operands split in two"
+        << (numbers_.splits                                 ? "operands split in two"
             : problem_.forward.precision == Precision::tf32 ? "operands rounded to tf32"
-                                                             : "gradients rounded to tf32")
+                                                            : "gradients rounded to tf32")
         << '\n'
         << "tile: " << by(numbers_.tile) << " positions, " << numbers_.all_tiles() << " tiles and "
         << numbers_.segments << " tickets a sample\n";
@@ -403,7 +409,8 @@ class ThinBackward final : public BackwardKernel {
     out << "blocks: " << describe_blocks(blocks_.value(), *function_)
         << "passes: " << (work_.first ? 1 : 0) + (work_.second ? 1 : 0) + (work_.input ? 1 : 0)
         << (reduce_ ? ", then sums over the batch" : "") << '\n'
-        << "saved by forward: the input" << (shape_.parts.norm ? " and the statistics of each slab" : "") << '\n'
+        << "saved by forward: the input" << (shape_.parts.norm ? " and the statistics of each slab" : "")
+        << '\n'
         << "workspace: " << workspace_bytes() << " bytes\n";
     return out.str();
   }
@@ -419,8 +426,8 @@ class ThinBackward final : public BackwardKernel {
     words.add(arguments.input);
     words.add(arguments.output_gradient);
     words.add(arguments.statistics);
-    for (const Region& region : {control_, columns_, first_parts_, second_parts_, slab_sums_, weight_parts_,
-                                slices_, ring_})
+    for (const Region& region :
+         {control_, columns_, first_parts_, second_parts_, slab_sums_, weight_parts_, slices_, ring_})
       words.add(at(workspace, region));
     words.add(arguments.input_gradient);
     words.add(shape_.batch);
@@ -530,12 +537,17 @@ double seconds(const BackwardProblem& problem, const PlanOptions&) {
   const ThinShape shape(problem.forward);
   const ThinWork work(problem, shape.parts);
   const Gpu& gpu = gpu_of(problem.forward.device);
+  const ThinBackwardNumbers numbers(problem, shape, work, gpu);
   const auto outputs = static_cast<double>((shape.rows() * shape.spatial).value());
   const auto multiply_adds = static_cast<double>(problem.forward.conv_multiply_adds());
   const double passes = (work.first ? 1 : 0) + (work.second ? 1 : 0);
-  const double products = passes + (work.weight ? 1 : 0) + (work.input ? 2 : 0);
-  const double instructions = 35 * passes * outputs + products * multiply_adds / 4;
-  return 2e-5 + instructions / (gpu.flops / 2);
+  const double weight = work.weight ? 1 : 0;
+  const double input = work.input ? 1 : 0;
+  // H200, s60 and s27 in tf32: 0.63 and 1.33 ms a pass, 0.35 and 0.78 more for dweight, 1.3 and 2 for dx; in
+  // f32 1.5 and 2 times as long.
+  const double of_output = (2.3 * passes + 1.2 * weight + 5 * input) * (numbers.splits ? 1.4 : 1);
+  const double of_product = (0.026 * passes + 0.016 * weight + 0.03 * input) * (numbers.splits ? 2.5 : 1);
+  return 2e-5 + 1e-12 * (outputs * of_output + multiply_adds * of_product) * 66.9e12 / gpu.flops;
 }
 
 }  // namespace

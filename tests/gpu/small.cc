@@ -61,6 +61,11 @@ TEST_F(Small, Backward) {
   const GpuStream stream;
   for (const char* const text : problems)
     expect_none(backward_errors(BackwardProblem(Problem::parse(text, gpu)), {.seed = 3}, stream));
+  for (const char* const text :
+       {"conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish @ 2x3x3x4x5 tf32",
+        "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 3x3x5x6x7 tf32",
+        "conv2d(3,8,p=1) | relu | group_norm(2) @ 2x3x9x7"})
+    expect_none(backward_errors(BackwardProblem(Problem::parse(text, gpu)), {.seed = 5}, stream));
 }
 
 }  // namespace

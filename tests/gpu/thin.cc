@@ -4,6 +4,7 @@
 #include <cmath>
 #include <iostream>
 #include <limits>
+#include <mutex>
 
 #include "block/convert.h"
 #include "gpu/pool.h"
@@ -214,6 +215,116 @@ TEST_F(Thin, GivesTheSameBits) {
     }
     return std::string();
   });
+}
+
+using ThinBackward = GpuTest;
+
+TEST_F(ThinBackward, AgreesWithTheReferenceInEveryMode) {
+  const std::vector<Problem> problems = in_every_mode();
+  std::mutex mutex;
+  GradientComparison total;
+  int64_t refused = 0;
+  try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
+    const BackwardProblem problem(problems[static_cast<size_t>(index)]);
+    if (!accepts(problem)) {  // its weights, split, take more than shared memory
+      const std::lock_guard lock(mutex);
+      ++refused;
+      return std::string();
+    }
+    GradientComparison own;
+    std::string errors = backward_errors(problem,
+                                         {.distributions = {Distribution::uniform, Distribution::normal},
+                                          .placements = {Placement::elements, Placement::vectors},
+                                          .seed = 700 + static_cast<uint64_t>(index)},
+                                         stream, &own);
+    const std::lock_guard lock(mutex);
+    total += own;
+    return errors;
+  });
+  std::cout << refused << " refused; " << total.checked << " elements checked, " << total.unchecked
+            << " not\n";
+  EXPECT_LE(refused, 2);
+  EXPECT_GT(total.checked, total.unchecked);
+}
+
+// More samples than the ring has room for, more tickets than blocks.
+TEST_F(ThinBackward, AgreesWithTheReferenceOnManySamples) {
+  std::vector<Problem> problems;
+  for (const char* const text :
+       {"conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 300x3x5x7x6 tf32",
+        "conv_transpose3d(3,16,k=3,s=2) | swish | group_norm(4) | hardswish @ 150x3x2x4x5",
+        "conv1d(2,8,k=3,p=1) | relu @ 700x2x31 bf16", "conv2d(3,24,k=3,s=2) | group_norm(6) @ 300x3x9x11"}) {
+    problems.push_back(Problem::parse(text, gpu));
+  }
+  try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
+    return backward_errors(BackwardProblem(problems[static_cast<size_t>(index)]),
+                           {.placements = {Placement::vectors}, .seed = 900}, stream);
+  });
+}
+
+TEST_F(ThinBackward, AgreesWithTheReferenceOnRandomProblems) {
+  const uint64_t first = base_seed() + 4'000'000;
+  std::mutex mutex;
+  int64_t refused = 0;
+  const int64_t tried = try_for(10, [&](int64_t index, const GpuStream& stream) {
+    const uint64_t seed = first + static_cast<uint64_t>(index);
+    const BackwardProblem problem(random_thin_problem(seed, gpu));
+    if (!accepts(problem)) {
+      const std::lock_guard lock(mutex);
+      ++refused;
+      return std::string();
+    }
+    return backward_errors(problem, {.placements = {placements[seed % 3]}, .seed = seed}, stream);
+  });
+  std::cout << "seeds " << first << " to " << first + static_cast<uint64_t>(tried) - 1 << ", " << refused
+            << " refused\n";
+  EXPECT_GT(tried, 4 * refused);
+}
+
+TEST_F(ThinBackward, ComputesAnySubsetOfTheGradients) {
+  std::vector<BackwardProblem> subsets;
+  for (const char* const text :
+       {"conv2d(3,8,k=3,p=1) | prelu(per=channel) | group_norm(2) | residual_add @ 2x3x9x7 tf32",
+        "conv_transpose2d(2,5,k=3,s=2) | channel_add | swish | mean @ 3x2x5x6"}) {
+    BackwardProblem problem(Problem::parse(text, gpu));
+    for (unsigned subset = 0; subset < 1u << problem.wanted.size(); subset += 3) {
+      for (size_t i = 0; i < problem.wanted.size(); ++i) problem.wanted[i] = (subset >> i & 1u) != 0;
+      subsets.push_back(problem);
+    }
+  }
+  try_all(std::ssize(subsets), [&](int64_t index, const GpuStream& stream) {
+    return backward_errors(subsets[static_cast<size_t>(index)],
+                           {.placements = {Placement::elements}, .seed = 4}, stream);
+  });
+}
+
+TEST_F(ThinBackward, GivesTheSameBits) {
+  std::vector<Problem> problems;
+  for (const char* const text :
+       {"conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 40x3x7x13x11 tf32",
+        "conv_transpose3d(3,16,k=3,s=2) | swish | group_norm(4) | hardswish @ 20x3x4x10x11"}) {
+    problems.push_back(Problem::parse(text, gpu));
+  }
+  try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
+    const BackwardProblem problem(problems[static_cast<size_t>(index)]);
+    const BackwardPlan plan = plan_backward(problem);
+    const BackwardOperands operands = random_backward_operands(problem, Distribution::normal, 12);
+    const GradientValues once = run(plan, operands, stream).gradients;
+    for (int i = 0; i < 20; ++i) {
+      if (!same_bits(once, run(plan, operands, stream).gradients))
+        return "other bits in run " + std::to_string(i) + ": " + problem.text();
+    }
+    return std::string();
+  });
+}
+
+TEST_F(ThinBackward, GradientsOfAnEmptyBatchAreZero) {
+  const GpuStream stream;
+  for (const char* const text :
+       {"conv2d(3,8,k=3) | group_norm(2) @ 0x3x9x7", "conv1d(1,4,k=3) | relu @ 0x1x9"}) {
+    const std::string errors = backward_errors(BackwardProblem(Problem::parse(text, gpu)), {}, stream);
+    if (!errors.empty()) ADD_FAILURE() << errors;
+  }
 }
 
 }  // namespace

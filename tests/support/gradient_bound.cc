@@ -65,7 +65,8 @@ class BoundedBackward {
                   const std::vector<std::vector<double>>& parameters,
                   const std::vector<double>& output_gradient)
       : problem_(problem.forward),
-        sizes_(problem.forward.input.sizes),
+        multiplies_tf32_(has_tf32_products(problem.forward)),
+        sizes_(problem.forward.block.conv_output_shape(problem.forward.input.sizes)),
         input_(input),
         parameters_(parameters),
         next_parameter_(parameters.size()),
@@ -90,7 +91,9 @@ class BoundedBackward {
     const Block before(std::vector<Stage>(stages.begin(), stages.begin() + static_cast<ptrdiff_t>(prefix_)));
     const auto parameters =
         std::vector(parameters_.begin(), parameters_.begin() + static_cast<ptrdiff_t>(next_parameter_));
-    return expected_output(Problem(before, problem_.input.sizes), input_, parameters);
+    Problem own(before, problem_.input.sizes);
+    if (multiplies_tf32_) own.precision = Precision::tf32;
+    return expected_output(own, input_, parameters);
   }
 
   size_t channel_of(size_t element) const {
@@ -105,7 +108,60 @@ class BoundedBackward {
     }
   }
 
-  void apply(const Conv&) {}
+  // Whether a kernel may multiply operands of 10 bits: f32 ones of a tf32 problem, or ones of 16 bits.
+  static bool has_tf32_products(const Problem& problem) {
+    return problem.precision == Precision::tf32 ||
+           (problem.input.dtype != DType::f32 && problem.input.dtype != DType::f64);
+  }
+
+  // Sums of products with the gradient, which has a bound of its own.
+  void apply(const Conv& conv) {
+    const Block alone({conv});
+    const Shape& sizes = problem_.input.sizes;
+    std::vector<std::vector<double>> weights(parameters_.begin(), parameters_.begin() + (conv.bias ? 2 : 1));
+    const auto gradients = [&](double (*of)(double), std::vector<double> gradient) {
+      const auto all = [of](std::vector<double> values) {
+        for (double& value : values) value = of(value);
+        return values;
+      };
+      std::vector<std::vector<double>> own;
+      for (const std::vector<double>& weight : weights) own.push_back(all(weight));
+      return reference::backward(alone, sizes, all(input_), own, gradient);
+    };
+    // Infinite bounds as numbers: products with 0 stay 0.
+    constexpr double huge = 1e300;
+    std::vector<double> inherited = bounds_;
+    for (double& bound : inherited) bound = bound < huge ? bound : huge;
+    std::vector<double> square = gradient_;
+    for (double& value : square) value *= value;
+    const auto exact = gradients([](double x) { return x; }, gradient_);
+    const auto from_bounds = gradients([](double x) { return std::abs(x); }, inherited);
+    const auto squares = gradients([](double x) { return x * x; }, square);
+    const auto bounds = [&](const std::vector<double>& values, const std::vector<double>& own,
+                            const std::vector<double>& term_squares, double terms) {
+      Expected expected{values, {}};
+      for (size_t i = 0; i < values.size(); ++i) {
+        const double walk = std::sqrt(term_squares[i]) + std::abs(values[i]);
+        // Tensor cores cut off what they add; split operands leave them after 64 terms.
+        const double roundings = 4 * std::sqrt(terms) + (multiplies_tf32_ ? terms / 2 : 32);
+        const double rounded = multiplies_tf32_ ? 4 * 0x1p-11 * std::sqrt(term_squares[i]) : 0;
+        const double bound = own[i] + rounded + roundings * roundoff * walk + (terms + 4) * underflow;
+        const bool known = own[i] < huge / 2 && !(std::isnan(bound) && std::isfinite(values[i]));
+        expected.bounds.push_back(!known ? infinity : std::isfinite(values[i]) ? bound : 0);
+      }
+      return expected;
+    };
+    const double positions = static_cast<double>(sizes_.batch) * static_cast<double>(sizes_.positions()) + 1;
+    const double terms =
+        static_cast<double>(parameters_[0].size()) / static_cast<double>(conv.in_channels) + 1;
+    for (size_t i = 0; i < weights.size(); ++i) {
+      result_.parameters[i] =
+          bounds(exact.parameters[i], from_bounds.parameters[i], squares.parameters[i], positions);
+    }
+    Expected input = bounds(exact.input, from_bounds.input, squares.input, terms);
+    gradient_ = std::move(input.values);
+    bounds_ = std::move(input.bounds);
+  }
 
   void apply(const Mean&) {
     const std::vector<double> g = std::move(gradient_);
@@ -269,7 +325,8 @@ class BoundedBackward {
   }
 
   const Problem& problem_;
-  Sizes sizes_;
+  bool multiplies_tf32_;
+  Sizes sizes_;  // after the convolution
   const std::vector<double>& input_;
   const std::vector<std::vector<double>>& parameters_;
   size_t next_parameter_;  // the first that the stages taken back have
@@ -324,7 +381,9 @@ ExpectedGradients bounds_of_convolution(const BackwardProblem& problem, const st
 ExpectedGradients expected_gradients(const BackwardProblem& problem, const std::vector<double>& input,
                                      const std::vector<std::vector<double>>& parameters,
                                      const std::vector<double>& output_gradient) {
-  if (problem.forward.block.conv() != nullptr) {
+  const Problem& forward = problem.forward;
+  if (forward.block.conv() != nullptr && forward.block.stages().size() == 1 &&
+      forward.device.kind == Device::Kind::cpu) {
     return bounds_of_convolution(problem, input, parameters, output_gradient);
   }
   ExpectedGradients expected = BoundedBackward(problem, input, parameters, output_gradient).result();

@@ -18,6 +18,11 @@
 //                 xhat (both as in error_bound.h):
 //                 rstd (b(q) + b(m1) + f |m2| + |xhat| b(m2)) + (r + 8 u) rstd (|q| + |m1| + |xhat m2|)
 //
+//   convolution   sums of K products t with the gradient (of the input's, the weights' and the bias's own):
+//                 what b makes of them, plus u (4 sqrt(K) + 32) (sqrt(sum of t^2) + |sum|). In tf32 (operands
+//                 are given as rounded) and with operands of 16 bits K / 2 in place of 32, as in
+//                 error_bound.h, and 4 * 2^-11 sqrt(sum of t^2): the gradient is an operand rounded to tf32.
+//
 // A slab whose variance is lost among rounding errors is not checked, nor is a sum that it enters.
 #pragma once
 
@@ -33,9 +38,9 @@ struct ExpectedGradients {
   std::vector<Expected> parameters;
 };
 
-// For a block without a convolution, or one that is a convolution alone: there every gradient is a sum of K
-// products t, off by up to 4 u sqrt(K) (sqrt(sum of t^2) + |sum|) as in error_bound.h. All values are dense
-// NCHW, already rounded to the element types of the problem.
+// Of a convolution alone on a CPU every gradient is a sum of K products t, off by up to 4 u sqrt(K)
+// (sqrt(sum of t^2) + |sum|) as in error_bound.h. All values are dense NCHW, already rounded to the element
+// types of the problem.
 ExpectedGradients expected_gradients(const BackwardProblem& problem, const std::vector<double>& input,
                                      const std::vector<std::vector<double>>& parameters,
                                      const std::vector<double>& output_gradient);

@@ -10,14 +10,14 @@
 //            cores, shifted and added to dx[input channel, i] as they leave
 // Pass 1 is left out without a norm, pass 3 where dx is not wanted, products that nobody wants in pass 2.
 //
-// Work is taken by ticket, sample after sample: pass 1 of sample n, pass 2 of an earlier and pass 3 of a still
-// earlier one, so that dy and dh come from the second-level cache; blocks wait only for lower tickets. The ring
-// has dh of a few samples: nothing of the convolution's size is in memory. Gradients of weights leave as one
-// part for each ticket and are added by a second launch (ThinReduce), in double and in order.
+// Work is taken by ticket, sample after sample: pass 1 of sample n, pass 2 of an earlier and pass 3 of a
+// still earlier one, so that dy and dh come from the second-level cache; blocks wait only for lower tickets.
+// The ring has dh of a few samples: nothing of the convolution's size is in memory. Gradients of weights
+// leave as one part for each ticket and are added by a second launch (ThinReduce), in double and in order.
 //
-// Operands of products are tf32: rounded, exact (of 16 bits), or split in two with three products (strict f32,
-// at most 64 terms in the tensor core). dh is rounded as an operand is. Moves x and dy twice, dh once each way
-// through the second-level cache, dx once.
+// Operands of products are tf32: rounded, exact (of 16 bits), or split in two with three products (strict
+// f32, at most 64 terms in the tensor core). dh is rounded as an operand is. Moves x and dy twice, dh once
+// each way through the second-level cache, dx once.
 #pragma once
 
 #include "thin.cuh"
@@ -29,8 +29,8 @@ struct ThinBackwardParameters {
   const void* input;
   const void* output_gradient;
   const float* statistics;
-  uint32* control;      // zero: a ticket; for each sample arrivals of pass 1, a flag, arrivals of passes 2 and 3
-  uint32* columns;      // zero: arrivals of ThinReduce
+  uint32* control;  // zero: a ticket; for each sample arrivals of pass 1, a flag, arrivals of passes 2 and 3
+  uint32* columns;  // zero: arrivals of ThinReduce
   float* first_parts;   // [batch][segments][channels][sums of pass 1]
   float* second_parts;  // [batch][segments][channels][sums of pass 2]
   float* slab_sums;     // [batch][groups][2]
@@ -123,10 +123,11 @@ struct ThinTerms {
   using C = Convolution;
   static constexpr int classes = static_cast<int>(C::classes(0) * C::classes(1) * C::classes(2));
   static constexpr int row_tiles = (C::channels + 15) / 16;
-  static constexpr int weight_stride = C::transposed ? C::taps : C::in_channels * C::taps;  // of an output channel
+  static constexpr int weight_stride =
+      C::transposed ? C::taps : C::in_channels * C::taps;  // of an output channel
 
   struct Class {
-    int step;   // the first
+    int step;  // the first
     int steps;
     int slot;   // of the first of its units' sums in shared memory
     int parts;  // into which a unit's positions are cut
@@ -180,7 +181,8 @@ struct ThinTerms {
 #pragma unroll
     for (int d = 0; d < 3; ++d) {
       tap = tap * static_cast<int>(C::kernel(d)) + own.first[d] + m[d] * static_cast<int>(C::tap_step(d));
-      window = window * Numbers::window(d) + own.base[d] + m[d] * static_cast<int>(C::delta(d)) - Numbers::low(d);
+      window =
+          window * Numbers::window(d) + own.base[d] + m[d] * static_cast<int>(C::delta(d)) - Numbers::low(d);
     }
     const int weight = C::transposed ? channel * C::channels * C::taps + tap : channel * C::taps + tap;
     return {within < terms ? weight : -1, window};
@@ -239,7 +241,8 @@ struct ThinBackward {
     float4 weight[Numbers::weight_slots][32];
   };
   struct Back {
-    alignas(16) float ring[Numbers::back_buffers][Numbers::back_window(1)][output_steps * 8][Numbers::back_pitch];
+    alignas(
+        16) float ring[Numbers::back_buffers][Numbers::back_window(1)][output_steps * 8][Numbers::back_pitch];
     alignas(16) float product[Numbers::back_tile(1)][column_tiles * 16][Numbers::product_pitch];
   };
   struct Shared {
@@ -272,8 +275,10 @@ struct ThinBackward {
     return value;
   }
 
-  __device__ __forceinline__ void put_weights(uint4 (&to)[32], uint4 (&low)[32], int at, const float (&w)[4]) const {
-    const uint4 bits{__float_as_uint(w[0]), __float_as_uint(w[1]), __float_as_uint(w[2]), __float_as_uint(w[3])};
+  __device__ __forceinline__ void put_weights(uint4 (&to)[32], uint4 (&low)[32], int at,
+                                              const float (&w)[4]) const {
+    const uint4 bits{__float_as_uint(w[0]), __float_as_uint(w[1]), __float_as_uint(w[2]),
+                     __float_as_uint(w[3])};
     if constexpr (splits) {
       split_tf32(bits, to[at], low[at]);
     } else {
@@ -289,9 +294,10 @@ struct ThinBackward {
       const int j1 = within / Numbers::tile(2) % Numbers::tile(1);
       const int j0 = within / (Numbers::tile(2) * Numbers::tile(1));
       Position own;
-      own.window = (j0 * static_cast<int>(C::step(0)) * Numbers::window(1) + j1 * static_cast<int>(C::step(1))) *
-                       Numbers::window(2) +
-                   j2 * static_cast<int>(C::step(2));
+      own.window =
+          (j0 * static_cast<int>(C::step(0)) * Numbers::window(1) + j1 * static_cast<int>(C::step(1))) *
+              Numbers::window(2) +
+          j2 * static_cast<int>(C::step(2));
       own.output = j0 * static_cast<int>(C::classes(0) * C::stride(2)) +
                    j1 * static_cast<int>(C::classes(1) * C::stride(3)) +
                    j2 * static_cast<int>(C::classes(2) * C::stride(4));
@@ -338,7 +344,9 @@ struct ThinBackward {
   }
 
   static constexpr __device__ int ring_stride(int d) {
-    return d == 2 ? 1 : d == 1 ? Numbers::ring_pitch : Numbers::ring_pitch * static_cast<int>(C::output_size(1));
+    return d == 2   ? 1
+           : d == 1 ? Numbers::ring_pitch
+                    : Numbers::ring_pitch * static_cast<int>(C::output_size(1));
   }
   static constexpr __device__ int64 ring_channel() {
     return static_cast<int64>(ring_stride(0)) * C::output_size(0);
@@ -487,7 +495,8 @@ struct ThinBackward {
   template <bool second, int row_tile, class Sums>
   __device__ __forceinline__ void take(const Tile& tile, const typename Terms::Class& own, int chunk,
                                        const int (&base)[spans], const Position (&at)[spans][2],
-                                       const bool (&valid)[spans][2], int64 output, int64 ring, Sums& sums) const {
+                                       const bool (&valid)[spans][2], int64 output, int64 ring,
+                                       Sums& sums) const {
     using Gradient = typename Tail::OutputGradient;
     float g[spans][4];
     int64 begin[2];
@@ -528,7 +537,8 @@ struct ThinBackward {
                                     Tail::has_mean ? row.dy : g[i][half * 2 + k],
                                     begin[half] + at[i][k].output, sums.value[row_tile][half]);
             if constexpr (second && !splits) dh[k] = round_to_tf32(dh[k]);
-            if constexpr (second && Numbers::wants_input) p.ring[ring + c * ring_channel() + at[i][k].ring] = dh[k];
+            if constexpr (second && Numbers::wants_input)
+              p.ring[ring + c * ring_channel() + at[i][k].ring] = dh[k];
           }
         }
         if constexpr (second && Numbers::wants_weight) {
@@ -622,7 +632,8 @@ struct ThinBackward {
 #pragma unroll
       for (int i = 0; i < at_once; ++i) {
         if (first + i >= own.steps) break;
-        float4& total = s.passes.weight[own.slot + (row_tile * own.steps + first + i) * own.parts + part][lane];
+        float4& total =
+            s.passes.weight[own.slot + (row_tile * own.steps + first + i) * own.parts + part][lane];
         const float4 before = total;
         total = {before.x + sums.total[i][0], before.y + sums.total[i][1], before.z + sums.total[i][2],
                  before.w + sums.total[i][3]};
@@ -751,7 +762,8 @@ struct ThinBackward {
     }
     return q < static_cast<int>(C::output_size(d)) ? q : -1;
   }
-  // The first input plane that output plane `q` may meet, and the tap by which it meets plane `i`, -1 if none.
+  // The first input plane that output plane `q` may meet, and the tap by which it meets plane `i`, -1 if
+  // none.
   static __device__ __forceinline__ int first_plane(int q) {
     return C::transposed ? floor_divide(q + padding(0) - reach(0) + stride(0) - 1, stride(0))
                          : q * stride(0) - padding(0);
@@ -793,8 +805,8 @@ struct ThinBackward {
     asm volatile("cp.async.commit_group;" ::: "memory");
   }
 
-  // A warp's part of pass 3: a row of dx, 16 rows of D and some columns of dh, for all `live` planes of dx that
-  // a plane of dh meets.
+  // A warp's part of pass 3: a row of dx, 16 rows of D and some columns of dh, for all `live` planes of dx
+  // that a plane of dh meets.
   static constexpr int live = Numbers::back_live;
   static constexpr int back_at_once = Numbers::back_spans_at_once;
   static constexpr int row_chunks = (Numbers::back_spans + back_at_once - 1) / back_at_once;
@@ -803,8 +815,9 @@ struct ThinBackward {
     int row, tile, chunk;
   };
 
-  __device__ __forceinline__ void multiply_back(PlaneSums (&sums)[live], const BackItem& item, int buffer, int q0,
-                                                int plane, int first, int last, int i1, int first_row) const {
+  __device__ __forceinline__ void multiply_back(PlaneSums (&sums)[live], const BackItem& item, int buffer,
+                                                int q0, int plane, int first, int last, int i1,
+                                                int first_row) const {
     int tap[live];
 #pragma unroll
     for (int i = 0; i < live; ++i) {
@@ -831,7 +844,8 @@ struct ThinBackward {
           const int step = (tap[i] * static_cast<int>(C::kernel(1)) + k1) * output_steps + k;
           uint4 a[parts];
 #pragma unroll
-          for (int part = 0; part < parts; ++part) a[part] = s.back[part][step * column_tiles + item.tile][lane];
+          for (int part = 0; part < parts; ++part)
+            a[part] = s.back[part][step * column_tiles + item.tile][lane];
           sums[i].add(a, b);
         }
       }
@@ -844,9 +858,11 @@ struct ThinBackward {
     for (int i = 0; i < back_at_once; ++i) {
       if (item.chunk * back_at_once + i >= Numbers::back_spans) break;
       float* to =
-          &s.back_window.product[item.row][item.tile * 16 + quad][(item.chunk * back_at_once + i) * 8 + 2 * in_quad];
+          &s.back_window
+               .product[item.row][item.tile * 16 + quad][(item.chunk * back_at_once + i) * 8 + 2 * in_quad];
       *reinterpret_cast<float2*>(to) = float2{sums.total[i][0], sums.total[i][1]};
-      *reinterpret_cast<float2*>(to + 8 * Numbers::product_pitch) = float2{sums.total[i][2], sums.total[i][3]};
+      *reinterpret_cast<float2*>(to + 8 * Numbers::product_pitch) =
+          float2{sums.total[i][2], sums.total[i][3]};
     }
   }
 
@@ -867,8 +883,9 @@ struct ThinBackward {
       }
       store_one<typename Tail::InputGradient>(
           p.input_gradient,
-          n * Numbers::gradient_stride(0) + c * Numbers::gradient_stride(1) + plane * Numbers::gradient_stride(2) +
-              (y + row) * Numbers::gradient_stride(3) + i2 * Numbers::gradient_stride(4),
+          n * Numbers::gradient_stride(0) + c * Numbers::gradient_stride(1) +
+              plane * Numbers::gradient_stride(2) + (y + row) * Numbers::gradient_stride(3) +
+              i2 * Numbers::gradient_stride(4),
           sum);
     }
   }
@@ -889,9 +906,9 @@ struct ThinBackward {
     int q_end = last_met(0, last_z - 1) + 1;
     q_end = q_end < static_cast<int>(C::output_size(0)) ? q_end : static_cast<int>(C::output_size(0));
     const float* sample = p.ring + n % p.ring_samples * channels * ring_channel();
-    const BackItem item{warp / (row_chunks * column_tiles), warp % column_tiles, warp / column_tiles % row_chunks};
-    const bool active =
-        item.row < Numbers::back_tile(1) && y + item.row < static_cast<int>(C::input_size(1));
+    const BackItem item{warp / (row_chunks * column_tiles), warp % column_tiles,
+                        warp / column_tiles % row_chunks};
+    const bool active = item.row < Numbers::back_tile(1) && y + item.row < static_cast<int>(C::input_size(1));
     PlaneSums sums[live];
     __syncthreads();  // the one before is done with shared memory
     if (q_begin < q_end) load_plane(sample, q_begin, 0, first_row, first_column);
@@ -989,8 +1006,8 @@ struct ThinBackward {
   }
 };
 
-// The second launch: sums over the batch. Blocks of 32 elements of dweight and a slice of the parts each, then
-// one for each channel, then one for slopes that all channels share.
+// The second launch: sums over the batch. Blocks of 32 elements of dweight and a slice of the parts each,
+// then one for each channel, then one for slopes that all channels share.
 template <class Convolution, class Tail, class Numbers>
 struct ThinReduce {
   using C = Convolution;
@@ -1027,7 +1044,8 @@ struct ThinReduce {
   __device__ __forceinline__ float part(int64 index, int c, int i) const {
     if (i < Backward::first_sums)
       return __ldg(p.first_parts + (index * Backward::channels + c) * Backward::first_sums + i);
-    return __ldg(p.second_parts + (index * Backward::channels + c) * Backward::second_sums + i - Backward::first_sums);
+    return __ldg(p.second_parts + (index * Backward::channels + c) * Backward::second_sums + i -
+                 Backward::first_sums);
   }
 
   __device__ __forceinline__ float channel_total(int c, int i) const {
@@ -1037,10 +1055,12 @@ struct ThinReduce {
   __device__ __forceinline__ void channel(int c) const {
     const auto of_sample = [&](int64 n, int i) {
       double sum = 0.0;
-      for (int segment = 0; segment < Numbers::segments; ++segment) sum += part(n * Numbers::segments + segment, c, i);
+      for (int segment = 0; segment < Numbers::segments; ++segment)
+        sum += part(n * Numbers::segments + segment, c, i);
       return static_cast<float>(sum);
     };
-    Tail::store_channel_gradients(p, c, [&](int i) { return channel_total(c, i); }, of_sample);
+    Tail::store_channel_gradients(
+        p, c, [&](int i) { return channel_total(c, i); }, of_sample);
     if constexpr (Numbers::wants_bias) {
       const float sum = channel_total(c, Backward::first_sums + Backward::chain_sums);
       if (threadIdx.x == 0) store_one<typename Numbers::BiasGradient>(p.gradient[1], c, sum);
@@ -1084,7 +1104,8 @@ struct ThinReduce {
     const int64 last = parts * (slice + 1) / slices;
     double sum = 0.0;
 #pragma unroll 4
-    for (int64 i = first + warp; i < last; i += warps) sum += __ldg(p.weight_parts + (i * units * 128 + column * 32 + lane));
+    for (int64 i = first + warp; i < last; i += warps)
+      sum += __ldg(p.weight_parts + (i * units * 128 + column * 32 + lane));
     all[warp][lane] = sum;
     __syncthreads();
     if (warp == 0) {

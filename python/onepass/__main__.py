@@ -8,6 +8,7 @@ import sys
 # Each is a module of the package with main(argv) -> exit status, imported when it is asked for.
 COMMANDS = {
     "doctor": "what this machine can run, and why not the rest",
+    "export": "write a fused model as one file that needs PyTorch and a CUDA toolkit",
     "optimize": "fuse a model file, verify it, measure it",
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from torch import fx, nn
 
@@ -35,7 +36,7 @@ def fuse(model: nn.Module, *, conv: str = "fuse", filter_fn: FilterFn | None = N
     if not _library.available():
         reasons[root_name(model)] = f"onepass cannot run: {_library.unavailable_reason()}"
         return model
-    _Session(model, conv, filter_fn or (lambda name, module: True), reasons).run()
+    Session(model, conv, filter_fn or (lambda name, module: True), reasons).run()
     return model
 
 
@@ -51,7 +52,7 @@ def fuse_one(module: nn.Module, name: str, conv: str, patterns: Iterable[Pattern
     """Fuses the chains of one module's own forward; the copy of a fused module calls it."""
     if not _library.available():
         return
-    rewriter = _Rewriter(module, name, conv)
+    rewriter = Rewriter(module, name, conv)
     try:
         rewriter.run(patterns)
     except Refused:
@@ -59,10 +60,18 @@ def fuse_one(module: nn.Module, name: str, conv: str, patterns: Iterable[Pattern
     rewriter.install()
 
 
-class _Session:
+class Session:
     """One run of fuse over a model, outer modules first: they show how the inner ones are called."""
 
-    def __init__(self, model: nn.Module, conv: str, filter_fn: FilterFn, reasons: dict[str, str]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        conv: str,
+        filter_fn: FilterFn,
+        reasons: dict[str, str],
+        rewriter: type[Rewriter] | None = None,
+    ) -> None:
+        self.rewriter = rewriter or Rewriter
         self.model = model
         self.conv = conv
         self.filter_fn = filter_fn
@@ -71,19 +80,23 @@ class _Session:
         self.lonely: dict[nn.Module, str] = {}
         self.fused: set[nn.Module] = set()
 
+    def rewriters(self) -> list[Rewriter]:
+        """Those of the modules in whose forwards something fuses."""
+        return [r for name, module in self.model.named_modules() if (r := self._analyse(name, module))]
+
     def run(self) -> None:
-        rewriters = [r for name, module in self.model.named_modules() if (r := self._analyse(name, module))]
-        for rewriter in reversed(rewriters):  # inner ones first: outer ones watch the classes
+        """Fuses them all."""
+        for rewriter in reversed(self.rewriters()):  # inner ones first: outer ones watch the classes
             rewriter.install()
             self.fused |= rewriter.replaced
         for name, module in self.model.named_modules():
             if isinstance(module, _NORMS) and module not in self.fused:
                 self.reasons[name] = self.lonely.get(module, "it is called by a module that cannot be traced")
 
-    def _analyse(self, name: str, module: nn.Module) -> _Rewriter | None:
+    def _analyse(self, name: str, module: nn.Module) -> Rewriter | None:
         if is_leaf(module):
             return None
-        rewriter = _Rewriter(module, name, self.conv)
+        rewriter = self.rewriter(module, name, self.conv)
         try:
             rewriter.run([*call_patterns(module), *self.observed.get(module, ())])
         except Refused as refused:
@@ -99,7 +112,7 @@ class _Session:
             return None
         return rewriter
 
-    def _learn(self, rewriter: _Rewriter) -> None:
+    def _learn(self, rewriter: Rewriter) -> None:
         for module, patterns in rewriter.observed.items():
             self.observed.setdefault(module, set()).update(patterns)
         self.lonely = rewriter.lonely | self.lonely
@@ -109,7 +122,7 @@ def _has_norms(module: nn.Module) -> bool:
     return any(isinstance(inner, _NORMS) for inner in module.modules())
 
 
-class _Rewriter:
+class Rewriter:
     """Traces one module in both modes, finds the chains of its own forward and makes its variants."""
 
     def __init__(self, module: nn.Module, name: str, conv: str) -> None:
@@ -117,7 +130,7 @@ class _Rewriter:
         self.name = name
         self.conv = conv
         self.patterns: list[Pattern] = []
-        self.variants: list[Variant] = []
+        self.variants: list[Any] = []
         self.watched: dict[str, None] = {}
         self.inlined: dict[str, nn.Module] = {}
         self.replaced: set[nn.Module] = set()
@@ -141,7 +154,7 @@ class _Rewriter:
         if not self.variants:
             return
         options = {"conv": self.conv, "patterns": self.patterns}
-        watched = [self._watched(path) for path in self.watched]
+        watched = [self.watched_module(path) for path in self.watched]
         state = State(
             self.name, type(self.module), options, self.variants, watched, list(self.inlined.values())
         )
@@ -179,16 +192,16 @@ class _Rewriter:
             return whole
 
     def _rewrite(self, traced: Trace, chains: list[Chain], pattern: Pattern) -> None:
-        graph = traced.graph
-        calls = rewrite(graph, chains, self.name)
-        self.variants.append(
-            Variant(traced.training, pattern, compile_graph(graph, self.name or "model"), calls)
-        )
+        self.variants.append(self._variant(traced, chains, pattern))
         self._watch("")
         self.inlined |= traced.inlined
         for path in [*traced.inlined, *(path for chain in chains for path in chain.leaves)]:
             self._watch(path)
         self.replaced |= {self.module.get_submodule(path) for chain in chains for path in chain.modules}
+
+    def _variant(self, traced: Trace, chains: list[Chain], pattern: Pattern) -> Any:
+        calls = rewrite(traced.graph, chains, self.name)
+        return Variant(traced.training, pattern, compile_graph(traced.graph, self.name or "model"), calls)
 
     def _watch(self, path: str) -> None:
         """Notes a module, its parents first, whose own call the rewritten forward leaves out."""
@@ -196,7 +209,8 @@ class _Rewriter:
             self._watch(path.rpartition(".")[0])
         self.watched.setdefault(path)
 
-    def _watched(self, path: str) -> Watched:
+    def watched_module(self, path: str) -> Watched:
+        """What must hold for a module whose own call is left out."""
         module = self.module.get_submodule(path)
         if isinstance(module, nn.modules.dropout._DropoutNd):
             return Watched(path, module, type(module), True, {"p": module.p})

@@ -1,0 +1,237 @@
+"""What of a model is exported: the chains of its modules' forwards, with the tensors of an example call."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from onepass._description import Description, describe
+from onepass._match import Chain
+from onepass._rewrite import _fit
+from onepass._stages import Attribute, Operand
+from onepass._trace import Pattern, Trace, is_variadic, parameters_of
+from onepass.exporting.launcher import BATCH
+from onepass.fuse import Rewriter, Session
+from onepass.optimizing.model_file import BadModelFile, ModelFile
+from onepass.optimizing.model_file import describe as describe_error
+
+
+@dataclasses.dataclass
+class Variant:
+    """A forward as it is called in the example, in one mode."""
+
+    training: bool
+    pattern: Pattern
+    traced: Trace
+    chains: list[Chain]
+
+
+@dataclasses.dataclass
+class Fused:
+    """A module in whose forward chains are fused."""
+
+    path: str
+    rewriter: Rewriter
+    variants: list[Variant]
+    values: dict[fx.Node, Any]  # of the nodes of all variants, in the example
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """A chain as the block language and the file's code have it."""
+
+    block: str
+    description: Description
+    input: Tensor
+    layout: str
+    batch: int
+    parameters: tuple[tuple[int, ...], ...]  # sizes; BATCH where the first is the batch
+    expressions: tuple[Any, ...]  # of the parameters: Attribute, or (node, suffix of its expression)
+    trailing: int  # dimensions of one element that the result keeps
+
+
+class _Finder(Rewriter):
+    """Collects chains where fusing would rewrite."""
+
+    def _variant(self, traced: Trace, chains: list[Chain], pattern: Pattern) -> Variant:
+        return Variant(traced.training, pattern, traced, chains)
+
+
+def find(file: ModelFile, model: nn.Module, conv: str) -> tuple[list[Fused], dict[str, str]]:
+    """The fused modules, outer ones first; and why others are not."""
+    reasons: dict[str, str] = {}
+    session = Session(model, conv, lambda name, module: True, reasons, _Finder)
+    rewriters = session.rewriters()
+    calls = _example_calls(file, model, [rewriter.name for rewriter in rewriters])
+    fused = []
+    for rewriter in rewriters:
+        if rewriter.name in calls and (found := _fused(rewriter, *calls[rewriter.name])):
+            fused.append(found)
+    return fused, reasons | {name: reason for name, reason in _lonely(session).items()}
+
+
+def _lonely(session: Session) -> dict[str, str]:
+    names = {module: name for name, module in session.model.named_modules()}
+    return {names[module]: reason for module, reason in session.lonely.items() if module in names}
+
+
+# --- The example call -------------------------------------------------------------------------------
+
+
+def _example_calls(
+    file: ModelFile, model: nn.Module, paths: Sequence[str]
+) -> dict[str, tuple[nn.Module, dict[str, Any]]]:
+    """The arguments of each module's first call, without memory: a forward pass on meta tensors."""
+    on_meta = copy.deepcopy(model).to("meta").eval()
+    calls: dict[str, tuple[nn.Module, dict[str, Any]]] = {}
+
+    def note(path: str) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            calls.setdefault(path, (module, _bound(module, args, kwargs)))
+
+        return hook
+
+    handles = [on_meta.get_submodule(p).register_forward_pre_hook(note(p), with_kwargs=True) for p in paths]
+    try:
+        with torch.device("meta"):
+            given = file.module.get_inputs()
+        inputs = [
+            x.to("meta") if isinstance(x, Tensor) else x
+            for x in (given if isinstance(given, (list, tuple)) else [given])
+        ]
+        with torch.no_grad():
+            on_meta(*inputs)
+    except Exception as error:
+        raise BadModelFile(
+            f"{file.path}: the model cannot be run on tensors without memory, by which shapes are found: "
+            f"{describe_error(error)}"
+        ) from error
+    for handle in handles:
+        handle.remove()
+    return calls
+
+
+def _bound(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by the names of the forward's parameters."""
+    named = [parameter for parameter in parameters_of(module) if not is_variadic(parameter)]
+    bound = {p.name: p.default for p in named if p.default is not p.empty}
+    return bound | {p.name: value for p, value in zip(named, args)} | kwargs
+
+
+def _fused(rewriter: Rewriter, module: nn.Module, arguments: dict[str, Any]) -> Fused | None:
+    variants = [v for v in rewriter.variants if _is_called_so(v.pattern, arguments)]
+    chosen: dict[bool, Variant] = {}
+    for variant in variants:
+        chosen.setdefault(variant.training, variant)
+    values: dict[fx.Node, Any] = {}
+    for variant in chosen.values():
+        values |= _run(variant, module, arguments)
+    return Fused(rewriter.name, rewriter, list(chosen.values()), values) if chosen else None
+
+
+def _is_called_so(pattern: Pattern, arguments: dict[str, Any]) -> bool:
+    constants = dict(pattern.constants)
+    return all(
+        (name in constants and type(constants[name]) is type(value) and constants[name] == value)
+        if not isinstance(value, Tensor)
+        else name not in constants
+        for name, value in arguments.items()
+    )
+
+
+class _Values(fx.Interpreter):
+    """Keeps what each node gives."""
+
+    def __init__(self, module: nn.Module, graph: fx.Graph) -> None:
+        super().__init__(fx.GraphModule(module, graph), garbage_collect_values=False)
+        self.nodes = dict(zip(self.module.graph.nodes, graph.nodes, strict=True))
+        self.values: dict[fx.Node, Any] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        self.values[self.nodes[n]] = result
+        return result
+
+
+def _run(variant: Variant, module: nn.Module, arguments: dict[str, Any]) -> dict[fx.Node, Any]:
+    with _mode(module, variant.training), torch.no_grad():
+        interpreter = _Values(module, variant.traced.graph)
+        given = [
+            arguments[str(node.target)] for node in variant.traced.graph.nodes if node.op == "placeholder"
+        ]
+        interpreter.run(*given)
+    return interpreter.values
+
+
+@contextlib.contextmanager
+def _mode(module: nn.Module, training: bool) -> Iterator[None]:
+    before = module.training
+    module.train(training)
+    try:
+        yield
+    finally:
+        module.train(before)
+
+
+# --- Chains as blocks -------------------------------------------------------------------------------
+
+
+def read(chain: Chain, fused: Fused) -> Found | None:
+    """The chain with the example's tensors; None where the kernels have no such block."""
+    module, values = fused.rewriter.module, fused.values
+    input = values[chain.externals[0]]
+    if not isinstance(input, Tensor) or input.dim() < 2 or input.numel() == 0:
+        return None
+    texts = [stage.text for stage in chain.written]
+    operands = iter([i for i, stage in enumerate(chain.written) if stage.kind == "operand"])
+    conv = describe(texts[0]).conv if chain.stages[0].kind == "conv" else None
+    shape = tuple(input.shape)
+    if conv is not None:
+        spatial = (conv.output_size(d, size) for d, size in enumerate(shape[2:]))
+        shape = (shape[0], conv.out_channels, *spatial)
+    sizes, expressions = [], []
+    for parameter in (p for stage in chain.stages for p in stage.parameters):
+        expression: Any = parameter
+        if isinstance(parameter, Attribute):
+            tensor = getattr(module.get_submodule(parameter.module), parameter.name)
+        elif isinstance(parameter, Operand):
+            text, tensor = _fit(parameter.op, values[parameter.node], shape)
+            if text is None:
+                return None
+            texts[next(operands)] = text
+            expression = (parameter.node, _suffix(values[parameter.node], tensor))
+        else:
+            tensor, expression = values[parameter], (parameter, "")
+        if tensor.dtype != input.dtype:
+            return None
+        sizes.append(tuple(tensor.shape))
+        expressions.append(expression)
+    block = " | ".join(texts)
+    description = describe(block)
+    per_sample = [_has_batch(description, i) for i in range(len(sizes))]
+    sizes = [(BATCH, *s[1:]) if has else s for s, has in zip(sizes, per_sample, strict=True)]
+    trailing = input.dim() - 2 if any(stage.keep_dimensions for stage in chain.stages) else 0
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(input.dim())
+    is_last = last is not None and not input.is_contiguous() and input.is_contiguous(memory_format=last)
+    layout = "nhwc" if is_last else "nchw"
+    return Found(
+        block, description, input, layout, shape[0], tuple(sizes), tuple(expressions), trailing
+    )
+
+
+def _suffix(operand: Tensor, fitted: Tensor) -> str:
+    if fitted.shape == operand.shape:
+        return ""
+    return ".flatten(1)" if fitted.dim() == 2 else ".flatten()"
+
+
+def _has_batch(description: Description, index: int) -> bool:
+    stage = description.stages[description.parameters[index].stage]
+    is_operand = description.parameters[index].role == "operand"
+    return is_operand and (getattr(stage, "argument", "") == "tensor" or getattr(stage, "per", "") == "sample")

@@ -1,0 +1,604 @@
+"""C++ around the kernels of a plan: what launches them, on plain pointers, and what PyTorch calls."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from onepass.exporting import device_code
+
+FORWARD, STATISTICS, BACKWARD = "forward", "statistics", "backward"
+BATCH = -1  # stands for the batch in the sizes of a parameter
+
+
+class NotExported(Exception):
+    """Why a model is not exported, as one sentence."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """A block on dense tensors of one type: what a plan is asked for."""
+
+    block: str
+    sizes: tuple[int, ...]  # with the batch that the plan is made for
+    mode: str  # f32, tf32, f16 or bf16
+    layout: str  # nchw or nhwc
+    output: tuple[int, ...]
+    parameters: tuple[tuple[int, ...], ...]
+    groups: int | None  # slabs of a sample, where there is a norm
+
+    @property
+    def dtype(self) -> str:
+        """The element type as ATen calls it."""
+        return {"f16": "Half", "bf16": "BFloat16"}.get(self.mode, "Float")
+
+
+@dataclasses.dataclass
+class Kernel:
+    """A kernel in a namespace of its own."""
+
+    namespace: str
+    name: str
+    source: str
+    threads: int
+    cluster: int
+    shared_bytes: int
+    parameters: str  # the type of its parameter struct
+    words: list[str]  # what the members of that struct are called
+
+
+@dataclasses.dataclass
+class Operator:
+    """One plan as an operator."""
+
+    name: str
+    what: str
+    problem: Problem
+    strategy: str
+    explained: str
+    kernels: list[Kernel]
+    plan: dict[str, Any]
+
+
+class Planner:
+    """Asks the library for plans; kernels that several plans share are one."""
+
+    def __init__(self, architecture: str) -> None:
+        self.device = f"cuda:{architecture}"
+        self.files: dict[str, str] = dict(json.loads(torch.ops.onepass.cuda_device_code()))
+        self.kernels: dict[tuple[Any, ...], Kernel] = {}
+
+    def operator(self, name: str, what: str, problem: Problem) -> Operator:
+        """Raises NotExported where the library has no such plan."""
+        arguments = (problem.block, problem.sizes, problem.mode, problem.layout, self.device, what)
+        try:
+            plan = json.loads(torch.ops.onepass.cuda_export(*arguments))
+        except ValueError as error:
+            raise NotExported(str(error)) from None
+        kernels = [self._kernel(name, kernel, plan) for kernel in plan["kernels"]]
+        return Operator(name, what, problem, plan["strategy"], plan["explained"], kernels, plan)
+
+    def _kernel(self, operator: str, kernel: dict[str, Any], plan: dict[str, Any]) -> Kernel:
+        key = tuple(kernel[name] for name in ("source", "threads", "cluster", "shared_bytes"))
+        if key not in self.kernels:
+            name = kernel["name"].removeprefix("onepass_")
+            index = plan["kernels"].index(kernel)
+            count = next(len(s["words"]) for s in plan["steps"] if s["kernel"] == index)
+            self.kernels[key] = Kernel(
+                f"{operator}_{name}",
+                kernel["name"],
+                kernel["source"],
+                kernel["threads"],
+                kernel["cluster"],
+                kernel["shared_bytes"],
+                _parameter_type(kernel["source"], kernel["name"]),
+                _word_names(kernel["source"], self.files, count),
+            )
+        return self.kernels[key]
+
+
+def _parameter_type(source: str, kernel: str) -> str:
+    match = re.search(rf"{kernel}\(const __grid_constant__ ([\w:]+) \w+\)", source)
+    if match is None:
+        raise NotExported(f"{kernel} takes something else than one struct")
+    return match.group(1)
+
+
+def _word_names(source: str, files: Mapping[str, str], count: int) -> list[str]:
+    """The members of the parameter struct, a name for each word; "" where they are not found."""
+    texts = [source, *_all_included(source, files)]
+    alias = next((m for text in texts if (m := re.search(r"using Parameters = (\w+)", text))), None)
+    name = alias.group(1) if alias else "DirectParameters"
+    body = next((m for t in texts if (m := re.search(rf"struct {name} \{{(.*?)\n\}};", t, re.DOTALL))), None)
+    if body is None:
+        return [""] * count
+    code = re.sub(r"//.*", "", body.group(1))
+    members = re.findall(r"^  [\w ]+\*?\s+(\w+)(\[[^\]]*\])?;", code, re.MULTILINE)
+    arrays = sum(bool(size) for _, size in members)
+    length = (count - len(members) + arrays) // arrays if arrays else 0
+    names: list[str] = []
+    for member, size in members:
+        names += [f"{member}[{i}]" for i in range(length)] if size else [member]
+    return names if len(names) == count else [""] * count
+
+
+def _all_included(text: str, files: Mapping[str, str]) -> list[str]:
+    found: dict[str, str] = {}
+
+    def visit(text: str) -> None:
+        for name in re.findall(r'#include "([^"]+)"', text):
+            if name not in found:
+                found[name] = files[name]
+                visit(files[name])
+
+    visit(text)
+    return list(found.values())
+
+
+# --- CUDA -------------------------------------------------------------------------------------------
+
+CUDA_HEAD = """\
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+"""
+
+HOST_CODE = """\
+// Host code that all launches share. Plain pointers: nothing here knows of PyTorch.
+namespace {
+
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+void check(cudaError_t result, const char* what) {
+  if (result != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(result));
+}
+
+// A kernel with the numbers of its launches. Attributes are set when a GPU first meets it.
+class Kernel {
+ public:
+  Kernel(const char* name, const void* function, int threads, int cluster, int shared_bytes)
+      : name_(name), function_(function), threads_(threads), cluster_(cluster), shared_bytes_(shared_bytes) {}
+
+  // How many clusters (blocks, where the cluster is 1) the GPU runs at a time.
+  int64_t resident(int device) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    int& count = resident_[device];
+    if (count == 0) count = prepare(device);
+    return count;
+  }
+
+  // `parameters` are the bytes of the kernel's one parameter.
+  void launch(const void* parameters, int64_t blocks, int device, cudaStream_t stream) {
+    resident(device);
+    cudaLaunchAttribute attribute;
+    const cudaLaunchConfig_t config = configuration(blocks, stream, attribute);
+    void* arguments[] = {const_cast<void*>(parameters)};
+    check(cudaLaunchKernelExC(&config, function_, arguments), name_);
+    check(cudaPeekAtLastError(), name_);
+  }
+
+ private:
+  cudaLaunchConfig_t configuration(int64_t blocks, cudaStream_t stream, cudaLaunchAttribute& attribute) const {
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.blockDim = dim3(threads_);
+    config.dynamicSmemBytes = shared_bytes_;
+    config.stream = stream;
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = cluster_;
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    config.attrs = &attribute;
+    config.numAttrs = cluster_ > 1 ? 1 : 0;
+    return config;
+  }
+
+  int prepare(int device) {
+    constexpr int portable_cluster = 8;
+    check(cudaFuncSetAttribute(function_, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes_), name_);
+    int count = 0;
+    if (cluster_ > 1) {
+      if (cluster_ > portable_cluster)
+        check(cudaFuncSetAttribute(function_, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), name_);
+      cudaLaunchAttribute attribute;
+      const cudaLaunchConfig_t config = configuration(cluster_, nullptr, attribute);
+      check(cudaOccupancyMaxActiveClusters(&count, function_, &config), name_);
+    } else {
+      int multiprocessors = 0;
+      check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device), name_);
+      check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&count, function_, threads_, shared_bytes_), name_);
+      count *= multiprocessors;
+    }
+    if (count == 0) throw std::runtime_error(std::string(name_) + ": a block does not fit this GPU");
+    return count;
+  }
+
+  const char* name_;
+  const void* function_;
+  int threads_;
+  int cluster_;
+  int shared_bytes_;
+  std::mutex mutex_;
+  std::map<int, int> resident_;  // by GPU
+};
+
+// Kernels take one struct of eight-byte members.
+template <class T>
+uint64_t word(T* pointer) {
+  return reinterpret_cast<uint64_t>(pointer);
+}
+inline uint64_t word(int64_t number) { return static_cast<uint64_t>(number); }
+
+// Elements from the last boundary of a vector to the tensor's first.
+int64_t phase_of(const void* tensor, int64_t element_bytes, int64_t vector_elements) {
+  return static_cast<int64_t>(reinterpret_cast<uintptr_t>(tensor) / element_bytes % vector_elements);
+}
+
+struct Vectors {
+  int bit;  // of the result
+  const void* tensor;
+  int64_t element_bytes;
+  int64_t elements;
+};
+
+// A bit for each tensor whose vectors lie on their boundaries where the input's do; bit 63: all of them.
+int64_t aligned_bits(std::initializer_list<Vectors> tensors, int64_t phase, bool all = true) {
+  uint64_t bits = 0;
+  for (const Vectors& tensor : tensors) {
+    const auto address = reinterpret_cast<uintptr_t>(tensor.tensor);
+    const bool aligned = address % tensor.element_bytes == 0 &&
+                         phase_of(tensor.tensor, tensor.element_bytes, tensor.elements) == phase % tensor.elements;
+    if (aligned) bits |= uint64_t{1} << tensor.bit;
+    all = all && aligned;
+  }
+  return static_cast<int64_t>(bits | uint64_t{all} << 63);
+}
+
+}  // namespace
+"""
+
+
+def kernel_text(kernel: Kernel) -> str:
+    """The kernel's problem, numbers and entry, in a namespace of its own."""
+    inner = "namespace onepass {\nusing namespace ::onepass;\n}\n\n"
+    return f"namespace {kernel.namespace} {{\n{inner}{device_code.specialised(kernel.source)}\n\n}}  // namespace {kernel.namespace}\n"
+
+
+def title_text(operator: Operator) -> str:
+    """The block and the plan as comments."""
+    lines = operator.explained.rstrip().splitlines()
+    chosen = next(i for i, line in enumerate(lines) if line.startswith("* "))
+    first = next(i for i in range(chosen, len(lines)) if not lines[i].strip())
+    numbers = [line.strip() for line in lines[first + 2 :]]
+    what = {
+        FORWARD: "forward",
+        STATISTICS: "forward, keeping mean and 1 / deviation of each slab for the backward pass",
+        BACKWARD: "backward: all gradients",
+    }[operator.what]
+    text = f"{operator.name}: {what}\n\n{lines[0]}\n\nplan: {operator.strategy}\n" + "\n".join(
+        f"  {line}" for line in numbers
+    )
+    rule = "// " + "=" * 98
+    return "\n".join([rule, *(f"// {line}".rstrip() for line in text.splitlines()), rule]) + "\n"
+
+
+def launch_text(operator: Operator) -> str:
+    """The operator on pointers: bytes of its workspace, and its launches."""
+    plan, renamed = operator.plan, _resident_names(operator)
+    used = plan["workspace_bytes"]
+    arguments = ["int64_t batch", "int device"]
+    size = [f"int64_t {operator.name}_workspace_bytes({', '.join(arguments)}) {{"]
+    size += _constants(operator, [used], renamed)
+    size += [f"  return {_renamed(used, renamed)};", "}"]
+    texts = [t for s in plan["steps"] for t in (s["blocks"], s["memory"], s["bytes"], *s["words"])]
+    body = _constants(operator, texts, renamed)
+    for step in plan["steps"]:
+        body += _clear(step, renamed) if step["kernel"] < 0 else _launch(operator, step, renamed)
+    head = f"void {operator.name}({', '.join(_pointers(operator))}, char* workspace, int64_t batch, int device,"
+    indent = " " * (len(operator.name) + 6)
+    return "\n".join([*size, "", head, f"{indent}cudaStream_t stream) {{", *body, "}"]) + "\n"
+
+
+def kernel_objects(kernels: Sequence[Kernel]) -> str:
+    """The kernels as the launches know them."""
+    lines = ["namespace {", ""]
+    for k in kernels:
+        function = f"reinterpret_cast<const void*>(&{k.namespace}::{k.name})"
+        lines.append(
+            f'Kernel {k.namespace}_kernel("{k.namespace}", {function},\n    {k.threads}, {k.cluster}, {k.shared_bytes});'
+        )
+    return "\n".join([*lines, "", "}  // namespace"]) + "\n"
+
+
+def _pointers(operator: Operator) -> list[str]:
+    if operator.what == BACKWARD:
+        return [
+            "const void* input",
+            "const void* output_gradient",
+            "const float* statistics",
+            "const void* const* parameters",
+            "void* input_gradient",
+            "void* const* parameter_gradients",
+        ]
+    statistics = ["float* statistics"] if operator.what == STATISTICS else []
+    return ["const void* input", "void* output", *statistics, "const void* const* parameters"]
+
+
+def _resident_names(operator: Operator) -> dict[str, str]:
+    """Shorter names for what the library calls by a hash."""
+    kernels = list(zip(operator.plan["kernels"], operator.kernels, strict=True))
+    if len(kernels) == 1:
+        return {kernels[0][0]["resident"]: "resident"}
+    return {
+        described["resident"]: f"resident_{described['name'].removeprefix('onepass_')}"
+        for described, _ in kernels
+    }
+
+
+def _renamed(text: str, names: Mapping[str, str]) -> str:
+    for old, new in names.items():
+        text = text.replace(old, new)
+    return text
+
+
+def _constants(operator: Operator, texts: Sequence[str], renamed: Mapping[str, str]) -> list[str]:
+    """The constants that these formulas use, and the residents that those use."""
+    needed = set(re.findall(r"\w+", " ".join(texts)))
+    kept: list[str] = []
+    for name, formula in reversed(operator.plan["constants"]):
+        if name in needed:
+            needed |= set(re.findall(r"\w+", formula))
+            kept.append(f"  const int64_t {name} = {_renamed(formula, renamed)};")
+    residents = [
+        f"  const int64_t {renamed[described['resident']]} = {kernel.namespace}_kernel.resident(device);"
+        for described, kernel in zip(operator.plan["kernels"], operator.kernels, strict=True)
+        if described["resident"] in needed
+    ]
+    return residents + kept[::-1]
+
+
+def _clear(step: dict[str, Any], renamed: Mapping[str, str]) -> list[str]:
+    memory, size = (_renamed(step[name], renamed) for name in ("memory", "bytes"))
+    return [f'  check(cudaMemsetAsync({memory}, 0, {size}, stream), "clearing memory");']
+
+
+def _launch(operator: Operator, step: dict[str, Any], renamed: Mapping[str, str]) -> list[str]:
+    kernel = operator.kernels[step["kernel"]]
+    texts = [f"word({_renamed(text, renamed)})," for text in step["words"]]
+    texts = ["0," if text == "word(0)," else text for text in texts]
+    short = [len(text) for text in texts if len(text) < 48]
+    width = max(short, default=0)
+    lines = ["  {", "    const uint64_t words[] = {"]
+    for text, name in zip(texts, kernel.words, strict=True):
+        lines.append(f"        {text.ljust(width)}  // {name}" if name else f"        {text}")
+    blocks = _renamed(step["blocks"], renamed)
+    return [
+        *lines,
+        "    };",
+        f"    static_assert(sizeof words == sizeof({kernel.namespace}::{kernel.parameters}));",
+        f"    const int64_t blocks = {blocks};",
+        f"    {kernel.namespace}_kernel.launch(words, blocks, device, stream);",
+        "  }",
+    ]
+
+
+# --- PyTorch ----------------------------------------------------------------------------------------
+
+BINDING_HEAD = """\
+// What PyTorch calls: checks, memory from its allocator, its current stream.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/library.h>
+
+#include <array>
+#include <initializer_list>
+#include <string>
+#include <tuple>
+#include <vector>
+
+"""
+
+BINDING_CHECKS = """\
+namespace {
+
+constexpr int64_t any = -1;  // the batch
+
+void check_tensor(const char* op, const char* what, const at::Tensor& tensor, at::IntArrayRef sizes,
+                  at::ScalarType type, at::MemoryFormat format, const at::Device& device) {
+  bool fits = tensor.device() == device && tensor.scalar_type() == type &&
+              tensor.dim() == static_cast<int64_t>(sizes.size()) && tensor.is_contiguous(format);
+  for (size_t d = 0; fits && d < sizes.size(); ++d) fits = sizes[d] == any || tensor.size(d) == sizes[d];
+  TORCH_CHECK(fits, op, ": ", what, " must be a dense ", type, " tensor on ", device, " of sizes ", sizes,
+              " (-1: any), is ", tensor.scalar_type(), " on ", tensor.device(), " of sizes ", tensor.sizes(),
+              " and strides ", tensor.strides());
+}
+
+void check_cuda(const char* op, const at::Tensor& input) {
+  TORCH_CHECK(input.is_cuda(), op, ": the input must be on a GPU, is on ", input.device());
+}
+
+"""
+
+
+def binding_text(operators: Sequence[Operator], namespace: str) -> str:
+    """The .cpp part: nothing of CUDA's language, and PyTorch's headers here alone."""
+    declarations = "\n".join(
+        f"int64_t {o.name}_workspace_bytes(int64_t batch, int device);\n"
+        f"void {o.name}({', '.join(_pointers(o))}, char* workspace, int64_t batch, int device,\n"
+        f"{' ' * (len(o.name) + 6)}cudaStream_t stream);"
+        for o in operators
+    )
+    functions = "\n".join(_binding(o) for o in operators)
+    names = "\n".join(f'  library.impl("{o.name}", run_{o.name});' for o in operators)
+    return (
+        f"{BINDING_HEAD}{declarations}\n\n{BINDING_CHECKS}{functions}\n}}  // namespace\n\n"
+        f"TORCH_LIBRARY_IMPL({namespace}, CUDA, library) {{\n{names}\n}}\n"
+    )
+
+
+def _binding(operator: Operator) -> str:
+    return _backward_binding(operator) if operator.what == BACKWARD else _forward_binding(operator)
+
+
+def _sizes(sizes: Sequence[int], batch: str) -> str:
+    return "{" + ", ".join([batch, *map(str, sizes[1:])]) + "}"
+
+
+def _format(problem: Problem, dimensions: int) -> str:
+    last = {4: "ChannelsLast", 5: "ChannelsLast3d"}.get(dimensions)
+    return f"at::MemoryFormat::{last if problem.layout == 'nhwc' and last else 'Contiguous'}"
+
+
+def _parameter_checks(operator: Operator) -> list[str]:
+    problem = operator.problem
+    lines = [
+        f'  TORCH_CHECK(parameters.size() == {len(problem.parameters)}, "{operator.name}: takes '
+        f'{len(problem.parameters)} parameters, got ", parameters.size());'
+    ]
+    for i, sizes in enumerate(problem.parameters):
+        dimensions = len(sizes) if sizes[:1] == (BATCH,) and len(sizes) > 2 else 0
+        batch = "input.size(0)"
+        shown = _sizes(sizes, batch) if sizes[:1] == (BATCH,) else "{" + ", ".join(map(str, sizes)) + "}"
+        lines.append(
+            f'  check_tensor("{operator.name}", "parameter {i}", parameters[{i}], {shown}, '
+            f"at::k{problem.dtype}, {_format(problem, dimensions)}, input.device());"
+        )
+    addresses = ", ".join(f"parameters[{i}].const_data_ptr()" for i in range(len(problem.parameters)))
+    lines.append(
+        f"  const std::array<const void*, {len(problem.parameters)}> addresses{{{addresses}}};"
+    )
+    return lines
+
+
+def _forward_binding(operator: Operator) -> str:
+    problem, name = operator.problem, operator.name
+    keeps = operator.what == STATISTICS
+    result = "std::tuple<at::Tensor, at::Tensor>" if keeps else "at::Tensor"
+    slabs = f"{{batch, {problem.groups}, 2}}" if problem.groups else "{0}"
+    lines = [
+        f"{result} run_{name}(const at::Tensor& input, at::TensorList parameters) {{",
+        f'  check_cuda("{name}", input);',
+        f'  check_tensor("{name}", "the input", input, {_sizes(problem.sizes, "any")}, at::k{problem.dtype},',
+        f"               {_format(problem, len(problem.sizes))}, input.device());",
+        *_parameter_checks(operator),
+        "  const c10::cuda::CUDAGuard guard(input.device());",
+        "  const int64_t batch = input.size(0);",
+        f"  at::Tensor output = at::empty({_sizes(problem.output, 'batch')}, input.options()"
+        + (f", {_format(problem, len(problem.output))}" if problem.layout == "nhwc" else "")
+        + ");",
+    ]
+    statistics = ""
+    if keeps:
+        lines.append(f"  at::Tensor statistics = at::empty({slabs}, input.options().dtype(at::kFloat));")
+        statistics = "statistics.mutable_data_ptr<float>(), "
+    returned = "{output, statistics}" if keeps else "output"
+    lines += [
+        f"  if (batch == 0) return {returned};",
+        *_workspace(name),
+        f"  {name}(input.const_data_ptr(), output.mutable_data_ptr(), {statistics}addresses.data(),",
+        f"  {' ' * len(name)} static_cast<char*>(workspace.mutable_data_ptr()), batch, device, "
+        "c10::cuda::getCurrentCUDAStream(input.device().index()).stream());",
+        f"  return {returned};",
+        "}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _workspace(name: str) -> list[str]:
+    return [
+        "  const int device = input.device().index();",
+        f"  const at::Tensor workspace = at::empty({{{name}_workspace_bytes(batch, device)}}, "
+        "input.options().dtype(at::kByte));",
+    ]
+
+
+def _backward_binding(operator: Operator) -> str:
+    problem, name = operator.problem, operator.name
+    count = len(problem.parameters)
+    gradient_format = _format(problem, len(problem.output)) if len(problem.output) > 2 else _format(problem, 0)
+    lines = [
+        f"std::vector<at::Tensor> run_{name}(const at::Tensor& output_gradient, const at::Tensor& input,",
+        "    at::TensorList parameters, const at::Tensor& statistics) {",
+        f'  check_cuda("{name}", input);',
+        f'  check_tensor("{name}", "the input", input, {_sizes(problem.sizes, "any")}, at::k{problem.dtype},',
+        f"               {_format(problem, len(problem.sizes))}, input.device());",
+        "  const int64_t batch = input.size(0);",
+        f'  check_tensor("{name}", "the output\'s gradient", output_gradient, {_sizes(problem.output, "batch")},',
+        f"               at::k{problem.dtype}, {gradient_format}, input.device());",
+        f'  check_tensor("{name}", "what the forward kept", statistics, '
+        + (f"{{batch, {problem.groups}, 2}}" if problem.groups else "{0}")
+        + ", at::kFloat,",
+        "               at::MemoryFormat::Contiguous, input.device());",
+        *_parameter_checks(operator),
+        "  const c10::cuda::CUDAGuard guard(input.device());",
+        "  const auto gradient_of = [&](const at::Tensor& tensor, at::MemoryFormat format) {",
+        "    return batch == 0 ? at::zeros(tensor.sizes(), tensor.options())",
+        "                      : at::empty(tensor.sizes(), tensor.options(), format);",
+        "  };",
+        f"  std::vector<at::Tensor> gradients{{gradient_of(input, {_format(problem, len(problem.sizes))})}};",
+        f"  std::array<void*, {count}> gradient_addresses{{}};",
+    ]
+    for i, sizes in enumerate(problem.parameters):
+        dimensions = len(sizes) if sizes[:1] == (BATCH,) and len(sizes) > 2 else 0
+        lines += [
+            f"  gradients.push_back(gradient_of(parameters[{i}], {_format(problem, dimensions)}));",
+            f"  gradient_addresses[{i}] = gradients.back().mutable_data_ptr();",
+        ]
+    lines += [
+        "  if (batch == 0) return gradients;",
+        *_workspace(name),
+        f"  {name}(input.const_data_ptr(), output_gradient.const_data_ptr(), statistics.const_data_ptr<float>(),",
+        f"  {' ' * len(name)} addresses.data(), gradients[0].mutable_data_ptr(), gradient_addresses.data(),",
+        f"  {' ' * len(name)} static_cast<char*>(workspace.mutable_data_ptr()), batch, device, "
+        "c10::cuda::getCurrentCUDAStream(input.device().index()).stream());",
+        "  return gradients;",
+        "}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def schema(operator: Operator) -> str:
+    """The operator as torch.library declares it."""
+    if operator.what == BACKWARD:
+        return (
+            f"{operator.name}(Tensor output_gradient, Tensor input, Tensor[] parameters, Tensor statistics) "
+            "-> Tensor[]"
+        )
+    result = "(Tensor, Tensor)" if operator.what == STATISTICS else "Tensor"
+    return f"{operator.name}(Tensor input, Tensor[] parameters) -> {result}"
+
+
+def cuda_text(operators: Sequence[Operator]) -> str:
+    """The kernels of these operators and their launches, without what all files share."""
+    parts: list[str] = []
+    written: list[Kernel] = []
+    for operator in operators:
+        parts.append(title_text(operator))
+        new = [kernel for kernel in operator.kernels if kernel not in written]
+        parts += [kernel_text(kernel) for kernel in new]
+        if new:
+            parts.append(kernel_objects(new))
+        written += new
+        parts.append(launch_text(operator))
+    return "\n".join(parts)
+
+
+def shared_text(operators: Sequence[Operator], files: Mapping[str, str]) -> str:
+    """The device code that the kernels of these operators use."""
+    sources = dict.fromkeys(kernel.source for operator in operators for kernel in operator.kernels)
+    return device_code.merge(files, sources)
+
+

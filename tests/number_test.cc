@@ -33,6 +33,7 @@ TEST(Number, TextHasTheParenthesesItNeeds) {
   EXPECT_EQ((10 - (batch - 1)).text(), "10 - (batch - 1)");
   EXPECT_EQ((batch * 6 / 4).text(), "batch * 6 / 4");
   EXPECT_EQ(minimum(batch, 2).text(), "std::min<int64_t>(batch, 2)");
+  EXPECT_EQ(clamp(batch * 2, 1, 9).text(), "clamp(batch * 2, 1, 9)");
   EXPECT_EQ((divide_up(batch + 1, 8) * 16).text(), "divide_up(batch + 1, 8) * 16");
 }
 

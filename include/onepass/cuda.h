@@ -93,8 +93,8 @@ ONEPASS_API bool is_worth_training(const BackwardProblem& problem);
 // What a plan puts on a stream, as source text and C++ formulas: enough to run it without the library, for
 // every batch. Formulas are over `batch`, the names of kernels' `resident`, the tensors (`input`, `output`,
 // `statistics`, `parameters[0]`, ...; backward also `output_gradient`, `input_gradient`,
-// `parameter_gradients[0]`, ...), `workspace`, std::min, std::max, and the functions divide_up, phase_of and
-// aligned_bits.
+// `parameter_gradients[0]`, ...), `workspace`, std::min, std::max, and the functions divide_up, clamp,
+// phase_of and aligned_bits.
 struct ExportedKernel {
   std::string name;    // of the __global__ function
   std::string source;  // includes files of device_code()

@@ -1,4 +1,4 @@
-"""python -m onepass export FILE.py -o NEW.py: a fused model as one file that needs PyTorch and a CUDA toolkit."""
+"""python -m onepass export FILE.py -o NEW.py: a fused model as one file without onepass."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onepass import _library
 from onepass.exporting import chains, verify
 from onepass.exporting.writer import NotExported, Request, Writer
 from onepass.optimizing import model_file
-from onepass.optimizing.model_file import BadModelFile, ModelFile
+from onepass.optimizing.model_file import BadModelFile
 
 GOOD, WRONG, BAD_REQUEST = 0, 1, 2
 DEFAULT_ARCHITECTURE = "sm_90a"
@@ -33,7 +33,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: list[str]) -> int:
-    """Runs the command; 0 where the file was written and is right, 1 where it is wrong, 2 for a bad request."""
+    """Runs the command; 0 where the file was written, 1 where it would be wrong, 2 for a bad request."""
     try:
         arguments = _parser().parse_args(argv)
         output = pathlib.Path(arguments.output)
@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--verify",
         action=argparse.BooleanOptionalAction,
-        help="build it in a fresh process, compare with the original, time both; default where there is a GPU",
+        help="build it in a fresh process, compare with the original, time both: default with a GPU",
     )
     return parser
 

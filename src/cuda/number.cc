@@ -160,6 +160,12 @@ std::string FormulaTexts::written(const Number& number, int level) {
   if (!number.formula_) return std::to_string(number.value_);
   const auto& [operation, name, a, b] = *number.formula_;
   if (operation == 'b' || operation == 'n') return name;
+  const Number::Formula* inner = a.formula_.get();
+  if (operation == '<' && inner && inner->operation == '>' && uses_[inner] < 2) {
+    const std::string value = text(inner->a, 0);
+    const std::string low = text(inner->b, 0);
+    return "clamp(" + value + ", " + low + ", " + text(b, 0) + ")";
+  }
   const bool is_call = level_of(operation) == name_level;
   const int own = is_call ? 0 : level_of(operation);
   const std::string left = text(a, own);  // first, for the order of constants

@@ -32,7 +32,7 @@ class Number {
   int64_t value() const { return value_; }
   // The same formula for another batch.
   int64_t value_at(int64_t batch) const;
-  // C++ over `batch`, the names, std::min, std::max and divide_up.
+  // C++ over `batch`, the names, std::min, std::max, clamp(value, low, high) and divide_up.
   std::string text() const;
 
   friend Number add(const Number& a, const Number& b);

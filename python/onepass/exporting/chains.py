@@ -220,9 +220,7 @@ def read(chain: Chain, fused: Fused) -> Found | None:
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(input.dim())
     is_last = last is not None and not input.is_contiguous() and input.is_contiguous(memory_format=last)
     layout = "nhwc" if is_last else "nchw"
-    return Found(
-        block, description, input, layout, shape[0], tuple(sizes), tuple(expressions), trailing
-    )
+    return Found(block, description, input, layout, shape[0], tuple(sizes), tuple(expressions), trailing)
 
 
 def _suffix(operand: Tensor, fitted: Tensor) -> str:
@@ -234,4 +232,6 @@ def _suffix(operand: Tensor, fitted: Tensor) -> str:
 def _has_batch(description: Description, index: int) -> bool:
     stage = description.stages[description.parameters[index].stage]
     is_operand = description.parameters[index].role == "operand"
-    return is_operand and (getattr(stage, "argument", "") == "tensor" or getattr(stage, "per", "") == "sample")
+    return is_operand and (
+        getattr(stage, "argument", "") == "tensor" or getattr(stage, "per", "") == "sample"
+    )

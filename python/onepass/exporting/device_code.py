@@ -10,6 +10,7 @@ _INCLUDE = re.compile(r'^#include "([^"]+)"$')
 _NAMESPACE = re.compile(r"^(?:inline )?namespace ([\w:]+) \{$")
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _TABLE = "pointwise.def"
+_AFTER_TEMPLATE = r"\n|struct|class|constexpr|using|__device__|static|inline"
 _STAGE = re.compile(r"\bpointwise::(\w+)_stage::(\w+)\(")
 
 
@@ -120,7 +121,7 @@ def _item(file: str, namespaces: list[str], chunk: list[str]) -> Iterable[Item]:
 
 
 def _declared(code: str) -> frozenset[str]:
-    head = re.sub(r"^\s*template\s*<.*?>\s*(?=\n|struct|class|constexpr|using|__device__|static|inline)", "", code, count=1, flags=re.DOTALL)
+    head = re.sub(r"^\s*template\s*<.*?>\s*(?=" + _AFTER_TEMPLATE + ")", "", code, count=1, flags=re.DOTALL)
     head = head.strip()
     if match := re.match(r"(?:struct|class|union)\s+(?:alignas\(\w+\)\s*)?(\w+)", head):
         return frozenset([match.group(1)])
@@ -155,6 +156,9 @@ def _write(items: list[Item], openings: dict[str, str]) -> str:
     parts: list[str] = []
     namespace, file = "", ""
     for item in items:
+        if parts and item.file == file and _are_one_list(parts[-1], item):
+            parts[-1] += "\n" + item.text
+            continue
         if item.namespace != namespace:
             if namespace:
                 parts.append(f"}}  // namespace {namespace}")
@@ -167,6 +171,11 @@ def _write(items: list[Item], openings: dict[str, str]) -> str:
     if namespace:
         parts.append(f"}}  // namespace {namespace}")
     return "\n\n".join(parts) + "\n"
+
+
+def _are_one_list(before: str, item: Item) -> bool:
+    """Whether a declaration of one line follows another: no empty line between them."""
+    return all(re.match(r"(using \w+ = .*;|#\w+.*)$", text) for text in (before.splitlines()[-1], item.text))
 
 
 def _heading(item: Item, file: str, openings: dict[str, str]) -> str:
@@ -200,7 +209,7 @@ def _without_empty_conditions(items: list[Item]) -> list[Item]:
 
 
 def _expand_table(body: str, table: str, sources: list[str]) -> str:
-    """The structs of the stages that the sources call, with the functions they call, in place of the table."""
+    """The stages that the sources call, with the functions they call, in place of the table."""
     used: dict[str, set[str]] = {}
     for source in sources:
         for stage, function in _STAGE.findall(source):
@@ -240,8 +249,9 @@ def _struct(name: str, columns: list[str], functions: set[str]) -> str:
         if function not in functions:
             continue
         gradient = "" if function == "value" else ", float g"
+        arguments = f"float x, float p, float a, float b{gradient}"
         lines += [
-            f"  static __device__ __forceinline__ float {function}(float x, float p, float a, float b{gradient}) {{",
+            f"  static __device__ __forceinline__ float {function}({arguments}) {{",
             f"    return {_with_literals(formula)};",
             "  }",
         ]

@@ -159,6 +159,7 @@ HOST_CODE = """\
 namespace {
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t clamp(int64_t value, int64_t low, int64_t high) { return std::min(std::max(value, low), high); }
 
 void check(cudaError_t result, const char* what) {
   if (result != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(result));
@@ -189,7 +190,8 @@ class Kernel {
   }
 
  private:
-  cudaLaunchConfig_t configuration(int64_t blocks, cudaStream_t stream, cudaLaunchAttribute& attribute) const {
+  cudaLaunchConfig_t configuration(int64_t blocks, cudaStream_t stream,
+                                   cudaLaunchAttribute& attribute) const {
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(static_cast<unsigned>(blocks));
     config.blockDim = dim3(threads_);
@@ -255,9 +257,9 @@ struct Vectors {
 int64_t aligned_bits(std::initializer_list<Vectors> tensors, int64_t phase, bool all = true) {
   uint64_t bits = 0;
   for (const Vectors& tensor : tensors) {
-    const auto address = reinterpret_cast<uintptr_t>(tensor.tensor);
-    const bool aligned = address % tensor.element_bytes == 0 &&
-                         phase_of(tensor.tensor, tensor.element_bytes, tensor.elements) == phase % tensor.elements;
+    const int64_t own = phase_of(tensor.tensor, tensor.element_bytes, tensor.elements);
+    const bool aligned = reinterpret_cast<uintptr_t>(tensor.tensor) % tensor.element_bytes == 0 &&
+                         own == phase % tensor.elements;
     if (aligned) bits |= uint64_t{1} << tensor.bit;
     all = all && aligned;
   }
@@ -271,7 +273,8 @@ int64_t aligned_bits(std::initializer_list<Vectors> tensors, int64_t phase, bool
 def kernel_text(kernel: Kernel) -> str:
     """The kernel's problem, numbers and entry, in a namespace of its own."""
     inner = "namespace onepass {\nusing namespace ::onepass;\n}\n\n"
-    return f"namespace {kernel.namespace} {{\n{inner}{device_code.specialised(kernel.source)}\n\n}}  // namespace {kernel.namespace}\n"
+    text = device_code.specialised(kernel.source)
+    return f"namespace {kernel.namespace} {{\n{inner}{text}\n\n}}  // namespace {kernel.namespace}\n"
 
 
 def title_text(operator: Operator) -> str:
@@ -279,7 +282,12 @@ def title_text(operator: Operator) -> str:
     lines = operator.explained.rstrip().splitlines()
     chosen = next(i for i, line in enumerate(lines) if line.startswith("* "))
     first = next(i for i in range(chosen, len(lines)) if not lines[i].strip())
-    numbers = [line.strip() for line in lines[first + 2 :]]
+    # What depends on the batch, or on the compiler, is in the launch.
+    numbers = [
+        line.strip()
+        for line in lines[first + 2 :]
+        if not line.strip().startswith(("blocks:", "lag:", "wave:", "workspace:"))
+    ]
     what = {
         FORWARD: "forward",
         STATISTICS: "forward, keeping mean and 1 / deviation of each slab for the backward pass",
@@ -304,9 +312,16 @@ def launch_text(operator: Operator) -> str:
     body = _constants(operator, texts, renamed)
     for step in plan["steps"]:
         body += _clear(step, renamed) if step["kernel"] < 0 else _launch(operator, step, renamed)
-    head = f"void {operator.name}({', '.join(_pointers(operator))}, char* workspace, int64_t batch, int device,"
+    return "\n".join([*size, "", f"{_head(operator)} {{", *body, "}"]) + "\n"
+
+
+def _head(operator: Operator) -> str:
+    """The launching function's declaration."""
+    pointers = f"void {operator.name}({', '.join(_pointers(operator))},"
     indent = " " * (len(operator.name) + 6)
-    return "\n".join([*size, "", head, f"{indent}cudaStream_t stream) {{", *body, "}"]) + "\n"
+    if len(pointers) > 108:
+        pointers = f",\n{indent}".join(pointers.removesuffix(",").split(", ")) + ","
+    return f"{pointers}\n{indent}char* workspace, int64_t batch, int device, cudaStream_t stream)"
 
 
 def kernel_objects(kernels: Sequence[Kernel]) -> str:
@@ -314,9 +329,8 @@ def kernel_objects(kernels: Sequence[Kernel]) -> str:
     lines = ["namespace {", ""]
     for k in kernels:
         function = f"reinterpret_cast<const void*>(&{k.namespace}::{k.name})"
-        lines.append(
-            f'Kernel {k.namespace}_kernel("{k.namespace}", {function},\n    {k.threads}, {k.cluster}, {k.shared_bytes});'
-        )
+        numbers = f"{k.threads}, {k.cluster}, {k.shared_bytes}"
+        lines.append(f'Kernel {k.namespace}_kernel("{k.namespace}",\n    {function}, {numbers});')
     return "\n".join([*lines, "", "}  // namespace"]) + "\n"
 
 
@@ -436,10 +450,7 @@ void check_cuda(const char* op, const at::Tensor& input) {
 def binding_text(operators: Sequence[Operator], namespace: str) -> str:
     """The .cpp part: nothing of CUDA's language, and PyTorch's headers here alone."""
     declarations = "\n".join(
-        f"int64_t {o.name}_workspace_bytes(int64_t batch, int device);\n"
-        f"void {o.name}({', '.join(_pointers(o))}, char* workspace, int64_t batch, int device,\n"
-        f"{' ' * (len(o.name) + 6)}cudaStream_t stream);"
-        for o in operators
+        f"int64_t {o.name}_workspace_bytes(int64_t batch, int device);\n{_head(o)};" for o in operators
     )
     functions = "\n".join(_binding(o) for o in operators)
     names = "\n".join(f'  library.impl("{o.name}", run_{o.name});' for o in operators)
@@ -472,15 +483,17 @@ def _parameter_checks(operator: Operator) -> list[str]:
         dimensions = len(sizes) if sizes[:1] == (BATCH,) and len(sizes) > 2 else 0
         batch = "input.size(0)"
         shown = _sizes(sizes, batch) if sizes[:1] == (BATCH,) else "{" + ", ".join(map(str, sizes)) + "}"
-        lines.append(
-            f'  check_tensor("{operator.name}", "parameter {i}", parameters[{i}], {shown}, '
-            f"at::k{problem.dtype}, {_format(problem, dimensions)}, input.device());"
-        )
-    addresses = ", ".join(f"parameters[{i}].const_data_ptr()" for i in range(len(problem.parameters)))
-    lines.append(
-        f"  const std::array<const void*, {len(problem.parameters)}> addresses{{{addresses}}};"
-    )
-    return lines
+        name = f'"{operator.name}", "parameter {i}"'
+        lines += [
+            f"  check_tensor({name}, parameters[{i}], {shown}, at::k{problem.dtype},",
+            f"               {_format(problem, dimensions)}, input.device());",
+        ]
+    count = len(problem.parameters)
+    return [
+        *lines,
+        f"  std::array<const void*, {count}> addresses{{}};",
+        f"  for (size_t i = 0; i < {count}; ++i) addresses[i] = parameters[i].const_data_ptr();",
+    ]
 
 
 def _forward_binding(operator: Operator) -> str:
@@ -509,8 +522,7 @@ def _forward_binding(operator: Operator) -> str:
         f"  if (batch == 0) return {returned};",
         *_workspace(name),
         f"  {name}(input.const_data_ptr(), output.mutable_data_ptr(), {statistics}addresses.data(),",
-        f"  {' ' * len(name)} static_cast<char*>(workspace.mutable_data_ptr()), batch, device, "
-        "c10::cuda::getCurrentCUDAStream(input.device().index()).stream());",
+        f"  {' ' * len(name)} static_cast<char*>(workspace.mutable_data_ptr()), batch, device, stream);",
         f"  return {returned};",
         "}",
     ]
@@ -520,15 +532,18 @@ def _forward_binding(operator: Operator) -> str:
 def _workspace(name: str) -> list[str]:
     return [
         "  const int device = input.device().index();",
-        f"  const at::Tensor workspace = at::empty({{{name}_workspace_bytes(batch, device)}}, "
-        "input.options().dtype(at::kByte));",
+        "  const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(device).stream();",
+        f"  const int64_t workspace_bytes = {name}_workspace_bytes(batch, device);",
+        "  const at::Tensor workspace = at::empty({workspace_bytes}, input.options().dtype(at::kByte));",
     ]
 
 
 def _backward_binding(operator: Operator) -> str:
     problem, name = operator.problem, operator.name
     count = len(problem.parameters)
-    gradient_format = _format(problem, len(problem.output)) if len(problem.output) > 2 else _format(problem, 0)
+    gradient_format = (
+        _format(problem, len(problem.output)) if len(problem.output) > 2 else _format(problem, 0)
+    )
     lines = [
         f"std::vector<at::Tensor> run_{name}(const at::Tensor& output_gradient, const at::Tensor& input,",
         "    at::TensorList parameters, const at::Tensor& statistics) {",
@@ -536,8 +551,9 @@ def _backward_binding(operator: Operator) -> str:
         f'  check_tensor("{name}", "the input", input, {_sizes(problem.sizes, "any")}, at::k{problem.dtype},',
         f"               {_format(problem, len(problem.sizes))}, input.device());",
         "  const int64_t batch = input.size(0);",
-        f'  check_tensor("{name}", "the output\'s gradient", output_gradient, {_sizes(problem.output, "batch")},',
-        f"               at::k{problem.dtype}, {gradient_format}, input.device());",
+        f'  check_tensor("{name}", "the output\'s gradient", output_gradient,',
+        f"               {_sizes(problem.output, 'batch')}, at::k{problem.dtype}, {gradient_format},",
+        "               input.device());",
         f'  check_tensor("{name}", "what the forward kept", statistics, '
         + (f"{{batch, {problem.groups}, 2}}" if problem.groups else "{0}")
         + ", at::kFloat,",
@@ -560,10 +576,10 @@ def _backward_binding(operator: Operator) -> str:
     lines += [
         "  if (batch == 0) return gradients;",
         *_workspace(name),
-        f"  {name}(input.const_data_ptr(), output_gradient.const_data_ptr(), statistics.const_data_ptr<float>(),",
-        f"  {' ' * len(name)} addresses.data(), gradients[0].mutable_data_ptr(), gradient_addresses.data(),",
-        f"  {' ' * len(name)} static_cast<char*>(workspace.mutable_data_ptr()), batch, device, "
-        "c10::cuda::getCurrentCUDAStream(input.device().index()).stream());",
+        f"  {name}(input.const_data_ptr(), output_gradient.const_data_ptr(),",
+        f"  {' ' * len(name)} statistics.const_data_ptr<float>(), addresses.data(),",
+        f"  {' ' * len(name)} gradients[0].mutable_data_ptr(), gradient_addresses.data(),",
+        f"  {' ' * len(name)} static_cast<char*>(workspace.mutable_data_ptr()), batch, device, stream);",
         "  return gradients;",
         "}",
     ]
@@ -581,24 +597,25 @@ def schema(operator: Operator) -> str:
     return f"{operator.name}(Tensor input, Tensor[] parameters) -> {result}"
 
 
-def cuda_text(operators: Sequence[Operator]) -> str:
-    """The kernels of these operators and their launches, without what all files share."""
+def kernels_text(operators: Sequence[Operator]) -> str:
+    """The kernels of these operators, each with its problem and its numbers."""
     parts: list[str] = []
     written: list[Kernel] = []
     for operator in operators:
         parts.append(title_text(operator))
         new = [kernel for kernel in operator.kernels if kernel not in written]
         parts += [kernel_text(kernel) for kernel in new]
-        if new:
-            parts.append(kernel_objects(new))
         written += new
-        parts.append(launch_text(operator))
     return "\n".join(parts)
+
+
+def launches_text(operators: Sequence[Operator]) -> str:
+    """What puts the kernels of these operators on a stream."""
+    kernels = {kernel.namespace: kernel for operator in operators for kernel in operator.kernels}
+    return "\n".join([kernel_objects(list(kernels.values())), *(launch_text(o) for o in operators)])
 
 
 def shared_text(operators: Sequence[Operator], files: Mapping[str, str]) -> str:
     """The device code that the kernels of these operators use."""
     sources = dict.fromkeys(kernel.source for operator in operators for kernel in operator.kernels)
     return device_code.merge(files, sources)
-
-

@@ -187,7 +187,8 @@ class Writer:
             "host_code": launcher.HOST_CODE,
         }
         for key, group in _groups(operators).items():
-            parts[f"kernels{_upper(key).lower()}"] = launcher.cuda_text(group)
+            parts[f"kernels{_upper(key).lower()}"] = launcher.kernels_text(group)
+            parts[f"launches{_upper(key).lower()}"] = launcher.launches_text(group)
         return parts
 
     def _registration(
@@ -195,18 +196,21 @@ class Writer:
     ) -> str:
         lines = [
             f'_NAMESPACE = "{namespace}"',
-            "# What each operator's extension is built of; an extension is built when one of its operators is called.",
+            "# What each extension is built of, when one of its operators is first called.",
             "_EXTENSIONS = {",
         ]
         for key in groups:
+            own = f"_KERNELS{_upper(key)}, _HOST_CODE, _LAUNCHES{_upper(key)}"
             lines.append(
-                f'    "{key or "common"}": (_BINDING{_upper(key)}, [_CUDA_HEAD, _DEVICE_CODE, _HOST_CODE, '
-                f"_KERNELS{_upper(key)}]),"
+                f'    "{key or "common"}": (_BINDING{_upper(key)}, [_CUDA_HEAD, _DEVICE_CODE, {own}]),'
             )
         lines += ["}", "_OPERATORS = {  # name: (extension, schema)"]
         for key, group in groups.items():
             lines += [f'    "{o.name}": ("{key or "common"}", "{launcher.schema(o)}"),' for o in group]
-        lines += ["}", "# What each takes: type, sizes after the batch, order in memory; the same of its parameters."]
+        lines += [
+            "}",
+            "# What each takes: type, sizes after the batch, order in memory; the same of its parameters.",
+        ]
         lines += ["_FITTING = {", *(_fitting(o) for o in operators if o.what != BACKWARD), "}"]
         lines += [f'_NVCC = ["-O3", "{_gencode(self.request.architecture)}"]', "", ""]
         fakes = [_fake(o) for o in operators]
@@ -317,7 +321,7 @@ def _placeholder(name: str) -> Callable[..., Any]:
     return call
 
 
-def _statements(graph: fx.Graph, name_of: Callable[[str, Any], str], ending: str = "return ") -> list[str]:
+def _statements(graph: fx.Graph, name_of: Callable[[str, Any], str]) -> list[str]:
     """The graph as lines of a function that has `self`."""
     code = graph.python_code("self")
     lines = code.src.splitlines()
@@ -331,7 +335,15 @@ def _statements(graph: fx.Graph, name_of: Callable[[str, Any], str], ending: str
         if isinstance(getattr(value, "__name__", None), str) and value.__name__ == name == "torch":
             continue
         text = re.sub(rf"\b{re.escape(name)}\b", name_of(name, value), text)
+    text = re.sub(r"\btorch\._C\._nn\.(\w+)", _functional, text)
+    # One statement and its return are one line.
+    text = re.sub(r"(?:^|(?<=\n))(\w+) = (.*?)(?:;  [\w =]* = None)?\nreturn \1$", r"return \2", text)
     return text.splitlines()
+
+
+def _functional(match: re.Match[str]) -> str:
+    public = hasattr(torch.nn.functional, match.group(1))
+    return f"torch.nn.functional.{match.group(1)}" if public else match.group(0)
 
 
 def _lines_of(chain_nodes: Sequence[fx.Node], result: fx.Node) -> list[str]:
@@ -384,9 +396,9 @@ def _block_text(chain: Chain, block: Block, fused: Fused, train: bool) -> str:
             call = f"torch.ops.{{NAMESPACE}}.{operator.name}({x}, parameters){trailing}"
             lines += _if(tests, call, "        ")
     if conv_nodes:
-        conv_lines = _lines_of(conv_nodes, conv_nodes[-1])
-        lines += [f"    {line}" for line in conv_lines[:-1]]
+        *before, last = _lines_of(conv_nodes, conv_nodes[-1])
         x = conv_nodes[-1].name
+        lines += [f"    {line}" for line in (*before, f"{x} = {last.removeprefix('return ')}")]
         if block.tail or block.train:
             lines.append(f"    parameters = parameters[{description.conv_parameters}:]")
     if block.train:
@@ -496,21 +508,24 @@ def _string(name: str, text: str) -> str:
 
 
 def _heading(request: Request, blocks: Sequence[Block]) -> str:
+    name = request.path.rpartition("/")[2]
     lines = [
-        f"# ModelNew: the Model of {request.path.rpartition('/')[2]} with its blocks fused, written by onepass {__version__} for "
-        f"{request.architecture}:",
+        f"# ModelNew: the Model of {name} with its blocks fused for {request.architecture}, by onepass {__version__}:",
         f"#   {request.command}",
-        "# It needs PyTorch and a CUDA toolkit. Kernels are built by load_inline at the first call with CUDA tensors.",
+        "# It needs PyTorch and a CUDA toolkit: load_inline builds the kernels at the first call on a GPU.",
     ]
     for block in blocks:
         for operator in block.operators:
             lines.append(f"#   {operator.name}: {operator.strategy}, {operator.problem.block}")
-    return "\n".join([*lines, "#", "# The original file follows, then the kernels, then ModelNew at the end."])
+    return "\n".join(
+        [*lines, "#", "# The original file follows, then the kernels, then ModelNew at the end."]
+    )
 
 
 def _class_doc(blocks: Sequence[Block]) -> str:
     count = len(blocks)
-    return f"Model with {'its block' if count == 1 else f'{count} blocks'} in one pass over memory: same parameters, same results."
+    what = "its block" if count == 1 else f"{count} blocks"
+    return f"Model with {what} in one pass over memory: same parameters, same results."
 
 
 def _order(problem: Problem, dimensions: int) -> str:
@@ -548,7 +563,7 @@ def _fake(operator: Operator) -> str:
     return "\n".join(lines)
 
 
-_IMPORTS = '''
+_IMPORTS = """
 # ----------------------------------------------------------------------------------------------------
 # The kernels
 import functools
@@ -556,7 +571,7 @@ import threading
 
 import torch
 import torch.utils.cpp_extension
-'''
+"""
 
 _REGISTRATION = '''
 @FAKES@
@@ -585,7 +600,7 @@ def _build(extension):
 
 
 def _register():
-    """Declares the operators, so that torch.compile knows them, and builds them when they are first called."""
+    """Declares the operators, which torch.compile then knows; the first call of one builds its extension."""
     library = torch.library.Library(_NAMESPACE, "FRAGMENT")
     for name, (extension, schema) in _OPERATORS.items():
         library.define(schema)
@@ -617,7 +632,7 @@ def _is_built_for(device):
 
 @torch.compiler.assume_constant_result
 def _rounds_to_tf32():
-    """PyTorch's switch for convolutions, at the call; under torch.compile as it is when the call is traced."""
+    """PyTorch's switch for convolutions at the call; torch.compile keeps what it is at the trace."""
     return torch.backends.cudnn.conv.fp32_precision == "tf32"
 
 
@@ -631,6 +646,8 @@ def _fits(name, x, parameters):
     if not x.is_cuda or x.dtype != dtype or x.shape[1:] != sizes or torch.is_autocast_enabled("cuda"):
         return False
     if not x.is_contiguous(memory_format=memory_format) or not _is_built_for(x.device.index):
+        return False
+    if torch._C._are_functorch_transforms_active():
         return False
     for parameter, (shape, order) in zip(parameters, wanted):
         first = x.shape[:1] if shape[:1] == (-1,) else shape[:1]
@@ -662,7 +679,7 @@ class _Trained(torch.autograd.Function):
     @staticmethod
     def forward(ctx, forward, backward, x, *parameters):
         output, statistics = getattr(getattr(torch.ops, _NAMESPACE), forward)(x, parameters)
-        ctx.name = backward
+        ctx.forward_name, ctx.name = forward, backward
         ctx.save_for_backward(x, statistics, *parameters)
         return output
 
@@ -670,7 +687,7 @@ class _Trained(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, output_gradient):
         x, statistics, *parameters = ctx.saved_tensors
-        order = _FITTING[ctx.name.removesuffix("_backward") + "_train"][2] if output_gradient.dim() > 3 else torch.contiguous_format
+        order = _FITTING[ctx.forward_name][2] if output_gradient.dim() == x.dim() else torch.contiguous_format
         output_gradient = output_gradient.contiguous(memory_format=order)
         operator = getattr(getattr(torch.ops, _NAMESPACE), ctx.name)
         gradients = operator(output_gradient, x, parameters, statistics)

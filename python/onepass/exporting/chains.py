@@ -69,10 +69,14 @@ def find(file: ModelFile, model: nn.Module, conv: str) -> tuple[list[Fused], dic
     session = Session(model, conv, lambda name, module: True, reasons, _Finder)
     rewriters = session.rewriters()
     calls = _example_calls(file, model, [rewriter.name for rewriter in rewriters])
-    fused = []
+    fused: list[Fused] = []
+    inlined: set[str] = set()  # whose code is part of an outer forward
     for rewriter in rewriters:
-        if rewriter.name in calls and (found := _fused(rewriter, *calls[rewriter.name])):
+        if rewriter.name in inlined or rewriter.name not in calls:
+            continue
+        if found := _fused(rewriter, *calls[rewriter.name]):
             fused.append(found)
+            inlined |= {".".join(p for p in (rewriter.name, path) if p) for path in rewriter.inlined}
     return fused, reasons | {name: reason for name, reason in _lonely(session).items()}
 
 

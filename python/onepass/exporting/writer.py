@@ -152,14 +152,14 @@ class Writer:
             if block is None:
                 continue
             written = True
-            function = self._function(chain, block, fused)
+            function = self._function(chain, block, replaced)
             _replace(graph, chain, function, replaced)
         if not written:
             return None
         return _statements(graph, self._global)
 
-    def _function(self, chain: Chain, block: Block, fused: Fused) -> str:
-        text = _block_text(chain, block, fused, self.request.train)
+    def _function(self, chain: Chain, block: Block, replaced: dict[fx.Node, fx.Node]) -> str:
+        text = _block_text(chain, block, replaced)
         for number, known in enumerate(self.functions):
             if known.partition("(")[2] == text.partition("(")[2]:  # the same code for the other mode
                 return f"_run_{number + 1}"
@@ -219,9 +219,14 @@ class Writer:
     def _classes(self, forwards: Sequence[tuple[Fused, str]]) -> str:
         root = next((code for one, code in forwards if one.path == ""), None)
         inner = [(one, code) for one, code in forwards if one.path]
-        names = {one.path: f"_forward_{i + 1}" for i, (one, _) in enumerate(inner)}
-        parts = [code.replace("def forward(", f"def {names[one.path]}(", 1).replace(
-            "super().forward(", "super(type(self), self).forward(") for one, code in inner]  # fmt: skip
+        codes = list(dict.fromkeys(code for _, code in inner))
+        names = {one.path: f"_forward_{codes.index(code) + 1}" for one, code in inner}
+        parts = [
+            code.replace("def forward(", f"def _forward_{i + 1}(", 1).replace(
+                "super().forward(", "super(type(self), self).forward("
+            )
+            for i, code in enumerate(codes)
+        ]
         specialised = _specialised(forwards)
         lines = [
             "# What the kernels were written for: another model of the class runs as it was.",
@@ -305,7 +310,7 @@ def _replace(graph: fx.Graph, chain: Chain, name: str, replaced: dict[fx.Node, f
     order = {node: index for index, node in enumerate(graph.nodes)}
     anchor = max((chain.nodes[0], *externals), key=order.__getitem__)
     with graph.inserting_before(anchor.next):
-        result = graph.call_function(function, tuple(externals))
+        result = graph.create_node("call_function", function, tuple(externals), name="fused")
     replaced[chain.nodes[-1]] = result
     chain.nodes[-1].replace_all_uses_with(result)
     for node in reversed(chain.nodes):
@@ -370,19 +375,20 @@ def _path(path: str) -> str:
     return text
 
 
-def _expression(parameter: Any) -> str:
+def _expression(parameter: Any, replaced: dict[fx.Node, fx.Node]) -> str:
     if isinstance(parameter, Attribute):
         return f"{_path(parameter.module)}.{parameter.name}"
     node, suffix = parameter
-    return f"{node.name}{suffix}"
+    return f"{replaced.get(node, node).name}{suffix}"
 
 
-def _block_text(chain: Chain, block: Block, fused: Fused, train: bool) -> str:
+def _block_text(chain: Chain, block: Block, replaced: dict[fx.Node, fx.Node]) -> str:
+    """A function of the module and what the chain reads: the kernel where it fits, else the original code."""
     found, description = block.found, block.found.description
-    externals = [node.name for node in chain.externals]
+    externals = list(dict.fromkeys(replaced.get(node, node).name for node in chain.externals))
     x = externals[0]
     lines = [f"def _run_N(self, {', '.join(externals)}):", f'    """{found.block}"""']
-    expressions = [_expression(parameter) for parameter in found.expressions]
+    expressions = [_expression(parameter, replaced) for parameter in found.expressions]
     lines += _list("parameters", expressions)
     trailing = "[" + ", ".join(["...", *["None"] * found.trailing]) + "]" if found.trailing else ""
     conv_nodes = list(chain.stages[0].nodes) if description.conv is not None else []
@@ -510,7 +516,7 @@ def _string(name: str, text: str) -> str:
 def _heading(request: Request, blocks: Sequence[Block]) -> str:
     name = request.path.rpartition("/")[2]
     lines = [
-        f"# ModelNew: the Model of {name} with its blocks fused for {request.architecture}, by onepass {__version__}:",
+        f"# ModelNew: the Model of {name}, fused for {request.architecture} by onepass {__version__}:",
         f"#   {request.command}",
         "# It needs PyTorch and a CUDA toolkit: load_inline builds the kernels at the first call on a GPU.",
     ]

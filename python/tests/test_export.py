@@ -1,0 +1,471 @@
+"""The export command: the file it writes is the model it was given, and what it refuses leaves no file."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import functools
+import importlib.util
+import inspect
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import types
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from onepass import available, export, unavailable_reason
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+WORKLOADS = ("s60", "s19", "s61", "s27")
+EXAMPLES = ROOT / "examples" / "exported"
+
+pytestmark = pytest.mark.skipif(not available(), reason=str(unavailable_reason()))
+
+NESTED = '''"""Blocks inside blocks: a stem, residual blocks with an embedding, dropout, a head."""
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Residual(nn.Module):
+    def __init__(self, channels: int, embedding: int):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, channels, 3, padding=1), nn.GroupNorm(4, channels), nn.SiLU()
+        )
+        self.project = nn.Linear(embedding, channels)
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.norm = nn.GroupNorm(2, channels)
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x, e, scale: float = 1.0):
+        h = self.body(x) + self.project(e)[:, :, None, None]
+        h = self.drop(h)
+        h = F.relu(self.norm(self.conv(h)) + x)
+        return h * scale
+
+
+class Model(nn.Module):
+    def __init__(self, width: int = 16, depth=2, *, classes: int = 3):
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 3, stride=2, padding=1)
+        self.stem_norm = nn.InstanceNorm2d(width, affine=True)
+        self.blocks = nn.ModuleList(Residual(width, 8) for _ in range(depth))
+        self.head = nn.Conv2d(width, classes, 1)
+
+    def forward(self, x, e, mask=None):
+        h = F.leaky_relu(self.stem_norm(self.stem(x)), 0.2)
+        for block in self.blocks:
+            h = block(h, e)
+        h = self.head(h)
+        if mask is not None:
+            h = h * mask
+        return h.mean((2, 3), keepdim=True)
+
+
+def get_inputs():
+    return [torch.rand(4, 3, 32, 32), torch.rand(4, 8)]
+
+
+def get_init_inputs():
+    return []
+'''
+
+SMALL = """import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self, channels=8, stride=1):
+        super().__init__()
+        self.conv = nn.Conv2d(3, channels, 3, stride=stride)
+        self.norm = nn.GroupNorm(2, channels)
+
+    def forward(self, x):
+        return torch.relu(self.norm(self.conv(x)))
+
+
+def get_inputs():
+    return [torch.rand(4, 3, 12, 12)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+def load(path: pathlib.Path) -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location(f"exported_{path.stem}_{os.urandom(4).hex()}", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@functools.cache
+def text_of(name: str, *options: str) -> str:
+    """What the command writes for a workload or for a text above."""
+    conv = "keep" if "keep" in options else "fuse"
+    if name in WORKLOADS:
+        path = ROOT / "examples" / f"{name}.py"
+    else:
+        folder = pathlib.Path(os.environ.get("TMPDIR", "/tmp")) / f"onepass_export_{os.getpid()}"
+        folder.mkdir(exist_ok=True)
+        path = folder / f"{name}.py"
+        path.write_text({"nested": NESTED, "small": SMALL}[name])
+    return export.export(str(path), "sm_90a", conv, "train" in options, f"{name}_new.py")
+
+
+def exported(tmp_path: pathlib.Path, name: str, *options: str) -> types.ModuleType:
+    """The exported file, loaded."""
+    path = tmp_path / f"{name}_new.py"
+    # A namespace of its own: operators are registered once in a process.
+    text = re.sub(
+        r"(onepass_\w+_[0-9a-f]{8})\b", rf"\g<1>_{os.urandom(4).hex()}", text_of(name, *options), count=1
+    )
+    namespace = re.search(r'^_NAMESPACE = "(\w+)"', text_of(name, *options), re.MULTILINE).group(1)
+    text = text_of(name, *options).replace(namespace, f"{namespace}_{os.urandom(4).hex()}")
+    path.write_text(text)
+    return load(path)
+
+
+def small_inputs(module: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """Inputs of two samples of the sizes that the kernels are for."""
+    if hasattr(module, "batch_size"):
+        monkeypatch.setattr(module, "batch_size", 2)
+    return module.get_inputs()
+
+
+def run_on_cpu(module: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Lets the exported operators run on CPU tensors, by the library's own; returns the list of calls."""
+    blocks = dict(
+        re.findall(r"^#   (\w+): \w+, (.*)$", pathlib.Path(module.__file__).read_text(), re.MULTILINE)
+    )
+    assert blocks.keys() == module._OPERATORS.keys()
+    calls: list[str] = []
+
+    def fits(name: str, x: Tensor, parameters: list[Tensor]) -> bool:
+        dtype, sizes, _, wanted = module._FITTING[name]
+        same = [
+            p.shape[1:] == s[1:] and (s[:1] == (-1,) or p.shape == s) for p, (s, _) in zip(parameters, wanted)
+        ]
+        return x.dtype == dtype and x.shape[1:] == sizes and len(parameters) == len(wanted) and all(same)
+
+    def implementation(name: str) -> Any:
+        def run(*tensors: Any) -> Any:
+            calls.append(name)
+            if name.endswith("_backward"):
+                gradient, x, parameters, statistics = tensors
+                wanted = [True] * (len(parameters) + 1)
+                return torch.ops.onepass.backward(gradient, x, parameters, statistics, blocks[name], wanted)
+            operator = "forward_with_statistics" if name.endswith("_train") else "forward"
+            return getattr(torch.ops.onepass, operator)(*tensors, blocks[name], None)
+
+        return run
+
+    library = torch.library.Library(module._NAMESPACE, "IMPL", "CPU")
+    for name in blocks:
+        library.impl(name, implementation(name))
+    monkeypatch.setattr(module, "_fits", fits)
+    monkeypatch.setattr(module, "_cpu_library", library, raising=False)
+    return calls
+
+
+@pytest.mark.parametrize("name", [*WORKLOADS, "nested"])
+def test_model_is_made_as_the_original(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    module = exported(tmp_path, name)
+    torch.manual_seed(3)
+    old = module.Model(*module.get_init_inputs())
+    torch.manual_seed(3)
+    new = module.ModelNew(*module.get_init_inputs())
+    assert new._fused
+    assert [n for n, _ in new.named_modules()] == [n for n, _ in old.named_modules()]
+    assert list(new.state_dict()) == list(old.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(new.parameters(), old.parameters(), strict=True))
+    new.load_state_dict(old.state_dict())
+    assert inspect.signature(module.ModelNew) == inspect.signature(module.Model)
+    names = [inspect.signature(cls.forward).parameters for cls in (module.ModelNew, module.Model)]
+    assert list(names[0]) == list(names[1])
+    assert [p.default for p in names[0].values()] == [p.default for p in names[1].values()]
+    assert "onepass" not in re.findall(r"^\s*(?:import|from) (\w+)", text_of(name), re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["small", "nested"])
+def test_cpu_tensors_run_the_original_code(tmp_path: pathlib.Path, name: str) -> None:
+    module = exported(tmp_path, name)
+    new = module.ModelNew().eval()
+    old = module.Model().eval()
+    old.load_state_dict(new.state_dict())
+    inputs = module.get_inputs()
+    assert torch.equal(new(*inputs), old(*inputs))
+    assert not torch.equal(new(*inputs), torch.zeros(()))
+
+
+def test_blocks_compute_what_the_original_does(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = {
+        "s60": ["block_1_tf32"],
+        "s27": ["block_1_tf32"],
+        "s19": ["block_1_tail"],
+        "s61": ["block_1_tail"],
+    }
+    for name, names in wanted.items():
+        module = exported(tmp_path, name)
+        monkeypatch.setattr(module, "height", 16, raising=False)
+        calls = run_on_cpu(module, monkeypatch)
+        if name in ("s19", "s61"):  # sizes after the convolution, of a smaller image
+            sizes = module._FITTING["block_1_tail"]
+            shape = (*sizes[1][:-2], 16 + 2, sizes[1][-1])
+            monkeypatch.setitem(module._FITTING, "block_1_tail", (sizes[0], shape, *sizes[2:]))
+        else:
+            sizes = module._FITTING["block_1_tf32"]
+            shape = (*sizes[1][:-2], 16, sizes[1][-1])
+            monkeypatch.setitem(module._FITTING, "block_1_tf32", (sizes[0], shape, *sizes[2:]))
+        inputs = small_inputs(module, monkeypatch)
+        new = module.ModelNew(*module.get_init_inputs())
+        old = module.Model(*module.get_init_inputs())
+        old.load_state_dict(new.state_dict())
+        with torch.no_grad():
+            torch.testing.assert_close(new(*inputs), old(*inputs), rtol=1e-4, atol=1e-5)
+        assert calls == names, name
+        new(*inputs)  # gradients are wanted: the original code
+        assert calls == names, name
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_nested_model_trains_as_the_original(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, training: bool
+) -> None:
+    module = exported(tmp_path, "nested", "train")
+    calls = run_on_cpu(module, monkeypatch)
+    new = module.ModelNew().train(training)
+    old = module.Model().train(training)
+    old.load_state_dict(new.state_dict())
+    gradients = []
+    for model in (new, old):
+        torch.manual_seed(5)
+        inputs = [x.requires_grad_() for x in module.get_inputs()]
+        output = model(*inputs)
+        output.backward(torch.linspace(-1, 1, output.numel()).reshape(output.shape))
+        gradients.append([output, *(x.grad for x in inputs), *(p.grad for p in model.parameters())])
+    for mine, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5)
+    assert sum(name.endswith("_train") for name in calls) == 5
+    assert sum(name.endswith("_backward") for name in calls) == 5
+    calls.clear()
+    with torch.no_grad():
+        new(*module.get_inputs())
+    assert len(calls) == 6 and "block_2_tf32" in calls
+    calls.clear()
+    inputs = module.get_inputs()
+    new(*inputs, mask=torch.ones(1))  # not as it was traced: the blocks inside it still are
+    assert len(calls) == 4
+
+
+def test_exported_model_compiles_whole(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = exported(tmp_path, "nested", "train")
+    calls = run_on_cpu(module, monkeypatch)
+    new = module.ModelNew().eval()
+    compiled = torch.compile(new, fullgraph=True, backend="aot_eager")
+    inputs = module.get_inputs()
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(*inputs), new(*inputs))
+    assert len(calls) == 12
+    x = [t.requires_grad_() for t in module.get_inputs()]
+    compiled(*x).sum().backward()
+    assert x[0].grad is not None and any(name.endswith("_backward") for name in calls)
+    torch._dynamo.reset()
+
+
+def test_other_models_of_the_class_run_the_original_code(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = exported(tmp_path, "small")
+    calls = run_on_cpu(module, monkeypatch)
+    x = module.get_inputs()[0]
+    with torch.no_grad():
+        module.ModelNew()(x)
+        assert len(calls) == 1
+        strided = module.ModelNew(stride=2)
+        assert not strided._fused
+        assert strided(x).shape == (4, 8, 5, 5)
+        module.ModelNew()(torch.rand(4, 3, 13, 12))
+        module.ModelNew().double()(x.double())
+        assert len(calls) == 1
+        copy.deepcopy(module.ModelNew())(x)
+        assert len(calls) == 2
+
+
+def test_kept_convolutions_are_left_alone(tmp_path: pathlib.Path) -> None:
+    module = exported(tmp_path, "s27", "keep", "train")
+    assert set(module._OPERATORS) == {"block_1", "block_1_train", "block_1_backward"}
+    text = text_of("s27", "keep", "train")
+    assert "hardswish | group_norm(4) | mean" in text and "conv3d(" not in text
+    for operator in ("block_1_train", "block_1_backward"):
+        body = re.search(rf"^void {operator}\(.*?^}}", text, re.DOTALL | re.MULTILINE).group(0)
+        assert body.count(".launch(") == 1
+
+
+# --- What is refused --------------------------------------------------------------------------------
+
+REFUSED = {
+    "nothing to fuse": (
+        SMALL.replace("torch.relu(self.norm(self.conv(x)))", "self.conv(x)"),
+        "nothing to fuse",
+    ),
+    "a neighbour": ("import beside_it\n" + SMALL, "does not load without the files beside it"),
+    "an error": (SMALL.replace("self.norm = ", "self.norm = undefined + "), "raises NameError"),
+    "no inputs": (SMALL.replace("get_inputs", "get_other"), "misses get_inputs"),
+    "a value": (
+        SMALL.replace(
+            "torch.relu(self", "torch.relu(self.norm(x[:, :2].repeat(1, 4, 1, 1)) if x.sum() > 0 else self"
+        ),
+        "branches or loops",
+    ),
+    "not Python": ("class Model(", "not Python"),
+}
+
+
+@pytest.mark.parametrize("case", list(REFUSED))
+def test_refusal_is_one_sentence_and_writes_nothing(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], case: str
+) -> None:
+    text, said = REFUSED[case]
+    path, output = tmp_path / "model.py", tmp_path / "out" / "new.py"
+    output.parent.mkdir()
+    path.write_text(text)
+    (tmp_path / "beside_it.py").write_text("")
+    assert export.main([str(path), "-o", str(output), "--no-verify"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("onepass: ") and said in error and error.count("\n") == 1, error
+    assert list(output.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["-o", "nowhere/new.py"], "no such folder"),
+        (["-o", "new.txt"], "must end in .py"),
+        (["-o", "new.py", "--arch", "sm_75"], "sm_75"),
+        ([], "required"),
+        (["-o", "new.py", "--verify"], "no CUDA device"),
+    ],
+)
+def test_bad_requests(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    said: str,
+) -> None:
+    if "--verify" in options and torch.cuda.is_available():
+        return
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.py").write_text(SMALL)
+    assert export.main(["model.py", *options]) == 2
+    assert said in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["model.py"]
+
+
+def test_failed_write_leaves_the_old_file(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = tmp_path / "new.py"
+    output.write_text("old")
+
+    def refuse(*_: Any) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(OSError, match="full"):
+        export._publish("new", output)
+    assert output.read_text() == "old" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_command_writes_the_file(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, output = tmp_path / "model.py", tmp_path / "new.py"
+    path.write_text(SMALL)
+    assert export.main([str(path), "-o", str(output), "--arch", "sm_80", "--no-verify"]) == 0
+    text = output.read_text()
+    assert SMALL.rstrip() in text and "(8, 0)" in text and "arch=compute_80,code=sm_80" in text
+    assert output.stat().st_mode & 0o777 == path.stat().st_mode & 0o777
+
+
+# --- The committed examples ---------------------------------------------------------------------------
+
+
+def test_examples_are_what_the_command_writes() -> None:
+    paths = sorted(EXAMPLES.glob("*.py"))
+    assert {path.stem for path in paths} >= set(WORKLOADS)
+    for path in paths:
+        command = shlex.split(path.read_text().splitlines()[1].removeprefix("#"))
+        options = command[4:]
+        original = ROOT / "examples" / options[0]
+        conv = "keep" if "keep" in options else "fuse"
+        text = export.export(str(original), "sm_90a", conv, "--train" in options, path.name)
+        assert text == path.read_text(), f"{path}: run make examples"
+
+
+def extensions() -> list[tuple[str, str]]:
+    found = []
+    for path in sorted(EXAMPLES.glob("*.py")):
+        keys = re.findall(r'^    "(\w+)": \(_BINDING', path.read_text(), re.MULTILINE)
+        found += [(path.name, key) for key in keys]
+    return found
+
+
+@pytest.mark.parametrize(("file", "extension"), extensions())
+def test_examples_compile(tmp_path: pathlib.Path, file: str, extension: str) -> None:
+    module = load(EXAMPLES / file) if not hasattr(load, file) else getattr(load, file)
+    setattr(load, file, module)
+    head, device_code, kernels, host_code, launches = module._EXTENSIONS[extension][1]
+    source = tmp_path / "cuda.cu"
+    if nvcc := shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc"):
+        source.write_text("\n".join([head, device_code, kernels, host_code, launches]))
+        command = [nvcc, "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a", "-c", str(source)]
+        run = subprocess.run([*command, "-o", str(tmp_path / "cuda.o")], capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr
+    else:
+        compile_by_nvrtc(device_code + kernels)
+
+
+def compile_by_nvrtc(text: str) -> None:
+    folders = [pathlib.Path(folder) / "nvidia" for folder in sys.path]
+    paths = [
+        os.environ.get("ONEPASS_NVRTC"),
+        *(p for f in folders for p in f.glob("*/lib/libnvrtc.so.1[23]")),
+    ]
+    nvrtc = ctypes.CDLL(str(next(path for path in paths if path)))
+    program = ctypes.c_void_p()
+    source = text.encode()
+    assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"cuda.cu", 0, None, None) == 0
+    options = [b"--gpu-architecture=sm_90a", b"--std=c++17", b"--device-as-default-execution-space"]
+    result = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
+    size = ctypes.c_size_t()
+    nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+    log = ctypes.create_string_buffer(size.value)
+    nvrtc.nvrtcGetProgramLog(program, log)
+    assert result == 0, log.value.decode()
+
+
+def test_modules_of_the_exported_file_are_checked(tmp_path: pathlib.Path) -> None:
+    """A module that is not what the kernels were written for: the model is not fused."""
+    module = exported(tmp_path, "nested")
+
+    class Other(nn.GroupNorm):
+        pass
+
+    model = module.ModelNew()
+    model.blocks[0].norm = Other(2, 16)
+    assert not module._is_as_specialised(model)

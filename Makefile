@@ -5,12 +5,13 @@ export CTEST_PARALLEL_LEVEL := $(JOBS)
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu bench bench-gpu format lint clean setup tool python
+.PHONY: help demo test test-gpu bench bench-gpu examples format lint clean setup tool python
 
 help:
 	@echo "make demo     optimise four PyTorch models: verify, measure, write out/report.html"
 	@echo "make test     build everything and run every test that needs no GPU"
 	@echo "make test-gpu, make bench-gpu   on a machine with a GPU, offline: test, measure, write results/<GPU>.json"
+	@echo "make examples write examples/exported anew, after kernels or plans changed"
 	@echo "make python   build the PyTorch operators into python/onepass"
 	@echo "make tool     build the command-line tool, build/release/onepass"
 	@echo "make bench    measure (scripts/bench.sh)"
@@ -36,6 +37,12 @@ python:
 
 bench: tool
 	@scripts/bench.sh
+
+examples: python
+	@for name in s60 s19 s61 s27; do \
+	  PYTHONPATH=python .venv/bin/python -m onepass export examples/$$name.py -o examples/exported/$$name.py \
+	    --arch sm_90a --no-verify || exit 1; \
+	done
 
 # With what the machine has: nothing is installed.
 test-gpu:

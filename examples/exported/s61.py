@@ -1224,10 +1224,14 @@ _library = _register()
 # When a kernel runs: every other call runs the original code.
 
 
+_capabilities = {}  # of GPUs, by index
+
+
 @torch.compiler.assume_constant_result
-@functools.cache
 def _is_built_for(device):
-    return torch.cuda.get_device_capability(device) == (9, 0)
+    if device not in _capabilities:
+        _capabilities[device] = torch.cuda.get_device_capability(device)
+    return _capabilities[device] == (9, 0)
 
 
 @torch.compiler.assume_constant_result

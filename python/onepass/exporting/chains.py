@@ -18,8 +18,7 @@ from onepass._stages import Attribute, Operand
 from onepass._trace import Pattern, Trace, is_variadic, parameters_of
 from onepass.exporting.launcher import BATCH
 from onepass.fuse import Rewriter, Session
-from onepass.optimizing.model_file import BadModelFile, ModelFile
-from onepass.optimizing.model_file import describe as describe_error
+from onepass.optimizing.model_file import ModelFile
 
 
 @dataclasses.dataclass
@@ -40,6 +39,7 @@ class Fused:
     rewriter: Rewriter
     variants: list[Variant]
     values: dict[fx.Node, Any]  # of the nodes of all variants, in the example
+    samples: int  # of the inputs for each one of the example
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Found:
 
     block: str
     description: Description
-    input: Tensor
+    sizes: tuple[int, ...]  # of the input
+    dtype: torch.dtype
     layout: str
-    batch: int
     parameters: tuple[tuple[int, ...], ...]  # sizes; BATCH where the first is the batch
     expressions: tuple[Any, ...]  # of the parameters: Attribute, or (node, suffix of its expression)
     trailing: int  # dimensions of one element that the result keeps
@@ -68,16 +68,17 @@ def find(file: ModelFile, model: nn.Module, conv: str) -> tuple[list[Fused], dic
     reasons: dict[str, str] = {}
     session = Session(model, conv, lambda name, module: True, reasons, _Finder)
     rewriters = session.rewriters()
-    calls = _example_calls(file, model, [rewriter.name for rewriter in rewriters])
     fused: list[Fused] = []
-    inlined: set[str] = set()  # whose code is part of an outer forward
-    for rewriter in rewriters:
-        if rewriter.name in inlined or rewriter.name not in calls:
-            continue
-        if found := _fused(rewriter, *calls[rewriter.name]):
-            fused.append(found)
-            inlined |= {".".join(p for p in (rewriter.name, path) if p) for path in rewriter.inlined}
-    return fused, reasons | {name: reason for name, reason in _lonely(session).items()}
+    if rewriters:
+        calls, samples = _example_calls(file, model, [rewriter.name for rewriter in rewriters])
+        inlined: set[str] = set()  # whose code is part of an outer forward
+        for rewriter in rewriters:
+            if rewriter.name in inlined or rewriter.name not in calls:
+                continue
+            if found := _fused(rewriter, *calls[rewriter.name], samples):
+                fused.append(found)
+                inlined |= {".".join(p for p in (rewriter.name, path) if p) for path in rewriter.inlined}
+    return fused, reasons | _lonely(session)
 
 
 def _lonely(session: Session) -> dict[str, str]:
@@ -87,13 +88,36 @@ def _lonely(session: Session) -> dict[str, str]:
 
 # --- The example call -------------------------------------------------------------------------------
 
+Calls = dict[str, tuple[nn.Module, dict[str, Any]]]
 
-def _example_calls(
-    file: ModelFile, model: nn.Module, paths: Sequence[str]
-) -> dict[str, tuple[nn.Module, dict[str, Any]]]:
-    """The arguments of each module's first call, without memory: a forward pass on meta tensors."""
-    on_meta = copy.deepcopy(model).to("meta").eval()
-    calls: dict[str, tuple[nn.Module, dict[str, Any]]] = {}
+
+def _example_calls(file: ModelFile, model: nn.Module, paths: Sequence[str]) -> tuple[Calls, int]:
+    """The arguments of each module's first call, and how many samples of the inputs are one of the call.
+
+    A forward pass without memory, on meta tensors; of one sample where the model looks at values.
+    """
+    try:
+        return _meta_calls(file, model, paths), 1
+    except Exception:
+        inputs = file.inputs(torch.device("cpu"), 0, None)
+        batch = next((x.shape[0] for x in inputs if isinstance(x, Tensor) and x.dim() > 0), 1)
+        inputs = [
+            x[:1].clone() if isinstance(x, Tensor) and x.dim() > 0 and x.shape[0] == batch else x
+            for x in inputs
+        ]
+        return file.run(lambda: _calls(copy.deepcopy(model).eval(), inputs, paths)), batch
+
+
+def _meta_calls(file: ModelFile, model: nn.Module, paths: Sequence[str]) -> Calls:
+    with torch.device("meta"):
+        given = file.module.get_inputs()
+    inputs = given if isinstance(given, (list, tuple)) else [given]
+    inputs = [x.to("meta") if isinstance(x, Tensor) else x for x in inputs]
+    return _calls(copy.deepcopy(model).to("meta").eval(), inputs, paths)
+
+
+def _calls(model: nn.Module, inputs: Sequence[Any], paths: Sequence[str]) -> Calls:
+    calls: Calls = {}
 
     def note(path: str) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -101,21 +125,9 @@ def _example_calls(
 
         return hook
 
-    handles = [on_meta.get_submodule(p).register_forward_pre_hook(note(p), with_kwargs=True) for p in paths]
-    try:
-        with torch.device("meta"):
-            given = file.module.get_inputs()
-        inputs = [
-            x.to("meta") if isinstance(x, Tensor) else x
-            for x in (given if isinstance(given, (list, tuple)) else [given])
-        ]
-        with torch.no_grad():
-            on_meta(*inputs)
-    except Exception as error:
-        raise BadModelFile(
-            f"{file.path}: the model cannot be run on tensors without memory, by which shapes are found: "
-            f"{describe_error(error)}"
-        ) from error
+    handles = [model.get_submodule(p).register_forward_pre_hook(note(p), with_kwargs=True) for p in paths]
+    with torch.no_grad():
+        model(*inputs)
     for handle in handles:
         handle.remove()
     return calls
@@ -128,7 +140,7 @@ def _bound(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return bound | {p.name: value for p, value in zip(named, args)} | kwargs
 
 
-def _fused(rewriter: Rewriter, module: nn.Module, arguments: dict[str, Any]) -> Fused | None:
+def _fused(rewriter: Rewriter, module: nn.Module, arguments: dict[str, Any], samples: int) -> Fused | None:
     variants = [v for v in rewriter.variants if _is_called_so(v.pattern, arguments)]
     chosen: dict[bool, Variant] = {}
     for variant in variants:
@@ -136,7 +148,7 @@ def _fused(rewriter: Rewriter, module: nn.Module, arguments: dict[str, Any]) -> 
     values: dict[fx.Node, Any] = {}
     for variant in chosen.values():
         values |= _run(variant, module, arguments)
-    return Fused(rewriter.name, rewriter, list(chosen.values()), values) if chosen else None
+    return Fused(rewriter.name, rewriter, list(chosen.values()), values, samples) if chosen else None
 
 
 def _is_called_so(pattern: Pattern, arguments: dict[str, Any]) -> bool:
@@ -224,7 +236,17 @@ def read(chain: Chain, fused: Fused) -> Found | None:
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(input.dim())
     is_last = last is not None and not input.is_contiguous() and input.is_contiguous(memory_format=last)
     layout = "nhwc" if is_last else "nchw"
-    return Found(block, description, input, layout, shape[0], tuple(sizes), tuple(expressions), trailing)
+    batch = input.shape[0] * fused.samples
+    return Found(
+        block,
+        description,
+        (batch, *input.shape[1:]),
+        input.dtype,
+        layout,
+        tuple(sizes),
+        tuple(expressions),
+        trailing,
+    )
 
 
 def _suffix(operand: Tensor, fitted: Tensor) -> str:

@@ -136,7 +136,8 @@ def _print_times(original: Any, exported: Any) -> None:
         with torch.no_grad():
             times[name] = _milliseconds(lambda made=made: made(*inputs))
     ratio = times["original"] / times["exported"]
-    print(f"  original {times['original']:.3f} ms, exported {times['exported']:.3f} ms: {ratio:.2f} x")
+    both = f"original {times['original']:.3f} ms, exported {times['exported']:.3f} ms"
+    print(f"  {both}: {ratio:.2f} times as fast")
 
 
 def main() -> None:

@@ -73,6 +73,14 @@ class Planner:
         self.files: dict[str, str] = dict(json.loads(torch.ops.onepass.cuda_device_code()))
         self.kernels: dict[tuple[Any, ...], Kernel] = {}
 
+    def is_worth_fusing(self, problem: Problem) -> bool:
+        """Whether a block's convolution is run with the rest, where PyTorch's could run instead."""
+        arguments = (problem.block, problem.sizes, problem.mode, problem.layout, self.device)
+        try:
+            return torch.ops.onepass.cuda_is_worth_fusing(*arguments)
+        except ValueError as error:
+            raise NotExported(str(error)) from None
+
     def operator(self, name: str, what: str, problem: Problem) -> Operator:
         """Raises NotExported where the library has no such plan."""
         arguments = (problem.block, problem.sizes, problem.mode, problem.layout, self.device, what)

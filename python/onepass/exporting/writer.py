@@ -95,9 +95,9 @@ class Writer:
 
     def _block(self, chain: Chain, fused: Fused) -> Block | None:
         found = read(chain, fused)
-        if found is None or found.input.dtype not in _MODES:
+        if found is None or found.dtype not in _MODES:
             return None
-        key = (found.block, tuple(found.input.shape), found.input.dtype, found.layout, found.parameters)
+        key = (found.block, found.sizes, found.dtype, found.layout, found.parameters)
         if key not in self.by_problem:
             block = self._plan(found, f"block_{len(self.by_problem) + 1}")
             if not block.operators:
@@ -106,13 +106,12 @@ class Writer:
         return dataclasses.replace(self.by_problem[key], found=found)
 
     def _plan(self, found: Found, name: str) -> Block:
-        description, modes = found.description, _MODES[found.input.dtype]
+        description, modes = found.description, _MODES[found.dtype]
         whole: dict[str, Operator] = {}
         if description.conv is not None:
             for mode in modes:
                 problem = _problem(found, description.text, mode, whole=True)
-                arguments = (problem.block, problem.sizes, mode, problem.layout, self.planner.device)
-                if torch.ops.onepass.cuda_is_worth_fusing(*arguments):
+                if self.planner.is_worth_fusing(problem):
                     suffix = f"_{mode}" if len(modes) > 1 else ""
                     whole[mode] = self.planner.operator(name + suffix, FORWARD, problem)
         text = description.tail if description.conv is not None else description.text
@@ -256,7 +255,7 @@ class Writer:
 
 def _problem(found: Found, block: str, mode: str, whole: bool) -> Problem:
     description = found.description
-    sizes = tuple(found.input.shape)
+    sizes = found.sizes
     count = 0 if whole else description.conv_parameters
     shape = sizes if whole else tuple(description.conv_output_shape(sizes))
     norm = description.norm
@@ -630,10 +629,14 @@ _RUNTIME = '''
 # When a kernel runs: every other call runs the original code.
 
 
+_capabilities = {}  # of GPUs, by index
+
+
 @torch.compiler.assume_constant_result
-@functools.cache
 def _is_built_for(device):
-    return torch.cuda.get_device_capability(device) == @CAPABILITY@
+    if device not in _capabilities:
+        _capabilities[device] = torch.cuda.get_device_capability(device)
+    return _capabilities[device] == @CAPABILITY@
 
 
 @torch.compiler.assume_constant_result

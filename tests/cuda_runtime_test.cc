@@ -339,6 +339,21 @@ TEST_F(TuningTest, WithoutMemoryThePredictionDecides) {
   EXPECT_EQ(plan(larger, {.strategy = "", .target = "", .tune = true}).strategy(), plan(larger).strategy());
 }
 
+TEST_F(RuntimeTest, StreamThatIsCapturedIsKnown) {
+  int stream = 0;
+  EXPECT_FALSE(is_captured(0, Stream{&stream}));
+  state_->capturing = true;
+  EXPECT_TRUE(is_captured(0, Stream{&stream}));
+  EXPECT_FALSE(is_captured(0, Stream{}));
+}
+
+TEST_F(TuningTest, CallersChoicesAreRemembered) {
+  EXPECT_EQ(remembered_choice(0, "tea or coffee"), "");
+  remember_choice(0, "tea or coffee", "tea");
+  EXPECT_EQ(remembered_choice(0, "tea or coffee"), "tea");
+  EXPECT_EQ(remembered_choice(1, "tea or coffee"), "") << "another GPU";
+}
+
 TEST_F(RuntimeTest, MemoryIsCopiedAndFilled) {
   Memory memory(0, 4);
   memory.fill(7);

@@ -83,6 +83,14 @@ ONEPASS_API int clear_cache();
 // The hash of the library's device code: results measured on a GPU belong to one.
 ONEPASS_API std::string device_code_hash();
 
+// Whether work put on this stream now is recorded into a graph instead of run.
+ONEPASS_API bool is_captured(int device, Stream stream);
+
+// What a caller has measured on a GPU and chosen, kept on disk with the kernels: the answer to a question,
+// empty where there is none. It is forgotten with other device code, another GPU or another driver.
+ONEPASS_API std::string remembered_choice(int device, const std::string& question);
+ONEPASS_API void remember_choice(int device, const std::string& question, const std::string& answer);
+
 // Whether a caller who could run the convolution of this block by PyTorch should run it here instead: a row
 // takes the convolution with all that follows it, and is predicted to be faster than PyTorch's convolution
 // and the rest together.

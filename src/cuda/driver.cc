@@ -91,6 +91,7 @@ const Driver* open_driver() {
   library.find("cuEventCreate", driver->cuEventCreate);
   library.find("cuEventRecord", driver->cuEventRecord);
   library.find("cuEventSynchronize", driver->cuEventSynchronize);
+  library.find("cuStreamIsCapturing", driver->cuStreamIsCapturing);
   library.find("cuEventElapsedTime", driver->cuEventElapsedTime);
   library.find("cuEventDestroy_v2", driver->cuEventDestroy);
   start(*driver);

@@ -78,6 +78,7 @@ struct Driver {
   CudaResult (*cuCtxPopCurrent)(ContextHandle* context);
   CudaResult (*cuCtxSynchronize)();
   CudaResult (*cuThreadExchangeStreamCaptureMode)(int* mode);
+  CudaResult (*cuStreamIsCapturing)(StreamHandle stream, int* status);
   CudaResult (*cuModuleLoadData)(ModuleHandle* module, const void* image);
   CudaResult (*cuModuleGetFunction)(FunctionHandle* function, ModuleHandle module, const char* name);
   CudaResult (*cuFuncSetAttribute)(FunctionHandle function, int attribute, int value);

@@ -119,6 +119,14 @@ void synchronize(int device) {
   check(driver().cuCtxSynchronize(), "work on the GPU failed");
 }
 
+bool is_captured(int device, Stream stream) {
+  const CurrentContext current(primary_context(device));
+  int status = 0;  // none
+  check(driver().cuStreamIsCapturing(static_cast<StreamHandle>(stream.handle), &status),
+        "the state of a stream cannot be asked for");
+  return status != 0;
+}
+
 struct Timer::Events {
   ContextHandle context = nullptr;
   EventHandle start = nullptr;

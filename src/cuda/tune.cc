@@ -29,13 +29,11 @@ std::vector<const Candidate*> close_ones(const std::vector<Candidate>& candidate
   return found;
 }
 
-// A choice is kept as a kernel would be, with the row's name in place of machine code: the folder's rules,
-// the list and the clearing of the cache hold for it too.
-CacheKey key_of(const std::string& problem, const Device& device,
-                const std::vector<const Candidate*>& candidates) {
+// A choice is kept as a kernel would be, with the answer in place of machine code: the folder's rules, the
+// list and the clearing of the cache hold for it too.
+CacheKey key_of(int device, const std::string& question) {
   Sha256 hash;
-  hash.add_field(problem).add_field(device_code_hash()).add_field(describe_device(device.index));
-  for (const Candidate* candidate : candidates) hash.add_field(candidate->strategy);
+  hash.add_field(question).add_field(device_code_hash()).add_field(describe_device(device));
   return {"tuned", "choice", hash.hex()};
 }
 
@@ -84,11 +82,11 @@ std::string fastest(const std::string& problem, const Device& device,
   const std::vector<const Candidate*> rows = close_ones(candidates);
   if (rows.size() < 2 || !device.architecture.empty()) return predicted;
   try {
-    const CacheKey key = key_of(problem, device, rows);
-    if (const std::optional<Cubin> known = read_cached(key)) {
-      for (const Candidate* row : rows) {
-        if (row->strategy == known->image) return row->strategy;
-      }
+    std::string question = problem + ": the fastest of";
+    for (const Candidate* row : rows) question += ' ' + row->strategy;
+    const std::string known = remembered_choice(device.index, question);
+    for (const Candidate* row : rows) {
+      if (row->strategy == known) return known;
     }
     const Candidate* best = nullptr;
     double least = 0;
@@ -98,7 +96,7 @@ std::string fastest(const std::string& problem, const Device& device,
       best = row;
       least = seconds;
     }
-    write_cached(key, {best->strategy, 0, 0, 0});
+    remember_choice(device.index, question, best->strategy);
     return best->strategy;
   } catch (const Error&) {
     return predicted;
@@ -106,6 +104,15 @@ std::string fastest(const std::string& problem, const Device& device,
 }
 
 }  // namespace
+
+std::string remembered_choice(int device, const std::string& question) {
+  const std::optional<Cubin> known = read_cached(key_of(device, question));
+  return known ? known->image : "";
+}
+
+void remember_choice(int device, const std::string& question, const std::string& answer) {
+  write_cached(key_of(device, question), {answer, 0, 0, 0});
+}
 
 std::string fastest_row(const Problem& problem, const std::vector<Candidate>& candidates,
                         const PlanOptions& options) {

@@ -256,6 +256,11 @@ STUB CudaResult cuEventCreate(EventHandle* event, unsigned) {
 STUB CudaResult cuEventRecord(EventHandle, StreamHandle) { return work_result_of("cuEventRecord"); }
 STUB CudaResult cuEventSynchronize(EventHandle) { return work_result_of("cuEventSynchronize"); }
 
+STUB CudaResult cuStreamIsCapturing(StreamHandle stream, int* status) {
+  *status = stream != nullptr && state.capturing ? 1 : 0;
+  return work_result_of("cuStreamIsCapturing");
+}
+
 STUB CudaResult cuEventElapsedTime(float* milliseconds, EventHandle, EventHandle) {
   const std::lock_guard lock(mutex);
   const bool scripted = state.milliseconds != nullptr && !state.launches.empty();

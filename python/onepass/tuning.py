@@ -1,0 +1,62 @@
+"""Opt-in tuning on a GPU: what is predicted to be close is timed, the choice kept on disk.
+
+    onepass.tune()        # or ONEPASS_TUNE=1 in the environment
+
+From then on the first call of a block with new sizes runs the strategies that the plan holds for close on
+memory of its own, and, where a strategy takes the convolution too, both that and PyTorch's convolution with
+the fused rest. Results are the same within roundings; plans made before stay as they are.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from onepass import _library
+
+_REPEATS = 7
+_state = {"wanted": os.environ.get("ONEPASS_TUNE", "") not in ("", "0"), "told": False}
+
+
+def tune(enabled: bool = True) -> None:
+    """Turns tuning on, or off again."""
+    _state.update(wanted=bool(enabled), told=False)
+    is_tuning()
+
+
+def is_tuning() -> bool:
+    """Whether it is on; tells the operators so, once they are there."""
+    if not _state["told"] and _library.available():
+        torch.ops.onepass.cuda_set_tuning(_state["wanted"])
+        _state["told"] = True
+    return _state["wanted"]
+
+
+def faster(device: torch.device, question: str, ways: dict[str, Callable[[], Any]]) -> str:
+    """The name of the way that takes least time on this GPU: remembered, or measured now."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    known = torch.ops.onepass.cuda_remembered_choice(index, question)
+    if known in ways:
+        return known
+    with torch.no_grad(), torch.cuda.device(device):
+        seconds = {name: _seconds(call) for name, call in ways.items()}
+    chosen = min(seconds, key=lambda name: seconds[name])
+    torch.ops.onepass.cuda_remember_choice(index, question, chosen)
+    return chosen
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    call()  # compiles, and has cuDNN choose
+    taken = []
+    for _ in range(_REPEATS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        taken.append(start.elapsed_time(end))
+    return statistics.median(taken)

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "onepass/backward.h"
-#include "onepass/backward.h"
 #include "onepass/executor.h"
 #include "onepass/export.h"
 #include "onepass/plan.h"
@@ -95,6 +94,8 @@ ONEPASS_API void remember_choice(int device, const std::string& question, const 
 // takes the convolution with all that follows it, and is predicted to be faster than PyTorch's convolution
 // and the rest together.
 ONEPASS_API bool is_worth_fusing(const Problem& problem);
+// How many times as fast; 0 where no row takes the convolution too.
+ONEPASS_API double predicted_gain(const Problem& problem);
 // The same of a training step: forward and the wanted gradients.
 ONEPASS_API bool is_worth_training(const BackwardProblem& problem);
 

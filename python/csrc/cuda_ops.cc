@@ -13,6 +13,7 @@
 #include "boxed.h"
 #include "cuda_problem.h"
 #include "cuda_stream.h"
+#include "cuda_tuning.h"
 #include "onepass/cuda.h"
 #include "onepass/onepass.h"
 #include "plan_cache.h"
@@ -48,7 +49,8 @@ PlanKey key_of(const std::string& block, const CallSpecs& specs, DType out_dtype
 CudaForward make_forward(const std::string& block, const CallSpecs& specs, DType out_dtype, int device) {
   CudaProblem call(block, specs, out_dtype, device);
   TensorSpec statistics = statistics_spec(call.problem);
-  return {plan(call.problem), call.layout, std::move(call.copied), std::move(statistics)};
+  return {plan(call.problem, plan_options(call.problem.device.index)), call.layout, std::move(call.copied),
+          std::move(statistics)};
 }
 
 std::shared_ptr<const CudaForward> forward_plan(const std::string& block, const CallSpecs& specs,
@@ -63,8 +65,8 @@ CudaBackward make_backward(const std::string& block, const CallSpecs& specs,
                            const TensorSpec& output_gradient, const std::vector<bool>& wanted, int device) {
   auto call = cuda_backward_problem(block, specs, output_gradient, wanted, device);
   TensorSpec statistics = statistics_spec(call.problem.forward);
-  return {plan_backward(call.problem), call.layout, std::move(call.copied), call.copies_output_gradient,
-          std::move(statistics)};
+  return {plan_backward(call.problem, plan_options(call.problem.forward.device.index)), call.layout,
+          std::move(call.copied), call.copies_output_gradient, std::move(statistics)};
 }
 
 std::shared_ptr<const CudaBackward> backward_plan(const std::string& block, const CallSpecs& specs,
@@ -167,8 +169,8 @@ std::shared_ptr<const CudaWhole> whole_plan(const std::string& block, const Call
   return cache.get(key, [&] {
     WholeProblem call(block, specs, tf32, place.index);
     TensorSpec statistics = statistics_spec(call.problem);
-    return CudaWhole{plan(call.problem), std::move(call.layouts), std::move(call.copied),
-                     std::move(statistics)};
+    return CudaWhole{plan(call.problem, plan_options(call.problem.device.index)), std::move(call.layouts),
+                     std::move(call.copied), std::move(statistics)};
   });
 }
 
@@ -184,8 +186,12 @@ std::shared_ptr<const CudaWholeBackward> whole_backward_plan(const std::string& 
   return cache.get(key, [&] {
     WholeBackwardProblem call(block, specs, tf32, output_gradient, wanted, place.index);
     TensorSpec statistics = statistics_spec(call.problem.forward);
-    return CudaWholeBackward{plan_backward(call.problem), std::move(call.layouts),     std::move(call.copied),
-                             call.output_layout,          call.copies_output_gradient, std::move(statistics)};
+    return CudaWholeBackward{plan_backward(call.problem, plan_options(call.problem.forward.device.index)),
+                             std::move(call.layouts),
+                             std::move(call.copied),
+                             call.output_layout,
+                             call.copies_output_gradient,
+                             std::move(statistics)};
   });
 }
 
@@ -228,6 +234,11 @@ std::tuple<Tensor, Tensor> whole_forward_with_statistics(const Tensor& input,
 bool is_worth_fusing(const std::string& block, const std::vector<int64_t>& sizes, const std::string& dtype,
                      const std::string& layout, const std::string& device) {
   return cuda::is_worth_fusing(described_problem(block, sizes, dtype, layout, device));
+}
+
+double predicted_gain(const std::string& block, const std::vector<int64_t>& sizes, const std::string& dtype,
+                      const std::string& layout, const std::string& device) {
+  return cuda::predicted_gain(described_problem(block, sizes, dtype, layout, device));
 }
 
 bool is_worth_training(const std::string& block, const std::vector<int64_t>& sizes, const std::string& dtype,
@@ -332,6 +343,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(onepass, library) {
       "cuda_is_worth_training(str block, int[] sizes, str dtype, str layout, str device, bool[] wanted) -> "
       "bool");
   library.def("cuda_is_worth_fusing(str block, int[] sizes, str dtype, str layout, str device) -> bool");
+  library.def("cuda_predicted_gain(str block, int[] sizes, str dtype, str layout, str device) -> float");
   library.def("cuda_unavailable_reason() -> str");
   library.def("cuda_device_count() -> int");
   library.def("cuda_describe_device(int index) -> str");
@@ -350,6 +362,7 @@ STABLE_TORCH_LIBRARY_IMPL(onepass, CUDA, library) {
 STABLE_TORCH_LIBRARY_IMPL(onepass, CompositeExplicitAutograd, library) {
   library.impl("cuda_explain", boxed<explain>);
   library.impl("cuda_is_worth_fusing", boxed<is_worth_fusing>);
+  library.impl("cuda_predicted_gain", boxed<predicted_gain>);
   library.impl("cuda_is_worth_training", boxed<is_worth_training>);
   library.impl("cuda_unavailable_reason", boxed<cuda::unavailable_reason>);
   library.impl("cuda_device_count", boxed<device_count>);

@@ -6,6 +6,7 @@ from onepass.block import Block
 from onepass.explain import explain
 from onepass.fuse import fuse, unfuse
 from onepass.report import report
+from onepass.tuning import tune
 
 __all__ = [
     "Block",
@@ -15,6 +16,7 @@ __all__ = [
     "functional",
     "fuse",
     "report",
+    "tune",
     "unavailable_reason",
     "unfuse",
 ]

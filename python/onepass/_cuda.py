@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from onepass import _eager, _library
+from onepass import _eager, _library, tuning
 from onepass._autograd import is_exporting, once_differentiable
 from onepass._conv_gradients import memory_format
 from onepass._description import Description, describe
@@ -62,7 +62,11 @@ def is_fused_whole(
     last = memory_format(input) != torch.contiguous_format
     how = (description.text, tuple(input.shape), mode_of(dtype), last, str(input.device))
     wanted = _wanted(input, parameters)
-    return _is_worth_training(*how, wanted) if any(wanted) else _is_worth_fusing(*how)
+    if any(wanted):
+        return _is_worth_training(*how, wanted)
+    if tuning.is_tuning() and (chosen := _tuned(description, input, parameters, how)) is not None:
+        return chosen
+    return _is_worth_fusing(*how)
 
 
 def _wanted(input: Tensor, parameters: Sequence[Tensor]) -> tuple[bool, ...]:
@@ -82,6 +86,38 @@ def mode_of(dtype: torch.dtype) -> str:
 def _is_worth_fusing(block: str, sizes: tuple[int, ...], mode: str, last: bool, device: str) -> bool:
     layout = "nhwc" if last else "nchw"
     return torch.ops.onepass.cuda_is_worth_fusing(block, sizes, mode, layout, device)
+
+
+_CLOSE = 3.0  # predictions this far apart are not doubted
+_choices: dict[tuple[Any, ...], bool] = {}
+
+
+def _tuned(
+    description: Description, input: Tensor, parameters: Sequence[Tensor], how: tuple[Any, ...]
+) -> bool | None:
+    """Whether the block is faster whole than as PyTorch's convolution and the rest, as measured; None where
+    the prediction is not close, or nothing can be measured now.
+    """
+    if how in _choices:
+        return _choices[how]
+    if torch.cuda.is_current_stream_capturing():
+        return None
+    block, sizes, mode, last, device = how
+    gain = torch.ops.onepass.cuda_predicted_gain(block, sizes, mode, "nhwc" if last else "nchw", device)
+    if not 1 / _CLOSE < gain < _CLOSE:
+        return None
+    count, whole = description.conv_parameters, torch.ops.onepass.whole_forward.default
+
+    def parts() -> Tensor:
+        convolved = _eager.convolve(description.conv, input, *parameters[:count])
+        if description.after_conv is None:
+            return convolved
+        return _run_tail(description.after_conv, convolved, parameters[count:], None)
+
+    ways = {"whole": lambda: whole(input, parameters, block, mode == "tf32"), "parts": parts}
+    question = f"{block} @ {sizes} {mode} {'nhwc' if last else 'nchw'}: whole or parts"
+    _choices[how] = tuning.faster(input.device, question, ways) == "whole"
+    return _choices[how]
 
 
 @functools.lru_cache(maxsize=4096)

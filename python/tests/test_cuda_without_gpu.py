@@ -155,3 +155,10 @@ def test_thin_convolutions_run_with_their_block_where_the_plan_predicts_a_gain()
         "conv2d(3,8) | relu", (8, 3, 256, 256), device="cuda:sm_90a", strategy="thin_cores"
     )
     assert "* thin_cores" in forced
+
+
+def test_tuning_is_off_until_asked_for() -> None:
+    onepass.tune()
+    assert torch.ops.onepass.cuda_set_tuning(True)
+    onepass.tune(False)
+    assert not torch.ops.onepass.cuda_set_tuning(False)

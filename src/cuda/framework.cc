@@ -95,10 +95,12 @@ bool is_worth_training(const BackwardProblem& problem) {
                                          tail_backward_seconds(problem);
 }
 
-bool is_worth_fusing(const Problem& problem) {
-  if (problem.block.conv() == nullptr || element_count(problem.input.sizes) == 0) return false;
+double predicted_gain(const Problem& problem) {
+  if (problem.block.conv() == nullptr || element_count(problem.input.sizes) == 0) return 0;
   const double whole = least_seconds(problem, "thin_");
-  return whole < infinity && whole < convolution_seconds(problem) + tail_seconds(problem);
+  return whole < infinity ? (convolution_seconds(problem) + tail_seconds(problem)) / whole : 0;
 }
+
+bool is_worth_fusing(const Problem& problem) { return predicted_gain(problem) > 1; }
 
 }  // namespace onepass::cuda

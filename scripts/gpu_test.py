@@ -37,13 +37,13 @@ WORKER = ROOT / "scripts" / "gpu_test_worker.py"
 SUITES = ("cpp", "python", "memcheck", "racecheck", "synccheck")
 # Tensors of 2^31 elements, and all memory taken.
 ALONE = ("Large.", "Behaviour.LackOfMemory")
-AT_ONCE = max(2, min(8, (os.cpu_count() or 2) // 2))
+AT_ONCE = max(2, min(12, 3 * (os.cpu_count() or 2) // 4))
 SECONDS_OF_A_JOB = 150  # the most
 SLOW = 30.0  # what a job is taken to last where no earlier run tells
 PART_ALONE = 0.17  # of the time, for the jobs that run alone
 # What matters most begins first.
 ORDER = (
-    r"^(Forward|Backward|Thin)|^python test_operators",
+    r"^(Forward|Backward|Thin|Gemm)|^python test_(operators|export)",
     r"^Behaviour|^(memcheck|racecheck)",
     r"^Small|^python test_(workloads|autocast)",
     r"",

@@ -277,6 +277,8 @@ def targets(entries: list[Json], overhead: Json, first: Json, launches: Json) ->
             found.add_tail(entry, what, seconds)
         elif entry["group"] in ("block", "training"):
             found.add_block(entry, what, seconds)
+        elif entry["batch"] == 1:
+            found.add(f"{what}, batch 1: faster than eager", seconds["eager"] / seconds["onepass"], 3, True)
     found.add_sweep(entries)
     for kind, timings in overhead.items():
         ratio = timings["onepass"]["median"] / timings["eager"]["median"]

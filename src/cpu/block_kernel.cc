@@ -26,6 +26,13 @@ bool wants_bound(const Isa& isa, const Chain& chain) {
   return forms[static_cast<int>(Affine::narrow)][0] != forms[static_cast<int>(Affine::none)][0];
 }
 
+// The form of a step for arguments of at most this magnitude.
+Affine form_within(float bound) {
+  if (bound <= tiny_limit) return Affine::tiny;
+  if (bound <= small_limit) return Affine::small;
+  return bound <= narrow_limit ? Affine::narrow : Affine::none;
+}
+
 }  // namespace
 
 BlockKernel::BlockKernel(const Problem& problem, const Isa& isa, std::optional<Lanes> lanes)
@@ -357,14 +364,17 @@ void BlockKernel::process(const Call& call, const Pass& pass, int64_t unit, int 
     return;
   }
   const bool in_place = sink.map != nullptr && sink.map->is_panel(pass.orientation);
+  RowSums sums;
   for (size_t i = 0; i < pass.steps.size(); ++i) {
     float* to = scratch;
     int64_t to_stride = scratch_stride;
-    if (in_place && i + 1 == pass.steps.size()) {
+    const bool last = i + 1 == pass.steps.size();
+    if (in_place && last) {
       to = reinterpret_cast<float*>(address(*sink.map, sink.base, sink.local(region)));
       to_stride = sink.map->panel_stride(pass.orientation);
     }
-    apply_step(call, pass.steps[i], unit, worker, region, pass.orientation, source, bound, to, to_stride);
+    apply_step(call, pass.steps[i], unit, worker, region, pass.orientation, source, bound, to, to_stride,
+               last && region.rows(pass.orientation) == 1 ? &sums : nullptr);
     source = {to, to_stride};
     bound = unbounded;
   }
@@ -372,7 +382,7 @@ void BlockKernel::process(const Call& call, const Pass& pass, int64_t unit, int 
     const int64_t rows = region.rows(pass.orientation);
     const int64_t cols = region.cols(pass.orientation);
     isa_.statistics[static_cast<int>(pass.orientation)](
-        {source.data, source.stride, rows, cols, running->mean, running->m2, running->pixels});
+        {source.data, source.stride, rows, cols, running->mean, running->m2, running->pixels, &sums});
     running->pixels += region.pixels.size();
   }
   const bool stored = in_place && !pass.steps.empty();
@@ -384,7 +394,7 @@ void BlockKernel::process(const Call& call, const Pass& pass, int64_t unit, int 
 
 void BlockKernel::apply_step(const Call& call, const Step& step, int64_t unit, int worker,
                              const Region& region, Orientation orientation, PanelView source, float bound,
-                             float* to, int64_t to_stride) const {
+                             float* to, int64_t to_stride, RowSums* sums) const {
   StepContext context{
       call.floats, &call.arguments.parameters, {}, worker_floats(call, worker) + panel_floats_};
   if (step.affine == Affine::norm) {
@@ -396,8 +406,9 @@ void BlockKernel::apply_step(const Call& call, const Step& step, int64_t unit, i
   StepArguments s = chain_.step_arguments(isa_, step, context, region, orientation, source);
   s.dst = to;
   s.dst_stride = to_stride;
-  const bool narrow = step.affine == Affine::none && bound <= narrow_limit;
-  const Affine affine = narrow ? Affine::narrow : step.affine;
+  s.sums = sums;
+  Affine affine = step.affine;
+  if (affine == Affine::none) affine = form_within(bound);
   isa_.steps[step.function][static_cast<int>(affine)][static_cast<int>(orientation)](s);
 }
 

@@ -117,7 +117,8 @@ class BlockKernel final : public Kernel {
                PanelView source, float bound, float* scratch, int64_t scratch_stride, const Endpoint& sink,
                Running* running) const;
   void apply_step(const Call& call, const Step& step, int64_t unit, int worker, const Region& region,
-                  Orientation orientation, PanelView source, float bound, float* to, int64_t to_stride) const;
+                  Orientation orientation, PanelView source, float bound, float* to, int64_t to_stride,
+                  RowSums* sums) const;
   void keep_statistics(const Call& call, int64_t unit, const Range& channels, int64_t block,
                        const Running& running) const;
 

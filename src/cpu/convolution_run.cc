@@ -1,6 +1,7 @@
 // Running a convolution: packing its weights, staging its input, passing its tiles over the rows.
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <limits>
 
 #include "block/convert.h"
@@ -8,6 +9,8 @@
 
 namespace onepass::cpu {
 namespace {
+
+constexpr size_t max_tile_channels = 64;  // of any target: four vectors of 16
 
 bool contains(const Axis& axis, int64_t position) { return position >= 0 && position < axis.in; }
 
@@ -56,20 +59,21 @@ void ConvolutionStage::pack(const void* weights, const float* bias, float* packe
     const OutputClass& output_class = classes_[static_cast<size_t>(index / tiles % class_total)];
     if (index % tiles >= tile_count(segment)) return;
     const auto first_list = static_cast<size_t>(index / tiles) * max_pixel_term_lists;
-    std::array<float, max_pixel_term_lists> reach{};
+    // Sums of magnitudes for each class and channel; the third list is of the second class alone.
+    const Tile tile = tile_at(segment, index % tiles);
+    std::array<float, 2 * max_tile_channels> reach{};
     for (size_t i = 0; i < output_class.lists.size(); ++i) {
-      reach[i] = pack_tile(weights, segment, output_class, output_class.lists[i],
-                           tile_at(segment, index % tiles), packed + weight_offsets_[first_list + i]);
+      pack_tile(weights, segment, output_class, output_class.lists[i], tile,
+                packed + weight_offsets_[first_list + i], reach.data() + (i == 2 ? tile.width : 0));
     }
-    packed[reach_at_ + index] = reach[0] + larger_or_nan(reach[1], reach[2]);
+    packed[reach_at_ + index] = isa_.largest(reach.data(), 0, 1, 2 * tile.width);
   });
 }
 
 // [chunk][term][class][output channel of the tile], zero where a lane has no channel: those sums go nowhere.
-float ConvolutionStage::pack_tile(const void* weights, const Segment& segment,
-                                  const OutputClass& output_class, const TermList& list, const Tile& tile,
-                                  float* packed) const {
-  float reach = 0;
+void ConvolutionStage::pack_tile(const void* weights, const Segment& segment,
+                                 const OutputClass& output_class, const TermList& list, const Tile& tile,
+                                 float* packed, float* reach) const {
   const int64_t term_floats = tile.width * static_cast<int64_t>(list.class_count);
   float* to = packed + tile.first * static_cast<int64_t>(list.class_count) * in_channels_per_group_ *
                            output_class.tap_count(list);
@@ -83,14 +87,13 @@ float ConvolutionStage::pack_tile(const void* weights, const Segment& segment,
               const int64_t k = (depth.k * axes_[1].kernel + height.k) * axes_[2].kernel + width.k[c];
               pack_term(weights, segment, tile, i, k, to + static_cast<int64_t>(c) * tile.width);
             }
-            reach += isa_.largest(to, 0, 1, term_floats);
+            for (int64_t j = 0; j < term_floats; ++j) reach[j] += std::abs(to[j]);
             to += term_floats;
           }
         }
       }
     }
   }
-  return reach;
 }
 
 void ConvolutionStage::pack_term(const void* weights, const Segment& segment, const Tile& tile,

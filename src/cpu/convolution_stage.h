@@ -194,9 +194,9 @@ class ConvolutionStage {
   const float* packed_list(const float* packed, size_t segment, size_t class_index, size_t list) const {
     return packed + weight_offsets_[(segment * classes_.size() + class_index) * max_pixel_term_lists + list];
   }
-  // Returns the sum over the terms of the largest magnitude among their weights.
-  float pack_tile(const void* weights, const Segment& segment, const OutputClass& output_class,
-                  const TermList& list, const Tile& tile, float* packed) const;
+  // Adds the magnitudes of the weights over the terms to reach[class of the list][channel of the tile].
+  void pack_tile(const void* weights, const Segment& segment, const OutputClass& output_class,
+                 const TermList& list, const Tile& tile, float* packed, float* reach) const;
   void pack_term(const void* weights, const Segment& segment, const Tile& tile, int64_t in_channel, int64_t k,
                  float* to) const;
 
@@ -235,7 +235,7 @@ class ConvolutionStage {
   int64_t window_floats_ = 0;  // the last is the window's largest magnitude
   int64_t sum_floats_ = 0;
   int64_t bias_at_ = 0;   // in what is packed
-  int64_t reach_at_ = 0;  // what pack_tile returns, for each segment, class and tile
+  int64_t reach_at_ = 0;  // largest sum of a channel's magnitudes, for each segment, class and tile
   int64_t packed_floats_ = 0;
 };
 

@@ -22,9 +22,20 @@ enum class Affine : uint8_t {
   none,
   norm,    // (x - centre) * scale + shift
   narrow,  // nothing, and x is known to lie within narrow_limit of 0: no clamps before an exponential
+  small,   // within small_limit: most of a row may be near enough to 0 for a polynomial
+  tiny,    // within tiny_limit: all of it is
 };
-inline constexpr int affine_count = 3;
+inline constexpr int affine_count = 5;
 inline constexpr float narrow_limit = 80;  // an exponential of f32 has 87 to either side
+inline constexpr float small_limit = 12;   // proven for a sum of many terms that seldom comes near it
+inline constexpr float tiny_limit = 1;
+
+// Sum and sum of squares of a row of results, where the step that made them has them.
+struct RowSums {
+  float sum = 0;
+  float squares = 0;
+  bool known = false;
+};
 
 // One pointwise operation over a panel. src may be dst. Per-channel arrays start at the panel's first channel
 // and may be read up to one vector past its last.
@@ -42,6 +53,7 @@ struct StepArguments {
   float b = 0;
   const float* operand = nullptr;  // per channel, or a panel where the operation takes a tensor
   int64_t operand_stride = 0;      // of such a panel
+  RowSums* sums = nullptr;         // of a panel of one row: a step may add them up
 };
 using StepFunction = void (*)(const StepArguments& arguments);
 
@@ -58,6 +70,7 @@ struct StatisticsArguments {
   float* mean = nullptr;  // per channel of the panel, with a vector of slack
   float* m2 = nullptr;    // sum of squared distances from the mean
   int64_t pixels_before = 0;
+  const RowSums* sums = nullptr;  // of a panel of one row, where they may be known
 };
 
 // The way back through one step over a panel. step.src is what the step's affine part got, step.dst gets the

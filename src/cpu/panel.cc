@@ -26,16 +26,44 @@ namespace HWY_NAMESPACE {
 
 // ---------------------------------------------------------------------------------------------- steps
 
+// The sigmoid that a step's formula calls: any argument, or one that is known to be near 0.
+template <Affine kAffine>
+struct Sigmoid {
+  template <class Vector>
+  HWY_INLINE auto operator()(Vector x) const {
+    if constexpr (kAffine == Affine::narrow) {
+      return math::narrow::sigmoid(x);
+    } else if constexpr (kAffine == Affine::small) {
+      return math::small::sigmoid(x);
+    } else if constexpr (kAffine == Affine::tiny) {
+      return math::tiny::sigmoid(x);
+    } else {
+      return math::deferred::sigmoid(x);
+    }
+  }
+};
+
 // The formula of each row of pointwise.def over vectors; the last entry is the identity.
-template <int kStep>
+template <int kStep, Affine kAffine>
 struct Formula {
   static HWY_INLINE V value(V x, V, V, V) { return x; }
 };
-// The same where x is known to be narrow.
-template <int kStep>
-struct NarrowFormula {};
-// The steps for which that makes a difference: those with a sigmoid.
-constexpr bool has_narrow_form(int step) {
+#define K(number) math::constant<V>(number)
+#define ONEPASS_POINTWISE(name, constants, default_a, default_b, argument, formula, ...)               \
+  template <Affine kAffine>                                                                            \
+  struct Formula<static_cast<int>(Op::name), kAffine> {                                                \
+    static HWY_INLINE V value(V x, [[maybe_unused]] V a, [[maybe_unused]] V b, [[maybe_unused]] V p) { \
+      using namespace math;                                                                            \
+      [[maybe_unused]] constexpr Sigmoid<kAffine> sigmoid;                                             \
+      return formula;                                                                                  \
+    }                                                                                                  \
+  };
+#include "onepass/pointwise.def"
+#undef ONEPASS_POINTWISE
+#undef K
+
+// The steps for which it makes a difference that x is near 0: those with a sigmoid.
+constexpr bool has_sigmoid(int step) {
   return step == static_cast<int>(Op::swish) || step == static_cast<int>(Op::sigmoid);
 }
 // Vectors of a step in flight: the registers hold six of a sigmoid, seven of its form without clamps (swish
@@ -46,37 +74,14 @@ constexpr int in_flight_of(int step, Affine affine, Orientation orientation) {
   for (const Op op : {Op::elu, Op::gelu, Op::gelu_tanh, Op::tanh, Op::mish, Op::softplus}) {
     if (step == static_cast<int>(op)) return in_flight;
   }
-  const bool sigmoid = step == static_cast<int>(Op::swish) || step == static_cast<int>(Op::sigmoid);
   if (!HWY_ARCH_ARM || orientation != Orientation::planar) return 6;
-  if (sigmoid) return affine == Affine::narrow ? 7 : 6;
+  if (has_sigmoid(step)) return affine == Affine::narrow ? 7 : 6;
   return 10;
 }
-#define K(number) math::constant<V>(number)
-#define ONEPASS_POINTWISE(name, constants, default_a, default_b, argument, formula, ...)               \
-  template <>                                                                                          \
-  struct Formula<static_cast<int>(Op::name)> {                                                         \
-    static HWY_INLINE V value(V x, [[maybe_unused]] V a, [[maybe_unused]] V b, [[maybe_unused]] V p) { \
-      using namespace math;                                                                            \
-      using math::deferred::sigmoid;                                                                   \
-      return formula;                                                                                  \
-    }                                                                                                  \
-  };                                                                                                   \
-  template <>                                                                                          \
-  struct NarrowFormula<static_cast<int>(Op::name)> {                                                   \
-    static HWY_INLINE V value(V x, [[maybe_unused]] V a, [[maybe_unused]] V b, [[maybe_unused]] V p) { \
-      using namespace math;                                                                            \
-      using math::narrow::sigmoid;                                                                     \
-      return formula;                                                                                  \
-    }                                                                                                  \
-  };
-#include "onepass/pointwise.def"
-#undef ONEPASS_POINTWISE
-#undef K
 
 template <int kStep, Affine kAffine>
 HWY_INLINE V value_of(const Coefficients<kStep, kAffine>& coefficients, V x, V a, V b, V panel_operand) {
-  using Chosen = std::conditional_t<kAffine == Affine::narrow, NarrowFormula<kStep>, Formula<kStep>>;
-  return Chosen::value(coefficients.input(x), a, b, coefficients.argument(panel_operand));
+  return Formula<kStep, kAffine>::value(coefficients.input(x), a, b, coefficients.argument(panel_operand));
 }
 
 // One row of a panel and its panel operand.
@@ -116,26 +121,68 @@ HWY_INLINE void step_rest(const StepRow& row, int64_t c, int64_t rest, V a, V b,
   store_some(value_of(coefficients, load_some(row.src + c, rest), a, b, p), row.dst + c, rest);
 }
 
+// A planar row from column c on.
+template <int kStep, Affine kAffine>
+HWY_INLINE void step_row(const StepRow& row, int64_t c, int64_t cols, V a, V b,
+                         const Coefficients<kStep, kAffine>& coefficients) {
+  constexpr int vectors = in_flight_of(kStep, kAffine, Orientation::planar);
+  for (; c + vectors * lanes <= cols; c += vectors * lanes) {
+    step_vectors<kStep, kAffine, Orientation::planar, vectors>(row, c, a, b, &coefficients);
+  }
+  for (; c + lanes <= cols; c += lanes) {
+    step_vectors<kStep, kAffine, Orientation::planar, 1>(row, c, a, b, &coefficients);
+  }
+  if (c < cols) step_rest(row, c, cols - c, a, b, coefficients);
+}
+
 // Arguments are copied in these functions: a vector store may alias them, and reloading them in every
 // iteration takes a quarter of the time of a cheap step.
 template <int kStep, Affine kAffine>
 void planar_step(const StepArguments& arguments) {
-  constexpr int vectors = in_flight_of(kStep, kAffine, Orientation::planar);
   const StepArguments s = arguments;
   const V a = hn::Set(D(), s.a);
   const V b = hn::Set(D(), s.b);
   Coefficients<kStep, kAffine> coefficients;
   for (int64_t r = 0; r < s.rows; ++r) {
-    const StepRow row(s, r);
     coefficients.broadcast(s, r);
+    step_row<kStep, kAffine>(StepRow(s, r), 0, s.cols, a, b, coefficients);
+  }
+}
+
+// -------------------------------------------------------------------------------- steps with a polynomial
+
+HWY_INLINE float lane_sum(V v) { return hn::GetLane(hn::SumOfLanes(D(), v)); }
+
+template <bool kCentred = true>
+RowSums planar_distances(const float* x, int64_t count, float mean = 0);
+
+// Elements of a row between two looks at how far from 0 the arguments were.
+constexpr int64_t near_strip_floats = 8 * near_in_flight * lanes;
+
+// Strip by strip by the polynomial, until one turns out to have an argument too far from 0. From there on the
+// row takes the exponential, as does one that is stepped in place, where nothing could be done over.
+template <int kStep, Affine kAffine>
+void planar_near_step(const StepArguments& arguments) {
+  const StepArguments s = arguments;
+  if (kAffine == Affine::small && s.src == s.dst) return planar_step<kStep, Affine::narrow>(s);
+  const D d;
+  const int64_t whole = s.cols - s.cols % (near_in_flight * lanes);
+  for (int64_t r = 0; r < s.rows; ++r) {
+    const StepRow row(s, r);
+    HWY_ALIGN float totals[2 * lanes] = {};
     int64_t c = 0;
-    for (; c + vectors * lanes <= s.cols; c += vectors * lanes) {
-      step_vectors<kStep, kAffine, Orientation::planar, vectors>(row, c, a, b, &coefficients);
+    while (c < whole) {
+      const int64_t count = whole - c < near_strip_floats ? whole - c : near_strip_floats;
+      if (!near_strip(static_cast<Op>(kStep), kAffine, row.src + c, row.dst + c, count, totals)) break;
+      c += count;
     }
-    for (; c + lanes <= s.cols; c += lanes) {
-      step_vectors<kStep, kAffine, Orientation::planar, 1>(row, c, a, b, &coefficients);
-    }
-    if (c < s.cols) step_rest(row, c, s.cols - c, a, b, coefficients);
+    const Coefficients<kStep, Affine::narrow> none;
+    step_row<kStep, Affine::narrow>(row, c, s.cols, hn::Zero(d), hn::Zero(d), none);
+    if (s.sums == nullptr) continue;
+    *s.sums = planar_distances<false>(row.dst + c, s.cols - c);
+    s.sums->sum += lane_sum(hn::Load(d, totals));
+    s.sums->squares += lane_sum(hn::Load(d, totals + lanes));
+    s.sums->known = true;
   }
 }
 
@@ -172,12 +219,21 @@ void add_step(Isa& isa) {
   functions[static_cast<int>(Orientation::interleaved)] = &interleaved_step<kStep, kAffine>;
 }
 
+// The forms for arguments near 0.
 template <int kStep>
-void add_narrow_step(Isa& isa) {
-  if constexpr (has_narrow_form(kStep)) return add_step<kStep, Affine::narrow>(isa);
+void add_near_steps(Isa& isa) {
   auto& functions = isa.steps[kStep];
+  if constexpr (has_sigmoid(kStep)) add_step<kStep, Affine::narrow>(isa);
   for (int i = 0; i < 2; ++i) {
-    functions[static_cast<int>(Affine::narrow)][i] = functions[static_cast<int>(Affine::none)][i];
+    StepFunction& narrow = functions[static_cast<int>(Affine::narrow)][i];
+    if (narrow == nullptr) narrow = functions[static_cast<int>(Affine::none)][i];
+    functions[static_cast<int>(Affine::small)][i] = narrow;
+    functions[static_cast<int>(Affine::tiny)][i] = narrow;
+  }
+  if constexpr (has_sigmoid(kStep)) {
+    constexpr int planar = static_cast<int>(Orientation::planar);
+    functions[static_cast<int>(Affine::small)][planar] = &planar_near_step<kStep, Affine::small>;
+    functions[static_cast<int>(Affine::tiny)][planar] = &planar_near_step<kStep, Affine::tiny>;
   }
 }
 
@@ -185,7 +241,7 @@ template <int... kSteps>
 void add_steps(Isa& isa, std::integer_sequence<int, kSteps...>) {
   (add_step<kSteps, Affine::none>(isa), ...);
   (add_step<kSteps, Affine::norm>(isa), ...);
-  (add_narrow_step<kSteps>(isa), ...);
+  (add_near_steps<kSteps>(isa), ...);
 }
 
 // ----------------------------------------------------------------------------------------- statistics
@@ -293,17 +349,12 @@ HWY_INLINE float planar_sum(const float* x, int64_t count) {
   }
   for (; c + lanes <= count; c += lanes) sum[0] = hn::Add(sum[0], hn::LoadU(d, x + c));
   if (c < count) sum[1] = hn::Add(sum[1], load_some(x + c, count - c));
-  return hn::GetLane(hn::SumOfLanes(d, hn::Add(hn::Add(sum[0], sum[1]), hn::Add(sum[2], sum[3]))));
+  return lane_sum(hn::Add(hn::Add(sum[0], sum[1]), hn::Add(sum[2], sum[3])));
 }
 
-struct Distances {
-  float sum;
-  float squares;
-};
-
-// From a mean, or from 0 (kCentred false), which saves an instruction of three.
-template <bool kCentred = true>
-HWY_INLINE Distances planar_distances(const float* x, int64_t count, float mean = 0) {
+// Distances from a mean, or from 0 (kCentred false), which saves an instruction of three.
+template <bool kCentred>
+HWY_INLINE RowSums planar_distances(const float* x, int64_t count, float mean) {
   const D d;
   const V centre = hn::Set(d, mean);
   V sum[4] = {hn::Zero(d), hn::Zero(d), hn::Zero(d), hn::Zero(d)};
@@ -317,14 +368,13 @@ HWY_INLINE Distances planar_distances(const float* x, int64_t count, float mean 
       squares[v] = hn::MulAdd(distance, distance, squares[v]);
     }
   }
-  Distances rest{0, 0};
+  RowSums rest;
   for (; c < count; ++c) {
     rest.sum += x[c] - mean;
     rest.squares += (x[c] - mean) * (x[c] - mean);
   }
-  rest.sum += hn::GetLane(hn::SumOfLanes(d, hn::Add(hn::Add(sum[0], sum[1]), hn::Add(sum[2], sum[3]))));
-  rest.squares += hn::GetLane(
-      hn::SumOfLanes(d, hn::Add(hn::Add(squares[0], squares[1]), hn::Add(squares[2], squares[3]))));
+  rest.sum += lane_sum(hn::Add(hn::Add(sum[0], sum[1]), hn::Add(sum[2], sum[3])));
+  rest.squares += lane_sum(hn::Add(hn::Add(squares[0], squares[1]), hn::Add(squares[2], squares[3])));
   return rest;
 }
 
@@ -332,31 +382,41 @@ HWY_INLINE Distances planar_distances(const float* x, int64_t count, float mean 
 // keeps all but two bits.
 constexpr float least_spread = 0.25f;
 
-// Lanes are pixels: one channel a row. The first panel of a block takes two passes, a mean and the distances
-// from it. The others take one: around 0 where neither what came before nor the panel itself has a mean that
-// outweighs its deviation, else around the running mean: should that be far from theirs, the distance between
-// the two dominates what is merged.
+// Lanes are pixels: one channel a row. Around 0 where neither what came before nor the panel itself has a mean
+// that outweighs its deviation, and where that takes no pass or only one. Else the first panel of a block
+// takes two passes, a mean and the distances from it, and the others one around the running mean: should that
+// be far from theirs, the distance between the two dominates what is merged.
 void planar_statistics(const StatisticsArguments& s) {
   const Merge merge(s.pixels_before, s.cols);
   const float per_pixel = 1.0f / static_cast<float>(s.cols);
+  const bool known = s.sums != nullptr && s.sums->known;
   for (int64_t r = 0; r < s.rows; ++r) {
     const float* x = s.src + r * s.stride;
     const auto merge_with = [&](float mean, float m2) HWY_ATTR {
+      if (s.pixels_before == 0) {
+        s.mean[r] = mean;
+        s.m2[r] = m2;
+        return;
+      }
       const float delta = mean - s.mean[r];
       s.mean[r] += std::isfinite(delta) ? delta * merge.toward_new : mean;
       s.m2[r] += m2 + delta * delta * merge.spread;
     };
-    if (s.pixels_before > 0) {
-      const float before = s.mean[r] * s.mean[r] * static_cast<float>(s.pixels_before);
-      if (s.m2[r] >= least_spread * (s.m2[r] + before)) {
-        const Distances around = planar_distances<false>(x, s.cols);
-        const float m2 = around.squares - around.sum * (around.sum * per_pixel);
-        if (m2 >= least_spread * around.squares && std::isfinite(m2)) {
-          merge_with(around.sum * per_pixel, m2);
-          continue;
-        }
+    const bool first_panel = s.pixels_before == 0;
+    const auto spread_before = [&]() HWY_ATTR {
+      const float of_mean = s.mean[r] * s.mean[r] * static_cast<float>(s.pixels_before);
+      return s.m2[r] >= least_spread * (s.m2[r] + of_mean);
+    };
+    if (first_panel ? known : spread_before()) {
+      const RowSums around = known ? *s.sums : planar_distances<false>(x, s.cols);
+      const float m2 = around.squares - around.sum * (around.sum * per_pixel);
+      if (m2 >= least_spread * around.squares && std::isfinite(m2)) {
+        merge_with(around.sum * per_pixel, m2);
+        continue;
       }
-      const Distances around = planar_distances(x, s.cols, s.mean[r]);
+    }
+    if (!first_panel) {
+      const RowSums around = planar_distances(x, s.cols, s.mean[r]);
       const float delta = around.sum * per_pixel;
       const float m2 = around.squares - around.sum * delta + delta * delta * merge.spread;
       if (std::isfinite(m2)) {
@@ -366,16 +426,10 @@ void planar_statistics(const StatisticsArguments& s) {
       }
     }
     const float first = planar_sum(x, s.cols) * per_pixel;
-    const Distances distances = planar_distances(x, s.cols, first);
+    const RowSums distances = planar_distances(x, s.cols, first);
     const float correction = distances.sum * per_pixel;
-    const float mean = std::isfinite(correction) ? first + correction : first;
-    const float m2 = distances.squares - distances.sum * correction;
-    if (s.pixels_before == 0) {
-      s.mean[r] = mean;
-      s.m2[r] = m2;
-    } else {
-      merge_with(mean, m2);
-    }
+    merge_with(std::isfinite(correction) ? first + correction : first,
+               distances.squares - distances.sum * correction);
   }
 }
 

@@ -128,6 +128,37 @@ TEST(CpuStrategies, KeepAVarianceWhoseMeanMovesAlongARow) {
   });
 }
 
+// Sums that are all near 0, near 0 but for a few along a row of a panel, within 12, and beyond: an activation
+// has a form for each.
+TEST(CpuStrategies, ActivateSumsOfAnyMagnitude) {
+  const char* const blocks[] = {
+      "conv2d(1,4,k=1,bias=false) | swish | instance_norm @ 6x1x70x61",
+      "conv2d(1,4,k=1,bias=false) | swish | instance_norm @ 6x1x70x61 nhwc",
+      "conv2d(1,4,k=1) | sigmoid | group_norm(2) | relu @ 6x1x70x61",
+      "conv2d(1,4,k=1) | swish | leaky_relu | group_norm(2) @ 6x1x70x61",
+      "conv2d(1,3,k=1) | swish @ 6x1x70x61",
+      "conv2d(1,3,k=1) | swish | mean @ 6x1x70x61",
+  };
+  ThreadExecutor executor(thread_count);
+  for (const char* const text : blocks) {
+    const Problem problem = Problem::parse(text, Device::cpu(thread_count));
+    Operands operands = random_operands(problem, Distribution::uniform, 12);
+    for (double& weight : operands.parameters[0]) weight = weight < 0 ? -1 : 1;
+    const size_t pixels = operands.input.size() / 6;
+    for (size_t p = 0; p < pixels; ++p) {
+      operands.input[p] *= 0.25;
+      operands.input[2 * pixels + p] *= p % 1001 == 500 ? 9 : 1.5;
+      operands.input[3 * pixels + p] *= 11;
+      operands.input[4 * pixels + p] *= 60;
+      operands.input[5 * pixels + p] *= 300;
+    }
+    for_each_plan(problem, [&](const Plan& p) {
+      const Outcome outcome = run_and_compare(p, operands, executor);
+      EXPECT_TRUE(outcome.passed()) << outcome.text();
+    });
+  }
+}
+
 // The samples of a batch computed together and each alone.
 TEST(CpuStrategies, GiveASampleTheSameBitsInAnyBatch) {
   const char* const blocks[] = {

@@ -71,9 +71,8 @@ void ConvolutionStage::pack(const void* weights, const float* bias, float* packe
 }
 
 // [chunk][term][class][output channel of the tile], zero where a lane has no channel: those sums go nowhere.
-void ConvolutionStage::pack_tile(const void* weights, const Segment& segment,
-                                 const OutputClass& output_class, const TermList& list, const Tile& tile,
-                                 float* packed, float* reach) const {
+void ConvolutionStage::pack_tile(const void* weights, const Segment& segment, const OutputClass& output_class,
+                                 const TermList& list, const Tile& tile, float* packed, float* reach) const {
   const int64_t term_floats = tile.width * static_cast<int64_t>(list.class_count);
   float* to = packed + tile.first * static_cast<int64_t>(list.class_count) * in_channels_per_group_ *
                            output_class.tap_count(list);

@@ -20,6 +20,8 @@
 
 #include <hwy/highway.h>
 
+#include "cpu/dispatch.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace onepass {
 namespace HWY_NAMESPACE {
@@ -280,14 +282,28 @@ HWY_INLINE V operator*(V y, Centred<V> s) {
   return hn::MulAdd(hn::Mul(y, s.x), s.slope, hn::Mul(y, constant<V>(0.5)));
 }
 
-// Coefficients of the slope, constant one first; each was rounded to a float before the next was fitted.
+// The slopes of a few vectors of u = x^2, all of them a step of the polynomial further at a time. The
+// constant coefficient comes first; each was rounded to a float before the next was fitted.
+template <class V, int kVectors, int kCount>
+HWY_INLINE void centred_slopes(const V (&u)[kVectors], V (&slope)[kVectors],
+                               const Repeated (&coefficients)[kCount]) {
+  const V highest = constant<V>(coefficients[kCount - 1].values[0]);
+  ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
+    slope[v] = hn::MulAdd(u[v], highest, addend(coefficients[kCount - 2].values, u[v]));
+  }
+  ONEPASS_UNROLL for (int i = kCount - 3; i >= 0; --i) {
+    ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
+      slope[v] = hn::MulAdd(slope[v], u[v], addend(coefficients[i].values, slope[v]));
+    }
+  }
+}
+
 template <class V, int kCount>
 HWY_INLINE Centred<V> centred_sigmoid(V x, const Repeated (&coefficients)[kCount]) {
-  const V u = hn::Mul(x, x);
-  V slope = hn::MulAdd(u, constant<V>(coefficients[kCount - 1].values[0]),
-                       addend(coefficients[kCount - 2].values, u));
-  for (int i = kCount - 3; i >= 0; --i) slope = hn::MulAdd(slope, u, addend(coefficients[i].values, slope));
-  return {x, slope};
+  const V u[1] = {hn::Mul(x, x)};
+  V slope[1];
+  centred_slopes(u, slope, coefficients);
+  return {x, slope[0]};
 }
 
 namespace tiny {

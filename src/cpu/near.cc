@@ -1,8 +1,8 @@
 // Sigmoids of arguments near 0 by polynomials, with the sums of their results, compiled once per SIMD target.
 //
-// Apart from panel.cc because the order of the instructions here is that of the source: every vector in flight
-// takes one step of the polynomial, then all take the next. GCC's first scheduler would keep more values at a
-// time than there are registers.
+// Apart from panel.cc because instructions here stay in the order of the source: every vector in flight takes
+// one step of the polynomial, then all take the next. GCC's first scheduler would have more values at a time
+// than there are registers, and swish with its sums would take 5.2 cycles a vector instead of 4.3.
 #include "cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -10,8 +10,6 @@
 #include <hwy/foreach_target.h>
 //
 #include <hwy/highway.h>
-
-#include <iterator>
 
 #include "cpu/dispatch.h"
 #include "cpu/math-inl.h"
@@ -24,22 +22,14 @@ namespace HWY_NAMESPACE {
 namespace {
 
 template <Affine kAffine>
-struct Polynomial {
-  static constexpr auto& slope = math::small::kSlope;
-  static constexpr float limit = math::small::kLimit;
-};
+constexpr auto& slope_coefficients = math::small::kSlope;
 template <>
-struct Polynomial<Affine::tiny> {
-  static constexpr auto& slope = math::tiny::kSlope;
-  static constexpr float limit = math::tiny::kLimit;
-};
+constexpr auto& slope_coefficients<Affine::tiny> = math::tiny::kSlope;
+static_assert(tiny_limit <= math::tiny::kLimit, "nothing looks at the arguments of the tiny form");
 
 template <bool kSwish, Affine kAffine>
 HWY_INLINE bool strip(const float* HWY_RESTRICT src, float* HWY_RESTRICT dst, int64_t count, float* totals) {
   const D d;
-  constexpr auto& coefficients = Polynomial<kAffine>::slope;
-  constexpr int degree = static_cast<int>(std::size(coefficients)) - 1;
-  const V highest = math::constant<V>(coefficients[degree].values[0]);
   V sum = hn::Zero(d);
   V squares[2] = {hn::Zero(d), hn::Zero(d)};
   V most = hn::Zero(d);
@@ -51,14 +41,7 @@ HWY_INLINE bool strip(const float* HWY_RESTRICT src, float* HWY_RESTRICT dst, in
       x[v] = hn::LoadU(d, src + c + v * lanes);
       u[v] = hn::Mul(x[v], x[v]);
     }
-    ONEPASS_UNROLL for (int v = 0; v < near_in_flight; ++v) {
-      slope[v] = hn::MulAdd(u[v], highest, math::addend(coefficients[degree - 1].values, u[v]));
-    }
-    ONEPASS_UNROLL for (int i = degree - 2; i >= 0; --i) {
-      ONEPASS_UNROLL for (int v = 0; v < near_in_flight; ++v) {
-        slope[v] = hn::MulAdd(slope[v], u[v], math::addend(coefficients[i].values, slope[v]));
-      }
-    }
+    math::centred_slopes(u, slope, slope_coefficients<kAffine>);
     if constexpr (kAffine == Affine::small) {
       ONEPASS_UNROLL for (int v = 0; v < near_in_flight; ++v) most = hn::Max(most, u[v]);
     }
@@ -73,8 +56,8 @@ HWY_INLINE bool strip(const float* HWY_RESTRICT src, float* HWY_RESTRICT dst, in
     }
   }
   if constexpr (kAffine == Affine::small) {
-    constexpr float limit = Polynomial<kAffine>::limit;
-    if (!(hn::GetLane(hn::MaxOfLanes(d, most)) <= limit * limit)) return false;
+    constexpr float limit = math::small::kLimit * math::small::kLimit;
+    if (!(hn::GetLane(hn::MaxOfLanes(d, most)) <= limit)) return false;
   }
   hn::Store(hn::Add(hn::Load(d, totals), sum), d, totals);
   hn::Store(hn::Add(hn::Load(d, totals + lanes), hn::Add(squares[0], squares[1])), d, totals + lanes);

@@ -26,17 +26,13 @@ namespace HWY_NAMESPACE {
 
 // ---------------------------------------------------------------------------------------------- steps
 
-// The sigmoid that a step's formula calls: any argument, or one that is known to be near 0.
+// The sigmoid that a step's formula calls.
 template <Affine kAffine>
 struct Sigmoid {
   template <class Vector>
   HWY_INLINE auto operator()(Vector x) const {
     if constexpr (kAffine == Affine::narrow) {
       return math::narrow::sigmoid(x);
-    } else if constexpr (kAffine == Affine::small) {
-      return math::small::sigmoid(x);
-    } else if constexpr (kAffine == Affine::tiny) {
-      return math::tiny::sigmoid(x);
     } else {
       return math::deferred::sigmoid(x);
     }
@@ -382,10 +378,10 @@ HWY_INLINE RowSums planar_distances(const float* x, int64_t count, float mean) {
 // keeps all but two bits.
 constexpr float least_spread = 0.25f;
 
-// Lanes are pixels: one channel a row. Around 0 where neither what came before nor the panel itself has a mean
-// that outweighs its deviation, and where that takes no pass or only one. Else the first panel of a block
-// takes two passes, a mean and the distances from it, and the others one around the running mean: should that
-// be far from theirs, the distance between the two dominates what is merged.
+// Lanes are pixels: one channel a row. Around 0 where neither what came before nor the panel itself has a
+// mean that outweighs its deviation, and where that takes no pass or only one. Else the first panel of a
+// block takes two passes, a mean and the distances from it, and the others one around the running mean:
+// should that be far from theirs, the distance between the two dominates what is merged.
 void planar_statistics(const StatisticsArguments& s) {
   const Merge merge(s.pixels_before, s.cols);
   const float per_pixel = 1.0f / static_cast<float>(s.cols);

@@ -70,12 +70,17 @@ std::string json(const cuda::ExportedPlan& plan, const std::string& strategy, co
          ", \"workspace_bytes\": " + quoted(plan.workspace_bytes) + "}";
 }
 
-// `what`: "forward", "statistics" (a forward that writes them) or "backward".
+// `what`: "forward", "statistics" (a forward that writes them) or "backward", of the gradients `wanted`: the
+// input's, then each parameter's.
 std::string export_plan(const std::string& block, const std::vector<int64_t>& sizes, const std::string& dtype,
-                        const std::string& layout, const std::string& device, const std::string& what) {
+                        const std::string& layout, const std::string& device, const std::string& what,
+                        const std::vector<bool>& wanted) {
   const Problem problem = described_problem(block, sizes, dtype, layout, device);
   if (what == "backward") {
-    const BackwardPlan made = plan_backward(BackwardProblem(problem));
+    BackwardProblem gradients(problem);
+    gradients.wanted = wanted;
+    gradients.validate();
+    const BackwardPlan made = plan_backward(gradients);
     return json(cuda::export_plan(made), made.strategy(), made.explain());
   }
   const Plan made = plan(problem);
@@ -91,7 +96,9 @@ std::string device_code() {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(onepass, library) {
-  library.def("cuda_export(str block, int[] sizes, str dtype, str layout, str device, str what) -> str");
+  library.def(
+      "cuda_export(str block, int[] sizes, str dtype, str layout, str device, str what, "
+      "bool[] wanted) -> str");
   library.def("cuda_device_code() -> str");
 }
 

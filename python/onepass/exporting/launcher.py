@@ -31,6 +31,12 @@ class Problem:
     output: tuple[int, ...]
     parameters: tuple[tuple[int, ...], ...]
     groups: int | None  # slabs of a sample, where there is a norm
+    wants_input: bool = True  # the input's gradient, of a backward pass
+
+    @property
+    def wanted(self) -> list[bool]:
+        """Which gradients a backward pass gives."""
+        return [self.wants_input, *(True for _ in self.parameters)]
 
     @property
     def dtype(self) -> str:
@@ -81,11 +87,16 @@ class Planner:
         except ValueError as error:
             raise NotExported(str(error)) from None
 
+    def is_worth_training(self, problem: Problem) -> bool:
+        """The same of a training step."""
+        arguments = (problem.block, problem.sizes, problem.mode, problem.layout, self.device, problem.wanted)
+        return torch.ops.onepass.cuda_is_worth_training(*arguments)
+
     def operator(self, name: str, what: str, problem: Problem) -> Operator:
         """Raises NotExported where the library has no such plan."""
-        arguments = (problem.block, problem.sizes, problem.mode, problem.layout, self.device, what)
+        how = (problem.block, problem.sizes, problem.mode, problem.layout, self.device)
         try:
-            plan = json.loads(torch.ops.onepass.cuda_export(*arguments))
+            plan = json.loads(torch.ops.onepass.cuda_export(*how, what, problem.wanted))
         except ValueError as error:
             raise NotExported(str(error)) from None
         kernels = [self._kernel(name, kernel, plan) for kernel in plan["kernels"]]
@@ -299,7 +310,7 @@ def title_text(operator: Operator) -> str:
     what = {
         FORWARD: "forward",
         STATISTICS: "forward, keeping mean and 1 / deviation of each slab for the backward pass",
-        BACKWARD: "backward: all gradients",
+        BACKWARD: "backward: all gradients" + ("" if operator.problem.wants_input else " but the input's"),
     }[operator.what]
     text = f"{operator.name}: {what}\n\n{lines[0]}\n\nplan: {operator.strategy}\n" + "\n".join(
         f"  {line}" for line in numbers
@@ -572,7 +583,7 @@ def _backward_binding(operator: Operator) -> str:
         "    return batch == 0 ? at::zeros(tensor.sizes(), tensor.options())",
         "                      : at::empty(tensor.sizes(), tensor.options(), format);",
         "  };",
-        f"  std::vector<at::Tensor> gradients{{gradient_of(input, {_format(problem, len(problem.sizes))})}};",
+        f"  std::vector<at::Tensor> gradients{{{_input_gradient(problem)}}};",
         f"  std::array<void*, {count}> gradient_addresses{{}};",
     ]
     for i, sizes in enumerate(problem.parameters):
@@ -592,6 +603,12 @@ def _backward_binding(operator: Operator) -> str:
         "}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _input_gradient(problem: Problem) -> str:
+    if not problem.wants_input:
+        return "at::empty({0}, input.options())"
+    return f"gradient_of(input, {_format(problem, len(problem.sizes))})"
 
 
 def schema(operator: Operator) -> str:

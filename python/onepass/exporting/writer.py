@@ -32,14 +32,16 @@ class Block:
     name: str
     found: Found
     whole: dict[str, Operator]  # with the convolution, by mode
+    whole_train: dict[str, tuple[Operator, Operator]]  # forward and backward of the same
     tail: Operator | None  # what follows PyTorch's convolution, or a block without one
-    train: tuple[Operator, Operator] | None  # forward and backward of the same
+    train: tuple[Operator, Operator] | None
 
     @property
     def operators(self) -> list[Operator]:
         """All of them."""
         tail = [self.tail] if self.tail else []
-        return [*self.whole.values(), *tail, *(self.train or ())]
+        trained = [operator for pair in self.whole_train.values() for operator in pair]
+        return [*self.whole.values(), *trained, *tail, *(self.train or ())]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Writer:
             *(_string(f"_BINDING{_upper(key)}", text) for key, text in bindings.items()),
             self._registration(namespace, groups, operators),
             _RUNTIME.replace("@CAPABILITY@", repr(_capability(self.request.architecture))),
-            _TRAINING if self.request.train and any(block.train for block in self.blocks) else "",
+            _TRAINING if any(block.train or block.whole_train for block in self.blocks) else "",
             *(text.replace("torch.ops.NAMESPACE.", f"torch.ops.{namespace}.") for text in self.functions),
             self._classes(forwards),
         ]
@@ -95,39 +97,46 @@ class Writer:
 
     def _block(self, chain: Chain, fused: Fused) -> Block | None:
         found = read(chain, fused)
+        given = not fused.path and chain.externals[0].op == "placeholder"  # whose gradient is rarely wanted
         if found is None or found.dtype not in _MODES:
             return None
-        key = (found.block, found.sizes, found.dtype, found.layout, found.parameters)
+        key = (found.block, found.sizes, found.dtype, found.layout, found.parameters, given)
         if key not in self.by_problem:
-            block = self._plan(found, f"block_{len(self.by_problem) + 1}")
+            block = self._plan(found, f"block_{len(self.by_problem) + 1}", given)
             if not block.operators:
                 return None
             self.by_problem[key] = block
         return dataclasses.replace(self.by_problem[key], found=found)
 
-    def _plan(self, found: Found, name: str) -> Block:
+    def _plan(self, found: Found, name: str, given: bool) -> Block:
         description, modes = found.description, _MODES[found.dtype]
         whole: dict[str, Operator] = {}
+        whole_train: dict[str, tuple[Operator, Operator]] = {}
         if description.conv is not None:
             for mode in modes:
                 problem = _problem(found, description.text, mode, whole=True)
+                suffix = f"_{mode}" if len(modes) > 1 else ""
                 if self.planner.is_worth_fusing(problem):
-                    suffix = f"_{mode}" if len(modes) > 1 else ""
                     whole[mode] = self.planner.operator(name + suffix, FORWARD, problem)
+                problem = dataclasses.replace(problem, wants_input=not given)
+                if self.request.train and self.planner.is_worth_training(problem):
+                    whole_train[mode] = self._pair(name + suffix, problem)
         text = description.tail if description.conv is not None else description.text
         if not text or (description.conv is not None and len(text.split(" | ")) < 2):
-            return Block(name, found, whole, None, None)
+            return Block(name, found, whole, whole_train, None, None)
         suffix = "_tail" if description.conv is not None else ""
         problem = _problem(found, text, modes[-1], whole=False)
         tail = train = None
         if len(whole) < len(modes):
             tail = self.planner.operator(name + suffix, FORWARD, problem)
         if self.request.train:
-            train = (
-                self.planner.operator(f"{name}{suffix}_train", STATISTICS, problem),
-                self.planner.operator(f"{name}{suffix}_backward", BACKWARD, problem),
-            )
-        return Block(name, found, whole, tail, train)
+            train = self._pair(name + suffix, problem)
+        return Block(name, found, whole, whole_train, tail, train)
+
+    def _pair(self, name: str, problem: Problem) -> tuple[Operator, Operator]:
+        """A training step's two operators."""
+        forward = self.planner.operator(f"{name}_train", STATISTICS, problem)
+        return forward, self.planner.operator(f"{name}_backward", BACKWARD, problem)
 
     # --- Forwards -----------------------------------------------------------------------------------
 
@@ -272,10 +281,12 @@ def _problem(found: Found, block: str, mode: str, whole: bool) -> Problem:
 
 
 def _groups(operators: Iterable[Operator]) -> dict[str, list[Operator]]:
-    """Operators by extension: those of one precision apart, so that only what runs is built."""
+    """Operators by extension: of one precision, of inference or training, so that only what runs is built."""
     groups: dict[str, list[Operator]] = {}
     for operator in operators:
-        key = operator.problem.mode if operator.name.endswith(("_tf32", "_f32")) else ""
+        mode, train = operator.problem.mode, operator.what != FORWARD
+        of_mode = re.search(rf"_{mode}(_train|_backward)?$", operator.name)
+        key = "_".join(([mode] if of_mode else []) + (["train"] if train else []))
         groups.setdefault(key, []).append(operator)
     return groups
 
@@ -400,6 +411,15 @@ def _block_text(chain: Chain, block: Block, replaced: dict[fx.Node, fx.Node]) ->
                 tests.insert(0, "_rounds_to_tf32()" if mode == "tf32" else "not _rounds_to_tf32()")
             call = f"torch.ops.{{NAMESPACE}}.{operator.name}({x}, parameters){trailing}"
             lines += _if(tests, call, "        ")
+    if block.whole_train:
+        lines.append(f"    if _wants_gradients({x}, parameters):")
+        for mode, (forward, backward) in block.whole_train.items():
+            tests = [_fits(forward, x, "parameters")]
+            if not backward.problem.wants_input:
+                tests.insert(0, f"not {x}.requires_grad")
+            if mode in ("tf32", "f32"):
+                tests.insert(0, "_rounds_to_tf32()" if mode == "tf32" else "not _rounds_to_tf32()")
+            lines += _if(tests, f"{_trained(forward, backward, x)}{trailing}", "        ")
     if conv_nodes:
         *before, last = _lines_of(conv_nodes, conv_nodes[-1])
         x = conv_nodes[-1].name
@@ -408,7 +428,7 @@ def _block_text(chain: Chain, block: Block, replaced: dict[fx.Node, fx.Node]) ->
             lines.append(f"    parameters = parameters[{description.conv_parameters}:]")
     if block.train:
         forward, backward = block.train
-        call = f'_Trained.apply("{forward.name}", "{backward.name}", {x}, *parameters){trailing}'
+        call = f"{_trained(forward, backward, x)}{trailing}"
         lines += _if([f"_wants_gradients({x}, parameters)", _fits(forward, x, "parameters")], call, "    ")
     if block.tail:
         call = f"torch.ops.{{NAMESPACE}}.{block.tail.name}({x}, parameters){trailing}"
@@ -419,6 +439,10 @@ def _block_text(chain: Chain, block: Block, replaced: dict[fx.Node, fx.Node]) ->
     else:
         lines.append(f"    return {x}")
     return "\n".join(lines).replace("{NAMESPACE}", "NAMESPACE") + "\n"
+
+
+def _trained(forward: Operator, backward: Operator, x: str) -> str:
+    return f'_Trained.apply("{forward.name}", "{backward.name}", {x}, *parameters)'
 
 
 def _if(tests: Sequence[str], call: str, indent: str) -> list[str]:
@@ -552,7 +576,8 @@ def _fitting(operator: Operator) -> str:
 def _fake(operator: Operator) -> str:
     problem = operator.problem
     if operator.what == BACKWARD:
-        body = "    return [torch.empty_like(tensor) for tensor in (input, *parameters)]"
+        first = "torch.empty_like(input)" if problem.wants_input else "input.new_empty(0)"
+        body = f"    return [{first}, *(torch.empty_like(parameter) for parameter in parameters)]"
         return f"def _fake_{operator.name}(output_gradient, input, parameters, statistics):\n{body}"
     sizes = ", ".join(["input.shape[0]", *map(str, problem.output[1:])])
     last = {4: "torch.channels_last", 5: "torch.channels_last_3d"}.get(len(problem.output))

@@ -7,6 +7,7 @@ import ctypes
 import functools
 import importlib.util
 import inspect
+import json
 import os
 import pathlib
 import re
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from onepass import available, export, unavailable_reason
+from onepass.exporting import device_code
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 WORKLOADS = ("s60", "s19", "s61", "s27")
@@ -314,6 +316,17 @@ def test_shapes_of_a_model_that_looks_at_values(tmp_path: pathlib.Path) -> None:
     text = export.export(str(path), "sm_90a", "fuse", False, "new.py")
     assert "group_norm(2) | residual_add | relu @ 4x16x16x16" in text  # the blocks, of the whole batch
     assert "leaky_relu" not in re.findall(r"^#   (.*)", text)  # not the model's own forward
+
+
+def test_headers_declare_different_names() -> None:
+    """Kernels of all headers stand in one namespace of an exported file."""
+    files = dict(json.loads(torch.ops.onepass.cuda_device_code()))
+    assert device_code.shared_names(files) == {}
+    twice = {
+        name: "#pragma once\nnamespace onepass {\n\nstruct Twice {};\n\n}  // namespace onepass\n"
+        for name in "ab"
+    }
+    assert device_code.shared_names(twice) == {"onepass::Twice": {"a", "b"}}
 
 
 def test_kept_convolutions_are_left_alone(tmp_path: pathlib.Path) -> None:

@@ -37,6 +37,18 @@ def merge(files: Mapping[str, str], sources: Iterable[str]) -> str:
     return _write(_reachable(items, sources), openings)
 
 
+def shared_names(files: Mapping[str, str]) -> dict[str, set[str]]:
+    """Names that several headers declare: kernels of theirs cannot stand in one file."""
+    declared: dict[str, set[str]] = {}
+    for file, text in files.items():
+        body = text.partition("#pragma once\n")[2]
+        lines = [line for line in body.splitlines() if not _INCLUDE.match(line.strip())]
+        for item in _items(file, lines):
+            for name in item.names:
+                declared.setdefault(f"{item.namespace}::{name}", set()).add(file)
+    return {name: found for name, found in declared.items() if len(found) > 1}
+
+
 def specialised(source: str) -> str:
     """A kernel's own text: its problem, its numbers and the kernel."""
     lines = [line for line in source.splitlines() if not _INCLUDE.match(line)]

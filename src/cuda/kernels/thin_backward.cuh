@@ -119,7 +119,7 @@ struct ProductSums {
 
 // The convolution's terms as steps of 8, class after class.
 template <class Convolution, class Numbers>
-struct ThinTerms {
+struct GradientTerms {
   using C = Convolution;
   static constexpr int classes = static_cast<int>(C::classes(0) * C::classes(1) * C::classes(2));
   static constexpr int row_tiles = (C::channels + 15) / 16;
@@ -193,7 +193,7 @@ template <class Convolution, class Tail, class Numbers>
 struct ThinBackward {
   using C = Convolution;
   using Parameters = ThinBackwardParameters<Tail::parameters>;
-  using Terms = ThinTerms<C, Numbers>;
+  using Terms = GradientTerms<C, Numbers>;
   using Before = typename Tail::Before;
   using After = typename Tail::After;
   using Input = typename Tail::Input;

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from onepass import available, export, unavailable_reason
-from onepass.exporting import device_code
+from onepass.exporting import device_code, verify
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 WORKLOADS = ("s60", "s19", "s61", "s27")
@@ -337,6 +337,58 @@ def test_kept_convolutions_are_left_alone(tmp_path: pathlib.Path) -> None:
     for operator in ("block_1_train", "block_1_backward"):
         body = re.search(rf"^void {operator}\(.*?^}}", text, re.DOTALL | re.MULTILINE).group(0)
         assert body.count(".launch(") == 1
+
+
+# --- The judge, on a CPU that says it is a GPU --------------------------------------------------------
+
+PRETEND = """
+import runpy, sys, types
+import torch
+torch.Tensor.cuda = torch.nn.Module.cuda = lambda self, *_: self
+torch.cuda.synchronize = lambda *_: None
+torch.cuda.get_device_properties = lambda _: types.SimpleNamespace(L2_cache_size=1 << 20)
+empty = torch.empty
+torch.empty = lambda *sizes, device=None, **options: empty(*sizes, **options)
+sys.argv = ["judge.py", "--train"]
+runpy.run_path("judge.py", run_name="__main__")
+"""
+JUDGED = {
+    "right": ("", []),
+    "a wrong output": ("\nModelNew.forward = lambda self, x: Model.forward(self, x) * 1.001\n", ["output 0"]),
+    "no gradient": (
+        "\nModelNew.forward = lambda self, x: Model.forward(self, x) + self.norm.bias.sum() * 0.1"
+        " - (self.norm.bias.sum() * 0.1).detach()\n",
+        ["gradient of norm.bias"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", list(JUDGED))
+def test_judge(tmp_path: pathlib.Path, case: str) -> None:
+    addition, faults = JUDGED[case]
+    (tmp_path / "original.py").write_text(SMALL)
+    (tmp_path / "exported.py").write_text(text_of("small") + addition)
+    shutil.copy(verify._JUDGE, tmp_path / "judge.py")
+    shutil.copy(verify.rules.__file__, tmp_path / "rules.py")
+    (tmp_path / "pretend.py").write_text(PRETEND)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    run = subprocess.run(
+        [sys.executable, "pretend.py"], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    wrong = json.loads(run.stdout.splitlines()[-1])["wrong"]
+    assert bool(wrong) == bool(faults) and all(any(fault in line for line in wrong) for fault in faults), (
+        wrong
+    )
+    assert ("times as fast" in run.stdout) == (not faults)
+
+
+def test_judge_refuses_a_file_that_imports_onepass(tmp_path: pathlib.Path) -> None:
+    exported = tmp_path / "exported.py"
+    exported.write_text("import onepass\n" + SMALL)
+    (tmp_path / "original.py").write_text(SMALL)
+    good, said = verify.run(tmp_path / "original.py", exported, train=False)
+    assert not good and "imports onepass" in said
 
 
 # --- What is refused --------------------------------------------------------------------------------

@@ -81,12 +81,6 @@ const std::vector<Kernel>& kernels() {
        tuned_and_oldest},
       {"thin_samples", "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 1024x3x16x32x32 bf16",
        tuned_and_oldest},
-      {"thin_samples_ahead", "conv3d(2,16,k=3) | hardswish | group_norm(4) | mean @ 1024x2x16x24x24 tf32",
-       all},
-      {"thin_samples_ahead", "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 1024x3x16x32x32 tf32",
-       tuned},
-      {"thin_samples_ahead", "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 1024x3x16x32x32 bf16",
-       tuned},
       {"thin_samples", "conv2d(5,33,k=3,s=2,p=1) | swish | group_norm(3) | gelu | mean @ 64x5x37x41 f16",
        tuned},
       // Weights in registers and in shared memory, operands rounded, split and as they are; whole rows and
@@ -115,16 +109,15 @@ struct Assembled {
 // multiprocessor). Nothing is spilled, but where the assembler itself trades values of a row, loaded once in
 // hundreds of instructions, for a step of occupancy: those of s19's backward with 64 registers.
 const std::map<std::string, Assembled> limits{
-    {"tail_resident", {128, 0}},         // 512 threads
-    {"tail_staged", {128, 0}},           // 512
-    {"tail_streamed", {128, 64}},        // 512
-    {"tail_backward", {128, 192}},       // 512
-    {"thin_samples_ahead", {128, 256}},  // 512; the same
-    {"thin_samples", {128, 256}},        // 512; spilled and loaded outside the loops over products
-    {"thin_cores", {128, 16}},           // 512
-    {"thin_backward", {255, 384}},       // 256, or 512; spilled outside the loops over products
-    {"thin_mma", {128, 704}},  // 512; nothing in the loops: tickets, addresses, calls of careful tiles
-    {"direct", {64, 0}},       // 1,024
+    {"tail_resident", {128, 0}},    // 512 threads
+    {"tail_staged", {128, 0}},      // 512
+    {"tail_streamed", {128, 64}},   // 512
+    {"tail_backward", {128, 192}},  // 512
+    {"thin_samples", {128, 256}},   // 512; spilled and loaded outside the loops over products
+    {"thin_cores", {128, 16}},      // 512
+    {"thin_backward", {255, 384}},  // 256, or 512; spilled outside the loops over products
+    {"thin_mma", {128, 704}},       // 512; nothing in the loops: tickets, addresses, calls of careful tiles
+    {"direct", {64, 0}},            // 1,024
 };
 
 // The number that stands before `words` where they first follow one; -1 where they never do.
@@ -256,7 +249,6 @@ TEST(CudaKernels, RowsRefuseArchitecturesTheyDoNotHave) {
     expect_refusal("thin_mma", "conv2d(3,8) @ 2x3x9x9 f32 nhwc", architecture, "dense");
     expect_refusal("thin_mma", "conv2d(3,65) @ 2x3x9x9", architecture, "more than 64 output channels");
     expect_refusal("thin_mma", "conv_transpose3d(1,64,k=2,s=4) @ 2x1x9x9x9", architecture, "eight cells");
-    expect_refusal("thin_samples_ahead", "conv2d(3,8) | mean @ 2x3x9x9", architecture, "one output plane");
     expect_refusal("direct", "relu @ 2x3x4x5 f64", architecture, "f64");
   }
 }

@@ -1,6 +1,5 @@
 // The row "thin_samples": a thin convolution whose block ends in a mean, on tensor cores, eight samples a
-// product. Only sums leave the chip. "thin_samples_ahead" is the same with a larger ring: the planes of the
-// next outputs are loaded and stored between the products of these, not before them.
+// product. Only sums leave the chip.
 #include <algorithm>
 #include <optional>
 #include <sstream>
@@ -20,16 +19,15 @@ struct SamplesNumbers {
   int64_t columns = 2;      // that a warp computes at a time
   int64_t input_parts = 1;  // halves that make an element
   int64_t weight_parts = 1;
-  int64_t planes = 1;  // of the ring: what one output meets, and where it is loaded ahead the next one
+  int64_t planes = 1;  // of the ring: what one output meets
   int64_t window_rows = 1;
   int64_t window_columns = 1;
   int64_t plane_units = 1;  // of 16 bytes
   int64_t tiles = 1;
   int64_t slots = 1;
   int64_t shared_bytes = 0;
-  bool ahead = false;
 
-  SamplesNumbers(const Problem& problem, const ThinShape& shape, bool loads_ahead) : ahead(loads_ahead) {
+  SamplesNumbers(const Problem& problem, const ThinShape& shape) {
     const auto& [outer, middle, last] = shape.axes;
     if (problem.input.dtype == DType::f32) {
       weight_parts = 2;
@@ -40,7 +38,6 @@ struct SamplesNumbers {
     tiles = divide_up(middle.out, rows);
     slots = samples * shape.channels;
     planes = (outer.kernel - 1) * outer.delta + 1;
-    if (ahead && outer.out > 1) planes = divide_up(planes + outer.step, 2) * 2;  // even for the banks' sake
     window_rows = (rows - 1) * middle.step + (middle.kernel - 1) * middle.delta + 1;
     window_columns =
         (divide_up(last.out, columns) * columns - 1) * last.step + (last.kernel - 1) * last.delta + 1;
@@ -83,17 +80,16 @@ struct SamplesNumbers {
         .add("plane_units", plane_units)
         .add("tiles", tiles)
         .add("slots", slots)
-        .flag("ahead", ahead)
         .numbers();
   }
 };
 
 class ThinSamples final : public Kernel {
  public:
-  ThinSamples(const Problem& problem, bool ahead)
+  explicit ThinSamples(const Problem& problem)
       : problem_(problem),
         shape_(problem),
-        numbers_(problem, shape_, ahead),
+        numbers_(problem, shape_),
         workspace_(shape_, samples, numbers_.tiles, numbers_.weight_parts == 2 ? shape_.in_channels + 1 : 0),
         function_(
             source(), problem.device,
@@ -158,13 +154,6 @@ class ThinSamples final : public Kernel {
   Number blocks_ = 1;
 };
 
-// That fit the shared memory of a multiprocessor; registers leave room for two.
-int64_t blocks_of(const SamplesNumbers& numbers, const Gpu& gpu) {
-  constexpr int64_t reserved_bytes = 1024;
-  return std::min<int64_t>(2, gpu.shared_bytes_per_multiprocessor / (numbers.shared_bytes + reserved_bytes));
-}
-
-template <bool ahead>
 std::string refusal(const Problem& problem) {
   std::string reason = thin_refusal(problem);
   if (!reason.empty()) return reason;
@@ -172,24 +161,18 @@ std::string refusal(const Problem& problem) {
   if (problem.block.conv()->transposed) return "the convolution is transposed";
   if (problem.parameters[0].dtype != problem.input.dtype) return "the weights are of another type than x";
   const ThinShape shape(problem);
-  const SamplesNumbers numbers(problem, shape, ahead);
+  const SamplesNumbers numbers(problem, shape);
   const Gpu& gpu = gpu_of(problem.device);
   if (numbers.shared_bytes > gpu.shared_bytes_per_block) {
     return "a window and the weights take " + std::to_string(numbers.shared_bytes) +
            " bytes of shared memory";
   }
-  if (ahead) {
-    if (shape.axes[0].out == 1) return "there is one output plane, and nothing to load ahead";
-    const SamplesNumbers plain(problem, shape, false);
-    if (blocks_of(numbers, gpu) < blocks_of(plain, gpu)) return "the larger ring costs a block";
-  }
   return numbers.weight_parts == 2 ? ThinCores::refusal(problem) : "";
 }
 
-template <bool ahead>
 double seconds(const Problem& problem, const PlanOptions&) {
   const ThinShape shape(problem);
-  const SamplesNumbers numbers(problem, shape, ahead);
+  const SamplesNumbers numbers(problem, shape);
   const Gpu& gpu = gpu_of(problem.device);
   const auto& [outer, middle, last] = shape.axes;
   const auto up = [](int64_t a, int64_t b) { return static_cast<double>(divide_up(a, b) * b); };
@@ -198,11 +181,10 @@ double seconds(const Problem& problem, const PlanOptions&) {
       up(shape.in_channels * outer.kernel * last.kernel, 16) * static_cast<double>(middle.kernel);
   const double outputs = up(shape.batch, samples) * up(shape.channels, 16) * static_cast<double>(outer.out) *
                          up(middle.out, numbers.rows) * up(last.out, numbers.columns);
-  // H200, s27: 0.35 ms with one product, 0.46 with two, 0.63 with three. Loading planes ahead was predicted
-  // to gain 0.06 and gains nothing: 0.35 and 0.44 to 0.53 through PyTorch. A product of 16 x 8 x 16 takes a
-  // multiprocessor 1.5 clocks (2048 multiply-adds).
-  const double rate = 10.2 * gpu.flops / 2;         // multiply-adds a second
-  const double other = ahead ? 1.15e-12 : 1.1e-12;  // seconds an output
+  // H200, s27: 0.35 ms with one product, 0.46 with two, 0.63 with three. A product of 16 x 8 x 16 takes
+  // a multiprocessor 1.5 clocks (2048 multiply-adds).
+  const double rate = 10.2 * gpu.flops / 2;  // multiply-adds a second
+  const double other = 1.1e-12;              // seconds an output
   return 1.5e-5 + shape.passes() * outputs * (terms * products / rate + other * 66.9e12 / gpu.flops);
 }
 
@@ -210,14 +192,9 @@ double seconds(const Problem& problem, const PlanOptions&) {
 }  // namespace cuda
 
 extern const Strategy cuda_thin_samples{
-    "thin_samples", cuda::refusal<false>, cuda::seconds<false>,
+    "thin_samples", cuda::refusal, cuda::seconds,
     [](const Problem& problem, const PlanOptions&) -> std::shared_ptr<const Kernel> {
-      return std::make_shared<const cuda::ThinSamples>(problem, false);
-    }};
-extern const Strategy cuda_thin_samples_ahead{
-    "thin_samples_ahead", cuda::refusal<true>, cuda::seconds<true>,
-    [](const Problem& problem, const PlanOptions&) -> std::shared_ptr<const Kernel> {
-      return std::make_shared<const cuda::ThinSamples>(problem, true);
+      return std::make_shared<const cuda::ThinSamples>(problem);
     }};
 
 }  // namespace onepass

@@ -44,6 +44,9 @@ struct ThinParameters {
 // The word behind those of the samples.
 enum RedoWord : uint32 { redo_none = 0, redo_some = 1, redo_all = 2 };
 
+// What f32 elements are multiplied by where f16 parts stand for them (thin_samples.cuh).
+constexpr float thin_input_scale = 32.0f;
+
 // To nearest, ties to even, at 10 bits; what is not finite stays.
 __device__ __forceinline__ float round_to_tf32(float x) {
 #if __CUDA_ARCH__ >= 900

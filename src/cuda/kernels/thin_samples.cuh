@@ -28,8 +28,6 @@
 
 namespace onepass {
 
-constexpr float thin_input_scale = 32.0f;
-
 __device__ __forceinline__ uint32 shared_address(const void* pointer) {
   return static_cast<uint32>(__cvta_generic_to_shared(pointer));
 }
@@ -233,56 +231,6 @@ struct SamplesMainloop {
     }
   }
 
-  // A unit of one of the planes of the next output: loaded before a group of products, stored after it.
-  template <class Parameters>
-  struct Ahead {
-    static constexpr int units = C::in_channels * window_rows * window_columns;
-    const SamplesMainloop& loop;
-    const char* first_sample;
-    int left;      // samples there are
-    int row_base;  // the input row of window row 0
-    int plane;     // the first of them
-    int end;       // units of all of them
-    int next;      // that this thread takes
-    uint32 (&largest)[4];
-    float x[samples];
-
-    __device__ __forceinline__ void before_products() {
-      if (next >= end) return;
-      const int u = next % units;
-      const int i0 = plane + next / units + static_cast<int>(C::base(0, 0));
-      const int i1 = u / window_columns % window_rows + row_base;
-      const int i2 = u % window_columns + static_cast<int>(C::base(2, 0));
-      const bool inside = static_cast<unsigned>(i0) < static_cast<unsigned>(C::input_size(0)) &&
-                          static_cast<unsigned>(i1) < static_cast<unsigned>(C::input_size(1)) &&
-                          static_cast<unsigned>(i2) < static_cast<unsigned>(C::input_size(2));
-      const int64 index = u / (window_rows * window_columns) * C::input_stride(1) + i0 * C::input_stride(2) +
-                          i1 * C::input_stride(3) + i2 * C::input_stride(4);
-      const char* element = first_sample + index * Input::bytes;
-#pragma unroll
-      for (int s = 0; s < samples; ++s)
-        x[s] = inside && s < left ? load_one<Input>(element, s * C::input_stride(0)) : 0.0f;
-    }
-    __device__ __forceinline__ void after_products() {
-      if (next < end) {
-        const int u = next % units;
-        uint4* place = loop.shared.x[0] + (plane + next / units) % planes * plane_units + u;
-        loop.store_unit(x, place, largest);
-      }
-      next += Numbers::threads;
-    }
-    __device__ __forceinline__ void finish() {
-      while (next < end) {
-        before_products();
-        after_products();
-      }
-    }
-  };
-  struct Nothing {
-    __device__ __forceinline__ void before_products() {}
-    __device__ __forceinline__ void after_products() {}
-  };
-
   __device__ __forceinline__ void store_unit(float (&x)[samples], uint4* place, uint32 (&largest)[4]) const {
     if constexpr (splits) {
 #pragma unroll
@@ -412,15 +360,12 @@ struct SamplesMainloop {
     return distance >= 0 && distance % step == 0 && distance / step < rows ? distance / step : -1;
   }
 
-  // `between` is what else a warp does meanwhile.
-  template <class Between>
-  __device__ __forceinline__ void convolve(int row_tile, int d, int column, Between& between,
+  __device__ __forceinline__ void convolve(int row_tile, int d, int column,
                                            float (&total)[columns][rows][4]) const {
     constexpr bool promotes = input_parts == 2;
     const int lane = threadIdx.x % 32;
 #pragma unroll 1
     for (int g = 0; g < groups; ++g) {
-      between.before_products();
       uint4 a[middle_taps][weight_parts];
 #pragma unroll
       for (int t = 0; t < middle_taps; ++t) {
@@ -457,17 +402,16 @@ struct SamplesMainloop {
           for (int j = 0; j < 4; ++j) total[0][r][j] += part[0][r][j];
         }
       }
-      between.after_products();
     }
   }
 
   // One item: `columns` columns of the strip's rows. A thread's four slots are two channels of two samples.
-  template <class Epilogue, class State, class Between>
-  __device__ __forceinline__ void item(const Epilogue& epilogue, State& state, Between& between, int row_tile,
-                                       int d, int first_row, int column, const float (&unscale)[2],
+  template <class Epilogue, class State>
+  __device__ __forceinline__ void item(const Epilogue& epilogue, State& state, int row_tile, int d,
+                                       int first_row, int column, const float (&unscale)[2],
                                        const float (&bias)[2]) const {
     float total[columns][rows][4] = {};
-    convolve(row_tile, d, column, between, total);
+    convolve(row_tile, d, column, total);
     float h[4][columns * rows];
     int offset[columns * rows];
     uint32 valid = 0;
@@ -514,49 +458,20 @@ struct SamplesMainloop {
         bias[j / 2] = shared.bias[o];
       }
       auto state = epilogue.begin(slot, in_range);
-      const auto all_items = [&](int d, auto& between) {
-#pragma unroll 1
-        for (int i = warp; i < items; i += Numbers::warps)
-          item(epilogue, state, between, row_tile, d, first_row, i * columns, unscale, bias);
-      };
       constexpr int outputs = static_cast<int>(C::output_size(0));
       constexpr int step = static_cast<int>(C::step(0));
-      if constexpr (Numbers::ahead) {
-        __syncthreads();  // nobody reads the ring any more
-        for (int q = 0; q < span; ++q) stage(p, n, first_row, q, true, largest);
-        int staged = span;
+      int staged = 0;
 #pragma unroll 1
-        for (int d = 0; d < outputs; ++d) {
-          const int begin = (d + 1) * step;  // of the planes of the next output
-          const int first = staged > begin ? staged : begin;
-          const int after = d + 1 < outputs ? begin + span : first;
-          __syncthreads();  // these planes are there, and nobody reads those any more that are replaced
-          Ahead<Parameters> between{*this,
-                                    static_cast<const char*>(p.input) + n * C::input_stride(0) * Input::bytes,
-                                    static_cast<int>(p.batch - n < samples ? p.batch - n : samples),
-                                    first_row * step_of_rows + static_cast<int>(C::base(1, 0)),
-                                    first,
-                                    (after - first) * Ahead<Parameters>::units,
-                                    static_cast<int>(threadIdx.x),
-                                    largest,
-                                    {}};
-          all_items(d, between);
-          between.finish();
-          staged = after;
-        }
-      } else {
-        int staged = 0;
-        Nothing between;
+      for (int d = 0; d < outputs; ++d) {
+        const int begin = d * step;
+        __syncthreads();  // nobody reads the planes any more that are replaced
+        for (int q = staged > begin ? staged : begin; q < begin + span; ++q)
+          stage(p, n, first_row, q, d == 0, largest);
+        staged = begin + span;
+        __syncthreads();
 #pragma unroll 1
-        for (int d = 0; d < outputs; ++d) {
-          const int begin = d * step;
-          __syncthreads();  // nobody reads the planes any more that are replaced
-          for (int q = staged > begin ? staged : begin; q < begin + span; ++q)
-            stage(p, n, first_row, q, d == 0, largest);
-          staged = begin + span;
-          __syncthreads();
-          all_items(d, between);
-        }
+        for (int i = warp; i < items; i += Numbers::warps)
+          item(epilogue, state, row_tile, d, first_row, i * columns, unscale, bias);
       }
       epilogue.template finish<team>(state);
     }

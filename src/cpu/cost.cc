@@ -7,25 +7,29 @@
 namespace onepass::cpu {
 namespace {
 
-// Rates of one core. Measured with `onepass bench` where a comment says so, else scaled by lane count and
-// clock; they rank strategies, so ratios matter more than values.
+// Rates of one core, measured with `onepass bench` and forced strategies; they rank strategies, so ratios
+// matter more than values.
 struct Rates {
   std::string_view target;
   double channel_tile_flops;  // multiply-add counts as two
   double pixel_tile_flops;    // with four channels
   double cheap_step_ns;       // per element: relu, clamp, add, mul
   double exp_step_ns;         // per element: one exponential or error function
-  double move_ns;             // per element: staging, statistics, transposition
+  double move_ns;             // per element: staging, statistics
+  double turn_ns;             // per element: a panel's change of orientation
   double bytes_per_second;
 };
 
 constexpr Rates rates[] = {
     // Neoverse-V1, 2.6 GHz: tiles 64 and 52 GFLOP/s of a peak of 83, swish 0.8 ns, one core writes about 20
     // GB/s.
-    {"neon", 64e9, 52e9, 0.20, 0.80, 0.30, 20e9},
-    {"neon_without_aes", 64e9, 52e9, 0.20, 0.80, 0.30, 20e9},
-    {"avx3", 110e9, 75e9, 0.05, 0.15, 0.15, 12e9},
-    {"avx2", 70e9, 50e9, 0.07, 0.30, 0.20, 12e9},
+    {"neon", 64e9, 52e9, 0.20, 0.80, 0.30, 0.15, 20e9},
+    {"neon_without_aes", 64e9, 52e9, 0.20, 0.80, 0.30, 0.15, 20e9},
+    // Xeon with AVX-512, peak 165 to 180 GFLOP/s. Eight convolutions of 2 to 64 channels: channel tiles 78 to
+    // 125 GFLOP/s, pixel tiles 49 to 79; on AVX2 35 to 68 and 33 to 48. Turning panels takes 0.3 to 1.3 ns an
+    // element on AVX-512, 0.2 to 0.7 on AVX2; swish 0.3 and 0.4, gelu 0.5 and 0.65. One core writes 8 GB/s.
+    {"avx3", 100e9, 65e9, 0.14, 0.30, 0.10, 0.50, 12e9},
+    {"avx2", 55e9, 40e9, 0.15, 0.40, 0.12, 0.40, 12e9},
 };
 
 const Rates& rates_of(const Isa& isa) {
@@ -69,7 +73,7 @@ double predicted_seconds(const Problem& problem, const Isa& isa, const BlockKern
       element_ns += rate.cheap_step_ns + rate.move_ns;
     }
   }
-  if (kernel.turns_panels()) element_ns += 0.5 * rate.move_ns;
+  if (kernel.turns_panels()) element_ns += rate.turn_ns;
   double seconds = elements * element_ns * 1e-9;
   if (const ConvolutionStage* convolution = kernel.convolution()) {
     const bool channels = convolution->orientation() == Orientation::interleaved;

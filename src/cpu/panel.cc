@@ -172,10 +172,12 @@ void planar_near_step(const StepArguments& arguments) {
       if (!near_strip(static_cast<Op>(kStep), kAffine, row.src + c, row.dst + c, count, totals)) break;
       c += count;
     }
-    const Coefficients<kStep, Affine::narrow> none;
-    step_row<kStep, Affine::narrow>(row, c, s.cols, hn::Zero(d), hn::Zero(d), none);
+    if (c < s.cols) {
+      const Coefficients<kStep, Affine::narrow> none;
+      step_row<kStep, Affine::narrow>(row, c, s.cols, hn::Zero(d), hn::Zero(d), none);
+    }
     if (s.sums == nullptr) continue;
-    *s.sums = planar_distances<false>(row.dst + c, s.cols - c);
+    *s.sums = c < s.cols ? planar_distances<false>(row.dst + c, s.cols - c) : RowSums();
     s.sums->sum += lane_sum(hn::Load(d, totals));
     s.sums->squares += lane_sum(hn::Load(d, totals + lanes));
     s.sums->known = true;

@@ -155,32 +155,43 @@ RowSums planar_distances(const float* x, int64_t count, float mean = 0);
 // Elements of a row between two looks at how far from 0 the arguments were.
 constexpr int64_t near_strip_floats = 8 * near_in_flight * lanes;
 
-// Strip by strip by the polynomial, until one turns out to have an argument too far from 0. From there on the
-// row takes the exponential, as does one that is stepped in place, where nothing could be done over.
+// Columns [c, end) of a row by the exponential; their sums are added.
+template <int kStep>
+HWY_NOINLINE void far_columns(const StepRow& row, int64_t c, int64_t end, RowSums& sums) {
+  const V zero = hn::Zero(D());
+  step_row<kStep, Affine::narrow>(row, c, end, zero, zero, Coefficients<kStep, Affine::narrow>());
+  const RowSums part = planar_distances<false>(row.dst + c, end - c);
+  sums.sum += part.sum;
+  sums.squares += part.squares;
+}
+
+// Strip by strip by the polynomial. A strip that turns out to have an argument too far from 0 is done over by
+// the exponential; so is the rest of a row more than half of whose strips did, and a row that is stepped in
+// place, where nothing can be done over.
 template <int kStep, Affine kAffine>
 void planar_near_step(const StepArguments& arguments) {
   const StepArguments s = arguments;
   if (kAffine == Affine::small && s.src == s.dst) return planar_step<kStep, Affine::narrow>(s);
-  const D d;
   const int64_t whole = s.cols - s.cols % (near_in_flight * lanes);
   for (int64_t r = 0; r < s.rows; ++r) {
     const StepRow row(s, r);
     HWY_ALIGN float totals[2 * lanes] = {};
+    RowSums sums;
     int64_t c = 0;
-    while (c < whole) {
-      const int64_t count = whole - c < near_strip_floats ? whole - c : near_strip_floats;
-      if (!near_strip(static_cast<Op>(kStep), kAffine, row.src + c, row.dst + c, count, totals)) break;
-      c += count;
+    for (int balance = 0; c < whole && balance >= 0;) {
+      const int64_t end = whole - c < near_strip_floats ? whole : c + near_strip_floats;
+      if (near_strip(static_cast<Op>(kStep), kAffine, row.src + c, row.dst + c, end - c, totals)) {
+        ++balance;
+      } else {
+        far_columns<kStep>(row, c, end, sums);
+        --balance;
+      }
+      c = end;
     }
-    if (c < s.cols) {
-      const Coefficients<kStep, Affine::narrow> none;
-      step_row<kStep, Affine::narrow>(row, c, s.cols, hn::Zero(d), hn::Zero(d), none);
-    }
+    if (c < s.cols) far_columns<kStep>(row, c, s.cols, sums);
     if (s.sums == nullptr) continue;
-    *s.sums = c < s.cols ? planar_distances<false>(row.dst + c, s.cols - c) : RowSums();
-    s.sums->sum += lane_sum(hn::Load(d, totals));
-    s.sums->squares += lane_sum(hn::Load(d, totals + lanes));
-    s.sums->known = true;
+    *s.sums = {sums.sum + lane_sum(hn::Load(D(), totals)),
+               sums.squares + lane_sum(hn::Load(D(), totals + lanes)), true};
   }
 }
 

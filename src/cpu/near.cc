@@ -27,40 +27,53 @@ template <>
 constexpr auto& slope_coefficients<Affine::tiny> = math::tiny::kSlope;
 static_assert(tiny_limit <= math::tiny::kLimit, "nothing looks at the arguments of the tiny form");
 
+struct Sums {
+  V sum, squares[2], most;
+};
+
+// kVectors vectors.
+template <bool kSwish, Affine kAffine, int kVectors>
+HWY_INLINE void vectors(const float* HWY_RESTRICT src, float* HWY_RESTRICT dst, Sums& sums) {
+  const D d;
+  V x[kVectors];
+  V u[kVectors];
+  V slope[kVectors];
+  ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
+    x[v] = hn::LoadU(d, src + v * lanes);
+    u[v] = hn::Mul(x[v], x[v]);
+  }
+  math::centred_slopes(u, slope, slope_coefficients<kAffine>);
+  if constexpr (kAffine == Affine::small) {
+    ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) sums.most = hn::Max(sums.most, u[v]);
+  }
+  ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
+    const math::Centred<V> sigmoid{x[v], slope[v]};
+    x[v] = kSwish ? x[v] * sigmoid : V(sigmoid);
+  }
+  ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) hn::StoreU(x[v], d, dst + v * lanes);
+  ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
+    sums.squares[v % 2] = hn::MulAdd(x[v], x[v], sums.squares[v % 2]);
+    sums.sum = hn::Add(sums.sum, x[v]);
+  }
+}
+
 template <bool kSwish, Affine kAffine>
 HWY_INLINE bool strip(const float* HWY_RESTRICT src, float* HWY_RESTRICT dst, int64_t count, float* totals) {
   const D d;
-  V sum = hn::Zero(d);
-  V squares[2] = {hn::Zero(d), hn::Zero(d)};
-  V most = hn::Zero(d);
-  for (int64_t c = 0; c < count; c += near_in_flight * lanes) {
-    V x[near_in_flight];
-    V u[near_in_flight];
-    V slope[near_in_flight];
-    ONEPASS_UNROLL for (int v = 0; v < near_in_flight; ++v) {
-      x[v] = hn::LoadU(d, src + c + v * lanes);
-      u[v] = hn::Mul(x[v], x[v]);
-    }
-    math::centred_slopes(u, slope, slope_coefficients<kAffine>);
-    if constexpr (kAffine == Affine::small) {
-      ONEPASS_UNROLL for (int v = 0; v < near_in_flight; ++v) most = hn::Max(most, u[v]);
-    }
-    ONEPASS_UNROLL for (int v = 0; v < near_in_flight; ++v) {
-      const math::Centred<V> sigmoid{x[v], slope[v]};
-      x[v] = kSwish ? x[v] * sigmoid : V(sigmoid);
-    }
-    ONEPASS_UNROLL for (int v = 0; v < near_in_flight; ++v) hn::StoreU(x[v], d, dst + c + v * lanes);
-    ONEPASS_UNROLL for (int v = 0; v < near_in_flight; ++v) {
-      squares[v % 2] = hn::MulAdd(x[v], x[v], squares[v % 2]);
-      sum = hn::Add(sum, x[v]);
-    }
+  const V zero = hn::Zero(d);
+  Sums sums{zero, {zero, zero}, zero};
+  int64_t c = 0;
+  for (; c + near_in_flight * lanes <= count; c += near_in_flight * lanes) {
+    vectors<kSwish, kAffine, near_in_flight>(src + c, dst + c, sums);
   }
+  for (; c < count; c += lanes) vectors<kSwish, kAffine, 1>(src + c, dst + c, sums);
   if constexpr (kAffine == Affine::small) {
     constexpr float limit = math::small::kLimit * math::small::kLimit;
-    if (!(hn::GetLane(hn::MaxOfLanes(d, most)) <= limit)) return false;
+    if (!(hn::GetLane(hn::MaxOfLanes(d, sums.most)) <= limit)) return false;
   }
-  hn::Store(hn::Add(hn::Load(d, totals), sum), d, totals);
-  hn::Store(hn::Add(hn::Load(d, totals + lanes), hn::Add(squares[0], squares[1])), d, totals + lanes);
+  hn::Store(hn::Add(hn::Load(d, totals), sums.sum), d, totals);
+  const V squares = hn::Add(sums.squares[0], sums.squares[1]);
+  hn::Store(hn::Add(hn::Load(d, totals + lanes), squares), d, totals + lanes);
   return true;
 }
 

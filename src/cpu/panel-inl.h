@@ -33,9 +33,9 @@ constexpr int in_flight = 4;
 // Of a polynomial: three registers each.
 constexpr int near_in_flight = HWY_TARGET == HWY_AVX2 ? 4 : 8;
 
-// A step with a sigmoid over `count` elements (a multiple of near_in_flight vectors) by the polynomial of its
-// form (small or tiny). Adds the results and their squares to totals, two vectors. False where an argument is
-// too far from 0 for the polynomial: the results are then of no use, and nothing was added. In near.cc.
+// A step with a sigmoid over `count` elements (whole vectors) by the polynomial of its form (small or tiny).
+// Adds the results and their squares to totals, two vectors. False where an argument is too far from 0 for
+// the polynomial: the results are then of no use, and nothing was added. In near.cc.
 bool near_strip(Op op, Affine affine, const float* src, float* dst, int64_t count, float* totals);
 
 constexpr ArgumentKind argument_of[step_count] = {

@@ -172,7 +172,7 @@ template <int kStep, Affine kAffine>
 void planar_near_step(const StepArguments& arguments) {
   const StepArguments s = arguments;
   if (kAffine == Affine::small && s.src == s.dst) return planar_step<kStep, Affine::narrow>(s);
-  const int64_t whole = s.cols - s.cols % (near_in_flight * lanes);
+  const int64_t whole = s.cols - s.cols % lanes;
   for (int64_t r = 0; r < s.rows; ++r) {
     const StepRow row(s, r);
     HWY_ALIGN float totals[2 * lanes] = {};

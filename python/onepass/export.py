@@ -38,10 +38,10 @@ def main(argv: list[str]) -> int:
         arguments = _parser().parse_args(argv)
         output = pathlib.Path(arguments.output)
         _check_output(output)
-        text = export(
-            arguments.file, arguments.arch or _architecture(), arguments.conv, arguments.train, output.name
-        )
-        if _verifies(arguments.verify):
+        architecture = arguments.arch or _architecture()
+        verifies = _verifies(arguments.verify, architecture)
+        text = export(arguments.file, architecture, arguments.conv, arguments.train, output.name)
+        if verifies:
             if not _verified(text, arguments, output):
                 return WRONG
         else:
@@ -58,7 +58,7 @@ def export(path: str, architecture: str, conv: str, train: bool, output: str) ->
     if not _library.available():
         raise NotExported(f"onepass cannot run: {_library.unavailable_reason()}")
     file = model_file.load(path)
-    text = pathlib.Path(path).read_text()
+    text = pathlib.Path(path).read_text(encoding="utf-8")
     _check_alone(path, text)
     model = file.build(torch.device("cpu"))
     fused, reasons = chains.find(file, model, conv)
@@ -118,13 +118,12 @@ def _check_alone(path: str, text: str) -> None:
     """The file will be copied into another: it must load without its neighbours."""
     with tempfile.TemporaryDirectory() as folder:
         copy = pathlib.Path(folder) / "model_alone.py"
-        copy.write_text(text)
+        copy.write_text(text, encoding="utf-8")
         run = subprocess.run(
             [sys.executable, "-c", "import model_alone; model_alone.Model"],
             cwd=folder,
             capture_output=True,
             text=True,
-            env={**os.environ, "PYTHONPATH": ""},
         )
     if run.returncode != 0:
         last = (run.stderr.strip().splitlines() or ["no message"])[-1]
@@ -135,7 +134,7 @@ def _publish(text: str, output: pathlib.Path) -> None:
     """Writes beside the place and renames: a half-written file is never left behind."""
     handle, name = tempfile.mkstemp(dir=output.resolve().parent, prefix=f".{output.name}.")
     try:
-        with os.fdopen(handle, "w") as stream:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(text)
         os.chmod(name, 0o666 & ~_umask())
         os.replace(name, output)
@@ -150,17 +149,21 @@ def _umask() -> int:
     return mask
 
 
-def _verifies(asked: bool | None) -> bool:
+def _verifies(asked: bool | None, architecture: str) -> bool:
+    """Whether the file is built and compared; only the GPU that it is for can do that."""
     if asked and not torch.cuda.is_available():
         raise BadRequest("--verify: PyTorch sees no CUDA device on this machine")
-    return torch.cuda.is_available() if asked is None else asked
+    present = torch.cuda.is_available() and _architecture() == architecture
+    if asked and not present:
+        raise BadRequest(f"--verify: the file is for {architecture}, the GPU here is {_architecture()}")
+    return present if asked is None else asked
 
 
 def _verified(text: str, arguments: argparse.Namespace, output: pathlib.Path) -> bool:
     """Builds and compares in a fresh process; writes the file where it is right."""
     with tempfile.TemporaryDirectory() as folder:
         new = pathlib.Path(folder) / output.name
-        new.write_text(text)
+        new.write_text(text, encoding="utf-8")
         good, said = verify.run(pathlib.Path(arguments.file), new, arguments.train)
     print(said)
     if good:

@@ -407,6 +407,7 @@ REFUSED = {
         ),
         "branches or loops",
     ),
+    "a name": (SMALL + "\n\ndef _fits():\n    return 1\n", "has the name _fits"),
     "not Python": ("class Model(", "not Python"),
 }
 

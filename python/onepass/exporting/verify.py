@@ -15,6 +15,12 @@ from onepass.optimizing import verify as rules
 _JUDGE = pathlib.Path(__file__).with_name("judge.py")
 
 
+def _without_onepass(path: str) -> str:
+    """A search path without the folders that have the package."""
+    folders = [folder for folder in path.split(os.pathsep) if folder]
+    return os.pathsep.join(folder for folder in folders if not (pathlib.Path(folder) / "onepass").exists())
+
+
 def run(original: pathlib.Path, exported: pathlib.Path, train: bool) -> tuple[bool, str]:
     """Builds the exported file and compares it with the original; what was found, for people."""
     with tempfile.TemporaryDirectory() as folder:
@@ -23,7 +29,7 @@ def run(original: pathlib.Path, exported: pathlib.Path, train: bool) -> tuple[bo
         shutil.copy(exported, place / "exported.py")
         shutil.copy(_JUDGE, place / "judge.py")
         shutil.copy(str(rules.__file__), place / "rules.py")
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        environment = {**os.environ, "PYTHONPATH": _without_onepass(os.environ.get("PYTHONPATH", ""))}
         command = [sys.executable, "judge.py", *(["--train"] if train else [])]
         process = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True)
     lines = process.stdout.strip().splitlines()

@@ -91,6 +91,7 @@ class Writer:
             *(text.replace("torch.ops.NAMESPACE.", f"torch.ops.{namespace}.") for text in self.functions),
             self._classes(forwards),
         ]
+        _check_names(self.request.text, "\n\n".join(piece for piece in pieces[2:] if piece))
         return "\n\n".join(piece.rstrip() for piece in pieces if piece) + "\n"
 
     # --- Blocks -------------------------------------------------------------------------------------
@@ -528,6 +529,19 @@ def _specialised(forwards: Sequence[tuple[Fused, str]]) -> dict[str, Any]:
 
 
 # --- Pieces of the file -----------------------------------------------------------------------------
+
+
+def _check_names(original: str, added: str) -> None:
+    """What is added must not define a name that the original has."""
+    taken = {node.id for node in ast.walk(ast.parse(original)) if isinstance(node, ast.Name)}
+    taken |= {getattr(node, "name", "") for node in ast.parse(original).body}
+    defined: set[str] = set()
+    for node in ast.parse(added).body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        defined |= {target.id for target in targets if isinstance(target, ast.Name)}
+        defined |= {node.name} if isinstance(node, (ast.FunctionDef, ast.ClassDef)) else set()
+    if both := sorted(taken & defined):
+        raise NotExported(f"has the name {both[0]}, which the exported file defines")
 
 
 def _string(name: str, text: str) -> str:

@@ -403,6 +403,12 @@ HWY_INLINE V normal_cdf(V x) {
   return hn::MulAdd(constant<V>(0.5), erf(hn::Mul(x, constant<V>(0.70710678118654752440))), constant<V>(0.5));
 }
 
+// Its derivative, e^(-x^2 / 2) / sqrt(2 pi).
+template <class V>
+HWY_INLINE V normal_density(V x) {
+  return hn::Mul(constant<V>(0.39894228040143267794), exp(hn::Mul(hn::Mul(x, x), constant<V>(-0.5))));
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace onepass
 HWY_AFTER_NAMESPACE();

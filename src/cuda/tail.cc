@@ -33,17 +33,6 @@ std::vector<const TensorSpec*> large_tensors(const Problem& problem, const TailP
   return specs;
 }
 
-std::vector<const TensorSpec*> large_gradients(const BackwardProblem& problem, const TailParts& parts) {
-  std::vector<const TensorSpec*> specs;
-  if (!parts.mean) specs.push_back(&problem.output_gradient);
-  if (problem.wants_input()) specs.push_back(&problem.input_gradient);
-  for (const int index : parts.tensor_parameters()) {
-    const auto i = static_cast<size_t>(index);
-    if (problem.wants_parameter(i)) specs.push_back(&problem.parameter_gradients[i]);
-  }
-  return specs;
-}
-
 bool has_f64(const Problem& problem) {
   const auto is_f64 = [](const TensorSpec& spec) { return spec.dtype == DType::f64; };
   return is_f64(problem.input) || is_f64(problem.output) ||
@@ -83,6 +72,17 @@ int64_t power_of_two_above(int64_t value) {
 }
 
 }  // namespace
+
+std::vector<const TensorSpec*> large_gradients(const BackwardProblem& problem, const TailParts& parts) {
+  std::vector<const TensorSpec*> specs;
+  if (!parts.mean) specs.push_back(&problem.output_gradient);
+  if (problem.wants_input()) specs.push_back(&problem.input_gradient);
+  for (const int index : parts.tensor_parameters()) {
+    const auto i = static_cast<size_t>(index);
+    if (problem.wants_parameter(i)) specs.push_back(&problem.parameter_gradients[i]);
+  }
+  return specs;
+}
 
 TailShape::TailShape(const Problem& problem) : TailShape(problem, {}) {}
 
@@ -145,6 +145,19 @@ Alignment::Alignment(const TailShape& shape, const Problem& problem, const Argum
   }
 }
 
+Alignment::Alignment(const TailShape& shape, const BackwardProblem& problem,
+                     const BackwardArguments& arguments)
+    : Alignment(shape, problem.forward.input, arguments.input) {
+  add(aligned_output_gradient, problem.output_gradient, arguments.output_gradient);
+  if (problem.wants_input()) add(aligned_input_gradient, problem.input_gradient, arguments.input_gradient);
+  for (const int i : shape.parts.tensor_parameters()) {
+    const auto index = static_cast<size_t>(i);
+    add_parameter(aligned_parameter, i, problem.forward.parameters[index], arguments.parameters[index]);
+    add_parameter(aligned_gradient, i, problem.parameter_gradients[index],
+                  arguments.parameter_gradients[index]);
+  }
+}
+
 void Alignment::add_parameter(int bit, int index, const TensorSpec& spec, const void* pointer) {
   constexpr int most = aligned_gradient - aligned_parameter;  // others count as not aligned
   if (index < most) {
@@ -178,6 +191,26 @@ void Alignment::add(int bit, const TensorSpec& spec, const void* pointer) {
   }
   if (aligned) bits_ |= uint64_t{1} << bit;
   all_ &= aligned;
+}
+
+double backward_bytes(const BackwardProblem& problem, const TailShape& shape) {
+  int64_t bytes = byte_size(problem.forward.input.dtype) + byte_size(problem.input_gradient.dtype);
+  if (!shape.parts.mean) bytes += byte_size(problem.output_gradient.dtype);
+  for (const int i : shape.parts.tensor_parameters()) {
+    const auto index = static_cast<size_t>(i);
+    bytes += byte_size(problem.forward.parameters[index].dtype);
+    if (problem.wants_parameter(index)) bytes += byte_size(problem.parameter_gradients[index].dtype);
+  }
+  return static_cast<double>(shape.elements().value()) * static_cast<double>(bytes);
+}
+
+void clear_gradients(const BackwardProblem& problem, const BackwardArguments& arguments, Stream stream) {
+  for (size_t i = 0; i < problem.parameter_gradients.size(); ++i) {
+    const auto bytes = static_cast<size_t>(problem.parameter_gradients[i].byte_span());
+    if (problem.wants_parameter(i) && bytes > 0) {
+      clear(arguments.parameter_gradients[i], bytes, stream, problem.forward.device);
+    }
+  }
 }
 
 StreamNumbers::StreamNumbers(const TailShape& shape, int64_t bytes_of_element, const Gpu& gpu)

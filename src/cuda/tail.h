@@ -42,6 +42,13 @@ struct TailShape {
 std::string tail_refusal(const Problem& problem);
 std::string tail_refusal(const BackwardProblem& problem);
 
+// The gradients of the input's size.
+std::vector<const TensorSpec*> large_gradients(const BackwardProblem& problem, const TailParts& parts);
+// What a backward pass moves that reads x and dy once and writes dx once.
+double backward_bytes(const BackwardProblem& problem, const TailShape& shape);
+// An empty batch has no gradient for its weights but zero.
+void clear_gradients(const BackwardProblem& problem, const BackwardArguments& arguments, Stream stream);
+
 // The eight-byte words of a kernel's parameter struct, in the order of its members.
 class Words {
  public:
@@ -79,6 +86,8 @@ class Alignment {
   Alignment(const TailShape& shape, const TensorSpec& input, const void* pointer);
   // Of a forward call: the input, the output and the tensors that stages read.
   Alignment(const TailShape& shape, const Problem& problem, const Arguments& arguments);
+  // Of a backward call: all tensors of the input's size.
+  Alignment(const TailShape& shape, const BackwardProblem& problem, const BackwardArguments& arguments);
   // A parameter of the input's size, or its gradient: `bit` is that of the first one.
   void add_parameter(int bit, int index, const TensorSpec& spec, const void* pointer);
   void add(int bit, const TensorSpec& spec, const void* pointer);

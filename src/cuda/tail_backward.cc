@@ -12,19 +12,16 @@ namespace {
 
 constexpr int64_t control_words = 4;  // of the whole launch, and of each unit
 
-std::vector<const TensorSpec*> gradients_of(const BackwardProblem& problem) {
-  std::vector<const TensorSpec*> specs;
+TailShape shape_of(const BackwardProblem& problem) {
   const TailParts parts(problem.forward.block, problem.forward.input.sizes);
-  if (!parts.mean) specs.push_back(&problem.output_gradient);
-  if (problem.wants_input()) specs.push_back(&problem.input_gradient);
-  return specs;
+  return {problem.forward, large_gradients(problem, parts)};
 }
 
 class TailBackward final : public BackwardKernel {
  public:
   explicit TailBackward(const BackwardProblem& problem)
       : problem_(problem),
-        shape_(problem.forward, gradients_of(problem)),
+        shape_(shape_of(problem)),
         work_(problem, shape_.parts),
         numbers_(shape_, bytes_read(problem, shape_), gpu_of(problem.forward.device)),
         function_(work_.nothing() ? std::nullopt
@@ -34,9 +31,10 @@ class TailBackward final : public BackwardKernel {
     blocks_ = clamp(tickets(), 1, function_->resident_clusters());
     const Number parts = shape_.rows() * numbers_.pieces;
     control_ = regions_.add(control_bytes());
-    parts_ = regions_.add(parts * work_.first_sums * 4);
+    const int moved = shape_.parts.norm != nullptr ? 1 : 0;  // sums of xhat
+    parts_ = regions_.add(parts * (work_.first_sums + moved) * 4);
     sums_ = regions_.add(parts * work_.second_sums * 4);
-    totals_ = regions_.add(shape_.rows() * (work_.first_sums + work_.second_sums) * 4);
+    totals_ = regions_.add(shape_.rows() * (work_.first_sums + work_.second_sums + moved) * 4);
     slab_sums_ = regions_.add(shape_.slabs() * 2 * 4);
   }
 
@@ -57,21 +55,10 @@ class TailBackward final : public BackwardKernel {
   void launch(const BackwardArguments& arguments, void* workspace, Stream stream) const override {
     if (work_.nothing()) return;
     if (shape_.elements() == 0) {
-      clear_gradients(arguments, stream);
+      clear_gradients(problem_, arguments, stream);
       return;
     }
-    const Problem& forward = problem_.forward;
-    Alignment alignment(shape_, forward.input, arguments.input);
-    alignment.add(aligned_output_gradient, problem_.output_gradient, arguments.output_gradient);
-    if (problem_.wants_input()) {
-      alignment.add(aligned_input_gradient, problem_.input_gradient, arguments.input_gradient);
-    }
-    for (const int i : shape_.parts.tensor_parameters()) {
-      const auto index = static_cast<size_t>(i);
-      alignment.add_parameter(aligned_parameter, i, forward.parameters[index], arguments.parameters[index]);
-      alignment.add_parameter(aligned_gradient, i, problem_.parameter_gradients[index],
-                              arguments.parameter_gradients[index]);
-    }
+    const Alignment alignment(shape_, problem_, arguments);
     Words words;
     words.add(arguments.input);
     words.add(arguments.output_gradient);
@@ -88,21 +75,11 @@ class TailBackward final : public BackwardKernel {
     words.add(numbers_.wave_units);
     words.add(arguments.parameters);
     words.add(arguments.parameter_gradients);
-    clear(at(workspace, control_), control_bytes(), stream, forward.device);
+    clear(at(workspace, control_), control_bytes(), stream, problem_.forward.device);
     words.launch(*function_, stream, blocks_);
   }
 
  private:
-  // An empty batch has no gradient for its weights but zero.
-  void clear_gradients(const BackwardArguments& arguments, Stream stream) const {
-    for (size_t i = 0; i < problem_.parameter_gradients.size(); ++i) {
-      const auto bytes = static_cast<size_t>(problem_.parameter_gradients[i].byte_span());
-      if (problem_.wants_parameter(i) && bytes > 0) {
-        clear(arguments.parameter_gradients[i], bytes, stream, problem_.forward.device);
-      }
-    }
-  }
-
   static int64_t bytes_read(const BackwardProblem& problem, const TailShape& shape) {
     return byte_size(problem.forward.input.dtype) +
            (shape.parts.mean ? 0 : byte_size(problem.output_gradient.dtype));
@@ -138,7 +115,7 @@ class TailBackward final : public BackwardKernel {
   }
 
   Launch launch_numbers() const {
-    const int sums = std::max(work_.first_sums, work_.second_sums);
+    const int sums = std::max(work_.first_sums + 1, work_.second_sums);
     return {maximum(1, tickets()), static_cast<uint32_t>(numbers_.threads), 1,
             static_cast<uint32_t>(numbers_.scratch_floats(sums) * 4)};
   }
@@ -154,13 +131,14 @@ class TailBackward final : public BackwardKernel {
 };
 
 double seconds(const BackwardProblem& problem, const PlanOptions&) {
-  const TailShape shape(problem.forward, gradients_of(problem));
+  const TailShape shape = shape_of(problem);
   const Gpu& gpu = gpu_of(problem.forward.device);
-  const auto elements = static_cast<double>(shape.elements());
-  const auto read =
-      static_cast<double>(byte_size(problem.forward.input.dtype) + byte_size(problem.output_gradient.dtype));
-  const auto written = static_cast<double>(byte_size(problem.input_gradient.dtype));
-  return 6e-6 + elements * (read * (shape.parts.norm ? 4.0 / 3 : 1.0) + written) / gpu.bytes_per_second;
+  // H200, times the floor: 1.66, 1.72, 1.69 for s60, s19 and s61 in f32 and 1.86, 1.87, 1.71 in bf16; s27,
+  // where arithmetic counts, 1.9 and 2.8. What pass 1 has read is in memory again when pass 2 comes for it.
+  const bool wide = byte_size(problem.forward.input.dtype) == 4;
+  double times = 1.1;
+  if (shape.parts.norm != nullptr) times = shape.parts.mean ? (wide ? 1.9 : 2.7) : (wide ? 1.7 : 1.8);
+  return 6e-6 + times * backward_bytes(problem, shape) / gpu.bytes_per_second;
 }
 
 }  // namespace

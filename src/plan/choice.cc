@@ -35,7 +35,7 @@ std::string explain_choice(const std::string& problem, const std::string& chosen
   std::ostringstream out;
   out << problem << "\n\n";
   for (const Candidate& candidate : candidates) {
-    out << (candidate.strategy == chosen ? "* " : "  ") << std::left << std::setw(20) << candidate.strategy;
+    out << (candidate.strategy == chosen ? "* " : "  ") << std::left << std::setw(24) << candidate.strategy;
     out << (candidate.reason.empty() ? milliseconds(candidate.seconds) + " predicted"
                                      : "no: " + candidate.reason)
         << '\n';

@@ -19,6 +19,7 @@ double where_positive(double t, double yes, double no) { return t > 0 ? yes : no
 double where_at_most(double t, double limit, double yes, double no) { return t <= limit ? yes : no; }
 double sigmoid(double x) { return 1 / (1 + exp(-x)); }
 double ramp(double x) { return minimum(maximum(x + 3, 0), 6) / 6; }
+double normal_density(double x) { return 0.39894228040143267794 * exp(-0.5 * x * x); }
 double normal_cdf(double x) { return 0.5 * (1 + std::erf(x * 0.70710678118654752440)); }
 
 }  // namespace

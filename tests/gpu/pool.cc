@@ -192,30 +192,43 @@ std::string forward_errors(const Problem& problem, const Check& check, const Gpu
   return forward_errors(problem, rows, check, stream);
 }
 
+namespace {
+
+std::string row_errors(const BackwardPlan& backward, const Check& check, const GpuStream& stream,
+                       GradientComparison* total) {
+  const BackwardProblem& problem = backward.problem();
+  for (const Distribution distribution : check.distributions) {
+    const BackwardOperands operands = random_backward_operands(problem, distribution, check.seed);
+    const ExpectedGradients expected = expected_gradients(
+        problem, operands.forward.input, operands.forward.parameters, operands.output_gradient);
+    for (const Placement placement : check.placements) {
+      const GradientComparison comparison =
+          compare(problem, expected, run(backward, operands, Place(stream, placement)));
+      if (total != nullptr) *total += comparison;
+      if (!comparison.errors.empty()) {
+        return described(backward.strategy(), problem.forward, distribution, placement, check.seed) +
+               (problem.text() == BackwardProblem(problem.forward).text() ? "" : "\n  " + problem.text()) +
+               "\n  " + comparison.errors;
+      }
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
 std::string backward_errors(const BackwardProblem& problem, const Check& check, const GpuStream& stream,
                             GradientComparison* total) {
   if (!accepts(problem)) return "no row takes " + problem.text();
   std::string errors;
-  try {
-    const BackwardPlan backward = plan_backward(problem);
-    for (const Distribution distribution : check.distributions) {
-      const BackwardOperands operands = random_backward_operands(problem, distribution, check.seed);
-      const ExpectedGradients expected = expected_gradients(
-          problem, operands.forward.input, operands.forward.parameters, operands.output_gradient);
-      for (const Placement placement : check.placements) {
-        const GradientComparison comparison =
-            compare(problem, expected, run(backward, operands, Place(stream, placement)));
-        if (total != nullptr) *total += comparison;
-        if (!comparison.errors.empty()) {
-          return described(backward.strategy(), problem.forward, distribution, placement, check.seed) +
-                 (problem.text() == BackwardProblem(problem.forward).text() ? "" : "\n  " + problem.text()) +
-                 "\n  " + comparison.errors;
-        }
-      }
+  for (const BackwardStrategy* row : backward_strategies(Device::Kind::cuda)) {
+    if (!row->refusal(problem).empty()) continue;
+    try {
+      errors += row_errors(plan_backward(problem, {std::string(row->name), ""}), check, stream, total);
+    } catch (const Error& error) {
+      rethrow_if_lost(problem.text() + ": " + error.what());
+      errors += "backward of " + problem.text() + ": " + error.what() + '\n';
     }
-  } catch (const Error& error) {
-    rethrow_if_lost(problem.text() + ": " + error.what());
-    errors += "backward of " + problem.text() + ": " + error.what() + '\n';
   }
   return errors;
 }

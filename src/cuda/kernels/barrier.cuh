@@ -71,6 +71,18 @@ __device__ __forceinline__ void send(float* own, float x, float y, uint64* barri
       "f"(x), "f"(y), "r"(remote)
       : "memory");
 }
+
+// The same of four floats and their sixteen bytes.
+__device__ __forceinline__ void send(float4* own, float4 v, uint64* barrier, uint32 block) {
+  uint32 address, remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(own)), "r"(block));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(barrier)), "r"(block));
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+          address),
+      "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(remote)
+      : "memory");
+}
 #endif
 
 }  // namespace barrier

@@ -64,6 +64,11 @@ __device__ __forceinline__ float normal_cdf(float x) {
   return x > 0.0f ? 1.0f - below : below;
 }
 
+// Its derivative, e^(-x^2 / 2) / sqrt(2 pi), as a power of two: within 1e-7.
+__device__ __forceinline__ float normal_density(float x) {
+  return exp2_fast(fmaf(x * x, -0.72134752044448170f, -1.3257480647361594f));
+}
+
 __device__ __forceinline__ float ramp(float x) { return __saturatef(fmaf(x, 1.0f / 6.0f, 0.5f)); }
 
 #define K(number) static_cast<float>(number)

@@ -1,10 +1,14 @@
 // The gradients of a tail in one launch and at most two passes, for both layouts.
 //
 // With h the norm's input, xhat = (h - mean) rstd, z its output and M elements in a slab:
-//   pass 1   x, dy -> dz; for each row the sums of dz, of dz xhat, and the gradients of what the after-chain
-//   reads between  for each slab the means over M of gamma dz and of gamma dz xhat, by the last block of a
-//   unit pass 2   dh = rstd (gamma dz - mean(gamma dz) - xhat mean(gamma dz xhat)), back through the
-//   before-chain to dx pass 3   row sums added over the batch: gradients of weights, in double and in order
+//   pass 1   x, dy -> dz; for each row the sums of dz, of dz xhat, the gradients of what the after-chain
+//            reads, and xhat
+//   between  for each slab the means over M of gamma dz and of gamma dz xhat, by the last block of a unit
+//   pass 2   dh = rstd (gamma dz - mean(gamma dz) - xhat mean(gamma dz xhat)), back through the
+//            before-chain to dx
+//   pass 3   row sums added over the batch: gradients of weights, in double and in order
+// The stored mean is rounded, and the mean of xhat says by how much: sums of dz xhat are moved by it. Where
+// the mean is a hundred deviations from zero, gradients of weights are twenty times as exact.
 // Without a norm everything is pass 2 and the whole chain the after-chain. Tickets and waves as in
 // tail_streamed.cuh.
 #pragma once
@@ -26,6 +30,9 @@ struct TailBackward {
   static constexpr int first_sums = Tail::has_norm ? norm_sums + after_sums : 0;
   static constexpr int second_sums = Tail::has_norm ? before_sums : after_sums;
   static constexpr int total_sums = first_sums + second_sums;
+  // The first pass has one more, of xhat, which stands last in the totals of a row.
+  static constexpr int first_parts = Tail::has_norm ? first_sums + 1 : 0;
+  static constexpr int row_totals = total_sums + (Tail::has_norm ? 1 : 0);
   static constexpr int groups = Tail::channels / Tail::group_channels;
 
   const Parameters& p;
@@ -71,7 +78,7 @@ struct TailBackward {
   struct Pass {
     const Parameters& p;
     float* scratch;
-    static constexpr int sum_count = second ? second_sums : first_sums;
+    static constexpr int sum_count = second ? second_sums : first_parts;
 
     template <int Rows>
     using Row = RowValues<Rows>;
@@ -151,6 +158,7 @@ struct TailBackward {
           sums.value[r][1] = fmaf(dz, xhat, sums.value[r][1]);
 #pragma unroll
           for (int i = 0; i < after_sums; ++i) sums.value[r][norm_sums + i] += channel_gradients[i];
+          sums.value[r][first_sums] += xhat;
           return 0.0f;
         } else {
           // rstd (gamma dz - sum - xhat product) in two instructions: the factors are the row's.
@@ -179,9 +187,9 @@ struct TailBackward {
     }
   };
 
-  // The sums of a unit's rows over their pieces, into `totals`.
-  template <int count, int offset>
-  __device__ __forceinline__ void finish_rows(int64 unit, const float* parts) const {
+  // The sums of a unit's rows over their pieces, into `totals`: `Place` says where each goes.
+  template <int count, class Place>
+  __device__ __forceinline__ void finish_rows(int64 unit, const float* parts, Place&& place) const {
     for (int r = threadIdx.x; r < Walk::rows_of_unit; r += Numbers::threads) {
       const int64 row_index = unit * Walk::rows_of_unit + r;
 #pragma unroll
@@ -190,7 +198,7 @@ struct TailBackward {
         for (int piece = 0; piece < Walk::pieces; ++piece) {
           total += load_shared_by_blocks(parts + (row_index * Walk::pieces + piece) * count + i);
         }
-        p.totals[row_index * total_sums + offset + i] = static_cast<float>(total);
+        p.totals[row_index * row_totals + place(i)] = static_cast<float>(total);
       }
     }
   }
@@ -202,23 +210,31 @@ struct TailBackward {
     __syncthreads();
     for (int s = threadIdx.x / team; s < Walk::slabs_of_unit; s += Numbers::threads / team) {
       const int64 slab = unit * Walk::slabs_of_unit + s;
-      float sum[2] = {0.0f, 0.0f};
+      float sum[3] = {0.0f, 0.0f, 0.0f};
       for (int c = lane; c < Tail::group_channels; c += team) {
         const int64 row_index = slab * Tail::group_channels + c;
         const float gamma = Tail::weight(p, static_cast<int>(row_index % Tail::channels));
-        const float* totals = p.totals + row_index * total_sums;
+        const float* totals = p.totals + row_index * row_totals;
         sum[0] = fmaf(gamma, load_shared_by_blocks(totals), sum[0]);
         sum[1] = fmaf(gamma, load_shared_by_blocks(totals + 1), sum[1]);
+        sum[2] += load_shared_by_blocks(totals + total_sums);
       }
       if constexpr (team == 32) {
-        sum[0] = lanes_sum<32>(sum[0]);
-        sum[1] = lanes_sum<32>(sum[1]);
+#pragma unroll
+        for (float& value : sum) value = lanes_sum<32>(value);
       } else {
         block_sum<Numbers::threads>(sum, scratch);
       }
+      const float shift = sum[2] * per_element;
+      const float mean = sum[0] * per_element;
+      const float product = fmaf(-shift, mean, sum[1] * per_element);
       if (lane == 0) {
-        p.slab_sums[2 * slab] = sum[0] * per_element;
-        p.slab_sums[2 * slab + 1] = sum[1] * per_element;
+        p.slab_sums[2 * slab] = fmaf(-shift, product, mean);
+        p.slab_sums[2 * slab + 1] = product;
+      }
+      for (int c = lane; c < Tail::group_channels; c += team) {
+        float* totals = p.totals + (slab * Tail::group_channels + c) * row_totals;
+        totals[1] = fmaf(-shift, load_shared_by_blocks(totals), load_shared_by_blocks(totals + 1));
       }
     }
   }
@@ -227,7 +243,7 @@ struct TailBackward {
   __device__ __forceinline__ void reduce(int item) const {
     const int64 c = static_cast<int64>(item) * Numbers::threads + threadIdx.x;
     const auto total = [&](int64 n, int i) {
-      return load_shared_by_blocks(p.totals + (n * Tail::channels + c) * total_sums + i);
+      return load_shared_by_blocks(p.totals + (n * Tail::channels + c) * row_totals + i);
     };
     // One value per channel, or per sample and channel.
     const auto channel_sum = [&](int i) {
@@ -244,7 +260,7 @@ struct TailBackward {
     Tail::for_each_single([&](int i, auto store) {
       double own = 0.0;
       for (int64 row = threadIdx.x; row < p.batch * Tail::channels; row += Numbers::threads) {
-        own += load_shared_by_blocks(p.totals + row * total_sums + i);
+        own += load_shared_by_blocks(p.totals + row * row_totals + i);
       }
       __shared__ double all[Numbers::threads];
       __syncthreads();
@@ -273,7 +289,7 @@ struct TailBackward {
     Pass<false> pass{p, scratch};
     Walk::run(p, unit, tile, pass);
     if (arrives_last(counters, tiles)) {
-      finish_rows<first_sums, 0>(unit, p.parts);
+      finish_rows<first_parts>(unit, p.parts, [](int i) { return i < first_sums ? i : total_sums; });
       finish_slabs(unit);
       publish(counters + 2, 1u);
       if constexpr (second_sums == 0) arrive_finished();
@@ -289,7 +305,7 @@ struct TailBackward {
     Walk::run(p, unit, tile, pass);
     if constexpr (second_sums > 0) {
       if (arrives_last(counters + 1, tiles)) {
-        finish_rows<second_sums, first_sums>(unit, p.sums);
+        finish_rows<second_sums>(unit, p.sums, [](int i) { return first_sums + i; });
         arrive_finished();
       }
     }

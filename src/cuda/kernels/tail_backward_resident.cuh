@@ -1,0 +1,598 @@
+// The gradients of a tail whose slab stays on the chip: x and dy are read once, dx is written once.
+//
+// With h the norm's input, d = h - mean, xhat = d rstd and z the norm's output:
+//   first    x, dy -> dz, and for each row the sums of dz, dz d, d and of what the after-chain reads
+//   between  for each slab the means over M of gamma dz and of gamma dz xhat, by the warps of a cluster
+//   second   dh = rstd (gamma dz - mean(gamma dz) - xhat mean(gamma dz xhat)), back to dx
+// Clusters stay and take slab after slab, group by group. A row is cut into `pieces`, each a warp's: that
+// warp has the piece in every slab. x waits in the warp's part of shared memory, where bulk copies put it, dy
+// (then dz, where it is f32) in registers. As the second part is done with a chunk, the chunk of the next
+// slab is sent for, and `lag` chunks later the first part begins with that: loads, arithmetic and stores of
+// neighbouring slabs run together, and only the sums of a slab are waited for. Warps send theirs to all
+// blocks of the cluster themselves; no barrier of a block is in the loop.
+// Shared memory is left over where it can be: loads of dy pass through what the first-level cache has of it.
+#pragma once
+
+#include "barrier.cuh"
+#include "tail.cuh"
+
+namespace onepass {
+
+template <class Tail, class Numbers>
+struct TailBackwardResident {
+  using Parameters = TailBackwardParameters<Tail::parameters>;
+  using Before = typename Tail::Before;
+  using After = typename Tail::After;
+  using Input = typename Tail::Input;
+  using OutputGradient = typename Tail::OutputGradient;
+
+  static constexpr int width = Numbers::width;
+  static constexpr int threads = Numbers::threads;
+  static constexpr int vectors = Numbers::vectors;
+  static constexpr int blocks = Numbers::blocks;
+  static constexpr int pieces = Numbers::pieces;
+  static constexpr int chunk = Numbers::chunk;
+  static constexpr int lag = Numbers::lag;
+  static constexpr int chunks = (vectors + chunk - 1) / chunk;
+  static_assert(lag <= chunks);
+  static constexpr int warps = threads / 32;
+  static constexpr int all_warps = blocks * warps;
+  static constexpr int warp_vectors = 32 * vectors;
+  static constexpr int vector_bytes = width * Input::bytes;
+  static constexpr int chunk_bytes = chunk * 32 * vector_bytes;
+  static constexpr int spatial = static_cast<int>(Tail::spatial);
+  static constexpr int rows = Tail::group_channels;
+  static constexpr int groups = Tail::channels / rows;
+  static_assert(rows * pieces <= all_warps);
+
+  // Of a row: dz, dz xhat, the after-chain's, the before-chain's.
+  static constexpr int after_sums = Tail::after_sums;
+  static constexpr int before_sums = Tail::before_sums;
+  static constexpr int total_sums = 2 + after_sums + before_sums;
+
+  // Where the block ends in a mean, dy is a value of the row and nothing is held.
+  static constexpr bool holds = !Tail::has_mean;
+  // dz takes the place of dy where it has its width. Else it is computed again.
+  static constexpr bool holds_dz = holds && OutputGradient::bytes == 4;
+  using Held = Packed<OutputGradient, width>[holds ? vectors : 1];
+
+  struct Shared {
+    alignas(128) unsigned char stage[warps][warp_vectors * vector_bytes];
+    float4 exchange[2][all_warps];  // sums of the cluster's warps, by parity of the round
+    uint64 arrived[warps][chunks];
+    uint64 received[2];
+    double sums[warps][total_sums];  // of the warp's row, over the samples so far
+  };
+
+  const Parameters& p;
+  Shared& shared;
+
+  // A slab on a cluster's way, group by group, so that a warp's row stays the same channel for many samples.
+  struct Slab {
+    int n, group;
+    int left;  // slabs from here to the end of the way
+
+    __device__ __forceinline__ void step(int batch) {
+      --left;
+      if (++n == batch) {
+        n = 0;
+        ++group;
+      }
+    }
+  };
+
+  // The warp's part of a slab.
+  struct Part {
+    int64 index;  // of the lane's first vector
+    int left;     // vectors of the piece from there on, in steps of 32
+    int64 edge;   // the lane's element outside of vectors, -1 where it has none
+
+    template <bool plain>
+    __device__ __forceinline__ bool has(int i) const {
+      return plain || i * 32 < left;
+    }
+  };
+
+  // What a slab's row brings.
+  struct Row {
+    float before[Before::channel_operands > 0 ? Before::channel_operands : 1];
+    float after[After::channel_operands > 0 ? After::channel_operands : 1];
+    float gamma, beta, mean, rstd;
+    float dy;  // where the block ends in a mean
+  };
+
+  // dh = scale dz + slope d + offset
+  struct Affine {
+    float scale, slope, offset;
+  };
+
+  struct Sums {
+    float dz = 0.0f, product = 0.0f, distance = 0.0f;
+    float after[after_sums > 0 ? after_sums : 1] = {};
+  };
+
+  __device__ __forceinline__ int warp() const { return threadIdx.x / 32; }
+  __device__ __forceinline__ int lane() const { return threadIdx.x % 32; }
+  __device__ __forceinline__ int place() const {
+    return static_cast<int>(blockIdx.x % blocks) * warps + warp();
+  }
+  __device__ __forceinline__ bool idle() const { return place() >= rows * pieces; }
+  __device__ __forceinline__ int own_row() const { return idle() ? 0 : place() / pieces; }
+  __device__ __forceinline__ int piece() const { return place() % pieces; }
+
+  __device__ __forceinline__ int64 first_element(const Slab& slab) const {
+    return (static_cast<int64>(slab.n) * Tail::channels + slab.group * rows + own_row()) * spatial;
+  }
+
+  static __device__ __forceinline__ int head_of(int64 position) {
+    const int head = static_cast<int>(-position & (width - 1));
+    return head < spatial ? head : spatial;
+  }
+
+  template <bool plain>
+  __device__ __forceinline__ Part part_of(const Slab& slab) const {
+    Part part;
+    const int64 begin = first_element(slab);
+    const int head = head_of(begin + p.phase);
+    const int first = piece() * warp_vectors + lane();
+    part.index = begin + head + static_cast<int64>(first) * width;
+    part.left = 0;
+    part.edge = -1;
+    if constexpr (!plain) {
+      const int count = (spatial - head) / width;
+      part.left = idle() ? 0 : count - first;
+      const int edges = spatial - count * width;
+      if (!idle() && piece() == pieces - 1 && lane() < edges) {
+        part.edge = begin + (lane() < head ? lane() : lane() + count * width);
+      }
+    }
+    return part;
+  }
+
+  __device__ __forceinline__ Row row_values(const Slab& slab) const {
+    Row row;
+    const int64 n = slab.n;
+    const int64 c = slab.group * rows + own_row();
+    Before::load_channel(p, n, c, row.before);
+    After::load_channel(p, n, c, row.after);
+    row.gamma = Tail::weight(p, c);
+    row.beta = Tail::bias(p, c);
+    row.mean = p.statistics[2 * (n * groups + slab.group)];
+    row.rstd = p.statistics[2 * (n * groups + slab.group) + 1];
+    if constexpr (Tail::has_mean) {
+      constexpr float per_element = 1.0f / static_cast<float>(Tail::spatial);
+      row.dy = load_one<OutputGradient>(
+                   p.output_gradient, n * Tail::gradient_sample_stride + c * Tail::gradient_channel_stride) *
+               per_element;
+    }
+    return row;
+  }
+
+  // Sends for a chunk of x; by one lane.
+  template <bool plain>
+  __device__ __forceinline__ void ask(const Part& part, int c) const {
+#if __CUDA_ARCH__ >= 900
+    if (lane() != 0) return;
+    constexpr int last = vectors - (chunks - 1) * chunk;
+    const int most = (c == chunks - 1 ? last : chunk) * 32;
+    const int left = part.left - c * chunk * 32;
+    const int own = plain ? most : left < 0 ? 0 : left < most ? left : most;
+    const auto bytes = static_cast<uint32>(own * vector_bytes);
+    uint64* arrived = &shared.arrived[warp()][c];
+    barrier::expect(arrived, bytes);  // nothing to come is waited for all the same
+    if (plain || own > 0) {
+      const char* from =
+          static_cast<const char*>(p.input) + (part.index + c * chunk * 32 * width) * Input::bytes;
+      barrier::copy(shared.stage[warp()] + c * chunk_bytes, from, bytes, arrived);
+    }
+#endif
+  }
+
+  template <bool plain, class F>
+  static __device__ __forceinline__ void for_each_vector(const Part& part, int c, F&& f) {
+#pragma unroll
+    for (int i = 0; i < vectors; ++i) {
+      if (i >= c * chunk && i < (c + 1) * chunk && part.template has<plain>(i)) f(i, i - c * chunk);
+    }
+  }
+
+  template <bool plain>
+  __device__ __forceinline__ void load_gradient(const Part& part, int c, Held& held) const {
+    if constexpr (holds) {
+      for_each_vector<plain>(part, c, [&](int i, int) {
+        held[i].template load<true>(p.output_gradient, part.index + i * 32 * width,
+                                    plain || p.is_aligned(aligned_output_gradient));
+      });
+    }
+  }
+
+  // dz of an element of distance d, and what the after-chain's operands get.
+  template <class Tensors, class Gradients>
+  static __device__ __forceinline__ float normed_gradient(const Row& row, float d, const Tensors& tensors,
+                                                          int k, float dy, float* channel_gradients,
+                                                          Gradients& gradients) {
+    const float z = fmaf(d, row.rstd * row.gamma, row.beta);
+    return After::gradient(z, row.after, tensors, k, dy, channel_gradients, gradients);
+  }
+
+  static __device__ __forceinline__ void add(Sums& sums, float dz, float d, const float* channel_gradients) {
+    sums.dz += dz;
+    sums.product = fmaf(dz, d, sums.product);
+    sums.distance += d;
+#pragma unroll
+    for (int s = 0; s < after_sums; ++s) sums.after[s] += channel_gradients[s];
+  }
+
+  // The first part, of one chunk.
+  template <bool plain>
+  __device__ __forceinline__ void first(const Part& part, int c, const Row& row, int round, Held& held,
+                                        Sums& sums) const {
+#if __CUDA_ARCH__ >= 900
+    barrier::wait(&shared.arrived[warp()][c], round & 1);
+#endif
+    const unsigned char* stage = shared.stage[warp()] + c * chunk_bytes + lane() * vector_bytes;
+    for_each_vector<plain>(part, c, [&](int i, int of_chunk) {
+      const int64 index = part.index + i * 32 * width;
+      Packed<Input, width> packed;
+      packed.load_shared(stage + of_chunk * 32 * vector_bytes);
+      float x[width];
+      packed.unpack(x);
+      typename Before::template Tensors<width> before;
+      before.load(p, index);
+      typename After::template Tensors<width> after;
+      after.load(p, index);
+      typename After::template TensorGradients<width> gradients;
+      float channel_gradients[After::channel_operands > 0 ? After::channel_operands : 1];
+#pragma unroll
+      for (int k = 0; k < width; ++k) {
+        const float d = Before::value(x[k], row.before, before, k) - row.mean;
+        if constexpr (Tail::mean_follows_norm) {
+          sums.distance += d;
+        } else {
+          const float dy = holds ? held[holds ? i : 0].at(k) : row.dy;
+          const float dz = normed_gradient(row, d, after, k, dy, channel_gradients, gradients);
+          add(sums, dz, d, channel_gradients);
+          if constexpr (holds_dz) held[i].word[k] = __float_as_uint(dz);
+        }
+      }
+      gradients.store(p, index);
+    });
+  }
+
+  // The second part, of one chunk.
+  template <bool plain>
+  __device__ __forceinline__ void second(const Part& part, int c, const Row& row, const Affine& affine,
+                                         const Held& held, float* before_totals) const {
+    const unsigned char* stage = shared.stage[warp()] + c * chunk_bytes + lane() * vector_bytes;
+    for_each_vector<plain>(part, c, [&](int i, int of_chunk) {
+      const int64 index = part.index + i * 32 * width;
+      Packed<Input, width> packed;
+      packed.load_shared(stage + of_chunk * 32 * vector_bytes);
+      float value[width];
+      packed.unpack(value);
+      typename Before::template Tensors<width> before;
+      before.load(p, index);
+      typename After::template Tensors<width> after;
+      if constexpr (!holds_dz) after.load(p, index);
+      typename Before::template TensorGradients<width> gradients;
+#pragma unroll
+      for (int k = 0; k < width; ++k) {
+        const float given = holds ? held[holds ? i : 0].at(k) : row.dy;
+        value[k] = element<width>(row, affine, value[k], given, before, after, k, gradients, before_totals);
+      }
+      Packed<typename Tail::InputGradient, width> dx;
+      dx.pack(value);
+      dx.store(p.input_gradient, index, plain || p.is_aligned(aligned_input_gradient));
+      gradients.store(p, index);
+    });
+  }
+
+  // dx of an element; `given` is dz where it is held, else dy.
+  template <int Width>
+  static __device__ __forceinline__ float element(const Row& row, const Affine& affine, float x, float given,
+                                                  const typename Before::template Tensors<Width>& before,
+                                                  const typename After::template Tensors<Width>& after, int k,
+                                                  typename Before::template TensorGradients<Width>& gradients,
+                                                  float* before_totals) {
+    const float d = Before::value(x, row.before, before, k) - row.mean;
+    float dh;
+    if constexpr (Tail::mean_follows_norm) {
+      dh = fmaf(d, affine.slope, fmaf(affine.scale, row.dy, affine.offset));
+    } else {
+      float dz = given;
+      if constexpr (!holds_dz) {
+        float unused[After::channel_operands > 0 ? After::channel_operands : 1];
+        typename After::template TensorGradients<Width> ignored;
+        dz = normed_gradient(row, d, after, k, given, unused, ignored);
+      }
+      dh = fmaf(affine.scale, dz, fmaf(d, affine.slope, affine.offset));
+    }
+    float channel_gradients[Before::channel_operands > 0 ? Before::channel_operands : 1];
+    const float dx = Before::gradient(x, row.before, before, k, dh, channel_gradients, gradients);
+#pragma unroll
+    for (int s = 0; s < before_sums; ++s) before_totals[s] += channel_gradients[s];
+    return dx;
+  }
+
+  // The element beside the vectors that a lane may have.
+  struct Edge {
+    float x = 0.0f, given = 0.0f;  // dy, then dz where it is held
+  };
+
+  __device__ __forceinline__ void load_edge(const Part& part, const Row& row, Edge& edge) const {
+    if (part.edge < 0) return;
+    edge.x = load_one<Input>(p.input, part.edge);
+    edge.given = holds ? load_one<OutputGradient>(p.output_gradient, part.edge) : row.dy;
+  }
+
+  __device__ __forceinline__ void first_edge(const Part& part, const Row& row, Edge& edge, Sums& sums) const {
+    if (part.edge < 0) return;
+    typename Before::template Tensors<1> before;
+    before.load(p, part.edge);
+    typename After::template Tensors<1> after;
+    after.load(p, part.edge);
+    typename After::template TensorGradients<1> gradients;
+    float channel_gradients[After::channel_operands > 0 ? After::channel_operands : 1];
+    const float d = Before::value(edge.x, row.before, before, 0) - row.mean;
+    if constexpr (Tail::mean_follows_norm) {
+      sums.distance += d;
+    } else {
+      const float dz = normed_gradient(row, d, after, 0, edge.given, channel_gradients, gradients);
+      add(sums, dz, d, channel_gradients);
+      if constexpr (holds_dz) edge.given = dz;
+      gradients.store(p, part.edge);
+    }
+  }
+
+  __device__ __forceinline__ void second_edge(const Part& part, const Row& row, const Affine& affine,
+                                              const Edge& edge, float* before_totals) const {
+    if (part.edge < 0) return;
+    typename Before::template Tensors<1> before;
+    before.load(p, part.edge);
+    typename After::template Tensors<1> after;
+    if constexpr (!holds_dz) after.load(p, part.edge);
+    typename Before::template TensorGradients<1> gradients;
+    const float dx = element<1>(row, affine, edge.x, edge.given, before, after, 0, gradients, before_totals);
+    store_one<typename Tail::InputGradient>(p.input_gradient, part.edge, dx);
+    gradients.store(p, part.edge);
+  }
+
+  // The warp's sums of a slab, in every lane: dz, then dz xhat, as far as `mean` was right.
+  __device__ __forceinline__ void merge_lanes(const Row& row, Sums& sums) const {
+    sums.distance = lanes_sum<32>(sums.distance) * row.rstd;
+    if constexpr (Tail::mean_follows_norm) {
+      // dz is the row's: only as many are in the sum as the piece has elements.
+      sums.dz = row.dy * piece_elements();
+      sums.product = row.dy * sums.distance;
+    } else {
+      sums.dz = lanes_sum<32>(sums.dz);
+      sums.product = lanes_sum<32>(sums.product) * row.rstd;
+    }
+#pragma unroll
+    for (int s = 0; s < after_sums; ++s) sums.after[s] = lanes_sum<32>(sums.after[s]);
+  }
+
+  // All pieces of a row count the same elements together whatever its head is.
+  __device__ __forceinline__ float piece_elements() const {
+    if (idle()) return 0.0f;
+    const int begin = piece() * warp_vectors * width;
+    return static_cast<float>(piece() == pieces - 1 ? spatial - begin : warp_vectors * width);
+  }
+
+  __device__ __forceinline__ void send(const Row& row, const Sums& sums, int round) const {
+#if __CUDA_ARCH__ >= 900
+    float4* own = &shared.exchange[round & 1][place()];
+    uint64* received = &shared.received[round & 1];
+    const float4 sent =
+        idle() ? float4{} : float4{row.gamma * sums.dz, row.gamma * sums.product, sums.distance, 0.0f};
+    if constexpr (blocks > 1) {
+      if (threadIdx.x == 0) barrier::expect(received, all_warps * 16);
+      if (lane() < blocks) barrier::send(own, sent, received, lane());
+    } else if (lane() == 0) {  // where no cluster was launched, st.async is no legal instruction
+      *own = sent;
+      barrier::arrive(received);
+    }
+#endif
+  }
+
+  // The slab's means from what all warps have sent. The stored mean is rounded: by how much is the mean of
+  // xhat, `shift`, and products are moved by it. Where the mean is a hundred deviations from zero, gradients
+  // of weights are twenty times as exact.
+  __device__ __forceinline__ Affine receive(const Row& row, int round, float& shift) const {
+    const int parity = round & 1;
+#if __CUDA_ARCH__ >= 900
+    barrier::wait(&shared.received[parity], round / 2 & 1);
+#endif
+    float sum = 0.0f, product = 0.0f, distance = 0.0f;
+#pragma unroll
+    for (int i = 0; i < (all_warps + 31) / 32; ++i) {
+      if (all_warps % 32 == 0 || i * 32 + lane() < all_warps) {
+        const float4 v = shared.exchange[parity][i * 32 + lane()];
+        sum += v.x;
+        product += v.y;
+        distance += v.z;
+      }
+    }
+    constexpr float per_element = 1.0f / static_cast<float>(static_cast<int64>(rows) * spatial);
+    sum = lanes_sum<32>(sum) * per_element;
+    product = lanes_sum<32>(product) * per_element;
+    shift = lanes_sum<32>(distance) * per_element;
+    product = fmaf(-shift, sum, product);
+    Affine affine;
+    affine.scale = row.rstd * row.gamma;
+    affine.slope = -row.rstd * row.rstd * product;
+    affine.offset = row.rstd * fmaf(shift, product, -sum);
+    return affine;
+  }
+
+  __device__ __forceinline__ int64 first_slab(int64 cluster, int64 clusters) const {
+    return cluster * (p.batch * groups) / clusters;
+  }
+
+  // Where a cluster's sums of a group lie.
+  __device__ __forceinline__ double* sums_of(int64 cluster, int64 clusters, int64 group, int place) const {
+    const int64 segment = group - first_slab(cluster, clusters) / p.batch;
+    return reinterpret_cast<double*>(p.parts) +
+           ((cluster * p.wave_units + segment) * all_warps + place) * total_sums;
+  }
+
+  template <bool plain>
+  __device__ __forceinline__ void run_slabs(Slab slab) const {
+    Held held;
+    Edge edge;
+    Sums sums;
+    Part part = part_of<plain>(slab);
+#pragma unroll
+    for (int c = 0; c < chunks; ++c) ask<plain>(part, c);
+    Row row = row_values(slab);
+#pragma unroll
+    for (int c = 0; c < chunks; ++c) load_gradient<plain>(part, c, held);
+    if constexpr (!plain) {
+      load_edge(part, row, edge);
+      first_edge(part, row, edge, sums);
+    }
+#pragma unroll
+    for (int c = 0; c < chunks; ++c) first<plain>(part, c, row, 0, held, sums);
+    merge_lanes(row, sums);
+    send(row, sums, 0);
+
+#pragma unroll 1
+    for (int round = 0;; ++round) {
+      const bool more = slab.left > 1;
+      Slab next = slab;
+      if (more) next.step(static_cast<int>(p.batch));
+      const Part next_part = part_of<plain>(next);
+      const Row next_row = row_values(next);
+      float shift;
+      const Affine affine = receive(row, round, shift);
+      double* totals = shared.sums[warp()];
+      if (Tail::wants_sums && lane() == 0) {
+        totals[0] += static_cast<double>(sums.dz);
+        totals[1] += static_cast<double>(fmaf(-shift, sums.dz, sums.product));
+#pragma unroll
+        for (int s = 0; s < after_sums; ++s) totals[2 + s] += static_cast<double>(sums.after[s]);
+      }
+      sums = Sums();
+      float before_totals[before_sums > 0 ? before_sums : 1] = {};
+      if constexpr (!plain) {
+        second_edge(part, row, affine, edge, before_totals);
+        if (more) load_edge(next_part, next_row, edge);
+      }
+#pragma unroll
+      for (int c = 0; c < chunks; ++c) {
+        second<plain>(part, c, row, affine, held, before_totals);
+        if (more) {
+          load_gradient<plain>(next_part, c, held);
+#if __CUDA_ARCH__ >= 900
+          barrier::release_to_copies();
+#endif
+          __syncwarp();
+          ask<plain>(next_part, c);
+          if (c >= lag) first<plain>(next_part, c - lag, next_row, round + 1, held, sums);
+        }
+      }
+      if (before_sums > 0) {
+#pragma unroll
+        for (int s = 0; s < before_sums; ++s) {
+          const float total = lanes_sum<32>(before_totals[s]);
+          if (lane() == 0) totals[2 + after_sums + s] += static_cast<double>(total);
+        }
+      }
+      if (Tail::wants_sums && (!more || next.group != slab.group)) leave_sums(slab.group);
+      if (!more) break;
+#pragma unroll
+      for (int c = chunks - lag; c < chunks; ++c) {
+        first<plain>(next_part, c, next_row, round + 1, held, sums);
+      }
+      if constexpr (!plain) first_edge(next_part, next_row, edge, sums);
+      slab = next;
+      part = next_part;
+      row = next_row;
+      merge_lanes(row, sums);
+      send(row, sums, round + 1);
+    }
+  }
+
+  // The warp's sums over the samples of a group it has seen go to memory; the next group's begin.
+  __device__ __forceinline__ void leave_sums(int group) const {
+    __syncwarp();
+    double* to = sums_of(blockIdx.x / blocks, gridDim.x / blocks, group, place());
+    for (int s = lane(); s < total_sums; s += 32) {
+      to[s] = shared.sums[warp()][s];
+      shared.sums[warp()][s] = 0.0;
+    }
+    __syncwarp();
+  }
+
+  // Gradients of weights from what all clusters left, by the last block: a warp a channel, always in the same
+  // order.
+  __device__ __forceinline__ void reduce() const {
+    const int64 clusters = gridDim.x / blocks;
+    for (int64 c = warp(); c < Tail::channels; c += warps) {
+      const int64 group = c / rows;
+      const int first_place = static_cast<int>(c % rows) * pieces;
+      double total[total_sums] = {};
+      for (int64 cluster = 0; cluster < clusters; ++cluster) {
+        const int64 begin = first_slab(cluster, clusters);
+        const int64 end = first_slab(cluster + 1, clusters);
+        if (end <= group * p.batch || begin >= (group + 1) * p.batch) continue;
+        for (int i = lane(); i < pieces; i += 32) {
+          const double* from = sums_of(cluster, clusters, group, first_place + i);
+#pragma unroll
+          for (int s = 0; s < total_sums; ++s) total[s] += __ldcg(from + s);
+        }
+      }
+#pragma unroll
+      for (int s = 0; s < total_sums; ++s) {
+#pragma unroll
+        for (int offset = 16; offset > 0; offset /= 2) {
+          total[s] += __shfl_xor_sync(0xffffffffu, total[s], offset);
+        }
+      }
+      if (lane() == 0) {
+        const auto channel_sum = [&](int i) { return static_cast<float>(total[i]); };
+        const auto of_sample = [](int64, int) { return 0.0f; };  // such gradients are refused
+        Tail::store_channel_gradients(p, c, channel_sum, of_sample);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void run() const {
+    const int64 clusters = gridDim.x / blocks;
+    const int64 cluster = blockIdx.x / blocks;
+    for (int s = lane(); s < total_sums; s += 32) shared.sums[warp()][s] = 0.0;
+#if __CUDA_ARCH__ >= 900
+    if (lane() == 0) {
+      for (int c = 0; c < chunks; ++c) barrier::initialise(&shared.arrived[warp()][c]);
+    }
+    if (threadIdx.x == 0) {
+      constexpr int arrivals = blocks > 1 ? 1 : warps;
+      barrier::initialise(&shared.received[0], arrivals);
+      barrier::initialise(&shared.received[1], arrivals);
+    }
+    if constexpr (blocks > 1) {
+      barrier::cluster_sync();  // no sums go to a block that has not started
+    } else {
+      __syncthreads();
+    }
+#endif
+    // All pieces of a row but the last have all of their vectors in every slab.
+    const bool plain = !idle() && piece() < pieces - 1 && p.is_aligned(aligned_all);
+    const int64 begin = first_slab(cluster, clusters);
+    const Slab slab{static_cast<int>(begin % p.batch), static_cast<int>(begin / p.batch),
+                    static_cast<int>(first_slab(cluster + 1, clusters) - begin)};
+    if (plain) {
+      run_slabs<true>(slab);
+    } else {
+      run_slabs<false>(slab);
+    }
+#if __CUDA_ARCH__ >= 900
+    if constexpr (blocks > 1) barrier::cluster_sync();  // none leaves while others may write to it
+#endif
+    if constexpr (Tail::wants_sums) {
+      if (arrives_last(p.control, gridDim.x)) reduce();
+    }
+  }
+};
+
+}  // namespace onepass

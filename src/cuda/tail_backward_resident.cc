@@ -1,0 +1,240 @@
+// The row "tail_backward_resident": gradients of a tail whose slab, x and dy, stays on the chip.
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <sstream>
+
+#include "cuda/kernels/aligned.cuh"
+#include "cuda/tail.h"
+
+namespace onepass {
+namespace cuda {
+namespace {
+
+// How a slab is spread over the warps of a cluster.
+struct Numbers {
+  int threads = 0;
+  int vectors = 0;     // of a thread
+  int blocks = 1;      // in a cluster
+  int64_t pieces = 1;  // of a row, each a warp's
+  int chunk = 1;       // vectors of a thread that arrive together
+  int lag = 1;         // chunks between sending for one and its arithmetic
+
+  int64_t shared_bytes(const TailShape& shape, int64_t input_bytes, int sums) const {
+    const int64_t warps = threads / 32;
+    const int64_t stage = int64_t{vectors} * threads * shape.width * input_bytes;
+    return (stage + divide_up(vectors, chunk) * warps * 8 + blocks * warps * 32 + 16 + warps * sums * 8 +
+            127) /
+           128 * 128;
+  }
+};
+
+// A thread has at most this many elements: dy of them is in its registers, and the body is unrolled over
+// them, so that it grows beyond what the instruction cache holds. 128 elements of bf16 took 1.5 times as long
+// as 64.
+constexpr int64_t held_values = 80;
+constexpr int64_t most_values = 96;  // where dy is a value of the row
+constexpr int threads_of_multiprocessor = 512;
+constexpr int control_bytes = 4;  // how many blocks have finished
+
+// Vectors lie within rows, which may begin anywhere.
+TailShape shape_of(const BackwardProblem& problem) {
+  const TailParts parts(problem.forward.block, problem.forward.input.sizes);
+  TailShape shape(problem.forward, large_gradients(problem, parts));
+  shape.width = shape.slab_width;
+  return shape;
+}
+
+int sums_of(const BackwardProblem& problem, const TailShape& shape) {
+  const BackwardWork work(problem, shape.parts);
+  return work.first_sums + work.second_sums;
+}
+
+// How many chunks a thread's elements are cut into: fewer spill less, more begin earlier. H200, times the
+// floor with 2, 3 and 4: s60 (64 elements) 1.32, 1.27, 1.24; s19 (68) 1.30, -, 1.59; s61
+// (80) 1.41, 1.30, 1.50.
+int chunks_of(int64_t elements) { return elements <= 64 ? 4 : elements <= 72 ? 2 : 3; }
+
+std::optional<Numbers> find_numbers(const BackwardProblem& problem, const TailShape& shape) {
+  const Gpu& gpu = gpu_of(problem.forward.device);
+  const int64_t input_bytes = byte_size(problem.forward.input.dtype);
+  const int64_t vectors = shape.spatial / shape.width;
+  const int64_t most = (shape.parts.mean ? most_values : held_values) / shape.width;
+  for (int blocks = 1; blocks <= gpu.largest_cluster(); blocks *= 2) {
+    for (const int threads : {128, 256, 512}) {
+      if (blocks > 1 && threads < threads_of_multiprocessor) continue;
+      const int64_t pieces = int64_t{blocks} * threads / 32 / shape.group_channels();
+      if (pieces < 1) continue;
+      const int64_t share = std::max<int64_t>(1, divide_up(vectors, 32 * pieces));
+      if (share > most) continue;
+      Numbers numbers{threads, static_cast<int>(share), blocks,
+                      std::max<int64_t>(1, divide_up(vectors, 32 * share))};
+      numbers.chunk = static_cast<int>(divide_up(share, chunks_of(share * shape.width)));
+      const int64_t room = gpu.shared_bytes_per_block * threads / threads_of_multiprocessor;
+      if (numbers.shared_bytes(shape, input_bytes, sums_of(problem, shape)) <= room) return numbers;
+    }
+  }
+  return std::nullopt;
+}
+
+// Gradients of arguments that are not one value a channel are summed in another way.
+bool has_other_sums(const BackwardProblem& problem, const TailParts& parts) {
+  for (const auto* stages : {&parts.before, &parts.after}) {
+    for (const TailParts::Stage& stage : *stages) {
+      if (stage.parameter < 0 || argument_kind(stage.pointwise.op) == ArgumentKind::tensor) continue;
+      if (stage.pointwise.per != Per::channel &&
+          problem.wants_parameter(static_cast<size_t>(stage.parameter))) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+std::string refusal(const BackwardProblem& problem) {
+  std::string reason = tail_refusal(problem);
+  if (!reason.empty()) return reason;
+  if (!problem.wants_input()) return "the input's gradient is not wanted";
+  const TailShape shape = shape_of(problem);
+  const Gpu& gpu = gpu_of(problem.forward.device);
+  if (shape.parts.norm == nullptr) return "the block has no norm";
+  if (shape.order != Order::planar) return "channels lie after space: a row is not contiguous";
+  if (!gpu.has_clusters())
+    return "it needs bulk copies and clusters, which are not used on " + gpu.architecture;
+  if (shape.width == 1) return "a slab of a few elements has no 16 bytes to copy";
+  if (has_other_sums(problem, shape.parts)) {
+    return "a gradient is wanted that is not one value for each channel";
+  }
+  if (!find_numbers(problem, shape)) {
+    return "a slab of " + std::to_string(shape.group_channels()) + " channels of " +
+           std::to_string(shape.spatial) + " elements does not fit on " +
+           std::to_string(gpu.largest_cluster()) + " multiprocessors";
+  }
+  return "";
+}
+
+class TailBackwardResident final : public BackwardKernel {
+ public:
+  explicit TailBackwardResident(const BackwardProblem& problem)
+      : problem_(problem),
+        shape_(shape_of(problem)),
+        sum_count_(sums_of(problem, shape_)),
+        numbers_(*find_numbers(problem, shape_)),
+        function_(source(), problem.forward.device, launch_numbers()) {
+    clusters_ = clamp(shape_.slabs(), 1, function_.resident_clusters()).called("clusters");
+    // Groups that one cluster meets on its way.
+    segments_ =
+        (divide_up(divide_up(shape_.slabs(), clusters_), maximum(1, shape_.batch)) + 1).called("segments");
+    control_ = regions_.add(control_bytes);
+    sums_ =
+        regions_.add(clusters_ * segments_ * (numbers_.blocks * (numbers_.threads / 32) * sum_count_ * 8));
+  }
+
+  size_t workspace_bytes() const override { return static_cast<size_t>(regions_.total().value()); }
+  bool reads_statistics() const override { return true; }
+
+  std::string describe() const override {
+    std::ostringstream out;
+    out << "slab: " << shape_.slab_elements() << " elements on " << numbers_.blocks
+        << (numbers_.blocks > 1 ? " multiprocessors" : " multiprocessor") << ", a row in " << numbers_.pieces
+        << (numbers_.pieces > 1 ? " pieces" : " piece") << '\n'
+        << "thread: " << numbers_.vectors << " vectors of " << shape_.width << " elements\n"
+        << "blocks: " << describe_blocks(clusters_ * numbers_.blocks, function_)
+        << "saved by forward: the input and the statistics of each slab\n"
+        << "workspace: " << workspace_bytes() << " bytes\n";
+    return out.str();
+  }
+
+  void launch(const BackwardArguments& arguments, void* workspace, Stream stream) const override {
+    if (shape_.elements() == 0) {
+      clear_gradients(problem_, arguments, stream);
+      return;
+    }
+    const Alignment alignment(shape_, problem_, arguments);
+    Words words;
+    words.add(arguments.input);
+    words.add(arguments.output_gradient);
+    words.add(arguments.statistics);
+    words.add(at(workspace, control_));
+    words.add(at(workspace, sums_));
+    for (int unused = 0; unused < 3; ++unused) words.add(nullptr);
+    words.add(arguments.input_gradient);
+    words.add(alignment.bits());
+    words.add(alignment.phase());
+    words.add(shape_.batch);
+    words.add(segments_);
+    words.add(arguments.parameters);
+    words.add(arguments.parameter_gradients);
+    clear(at(workspace, control_), control_bytes, stream, problem_.forward.device);
+    words.launch(function_, stream, clusters_ * numbers_.blocks);
+  }
+
+ private:
+  Source source() const {
+    std::ostringstream out;
+    out << "#include \"tail_backward_resident.cuh\"\n"
+        << tail_source(problem_)
+        << Constants()
+               .add("threads", numbers_.threads)
+               .add("width", shape_.width)
+               .add("vectors", numbers_.vectors)
+               .add("blocks", numbers_.blocks)
+               .add("pieces", numbers_.pieces)
+               .add("chunk", numbers_.chunk)
+               .add("lag", numbers_.lag)
+               .numbers()
+        << "using Agent = onepass::TailBackwardResident<onepass::Tail, Numbers>;\n"
+        << "static_assert(sizeof(Agent::Shared) <= " << launch_numbers().shared_bytes << ");\n"
+        << "extern \"C\" __global__ void __launch_bounds__(" << numbers_.threads << ", "
+        << threads_of_multiprocessor / numbers_.threads
+        << ") onepass_tail_backward_resident(const __grid_constant__ Agent::Parameters p) {\n"
+        << "  extern __shared__ __align__(128) unsigned char memory[];\n"
+        << "  Agent{p, *reinterpret_cast<Agent::Shared*>(memory)}.run();\n"
+        << "}\n";
+    return {"onepass_tail_backward_resident", out.str()};
+  }
+
+  Launch launch_numbers() const {
+    const int64_t bytes = numbers_.shared_bytes(shape_, byte_size(problem_.forward.input.dtype), sum_count_);
+    return {numbers_.blocks, static_cast<uint32_t>(numbers_.threads), static_cast<uint32_t>(numbers_.blocks),
+            static_cast<uint32_t>(bytes)};
+  }
+
+  BackwardProblem problem_;
+  TailShape shape_;
+  int sum_count_;
+  Numbers numbers_;
+  Function function_;
+  Number clusters_;
+  Number segments_;
+  Regions regions_;
+  Region control_, sums_;
+};
+
+double seconds(const BackwardProblem& problem, const PlanOptions&) {
+  const TailShape shape = shape_of(problem);
+  const Gpu& gpu = gpu_of(problem.forward.device);
+  const Numbers numbers = *find_numbers(problem, shape);
+  const double bytes = backward_bytes(problem, shape);
+  const double clusters =
+      std::max(1, gpu.multiprocessors * threads_of_multiprocessor / numbers.threads / numbers.blocks -
+                      (numbers.blocks > 8 ? 1 : 0));
+  const double rounds = std::ceil(static_cast<double>(shape.slabs().value()) / clusters);
+  // What a slab takes a cluster whatever it moves: sums, then each element of a thread. H200: s60, s19 and
+  // s61 in bf16 9.9, 11.7 and 10.5 us, s27 9.8.
+  const double element = shape.parts.mean ? 7.5e-8 : 1.1e-7;
+  const double latency = rounds * (3e-6 + element * numbers.vectors * shape.width);
+  // H200: 1.24, 1.30, 1.30 and 1.45 times the floor for s60, s19, s61 and s27 in f32.
+  return 6e-6 + std::max(latency, (numbers.blocks > 1 ? 1.3 : 1.45) * bytes / gpu.bytes_per_second);
+}
+
+}  // namespace
+}  // namespace cuda
+
+extern const BackwardStrategy cuda_tail_backward_resident{
+    "tail_backward_resident", cuda::refusal, cuda::seconds,
+    [](const BackwardProblem& problem, const PlanOptions&) -> std::shared_ptr<const BackwardKernel> {
+      return std::make_shared<const cuda::TailBackwardResident>(problem);
+    }};
+
+}  // namespace onepass

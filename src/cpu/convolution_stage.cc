@@ -12,8 +12,8 @@ namespace {
 // weights.
 constexpr int64_t block_sum_floats = 100 * 1024;
 // A finished panel is turned and read three to five times by the steps that follow: 32 KiB, half of L1. Where
-// pixels are contiguous the steps take one channel at a time, and each may have as much: the fewer panels, the
-// less they cost to hand on (s60: 21.0 ms instead of 22.0 with 32 KiB for four channels).
+// pixels are contiguous the steps take one channel at a time, and each may have as much: the fewer panels,
+// the less they cost to hand on (s60: 21.0 ms instead of 22.0 with 32 KiB for four channels).
 constexpr int64_t panel_floats = 8 * 1024;
 // Fewer pixels than this in a panel and the weights, not the sums, would stream through L1.
 constexpr int64_t min_panel_pixels = 96;

@@ -373,6 +373,12 @@ int64_t spatial_elements(const Shape& shape) {
   return count;
 }
 
+std::string chain_source(const char* name, const std::vector<TailParts::Stage>& stages,
+                         const Problem& problem) {
+  return "namespace onepass {\n\n" + ChainWriter(name, stages, problem, nullptr).text() +
+         "}  // namespace onepass\n\n";
+}
+
 std::string tail_source(const Problem& problem) { return TailWriter(problem, nullptr).text(); }
 
 std::string tail_source(const BackwardProblem& problem) {

@@ -70,6 +70,10 @@ class Constants {
   std::string text_;
 };
 
+// One chain as a struct of this name.
+std::string chain_source(const char* name, const std::vector<TailParts::Stage>& stages,
+                         const Problem& problem);
+
 // `struct Before`, `struct After` and `struct Tail` of a forward problem: of what follows the convolution,
 // where there is one. `Tail::Input` is the type of the problem's input all the same.
 std::string tail_source(const Problem& problem);

@@ -46,13 +46,16 @@ struct MmaNumbers {
   int64_t spans = 1;   // of 8 cells in an item
   int64_t tile_y = 1, tile_x = 0;
   int64_t tiles_y = 1, tiles_x = 1, tiles = 1;
-  int64_t stage_y = 1;
+  int64_t run_x = 0;                           // cells of a row that a warp puts together
   int64_t chunk_pitch = 0, channel_pitch = 0;  // in elements
   int64_t window_z = 1, window_y = 1, window_x = 1;
   int64_t products = 0, row_tiles = 1;
   int64_t stage_bytes = 0, shared_bytes = 0;
   bool weights_in_registers = false;
   bool splits = false;
+  bool pairs = false;
+  bool begins_with_swish = false;
+  bool swish_alone = false;
 
   MmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu) {
     splits = problem.precision != Precision::tf32 &&
@@ -65,12 +68,16 @@ struct MmaNumbers {
     // Weights from shared memory serve two spans, where their sums fit registers.
     const int64_t classes_x = std::ssize(shape.axes[2].classes);
     spans = !weights_in_registers && row_tiles * classes_x <= 2 ? 2 : 1;
+    const std::vector<TailParts::Stage>& before = shape.parts.before;
+    swish_alone = before.size() == 1 && before[0].pointwise.op == Op::swish;
+    begins_with_swish = !before.empty() && before[0].pointwise.op == Op::swish;
+    pairs = begins_with_swish || (!before.empty() && before[0].pointwise.op == Op::sigmoid);
     // Two blocks a multiprocessor where that leaves enough shared memory to each.
     for (blocks = 2; blocks > 0; --blocks) {
       const int64_t budget =
           std::min(gpu.shared_bytes_per_block, gpu.shared_bytes_per_multiprocessor / blocks - 1024);
       cut(shape, byte_size(problem.output.dtype), budget);
-      if (tile_x > 0 && shared_bytes <= budget) break;
+      if (run_x > 0 && shared_bytes <= budget) break;
     }
     blocks = std::max<int64_t>(blocks, 1);
   }
@@ -85,82 +92,94 @@ struct MmaNumbers {
   }
 
   std::string source() const {
-    return Constants()
-        .add("threads", threads)
-        .add("warps", warps())
-        .add("spans", spans)
-        .add("tile_y", tile_y)
-        .add("tile_x", tile_x)
-        .add("tiles_y", tiles_y)
-        .add("tiles_x", tiles_x)
-        .add("tiles", tiles)
-        .add("stage_y", stage_y)
-        .add("chunk_pitch", chunk_pitch)
-        .add("channel_pitch", channel_pitch)
-        .add("stage_bytes", stage_bytes)
-        .add("shared_bytes", shared_bytes)
-        .add("window_z", window_z)
-        .add("window_y", window_y)
-        .add("window_x", window_x)
-        .flag("weights_in_registers", weights_in_registers)
-        .flag("splits", splits)
-        .numbers();
+    const Constants constants = Constants()
+                                    .add("threads", threads)
+                                    .add("warps", warps())
+                                    .add("spans", spans)
+                                    .add("tile_y", tile_y)
+                                    .add("tile_x", tile_x)
+                                    .add("tiles_y", tiles_y)
+                                    .add("tiles_x", tiles_x)
+                                    .add("tiles", tiles)
+                                    .add("run_x", run_x)
+                                    .add("chunk_pitch", chunk_pitch)
+                                    .add("channel_pitch", channel_pitch)
+                                    .add("stage_bytes", stage_bytes)
+                                    .add("shared_bytes", shared_bytes)
+                                    .add("window_z", window_z)
+                                    .add("window_y", window_y)
+                                    .add("window_x", window_x)
+                                    .flag("weights_in_registers", weights_in_registers)
+                                    .flag("splits", splits)
+                                    .flag("pairs", pairs)
+                                    .flag("begins_with_swish", begins_with_swish)
+                                    .flag("swish_alone", swish_alone);
+    const std::string rest = pairs ? "  using Rest = onepass::BeforeRest;\n" : "";
+    return "struct Numbers {\n" + rest + constants.text() + "};\n";
   }
 
  private:
-  // Tiles, stages and their pitches. tile_x stays 0 where not even eight cells fit a stage.
+  // Runs, tiles, and how they lie in shared memory. run_x stays 0 where not even one item fits.
   void cut(const ThinShape& shape, int64_t bytes, int64_t budget) {
     const int64_t fixed = weight_bytes() + warps() * row_tiles * 16 * 3 * 4 + 64;
     const auto classes = [&](size_t d) { return std::ssize(shape.axes[d].classes); };
     const auto cells = [&](size_t d) { return divide_up(shape.axes[d].out, classes(d)); };
     const int64_t item_x = 8 * spans;
-    const int64_t cell_bytes = shape.channels * shape.classes() * bytes;
-    // Two stages take 60 percent, or 80 where a stage would else not have an item for every warp; the window
-    // has the rest. On an H200 s60's stages have two rows of cells and its window a plane of them.
-    int64_t most_stage_bytes = 0;
-    for (const int64_t percent : {30, 35, 40}) {
-      most_stage_bytes = std::max<int64_t>(budget - fixed, 0) * percent / 100;
-      const int64_t items = most_stage_bytes / (cell_bytes * item_x);
-      if (items >= std::min(warps(), cells(1) * divide_up(cells(2), item_x))) break;
-    }
-    const int64_t most_window_bytes = budget - fixed - 2 * most_stage_bytes;
+    // What the warps put together takes at most 70 percent, two windows the rest.
+    const int64_t most_stage_bytes = std::max<int64_t>(budget - fixed, 0) * 7 / 10 / warps();
+    const auto try_run = [&](int64_t cells_of_run) {
+      const int64_t width = 16 / bytes;
+      const bool whole = cells_of_run >= cells(2);
+      const int64_t chunk = whole ? classes(1) * shape.axes[2].out : cells_of_run * classes(2);
+      chunk_pitch = round_up(chunk + width - 1, width);
+      // Neighbouring channels four words apart: with the four neighbours of a quad, and phases that differ
+      // from channel to channel, no two lanes of a store meet in a bank.
+      channel_pitch = chunk_pitch * (whole ? 1 : classes(1));
+      while (channel_pitch % (8 * width) != width) channel_pitch += width;
+      stage_bytes = shape.channels * channel_pitch * bytes;
+      return stage_bytes <= most_stage_bytes;
+    };
+    run_x = round_up(cells(2), item_x);
+    // Pieces of rows also where there are too few rows for the warps.
+    while (run_x > item_x && cells(1) * divide_up(cells(2), run_x) < warps()) run_x -= item_x;
+    while (run_x > 0 && !try_run(run_x)) run_x -= item_x;
+    if (run_x == 0) return;
+    const int64_t pieces = divide_up(cells(2), run_x);
+    run_x = round_up(divide_up(cells(2), pieces), item_x);
+    try_run(run_x);
+    cut_tiles(shape, cells(1), cells(2), (budget - fixed - warps() * stage_bytes) / 2);
+    tiles = cells(0) * tiles_y * tiles_x;
+    shared_bytes = warps() * stage_bytes + 2 * window_bytes(shape) + fixed;
+  }
+
+  // As many rows of a plane, or runs of a row, as the window may have, and no more than it takes to keep a
+  // warp busy for a while.
+  void cut_tiles(const ThinShape& shape, int64_t cells_y, int64_t cells_x, int64_t most_window_bytes) {
     constexpr int64_t most_items_of_warp = 16;
-    const int64_t most_x = most_stage_bytes / cell_bytes / item_x * item_x;
-    tile_x = std::min(round_up(cells(2), item_x), most_x);
-    if (tile_x == 0) return;
-    tiles_x = divide_up(cells(2), tile_x);
-    if (tiles_x > 1) tile_x = round_up(divide_up(cells(2), tiles_x), item_x);
-    const int64_t columns = tile_x / item_x;
-    stage_y = std::clamp<int64_t>(most_stage_bytes / (cell_bytes * tile_x), 1, cells(1));
-    // Every warp the same number of items.
-    while (stage_y > 1 && stage_y * columns > warps() && stage_y * columns % warps() != 0) --stage_y;
-    const auto set_window = [&](int64_t rows) {
+    const int64_t runs = divide_up(cells_x, run_x);
+    const auto fits = [&](int64_t rows, int64_t runs_of_row) {
       window_z = reach(shape.axes[0]) + 1;
       window_y = (rows - 1) * shape.axes[1].step + reach(shape.axes[1]) + 1;
-      window_x = (tile_x - 1) * shape.axes[2].step + reach(shape.axes[2]) + 1;
+      window_x = (runs_of_row * run_x - 1) * shape.axes[2].step + reach(shape.axes[2]) + 1;
+      return window_bytes(shape) <= most_window_bytes &&
+             rows * runs_of_row * run_x <= most_items_of_warp * warps() * 8 * spans;
     };
-    tile_y = stage_y;
-    for (int64_t rows = stage_y; rows < round_up(cells(1), stage_y) + stage_y; rows += stage_y) {
-      set_window(rows);
-      if (window_bytes(shape) > most_window_bytes || rows * columns > most_items_of_warp * warps()) break;
-      tile_y = rows;
+    int64_t runs_of_row = runs;
+    while (runs_of_row > 1 && !fits(1, runs_of_row)) --runs_of_row;
+    tiles_x = divide_up(runs, runs_of_row);
+    runs_of_row = divide_up(runs, tiles_x);
+    tile_x = runs_of_row * run_x;
+    // The fewest rounds of the warps over all tiles; of those the largest tile, which loads the least.
+    const auto rounds = [&](int64_t rows) {
+      return cells_y / rows * divide_up(rows * runs_of_row, warps()) +
+             divide_up(cells_y % rows * runs_of_row, warps());
+    };
+    tile_y = 1;
+    for (int64_t rows = 2; rows <= cells_y && fits(rows, runs_of_row); ++rows) {
+      if (rounds(rows) <= rounds(tile_y)) tile_y = rows;
     }
-    tiles_y = divide_up(cells(1), tile_y);
-    tile_y = round_up(divide_up(cells(1), tiles_y), stage_y);
-    tiles_y = divide_up(cells(1), tile_y);
-    set_window(tile_y);
-    tiles = cells(0) * tiles_y * tiles_x;
-    const int64_t width = 16 / bytes;
-    const int64_t rows = stage_y * classes(1);
-    chunk_pitch =
-        round_up((tiles_x == 1 ? rows * shape.axes[2].out : tile_x * classes(2)) + width - 1, width);
-    // Four words from bank to bank of neighbouring channels: with the quads' four neighbours, and phases that
-    // differ from channel to channel, no two lanes of a store meet in a bank.
-    const int64_t planes = classes(0) * chunk_pitch * (tiles_x == 1 ? 1 : rows);
-    channel_pitch = planes;
-    while (channel_pitch % (8 * width) != width) channel_pitch += width;
-    stage_bytes = round_up(shape.channels * channel_pitch * bytes, 16);
-    shared_bytes = 2 * stage_bytes + window_bytes(shape) + fixed;
+    tiles_y = divide_up(cells_y, tile_y);
+    fits(tile_y, runs_of_row);
   }
 };
 
@@ -174,7 +193,7 @@ class ThinMma final : public Kernel {
         function_(source(), problem.device, launch_numbers()) {
     const Number resident = function_.resident_clusters();
     // A tile's second pass comes when all tiles of its sample are surely measured.
-    lag_samples_ = when(shape_.parts.norm, minimum(shape_.batch, 1 + divide_up(resident, numbers_.tiles)))
+    lag_samples_ = when(shape_.parts.norm, minimum(shape_.batch, 1 + divide_up(resident * 2, numbers_.tiles)))
                        .called("lag_samples");
     blocks_ = clamp((shape_.batch + lag_samples_) * numbers_.tiles, 1, resident);
   }
@@ -194,7 +213,7 @@ class ThinMma final : public Kernel {
                                            : "registers")
         << '\n'
         << "tile: " << numbers_.tile_y << " rows of " << numbers_.tile_x << " cells, " << numbers_.tiles
-        << " tiles a sample, " << numbers_.stage_y << " rows stored at a time\n"
+        << " tiles a sample, " << numbers_.run_x << " cells of a row stored at a time\n"
         << "lag: " << lag_samples_ << " samples between the passes\n"
         << "blocks: " << describe_blocks(blocks_, function_) << "passes: " << shape_.passes() << '\n'
         << "workspace: " << workspace_bytes() << " bytes\n";
@@ -207,8 +226,13 @@ class ThinMma final : public Kernel {
 
  private:
   Source source() const {
+    std::string rest;
+    if (numbers_.pairs) {
+      const std::vector<TailParts::Stage>& before = shape_.parts.before;
+      rest = chain_source("BeforeRest", {before.begin() + 1, before.end()}, problem_);
+    }
     return {"onepass_thin_mma",
-            "#include \"thin_mma.cuh\"\n" + tail_source(problem_) + thin_source(problem_, shape_) +
+            "#include \"thin_mma.cuh\"\n" + tail_source(problem_) + rest + thin_source(problem_, shape_) +
                 numbers_.source() +
                 "using Agent = onepass::ThinMma<onepass::Convolution, onepass::Tail, Numbers>;\n"
                 "extern \"C\" __global__ void __launch_bounds__(" +
@@ -242,7 +266,7 @@ std::string refusal(const Problem& problem) {
     return "the output does not lie dense with channels before space";
   const Gpu& gpu = gpu_of(problem.device);
   const MmaNumbers numbers(problem, shape, gpu);
-  if (numbers.tile_x == 0) return "eight cells of all classes and channels are more than a stage";
+  if (numbers.run_x == 0) return "eight cells of all classes and channels are more than a warp's share";
   constexpr int64_t most_products = 256;
   if (numbers.products * numbers.row_tiles > most_products)
     return std::to_string(numbers.products * numbers.row_tiles) + " products of 8 cells, more than " +
@@ -259,10 +283,9 @@ double seconds(const Problem& problem, const PlanOptions&) {
   const double outputs = static_cast<double>(shape.rows()) * static_cast<double>(shape.spatial);
   const double bytes = static_cast<double>(problem.output.byte_span()) +
                        static_cast<double>(problem.input.byte_span()) * shape.passes();
-  // As instructions of an output in a pass, at full rate: 0.575 ms for s60 in tf32 on an H200, 0.74 in f32
-  // and 0.53 in bf16, with bulk copies in place of today's stores.
+  // Instructions of an output in a pass: the chains', and the products' of 4 outputs of a lane.
   const double products = static_cast<double>(numbers.products) / static_cast<double>(shape.classes()) / 4;
-  const double instructions = 36 + (numbers.splits ? 28 : 2) * products;
+  const double instructions = 14 + (numbers.splits ? 8 : 2) * products;
   return 1e-5 +
          std::max(bytes / gpu.bytes_per_second, shape.passes() * outputs * instructions / (gpu.flops / 2));
 }

@@ -7,8 +7,9 @@
 // `tile_x` cells of each. Its window of x lies in shared memory, four channels of a position side by side. A
 // warp's item is 8 or 16 neighbouring cells: products of M = 16 output channels, N = 8 cells and K = twice
 // (a tap, four input channels), of each class only its own taps. A lane then holds neighbours of a row in all
-// its classes: rows are put together in shared memory, each with the 16-byte phase of where it goes, and
-// leave in pieces of many rows.
+// its classes: each warp puts its rows together in shared memory, with the 16-byte phase of where they go,
+// and stores them as vectors. Warps wait for each other only where a window ends; the next one is on its way
+// then.
 //
 // Work is taken by ticket: pass 1 of one tile, then pass 2 of the tile `lag` tickets before, so that stores
 // run beside arithmetic at all times. Moves x twice (the second time from the second-level cache), y once.
@@ -153,27 +154,30 @@ struct ThinMma {
   static constexpr int window = Numbers::window_z * window_y * window_x;  // positions
   static constexpr bool in_registers = Numbers::weights_in_registers;
   static constexpr bool splits = Numbers::splits;
+  static constexpr bool copies_window = Tail::Input::bytes == 4;  // 16 bits cannot be copied asynchronously
   // In shared memory: the weights, unless they are in registers, then their rests, where they are split.
   static constexpr int first_rest = in_registers ? 0 : products * row_tiles;
   static constexpr int shared_weights = first_rest + (splits ? products * row_tiles : 0);
 
-  // Rows on their way out: `stage_y` rows of cells at a time. A chunk is what is contiguous in the output:
-  // all rows of a plane where a tile has whole rows, else one row.
-  static constexpr int stage_rows = Numbers::stage_y * classes_y;
-  static constexpr bool whole_rows = Numbers::tiles_x == 1;
-  static constexpr int row_pitch = whole_rows ? out_x : Numbers::chunk_pitch;
-  static constexpr int chunks_of_plane = whole_rows ? 1 : stage_rows;
-  static constexpr int plane_pitch = Numbers::chunk_pitch * chunks_of_plane;
+  // Rows on their way out, of a warp: `run_x` cells of a row, one class of z, all of y and x. A chunk is what
+  // is contiguous in the output: all of that where a run is a whole row, else one class of y.
+  static constexpr int run_x = Numbers::run_x;
+  static constexpr int runs = tile_x / run_x;  // of a tile's row
+  static constexpr bool whole_rows = Numbers::tiles_x == 1 && runs == 1;
+  static constexpr int chunks = whole_rows ? 1 : classes_y;
+  static constexpr int chunk_elements = whole_rows ? classes_y * out_x : run_x * classes_x;
+  static constexpr int chunk_pitch = Numbers::chunk_pitch;
   static constexpr int channel_pitch = Numbers::channel_pitch;
-  static constexpr int chunks = channels * classes_z * chunks_of_plane;
   static constexpr int width = 16 / Output::bytes;
+  // A warp's rows one after the other, where they are one piece of the output.
+  static constexpr int strip_y = whole_rows && out_x >= width ? (tile_y + warps - 1) / warps : 1;
 
   struct alignas(16) Shared {
-    alignas(16) unsigned char stage[2][Numbers::stage_bytes];
-    float4 x[vectors * window];
+    alignas(16) unsigned char stage[warps][Numbers::stage_bytes];
+    float4 x[2][vectors * window];
     uint32 weights[shared_weights > 0 ? shared_weights : 1][32][4];
     float moments[warps][row_tiles * 16][3];
-    uint32 ticket;
+    uint32 next[2];
   };
   static_assert(sizeof(Shared) <= Numbers::shared_bytes);
 
@@ -226,7 +230,7 @@ struct ThinMma {
     return __float_as_uint(C::rounds_to_tf32 || splits ? round_to_tf32(x) : x);
   }
   static __device__ __forceinline__ uint32 rest(float x) {
-    return __float_as_uint(round_to_tf32(x - round_to_tf32(x)));
+    return __float_as_uint(x - round_to_tf32(x));  // 12 bits, of which the product takes 11
   }
 
   __device__ __forceinline__ void load_weights(Weights& w) const {
@@ -280,30 +284,34 @@ struct ThinMma {
     }
   }
 
-  // --- The largest |x| for which no tile needs care; NaN where a weight is not finite ---
+  // --- The largest |x| for which no tile needs care; NaN where there is none ---
   __device__ __forceinline__ float input_limit() const {
-    constexpr float most = 1e30f;  // of a sum
-    float largest = 0.0f;          // sum of a channel's |w|; NaN stays
+    float largest = 0.0f;       // sum of a channel's |w|
+    float largest_bias = 0.0f;  // NaN stays
     for (int channel = warp; channel < channels; channel += warps) {
       float sum = 0.0f;
       for (int i = lane; i < C::in_channels * C::taps; i += 32)
         sum += fabsf(weight(p, channel, i / C::taps, i % C::taps));
       largest = pointwise::maximum(lanes_sum<32>(sum), largest);
+      largest_bias = pointwise::maximum(fabsf(bias(p, channel)), largest_bias);
     }
-    if (lane == 0) s.moments[warp][0][0] = largest;
+    if (lane == 0) s.moments[warp][0][0] = largest, s.moments[warp][0][1] = largest_bias;
     __syncthreads();
-    for (int i = 0; i < warps; ++i) largest = pointwise::maximum(s.moments[i][0][0], largest);
+    for (int i = 0; i < warps; ++i) {
+      largest = pointwise::maximum(s.moments[i][0][0], largest);
+      largest_bias = pointwise::maximum(s.moments[i][0][1], largest_bias);
+    }
     __syncthreads();
-    return largest <= most ? most / pointwise::maximum(largest, 1.0f) : __int_as_float(0x7fffffff);
+    constexpr float most = Numbers::pairs ? 1e5f : 1e30f;  // of a sum; see before()
+    const float limit = (most - largest_bias) / pointwise::maximum(largest, 1e-30f) * 0.999f;
+    return largest <= 1e30f ? limit : __int_as_float(0x7fffffff);
   }
 
   // --- The window of x ---
-  // Whether the tile needs care.
-  __device__ __forceinline__ bool load_window(const Tile& tile, float limit) const {
-    using Input = typename Tail::Input;
-    __syncthreads();  // nobody reads the one before
-    // Of a thread's positions, `threads` apart, the coordinates go on by sums: quotients took 8 of 100
-    // instructions of the kernel.
+  // Calls body(position, whether the input has it, its place in a channel) for this thread's positions of the
+  // window, `threads` apart. Coordinates go on by sums: quotients took one of ten instructions of the kernel.
+  template <class Body>
+  static __device__ __forceinline__ void for_each_position(const Tile& tile, Body&& body) {
     constexpr int step_x = threads % window_x;
     constexpr int step_y = threads / window_x % window_y;
     constexpr int step_z = threads / (window_x * window_y);
@@ -313,34 +321,85 @@ struct ThinMma {
     int x = static_cast<int>(threadIdx.x) % window_x;
     int y = static_cast<int>(threadIdx.x) / window_x % window_y;
     int z = static_cast<int>(threadIdx.x) / (window_x * window_y);
-    const char* sample = static_cast<const char*>(p.input) + tile.n * C::input_stride(0) * Input::bytes;
-    float largest = 0.0f;
 #pragma unroll 2
     for (int i = threadIdx.x; i < window; i += threads) {
       const bool inside = static_cast<unsigned>(first_x + x) < static_cast<unsigned>(C::input_size(2)) &&
                           static_cast<unsigned>(first_y + y) < static_cast<unsigned>(C::input_size(1)) &&
                           static_cast<unsigned>(first_z + z) < static_cast<unsigned>(C::input_size(0));
-      const int at = (first_z + z) * static_cast<int>(C::input_stride(2)) +
-                     (first_y + y) * static_cast<int>(C::input_stride(3)) +
-                     (first_x + x) * static_cast<int>(C::input_stride(4));
-#pragma unroll
-      for (int vector = 0; vector < vectors; ++vector) {
-        float v[4];
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          v[k] = 0.0f;
-          if (vector * 4 + k >= C::in_channels) continue;
-          if (inside) v[k] = load_one<Input>(sample, at + (vector * 4 + k) * C::input_stride(1));
-          largest = pointwise::maximum(fabsf(v[k]), largest);
-          if constexpr (C::rounds_to_tf32) v[k] = round_to_tf32(v[k]);
-        }
-        s.x[vector * window + i] = float4{v[0], v[1], v[2], v[3]};
-      }
+      body(i, inside,
+           (first_z + z) * static_cast<int>(C::input_stride(2)) +
+               (first_y + y) * static_cast<int>(C::input_stride(3)) +
+               (first_x + x) * static_cast<int>(C::input_stride(4)));
       x += step_x;
       y += step_y;
       z += step_z;
       if (x >= window_x) x -= window_x, ++y;
       if (y >= window_y) y -= window_y, ++z;
+    }
+  }
+
+  // Channels that fill up a vector are zero in both windows, always.
+  __device__ __forceinline__ void clear_windows() const {
+    for (int i = threadIdx.x; i < vectors * window; i += threads)
+      s.x[0][i] = s.x[1][i] = float4{0.0f, 0.0f, 0.0f, 0.0f};
+    __syncthreads();
+  }
+
+  // Sends for a window; nobody reads that buffer now.
+  __device__ __forceinline__ void send_for_window(const Tile& tile, int buffer) const {
+    if constexpr (copies_window) {
+      const float* sample = static_cast<const float*>(p.input) + tile.n * C::input_stride(0);
+      for_each_position(tile, [&](int i, bool inside, int at) {
+        const float* from = inside ? sample + at : sample;
+        const int bytes = inside ? 4 : 0;  // the rest is zero
+#pragma unroll
+        for (int c = 0; c < C::in_channels; ++c) {
+          float* to = reinterpret_cast<float*>(&s.x[buffer][c / 4 * window + i]) + c % 4;
+          asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(
+                           static_cast<uint32>(__cvta_generic_to_shared(to))),
+                       "l"(from + c * C::input_stride(1)), "r"(bytes)
+                       : "memory");
+        }
+      });
+    }
+  }
+
+  // Waits for it, for every thread. Whether the tile needs care.
+  __device__ __forceinline__ bool take_window(const Tile& tile, int buffer, float limit) const {
+    float largest = 0.0f;
+    if constexpr (copies_window) {
+      asm volatile("cp.async.wait_all;" ::: "memory");
+      // Each thread what it sent for itself.
+#pragma unroll 2
+      for (int i = threadIdx.x; i < window; i += threads) {
+#pragma unroll
+        for (int vector = 0; vector < vectors; ++vector) {
+          float4& place = s.x[buffer][vector * window + i];
+          float4 v = place;
+          largest = pointwise::maximum(pointwise::maximum(fabsf(v.x), fabsf(v.y)), largest);
+          largest = pointwise::maximum(pointwise::maximum(fabsf(v.z), fabsf(v.w)), largest);
+          if constexpr (C::rounds_to_tf32)
+            place = float4{round_to_tf32(v.x), round_to_tf32(v.y), round_to_tf32(v.z), round_to_tf32(v.w)};
+        }
+      }
+    } else {
+      const char* sample =
+          static_cast<const char*>(p.input) + tile.n * C::input_stride(0) * Tail::Input::bytes;
+      for_each_position(tile, [&](int i, bool inside, int at) {
+#pragma unroll
+        for (int vector = 0; vector < vectors; ++vector) {
+          float v[4];
+#pragma unroll
+          for (int k = 0; k < 4; ++k) {
+            v[k] = 0.0f;
+            if (vector * 4 + k >= C::in_channels) continue;
+            if (inside)
+              v[k] = load_one<typename Tail::Input>(sample, at + (vector * 4 + k) * C::input_stride(1));
+            largest = pointwise::maximum(fabsf(v[k]), largest);
+          }
+          s.x[buffer][vector * window + i] = float4{v[0], v[1], v[2], v[3]};
+        }
+      });
     }
     return __syncthreads_or(!(largest <= limit));
   }
@@ -366,9 +425,9 @@ struct ThinMma {
     }
   };
 
-  __device__ __forceinline__ Columns columns_of(int y, int column) const {
+  __device__ __forceinline__ Columns columns_of(int buffer, int y, int column) const {
     Columns c;
-    c.base = reinterpret_cast<const float*>(s.x) +
+    c.base = reinterpret_cast<const float*>(s.x[buffer]) +
              (y * static_cast<int>(C::step(1)) * window_x +
               (column * spans * 8 + quad) * static_cast<int>(C::step(2))) *
                  4 +
@@ -444,14 +503,6 @@ struct ThinMma {
     constexpr int count = (terms + 1) / 2;
     constexpr int at_once = 8;
     const float zero[4] = {};
-    for_constant<row_tiles>([&](auto m_) {
-      constexpr int m = decltype(m_)::value;
-      for_constant<spans>([&](auto span_) {
-        constexpr int span = decltype(span_)::value;
-#pragma unroll
-        for (int k = 0; k < 4; ++k) sum[m][rx][span][k] = w.bias[m][k];
-      });
-    });
     for_constant<(count + at_once - 1) / at_once>([&](auto part_) {
       constexpr int part = decltype(part_)::value;
       constexpr int here = count - part * at_once < at_once ? count - part * at_once : at_once;
@@ -484,11 +535,11 @@ struct ThinMma {
             if constexpr (both) {
               mma_k8(e, a, b_rest[span][0], b_rest[span][1], j == 0 ? zero : e);
               mma_k8(e, a_rest, b[span][0], b[span][1], e);
-              mma_k8(d, a, b[span][0], b[span][1], j == 0 ? zero : d);
+              mma_k8(d, a, b[span][0], b[span][1], i == 0 ? w.bias[m] : j == 0 ? zero : d);
             } else {
               mma_k4(e, a, b_rest[span][0], j == 0 ? zero : e);
               mma_k4(e, a_rest, b[span][0], e);
-              mma_k4(d, a, b[span][0], j == 0 ? zero : d);
+              mma_k4(d, a, b[span][0], i == 0 ? w.bias[m] : j == 0 ? zero : d);
             }
           });
         });
@@ -498,64 +549,13 @@ struct ThinMma {
         for_constant<spans>([&](auto span_) {
           constexpr int span = decltype(span_)::value;
 #pragma unroll
-          for (int k = 0; k < 4; ++k) sum[m][rx][span][k] += large[m][span][k] + small[m][span][k];
+          for (int k = 0; k < 4; ++k) {
+            const float both = large[m][span][k] + small[m][span][k];
+            sum[m][rx][span][k] = part == 0 ? both : sum[m][rx][span][k] + both;
+          }
         });
       });
     });
-  }
-
-  // One sum, term by term, of the taps that meet an input. Static: an address of the agent would make all
-  // its shared memory generic.
-  static __device__ __noinline__ float careful_sum(const Parameters& p, int64 n, int channel, int rz, int ry,
-                                                   int rx, int z, int y, int x) {
-    if (channel >= channels) return 0.0f;
-    const int r[3] = {rz, ry, rx};
-    const int cell[3] = {z, y, x};
-    float sum = bias(p, channel);
-    for (int input = 0; input < C::in_channels; ++input) {
-      float part = 0.0f;
-      for (int i = 0; i < Terms::count(0, rz) * Terms::count(1, ry) * Terms::count(2, rx); ++i) {
-        const int m[3] = {i / (Terms::count(2, rx) * Terms::count(1, ry)),
-                          i / Terms::count(2, rx) % Terms::count(1, ry), i % Terms::count(2, rx)};
-        int64 at = n * C::input_stride(0) + input * C::input_stride(1);
-        int tap = 0;
-        bool meets = true;
-        for (int d = 0; d < 3; ++d) {
-          const int position = cell[d] * static_cast<int>(C::step(d)) + Terms::offset(d, r[d], m[d]);
-          meets &= position >= 0 && position < C::input_size(d);
-          at += position * C::input_stride(d + 2);
-          tap = tap * static_cast<int>(C::kernel(d)) + Terms::tap(d, r[d], m[d]);
-        }
-        if (!meets) continue;
-        float a = weight(p, channel, input, tap);
-        float b = load_one<typename Tail::Input>(p.input, at);
-        if constexpr (C::rounds_to_tf32) a = round_to_tf32(a), b = round_to_tf32(b);
-        part = fmaf(a, b, part);
-      }
-      sum += part;
-    }
-    return sum;
-  }
-
-  template <bool careful, int rz, int ry>
-  __device__ __forceinline__ void sums_of(Sums& sum, const Weights& w, const Columns& c, const Tile& tile,
-                                          int y, int column) const {
-    if constexpr (!careful) {
-      convolve<rz, ry>(sum, w, c);
-    } else {
-      for_constant<row_tiles>([&](auto m_) {
-        constexpr int m = decltype(m_)::value;
-        for_constant<classes_x>([&](auto rx_) {
-          constexpr int rx = decltype(rx_)::value;
-          for_constant<spans * 4>([&](auto i_) {
-            constexpr int i = decltype(i_)::value;
-            sum[m][rx][i / 4][i % 4] =
-                careful_sum(p, tile.n, m * 16 + i % 4 / 2 * 8 + quad, rz, ry, rx, tile.z, tile.y + y,
-                            tile.x + (column * spans + i / 4) * 8 + 2 * in_quad + i % 2);
-          });
-        });
-      });
-    }
   }
 
   // --- Chains ---
@@ -577,6 +577,36 @@ struct ThinMma {
     return Chain::value(x, own.value[0], none, 0);
   }
 
+  // Two values of a channel through the before-chain, from which `pivot` is taken. Where the chain begins
+  // with a sigmoid, one reciprocal serves both: special functions are what limits this kernel. The product of
+  // two exponentials stays finite; with sums of at most 1e5 (input_limit) what the bound on them moves is
+  // less than 1e-12.
+  static __device__ __forceinline__ void before(float& a, float& b, const ChannelValues<Before, 1>& own,
+                                                float pivot) {
+    if constexpr (!Numbers::pairs) {
+      a = apply<Before>(a, own) - pivot;
+      b = apply<Before>(b, own) - pivot;
+    } else {
+      using Rest = typename Numbers::Rest;
+      const float u = 1.0f + pointwise::exp2_fast(fminf(a * -1.4426950408889634f, 60.0f));
+      const float v = 1.0f + pointwise::exp2_fast(fminf(b * -1.4426950408889634f, 60.0f));
+      const float both = pointwise::reciprocal_fast(u * v);
+      const float of_a = both * v, of_b = both * u;
+      if constexpr (Numbers::swish_alone) {
+        a = fmaf(a, of_a, -pivot);
+        b = fmaf(b, of_b, -pivot);
+      } else {
+        const typename Rest::template Tensors<1> none;
+        a = Rest::value(Numbers::begins_with_swish ? a * of_a : of_a, own.value[0], none, 0) - pivot;
+        b = Rest::value(Numbers::begins_with_swish ? b * of_b : of_b, own.value[0], none, 0) - pivot;
+      }
+    }
+  }
+
+  // The first of the lane's two neighbours in a span of an item.
+  __device__ __forceinline__ int cell_of(const Tile& tile, int column, int span) const {
+    return tile.x + (column * spans + span) * 8 + 2 * in_quad;
+  }
   // Whether the lane's element (cell 2 in_quad + i of the last span, class rx) can lie beyond the row's end.
   static constexpr __device__ bool may_end(int i, int rx) {
     return ((Numbers::tiles_x * columns * spans - 1) * 8 + 6 + i) * classes_x + rx >= out_x;
@@ -584,21 +614,26 @@ struct ThinMma {
   static __device__ __forceinline__ bool ends(int cell, int i, int rx) {
     return may_end(i, rx) && (cell + i) * classes_x + rx >= out_x;
   }
-  // Whether the output has all classes of a row of cells.
-  static __device__ __forceinline__ bool is_inside(const Tile& tile, int y) {
-    return (tile.z + 1) * classes_z <= out_z && (tile.y + y + 1) * classes_y <= out_y;
+  // Whether the output has a class of a row of cells.
+  static __device__ __forceinline__ bool has_plane(const Tile& tile, int rz) {
+    return out_z % classes_z == 0 || tile.z * classes_z + rz < out_z;
   }
-  // Calls body(rz, ry) for the classes of the row that the output has.
-  template <bool inside, class Body>
-  static __device__ __forceinline__ void for_each_row(const Tile& tile, int y, Body&& body) {
-    for_constant<classes_z>([&](auto rz_) {
-      constexpr int rz = decltype(rz_)::value;
-      if (inside || tile.z * classes_z + rz < out_z) {
-        for_constant<classes_y>([&](auto ry_) {
-          constexpr int ry = decltype(ry_)::value;
-          if (inside || (tile.y + y) * classes_y + ry < out_y) body(rz_, ry_);
-        });
-      }
+  static __device__ __forceinline__ bool has_row(const Tile& tile, int y, int ry) {
+    return out_y % classes_y == 0 || (tile.y + y) * classes_y + ry < out_y;
+  }
+  static __device__ __forceinline__ int rows_of(const Tile& tile) {
+    return cells_y - tile.y < tile_y ? cells_y - tile.y : tile_y;
+  }
+
+  // body(row tile, half of it, class of x, span, sums of two neighbouring cells) for all of a lane's sums.
+  template <class Body>
+  static __device__ __forceinline__ void for_each_pair(Sums& sum, Body&& body) {
+    for_constant<spans * classes_x * row_tiles * 2>([&](auto k_) {
+      constexpr int k = decltype(k_)::value;
+      constexpr int m = k / 2 % row_tiles;
+      constexpr int rx = k / 2 / row_tiles % classes_x;
+      constexpr int span = k / 2 / row_tiles / classes_x;
+      body(Constant<m>{}, Constant<k % 2>{}, Constant<rx>{}, Constant<span>{}, sum[m][rx][span] + k % 2 * 2);
     });
   }
 
@@ -610,12 +645,10 @@ struct ThinMma {
     int count = 0;
   };
 
-  template <bool careful>
   __device__ __forceinline__ void begin(Distances& own, const Weights& w, const Columns& c,
-                                        const Operands<Before>& operands, const Tile& tile, int y,
-                                        int column) const {
+                                        const Operands<Before>& operands) const {
     Sums sum;
-    sums_of<careful, 0, 0>(sum, w, c, tile, y, column);
+    convolve<0, 0>(sum, w, c);
     for_constant<row_tiles * 2>([&](auto half_) {
       constexpr int half = decltype(half_)::value;
       const float value = apply<Before>(sum[half / 2][0][0][half % 2 * 2], operands.row[half / 2][half % 2]);
@@ -623,62 +656,50 @@ struct ThinMma {
     });
   }
 
-  template <bool careful, bool inside>
   __device__ __forceinline__ void add(Distances& own, const Weights& w, const Columns& c,
                                       const Operands<Before>& operands, const Tile& tile, int y,
                                       int column) const {
-    for_each_row<inside>(tile, y, [&](auto rz_, auto ry_) {
-      constexpr int rz = decltype(rz_)::value;
-      constexpr int ry = decltype(ry_)::value;
+    for_constant<classes_z * classes_y>([&](auto r_) {
+      constexpr int rz = decltype(r_)::value / classes_y;
+      constexpr int ry = decltype(r_)::value % classes_y;
+      const bool exists = has_plane(tile, rz) && has_row(tile, y, ry);
       Sums sum;
-      sums_of<careful, rz, ry>(sum, w, c, tile, y, column);
-      for_constant<spans>([&](auto span_) {
-        constexpr int span = decltype(span_)::value;
-        const int cell = tile.x + (column * spans + span) * 8 + 2 * in_quad;
-        for_constant<classes_x>([&](auto rx_) {
-          constexpr int rx = decltype(rx_)::value;
-          for_constant<row_tiles * 2>([&](auto half_) {
-            constexpr int half = decltype(half_)::value;
-            constexpr int m = half / 2;
-            constexpr int h = half % 2;
-            float* pair = sum[m][rx][span] + 2 * h;
-            pair[0] = apply<Before>(pair[0], operands.row[m][h]);
-            pair[1] = apply<Before>(pair[1], operands.row[m][h]);
-            for_constant<2>([&](auto i_) {
-              constexpr int i = decltype(i_)::value;
-              const float distance = pair[i] - own.pivot[m][h];
-              if (!ends(cell, i, rx)) {
-                own.sum[m][h] += distance;
-                own.square[m][h] = fmaf(distance, distance, own.square[m][h]);
-              }
-            });
-          });
-          for_constant<2>([&](auto i_) {
-            constexpr int i = decltype(i_)::value;
-            own.count += !ends(cell, i, rx);
-          });
-        });
+      convolve<rz, ry>(sum, w, c);
+      for_each_pair(sum, [&](auto m, auto h, auto rx, auto span, float* pair) {
+        before(pair[0], pair[1], operands.row[m][h], own.pivot[m][h]);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          if (!exists || ends(cell_of(tile, column, span), i, rx)) continue;
+          own.sum[m][h] += pair[i];
+          own.square[m][h] = fmaf(pair[i], pair[i], own.square[m][h]);
+        }
       });
     });
+    // How many of the lane's elements those were.
+    int of_row = 0;
+#pragma unroll
+    for (int k = 0; k < spans * classes_x * 2; ++k)
+      of_row += !ends(cell_of(tile, column, k / 2 / classes_x), k % 2, k / 2 % classes_x);
+    int rows = 0, planes = 0;
+#pragma unroll
+    for (int ry = 0; ry < classes_y; ++ry) rows += has_row(tile, y, ry);
+#pragma unroll
+    for (int rz = 0; rz < classes_z; ++rz) planes += has_plane(tile, rz);
+    own.count += planes * rows * of_row;
   }
 
-  template <bool careful>
-  __device__ __forceinline__ void measure(const Tile& tile, const Weights& w) const {
+  __device__ __forceinline__ void measure(const Tile& tile, int buffer, const Weights& w) const {
     Operands<Before> operands;
     operands.load(p, tile.n, quad);
     Distances own;
-    const int rows = cells_y - tile.y < tile_y ? cells_y - tile.y : tile_y;
+    const int items = rows_of(tile) * columns;
 #pragma unroll 1
-    for (int item = warp; item < rows * columns; item += warps) {
+    for (int item = warp; item < items; item += warps) {
       const int y = item / columns;
       const int column = item % columns;
-      const Columns c = columns_of(y, column);
-      if (item == warp) begin<careful>(own, w, c, operands, tile, y, column);
-      if (!careful && is_inside(tile, y)) {
-        add<careful, true>(own, w, c, operands, tile, y, column);
-      } else {
-        add<careful, false>(own, w, c, operands, tile, y, column);
-      }
+      const Columns c = columns_of(buffer, y, column);
+      if (item == warp) begin(own, w, c, operands);
+      add(own, w, c, operands, tile, y, column);
     }
     const float count = lanes_sum<4>(static_cast<float>(own.count));
     const float per_element = 1.0f / count;
@@ -693,6 +714,11 @@ struct ThinMma {
         to[2] = fmaf(-sum, sum * per_element, square);
       }
     }
+  }
+
+  // The moments of the warps to those of the tile; those of the tiles to those of the sample, by the block
+  // that comes last.
+  __device__ __forceinline__ void merge_warps(const Tile& tile) const {
     __syncthreads();
     for (int group = warp; group < groups; group += warps) {
       Moments all;
@@ -713,13 +739,12 @@ struct ThinMma {
     }
     uint32* counters = p.control + 4 + tile.n * 4;
     if (arrives_last(counters, Numbers::tiles)) {
-      merge(tile.n);
+      merge_tiles(tile.n);
       publish(counters + 2, 1u);
     }
   }
 
-  // The moments of a sample's slabs, a warp for each.
-  __device__ __forceinline__ void merge(int64 n) const {
+  __device__ __forceinline__ void merge_tiles(int64 n) const {
     for (int group = warp; group < groups; group += warps) {
       Moments all;
       for (int i = lane; i < Numbers::tiles; i += 32) {
@@ -739,26 +764,17 @@ struct ThinMma {
   }
 
   // --- Pass 2 ---
-  struct Scales {
-    float scale[row_tiles][2];
-    float shift[row_tiles][2];
+  struct Chains {
+    Operands<Before> before;
+    Operands<After> after;
+    ChannelNorm<Tail> norm[row_tiles][2];
   };
-  __device__ __forceinline__ void load_scales(Scales& own, int64 n) const {
-    if constexpr (Tail::has_norm) {
-#pragma unroll
-      for (int half = 0; half < 2 * row_tiles; ++half) {
-        const int channel = half * 8 + quad < channels ? half * 8 + quad : 0;
-        const float* slab = p.statistics + 2 * (n * groups + channel / Tail::group_channels);
-        const float scale = Tail::weight(p, channel) * load_shared_by_blocks(slab + 1);
-        own.scale[half / 2][half % 2] = scale;
-        own.shift[half / 2][half % 2] = fmaf(-load_shared_by_blocks(slab), scale, Tail::bias(p, channel));
-      }
-    }
-  }
 
-  // The place in the output of the first element of a tile's row.
-  static __device__ __forceinline__ int64 output_index(const Tile& tile, int channel, int z, int y) {
-    return (((tile.n * channels + channel) * out_z + z) * out_y + y) * out_x + tile.x * classes_x;
+  // The place in the output of the first element of a run's chunk.
+  static __device__ __forceinline__ int64 output_index(const Tile& tile, int channel, int z, int row,
+                                                       int run) {
+    return (((tile.n * channels + channel) * out_z + z) * out_y + row) * out_x +
+           (tile.x + run * run_x) * classes_x;
   }
   // Elements from the 16-byte boundary before it.
   __device__ __forceinline__ int phase(int64 index) const {
@@ -767,172 +783,307 @@ struct ThinMma {
                             width);
   }
 
-  template <bool careful, bool inside>
-  __device__ __forceinline__ void put(const Tile& tile, const Weights& w, const Operands<Before>& operands,
-                                      const Operands<After>& after, const Scales& scales,
-                                      unsigned char* buffer, int first_y, int y, int column) const {
-    const Columns c = columns_of(first_y + y, column);
-    const int first_row = (tile.y + first_y) * classes_y;
-    for_each_row<inside>(tile, first_y + y, [&](auto rz_, auto ry_) {
-      constexpr int rz = decltype(rz_)::value;
+  // An item's outputs of one class of z to where they lie in the warp's stage; `first` is the phase of the
+  // lane's channel (8 channels further it is the same: a vector has 4 or 8 elements).
+  template <int rz>
+  __device__ __forceinline__ void put(const Tile& tile, int buffer, const Weights& w, const Chains& chains,
+                                      int y, int run, int column, int first) const {
+    const int at_column = run * (run_x / (8 * spans)) + column;
+    const Columns c = columns_of(buffer, y, at_column);
+    unsigned char* lane_stage =
+        s.stage[warp] +
+        (quad * channel_pitch + (column * spans * 8 + 2 * in_quad) * classes_x) * Output::bytes;
+    for_constant<classes_y>([&](auto ry_) {
       constexpr int ry = decltype(ry_)::value;
-      const int row = y * classes_y + ry;
-      // 8 channels further the phase is the same: a vector has 4 or 8 elements.
-      const int64 index =
-          output_index(tile, quad, tile.z * classes_z + rz, first_row + (whole_rows ? 0 : row));
-      unsigned char* to = buffer + (quad * channel_pitch + rz * plane_pitch + row * row_pitch + phase(index) +
-                                    (column * spans * 8 + 2 * in_quad) * classes_x) *
-                                       Output::bytes;
+      const int start = whole_rows ? first + ry * out_x : (first + ry * out_x) % width + ry * chunk_pitch;
+      unsigned char* to = lane_stage + start * Output::bytes;
       Sums sum;
-      sums_of<careful, rz, ry>(sum, w, c, tile, first_y + y, column);
-      for_constant<spans>([&](auto span_) {
-        constexpr int span = decltype(span_)::value;
-        const int cell = tile.x + (column * spans + span) * 8 + 2 * in_quad;
-        for_constant<classes_x>([&](auto rx_) {
-          constexpr int rx = decltype(rx_)::value;
-          for_constant<row_tiles * 2>([&](auto half_) {
-            constexpr int half = decltype(half_)::value;
-            constexpr int m = half / 2;
-            constexpr int h = half % 2;
-            float* pair = sum[m][rx][span] + 2 * h;
-            pair[0] = apply<Before>(pair[0], operands.row[m][h]);
-            pair[1] = apply<Before>(pair[1], operands.row[m][h]);
-            for_constant<2>([&](auto i_) {
-              constexpr int i = decltype(i_)::value;
-              float value = pair[i];
-              if constexpr (Tail::has_norm) value = fmaf(value, scales.scale[m][h], scales.shift[m][h]);
-              value = apply<After>(value, after.row[m][h]);
-              const bool in_range = channels % 16 == 0 || half * 8 + quad < channels;
-              if (in_range && !ends(cell, i, rx))
-                store_one<Output>(to, half * 8 * channel_pitch + (span * 8 + i) * classes_x + rx, value);
-            });
-          });
-        });
+      convolve<rz, ry>(sum, w, c);
+      for_each_pair(sum, [&](auto m, auto h, auto rx, auto span, float* pair) {
+        before(pair[0], pair[1], chains.before.row[m][h], 0.0f);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float value = apply<After>(chains.norm[m][h].apply(pair[i]), chains.after.row[m][h]);
+          // A row of cells that the output has in part is the last of its chunk: what lies behind is not
+          // sent.
+          const bool in_range = channels % 16 == 0 || m * 16 + h * 8 + quad < channels;
+          if (in_range && !ends(cell_of(tile, at_column, span), i, rx))
+            store_one<Output>(to, (m * 2 + h) * 8 * channel_pitch + (span * 8 + i) * classes_x + rx, value);
+        }
       });
     });
   }
 
-  template <bool careful>
-  __device__ __forceinline__ void write(const Tile& tile, const Weights& w) const {
-    Operands<Before> operands;
-    Operands<After> after;
-    Scales scales;
-    operands.load(p, tile.n, quad);
-    after.load(p, tile.n, quad);
-    load_scales(scales, tile.n);
-#pragma unroll 1
-    for (int first_y = 0, turn = 0; first_y < tile_y; first_y += Numbers::stage_y, ++turn) {
-      const int left = (cells_y - tile.y < tile_y ? cells_y - tile.y : tile_y) - first_y;
-      if (left <= 0) break;
-      const int rows = left < Numbers::stage_y ? left : Numbers::stage_y;
-      unsigned char* buffer = s.stage[turn % 2];
-#pragma unroll 1
-      for (int item = warp; item < rows * columns; item += warps) {
-        const int y = item / columns;
-        const int column = item % columns;
-        if (!careful && is_inside(tile, first_y + y)) {
-          put<careful, true>(tile, w, operands, after, scales, buffer, first_y, y, column);
-        } else {
-          put<careful, false>(tile, w, operands, after, scales, buffer, first_y, y, column);
+  // What the warp put together to where it belongs: some lanes for each channel, a vector a lane. A vector at
+  // the end that the next chunk goes on with stays for it (`goes_on`), as one at the beginning did from the
+  // last (`continues`).
+  static constexpr int most_vectors = (chunk_elements + width - 1) / width;
+  static constexpr int lanes_of_chunk = most_vectors > 16 ? 32 : most_vectors > 8 ? 16 : 8;
+  static constexpr int at_once = 32 / lanes_of_chunk;
+  // Phases repeat after `period` channels: the addresses of a few serve all.
+  static constexpr int period = Tail::spatial % width == 0       ? 1
+                                : Tail::spatial * 2 % width == 0 ? 2
+                                : Tail::spatial * 4 % width == 0 ? 4
+                                                                 : 8;
+  static constexpr int residues = period > at_once ? period / at_once : 1;
+
+  __device__ __forceinline__ void send(const Tile& tile, int z, int row, int run, int chunk, int length,
+                                       bool continues, bool goes_on) const {
+    unsigned char* stage = s.stage[warp] + chunk * chunk_pitch * Output::bytes;
+    const int sub = lane / lanes_of_chunk;
+    const int own = lane % lanes_of_chunk;
+    char* first = static_cast<char*>(p.output) + output_index(tile, sub, z, row, run) * Output::bytes;
+    const unsigned char* from = stage + sub * channel_pitch * Output::bytes + own * 16;
+#pragma unroll
+    for (int j = 0; j < residues; ++j) {
+      const uint64 at = reinterpret_cast<uint64>(first + j * at_once * Tail::spatial * Output::bytes);
+      const int shift = static_cast<int>(at % 16) / Output::bytes;
+      const int full = (shift + length) / width;
+      const bool begins = !continues && shift > 0;
+      char* to = reinterpret_cast<char*>(at & ~static_cast<uint64>(15)) + own * 16;
+#pragma unroll
+      for (int v = 0; v * lanes_of_chunk < most_vectors; ++v) {
+        const int vector = own + v * lanes_of_chunk;
+        const bool whole = vector < full && !(begins && vector == 0);
+#pragma unroll
+        for (int k = j * at_once; k < channels; k += residues * at_once) {
+          if (!whole || (channels % at_once != 0 && k + sub >= channels)) continue;
+          const int64 ahead = static_cast<int64>(k - j * at_once) * Tail::spatial * Output::bytes;
+          __stcs(reinterpret_cast<uint4*>(to + ahead + v * lanes_of_chunk * 16),
+                 *reinterpret_cast<const uint4*>(from + k * channel_pitch * Output::bytes +
+                                                 v * lanes_of_chunk * 16));
         }
       }
-      send(tile, buffer, first_y, rows);
+    }
+    if (!continues || !goes_on) send_ends(stage, tile, z, row, run, length, continues, goes_on);
+    if (goes_on) {
+      __syncwarp();
+#pragma unroll 1
+      for (int channel = lane; channel < channels; channel += 32) {
+        uint4* vector = reinterpret_cast<uint4*>(stage + channel * channel_pitch * Output::bytes);
+        const int end = phase(output_index(tile, channel, z, row, run)) + length;
+        if (end % width != 0) vector[0] = vector[end / width];
+      }
     }
   }
 
-  // A chunk of a stage: where it lies in the buffer, where it goes, how long it is.
-  struct Chunk {
-    int from;  // all in elements
-    int64 to;
-    int length;
-    int head;    // before the first whole vector
-    int middle;  // in whole vectors
-  };
-  __device__ __forceinline__ Chunk chunk_of(const Tile& tile, int first_y, int rows, int i) const {
-    const int channel = i / (classes_z * chunks_of_plane);
-    const int rz = i / chunks_of_plane % classes_z;
-    const int row = i % chunks_of_plane;
-    const int z = tile.z * classes_z + rz;
-    const int y = (tile.y + first_y) * classes_y + row;
-    const int rows_left = z < out_z && row < rows * classes_y ? out_y - y : 0;
-    const int left = whole_rows ? rows_left * out_x : rows_left > 0 ? out_x - tile.x * classes_x : 0;
-    const int most = whole_rows ? rows * classes_y * out_x : tile_x * classes_x;
-    Chunk chunk;
-    chunk.to = output_index(tile, channel, z, y);
-    const int shift = phase(chunk.to);
-    chunk.from = channel * channel_pitch + rz * plane_pitch + row * row_pitch + shift;
-    chunk.length = left < 0 ? 0 : left < most ? left : most;
-    chunk.head = (width - shift) % width;
-    chunk.head = chunk.head < chunk.length ? chunk.head : chunk.length;
-    chunk.middle = (chunk.length - chunk.head) / width * width;
-    return chunk;
+  // The elements beside whole vectors, one by one.
+  __device__ __forceinline__ void send_ends(const unsigned char* stage, const Tile& tile, int z, int row,
+                                            int run, int length, bool continues, bool goes_on) const {
+    using Element = typename Bits<Output::bytes>::Type;
+#pragma unroll 1
+    for (int channel = lane / 2; channel < channels; channel += 16) {
+      const int64 index = output_index(tile, channel, z, row, run);
+      const int shift = phase(index);
+      const int end = shift + length;
+      const bool is_end = lane % 2 == 1;
+      int i = is_end ? end / width * width : shift;
+      int behind = is_end ? end : shift > 0 ? (end < width ? end : width) : shift;
+      if (i < shift) i = shift;
+      if (is_end ? goes_on : continues) behind = i;
+      const auto* from = reinterpret_cast<const Element*>(stage) + channel * channel_pitch;
+      auto* to = static_cast<Element*>(p.output) + (index - shift);
+#pragma unroll 1
+      for (; i < behind; ++i) to[i] = from[i];
+    }
   }
 
-  // The rows of a stage to where they belong, a warp for each chunk. Bulk copies took 0.23 ms more on s60: a
-  // hundred cycles for each, whatever its size. The buffer may be written again after the next stage's
-  // barrier.
-  __device__ __forceinline__ void send(const Tile& tile, const unsigned char* buffer, int first_y,
-                                       int rows) const {
-    using Element = typename Bits<Output::bytes>::Type;
-    // Where a warp's chunks are the same one of channels so far apart that phases repeat, only addresses go
-    // on.
-    constexpr int of_channel = classes_z * chunks_of_plane;
-    constexpr int further = warps / of_channel;  // channels
-    constexpr bool alike = warps % of_channel == 0 && further * Tail::spatial % width == 0;
-    __syncthreads();
-    if (warp >= chunks) return;
-    Chunk chunk = chunk_of(tile, first_y, rows, warp);
+  __device__ __forceinline__ void write(const Tile& tile, int buffer, const Weights& w) const {
+    Chains chains;
+    chains.before.load(p, tile.n, quad);
+    chains.after.load(p, tile.n, quad);
+    for_constant<2 * row_tiles>([&](auto half_) {
+      constexpr int half = decltype(half_)::value;
+      chains.norm[half / 2][half % 2].load(p, tile.n, half * 8 + quad < channels ? half * 8 + quad : 0);
+    });
+    const int rows = rows_of(tile);
+    const int strips = (rows + strip_y - 1) / strip_y * runs;
 #pragma unroll 1
-    for (int i = warp; i < chunks; i += warps) {
-      if constexpr (!alike) chunk = chunk_of(tile, first_y, rows, i);
-      const auto* from = reinterpret_cast<const Element*>(buffer) + chunk.from;
-      auto* to = static_cast<Element*>(p.output) + chunk.to;
-#pragma unroll 2
-      for (int k = chunk.head + lane * width; k < chunk.head + chunk.middle; k += 32 * width)
-        __stcs(reinterpret_cast<uint4*>(to + k), *reinterpret_cast<const uint4*>(from + k));
-      const int behind = chunk.head + chunk.middle + lane;
-      if (lane < chunk.head) to[lane] = from[lane];
-      if (behind < chunk.length) to[behind] = from[behind];
-      chunk.from += further * channel_pitch;
-      chunk.to += further * Tail::spatial;
+    for (int strip = warp; strip < strips; strip += warps) {
+      const int run = strip % runs;
+      const int first_y = strip / runs * strip_y;
+      const int behind_y = first_y + strip_y < rows ? first_y + strip_y : rows;
+      for_constant<classes_z>([&](auto rz_) {
+        constexpr int rz = decltype(rz_)::value;
+        if (!has_plane(tile, rz)) return;
+        const int z = tile.z * classes_z + rz;
+#pragma unroll 1
+        for (int y = first_y; y < behind_y; ++y) {
+          const int row = (tile.y + y) * classes_y;
+          const int first = phase(output_index(tile, quad, z, row, run));
+#pragma unroll 1
+          for (int column = 0; column < run_x / (8 * spans); ++column)
+            put<rz>(tile, buffer, w, chains, y, run, column, first);
+          __syncwarp();
+          if constexpr (whole_rows) {
+            const int left = (out_y - row) * out_x;
+            send(tile, z, row, run, 0, left < chunk_elements ? left : chunk_elements, y > first_y,
+                 y + 1 < behind_y);
+          } else {
+            const int left = out_x - (tile.x + run * run_x) * classes_x;
+#pragma unroll 1
+            for (int ry = 0; left > 0 && ry < classes_y && row + ry < out_y; ++ry)
+              send(tile, z, row + ry, run, ry, left < chunk_elements ? left : chunk_elements, false, false);
+          }
+          __syncwarp();
+        }
+      });
+    }
+  }
+
+  // --- Tiles that need care: every output for itself, summed term by term over the taps that meet an input.
+  // Apart and small: they are rare. Static: an address of the agent would make all its shared memory generic.
+  static __device__ __noinline__ float careful_value(const Parameters& p, int64 n, int channel, int z, int y,
+                                                     int x) {
+    const int out[3] = {z, y, x};
+    float sum = bias(p, channel);
+#pragma unroll 1
+    for (int input = 0; input < C::in_channels; ++input) {
+      float part = 0.0f;
+#pragma unroll 1
+      for (int tap = 0; tap < C::taps; ++tap) {
+        int at_tap = tap;
+        int64 at = n * C::input_stride(0) + input * C::input_stride(1);
+        bool meets = true;
+#pragma unroll
+        for (int d = 2; d >= 0; --d) {
+          const int kernel = static_cast<int>(C::kernel(d));
+          const int step = static_cast<int>(C::tap_step(d));
+          const int r = out[d] % Terms::classes(d);
+          const int m = (at_tap % kernel - static_cast<int>(C::first(d, r))) / step;
+          meets &= at_tap % kernel == static_cast<int>(C::first(d, r)) + m * step && m >= 0 &&
+                   m < Terms::count(d, r);
+          const int position = out[d] / Terms::classes(d) * static_cast<int>(C::step(d)) +
+                               static_cast<int>(C::base(d, r)) + m * static_cast<int>(C::delta(d));
+          meets &= position >= 0 && position < C::input_size(d);
+          at += position * C::input_stride(d + 2);
+          at_tap /= kernel;
+        }
+        if (!meets) continue;
+        float a = weight(p, channel, input, tap);
+        float b = load_one<typename Tail::Input>(p.input, at);
+        if constexpr (C::rounds_to_tf32) a = round_to_tf32(a), b = round_to_tf32(b);
+        part = fmaf(a, b, part);
+      }
+      sum += part;
+    }
+    ChannelValues<Before, 1> before;
+    before.load(p, n, channel);
+    return apply<Before>(sum, before);
+  }
+
+  // body(z, y, x) for the lane's outputs of a channel of the tile.
+  template <class Body>
+  static __device__ __forceinline__ void for_each_output(const Tile& tile, Body&& body) {
+    const int first_y = tile.y * classes_y, first_x = tile.x * classes_x;
+    const int rows = out_y - first_y < tile_y * classes_y ? out_y - first_y : tile_y * classes_y;
+    const int row = out_x - first_x < tile_x * classes_x ? out_x - first_x : tile_x * classes_x;
+    const int planes = out_z - tile.z * classes_z < classes_z ? out_z - tile.z * classes_z : classes_z;
+#pragma unroll 1
+    for (int i = threadIdx.x % 32; i < planes * rows * row; i += 32)
+      body(tile.z * classes_z + i / (rows * row), first_y + i / row % rows, first_x + i % row);
+  }
+
+  static __device__ __noinline__ void measure_carefully(const Parameters& p, Shared& s, const Tile tile) {
+    const int warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+    for (int channel = lane; channel < channels; channel += 32) s.moments[warp][channel][0] = 0.0f;
+    __syncwarp();
+#pragma unroll 1
+    for (int channel = warp; channel < channels; channel += warps) {
+      Moments all;
+      for_each_output(tile, [&](int z, int y, int x) {
+        all.merge(1.0f, careful_value(p, tile.n, channel, z, y, x), 0.0f);
+      });
+      const float elements = lanes_sum<32>(all.count);
+      float mean, m2;
+      team_moments<32, threads>(all, elements, nullptr, mean, m2);
+      if (lane == 0) {
+        s.moments[warp][channel][0] = elements;
+        s.moments[warp][channel][1] = mean;
+        s.moments[warp][channel][2] = m2;
+      }
+    }
+  }
+
+  static __device__ __noinline__ void write_carefully(const Parameters& p, const Tile tile) {
+#pragma unroll 1
+    for (int channel = threadIdx.x / 32; channel < channels; channel += warps) {
+      ChannelValues<After, 1> after;
+      after.load(p, tile.n, channel);
+      ChannelNorm<Tail> norm;
+      norm.load(p, tile.n, channel);
+      for_each_output(tile, [&](int z, int y, int x) {
+        const float value = norm.apply(careful_value(p, tile.n, channel, z, y, x));
+        store_one<Output>(p.output, (((tile.n * channels + channel) * out_z + z) * out_y + y) * out_x + x,
+                          apply<After>(value, after));
+      });
     }
   }
 
   // --- Work ---
-  __device__ __forceinline__ uint32 take_ticket() const {
-    __syncthreads();
-    if (threadIdx.x == 0) s.ticket = atomicAdd(p.control, 1u);
-    __syncthreads();
-    return s.ticket;
-  }
+  // The passes of a block, one after the other: of a ticket the first pass of one tile and the second of the
+  // tile `lag` before, each where there is such a tile.
+  struct Pass {
+    int64 ticket;
+    bool is_second;
+  };
 
   __device__ __forceinline__ void run() const {
     Weights w;
-    load_weights(w);
     const float limit = input_limit();
+    clear_windows();
     const int64 tiles = p.batch * Numbers::tiles;
     const int64 lag = Tail::has_norm ? p.wave_units * Numbers::tiles : 0;
+    const auto first_pass = [&](int64 ticket) { return Pass{ticket, !Tail::has_norm || ticket >= tiles}; };
+    const auto tile_of = [&](const Pass& pass) {
+      return Tile(pass.is_second ? pass.ticket - lag : pass.ticket);
+    };
+    uint32 drawn = 0;  // of thread 0: the ticket after this one
+    if (threadIdx.x == 0) {
+      s.next[1] = atomicAdd(p.control, 1u);
+      drawn = atomicAdd(p.control, 1u);
+    }
+    __syncthreads();
+    Pass pass = first_pass(s.next[1]);
+    if (pass.ticket >= tiles + lag) return;
+    send_for_window(tile_of(pass), 0);
+    bool has_weights = false;
 #pragma unroll 1
-    for (int64 ticket = take_ticket(); ticket < tiles + lag; ticket = take_ticket()) {
-      if (Tail::has_norm && ticket < tiles) {
-        const Tile tile(ticket);
-        if (load_window(tile, limit)) {
-          measure<true>(tile, w);
-          if constexpr (in_registers) load_weights(w);  // anew: not kept in memory over the calls there
-        } else {
-          measure<false>(tile, w);
-        }
+    for (int turn = 0;; ++turn) {
+      // Anew after a tile that needs care: they are not kept in memory over the calls there.
+      if (!has_weights) load_weights(w);
+      const int buffer = turn % 2;
+      const Tile tile = tile_of(pass);
+      if (threadIdx.x == 0) {
+        if (Tail::has_norm && pass.is_second) wait_for(p.control + 4 + tile.n * 4 + 2, 1u);
+        s.next[buffer] = drawn;
       }
-      if (ticket >= lag) {
-        const Tile tile(ticket - lag);
-        if (Tail::has_norm && threadIdx.x == 0) wait_for(p.control + 4 + tile.n * 4 + 2, 1u);
-        if (load_window(tile, limit)) {
-          write<true>(tile, w);
-          if constexpr (in_registers) load_weights(w);
+      const bool careful = take_window(tile, buffer, limit);
+      // Nobody is in the pass before now. The next ticket is drawn while this one is worked on: it is held
+      // back until this one is done, which waits for lower ones alone.
+      const bool stays = !pass.is_second && pass.ticket >= lag;
+      const Pass next = stays ? Pass{pass.ticket, true} : first_pass(s.next[buffer]);
+      const bool ends = next.ticket >= tiles + lag;
+      if (!ends) send_for_window(tile_of(next), 1 - buffer);
+      if (!stays && threadIdx.x == 0) drawn = atomicAdd(p.control, 1u);
+      if (pass.is_second) {
+        if (careful) {
+          write_carefully(p, tile);
         } else {
-          write<false>(tile, w);
+          write(tile, buffer, w);
         }
+      } else {
+        if (careful) {
+          measure_carefully(p, s, tile);
+        } else {
+          measure(tile, buffer, w);
+        }
+        merge_warps(tile);
       }
+      has_weights = !in_registers || !careful;
+      if (ends) return;
+      pass = next;
     }
   }
 };

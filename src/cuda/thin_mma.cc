@@ -46,7 +46,8 @@ struct MmaNumbers {
   int64_t spans = 1;   // of 8 cells in an item
   int64_t tile_y = 1, tile_x = 0;
   int64_t tiles_y = 1, tiles_x = 1, tiles = 1;
-  int64_t run_x = 0;                           // cells of a row that a warp puts together
+  int64_t run_x = 0;                           // cells of a row that a warp puts together,
+  int64_t stage_y = 1;                         // and of how many rows
   int64_t chunk_pitch = 0, channel_pitch = 0;  // in elements
   int64_t window_z = 1, window_y = 1, window_x = 1;
   int64_t products = 0, row_tiles = 1;
@@ -102,6 +103,7 @@ struct MmaNumbers {
                                     .add("tiles_x", tiles_x)
                                     .add("tiles", tiles)
                                     .add("run_x", run_x)
+                                    .add("stage_y", stage_y)
                                     .add("chunk_pitch", chunk_pitch)
                                     .add("channel_pitch", channel_pitch)
                                     .add("stage_bytes", stage_bytes)
@@ -127,26 +129,29 @@ struct MmaNumbers {
     const int64_t item_x = 8 * spans;
     // What the warps put together takes at most 70 percent, two windows the rest.
     const int64_t most_stage_bytes = std::max<int64_t>(budget - fixed, 0) * 7 / 10 / warps();
-    const auto try_run = [&](int64_t cells_of_run) {
+    const auto try_run = [&](int64_t cells_of_run, int64_t rows) {
       const int64_t width = 16 / bytes;
       const bool whole = cells_of_run >= cells(2);
-      const int64_t chunk = whole ? classes(1) * shape.axes[2].out : cells_of_run * classes(2);
+      const int64_t chunk = whole ? rows * classes(1) * shape.axes[2].out : cells_of_run * classes(2);
       chunk_pitch = round_up(chunk + width - 1, width);
       // Neighbouring channels four words apart: with the four neighbours of a quad, and phases that differ
       // from channel to channel, no two lanes of a store meet in a bank.
       channel_pitch = chunk_pitch * (whole ? 1 : classes(1));
       while (channel_pitch % (8 * width) != width) channel_pitch += width;
       stage_bytes = shape.channels * channel_pitch * bytes;
-      return stage_bytes <= most_stage_bytes;
+      return stage_bytes <= most_stage_bytes && (rows == 1 || chunk <= 32 * width);
     };
     run_x = round_up(cells(2), item_x);
     // Pieces of rows also where there are too few rows for the warps.
     while (run_x > item_x && cells(1) * divide_up(cells(2), run_x) < warps()) run_x -= item_x;
-    while (run_x > 0 && !try_run(run_x)) run_x -= item_x;
+    while (run_x > 0 && !try_run(run_x, 1)) run_x -= item_x;
     if (run_x == 0) return;
     const int64_t pieces = divide_up(cells(2), run_x);
     run_x = round_up(divide_up(cells(2), pieces), item_x);
-    try_run(run_x);
+    // A vector for every lane, where whole rows are short.
+    stage_y = 1;
+    while (pieces == 1 && (stage_y + 1) * warps() <= cells(1) && try_run(run_x, stage_y + 1)) ++stage_y;
+    try_run(run_x, stage_y);
     cut_tiles(shape, cells(1), cells(2), (budget - fixed - warps() * stage_bytes) / 2);
     tiles = cells(0) * tiles_y * tiles_x;
     shared_bytes = warps() * stage_bytes + 2 * window_bytes(shape) + fixed;
@@ -213,7 +218,8 @@ class ThinMma final : public Kernel {
                                            : "registers")
         << '\n'
         << "tile: " << numbers_.tile_y << " rows of " << numbers_.tile_x << " cells, " << numbers_.tiles
-        << " tiles a sample, " << numbers_.run_x << " cells of a row stored at a time\n"
+        << " tiles a sample, " << numbers_.run_x << " cells of " << numbers_.stage_y
+        << (numbers_.stage_y == 1 ? " row" : " rows") << " stored at a time\n"
         << "lag: " << lag_samples_ << " samples between the passes\n"
         << "blocks: " << describe_blocks(blocks_, function_) << "passes: " << shape_.passes() << '\n'
         << "workspace: " << workspace_bytes() << " bytes\n";

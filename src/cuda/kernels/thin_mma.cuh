@@ -159,18 +159,20 @@ struct ThinMma {
   static constexpr int first_rest = in_registers ? 0 : products * row_tiles;
   static constexpr int shared_weights = first_rest + (splits ? products * row_tiles : 0);
 
-  // Rows on their way out, of a warp: `run_x` cells of a row, one class of z, all of y and x. A chunk is what
-  // is contiguous in the output: all of that where a run is a whole row, else one class of y.
+  // Rows on their way out, of a warp: `run_x` cells of a row, one class of z, all of y and x; where that is
+  // whole rows, `stage_y` rows. A chunk is what is contiguous in the output: all of that, or one class of y.
   static constexpr int run_x = Numbers::run_x;
   static constexpr int runs = tile_x / run_x;  // of a tile's row
   static constexpr bool whole_rows = Numbers::tiles_x == 1 && runs == 1;
-  static constexpr int chunks = whole_rows ? 1 : classes_y;
-  static constexpr int chunk_elements = whole_rows ? classes_y * out_x : run_x * classes_x;
+  static constexpr int stage_y = Numbers::stage_y;
+  static_assert(whole_rows || stage_y == 1);
+  static constexpr int chunk_elements = whole_rows ? stage_y * classes_y * out_x : run_x * classes_x;
   static constexpr int chunk_pitch = Numbers::chunk_pitch;
   static constexpr int channel_pitch = Numbers::channel_pitch;
   static constexpr int width = 16 / Output::bytes;
   // A warp's rows one after the other, where they are one piece of the output.
-  static constexpr int strip_y = whole_rows && out_x >= width ? (tile_y + warps - 1) / warps : 1;
+  static constexpr int strip_y =
+      whole_rows && out_x >= width ? (tile_y + warps * stage_y - 1) / (warps * stage_y) * stage_y : stage_y;
 
   struct alignas(16) Shared {
     alignas(16) unsigned char stage[warps][Numbers::stage_bytes];
@@ -770,24 +772,18 @@ struct ThinMma {
     ChannelNorm<Tail> norm[row_tiles][2];
   };
 
-  // The place in the output of the first element of a run's chunk.
-  static __device__ __forceinline__ int64 output_index(const Tile& tile, int channel, int z, int row,
-                                                       int run) {
-    return (((tile.n * channels + channel) * out_z + z) * out_y + row) * out_x +
-           (tile.x + run * run_x) * classes_x;
-  }
-  // Elements from the 16-byte boundary before it.
-  __device__ __forceinline__ int phase(int64 index) const {
-    return static_cast<int>((static_cast<uint32>(reinterpret_cast<uint64>(p.output) / Output::bytes) +
-                             static_cast<uint32>(index)) %
+  // Elements from the 16-byte boundary before it to where a channel goes whose channel 0 goes to `to`.
+  static __device__ __forceinline__ int phase(const char* to, int channel) {
+    return static_cast<int>((static_cast<uint32>(reinterpret_cast<uint64>(to)) / Output::bytes +
+                             static_cast<uint32>(channel) * static_cast<uint32>(Tail::spatial % width)) %
                             width);
   }
 
-  // An item's outputs of one class of z to where they lie in the warp's stage; `first` is the phase of the
-  // lane's channel (8 channels further it is the same: a vector has 4 or 8 elements).
+  // An item's outputs of one class of z to where they lie in the warp's stage. `start` is that of the lane's
+  // channel in the item's row (8 channels further the phase is the same: a vector has 4 or 8 elements).
   template <int rz>
   __device__ __forceinline__ void put(const Tile& tile, int buffer, const Weights& w, const Chains& chains,
-                                      int y, int run, int column, int first) const {
+                                      int y, int run, int column, int start) const {
     const int at_column = run * (run_x / (8 * spans)) + column;
     const Columns c = columns_of(buffer, y, at_column);
     unsigned char* lane_stage =
@@ -795,8 +791,8 @@ struct ThinMma {
         (quad * channel_pitch + (column * spans * 8 + 2 * in_quad) * classes_x) * Output::bytes;
     for_constant<classes_y>([&](auto ry_) {
       constexpr int ry = decltype(ry_)::value;
-      const int start = whole_rows ? first + ry * out_x : (first + ry * out_x) % width + ry * chunk_pitch;
-      unsigned char* to = lane_stage + start * Output::bytes;
+      const int row = whole_rows ? start + ry * out_x : (start + ry * out_x) % width + ry * chunk_pitch;
+      unsigned char* to = lane_stage + row * Output::bytes;
       Sums sum;
       convolve<rz, ry>(sum, w, c);
       for_each_pair(sum, [&](auto m, auto h, auto rx, auto span, float* pair) {
@@ -827,54 +823,53 @@ struct ThinMma {
                                                                  : 8;
   static constexpr int residues = period > at_once ? period / at_once : 1;
 
-  __device__ __forceinline__ void send(const Tile& tile, int z, int row, int run, int chunk, int length,
-                                       bool continues, bool goes_on) const {
-    unsigned char* stage = s.stage[warp] + chunk * chunk_pitch * Output::bytes;
+  __device__ __forceinline__ void send(unsigned char* stage, char* to, int length, bool continues,
+                                       bool goes_on) const {
     const int sub = lane / lanes_of_chunk;
     const int own = lane % lanes_of_chunk;
-    char* first = static_cast<char*>(p.output) + output_index(tile, sub, z, row, run) * Output::bytes;
+    const char* first = to + sub * Tail::spatial * Output::bytes;
     const unsigned char* from = stage + sub * channel_pitch * Output::bytes + own * 16;
 #pragma unroll
     for (int j = 0; j < residues; ++j) {
       const uint64 at = reinterpret_cast<uint64>(first + j * at_once * Tail::spatial * Output::bytes);
       const int shift = static_cast<int>(at % 16) / Output::bytes;
       const int full = (shift + length) / width;
-      const bool begins = !continues && shift > 0;
-      char* to = reinterpret_cast<char*>(at & ~static_cast<uint64>(15)) + own * 16;
+      const int begin = !continues && shift > 0 ? 1 : 0;
+      char* to_vector = reinterpret_cast<char*>(at & ~static_cast<uint64>(15)) + own * 16;
 #pragma unroll
       for (int v = 0; v * lanes_of_chunk < most_vectors; ++v) {
         const int vector = own + v * lanes_of_chunk;
-        const bool whole = vector < full && !(begins && vector == 0);
+        const bool whole = vector >= begin && vector < full;
 #pragma unroll
         for (int k = j * at_once; k < channels; k += residues * at_once) {
           if (!whole || (channels % at_once != 0 && k + sub >= channels)) continue;
           const int64 ahead = static_cast<int64>(k - j * at_once) * Tail::spatial * Output::bytes;
-          __stcs(reinterpret_cast<uint4*>(to + ahead + v * lanes_of_chunk * 16),
+          __stcs(reinterpret_cast<uint4*>(to_vector + ahead + v * lanes_of_chunk * 16),
                  *reinterpret_cast<const uint4*>(from + k * channel_pitch * Output::bytes +
                                                  v * lanes_of_chunk * 16));
         }
       }
     }
-    if (!continues || !goes_on) send_ends(stage, tile, z, row, run, length, continues, goes_on);
+    if (!continues || !goes_on) send_ends(stage, to, length, continues, goes_on);
     if (goes_on) {
       __syncwarp();
 #pragma unroll 1
       for (int channel = lane; channel < channels; channel += 32) {
         uint4* vector = reinterpret_cast<uint4*>(stage + channel * channel_pitch * Output::bytes);
-        const int end = phase(output_index(tile, channel, z, row, run)) + length;
+        const int end = phase(to, channel) + length;
         if (end % width != 0) vector[0] = vector[end / width];
       }
     }
   }
 
   // The elements beside whole vectors, one by one.
-  __device__ __forceinline__ void send_ends(const unsigned char* stage, const Tile& tile, int z, int row,
-                                            int run, int length, bool continues, bool goes_on) const {
+  static __device__ __forceinline__ void send_ends(const unsigned char* stage, char* to, int length,
+                                                   bool continues, bool goes_on) {
     using Element = typename Bits<Output::bytes>::Type;
+    const int lane = threadIdx.x % 32;
 #pragma unroll 1
     for (int channel = lane / 2; channel < channels; channel += 16) {
-      const int64 index = output_index(tile, channel, z, row, run);
-      const int shift = phase(index);
+      const int shift = phase(to, channel);
       const int end = shift + length;
       const bool is_end = lane % 2 == 1;
       int i = is_end ? end / width * width : shift;
@@ -882,9 +877,48 @@ struct ThinMma {
       if (i < shift) i = shift;
       if (is_end ? goes_on : continues) behind = i;
       const auto* from = reinterpret_cast<const Element*>(stage) + channel * channel_pitch;
-      auto* to = static_cast<Element*>(p.output) + (index - shift);
+      auto* goal = reinterpret_cast<Element*>(to) + channel * Tail::spatial - shift;
 #pragma unroll 1
-      for (; i < behind; ++i) to[i] = from[i];
+      for (; i < behind; ++i) goal[i] = from[i];
+    }
+  }
+
+  // A strip of rows of one class of z.
+  template <int rz>
+  __device__ __forceinline__ void write_strip(const Tile& tile, int buffer, const Weights& w,
+                                              const Chains& chains, int run, int first_y,
+                                              int behind_y) const {
+    const int x = (tile.x + run * run_x) * classes_x;
+    char* to =
+        static_cast<char*>(p.output) +
+        (((tile.n * channels * out_z + tile.z * classes_z + rz) * out_y + (tile.y + first_y) * classes_y) *
+             out_x +
+         x) *
+            Output::bytes;
+#pragma unroll 1
+    for (int y = first_y; y < behind_y; y += stage_y) {
+      const int start = phase(to, quad);
+      const int row = (tile.y + y) * classes_y;
+      const int rows = behind_y - y < stage_y ? behind_y - y : stage_y;
+#pragma unroll 1
+      for (int item = 0; item < rows * (run_x / (8 * spans)); ++item) {
+        const int of_stage = stage_y == 1 ? 0 : item / (run_x / (8 * spans));
+        put<rz>(tile, buffer, w, chains, y + of_stage, run, item - of_stage * (run_x / (8 * spans)),
+                start + of_stage * classes_y * out_x);
+      }
+      __syncwarp();
+      if constexpr (whole_rows) {
+        const int rows_left = out_y - row < rows * classes_y ? out_y - row : rows * classes_y;
+        send(s.stage[warp], to, rows_left * out_x, y > first_y, y + stage_y < behind_y);
+      } else {
+        const int length = out_x - x < chunk_elements ? out_x - x : chunk_elements;
+#pragma unroll 1
+        for (int ry = 0; length > 0 && ry < classes_y && row + ry < out_y; ++ry)
+          send(s.stage[warp] + ry * chunk_pitch * Output::bytes, to + ry * out_x * Output::bytes, length,
+               false, false);
+      }
+      __syncwarp();
+      to += stage_y * classes_y * out_x * Output::bytes;
     }
   }
 
@@ -900,33 +934,11 @@ struct ThinMma {
     const int strips = (rows + strip_y - 1) / strip_y * runs;
 #pragma unroll 1
     for (int strip = warp; strip < strips; strip += warps) {
-      const int run = strip % runs;
       const int first_y = strip / runs * strip_y;
       const int behind_y = first_y + strip_y < rows ? first_y + strip_y : rows;
       for_constant<classes_z>([&](auto rz_) {
         constexpr int rz = decltype(rz_)::value;
-        if (!has_plane(tile, rz)) return;
-        const int z = tile.z * classes_z + rz;
-#pragma unroll 1
-        for (int y = first_y; y < behind_y; ++y) {
-          const int row = (tile.y + y) * classes_y;
-          const int first = phase(output_index(tile, quad, z, row, run));
-#pragma unroll 1
-          for (int column = 0; column < run_x / (8 * spans); ++column)
-            put<rz>(tile, buffer, w, chains, y, run, column, first);
-          __syncwarp();
-          if constexpr (whole_rows) {
-            const int left = (out_y - row) * out_x;
-            send(tile, z, row, run, 0, left < chunk_elements ? left : chunk_elements, y > first_y,
-                 y + 1 < behind_y);
-          } else {
-            const int left = out_x - (tile.x + run * run_x) * classes_x;
-#pragma unroll 1
-            for (int ry = 0; left > 0 && ry < classes_y && row + ry < out_y; ++ry)
-              send(tile, z, row + ry, run, ry, left < chunk_elements ? left : chunk_elements, false, false);
-          }
-          __syncwarp();
-        }
+        if (has_plane(tile, rz)) write_strip<rz>(tile, buffer, w, chains, strip % runs, first_y, behind_y);
       });
     }
   }

@@ -46,8 +46,7 @@ struct MmaNumbers {
   int64_t spans = 1;   // of 8 cells in an item
   int64_t tile_y = 1, tile_x = 0;
   int64_t tiles_y = 1, tiles_x = 1, tiles = 1;
-  int64_t run_x = 0;                           // cells of a row that a warp puts together,
-  int64_t stage_y = 1;                         // and of how many rows
+  int64_t stage_y = 1;                         // rows of cells put together at a time
   int64_t chunk_pitch = 0, channel_pitch = 0;  // in elements
   int64_t window_z = 1, window_y = 1, window_x = 1;
   int64_t products = 0, row_tiles = 1;
@@ -78,7 +77,7 @@ struct MmaNumbers {
       const int64_t budget =
           std::min(gpu.shared_bytes_per_block, gpu.shared_bytes_per_multiprocessor / blocks - 1024);
       cut(shape, byte_size(problem.output.dtype), budget);
-      if (run_x > 0 && shared_bytes <= budget) break;
+      if (tile_x > 0) break;
     }
     blocks = std::max<int64_t>(blocks, 1);
   }
@@ -89,7 +88,9 @@ struct MmaNumbers {
     return std::max<int64_t>(1, parts * products * row_tiles) * 32 * 16;
   }
   int64_t window_bytes(const ThinShape& shape) const {
-    return divide_up(shape.in_channels, 4) * window_z * window_y * window_x * 16;
+    const int64_t pitch = std::min<int64_t>(shape.in_channels, 4);
+    const int64_t words = divide_up(shape.in_channels, 4) * window_z * window_y * window_x * pitch;
+    return round_up(words + 3, 4) * 4;
   }
 
   std::string source() const {
@@ -102,7 +103,6 @@ struct MmaNumbers {
                                     .add("tiles_y", tiles_y)
                                     .add("tiles_x", tiles_x)
                                     .add("tiles", tiles)
-                                    .add("run_x", run_x)
                                     .add("stage_y", stage_y)
                                     .add("chunk_pitch", chunk_pitch)
                                     .add("channel_pitch", channel_pitch)
@@ -121,70 +121,52 @@ struct MmaNumbers {
   }
 
  private:
-  // Runs, tiles, and how they lie in shared memory. run_x stays 0 where not even one item fits.
+  // Tiles, and how they lie in shared memory. tile_x stays 0 where not even one item fits a warp's share.
   void cut(const ThinShape& shape, int64_t bytes, int64_t budget) {
-    const int64_t fixed = weight_bytes() + warps() * row_tiles * 16 * 3 * 4 + 64;
+    const int64_t moment_bytes = row_tiles * 16 * 3 * 4;
+    const int64_t share = (budget - weight_bytes()) / warps() / 16 * 16 - moment_bytes;
     const auto classes = [&](size_t d) { return std::ssize(shape.axes[d].classes); };
     const auto cells = [&](size_t d) { return divide_up(shape.axes[d].out, classes(d)); };
     const int64_t item_x = 8 * spans;
-    // What the warps put together takes at most 70 percent, two windows the rest.
-    const int64_t most_stage_bytes = std::max<int64_t>(budget - fixed, 0) * 7 / 10 / warps();
-    const auto try_run = [&](int64_t cells_of_run, int64_t rows) {
-      const int64_t width = 16 / bytes;
-      const bool whole = cells_of_run >= cells(2);
-      const int64_t chunk = whole ? rows * classes(1) * shape.axes[2].out : cells_of_run * classes(2);
+    const int64_t width = 16 / bytes;
+    const auto fits = [&](int64_t cells_x, int64_t rows, int64_t rows_of_stage) {
+      const bool whole = cells_x >= cells(2);
+      const int64_t chunk = whole ? rows_of_stage * classes(1) * shape.axes[2].out : cells_x * classes(2);
       chunk_pitch = round_up(chunk + width - 1, width);
       // Neighbouring channels four words apart: with the four neighbours of a quad, and phases that differ
       // from channel to channel, no two lanes of a store meet in a bank.
       channel_pitch = chunk_pitch * (whole ? 1 : classes(1));
       while (channel_pitch % (8 * width) != width) channel_pitch += width;
       stage_bytes = shape.channels * channel_pitch * bytes;
-      return stage_bytes <= most_stage_bytes && (rows == 1 || chunk <= 32 * width);
-    };
-    run_x = round_up(cells(2), item_x);
-    // Pieces of rows also where there are too few rows for the warps.
-    while (run_x > item_x && cells(1) * divide_up(cells(2), run_x) < warps()) run_x -= item_x;
-    while (run_x > 0 && !try_run(run_x, 1)) run_x -= item_x;
-    if (run_x == 0) return;
-    const int64_t pieces = divide_up(cells(2), run_x);
-    run_x = round_up(divide_up(cells(2), pieces), item_x);
-    // A vector for every lane, where whole rows are short.
-    stage_y = 1;
-    while (pieces == 1 && (stage_y + 1) * warps() <= cells(1) && try_run(run_x, stage_y + 1)) ++stage_y;
-    try_run(run_x, stage_y);
-    cut_tiles(shape, cells(1), cells(2), (budget - fixed - warps() * stage_bytes) / 2);
-    tiles = cells(0) * tiles_y * tiles_x;
-    shared_bytes = warps() * stage_bytes + 2 * window_bytes(shape) + fixed;
-  }
-
-  // As many rows of a plane, or runs of a row, as the window may have, and no more than it takes to keep a
-  // warp busy for a while.
-  void cut_tiles(const ThinShape& shape, int64_t cells_y, int64_t cells_x, int64_t most_window_bytes) {
-    constexpr int64_t most_items_of_warp = 16;
-    const int64_t runs = divide_up(cells_x, run_x);
-    const auto fits = [&](int64_t rows, int64_t runs_of_row) {
       window_z = reach(shape.axes[0]) + 1;
       window_y = (rows - 1) * shape.axes[1].step + reach(shape.axes[1]) + 1;
-      window_x = (runs_of_row * run_x - 1) * shape.axes[2].step + reach(shape.axes[2]) + 1;
-      return window_bytes(shape) <= most_window_bytes &&
-             rows * runs_of_row * run_x <= most_items_of_warp * warps() * 8 * spans;
+      window_x = (cells_x - 1) * shape.axes[2].step + reach(shape.axes[2]) + 1;
+      shared_bytes = weight_bytes() + warps() * (stage_bytes + window_bytes(shape) + moment_bytes);
+      return stage_bytes + window_bytes(shape) <= share;
     };
-    int64_t runs_of_row = runs;
-    while (runs_of_row > 1 && !fits(1, runs_of_row)) --runs_of_row;
-    tiles_x = divide_up(runs, runs_of_row);
-    runs_of_row = divide_up(runs, tiles_x);
-    tile_x = runs_of_row * run_x;
-    // The fewest rounds of the warps over all tiles; of those the largest tile, which loads the least.
-    const auto rounds = [&](int64_t rows) {
-      return cells_y / rows * divide_up(rows * runs_of_row, warps()) +
-             divide_up(cells_y % rows * runs_of_row, warps());
+    for (tile_x = round_up(cells(2), item_x); tile_x > 0 && !fits(tile_x, 1, 1);) tile_x -= item_x;
+    if (tile_x == 0) return;
+    tiles_x = divide_up(cells(2), tile_x);
+    tile_x = round_up(divide_up(cells(2), tiles_x), item_x);
+    // A vector for every lane at a time, where whole rows are short; then as many rows as the window may
+    // have.
+    constexpr int64_t most_items = 16;  // more, and the last warps of a launch are alone for long
+    stage_y = 1;
+    const auto takes = [&](int64_t rows) {
+      return rows <= cells(1) && rows * shape.axes[2].out * classes(1) <= 32 * width &&
+             fits(tile_x, rows, rows);
     };
-    tile_y = 1;
-    for (int64_t rows = 2; rows <= cells_y && fits(rows, runs_of_row); ++rows) {
-      if (rounds(rows) <= rounds(tile_y)) tile_y = rows;
+    while (tiles_x == 1 && shape.axes[2].out >= width && takes(stage_y + 1)) ++stage_y;
+    int64_t stages = 1;
+    while (stages * stage_y < cells(1) && (stages + 1) * stage_y * tile_x / item_x <= most_items &&
+           fits(tile_x, (stages + 1) * stage_y, stage_y)) {
+      ++stages;
     }
-    tiles_y = divide_up(cells_y, tile_y);
-    fits(tile_y, runs_of_row);
+    tiles_y = divide_up(cells(1), stages * stage_y);
+    tile_y = round_up(divide_up(cells(1), tiles_y), stage_y);
+    tiles_y = divide_up(cells(1), tile_y);
+    tiles = cells(0) * tiles_y * tiles_x;
+    fits(tile_x, tile_y, stage_y);
   }
 };
 
@@ -198,8 +180,10 @@ class ThinMma final : public Kernel {
         function_(source(), problem.device, launch_numbers()) {
     const Number resident = function_.resident_clusters();
     // A tile's second pass comes when all tiles of its sample are surely measured.
-    lag_samples_ = when(shape_.parts.norm, minimum(shape_.batch, 1 + divide_up(resident * 2, numbers_.tiles)))
-                       .called("lag_samples");
+    lag_samples_ =
+        when(shape_.parts.norm,
+             minimum(shape_.batch, 1 + divide_up(resident * (2 * numbers_.warps()), numbers_.tiles)))
+            .called("lag_samples");
     blocks_ = clamp((shape_.batch + lag_samples_) * numbers_.tiles, 1, resident);
   }
 
@@ -218,8 +202,8 @@ class ThinMma final : public Kernel {
                                            : "registers")
         << '\n'
         << "tile: " << numbers_.tile_y << " rows of " << numbers_.tile_x << " cells, " << numbers_.tiles
-        << " tiles a sample, " << numbers_.run_x << " cells of " << numbers_.stage_y
-        << (numbers_.stage_y == 1 ? " row" : " rows") << " stored at a time\n"
+        << " tiles a sample, " << numbers_.stage_y << (numbers_.stage_y == 1 ? " row" : " rows")
+        << " stored at a time\n"
         << "lag: " << lag_samples_ << " samples between the passes\n"
         << "blocks: " << describe_blocks(blocks_, function_) << "passes: " << shape_.passes() << '\n'
         << "workspace: " << workspace_bytes() << " bytes\n";
@@ -245,7 +229,8 @@ class ThinMma final : public Kernel {
                 std::to_string(numbers_.threads) + ", " + std::to_string(numbers_.blocks) +
                 ") onepass_thin_mma(const __grid_constant__ Agent::Parameters p) {\n"
                 "  extern __shared__ __align__(128) unsigned char shared[];\n"
-                "  Agent{p, *reinterpret_cast<Agent::Shared*>(shared)}.run();\n"
+                "  auto& all = *reinterpret_cast<Agent::Shared*>(shared);\n"
+                "  Agent{p, all, all.warp[threadIdx.x / 32]}.run();\n"
                 "}\n"};
   }
 
@@ -272,7 +257,7 @@ std::string refusal(const Problem& problem) {
     return "the output does not lie dense with channels before space";
   const Gpu& gpu = gpu_of(problem.device);
   const MmaNumbers numbers(problem, shape, gpu);
-  if (numbers.run_x == 0) return "eight cells of all classes and channels are more than a warp's share";
+  if (numbers.tile_x == 0) return "eight cells of all classes and channels are more than a warp's share";
   constexpr int64_t most_products = 256;
   if (numbers.products * numbers.row_tiles > most_products)
     return std::to_string(numbers.products * numbers.row_tiles) + " products of 8 cells, more than " +

@@ -78,11 +78,14 @@ __device__ __forceinline__ bool arrives_last(uint32* counter, uint32 count) {
   return last;
 }
 
-// Lets blocks that wait for the flag go on: all this block wrote is visible to them.
+// Lets those that wait for the flag go on: what this thread wrote is visible to them.
+__device__ __forceinline__ void release(uint32* flag, uint32 value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
+}
+// The same for a block.
 __device__ __forceinline__ void publish(uint32* flag, uint32 value) {
   __syncthreads();
-  if (threadIdx.x == 0)
-    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
+  if (threadIdx.x == 0) release(flag, value);
 }
 
 // Work by ticket: pass 1 of wave 0; pass 1 of wave 1, pass 2 of wave 0; ... ; pass 2 of the last wave. So

@@ -3,13 +3,12 @@
 //   pass 1   x -> convolution -> before-chain -> moments of a tile; the last tile of a sample merges them
 //   pass 2   x -> convolution -> before-chain -> norm -> after-chain -> y
 //
-// A *cell* is one output position of every class (thin.h). A tile is one plane of cells, `tile_y` rows and
-// `tile_x` cells of each. Its window of x lies in shared memory, four channels of a position side by side. A
-// warp's item is 8 or 16 neighbouring cells: products of M = 16 output channels, N = 8 cells and K = twice
-// (a tap, four input channels), of each class only its own taps. A lane then holds neighbours of a row in all
-// its classes: each warp puts its rows together in shared memory, with the 16-byte phase of where they go,
-// and stores them as vectors. Warps wait for each other only where a window ends; the next one is on its way
-// then.
+// A *cell* is one output position of every class (thin.h). A tile is `tile_y` rows of `tile_x` cells of a
+// plane, and the work of one warp: its window of x lies in shared memory, the channels of a position side by
+// side. A product has M = 16 output channels, N = 8 neighbouring cells and K = twice (a tap, four input
+// channels), of each class only its own taps. A lane then holds neighbours of a row in all its classes: rows
+// are put together in shared memory, with the 16-byte phase of where they go, and stored as vectors. Warps
+// never wait for each other but where a sample's statistics are due.
 //
 // Work is taken by ticket: pass 1 of one tile, then pass 2 of the tile `lag` tickets before, so that stores
 // run beside arithmetic at all times. Moves x twice (the second time from the second-level cache), y once.
@@ -155,38 +154,40 @@ struct ThinMma {
   static constexpr bool in_registers = Numbers::weights_in_registers;
   static constexpr bool splits = Numbers::splits;
   static constexpr bool copies_window = Tail::Input::bytes == 4;  // 16 bits cannot be copied asynchronously
+  // Words from position to position: lanes of a channel there is not have a finite number of another and a
+  // weight of zero.
+  static constexpr int pitch = C::in_channels < 4 ? C::in_channels : 4;
+  static constexpr int window_words = (vectors * window * pitch + 3 + 3) / 4 * 4;
   // In shared memory: the weights, unless they are in registers, then their rests, where they are split.
   static constexpr int first_rest = in_registers ? 0 : products * row_tiles;
   static constexpr int shared_weights = first_rest + (splits ? products * row_tiles : 0);
 
-  // Rows on their way out, of a warp: `run_x` cells of a row, one class of z, all of y and x; where that is
-  // whole rows, `stage_y` rows. A chunk is what is contiguous in the output: all of that, or one class of y.
-  static constexpr int run_x = Numbers::run_x;
-  static constexpr int runs = tile_x / run_x;  // of a tile's row
-  static constexpr bool whole_rows = Numbers::tiles_x == 1 && runs == 1;
+  // Rows on their way out: one class of z, all of y and x; where tiles have whole rows, `stage_y` rows of
+  // cells. A chunk is what is contiguous in the output: all of that, or one class of y.
+  static constexpr bool whole_rows = Numbers::tiles_x == 1;
   static constexpr int stage_y = Numbers::stage_y;
   static_assert(whole_rows || stage_y == 1);
-  static constexpr int chunk_elements = whole_rows ? stage_y * classes_y * out_x : run_x * classes_x;
+  static constexpr int width = 16 / Output::bytes;
+  static_assert(stage_y == 1 || out_x >= width);
+  static constexpr int chunk_elements = whole_rows ? stage_y * classes_y * out_x : tile_x * classes_x;
   static constexpr int chunk_pitch = Numbers::chunk_pitch;
   static constexpr int channel_pitch = Numbers::channel_pitch;
-  static constexpr int width = 16 / Output::bytes;
-  // A warp's rows one after the other, where they are one piece of the output.
-  static constexpr int strip_y =
-      whole_rows && out_x >= width ? (tile_y + warps * stage_y - 1) / (warps * stage_y) * stage_y : stage_y;
 
+  struct alignas(16) WarpShared {
+    alignas(16) unsigned char stage[Numbers::stage_bytes];
+    alignas(16) float x[window_words];
+    float moments[row_tiles * 16][3];
+  };
   struct alignas(16) Shared {
-    alignas(16) unsigned char stage[warps][Numbers::stage_bytes];
-    float4 x[2][vectors * window];
+    WarpShared warp[warps];
     uint32 weights[shared_weights > 0 ? shared_weights : 1][32][4];
-    float moments[warps][row_tiles * 16][3];
-    uint32 next[2];
   };
   static_assert(sizeof(Shared) <= Numbers::shared_bytes);
 
   const Parameters& p;
   Shared& s;
+  WarpShared& area;
   const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
   const int quad = lane / 4;  // of a product: the output channel, and that 8 further
   const int in_quad = lane % 4;
 
@@ -235,7 +236,9 @@ struct ThinMma {
     return __float_as_uint(x - round_to_tf32(x));  // 12 bits, of which the product takes 11
   }
 
-  __device__ __forceinline__ void load_weights(Weights& w) const {
+  // body(product, which two of its four registers, tap, input channel of the lane) for all terms.
+  template <class Body>
+  __device__ __forceinline__ void for_each_term(Body&& body) const {
     for_each_class([&](auto rz_, auto ry_, auto rx_) {
       constexpr int rz = decltype(rz_)::value;
       constexpr int ry = decltype(ry_)::value;
@@ -244,25 +247,20 @@ struct ThinMma {
       for_constant<Terms::terms(rz, ry, rx)>([&](auto i_) {
         constexpr int i = decltype(i_)::value;
         constexpr Term t = Terms::term(rz, ry, rx, i);
-        constexpr int place = i % 2 * 2;
-        if constexpr (in_registers) {
-          for_constant<2 * row_tiles>([&](auto half_) {
-            constexpr int half = decltype(half_)::value;
-            w.a[(first + i / 2) * row_tiles + half / 2][place + half % 2] =
-                operand(weight(p, half * 8 + quad, t.vector * 4 + in_quad, t.tap));
-          });
-        }
-        if (shared_weights > 0 && i % warps == warp) {
-#pragma unroll 1
-          for (int half = 0; half < 2 * row_tiles; ++half) {
-            const float value = weight(p, half * 8 + quad, t.vector * 4 + in_quad, t.tap);
-            const int to = (first + i / 2) * row_tiles + half / 2;
-            if constexpr (!in_registers) s.weights[to][lane][place + half % 2] = operand(value);
-            if constexpr (splits) s.weights[first_rest + to][lane][place + half % 2] = rest(value);
-          }
-        }
+        body(Constant<first + i / 2>{}, Constant<i % 2 * 2>{}, t.tap, t.vector * 4 + in_quad);
       });
     });
+  }
+
+  __device__ __forceinline__ void load_weights(Weights& w) const {
+    if constexpr (in_registers) {
+      for_each_term([&](auto product, auto place, int tap, int input) {
+        for_constant<2 * row_tiles>([&](auto half) {
+          w.a[product * row_tiles + half / 2][place + half % 2] =
+              operand(weight(p, half * 8 + quad, input, tap));
+        });
+      });
+    }
 #pragma unroll
     for (int half = 0; half < 2 * row_tiles; ++half) {
       const int channel = half * 8 + quad;
@@ -272,7 +270,24 @@ struct ThinMma {
       w.bias[half / 2][half % 2 * 2] = value;
       w.bias[half / 2][half % 2 * 2 + 1] = __shfl_xor_sync(0xffffffffu, value, 1);
     }
-    __syncthreads();
+  }
+
+  __device__ __forceinline__ void share_weights() const {
+    if constexpr (shared_weights > 0) {
+      int turn = threadIdx.x / 32;
+      for_each_term([&](auto product, auto place, int tap, int input) {
+        if (turn-- == 0) {
+          turn = warps - 1;
+#pragma unroll 1
+          for (int half = 0; half < 2 * row_tiles; ++half) {
+            const float value = weight(p, half * 8 + quad, input, tap);
+            const int to = product * row_tiles + half / 2;
+            if constexpr (!in_registers) s.weights[to][lane][place + half % 2] = operand(value);
+            if constexpr (splits) s.weights[first_rest + to][lane][place + half % 2] = rest(value);
+          }
+        }
+      });
+    }
   }
 
   template <bool of_rest>
@@ -290,18 +305,20 @@ struct ThinMma {
   __device__ __forceinline__ float input_limit() const {
     float largest = 0.0f;       // sum of a channel's |w|
     float largest_bias = 0.0f;  // NaN stays
-    for (int channel = warp; channel < channels; channel += warps) {
+#pragma unroll 1
+    for (int channel = threadIdx.x / 32; channel < channels; channel += warps) {
       float sum = 0.0f;
+#pragma unroll 1
       for (int i = lane; i < C::in_channels * C::taps; i += 32)
         sum += fabsf(weight(p, channel, i / C::taps, i % C::taps));
       largest = pointwise::maximum(lanes_sum<32>(sum), largest);
       largest_bias = pointwise::maximum(fabsf(bias(p, channel)), largest_bias);
     }
-    if (lane == 0) s.moments[warp][0][0] = largest, s.moments[warp][0][1] = largest_bias;
+    if (lane == 0) area.moments[0][0] = largest, area.moments[0][1] = largest_bias;
     __syncthreads();
     for (int i = 0; i < warps; ++i) {
-      largest = pointwise::maximum(s.moments[i][0][0], largest);
-      largest_bias = pointwise::maximum(s.moments[i][0][1], largest_bias);
+      largest = pointwise::maximum(s.warp[i].moments[0][0], largest);
+      largest_bias = pointwise::maximum(s.warp[i].moments[0][1], largest_bias);
     }
     __syncthreads();
     constexpr float most = Numbers::pairs ? 1e5f : 1e30f;  // of a sum; see before()
@@ -310,100 +327,106 @@ struct ThinMma {
   }
 
   // --- The window of x ---
-  // Calls body(position, whether the input has it, its place in a channel) for this thread's positions of the
-  // window, `threads` apart. Coordinates go on by sums: quotients took one of ten instructions of the kernel.
+  // Calls body(position, whether the input has it, where its channel 0 lies) for the lane's positions of the
+  // window: row by row 32 neighbours at a time, then what is left of all rows together. Quotients for every
+  // position took one of ten instructions of the kernel.
   template <class Body>
-  static __device__ __forceinline__ void for_each_position(const Tile& tile, Body&& body) {
-    constexpr int step_x = threads % window_x;
-    constexpr int step_y = threads / window_x % window_y;
-    constexpr int step_z = threads / (window_x * window_y);
+  __device__ __forceinline__ void for_each_position(const Tile& tile, Body&& body) const {
+    constexpr int bytes = Tail::Input::bytes;
+    constexpr int left = window_x % 32;
     const int first_x = tile.x * static_cast<int>(C::step(2)) + Terms::low(2);
     const int first_y = tile.y * static_cast<int>(C::step(1)) + Terms::low(1);
     const int first_z = tile.z * static_cast<int>(C::step(0)) + Terms::low(0);
-    int x = static_cast<int>(threadIdx.x) % window_x;
-    int y = static_cast<int>(threadIdx.x) / window_x % window_y;
-    int z = static_cast<int>(threadIdx.x) / (window_x * window_y);
-#pragma unroll 2
-    for (int i = threadIdx.x; i < window; i += threads) {
-      const bool inside = static_cast<unsigned>(first_x + x) < static_cast<unsigned>(C::input_size(2)) &&
-                          static_cast<unsigned>(first_y + y) < static_cast<unsigned>(C::input_size(1)) &&
-                          static_cast<unsigned>(first_z + z) < static_cast<unsigned>(C::input_size(0));
-      body(i, inside,
-           (first_z + z) * static_cast<int>(C::input_stride(2)) +
-               (first_y + y) * static_cast<int>(C::input_stride(3)) +
-               (first_x + x) * static_cast<int>(C::input_stride(4)));
-      x += step_x;
-      y += step_y;
-      z += step_z;
-      if (x >= window_x) x -= window_x, ++y;
-      if (y >= window_y) y -= window_y, ++z;
+    const char* first =
+        static_cast<const char*>(p.input) + (tile.n * C::input_stride(0) + first_z * C::input_stride(2) +
+                                             first_y * C::input_stride(3) + first_x * C::input_stride(4)) *
+                                                bytes;
+    const auto has = [](int position, int64 size) {
+      return static_cast<unsigned>(position) < static_cast<unsigned>(size);
+    };
+#pragma unroll
+    for (int x = 0; x < window_x - left; x += 32) {
+      const bool has_x = has(first_x + x + lane, C::input_size(2));
+      const char* from = first + (x + lane) * C::input_stride(4) * bytes;
+      int i = x + lane;
+#pragma unroll 1
+      for (int z = first_z; z < first_z + Numbers::window_z; ++z) {
+        const bool has_z = has_x && has(z, C::input_size(0));
+#pragma unroll 4
+        for (int y = 0; y < window_y; ++y) {
+          body(i, has_z && has(first_y + y, C::input_size(1)), from);
+          i += window_x;
+          from += C::input_stride(3) * bytes;
+        }
+        from += (C::input_stride(2) - window_y * C::input_stride(3)) * bytes;
+      }
+    }
+#pragma unroll 1
+    for (int k = lane; k < Numbers::window_z * window_y * left; k += 32) {
+      const int row = k / (left > 0 ? left : 1);
+      const int x = window_x - left + (k - row * left);
+      const int y = row % window_y, z = row / window_y;
+      const int64 at = z * C::input_stride(2) + y * C::input_stride(3) + x * C::input_stride(4);
+      body(row * window_x + x,
+           has(first_x + x, C::input_size(2)) && has(first_y + y, C::input_size(1)) &&
+               has(first_z + z, C::input_size(0)),
+           first + at * bytes);
     }
   }
-
-  // Channels that fill up a vector are zero in both windows, always.
-  __device__ __forceinline__ void clear_windows() const {
-    for (int i = threadIdx.x; i < vectors * window; i += threads)
-      s.x[0][i] = s.x[1][i] = float4{0.0f, 0.0f, 0.0f, 0.0f};
-    __syncthreads();
+  static __device__ __forceinline__ int word_of(int position, int channel) {
+    return (channel / 4 * window + position) * pitch + channel % 4;
   }
 
-  // Sends for a window; nobody reads that buffer now.
-  __device__ __forceinline__ void send_for_window(const Tile& tile, int buffer) const {
+  // What fills up is zero always.
+  __device__ __forceinline__ void clear_window() const {
+    for (int i = lane; i < window_words; i += 32) area.x[i] = 0.0f;
+    __syncwarp();
+  }
+
+  // Sends for the window of a tile; no lane reads the one before.
+  __device__ __forceinline__ void send_for_window(const Tile& tile) const {
     if constexpr (copies_window) {
-      const float* sample = static_cast<const float*>(p.input) + tile.n * C::input_stride(0);
-      for_each_position(tile, [&](int i, bool inside, int at) {
-        const float* from = inside ? sample + at : sample;
-        const int bytes = inside ? 4 : 0;  // the rest is zero
+      for_each_position(tile, [&](int i, bool inside, const char* from) {
+        const int bytes = inside ? 4 : 0;  // none is read where there is none, the rest is zero
 #pragma unroll
         for (int c = 0; c < C::in_channels; ++c) {
-          float* to = reinterpret_cast<float*>(&s.x[buffer][c / 4 * window + i]) + c % 4;
           asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(
-                           static_cast<uint32>(__cvta_generic_to_shared(to))),
-                       "l"(from + c * C::input_stride(1)), "r"(bytes)
+                           static_cast<uint32>(__cvta_generic_to_shared(area.x + word_of(i, c)))),
+                       "l"(from + c * C::input_stride(1) * 4), "r"(bytes)
                        : "memory");
         }
       });
     }
   }
 
-  // Waits for it, for every thread. Whether the tile needs care.
-  __device__ __forceinline__ bool take_window(const Tile& tile, int buffer, float limit) const {
+  // Waits for it. Whether the tile needs care.
+  __device__ __forceinline__ bool take_window(const Tile& tile, float limit) const {
     float largest = 0.0f;
     if constexpr (copies_window) {
       asm volatile("cp.async.wait_all;" ::: "memory");
-      // Each thread what it sent for itself.
+      __syncwarp();
 #pragma unroll 2
-      for (int i = threadIdx.x; i < window; i += threads) {
-#pragma unroll
-        for (int vector = 0; vector < vectors; ++vector) {
-          float4& place = s.x[buffer][vector * window + i];
-          float4 v = place;
-          largest = pointwise::maximum(pointwise::maximum(fabsf(v.x), fabsf(v.y)), largest);
-          largest = pointwise::maximum(pointwise::maximum(fabsf(v.z), fabsf(v.w)), largest);
-          if constexpr (C::rounds_to_tf32)
-            place = float4{round_to_tf32(v.x), round_to_tf32(v.y), round_to_tf32(v.z), round_to_tf32(v.w)};
-        }
+      for (int i = lane; i < window_words / 4; i += 32) {
+        float4& place = reinterpret_cast<float4*>(area.x)[i];
+        const float4 v = place;
+        largest = pointwise::maximum(pointwise::maximum(fabsf(v.x), fabsf(v.y)), largest);
+        largest = pointwise::maximum(pointwise::maximum(fabsf(v.z), fabsf(v.w)), largest);
+        if constexpr (C::rounds_to_tf32)
+          place = float4{round_to_tf32(v.x), round_to_tf32(v.y), round_to_tf32(v.z), round_to_tf32(v.w)};
       }
     } else {
-      const char* sample =
-          static_cast<const char*>(p.input) + tile.n * C::input_stride(0) * Tail::Input::bytes;
-      for_each_position(tile, [&](int i, bool inside, int at) {
+      for_each_position(tile, [&](int i, bool inside, const char* from) {
 #pragma unroll
-        for (int vector = 0; vector < vectors; ++vector) {
-          float v[4];
-#pragma unroll
-          for (int k = 0; k < 4; ++k) {
-            v[k] = 0.0f;
-            if (vector * 4 + k >= C::in_channels) continue;
-            if (inside)
-              v[k] = load_one<typename Tail::Input>(sample, at + (vector * 4 + k) * C::input_stride(1));
-            largest = pointwise::maximum(fabsf(v[k]), largest);
-          }
-          s.x[buffer][vector * window + i] = float4{v[0], v[1], v[2], v[3]};
+        for (int c = 0; c < C::in_channels; ++c) {
+          float value = 0.0f;
+          if (inside) value = load_one<typename Tail::Input>(from, c * C::input_stride(1));
+          largest = pointwise::maximum(fabsf(value), largest);
+          area.x[word_of(i, c)] = value;
         }
       });
     }
-    return __syncthreads_or(!(largest <= limit));
+    __syncwarp();
+    return __any_sync(0xffffffffu, !(largest <= limit));
   }
 
   // What the lane's cells have of a term: channel `in_quad` of its vector.
@@ -419,7 +442,7 @@ struct ThinMma {
     __device__ __forceinline__ float from_shared(const Term& t, int span) const {
       return base[(((t.vector * Numbers::window_z + t.z) * window_y + t.y) * window_x + t.x +
                    span * 8 * static_cast<int>(C::step(2))) *
-                  4];
+                  pitch];
     }
     __device__ __forceinline__ float at(const Term& t, int span) const {
       if constexpr (preloads) return value[place(t)][span];
@@ -427,12 +450,12 @@ struct ThinMma {
     }
   };
 
-  __device__ __forceinline__ Columns columns_of(int buffer, int y, int column) const {
+  __device__ __forceinline__ Columns columns_of(int y, int column) const {
     Columns c;
-    c.base = reinterpret_cast<const float*>(s.x[buffer]) +
+    c.base = area.x +
              (y * static_cast<int>(C::step(1)) * window_x +
               (column * spans * 8 + quad) * static_cast<int>(C::step(2))) *
-                 4 +
+                 pitch +
              in_quad;
     if constexpr (preloads) {
 #pragma unroll
@@ -690,19 +713,23 @@ struct ThinMma {
     own.count += planes * rows * of_row;
   }
 
-  __device__ __forceinline__ void measure(const Tile& tile, int buffer, const Weights& w) const {
+  __device__ __forceinline__ Distances measure(const Tile& tile, const Weights& w) const {
     Operands<Before> operands;
     operands.load(p, tile.n, quad);
     Distances own;
     const int items = rows_of(tile) * columns;
 #pragma unroll 1
-    for (int item = warp; item < items; item += warps) {
+    for (int item = 0; item < items; ++item) {
       const int y = item / columns;
       const int column = item % columns;
-      const Columns c = columns_of(buffer, y, column);
-      if (item == warp) begin(own, w, c, operands);
+      const Columns c = columns_of(y, column);
+      if (item == 0) begin(own, w, c, operands);
       add(own, w, c, operands, tile, y, column);
     }
+    return own;
+  }
+
+  __device__ __forceinline__ void store_moments(const Distances& own) const {
     const float count = lanes_sum<4>(static_cast<float>(own.count));
     const float per_element = 1.0f / count;
 #pragma unroll
@@ -710,7 +737,7 @@ struct ThinMma {
       const float sum = lanes_sum<4>(own.sum[half / 2][half % 2]);
       const float square = lanes_sum<4>(own.square[half / 2][half % 2]);
       if (in_quad == 0) {
-        float* to = s.moments[warp][half * 8 + quad];
+        float* to = area.moments[half * 8 + quad];
         to[0] = count;
         to[1] = fmaf(sum, per_element, own.pivot[half / 2][half % 2]);
         to[2] = fmaf(-sum, sum * per_element, square);
@@ -718,39 +745,33 @@ struct ThinMma {
     }
   }
 
-  // The moments of the warps to those of the tile; those of the tiles to those of the sample, by the block
-  // that comes last.
-  __device__ __forceinline__ void merge_warps(const Tile& tile) const {
-    __syncthreads();
-    for (int group = warp; group < groups; group += warps) {
+  // The moments of the channels to those of the groups; of the tiles to those of the sample, by the warp that
+  // comes last.
+  __device__ __forceinline__ void merge(const Tile& tile) const {
+    __syncwarp();
+    for (int group = lane; group < groups; group += 32) {
       Moments all;
-      for (int i = lane; i < warps * Tail::group_channels; i += 32) {
-        const float* from =
-            s.moments[i / Tail::group_channels][group * Tail::group_channels + i % Tail::group_channels];
-        if (from[0] > 0.0f) all.merge(from[0], from[1], from[2]);
+#pragma unroll 1
+      for (int i = 0; i < Tail::group_channels; ++i) {
+        const float* from = area.moments[group * Tail::group_channels + i];
+        all.merge(from[0], from[1], from[2]);
       }
-      const float elements = lanes_sum<32>(all.count);
-      float mean, m2;
-      team_moments<32, threads>(all, elements, nullptr, mean, m2);
-      if (lane == 0) {
-        float* to = p.parts + ((tile.n * Numbers::tiles + tile.index) * groups + group) * 3;
-        to[0] = elements;
-        to[1] = mean;
-        to[2] = m2;
-      }
+      float* to = p.parts + ((tile.n * Numbers::tiles + tile.index) * groups + group) * 3;
+      to[0] = all.count;
+      to[1] = all.mean;
+      to[2] = all.m2;
     }
     uint32* counters = p.control + 4 + tile.n * 4;
-    if (arrives_last(counters, Numbers::tiles)) {
-      merge_tiles(tile.n);
-      publish(counters + 2, 1u);
-    }
-  }
-
-  __device__ __forceinline__ void merge_tiles(int64 n) const {
-    for (int group = warp; group < groups; group += warps) {
+    __syncwarp();
+    uint32 before = 0;
+    if (lane == 0) before = count_up(counters);
+    if (__shfl_sync(0xffffffffu, before, 0) != Numbers::tiles - 1) return;
+#pragma unroll 1
+    for (int group = 0; group < groups; ++group) {
       Moments all;
+#pragma unroll 1
       for (int i = lane; i < Numbers::tiles; i += 32) {
-        const float* from = p.parts + ((n * Numbers::tiles + i) * groups + group) * 3;
+        const float* from = p.parts + ((tile.n * Numbers::tiles + i) * groups + group) * 3;
         all.merge(load_shared_by_blocks(from), load_shared_by_blocks(from + 1),
                   load_shared_by_blocks(from + 2));
       }
@@ -758,11 +779,12 @@ struct ThinMma {
       float mean, m2;
       team_moments<32, threads>(all, elements, nullptr, mean, m2);
       if (lane == 0) {
-        float* to = p.statistics + 2 * (n * groups + group);
+        float* to = p.statistics + 2 * (tile.n * groups + group);
         to[0] = mean;
         to[1] = 1.0f / sqrtf(m2 / elements + Tail::eps);
       }
     }
+    if (lane == 0) release(counters + 2, 1u);  // it wrote them all itself
   }
 
   // --- Pass 2 ---
@@ -782,13 +804,11 @@ struct ThinMma {
   // An item's outputs of one class of z to where they lie in the warp's stage. `start` is that of the lane's
   // channel in the item's row (8 channels further the phase is the same: a vector has 4 or 8 elements).
   template <int rz>
-  __device__ __forceinline__ void put(const Tile& tile, int buffer, const Weights& w, const Chains& chains,
-                                      int y, int run, int column, int start) const {
-    const int at_column = run * (run_x / (8 * spans)) + column;
-    const Columns c = columns_of(buffer, y, at_column);
+  __device__ __forceinline__ void put(const Tile& tile, const Weights& w, const Chains& chains, int y,
+                                      int column, int start) const {
+    const Columns c = columns_of(y, column);
     unsigned char* lane_stage =
-        s.stage[warp] +
-        (quad * channel_pitch + (column * spans * 8 + 2 * in_quad) * classes_x) * Output::bytes;
+        area.stage + (quad * channel_pitch + (column * spans * 8 + 2 * in_quad) * classes_x) * Output::bytes;
     for_constant<classes_y>([&](auto ry_) {
       constexpr int ry = decltype(ry_)::value;
       const int row = whole_rows ? start + ry * out_x : (start + ry * out_x) % width + ry * chunk_pitch;
@@ -803,7 +823,7 @@ struct ThinMma {
           // A row of cells that the output has in part is the last of its chunk: what lies behind is not
           // sent.
           const bool in_range = channels % 16 == 0 || m * 16 + h * 8 + quad < channels;
-          if (in_range && !ends(cell_of(tile, at_column, span), i, rx))
+          if (in_range && !ends(cell_of(tile, column, span), i, rx))
             store_one<Output>(to, (m * 2 + h) * 8 * channel_pitch + (span * 8 + i) * classes_x + rx, value);
         }
       });
@@ -883,46 +903,45 @@ struct ThinMma {
     }
   }
 
-  // A strip of rows of one class of z.
+  // One class of z.
   template <int rz>
-  __device__ __forceinline__ void write_strip(const Tile& tile, int buffer, const Weights& w,
-                                              const Chains& chains, int run, int first_y,
-                                              int behind_y) const {
-    const int x = (tile.x + run * run_x) * classes_x;
-    char* to =
-        static_cast<char*>(p.output) +
-        (((tile.n * channels * out_z + tile.z * classes_z + rz) * out_y + (tile.y + first_y) * classes_y) *
-             out_x +
-         x) *
-            Output::bytes;
+  __device__ __forceinline__ void write_plane(const Tile& tile, const Weights& w,
+                                              const Chains& chains) const {
+    char* to = static_cast<char*>(p.output) +
+               (((tile.n * channels * out_z + tile.z * classes_z + rz) * out_y + tile.y * classes_y) * out_x +
+                tile.x * classes_x) *
+                   Output::bytes;
+    const int all_rows = rows_of(tile);
+    // Rows go on in the vector where the row before ends, where vectors are no longer than rows.
+    constexpr bool carries = whole_rows && out_x >= width;
 #pragma unroll 1
-    for (int y = first_y; y < behind_y; y += stage_y) {
+    for (int y = 0; y < all_rows; y += stage_y) {
       const int start = phase(to, quad);
       const int row = (tile.y + y) * classes_y;
-      const int rows = behind_y - y < stage_y ? behind_y - y : stage_y;
+      const int rows = all_rows - y < stage_y ? all_rows - y : stage_y;
 #pragma unroll 1
-      for (int item = 0; item < rows * (run_x / (8 * spans)); ++item) {
-        const int of_stage = stage_y == 1 ? 0 : item / (run_x / (8 * spans));
-        put<rz>(tile, buffer, w, chains, y + of_stage, run, item - of_stage * (run_x / (8 * spans)),
+      for (int item = 0; item < rows * columns; ++item) {
+        const int of_stage = stage_y == 1 ? 0 : item / columns;
+        put<rz>(tile, w, chains, y + of_stage, item - of_stage * columns,
                 start + of_stage * classes_y * out_x);
       }
       __syncwarp();
       if constexpr (whole_rows) {
         const int rows_left = out_y - row < rows * classes_y ? out_y - row : rows * classes_y;
-        send(s.stage[warp], to, rows_left * out_x, y > first_y, y + stage_y < behind_y);
+        send(area.stage, to, rows_left * out_x, carries && y > 0, carries && y + stage_y < all_rows);
       } else {
-        const int length = out_x - x < chunk_elements ? out_x - x : chunk_elements;
+        const int left = out_x - tile.x * classes_x;
 #pragma unroll 1
-        for (int ry = 0; length > 0 && ry < classes_y && row + ry < out_y; ++ry)
-          send(s.stage[warp] + ry * chunk_pitch * Output::bytes, to + ry * out_x * Output::bytes, length,
-               false, false);
+        for (int ry = 0; ry < classes_y && row + ry < out_y; ++ry)
+          send(area.stage + ry * chunk_pitch * Output::bytes, to + ry * out_x * Output::bytes,
+               left < chunk_elements ? left : chunk_elements, false, false);
       }
       __syncwarp();
       to += stage_y * classes_y * out_x * Output::bytes;
     }
   }
 
-  __device__ __forceinline__ void write(const Tile& tile, int buffer, const Weights& w) const {
+  __device__ __forceinline__ void write(const Tile& tile, const Weights& w) const {
     Chains chains;
     chains.before.load(p, tile.n, quad);
     chains.after.load(p, tile.n, quad);
@@ -930,17 +949,10 @@ struct ThinMma {
       constexpr int half = decltype(half_)::value;
       chains.norm[half / 2][half % 2].load(p, tile.n, half * 8 + quad < channels ? half * 8 + quad : 0);
     });
-    const int rows = rows_of(tile);
-    const int strips = (rows + strip_y - 1) / strip_y * runs;
-#pragma unroll 1
-    for (int strip = warp; strip < strips; strip += warps) {
-      const int first_y = strip / runs * strip_y;
-      const int behind_y = first_y + strip_y < rows ? first_y + strip_y : rows;
-      for_constant<classes_z>([&](auto rz_) {
-        constexpr int rz = decltype(rz_)::value;
-        if (has_plane(tile, rz)) write_strip<rz>(tile, buffer, w, chains, strip % runs, first_y, behind_y);
-      });
-    }
+    for_constant<classes_z>([&](auto rz_) {
+      constexpr int rz = decltype(rz_)::value;
+      if (has_plane(tile, rz)) write_plane<rz>(tile, w, chains);
+    });
   }
 
   // --- Tiles that need care: every output for itself, summed term by term over the taps that meet an input.
@@ -996,13 +1008,10 @@ struct ThinMma {
       body(tile.z * classes_z + i / (rows * row), first_y + i / row % rows, first_x + i % row);
   }
 
-  static __device__ __noinline__ void measure_carefully(const Parameters& p, Shared& s, const Tile tile) {
-    const int warp = threadIdx.x / 32;
-    const int lane = threadIdx.x % 32;
-    for (int channel = lane; channel < channels; channel += 32) s.moments[warp][channel][0] = 0.0f;
-    __syncwarp();
+  static __device__ __noinline__ void measure_carefully(const Parameters& p, WarpShared& area,
+                                                        const Tile tile) {
 #pragma unroll 1
-    for (int channel = warp; channel < channels; channel += warps) {
+    for (int channel = 0; channel < channels; ++channel) {
       Moments all;
       for_each_output(tile, [&](int z, int y, int x) {
         all.merge(1.0f, careful_value(p, tile.n, channel, z, y, x), 0.0f);
@@ -1010,17 +1019,17 @@ struct ThinMma {
       const float elements = lanes_sum<32>(all.count);
       float mean, m2;
       team_moments<32, threads>(all, elements, nullptr, mean, m2);
-      if (lane == 0) {
-        s.moments[warp][channel][0] = elements;
-        s.moments[warp][channel][1] = mean;
-        s.moments[warp][channel][2] = m2;
+      if (threadIdx.x % 32 == 0) {
+        area.moments[channel][0] = elements;
+        area.moments[channel][1] = mean;
+        area.moments[channel][2] = m2;
       }
     }
   }
 
   static __device__ __noinline__ void write_carefully(const Parameters& p, const Tile tile) {
 #pragma unroll 1
-    for (int channel = threadIdx.x / 32; channel < channels; channel += warps) {
+    for (int channel = 0; channel < channels; ++channel) {
       ChannelValues<After, 1> after;
       after.load(p, tile.n, channel);
       ChannelNorm<Tail> norm;
@@ -1034,7 +1043,7 @@ struct ThinMma {
   }
 
   // --- Work ---
-  // The passes of a block, one after the other: of a ticket the first pass of one tile and the second of the
+  // The passes of a warp, one after the other: of a ticket the first pass of one tile and the second of the
   // tile `lag` before, each where there is such a tile.
   struct Pass {
     int64 ticket;
@@ -1042,56 +1051,61 @@ struct ThinMma {
   };
 
   __device__ __forceinline__ void run() const {
-    Weights w;
+    share_weights();
     const float limit = input_limit();
-    clear_windows();
+    clear_window();
     const int64 tiles = p.batch * Numbers::tiles;
     const int64 lag = Tail::has_norm ? p.wave_units * Numbers::tiles : 0;
-    const auto first_pass = [&](int64 ticket) { return Pass{ticket, !Tail::has_norm || ticket >= tiles}; };
+    const auto first_pass = [&](uint32 drawn) {
+      const uint32 ticket = __shfl_sync(0xffffffffu, drawn, 0);
+      return Pass{ticket, !Tail::has_norm || ticket >= tiles};
+    };
     const auto tile_of = [&](const Pass& pass) {
       return Tile(pass.is_second ? pass.ticket - lag : pass.ticket);
     };
-    uint32 drawn = 0;  // of thread 0: the ticket after this one
-    if (threadIdx.x == 0) {
-      s.next[1] = atomicAdd(p.control, 1u);
-      drawn = atomicAdd(p.control, 1u);
-    }
-    __syncthreads();
-    Pass pass = first_pass(s.next[1]);
+    uint32 drawn = 0;  // of lane 0: the ticket after this one
+    if (lane == 0) drawn = atomicAdd(p.control, 1u);
+    Pass pass = first_pass(drawn);
     if (pass.ticket >= tiles + lag) return;
-    send_for_window(tile_of(pass), 0);
+    if (lane == 0) drawn = atomicAdd(p.control, 1u);
+    send_for_window(tile_of(pass));
+    Weights w;
     bool has_weights = false;
 #pragma unroll 1
-    for (int turn = 0;; ++turn) {
+    while (true) {
       // Anew after a tile that needs care: they are not kept in memory over the calls there.
       if (!has_weights) load_weights(w);
-      const int buffer = turn % 2;
       const Tile tile = tile_of(pass);
-      if (threadIdx.x == 0) {
-        if (Tail::has_norm && pass.is_second) wait_for(p.control + 4 + tile.n * 4 + 2, 1u);
-        s.next[buffer] = drawn;
+      if (Tail::has_norm && pass.is_second) {
+        if (lane == 0) wait_for(p.control + 4 + tile.n * 4 + 2, 1u);
+        __syncwarp();
       }
-      const bool careful = take_window(tile, buffer, limit);
-      // Nobody is in the pass before now. The next ticket is drawn while this one is worked on: it is held
-      // back until this one is done, which waits for lower ones alone.
+      const bool careful = take_window(tile, limit);
+      // The next ticket is drawn while this one is worked on: it is held back until this one is done, which
+      // waits for lower ones alone.
       const bool stays = !pass.is_second && pass.ticket >= lag;
-      const Pass next = stays ? Pass{pass.ticket, true} : first_pass(s.next[buffer]);
+      const Pass next = stays ? Pass{pass.ticket, true} : first_pass(drawn);
       const bool ends = next.ticket >= tiles + lag;
-      if (!ends) send_for_window(tile_of(next), 1 - buffer);
-      if (!stays && threadIdx.x == 0) drawn = atomicAdd(p.control, 1u);
-      if (pass.is_second) {
-        if (careful) {
-          write_carefully(p, tile);
+      if (!stays && lane == 0) drawn = atomicAdd(p.control, 1u);
+      Distances own;
+      if (!careful) {
+        if (pass.is_second) {
+          write(tile, w);
         } else {
-          write(tile, buffer, w);
+          own = measure(tile, w);
         }
+      }
+      __syncwarp();
+      if (!ends) send_for_window(tile_of(next));
+      if (pass.is_second) {
+        if (careful) write_carefully(p, tile);
       } else {
         if (careful) {
-          measure_carefully(p, s, tile);
+          measure_carefully(p, area, tile);
         } else {
-          measure(tile, buffer, w);
+          store_moments(own);
         }
-        merge_warps(tile);
+        merge(tile);
       }
       has_weights = !in_registers || !careful;
       if (ends) return;

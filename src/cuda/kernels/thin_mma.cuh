@@ -228,6 +228,9 @@ struct ThinMma {
     return 0.0f;
   }
 
+  // Sums are halved where a swish takes them: x sigmoid(x) = h tanh(h) + h with h = x / 2.
+  static constexpr float scale = Numbers::begins_with_swish ? 0.5f : 1.0f;
+
   // A multiplicand as the tensor core takes it; the rest of it where it is split.
   static __device__ __forceinline__ uint32 operand(float x) {
     return __float_as_uint(C::rounds_to_tf32 || splits ? round_to_tf32(x) : x);
@@ -257,14 +260,14 @@ struct ThinMma {
       for_each_term([&](auto product, auto place, int tap, int input) {
         for_constant<2 * row_tiles>([&](auto half) {
           w.a[product * row_tiles + half / 2][place + half % 2] =
-              operand(weight(p, half * 8 + quad, input, tap));
+              operand(scale * weight(p, half * 8 + quad, input, tap));
         });
       });
     }
 #pragma unroll
     for (int half = 0; half < 2 * row_tiles; ++half) {
       const int channel = half * 8 + quad;
-      const float value = channel < channels ? bias(p, channel) : 0.0f;
+      const float value = channel < channels ? scale * bias(p, channel) : 0.0f;
       // The first product takes four registers in a row. Of two equal ones the compiler would keep one and
       // copy it for each product, one instruction an output; it does not know that the neighbour's is equal.
       w.bias[half / 2][half % 2 * 2] = value;
@@ -280,13 +283,14 @@ struct ThinMma {
           turn = warps - 1;
 #pragma unroll 1
           for (int half = 0; half < 2 * row_tiles; ++half) {
-            const float value = weight(p, half * 8 + quad, input, tap);
+            const float value = scale * weight(p, half * 8 + quad, input, tap);
             const int to = product * row_tiles + half / 2;
             if constexpr (!in_registers) s.weights[to][lane][place + half % 2] = operand(value);
             if constexpr (splits) s.weights[first_rest + to][lane][place + half % 2] = rest(value);
           }
         }
       });
+      __syncthreads();
     }
   }
 
@@ -301,29 +305,43 @@ struct ThinMma {
     }
   }
 
-  // --- The largest |x| for which no tile needs care; NaN where there is none ---
-  __device__ __forceinline__ float input_limit() const {
-    float largest = 0.0f;       // sum of a channel's |w|
+  // --- The largest |x| of a tile in each of three ways ---
+  enum Way { narrow, wide, careful };
+  struct Limits {
+    float narrow, wide;  // NaN where there is none
+  };
+
+  __device__ __forceinline__ Limits input_limits(const Weights& w) const {
+    float largest = 0.0f;       // sum of a class's |w|
     float largest_bias = 0.0f;  // NaN stays
-#pragma unroll 1
-    for (int channel = threadIdx.x / 32; channel < channels; channel += warps) {
-      float sum = 0.0f;
-#pragma unroll 1
-      for (int i = lane; i < C::in_channels * C::taps; i += 32)
-        sum += fabsf(weight(p, channel, i / C::taps, i % C::taps));
-      largest = pointwise::maximum(lanes_sum<32>(sum), largest);
-      largest_bias = pointwise::maximum(fabsf(bias(p, channel)), largest_bias);
+    for_each_class([&](auto rz, auto ry, auto rx) {
+      constexpr int terms = Terms::terms(rz, ry, rx);
+      float sum[2 * row_tiles] = {};
+      for_constant<(terms + 1) / 2 * row_tiles>([&](auto i) {
+        uint32 a[4];
+        take_weights<false>(a, w, Terms::products_before(rz, ry, rx) * row_tiles + i);
+#pragma unroll
+        for (int k = 0; k < (i / row_tiles * 2 + 1 < terms ? 4 : 2); ++k)
+          sum[i % row_tiles * 2 + k % 2] += fabsf(__uint_as_float(a[k]));
+      });
+#pragma unroll
+      for (int half = 0; half < 2 * row_tiles; ++half)
+        largest = pointwise::maximum(lanes_sum<4>(sum[half]), largest);
+    });
+#pragma unroll
+    for (int half = 0; half < 2 * row_tiles; ++half)
+      largest_bias = pointwise::maximum(fabsf(w.bias[half / 2][half % 2 * 2]), largest_bias);
+#pragma unroll
+    for (int offset = 16; offset >= 4; offset /= 2) {
+      largest = pointwise::maximum(__shfl_xor_sync(0xffffffffu, largest, offset), largest);
+      largest_bias = pointwise::maximum(__shfl_xor_sync(0xffffffffu, largest_bias, offset), largest_bias);
     }
-    if (lane == 0) area.moments[0][0] = largest, area.moments[0][1] = largest_bias;
-    __syncthreads();
-    for (int i = 0; i < warps; ++i) {
-      largest = pointwise::maximum(s.warp[i].moments[0][0], largest);
-      largest_bias = pointwise::maximum(s.warp[i].moments[0][1], largest_bias);
-    }
-    __syncthreads();
-    constexpr float most = Numbers::pairs ? 1e5f : 1e30f;  // of a sum; see before()
-    const float limit = (most - largest_bias) / pointwise::maximum(largest, 1e-30f) * 0.999f;
-    return largest <= 1e30f ? limit : __int_as_float(0x7fffffff);
+    // Rounded weights may be smaller than they were by 2^-11.
+    const auto limit = [&](float most) {
+      return largest <= 1e30f ? (most * scale - largest_bias) / pointwise::maximum(largest, 1e-30f) * 0.998f
+                              : __int_as_float(0x7fffffff);
+    };
+    return {limit(most_narrow), limit(most_wide)};
   }
 
   // --- The window of x ---
@@ -399,8 +417,8 @@ struct ThinMma {
     }
   }
 
-  // Waits for it. Whether the tile needs care.
-  __device__ __forceinline__ bool take_window(const Tile& tile, float limit) const {
+  // Waits for it.
+  __device__ __forceinline__ Way take_window(const Tile& tile, const Limits& limits) const {
     float largest = 0.0f;
     if constexpr (copies_window) {
       asm volatile("cp.async.wait_all;" ::: "memory");
@@ -426,7 +444,8 @@ struct ThinMma {
       });
     }
     __syncwarp();
-    return __any_sync(0xffffffffu, !(largest <= limit));
+    if (narrows && __all_sync(0xffffffffu, largest <= limits.narrow)) return narrow;
+    return __all_sync(0xffffffffu, largest <= limits.wide) ? wide : careful;
   }
 
   // What the lane's cells have of a term: channel `in_quad` of its vector.
@@ -602,10 +621,18 @@ struct ThinMma {
     return Chain::value(x, own.value[0], none, 0);
   }
 
-  // Two values of a channel through the before-chain, from which `pivot` is taken. Where the chain begins
-  // with a sigmoid, one reciprocal serves both: special functions are what limits this kernel. The product of
-  // two exponentials stays finite; with sums of at most 1e5 (input_limit) what the bound on them moves is
-  // less than 1e-12.
+  // Two values of a channel through the before-chain, from which `pivot` is taken. Special functions are what
+  // limits this kernel: where the chain begins with a sigmoid, one reciprocal serves both. The product of two
+  // exponentials stays finite; with sums of at most 1e5 what the bound on them moves is less than 1e-12.
+  //
+  // In the narrow way one function is enough: tanh.approx is off by 2^-11 of its value, so that a swish is by
+  // x^2 2^-13 or less, within what rounding x to the output's type takes from it where |x| is at most 1 (f16)
+  // or 2.5 (bf16).
+  static constexpr bool narrows = Numbers::begins_with_swish && Output::bytes == 2;
+  static constexpr float most_narrow = is_same<Output, bf16> ? 2.5f : 1.0f;
+  static constexpr float most_wide = Numbers::pairs ? 1e5f : 1e30f;
+
+  template <Way way>
   static __device__ __forceinline__ void before(float& a, float& b, const ChannelValues<Before, 1>& own,
                                                 float pivot) {
     if constexpr (!Numbers::pairs) {
@@ -613,18 +640,29 @@ struct ThinMma {
       b = apply<Before>(b, own) - pivot;
     } else {
       using Rest = typename Numbers::Rest;
-      const float u = 1.0f + pointwise::exp2_fast(fminf(a * -1.4426950408889634f, 60.0f));
-      const float v = 1.0f + pointwise::exp2_fast(fminf(b * -1.4426950408889634f, 60.0f));
-      const float both = pointwise::reciprocal_fast(u * v);
-      const float of_a = both * v, of_b = both * u;
-      if constexpr (Numbers::swish_alone) {
-        a = fmaf(a, of_a, -pivot);
-        b = fmaf(b, of_b, -pivot);
+      float of_a, of_b;  // for a swish twice the sigmoid, as sums are halved
+      if constexpr (way == narrow) {
+        asm("tanh.approx.f32 %0, %1;" : "=f"(of_a) : "f"(a));
+        asm("tanh.approx.f32 %0, %1;" : "=f"(of_b) : "f"(b));
+        a = fmaf(a, of_a, a);
+        b = fmaf(b, of_b, b);
       } else {
-        const typename Rest::template Tensors<1> none;
-        a = Rest::value(Numbers::begins_with_swish ? a * of_a : of_a, own.value[0], none, 0) - pivot;
-        b = Rest::value(Numbers::begins_with_swish ? b * of_b : of_b, own.value[0], none, 0) - pivot;
+        constexpr float factor = -1.4426950408889634f / scale;
+        const float u = fmaf(pointwise::exp2_fast(fminf(a * factor, 60.0f)), scale, scale);
+        const float v = fmaf(pointwise::exp2_fast(fminf(b * factor, 60.0f)), scale, scale);
+        const float both = pointwise::reciprocal_fast(u * v);
+        of_a = both * v, of_b = both * u;
+        if constexpr (Numbers::swish_alone) {
+          a = fmaf(a, of_a, -pivot);
+          b = fmaf(b, of_b, -pivot);
+          return;
+        }
+        a = Numbers::begins_with_swish ? a * of_a : of_a;
+        b = Numbers::begins_with_swish ? b * of_b : of_b;
       }
+      const typename Rest::template Tensors<1> none;
+      a = Rest::value(a, own.value[0], none, 0) - pivot;
+      b = Rest::value(b, own.value[0], none, 0) - pivot;
     }
   }
 
@@ -670,17 +708,20 @@ struct ThinMma {
     int count = 0;
   };
 
+  template <Way way>
   __device__ __forceinline__ void begin(Distances& own, const Weights& w, const Columns& c,
                                         const Operands<Before>& operands) const {
     Sums sum;
     convolve<0, 0>(sum, w, c);
     for_constant<row_tiles * 2>([&](auto half_) {
       constexpr int half = decltype(half_)::value;
-      const float value = apply<Before>(sum[half / 2][0][0][half % 2 * 2], operands.row[half / 2][half % 2]);
-      own.pivot[half / 2][half % 2] = __shfl_sync(0xffffffffu, value, lane & ~3);
+      float* pair = sum[half / 2][0][0] + half % 2 * 2;
+      before<way>(pair[0], pair[1], operands.row[half / 2][half % 2], 0.0f);
+      own.pivot[half / 2][half % 2] = __shfl_sync(0xffffffffu, pair[0], lane & ~3);
     });
   }
 
+  template <Way way>
   __device__ __forceinline__ void add(Distances& own, const Weights& w, const Columns& c,
                                       const Operands<Before>& operands, const Tile& tile, int y,
                                       int column) const {
@@ -691,7 +732,7 @@ struct ThinMma {
       Sums sum;
       convolve<rz, ry>(sum, w, c);
       for_each_pair(sum, [&](auto m, auto h, auto rx, auto span, float* pair) {
-        before(pair[0], pair[1], operands.row[m][h], own.pivot[m][h]);
+        before<way>(pair[0], pair[1], operands.row[m][h], own.pivot[m][h]);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           if (!exists || ends(cell_of(tile, column, span), i, rx)) continue;
@@ -713,6 +754,7 @@ struct ThinMma {
     own.count += planes * rows * of_row;
   }
 
+  template <Way way>
   __device__ __forceinline__ Distances measure(const Tile& tile, const Weights& w) const {
     Operands<Before> operands;
     operands.load(p, tile.n, quad);
@@ -723,8 +765,8 @@ struct ThinMma {
       const int y = item / columns;
       const int column = item % columns;
       const Columns c = columns_of(y, column);
-      if (item == 0) begin(own, w, c, operands);
-      add(own, w, c, operands, tile, y, column);
+      if (item == 0) begin<way>(own, w, c, operands);
+      add<way>(own, w, c, operands, tile, y, column);
     }
     return own;
   }
@@ -803,7 +845,7 @@ struct ThinMma {
 
   // An item's outputs of one class of z to where they lie in the warp's stage. `start` is that of the lane's
   // channel in the item's row (8 channels further the phase is the same: a vector has 4 or 8 elements).
-  template <int rz>
+  template <Way way, int rz>
   __device__ __forceinline__ void put(const Tile& tile, const Weights& w, const Chains& chains, int y,
                                       int column, int start) const {
     const Columns c = columns_of(y, column);
@@ -816,7 +858,7 @@ struct ThinMma {
       Sums sum;
       convolve<rz, ry>(sum, w, c);
       for_each_pair(sum, [&](auto m, auto h, auto rx, auto span, float* pair) {
-        before(pair[0], pair[1], chains.before.row[m][h], 0.0f);
+        before<way>(pair[0], pair[1], chains.before.row[m][h], 0.0f);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const float value = apply<After>(chains.norm[m][h].apply(pair[i]), chains.after.row[m][h]);
@@ -904,7 +946,7 @@ struct ThinMma {
   }
 
   // One class of z.
-  template <int rz>
+  template <Way way, int rz>
   __device__ __forceinline__ void write_plane(const Tile& tile, const Weights& w,
                                               const Chains& chains) const {
     char* to = static_cast<char*>(p.output) +
@@ -922,8 +964,8 @@ struct ThinMma {
 #pragma unroll 1
       for (int item = 0; item < rows * columns; ++item) {
         const int of_stage = stage_y == 1 ? 0 : item / columns;
-        put<rz>(tile, w, chains, y + of_stage, item - of_stage * columns,
-                start + of_stage * classes_y * out_x);
+        put<way, rz>(tile, w, chains, y + of_stage, item - of_stage * columns,
+                     start + of_stage * classes_y * out_x);
       }
       __syncwarp();
       if constexpr (whole_rows) {
@@ -941,6 +983,7 @@ struct ThinMma {
     }
   }
 
+  template <Way way>
   __device__ __forceinline__ void write(const Tile& tile, const Weights& w) const {
     Chains chains;
     chains.before.load(p, tile.n, quad);
@@ -951,7 +994,7 @@ struct ThinMma {
     });
     for_constant<classes_z>([&](auto rz_) {
       constexpr int rz = decltype(rz_)::value;
-      if (has_plane(tile, rz)) write_plane<rz>(tile, w, chains);
+      if (has_plane(tile, rz)) write_plane<way, rz>(tile, w, chains);
     });
   }
 
@@ -1052,7 +1095,6 @@ struct ThinMma {
 
   __device__ __forceinline__ void run() const {
     share_weights();
-    const float limit = input_limit();
     clear_window();
     const int64 tiles = p.batch * Numbers::tiles;
     const int64 lag = Tail::has_norm ? p.wave_units * Numbers::tiles : 0;
@@ -1070,17 +1112,21 @@ struct ThinMma {
     if (lane == 0) drawn = atomicAdd(p.control, 1u);
     send_for_window(tile_of(pass));
     Weights w;
+    Limits limits;
     bool has_weights = false;
 #pragma unroll 1
     while (true) {
       // Anew after a tile that needs care: they are not kept in memory over the calls there.
-      if (!has_weights) load_weights(w);
+      if (!has_weights) {
+        load_weights(w);
+        limits = input_limits(w);
+      }
       const Tile tile = tile_of(pass);
       if (Tail::has_norm && pass.is_second) {
         if (lane == 0) wait_for(p.control + 4 + tile.n * 4 + 2, 1u);
         __syncwarp();
       }
-      const bool careful = take_window(tile, limit);
+      const Way way = take_window(tile, limits);
       // The next ticket is drawn while this one is worked on: it is held back until this one is done, which
       // waits for lower ones alone.
       const bool stays = !pass.is_second && pass.ticket >= lag;
@@ -1088,26 +1134,32 @@ struct ThinMma {
       const bool ends = next.ticket >= tiles + lag;
       if (!stays && lane == 0) drawn = atomicAdd(p.control, 1u);
       Distances own;
-      if (!careful) {
+      if (narrows && way == narrow) {
         if (pass.is_second) {
-          write(tile, w);
+          write<narrow>(tile, w);
         } else {
-          own = measure(tile, w);
+          own = measure<narrow>(tile, w);
+        }
+      } else if (way != careful) {
+        if (pass.is_second) {
+          write<wide>(tile, w);
+        } else {
+          own = measure<wide>(tile, w);
         }
       }
       __syncwarp();
       if (!ends) send_for_window(tile_of(next));
       if (pass.is_second) {
-        if (careful) write_carefully(p, tile);
+        if (way == careful) write_carefully(p, tile);
       } else {
-        if (careful) {
+        if (way == careful) {
           measure_carefully(p, area, tile);
         } else {
           store_moments(own);
         }
         merge(tile);
       }
-      has_weights = !in_registers || !careful;
+      has_weights = !in_registers || way != careful;
       if (ends) return;
       pass = next;
     }

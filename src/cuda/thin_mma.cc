@@ -124,7 +124,7 @@ struct MmaNumbers {
   // Tiles, and how they lie in shared memory. tile_x stays 0 where not even one item fits a warp's share.
   void cut(const ThinShape& shape, int64_t bytes, int64_t budget) {
     const int64_t moment_bytes = row_tiles * 16 * 3 * 4;
-    const int64_t share = (budget - weight_bytes()) / warps() / 16 * 16 - moment_bytes;
+    const int64_t share = (budget - weight_bytes() - 16) / warps() / 16 * 16 - moment_bytes;
     const auto classes = [&](size_t d) { return std::ssize(shape.axes[d].classes); };
     const auto cells = [&](size_t d) { return divide_up(shape.axes[d].out, classes(d)); };
     const int64_t item_x = 8 * spans;
@@ -141,7 +141,7 @@ struct MmaNumbers {
       window_z = reach(shape.axes[0]) + 1;
       window_y = (rows - 1) * shape.axes[1].step + reach(shape.axes[1]) + 1;
       window_x = (cells_x - 1) * shape.axes[2].step + reach(shape.axes[2]) + 1;
-      shared_bytes = weight_bytes() + warps() * (stage_bytes + window_bytes(shape) + moment_bytes);
+      shared_bytes = weight_bytes() + warps() * (stage_bytes + window_bytes(shape) + moment_bytes) + 16;
       return stage_bytes + window_bytes(shape) <= share;
     };
     for (tile_x = round_up(cells(2), item_x); tile_x > 0 && !fits(tile_x, 1, 1);) tile_x -= item_x;

@@ -180,6 +180,7 @@ struct ThinMma {
   };
   struct alignas(16) Shared {
     WarpShared warp[warps];
+    uint32 drawn;
     uint32 weights[shared_weights > 0 ? shared_weights : 1][32][4];
   };
   static_assert(sizeof(Shared) <= Numbers::shared_bytes);
@@ -290,7 +291,6 @@ struct ThinMma {
           }
         }
       });
-      __syncthreads();
     }
   }
 
@@ -1093,9 +1093,20 @@ struct ThinMma {
     bool is_second;
   };
 
+  // The next ticket, in lane 0. A block's warps take neighbours, whose rows and windows lie beside each
+  // other. What a ticket waits for has lower ones: those of this block are taken before it, those of others
+  // will be.
+  __device__ __forceinline__ uint32 draw() const {
+    if (lane != 0) return 0;
+    const uint32 turn = atomicAdd(&s.drawn, 1u);
+    return (turn / warps * gridDim.x + blockIdx.x) * warps + turn % warps;
+  }
+
   __device__ __forceinline__ void run() const {
+    if (threadIdx.x == 0) s.drawn = 0;
     share_weights();
     clear_window();
+    __syncthreads();
     const int64 tiles = p.batch * Numbers::tiles;
     const int64 lag = Tail::has_norm ? p.wave_units * Numbers::tiles : 0;
     const auto first_pass = [&](uint32 drawn) {
@@ -1105,11 +1116,8 @@ struct ThinMma {
     const auto tile_of = [&](const Pass& pass) {
       return Tile(pass.is_second ? pass.ticket - lag : pass.ticket);
     };
-    uint32 drawn = 0;  // of lane 0: the ticket after this one
-    if (lane == 0) drawn = atomicAdd(p.control, 1u);
-    Pass pass = first_pass(drawn);
+    Pass pass = first_pass(draw());
     if (pass.ticket >= tiles + lag) return;
-    if (lane == 0) drawn = atomicAdd(p.control, 1u);
     send_for_window(tile_of(pass));
     Weights w;
     Limits limits;
@@ -1127,12 +1135,9 @@ struct ThinMma {
         __syncwarp();
       }
       const Way way = take_window(tile, limits);
-      // The next ticket is drawn while this one is worked on: it is held back until this one is done, which
-      // waits for lower ones alone.
       const bool stays = !pass.is_second && pass.ticket >= lag;
-      const Pass next = stays ? Pass{pass.ticket, true} : first_pass(drawn);
+      const Pass next = stays ? Pass{pass.ticket, true} : first_pass(draw());
       const bool ends = next.ticket >= tiles + lag;
-      if (!stays && lane == 0) drawn = atomicAdd(p.control, 1u);
       Distances own;
       if (narrows && way == narrow) {
         if (pass.is_second) {

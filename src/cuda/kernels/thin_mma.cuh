@@ -229,8 +229,11 @@ struct ThinMma {
     return 0.0f;
   }
 
-  // Sums are halved where a swish takes them: x sigmoid(x) = h tanh(h) + h with h = x / 2.
-  static constexpr float scale = Numbers::begins_with_swish ? 0.5f : 1.0f;
+  // What sums are times the convolution's. For a swish they are halved, which is exact: x sigmoid(x) =
+  // h tanh(h) + h with h = x / 2. Where weights are split, rounding them once more counts for nothing, and
+  // they are as the exponential takes them.
+  static constexpr float log2_e = 1.4426950408889634f;
+  static constexpr float scale = !Numbers::begins_with_swish ? 1.0f : splits ? -log2_e : 0.5f;
 
   // A multiplicand as the tensor core takes it; the rest of it where it is split.
   static __device__ __forceinline__ uint32 operand(float x) {
@@ -338,7 +341,8 @@ struct ThinMma {
     }
     // Rounded weights may be smaller than they were by 2^-11.
     const auto limit = [&](float most) {
-      return largest <= 1e30f ? (most * scale - largest_bias) / pointwise::maximum(largest, 1e-30f) * 0.998f
+      return largest <= 1e30f ? (most * (scale < 0.0f ? -scale : scale) - largest_bias) /
+                                    pointwise::maximum(largest, 1e-30f) * 0.998f
                               : __int_as_float(0x7fffffff);
     };
     return {limit(most_narrow), limit(most_wide)};
@@ -640,14 +644,14 @@ struct ThinMma {
       b = apply<Before>(b, own) - pivot;
     } else {
       using Rest = typename Numbers::Rest;
-      float of_a, of_b;  // for a swish twice the sigmoid, as sums are halved
+      float of_a, of_b;  // sigmoids by `scale`
       if constexpr (way == narrow) {
         asm("tanh.approx.f32 %0, %1;" : "=f"(of_a) : "f"(a));
         asm("tanh.approx.f32 %0, %1;" : "=f"(of_b) : "f"(b));
         a = fmaf(a, of_a, a);
         b = fmaf(b, of_b, b);
       } else {
-        constexpr float factor = -1.4426950408889634f / scale;
+        constexpr float factor = splits && Numbers::begins_with_swish ? 1.0f : -log2_e / scale;
         const float u = fmaf(pointwise::exp2_fast(fminf(a * factor, 60.0f)), scale, scale);
         const float v = fmaf(pointwise::exp2_fast(fminf(b * factor, 60.0f)), scale, scale);
         const float both = pointwise::reciprocal_fast(u * v);

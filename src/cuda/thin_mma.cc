@@ -179,10 +179,11 @@ class ThinMma final : public Kernel {
         workspace_(shape_, 1, numbers_.tiles, 0),
         function_(source(), problem.device, launch_numbers()) {
     const Number resident = function_.resident_clusters();
-    // A tile's second pass comes when all tiles of its sample are surely measured.
+    // A tile's second pass comes when all tiles of its sample are most likely measured: every warp has one at
+    // a time, and some are late.
     lag_samples_ =
         when(shape_.parts.norm,
-             minimum(shape_.batch, 1 + divide_up(resident * (2 * numbers_.warps()), numbers_.tiles)))
+             minimum(shape_.batch, 1 + divide_up(resident * (numbers_.warps() * 3 / 2), numbers_.tiles)))
             .called("lag_samples");
     blocks_ = clamp((shape_.batch + lag_samples_) * numbers_.tiles, 1, resident);
   }

@@ -180,8 +180,8 @@ struct ThinMma {
   };
   struct alignas(16) Shared {
     WarpShared warp[warps];
+    alignas(16) uint32 weights[shared_weights > 0 ? shared_weights : 1][32][4];
     uint32 drawn;
-    uint32 weights[shared_weights > 0 ? shared_weights : 1][32][4];
   };
   static_assert(sizeof(Shared) <= Numbers::shared_bytes);
 

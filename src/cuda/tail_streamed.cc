@@ -10,14 +10,37 @@ namespace {
 
 constexpr int64_t control_words = 4;  // of the whole launch, and of each unit
 
+// A mean that follows from the moments is one pass over rows that do not wait for each other. Where slabs are
+// small and many, a block takes a whole one, each warp rows of its own: no barrier is between their loads.
+StreamNumbers numbers_of(const TailShape& shape, const Problem& problem) {
+  const Gpu& gpu = gpu_of(problem.device);
+  StreamNumbers numbers(shape, byte_size(problem.input.dtype), gpu);
+  constexpr int64_t most_elements = 1 << 18;
+  constexpr int64_t most_warps = 8;
+  const int64_t rows = shape.group_channels();
+  if (shape.order != Order::planar || !shape.parts.mean_follows_norm() || numbers.pieces > 1 ||
+      numbers.team <= 32 || shape.slab_elements() > most_elements ||
+      shape.slabs() < 4 * int64_t{gpu.multiprocessors}) {
+    return numbers;
+  }
+  const int64_t warps = std::min(rows, most_warps);
+  numbers.threads = static_cast<int>(32 * warps);
+  numbers.team = 32;
+  numbers.rows_per_tile = divide_up(rows, warps) * warps;
+  numbers.tiles_of_unit = 1;
+  numbers.blocks_wanted = 1024 / numbers.threads;
+  return numbers;
+}
+
 class TailStreamed final : public Kernel {
  public:
   explicit TailStreamed(const Problem& problem)
       : problem_(problem),
         shape_(problem),
-        numbers_(shape_, byte_size(problem.input.dtype), gpu_of(problem.device)),
+        numbers_(numbers_of(shape_, problem)),
         function_(source(), problem.device, launch_numbers()) {
-    blocks_ = clamp(tickets(), 1, function_.resident_clusters());
+    blocks_ = alone() ? maximum(1, numbers_.units(shape_.batch))
+                      : clamp(tickets(), 1, function_.resident_clusters());
     const Number parts = shape_.rows() * numbers_.pieces;
     control_ = regions_.add(control_bytes());
     parts_ = regions_.add(when(shape_.parts.norm, parts * 3 * 4));
@@ -50,11 +73,14 @@ class TailStreamed final : public Kernel {
     words.add(shape_.batch);
     words.add(numbers_.wave_units);
     words.add(arguments.parameters);
-    clear(at(workspace, control_), control_bytes(), stream, problem_.device);
+    if (!alone()) clear(at(workspace, control_), control_bytes(), stream, problem_.device);
     words.launch(function_, stream, blocks_);
   }
 
  private:
+  // A unit is one tile and one pass: a block has it to itself, and nothing is shared.
+  bool alone() const { return shape_.parts.mean_follows_norm() && numbers_.tiles_of_unit == 1; }
+
   Number control_bytes() const { return (numbers_.units(shape_.batch) + 1) * control_words * 4; }
 
   // The work in tickets; blocks take one after the other.

@@ -72,6 +72,8 @@ TEST_F(Forward, AgreesWithTheReferenceOnLargeTails) {
       "swish | group_norm(4) | hardswish @ 60x16x1x63x63",
       "gelu | group_norm(32) @ 40x64x9x31 f16",
       "hardswish | group_norm(4) | mean @ 700x16x5x5 bf16",
+      "hardswish | group_norm(2) | mean @ 270x4x2311",
+      "gelu | group_norm(2) | mean @ 270x6x4511 bf16",
       "relu | instance_norm | swish @ 300x40x3x7 nhwc",
       // Few and large ones.
       "instance_norm(affine=true) | leaky_relu(0.01) @ 1x3x96x96x96",

@@ -298,7 +298,23 @@ struct TailStreamed {
     }
   }
 
+  // A unit is one tile and one pass: a block has it to itself.
+  static constexpr bool alone = first_tiles == 1 && second_tiles == 0;
+
   __device__ __forceinline__ void run() const {
+    if constexpr (alone) {
+      const int64 unit = blockIdx.x;
+      if (unit >= Walk::units(p.batch)) return;
+      MomentsPass pass{p, scratch};
+      Walk::run(p, unit, 0, pass);
+      __syncthreads();  // all parts are there
+      finish_moments(unit);
+    } else {
+      run_tickets();
+    }
+  }
+
+  __device__ __forceinline__ void run_tickets() const {
     using Items = Schedule<first_tiles, second_tiles>;
     const int64 units = Walk::units(p.batch);
     const int64 tickets = Items::tickets(units, p.wave_units);

@@ -2,9 +2,8 @@
 //
 // A slab of a planar tensor is a contiguous range. A cluster of `blocks` blocks holds it in registers, after
 // the before-chain, each warp 32 * vectors neighbouring vectors. Blocks exchange mean and M2 through
-// distributed shared memory. With `staged` the clusters stay and take slab after slab: as soon as a warp has
-// its vectors of one slab in registers, it sends for those of the next, which arrive in its part of shared
-// memory. Elements before the first vector and after the last one are kept by the first block, one a thread.
+// distributed shared memory. Elements before the first vector and after the last one are kept by the first
+// block, one a thread.
 #pragma once
 
 #include "barrier.cuh"
@@ -26,21 +25,14 @@ struct TailResident {
   static constexpr int warps = threads / 32;
   static constexpr int warp_vectors = 32 * vectors;
   static constexpr int block_vectors = threads * vectors;
-  // Staging goes by chunks of `chunk` vectors a thread; each warp has a ring of `slots` of them.
-  static constexpr int chunk = Numbers::chunk;
-  static constexpr int chunks = (vectors + chunk - 1) / chunk;
-  static constexpr int slots = Numbers::slots;
-  static constexpr int chunk_bytes = chunk * 32 * width * Input::bytes;
   static constexpr int spatial = static_cast<int>(Tail::spatial);
   static constexpr int slab_elements = static_cast<int>(Tail::group_channels) * spatial;
   static constexpr int groups = Tail::channels / Tail::group_channels;
 
   struct Shared {
-    alignas(128) unsigned char stage[warps][slots][Numbers::staged ? chunk_bytes : 16];
-    uint64 arrived[warps][slots];
-    uint64 received[2];            // what the cluster's blocks sent, by parity of the round
-    float warp[2][warps];          // mean and M2 of the warps
-    float exchange[2][blocks][2];  // mean and M2 of the cluster's blocks, by parity of the round
+    uint64 received;            // what the cluster's blocks sent
+    float warp[2][warps];       // mean and M2 of the warps
+    float exchange[blocks][2];  // mean and M2 of the cluster's blocks
   };
 
   const Parameters& p;
@@ -72,42 +64,6 @@ struct TailResident {
     range.count = (slab_elements - range.head) / width;
     range.edges = slab_elements - range.count * width;
     return range;
-  }
-
-  // A warp's way through the chunks of its slabs, in order: where the next one to come is asked for, where
-  // the next one to be read lies.
-  struct Ring {
-    int64 slab;         // of the next chunk to ask for
-    int next = 0;       // that chunk
-    int slot = 0;       // of the next chunk to read
-    uint32 parity = 0;  // of that slot's phase
-  };
-
-  // Asks for the next chunk, into the slot that was read last. By one lane; all of them count.
-  __device__ __forceinline__ void ask(Ring& ring, int slot, int64 slabs, int64 clusters, int block) const {
-#if __CUDA_ARCH__ >= 900
-    if (ring.slab >= slabs) return;
-    const int warp = threadIdx.x / 32;
-    if (threadIdx.x % 32 == 0) {
-      const Range range = range_of(ring.slab);
-      const int first = block * block_vectors + warp * warp_vectors + ring.next * chunk * 32;
-      const int most = (ring.next == chunks - 1 ? vectors - ring.next * chunk : chunk) * 32;
-      const int left = range.count - first;
-      const int own = left < 0 ? 0 : left < most ? left : most;
-      const auto bytes = static_cast<uint32>(own * width * Input::bytes);
-      // Nothing to come is waited for all the same: every chunk is one phase.
-      barrier::expect(&shared.arrived[warp][slot], bytes);
-      if (own > 0) {
-        const char* from = static_cast<const char*>(p.input) +
-                           (range.begin + range.head + static_cast<int64>(first) * width) * Input::bytes;
-        barrier::copy(shared.stage[warp][slot], from, bytes, &shared.arrived[warp][slot]);
-      }
-    }
-    if (++ring.next == chunks) {
-      ring.next = 0;
-      ring.slab += clusters;
-    }
-#endif
   }
 
   // The values of the channel that a vector lies in. A thread's vectors go upwards, so that they change
@@ -171,19 +127,19 @@ struct TailResident {
     __device__ __forceinline__ int position_of(int i) const { return position + i * 32 * width; }
   };
 
-  // The thread's vectors [first, last) through f, with the bounds that the share needs.
+  // The thread's vectors through f, with the bounds that the share needs.
   template <bool plain, class F>
-  static __device__ __forceinline__ void for_each_vector(const Share& share, int first, int last, F&& f) {
+  static __device__ __forceinline__ void for_each_vector(const Share& share, F&& f) {
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
-      if (i >= first && i < last && (plain || i < share.mine)) f(i);
+      if (plain || i < share.mine) f(i);
     }
   }
 
   // Mean and 1 / deviation of the slab from each thread's values: within the warp, the block, the cluster.
   // Each level is two sums: the mean, then M2 moved to it.
   __device__ __forceinline__ void reduce(const float (&h)[vectors][width], const Share& share, float sum,
-                                         float edge, bool has_edge, const Range& range, int block, int round,
+                                         float edge, bool has_edge, const Range& range, int block,
                                          float& mean, float& rstd) const {
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
@@ -199,9 +155,9 @@ struct TailResident {
       }
     };
     if (share.mine == vectors) {
-      for_each_vector<true>(share, 0, vectors, square);
+      for_each_vector<true>(share, square);
     } else {
-      for_each_vector<false>(share, 0, vectors, square);
+      for_each_vector<false>(share, square);
     }
     float m2 = 0.0f;
 #pragma unroll
@@ -225,15 +181,14 @@ struct TailResident {
 #if __CUDA_ARCH__ >= 900
     if constexpr (blocks > 1) {
       // Sent with a count of its bytes: a barrier of the cluster would first wait for all that was stored.
-      const int parity = round & 1;
-      if (threadIdx.x == 0) barrier::expect(&shared.received[parity], blocks * 8);
+      if (threadIdx.x == 0) barrier::expect(&shared.received, blocks * 8);
       if (threadIdx.x < blocks) {
-        barrier::send(shared.exchange[parity][block], mean, m2, &shared.received[parity], lane);
+        barrier::send(shared.exchange[block], mean, m2, &shared.received, lane);
       }
-      barrier::wait(&shared.received[parity], round / 2 & 1);
+      barrier::wait(&shared.received, 0);
       const float own = lane < blocks ? range.elements(lane * block_vectors, block_vectors) : 0.0f;
-      merge(own, lane < blocks ? shared.exchange[parity][lane][0] : 0.0f,
-            lane < blocks ? shared.exchange[parity][lane][1] : 0.0f, per_element, mean, m2);
+      merge(own, lane < blocks ? shared.exchange[lane][0] : 0.0f,
+            lane < blocks ? shared.exchange[lane][1] : 0.0f, per_element, mean, m2);
     }
 #endif
     rstd = rsqrtf(m2 * per_element + Tail::eps);
@@ -247,13 +202,10 @@ struct TailResident {
     m2 = lanes_sum<32>(fmaf(elements * distance, distance, own_m2));
   }
 
-  // The before-chain of the thread's vectors, from shared memory or from the input, and their sums.
+  // The before-chain of the thread's vectors and their sums.
   template <bool plain>
   __device__ __forceinline__ void activate(const Share& share, const Range& range, int64 n, int first_channel,
-                                           int block, int64 slabs, int64 clusters, Ring& ring,
                                            float (&h)[vectors][width], float (&sums)[width]) const {
-    const int warp = threadIdx.x / 32;
-    const int lane = threadIdx.x % 32;
     float operands[Before::channel_operands > 0 ? Before::channel_operands : 1];
     const auto load_row = [&](int row) { Before::load_channel(p, n, first_channel + row, operands); };
     auto rows = cursor(load_row);
@@ -275,40 +227,13 @@ struct TailResident {
 #pragma unroll
       for (int k = 0; k < width; ++k) sums[k] += h[i][k];
     };
-    if constexpr (Numbers::staged) {
-#pragma unroll
-      for (int c = 0; c < chunks; ++c) {
-#if __CUDA_ARCH__ >= 900
-        barrier::wait(&shared.arrived[warp][ring.slot], ring.parity);
-#endif
-        const unsigned char* stage = shared.stage[warp][ring.slot] + lane * width * Input::bytes;
-        for_each_vector<plain>(share, c * chunk, (c + 1) * chunk, [&](int i) {
-          Packed<Input, width> packed;
-          packed.load_shared(stage + (i - c * chunk) * 32 * width * Input::bytes);
-          packed.unpack(h[i]);
-          one(i);
-        });
-#if __CUDA_ARCH__ >= 900
-        // A barrier of the warp alone lets loads be under way still when the copy begins.
-        barrier::release_to_copies();
-#endif
-        __syncwarp();
-        ask(ring, ring.slot, slabs, clusters, block);
-        if (++ring.slot == slots) {
-          ring.slot = 0;
-          ring.parity ^= 1;
-        }
-      }
-    } else {
-      Packed<Input, width> packed[vectors];
-      for_each_vector<plain>(share, 0, vectors, [&](int i) {
-        packed[i].load(p.input, range.begin + share.position_of(i), true);
-      });
-      for_each_vector<plain>(share, 0, vectors, [&](int i) {
-        packed[i].unpack(h[i]);
-        one(i);
-      });
-    }
+    Packed<Input, width> packed[vectors];
+    for_each_vector<plain>(share,
+                           [&](int i) { packed[i].load(p.input, range.begin + share.position_of(i), true); });
+    for_each_vector<plain>(share, [&](int i) {
+      packed[i].unpack(h[i]);
+      one(i);
+    });
   }
 
   // The norm and the after-chain of the thread's vectors, to the output. `load_row(row)` sets scale, shift,
@@ -319,7 +244,7 @@ struct TailResident {
                                          float (&h)[vectors][width]) const {
     constexpr bool by_row = Tail::has_affine || After::channel_operands > 0;
     auto rows = cursor(load_row);
-    for_each_vector<plain>(share, 0, vectors, [&](int i) {
+    for_each_vector<plain>(share, [&](int i) {
       typename After::template Tensors<width> tensors;
       tensors.load(p, range.begin + share.position_of(i));
       const auto part = [&](int from, int to) {
@@ -339,8 +264,7 @@ struct TailResident {
     });
   }
 
-  __device__ __forceinline__ void run_slab(int64 slab, int64 slabs, int64 clusters, int block, int round,
-                                           Ring& ring) const {
+  __device__ __forceinline__ void run_slab(int64 slab, int block) const {
     const Range range = range_of(slab);
     const Share share(range, block);
     const int64 n = slab / groups;
@@ -351,9 +275,9 @@ struct TailResident {
     float h[vectors][width];
     float sums[width] = {};
     if (plain) {
-      activate<true>(share, range, n, first_channel, block, slabs, clusters, ring, h, sums);
+      activate<true>(share, range, n, first_channel, h, sums);
     } else {
-      activate<false>(share, range, n, first_channel, block, slabs, clusters, ring, h, sums);
+      activate<false>(share, range, n, first_channel, h, sums);
     }
     float edge = 0.0f;
     const bool has_edge = block == 0 && thread < range.edges;
@@ -369,8 +293,7 @@ struct TailResident {
 #pragma unroll
     for (int k = 0; k < width; ++k) sum += sums[k];
 
-    // The values of the warp's row are on their way while the sums are, where registers are left for them.
-    constexpr bool early = vectors * width + width <= 84;
+    // The values of the warp's row are on their way while the sums are.
     float scale, shift;
     float operands[After::channel_operands > 0 ? After::channel_operands : 1];
     float weight = 1.0f, bias = 0.0f;
@@ -379,9 +302,9 @@ struct TailResident {
       bias = Tail::bias(p, first_channel + row);
       After::load_channel(p, n, first_channel + row, operands);
     };
-    if (early && plain) ask_row(share.row);
+    if (plain) ask_row(share.row);
     float mean, rstd;
-    reduce(h, share, sum, edge, has_edge, range, block, round, mean, rstd);
+    reduce(h, share, sum, edge, has_edge, range, block, mean, rstd);
     if (p.statistics != nullptr && block == 0 && thread == 0) {
       p.statistics[2 * slab] = mean;
       p.statistics[2 * slab + 1] = rstd;
@@ -396,7 +319,6 @@ struct TailResident {
       scale_row();
     };
     if (plain) {
-      if constexpr (!early) ask_row(share.row);
       scale_row();
       finish<true>(share, range, scale, shift, operands, load_row, h);
     } else {
@@ -410,36 +332,16 @@ struct TailResident {
       store_one<typename Tail::Output>(p.output, range.begin + edge_position,
                                        After::value(fmaf(edge, scale, shift), operands, tensors, 0));
     }
-    if constexpr (warps > 1 && blocks == 1) __syncthreads();  // all have read the sums of the warps
   }
 
   __device__ __forceinline__ void run() const {
-    const int64 slabs = p.batch * groups;
-    const int block = blockIdx.x % blocks;
-    const int64 clusters = gridDim.x / blocks;
-    int64 slab = blockIdx.x / blocks;
-    Ring ring{slab};
 #if __CUDA_ARCH__ >= 900
-    if constexpr (Numbers::staged) {
-      if (threadIdx.x % 32 == 0) {
-        for (int slot = 0; slot < slots; ++slot) barrier::initialise(&shared.arrived[threadIdx.x / 32][slot]);
-      }
-      __syncwarp();
-      for (int slot = 0; slot < slots; ++slot) ask(ring, slot, slabs, clusters, block);
-    }
     if constexpr (blocks > 1) {
-      if (threadIdx.x == 0) {
-        barrier::initialise(&shared.received[0]);
-        barrier::initialise(&shared.received[1]);
-      }
+      if (threadIdx.x == 0) barrier::initialise(&shared.received);
       barrier::cluster_sync();  // no sums go to a block that has not started
     }
 #endif
-    int round = 0;
-#pragma unroll 1
-    for (; slab < slabs; slab += clusters, ++round) {
-      run_slab(slab, slabs, clusters, block, round, ring);
-    }
+    run_slab(blockIdx.x / blocks, blockIdx.x % blocks);
 #if __CUDA_ARCH__ >= 900
     if constexpr (blocks > 1) barrier::cluster_sync();  // none leaves while others may write to it
 #endif

@@ -391,6 +391,9 @@ struct ThinParameters {
 // The word behind those of the samples.
 enum RedoWord : uint32 { redo_none = 0, redo_some = 1, redo_all = 2 };
 
+// What f32 elements are multiplied by where f16 parts stand for them (thin_samples.cuh).
+constexpr float thin_input_scale = 32.0f;
+
 // To nearest, ties to even, at 10 bits; what is not finite stays.
 __device__ __forceinline__ float round_to_tf32(float x) {
 #if __CUDA_ARCH__ >= 900
@@ -830,8 +833,6 @@ struct Thin {
 // channel in which nothing reaches 2^-6 and something is not exact in f16. Elsewhere an f16 denormal is off
 // by at most 2^-24 of the channel's largest element.
 
-constexpr float thin_input_scale = 32.0f;
-
 __device__ __forceinline__ uint32 shared_address(const void* pointer) {
   return static_cast<uint32>(__cvta_generic_to_shared(pointer));
 }
@@ -1035,56 +1036,6 @@ struct SamplesMainloop {
     }
   }
 
-  // A unit of one of the planes of the next output: loaded before a group of products, stored after it.
-  template <class Parameters>
-  struct Ahead {
-    static constexpr int units = C::in_channels * window_rows * window_columns;
-    const SamplesMainloop& loop;
-    const char* first_sample;
-    int left;      // samples there are
-    int row_base;  // the input row of window row 0
-    int plane;     // the first of them
-    int end;       // units of all of them
-    int next;      // that this thread takes
-    uint32 (&largest)[4];
-    float x[samples];
-
-    __device__ __forceinline__ void before_products() {
-      if (next >= end) return;
-      const int u = next % units;
-      const int i0 = plane + next / units + static_cast<int>(C::base(0, 0));
-      const int i1 = u / window_columns % window_rows + row_base;
-      const int i2 = u % window_columns + static_cast<int>(C::base(2, 0));
-      const bool inside = static_cast<unsigned>(i0) < static_cast<unsigned>(C::input_size(0)) &&
-                          static_cast<unsigned>(i1) < static_cast<unsigned>(C::input_size(1)) &&
-                          static_cast<unsigned>(i2) < static_cast<unsigned>(C::input_size(2));
-      const int64 index = u / (window_rows * window_columns) * C::input_stride(1) + i0 * C::input_stride(2) +
-                          i1 * C::input_stride(3) + i2 * C::input_stride(4);
-      const char* element = first_sample + index * Input::bytes;
-#pragma unroll
-      for (int s = 0; s < samples; ++s)
-        x[s] = inside && s < left ? load_one<Input>(element, s * C::input_stride(0)) : 0.0f;
-    }
-    __device__ __forceinline__ void after_products() {
-      if (next < end) {
-        const int u = next % units;
-        uint4* place = loop.shared.x[0] + (plane + next / units) % planes * plane_units + u;
-        loop.store_unit(x, place, largest);
-      }
-      next += Numbers::threads;
-    }
-    __device__ __forceinline__ void finish() {
-      while (next < end) {
-        before_products();
-        after_products();
-      }
-    }
-  };
-  struct Nothing {
-    __device__ __forceinline__ void before_products() {}
-    __device__ __forceinline__ void after_products() {}
-  };
-
   __device__ __forceinline__ void store_unit(float (&x)[samples], uint4* place, uint32 (&largest)[4]) const {
     if constexpr (splits) {
 #pragma unroll
@@ -1214,15 +1165,12 @@ struct SamplesMainloop {
     return distance >= 0 && distance % step == 0 && distance / step < rows ? distance / step : -1;
   }
 
-  // `between` is what else a warp does meanwhile.
-  template <class Between>
-  __device__ __forceinline__ void convolve(int row_tile, int d, int column, Between& between,
+  __device__ __forceinline__ void convolve(int row_tile, int d, int column,
                                            float (&total)[columns][rows][4]) const {
     constexpr bool promotes = input_parts == 2;
     const int lane = threadIdx.x % 32;
 #pragma unroll 1
     for (int g = 0; g < groups; ++g) {
-      between.before_products();
       uint4 a[middle_taps][weight_parts];
 #pragma unroll
       for (int t = 0; t < middle_taps; ++t) {
@@ -1259,17 +1207,16 @@ struct SamplesMainloop {
           for (int j = 0; j < 4; ++j) total[0][r][j] += part[0][r][j];
         }
       }
-      between.after_products();
     }
   }
 
   // One item: `columns` columns of the strip's rows. A thread's four slots are two channels of two samples.
-  template <class Epilogue, class State, class Between>
-  __device__ __forceinline__ void item(const Epilogue& epilogue, State& state, Between& between, int row_tile,
-                                       int d, int first_row, int column, const float (&unscale)[2],
+  template <class Epilogue, class State>
+  __device__ __forceinline__ void item(const Epilogue& epilogue, State& state, int row_tile, int d,
+                                       int first_row, int column, const float (&unscale)[2],
                                        const float (&bias)[2]) const {
     float total[columns][rows][4] = {};
-    convolve(row_tile, d, column, between, total);
+    convolve(row_tile, d, column, total);
     float h[4][columns * rows];
     int offset[columns * rows];
     uint32 valid = 0;
@@ -1316,49 +1263,20 @@ struct SamplesMainloop {
         bias[j / 2] = shared.bias[o];
       }
       auto state = epilogue.begin(slot, in_range);
-      const auto all_items = [&](int d, auto& between) {
-#pragma unroll 1
-        for (int i = warp; i < items; i += Numbers::warps)
-          item(epilogue, state, between, row_tile, d, first_row, i * columns, unscale, bias);
-      };
       constexpr int outputs = static_cast<int>(C::output_size(0));
       constexpr int step = static_cast<int>(C::step(0));
-      if constexpr (Numbers::ahead) {
-        __syncthreads();  // nobody reads the ring any more
-        for (int q = 0; q < span; ++q) stage(p, n, first_row, q, true, largest);
-        int staged = span;
+      int staged = 0;
 #pragma unroll 1
-        for (int d = 0; d < outputs; ++d) {
-          const int begin = (d + 1) * step;  // of the planes of the next output
-          const int first = staged > begin ? staged : begin;
-          const int after = d + 1 < outputs ? begin + span : first;
-          __syncthreads();  // these planes are there, and nobody reads those any more that are replaced
-          Ahead<Parameters> between{*this,
-                                    static_cast<const char*>(p.input) + n * C::input_stride(0) * Input::bytes,
-                                    static_cast<int>(p.batch - n < samples ? p.batch - n : samples),
-                                    first_row * step_of_rows + static_cast<int>(C::base(1, 0)),
-                                    first,
-                                    (after - first) * Ahead<Parameters>::units,
-                                    static_cast<int>(threadIdx.x),
-                                    largest,
-                                    {}};
-          all_items(d, between);
-          between.finish();
-          staged = after;
-        }
-      } else {
-        int staged = 0;
-        Nothing between;
+      for (int d = 0; d < outputs; ++d) {
+        const int begin = d * step;
+        __syncthreads();  // nobody reads the planes any more that are replaced
+        for (int q = staged > begin ? staged : begin; q < begin + span; ++q)
+          stage(p, n, first_row, q, d == 0, largest);
+        staged = begin + span;
+        __syncthreads();
 #pragma unroll 1
-        for (int d = 0; d < outputs; ++d) {
-          const int begin = d * step;
-          __syncthreads();  // nobody reads the planes any more that are replaced
-          for (int q = staged > begin ? staged : begin; q < begin + span; ++q)
-            stage(p, n, first_row, q, d == 0, largest);
-          staged = begin + span;
-          __syncthreads();
-          all_items(d, between);
-        }
+        for (int i = warp; i < items; i += Numbers::warps)
+          item(epilogue, state, row_tile, d, first_row, i * columns, unscale, bias);
       }
       epilogue.template finish<team>(state);
     }
@@ -1738,7 +1656,6 @@ struct Numbers {
   static constexpr int plane_units = 796;
   static constexpr int tiles = 6;
   static constexpr int slots = 128;
-  static constexpr bool ahead = false;
 };
 using Mainloop = onepass::SamplesMainloop<onepass::Convolution, onepass::Tail, Numbers>;
 using Agent = onepass::Thin<onepass::Convolution, onepass::Tail, Numbers, Mainloop>;
@@ -2091,7 +2008,6 @@ struct Numbers {
   static constexpr int plane_units = 772;
   static constexpr int tiles = 6;
   static constexpr int slots = 128;
-  static constexpr bool ahead = false;
 };
 using Mainloop = onepass::SamplesMainloop<onepass::Convolution, onepass::Tail, Numbers>;
 using Agent = onepass::Thin<onepass::Convolution, onepass::Tail, Numbers, Mainloop>;
@@ -2381,7 +2297,7 @@ at::Tensor run_block_1_tf32(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s27_ffa013ab, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s27_9a042721, CUDA, library) {
   library.impl("block_1_tf32", run_block_1_tf32);
 }
 """
@@ -2453,12 +2369,12 @@ at::Tensor run_block_1_f32(const at::Tensor& input, at::TensorList parameters) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s27_ffa013ab, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s27_9a042721, CUDA, library) {
   library.impl("block_1_f32", run_block_1_f32);
 }
 """
 
-_NAMESPACE = "onepass_s27_ffa013ab"
+_NAMESPACE = "onepass_s27_9a042721"
 # What each extension is built of, when one of its operators is first called.
 _EXTENSIONS = {
     "tf32": (_BINDING_TF32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32, _HOST_CODE, _LAUNCHES_TF32]),
@@ -2517,7 +2433,10 @@ def _build(extension):
 
 def _register():
     """Declares the operators, which torch.compile then knows; the first call of one builds its extension."""
-    library = torch.library.Library(_NAMESPACE, "FRAGMENT")
+    namespace = getattr(torch.ops, _NAMESPACE)
+    if hasattr(namespace, "exported"):  # the same file, imported under another name
+        return
+    namespace.exported = library = torch.library.Library(_NAMESPACE, "FRAGMENT")  # kept
     for name, (extension, schema) in _OPERATORS.items():
         library.define(schema)
         torch.library.register_fake(f"{_NAMESPACE}::{name}", globals()[f"_fake_{name}"], lib=library)
@@ -2529,10 +2448,9 @@ def _register():
             return getattr(getattr(torch.ops, _NAMESPACE), _name)(*args)
 
         _stubs[extension].impl(name, build_and_run)
-    return library
 
 
-_library = _register()
+_register()
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -2595,9 +2513,9 @@ def _run_1(self, x):
     parameters = [self.conv.weight, self.conv.bias, self.group_norm.weight, self.group_norm.bias]
     if not _wants_gradients(x, parameters):
         if _rounds_to_tf32() and _fits("block_1_tf32", x, parameters):
-            return torch.ops.onepass_s27_ffa013ab.block_1_tf32(x, parameters)
+            return torch.ops.onepass_s27_9a042721.block_1_tf32(x, parameters)
         if not _rounds_to_tf32() and _fits("block_1_f32", x, parameters):
-            return torch.ops.onepass_s27_ffa013ab.block_1_f32(x, parameters)
+            return torch.ops.onepass_s27_9a042721.block_1_f32(x, parameters)
     conv = self.conv(x)
     hardswish = torch.nn.functional.hardswish(conv, inplace = False)
     group_norm = self.group_norm(hardswish)

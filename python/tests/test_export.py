@@ -329,6 +329,14 @@ def test_headers_declare_different_names() -> None:
     assert device_code.shared_names(twice) == {"onepass::Twice": {"a", "b"}}
 
 
+def test_file_is_imported_twice(tmp_path: pathlib.Path) -> None:
+    first = exported(tmp_path, "small")
+    again = load(pathlib.Path(first.__file__))
+    x = again.get_inputs()[0]
+    assert again.ModelNew()._fused and again.ModelNew()(x).shape == first.ModelNew()(x).shape
+    assert hasattr(getattr(torch.ops, again._NAMESPACE), "block_1_tail")
+
+
 def test_kept_convolutions_are_left_alone(tmp_path: pathlib.Path) -> None:
     module = exported(tmp_path, "s27", "keep", "train")
     assert set(module._OPERATORS) == {"block_1", "block_1_train", "block_1_backward"}

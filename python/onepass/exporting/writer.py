@@ -645,7 +645,10 @@ def _build(extension):
 
 def _register():
     """Declares the operators, which torch.compile then knows; the first call of one builds its extension."""
-    library = torch.library.Library(_NAMESPACE, "FRAGMENT")
+    namespace = getattr(torch.ops, _NAMESPACE)
+    if hasattr(namespace, "exported"):  # the same file, imported under another name
+        return
+    namespace.exported = library = torch.library.Library(_NAMESPACE, "FRAGMENT")  # kept
     for name, (extension, schema) in _OPERATORS.items():
         library.define(schema)
         torch.library.register_fake(f"{_NAMESPACE}::{name}", globals()[f"_fake_{name}"], lib=library)
@@ -657,10 +660,9 @@ def _register():
             return getattr(getattr(torch.ops, _NAMESPACE), _name)(*args)
 
         _stubs[extension].impl(name, build_and_run)
-    return library
 
 
-_library = _register()
+_register()
 '''
 
 _RUNTIME = '''

@@ -142,7 +142,7 @@ void BlockKernel::lay_out_workspace() {
   // A panel of each pass, one for a tensor operand, and running statistics.
   panel_floats_ = std::max(stream_panel_floats, unit_channels_ + slack);
   if (convolution_) {
-    const int64_t padded = round_up(convolution_->max_segment_channels(), isa_.lanes);
+    const int64_t padded = convolution_->padded_channels(convolution_->max_segment_channels());
     panel_floats_ = std::max(panel_floats_, padded * convolution_->max_panel_pixels());
   }
   panel_floats_ = round_up(panel_floats_, alignment_floats);

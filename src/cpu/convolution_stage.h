@@ -60,6 +60,8 @@ class ConvolutionStage {
   int64_t block_pixels(int64_t block) const;
   int64_t max_segment_channels() const { return max_segment_channels_; }
   int64_t max_panel_pixels() const { return max_panel_pixels_; }
+  // Channels of a panel in memory: whole vectors where lanes are channels.
+  int64_t padded_channels(int64_t channels) const;
   // Segments that make a task long enough to be worth handing out.
   int64_t segments_per_task() const { return segments_per_task_; }
 
@@ -166,7 +168,6 @@ class ConvolutionStage {
   // One of the parts that blocks cut an axis into, and the most outputs of one.
   Range block_range(size_t axis, int64_t part) const;
   int64_t block_extent(size_t axis) const { return block_range(axis, 0).size(); }
-  int64_t padded_channels(int64_t channels) const;
   // Classes along the width that one pixel tile computes: both of a stride of two, else one at a time.
   int64_t interleaved_classes() const {
     const bool two = axes_[2].classes() == 2 && axes_[2].class_stride() == 2;

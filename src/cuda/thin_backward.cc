@@ -52,9 +52,9 @@ struct ThinBackwardNumbers {
   bool splits = false;
   Three tile{1, 1, 1}, tiles{1, 1, 1}, window{1, 1, 1}, low{0, 0, 0};
   int64_t dh_pitch = 0, segments = 1, segment_tiles = 1;
-  int64_t ring_pitch = 0;
+  int64_t ring_cells = 0;
   Three back_tile{1, 1, 1}, back_tiles{1, 1, 1}, back_window{1, 1, 1};
-  int64_t back_live = 1, back_buffers = 1, back_spans = 1, back_spans_at_once = 1, back_pitch = 8,
+  int64_t back_live = 1, back_buffers = 1, back_cells = 4, back_spans = 1, back_spans_at_once = 1, back_pitch = 8,
           product_pitch = 8;
   Three conv_stride{1, 1, 1}, conv_padding{0, 0, 0}, conv_dilation{1, 1, 1};
   int64_t shared_bytes = 0;  // 0 where nothing fits
@@ -77,7 +77,7 @@ struct ThinBackwardNumbers {
     row_tiles_ = divide_up(shape.channels, 16);
     find_terms();
     spans = row_tiles_ > 2 ? 2 : 4;
-    ring_pitch = round_up(shape.axes[2].out, 4);
+    ring_cells = round_up(std::max<int64_t>(1, shape.axes[2].classes[0].positions), 4);
     for (blocks = 2; blocks > 0; --blocks) {
       const int64_t budget =
           std::min(gpu.shared_bytes_per_block, gpu.shared_bytes_per_multiprocessor / blocks - 1024);
@@ -93,7 +93,7 @@ struct ThinBackwardNumbers {
   }
   int64_t units() const { return steps * row_tiles_; }
   int64_t ring_floats() const {
-    return shape_.channels * shape_.axes[0].out * shape_.axes[1].out * ring_pitch;
+    return shape_.channels * shape_.axes[0].out * shape_.axes[1].out * classes_x() * ring_cells;
   }
 
   std::string source(const BackwardProblem& problem) const {
@@ -125,7 +125,8 @@ struct ThinBackwardNumbers {
                            .add("segment_tiles", segment_tiles)
                            .add("all_tiles", all_tiles())
                            .add("window_floats", window_floats())
-                           .add("ring_pitch", ring_pitch)
+                           .add("ring_cells", ring_cells)
+                           .add("back_cells", back_cells)
                            .add("back_live", back_live)
                            .add("back_buffers", back_buffers)
                            .add("product_pitch", product_pitch)
@@ -184,6 +185,7 @@ struct ThinBackwardNumbers {
     }
   }
 
+  int64_t classes_x() const { return std::ssize(shape_.axes[2].classes); }
   int64_t window_floats() const { return shape_.in_channels * product(window); }
 
   // Bytes of everything but what passes and pass 3 have in turns.
@@ -194,7 +196,7 @@ struct ThinBackwardNumbers {
     const int64_t rows = row_tiles_ * 16;
     const int64_t sums = std::max<int64_t>(1, std::max(work_.first_sums(), work_.second_sums()));
     return parts * 512 * (units() + 1 + (work_.input ? back_steps * column_tiles : 0) + 1) +
-           16 * round_up(product(tile), 8 * spans) + 8 * (steps * 8 + 1) + 16 * shape_.classes() +
+           16 * round_up(product(tile), 8 * spans) + 8 * (steps * 8 + 1) + 8 * (steps * 4 + 1) + 16 * shape_.classes() +
            rows * (32 + 4 + 4 * warps * sums) + 64;
   }
 
@@ -207,7 +209,7 @@ struct ThinBackwardNumbers {
     dh_pitch = work_.weight ? apart(round_up(product(tile), 8 * spans), 8) : 8;
   }
   int64_t pass_bytes() const {
-    return 4 * (round_up(window_floats(), 4) + row_tiles_ * 16 * dh_pitch) +
+    return 4 * (round_up(window_floats(), 4) + classes_x() * row_tiles_ * 16 * dh_pitch) +
            (work_.weight ? weight_slots : 1) * 512;
   }
 
@@ -229,6 +231,8 @@ struct ThinBackwardNumbers {
     // Rows as long as they fit: dy is read and dh written along them.
     for (int64_t x = divide_up(cells[2], 128); x <= cells[2] && best_tile[0] == 0; ++x) {
       tile[2] = divide_up(cells[2], x);
+      // Spans of a chunk that lie in a row have one address: worth some positions beyond the end.
+      if (round_up(tile[2], 8 * spans) * 7 <= tile[2] * 8) tile[2] = round_up(tile[2], 8 * spans);
       for (int64_t y = 1; y <= std::min<int64_t>(cells[1], most_positions); ++y) {
         tile[1] = divide_up(cells[1], divide_up(cells[1], y));
         if (tile[1] != y) continue;
@@ -282,7 +286,7 @@ struct ThinBackwardNumbers {
   }
   int64_t back_bytes() const {
     return 4 * (back_buffers * back_window[1] * round_up(shape_.channels, 8) * back_pitch +
-                back_tile[1] * column_tiles() * 16 * product_pitch);
+                2 * back_tile[1] * round_up(shape_.in_channels * shape_.axes[2].kernel, 2) * product_pitch);
   }
 
   // The cut of pass 3 with the least work: rows loaded, and what warps wait for each other.
@@ -331,12 +335,13 @@ struct ThinBackwardNumbers {
     back_tile[1] = rows;
     back_tile[2] = divide_up(std::max<int64_t>(1, shape_.axes[2].in), parts);
     back_window[1] = met(1, rows);
-    back_window[2] = std::min(met(2, back_tile[2]) + 3, std::max<int64_t>(1, shape_.axes[2].out));
-    back_spans = divide_up(back_window[2], 8);
+    // Cells from one that lies on 16 bytes.
+    back_cells = std::min(round_up((met(2, back_tile[2]) - 1) / classes_x() + 2 + 3, 4), ring_cells);
+    back_spans = divide_up(classes_x() * back_cells, 8);
     back_spans_at_once = at_once;
     back_buffers = buffers;
-    product_pitch = apart(back_spans * 8, 8);
-    back_pitch = back_spans % 4 == 0 ? back_spans * 8 : product_pitch;
+    back_pitch = back_spans % 4 == 0 ? back_spans * 8 : apart(back_spans * 8, 8);
+    product_pitch = back_spans * 8 + 4;
   }
 
   const ThinShape& shape_;

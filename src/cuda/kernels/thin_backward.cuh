@@ -36,7 +36,7 @@ struct ThinBackwardParameters {
   float* slab_sums;     // [batch][groups][2]
   float* weight_parts;  // [batch][segments][units][128]
   double* slices;       // of ThinReduce
-  float* ring;          // [ring_samples][channels][rows of the output][ring_pitch]
+  float* ring;          // [ring_samples][channels][rows of the output][classes of columns][ring_cells]
   void* input_gradient;
   int64 batch;
   int64 first_lag;   // samples from pass 1 to pass 2
@@ -204,10 +204,13 @@ struct ThinBackward {
   static constexpr int rows = row_tiles * 16;  // channels and what fills up the last tile of them
   static constexpr int groups = channels / Tail::group_channels;
   static constexpr int classes = Terms::classes;
+  static constexpr int classes_x = static_cast<int>(C::classes(2));
   static constexpr int spans = Numbers::spans;  // of 8 positions that a warp has at a time
   static constexpr int box = Numbers::tile(0) * Numbers::tile(1) * Numbers::tile(2);
   static constexpr int box_steps = (box + 7) / 8;
   static constexpr int chunks = (box_steps + spans - 1) / spans;
+  // Whether the spans of a chunk are neighbours in a row: then one address serves them all.
+  static constexpr bool in_row = Numbers::tile(2) % (spans * 8) == 0;
   static constexpr bool splits = Numbers::splits;
   static constexpr int parts = splits ? 2 : 1;  // of an operand
 
@@ -237,19 +240,20 @@ struct ThinBackward {
   };
   struct Passes {
     alignas(16) float window[Numbers::window_floats];
-    alignas(16) float dh[rows][Numbers::dh_pitch];
+    alignas(16) float dh[classes_x][rows][Numbers::dh_pitch];
     float4 weight[Numbers::weight_slots][32];
   };
   struct Back {
     alignas(
         16) float ring[Numbers::back_buffers][Numbers::back_window(1)][output_steps * 8][Numbers::back_pitch];
-    alignas(16) float product[Numbers::back_tile(1)][column_tiles * 16][Numbers::product_pitch];
+    alignas(16) float product[2][Numbers::back_tile(1)][column_rows][Numbers::product_pitch];
   };
   struct Shared {
     uint4 weight[parts][Numbers::steps * row_tiles + 1][32];
     uint4 back[parts][(Numbers::wants_input ? back_steps * column_tiles : 0) + 1][32];
     Position position[chunks * spans * 8];
     typename Terms::Term term[Numbers::steps * 8 + 1];
+    int2 pair[Numbers::steps * 4 + 1];  // windows of the two terms of a lane in a step
     typename Terms::Class of_class[classes];
     RowValues row[rows];
     float bias[rows];
@@ -302,13 +306,17 @@ struct ThinBackward {
                    j1 * static_cast<int>(C::classes(1) * C::stride(3)) +
                    j2 * static_cast<int>(C::classes(2) * C::stride(4));
       own.ring = j0 * static_cast<int>(C::classes(0)) * ring_stride(0) +
-                 j1 * static_cast<int>(C::classes(1)) * ring_stride(1) + j2 * static_cast<int>(C::classes(2));
+                 j1 * static_cast<int>(C::classes(1)) * ring_stride(1) + j2;
       own.j = static_cast<uint32>(j0 << 20 | j1 << 10 | j2) | (f < box ? 0u : 1u << 31);
       s.position[f] = own;
     }
     __syncthreads();
     for (int i = threadIdx.x; i < Numbers::steps * 8; i += threads) s.term[i] = Terms::term(s.of_class, i);
     __syncthreads();
+    for (int i = threadIdx.x; i < Numbers::steps * 4; i += threads) {
+      const int first = i / 4 * 8 + i % 4;
+      s.pair[i] = int2{s.term[first].window, s.term[first + 4].window};
+    }
     for (int i = threadIdx.x; i < Numbers::steps * row_tiles * 32; i += threads) {
       const int step = i / (row_tiles * 32);
       const int o = i / 32 % row_tiles * 16 + i % 32 / 4;
@@ -343,10 +351,10 @@ struct ThinBackward {
     return C::transposed ? channel * channels * C::taps + tap : channel * C::taps + tap;
   }
 
+  // Of planes and rows; a row has the columns of one class after those of another, as they are written.
   static constexpr __device__ int ring_stride(int d) {
-    return d == 2   ? 1
-           : d == 1 ? Numbers::ring_pitch
-                    : Numbers::ring_pitch * static_cast<int>(C::output_size(1));
+    const int row = classes_x * Numbers::ring_cells;
+    return d == 1 ? row : row * static_cast<int>(C::output_size(1));
   }
   static constexpr __device__ int64 ring_channel() {
     return static_cast<int64>(ring_stride(0)) * C::output_size(0);
@@ -390,29 +398,36 @@ struct ThinBackward {
     }
   }
 
+  // A warp for each row.
   __device__ __forceinline__ void load_window(const Tile& tile) const {
+    constexpr int width = Numbers::window(2);
+    constexpr int all_rows = Numbers::window_floats / width;
+    constexpr int vectors = (width + 31) / 32;
     int first[3];
 #pragma unroll
-    for (int d = 0; d < 3; ++d) first[d] = tile.origin[d] * static_cast<int>(C::step(d)) + Numbers::low(d);
+    for (int d = 0; d < 3; ++d)
+      first[d] = tile.origin[d] * static_cast<int>(C::step(d)) + Numbers::low(d);
     const char* sample = static_cast<const char*>(p.input) + tile.n * C::input_stride(0) * Input::bytes;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < Numbers::window_floats; i += threads) {
-      const int w2 = i % Numbers::window(2);
-      const int i1 = first[1] + i / Numbers::window(2) % Numbers::window(1);
-      const int i0 = first[0] + i / (Numbers::window(2) * Numbers::window(1)) % Numbers::window(0);
-      const int c = i / (Numbers::window(2) * Numbers::window(1) * Numbers::window(0));
-      const int i2 = first[2] + w2;
-      float value = 0.0f;
-      if (static_cast<unsigned>(i0) < static_cast<unsigned>(C::input_size(0)) &&
-          static_cast<unsigned>(i1) < static_cast<unsigned>(C::input_size(1)) &&
-          static_cast<unsigned>(i2) < static_cast<unsigned>(C::input_size(2))) {
-        value = load_one<Input>(sample, c * static_cast<int>(C::input_stride(1)) +
-                                            i0 * static_cast<int>(C::input_stride(2)) +
-                                            i1 * static_cast<int>(C::input_stride(3)) +
-                                            i2 * static_cast<int>(C::input_stride(4)));
-        if constexpr (C::rounds_to_tf32) value = round_to_tf32(value);
+#pragma unroll 2
+    for (int row = warp; row < all_rows; row += warps) {
+      const int i1 = first[1] + row % Numbers::window(1);
+      const int i0 = first[0] + row / Numbers::window(1) % Numbers::window(0);
+      const int c = row / (Numbers::window(1) * Numbers::window(0));
+      const bool inside = static_cast<unsigned>(i0) < static_cast<unsigned>(C::input_size(0)) &&
+                          static_cast<unsigned>(i1) < static_cast<unsigned>(C::input_size(1));
+      const int offset = c * static_cast<int>(C::input_stride(1)) + i0 * static_cast<int>(C::input_stride(2)) +
+                         i1 * static_cast<int>(C::input_stride(3));
+#pragma unroll
+      for (int v = 0; v < vectors; ++v) {
+        const int column = v * 32 + lane;
+        const int i2 = first[2] + column;
+        float value = 0.0f;
+        if (inside && static_cast<unsigned>(i2) < static_cast<unsigned>(C::input_size(2))) {
+          value = load_one<Input>(sample, offset + i2 * static_cast<int>(C::input_stride(4)));
+          if constexpr (C::rounds_to_tf32) value = round_to_tf32(value);
+        }
+        if (width % 32 == 0 || column < width) s.passes.window[row * width + column] = value;
       }
-      s.passes.window[i] = value;
     }
   }
 
@@ -421,23 +436,62 @@ struct ThinBackward {
     float value[row_tiles][2][Count > 0 ? Count : 1] = {};
   };
 
+  // Where a warp's chunk of positions lies: the columns of products that the lane loads, and the pairs of
+  // positions whose sums it has.
+  struct Where {
+    static constexpr int count = in_row ? 1 : spans;
+    int base[count];
+    Position at[count][2];
+    bool valid[spans][2];
+
+    __device__ __forceinline__ int window(int i) const {
+      return in_row ? base[0] + i * 8 * static_cast<int>(C::step(2)) : base[in_row ? 0 : i];
+    }
+    __device__ __forceinline__ int output(int i, int k) const {
+      constexpr int further = 8 * static_cast<int>(C::classes(2) * C::stride(4));
+      return in_row ? at[0][k].output + i * further : at[in_row ? 0 : i][k].output;
+    }
+    __device__ __forceinline__ int ring(int i, int k) const {
+      return in_row ? at[0][k].ring + i * 8 : at[in_row ? 0 : i][k].ring;
+    }
+  };
+
+  __device__ __forceinline__ void find(Where& where, int chunk, const int (&left)[3]) const {
+#pragma unroll
+    for (int i = 0; i < Where::count; ++i) {
+      const Position* group = s.position + (chunk * spans + i) * 8;
+      where.base[i] = group[quad].window;
+      where.at[i][0] = group[2 * in_quad];
+      where.at[i][1] = group[2 * in_quad + 1];
+    }
+#pragma unroll
+    for (int i = 0; i < spans; ++i) {
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        const uint32 j = where.at[in_row ? 0 : i][k].j;
+        where.valid[i][k] = static_cast<int>(j) >= 0 && static_cast<int>(j >> 20) < left[0] &&
+                            static_cast<int>(j >> 10 & 1023u) < left[1] &&
+                            static_cast<int>(j & 1023u) + (in_row ? i * 8 : 0) < left[2];
+      }
+    }
+  }
+
   template <int row_tile>
-  __device__ __forceinline__ void convolve(const typename Terms::Class& own, const int (&base)[spans],
+  __device__ __forceinline__ void convolve(const typename Terms::Class& own, const Where& where,
                                            float (&h)[spans][4]) const {
     ProductSums<splits, spans> sums;
 #pragma unroll 2
     for (int k = 0; k < own.steps; ++k) {
       const int step = own.step + k;
-      const int first = s.term[step * 8 + in_quad].window;
-      const int other = s.term[step * 8 + in_quad + 4].window;
+      const auto [first, other] = s.pair[step * 4 + in_quad];
       uint4 a[parts];
 #pragma unroll
       for (int i = 0; i < parts; ++i) a[i] = s.weight[i][step * row_tiles + row_tile][lane];
       float b[spans][2];
 #pragma unroll
       for (int i = 0; i < spans; ++i) {
-        b[i][0] = s.passes.window[base[i] + first];
-        b[i][1] = s.passes.window[base[i] + other];
+        b[i][0] = s.passes.window[first + where.window(i)];
+        b[i][1] = s.passes.window[other + where.window(i)];
       }
       sums.add(a, b);
     }
@@ -493,9 +547,8 @@ struct ThinBackward {
   }
 
   template <bool second, int row_tile, class Sums>
-  __device__ __forceinline__ void take(const Tile& tile, const typename Terms::Class& own, int chunk,
-                                       const int (&base)[spans], const Position (&at)[spans][2],
-                                       const bool (&valid)[spans][2], int64 output, int64 ring,
+  __device__ __forceinline__ void take(const Tile& tile, const typename Terms::Class& own, int class_x,
+                                       int chunk, const Where& where, int64 output, int64 ring,
                                        Sums& sums) const {
     using Gradient = typename Tail::OutputGradient;
     float g[spans][4];
@@ -509,15 +562,15 @@ struct ThinBackward {
         for (int i = 0; i < spans; ++i) {
 #pragma unroll
           for (int k = 0; k < 2; ++k) {
-            const bool in_range = valid[i][k] && (channels % 16 == 0 || c < channels);
+            const bool in_range = where.valid[i][k] && (channels % 16 == 0 || c < channels);
             g[i][half * 2 + k] =
-                in_range ? load_one<Gradient>(p.output_gradient, begin[half] + at[i][k].output) : 0.0f;
+                in_range ? load_one<Gradient>(p.output_gradient, begin[half] + where.output(i, k)) : 0.0f;
           }
         }
       }
     }
     float h[spans][4];
-    convolve<row_tile>(own, base, h);
+    convolve<row_tile>(own, where, h);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int c = row_tile * 16 + half * 8 + quad;
@@ -532,69 +585,78 @@ struct ThinBackward {
         float dh[2] = {0.0f, 0.0f};
 #pragma unroll
         for (int k = 0; k < 2; ++k) {
-          if (valid[i][k] && in_range) {
+          if (where.valid[i][k] && in_range) {
             dh[k] = element<second>(row, before_values, after_values, h[i][half * 2 + k],
                                     Tail::has_mean ? row.dy : g[i][half * 2 + k],
-                                    begin[half] + at[i][k].output, sums.value[row_tile][half]);
+                                    begin[half] + where.output(i, k), sums.value[row_tile][half]);
             if constexpr (second && !splits) dh[k] = round_to_tf32(dh[k]);
-            if constexpr (second && Numbers::wants_input)
-              p.ring[ring + c * ring_channel() + at[i][k].ring] = dh[k];
+          }
+        }
+        if constexpr (second && Numbers::wants_input) {
+          float* to = p.ring + (ring + c * ring_channel());
+          if constexpr (in_row) {
+            // A row of cells ends on 16 bytes: there is room for a pair whose second is beyond the output.
+            if (where.valid[i][0] && in_range)
+              *reinterpret_cast<float2*>(to + where.ring(i, 0)) = float2{dh[0], dh[1]};
+          } else {
+#pragma unroll
+            for (int k = 0; k < 2; ++k) {
+              if (where.valid[i][k] && in_range) to[where.ring(i, k)] = dh[k];
+            }
           }
         }
         if constexpr (second && Numbers::wants_weight) {
-          *reinterpret_cast<float2*>(&s.passes.dh[c][(chunk * spans + i) * 8 + 2 * in_quad]) =
+          *reinterpret_cast<float2*>(&s.passes.dh[class_x][c][(chunk * spans + i) * 8 + 2 * in_quad]) =
               float2{dh[0], dh[1]};
         }
       }
     }
   }
 
-  template <bool second, class Sums, int... row_tile_indices>
-  __device__ __forceinline__ void class_of_tile(const Tile& tile, int index, Sums& sums) const {
-    const ThinClass<C> of_class(index);
-    const typename Terms::Class own = s.of_class[index];
-    int left[3];
-    int64 output = tile.n * C::stride(0);
-    int64 ring = (Numbers::wants_input ? tile.n % p.ring_samples : 0) * channels * ring_channel();
-#pragma unroll
-    for (int d = 0; d < 3; ++d) {
-      left[d] = of_class.positions[d] - tile.origin[d];
-      const int q = of_class.r[d] + static_cast<int>(C::classes(d)) * tile.origin[d];
-      output += q * C::stride(d + 2);
-      ring += static_cast<int64>(q) * ring_stride(d);
-    }
+  // The classes of a row together: what they read of dy lies side by side.
+  template <bool second, class Sums>
+  __device__ __forceinline__ void classes_of_tile(const Tile& tile, int first_class, Sums& sums) const {
+    const int64 ring_sample = (Numbers::wants_input ? tile.n % p.ring_samples : 0) * channels * ring_channel();
 #pragma unroll 1
     for (int chunk = warp; chunk < chunks; chunk += warps) {
-      int base[spans];
-      Position at[spans][2];
-      bool valid[spans][2];
+#pragma unroll 1
+      for (int x = 0; x < classes_x; ++x) {
+        const ThinClass<C> of_class(first_class + x);
+        const typename Terms::Class own = s.of_class[first_class + x];
+        int left[3];
+        int q[3];
+        int64 output = tile.n * C::stride(0);
 #pragma unroll
-      for (int i = 0; i < spans; ++i) {
-        const Position* group = s.position + (chunk * spans + i) * 8;
-        base[i] = group[quad].window;
-#pragma unroll
-        for (int k = 0; k < 2; ++k) {
-          at[i][k] = group[2 * in_quad + k];
-          const uint32 j = at[i][k].j;
-          valid[i][k] = static_cast<int>(j) >= 0 && static_cast<int>(j >> 20) < left[0] &&
-                        static_cast<int>(j >> 10 & 1023u) < left[1] && static_cast<int>(j & 1023u) < left[2];
+        for (int d = 0; d < 3; ++d) {
+          left[d] = of_class.positions[d] - tile.origin[d];
+          q[d] = of_class.r[d] + static_cast<int>(C::classes(d)) * tile.origin[d];
+          output += q[d] * C::stride(d + 2);
         }
+        const int64 ring = ring_sample + q[0] * ring_stride(0) + q[1] * ring_stride(1) +
+                           x * Numbers::ring_cells + tile.origin[2];
+        Where where;
+        find(where, chunk, left);
+        take<second, 0>(tile, own, x, chunk, where, output, ring, sums);
+        if constexpr (row_tiles > 1) take<second, 1>(tile, own, x, chunk, where, output, ring, sums);
+        if constexpr (row_tiles > 2) take<second, 2>(tile, own, x, chunk, where, output, ring, sums);
+        if constexpr (row_tiles > 3) take<second, 3>(tile, own, x, chunk, where, output, ring, sums);
       }
-      take<second, 0>(tile, own, chunk, base, at, valid, output, ring, sums);
-      if constexpr (row_tiles > 1) take<second, 1>(tile, own, chunk, base, at, valid, output, ring, sums);
-      if constexpr (row_tiles > 2) take<second, 2>(tile, own, chunk, base, at, valid, output, ring, sums);
-      if constexpr (row_tiles > 3) take<second, 3>(tile, own, chunk, base, at, valid, output, ring, sums);
     }
+  }
+
+  static __device__ __forceinline__ int jobs_of(const typename Terms::Class& own) {
+    constexpr int at_once = Numbers::units_at_once;
+    return (own.steps + at_once - 1) / at_once * row_tiles * own.parts;
   }
 
   // dweight of a class's terms: rows are output channels, columns 8 terms, and the sum is over the positions
   // whose dh lies in shared memory. A job is `at_once` units of 8 terms that share the rows.
-  __device__ __forceinline__ void multiply_weights(const typename Terms::Class& own) const {
+  __device__ __forceinline__ void multiply_weights(const typename Terms::Class& own, int class_x,
+                                                   int first_warp) const {
     constexpr int at_once = Numbers::units_at_once;
-    const int groups_of_terms = (own.steps + at_once - 1) / at_once;
-    const int jobs = groups_of_terms * row_tiles * own.parts;
+    const int jobs = jobs_of(own);
 #pragma unroll 1
-    for (int job = warp; job < jobs; job += warps) {
+    for (int job = (warp + warps - first_warp) % warps; job < jobs; job += warps) {
       const int part = job % own.parts;
       const int row_tile = job / own.parts % row_tiles;
       const int first = job / own.parts / row_tiles * at_once;
@@ -605,11 +667,12 @@ struct ThinBackward {
         term[i] = s.term[(own.step + step) * 8 + quad].window;
       }
       ProductSums<splits, at_once> sums;
-      const float* dh = s.passes.dh[row_tile * 16 + quad] + 2 * in_quad;
+      const float* dh = s.passes.dh[class_x][row_tile * 16 + quad] + 2 * in_quad;
 #pragma unroll 2
       for (int k = part; k < box_steps; k += own.parts) {
         const int first_window = s.position[k * 8 + 2 * in_quad].window;
-        const int other_window = s.position[k * 8 + 2 * in_quad + 1].window;
+        const int other_window = in_row ? first_window + static_cast<int>(C::step(2))
+                                        : s.position[k * 8 + 2 * in_quad + 1].window;
         const float2 upper = *reinterpret_cast<const float2*>(dh + k * 8);
         const float2 lower = *reinterpret_cast<const float2*>(dh + 8 * Numbers::dh_pitch + k * 8);
         const uint4 bits{__float_as_uint(upper.x), __float_as_uint(lower.x), __float_as_uint(upper.y),
@@ -697,15 +760,21 @@ struct ThinBackward {
       load_window(tile);
       __syncthreads();
 #pragma unroll 1
-      for (int i = 0; i < classes; ++i) {
-        class_of_tile<second>(tile, i, sums);
+      for (int i = 0; i < classes; i += classes_x) {
+        classes_of_tile<second>(tile, i, sums);
         if constexpr (second && Numbers::wants_weight) {
           __syncthreads();
-          multiply_weights(s.of_class[i]);
-          if constexpr (classes > 1) __syncthreads();
+          int first_warp = 0;  // that has a job of this class, so that those of all classes are spread
+#pragma unroll 1
+          for (int x = 0; x < classes_x; ++x) {
+            const typename Terms::Class own = s.of_class[i + x];
+            multiply_weights(own, x, first_warp % warps);
+            first_warp += jobs_of(own);
+          }
+          if constexpr (classes > classes_x) __syncthreads();
         }
       }
-      if constexpr (!second || !Numbers::wants_weight || classes == 1) __syncthreads();
+      if constexpr (!second || !Numbers::wants_weight || classes == classes_x) __syncthreads();
     }
     const int64 ticket = n * Numbers::segments + segment;
     store_sums<count>(sums, (second ? p.second_parts : p.first_parts) + ticket * channels * count);
@@ -780,8 +849,8 @@ struct ThinBackward {
   }
 
   __device__ __forceinline__ void load_plane(const float* sample, int plane, int buffer, int first_row,
-                                             int first_column) const {
-    constexpr int vectors = Numbers::back_spans * 2;
+                                             int first_cell) const {
+    constexpr int vectors = classes_x * Numbers::back_cells / 4;
     constexpr int all = Numbers::back_window(1) * output_steps * 8 * vectors;
 #pragma unroll 4
     for (int i = threadIdx.x; i < all; i += threads) {
@@ -790,13 +859,14 @@ struct ThinBackward {
       const int row = i / (vectors * output_steps * 8);
       float* to = &s.back_window.ring[buffer][row][o][ring_column(o, column)];
       const int q1 = first_row + row;
-      const int q2 = first_column + column;
-      if (q1 < 0 || q1 >= static_cast<int>(C::output_size(1)) || q2 >= Numbers::ring_pitch) continue;
+      const int cell = first_cell + column % Numbers::back_cells;
+      if (q1 < 0 || q1 >= static_cast<int>(C::output_size(1)) || cell >= Numbers::ring_cells) continue;
       if (channels % 8 != 0 && o >= channels) {
         *reinterpret_cast<float4*>(to) = float4{0.0f, 0.0f, 0.0f, 0.0f};
         continue;
       }
-      const float* from = sample + o * ring_channel() + plane * ring_stride(0) + q1 * ring_stride(1) + q2;
+      const float* from = sample + o * ring_channel() + plane * ring_stride(0) + q1 * ring_stride(1) +
+                          column / Numbers::back_cells * Numbers::ring_cells + cell;
       asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
                        static_cast<uint32>(__cvta_generic_to_shared(to))),
                    "l"(from)
@@ -852,24 +922,28 @@ struct ThinBackward {
     }
   }
 
-  __device__ __forceinline__ void put_products(PlaneSums& sums, const BackItem& item) const {
+  __device__ __forceinline__ void put_products(PlaneSums& sums, const BackItem& item, int buffer) const {
     sums.finish();
+    const int row = item.tile * 16 + quad;
 #pragma unroll
     for (int i = 0; i < back_at_once; ++i) {
       if (item.chunk * back_at_once + i >= Numbers::back_spans) break;
-      float* to =
-          &s.back_window
-               .product[item.row][item.tile * 16 + quad][(item.chunk * back_at_once + i) * 8 + 2 * in_quad];
-      *reinterpret_cast<float2*>(to) = float2{sums.total[i][0], sums.total[i][1]};
-      *reinterpret_cast<float2*>(to + 8 * Numbers::product_pitch) =
-          float2{sums.total[i][2], sums.total[i][3]};
+      const int column = (item.chunk * back_at_once + i) * 8 + 2 * in_quad;
+      auto& to = s.back_window.product[buffer][item.row];
+      if (row < column_rows)
+        *reinterpret_cast<float2*>(&to[row][column]) = float2{sums.total[i][0], sums.total[i][1]};
+      if (row + 8 < column_rows)
+        *reinterpret_cast<float2*>(&to[row + 8][column]) = float2{sums.total[i][2], sums.total[i][3]};
     }
   }
 
   // A plane of the tile: products of the last taps added where they belong.
-  __device__ __forceinline__ void store_plane(int64 n, int plane, int y, int x, int first_column) const {
+  __device__ __forceinline__ void store_plane(int64 n, int plane, int buffer, int y, int x,
+                                              int first_cell) const {
     constexpr int tile_1 = Numbers::back_tile(1);
     constexpr int tile_2 = Numbers::back_tile(2);
+    const int64 first = n * Numbers::gradient_stride(0) + plane * Numbers::gradient_stride(2);
+#pragma unroll 2
     for (int i = threadIdx.x; i < tile_1 * C::in_channels * tile_2; i += threads) {
       const int i2 = x + i % tile_2;
       const int c = i / tile_2 % C::in_channels;
@@ -879,12 +953,14 @@ struct ThinBackward {
 #pragma unroll
       for (int k = 0; k < column_taps; ++k) {
         const int q = met(2, i2, k);
-        if (q >= 0) sum += s.back_window.product[row][c * column_taps + k][q - first_column];
+        if (q >= 0) {
+          const int column = q % classes_x * Numbers::back_cells + q / classes_x - first_cell;
+          sum += s.back_window.product[buffer][row][c * column_taps + k][column];
+        }
       }
       store_one<typename Tail::InputGradient>(
           p.input_gradient,
-          n * Numbers::gradient_stride(0) + c * Numbers::gradient_stride(1) +
-              plane * Numbers::gradient_stride(2) + (y + row) * Numbers::gradient_stride(3) +
+          first + c * Numbers::gradient_stride(1) + (y + row) * Numbers::gradient_stride(3) +
               i2 * Numbers::gradient_stride(4),
           sum);
     }
@@ -899,8 +975,8 @@ struct ThinBackward {
                            ? z + Numbers::back_tile(0)
                            : static_cast<int>(C::input_size(0));
     const int first_row = first_met(1, y);
-    int first_column = first_met(2, x);
-    first_column = first_column < 0 ? 0 : first_column & ~3;
+    const int first_column = first_met(2, x);
+    const int first_cell = first_column < 0 ? 0 : first_column / classes_x & ~3;
     int q_begin = first_met(0, z);
     q_begin = q_begin > 0 ? q_begin : 0;
     int q_end = last_met(0, last_z - 1) + 1;
@@ -908,24 +984,30 @@ struct ThinBackward {
     const float* sample = p.ring + n % p.ring_samples * channels * ring_channel();
     const BackItem item{warp / (row_chunks * column_tiles), warp % column_tiles,
                         warp / column_tiles % row_chunks};
-    const bool active = item.row < Numbers::back_tile(1) && y + item.row < static_cast<int>(C::input_size(1));
+    const bool active =
+        item.row < Numbers::back_tile(1) && y + item.row < static_cast<int>(C::input_size(1));
     PlaneSums sums[live];
     __syncthreads();  // the one before is done with shared memory
-    if (q_begin < q_end) load_plane(sample, q_begin, 0, first_row, first_column);
+    if (q_begin < q_end) load_plane(sample, q_begin, 0, first_row, first_cell);
     int plane = q_begin < q_end ? first_plane(q_begin) : z;  // of sums[0]
+    int waiting = -1;                                        // the plane whose products wait in shared memory
+    const auto store_waiting = [&] {
+      if (waiting >= 0) store_plane(n, waiting, waiting % 2, y, x, first_cell);
+      waiting = -1;
+    };
 #pragma unroll 1
     for (int q = q_begin; q < q_end || plane < last_z; ++q) {
-      const bool is_plane = q < q_end;
-      if (is_plane) {
+      if (q < q_end) {
         const int buffer = buffers > 1 ? (q - q_begin) % buffers : 0;
         asm volatile("cp.async.wait_all;" ::: "memory");
         __syncthreads();  // the plane is there, and nobody reads the one that the next replaces
         if (buffers > 1 && q + 1 < q_end)
-          load_plane(sample, q + 1, (q + 1 - q_begin) % buffers, first_row, first_column);
+          load_plane(sample, q + 1, (q + 1 - q_begin) % buffers, first_row, first_cell);
+        store_waiting();
         if (active) multiply_back(sums, item, buffer, q, plane, z, last_z, y + item.row, first_row);
         if (buffers == 1 && q + 1 < q_end) {
           __syncthreads();
-          load_plane(sample, q + 1, 0, first_row, first_column);
+          load_plane(sample, q + 1, 0, first_row, first_cell);
         }
       }
       int next = q + 1 < q_end ? first_plane(q + 1) : last_z;
@@ -933,16 +1015,20 @@ struct ThinBackward {
 #pragma unroll 1
       for (; plane < next; ++plane) {
         if (plane >= z) {
-          if (active) put_products(sums[0], item);
-          __syncthreads();
-          store_plane(n, plane, y, x, first_column);
-          __syncthreads();
+          if (waiting >= 0) {
+            __syncthreads();
+            store_waiting();
+          }
+          if (active) put_products(sums[0], item, plane % 2);
+          waiting = plane;
         }
 #pragma unroll
         for (int i = 0; i + 1 < live; ++i) sums[i] = sums[i + 1];
         sums[live - 1] = PlaneSums{};
       }
     }
+    __syncthreads();
+    store_waiting();
   }
 
   // --- Work ---

@@ -48,6 +48,7 @@ struct BackwardArguments {
   const float* statistics = nullptr;  // what the forward wrote: Arguments::statistics
   void* input_gradient = nullptr;
   std::vector<void*> parameter_gradients;
+  const void* output = nullptr;  // what the forward gave, or null: with it some plans save a pass
 };
 
 class ONEPASS_API BackwardPlan {

@@ -259,7 +259,7 @@ void check_statistics(const Tensor& statistics, const BackwardPlan& plan, const 
 // All tensors lie as the plan wants them.
 std::vector<Tensor> run_backward(const BackwardPlan& plan, const Tensor& output_gradient, const Tensor& input,
                                  const std::vector<Tensor>& parameters, const Tensor& statistics,
-                                 const Place& place) {
+                                 const void* output, const Place& place) {
   const BackwardProblem& problem = plan.problem();
   const auto gradient_of = [&](const TensorSpec& spec, bool is_wanted) {
     return empty(is_wanted ? spec : TensorSpec::dense(spec.dtype, {0}), place);
@@ -275,6 +275,7 @@ std::vector<Tensor> run_backward(const BackwardPlan& plan, const Tensor& output_
   arguments.parameters = addresses_of(parameters);
   arguments.output_gradient = output_gradient.const_data_ptr();
   arguments.statistics = static_cast<const float*>(statistics.const_data_ptr());
+  arguments.output = output;
   arguments.input_gradient = problem.wants_input() ? gradients[0].mutable_data_ptr() : nullptr;
   const Workspace workspace(plan.workspace_bytes(), place);
   plan.run(arguments, workspace.data(), current_stream(place.index));
@@ -293,23 +294,28 @@ std::vector<Tensor> backward(const Tensor& output_gradient, const Tensor& input,
   const Read read(input, parameters, prepared->copied, prepared->layout);
   const Tensor gradient =
       prepared->copies_output_gradient ? dense_copy(output_gradient, prepared->layout) : output_gradient;
-  return run_backward(prepared->plan, gradient, read.input, read.parameters, statistics, place);
+  return run_backward(prepared->plan, gradient, read.input, read.parameters, statistics, nullptr, place);
 }
 
+// `output`: of a mean, what the forward gave; else anything, an empty tensor.
 std::vector<Tensor> whole_backward(const Tensor& output_gradient, const Tensor& input,
                                    std::vector<Tensor> parameters, const Tensor& statistics,
-                                   const std::string& block, bool tf32, const std::vector<bool>& wanted) {
+                                   const Tensor& output, const std::string& block, bool tf32,
+                                   const std::vector<bool>& wanted) {
   const CallSpecs specs(input, parameters);
   const Place place = place_of(input);
   require_place(output_gradient, place);
   require_place(statistics, place);
   const auto prepared = whole_backward_plan(block, specs, tf32, spec_of(output_gradient), wanted, place);
   check_statistics(statistics, prepared->plan, prepared->statistics);
+  require_place(output, place);
   copy_some(parameters, prepared->copied, prepared->layouts);
   const Tensor gradient = prepared->copies_output_gradient
                               ? dense_copy(output_gradient, prepared->output_layout)
                               : output_gradient;
-  return run_backward(prepared->plan, gradient, input, parameters, statistics, place);
+  const bool has_output = spec_of(output) == prepared->plan.problem().forward.output;
+  return run_backward(prepared->plan, gradient, input, parameters, statistics,
+                      has_output ? output.const_data_ptr() : nullptr, place);
 }
 
 // The plan of a block on "cuda", "cuda:1" or "cuda:sm_90a".
@@ -337,8 +343,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(onepass, library) {
       "whole_forward_with_statistics(Tensor input, Tensor[] parameters, str block, bool tf32) -> (Tensor, "
       "Tensor)");
   library.def(
-      "whole_backward(Tensor output_gradient, Tensor input, Tensor[] parameters, Tensor statistics, str "
-      "block, bool tf32, bool[] wanted) -> Tensor[]");
+      "whole_backward(Tensor output_gradient, Tensor input, Tensor[] parameters, Tensor statistics, "
+      "Tensor output, str block, bool tf32, bool[] wanted) -> Tensor[]");
   library.def(
       "cuda_is_worth_training(str block, int[] sizes, str dtype, str layout, str device, bool[] wanted) -> "
       "bool");

@@ -139,16 +139,18 @@ class _Whole(torch.autograd.Function):
         operator = torch.ops.onepass.whole_forward_with_statistics.default
         output, statistics = _call(operator, input, parameters, block, tf32)
         ctx.how = block, tf32
-        ctx.save_for_backward(input, statistics, *parameters)
+        # Means are small, and spare the gradients a pass.
+        kept = output if output.dim() == 2 else statistics.new_empty(0)
+        ctx.save_for_backward(input, statistics, kept, *parameters)
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor | None, ...]:
         wanted = ctx.needs_input_grad[2:]
-        input, statistics, *parameters = ctx.saved_tensors
+        input, statistics, kept, *parameters = ctx.saved_tensors
         operator = torch.ops.onepass.whole_backward.default
-        gradients = _call(operator, output_gradient, input, parameters, statistics, *ctx.how, wanted)
+        gradients = _call(operator, output_gradient, input, parameters, statistics, kept, *ctx.how, wanted)
         return None, None, *(gradient if want else None for gradient, want in zip(gradients, wanted))
 
 

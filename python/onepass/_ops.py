@@ -314,6 +314,7 @@ def _fake_whole_backward(
     input: Tensor,
     parameters: Sequence[Tensor],
     statistics: Tensor,
+    output: Tensor,
     block: str,
     tf32: bool,
     wanted: Sequence[bool],

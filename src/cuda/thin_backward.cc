@@ -28,6 +28,7 @@ struct ThinWork {
   BackwardWork tail;
   bool input = false, weight = false, bias = false;
   bool first = false, second = false, sums = false;
+  bool may_read_output = false;  // the output makes pass 1 superfluous
 
   ThinWork(const BackwardProblem& problem, const TailParts& parts)
       : tail(problem, parts), input(problem.wants_input()), weight(problem.wants_parameter(0)) {
@@ -35,9 +36,11 @@ struct ThinWork {
     second = tail.second || weight || bias;
     first = parts.norm != nullptr && (second || tail.third);
     sums = tail.third || weight || bias;
+    may_read_output = parts.mean_follows_norm() && second && problem.forward.precision == Precision::tf32 &&
+                      problem.forward.output.dtype == DType::f32;
   }
   int first_sums() const { return tail.first_sums; }
-  int second_sums() const { return tail.second_sums + (bias ? 1 : 0); }
+  int second_sums() const { return tail.second_sums + (bias ? 1 : 0) + (may_read_output ? 1 : 0); }
 };
 
 // How a sample is cut into tiles; nothing here depends on the batch.
@@ -54,8 +57,8 @@ struct ThinBackwardNumbers {
   int64_t dh_pitch = 0, segments = 1, segment_tiles = 1;
   int64_t ring_cells = 0;
   Three back_tile{1, 1, 1}, back_tiles{1, 1, 1}, back_window{1, 1, 1};
-  int64_t back_live = 1, back_buffers = 1, back_cells = 4, back_spans = 1, back_spans_at_once = 1, back_pitch = 8,
-          product_pitch = 8;
+  int64_t back_live = 1, back_buffers = 1, back_cells = 4, back_spans = 1, back_spans_at_once = 1,
+          back_pitch = 8, product_pitch = 8;
   Three conv_stride{1, 1, 1}, conv_padding{0, 0, 0}, conv_dilation{1, 1, 1};
   int64_t shared_bytes = 0;  // 0 where nothing fits
 
@@ -139,6 +142,7 @@ struct ThinBackwardNumbers {
                            .flag("wants_input", work_.input)
                            .flag("wants_weight", work_.weight)
                            .flag("wants_bias", work_.bias)
+                           .flag("may_read_output", work_.may_read_output)
                            .text();
     text += function("int", "tile", tile) + function("int", "tiles", tiles) +
             function("int", "window", window) + function("int", "low", low) +
@@ -196,8 +200,8 @@ struct ThinBackwardNumbers {
     const int64_t rows = row_tiles_ * 16;
     const int64_t sums = std::max<int64_t>(1, std::max(work_.first_sums(), work_.second_sums()));
     return parts * 512 * (units() + 1 + (work_.input ? back_steps * column_tiles : 0) + 1) +
-           16 * round_up(product(tile), 8 * spans) + 8 * (steps * 8 + 1) + 8 * (steps * 4 + 1) + 16 * shape_.classes() +
-           rows * (32 + 4 + 4 * warps * sums) + 64;
+           16 * round_up(product(tile), 8 * spans) + 8 * (steps * 8 + 1) + 8 * (steps * 4 + 1) +
+           16 * shape_.classes() + rows * (32 + 4 + 4 * warps * sums) + 64;
   }
 
   void set_window() {
@@ -326,8 +330,13 @@ struct ThinBackwardNumbers {
     set_back(best_cut[0], best_cut[1], best_cut[2], best_cut[3]);
     back_tiles[1] = divide_up(in(1), back_tile[1]);
     back_tiles[2] = divide_up(in(2), back_tile[2]);
-    constexpr int64_t least_tickets = 4;
-    back_tile[0] = divide_up(in(0), std::min(in(0), divide_up(least_tickets, back_tiles[1] * back_tiles[2])));
+    // Planes are cut as finely as loading those that two parts need costs little: the last tickets of a
+    // launch are these.
+    int64_t best_parts = 1;
+    for (int64_t count = 2; count <= 8 && count <= in(0); count *= 2) {
+      if (count * met(0, divide_up(in(0), count)) * 5 <= met(0, in(0)) * 6) best_parts = count;
+    }
+    back_tile[0] = divide_up(in(0), best_parts);
     back_tiles[0] = divide_up(in(0), back_tile[0]);
     return true;
   }
@@ -413,6 +422,7 @@ class ThinBackward final : public BackwardKernel {
     }
     out << "blocks: " << describe_blocks(blocks_.value(), *function_)
         << "passes: " << (work_.first ? 1 : 0) + (work_.second ? 1 : 0) + (work_.input ? 1 : 0)
+        << (work_.may_read_output ? ", one less with the output" : "")
         << (reduce_ ? ", then sums over the batch" : "") << '\n'
         << "saved by forward: the input" << (shape_.parts.norm ? " and the statistics of each slab" : "")
         << '\n'
@@ -430,6 +440,7 @@ class ThinBackward final : public BackwardKernel {
     Words words;
     words.add(arguments.input);
     words.add(arguments.output_gradient);
+    words.add(arguments.output);
     words.add(arguments.statistics);
     for (const Region& region :
          {control_, columns_, first_parts_, second_parts_, slab_sums_, weight_parts_, slices_, ring_})

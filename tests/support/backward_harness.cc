@@ -96,6 +96,7 @@ BackwardArguments BackwardMemory::backward_arguments() {
   arguments.input = input_.data();
   arguments.output_gradient = output_gradient_.data();
   arguments.statistics = static_cast<const float*>(statistics_.data());
+  arguments.output = output_.data();
   arguments.input_gradient = problem_.wants_input() ? input_gradient_.data() : nullptr;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     arguments.parameters.push_back(parameters_[i].data());

@@ -28,6 +28,7 @@ template <int Count>
 struct ThinBackwardParameters {
   const void* input;
   const void* output_gradient;
+  const void* output;  // or null; read where it makes pass 1 superfluous
   const float* statistics;
   uint32* control;  // zero: a ticket; for each sample arrivals of pass 1, a flag, arrivals of passes 2 and 3
   uint32* columns;  // zero: arrivals of ThinReduce
@@ -217,7 +218,9 @@ struct ThinBackward {
   static constexpr int after_sums = Tail::after_sums;
   static constexpr int first_sums = Tail::has_norm ? 2 + after_sums : 0;
   static constexpr int chain_sums = Tail::has_norm ? Tail::before_sums : after_sums;
-  static constexpr int second_sums = chain_sums + (Numbers::wants_bias ? 1 : 0);
+  // Pass 2 sums xhat too where the output may stand for pass 1.
+  static constexpr int second_sums =
+      chain_sums + (Numbers::wants_bias ? 1 : 0) + (Numbers::may_read_output ? 1 : 0);
   static constexpr int most_sums = first_sums > second_sums ? first_sums : second_sums;
 
   // Of pass 3.
@@ -405,8 +408,7 @@ struct ThinBackward {
     constexpr int vectors = (width + 31) / 32;
     int first[3];
 #pragma unroll
-    for (int d = 0; d < 3; ++d)
-      first[d] = tile.origin[d] * static_cast<int>(C::step(d)) + Numbers::low(d);
+    for (int d = 0; d < 3; ++d) first[d] = tile.origin[d] * static_cast<int>(C::step(d)) + Numbers::low(d);
     const char* sample = static_cast<const char*>(p.input) + tile.n * C::input_stride(0) * Input::bytes;
 #pragma unroll 2
     for (int row = warp; row < all_rows; row += warps) {
@@ -415,7 +417,8 @@ struct ThinBackward {
       const int c = row / (Numbers::window(1) * Numbers::window(0));
       const bool inside = static_cast<unsigned>(i0) < static_cast<unsigned>(C::input_size(0)) &&
                           static_cast<unsigned>(i1) < static_cast<unsigned>(C::input_size(1));
-      const int offset = c * static_cast<int>(C::input_stride(1)) + i0 * static_cast<int>(C::input_stride(2)) +
+      const int offset = c * static_cast<int>(C::input_stride(1)) +
+                         i0 * static_cast<int>(C::input_stride(2)) +
                          i1 * static_cast<int>(C::input_stride(3));
 #pragma unroll
       for (int v = 0; v < vectors; ++v) {
@@ -533,6 +536,7 @@ struct ThinBackward {
         for (int i = 0; i < after_sums; ++i) sum[2 + i] += of_after[i];
         return 0.0f;
       }
+      if constexpr (Numbers::may_read_output) sum[second_sums - 1] += xhat;
       const float to_chain = fmaf(row.scale, dz, fmaf(xhat, row.product, row.sum));
       dh = Before::gradient(x, before_values, before, 0, to_chain, of_before, before_gradients);
 #pragma unroll
@@ -616,7 +620,8 @@ struct ThinBackward {
   // The classes of a row together: what they read of dy lies side by side.
   template <bool second, class Sums>
   __device__ __forceinline__ void classes_of_tile(const Tile& tile, int first_class, Sums& sums) const {
-    const int64 ring_sample = (Numbers::wants_input ? tile.n % p.ring_samples : 0) * channels * ring_channel();
+    const int64 ring_sample =
+        (Numbers::wants_input ? tile.n % p.ring_samples : 0) * channels * ring_channel();
 #pragma unroll 1
     for (int chunk = warp; chunk < chunks; chunk += warps) {
 #pragma unroll 1
@@ -671,8 +676,8 @@ struct ThinBackward {
 #pragma unroll 2
       for (int k = part; k < box_steps; k += own.parts) {
         const int first_window = s.position[k * 8 + 2 * in_quad].window;
-        const int other_window = in_row ? first_window + static_cast<int>(C::step(2))
-                                        : s.position[k * 8 + 2 * in_quad + 1].window;
+        const int other_window =
+            in_row ? first_window + static_cast<int>(C::step(2)) : s.position[k * 8 + 2 * in_quad + 1].window;
         const float2 upper = *reinterpret_cast<const float2*>(dh + k * 8);
         const float2 lower = *reinterpret_cast<const float2*>(dh + 8 * Numbers::dh_pitch + k * 8);
         const uint4 bits{__float_as_uint(upper.x), __float_as_uint(lower.x), __float_as_uint(upper.y),
@@ -801,6 +806,25 @@ struct ThinBackward {
         total = fmaf(Tail::weight(p, c), of_channel[c * 2 + i % 2], total);
       }
       p.slab_sums[n * groups * 2 + i] = total * per_element;
+    }
+  }
+
+  // The same of a mean directly behind the norm, from the output alone: dz is dy over the positions, and the
+  // mean of gamma xhat is y less beta. The rounding of y moves the slab's sum by 2^-24 of |y|, where dh is
+  // rounded to 2^-11.
+  __device__ __forceinline__ void finish_slabs_by_output(int64 n) const {
+    constexpr float per_element = 1.0f / static_cast<float>(Tail::group_channels * Tail::spatial);
+    for (int i = threadIdx.x; i < groups; i += threads) {
+      float sum = 0.0f, product = 0.0f;
+      for (int c = i * Tail::group_channels; c < (i + 1) * Tail::group_channels; ++c) {
+        const float dy = load_one<typename Tail::OutputGradient>(
+            p.output_gradient, n * Tail::gradient_sample_stride + c * Tail::gradient_channel_stride);
+        const float y = load_one<typename Tail::Output>(p.output, n * channels + c);
+        sum = fmaf(Tail::weight(p, c), dy, sum);
+        product = fmaf(dy, y - Tail::bias(p, c), product);
+      }
+      p.slab_sums[(n * groups + i) * 2] = sum * per_element;
+      p.slab_sums[(n * groups + i) * 2 + 1] = product * per_element;
     }
   }
 
@@ -958,11 +982,11 @@ struct ThinBackward {
           sum += s.back_window.product[buffer][row][c * column_taps + k][column];
         }
       }
-      store_one<typename Tail::InputGradient>(
-          p.input_gradient,
-          first + c * Numbers::gradient_stride(1) + (y + row) * Numbers::gradient_stride(3) +
-              i2 * Numbers::gradient_stride(4),
-          sum);
+      store_one<typename Tail::InputGradient>(p.input_gradient,
+                                              first + c * Numbers::gradient_stride(1) +
+                                                  (y + row) * Numbers::gradient_stride(3) +
+                                                  i2 * Numbers::gradient_stride(4),
+                                              sum);
     }
   }
 
@@ -984,8 +1008,7 @@ struct ThinBackward {
     const float* sample = p.ring + n % p.ring_samples * channels * ring_channel();
     const BackItem item{warp / (row_chunks * column_tiles), warp % column_tiles,
                         warp / column_tiles % row_chunks};
-    const bool active =
-        item.row < Numbers::back_tile(1) && y + item.row < static_cast<int>(C::input_size(1));
+    const bool active = item.row < Numbers::back_tile(1) && y + item.row < static_cast<int>(C::input_size(1));
     PlaneSums sums[live];
     __syncthreads();  // the one before is done with shared memory
     if (q_begin < q_end) load_plane(sample, q_begin, 0, first_row, first_cell);
@@ -1058,6 +1081,12 @@ struct ThinBackward {
       if (item < first_tickets) {
         if constexpr (first_tickets > 0) {
           if (sample >= p.batch) continue;
+          if (Numbers::may_read_output && p.output != nullptr) {
+            if (item > 0) continue;
+            finish_slabs_by_output(sample);
+            publish(counters(sample) + 1, 1u);
+            continue;
+          }
           pass<false>(sample, item);
           if (arrives_last(counters(sample), Numbers::segments)) {
             finish_slabs(sample);
@@ -1128,10 +1157,17 @@ struct ThinReduce {
 
   // Sum `i` of a channel in one part of a sample: those of pass 1, then those of pass 2.
   __device__ __forceinline__ float part(int64 index, int c, int i) const {
-    if (i < Backward::first_sums)
-      return __ldg(p.first_parts + (index * Backward::channels + c) * Backward::first_sums + i);
-    return __ldg(p.second_parts + (index * Backward::channels + c) * Backward::second_sums + i -
-                 Backward::first_sums);
+    const float* second = p.second_parts + (index * Backward::channels + c) * Backward::second_sums;
+    if (i >= Backward::first_sums) return __ldg(second + i - Backward::first_sums);
+    if constexpr (Numbers::may_read_output) {
+      constexpr float per_element = 1.0f / static_cast<float>(Tail::spatial);
+      const int64 n = index / Numbers::segments;
+      const float dy = load_one<typename Tail::OutputGradient>(
+          p.output_gradient, n * Tail::gradient_sample_stride + c * Tail::gradient_channel_stride);
+      if (i == 0) return index % Numbers::segments == 0 ? dy : 0.0f;
+      return dy * per_element * __ldg(second + Backward::second_sums - 1);
+    }
+    return __ldg(p.first_parts + (index * Backward::channels + c) * Backward::first_sums + i);
   }
 
   __device__ __forceinline__ float channel_total(int c, int i) const {

@@ -334,7 +334,7 @@ struct ThinBackwardNumbers {
     // launch are these.
     int64_t best_parts = 1;
     for (int64_t count = 2; count <= 8 && count <= in(0); count *= 2) {
-      if (count * met(0, divide_up(in(0), count)) * 5 <= met(0, in(0)) * 6) best_parts = count;
+      if (count * met(0, divide_up(in(0), count)) * 10 <= met(0, in(0)) * 11) best_parts = count;
     }
     back_tile[0] = divide_up(in(0), best_parts);
     back_tiles[0] = divide_up(in(0), back_tile[0]);
@@ -381,8 +381,10 @@ class ThinBackward final : public BackwardKernel {
     const Number resident = function_->resident_clusters();
     const int64_t of_sample = numbers_.tickets_of_sample();
     const Number& batch = shape_.batch;
-    // Lower tickets by as many as run at a time: what is waited for is mostly done.
-    lag_ = (divide_up(resident, of_sample) + 1).called("lag");
+    // Lower tickets by as many as run at a time: what is waited for is mostly done. Those of a pass that the
+    // output may spare take no time.
+    const int64_t slow = of_sample - (work_.may_read_output ? numbers_.segments : 0);
+    lag_ = (divide_up(resident, slow) + 1).called("lag");
     ring_samples_ = minimum(batch, 2 * lag_ + 1).called("ring_samples");
     blocks_ = clamp(batch * of_sample, 1, resident);
     const Number tickets = batch * numbers_.segments;

@@ -269,11 +269,15 @@ __device__ __forceinline__ bool arrives_last(uint32* counter, uint32 count) {
   return last;
 }
 
-// Lets blocks that wait for the flag go on: all this block wrote is visible to them.
+// Lets those that wait for the flag go on: what this thread wrote is visible to them.
+__device__ __forceinline__ void release(uint32* flag, uint32 value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
+}
+
+// The same for a block.
 __device__ __forceinline__ void publish(uint32* flag, uint32 value) {
   __syncthreads();
-  if (threadIdx.x == 0)
-    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
+  if (threadIdx.x == 0) release(flag, value);
 }
 
 // Work by ticket: pass 1 of wave 0; pass 1 of wave 1, pass 2 of wave 0; ... ; pass 2 of the last wave. So
@@ -479,6 +483,47 @@ __device__ __forceinline__ int64 element_index(int64 n, int slot, int offset) {
          (channel_of<Tail, Numbers>(slot) * static_cast<int>(Convolution::stride(1)) + offset);
 }
 
+// The norm of a channel of a sample, as one multiply-add.
+template <class Tail>
+struct ChannelNorm {
+  float scale = 1.0f;
+  float shift = 0.0f;
+
+  template <class Parameters>
+  __device__ __forceinline__ void load(const Parameters& p, int64 n, int channel) {
+    if constexpr (Tail::has_norm) {
+      constexpr int groups = Tail::channels / Tail::group_channels;
+      const float* slab = p.statistics + 2 * (n * groups + channel / Tail::group_channels);
+      scale = Tail::weight(p, channel) * load_shared_by_blocks(slab + 1);
+      shift = fmaf(-load_shared_by_blocks(slab), scale, Tail::bias(p, channel));
+    }
+  }
+  __device__ __forceinline__ float apply(float x) const { return Tail::has_norm ? fmaf(x, scale, shift) : x; }
+};
+
+// Slots of a thread, and what the before-chain takes of their channels.
+template <class Tail, class Numbers, int Rows>
+struct ThinRows {
+  ChannelValues<typename Tail::Before, 1> before[Rows];
+  int slot[Rows];
+  bool in_range[Rows];
+
+  __device__ __forceinline__ int channel(int r) const { return channel_of<Tail, Numbers>(slot[r]); }
+  __device__ __forceinline__ int64 sample(int64 n, int r) const {
+    return n + sample_of<Tail, Numbers>(slot[r]);
+  }
+  template <class Parameters>
+  __device__ __forceinline__ ThinRows(const Parameters& p, int64 n, const int (&slots)[Rows],
+                                      const bool (&are_in_range)[Rows]) {
+#pragma unroll
+    for (int r = 0; r < Rows; ++r) {
+      slot[r] = slots[r];
+      in_range[r] = are_in_range[r];
+      before[r].load(p, sample(n, r), channel(r));
+    }
+  }
+};
+
 // What a mainloop does with its sums:
 //   Epilogue epilogue{p, scratch, n}
 //   auto rows = epilogue.begin(channel, in_range): a thread's rows are these channels; one that is not in
@@ -496,10 +541,8 @@ struct MomentsEpilogue {
   int64 n;         // of slot 0
 
   template <int Rows>
-  struct State {
-    ChannelValues<Before, 1> before[Rows];
-    int slot[Rows];
-    bool in_range[Rows];
+  struct State : ThinRows<Tail, Numbers, Rows> {
+    using ThinRows<Tail, Numbers, Rows>::ThinRows;
     float count = 0.0f;
     float mean[Rows] = {};
     float m2[Rows] = {};
@@ -507,14 +550,7 @@ struct MomentsEpilogue {
 
   template <int Rows>
   __device__ __forceinline__ State<Rows> begin(const int (&slot)[Rows], const bool (&in_range)[Rows]) const {
-    State<Rows> rows;
-#pragma unroll
-    for (int r = 0; r < Rows; ++r) {
-      rows.slot[r] = slot[r];
-      rows.in_range[r] = in_range[r];
-      rows.before[r].load(p, n + sample_of<Tail, Numbers>(slot[r]), channel_of<Tail, Numbers>(slot[r]));
-    }
-    return rows;
+    return State<Rows>(p, n, slot, in_range);
   }
 
   template <int Rows, int Count, class Which>
@@ -605,35 +641,25 @@ struct ApplyEpilogue {
   int64 n;         // of slot 0
 
   template <int Rows>
-  struct State {
-    ChannelValues<Before, 1> before[Rows];
+  struct State : ThinRows<Tail, Numbers, Rows> {
     ChannelValues<After, 1> after[Rows];
-    int slot[Rows];
-    bool in_range[Rows];
-    float scale[Rows];
-    float shift[Rows];
+    ChannelNorm<Tail> norm[Rows];
     float sum[Rows] = {};
+
+    __device__ __forceinline__ State(const Parameters& p, int64 n, const int (&slots)[Rows],
+                                     const bool (&are_in_range)[Rows])
+        : ThinRows<Tail, Numbers, Rows>(p, n, slots, are_in_range) {
+#pragma unroll
+      for (int r = 0; r < Rows; ++r) {
+        after[r].load(p, this->sample(n, r), this->channel(r));
+        norm[r].load(p, this->sample(n, r), this->channel(r));
+      }
+    }
   };
 
   template <int Rows>
   __device__ __forceinline__ State<Rows> begin(const int (&slot)[Rows], const bool (&in_range)[Rows]) const {
-    State<Rows> rows;
-#pragma unroll
-    for (int r = 0; r < Rows; ++r) {
-      rows.slot[r] = slot[r];
-      rows.in_range[r] = in_range[r];
-      const int c = channel_of<Tail, Numbers>(slot[r]);
-      const int64 sample = n + sample_of<Tail, Numbers>(slot[r]);
-      rows.before[r].load(p, sample, c);
-      rows.after[r].load(p, sample, c);
-      if constexpr (Tail::has_norm) {
-        const float* slab =
-            p.statistics + 2 * (sample * (Tail::channels / Tail::group_channels) + c / Tail::group_channels);
-        rows.scale[r] = Tail::weight(p, c) * load_shared_by_blocks(slab + 1);
-        rows.shift[r] = fmaf(-load_shared_by_blocks(slab), rows.scale[r], Tail::bias(p, c));
-      }
-    }
-    return rows;
+    return State<Rows>(p, n, slot, in_range);
   }
 
   template <int Rows, int Count, class Which>
@@ -650,8 +676,7 @@ struct ApplyEpilogue {
         before.load(p, index);
         after.load(p, index);
         float value = Before::value(h[r][i], rows.before[r].value[0], before, 0);
-        if constexpr (Tail::has_norm) value = fmaf(value, rows.scale[r], rows.shift[r]);
-        value = After::value(value, rows.after[r].value[0], after, 0);
+        value = After::value(rows.norm[r].apply(value), rows.after[r].value[0], after, 0);
         if constexpr (Tail::has_mean) {
           rows.sum[r] += value;
         } else if (rows.in_range[r]) {
@@ -2297,7 +2322,7 @@ at::Tensor run_block_1_tf32(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s27_9a042721, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s27_1d484c41, CUDA, library) {
   library.impl("block_1_tf32", run_block_1_tf32);
 }
 """
@@ -2369,12 +2394,12 @@ at::Tensor run_block_1_f32(const at::Tensor& input, at::TensorList parameters) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s27_9a042721, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s27_1d484c41, CUDA, library) {
   library.impl("block_1_f32", run_block_1_f32);
 }
 """
 
-_NAMESPACE = "onepass_s27_9a042721"
+_NAMESPACE = "onepass_s27_1d484c41"
 # What each extension is built of, when one of its operators is first called.
 _EXTENSIONS = {
     "tf32": (_BINDING_TF32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32, _HOST_CODE, _LAUNCHES_TF32]),
@@ -2513,9 +2538,9 @@ def _run_1(self, x):
     parameters = [self.conv.weight, self.conv.bias, self.group_norm.weight, self.group_norm.bias]
     if not _wants_gradients(x, parameters):
         if _rounds_to_tf32() and _fits("block_1_tf32", x, parameters):
-            return torch.ops.onepass_s27_9a042721.block_1_tf32(x, parameters)
+            return torch.ops.onepass_s27_1d484c41.block_1_tf32(x, parameters)
         if not _rounds_to_tf32() and _fits("block_1_f32", x, parameters):
-            return torch.ops.onepass_s27_9a042721.block_1_f32(x, parameters)
+            return torch.ops.onepass_s27_1d484c41.block_1_f32(x, parameters)
     conv = self.conv(x)
     hardswish = torch.nn.functional.hardswish(conv, inplace = False)
     group_norm = self.group_norm(hardswish)

@@ -558,12 +558,12 @@ double seconds(const BackwardProblem& problem, const PlanOptions&) {
   const ThinBackwardNumbers numbers(problem, shape, work, gpu);
   const auto outputs = static_cast<double>((shape.rows() * shape.spatial).value());
   const auto multiply_adds = static_cast<double>(problem.forward.conv_multiply_adds());
-  const double passes = (work.first ? 1 : 0) + (work.second ? 1 : 0);
+  const double passes = (work.first && !work.may_read_output ? 1 : 0) + (work.second ? 1 : 0);
   const double weight = work.weight ? 1 : 0;
   const double input = work.input ? 1 : 0;
-  // H200, s60 and s27 in tf32: 0.63 and 1.33 ms a pass, 0.35 and 0.78 more for dweight, 1.3 and 2 for dx; in
-  // f32 1.5 and 2 times as long.
-  const double of_output = (2.3 * passes + 1.2 * weight + 5 * input) * (numbers.splits ? 1.4 : 1);
+  // H200, s60 and s27 in tf32: 0.62 and 1.11 to 1.5 ms a pass, 0.43 and 0.9 more for dweight, 0.7 and 1.3 for
+  // dx; in f32 1.5 and 2 times as long.
+  const double of_output = (2.3 * passes + 1.6 * weight + 2.6 * input) * (numbers.splits ? 1.4 : 1);
   const double of_product = (0.026 * passes + 0.016 * weight + 0.03 * input) * (numbers.splits ? 2.5 : 1);
   return 2e-5 + 1e-12 * (outputs * of_output + multiply_adds * of_product) * 66.9e12 / gpu.flops;
 }

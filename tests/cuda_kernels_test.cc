@@ -91,6 +91,16 @@ const std::vector<Kernel>& kernels() {
        tuned_and_oldest},
       {"thin_samples", "conv2d(5,33,k=3,s=2,p=1) | swish | group_norm(3) | gelu | mean @ 64x5x37x41 f16",
        tuned},
+      // Each way to split elements; lanes of one sample, of some, of eight; products that are filled up,
+      // several channel tiles, two passes, strides and dilation, more units than producers hold.
+      {"thin_wgmma", "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 1024x3x16x32x32 tf32", tuned},
+      {"thin_wgmma", "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 1024x3x16x32x32", tuned},
+      {"thin_wgmma", "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 1024x3x16x32x32 bf16", tuned},
+      {"thin_wgmma", "conv2d(5,33,k=3,s=2,p=1) | swish | group_norm(3) | gelu | mean @ 64x5x37x41 f16",
+       tuned},
+      {"thin_wgmma", "conv1d(2,64,k=9,p=4) | instance_norm(affine=true) | mean @ 64x2x300 tf32", tuned},
+      {"thin_wgmma",
+       "conv3d(4,12,k=3x8x2,d=1x2x1,s=1x1x2) | channel_mul(per=sample) | mean @ 8x4x9x31x23 nhwc", tuned},
       // Weights in registers and in shared memory, operands rounded, split and as they are; whole rows and
       // pieces of rows; a chain that begins with a sigmoid, one that reads values of channels, none.
       {"thin_mma",
@@ -123,6 +133,7 @@ const std::map<std::string, Assembled> limits{
     {"tail_backward", {128, 192}},           // 512
     {"tail_backward_resident", {128, 704}},  // 512; values of a row, once for hundreds of instructions
     {"thin_samples", {128, 256}},            // 512; spilled and loaded outside the loops over products
+    {"thin_wgmma", {96, 512}},               // 640, of which those that multiply have 104
     {"thin_cores", {128, 16}},               // 512
     {"thin_backward", {255, 384}},           // 256, or 512; spilled outside the loops over products
     {"thin_mma", {128, 704}},  // 512; nothing in the loops: tickets, addresses, calls of careful tiles
@@ -192,8 +203,10 @@ TEST(CudaKernels, EveryRowIsCompiledForEveryArchitectureItTakes) {
   EXPECT_EQ(all, cuda::known_architectures());
   for (const std::string& row : rows) {
     EXPECT_TRUE(limits.contains(row)) << row;
-    const std::vector<std::string>& wanted =
-        row == "tail_staged" || row == "tail_backward_resident" ? with_clusters : all;
+    const std::vector<std::string>& wanted = row == "thin_wgmma" ? tuned
+                                             : row == "tail_staged" || row == "tail_backward_resident"
+                                                 ? with_clusters
+                                                 : all;
     const bool compiled = std::any_of(kernels().begin(), kernels().end(), [&](const Kernel& kernel) {
       return kernel.row == row && kernel.architectures == wanted;
     });
@@ -241,6 +254,18 @@ TEST(CudaKernels, RowsRefuseArchitecturesTheyDoNotHave) {
     // 123,039 elements: more than the registers of one block hold, and there are no clusters.
     expect_refusal("tail_resident", "swish | group_norm(4) | hardswish @ 8x16x31x31x32", architecture,
                    "does not fit the registers of 1 block");
+  }
+  for (const std::string& architecture : all) {
+    if (architecture != "sm_90a") {
+      expect_refusal("thin_wgmma", "conv2d(3,8) | mean @ 2x3x9x9", architecture, "of sm_90a alone");
+      continue;
+    }
+    expect_refusal("thin_wgmma", "conv2d(3,8) | relu @ 2x3x9x9", architecture, "does not end in a mean");
+    expect_refusal("thin_wgmma", "conv_transpose2d(3,8) | mean @ 2x3x9x9", architecture, "transposed");
+    expect_refusal("thin_wgmma", "conv3d(3,8,s=2x1x1) | mean @ 2x3x9x9x9", architecture,
+                   "stride or dilation");
+    expect_refusal("thin_wgmma", "conv3d(3,8,k=5x2x2) | mean @ 2x3x9x9x9", architecture,
+                   "more than four taps");
   }
   expect_refusal("tail_resident", "relu @ 2x3x4x5", "sm_75", "architecture \"sm_75\" is unknown");
   for (const std::string& architecture : all) {

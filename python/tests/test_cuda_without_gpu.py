@@ -140,7 +140,7 @@ def test_thin_convolutions_run_with_their_block_where_the_plan_predicts_a_gain()
     thin = onepass.explain(
         "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean", (1024, 3, 16, 32, 32), device="cuda:sm_90a"
     )
-    assert "* thin_samples" in thin
+    assert "* thin_wgmma" in thin
     assert "where gradients are wanted: the same, then thin_backward" in thin
     gradients = onepass.explain(
         "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean",

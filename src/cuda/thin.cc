@@ -155,7 +155,7 @@ ThinWorkspace::ThinWorkspace(const ThinShape& shape, int64_t samples, int64_t ti
 
 void ThinWorkspace::launch(const Function& function, const Number& blocks, const Problem& problem,
                            const Arguments& arguments, void* workspace, void* only, const Number& wave_units,
-                           Stream stream) const {
+                           Stream stream, const Number& only_words, bool is_cleared) const {
   if (batch_ == 0) return;
   Words words;
   words.add(arguments.input);
@@ -168,8 +168,9 @@ void ThinWorkspace::launch(const Function& function, const Number& blocks, const
   words.add(at(workspace, guard_));
   words.add(batch_);
   words.add(wave_units);
+  words.add(only_words);
   words.add(arguments.parameters);
-  clear(at(workspace, control_), cleared_bytes_, stream, problem.device);
+  if (!is_cleared) clear(at(workspace, control_), cleared_bytes_, stream, problem.device);
   words.launch(function, stream, blocks);
 }
 

@@ -69,10 +69,13 @@ class ThinWorkspace {
   const Number& bytes() const { return regions_.total(); }
   // Where samples are marked that are to be done again; only where there are guard words.
   void* marks(void* workspace) const { return guard_words_ > 0 ? at(workspace, marks_) : nullptr; }
-  // Clears what must be zero, then launches. `only`: kernels/thin.cuh.
+  // What is zero before a launch, where it is not cleared by the launch itself.
+  void* control(void* workspace) const { return at(workspace, control_); }
+  // Clears what must be zero unless that is done, then launches. `only`, and how many words stand behind
+  // those of the samples: kernels/thin.cuh.
   void launch(const Function& function, const Number& blocks, const Problem& problem,
               const Arguments& arguments, void* workspace, void* only, const Number& wave_units,
-              Stream stream) const;
+              Stream stream, const Number& only_words = 1, bool is_cleared = false) const;
 
  private:
   Number batch_;
@@ -95,6 +98,11 @@ class ThinCores final : public Kernel {
   std::string describe() const override;
   void launch(const Arguments& arguments, void* workspace, Stream stream) const override;
   void launch_marked(const Arguments& arguments, void* workspace, void* marks, Stream stream) const;
+  // The same where a kernel before has left `mark_words` words behind the marks, and zeros in control(): four
+  // words for each sample and four more.
+  void launch_marked(const Arguments& arguments, void* workspace, void* marks, const Number& mark_words,
+                     Stream stream) const;
+  void* control(void* workspace) const;
 
  private:
   struct Parts;

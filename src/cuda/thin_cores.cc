@@ -128,6 +128,14 @@ void ThinCores::launch_marked(const Arguments& arguments, void* workspace, void*
                            parts_->wave_samples, stream);
 }
 
+void ThinCores::launch_marked(const Arguments& arguments, void* workspace, void* marks,
+                              const Number& mark_words, Stream stream) const {
+  parts_->workspace.launch(parts_->function, parts_->blocks, parts_->problem, arguments, workspace, marks,
+                           parts_->wave_samples, stream, mark_words, true);
+}
+
+void* ThinCores::control(void* workspace) const { return parts_->workspace.control(workspace); }
+
 std::string ThinCores::refusal(const Problem& problem) {
   std::string reason = thin_refusal(problem);
   if (!reason.empty()) return reason;

@@ -31,17 +31,18 @@ struct ThinParameters {
   uint32* control;    // zero: a ticket, then two counters and a flag for each sample
   float* parts;       // of channels, for each tile: count, mean, M2
   float* sums;        // of channels, for each tile
-  uint32* only;   // where not null: a word for each sample, then one for all (RedoAll); others are left out
+  uint32* only;   // where not null: a word for each sample, then `only_words` (RedoWord); others are left out
   uint32* guard;  // zero: what a mainloop found of each sample (thin_samples.cuh)
   int64 batch;
   int64 wave_units;
+  int64 only_words;
   const void* parameter[Count > 0 ? Count : 1];
 
   // Elements go one by one.
   __device__ __forceinline__ bool is_aligned(int) const { return false; }
 };
 
-// The word behind those of the samples.
+// The words behind those of the samples: redo_all in the first one speaks for all samples.
 enum RedoWord : uint32 { redo_none = 0, redo_some = 1, redo_all = 2 };
 
 // What f32 elements are multiplied by where f16 parts stand for them (thin_samples.cuh).
@@ -454,7 +455,10 @@ struct Thin {
 
   // Whether there is anything to do at all: asked before weights are loaded.
   static __device__ __forceinline__ bool has_work(const Parameters& p) {
-    return p.only == nullptr || p.only[p.batch] != redo_none;
+    if (p.only == nullptr) return true;
+    uint32 any = redo_none;
+    for (int64 i = threadIdx.x; i < p.only_words; i += Numbers::threads) any |= p.only[p.batch + i];
+    return __syncthreads_or(static_cast<int>(any)) != 0;
   }
 
   __device__ __forceinline__ void run() const {

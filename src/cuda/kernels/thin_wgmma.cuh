@@ -1,0 +1,953 @@
+// A thin convolution whose block ends in a mean, on the tensor cores of sm_90a: warpgroup products whose
+// columns are eight lanes of a position, and whose rows are the taps of the first dimension.
+//
+//   D[tap of dimension 0, channel][position, lane] += A[tap, channel][term] B[term][position, lane]
+//
+// An input plane is multiplied once, by all taps of the first dimension that meet it: row block b of the
+// accumulators (16 rows, a warp's) belongs to output plane d with (d + warpgroup) % taps == b, and A is read
+// from a place that turns with the input plane. A plane's block is complete after its last tap; its warp then
+// applies the chain and goes on with zeros. Warpgroups turn by one against each other, so that at any plane
+// each scheduler of the multiprocessor has one warp's outputs to finish.
+//
+// A lane is a row group of a sample: lane (s, g) of position (r, w) is output row r + g * lane_rows of sample
+// s. Elements of eight lanes lie side by side (a unit of 16 bytes), so that every tap is a legal start of a
+// matrix (K x N with N contiguous, no swizzle). Eight terms, core_columns taps along the last dimension of
+// core_rows taps along the middle one, are eight neighbouring units: window row q is kept together with the
+// core_rows - 1 rows that follow it at the distance of taps.
+//
+// A block has four warpgroups that multiply and two that load: planes pass through a ring in shared memory.
+// A unit (8 / row_groups samples) is one block's alone: moments or sums of its channels never leave the chip,
+// and the block writes its means. Moves x once (halo columns of a tile come from the second-level cache).
+//
+// Precisions and scales are those of thin_samples.cuh. What f16 has no room for, and what is not finite where
+// terms are filled up, is done again by thin_cores.
+#pragma once
+
+#include "barrier.cuh"
+#include "thin.cuh"
+
+namespace onepass {
+
+namespace warpgroup {
+
+// What the tensor cores read of shared memory: a start, the distance of matrices along K and, in the upper
+// half, along M or N, each in units of 16 bytes; no swizzle. Halves are apart: the upper one is a constant.
+__device__ __forceinline__ uint32 descriptor(uint32 address, uint32 along_k) {
+  return (address & 0x3ffffu) >> 4 | along_k << 16;
+}
+
+__device__ __forceinline__ void fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+
+template <int registers>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
+}
+template <int registers>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+}
+
+// Barriers of `threads` threads of the block; 0 is __syncthreads'. One that arrives does not wait.
+template <int threads>
+__device__ __forceinline__ void arrive(int barrier) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(threads) : "memory");
+}
+template <int threads>
+__device__ __forceinline__ void sync(int barrier) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(threads) : "memory");
+}
+
+}  // namespace warpgroup
+
+// `Product` is generated (src/cuda/thin_wgmma.cc): multiply<a's upper half, b's>(d, a, b, accumulates) of
+// 64 x 8 columns x 16.
+template <class Convolution, class Tail, class Numbers, class Product>
+struct Rotating {
+  using C = Convolution;
+  using Input = typename Tail::Input;
+  using Parameters = ThinParameters<Tail::parameters>;
+  static constexpr bool splits = Input::bytes == 4;
+  static constexpr int input_parts = Numbers::input_parts;
+  static constexpr int weight_parts = Numbers::weight_parts;
+  static constexpr bool promotes = input_parts == 2;
+
+  static constexpr int row_groups = Numbers::row_groups;
+  static constexpr int samples = 8 / row_groups;
+  static constexpr int lane_rows = Numbers::lane_rows;
+  static constexpr int tile_rows = Numbers::tile_rows;
+  static constexpr int columns = Numbers::columns;  // of a warpgroup
+  static constexpr int tile_columns = columns * 4 / tile_rows;
+  static constexpr int column_tiles = Numbers::column_tiles;
+  static constexpr int tiles = Numbers::tiles;
+  static constexpr int core_rows = Numbers::core_rows;
+  static constexpr int core_columns = Numbers::core_columns;
+  static constexpr int starts = Numbers::starts;
+  static constexpr int window_columns = Numbers::window_columns;
+  static constexpr int planes = Numbers::planes;  // of the ring
+  static constexpr int producers = Numbers::producers;
+  static constexpr int consumers = Numbers::consumers;
+  static constexpr int consumer_warps = consumers / 32;
+
+  static constexpr int step1 = static_cast<int>(C::step(1));
+  static constexpr int step2 = static_cast<int>(C::step(2));
+  static constexpr int delta1 = static_cast<int>(C::delta(1));
+  static constexpr int delta2 = static_cast<int>(C::delta(2));
+  static_assert(core_columns == 1 || delta2 == 1, "columns of a core are neighbours");
+  static constexpr int taps0 = static_cast<int>(C::kernel(0));
+  static constexpr int taps1 = static_cast<int>(C::kernel(1));
+  static constexpr int taps2 = static_cast<int>(C::kernel(2));
+  static constexpr int groups1 = (taps1 + core_rows - 1) / core_rows;
+  static constexpr int groups2 = (taps2 + core_columns - 1) / core_columns;
+  static constexpr int cores = C::in_channels * groups1 * groups2;
+  static constexpr int steps = (cores + 1) / 2;  // products of a plane
+  static constexpr bool fills_up = taps1 % core_rows != 0 || taps2 % core_columns != 0 || cores % 2 != 0;
+  static constexpr bool guards = splits || fills_up;
+  static constexpr int window_planes = static_cast<int>(C::output_size(0)) + taps0 - 1;
+
+  static constexpr int channel_blocks = Numbers::channel_blocks;  // of 16 rows, in a product
+  static constexpr int channel_tiles = (C::channels + 16 * channel_blocks - 1) / (16 * channel_blocks);
+  static constexpr int weight_blocks = (taps0 - 1) * channel_blocks + 4;
+  static constexpr bool two_passes = Tail::has_norm && !Tail::mean_follows_norm;
+  static constexpr int repeats = channel_tiles * (two_passes ? 2 : 1);
+
+  // --- Rows of the window: `shift` further is the same row of the next lane ---
+  static constexpr int shift = lane_rows * step1;
+  static constexpr int window_rows = starts + (core_rows - 1) * delta1;
+  static constexpr int row_bases = window_rows < shift ? window_rows : shift;
+  static constexpr int base_groups = (row_bases + core_rows - 1) / core_rows;
+  static constexpr int shifts = (window_rows - 1) / shift;
+  // That a unit has of a sample, and how many of them there can be: rows below the input are zeros.
+  static constexpr int values = row_groups + shifts;
+  static constexpr int rows_below = static_cast<int>((C::input_size(1) - C::base(1, 0) + shift - 1) / shift);
+  static constexpr int loaded = values < rows_below ? values : rows_below;
+  static constexpr int units = C::in_channels * base_groups * window_columns * core_rows;
+  static constexpr int chunks = (units + producers - 1) / producers;
+  static constexpr int plane_units = C::in_channels * starts * window_columns * core_rows;
+  // A thread loads an item at a time: its units of a plane, or one of them where they are many; as many items
+  // ahead as registers have room for. With 32 elements the assembler spills some as soon as they arrive, and
+  // waits for them: s27 in 16 bits took 0.70 ms instead of 0.49.
+  static constexpr int most_elements = 16;
+  static constexpr int item_chunks = chunks * samples * loaded <= most_elements ? chunks : 1;
+  static constexpr int items = chunks / item_chunks;  // of a plane
+  static constexpr int unit_items = repeats * tiles * window_planes * items;
+  static constexpr int fitting = most_elements / (item_chunks * samples * loaded);
+  static constexpr int in_flight = fitting >= 3 && unit_items % 3 == 0   ? 3
+                                   : fitting >= 2 && unit_items % 2 == 0 ? 2
+                                                                         : 1;
+
+  struct Shared {
+    uint4 x[planes][input_parts][plane_units];
+    uint4 weight[channel_tiles][steps][weight_parts][2][weight_blocks * 16];
+    uint64 full[planes];
+    uint64 empty[planes];
+    float unscale[channel_tiles * channel_blocks * 16];
+    float bias[channel_tiles * channel_blocks * 16];
+    float scratch[consumer_warps][Numbers::slots][3];
+    float moments[Numbers::slots][2];
+    uint32 largest[C::in_channels][samples];
+    uint32 redo;     // RedoWord of the block's samples
+    uint32 arrived;  // warpgroups at the ends of passes
+    bool group_is_last[4];
+  };
+
+  const Parameters& p;
+  Shared& shared;
+
+  // --- Weights ---
+  // Element `e` of core `core`: taps of the last dimension, of the middle one within.
+  static __device__ __forceinline__ float weight_at(const Parameters& p, int o, int t0, int core, int e) {
+    const int c = core / (groups1 * groups2);
+    const int t1 = core / groups2 % groups1 * core_rows + e % core_rows;
+    const int t2 = core % groups2 * core_columns + e / core_rows;
+    if (o >= C::channels || core >= cores || t1 >= taps1 || t2 >= taps2) return 0.0f;
+    const int tap = (t0 * taps1 + t1) * taps2 + t2;
+    return load_one<typename C::Weight>(p.parameter[0], (o * C::in_channels + c) * C::taps + tap);
+  }
+
+  // The power of two that takes the channel's largest weight to [2^13, 2^14); flags what has none.
+  __device__ __forceinline__ void find_scales() const {
+    const int lane = threadIdx.x % 32;
+    for (int o = threadIdx.x / 32; o < channel_tiles * channel_blocks * 16; o += Numbers::threads / 32) {
+      uint32 largest = 0;
+      if (o < C::channels) {
+        for (int i = lane; i < C::in_channels * C::taps; i += 32) {
+          const float w = load_one<typename C::Weight>(p.parameter[0], o * C::in_channels * C::taps + i);
+          largest = max(largest, __float_as_uint(w) & 0x7fffffffu);
+        }
+      }
+      largest = __reduce_max_sync(0xffffffffu, largest);
+      const int exponent = static_cast<int>(largest >> 23) - 127;
+      const bool is_finite = exponent < 128;
+      const bool fits = largest == 0 || (exponent > -100 && is_finite);
+      const bool redo = splits ? !fits : fills_up && !is_finite;
+      if (guards && redo && lane == 0) atomicMax(&shared.redo, static_cast<uint32>(redo_all));
+      const int power = splits && largest > 0 && fits ? 13 - exponent : 0;
+      if (lane == 0) {
+        shared.unscale[o] = splits ? ldexpf(1.0f / thin_input_scale, -power) : 1.0f;
+        float bias = 0.0f;
+        if constexpr (C::has_bias)
+          bias = o < C::channels ? load_one<typename C::Bias>(p.parameter[1], o) : 0.0f;
+        shared.bias[o] = bias;
+      }
+    }
+  }
+
+  // A: 8 x 8 matrices, rows of 16 bytes. Row block i is tap (taps0 - 1 - i) % taps0 of its channels.
+  __device__ __forceinline__ void load_weights() const {
+    find_scales();
+    __syncthreads();
+    constexpr int rows = weight_blocks * 16;
+    for (int i = threadIdx.x; i < channel_tiles * steps * 2 * rows; i += Numbers::threads) {
+      const int row = i % rows;
+      const int core = i / rows % 2;
+      const int step = i / rows / 2 % steps;
+      const int tile = i / rows / 2 / steps;
+      const int block = row / 16;
+      const int turn = block / channel_blocks;
+      const int o = (tile * channel_blocks + block % channel_blocks) * 16 + row % 16;
+      const int t0 = (2 * taps0 - 1 - turn) % taps0;
+      const bool is_used = turn < 2 * taps0 - 1;
+      const float scale = splits ? 1.0f / (shared.unscale[o] * thin_input_scale) : 1.0f;
+      uint32 high[4], low[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        float w[2];
+#pragma unroll
+        for (int k = 0; k < 2; ++k)
+          w[k] = is_used ? weight_at(p, o, t0, step * 2 + core, 2 * j + k) * scale : 0.0f;
+        split(w[0], w[1], high[j], low[j]);
+      }
+      shared.weight[tile][step][0][core][row] = uint4{high[0], high[1], high[2], high[3]};
+      if constexpr (weight_parts == 2)
+        shared.weight[tile][step][weight_parts - 1][core][row] = uint4{low[0], low[1], low[2], low[3]};
+    }
+  }
+
+  // A pair as 16-bit elements, and what is left of it.
+  static __device__ __forceinline__ void split(float a, float b, uint32& high, uint32& low) {
+    if constexpr (splits) {
+      high = f16::pack(a, b);
+      float ha, hb;
+      f16::unpack(high, ha, hb);
+      low = f16::pack(a - ha, b - hb);
+    } else {
+      high = Input::pack(a, b);
+      low = 0;
+    }
+  }
+
+  // --- Producers ---
+  // What is staged, in order: items of a plane, planes of a tile, tiles, passes and channels, units.
+  struct Place {
+    int unit;
+    int repeat = 0;
+    int tile = 0;
+    int plane = 0;
+    int item = 0;
+
+    __device__ __forceinline__ void advance() {
+      if (items > 1 && ++item < items) return;
+      item = 0;
+      if (++plane < window_planes) return;
+      plane = 0;
+      if (++tile < tiles) return;
+      tile = 0;
+      if (++repeat < repeats) return;
+      repeat = 0;
+      unit += static_cast<int>(gridDim.x);
+    }
+  };
+
+  // A thread's part of a chunk.
+  struct Unit {
+    int core_row, column, row, c;
+    bool is_one;
+
+    explicit __device__ __forceinline__ Unit(int chunk) {
+      const int u = chunk * producers + static_cast<int>(threadIdx.x) - consumers;
+      core_row = u % core_rows;
+      column = u / core_rows % window_columns;
+      row = u / (core_rows * window_columns) % base_groups * core_rows + core_row;
+      c = u / (core_rows * window_columns * base_groups);
+      is_one = u < units && row < row_bases;
+    }
+  };
+
+  using Elements = float[samples][loaded];
+
+  static __device__ __forceinline__ float element(const Elements& x, int s, int m) {
+    return m < loaded ? x[s][m < loaded ? m : 0] : 0.0f;
+  }
+
+  // An element of 16 bits stays what it is in memory.
+  static __device__ __forceinline__ float load_element(const void* base, int64 index) {
+    if constexpr (splits) return static_cast<const float*>(base)[index];
+    return __uint_as_float(static_cast<const uint16*>(base)[index]);
+  }
+  static __device__ __forceinline__ void split_elements(float a, float b, uint32& high, uint32& low) {
+    if constexpr (splits) return split(a, b, high, low);
+    high = __float_as_uint(a) | __float_as_uint(b) << 16;
+    low = 0;
+  }
+
+  // Where a unit's elements of a tile lie: the first one of plane 0, and which of its rows there are.
+  struct Source {
+    const char* first;
+    int begin, end;
+  };
+
+  __device__ __forceinline__ Source source_of(const Place& place, const Unit& unit) const {
+    const int i1 = place.tile / column_tiles * tile_rows * step1 + static_cast<int>(C::base(1, 0)) + unit.row;
+    const int i2 =
+        place.tile % column_tiles * tile_columns * step2 + static_cast<int>(C::base(2, 0)) + unit.column;
+    const int64 index = static_cast<int64>(place.unit) * samples * C::input_stride(0) +
+                        unit.c * C::input_stride(1) + C::base(0, 0) * C::input_stride(2) +
+                        i1 * C::input_stride(3) + i2 * C::input_stride(4);
+    constexpr int rows = static_cast<int>(C::input_size(1));
+    const bool inside = unit.is_one && static_cast<unsigned>(i2) < static_cast<unsigned>(C::input_size(2));
+    Source source{static_cast<const char*>(p.input) + index * Input::bytes, 0, 0};
+    if constexpr (C::base(1, 0) < 0) source.begin = i1 < 0 ? (-i1 + shift - 1) / shift : 0;
+    if (inside && i1 < rows) source.end = (rows - i1 + shift - 1) / shift;
+    return source;
+  }
+
+  __device__ __forceinline__ void load(const Place& place, const Source& source, Elements& x) const {
+    const bool has_plane = static_cast<unsigned>(place.plane + static_cast<int>(C::base(0, 0))) <
+                           static_cast<unsigned>(C::input_size(0));
+    const char* first = source.first + place.plane * (C::input_stride(2) * Input::bytes);
+    const int end = has_plane ? source.end : 0;
+#pragma unroll
+    for (int s = 0; s < samples; ++s) {
+#pragma unroll
+      for (int m = 0; m < loaded; ++m) {
+        const bool is_there = m >= source.begin && m < end &&
+                              (samples == 1 || static_cast<int64>(place.unit) * samples + s < p.batch);
+        x[s][m] =
+            is_there ? load_element(first, s * C::input_stride(0) + m * shift * C::input_stride(3)) : 0.0f;
+      }
+    }
+  }
+
+  // Where a unit goes in a plane, in bytes, and which copies of it there are: a bit for each shift and row of
+  // a core.
+  struct Target {
+    uint32 offset;
+    uint32 copies;
+
+    Target() = default;
+    explicit __device__ __forceinline__ Target(const Unit& unit)
+        : offset(((unit.c * starts + unit.row) * window_columns + unit.column) * core_rows * 16), copies(0) {
+#pragma unroll
+      for (int m = 0; m <= shifts; ++m) {
+#pragma unroll
+        for (int i = 0; i < core_rows; ++i) {
+          const int q = unit.row + m * shift - i * delta1;
+          if (unit.is_one && q >= 0 && q < starts) copies |= 1u << (m * core_rows + i);
+        }
+      }
+      // Two words of a loop that has few registers: what follows from them is not to be kept beside them.
+      asm volatile("" : "+r"(offset), "+r"(copies));
+    }
+  };
+  static_assert((shifts + 1) * core_rows <= 32);
+
+  static constexpr int guard_words = samples >= 4 ? 4 : samples;
+  using Largest = uint32[guard_words];
+
+  __device__ __forceinline__ void store(const Target& target, int slot, Elements& x, Largest& largest) const {
+    char* place = reinterpret_cast<char*>(shared.x[slot][0]) + target.offset;
+    if constexpr (splits) {
+#pragma unroll
+      for (int s = 0; s < samples; ++s) {
+#pragma unroll
+        for (int m = 0; m < loaded; ++m) x[s][m] *= thin_input_scale;
+      }
+    }
+#pragma unroll
+    for (int m = 0; m <= shifts; ++m) {
+      uint32 high[4], low[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        split_elements(element(x, 2 * j / row_groups, 2 * j % row_groups + m),
+                       element(x, (2 * j + 1) / row_groups, (2 * j + 1) % row_groups + m), high[j], low[j]);
+        if constexpr (guards) {
+          uint32& own = largest[j * guard_words / 4];
+          own = __vmaxu2(own, high[j] & 0x7fff7fffu);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < core_rows; ++i) {
+        if ((target.copies >> (m * core_rows + i) & 1u) == 0) continue;
+        uint4* copy = reinterpret_cast<uint4*>(
+            place + ((m * shift - i * delta1) * window_columns * core_rows + i) * 16);
+        *copy = uint4{high[0], high[1], high[2], high[3]};
+        if constexpr (input_parts == 2) copy[plane_units] = uint4{low[0], low[1], low[2], low[3]};
+      }
+    }
+  }
+
+  // The largest magnitudes of a thread's channel: 16-bit patterns, NaN above all.
+  __device__ __forceinline__ void leave_largest(const Unit& unit, Largest& largest) const {
+    if (unit.is_one) {
+#pragma unroll
+      for (int k = 0; k < guard_words; ++k) {
+        const uint32 even = largest[k] & 0xffffu;
+        const uint32 odd = largest[k] >> 16;
+        if constexpr (samples == 8) {
+          atomicMax(&shared.largest[unit.c][2 * k], even);
+          atomicMax(&shared.largest[unit.c][2 * k + 1], odd);
+        } else {
+          atomicMax(&shared.largest[unit.c][k], max(even, odd));
+        }
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < guard_words; ++k) largest[k] = 0;
+  }
+
+  // Whether f16 has this channel of a sample exactly; asked where none of its elements is large.
+  __device__ __forceinline__ bool is_exact(int64 n, int c) const {
+    constexpr int elements = static_cast<int>(C::input_size(0) * C::input_size(1) * C::input_size(2));
+    bool exact = true;
+    for (int i = threadIdx.x % 32; i < elements; i += 32) {
+      const int i2 = i % static_cast<int>(C::input_size(2));
+      const int i1 = i / static_cast<int>(C::input_size(2)) % static_cast<int>(C::input_size(1));
+      const int i0 = i / static_cast<int>(C::input_size(1) * C::input_size(2));
+      float x =
+          load_one<Input>(p.input, n * C::input_stride(0) + c * C::input_stride(1) + i0 * C::input_stride(2) +
+                                       i1 * C::input_stride(3) + i2 * C::input_stride(4)) *
+          thin_input_scale;
+      if (input_parts == 1) x = round_to_tf32(x);
+      uint32 high, low;
+      split(x, 0.0f, high, low);
+      float h, l, none;
+      f16::unpack(high, h, none);
+      f16::unpack(low, l, none);
+      exact &= input_parts == 1 ? h == x : h + l == x;
+    }
+    return __all_sync(0xffffffffu, exact);
+  }
+
+  // By all producers, when a unit is staged: which of its samples are to be done again.
+  __device__ __forceinline__ void judge(int64 n) const {
+    constexpr uint32 not_finite = is_same<Input, bf16> ? 0x7f80u : 0x7c00u;
+    constexpr uint32 least = 0x3800u;  // 0.5, of scaled elements
+    warpgroup::sync<producers>(6);
+    const int warp = (static_cast<int>(threadIdx.x) - consumers) / 32;
+    for (int s = warp; s < samples && n + s < p.batch; s += producers / 32) {
+      bool redo = false;
+      for (int c = 0; c < C::in_channels; ++c) redo |= shared.largest[c][s] >= not_finite;
+      if constexpr (splits) {
+        for (int c = 0; c < C::in_channels && !redo; ++c)
+          redo = shared.largest[c][s] < least && !is_exact(n + s, c);
+      }
+      if (threadIdx.x % 32 == 0) {
+        p.only[n + s] = redo ? 1u : 0u;
+        if (redo) atomicMax(&shared.redo, static_cast<uint32>(redo_some));
+      }
+      __syncwarp();
+      for (int c = threadIdx.x % 32; c < C::in_channels; c += 32) shared.largest[c][s] = 0;
+    }
+    warpgroup::sync<producers>(6);
+  }
+
+  __device__ __forceinline__ void produce() const {
+    const auto end = static_cast<int>((p.batch + samples - 1) / samples);
+    Place ahead{static_cast<int>(blockIdx.x)};
+    Elements x[in_flight][item_chunks];
+    Source source[item_chunks];
+    const auto load_ahead = [&](Elements(&to)[item_chunks]) {
+      if (ahead.unit >= end) return;
+#pragma unroll
+      for (int j = 0; j < item_chunks; ++j) {
+        if (items > 1 || ahead.plane == 0) source[j] = source_of(ahead, Unit(ahead.item * item_chunks + j));
+        load(ahead, source[j], to[j]);
+      }
+      ahead.advance();
+    };
+#pragma unroll
+    for (int k = 0; k < in_flight; ++k) load_ahead(x[k]);
+    int slot = 0;
+    uint32 parity = 1;  // the first time round places are free
+    Largest largest[item_chunks] = {};
+    Target target[item_chunks];
+#pragma unroll
+    for (int j = 0; j < item_chunks; ++j) target[j] = Target(Unit(j));
+#pragma unroll 1
+    for (int unit = static_cast<int>(blockIdx.x); unit < end; unit += static_cast<int>(gridDim.x)) {
+      int item = 0;
+#pragma unroll 1
+      for (int i = 0; i < unit_items; i += in_flight) {
+#pragma unroll
+        for (int k = 0; k < in_flight; ++k) {
+          if (items == 1 || item == 0) barrier::wait(&shared.empty[slot], parity);
+#pragma unroll
+          for (int j = 0; j < item_chunks; ++j) {
+            if constexpr (items > 1) target[j] = Target(Unit(item * item_chunks + j));
+            store(target[j], slot, x[k][j], largest[j]);
+            if constexpr (guards && items > 1) leave_largest(Unit(item * item_chunks + j), largest[j]);
+          }
+          item = item + 1 == items ? 0 : item + 1;
+          if (item == 0) {
+            barrier::release_to_copies();
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) barrier::arrive(&shared.full[slot]);
+            if (++slot == planes) {
+              slot = 0;
+              parity ^= 1;
+            }
+          }
+          load_ahead(x[k]);
+        }
+      }
+      if constexpr (guards) {
+        if constexpr (items == 1) {
+#pragma unroll
+          for (int j = 0; j < item_chunks; ++j) leave_largest(Unit(j), largest[j]);
+        }
+        judge(static_cast<int64>(unit) * samples);
+      }
+    }
+    if (guards && threadIdx.x == consumers) p.only[p.batch + blockIdx.x] = shared.redo;
+  }
+
+  // --- Consumers ---
+  static constexpr int first_turn_barrier = 8;
+
+  static __device__ __forceinline__ int lane_of(int e) { return threadIdx.x % 4 * 2 + e; }
+  static __device__ __forceinline__ int sample_of_lane(int e) { return lane_of(e) / row_groups; }
+  static __device__ __forceinline__ int first_row_of_lane(int e) {
+    return lane_of(e) % row_groups * lane_rows;
+  }
+
+  // Where core `core` of output position 0 lies, in units.
+  static constexpr __device__ int core_offset(int core) {
+    return ((core / (groups1 * groups2) * starts + core / groups2 % groups1 * core_rows * delta1) *
+                window_columns +
+            core % groups2 * core_columns * delta2) *
+           core_rows;
+  }
+
+  using Sums = float[columns * 4];
+
+  // All products of a plane.
+  __device__ __forceinline__ void multiply_plane(Sums& sums, uint32 weights, uint32 window) const {
+    constexpr uint32 weight_units = weight_blocks * 16;  // of a core
+    // Of lane 0, so that the compiler knows them to be the same in all lanes: descriptors are then computed
+    // once for a warp.
+    const uint32 first_a = __shfl_sync(0xffffffffu, warpgroup::descriptor(weights, weight_units), 0);
+    const uint32 first_b = __shfl_sync(0xffffffffu, warpgroup::descriptor(window, 0), 0);
+#pragma unroll
+    for (int step = 0; step < steps; ++step) {
+      const int core = 2 * step;
+      const uint32 distance = core + 1 < cores ? core_offset(core + 1) - core_offset(core) : 0;
+      const uint32 a = first_a + step * weight_parts * 2 * weight_units;
+      const uint32 b = first_b + (core_offset(core) | distance << 16);
+      Product::template multiply<8, core_rows * step2>(sums, a, b, step > 0 || !promotes);
+      if constexpr (weight_parts == 2)
+        Product::template multiply<8, core_rows * step2>(sums, a + 2 * weight_units, b, true);
+      if constexpr (input_parts == 2)
+        Product::template multiply<8, core_rows * step2>(sums, a, b + plane_units, true);
+    }
+  }
+
+  using MomentsPass = MomentsEpilogue<Convolution, Tail, Numbers>;
+  using ApplyPass = ApplyEpilogue<Convolution, Tail, Numbers>;
+
+  // A thread's sums of a plane: two channels (r) in two lanes (e), `Count` columns.
+  template <int Count, class State>
+  __device__ __forceinline__ void take(const ApplyPass& pass, State (&state)[2], const Sums& sums, int d,
+                                       int row, int column, const float (&unscale)[2],
+                                       const float (&bias)[2]) const {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int q1 = row + first_row_of_lane(e);
+      if (q1 >= C::output_size(1)) continue;
+      float h[2][Count];
+      int offset[Count];
+#pragma unroll
+      for (int k = 0; k < Count; ++k) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) h[r][k] = fmaf(sums[4 * k + 2 * r + e], unscale[r], bias[r]);
+        offset[k] = offset_of(d, q1, column + k);
+      }
+      pass.take(state[e], h, offset, All{});
+    }
+  }
+
+  // Moments take distances from the mean so far (at first from the first value): sums of one look at each
+  // value, of which none stays in a register. The mean moves little, so that what is subtracted at the end is
+  // small beside the sum of squares.
+  template <int Count, class State>
+  __device__ __forceinline__ void take(const MomentsPass& pass, State (&state)[2], const Sums& sums, int d,
+                                       int row, int column, const float (&unscale)[2],
+                                       const float (&bias)[2]) const {
+    using Before = typename Tail::Before;
+    float from[2][2], sum[2][2] = {}, squares[2][2] = {};
+    const auto value = [&](int e, int r, int k) {
+      // A lane without a row takes values of the last one, and keeps nothing of them.
+      const int q1 = row + first_row_of_lane(e);
+      typename Before::template Tensors<1> tensors;
+      tensors.load(p, element_index<Convolution, Tail, Numbers>(
+                          pass.n, state[e].slot[r],
+                          offset_of(d, q1 < C::output_size(1) ? q1 : static_cast<int>(C::output_size(1)) - 1,
+                                    column + k)));
+      return Before::value(fmaf(sums[4 * k + 2 * r + e], unscale[r], bias[r]), state[e].before[r].value[0],
+                           tensors, 0);
+    };
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float first = value(e, r, 0);
+        from[e][r] = state[e].count > 0.0f ? state[e].mean[r] : first;
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < Count; ++k) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const float distance = value(e, r, k) - from[e][r];
+          sum[e][r] += distance;
+          squares[e][r] = fmaf(distance, distance, squares[e][r]);
+        }
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const float total = state[e].count + Count;
+      const float weight = Count * pointwise::reciprocal_fast(total);
+      const float spread = state[e].count * weight;
+      const bool is_one = row + first_row_of_lane(e) < C::output_size(1);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float mean = sum[e][r] * (1.0f / Count);
+        const float m2 = fmaf(-sum[e][r], mean, squares[e][r]);
+        state[e].mean[r] = select(is_one, fmaf(mean, weight, from[e][r]), state[e].mean[r]);
+        state[e].m2[r] =
+            select(is_one, fmaf(mean * mean, spread, state[e].m2[r] + not_below_zero(m2)), state[e].m2[r]);
+      }
+      state[e].count = select(is_one, total, state[e].count);
+    }
+  }
+
+  // Never a branch: sums of the four would follow each other instead of hiding each other's latency.
+  static __device__ __forceinline__ float select(bool so, float a, float b) {
+    float result;
+    asm("{.reg .pred p; setp.ne.b32 p, %3, 0; selp.f32 %0, %1, %2, p;}"
+        : "=f"(result)
+        : "f"(a), "f"(b), "r"(static_cast<int>(so)));
+    return result;
+  }
+
+  // Rounding may leave a sum of squares below zero.
+  static __device__ __forceinline__ float not_below_zero(float x) { return x < 0.0f ? 0.0f : x; }
+
+  static __device__ __forceinline__ int offset_of(int d, int q1, int q2) {
+    return d * static_cast<int>(C::stride(2)) + q1 * static_cast<int>(C::stride(3)) +
+           q2 * static_cast<int>(C::stride(4));
+  }
+
+  // Planes that a warpgroup has multiplied.
+  struct Ring {
+    uint32 count = 0;
+
+    __device__ __forceinline__ uint32 slot() const { return count % planes; }
+    __device__ __forceinline__ uint32 parity() const { return count / planes % 2; }
+  };
+  static_assert(planes == 2 || planes == 4 || planes == 8);
+
+  // All tiles of a unit, `channel_tile` of its channels.
+  template <class Pass, class State>
+  __device__ __forceinline__ void consume(const Pass& pass, State (&state)[2], int channel_tile, Ring& ring,
+                                          const float (&unscale)[2], const float (&bias)[2]) const {
+    // The same in all lanes, and known to be by the compiler.
+    const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+    const uint32 turn_of_warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4 / channel_blocks, 0);
+    constexpr int across = 4 / tile_rows;  // warpgroups side by side
+    const uint32 weights = barrier::shared_address(shared.weight[channel_tile]);
+    const uint32 windows =
+        barrier::shared_address(shared.x[0][0]) +
+        (group / across * step1 * window_columns + group % across * columns * step2) * core_rows * 16;
+#pragma unroll 1
+    for (int tile = 0; tile < tiles; ++tile) {
+      const int row = tile / column_tiles * tile_rows + group / across;
+      const int column = tile % column_tiles * tile_columns + group % across * columns;
+      Sums sums;
+#pragma unroll
+      for (int i = 0; i < columns * 4; ++i) sums[i] = 0.0f;
+#pragma unroll 1
+      for (int q = 0; q < window_planes; ++q) {
+        barrier::wait(&shared.full[ring.slot()], ring.parity());
+        const uint32 turn = static_cast<uint32>(q + group) % taps0;
+        const uint32 a = weights + (taps0 - 1 - turn) * channel_blocks * 256;
+        const uint32 b = windows + ring.slot() * (input_parts * plane_units * 16);
+        // In turns: products of one warpgroup run while others finish outputs. All at once would also come to
+        // their outputs at once, and leave the tensor cores idle.
+        warpgroup::sync<256>(first_turn_barrier + group);
+        const auto pass_turn = [&] { warpgroup::arrive<256>(first_turn_barrier + (group + 1) % 4); };
+        if constexpr (promotes) {
+          Sums part;
+          warpgroup::fence();
+          multiply_plane(part, a, b);
+          warpgroup::commit();
+          pass_turn();
+          warpgroup::wait();
+#pragma unroll
+          for (int i = 0; i < columns * 4; ++i) sums[i] += part[i];
+        } else {
+          warpgroup::fence();
+          multiply_plane(sums, a, b);
+          warpgroup::commit();
+          pass_turn();
+          warpgroup::wait();
+        }
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) barrier::arrive(&shared.empty[ring.slot()]);
+        ++ring.count;
+        const bool ends = turn_of_warp == (turn + 1) % taps0;
+        if (ends) {
+          const int d = q - (taps0 - 1);
+          if (d >= 0 && row < lane_rows) {
+            constexpr int left = static_cast<int>(C::output_size(2)) % columns;
+            if (column + columns <= C::output_size(2)) {
+              take<columns>(pass, state, sums, d, row, column, unscale, bias);
+            } else if (left > 0 && column < C::output_size(2)) {
+              take<left == 0 ? columns : left>(pass, state, sums, d, row, column, unscale, bias);
+            }
+          }
+        }
+        Product::clear_where(sums, ends);
+      }
+    }
+  }
+
+  // A warp's moments, or sums, of its slots.
+  static constexpr int team = row_groups > 1 ? row_groups / 2 : 1;  // lanes that share a sample
+  __device__ __forceinline__ float* scratch_of(int slot) const {
+    return shared.scratch[threadIdx.x / 32][slot];
+  }
+
+  template <class State>
+  __device__ __forceinline__ void leave_moments(const State (&state)[2], const int (&slot)[2][2],
+                                                const bool (&in_range)[2]) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float count[2], mean[2], m2[2];
+      if constexpr (row_groups > 1) {
+        count[0] = lanes_sum<team>(state[0].count + state[1].count);
+        const float sum =
+            lanes_sum<team>(fmaf(state[0].count, state[0].mean[r], state[1].count * state[1].mean[r]));
+        mean[0] = count[0] > 0.0f ? sum / count[0] : 0.0f;
+        const float d0 = state[0].mean[r] - mean[0];
+        const float d1 = state[1].mean[r] - mean[0];
+        m2[0] = lanes_sum<team>(fmaf(state[0].count * d0, d0, state[0].m2[r]) +
+                                fmaf(state[1].count * d1, d1, state[1].m2[r]));
+      } else {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          count[e] = state[e].count;
+          mean[e] = state[e].mean[r];
+          m2[e] = state[e].m2[r];
+        }
+      }
+#pragma unroll
+      for (int e = 0; e < (row_groups > 1 ? 1 : 2); ++e) {
+        if (in_range[r] && threadIdx.x % team == 0) {
+          float* place = scratch_of(slot[e][r]);
+          place[0] = count[e];
+          place[1] = mean[e];
+          place[2] = m2[e];
+        }
+      }
+    }
+  }
+
+  template <class State>
+  __device__ __forceinline__ void leave_sums(const State (&state)[2], const int (&slot)[2][2],
+                                             const bool (&in_range)[2]) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float both = lanes_sum<team>(state[0].sum[r] + state[1].sum[r]);
+#pragma unroll
+      for (int e = 0; e < (row_groups > 1 ? 1 : 2); ++e) {
+        if (in_range[r] && threadIdx.x % team == 0)
+          scratch_of(slot[e][r])[0] = row_groups > 1 ? both : state[e].sum[r];
+      }
+    }
+  }
+
+  // For each warp that has values of a slot.
+  template <class Take>
+  __device__ __forceinline__ void for_each_part(int slot, Take&& take) const {
+    const int block = slot % C::channels / 16 % channel_blocks;
+#pragma unroll 1
+    for (int group = 0; group < 4; ++group) {
+#pragma unroll 1
+      for (int t = 0; t < taps0; ++t) take(shared.scratch[group * 4 + t * channel_blocks + block][slot]);
+    }
+  }
+
+  // By one warpgroup, when all have left their moments.
+  __device__ __forceinline__ void finish_moments(int64 n) const {
+    const int thread = threadIdx.x % 128;
+    for (int slot = thread; slot < Numbers::slots; slot += 128) {
+      Moments all;
+      for_each_part(slot, [&](const float* part) {
+        if (part[0] > 0.0f) all.merge(part[0], part[1], part[2]);
+      });
+      shared.moments[slot][0] = all.mean;
+      shared.moments[slot][1] = all.m2;
+    }
+    warpgroup::sync<128>(1 + threadIdx.x / 128);
+    constexpr int groups = Tail::channels / Tail::group_channels;
+    constexpr auto spatial = static_cast<float>(Tail::spatial);
+    for (int slab = thread; slab < samples * groups; slab += 128) {
+      if (n + slab / groups >= p.batch) break;
+      const float(*rows)[2] = shared.moments + slab * Tail::group_channels;
+      float mean = 0.0f;
+      for (int c = 0; c < Tail::group_channels; ++c) mean += rows[c][0];
+      mean *= 1.0f / Tail::group_channels;
+      float m2 = 0.0f;
+      for (int c = 0; c < Tail::group_channels; ++c) {
+        const float distance = rows[c][0] - mean;
+        m2 += fmaf(distance * distance, spatial, rows[c][1]);
+      }
+      const float rstd = 1.0f / sqrtf(m2 / (spatial * Tail::group_channels) + Tail::eps);
+      const int64 index = n * groups + slab;
+      p.statistics[2 * index] = mean;
+      p.statistics[2 * index + 1] = rstd;
+      if constexpr (Tail::mean_follows_norm) {
+        for (int c = 0; c < Tail::group_channels; ++c) {
+          const int channel = slab % groups * Tail::group_channels + c;
+          const float value =
+              fmaf((rows[c][0] - mean) * rstd, Tail::weight(p, channel), Tail::bias(p, channel));
+          store_one<typename Tail::Output>(p.output, index * Tail::group_channels + c, value);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void finish_mean(int64 n) const {
+    constexpr float per_element = 1.0f / static_cast<float>(Tail::spatial);
+    for (int slot = threadIdx.x % 128; slot < Numbers::slots; slot += 128) {
+      if (n + slot / Tail::channels >= p.batch) break;
+      float total = 0.0f;
+      for_each_part(slot, [&](const float* part) { total += part[0]; });
+      store_one<typename Tail::Output>(p.output, n * Tail::channels + slot, total * per_element);
+    }
+  }
+
+  // One pass over a unit. The warpgroup that comes last merges, the others go on.
+  template <bool is_first>
+  __device__ __forceinline__ void pass_over(int64 n, Ring& ring) const {
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32 % 4;
+    if constexpr (ends_may_meet) warpgroup::sync<consumers>(5);
+#pragma unroll 1
+    for (int tile = 0; tile < channel_tiles; ++tile) {
+      int slot[2][2];
+      bool in_range[2];
+      float unscale[2], bias[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int o = (tile * channel_blocks + warp % channel_blocks) * 16 + lane / 4 + r * 8;
+        unscale[r] = shared.unscale[o];
+        bias[r] = shared.bias[o];
+        in_range[r] = o < C::channels && warp < taps0 * channel_blocks;
+#pragma unroll
+        for (int e = 0; e < 2; ++e) slot[e][r] = sample_of_lane(e) * C::channels + (o < C::channels ? o : 0);
+      }
+      // The values of a channel that a sample beyond the batch would have are those of the last one.
+      const int64 last = p.batch - 1;
+      const auto within = [&](int s) { return n + s > last ? static_cast<int>(last - n) : s; };
+      int read[2][2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+          read[e][r] = within(slot[e][r] / C::channels) * C::channels + slot[e][r] % C::channels;
+      }
+      if constexpr (is_first) {
+        const MomentsPass pass{p, nullptr, n};
+        decltype(pass.begin(read[0], in_range)) state[2] = {pass.begin(read[0], in_range),
+                                                            pass.begin(read[1], in_range)};
+        consume(pass, state, tile, ring, unscale, bias);
+        leave_moments(state, slot, in_range);
+      } else {
+        const ApplyPass pass{p, nullptr, n};
+        decltype(pass.begin(read[0], in_range)) state[2] = {pass.begin(read[0], in_range),
+                                                            pass.begin(read[1], in_range)};
+        consume(pass, state, tile, ring, unscale, bias);
+        leave_sums(state, slot, in_range);
+      }
+    }
+    const int group = threadIdx.x / 128;
+    warpgroup::sync<128>(1 + group);
+    if (threadIdx.x % 128 == 0) {
+      __threadfence_block();
+      shared.group_is_last[group] = atomicAdd(&shared.arrived, 1u) % 4 == 3;
+      __threadfence_block();
+    }
+    warpgroup::sync<128>(1 + group);
+    if (shared.group_is_last[group]) {
+      if constexpr (is_first) {
+        finish_moments(n);
+      } else {
+        finish_mean(n);
+      }
+    }
+    if constexpr (is_first && two_passes) {
+      __threadfence();
+      warpgroup::sync<consumers>(5);
+    }
+  }
+
+  // Whether a warpgroup could come to the end of a unit while another still merges the one before: the ring
+  // keeps them less than `planes` planes apart.
+  static constexpr bool ends_may_meet = channel_tiles * tiles * window_planes <= planes;
+
+  __device__ __forceinline__ void run() const {
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < planes; ++i) {
+        barrier::initialise(&shared.full[i], producers / 32);
+        barrier::initialise(&shared.empty[i], consumer_warps);
+      }
+      shared.arrived = 0;
+      shared.redo = redo_none;
+    }
+    __syncthreads();
+    if constexpr (guards) {  // the counters of the launch that does samples again
+      for (int64 i = static_cast<int64>(blockIdx.x) * Numbers::threads + threadIdx.x; i < 4 * (p.batch + 1);
+           i += static_cast<int64>(gridDim.x) * Numbers::threads)
+        p.control[i] = 0;
+    }
+    for (int i = threadIdx.x; i < C::in_channels * samples; i += Numbers::threads)
+      shared.largest[i / samples][i % samples] = 0;
+    load_weights();
+    barrier::release_to_copies();
+    __syncthreads();
+    if (threadIdx.x < consumers) {
+      warpgroup::take_registers<Numbers::consumer_registers>();
+      if (threadIdx.x / 128 == 3)
+        warpgroup::arrive<256>(first_turn_barrier);  // the first turn is the first's
+      Ring ring;
+#pragma unroll 1
+      for (int64 n = static_cast<int64>(blockIdx.x) * samples; n < p.batch;
+           n += static_cast<int64>(gridDim.x) * samples) {
+        if constexpr (Tail::has_norm) pass_over<true>(n, ring);
+        if constexpr (!Tail::mean_follows_norm) pass_over<false>(n, ring);
+      }
+      if (threadIdx.x < 128) warpgroup::sync<256>(first_turn_barrier);  // the last turn is nobody's
+    } else {
+      warpgroup::give_registers<Numbers::producer_registers>();
+      produce();
+    }
+  }
+};
+
+}  // namespace onepass

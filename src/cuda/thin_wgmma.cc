@@ -1,0 +1,322 @@
+// The row "thin_wgmma": a thin convolution whose block ends in a mean, by warpgroup products of sm_90a. An
+// input plane is multiplied by all taps of the first dimension at once; only means leave the chip.
+#include <algorithm>
+#include <optional>
+#include <sstream>
+
+#include "cuda/thin.h"
+
+namespace onepass {
+namespace cuda {
+namespace {
+
+constexpr int64_t lanes = 8;
+constexpr int64_t groups = 4;       // warpgroups that multiply
+constexpr int64_t consumers = 512;  // their threads
+constexpr int64_t producers = 128;  // threads that load
+constexpr int64_t block_rows = 16;  // of the accumulators: a warp's
+constexpr int64_t product_blocks = 4;
+
+// How a unit (8 / row_groups samples) is cut into tiles; nothing here depends on the batch.
+struct WgmmaNumbers {
+  int64_t row_groups = lanes;  // lanes of a sample
+  int64_t lane_rows = 1;       // output rows of a lane
+  int64_t tile_rows = groups;  // of a lane, in a tile: 1, 2 or 4
+  int64_t columns = 1;         // of a warpgroup
+  int64_t column_tiles = 1;
+  int64_t tiles = 1;
+  int64_t core_rows = 1;  // taps of the middle dimension in eight terms
+  int64_t core_columns = lanes;
+  int64_t starts = 1;  // rows of the window that a core begins at
+  int64_t window_columns = 1;
+  int64_t planes = 4;  // of the ring
+  int64_t channel_blocks = 1;
+  int64_t input_parts = 1;
+  int64_t weight_parts = 1;
+  int64_t slots = 1;
+  int64_t shared_bytes = 0;
+  double clocks = 0;  // of a sample's pass
+
+  WgmmaNumbers(const Problem& problem, const ThinShape& shape) {
+    const auto& [outer, middle, last] = shape.axes;
+    if (problem.input.dtype == DType::f32) {
+      weight_parts = 2;
+      input_parts = problem.precision == Precision::tf32 ? 1 : 2;
+    }
+    channel_blocks =
+        std::min(divide_up(shape.channels, block_rows), std::max<int64_t>(1, product_blocks / outer.kernel));
+    choose_core(shape);
+    WgmmaNumbers best = *this;  // of those that fit; the last one tried is the smallest
+    bool any = false;
+    const int64_t most_bytes = gpu_of(problem.device).shared_bytes_per_block;
+    for (const int64_t of_sample : {8, 4, 2, 1}) {
+      for (const int64_t rows : {4, 2, 1}) {
+        const int64_t most = input_parts == 2 ? 10 : 15;  // accumulators that registers have room for
+        for (int64_t width = std::min(most, last.out); width >= 1; --width) {
+          WgmmaNumbers other = *this;
+          other.cut(shape, problem.input.dtype == DType::f32 ? 4 : 2, of_sample, rows, width);
+          const bool fits = other.shared_bytes <= most_bytes && other.copies(shape) <= 32;
+          // A unit of one sample is the smallest: others gain only where that wastes rows.
+          other.clocks *= 1.0 + 0.1 * static_cast<double>(other.samples() - 1);
+          if (fits ? !any || other.clocks < best.clocks : !any) best = other;
+          any |= fits;
+        }
+      }
+    }
+    *this = best;
+  }
+
+  int64_t samples() const { return lanes / row_groups; }
+  int64_t threads() const { return consumers + producers; }
+  int64_t products() const { return weight_parts + input_parts - 1; }
+
+  // Whether samples may have to be done again: f32 elements may not be halves, and what is not finite must
+  // not be multiplied by the zeros that fill up a product.
+  bool guards(const Problem& problem, const ThinShape& shape) const {
+    const auto& [outer, middle, last] = shape.axes;
+    const int64_t cores =
+        shape.in_channels * divide_up(middle.kernel, core_rows) * divide_up(last.kernel, core_columns);
+    return problem.input.dtype == DType::f32 || middle.kernel % core_rows != 0 ||
+           last.kernel % core_columns != 0 || cores % 2 != 0;
+  }
+
+  // Of a unit in a plane, as bits of a word.
+  int64_t copies(const ThinShape& shape) const {
+    const ThinAxis& middle = shape.axes[1];
+    const int64_t rows = starts + (core_rows - 1) * middle.delta;
+    return (1 + (rows - 1) / (lane_rows * middle.step)) * core_rows;
+  }
+
+  // The fewest cores, then the fewest rows of one: each is kept once more. Columns of a core are neighbours.
+  void choose_core(const ThinShape& shape) {
+    const auto& [outer, middle, last] = shape.axes;
+    const auto cores = [&](int64_t rows) {
+      return divide_up(middle.kernel, rows) * divide_up(last.kernel, lanes / rows);
+    };
+    core_rows = last.delta == 1 ? 1 : lanes;
+    for (int64_t rows = core_rows; rows <= lanes; rows *= 2) {
+      if (cores(rows) < cores(core_rows)) core_rows = rows;
+    }
+    core_columns = lanes / core_rows;
+  }
+
+  void cut(const ThinShape& shape, int64_t bytes, int64_t of_sample, int64_t rows, int64_t width) {
+    const auto& [outer, middle, last] = shape.axes;
+    row_groups = of_sample;
+    lane_rows = divide_up(middle.out, row_groups);
+    tile_rows = rows;
+    columns = width;
+    const int64_t tile_columns = columns * groups / tile_rows;
+    column_tiles = divide_up(last.out, tile_columns);
+    tiles = column_tiles * divide_up(lane_rows, tile_rows);
+    const int64_t middle_cores = divide_up(middle.kernel, core_rows);
+    const int64_t last_cores = divide_up(last.kernel, core_columns);
+    starts = (tile_rows - 1) * middle.step + (middle_cores - 1) * core_rows * middle.delta + 1;
+    window_columns = (tile_columns - 1) * last.step + (last_cores * core_columns - 1) * last.delta + 1;
+    slots = samples() * shape.channels;
+    const int64_t cores = shape.in_channels * middle_cores * last_cores;
+    const int64_t steps = divide_up(cores, 2);
+    const int64_t plane_units = shape.in_channels * starts * window_columns * core_rows;
+    const int64_t channel_tiles = divide_up(shape.channels, block_rows * channel_blocks);
+    const int64_t weight_rows = ((outer.kernel - 1) * channel_blocks + product_blocks) * block_rows;
+    const int64_t weight_units = channel_tiles * steps * weight_parts * 2 * weight_rows;
+    shared_bytes = 16 * (planes * input_parts * plane_units + weight_units) + 16 * planes +
+                   4 * (2 * channel_tiles * channel_blocks * block_rows + (consumers / 32 * 3 + 2) * slots +
+                        shape.in_channels * samples()) +
+                   32;
+    // Of a plane: products (a warpgroup's takes 4 clocks a column, or what reading A and B takes), one
+    // warp's outputs of it (8 instructions each) and the loads of its scheduler, or bytes from the
+    // second-level cache (20 a clock).
+    const int64_t product_clocks = std::max(4 * columns, 16 + 2 * columns);
+    const int64_t window_rows = std::min(starts + (core_rows - 1) * middle.delta, lane_rows * middle.step);
+    const int64_t units = shape.in_channels * window_rows * window_columns;
+    const int64_t plane_clocks =
+        std::max({steps * products() * groups * product_clocks,
+                  8 * 4 * columns + divide_up(units, producers) * 100, units * lanes * bytes / 20}) +
+        50;
+    clocks = static_cast<double>(channel_tiles * tiles * (outer.out + outer.kernel - 1) * plane_clocks) /
+             static_cast<double>(samples());
+  }
+
+  std::string source() const {
+    return Constants()
+        .add("threads", threads())
+        .add("consumers", consumers)
+        .add("producers", producers)
+        .add("warps", consumers / 32)
+        .add("consumer_registers", 104)
+        .add("producer_registers", 64)
+        .add("row_groups", row_groups)
+        .add("lane_rows", lane_rows)
+        .add("tile_rows", tile_rows)
+        .add("columns", columns)
+        .add("column_tiles", column_tiles)
+        .add("tiles", tiles)
+        .add("core_rows", core_rows)
+        .add("core_columns", core_columns)
+        .add("starts", starts)
+        .add("window_columns", window_columns)
+        .add("planes", planes)
+        .add("channel_blocks", channel_blocks)
+        .add("input_parts", input_parts)
+        .add("weight_parts", weight_parts)
+        .add("slots", slots)
+        .numbers();
+  }
+};
+
+// D (64 x 8 columns) = A (64 x 16, rows of K) B (16 x 8 columns, rows of N) (+ D).
+std::string product_source(int64_t columns, DType type) {
+  const std::string half = type == DType::bf16 ? "bf16" : "f16";
+  const int64_t count = 4 * columns;
+  std::ostringstream out;
+  out << "struct Product {\n"
+      << "  template <unsigned upper_a, unsigned upper_b>\n"
+      << "  static __device__ __forceinline__ void multiply(float (&d)[" << count
+      << "], unsigned a, unsigned b, bool accumulates) {\n"
+      << "    asm volatile(\"{.reg .pred p; .reg .b64 a, b; setp.ne.b32 p, %" << count + 2
+      << ", 0; mov.b64 a, {%" << count << ", %" << count + 3 << "}; mov.b64 b, {%" << count + 1 << ", %"
+      << count + 4 << "}; wgmma.mma_async.sync.aligned.m64n" << 8 * columns << "k16.f32." << half << '.'
+      << half << " {";
+  for (int64_t i = 0; i < count; ++i) out << (i > 0 ? ", %" : "%") << i;
+  out << "}, a, b, p, 1, 1, 0, 1;}\"\n        : ";
+  for (int64_t i = 0; i < count; ++i) out << (i > 0 ? ", " : "") << "\"+f\"(d[" << i << "])";
+  out << "\n        : \"r\"(a), \"r\"(b), \"r\"(static_cast<int>(accumulates)), \"n\"(upper_a), "
+         "\"n\"(upper_b));\n  }\n";
+  // `so` is the same for a warp. bra.uni says it, for products are serialised where their accumulators are
+  // written on a path that the compiler takes for divergent. The grid has one dimension: a zero that the
+  // compiler does not know, for it would move a constant twice.
+  out << "  static __device__ __forceinline__ void clear_where(float (&d)[" << count << "], bool so) {\n"
+      << "    const float zero = __uint_as_float(gridDim.y - 1);\n"
+      << "    asm volatile(\"{.reg .pred p; setp.eq.b32 p, %" << count << ", 0; @p bra.uni kept_%=; ";
+  for (int64_t i = 0; i < count; ++i) out << "mov.f32 %" << i << ", %" << count + 1 << "; ";
+  out << "kept_%=: }\"\n        : ";
+  for (int64_t i = 0; i < count; ++i) out << (i > 0 ? ", " : "") << "\"+f\"(d[" << i << "])";
+  out << "\n        : \"r\"(static_cast<int>(so)), \"f\"(zero));\n  }\n};\n";
+  return out.str();
+}
+
+class ThinWgmma final : public Kernel {
+ public:
+  explicit ThinWgmma(const Problem& problem)
+      : problem_(problem),
+        shape_(problem),
+        numbers_(problem, shape_),
+        function_(
+            source(), problem.device,
+            {1, static_cast<uint32_t>(numbers_.threads()), 1, static_cast<uint32_t>(numbers_.shared_bytes)}) {
+    blocks_ = clamp(divide_up(shape_.batch, numbers_.samples()), 1, function_.resident_clusters());
+    if (numbers_.guards(problem, shape_)) {
+      redo_.emplace(problem);
+      marks_ = regions_.add((shape_.batch + blocks_) * 4);
+    }
+    statistics_ = regions_.add(when(shape_.parts.norm, shape_.slabs() * 2 * 4));
+  }
+
+  size_t workspace_bytes() const override {
+    return static_cast<size_t>(regions_.total().value()) + (redo_ ? redo_->workspace_bytes() : 0);
+  }
+
+  std::string describe() const override {
+    std::ostringstream out;
+    out << "convolution: " << shape_.terms() << " terms, " << numbers_.products()
+        << " products of 16-bit parts\n"
+        << "tile: " << numbers_.samples() << " samples, " << numbers_.row_groups << " x "
+        << numbers_.tile_rows << " rows, " << numbers_.columns * groups / numbers_.tile_rows << " columns, "
+        << numbers_.tiles << " tiles a unit\n"
+        << "blocks: " << describe_blocks(blocks_, function_) << "passes: " << shape_.passes() << '\n'
+        << (redo_ ? "then: thin_cores for samples that f16 has no room for\n" : "")
+        << "workspace: " << workspace_bytes() << " bytes\n";
+    return out.str();
+  }
+
+  void launch(const Arguments& arguments, void* workspace, Stream stream) const override {
+    if (shape_.batch == 0) return;
+    void* marks = redo_ ? at(workspace, marks_) : nullptr;
+    void* redo_workspace = redo_ ? at(workspace, Region{regions_.total(), 0}) : nullptr;
+    Words words;
+    words.add(arguments.input);
+    words.add(arguments.output);
+    words.add(arguments.statistics ? static_cast<void*>(arguments.statistics) : at(workspace, statistics_));
+    words.add(redo_ ? redo_->control(redo_workspace) : nullptr);
+    words.add(nullptr);  // parts
+    words.add(nullptr);  // sums
+    words.add(marks);
+    words.add(nullptr);  // guard
+    words.add(shape_.batch);
+    words.add(1);  // a unit a wave
+    words.add(blocks_);
+    words.add(arguments.parameters);
+    words.launch(function_, stream, blocks_);
+    if (redo_) redo_->launch_marked(arguments, redo_workspace, marks, blocks_, stream);
+  }
+
+ private:
+  Source source() const {
+    const std::string agent = "onepass::Rotating<onepass::Convolution, onepass::Tail, Numbers, Product>";
+    return {"onepass_thin_wgmma",
+            "#include \"thin_wgmma.cuh\"\n" + tail_source(problem_) + thin_source(problem_, shape_) +
+                numbers_.source() + product_source(numbers_.columns, problem_.input.dtype) +
+                "using Agent = " + agent +
+                ";\n"
+                "static_assert(sizeof(Agent::Shared) <= " +
+                std::to_string(numbers_.shared_bytes) +
+                ");\n"
+                "extern \"C\" __global__ void __launch_bounds__(" +
+                std::to_string(numbers_.threads()) +
+                ", 1) onepass_thin_wgmma(const __grid_constant__ Agent::Parameters p) {\n"
+                "  extern __shared__ __align__(128) unsigned char bytes[];\n"
+                "  Agent{p, *reinterpret_cast<Agent::Shared*>(bytes)}.run();\n"
+                "}\n"};
+  }
+
+  Problem problem_;
+  ThinShape shape_;
+  WgmmaNumbers numbers_;
+  Function function_;
+  std::optional<ThinCores> redo_;
+  Number blocks_ = 1;
+  Regions regions_;
+  Region marks_, statistics_;
+};
+
+std::string refusal(const Problem& problem) {
+  std::string reason = thin_refusal(problem);
+  if (!reason.empty()) return reason;
+  const Gpu& gpu = gpu_of(problem.device);
+  if (gpu.compute_major != 9) return "warpgroup products are of sm_90a alone";
+  if (!problem.block.has_mean()) return "the block does not end in a mean";
+  if (problem.block.conv()->transposed) return "the convolution is transposed";
+  if (problem.parameters[0].dtype != problem.input.dtype) return "the weights are of another type than x";
+  const ThinShape shape(problem);
+  const ThinAxis& outer = shape.axes[0];
+  if (outer.step != 1 || outer.delta != 1) return "the first dimension has a stride or dilation";
+  if (outer.kernel > product_blocks) return "more than four taps in the first dimension";
+  const WgmmaNumbers numbers(problem, shape);
+  if (numbers.copies(shape) > 32) return "a row of the window is part of too many others";
+  if (numbers.shared_bytes > gpu.shared_bytes_per_block) {
+    return "a window and the weights take " + std::to_string(numbers.shared_bytes) +
+           " bytes of shared memory";
+  }
+  return ThinCores::refusal(problem);
+}
+
+double seconds(const Problem& problem, const PlanOptions&) {
+  const ThinShape shape(problem);
+  const WgmmaNumbers numbers(problem, shape);
+  const Gpu& gpu = gpu_of(problem.device);
+  const double hertz = gpu.flops / (256.0 * gpu.multiprocessors);
+  const int64_t units = divide_up(shape.batch.value(), numbers.samples() * gpu.multiprocessors);
+  return 1.5e-5 + shape.passes() * static_cast<double>(units * numbers.samples()) * numbers.clocks / hertz;
+}
+
+}  // namespace
+}  // namespace cuda
+
+extern const Strategy cuda_thin_wgmma{
+    "thin_wgmma", cuda::refusal, cuda::seconds,
+    [](const Problem& problem, const PlanOptions&) -> std::shared_ptr<const Kernel> {
+      return std::make_shared<const cuda::ThinWgmma>(problem);
+    }};
+
+}  // namespace onepass

@@ -48,10 +48,12 @@ struct WgmmaNumbers {
     choose_core(shape);
     WgmmaNumbers best = *this;  // of those that fit; the last one tried is the smallest
     bool any = false;
+    // Accumulators that registers have room for, beside values of channels and a norm's.
+    const int64_t most =
+        (input_parts == 2 ? 10 : 15) - (shape.passes() == 2 ? 3 : 0) - (shape.parts.has_operands() ? 3 : 0);
     const int64_t most_bytes = gpu_of(problem.device).shared_bytes_per_block;
     for (const int64_t of_sample : {8, 4, 2, 1}) {
       for (const int64_t rows : {4, 2, 1}) {
-        const int64_t most = input_parts == 2 ? 10 : 15;  // accumulators that registers have room for
         for (int64_t width = std::min(most, last.out); width >= 1; --width) {
           WgmmaNumbers other = *this;
           other.cut(shape, problem.input.dtype == DType::f32 ? 4 : 2, of_sample, rows, width);

@@ -515,6 +515,8 @@ struct Rotating {
 
   // --- Consumers ---
   static constexpr int first_turn_barrier = 8;
+  // With one tap in the first dimension every plane is an output: its first product does not accumulate.
+  static constexpr bool begins_always = taps0 == 1;
 
   static __device__ __forceinline__ int lane_of(int e) { return threadIdx.x % 4 * 2 + e; }
   static __device__ __forceinline__ int sample_of_lane(int e) { return lane_of(e) / row_groups; }
@@ -545,7 +547,7 @@ struct Rotating {
       const uint32 distance = core + 1 < cores ? core_offset(core + 1) - core_offset(core) : 0;
       const uint32 a = first_a + step * weight_parts * 2 * weight_units;
       const uint32 b = first_b + (core_offset(core) | distance << 16);
-      Product::template multiply<8, core_rows * step2>(sums, a, b, step > 0 || !promotes);
+      Product::template multiply<8, core_rows * step2>(sums, a, b, step > 0 || !(promotes || begins_always));
       if constexpr (weight_parts == 2)
         Product::template multiply<8, core_rows * step2>(sums, a + 2 * weight_units, b, true);
       if constexpr (input_parts == 2)
@@ -678,8 +680,10 @@ struct Rotating {
       const int row = tile / column_tiles * tile_rows + group / across;
       const int column = tile % column_tiles * tile_columns + group % across * columns;
       Sums sums;
+      if constexpr (!begins_always) {
 #pragma unroll
-      for (int i = 0; i < columns * 4; ++i) sums[i] = 0.0f;
+        for (int i = 0; i < columns * 4; ++i) sums[i] = 0.0f;
+      }
 #pragma unroll 1
       for (int q = 0; q < window_planes; ++q) {
         barrier::wait(&shared.full[ring.slot()], ring.parity());
@@ -698,7 +702,7 @@ struct Rotating {
           pass_turn();
           warpgroup::wait();
 #pragma unroll
-          for (int i = 0; i < columns * 4; ++i) sums[i] += part[i];
+          for (int i = 0; i < columns * 4; ++i) sums[i] = begins_always ? part[i] : sums[i] + part[i];
         } else {
           warpgroup::fence();
           multiply_plane(sums, a, b);
@@ -721,7 +725,7 @@ struct Rotating {
             }
           }
         }
-        Product::clear_where(sums, ends);
+        if constexpr (!begins_always) Product::clear_where(sums, ends);
       }
     }
   }

@@ -534,25 +534,32 @@ struct Rotating {
 
   using Sums = float[columns * 4];
 
-  // All products of a plane.
-  __device__ __forceinline__ void multiply_plane(Sums& sums, uint32 weights, uint32 window) const {
+  // All products of a plane. Warpgroups multiply in turns: products of one run while others finish outputs.
+  // All at once would also come to their outputs at once, and leave the tensor cores idle. A turn is passed
+  // on two products before its end, which is as long as the next one takes to begin.
+  __device__ __forceinline__ void multiply_plane(Sums& sums, uint32 weights, uint32 window, int group) const {
     constexpr uint32 weight_units = weight_blocks * 16;  // of a core
+    constexpr int products = weight_parts + input_parts - 1;
+    constexpr int last_own = steps * products > 2 ? steps * products - 2 : 0;
     // Of lane 0, so that the compiler knows them to be the same in all lanes: descriptors are then computed
     // once for a warp.
     const uint32 first_a = __shfl_sync(0xffffffffu, warpgroup::descriptor(weights, weight_units), 0);
     const uint32 first_b = __shfl_sync(0xffffffffu, warpgroup::descriptor(window, 0), 0);
+    warpgroup::sync<256>(first_turn_barrier + group);
+    warpgroup::fence();
 #pragma unroll
-    for (int step = 0; step < steps; ++step) {
-      const int core = 2 * step;
+    for (int i = 0; i < steps * products; ++i) {
+      const int core = 2 * (i / products);
+      const int part = i % products;  // of the weights, then of the input
       const uint32 distance = core + 1 < cores ? core_offset(core + 1) - core_offset(core) : 0;
-      const uint32 a = first_a + step * weight_parts * 2 * weight_units;
-      const uint32 b = first_b + (core_offset(core) | distance << 16);
-      Product::template multiply<8, core_rows * step2>(sums, a, b, step > 0 || !(promotes || begins_always));
-      if constexpr (weight_parts == 2)
-        Product::template multiply<8, core_rows * step2>(sums, a + 2 * weight_units, b, true);
-      if constexpr (input_parts == 2)
-        Product::template multiply<8, core_rows * step2>(sums, a, b + plane_units, true);
+      const uint32 a = first_a + (i / products * weight_parts + (part == 1 && weight_parts == 2 ? 1 : 0)) *
+                                     2 * weight_units;
+      const uint32 b = first_b + (core_offset(core) | distance << 16) + (part == 2 ? plane_units : 0);
+      if (i == last_own) warpgroup::arrive<256>(first_turn_barrier + (group + 1) % 4);
+      Product::template multiply<8, core_rows * step2>(sums, a, b, i > 0 || !(promotes || begins_always));
     }
+    warpgroup::commit();
+    warpgroup::wait();
   }
 
   using MomentsPass = MomentsEpilogue<Convolution, Tail, Numbers>;
@@ -690,25 +697,13 @@ struct Rotating {
         const uint32 turn = static_cast<uint32>(q + group) % taps0;
         const uint32 a = weights + (taps0 - 1 - turn) * channel_blocks * 256;
         const uint32 b = windows + ring.slot() * (input_parts * plane_units * 16);
-        // In turns: products of one warpgroup run while others finish outputs. All at once would also come to
-        // their outputs at once, and leave the tensor cores idle.
-        warpgroup::sync<256>(first_turn_barrier + group);
-        const auto pass_turn = [&] { warpgroup::arrive<256>(first_turn_barrier + (group + 1) % 4); };
         if constexpr (promotes) {
           Sums part;
-          warpgroup::fence();
-          multiply_plane(part, a, b);
-          warpgroup::commit();
-          pass_turn();
-          warpgroup::wait();
+          multiply_plane(part, a, b, group);
 #pragma unroll
           for (int i = 0; i < columns * 4; ++i) sums[i] = begins_always ? part[i] : sums[i] + part[i];
         } else {
-          warpgroup::fence();
-          multiply_plane(sums, a, b);
-          warpgroup::commit();
-          pass_turn();
-          warpgroup::wait();
+          multiply_plane(sums, a, b, group);
         }
         __syncwarp();
         if (threadIdx.x % 32 == 0) barrier::arrive(&shared.empty[ring.slot()]);

@@ -176,12 +176,13 @@ double seconds(const Problem& problem, const PlanOptions&) {
   const Gpu& gpu = gpu_of(problem.device);
   const auto& [outer, middle, last] = shape.axes;
   const auto up = [](int64_t a, int64_t b) { return static_cast<double>(divide_up(a, b) * b); };
-  const double products = static_cast<double>(numbers.weight_parts + numbers.input_parts - 1);
+  // Three products with one column at a time take as long as 4.5 of those with two.
+  const double products = numbers.input_parts == 2 ? 4.5 : static_cast<double>(numbers.weight_parts);
   const double terms =
       up(shape.in_channels * outer.kernel * last.kernel, 16) * static_cast<double>(middle.kernel);
   const double outputs = up(shape.batch, samples) * up(shape.channels, 16) * static_cast<double>(outer.out) *
                          up(middle.out, numbers.rows) * up(last.out, numbers.columns);
-  // H200, s27: 0.35 ms with one product, 0.46 with two, 0.63 with three. A product of 16 x 8 x 16 takes
+  // H200, s27: 0.35 ms with one product, 0.46 with two, 0.70 with three. A product of 16 x 8 x 16 takes
   // a multiprocessor 1.5 clocks (2048 multiply-adds).
   const double rate = 10.2 * gpu.flops / 2;  // multiply-adds a second
   const double other = 1.1e-12;              // seconds an output

@@ -126,16 +126,16 @@ struct WgmmaNumbers {
                    4 * (2 * channel_tiles * channel_blocks * block_rows + (consumers / 32 * 3 + 2) * slots +
                         shape.in_channels * samples()) +
                    32;
-    // Of a plane: products (a warpgroup's takes 4 clocks a column, or what reading A and B takes), one
-    // warp's outputs of it (8 instructions each) and the loads of its scheduler, or bytes from the
-    // second-level cache (20 a clock).
+    // Of a plane: products (a warpgroup's takes 4 clocks a column, or what reading A and B takes) and, not
+    // hidden behind them, the outputs that one warp of each scheduler finishes: 22 clocks each, and 18 where
+    // parts of sums are added up; or bytes from the second-level cache (20 a clock). H200, s27: 0.36 ms with
+    // two products, 0.29 with one, 0.60 with three.
     const int64_t product_clocks = std::max(4 * columns, 16 + 2 * columns);
     const int64_t window_rows = std::min(starts + (core_rows - 1) * middle.delta, lane_rows * middle.step);
     const int64_t units = shape.in_channels * window_rows * window_columns;
+    const int64_t output_clocks = (input_parts == 2 ? 40 : 22) * 4 * columns;
     const int64_t plane_clocks =
-        std::max({steps * products() * groups * product_clocks,
-                  8 * 4 * columns + divide_up(units, producers) * 100, units * lanes * bytes / 20}) +
-        50;
+        std::max(steps * products() * groups * product_clocks + output_clocks, units * lanes * bytes / 20);
     clocks = static_cast<double>(channel_tiles * tiles * (outer.out + outer.kernel - 1) * plane_clocks) /
              static_cast<double>(samples());
   }

@@ -112,6 +112,18 @@ const std::vector<Kernel>& kernels() {
        "conv1d(4,5,k=9,d=2) | sigmoid | channel_mul(per=sample) | group_norm(5) | gelu @ 8x4x9000 f16",
        tuned},
       {"thin_mma", "conv_transpose2d(6,20,k=4,s=2,p=1) | relu @ 8x6x33x35", tuned},
+      // Units held in registers and computed twice, weights that stay and that stream, both ways to share a
+      // tile; one tap, channels that fill nothing, groups across tiles, a mean, tensors that stages read.
+      {"gemm_wgmma", "conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 128x64x256x256 tf32", tuned},
+      {"gemm_wgmma", "conv_transpose3d(64,128,k=3,bias=false) | relu | group_norm(8) @ 16x64x32x32x32 tf32",
+       tuned},
+      {"gemm_wgmma", "conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 128x64x256x256 bf16", tuned},
+      {"gemm_wgmma", "conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 128x64x256x256", tuned},
+      {"gemm_wgmma", "conv2d(320,320,k=3,p=1) | silu | group_norm(32) @ 4x320x64x64 f16", tuned},
+      {"gemm_wgmma", "conv3d(32,40,k=3,p=1) | leaky_relu | instance_norm @ 2x32x96x96x96 tf32", tuned},
+      {"gemm_wgmma", "conv2d(64,128,k=3,s=2,p=1) | relu | group_norm(8) @ 8x64x65x66 tf32", tuned},
+      {"gemm_wgmma", "conv2d(17,70,k=1) | residual_add | group_norm(7) | gelu | mean @ 4x17x33x35 bf16 nhwc",
+       tuned},
       {"direct", "conv_transpose3d(3,16,k=3,s=2,p=1) @ 8x3x16x32x32", all},
       {"direct", "conv2d(64,32,k=3,p=same,d=2,groups=4,bias=false) @ 8x64x33x35 bf16 nhwc", tuned},
   };
@@ -136,8 +148,9 @@ const std::map<std::string, Assembled> limits{
     {"thin_wgmma", {96, 512}},               // 640, of which those that multiply have 104
     {"thin_cores", {128, 16}},               // 512
     {"thin_backward", {255, 384}},           // 256, or 512; spilled outside the loops over products
-    {"thin_mma", {128, 704}},  // 512; nothing in the loops: tickets, addresses, calls of careful tiles
-    {"direct", {64, 0}},       // 1,024
+    {"thin_mma", {128, 704}},     // 512; nothing in the loops: tickets, addresses, calls of careful tiles
+    {"gemm_wgmma", {168, 1536}},  // 384; once a tile: places of a row in outputs that are not contiguous
+    {"direct", {64, 0}},          // 1,024
 };
 
 // The number that stands before `words` where they first follow one; -1 where they never do.
@@ -203,7 +216,7 @@ TEST(CudaKernels, EveryRowIsCompiledForEveryArchitectureItTakes) {
   EXPECT_EQ(all, cuda::known_architectures());
   for (const std::string& row : rows) {
     EXPECT_TRUE(limits.contains(row)) << row;
-    const std::vector<std::string>& wanted = row == "thin_wgmma" ? tuned
+    const std::vector<std::string>& wanted = row == "thin_wgmma" || row == "gemm_wgmma" ? tuned
                                              : row == "tail_staged" || row == "tail_backward_resident"
                                                  ? with_clusters
                                                  : all;
@@ -286,6 +299,15 @@ TEST(CudaKernels, RowsRefuseArchitecturesTheyDoNotHave) {
     expect_refusal("thin_mma", "conv2d(3,8) @ 2x3x9x9 f32 nhwc", architecture, "dense");
     expect_refusal("thin_mma", "conv2d(3,65) @ 2x3x9x9", architecture, "more than 64 output channels");
     expect_refusal("thin_mma", "conv_transpose3d(1,64,k=2,s=4) @ 2x1x9x9x9", architecture, "eight cells");
+    expect_refusal("gemm_wgmma", "relu @ 2x3x4x5", architecture, "no convolution");
+    expect_refusal("gemm_wgmma", "conv2d(32,32,groups=2) @ 2x32x9x9", architecture, "has groups");
+    if (architecture != "sm_90a") {
+      expect_refusal("gemm_wgmma", "conv2d(32,32) @ 2x32x9x9 tf32", architecture, "it needs wgmma");
+    } else {
+      expect_refusal("gemm_wgmma", "conv2d(8,32) @ 2x8x9x9 tf32", architecture, "fewer than 16 channels");
+      expect_refusal("gemm_wgmma", "conv_transpose2d(32,32,s=2) @ 2x32x9x9 tf32", architecture,
+                     "has a stride");
+    }
     expect_refusal("direct", "relu @ 2x3x4x5 f64", architecture, "f64");
   }
 }

@@ -110,6 +110,7 @@ struct ExportedKernel {
   uint32_t threads = 0;
   uint32_t cluster = 1;       // blocks
   uint32_t shared_bytes = 0;  // dynamic
+  bool cooperative = false;   // blocks wait for each other: they must run at the same time
   std::string resident;       // the clusters (blocks, where the cluster is 1) that a GPU runs at a time
 };
 struct ExportedStep {

@@ -49,6 +49,7 @@ std::string json(const cuda::ExportedKernel& kernel) {
          ", \"threads\": " + std::to_string(kernel.threads) +
          ", \"cluster\": " + std::to_string(kernel.cluster) +
          ", \"shared_bytes\": " + std::to_string(kernel.shared_bytes) +
+         ", \"cooperative\": " + (kernel.cooperative ? "true" : "false") +
          ", \"resident\": " + quoted(kernel.resident) + "}";
 }
 

@@ -22,8 +22,10 @@ using CudaResult = int;
 inline constexpr CudaResult cuda_success = 0;
 inline constexpr CudaResult cuda_out_of_memory = 2;
 
-// CUlaunchAttribute with the one value used, the size of a cluster.
+// CUlaunchAttribute with the values used: the size of a cluster, or that blocks run at the same time (x is
+// 1).
 struct LaunchAttribute {
+  static constexpr int cooperative = 2;
   static constexpr int cluster_dimension = 4;
   int id = cluster_dimension;
   int padding = 0;

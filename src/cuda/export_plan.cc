@@ -135,7 +135,7 @@ ExportedPlan text_of(const std::string& strategy, const Recording& recording, co
   plan.workspace_bytes = texts.text(workspace_bytes);
   for (const Recording::Kernel& kernel : recording.kernels()) {
     plan.kernels.push_back({kernel.source.name, kernel.source.text, kernel.threads, kernel.cluster,
-                            kernel.shared_bytes, kernel.resident});
+                            kernel.shared_bytes, kernel.cooperative, kernel.resident});
   }
   for (const Recording::Step& step : recording.steps()) {
     ExportedStep text{

@@ -18,14 +18,15 @@ namespace {
 // The largest cluster every GPU with clusters takes.
 constexpr uint32_t portable_cluster = 8;
 
-LaunchConfig config_of(const Launch& launch, int64_t blocks, LaunchAttribute& cluster) {
+LaunchConfig config_of(const Launch& launch, int64_t blocks, LaunchAttribute& attribute) {
   LaunchConfig config;
   config.grid_x = static_cast<uint32_t>(blocks == 0 ? launch.blocks.value() : blocks);
   config.block_x = launch.threads;
   config.shared_bytes = launch.shared_bytes;
-  cluster.x = launch.cluster;
-  config.attributes = &cluster;
-  config.attribute_count = launch.cluster > 1 ? 1 : 0;
+  attribute.x = launch.cluster;
+  if (launch.cooperative) attribute = {.id = LaunchAttribute::cooperative, .x = 1};
+  config.attributes = &attribute;
+  config.attribute_count = launch.cluster > 1 || launch.cooperative ? 1 : 0;
   return config;
 }
 
@@ -160,8 +161,8 @@ void Function::launch(const void* parameters, size_t bytes, Stream stream, const
   if (!loaded_)
     throw Error("kernel " + source_.name + " was compiled for an architecture, not for a GPU: it cannot run");
   const CurrentContext current(loaded_->context);
-  LaunchAttribute cluster;
-  LaunchConfig config = config_of(launch_, blocks.value(), cluster);
+  LaunchAttribute attribute;
+  LaunchConfig config = config_of(launch_, blocks.value(), attribute);
   config.stream = static_cast<StreamHandle>(stream.handle);
   // CU_LAUNCH_PARAM_BUFFER_POINTER, _BUFFER_SIZE, _END: the driver reads no more than these bytes.
   void* extra[] = {reinterpret_cast<void*>(1), const_cast<void*>(parameters), reinterpret_cast<void*>(2),

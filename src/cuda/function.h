@@ -20,6 +20,8 @@ struct Launch {
   uint32_t threads = 32;
   uint32_t cluster = 1;       // blocks in a cluster
   uint32_t shared_bytes = 0;  // dynamic
+  // Blocks wait for each other: none starts before all can run at the same time. Not with clusters.
+  bool cooperative = false;
 };
 
 // Compiled for the device's architecture and, unless the device only names an architecture, loaded there at

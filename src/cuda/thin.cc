@@ -174,23 +174,32 @@ void ThinWorkspace::launch(const Function& function, const Number& blocks, const
   words.launch(function, stream, blocks);
 }
 
-std::string thin_refusal(const Problem& problem) {
+bool is_thin(const ThinShape& shape) {
+  return shape.terms() <= most_terms && shape.channels <= most_channels;
+}
+
+std::string whole_block_refusal(const Problem& problem) {
   const Conv* conv = problem.block.conv();
   if (conv == nullptr) return "the block has no convolution";
   if (conv->groups != 1) return "the convolution has groups";
-  const TailParts parts(problem.block, problem.input.sizes);
+  const auto is_f64 = [](const TensorSpec& spec) { return spec.dtype == DType::f64; };
+  if (is_f64(problem.input) || is_f64(problem.output) ||
+      std::any_of(problem.parameters.begin(), problem.parameters.end(), is_f64)) {
+    return "f64 is not computed on the GPU";
+  }
+  return layout_refusal(problem, TailParts(problem.block, problem.input.sizes));
+}
+
+std::string thin_refusal(const Problem& problem) {
+  const Conv* conv = problem.block.conv();
+  if (conv == nullptr || conv->groups != 1) return whole_block_refusal(problem);
   int64_t terms = conv->in_channels;
   for (size_t d = 0; d < static_cast<size_t>(conv->rank) && terms <= most_terms; ++d)
     terms *= conv->kernel[d];
   if (terms > most_terms) return "a sum has more than " + std::to_string(most_terms) + " terms";
   if (conv->out_channels > most_channels)
     return "more than " + std::to_string(most_channels) + " output channels";
-  const auto is_f64 = [](const TensorSpec& spec) { return spec.dtype == DType::f64; };
-  if (is_f64(problem.input) || is_f64(problem.output) ||
-      std::any_of(problem.parameters.begin(), problem.parameters.end(), is_f64)) {
-    return "f64 is not computed on the GPU";
-  }
-  return layout_refusal(problem, parts);
+  return whole_block_refusal(problem);
 }
 
 std::string thin_source(const Problem& problem, const ThinShape& shape) {

@@ -85,8 +85,10 @@ class ThinWorkspace {
   Region control_, marks_, guard_, parts_, sums_, statistics_;
 };
 
-// The row that takes every thin problem: what a kernel of halves could not represent is done again by it.
+// The row that takes every thin problem, and computes any convolution without groups of at most
+// `most_channels_of_cores` channels: what a kernel of halves could not represent is done again by it.
 // `marks`: of the samples to compute, nullptr for all.
+inline constexpr int64_t most_channels_of_cores = 2048;
 class ThinCores final : public Kernel {
  public:
   explicit ThinCores(const Problem& problem);
@@ -109,8 +111,13 @@ class ThinCores final : public Kernel {
   std::unique_ptr<const Parts> parts_;
 };
 
+// Few terms a sum and few output channels.
+bool is_thin(const ThinShape& shape);
+
 // Why no kernel for thin convolutions can take the problem; empty where one can.
 std::string thin_refusal(const Problem& problem);
+// Of what holds for wide convolutions too: that there is one, types and layouts.
+std::string whole_block_refusal(const Problem& problem);
 
 // `struct Convolution`, as kernels/thin.cuh expects it.
 std::string thin_source(const Problem& problem, const ThinShape& shape);

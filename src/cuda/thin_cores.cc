@@ -17,6 +17,7 @@ struct CoresNumbers {
   int64_t tiles_of_class = 1;
   int64_t tiles = 1;
   int64_t slots = 1;  // rows a tile has values of: its channels
+  bool weights_in_shared = true;
 
   explicit CoresNumbers(const ThinShape& shape) {
     const int64_t positions = shape.class_positions();
@@ -32,6 +33,8 @@ struct CoresNumbers {
     const int64_t most = operands > 2 ? 4 : operands > 0 || shape.passes() == 2 ? 8 : 16;
     channels_at_once = 4;
     while (channels_at_once < std::min(most, shape.channels)) channels_at_once *= 2;
+    // Weights of a wide convolution come from memory as x does.
+    weights_in_shared = is_thin(shape);
   }
 
   int64_t warps() const { return threads / 32; }
@@ -40,8 +43,8 @@ struct CoresNumbers {
   }
   // Weights, biases and what sums over the block need.
   int64_t shared_bytes(const ThinShape& shape) const {
-    return 4 * (weight_floats(shape) + divide_up(shape.channels, channels_at_once) * channels_at_once +
-                3 * warps() * shape.channels);
+    const int64_t biases = divide_up(shape.channels, channels_at_once) * channels_at_once;
+    return 4 * ((weights_in_shared ? weight_floats(shape) + biases : 0) + 3 * warps() * shape.channels);
   }
 
   std::string source() const {
@@ -53,6 +56,7 @@ struct CoresNumbers {
         .add("tiles_of_class", tiles_of_class)
         .add("tiles", tiles)
         .add("slots", slots)
+        .flag("weights_in_shared", weights_in_shared)
         .numbers();
   }
 };

@@ -3,8 +3,8 @@
 //   y[o, q] = bias[o] + sum over input channels c of (sum over taps t  w[o, c, t] x[c, i(q, t)])
 //
 // A thread computes `channels_at_once` output channels of one position at a time. The weights lie in shared
-// memory as f32, [chunk of channels][c][t][channel]; x comes from memory by way of the first-level cache.
-// Taps that meet no input are left out of the sum.
+// memory as f32, [chunk of channels][c][t][channel], or, of a wide convolution, come from memory as x does,
+// by way of the first-level cache. Taps that meet no input are left out of the sum.
 #pragma once
 
 #include "thin.cuh"
@@ -18,38 +18,43 @@ struct CoresMainloop {
   static constexpr int chunks = (C::channels + at_once - 1) / at_once;
   static constexpr int samples = 1;
   static constexpr int team = 32;  // each lane has all channels of a chunk
-  static constexpr int weight_floats = chunks * at_once * C::in_channels * C::taps;
-  static constexpr int shared_floats = weight_floats + chunks * at_once;  // the bias
+  static constexpr bool in_shared = Numbers::weights_in_shared;
+  static constexpr int weight_floats = in_shared ? chunks * at_once * C::in_channels * C::taps : 0;
+  static constexpr int shared_floats = in_shared ? weight_floats + chunks * at_once : 0;  // with the bias
 
   const float* weights;  // shared
 
   template <class Parameters>
+  static __device__ __forceinline__ float weight(const Parameters& p, int o, int c, int t) {
+    const int64 index = C::transposed ? (static_cast<int64>(c) * C::channels + o) * C::taps + t
+                                      : (static_cast<int64>(o) * C::in_channels + c) * C::taps + t;
+    const float value = o < C::channels ? load_one<typename C::Weight>(p.parameter[0], index) : 0.0f;
+    return C::rounds_to_tf32 ? round_to_tf32(value) : value;
+  }
+  template <class Parameters>
+  static __device__ __forceinline__ float bias(const Parameters& p, int o) {
+    if constexpr (C::has_bias) return o < C::channels ? load_one<typename C::Bias>(p.parameter[1], o) : 0.0f;
+    return 0.0f;
+  }
+
+  template <class Parameters>
   static __device__ __forceinline__ void load_weights(const Parameters& p, float* weights) {
+    if constexpr (!in_shared) return;
     for (int i = threadIdx.x; i < weight_floats; i += Numbers::threads) {
       const int o = i / (at_once * C::in_channels * C::taps) * at_once + i % at_once;
       const int term = i / at_once % (C::in_channels * C::taps);
-      const int c = term / C::taps;
-      const int t = term % C::taps;
-      const int index =
-          C::transposed ? (c * C::channels + o) * C::taps + t : (o * C::in_channels + c) * C::taps + t;
-      float value = o < C::channels ? load_one<typename C::Weight>(p.parameter[0], index) : 0.0f;
-      if constexpr (C::rounds_to_tf32) value = round_to_tf32(value);
-      weights[i] = value;
+      weights[i] = weight(p, o, term / C::taps, term % C::taps);
     }
-    for (int o = threadIdx.x; o < chunks * at_once; o += Numbers::threads) {
-      float value = 0.0f;
-      if constexpr (C::has_bias)
-        value = o < C::channels ? load_one<typename C::Bias>(p.parameter[1], o) : 0.0f;
-      weights[weight_floats + o] = value;
-    }
+    for (int o = threadIdx.x; o < chunks * at_once; o += Numbers::threads)
+      weights[weight_floats + o] = bias(p, o);
     __syncthreads();
   }
 
-  // The sums of `at_once` channels at one position; `sample` is where x of the sample begins, `own` the
-  // chunk's weights.
+  // The sums of the channels of a chunk at one position; `sample` is where x of the sample begins.
   template <class Parameters>
   __device__ __forceinline__ void convolve(const Parameters& p, int64 sample, const ThinClass<C>& of_class,
-                                           const int (&j)[3], const float* own, float (&sum)[at_once]) const {
+                                           const int (&j)[3], int chunk, float (&sum)[at_once]) const {
+    const float* own = weights + (in_shared ? chunk * at_once * C::in_channels * C::taps : 0);
     int begin[3];
 #pragma unroll
     for (int d = 0; d < 3; ++d) begin[d] = j[d] * static_cast<int>(C::step(d)) + of_class.base[d];
@@ -68,18 +73,21 @@ struct CoresMainloop {
           const int t1 = of_class.first[1] + m1 * static_cast<int>(C::tap_step(1));
           const int64 row =
               sample + c * C::input_stride(1) + i0 * C::input_stride(2) + i1 * C::input_stride(3);
-          const float* w = own +
-                           ((c * static_cast<int>(C::kernel(0)) + t0) * static_cast<int>(C::kernel(1)) + t1) *
-                               static_cast<int>(C::kernel(2)) * at_once +
-                           of_class.first[2] * at_once;
+          const int first_tap =
+              (t0 * static_cast<int>(C::kernel(1)) + t1) * static_cast<int>(C::kernel(2)) + of_class.first[2];
 #pragma unroll 4
-          for (int m2 = 0; m2 < of_class.count[2]; ++m2, w += static_cast<int>(C::tap_step(2)) * at_once) {
+          for (int m2 = 0; m2 < of_class.count[2]; ++m2) {
             const int i2 = begin[2] + m2 * static_cast<int>(C::delta(2));
             if (static_cast<unsigned>(i2) >= static_cast<unsigned>(C::input_size(2))) continue;
             float x = load_one<typename Tail::Input>(p.input, row + i2 * C::input_stride(4));
             if constexpr (C::rounds_to_tf32) x = round_to_tf32(x);
+            const int t = first_tap + m2 * static_cast<int>(C::tap_step(2));
 #pragma unroll
-            for (int k = 0; k < at_once; ++k) part[k] = fmaf(w[k], x, part[k]);
+            for (int k = 0; k < at_once; ++k) {
+              const float w =
+                  in_shared ? own[(c * C::taps + t) * at_once + k] : weight(p, chunk * at_once + k, c, t);
+              part[k] = fmaf(w, x, part[k]);
+            }
           }
         }
       }
@@ -113,11 +121,13 @@ struct CoresMainloop {
         int j[3];
         of_class.split(flat, j);
         float sum[at_once] = {};
-        convolve(p, n * C::input_stride(0), of_class, j, weights + chunk * at_once * C::in_channels * C::taps,
-                 sum);
+        convolve(p, n * C::input_stride(0), of_class, j, chunk, sum);
         float h[at_once][1];
 #pragma unroll
-        for (int k = 0; k < at_once; ++k) h[k][0] = sum[k] + weights[weight_floats + chunk * at_once + k];
+        for (int k = 0; k < at_once; ++k) {
+          const int o = chunk * at_once + k;
+          h[k][0] = sum[k] + (in_shared ? weights[weight_floats + o] : bias(p, o));
+        }
         const int offset[1] = {of_class.output_offset(j)};
         epilogue.take(rows, h, offset, All{});
       }

@@ -1,0 +1,94 @@
+// What strategies that compute a wide convolution as an implicit matrix product share.
+#include "cuda/gemm.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace onepass::cuda {
+
+FlatGeometry::FlatGeometry(const ThinShape& shape) {
+  std::array<int64_t, max_spatial_rank> pitches{};
+  for (size_t d = 0; d < max_spatial_rank; ++d) {
+    const ThinAxis& axis = shape.axes[d];
+    for (int64_t m = 0; m < axis.kernel; ++m) {
+      const int64_t place = axis.classes[0].base + m * axis.delta;
+      const int64_t phase = (place % axis.step + axis.step) % axis.step;
+      const int64_t offset = (place - phase) / axis.step;
+      low[d] = m == 0 ? offset : std::min(low[d], offset);
+      high[d] = m == 0 ? offset : std::max(high[d], offset);
+      if (std::find(phases[d].begin(), phases[d].end(), phase) == phases[d].end()) phases[d].push_back(phase);
+    }
+    std::sort(phases[d].begin(), phases[d].end());
+    // What lies before a row is at the end of the one before, beyond its input: both are zeros there.
+    const int64_t in = divide_up(axis.in, axis.step);
+    pitches[d] = std::max({axis.out, in - std::min<int64_t>(low[d], 0), axis.out + high[d]});
+  }
+  pitch = pitches[2];
+  plane = pitch * pitches[1];
+  positions = (shape.axes[0].out - 1) * plane + (shape.axes[1].out - 1) * pitch + shape.axes[2].out;
+}
+
+FlatGeometry::Windows FlatGeometry::windows(const ThinShape& shape, int64_t tile_positions) const {
+  const auto reach = [&](size_t d) { return high[d] - low[d]; };
+  const int64_t in_row = tile_positions + reach(2);
+  const int64_t in_plane = in_row + reach(1) * pitch;
+  Windows best{0, 1, in_plane + reach(0) * plane};
+  if (has_stride(shape)) {
+    for (const auto& own : phases) best.count *= std::ssize(own);
+    return best;
+  }
+  const Windows planes{1, shape.axes[0].kernel, in_plane};
+  const Windows rows{2, shape.axes[0].kernel * shape.axes[1].kernel, in_row};
+  if (planes.all() < best.all()) best = planes;
+  if (rows.all() < best.all()) best = rows;
+  return best;
+}
+
+bool FlatGeometry::has_stride(const ThinShape& shape) const {
+  return std::any_of(shape.axes.begin(), shape.axes.end(),
+                     [](const ThinAxis& axis) { return axis.step > 1; });
+}
+
+std::string FlatGeometry::source() const {
+  std::string count = "  static constexpr __device__ int phases(int d) { return ";
+  std::string values = "  static constexpr __device__ int phase(int d, int i) {\n    return ";
+  for (size_t d = 0; d < phases.size(); ++d) {
+    count += "d == " + std::to_string(d) + " ? " + std::to_string(phases[d].size()) + " : ";
+    for (size_t i = 0; i < phases[d].size(); ++i) {
+      values += "d == " + std::to_string(d) + " && i == " + std::to_string(i) + " ? " +
+                std::to_string(phases[d][i]) + " : ";
+    }
+  }
+  return count + "1; }\n" + values + "0;\n  }\n";
+}
+
+double steepness(const TailParts& parts) {
+  double product = 1;
+  for (const auto* stages : {&parts.before, &parts.after}) {
+    for (const TailParts::Stage& stage : *stages) {
+      switch (stage.pointwise.op) {
+        case Op::leaky_relu:
+        case Op::elu:
+          product *= std::max(1.0, std::abs(stage.pointwise.a));
+          break;
+        case Op::mul:
+          product *= std::abs(stage.pointwise.a);
+          break;
+        case Op::gelu:
+        case Op::gelu_tanh:
+        case Op::swish:
+        case Op::mish:
+          product *= 1.13;
+          break;
+        case Op::hardswish:
+          product *= 1.5;
+          break;
+        default:
+          break;  // at most 1, or a parameter
+      }
+    }
+  }
+  return product;
+}
+
+}  // namespace onepass::cuda

@@ -1,0 +1,42 @@
+// What strategies that compute a wide convolution as an implicit matrix product share: the flat index of a
+// sample's positions (kernels/gemm.cuh) and how it is cut into tiles.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cuda/thin.h"
+
+namespace onepass::cuda {
+
+// A convolution over one flat index of positions: pitches at which a tap is a shift. Of stride s, every s-th
+// position of x from a phase on is an input by itself, in which taps of that phase are shifts.
+struct FlatGeometry {
+  std::array<int64_t, max_spatial_rank> low{}, high{};          // the least and largest offset of a tap
+  std::array<std::vector<int64_t>, max_spatial_rank> phases{};  // that taps meet
+  int64_t pitch = 1;                                            // positions of a row
+  int64_t plane = 1;                                            // of a plane
+  int64_t positions = 1;                                        // of a sample, up to the last output
+
+  explicit FlatGeometry(const ThinShape& shape);
+
+  // The window of x that neighbouring positions meet, cut so that it is small: `split` dimensions have a
+  // window for each of their taps. With a stride it is one for each phase.
+  struct Windows {
+    int64_t split = 0;
+    int64_t count = 1;
+    int64_t positions = 1;  // of each
+    int64_t all() const { return count * positions; }
+  };
+  Windows windows(const ThinShape& shape, int64_t tile_positions) const;
+  bool has_stride(const ThinShape& shape) const;
+  // The phases as functions of `struct Numbers`.
+  std::string source() const;
+};
+
+// How much a chain can enlarge a difference, apart from slopes and factors that are parameters.
+double steepness(const TailParts& parts);
+
+}  // namespace onepass::cuda

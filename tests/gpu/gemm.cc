@@ -1,0 +1,218 @@
+// Wide convolutions with all that follows them, on a GPU, as implicit matrix products, in every mode, against
+// the reference.
+#include <algorithm>
+#include <cmath>
+#include <iostream>
+#include <limits>
+
+#include "block/convert.h"
+#include "gpu/pool.h"
+#include "onepass/onepass.h"
+#include "support/random_problem.h"
+#include "support/settings.h"
+
+namespace onepass::testing {
+namespace {
+
+using Gemm = GpuTest;
+
+const Device gpu = Device::cuda();
+
+constexpr const char* modes[] = {"f32", "tf32", "f16", "bf16"};
+
+// Sizes that are no multiple of anything, every kind of chain, both orders; channels that do not fill a
+// product or a tile, groups within and across tiles, units held in registers and computed twice.
+constexpr const char* blocks[] = {
+    // The workloads, small.
+    "conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 2x64x30x31 ",
+    "conv_transpose3d(64,128,k=3,bias=false) | relu | group_norm(8) @ 2x64x5x6x7 ",
+    // One, two and three dimensions; padding, dilation, kernels of all shapes.
+    "conv1d(16,16,k=1) | relu @ 3x16x97 ",
+    "conv1d(16,24,k=3,p=1) | group_norm(3) | gelu @ 2x16x1300 ",
+    "conv1d(17,33,k=9,d=3,p=4) | instance_norm(affine=true) | mean @ 3x17x80 ",
+    "conv1d(32,64,k=5) | swish | mean @ 2x32x700 ",
+    "conv2d(16,64,k=7,p=3,bias=false) | group_norm(32) | relu @ 2x16x21x19 ",
+    "conv2d(20,32,k=3,p=same) | group_norm(8) | silu | mean @ 2x20x17x19 ",
+    "conv2d(48,40,k=1) | mean @ 2x48x23x25 ",
+    "conv2d(24,70,k=3,d=2,p=2) | swish @ 2x24x29x31 ",
+    "conv2d(16,24,k=4) | prelu(per=channel) | instance_norm | channel_add(per=sample) @ 2x16x18x21 ",
+    "conv2d(64,16,k=1) | group_norm(1) | tanh @ 3x64x15x16 ",
+    "conv2d(18,17,k=5,p=2) | channel_mul(per=sample) | group_norm(17) | residual_add | relu @ 2x18x13x14 ",
+    "conv2d(32,320,k=3,p=1) | silu | group_norm(32) @ 2x32x16x16 ",
+    "conv2d(40,130,k=3,p=1) | residual_add | group_norm(2) | gelu @ 2x40x24x23 ",
+    "conv2d(96,192,k=3,p=1) | group_norm(1) | mish @ 2x96x9x8 ",
+    "conv2d(130,64,k=3,p=1) | relu | group_norm(4) @ 1x130x40x41 ",
+    "conv2d(16,16,k=11x1,p=5x0) | elu(0.5) | group_norm(4) @ 2x16x33x12 ",
+    "conv2d(16,32,k=3,p=5,d=3) | leaky_relu(0.1) | group_norm(4) @ 2x16x11x9 ",
+    "conv3d(16,32,k=3,p=1) | leaky_relu(0.1) | group_norm(2) | hardswish @ 2x16x6x7x9 ",
+    "conv3d(16,33,k=2) | gelu | group_norm(3) | swish | mean @ 3x16x8x9x11 ",
+    "conv3d(32,16,k=3,d=2,p=1x2x0) | hardswish | mean @ 2x32x9x8x7 ",
+    "conv3d(16,80,k=1x3x3,p=0x1x1) | relu6 | instance_norm(affine=true) @ 2x16x5x20x21 ",
+    // Strides, also of more than the kernel, with dilation, and of one dimension alone.
+    "conv1d(16,16,k=4,s=2,p=1) | relu | group_norm(4) @ 3x16x301 ",
+    "conv2d(24,72,k=3,s=2,p=1) | silu | group_norm(8) @ 2x24x33x30 ",
+    "conv2d(32,20,k=1,s=2) | relu @ 2x32x13x14 ",
+    "conv2d(16,32,k=3,s=3x2,d=2x3,p=4) | group_norm(2) | gelu | mean @ 2x16x31x29 ",
+    "conv2d(16,16,k=2,s=5x1) | tanh @ 2x16x23x24 ",
+    "conv3d(16,40,k=3,s=2,p=1) | leaky_relu(0.1) | instance_norm(affine=true) @ 2x16x9x8x11 ",
+    "conv3d(20,24,k=3x3x1,s=1x2x1,p=1) | relu | group_norm(3) @ 2x20x5x9x7 ",
+    // Transposed ones.
+    "conv_transpose1d(24,48,k=4,p=1) | swish @ 3x24x411 ",
+    "conv_transpose1d(16,16,k=4,d=2) | group_norm(4) | relu @ 4x16x63 ",
+    "conv_transpose2d(32,80,k=3,p=1) | relu | group_norm(2) | gelu @ 2x32x11x13 ",
+    "conv_transpose2d(16,20,k=5,d=2,p=3) | tanh | residual_add @ 2x16x9x8 ",
+    "conv_transpose2d(36,20,k=3x1) | prelu | instance_norm(affine=true) | prelu(per=channel) @ 2x36x30x32 ",
+    "conv_transpose3d(16,24,k=2) | group_norm(2) | swish | mean @ 2x16x5x4x6 ",
+    "conv_transpose3d(32,72,k=3,p=2,bias=false) | clamp(-0.5,0.5) | group_norm(6) @ 2x32x6x7x8 ",
+    // More tiles in a unit than a GPU holds.
+    "conv1d(16,16,k=3) | swish | group_norm(2) | hardswish @ 1x16x84001 ",
+    "conv1d(16,128,k=1) | relu | group_norm(1) @ 1x16x42000 ",
+};
+
+std::vector<Problem> in_every_mode() {
+  std::vector<Problem> problems;
+  size_t index = 0;
+  for (const char* const block : blocks) {
+    for (const char* const mode : modes) {
+      const bool interleaved = index++ % 5 == 1;
+      problems.push_back(Problem::parse(block + std::string(mode) + (interleaved ? " nhwc" : ""), gpu));
+    }
+  }
+  return problems;
+}
+
+std::vector<std::string> gemm_rows(const Problem& problem) {
+  std::vector<std::string> rows = accepting_rows(problem);
+  std::erase_if(rows, [](const std::string& row) { return !row.starts_with("gemm_"); });
+  return rows;
+}
+
+TEST_F(Gemm, AgreesWithTheReferenceInEveryMode) {
+  const std::vector<Problem> problems = in_every_mode();
+  EXPECT_GE(problems.size(), 80u);
+  try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
+    const Problem& problem = problems[static_cast<size_t>(index)];
+    const std::vector<std::string> rows = gemm_rows(problem);
+    if (rows.empty()) return "no row takes " + problem.text();
+    const Check check{.distributions = {Distribution::uniform, Distribution::normal},
+                      .placements = {Placement::elements, Placement::vectors},
+                      .seed = 700 + static_cast<uint64_t>(index),
+                      .options = {.statistics = true}};
+    return forward_errors(problem, rows, check, stream);
+  });
+}
+
+TEST_F(Gemm, AgreesWithTheReferenceOnHardData) {
+  std::vector<Problem> problems;
+  for (const char* const text : {"conv_transpose2d(32,32,k=3) | gelu | group_norm(4) @ 3x32x9x11 ",
+                                 "conv3d(16,48,k=3,p=1) | relu | group_norm(3) | mean @ 2x16x5x9x7 ",
+                                 "conv2d(24,32,k=3,p=1) | relu @ 2x24x11x9 "}) {
+    for (const char* const mode : modes) problems.push_back(Problem::parse(text + std::string(mode), gpu));
+  }
+  try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
+    const Problem& problem = problems[static_cast<size_t>(index)];
+    return forward_errors(problem, gemm_rows(problem),
+                          {.distributions = {std::begin(distributions), std::end(distributions)},
+                           .placements = {Placement::vectors},
+                           .seed = 800 + static_cast<uint64_t>(index)},
+                          stream);
+  });
+}
+
+// Samples that f16 has no room for are done again, and no others change.
+TEST_F(Gemm, DoesSamplesAgainThatHalvesCannotHold) {
+  std::vector<Problem> problems;
+  for (const char* const text : {"conv_transpose2d(32,32,k=3) | gelu | group_norm(4) @ 4x32x9x11 tf32",
+                                 "conv2d(24,72,k=3,p=1) | relu @ 4x24x11x9 tf32",
+                                 "conv2d(16,20,k=3,p=1) | swish | group_norm(2) | mean @ 4x16x11x9 tf32"}) {
+    problems.push_back(Problem::parse(text, gpu));
+  }
+  try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
+    const Problem& problem = problems[static_cast<size_t>(index)];
+    // Powers of two: operands stay what they are rounded to.
+    for (const double scale : {0x1p20, 0x1p-20, 0x1p-30}) {
+      Operands operands = random_operands(problem, Distribution::normal, 5);
+      const size_t size = operands.input.size() / 4;
+      // The second sample alone.
+      for (size_t i = size; i < 2 * size; ++i)
+        operands.input[i] = static_cast<float>(operands.input[i] * scale);
+      for (const std::string& row : gemm_rows(problem)) {
+        const Outcome outcome = run(plan(problem, {row, ""}), operands, stream);
+        const Comparison comparison = compare(problem, operands, outcome.output);
+        if (comparison.failures > 0)
+          return row + ", " + std::to_string(std::ilogb(scale)) + " bits up: " + problem.text() + "\n  " +
+                 comparison.text();
+      }
+    }
+    return std::string();
+  });
+}
+
+// A value that is not finite reaches the outputs whose taps meet it, and no others.
+TEST_F(Gemm, WhatIsNotFiniteReachesOnlyTheOutputsThatMeetIt) {
+  std::vector<Problem> problems;
+  for (const char* const text :
+       {"conv_transpose2d(20,24,k=3) | swish @ 2x20x7x6 ", "conv3d(16,16,k=3,p=1) | relu @ 2x16x6x9x7 ",
+        "conv2d(24,20,k=3,p=2) | tanh @ 2x24x9x11 ",
+        "conv2d(16,32,k=2) | hardswish | group_norm(4) | mean @ 3x16x6x8 "}) {
+    for (const char* const mode : modes) problems.push_back(Problem::parse(text + std::string(mode), gpu));
+  }
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+  try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
+    const Problem& problem = problems[static_cast<size_t>(index)];
+    for (const double value : {infinity, -infinity, nan}) {
+      for (const bool of_weight : {false, true}) {
+        Operands operands = random_operands(problem, Distribution::normal, 3);
+        std::vector<double>& values = of_weight ? operands.parameters[0] : operands.input;
+        values[values.size() / 3] = value;
+        for (const std::string& row : gemm_rows(problem)) {
+          const Outcome outcome = run(plan(problem, {row, ""}), operands, stream);
+          const Comparison comparison = compare(problem, operands, outcome.output);
+          if (comparison.failures > 0)
+            return row + (of_weight ? ", a weight of " : ", an input of ") + std::to_string(value) + ": " +
+                   problem.text() + "\n  " + comparison.text();
+        }
+      }
+    }
+    return std::string();
+  });
+}
+
+// Same bits in every run, for every batch and place in it, with statistics asked for and without.
+TEST_F(Gemm, GivesTheSameBits) {
+  std::vector<Problem> problems;
+  for (const char* const text : {"conv_transpose2d(32,64,k=3) | gelu | group_norm(8) @ 5x32x40x41 ",
+                                 "conv2d(16,130,k=3,p=1) | gelu | group_norm(2) | swish | mean @ 5x16x30x31 ",
+                                 "conv1d(16,16,k=3) | group_norm(2) | relu @ 2x16x84001 "}) {
+    for (const char* const mode : modes) problems.push_back(Problem::parse(text + std::string(mode), gpu));
+  }
+  try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
+    const Problem& problem = problems[static_cast<size_t>(index)];
+    const Operands operands = random_operands(problem, Distribution::normal, 11);
+    Problem single = problem;
+    single.input.sizes[0] = single.output.sizes[0] = 1;
+    const auto cut = [&](const std::vector<double>& values, int64_t n) {
+      const std::ptrdiff_t size = std::ssize(values) / problem.input.sizes[0];
+      return std::vector<double>(values.begin() + n * size, values.begin() + (n + 1) * size);
+    };
+    for (const std::string& row : gemm_rows(problem)) {
+      const Plan p = plan(problem, {row, ""});
+      const std::vector<double> output = run(p, operands, stream).output;
+      for (int i = 0; i < 10; ++i) {
+        if (!same_bits(output, run(p, operands, stream, {.statistics = i % 2 == 0}).output))
+          return row + " gives other bits in run " + std::to_string(i) + ": " + problem.text();
+      }
+      const Plan alone = plan(single, {row, ""});
+      for (int64_t n = 0; n < problem.input.sizes[0]; ++n) {
+        Operands own{cut(operands.input, n), operands.parameters};
+        if (!same_bits(cut(output, n), run(alone, own, stream).output))
+          return row + " gives other bits for sample " + std::to_string(n) + " alone: " + problem.text();
+      }
+    }
+    return std::string();
+  });
+}
+
+}  // namespace
+}  // namespace onepass::testing

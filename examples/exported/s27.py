@@ -1,8 +1,8 @@
 # ModelNew: the Model of s27.py, fused for sm_90a by onepass 0.1.0:
 #   python -m onepass export s27.py -o s27.py --arch sm_90a
 # It needs PyTorch and a CUDA toolkit: load_inline builds the kernels at the first call on a GPU.
-#   block_1_tf32: thin_samples, conv3d(3,16,k=4) | hardswish | group_norm(4) | mean
-#   block_1_f32: thin_samples, conv3d(3,16,k=4) | hardswish | group_norm(4) | mean
+#   block_1_tf32: thin_wgmma, conv3d(3,16,k=4) | hardswish | group_norm(4) | mean
+#   block_1_f32: thin_wgmma, conv3d(3,16,k=4) | hardswish | group_norm(4) | mean
 #
 # The original file follows, then the kernels, then ModelNew at the end.
 
@@ -66,6 +66,7 @@ namespace onepass {
 using int64 = long long;
 using uint16 = unsigned short;
 using uint32 = unsigned int;
+using uint64 = unsigned long long;
 
 template <class A, class B>
 constexpr bool is_same = false;
@@ -127,6 +128,59 @@ __device__ __forceinline__ void store_one(void* base, int64 index, float value) 
 }
 
 }  // namespace onepass
+
+// --------------------------------------------------------------------------------------------------
+// Bulk copies that arrive in shared memory, what waits for them, and clusters.
+
+namespace onepass::barrier {
+
+__device__ __forceinline__ uint32 shared_address(const void* pointer) {
+  return static_cast<uint32>(__cvta_generic_to_shared(pointer));
+}
+
+#if __CUDA_ARCH__ >= 900
+
+// A phase of the barrier ends with `arrivals` of them, and all bytes they expect.
+__device__ __forceinline__ void initialise(uint64* barrier, uint32 arrivals = 1) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
+               : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// What this thread wrote before is visible to those that wait.
+__device__ __forceinline__ void arrive(uint64* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+__device__ __forceinline__ void wait(uint64* barrier, uint32 parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again_%=:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again_%=;\n"
+      "}\n" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+}
+
+__device__ __forceinline__ void copy(void* to, const void* from, uint32 bytes, uint64* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+}
+
+// What this thread has read of shared memory is read before a bulk copy that is asked for later overwrites
+// it.
+__device__ __forceinline__ void release_to_copies() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+#endif
+
+}  // namespace onepass::barrier
 
 // --------------------------------------------------------------------------------------------------
 // The pointwise stages on a GPU: the formulas of pointwise.def over the functions below, in f32.
@@ -382,17 +436,18 @@ struct ThinParameters {
   uint32* control;    // zero: a ticket, then two counters and a flag for each sample
   float* parts;       // of channels, for each tile: count, mean, M2
   float* sums;        // of channels, for each tile
-  uint32* only;   // where not null: a word for each sample, then one for all (RedoAll); others are left out
+  uint32* only;   // where not null: a word for each sample, then `only_words` (RedoWord); others are left out
   uint32* guard;  // zero: what a mainloop found of each sample (thin_samples.cuh)
   int64 batch;
   int64 wave_units;
+  int64 only_words;
   const void* parameter[Count > 0 ? Count : 1];
 
   // Elements go one by one.
   __device__ __forceinline__ bool is_aligned(int) const { return false; }
 };
 
-// The word behind those of the samples.
+// The words behind those of the samples: redo_all in the first one speaks for all samples.
 enum RedoWord : uint32 { redo_none = 0, redo_some = 1, redo_all = 2 };
 
 // What f32 elements are multiplied by where f16 parts stand for them (thin_samples.cuh).
@@ -808,7 +863,10 @@ struct Thin {
 
   // Whether there is anything to do at all: asked before weights are loaded.
   static __device__ __forceinline__ bool has_work(const Parameters& p) {
-    return p.only == nullptr || p.only[p.batch] != redo_none;
+    if (p.only == nullptr) return true;
+    uint32 any = redo_none;
+    for (int64 i = threadIdx.x; i < p.only_words; i += Numbers::threads) any |= p.only[p.batch + i];
+    return __syncthreads_or(static_cast<int>(any)) != 0;
   }
 
   __device__ __forceinline__ void run() const {
@@ -832,127 +890,181 @@ struct Thin {
   }
 };
 
+}  // namespace onepass
+
 // --------------------------------------------------------------------------------------------------
-// The mainloop of a thin convolution whose block ends in a mean, on tensor cores: the columns of a product
-// are eight samples.
+// A thin convolution whose block ends in a mean, on the tensor cores of sm_90a: warpgroup products whose
+// columns are eight lanes of a position, and whose rows are the taps of the first dimension.
 //
-//   D[channel, sample] += A[channel, term] B[term, sample]   (m16n8k16, at one output position)
+//   D[tap of dimension 0, channel][position, lane] += A[tap, channel][term] B[term][position, lane]
 //
-// Elements of eight samples lie side by side in shared memory (16 bytes a position), so that every tap of
-// every position is a legal matrix row (ldmatrix.trans): nothing is shifted or kept twice, no position is
-// wasted, and a thread's sums belong to the same channels and samples throughout. A term is (input channel,
-// tap of the first and of the last dimension), 16 a product. The taps of the middle dimension slide: a window
-// row's B serves all output rows that it meets, `Numbers::rows` of them at `Numbers::columns` columns in
-// registers.
+// An input plane is multiplied once, by all taps of the first dimension that meet it: row block b of the
+// accumulators (16 rows, a warp's) belongs to output plane d with (d + warpgroup) % taps == b, and A is read
+// from a place that turns with the input plane. A plane's block is complete after its last tap; its warp then
+// applies the chain and goes on with zeros. Warpgroups turn by one against each other, so that at any plane
+// each scheduler of the multiprocessor has one warp's outputs to finish.
 //
-// A tile is a strip of output rows, over all columns and all of the first dimension, whose input planes pass
-// through a ring in shared memory. Moves x (rows + halo) / rows times, mostly from the second-level cache,
-// and writes means.
+// A lane is a row group of a sample: lane (s, g) of position (r, w) is output row r + g * lane_rows of sample
+// s. Elements of eight lanes lie side by side (a unit of 16 bytes), so that every tap is a legal start of a
+// matrix (K x N with N contiguous, no swizzle). Eight terms, core_columns taps along the last dimension of
+// core_rows taps along the middle one, are eight neighbouring units: window row q is kept together with the
+// core_rows - 1 rows that follow it at the distance of taps.
 //
-// Elements of 16 bits are multiplied as they are. f32 ones are split into f16 parts:
-//   tf32   x as one (the same 10 bits as TF32), weights as two (22 bits: as good as exact)
-//   f32    both as two, three products, sums moved to CUDA cores' f32 after each group of 16 terms times the
-//          middle taps
-// after multiplication by powers of two: weights of a channel to [2^13, 2^14), x by 2^5. What f16 has no room
-// for is done again by thin_cores: samples with an element of 2047 or more (or not finite), and those with a
-// channel in which nothing reaches 2^-6 and something is not exact in f16. Elsewhere an f16 denormal is off
-// by at most 2^-24 of the channel's largest element.
+// A block has four warpgroups that multiply and two that load: planes pass through a ring in shared memory.
+// A unit (8 / row_groups samples) is one block's alone: moments or sums of its channels never leave the chip,
+// and the block writes its means. Moves x once (halo columns of a tile come from the second-level cache).
+//
+// Precisions and scales are those of thin_samples.cuh. What f16 has no room for, and what is not finite where
+// terms are filled up, is done again by thin_cores.
 
-__device__ __forceinline__ uint32 shared_address(const void* pointer) {
-  return static_cast<uint32>(__cvta_generic_to_shared(pointer));
+namespace onepass::warpgroup {
+
+// What the tensor cores read of shared memory: a start, the distance of matrices along K and, in the upper
+// half, along M or N, each in units of 16 bytes; no swizzle. Halves are apart: the upper one is a constant.
+__device__ __forceinline__ uint32 descriptor(uint32 address, uint32 along_k) {
+  return (address & 0x3ffffu) >> 4 | along_k << 16;
 }
 
-__device__ __forceinline__ void load_matrices(uint32 address, uint32 (&b)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
-               : "r"(address));
+__device__ __forceinline__ void fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+__device__ __forceinline__ void commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+__device__ __forceinline__ void wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+
+template <int registers>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
-// D += A B, 16 x 8 x 16.
-template <class Half>
-__device__ __forceinline__ void multiply(float (&d)[4], const uint4& a, uint32 b0, uint32 b1) {
-  if constexpr (is_same<Half, bf16>) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
-  } else {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
-  }
+template <int registers>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
-// Of each half; NaN stays.
-__device__ __forceinline__ uint32 larger_magnitude(uint32 a, uint32 b) {
-  uint32 result;
-  asm("{.reg .b32 m; abs.f16x2 m, %2; max.NaN.f16x2 %0, %1, m;}" : "=r"(result) : "r"(a), "r"(b));
-  return result;
+// Barriers of `threads` threads of the block; 0 is __syncthreads'. One that arrives does not wait.
+template <int threads>
+__device__ __forceinline__ void arrive(int barrier) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(threads) : "memory");
 }
 
-template <class Convolution, class Tail, class Numbers>
-struct SamplesMainloop {
+template <int threads>
+__device__ __forceinline__ void sync(int barrier) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(threads) : "memory");
+}
+
+}  // namespace onepass::warpgroup
+
+namespace onepass {
+
+// `Product` is generated (src/cuda/thin_wgmma.cc): multiply<a's upper half, b's>(d, a, b, accumulates) of
+// 64 x 8 columns x 16.
+template <class Convolution, class Tail, class Numbers, class Product>
+struct Rotating {
   using C = Convolution;
   using Input = typename Tail::Input;
+  using Parameters = ThinParameters<Tail::parameters>;
   static constexpr bool splits = Input::bytes == 4;
-  static constexpr int samples = 8;
-  static constexpr int team = 1;
   static constexpr int input_parts = Numbers::input_parts;
   static constexpr int weight_parts = Numbers::weight_parts;
-  static constexpr int rows = Numbers::rows;
-  static constexpr int columns = Numbers::columns;
-  static constexpr int planes = Numbers::planes;
-  static constexpr int window_rows = Numbers::window_rows;
-  static constexpr int window_columns = Numbers::window_columns;
-  static constexpr int plane_units = Numbers::plane_units;  // of 16 bytes: eight samples of a position
-  static constexpr int middle_taps = static_cast<int>(C::kernel(1));
-  static constexpr int outer_taps = static_cast<int>(C::kernel(0) * C::kernel(2));
-  static constexpr int terms = C::in_channels * outer_taps;
-  static constexpr int groups = (terms + 15) / 16;
-  static constexpr int row_tiles = (C::channels + 15) / 16;
-  static constexpr int span = static_cast<int>((C::kernel(0) - 1) * C::delta(0)) + 1;  // planes of an output
-  static constexpr int step_of_rows = static_cast<int>(C::step(1));
-  static_assert(input_parts == 1 || columns == 1, "a load of four matrices is two columns or two parts");
+  static constexpr bool promotes = input_parts == 2;
 
-  static constexpr int scratch_floats = 3 * Numbers::warps * Numbers::slots;
-  // What epilogues leave there is read before the next tile is staged, but after the last row tile.
-  static constexpr bool scratch_in_ring =
-      row_tiles == 1 && 4 * scratch_floats <= 16 * input_parts * planes * plane_units;
+  static constexpr int row_groups = Numbers::row_groups;
+  static constexpr int samples = 8 / row_groups;
+  static constexpr int lane_rows = Numbers::lane_rows;
+  static constexpr int tile_rows = Numbers::tile_rows;
+  static constexpr int columns = Numbers::columns;  // of a warpgroup
+  static constexpr int tile_columns = columns * 4 / tile_rows;
+  static constexpr int column_tiles = Numbers::column_tiles;
+  static constexpr int tiles = Numbers::tiles;
+  static constexpr int core_rows = Numbers::core_rows;
+  static constexpr int core_columns = Numbers::core_columns;
+  static constexpr int starts = Numbers::starts;
+  static constexpr int window_columns = Numbers::window_columns;
+  static constexpr int planes = Numbers::planes;  // of the ring
+  static constexpr int producers = Numbers::producers;
+  static constexpr int consumers = Numbers::consumers;
+  static constexpr int consumer_warps = consumers / 32;
+
+  static constexpr int step1 = static_cast<int>(C::step(1));
+  static constexpr int step2 = static_cast<int>(C::step(2));
+  static constexpr int delta1 = static_cast<int>(C::delta(1));
+  static constexpr int delta2 = static_cast<int>(C::delta(2));
+  static_assert(core_columns == 1 || delta2 == 1, "columns of a core are neighbours");
+  static constexpr int taps0 = static_cast<int>(C::kernel(0));
+  static constexpr int taps1 = static_cast<int>(C::kernel(1));
+  static constexpr int taps2 = static_cast<int>(C::kernel(2));
+  static constexpr int groups1 = (taps1 + core_rows - 1) / core_rows;
+  static constexpr int groups2 = (taps2 + core_columns - 1) / core_columns;
+  static constexpr int cores = C::in_channels * groups1 * groups2;
+  static constexpr int steps = (cores + 1) / 2;  // products of a plane
+  static constexpr bool fills_up = taps1 % core_rows != 0 || taps2 % core_columns != 0 || cores % 2 != 0;
+  static constexpr bool guards = splits || fills_up;
+  static constexpr int window_planes = static_cast<int>(C::output_size(0)) + taps0 - 1;
+
+  static constexpr int channel_blocks = Numbers::channel_blocks;  // of 16 rows, in a product
+  static constexpr int channel_tiles = (C::channels + 16 * channel_blocks - 1) / (16 * channel_blocks);
+  static constexpr int weight_blocks = (taps0 - 1) * channel_blocks + 4;
+  static constexpr bool two_passes = Tail::has_norm && !Tail::mean_follows_norm;
+  static constexpr int repeats = channel_tiles * (two_passes ? 2 : 1);
+
+  // --- Rows of the window: `shift` further is the same row of the next lane ---
+  static constexpr int shift = lane_rows * step1;
+  static constexpr int window_rows = starts + (core_rows - 1) * delta1;
+  static constexpr int row_bases = window_rows < shift ? window_rows : shift;
+  static constexpr int base_groups = (row_bases + core_rows - 1) / core_rows;
+  static constexpr int shifts = (window_rows - 1) / shift;
+  // That a unit has of a sample, and how many of them there can be: rows below the input are zeros.
+  static constexpr int values = row_groups + shifts;
+  static constexpr int rows_below = static_cast<int>((C::input_size(1) - C::base(1, 0) + shift - 1) / shift);
+  static constexpr int loaded = values < rows_below ? values : rows_below;
+  static constexpr int units = C::in_channels * base_groups * window_columns * core_rows;
+  static constexpr int chunks = (units + producers - 1) / producers;
+  static constexpr int plane_units = C::in_channels * starts * window_columns * core_rows;
+  // A thread loads an item at a time: its units of a plane, or one of them where they are many; as many items
+  // ahead as registers have room for. With 32 elements the assembler spills some as soon as they arrive, and
+  // waits for them: s27 in 16 bits took 0.70 ms instead of 0.49.
+  static constexpr int most_elements = 16;
+  static constexpr int item_chunks = chunks * samples * loaded <= most_elements ? chunks : 1;
+  static constexpr int items = chunks / item_chunks;  // of a plane
+  static constexpr int unit_items = repeats * tiles * window_planes * items;
+  static constexpr int fitting = most_elements / (item_chunks * samples * loaded);
+  static constexpr int in_flight = fitting >= 3 && unit_items % 3 == 0   ? 3
+                                   : fitting >= 2 && unit_items % 2 == 0 ? 2
+                                                                         : 1;
 
   struct Shared {
-    uint4 x[input_parts][planes * plane_units];
-    uint4 zero[terms % 16 == 0 ? 1 : window_rows * window_columns];
-    uint4 weight[row_tiles][groups][middle_taps][weight_parts][32];
-    float unscale[row_tiles * 16];
-    float bias[row_tiles * 16];
-    float own_scratch[scratch_in_ring ? 1 : scratch_floats];
-    uint32 seen[C::in_channels][samples];
-
-    __device__ __forceinline__ float* scratch() {
-      return scratch_in_ring ? reinterpret_cast<float*>(x[0]) : own_scratch;
-    }
+    uint4 x[planes][input_parts][plane_units];
+    uint4 weight[channel_tiles][steps][weight_parts][2][weight_blocks * 16];
+    uint64 full[planes];
+    uint64 empty[planes];
+    float unscale[channel_tiles * channel_blocks * 16];
+    float bias[channel_tiles * channel_blocks * 16];
+    float scratch[consumer_warps][Numbers::slots][3];
+    float moments[Numbers::slots][2];
+    uint32 largest[C::in_channels][samples];
+    uint32 redo;     // RedoWord of the block's samples
+    uint32 arrived;  // warpgroups at the ends of passes
+    bool group_is_last[4];
   };
 
+  const Parameters& p;
   Shared& shared;
 
   // --- Weights ---
-  template <class Parameters>
-  static __device__ __forceinline__ float weight_at(const Parameters& p, int o, int term, int t1) {
-    if (o >= C::channels || term >= terms) return 0.0f;
-    constexpr int last = static_cast<int>(C::kernel(2));
-    const int c = term / outer_taps;
-    const int t0 = term % outer_taps / last;
-    const int t2 = term % last;
-    const int tap = (t0 * middle_taps + t1) * last + t2;
+  // Element `e` of core `core`: taps of the last dimension, of the middle one within.
+  static __device__ __forceinline__ float weight_at(const Parameters& p, int o, int t0, int core, int e) {
+    const int c = core / (groups1 * groups2);
+    const int t1 = core / groups2 % groups1 * core_rows + e % core_rows;
+    const int t2 = core % groups2 * core_columns + e / core_rows;
+    if (o >= C::channels || core >= cores || t1 >= taps1 || t2 >= taps2) return 0.0f;
+    const int tap = (t0 * taps1 + t1) * taps2 + t2;
     return load_one<typename C::Weight>(p.parameter[0], (o * C::in_channels + c) * C::taps + tap);
   }
 
   // The power of two that takes the channel's largest weight to [2^13, 2^14); flags what has none.
-  template <class Parameters>
-  static __device__ __forceinline__ void find_scales(const Parameters& p, Shared& shared) {
+  __device__ __forceinline__ void find_scales() const {
     const int lane = threadIdx.x % 32;
-    for (int o = threadIdx.x / 32; o < row_tiles * 16; o += Numbers::warps) {
+    for (int o = threadIdx.x / 32; o < channel_tiles * channel_blocks * 16; o += Numbers::threads / 32) {
       uint32 largest = 0;
       if (o < C::channels) {
         for (int i = lane; i < C::in_channels * C::taps; i += 32) {
@@ -962,11 +1074,13 @@ struct SamplesMainloop {
       }
       largest = __reduce_max_sync(0xffffffffu, largest);
       const int exponent = static_cast<int>(largest >> 23) - 127;
-      const bool fits = largest == 0 || (exponent > -100 && exponent < 128);
-      if (splits && !fits && lane == 0) atomicMax(p.only + p.batch, static_cast<uint32>(redo_all));
-      const int shift = splits && largest > 0 && fits ? 13 - exponent : 0;
+      const bool is_finite = exponent < 128;
+      const bool fits = largest == 0 || (exponent > -100 && is_finite);
+      const bool redo = splits ? !fits : fills_up && !is_finite;
+      if (guards && redo && lane == 0) atomicMax(&shared.redo, static_cast<uint32>(redo_all));
+      const int power = splits && largest > 0 && fits ? 13 - exponent : 0;
       if (lane == 0) {
-        shared.unscale[o] = splits ? ldexpf(1.0f / thin_input_scale, -shift) : 1.0f;
+        shared.unscale[o] = splits ? ldexpf(1.0f / thin_input_scale, -power) : 1.0f;
         float bias = 0.0f;
         if constexpr (C::has_bias)
           bias = o < C::channels ? load_one<typename C::Bias>(p.parameter[1], o) : 0.0f;
@@ -975,35 +1089,35 @@ struct SamplesMainloop {
     }
   }
 
-  // Fragment A of a product: a lane has rows lane / 4 and 8 further, terms 2 (lane % 4) and 8 further.
-  template <class Parameters>
-  static __device__ __forceinline__ void load_weights(const Parameters& p, Shared& shared) {
-    find_scales(p, shared);
-    for (int i = threadIdx.x; i < C::in_channels * samples; i += Numbers::threads)
-      shared.seen[i / samples][i % samples] = 0;
-    for (int i = threadIdx.x; i < static_cast<int>(sizeof(shared.zero) / 16); i += Numbers::threads)
-      shared.zero[i] = uint4{0, 0, 0, 0};
+  // A: 8 x 8 matrices, rows of 16 bytes. Row block i is tap (taps0 - 1 - i) % taps0 of its channels.
+  __device__ __forceinline__ void load_weights() const {
+    find_scales();
     __syncthreads();
-    for (int i = threadIdx.x; i < row_tiles * groups * middle_taps * 32; i += Numbers::threads) {
-      const int lane = i % 32;
-      const int t1 = i / 32 % middle_taps;
-      const int g = i / 32 / middle_taps % groups;
-      const int tile = i / 32 / middle_taps / groups;
+    constexpr int rows = weight_blocks * 16;
+    for (int i = threadIdx.x; i < channel_tiles * steps * 2 * rows; i += Numbers::threads) {
+      const int row = i % rows;
+      const int core = i / rows % 2;
+      const int step = i / rows / 2 % steps;
+      const int tile = i / rows / 2 / steps;
+      const int block = row / 16;
+      const int turn = block / channel_blocks;
+      const int o = (tile * channel_blocks + block % channel_blocks) * 16 + row % 16;
+      const int t0 = (2 * taps0 - 1 - turn) % taps0;
+      const bool is_used = turn < 2 * taps0 - 1;
+      const float scale = splits ? 1.0f / (shared.unscale[o] * thin_input_scale) : 1.0f;
       uint32 high[4], low[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const int o = tile * 16 + lane / 4 + j % 2 * 8;
-        const int term = g * 16 + lane % 4 * 2 + j / 2 * 8;
-        const float scale = splits ? 1.0f / (shared.unscale[o] * thin_input_scale) : 1.0f;
-        const float w0 = weight_at(p, o, term, t1) * scale;
-        const float w1 = weight_at(p, o, term + 1, t1) * scale;
-        split(w0, w1, high[j], low[j]);
+        float w[2];
+#pragma unroll
+        for (int k = 0; k < 2; ++k)
+          w[k] = is_used ? weight_at(p, o, t0, step * 2 + core, 2 * j + k) * scale : 0.0f;
+        split(w[0], w[1], high[j], low[j]);
       }
-      shared.weight[tile][g][t1][0][lane] = uint4{high[0], high[1], high[2], high[3]};
+      shared.weight[tile][step][0][core][row] = uint4{high[0], high[1], high[2], high[3]};
       if constexpr (weight_parts == 2)
-        shared.weight[tile][g][t1][weight_parts - 1][lane] = uint4{low[0], low[1], low[2], low[3]};
+        shared.weight[tile][step][weight_parts - 1][core][row] = uint4{low[0], low[1], low[2], low[3]};
     }
-    __syncthreads();
   }
 
   // A pair as 16-bit elements, and what is left of it.
@@ -1019,109 +1133,177 @@ struct SamplesMainloop {
     }
   }
 
-  // --- The window ---
-  // Window plane q of the strip that begins at output row `first_row` into its place in the ring.
-  template <class Parameters>
-  __device__ __forceinline__ void stage(const Parameters& p, int64 n, int first_row, int q, bool looks,
-                                        uint32 (&largest)[4]) const {
-    constexpr int units = C::in_channels * window_rows * window_columns;
-    const int i0 = q + static_cast<int>(C::base(0, 0));
-    const bool has_plane = static_cast<unsigned>(i0) < static_cast<unsigned>(C::input_size(0));
-    const int row_base = first_row * static_cast<int>(C::step(1)) + static_cast<int>(C::base(1, 0));
-    uint4* plane = shared.x[0] + q % planes * plane_units;
-    const int left = static_cast<int>(p.batch - n < samples ? p.batch - n : samples);
-    constexpr int at_once = (units + Numbers::threads - 1) / Numbers::threads < 4
-                                ? (units + Numbers::threads - 1) / Numbers::threads
-                                : 3;  // loads in flight: eight each
-#pragma unroll 1
-    for (int base = 0; base < units; base += at_once * Numbers::threads) {
-      const int first = base + static_cast<int>(threadIdx.x);
-      float x[at_once][samples];
+  // --- Producers ---
+  // What is staged, in order: items of a plane, planes of a tile, tiles, passes and channels, units.
+  struct Place {
+    int unit;
+    int repeat = 0;
+    int tile = 0;
+    int plane = 0;
+    int item = 0;
+
+    __device__ __forceinline__ void advance() {
+      if (items > 1 && ++item < items) return;
+      item = 0;
+      if (++plane < window_planes) return;
+      plane = 0;
+      if (++tile < tiles) return;
+      tile = 0;
+      if (++repeat < repeats) return;
+      repeat = 0;
+      unit += static_cast<int>(gridDim.x);
+    }
+  };
+
+  // A thread's part of a chunk.
+  struct Unit {
+    int core_row, column, row, c;
+    bool is_one;
+
+    explicit __device__ __forceinline__ Unit(int chunk) {
+      const int u = chunk * producers + static_cast<int>(threadIdx.x) - consumers;
+      core_row = u % core_rows;
+      column = u / core_rows % window_columns;
+      row = u / (core_rows * window_columns) % base_groups * core_rows + core_row;
+      c = u / (core_rows * window_columns * base_groups);
+      is_one = u < units && row < row_bases;
+    }
+  };
+
+  using Elements = float[samples][loaded];
+
+  static __device__ __forceinline__ float element(const Elements& x, int s, int m) {
+    return m < loaded ? x[s][m < loaded ? m : 0] : 0.0f;
+  }
+
+  // An element of 16 bits stays what it is in memory.
+  static __device__ __forceinline__ float load_element(const void* base, int64 index) {
+    if constexpr (splits) return static_cast<const float*>(base)[index];
+    return __uint_as_float(static_cast<const uint16*>(base)[index]);
+  }
+  static __device__ __forceinline__ void split_elements(float a, float b, uint32& high, uint32& low) {
+    if constexpr (splits) return split(a, b, high, low);
+    high = __float_as_uint(a) | __float_as_uint(b) << 16;
+    low = 0;
+  }
+
+  // Where a unit's elements of a tile lie: the first one of plane 0, and which of its rows there are.
+  struct Source {
+    const char* first;
+    int begin, end;
+  };
+
+  __device__ __forceinline__ Source source_of(const Place& place, const Unit& unit) const {
+    const int i1 = place.tile / column_tiles * tile_rows * step1 + static_cast<int>(C::base(1, 0)) + unit.row;
+    const int i2 =
+        place.tile % column_tiles * tile_columns * step2 + static_cast<int>(C::base(2, 0)) + unit.column;
+    const int64 index = static_cast<int64>(place.unit) * samples * C::input_stride(0) +
+                        unit.c * C::input_stride(1) + C::base(0, 0) * C::input_stride(2) +
+                        i1 * C::input_stride(3) + i2 * C::input_stride(4);
+    constexpr int rows = static_cast<int>(C::input_size(1));
+    const bool inside = unit.is_one && static_cast<unsigned>(i2) < static_cast<unsigned>(C::input_size(2));
+    Source source{static_cast<const char*>(p.input) + index * Input::bytes, 0, 0};
+    if constexpr (C::base(1, 0) < 0) source.begin = i1 < 0 ? (-i1 + shift - 1) / shift : 0;
+    if (inside && i1 < rows) source.end = (rows - i1 + shift - 1) / shift;
+    return source;
+  }
+
+  __device__ __forceinline__ void load(const Place& place, const Source& source, Elements& x) const {
+    const bool has_plane = static_cast<unsigned>(place.plane + static_cast<int>(C::base(0, 0))) <
+                           static_cast<unsigned>(C::input_size(0));
+    const char* first = source.first + place.plane * (C::input_stride(2) * Input::bytes);
+    const int end = has_plane ? source.end : 0;
 #pragma unroll
-      for (int k = 0; k < at_once; ++k) {
-        const int u = first + k * Numbers::threads;
-        const int c = u / (window_rows * window_columns);
-        const int i1 = u / window_columns % window_rows + row_base;
-        const int i2 = u % window_columns + static_cast<int>(C::base(2, 0));
-        const bool inside = u < units && has_plane &&
-                            static_cast<unsigned>(i1) < static_cast<unsigned>(C::input_size(1)) &&
-                            static_cast<unsigned>(i2) < static_cast<unsigned>(C::input_size(2));
-        const int64 index = n * C::input_stride(0) + c * C::input_stride(1) + i0 * C::input_stride(2) +
-                            i1 * C::input_stride(3) + i2 * C::input_stride(4);
+    for (int s = 0; s < samples; ++s) {
 #pragma unroll
-        for (int s = 0; s < samples; ++s)
-          x[k][s] = inside && s < left ? load_one<Input>(p.input, index + s * C::input_stride(0)) : 0.0f;
-      }
-#pragma unroll
-      for (int k = 0; k < at_once; ++k) {
-        const int u = first + k * Numbers::threads;
-        if (u < units) store_unit(x[k], plane + u, largest);
-        if (looks) look(x[k], u);
+      for (int m = 0; m < loaded; ++m) {
+        const bool is_there = m >= source.begin && m < end &&
+                              (samples == 1 || static_cast<int64>(place.unit) * samples + s < p.batch);
+        x[s][m] =
+            is_there ? load_element(first, s * C::input_stride(0) + m * shift * C::input_stride(3)) : 0.0f;
       }
     }
   }
 
-  __device__ __forceinline__ void store_unit(float (&x)[samples], uint4* place, uint32 (&largest)[4]) const {
-    if constexpr (splits) {
-#pragma unroll
-      for (int s = 0; s < samples; ++s) x[s] *= thin_input_scale;
-    }
-    uint32 high[4], low[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) split(x[2 * j], x[2 * j + 1], high[j], low[j]);
-    *place = uint4{high[0], high[1], high[2], high[3]};
-    if constexpr (input_parts == 2) place[planes * plane_units] = uint4{low[0], low[1], low[2], low[3]};
-    if constexpr (splits) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) largest[j] = larger_magnitude(largest[j], high[j]);
-    }
-  }
+  // Where a unit goes in a plane, in bytes, and which copies of it there are: a bit for each shift and row of
+  // a core.
+  struct Target {
+    uint32 offset;
+    uint32 copies;
 
-  // Remembers the channels of samples in which something reaches the least magnitude. All lanes of a warp,
-  // with neighbouring units, scaled where they are the plane's: the first lane of each channel speaks for it.
-  __device__ __forceinline__ void look(const float (&x)[samples], int u) const {
+    Target() = default;
+    explicit __device__ __forceinline__ Target(const Unit& unit)
+        : offset(((unit.c * starts + unit.row) * window_columns + unit.column) * core_rows * 16), copies(0) {
+#pragma unroll
+      for (int m = 0; m <= shifts; ++m) {
+#pragma unroll
+        for (int i = 0; i < core_rows; ++i) {
+          const int q = unit.row + m * shift - i * delta1;
+          if (unit.is_one && q >= 0 && q < starts) copies |= 1u << (m * core_rows + i);
+        }
+      }
+      // Two words of a loop that has few registers: what follows from them is not to be kept beside them.
+      asm volatile("" : "+r"(offset), "+r"(copies));
+    }
+  };
+  static_assert((shifts + 1) * core_rows <= 32);
+
+  static constexpr int guard_words = samples >= 4 ? 4 : samples;
+  using Largest = uint32[guard_words];
+
+  __device__ __forceinline__ void store(const Target& target, int slot, Elements& x, Largest& largest) const {
+    char* place = reinterpret_cast<char*>(shared.x[slot][0]) + target.offset;
     if constexpr (splits) {
-      constexpr int channel_units = window_rows * window_columns;
-      constexpr int in_plane = C::in_channels * channel_units;
-      const int lane = threadIdx.x % 32;
-      const uint32 starts = __ballot_sync(0xffffffffu, lane == 0 || u % channel_units == 0);
-      const uint32 later = lane == 31 ? 0u : starts >> (lane + 1);  // channels that begin after this lane
-      const uint32 from_here = 0xffffffffu << lane;
-      const uint32 own = later == 0 ? from_here : from_here & ((1u << (lane + __ffs(later))) - 1u);
 #pragma unroll
       for (int s = 0; s < samples; ++s) {
-        const uint32 large = __ballot_sync(0xffffffffu, u < in_plane && fabsf(x[s]) >= 0.5f);
-        if ((starts >> lane & 1u) != 0 && u < in_plane && (large & own) != 0)
-          atomicOr(&shared.seen[u / channel_units][s], 1u);
+#pragma unroll
+        for (int m = 0; m < loaded; ++m) x[s][m] *= thin_input_scale;
+      }
+    }
+#pragma unroll
+    for (int m = 0; m <= shifts; ++m) {
+      uint32 high[4], low[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        split_elements(element(x, 2 * j / row_groups, 2 * j % row_groups + m),
+                       element(x, (2 * j + 1) / row_groups, (2 * j + 1) % row_groups + m), high[j], low[j]);
+        if constexpr (guards) {
+          uint32& own = largest[j * guard_words / 4];
+          own = __vmaxu2(own, high[j] & 0x7fff7fffu);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < core_rows; ++i) {
+        if ((target.copies >> (m * core_rows + i) & 1u) == 0) continue;
+        uint4* copy = reinterpret_cast<uint4*>(
+            place + ((m * shift - i * delta1) * window_columns * core_rows + i) * 16);
+        *copy = uint4{high[0], high[1], high[2], high[3]};
+        if constexpr (input_parts == 2) copy[plane_units] = uint4{low[0], low[1], low[2], low[3]};
       }
     }
   }
 
-  // Leaves for finish_samples what this tile found: word 0 of a sample where f16 overflowed (or x did), then
-  // one for each channel in which something reaches the least magnitude.
-  template <class Parameters>
-  __device__ __forceinline__ void leave_guard(const Parameters& p, int64 n,
-                                              const uint32 (&largest)[4]) const {
-    if constexpr (splits) {
-      constexpr int words = C::in_channels + 1;
+  // The largest magnitudes of a thread's channel: 16-bit patterns, NaN above all.
+  __device__ __forceinline__ void leave_largest(const Unit& unit, Largest& largest) const {
+    if (unit.is_one) {
 #pragma unroll
-      for (int s = 0; s < samples; ++s) {
-        const uint32 half = largest[s / 2] >> (s % 2 * 16) & 0x7fffu;
-        if (half >= 0x7c00u && n + s < p.batch) p.guard[(n + s) * words] = 1;
-      }
-      __syncthreads();
-      for (int i = threadIdx.x; i < C::in_channels * samples; i += Numbers::threads) {
-        const int c = i / samples;
-        const int s = i % samples;
-        if (shared.seen[c][s] && n + s < p.batch) p.guard[(n + s) * words + 1 + c] = 1;
-        shared.seen[c][s] = 0;
+      for (int k = 0; k < guard_words; ++k) {
+        const uint32 even = largest[k] & 0xffffu;
+        const uint32 odd = largest[k] >> 16;
+        if constexpr (samples == 8) {
+          atomicMax(&shared.largest[unit.c][2 * k], even);
+          atomicMax(&shared.largest[unit.c][2 * k + 1], odd);
+        } else {
+          atomicMax(&shared.largest[unit.c][k], max(even, odd));
+        }
       }
     }
+#pragma unroll
+    for (int k = 0; k < guard_words; ++k) largest[k] = 0;
   }
 
   // Whether f16 has this channel of a sample exactly; asked where none of its elements is large.
-  template <class Parameters>
-  static __device__ __forceinline__ bool is_exact(const Parameters& p, int64 n, int c) {
+  __device__ __forceinline__ bool is_exact(int64 n, int c) const {
     constexpr int elements = static_cast<int>(C::input_size(0) * C::input_size(1) * C::input_size(2));
     bool exact = true;
     for (int i = threadIdx.x % 32; i < elements; i += 32) {
@@ -1143,169 +1325,522 @@ struct SamplesMainloop {
     return __all_sync(0xffffffffu, exact);
   }
 
-  // By the last block of a unit, a warp for each sample: what is to be done again.
-  template <class Parameters>
-  __device__ __forceinline__ void finish_samples(const Parameters& p, int64 n) const {
-    if constexpr (splits) {
-      constexpr int words = C::in_channels + 1;
-      for (int s = threadIdx.x / 32; s < samples && n + s < p.batch; s += Numbers::warps) {
-        const uint32* guard = p.guard + (n + s) * words;
-        bool redo = __ldcg(guard) != 0;
-        for (int c = 0; c < C::in_channels && !redo; ++c) {
-          if (__ldcg(guard + 1 + c) == 0) redo = !is_exact(p, n + s, c);
-        }
-        if (redo && threadIdx.x % 32 == 0) {
-          p.only[n + s] = 1;
-          atomicMax(p.only + p.batch, static_cast<uint32>(redo_some));
+  // By all producers, when a unit is staged: which of its samples are to be done again.
+  __device__ __forceinline__ void judge(int64 n) const {
+    constexpr uint32 not_finite = is_same<Input, bf16> ? 0x7f80u : 0x7c00u;
+    constexpr uint32 least = 0x3800u;  // 0.5, of scaled elements
+    warpgroup::sync<producers>(6);
+    const int warp = (static_cast<int>(threadIdx.x) - consumers) / 32;
+    for (int s = warp; s < samples && n + s < p.batch; s += producers / 32) {
+      bool redo = false;
+      for (int c = 0; c < C::in_channels; ++c) redo |= shared.largest[c][s] >= not_finite;
+      if constexpr (splits) {
+        for (int c = 0; c < C::in_channels && !redo; ++c)
+          redo = shared.largest[c][s] < least && !is_exact(n + s, c);
+      }
+      if (threadIdx.x % 32 == 0) {
+        p.only[n + s] = redo ? 1u : 0u;
+        if (redo) atomicMax(&shared.redo, static_cast<uint32>(redo_some));
+      }
+      __syncwarp();
+      for (int c = threadIdx.x % 32; c < C::in_channels; c += 32) shared.largest[c][s] = 0;
+    }
+    warpgroup::sync<producers>(6);
+  }
+
+  __device__ __forceinline__ void produce() const {
+    const auto end = static_cast<int>((p.batch + samples - 1) / samples);
+    Place ahead{static_cast<int>(blockIdx.x)};
+    Elements x[in_flight][item_chunks];
+    Source source[item_chunks];
+    const auto load_ahead = [&](Elements(&to)[item_chunks]) {
+      if (ahead.unit >= end) return;
+#pragma unroll
+      for (int j = 0; j < item_chunks; ++j) {
+        if (items > 1 || ahead.plane == 0) source[j] = source_of(ahead, Unit(ahead.item * item_chunks + j));
+        load(ahead, source[j], to[j]);
+      }
+      ahead.advance();
+    };
+#pragma unroll
+    for (int k = 0; k < in_flight; ++k) load_ahead(x[k]);
+    int slot = 0;
+    uint32 parity = 1;  // the first time round places are free
+    Largest largest[item_chunks] = {};
+    Target target[item_chunks];
+#pragma unroll
+    for (int j = 0; j < item_chunks; ++j) target[j] = Target(Unit(j));
+#pragma unroll 1
+    for (int unit = static_cast<int>(blockIdx.x); unit < end; unit += static_cast<int>(gridDim.x)) {
+      int item = 0;
+#pragma unroll 1
+      for (int i = 0; i < unit_items; i += in_flight) {
+#pragma unroll
+        for (int k = 0; k < in_flight; ++k) {
+          if (items == 1 || item == 0) barrier::wait(&shared.empty[slot], parity);
+#pragma unroll
+          for (int j = 0; j < item_chunks; ++j) {
+            if constexpr (items > 1) target[j] = Target(Unit(item * item_chunks + j));
+            store(target[j], slot, x[k][j], largest[j]);
+            if constexpr (guards && items > 1) leave_largest(Unit(item * item_chunks + j), largest[j]);
+          }
+          item = item + 1 == items ? 0 : item + 1;
+          if (item == 0) {
+            barrier::release_to_copies();
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) barrier::arrive(&shared.full[slot]);
+            if (++slot == planes) {
+              slot = 0;
+              parity ^= 1;
+            }
+          }
+          load_ahead(x[k]);
         }
       }
+      if constexpr (guards) {
+        if constexpr (items == 1) {
+#pragma unroll
+          for (int j = 0; j < item_chunks; ++j) leave_largest(Unit(j), largest[j]);
+        }
+        judge(static_cast<int64>(unit) * samples);
+      }
+    }
+    if (guards && threadIdx.x == consumers) p.only[p.batch + blockIdx.x] = shared.redo;
+  }
+
+  // --- Consumers ---
+  static constexpr int first_turn_barrier = 8;
+  // With one tap in the first dimension every plane is an output: its first product does not accumulate.
+  static constexpr bool begins_always = taps0 == 1;
+
+  static __device__ __forceinline__ int lane_of(int e) { return threadIdx.x % 4 * 2 + e; }
+  static __device__ __forceinline__ int sample_of_lane(int e) { return lane_of(e) / row_groups; }
+  static __device__ __forceinline__ int first_row_of_lane(int e) {
+    return lane_of(e) % row_groups * lane_rows;
+  }
+
+  // Where core `core` of output position 0 lies, in units.
+  static constexpr __device__ int core_offset(int core) {
+    return ((core / (groups1 * groups2) * starts + core / groups2 % groups1 * core_rows * delta1) *
+                window_columns +
+            core % groups2 * core_columns * delta2) *
+           core_rows;
+  }
+
+  using Sums = float[columns * 4];
+
+  // All products of a plane. Warpgroups multiply in turns: products of one run while others finish outputs.
+  // All at once would also come to their outputs at once, and leave the tensor cores idle. A turn is passed
+  // on two products before its end, which is as long as the next one takes to begin.
+  __device__ __forceinline__ void multiply_plane(Sums& sums, uint32 weights, uint32 window, int group) const {
+    constexpr uint32 weight_units = weight_blocks * 16;  // of a core
+    constexpr int products = weight_parts + input_parts - 1;
+    constexpr int last_own = steps * products > 2 ? steps * products - 2 : 0;
+    // Of lane 0, so that the compiler knows them to be the same in all lanes: descriptors are then computed
+    // once for a warp.
+    const uint32 first_a = __shfl_sync(0xffffffffu, warpgroup::descriptor(weights, weight_units), 0);
+    const uint32 first_b = __shfl_sync(0xffffffffu, warpgroup::descriptor(window, 0), 0);
+    warpgroup::sync<256>(first_turn_barrier + group);
+    warpgroup::fence();
+#pragma unroll
+    for (int i = 0; i < steps * products; ++i) {
+      const int core = 2 * (i / products);
+      const int part = i % products;  // of the weights, then of the input
+      const uint32 distance = core + 1 < cores ? core_offset(core + 1) - core_offset(core) : 0;
+      const uint32 a = first_a + (i / products * weight_parts + (part == 1 && weight_parts == 2 ? 1 : 0)) *
+                                     2 * weight_units;
+      const uint32 b = first_b + (core_offset(core) | distance << 16) + (part == 2 ? plane_units : 0);
+      if (i == last_own) warpgroup::arrive<256>(first_turn_barrier + (group + 1) % 4);
+      Product::template multiply<8, core_rows * step2>(sums, a, b, i > 0 || !(promotes || begins_always));
+    }
+    warpgroup::commit();
+    warpgroup::wait();
+  }
+
+  using MomentsPass = MomentsEpilogue<Convolution, Tail, Numbers>;
+  using ApplyPass = ApplyEpilogue<Convolution, Tail, Numbers>;
+
+  // A thread's sums of a plane: two channels (r) in two lanes (e), `Count` columns.
+  template <int Count, class State>
+  __device__ __forceinline__ void take(const ApplyPass& pass, State (&state)[2], const Sums& sums, int d,
+                                       int row, int column, const float (&unscale)[2],
+                                       const float (&bias)[2]) const {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int q1 = row + first_row_of_lane(e);
+      if (q1 >= C::output_size(1)) continue;
+      float h[2][Count];
+      int offset[Count];
+#pragma unroll
+      for (int k = 0; k < Count; ++k) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) h[r][k] = fmaf(sums[4 * k + 2 * r + e], unscale[r], bias[r]);
+        offset[k] = offset_of(d, q1, column + k);
+      }
+      pass.take(state[e], h, offset, All{});
     }
   }
 
-  // --- Products ---
-  // The lane's row of the matrices that group `g` multiplies at `column` of output plane `d`, in window row
-  // 0.
-  __device__ __forceinline__ uint32 matrix_row(int g, int d, int column) const {
-    const int lane = threadIdx.x % 32;
-    const int term = g * 16 + lane % 16;
-    constexpr int last = static_cast<int>(C::kernel(2));
-    const int c = term / outer_taps;
-    const int t0 = term % outer_taps / last;
-    const int t2 = term % last;
-    const int slot = (d * static_cast<int>(C::step(0)) + t0 * static_cast<int>(C::delta(0))) % planes;
-    const int second = lane / 16;  // column or part
-    const int own_column = (column + (columns == 2 ? second : 0)) * static_cast<int>(C::step(2)) +
-                           t2 * static_cast<int>(C::delta(2));
-    const int part = input_parts == 2 ? second : 0;
-    const uint4* row = shared.x[0] + part * planes * plane_units + slot * plane_units +
-                       c * window_rows * window_columns + own_column;
-    if (terms % 16 != 0 && term >= terms) row = shared.zero;
-    return shared_address(row);
-  }
-
-  // The output rows that window row `i` meets by middle tap `t`; -1 where there is none.
-  static constexpr __device__ int row_met(int i, int t) {
-    const int distance = i - t * static_cast<int>(C::delta(1));
-    const int step = static_cast<int>(C::step(1));
-    return distance >= 0 && distance % step == 0 && distance / step < rows ? distance / step : -1;
-  }
-
-  __device__ __forceinline__ void convolve(int row_tile, int d, int column,
-                                           float (&total)[columns][rows][4]) const {
-    constexpr bool promotes = input_parts == 2;
-    const int lane = threadIdx.x % 32;
-#pragma unroll 1
-    for (int g = 0; g < groups; ++g) {
-      uint4 a[middle_taps][weight_parts];
+  // Moments take distances from the mean so far (at first from the first value): sums of one look at each
+  // value, of which none stays in a register. The mean moves little, so that what is subtracted at the end is
+  // small beside the sum of squares.
+  template <int Count, class State>
+  __device__ __forceinline__ void take(const MomentsPass& pass, State (&state)[2], const Sums& sums, int d,
+                                       int row, int column, const float (&unscale)[2],
+                                       const float (&bias)[2]) const {
+    using Before = typename Tail::Before;
+    float from[2][2], sum[2][2] = {}, squares[2][2] = {};
+    const auto value = [&](int e, int r, int k) {
+      // A lane without a row takes values of the last one, and keeps nothing of them.
+      const int q1 = row + first_row_of_lane(e);
+      typename Before::template Tensors<1> tensors;
+      tensors.load(p, element_index<Convolution, Tail, Numbers>(
+                          pass.n, state[e].slot[r],
+                          offset_of(d, q1 < C::output_size(1) ? q1 : static_cast<int>(C::output_size(1)) - 1,
+                                    column + k)));
+      return Before::value(fmaf(sums[4 * k + 2 * r + e], unscale[r], bias[r]), state[e].before[r].value[0],
+                           tensors, 0);
+    };
 #pragma unroll
-      for (int t = 0; t < middle_taps; ++t) {
+    for (int e = 0; e < 2; ++e) {
 #pragma unroll
-        for (int w = 0; w < weight_parts; ++w) a[t][w] = shared.weight[row_tile][g][t][w][lane];
+      for (int r = 0; r < 2; ++r) {
+        const float first = value(e, r, 0);
+        from[e][r] = state[e].count > 0.0f ? state[e].mean[r] : first;
       }
-      float part[promotes ? columns : 1][promotes ? rows : 1][4] = {};
-      const uint32 address = matrix_row(g, d, column);
+    }
 #pragma unroll
-      for (int i = 0; i < window_rows; ++i) {
-        uint32 b[4];
-        load_matrices(address + i * window_columns * 16, b);
+    for (int k = 0; k < Count; ++k) {
 #pragma unroll
-        for (int t = 0; t < middle_taps; ++t) {
-          const int r = row_met(i, t);
-          if (r < 0) continue;
-          if constexpr (promotes) {
-            multiply<f16>(part[0][r], a[t][0], b[0], b[1]);
-            multiply<f16>(part[0][r], a[t][1], b[0], b[1]);
-            multiply<f16>(part[0][r], a[t][0], b[2], b[3]);
-          } else {
+      for (int e = 0; e < 2; ++e) {
 #pragma unroll
-            for (int w = 0; w < weight_parts; ++w) {
+        for (int r = 0; r < 2; ++r) {
+          const float distance = value(e, r, k) - from[e][r];
+          sum[e][r] += distance;
+          squares[e][r] = fmaf(distance, distance, squares[e][r]);
+        }
+      }
+    }
 #pragma unroll
-              for (int k = 0; k < columns; ++k) multiply<Input>(total[k][r], a[t][w], b[2 * k], b[2 * k + 1]);
+    for (int e = 0; e < 2; ++e) {
+      const float total = state[e].count + Count;
+      const float weight = Count * pointwise::reciprocal_fast(total);
+      const float spread = state[e].count * weight;
+      const bool is_one = row + first_row_of_lane(e) < C::output_size(1);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float mean = sum[e][r] * (1.0f / Count);
+        const float m2 = fmaf(-sum[e][r], mean, squares[e][r]);
+        state[e].mean[r] = select(is_one, fmaf(mean, weight, from[e][r]), state[e].mean[r]);
+        state[e].m2[r] =
+            select(is_one, fmaf(mean * mean, spread, state[e].m2[r] + not_below_zero(m2)), state[e].m2[r]);
+      }
+      state[e].count = select(is_one, total, state[e].count);
+    }
+  }
+
+  // Never a branch: sums of the four would follow each other instead of hiding each other's latency.
+  static __device__ __forceinline__ float select(bool so, float a, float b) {
+    float result;
+    asm("{.reg .pred p; setp.ne.b32 p, %3, 0; selp.f32 %0, %1, %2, p;}"
+        : "=f"(result)
+        : "f"(a), "f"(b), "r"(static_cast<int>(so)));
+    return result;
+  }
+
+  // Rounding may leave a sum of squares below zero.
+  static __device__ __forceinline__ float not_below_zero(float x) { return x < 0.0f ? 0.0f : x; }
+
+  static __device__ __forceinline__ int offset_of(int d, int q1, int q2) {
+    return d * static_cast<int>(C::stride(2)) + q1 * static_cast<int>(C::stride(3)) +
+           q2 * static_cast<int>(C::stride(4));
+  }
+
+  // Planes that a warpgroup has multiplied.
+  struct Ring {
+    uint32 count = 0;
+
+    __device__ __forceinline__ uint32 slot() const { return count % planes; }
+    __device__ __forceinline__ uint32 parity() const { return count / planes % 2; }
+  };
+  static_assert(planes == 2 || planes == 4 || planes == 8);
+
+  // All tiles of a unit, `channel_tile` of its channels.
+  template <class Pass, class State>
+  __device__ __forceinline__ void consume(const Pass& pass, State (&state)[2], int channel_tile, Ring& ring,
+                                          const float (&unscale)[2], const float (&bias)[2]) const {
+    // The same in all lanes, and known to be by the compiler.
+    const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+    const uint32 turn_of_warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4 / channel_blocks, 0);
+    constexpr int across = 4 / tile_rows;  // warpgroups side by side
+    const uint32 weights = barrier::shared_address(shared.weight[channel_tile]);
+    const uint32 windows =
+        barrier::shared_address(shared.x[0][0]) +
+        (group / across * step1 * window_columns + group % across * columns * step2) * core_rows * 16;
+#pragma unroll 1
+    for (int tile = 0; tile < tiles; ++tile) {
+      const int row = tile / column_tiles * tile_rows + group / across;
+      const int column = tile % column_tiles * tile_columns + group % across * columns;
+      Sums sums;
+      if constexpr (!begins_always) {
+#pragma unroll
+        for (int i = 0; i < columns * 4; ++i) sums[i] = 0.0f;
+      }
+#pragma unroll 1
+      for (int q = 0; q < window_planes; ++q) {
+        barrier::wait(&shared.full[ring.slot()], ring.parity());
+        const uint32 turn = static_cast<uint32>(q + group) % taps0;
+        const uint32 a = weights + (taps0 - 1 - turn) * channel_blocks * 256;
+        const uint32 b = windows + ring.slot() * (input_parts * plane_units * 16);
+        if constexpr (promotes) {
+          Sums part;
+          multiply_plane(part, a, b, group);
+#pragma unroll
+          for (int i = 0; i < columns * 4; ++i) sums[i] = begins_always ? part[i] : sums[i] + part[i];
+        } else {
+          multiply_plane(sums, a, b, group);
+        }
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) barrier::arrive(&shared.empty[ring.slot()]);
+        ++ring.count;
+        const bool ends = turn_of_warp == (turn + 1) % taps0;
+        if (ends) {
+          const int d = q - (taps0 - 1);
+          if (d >= 0 && row < lane_rows) {
+            constexpr int left = static_cast<int>(C::output_size(2)) % columns;
+            if (column + columns <= C::output_size(2)) {
+              take<columns>(pass, state, sums, d, row, column, unscale, bias);
+            } else if (left > 0 && column < C::output_size(2)) {
+              take<left == 0 ? columns : left>(pass, state, sums, d, row, column, unscale, bias);
             }
           }
         }
+        if constexpr (!begins_always) Product::clear_where(sums, ends);
       }
-      if constexpr (promotes) {
+    }
+  }
+
+  // A warp's moments, or sums, of its slots.
+  static constexpr int team = row_groups > 1 ? row_groups / 2 : 1;  // lanes that share a sample
+  __device__ __forceinline__ float* scratch_of(int slot) const {
+    return shared.scratch[threadIdx.x / 32][slot];
+  }
+
+  template <class State>
+  __device__ __forceinline__ void leave_moments(const State (&state)[2], const int (&slot)[2][2],
+                                                const bool (&in_range)[2]) const {
 #pragma unroll
-        for (int r = 0; r < rows; ++r) {
+    for (int r = 0; r < 2; ++r) {
+      float count[2], mean[2], m2[2];
+      if constexpr (row_groups > 1) {
+        count[0] = lanes_sum<team>(state[0].count + state[1].count);
+        const float sum =
+            lanes_sum<team>(fmaf(state[0].count, state[0].mean[r], state[1].count * state[1].mean[r]));
+        mean[0] = count[0] > 0.0f ? sum / count[0] : 0.0f;
+        const float d0 = state[0].mean[r] - mean[0];
+        const float d1 = state[1].mean[r] - mean[0];
+        m2[0] = lanes_sum<team>(fmaf(state[0].count * d0, d0, state[0].m2[r]) +
+                                fmaf(state[1].count * d1, d1, state[1].m2[r]));
+      } else {
 #pragma unroll
-          for (int j = 0; j < 4; ++j) total[0][r][j] += part[0][r][j];
+        for (int e = 0; e < 2; ++e) {
+          count[e] = state[e].count;
+          mean[e] = state[e].mean[r];
+          m2[e] = state[e].m2[r];
+        }
+      }
+#pragma unroll
+      for (int e = 0; e < (row_groups > 1 ? 1 : 2); ++e) {
+        if (in_range[r] && threadIdx.x % team == 0) {
+          float* place = scratch_of(slot[e][r]);
+          place[0] = count[e];
+          place[1] = mean[e];
+          place[2] = m2[e];
         }
       }
     }
   }
 
-  // One item: `columns` columns of the strip's rows. A thread's four slots are two channels of two samples.
-  template <class Epilogue, class State>
-  __device__ __forceinline__ void item(const Epilogue& epilogue, State& state, int row_tile, int d,
-                                       int first_row, int column, const float (&unscale)[2],
-                                       const float (&bias)[2]) const {
-    float total[columns][rows][4] = {};
-    convolve(row_tile, d, column, total);
-    float h[4][columns * rows];
-    int offset[columns * rows];
-    uint32 valid = 0;
+  template <class State>
+  __device__ __forceinline__ void leave_sums(const State (&state)[2], const int (&slot)[2][2],
+                                             const bool (&in_range)[2]) const {
 #pragma unroll
-    for (int k = 0; k < columns; ++k) {
+    for (int r = 0; r < 2; ++r) {
+      const float both = lanes_sum<team>(state[0].sum[r] + state[1].sum[r]);
 #pragma unroll
-      for (int r = 0; r < rows; ++r) {
-        const int i = k * rows + r;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) h[j][i] = fmaf(total[k][r][j], unscale[j / 2], bias[j / 2]);
-        const int q1 = first_row + r;
-        const int q2 = column + k;
-        offset[i] = d * static_cast<int>(C::stride(2)) + q1 * static_cast<int>(C::stride(3)) +
-                    q2 * static_cast<int>(C::stride(4));
-        valid |= (q1 < C::output_size(1) && q2 < C::output_size(2) ? 1u : 0u) << i;
+      for (int e = 0; e < (row_groups > 1 ? 1 : 2); ++e) {
+        if (in_range[r] && threadIdx.x % team == 0)
+          scratch_of(slot[e][r])[0] = row_groups > 1 ? both : state[e].sum[r];
       }
-    }
-    if (valid == (1u << columns * rows) - 1) {
-      epilogue.take(state, h, offset, All{});
-    } else {
-      epilogue.take(state, h, offset, Mask{valid});
     }
   }
 
-  template <class Parameters, class Epilogue>
-  __device__ __forceinline__ void run(const Parameters& p, int64 n, int tile, Epilogue& epilogue) const {
-    constexpr int items = static_cast<int>((C::output_size(2) + columns - 1) / columns);
-    const int warp = threadIdx.x / 32;
-    const int lane = threadIdx.x % 32;
-    const int first_row = tile * rows;
-    uint32 largest[4] = {};
+  // For each warp that has values of a slot.
+  template <class Take>
+  __device__ __forceinline__ void for_each_part(int slot, Take&& take) const {
+    const int block = slot % C::channels / 16 % channel_blocks;
 #pragma unroll 1
-    for (int row_tile = 0; row_tile < row_tiles; ++row_tile) {
-      int slot[4];
-      bool in_range[4];
+    for (int group = 0; group < 4; ++group) {
+#pragma unroll 1
+      for (int t = 0; t < taps0; ++t) take(shared.scratch[group * 4 + t * channel_blocks + block][slot]);
+    }
+  }
+
+  // By one warpgroup, when all have left their moments.
+  __device__ __forceinline__ void finish_moments(int64 n) const {
+    const int thread = threadIdx.x % 128;
+    for (int slot = thread; slot < Numbers::slots; slot += 128) {
+      Moments all;
+      for_each_part(slot, [&](const float* part) {
+        if (part[0] > 0.0f) all.merge(part[0], part[1], part[2]);
+      });
+      shared.moments[slot][0] = all.mean;
+      shared.moments[slot][1] = all.m2;
+    }
+    warpgroup::sync<128>(1 + threadIdx.x / 128);
+    constexpr int groups = Tail::channels / Tail::group_channels;
+    constexpr auto spatial = static_cast<float>(Tail::spatial);
+    for (int slab = thread; slab < samples * groups; slab += 128) {
+      if (n + slab / groups >= p.batch) break;
+      const float(*rows)[2] = shared.moments + slab * Tail::group_channels;
+      float mean = 0.0f;
+      for (int c = 0; c < Tail::group_channels; ++c) mean += rows[c][0];
+      mean *= 1.0f / Tail::group_channels;
+      float m2 = 0.0f;
+      for (int c = 0; c < Tail::group_channels; ++c) {
+        const float distance = rows[c][0] - mean;
+        m2 += fmaf(distance * distance, spatial, rows[c][1]);
+      }
+      const float rstd = 1.0f / sqrtf(m2 / (spatial * Tail::group_channels) + Tail::eps);
+      const int64 index = n * groups + slab;
+      p.statistics[2 * index] = mean;
+      p.statistics[2 * index + 1] = rstd;
+      if constexpr (Tail::mean_follows_norm) {
+        for (int c = 0; c < Tail::group_channels; ++c) {
+          const int channel = slab % groups * Tail::group_channels + c;
+          const float value =
+              fmaf((rows[c][0] - mean) * rstd, Tail::weight(p, channel), Tail::bias(p, channel));
+          store_one<typename Tail::Output>(p.output, index * Tail::group_channels + c, value);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void finish_mean(int64 n) const {
+    constexpr float per_element = 1.0f / static_cast<float>(Tail::spatial);
+    for (int slot = threadIdx.x % 128; slot < Numbers::slots; slot += 128) {
+      if (n + slot / Tail::channels >= p.batch) break;
+      float total = 0.0f;
+      for_each_part(slot, [&](const float* part) { total += part[0]; });
+      store_one<typename Tail::Output>(p.output, n * Tail::channels + slot, total * per_element);
+    }
+  }
+
+  // One pass over a unit. The warpgroup that comes last merges, the others go on.
+  template <bool is_first>
+  __device__ __forceinline__ void pass_over(int64 n, Ring& ring) const {
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32 % 4;
+    if constexpr (ends_may_meet) warpgroup::sync<consumers>(5);
+#pragma unroll 1
+    for (int tile = 0; tile < channel_tiles; ++tile) {
+      int slot[2][2];
+      bool in_range[2];
       float unscale[2], bias[2];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int o = row_tile * 16 + lane / 4 + j / 2 * 8;
-        const int sample = lane % 4 * 2 + j % 2;
-        in_range[j] = (C::channels % 16 == 0 || o < C::channels) && n + sample < p.batch;
-        slot[j] = in_range[j] ? sample * C::channels + o : 0;
-        unscale[j / 2] = shared.unscale[o];
-        bias[j / 2] = shared.bias[o];
+      for (int r = 0; r < 2; ++r) {
+        const int o = (tile * channel_blocks + warp % channel_blocks) * 16 + lane / 4 + r * 8;
+        unscale[r] = shared.unscale[o];
+        bias[r] = shared.bias[o];
+        in_range[r] = o < C::channels && warp < taps0 * channel_blocks;
+#pragma unroll
+        for (int e = 0; e < 2; ++e) slot[e][r] = sample_of_lane(e) * C::channels + (o < C::channels ? o : 0);
       }
-      auto state = epilogue.begin(slot, in_range);
-      constexpr int outputs = static_cast<int>(C::output_size(0));
-      constexpr int step = static_cast<int>(C::step(0));
-      int staged = 0;
-#pragma unroll 1
-      for (int d = 0; d < outputs; ++d) {
-        const int begin = d * step;
-        __syncthreads();  // nobody reads the planes any more that are replaced
-        for (int q = staged > begin ? staged : begin; q < begin + span; ++q)
-          stage(p, n, first_row, q, d == 0, largest);
-        staged = begin + span;
-        __syncthreads();
-#pragma unroll 1
-        for (int i = warp; i < items; i += Numbers::warps)
-          item(epilogue, state, row_tile, d, first_row, i * columns, unscale, bias);
+      // The values of a channel that a sample beyond the batch would have are those of the last one.
+      const int64 last = p.batch - 1;
+      const auto within = [&](int s) { return n + s > last ? static_cast<int>(last - n) : s; };
+      int read[2][2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+          read[e][r] = within(slot[e][r] / C::channels) * C::channels + slot[e][r] % C::channels;
       }
-      epilogue.template finish<team>(state);
+      if constexpr (is_first) {
+        const MomentsPass pass{p, nullptr, n};
+        decltype(pass.begin(read[0], in_range)) state[2] = {pass.begin(read[0], in_range),
+                                                            pass.begin(read[1], in_range)};
+        consume(pass, state, tile, ring, unscale, bias);
+        leave_moments(state, slot, in_range);
+      } else {
+        const ApplyPass pass{p, nullptr, n};
+        decltype(pass.begin(read[0], in_range)) state[2] = {pass.begin(read[0], in_range),
+                                                            pass.begin(read[1], in_range)};
+        consume(pass, state, tile, ring, unscale, bias);
+        leave_sums(state, slot, in_range);
+      }
     }
-    leave_guard(p, n, largest);
+    const int group = threadIdx.x / 128;
+    warpgroup::sync<128>(1 + group);
+    if (threadIdx.x % 128 == 0) {
+      __threadfence_block();
+      shared.group_is_last[group] = atomicAdd(&shared.arrived, 1u) % 4 == 3;
+      __threadfence_block();
+    }
+    warpgroup::sync<128>(1 + group);
+    if (shared.group_is_last[group]) {
+      if constexpr (is_first) {
+        finish_moments(n);
+      } else {
+        finish_mean(n);
+      }
+    }
+    if constexpr (is_first && two_passes) {
+      __threadfence();
+      warpgroup::sync<consumers>(5);
+    }
+  }
+
+  // Whether a warpgroup could come to the end of a unit while another still merges the one before: the ring
+  // keeps them less than `planes` planes apart.
+  static constexpr bool ends_may_meet = channel_tiles * tiles * window_planes <= planes;
+
+  __device__ __forceinline__ void run() const {
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < planes; ++i) {
+        barrier::initialise(&shared.full[i], producers / 32);
+        barrier::initialise(&shared.empty[i], consumer_warps);
+      }
+      shared.arrived = 0;
+      shared.redo = redo_none;
+    }
+    __syncthreads();
+    if constexpr (guards) {  // the counters of the launch that does samples again
+      for (int64 i = static_cast<int64>(blockIdx.x) * Numbers::threads + threadIdx.x; i < 4 * (p.batch + 1);
+           i += static_cast<int64>(gridDim.x) * Numbers::threads)
+        p.control[i] = 0;
+    }
+    for (int i = threadIdx.x; i < C::in_channels * samples; i += Numbers::threads)
+      shared.largest[i / samples][i % samples] = 0;
+    load_weights();
+    barrier::release_to_copies();
+    __syncthreads();
+    if (threadIdx.x < consumers) {
+      warpgroup::take_registers<Numbers::consumer_registers>();
+      if (threadIdx.x / 128 == 3)
+        warpgroup::arrive<256>(first_turn_barrier);  // the first turn is the first's
+      Ring ring;
+#pragma unroll 1
+      for (int64 n = static_cast<int64>(blockIdx.x) * samples; n < p.batch;
+           n += static_cast<int64>(gridDim.x) * samples) {
+        if constexpr (Tail::has_norm) pass_over<true>(n, ring);
+        if constexpr (!Tail::mean_follows_norm) pass_over<false>(n, ring);
+      }
+      if (threadIdx.x < 128) warpgroup::sync<256>(first_turn_barrier);  // the last turn is nobody's
+    } else {
+      warpgroup::give_registers<Numbers::producer_registers>();
+      produce();
+    }
   }
 };
 
@@ -1315,8 +1850,8 @@ struct SamplesMainloop {
 //   y[o, q] = bias[o] + sum over input channels c of (sum over taps t  w[o, c, t] x[c, i(q, t)])
 //
 // A thread computes `channels_at_once` output channels of one position at a time. The weights lie in shared
-// memory as f32, [chunk of channels][c][t][channel]; x comes from memory by way of the first-level cache.
-// Taps that meet no input are left out of the sum.
+// memory as f32, [chunk of channels][c][t][channel], or, of a wide convolution, come from memory as x does,
+// by way of the first-level cache. Taps that meet no input are left out of the sum.
 
 template <class Convolution, class Tail, class Numbers>
 struct CoresMainloop {
@@ -1325,38 +1860,43 @@ struct CoresMainloop {
   static constexpr int chunks = (C::channels + at_once - 1) / at_once;
   static constexpr int samples = 1;
   static constexpr int team = 32;  // each lane has all channels of a chunk
-  static constexpr int weight_floats = chunks * at_once * C::in_channels * C::taps;
-  static constexpr int shared_floats = weight_floats + chunks * at_once;  // the bias
+  static constexpr bool in_shared = Numbers::weights_in_shared;
+  static constexpr int weight_floats = in_shared ? chunks * at_once * C::in_channels * C::taps : 0;
+  static constexpr int shared_floats = in_shared ? weight_floats + chunks * at_once : 0;  // with the bias
 
   const float* weights;  // shared
 
   template <class Parameters>
+  static __device__ __forceinline__ float weight(const Parameters& p, int o, int c, int t) {
+    const int64 index = C::transposed ? (static_cast<int64>(c) * C::channels + o) * C::taps + t
+                                      : (static_cast<int64>(o) * C::in_channels + c) * C::taps + t;
+    const float value = o < C::channels ? load_one<typename C::Weight>(p.parameter[0], index) : 0.0f;
+    return C::rounds_to_tf32 ? round_to_tf32(value) : value;
+  }
+  template <class Parameters>
+  static __device__ __forceinline__ float bias(const Parameters& p, int o) {
+    if constexpr (C::has_bias) return o < C::channels ? load_one<typename C::Bias>(p.parameter[1], o) : 0.0f;
+    return 0.0f;
+  }
+
+  template <class Parameters>
   static __device__ __forceinline__ void load_weights(const Parameters& p, float* weights) {
+    if constexpr (!in_shared) return;
     for (int i = threadIdx.x; i < weight_floats; i += Numbers::threads) {
       const int o = i / (at_once * C::in_channels * C::taps) * at_once + i % at_once;
       const int term = i / at_once % (C::in_channels * C::taps);
-      const int c = term / C::taps;
-      const int t = term % C::taps;
-      const int index =
-          C::transposed ? (c * C::channels + o) * C::taps + t : (o * C::in_channels + c) * C::taps + t;
-      float value = o < C::channels ? load_one<typename C::Weight>(p.parameter[0], index) : 0.0f;
-      if constexpr (C::rounds_to_tf32) value = round_to_tf32(value);
-      weights[i] = value;
+      weights[i] = weight(p, o, term / C::taps, term % C::taps);
     }
-    for (int o = threadIdx.x; o < chunks * at_once; o += Numbers::threads) {
-      float value = 0.0f;
-      if constexpr (C::has_bias)
-        value = o < C::channels ? load_one<typename C::Bias>(p.parameter[1], o) : 0.0f;
-      weights[weight_floats + o] = value;
-    }
+    for (int o = threadIdx.x; o < chunks * at_once; o += Numbers::threads)
+      weights[weight_floats + o] = bias(p, o);
     __syncthreads();
   }
 
-  // The sums of `at_once` channels at one position; `sample` is where x of the sample begins, `own` the
-  // chunk's weights.
+  // The sums of the channels of a chunk at one position; `sample` is where x of the sample begins.
   template <class Parameters>
   __device__ __forceinline__ void convolve(const Parameters& p, int64 sample, const ThinClass<C>& of_class,
-                                           const int (&j)[3], const float* own, float (&sum)[at_once]) const {
+                                           const int (&j)[3], int chunk, float (&sum)[at_once]) const {
+    const float* own = weights + (in_shared ? chunk * at_once * C::in_channels * C::taps : 0);
     int begin[3];
 #pragma unroll
     for (int d = 0; d < 3; ++d) begin[d] = j[d] * static_cast<int>(C::step(d)) + of_class.base[d];
@@ -1375,18 +1915,21 @@ struct CoresMainloop {
           const int t1 = of_class.first[1] + m1 * static_cast<int>(C::tap_step(1));
           const int64 row =
               sample + c * C::input_stride(1) + i0 * C::input_stride(2) + i1 * C::input_stride(3);
-          const float* w = own +
-                           ((c * static_cast<int>(C::kernel(0)) + t0) * static_cast<int>(C::kernel(1)) + t1) *
-                               static_cast<int>(C::kernel(2)) * at_once +
-                           of_class.first[2] * at_once;
+          const int first_tap =
+              (t0 * static_cast<int>(C::kernel(1)) + t1) * static_cast<int>(C::kernel(2)) + of_class.first[2];
 #pragma unroll 4
-          for (int m2 = 0; m2 < of_class.count[2]; ++m2, w += static_cast<int>(C::tap_step(2)) * at_once) {
+          for (int m2 = 0; m2 < of_class.count[2]; ++m2) {
             const int i2 = begin[2] + m2 * static_cast<int>(C::delta(2));
             if (static_cast<unsigned>(i2) >= static_cast<unsigned>(C::input_size(2))) continue;
             float x = load_one<typename Tail::Input>(p.input, row + i2 * C::input_stride(4));
             if constexpr (C::rounds_to_tf32) x = round_to_tf32(x);
+            const int t = first_tap + m2 * static_cast<int>(C::tap_step(2));
 #pragma unroll
-            for (int k = 0; k < at_once; ++k) part[k] = fmaf(w[k], x, part[k]);
+            for (int k = 0; k < at_once; ++k) {
+              const float w =
+                  in_shared ? own[(c * C::taps + t) * at_once + k] : weight(p, chunk * at_once + k, c, t);
+              part[k] = fmaf(w, x, part[k]);
+            }
           }
         }
       }
@@ -1420,11 +1963,13 @@ struct CoresMainloop {
         int j[3];
         of_class.split(flat, j);
         float sum[at_once] = {};
-        convolve(p, n * C::input_stride(0), of_class, j, weights + chunk * at_once * C::in_channels * C::taps,
-                 sum);
+        convolve(p, n * C::input_stride(0), of_class, j, chunk, sum);
         float h[at_once][1];
 #pragma unroll
-        for (int k = 0; k < at_once; ++k) h[k][0] = sum[k] + weights[weight_floats + chunk * at_once + k];
+        for (int k = 0; k < at_once; ++k) {
+          const int o = chunk * at_once + k;
+          h[k][0] = sum[k] + (in_shared ? weights[weight_floats + o] : bias(p, o));
+        }
         const int offset[1] = {of_class.output_offset(j)};
         epilogue.take(rows, h, offset, All{});
       }
@@ -1557,14 +2102,14 @@ _KERNELS_TF32 = r"""
 //
 // conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 1024x3x16x32x32 tf32
 //
-// plan: thin_samples
+// plan: thin_wgmma
 //   convolution: 192 terms, 2 products of 16-bit parts
-//   tile: 8 samples, 5 rows, 6 tiles a unit
+//   tile: 1 samples, 8 x 4 rows, 15 columns, 2 tiles a unit
 //   passes: 1
 //   then: thin_cores for samples that f16 has no room for
 // ==================================================================================================
 
-namespace block_1_tf32_thin_samples {
+namespace block_1_tf32_thin_wgmma {
 namespace onepass {
 using namespace ::onepass;
 }
@@ -1669,30 +2214,50 @@ struct Convolution {
 }  // namespace onepass
 
 struct Numbers {
-  static constexpr int threads = 256;
-  static constexpr int warps = 8;
-  static constexpr int rows = 5;
-  static constexpr int columns = 2;
+  static constexpr int threads = 640;
+  static constexpr int consumers = 512;
+  static constexpr int producers = 128;
+  static constexpr int warps = 16;
+  static constexpr int consumer_registers = 104;
+  static constexpr int producer_registers = 64;
+  static constexpr int row_groups = 8;
+  static constexpr int lane_rows = 4;
+  static constexpr int tile_rows = 4;
+  static constexpr int columns = 15;
+  static constexpr int column_tiles = 2;
+  static constexpr int tiles = 2;
+  static constexpr int core_rows = 2;
+  static constexpr int core_columns = 4;
+  static constexpr int starts = 6;
+  static constexpr int window_columns = 18;
+  static constexpr int planes = 4;
+  static constexpr int channel_blocks = 1;
   static constexpr int input_parts = 1;
   static constexpr int weight_parts = 2;
-  static constexpr int planes = 4;
-  static constexpr int window_rows = 8;
-  static constexpr int window_columns = 33;
-  static constexpr int plane_units = 796;
-  static constexpr int tiles = 6;
-  static constexpr int slots = 128;
+  static constexpr int slots = 16;
 };
-using Mainloop = onepass::SamplesMainloop<onepass::Convolution, onepass::Tail, Numbers>;
-using Agent = onepass::Thin<onepass::Convolution, onepass::Tail, Numbers, Mainloop>;
-static_assert(sizeof(Mainloop::Shared) <= 63488);
-__global__ void __launch_bounds__(256, 2) onepass_thin_samples(const __grid_constant__ Agent::Parameters p) {
+struct Product {
+  template <unsigned upper_a, unsigned upper_b>
+  static __device__ __forceinline__ void multiply(float (&d)[60], unsigned a, unsigned b, bool accumulates) {
+    asm volatile("{.reg .pred p; .reg .b64 a, b; setp.ne.b32 p, %62, 0; mov.b64 a, {%60, %63}; mov.b64 b, {%61, %64}; wgmma.mma_async.sync.aligned.m64n120k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59}, a, b, p, 1, 1, 0, 1;}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59])
+        : "r"(a), "r"(b), "r"(static_cast<int>(accumulates)), "n"(upper_a), "n"(upper_b));
+  }
+  static __device__ __forceinline__ void clear_where(float (&d)[60], bool so) {
+    const float zero = __uint_as_float(gridDim.y - 1);
+    asm volatile("{.reg .pred p; setp.eq.b32 p, %60, 0; @p bra.uni kept_%=; mov.f32 %0, %61; mov.f32 %1, %61; mov.f32 %2, %61; mov.f32 %3, %61; mov.f32 %4, %61; mov.f32 %5, %61; mov.f32 %6, %61; mov.f32 %7, %61; mov.f32 %8, %61; mov.f32 %9, %61; mov.f32 %10, %61; mov.f32 %11, %61; mov.f32 %12, %61; mov.f32 %13, %61; mov.f32 %14, %61; mov.f32 %15, %61; mov.f32 %16, %61; mov.f32 %17, %61; mov.f32 %18, %61; mov.f32 %19, %61; mov.f32 %20, %61; mov.f32 %21, %61; mov.f32 %22, %61; mov.f32 %23, %61; mov.f32 %24, %61; mov.f32 %25, %61; mov.f32 %26, %61; mov.f32 %27, %61; mov.f32 %28, %61; mov.f32 %29, %61; mov.f32 %30, %61; mov.f32 %31, %61; mov.f32 %32, %61; mov.f32 %33, %61; mov.f32 %34, %61; mov.f32 %35, %61; mov.f32 %36, %61; mov.f32 %37, %61; mov.f32 %38, %61; mov.f32 %39, %61; mov.f32 %40, %61; mov.f32 %41, %61; mov.f32 %42, %61; mov.f32 %43, %61; mov.f32 %44, %61; mov.f32 %45, %61; mov.f32 %46, %61; mov.f32 %47, %61; mov.f32 %48, %61; mov.f32 %49, %61; mov.f32 %50, %61; mov.f32 %51, %61; mov.f32 %52, %61; mov.f32 %53, %61; mov.f32 %54, %61; mov.f32 %55, %61; mov.f32 %56, %61; mov.f32 %57, %61; mov.f32 %58, %61; mov.f32 %59, %61; kept_%=: }"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59])
+        : "r"(static_cast<int>(so)), "f"(zero));
+  }
+};
+using Agent = onepass::Rotating<onepass::Convolution, onepass::Tail, Numbers, Product>;
+static_assert(sizeof(Agent::Shared) <= 66412);
+__global__ void __launch_bounds__(640, 1) onepass_thin_wgmma(const __grid_constant__ Agent::Parameters p) {
   extern __shared__ __align__(128) unsigned char bytes[];
-  auto& shared = *reinterpret_cast<Mainloop::Shared*>(bytes);
-  Mainloop::load_weights(p, shared);
-  Agent{p, shared.scratch(), Mainloop{shared}}.run();
+  Agent{p, *reinterpret_cast<Agent::Shared*>(bytes)}.run();
 }
 
-}  // namespace block_1_tf32_thin_samples
+}  // namespace block_1_tf32_thin_wgmma
 
 namespace block_1_tf32_thin_cores {
 namespace onepass {
@@ -1806,6 +2371,7 @@ struct Numbers {
   static constexpr int tiles_of_class = 11;
   static constexpr int tiles = 11;
   static constexpr int slots = 16;
+  static constexpr bool weights_in_shared = true;
 };
 using Mainloop = onepass::CoresMainloop<onepass::Convolution, onepass::Tail, Numbers>;
 using Agent = onepass::Thin<onepass::Convolution, onepass::Tail, Numbers, Mainloop>;
@@ -1822,75 +2388,69 @@ __global__ void __launch_bounds__(256, 2) onepass_thin_cores(const __grid_consta
 _LAUNCHES_TF32 = r"""
 namespace {
 
-Kernel block_1_tf32_thin_samples_kernel("block_1_tf32_thin_samples",
-    reinterpret_cast<const void*>(&block_1_tf32_thin_samples::onepass_thin_samples), 256, 1, 63488);
+Kernel block_1_tf32_thin_wgmma_kernel("block_1_tf32_thin_wgmma",
+    reinterpret_cast<const void*>(&block_1_tf32_thin_wgmma::onepass_thin_wgmma), 640, 1, 66412);
 Kernel block_1_tf32_thin_cores_kernel("block_1_tf32_thin_cores",
     reinterpret_cast<const void*>(&block_1_tf32_thin_cores::onepass_thin_cores), 256, 1, 13888);
 
 }  // namespace
 
 int64_t block_1_tf32_workspace_bytes(int64_t batch, int device) {
-  const int64_t offset_1 = divide_up((divide_up(batch, 8) + 1) * 16, 256) * 256;
-  const int64_t offset_2 = offset_1 + divide_up((batch + 1) * 4, 256) * 256;
-  const int64_t offset_3 = offset_2 + divide_up(batch * 16, 256) * 256;
-  const int64_t offset_4 = offset_3 + divide_up(batch * 1152, 256) * 256;
-  const int64_t offset_5 = offset_4 + divide_up(batch * 384, 256) * 256;
-  const int64_t offset_6 = offset_5 + divide_up(batch * 32, 256) * 256;
+  const int64_t resident_thin_wgmma = block_1_tf32_thin_wgmma_kernel.resident(device);
+  const int64_t number = clamp(batch, 1, resident_thin_wgmma);
+  const int64_t offset_1 = divide_up((batch + number) * 4, 256) * 256;
+  const int64_t offset_2 = offset_1 + divide_up(batch * 32, 256) * 256;
   const int64_t offset_1_2 = divide_up((batch + 1) * 16, 256) * 256;
   const int64_t offset_2_2 = offset_1_2 + divide_up(batch * 2112, 256) * 256;
-  const int64_t number = offset_6 + (offset_2_2 + divide_up(batch * 704, 256) * 256);
-  return number + divide_up(batch * 32, 256) * 256;
+  const int64_t number_2 = offset_2 + (offset_2_2 + divide_up(batch * 704, 256) * 256);
+  return number_2 + divide_up(batch * 32, 256) * 256;
 }
 
 void block_1_tf32(const void* input, void* output, const void* const* parameters,
                   char* workspace, int64_t batch, int device, cudaStream_t stream) {
-  const int64_t resident_thin_samples = block_1_tf32_thin_samples_kernel.resident(device);
+  const int64_t resident_thin_wgmma = block_1_tf32_thin_wgmma_kernel.resident(device);
   const int64_t resident_thin_cores = block_1_tf32_thin_cores_kernel.resident(device);
-  const int64_t offset_1 = divide_up((divide_up(batch, 8) + 1) * 16, 256) * 256;
-  const int64_t offset_2 = offset_1 + divide_up((batch + 1) * 4, 256) * 256;
-  const int64_t offset_3 = offset_2 + divide_up(batch * 16, 256) * 256;
-  const int64_t offset_4 = offset_3 + divide_up(batch * 1152, 256) * 256;
-  const int64_t offset_5 = offset_4 + divide_up(batch * 384, 256) * 256;
-  const int64_t offset_6 = offset_5 + divide_up(batch * 32, 256) * 256;
+  const int64_t number = clamp(batch, 1, resident_thin_wgmma);
+  const int64_t offset_1 = divide_up((batch + number) * 4, 256) * 256;
+  const int64_t offset_2 = offset_1 + divide_up(batch * 32, 256) * 256;
   const int64_t offset_1_2 = divide_up((batch + 1) * 16, 256) * 256;
   const int64_t offset_2_2 = offset_1_2 + divide_up(batch * 2112, 256) * 256;
-  const int64_t number = offset_6 + (offset_2_2 + divide_up(batch * 704, 256) * 256);
-  const int64_t number_2 = divide_up(batch, 8);
-  check(cudaMemsetAsync(workspace, 0, offset_3, stream), "clearing memory");
+  const int64_t number_2 = offset_2 + (offset_2_2 + divide_up(batch * 704, 256) * 256);
   {
     const uint64_t words[] = {
         word(input),                 // input
         word(output),                // output
-        word(workspace + offset_5),  // statistics
-        word(workspace),             // control
-        word(workspace + offset_3),  // parts
-        word(workspace + offset_4),  // sums
-        word(workspace + offset_1),  // only
-        word(workspace + offset_2),  // guard
+        word(workspace + offset_1),  // statistics
+        word(workspace + offset_2),  // control
+        0,                           // parts
+        0,                           // sums
+        word(workspace),             // only
+        0,                           // guard
         word(batch),                 // batch
-        word(clamp(divide_up(resident_thin_samples * 2, 6), 1, std::max<int64_t>(1, number_2))),  // wave_units
+        word(1),                     // wave_units
+        word(number),                // only_words
         word(parameters[0]),         // parameter[0]
         word(parameters[1]),         // parameter[1]
         word(parameters[2]),         // parameter[2]
         word(parameters[3]),         // parameter[3]
     };
-    static_assert(sizeof words == sizeof(block_1_tf32_thin_samples::Agent::Parameters));
-    const int64_t blocks = clamp(number_2 * 6, 1, resident_thin_samples);
-    block_1_tf32_thin_samples_kernel.launch(words, blocks, device, stream);
+    static_assert(sizeof words == sizeof(block_1_tf32_thin_wgmma::Agent::Parameters));
+    const int64_t blocks = number;
+    block_1_tf32_thin_wgmma_kernel.launch(words, blocks, device, stream);
   }
-  check(cudaMemsetAsync(workspace + offset_6, 0, offset_1_2, stream), "clearing memory");
   {
     const uint64_t words[] = {
         word(input),                                // input
         word(output),                               // output
-        word(workspace + number),                   // statistics
-        word(workspace + offset_6),                 // control
-        word(workspace + (offset_6 + offset_1_2)),  // parts
-        word(workspace + (offset_6 + offset_2_2)),  // sums
-        word(workspace + offset_1),                 // only
-        word(workspace + (offset_6 + offset_1_2)),  // guard
+        word(workspace + number_2),                 // statistics
+        word(workspace + offset_2),                 // control
+        word(workspace + (offset_2 + offset_1_2)),  // parts
+        word(workspace + (offset_2 + offset_2_2)),  // sums
+        word(workspace),                            // only
+        word(workspace + (offset_2 + offset_1_2)),  // guard
         word(batch),                                // batch
         word(clamp(divide_up(resident_thin_cores * 2, 11), 1, std::max<int64_t>(1, batch))),  // wave_units
+        word(number),                               // only_words
         word(parameters[0]),                        // parameter[0]
         word(parameters[1]),                        // parameter[1]
         word(parameters[2]),                        // parameter[2]
@@ -1909,14 +2469,14 @@ _KERNELS_F32 = r"""
 //
 // conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 1024x3x16x32x32 f32
 //
-// plan: thin_samples
+// plan: thin_wgmma
 //   convolution: 192 terms, 3 products of 16-bit parts
-//   tile: 8 samples, 5 rows, 6 tiles a unit
+//   tile: 1 samples, 8 x 4 rows, 10 columns, 3 tiles a unit
 //   passes: 1
 //   then: thin_cores for samples that f16 has no room for
 // ==================================================================================================
 
-namespace block_1_f32_thin_samples {
+namespace block_1_f32_thin_wgmma {
 namespace onepass {
 using namespace ::onepass;
 }
@@ -2021,30 +2581,50 @@ struct Convolution {
 }  // namespace onepass
 
 struct Numbers {
-  static constexpr int threads = 256;
-  static constexpr int warps = 8;
-  static constexpr int rows = 5;
-  static constexpr int columns = 1;
+  static constexpr int threads = 640;
+  static constexpr int consumers = 512;
+  static constexpr int producers = 128;
+  static constexpr int warps = 16;
+  static constexpr int consumer_registers = 104;
+  static constexpr int producer_registers = 64;
+  static constexpr int row_groups = 8;
+  static constexpr int lane_rows = 4;
+  static constexpr int tile_rows = 4;
+  static constexpr int columns = 10;
+  static constexpr int column_tiles = 3;
+  static constexpr int tiles = 3;
+  static constexpr int core_rows = 2;
+  static constexpr int core_columns = 4;
+  static constexpr int starts = 6;
+  static constexpr int window_columns = 13;
+  static constexpr int planes = 4;
+  static constexpr int channel_blocks = 1;
   static constexpr int input_parts = 2;
   static constexpr int weight_parts = 2;
-  static constexpr int planes = 4;
-  static constexpr int window_rows = 8;
-  static constexpr int window_columns = 32;
-  static constexpr int plane_units = 772;
-  static constexpr int tiles = 6;
-  static constexpr int slots = 128;
+  static constexpr int slots = 16;
 };
-using Mainloop = onepass::SamplesMainloop<onepass::Convolution, onepass::Tail, Numbers>;
-using Agent = onepass::Thin<onepass::Convolution, onepass::Tail, Numbers, Mainloop>;
-static_assert(sizeof(Mainloop::Shared) <= 111360);
-__global__ void __launch_bounds__(256, 2) onepass_thin_samples(const __grid_constant__ Agent::Parameters p) {
+struct Product {
+  template <unsigned upper_a, unsigned upper_b>
+  static __device__ __forceinline__ void multiply(float (&d)[40], unsigned a, unsigned b, bool accumulates) {
+    asm volatile("{.reg .pred p; .reg .b64 a, b; setp.ne.b32 p, %42, 0; mov.b64 a, {%40, %43}; mov.b64 b, {%41, %44}; wgmma.mma_async.sync.aligned.m64n80k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39}, a, b, p, 1, 1, 0, 1;}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
+        : "r"(a), "r"(b), "r"(static_cast<int>(accumulates)), "n"(upper_a), "n"(upper_b));
+  }
+  static __device__ __forceinline__ void clear_where(float (&d)[40], bool so) {
+    const float zero = __uint_as_float(gridDim.y - 1);
+    asm volatile("{.reg .pred p; setp.eq.b32 p, %40, 0; @p bra.uni kept_%=; mov.f32 %0, %41; mov.f32 %1, %41; mov.f32 %2, %41; mov.f32 %3, %41; mov.f32 %4, %41; mov.f32 %5, %41; mov.f32 %6, %41; mov.f32 %7, %41; mov.f32 %8, %41; mov.f32 %9, %41; mov.f32 %10, %41; mov.f32 %11, %41; mov.f32 %12, %41; mov.f32 %13, %41; mov.f32 %14, %41; mov.f32 %15, %41; mov.f32 %16, %41; mov.f32 %17, %41; mov.f32 %18, %41; mov.f32 %19, %41; mov.f32 %20, %41; mov.f32 %21, %41; mov.f32 %22, %41; mov.f32 %23, %41; mov.f32 %24, %41; mov.f32 %25, %41; mov.f32 %26, %41; mov.f32 %27, %41; mov.f32 %28, %41; mov.f32 %29, %41; mov.f32 %30, %41; mov.f32 %31, %41; mov.f32 %32, %41; mov.f32 %33, %41; mov.f32 %34, %41; mov.f32 %35, %41; mov.f32 %36, %41; mov.f32 %37, %41; mov.f32 %38, %41; mov.f32 %39, %41; kept_%=: }"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
+        : "r"(static_cast<int>(so)), "f"(zero));
+  }
+};
+using Agent = onepass::Rotating<onepass::Convolution, onepass::Tail, Numbers, Product>;
+static_assert(sizeof(Agent::Shared) <= 84844);
+__global__ void __launch_bounds__(640, 1) onepass_thin_wgmma(const __grid_constant__ Agent::Parameters p) {
   extern __shared__ __align__(128) unsigned char bytes[];
-  auto& shared = *reinterpret_cast<Mainloop::Shared*>(bytes);
-  Mainloop::load_weights(p, shared);
-  Agent{p, shared.scratch(), Mainloop{shared}}.run();
+  Agent{p, *reinterpret_cast<Agent::Shared*>(bytes)}.run();
 }
 
-}  // namespace block_1_f32_thin_samples
+}  // namespace block_1_f32_thin_wgmma
 
 namespace block_1_f32_thin_cores {
 namespace onepass {
@@ -2158,6 +2738,7 @@ struct Numbers {
   static constexpr int tiles_of_class = 11;
   static constexpr int tiles = 11;
   static constexpr int slots = 16;
+  static constexpr bool weights_in_shared = true;
 };
 using Mainloop = onepass::CoresMainloop<onepass::Convolution, onepass::Tail, Numbers>;
 using Agent = onepass::Thin<onepass::Convolution, onepass::Tail, Numbers, Mainloop>;
@@ -2174,75 +2755,69 @@ __global__ void __launch_bounds__(256, 2) onepass_thin_cores(const __grid_consta
 _LAUNCHES_F32 = r"""
 namespace {
 
-Kernel block_1_f32_thin_samples_kernel("block_1_f32_thin_samples",
-    reinterpret_cast<const void*>(&block_1_f32_thin_samples::onepass_thin_samples), 256, 1, 111360);
+Kernel block_1_f32_thin_wgmma_kernel("block_1_f32_thin_wgmma",
+    reinterpret_cast<const void*>(&block_1_f32_thin_wgmma::onepass_thin_wgmma), 640, 1, 84844);
 Kernel block_1_f32_thin_cores_kernel("block_1_f32_thin_cores",
     reinterpret_cast<const void*>(&block_1_f32_thin_cores::onepass_thin_cores), 256, 1, 13888);
 
 }  // namespace
 
 int64_t block_1_f32_workspace_bytes(int64_t batch, int device) {
-  const int64_t offset_1 = divide_up((divide_up(batch, 8) + 1) * 16, 256) * 256;
-  const int64_t offset_2 = offset_1 + divide_up((batch + 1) * 4, 256) * 256;
-  const int64_t offset_3 = offset_2 + divide_up(batch * 16, 256) * 256;
-  const int64_t offset_4 = offset_3 + divide_up(batch * 1152, 256) * 256;
-  const int64_t offset_5 = offset_4 + divide_up(batch * 384, 256) * 256;
-  const int64_t offset_6 = offset_5 + divide_up(batch * 32, 256) * 256;
+  const int64_t resident_thin_wgmma = block_1_f32_thin_wgmma_kernel.resident(device);
+  const int64_t number = clamp(batch, 1, resident_thin_wgmma);
+  const int64_t offset_1 = divide_up((batch + number) * 4, 256) * 256;
+  const int64_t offset_2 = offset_1 + divide_up(batch * 32, 256) * 256;
   const int64_t offset_1_2 = divide_up((batch + 1) * 16, 256) * 256;
   const int64_t offset_2_2 = offset_1_2 + divide_up(batch * 2112, 256) * 256;
-  const int64_t number = offset_6 + (offset_2_2 + divide_up(batch * 704, 256) * 256);
-  return number + divide_up(batch * 32, 256) * 256;
+  const int64_t number_2 = offset_2 + (offset_2_2 + divide_up(batch * 704, 256) * 256);
+  return number_2 + divide_up(batch * 32, 256) * 256;
 }
 
 void block_1_f32(const void* input, void* output, const void* const* parameters,
                  char* workspace, int64_t batch, int device, cudaStream_t stream) {
-  const int64_t resident_thin_samples = block_1_f32_thin_samples_kernel.resident(device);
+  const int64_t resident_thin_wgmma = block_1_f32_thin_wgmma_kernel.resident(device);
   const int64_t resident_thin_cores = block_1_f32_thin_cores_kernel.resident(device);
-  const int64_t offset_1 = divide_up((divide_up(batch, 8) + 1) * 16, 256) * 256;
-  const int64_t offset_2 = offset_1 + divide_up((batch + 1) * 4, 256) * 256;
-  const int64_t offset_3 = offset_2 + divide_up(batch * 16, 256) * 256;
-  const int64_t offset_4 = offset_3 + divide_up(batch * 1152, 256) * 256;
-  const int64_t offset_5 = offset_4 + divide_up(batch * 384, 256) * 256;
-  const int64_t offset_6 = offset_5 + divide_up(batch * 32, 256) * 256;
+  const int64_t number = clamp(batch, 1, resident_thin_wgmma);
+  const int64_t offset_1 = divide_up((batch + number) * 4, 256) * 256;
+  const int64_t offset_2 = offset_1 + divide_up(batch * 32, 256) * 256;
   const int64_t offset_1_2 = divide_up((batch + 1) * 16, 256) * 256;
   const int64_t offset_2_2 = offset_1_2 + divide_up(batch * 2112, 256) * 256;
-  const int64_t number = offset_6 + (offset_2_2 + divide_up(batch * 704, 256) * 256);
-  const int64_t number_2 = divide_up(batch, 8);
-  check(cudaMemsetAsync(workspace, 0, offset_3, stream), "clearing memory");
+  const int64_t number_2 = offset_2 + (offset_2_2 + divide_up(batch * 704, 256) * 256);
   {
     const uint64_t words[] = {
         word(input),                 // input
         word(output),                // output
-        word(workspace + offset_5),  // statistics
-        word(workspace),             // control
-        word(workspace + offset_3),  // parts
-        word(workspace + offset_4),  // sums
-        word(workspace + offset_1),  // only
-        word(workspace + offset_2),  // guard
+        word(workspace + offset_1),  // statistics
+        word(workspace + offset_2),  // control
+        0,                           // parts
+        0,                           // sums
+        word(workspace),             // only
+        0,                           // guard
         word(batch),                 // batch
-        word(clamp(divide_up(resident_thin_samples * 2, 6), 1, std::max<int64_t>(1, number_2))),  // wave_units
+        word(1),                     // wave_units
+        word(number),                // only_words
         word(parameters[0]),         // parameter[0]
         word(parameters[1]),         // parameter[1]
         word(parameters[2]),         // parameter[2]
         word(parameters[3]),         // parameter[3]
     };
-    static_assert(sizeof words == sizeof(block_1_f32_thin_samples::Agent::Parameters));
-    const int64_t blocks = clamp(number_2 * 6, 1, resident_thin_samples);
-    block_1_f32_thin_samples_kernel.launch(words, blocks, device, stream);
+    static_assert(sizeof words == sizeof(block_1_f32_thin_wgmma::Agent::Parameters));
+    const int64_t blocks = number;
+    block_1_f32_thin_wgmma_kernel.launch(words, blocks, device, stream);
   }
-  check(cudaMemsetAsync(workspace + offset_6, 0, offset_1_2, stream), "clearing memory");
   {
     const uint64_t words[] = {
         word(input),                                // input
         word(output),                               // output
-        word(workspace + number),                   // statistics
-        word(workspace + offset_6),                 // control
-        word(workspace + (offset_6 + offset_1_2)),  // parts
-        word(workspace + (offset_6 + offset_2_2)),  // sums
-        word(workspace + offset_1),                 // only
-        word(workspace + (offset_6 + offset_1_2)),  // guard
+        word(workspace + number_2),                 // statistics
+        word(workspace + offset_2),                 // control
+        word(workspace + (offset_2 + offset_1_2)),  // parts
+        word(workspace + (offset_2 + offset_2_2)),  // sums
+        word(workspace),                            // only
+        word(workspace + (offset_2 + offset_1_2)),  // guard
         word(batch),                                // batch
         word(clamp(divide_up(resident_thin_cores * 2, 11), 1, std::max<int64_t>(1, batch))),  // wave_units
+        word(number),                               // only_words
         word(parameters[0]),                        // parameter[0]
         word(parameters[1]),                        // parameter[1]
         word(parameters[2]),                        // parameter[2]
@@ -2322,7 +2897,7 @@ at::Tensor run_block_1_tf32(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s27_1d484c41, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s27_d876d717, CUDA, library) {
   library.impl("block_1_tf32", run_block_1_tf32);
 }
 """
@@ -2394,12 +2969,12 @@ at::Tensor run_block_1_f32(const at::Tensor& input, at::TensorList parameters) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s27_1d484c41, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s27_d876d717, CUDA, library) {
   library.impl("block_1_f32", run_block_1_f32);
 }
 """
 
-_NAMESPACE = "onepass_s27_1d484c41"
+_NAMESPACE = "onepass_s27_d876d717"
 # What each extension is built of, when one of its operators is first called.
 _EXTENSIONS = {
     "tf32": (_BINDING_TF32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32, _HOST_CODE, _LAUNCHES_TF32]),
@@ -2538,9 +3113,9 @@ def _run_1(self, x):
     parameters = [self.conv.weight, self.conv.bias, self.group_norm.weight, self.group_norm.bias]
     if not _wants_gradients(x, parameters):
         if _rounds_to_tf32() and _fits("block_1_tf32", x, parameters):
-            return torch.ops.onepass_s27_1d484c41.block_1_tf32(x, parameters)
+            return torch.ops.onepass_s27_d876d717.block_1_tf32(x, parameters)
         if not _rounds_to_tf32() and _fits("block_1_f32", x, parameters):
-            return torch.ops.onepass_s27_1d484c41.block_1_f32(x, parameters)
+            return torch.ops.onepass_s27_d876d717.block_1_f32(x, parameters)
     conv = self.conv(x)
     hardswish = torch.nn.functional.hardswish(conv, inplace = False)
     group_norm = self.group_norm(hardswish)

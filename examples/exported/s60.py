@@ -324,10 +324,11 @@ struct ThinParameters {
   uint32* control;    // zero: a ticket, then two counters and a flag for each sample
   float* parts;       // of channels, for each tile: count, mean, M2
   float* sums;        // of channels, for each tile
-  uint32* only;   // where not null: a word for each sample, then one for all (RedoAll); others are left out
+  uint32* only;   // where not null: a word for each sample, then `only_words` (RedoWord); others are left out
   uint32* guard;  // zero: what a mainloop found of each sample (thin_samples.cuh)
   int64 batch;
   int64 wave_units;
+  int64 only_words;
   const void* parameter[Count > 0 ? Count : 1];
 
   // Elements go one by one.
@@ -1872,6 +1873,7 @@ void block_1_tf32(const void* input, void* output, const void* const* parameters
         word(workspace + offset_1),  // guard
         word(batch),                 // batch
         word(lag_samples),           // wave_units
+        word(1),                     // only_words
         word(parameters[0]),         // parameter[0]
         word(parameters[1]),         // parameter[1]
         word(parameters[2]),         // parameter[2]
@@ -2089,6 +2091,7 @@ void block_1_f32(const void* input, void* output, const void* const* parameters,
         word(workspace + offset_1),  // guard
         word(batch),                 // batch
         word(lag_samples),           // wave_units
+        word(1),                     // only_words
         word(parameters[0]),         // parameter[0]
         word(parameters[1]),         // parameter[1]
         word(parameters[2]),         // parameter[2]
@@ -2168,7 +2171,7 @@ at::Tensor run_block_1_tf32(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s60_cac1b204, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s60_351cfa7e, CUDA, library) {
   library.impl("block_1_tf32", run_block_1_tf32);
 }
 """
@@ -2240,12 +2243,12 @@ at::Tensor run_block_1_f32(const at::Tensor& input, at::TensorList parameters) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s60_cac1b204, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s60_351cfa7e, CUDA, library) {
   library.impl("block_1_f32", run_block_1_f32);
 }
 """
 
-_NAMESPACE = "onepass_s60_cac1b204"
+_NAMESPACE = "onepass_s60_351cfa7e"
 # What each extension is built of, when one of its operators is first called.
 _EXTENSIONS = {
     "tf32": (_BINDING_TF32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32, _HOST_CODE, _LAUNCHES_TF32]),
@@ -2389,9 +2392,9 @@ def _run_1(self, x):
     ]
     if not _wants_gradients(x, parameters):
         if _rounds_to_tf32() and _fits("block_1_tf32", x, parameters):
-            return torch.ops.onepass_s60_cac1b204.block_1_tf32(x, parameters)
+            return torch.ops.onepass_s60_351cfa7e.block_1_tf32(x, parameters)
         if not _rounds_to_tf32() and _fits("block_1_f32", x, parameters):
-            return torch.ops.onepass_s60_cac1b204.block_1_f32(x, parameters)
+            return torch.ops.onepass_s60_351cfa7e.block_1_f32(x, parameters)
     conv_transpose = self.conv_transpose(x)
     sigmoid = torch.sigmoid(conv_transpose)
     mul = sigmoid * conv_transpose

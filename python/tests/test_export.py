@@ -215,24 +215,15 @@ def test_cpu_tensors_run_the_original_code(tmp_path: pathlib.Path, name: str) ->
 def test_blocks_compute_what_the_original_does(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = {
-        "s60": ["block_1_tf32"],
-        "s27": ["block_1_tf32"],
-        "s19": ["block_1_tail"],
-        "s61": ["block_1_tail"],
-    }
-    for name, names in wanted.items():
+    for name in WORKLOADS:
         module = exported(tmp_path, name)
         monkeypatch.setattr(module, "height", 16, raising=False)
         calls = run_on_cpu(module, monkeypatch)
-        if name in ("s19", "s61"):  # sizes after the convolution, of a smaller image
-            sizes = module._FITTING["block_1_tail"]
-            shape = (*sizes[1][:-2], 16 + 2, sizes[1][-1])
-            monkeypatch.setitem(module._FITTING, "block_1_tail", (sizes[0], shape, *sizes[2:]))
-        else:
-            sizes = module._FITTING["block_1_tf32"]
-            shape = (*sizes[1][:-2], 16, sizes[1][-1])
-            monkeypatch.setitem(module._FITTING, "block_1_tf32", (sizes[0], shape, *sizes[2:]))
+        operator = "block_1_tf32" if "block_1_tf32" in module._OPERATORS else "block_1_tail"
+        names = [operator]
+        dtype, sizes, *rest = module._FITTING[operator]  # of a smaller image, after the convolution or before
+        height = 16 if operator == "block_1_tf32" else 16 + 2
+        monkeypatch.setitem(module._FITTING, operator, (dtype, (*sizes[:-2], height, sizes[-1]), *rest))
         inputs = small_inputs(module, monkeypatch)
         new = module.ModelNew(*module.get_init_inputs())
         old = module.Model(*module.get_init_inputs())

@@ -103,6 +103,8 @@ def _items(file: str, lines: list[str]) -> Iterable[Item]:
         if depth == 0 and line.startswith("#"):  # a condition of the preprocessor
             yield from _item(file, namespaces, chunk)
             chunk = []
+            # NVCC also reads device code for the host, where templates must find what they name.
+            line = re.sub(r"^#if (__CUDA_ARCH__ >= \d+)$", r"#if !defined(__CUDA_ARCH__) || \1", line)
             yield Item(file, "::".join(namespaces), line, frozenset(), frozenset())
             continue
         chunk.append(line)

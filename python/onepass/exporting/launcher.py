@@ -293,6 +293,8 @@ def kernel_text(kernel: Kernel) -> str:
     """The kernel's problem, numbers and entry, in a namespace of its own."""
     inner = "namespace onepass {\nusing namespace ::onepass;\n}\n\n"
     text = device_code.specialised(kernel.source)
+    # What its structs name from the global namespace is in this one.
+    text = re.sub(r"(?<![\w>:])::(?=[A-Z]\w)", f"{kernel.namespace}::", text)
     return f"namespace {kernel.namespace} {{\n{inner}{text}\n\n}}  // namespace {kernel.namespace}\n"
 
 

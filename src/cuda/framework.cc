@@ -48,16 +48,18 @@ double tail_seconds(const Problem& problem) {
   return tail ? least_seconds(*tail, "tail_") : 0;
 }
 
-// Operations a second of PyTorch's convolution at its best settings, cuDNN 9.19 on an H200. It does s27's (3
-// to 16 channels in three dimensions) at 21 TFLOP/s and s60's, a transposed one, at 2.3; s19's and s61's (64
-// channels and more) at 155 and 215 in tf32, 257 and 390 in bf16 with channels last, 92 as they come. Thin
-// two-dimensional ones were not measured: a rate at which PyTorch keeps them unless they are tiny.
+// Operations a second of PyTorch's convolution as tensors come, cuDNN 9.19 on an H200. It does s27's (3 to 16
+// channels in three dimensions) at 21 TFLOP/s and s60's, a transposed one, at 2.3; s19's and s61's,
+// transposed ones of 64 channels and more, at 92 in tf32 and 126 in bf16; layers of U-Nets and decoders (128
+// to 2560 channels) at 110 to 250 and at 230 to 430. Thin two-dimensional ones were not measured: a rate at
+// which PyTorch keeps them unless they are tiny.
 double convolution_rate(const Problem& problem) {
   const Conv& conv = *problem.block.conv();
   constexpr int64_t wide = 16;
   if (std::min(conv.in_channels, conv.out_channels) >= wide) {
-    if (problem.input.dtype != DType::f32) return 450e12;
-    return problem.precision == Precision::tf32 ? 220e12 : 45e12;
+    if (problem.input.dtype != DType::f32) return conv.transposed ? 130e12 : 340e12;
+    if (problem.precision != Precision::tf32) return 45e12;
+    return conv.transposed ? 95e12 : 200e12;
   }
   return conv.transposed ? 2.3e12 : conv.rank == 3 ? 21e12 : 80e12;
 }

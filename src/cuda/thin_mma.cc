@@ -277,11 +277,23 @@ double seconds(const Problem& problem, const PlanOptions&) {
                        static_cast<double>(problem.input.byte_span()) * shape.passes();
   // As instructions of an output in a pass, at full rate: 0.52 ms for s60 in tf32 on an H200, 0.6 in f32 and
   // 0.37 in 16 bits, whose stores are half as long.
-  const double products = static_cast<double>(numbers.products) / static_cast<double>(shape.classes()) / 4;
+  // More than 16 output channels take twice as long an output (2 to 64 channels, kernel 2, transposed: 0.63
+  // ms).
+  const double products = static_cast<double>(numbers.products) / static_cast<double>(shape.classes());
+  const double row_tiles = static_cast<double>(divide_up(shape.channels, 16));
   const double instructions =
-      (is_16_bits(problem.output.dtype) ? 24 : 34) + (numbers.splits ? 14 : 2) * products;
-  return 1e-5 +
-         std::max(bytes / gpu.bytes_per_second, shape.passes() * outputs * instructions / (gpu.flops / 2));
+      ((is_16_bits(problem.output.dtype) ? 24 : 34) + (numbers.splits ? 14 : 2) * products / 4) *
+      (row_tiles > 1 ? 2 : 1);
+  // With many products to an output they are what takes time: 25 ps each of one input channel, 60 of eight
+  // (0.49 ms for 1 to 32 channels, 1.43 for 8 to 32), far more where a window of 64 leaves room for few
+  // warps.
+  const double positions = outputs / static_cast<double>(shape.channels);
+  const double product_seconds =
+      (2e-11 + 5e-12 * static_cast<double>(shape.in_channels)) * 66.9e12 / gpu.flops;
+  const double multiplying =
+      positions / 8 * products * row_tiles * (numbers.splits ? 3 : 1) * product_seconds;
+  return 1e-5 + std::max({bytes / gpu.bytes_per_second, shape.passes() * multiplying,
+                          shape.passes() * outputs * instructions / (gpu.flops / 2)});
 }
 
 }  // namespace

@@ -114,6 +114,14 @@ class BoundedBackward {
            (problem.input.dtype != DType::f32 && problem.input.dtype != DType::f64);
   }
 
+  bool is_the_same_all_over_channels() const {
+    const auto positions = static_cast<size_t>(sizes_.positions());
+    for (size_t i = 0; i < gradient_.size(); ++i) {
+      if (gradient_[i] != gradient_[i / positions * positions]) return false;
+    }
+    return true;
+  }
+
   // Sums of products with the gradient, which has a bound of its own.
   void apply(const Conv& conv) {
     const Block alone({conv});
@@ -131,7 +139,11 @@ class BoundedBackward {
     // Infinite bounds as numbers: products with 0 stay 0.
     constexpr double huge = 1e300;
     std::vector<double> inherited = bounds_;
-    for (double& bound : inherited) bound = bound < huge ? bound : huge;
+    // Right after a mean the gradient is the same all over a channel, and its rounding does not average out.
+    const bool same = multiplies_tf32_ && is_the_same_all_over_channels();
+    for (size_t i = 0; i < inherited.size(); ++i) {
+      inherited[i] = std::min(inherited[i] + (same ? 0x1p-11 * std::abs(gradient_[i]) : 0), huge);
+    }
     std::vector<double> square = gradient_;
     for (double& value : square) value *= value;
     const auto exact = gradients([](double x) { return x; }, gradient_);

@@ -289,8 +289,8 @@ def gpu_table(result: dict) -> list:
         precision = ", TF32 off" if entry.get("precision") == "ieee" else ""
         batch = f", batch {entry['batch']}" if entry.get("batch") else ""
         lines.append(
-            f"| {entry['workload']} {entry['dtype']}{precision}{batch} | {GPU_GROUPS[entry['group']]} | {spread} | "
-            f"{ratios[0]} | {ratios[1]} | {floor} |"
+            f"| {entry['workload']} {entry['dtype']}{precision}{batch} | {GPU_GROUPS[entry['group']]} "
+            f"| {spread} | {ratios[0]} | {ratios[1]} | {floor} |"
         )
     return [*lines, *gpu_sweeps(benchmarks["entries"])]
 

@@ -54,6 +54,7 @@ class Kernel:
     threads: int
     cluster: int
     shared_bytes: int
+    cooperative: bool  # blocks wait for each other: all run at the same time
     parameters: str  # the type of its parameter struct
     words: list[str]  # what the members of that struct are called
 
@@ -103,7 +104,7 @@ class Planner:
         return Operator(name, what, problem, plan["strategy"], plan["explained"], kernels, plan)
 
     def _kernel(self, operator: str, kernel: dict[str, Any], plan: dict[str, Any]) -> Kernel:
-        key = tuple(kernel[name] for name in ("source", "threads", "cluster", "shared_bytes"))
+        key = tuple(kernel[name] for name in ("source", "threads", "cluster", "shared_bytes", "cooperative"))
         if key not in self.kernels:
             name = kernel["name"].removeprefix("onepass_")
             index = plan["kernels"].index(kernel)
@@ -115,6 +116,7 @@ class Planner:
                 kernel["threads"],
                 kernel["cluster"],
                 kernel["shared_bytes"],
+                kernel["cooperative"],
                 _parameter_type(kernel["source"], kernel["name"]),
                 _word_names(kernel["source"], self.files, count),
             )
@@ -187,8 +189,14 @@ void check(cudaError_t result, const char* what) {
 // A kernel with the numbers of its launches. Attributes are set when a GPU first meets it.
 class Kernel {
  public:
-  Kernel(const char* name, const void* function, int threads, int cluster, int shared_bytes)
-      : name_(name), function_(function), threads_(threads), cluster_(cluster), shared_bytes_(shared_bytes) {}
+  // A cooperative kernel's blocks wait for each other: a launch fails where they cannot all run at once.
+  Kernel(const char* name, const void* function, int threads, int cluster, int shared_bytes, bool cooperative)
+      : name_(name),
+        function_(function),
+        threads_(threads),
+        cluster_(cluster),
+        shared_bytes_(shared_bytes),
+        cooperative_(cooperative) {}
 
   // How many clusters (blocks, where the cluster is 1) the GPU runs at a time.
   int64_t resident(int device) {
@@ -216,11 +224,16 @@ class Kernel {
     config.blockDim = dim3(threads_);
     config.dynamicSmemBytes = shared_bytes_;
     config.stream = stream;
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = cluster_;
-    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    if (cooperative_) {
+      attribute.id = cudaLaunchAttributeCooperative;
+      attribute.val.cooperative = 1;
+    } else {
+      attribute.id = cudaLaunchAttributeClusterDimension;
+      attribute.val.clusterDim.x = cluster_;
+      attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    }
     config.attrs = &attribute;
-    config.numAttrs = cluster_ > 1 ? 1 : 0;
+    config.numAttrs = cluster_ > 1 || cooperative_ ? 1 : 0;
     return config;
   }
 
@@ -249,6 +262,7 @@ class Kernel {
   int threads_;
   int cluster_;
   int shared_bytes_;
+  bool cooperative_;
   std::mutex mutex_;
   std::map<int, int> resident_;  // by GPU
 };
@@ -350,7 +364,7 @@ def kernel_objects(kernels: Sequence[Kernel]) -> str:
     lines = ["namespace {", ""]
     for k in kernels:
         function = f"reinterpret_cast<const void*>(&{k.namespace}::{k.name})"
-        numbers = f"{k.threads}, {k.cluster}, {k.shared_bytes}"
+        numbers = f"{k.threads}, {k.cluster}, {k.shared_bytes}, {str(k.cooperative).lower()}"
         lines.append(f'Kernel {k.namespace}_kernel("{k.namespace}",\n    {function}, {numbers});')
     return "\n".join([*lines, "", "}  // namespace"]) + "\n"
 

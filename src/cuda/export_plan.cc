@@ -1,5 +1,6 @@
 // Plans as source text: each is run into a Recording, for its own batch and for others, which its formulas
 // have to give the numbers of.
+#include <bit>
 #include <cstdint>
 
 #include "cuda/device_code.h"
@@ -20,7 +21,7 @@ class Addresses {
   explicit Addresses(Recording& recording) : recording_(recording) {}
 
   void* add(std::string name) {
-    void* address = reinterpret_cast<void*>(next_);
+    void* const address = std::bit_cast<void*>(next_);
     next_ += apart;
     recording_.name(address, std::move(name));
     return address;

@@ -35,8 +35,6 @@ double chain_instructions(const std::vector<TailParts::Stage>& stages) {
         break;
       case Op::swish:
       case Op::sigmoid:
-        count += 6;
-        break;
       case Op::residual_add:
         count += 6;
         break;
@@ -207,13 +205,14 @@ struct WgmmaNumbers {
     const auto n = static_cast<double>(columns);
     // A product of 64 x n x 16 in clocks of the tensor cores, or as it reads shared memory at 128 bytes each.
     const double product = 1.5 * std::max(n / 2, 16 + n / 4);
-    const double products =
-        static_cast<double>(2 * chunks * (chunk_channels / 16) * taps * (parts == 2 ? 3 : 1)) * product;
+    const int64_t steps = 2 * chunks * (chunk_channels / 16) * taps * (parts == 2 ? 3 : 1);
+    const double products = static_cast<double>(steps) * product;
     // Elements of x and packed weights through L2: 15 bytes a clock by copies, x by loads at 7.
     const auto x_bytes =
         static_cast<double>(windows.all() * shape.in_channels * byte_size(problem.input.dtype));
-    const double staged = x_bytes / (copies ? 15 : 7) +
-                          (weights_stay ? 0.0 : static_cast<double>(weight_bytes() / channel_tiles) / 24);
+    const int64_t tile_bytes = weight_bytes() / channel_tiles;
+    const double staged =
+        x_bytes / (copies ? 15 : 7) + (weights_stay ? 0.0 : static_cast<double>(tile_bytes) / 24);
     const double elements = n * 128;
     const double instructions =
         48 + 2 * (chain_instructions(shape.parts.before) + chain_instructions(shape.parts.after));

@@ -150,7 +150,7 @@ std::string FormulaTexts::text(const Number& number, int level) {
   const std::string text = written(number, 0);
   constexpr size_t short_text = 12;
   if (text.size() <= short_text) return written(number, level);
-  const std::string name = unused_name(formula->name.empty() ? "number" : formula->name);
+  std::string name = unused_name(formula->name.empty() ? "number" : formula->name);
   constants_.emplace_back(name, text);
   names_.emplace(formula, name);
   return name;

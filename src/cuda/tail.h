@@ -140,7 +140,7 @@ struct Region {
 class Regions {
  public:
   Region add(const Number& bytes) {
-    const Region region{total_, round_up(bytes, 256)};
+    Region region{total_, round_up(bytes, 256)};
     if (region.bytes.value() > 0)
       total_ = (total_ + region.bytes).called("offset_" + std::to_string(++count_));
     return region;

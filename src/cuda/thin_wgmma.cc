@@ -91,7 +91,8 @@ struct WgmmaNumbers {
 
   // The fewest cores, then the fewest rows of one: each is kept once more. Columns of a core are neighbours.
   void choose_core(const ThinShape& shape) {
-    const auto& [outer, middle, last] = shape.axes;
+    const ThinAxis& middle = shape.axes[1];
+    const ThinAxis& last = shape.axes[2];
     const auto cores = [&](int64_t rows) {
       return divide_up(middle.kernel, rows) * divide_up(last.kernel, lanes / rows);
     };

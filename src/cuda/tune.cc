@@ -78,13 +78,13 @@ double median_seconds(int device, const std::function<void()>& launch) {
 template <class Measure>
 std::string fastest(const std::string& problem, const Device& device,
                     const std::vector<Candidate>& candidates, const Measure& measure) {
-  const std::string predicted = choose(candidates, "").strategy;
+  std::string predicted = choose(candidates, "").strategy;
   const std::vector<const Candidate*> rows = close_ones(candidates);
   if (rows.size() < 2 || !device.architecture.empty()) return predicted;
   try {
     std::string question = problem + ": the fastest of";
     for (const Candidate* row : rows) question += ' ' + row->strategy;
-    const std::string known = remembered_choice(device.index, question);
+    std::string known = remembered_choice(device.index, question);
     for (const Candidate* row : rows) {
       if (row->strategy == known) return known;
     }

@@ -9,27 +9,17 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from typing import NoReturn
 
 import torch
 
 from onepass import _library
+from onepass._command_line import BAD_REQUEST, GOOD, WRONG, BadRequest, Parser
 from onepass.exporting import chains, verify
 from onepass.exporting.writer import NotExported, Request, Writer
 from onepass.optimizing import model_file
 from onepass.optimizing.model_file import BadModelFile
 
-GOOD, WRONG, BAD_REQUEST = 0, 1, 2
 DEFAULT_ARCHITECTURE = "sm_90a"
-
-
-class BadRequest(Exception):
-    """A command line that cannot be served, as one sentence."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise BadRequest(message)
 
 
 def main(argv: list[str]) -> int:
@@ -78,7 +68,7 @@ def export(path: str, architecture: str, conv: str, train: bool, output: str) ->
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="python -m onepass export", description=__doc__)
+    parser = Parser(prog="python -m onepass export", description=__doc__)
     parser.add_argument("file", metavar="FILE.py", help="defines Model, get_inputs, get_init_inputs")
     parser.add_argument("-o", "--output", metavar="NEW.py", required=True, help="the file to write")
     parser.add_argument("--train", action="store_true", help="also the backward pass")

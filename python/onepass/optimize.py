@@ -8,24 +8,13 @@ import json
 import pathlib
 import shlex
 import sys
-from typing import NoReturn
 
 import torch
 
+from onepass._command_line import BAD_REQUEST, GOOD, INTERRUPTED, WRONG, BadRequest, Parser
 from onepass.optimizing import console, machine, measure, model_file, page
 from onepass.optimizing.model_file import BadModelFile
 from onepass.optimizing.study import Options, Study, study
-
-GOOD, WRONG, BAD_REQUEST, INTERRUPTED = 0, 1, 2, 130
-
-
-class BadRequest(Exception):
-    """A command line that cannot be served, as one sentence."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise BadRequest(message)
 
 
 def main(argv: list[str]) -> int:
@@ -54,7 +43,7 @@ def _complain(sentence: str) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="python -m onepass optimize", description=__doc__)
+    parser = Parser(prog="python -m onepass optimize", description=__doc__)
     parser.add_argument(
         "files", nargs="+", metavar="FILE.py", help="defines Model, get_inputs, get_init_inputs"
     )

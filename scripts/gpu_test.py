@@ -4,8 +4,10 @@
 
 Every test of the C++ suite, every test of python/tests_gpu and the C++ suite's small set under
 compute-sanitizer are jobs, several at once: most of their time goes into compiling kernels, which leaves the
-GPU and some cores idle. Jobs that take all memory, or measure time, come last, one by one. What fails is
-printed at once; what is missing, or did not run in time, fails. The results are written after every job.
+GPU idle. A test of the C++ suite compiles on all cores, so few of them run at a time, behind (in the
+scheduler's sense) the tests of the package, each of which is one thread for most of its time. Jobs that take
+all memory, or measure time, come last, one by one. What fails is printed at once; what is missing, or did not
+run in time, fails. The results are written after every job.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import argparse
 import ast
 import contextlib
 import dataclasses
-import itertools
 import json
 import os
 import pathlib
@@ -37,17 +38,13 @@ WORKER = ROOT / "scripts" / "gpu_test_worker.py"
 SUITES = ("cpp", "python", "memcheck", "racecheck", "synccheck")
 # Tensors of 2^31 elements, and all memory taken.
 ALONE = ("Large.", "Behaviour.LackOfMemory")
-AT_ONCE = max(2, min(12, 3 * (os.cpu_count() or 2) // 4))
+CORES = os.cpu_count() or 2
+AT_ONCE = {"cpp": max(1, min(3, CORES // 4)), "python": max(1, min(9, CORES // 2))}
 SECONDS_OF_A_JOB = 150  # the most
 SLOW = 30.0  # what a job is taken to last where no earlier run tells
 PART_ALONE = 0.17  # of the time, for the jobs that run alone
-# What matters most begins first.
-ORDER = (
-    r"^(Forward|Backward|Thin|Gemm)|^python test_(operators|export)",
-    r"^Behaviour|^(memcheck|racecheck)",
-    r"^Small|^python test_(workloads|autocast)",
-    r"",
-)
+# These first, whatever they took before: many others wait for what they build, or for their kernels.
+FIRST = r"^python test_export|^Small"
 
 
 @dataclasses.dataclass
@@ -57,6 +54,7 @@ class Job:
     suite: str
     name: str
     alone: bool = False
+    group: str = ""  # of jobs that one process runs, one after the other
     ran: bool = False
     failed: bool = False
     skipped: bool = False
@@ -68,9 +66,9 @@ class Job:
         """Its name among all jobs: that of a C++ test is its own."""
         return self.name if self.suite == "cpp" else f"{self.suite} {self.name}"
 
-    def rank(self) -> int:
-        """Its place in ORDER."""
-        return next(i for i, pattern in enumerate(ORDER) if re.search(pattern, self.title()))
+    def lane(self) -> str:
+        """Which of AT_ONCE it counts for."""
+        return "python" if self.suite == "python" else "cpp"
 
     def stop(self, timeout: float, output: str) -> None:
         """It was stopped: failed where it had all the time of a job, else it has not run."""
@@ -128,6 +126,7 @@ def run_cpp(job: Job, timeout: float) -> None:
             job.ran, job.failed, job.words = True, True, "compute-sanitizer is not installed"
             return
         prefix = (sanitizer, "--tool", job.suite, "--error-exitcode", "9", "--launch-timeout", "60")
+    prefix = ("nice", "-n", "5", *prefix)
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder) / "report.json"
         command = [*prefix, str(SUITE), f"--gtest_filter={job.name}", f"--gtest_output=json:{report}"]
@@ -267,59 +266,68 @@ class Runner:
             self.worker = None
 
 
-def run_at_once(jobs: list[Job], count: int, end: float, report: Callable[[], None]) -> None:
-    """So many at a time, in their order; `report` after each."""
-    waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
-    for job in jobs:
-        waiting.put(job)
+class Lane:
+    """Takes groups of jobs in their order, so many at a time; a group is run by one runner."""
 
-    def work() -> None:
-        runner = Runner(end)
+    def __init__(self, jobs: list[Job], count: int, end: float, report: Callable[[], None]) -> None:
+        self.end, self.report = end, report
+        self.waiting: queue.SimpleQueue[list[Job]] = queue.SimpleQueue()
+        groups: dict[str, list[Job]] = {}
+        for job in jobs:
+            groups.setdefault(job.group or job.title(), []).append(job)
+        for group in groups.values():
+            self.waiting.put(group)
+        self.threads = [threading.Thread(target=self.work) for _ in range(min(count, len(groups)))]
+        for thread in self.threads:
+            thread.start()
+
+    def work(self) -> None:
+        """Until nothing waits."""
+        runner = Runner(self.end)
         with contextlib.suppress(queue.Empty):
             while True:
-                runner.run(waiting.get_nowait())
-                report()
+                for job in self.waiting.get_nowait():
+                    runner.run(job)
+                    self.report()
         runner.close()
 
-    threads = [threading.Thread(target=work) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    def join(self) -> None:
+        """Returns when all have run."""
+        for thread in self.threads:
+            thread.join()
 
 
 # --- The run -----------------------------------------------------------------------------------------
 
 
-def python_tests() -> Iterator[tuple[str, bool]]:
-    """The tests of the package, and whether they want to be alone: read, not imported, which takes PyTorch
-    ten seconds.
+def python_tests() -> Iterator[Job]:
+    """The tests of the package, which say whether they want to be alone or in one process with their class:
+    read, not imported, which takes PyTorch ten seconds.
     """
     for path in sorted((ROOT / "python" / "tests_gpu").glob("test_*.py")):
         for item in ast.parse(path.read_text()).body:
             if not isinstance(item, ast.ClassDef):
                 continue
-            all_alone = any(ast.unparse(part) == "alone = True" for part in item.body)
+            own = {ast.unparse(part) for part in item.body}
+            group = f"{path.stem}.{item.name}" if "together = True" in own else ""
             for method in item.body:
                 if isinstance(method, ast.FunctionDef) and method.name.startswith("test_"):
                     marked = any(ast.unparse(decorator) == "alone" for decorator in method.decorator_list)
-                    yield f"{path.stem}.{item.name}.{method.name}", all_alone or marked
+                    name = f"{path.stem}.{item.name}.{method.name}"
+                    yield Job("python", name, "alone = True" in own or marked, group)
 
 
 def find_jobs(chosen: list[str]) -> list[Job]:
-    """Every job of these suites. Those of the C++ suite, which keep all cores busy, between those of the
-    package, which do not.
-    """
+    """Every job of these suites."""
+    cpp = [Job("cpp", name, name.startswith(ALONE)) for name in cpp_tests()] if "cpp" in chosen else []
+    python = list(python_tests()) if "python" in chosen else []
     sanitized = [
         Job(suite, name)
         for suite in chosen
         if suite not in ("cpp", "python")
         for name in cpp_tests("--gtest_filter=Small*")
     ]
-    cpp = [Job("cpp", name, name.startswith(ALONE)) for name in cpp_tests()] if "cpp" in chosen else []
-    python = [Job("python", *test) for test in python_tests()] if "python" in chosen else []
-    mixed = itertools.zip_longest(python, cpp, sanitized)
-    return [job for several in mixed for job in several if job is not None]
+    return [*cpp, *python, *sanitized]
 
 
 def seconds_before(device: dict[str, str]) -> dict[str, float]:
@@ -365,7 +373,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=230)
+    parser.add_argument("--seconds", type=float, default=240)
     parser.add_argument("--only", default=",".join(SUITES), help="suites, with commas between")
     parser.add_argument("--filter", default="", help="a regular expression of the names of the tests to run")
     arguments = parser.parse_args()
@@ -378,7 +386,8 @@ def main() -> None:
     print(device["description"], flush=True)
     jobs = [job for job in find_jobs(chosen) if re.search(arguments.filter, job.title())]
     before = seconds_before(device)
-    jobs.sort(key=lambda job: (job.rank(), -before.get(job.title(), SLOW)))
+    # The longest first. A group has its first one's place.
+    jobs.sort(key=lambda job: (not re.search(FIRST, job.title()), -before.get(job.title(), SLOW)))
     whole, lock = chosen == list(SUITES) and not arguments.filter, threading.Lock()
 
     def report() -> None:
@@ -386,9 +395,15 @@ def main() -> None:
             with lock:
                 gpu_results.write(device, "tests", content_of(jobs, time.monotonic() - begin))
 
-    together, alone = ([job for job in jobs if job.alone == kind] for kind in (False, True))
-    run_at_once(together, AT_ONCE, end - PART_ALONE * arguments.seconds * bool(alone), report)
-    run_at_once(alone, 1, end, report)
+    alone = [job for job in jobs if job.alone]
+    before_those = end - PART_ALONE * arguments.seconds * bool(alone)
+    lanes = [
+        Lane([job for job in jobs if not job.alone and job.lane() == lane], count, before_those, report)
+        for lane, count in AT_ONCE.items()
+    ]
+    for lane in lanes:
+        lane.join()
+    Lane(alone, 1, end, report).join()
     for suite in chosen:  # where PyTorch sees no GPU, every test of the package is skipped
         own = [job for job in jobs if job.suite == suite]
         if own and all(job.skipped for job in own):

@@ -33,7 +33,7 @@ TEST_F(Backward, AgreesWithTheReferenceOnEveryTailOfTheList) {
 }
 
 TEST_F(Backward, AgreesWithTheReferenceOnTheTailsOfConvolutions) {
-  const std::vector<Problem> tails = tails_of_convolutions(gpu);
+  const std::vector<Problem> tails = every(4, tails_of_convolutions(gpu));
   EXPECT_GT(tails.size(), 50u);
   check_all(tails, {.placements = {Placement::elements, Placement::vectors}, .seed = 1000});
 }
@@ -78,7 +78,7 @@ TEST_F(Backward, AgreesWithTheReferenceOnRandomTails) {
   std::mutex mutex;
   GradientComparison total;
   int64_t refused = 0;
-  const int64_t tried = try_for(12, [&](int64_t index, const GpuStream& stream) {
+  const int64_t tried = try_for(6, [&](int64_t index, const GpuStream& stream) {
     const uint64_t seed = first + static_cast<uint64_t>(index);
     const BackwardProblem problem = random_tail_backward(seed, gpu);
     if (!accepts(problem)) {  // strided in a way only the CPU takes
@@ -103,7 +103,7 @@ TEST_F(Backward, AgreesWithTheReferenceOnRandomTails) {
 
 TEST_F(Backward, AgreesWithTheReferenceOnRandomLargeTails) {
   const uint64_t first = base_seed() + 2'000'000;
-  const int64_t tried = try_for(10, [first](int64_t index, const GpuStream& stream) {
+  const int64_t tried = try_for(6, [first](int64_t index, const GpuStream& stream) {
     const uint64_t seed = first + static_cast<uint64_t>(index);
     const BackwardProblem problem(random_large_tail(seed, gpu));
     return backward_errors(problem, {.placements = {placements[seed % 3]}, .seed = seed}, stream);
@@ -145,8 +145,8 @@ TEST_F(Backward, ComputesAnySubsetOfTheGradients) {
         "residual_add | group_norm(3) | swish | prelu @ 3x6x5x7 bf16 nhwc",
         "group_norm(2) | prelu | mean @ 2x6x11"}) {
     BackwardProblem problem(Problem::parse(text, gpu));
-    for (unsigned subset = 0; subset < 1u << problem.wanted.size(); ++subset) {
-      for (size_t i = 0; i < problem.wanted.size(); ++i) problem.wanted[i] = (subset >> i & 1u) != 0;
+    for (const std::vector<bool>& wanted : few_and_many(problem.wanted.size())) {
+      problem.wanted = wanted;
       subsets.push_back(problem);
     }
   }

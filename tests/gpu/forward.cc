@@ -40,7 +40,15 @@ TEST_F(Forward, AgreesWithTheReferenceOnEveryCase) {
       problems.push_back(std::move(problem));
     }
   }
-  check_all(problems, {.distributions = {Distribution::uniform, Distribution::normal}});
+  try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
+    const Problem& problem = problems[static_cast<size_t>(index)];
+    const std::vector<std::string> rows = rows_by_turns(problem, index);
+    if (rows.empty()) return "no row takes " + problem.text();
+    return forward_errors(problem, rows,
+                          {.distributions = {Distribution::uniform, Distribution::normal},
+                           .seed = 1 + static_cast<uint64_t>(index)},
+                          stream);
+  });
 }
 
 TEST_F(Forward, AgreesWithTheReferenceOnHardData) {
@@ -100,11 +108,12 @@ TEST_F(Forward, AgreesWithTheReferenceOnSmallSpatialSizes) {
   std::vector<Problem> problems;
   for (int64_t size = 1; size <= 20; ++size) {
     const std::string sizes = std::to_string(size);
-    if (size % 2 == 1) {
+    if (size % 3 == 0)
       problems.push_back(Problem::parse("swish | group_norm(3) | relu @ 3x12x" + sizes, gpu));
+    if (size % 3 == 1)
       problems.push_back(Problem::parse("group_norm(4) | gelu @ 2x20x" + sizes + " f16 nhwc", gpu));
-    }
-    problems.push_back(Problem::parse("group_norm(2) | silu @ 2x6x" + sizes + "x" + sizes + " bf16", gpu));
+    if (size % 2 == 1)
+      problems.push_back(Problem::parse("group_norm(2) | silu @ 2x6x" + sizes + "x" + sizes + " bf16", gpu));
   }
   for (const char* const text :
        {"group_norm(8) | relu @ 7x64x1x1", "group_norm(1) | mean @ 3x320x1x1 f16", "tanh @ 9x33x1x1 bf16",
@@ -174,7 +183,7 @@ TEST_F(Forward, WritesTheStatisticsOfTheReference) {
 
 TEST_F(Forward, AgreesWithTheReferenceOnRandomProblems) {
   const uint64_t first = base_seed();
-  const int64_t tried = try_for(15, [first](int64_t index, const GpuStream& stream) {
+  const int64_t tried = try_for(6, [first](int64_t index, const GpuStream& stream) {
     const uint64_t seed = first + static_cast<uint64_t>(index);
     const Problem problem = random_problem(seed, gpu);
     // One row: other problems try the others.
@@ -195,7 +204,7 @@ TEST_F(Forward, AgreesWithTheReferenceOnRandomProblems) {
 // A random tail at 50,000 to 1,000,000 elements.
 TEST_F(Forward, AgreesWithTheReferenceOnRandomLargeTails) {
   const uint64_t first = base_seed() + 1'000'000;
-  const int64_t tried = try_for(10, [first](int64_t index, const GpuStream& stream) {
+  const int64_t tried = try_for(6, [first](int64_t index, const GpuStream& stream) {
     const uint64_t seed = first + static_cast<uint64_t>(index);
     const Problem problem = random_large_tail(seed, gpu);
     return forward_errors(problem, {.placements = {placements[seed % 3]}, .seed = seed}, stream);

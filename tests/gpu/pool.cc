@@ -160,6 +160,34 @@ std::vector<std::string> accepting_rows(const Problem& problem) {
   return rows;
 }
 
+std::vector<std::string> rows_by_turns(const Problem& problem, int64_t index) {
+  std::vector<std::string> rows = accepting_rows(problem);
+  if (rows.size() < 2) return rows;
+  const std::string chosen = plan(problem).strategy();
+  if (index % 3 != 0) return {chosen};
+  std::erase(rows, chosen);
+  return {chosen, rows[static_cast<size_t>(index / 3) % rows.size()]};
+}
+
+std::vector<Problem> every(int64_t step, const std::vector<Problem>& problems) {
+  std::vector<Problem> some;
+  const auto first = static_cast<size_t>(base_seed() % static_cast<uint64_t>(step));
+  for (size_t i = first; i < problems.size(); i += static_cast<size_t>(step)) some.push_back(problems[i]);
+  return some;
+}
+
+std::vector<std::vector<bool>> few_and_many(size_t count) {
+  std::vector<std::vector<bool>> subsets;
+  for (const bool rest : {false, true}) {
+    subsets.emplace_back(count, rest);
+    for (size_t i = 0; i < count; ++i) {
+      subsets.emplace_back(count, rest);
+      subsets.back()[i] = !rest;
+    }
+  }
+  return subsets;
+}
+
 bool accepts(const BackwardProblem& problem) {
   const auto rows = backward_strategies(Device::Kind::cuda);
   return std::any_of(rows.begin(), rows.end(),

@@ -36,6 +36,14 @@ int64_t try_for(int64_t seconds, const Attempt& attempt);
 // The forward rows that take the problem.
 std::vector<std::string> accepting_rows(const Problem& problem);
 bool accepts(const BackwardProblem& problem);
+// The row that the plan takes, and for every third index another one that takes the problem, by turns: a long
+// list of problems meets all rows without a kernel of each for every problem.
+std::vector<std::string> rows_by_turns(const Problem& problem, int64_t index);
+// Every `step`th of the problems, from a place that the seed of the run decides.
+std::vector<Problem> every(int64_t step, const std::vector<Problem>& problems);
+// What to ask for where each of so many gradients may be wanted or not: none, all, each alone and all but
+// one.
+std::vector<std::vector<bool>> few_and_many(size_t count);
 
 struct Check {
   std::vector<Distribution> distributions{Distribution::normal};

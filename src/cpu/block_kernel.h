@@ -119,6 +119,7 @@ class BlockKernel final : public Kernel {
   void apply_step(const Call& call, const Step& step, int64_t unit, int worker, const Region& region,
                   Orientation orientation, PanelView source, float bound, float* to, int64_t to_stride,
                   RowSums* sums) const;
+  bool norm_stays_raised(const StepArguments& step, int64_t channels) const;
   void keep_statistics(const Call& call, int64_t unit, const Range& channels, int64_t block,
                        const Running& running) const;
 

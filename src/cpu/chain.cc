@@ -2,12 +2,42 @@
 #include "cpu/chain.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "block/convert.h"
 
 namespace onepass::cpu {
 namespace {
+
+// What no result of the step lies below, rounding included.
+float least_value(const Step& step) {
+  constexpr float unknown = -std::numeric_limits<float>::infinity();
+  if (step.function == identity_step) return unknown;
+  switch (static_cast<Op>(step.function)) {
+    case Op::relu:
+    case Op::relu6:
+    case Op::sigmoid:
+    case Op::hardsigmoid:
+    case Op::softplus:
+      return 0;
+    case Op::tanh:
+      return -1;
+    case Op::swish:  // at -1.28
+      return -0.279f;
+    case Op::hardswish:  // at -1.5
+      return -0.376f;
+    case Op::gelu:  // at -0.75
+    case Op::gelu_tanh:
+      return -0.171f;
+    case Op::mish:  // at -1.19
+      return -0.309f;
+    case Op::clamp:
+      return std::min(step.a, step.b);
+    default:
+      return unknown;
+  }
+}
 
 // Builds the two lists of steps while walking over the stages and their parameters, in order.
 class Builder {
@@ -30,6 +60,7 @@ class Builder {
     if (conv.bias) chain_.conv_bias = add_vector();
   }
   void add_stage(const Norm& norm) {
+    if (!chain_.before.empty()) chain_.least_before_norm = least_value(chain_.before.back());
     steps_ = &chain_.after;
     if (norm.affine) {
       chain_.norm_weight = add_vector();
@@ -85,6 +116,7 @@ Chain::Chain(const Problem& problem) {
   const Shape shape = problem.block.conv_output_shape(problem.input.sizes);
   batch = shape[0];
   channels = shape[1];
+  least_before_norm = -std::numeric_limits<float>::infinity();
   Builder builder(*this, problem);
   for (const Stage& stage : problem.block.stages()) builder.add(stage);
   builder.finish();

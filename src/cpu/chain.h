@@ -62,6 +62,7 @@ struct Chain {
   int norm_weight = -1;
   int norm_bias = -1;
   int64_t workspace_floats = 0;
+  float least_before_norm;  // no value that the norm gets lies below: -infinity where nothing is known
 
   explicit Chain(const Problem& problem);
 

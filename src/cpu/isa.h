@@ -17,15 +17,17 @@ namespace onepass::cpu {
 
 enum class Orientation : uint8_t { planar, interleaved };
 
-// What a step does to x before its operation, per channel.
+// What a step does to x before its operation, per channel, and what is known of what the operation gets.
 enum class Affine : uint8_t {
   none,
   norm,    // (x - centre) * scale + shift
+  raised,  // the same, which is known to lie above raised_limit: hardswish has one clamp less
   narrow,  // nothing, and x is known to lie within narrow_limit of 0: no clamps before an exponential
   small,   // within small_limit: most of a row may be near enough to 0 for a polynomial
   tiny,    // within tiny_limit: all of it is
 };
-inline constexpr int affine_count = 5;
+inline constexpr int affine_count = 6;
+inline constexpr float raised_limit = -2.9f;
 inline constexpr float narrow_limit = 80;  // an exponential of f32 has 87 to either side
 inline constexpr float small_limit = 12;   // proven for a sum of many terms that seldom comes near it
 inline constexpr float tiny_limit = 1;

@@ -397,6 +397,17 @@ HWY_INLINE V ramp(V x) {
   return hn::Min(hn::Max(line, constant<V>(0.0)), constant<V>(1.0));
 }
 
+namespace raised {
+
+// The same for x that is not near or below -3.
+template <class V>
+HWY_INLINE V ramp(V x) {
+  const V line = hn::MulAdd(x, constant<V>(1.0 / 6.0), addend(kRampStart.values, x));
+  return hn::Min(line, constant<V>(1.0));
+}
+
+}  // namespace raised
+
 // The normal distribution function, (1 + erf(x / sqrt(2))) / 2.
 template <class V>
 HWY_INLINE V normal_cdf(V x) {

@@ -58,27 +58,28 @@ template <int kStep, Affine kAffine>
 struct Coefficients {
   static constexpr bool has_channel_operand =
       argument_of[kStep] == ArgumentKind::slope || argument_of[kStep] == ArgumentKind::channel;
+  static constexpr bool has_norm = kAffine == Affine::norm || kAffine == Affine::raised;
   V centre, scale, operand;
   HWY_ALIGN float shift[lanes];
 
   HWY_INLINE Coefficients() {}  // GCC does not give an implicit one the target's attributes
   HWY_INLINE void broadcast(const StepArguments& s, int64_t channel) {
     const D d;
-    if constexpr (kAffine == Affine::norm) centre = hn::Set(d, s.centre[channel]);
-    if constexpr (kAffine == Affine::norm) scale = hn::Set(d, s.scale[channel]);
-    if constexpr (kAffine == Affine::norm) hn::Store(hn::Set(d, s.shift[channel]), d, shift);
+    if constexpr (has_norm) centre = hn::Set(d, s.centre[channel]);
+    if constexpr (has_norm) scale = hn::Set(d, s.scale[channel]);
+    if constexpr (has_norm) hn::Store(hn::Set(d, s.shift[channel]), d, shift);
     if constexpr (has_channel_operand) operand = hn::Set(d, s.operand[channel]);
   }
   HWY_INLINE void load(const StepArguments& s, int64_t channel) {
     const D d;
-    if constexpr (kAffine == Affine::norm) centre = hn::LoadU(d, s.centre + channel);
-    if constexpr (kAffine == Affine::norm) scale = hn::LoadU(d, s.scale + channel);
-    if constexpr (kAffine == Affine::norm) hn::Store(hn::LoadU(d, s.shift + channel), d, shift);
+    if constexpr (has_norm) centre = hn::LoadU(d, s.centre + channel);
+    if constexpr (has_norm) scale = hn::LoadU(d, s.scale + channel);
+    if constexpr (has_norm) hn::Store(hn::LoadU(d, s.shift + channel), d, shift);
     if constexpr (has_channel_operand) operand = hn::LoadU(d, s.operand + channel);
   }
   // What the operation gets: x after the affine part, and its own argument or that of the panel.
   HWY_INLINE V input(V x) const {
-    if constexpr (kAffine == Affine::norm) x = hn::MulAdd(hn::Sub(x, centre), scale, math::addend(shift, x));
+    if constexpr (has_norm) x = hn::MulAdd(hn::Sub(x, centre), scale, math::addend(shift, x));
     return x;
   }
   HWY_INLINE V argument(V panel_operand) const {

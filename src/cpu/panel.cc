@@ -39,6 +39,19 @@ struct Sigmoid {
   }
 };
 
+// And the ramp.
+template <Affine kAffine>
+struct Ramp {
+  template <class Vector>
+  HWY_INLINE Vector operator()(Vector x) const {
+    if constexpr (kAffine == Affine::raised) {
+      return math::raised::ramp(x);
+    } else {
+      return math::ramp(x);
+    }
+  }
+};
+
 // The formula of each row of pointwise.def over vectors; the last entry is the identity.
 template <int kStep, Affine kAffine>
 struct Formula {
@@ -51,6 +64,7 @@ struct Formula {
     static HWY_INLINE V value(V x, [[maybe_unused]] V a, [[maybe_unused]] V b, [[maybe_unused]] V p) { \
       using namespace math;                                                                            \
       [[maybe_unused]] constexpr Sigmoid<kAffine> sigmoid;                                             \
+      [[maybe_unused]] constexpr Ramp<kAffine> ramp;                                                   \
       return formula;                                                                                  \
     }                                                                                                  \
   };
@@ -228,12 +242,15 @@ void add_step(Isa& isa) {
   functions[static_cast<int>(Orientation::interleaved)] = &interleaved_step<kStep, kAffine>;
 }
 
-// The forms for arguments near 0.
+// The forms for arguments of which something is known.
 template <int kStep>
 void add_near_steps(Isa& isa) {
   auto& functions = isa.steps[kStep];
+  if constexpr (kStep == static_cast<int>(Op::hardswish)) add_step<kStep, Affine::raised>(isa);
   if constexpr (has_sigmoid(kStep)) add_step<kStep, Affine::narrow>(isa);
   for (int i = 0; i < 2; ++i) {
+    StepFunction& raised = functions[static_cast<int>(Affine::raised)][i];
+    if (raised == nullptr) raised = functions[static_cast<int>(Affine::norm)][i];
     StepFunction& narrow = functions[static_cast<int>(Affine::narrow)][i];
     if (narrow == nullptr) narrow = functions[static_cast<int>(Affine::none)][i];
     functions[static_cast<int>(Affine::small)][i] = narrow;

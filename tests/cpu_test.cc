@@ -159,6 +159,51 @@ TEST(CpuStrategies, ActivateSumsOfAnyMagnitude) {
   }
 }
 
+// Norms that leave all values above where hardswish is cut off, some below, or turn them over. What goes in has
+// a lower end, far from the mean where sums are large and one in a thousand is not.
+TEST(CpuStrategies, CutHardswishOffWhereverTheNormPutsIt) {
+  const char* const blocks[] = {
+      "conv2d(1,4,k=1) | swish | group_norm(2) | hardswish @ 4x1x70x61",
+      "conv2d(1,4,k=1) | swish | group_norm(2) | hardswish @ 4x1x70x61 nhwc",
+      "conv2d(1,4,k=1) | relu | group_norm(4) | hardswish @ 4x1x70x61",
+      "swish | group_norm(2) | hardswish @ 4x4x70x61",
+      "clamp(-1,2) | instance_norm(affine=true) | hardswish | mean @ 4x4x70x61",
+  };
+  ThreadExecutor executor(thread_count);
+  for (const char* const text : blocks) {
+    const Problem problem = Problem::parse(text, Device::cpu(thread_count));
+    Operands operands = random_operands(problem, Distribution::normal, 13);
+    const size_t samples = operands.input.size() / 4;
+    for (size_t i = 0; i < samples; ++i) {
+      if (i % 1000 != 7) operands.input[samples + i] += 20;
+      operands.input[2 * samples + i] *= 30;
+    }
+    std::vector<double>& weight = operands.parameters.end()[-2];
+    std::vector<double>& bias = operands.parameters.end()[-1];
+    weight = {1, -2, 1, 30};
+    bias = {0, 0.5, -2.5, 3};
+    for_each_plan(problem, [&](const Plan& p) {
+      const Outcome outcome = run_and_compare(p, operands, executor);
+      EXPECT_TRUE(outcome.passed()) << outcome.text();
+    });
+  }
+}
+
+// Waves of one sample each, the second pass of one beside the first pass of the next.
+TEST(CpuStrategies, GiveTheSameBitsWhereWavesOverlap) {
+  std::vector<double> first;
+  for (const int threads : {1, 2, 5}) {
+    const Problem problem = Problem::parse("conv2d(1,2,k=1) | relu | instance_norm | hardswish @ 3x1x750x1000",
+                                           Device::cpu(threads));
+    ThreadExecutor executor(threads);
+    const Operands operands = random_operands(problem, Distribution::normal, 14);
+    const Outcome outcome = run_and_compare(plan(problem), operands, executor);
+    EXPECT_TRUE(outcome.passed()) << outcome.text();
+    if (threads == 1) first = outcome.output;
+    EXPECT_TRUE(same_bits(first, outcome.output)) << threads << " threads";
+  }
+}
+
 // The samples of a batch computed together and each alone.
 TEST(CpuStrategies, GiveASampleTheSameBitsInAnyBatch) {
   const char* const blocks[] = {

@@ -159,8 +159,8 @@ TEST(CpuStrategies, ActivateSumsOfAnyMagnitude) {
   }
 }
 
-// Norms that leave all values above where hardswish is cut off, some below, or turn them over. What goes in has
-// a lower end, far from the mean where sums are large and one in a thousand is not.
+// Norms that leave all values above where hardswish is cut off, some below, or turn them over. What goes in
+// has a lower end, far from the mean where sums are large and one in a thousand is not.
 TEST(CpuStrategies, CutHardswishOffWhereverTheNormPutsIt) {
   const char* const blocks[] = {
       "conv2d(1,4,k=1) | swish | group_norm(2) | hardswish @ 4x1x70x61",
@@ -193,8 +193,8 @@ TEST(CpuStrategies, CutHardswishOffWhereverTheNormPutsIt) {
 TEST(CpuStrategies, GiveTheSameBitsWhereWavesOverlap) {
   std::vector<double> first;
   for (const int threads : {1, 2, 5}) {
-    const Problem problem = Problem::parse("conv2d(1,2,k=1) | relu | instance_norm | hardswish @ 3x1x750x1000",
-                                           Device::cpu(threads));
+    const Problem problem = Problem::parse(
+        "conv2d(1,2,k=1) | relu | instance_norm | hardswish @ 3x1x750x1000", Device::cpu(threads));
     ThreadExecutor executor(threads);
     const Operands operands = random_operands(problem, Distribution::normal, 14);
     const Outcome outcome = run_and_compare(plan(problem), operands, executor);

@@ -231,6 +231,12 @@ TEST_F(ToolTest, BenchVerifiesAndGivesEveryFigure) {
   EXPECT_GT(parsed.at("peaks").at("gflops"), 0);
 }
 
+TEST_F(ToolTest, BenchSaysInWhichPagesLargeTensorsLie) {
+  const std::vector<std::string> large{"bench", "relu @ 1x2x600x1000", "--seconds", "0", "--small-pages"};
+  EXPECT_NE(run(large).out.find("4.00 MiB or more lie in small pages"), std::string::npos) << run(large).out;
+  EXPECT_EQ(run({"bench", "relu @ 1x2x600x10", "--seconds", "0"}).out.find(" pages"), std::string::npos);
+}
+
 TEST_F(ToolTest, BenchOfAProblemTooBigForTheReferenceVerifiesASmallerOne) {
   const Result result =
       run({"bench", "conv1d(20,32,k=900) | relu @ 1x20x1802", "--threads", "1", "--seconds", "0", "--json"});

@@ -431,8 +431,8 @@ void BlockKernel::apply_step(const Call& call, const Step& step, int64_t unit, i
   isa_.steps[step.function][static_cast<int>(affine)][static_cast<int>(orientation)](s);
 }
 
-// Whether the norm leaves all of these channels above raised_limit. A norm of values with a lower end, such as
-// swish has, seldom brings one that is near its mean as far down as where hardswish is cut off.
+// Whether the norm leaves all of these channels above raised_limit. A norm of values with a lower end, such
+// as swish has, seldom brings one that is near its mean as far down as where hardswish is cut off.
 bool BlockKernel::norm_stays_raised(const StepArguments& step, int64_t channels) const {
   constexpr float most = 1e4f;  // of what is added up: it rounds by less than raised_limit is from -3
   for (int64_t c = 0; c < channels; ++c) {

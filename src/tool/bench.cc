@@ -37,7 +37,18 @@ struct Measurement {
   Verification verification;
   std::optional<Samples> samples;  // none for a wrong result
   Floor floor;
+  Pages pages = Pages::small;
 };
+
+const char* name(Pages pages) { return pages == Pages::huge ? "huge" : "small"; }
+
+bool has_large_tensor(const Problem& problem) {
+  const auto large = [](const TensorSpec& spec) {
+    return static_cast<size_t>(spec.byte_span()) >= least_huge_bytes;
+  };
+  return large(problem.input) || large(problem.output) ||
+         std::any_of(problem.parameters.begin(), problem.parameters.end(), large);
+}
 
 Shape with_batch_of_one(Shape sizes) {
   sizes[0] = std::min<int64_t>(sizes[0], 1);
@@ -101,7 +112,8 @@ Measurement measure(const Plan& timed, double plan_seconds, const Options& optio
     throw Error("the output is empty, there is nothing to time");
   Measurement measurement;
   measurement.plan_seconds = plan_seconds;
-  Call call(timed, options.seed, executor);
+  measurement.pages = given_pages(options.small_pages ? Pages::small : Pages::huge);
+  Call call(timed, options.seed, executor, measurement.pages);
   const Tensors& tensors = call.tensors();
   const auto run = [&] { return call.timed_run(); };
   measurement.first_run_seconds = repeat(0, 1, [&] { call.run_and_wait(); }).best();
@@ -164,6 +176,10 @@ void print(const Plan& timed, const Measurement& m, const Peaks& peaks) {
             << percent(rates.bytes_share) << " of " << peaks.memory_text() << '\n'
             << "  floor        " << m.floor.text() << "; this run is "
             << significant(samples.median() / m.floor.seconds()) << " x the floor\n";
+  if (problem.device.kind == Device::Kind::cpu && has_large_tensor(problem)) {
+    std::cout << "  pages        tensors of " << byte_text(static_cast<double>(least_huge_bytes))
+              << " or more lie in " << name(m.pages) << " pages\n";
+  }
 }
 
 Json to_json(const Plan& timed, const Measurement& m, const Peaks& peaks) {
@@ -194,6 +210,7 @@ Json to_json(const Plan& timed, const Measurement& m, const Peaks& peaks) {
   json["gb_per_s"] = rates.bytes * 1e-9;
   json["gb_per_s_share"] = rates.bytes_share;
   json["floor"] = m.floor.json();
+  if (problem.device.kind == Device::Kind::cpu) json["pages"] = name(m.pages);
   json["times_floor"] = samples.median() / m.floor.seconds();
   return json;
 }

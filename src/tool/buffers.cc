@@ -1,6 +1,9 @@
 // Memory of a call: tensors filled with random values, every page written before anything is timed.
 #include "tool/buffers.h"
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 #include <unistd.h>
 
 #include <algorithm>
@@ -37,6 +40,8 @@ double container_bytes() {
   if (!(limit_file >> limit && usage >> name >> used)) return std::numeric_limits<double>::infinity();
   return limit - used;
 }
+
+constexpr size_t huge_page = size_t{2} << 20;
 
 uint64_t mix(uint64_t x) {  // splitmix64
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -102,7 +107,9 @@ void fill_random(const TensorSpec& spec, Precision precision, Distribution value
   });
 }
 
-Buffer sized_for(const TensorSpec& spec) { return Buffer(static_cast<size_t>(spec.byte_span())); }
+Buffer sized_for(const TensorSpec& spec, Pages pages) {
+  return Buffer(static_cast<size_t>(spec.byte_span()), pages);
+}
 
 size_t host_workspace_bytes(const Plan& plan) {
   return plan.problem().device.kind == Device::Kind::cpu ? plan.workspace_bytes() : 0;
@@ -120,8 +127,20 @@ const TensorSpec& after_memory_check(const Plan& plan) {
 
 }  // namespace
 
-Buffer::Buffer(size_t bytes)
-    : bytes_(bytes), memory_(::operator new(std::max<size_t>(bytes, 64), alignment)) {
+Pages given_pages(Pages asked) {
+  std::string modes;
+  std::getline(std::ifstream("/sys/kernel/mm/transparent_hugepage/enabled"), modes);
+  return modes.empty() || modes.find("[never]") != std::string::npos ? Pages::small : asked;
+}
+
+Buffer::Buffer(size_t bytes, Pages pages) : bytes_(bytes), memory_(nullptr, Free{std::align_val_t{64}}) {
+  const bool large = bytes >= least_huge_bytes;
+  const std::align_val_t alignment{large ? huge_page : 64};
+  memory_ = {::operator new(std::max<size_t>(bytes, 64), alignment), Free{alignment}};
+#if defined(__linux__)
+  // Advice that is not taken leaves a buffer as good as any.
+  if (large) madvise(memory_.get(), bytes, pages == Pages::huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+#endif
   poison();
 }
 
@@ -146,15 +165,15 @@ int64_t input_bytes(const Problem& problem) {
 
 int64_t tensor_bytes(const Problem& problem) { return input_bytes(problem) + problem.output.byte_span(); }
 
-Tensors::Tensors(const Plan& plan, uint64_t seed, Executor& executor) try
-    : input(sized_for(after_memory_check(plan))),
-      output(sized_for(plan.problem().output)),
-      workspace(host_workspace_bytes(plan)) {
+Tensors::Tensors(const Plan& plan, uint64_t seed, Executor& executor, Pages pages) try
+    : input(sized_for(after_memory_check(plan), pages)),
+      output(sized_for(plan.problem().output, pages)),
+      workspace(host_workspace_bytes(plan), pages) {
   const Problem& problem = plan.problem();
   const std::vector<Parameter> named = problem.block.parameters(problem.input.sizes);
   fill_random(problem.input, problem.precision, {}, mix(seed), input.data(), executor);
   for (size_t i = 0; i < named.size(); ++i) {
-    parameters.push_back(sized_for(problem.parameters[i]));
+    parameters.push_back(sized_for(problem.parameters[i], pages));
     fill_random(problem.parameters[i], problem.precision, distribution(problem.block, named[i]),
                 mix(seed + (i + 1) * 0x10001), parameters.back().data(), executor);
   }

@@ -13,18 +13,25 @@
 
 namespace onepass::tool {
 
+// How large buffers lie in memory. Huge: in pages of 2 MiB where the system gives them, as programs that work
+// on large arrays ask for; writing 60 MB through pages of 4 KiB can take the TLB longer than the memory.
+enum class Pages : uint8_t { small, huge };
+// What the system gives where huge pages are asked for.
+Pages given_pages(Pages asked);
+inline constexpr size_t least_huge_bytes = size_t{4} << 20;
+
 // Bytes at a multiple of 64, all 0xff: NaN in every element type, and no page shares the kernel's zero page.
 class Buffer {
  public:
-  explicit Buffer(size_t bytes);
+  explicit Buffer(size_t bytes, Pages pages = Pages::huge);
   void* data() const { return memory_.get(); }
   size_t bytes() const { return bytes_; }
   // NaN everywhere again.
   void poison();
 
  private:
-  static constexpr std::align_val_t alignment{64};
   struct Free {
+    std::align_val_t alignment;
     void operator()(void* memory) const { ::operator delete(memory, alignment); }
   };
   size_t bytes_;
@@ -41,7 +48,7 @@ struct Tensors {
   // Random values, the same for a seed whatever the number of threads; the output is NaN. For a plan of a GPU
   // they are what is uploaded and downloaded, without a workspace.
   // Throws Error where this machine has not as much memory.
-  Tensors(const Plan& plan, uint64_t seed, Executor& executor);
+  Tensors(const Plan& plan, uint64_t seed, Executor& executor, Pages pages = Pages::huge);
   Arguments arguments() const;
   // Tells two outputs apart: equal for the same bits.
   uint64_t output_hash() const;

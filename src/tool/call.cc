@@ -46,8 +46,8 @@ struct Call::OnGpu {
   }
 };
 
-Call::Call(const Plan& plan, uint64_t seed, Executor& executor)
-    : plan_(plan), executor_(executor), tensors_(plan, seed, executor) {
+Call::Call(const Plan& plan, uint64_t seed, Executor& executor, Pages pages)
+    : plan_(plan), executor_(executor), tensors_(plan, seed, executor, pages) {
   if (plan.problem().device.kind == Device::Kind::cuda) gpu_ = std::make_unique<OnGpu>(plan, tensors_);
 }
 

@@ -14,7 +14,7 @@ namespace onepass::tool {
 class Call {
  public:
   // Throws Error where the machine or the GPU has not as much memory.
-  Call(const Plan& plan, uint64_t seed, Executor& executor);
+  Call(const Plan& plan, uint64_t seed, Executor& executor, Pages pages = Pages::huge);
   ~Call();
 
   // On a GPU the work is put on the default stream and not waited for.

@@ -46,6 +46,8 @@ The result is compared with the reference first, and no speed is printed for a w
   memory       input, parameters and output once, beside the time to read and write as much at full speed
   floor        writing the output plus each activation once, timed alone in the cache: without a
                convolution, norm or reading the input nothing is faster
+  pages        how tensors of 4 MiB and more lie in memory, for the block and for the floor alike: in huge
+               pages, which the tool asks for (madvise) and a program has to, or with --small-pages without
 On a GPU (--device cuda) time is the GPU's own, its L2 cache overwritten before each repeat; memory stands
 beside the rate of a large copy, and the floor is every tensor read or written once at that rate.
 Exit codes: 0 good, 1 a result is wrong, 2 the request cannot be served.)";

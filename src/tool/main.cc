@@ -108,6 +108,8 @@ class Tool {
     command.add_option("--seconds", options_.seconds, "Time for the repeats of one problem; default: 1.5")
         ->check(CLI::Range(0.0, 3600.0))
         ->type_name("S");
+    command.add_flag("--small-pages", options_.small_pages,
+                     "Keep tensors of the CPU out of huge pages, as most programs allocate them");
     command.add_flag("--peaks", options_.peaks, "Print the measured peaks; alone: nothing else");
     command.footer(bench_help);
   }

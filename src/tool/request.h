@@ -26,6 +26,7 @@ struct Options {
   uint64_t seed = 1;
   double seconds = 1.5;
   bool peaks = false;
+  bool small_pages = false;
   bool tune = false;
   bool json = false;
 

@@ -232,9 +232,10 @@ def machine_table(result: dict) -> list:
     )
     for threads, entries in result["bench"].items():
         peak = entries[0]["peaks"]["gflops"]
+        pages = ", large tensors in huge pages" if entries[0].get("pages") == "huge" else ""
         lines += [
             "",
-            f"{threads} thread{'s' if threads != '1' else ''}, measured peak {peak:.0f} GFLOP/s:",
+            f"{threads} thread{'s' if threads != '1' else ''}, measured peak {peak:.0f} GFLOP/s{pages}:",
             "",
             "| | problem | ms, median (10% to 90%) | GFLOP/s (share of peak) | times the floor* |",
             "| --- | --- | --- | --- | --- |",

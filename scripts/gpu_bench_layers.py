@@ -22,11 +22,15 @@ NORMS = {2: nn.InstanceNorm2d, 3: nn.InstanceNorm3d}
 
 
 class Mean(nn.Module):
-    """Over space."""
+    """Over space, of so many dimensions."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.dimensions = tuple(range(2, rank + 2))
 
     def forward(self, x: Tensor) -> Tensor:
         """N x C."""
-        return x.mean(dim=tuple(range(2, x.dim())))
+        return x.mean(dim=self.dimensions)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +65,7 @@ class Layer:
             self.before and self.before(),
             norm,
             self.after and self.after(),
-            Mean() if self.mean else None,
+            Mean(rank) if self.mean else None,
         ]
         return nn.Sequential(*(stage for stage in stages if stage is not None))
 

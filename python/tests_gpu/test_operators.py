@@ -51,7 +51,12 @@ class Operators(GpuTest):
     """Small blocks of every kind, then tails of every size."""
 
     def test_blocks_are_as_exact_as_pytorch(self) -> None:
-        given = list(itertools.product(BLOCKS, FLOATS, FORMATS))
+        # Half precisions in one of the orders each.
+        given = [
+            (text, dtype, memory_format)
+            for i, (text, dtype, memory_format) in enumerate(itertools.product(BLOCKS, FLOATS, FORMATS))
+            if dtype == torch.float32 or (i // 2 + i) % 2 == 0
+        ]
         calls = []
         for text, dtype, memory_format in given:
             x, parameters = gpu_example(text, dtype=dtype, memory_format=memory_format)

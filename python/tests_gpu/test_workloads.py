@@ -73,8 +73,6 @@ class Models(GpuTest):
             asked = dataclasses.replace(rule, ratio=2.0) if is_gradient else rule
             found = verify.compare(name, is_gradient, ours[name], theirs[name], wanted[name], asked)
             self.assertEqual(found.wrong(asked), "")
-            if not is_gradient:
-                self.assertTrue(found.close, f"differs from PyTorch by {found.difference:.1e}")
 
     def test_workloads_with_tf32(self) -> None:
         self.workloads("tf32")

@@ -33,7 +33,7 @@ TEST_F(Backward, AgreesWithTheReferenceOnEveryTailOfTheList) {
 }
 
 TEST_F(Backward, AgreesWithTheReferenceOnTheTailsOfConvolutions) {
-  const std::vector<Problem> tails = every(4, tails_of_convolutions(gpu));
+  const std::vector<Problem> tails = every(5, tails_of_convolutions(gpu));
   EXPECT_GT(tails.size(), 50u);
   check_all(tails, {.placements = {Placement::elements, Placement::vectors}, .seed = 1000});
 }

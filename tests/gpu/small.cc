@@ -3,6 +3,7 @@
 // streams in pieces and waves.
 #include "gpu/pool.h"
 #include "onepass/onepass.h"
+#include "plan/strategy.h"
 
 namespace onepass::testing {
 namespace {
@@ -30,19 +31,45 @@ std::vector<Problem> with(std::initializer_list<const char*> others) {
   return all;
 }
 
-void check_all(const std::vector<Problem>& all, const Check& check) {
-  try_all(std::ssize(all), [&](int64_t index, const GpuStream& stream) {
-    return forward_errors(all[static_cast<size_t>(index)], check, stream);
+// Kernels are compiled side by side and run one by one: compute-sanitizer loses track of launches otherwise.
+void try_each(const std::vector<Problem>& all, const std::function<void(const Problem&)>& compile,
+              const std::function<std::string(const Problem&, const GpuStream&)>& check) {
+  try_all(std::ssize(all), [&](int64_t index, const GpuStream&) {
+    compile(all[static_cast<size_t>(index)]);
+    return std::string();
   });
+  const GpuStream stream;
+  for (const Problem& problem : all) {
+    const std::string errors = check(problem, stream);
+    if (!errors.empty()) ADD_FAILURE() << errors;
+  }
+}
+
+// By every row; the last one, of plain kernels, where asked for.
+void check_forward(const std::vector<Problem>& all, const Check& check, bool with_last_row) {
+  const auto rows_of = [with_last_row](const Problem& problem) {
+    std::vector<std::string> rows = accepting_rows(problem);
+    if (!with_last_row) std::erase(rows, "direct");
+    return rows;
+  };
+  try_each(
+      all,
+      [&](const Problem& problem) {
+        for (const std::string& row : rows_of(problem)) plan(problem, {row, ""});
+      },
+      [&](const Problem& problem, const GpuStream& stream) {
+        const std::vector<std::string> rows = rows_of(problem);
+        return rows.empty() ? "no row takes " + problem.text() : forward_errors(problem, rows, check, stream);
+      });
 }
 
 TEST_F(Small, Forward) {
-  check_all(with({"conv2d(3,8,p=1) | relu | group_norm(2) @ 2x3x9x7",
-                  "conv_transpose3d(3,4,k=3,s=2,p=1) | swish @ 1x3x3x4x5 f16 nhwc",
-                  "conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish @ 2x3x4x5x6",
-                  "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 11x3x5x6x7 bf16",
-                  "conv3d(3,8,k=2) | hardswish | group_norm(4) | mean @ 9x3x4x5x6 tf32"}),
-            {.seed = 1, .options = {.statistics = true}});
+  check_forward(with({"conv2d(3,8,p=1) | relu | group_norm(2) @ 2x3x9x7",
+                      "conv_transpose3d(3,4,k=3,s=2,p=1) | swish @ 1x3x3x4x5 f16 nhwc",
+                      "conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish @ 2x3x4x5x6",
+                      "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 11x3x5x6x7 bf16",
+                      "conv3d(3,8,k=2) | hardswish | group_norm(4) | mean @ 9x3x4x5x6 tf32"}),
+                {.seed = 1, .options = {.statistics = true}}, true);
 }
 
 TEST_F(Small, ForwardOfWideConvolutions) {
@@ -52,21 +79,18 @@ TEST_F(Small, ForwardOfWideConvolutions) {
                                  "conv3d(16,24,k=2) | group_norm(2) | swish | mean @ 2x16x4x5x6"}) {
     all.push_back(Problem::parse(text, gpu));
   }
-  check_all(all, {.seed = 2});
+  check_forward(all, {.seed = 2}, false);
 }
 
 // More slabs than blocks or clusters: what is staged, exchanged and waited for is used again.
 TEST_F(Small, ForwardOfManySlabs) {
-  constexpr const char* texts[] = {"swish | group_norm(4) | hardswish @ 40x16x41x43 bf16",
-                                   "gelu | group_norm(2) @ 36x4x151x153",
-                                   "group_norm(1) | relu @ 9x2x407x409"};
-  try_all(std::ssize(texts), [&](int64_t index, const GpuStream& stream) {
-    const Problem problem = Problem::parse(texts[index], gpu);
-    std::vector<std::string> rows = accepting_rows(problem);
-    std::erase(rows, "direct");  // plain kernels, and one of the other rows
-    if (rows.empty()) return "no row but the last takes " + problem.text();
-    return forward_errors(problem, rows, {.placements = {Placement::elements}, .seed = 4}, stream);
-  });
+  std::vector<Problem> all;
+  for (const char* const text :
+       {"swish | group_norm(4) | hardswish @ 40x16x41x43 bf16", "gelu | group_norm(2) @ 36x4x151x153",
+        "group_norm(1) | relu @ 9x2x407x409"}) {
+    all.push_back(Problem::parse(text, gpu));
+  }
+  check_forward(all, {.placements = {Placement::elements}, .seed = 4}, false);
 }
 
 TEST_F(Small, Backward) {
@@ -74,9 +98,17 @@ TEST_F(Small, Backward) {
       with({"conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish @ 2x3x3x4x5 tf32",
             "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 3x3x5x6x7 tf32",
             "conv2d(3,8,p=1) | relu | group_norm(2) @ 2x3x9x7"});
-  try_all(std::ssize(all), [&](int64_t index, const GpuStream& stream) {
-    return backward_errors(BackwardProblem(all[static_cast<size_t>(index)]), {.seed = 3}, stream);
-  });
+  try_each(
+      all,
+      [](const Problem& problem) {
+        const BackwardProblem backward(problem);
+        for (const BackwardStrategy* row : backward_strategies(Device::Kind::cuda)) {
+          if (row->refusal(backward).empty()) plan_backward(backward, {std::string(row->name), ""});
+        }
+      },
+      [](const Problem& problem, const GpuStream& stream) {
+        return backward_errors(BackwardProblem(problem), {.seed = 3}, stream);
+      });
 }
 
 }  // namespace

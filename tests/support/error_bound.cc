@@ -16,6 +16,7 @@ using reference::Values;
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
 constexpr double conv_factor = 4;
+constexpr double split_factor = 8;
 constexpr double stage_factor = 8;
 
 struct Arithmetic {
@@ -76,6 +77,8 @@ class BoundedForward {
                  const std::vector<std::vector<double>>& parameters)
       : arithmetic_(problem.output.dtype),
         truncates_(problem.precision == Precision::tf32),
+        splits_(problem.device.kind == Device::Kind::cuda && problem.input.dtype == DType::f32 &&
+                !truncates_),
         input_(input),
         parameters_(parameters),
         input_sizes_(problem.input.sizes),
@@ -113,7 +116,8 @@ class BoundedForward {
     const auto terms = static_cast<double>(reference::weight_elements(conv) / conv.out_channels + 1);
     for (size_t i = 0; i < values_.size(); ++i) {
       const double walk = std::sqrt(bounds_[i]) + std::abs(values_[i]);
-      const double roundings = conv_factor * std::sqrt(terms) + (truncates_ ? terms / 2 : 0);
+      const double roundings =
+          conv_factor * std::sqrt(terms) + (truncates_ ? terms / 2 : 0) + (splits_ ? split_factor : 0);
       set_bound(i, 0, roundings * arithmetic_.roundoff * walk + terms * arithmetic_.underflow);
     }
   }
@@ -217,6 +221,7 @@ class BoundedForward {
 
   Arithmetic arithmetic_;
   bool truncates_;
+  bool splits_;  // operands of f32 in two
   const std::vector<double>& input_;
   const std::vector<std::vector<double>>& parameters_;
   size_t used_parameters_ = 0;

@@ -20,14 +20,19 @@ constexpr double roundoff = 0x1p-24;
 constexpr double underflow = 4 * 0x1p-149;
 constexpr double stage_factor = 8;
 
-// A sum as the terms come in.
+// A sum as the terms come in. Roundings add up like a random walk; those of equal terms one after the other,
+// as a mean hands them back, go the same way.
 struct Sum {
   double value = 0;
   double magnitude = 0;
   double bound = 0;
   double count = 0;
+  double last = 0;
+  double repeats = 0;
 
   void add(double term, double term_bound) {
+    if (count > 0 && term == last) ++repeats;
+    last = term;
     value += term;
     magnitude += std::abs(term);
     bound += term_bound;
@@ -35,7 +40,8 @@ struct Sum {
   }
   double total_bound() const {
     if (!(bound < infinity)) return infinity;
-    return bound + (stage_factor + std::sqrt(count) / 4) * roundoff * magnitude + count * underflow;
+    const double roundings = stage_factor + std::sqrt(count) / 4 + repeats / 8;
+    return bound + roundings * roundoff * magnitude + count * underflow;
   }
 };
 

@@ -513,7 +513,7 @@ struct GemmStaging {
                                                     Geometry::window_shift(w) + place - w * Geometry::window,
                                                 w);
       bytes[r] = offset < 0 ? 0u : static_cast<uint32>(offset) * Input::bytes;
-      inside |= static_cast<uint32>(offset >= 0) << r;
+      if (offset >= 0) inside |= 1u << r;  // as a sum of shifted bits, ptxas 13.0 crashes for strides
     }
     float largest = 0.0f;
 #pragma unroll 1

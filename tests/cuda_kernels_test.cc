@@ -122,6 +122,7 @@ const std::vector<Kernel>& kernels() {
       {"gemm_wgmma", "conv2d(320,320,k=3,p=1) | silu | group_norm(32) @ 4x320x64x64 f16", tuned},
       {"gemm_wgmma", "conv3d(32,40,k=3,p=1) | leaky_relu | instance_norm @ 2x32x96x96x96 tf32", tuned},
       {"gemm_wgmma", "conv2d(64,128,k=3,s=2,p=1) | relu | group_norm(8) @ 8x64x65x66 tf32", tuned},
+      {"gemm_wgmma", "conv2d(16,32,k=3,s=2,p=1) | relu @ 2x16x31x30 bf16", tuned},
       {"gemm_wgmma", "conv2d(17,70,k=1) | residual_add | group_norm(7) | gelu | mean @ 4x17x33x35 bf16 nhwc",
        tuned},
       {"direct", "conv_transpose3d(3,16,k=3,s=2,p=1) @ 8x3x16x32x32", all},

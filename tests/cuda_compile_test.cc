@@ -21,6 +21,7 @@
 #include "cuda/sha256.h"
 #include "onepass/cuda.h"
 #include "onepass/error.h"
+#include "onepass/plan.h"
 #include "stub_driver/stub_cuda.h"
 #include "support/child_process.h"
 
@@ -516,6 +517,56 @@ TEST(DISABLED_Child, ReportsWhatTheAssemblerGaveUp) {
 TEST_F(CacheTest, SerialisedWgmmaIsAnError) {
   const ChildResult result = run_child("ReportsWhatTheAssemblerGaveUp", {{"ONEPASS_NVRTC", stub_path}});
   EXPECT_EQ(result.exit_code, 0) << result.output;
+}
+
+TEST(DISABLED_Child, CompilesWhatTheCompilerCrashesOn) {
+  std::printf("%s\n", sentence_of([] { compile(Source{"fatal", "//crash"}, "sm_80"); }).c_str());
+  EXPECT_EQ(compile(Source{"harmless", "harmless"}, "sm_80").image, "harmless");
+}
+
+TEST_F(CacheTest, KernelThatTheCompilerCrashesOnIsTriedTwice) {
+  const test::ChildEnvironment stub{{"ONEPASS_NVRTC", stub_path}};
+  const std::string sentence =
+      "kernel fatal is not compiled: the compiler ended the last processes that tried";
+  for (int i = 0; i < 2; ++i) {
+    const ChildResult crashed = run_child("CompilesWhatTheCompilerCrashesOn", stub);
+    EXPECT_NE(crashed.exit_code, 0);
+    EXPECT_EQ(count_of(crashed.output, sentence), 0) << crashed.output;
+  }
+  const ChildResult third = run_child("CompilesWhatTheCompilerCrashesOn", stub);
+  EXPECT_EQ(third.exit_code, 0) << third.output;
+  expect_has(third.output, sentence);
+  clear_cache();
+  EXPECT_NE(run_child("CompilesWhatTheCompilerCrashesOn", stub).exit_code, 0) << "forgotten with the rest";
+}
+
+TEST_F(CacheTest, AttemptsThatEndWellLeaveNothingBehind) {
+  const test::ChildEnvironment stub{{"ONEPASS_NVRTC", stub_path}};
+  run_child("CompilesWhatTheCompilerCrashesOn", stub);
+  EXPECT_EQ(names().size(), 1u);
+  run_child("CompilesTwoKernels", stub);
+  EXPECT_EQ(names().size(), 3u);
+}
+
+TEST(DISABLED_Child, PlansWithoutARowThatDoesNotCompile) {
+  const Problem problem = Problem::parse("swish | group_norm(2) @ 2x8x9x7", Device::cuda());
+  const std::string first = plan(problem).strategy();
+  stub_state().refused = "#include \"" + first + ".cuh\"";
+  const Problem other = Problem::parse("swish | group_norm(2) @ 2x8x9x8", Device::cuda());
+  const Plan second = plan(other);
+  EXPECT_NE(second.strategy(), first);
+  expect_has(second.explain(), "no: kernel onepass_" + first + " does not compile: STUB_ERROR");
+  expect_has(sentence_of([&] { plan(other, {first, ""}); }), "does not compile");
+  stub_state().refused = "__global__";
+  expect_has(sentence_of([&] { plan(Problem::parse("swish @ 2x8x9x9", Device::cuda())); }),
+             "does not compile");
+}
+
+TEST_F(CacheTest, PlansGoOnWithTheNextRow) {
+  const ChildResult result = run_child("PlansWithoutARowThatDoesNotCompile",
+                                       {{"ONEPASS_NVRTC", stub_path}, {"ONEPASS_CUDA_DRIVER", stub_path}});
+  EXPECT_EQ(result.exit_code, 0) << result.output;
+  expect_has(result.output, "onepass: warning: strategy ");
 }
 
 TEST(DISABLED_Child, PrintsWhyThereIsNoNvrtc) {

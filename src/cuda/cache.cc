@@ -7,6 +7,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <pwd.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -15,6 +16,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <sstream>
@@ -32,6 +34,7 @@ namespace {
 constexpr std::string_view format = "onepass cubin 1";
 constexpr std::string_view suffix = ".cubin";
 constexpr std::string_view temporary_prefix = ".writing-";
+constexpr std::string_view attempt_prefix = ".compiling-";
 
 // An open file or folder.
 class Descriptor {
@@ -166,6 +169,12 @@ Descriptor open_file(int folder, const std::string& name) {
   return file;
 }
 
+// Whether there is a process of this number.
+bool is_alive(const std::string& number) {
+  const long process = std::strtol(number.c_str(), nullptr, 10);
+  return process > 0 && (kill(static_cast<pid_t>(process), 0) == 0 || errno == EPERM);
+}
+
 // Random, since processes of two containers may have the same number.
 std::string temporary_name() {
   static const std::string process =
@@ -187,14 +196,15 @@ void write_file(int folder, const std::string& name, std::string_view bytes) {
   }
 }
 
-// The cached files and those a killed process left half written, in the order of their names.
+// The cached files and what killed processes left, in the order of their names.
 std::vector<std::string> names_in(int folder) {
   std::vector<std::string> names;
   DIR* listing = fdopendir(dup(folder));
   if (listing == nullptr) raise_system(cache_directory());
   while (const dirent* item = readdir(listing)) {
     const std::string_view name = item->d_name;
-    if (name.ends_with(suffix) || name.starts_with(temporary_prefix)) names.emplace_back(name);
+    if (name.ends_with(suffix) || name.starts_with(temporary_prefix) || name.starts_with(attempt_prefix))
+      names.emplace_back(name);
   }
   closedir(listing);
   std::sort(names.begin(), names.end());
@@ -217,6 +227,32 @@ CacheEntry listed(int folder, const std::string& name) {
 }
 
 }  // namespace
+
+CompileAttempt::CompileAttempt(const CacheKey& key) {
+  try {
+    if (!folder_exists()) make_folders(cache_directory());
+    const Descriptor folder = open_folder();
+    const std::string stem = std::string(attempt_prefix) + file_name(key) + '-';
+    for (const std::string& name : names_in(folder.get())) {
+      if (name.starts_with(stem) && !is_alive(name.substr(stem.size()))) left_.push_back(name);
+    }
+    if (is_fatal()) return;
+    const std::string name = stem + std::to_string(getpid());
+    const Descriptor file(openat(folder.get(), name.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+    if (!file) raise_system(cache_directory() + " cannot be written to");
+    own_ = name;
+  } catch (const Fault& fault) {
+    warn_once(fault);
+  }
+}
+
+CompileAttempt::~CompileAttempt() {
+  if (own_.empty()) return;
+  const Descriptor folder(open(cache_directory().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!folder) return;
+  unlinkat(folder.get(), own_.c_str(), 0);
+  for (const std::string& name : left_) unlinkat(folder.get(), name.c_str(), 0);
+}
 
 std::optional<Cubin> read_cached(const CacheKey& key) {
   try {

@@ -18,6 +18,7 @@
 #include "cuda/sha256.h"
 #include "onepass/cuda.h"
 #include "onepass/error.h"
+#include "plan/build_error.h"
 
 namespace onepass::cuda {
 namespace {
@@ -113,8 +114,8 @@ class Program {
 
   void require(CudaResult result, const std::string& log) const {
     if (result == cuda_success) return;
-    throw Error("kernel " + name_ + " does not compile: " + nvrtc().nvrtcGetErrorString(result) +
-                (log.empty() ? "" : "\n" + log));
+    throw BuildError("kernel " + name_ + " does not compile: " + nvrtc().nvrtcGetErrorString(result) +
+                     (log.empty() ? "" : "\n" + log));
   }
 
   std::string name_;
@@ -148,7 +149,7 @@ Cubin compile_now(const Source& source, const std::string& architecture) {
   Program program(source);
   const std::string log = program.compile(architecture);
   if (const std::string line = lost_performance(log); !line.empty()) {
-    throw Error("kernel " + source.name + " is not compiled as it was written: " + line);
+    throw BuildError("kernel " + source.name + " is not compiled as it was written: " + line);
   }
   return {program.image(), sum_before(log, " registers"),
           sum_before(log, " bytes spill stores") + sum_before(log, " bytes spill loads"),
@@ -158,6 +159,12 @@ Cubin compile_now(const Source& source, const std::string& architecture) {
 Cubin read_or_compile(const Source& source, const std::string& architecture, const std::string& hash) {
   const CacheKey key{source.name, architecture, hash};
   if (std::optional<Cubin> cached = read_cached(key)) return *std::move(cached);
+  const CompileAttempt attempt(key);
+  if (attempt.is_fatal()) {
+    throw BuildError("kernel " + source.name +
+                     " is not compiled: the compiler ended the last processes that tried; \"onepass cache "
+                     "clear\" lets it be tried again");
+  }
   Cubin cubin = compile_now(source, architecture);
   write_cached(key, cubin);
   return cubin;

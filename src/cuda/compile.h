@@ -24,8 +24,9 @@ struct Cubin {
   int shared_bytes = 0;   // static
 };
 
-// From memory, from the disk cache, or compiled now. Throws Error with the kernel's name and the compiler's
-// log where it does not compile, and where the compiler reports serialised wgmma or an ignored setmaxnreg.
+// From memory, from the disk cache, or compiled now. Throws BuildError with the kernel's name and the
+// compiler's log where it does not compile, where the compiler reports serialised wgmma or an ignored
+// setmaxnreg, and where the compiler has crashed on the kernel before.
 Cubin compile(const Source& source, const std::string& architecture);
 // The same for several kernels at once, in parallel; in the order given.
 std::vector<Cubin> compile(std::span<const Source> sources, const std::string& architecture);

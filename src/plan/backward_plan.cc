@@ -29,9 +29,9 @@ BackwardPlan plan_backward(const BackwardProblem& problem, const PlanOptions& op
   std::vector<Candidate> candidates = consider(table, problem, options);
   const bool tuned =
       options.tune && options.strategy.empty() && problem.forward.device.kind == Device::Kind::cuda;
-  const std::string chosen =
+  std::string chosen =
       tuned ? cuda::fastest_row(problem, candidates, options) : choose(candidates, options.strategy).strategy;
-  auto kernel = find_row(table, chosen).build(problem, options);
+  auto kernel = build_chosen(table, problem, options, candidates, chosen);
   return {problem, chosen, std::move(candidates), std::move(kernel)};
 }
 

@@ -2,6 +2,7 @@
 #include "plan/choice.h"
 
 #include <cstdint>
+#include <cstdio>
 #include <iomanip>
 #include <sstream>
 
@@ -28,6 +29,17 @@ const Candidate& choose(const std::vector<Candidate>& candidates, const std::str
   }
   if (best == nullptr) throw Error("no strategy accepts this problem");
   return *best;
+}
+
+void leave_out(std::vector<Candidate>& candidates, const std::string& row, const BuildError& error) {
+  const std::string words = error.what();
+  bool others = false;
+  for (Candidate& candidate : candidates) {
+    if (candidate.strategy == row) candidate.reason = words.substr(0, words.find('\n'));
+    others = others || candidate.reason.empty();
+  }
+  if (!others) throw;
+  std::fprintf(stderr, "onepass: warning: strategy %s is left out: %s\n", row.c_str(), words.c_str());
 }
 
 std::string explain_choice(const std::string& problem, const std::string& chosen, const Device& device,

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "onepass/error.h"
+#include "plan/build_error.h"
 #include "plan/strategy.h"
 
 namespace onepass {
@@ -37,6 +38,24 @@ std::vector<Candidate> consider(std::span<const Row* const> table, const Problem
 
 // The row to build, of those considered: the forced one or the cheapest.
 const Candidate& choose(const std::vector<Candidate>& candidates, const std::string& forced);
+
+// Gives the row that could not be built its reason, and warns. Rethrows what it threw where no other accepts.
+void leave_out(std::vector<Candidate>& candidates, const std::string& row, const BuildError& error);
+
+// Builds the chosen row, or the next best where that has no kernel after all; a forced one has to have it.
+template <class Row, class ProblemType>
+auto build_chosen(std::span<const Row* const> table, const ProblemType& problem, const PlanOptions& options,
+                  std::vector<Candidate>& candidates, std::string& chosen) {
+  for (;;) {
+    try {
+      return find_row(table, chosen).build(problem, options);
+    } catch (const BuildError& error) {
+      if (!options.strategy.empty()) throw;
+      leave_out(candidates, chosen, error);
+      chosen = choose(candidates, "").strategy;
+    }
+  }
+}
 
 // The problem, every row with its cost or its reason, then the numbers of the chosen one.
 std::string explain_choice(const std::string& problem, const std::string& chosen, const Device& device,

@@ -21,9 +21,9 @@ Plan plan(const Problem& problem, const PlanOptions& options) {
   if (!options.strategy.empty()) find_row(table, options.strategy);
   std::vector<Candidate> candidates = consider(table, problem, options);
   const bool tuned = options.tune && options.strategy.empty() && problem.device.kind == Device::Kind::cuda;
-  const std::string chosen =
+  std::string chosen =
       tuned ? cuda::fastest_row(problem, candidates, options) : choose(candidates, options.strategy).strategy;
-  std::shared_ptr<const Kernel> kernel = find_row(table, chosen).build(problem, options);
+  std::shared_ptr<const Kernel> kernel = build_chosen(table, problem, options, candidates, chosen);
   return {problem, chosen, std::move(candidates), std::move(kernel)};
 }
 

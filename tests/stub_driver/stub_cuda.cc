@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -313,7 +314,12 @@ STUB CudaResult nvrtcCompileProgram(ProgramHandle program, int, const char* cons
   }
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   --active;
-  return program_of(program)->text.find("#error") == std::string::npos ? 0 : 6;
+  const std::string& text = program_of(program)->text;
+  const auto has = [&](const std::string& words) {
+    return !words.empty() && text.find(words) != std::string::npos;
+  };
+  if (has("//crash")) std::raise(SIGKILL);
+  return has("#error") || has(state.refused) ? 6 : 0;
 }
 
 STUB CudaResult nvrtcGetProgramLogSize(ProgramHandle program, size_t* bytes) {

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <limits>
 #include <mutex>
 #include <thread>
 
@@ -160,6 +161,12 @@ std::vector<std::string> accepting_rows(const Problem& problem) {
   return rows;
 }
 
+std::vector<std::string> rows_named(const std::string& prefix, const Problem& problem) {
+  std::vector<std::string> rows = accepting_rows(problem);
+  std::erase_if(rows, [&](const std::string& row) { return !row.starts_with(prefix); });
+  return rows;
+}
+
 std::vector<std::string> rows_by_turns(const Problem& problem, int64_t index) {
   std::vector<std::string> rows = accepting_rows(problem);
   if (rows.size() < 2) return rows;
@@ -218,6 +225,53 @@ std::string forward_errors(const Problem& problem, const Check& check, const Gpu
   const std::vector<std::string> rows = accepting_rows(problem);
   if (rows.empty()) return "no row takes " + problem.text();
   return forward_errors(problem, rows, check, stream);
+}
+
+std::string not_finite_errors(const Problem& problem, std::span<const std::string> rows,
+                              const GpuStream& stream) {
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+  for (const double value : {infinity, -infinity, nan}) {
+    for (const bool of_weight : {false, true}) {
+      Operands operands = random_operands(problem, Distribution::normal, 3);
+      std::vector<double>& values = of_weight ? operands.parameters[0] : operands.input;
+      values[values.size() / 3] = value;
+      for (const std::string& row : rows) {
+        const Outcome outcome = run(plan(problem, {row, ""}), operands, stream);
+        const Comparison comparison = compare(problem, operands, outcome.output);
+        if (comparison.failures > 0)
+          return row + (of_weight ? ", a weight of " : ", an input of ") + std::to_string(value) + ": " +
+                 problem.text() + "\n  " + comparison.text();
+      }
+    }
+  }
+  return "";
+}
+
+std::string other_bits(const Problem& problem, std::span<const std::string> rows, int runs,
+                       const GpuStream& stream) {
+  const Operands operands = random_operands(problem, Distribution::normal, 11);
+  Problem single = problem;
+  single.input.sizes[0] = single.output.sizes[0] = 1;
+  const auto cut = [&](const std::vector<double>& values, int64_t n) {
+    const std::ptrdiff_t size = std::ssize(values) / problem.input.sizes[0];
+    return std::vector<double>(values.begin() + n * size, values.begin() + (n + 1) * size);
+  };
+  for (const std::string& row : rows) {
+    const Plan whole = plan(problem, {row, ""});
+    const std::vector<double> output = run(whole, operands, stream).output;
+    for (int i = 0; i < runs; ++i) {
+      if (!same_bits(output, run(whole, operands, stream, {.statistics = i % 2 == 0}).output))
+        return row + " gives other bits in run " + std::to_string(i) + ": " + problem.text();
+    }
+    const Plan alone = plan(single, {row, ""});
+    for (int64_t n = 0; n < problem.input.sizes[0]; ++n) {
+      const Operands own{cut(operands.input, n), operands.parameters};
+      if (!same_bits(cut(output, n), run(alone, own, stream).output))
+        return row + " gives other bits for sample " + std::to_string(n) + " alone: " + problem.text();
+    }
+  }
+  return "";
 }
 
 namespace {

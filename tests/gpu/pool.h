@@ -35,6 +35,8 @@ int64_t try_for(int64_t seconds, const Attempt& attempt);
 
 // The forward rows that take the problem.
 std::vector<std::string> accepting_rows(const Problem& problem);
+// Those of them whose names begin so.
+std::vector<std::string> rows_named(const std::string& prefix, const Problem& problem);
 bool accepts(const BackwardProblem& problem);
 // The row that the plan takes, and for every sixth index another one that takes the problem, by turns: a long
 // list of problems meets all rows without a kernel of each for every problem.
@@ -57,6 +59,15 @@ std::string forward_errors(const Problem& problem, std::span<const std::string> 
                            const GpuStream& stream);
 // By every row that takes it; there must be one.
 std::string forward_errors(const Problem& problem, const Check& check, const GpuStream& stream);
+
+// A value that is not finite, in the input or in the weight, reaches the outputs whose taps meet it, and no
+// others.
+std::string not_finite_errors(const Problem& problem, std::span<const std::string> rows,
+                              const GpuStream& stream);
+// Whether a row gives the same bits in so many runs, with statistics asked for and without, and for each
+// sample alone.
+std::string other_bits(const Problem& problem, std::span<const std::string> rows, int runs,
+                       const GpuStream& stream);
 
 // The same backward.
 std::string backward_errors(const BackwardProblem& problem, const Check& check, const GpuStream& stream,

@@ -67,11 +67,7 @@ std::vector<Problem> in_every_mode() {
   return problems;
 }
 
-std::vector<std::string> thin_rows(const Problem& problem) {
-  std::vector<std::string> rows = accepting_rows(problem);
-  std::erase_if(rows, [](const std::string& row) { return !row.starts_with("thin_"); });
-  return rows;
-}
+std::vector<std::string> thin_rows(const Problem& problem) { return rows_named("thin_", problem); }
 
 TEST_F(Thin, AgreesWithTheReferenceInEveryMode) {
   const std::vector<Problem> problems = in_every_mode();
@@ -116,25 +112,9 @@ TEST_F(Thin, WhatIsNotFiniteReachesOnlyTheOutputsThatMeetIt) {
         "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 3x3x6x8x9 "}) {
     for (const char* const mode : modes) problems.push_back(Problem::parse(text + std::string(mode), gpu));
   }
-  constexpr double infinity = std::numeric_limits<double>::infinity();
-  constexpr double nan = std::numeric_limits<double>::quiet_NaN();
   try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
     const Problem& problem = problems[static_cast<size_t>(index)];
-    for (const double value : {infinity, -infinity, nan}) {
-      for (const bool of_weight : {false, true}) {
-        Operands operands = random_operands(problem, Distribution::normal, 3);
-        std::vector<double>& values = of_weight ? operands.parameters[0] : operands.input;
-        values[values.size() / 3] = value;
-        for (const std::string& row : thin_rows(problem)) {
-          const Outcome outcome = run(plan(problem, {row, ""}), operands, stream);
-          const Comparison comparison = compare(problem, operands, outcome.output);
-          if (comparison.failures > 0)
-            return row + (of_weight ? ", a weight of " : ", an input of ") + std::to_string(value) + ": " +
-                   problem.text() + "\n  " + comparison.text();
-        }
-      }
-    }
-    return std::string();
+    return not_finite_errors(problem, thin_rows(problem), stream);
   });
 }
 
@@ -194,28 +174,7 @@ TEST_F(Thin, GivesTheSameBits) {
   }
   try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
     const Problem& problem = problems[static_cast<size_t>(index)];
-    const Operands operands = random_operands(problem, Distribution::normal, 11);
-    Problem single = problem;
-    single.input.sizes[0] = single.output.sizes[0] = 1;
-    const auto cut = [&](const std::vector<double>& values, int64_t n) {
-      const std::ptrdiff_t size = std::ssize(values) / problem.input.sizes[0];
-      return std::vector<double>(values.begin() + n * size, values.begin() + (n + 1) * size);
-    };
-    for (const std::string& row : thin_rows(problem)) {
-      const Plan p = plan(problem, {row, ""});
-      const std::vector<double> output = run(p, operands, stream).output;
-      for (int i = 0; i < 20; ++i) {
-        if (!same_bits(output, run(p, operands, stream, {.statistics = i % 2 == 0}).output))
-          return row + " gives other bits in run " + std::to_string(i) + ": " + problem.text();
-      }
-      const Plan alone = plan(single, {row, ""});
-      for (int64_t n = 0; n < problem.input.sizes[0]; ++n) {
-        Operands own{cut(operands.input, n), operands.parameters};
-        if (!same_bits(cut(output, n), run(alone, own, stream).output))
-          return row + " gives other bits for sample " + std::to_string(n) + " alone: " + problem.text();
-      }
-    }
-    return std::string();
+    return other_bits(problem, thin_rows(problem), 20, stream);
   });
 }
 

@@ -1,6 +1,7 @@
 // Wide convolutions with all that follows them, on a GPU, as implicit matrix products, in every mode, against
 // the reference.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <iostream>
 #include <limits>
@@ -115,6 +116,29 @@ TEST_F(Gemm, AgreesWithTheReferenceOnHardData) {
                            .seed = 800 + static_cast<uint64_t>(index)},
                           stream);
   });
+}
+
+TEST_F(Gemm, AgreesWithTheReferenceOnRandomProblems) {
+  const uint64_t first = base_seed() + 5'000'000;
+  std::atomic<int64_t> refused{0};  // one in a thousand: strides and dilations whose window is too large
+  const int64_t tried = try_for(6, [&](int64_t index, const GpuStream& stream) {
+    const uint64_t seed = first + static_cast<uint64_t>(index);
+    const Problem problem = random_wide_problem(seed, gpu);
+    const std::vector<std::string> rows = gemm_rows(problem);
+    if (rows.empty()) {
+      ++refused;
+      return std::string();
+    }
+    const size_t next = seed % std::size(distributions);
+    return forward_errors(problem, rows,
+                          {.distributions = {distributions[next], Distribution::normal},
+                           .placements = {placements[seed % 3]},
+                           .seed = seed},
+                          stream);
+  });
+  std::cout << "seeds " << first << " to " << first + static_cast<uint64_t>(tried) - 1 << ", " << refused
+            << " refused\n";
+  EXPECT_GT(tried, 4 * refused);
 }
 
 // Samples that f16 has no room for are done again, and no others change.

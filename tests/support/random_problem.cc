@@ -240,6 +240,31 @@ Problem random_thin_problem(uint64_t seed, Device device) {
   }
 }
 
+Problem random_wide_problem(uint64_t seed, Device device) {
+  constexpr int64_t most_products = 10'000'000;
+  Dice dice(seed);
+  for (;;) {
+    const Problem small = random_dense_problem(dice, device, 1);
+    std::vector<Stage> stages = small.block.stages();
+    Conv& conv = std::get<Conv>(stages.front());
+    const bool has_stride =
+        std::any_of(conv.stride.begin(), conv.stride.end(), [](int64_t stride) { return stride != 1; });
+    if (conv.groups != 1 || (conv.transposed && has_stride)) continue;
+    conv.in_channels = dice.number(16, 80);
+    conv.out_channels *= (16 + conv.out_channels - 1) / conv.out_channels + dice.number(0, 4);
+    Shape sizes = small.input.sizes;
+    sizes[1] = conv.in_channels;
+    const Layout layout = small.input.strides[1] == 1 ? Layout::nhwc : Layout::nchw;
+    Problem problem(Block(stages), sizes, small.input.dtype, device, layout);
+    int64_t products = conv.in_channels;
+    for (const int64_t size : conv.kernel) products *= size;
+    if (element_count(problem.block.conv_output_shape(sizes)) > most_products / products) continue;
+    if (problem.input.dtype == DType::f32 && dice.chance(0.6)) problem.precision = Precision::tf32;
+    problem.validate();
+    return problem;
+  }
+}
+
 namespace {
 
 BackwardProblem random_backward(Dice& dice, Problem forward) {

@@ -12,6 +12,8 @@ namespace onepass::testing {
 Problem random_problem(uint64_t seed, Device device = Device::cpu());
 // A dense one of a thin convolution (at most 512 terms and 64 channels, no groups), in any precision.
 Problem random_thin_problem(uint64_t seed, Device device);
+// With a convolution of 16 channels and more on both sides, no groups and, where transposed, no stride.
+Problem random_wide_problem(uint64_t seed, Device device);
 // The backward of a random block without a convolution: gradients of other types and strides, some not
 // wanted.
 BackwardProblem random_tail_backward(uint64_t seed, Device device = Device::cpu());

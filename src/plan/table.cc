@@ -26,6 +26,7 @@ extern const BackwardStrategy reference_backward_strategy;
 extern const BackwardStrategy cuda_tail_backward_resident;
 extern const BackwardStrategy cuda_tail_backward;
 extern const BackwardStrategy cuda_thin_backward;
+extern const BackwardStrategy cuda_gemm_backward;
 
 namespace {
 
@@ -61,6 +62,7 @@ std::span<const BackwardStrategy* const> backward_strategies(Device::Kind device
       &cuda_tail_backward_resident,
       &cuda_tail_backward,
       &cuda_thin_backward,
+      &cuda_gemm_backward,
   };
   static constexpr std::array table{
       &cpu_conv_backward,

@@ -1,4 +1,4 @@
-"""Running a block on CUDA tensors: whole where its convolution is thin, else what follows PyTorch's."""
+"""Running a block on CUDA tensors: whole where that is faster, else the convolution and what follows it."""
 
 from __future__ import annotations
 
@@ -33,13 +33,22 @@ def apply(
             return _Whole.apply(block, tf32, input, *parameters)
         return _call(torch.ops.onepass.whole_forward.default, input, parameters, block, tf32)
     count = description.conv_parameters
-    convolved = _eager.convolve(conv, input, *parameters[:count])
+    convolved = _convolve(description, input, parameters[:count])
     if description.after_conv is None:
         return convolved if out_dtype is None else convolved.to(out_dtype)
     return _run_tail(description.after_conv, convolved, parameters[count:], out_dtype)
 
 
 # --- Blocks with a convolution that is run here ---
+
+
+def _convolve(description: Description, input: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+    """The convolution alone: PyTorch's, but where its gradients are wanted and predicted to gain here."""
+    alone = description.conv_alone
+    if alone is not None and any(_wanted(input, parameters)):
+        if is_fused_whole(alone, input, parameters, None):
+            return _Whole.apply(alone.text, mode_of(input.dtype) == "tf32", input, *parameters)
+    return _eager.convolve(description.conv, input, *parameters)
 
 
 def is_fused_whole(
@@ -131,7 +140,8 @@ def _is_worth_training(
 class _Whole(torch.autograd.Function):
     """A block with its convolution, whose gradients are wanted.
 
-    Saves its input, its parameters and the statistics of its slabs: the convolution is computed anew.
+    Saves its input, its parameters and the statistics of its slabs: what the gradients need of the
+    convolution's output is computed anew.
     """
 
     @staticmethod

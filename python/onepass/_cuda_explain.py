@@ -44,8 +44,18 @@ def explain(
     note = "  tensors that do not lie dense in this order are copied first\n"
     if conv is None:
         return plan + note
-    chosen = next(line for line in plan.splitlines() if line.startswith("* ")).split()[1]
-    return f"{description.text}\n\n-> PyTorch's own convolution, then {chosen}\n\n{plan}{note}"
+    alone = description.conv_alone
+    arguments = (alone.text, sizes, _cuda.mode_of(dtype), layout, device)
+    wanted = [True] * (1 + len(alone.parameters))
+    if not backward or not torch.ops.onepass.cuda_is_worth_training(*arguments, wanted):
+        return f"{description.text}\n\n-> PyTorch's own convolution, then {_chosen(plan)}\n\n{plan}{note}"
+    convolution = torch.ops.onepass.cuda_explain(*arguments, "", True)
+    how = f"-> {_chosen(plan)}, then {_chosen(convolution)}"
+    return f"{description.text}\n\n{how}\n\n{plan}{note}\n{convolution}"
+
+
+def _chosen(plan: str) -> str:
+    return next(line for line in plan.splitlines() if line.startswith("* ")).split()[1]
 
 
 def _is_whole(strategy: str) -> bool:

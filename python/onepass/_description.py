@@ -101,6 +101,7 @@ class Description:
     conv_parameters: int  # how many of the parameters, the first ones, are the convolution's
     tail: str  # the text of the block without its convolution, empty where nothing is left
     after_conv: Description | None  # the tail as a block of its own, where a convolution is before it
+    conv_alone: Description | None  # the convolution as one, where a tail follows it
 
     def conv_output_shape(self, sizes: Sequence[Any]) -> list[Any]:
         """The shape before the tail, also of symbolic sizes."""
@@ -138,10 +139,11 @@ def _description(text: str, stages: tuple[Stage, ...], parameters: tuple[Paramet
     conv = stages[0] if isinstance(stages[0], Conv) else None
     conv_parameters = sum(parameter.role.startswith("conv_") for parameter in parameters)
     tail = " | ".join(stage.text for stage in stages if stage is not conv)
-    after_conv = None
+    after_conv = conv_alone = None
     if conv is not None and tail:
         rest = (dataclasses.replace(p, stage=p.stage - 1) for p in parameters[conv_parameters:])
         after_conv = _description(tail, stages[1:], tuple(rest))
+        conv_alone = _description(conv.text, stages[:1], parameters[:conv_parameters])
     return Description(
         text,
         stages,
@@ -152,6 +154,7 @@ def _description(text: str, stages: tuple[Stage, ...], parameters: tuple[Paramet
         conv_parameters=conv_parameters,
         tail=tail,
         after_conv=after_conv,
+        conv_alone=conv_alone,
     )
 
 

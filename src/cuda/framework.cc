@@ -12,6 +12,7 @@ namespace onepass::cuda {
 namespace {
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
+constexpr int64_t wide_channels = 16;  // of a convolution that runs on PyTorch's tensor cores
 
 // The least prediction of the rows whose name begins so; infinite where none takes the problem.
 double least_seconds(const Problem& problem, std::string_view prefix) {
@@ -55,8 +56,7 @@ double tail_seconds(const Problem& problem) {
 // which PyTorch keeps them unless they are tiny.
 double convolution_rate(const Problem& problem) {
   const Conv& conv = *problem.block.conv();
-  constexpr int64_t wide = 16;
-  if (std::min(conv.in_channels, conv.out_channels) >= wide) {
+  if (std::min(conv.in_channels, conv.out_channels) >= wide_channels) {
     if (problem.input.dtype != DType::f32) return conv.transposed ? 130e12 : 340e12;
     if (problem.precision != Precision::tf32) return 45e12;
     return conv.transposed ? 95e12 : 200e12;
@@ -76,12 +76,15 @@ double convolution_seconds(const Problem& problem) {
 }
 
 // PyTorch's gradients of the convolution. Of s60's step of 10.4 ms on an H200 at its best settings some 6 are
-// theirs (1.7 TFLOP/s), of s27's 19.4 some 15 (9; without cudnn.benchmark it takes 130 ms).
+// theirs (1.7 TFLOP/s), of s27's 19.4 some 15 (9; without cudnn.benchmark it takes 130 ms). Those of wide
+// convolutions run about as fast as they do forward.
 double convolution_backward_seconds(const BackwardProblem& problem) {
   const Problem& forward = problem.forward;
   const Gpu& gpu = gpu_of(forward.device);
   const Conv& conv = *forward.block.conv();
-  const double rate = (conv.transposed ? 1.7e12 : conv.rank == 3 ? 9e12 : 60e12) * gpu.flops / 66.9e12;
+  const bool is_wide = std::min(conv.in_channels, conv.out_channels) >= wide_channels;
+  const double of_thin = conv.transposed ? 1.7e12 : conv.rank == 3 ? 9e12 : 60e12;
+  const double rate = (is_wide ? convolution_rate(forward) : of_thin) * gpu.flops / 66.9e12;
   const double products = (problem.wants_input() ? 1 : 0) + (problem.wants_parameter(0) ? 1 : 0);
   const double elements =
       static_cast<double>(element_count(forward.input.sizes)) +
@@ -101,7 +104,9 @@ double tail_backward_seconds(const BackwardProblem& problem) {
 bool is_worth_training(const BackwardProblem& problem) {
   const Problem& forward = problem.forward;
   if (forward.block.conv() == nullptr || element_count(forward.input.sizes) == 0) return false;
-  const double whole = least_seconds(forward, "thin_") + least_seconds(problem, "thin_");
+  const double thin = least_seconds(forward, "thin_") + least_seconds(problem, "thin_");
+  const double wide = least_seconds(forward, "gemm_") + least_seconds(problem, "gemm_");
+  const double whole = std::min(thin, wide);
   return whole < infinity && whole < convolution_seconds(forward) + tail_seconds(forward) +
                                          convolution_backward_seconds(problem) +
                                          tail_backward_seconds(problem);

@@ -14,25 +14,23 @@ namespace {
 
 using Three = std::array<int64_t, max_spatial_rank>;
 
-constexpr int64_t warpgroups = 3;           // that multiply for the weights' gradient
+constexpr int64_t warpgroups = 3;  // that multiply for the weights' gradient
 constexpr int64_t weight_threads = (warpgroups + 1) * 128;
 constexpr int64_t input_threads = 384;
-constexpr int64_t chunk = 128;              // positions of a stage
-constexpr int64_t input_columns = 256;      // positions of a warpgroup, for the input's gradient
+constexpr int64_t chunk = 128;          // positions of a stage
+constexpr int64_t input_columns = 256;  // positions of a warpgroup, for the input's gradient
 constexpr int64_t tile_positions = 2 * input_columns;
 constexpr int64_t most_sums = 192;          // columns times taps of a warpgroup: half as many registers
 constexpr int64_t split_positions = 16384;  // that are added up in the tensor cores, which truncate
 constexpr int64_t pack_threads = 256;
-constexpr int64_t pack_positions = 8192;    // of a block
-constexpr int64_t glances = 65536;          // runs of 32 elements
+constexpr int64_t pack_positions = 8192;  // of a block
+constexpr int64_t glances = 65536;        // runs of 32 elements
 constexpr int64_t least_channels = 16;
 constexpr int64_t least_taps = 3;
 
 int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 
-const char* name_of(DType type) {
-  return type == DType::f32 ? "f32" : type == DType::f16 ? "f16" : "bf16";
-}
+const char* name_of(DType type) { return type == DType::f32 ? "f32" : type == DType::f16 ? "f16" : "bf16"; }
 
 // Sizes and strides of a tensor, with dimensions of one before its own.
 struct Lying {
@@ -140,8 +138,7 @@ struct GradientNumbers {
     const auto tiles = static_cast<double>(channel_tiles());
     const auto steps = static_cast<double>(tap_groups() * chunks());
     const double products = static_cast<double>(chunks() * taps) / 2;
-    const double bytes = steps *
-                         static_cast<double>(window_bytes() + (weights_stay ? 0 : group_bytes())) /
+    const double bytes = steps * static_cast<double>(window_bytes() + (weights_stay ? 0 : group_bytes())) /
                          static_cast<double>(tile_positions);
     return tiles * (std::max(1.35 * products, bytes / 16) + 8);
   }
@@ -237,10 +234,10 @@ std::string product_source(const char* name, int64_t columns, const char* type, 
   } else {
     out << '%' << sums;
   }
-  out << ", %" << sums + left << (in_registers ? ", p, 1, 1, 1;}\"\n" : ", p, 1, 1, 0, 0;}\"\n") << "        : ";
+  out << ", %" << sums + left << (in_registers ? ", p, 1, 1, 1;}\"\n" : ", p, 1, 1, 0, 0;}\"\n")
+      << "        : ";
   for (int64_t i = 0; i < sums; ++i) out << (i > 0 ? ", " : "") << "\"+f\"(d[" << i << "])";
-  out << "\n        : "
-      << (in_registers ? "\"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3])" : "\"l\"(a)")
+  out << "\n        : " << (in_registers ? "\"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3])" : "\"l\"(a)")
       << ", \"l\"(b), \"r\"(add));\n  }\n};\n";
   return out.str();
 }
@@ -310,14 +307,14 @@ class GemmBackward final : public BackwardKernel {
       out << "weights' gradient: tiles of 64 x " << n.columns << " channels, " << n.block_taps() << " taps, "
           << n.weight_tiles() << " of them in " << splits_.value() << " parts; " << n.stages << " stages of "
           << chunk << " positions\n"
-          << "blocks: " << describe_blocks(weight_blocks_, *weight_) << '\n';
+          << "blocks: " << describe_blocks(weight_blocks_, *weight_);
     }
     if (input_) {
-      out << "input's gradient: tiles of 64 channels, " << tile_positions << " positions, "
-          << n.tap_groups() << (n.tap_groups() == 1 ? " window" : " windows") << " of " << n.window
-          << " positions, " << n.input_stages << " stages of 16 channels, weights "
+      out << "input's gradient: tiles of 64 channels, " << tile_positions << " positions, " << n.tap_groups()
+          << (n.tap_groups() == 1 ? " window" : " windows") << " of " << n.window << " positions, "
+          << n.input_stages << " stages of 16 channels, weights "
           << (n.weights_stay ? "all in shared memory\n" : "with them\n")
-          << "blocks: " << describe_blocks(input_blocks_, *input_) << '\n';
+          << "blocks: " << describe_blocks(input_blocks_, *input_);
     }
     out << "saved by forward: the input\n"
         << "workspace: " << workspace_bytes() << " bytes\n";

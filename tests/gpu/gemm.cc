@@ -9,6 +9,7 @@
 #include "block/convert.h"
 #include "gpu/pool.h"
 #include "onepass/onepass.h"
+#include "plan/strategy.h"
 #include "support/random_problem.h"
 #include "support/settings.h"
 
@@ -196,6 +197,120 @@ TEST_F(Gemm, GivesTheSameBits) {
   try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
     const Problem& problem = problems[static_cast<size_t>(index)];
     return other_bits(problem, gemm_rows(problem), 10, stream);
+  });
+}
+
+// --- Gradients of a convolution alone ---
+
+std::vector<Problem> wide_convolutions() {
+  std::vector<Problem> problems;
+  size_t index = 0;
+  for (const char* const text : {
+           // The workloads, small.
+           "conv_transpose2d(64,64,k=3) @ 3x64x30x31 ",
+           "conv_transpose3d(64,128,k=3,bias=false) @ 2x64x5x6x7 ",
+           // Few taps and many, padding and dilation, channels that fill no tile, several tiles.
+           "conv1d(16,24,k=3,p=1) @ 2x16x1300 ",
+           "conv1d(17,33,k=9,d=3,p=4) @ 3x17x80 ",
+           "conv2d(16,64,k=7,p=3,bias=false) @ 2x16x21x19 ",
+           "conv2d(24,70,k=3,d=2,p=2) @ 2x24x29x31 ",
+           "conv2d(16,20,k=2) @ 2x16x18x21 ",
+           "conv2d(130,200,k=3,p=1) @ 2x130x14x13 ",
+           "conv2d(16,16,k=11x1,p=5x0) @ 2x16x33x12 ",
+           "conv3d(20,33,k=3,p=1) @ 2x20x6x7x9 ",
+           "conv3d(32,16,k=3,d=2,p=1x2x0) @ 2x32x9x8x7 ",
+           "conv_transpose1d(24,48,k=4,p=1) @ 3x24x411 ",
+           "conv_transpose2d(16,20,k=5,d=2,p=3) @ 2x16x9x8 ",
+           "conv_transpose2d(36,20,k=3x1) @ 2x36x30x32 ",
+           "conv_transpose3d(32,72,k=3,p=2,bias=false) @ 2x32x6x7x8 ",
+           "conv2d(16,16,k=3,p=1) @ 5x16x150x130 ",
+       }) {
+    for (const char* const mode : {"tf32", "f16", "bf16"}) {
+      const bool interleaved = index++ % 4 == 1;
+      problems.push_back(Problem::parse(text + std::string(mode) + (interleaved ? " nhwc" : ""), gpu));
+    }
+  }
+  return problems;
+}
+
+std::string gradient_errors(const BackwardProblem& problem, const Check& check, const GpuStream& stream) {
+  for (const BackwardStrategy* row : backward_strategies(Device::Kind::cuda)) {
+    if (row->name == "gemm_backward" && !row->refusal(problem).empty())
+      return problem.text() + ": " + row->refusal(problem);
+  }
+  return backward_errors(problem, check, stream);
+}
+
+using GemmBackward = GpuTest;
+
+TEST_F(GemmBackward, AgreesWithTheReferenceInEveryMode) {
+  const std::vector<Problem> problems = wide_convolutions();
+  try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
+    return gradient_errors(
+        BackwardProblem(problems[static_cast<size_t>(index)]),
+        {.placements = {Placement::elements, Placement::vectors}, .seed = 900 + static_cast<uint64_t>(index)},
+        stream);
+  });
+}
+
+TEST_F(GemmBackward, AgreesWithTheReferenceOnHardData) {
+  std::vector<Problem> problems;
+  for (const char* const mode : {"tf32", "f16", "bf16"})
+    problems.push_back(Problem::parse(std::string("conv2d(24,40,k=3,p=1) @ 2x24x11x9 ") + mode, gpu));
+  try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
+    return gradient_errors(
+        BackwardProblem(problems[static_cast<size_t>(index)]),
+        {.distributions = {Distribution::uniform, Distribution::offset_100, Distribution::constant,
+                           Distribution::denormal, Distribution::tiny, Distribution::huge},
+         .placements = {Placement::vectors},
+         .seed = 950 + static_cast<uint64_t>(index)},
+        stream);
+  });
+}
+
+TEST_F(GemmBackward, GivesWhatIsAskedFor) {
+  std::vector<BackwardProblem> subsets;
+  for (const char* const text : {"conv2d(24,40,k=3,p=1) @ 2x24x9x7 tf32",
+                                 "conv_transpose3d(16,24,k=3,bias=false) @ 2x16x3x4x5 bf16"}) {
+    BackwardProblem problem(Problem::parse(text, gpu));
+    for (const std::vector<bool>& wanted : few_and_many(problem.wanted.size())) {
+      problem.wanted = wanted;
+      subsets.push_back(problem);
+    }
+  }
+  try_all(std::ssize(subsets), [&](int64_t index, const GpuStream& stream) {
+    return gradient_errors(subsets[static_cast<size_t>(index)],
+                           {.placements = {Placement::elements}, .seed = 4}, stream);
+  });
+}
+
+// Gradients of any size, and one that is larger by far than what a look at a part of them showed.
+TEST_F(GemmBackward, ScalesWhatHalvesCannotHold) {
+  const BackwardProblem problem(Problem::parse("conv2d(32,32,k=3,p=1) @ 9x32x97x101 tf32", gpu));
+  try_all(3, [&](int64_t index, const GpuStream& stream) {
+    BackwardOperands operands = random_backward_operands(problem, Distribution::normal, 21);
+    const double scale = index == 0 ? 0x1p-60 : index == 1 ? 0x1p40 : 0;
+    for (double& value : operands.output_gradient) value *= scale;
+    if (index == 2) operands.output_gradient[operands.output_gradient.size() * 2 / 3 + 7] = 0x1p50;
+    const GradientComparison comparison =
+        compare(problem, operands, run(plan_backward(problem, {"gemm_backward", ""}), operands, stream));
+    return comparison.errors.empty() ? "" : "scale " + std::to_string(index) + ": " + comparison.errors;
+  });
+}
+
+TEST_F(GemmBackward, GivesTheSameBits) {
+  const char* const texts[] = {"conv_transpose2d(64,64,k=3) @ 9x64x97x101 tf32",
+                               "conv3d(64,128,k=3,p=1) @ 4x64x13x14x15 bf16"};
+  try_all(std::ssize(texts), [&](int64_t index, const GpuStream& stream) {
+    const BackwardProblem problem(Problem::parse(texts[index], gpu));
+    const BackwardPlan plan = plan_backward(problem, {"gemm_backward", ""});
+    const BackwardOperands operands = random_backward_operands(problem, Distribution::normal, 12);
+    const GradientValues once = run(plan, operands, stream).gradients;
+    for (int i = 0; i < 10; ++i) {
+      if (!same_bits(once, run(plan, operands, stream).gradients))
+        return "other bits in run " + std::to_string(i) + ": " + problem.text();
+    }
+    return std::string();
   });
 }
 

@@ -97,7 +97,8 @@ TEST_F(Small, Backward) {
   const std::vector<Problem> all =
       with({"conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish @ 2x3x3x4x5 tf32",
             "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 3x3x5x6x7 tf32",
-            "conv2d(3,8,p=1) | relu | group_norm(2) @ 2x3x9x7"});
+            "conv2d(3,8,p=1) | relu | group_norm(2) @ 2x3x9x7", "conv2d(24,40,k=3,p=1) @ 2x24x9x7 tf32",
+            "conv_transpose2d(16,16,k=3) @ 2x16x6x7 bf16 nhwc"});
   try_each(
       all,
       [](const Problem& problem) {

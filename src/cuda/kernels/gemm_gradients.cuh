@@ -163,7 +163,8 @@ struct GemmPackTensor {
       block_sum<threads>(sum, scratch);
       if (threadIdx.x == 0) {
 #pragma unroll
-        for (int k = 0; k < 8; ++k) p.sums[(group * 8 + k) * static_cast<int64>(gridDim.x / T::groups) + part] = sum[k];
+        for (int k = 0; k < 8; ++k)
+          p.sums[(group * 8 + k) * static_cast<int64>(gridDim.x / T::groups) + part] = sum[k];
       }
     }
   }
@@ -179,7 +180,8 @@ struct GemmPackTensor {
     const uint32 column = in_plane - y * static_cast<uint32>(T::pitch);
     const bool inside = flat >= 0 && n < static_cast<uint32>(p.batch) && z < static_cast<uint32>(T::size0) &&
                         y < static_cast<uint32>(T::size1) && column < static_cast<uint32>(T::size2);
-    const int64 at = static_cast<int64>(n) * T::stride_n + group * 8 * T::stride_c + z * T::stride0 + y * T::stride1 + column * T::stride2;
+    const int64 at = static_cast<int64>(n) * T::stride_n + group * 8 * T::stride_c + z * T::stride0 +
+                     y * T::stride1 + column * T::stride2;
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
       const bool exists = inside && (T::channels % 8 == 0 || group * 8 + k < T::channels);
@@ -284,7 +286,8 @@ struct GemmWeightGradient {
         int64 from = i == item.begin ? i : i + N::lag;
         uint32 bytes = static_cast<uint32>(u_count) * chunk * 16;
         for (int64 j = from; j <= i + N::lag; ++j)
-          bytes += static_cast<uint32>(v_count) * (chunk + ((j - item.begin) % (N::stages + N::lag) == 0 ? 16 : 0)) * 16;
+          bytes += static_cast<uint32>(v_count) *
+                   (chunk + ((j - item.begin) % (N::stages + N::lag) == 0 ? 16 : 0)) * 16;
         uint64* const full = &s.full[ring.stage];
         barrier::expect(full, bytes);
         for (int g = 0; g < u_count; ++g)
@@ -392,7 +395,6 @@ struct GemmWeightGradient {
   }
 };
 
-
 struct GemmWeightSumParameters {
   const float* parts;
   const float* sums;  // of channels, as GemmPackTensor leaves them; null where there are none
@@ -444,7 +446,8 @@ struct GemmWeightSum {
     const int j = rest / 128 % Gradient::sums;
     const int of_block = rest / 128 / Gradient::sums;
     const int tap = tile % Gradient::tap_groups * Gradient::block_taps + of_block;
-    const int v = tile / Gradient::tap_groups % Gradient::v_tiles * N::columns + j / 4 * 8 + thread % 4 * 2 + j % 2;
+    const int v =
+        tile / Gradient::tap_groups % Gradient::v_tiles * N::columns + j / 4 * 8 + thread % 4 * 2 + j % 2;
     const int u = tile / Gradient::tap_groups / Gradient::v_tiles * 64 + thread / 32 * 16 + thread % 32 / 4 +
                   j / 2 % 2 * 8;
     if (tap >= N::taps || u >= N::u_channels || v >= N::v_channels) return;
@@ -506,7 +509,8 @@ struct GemmPackAdjoint {
       uint32 largest = 0;
       if (exists) {
         for (int i = threadIdx.x; i < terms; i += threads)
-          gradients::keep_largest(largest, load_one<typename N::Weight>(p.weights, index(o, i / N::taps, i % N::taps)));
+          gradients::keep_largest(
+              largest, load_one<typename N::Weight>(p.weights, index(o, i / N::taps, i % N::taps)));
       }
       largest = __reduce_max_sync(0xffffffffu, largest);
       if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = largest;
@@ -523,7 +527,9 @@ struct GemmPackAdjoint {
 #pragma unroll
       for (int k = 0; k < 8; ++k) {
         const int c = eight * 8 + k;
-        x[k] = exists && c < N::in_channels ? load_one<typename N::Weight>(p.weights, index(o, c, tap)) * scale : 0.0f;
+        x[k] = exists && c < N::in_channels
+                   ? load_one<typename N::Weight>(p.weights, index(o, c, tap)) * scale
+                   : 0.0f;
       }
       const int64 place =
           ((static_cast<int64>(o / 64) * N::tap_groups + tap / N::group_taps) * N::chunks + eight / 2) *
@@ -565,8 +571,8 @@ struct GemmInputGradient {
     const int m2 = t % N::kernel2;
     const int m1 = t / N::kernel2 % N::kernel1;
     const int m0 = t / (N::kernel2 * N::kernel1);
-    return N::sign * ((m0 * N::dilation0 - N::padding0) * N::plane + (m1 * N::dilation1 - N::padding1) * N::pitch +
-                      m2 * N::dilation2 - N::padding2);
+    return N::sign * ((m0 * N::dilation0 - N::padding0) * N::plane +
+                      (m1 * N::dilation1 - N::padding1) * N::pitch + m2 * N::dilation2 - N::padding2);
   }
   // The least shift of a group of taps.
   static __device__ __forceinline__ int first_shift(int group) {
@@ -588,8 +594,8 @@ struct GemmInputGradient {
     if constexpr (N::weights_stay) {
       barrier::expect(&s.weights_full, steps * weight_bytes);
       for (int i = 0; i < steps; ++i)
-        barrier::copy(s.weights[i], static_cast<const unsigned char*>(p.weights) + i * weight_bytes, weight_bytes,
-                      &s.weights_full);
+        barrier::copy(s.weights[i], static_cast<const unsigned char*>(p.weights) + i * weight_bytes,
+                      weight_bytes, &s.weights_full);
     }
     for_each_tile([&](int64 position, int channel_tile) {
       int step = 0;
@@ -601,8 +607,8 @@ struct GemmInputGradient {
           barrier::wait(&s.empty[ring.stage], ring.round ^ 1u);
           barrier::expect(&s.full[ring.stage], window_bytes + (N::weights_stay ? 0 : weight_bytes));
           for (int g = 0; g < 2; ++g) {
-            barrier::copy(s.x[ring.stage] + g * N::window * 16, from + (chunk * 2 + g) * p.length, N::window * 16,
-                          &s.full[ring.stage]);
+            barrier::copy(s.x[ring.stage] + g * N::window * 16, from + (chunk * 2 + g) * p.length,
+                          N::window * 16, &s.full[ring.stage]);
           }
           if constexpr (!N::weights_stay) {
             barrier::copy(s.weights[ring.stage],
@@ -645,10 +651,10 @@ struct GemmInputGradient {
           asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
           for (int t = 0; t < N::group_taps; ++t) {
-            const uint32 own = N::tap_groups == 1 ? shift(t) - first_shift(0)
-                                                  : shift(group * N::group_taps + t) - low;
-            N::Product::run(d, descriptor(w + t * 2 * 64 * 16, 64 * 16), descriptor(x + own * 16, N::window * 16),
-                            scale);
+            const uint32 own =
+                N::tap_groups == 1 ? shift(t) - first_shift(0) : shift(group * N::group_taps + t) - low;
+            N::Product::run(d, descriptor(w + t * 2 * 64 * 16, 64 * 16),
+                            descriptor(x + own * 16, N::window * 16), scale);
             scale = 1;
           }
           asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");

@@ -45,9 +45,9 @@ def apply(
 def _convolve(description: Description, input: Tensor, parameters: Sequence[Tensor]) -> Tensor:
     """The convolution alone: PyTorch's, but where its gradients are wanted and predicted to gain here."""
     alone = description.conv_alone
-    if alone is not None and any(_wanted(input, parameters)):
-        if is_fused_whole(alone, input, parameters, None):
-            return _Whole.apply(alone.text, mode_of(input.dtype) == "tf32", input, *parameters)
+    wanted = alone is not None and any(_wanted(input, parameters))
+    if wanted and is_fused_whole(alone, input, parameters, None):
+        return _Whole.apply(alone.text, mode_of(input.dtype) == "tf32", input, *parameters)
     return _eager.convolve(description.conv, input, *parameters)
 
 

@@ -1,0 +1,82 @@
+"""Training steps of blocks whose convolution is wide: the convolution and its gradients by onepass's kernels."""
+
+from __future__ import annotations
+
+import unittest
+from unittest import mock
+
+import torch
+from support import FORMATS, GpuTest, is_in_format
+from test_thin_training import gradients_of, leaves_of
+
+from onepass import _cuda, _eager, _ops
+from onepass._description import describe
+
+BLOCKS = (
+    ("conv_transpose2d(64,64,k=3) | gelu | group_norm(8)", (3, 64, 21, 20)),
+    ("conv_transpose3d(64,128,k=3,bias=false) | relu | group_norm(8)", (2, 64, 5, 6, 7)),
+    ("conv2d(24,72,k=3,p=1) | group_norm(4) | silu | residual_add", (3, 24, 17, 15)),
+)
+
+
+class WideTrainingTest(GpuTest):
+    def always(self) -> mock._patch:
+        """Small convolutions too are run here, alone."""
+        alone = {describe(text).conv_alone.text for text, _ in BLOCKS}
+        return mock.patch.object(_cuda, "_is_worth_training", lambda block, *_: block in alone)
+
+    def test_gradients_are_those_of_the_stages(self) -> None:
+        for text, sizes in BLOCKS:
+            for dtype, tolerance in ((torch.float32, 5e-3), (torch.float16, 2e-2), (torch.bfloat16, 6e-2)):
+                for memory_format in FORMATS:
+                    leaves = leaves_of(text, sizes, dtype, memory_format)
+                    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+                    # As small as gradients of a mean are.
+                    scale = 1.0 if dtype == torch.float16 else 1e-7
+                    upstream = torch.randn_like(_eager.run(text, exact[0], exact[1:])) * scale
+                    wanted = gradients_of(_eager.run, text, exact, upstream)
+                    with self.always():
+                        found = gradients_of(_ops.apply, text, leaves, upstream)
+                    for own, other in zip(found, wanted, strict=True):
+                        self.assertEqual(own.dtype, dtype)
+                        error = (own.double() - other).norm() / other.norm()
+                        self.assertLess(error.item(), tolerance, (text, dtype, memory_format))
+                    self.assertTrue(is_in_format(found[0], memory_format))
+
+    def test_only_what_is_wanted_is_computed(self) -> None:
+        text, sizes = BLOCKS[0]
+        leaves = leaves_of(text, sizes, torch.float32)
+        upstream = torch.randn_like(_eager.run(text, leaves[0], leaves[1:]))
+        with self.always():
+            everything = gradients_of(_ops.apply, text, leaves, upstream)
+            for index, leaf in enumerate(leaves[:3]):
+                for other in leaves:
+                    other.requires_grad_(other is leaf)
+                output = _ops.apply(text, leaves[0], leaves[1:])
+                (gradient,) = torch.autograd.grad(output, [leaf], upstream)
+                torch.testing.assert_close(gradient, everything[index], rtol=1e-5, atol=1e-6)
+
+    def test_the_convolution_runs_here(self) -> None:
+        text, sizes = BLOCKS[0]
+        leaves = leaves_of(text, sizes, torch.float32)
+        with self.always(), mock.patch.object(_eager, "convolve", side_effect=AssertionError):
+            output = _ops.apply(text, leaves[0], leaves[1:])
+            output.sum().backward()
+        self.assertTrue(all(leaf.grad is not None for leaf in leaves))
+
+    def test_strict_precision_stays_with_pytorch(self) -> None:
+        text, sizes = BLOCKS[0]
+        leaves = leaves_of(text, (64, *sizes[1:]), torch.float32)
+        conv = torch.backends.cudnn.conv
+        with mock.patch.object(_eager, "convolve", wraps=_eager.convolve) as convolve:
+            before = conv.fp32_precision
+            try:
+                conv.fp32_precision = "ieee"
+                _ops.apply(text, leaves[0], leaves[1:])
+            finally:
+                conv.fp32_precision = before
+        convolve.assert_called_once()
+
+
+if __name__ == "__main__":
+    unittest.main()

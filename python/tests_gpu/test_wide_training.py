@@ -1,4 +1,4 @@
-"""Training steps of blocks whose convolution is wide: the convolution and its gradients by onepass's kernels."""
+"""Training steps of blocks whose convolution is wide: it and its gradients by onepass's kernels."""
 
 from __future__ import annotations
 

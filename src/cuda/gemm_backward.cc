@@ -116,6 +116,8 @@ struct GradientNumbers {
   int64_t tap_groups() const { return taps / group_taps; }
   int64_t chunks() const { return divide_up(out_channels, 16); }
   int64_t channel_tiles() const { return divide_up(channels, 64); }
+  // Steps that one warpgroup is behind the other: half a tile, or what the ring has room for.
+  int64_t input_lag() const { return std::min(tap_groups() * chunks() / 2, input_stages - 2); }
   int64_t window_bytes() const { return 2 * window * 16; }
   int64_t group_bytes() const { return group_taps * 2 * 64 * 16; }
   int64_t packed_weight_bytes() const { return channel_tiles() * tap_groups() * chunks() * group_bytes(); }
@@ -478,6 +480,7 @@ class GemmBackward final : public BackwardKernel {
         .add("tap_groups", n.tap_groups())
         .add("chunks", n.chunks())
         .add("stages", n.input_stages)
+        .add("lag", n.input_lag())
         .add("sign", n.transposed ? 1 : -1)
         .add("shared_bytes", n.input_shared_bytes(n.input_stages))
         .flag("weights_stay", n.weights_stay)

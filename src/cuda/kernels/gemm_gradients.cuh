@@ -561,6 +561,7 @@ struct GemmInputGradient {
     uint64 full[N::stages];
     uint64 empty[N::stages];
     uint64 weights_full;
+    uint64 ahead;
   };
   static_assert(sizeof(Shared) <= N::shared_bytes);
 
@@ -637,6 +638,10 @@ struct GemmInputGradient {
     float unscale = 1.0f;
     if constexpr (N::scales) unscale = 1.0f / gradients::Scale(p.largest).value;
     if constexpr (N::weights_stay) barrier::wait(&s.weights_full, 0);
+    // One warpgroup begins some steps after the other and stays behind it: one stores while the other has the
+    // tensor cores for itself.
+    if (N::lag > 0 && warpgroup == 1) barrier::wait(&s.ahead, 0);
+    int left = N::lag;
     for_each_tile([&](int64 position, int channel_tile) {
       float d[sums];
       int scale = 0, before = -1, step = 0;
@@ -660,6 +665,7 @@ struct GemmInputGradient {
           asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
           asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
           if (lane == 0 && before >= 0) barrier::arrive(&s.empty[before]);
+          if (N::lag > 0 && warpgroup == 0 && --left == 0 && lane == 0) barrier::arrive(&s.ahead);
           before = ring.stage;
           ring.next();
         }
@@ -737,6 +743,7 @@ struct GemmInputGradient {
         barrier::initialise(&s.empty[i], consumers / 32);
       }
       barrier::initialise(&s.weights_full, 1);
+      barrier::initialise(&s.ahead, 4);
     }
     __syncthreads();
     if (threadIdx.x >= consumers) {

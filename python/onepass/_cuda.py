@@ -47,7 +47,7 @@ def _convolve(description: Description, input: Tensor, parameters: Sequence[Tens
     alone = description.conv_alone
     wanted = alone is not None and any(_wanted(input, parameters))
     if wanted and is_fused_whole(alone, input, parameters, None):
-        return _Whole.apply(alone.text, mode_of(input.dtype) == "tf32", input, *parameters)
+        return _Convolution.apply(alone, input, *parameters)
     return _eager.convolve(description.conv, input, *parameters)
 
 
@@ -68,14 +68,19 @@ def is_fused_whole(
         return False
     if unavailable_reason() is not None:
         return False
-    last = memory_format(input) != torch.contiguous_format
-    how = (description.text, tuple(input.shape), mode_of(dtype), last, str(input.device))
+    how = _how(description, input)
     wanted = _wanted(input, parameters)
     if any(wanted):
         return _is_worth_training(*how, wanted)
     if tuning.is_tuning() and (chosen := _tuned(description, input, parameters, how)) is not None:
         return chosen
     return _is_worth_fusing(*how)
+
+
+def _how(description: Description, input: Tensor) -> tuple[str, tuple[int, ...], str, bool, str]:
+    """What a choice is made by."""
+    last = memory_format(input) != torch.contiguous_format
+    return description.text, tuple(input.shape), mode_of(input.dtype), last, str(input.device)
 
 
 def _wanted(input: Tensor, parameters: Sequence[Tensor]) -> tuple[bool, ...]:
@@ -137,11 +142,34 @@ def _is_worth_training(
     return torch.ops.onepass.cuda_is_worth_training(block, sizes, mode, layout, device, wanted)
 
 
+class _Convolution(torch.autograd.Function):
+    """A convolution alone, whose gradients are computed here, from its input and its weights."""
+
+    @staticmethod
+    def forward(ctx: Any, alone: Description, input: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.how = alone.text, mode_of(input.dtype) == "tf32"
+        ctx.save_for_backward(input, *parameters)
+        if _is_worth_fusing(*_how(alone, input)):
+            return _call(torch.ops.onepass.whole_forward.default, input, parameters, *ctx.how)
+        return _eager.convolve(alone.conv, input, *parameters)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor | None, ...]:
+        wanted = ctx.needs_input_grad[1:]
+        input, *parameters = ctx.saved_tensors
+        operator = torch.ops.onepass.whole_backward.default
+        nothing = input.new_empty(0)
+        gradients = _call(
+            operator, output_gradient, input, parameters, nothing, nothing, *ctx.how, list(wanted)
+        )
+        return None, *(gradient if want else None for gradient, want in zip(gradients, wanted))
+
+
 class _Whole(torch.autograd.Function):
     """A block with its convolution, whose gradients are wanted.
 
-    Saves its input, its parameters and the statistics of its slabs: what the gradients need of the
-    convolution's output is computed anew.
+    Saves its input, its parameters and the statistics of its slabs: the convolution is computed anew.
     """
 
     @staticmethod

@@ -75,16 +75,38 @@ double convolution_seconds(const Problem& problem) {
                   elements * static_cast<double>(byte_size(problem.input.dtype)) / gpu.bytes_per_second);
 }
 
-// PyTorch's gradients of the convolution. Of s60's step of 10.4 ms on an H200 at its best settings some 6 are
-// theirs (1.7 TFLOP/s), of s27's 19.4 some 15 (9; without cudnn.benchmark it takes 130 ms). Those of wide
-// convolutions run about as fast as they do forward.
+// PyTorch's gradients of a wide convolution, as cuDNN 9.19 computes s19's and s61's on an H200: with channels
+// last 235 TFLOP/s for the input's and 100 for the weights' in tf32, 440 and 480 in 16 bits. Other tensors
+// are copied there and back, at 0.8 and 0.55 of what a plain copy moves.
+double wide_backward_seconds(const BackwardProblem& problem) {
+  const Problem& forward = problem.forward;
+  const Gpu& gpu = gpu_of(forward.device);
+  const bool is_f32 = forward.input.dtype == DType::f32;
+  const double scale = gpu.flops / 66.9e12;
+  const double operations = 2 * static_cast<double>(forward.conv_multiply_adds());
+  const double of_output = static_cast<double>(problem.output_gradient.byte_span());
+  const double bytes = of_output + static_cast<double>(forward.input.byte_span());
+  const double copies =
+      forward.input.strides[1] == 1 ? 0 : 2 * bytes / gpu.bytes_per_second / (is_f32 ? 0.8 : 0.55);
+  const auto product = [&](double rate) {
+    return 5e-6 + copies + std::max(operations / rate / scale, bytes / gpu.bytes_per_second);
+  };
+  double seconds = 0;
+  if (problem.wants_input()) seconds += product(is_f32 ? 235e12 : 440e12);
+  if (problem.wants_parameter(0)) seconds += product(is_f32 ? 100e12 : 480e12);
+  if (forward.block.conv()->bias && problem.wants_parameter(1))
+    seconds += 5e-6 + of_output / gpu.bytes_per_second;
+  return seconds;
+}
+
+// Of s60's step of 10.4 ms on an H200 at its best settings some 6 are those of the convolution's gradients
+// (1.7 TFLOP/s), of s27's 19.4 some 15 (9; without cudnn.benchmark it takes 130 ms).
 double convolution_backward_seconds(const BackwardProblem& problem) {
   const Problem& forward = problem.forward;
   const Gpu& gpu = gpu_of(forward.device);
   const Conv& conv = *forward.block.conv();
-  const bool is_wide = std::min(conv.in_channels, conv.out_channels) >= wide_channels;
-  const double of_thin = conv.transposed ? 1.7e12 : conv.rank == 3 ? 9e12 : 60e12;
-  const double rate = (is_wide ? convolution_rate(forward) : of_thin) * gpu.flops / 66.9e12;
+  if (std::min(conv.in_channels, conv.out_channels) >= wide_channels) return wide_backward_seconds(problem);
+  const double rate = (conv.transposed ? 1.7e12 : conv.rank == 3 ? 9e12 : 60e12) * gpu.flops / 66.9e12;
   const double products = (problem.wants_input() ? 1 : 0) + (problem.wants_parameter(0) ? 1 : 0);
   const double elements =
       static_cast<double>(element_count(forward.input.sizes)) +
@@ -104,9 +126,9 @@ double tail_backward_seconds(const BackwardProblem& problem) {
 bool is_worth_training(const BackwardProblem& problem) {
   const Problem& forward = problem.forward;
   if (forward.block.conv() == nullptr || element_count(forward.input.sizes) == 0) return false;
-  const double thin = least_seconds(forward, "thin_") + least_seconds(problem, "thin_");
-  const double wide = least_seconds(forward, "gemm_") + least_seconds(problem, "gemm_");
-  const double whole = std::min(thin, wide);
+  // A wide convolution is alone: its forward may be PyTorch's all the same.
+  if (least_seconds(problem, "gemm_") < convolution_backward_seconds(problem)) return true;
+  const double whole = least_seconds(forward, "thin_") + least_seconds(problem, "thin_");
   return whole < infinity && whole < convolution_seconds(forward) + tail_seconds(forward) +
                                          convolution_backward_seconds(problem) +
                                          tail_backward_seconds(problem);

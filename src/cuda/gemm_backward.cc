@@ -92,7 +92,7 @@ struct GradientNumbers {
     out_channels = conv.out_channels;
     u_channels = transposed ? channels : out_channels;
     v_channels = transposed ? out_channels : channels;
-    set_pitches(Lying(problem.input).sizes, Lying(problem.output).sizes);
+    set_pitches(Lying(problem.input).sizes, Lying(problem.output).sizes, byte_size(problem.input.dtype));
     cut_weight(gpu);
     cut_input(gpu);
   }
@@ -169,7 +169,7 @@ struct GradientNumbers {
  private:
   // Pitches at which a tap is a shift from u to v and back, whatever the padding: what lies beside a row are
   // zeros.
-  void set_pitches(const Three& input, const Three& output) {
+  void set_pitches(const Three& input, const Three& output, int64_t element_bytes) {
     const Three& u = transposed ? input : output;
     const Three& v = transposed ? output : input;
     Three pitches{};
@@ -177,10 +177,11 @@ struct GradientNumbers {
       const int64_t high = dilation[d] * (kernel[d] - 1) - padding[d];
       pitches[d] = std::max({u[d], v[d] + padding[d], u[d] + high});
     }
-    // Pairs of columns lie in one row. Where it costs little eight do: of dx, whose rows begin on 32 bytes,
-    // whole sectors are stored then.
-    const int64_t eights = round_up(pitches[2], 8);
-    pitch = 25 * (eights - pitches[2]) <= pitches[2] ? eights : round_up(pitches[2], 2);
+    // Pairs of columns lie in one row. Where it costs little as many do as fill 32 bytes of dx: whole sectors
+    // are stored then, and partial ones take twice as long.
+    const int64_t sector = 32 / element_bytes;
+    const int64_t wide = round_up(pitches[2], sector);
+    pitch = 16 * (wide - pitches[2]) <= pitches[2] ? wide : round_up(pitches[2], 2);
     plane = pitch * pitches[1];
     sample = plane * pitches[0];
     margin = round_up(std::max({-shift(0), shift(taps - 1), int64_t{0}}), 8);
@@ -271,6 +272,7 @@ class GemmBackward final : public BackwardKernel {
     splits_ = clamp(divide_up(parts, gpu.multiprocessors) * gpu.multiprocessors / n.weight_tiles(), 1,
                     maximum(1, chunks_))
                   .called("splits");
+    compile_all(device);
     pack_gradient_.emplace(pack_source(problem.output_gradient, true), device,
                            Launch{1, static_cast<uint32_t>(pack_threads)});
     largest_ = regions_.add(4 * 4);
@@ -422,6 +424,21 @@ class GemmBackward final : public BackwardKernel {
     }
   }
 
+  // At once: each kernel is found there when its function is made.
+  void compile_all(const Device& device) const {
+    std::vector<Source> sources{pack_source(problem_.output_gradient, true)};
+    if (wants_weight_) {
+      sources.push_back(pack_source(problem_.forward.input, false));
+      sources.push_back(weight_source());
+    }
+    if (wants_weight_ || wants_bias_) sources.push_back(sum_source());
+    if (problem_.wants_input()) {
+      sources.push_back(pack_weight_source());
+      sources.push_back(input_source());
+    }
+    compile(sources, gpu_of(device).architecture);
+  }
+
   static Source kernel(const char* name, const std::string& structs, const std::string& agent,
                        const char* parameters, int64_t threads, bool has_shared) {
     std::ostringstream out;
@@ -487,7 +504,12 @@ class GemmBackward final : public BackwardKernel {
     const GradientNumbers& n = numbers_;
     const TensorSpec& spec = problem_.input_gradient;
     const Lying lying(spec);
-    const auto is_even = [](int64_t size) { return size % 2 == 0; };
+    // Whether so many neighbours of a row can be a vector.
+    const auto fit = [&](int64_t count) {
+      return lying.strides[2] == 1 && n.pitch % count == 0 && lying.sizes[2] % count == 0 &&
+             lying.of_sample % count == 0 && lying.of_channel % count == 0 && lying.strides[0] % count == 0 &&
+             lying.strides[1] % count == 0;
+    };
     Constants constants = n.geometry();
     lying.add_to(constants);
     constants.add("columns", input_columns)
@@ -503,9 +525,8 @@ class GemmBackward final : public BackwardKernel {
         .flag("weights_stay", n.weights_stay)
         .flag("weights_by_input", !n.transposed)
         .flag("scales", scales())
-        .flag("pairs_fit", lying.strides[2] == 1 && is_even(lying.sizes[2]) && is_even(lying.of_sample) &&
-                               is_even(lying.of_channel) && is_even(lying.strides[0]) &&
-                               is_even(lying.strides[1]));
+        .flag("pairs_fit", fit(2))
+        .flag("quads_fit", byte_size(spec.dtype) == 2 && fit(4));
     return std::string("struct Numbers {\n  using Product = ::Product;\n  using Operand = onepass::") +
            operand() + ";\n  using Weight = onepass::" + name_of(problem_.forward.parameters[0].dtype) +
            ";\n  using Output = onepass::" + name_of(spec.dtype) + ";\n" + constants.text() + "};\n";

@@ -724,61 +724,114 @@ struct GemmInputGradient {
     });
   }
 
+  // A position of the flat index that moves on.
+  struct Cursor {
+    uint32 n, z, y;
+    int x;
+    int64 row;    // where its row lies in the first channel
+    bool inside;  // whether there is such a row
+
+    __device__ __forceinline__ Cursor(uint32 position, int64 batch) {
+      n = position / static_cast<uint32>(N::sample);
+      const uint32 in_sample = position - n * static_cast<uint32>(N::sample);
+      z = in_sample / static_cast<uint32>(N::plane);
+      const uint32 in_plane = in_sample - z * static_cast<uint32>(N::plane);
+      y = in_plane / static_cast<uint32>(N::pitch);
+      x = static_cast<int>(in_plane - y * static_cast<uint32>(N::pitch));
+      find_row(batch);
+    }
+    __device__ __forceinline__ void find_row(int64 batch) {
+      inside = n < static_cast<uint32>(batch) && z < static_cast<uint32>(N::size0) &&
+               y < static_cast<uint32>(N::size1);
+      row = static_cast<int64>(n) * N::stride_n + z * N::stride0 + y * N::stride1;
+    }
+    __device__ __forceinline__ void move(int columns, int64 batch) {
+      x += columns;
+      if (x < N::pitch) return;
+      do {
+        x -= N::pitch;
+        if (++y == N::plane / N::pitch) {
+          y = 0;
+          if (++z == N::sample / N::plane) {
+            z = 0;
+            ++n;
+          }
+        }
+      } while (x >= N::pitch);
+      find_row(batch);
+    }
+    __device__ __forceinline__ bool exists() const { return inside && x < N::size2; }
+  };
+
   // Columns of a thread are every fourth pair; rows are even long, so that a pair lies in one of them.
   __device__ __forceinline__ void store(int64 position, int channel, float unscale, float (&d)[sums]) const {
-    const auto first = static_cast<uint32>(position) + threadIdx.x % 4 * 2;
-    uint32 n = first / static_cast<uint32>(N::sample);
-    const uint32 in_sample = first - n * static_cast<uint32>(N::sample);
-    uint32 z = in_sample / static_cast<uint32>(N::plane);
-    const uint32 in_plane = in_sample - z * static_cast<uint32>(N::plane);
-    uint32 y = in_plane / static_cast<uint32>(N::pitch);
-    int x = static_cast<int>(in_plane - y * static_cast<uint32>(N::pitch));
     using Output = typename N::Output;
     float scale[2];
+    bool has[2];
 #pragma unroll
-    for (int h = 0; h < 2; ++h)
-      scale[h] = channel + 8 * h < N::channels ? p.scales[channel + 8 * h] * unscale : 0.0f;
-    int64 row = 0;
-    bool inside = false;
-    const auto find_row = [&] {
-      inside = n < static_cast<uint32>(p.batch) && z < static_cast<uint32>(N::size0) &&
-               y < static_cast<uint32>(N::size1);
-      row = static_cast<int64>(n) * N::stride_n + z * N::stride0 + y * N::stride1 + channel * N::stride_c;
-    };
-    find_row();
+    for (int h = 0; h < 2; ++h) {
+      has[h] = N::channels % 64 == 0 || channel + 8 * h < N::channels;
+      scale[h] = has[h] ? p.scales[channel + 8 * h] * unscale : 0.0f;
+    }
+    const int64 begin = channel * static_cast<int64>(N::stride_c);
+    if constexpr (N::quads_fit) {
+      if (reinterpret_cast<uint64>(p.output) % 8 == 0) {
+        store_quads(position, begin, scale, has, d);
+        return;
+      }
+    }
     const bool paired = N::pairs_fit && reinterpret_cast<uint64>(p.output) % 8 == 0;
+    Cursor cursor(static_cast<uint32>(position) + threadIdx.x % 4 * 2, p.batch);
 #pragma unroll
     for (int j = 0; j < sums / 4; ++j) {
-      if (inside && x < N::size2) {
+      if (cursor.exists()) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          if (N::channels % 64 != 0 && channel + 8 * h >= N::channels) continue;
+          if (!has[h]) continue;
           const float value[2] = {d[4 * j + 2 * h] * scale[h], d[4 * j + 2 * h + 1] * scale[h]};
-          const int64 at = row + h * 8 * N::stride_c + x * N::stride2;
+          const int64 at = begin + cursor.row + h * 8 * N::stride_c + cursor.x * N::stride2;
           if (paired) {
             Packed<Output, 2> packed;
             packed.pack(value);
             packed.store(p.output, at, true);
           } else {
             store_one<Output>(p.output, at, value[0]);
-            if (x + 1 < N::size2) store_one<Output>(p.output, at + N::stride2, value[1]);
+            if (cursor.x + 1 < N::size2) store_one<Output>(p.output, at + N::stride2, value[1]);
           }
         }
       }
-      x += 8;
-      if (x >= N::pitch) {
-        do {
-          x -= N::pitch;
-          if (++y == N::plane / N::pitch) {
-            y = 0;
-            if (++z == N::sample / N::plane) {
-              z = 0;
-              ++n;
-            }
-          }
-        } while (x >= N::pitch);
-        find_row();
+      cursor.move(8, p.batch);
+    }
+  }
+
+  // 16-bit elements: four neighbours of two pairs each of four lanes, so that these store a whole sector.
+  __device__ __forceinline__ void store_quads(int64 position, int64 begin, const float (&scale)[2],
+                                              const bool (&has)[2], float (&d)[sums]) const {
+    using Output = typename N::Output;
+    const int lane = threadIdx.x % 4;
+    const bool upper = lane >= 2;
+    const bool odd = lane % 2 != 0;
+    Cursor cursor(static_cast<uint32>(position) + lane * 4, p.batch);
+#pragma unroll
+    for (int i = 0; i < sums / 8; ++i) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int at = 8 * i + 2 * h;
+        const uint32 a = Output::pack(d[at] * scale[h], d[at + 1] * scale[h]);
+        const uint32 b = Output::pack(d[at + 4] * scale[h], d[at + 5] * scale[h]);
+        // The lower two lanes get the first eight columns, the upper two the others; then each its four.
+        const uint32 other = __shfl_xor_sync(0xffffffffu, upper ? a : b, 2);
+        const uint32 low = upper ? other : a;
+        const uint32 high = upper ? b : other;
+        const uint32 neighbour = __shfl_xor_sync(0xffffffffu, odd ? low : high, 1);
+        if (cursor.exists() && has[h]) {
+          Packed<Output, 4> packed;
+          packed.word[0] = odd ? neighbour : low;
+          packed.word[1] = odd ? high : neighbour;
+          packed.store(p.output, begin + cursor.row + h * 8 * N::stride_c + cursor.x, true);
+        }
       }
+      cursor.move(16, p.batch);
     }
   }
 

@@ -33,7 +33,12 @@ def explain(
             return torch.ops.onepass.cuda_explain(*arguments, strategy, True)
         if not backward and (strategy or torch.ops.onepass.cuda_is_worth_fusing(*arguments)):
             plan = torch.ops.onepass.cuda_explain(*arguments, strategy, False)
-            how = "the same, then thin_backward" if trains else "PyTorch's own convolution, then the rest"
+            if trains:
+                how = "the same, then thin_backward"
+            elif tail and _trains_alone(description, sizes, dtype, layout, device):
+                how = "the convolution and the rest apart, its gradients by gemm_backward"
+            else:
+                how = "PyTorch's own convolution, then the rest"
             return f"{plan}  where gradients are wanted: {how}\n"
     if not tail:
         return f"{description.text}\n\n-> PyTorch's own convolution\n"
@@ -44,14 +49,22 @@ def explain(
     note = "  tensors that do not lie dense in this order are copied first\n"
     if conv is None:
         return plan + note
-    alone = description.conv_alone
-    arguments = (alone.text, sizes, _cuda.mode_of(dtype), layout, device)
-    wanted = [True] * (1 + len(alone.parameters))
-    if not backward or not torch.ops.onepass.cuda_is_worth_training(*arguments, wanted):
+    if not backward or not _trains_alone(description, sizes, dtype, layout, device):
         return f"{description.text}\n\n-> PyTorch's own convolution, then {_chosen(plan)}\n\n{plan}{note}"
-    convolution = torch.ops.onepass.cuda_explain(*arguments, "", True)
+    alone, mode = description.conv_alone, _cuda.mode_of(dtype)
+    convolution = torch.ops.onepass.cuda_explain(alone.text, sizes, mode, layout, device, "", True)
     how = f"-> {_chosen(plan)}, then {_chosen(convolution)}"
     return f"{description.text}\n\n{how}\n\n{plan}{note}\n{convolution}"
+
+
+def _trains_alone(
+    description: Description, sizes: Sequence[int], dtype: torch.dtype, layout: str, device: str
+) -> bool:
+    """Whether the gradients of the convolution, apart from what follows it, are computed here."""
+    alone = description.conv_alone
+    wanted = [True] * (1 + len(alone.parameters))
+    mode = _cuda.mode_of(dtype)
+    return torch.ops.onepass.cuda_is_worth_training(alone.text, sizes, mode, layout, device, wanted)
 
 
 def _chosen(plan: str) -> str:

@@ -157,6 +157,21 @@ def test_thin_convolutions_run_with_their_block_where_the_plan_predicts_a_gain()
     assert "* thin_cores" in forced
 
 
+def test_gradients_of_wide_convolutions_run_here_where_the_plan_predicts_a_gain() -> None:
+    text, sizes = "conv_transpose2d(64,64,k=3) | gelu | group_norm(8)", (128, 64, 256, 256)
+    forward = onepass.explain(text, sizes, device="cuda:sm_90a")
+    assert "its gradients by gemm_backward" in forward
+    gradients = onepass.explain(text, sizes, device="cuda:sm_90a", backward=True)
+    assert "* gemm_backward" in gradients
+    assert "-> tail_backward" in gradients
+    strided = onepass.explain(
+        "conv2d(64,64,k=3,s=2) | relu", (8, 64, 99, 99), device="cuda:sm_90a", backward=True
+    )
+    assert "-> PyTorch's own convolution, then tail_backward" in strided
+    older = onepass.explain(text, sizes, device="cuda:sm_80", backward=True)
+    assert "-> PyTorch's own convolution" in older
+
+
 def test_tuning_is_off_until_asked_for() -> None:
     onepass.tune()
     assert torch.ops.onepass.cuda_set_tuning(True)

@@ -3,6 +3,7 @@
 // elements in the order that products read.
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <optional>
 #include <sstream>
 
@@ -288,7 +289,7 @@ class GemmBackward final : public BackwardKernel {
     }
     if (wants_weight_ || wants_bias_)
       sum_.emplace(sum_source(), device, Launch{1, static_cast<uint32_t>(pack_threads)});
-    packed_input_ = regions_.add(when(wants_weight_, packed_bytes(n.channels)));
+    packed_input_ = regions_.add(when(wants_weight_ && !packs_into_gradient(), packed_bytes(n.channels)));
     parts_ = regions_.add(when(wants_weight_, splits_ * (n.weight_tiles() * n.tile_sums() * 4)));
     if (problem.wants_input()) {
       pack_weight_.emplace(pack_weight_source(), device,
@@ -340,11 +341,13 @@ class GemmBackward final : public BackwardKernel {
     pack(*pack_gradient_, problem_.output_gradient, arguments.output_gradient,
          at(workspace, packed_gradient_), largest_of(workspace, 0), at(workspace, bias_sums_), stream);
     if (weight_) {
-      pack(*pack_input_, problem_.forward.input, arguments.input, at(workspace, packed_input_),
-           largest_of(workspace, 1), nullptr, stream);
+      void* const packed =
+          packs_into_gradient() ? on_vector(arguments.input_gradient) : at(workspace, packed_input_);
+      pack(*pack_input_, problem_.forward.input, arguments.input, packed, largest_of(workspace, 1), nullptr,
+           stream);
       Words words;
-      words.add(at(workspace, n.transposed ? packed_input_ : packed_gradient_));
-      words.add(at(workspace, n.transposed ? packed_gradient_ : packed_input_));
+      words.add(n.transposed ? packed : at(workspace, packed_gradient_));
+      words.add(n.transposed ? at(workspace, packed_gradient_) : packed);
       words.add(at(workspace, parts_));
       words.add(length_);
       words.add(chunks_);
@@ -390,6 +393,20 @@ class GemmBackward final : public BackwardKernel {
   Number packed_bytes(int64_t channels) const { return length_ * (groups(channels) * 16); }
   int64_t sum_blocks() const {
     return (wants_weight_ ? numbers_.weight_tiles() * numbers_.tile_sums() / 32 : 0) + numbers_.out_channels;
+  }
+
+  // Whether the packed input lies where its gradient is written afterwards: of f32 it takes half as much. So
+  // for one sample, and then for all.
+  bool packs_into_gradient() const {
+    if (!wants_weight_ || !problem_.wants_input()) return false;
+    const GradientNumbers& n = numbers_;
+    const Lying lying(problem_.input_gradient);
+    const int64_t positions = n.margin + n.behind() + tile_positions + n.sample;
+    return positions * groups(n.channels) * 16 + 16 <=
+           lying.elements() * byte_size(problem_.input_gradient.dtype);
+  }
+  static void* on_vector(void* pointer) {
+    return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(pointer) + 15) / 16 * 16);
   }
 
   // The words of the gradient, then those of the input.

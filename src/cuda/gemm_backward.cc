@@ -115,6 +115,14 @@ struct GradientNumbers {
     return count * 8 * chunk * 16 + columns / 8 * ((count + lag) * chunk + 16) * 16 + count * 16 + 256;
   }
 
+  // Parts of a tile's positions: few enough to be added up in the tensor cores, and as many as keep all
+  // multiprocessors busy to the end.
+  Number splits(const Number& all_chunks, const Gpu& gpu) const {
+    const Number parts = divide_up(all_chunks, split_positions / chunk) * weight_tiles();
+    return clamp(divide_up(parts, gpu.multiprocessors) * gpu.multiprocessors / weight_tiles(), 1,
+                 maximum(1, all_chunks));
+  }
+
   int64_t tap_groups() const { return taps / group_taps; }
   int64_t chunks() const { return divide_up(out_channels, 16); }
   int64_t channel_tiles() const { return divide_up(channels, 64); }
@@ -130,22 +138,26 @@ struct GradientNumbers {
   // What reaches beyond the last sample's positions: a tap, the end of a tile, a window's last chunks.
   int64_t behind() const { return margin + tile_positions + (lag + 1) * chunk; }
 
-  // Clocks of a multiprocessor for each position of the flat index: 64 x n x 16 takes n / 2 at best; 16 bytes
-  // a clock come from the second-level cache. Fitted to an H200: s19 and s61 take 0.93 and 0.39 ms for the
-  // weights' gradient, 1.06 and 0.39 for the input's, 0.88 and 0.20 to pack a tensor.
-  double weight_clocks() const {
-    const auto tiles = static_cast<double>(weight_tiles());
+  // Clocks that the tiles of a multiprocessor take. A product of 64 x n x 16 takes n / 2 at best; 16 bytes a
+  // clock come from the second-level cache. Fitted to an H200: s19 and s61 take 0.93 and 0.39 ms for the
+  // weights' gradient, 1.06 and 0.39 for the input's.
+  double weight_clocks(int64_t positions, const Gpu& gpu) const {
+    const int64_t all_chunks = divide_up(positions, chunk);
+    const int64_t parts = splits(Number(all_chunks), gpu);
+    const int64_t rounds = divide_up(parts * weight_tiles(), int64_t{gpu.multiprocessors});
+    const auto own = static_cast<double>(rounds * (divide_up(all_chunks, parts) + lag + 2) * chunk);
     const auto products = static_cast<double>(columns * block_taps()) / 32;
     const auto bytes = static_cast<double>(128 + columns * 2);
-    return tiles * std::max(1.55 * products, bytes / 16);
+    return own * std::max(1.55 * products, bytes / 16);
   }
-  double input_clocks() const {
-    const auto tiles = static_cast<double>(channel_tiles());
+  double input_clocks(int64_t positions, const Gpu& gpu) const {
+    const int64_t items = divide_up(positions, tile_positions) * channel_tiles();
+    const auto own = static_cast<double>(divide_up(items, int64_t{gpu.multiprocessors}) * tile_positions);
     const auto steps = static_cast<double>(tap_groups() * chunks());
     const double products = static_cast<double>(chunks() * taps) / 2;
     const double bytes = steps * static_cast<double>(window_bytes() + (weights_stay ? 0 : group_bytes())) /
                          static_cast<double>(tile_positions);
-    return tiles * (std::max(1.5 * products, bytes / 16) + 6);
+    return own * (std::max(1.5 * products, bytes / 16) + 6);
   }
 
   Constants geometry() const {
@@ -267,12 +279,7 @@ class GemmBackward final : public BackwardKernel {
     chunks_ = divide_up(positions, chunk);
     tiles_ = divide_up(positions, tile_positions);
     pack_parts_ = divide_up(length_, pack_positions).called("pack_parts");
-    // Parts of a tile's positions: few enough to be added up in the tensor cores, and as many as keep all
-    // multiprocessors busy to the end.
-    const Number parts = divide_up(chunks_, split_positions / chunk) * n.weight_tiles();
-    splits_ = clamp(divide_up(parts, gpu.multiprocessors) * gpu.multiprocessors / n.weight_tiles(), 1,
-                    maximum(1, chunks_))
-                  .called("splits");
+    splits_ = n.splits(chunks_, gpu).called("splits");
     compile_all(device);
     pack_gradient_.emplace(pack_source(problem.output_gradient, true), device,
                            Launch{1, static_cast<uint32_t>(pack_threads)});
@@ -628,19 +635,19 @@ double seconds(const BackwardProblem& problem, const PlanOptions&) {
   const Problem& forward = problem.forward;
   const Gpu& gpu = gpu_of(forward.device);
   const GradientNumbers numbers(forward, gpu);
-  const auto positions = static_cast<double>(numbers.sample * forward.input.sizes[0]);
+  const int64_t positions = numbers.sample * forward.input.sizes[0];
   const auto moved = [&](const TensorSpec& spec, int64_t channels) {
-    return static_cast<double>(spec.byte_span()) + 2.0 * positions * static_cast<double>(channels);
+    return static_cast<double>(spec.byte_span()) + static_cast<double>(2 * positions * channels);
   };
   double bytes = moved(problem.output_gradient, numbers.out_channels);
   double clocks = 0;
   if (problem.wants_parameter(0)) {
     bytes += moved(forward.input, numbers.channels);
-    clocks += numbers.weight_clocks();
+    clocks += numbers.weight_clocks(positions, gpu);
   }
-  if (problem.wants_input()) clocks += numbers.input_clocks();
+  if (problem.wants_input()) clocks += numbers.input_clocks(positions, gpu);
   const double clock = gpu.flops / 256 / gpu.multiprocessors;
-  return 6e-5 + 1.2 * bytes / gpu.bytes_per_second + positions * clocks / clock / gpu.multiprocessors;
+  return 6e-5 + 1.2 * bytes / gpu.bytes_per_second + clocks / clock;
 }
 
 }  // namespace

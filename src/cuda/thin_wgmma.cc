@@ -17,7 +17,8 @@ constexpr int64_t producers = 128;  // threads that load
 constexpr int64_t block_rows = 16;  // of the accumulators: a warp's
 constexpr int64_t product_blocks = 4;
 
-// How a unit (8 / row_groups samples) is cut into tiles; nothing here depends on the batch.
+// How a unit (8 / row_groups samples) is cut into tiles. On the batch depends only whether a cluster shares a
+// unit, where there are fewer of them than multiprocessors.
 struct WgmmaNumbers {
   int64_t row_groups = lanes;  // lanes of a sample
   int64_t lane_rows = 1;       // output rows of a lane
@@ -34,8 +35,11 @@ struct WgmmaNumbers {
   int64_t input_parts = 1;
   int64_t weight_parts = 1;
   int64_t slots = 1;
+  int64_t tile_parts = 1;  // a cluster's blocks have some of the tiles,
+  int64_t plane_parts = 1;  // and some planes of the output
   int64_t shared_bytes = 0;
-  double clocks = 0;  // of a sample's pass
+  double clocks = 0;  // of a sample's pass, by one block
+  double plane_clocks = 0;  // of a tile's plane
 
   WgmmaNumbers(const Problem& problem, const ThinShape& shape) {
     const auto& [outer, middle, last] = shape.axes;
@@ -65,10 +69,49 @@ struct WgmmaNumbers {
         }
       }
     }
+    if (any && shape.passes() == 1 && shape.batch.value() < gpu_of(problem.device).multiprocessors)
+      share_units(problem, shape, best);
     *this = best;
   }
 
   int64_t samples() const { return lanes / row_groups; }
+  int64_t parts() const { return tile_parts * plane_parts; }
+
+  // Of all units, one after the other on each cluster.
+  double all_clocks(const ThinShape& shape, const Gpu& gpu) const {
+    const int64_t units = divide_up(shape.batch.value(), samples());
+    // Clusters of 8 and more do not fill a GPC.
+    const int64_t clusters = std::max<int64_t>(1, gpu.multiprocessors / parts() - (parts() >= 8 ? 1 : 0));
+    const int64_t planes_of_part = divide_up(shape.axes[0].out, plane_parts) + shape.axes[0].kernel - 1;
+    const int64_t channel_tiles = divide_up(shape.channels, block_rows * channel_blocks);
+    const double of_part =
+        static_cast<double>(channel_tiles * (tiles / tile_parts) * planes_of_part) * plane_clocks;
+    // The first plane arrives late, and blocks of a cluster wait for each other.
+    const double waiting = parts() > 1 ? 6000 : 3000;
+    return static_cast<double>(divide_up(units, clusters)) * (of_part + waiting);
+  }
+
+  // A cluster for each unit, of as many blocks as pay.
+  void share_units(const Problem& problem, const ThinShape& shape, WgmmaNumbers& best) const {
+    const Gpu& gpu = gpu_of(problem.device);
+    const int64_t bytes = problem.input.dtype == DType::f32 ? 4 : 2;
+    for (int64_t blocks = 2; blocks <= gpu.largest_cluster(); blocks *= 2) {
+      for (const int64_t of_sample : {8, 4}) {
+        for (const int64_t rows : {4, 2, 1}) {
+          for (int64_t width = std::min(best.columns, shape.axes[2].out); width >= 1; --width) {
+            WgmmaNumbers other = *this;
+            other.cut(shape, bytes, of_sample, rows, width);
+            if (other.shared_bytes > gpu.shared_bytes_per_block || other.copies(shape) > 32) continue;
+            for (other.tile_parts = 1; other.tile_parts <= blocks; other.tile_parts *= 2) {
+              other.plane_parts = blocks / other.tile_parts;
+              if (other.tiles % other.tile_parts != 0 || other.plane_parts > shape.axes[0].out) continue;
+              if (other.all_clocks(shape, gpu) < best.all_clocks(shape, gpu)) best = other;
+            }
+          }
+        }
+      }
+    }
+  }
   int64_t threads() const { return consumers + producers; }
   int64_t products() const { return weight_parts + input_parts - 1; }
 
@@ -124,7 +167,7 @@ struct WgmmaNumbers {
     const int64_t weight_rows = ((outer.kernel - 1) * channel_blocks + product_blocks) * block_rows;
     const int64_t weight_units = channel_tiles * steps * weight_parts * 2 * weight_rows;
     shared_bytes = 16 * (planes * input_parts * plane_units + weight_units) + 16 * planes +
-                   4 * (2 * channel_tiles * channel_blocks * block_rows + (consumers / 32 * 3 + 2) * slots +
+                   4 * (2 * channel_tiles * channel_blocks * block_rows + (consumers / 32 * 3 + 2 + 3) * slots +
                         shape.in_channels * samples()) +
                    32;
     // Of a plane: products (a warpgroup's takes 4 clocks a column, or what reading A and B takes) and, not
@@ -135,9 +178,9 @@ struct WgmmaNumbers {
     const int64_t window_rows = std::min(starts + (core_rows - 1) * middle.delta, lane_rows * middle.step);
     const int64_t units = shape.in_channels * window_rows * window_columns;
     const int64_t output_clocks = (input_parts == 2 ? 40 : 22) * 4 * columns;
-    const int64_t plane_clocks =
-        std::max(steps * products() * groups * product_clocks + output_clocks, units * lanes * bytes / 20);
-    clocks = static_cast<double>(channel_tiles * tiles * (outer.out + outer.kernel - 1) * plane_clocks) /
+    plane_clocks = static_cast<double>(
+        std::max(steps * products() * groups * product_clocks + output_clocks, units * lanes * bytes / 20));
+    clocks = static_cast<double>(channel_tiles * tiles * (outer.out + outer.kernel - 1)) * plane_clocks /
              static_cast<double>(samples());
   }
 
@@ -164,6 +207,8 @@ struct WgmmaNumbers {
         .add("input_parts", input_parts)
         .add("weight_parts", weight_parts)
         .add("slots", slots)
+        .add("tile_parts", tile_parts)
+        .add("plane_parts", plane_parts)
         .numbers();
   }
 };
@@ -205,13 +250,14 @@ class ThinWgmma final : public Kernel {
       : problem_(problem),
         shape_(problem),
         numbers_(problem, shape_),
-        function_(
-            source(), problem.device,
-            {1, static_cast<uint32_t>(numbers_.threads()), 1, static_cast<uint32_t>(numbers_.shared_bytes)}) {
-    blocks_ = clamp(divide_up(shape_.batch, numbers_.samples()), 1, function_.resident_clusters());
+        function_(source(), problem.device,
+                  {1, static_cast<uint32_t>(numbers_.threads()), static_cast<uint32_t>(numbers_.parts()),
+                   static_cast<uint32_t>(numbers_.shared_bytes)}) {
+    clusters_ = clamp(divide_up(shape_.batch, numbers_.samples()), 1, function_.resident_clusters());
+    blocks_ = clusters_ * numbers_.parts();
     if (numbers_.guards(problem, shape_)) {
       redo_.emplace(problem);
-      marks_ = regions_.add((shape_.batch + blocks_) * 4);
+      marks_ = regions_.add((shape_.batch + clusters_) * 4);
     }
     statistics_ = regions_.add(when(shape_.parts.norm, shape_.slabs() * 2 * 4));
   }
@@ -227,6 +273,10 @@ class ThinWgmma final : public Kernel {
         << "tile: " << numbers_.samples() << " samples, " << numbers_.row_groups << " x "
         << numbers_.tile_rows << " rows, " << numbers_.columns * groups / numbers_.tile_rows << " columns, "
         << numbers_.tiles << " tiles a unit\n"
+        << (numbers_.parts() == 1 ? ""
+                                  : "unit: " + std::to_string(numbers_.parts()) + " blocks of a cluster, " +
+                                        std::to_string(numbers_.tile_parts) + " by tiles and " +
+                                        std::to_string(numbers_.plane_parts) + " by planes\n")
         << "blocks: " << describe_blocks(blocks_, function_) << "passes: " << shape_.passes() << '\n'
         << (redo_ ? "then: thin_cores for samples that f16 has no room for\n" : "")
         << "workspace: " << workspace_bytes() << " bytes\n";
@@ -248,10 +298,10 @@ class ThinWgmma final : public Kernel {
     words.add(nullptr);  // guard
     words.add(shape_.batch);
     words.add(1);  // a unit a wave
-    words.add(blocks_);
+    words.add(clusters_);
     words.add(arguments.parameters);
     words.launch(function_, stream, blocks_);
-    if (redo_) redo_->launch_marked(arguments, redo_workspace, marks, blocks_, stream);
+    if (redo_) redo_->launch_marked(arguments, redo_workspace, marks, clusters_, stream);
   }
 
  private:
@@ -278,6 +328,7 @@ class ThinWgmma final : public Kernel {
   WgmmaNumbers numbers_;
   Function function_;
   std::optional<ThinCores> redo_;
+  Number clusters_ = 1;
   Number blocks_ = 1;
   Regions regions_;
   Region marks_, statistics_;
@@ -309,8 +360,7 @@ double seconds(const Problem& problem, const PlanOptions&) {
   const WgmmaNumbers numbers(problem, shape);
   const Gpu& gpu = gpu_of(problem.device);
   const double hertz = gpu.flops / (256.0 * gpu.multiprocessors);
-  const int64_t units = divide_up(shape.batch.value(), numbers.samples() * gpu.multiprocessors);
-  return 1.5e-5 + shape.passes() * static_cast<double>(units * numbers.samples()) * numbers.clocks / hertz;
+  return 1.2e-5 + shape.passes() * numbers.all_clocks(shape, gpu) / hertz;
 }
 
 }  // namespace

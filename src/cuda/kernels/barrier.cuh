@@ -60,6 +60,23 @@ __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
+// What another block of the cluster has where this one has `own`.
+template <class Word>
+__device__ __forceinline__ Word load_of_block(const Word* own, uint32 block) {
+  static_assert(sizeof(Word) == 4);
+  uint32 address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(own)), "r"(block));
+  if constexpr (is_same<Word, float>) {
+    float value;
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+    return value;
+  } else {
+    uint32 value;
+    asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+    return value;
+  }
+}
+
 // Sends two floats to another block of the cluster, to the place of this block's own, and counts their eight
 // bytes at its barrier.
 __device__ __forceinline__ void send(float* own, float x, float y, uint64* barrier, uint32 block) {

@@ -16,8 +16,9 @@
 // core_rows - 1 rows that follow it at the distance of taps.
 //
 // A block has four warpgroups that multiply and two that load: planes pass through a ring in shared memory.
-// A unit (8 / row_groups samples) is one block's alone: moments or sums of its channels never leave the chip,
-// and the block writes its means. Moves x once (halo columns of a tile come from the second-level cache).
+// A unit (8 / row_groups samples) is one block's alone, or, where there are few of them, a cluster's, whose
+// blocks have tiles or planes of it each: moments or sums of its channels never leave the chip, and the first
+// block writes the means. Moves x once (halo columns of a tile come from the second-level cache).
 //
 // Precisions and scales are those of thin_samples.cuh. What f16 has no room for, and what is not finite where
 // terms are filled up, is done again by thin_cores.
@@ -104,7 +105,15 @@ struct Rotating {
   static constexpr int steps = (cores + 1) / 2;  // products of a plane
   static constexpr bool fills_up = taps1 % core_rows != 0 || taps2 % core_columns != 0 || cores % 2 != 0;
   static constexpr bool guards = splits || fills_up;
-  static constexpr int window_planes = static_cast<int>(C::output_size(0)) + taps0 - 1;
+
+  // --- The parts of a unit: a block of a cluster each ---
+  static constexpr int tile_parts = Numbers::tile_parts;
+  static constexpr int plane_parts = Numbers::plane_parts;
+  static constexpr int parts = tile_parts * plane_parts;
+  static constexpr int part_tiles = tiles / tile_parts;
+  static constexpr int part_planes = (static_cast<int>(C::output_size(0)) + plane_parts - 1) / plane_parts;
+  static constexpr int window_planes = part_planes + taps0 - 1;
+  static_assert(tiles % tile_parts == 0);
 
   static constexpr int channel_blocks = Numbers::channel_blocks;  // of 16 rows, in a product
   static constexpr int channel_tiles = (C::channels + 16 * channel_blocks - 1) / (16 * channel_blocks);
@@ -131,7 +140,7 @@ struct Rotating {
   static constexpr int most_elements = 16;
   static constexpr int item_chunks = chunks * samples * loaded <= most_elements ? chunks : 1;
   static constexpr int items = chunks / item_chunks;  // of a plane
-  static constexpr int unit_items = repeats * tiles * window_planes * items;
+  static constexpr int unit_items = repeats * part_tiles * window_planes * items;
   static constexpr int fitting = most_elements / (item_chunks * samples * loaded);
   static constexpr int in_flight = fitting >= 3 && unit_items % 3 == 0   ? 3
                                    : fitting >= 2 && unit_items % 2 == 0 ? 2
@@ -146,14 +155,24 @@ struct Rotating {
     float bias[channel_tiles * channel_blocks * 16];
     float scratch[consumer_warps][Numbers::slots][3];
     float moments[Numbers::slots][2];
+    float part[parts > 1 ? Numbers::slots : 1][3];  // the block's moments, or sums, of its part
     uint32 largest[C::in_channels][samples];
     uint32 redo;     // RedoWord of the block's samples
     uint32 arrived;  // warpgroups at the ends of passes
     bool group_is_last[4];
   };
 
+  static_assert(parts == 1 || !two_passes, "blocks of a cluster do not wait for a norm");
+
   const Parameters& p;
   Shared& shared;
+
+  static __device__ __forceinline__ int rank() { return parts == 1 ? 0 : static_cast<int>(blockIdx.x) % parts; }
+  static __device__ __forceinline__ int first_tile() { return rank() % tile_parts * part_tiles; }
+  static __device__ __forceinline__ int first_plane() { return rank() / tile_parts * part_planes; }
+  // Clusters, or blocks, take units by turns.
+  static __device__ __forceinline__ int first_unit() { return static_cast<int>(blockIdx.x) / parts; }
+  static __device__ __forceinline__ int unit_step() { return static_cast<int>(gridDim.x) / parts; }
 
   // --- Weights ---
   // Element `e` of core `core`: taps of the last dimension, of the middle one within.
@@ -252,11 +271,11 @@ struct Rotating {
       item = 0;
       if (++plane < window_planes) return;
       plane = 0;
-      if (++tile < tiles) return;
+      if (++tile < part_tiles) return;
       tile = 0;
       if (++repeat < repeats) return;
       repeat = 0;
-      unit += static_cast<int>(gridDim.x);
+      unit += unit_step();
     }
   };
 
@@ -299,11 +318,11 @@ struct Rotating {
   };
 
   __device__ __forceinline__ Source source_of(const Place& place, const Unit& unit) const {
-    const int i1 = place.tile / column_tiles * tile_rows * step1 + static_cast<int>(C::base(1, 0)) + unit.row;
-    const int i2 =
-        place.tile % column_tiles * tile_columns * step2 + static_cast<int>(C::base(2, 0)) + unit.column;
+    const int tile = first_tile() + place.tile;
+    const int i1 = tile / column_tiles * tile_rows * step1 + static_cast<int>(C::base(1, 0)) + unit.row;
+    const int i2 = tile % column_tiles * tile_columns * step2 + static_cast<int>(C::base(2, 0)) + unit.column;
     const int64 index = static_cast<int64>(place.unit) * samples * C::input_stride(0) +
-                        unit.c * C::input_stride(1) + C::base(0, 0) * C::input_stride(2) +
+                        unit.c * C::input_stride(1) + (first_plane() + C::base(0, 0)) * C::input_stride(2) +
                         i1 * C::input_stride(3) + i2 * C::input_stride(4);
     constexpr int rows = static_cast<int>(C::input_size(1));
     const bool inside = unit.is_one && static_cast<unsigned>(i2) < static_cast<unsigned>(C::input_size(2));
@@ -314,7 +333,7 @@ struct Rotating {
   }
 
   __device__ __forceinline__ void load(const Place& place, const Source& source, Elements& x) const {
-    const bool has_plane = static_cast<unsigned>(place.plane + static_cast<int>(C::base(0, 0))) <
+    const bool has_plane = static_cast<unsigned>(first_plane() + place.plane + static_cast<int>(C::base(0, 0))) <
                            static_cast<unsigned>(C::input_size(0));
     const char* first = source.first + place.plane * (C::input_stride(2) * Input::bytes);
     const int end = has_plane ? source.end : 0;
@@ -430,32 +449,53 @@ struct Rotating {
     return __all_sync(0xffffffffu, exact);
   }
 
+  // Of all parts.
+  __device__ __forceinline__ uint32 largest_of(int c, int s) const {
+    uint32 result = shared.largest[c][s];
+    for (int part = 1; part < parts; ++part)
+      result = max(result, barrier::load_of_block(&shared.largest[c][s], part));
+    return result;
+  }
+
   // By all producers, when a unit is staged: which of its samples are to be done again.
   __device__ __forceinline__ void judge(int64 n) const {
     constexpr uint32 not_finite = is_same<Input, bf16> ? 0x7f80u : 0x7c00u;
     constexpr uint32 least = 0x3800u;  // 0.5, of scaled elements
-    warpgroup::sync<producers>(6);
     const int warp = (static_cast<int>(threadIdx.x) - consumers) / 32;
     for (int s = warp; s < samples && n + s < p.batch; s += producers / 32) {
       bool redo = false;
-      for (int c = 0; c < C::in_channels; ++c) redo |= shared.largest[c][s] >= not_finite;
-      if constexpr (splits) {
-        for (int c = 0; c < C::in_channels && !redo; ++c)
-          redo = shared.largest[c][s] < least && !is_exact(n + s, c);
+      for (int c = 0; c < C::in_channels && !redo; ++c) {
+        const uint32 largest = largest_of(c, s);
+        redo = largest >= not_finite || (splits && largest < least && !is_exact(n + s, c));
       }
       if (threadIdx.x % 32 == 0) {
         p.only[n + s] = redo ? 1u : 0u;
         if (redo) atomicMax(&shared.redo, static_cast<uint32>(redo_some));
       }
-      __syncwarp();
-      for (int c = threadIdx.x % 32; c < C::in_channels; c += 32) shared.largest[c][s] = 0;
     }
-    warpgroup::sync<producers>(6);
+  }
+
+  // When a unit is staged, by all producers. A cluster's have what they found when the first block judges it.
+  __device__ __forceinline__ void end_unit(int64 n) const {
+    if constexpr (parts > 1) {
+      barrier::cluster_sync();
+      if (guards && rank() == 0) judge(n);
+      barrier::cluster_sync();
+    } else if constexpr (guards) {
+      warpgroup::sync<producers>(6);
+      judge(n);
+    }
+    if constexpr (guards) {
+      warpgroup::sync<producers>(6);
+      for (int i = static_cast<int>(threadIdx.x) - consumers; i < C::in_channels * samples; i += producers)
+        shared.largest[i / samples][i % samples] = 0;
+      warpgroup::sync<producers>(6);
+    }
   }
 
   __device__ __forceinline__ void produce() const {
     const auto end = static_cast<int>((p.batch + samples - 1) / samples);
-    Place ahead{static_cast<int>(blockIdx.x)};
+    Place ahead{first_unit()};
     Elements x[in_flight][item_chunks];
     Source source[item_chunks];
     const auto load_ahead = [&](Elements(&to)[item_chunks]) {
@@ -476,7 +516,7 @@ struct Rotating {
 #pragma unroll
     for (int j = 0; j < item_chunks; ++j) target[j] = Target(Unit(j));
 #pragma unroll 1
-    for (int unit = static_cast<int>(blockIdx.x); unit < end; unit += static_cast<int>(gridDim.x)) {
+    for (int unit = first_unit(); unit < end; unit += unit_step()) {
       int item = 0;
 #pragma unroll 1
       for (int i = 0; i < unit_items; i += in_flight) {
@@ -502,15 +542,13 @@ struct Rotating {
           load_ahead(x[k]);
         }
       }
-      if constexpr (guards) {
-        if constexpr (items == 1) {
+      if constexpr (guards && items == 1) {
 #pragma unroll
-          for (int j = 0; j < item_chunks; ++j) leave_largest(Unit(j), largest[j]);
-        }
-        judge(static_cast<int64>(unit) * samples);
+        for (int j = 0; j < item_chunks; ++j) leave_largest(Unit(j), largest[j]);
       }
+      end_unit(static_cast<int64>(unit) * samples);
     }
-    if (guards && threadIdx.x == consumers) p.only[p.batch + blockIdx.x] = shared.redo;
+    if (guards && threadIdx.x == consumers && rank() == 0) p.only[p.batch + first_unit()] = shared.redo;
   }
 
   // --- Consumers ---
@@ -683,7 +721,8 @@ struct Rotating {
         barrier::shared_address(shared.x[0][0]) +
         (group / across * step1 * window_columns + group % across * columns * step2) * core_rows * 16;
 #pragma unroll 1
-    for (int tile = 0; tile < tiles; ++tile) {
+    for (int part_tile = 0; part_tile < part_tiles; ++part_tile) {
+      const int tile = first_tile() + part_tile;
       const int row = tile / column_tiles * tile_rows + group / across;
       const int column = tile % column_tiles * tile_columns + group % across * columns;
       Sums sums;
@@ -710,8 +749,8 @@ struct Rotating {
         ++ring.count;
         const bool ends = turn_of_warp == (turn + 1) % taps0;
         if (ends) {
-          const int d = q - (taps0 - 1);
-          if (d >= 0 && row < lane_rows) {
+          const int d = first_plane() + q - (taps0 - 1);
+          if (q >= taps0 - 1 && (parts == 1 || d < C::output_size(0)) && row < lane_rows) {
             constexpr int left = static_cast<int>(C::output_size(2)) % columns;
             if (column + columns <= C::output_size(2)) {
               take<columns>(pass, state, sums, d, row, column, unscale, bias);
@@ -782,12 +821,44 @@ struct Rotating {
 
   // For each warp that has values of a slot.
   template <class Take>
-  __device__ __forceinline__ void for_each_part(int slot, Take&& take) const {
+  __device__ __forceinline__ void for_each_warp(int slot, Take&& take) const {
     const int block = slot % C::channels / 16 % channel_blocks;
 #pragma unroll 1
     for (int group = 0; group < 4; ++group) {
 #pragma unroll 1
       for (int t = 0; t < taps0; ++t) take(shared.scratch[group * 4 + t * channel_blocks + block][slot]);
+    }
+  }
+
+  // By one warpgroup, when all have left their moments, or sums: those of the block.
+  template <bool is_first>
+  __device__ __forceinline__ void leave_part() const {
+    for (int slot = threadIdx.x % 128; slot < Numbers::slots; slot += 128) {
+      Moments all;
+      float total = 0.0f;
+      for_each_warp(slot, [&](const float* part) {
+        if constexpr (is_first) {
+          if (part[0] > 0.0f) all.merge(part[0], part[1], part[2]);
+        } else {
+          total += part[0];
+        }
+      });
+      shared.part[slot][0] = is_first ? all.count : total;
+      shared.part[slot][1] = all.mean;
+      shared.part[slot][2] = all.m2;
+    }
+  }
+
+  // A unit's moments, or sums, of a slot: from its parts, or from the warps of the block that has it.
+  template <class Take>
+  __device__ __forceinline__ void for_each_part(int slot, Take&& take) const {
+    if constexpr (parts == 1) return for_each_warp(slot, take);
+#pragma unroll 1
+    for (int i = 0; i < parts; ++i) {
+      float part[3];
+#pragma unroll
+      for (int k = 0; k < 3; ++k) part[k] = barrier::load_of_block(&shared.part[parts == 1 ? 0 : slot][k], i);
+      take(part);
     }
   }
 
@@ -838,6 +909,15 @@ struct Rotating {
       float total = 0.0f;
       for_each_part(slot, [&](const float* part) { total += part[0]; });
       store_one<typename Tail::Output>(p.output, n * Tail::channels + slot, total * per_element);
+    }
+  }
+
+  template <bool is_first>
+  __device__ __forceinline__ void finish(int64 n) const {
+    if constexpr (is_first) {
+      finish_moments(n);
+    } else {
+      finish_mean(n);
     }
   }
 
@@ -893,12 +973,13 @@ struct Rotating {
       __threadfence_block();
     }
     warpgroup::sync<128>(1 + group);
-    if (shared.group_is_last[group]) {
-      if constexpr (is_first) {
-        finish_moments(n);
-      } else {
-        finish_mean(n);
-      }
+    if constexpr (parts > 1) {
+      if (shared.group_is_last[group]) leave_part<is_first>();
+      barrier::cluster_sync();
+      if (rank() == 0 && group == 0) finish<is_first>(n);
+      barrier::cluster_sync();
+    } else if (shared.group_is_last[group]) {
+      finish<is_first>(n);
     }
     if constexpr (is_first && two_passes) {
       __threadfence();
@@ -908,7 +989,7 @@ struct Rotating {
 
   // Whether a warpgroup could come to the end of a unit while another still merges the one before: the ring
   // keeps them less than `planes` planes apart.
-  static constexpr bool ends_may_meet = channel_tiles * tiles * window_planes <= planes;
+  static constexpr bool ends_may_meet = channel_tiles * part_tiles * window_planes <= planes;
 
   __device__ __forceinline__ void run() const {
     if (threadIdx.x == 0) {
@@ -936,8 +1017,8 @@ struct Rotating {
         warpgroup::arrive<256>(first_turn_barrier);  // the first turn is the first's
       Ring ring;
 #pragma unroll 1
-      for (int64 n = static_cast<int64>(blockIdx.x) * samples; n < p.batch;
-           n += static_cast<int64>(gridDim.x) * samples) {
+      for (int64 n = static_cast<int64>(first_unit()) * samples; n < p.batch;
+           n += static_cast<int64>(unit_step()) * samples) {
         if constexpr (Tail::has_norm) pass_over<true>(n, ring);
         if constexpr (!Tail::mean_follows_norm) pass_over<false>(n, ring);
       }

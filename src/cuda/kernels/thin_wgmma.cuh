@@ -632,7 +632,7 @@ struct Rotating {
                                        int row, int column, const float (&unscale)[2],
                                        const float (&bias)[2]) const {
     using Before = typename Tail::Before;
-    float from[2][2], sum[2][2] = {}, squares[2][2] = {};
+    float sum[2][2] = {}, squares[2][2] = {};
     const auto value = [&](int e, int r, int k) {
       // A lane without a row takes values of the last one, and keeps nothing of them.
       const int q1 = row + first_row_of_lane(e);
@@ -647,20 +647,31 @@ struct Rotating {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float first = value(e, r, 0);
-        from[e][r] = state[e].count > 0.0f ? state[e].mean[r] : first;
-      }
+      for (int r = 0; r < 2; ++r)
+        state[e].mean[r] = select(state[e].count > 0.0f, state[e].mean[r], value(e, r, 0));
     }
+    // Step by step of some columns: of as many values as hide each other's latency.
+    constexpr int at_once = 2;
 #pragma unroll
-    for (int k = 0; k < Count; ++k) {
+    for (int first = 0; first < Count; first += at_once) {
+      float distance[at_once][2][2];
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
+      for (int k = 0; k < at_once && first + k < Count; ++k) {
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const float distance = value(e, r, k) - from[e][r];
-          sum[e][r] += distance;
-          squares[e][r] = fmaf(distance, distance, squares[e][r]);
+        for (int e = 0; e < 2; ++e) {
+#pragma unroll
+          for (int r = 0; r < 2; ++r) distance[k][e][r] = value(e, r, first + k) - state[e].mean[r];
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < at_once && first + k < Count; ++k) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+#pragma unroll
+          for (int r = 0; r < 2; ++r) {
+            sum[e][r] += distance[k][e][r];
+            squares[e][r] = fmaf(distance[k][e][r], distance[k][e][r], squares[e][r]);
+          }
         }
       }
     }
@@ -674,7 +685,7 @@ struct Rotating {
       for (int r = 0; r < 2; ++r) {
         const float mean = sum[e][r] * (1.0f / Count);
         const float m2 = fmaf(-sum[e][r], mean, squares[e][r]);
-        state[e].mean[r] = select(is_one, fmaf(mean, weight, from[e][r]), state[e].mean[r]);
+        state[e].mean[r] = select(is_one, fmaf(mean, weight, state[e].mean[r]), state[e].mean[r]);
         state[e].m2[r] =
             select(is_one, fmaf(mean * mean, spread, state[e].m2[r] + not_below_zero(m2)), state[e].m2[r]);
       }

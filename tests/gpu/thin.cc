@@ -28,6 +28,9 @@ constexpr const char* blocks[] = {
     "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 2x3x16x32x32 ",
     "conv_transpose3d(3,16,k=3,s=2) | swish | group_norm(4) | hardswish @ 2x3x5x9x7 ",
     "conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish @ 3x3x4x8x10 ",
+    // More samples than multiprocessors: a cluster does not share one.
+    "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 150x3x5x9x8 ",
+    "conv2d(5,24,k=3) | relu | group_norm(8) | mean @ 290x5x6x7 ",
     // One, two and three dimensions; strides, padding, dilation.
     "conv1d(1,8,k=5) | relu @ 3x1x97 ",
     "conv1d(4,12,k=3,s=2,p=1) | group_norm(3) | gelu @ 4x4x133 ",

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 #include <sstream>
+#include <vector>
 
 #include "cuda/thin.h"
 
@@ -32,13 +33,14 @@ struct WgmmaNumbers {
   int64_t window_columns = 1;
   int64_t planes = 4;  // of the ring
   int64_t channel_blocks = 1;
+  bool paired = false;  // two warps finish what a plane ends; A is kept for every turn
   int64_t input_parts = 1;
   int64_t weight_parts = 1;
   int64_t slots = 1;
-  int64_t tile_parts = 1;  // a cluster's blocks have some of the tiles,
+  int64_t tile_parts = 1;   // a cluster's blocks have some of the tiles,
   int64_t plane_parts = 1;  // and some planes of the output
   int64_t shared_bytes = 0;
-  double clocks = 0;  // of a sample's pass, by one block
+  double clocks = 0;        // of a sample's pass, by one block
   double plane_clocks = 0;  // of a tile's plane
 
   WgmmaNumbers(const Problem& problem, const ThinShape& shape) {
@@ -60,7 +62,7 @@ struct WgmmaNumbers {
       for (const int64_t rows : {4, 2, 1}) {
         for (int64_t width = std::min(most, last.out); width >= 1; --width) {
           WgmmaNumbers other = *this;
-          other.cut(shape, problem.input.dtype == DType::f32 ? 4 : 2, of_sample, rows, width);
+          other.cut(shape, problem.input.dtype == DType::f32 ? 4 : 2, most_bytes, of_sample, rows, width);
           const bool fits = other.shared_bytes <= most_bytes && other.copies(shape) <= 32;
           // A unit of one sample is the smallest: others gain only where that wastes rows.
           other.clocks *= 1.0 + 0.1 * static_cast<double>(other.samples() - 1);
@@ -100,7 +102,7 @@ struct WgmmaNumbers {
         for (const int64_t rows : {4, 2, 1}) {
           for (int64_t width = std::min(best.columns, shape.axes[2].out); width >= 1; --width) {
             WgmmaNumbers other = *this;
-            other.cut(shape, bytes, of_sample, rows, width);
+            other.cut(shape, bytes, gpu.shared_bytes_per_block, of_sample, rows, width);
             if (other.shared_bytes > gpu.shared_bytes_per_block || other.copies(shape) > 32) continue;
             for (other.tile_parts = 1; other.tile_parts <= blocks; other.tile_parts *= 2) {
               other.plane_parts = blocks / other.tile_parts;
@@ -146,7 +148,8 @@ struct WgmmaNumbers {
     core_columns = lanes / core_rows;
   }
 
-  void cut(const ThinShape& shape, int64_t bytes, int64_t of_sample, int64_t rows, int64_t width) {
+  void cut(const ThinShape& shape, int64_t bytes, int64_t most_bytes, int64_t of_sample, int64_t rows,
+           int64_t width) {
     const auto& [outer, middle, last] = shape.axes;
     row_groups = of_sample;
     lane_rows = divide_up(middle.out, row_groups);
@@ -164,12 +167,17 @@ struct WgmmaNumbers {
     const int64_t steps = divide_up(cores, 2);
     const int64_t plane_units = shape.in_channels * starts * window_columns * core_rows;
     const int64_t channel_tiles = divide_up(shape.channels, block_rows * channel_blocks);
+    const auto bytes_with = [&](int64_t all_weight_rows) {
+      const int64_t weight_units = channel_tiles * steps * weight_parts * 2 * all_weight_rows;
+      return 16 * (planes * input_parts * plane_units + weight_units) + 16 * planes +
+             4 * (2 * channel_tiles * channel_blocks * block_rows + (consumers / 32 * 3 + 2 + 3) * slots +
+                  shape.in_channels * samples()) +
+             32;
+    };
     const int64_t weight_rows = ((outer.kernel - 1) * channel_blocks + product_blocks) * block_rows;
-    const int64_t weight_units = channel_tiles * steps * weight_parts * 2 * weight_rows;
-    shared_bytes = 16 * (planes * input_parts * plane_units + weight_units) + 16 * planes +
-                   4 * (2 * channel_tiles * channel_blocks * block_rows + (consumers / 32 * 3 + 2 + 3) * slots +
-                        shape.in_channels * samples()) +
-                   32;
+    const int64_t paired_rows = outer.kernel * product_blocks * block_rows;
+    paired = outer.kernel >= 2 && bytes_with(paired_rows) <= most_bytes;
+    shared_bytes = bytes_with(paired ? paired_rows : weight_rows);
     // Of a plane: products (a warpgroup's takes 4 clocks a column, or what reading A and B takes) and, not
     // hidden behind them, the outputs that one warp of each scheduler finishes: 22 clocks each, and 18 where
     // parts of sums are added up; or bytes from the second-level cache (20 a clock). H200, s27: 0.36 ms with
@@ -209,6 +217,7 @@ struct WgmmaNumbers {
         .add("slots", slots)
         .add("tile_parts", tile_parts)
         .add("plane_parts", plane_parts)
+        .flag("paired", paired)
         .numbers();
   }
 };
@@ -234,13 +243,29 @@ std::string product_source(int64_t columns, DType type) {
   // `so` is the same for a warp. bra.uni says it, for products are serialised where their accumulators are
   // written on a path that the compiler takes for divergent. The grid has one dimension: a zero that the
   // compiler does not know, for it would move a constant twice.
-  out << "  static __device__ __forceinline__ void clear_where(float (&d)[" << count << "], bool so) {\n"
-      << "    const float zero = __uint_as_float(gridDim.y - 1);\n"
-      << "    asm volatile(\"{.reg .pred p; setp.eq.b32 p, %" << count << ", 0; @p bra.uni kept_%=; ";
-  for (int64_t i = 0; i < count; ++i) out << "mov.f32 %" << i << ", %" << count + 1 << "; ";
-  out << "kept_%=: }\"\n        : ";
-  for (int64_t i = 0; i < count; ++i) out << (i > 0 ? ", " : "") << "\"+f\"(d[" << i << "])";
-  out << "\n        : \"r\"(static_cast<int>(so)), \"f\"(zero));\n  }\n};\n";
+  out << "  template <bool first, bool second>\n"
+      << "  static __device__ __forceinline__ void clear_where(float (&d)[" << count << "], bool so) {\n"
+      << "    const float zero = __uint_as_float(gridDim.y - 1);\n";
+  // The first eight of a warp's rows, the second, or both.
+  const auto clear = [&](bool first, bool second) {
+    std::vector<int64_t> which;
+    for (int64_t i = 0; i < count; ++i) {
+      if (i % 4 < 2 ? first : second) which.push_back(i);
+    }
+    const int64_t cleared = std::ssize(which);
+    out << "    if constexpr (" << (first ? "first" : "!first") << " && " << (second ? "second" : "!second")
+        << ")\n      asm volatile(\"{.reg .pred p; setp.eq.b32 p, %" << cleared
+        << ", 0; @p bra.uni kept_%=; ";
+    for (int64_t i = 0; i < cleared; ++i) out << "mov.f32 %" << i << ", %" << cleared + 1 << "; ";
+    out << "kept_%=: }\"\n        : ";
+    for (int64_t i = 0; i < cleared; ++i)
+      out << (i > 0 ? ", " : "") << "\"+f\"(d[" << which[static_cast<size_t>(i)] << "])";
+    out << "\n        : \"r\"(static_cast<int>(so)), \"f\"(zero));\n";
+  };
+  clear(true, true);
+  clear(true, false);
+  clear(false, true);
+  out << "  }\n};\n";
   return out.str();
 }
 

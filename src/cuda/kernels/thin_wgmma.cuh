@@ -3,11 +3,13 @@
 //
 //   D[tap of dimension 0, channel][position, lane] += A[tap, channel][term] B[term][position, lane]
 //
-// An input plane is multiplied once, by all taps of the first dimension that meet it: row block b of the
-// accumulators (16 rows, a warp's) belongs to output plane d with (d + warpgroup) % taps == b, and A is read
-// from a place that turns with the input plane. A plane's block is complete after its last tap; its warp then
-// applies the chain and goes on with zeros. Warpgroups turn by one against each other, so that at any plane
-// each scheduler of the multiprocessor has one warp's outputs to finish.
+// An input plane is multiplied once, by all taps of the first dimension that meet it: rows of plane slot b of
+// the accumulators belong to output plane d with (d + warpgroup) % taps == b, and A is read from a place that
+// turns with the input plane. A slot is complete after its last tap; its warps then apply the chain and go on
+// with zeros. A warp has 16 channels of one slot, or, `paired`, eight channels of two slots: then two warps
+// share what a plane ends, which takes half as long, but A lies in memory once for every turn. Warpgroups
+// turn by one against each other, so that at any plane the schedulers of the multiprocessor share the
+// outputs.
 //
 // A lane is a row group of a sample: lane (s, g) of position (r, w) is output row r + g * lane_rows of sample
 // s. Elements of eight lanes lie side by side (a unit of 16 bytes), so that every tap is a legal start of a
@@ -117,7 +119,11 @@ struct Rotating {
 
   static constexpr int channel_blocks = Numbers::channel_blocks;  // of 16 rows, in a product
   static constexpr int channel_tiles = (C::channels + 16 * channel_blocks - 1) / (16 * channel_blocks);
-  static constexpr int weight_blocks = (taps0 - 1) * channel_blocks + 4;
+  static constexpr bool paired = Numbers::paired;
+  static_assert(!paired || taps0 >= 2);
+  static constexpr int turns = paired ? taps0 : 1;  // that A is kept for
+  static constexpr int weight_blocks = paired ? 4 : (taps0 - 1) * channel_blocks + 4;
+  static constexpr int state_rows = paired ? 1 : 2;  // channels of a thread
   static constexpr bool two_passes = Tail::has_norm && !Tail::mean_follows_norm;
   static constexpr int repeats = channel_tiles * (two_passes ? 2 : 1);
 
@@ -148,7 +154,7 @@ struct Rotating {
 
   struct Shared {
     uint4 x[planes][input_parts][plane_units];
-    uint4 weight[channel_tiles][steps][weight_parts][2][weight_blocks * 16];
+    uint4 weight[channel_tiles][turns][steps][weight_parts][2][weight_blocks * 16];
     uint64 full[planes];
     uint64 empty[planes];
     float unscale[channel_tiles * channel_blocks * 16];
@@ -167,7 +173,9 @@ struct Rotating {
   const Parameters& p;
   Shared& shared;
 
-  static __device__ __forceinline__ int rank() { return parts == 1 ? 0 : static_cast<int>(blockIdx.x) % parts; }
+  static __device__ __forceinline__ int rank() {
+    return parts == 1 ? 0 : static_cast<int>(blockIdx.x) % parts;
+  }
   static __device__ __forceinline__ int first_tile() { return rank() % tile_parts * part_tiles; }
   static __device__ __forceinline__ int first_plane() { return rank() / tile_parts * part_planes; }
   // Clusters, or blocks, take units by turns.
@@ -213,21 +221,44 @@ struct Rotating {
     }
   }
 
-  // A: 8 x 8 matrices, rows of 16 bytes. Row block i is tap (taps0 - 1 - i) % taps0 of its channels.
+  // --- Rows of the accumulators: eight of a warp (r = 0), then eight more ---
+  static __device__ __forceinline__ int plane_slot(int warp, int r) {
+    if (!paired) return warp / channel_blocks;
+    return taps0 == 2 ? r : warp / 2 * 2 + r;
+  }
+  // Eight channels of a tile's.
+  static __device__ __forceinline__ int channels_of(int warp, int r) {
+    if (!paired) return warp % channel_blocks * 2 + r;
+    return taps0 == 2 ? warp : warp % 2;
+  }
+  static __device__ __forceinline__ bool is_used(int warp, int r) {
+    return plane_slot(warp, r) < taps0 && channels_of(warp, r) < 2 * channel_blocks;
+  }
+
+  // A: 8 x 8 matrices, rows of 16 bytes. Slot b takes tap (turn - b) % taps0. Where one A serves all turns,
+  // row block i is tap (taps0 - 1 - i) % taps0 of its channels.
   __device__ __forceinline__ void load_weights() const {
     find_scales();
     __syncthreads();
     constexpr int rows = weight_blocks * 16;
-    for (int i = threadIdx.x; i < channel_tiles * steps * 2 * rows; i += Numbers::threads) {
+    for (int i = threadIdx.x; i < channel_tiles * turns * steps * 2 * rows; i += Numbers::threads) {
       const int row = i % rows;
       const int core = i / rows % 2;
       const int step = i / rows / 2 % steps;
-      const int tile = i / rows / 2 / steps;
-      const int block = row / 16;
-      const int turn = block / channel_blocks;
-      const int o = (tile * channel_blocks + block % channel_blocks) * 16 + row % 16;
-      const int t0 = (2 * taps0 - 1 - turn) % taps0;
-      const bool is_used = turn < 2 * taps0 - 1;
+      const int turn = i / rows / 2 / steps % turns;
+      const int tile = i / rows / 2 / steps / turns;
+      int eight, t0;  // channels, and their tap
+      bool is_row;
+      if constexpr (paired) {
+        eight = channels_of(row / 16, row / 8 % 2);
+        t0 = (turn + taps0 - plane_slot(row / 16, row / 8 % 2)) % taps0;
+        is_row = is_used(row / 16, row / 8 % 2);
+      } else {
+        eight = row / 16 % channel_blocks * 2 + row / 8 % 2;
+        t0 = (2 * taps0 - 1 - row / 16 / channel_blocks) % taps0;
+        is_row = row / 16 / channel_blocks < 2 * taps0 - 1;
+      }
+      const int o = tile * channel_blocks * 16 + (is_row ? eight * 8 : 0) + row % 8;
       const float scale = splits ? 1.0f / (shared.unscale[o] * thin_input_scale) : 1.0f;
       uint32 high[4], low[4];
 #pragma unroll
@@ -235,12 +266,12 @@ struct Rotating {
         float w[2];
 #pragma unroll
         for (int k = 0; k < 2; ++k)
-          w[k] = is_used ? weight_at(p, o, t0, step * 2 + core, 2 * j + k) * scale : 0.0f;
+          w[k] = is_row ? weight_at(p, o, t0, step * 2 + core, 2 * j + k) * scale : 0.0f;
         split(w[0], w[1], high[j], low[j]);
       }
-      shared.weight[tile][step][0][core][row] = uint4{high[0], high[1], high[2], high[3]};
+      shared.weight[tile][turn][step][0][core][row] = uint4{high[0], high[1], high[2], high[3]};
       if constexpr (weight_parts == 2)
-        shared.weight[tile][step][weight_parts - 1][core][row] = uint4{low[0], low[1], low[2], low[3]};
+        shared.weight[tile][turn][step][weight_parts - 1][core][row] = uint4{low[0], low[1], low[2], low[3]};
     }
   }
 
@@ -333,8 +364,9 @@ struct Rotating {
   }
 
   __device__ __forceinline__ void load(const Place& place, const Source& source, Elements& x) const {
-    const bool has_plane = static_cast<unsigned>(first_plane() + place.plane + static_cast<int>(C::base(0, 0))) <
-                           static_cast<unsigned>(C::input_size(0));
+    const bool has_plane =
+        static_cast<unsigned>(first_plane() + place.plane + static_cast<int>(C::base(0, 0))) <
+        static_cast<unsigned>(C::input_size(0));
     const char* first = source.first + place.plane * (C::input_stride(2) * Input::bytes);
     const int end = has_plane ? source.end : 0;
 #pragma unroll
@@ -603,21 +635,23 @@ struct Rotating {
   using MomentsPass = MomentsEpilogue<Convolution, Tail, Numbers>;
   using ApplyPass = ApplyEpilogue<Convolution, Tail, Numbers>;
 
-  // A thread's sums of a plane: two channels (r) in two lanes (e), `Count` columns.
-  template <int Count, class State>
+  // A thread's sums of a plane: rows (r) from `First` on, one for each of its channels, in two lanes (e),
+  // `Count` columns.
+  template <int First, int Count, class State>
   __device__ __forceinline__ void take(const ApplyPass& pass, State (&state)[2], const Sums& sums, int d,
-                                       int row, int column, const float (&unscale)[2],
-                                       const float (&bias)[2]) const {
+                                       int row, int column, const float (&unscale)[state_rows],
+                                       const float (&bias)[state_rows]) const {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int q1 = row + first_row_of_lane(e);
       if (q1 >= C::output_size(1)) continue;
-      float h[2][Count];
+      float h[state_rows][Count];
       int offset[Count];
 #pragma unroll
       for (int k = 0; k < Count; ++k) {
 #pragma unroll
-        for (int r = 0; r < 2; ++r) h[r][k] = fmaf(sums[4 * k + 2 * r + e], unscale[r], bias[r]);
+        for (int r = 0; r < state_rows; ++r)
+          h[r][k] = fmaf(sums[4 * k + 2 * (First + r) + e], unscale[r], bias[r]);
         offset[k] = offset_of(d, q1, column + k);
       }
       pass.take(state[e], h, offset, All{});
@@ -627,12 +661,12 @@ struct Rotating {
   // Moments take distances from the mean so far (at first from the first value): sums of one look at each
   // value, of which none stays in a register. The mean moves little, so that what is subtracted at the end is
   // small beside the sum of squares.
-  template <int Count, class State>
+  template <int First, int Count, class State>
   __device__ __forceinline__ void take(const MomentsPass& pass, State (&state)[2], const Sums& sums, int d,
-                                       int row, int column, const float (&unscale)[2],
-                                       const float (&bias)[2]) const {
+                                       int row, int column, const float (&unscale)[state_rows],
+                                       const float (&bias)[state_rows]) const {
     using Before = typename Tail::Before;
-    float sum[2][2] = {}, squares[2][2] = {};
+    float sum[2][state_rows] = {}, squares[2][state_rows] = {};
     const auto value = [&](int e, int r, int k) {
       // A lane without a row takes values of the last one, and keeps nothing of them.
       const int q1 = row + first_row_of_lane(e);
@@ -641,26 +675,26 @@ struct Rotating {
                           pass.n, state[e].slot[r],
                           offset_of(d, q1 < C::output_size(1) ? q1 : static_cast<int>(C::output_size(1)) - 1,
                                     column + k)));
-      return Before::value(fmaf(sums[4 * k + 2 * r + e], unscale[r], bias[r]), state[e].before[r].value[0],
-                           tensors, 0);
+      return Before::value(fmaf(sums[4 * k + 2 * (First + r) + e], unscale[r], bias[r]),
+                           state[e].before[r].value[0], tensors, 0);
     };
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r)
+      for (int r = 0; r < state_rows; ++r)
         state[e].mean[r] = select(state[e].count > 0.0f, state[e].mean[r], value(e, r, 0));
     }
     // Step by step of some columns: of as many values as hide each other's latency.
-    constexpr int at_once = 2;
+    constexpr int at_once = 4 / state_rows;
 #pragma unroll
     for (int first = 0; first < Count; first += at_once) {
-      float distance[at_once][2][2];
+      float distance[at_once][2][state_rows];
 #pragma unroll
       for (int k = 0; k < at_once && first + k < Count; ++k) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
 #pragma unroll
-          for (int r = 0; r < 2; ++r) distance[k][e][r] = value(e, r, first + k) - state[e].mean[r];
+          for (int r = 0; r < state_rows; ++r) distance[k][e][r] = value(e, r, first + k) - state[e].mean[r];
         }
       }
 #pragma unroll
@@ -668,7 +702,7 @@ struct Rotating {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
 #pragma unroll
-          for (int r = 0; r < 2; ++r) {
+          for (int r = 0; r < state_rows; ++r) {
             sum[e][r] += distance[k][e][r];
             squares[e][r] = fmaf(distance[k][e][r], distance[k][e][r], squares[e][r]);
           }
@@ -682,7 +716,7 @@ struct Rotating {
       const float spread = state[e].count * weight;
       const bool is_one = row + first_row_of_lane(e) < C::output_size(1);
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
+      for (int r = 0; r < state_rows; ++r) {
         const float mean = sum[e][r] * (1.0f / Count);
         const float m2 = fmaf(-sum[e][r], mean, squares[e][r]);
         state[e].mean[r] = select(is_one, fmaf(mean, weight, state[e].mean[r]), state[e].mean[r]);
@@ -722,10 +756,13 @@ struct Rotating {
   // All tiles of a unit, `channel_tile` of its channels.
   template <class Pass, class State>
   __device__ __forceinline__ void consume(const Pass& pass, State (&state)[2], int channel_tile, Ring& ring,
-                                          const float (&unscale)[2], const float (&bias)[2]) const {
+                                          const float (&unscale)[state_rows],
+                                          const float (&bias)[state_rows]) const {
     // The same in all lanes, and known to be by the compiler.
     const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
-    const uint32 turn_of_warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4 / channel_blocks, 0);
+    const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0);
+    const uint32 own_slot[2] = {static_cast<uint32>(plane_slot(warp, 0)),
+                                static_cast<uint32>(plane_slot(warp, 1))};
     constexpr int across = 4 / tile_rows;  // warpgroups side by side
     const uint32 weights = barrier::shared_address(shared.weight[channel_tile]);
     const uint32 windows =
@@ -745,7 +782,8 @@ struct Rotating {
       for (int q = 0; q < window_planes; ++q) {
         barrier::wait(&shared.full[ring.slot()], ring.parity());
         const uint32 turn = static_cast<uint32>(q + group) % taps0;
-        const uint32 a = weights + (taps0 - 1 - turn) * channel_blocks * 256;
+        const uint32 a = weights + (paired ? turn * static_cast<uint32>(sizeof(shared.weight[0][0]))
+                                           : (taps0 - 1 - turn) * channel_blocks * 256);
         const uint32 b = windows + ring.slot() * (input_parts * plane_units * 16);
         if constexpr (promotes) {
           Sums part;
@@ -758,20 +796,33 @@ struct Rotating {
         __syncwarp();
         if (threadIdx.x % 32 == 0) barrier::arrive(&shared.empty[ring.slot()]);
         ++ring.count;
-        const bool ends = turn_of_warp == (turn + 1) % taps0;
-        if (ends) {
-          const int d = first_plane() + q - (taps0 - 1);
-          if (q >= taps0 - 1 && (parts == 1 || d < C::output_size(0)) && row < lane_rows) {
-            constexpr int left = static_cast<int>(C::output_size(2)) % columns;
-            if (column + columns <= C::output_size(2)) {
-              take<columns>(pass, state, sums, d, row, column, unscale, bias);
-            } else if (left > 0 && column < C::output_size(2)) {
-              take<left == 0 ? columns : left>(pass, state, sums, d, row, column, unscale, bias);
-            }
-          }
+        const uint32 ending = (turn + 1) % taps0;
+        const int d = first_plane() + q - (taps0 - 1);
+        const bool is_output = q >= taps0 - 1 && (parts == 1 || d < C::output_size(0)) && row < lane_rows;
+        if (own_slot[0] == ending && is_output)
+          take_columns<0>(pass, state, sums, d, row, column, unscale, bias);
+        if constexpr (paired) {
+          if (own_slot[1] == ending && is_output)
+            take_columns<1>(pass, state, sums, d, row, column, unscale, bias);
+          Product::template clear_where<true, false>(sums, own_slot[0] == ending);
+          Product::template clear_where<false, true>(sums, own_slot[1] == ending);
+        } else if constexpr (!begins_always) {
+          Product::template clear_where<true, true>(sums, own_slot[0] == ending);
         }
-        if constexpr (!begins_always) Product::clear_where(sums, ends);
       }
+    }
+  }
+
+  // The columns that there are.
+  template <int First, class Pass, class State>
+  __device__ __forceinline__ void take_columns(const Pass& pass, State (&state)[2], const Sums& sums, int d,
+                                               int row, int column, const float (&unscale)[state_rows],
+                                               const float (&bias)[state_rows]) const {
+    constexpr int left = static_cast<int>(C::output_size(2)) % columns;
+    if (column + columns <= C::output_size(2)) {
+      take<First, columns>(pass, state, sums, d, row, column, unscale, bias);
+    } else if (left > 0 && column < C::output_size(2)) {
+      take<First, left == 0 ? columns : left>(pass, state, sums, d, row, column, unscale, bias);
     }
   }
 
@@ -782,10 +833,10 @@ struct Rotating {
   }
 
   template <class State>
-  __device__ __forceinline__ void leave_moments(const State (&state)[2], const int (&slot)[2][2],
-                                                const bool (&in_range)[2]) const {
+  __device__ __forceinline__ void leave_moments(const State (&state)[2], const int (&slot)[2][state_rows],
+                                                const bool (&in_range)[state_rows]) const {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
+    for (int r = 0; r < state_rows; ++r) {
       float count[2], mean[2], m2[2];
       if constexpr (row_groups > 1) {
         count[0] = lanes_sum<team>(state[0].count + state[1].count);
@@ -817,10 +868,10 @@ struct Rotating {
   }
 
   template <class State>
-  __device__ __forceinline__ void leave_sums(const State (&state)[2], const int (&slot)[2][2],
-                                             const bool (&in_range)[2]) const {
+  __device__ __forceinline__ void leave_sums(const State (&state)[2], const int (&slot)[2][state_rows],
+                                             const bool (&in_range)[state_rows]) const {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
+    for (int r = 0; r < state_rows; ++r) {
       const float both = lanes_sum<team>(state[0].sum[r] + state[1].sum[r]);
 #pragma unroll
       for (int e = 0; e < (row_groups > 1 ? 1 : 2); ++e) {
@@ -833,11 +884,14 @@ struct Rotating {
   // For each warp that has values of a slot.
   template <class Take>
   __device__ __forceinline__ void for_each_warp(int slot, Take&& take) const {
-    const int block = slot % C::channels / 16 % channel_blocks;
+    const int eight = slot % C::channels / 8 % (2 * channel_blocks);
+    constexpr int holders = paired ? (taps0 == 2 ? 1 : 2) : taps0;
+    constexpr int apart = paired ? 2 : channel_blocks;
+    const int first = paired ? eight : eight / 2;
 #pragma unroll 1
     for (int group = 0; group < 4; ++group) {
 #pragma unroll 1
-      for (int t = 0; t < taps0; ++t) take(shared.scratch[group * 4 + t * channel_blocks + block][slot]);
+      for (int t = 0; t < holders; ++t) take(shared.scratch[group * 4 + t * apart + first][slot]);
     }
   }
 
@@ -940,26 +994,27 @@ struct Rotating {
     if constexpr (ends_may_meet) warpgroup::sync<consumers>(5);
 #pragma unroll 1
     for (int tile = 0; tile < channel_tiles; ++tile) {
-      int slot[2][2];
-      bool in_range[2];
-      float unscale[2], bias[2];
+      int slot[2][state_rows];
+      bool in_range[state_rows];
+      float unscale[state_rows], bias[state_rows];
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int o = (tile * channel_blocks + warp % channel_blocks) * 16 + lane / 4 + r * 8;
+      for (int r = 0; r < state_rows; ++r) {
+        const bool is_one = is_used(warp, r);
+        const int o = tile * channel_blocks * 16 + (is_one ? channels_of(warp, r) * 8 : 0) + lane / 4;
         unscale[r] = shared.unscale[o];
         bias[r] = shared.bias[o];
-        in_range[r] = o < C::channels && warp < taps0 * channel_blocks;
+        in_range[r] = o < C::channels && is_one;
 #pragma unroll
         for (int e = 0; e < 2; ++e) slot[e][r] = sample_of_lane(e) * C::channels + (o < C::channels ? o : 0);
       }
       // The values of a channel that a sample beyond the batch would have are those of the last one.
       const int64 last = p.batch - 1;
       const auto within = [&](int s) { return n + s > last ? static_cast<int>(last - n) : s; };
-      int read[2][2];
+      int read[2][state_rows];
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
 #pragma unroll
-        for (int r = 0; r < 2; ++r)
+        for (int r = 0; r < state_rows; ++r)
           read[e][r] = within(slot[e][r] / C::channels) * C::channels + slot[e][r] % C::channels;
       }
       if constexpr (is_first) {

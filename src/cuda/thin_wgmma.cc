@@ -29,6 +29,7 @@ struct WgmmaNumbers {
   int64_t tiles = 1;
   int64_t core_rows = 1;  // taps of the middle dimension in eight terms
   int64_t core_columns = lanes;
+  int64_t core_channels = 1;
   int64_t starts = 1;  // rows of the window that a core begins at
   int64_t window_columns = 1;
   int64_t planes = 4;  // of the ring
@@ -121,8 +122,7 @@ struct WgmmaNumbers {
   // not be multiplied by the zeros that fill up a product.
   bool guards(const Problem& problem, const ThinShape& shape) const {
     const auto& [outer, middle, last] = shape.axes;
-    const int64_t cores =
-        shape.in_channels * divide_up(middle.kernel, core_rows) * divide_up(last.kernel, core_columns);
+    const int64_t cores = cores_with(shape, core_channels, core_rows, core_columns);
     return problem.input.dtype == DType::f32 || middle.kernel % core_rows != 0 ||
            last.kernel % core_columns != 0 || cores % 2 != 0;
   }
@@ -136,16 +136,24 @@ struct WgmmaNumbers {
 
   // The fewest cores, then the fewest rows of one: each is kept once more. Columns of a core are neighbours.
   void choose_core(const ThinShape& shape) {
-    const ThinAxis& middle = shape.axes[1];
     const ThinAxis& last = shape.axes[2];
-    const auto cores = [&](int64_t rows) {
-      return divide_up(middle.kernel, rows) * divide_up(last.kernel, lanes / rows);
-    };
-    core_rows = last.delta == 1 ? 1 : lanes;
-    for (int64_t rows = core_rows; rows <= lanes; rows *= 2) {
-      if (cores(rows) < cores(core_rows)) core_rows = rows;
+    int64_t fewest = 0;
+    for (int64_t rows = 1; rows <= lanes; rows *= 2) {
+      for (int64_t of_channels = 1; rows * of_channels <= lanes; of_channels *= 2) {
+        const int64_t wide = lanes / rows / of_channels;
+        if (shape.in_channels % of_channels != 0 || (wide > 1 && last.delta != 1)) continue;
+        const int64_t count = cores_with(shape, of_channels, rows, wide);
+        if (fewest > 0 && count >= fewest) continue;
+        fewest = count;
+        core_rows = rows;
+        core_columns = wide;
+        core_channels = of_channels;
+      }
     }
-    core_columns = lanes / core_rows;
+  }
+  static int64_t cores_with(const ThinShape& shape, int64_t channels, int64_t rows, int64_t columns) {
+    return shape.in_channels / channels * divide_up(shape.axes[1].kernel, rows) *
+           divide_up(shape.axes[2].kernel, columns);
   }
 
   void cut(const ThinShape& shape, int64_t bytes, int64_t most_bytes, int64_t of_sample, int64_t rows,
@@ -163,7 +171,7 @@ struct WgmmaNumbers {
     starts = (tile_rows - 1) * middle.step + (middle_cores - 1) * core_rows * middle.delta + 1;
     window_columns = (tile_columns - 1) * last.step + (last_cores * core_columns - 1) * last.delta + 1;
     slots = samples() * shape.channels;
-    const int64_t cores = shape.in_channels * middle_cores * last_cores;
+    const int64_t cores = cores_with(shape, core_channels, core_rows, core_columns);
     const int64_t steps = divide_up(cores, 2);
     const int64_t plane_units = shape.in_channels * starts * window_columns * core_rows;
     const int64_t channel_tiles = divide_up(shape.channels, block_rows * channel_blocks);
@@ -208,6 +216,7 @@ struct WgmmaNumbers {
         .add("tiles", tiles)
         .add("core_rows", core_rows)
         .add("core_columns", core_columns)
+        .add("core_channels", core_channels)
         .add("starts", starts)
         .add("window_columns", window_columns)
         .add("planes", planes)

@@ -14,8 +14,9 @@
 // A lane is a row group of a sample: lane (s, g) of position (r, w) is output row r + g * lane_rows of sample
 // s. Elements of eight lanes lie side by side (a unit of 16 bytes), so that every tap is a legal start of a
 // matrix (K x N with N contiguous, no swizzle). Eight terms, core_columns taps along the last dimension of
-// core_rows taps along the middle one, are eight neighbouring units: window row q is kept together with the
-// core_rows - 1 rows that follow it at the distance of taps.
+// core_rows taps along the middle one of core_channels input channels, are eight neighbouring units: channels
+// lie side by side, and window row q is kept together with the core_rows - 1 rows that follow it at the
+// distance of taps.
 //
 // A block has four warpgroups that multiply and two that load: planes pass through a ring in shared memory.
 // A unit (8 / row_groups samples) is one block's alone, or, where there are few of them, a cluster's, whose
@@ -86,6 +87,8 @@ struct Rotating {
   static constexpr int tiles = Numbers::tiles;
   static constexpr int core_rows = Numbers::core_rows;
   static constexpr int core_columns = Numbers::core_columns;
+  static constexpr int core_channels = Numbers::core_channels;
+  static constexpr int pitch = core_rows * core_channels;  // of a column, in units
   static constexpr int starts = Numbers::starts;
   static constexpr int window_columns = Numbers::window_columns;
   static constexpr int planes = Numbers::planes;  // of the ring
@@ -103,7 +106,8 @@ struct Rotating {
   static constexpr int taps2 = static_cast<int>(C::kernel(2));
   static constexpr int groups1 = (taps1 + core_rows - 1) / core_rows;
   static constexpr int groups2 = (taps2 + core_columns - 1) / core_columns;
-  static constexpr int cores = C::in_channels * groups1 * groups2;
+  static_assert(C::in_channels % core_channels == 0);
+  static constexpr int cores = C::in_channels / core_channels * groups1 * groups2;
   static constexpr int steps = (cores + 1) / 2;  // products of a plane
   static constexpr bool fills_up = taps1 % core_rows != 0 || taps2 % core_columns != 0 || cores % 2 != 0;
   static constexpr bool guards = splits || fills_up;
@@ -183,11 +187,11 @@ struct Rotating {
   static __device__ __forceinline__ int unit_step() { return static_cast<int>(gridDim.x) / parts; }
 
   // --- Weights ---
-  // Element `e` of core `core`: taps of the last dimension, of the middle one within.
+  // Element `e` of core `core`: taps of the last dimension, of the middle one within, then channels.
   static __device__ __forceinline__ float weight_at(const Parameters& p, int o, int t0, int core, int e) {
-    const int c = core / (groups1 * groups2);
-    const int t1 = core / groups2 % groups1 * core_rows + e % core_rows;
-    const int t2 = core % groups2 * core_columns + e / core_rows;
+    const int c = core / (groups1 * groups2) * core_channels + e % core_channels;
+    const int t1 = core / groups2 % groups1 * core_rows + e / core_channels % core_rows;
+    const int t2 = core % groups2 * core_columns + e / pitch;
     if (o >= C::channels || core >= cores || t1 >= taps1 || t2 >= taps2) return 0.0f;
     const int tap = (t0 * taps1 + t1) * taps2 + t2;
     return load_one<typename C::Weight>(p.parameter[0], (o * C::in_channels + c) * C::taps + tap);
@@ -317,10 +321,10 @@ struct Rotating {
 
     explicit __device__ __forceinline__ Unit(int chunk) {
       const int u = chunk * producers + static_cast<int>(threadIdx.x) - consumers;
-      core_row = u % core_rows;
-      column = u / core_rows % window_columns;
-      row = u / (core_rows * window_columns) % base_groups * core_rows + core_row;
-      c = u / (core_rows * window_columns * base_groups);
+      core_row = u / core_channels % core_rows;
+      column = u / pitch % window_columns;
+      row = u / (pitch * window_columns) % base_groups * core_rows + core_row;
+      c = u / (pitch * window_columns * base_groups) * core_channels + u % core_channels;
       is_one = u < units && row < row_bases;
     }
   };
@@ -389,7 +393,10 @@ struct Rotating {
 
     Target() = default;
     explicit __device__ __forceinline__ Target(const Unit& unit)
-        : offset(((unit.c * starts + unit.row) * window_columns + unit.column) * core_rows * 16), copies(0) {
+        : offset((((unit.c / core_channels * starts + unit.row) * window_columns + unit.column) * pitch +
+                  unit.c % core_channels) *
+                 16),
+          copies(0) {
 #pragma unroll
       for (int m = 0; m <= shifts; ++m) {
 #pragma unroll
@@ -432,7 +439,7 @@ struct Rotating {
       for (int i = 0; i < core_rows; ++i) {
         if ((target.copies >> (m * core_rows + i) & 1u) == 0) continue;
         uint4* copy = reinterpret_cast<uint4*>(
-            place + ((m * shift - i * delta1) * window_columns * core_rows + i) * 16);
+            place + ((m * shift - i * delta1) * window_columns * pitch + i * core_channels) * 16);
         *copy = uint4{high[0], high[1], high[2], high[3]};
         if constexpr (input_parts == 2) copy[plane_units] = uint4{low[0], low[1], low[2], low[3]};
       }
@@ -599,7 +606,7 @@ struct Rotating {
     return ((core / (groups1 * groups2) * starts + core / groups2 % groups1 * core_rows * delta1) *
                 window_columns +
             core % groups2 * core_columns * delta2) *
-           core_rows;
+           pitch;
   }
 
   using Sums = float[columns * 4];
@@ -626,7 +633,7 @@ struct Rotating {
                                      2 * weight_units;
       const uint32 b = first_b + (core_offset(core) | distance << 16) + (part == 2 ? plane_units : 0);
       if (i == last_own) warpgroup::arrive<256>(first_turn_barrier + (group + 1) % 4);
-      Product::template multiply<8, core_rows * step2>(sums, a, b, i > 0 || !(promotes || begins_always));
+      Product::template multiply<8, pitch * step2>(sums, a, b, i > 0 || !(promotes || begins_always));
     }
     warpgroup::commit();
     warpgroup::wait();
@@ -767,7 +774,7 @@ struct Rotating {
     const uint32 weights = barrier::shared_address(shared.weight[channel_tile]);
     const uint32 windows =
         barrier::shared_address(shared.x[0][0]) +
-        (group / across * step1 * window_columns + group % across * columns * step2) * core_rows * 16;
+        (group / across * step1 * window_columns + group % across * columns * step2) * pitch * 16;
 #pragma unroll 1
     for (int part_tile = 0; part_tile < part_tiles; ++part_tile) {
       const int tile = first_tile() + part_tile;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 #include <sstream>
+#include <utility>
 #include <vector>
 
 #include "cuda/thin.h"
@@ -134,17 +135,19 @@ struct WgmmaNumbers {
     return (1 + (rows - 1) / (lane_rows * middle.step)) * core_rows;
   }
 
-  // The fewest cores, then the fewest rows of one: each is kept once more. Columns of a core are neighbours.
+  // The fewest cores, then the fewest rows kept, some of them more than once. Columns of a core are
+  // neighbours.
   void choose_core(const ThinShape& shape) {
-    const ThinAxis& last = shape.axes[2];
-    int64_t fewest = 0;
+    const auto& [outer, middle, last] = shape.axes;
+    std::optional<std::pair<int64_t, int64_t>> best;
     for (int64_t rows = 1; rows <= lanes; rows *= 2) {
       for (int64_t of_channels = 1; rows * of_channels <= lanes; of_channels *= 2) {
         const int64_t wide = lanes / rows / of_channels;
         if (shape.in_channels % of_channels != 0 || (wide > 1 && last.delta != 1)) continue;
-        const int64_t count = cores_with(shape, of_channels, rows, wide);
-        if (fewest > 0 && count >= fewest) continue;
-        fewest = count;
+        const int64_t kept = ((divide_up(middle.kernel, rows) - 1) * rows * middle.delta + 1) * rows;
+        const std::pair<int64_t, int64_t> cost{cores_with(shape, of_channels, rows, wide), kept};
+        if (best && cost >= *best) continue;
+        best = cost;
         core_rows = rows;
         core_columns = wide;
         core_channels = of_channels;

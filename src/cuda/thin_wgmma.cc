@@ -144,7 +144,9 @@ struct WgmmaNumbers {
       for (int64_t of_channels = 1; rows * of_channels <= lanes; of_channels *= 2) {
         const int64_t wide = lanes / rows / of_channels;
         if (shape.in_channels % of_channels != 0 || (wide > 1 && last.delta != 1)) continue;
-        const int64_t kept = ((divide_up(middle.kernel, rows) - 1) * rows * middle.delta + 1) * rows;
+        const int64_t kept =
+            ((groups - 1) * middle.step + (divide_up(middle.kernel, rows) - 1) * rows * middle.delta + 1) *
+            rows;
         const std::pair<int64_t, int64_t> cost{cores_with(shape, of_channels, rows, wide), kept};
         if (best && cost >= *best) continue;
         best = cost;

@@ -119,6 +119,12 @@ struct WgmmaNumbers {
   int64_t threads() const { return consumers + producers; }
   int64_t products() const { return weight_parts + input_parts - 1; }
 
+  // A launch of 640 threads has 96 registers for each. Parts of sums that are added up need more of them, and
+  // leave fewer for elements on their way.
+  int64_t consumer_registers() const { return input_parts == 2 ? 104 : 96; }
+  int64_t producer_registers() const { return input_parts == 2 ? 64 : 96; }
+  int64_t most_elements() const { return input_parts == 2 ? 27 : 36; }
+
   // Whether samples may have to be done again: f32 elements may not be halves, and what is not finite must
   // not be multiplied by the zeros that fill up a product.
   bool guards(const Problem& problem, const ThinShape& shape) const {
@@ -211,8 +217,9 @@ struct WgmmaNumbers {
         .add("consumers", consumers)
         .add("producers", producers)
         .add("warps", consumers / 32)
-        .add("consumer_registers", 104)
-        .add("producer_registers", 64)
+        .add("consumer_registers", consumer_registers())
+        .add("producer_registers", producer_registers())
+        .add("most_elements", most_elements())
         .add("row_groups", row_groups)
         .add("lane_rows", lane_rows)
         .add("tile_rows", tile_rows)
@@ -255,30 +262,31 @@ std::string product_source(int64_t columns, DType type) {
   out << "\n        : \"r\"(a), \"r\"(b), \"r\"(static_cast<int>(accumulates)), \"n\"(upper_a), "
          "\"n\"(upper_b));\n  }\n";
   // `so` is the same for a warp. bra.uni says it, for products are serialised where their accumulators are
-  // written on a path that the compiler takes for divergent. The grid has one dimension: a zero that the
-  // compiler does not know, for it would move a constant twice.
+  // written on a path that the compiler takes for divergent.
   out << "  template <bool first, bool second>\n"
-      << "  static __device__ __forceinline__ void clear_where(float (&d)[" << count << "], bool so) {\n"
-      << "    const float zero = __uint_as_float(gridDim.y - 1);\n";
+      << "  static __device__ __forceinline__ void begin_where(float (&d)[" << count
+      << "], bool so, float a, float b) {\n";
   // The first eight of a warp's rows, the second, or both.
-  const auto clear = [&](bool first, bool second) {
+  const auto begin = [&](bool first, bool second) {
     std::vector<int64_t> which;
     for (int64_t i = 0; i < count; ++i) {
       if (i % 4 < 2 ? first : second) which.push_back(i);
     }
-    const int64_t cleared = std::ssize(which);
+    const int64_t number = std::ssize(which);
     out << "    if constexpr (" << (first ? "first" : "!first") << " && " << (second ? "second" : "!second")
-        << ")\n      asm volatile(\"{.reg .pred p; setp.eq.b32 p, %" << cleared
-        << ", 0; @p bra.uni kept_%=; ";
-    for (int64_t i = 0; i < cleared; ++i) out << "mov.f32 %" << i << ", %" << cleared + 1 << "; ";
+        << ")\n      asm volatile(\"{.reg .pred p; setp.eq.b32 p, %" << number << ", 0; @p bra.uni kept_%=; ";
+    for (int64_t i = 0; i < number; ++i) {
+      const bool of_first = which[static_cast<size_t>(i)] % 4 < 2;
+      out << "mov.f32 %" << i << ", %" << number + (of_first ? 1 : 2) << "; ";
+    }
     out << "kept_%=: }\"\n        : ";
-    for (int64_t i = 0; i < cleared; ++i)
+    for (int64_t i = 0; i < number; ++i)
       out << (i > 0 ? ", " : "") << "\"+f\"(d[" << which[static_cast<size_t>(i)] << "])";
-    out << "\n        : \"r\"(static_cast<int>(so)), \"f\"(zero));\n";
+    out << "\n        : \"r\"(static_cast<int>(so)), \"f\"(a), \"f\"(b));\n";
   };
-  clear(true, true);
-  clear(true, false);
-  clear(false, true);
+  begin(true, true);
+  begin(true, false);
+  begin(false, true);
   out << "  }\n};\n";
   return out.str();
 }
@@ -290,8 +298,8 @@ class ThinWgmma final : public Kernel {
         shape_(problem),
         numbers_(problem, shape_),
         function_(source(), problem.device,
-                  {1, static_cast<uint32_t>(numbers_.threads()), static_cast<uint32_t>(numbers_.parts()),
-                   static_cast<uint32_t>(numbers_.shared_bytes)}) {
+                  {numbers_.parts(), static_cast<uint32_t>(numbers_.threads()),
+                   static_cast<uint32_t>(numbers_.parts()), static_cast<uint32_t>(numbers_.shared_bytes)}) {
     clusters_ = clamp(divide_up(shape_.batch, numbers_.samples()), 1, function_.resident_clusters());
     blocks_ = clusters_ * numbers_.parts();
     if (numbers_.guards(problem, shape_)) {

@@ -145,14 +145,14 @@ struct Rotating {
   static constexpr int chunks = (units + producers - 1) / producers;
   static constexpr int plane_units = C::in_channels * starts * window_columns * core_rows;
   // A thread loads an item at a time: its units of a plane, or one of them where they are many; as many items
-  // ahead as registers have room for. With 32 elements the assembler spills some as soon as they arrive, and
-  // waits for them: s27 in 16 bits took 0.70 ms instead of 0.49.
-  static constexpr int most_elements = 16;
+  // ahead as registers have room for.
+  static constexpr int most_elements = Numbers::most_elements;
   static constexpr int item_chunks = chunks * samples * loaded <= most_elements ? chunks : 1;
   static constexpr int items = chunks / item_chunks;  // of a plane
   static constexpr int unit_items = repeats * part_tiles * window_planes * items;
   static constexpr int fitting = most_elements / (item_chunks * samples * loaded);
-  static constexpr int in_flight = fitting >= 3 && unit_items % 3 == 0   ? 3
+  static constexpr int in_flight = fitting >= 4 && unit_items % 4 == 0   ? 4
+                                   : fitting >= 3 && unit_items % 3 == 0 ? 3
                                    : fitting >= 2 && unit_items % 2 == 0 ? 2
                                                                          : 1;
 
@@ -187,14 +187,32 @@ struct Rotating {
   static __device__ __forceinline__ int unit_step() { return static_cast<int>(gridDim.x) / parts; }
 
   // --- Weights ---
+  // They are brought together in the ring, where it has room for them: each is read several times.
+  static constexpr int weights = static_cast<int>(C::channels) * C::in_channels * static_cast<int>(C::taps);
+  static constexpr bool in_ring = 4 * weights <= 16 * planes * input_parts * plane_units;
+
+  __device__ __forceinline__ void bring_weights() const {
+    if constexpr (in_ring) {
+      auto* raw = reinterpret_cast<float*>(shared.x);
+#pragma unroll 8
+      for (int i = threadIdx.x; i < weights; i += Numbers::threads)
+        raw[i] = load_one<typename C::Weight>(p.parameter[0], i);
+      __syncthreads();
+    }
+  }
+  __device__ __forceinline__ float weight(int index) const {
+    if constexpr (in_ring) return reinterpret_cast<const float*>(shared.x)[index];
+    return load_one<typename C::Weight>(p.parameter[0], index);
+  }
+
   // Element `e` of core `core`: taps of the last dimension, of the middle one within, then channels.
-  static __device__ __forceinline__ float weight_at(const Parameters& p, int o, int t0, int core, int e) {
+  __device__ __forceinline__ float weight_at(int o, int t0, int core, int e) const {
     const int c = core / (groups1 * groups2) * core_channels + e % core_channels;
     const int t1 = core / groups2 % groups1 * core_rows + e / core_channels % core_rows;
     const int t2 = core % groups2 * core_columns + e / pitch;
     if (o >= C::channels || core >= cores || t1 >= taps1 || t2 >= taps2) return 0.0f;
     const int tap = (t0 * taps1 + t1) * taps2 + t2;
-    return load_one<typename C::Weight>(p.parameter[0], (o * C::in_channels + c) * C::taps + tap);
+    return weight((o * C::in_channels + c) * static_cast<int>(C::taps) + tap);
   }
 
   // The power of two that takes the channel's largest weight to [2^13, 2^14); flags what has none.
@@ -204,7 +222,7 @@ struct Rotating {
       uint32 largest = 0;
       if (o < C::channels) {
         for (int i = lane; i < C::in_channels * C::taps; i += 32) {
-          const float w = load_one<typename C::Weight>(p.parameter[0], o * C::in_channels * C::taps + i);
+          const float w = weight(o * C::in_channels * static_cast<int>(C::taps) + i);
           largest = max(largest, __float_as_uint(w) & 0x7fffffffu);
         }
       }
@@ -242,6 +260,7 @@ struct Rotating {
   // A: 8 x 8 matrices, rows of 16 bytes. Slot b takes tap (turn - b) % taps0. Where one A serves all turns,
   // row block i is tap (taps0 - 1 - i) % taps0 of its channels.
   __device__ __forceinline__ void load_weights() const {
+    bring_weights();
     find_scales();
     __syncthreads();
     constexpr int rows = weight_blocks * 16;
@@ -270,7 +289,7 @@ struct Rotating {
         float w[2];
 #pragma unroll
         for (int k = 0; k < 2; ++k)
-          w[k] = is_row ? weight_at(p, o, t0, step * 2 + core, 2 * j + k) * scale : 0.0f;
+          w[k] = is_row ? weight_at(o, t0, step * 2 + core, 2 * j + k) * scale : 0.0f;
         split(w[0], w[1], high[j], low[j]);
       }
       shared.weight[tile][turn][step][0][core][row] = uint4{high[0], high[1], high[2], high[3]};
@@ -594,6 +613,12 @@ struct Rotating {
   static constexpr int first_turn_barrier = 8;
   // With one tap in the first dimension every plane is an output: its first product does not accumulate.
   static constexpr bool begins_always = taps0 == 1;
+  // Elsewhere sums of 16-bit elements begin as the bias, and need no scale: they are the outputs.
+  static constexpr bool begins_with_bias = !splits && !begins_always;
+
+  static __device__ __forceinline__ float output_of(float sum, float unscale, float bias) {
+    return begins_with_bias ? sum : fmaf(sum, unscale, bias);
+  }
 
   static __device__ __forceinline__ int lane_of(int e) { return threadIdx.x % 4 * 2 + e; }
   static __device__ __forceinline__ int sample_of_lane(int e) { return lane_of(e) / row_groups; }
@@ -658,7 +683,7 @@ struct Rotating {
       for (int k = 0; k < Count; ++k) {
 #pragma unroll
         for (int r = 0; r < state_rows; ++r)
-          h[r][k] = fmaf(sums[4 * k + 2 * (First + r) + e], unscale[r], bias[r]);
+          h[r][k] = output_of(sums[4 * k + 2 * (First + r) + e], unscale[r], bias[r]);
         offset[k] = offset_of(d, q1, column + k);
       }
       pass.take(state[e], h, offset, All{});
@@ -682,7 +707,7 @@ struct Rotating {
                           pass.n, state[e].slot[r],
                           offset_of(d, q1 < C::output_size(1) ? q1 : static_cast<int>(C::output_size(1)) - 1,
                                     column + k)));
-      return Before::value(fmaf(sums[4 * k + 2 * (First + r) + e], unscale[r], bias[r]),
+      return Before::value(output_of(sums[4 * k + 2 * (First + r) + e], unscale[r], bias[r]),
                            state[e].before[r].value[0], tensors, 0);
     };
 #pragma unroll
@@ -768,13 +793,20 @@ struct Rotating {
     // The same in all lanes, and known to be by the compiler.
     const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0);
-    const uint32 own_slot[2] = {static_cast<uint32>(plane_slot(warp, 0)),
-                                static_cast<uint32>(plane_slot(warp, 1))};
+    // A warp whose channels there are not has nothing to finish: its weights are zeros.
+    const bool has_channels =
+        channel_tile * channel_blocks * 16 + channels_of(warp, 0) * 8 < static_cast<int>(C::channels);
+    const uint32 own_slot[2] = {static_cast<uint32>(has_channels ? plane_slot(warp, 0) : taps0),
+                                static_cast<uint32>(has_channels ? plane_slot(warp, 1) : taps0)};
     constexpr int across = 4 / tile_rows;  // warpgroups side by side
     const uint32 weights = barrier::shared_address(shared.weight[channel_tile]);
     const uint32 windows =
         barrier::shared_address(shared.x[0][0]) +
         (group / across * step1 * window_columns + group % across * columns * step2) * pitch * 16;
+    // The grid has one dimension: a zero that the compiler does not know, for it would move a constant twice.
+    const float zero = __uint_as_float(gridDim.y - 1);
+    const float begin[2] = {begins_with_bias ? bias[0] : zero,
+                            begins_with_bias ? bias[state_rows - 1] : zero};
 #pragma unroll 1
     for (int part_tile = 0; part_tile < part_tiles; ++part_tile) {
       const int tile = first_tile() + part_tile;
@@ -783,7 +815,7 @@ struct Rotating {
       Sums sums;
       if constexpr (!begins_always) {
 #pragma unroll
-        for (int i = 0; i < columns * 4; ++i) sums[i] = 0.0f;
+        for (int i = 0; i < columns * 4; ++i) sums[i] = begins_with_bias ? begin[i % 4 / 2] : 0.0f;
       }
 #pragma unroll 1
       for (int q = 0; q < window_planes; ++q) {
@@ -811,10 +843,10 @@ struct Rotating {
         if constexpr (paired) {
           if (own_slot[1] == ending && is_output)
             take_columns<1>(pass, state, sums, d, row, column, unscale, bias);
-          Product::template clear_where<true, false>(sums, own_slot[0] == ending);
-          Product::template clear_where<false, true>(sums, own_slot[1] == ending);
+          Product::template begin_where<true, false>(sums, own_slot[0] == ending, begin[0], begin[1]);
+          Product::template begin_where<false, true>(sums, own_slot[1] == ending, begin[0], begin[1]);
         } else if constexpr (!begins_always) {
-          Product::template clear_where<true, true>(sums, own_slot[0] == ending);
+          Product::template begin_where<true, true>(sums, own_slot[0] == ending, begin[0], begin[1]);
         }
       }
     }

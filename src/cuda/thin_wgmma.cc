@@ -123,7 +123,7 @@ struct WgmmaNumbers {
   // leave fewer for elements on their way.
   int64_t consumer_registers() const { return input_parts == 2 ? 104 : 96; }
   int64_t producer_registers() const { return input_parts == 2 ? 64 : 96; }
-  int64_t most_elements() const { return input_parts == 2 ? 27 : 36; }
+  int64_t most_elements() const { return input_parts == 2 ? 18 : 36; }
 
   // Whether samples may have to be done again: f32 elements may not be halves, and what is not finite must
   // not be multiplied by the zeros that fill up a product.

@@ -323,6 +323,9 @@ struct Rotating {
     __device__ __forceinline__ void advance() {
       if (items > 1 && ++item < items) return;
       item = 0;
+      advance_plane();
+    }
+    __device__ __forceinline__ void advance_plane() {
       if (++plane < window_planes) return;
       plane = 0;
       if (++tile < part_tiles) return;
@@ -551,7 +554,110 @@ struct Rotating {
     }
   }
 
+  // Where there are few items to a plane a thread keeps where their elements come from and go to.
+  static constexpr bool keeps_items = items > 1 && items <= 8;
+  static constexpr int kept_in_flight = fitting < 1       ? 1
+                                        : fitting > 4     ? (items < 4 ? items : 4)
+                                        : fitting < items ? fitting
+                                                          : items;
+
+  __device__ __forceinline__ void produce_kept() const {
+    constexpr int ahead_items = kept_in_flight;
+    constexpr int round = (items + ahead_items - 1) / ahead_items * ahead_items;
+    constexpr int unit_planes = repeats * part_tiles * window_planes;
+    const auto end = static_cast<int>((p.batch + samples - 1) / samples);
+    Place ahead{first_unit()};
+    const char* plane_base = nullptr;  // of the sample's plane
+    bool has_plane = false;
+    int offset[items];   // of an item's first element, in elements
+    uint32 rows[items];  // that there are: a bit each
+    Target target[items];
+    Largest largest[items] = {};
+    Elements x[ahead_items];
+#pragma unroll
+    for (int k = 0; k < items; ++k) target[k] = Target(Unit(k));
+    const auto begin_plane = [&] {
+      const int i0 = first_plane() + ahead.plane + static_cast<int>(C::base(0, 0));
+      has_plane = static_cast<unsigned>(i0) < static_cast<unsigned>(C::input_size(0)) && ahead.unit < end;
+      plane_base = static_cast<const char*>(p.input) +
+                   (static_cast<int64>(ahead.unit) * samples * C::input_stride(0) + i0 * C::input_stride(2)) *
+                       Input::bytes;
+      if (ahead.plane != 0) return;
+      const int tile = first_tile() + ahead.tile;
+#pragma unroll
+      for (int k = 0; k < items; ++k) {
+        const Unit unit(k);
+        const int i1 = tile / column_tiles * tile_rows * step1 + static_cast<int>(C::base(1, 0)) + unit.row;
+        const int i2 =
+            tile % column_tiles * tile_columns * step2 + static_cast<int>(C::base(2, 0)) + unit.column;
+        offset[k] =
+            static_cast<int>(unit.c * C::input_stride(1) + i1 * C::input_stride(3) + i2 * C::input_stride(4));
+        const bool inside =
+            unit.is_one && static_cast<unsigned>(i2) < static_cast<unsigned>(C::input_size(2));
+        rows[k] = 0;
+#pragma unroll
+        for (int m = 0; m < loaded; ++m) {
+          if (inside && static_cast<unsigned>(i1 + m * shift) < static_cast<unsigned>(C::input_size(1)))
+            rows[k] |= 1u << m;
+        }
+      }
+    };
+    const auto load_item = [&](int k, Elements& to) {
+      const uint32 present = has_plane ? rows[k] : 0;
+      const char* first = plane_base + static_cast<int64>(offset[k]) * Input::bytes;
+#pragma unroll
+      for (int s = 0; s < samples; ++s) {
+        const bool is_sample = samples == 1 || static_cast<int64>(ahead.unit) * samples + s < p.batch;
+#pragma unroll
+        for (int m = 0; m < loaded; ++m) {
+          const bool is_there = (present >> m & 1u) != 0 && is_sample;
+          to[s][m] =
+              is_there ? load_element(first, s * C::input_stride(0) + m * shift * C::input_stride(3)) : 0.0f;
+        }
+      }
+    };
+    begin_plane();
+#pragma unroll
+    for (int k = 0; k < ahead_items; ++k) load_item(k, x[k]);
+    int slot = 0;
+    uint32 parity = 1;  // the first time round places are free
+#pragma unroll 1
+    for (int unit = first_unit(); unit < end; unit += unit_step()) {
+#pragma unroll 1
+      for (int i = 0; i < unit_planes; ++i) {
+#pragma unroll
+        for (int k = 0; k < round; ++k) {
+          if (k == 0) barrier::wait(&shared.empty[slot], parity);
+          if (k < items)
+            store(target[k < items ? k : 0], slot, x[k % ahead_items], largest[k < items ? k : 0]);
+          if (k == items - 1) {
+            barrier::release_to_copies();
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) barrier::arrive(&shared.full[slot]);
+            if (++slot == planes) {
+              slot = 0;
+              parity ^= 1;
+            }
+          }
+          const int next = (k + ahead_items) % round;
+          if (next == 0) {
+            ahead.advance_plane();
+            begin_plane();
+          }
+          if (next < items) load_item(next < items ? next : 0, x[k % ahead_items]);
+        }
+      }
+      if constexpr (guards) {
+#pragma unroll
+        for (int k = 0; k < items; ++k) leave_largest(Unit(k), largest[k]);
+      }
+      end_unit(static_cast<int64>(unit) * samples);
+    }
+    if (guards && threadIdx.x == consumers && rank() == 0) p.only[p.batch + first_unit()] = shared.redo;
+  }
+
   __device__ __forceinline__ void produce() const {
+    if constexpr (keeps_items) return produce_kept();
     const auto end = static_cast<int>((p.batch + samples - 1) / samples);
     Place ahead{first_unit()};
     Elements x[in_flight][item_chunks];

@@ -20,7 +20,7 @@ constexpr int64_t block_rows = 16;  // of the accumulators: a warp's
 constexpr int64_t product_blocks = 4;
 
 // How a unit (8 / row_groups samples) is cut into tiles. On the batch depends only whether a cluster shares a
-// unit, where there are fewer of them than multiprocessors.
+// unit, where there are few of them.
 struct WgmmaNumbers {
   int64_t row_groups = lanes;  // lanes of a sample
   int64_t lane_rows = 1;       // output rows of a lane
@@ -73,17 +73,25 @@ struct WgmmaNumbers {
         }
       }
     }
-    if (any && shape.passes() == 1 && shape.batch.value() < gpu_of(problem.device).multiprocessors)
-      share_units(problem, shape, best);
+    const int64_t batch = representative(shape.batch.value());
+    if (any && shape.passes() == 1 && batch > 0) share_units(problem, shape, batch, best);
     *this = best;
   }
 
   int64_t samples() const { return lanes / row_groups; }
   int64_t parts() const { return tile_parts * plane_parts; }
 
+  // The batch that few samples are planned for, so that neighbours have the same kernel and the same bits; 0
+  // where they are many.
+  static int64_t representative(int64_t batch) {
+    if (batch <= 4) return 4;
+    if (batch <= 16) return 14;
+    return batch <= 64 ? 32 : 0;
+  }
+
   // Of all units, one after the other on each cluster.
-  double all_clocks(const ThinShape& shape, const Gpu& gpu) const {
-    const int64_t units = divide_up(shape.batch.value(), samples());
+  double all_clocks(const ThinShape& shape, int64_t batch, const Gpu& gpu) const {
+    const int64_t units = divide_up(batch, samples());
     // Clusters of 8 and more do not fill a GPC.
     const int64_t clusters = std::max<int64_t>(1, gpu.multiprocessors / parts() - (parts() >= 8 ? 1 : 0));
     const int64_t planes_of_part = divide_up(shape.axes[0].out, plane_parts) + shape.axes[0].kernel - 1;
@@ -96,7 +104,7 @@ struct WgmmaNumbers {
   }
 
   // A cluster for each unit, of as many blocks as pay.
-  void share_units(const Problem& problem, const ThinShape& shape, WgmmaNumbers& best) const {
+  void share_units(const Problem& problem, const ThinShape& shape, int64_t batch, WgmmaNumbers& best) const {
     const Gpu& gpu = gpu_of(problem.device);
     const int64_t bytes = problem.input.dtype == DType::f32 ? 4 : 2;
     for (int64_t blocks = 2; blocks <= gpu.largest_cluster(); blocks *= 2) {
@@ -109,7 +117,7 @@ struct WgmmaNumbers {
             for (other.tile_parts = 1; other.tile_parts <= blocks; other.tile_parts *= 2) {
               other.plane_parts = blocks / other.tile_parts;
               if (other.tiles % other.tile_parts != 0 || other.plane_parts > shape.axes[0].out) continue;
-              if (other.all_clocks(shape, gpu) < best.all_clocks(shape, gpu)) best = other;
+              if (other.all_clocks(shape, batch, gpu) < best.all_clocks(shape, batch, gpu)) best = other;
             }
           }
         }
@@ -407,7 +415,7 @@ double seconds(const Problem& problem, const PlanOptions&) {
   const WgmmaNumbers numbers(problem, shape);
   const Gpu& gpu = gpu_of(problem.device);
   const double hertz = gpu.flops / (256.0 * gpu.multiprocessors);
-  return 1.2e-5 + shape.passes() * numbers.all_clocks(shape, gpu) / hertz;
+  return 1.2e-5 + shape.passes() * numbers.all_clocks(shape, shape.batch.value(), gpu) / hertz;
 }
 
 }  // namespace

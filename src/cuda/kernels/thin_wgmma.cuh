@@ -141,6 +141,10 @@ struct Rotating {
   static constexpr int values = row_groups + shifts;
   static constexpr int rows_below = static_cast<int>((C::input_size(1) - C::base(1, 0) + shift - 1) / shift);
   static constexpr int loaded = values < rows_below ? values : rows_below;
+  // Whether those rows are in the input, whatever the tile: without padding they mostly are.
+  static constexpr int last_row = (lane_rows - 1) / tile_rows * tile_rows * step1 +
+                                  static_cast<int>(C::base(1, 0)) + row_bases - 1 + (loaded - 1) * shift;
+  static constexpr bool has_all_rows = C::base(1, 0) >= 0 && last_row < C::input_size(1);
   static constexpr int units = C::in_channels * base_groups * window_columns * core_rows;
   static constexpr int chunks = (units + producers - 1) / producers;
   static constexpr int plane_units = C::in_channels * starts * window_columns * core_rows;
@@ -399,7 +403,7 @@ struct Rotating {
     for (int s = 0; s < samples; ++s) {
 #pragma unroll
       for (int m = 0; m < loaded; ++m) {
-        const bool is_there = m >= source.begin && m < end &&
+        const bool is_there = (has_all_rows ? end > 0 : m >= source.begin && m < end) &&
                               (samples == 1 || static_cast<int64>(place.unit) * samples + s < p.batch);
         x[s][m] =
             is_there ? load_element(first, s * C::input_stride(0) + m * shift * C::input_stride(3)) : 0.0f;
@@ -610,7 +614,7 @@ struct Rotating {
         const bool is_sample = samples == 1 || static_cast<int64>(ahead.unit) * samples + s < p.batch;
 #pragma unroll
         for (int m = 0; m < loaded; ++m) {
-          const bool is_there = (present >> m & 1u) != 0 && is_sample;
+          const bool is_there = (has_all_rows ? present : present >> m & 1u) != 0 && is_sample;
           to[s][m] =
               is_there ? load_element(first, s * C::input_stride(0) + m * shift * C::input_stride(3)) : 0.0f;
         }

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from onepass import _eager, _library, tuning
 from onepass._autograd import is_exporting, once_differentiable
@@ -27,6 +28,8 @@ def apply(
     conv = description.conv
     if conv is None:
         return _run_tail(description, input, parameters, out_dtype)
+    if torch.compiler.is_dynamo_compiling() and _is_decided_later(input, parameters, out_dtype):
+        return torch.ops.onepass.cuda_block.default(input, list(parameters), block)
     if is_fused_whole(description, input, parameters, out_dtype):
         tf32 = mode_of(input.dtype) == "tf32"
         if any(_wanted(input, parameters)):
@@ -59,14 +62,9 @@ def is_fused_whole(
     Where gradients are wanted, the gain of the whole training step. While something traces, when sizes may be
     symbolic, the convolution is PyTorch's.
     """
-    dtype = input.dtype
     if torch.compiler.is_compiling() or isinstance(input, FakeTensor):
         return False
-    if dtype not in FUSED_DTYPES or out_dtype not in (None, dtype):
-        return False
-    if torch.is_autocast_enabled("cuda") or any(parameter.dtype != dtype for parameter in parameters):
-        return False
-    if unavailable_reason() is not None:
+    if not _has_one_type(input, parameters, out_dtype):
         return False
     how = _how(description, input)
     wanted = _wanted(input, parameters)
@@ -75,6 +73,46 @@ def is_fused_whole(
     if tuning.is_tuning() and (chosen := _tuned(description, input, parameters, how)) is not None:
         return chosen
     return _is_worth_fusing(*how)
+
+
+def _has_one_type(input: Tensor, parameters: Sequence[Tensor], out_dtype: torch.dtype | None) -> bool:
+    dtype = input.dtype
+    if dtype not in FUSED_DTYPES or out_dtype not in (None, dtype):
+        return False
+    if torch.is_autocast_enabled("cuda") or any(parameter.dtype != dtype for parameter in parameters):
+        return False
+    return unavailable_reason() is None
+
+
+def _is_decided_later(input: Tensor, parameters: Sequence[Tensor], out_dtype: torch.dtype | None) -> bool:
+    """Whether a graph of Dynamo, which cannot ask the plan, holds the block as one operator: gradients are
+    not wanted. The operator is what it decides to be when the graph is lowered.
+    """
+    return not any(_wanted(input, parameters)) and _has_one_type(input, parameters, out_dtype)
+
+
+def _lowered_block(input: Tensor, parameters: Sequence[Tensor], block: str) -> Tensor:
+    """Whole where the sizes are known and the plan predicts a gain; else PyTorch's convolution, which its
+    compiler lays out as it likes, and the rest.
+    """
+    description = describe(block)
+    count = description.conv_parameters
+    known = all(isinstance(size, int) for size in input.shape)
+    with torch.no_grad():
+        if known and _is_worth_fusing(*_how(description, input)):
+            tf32 = mode_of(input.dtype) == "tf32"
+            return torch.ops.onepass.whole_forward.default(input, parameters, block, tf32)
+        convolved = _eager.convolve(description.conv, input, *parameters[:count])
+        if description.after_conv is None:
+            return convolved
+        tail = description.after_conv.text
+        return torch.ops.onepass.forward.default(convolved, parameters[count:], tail, None)
+
+
+if _library.available():
+    _operators = torch.library.Library("onepass", "FRAGMENT")
+    _operators.define("cuda_block(Tensor input, Tensor[] parameters, str block) -> Tensor")
+    _operators.impl("cuda_block", _lowered_block, "CompositeImplicitAutograd")
 
 
 def _how(description: Description, input: Tensor) -> tuple[str, tuple[int, ...], str, bool, str]:
@@ -99,7 +137,8 @@ def mode_of(dtype: torch.dtype) -> str:
 @functools.lru_cache(maxsize=4096)
 def _is_worth_fusing(block: str, sizes: tuple[int, ...], mode: str, last: bool, device: str) -> bool:
     layout = "nhwc" if last else "nchw"
-    return torch.ops.onepass.cuda_is_worth_fusing(block, sizes, mode, layout, device)
+    with _disable_current_modes():  # those of a compiler at work
+        return torch.ops.onepass.cuda_is_worth_fusing(block, sizes, mode, layout, device)
 
 
 _CLOSE = 3.0  # predictions this far apart are not doubted

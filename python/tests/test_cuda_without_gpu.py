@@ -1,8 +1,12 @@
 """Blocks of CUDA tensors as far as no GPU is needed: types, shapes, traced graphs, explanations."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from block_cases import BLOCKS, STAGES, example
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import onepass
@@ -16,6 +20,7 @@ pytestmark = pytest.mark.skipif(not onepass.available(), reason=str(onepass.unav
 def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if there were a GPU that runs the kernels; fake tensors never reach it."""
     monkeypatch.setattr(_cuda, "_asked", [None])
+    monkeypatch.setattr(_cuda, "_is_worth_fusing", lambda *how: False)
 
 
 @pytest.fixture(params=[None, torch.float16, torch.bfloat16])
@@ -94,6 +99,32 @@ def test_compile_traces_one_graph(with_kernels) -> None:
         block = onepass.Block("conv2d(3,8,k=3) | tanh | group_norm(8) | mean", device="cuda")
         compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
         assert compiled(torch.empty(2, 3, 9, 9, device="cuda")).shape == (2, 8)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("gains", [False, True])
+def test_a_compiled_block_is_whole_where_that_gains(
+    with_kernels, monkeypatch: pytest.MonkeyPatch, gains: bool, dynamic: bool
+) -> None:
+    """Sizes that are symbols have no plan."""
+    asked = []
+    monkeypatch.setattr(_cuda, "_is_worth_fusing", lambda *how: asked.append(how) or gains)
+    lowered = []
+
+    def keep(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        lowered.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return make_boxed_func(graph.forward)
+
+    torch._dynamo.reset()
+    with FakeTensorMode(), torch.no_grad():
+        block = onepass.Block("conv2d(3,8,k=3) | relu | group_norm(4)", device="cuda")
+        backend = aot_autograd(fw_compiler=keep)
+        compiled = torch.compile(block, fullgraph=True, backend=backend, dynamic=dynamic)
+        assert compiled(torch.empty(2, 3, 9, 9, device="cuda")).shape == (2, 8, 7, 7)
+    whole = gains and not dynamic
+    assert ("onepass.whole_forward.default" in lowered) == whole
+    assert ("aten.convolution.default" in lowered) == (not whole)
+    assert all(how[1] == (2, 3, 9, 9) for how in asked)
 
 
 def test_without_a_gpu_blocks_run_as_stages(monkeypatch: pytest.MonkeyPatch) -> None:

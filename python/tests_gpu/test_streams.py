@@ -4,6 +4,7 @@ import contextlib
 import copy
 import threading
 import unittest
+from unittest import mock
 
 import torch
 from support import (
@@ -20,7 +21,7 @@ from support import (
 from torch import nn
 
 import onepass
-from onepass import _eager, _ops
+from onepass import _cuda, _eager, _ops
 
 BLOCK = "conv2d(3,8,k=3,p=1) | swish | group_norm(4) | hardswish"
 TAIL = "swish | group_norm(4) | hardswish"
@@ -236,6 +237,20 @@ class Compilers(GpuTest):
             with torch.no_grad():
                 torch.compiler.cudagraph_mark_step_begin()
                 close(compiled(x), block(x))
+
+    def test_compiled_inference_is_whole_where_that_gains(self) -> None:
+        block = onepass.Block("conv2d(3,8,k=3) | relu | group_norm(4)", device="cuda").eval()
+        x = torch.randn(4, 3, 40, 40, device="cuda")
+        with torch.no_grad(), mock.patch.object(_cuda, "_is_worth_fusing", lambda *_: True):
+            wanted = _eager.run(block.text, x, list(block.parameters()))
+            for mode in ("reduce-overhead", "default"):
+                torch._dynamo.reset()
+                compiled = torch.compile(block, fullgraph=True, mode=mode)
+                for _ in range(3):
+                    torch.compiler.cudagraph_mark_step_begin()
+                    close(compiled(x), wanted)
+            launched = launches_of(lambda: compiled(x))
+            self.assertTrue(any("onepass_thin" in name for name in launched), launched)
 
     def test_compile_a_fused_model_under_autocast(self) -> None:
         model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(4, 8), nn.SiLU()).cuda()

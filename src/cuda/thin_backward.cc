@@ -50,15 +50,15 @@ struct ThinBackwardNumbers {
   static constexpr int64_t most_parts = 4;
   static constexpr int64_t slices = 16;
   int64_t blocks = 2;  // of a multiprocessor
-  int64_t spans = 4, units_at_once = 1;
-  int64_t steps = 0, weight_slots = 0;
+  int64_t spans = 4;
+  int64_t vector = 4;  // input channels that lie together in a window
+  int64_t steps = 0, jobs = 0, job_parts = 1;
   bool splits = false;
   Three tile{1, 1, 1}, tiles{1, 1, 1}, window{1, 1, 1}, low{0, 0, 0};
   int64_t dh_pitch = 0, segments = 1, segment_tiles = 1;
-  int64_t ring_cells = 0;
   Three back_tile{1, 1, 1}, back_tiles{1, 1, 1}, back_window{1, 1, 1};
-  int64_t back_live = 1, back_buffers = 1, back_cells = 4, back_spans = 1, back_spans_at_once = 1,
-          back_pitch = 8, product_pitch = 8;
+  int64_t back_live = 1, back_buffers = 1, back_columns = 1, back_spans = 1, back_spans_at_once = 1,
+          back_pitch = 16, product_pitch = 8;
   Three conv_stride{1, 1, 1}, conv_padding{0, 0, 0}, conv_dilation{1, 1, 1};
   int64_t shared_bytes = 0;  // 0 where nothing fits
 
@@ -79,8 +79,11 @@ struct ThinBackwardNumbers {
     }
     row_tiles_ = divide_up(shape.channels, 16);
     find_terms();
-    spans = row_tiles_ > 2 ? 2 : 4;
-    ring_cells = round_up(std::max<int64_t>(1, shape.axes[2].classes[0].positions), 4);
+    // Registers for sums of all classes of a row; less where a row would be filled up too much.
+    spans = std::max<int64_t>(1, (row_tiles_ > 2 ? 2 : 4) / classes_x());
+    const int64_t cells = std::max<int64_t>(1, shape.axes[2].classes[0].positions);
+    while (spans > 1 && round_up(cells, 8 * spans) * 4 > round_up(cells, 8) * 5) spans /= 2;
+    back_pitch = row_tiles_ % 2 == 0 ? row_tiles_ * 16 + 16 : row_tiles_ * 16;
     for (blocks = 2; blocks > 0; --blocks) {
       const int64_t budget =
           std::min(gpu.shared_bytes_per_block, gpu.shared_bytes_per_multiprocessor / blocks - 1024);
@@ -94,9 +97,10 @@ struct ThinBackwardNumbers {
     return (work_.first ? segments : 0) + (work_.second ? segments : 0) +
            (work_.input ? product(back_tiles) : 0);
   }
-  int64_t units() const { return steps * row_tiles_; }
+  // Of 128 sums of dweight.
+  int64_t units() const { return jobs * components(); }
   int64_t ring_floats() const {
-    return shape_.channels * shape_.axes[0].out * shape_.axes[1].out * classes_x() * ring_cells;
+    return row_tiles_ * 16 * shape_.axes[0].out * shape_.axes[1].out * shape_.axes[2].out;
   }
 
   std::string source(const BackwardProblem& problem) const {
@@ -117,19 +121,20 @@ struct ThinBackwardNumbers {
     std::string text = Constants()
                            .add("threads", threads)
                            .add("warps", warps)
-                           .add("most_parts", most_parts)
                            .add("slices", slices)
                            .add("spans", spans)
-                           .add("units_at_once", units_at_once)
+                           .add("vector", vector)
                            .add("steps", steps)
-                           .add("weight_slots", work_.weight ? std::max<int64_t>(1, weight_slots) : 1)
+                           .add("jobs", jobs)
+                           .add("job_parts", job_parts)
+                           .add("weight_slots", weight_slots())
                            .add("dh_pitch", dh_pitch)
                            .add("segments", segments)
                            .add("segment_tiles", segment_tiles)
                            .add("all_tiles", all_tiles())
-                           .add("window_floats", window_floats())
-                           .add("ring_cells", ring_cells)
-                           .add("back_cells", back_cells)
+                           .add("window_vectors", window_vectors())
+                           .add("back_columns", back_columns)
+                           .add("back_floats", back_floats())
                            .add("back_live", back_live)
                            .add("back_buffers", back_buffers)
                            .add("product_pitch", product_pitch)
@@ -161,20 +166,19 @@ struct ThinBackwardNumbers {
   }
 
  private:
-  // Steps of 8 terms, and the places in shared memory where their gradients are summed, as
-  // kernels/thin_backward.cuh counts them.
+  // Steps and jobs, as kernels/thin_backward.cuh counts them.
   void find_terms() {
+    vector = shape_.in_channels <= 2 ? 2 : 4;
     for (const ThinAxis::Class& z : shape_.axes[0].classes) {
       for (const ThinAxis::Class& y : shape_.axes[1].classes) {
         for (const ThinAxis::Class& x : shape_.axes[2].classes) {
-          const int64_t own = divide_up(shape_.in_channels * z.count * y.count * x.count, 8);
-          const int64_t units = own * row_tiles_;
-          steps += own;
-          weight_slots += units * std::clamp<int64_t>(units > 0 ? warps / units : 1, 1, most_parts);
-          units_at_once = std::max(units_at_once, std::min<int64_t>(4, divide_up(units, warps)));
+          const int64_t entries = divide_up(shape_.in_channels, vector) * z.count * y.count * x.count;
+          steps += divide_up(entries, 4);
+          jobs += divide_up(entries, 8) * row_tiles_;
         }
       }
     }
+    job_parts = std::clamp<int64_t>(jobs > 0 ? warps / jobs : 1, 1, most_parts);
     for (size_t d = 0; d < 3; ++d) {
       std::optional<int64_t> least, most;
       for (const ThinAxis::Class& own : shape_.axes[d].classes) {
@@ -190,31 +194,31 @@ struct ThinBackwardNumbers {
   }
 
   int64_t classes_x() const { return std::ssize(shape_.axes[2].classes); }
-  int64_t window_floats() const { return shape_.in_channels * product(window); }
+  int64_t components() const { return std::min(shape_.in_channels, vector); }
+  int64_t window_vectors() const { return divide_up(shape_.in_channels, vector) * product(window); }
+  int64_t weight_slots() const { return work_.weight ? std::max<int64_t>(1, units() * job_parts) : 1; }
 
   // Bytes of everything but what passes and pass 3 have in turns.
   int64_t fixed_bytes() const {
     const int64_t parts = splits ? 2 : 1;
-    const int64_t back_steps = shape_.axes[0].kernel * shape_.axes[1].kernel * divide_up(shape_.channels, 8);
-    const int64_t column_tiles = divide_up(shape_.in_channels * shape_.axes[2].kernel, 16);
+    const int64_t back_steps = shape_.axes[0].kernel * shape_.axes[1].kernel * row_tiles_ * 2;
     const int64_t rows = row_tiles_ * 16;
     const int64_t sums = std::max<int64_t>(1, std::max(work_.first_sums(), work_.second_sums()));
-    return parts * 512 * (units() + 1 + (work_.input ? back_steps * column_tiles : 0) + 1) +
-           16 * round_up(product(tile), 8 * spans) + 8 * (steps * 8 + 1) + 8 * (steps * 4 + 1) +
-           16 * shape_.classes() + rows * (32 + 4 + 4 * warps * sums) + 64;
+    return parts * 512 *
+               (steps * (vector / 2) * row_tiles_ + 1 + (work_.input ? back_steps * column_tiles() : 0) + 1) +
+           4 * (steps * 4 + 1 + jobs * 8 + 1) + 16 * shape_.classes() + rows * (32 + 4 + 4 * warps * sums) +
+           64;
   }
 
   void set_window() {
     for (size_t d = 0; d < 3; ++d) window[d] = (tile[d] - 1) * shape_.axes[d].step + reach_[d] + 1;
-    // Neighbouring rows of taps are read together: ten words and more from bank to bank.
-    const int64_t rest = window[2] % 32;
-    if (product({window[0], window[1], shape_.in_channels}) > 1 && (rest < 10 || rest > 22))
-      window[2] = apart(window[2], 10);
-    dh_pitch = work_.weight ? apart(round_up(product(tile), 8 * spans), 8) : 8;
+    // Rows of taps that lie side by side are read together: an odd number of vectors from one to the other.
+    if (window[2] % 2 == 0 && product({window[0], window[1], shape_.in_channels}) > 1) ++window[2];
+    dh_pitch = work_.weight ? apart(2 * product(tile), 16) : 8;
   }
   int64_t pass_bytes() const {
-    return 4 * (round_up(window_floats(), 4) + classes_x() * row_tiles_ * 16 * dh_pitch) +
-           (work_.weight ? weight_slots : 1) * 512;
+    return 4 * (window_vectors() * vector + (work_.weight ? shape_.classes() * row_tiles_ * 8 : 1) * dh_pitch) +
+           weight_slots() * 512;
   }
 
   bool cut(int64_t budget) {
@@ -235,8 +239,7 @@ struct ThinBackwardNumbers {
     // Rows as long as they fit: dy is read and dh written along them.
     for (int64_t x = divide_up(cells[2], 128); x <= cells[2] && best_tile[0] == 0; ++x) {
       tile[2] = divide_up(cells[2], x);
-      // Spans of a chunk that lie in a row have one address: worth some positions beyond the end.
-      if (round_up(tile[2], 8 * spans) * 7 <= tile[2] * 8) tile[2] = round_up(tile[2], 8 * spans);
+      tile[2] = round_up(tile[2], 8 * spans);
       for (int64_t y = 1; y <= std::min<int64_t>(cells[1], most_positions); ++y) {
         tile[1] = divide_up(cells[1], divide_up(cells[1], y));
         if (tile[1] != y) continue;
@@ -268,12 +271,17 @@ struct ThinBackwardNumbers {
     segments = divide_up(all_tiles(), segment_tiles);
     return true;
   }
+  // In instructions of a warp: chunks that fill up a round of all warps, windows, and what a tile costs once.
   double tile_cost() const {
-    const auto rows = static_cast<double>(row_tiles_ * 16);
-    const auto classes = static_cast<double>(shape_.classes());
-    const auto positions = static_cast<double>(round_up(product(tile), 8 * spans * warps));
-    const double of_position = rows * (35 + 0.5 * static_cast<double>(shape_.terms()) / classes);
-    return classes * (positions * of_position + 100 * threads) + 30 * static_cast<double>(window_floats());
+    const int64_t rows_of_classes = shape_.classes() / classes_x();
+    const int64_t items = rows_of_classes * product(tile) / (8 * spans);
+    const double terms = static_cast<double>(steps * vector) / static_cast<double>(shape_.classes());
+    const double of_item =
+        static_cast<double>(classes_x() * spans * row_tiles_) * (4 * 35 + 1.5 * terms) + 60;
+    const double of_job = static_cast<double>(product(tile) / (8 * job_parts)) * 7 + 30;
+    return static_cast<double>(divide_up(items, warps)) * of_item +
+           (work_.weight ? static_cast<double>(divide_up(jobs * job_parts, warps)) * of_job : 0.0) +
+           static_cast<double>(divide_up(window_vectors(), threads)) * 25 + 250;
   }
 
   // The outputs that so many neighbouring inputs meet.
@@ -288,9 +296,13 @@ struct ThinBackwardNumbers {
   int64_t back_items() const {
     return back_tile[1] * divide_up(back_spans, back_spans_at_once) * column_tiles();
   }
+  // A row's last columns of products may be read from the row behind it.
+  int64_t back_floats() const {
+    return ((back_window[1] - 1) * back_columns + std::max(back_columns, back_spans * 8)) * back_pitch;
+  }
   int64_t back_bytes() const {
-    return 4 * (back_buffers * back_window[1] * round_up(shape_.channels, 8) * back_pitch +
-                2 * back_tile[1] * round_up(shape_.in_channels * shape_.axes[2].kernel, 2) * product_pitch);
+    return 4 * (back_buffers * back_floats() +
+                2 * back_tile[1] * shape_.in_channels * shape_.axes[2].kernel * product_pitch);
   }
 
   // The cut of pass 3 with the least work: rows loaded, and what warps wait for each other.
@@ -313,11 +325,13 @@ struct ThinBackwardNumbers {
             if (at_once > back_spans || back_items() > warps || fixed_bytes() + back_bytes() > budget)
               continue;
             const auto count = static_cast<double>(divide_up(in(1), rows) * parts);
-            // Words loaded and a warp's reads of shared memory, each with the barriers of a plane.
-            const double loads =
-                static_cast<double>(back_window[1] * back_spans) * (buffers == 1 ? 1.5 : 1.0);
-            const double reads = static_cast<double>(warps) * (4 + 2 * static_cast<double>(at_once)) * 2;
-            const double cost = count * (loads + reads + 8);
+            // Instructions of a warp for a plane: those that load it, products, and what it costs once.
+            const double loads = static_cast<double>(back_window[1] * back_columns * row_tiles_) * 16 / threads;
+            const double taps = static_cast<double>(shape_.axes[1].kernel * row_tiles_) /
+                                static_cast<double>(transposed_ ? 1 : conv_stride[1]);
+            const auto of_span = static_cast<double>(at_once);
+            const double products = taps * (of_span + 2 * static_cast<double>(back_live) * (1 + of_span));
+            const double cost = count * (loads + products + (buffers == 1 ? 250 : 100));
             if (best == 0 || cost < best) {
               best = cost;
               best_cut = {parts, rows, at_once, buffers};
@@ -344,12 +358,11 @@ struct ThinBackwardNumbers {
     back_tile[1] = rows;
     back_tile[2] = divide_up(std::max<int64_t>(1, shape_.axes[2].in), parts);
     back_window[1] = met(1, rows);
-    // Cells from one that lies on 16 bytes.
-    back_cells = std::min(round_up((met(2, back_tile[2]) - 1) / classes_x() + 2 + 3, 4), ring_cells);
-    back_spans = divide_up(classes_x() * back_cells, 8);
+    const int64_t out = shape_.axes[2].out;
+    back_columns = parts == 1 ? out : std::min(met(2, back_tile[2]), out);
+    back_spans = divide_up(back_columns, 8);
     back_spans_at_once = at_once;
     back_buffers = buffers;
-    back_pitch = back_spans % 4 == 0 ? back_spans * 8 : apart(back_spans * 8, 8);
     product_pitch = back_spans * 8 + 4;
   }
 

@@ -37,7 +37,7 @@ struct ThinBackwardParameters {
   float* slab_sums;     // [batch][groups][2]
   float* weight_parts;  // [batch][segments][units][128]
   double* slices;       // of ThinReduce
-  float* ring;          // [ring_samples][channels][rows of the output][classes of columns][ring_cells]
+  float* ring;          // [ring_samples][positions of the output][channels, a multiple of 16]
   void* input_gradient;
   int64 batch;
   int64 first_lag;   // samples from pass 1 to pass 2
@@ -118,75 +118,89 @@ struct ProductSums {
   __device__ __forceinline__ void finish() { promote(); }
 };
 
-// The convolution's terms as steps of 8, class after class.
+// The convolution's terms. The window of x has vectors of input channels; an entry is a tap and such a vector.
+// A step is four entries, one for each lane of a quad, and `products` products of 8 terms; a group is the eight
+// entries that are the columns of a product of dweight.
 template <class Convolution, class Numbers>
 struct GradientTerms {
   using C = Convolution;
   static constexpr int classes = static_cast<int>(C::classes(0) * C::classes(1) * C::classes(2));
   static constexpr int row_tiles = (C::channels + 15) / 16;
+  static constexpr int vector = Numbers::vector;
+  static constexpr int products = vector / 2;
+  static constexpr int components = C::in_channels < vector ? C::in_channels : vector;  // that are ever real
+  static constexpr int vectors = (C::in_channels + vector - 1) / vector;
   static constexpr int weight_stride =
       C::transposed ? C::taps : C::in_channels * C::taps;  // of an output channel
+  static constexpr int channel_stride = C::transposed ? C::channels * C::taps : C::taps;
 
   struct Class {
     int step;  // the first
     int steps;
-    int slot;   // of the first of its units' sums in shared memory
-    int parts;  // into which a unit's positions are cut
+    int job;  // the first of its products of dweight: groups of a tile of rows, then those of the next tile
+    int groups;
   };
 
-  // Terms (input channel, taps) of a class with the last tap running fastest.
-  struct Term {
-    int weight;  // its index without the output channel's, -1 where it fills up a step
-    int window;  // from the window's element of a position with j = 0
+  // Entries of a class with the last tap running fastest, then the vector of channels.
+  struct Entry {
+    int tap;      // -1 beyond the last entry
+    int channel;  // the first of the vector
+    int window;   // from the window's vector of a position with j = 0
   };
 
-  static __device__ __forceinline__ int terms_of(const ThinClass<C>& own) {
-    return C::in_channels * own.count[0] * own.count[1] * own.count[2];
+  static __device__ __forceinline__ int entries_of(const ThinClass<C>& own) {
+    return vectors * own.count[0] * own.count[1] * own.count[2];
   }
 
-  static __device__ void find_classes(Class* classes_found) {
-    int step = 0, slot = 0;
+  static __device__ void find_classes(Class* found) {
+    int step = 0, job = 0;
     for (int i = 0; i < classes; ++i) {
-      const int steps = (terms_of(ThinClass<C>(i)) + 7) / 8;
-      const int units = steps * row_tiles;
-      int parts = units > 0 ? Numbers::warps / units : 1;
-      parts = parts < 1 ? 1 : parts < Numbers::most_parts ? parts : Numbers::most_parts;
-      classes_found[i] = {step, steps, slot, parts};
-      step += steps;
-      slot += units * parts;
+      const int entries = entries_of(ThinClass<C>(i));
+      found[i] = {step, (entries + 3) / 4, job, (entries + 7) / 8};
+      step += found[i].steps;
+      job += found[i].groups * row_tiles;
     }
   }
 
-  // The class that has step `step`.
-  static __device__ int class_of(const Class* found, int step) {
+  // The class that has step `step`, or job `job`.
+  static __device__ int class_of_step(const Class* found, int step) {
     int i = 0;
     while (step >= found[i].step + found[i].steps) ++i;
     return i;
   }
+  static __device__ int class_of_job(const Class* found, int job) {
+    int i = 0;
+    while (job >= found[i].job + found[i].groups * row_tiles) ++i;
+    return i;
+  }
 
-  static __device__ Term term(const Class* found, int index) {
-    const int i = class_of(found, index / 8);
-    const ThinClass<C> own(i);
-    const int terms = terms_of(own);
-    const int within = index - found[i].step * 8;
-    int rest = within < terms ? within : terms - 1;
+  // What fills up a step or a group reads what the last entry reads.
+  static __device__ Entry entry(int class_index, int index) {
+    const ThinClass<C> own(class_index);
+    const int entries = entries_of(own);
+    int rest = index < entries ? index : entries - 1;
     int m[3];
     m[2] = rest % own.count[2];
     rest /= own.count[2];
     m[1] = rest % own.count[1];
     rest /= own.count[1];
     m[0] = rest % own.count[0];
-    const int channel = rest / own.count[0];
+    const int of_vectors = rest / own.count[0];
     int tap = 0;
-    int window = channel;
+    int window = of_vectors;
 #pragma unroll
     for (int d = 0; d < 3; ++d) {
       tap = tap * static_cast<int>(C::kernel(d)) + own.first[d] + m[d] * static_cast<int>(C::tap_step(d));
       window =
           window * Numbers::window(d) + own.base[d] + m[d] * static_cast<int>(C::delta(d)) - Numbers::low(d);
     }
-    const int weight = C::transposed ? channel * C::channels * C::taps + tap : channel * C::taps + tap;
-    return {within < terms ? weight : -1, window};
+    return {index < entries ? tap : -1, of_vectors * vector, window};
+  }
+
+  // The index of a weight without its output channel; -1 where there is none.
+  static __device__ __forceinline__ int weight_index(const Entry& entry, int component) {
+    const int channel = entry.channel + component;
+    return entry.tap < 0 || channel >= C::in_channels ? -1 : channel * channel_stride + entry.tap;
   }
 };
 
@@ -206,12 +220,13 @@ struct ThinBackward {
   static constexpr int groups = channels / Tail::group_channels;
   static constexpr int classes = Terms::classes;
   static constexpr int classes_x = static_cast<int>(C::classes(2));
-  static constexpr int spans = Numbers::spans;  // of 8 positions that a warp has at a time
-  static constexpr int box = Numbers::tile(0) * Numbers::tile(1) * Numbers::tile(2);
-  static constexpr int box_steps = (box + 7) / 8;
-  static constexpr int chunks = (box_steps + spans - 1) / spans;
-  // Whether the spans of a chunk are neighbours in a row: then one address serves them all.
-  static constexpr bool in_row = Numbers::tile(2) % (spans * 8) == 0;
+  static constexpr int vector = Terms::vector;
+  static constexpr int products = Terms::products;
+  static constexpr int components = Terms::components;
+  static constexpr int spans = Numbers::spans;  // of 8 positions in a row that a warp has at a time
+  static constexpr int row_chunks_of_tile = Numbers::tile(2) / (spans * 8);
+  static constexpr int chunks = Numbers::tile(0) * Numbers::tile(1) * row_chunks_of_tile;
+  static constexpr int box_steps = chunks * spans;
   static constexpr bool splits = Numbers::splits;
   static constexpr int parts = splits ? 2 : 1;  // of an operand
 
@@ -227,36 +242,30 @@ struct ThinBackward {
   static constexpr int column_taps = static_cast<int>(C::kernel(2));
   static constexpr int column_rows = C::in_channels * column_taps;  // of D
   static constexpr int column_tiles = (column_rows + 15) / 16;
-  static constexpr int output_steps = (channels + 7) / 8;
-  static constexpr int back_steps = static_cast<int>(C::kernel(0) * C::kernel(1)) * output_steps;
+  static constexpr int back_steps =
+      static_cast<int>(C::kernel(0) * C::kernel(1)) * row_tiles * 2;  // of 8 output channels
 
-  struct alignas(16) Position {
-    int window;  // in the window of x
-    int output;  // in a channel of the output, from the tile's first
-    int ring;    // the same in the ring
-    uint32 j;    // in the tile, ten bits a dimension; the highest bit: not one of the tile
-  };
   struct alignas(16) RowValues {
     float mean, rstd, gamma, beta;
     float scale, product, sum;  // dh = scale dz + product xhat + sum
     float dy;                   // where the block ends in a mean
   };
   struct Passes {
-    alignas(16) float window[Numbers::window_floats];
-    alignas(16) float dh[classes_x][rows][Numbers::dh_pitch];
+    alignas(16) float window[Numbers::window_vectors * vector];
+    // Channels c and c + 8 of a tile of rows side by side, position after position.
+    alignas(16) float dh[Numbers::wants_weight ? classes : 1][Numbers::wants_weight ? rows / 2 : 1]
+                        [Numbers::dh_pitch];
     float4 weight[Numbers::weight_slots][32];
   };
   struct Back {
-    alignas(
-        16) float ring[Numbers::back_buffers][Numbers::back_window(1)][output_steps * 8][Numbers::back_pitch];
+    alignas(16) float ring[Numbers::back_buffers][Numbers::back_floats];
     alignas(16) float product[2][Numbers::back_tile(1)][column_rows][Numbers::product_pitch];
   };
   struct Shared {
-    uint4 weight[parts][Numbers::steps * row_tiles + 1][32];
+    uint4 weight[parts][Numbers::steps * products * row_tiles + 1][32];
     uint4 back[parts][(Numbers::wants_input ? back_steps * column_tiles : 0) + 1][32];
-    Position position[chunks * spans * 8];
-    typename Terms::Term term[Numbers::steps * 8 + 1];
-    int2 pair[Numbers::steps * 4 + 1];  // windows of the two terms of a lane in a step
+    int step_window[Numbers::steps * 4 + 1];  // of entries, in floats
+    int group_window[Numbers::jobs * 8 + 1];
     typename Terms::Class of_class[classes];
     RowValues row[rows];
     float bias[rows];
@@ -295,36 +304,24 @@ struct ThinBackward {
 
   __device__ void prepare() const {
     if (threadIdx.x == 0) Terms::find_classes(s.of_class);
-    for (int f = threadIdx.x; f < chunks * spans * 8; f += threads) {
-      const int within = f < box ? f : 0;
-      const int j2 = within % Numbers::tile(2);
-      const int j1 = within / Numbers::tile(2) % Numbers::tile(1);
-      const int j0 = within / (Numbers::tile(2) * Numbers::tile(1));
-      Position own;
-      own.window =
-          (j0 * static_cast<int>(C::step(0)) * Numbers::window(1) + j1 * static_cast<int>(C::step(1))) *
-              Numbers::window(2) +
-          j2 * static_cast<int>(C::step(2));
-      own.output = j0 * static_cast<int>(C::classes(0) * C::stride(2)) +
-                   j1 * static_cast<int>(C::classes(1) * C::stride(3)) +
-                   j2 * static_cast<int>(C::classes(2) * C::stride(4));
-      own.ring = j0 * static_cast<int>(C::classes(0)) * ring_stride(0) +
-                 j1 * static_cast<int>(C::classes(1)) * ring_stride(1) + j2;
-      own.j = static_cast<uint32>(j0 << 20 | j1 << 10 | j2) | (f < box ? 0u : 1u << 31);
-      s.position[f] = own;
-    }
-    __syncthreads();
-    for (int i = threadIdx.x; i < Numbers::steps * 8; i += threads) s.term[i] = Terms::term(s.of_class, i);
     __syncthreads();
     for (int i = threadIdx.x; i < Numbers::steps * 4; i += threads) {
-      const int first = i / 4 * 8 + i % 4;
-      s.pair[i] = int2{s.term[first].window, s.term[first + 4].window};
+      const int own = Terms::class_of_step(s.of_class, i / 4);
+      s.step_window[i] = Terms::entry(own, i - s.of_class[own].step * 4).window * vector;
     }
-    for (int i = threadIdx.x; i < Numbers::steps * row_tiles * 32; i += threads) {
-      const int step = i / (row_tiles * 32);
+    for (int i = threadIdx.x; i < Numbers::jobs * 8; i += threads) {
+      const int own = Terms::class_of_job(s.of_class, i / 8);
+      const int group = (i / 8 - s.of_class[own].job) % s.of_class[own].groups;
+      s.group_window[i] = Terms::entry(own, group * 8 + i % 8).window * vector;
+    }
+    for (int i = threadIdx.x; i < Numbers::steps * products * row_tiles * 32; i += threads) {
+      const int step = i / (products * row_tiles * 32);
+      const int product = i / (row_tiles * 32) % products;
       const int o = i / 32 % row_tiles * 16 + i % 32 / 4;
-      const int k0 = s.term[step * 8 + i % 4].weight;
-      const int k1 = s.term[step * 8 + i % 4 + 4].weight;
+      const int own = Terms::class_of_step(s.of_class, step);
+      const auto entry = Terms::entry(own, (step - s.of_class[own].step) * 4 + i % 4);
+      const int k0 = Terms::weight_index(entry, product * 2);
+      const int k1 = Terms::weight_index(entry, product * 2 + 1);
       const float w[4] = {weight(o, k0), weight(o + 8, k0), weight(o, k1), weight(o + 8, k1)};
       put_weights(s.weight[0][i / 32], s.weight[parts - 1][i / 32], i % 32, w);
     }
@@ -332,11 +329,12 @@ struct ThinBackward {
       for (int i = threadIdx.x; i < back_steps * column_tiles * 32; i += threads) {
         const int row = i / 32 % column_tiles * 16 + i % 32 / 4;
         const int step = i / (column_tiles * 32);
-        const int o = step % output_steps * 8 + i % 4;
-        const int outer = step / output_steps;  // taps
+        // A lane has four neighbouring output channels, two for each of two steps.
+        const int o = step / 2 % row_tiles * 16 + i % 4 * 4 + step % 2 * 2;
+        const int outer = step / (2 * row_tiles);  // taps
         const int k0 = back_index(row, outer);
         const int k1 = back_index(row + 8, outer);
-        const float w[4] = {weight(o, k0), weight(o, k1), weight(o + 4, k0), weight(o + 4, k1)};
+        const float w[4] = {weight(o, k0), weight(o, k1), weight(o + 1, k0), weight(o + 1, k1)};
         put_weights(s.back[0][i / 32], s.back[parts - 1][i / 32], i % 32, w);
       }
     }
@@ -349,17 +347,15 @@ struct ThinBackward {
   // Of row (input channel, last tap) with these outer taps.
   static __device__ __forceinline__ int back_index(int row, int outer) {
     if (row >= column_rows) return -1;
-    const int channel = row / column_taps;
-    const int tap = outer * column_taps + row % column_taps;
-    return C::transposed ? channel * channels * C::taps + tap : channel * C::taps + tap;
+    return row / column_taps * Terms::channel_stride + outer * column_taps + row % column_taps;
   }
 
-  // Of planes and rows; a row has the columns of one class after those of another, as they are written.
+  // dh in the ring: positions of a sample as they lie in the output, all channels of one together.
   static constexpr __device__ int ring_stride(int d) {
-    const int row = classes_x * Numbers::ring_cells;
-    return d == 1 ? row : row * static_cast<int>(C::output_size(1));
+    const int row = static_cast<int>(C::output_size(2)) * rows;
+    return d == 2 ? rows : d == 1 ? row : row * static_cast<int>(C::output_size(1));
   }
-  static constexpr __device__ int64 ring_channel() {
+  static constexpr __device__ int64 ring_sample() {
     return static_cast<int64>(ring_stride(0)) * C::output_size(0);
   }
 
@@ -401,11 +397,11 @@ struct ThinBackward {
     }
   }
 
-  // A warp for each row.
+  // A warp for each row of vectors.
   __device__ __forceinline__ void load_window(const Tile& tile) const {
     constexpr int width = Numbers::window(2);
-    constexpr int all_rows = Numbers::window_floats / width;
-    constexpr int vectors = (width + 31) / 32;
+    constexpr int all_rows = Numbers::window_vectors / width;
+    constexpr int rounds = (width + 31) / 32;
     int first[3];
 #pragma unroll
     for (int d = 0; d < 3; ++d) first[d] = tile.origin[d] * static_cast<int>(C::step(d)) + Numbers::low(d);
@@ -414,89 +410,98 @@ struct ThinBackward {
     for (int row = warp; row < all_rows; row += warps) {
       const int i1 = first[1] + row % Numbers::window(1);
       const int i0 = first[0] + row / Numbers::window(1) % Numbers::window(0);
-      const int c = row / (Numbers::window(1) * Numbers::window(0));
+      const int c = row / (Numbers::window(1) * Numbers::window(0)) * vector;
       const bool inside = static_cast<unsigned>(i0) < static_cast<unsigned>(C::input_size(0)) &&
                           static_cast<unsigned>(i1) < static_cast<unsigned>(C::input_size(1));
       const int offset = c * static_cast<int>(C::input_stride(1)) +
                          i0 * static_cast<int>(C::input_stride(2)) +
                          i1 * static_cast<int>(C::input_stride(3));
 #pragma unroll
-      for (int v = 0; v < vectors; ++v) {
+      for (int v = 0; v < rounds; ++v) {
         const int column = v * 32 + lane;
         const int i2 = first[2] + column;
-        float value = 0.0f;
-        if (inside && static_cast<unsigned>(i2) < static_cast<unsigned>(C::input_size(2))) {
-          value = load_one<Input>(sample, offset + i2 * static_cast<int>(C::input_stride(4)));
-          if constexpr (C::rounds_to_tf32) value = round_to_tf32(value);
+        const bool is_real = inside && static_cast<unsigned>(i2) < static_cast<unsigned>(C::input_size(2));
+        Vector value;
+#pragma unroll
+        for (int k = 0; k < vector; ++k) {
+          value.of[k] = 0.0f;
+          if (k < components && is_real && (C::in_channels % vector == 0 || c + k < C::in_channels)) {
+            value.of[k] = load_one<Input>(sample, offset + k * static_cast<int>(C::input_stride(1)) +
+                                                      i2 * static_cast<int>(C::input_stride(4)));
+            if constexpr (C::rounds_to_tf32) value.of[k] = round_to_tf32(value.of[k]);
+          }
         }
-        if (width % 32 == 0 || column < width) s.passes.window[row * width + column] = value;
+        if (width % 32 == 0 || column < width)
+          *reinterpret_cast<Vector*>(s.passes.window + (row * width + column) * vector) = value;
       }
     }
   }
+  struct alignas(vector * 4) Vector {
+    float of[vector];
+  };
 
   template <int Count>
   struct RowSums {
     float value[row_tiles][2][Count > 0 ? Count : 1] = {};
   };
 
-  // Where a warp's chunk of positions lies: the columns of products that the lane loads, and the pairs of
-  // positions whose sums it has.
-  struct Where {
-    static constexpr int count = in_row ? 1 : spans;
-    int base[count];
-    Position at[count][2];
-    bool valid[spans][2];
-
-    __device__ __forceinline__ int window(int i) const {
-      return in_row ? base[0] + i * 8 * static_cast<int>(C::step(2)) : base[in_row ? 0 : i];
-    }
-    __device__ __forceinline__ int output(int i, int k) const {
-      constexpr int further = 8 * static_cast<int>(C::classes(2) * C::stride(4));
-      return in_row ? at[0][k].output + i * further : at[in_row ? 0 : i][k].output;
-    }
-    __device__ __forceinline__ int ring(int i, int k) const {
-      return in_row ? at[0][k].ring + i * 8 : at[in_row ? 0 : i][k].ring;
-    }
+  // A warp's chunk: some neighbours of a row of positions, in all classes of a row, where they lie side by
+  // side in the output.
+  struct Chunk {
+    int flat;     // of the first position in the tile
+    int window;   // of the lane's column of products in the first span, in floats
+    int cell;     // of the first of the lane's pair in the first span, in the last dimension
+    int q[2];     // plane and row of the output
+    bool exists;  // whether these are in the output
   };
 
-  __device__ __forceinline__ void find(Where& where, int chunk, const int (&left)[3]) const {
-#pragma unroll
-    for (int i = 0; i < Where::count; ++i) {
-      const Position* group = s.position + (chunk * spans + i) * 8;
-      where.base[i] = group[quad].window;
-      where.at[i][0] = group[2 * in_quad];
-      where.at[i][1] = group[2 * in_quad + 1];
-    }
-#pragma unroll
-    for (int i = 0; i < spans; ++i) {
-#pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        const uint32 j = where.at[in_row ? 0 : i][k].j;
-        where.valid[i][k] = static_cast<int>(j) >= 0 && static_cast<int>(j >> 20) < left[0] &&
-                            static_cast<int>(j >> 10 & 1023u) < left[1] &&
-                            static_cast<int>(j & 1023u) + (in_row ? i * 8 : 0) < left[2];
-      }
-    }
+  __device__ __forceinline__ Chunk find(const Tile& tile, int index, const ThinClass<C>& of_class) const {
+    const int row = index / row_chunks_of_tile;
+    const int column = index % row_chunks_of_tile * (spans * 8);
+    const int j0 = row / Numbers::tile(1);
+    const int j1 = row % Numbers::tile(1);
+    Chunk own;
+    own.flat = index * (spans * 8);
+    own.window =
+        ((j0 * static_cast<int>(C::step(0)) * Numbers::window(1) + j1 * static_cast<int>(C::step(1))) *
+             Numbers::window(2) +
+         (column + quad) * static_cast<int>(C::step(2))) *
+        vector;
+    own.cell = tile.origin[2] + column + 2 * in_quad;
+    own.q[0] = of_class.r[0] + static_cast<int>(C::classes(0)) * (tile.origin[0] + j0);
+    own.q[1] = of_class.r[1] + static_cast<int>(C::classes(1)) * (tile.origin[1] + j1);
+    own.exists = own.q[0] < static_cast<int>(C::output_size(0)) &&
+                 own.q[1] < static_cast<int>(C::output_size(1));
+    return own;
   }
 
   template <int row_tile>
-  __device__ __forceinline__ void convolve(const typename Terms::Class& own, const Where& where,
+  __device__ __forceinline__ void convolve(const typename Terms::Class& own, int window,
                                            float (&h)[spans][4]) const {
     ProductSums<splits, spans> sums;
+    const float* from = s.passes.window + window;
 #pragma unroll 2
     for (int k = 0; k < own.steps; ++k) {
       const int step = own.step + k;
-      const auto [first, other] = s.pair[step * 4 + in_quad];
-      uint4 a[parts];
+      const float* entry = from + s.step_window[step * 4 + in_quad];
+      Vector x[spans];
 #pragma unroll
-      for (int i = 0; i < parts; ++i) a[i] = s.weight[i][step * row_tiles + row_tile][lane];
-      float b[spans][2];
+      for (int i = 0; i < spans; ++i)
+        x[i] = *reinterpret_cast<const Vector*>(entry + i * 8 * static_cast<int>(C::step(2)) * vector);
 #pragma unroll
-      for (int i = 0; i < spans; ++i) {
-        b[i][0] = s.passes.window[first + where.window(i)];
-        b[i][1] = s.passes.window[other + where.window(i)];
+      for (int product = 0; product < products; ++product) {
+        uint4 a[parts];
+#pragma unroll
+        for (int i = 0; i < parts; ++i)
+          a[i] = s.weight[i][(step * products + product) * row_tiles + row_tile][lane];
+        float b[spans][2];
+#pragma unroll
+        for (int i = 0; i < spans; ++i) {
+          b[i][0] = x[i].of[product * 2];
+          b[i][1] = x[i].of[product * 2 + 1];
+        }
+        sums.add(a, b);
       }
-      sums.add(a, b);
     }
     sums.finish();
 #pragma unroll
@@ -551,157 +556,170 @@ struct ThinBackward {
   }
 
   template <bool second, int row_tile, class Sums>
-  __device__ __forceinline__ void take(const Tile& tile, const typename Terms::Class& own, int class_x,
-                                       int chunk, const Where& where, int64 output, int64 ring,
+  __device__ __forceinline__ void take(const Tile& tile, int first_class, const Chunk& chunk,
                                        Sums& sums) const {
     using Gradient = typename Tail::OutputGradient;
-    float g[spans][4];
-    int64 begin[2];
+    constexpr int further = static_cast<int>(C::stride(4));
+    const int64 output = tile.n * C::stride(0) + (row_tile * 16 + quad) * C::stride(1) +
+                         chunk.q[0] * C::stride(2) + chunk.q[1] * C::stride(3) +
+                         chunk.cell * (classes_x * C::stride(4));
+    const auto is_valid = [&](int x, int i, int k) {
+      return chunk.cell + i * 8 + k < static_cast<int>(C::positions(2, x));
+    };
+    const auto is_channel = [&](int half) {
+      return channels % 16 == 0 || row_tile * 16 + half * 8 + quad < channels;
+    };
+    const auto offset = [&](int half, int x, int i, int k) {
+      return half * 8 * static_cast<int>(C::stride(1)) + ((i * 8 + k) * classes_x + x) * further;
+    };
+    float g[classes_x][spans][4];
+    if constexpr (!Tail::has_mean) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int c = row_tile * 16 + half * 8 + quad;
-      begin[half] = output + c * C::stride(1);
-      if constexpr (!Tail::has_mean) {
+      for (int half = 0; half < 2; ++half) {
 #pragma unroll
         for (int i = 0; i < spans; ++i) {
 #pragma unroll
           for (int k = 0; k < 2; ++k) {
-            const bool in_range = where.valid[i][k] && (channels % 16 == 0 || c < channels);
-            g[i][half * 2 + k] =
-                in_range ? load_one<Gradient>(p.output_gradient, begin[half] + where.output(i, k)) : 0.0f;
-          }
-        }
-      }
-    }
-    float h[spans][4];
-    convolve<row_tile>(own, where, h);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int c = row_tile * 16 + half * 8 + quad;
-      const bool in_range = channels % 16 == 0 || c < channels;
-      const RowValues row = s.row[c];
-      float before_values[Before::channel_operands > 0 ? Before::channel_operands : 1];
-      float after_values[After::channel_operands > 0 ? After::channel_operands : 1];
-      Before::load_channel(p, tile.n, in_range ? c : 0, before_values);
-      After::load_channel(p, tile.n, in_range ? c : 0, after_values);
-#pragma unroll
-      for (int i = 0; i < spans; ++i) {
-        float dh[2] = {0.0f, 0.0f};
-#pragma unroll
-        for (int k = 0; k < 2; ++k) {
-          if (where.valid[i][k] && in_range) {
-            dh[k] = element<second>(row, before_values, after_values, h[i][half * 2 + k],
-                                    Tail::has_mean ? row.dy : g[i][half * 2 + k],
-                                    begin[half] + where.output(i, k), sums.value[row_tile][half]);
-            if constexpr (second && !splits) dh[k] = round_to_tf32(dh[k]);
-          }
-        }
-        if constexpr (second && Numbers::wants_input) {
-          float* to = p.ring + (ring + c * ring_channel());
-          if constexpr (in_row) {
-            // A row of cells ends on 16 bytes: there is room for a pair whose second is beyond the output.
-            if (where.valid[i][0] && in_range)
-              *reinterpret_cast<float2*>(to + where.ring(i, 0)) = float2{dh[0], dh[1]};
-          } else {
-#pragma unroll
-            for (int k = 0; k < 2; ++k) {
-              if (where.valid[i][k] && in_range) to[where.ring(i, k)] = dh[k];
+            for (int x = 0; x < classes_x; ++x) {
+              g[x][i][half * 2 + k] =
+                  is_valid(x, i, k) && is_channel(half)
+                      ? load_one<Gradient>(p.output_gradient, output + offset(half, x, i, k))
+                      : 0.0f;
             }
           }
         }
-        if constexpr (second && Numbers::wants_weight) {
-          *reinterpret_cast<float2*>(&s.passes.dh[class_x][c][(chunk * spans + i) * 8 + 2 * in_quad]) =
-              float2{dh[0], dh[1]};
-        }
       }
     }
-  }
-
-  // The classes of a row together: what they read of dy lies side by side.
-  template <bool second, class Sums>
-  __device__ __forceinline__ void classes_of_tile(const Tile& tile, int first_class, Sums& sums) const {
-    const int64 ring_sample =
-        (Numbers::wants_input ? tile.n % p.ring_samples : 0) * channels * ring_channel();
-#pragma unroll 1
-    for (int chunk = warp; chunk < chunks; chunk += warps) {
-#pragma unroll 1
+    float h[classes_x][spans][4];
+#pragma unroll
+    for (int x = 0; x < classes_x; ++x)
+      convolve<row_tile>(s.of_class[first_class + x], chunk.window, h[x]);
+    float* to_ring = nullptr;
+    if constexpr (second && Numbers::wants_input) {
+      to_ring = p.ring + tile.n % p.ring_samples * ring_sample() +
+                (chunk.q[0] * ring_stride(0) + chunk.q[1] * ring_stride(1) +
+                 chunk.cell * classes_x * rows + row_tile * 16 + quad);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int c = row_tile * 16 + half * 8 + quad;
+      const RowValues row = s.row[c];
+      float before_values[Before::channel_operands > 0 ? Before::channel_operands : 1];
+      float after_values[After::channel_operands > 0 ? After::channel_operands : 1];
+      Before::load_channel(p, tile.n, is_channel(half) ? c : 0, before_values);
+      After::load_channel(p, tile.n, is_channel(half) ? c : 0, after_values);
+#pragma unroll
       for (int x = 0; x < classes_x; ++x) {
-        const ThinClass<C> of_class(first_class + x);
-        const typename Terms::Class own = s.of_class[first_class + x];
-        int left[3];
-        int q[3];
-        int64 output = tile.n * C::stride(0);
 #pragma unroll
-        for (int d = 0; d < 3; ++d) {
-          left[d] = of_class.positions[d] - tile.origin[d];
-          q[d] = of_class.r[d] + static_cast<int>(C::classes(d)) * tile.origin[d];
-          output += q[d] * C::stride(d + 2);
+        for (int i = 0; i < spans; ++i) {
+#pragma unroll
+          for (int k = 0; k < 2; ++k) {
+            float& value = h[x][i][half * 2 + k];
+            if (is_valid(x, i, k) && is_channel(half)) {
+              value = element<second>(row, before_values, after_values, value,
+                                      Tail::has_mean ? row.dy : g[x][i][half * 2 + k],
+                                      output + offset(half, x, i, k), sums.value[row_tile][half]);
+              if constexpr (second && !splits) value = round_to_tf32(value);
+            } else {
+              value = 0.0f;
+            }
+            if constexpr (second && Numbers::wants_input) {
+              if (is_valid(x, i, k)) to_ring[half * 8 + ((i * 8 + k) * classes_x + x) * rows] = value;
+            }
+          }
         }
-        const int64 ring = ring_sample + q[0] * ring_stride(0) + q[1] * ring_stride(1) +
-                           x * Numbers::ring_cells + tile.origin[2];
-        Where where;
-        find(where, chunk, left);
-        take<second, 0>(tile, own, x, chunk, where, output, ring, sums);
-        if constexpr (row_tiles > 1) take<second, 1>(tile, own, x, chunk, where, output, ring, sums);
-        if constexpr (row_tiles > 2) take<second, 2>(tile, own, x, chunk, where, output, ring, sums);
-        if constexpr (row_tiles > 3) take<second, 3>(tile, own, x, chunk, where, output, ring, sums);
+      }
+    }
+    if constexpr (second && Numbers::wants_weight) {
+#pragma unroll
+      for (int x = 0; x < classes_x; ++x) {
+        float* to = &s.passes.dh[first_class + x][row_tile * 8 + quad][(chunk.flat + 2 * in_quad) * 2];
+#pragma unroll
+        for (int i = 0; i < spans; ++i)
+          *reinterpret_cast<float4*>(to + i * 16) =
+              float4{h[x][i][0], h[x][i][2], h[x][i][1], h[x][i][3]};
       }
     }
   }
 
-  static __device__ __forceinline__ int jobs_of(const typename Terms::Class& own) {
-    constexpr int at_once = Numbers::units_at_once;
-    return (own.steps + at_once - 1) / at_once * row_tiles * own.parts;
+  // Rows that are not in the output add nothing to dweight.
+  __device__ __forceinline__ void clear_gradients(int first_class, const Chunk& chunk) const {
+#pragma unroll 1
+    for (int i = 0; i < classes_x * spans * row_tiles; ++i) {
+      const int row_tile = i % row_tiles;
+      const int span = i / row_tiles % spans;
+      const int x = i / (row_tiles * spans);
+      *reinterpret_cast<float4*>(&s.passes.dh[first_class + x][row_tile * 8 + quad]
+                                             [(chunk.flat + span * 8 + 2 * in_quad) * 2]) =
+          float4{0.0f, 0.0f, 0.0f, 0.0f};
+    }
   }
 
-  // dweight of a class's terms: rows are output channels, columns 8 terms, and the sum is over the positions
-  // whose dh lies in shared memory. A job is `at_once` units of 8 terms that share the rows.
-  __device__ __forceinline__ void multiply_weights(const typename Terms::Class& own, int class_x,
-                                                   int first_warp) const {
-    constexpr int at_once = Numbers::units_at_once;
-    const int jobs = jobs_of(own);
+  template <bool second, class Sums>
+  __device__ __forceinline__ void tile_of(const Tile& tile, Sums& sums) const {
 #pragma unroll 1
-    for (int job = (warp + warps - first_warp) % warps; job < jobs; job += warps) {
-      const int part = job % own.parts;
-      const int row_tile = job / own.parts % row_tiles;
-      const int first = job / own.parts / row_tiles * at_once;
-      int term[at_once];
-#pragma unroll
-      for (int i = 0; i < at_once; ++i) {
-        const int step = first + i < own.steps ? first + i : own.steps - 1;
-        term[i] = s.term[(own.step + step) * 8 + quad].window;
+    for (int item = warp; item < chunks * (classes / classes_x); item += warps) {
+      const int first_class = item / chunks * classes_x;
+      const Chunk chunk = find(tile, item % chunks, ThinClass<C>(first_class));
+      if (!chunk.exists) {
+        if constexpr (second && Numbers::wants_weight) clear_gradients(first_class, chunk);
+        continue;
       }
-      ProductSums<splits, at_once> sums;
-      const float* dh = s.passes.dh[class_x][row_tile * 16 + quad] + 2 * in_quad;
-#pragma unroll 2
-      for (int k = part; k < box_steps; k += own.parts) {
-        const int first_window = s.position[k * 8 + 2 * in_quad].window;
-        const int other_window =
-            in_row ? first_window + static_cast<int>(C::step(2)) : s.position[k * 8 + 2 * in_quad + 1].window;
-        const float2 upper = *reinterpret_cast<const float2*>(dh + k * 8);
-        const float2 lower = *reinterpret_cast<const float2*>(dh + 8 * Numbers::dh_pitch + k * 8);
-        const uint4 bits{__float_as_uint(upper.x), __float_as_uint(lower.x), __float_as_uint(upper.y),
-                         __float_as_uint(lower.y)};
-        uint4 a[parts];
-        if constexpr (splits) {
-          split_tf32(bits, a[0], a[1]);
-        } else {
-          a[0] = bits;
-        }
-        float b[at_once][2];
+      take<second, 0>(tile, first_class, chunk, sums);
+      if constexpr (row_tiles > 1) take<second, 1>(tile, first_class, chunk, sums);
+      if constexpr (row_tiles > 2) take<second, 2>(tile, first_class, chunk, sums);
+      if constexpr (row_tiles > 3) take<second, 3>(tile, first_class, chunk, sums);
+    }
+  }
+
+  // dweight: rows are output channels, columns 8 entries, a product for each component of their vectors; the
+  // sum is over the positions whose dh lies in shared memory. A job is all products of a group.
+  static constexpr int job_parts = Numbers::job_parts;
+  __device__ __forceinline__ void multiply_weights() const {
+#pragma unroll 1
+    for (int index = warp; index < Numbers::jobs * job_parts; index += warps) {
+      const int job = index / job_parts;
+      const int class_index = classes == 1 ? 0 : Terms::class_of_job(s.of_class, job);
+      const int row_tile =
+          row_tiles == 1 ? 0 : (job - s.of_class[class_index].job) / s.of_class[class_index].groups;
+      ProductSums<splits, components> sums;
+      const float* dh = s.passes.dh[class_index][row_tile * 8 + quad] + 4 * in_quad;
+      const float* window = s.passes.window + s.group_window[job * 8 + quad] +
+                            2 * in_quad * static_cast<int>(C::step(2)) * vector;
+#pragma unroll 1
+      for (int row = 0; row < Numbers::tile(0) * Numbers::tile(1); ++row) {
+        const int j0 = row / Numbers::tile(1);
+        const int j1 = row % Numbers::tile(1);
+        const float* from = window + (j0 * static_cast<int>(C::step(0)) * Numbers::window(1) +
+                                      j1 * static_cast<int>(C::step(1))) *
+                                         Numbers::window(2) * vector;
+        constexpr int steps = row_chunks_of_tile * spans;
+#pragma unroll 4
+        for (int k = index % job_parts; k < steps; k += job_parts) {
+          const uint4 bits = *reinterpret_cast<const uint4*>(dh + (row * steps + k) * 16);
+          uint4 a[parts];
+          if constexpr (splits) {
+            split_tf32(bits, a[0], a[1]);
+          } else {
+            a[0] = bits;
+          }
+          const float* x = from + k * 8 * static_cast<int>(C::step(2)) * vector;
+          const Vector first = *reinterpret_cast<const Vector*>(x);
+          const Vector other = *reinterpret_cast<const Vector*>(x + static_cast<int>(C::step(2)) * vector);
+          float b[components][2];
 #pragma unroll
-        for (int i = 0; i < at_once; ++i) {
-          b[i][0] = s.passes.window[term[i] + first_window];
-          b[i][1] = s.passes.window[term[i] + other_window];
+          for (int i = 0; i < components; ++i) {
+            b[i][0] = first.of[i];
+            b[i][1] = other.of[i];
+          }
+          sums.add(a, b);
         }
-        sums.add(a, b);
       }
       sums.finish();
 #pragma unroll
-      for (int i = 0; i < at_once; ++i) {
-        if (first + i >= own.steps) break;
-        float4& total =
-            s.passes.weight[own.slot + (row_tile * own.steps + first + i) * own.parts + part][lane];
+      for (int i = 0; i < components; ++i) {
+        float4& total = s.passes.weight[index * components + i][lane];
         const float4 before = total;
         total = {before.x + sums.total[i][0], before.y + sums.total[i][1], before.z + sums.total[i][2],
                  before.w + sums.total[i][3]};
@@ -709,17 +727,16 @@ struct ThinBackward {
     }
   }
 
-  // The unit's parts in order, to memory.
+  // The parts of a job in order, to memory.
   __device__ __forceinline__ void store_weights(int64 ticket) const {
-    constexpr int units = Numbers::steps * row_tiles;
+    constexpr int units = Numbers::jobs * components;
     for (int i = threadIdx.x; i < units * 32; i += threads) {
       const int unit = i / 32;
-      const int index = Terms::class_of(s.of_class, unit / row_tiles);
-      const typename Terms::Class own = s.of_class[index];
-      const float4* from = s.passes.weight[own.slot + (unit - own.step * row_tiles) * own.parts] + i % 32;
+      const float4* from =
+          s.passes.weight[unit / components * job_parts * components + unit % components] + i % 32;
       float4 sum = from[0];
-      for (int part = 1; part < own.parts; ++part) {
-        const float4 next = from[part * 32];
+      for (int part = 1; part < job_parts; ++part) {
+        const float4 next = from[part * components * 32];
         sum = {sum.x + next.x, sum.y + next.y, sum.z + next.z, sum.w + next.w};
       }
       reinterpret_cast<float4*>(p.weight_parts)[ticket * units * 32 + i] = sum;
@@ -764,22 +781,12 @@ struct ThinBackward {
       const Tile tile(n, index);
       load_window(tile);
       __syncthreads();
-#pragma unroll 1
-      for (int i = 0; i < classes; i += classes_x) {
-        classes_of_tile<second>(tile, i, sums);
-        if constexpr (second && Numbers::wants_weight) {
-          __syncthreads();
-          int first_warp = 0;  // that has a job of this class, so that those of all classes are spread
-#pragma unroll 1
-          for (int x = 0; x < classes_x; ++x) {
-            const typename Terms::Class own = s.of_class[i + x];
-            multiply_weights(own, x, first_warp % warps);
-            first_warp += jobs_of(own);
-          }
-          if constexpr (classes > classes_x) __syncthreads();
-        }
+      tile_of<second>(tile, sums);
+      __syncthreads();
+      if constexpr (second && Numbers::wants_weight) {
+        multiply_weights();
+        __syncthreads();
       }
-      if constexpr (!second || !Numbers::wants_weight || classes == classes_x) __syncthreads();
     }
     const int64 ticket = n * Numbers::segments + segment;
     store_sums<count>(sums, (second ? p.second_parts : p.first_parts) + ticket * channels * count);
@@ -867,33 +874,38 @@ struct ThinBackward {
     return distance / dilation(0);
   }
 
-  // Where column `column` of channel `o` lies in its row: four neighbouring channels in different banks.
-  static constexpr __device__ int ring_column(int o, int column) {
-    return Numbers::back_pitch % 32 == 0 ? column ^ (o % 4 * 8) : column;
-  }
+  // Rows of the ring that a plane of the tile meets, from the first one that exists.
+  static constexpr int live = Numbers::back_live;
+  static constexpr int back_at_once = Numbers::back_spans_at_once;
+  static constexpr int row_chunks = (Numbers::back_spans + back_at_once - 1) / back_at_once;
+  static constexpr int back_columns = Numbers::back_columns;
+  static constexpr int back_pitch = Numbers::back_pitch;  // of a position, in floats
 
   __device__ __forceinline__ void load_plane(const float* sample, int plane, int buffer, int first_row,
-                                             int first_cell) const {
-    constexpr int vectors = classes_x * Numbers::back_cells / 4;
-    constexpr int all = Numbers::back_window(1) * output_steps * 8 * vectors;
+                                             int first_column) const {
+    constexpr int vectors = back_columns * rows / 4;
+    const int begin = first_row > 0 ? first_row : 0;
+    int end = first_row + Numbers::back_window(1);
+    end = end < static_cast<int>(C::output_size(1)) ? end : static_cast<int>(C::output_size(1));
+    const float* from = sample + plane * ring_stride(0) + begin * ring_stride(1) + first_column * rows;
+    float* to = s.back_window.ring[buffer] + (begin - first_row) * (back_columns * back_pitch);
+    const int all = (end - begin) * vectors;
+    constexpr bool whole = back_columns == C::output_size(2) && back_pitch == rows;
 #pragma unroll 4
     for (int i = threadIdx.x; i < all; i += threads) {
-      const int column = i % vectors * 4;
-      const int o = i / vectors % (output_steps * 8);
-      const int row = i / (vectors * output_steps * 8);
-      float* to = &s.back_window.ring[buffer][row][o][ring_column(o, column)];
-      const int q1 = first_row + row;
-      const int cell = first_cell + column % Numbers::back_cells;
-      if (q1 < 0 || q1 >= static_cast<int>(C::output_size(1)) || cell >= Numbers::ring_cells) continue;
-      if (channels % 8 != 0 && o >= channels) {
-        *reinterpret_cast<float4*>(to) = float4{0.0f, 0.0f, 0.0f, 0.0f};
-        continue;
+      const float* source = from + i * 4;
+      float* target = to + i * 4;
+      if constexpr (!whole) {
+        const int row = i / vectors;
+        const int column = i % vectors / (rows / 4);
+        const int o = i % (rows / 4) * 4;
+        if (first_column + column >= static_cast<int>(C::output_size(2))) continue;
+        source = from + row * ring_stride(1) + column * rows + o;
+        target = to + (row * back_columns + column) * back_pitch + o;
       }
-      const float* from = sample + o * ring_channel() + plane * ring_stride(0) + q1 * ring_stride(1) +
-                          column / Numbers::back_cells * Numbers::ring_cells + cell;
       asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
-                       static_cast<uint32>(__cvta_generic_to_shared(to))),
-                   "l"(from)
+                       static_cast<uint32>(__cvta_generic_to_shared(target))),
+                   "l"(source)
                    : "memory");
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -901,9 +913,6 @@ struct ThinBackward {
 
   // A warp's part of pass 3: a row of dx, 16 rows of D and some columns of dh, for all `live` planes of dx
   // that a plane of dh meets.
-  static constexpr int live = Numbers::back_live;
-  static constexpr int back_at_once = Numbers::back_spans_at_once;
-  static constexpr int row_chunks = (Numbers::back_spans + back_at_once - 1) / back_at_once;
   using PlaneSums = ProductSums<splits, back_at_once>;
   struct BackItem {
     int row, tile, chunk;
@@ -918,29 +927,37 @@ struct ThinBackward {
       const bool wanted = plane + i >= first && plane + i < last;
       tap[i] = wanted ? plane_tap(q0, plane + i) : -1;
     }
+    const float* of_lane = s.back_window.ring[buffer] +
+                           (item.chunk * back_at_once * 8 + quad) * back_pitch + in_quad * 4;
 #pragma unroll 1
     for (int k1 = 0; k1 < static_cast<int>(C::kernel(1)); ++k1) {
       const int q1 = met(1, i1, k1);
       if (q1 < 0) continue;
-      const auto& rows_of = s.back_window.ring[buffer][q1 - first_row];
+      const float* row = of_lane + (q1 - first_row) * (back_columns * back_pitch);
 #pragma unroll
-      for (int k = 0; k < output_steps; ++k) {
-        float b[back_at_once][2];
+      for (int k = 0; k < row_tiles; ++k) {
+        float4 dh[back_at_once];
 #pragma unroll
-        for (int i = 0; i < back_at_once; ++i) {
-          const int column = (item.chunk * back_at_once + i) * 8 + quad;
-          b[i][0] = rows_of[k * 8 + in_quad][ring_column(in_quad, column)];
-          b[i][1] = rows_of[k * 8 + in_quad + 4][ring_column(in_quad, column)];
-        }
+        for (int i = 0; i < back_at_once; ++i)
+          dh[i] = *reinterpret_cast<const float4*>(row + i * 8 * back_pitch + k * 16);
 #pragma unroll
         for (int i = 0; i < live; ++i) {
           if (tap[i] < 0) continue;
-          const int step = (tap[i] * static_cast<int>(C::kernel(1)) + k1) * output_steps + k;
-          uint4 a[parts];
+          const int step = ((tap[i] * static_cast<int>(C::kernel(1)) + k1) * row_tiles + k) * 2;
 #pragma unroll
-          for (int part = 0; part < parts; ++part)
-            a[part] = s.back[part][step * column_tiles + item.tile][lane];
-          sums[i].add(a, b);
+          for (int half = 0; half < 2; ++half) {
+            uint4 a[parts];
+#pragma unroll
+            for (int part = 0; part < parts; ++part)
+              a[part] = s.back[part][(step + half) * column_tiles + item.tile][lane];
+            float b[back_at_once][2];
+#pragma unroll
+            for (int j = 0; j < back_at_once; ++j) {
+              b[j][0] = half == 0 ? dh[j].x : dh[j].z;
+              b[j][1] = half == 0 ? dh[j].y : dh[j].w;
+            }
+            sums[i].add(a, b);
+          }
         }
       }
     }
@@ -961,32 +978,37 @@ struct ThinBackward {
     }
   }
 
-  // A plane of the tile: products of the last taps added where they belong.
+  // A plane of the tile: products of the last taps added where they belong. A warp has some rows of some
+  // channels, its lanes are columns.
   __device__ __forceinline__ void store_plane(int64 n, int plane, int buffer, int y, int x,
-                                              int first_cell) const {
+                                              int first_column) const {
     constexpr int tile_1 = Numbers::back_tile(1);
     constexpr int tile_2 = Numbers::back_tile(2);
-    const int64 first = n * Numbers::gradient_stride(0) + plane * Numbers::gradient_stride(2);
-#pragma unroll 2
-    for (int i = threadIdx.x; i < tile_1 * C::in_channels * tile_2; i += threads) {
-      const int i2 = x + i % tile_2;
-      const int c = i / tile_2 % C::in_channels;
-      const int row = i / (tile_2 * C::in_channels);
-      if (i2 >= static_cast<int>(C::input_size(2)) || y + row >= static_cast<int>(C::input_size(1))) continue;
-      float sum = 0.0f;
+#pragma unroll 1
+    for (int column = lane; column < tile_2; column += 32) {
+      const int i2 = x + column;
+      if (i2 >= static_cast<int>(C::input_size(2))) break;
+      int from[column_taps];
 #pragma unroll
       for (int k = 0; k < column_taps; ++k) {
         const int q = met(2, i2, k);
-        if (q >= 0) {
-          const int column = q % classes_x * Numbers::back_cells + q / classes_x - first_cell;
-          sum += s.back_window.product[buffer][row][c * column_taps + k][column];
-        }
+        from[k] = q >= 0 ? k * Numbers::product_pitch + q - first_column : -1;
       }
-      store_one<typename Tail::InputGradient>(p.input_gradient,
-                                              first + c * Numbers::gradient_stride(1) +
-                                                  (y + row) * Numbers::gradient_stride(3) +
-                                                  i2 * Numbers::gradient_stride(4),
-                                              sum);
+      const int64 to = n * Numbers::gradient_stride(0) + plane * Numbers::gradient_stride(2) +
+                       i2 * Numbers::gradient_stride(4);
+#pragma unroll 2
+      for (int i = warp; i < tile_1 * C::in_channels; i += warps) {
+        const int row = i / C::in_channels;
+        const int c = i % C::in_channels;
+        if (y + row >= static_cast<int>(C::input_size(1))) break;
+        const float* products_of = s.back_window.product[buffer][row][c * column_taps];
+        float sum = 0.0f;
+#pragma unroll
+        for (int k = 0; k < column_taps; ++k) sum += from[k] >= 0 ? products_of[from[k]] : 0.0f;
+        store_one<typename Tail::InputGradient>(
+            p.input_gradient,
+            to + c * Numbers::gradient_stride(1) + (y + row) * Numbers::gradient_stride(3), sum);
+      }
     }
   }
 
@@ -999,23 +1021,23 @@ struct ThinBackward {
                            ? z + Numbers::back_tile(0)
                            : static_cast<int>(C::input_size(0));
     const int first_row = first_met(1, y);
-    const int first_column = first_met(2, x);
-    const int first_cell = first_column < 0 ? 0 : first_column / classes_x & ~3;
+    int first_column = back_columns == C::output_size(2) ? 0 : first_met(2, x);
+    first_column = first_column > 0 ? first_column : 0;
     int q_begin = first_met(0, z);
     q_begin = q_begin > 0 ? q_begin : 0;
     int q_end = last_met(0, last_z - 1) + 1;
     q_end = q_end < static_cast<int>(C::output_size(0)) ? q_end : static_cast<int>(C::output_size(0));
-    const float* sample = p.ring + n % p.ring_samples * channels * ring_channel();
+    const float* sample = p.ring + n % p.ring_samples * ring_sample();
     const BackItem item{warp / (row_chunks * column_tiles), warp % column_tiles,
                         warp / column_tiles % row_chunks};
     const bool active = item.row < Numbers::back_tile(1) && y + item.row < static_cast<int>(C::input_size(1));
     PlaneSums sums[live];
     __syncthreads();  // the one before is done with shared memory
-    if (q_begin < q_end) load_plane(sample, q_begin, 0, first_row, first_cell);
+    if (q_begin < q_end) load_plane(sample, q_begin, 0, first_row, first_column);
     int plane = q_begin < q_end ? first_plane(q_begin) : z;  // of sums[0]
     int waiting = -1;                                        // the plane whose products wait in shared memory
     const auto store_waiting = [&] {
-      if (waiting >= 0) store_plane(n, waiting, waiting % 2, y, x, first_cell);
+      if (waiting >= 0) store_plane(n, waiting, waiting % 2, y, x, first_column);
       waiting = -1;
     };
 #pragma unroll 1
@@ -1025,12 +1047,12 @@ struct ThinBackward {
         asm volatile("cp.async.wait_all;" ::: "memory");
         __syncthreads();  // the plane is there, and nobody reads the one that the next replaces
         if (buffers > 1 && q + 1 < q_end)
-          load_plane(sample, q + 1, (q + 1 - q_begin) % buffers, first_row, first_cell);
+          load_plane(sample, q + 1, (q + 1 - q_begin) % buffers, first_row, first_column);
         store_waiting();
         if (active) multiply_back(sums, item, buffer, q, plane, z, last_z, y + item.row, first_row);
         if (buffers == 1 && q + 1 < q_end) {
           __syncthreads();
-          load_plane(sample, q + 1, 0, first_row, first_cell);
+          load_plane(sample, q + 1, 0, first_row, first_column);
         }
       }
       int next = q + 1 < q_end ? first_plane(q + 1) : last_z;
@@ -1132,7 +1154,7 @@ struct ThinReduce {
   static constexpr int threads = Numbers::threads;
   static constexpr int warps = Numbers::warps;
   static constexpr int slices = Numbers::slices;
-  static constexpr int units = Numbers::steps * Backward::row_tiles;
+  static constexpr int units = Numbers::jobs * Backward::components;
   static constexpr int columns = Numbers::wants_weight ? units * 4 : 0;
   static constexpr int weight_blocks = columns * slices;
 
@@ -1207,13 +1229,14 @@ struct ThinReduce {
     const int unit = e / 128;
     const int lane = e / 4 % 32;
     const int r = e % 4;
-    const int index = Terms::class_of(of_class, unit / Backward::row_tiles);
-    const int within = unit - of_class[index].step * Backward::row_tiles;
-    const int step = of_class[index].step + within % of_class[index].steps;
-    const int o = within / of_class[index].steps * 16 + lane / 4 + r / 2 * 8;
-    const auto term = Terms::term(of_class, step * 8 + lane % 4 * 2 + r % 2);
-    if (o < Backward::channels && term.weight >= 0)
-      store_one<typename Numbers::WeightGradient>(p.gradient[0], o * Terms::weight_stride + term.weight,
+    const int job = unit / Backward::components;
+    const int index = Terms::class_of_job(of_class, job);
+    const int within = job - of_class[index].job;
+    const int o = within / of_class[index].groups * 16 + lane / 4 + r / 2 * 8;
+    const auto entry = Terms::entry(index, within % of_class[index].groups * 8 + lane % 4 * 2 + r % 2);
+    const int of_weight = Terms::weight_index(entry, unit % Backward::components);
+    if (o < Backward::channels && of_weight >= 0)
+      store_one<typename Numbers::WeightGradient>(p.gradient[0], o * Terms::weight_stride + of_weight,
                                                   static_cast<float>(sum));
   }
 

@@ -50,9 +50,9 @@ struct ThinBackwardNumbers {
   static constexpr int64_t most_parts = 4;
   static constexpr int64_t slices = 16;
   int64_t blocks = 2;  // of a multiprocessor
-  int64_t spans = 4;
+  int64_t spans = 4, chunk_rows = 1;
   int64_t vector = 4;  // input channels that lie together in a window
-  int64_t steps = 0, jobs = 0, job_parts = 1;
+  int64_t steps = 0, fragments = 0, jobs = 0, units = 0, job_parts = 1;
   bool splits = false;
   Three tile{1, 1, 1}, tiles{1, 1, 1}, window{1, 1, 1}, low{0, 0, 0};
   int64_t dh_pitch = 0, segments = 1, segment_tiles = 1;
@@ -79,10 +79,7 @@ struct ThinBackwardNumbers {
     }
     row_tiles_ = divide_up(shape.channels, 16);
     find_terms();
-    // Registers for sums of all classes of a row; less where a row would be filled up too much.
-    spans = std::max<int64_t>(1, (row_tiles_ > 2 ? 2 : 4) / classes_x());
-    const int64_t cells = std::max<int64_t>(1, shape.axes[2].classes[0].positions);
-    while (spans > 1 && round_up(cells, 8 * spans) * 4 > round_up(cells, 8) * 5) spans /= 2;
+    cut_chunks();
     back_pitch = row_tiles_ % 2 == 0 ? row_tiles_ * 16 + 16 : row_tiles_ * 16;
     for (blocks = 2; blocks > 0; --blocks) {
       const int64_t budget =
@@ -97,8 +94,6 @@ struct ThinBackwardNumbers {
     return (work_.first ? segments : 0) + (work_.second ? segments : 0) +
            (work_.input ? product(back_tiles) : 0);
   }
-  // Of 128 sums of dweight.
-  int64_t units() const { return jobs * components(); }
   int64_t ring_floats() const {
     return row_tiles_ * 16 * shape_.axes[0].out * shape_.axes[1].out * shape_.axes[2].out;
   }
@@ -127,7 +122,9 @@ struct ThinBackwardNumbers {
                            .add("steps", steps)
                            .add("jobs", jobs)
                            .add("job_parts", job_parts)
-                           .add("weight_slots", weight_slots())
+                           .add("fragments", fragments)
+                           .add("units", units)
+                           .add("chunk_rows", chunk_rows)
                            .add("dh_pitch", dh_pitch)
                            .add("segments", segments)
                            .add("segment_tiles", segment_tiles)
@@ -172,9 +169,12 @@ struct ThinBackwardNumbers {
     for (const ThinAxis::Class& z : shape_.axes[0].classes) {
       for (const ThinAxis::Class& y : shape_.axes[1].classes) {
         for (const ThinAxis::Class& x : shape_.axes[2].classes) {
-          const int64_t entries = divide_up(shape_.in_channels, vector) * z.count * y.count * x.count;
+          const int64_t entries =
+              y.count > 0 ? divide_up(shape_.in_channels, vector) * z.count * x.count : 0;
           steps += divide_up(entries, 4);
+          fragments += divide_up(entries, 4) * y.count * (vector / 2);
           jobs += divide_up(entries, 8) * row_tiles_;
+          units += divide_up(entries, 8) * row_tiles_ * y.count * components();
         }
       }
     }
@@ -193,21 +193,35 @@ struct ThinBackwardNumbers {
     }
   }
 
+  // Where rows of outputs meet the same rows of x, a chunk has several rows; else spans of one row, of all
+  // classes. Registers decide how many of both, and neither may fill up too much.
+  void cut_chunks() {
+    const ThinAxis& between = shape_.axes[1];
+    const ThinAxis& last = shape_.axes[2];
+    const auto fits = [](int64_t cells, int64_t unit) {
+      return round_up(cells, unit) * 4 <= std::max<int64_t>(1, cells) * 5;
+    };
+    chunk_rows = 1;
+    if (!splits && shape_.classes() == 1 && between.kernel > 1 && between.kernel <= 8 &&
+        between.step < between.kernel)
+      chunk_rows = row_tiles_ == 1 && between.kernel <= 4 && shape_.parts.mean ? 8 : row_tiles_ <= 2 ? 4 : 2;
+    while (chunk_rows > 1 && !fits(between.classes[0].positions, chunk_rows)) chunk_rows /= 2;
+    spans = chunk_rows > 1 ? std::max<int64_t>(1, 4 / chunk_rows)
+                           : std::max<int64_t>(1, (row_tiles_ > 2 ? 2 : 4) / classes_x());
+    while (spans > 1 && !fits(round_up(last.classes[0].positions, 8), 8 * spans)) spans /= 2;
+  }
+
   int64_t classes_x() const { return std::ssize(shape_.axes[2].classes); }
   int64_t components() const { return std::min(shape_.in_channels, vector); }
   int64_t window_vectors() const { return divide_up(shape_.in_channels, vector) * product(window); }
-  int64_t weight_slots() const { return work_.weight ? std::max<int64_t>(1, units() * job_parts) : 1; }
-
   // Bytes of everything but what passes and pass 3 have in turns.
   int64_t fixed_bytes() const {
     const int64_t parts = splits ? 2 : 1;
     const int64_t back_steps = shape_.axes[0].kernel * shape_.axes[1].kernel * row_tiles_ * 2;
     const int64_t rows = row_tiles_ * 16;
-    const int64_t sums = std::max<int64_t>(1, std::max(work_.first_sums(), work_.second_sums()));
     return parts * 512 *
-               (steps * (vector / 2) * row_tiles_ + 1 + (work_.input ? back_steps * column_tiles() : 0) + 1) +
-           4 * (steps * 4 + 1 + jobs * 8 + 1) + 16 * shape_.classes() + rows * (32 + 4 + 4 * warps * sums) +
-           64;
+               (std::max<int64_t>(1, fragments * row_tiles_) + (work_.input ? back_steps * column_tiles() : 1)) +
+           4 * (steps * 4 + 1 + jobs * 8 + 1) + 28 * shape_.classes() + rows * (32 + 4) + 64;
   }
 
   void set_window() {
@@ -217,8 +231,10 @@ struct ThinBackwardNumbers {
     dh_pitch = work_.weight ? apart(2 * product(tile), 16) : 8;
   }
   int64_t pass_bytes() const {
-    return 4 * (window_vectors() * vector + (work_.weight ? shape_.classes() * row_tiles_ * 8 : 1) * dh_pitch) +
-           weight_slots() * 512;
+    const int64_t sums = std::max<int64_t>(1, std::max(work_.first_sums(), work_.second_sums()));
+    const int64_t gradients = work_.weight ? shape_.classes() * row_tiles_ * 8 : 1;
+    return 4 * (std::max(window_vectors() * vector, warps * row_tiles_ * 16 * sums) + gradients * dh_pitch) +
+           (work_.weight ? units : 1) * 512;
   }
 
   bool cut(int64_t budget) {
@@ -240,8 +256,8 @@ struct ThinBackwardNumbers {
     for (int64_t x = divide_up(cells[2], 128); x <= cells[2] && best_tile[0] == 0; ++x) {
       tile[2] = divide_up(cells[2], x);
       tile[2] = round_up(tile[2], 8 * spans);
-      for (int64_t y = 1; y <= std::min<int64_t>(cells[1], most_positions); ++y) {
-        tile[1] = divide_up(cells[1], divide_up(cells[1], y));
+      for (int64_t y = 1; y <= std::min(round_up(cells[1], chunk_rows), most_positions); ++y) {
+        tile[1] = round_up(divide_up(cells[1], divide_up(cells[1], y)), chunk_rows);
         if (tile[1] != y) continue;
         for (int64_t z = 1; z <= std::min<int64_t>(cells[0], 8); ++z) {
           tile[0] = divide_up(cells[0], divide_up(cells[0], z));
@@ -249,7 +265,7 @@ struct ThinBackwardNumbers {
           set_window();
           if (fixed_bytes() + pass_bytes() > budget) continue;
           const double cost =
-              tile_cost() * static_cast<double>(divide_up(cells[0], z) * divide_up(cells[1], y) *
+              tile_cost() * static_cast<double>(divide_up(cells[0], z) * divide_up(cells[1], tile[1]) *
                                                 divide_up(cells[2], tile[2]));
           if (best_tile[0] == 0 || cost < best) {
             best = cost;
@@ -262,10 +278,10 @@ struct ThinBackwardNumbers {
     tile = best_tile;
     set_window();
     for (size_t d = 0; d < 3; ++d) tiles[d] = divide_up(cells[d], tile[d]);
-    // A ticket leaves sums of all weights in memory: so many tiles that this is a tenth of what reading f32
+    // A ticket leaves sums of all weights in memory: so many tiles that this is a twentieth of what reading f32
     // elements of the output takes.
     const int64_t outputs = product(tile) * shape_.classes() * shape_.channels;
-    segment_tiles = std::min(all_tiles(), std::max<int64_t>(1, divide_up(units() * 512 * 10, outputs * 4)));
+    segment_tiles = std::min(all_tiles(), std::max<int64_t>(1, divide_up(units * 512 * 20, outputs * 4)));
     segments = divide_up(all_tiles(), segment_tiles);
     segment_tiles = divide_up(all_tiles(), segments);
     segments = divide_up(all_tiles(), segment_tiles);
@@ -274,10 +290,10 @@ struct ThinBackwardNumbers {
   // In instructions of a warp: chunks that fill up a round of all warps, windows, and what a tile costs once.
   double tile_cost() const {
     const int64_t rows_of_classes = shape_.classes() / classes_x();
-    const int64_t items = rows_of_classes * product(tile) / (8 * spans);
+    const int64_t items = rows_of_classes * product(tile) / (8 * spans * chunk_rows);
     const double terms = static_cast<double>(steps * vector) / static_cast<double>(shape_.classes());
     const double of_item =
-        static_cast<double>(classes_x() * spans * row_tiles_) * (4 * 35 + 1.5 * terms) + 60;
+        static_cast<double>(classes_x() * spans * chunk_rows * row_tiles_) * (4 * 35 + 1.5 * terms) + 60;
     const double of_job = static_cast<double>(product(tile) / (8 * job_parts)) * 7 + 30;
     return static_cast<double>(divide_up(items, warps)) * of_item +
            (work_.weight ? static_cast<double>(divide_up(jobs * job_parts, warps)) * of_job : 0.0) +
@@ -387,7 +403,7 @@ class ThinBackward final : public BackwardKernel {
         source(structs), problem.forward.device,
         Launch{1, static_cast<uint32_t>(numbers_.threads), 1, static_cast<uint32_t>(numbers_.shared_bytes)});
     if (work_.sums) {
-      reduce_blocks_ = (work_.weight ? numbers_.units() * 4 * numbers_.slices : 0) + shape_.channels + 1;
+      reduce_blocks_ = (work_.weight ? numbers_.units * 4 * numbers_.slices : 0) + shape_.channels + 1;
       reduce_.emplace(reduce_source(structs), problem.forward.device,
                       Launch{1, static_cast<uint32_t>(numbers_.threads), 1, 0});
     }
@@ -402,13 +418,13 @@ class ThinBackward final : public BackwardKernel {
     blocks_ = clamp(batch * of_sample, 1, resident);
     const Number tickets = batch * numbers_.segments;
     control_ = regions_.add((batch + 1) * 4 * 4);
-    columns_ = regions_.add(numbers_.units() * 4 * 4);
+    columns_ = regions_.add(numbers_.units * 4 * 4);
     cleared_bytes_ = regions_.total();
     first_parts_ = regions_.add(tickets * shape_.channels * work_.first_sums() * 4);
     second_parts_ = regions_.add(tickets * shape_.channels * work_.second_sums() * 4);
     slab_sums_ = regions_.add(shape_.slabs() * 2 * 4);
-    weight_parts_ = regions_.add(when(work_.weight, tickets * numbers_.units() * 512));
-    slices_ = regions_.add(work_.weight ? numbers_.units() * 128 * numbers_.slices * 8 : 0);
+    weight_parts_ = regions_.add(when(work_.weight, tickets * numbers_.units * 512));
+    slices_ = regions_.add(work_.weight ? numbers_.units * 128 * numbers_.slices * 8 : 0);
     ring_ = regions_.add(when(work_.input, ring_samples_ * numbers_.ring_floats() * 4));
   }
 

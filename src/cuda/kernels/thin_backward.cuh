@@ -118,9 +118,10 @@ struct ProductSums {
   __device__ __forceinline__ void finish() { promote(); }
 };
 
-// The convolution's terms. The window of x has vectors of input channels; an entry is a tap and such a vector.
-// A step is four entries, one for each lane of a quad, and `products` products of 8 terms; a group is the eight
-// entries that are the columns of a product of dweight.
+// The convolution's terms. The window of x has vectors of input channels; an entry is such a vector and a tap
+// of the first and last dimension, and meets every tap of the dimension between them ("row tap"): what is
+// loaded of a row of x serves all rows of outputs that meet it. A step is four entries, one for each lane of a
+// quad; a group is the eight entries that are the columns of a product of dweight.
 template <class Convolution, class Numbers>
 struct GradientTerms {
   using C = Convolution;
@@ -134,14 +135,25 @@ struct GradientTerms {
       C::transposed ? C::taps : C::in_channels * C::taps;  // of an output channel
   static constexpr int channel_stride = C::transposed ? C::channels * C::taps : C::taps;
 
+  static constexpr int most_row_taps = static_cast<int>((C::kernel(1) + C::tap_step(1) - 1) / C::tap_step(1));
+  static constexpr __device__ bool has_row_taps(int count) {
+    for (int r = 0; r < static_cast<int>(C::classes(1)); ++r) {
+      if (C::count(1, r) == count) return true;
+    }
+    return false;
+  }
+
   struct Class {
+    int row_taps;
     int step;  // the first
     int steps;
-    int job;  // the first of its products of dweight: groups of a tile of rows, then those of the next tile
+    int fragment;  // the first of its operands: steps, their row taps, products
+    int job;       // the first of its products of dweight: groups of a tile of rows, then those of the next
     int groups;
+    int unit;  // the first of its sums of dweight: jobs, their row taps, components
   };
 
-  // Entries of a class with the last tap running fastest, then the vector of channels.
+  // Entries of a class with the last tap running fastest, then the first, then the vector of channels.
   struct Entry {
     int tap;      // -1 beyond the last entry
     int channel;  // the first of the vector
@@ -149,23 +161,34 @@ struct GradientTerms {
   };
 
   static __device__ __forceinline__ int entries_of(const ThinClass<C>& own) {
-    return vectors * own.count[0] * own.count[1] * own.count[2];
+    return own.count[1] > 0 ? vectors * own.count[0] * own.count[2] : 0;
   }
 
   static __device__ void find_classes(Class* found) {
-    int step = 0, job = 0;
+    int step = 0, fragment = 0, job = 0, unit = 0;
     for (int i = 0; i < classes; ++i) {
-      const int entries = entries_of(ThinClass<C>(i));
-      found[i] = {step, (entries + 3) / 4, job, (entries + 7) / 8};
+      const ThinClass<C> own(i);
+      const int entries = entries_of(own);
+      found[i] = {own.count[1], step, (entries + 3) / 4, fragment, job, (entries + 7) / 8, unit};
       step += found[i].steps;
+      fragment += found[i].steps * own.count[1] * products;
       job += found[i].groups * row_tiles;
+      unit += units_of(found[i]);
     }
   }
+  static __device__ __forceinline__ int units_of(const Class& own) {
+    return own.groups * row_tiles * own.row_taps * components;
+  }
 
-  // The class that has step `step`, or job `job`.
+  // The class that has a step, an operand, a job or a unit.
   static __device__ int class_of_step(const Class* found, int step) {
     int i = 0;
     while (step >= found[i].step + found[i].steps) ++i;
+    return i;
+  }
+  static __device__ int class_of_fragment(const Class* found, int fragment) {
+    int i = 0;
+    while (fragment >= found[i].fragment + found[i].steps * found[i].row_taps * products) ++i;
     return i;
   }
   static __device__ int class_of_job(const Class* found, int job) {
@@ -173,17 +196,21 @@ struct GradientTerms {
     while (job >= found[i].job + found[i].groups * row_tiles) ++i;
     return i;
   }
+  static __device__ int class_of_unit(const Class* found, int unit) {
+    int i = 0;
+    while (unit >= found[i].unit + units_of(found[i])) ++i;
+    return i;
+  }
 
   // What fills up a step or a group reads what the last entry reads.
-  static __device__ Entry entry(int class_index, int index) {
+  static __device__ Entry entry(int class_index, int index, int row_tap) {
     const ThinClass<C> own(class_index);
     const int entries = entries_of(own);
     int rest = index < entries ? index : entries - 1;
     int m[3];
     m[2] = rest % own.count[2];
     rest /= own.count[2];
-    m[1] = rest % own.count[1];
-    rest /= own.count[1];
+    m[1] = row_tap;
     m[0] = rest % own.count[0];
     const int of_vectors = rest / own.count[0];
     int tap = 0;
@@ -224,9 +251,11 @@ struct ThinBackward {
   static constexpr int products = Terms::products;
   static constexpr int components = Terms::components;
   static constexpr int spans = Numbers::spans;  // of 8 positions in a row that a warp has at a time
+  static constexpr int chunk_rows = Numbers::chunk_rows;  // in the dimension before the last
+  static constexpr int chunk_tiles = chunk_rows * spans;
   static constexpr int row_chunks_of_tile = Numbers::tile(2) / (spans * 8);
-  static constexpr int chunks = Numbers::tile(0) * Numbers::tile(1) * row_chunks_of_tile;
-  static constexpr int box_steps = chunks * spans;
+  static constexpr int chunks = Numbers::tile(0) * (Numbers::tile(1) / chunk_rows) * row_chunks_of_tile;
+  static_assert(Numbers::tile(1) % chunk_rows == 0 && Numbers::tile(2) % (spans * 8) == 0);
   static constexpr bool splits = Numbers::splits;
   static constexpr int parts = splits ? 2 : 1;  // of an operand
 
@@ -251,25 +280,27 @@ struct ThinBackward {
     float dy;                   // where the block ends in a mean
   };
   struct Passes {
-    alignas(16) float window[Numbers::window_vectors * vector];
+    union {
+      alignas(16) float window[Numbers::window_vectors * vector];
+      float sum[warps][rows][most_sums > 0 ? most_sums : 1];  // when the last window is done with
+    };
     // Channels c and c + 8 of a tile of rows side by side, position after position.
     alignas(16) float dh[Numbers::wants_weight ? classes : 1][Numbers::wants_weight ? rows / 2 : 1]
                         [Numbers::dh_pitch];
-    float4 weight[Numbers::weight_slots][32];
+    float4 weight[Numbers::wants_weight ? Numbers::units : 1][32];
   };
   struct Back {
     alignas(16) float ring[Numbers::back_buffers][Numbers::back_floats];
     alignas(16) float product[2][Numbers::back_tile(1)][column_rows][Numbers::product_pitch];
   };
   struct Shared {
-    uint4 weight[parts][Numbers::steps * products * row_tiles + 1][32];
-    uint4 back[parts][(Numbers::wants_input ? back_steps * column_tiles : 0) + 1][32];
+    uint4 weight[parts][Numbers::fragments > 0 ? Numbers::fragments * row_tiles : 1][32];
+    uint4 back[parts][Numbers::wants_input ? back_steps * column_tiles : 1][32];
     int step_window[Numbers::steps * 4 + 1];  // of entries, in floats
     int group_window[Numbers::jobs * 8 + 1];
     typename Terms::Class of_class[classes];
     RowValues row[rows];
     float bias[rows];
-    float sum[warps][rows][most_sums > 0 ? most_sums : 1];
     union {
       Passes passes;
       Back back_window;
@@ -307,19 +338,22 @@ struct ThinBackward {
     __syncthreads();
     for (int i = threadIdx.x; i < Numbers::steps * 4; i += threads) {
       const int own = Terms::class_of_step(s.of_class, i / 4);
-      s.step_window[i] = Terms::entry(own, i - s.of_class[own].step * 4).window * vector;
+      s.step_window[i] = Terms::entry(own, i - s.of_class[own].step * 4, 0).window * vector;
     }
     for (int i = threadIdx.x; i < Numbers::jobs * 8; i += threads) {
       const int own = Terms::class_of_job(s.of_class, i / 8);
       const int group = (i / 8 - s.of_class[own].job) % s.of_class[own].groups;
-      s.group_window[i] = Terms::entry(own, group * 8 + i % 8).window * vector;
+      s.group_window[i] = Terms::entry(own, group * 8 + i % 8, 0).window * vector;
     }
-    for (int i = threadIdx.x; i < Numbers::steps * products * row_tiles * 32; i += threads) {
-      const int step = i / (products * row_tiles * 32);
-      const int product = i / (row_tiles * 32) % products;
+    for (int i = threadIdx.x; i < Numbers::fragments * row_tiles * 32; i += threads) {
+      const int fragment = i / (row_tiles * 32);
       const int o = i / 32 % row_tiles * 16 + i % 32 / 4;
-      const int own = Terms::class_of_step(s.of_class, step);
-      const auto entry = Terms::entry(own, (step - s.of_class[own].step) * 4 + i % 4);
+      const int own = Terms::class_of_fragment(s.of_class, fragment);
+      const int within = fragment - s.of_class[own].fragment;
+      const int product = within % products;
+      const int row_tap = within / products % s.of_class[own].row_taps;
+      const int step = within / products / s.of_class[own].row_taps;
+      const auto entry = Terms::entry(own, step * 4 + i % 4, row_tap);
       const int k0 = Terms::weight_index(entry, product * 2);
       const int k1 = Terms::weight_index(entry, product * 2 + 1);
       const float w[4] = {weight(o, k0), weight(o + 8, k0), weight(o, k1), weight(o + 8, k1)};
@@ -445,23 +479,27 @@ struct ThinBackward {
     float value[row_tiles][2][Count > 0 ? Count : 1] = {};
   };
 
-  // A warp's chunk: some neighbours of a row of positions, in all classes of a row, where they lie side by
+  // A warp's chunk: some rows of some neighbouring positions, in all classes of a row, where they lie side by
   // side in the output.
   struct Chunk {
-    int flat;     // of the first position in the tile
-    int window;   // of the lane's column of products in the first span, in floats
-    int cell;     // of the first of the lane's pair in the first span, in the last dimension
-    int q[2];     // plane and row of the output
-    bool exists;  // whether these are in the output
+    int flat;    // of the first position in the tile
+    int window;  // of the lane's column of products in the first row and span, in floats
+    int cell;    // of the first of the lane's pair in the first span, in the last dimension
+    int q[2];    // plane and first row of the output
+
+    __device__ __forceinline__ bool has_row(int row) const {
+      return q[0] < static_cast<int>(C::output_size(0)) &&
+             q[1] + row * static_cast<int>(C::classes(1)) < static_cast<int>(C::output_size(1));
+    }
   };
 
   __device__ __forceinline__ Chunk find(const Tile& tile, int index, const ThinClass<C>& of_class) const {
-    const int row = index / row_chunks_of_tile;
+    constexpr int blocks = Numbers::tile(1) / chunk_rows;
     const int column = index % row_chunks_of_tile * (spans * 8);
-    const int j0 = row / Numbers::tile(1);
-    const int j1 = row % Numbers::tile(1);
+    const int j1 = index / row_chunks_of_tile % blocks * chunk_rows;
+    const int j0 = index / (row_chunks_of_tile * blocks);
     Chunk own;
-    own.flat = index * (spans * 8);
+    own.flat = (j0 * Numbers::tile(1) + j1) * Numbers::tile(2) + column;
     own.window =
         ((j0 * static_cast<int>(C::step(0)) * Numbers::window(1) + j1 * static_cast<int>(C::step(1))) *
              Numbers::window(2) +
@@ -470,44 +508,106 @@ struct ThinBackward {
     own.cell = tile.origin[2] + column + 2 * in_quad;
     own.q[0] = of_class.r[0] + static_cast<int>(C::classes(0)) * (tile.origin[0] + j0);
     own.q[1] = of_class.r[1] + static_cast<int>(C::classes(1)) * (tile.origin[1] + j1);
-    own.exists = own.q[0] < static_cast<int>(C::output_size(0)) &&
-                 own.q[1] < static_cast<int>(C::output_size(1));
     return own;
   }
 
-  template <int row_tile>
+  // Rows of x that `chunk_rows` rows of outputs meet by `row_taps` taps, counted from the first output's first:
+  // the output row that meets row `x_row` by tap `tap`, -1 where there is none.
+  static constexpr __device__ int first_x_row(int row_taps) {
+    return C::delta(1) < 0 ? (row_taps - 1) * static_cast<int>(C::delta(1)) : 0;
+  }
+  static constexpr __device__ int x_rows(int row_taps) {
+    const int delta = static_cast<int>(C::delta(1) < 0 ? -C::delta(1) : C::delta(1));
+    return (chunk_rows - 1) * static_cast<int>(C::step(1)) + (row_taps - 1) * delta + 1;
+  }
+  static constexpr __device__ int row_of(int x_row, int tap) {
+    const int distance = x_row - tap * static_cast<int>(C::delta(1));
+    const int step = static_cast<int>(C::step(1));
+    if (distance < 0 || distance % step != 0 || distance / step >= chunk_rows) return -1;
+    return distance / step;
+  }
+  static constexpr __device__ bool is_met(int x_row, int row_taps) {
+    for (int tap = 0; tap < row_taps; ++tap) {
+      if (row_of(x_row, tap) >= 0) return true;
+    }
+    return false;
+  }
+  static constexpr int x_row_floats = Numbers::window(1) > 0 ? Numbers::window(2) * vector : 0;
+
+  template <int row_tile, int row_taps>
   __device__ __forceinline__ void convolve(const typename Terms::Class& own, int window,
-                                           float (&h)[spans][4]) const {
-    ProductSums<splits, spans> sums;
+                                           float (&h)[chunk_tiles][4]) const {
+    static_assert(!splits || chunk_rows == 1);
+    ProductSums<splits, spans> sums[chunk_rows];
     const float* from = s.passes.window + window;
-#pragma unroll 2
+#pragma unroll 1
     for (int k = 0; k < own.steps; ++k) {
-      const int step = own.step + k;
-      const float* entry = from + s.step_window[step * 4 + in_quad];
-      Vector x[spans];
-#pragma unroll
-      for (int i = 0; i < spans; ++i)
-        x[i] = *reinterpret_cast<const Vector*>(entry + i * 8 * static_cast<int>(C::step(2)) * vector);
-#pragma unroll
-      for (int product = 0; product < products; ++product) {
-        uint4 a[parts];
+      const float* entry = from + s.step_window[(own.step + k) * 4 + in_quad];
+      const int fragment = own.fragment + k * (row_taps * products);
+      // Weights that several rows meet stay in registers.
+      uint4 held[chunk_rows > 1 ? row_taps : 1][products][parts];
+      const auto load_weights = [&](int tap, int product, uint4(&a)[parts]) {
 #pragma unroll
         for (int i = 0; i < parts; ++i)
-          a[i] = s.weight[i][(step * products + product) * row_tiles + row_tile][lane];
-        float b[spans][2];
+          a[i] = s.weight[i][(fragment + tap * products + product) * row_tiles + row_tile][lane];
+      };
+      if constexpr (chunk_rows > 1) {
 #pragma unroll
-        for (int i = 0; i < spans; ++i) {
-          b[i][0] = x[i].of[product * 2];
-          b[i][1] = x[i].of[product * 2 + 1];
+        for (int i = 0; i < row_taps * products; ++i)
+          load_weights(i / products, i % products, held[i / products][i % products]);
+      }
+#pragma unroll
+      for (int at = 0; at < x_rows(row_taps); ++at) {
+        const int x_row = first_x_row(row_taps) + at;
+        if (!is_met(x_row, row_taps)) continue;
+        Vector x[spans];
+#pragma unroll
+        for (int i = 0; i < spans; ++i)
+          x[i] = *reinterpret_cast<const Vector*>(entry + x_row * x_row_floats +
+                                                  i * 8 * static_cast<int>(C::step(2)) * vector);
+#pragma unroll
+        for (int product = 0; product < products; ++product) {
+          float b[spans][2];
+#pragma unroll
+          for (int i = 0; i < spans; ++i) {
+            b[i][0] = x[i].of[product * 2];
+            b[i][1] = x[i].of[product * 2 + 1];
+          }
+#pragma unroll
+          for (int tap = 0; tap < row_taps; ++tap) {
+            if (row_of(x_row, tap) < 0) continue;
+            if constexpr (chunk_rows > 1) {
+              sums[row_of(x_row, tap)].add(held[tap][product], b);
+            } else {
+              uint4 a[parts];
+              load_weights(tap, product, a);
+              sums[0].add(a, b);
+            }
+          }
         }
-        sums.add(a, b);
       }
     }
-    sums.finish();
 #pragma unroll
-    for (int i = 0; i < spans; ++i) {
+    for (int row = 0; row < chunk_rows; ++row) {
+      sums[row].finish();
 #pragma unroll
-      for (int r = 0; r < 4; ++r) h[i][r] = sums.total[i][r] + s.bias[row_tile * 16 + r / 2 * 8 + quad];
+      for (int i = 0; i < spans * 4; ++i)
+        h[row * spans + i / 4][i % 4] =
+            sums[row].total[i / 4][i % 4] + s.bias[row_tile * 16 + i % 4 / 2 * 8 + quad];
+    }
+  }
+
+  template <int row_tile, int row_taps = Terms::most_row_taps>
+  __device__ __forceinline__ void convolve_class(const typename Terms::Class& own, int window,
+                                                 float (&h)[chunk_tiles][4]) const {
+    if constexpr (row_taps <= 1 || C::classes(1) == 1) {
+      convolve<row_tile, (row_taps > 1 ? row_taps : 1)>(own, window, h);
+    } else if constexpr (!Terms::has_row_taps(row_taps)) {
+      convolve_class<row_tile, row_taps - 1>(own, window, h);
+    } else if (own.row_taps == row_taps) {
+      convolve<row_tile, row_taps>(own, window, h);
+    } else {
+      convolve_class<row_tile, row_taps - 1>(own, window, h);
     }
   }
 
@@ -563,44 +663,52 @@ struct ThinBackward {
     const int64 output = tile.n * C::stride(0) + (row_tile * 16 + quad) * C::stride(1) +
                          chunk.q[0] * C::stride(2) + chunk.q[1] * C::stride(3) +
                          chunk.cell * (classes_x * C::stride(4));
-    const auto is_valid = [&](int x, int i, int k) {
-      return chunk.cell + i * 8 + k < static_cast<int>(C::positions(2, x));
+    // Tile `t` of the chunk is span t % spans of row t / spans.
+    const auto is_valid = [&](int x, int t, int k) {
+      return (chunk_rows == 1 || chunk.has_row(t / spans)) &&
+             chunk.cell + t % spans * 8 + k < static_cast<int>(C::positions(2, x));
     };
     const auto is_channel = [&](int half) {
       return channels % 16 == 0 || row_tile * 16 + half * 8 + quad < channels;
     };
-    const auto offset = [&](int half, int x, int i, int k) {
-      return half * 8 * static_cast<int>(C::stride(1)) + ((i * 8 + k) * classes_x + x) * further;
+    const auto offset = [&](int half, int x, int t, int k) {
+      return half * 8 * static_cast<int>(C::stride(1)) +
+             t / spans * static_cast<int>(C::classes(1) * C::stride(3)) +
+             ((t % spans * 8 + k) * classes_x + x) * further;
     };
-    float g[classes_x][spans][4];
+    float g[classes_x][chunk_tiles][4];
     if constexpr (!Tail::has_mean) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
-        for (int i = 0; i < spans; ++i) {
+        for (int t = 0; t < chunk_tiles; ++t) {
 #pragma unroll
           for (int k = 0; k < 2; ++k) {
 #pragma unroll
             for (int x = 0; x < classes_x; ++x) {
-              g[x][i][half * 2 + k] =
-                  is_valid(x, i, k) && is_channel(half)
-                      ? load_one<Gradient>(p.output_gradient, output + offset(half, x, i, k))
+              g[x][t][half * 2 + k] =
+                  is_valid(x, t, k) && is_channel(half)
+                      ? load_one<Gradient>(p.output_gradient, output + offset(half, x, t, k))
                       : 0.0f;
             }
           }
         }
       }
     }
-    float h[classes_x][spans][4];
+    float h[classes_x][chunk_tiles][4];
 #pragma unroll
     for (int x = 0; x < classes_x; ++x)
-      convolve<row_tile>(s.of_class[first_class + x], chunk.window, h[x]);
+      convolve_class<row_tile>(s.of_class[first_class + x], chunk.window, h[x]);
     float* to_ring = nullptr;
     if constexpr (second && Numbers::wants_input) {
       to_ring = p.ring + tile.n % p.ring_samples * ring_sample() +
                 (chunk.q[0] * ring_stride(0) + chunk.q[1] * ring_stride(1) +
                  chunk.cell * classes_x * rows + row_tile * 16 + quad);
     }
+    const auto ring_offset = [](int half, int x, int t, int k) {
+      return half * 8 + t / spans * static_cast<int>(C::classes(1)) * ring_stride(1) +
+             ((t % spans * 8 + k) * classes_x + x) * rows;
+    };
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int c = row_tile * 16 + half * 8 + quad;
@@ -612,20 +720,20 @@ struct ThinBackward {
 #pragma unroll
       for (int x = 0; x < classes_x; ++x) {
 #pragma unroll
-        for (int i = 0; i < spans; ++i) {
+        for (int t = 0; t < chunk_tiles; ++t) {
 #pragma unroll
           for (int k = 0; k < 2; ++k) {
-            float& value = h[x][i][half * 2 + k];
-            if (is_valid(x, i, k) && is_channel(half)) {
+            float& value = h[x][t][half * 2 + k];
+            if (is_valid(x, t, k) && is_channel(half)) {
               value = element<second>(row, before_values, after_values, value,
-                                      Tail::has_mean ? row.dy : g[x][i][half * 2 + k],
-                                      output + offset(half, x, i, k), sums.value[row_tile][half]);
+                                      Tail::has_mean ? row.dy : g[x][t][half * 2 + k],
+                                      output + offset(half, x, t, k), sums.value[row_tile][half]);
               if constexpr (second && !splits) value = round_to_tf32(value);
             } else {
               value = 0.0f;
             }
             if constexpr (second && Numbers::wants_input) {
-              if (is_valid(x, i, k)) to_ring[half * 8 + ((i * 8 + k) * classes_x + x) * rows] = value;
+              if (is_valid(x, t, k)) to_ring[ring_offset(half, x, t, k)] = value;
             }
           }
         }
@@ -636,9 +744,9 @@ struct ThinBackward {
       for (int x = 0; x < classes_x; ++x) {
         float* to = &s.passes.dh[first_class + x][row_tile * 8 + quad][(chunk.flat + 2 * in_quad) * 2];
 #pragma unroll
-        for (int i = 0; i < spans; ++i)
-          *reinterpret_cast<float4*>(to + i * 16) =
-              float4{h[x][i][0], h[x][i][2], h[x][i][1], h[x][i][3]};
+        for (int t = 0; t < chunk_tiles; ++t)
+          *reinterpret_cast<float4*>(to + (t / spans * Numbers::tile(2) + t % spans * 8) * 2) =
+              float4{h[x][t][0], h[x][t][2], h[x][t][1], h[x][t][3]};
       }
     }
   }
@@ -646,12 +754,12 @@ struct ThinBackward {
   // Rows that are not in the output add nothing to dweight.
   __device__ __forceinline__ void clear_gradients(int first_class, const Chunk& chunk) const {
 #pragma unroll 1
-    for (int i = 0; i < classes_x * spans * row_tiles; ++i) {
+    for (int i = 0; i < classes_x * chunk_tiles * row_tiles; ++i) {
       const int row_tile = i % row_tiles;
-      const int span = i / row_tiles % spans;
-      const int x = i / (row_tiles * spans);
-      *reinterpret_cast<float4*>(&s.passes.dh[first_class + x][row_tile * 8 + quad]
-                                             [(chunk.flat + span * 8 + 2 * in_quad) * 2]) =
+      const int t = i / row_tiles % chunk_tiles;
+      const int x = i / (row_tiles * chunk_tiles);
+      const int flat = chunk.flat + t / spans * Numbers::tile(2) + t % spans * 8 + 2 * in_quad;
+      *reinterpret_cast<float4*>(&s.passes.dh[first_class + x][row_tile * 8 + quad][flat * 2]) =
           float4{0.0f, 0.0f, 0.0f, 0.0f};
     }
   }
@@ -662,7 +770,7 @@ struct ThinBackward {
     for (int item = warp; item < chunks * (classes / classes_x); item += warps) {
       const int first_class = item / chunks * classes_x;
       const Chunk chunk = find(tile, item % chunks, ThinClass<C>(first_class));
-      if (!chunk.exists) {
+      if (!chunk.has_row(0)) {
         if constexpr (second && Numbers::wants_weight) clear_gradients(first_class, chunk);
         continue;
       }
@@ -673,74 +781,113 @@ struct ThinBackward {
     }
   }
 
-  // dweight: rows are output channels, columns 8 entries, a product for each component of their vectors; the
-  // sum is over the positions whose dh lies in shared memory. A job is all products of a group.
+  // dweight: rows are output channels, columns the 8 entries of a group, a product for each row tap and each
+  // component of their vectors; the sum is over the positions whose dh lies in shared memory. Where there are
+  // fewer jobs than warps the positions of a job are cut into parts.
   static constexpr int job_parts = Numbers::job_parts;
-  __device__ __forceinline__ void multiply_weights() const {
-#pragma unroll 1
-    for (int index = warp; index < Numbers::jobs * job_parts; index += warps) {
-      const int job = index / job_parts;
-      const int class_index = classes == 1 ? 0 : Terms::class_of_job(s.of_class, job);
-      const int row_tile =
-          row_tiles == 1 ? 0 : (job - s.of_class[class_index].job) / s.of_class[class_index].groups;
-      ProductSums<splits, components> sums;
+
+  template <int row_taps>
+  __device__ __forceinline__ void multiply_job(const typename Terms::Class& own, int class_index, int job,
+                                               int part, bool exists) const {
+    ProductSums<splits, components> sums[row_taps];
+    const int row_tile = row_tiles == 1 ? 0 : (job - own.job) / own.groups;
+    if (exists) {
       const float* dh = s.passes.dh[class_index][row_tile * 8 + quad] + 4 * in_quad;
       const float* window = s.passes.window + s.group_window[job * 8 + quad] +
                             2 * in_quad * static_cast<int>(C::step(2)) * vector;
+      constexpr int steps = Numbers::tile(2) / 8;
 #pragma unroll 1
-      for (int row = 0; row < Numbers::tile(0) * Numbers::tile(1); ++row) {
+      for (int block = 0; block < Numbers::tile(0) * (Numbers::tile(1) / chunk_rows); ++block) {
+        const int row = block * chunk_rows;
         const int j0 = row / Numbers::tile(1);
         const int j1 = row % Numbers::tile(1);
-        const float* from = window + (j0 * static_cast<int>(C::step(0)) * Numbers::window(1) +
-                                      j1 * static_cast<int>(C::step(1))) *
-                                         Numbers::window(2) * vector;
-        constexpr int steps = row_chunks_of_tile * spans;
-#pragma unroll 4
-        for (int k = index % job_parts; k < steps; k += job_parts) {
-          const uint4 bits = *reinterpret_cast<const uint4*>(dh + (row * steps + k) * 16);
-          uint4 a[parts];
-          if constexpr (splits) {
-            split_tf32(bits, a[0], a[1]);
-          } else {
-            a[0] = bits;
-          }
-          const float* x = from + k * 8 * static_cast<int>(C::step(2)) * vector;
-          const Vector first = *reinterpret_cast<const Vector*>(x);
-          const Vector other = *reinterpret_cast<const Vector*>(x + static_cast<int>(C::step(2)) * vector);
-          float b[components][2];
+        const float* rows_of_x = window + (j0 * static_cast<int>(C::step(0)) * Numbers::window(1) +
+                                           j1 * static_cast<int>(C::step(1))) *
+                                              x_row_floats;
+#pragma unroll 1
+        for (int k = part; k < steps; k += job_parts) {
+          uint4 a[chunk_rows][parts];
 #pragma unroll
-          for (int i = 0; i < components; ++i) {
-            b[i][0] = first.of[i];
-            b[i][1] = other.of[i];
+          for (int i = 0; i < chunk_rows; ++i) {
+            const uint4 bits =
+                *reinterpret_cast<const uint4*>(dh + ((row + i) * Numbers::tile(2) + k * 8) * 2);
+            if constexpr (splits) {
+              split_tf32(bits, a[i][0], a[i][1]);
+            } else {
+              a[i][0] = bits;
+            }
           }
-          sums.add(a, b);
+          const float* columns = rows_of_x + k * 8 * static_cast<int>(C::step(2)) * vector;
+#pragma unroll
+          for (int at = 0; at < x_rows(row_taps); ++at) {
+            const int x_row = first_x_row(row_taps) + at;
+            if (!is_met(x_row, row_taps)) continue;
+            const float* x = columns + x_row * x_row_floats;
+            const Vector first = *reinterpret_cast<const Vector*>(x);
+            const Vector other = *reinterpret_cast<const Vector*>(x + static_cast<int>(C::step(2)) * vector);
+            float b[components][2];
+#pragma unroll
+            for (int i = 0; i < components; ++i) {
+              b[i][0] = first.of[i];
+              b[i][1] = other.of[i];
+            }
+#pragma unroll
+            for (int tap = 0; tap < row_taps; ++tap) {
+              if (row_of(x_row, tap) >= 0) sums[tap].add(a[row_of(x_row, tap)], b);
+            }
+          }
         }
       }
-      sums.finish();
+    }
+    // The parts take turns at the sums in shared memory, each beginning with others.
+    const int unit = own.unit + (job - own.job) * (row_taps * components);
 #pragma unroll
-      for (int i = 0; i < components; ++i) {
-        float4& total = s.passes.weight[index * components + i][lane];
-        const float4 before = total;
-        total = {before.x + sums.total[i][0], before.y + sums.total[i][1], before.z + sums.total[i][2],
-                 before.w + sums.total[i][3]};
+    for (int turn = 0; turn < job_parts; ++turn) {
+      if (turn > 0) __syncthreads();
+#pragma unroll
+      for (int rest = 0; rest < job_parts; ++rest) {
+        if (!exists || (rest + part + turn) % job_parts != 0) continue;
+#pragma unroll
+        for (int i = rest; i < row_taps * components; i += job_parts) {
+          sums[i / components].finish();
+          const auto& value = sums[i / components].total[i % components];
+          float4& total = s.passes.weight[unit + i][lane];
+          const float4 before = total;
+          total = {before.x + value[0], before.y + value[1], before.z + value[2], before.w + value[3]};
+        }
       }
     }
   }
 
-  // The parts of a job in order, to memory.
-  __device__ __forceinline__ void store_weights(int64 ticket) const {
-    constexpr int units = Numbers::jobs * components;
-    for (int i = threadIdx.x; i < units * 32; i += threads) {
-      const int unit = i / 32;
-      const float4* from =
-          s.passes.weight[unit / components * job_parts * components + unit % components] + i % 32;
-      float4 sum = from[0];
-      for (int part = 1; part < job_parts; ++part) {
-        const float4 next = from[part * components * 32];
-        sum = {sum.x + next.x, sum.y + next.y, sum.z + next.z, sum.w + next.w};
-      }
-      reinterpret_cast<float4*>(p.weight_parts)[ticket * units * 32 + i] = sum;
+  template <int row_taps = Terms::most_row_taps>
+  __device__ __forceinline__ void multiply_class(const typename Terms::Class& own, int class_index, int job,
+                                                 int part, bool exists) const {
+    if constexpr (row_taps <= 1 || C::classes(1) == 1) {
+      multiply_job<(row_taps > 1 ? row_taps : 1)>(own, class_index, job, part, exists);
+    } else if constexpr (!Terms::has_row_taps(row_taps)) {
+      multiply_class<row_taps - 1>(own, class_index, job, part, exists);
+    } else if (own.row_taps == row_taps) {
+      multiply_job<row_taps>(own, class_index, job, part, exists);
+    } else {
+      multiply_class<row_taps - 1>(own, class_index, job, part, exists);
     }
+  }
+
+  __device__ __forceinline__ void multiply_weights() const {
+#pragma unroll 1
+    for (int first = 0; first < Numbers::jobs * job_parts; first += warps) {
+      const int index = first + warp;
+      const bool exists = index < Numbers::jobs * job_parts;
+      const int job = exists ? index / job_parts : 0;
+      const int class_index = classes == 1 ? 0 : Terms::class_of_job(s.of_class, job);
+      multiply_class(s.of_class[class_index], class_index, job, index % job_parts, exists);
+    }
+  }
+
+  __device__ __forceinline__ void store_weights(int64 ticket) const {
+    for (int i = threadIdx.x; i < Numbers::units * 32; i += threads)
+      reinterpret_cast<float4*>(p.weight_parts)[ticket * Numbers::units * 32 + i] =
+          s.passes.weight[i / 32][i % 32];
   }
 
   template <int Count, class Sums>
@@ -751,13 +898,13 @@ struct ThinBackward {
 #pragma unroll
         for (int k = 0; k < Count; ++k) {
           const float sum = lanes_sum<4>(sums.value[i / 2][i % 2][k]);
-          if (in_quad == 0) s.sum[warp][i * 8 + quad][k] = sum;
+          if (in_quad == 0) s.passes.sum[warp][i * 8 + quad][k] = sum;
         }
       }
       __syncthreads();
       for (int i = threadIdx.x; i < channels * Count; i += threads) {
         float total = 0.0f;
-        for (int w = 0; w < warps; ++w) total += s.sum[w][i / Count][i % Count];
+        for (int w = 0; w < warps; ++w) total += s.passes.sum[w][i / Count][i % Count];
         to[i] = total;
       }
     }
@@ -770,7 +917,7 @@ struct ThinBackward {
     __syncthreads();  // the one before is done with shared memory
     load_rows<second>(n);
     if constexpr (second && Numbers::wants_weight) {
-      for (int i = threadIdx.x; i < Numbers::weight_slots * 32; i += threads)
+      for (int i = threadIdx.x; i < Numbers::units * 32; i += threads)
         s.passes.weight[i / 32][i % 32] = float4{0.0f, 0.0f, 0.0f, 0.0f};
     }
     const int last = (segment + 1) * Numbers::segment_tiles < Numbers::all_tiles
@@ -796,7 +943,7 @@ struct ThinBackward {
   // By the last block of a sample: the slabs' sums.
   __device__ __forceinline__ void finish_slabs(int64 n) const {
     constexpr float per_element = 1.0f / static_cast<float>(Tail::group_channels * Tail::spatial);
-    float* of_channel = &s.sum[0][0][0];
+    float* of_channel = &s.passes.sum[0][0][0];
     for (int i = threadIdx.x; i < channels * 2; i += threads) {
       double total = 0.0;
       for (int segment = 0; segment < Numbers::segments; ++segment) {
@@ -1154,7 +1301,7 @@ struct ThinReduce {
   static constexpr int threads = Numbers::threads;
   static constexpr int warps = Numbers::warps;
   static constexpr int slices = Numbers::slices;
-  static constexpr int units = Numbers::jobs * Backward::components;
+  static constexpr int units = Numbers::units;
   static constexpr int columns = Numbers::wants_weight ? units * 4 : 0;
   static constexpr int weight_blocks = columns * slices;
 
@@ -1229,12 +1376,14 @@ struct ThinReduce {
     const int unit = e / 128;
     const int lane = e / 4 % 32;
     const int r = e % 4;
-    const int job = unit / Backward::components;
-    const int index = Terms::class_of_job(of_class, job);
-    const int within = job - of_class[index].job;
-    const int o = within / of_class[index].groups * 16 + lane / 4 + r / 2 * 8;
-    const auto entry = Terms::entry(index, within % of_class[index].groups * 8 + lane % 4 * 2 + r % 2);
-    const int of_weight = Terms::weight_index(entry, unit % Backward::components);
+    const int index = Terms::class_of_unit(of_class, unit);
+    const typename Terms::Class own = of_class[index];
+    const int within = unit - own.unit;
+    const int row_tap = within / Backward::components % own.row_taps;
+    const int job = within / Backward::components / own.row_taps;
+    const int o = job / own.groups * 16 + lane / 4 + r / 2 * 8;
+    const auto entry = Terms::entry(index, job % own.groups * 8 + lane % 4 * 2 + r % 2, row_tap);
+    const int of_weight = Terms::weight_index(entry, within % Backward::components);
     if (o < Backward::channels && of_weight >= 0)
       store_one<typename Numbers::WeightGradient>(p.gradient[0], o * Terms::weight_stride + of_weight,
                                                   static_cast<float>(sum));

@@ -36,8 +36,10 @@ struct ThinWork {
     second = tail.second || weight || bias;
     first = parts.norm != nullptr && (second || tail.third);
     sums = tail.third || weight || bias;
-    may_read_output = parts.mean_follows_norm() && second && problem.forward.precision == Precision::tf32 &&
-                      problem.forward.output.dtype == DType::f32;
+    // Strict f32 asks for more than a rounded output tells.
+    may_read_output =
+        parts.mean_follows_norm() && second &&
+        (problem.forward.precision == Precision::tf32 || is_16_bits(problem.forward.output.dtype));
   }
   int first_sums() const { return tail.first_sums; }
   int second_sums() const { return tail.second_sums + (bias ? 1 : 0) + (may_read_output ? 1 : 0); }
@@ -278,10 +280,10 @@ struct ThinBackwardNumbers {
     tile = best_tile;
     set_window();
     for (size_t d = 0; d < 3; ++d) tiles[d] = divide_up(cells[d], tile[d]);
-    // A ticket leaves sums of all weights in memory: so many tiles that this is a twentieth of what reading f32
+    // A ticket leaves sums of all weights in memory: so many tiles that this is a tenth of what reading f32
     // elements of the output takes.
     const int64_t outputs = product(tile) * shape_.classes() * shape_.channels;
-    segment_tiles = std::min(all_tiles(), std::max<int64_t>(1, divide_up(units * 512 * 20, outputs * 4)));
+    segment_tiles = std::min(all_tiles(), std::max<int64_t>(1, divide_up(units * 512 * 10, outputs * 4)));
     segments = divide_up(all_tiles(), segment_tiles);
     segment_tiles = divide_up(all_tiles(), segments);
     segments = divide_up(all_tiles(), segment_tiles);
@@ -423,7 +425,9 @@ class ThinBackward final : public BackwardKernel {
     first_parts_ = regions_.add(tickets * shape_.channels * work_.first_sums() * 4);
     second_parts_ = regions_.add(tickets * shape_.channels * work_.second_sums() * 4);
     slab_sums_ = regions_.add(shape_.slabs() * 2 * 4);
-    weight_parts_ = regions_.add(when(work_.weight, tickets * numbers_.units * 512));
+    const bool merges = work_.weight && numbers_.segments > 1;
+    weight_parts_ = regions_.add(when(merges, ring_samples_ * numbers_.segments * numbers_.units * 512));
+    weight_samples_ = regions_.add(when(work_.weight, batch * numbers_.units * 512));
     slices_ = regions_.add(work_.weight ? numbers_.units * 128 * numbers_.slices * 8 : 0);
     ring_ = regions_.add(when(work_.input, ring_samples_ * numbers_.ring_floats() * 4));
   }
@@ -474,7 +478,7 @@ class ThinBackward final : public BackwardKernel {
     words.add(arguments.output);
     words.add(arguments.statistics);
     for (const Region& region :
-         {control_, columns_, first_parts_, second_parts_, slab_sums_, weight_parts_, slices_, ring_})
+         {control_, columns_, first_parts_, second_parts_, slab_sums_, weight_parts_, weight_samples_, slices_, ring_})
       words.add(at(workspace, region));
     words.add(arguments.input_gradient);
     words.add(shape_.batch);
@@ -535,7 +539,8 @@ class ThinBackward final : public BackwardKernel {
   Number reduce_blocks_ = 1;
   Number cleared_bytes_;
   Regions regions_;
-  Region control_, columns_, first_parts_, second_parts_, slab_sums_, weight_parts_, slices_, ring_;
+  Region control_, columns_, first_parts_, second_parts_, slab_sums_, weight_parts_, weight_samples_, slices_,
+      ring_;
 };
 
 bool lie_alike(const TensorSpec& a, const TensorSpec& b) {

@@ -35,7 +35,8 @@ struct ThinBackwardParameters {
   float* first_parts;   // [batch][segments][channels][sums of pass 1]
   float* second_parts;  // [batch][segments][channels][sums of pass 2]
   float* slab_sums;     // [batch][groups][2]
-  float* weight_parts;  // [batch][segments][units][128]
+  float* weight_parts;    // [ring_samples][segments][units][128]
+  float* weight_samples;  // [batch][units][128]
   double* slices;       // of ThinReduce
   float* ring;          // [ring_samples][positions of the output][channels, a multiple of 16]
   void* input_gradient;
@@ -786,14 +787,16 @@ struct ThinBackward {
   // fewer jobs than warps the positions of a job are cut into parts.
   static constexpr int job_parts = Numbers::job_parts;
 
-  template <int row_taps>
-  __device__ __forceinline__ void multiply_job(const typename Terms::Class& own, int class_index, int job,
-                                               int part, bool exists) const {
-    ProductSums<splits, components> sums[row_taps];
+  // Row taps from `first_tap` on, `taps` of them.
+  template <int taps>
+  __device__ __forceinline__ void multiply_taps(const typename Terms::Class& own, int class_index, int job,
+                                                int part, bool exists, int row_taps, int first_tap) const {
+    ProductSums<splits, components> sums[taps];
     const int row_tile = row_tiles == 1 ? 0 : (job - own.job) / own.groups;
     if (exists) {
       const float* dh = s.passes.dh[class_index][row_tile * 8 + quad] + 4 * in_quad;
       const float* window = s.passes.window + s.group_window[job * 8 + quad] +
+                            first_tap * static_cast<int>(C::delta(1)) * x_row_floats +
                             2 * in_quad * static_cast<int>(C::step(2)) * vector;
       constexpr int steps = Numbers::tile(2) / 8;
 #pragma unroll 1
@@ -819,9 +822,9 @@ struct ThinBackward {
           }
           const float* columns = rows_of_x + k * 8 * static_cast<int>(C::step(2)) * vector;
 #pragma unroll
-          for (int at = 0; at < x_rows(row_taps); ++at) {
-            const int x_row = first_x_row(row_taps) + at;
-            if (!is_met(x_row, row_taps)) continue;
+          for (int at = 0; at < x_rows(taps); ++at) {
+            const int x_row = first_x_row(taps) + at;
+            if (!is_met(x_row, taps)) continue;
             const float* x = columns + x_row * x_row_floats;
             const Vector first = *reinterpret_cast<const Vector*>(x);
             const Vector other = *reinterpret_cast<const Vector*>(x + static_cast<int>(C::step(2)) * vector);
@@ -832,7 +835,7 @@ struct ThinBackward {
               b[i][1] = other.of[i];
             }
 #pragma unroll
-            for (int tap = 0; tap < row_taps; ++tap) {
+            for (int tap = 0; tap < taps; ++tap) {
               if (row_of(x_row, tap) >= 0) sums[tap].add(a[row_of(x_row, tap)], b);
             }
           }
@@ -840,7 +843,7 @@ struct ThinBackward {
       }
     }
     // The parts take turns at the sums in shared memory, each beginning with others.
-    const int unit = own.unit + (job - own.job) * (row_taps * components);
+    const int unit = own.unit + ((job - own.job) * row_taps + first_tap) * components;
 #pragma unroll
     for (int turn = 0; turn < job_parts; ++turn) {
       if (turn > 0) __syncthreads();
@@ -848,7 +851,7 @@ struct ThinBackward {
       for (int rest = 0; rest < job_parts; ++rest) {
         if (!exists || (rest + part + turn) % job_parts != 0) continue;
 #pragma unroll
-        for (int i = rest; i < row_taps * components; i += job_parts) {
+        for (int i = rest; i < taps * components; i += job_parts) {
           sums[i / components].finish();
           const auto& value = sums[i / components].total[i % components];
           float4& total = s.passes.weight[unit + i][lane];
@@ -856,6 +859,21 @@ struct ThinBackward {
           total = {before.x + value[0], before.y + value[1], before.z + value[2], before.w + value[3]};
         }
       }
+    }
+  }
+
+  template <int row_taps>
+  __device__ __forceinline__ void multiply_job(const typename Terms::Class& own, int class_index, int job,
+                                               int part, bool exists) const {
+    if constexpr (splits && row_taps > 1) {
+      // Sums of split products take twice as many registers.
+#pragma unroll 1
+      for (int tap = 0; tap < row_taps; ++tap) {
+        if (tap > 0 && job_parts > 1) __syncthreads();
+        multiply_taps<1>(own, class_index, job, part, exists, row_taps, tap);
+      }
+    } else {
+      multiply_taps<row_taps>(own, class_index, job, part, exists, row_taps, 0);
     }
   }
 
@@ -884,10 +902,25 @@ struct ThinBackward {
     }
   }
 
-  __device__ __forceinline__ void store_weights(int64 ticket) const {
-    for (int i = threadIdx.x; i < Numbers::units * 32; i += threads)
-      reinterpret_cast<float4*>(p.weight_parts)[ticket * Numbers::units * 32 + i] =
-          s.passes.weight[i / 32][i % 32];
+  // Sums of dweight in memory: of each ticket of the samples that are on their way, then of the sample.
+  __device__ __forceinline__ float* weights_of(int64 n, int segment) const {
+    return p.weight_parts + (n % p.ring_samples * Numbers::segments + segment) * (Numbers::units * 128);
+  }
+  __device__ __forceinline__ void store_weights(int64 n, int segment) const {
+    auto* to = reinterpret_cast<float4*>(Numbers::segments > 1 ? weights_of(n, segment)
+                                                                : p.weight_samples + n * Numbers::units * 128);
+    for (int i = threadIdx.x; i < Numbers::units * 32; i += threads) to[i] = s.passes.weight[i / 32][i % 32];
+  }
+  __device__ __forceinline__ void merge_weights(int64 n) const {
+    if constexpr (Numbers::segments > 1) {
+      for (int i = threadIdx.x; i < Numbers::units * 128; i += threads) {
+        double sum = 0.0;
+#pragma unroll 4
+        for (int segment = 0; segment < Numbers::segments; ++segment)
+          sum += load_shared_by_blocks(weights_of(n, segment) + i);
+        p.weight_samples[n * Numbers::units * 128 + i] = static_cast<float>(sum);
+      }
+    }
   }
 
   template <int Count, class Sums>
@@ -937,7 +970,7 @@ struct ThinBackward {
     }
     const int64 ticket = n * Numbers::segments + segment;
     store_sums<count>(sums, (second ? p.second_parts : p.first_parts) + ticket * channels * count);
-    if constexpr (second && Numbers::wants_weight) store_weights(ticket);
+    if constexpr (second && Numbers::wants_weight) store_weights(n, segment);
   }
 
   // By the last block of a sample: the slabs' sums.
@@ -964,8 +997,24 @@ struct ThinBackward {
   }
 
   // The same of a mean directly behind the norm, from the output alone: dz is dy over the positions, and the
-  // mean of gamma xhat is y less beta. The rounding of y moves the slab's sum by 2^-24 of |y|, where dh is
-  // rounded to 2^-11.
+  // mean of gamma xhat is y less beta. The rounding of y moves the slab's sum of dz xhat by at most a rounding of
+  // the sum of |dy y|; it is enough where that is small beside the sum of |gamma dy|, which is what dh is
+  // made of.
+  __device__ __forceinline__ bool output_is_enough(int64 n) const {
+    constexpr float most = is_same<typename Tail::Output, f32> ? 1024.0f : 2.0f;
+    bool is_enough = true;
+    for (int i = threadIdx.x; i < groups; i += threads) {
+      float moved = 0.0f, all = 0.0f;
+      for (int c = i * Tail::group_channels; c < (i + 1) * Tail::group_channels; ++c) {
+        const float dy = load_one<typename Tail::OutputGradient>(
+            p.output_gradient, n * Tail::gradient_sample_stride + c * Tail::gradient_channel_stride);
+        moved = fmaf(fabsf(dy), fabsf(load_one<typename Tail::Output>(p.output, n * channels + c)), moved);
+        all = fmaf(fabsf(dy), fabsf(Tail::weight(p, c)), all);
+      }
+      is_enough = is_enough && moved <= most * all;
+    }
+    return __syncthreads_and(is_enough) != 0;
+  }
   __device__ __forceinline__ void finish_slabs_by_output(int64 n) const {
     constexpr float per_element = 1.0f / static_cast<float>(Tail::group_channels * Tail::spatial);
     for (int i = threadIdx.x; i < groups; i += threads) {
@@ -1229,6 +1278,10 @@ struct ThinBackward {
   static constexpr int third_tickets =
       Numbers::wants_input ? Numbers::back_tiles(0) * Numbers::back_tiles(1) * Numbers::back_tiles(2) : 0;
 
+  // Whether the last ticket of pass 2 of a sample has something to do, which counts as one more.
+  static constexpr bool merges = Numbers::wants_weight && Numbers::segments > 1;
+  static constexpr uint32 second_done = second_tickets + (merges ? 1 : 0);
+
   __device__ __forceinline__ uint32* counters(int64 n) const { return p.control + 4 + n * 4; }
 
   __device__ __forceinline__ void arrive(uint32* counter) const {
@@ -1250,7 +1303,7 @@ struct ThinBackward {
       if (item < first_tickets) {
         if constexpr (first_tickets > 0) {
           if (sample >= p.batch) continue;
-          if (Numbers::may_read_output && p.output != nullptr) {
+          if (Numbers::may_read_output && p.output != nullptr && output_is_enough(sample)) {
             if (item > 0) continue;
             finish_slabs_by_output(sample);
             publish(counters(sample) + 1, 1u);
@@ -1271,18 +1324,31 @@ struct ThinBackward {
           if (n < 0 || n >= p.batch) continue;
           if (threadIdx.x == 0) {
             if (Numbers::has_first) wait_for(counters(n) + 1, 1u);
-            if (Numbers::wants_input && n >= p.ring_samples)
-              wait_for(counters(n - p.ring_samples) + 3, third_tickets);
+            if (n >= p.ring_samples) {
+              uint32* before = counters(n - p.ring_samples);
+              if (Numbers::wants_input) {
+                wait_for(before + 3, third_tickets);
+              } else if (merges) {
+                wait_for(before + 2, second_done);
+              }
+            }
           }
           pass<true>(n, item);
-          if constexpr (Numbers::wants_input) arrive(counters(n) + 2);
+          if constexpr (merges) {
+            if (arrives_last(counters(n) + 2, second_tickets)) {
+              merge_weights(n);
+              publish(counters(n) + 2, second_done);
+            }
+          } else if constexpr (Numbers::wants_input) {
+            arrive(counters(n) + 2);
+          }
         }
         continue;
       }
       if constexpr (third_tickets > 0) {
         const int64 n = sample - first_lag - second_lag;
         if (n < 0 || n >= p.batch) continue;
-        if (threadIdx.x == 0) wait_for(counters(n) + 2, second_tickets);
+        if (threadIdx.x == 0) wait_for(counters(n) + 2, second_done);
         back(n, item - second_tickets);
         arrive(counters(n) + 3);
       }
@@ -1393,13 +1459,12 @@ struct ThinReduce {
     __shared__ double all[warps][32];
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    const int64 parts = p.batch * Numbers::segments;
-    const int64 first = parts * slice / slices;
-    const int64 last = parts * (slice + 1) / slices;
+    const int64 first = p.batch * slice / slices;
+    const int64 last = p.batch * (slice + 1) / slices;
     double sum = 0.0;
 #pragma unroll 4
     for (int64 i = first + warp; i < last; i += warps)
-      sum += __ldg(p.weight_parts + (i * units * 128 + column * 32 + lane));
+      sum += __ldg(p.weight_samples + (i * units * 128 + column * 32 + lane));
     all[warp][lane] = sum;
     __syncthreads();
     if (warp == 0) {

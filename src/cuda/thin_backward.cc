@@ -391,6 +391,14 @@ struct ThinBackwardNumbers {
   Three reach_{0, 0, 0};
 };
 
+// The forward problem with the output where its gradient lies: the output itself is not read but in a mean.
+Problem as_read(const BackwardProblem& problem, const TailParts& parts) {
+  Problem forward = problem.forward;
+  if (!parts.mean && parts.tensor_parameters().empty())
+    forward.output.strides = problem.output_gradient.strides;
+  return forward;
+}
+
 class ThinBackward final : public BackwardKernel {
  public:
   explicit ThinBackward(const BackwardProblem& problem)
@@ -400,7 +408,8 @@ class ThinBackward final : public BackwardKernel {
         numbers_(problem, shape_, work_, gpu_of(problem.forward.device)) {
     if (!work_.first && !work_.second) return;
     const std::string structs = "#include \"thin_backward.cuh\"\n" + tail_source(problem_) +
-                                thin_source(problem_.forward, shape_) + numbers_.source(problem_);
+                                thin_source(as_read(problem_, shape_.parts), shape_) +
+                                numbers_.source(problem_);
     function_.emplace(
         source(structs), problem.forward.device,
         Launch{1, static_cast<uint32_t>(numbers_.threads), 1, static_cast<uint32_t>(numbers_.shared_bytes)});
@@ -559,8 +568,8 @@ std::string gradient_refusal(const BackwardProblem& problem, const TailParts& pa
     if (problem.wants_parameter(i) && problem.parameter_gradients[i].dtype == DType::f64)
       return "f64 is not computed on the GPU";
   }
-  if (!parts.mean && !lie_alike(problem.output_gradient, forward.output))
-    return "the output's gradient lies otherwise than the output";
+  if (!parts.tensor_parameters().empty() && !lie_alike(problem.output_gradient, forward.output))
+    return "the output's gradient lies otherwise than the tensors that stages read";
   for (const int i : parts.tensor_parameters()) {
     const auto index = static_cast<size_t>(i);
     if (problem.wants_parameter(index) &&

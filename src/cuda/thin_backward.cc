@@ -147,6 +147,8 @@ struct ThinBackwardNumbers {
                            .flag("wants_weight", work_.weight)
                            .flag("wants_bias", work_.bias)
                            .flag("may_read_output", work_.may_read_output)
+                           .flag("makes_up_for_weights",
+                                 problem.forward.precision == Precision::tf32 && shape_.parts.mean)
                            .text();
     text += function("int", "tile", tile) + function("int", "tiles", tiles) +
             function("int", "window", window) + function("int", "low", low) +
@@ -280,10 +282,10 @@ struct ThinBackwardNumbers {
     tile = best_tile;
     set_window();
     for (size_t d = 0; d < 3; ++d) tiles[d] = divide_up(cells[d], tile[d]);
-    // A ticket leaves sums of all weights in memory: so many tiles that this is a tenth of what reading f32
+    // A ticket leaves sums of all weights in memory: so many tiles that this is a sixth of what reading f32
     // elements of the output takes.
     const int64_t outputs = product(tile) * shape_.classes() * shape_.channels;
-    segment_tiles = std::min(all_tiles(), std::max<int64_t>(1, divide_up(units * 512 * 10, outputs * 4)));
+    segment_tiles = std::min(all_tiles(), std::max<int64_t>(1, divide_up(units * 512 * 6, outputs * 4)));
     segments = divide_up(all_tiles(), segment_tiles);
     segment_tiles = divide_up(all_tiles(), segments);
     segments = divide_up(all_tiles(), segment_tiles);

@@ -225,6 +225,13 @@ struct GradientTerms {
     return {index < entries ? tap : -1, of_vectors * vector, window};
   }
 
+  // Rounding weights moves all sums of a channel alike, and a norm and long sums let that show. Where the last
+  // vector of channels is not full, the mean of its channels times what rounding drops of their weights makes
+  // up for most of it, at no cost. Only where the forward had exact weights; -1 where there is no room.
+  static constexpr int spare = Numbers::makes_up_for_weights && C::in_channels % vector != 0
+                                   ? static_cast<int>(C::in_channels % vector)
+                                   : -1;
+
   // The index of a weight without its output channel; -1 where there is none.
   static __device__ __forceinline__ int weight_index(const Entry& entry, int component) {
     const int channel = entry.channel + component;
@@ -323,6 +330,21 @@ struct ThinBackward {
     return value;
   }
 
+  // Of a component of an entry.
+  __device__ __forceinline__ float entry_weight(int o, const typename Terms::Entry& entry,
+                                                int component) const {
+    if (component != Terms::spare || entry.channel + vector <= C::in_channels)
+      return weight(o, Terms::weight_index(entry, component));
+    if (o >= channels || entry.tap < 0) return 0.0f;
+    float dropped = 0.0f;
+    for (int i = 0; i < component; ++i) {
+      const float exact = load_one<typename C::Weight>(
+          p.parameter[0], o * Terms::weight_stride + Terms::weight_index(entry, i));
+      dropped += exact - round_to_tf32(exact);
+    }
+    return round_to_tf32(dropped);
+  }
+
   __device__ __forceinline__ void put_weights(uint4 (&to)[32], uint4 (&low)[32], int at,
                                               const float (&w)[4]) const {
     const uint4 bits{__float_as_uint(w[0]), __float_as_uint(w[1]), __float_as_uint(w[2]),
@@ -355,9 +377,9 @@ struct ThinBackward {
       const int row_tap = within / products % s.of_class[own].row_taps;
       const int step = within / products / s.of_class[own].row_taps;
       const auto entry = Terms::entry(own, step * 4 + i % 4, row_tap);
-      const int k0 = Terms::weight_index(entry, product * 2);
-      const int k1 = Terms::weight_index(entry, product * 2 + 1);
-      const float w[4] = {weight(o, k0), weight(o + 8, k0), weight(o, k1), weight(o + 8, k1)};
+      const int k = product * 2;
+      const float w[4] = {entry_weight(o, entry, k), entry_weight(o + 8, entry, k),
+                          entry_weight(o, entry, k + 1), entry_weight(o + 8, entry, k + 1)};
       put_weights(s.weight[0][i / 32], s.weight[parts - 1][i / 32], i % 32, w);
     }
     if constexpr (Numbers::wants_input) {
@@ -455,7 +477,11 @@ struct ThinBackward {
       for (int v = 0; v < rounds; ++v) {
         const int column = v * 32 + lane;
         const int i2 = first[2] + column;
-        const bool is_real = inside && static_cast<unsigned>(i2) < static_cast<unsigned>(C::input_size(2));
+        // Columns behind the input's last one in every tile, known when this is compiled.
+        const bool is_empty =
+            Numbers::tiles(2) == 1 && Numbers::low(2) + v * 32 >= static_cast<int>(C::input_size(2));
+        const bool is_real =
+            !is_empty && inside && static_cast<unsigned>(i2) < static_cast<unsigned>(C::input_size(2));
         Vector value;
 #pragma unroll
         for (int k = 0; k < vector; ++k) {
@@ -464,6 +490,15 @@ struct ThinBackward {
             value.of[k] = load_one<Input>(sample, offset + k * static_cast<int>(C::input_stride(1)) +
                                                       i2 * static_cast<int>(C::input_stride(4)));
             if constexpr (C::rounds_to_tf32) value.of[k] = round_to_tf32(value.of[k]);
+          }
+        }
+        if constexpr (Terms::spare > 0) {
+          if (c + vector > C::in_channels) {
+            constexpr float share = 1.0f / static_cast<float>(Terms::spare);
+            float mean = value.of[0] * share;
+#pragma unroll
+            for (int k = 1; k < Terms::spare; ++k) mean = fmaf(value.of[k], share, mean);
+            value.of[Terms::spare] = round_to_tf32(mean);
           }
         }
         if (width % 32 == 0 || column < width)
@@ -1273,7 +1308,6 @@ struct ThinBackward {
   }
 
   // --- Work ---
-  static constexpr int first_tickets = Numbers::has_first ? Numbers::segments : 0;
   static constexpr int second_tickets = Numbers::has_second ? Numbers::segments : 0;
   static constexpr int third_tickets =
       Numbers::wants_input ? Numbers::back_tiles(0) * Numbers::back_tiles(1) * Numbers::back_tiles(2) : 0;
@@ -1289,8 +1323,23 @@ struct ThinBackward {
     if (threadIdx.x == 0) count_up(counter);
   }
 
+  // Pass 1 of a sample by the output alone, all of it by this block where that is not enough.
+  __device__ __forceinline__ void first_by_output(int64 n) const {
+    if (output_is_enough(n)) {
+      finish_slabs_by_output(n);
+    } else {
+#pragma unroll 1
+      for (int segment = 0; segment < Numbers::segments; ++segment) pass<false>(n, segment);
+      __syncthreads();
+      finish_slabs(n);
+    }
+    publish(counters(n) + 1, 1u);
+  }
+
   __device__ __forceinline__ void run() const {
-    constexpr int of_sample = first_tickets + second_tickets + third_tickets;
+    const bool by_output = Numbers::may_read_output && p.output != nullptr;
+    const int first_tickets = !Numbers::has_first ? 0 : by_output ? 1 : Numbers::segments;
+    const int of_sample = first_tickets + second_tickets + third_tickets;
     const int64 first_lag = Numbers::has_first ? p.first_lag : 0;
     const int64 second_lag = Numbers::wants_input ? p.second_lag : 0;
     const int64 tickets = (p.batch + first_lag + second_lag) * of_sample;
@@ -1298,16 +1347,16 @@ struct ThinBackward {
     Tickets own(p.control);
 #pragma unroll 1
     for (int64 ticket = own.take(); ticket < tickets; ticket = own.take()) {
-      const auto sample = static_cast<int64>(static_cast<uint32>(ticket) / of_sample);
-      int item = static_cast<int>(static_cast<uint32>(ticket) % of_sample);
+      const auto sample = static_cast<int64>(static_cast<uint32>(ticket) / static_cast<uint32>(of_sample));
+      int item = static_cast<int>(static_cast<uint32>(ticket) % static_cast<uint32>(of_sample));
       if (item < first_tickets) {
-        if constexpr (first_tickets > 0) {
+        if constexpr (Numbers::has_first) {
           if (sample >= p.batch) continue;
-          if (Numbers::may_read_output && p.output != nullptr && output_is_enough(sample)) {
-            if (item > 0) continue;
-            finish_slabs_by_output(sample);
-            publish(counters(sample) + 1, 1u);
-            continue;
+          if constexpr (Numbers::may_read_output) {
+            if (by_output) {
+              first_by_output(sample);
+              continue;
+            }
           }
           pass<false>(sample, item);
           if (arrives_last(counters(sample), Numbers::segments)) {

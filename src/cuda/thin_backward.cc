@@ -426,7 +426,7 @@ class ThinBackward final : public BackwardKernel {
     // Lower tickets by as many as run at a time: what is waited for is mostly done. Those of a pass that the
     // output may spare take no time.
     const int64_t slow = of_sample - (work_.may_read_output ? numbers_.segments : 0);
-    lag_ = (divide_up(resident, slow) + 1).called("lag");
+    lag_ = divide_up(resident, slow).called("lag");
     ring_samples_ = minimum(batch, 2 * lag_ + 1).called("ring_samples");
     blocks_ = clamp(batch * of_sample, 1, resident);
     const Number tickets = batch * numbers_.segments;

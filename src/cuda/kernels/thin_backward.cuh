@@ -691,10 +691,19 @@ struct ThinBackward {
     return dh;
   }
 
+  // Pass 2 is the last to read dy: caches need not keep it, and have more room for the ring.
+  template <bool second>
+  __device__ __forceinline__ float load_gradient(int64 index) const {
+    using Gradient = typename Tail::OutputGradient;
+    if constexpr (!second) return load_one<Gradient>(p.output_gradient, index);
+    if constexpr (Gradient::bytes == 4) return __ldcs(static_cast<const float*>(p.output_gradient) + index);
+    const uint16 bits = __ldcs(static_cast<const uint16*>(p.output_gradient) + index);
+    return load_one<Gradient>(&bits, 0);
+  }
+
   template <bool second, int row_tile, class Sums>
   __device__ __forceinline__ void take(const Tile& tile, int first_class, const Chunk& chunk,
                                        Sums& sums) const {
-    using Gradient = typename Tail::OutputGradient;
     constexpr int further = static_cast<int>(C::stride(4));
     const int64 output = tile.n * C::stride(0) + (row_tile * 16 + quad) * C::stride(1) +
                          chunk.q[0] * C::stride(2) + chunk.q[1] * C::stride(3) +
@@ -724,7 +733,7 @@ struct ThinBackward {
             for (int x = 0; x < classes_x; ++x) {
               g[x][t][half * 2 + k] =
                   is_valid(x, t, k) && is_channel(half)
-                      ? load_one<Gradient>(p.output_gradient, output + offset(half, x, t, k))
+                      ? load_gradient<second>(output + offset(half, x, t, k))
                       : 0.0f;
             }
           }

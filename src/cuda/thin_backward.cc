@@ -147,6 +147,7 @@ struct ThinBackwardNumbers {
                            .flag("wants_weight", work_.weight)
                            .flag("wants_bias", work_.bias)
                            .flag("may_read_output", work_.may_read_output)
+                           .flag("has_tensors", !shape_.parts.tensor_parameters().empty())
                            .flag("makes_up_for_weights",
                                  problem.forward.precision == Precision::tf32 && shape_.parts.mean)
                            .text();

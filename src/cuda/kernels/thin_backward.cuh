@@ -520,12 +520,17 @@ struct ThinBackward {
   struct Chunk {
     int flat;    // of the first position in the tile
     int window;  // of the lane's column of products in the first row and span, in floats
-    int cell;    // of the first of the lane's pair in the first span, in the last dimension
+    int first_cell;  // in the last dimension
+    int cell;        // of the first of the lane's pair in the first span
     int q[2];    // plane and first row of the output
 
     __device__ __forceinline__ bool has_row(int row) const {
       return q[0] < static_cast<int>(C::output_size(0)) &&
              q[1] + row * static_cast<int>(C::classes(1)) < static_cast<int>(C::output_size(1));
+    }
+    // Where there is one class of columns.
+    __device__ __forceinline__ bool is_whole() const {
+      return has_row(chunk_rows - 1) && first_cell + spans * 8 <= static_cast<int>(C::positions(2, 0));
     }
   };
 
@@ -541,7 +546,8 @@ struct ThinBackward {
              Numbers::window(2) +
          (column + quad) * static_cast<int>(C::step(2))) *
         vector;
-    own.cell = tile.origin[2] + column + 2 * in_quad;
+    own.first_cell = tile.origin[2] + column;
+    own.cell = own.first_cell + 2 * in_quad;
     own.q[0] = of_class.r[0] + static_cast<int>(C::classes(0)) * (tile.origin[0] + j0);
     own.q[1] = of_class.r[1] + static_cast<int>(C::classes(1)) * (tile.origin[1] + j1);
     return own;
@@ -647,11 +653,14 @@ struct ThinBackward {
     }
   }
 
-  // One element: its sums, and in pass 2 the gradient of the convolution's output.
+  // One element: its sums, and in pass 2 the gradient of the convolution's output. One that is not valid adds
+  // nothing and has none.
   template <bool second, int Count>
   __device__ __forceinline__ float element(const RowValues& row, const float* before_values,
-                                           const float* after_values, float x, float g, int64 index,
-                                           float (&sum)[Count]) const {
+                                           const float* after_values, float x, float g, bool valid,
+                                           int64 index, float (&sum)[Count]) const {
+    x = valid ? x : 0.0f;
+    g = valid ? g : 0.0f;
     typename Before::template Tensors<1> before;
     typename After::template Tensors<1> after;
     before.load(p, index);
@@ -677,8 +686,8 @@ struct ThinBackward {
         for (int i = 0; i < after_sums; ++i) sum[2 + i] += of_after[i];
         return 0.0f;
       }
-      if constexpr (Numbers::may_read_output) sum[second_sums - 1] += xhat;
-      const float to_chain = fmaf(row.scale, dz, fmaf(xhat, row.product, row.sum));
+      if constexpr (Numbers::may_read_output) sum[second_sums - 1] += valid ? xhat : 0.0f;
+      const float to_chain = valid ? fmaf(row.scale, dz, fmaf(xhat, row.product, row.sum)) : 0.0f;
       dh = Before::gradient(x, before_values, before, 0, to_chain, of_before, before_gradients);
 #pragma unroll
       for (int i = 0; i < chain_sums; ++i) sum[i] += of_before[i];
@@ -701,17 +710,20 @@ struct ThinBackward {
     return load_one<Gradient>(&bits, 0);
   }
 
-  template <bool second, int row_tile, class Sums>
+  // `whole`: all positions of the chunk are in the output.
+  template <bool second, bool whole, int row_tile, class Sums>
   __device__ __forceinline__ void take(const Tile& tile, int first_class, const Chunk& chunk,
                                        Sums& sums) const {
     constexpr int further = static_cast<int>(C::stride(4));
     const int64 output = tile.n * C::stride(0) + (row_tile * 16 + quad) * C::stride(1) +
                          chunk.q[0] * C::stride(2) + chunk.q[1] * C::stride(3) +
                          chunk.cell * (classes_x * C::stride(4));
+    // Many rows are one block of code where nothing is loaded or stored beside them.
+    constexpr bool masks = chunk_rows > 1 && !Numbers::has_tensors;
     // Tile `t` of the chunk is span t % spans of row t / spans.
     const auto is_valid = [&](int x, int t, int k) {
-      return (chunk_rows == 1 || chunk.has_row(t / spans)) &&
-             chunk.cell + t % spans * 8 + k < static_cast<int>(C::positions(2, x));
+      return whole || ((chunk_rows == 1 || chunk.has_row(t / spans)) &&
+                       chunk.cell + t % spans * 8 + k < static_cast<int>(C::positions(2, x)));
     };
     const auto is_channel = [&](int half) {
       return channels % 16 == 0 || row_tile * 16 + half * 8 + quad < channels;
@@ -769,9 +781,10 @@ struct ThinBackward {
 #pragma unroll
           for (int k = 0; k < 2; ++k) {
             float& value = h[x][t][half * 2 + k];
-            if (is_valid(x, t, k) && is_channel(half)) {
+            const bool valid = is_valid(x, t, k) && is_channel(half);
+            if (masks || valid) {
               value = element<second>(row, before_values, after_values, value,
-                                      Tail::has_mean ? row.dy : g[x][t][half * 2 + k],
+                                      Tail::has_mean ? row.dy : g[x][t][half * 2 + k], !masks || valid,
                                       output + offset(half, x, t, k), sums.value[row_tile][half]);
               if constexpr (second && !splits) value = round_to_tf32(value);
             } else {
@@ -819,11 +832,21 @@ struct ThinBackward {
         if constexpr (second && Numbers::wants_weight) clear_gradients(first_class, chunk);
         continue;
       }
-      take<second, 0>(tile, first_class, chunk, sums);
-      if constexpr (row_tiles > 1) take<second, 1>(tile, first_class, chunk, sums);
-      if constexpr (row_tiles > 2) take<second, 2>(tile, first_class, chunk, sums);
-      if constexpr (row_tiles > 3) take<second, 3>(tile, first_class, chunk, sums);
+      if (chunk_rows > 1 && chunk.is_whole()) {
+        take_rows<second, true>(tile, first_class, chunk, sums);
+      } else {
+        take_rows<second, false>(tile, first_class, chunk, sums);
+      }
     }
+  }
+
+  template <bool second, bool whole, class Sums>
+  __device__ __forceinline__ void take_rows(const Tile& tile, int first_class, const Chunk& chunk,
+                                            Sums& sums) const {
+    take<second, whole, 0>(tile, first_class, chunk, sums);
+    if constexpr (row_tiles > 1) take<second, whole, 1>(tile, first_class, chunk, sums);
+    if constexpr (row_tiles > 2) take<second, whole, 2>(tile, first_class, chunk, sums);
+    if constexpr (row_tiles > 3) take<second, whole, 3>(tile, first_class, chunk, sums);
   }
 
   // dweight: rows are output channels, columns the 8 entries of a group, a product for each row tap and each
@@ -1332,19 +1355,6 @@ struct ThinBackward {
     if (threadIdx.x == 0) count_up(counter);
   }
 
-  // Pass 1 of a sample by the output alone, all of it by this block where that is not enough.
-  __device__ __forceinline__ void first_by_output(int64 n) const {
-    if (output_is_enough(n)) {
-      finish_slabs_by_output(n);
-    } else {
-#pragma unroll 1
-      for (int segment = 0; segment < Numbers::segments; ++segment) pass<false>(n, segment);
-      __syncthreads();
-      finish_slabs(n);
-    }
-    publish(counters(n) + 1, 1u);
-  }
-
   __device__ __forceinline__ void run() const {
     const bool by_output = Numbers::may_read_output && p.output != nullptr;
     const int first_tickets = !Numbers::has_first ? 0 : by_output ? 1 : Numbers::segments;
@@ -1361,17 +1371,20 @@ struct ThinBackward {
       if (item < first_tickets) {
         if constexpr (Numbers::has_first) {
           if (sample >= p.batch) continue;
+          // By the output alone, or all of it by this block where that is not enough.
+          bool is_done = false;
           if constexpr (Numbers::may_read_output) {
-            if (by_output) {
-              first_by_output(sample);
-              continue;
-            }
+            is_done = by_output && output_is_enough(sample);
+            if (is_done) finish_slabs_by_output(sample);
           }
-          pass<false>(sample, item);
-          if (arrives_last(counters(sample), Numbers::segments)) {
-            finish_slabs(sample);
-            publish(counters(sample) + 1, 1u);
+          if (!is_done) {
+            const int last = by_output ? Numbers::segments : item + 1;
+#pragma unroll 1
+            for (int segment = item; segment < last; ++segment) pass<false>(sample, segment);
+            is_done = arrives_last(counters(sample), by_output ? 1 : Numbers::segments);
+            if (is_done) finish_slabs(sample);
           }
+          if (is_done) publish(counters(sample) + 1, 1u);
         }
         continue;
       }

@@ -115,42 +115,42 @@ struct ThinBackwardNumbers {
       strides[1] = own[1];
       for (size_t d = 2; d < own.size(); ++d) strides[5 - own.size() + d] = own[d];
     }
-    std::string text = Constants()
-                           .add("threads", threads)
-                           .add("warps", warps)
-                           .add("slices", slices)
-                           .add("spans", spans)
-                           .add("vector", vector)
-                           .add("steps", steps)
-                           .add("jobs", jobs)
-                           .add("job_parts", job_parts)
-                           .add("fragments", fragments)
-                           .add("units", units)
-                           .add("chunk_rows", chunk_rows)
-                           .add("dh_pitch", dh_pitch)
-                           .add("segments", segments)
-                           .add("segment_tiles", segment_tiles)
-                           .add("all_tiles", all_tiles())
-                           .add("window_vectors", window_vectors())
-                           .add("back_columns", back_columns)
-                           .add("back_floats", back_floats())
-                           .add("back_live", back_live)
-                           .add("back_buffers", back_buffers)
-                           .add("product_pitch", product_pitch)
-                           .add("back_spans", back_spans)
-                           .add("back_spans_at_once", back_spans_at_once)
-                           .add("back_pitch", back_pitch)
-                           .flag("splits", splits)
-                           .flag("has_first", work_.first)
-                           .flag("has_second", work_.second)
-                           .flag("wants_input", work_.input)
-                           .flag("wants_weight", work_.weight)
-                           .flag("wants_bias", work_.bias)
-                           .flag("may_read_output", work_.may_read_output)
-                           .flag("has_tensors", !shape_.parts.tensor_parameters().empty())
-                           .flag("makes_up_for_weights",
-                                 problem.forward.precision == Precision::tf32 && shape_.parts.mean)
-                           .text();
+    std::string text =
+        Constants()
+            .add("threads", threads)
+            .add("warps", warps)
+            .add("slices", slices)
+            .add("spans", spans)
+            .add("vector", vector)
+            .add("steps", steps)
+            .add("jobs", jobs)
+            .add("job_parts", job_parts)
+            .add("fragments", fragments)
+            .add("units", units)
+            .add("chunk_rows", chunk_rows)
+            .add("dh_pitch", dh_pitch)
+            .add("segments", segments)
+            .add("segment_tiles", segment_tiles)
+            .add("all_tiles", all_tiles())
+            .add("window_vectors", window_vectors())
+            .add("back_columns", back_columns)
+            .add("back_floats", back_floats())
+            .add("back_live", back_live)
+            .add("back_buffers", back_buffers)
+            .add("product_pitch", product_pitch)
+            .add("back_spans", back_spans)
+            .add("back_spans_at_once", back_spans_at_once)
+            .add("back_pitch", back_pitch)
+            .flag("splits", splits)
+            .flag("has_first", work_.first)
+            .flag("has_second", work_.second)
+            .flag("wants_input", work_.input)
+            .flag("wants_weight", work_.weight)
+            .flag("wants_bias", work_.bias)
+            .flag("may_read_output", work_.may_read_output)
+            .flag("has_tensors", !shape_.parts.tensor_parameters().empty())
+            .flag("makes_up_for_weights", problem.forward.precision == Precision::tf32 && shape_.parts.mean)
+            .text();
     text += function("int", "tile", tile) + function("int", "tiles", tiles) +
             function("int", "window", window) + function("int", "low", low) +
             function("int", "back_tile", back_tile) + function("int", "back_tiles", back_tiles) +
@@ -174,8 +174,7 @@ struct ThinBackwardNumbers {
     for (const ThinAxis::Class& z : shape_.axes[0].classes) {
       for (const ThinAxis::Class& y : shape_.axes[1].classes) {
         for (const ThinAxis::Class& x : shape_.axes[2].classes) {
-          const int64_t entries =
-              y.count > 0 ? divide_up(shape_.in_channels, vector) * z.count * x.count : 0;
+          const int64_t entries = y.count > 0 ? divide_up(shape_.in_channels, vector) * z.count * x.count : 0;
           steps += divide_up(entries, 4);
           fragments += divide_up(entries, 4) * y.count * (vector / 2);
           jobs += divide_up(entries, 8) * row_tiles_;
@@ -225,7 +224,8 @@ struct ThinBackwardNumbers {
     const int64_t back_steps = shape_.axes[0].kernel * shape_.axes[1].kernel * row_tiles_ * 2;
     const int64_t rows = row_tiles_ * 16;
     return parts * 512 *
-               (std::max<int64_t>(1, fragments * row_tiles_) + (work_.input ? back_steps * column_tiles() : 1)) +
+               (std::max<int64_t>(1, fragments * row_tiles_) +
+                (work_.input ? back_steps * column_tiles() : 1)) +
            4 * (steps * 4 + 1 + jobs * 8 + 1) + 28 * shape_.classes() + rows * (32 + 4) + 64;
   }
 
@@ -347,7 +347,8 @@ struct ThinBackwardNumbers {
               continue;
             const auto count = static_cast<double>(divide_up(in(1), rows) * parts);
             // Instructions of a warp for a plane: those that load it, products, and what it costs once.
-            const double loads = static_cast<double>(back_window[1] * back_columns * row_tiles_) * 16 / threads;
+            const double loads =
+                static_cast<double>(back_window[1] * back_columns * row_tiles_) * 16 / threads;
             const double taps = static_cast<double>(shape_.axes[1].kernel * row_tiles_) /
                                 static_cast<double>(transposed_ ? 1 : conv_stride[1]);
             const auto of_span = static_cast<double>(at_once);
@@ -489,8 +490,8 @@ class ThinBackward final : public BackwardKernel {
     words.add(arguments.output_gradient);
     words.add(arguments.output);
     words.add(arguments.statistics);
-    for (const Region& region :
-         {control_, columns_, first_parts_, second_parts_, slab_sums_, weight_parts_, weight_samples_, slices_, ring_})
+    for (const Region& region : {control_, columns_, first_parts_, second_parts_, slab_sums_, weight_parts_,
+                                 weight_samples_, slices_, ring_})
       words.add(at(workspace, region));
     words.add(arguments.input_gradient);
     words.add(shape_.batch);

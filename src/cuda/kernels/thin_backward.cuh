@@ -4,7 +4,7 @@
 // With h the convolution's output, dh its gradient, z the norm's output and M elements in a slab:
 //   pass 1   x -> h; dy -> dz; for each channel the sums of dz, of dz xhat and of what the after-chain reads.
 //            The last block of a sample merges them to the slabs' means over M of gamma dz and gamma dz xhat
-//   pass 2   x -> h -> dh as in tail_backward.cuh, a class of a tile in shared memory at a time;
+//   pass 2   x -> h -> dh as in tail_backward.cuh, a tile in shared memory at a time;
 //            dweight[o, term] += sum over positions dh[o, q] x[term, q] by tensor cores; dh to the ring
 //   pass 3   dx: rows D[(input channel, last tap), q] = sum over outer taps and o of w dh[o, q] by tensor
 //            cores, shifted and added to dx[input channel, i] as they leave
@@ -13,7 +13,8 @@
 // Work is taken by ticket, sample after sample: pass 1 of sample n, pass 2 of an earlier and pass 3 of a
 // still earlier one, so that dy and dh come from the second-level cache; blocks wait only for lower tickets.
 // The ring has dh of a few samples: nothing of the convolution's size is in memory. Gradients of weights
-// leave as one part for each ticket and are added by a second launch (ThinReduce), in double and in order.
+// leave as one part for each ticket, which the last block of a sample adds; sums over the batch are a second
+// launch (ThinReduce), in double and in order.
 //
 // Operands of products are tf32: rounded, exact (of 16 bits), or split in two with three products (strict
 // f32, at most 64 terms in the tensor core). dh is rounded as an operand is. Moves x and dy twice, dh once
@@ -32,13 +33,13 @@ struct ThinBackwardParameters {
   const float* statistics;
   uint32* control;  // zero: a ticket; for each sample arrivals of pass 1, a flag, arrivals of passes 2 and 3
   uint32* columns;  // zero: arrivals of ThinReduce
-  float* first_parts;   // [batch][segments][channels][sums of pass 1]
-  float* second_parts;  // [batch][segments][channels][sums of pass 2]
-  float* slab_sums;     // [batch][groups][2]
+  float* first_parts;     // [batch][segments][channels][sums of pass 1]
+  float* second_parts;    // [batch][segments][channels][sums of pass 2]
+  float* slab_sums;       // [batch][groups][2]
   float* weight_parts;    // [ring_samples][segments][units][128]
   float* weight_samples;  // [batch][units][128]
-  double* slices;       // of ThinReduce
-  float* ring;          // [ring_samples][positions of the output][channels, a multiple of 16]
+  double* slices;         // of ThinReduce
+  float* ring;            // [ring_samples][positions of the output][channels, a multiple of 16]
   void* input_gradient;
   int64 batch;
   int64 first_lag;   // samples from pass 1 to pass 2
@@ -121,8 +122,8 @@ struct ProductSums {
 
 // The convolution's terms. The window of x has vectors of input channels; an entry is such a vector and a tap
 // of the first and last dimension, and meets every tap of the dimension between them ("row tap"): what is
-// loaded of a row of x serves all rows of outputs that meet it. A step is four entries, one for each lane of a
-// quad; a group is the eight entries that are the columns of a product of dweight.
+// loaded of a row of x serves all rows of outputs that meet it. A step is four entries, one for each lane of
+// a quad; a group is the eight entries that are the columns of a product of dweight.
 template <class Convolution, class Numbers>
 struct GradientTerms {
   using C = Convolution;
@@ -225,9 +226,9 @@ struct GradientTerms {
     return {index < entries ? tap : -1, of_vectors * vector, window};
   }
 
-  // Rounding weights moves all sums of a channel alike, and a norm and long sums let that show. Where the last
-  // vector of channels is not full, the mean of its channels times what rounding drops of their weights makes
-  // up for most of it, at no cost. Only where the forward had exact weights; -1 where there is no room.
+  // Rounding weights moves all sums of a channel alike, and a norm and long sums let that show. Where the
+  // last vector of channels is not full, the mean of its channels times what rounding drops of their weights
+  // makes up for most of it, at no cost. Only where the forward had exact weights; -1 where there is no room.
   static constexpr int spare = Numbers::makes_up_for_weights && C::in_channels % vector != 0
                                    ? static_cast<int>(C::in_channels % vector)
                                    : -1;
@@ -258,7 +259,7 @@ struct ThinBackward {
   static constexpr int vector = Terms::vector;
   static constexpr int products = Terms::products;
   static constexpr int components = Terms::components;
-  static constexpr int spans = Numbers::spans;  // of 8 positions in a row that a warp has at a time
+  static constexpr int spans = Numbers::spans;            // of 8 positions in a row that a warp has at a time
   static constexpr int chunk_rows = Numbers::chunk_rows;  // in the dimension before the last
   static constexpr int chunk_tiles = chunk_rows * spans;
   static constexpr int row_chunks_of_tile = Numbers::tile(2) / (spans * 8);
@@ -302,7 +303,7 @@ struct ThinBackward {
     alignas(16) float product[2][Numbers::back_tile(1)][column_rows][Numbers::product_pitch];
   };
   struct Shared {
-    uint4 weight[parts][Numbers::fragments > 0 ? Numbers::fragments * row_tiles : 1][32];
+    uint4 weight[parts][Numbers::fragments > 0 ? Numbers::fragments* row_tiles : 1][32];
     uint4 back[parts][Numbers::wants_input ? back_steps * column_tiles : 1][32];
     int step_window[Numbers::steps * 4 + 1];  // of entries, in floats
     int group_window[Numbers::jobs * 8 + 1];
@@ -518,11 +519,11 @@ struct ThinBackward {
   // A warp's chunk: some rows of some neighbouring positions, in all classes of a row, where they lie side by
   // side in the output.
   struct Chunk {
-    int flat;    // of the first position in the tile
-    int window;  // of the lane's column of products in the first row and span, in floats
+    int flat;        // of the first position in the tile
+    int window;      // of the lane's column of products in the first row and span, in floats
     int first_cell;  // in the last dimension
     int cell;        // of the first of the lane's pair in the first span
-    int q[2];    // plane and first row of the output
+    int q[2];        // plane and first row of the output
 
     __device__ __forceinline__ bool has_row(int row) const {
       return q[0] < static_cast<int>(C::output_size(0)) &&
@@ -553,8 +554,8 @@ struct ThinBackward {
     return own;
   }
 
-  // Rows of x that `chunk_rows` rows of outputs meet by `row_taps` taps, counted from the first output's first:
-  // the output row that meets row `x_row` by tap `tap`, -1 where there is none.
+  // Rows of x that `chunk_rows` rows of outputs meet by `row_taps` taps, counted from the first output's
+  // first: the output row that meets row `x_row` by tap `tap`, -1 where there is none.
   static constexpr __device__ int first_x_row(int row_taps) {
     return C::delta(1) < 0 ? (row_taps - 1) * static_cast<int>(C::delta(1)) : 0;
   }
@@ -743,10 +744,9 @@ struct ThinBackward {
           for (int k = 0; k < 2; ++k) {
 #pragma unroll
             for (int x = 0; x < classes_x; ++x) {
-              g[x][t][half * 2 + k] =
-                  is_valid(x, t, k) && is_channel(half)
-                      ? load_gradient<second>(output + offset(half, x, t, k))
-                      : 0.0f;
+              g[x][t][half * 2 + k] = is_valid(x, t, k) && is_channel(half)
+                                          ? load_gradient<second>(output + offset(half, x, t, k))
+                                          : 0.0f;
             }
           }
         }
@@ -759,8 +759,8 @@ struct ThinBackward {
     float* to_ring = nullptr;
     if constexpr (second && Numbers::wants_input) {
       to_ring = p.ring + tile.n % p.ring_samples * ring_sample() +
-                (chunk.q[0] * ring_stride(0) + chunk.q[1] * ring_stride(1) +
-                 chunk.cell * classes_x * rows + row_tile * 16 + quad);
+                (chunk.q[0] * ring_stride(0) + chunk.q[1] * ring_stride(1) + chunk.cell * classes_x * rows +
+                 row_tile * 16 + quad);
     }
     const auto ring_offset = [](int half, int x, int t, int k) {
       return half * 8 + t / spans * static_cast<int>(C::classes(1)) * ring_stride(1) +
@@ -975,7 +975,7 @@ struct ThinBackward {
   }
   __device__ __forceinline__ void store_weights(int64 n, int segment) const {
     auto* to = reinterpret_cast<float4*>(Numbers::segments > 1 ? weights_of(n, segment)
-                                                                : p.weight_samples + n * Numbers::units * 128);
+                                                               : p.weight_samples + n * Numbers::units * 128);
     for (int i = threadIdx.x; i < Numbers::units * 32; i += threads) to[i] = s.passes.weight[i / 32][i % 32];
   }
   __device__ __forceinline__ void merge_weights(int64 n) const {
@@ -1064,9 +1064,9 @@ struct ThinBackward {
   }
 
   // The same of a mean directly behind the norm, from the output alone: dz is dy over the positions, and the
-  // mean of gamma xhat is y less beta. The rounding of y moves the slab's sum of dz xhat by at most a rounding of
-  // the sum of |dy y|; it is enough where that is small beside the sum of |gamma dy|, which is what dh is
-  // made of.
+  // mean of gamma xhat is y less beta. The rounding of y moves the slab's sum of dz xhat by at most a
+  // rounding of the sum of |dy y|; it is enough where that is small beside the sum of |gamma dy|, which is
+  // what dh is made of.
   __device__ __forceinline__ bool output_is_enough(int64 n) const {
     constexpr float most = is_same<typename Tail::Output, f32> ? 1024.0f : 2.0f;
     bool is_enough = true;
@@ -1190,8 +1190,8 @@ struct ThinBackward {
       const bool wanted = plane + i >= first && plane + i < last;
       tap[i] = wanted ? plane_tap(q0, plane + i) : -1;
     }
-    const float* of_lane = s.back_window.ring[buffer] +
-                           (item.chunk * back_at_once * 8 + quad) * back_pitch + in_quad * 4;
+    const float* of_lane =
+        s.back_window.ring[buffer] + (item.chunk * back_at_once * 8 + quad) * back_pitch + in_quad * 4;
 #pragma unroll 1
     for (int k1 = 0; k1 < static_cast<int>(C::kernel(1)); ++k1) {
       const int q1 = met(1, i1, k1);
@@ -1269,8 +1269,8 @@ struct ThinBackward {
 #pragma unroll
         for (int k = 0; k < column_taps; ++k) sum += from[k] >= 0 ? products_of[from[k]] : 0.0f;
         store_one<typename Tail::InputGradient>(
-            p.input_gradient,
-            to + c * Numbers::gradient_stride(1) + (y + row) * Numbers::gradient_stride(3), sum);
+            p.input_gradient, to + c * Numbers::gradient_stride(1) + (y + row) * Numbers::gradient_stride(3),
+            sum);
       }
     }
   }

@@ -85,7 +85,7 @@ struct ThinBackwardNumbers {
     back_pitch = row_tiles_ % 2 == 0 ? row_tiles_ * 16 + 16 : row_tiles_ * 16;
     for (blocks = 2; blocks > 0; --blocks) {
       const int64_t budget =
-          std::min(gpu.shared_bytes_per_block, gpu.shared_bytes_per_multiprocessor / blocks - 1024);
+          std::min(gpu.shared_bytes_per_block, gpu.shared_bytes_per_multiprocessor / blocks - 1024 - 128);
       if (cut(budget)) return;
     }
     blocks = 1;
@@ -226,7 +226,7 @@ struct ThinBackwardNumbers {
     return parts * 512 *
                (std::max<int64_t>(1, fragments * row_tiles_) +
                 (work_.input ? back_steps * column_tiles() : 1)) +
-           4 * (steps * 4 + 1 + jobs * 8 + 1) + 28 * shape_.classes() + rows * (32 + 4) + 64;
+           4 * (steps * 4 + 1 + jobs * 8 + 1) + 28 * shape_.classes() + rows * (32 + 4) + 16 + 24;
   }
 
   void set_window() {

@@ -21,6 +21,7 @@
 // each way through the second-level cache, dx once.
 #pragma once
 
+#include "barrier.cuh"
 #include "thin.cuh"
 
 namespace onepass {
@@ -310,6 +311,7 @@ struct ThinBackward {
     typename Terms::Class of_class[classes];
     RowValues row[rows];
     float bias[rows];
+    uint64 arrived[2];  // planes of dh
     union {
       Passes passes;
       Back back_window;
@@ -358,7 +360,12 @@ struct ThinBackward {
   }
 
   __device__ void prepare() const {
-    if (threadIdx.x == 0) Terms::find_classes(s.of_class);
+    if (threadIdx.x == 0) {
+      Terms::find_classes(s.of_class);
+#if __CUDA_ARCH__ >= 900
+      for (uint64& barrier_of : s.arrived) barrier::initialise(&barrier_of);
+#endif
+    }
     __syncthreads();
     for (int i = threadIdx.x; i < Numbers::steps * 4; i += threads) {
       const int own = Terms::class_of_step(s.of_class, i / 4);
@@ -1144,6 +1151,13 @@ struct ThinBackward {
   static constexpr int back_columns = Numbers::back_columns;
   static constexpr int back_pitch = Numbers::back_pitch;  // of a position, in floats
 
+  // Whether the rows of a plane are one piece of memory that a single bulk copy brings.
+#if __CUDA_ARCH__ >= 900
+  static constexpr bool copies_whole = back_columns == C::output_size(2) && back_pitch == rows;
+#else
+  static constexpr bool copies_whole = false;
+#endif
+
   __device__ __forceinline__ void load_plane(const float* sample, int plane, int buffer, int first_row,
                                              int first_column) const {
     constexpr int vectors = back_columns * rows / 4;
@@ -1153,25 +1167,49 @@ struct ThinBackward {
     const float* from = sample + plane * ring_stride(0) + begin * ring_stride(1) + first_column * rows;
     float* to = s.back_window.ring[buffer] + (begin - first_row) * (back_columns * back_pitch);
     const int all = (end - begin) * vectors;
-    constexpr bool whole = back_columns == C::output_size(2) && back_pitch == rows;
+#if __CUDA_ARCH__ >= 900
+    if constexpr (copies_whole) {
+      if (threadIdx.x == 0) {
+        barrier::release_to_copies();
+        barrier::expect(s.arrived + buffer, all * 16);
+        barrier::copy(to, from, all * 16, s.arrived + buffer);
+      }
+      return;
+    }
+#endif
 #pragma unroll 4
     for (int i = threadIdx.x; i < all; i += threads) {
-      const float* source = from + i * 4;
-      float* target = to + i * 4;
-      if constexpr (!whole) {
-        const int row = i / vectors;
-        const int column = i % vectors / (rows / 4);
-        const int o = i % (rows / 4) * 4;
-        if (first_column + column >= static_cast<int>(C::output_size(2))) continue;
-        source = from + row * ring_stride(1) + column * rows + o;
-        target = to + (row * back_columns + column) * back_pitch + o;
-      }
+      const int row = i / vectors;
+      const int column = i % vectors / (rows / 4);
+      const int o = i % (rows / 4) * 4;
+      if (first_column + column >= static_cast<int>(C::output_size(2))) continue;
+      const float* source = from + row * ring_stride(1) + column * rows + o;
+      float* target = to + (row * back_columns + column) * back_pitch + o;
       asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
                        static_cast<uint32>(__cvta_generic_to_shared(target))),
                    "l"(source)
                    : "memory");
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+
+  // Until the plane in a buffer is there, for this thread's eyes or, where threads copied, for its own part.
+  __device__ __forceinline__ void wait_for_plane(int buffer, uint32& phases) const {
+#if __CUDA_ARCH__ >= 900
+    if constexpr (copies_whole) {
+      barrier::wait(s.arrived + buffer, phases >> buffer & 1u);
+      phases ^= 1u << buffer;
+      return;
+    }
+#endif
+    asm volatile("cp.async.wait_all;" ::: "memory");
+  }
+
+  // What this thread has read or written of shared memory may be overwritten by copies behind the next barrier.
+  static __device__ __forceinline__ void release_to_planes() {
+#if __CUDA_ARCH__ >= 900
+    if constexpr (copies_whole) barrier::release_to_copies();
+#endif
   }
 
   // A warp's part of pass 3: a row of dx, 16 rows of D and some columns of dh, for all `live` planes of dx
@@ -1275,7 +1313,8 @@ struct ThinBackward {
     }
   }
 
-  __device__ __forceinline__ void back(int64 n, int index) const {
+  // `phases`: of the copies into each buffer, kept from ticket to ticket.
+  __device__ __forceinline__ void back(int64 n, int index, uint32& phases) const {
     constexpr int buffers = Numbers::back_buffers;
     const int x = index % Numbers::back_tiles(2) * Numbers::back_tile(2);
     const int y = index / Numbers::back_tiles(2) % Numbers::back_tiles(1) * Numbers::back_tile(1);
@@ -1295,6 +1334,7 @@ struct ThinBackward {
                         warp / column_tiles % row_chunks};
     const bool active = item.row < Numbers::back_tile(1) && y + item.row < static_cast<int>(C::input_size(1));
     PlaneSums sums[live];
+    release_to_planes();
     __syncthreads();  // the one before is done with shared memory
     if (q_begin < q_end) load_plane(sample, q_begin, 0, first_row, first_column);
     int plane = q_begin < q_end ? first_plane(q_begin) : z;  // of sums[0]
@@ -1307,13 +1347,15 @@ struct ThinBackward {
     for (int q = q_begin; q < q_end || plane < last_z; ++q) {
       if (q < q_end) {
         const int buffer = buffers > 1 ? (q - q_begin) % buffers : 0;
-        asm volatile("cp.async.wait_all;" ::: "memory");
+        wait_for_plane(buffer, phases);
+        release_to_planes();
         __syncthreads();  // the plane is there, and nobody reads the one that the next replaces
         if (buffers > 1 && q + 1 < q_end)
           load_plane(sample, q + 1, (q + 1 - q_begin) % buffers, first_row, first_column);
         store_waiting();
         if (active) multiply_back(sums, item, buffer, q, plane, z, last_z, y + item.row, first_row);
         if (buffers == 1 && q + 1 < q_end) {
+          release_to_planes();
           __syncthreads();
           load_plane(sample, q + 1, 0, first_row, first_column);
         }
@@ -1363,6 +1405,7 @@ struct ThinBackward {
     const int64 second_lag = Numbers::wants_input ? p.second_lag : 0;
     const int64 tickets = (p.batch + first_lag + second_lag) * of_sample;
     prepare();
+    uint32 phases = 0;
     Tickets own(p.control);
 #pragma unroll 1
     for (int64 ticket = own.take(); ticket < tickets; ticket = own.take()) {
@@ -1420,7 +1463,7 @@ struct ThinBackward {
         const int64 n = sample - first_lag - second_lag;
         if (n < 0 || n >= p.batch) continue;
         if (threadIdx.x == 0) wait_for(counters(n) + 2, second_done);
-        back(n, item - second_tickets);
+        back(n, item - second_tickets, phases);
         arrive(counters(n) + 3);
       }
     }

@@ -56,6 +56,12 @@ __device__ __forceinline__ void release_to_copies() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// What this thread has seen of global memory, other blocks' writes that it waited for among it, is seen by
+// its bulk copies too.
+__device__ __forceinline__ void acquire_for_copies() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
 __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }

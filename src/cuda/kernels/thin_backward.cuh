@@ -1170,7 +1170,7 @@ struct ThinBackward {
 #if __CUDA_ARCH__ >= 900
     if constexpr (copies_whole) {
       if (threadIdx.x == 0) {
-        barrier::release_to_copies();
+        barrier::acquire_for_copies();
         barrier::expect(s.arrived + buffer, all * 16);
         barrier::copy(to, from, all * 16, s.arrived + buffer);
       }
@@ -1205,7 +1205,8 @@ struct ThinBackward {
     asm volatile("cp.async.wait_all;" ::: "memory");
   }
 
-  // What this thread has read or written of shared memory may be overwritten by copies behind the next barrier.
+  // What this thread has read or written of shared memory may be overwritten by copies behind the next
+  // barrier.
   static __device__ __forceinline__ void release_to_planes() {
 #if __CUDA_ARCH__ >= 900
     if constexpr (copies_whole) barrier::release_to_copies();

@@ -986,14 +986,21 @@ struct ThinBackward {
     for (int i = threadIdx.x; i < Numbers::units * 32; i += threads) to[i] = s.passes.weight[i / 32][i % 32];
   }
   __device__ __forceinline__ void merge_weights(int64 n) const {
-    if constexpr (Numbers::segments > 1) {
-      for (int i = threadIdx.x; i < Numbers::units * 128; i += threads) {
-        double sum = 0.0;
-#pragma unroll 4
-        for (int segment = 0; segment < Numbers::segments; ++segment)
-          sum += load_shared_by_blocks(weights_of(n, segment) + i);
-        p.weight_samples[n * Numbers::units * 128 + i] = static_cast<float>(sum);
+    const auto* from = reinterpret_cast<const float4*>(weights_of(n, 0));
+    auto* to = reinterpret_cast<float4*>(p.weight_samples + n * Numbers::units * 128);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < Numbers::units * 32; i += threads) {
+      double sum[4] = {};
+#pragma unroll 8
+      for (int segment = 0; segment < Numbers::segments; ++segment) {
+        const float4 part = __ldcg(from + segment * (Numbers::units * 32) + i);
+        sum[0] += part.x;
+        sum[1] += part.y;
+        sum[2] += part.z;
+        sum[3] += part.w;
       }
+      to[i] = {static_cast<float>(sum[0]), static_cast<float>(sum[1]), static_cast<float>(sum[2]),
+               static_cast<float>(sum[3])};
     }
   }
 
@@ -1387,9 +1394,10 @@ struct ThinBackward {
   static constexpr int third_tickets =
       Numbers::wants_input ? Numbers::back_tiles(0) * Numbers::back_tiles(1) * Numbers::back_tiles(2) : 0;
 
-  // Whether the last ticket of pass 2 of a sample has something to do, which counts as one more.
+  // Whether the last ticket of pass 2 of a sample adds parts of dweight; until then, and until pass 3 is
+  // done, the sample has its place in the rings.
   static constexpr bool merges = Numbers::wants_weight && Numbers::segments > 1;
-  static constexpr uint32 second_done = second_tickets + (merges ? 1 : 0);
+  static constexpr uint32 third_done = third_tickets + (merges ? 1 : 0);
 
   __device__ __forceinline__ uint32* counters(int64 n) const { return p.control + 4 + n * 4; }
 
@@ -1439,20 +1447,13 @@ struct ThinBackward {
           if (n < 0 || n >= p.batch) continue;
           if (threadIdx.x == 0) {
             if (Numbers::has_first) wait_for(counters(n) + 1, 1u);
-            if (n >= p.ring_samples) {
-              uint32* before = counters(n - p.ring_samples);
-              if (Numbers::wants_input) {
-                wait_for(before + 3, third_tickets);
-              } else if (merges) {
-                wait_for(before + 2, second_done);
-              }
-            }
+            if (third_done > 0 && n >= p.ring_samples) wait_for(counters(n - p.ring_samples) + 3, third_done);
           }
           pass<true>(n, item);
           if constexpr (merges) {
             if (arrives_last(counters(n) + 2, second_tickets)) {
               merge_weights(n);
-              publish(counters(n) + 2, second_done);
+              arrive(counters(n) + 3);
             }
           } else if constexpr (Numbers::wants_input) {
             arrive(counters(n) + 2);
@@ -1463,7 +1464,7 @@ struct ThinBackward {
       if constexpr (third_tickets > 0) {
         const int64 n = sample - first_lag - second_lag;
         if (n < 0 || n >= p.batch) continue;
-        if (threadIdx.x == 0) wait_for(counters(n) + 2, second_done);
+        if (threadIdx.x == 0) wait_for(counters(n) + 2, second_tickets);
         back(n, item - second_tickets, phases);
         arrive(counters(n) + 3);
       }

@@ -80,8 +80,8 @@ struct ThinBackwardNumbers {
       conv_dilation[at] = conv.dilation[d];
     }
     row_tiles_ = divide_up(shape.channels, 16);
-    find_terms();
     cut_chunks();
+    find_terms();
     back_pitch = row_tiles_ % 2 == 0 ? row_tiles_ * 16 + 16 : row_tiles_ * 16;
     for (blocks = 2; blocks > 0; --blocks) {
       const int64_t budget =
@@ -174,11 +174,13 @@ struct ThinBackwardNumbers {
     for (const ThinAxis::Class& z : shape_.axes[0].classes) {
       for (const ThinAxis::Class& y : shape_.axes[1].classes) {
         for (const ThinAxis::Class& x : shape_.axes[2].classes) {
-          const int64_t entries = y.count > 0 ? divide_up(shape_.in_channels, vector) * z.count * x.count : 0;
+          const int64_t row_taps = chunk_rows > 1 ? y.count : 1;
+          const int64_t outer = divide_up(shape_.in_channels, vector) * z.count * x.count;
+          const int64_t entries = chunk_rows > 1 && y.count > 0 ? outer : outer * y.count;
           steps += divide_up(entries, 4);
-          fragments += divide_up(entries, 4) * y.count * (vector / 2);
+          fragments += divide_up(entries, 4) * row_taps * (vector / 2);
           jobs += divide_up(entries, 8) * row_tiles_;
-          units += divide_up(entries, 8) * row_tiles_ * y.count * components();
+          units += divide_up(entries, 8) * row_tiles_ * row_taps * components();
         }
       }
     }

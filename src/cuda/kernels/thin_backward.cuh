@@ -121,10 +121,11 @@ struct ProductSums {
   __device__ __forceinline__ void finish() { promote(); }
 };
 
-// The convolution's terms. The window of x has vectors of input channels; an entry is such a vector and a tap
-// of the first and last dimension, and meets every tap of the dimension between them ("row tap"): what is
-// loaded of a row of x serves all rows of outputs that meet it. A step is four entries, one for each lane of
-// a quad; a group is the eight entries that are the columns of a product of dweight.
+// The convolution's terms. The window of x has vectors of input channels; an entry is such a vector and a
+// tap. Where a chunk has several rows, an entry has taps of the first and last dimension alone and meets
+// every tap of the dimension between them ("row tap"), so that what is loaded of a row of x serves all rows
+// of outputs that meet it. A step is four entries, one for each lane of a quad; a group is the eight entries
+// that are the columns of a product of dweight.
 template <class Convolution, class Numbers>
 struct GradientTerms {
   using C = Convolution;
@@ -138,7 +139,9 @@ struct GradientTerms {
       C::transposed ? C::taps : C::in_channels * C::taps;  // of an output channel
   static constexpr int channel_stride = C::transposed ? C::channels * C::taps : C::taps;
 
-  static constexpr int most_row_taps = static_cast<int>((C::kernel(1) + C::tap_step(1) - 1) / C::tap_step(1));
+  static constexpr bool has_rows = Numbers::chunk_rows > 1;
+  static constexpr int most_row_taps =
+      has_rows ? static_cast<int>((C::kernel(1) + C::tap_step(1) - 1) / C::tap_step(1)) : 1;
   static constexpr __device__ bool has_row_taps(int count) {
     for (int r = 0; r < static_cast<int>(C::classes(1)); ++r) {
       if (C::count(1, r) == count) return true;
@@ -163,8 +166,12 @@ struct GradientTerms {
     int window;   // from the window's vector of a position with j = 0
   };
 
+  static __device__ __forceinline__ int row_taps_of(const ThinClass<C>& own) {
+    return has_rows ? own.count[1] : 1;
+  }
   static __device__ __forceinline__ int entries_of(const ThinClass<C>& own) {
-    return own.count[1] > 0 ? vectors * own.count[0] * own.count[2] : 0;
+    const int outer = vectors * own.count[0] * own.count[2];
+    return has_rows && own.count[1] > 0 ? outer : outer * own.count[1];
   }
 
   static __device__ void find_classes(Class* found) {
@@ -172,9 +179,9 @@ struct GradientTerms {
     for (int i = 0; i < classes; ++i) {
       const ThinClass<C> own(i);
       const int entries = entries_of(own);
-      found[i] = {own.count[1], step, (entries + 3) / 4, fragment, job, (entries + 7) / 8, unit};
+      found[i] = {row_taps_of(own), step, (entries + 3) / 4, fragment, job, (entries + 7) / 8, unit};
       step += found[i].steps;
-      fragment += found[i].steps * own.count[1] * products;
+      fragment += found[i].steps * found[i].row_taps * products;
       job += found[i].groups * row_tiles;
       unit += units_of(found[i]);
     }
@@ -214,6 +221,10 @@ struct GradientTerms {
     m[2] = rest % own.count[2];
     rest /= own.count[2];
     m[1] = row_tap;
+    if constexpr (!has_rows) {
+      m[1] = rest % own.count[1];
+      rest /= own.count[1];
+    }
     m[0] = rest % own.count[0];
     const int of_vectors = rest / own.count[0];
     int tap = 0;
@@ -861,16 +872,14 @@ struct ThinBackward {
   // fewer jobs than warps the positions of a job are cut into parts.
   static constexpr int job_parts = Numbers::job_parts;
 
-  // Row taps from `first_tap` on, `taps` of them.
-  template <int taps>
-  __device__ __forceinline__ void multiply_taps(const typename Terms::Class& own, int class_index, int job,
-                                                int part, bool exists, int row_taps, int first_tap) const {
-    ProductSums<splits, components> sums[taps];
+  template <int row_taps>
+  __device__ __forceinline__ void multiply_job(const typename Terms::Class& own, int class_index, int job,
+                                               int part, bool exists) const {
+    ProductSums<splits, components> sums[row_taps];
     const int row_tile = row_tiles == 1 ? 0 : (job - own.job) / own.groups;
     if (exists) {
       const float* dh = s.passes.dh[class_index][row_tile * 8 + quad] + 4 * in_quad;
       const float* window = s.passes.window + s.group_window[job * 8 + quad] +
-                            first_tap * static_cast<int>(C::delta(1)) * x_row_floats +
                             2 * in_quad * static_cast<int>(C::step(2)) * vector;
       constexpr int steps = Numbers::tile(2) / 8;
 #pragma unroll 1
@@ -896,9 +905,9 @@ struct ThinBackward {
           }
           const float* columns = rows_of_x + k * 8 * static_cast<int>(C::step(2)) * vector;
 #pragma unroll
-          for (int at = 0; at < x_rows(taps); ++at) {
-            const int x_row = first_x_row(taps) + at;
-            if (!is_met(x_row, taps)) continue;
+          for (int at = 0; at < x_rows(row_taps); ++at) {
+            const int x_row = first_x_row(row_taps) + at;
+            if (!is_met(x_row, row_taps)) continue;
             const float* x = columns + x_row * x_row_floats;
             const Vector first = *reinterpret_cast<const Vector*>(x);
             const Vector other = *reinterpret_cast<const Vector*>(x + static_cast<int>(C::step(2)) * vector);
@@ -909,7 +918,7 @@ struct ThinBackward {
               b[i][1] = other.of[i];
             }
 #pragma unroll
-            for (int tap = 0; tap < taps; ++tap) {
+            for (int tap = 0; tap < row_taps; ++tap) {
               if (row_of(x_row, tap) >= 0) sums[tap].add(a[row_of(x_row, tap)], b);
             }
           }
@@ -917,7 +926,7 @@ struct ThinBackward {
       }
     }
     // The parts take turns at the sums in shared memory, each beginning with others.
-    const int unit = own.unit + ((job - own.job) * row_taps + first_tap) * components;
+    const int unit = own.unit + (job - own.job) * (row_taps * components);
 #pragma unroll
     for (int turn = 0; turn < job_parts; ++turn) {
       if (turn > 0) __syncthreads();
@@ -925,7 +934,7 @@ struct ThinBackward {
       for (int rest = 0; rest < job_parts; ++rest) {
         if (!exists || (rest + part + turn) % job_parts != 0) continue;
 #pragma unroll
-        for (int i = rest; i < taps * components; i += job_parts) {
+        for (int i = rest; i < row_taps * components; i += job_parts) {
           sums[i / components].finish();
           const auto& value = sums[i / components].total[i % components];
           float4& total = s.passes.weight[unit + i][lane];
@@ -933,21 +942,6 @@ struct ThinBackward {
           total = {before.x + value[0], before.y + value[1], before.z + value[2], before.w + value[3]};
         }
       }
-    }
-  }
-
-  template <int row_taps>
-  __device__ __forceinline__ void multiply_job(const typename Terms::Class& own, int class_index, int job,
-                                               int part, bool exists) const {
-    if constexpr (splits && row_taps > 1) {
-      // Sums of split products take twice as many registers.
-#pragma unroll 1
-      for (int tap = 0; tap < row_taps; ++tap) {
-        if (tap > 0 && job_parts > 1) __syncthreads();
-        multiply_taps<1>(own, class_index, job, part, exists, row_taps, tap);
-      }
-    } else {
-      multiply_taps<row_taps>(own, class_index, job, part, exists, row_taps, 0);
     }
   }
 

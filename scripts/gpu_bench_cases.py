@@ -138,15 +138,16 @@ def allowed(group: str, dtype: torch.dtype) -> float:
 
 
 def is_right(entry: Json, case: Case) -> bool:
-    """By fp64 where it was computed: no further from it than allowed, and not twice as far as PyTorch and a
-    rounding. Else by the rivals: eager rounds between its stages, and its convolution need not be the
-    compilers', so that one of them has to agree.
+    """By fp64 where it was computed: not twice as far from it as PyTorch and a rounding, and no further than
+    allowed, but in training, where PyTorch's TF32 may be further off than that. Else by the rivals: eager
+    rounds between its stages, and its convolution need not be the compilers', so that one has to agree.
     """
     dtype = ALL_TYPES[case.dtype]
     limit = allowed(case.group, dtype)
     if "errors" in entry:
         ours, eager = entry["errors"]["onepass"], entry["errors"]["eager"]
-        return ours <= limit and ours <= 2 * eager + torch.finfo(dtype).eps
+        near = ours <= limit or case.group == "training"
+        return near and ours <= 2 * eager + torch.finfo(dtype).eps
     return any(found <= limit for found in entry["differences"].values())
 
 

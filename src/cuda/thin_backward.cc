@@ -285,10 +285,10 @@ struct ThinBackwardNumbers {
     tile = best_tile;
     set_window();
     for (size_t d = 0; d < 3; ++d) tiles[d] = divide_up(cells[d], tile[d]);
-    // A ticket leaves sums of all weights in memory: so many tiles that this is a sixth of what reading f32
+    // A ticket leaves sums of all weights in memory: so many tiles that this is a twelfth of what reading f32
     // elements of the output takes.
     const int64_t outputs = product(tile) * shape_.classes() * shape_.channels;
-    segment_tiles = std::min(all_tiles(), std::max<int64_t>(1, divide_up(units * 512 * 6, outputs * 4)));
+    segment_tiles = std::min(all_tiles(), std::max<int64_t>(1, divide_up(units * 512 * 12, outputs * 4)));
     segments = divide_up(all_tiles(), segment_tiles);
     segment_tiles = divide_up(all_tiles(), segments);
     segments = divide_up(all_tiles(), segment_tiles);
@@ -430,7 +430,7 @@ class ThinBackward final : public BackwardKernel {
     // Lower tickets by as many as run at a time: what is waited for is mostly done. Those of a pass that the
     // output may spare take no time.
     const int64_t slow = of_sample - (work_.may_read_output ? numbers_.segments : 0);
-    lag_ = divide_up(resident, slow).called("lag");
+    lag_ = (divide_up(resident, slow) + 1).called("lag");
     ring_samples_ = minimum(batch, 2 * lag_ + 1).called("ring_samples");
     blocks_ = clamp(batch * of_sample, 1, resident);
     const Number tickets = batch * numbers_.segments;
@@ -610,10 +610,10 @@ double seconds(const BackwardProblem& problem, const PlanOptions&) {
   const double passes = (work.first && !work.may_read_output ? 1 : 0) + (work.second ? 1 : 0);
   const double weight = work.weight ? 1 : 0;
   const double input = work.input ? 1 : 0;
-  // H200, s60 and s27 in tf32: 0.62 and 1.11 to 1.5 ms a pass, 0.43 and 0.9 more for dweight, 0.7 and 1.3 for
-  // dx; in f32 1.5 and 2 times as long.
-  const double of_output = (2.3 * passes + 1.6 * weight + 2.6 * input) * (numbers.splits ? 1.4 : 1);
-  const double of_product = (0.026 * passes + 0.016 * weight + 0.03 * input) * (numbers.splits ? 2.5 : 1);
+  // H200, s60 and s27 in tf32: 0.46 and 0.85 ms a pass, 0.35 and 0.56 more for dweight, 0.71 and 1.02 for dx;
+  // in f32 2.6 and 9.8 ms.
+  const double of_output = (1.65 * passes + 1.3 * weight + 2.65 * input) * (numbers.splits ? 1.2 : 1);
+  const double of_product = (0.016 * passes + 0.01 * weight + 0.016 * input) * (numbers.splits ? 4 : 1);
   return 2e-5 + 1e-12 * (outputs * of_output + multiply_adds * of_product) * 66.9e12 / gpu.flops;
 }
 

@@ -24,9 +24,9 @@ constexpr int64_t tile_positions = 2 * input_columns;
 constexpr int64_t most_sums = 192;          // columns times taps of a warpgroup: half as many registers
 constexpr int64_t split_positions = 16384;  // that are added up in the tensor cores, which truncate
 constexpr int64_t pack_threads = 256;
-constexpr int64_t pack_positions = 8192;  // of a piece of work
-constexpr int64_t glances = 16384;        // runs of 32 elements
-constexpr int64_t few_blocks = 512;       // of a launch that mostly has nothing to do
+constexpr int64_t pack_rounds = 8;   // of a piece of work: as many positions of a thread
+constexpr int64_t glances = 16384;   // runs of 32 elements
+constexpr int64_t few_blocks = 512;  // of a launch that mostly has nothing to do
 constexpr int64_t least_channels = 16;
 constexpr int64_t least_taps = 3;
 
@@ -278,14 +278,14 @@ class GemmBackward final : public BackwardKernel {
     length_ = (n.margin + n.behind() + round_up(positions, tile_positions)).called("length");
     chunks_ = divide_up(positions, chunk);
     tiles_ = divide_up(positions, tile_positions);
-    pack_parts_ = divide_up(length_, pack_positions).called("pack_parts");
+    bias_parts_ = pack_parts(problem.output_gradient).called("bias_parts");
     splits_ = n.splits(chunks_, gpu).called("splits");
     compile_all(device);
     pack_gradient_.emplace(pack_source(problem.output_gradient, true), device,
                            Launch{1, static_cast<uint32_t>(pack_threads)});
     largest_ = regions_.add(4 * 4);
     packed_gradient_ = regions_.add(packed_bytes(n.out_channels));
-    bias_sums_ = regions_.add(when(wants_bias_, pack_parts_ * (groups(n.out_channels) * 8 * 4)));
+    bias_sums_ = regions_.add(when(wants_bias_, bias_parts_ * (groups(n.out_channels) * 8 * 4)));
     if (wants_weight_) {
       pack_input_.emplace(pack_source(problem.forward.input, false), device,
                           Launch{1, static_cast<uint32_t>(pack_threads)});
@@ -299,8 +299,9 @@ class GemmBackward final : public BackwardKernel {
     packed_input_ = regions_.add(when(wants_weight_ && !packs_into_gradient(), packed_bytes(n.channels)));
     parts_ = regions_.add(when(wants_weight_, splits_ * (n.weight_tiles() * n.tile_sums() * 4)));
     if (problem.wants_input()) {
-      pack_weight_.emplace(pack_weight_source(), device,
-                           Launch{n.channel_tiles() * 64, static_cast<uint32_t>(pack_threads)});
+      pack_weight_.emplace(
+          pack_weight_source(), device,
+          Launch{n.channel_tiles() * 64 / adjoint_rows(), static_cast<uint32_t>(pack_threads)});
       input_.emplace(input_source(), device,
                      Launch{1, static_cast<uint32_t>(input_threads), 1,
                             static_cast<uint32_t>(n.input_shared_bytes(n.input_stages))});
@@ -370,8 +371,8 @@ class GemmBackward final : public BackwardKernel {
       words.add(wants_weight_ ? arguments.parameter_gradients[0] : nullptr);
       words.add(wants_bias_ ? arguments.parameter_gradients[1] : nullptr);
       words.add(splits_);
-      words.add(pack_parts_);
-      words.launch(*sum_, stream, sum_blocks());
+      words.add(bias_parts_);
+      words.launch(*sum_, stream, weight_sum_blocks() + n.out_channels);
     }
     if (input_) {
       Words pack;
@@ -398,9 +399,15 @@ class GemmBackward final : public BackwardKernel {
   // Of eight channels: a whole number of products' 16.
   static int64_t groups(int64_t channels) { return divide_up(channels, 16) * 2; }
   Number packed_bytes(int64_t channels) const { return length_ * (groups(channels) * 16); }
-  int64_t sum_blocks() const {
-    return (wants_weight_ ? numbers_.weight_tiles() * numbers_.tile_sums() / 32 : 0) + numbers_.out_channels;
+  // Blocks that add up the weights' gradient.
+  int64_t weight_sum_blocks() const {
+    const int64_t few = int64_t{16} * gpu_of(problem_.forward.device).multiprocessors;
+    return wants_weight_ ? std::min(few, numbers_.weight_tiles() * numbers_.tile_sums() / 32) : 0;
   }
+  // Channels of dx whose weights lie side by side.
+  int64_t adjoint_rows() const { return numbers_.transposed ? 1 : 8; }
+  static int64_t pack_positions(const TensorSpec& spec) { return pack_rounds * pack_threads / lanes(spec); }
+  Number pack_parts(const TensorSpec& spec) const { return divide_up(length_, pack_positions(spec)); }
 
   // Whether the packed input lies where its gradient is written afterwards: of f32 it takes half as much. So
   // for one sample, and then for all.
@@ -438,9 +445,9 @@ class GemmBackward final : public BackwardKernel {
       words.add(sums);
       words.add(batch_);
       words.add(length_);
-      words.add(pack_parts_);
+      words.add(pack_parts(spec));
       words.add(Number(pass));
-      const Number pieces = pack_parts_ * (groups(channels) / lanes(spec));
+      const Number pieces = pack_parts(spec) * (groups(channels) / lanes(spec));
       words.launch(function, stream,
                    pass == 0   ? Number(glances / 64)
                    : pass == 1 ? pieces
@@ -488,7 +495,7 @@ class GemmBackward final : public BackwardKernel {
     constants.add("elements", lying.elements())
         .add("groups", groups(lying.channels))
         .add("lanes", lanes(spec))
-        .add("part_positions", pack_positions)
+        .add("part_positions", pack_positions(spec))
         .add("glances", glances)
         .flag("has_sums", is_gradient && wants_bias_);
     return kernel(is_gradient ? "onepass_gemm_pack_gradient" : "onepass_gemm_pack_input",
@@ -510,7 +517,7 @@ class GemmBackward final : public BackwardKernel {
         .add("v_channels", n.v_channels)
         .add("shared_bytes", n.weight_shared_bytes(n.stages))
         .flag("scales", scales())
-        .flag("has_weight", wants_weight_);
+        .add("weight_blocks", weight_sum_blocks());
     return std::string("struct Numbers {\n  using Product = ::Product;\n  using Weight = onepass::") +
            name_of(problem_.forward.parameters[0].dtype) + ";\n" + constants.text() + "};\n";
   }
@@ -542,6 +549,7 @@ class GemmBackward final : public BackwardKernel {
         .add("group_taps", n.group_taps)
         .add("tap_groups", n.tap_groups())
         .add("chunks", n.chunks())
+        .add("adjoint_rows", adjoint_rows())
         .add("stages", n.input_stages)
         .add("lag", n.input_lag())
         .add("sign", n.transposed ? 1 : -1)
@@ -570,7 +578,7 @@ class GemmBackward final : public BackwardKernel {
   GradientNumbers numbers_;
   bool wants_weight_, wants_bias_;
   std::optional<Function> pack_gradient_, pack_input_, weight_, sum_, pack_weight_, input_;
-  Number length_, chunks_, tiles_, pack_parts_, splits_ = 1;
+  Number length_, chunks_, tiles_, bias_parts_, splits_ = 1;
   Number weight_blocks_ = 1, input_blocks_ = 1;
   Regions regions_;
   Region largest_, packed_gradient_, bias_sums_, packed_input_, parts_, packed_weights_, scales_;
@@ -644,10 +652,12 @@ double seconds(const BackwardProblem& problem, const PlanOptions&) {
   if (problem.wants_parameter(0)) {
     bytes += moved(forward.input, numbers.channels);
     clocks += numbers.weight_clocks(positions, gpu);
+    const int64_t splits = numbers.splits(Number(divide_up(positions, chunk)), gpu);
+    bytes += static_cast<double>((2 * splits + 1) * numbers.weight_tiles() * numbers.tile_sums() * 4);
   }
   if (problem.wants_input()) clocks += numbers.input_clocks(positions, gpu);
   const double clock = gpu.flops / 256 / gpu.multiprocessors;
-  return 6e-5 + 1.2 * bytes / gpu.bytes_per_second + clocks / clock;
+  return 8e-5 + 1.2 * bytes / gpu.bytes_per_second + clocks / clock;
 }
 
 }  // namespace

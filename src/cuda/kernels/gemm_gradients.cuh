@@ -452,60 +452,106 @@ struct GemmWeightSumParameters {
   int64 sum_parts;  // of positions, of which sums were left
 };
 
-// Adds up the parts: blocks for 32 sums of a tile each, then a block for each channel of the bias.
+// Adds up the parts. Many of them: eight warps take turns for 32 sums each. Few: a block has eight channels
+// of u in a tile, and stores rows of the gradient as they lie. Then a block for each channel of the bias.
 template <class N>
 struct GemmWeightSum {
   using Gradient = GemmWeightGradient<N>;
   static constexpr int threads = 256;
   static constexpr int ways = threads / 32;
-  static constexpr int64 weight_blocks =
-      N::has_weight ? static_cast<int64>(Gradient::tiles) * Gradient::tile_sums / 32 : 0;
+  static constexpr int row_sums = N::columns * Gradient::block_taps;
+  static constexpr int64 step = static_cast<int64>(Gradient::tiles) * Gradient::tile_sums;  // of a part
 
   const GemmWeightSumParameters& p;
 
   __device__ __forceinline__ void run() const {
-    if (blockIdx.x < weight_blocks) {
-      weight();
-    } else if (p.bias != nullptr) {
-      bias(static_cast<int>(blockIdx.x - weight_blocks));
+    __shared__ float scratch[8][row_sums + 1];
+    static_assert(8 * (row_sums + 1) >= ways * 32);
+    if (static_cast<int>(blockIdx.x) >= N::weight_blocks) {
+      if (p.bias != nullptr) bias(static_cast<int>(blockIdx.x) - N::weight_blocks, scratch[0]);
+      return;
+    }
+    float scale = 1.0f;
+    float other_scale = 1.0f;
+    if constexpr (N::scales) {
+      scale = 1.0f / gradients::Scale(p.gradient_largest).value;
+      other_scale = 1.0f / gradients::Scale(p.input_largest).value;
+    }
+    if (p.splits < ways) {
+      for (int i = blockIdx.x; i < Gradient::tiles * 8; i += N::weight_blocks)
+        rows(i / 8, i % 8, scale, other_scale, scratch);
+    } else {
+      for (int64 i = blockIdx.x; i < step / 32; i += N::weight_blocks)
+        in_turns(i * 32, scale, other_scale, scratch[0]);
     }
   }
 
  private:
-  __device__ __forceinline__ void weight() const {
-    __shared__ float scratch[ways][32];
-    const int lane = threadIdx.x % 32;
-    const int way = threadIdx.x / 32;
-    const int64 element = static_cast<int64>(blockIdx.x) * 32 + lane;
-    constexpr int64 step = static_cast<int64>(Gradient::tiles) * Gradient::tile_sums;
-    float sum = 0.0f;
-#pragma unroll 8
-    for (int64 s = way; s < p.splits; s += ways) sum += __ldcg(p.parts + s * step + element);
-    scratch[way][lane] = sum;
-    __syncthreads();
-    if (way != 0) return;
-#pragma unroll
-    for (int i = 1; i < ways; ++i) sum += scratch[i][lane];
-    const int tile = static_cast<int>(element / Gradient::tile_sums);
-    const int rest = static_cast<int>(element % Gradient::tile_sums);
-    const int thread = rest % 128;
-    const int j = rest / 128 % Gradient::sums;
-    const int of_block = rest / 128 / Gradient::sums;
-    const int tap = tile % Gradient::tap_groups * Gradient::block_taps + of_block;
-    const int v =
-        tile / Gradient::tap_groups % Gradient::v_tiles * N::columns + j / 4 * 8 + thread % 4 * 2 + j % 2;
-    const int u = tile / Gradient::tap_groups / Gradient::v_tiles * 64 + thread / 32 * 16 + thread % 32 / 4 +
-                  j / 2 % 2 * 8;
+  struct Tile {
+    int u, v, tap;  // the first of each
+    explicit __device__ __forceinline__ Tile(int tile)
+        : u(tile / Gradient::tap_groups / Gradient::v_tiles * 64),
+          v(tile / Gradient::tap_groups % Gradient::v_tiles * N::columns),
+          tap(tile % Gradient::tap_groups * Gradient::block_taps) {}
+  };
+
+  __device__ __forceinline__ void store(int u, int v, int tap, float sum) const {
     if (tap >= N::taps || u >= N::u_channels || v >= N::v_channels) return;
-    if constexpr (N::scales) {
-      sum *= 1.0f / gradients::Scale(p.gradient_largest).value;
-      sum *= 1.0f / gradients::Scale(p.input_largest).value;
-    }
     store_one<typename N::Weight>(p.weight, (static_cast<int64>(u) * N::v_channels + v) * N::taps + tap, sum);
   }
 
-  __device__ __forceinline__ void bias(int channel) const {
-    __shared__ float scratch[ways];
+  __device__ __forceinline__ void in_turns(int64 first, float scale, float other_scale,
+                                           float* scratch) const {
+    const int lane = threadIdx.x % 32;
+    const int way = threadIdx.x / 32;
+    const int64 element = first + lane;
+    float sum = 0.0f;
+#pragma unroll 8
+    for (int64 s = way; s < p.splits; s += ways) sum += __ldcg(p.parts + s * step + element);
+    scratch[way * 32 + lane] = sum;
+    __syncthreads();
+    if (way == 0) {
+#pragma unroll
+      for (int i = 1; i < ways; ++i) sum += scratch[i * 32 + lane];
+      const Tile tile(static_cast<int>(element / Gradient::tile_sums));
+      const int rest = static_cast<int>(element % Gradient::tile_sums);
+      const int thread = rest % 128;
+      const int j = rest / 128 % Gradient::sums;
+      store(tile.u + thread / 32 * 16 + thread % 32 / 4 + j / 2 % 2 * 8,
+            tile.v + j / 4 * 8 + thread % 4 * 2 + j % 2, tile.tap + rest / 128 / Gradient::sums,
+            sum * scale * other_scale);
+    }
+    __syncthreads();
+  }
+
+  // Channels of u that lie together: eight rows of a warp's sixteen.
+  __device__ __forceinline__ void rows(int tile_index, int eight, float scale, float other_scale,
+                                       float (&scratch)[8][row_sums + 1]) const {
+    const int lane = threadIdx.x % 32;
+    const float* const from =
+        p.parts + static_cast<int64>(tile_index) * Gradient::tile_sums + eight / 2 * 32 + lane;
+    for (int i = threadIdx.x / 32; i < row_sums / 4; i += ways) {
+      // Of a tap and eight channels of v, every second of a lane's two.
+      const int e = i % 2;
+      const int o = i / 2 % (N::columns / 8);
+      const int tap = i / 2 / (N::columns / 8);
+      const float* const own = from + (tap * Gradient::sums + o * 4 + eight % 2 * 2 + e) * 128;
+      float sum = 0.0f;
+      for (int s = 0; s < p.splits; ++s) sum += __ldcg(own + s * step);
+      scratch[lane / 4][(o * 8 + lane % 4 * 2 + e) * Gradient::block_taps + tap] = sum * scale * other_scale;
+    }
+    __syncthreads();
+    const Tile tile(tile_index);
+    for (int i = threadIdx.x; i < 8 * row_sums; i += threads) {
+      const int row = i / row_sums;
+      const int at = i - row * row_sums;
+      store(tile.u + eight * 8 + row, tile.v + at / Gradient::block_taps,
+            tile.tap + at % Gradient::block_taps, scratch[row][at]);
+    }
+    __syncthreads();
+  }
+
+  __device__ __forceinline__ void bias(int channel, float* scratch) const {
     float sum[1] = {};
     for (int64 i = threadIdx.x; i < p.sum_parts; i += threads) sum[0] += p.sums[channel * p.sum_parts + i];
     block_sum<threads>(sum, scratch);
@@ -533,47 +579,53 @@ struct GemmAdjointParameters {
 };
 
 // The weights as the left operand: [tile of 64 channels][tap group][16 channels of dh][tap][8 of them]
-// [channel][8]. A block for each channel of dx, those that only fill a tile too.
+// [channel][8]. A block has as many channels of dx as lie side by side (eight) or one, those that only fill a
+// tile too.
 template <class N>
 struct GemmPackAdjoint {
   static constexpr int threads = 256;
-  static constexpr int terms = N::in_channels * N::taps;
+  static constexpr int rows = N::adjoint_rows;
+  static constexpr int taps = N::taps;
 
   const GemmAdjointParameters& p;
 
   static __device__ __forceinline__ int64 index(int o, int c, int t) {
-    return N::weights_by_input ? (static_cast<int64>(c) * N::channels + o) * N::taps + t
-                               : (static_cast<int64>(o) * N::in_channels + c) * N::taps + t;
+    return N::weights_by_input ? (static_cast<int64>(c) * N::channels + o) * taps + t
+                               : (static_cast<int64>(o) * N::in_channels + c) * taps + t;
   }
 
   __device__ __forceinline__ void run() const {
-    __shared__ uint32 of_warp[threads / 32];
-    const int o = static_cast<int>(blockIdx.x);
-    const bool exists = o < N::channels;
-    float scale = 1.0f;
+    __shared__ uint32 largest[rows];
+    const int first = static_cast<int>(blockIdx.x) * rows;
+    if (threadIdx.x < rows) largest[threadIdx.x] = 0;
+    __syncthreads();
     if constexpr (N::scales) {
-      uint32 largest = 0;
-      if (exists) {
-        for (int i = threadIdx.x; i < terms; i += threads)
-          gradients::keep_largest(
-              largest, load_one<typename N::Weight>(p.weights, index(o, i / N::taps, i % N::taps)));
+      for (int i = threadIdx.x; i < rows * taps * N::in_channels; i += threads) {
+        const int row = i / taps % rows;
+        if (first + row >= N::channels) continue;
+        uint32 own = largest[row];
+        const uint32 before = own;
+        gradients::keep_largest(
+            own, load_one<typename N::Weight>(p.weights, index(first + row, i / (rows * taps), i % taps)));
+        if (own > before) atomicMax(&largest[row], own);
       }
-      largest = __reduce_max_sync(0xffffffffu, largest);
-      if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = largest;
       __syncthreads();
-      for (int i = 0; i < threads / 32; ++i) largest = of_warp[i] > largest ? of_warp[i] : largest;
-      scale = gradients::scale_to(largest, 13);
     }
-    if (threadIdx.x == 0) p.scales[o] = 1.0f / scale;
-    constexpr int eights = N::chunks * 2;
-    for (int i = threadIdx.x; i < eights * N::taps; i += threads) {
-      const int tap = i % N::taps;
-      const int eight = i / N::taps;
+    if (threadIdx.x < rows) {
+      const float scale = N::scales ? gradients::scale_to(largest[threadIdx.x], 13) : 1.0f;
+      p.scales[first + threadIdx.x] = 1.0f / scale;
+    }
+    for (int i = threadIdx.x; i < rows * taps * N::chunks * 2; i += threads) {
+      const int tap = i % taps;
+      const int row = i / taps % rows;
+      const int eight = i / (rows * taps);
+      const int o = first + row;
+      const float scale = N::scales ? gradients::scale_to(largest[row], 13) : 1.0f;
       float x[8];
 #pragma unroll
       for (int k = 0; k < 8; ++k) {
         const int c = eight * 8 + k;
-        x[k] = exists && c < N::in_channels
+        x[k] = o < N::channels && c < N::in_channels
                    ? load_one<typename N::Weight>(p.weights, index(o, c, tap)) * scale
                    : 0.0f;
       }

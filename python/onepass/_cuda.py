@@ -33,6 +33,8 @@ def apply(
     if is_fused_whole(description, input, parameters, out_dtype):
         tf32 = mode_of(input.dtype) == "tf32"
         if any(_wanted(input, parameters)):
+            if description.after_conv is None:
+                return _Convolution.apply(description, input, *parameters)
             return _Whole.apply(block, tf32, input, *parameters)
         return _call(torch.ops.onepass.whole_forward.default, input, parameters, block, tf32)
     count = description.conv_parameters
@@ -197,6 +199,7 @@ class _Convolution(torch.autograd.Function):
     def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor | None, ...]:
         wanted = ctx.needs_input_grad[1:]
         input, *parameters = ctx.saved_tensors
+        input = input.contiguous(memory_format=memory_format(input))
         operator = torch.ops.onepass.whole_backward.default
         nothing = input.new_empty(0)
         gradients = _call(

@@ -65,6 +65,18 @@ class WideTrainingTest(GpuTest):
             output.sum().backward()
         self.assertTrue(all(leaf.grad is not None for leaf in leaves))
 
+    def test_an_input_that_is_not_dense(self) -> None:
+        text, sizes = BLOCKS[0]
+        leaves = leaves_of(text, sizes, torch.float32)
+        upstream = torch.randn_like(_eager.run(text, leaves[0], leaves[1:]))
+        whole = torch.stack((leaves[0], leaves[0]), dim=-1).detach()
+        with self.always():
+            wanted = gradients_of(_ops.apply, text, leaves, upstream)
+            apart = [whole[..., 1].requires_grad_(), *leaves[1:]]
+            self.assertFalse(apart[0].is_contiguous())
+            for own, other in zip(gradients_of(_ops.apply, text, apart, upstream), wanted, strict=True):
+                torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-4)
+
     def test_strict_precision_stays_with_pytorch(self) -> None:
         text, sizes = BLOCKS[0]
         leaves = leaves_of(text, (64, *sizes[1:]), torch.float32)

@@ -299,9 +299,8 @@ class GemmBackward final : public BackwardKernel {
     packed_input_ = regions_.add(when(wants_weight_ && !packs_into_gradient(), packed_bytes(n.channels)));
     parts_ = regions_.add(when(wants_weight_, splits_ * (n.weight_tiles() * n.tile_sums() * 4)));
     if (problem.wants_input()) {
-      pack_weight_.emplace(
-          pack_weight_source(), device,
-          Launch{n.channel_tiles() * 64 / adjoint_rows(), static_cast<uint32_t>(pack_threads)});
+      pack_weight_.emplace(pack_weight_source(), device,
+                           Launch{n.channel_tiles() * 64, static_cast<uint32_t>(pack_threads)});
       input_.emplace(input_source(), device,
                      Launch{1, static_cast<uint32_t>(input_threads), 1,
                             static_cast<uint32_t>(n.input_shared_bytes(n.input_stages))});
@@ -404,8 +403,6 @@ class GemmBackward final : public BackwardKernel {
     const int64_t few = int64_t{16} * gpu_of(problem_.forward.device).multiprocessors;
     return wants_weight_ ? std::min(few, numbers_.weight_tiles() * numbers_.tile_sums() / 32) : 0;
   }
-  // Channels of dx whose weights lie side by side.
-  int64_t adjoint_rows() const { return numbers_.transposed ? 1 : 8; }
   static int64_t pack_positions(const TensorSpec& spec) { return pack_rounds * pack_threads / lanes(spec); }
   Number pack_parts(const TensorSpec& spec) const { return divide_up(length_, pack_positions(spec)); }
 
@@ -549,7 +546,6 @@ class GemmBackward final : public BackwardKernel {
         .add("group_taps", n.group_taps)
         .add("tap_groups", n.tap_groups())
         .add("chunks", n.chunks())
-        .add("adjoint_rows", adjoint_rows())
         .add("stages", n.input_stages)
         .add("lag", n.input_lag())
         .add("sign", n.transposed ? 1 : -1)

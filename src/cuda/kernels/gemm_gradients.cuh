@@ -579,53 +579,47 @@ struct GemmAdjointParameters {
 };
 
 // The weights as the left operand: [tile of 64 channels][tap group][16 channels of dh][tap][8 of them]
-// [channel][8]. A block has as many channels of dx as lie side by side (eight) or one, those that only fill a
-// tile too.
+// [channel][8]. A block for each channel of dx, those that only fill a tile too.
 template <class N>
 struct GemmPackAdjoint {
   static constexpr int threads = 256;
-  static constexpr int rows = N::adjoint_rows;
-  static constexpr int taps = N::taps;
+  static constexpr int terms = N::in_channels * N::taps;
 
   const GemmAdjointParameters& p;
 
   static __device__ __forceinline__ int64 index(int o, int c, int t) {
-    return N::weights_by_input ? (static_cast<int64>(c) * N::channels + o) * taps + t
-                               : (static_cast<int64>(o) * N::in_channels + c) * taps + t;
+    return N::weights_by_input ? (static_cast<int64>(c) * N::channels + o) * N::taps + t
+                               : (static_cast<int64>(o) * N::in_channels + c) * N::taps + t;
   }
 
   __device__ __forceinline__ void run() const {
-    __shared__ uint32 largest[rows];
-    const int first = static_cast<int>(blockIdx.x) * rows;
-    if (threadIdx.x < rows) largest[threadIdx.x] = 0;
-    __syncthreads();
+    __shared__ uint32 of_warp[threads / 32];
+    const int o = static_cast<int>(blockIdx.x);
+    const bool exists = o < N::channels;
+    float scale = 1.0f;
     if constexpr (N::scales) {
-      for (int i = threadIdx.x; i < rows * taps * N::in_channels; i += threads) {
-        const int row = i / taps % rows;
-        if (first + row >= N::channels) continue;
-        uint32 own = largest[row];
-        const uint32 before = own;
-        gradients::keep_largest(
-            own, load_one<typename N::Weight>(p.weights, index(first + row, i / (rows * taps), i % taps)));
-        if (own > before) atomicMax(&largest[row], own);
+      uint32 largest = 0;
+      if (exists) {
+        for (int i = threadIdx.x; i < terms; i += threads)
+          gradients::keep_largest(
+              largest, load_one<typename N::Weight>(p.weights, index(o, i / N::taps, i % N::taps)));
       }
+      largest = __reduce_max_sync(0xffffffffu, largest);
+      if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = largest;
       __syncthreads();
+      for (int i = 0; i < threads / 32; ++i) largest = of_warp[i] > largest ? of_warp[i] : largest;
+      scale = gradients::scale_to(largest, 13);
     }
-    if (threadIdx.x < rows) {
-      const float scale = N::scales ? gradients::scale_to(largest[threadIdx.x], 13) : 1.0f;
-      p.scales[first + threadIdx.x] = 1.0f / scale;
-    }
-    for (int i = threadIdx.x; i < rows * taps * N::chunks * 2; i += threads) {
-      const int tap = i % taps;
-      const int row = i / taps % rows;
-      const int eight = i / (rows * taps);
-      const int o = first + row;
-      const float scale = N::scales ? gradients::scale_to(largest[row], 13) : 1.0f;
+    if (threadIdx.x == 0) p.scales[o] = 1.0f / scale;
+    constexpr int eights = N::chunks * 2;
+    for (int i = threadIdx.x; i < eights * N::taps; i += threads) {
+      const int tap = i % N::taps;
+      const int eight = i / N::taps;
       float x[8];
 #pragma unroll
       for (int k = 0; k < 8; ++k) {
         const int c = eight * 8 + k;
-        x[k] = o < N::channels && c < N::in_channels
+        x[k] = exists && c < N::in_channels
                    ? load_one<typename N::Weight>(p.weights, index(o, c, tap)) * scale
                    : 0.0f;
       }

@@ -209,9 +209,8 @@ std::vector<Problem> wide_convolutions() {
            "conv_transpose2d(64,64,k=3) @ 3x64x30x31 tf32",
            "conv_transpose2d(64,64,k=3) @ 3x64x30x32 bf16",
            "conv_transpose3d(64,128,k=3,bias=false) @ 2x64x5x6x7 bf16 nhwc",
-           // Few taps and many, padding and dilation, channels that fill no tile, several tiles; a kernel
-           // takes
-           // the compiler long: modes and orders by turns.
+           // Few taps and many, padding and dilation, channels that fill no tile, several tiles. Modes and
+           // orders by turns: a kernel takes the compiler long.
            "conv1d(17,33,k=9,d=3,p=4) @ 3x17x80 f16",
            "conv2d(24,70,k=3,d=2,p=2) @ 2x24x29x31 tf32 nhwc",
            "conv2d(16,20,k=2) @ 2x16x18x21 tf32",

@@ -301,7 +301,8 @@ struct ThinBackwardNumbers {
     const double terms = static_cast<double>(steps * vector) / static_cast<double>(shape_.classes());
     const double of_item =
         static_cast<double>(classes_x() * spans * chunk_rows * row_tiles_) * (4 * 35 + 1.5 * terms) + 60;
-    const double of_job = static_cast<double>(product(tile) / (8 * job_parts)) * 7 + 30;
+    const int64_t steps_of_job = product(tile) / (8 * job_parts);
+    const double of_job = static_cast<double>(steps_of_job) * 7 + 30;
     return static_cast<double>(divide_up(items, warps)) * of_item +
            (work_.weight ? static_cast<double>(divide_up(jobs * job_parts, warps)) * of_job : 0.0) +
            static_cast<double>(divide_up(window_vectors(), threads)) * 25 + 250;

@@ -293,6 +293,12 @@ TEST(CudaKernels, RowsRefuseArchitecturesTheyDoNotHave) {
     expect_refusal("tail_streamed", "conv2d(3,4) @ 2x3x4x5", architecture, "has a convolution");
     expect_refusal("tail_backward", "conv2d(3,4) @ 2x3x4x5", architecture, "has a convolution");
     expect_refusal("thin_backward", "relu @ 2x3x4x5", architecture, "no convolution");
+    if (architecture == "sm_90a") {
+      expect_refusal("gemm_backward", "conv2d(16,16,k=3x7,d=1x3,p=1x9) @ 2x16x5x3 tf32", architecture,
+                     "the kernel reaches beyond rows of the input");
+      expect_refusal("gemm_backward", "conv2d(16,16,k=3) @ 2x16x9x9", architecture, "strict f32");
+      expect_refusal("gemm_backward", "conv2d(16,16,k=3,s=2) @ 2x16x9x9 bf16", architecture, "a stride");
+    }
     expect_refusal("thin_backward", "conv2d(3,65) @ 2x3x9x9", architecture, "more than 64 output channels");
     expect_refusal("thin_cores", "relu @ 2x3x4x5", architecture, "no convolution");
     expect_refusal("thin_cores", "conv2d(4,8,groups=2) @ 2x4x9x9", architecture, "has groups");

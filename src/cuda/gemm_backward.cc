@@ -99,6 +99,13 @@ struct GradientNumbers {
   }
 
   bool fits() const { return stages >= 2 && input_stages >= 2; }
+  // Whether taps lie in the index as in the kernel: not where a row of the kernel is longer than one of x.
+  bool taps_in_order() const {
+    for (int64_t tap = 1; tap < taps; ++tap) {
+      if (shift(tap) <= shift(tap - 1)) return false;
+    }
+    return true;
+  }
   int64_t shift(int64_t tap) const {
     const int64_t t = std::min(tap, taps - 1);
     const Three m{t / (kernel[1] * kernel[2]), t / kernel[2] % kernel[1], t % kernel[2]};
@@ -629,6 +636,7 @@ std::string refusal(const BackwardProblem& problem) {
     if (Lying(*spec).elements() >= most) return "a sample is too large";
   }
   const GradientNumbers numbers(forward, gpu);
+  if (!numbers.taps_in_order()) return "the kernel reaches beyond rows of the input";
   if (!numbers.fits()) return "the window of a tile is too large";
   if (numbers.sample * (forward.input.sizes[0] + 1) + 2 * numbers.margin >= most)
     return "more than 2^31 positions";

@@ -12,26 +12,36 @@ namespace {
 
 int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 
-// From the lowest offset of an axis to the highest.
-int64_t reach(const ThinAxis& axis) {
-  std::optional<int64_t> low, high;
-  for (const ThinAxis::Class& own : axis.classes) {
-    for (int64_t m = 0; m < own.count; ++m) {
-      const int64_t offset = own.base + m * axis.delta;
-      low = std::min(low.value_or(offset), offset);
-      high = std::max(high.value_or(offset), offset);
-    }
-  }
-  return low ? *high - *low : 0;
-}
+// The lowest and the highest offset of an axis.
+struct Offsets {
+  int64_t low = 0, high = 0;
 
-// Products of all classes: pairs of (tap, four input channels).
+  explicit Offsets(const ThinAxis& axis) {
+    std::optional<int64_t> least, most;
+    for (const ThinAxis::Class& own : axis.classes) {
+      for (int64_t m = 0; m < own.count; ++m) {
+        const int64_t offset = own.base + m * axis.delta;
+        least = std::min(least.value_or(offset), offset);
+        most = std::max(most.value_or(offset), offset);
+      }
+    }
+    low = least.value_or(0);
+    high = most.value_or(0);
+  }
+  int64_t reach() const { return high - low; }
+};
+
+// Products of all classes: pairs of groups of four terms (ThinTerms in kernels/thin_mma.cuh).
 int64_t product_count(const ThinShape& shape) {
+  const int64_t taps_at_once = shape.in_channels == 1 && shape.taps <= 64 ? 4 : shape.in_channels == 2 ? 2 : 1;
   int64_t count = 0;
   for (const ThinAxis::Class& z : shape.axes[0].classes) {
     for (const ThinAxis::Class& y : shape.axes[1].classes) {
-      for (const ThinAxis::Class& x : shape.axes[2].classes)
-        count += divide_up(z.count * y.count * x.count * divide_up(shape.in_channels, 4), 2);
+      for (const ThinAxis::Class& x : shape.axes[2].classes) {
+        const int64_t groups =
+            divide_up(z.count * y.count * x.count, taps_at_once) * divide_up(shape.in_channels, 4);
+        count += divide_up(groups, 2);
+      }
     }
   }
   return count;
@@ -39,18 +49,31 @@ int64_t product_count(const ThinShape& shape) {
 
 bool is_16_bits(DType type) { return type == DType::f16 || type == DType::bf16; }
 
+// Whether all rows of the input begin where a vector of 16 bytes does, if the first one does.
+bool rows_are_vectors(const TensorSpec& input) {
+  const int64_t width = 16 / byte_size(input.dtype);
+  for (size_t d = 0; d + 1 < input.sizes.size(); ++d) {
+    if (input.strides[d] % width != 0) return false;
+  }
+  return input.strides.back() == 1;
+}
+
 // How a sample is cut into tiles; nothing here depends on the batch.
 struct MmaNumbers {
   int64_t threads = 256;
-  int64_t blocks = 2;  // of a multiprocessor
-  int64_t spans = 1;   // of 8 cells in an item
+  int64_t blocks = 2;                 // of a multiprocessor
+  int64_t spans_y = 1, spans_x = 1;   // of 8 cells in an item: rows of cells, or neighbours of a row
   int64_t tile_y = 1, tile_x = 0;
   int64_t tiles_y = 1, tiles_x = 1, tiles = 1;
   int64_t stage_y = 1;                         // rows of cells put together at a time
   int64_t chunk_pitch = 0, channel_pitch = 0;  // in elements
   int64_t window_z = 1, window_y = 1, window_x = 1;
+  int64_t lead = 0, row_pitch = 0, plane = 0;  // of the window, in elements
   int64_t products = 0, row_tiles = 1;
   int64_t stage_bytes = 0, shared_bytes = 0;
+  bool is_direct = false;  // outputs are not put together before they are stored
+  bool vectors = false;  // rows of the input are
+  bool is_short = false;  // the input has 16 bits
   bool weights_in_registers = false;
   bool splits = false;
   bool pairs = false;
@@ -60,23 +83,38 @@ struct MmaNumbers {
   MmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu) {
     splits = problem.precision != Precision::tf32 &&
              !(is_16_bits(problem.input.dtype) && is_16_bits(problem.parameters[0].dtype));
+    vectors = rows_are_vectors(problem.input);
+    is_short = is_16_bits(problem.input.dtype);
     products = product_count(shape);
     row_tiles = divide_up(shape.channels, 16);
     // 54 registers for s60; what else a thread has in its 128 is about 70.
     constexpr int64_t most_registers = 56;
-    weights_in_registers = products * row_tiles * 4 <= most_registers;
-    // Weights from shared memory serve two spans, where their sums fit registers.
+    weights_in_registers = products * 4 <= most_registers;
+    // Several rows at a time: a row of x serves the taps of several rows of outputs, a weight all of them.
     const int64_t classes_x = std::ssize(shape.axes[2].classes);
-    spans = !weights_in_registers && row_tiles * classes_x <= 2 ? 2 : 1;
+    constexpr int64_t most_products = 128;  // written out one after the other
+    const int64_t bytes = byte_size(problem.output.dtype);
+    // Lanes of a quad have 8 neighbouring cells: whole sectors of 32 bytes.
+    is_direct = 8 * classes_x * bytes % 32 == 0 && shape.axes[2].out % (2 * classes_x) == 0 &&
+                shape.axes[2].out * bytes % 32 == 0 && classes_x <= 2;
+    if (shape.classes() == 1) {
+      spans_y = std::clamp<int64_t>(most_products / std::max<int64_t>(products, 1), 1, splits || !is_direct ? 2 : 4);
+      while (spans_y > 1 && (spans_y > shape.axes[1].out || spans_y == 3)) --spans_y;
+    }
+    // Weights from shared memory serve two spans, where their sums fit registers.
+    if (spans_y == 1 && !weights_in_registers && classes_x <= 2) spans_x = 2;
     const std::vector<TailParts::Stage>& before = shape.parts.before;
     swish_alone = before.size() == 1 && before[0].pointwise.op == Op::swish;
     begins_with_swish = !before.empty() && before[0].pointwise.op == Op::swish;
     pairs = begins_with_swish || (!before.empty() && before[0].pointwise.op == Op::sigmoid);
-    // Two blocks a multiprocessor where that leaves enough shared memory to each.
-    for (blocks = 2; blocks > 0; --blocks) {
+    // Two blocks a multiprocessor where that leaves enough shared memory to each; large weights are shared
+    // by more warps.
+    constexpr int64_t large_weights = 16 << 10;
+    if (weight_bytes() > large_weights) threads = 512;
+    for (blocks = 512 / threads; blocks > 0; --blocks) {
       const int64_t budget =
           std::min(gpu.shared_bytes_per_block, gpu.shared_bytes_per_multiprocessor / blocks - 1024);
-      cut(shape, byte_size(problem.output.dtype), budget);
+      cut(shape, bytes, budget);
       if (tile_x > 0) break;
     }
     blocks = std::max<int64_t>(blocks, 1);
@@ -84,20 +122,19 @@ struct MmaNumbers {
 
   int64_t warps() const { return threads / 32; }
   int64_t weight_bytes() const {
-    const int64_t parts = (weights_in_registers ? 0 : 1) + (splits ? 1 : 0);
+    const int64_t parts = (weights_in_registers && row_tiles == 1 ? 0 : 1) + (splits ? 1 : 0);
     return std::max<int64_t>(1, parts * products * row_tiles) * 32 * 16;
   }
   int64_t window_bytes(const ThinShape& shape) const {
-    const int64_t pitch = std::min<int64_t>(shape.in_channels, 4);
-    const int64_t words = divide_up(shape.in_channels, 4) * window_z * window_y * window_x * pitch;
-    return round_up(words + 3, 4) * 4;
+    return shape.in_channels * plane * 4;
   }
 
   std::string source() const {
     const Constants constants = Constants()
                                     .add("threads", threads)
                                     .add("warps", warps())
-                                    .add("spans", spans)
+                                    .add("spans_y", spans_y)
+                                    .add("spans_x", spans_x)
                                     .add("tile_y", tile_y)
                                     .add("tile_x", tile_x)
                                     .add("tiles_y", tiles_y)
@@ -111,6 +148,11 @@ struct MmaNumbers {
                                     .add("window_z", window_z)
                                     .add("window_y", window_y)
                                     .add("window_x", window_x)
+                                    .add("lead", lead)
+                                    .add("row_pitch", row_pitch)
+                                    .add("plane", plane)
+                                    .flag("is_direct", is_direct)
+                                    .flag("rows_are_vectors", vectors)
                                     .flag("weights_in_registers", weights_in_registers)
                                     .flag("splits", splits)
                                     .flag("pairs", pairs)
@@ -120,53 +162,101 @@ struct MmaNumbers {
     return "struct Numbers {\n" + rest + constants.text() + "};\n";
   }
 
+  // Instructions of a warp for a tile in one pass, as far as the cut decides on them.
+  double tile_instructions(const ThinShape& shape) const {
+    const auto cells = static_cast<double>(tile_y * tile_x);
+    const auto classes = static_cast<double>(shape.classes());
+    const auto channels = static_cast<double>(shape.channels < 16 ? shape.channels : row_tiles * 16);
+    const double window = static_cast<double>(shape.in_channels * window_z * window_y * row_pitch) *
+                          (vectors ? 5.0 : 8.0);
+    const double chunks = static_cast<double>(
+        is_direct ? 0 : tiles_x == 1 ? tile_y / stage_y : tile_y * std::ssize(shape.axes[1].classes));
+    return 300 + (window + cells * classes * channels * 12) / 32 +
+           cells / 8 * static_cast<double>(products * row_tiles) * 3 +
+           chunks * static_cast<double>(std::ssize(shape.axes[0].classes) * row_tiles) * 40;
+  }
+
  private:
   // Tiles, and how they lie in shared memory. tile_x stays 0 where not even one item fits a warp's share.
   void cut(const ThinShape& shape, int64_t bytes, int64_t budget) {
+    MmaNumbers best = *this;
+    double least = 0;
+    const int64_t cells = divide_up(shape.axes[2].out, std::ssize(shape.axes[2].classes));
+    const int64_t item_x = 8 * spans_x;
+    int64_t last = 0;
+    for (int64_t parts = 1; parts <= divide_up(cells, item_x); ++parts) {
+      const int64_t candidate = round_up(divide_up(cells, parts), item_x);
+      if (candidate == last) continue;
+      last = candidate;
+      for (const bool several : {false, true}) {
+        if (!cut_rows(shape, bytes, budget, candidate, several)) continue;
+        // What a tile does beyond the row's end is work as well.
+        const double cost = tile_instructions(shape) * static_cast<double>(tiles);
+        if (best.tile_x > 0 && cost >= least) continue;
+        best = *this;
+        least = cost;
+      }
+    }
+    *this = best;
+  }
+
+  // Tiles of `cells_x` cells of a row, `several`: of which as many as fit are put together at a time; whether
+  // such a tile fits.
+  bool cut_rows(const ThinShape& shape, int64_t bytes, int64_t budget, int64_t cells_x, bool several) {
     const int64_t moment_bytes = row_tiles * 16 * 3 * 4;
     const int64_t share = (budget - weight_bytes() - 16) / warps() / 16 * 16 - moment_bytes;
     const auto classes = [&](size_t d) { return std::ssize(shape.axes[d].classes); };
     const auto cells = [&](size_t d) { return divide_up(shape.axes[d].out, classes(d)); };
-    const int64_t item_x = 8 * spans;
     const int64_t width = 16 / bytes;
-    const auto fits = [&](int64_t cells_x, int64_t rows, int64_t rows_of_stage) {
+    const Offsets of_x(shape.axes[2]);
+    const int64_t input_width = is_short ? 8 : 4;
+    const auto fits = [&](int64_t rows, int64_t rows_of_stage) {
       const bool whole = cells_x >= cells(2);
       const int64_t chunk = whole ? rows_of_stage * classes(1) * shape.axes[2].out : cells_x * classes(2);
       chunk_pitch = round_up(chunk + width - 1, width);
       // Neighbouring channels four words apart: with the four neighbours of a quad, and phases that differ
       // from channel to channel, no two lanes of a store meet in a bank.
-      channel_pitch = chunk_pitch * (whole ? 1 : classes(1));
+      channel_pitch = chunk_pitch * (whole ? 1 : rows_of_stage * classes(1));
       while (channel_pitch % (8 * width) != width) channel_pitch += width;
-      stage_bytes = shape.channels * channel_pitch * bytes;
-      window_z = reach(shape.axes[0]) + 1;
-      window_y = (rows - 1) * shape.axes[1].step + reach(shape.axes[1]) + 1;
-      window_x = (cells_x - 1) * shape.axes[2].step + reach(shape.axes[2]) + 1;
+      stage_bytes = is_direct ? 16 : std::min<int64_t>(shape.channels, 16) * channel_pitch * bytes;
+      window_z = Offsets(shape.axes[0]).reach() + 1;
+      window_y = (rows - 1) * shape.axes[1].step + Offsets(shape.axes[1]).reach() + 1;
+      window_x = (cells_x - 1) * shape.axes[2].step + of_x.reach() + 1;
+      lead = (of_x.low % input_width + input_width) % input_width;
+      row_pitch = round_up(lead + window_x, input_width);
+      // Eight cells of four channels are 32 neighbouring words then, as far as banks are concerned.
+      plane = round_up(window_z * window_y * row_pitch, 8);
+      while (shape.in_channels > 1 && plane % 32 != 8) plane += 8;
+      // As it arrives it lies there too.
+      if (is_short && vectors)
+        stage_bytes = std::max(stage_bytes, round_up(shape.in_channels * window_z * window_y * row_pitch * 2, 16));
       shared_bytes = weight_bytes() + warps() * (stage_bytes + window_bytes(shape) + moment_bytes) + 16;
       return stage_bytes + window_bytes(shape) <= share;
     };
-    for (tile_x = round_up(cells(2), item_x); tile_x > 0 && !fits(tile_x, 1, 1);) tile_x -= item_x;
-    if (tile_x == 0) return;
+    const int64_t all_cells = cells(0) * cells(1) * cells(2);
+    const int64_t most_cells = std::max<int64_t>(all_cells / 128, 64);
+    stage_y = spans_y;
+    if (!fits(stage_y, stage_y) || (cells_x > 8 * spans_x && stage_y * cells_x > most_cells)) return false;
+    tile_x = cells_x;
     tiles_x = divide_up(cells(2), tile_x);
-    tile_x = round_up(divide_up(cells(2), tiles_x), item_x);
     // A vector for every lane at a time, where whole rows are short; then as many rows as the window may
-    // have.
-    constexpr int64_t most_items = 16;  // more, and the last warps of a launch are alone for long
-    stage_y = 1;
+    // have, but so many tiles that all warps of a GPU have some of a few samples.
     const auto takes = [&](int64_t rows) {
-      return rows <= cells(1) && rows * shape.axes[2].out * classes(1) <= 32 * width &&
-             fits(tile_x, rows, rows);
+      return rows <= round_up(cells(1), spans_y) && rows * shape.axes[2].out * classes(1) <= 32 * width &&
+             fits(rows, rows);
     };
-    while (tiles_x == 1 && shape.axes[2].out >= width && takes(stage_y + 1)) ++stage_y;
+    while (several && !is_direct && tiles_x == 1 && shape.axes[2].out >= width && takes(stage_y + spans_y))
+      stage_y += spans_y;
     int64_t stages = 1;
-    while (stages * stage_y < cells(1) && (stages + 1) * stage_y * tile_x / item_x <= most_items &&
-           fits(tile_x, (stages + 1) * stage_y, stage_y)) {
+    while (stages * stage_y < cells(1) && (stages + 1) * stage_y * tile_x <= most_cells &&
+           fits((stages + 1) * stage_y, stage_y)) {
       ++stages;
     }
     tiles_y = divide_up(cells(1), stages * stage_y);
     tile_y = round_up(divide_up(cells(1), tiles_y), stage_y);
     tiles_y = divide_up(cells(1), tile_y);
     tiles = cells(0) * tiles_y * tiles_x;
-    fits(tile_x, tile_y, stage_y);
+    return fits(tile_y, stage_y);
   }
 };
 

@@ -311,7 +311,7 @@ TEST(CudaKernels, RowsRefuseArchitecturesTheyDoNotHave) {
     expect_refusal("thin_mma", "conv2d(3,8) | residual_add @ 2x3x9x9", architecture, "reads a tensor");
     expect_refusal("thin_mma", "conv2d(3,8) @ 2x3x9x9 f32 nhwc", architecture, "dense");
     expect_refusal("thin_mma", "conv2d(3,65) @ 2x3x9x9", architecture, "more than 64 output channels");
-    expect_refusal("thin_mma", "conv_transpose3d(1,64,k=2,s=4) @ 2x1x9x9x9", architecture, "eight cells");
+    expect_refusal("thin_mma", "conv_transpose3d(1,64,k=2,s=8) @ 2x1x9x9x9", architecture, "eight cells");
     expect_refusal("gemm_wgmma", "relu @ 2x3x4x5", architecture, "no convolution");
     expect_refusal("gemm_wgmma", "conv2d(32,32,groups=2) @ 2x32x9x9", architecture, "has groups");
     if (architecture != "sm_90a") {

@@ -49,6 +49,30 @@ int64_t product_count(const ThinShape& shape) {
 
 bool is_16_bits(DType type) { return type == DType::f16 || type == DType::bf16; }
 
+// Instructions a chain takes for an element, about.
+double chain_instructions(const std::vector<TailParts::Stage>& stages) {
+  double count = 0;
+  for (const TailParts::Stage& stage : stages) {
+    switch (stage.pointwise.op) {
+      case Op::gelu:
+      case Op::gelu_tanh:
+      case Op::tanh:
+      case Op::mish:
+      case Op::softplus:
+      case Op::elu:
+        count += 20;
+        break;
+      case Op::swish:
+      case Op::sigmoid:
+        count += 6;
+        break;
+      default:
+        count += 2;
+    }
+  }
+  return count;
+}
+
 // Whether all rows of the input begin where a vector of 16 bytes does, if the first one does.
 bool rows_are_vectors(const TensorSpec& input) {
   const int64_t width = 16 / byte_size(input.dtype);
@@ -71,7 +95,7 @@ struct MmaNumbers {
   int64_t lead = 0, row_pitch = 0, plane = 0;  // of the window, in elements
   int64_t products = 0, row_tiles = 1;
   int64_t stage_bytes = 0, shared_bytes = 0;
-  bool is_direct = false;  // outputs are not put together before they are stored
+  int64_t piece = 0;  // neighbouring outputs that are stored as they are computed; 0: rows are put together
   bool vectors = false;  // rows of the input are
   bool is_short = false;  // the input has 16 bits
   bool weights_in_registers = false;
@@ -94,9 +118,14 @@ struct MmaNumbers {
     const int64_t classes_x = std::ssize(shape.axes[2].classes);
     constexpr int64_t most_products = 128;  // written out one after the other
     const int64_t bytes = byte_size(problem.output.dtype);
-    // Lanes of a quad have 8 neighbouring cells: whole sectors of 32 bytes.
-    is_direct = 8 * classes_x * bytes % 32 == 0 && shape.axes[2].out % (2 * classes_x) == 0 &&
-                shape.axes[2].out * bytes % 32 == 0 && classes_x <= 2;
+    // The lanes of a quad have 8 neighbouring cells, sectors of 32 bytes: whole ones, or other items have the
+    // rest of them.
+    if (8 * classes_x * bytes % 32 == 0 && classes_x <= 2) {
+      piece = 2 * classes_x;
+      while (shape.axes[2].out % piece != 0) piece /= 2;
+      if (piece * bytes < 8) piece = 0;
+    }
+    const bool is_direct = piece > 0;
     if (shape.classes() == 1) {
       spans_y = std::clamp<int64_t>(most_products / std::max<int64_t>(products, 1), 1, splits || !is_direct ? 2 : 4);
       while (spans_y > 1 && (spans_y > shape.axes[1].out || spans_y == 3)) --spans_y;
@@ -140,6 +169,7 @@ struct MmaNumbers {
                                     .add("tiles_y", tiles_y)
                                     .add("tiles_x", tiles_x)
                                     .add("tiles", tiles)
+                                    .add("piece", piece)
                                     .add("stage_y", stage_y)
                                     .add("chunk_pitch", chunk_pitch)
                                     .add("channel_pitch", channel_pitch)
@@ -151,7 +181,6 @@ struct MmaNumbers {
                                     .add("lead", lead)
                                     .add("row_pitch", row_pitch)
                                     .add("plane", plane)
-                                    .flag("is_direct", is_direct)
                                     .flag("rows_are_vectors", vectors)
                                     .flag("weights_in_registers", weights_in_registers)
                                     .flag("splits", splits)
@@ -162,18 +191,32 @@ struct MmaNumbers {
     return "struct Numbers {\n" + rest + constants.text() + "};\n";
   }
 
-  // Instructions of a warp for a tile in one pass, as far as the cut decides on them.
+  // Instructions of a warp for a tile in all passes, as counted in what the compiler makes of it.
   double tile_instructions(const ThinShape& shape) const {
-    const auto cells = static_cast<double>(tile_y * tile_x);
-    const auto classes = static_cast<double>(shape.classes());
-    const auto channels = static_cast<double>(shape.channels < 16 ? shape.channels : row_tiles * 16);
-    const double window = static_cast<double>(shape.in_channels * window_z * window_y * row_pitch) *
-                          (vectors ? 5.0 : 8.0);
-    const double chunks = static_cast<double>(
-        is_direct ? 0 : tiles_x == 1 ? tile_y / stage_y : tile_y * std::ssize(shape.axes[1].classes));
-    return 300 + (window + cells * classes * channels * 12) / 32 +
-           cells / 8 * static_cast<double>(products * row_tiles) * 3 +
-           chunks * static_cast<double>(std::ssize(shape.axes[0].classes) * row_tiles) * 40;
+    const auto number = [](int64_t n) { return static_cast<double>(n); };
+    const double of_span = number(shape.classes()) * (shape.channels > 8 ? 4 : 2);  // outputs of a lane
+    const double before = begins_with_swish && is_short ? 3 : chain_instructions(shape.parts.before);
+    const double after = chain_instructions(shape.parts.after);
+    // What a product takes besides itself: its columns, of which rows share some, and its weights.
+    const double rows = number(spans_y), taps_y = number(Offsets(shape.axes[1]).reach() + 1);
+    const double loads = shape.classes() > 1 ? 1 : 2 * (rows + taps_y - 1) / (rows * taps_y);
+    const double weights = (weights_in_registers ? 0 : 1) + (splits ? 1 : 0);
+    const double of_product =
+        (splits ? 3 : 1) + loads * (splits ? 4 : 1) + weights / number(spans_y * spans_x);
+    const double convolution = number(products) * of_product + 12 / number(spans_y * spans_x);
+    const double spans = number(tile_y * tile_x) / 8;
+    const double stages = number(tile_y / stage_y * std::ssize(shape.axes[0].classes));
+    // Elements beside vectors: of every piece of a row, or where a tile's whole rows begin and end.
+    const bool whole = tiles_x == 1;
+    const double chunks = whole ? 1 : number(stage_y * std::ssize(shape.axes[1].classes));
+    const double ends = shape.axes[2].out % 4 == 0 ? 0 : whole ? 120 * number(stage_y) / number(tile_y) : 70;
+    const double stored = piece > 0 ? 0 : stages * (60 + chunks * (50 + ends));
+    const double second = spans * (convolution + of_span * (before + after + 3)) + stored;
+    const double first = spans * (convolution + of_span * (before + 3));
+    const double window =
+        number(shape.in_channels * window_z * window_y * row_pitch) * (vectors ? 5 : 9) / 32;
+    return number(shape.passes()) * (350 + window) +
+           number(row_tiles) * (second + (shape.passes() > 1 ? first : 0) + 60);
   }
 
  private:
@@ -218,7 +261,7 @@ struct MmaNumbers {
       // from channel to channel, no two lanes of a store meet in a bank.
       channel_pitch = chunk_pitch * (whole ? 1 : rows_of_stage * classes(1));
       while (channel_pitch % (8 * width) != width) channel_pitch += width;
-      stage_bytes = is_direct ? 16 : std::min<int64_t>(shape.channels, 16) * channel_pitch * bytes;
+      stage_bytes = piece > 0 ? 16 : std::min<int64_t>(shape.channels, 16) * channel_pitch * bytes;
       window_z = Offsets(shape.axes[0]).reach() + 1;
       window_y = (rows - 1) * shape.axes[1].step + Offsets(shape.axes[1]).reach() + 1;
       window_x = (cells_x - 1) * shape.axes[2].step + of_x.reach() + 1;
@@ -245,7 +288,7 @@ struct MmaNumbers {
       return rows <= round_up(cells(1), spans_y) && rows * shape.axes[2].out * classes(1) <= 32 * width &&
              fits(rows, rows);
     };
-    while (several && !is_direct && tiles_x == 1 && shape.axes[2].out >= width && takes(stage_y + spans_y))
+    while (several && piece == 0 && tiles_x == 1 && shape.axes[2].out >= width && takes(stage_y + spans_y))
       stage_y += spans_y;
     int64_t stages = 1;
     while (stages * stage_y < cells(1) && (stages + 1) * stage_y * tile_x <= most_cells &&
@@ -362,28 +405,13 @@ double seconds(const Problem& problem, const PlanOptions&) {
   const ThinShape shape(problem);
   const Gpu& gpu = gpu_of(problem.device);
   const MmaNumbers numbers(problem, shape, gpu);
-  const double outputs = static_cast<double>(shape.rows()) * static_cast<double>(shape.spatial);
   const double bytes = static_cast<double>(problem.output.byte_span()) +
                        static_cast<double>(problem.input.byte_span()) * shape.passes();
-  // As instructions of an output in a pass, at full rate: 0.52 ms for s60 in tf32 on an H200, 0.6 in f32 and
-  // 0.37 in 16 bits, whose stores are half as long.
-  // More than 16 output channels take twice as long an output (2 to 64 channels, kernel 2, transposed: 0.63
-  // ms).
-  const double products = static_cast<double>(numbers.products) / static_cast<double>(shape.classes());
-  const double row_tiles = static_cast<double>(divide_up(shape.channels, 16));
-  const double instructions =
-      ((is_16_bits(problem.output.dtype) ? 24 : 34) + (numbers.splits ? 14 : 2) * products / 4) *
-      (row_tiles > 1 ? 2 : 1);
-  // With many products to an output they are what takes time: 25 ps each of one input channel, 60 of eight
-  // (0.49 ms for 1 to 32 channels, 1.43 for 8 to 32), far more where a window of 64 leaves room for few
-  // warps.
-  const double positions = outputs / static_cast<double>(shape.channels);
-  const double product_seconds =
-      (2e-11 + 5e-12 * static_cast<double>(shape.in_channels)) * 66.9e12 / gpu.flops;
-  const double multiplying =
-      positions / 8 * products * row_tiles * (numbers.splits ? 3 : 1) * product_seconds;
-  return 1e-5 + std::max({bytes / gpu.bytes_per_second, shape.passes() * multiplying,
-                          shape.passes() * outputs * instructions / (gpu.flops / 2)});
+  const double instructions = numbers.tile_instructions(shape) *
+                              static_cast<double>(numbers.tiles) * static_cast<double>(shape.batch);
+  // Of four schedulers' slots about half are taken.
+  const double issued = gpu.flops / 64 * 0.5;
+  return 1e-5 + std::max(bytes / gpu.bytes_per_second, instructions / issued);
 }
 
 }  // namespace

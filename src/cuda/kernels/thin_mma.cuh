@@ -243,7 +243,7 @@ struct ThinMma {
   static constexpr bool whole_rows = Numbers::tiles_x == 1;
   static constexpr int stage_y = Numbers::stage_y;
   static_assert(stage_y % spans_y == 0 && tile_y % stage_y == 0);
-  static constexpr bool is_direct = Numbers::is_direct;  // without a stage
+  static constexpr bool is_direct = Numbers::piece > 0;  // without a stage
   static constexpr int width = 16 / Output::bytes;
   static constexpr int chunk_elements = whole_rows ? stage_y * classes_y * out_x : tile_x * classes_x;
   static constexpr int chunk_pitch = Numbers::chunk_pitch;
@@ -1017,7 +1017,7 @@ struct ThinMma {
   }
 
   // An item's outputs from where they are computed to memory. `to`: those of channel 16 m in the tile's first
-  // row and column. A lane's neighbours are one vector of memory where `aligned`.
+  // row and column. `piece` of a lane's neighbours are one vector of memory where `aligned`.
   template <Way way, int rz>
   __device__ __forceinline__ void store(const Tile& tile, const Weights& w, const Chains& chains, int y,
                                         int column, char* to, int count, bool aligned) const {
@@ -1042,16 +1042,21 @@ struct ThinMma {
             value[i * classes_x + rx] =
                 apply<After>(chains.norm[half].apply(pair[i]), chains.after.row[half]);
         });
-        const int cell = cell_of(tile, column, span);
-        const bool in_range = (channels % 16 == 0 || half * 8 + quad < count) &&
-                              has_row(tile, y + span / spans_x, ry) && !ends(cell, 0, 0);
+        const bool in_range =
+            (channels % 16 == 0 || half * 8 + quad < count) && has_row(tile, y + span / spans_x, ry);
         char* place = lane_to + (half * 8 * Tail::spatial + (span / spans_x * classes_y + ry) * out_x +
                                  span % spans_x * 8 * classes_x) *
                                     Output::bytes;
-        if (in_range) {
-          Packed<Output, neighbours> packed;
-          packed.pack(value);
-          packed.store(place, 0, aligned);
+        constexpr int piece = Numbers::piece > 0 ? Numbers::piece : 1;
+#pragma unroll
+        for (int k = 0; k < neighbours; k += piece) {
+          float own[piece];
+#pragma unroll
+          for (int i = 0; i < piece; ++i) own[i] = value[k + i];
+          Packed<Output, piece> packed;
+          packed.pack(own);
+          if (in_range && !ends(cell_of(tile, column, span), k / classes_x, k % classes_x))
+            packed.store(place, k, aligned);
         }
       });
     });
@@ -1183,7 +1188,7 @@ struct ThinMma {
     const int count = row_tiles == 1 || channels - m * 16 < 16 ? channels - m * 16 : 16;
     const int all_rows = rows_of(tile);
     if constexpr (is_direct) {
-      const bool aligned = reinterpret_cast<uint64>(p.output) % (2 * classes_x * Output::bytes) == 0;
+      const bool aligned = reinterpret_cast<uint64>(p.output) % (Numbers::piece * Output::bytes) == 0;
 #pragma unroll 1
       for (int item = 0; item < items_of(all_rows); ++item)
         store<way, rz>(tile, w, chains, item / columns * spans_y, item % columns, to, count, aligned);

@@ -96,6 +96,7 @@ struct MmaNumbers {
   int64_t products = 0, row_tiles = 1;
   int64_t stage_bytes = 0, shared_bytes = 0;
   int64_t piece = 0;  // neighbouring outputs that are stored as they are computed; 0: rows are put together
+  bool overlaps = false;  // tiles compute what others have of their last sectors
   bool vectors = false;  // rows of the input are
   bool is_short = false;  // the input has 16 bits
   bool weights_in_registers = false;
@@ -118,13 +119,9 @@ struct MmaNumbers {
     const int64_t classes_x = std::ssize(shape.axes[2].classes);
     constexpr int64_t most_products = 128;  // written out one after the other
     const int64_t bytes = byte_size(problem.output.dtype);
-    // The lanes of a quad have 8 neighbouring cells, sectors of 32 bytes: whole ones, or other items have the
-    // rest of them.
-    if (8 * classes_x * bytes % 32 == 0 && classes_x <= 2) {
-      piece = 2 * classes_x;
-      while (shape.axes[2].out % piece != 0) piece /= 2;
-      if (piece * bytes < 8) piece = 0;
-    }
+    // The lanes of a quad have 8 neighbouring cells: sectors of 32 bytes, where rows consist of such.
+    const bool rows_are_sectors = shape.axes[2].out * bytes % 32 == 0;
+    if (8 * classes_x * bytes % 32 == 0 && classes_x <= 2 && rows_are_sectors) piece = 2 * classes_x;
     const bool is_direct = piece > 0;
     if (shape.classes() == 1) {
       spans_y = std::clamp<int64_t>(most_products / std::max<int64_t>(products, 1), 1, splits || !is_direct ? 2 : 4);
@@ -170,6 +167,7 @@ struct MmaNumbers {
                                     .add("tiles_x", tiles_x)
                                     .add("tiles", tiles)
                                     .add("piece", piece)
+                                    .flag("overlaps", overlaps)
                                     .add("stage_y", stage_y)
                                     .add("chunk_pitch", chunk_pitch)
                                     .add("channel_pitch", channel_pitch)
@@ -206,12 +204,11 @@ struct MmaNumbers {
     const double convolution = number(products) * of_product + 12 / number(spans_y * spans_x);
     const double spans = number(tile_y * tile_x) / 8;
     const double stages = number(tile_y / stage_y * std::ssize(shape.axes[0].classes));
-    // Elements beside vectors: of every piece of a row, or where a tile's whole rows begin and end.
     const bool whole = tiles_x == 1;
     const double chunks = whole ? 1 : number(stage_y * std::ssize(shape.axes[1].classes));
-    const double ends = shape.axes[2].out % 4 == 0 ? 0 : whole ? 120 * number(stage_y) / number(tile_y) : 70;
-    const double stored = piece > 0 ? 0 : stages * (60 + chunks * (50 + ends));
-    const double second = spans * (convolution + of_span * (before + after + 3)) + stored;
+    const double stored = piece > 0 ? 0 : stages * (60 + chunks * 90);
+    const double more = !overlaps ? 0 : whole ? 2 : number(tile_y * spans_x);
+    const double second = (spans + more) * (convolution + of_span * (before + after + 3)) + stored;
     const double first = spans * (convolution + of_span * (before + 3));
     const double window =
         number(shape.in_channels * window_z * window_y * row_pitch) * (vectors ? 5 : 9) / 32;
@@ -255,16 +252,28 @@ struct MmaNumbers {
     const int64_t input_width = is_short ? 8 : 4;
     const auto fits = [&](int64_t rows, int64_t rows_of_stage) {
       const bool whole = cells_x >= cells(2);
-      const int64_t chunk = whole ? rows_of_stage * classes(1) * shape.axes[2].out : cells_x * classes(2);
-      chunk_pitch = round_up(chunk + width - 1, width);
-      // Neighbouring channels four words apart: with the four neighbours of a quad, and phases that differ
-      // from channel to channel, no two lanes of a store meet in a bank.
+      const int64_t sector = 32 / bytes;
+      // A warp begins its tiles in y or in x behind other ones.
+      overlaps = piece == 0 && shape.axes[2].out % sector != 0 && shape.axes[2].out >= sector &&
+                 (whole ? rows < cells(1) : true);
+      const int64_t more_x = overlaps && !whole ? 8 * spans_x : 0;
+      const int64_t chunk = whole ? rows_of_stage * classes(1) * shape.axes[2].out + (overlaps ? sector : 0)
+                                  : (cells_x + more_x) * classes(2);
+      chunk_pitch = width + round_up(chunk + width - 1, width);
+      // An odd number of vectors from channel to channel: with the four neighbours of a quad, and phases that
+      // differ from channel to channel, no two lanes of a store meet in a bank.
       channel_pitch = chunk_pitch * (whole ? 1 : rows_of_stage * classes(1));
-      while (channel_pitch % (8 * width) != width) channel_pitch += width;
+      if (channel_pitch % (2 * width) == 0) channel_pitch += width;
       stage_bytes = piece > 0 ? 16 : std::min<int64_t>(shape.channels, 16) * channel_pitch * bytes;
       window_z = Offsets(shape.axes[0]).reach() + 1;
       window_y = (rows - 1) * shape.axes[1].step + Offsets(shape.axes[1]).reach() + 1;
-      window_x = (cells_x - 1) * shape.axes[2].step + of_x.reach() + 1;
+      if (overlaps && whole) {
+        const ThinAxis::Class& first = shape.axes[1].classes[0];
+        const int64_t last = std::max(first.base, first.base + (first.count - 1) * shape.axes[1].delta);
+        const int64_t next = (rows + spans_y - 1) * shape.axes[1].step + last - Offsets(shape.axes[1]).low + 1;
+        if (first.count > 0) window_y = std::max(window_y, next);
+      }
+      window_x = (cells_x + more_x - 1) * shape.axes[2].step + of_x.reach() + 1;
       lead = (of_x.low % input_width + input_width) % input_width;
       row_pitch = round_up(lead + window_x, input_width);
       // Eight cells of four channels are 32 neighbouring words then, as far as banks are concerned.

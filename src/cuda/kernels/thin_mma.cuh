@@ -204,6 +204,7 @@ struct ThinMma {
   static constexpr int out_y = static_cast<int>(C::output_size(1));
   static constexpr int out_x = static_cast<int>(C::output_size(2));
   static constexpr int cells_y = (out_y + classes_y - 1) / classes_y;
+  static constexpr int cells_x = (out_x + classes_x - 1) / classes_x;
   static constexpr int tile_y = Numbers::tile_y;
   static constexpr int tile_x = Numbers::tile_x;
   // An item is `spans` times 8 cells: neighbours of a row, or of so many rows.
@@ -245,6 +246,9 @@ struct ThinMma {
   static_assert(stage_y % spans_y == 0 && tile_y % stage_y == 0);
   static constexpr bool is_direct = Numbers::piece > 0;  // without a stage
   static constexpr int width = 16 / Output::bytes;
+  static constexpr int sector = 32 / Output::bytes;
+  // Sectors that two tiles have parts of are the former's as a whole: it computes what it has not.
+  static constexpr bool overlaps = Numbers::overlaps;
   static constexpr int chunk_elements = whole_rows ? stage_y * classes_y * out_x : tile_x * classes_x;
   static constexpr int chunk_pitch = Numbers::chunk_pitch;
   static constexpr int channel_pitch = Numbers::channel_pitch;
@@ -413,10 +417,11 @@ struct ThinMma {
       load_weights(w, m);
       for_each_class([&](auto rz, auto ry, auto rx) {
         constexpr int groups = Terms::groups(rz, ry, rx);
+        constexpr int first = Terms::products_before(rz, ry, rx);
         float sum[2] = {};
         for_constant<(groups + 1) / 2>([&](auto i) {
           uint32 a[4];
-          take_weights<false>(a, w, Terms::products_before(rz, ry, rx) + i);
+          take_weights<false>(a, w, first + i);
 #pragma unroll
           for (int k = 0; k < (i * 2 + 1 < groups ? 4 : 2); ++k)
             sum[k % 2] += fabsf(__uint_as_float(a[k]));
@@ -1078,8 +1083,8 @@ struct ThinMma {
 #pragma unroll
       for (int i = 0; i < spans_y; ++i) {
         const int chunk = (row + i) * classes_y + ry;
-        to[i] = lane_stage + (whole_rows ? start + chunk * out_x
-                                         : (start + chunk * out_x) % width + chunk * chunk_pitch) *
+        to[i] = lane_stage + (width + (whole_rows ? start + chunk * out_x
+                                                  : (start + chunk * out_x) % width + chunk * chunk_pitch)) *
                                  Output::bytes;
       }
       Sums sum;
@@ -1100,78 +1105,129 @@ struct ThinMma {
     });
   }
 
-  // What the warp put together to where it belongs: some lanes for each channel, a vector a lane. A vector at
-  // the end that the next chunk goes on with stays for it (`goes_on`), as one at the beginning did from the
-  // last (`continues`).
-  static constexpr int most_vectors = (chunk_elements + width - 1) / width;
+  // The first outputs of the row of cells behind the tile, for the sector where its last row ends.
+  template <Way way, int rz>
+  __device__ __forceinline__ void put_next(const Weights& w, const Chains& chains, int rows, int start) const {
+    const Columns c = columns_of(tile_y, 0);
+    Sums sum;
+    convolve<rz, 0>(sum, w, c);
+    unsigned char* to = area.stage + (quad * channel_pitch + width + start + rows * classes_y * out_x +
+                                      2 * in_quad * classes_x) *
+                                         Output::bytes;
+    for_constant<classes_x * halves>([&](auto k_) {
+      constexpr int half = decltype(k_)::value % halves;
+      constexpr int rx = decltype(k_)::value / halves;
+      float* pair = sum[rx][0] + half * 2;
+      before<way>(pair[0], pair[1], chains.before.row[half], 0.0f);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float value = apply<After>(chains.norm[half].apply(pair[i]), chains.after.row[half]);
+        const bool in_range = staged_channels % 8 == 0 || half * 8 + quad < staged_channels;
+        if (in_range && (2 * in_quad + i) * classes_x + rx < sector)
+          store_one<Output>(to, half * 8 * channel_pitch + i * classes_x + rx, value);
+      }
+    });
+  }
+
+  // How a chunk begins and ends: with a sector of which the rest is there too (kept from the chunk before, or
+  // computed besides), which another chunk has or will have, or of which the rest is not this warp's.
+  enum Side { own, others, shared };
+
+  // What the warp put together to where it belongs: some lanes for each channel, a vector a lane, whole
+  // sectors (L2 takes several times as long for parts of one). A chunk lies behind a vector for what was kept.
+  static constexpr int most_vectors = (sector - 1 + chunk_elements) / sector * 2;
   static constexpr int lanes_of_chunk = most_vectors > 16 ? 32 : most_vectors > 8 ? 16 : 8;
   static constexpr int at_once = 32 / lanes_of_chunk;
   // Phases repeat after `period` channels: the addresses of a few serve all.
-  static constexpr int period = Tail::spatial % width == 0       ? 1
-                                : Tail::spatial * 2 % width == 0 ? 2
-                                : Tail::spatial * 4 % width == 0 ? 4
-                                                                 : 8;
+  static constexpr int period = Tail::spatial % sector == 0       ? 1
+                                : Tail::spatial * 2 % sector == 0 ? 2
+                                : Tail::spatial * 4 % sector == 0 ? 4
+                                : Tail::spatial * 8 % sector == 0 ? 8
+                                                                  : 16;
   static constexpr int residues = period > at_once ? period / at_once : 1;
 
+  // The vectors of a chunk, from that in which it begins.
+  struct Vectors {
+    int odd;    // the first is the second of its sector
+    int shift;  // elements before the chunk's first
+    int end;    // elements up to the chunk's end
+    __device__ __forceinline__ Vectors(uint64 at, int length)
+        : odd(static_cast<int>(at / 16 % 2)),
+          shift(static_cast<int>(at % 16) / Output::bytes),
+          end(shift + length) {}
+    // Of the first sector.
+    __device__ __forceinline__ int first() const { return -odd; }
+    // Of the first sector that begins in the chunk.
+    __device__ __forceinline__ int first_whole() const { return shift == 0 && odd == 0 ? 0 : 2 - odd; }
+    // Behind the last sector that ends in the chunk.
+    __device__ __forceinline__ int last_whole() const { return ((odd + end / width) & ~1) - odd; }
+    __device__ __forceinline__ bool ends_within() const { return (odd * width + end) % sector != 0; }
+  };
+
   // `count`: of channels.
-  __device__ __forceinline__ void send(unsigned char* stage, char* to, int count, int length, bool continues,
-                                       bool goes_on) const {
+  __device__ __forceinline__ void send(unsigned char* stage, char* to, int count, int length, Side begin,
+                                       Side end) const {
     const int sub = lane / lanes_of_chunk;
-    const int own = lane % lanes_of_chunk;
+    const int own_vector = lane % lanes_of_chunk;
     const char* first = to + sub * Tail::spatial * Output::bytes;
-    const unsigned char* from = stage + sub * channel_pitch * Output::bytes + own * 16;
+    const unsigned char* from = stage + sub * channel_pitch * Output::bytes + 16;
 #pragma unroll
     for (int j = 0; j < residues; ++j) {
       const uint64 at = reinterpret_cast<uint64>(first + j * at_once * Tail::spatial * Output::bytes);
-      const int shift = static_cast<int>(at % 16) / Output::bytes;
-      const int full = (shift + length) / width;
-      const int begin = !continues && shift > 0 ? 1 : 0;
-      char* to_vector = reinterpret_cast<char*>(at & ~static_cast<uint64>(15)) + own * 16;
+      const Vectors vectors(at, length);
+      const int vector = own_vector + (begin == shared ? vectors.first() : vectors.first_whole());
+      const int behind = vectors.last_whole();
+      char* to_vector = reinterpret_cast<char*>(at & ~static_cast<uint64>(15)) + vector * 16;
+      const unsigned char* from_vector = from + vector * 16;
 #pragma unroll
       for (int v = 0; v * lanes_of_chunk < most_vectors; ++v) {
-        const int vector = own + v * lanes_of_chunk;
-        const bool whole = vector >= begin && vector < full;
+        const bool whole = vector + v * lanes_of_chunk < behind;
 #pragma unroll
         for (int k = j * at_once; k < staged_channels; k += residues * at_once) {
           if (!whole || (channels % (row_tiles > 1 ? 16 : at_once) != 0 && k + sub >= count)) continue;
           const int64 ahead = static_cast<int64>(k - j * at_once) * Tail::spatial * Output::bytes;
           __stcs(reinterpret_cast<uint4*>(to_vector + ahead + v * lanes_of_chunk * 16),
-                 *reinterpret_cast<const uint4*>(from + k * channel_pitch * Output::bytes +
+                 *reinterpret_cast<const uint4*>(from_vector + k * channel_pitch * Output::bytes +
                                                  v * lanes_of_chunk * 16));
         }
       }
     }
-    const bool has_ends = Tail::spatial % width != 0 || phase(to, 0) != 0 || length % width != 0;
-    if (has_ends && (!continues || !goes_on)) send_ends(stage, to, count, length, continues, goes_on);
-    if (goes_on) {
-      __syncwarp();
+    // Two lanes for each channel see to the ends.
+    const int channel = lane / 2;
+    const uint64 at = reinterpret_cast<uint64>(to + channel * Tail::spatial * Output::bytes);
+    const Vectors vectors(at, length);
+    unsigned char* of_channel = stage + channel * channel_pitch * Output::bytes + 16;
+    const int behind = vectors.last_whole();
+    if (begin == own || end == own) {
+      if (channel < count) {
+        const bool is_end = lane % 2 == 1;
+        const int least = begin == shared ? -vectors.odd * width : vectors.shift;
+        int i = is_end ? behind * width : vectors.shift;
+        int stop = is_end ? vectors.end : vectors.first_whole() * width;
+        if (i < least) i = least;
+        if (stop > vectors.end) stop = vectors.end;
+        if (is_end && begin == own && i < vectors.first_whole() * width) i = vectors.first_whole() * width;
+        if ((is_end ? end : begin) != own) stop = i;
+        using Element = typename Bits<Output::bytes>::Type;
+        const auto* source = reinterpret_cast<const Element*>(of_channel);
+        auto* goal = reinterpret_cast<Element*>(at) - vectors.shift;
 #pragma unroll 1
-      for (int channel = lane; channel < count; channel += 32) {
-        uint4* vector = reinterpret_cast<uint4*>(stage + channel * channel_pitch * Output::bytes);
-        const int end = phase(to, channel) + length;
-        if (end % width != 0) vector[0] = vector[end / width];
+        for (; i < stop; ++i) goal[i] = source[i];
       }
     }
-  }
-
-  // The elements beside whole vectors, one by one.
-  static __device__ __forceinline__ void send_ends(const unsigned char* stage, char* to, int count, int length,
-                                                   bool continues, bool goes_on) {
-    using Element = typename Bits<Output::bytes>::Type;
-    const int lane = threadIdx.x % 32;
-#pragma unroll 1
-    for (int channel = lane / 2; channel < count; channel += 16) {
-      const int shift = phase(to, channel);
-      const int end = shift + length;
-      const bool is_end = lane % 2 == 1;
-      int i = is_end ? end / width * width : shift;
-      int behind = is_end ? end : shift > 0 ? (end < width ? end : width) : shift;
-      if (i < shift) i = shift;
-      if (is_end ? goes_on : continues) behind = i;
-      const auto* from = reinterpret_cast<const Element*>(stage) + channel * channel_pitch;
-      auto* goal = reinterpret_cast<Element*>(to) + channel * Tail::spatial - shift;
-#pragma unroll 1
-      for (; i < behind; ++i) goal[i] = from[i];
+    if (end == shared && overlaps) {
+      const int vector = behind + lane % 2;
+      if (channel < count && vectors.ends_within())
+        __stcs(reinterpret_cast<uint4*>((at & ~static_cast<uint64>(15)) + vector * 16),
+               *reinterpret_cast<const uint4*>(of_channel + vector * 16));
+    } else if (end == others) {
+      __syncwarp();
+      uint4 rest;
+      // The next chunk's first vector is that in which this one ends, or the one behind.
+      const int vector = vectors.end / width - lane % 2;
+      if (channel < count) rest = *reinterpret_cast<const uint4*>(of_channel + vector * 16);
+      __syncwarp();
+      if (channel < count) *reinterpret_cast<uint4*>(of_channel - lane % 2 * 16) = rest;
     }
   }
 
@@ -1194,28 +1250,38 @@ struct ThinMma {
         store<way, rz>(tile, w, chains, item / columns * spans_y, item % columns, to, count, aligned);
       return;
     }
-    // Rows go on in the vector where the row before ends, where vectors are no longer than rows.
-    constexpr bool carries = whole_rows && out_x >= width;
+    // Rows go on in the sector where the row before ends, where sectors are no longer than rows.
+    constexpr bool carries = whole_rows && out_x >= sector;
+    const bool is_last = whole_rows ? tile.y + tile_y >= cells_y : tile.x + tile_x >= cells_x;
+    const bool is_first = whole_rows ? tile.y == 0 : tile.x == 0;
+    const Side head = overlaps && !is_first ? others : own;
+    const Side tail = overlaps && !is_last ? shared : own;
+    const int all_columns = columns + (overlaps && !whole_rows && !is_last ? 1 : 0);
 #pragma unroll 1
     for (int y = 0; y < all_rows; y += stage_y) {
       const int start = phase(to, quad);
       const int rows = all_rows - y < stage_y ? all_rows - y : stage_y;
 #pragma unroll 1
-      for (int item = 0; item < items_of(rows); ++item) {
-        const int row = stage_y == spans_y ? 0 : item / columns * spans_y;
-        put<way, rz>(tile, w, chains, y + row, stage_y == spans_y ? item : item % columns, row, start);
+      for (int row = 0, column = 0; row < rows;) {
+        put<way, rz>(tile, w, chains, y + row, column, row, start);
+        if (++column == all_columns) column = 0, row += spans_y;
+      }
+      const bool ends_tile = y + stage_y >= all_rows;
+      if constexpr (overlaps && whole_rows) {
+        if (ends_tile && !is_last) put_next<way, rz>(w, chains, rows, start);
       }
       __syncwarp();
       const int out_row = (tile.y + y) * classes_y;
       const int out_rows = out_y - out_row < rows * classes_y ? out_y - out_row : rows * classes_y;
       if constexpr (whole_rows) {
-        send(area.stage, to, count, out_rows * out_x, carries && y > 0, carries && y + stage_y < all_rows);
+        send(area.stage, to, count, out_rows * out_x, carries && y > 0 ? shared : y > 0 ? own : head,
+             ends_tile ? tail : carries ? others : own);
       } else {
         const int left = out_x - tile.x * classes_x;
 #pragma unroll 1
         for (int i = 0; i < out_rows; ++i)
           send(area.stage + i * chunk_pitch * Output::bytes, to + i * out_x * Output::bytes, count,
-               left < chunk_elements ? left : chunk_elements, false, false);
+               left < chunk_elements ? left : chunk_elements, head, tail);
       }
       __syncwarp();
       to += stage_y * classes_y * out_x * Output::bytes;

@@ -1155,8 +1155,6 @@ struct ThinMma {
         : odd(static_cast<int>(at / 16 % 2)),
           shift(static_cast<int>(at % 16) / Output::bytes),
           end(shift + length) {}
-    // Of the first sector.
-    __device__ __forceinline__ int first() const { return -odd; }
     // Of the first sector that begins in the chunk.
     __device__ __forceinline__ int first_whole() const { return shift == 0 && odd == 0 ? 0 : 2 - odd; }
     // Behind the last sector that ends in the chunk.
@@ -1168,20 +1166,22 @@ struct ThinMma {
   __device__ __forceinline__ void send(unsigned char* stage, char* to, int count, int length, Side begin,
                                        Side end) const {
     const int sub = lane / lanes_of_chunk;
-    const int own_vector = lane % lanes_of_chunk;
+    const int vector = lane % lanes_of_chunk;  // from the sector in which the chunk begins
     const char* first = to + sub * Tail::spatial * Output::bytes;
-    const unsigned char* from = stage + sub * channel_pitch * Output::bytes + 16;
+    const unsigned char* from = stage + sub * channel_pitch * Output::bytes + 16 + vector * 16;
+    // A lane's sector ends in the chunk where the chunk begins so many bytes behind its own first sector.
+    const int least = (vector / 2 + 1) * 32 - length * Output::bytes;
+    const bool takes_first = begin == shared || vector >= 2;
 #pragma unroll
     for (int j = 0; j < residues; ++j) {
       const uint64 at = reinterpret_cast<uint64>(first + j * at_once * Tail::spatial * Output::bytes);
-      const Vectors vectors(at, length);
-      const int vector = own_vector + (begin == shared ? vectors.first() : vectors.first_whole());
-      const int behind = vectors.last_whole();
-      char* to_vector = reinterpret_cast<char*>(at & ~static_cast<uint64>(15)) + vector * 16;
-      const unsigned char* from_vector = from + vector * 16;
+      const int phase = static_cast<int>(at) & 31;
+      char* to_vector = reinterpret_cast<char*>(at - phase) + vector * 16;
+      const unsigned char* from_vector = from - (phase & 16);
+      const bool takes = takes_first || phase == 0;
 #pragma unroll
       for (int v = 0; v * lanes_of_chunk < most_vectors; ++v) {
-        const bool whole = vector + v * lanes_of_chunk < behind;
+        const bool whole = phase >= least + v * lanes_of_chunk * 16 && (v > 0 || takes);
 #pragma unroll
         for (int k = j * at_once; k < staged_channels; k += residues * at_once) {
           if (!whole || (channels % (row_tiles > 1 ? 16 : at_once) != 0 && k + sub >= count)) continue;

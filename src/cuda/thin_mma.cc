@@ -286,7 +286,7 @@ struct MmaNumbers {
       return stage_bytes + window_bytes(shape) <= share;
     };
     const int64_t all_cells = cells(0) * cells(1) * cells(2);
-    const int64_t most_cells = std::max<int64_t>(all_cells / 128, 64);
+    const int64_t most_cells = std::max<int64_t>(all_cells / 112, 64);
     stage_y = spans_y;
     if (!fits(stage_y, stage_y) || (cells_x > 8 * spans_x && stage_y * cells_x > most_cells)) return false;
     tile_x = cells_x;
@@ -318,7 +318,7 @@ class ThinMma final : public Kernel {
       : problem_(problem),
         shape_(problem),
         numbers_(problem, shape_, gpu_of(problem.device)),
-        workspace_(shape_, 1, numbers_.tiles, 0),
+        workspace_(shape_, 1, numbers_.tiles, divide_up(numbers_.tiles, 32)),  // sets of tiles
         function_(source(), problem.device, launch_numbers()) {
     const Number resident = function_.resident_clusters();
     // A tile's second pass comes when all tiles of its sample are most likely measured: every warp has one at

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 #include <sstream>
+#include <utility>
 
 #include "cuda/thin.h"
 
@@ -96,6 +97,7 @@ struct MmaNumbers {
   int64_t products = 0, row_tiles = 1;
   int64_t stage_bytes = 0, shared_bytes = 0;
   int64_t piece = 0;  // neighbouring outputs that are stored as they are computed; 0: rows are put together
+  bool prefetches = false;  // the next window has a place of its own
   bool overlaps = false;  // tiles compute what others have of their last sectors
   bool vectors = false;  // rows of the input are
   bool is_short = false;  // the input has 16 bits
@@ -152,7 +154,9 @@ struct MmaNumbers {
     return std::max<int64_t>(1, parts * products * row_tiles) * 32 * 16;
   }
   int64_t window_bytes(const ThinShape& shape) const {
-    return shape.in_channels * plane * 4;
+    const int64_t raw = is_short && vectors ? shape.in_channels * window_z * window_y * row_pitch * 2 : 16;
+    return shape.in_channels * plane * 4 * (prefetches && !is_short ? 2 : 1) +
+           (prefetches ? round_up(raw, 16) : 16);
   }
 
   std::string source() const {
@@ -168,6 +172,7 @@ struct MmaNumbers {
                                     .add("tiles", tiles)
                                     .add("piece", piece)
                                     .flag("overlaps", overlaps)
+                                    .flag("prefetches", prefetches)
                                     .add("stage_y", stage_y)
                                     .add("chunk_pitch", chunk_pitch)
                                     .add("channel_pitch", channel_pitch)
@@ -212,7 +217,9 @@ struct MmaNumbers {
     const double first = spans * (convolution + of_span * (before + 3));
     const double window =
         number(shape.in_channels * window_z * window_y * row_pitch) * (vectors ? 5 : 9) / 32;
-    return number(shape.passes()) * (350 + window) +
+    // While a warp waits for its window others have the slots, not always all of them.
+    const double waiting = prefetches ? 0 : 500;
+    return number(shape.passes()) * (350 + window + waiting) +
            number(row_tiles) * (second + (shape.passes() > 1 ? first : 0) + 60);
   }
 
@@ -228,7 +235,8 @@ struct MmaNumbers {
       const int64_t candidate = round_up(divide_up(cells, parts), item_x);
       if (candidate == last) continue;
       last = candidate;
-      for (const bool several : {false, true}) {
+      for (const auto& [several, ahead] : {std::pair{false, false}, {true, false}, {false, true}, {true, true}}) {
+        prefetches = ahead;
         if (!cut_rows(shape, bytes, budget, candidate, several)) continue;
         // What a tile does beyond the row's end is work as well.
         const double cost = tile_instructions(shape) * static_cast<double>(tiles);
@@ -280,7 +288,7 @@ struct MmaNumbers {
       plane = round_up(window_z * window_y * row_pitch, 8);
       while (shape.in_channels > 1 && plane % 32 != 8) plane += 8;
       // As it arrives it lies there too.
-      if (is_short && vectors)
+      if (is_short && vectors && !prefetches)
         stage_bytes = std::max(stage_bytes, round_up(shape.in_channels * window_z * window_y * row_pitch * 2, 16));
       shared_bytes = weight_bytes() + warps() * (stage_bytes + window_bytes(shape) + moment_bytes) + 16;
       return stage_bytes + window_bytes(shape) <= share;

@@ -222,12 +222,16 @@ struct ThinMma {
   static constexpr int plane = Numbers::plane;
   static constexpr int window_words = C::in_channels * plane;
   static constexpr int input_width = 16 / Tail::Input::bytes;
-  // Of 16 bits only vectors can be copied asynchronously: they come as they are to where the outputs of the
-  // tile before were put together, and are converted then.
+  // Of 16 bits only vectors can be copied asynchronously: they come as they are, and are converted then. Where
+  // shared memory suffices (`prefetches`) the next window arrives in a place of its own while a pass runs, else
+  // behind it, of 16 bits where the pass put its outputs together.
+  static constexpr bool prefetches = Numbers::prefetches;
   static constexpr bool is_short = Tail::Input::bytes == 2;
   static constexpr int raw_plane = window_z * window_y * row_pitch;
-  static_assert(!is_short || !Numbers::rows_are_vectors ||
-                C::in_channels * raw_plane * Tail::Input::bytes <= Numbers::stage_bytes);
+  static constexpr int raw_elements =
+      is_short && Numbers::rows_are_vectors ? C::in_channels * raw_plane : 0;
+  static_assert(prefetches || raw_elements * 2 <= Numbers::stage_bytes);
+  static constexpr int windows = prefetches && !is_short ? 2 : 1;
   static constexpr int patterns = Patterns::table.count > 0 ? Patterns::table.count : 1;
   static_assert(patterns < Patterns::most);
   static_assert(plane % 8 == 0 && row_pitch % input_width == 0);
@@ -256,7 +260,8 @@ struct ThinMma {
 
   struct alignas(16) WarpShared {
     alignas(16) unsigned char stage[Numbers::stage_bytes];
-    alignas(16) float x[window_words];
+    alignas(16) float x[windows * window_words];
+    alignas(16) uint16 raw[prefetches && raw_elements > 0 ? raw_elements : 8];
     float moments[row_tiles * 16][3];
   };
   struct alignas(16) Shared {
@@ -297,6 +302,7 @@ struct ThinMma {
   struct Weights {
     uint32 a[in_registers ? products : 1][4];
     const uint32 (*shared)[32][4];  // of these channels
+    const float* window;            // of the tile
     float bias[4];                  // as sums lie: two cells of a channel, two of that 8 further
   };
 
@@ -551,16 +557,20 @@ struct ThinMma {
 
   // What fills up is zero always.
   __device__ __forceinline__ void clear_window() const {
-    for (int i = lane; i < window_words; i += 32) area.x[i] = 0.0f;
+    for (int i = lane; i < windows * window_words; i += 32) area.x[i] = 0.0f;
     __syncwarp();
   }
 
-  // Sends for the window of a tile; no lane reads the one before. Where the input has nothing none is read,
-  // and there are zeros.
-  __device__ __forceinline__ void send_for_window(const Tile& tile) const {
+  __device__ __forceinline__ unsigned char* raw() const {
+    return prefetches ? reinterpret_cast<unsigned char*>(area.raw) : area.stage;
+  }
+
+  // Sends for the window of a tile; no lane reads what was there. Where the input has nothing none is read, and
+  // there are zeros.
+  __device__ __forceinline__ void send_for_window(const Tile& tile, float* x) const {
     if (by_vectors()) {
       for_each_vector<is_short ? raw_plane : plane>(tile, [&](int to, int bytes, const char* from) {
-        const void* place = is_short ? static_cast<const void*>(area.stage + to * 2) : area.x + to;
+        const void* place = is_short ? static_cast<const void*>(raw() + to * 2) : x + to;
         asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(place)), "l"(from),
                      "r"(bytes)
                      : "memory");
@@ -571,7 +581,7 @@ struct ThinMma {
 #pragma unroll
         for (int c = 0; c < C::in_channels; ++c) {
           asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(
-                           shared_address(area.x + c * plane + to)),
+                           shared_address(x + c * plane + to)),
                        "l"(from + c * C::input_stride(1) * 4), "r"(bytes)
                        : "memory");
         }
@@ -580,7 +590,7 @@ struct ThinMma {
   }
 
   // Waits for it.
-  __device__ __forceinline__ Way take_window(const Tile& tile, const Limits& limits) const {
+  __device__ __forceinline__ Way take_window(const Tile& tile, const Limits& limits, float* x) const {
     float largest = 0.0f;
     if (is_short && !by_vectors()) {
       for_each_position(tile, [&](int to, bool inside, const char* from) {
@@ -589,7 +599,7 @@ struct ThinMma {
           float value = 0.0f;
           if (inside) value = load_one<typename Tail::Input>(from, c * C::input_stride(1));
           largest = pointwise::maximum(fabsf(value), largest);
-          area.x[c * plane + to] = value;
+          x[c * plane + to] = value;
         }
       });
     } else {
@@ -616,11 +626,11 @@ struct ThinMma {
         for (int c = 0; c < C::in_channels; ++c) {
 #pragma unroll 2
           for (int i = lane * 8; i < raw_plane; i += 32 * 8)
-            take(area.stage + (c * raw_plane + i) * 2, area.x + c * plane + i);
+            take(raw() + (c * raw_plane + i) * 2, x + c * plane + i);
         }
       } else {
 #pragma unroll 2
-        for (int i = lane * 4; i < window_words; i += 32 * 4) take(area.x + i, area.x + i);
+        for (int i = lane * 4; i < window_words; i += 32 * 4) take(x + i, x + i);
       }
     }
     __syncwarp();
@@ -655,9 +665,9 @@ struct ThinMma {
     }
   };
 
-  __device__ __forceinline__ Columns columns_of(int y, int column) const {
+  __device__ __forceinline__ Columns columns_of(const Weights& w, int y, int column) const {
     Columns c;
-    const float* base = area.x + lead + y * static_cast<int>(C::step(1)) * row_pitch +
+    const float* base = w.window + lead + y * static_cast<int>(C::step(1)) * row_pitch +
                         (column * spans_x * 8 + quad) * static_cast<int>(C::step(2));
     for_constant<patterns>([&](auto i_) {
       constexpr int i = decltype(i_)::value;
@@ -941,7 +951,7 @@ struct ThinMma {
       for (int item = 0; item < items; ++item) {
         const int y = item / columns * spans_y;
         const int column = item % columns;
-        const Columns c = columns_of(y, column);
+        const Columns c = columns_of(w, y, column);
         if (item == 0) begin<way>(own, w, c, operands);
         add<way>(own, w, c, operands, tile, y, column);
       }
@@ -1071,7 +1081,7 @@ struct ThinMma {
   template <Way way, int rz>
   __device__ __forceinline__ void store(const Tile& tile, const Weights& w, const Chains& chains, int y,
                                         int column, char* to, int count, bool aligned) const {
-    const Columns c = columns_of(y, column);
+    const Columns c = columns_of(w, y, column);
     char* lane_to = to + (quad * Tail::spatial + y * classes_y * out_x +
                           (column * spans_x * 8 + 2 * in_quad) * classes_x) *
                              Output::bytes;
@@ -1118,7 +1128,7 @@ struct ThinMma {
   template <Way way, int rz>
   __device__ __forceinline__ void put(const Tile& tile, const Weights& w, const Chains& chains, int y,
                                       int column, int row, int start) const {
-    const Columns c = columns_of(y, column);
+    const Columns c = columns_of(w, y, column);
     unsigned char* lane_stage =
         area.stage +
         (quad * channel_pitch + (column * spans_x * 8 + 2 * in_quad) * classes_x) * Output::bytes;
@@ -1153,7 +1163,7 @@ struct ThinMma {
   // The first outputs of the row of cells behind the tile, for the sector where its last row ends.
   template <Way way, int rz>
   __device__ __forceinline__ void put_next(const Weights& w, const Chains& chains, int rows, int start) const {
-    const Columns c = columns_of(tile_y, 0);
+    const Columns c = columns_of(w, tile_y, 0);
     Sums sum;
     convolve<rz, 0>(sum, w, c);
     unsigned char* to = area.stage + (quad * channel_pitch + width + start + rows * classes_y * out_x +
@@ -1473,7 +1483,8 @@ struct ThinMma {
     };
     Pass pass = first_pass(draw());
     if (pass.ticket >= tiles + lag) return;
-    send_for_window(tile_of(pass));
+    float* window = area.x;
+    send_for_window(tile_of(pass), window);
     Weights w;
     Limits limits;
     bool has_weights = false;
@@ -1486,10 +1497,13 @@ struct ThinMma {
         if (lane == 0) wait_for(p.control + 4 + tile.n * 4 + 2, 1u);
         __syncwarp();
       }
-      const Way way = take_window(tile, limits);
+      const Way way = take_window(tile, limits, window);
       const bool stays = !pass.is_second && pass.ticket >= lag;
       const Pass next = stays ? Pass{pass.ticket, true} : first_pass(draw());
       const bool ends = next.ticket >= tiles + lag;
+      w.window = window;
+      if (windows > 1) window = area.x + (window_words - (window - area.x));
+      if (prefetches && !ends) send_for_window(tile_of(next), window);
       if (narrows && way == narrow) {
         if (pass.is_second) {
           write<narrow>(tile, w);
@@ -1504,7 +1518,7 @@ struct ThinMma {
         }
       }
       __syncwarp();
-      if (!ends) send_for_window(tile_of(next));
+      if (!prefetches && !ends) send_for_window(tile_of(next), window);
       if (pass.is_second) {
         if (way == careful) write_carefully(p, tile);
       } else {

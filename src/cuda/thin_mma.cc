@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <optional>
 #include <sstream>
-#include <utility>
 
 #include "cuda/thin.h"
 
@@ -211,8 +210,13 @@ struct MmaNumbers {
     const double stages = number(tile_y / stage_y * std::ssize(shape.axes[0].classes));
     const bool whole = tiles_x == 1;
     const double chunks = whole ? 1 : number(stage_y * std::ssize(shape.axes[1].classes));
-    const double stored = piece > 0 ? 0 : stages * (60 + chunks * 90);
-    const double more = !overlaps ? 0 : whole ? 2 : number(tile_y * spans_x);
+    // Sectors in parts, of every piece of a row: a second-level cache takes its time for them.
+    const bool has_parts = !whole && !overlaps && shape.axes[2].out % 8 != 0;
+    const double stored = piece > 0 ? 0 : stages * (60 + chunks * (whole ? 100 : has_parts ? 180 : 140));
+    const int64_t sector = is_short ? 16 : 8;
+    const double more = !overlaps ? 0
+                        : whole   ? 2
+                                  : number(tile_y * divide_up(sector, 8 * std::ssize(shape.axes[2].classes)));
     const double second = (spans + more) * (convolution + of_span * (before + after + 3)) + stored;
     const double first = spans * (convolution + of_span * (before + 3));
     const double window =
@@ -235,9 +239,9 @@ struct MmaNumbers {
       const int64_t candidate = round_up(divide_up(cells, parts), item_x);
       if (candidate == last) continue;
       last = candidate;
-      for (const auto& [several, ahead] : {std::pair{false, false}, {true, false}, {false, true}, {true, true}}) {
-        prefetches = ahead;
-        if (!cut_rows(shape, bytes, budget, candidate, several)) continue;
+      for (int choice = 0; choice < 8; ++choice) {
+        prefetches = choice % 2 == 1;
+        if (!cut_rows(shape, bytes, budget, candidate, choice / 2 % 2 == 1, choice / 4 == 0)) continue;
         // What a tile does beyond the row's end is work as well.
         const double cost = tile_instructions(shape) * static_cast<double>(tiles);
         if (best.tile_x > 0 && cost >= least) continue;
@@ -248,9 +252,10 @@ struct MmaNumbers {
     *this = best;
   }
 
-  // Tiles of `cells_x` cells of a row, `several`: of which as many as fit are put together at a time; whether
-  // such a tile fits.
-  bool cut_rows(const ThinShape& shape, int64_t bytes, int64_t budget, int64_t cells_x, bool several) {
+  // Tiles of `cells_x` cells of a row, `several`: of which as many as fit are put together at a time,
+  // `overlapping`: pieces of rows are whole sectors. Whether such a tile fits.
+  bool cut_rows(const ThinShape& shape, int64_t bytes, int64_t budget, int64_t cells_x, bool several,
+                bool overlapping) {
     const int64_t moment_bytes = row_tiles * 16 * 3 * 4;
     const int64_t share = (budget - weight_bytes() - 16) / warps() / 16 * 16 - moment_bytes;
     const auto classes = [&](size_t d) { return std::ssize(shape.axes[d].classes); };
@@ -261,10 +266,11 @@ struct MmaNumbers {
     const auto fits = [&](int64_t rows, int64_t rows_of_stage) {
       const bool whole = cells_x >= cells(2);
       const int64_t sector = 32 / bytes;
-      // A warp begins its tiles in y or in x behind other ones.
-      overlaps = piece == 0 && shape.axes[2].out % sector != 0 && shape.axes[2].out >= sector &&
-                 (whole ? rows < cells(1) : true);
-      const int64_t more_x = overlaps && !whole ? 8 * spans_x : 0;
+      // Where tiles end within sectors, and the next one has all that is missing.
+      const int64_t last = shape.axes[2].out - (divide_up(cells(2), cells_x) - 1) * cells_x * classes(2);
+      overlaps = piece == 0 && shape.axes[2].out % sector != 0 &&
+                 (whole ? rows < cells(1) && shape.axes[2].out >= sector : overlapping && last >= sector);
+      const int64_t more_x = overlaps && !whole ? round_up(divide_up(sector, classes(2)), 8 * spans_x) : 0;
       const int64_t chunk = whole ? rows_of_stage * classes(1) * shape.axes[2].out + (overlaps ? sector : 0)
                                   : (cells_x + more_x) * classes(2);
       chunk_pitch = width + round_up(chunk + width - 1, width);
@@ -286,7 +292,7 @@ struct MmaNumbers {
       row_pitch = round_up(lead + window_x, input_width);
       // Eight cells of four channels are 32 neighbouring words then, as far as banks are concerned.
       plane = round_up(window_z * window_y * row_pitch, 8);
-      while (shape.in_channels > 1 && plane % 32 != 8) plane += 8;
+      while (shape.in_channels > 1 && plane % 16 != 8) plane += 8;
       // As it arrives it lies there too.
       if (is_short && vectors && !prefetches)
         stage_bytes = std::max(stage_bytes, round_up(shape.in_channels * window_z * window_y * row_pitch * 2, 16));

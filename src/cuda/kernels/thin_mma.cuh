@@ -1160,28 +1160,33 @@ struct ThinMma {
     });
   }
 
+  // Items that have the outputs of a sector.
+  static constexpr int more_columns = (sector + 8 * spans_x * classes_x - 1) / (8 * spans_x * classes_x);
+
   // The first outputs of the row of cells behind the tile, for the sector where its last row ends.
   template <Way way, int rz>
   __device__ __forceinline__ void put_next(const Weights& w, const Chains& chains, int rows, int start) const {
-    const Columns c = columns_of(w, tile_y, 0);
-    Sums sum;
-    convolve<rz, 0>(sum, w, c);
-    unsigned char* to = area.stage + (quad * channel_pitch + width + start + rows * classes_y * out_x +
-                                      2 * in_quad * classes_x) *
-                                         Output::bytes;
-    for_constant<classes_x * halves>([&](auto k_) {
-      constexpr int half = decltype(k_)::value % halves;
-      constexpr int rx = decltype(k_)::value / halves;
-      float* pair = sum[rx][0] + half * 2;
-      before<way>(pair[0], pair[1], chains.before.row[half], 0.0f);
+    unsigned char* to =
+        area.stage + (quad * channel_pitch + width + start + rows * classes_y * out_x) * Output::bytes;
+#pragma unroll 1
+    for (int column = 0; column < more_columns; ++column) {
+      Sums sum;
+      convolve<rz, 0>(sum, w, columns_of(w, tile_y, column));
+      for_constant<spans_x * classes_x * halves>([&](auto k_) {
+        constexpr int half = decltype(k_)::value % halves;
+        constexpr int rx = decltype(k_)::value / halves % classes_x;
+        constexpr int span = decltype(k_)::value / halves / classes_x;
+        float* pair = sum[rx][span] + half * 2;
+        before<way>(pair[0], pair[1], chains.before.row[half], 0.0f);
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float value = apply<After>(chains.norm[half].apply(pair[i]), chains.after.row[half]);
-        const bool in_range = staged_channels % 8 == 0 || half * 8 + quad < staged_channels;
-        if (in_range && (2 * in_quad + i) * classes_x + rx < sector)
-          store_one<Output>(to, half * 8 * channel_pitch + i * classes_x + rx, value);
-      }
-    });
+        for (int i = 0; i < 2; ++i) {
+          const float value = apply<After>(chains.norm[half].apply(pair[i]), chains.after.row[half]);
+          const bool in_range = staged_channels % 8 == 0 || half * 8 + quad < staged_channels;
+          const int x = ((column * spans_x + span) * 8 + 2 * in_quad + i) * classes_x + rx;
+          if (in_range && x < sector) store_one<Output>(to, half * 8 * channel_pitch + x, value);
+        }
+      });
+    }
   }
 
   // How a chunk begins and ends: with a sector of which the rest is there too (kept from the chunk before, or
@@ -1311,7 +1316,7 @@ struct ThinMma {
     const bool is_first = whole_rows ? tile.y == 0 : tile.x == 0;
     const Side head = overlaps && !is_first ? others : own;
     const Side tail = overlaps && !is_last ? shared : own;
-    const int all_columns = columns + (overlaps && !whole_rows && !is_last ? 1 : 0);
+    const int all_columns = columns + (overlaps && !whole_rows && !is_last ? more_columns : 0);
 #pragma unroll 1
     for (int y = 0; y < all_rows; y += stage_y) {
       const int start = phase(to, quad);

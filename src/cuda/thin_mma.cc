@@ -283,8 +283,9 @@ struct MmaNumbers {
       window_y = (rows - 1) * shape.axes[1].step + Offsets(shape.axes[1]).reach() + 1;
       if (overlaps && whole) {
         const ThinAxis::Class& first = shape.axes[1].classes[0];
-        const int64_t last = std::max(first.base, first.base + (first.count - 1) * shape.axes[1].delta);
-        const int64_t next = (rows + spans_y - 1) * shape.axes[1].step + last - Offsets(shape.axes[1]).low + 1;
+        const int64_t highest = std::max(first.base, first.base + (first.count - 1) * shape.axes[1].delta);
+        const int64_t next =
+            (rows + spans_y - 1) * shape.axes[1].step + highest - Offsets(shape.axes[1]).low + 1;
         if (first.count > 0) window_y = std::max(window_y, next);
       }
       window_x = (cells_x + more_x - 1) * shape.axes[2].step + of_x.reach() + 1;

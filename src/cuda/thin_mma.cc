@@ -113,8 +113,8 @@ struct MmaNumbers {
     is_short = is_16_bits(problem.input.dtype);
     products = product_count(shape);
     row_tiles = divide_up(shape.channels, 16);
-    // 54 registers for s60; what else a thread has in its 128 is about 70.
-    constexpr int64_t most_registers = 56;
+    // What else a thread has in its 128 is about 70, more with several classes.
+    const int64_t most_registers = shape.classes() == 1 ? 56 : 32;
     weights_in_registers = products * 4 <= most_registers;
     // Several rows at a time: a row of x serves the taps of several rows of outputs, a weight all of them.
     const int64_t classes_x = std::ssize(shape.axes[2].classes);
@@ -128,15 +128,16 @@ struct MmaNumbers {
       spans_y = std::clamp<int64_t>(most_products / std::max<int64_t>(products, 1), 1, splits || !is_direct ? 2 : 4);
       while (spans_y > 1 && (spans_y > shape.axes[1].out || spans_y == 3)) --spans_y;
     }
-    // Weights from shared memory serve two spans, where their sums fit registers.
-    if (spans_y == 1 && !weights_in_registers && classes_x <= 2) spans_x = 2;
+    // Two spans where their sums fit registers: weights from shared memory serve both, and what takes long in
+    // one goes on beside the other.
+    if (spans_y == 1 && (!weights_in_registers || shape.classes() > 1) && classes_x <= 2) spans_x = 2;
     const std::vector<TailParts::Stage>& before = shape.parts.before;
     swish_alone = before.size() == 1 && before[0].pointwise.op == Op::swish;
     begins_with_swish = !before.empty() && before[0].pointwise.op == Op::swish;
     pairs = begins_with_swish || (!before.empty() && before[0].pointwise.op == Op::sigmoid);
     // Two blocks a multiprocessor where that leaves enough shared memory to each; large weights are shared
     // by more warps.
-    constexpr int64_t large_weights = 16 << 10;
+    constexpr int64_t large_weights = 4 << 10;
     if (weight_bytes() > large_weights) threads = 512;
     for (blocks = 512 / threads; blocks > 0; --blocks) {
       const int64_t budget =

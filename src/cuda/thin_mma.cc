@@ -113,8 +113,8 @@ struct MmaNumbers {
     is_short = is_16_bits(problem.input.dtype);
     products = product_count(shape);
     row_tiles = divide_up(shape.channels, 16);
-    // What else a thread has in its 128 is about 70, more with several classes.
-    const int64_t most_registers = shape.classes() == 1 ? 56 : 32;
+    // What else a thread has in its 128 is about 60, more with several classes.
+    const int64_t most_registers = shape.classes() > 1 ? 32 : splits ? 56 : 64;
     weights_in_registers = products * 4 <= most_registers;
     // Several rows at a time: a row of x serves the taps of several rows of outputs, a weight all of them.
     const int64_t classes_x = std::ssize(shape.axes[2].classes);
@@ -214,10 +214,10 @@ struct MmaNumbers {
     // Sectors in parts, of every piece of a row: a second-level cache takes its time for them.
     const bool has_parts = !whole && !overlaps && shape.axes[2].out % 8 != 0;
     const double stored = piece > 0 ? 0 : stages * (60 + chunks * (whole ? 100 : has_parts ? 180 : 140));
-    const int64_t sector = is_short ? 16 : 8;
+    const int64_t more_columns = divide_up(is_short ? 16 : 8, 8 * spans_x * std::ssize(shape.axes[2].classes));
     const double more = !overlaps ? 0
-                        : whole   ? 2
-                                  : number(tile_y * divide_up(sector, 8 * std::ssize(shape.axes[2].classes)));
+                                  : number(more_columns * spans_x) *
+                                        (whole ? rows / number(std::ssize(shape.axes[1].classes)) : number(tile_y));
     const double second = (spans + more) * (convolution + of_span * (before + after + 3)) + stored;
     const double first = spans * (convolution + of_span * (before + 3));
     const double window =

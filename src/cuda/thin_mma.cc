@@ -33,7 +33,9 @@ struct Offsets {
 
 // Products of all classes: pairs of groups of four terms (ThinTerms in kernels/thin_mma.cuh).
 int64_t product_count(const ThinShape& shape) {
-  const int64_t taps_at_once = shape.in_channels == 1 && shape.taps <= 64 ? 4 : shape.in_channels == 2 ? 2 : 1;
+  const int64_t taps_at_once = shape.in_channels == 1 && shape.taps <= 64 ? 4
+                               : shape.in_channels == 2                   ? 2
+                                                                          : 1;
   int64_t count = 0;
   for (const ThinAxis::Class& z : shape.axes[0].classes) {
     for (const ThinAxis::Class& y : shape.axes[1].classes) {
@@ -85,8 +87,8 @@ bool rows_are_vectors(const TensorSpec& input) {
 // How a sample is cut into tiles; nothing here depends on the batch.
 struct MmaNumbers {
   int64_t threads = 256;
-  int64_t blocks = 2;                 // of a multiprocessor
-  int64_t spans_y = 1, spans_x = 1;   // of 8 cells in an item: rows of cells, or neighbours of a row
+  int64_t blocks = 2;                // of a multiprocessor
+  int64_t spans_y = 1, spans_x = 1;  // of 8 cells in an item: rows of cells, or neighbours of a row
   int64_t tile_y = 1, tile_x = 0;
   int64_t tiles_y = 1, tiles_x = 1, tiles = 1;
   int64_t stage_y = 1;                         // rows of cells put together at a time
@@ -97,9 +99,9 @@ struct MmaNumbers {
   int64_t stage_bytes = 0, shared_bytes = 0;
   int64_t piece = 0;  // neighbouring outputs that are stored as they are computed; 0: rows are put together
   bool prefetches = false;  // the next window has a place of its own
-  bool overlaps = false;  // tiles compute what others have of their last sectors
-  bool vectors = false;  // rows of the input are
-  bool is_short = false;  // the input has 16 bits
+  bool overlaps = false;    // tiles compute what others have of their last sectors
+  bool vectors = false;     // rows of the input are
+  bool is_short = false;    // the input has 16 bits
   bool weights_in_registers = false;
   bool splits = false;
   bool pairs = false;
@@ -125,7 +127,8 @@ struct MmaNumbers {
     if (8 * classes_x * bytes % 32 == 0 && classes_x <= 2 && rows_are_sectors) piece = 2 * classes_x;
     const bool is_direct = piece > 0;
     if (shape.classes() == 1) {
-      spans_y = std::clamp<int64_t>(most_products / std::max<int64_t>(products, 1), 1, splits || !is_direct ? 2 : 4);
+      spans_y = std::clamp<int64_t>(most_products / std::max<int64_t>(products, 1), 1,
+                                    splits || !is_direct ? 2 : 4);
       while (spans_y > 1 && (spans_y > shape.axes[1].out || spans_y == 3)) --spans_y;
     }
     // Two spans where their sums fit registers: weights from shared memory serve both, and what takes long in
@@ -138,14 +141,17 @@ struct MmaNumbers {
     // Two blocks a multiprocessor where that leaves enough shared memory to each; large weights are shared
     // by more warps.
     constexpr int64_t large_weights = 4 << 10;
-    if (weight_bytes() > large_weights) threads = 512;
-    for (blocks = 512 / threads; blocks > 0; --blocks) {
-      const int64_t budget =
-          std::min(gpu.shared_bytes_per_block, gpu.shared_bytes_per_multiprocessor / blocks - 1024);
-      cut(shape, bytes, budget);
-      if (tile_x > 0) break;
-    }
-    blocks = std::max<int64_t>(blocks, 1);
+    const auto fits = [&](int64_t threads_of_block, int64_t blocks_of_multiprocessor) {
+      threads = threads_of_block;
+      blocks = blocks_of_multiprocessor;
+      cut(shape, bytes,
+          std::min(gpu.shared_bytes_per_block, gpu.shared_bytes_per_multiprocessor / blocks - 1024));
+      return tile_x > 0;
+    };
+    if (weight_bytes() > large_weights ? fits(512, 1) : fits(256, 2)) return;
+    if (fits(256, 1)) return;
+    spans_x = spans_y = 1;
+    fits(256, 1);
   }
 
   int64_t warps() const { return threads / 32; }
@@ -214,10 +220,12 @@ struct MmaNumbers {
     // Sectors in parts, of every piece of a row: a second-level cache takes its time for them.
     const bool has_parts = !whole && !overlaps && shape.axes[2].out % 8 != 0;
     const double stored = piece > 0 ? 0 : stages * (60 + chunks * (whole ? 100 : has_parts ? 180 : 140));
-    const int64_t more_columns = divide_up(is_short ? 16 : 8, 8 * spans_x * std::ssize(shape.axes[2].classes));
-    const double more = !overlaps ? 0
-                                  : number(more_columns * spans_x) *
-                                        (whole ? rows / number(std::ssize(shape.axes[1].classes)) : number(tile_y));
+    const int64_t more_columns =
+        divide_up(is_short ? 16 : 8, 8 * spans_x * std::ssize(shape.axes[2].classes));
+    const double more = !overlaps
+                            ? 0
+                            : number(more_columns * spans_x) *
+                                  (whole ? rows / number(std::ssize(shape.axes[1].classes)) : number(tile_y));
     const double second = (spans + more) * (convolution + of_span * (before + after + 3)) + stored;
     const double first = spans * (convolution + of_span * (before + 3));
     const double window =
@@ -297,7 +305,8 @@ struct MmaNumbers {
       while (shape.in_channels > 1 && plane % 16 != 8) plane += 8;
       // As it arrives it lies there too.
       if (is_short && vectors && !prefetches)
-        stage_bytes = std::max(stage_bytes, round_up(shape.in_channels * window_z * window_y * row_pitch * 2, 16));
+        stage_bytes =
+            std::max(stage_bytes, round_up(shape.in_channels * window_z * window_y * row_pitch * 2, 16));
       shared_bytes = weight_bytes() + warps() * (stage_bytes + window_bytes(shape) + moment_bytes) + 16;
       return stage_bytes + window_bytes(shape) <= share;
     };
@@ -432,8 +441,8 @@ double seconds(const Problem& problem, const PlanOptions&) {
   const MmaNumbers numbers(problem, shape, gpu);
   const double bytes = static_cast<double>(problem.output.byte_span()) +
                        static_cast<double>(problem.input.byte_span()) * shape.passes();
-  const double instructions = numbers.tile_instructions(shape) *
-                              static_cast<double>(numbers.tiles) * static_cast<double>(shape.batch);
+  const double instructions = numbers.tile_instructions(shape) * static_cast<double>(numbers.tiles) *
+                              static_cast<double>(shape.batch);
   // Of four schedulers' slots about half are taken.
   const double issued = gpu.flops / 64 * 0.5;
   return 1e-5 + std::max(bytes / gpu.bytes_per_second, instructions / issued);

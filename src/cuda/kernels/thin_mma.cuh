@@ -54,9 +54,9 @@ __device__ __forceinline__ void mma_k4(float (&d)[4], const uint32 (&a)[4], uint
       : "r"(a[0]), "r"(a[1]), "r"(b0), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
 }
 
-// The terms of each class in groups of four, a lane of a quad each: what the products of one warp are. A group
-// has four input channels of a tap; where there are one or two, those of four or two taps (not of many: a
-// thread has an address for each way in which four taps lie).
+// The terms of each class in groups of four, a lane of a quad each: what the products of one warp are. A
+// group has four input channels of a tap; where there are one or two, those of four or two taps (not of many:
+// a thread has an address for each way in which four taps lie).
 template <class C>
 struct ThinTerms {
   static constexpr int vectors = (C::in_channels + 3) / 4;  // of four input channels
@@ -110,7 +110,10 @@ struct ThinTerms {
     const int y = i / count(2, rx) % count(1, ry);
     const int z = i / count(2, rx) / count(1, ry);
     return {
-        exists, offset(0, rz, z) - low(0), offset(1, ry, y) - low(1), offset(2, rx, x) - low(2),
+        exists,
+        offset(0, rz, z) - low(0),
+        offset(1, ry, y) - low(1),
+        offset(2, rx, x) - low(2),
         (tap(0, rz, z) * static_cast<int>(C::kernel(1)) + tap(1, ry, y)) * static_cast<int>(C::kernel(2)) +
             tap(2, rx, x),
         channel};
@@ -222,14 +225,13 @@ struct ThinMma {
   static constexpr int plane = Numbers::plane;
   static constexpr int window_words = C::in_channels * plane;
   static constexpr int input_width = 16 / Tail::Input::bytes;
-  // Of 16 bits only vectors can be copied asynchronously: they come as they are, and are converted then. Where
-  // shared memory suffices (`prefetches`) the next window arrives in a place of its own while a pass runs, else
-  // behind it, of 16 bits where the pass put its outputs together.
+  // Of 16 bits only vectors can be copied asynchronously: they come as they are, and are converted then.
+  // Where shared memory suffices (`prefetches`) the next window arrives in a place of its own while a pass
+  // runs, else behind it, of 16 bits where the pass put its outputs together.
   static constexpr bool prefetches = Numbers::prefetches;
   static constexpr bool is_short = Tail::Input::bytes == 2;
   static constexpr int raw_plane = window_z * window_y * row_pitch;
-  static constexpr int raw_elements =
-      is_short && Numbers::rows_are_vectors ? C::in_channels * raw_plane : 0;
+  static constexpr int raw_elements = is_short && Numbers::rows_are_vectors ? C::in_channels * raw_plane : 0;
   static_assert(prefetches || raw_elements * 2 <= Numbers::stage_bytes);
   static constexpr int windows = prefetches && !is_short ? 2 : 1;
   static constexpr int patterns = Patterns::table.count > 0 ? Patterns::table.count : 1;
@@ -429,12 +431,10 @@ struct ThinMma {
           uint32 a[4];
           take_weights<false>(a, w, first + i);
 #pragma unroll
-          for (int k = 0; k < (i * 2 + 1 < groups ? 4 : 2); ++k)
-            sum[k % 2] += fabsf(__uint_as_float(a[k]));
+          for (int k = 0; k < (i * 2 + 1 < groups ? 4 : 2); ++k) sum[k % 2] += fabsf(__uint_as_float(a[k]));
         });
 #pragma unroll
-        for (int half = 0; half < 2; ++half)
-          largest = pointwise::maximum(lanes_sum<4>(sum[half]), largest);
+        for (int half = 0; half < 2; ++half) largest = pointwise::maximum(lanes_sum<4>(sum[half]), largest);
       });
 #pragma unroll
       for (int half = 0; half < 2; ++half)
@@ -525,8 +525,7 @@ struct ThinMma {
       const int x = o.x - lead + (own + v) * input_width;
       const int left = static_cast<int>(C::input_size(2)) - x;
       const int of_vector = x < 0 || left <= 0 ? 0 : left < input_width ? left * bytes : 16;
-      const char* channel =
-          o.from + ((own + v) * input_width - lead + own_row * C::input_stride(3)) * bytes;
+      const char* channel = o.from + ((own + v) * input_width - lead + own_row * C::input_stride(3)) * bytes;
       int to = own_row * row_pitch + (own + v) * input_width;
 #pragma unroll 1
       for (int c = 0; c < C::in_channels; ++c) {
@@ -565,8 +564,8 @@ struct ThinMma {
     return prefetches ? reinterpret_cast<unsigned char*>(area.raw) : area.stage;
   }
 
-  // Sends for the window of a tile; no lane reads what was there. Where the input has nothing none is read, and
-  // there are zeros.
+  // Sends for the window of a tile; no lane reads what was there. Where the input has nothing none is read,
+  // and there are zeros.
   __device__ __forceinline__ void send_for_window(const Tile& tile, float* x) const {
     if (by_vectors()) {
       for_each_vector<is_short ? raw_plane : plane>(tile, [&](int to, int bytes, const char* from) {
@@ -580,10 +579,10 @@ struct ThinMma {
         const int bytes = inside ? 4 : 0;
 #pragma unroll
         for (int c = 0; c < C::in_channels; ++c) {
-          asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(
-                           shared_address(x + c * plane + to)),
-                       "l"(from + c * C::input_stride(1) * 4), "r"(bytes)
-                       : "memory");
+          asm volatile(
+              "cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(x + c * plane + to)),
+              "l"(from + c * C::input_stride(1) * 4), "r"(bytes)
+              : "memory");
         }
       });
     }
@@ -640,8 +639,8 @@ struct ThinMma {
 
   // What the lane's cells have of a group's terms.
   static constexpr int box_z = Terms::reach(0) + 1, box_y = Terms::reach(1) + 1, box_x = Terms::reach(2) + 1;
-  static constexpr bool preloads = classes_z * classes_y > 1 && Terms::taps_at_once == 1 &&
-                                   vectors * box_z * box_y * box_x * spans <= 32;
+  static constexpr bool preloads =
+      classes_z * classes_y > 1 && Terms::taps_at_once == 1 && vectors* box_z* box_y* box_x* spans <= 32;
   struct Columns {
     const float* base[patterns];  // where the lane's terms of a group lie that begins with the window
     float value[preloads ? vectors * box_z * box_y * box_x : 1][spans];
@@ -869,7 +868,9 @@ struct ThinMma {
   static __device__ __forceinline__ int rows_of(const Tile& tile) {
     return cells_y - tile.y < tile_y ? cells_y - tile.y : tile_y;
   }
-  static __device__ __forceinline__ int items_of(int rows) { return (rows + spans_y - 1) / spans_y * columns; }
+  static __device__ __forceinline__ int items_of(int rows) {
+    return (rows + spans_y - 1) / spans_y * columns;
+  }
 
   // body(half of the 16 channels, class of x, span, sums of two neighbouring cells) for all of a lane's sums.
   template <class Body>
@@ -975,9 +976,9 @@ struct ThinMma {
     }
   }
 
-  // --- Statistics: of the channels to those of the groups, of 32 tiles to those of a set, of the sets to those
-  // of the sample, each by the warp that comes last. One after the other, loads would be what a sample's second
-  // pass waits for. ---
+  // --- Statistics: of the channels to those of the groups, of 32 tiles to those of a set, of the sets to
+  // those of the sample, each by the warp that comes last. One after the other, loads would be what a
+  // sample's second pass waits for. ---
   static constexpr int tiles_of_set = 32;
   static constexpr int sets = (Numbers::tiles + tiles_of_set - 1) / tiles_of_set;
 
@@ -1050,15 +1051,15 @@ struct ThinMma {
       });
       if (!arrives_last(counters, sets)) return;
     }
-    merge_parts<(sets > 1 ? tiles_of_set : 1)>(tile.n, 0, sets > 1 ? sets : count,
-                                               [&](int group, float, float mean, float m2) {
-      constexpr float elements = static_cast<float>(Tail::group_channels * Tail::spatial);
-      if (lane == 0) {
-        float* to = p.statistics + 2 * (tile.n * groups + group);
-        to[0] = mean;
-        to[1] = 1.0f / sqrtf(m2 / elements + Tail::eps);
-      }
-    });
+    merge_parts<(sets > 1 ? tiles_of_set : 1)>(
+        tile.n, 0, sets > 1 ? sets : count, [&](int group, float, float mean, float m2) {
+          constexpr float elements = static_cast<float>(Tail::group_channels * Tail::spatial);
+          if (lane == 0) {
+            float* to = p.statistics + 2 * (tile.n * groups + group);
+            to[0] = mean;
+            to[1] = 1.0f / sqrtf(m2 / elements + Tail::eps);
+          }
+        });
     if (lane == 0) release(counters + 2, 1u);  // it wrote them all itself
   }
 
@@ -1123,8 +1124,8 @@ struct ThinMma {
   }
 
   // An item's outputs of one class of z to where they lie in the warp's stage, whose row `row` of cells it
-  // begins with. `start` is the phase of the lane's channel in the stage's first row (8 channels further it is
-  // the same: a vector has 4 or 8 elements).
+  // begins with. `start` is the phase of the lane's channel in the stage's first row (8 channels further it
+  // is the same: a vector has 4 or 8 elements).
   template <Way way, int rz>
   __device__ __forceinline__ void put(const Tile& tile, const Weights& w, const Chains& chains, int y,
                                       int column, int row, int start) const {
@@ -1165,7 +1166,8 @@ struct ThinMma {
 
   // The first outputs of the row of cells behind the tile, for the sector where its last row ends.
   template <Way way, int rz>
-  __device__ __forceinline__ void put_next(const Weights& w, const Chains& chains, int rows, int start) const {
+  __device__ __forceinline__ void put_next(const Weights& w, const Chains& chains, int rows,
+                                           int start) const {
     unsigned char* to =
         area.stage + (quad * channel_pitch + width + start + rows * classes_y * out_x) * Output::bytes;
 #pragma unroll 1
@@ -1194,7 +1196,8 @@ struct ThinMma {
   enum Side { own, others, shared };
 
   // What the warp put together to where it belongs: some lanes for each channel, a vector a lane, whole
-  // sectors (L2 takes several times as long for parts of one). A chunk lies behind a vector for what was kept.
+  // sectors (L2 takes several times as long for parts of one). A chunk lies behind a vector for what was
+  // kept.
   static constexpr int most_vectors = (sector - 1 + chunk_elements) / sector * 2;
   static constexpr int lanes_of_chunk = most_vectors > 16 ? 32 : most_vectors > 8 ? 16 : 8;
   static constexpr int at_once = 32 / lanes_of_chunk;
@@ -1295,12 +1298,12 @@ struct ThinMma {
   template <Way way, int rz>
   __device__ __forceinline__ void write_plane(const Tile& tile, const Weights& w, const Chains& chains,
                                               int m) const {
-    char* to = static_cast<char*>(p.output) +
-               ((((tile.n * channels + m * 16) * out_z + tile.z * classes_z + rz) * out_y +
-                 tile.y * classes_y) *
-                    out_x +
-                tile.x * classes_x) *
-                   Output::bytes;
+    char* to =
+        static_cast<char*>(p.output) +
+        ((((tile.n * channels + m * 16) * out_z + tile.z * classes_z + rz) * out_y + tile.y * classes_y) *
+             out_x +
+         tile.x * classes_x) *
+            Output::bytes;
     const int count = row_tiles == 1 || channels - m * 16 < 16 ? channels - m * 16 : 16;
     const int all_rows = rows_of(tile);
     if constexpr (is_direct) {
@@ -1334,8 +1337,13 @@ struct ThinMma {
       const int out_row = (tile.y + y) * classes_y;
       const int out_rows = out_y - out_row < rows * classes_y ? out_y - out_row : rows * classes_y;
       if constexpr (whole_rows) {
-        send(area.stage, to, count, out_rows * out_x, carries && y > 0 ? shared : y > 0 ? own : head,
-             ends_tile ? tail : carries ? others : own);
+        send(area.stage, to, count, out_rows * out_x,
+             carries && y > 0 ? shared
+             : y > 0          ? own
+                              : head,
+             ends_tile ? tail
+             : carries ? others
+                       : own);
       } else {
         const int left = out_x - tile.x * classes_x;
 #pragma unroll 1

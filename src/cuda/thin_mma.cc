@@ -394,7 +394,7 @@ class ThinMma final : public Kernel {
                 numbers_.source() +
                 "using Agent = onepass::ThinMma<onepass::Convolution, onepass::Tail, Numbers>;\n"
                 "extern \"C\" __global__ void __launch_bounds__(" +
-                std::to_string(numbers_.threads) + ", " + std::to_string(numbers_.blocks) +
+                std::to_string(numbers_.threads) + ", " + std::to_string(512 / numbers_.threads) +
                 ") onepass_thin_mma(const __grid_constant__ Agent::Parameters p) {\n"
                 "  extern __shared__ __align__(128) unsigned char shared[];\n"
                 "  auto& all = *reinterpret_cast<Agent::Shared*>(shared);\n"

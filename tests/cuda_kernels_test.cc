@@ -117,6 +117,8 @@ const std::vector<Kernel>& kernels() {
        "conv1d(4,5,k=9,d=2) | sigmoid | channel_mul(per=sample) | group_norm(5) | gelu @ 8x4x9000 f16",
        tuned},
       {"thin_mma", "conv_transpose2d(6,20,k=4,s=2,p=1) | relu @ 8x6x33x35", tuned},
+      {"thin_mma", "conv2d(8,64,k=4,p=2) | hardswish | group_norm(4) | silu @ 16x8x256x256 tf32", tuned},
+      {"thin_mma", "conv2d(1,64,k=5,p=2) | hardswish | group_norm(4) | silu @ 16x1x256x256", tuned},
       // Units held in registers and computed twice, weights that stay and that stream, both ways to share a
       // tile; one tap, channels that fill nothing, groups across tiles, a mean, tensors that stages read.
       {"gemm_wgmma", "conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 128x64x256x256 tf32", tuned},

@@ -87,7 +87,6 @@ bool rows_are_vectors(const TensorSpec& input) {
 // How a sample is cut into tiles; nothing here depends on the batch.
 struct MmaNumbers {
   int64_t threads = 256;
-  int64_t blocks = 2;                // of a multiprocessor
   int64_t spans_y = 1, spans_x = 1;  // of 8 cells in an item: rows of cells, or neighbours of a row
   int64_t tile_y = 1, tile_x = 0;
   int64_t tiles_y = 1, tiles_x = 1, tiles = 1;
@@ -141,9 +140,8 @@ struct MmaNumbers {
     // Two blocks a multiprocessor where that leaves enough shared memory to each; large weights are shared
     // by more warps.
     constexpr int64_t large_weights = 4 << 10;
-    const auto fits = [&](int64_t threads_of_block, int64_t blocks_of_multiprocessor) {
+    const auto fits = [&](int64_t threads_of_block, int64_t blocks) {
       threads = threads_of_block;
-      blocks = blocks_of_multiprocessor;
       cut(shape, bytes,
           std::min(gpu.shared_bytes_per_block, gpu.shared_bytes_per_multiprocessor / blocks - 1024));
       return tile_x > 0;

@@ -43,7 +43,7 @@ constexpr const char* blocks[] = {
     "conv2d(4,16,k=1) | group_norm(1) | tanh @ 3x4x15x16 ",
     // Rows of whole sectors, rows in pieces that end within sectors, many tiles.
     "conv2d(1,24,k=5,p=2) | hardswish | group_norm(4) | silu @ 2x1x40x64 ",
-    "conv2d(2,17,k=4,p=2) | swish | group_norm(17) @ 2x2x30x132 ",
+    "conv2d(2,17,k=4,p=2) | swish | group_norm(17) @ 2x2x30x140 ",
     "conv2d(2,17,k=5,p=2) | channel_mul(per=sample) | group_norm(17) | residual_add | relu @ 2x2x13x14 ",
     "conv3d(1,8,k=3,p=1) | leaky_relu(0.1) | group_norm(2) | mish @ 2x1x6x7x9 ",
     "conv3d(4,33,k=2,s=2) | gelu | group_norm(3) | mean @ 3x4x8x9x11 ",

@@ -114,8 +114,8 @@ struct MmaNumbers {
     is_short = is_16_bits(problem.input.dtype);
     products = product_count(shape);
     row_tiles = divide_up(shape.channels, 16);
-    // What else a thread has in its 128 is about 60, more with several classes.
-    const int64_t most_registers = shape.classes() > 1 ? 32 : splits ? 56 : 64;
+    // What else a thread has in its 128 is about 70, more with two spans of several classes.
+    const int64_t most_registers = shape.classes() > 1 && !splits ? 32 : 56;
     weights_in_registers = products * 4 <= most_registers;
     // Several rows at a time: a row of x serves the taps of several rows of outputs, a weight all of them.
     const int64_t classes_x = std::ssize(shape.axes[2].classes);
@@ -132,7 +132,8 @@ struct MmaNumbers {
     }
     // Two spans where their sums fit registers: weights from shared memory serve both, and what takes long in
     // one goes on beside the other.
-    if (spans_y == 1 && (!weights_in_registers || shape.classes() > 1) && classes_x <= 2) spans_x = 2;
+    if (spans_y == 1 && (!weights_in_registers || (shape.classes() > 1 && !splits)) && classes_x <= 2)
+      spans_x = 2;
     const std::vector<TailParts::Stage>& before = shape.parts.before;
     swish_alone = before.size() == 1 && before[0].pointwise.op == Op::swish;
     begins_with_swish = !before.empty() && before[0].pointwise.op == Op::swish;
@@ -208,8 +209,9 @@ struct MmaNumbers {
     const double rows = number(spans_y), taps_y = number(Offsets(shape.axes[1]).reach() + 1);
     const double loads = shape.classes() > 1 ? 1 : 2 * (rows + taps_y - 1) / (rows * taps_y);
     const double weights = (weights_in_registers ? 0 : 1) + (splits ? 1 : 0);
+    // A vector of weights keeps shared memory busy for as long as several instructions.
     const double of_product =
-        (splits ? 3 : 1) + loads * (splits ? 4 : 1) + weights / number(spans_y * spans_x);
+        (splits ? 3 : 1) + loads * (splits ? 4 : 1) + 8 * weights / number(spans_y * spans_x);
     const double convolution = number(products) * of_product + 12 / number(spans_y * spans_x);
     const double spans = number(tile_y * tile_x) / 8;
     const double stages = number(tile_y / stage_y * std::ssize(shape.axes[0].classes));
@@ -217,7 +219,7 @@ struct MmaNumbers {
     const double chunks = whole ? 1 : number(stage_y * std::ssize(shape.axes[1].classes));
     // Sectors in parts, of every piece of a row: a second-level cache takes its time for them.
     const bool has_parts = !whole && !overlaps && shape.axes[2].out % 8 != 0;
-    const double stored = piece > 0 ? 0 : stages * (60 + chunks * (whole ? 100 : has_parts ? 180 : 140));
+    const double stored = piece > 0 ? 0 : stages * (60 + chunks * (whole ? 100 : has_parts ? 240 : 140));
     const int64_t more_columns =
         divide_up(is_short ? 16 : 8, 8 * spans_x * std::ssize(shape.axes[2].classes));
     const double more = !overlaps
@@ -439,11 +441,15 @@ double seconds(const Problem& problem, const PlanOptions&) {
   const MmaNumbers numbers(problem, shape, gpu);
   const double bytes = static_cast<double>(problem.output.byte_span()) +
                        static_cast<double>(problem.input.byte_span()) * shape.passes();
-  const double instructions = numbers.tile_instructions(shape) * static_cast<double>(numbers.tiles) *
-                              static_cast<double>(shape.batch);
-  // Of four schedulers' slots about half are taken.
-  const double issued = gpu.flops / 64 * 0.5;
-  return 1e-5 + std::max(bytes / gpu.bytes_per_second, instructions / issued);
+  // Half of the slots are taken where each of a multiprocessor's 16 warps has many tiles (s60: eight), a
+  // third where it has one and all of them load, multiply and store at the same time; some warps alone are
+  // faster.
+  const double warps = 16.0 * gpu.multiprocessors;
+  const double tiles = static_cast<double>(numbers.tiles) * static_cast<double>(shape.batch);
+  const double rounds = tiles / warps;
+  const double instructions = numbers.tile_instructions(shape) * std::max(tiles, warps / 4);
+  const double slots = (0.78 + 0.8 / std::max(rounds, 1.0)) * 2;
+  return 1.8e-5 + std::max(bytes / gpu.bytes_per_second, instructions * slots / (gpu.flops / 64));
 }
 
 }  // namespace

@@ -1471,13 +1471,13 @@ struct ThinMma {
     bool is_second;
   };
 
-  // The next ticket, in lane 0. A block's warps take neighbours, whose rows and windows lie beside each
-  // other. What a ticket waits for has lower ones: those of this block are taken before it, those of others
-  // will be.
-  __device__ __forceinline__ uint32 draw() const {
+  // The next ticket, in lane 0. A block's warps take `neighbours` of them, whose rows and windows lie beside
+  // each other; where there are few, all multiprocessors have some. What a ticket waits for has lower ones:
+  // those of this block are taken before it, those of others will be.
+  __device__ __forceinline__ uint32 draw(uint32 neighbours) const {
     if (lane != 0) return 0;
     const uint32 turn = atomicAdd(&s.drawn, 1u);
-    return (turn / warps * gridDim.x + blockIdx.x) * warps + turn % warps;
+    return (turn / neighbours * gridDim.x + blockIdx.x) * neighbours + turn % neighbours;
   }
 
   __device__ __forceinline__ void run() const {
@@ -1494,7 +1494,9 @@ struct ThinMma {
     const auto tile_of = [&](const Pass& pass) {
       return Tile(pass.is_second ? pass.ticket - lag : pass.ticket);
     };
-    Pass pass = first_pass(draw());
+    const int64 of_block = (tiles + lag) / gridDim.x;
+    const uint32 neighbours = of_block < 1 ? 1 : of_block < warps ? static_cast<uint32>(of_block) : warps;
+    Pass pass = first_pass(draw(neighbours));
     if (pass.ticket >= tiles + lag) return;
     float* window = area.x;
     send_for_window(tile_of(pass), window);
@@ -1512,7 +1514,7 @@ struct ThinMma {
       }
       const Way way = take_window(tile, limits, window);
       const bool stays = !pass.is_second && pass.ticket >= lag;
-      const Pass next = stays ? Pass{pass.ticket, true} : first_pass(draw());
+      const Pass next = stays ? Pass{pass.ticket, true} : first_pass(draw(neighbours));
       const bool ends = next.ticket >= tiles + lag;
       w.window = window;
       if (windows > 1) window = area.x + (window_words - (window - area.x));

@@ -321,7 +321,7 @@ TEST(CudaKernels, RowsRefuseArchitecturesTheyDoNotHave) {
     } else {
       expect_refusal("gemm_wgmma", "conv2d(8,32) @ 2x8x9x9 tf32", architecture, "fewer than 16 channels");
       expect_refusal("gemm_wgmma", "conv_transpose2d(32,32,s=2) @ 2x32x9x9 tf32", architecture,
-                     "has a stride");
+                     "by its stride");
     }
     expect_refusal("direct", "relu @ 2x3x4x5 f64", architecture, "f64");
   }

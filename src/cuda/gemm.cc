@@ -10,7 +10,8 @@ FlatGeometry::FlatGeometry(const ThinShape& shape) {
   std::array<int64_t, max_spatial_rank> pitches{};
   for (size_t d = 0; d < max_spatial_rank; ++d) {
     const ThinAxis& axis = shape.axes[d];
-    for (int64_t m = 0; m < axis.kernel; ++m) {
+    const int64_t out = axis.classes[0].positions;
+    for (int64_t m = 0; m < axis.classes[0].count; ++m) {
       const int64_t place = axis.classes[0].base + m * axis.delta;
       const int64_t phase = (place % axis.step + axis.step) % axis.step;
       const int64_t offset = (place - phase) / axis.step;
@@ -21,11 +22,12 @@ FlatGeometry::FlatGeometry(const ThinShape& shape) {
     std::sort(phases[d].begin(), phases[d].end());
     // What lies before a row is at the end of the one before, beyond its input: both are zeros there.
     const int64_t in = divide_up(axis.in, axis.step);
-    pitches[d] = std::max({axis.out, in - std::min<int64_t>(low[d], 0), axis.out + high[d]});
+    pitches[d] = std::max({out, in - std::min<int64_t>(low[d], 0), out + high[d]});
   }
   pitch = pitches[2];
   plane = pitch * pitches[1];
-  positions = (shape.axes[0].out - 1) * plane + (shape.axes[1].out - 1) * pitch + shape.axes[2].out;
+  const auto last = [&](size_t d) { return shape.axes[d].classes[0].positions - 1; };
+  positions = last(0) * plane + last(1) * pitch + last(2) + 1;
 }
 
 FlatGeometry::Windows FlatGeometry::windows(const ThinShape& shape, int64_t tile_positions) const {
@@ -37,8 +39,9 @@ FlatGeometry::Windows FlatGeometry::windows(const ThinShape& shape, int64_t tile
     for (const auto& own : phases) best.count *= std::ssize(own);
     return best;
   }
-  const Windows planes{1, shape.axes[0].kernel, in_plane};
-  const Windows rows{2, shape.axes[0].kernel * shape.axes[1].kernel, in_row};
+  const auto taps = [&](size_t d) { return shape.axes[d].classes[0].count; };
+  const Windows planes{1, taps(0), in_plane};
+  const Windows rows{2, taps(0) * taps(1), in_row};
   if (planes.all() < best.all()) best = planes;
   if (rows.all() < best.all()) best = rows;
   return best;
@@ -60,6 +63,16 @@ std::string FlatGeometry::source() const {
     }
   }
   return count + "1; }\n" + values + "0;\n  }\n";
+}
+
+bool classes_meet_alike(const ThinShape& shape) {
+  return std::all_of(shape.axes.begin(), shape.axes.end(), [](const ThinAxis& axis) {
+    return axis.classes[0].count > 0 &&
+           std::all_of(axis.classes.begin(), axis.classes.end(), [&](const ThinAxis::Class& own) {
+             return own.base == axis.classes[0].base && own.count == axis.classes[0].count &&
+                    own.positions == axis.classes[0].positions;
+           });
+  });
 }
 
 double steepness(const TailParts& parts) {

@@ -31,10 +31,24 @@ struct FlatGeometry {
     int64_t all() const { return count * positions; }
   };
   Windows windows(const ThinShape& shape, int64_t tile_positions) const;
+  // The index of a box of outputs by itself, of stride 1: its pitches are those of what it meets of x.
+  int64_t pitch_of(const std::array<int64_t, max_spatial_rank>& box) const {
+    return box[2] + high[2] - low[2];
+  }
+  int64_t plane_of(const std::array<int64_t, max_spatial_rank>& box) const {
+    return pitch_of(box) * (box[1] + high[1] - low[1]);
+  }
+  int64_t positions_of(const std::array<int64_t, max_spatial_rank>& box) const {
+    return (box[0] - 1) * plane_of(box) + (box[1] - 1) * pitch_of(box) + box[2];
+  }
   bool has_stride(const ThinShape& shape) const;
   // The phases as functions of `struct Numbers`.
   std::string source() const;
 };
+
+// Whether the classes of a transposed convolution meet the same elements of x, as those of a kernel that is
+// as large as its stride: then they are rows of one product.
+bool classes_meet_alike(const ThinShape& shape);
 
 // How much a chain can enlarge a difference, apart from slopes and factors that are parameters.
 double steepness(const TailParts& parts);

@@ -1,6 +1,7 @@
 // The row "gemm_wgmma": a wide convolution with all that follows it as an implicit matrix product on Hopper's
 // tensor cores, in one launch after a small one that packs the weights.
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <sstream>
 
@@ -13,7 +14,10 @@ namespace {
 constexpr int64_t threads = 384;  // kernels/gemm.cuh
 constexpr int64_t staging_threads = 128;
 constexpr int64_t converting_threads = 96;
-constexpr int64_t most_columns = 304;   // of a warpgroup: sums of 152 registers a thread
+constexpr int64_t most_columns = 304;        // of a warpgroup: sums of 152 registers a thread
+constexpr int64_t most_split_columns = 176;  // a second set of sums takes as many registers
+constexpr int64_t finish_threads = 256;
+constexpr int64_t finish_piece = 4096;
 constexpr int64_t least_channels = 16;  // of the input and of the output
 
 int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
@@ -45,6 +49,21 @@ double chain_instructions(const std::vector<TailParts::Stage>& stages) {
   return count;
 }
 
+// Of a product: a channel has one for each class.
+int64_t rows_of(const ThinShape& shape) { return shape.channels * shape.classes(); }
+int64_t taps_of(const ThinShape& shape) {
+  int64_t taps = 1;
+  for (const ThinAxis& axis : shape.axes) taps *= axis.classes[0].count;
+  return taps;
+}
+
+bool splits(const Problem& problem) {
+  return problem.input.dtype == DType::f32 && problem.precision != Precision::tf32;
+}
+
+using Box = std::array<int64_t, max_spatial_rank>;
+bool is_empty(const Box& box) { return box[2] == 0; }
+
 // How a sample is cut into tiles and shared memory into rings; nothing here depends on the batch.
 struct WgmmaNumbers {
   int64_t columns = 0;  // positions of a warpgroup; 0 where nothing fits
@@ -52,13 +71,20 @@ struct WgmmaNumbers {
   int64_t tile_positions = 0, tile_channels = 64;
   int64_t position_tiles = 1, channel_tiles = 1, unit_channel_tiles = 1;
   FlatGeometry::Windows windows;
+  int64_t pitch = 1, plane = 1;  // of the index of positions
+  Box box;                       // of outputs, that a tile is; empty where it is a run of the sample's index
+  std::array<int64_t, max_spatial_rank> boxes{1, 1, 1};  // of a sample
   int64_t chunk_channels = 16, chunks = 1;
   int64_t taps = 1, group_taps = 1;
   int64_t parts = 1;  // 16-bit numbers that make an operand
   int64_t x_stages = 0, weight_stages = 0;
   bool weights_stay = false;
-  bool copies = false;  // x comes to shared memory by bulk copies
+  bool by_vectors = false;  // a box's x comes by copies of vectors
+  bool copies = false;      // x comes to shared memory by bulk copies
+  int64_t slot_channels = 8;
   int64_t raw_slots = 1, raw_pitch = 0, raw_slot_bytes = 16;
+  bool apart = false;   // each warpgroup goes its own way
+  int64_t stagger = 0;  // and so many chunks after the other
   bool held = false;
   bool stored = false;
   int64_t shared_bytes = 0;
@@ -66,16 +92,22 @@ struct WgmmaNumbers {
 
   WgmmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu) {
     double least = 0;
+    const auto take = [&](const WgmmaNumbers& tried) {
+      if (tried.columns == 0) return;
+      const double clocks = tried.clocks_of_tile * static_cast<double>(tried.tiles()) /
+                            static_cast<double>(tried.blocks_at_once(gpu));
+      if (columns > 0 && clocks >= least) return;
+      *this = tried;
+      least = clocks;
+    };
+    const FlatGeometry flat(shape);
     for (const bool share : {false, true}) {
-      for (int64_t most = most_columns; most >= 64; most -= 8) {
-        WgmmaNumbers tried(problem, shape, gpu, share, most);
-        if (tried.columns == 0) continue;
-        const double clocks = tried.clocks_of_tile * static_cast<double>(tried.tiles()) /
-                              static_cast<double>(tried.blocks_at_once(gpu));
-        if (columns > 0 && clocks >= least) continue;
-        *this = tried;
-        least = clocks;
-      }
+      for (int64_t most = most_columns; most >= 64; most -= 8)
+        take(WgmmaNumbers(problem, shape, gpu, share, most, Box{}));
+      if (flat.has_stride(shape)) continue;
+      const int64_t most = splits(problem) ? most_split_columns : most_columns;
+      for (const Box& tried : boxes_of(shape, flat, most * (share ? 1 : 2)))
+        take(WgmmaNumbers(problem, shape, gpu, share, most, tried));
     }
   }
 
@@ -101,24 +133,59 @@ struct WgmmaNumbers {
   }
 
  private:
-  WgmmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu, bool share, int64_t most)
-      : groups_share_positions(share), taps(shape.taps) {
+  // The largest boxes whose positions are at most so many, for each depth and width.
+  static std::vector<Box> boxes_of(const ThinShape& shape, const FlatGeometry& flat, int64_t most) {
+    const auto out = [&](size_t d) { return shape.axes[d].classes[0].positions; };
+    const auto even = [](int64_t all, int64_t part) { return divide_up(all, divide_up(all, part)); };
+    std::vector<Box> found;
+    for (int64_t z = 1; z <= std::min<int64_t>(out(0), 16); ++z) {
+      int64_t before = 0;
+      for (int64_t count = 1; count <= out(2); ++count) {
+        const int64_t x = divide_up(out(2), count);
+        if (x == before) continue;
+        before = x;
+        int64_t y = 0;
+        while (y < out(1) && flat.positions_of({z, y + 1, x}) <= most) ++y;
+        if (y > 0 && x >= 8) found.push_back({z, even(out(1), y), x});
+      }
+    }
+    return found;
+  }
+
+  WgmmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu, bool share, int64_t most,
+               const Box& tried)
+      : groups_share_positions(share), box(tried), taps(taps_of(shape)) {
     const FlatGeometry flat(shape);
-    parts = problem.input.dtype == DType::f32 && problem.precision != Precision::tf32 ? 2 : 1;
-    // A second set of sums takes as many registers.
-    if (parts == 2 && most > 128) return;
+    parts = splits(problem) ? 2 : 1;
+    if (parts == 2 && most > most_split_columns) return;
     tile_channels = share ? 128 : 64;
-    if (share && shape.channels <= 64) return;
+    if (share && rows_of(shape) <= 64) return;
     const int64_t at_most = share ? most : 2 * most;
     position_tiles = divide_up(flat.positions, at_most);
-    int64_t own = round_up(divide_up(divide_up(flat.positions, position_tiles), share ? 1 : 2), 8);
+    const int64_t wanted_positions =
+        is_empty(box) ? divide_up(flat.positions, position_tiles) : flat.positions_of(box);
+    int64_t own = round_up(divide_up(wanted_positions, share ? 1 : 2), 8);
     if (own > 256) own = round_up(own, 16);  // two products
+    if (own > most) return;
     tile_positions = share ? own : 2 * own;
+    pitch = flat.pitch;
+    plane = flat.plane;
     position_tiles = divide_up(flat.positions, tile_positions);
-    channel_tiles = divide_up(shape.channels, tile_channels);
-    const int64_t group_channels = shape.channels / shape.groups;
-    unit_channel_tiles = shape.parts.norm && tile_channels % group_channels != 0 ? channel_tiles : 1;
     windows = flat.windows(shape, tile_positions);
+    if (!is_empty(box)) {
+      pitch = flat.pitch_of(box);
+      plane = flat.plane_of(box);
+      position_tiles = 1;
+      for (size_t d = 0; d < box.size(); ++d) {
+        boxes[d] = divide_up(shape.axes[d].classes[0].positions, box[d]);
+        position_tiles *= boxes[d];
+      }
+      windows = {0, 1, (box[0] + flat.high[0] - flat.low[0]) * plane};
+    }
+    const int64_t runs = is_empty(box) ? windows.count : windows.positions / pitch;
+    channel_tiles = divide_up(rows_of(shape), tile_channels);
+    const int64_t group_rows = rows_of(shape) / shape.groups;
+    unit_channel_tiles = shape.parts.norm && tile_channels % group_rows != 0 ? channel_tiles : 1;
     // Each thread of the staging warps keeps its positions' addresses in registers.
     constexpr int64_t most_rounds = 16;
     if (windows.all() > most_rounds * staging_threads) return;
@@ -129,15 +196,24 @@ struct WgmmaNumbers {
     if (!copies && own > 256) return;
     if (copies) {
       const int64_t vector = 16 / byte_size(problem.input.dtype);
-      raw_pitch = round_up(windows.positions + 2 * (vector - 1), vector);
-      raw_slot_bytes = round_up(8 * windows.count * raw_pitch * byte_size(problem.input.dtype), 128);
+      raw_pitch = round_up((is_empty(box) ? windows.positions : pitch) + 2 * (vector - 1), vector);
+      constexpr int64_t most_vectors = 512;  // of a box: what the lanes of a warp keep in registers
+      by_vectors = !is_empty(box) && runs * raw_pitch / vector <= most_vectors;
+      if (!is_empty(box) && !by_vectors && runs > 48) return;
+      raw_slot_bytes = round_up(8 * runs * raw_pitch * byte_size(problem.input.dtype), 128);
     }
+    held = shape.parts.norm && !shape.parts.mean_follows_norm() && unit_tiles() <= gpu.multiprocessors &&
+           parts_of_tile(shape) <= 16384;
+    stored = !held && shape.passes() == 2 && !shape.parts.mean && lies_dense(problem.output);
+    apart = (held || stored) && !share && !shape.parts.mean;
     group_taps = 1;
     // Split operands: at most 64 terms in the tensor cores.
     for (int64_t divisor = 2; divisor <= (parts == 2 ? 4 : 9); ++divisor) {
       if (taps % divisor == 0 && divisor * tile_channels <= 9 * 64) group_taps = divisor;
     }
-    const int64_t fixed = 2 * 64 * 16 + tile_channels * 8 + taps * 4 + 1024;
+    // Moments, statistics, values on their way to memory and where they go, barriers.
+    const int64_t fixed =
+        2 * 64 * 16 + 2 * tile_channels * 8 + 8 * 8 * 40 * 4 + tile_positions * 4 + taps * 4 + 1024;
     const int64_t budget = gpu.shared_bytes_per_block - fixed;
     // Few taps make a chunk of 16 channels a short one: more channels at a time.
     const int64_t channels = round_up(shape.in_channels, 16);
@@ -151,18 +227,25 @@ struct WgmmaNumbers {
     // 4 barriers of 8 bytes at most for each stage.
     shared_bytes = x_stages * x_stage_bytes() + weight_stages * weight_stage_bytes() +
                    raw_slots * raw_slot_bytes + fixed;
-    held = shape.parts.norm && !shape.parts.mean_follows_norm() && unit_tiles() <= gpu.multiprocessors &&
-           parts_of_tile(shape) <= 16384;
-    stored = !held && shape.passes() == 2 && !shape.parts.mean && problem.output.dtype == DType::f32;
+    // As far as the rings let the first one go alone.
+    if (apart) {
+      const int64_t alone = weights_stay ? chunks : (weight_stages - 1) / (taps / group_taps);
+      stagger = std::max<int64_t>(0, std::min({x_stages - 1, alone, chunks}));
+    }
     columns = own;
     clocks_of_tile = predict(problem, shape);
   }
 
   // What each tile of a held unit reads of the others.
   int64_t parts_of_tile(const ThinShape& shape) const {
-    const int64_t group_channels = shape.channels / shape.groups;
-    return divide_up(tile_channels, group_channels) * divide_up(group_channels, tile_channels) *
-           position_tiles;
+    const int64_t group_rows = rows_of(shape) / shape.groups;
+    return divide_up(tile_channels, group_rows) * divide_up(group_rows, tile_channels) * position_tiles;
+  }
+
+  // Channels before space or after it, nothing between.
+  static bool lies_dense(const TensorSpec& spec) {
+    return spec.strides == TensorSpec::dense(spec.dtype, spec.sizes).strides ||
+           spec.strides == TensorSpec::dense(spec.dtype, spec.sizes, Layout::nhwc).strides;
   }
 
   // Channels before space, each a whole number of 16 bytes.
@@ -172,21 +255,37 @@ struct WgmmaNumbers {
     return problem.input.strides == dense.strides && dense.strides[1] % vector == 0;
   }
 
-  // Two of everything; then x, which waits while a tile is finished, as much as a tile has; then the others.
+  // Two of everything, and as many weights as arrive while two groups are multiplied; then x, which waits
+  // while a tile is finished, as much as a tile has; then the others.
   bool set_stages(int64_t budget) {
     const int64_t x = x_stage_bytes();
     const int64_t w = weight_stage_bytes();
-    const int64_t raw = raw_slot_bytes;
+    int64_t raw = raw_slot_bytes;
     const int64_t all = chunks * (taps / group_taps);
     raw_slots = copies ? 2 : 1;
     weights_stay = channel_tiles == 1 && all * w + 2 * x + raw_slots * raw <= budget && all <= 64;
     weight_stages = weights_stay ? all : 2;
     int64_t left = budget - weight_stages * w - raw_slots * raw;
+    if (!weights_stay) {
+      const int64_t more = std::clamp<int64_t>((left - 2 * x) / w, 0, 3);
+      weight_stages += more;
+      left -= more * w;
+    }
     x_stages = std::min(std::clamp<int64_t>(chunks, 2, 4), left / x);
     if (x_stages < 2) return false;
+    // Smaller slots for one stage more: the warpgroups are further apart.
+    const int64_t smaller = round_up(raw / 2, 128);
+    if (apart && copies && x_stages < chunks && slot_channels == 8 &&
+        left + 2 * (raw - smaller) >= (x_stages + 1) * x) {
+      slot_channels = 4;
+      left += raw_slots * (raw - smaller);
+      raw = smaller;
+      raw_slot_bytes = smaller;
+      ++x_stages;
+    }
     left -= x_stages * x;
     if (!weights_stay) {
-      const int64_t more = std::min<int64_t>(6, left / w);
+      const int64_t more = std::min<int64_t>(3, left / w);
       weight_stages += more;
       left -= more * w;
     }
@@ -199,26 +298,48 @@ struct WgmmaNumbers {
     return true;
   }
 
-  // Fitted to an H200: s19 takes 3.00 ms in tf32, of which its products and x alone 1.24, and 2.93 in bf16;
-  // s61 0.737, 0.590 and 0.693; in f32 they take 8.7 and 2.2.
+  // Clocks of an H200 as they were counted in s19, s61 and layers of decoders.
   double predict(const Problem& problem, const ThinShape& shape) const {
     const auto n = static_cast<double>(columns);
-    // A product of 64 x n x 16 in clocks of the tensor cores, or as it reads shared memory at 128 bytes each.
-    const double product = 1.5 * std::max(n / 2, 16 + n / 4);
+    const bool reads_halves = byte_size(problem.input.dtype) == 2;
+    const auto in_channels = static_cast<double>(shape.in_channels);
+    const double elements = n * 128;  // of a tile
+    const auto output_bytes = static_cast<double>(byte_size(problem.output.dtype));
+    // A product of 64 x n x 16; sums of split operands leave the tensor cores, which wait.
     const int64_t steps = 2 * chunks * (chunk_channels / 16) * taps * (parts == 2 ? 3 : 1);
-    const double products = static_cast<double>(steps) * product;
-    // Elements of x and packed weights through L2: 15 bytes a clock by copies, x by loads at 7.
+    const double products = static_cast<double>(steps) * n / 2 * (parts == 2 ? 1.4 : 1.05);
+    // Through L2, and by the converting warps: eight channels of 96 positions at a time.
     const auto x_bytes =
         static_cast<double>(windows.all() * shape.in_channels * byte_size(problem.input.dtype));
-    const int64_t tile_bytes = weight_bytes() / channel_tiles;
-    const double staged =
-        x_bytes / (copies ? 15 : 7) + (weights_stay ? 0.0 : static_cast<double>(tile_bytes) / 24);
-    const double elements = n * 128;
-    const double instructions =
-        48 + 2 * (chain_instructions(shape.parts.before) + chain_instructions(shape.parts.after));
-    const double computed = std::max(products, staged) + elements / 128 * instructions + (held ? 4000 : 1000);
-    // Values through L2 between the passes: written, read and written again.
-    return passes(shape) == 1 ? computed : stored ? computed + elements + 1000 : 2 * computed;
+    const double weights = weights_stay ? 0.0 : static_cast<double>(weight_bytes() / channel_tiles);
+    const auto rounds = static_cast<double>(divide_up(windows.all(), converting_threads));
+    double staging = x_bytes / 7;
+    double copying = 0;
+    if (copies) {
+      staging = rounds * (in_channels / 8 * (reads_halves ? 90 : 120) * static_cast<double>(parts) + 380);
+      // A bulk copy takes 75 clocks, whatever its size; vectors come at 7 bytes a clock.
+      const int64_t runs = is_empty(box) ? windows.count : windows.positions / pitch;
+      copying = by_vectors ? in_channels * static_cast<double>(raw_slot_bytes / slot_channels) / 7
+                           : static_cast<double>(runs) * in_channels * 75;
+    }
+    const double moved = std::max((x_bytes + weights) / 20, copying);
+    const double late =
+        1 - std::min(1.0, static_cast<double>(x_stages) / static_cast<double>(chunks));  // of x
+    const double multiplied = std::max(products + std::max(0.0, staging - products) * late, moved) + 1500;
+    const bool fits_flat = is_empty(box) && pitch == shape.axes[2].out;
+    const double before = n * (1 + chain_instructions(shape.parts.before)) +
+                          (shape.parts.norm ? n * (fits_flat ? 7 : 20) : 0.0);
+    const double exchanged = held ? 7700 : shape.parts.norm ? 6000 : 500;
+    const double after = n * (3 + chain_instructions(shape.parts.after));
+    const double written = elements * output_bytes / 15;
+    double all;
+    if (stored) {
+      all = multiplied + before + exchanged + elements * 4 / 12.5 + elements * (4 + output_bytes) / 17;
+    } else {
+      all = multiplied + before + exchanged + after + (shape.parts.mean ? 0.0 : written);
+    }
+    all = std::max({all, staging, moved});
+    return passes(shape) == 1 || stored ? all : 2 * all;
   }
 };
 
@@ -253,31 +374,41 @@ class GemmWgmma final : public Kernel {
         shape_(problem),
         flat_(shape_),
         numbers_(problem, shape_, gpu_of(problem.device)),
-        pack_(pack_source(), problem.device, {static_cast<uint32_t>(numbers_.padded_channels()), 256}),
+        pack_(pack_source(), problem.device,
+              {numbers_.padded_channels() / pack_channels(), 256, 1,
+               static_cast<uint32_t>(packs_staged() ? pack_bytes(pack_channels()) : 0)}),
         function_(source(), problem.device, launch_numbers()),
         redo_(problem) {
+    if (numbers_.stored) {
+      const Number pieces = is_planar() ? shape_.rows() * divide_up(shape_.spatial, finish_piece)
+                                        : divide_up(shape_.rows() * shape_.spatial, finish_piece);
+      finish_.emplace(finish_source(), problem.device, Launch{pieces, finish_threads});
+    }
     const Number resident = function_.resident_clusters();
     const Number units = shape_.batch * (numbers_.channel_tiles / numbers_.unit_channel_tiles);
-    // As many tiles as run at a time, or twice as many: pass 2 of a wave then finds pass 1 done.
+    // Twice as many tiles as run at a time: pass 2 of a wave then finds pass 1 done.
     wave_units_ =
-        clamp(divide_up((numbers_.stored ? 1 : 2) * resident, numbers_.unit_tiles()), 1, maximum(1, units))
-            .called("wave_units");
-    blocks_ = clamp(shape_.batch * numbers_.tiles() * numbers_.passes(shape_), 1, resident);
+        clamp(divide_up(2 * resident, numbers_.unit_tiles()), 1, maximum(1, units)).called("wave_units");
+    blocks_ =
+        clamp(shape_.batch * numbers_.tiles() * (numbers_.stored ? 1 : numbers_.passes(shape_)), 1, resident);
     // Held units begin together: as many as there is room for, whole.
     if (numbers_.held)
       blocks_ = minimum(units, divide(resident, numbers_.unit_tiles())) * numbers_.unit_tiles();
-    const int64_t group_channels = shape_.channels / shape_.groups;
+    const int64_t group_rows = rows_of(shape_) / shape_.groups;
     const int64_t spans =
-        numbers_.tile_channels % group_channels == 0 ? 1 : (group_channels - 1) / numbers_.tile_channels + 2;
+        numbers_.tile_channels % group_rows == 0 ? 1 : (group_rows - 1) / numbers_.tile_channels + 2;
     control_ = regions_.add(units * 4 * 4);
     marks_ = regions_.add((shape_.batch + 1) * 4);
     guard_ = regions_.add(shape_.batch * 4);
     scales_ = regions_.add((numbers_.padded_channels() + 1) * 4);
     cleared_bytes_ = regions_.total();
     packed_ = regions_.add(numbers_.weight_bytes());
-    parts_ = regions_.add(when(shape_.parts.norm, shape_.slabs() * spans * numbers_.position_tiles * 16));
+    const int64_t agents = numbers_.apart ? 2 : 1;
+    parts_ =
+        regions_.add(when(shape_.parts.norm, shape_.slabs() * spans * numbers_.position_tiles * agents * 16));
     sums_ = regions_.add(when(shape_.parts.mean, shape_.rows() * numbers_.position_tiles * 4));
     statistics_ = regions_.add(when(shape_.parts.norm, shape_.slabs() * 2 * 4));
+    values_ = regions_.add(when(has_own_values(), shape_.rows() * shape_.spatial * 4));
   }
 
   size_t workspace_bytes() const override {
@@ -286,24 +417,31 @@ class GemmWgmma final : public Kernel {
 
   std::string describe() const override {
     std::ostringstream out;
-    out << "convolution: " << shape_.terms() << " terms, "
+    out << "convolution: " << shape_.in_channels * numbers_.taps << " terms, "
         << (!guards()             ? "operands as they are"
             : numbers_.parts == 2 ? "operands split in two of f16"
                                   : "operands rounded to f16, as to tf32")
         << '\n'
         << "tile: " << numbers_.tile_channels << " channels, " << numbers_.tile_positions << " positions, "
-        << numbers_.tiles() << " tiles a sample of " << flat_.positions << " positions, "
-        << numbers_.unit_tiles() << " a unit\n"
+        << numbers_.tiles() << " tiles a sample of " << flat_.positions << " positions"
+        << (is_empty(numbers_.box)
+                ? ""
+                : " (boxes of " + std::to_string(numbers_.box[0]) + "x" + std::to_string(numbers_.box[1]) +
+                      "x" + std::to_string(numbers_.box[2]) + ")")
+        << ", " << numbers_.unit_tiles() << " a unit\n"
         << "window: " << numbers_.windows.count << " of " << numbers_.windows.positions << " positions, "
         << numbers_.x_stages << " stages of " << numbers_.chunk_channels << " channels"
-        << (numbers_.copies ? ", " + std::to_string(numbers_.raw_slots) + " copies of 8 channels ahead" : "")
+        << (numbers_.copies ? ", " + std::to_string(numbers_.raw_slots) + " copies of " +
+                                  std::to_string(numbers_.slot_channels) + " channels ahead"
+                            : "")
         << '\n'
         << "weights: " << (numbers_.weights_stay ? "all in shared memory, " : "") << numbers_.weight_stages
         << " stages of " << numbers_.group_taps << " taps\n"
         << "blocks: " << describe_blocks(blocks_, function_) << "passes: " << numbers_.passes(shape_)
-        << (numbers_.held     ? ", values held in registers"
-            : numbers_.stored ? ", values in the output between them"
-                              : "")
+        << (numbers_.held      ? ", values held in registers"
+            : has_own_values() ? ", values in memory between them"
+            : numbers_.stored  ? ", values in the output between them"
+                               : "")
         << '\n'
         << "then: thin_cores for samples that f16 has no room for\n"
         << "workspace: " << workspace_bytes() << " bytes\n";
@@ -323,7 +461,11 @@ class GemmWgmma final : public Kernel {
     Words words;
     words.add(arguments.input);
     words.add(arguments.output);
-    words.add(arguments.statistics ? static_cast<void*>(arguments.statistics) : at(workspace, statistics_));
+    void* const values = has_own_values() ? at(workspace, values_) : arguments.output;
+    void* const statistics =
+        arguments.statistics ? static_cast<void*>(arguments.statistics) : at(workspace, statistics_);
+    words.add(values);
+    words.add(statistics);
     words.add(at(workspace, control_));
     words.add(at(workspace, parts_));
     words.add(at(workspace, sums_));
@@ -335,11 +477,41 @@ class GemmWgmma final : public Kernel {
     words.add(wave_units_);
     words.add(arguments.parameters);
     words.launch(function_, stream, blocks_);
+    if (finish_) {
+      Words finish;
+      finish.add(values);
+      finish.add(arguments.output);
+      finish.add(statistics);
+      finish.add(shape_.batch);
+      finish.add(arguments.parameters);
+      finish.launch(*finish_, stream, 0);
+    }
     redo_.launch_marked(arguments, at(workspace, Region{regions_.total(), 0}), at(workspace, marks_), stream);
   }
 
  private:
   bool guards() const { return problem_.input.dtype == DType::f32; }
+  // Values between the passes have no room in the output.
+  bool has_own_values() const { return numbers_.stored && problem_.output.dtype != DType::f32; }
+  // Packing: several channels to a block where they are many, since it writes 16 bytes of each; their weights
+  // once through shared memory where they fit.
+  int64_t pack_bytes(int64_t channels) const {
+    return channels * shape_.in_channels * numbers_.taps * byte_size(problem_.parameters[0].dtype);
+  }
+  int64_t pack_channels() const {
+    constexpr int64_t least_blocks = 256;
+    constexpr int64_t two_blocks_fit = 110 << 10;
+    for (const int64_t channels : {4, 2}) {
+      if (numbers_.padded_channels() / channels >= least_blocks && pack_bytes(channels) <= two_blocks_fit)
+        return channels;
+    }
+    return 1;
+  }
+  bool packs_staged() const { return pack_bytes(pack_channels()) <= 200 << 10; }
+  bool is_planar() const {
+    const TensorSpec& output = problem_.output;
+    return output.strides == TensorSpec::dense(output.dtype, output.sizes).strides;
+  }
 
   // `struct Numbers`.
   std::string numbers_source() const {
@@ -355,8 +527,14 @@ class GemmWgmma final : public Kernel {
         << (problem_.input.dtype == DType::bf16 ? "bf16" : "f16") << ";\n  using Product = ::Product;\n"
         << "  static constexpr float steepness = " << std::showpoint << steepness(parts) << "f;\n"
         << Constants()
-               .add("pitch", flat_.pitch)
-               .add("plane", flat_.plane)
+               .add("pitch", n.pitch)
+               .add("plane", n.plane)
+               .flag("boxed", !is_empty(n.box))
+               .add("box_z", n.box[0])
+               .add("box_y", n.box[1])
+               .add("box_x", n.box[2])
+               .add("boxes_y", n.boxes[1])
+               .add("boxes_x", n.boxes[2])
                .add("positions", flat_.positions)
                .add("window_split", n.windows.split)
                .add("window", n.windows.positions)
@@ -379,16 +557,22 @@ class GemmWgmma final : public Kernel {
                .add("weight_stages", n.weight_stages)
                .add("weight_stage_bytes", n.weight_stage_bytes())
                .flag("weights_stay", n.weights_stay)
+               .flag("by_vectors", n.by_vectors)
                .flag("copies", n.copies)
+               .add("slot_channels", n.slot_channels)
                .add("raw_slots", n.raw_slots)
                .add("raw_pitch", n.raw_pitch)
                .add("raw_slot_bytes", n.raw_slot_bytes)
+               .flag("apart", n.apart)
+               .add("stagger", n.stagger)
                .flag("held", n.held)
                .flag("stored", n.stored)
                .flag("guards", guards())
                .flag("before_reads_tensors", reads_tensors(parts.before))
                .flag("after_reads_tensors", reads_tensors(parts.after))
                .add("shared_bytes", n.shared_bytes)
+               .add("pack_channels", pack_channels())
+               .flag("pack_staged", packs_staged())
                .text()
         << flat_.source() << "};\n";
     return out.str();
@@ -413,12 +597,30 @@ class GemmWgmma final : public Kernel {
                 thin_source(problem_, shape_) + numbers_source() +
                 "extern \"C\" __global__ void __launch_bounds__(256)\n"
                 "onepass_gemm_pack(const __grid_constant__ onepass::GemmPackParameters p) {\n"
-                "  onepass::GemmPack<onepass::Convolution, Numbers>{p}.run();\n"
+                "  extern __shared__ __align__(16) unsigned char staged[];\n"
+                "  onepass::GemmPack<onepass::Convolution, Numbers>{p, staged}.run();\n"
+                "}\n"};
+  }
+
+  Source finish_source() const {
+    return {"onepass_gemm_finish",
+            "#include \"gemm_finish.cuh\"\n" + tail_source(problem_) + "struct Numbers {\n" +
+                Constants()
+                    .add("threads", finish_threads)
+                    .add("piece", finish_piece)
+                    .add("pieces", divide_up(shape_.spatial, finish_piece))
+                    .flag("interleaved", !is_planar())
+                    .text() +
+                "};\nusing Agent = onepass::GemmFinish<onepass::Tail, Numbers>;\n"
+                "extern \"C\" __global__ void __launch_bounds__(" +
+                std::to_string(finish_threads) +
+                ") onepass_gemm_finish(const __grid_constant__ Agent::Parameters p) {\n"
+                "  Agent{p}.run();\n"
                 "}\n"};
   }
 
   Launch launch_numbers() const {
-    const bool waits = shape_.parts.norm && !shape_.parts.mean_follows_norm();
+    const bool waits = shape_.parts.norm && !shape_.parts.mean_follows_norm() && !numbers_.stored;
     return {1, static_cast<uint32_t>(threads), 1, static_cast<uint32_t>(numbers_.shared_bytes), waits};
   }
 
@@ -428,12 +630,13 @@ class GemmWgmma final : public Kernel {
   WgmmaNumbers numbers_;
   Function pack_;
   Function function_;
+  std::optional<Function> finish_;  // where values are stored between the passes
   ThinCores redo_;
   Number wave_units_ = 1;
   Number blocks_ = 1;
   Number cleared_bytes_;
   Regions regions_;
-  Region control_, marks_, guard_, scales_, packed_, parts_, sums_, statistics_;
+  Region control_, marks_, guard_, scales_, packed_, parts_, sums_, statistics_, values_;
 };
 
 std::string refusal(const Problem& problem) {
@@ -446,11 +649,12 @@ std::string refusal(const Problem& problem) {
     return "fewer than " + std::to_string(least_channels) + " channels";
   if (conv.out_channels > most_channels_of_cores)
     return "more than " + std::to_string(most_channels_of_cores) + " output channels";
-  for (size_t d = 0; d < static_cast<size_t>(conv.rank); ++d) {
-    if (conv.transposed && conv.stride[d] != 1) return "the transposed convolution has a stride";
-  }
   if (problem.parameters[0].dtype != problem.input.dtype) return "the weights are of another type than x";
   const ThinShape shape(problem);
+  if (!classes_meet_alike(shape))
+    return "outputs of the transposed convolution meet different elements, by its stride";
+  if (shape.classes() > 1 && shape.parts.mean)
+    return "the transposed convolution has a stride, and a mean follows";
   constexpr int64_t most = int64_t{1} << 30;  // positions, and elements of a sample of x: bytes are 32 bits
   if (FlatGeometry(shape).plane * (shape.axes[0].out + shape.axes[0].kernel) >= most ||
       problem.input.byte_span() / std::max<int64_t>(1, shape.batch.value()) >= 4 * most) {
@@ -466,11 +670,12 @@ double seconds(const Problem& problem, const PlanOptions&) {
   const WgmmaNumbers numbers(problem, shape, gpu);
   const double bytes =
       static_cast<double>(problem.output.byte_span()) + static_cast<double>(problem.input.byte_span());
-  const double clock = gpu.flops / 256 / gpu.multiprocessors;
-  // The clocks are those of the workloads they were fitted to (s19, s61); 20 layers of real models took 1.4
-  // to 1.7 times as long, with packing and the launch that does samples again.
-  constexpr double of_other_layers = 1.45;
-  return 2e-5 + std::max(bytes / gpu.bytes_per_second, of_other_layers * numbers.clocks(shape, gpu) / clock);
+  // Tensor cores at work keep a GPU below its highest clock: 1.75 of 1.98 GHz.
+  const double clock = gpu.flops / 256 / gpu.multiprocessors * 0.885;
+  // Weights are read and packed before.
+  const double packed = static_cast<double>(problem.parameters[0].byte_span() + numbers.weight_bytes());
+  return 2e-5 + 2 * packed / gpu.bytes_per_second +
+         std::max(bytes / gpu.bytes_per_second, numbers.clocks(shape, gpu) / clock);
 }
 
 }  // namespace

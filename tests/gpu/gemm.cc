@@ -66,6 +66,16 @@ constexpr const char* blocks[] = {
     "conv_transpose2d(36,20,k=3x1) | prelu | instance_norm(affine=true) | prelu(per=channel) @ 2x36x30x32 ",
     "conv_transpose3d(16,24,k=2) | group_norm(2) | swish | mean @ 2x16x5x4x6 ",
     "conv_transpose3d(32,72,k=3,p=2,bias=false) | clamp(-0.5,0.5) | group_norm(6) @ 2x32x6x7x8 ",
+    // Transposed ones with a stride, whose outputs meet the same elements.
+    "conv_transpose1d(16,33,k=3,s=3) | swish @ 3x16x211 ",
+    "conv_transpose2d(24,20,k=2,s=2) | leaky_relu(0.1) | instance_norm(affine=true) | relu @ 2x24x9x11 ",
+    "conv_transpose2d(32,16,k=4x2,s=4x2,bias=false) | group_norm(4) | residual_add @ 2x32x7x9 ",
+    "conv_transpose2d(16,72,k=2x3,s=2x1,p=0x1) | channel_add | group_norm(8) | tanh @ 2x16x8x30 ",
+    "conv_transpose3d(16,24,k=2,s=2) | gelu | group_norm(3) @ 2x16x4x5x6 ",
+    "conv_transpose1d(16,16,k=2,s=2) | group_norm(2) | swish @ 1x16x84002 ",
+    // Boxes of outputs.
+    "conv2d(16,64,k=3,p=1) | relu | group_norm(4) @ 1x16x150x301 ",
+    "conv3d(16,64,k=3,p=1) | instance_norm | leaky_relu(0.1) @ 1x16x9x40x90 ",
     // More tiles in a unit than a GPU holds.
     "conv1d(16,16,k=3) | swish | group_norm(2) | hardswish @ 1x16x84001 ",
     "conv1d(16,128,k=1) | relu | group_norm(1) @ 1x16x42000 ",

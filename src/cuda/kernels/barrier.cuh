@@ -50,6 +50,17 @@ __device__ __forceinline__ void copy(void* to, const void* from, uint32 bytes, u
       : "memory");
 }
 
+// 16 bytes, past the first-level cache.
+__device__ __forceinline__ void copy_vector(uint32 to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+// Arrives when the vectors this thread has asked for are there.
+__device__ __forceinline__ void arrive_with_vectors(uint64* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier))
+               : "memory");
+}
+
 // What this thread has read of shared memory is read before a bulk copy that is asked for later overwrites
 // it.
 __device__ __forceinline__ void release_to_copies() {

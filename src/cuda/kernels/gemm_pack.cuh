@@ -4,7 +4,7 @@
 // that f16 has room for all of them, and where they are split the second part is what the first leaves.
 #pragma once
 
-#include "gemm.cuh"
+#include "gemm_common.cuh"
 #include "reduce.cuh"
 
 namespace onepass {
@@ -18,78 +18,135 @@ struct GemmPackParameters {
   int64 batch;
 };
 
-// A block for each output channel, those that only fill a tile too.
+// A block for every `pack_channels` output channels, those that only fill a tile too. Where `pack_staged`, it
+// reads its weights once, to shared memory.
 template <class C, class Numbers>
 struct GemmPack {
   static constexpr int threads = 256;
-  static constexpr int terms = C::in_channels * C::taps;
+  static constexpr int warps = threads / 32;
+  static constexpr int channels = Numbers::pack_channels;
+  static constexpr int taps = Numbers::taps;
+  static constexpr int terms = C::in_channels * taps;
+  static constexpr int rows = GemmGeometry<C, Numbers>::rows;
+  static constexpr int classes = GemmGeometry<C, Numbers>::classes;
+  using Weight = typename C::Weight;
   using Operand = typename Numbers::Operand;
+  static constexpr int team = threads / channels;  // threads that measure a channel
+  static_assert(team % 32 == 0);
 
   const GemmPackParameters& p;
+  unsigned char* staged;  // [channel][term]
 
-  static __device__ __forceinline__ int64 index(int o, int c, int t) {
-    return C::transposed ? (static_cast<int64>(c) * C::channels + o) * C::taps + t
-                         : (static_cast<int64>(o) * C::in_channels + c) * C::taps + t;
+  // Where the weight of a term (input channel, tap of the row's class) lies.
+  static __device__ __forceinline__ int64 index(int row, int term) {
+    if constexpr (!C::transposed) return static_cast<int64>(row) * terms + term;
+    const int c = term / taps;
+    const int o = row / classes;
+    int own = row - o * classes;
+    int rest = term - c * taps;
+    int tap = 0;
+    int step = 1;
+#pragma unroll
+    for (int d = 2; d >= 0; --d) {
+      const int count = static_cast<int>(C::count(d, 0));
+      const int of_dimension = static_cast<int>(C::classes(d));
+      tap += step * static_cast<int>(C::first(d, own % of_dimension) + rest % count * C::tap_step(d));
+      step *= static_cast<int>(C::kernel(d));
+      own /= of_dimension;
+      rest /= count;
+    }
+    return (static_cast<int64>(c) * C::channels + o) * C::taps + tap;
   }
 
-  // The largest magnitude (NaN where there is one) and the sum of all.
-  __device__ __forceinline__ void measure(int o, float& largest, float& sum) const {
-    __shared__ float scratch[2 * threads / 32];
-    largest = 0.0f;
-    float total[1] = {};
-    for (int i = threadIdx.x; i < terms; i += threads) {
-      const float w = fabsf(load_one<typename C::Weight>(p.weights, index(o, i / C::taps, i % C::taps)));
-      largest = w > largest || w != w ? w : largest;
-      total[0] += w;
+  // Copies the weights of a channel and leaves the largest magnitude (NaN where there is one) and the sum of
+  // all; by `team` threads each.
+  __device__ __forceinline__ void measure(int first, float (&largest)[channels],
+                                          float (&sum)[channels]) const {
+    __shared__ uint32 of_warp[warps];
+    __shared__ float sum_of_warp[warps];
+    const int own = static_cast<int>(threadIdx.x) / team;
+    const int o = first + own;
+    float most = 0.0f, total = 0.0f;
+    if (o < rows) {
+#pragma unroll 4
+      for (int i = static_cast<int>(threadIdx.x) % team; i < terms; i += team) {
+        const int64 from = index(o, i);
+        if constexpr (Numbers::pack_staged) {
+          using Word = typename gemm::Word<Weight::bytes>::Type;
+          reinterpret_cast<Word*>(staged)[own * terms + i] = static_cast<const Word*>(p.weights)[from];
+        }
+        const float w = fabsf(load_one<Weight>(p.weights, from));
+        most = w > most || w != w ? w : most;
+        total += w;
+      }
     }
     // Magnitudes in order are their bits in order, and NaN is beyond infinity.
-    uint32 bits = __reduce_max_sync(0xffffffffu, __float_as_uint(largest));
-    __shared__ uint32 of_warp[threads / 32];
-    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = bits;
-    block_sum<threads>(total, scratch);
-    for (int i = 0; i < threads / 32; ++i) bits = bits > of_warp[i] ? bits : of_warp[i];
-    largest = __uint_as_float(bits);
-    sum = total[0];
+    const uint32 bits = __reduce_max_sync(0xffffffffu, __float_as_uint(most));
+    total = lanes_sum<32>(total);
+    if (threadIdx.x % 32 == 0) {
+      of_warp[threadIdx.x / 32] = bits;
+      sum_of_warp[threadIdx.x / 32] = total;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < channels; ++k) {
+      uint32 all = 0;
+      sum[k] = 0.0f;
+      for (int i = k * warps / channels; i < (k + 1) * warps / channels; ++i) {
+        all = all > of_warp[i] ? all : of_warp[i];
+        sum[k] += sum_of_warp[i];
+      }
+      largest[k] = __uint_as_float(all);
+    }
+  }
+
+  __device__ __forceinline__ float weight(int o, int own, int term) const {
+    if constexpr (Numbers::pack_staged) return load_one<Weight>(staged, own * terms + term);
+    return load_one<Weight>(p.weights, index(o, term));
   }
 
   __device__ __forceinline__ void run() const {
-    const int o = static_cast<int>(blockIdx.x);
-    const bool exists = o < C::channels;
-    float scale = 1.0f;
-    if (exists) {
-      float largest, sum;
-      measure(o, largest, sum);
-      const bool finite = largest <= 3.4028235e38f;
-      if (Numbers::guards && finite && largest > 0.0f) {
+    const int first = static_cast<int>(blockIdx.x) * channels;
+    float largest[channels], sum[channels], scale[channels];
+    measure(first, largest, sum);
+#pragma unroll
+    for (int k = 0; k < channels; ++k) {
+      scale[k] = 1.0f;
+      if (first + k >= rows) continue;
+      const bool finite = largest[k] <= 3.4028235e38f;
+      if (Numbers::guards && finite && largest[k] > 0.0f) {
         // To [2^13, 2^14), as far as the scale and its inverse are normal numbers.
-        int exponent = 13 - (static_cast<int>(__float_as_uint(largest) >> 23) - 127);
+        int exponent = 13 - (static_cast<int>(__float_as_uint(largest[k]) >> 23) - 127);
         exponent = exponent > 120 ? 120 : exponent < -120 ? -120 : exponent;
-        scale = __uint_as_float(static_cast<uint32>(127 + exponent) << 23);
+        scale[k] = __uint_as_float(static_cast<uint32>(127 + exponent) << 23);
       }
       if (threadIdx.x == 0) {
-        p.scales[o] = 1.0f / scale / (Numbers::parts == 2 ? gemm::split_scale : 1.0f);
+        p.scales[first + k] = 1.0f / scale[k] / (Numbers::parts == 2 ? gemm::split_scale : 1.0f);
         // Sums are positive: their bits are in order.
-        atomicMax(reinterpret_cast<uint32*>(p.scales + Numbers::padded_channels), __float_as_uint(sum));
+        atomicMax(reinterpret_cast<uint32*>(p.scales + Numbers::padded_channels), __float_as_uint(sum[k]));
         if (!finite && p.only != nullptr) atomicMax(p.only + p.batch, static_cast<uint32>(redo_all));
       }
     }
-    constexpr int eights = Numbers::chunks * C::taps * (Numbers::chunk_channels / 8);
-    for (int i = threadIdx.x; i < eights; i += threads) {
-      // Channels run slowest for the loads' sake: neighbouring threads have neighbouring taps.
-      const int tap = i % C::taps;
-      const int eight = i / C::taps;  // of all input channels
+    constexpr int eights = Numbers::chunks * taps * (Numbers::chunk_channels / 8);
+    for (int i = threadIdx.x; i < eights * channels; i += threads) {
+      // Output channels run fastest, for the stores; then taps.
+      const int own = i % channels;
+      const int o = first + own;
+      const int tap = i / channels % taps;
+      const int eight = i / channels / taps;  // of all input channels
+      float factor = scale[0];
+#pragma unroll
+      for (int k = 1; k < channels; ++k) factor = own == k ? scale[k] : factor;
       float value[8];
 #pragma unroll
       for (int k = 0; k < 8; ++k) {
         const int c = eight * 8 + k;
-        value[k] = exists && c < C::in_channels
-                       ? load_one<typename C::Weight>(p.weights, index(o, c, tap)) * scale
-                       : 0.0f;
+        value[k] = o < rows && c < C::in_channels ? weight(o, own, c * taps + tap) * factor : 0.0f;
       }
       constexpr int eights_of_chunk = Numbers::chunk_channels / 8;
       const int64 of_tap =
           (static_cast<int64>(o / Numbers::tile_channels) * Numbers::chunks + eight / eights_of_chunk) *
-              C::taps +
+              taps +
           tap;
 #pragma unroll
       for (int part = 0; part < Numbers::parts; ++part) {

@@ -205,7 +205,7 @@ struct WgmmaNumbers {
     held = shape.parts.norm && !shape.parts.mean_follows_norm() && unit_tiles() <= gpu.multiprocessors &&
            parts_of_tile(shape) <= 16384;
     stored = !held && shape.passes() == 2 && !shape.parts.mean && lies_dense(problem.output);
-    apart = (held || stored) && !share && !shape.parts.mean;
+    apart = stored && !share;  // held ones wait for each other: 2.80 ms of s19 for 2.60
     group_taps = 1;
     // Split operands: at most 64 terms in the tensor cores.
     for (int64_t divisor = 2; divisor <= (parts == 2 ? 4 : 9); ++divisor) {
@@ -298,7 +298,7 @@ struct WgmmaNumbers {
     return true;
   }
 
-  // Clocks of an H200 as they were counted in s19, s61 and layers of decoders.
+  // Clocks of an H200 as they were counted in s19, s61 and layers of real models.
   double predict(const Problem& problem, const ThinShape& shape) const {
     const auto n = static_cast<double>(columns);
     const bool reads_halves = byte_size(problem.input.dtype) == 2;
@@ -311,18 +311,20 @@ struct WgmmaNumbers {
     // Through L2, and by the converting warps: eight channels of 96 positions at a time.
     const auto x_bytes =
         static_cast<double>(windows.all() * shape.in_channels * byte_size(problem.input.dtype));
-    const double weights = weights_stay ? 0.0 : static_cast<double>(weight_bytes() / channel_tiles);
+    const double weights =
+        weights_stay ? 0.0 : static_cast<double>(weight_bytes()) / static_cast<double>(channel_tiles);
     const auto rounds = static_cast<double>(divide_up(windows.all(), converting_threads));
     double staging = x_bytes / 7;
     double copying = 0;
     if (copies) {
       staging = rounds * (in_channels / 8 * (reads_halves ? 90 : 120) * static_cast<double>(parts) + 380);
-      // A bulk copy takes 75 clocks, whatever its size; vectors come at 7 bytes a clock.
+      // A bulk copy takes 75 clocks, whatever its size; vectors come at 6 bytes a clock.
       const int64_t runs = is_empty(box) ? windows.count : windows.positions / pitch;
-      copying = by_vectors ? in_channels * static_cast<double>(raw_slot_bytes / slot_channels) / 7
+      copying = by_vectors ? in_channels * static_cast<double>(raw_slot_bytes) /
+                                 static_cast<double>(slot_channels) / 6
                            : static_cast<double>(runs) * in_channels * 75;
     }
-    const double moved = std::max((x_bytes + weights) / 20, copying);
+    const double moved = std::max((x_bytes + weights) / 18, copying);
     const double late =
         1 - std::min(1.0, static_cast<double>(x_stages) / static_cast<double>(chunks));  // of x
     const double multiplied = std::max(products + std::max(0.0, staging - products) * late, moved) + 1500;
@@ -338,7 +340,8 @@ struct WgmmaNumbers {
     } else {
       all = multiplied + before + exchanged + after + (shape.parts.mean ? 0.0 : written);
     }
-    all = std::max({all, staging, moved});
+    // What layers of real models took besides; s19 and s61 take less.
+    all = (reads_halves ? 1.25 : 1.12) * std::max({all, staging, moved});
     return passes(shape) == 1 || stored ? all : 2 * all;
   }
 };

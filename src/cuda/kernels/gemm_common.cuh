@@ -357,17 +357,12 @@ constexpr float split_scale = 16.0f;
 // Between the two warpgroups of consumers alone.
 __device__ __forceinline__ void consumers_sync() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
 
-// Named barriers, of 256 threads: some wait for what others have done.
-enum Order : int { products_of_second = 2, stores_of_second = 3 };
-__device__ __forceinline__ void wait_for_order(int order) {
-  asm volatile("bar.sync %0, 256;" ::"r"(order) : "memory");
-}
-__device__ __forceinline__ void allow(int order) {
-  asm volatile("bar.arrive %0, 256;" ::"r"(order) : "memory");
-}
+// A named barrier of 256 threads: the second warpgroup's products wait for the first.
+__device__ __forceinline__ void wait_for_first() { asm volatile("bar.sync 2, 256;" ::: "memory"); }
+__device__ __forceinline__ void allow_second() { asm volatile("bar.arrive 2, 256;" ::: "memory"); }
 // Between the threads of one warpgroup.
 __device__ __forceinline__ void group_sync(int group) {
-  asm volatile("bar.sync %0, 128;" ::"r"(4 + group) : "memory");
+  asm volatile("bar.sync %0, 128;" ::"r"(3 + group) : "memory");
 }
 
 __device__ __forceinline__ float largest_of(float largest, float x) {

@@ -522,11 +522,7 @@ struct GemmEpilogue {
     if constexpr (Tail::has_mean) {
       if (arrives_last(counters + 1)) finish_mean(item);
     } else {
-      // The first warpgroup's values leave first: its next products run beside the stores of the second.
-      constexpr bool in_turn = Numbers::held && Numbers::stagger > 0;
-      if (in_turn && group == 1) gemm::wait_for_order(gemm::stores_of_second);
       store<Output, false>(p.output, item, d);
-      if (in_turn && group == 0) gemm::allow(gemm::stores_of_second);
     }
     // What is in shared memory is free before the next tile writes there.
     if constexpr (Tail::has_norm || Tail::has_mean || !Geometry::contiguous) sync();

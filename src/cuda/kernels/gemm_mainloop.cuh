@@ -30,7 +30,7 @@ struct GemmMainloop {
   // The second warpgroup begins `stagger` chunks after the first, if any: one multiplies while the other is
   // in its epilogue.
   __device__ __forceinline__ void run(float (&d)[sums]) {
-    if (Numbers::stagger > 0 && threadIdx.x / 128 == 1) gemm::wait_for_order(gemm::products_of_second);
+    if (Numbers::stagger > 0 && threadIdx.x / 128 == 1) gemm::wait_for_first();
     if constexpr (Numbers::parts == 1) {
       multiply(d, [] {});
     } else {
@@ -110,8 +110,7 @@ struct GemmMainloop {
         weights.next();
       }
       x.next();
-      if (Numbers::stagger > 0 && chunk == Numbers::stagger - 1 && group == 0)
-        gemm::allow(gemm::products_of_second);
+      if (Numbers::stagger > 0 && chunk == Numbers::stagger - 1 && group == 0) gemm::allow_second();
     }
     if constexpr (Numbers::parts == 1) {
       wait_for_products(d);

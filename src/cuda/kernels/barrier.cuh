@@ -77,6 +77,10 @@ __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
+__device__ __forceinline__ void prefetch(const void* pointer) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(pointer));
+}
+
 // What another block of the cluster has where this one has `own`.
 template <class Word>
 __device__ __forceinline__ Word load_of_block(const Word* own, uint32 block) {

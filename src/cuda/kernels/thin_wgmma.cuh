@@ -195,14 +195,21 @@ struct Rotating {
   static constexpr int weights = static_cast<int>(C::channels) * C::in_channels * static_cast<int>(C::taps);
   static constexpr bool in_ring = 4 * weights <= 16 * planes * input_parts * plane_units;
 
+  // By the consumers, as all that prepares weights: the producers' first elements are on their way meanwhile.
   __device__ __forceinline__ void bring_weights() const {
     if constexpr (in_ring) {
       auto* raw = reinterpret_cast<float*>(shared.x);
 #pragma unroll 8
-      for (int i = threadIdx.x; i < weights; i += Numbers::threads)
+      for (int i = threadIdx.x; i < weights; i += consumers)
         raw[i] = load_one<typename C::Weight>(p.parameter[0], i);
-      __syncthreads();
     }
+    for (int o = threadIdx.x; o < channel_tiles * channel_blocks * 16; o += consumers) {
+      float bias = 0.0f;
+      if constexpr (C::has_bias)
+        bias = o < C::channels ? load_one<typename C::Bias>(p.parameter[1], o) : 0.0f;
+      shared.bias[o] = bias;
+    }
+    warpgroup::sync<consumers>(5);
   }
   __device__ __forceinline__ float weight(int index) const {
     if constexpr (in_ring) return reinterpret_cast<const float*>(shared.x)[index];
@@ -222,7 +229,7 @@ struct Rotating {
   // The power of two that takes the channel's largest weight to [2^13, 2^14); flags what has none.
   __device__ __forceinline__ void find_scales() const {
     const int lane = threadIdx.x % 32;
-    for (int o = threadIdx.x / 32; o < channel_tiles * channel_blocks * 16; o += Numbers::threads / 32) {
+    for (int o = threadIdx.x / 32; o < channel_tiles * channel_blocks * 16; o += consumer_warps) {
       uint32 largest = 0;
       if (o < C::channels) {
         for (int i = lane; i < C::in_channels * C::taps; i += 32) {
@@ -237,13 +244,7 @@ struct Rotating {
       const bool redo = splits ? !fits : fills_up && !is_finite;
       if (guards && redo && lane == 0) atomicMax(&shared.redo, static_cast<uint32>(redo_all));
       const int power = splits && largest > 0 && fits ? 13 - exponent : 0;
-      if (lane == 0) {
-        shared.unscale[o] = splits ? ldexpf(1.0f / thin_input_scale, -power) : 1.0f;
-        float bias = 0.0f;
-        if constexpr (C::has_bias)
-          bias = o < C::channels ? load_one<typename C::Bias>(p.parameter[1], o) : 0.0f;
-        shared.bias[o] = bias;
-      }
+      if (lane == 0) shared.unscale[o] = splits ? ldexpf(1.0f / thin_input_scale, -power) : 1.0f;
     }
   }
 
@@ -266,9 +267,9 @@ struct Rotating {
   __device__ __forceinline__ void load_weights() const {
     bring_weights();
     find_scales();
-    __syncthreads();
+    warpgroup::sync<consumers>(5);
     constexpr int rows = weight_blocks * 16;
-    for (int i = threadIdx.x; i < channel_tiles * turns * steps * 2 * rows; i += Numbers::threads) {
+    for (int i = threadIdx.x; i < channel_tiles * turns * steps * 2 * rows; i += consumers) {
       const int row = i % rows;
       const int core = i / rows % 2;
       const int step = i / rows / 2 % steps;
@@ -316,6 +317,7 @@ struct Rotating {
   }
 
   // --- Producers ---
+  static constexpr int weights_barrier = 7;  // the ring is free, and the weights are prepared
   // What is staged, in order: items of a plane, planes of a tile, tiles, passes and channels, units.
   struct Place {
     int unit;
@@ -623,6 +625,7 @@ struct Rotating {
     begin_plane();
 #pragma unroll
     for (int k = 0; k < ahead_items; ++k) load_item(k, x[k]);
+    warpgroup::sync<Numbers::threads>(weights_barrier);
     int slot = 0;
     uint32 parity = 1;  // the first time round places are free
 #pragma unroll 1
@@ -677,6 +680,7 @@ struct Rotating {
     };
 #pragma unroll
     for (int k = 0; k < in_flight; ++k) load_ahead(x[k]);
+    warpgroup::sync<Numbers::threads>(weights_barrier);
     int slot = 0;
     uint32 parity = 1;  // the first time round places are free
     Largest largest[item_chunks] = {};
@@ -1067,13 +1071,15 @@ struct Rotating {
   template <class Take>
   __device__ __forceinline__ void for_each_part(int slot, Take&& take) const {
     if constexpr (parts == 1) return for_each_warp(slot, take);
-#pragma unroll 1
-    for (int i = 0; i < parts; ++i) {
-      float part[3];
+    float part[parts][3];  // all on their way at a time
 #pragma unroll
-      for (int k = 0; k < 3; ++k) part[k] = barrier::load_of_block(&shared.part[parts == 1 ? 0 : slot][k], i);
-      take(part);
+    for (int i = 0; i < parts; ++i) {
+#pragma unroll
+      for (int k = 0; k < 3; ++k)
+        part[i][k] = barrier::load_of_block(&shared.part[parts == 1 ? 0 : slot][k], i);
     }
+#pragma unroll
+    for (int i = 0; i < parts; ++i) take(part[i]);
   }
 
   // By one warpgroup, when all have left their moments.
@@ -1215,7 +1221,8 @@ struct Rotating {
       shared.arrived = 0;
       shared.redo = redo_none;
     }
-    __syncthreads();
+    // What the end of a unit reads: the cache has it by then.
+    if (threadIdx.x < Tail::parameters) barrier::prefetch(p.parameter[threadIdx.x]);
     if constexpr (guards) {  // the counters of the launch that does samples again
       for (int64 i = static_cast<int64>(blockIdx.x) * Numbers::threads + threadIdx.x; i < 4 * (p.batch + 1);
            i += static_cast<int64>(gridDim.x) * Numbers::threads)
@@ -1223,11 +1230,12 @@ struct Rotating {
     }
     for (int i = threadIdx.x; i < C::in_channels * samples; i += Numbers::threads)
       shared.largest[i / samples][i % samples] = 0;
-    load_weights();
-    barrier::release_to_copies();
     __syncthreads();
     if (threadIdx.x < consumers) {
       warpgroup::take_registers<Numbers::consumer_registers>();
+      load_weights();
+      barrier::release_to_copies();
+      warpgroup::sync<Numbers::threads>(weights_barrier);
       if (threadIdx.x / 128 == 3)
         warpgroup::arrive<256>(first_turn_barrier);  // the first turn is the first's
       Ring ring;

@@ -342,17 +342,21 @@ struct Rotating {
     }
   };
 
-  // A thread's part of a chunk.
+  // A thread's part of a chunk. Neighbours have channels that lie side by side in shared memory, but not more
+  // of them than leave whole sectors to a load.
+  static constexpr int near_channels = core_channels < 4 ? core_channels : 4;
   struct Unit {
     int core_row, column, row, c;
     bool is_one;
 
     explicit __device__ __forceinline__ Unit(int chunk) {
       const int u = chunk * producers + static_cast<int>(threadIdx.x) - consumers;
-      core_row = u / core_channels % core_rows;
-      column = u / pitch % window_columns;
+      core_row = u / near_channels % core_rows;
+      column = u / (near_channels * core_rows) % window_columns;
       row = u / (pitch * window_columns) % base_groups * core_rows + core_row;
-      c = u / (pitch * window_columns * base_groups) * core_channels + u % core_channels;
+      c = u / (pitch * window_columns * base_groups) * core_channels +
+          u / (near_channels * core_rows * window_columns) % (core_channels / near_channels) * near_channels +
+          u % near_channels;
       is_one = u < units && row < row_bases;
     }
   };

@@ -64,7 +64,7 @@ struct WgmmaNumbers {
       for (const int64_t rows : {4, 2, 1}) {
         for (int64_t width = std::min(most, last.out); width >= 1; --width) {
           WgmmaNumbers other = *this;
-          other.cut(shape, problem.input.dtype == DType::f32 ? 4 : 2, most_bytes, of_sample, rows, width);
+          other.cut(shape, most_bytes, of_sample, rows, width);
           const bool fits = other.shared_bytes <= most_bytes && other.copies(shape) <= 32;
           // A unit of one sample is the smallest: others gain only where that wastes rows.
           other.clocks *= 1.0 + 0.1 * static_cast<double>(other.samples() - 1);
@@ -100,20 +100,19 @@ struct WgmmaNumbers {
     const double of_part =
         static_cast<double>(channel_tiles * (tiles / tile_parts) * planes_of_part) * plane_clocks;
     // The first plane arrives late, and blocks of a cluster wait for each other.
-    const double waiting = parts() > 1 ? 6000 : 3000;
+    const double waiting = parts() > 1 ? 9000 : 1000;
     return static_cast<double>(divide_up(units, clusters)) * (of_part + waiting);
   }
 
   // A cluster for each unit, of as many blocks as pay.
   void share_units(const Problem& problem, const ThinShape& shape, int64_t batch, WgmmaNumbers& best) const {
     const Gpu& gpu = gpu_of(problem.device);
-    const int64_t bytes = problem.input.dtype == DType::f32 ? 4 : 2;
     for (int64_t blocks = 2; blocks <= gpu.largest_cluster(); blocks *= 2) {
       for (const int64_t of_sample : {8, 4}) {
         for (const int64_t rows : {4, 2, 1}) {
           for (int64_t width = std::min(best.columns, shape.axes[2].out); width >= 1; --width) {
             WgmmaNumbers other = *this;
-            other.cut(shape, bytes, gpu.shared_bytes_per_block, of_sample, rows, width);
+            other.cut(shape, gpu.shared_bytes_per_block, of_sample, rows, width);
             if (other.shared_bytes > gpu.shared_bytes_per_block || other.copies(shape) > 32) continue;
             for (other.tile_parts = 1; other.tile_parts <= blocks; other.tile_parts *= 2) {
               other.plane_parts = blocks / other.tile_parts;
@@ -176,8 +175,7 @@ struct WgmmaNumbers {
            divide_up(shape.axes[2].kernel, columns);
   }
 
-  void cut(const ThinShape& shape, int64_t bytes, int64_t most_bytes, int64_t of_sample, int64_t rows,
-           int64_t width) {
+  void cut(const ThinShape& shape, int64_t most_bytes, int64_t of_sample, int64_t rows, int64_t width) {
     const auto& [outer, middle, last] = shape.axes;
     row_groups = of_sample;
     lane_rows = divide_up(middle.out, row_groups);
@@ -206,16 +204,16 @@ struct WgmmaNumbers {
     const int64_t paired_rows = outer.kernel * product_blocks * block_rows;
     paired = outer.kernel >= 2 && bytes_with(paired_rows) <= most_bytes;
     shared_bytes = bytes_with(paired ? paired_rows : weight_rows);
-    // Of a plane: products (a warpgroup's takes 4 clocks a column, or what reading A and B takes) and, not
-    // hidden behind them, the outputs that one warp of each scheduler finishes: 22 clocks each, and 18 where
-    // parts of sums are added up; or bytes from the second-level cache (20 a clock). H200, s27: 0.36 ms with
-    // two products, 0.29 with one, 0.60 with three.
+    // Of a plane, in clocks of 1.65 GHz (an H200's at such work): products, of which a warpgroup's takes 4 a
+    // column, or what reading A and B takes; what passing on turns and finishing outputs adds, as their
+    // results and those of products wait for each other, and adding up parts of sums; and loads that products
+    // do not hide. H200, s27: 0.33 ms with two products, 0.25 with one, 0.54 with three.
     const int64_t product_clocks = std::max(4 * columns, 16 + 2 * columns);
     const int64_t window_rows = std::min(starts + (core_rows - 1) * middle.delta, lane_rows * middle.step);
-    const int64_t units = shape.in_channels * window_rows * window_columns;
-    const int64_t output_clocks = (input_parts == 2 ? 40 : 22) * 4 * columns;
-    plane_clocks = static_cast<double>(
-        std::max(steps * products() * groups * product_clocks + output_clocks, units * lanes * bytes / 20));
+    const int64_t loaded_rows = shape.in_channels * window_rows;
+    const int64_t other_clocks =
+        400 + (input_parts == 2 ? 53 : 33) * columns + std::max<int64_t>(0, 27 * (loaded_rows - 16));
+    plane_clocks = static_cast<double>(steps * products() * groups * product_clocks + other_clocks);
     clocks = static_cast<double>(channel_tiles * tiles * (outer.out + outer.kernel - 1)) * plane_clocks /
              static_cast<double>(samples());
   }
@@ -415,7 +413,7 @@ double seconds(const Problem& problem, const PlanOptions&) {
   const ThinShape shape(problem);
   const WgmmaNumbers numbers(problem, shape);
   const Gpu& gpu = gpu_of(problem.device);
-  const double hertz = gpu.flops / (256.0 * gpu.multiprocessors);
+  const double hertz = 0.83 * gpu.flops / (256.0 * gpu.multiprocessors);
   return 1.2e-5 + shape.passes() * numbers.all_clocks(shape, shape.batch.value(), gpu) / hertz;
 }
 

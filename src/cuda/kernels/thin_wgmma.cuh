@@ -195,21 +195,26 @@ struct Rotating {
   static constexpr int weights = static_cast<int>(C::channels) * C::in_channels * static_cast<int>(C::taps);
   static constexpr bool in_ring = 4 * weights <= 16 * planes * input_parts * plane_units;
 
-  // By the consumers, as all that prepares weights: the producers' first elements are on their way meanwhile.
+  // Weights are prepared by the consumers, while the producers' first elements are on their way. Where parts
+  // of sums are added up all threads do it: producers have few registers there, and would spill elements.
+  static constexpr bool all_prepare = input_parts == 2 && parts == 1;
+  static constexpr int preparing = all_prepare ? static_cast<int>(Numbers::threads) : consumers;
+  static __device__ __forceinline__ void sync_preparing() { warpgroup::sync<preparing>(all_prepare ? 0 : 5); }
+
   __device__ __forceinline__ void bring_weights() const {
     if constexpr (in_ring) {
       auto* raw = reinterpret_cast<float*>(shared.x);
 #pragma unroll 8
-      for (int i = threadIdx.x; i < weights; i += consumers)
+      for (int i = threadIdx.x; i < weights; i += preparing)
         raw[i] = load_one<typename C::Weight>(p.parameter[0], i);
     }
-    for (int o = threadIdx.x; o < channel_tiles * channel_blocks * 16; o += consumers) {
+    for (int o = threadIdx.x; o < channel_tiles * channel_blocks * 16; o += preparing) {
       float bias = 0.0f;
       if constexpr (C::has_bias)
         bias = o < C::channels ? load_one<typename C::Bias>(p.parameter[1], o) : 0.0f;
       shared.bias[o] = bias;
     }
-    warpgroup::sync<consumers>(5);
+    sync_preparing();
   }
   __device__ __forceinline__ float weight(int index) const {
     if constexpr (in_ring) return reinterpret_cast<const float*>(shared.x)[index];
@@ -229,7 +234,7 @@ struct Rotating {
   // The power of two that takes the channel's largest weight to [2^13, 2^14); flags what has none.
   __device__ __forceinline__ void find_scales() const {
     const int lane = threadIdx.x % 32;
-    for (int o = threadIdx.x / 32; o < channel_tiles * channel_blocks * 16; o += consumer_warps) {
+    for (int o = threadIdx.x / 32; o < channel_tiles * channel_blocks * 16; o += preparing / 32) {
       uint32 largest = 0;
       if (o < C::channels) {
         for (int i = lane; i < C::in_channels * C::taps; i += 32) {
@@ -267,9 +272,9 @@ struct Rotating {
   __device__ __forceinline__ void load_weights() const {
     bring_weights();
     find_scales();
-    warpgroup::sync<consumers>(5);
+    sync_preparing();
     constexpr int rows = weight_blocks * 16;
-    for (int i = threadIdx.x; i < channel_tiles * turns * steps * 2 * rows; i += consumers) {
+    for (int i = threadIdx.x; i < channel_tiles * turns * steps * 2 * rows; i += preparing) {
       const int row = i % rows;
       const int core = i / rows % 2;
       const int step = i / rows / 2 % steps;
@@ -343,8 +348,9 @@ struct Rotating {
   };
 
   // A thread's part of a chunk. Neighbours have channels that lie side by side in shared memory, but not more
-  // of them than leave whole sectors to a load.
-  static constexpr int near_channels = core_channels < 4 ? core_channels : 4;
+  // of them than leave whole sectors to a load: 8 to 32 channels, kernel 3, took 0.158 ms with eight and with
+  // four, 0.151 with two, 0.160 with one.
+  static constexpr int near_channels = core_channels < 2 ? core_channels : 2;
   struct Unit {
     int core_row, column, row, c;
     bool is_one;
@@ -629,7 +635,7 @@ struct Rotating {
     begin_plane();
 #pragma unroll
     for (int k = 0; k < ahead_items; ++k) load_item(k, x[k]);
-    warpgroup::sync<Numbers::threads>(weights_barrier);
+    if constexpr (!all_prepare) warpgroup::sync<Numbers::threads>(weights_barrier);
     int slot = 0;
     uint32 parity = 1;  // the first time round places are free
 #pragma unroll 1
@@ -684,7 +690,7 @@ struct Rotating {
     };
 #pragma unroll
     for (int k = 0; k < in_flight; ++k) load_ahead(x[k]);
-    warpgroup::sync<Numbers::threads>(weights_barrier);
+    if constexpr (!all_prepare) warpgroup::sync<Numbers::threads>(weights_barrier);
     int slot = 0;
     uint32 parity = 1;  // the first time round places are free
     Largest largest[item_chunks] = {};
@@ -1235,11 +1241,18 @@ struct Rotating {
     for (int i = threadIdx.x; i < C::in_channels * samples; i += Numbers::threads)
       shared.largest[i / samples][i % samples] = 0;
     __syncthreads();
-    if (threadIdx.x < consumers) {
-      warpgroup::take_registers<Numbers::consumer_registers>();
+    if constexpr (all_prepare) {
       load_weights();
       barrier::release_to_copies();
-      warpgroup::sync<Numbers::threads>(weights_barrier);
+      __syncthreads();
+    }
+    if (threadIdx.x < consumers) {
+      warpgroup::take_registers<Numbers::consumer_registers>();
+      if constexpr (!all_prepare) {
+        load_weights();
+        barrier::release_to_copies();
+        warpgroup::sync<Numbers::threads>(weights_barrier);
+      }
       if (threadIdx.x / 128 == 3)
         warpgroup::arrive<256>(first_turn_barrier);  // the first turn is the first's
       Ring ring;

@@ -333,7 +333,8 @@ struct WgmmaNumbers {
                           (shape.parts.norm ? n * (fits_flat ? 7 : 20) : 0.0);
     const double exchanged = held ? 7700 : shape.parts.norm ? 6000 : 500;
     const double after = n * (3 + chain_instructions(shape.parts.after));
-    const double written = elements * output_bytes / 15;
+    // Outputs of neighbouring classes leave one by one.
+    const double written = elements * output_bytes / (shape.classes() > 1 ? 3 : 15);
     double all;
     if (stored) {
       all = multiplied + before + exchanged + elements * 4 / 12.5 + elements * (4 + output_bytes) / 17;

@@ -116,6 +116,140 @@ __device__ __forceinline__ void store_one(void* base, int64 index, float value) 
   }
 }
 
+// `Width` neighbours as they lie in memory: loaded early, converted when they are needed.
+template <class T, int Width>
+struct Packed {
+  static constexpr int words = Width * T::bytes / 4;
+  static_assert(Width == 1 || words * 4 == Width * T::bytes);
+  uint32 word[words > 0 ? words : 1];
+
+  // `aligned`: the address is a multiple of the vector's bytes, up to 16. `last_use`: nobody reads it again
+  // soon, so that the caches give it up first.
+  template <bool last_use = false>
+  __device__ __forceinline__ void load(const void* base, int64 index, bool aligned) {
+    if constexpr (Width == 1) {
+      word[0] =
+          T::bytes == 4 ? static_cast<const uint32*>(base)[index] : static_cast<const uint16*>(base)[index];
+    } else if (aligned) {
+      load_words<last_use>(static_cast<const char*>(base) + index * T::bytes);
+    } else if constexpr (T::bytes == 4) {
+#pragma unroll
+      for (int i = 0; i < Width; ++i) word[i] = static_cast<const uint32*>(base)[index + i];
+    } else {
+#pragma unroll
+      for (int i = 0; i < words; ++i) {
+        const uint16* pair = static_cast<const uint16*>(base) + index + 2 * i;
+        word[i] = pair[0] | static_cast<uint32>(pair[1]) << 16;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store(void* base, int64 index, bool aligned) const {
+    if constexpr (Width == 1) {
+      if constexpr (T::bytes == 4) {
+        static_cast<uint32*>(base)[index] = word[0];
+      } else {
+        static_cast<uint16*>(base)[index] = static_cast<uint16>(word[0]);
+      }
+    } else if (aligned) {
+      store_words(static_cast<char*>(base) + index * T::bytes);
+    } else if constexpr (T::bytes == 4) {
+#pragma unroll
+      for (int i = 0; i < Width; ++i) static_cast<uint32*>(base)[index + i] = word[i];
+    } else {
+#pragma unroll
+      for (int i = 0; i < words; ++i) {
+        uint16* pair = static_cast<uint16*>(base) + index + 2 * i;
+        pair[0] = static_cast<uint16>(word[i]);
+        pair[1] = static_cast<uint16>(word[i] >> 16);
+      }
+    }
+  }
+
+  // From shared memory, always aligned.
+  __device__ __forceinline__ void load_shared(const void* address) {
+    static_assert(words % 4 == 0 || words == 2 || words == 1);
+    if constexpr (words % 4 == 0) {
+#pragma unroll
+      for (int i = 0; i < words; i += 4) {
+        const uint4 v = static_cast<const uint4*>(address)[i / 4];
+        word[i] = v.x, word[i + 1] = v.y, word[i + 2] = v.z, word[i + 3] = v.w;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < words; ++i) word[i] = static_cast<const uint32*>(address)[i];
+    }
+  }
+
+  __device__ __forceinline__ void unpack(float (&value)[Width]) const {
+    if constexpr (T::bytes == 4) {
+#pragma unroll
+      for (int i = 0; i < Width; ++i) value[i] = __uint_as_float(word[i]);
+    } else if constexpr (Width == 1) {
+      float high;
+      T::unpack(word[0], value[0], high);
+    } else {
+#pragma unroll
+      for (int i = 0; i < words; ++i) T::unpack(word[i], value[2 * i], value[2 * i + 1]);
+    }
+  }
+
+  // One of them; `k` is a constant after unrolling.
+  __device__ __forceinline__ float at(int k) const {
+    if constexpr (T::bytes == 4) {
+      return __uint_as_float(word[k]);
+    } else {
+      float low, high;
+      T::unpack(word[k / 2], low, high);
+      return k % 2 == 0 ? low : high;
+    }
+  }
+
+  __device__ __forceinline__ void pack(const float (&value)[Width]) {
+    if constexpr (T::bytes == 4) {
+#pragma unroll
+      for (int i = 0; i < Width; ++i) word[i] = __float_as_uint(value[i]);
+    } else if constexpr (Width == 1) {
+      word[0] = T::pack(value[0], 0.0f);
+    } else {
+#pragma unroll
+      for (int i = 0; i < words; ++i) word[i] = T::pack(value[2 * i], value[2 * i + 1]);
+    }
+  }
+
+ private:
+  template <bool last_use>
+  __device__ __forceinline__ void load_words(const char* address) {
+    if constexpr (words % 4 == 0) {
+#pragma unroll
+      for (int i = 0; i < words; i += 4) {
+        const uint4* from = reinterpret_cast<const uint4*>(address) + i / 4;
+        const uint4 v = last_use ? __ldcs(from) : *from;
+        word[i] = v.x, word[i + 1] = v.y, word[i + 2] = v.z, word[i + 3] = v.w;
+      }
+    } else if constexpr (words == 2) {
+      const uint2 v = *reinterpret_cast<const uint2*>(address);
+      word[0] = v.x, word[1] = v.y;
+    } else {
+      word[0] = *reinterpret_cast<const uint32*>(address);
+    }
+  }
+
+  __device__ __forceinline__ void store_words(char* address) const {
+    if constexpr (words % 4 == 0) {
+#pragma unroll
+      for (int i = 0; i < words; i += 4) {
+        __stcs(reinterpret_cast<uint4*>(address) + i / 4,
+               uint4{word[i], word[i + 1], word[i + 2], word[i + 3]});
+      }
+    } else if constexpr (words == 2) {
+      *reinterpret_cast<uint2*>(address) = uint2{word[0], word[1]};
+    } else {
+      *reinterpret_cast<uint32*>(address) = word[0];
+    }
+  }
+};
+
 }  // namespace onepass
 
 // --------------------------------------------------------------------------------------------------
@@ -275,6 +409,15 @@ __device__ __forceinline__ uint32 count_up(uint32* counter) {
   return before;
 }
 
+// Whether this block is the last of `count` to arrive; what the others wrote before is then visible.
+__device__ __forceinline__ bool arrives_last(uint32* counter, uint32 count) {
+  __shared__ bool last;
+  __syncthreads();
+  if (threadIdx.x == 0) last = count_up(counter) == count - 1;
+  __syncthreads();
+  return last;
+}
+
 // Lets those that wait for the flag go on: what this thread wrote is visible to them.
 __device__ __forceinline__ void release(uint32* flag, uint32 value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
@@ -382,11 +525,12 @@ struct ChannelNorm {
 //   pass 2   x -> convolution -> before-chain -> norm -> after-chain -> y
 //
 // A *cell* is one output position of every class (thin.h). A tile is `tile_y` rows of `tile_x` cells of a
-// plane, and the work of one warp: its window of x lies in shared memory, the channels of a position side by
-// side. A product has M = 16 output channels, N = 8 neighbouring cells and K = twice (a tap, four input
-// channels), of each class only its own taps. A lane then holds neighbours of a row in all its classes: rows
-// are put together in shared memory, with the 16-byte phase of where they go, and stored as vectors. Warps
-// never wait for each other but where a sample's statistics are due.
+// plane, and the work of one warp: its window of x lies in shared memory, channel by channel. A product has
+// M = 16 output channels, N = 8 neighbouring cells and K = twice a *group* of four terms, of each class only
+// its own taps; 16 output channels of the whole tile come before the next 16. A lane then holds neighbours of
+// a row in all its classes: rows are put together in shared memory, with the 16-byte phase of where they go,
+// and stored as vectors; where four neighbouring lanes have whole sectors of a row they store them at once.
+// Warps never wait for each other but where a sample's statistics are due.
 //
 // Work is taken by ticket: pass 1 of one tile, then pass 2 of the tile `lag` tickets before, so that stores
 // run beside arithmetic at all times. Moves x twice (the second time from the second-level cache), y once.
@@ -427,15 +571,19 @@ __device__ __forceinline__ void mma_k4(float (&d)[4], const uint32 (&a)[4], uint
       : "r"(a[0]), "r"(a[1]), "r"(b0), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
 }
 
-// The terms of each class, in pairs: what the products of one warp are.
+// The terms of each class in groups of four, a lane of a quad each: what the products of one warp are. A
+// group has four input channels of a tap; where there are one or two, those of four or two taps (not of many:
+// a thread has an address for each way in which four taps lie).
 template <class C>
 struct ThinTerms {
   static constexpr int vectors = (C::in_channels + 3) / 4;  // of four input channels
+  static constexpr int taps_at_once = C::in_channels == 1 && C::taps <= 64 ? 4 : C::in_channels == 2 ? 2 : 1;
 
   struct Term {
+    bool exists;
     int z, y, x;  // of the window, from the cell's first position
     int tap;
-    int vector;
+    int channel;
   };
   static constexpr __device__ int classes(int d) { return static_cast<int>(C::classes(d)); }
   static constexpr __device__ int count(int d, int r) { return static_cast<int>(C::count(d, r)); }
@@ -460,29 +608,86 @@ struct ThinTerms {
     }
     return most - low(d);
   }
-  static constexpr __device__ int terms(int rz, int ry, int rx) {
-    return count(0, rz) * count(1, ry) * count(2, rx) * vectors;
+  static constexpr __device__ int taps(int rz, int ry, int rx) {
+    return count(0, rz) * count(1, ry) * count(2, rx);
   }
-  static constexpr __device__ Term term(int rz, int ry, int rx, int i) {
-    const int vector = i % vectors;
-    const int x = i / vectors % count(2, rx);
-    const int y = i / vectors / count(2, rx) % count(1, ry);
-    const int z = i / vectors / count(2, rx) / count(1, ry);
+  static constexpr __device__ int groups(int rz, int ry, int rx) {
+    return (taps(rz, ry, rx) + taps_at_once - 1) / taps_at_once * vectors;
+  }
+  // Of lane `lane` of a quad. One that does not exist stands where another of its group does: what is read
+  // there is finite, and its weight zero.
+  static constexpr __device__ Term term(int rz, int ry, int rx, int group, int lane) {
+    const int first = group / vectors * taps_at_once;
+    int i = first + (taps_at_once > 1 ? lane / static_cast<int>(C::in_channels) : 0);
+    int channel = taps_at_once > 1 ? lane % static_cast<int>(C::in_channels) : group % vectors * 4 + lane;
+    const bool exists = i < taps(rz, ry, rx) && channel < C::in_channels;
+    if (i >= taps(rz, ry, rx)) i = first;
+    if (channel >= C::in_channels) channel = static_cast<int>(C::in_channels) - 1;
+    const int x = i % count(2, rx);
+    const int y = i / count(2, rx) % count(1, ry);
+    const int z = i / count(2, rx) / count(1, ry);
     return {
-        offset(0, rz, z) - low(0), offset(1, ry, y) - low(1), offset(2, rx, x) - low(2),
+        exists,
+        offset(0, rz, z) - low(0),
+        offset(1, ry, y) - low(1),
+        offset(2, rx, x) - low(2),
         (tap(0, rz, z) * static_cast<int>(C::kernel(1)) + tap(1, ry, y)) * static_cast<int>(C::kernel(2)) +
             tap(2, rx, x),
-        vector};
+        channel};
   }
   // Products of all classes before this one.
   static constexpr __device__ int products_before(int rz, int ry, int rx) {
     int sum = 0;
     for (int i = 0; i < (rz * classes(1) + ry) * classes(2) + rx; ++i) {
-      sum += (terms(i / (classes(1) * classes(2)), i / classes(2) % classes(1), i % classes(2)) + 1) / 2;
+      sum += (groups(i / (classes(1) * classes(2)), i / classes(2) % classes(1), i % classes(2)) + 1) / 2;
     }
     return sum;
   }
   static constexpr int products = products_before(classes(0), 0, 0);
+};
+
+// How far apart the terms of a group lie in shared memory, where channels, planes and rows of the window are
+// so many words apart: only so many different ways there are.
+template <class C, int Plane, int RowsOfPlane, int Row>
+struct ThinPatterns {
+  using Terms = ThinTerms<C>;
+  static constexpr int most = 32;
+  static constexpr __device__ int word(const typename Terms::Term& t) {
+    return t.channel * Plane + (t.z * RowsOfPlane + t.y) * Row + t.x;
+  }
+  struct Table {
+    int count = 0;
+    int distance[most][4] = {};
+
+    constexpr __device__ int find(int rz, int ry, int rx, int group) const {
+      const int first = word(Terms::term(rz, ry, rx, group, 0));
+      for (int i = 0; i < count; ++i) {
+        bool same = true;
+        for (int lane = 1; lane < 4; ++lane)
+          same &= distance[i][lane] == word(Terms::term(rz, ry, rx, group, lane)) - first;
+        if (same) return i;
+      }
+      return count;
+    }
+  };
+  static constexpr __device__ Table make() {
+    Table table;
+    for (int i = 0; i < Terms::classes(0) * Terms::classes(1) * Terms::classes(2); ++i) {
+      const int rz = i / (Terms::classes(1) * Terms::classes(2));
+      const int ry = i / Terms::classes(2) % Terms::classes(1);
+      const int rx = i % Terms::classes(2);
+      for (int group = 0; group < Terms::groups(rz, ry, rx); ++group) {
+        const int at = table.find(rz, ry, rx, group);
+        if (at < table.count || at == most) continue;
+        const int first = word(Terms::term(rz, ry, rx, group, 0));
+        for (int lane = 0; lane < 4; ++lane)
+          table.distance[at][lane] = word(Terms::term(rz, ry, rx, group, lane)) - first;
+        ++table.count;
+      }
+    }
+    return table;
+  }
+  static constexpr Table table = make();
 };
 
 // The bits of an element.
@@ -504,6 +709,7 @@ struct ThinMma {
   using Output = typename Tail::Output;
   using Terms = ThinTerms<C>;
   using Term = typename Terms::Term;
+  using Patterns = ThinPatterns<C, Numbers::plane, Numbers::window_y, Numbers::row_pitch>;
 
   static constexpr int threads = Numbers::threads;
   static constexpr int warps = Numbers::warps;
@@ -519,38 +725,63 @@ struct ThinMma {
   static constexpr int out_y = static_cast<int>(C::output_size(1));
   static constexpr int out_x = static_cast<int>(C::output_size(2));
   static constexpr int cells_y = (out_y + classes_y - 1) / classes_y;
+  static constexpr int cells_x = (out_x + classes_x - 1) / classes_x;
   static constexpr int tile_y = Numbers::tile_y;
   static constexpr int tile_x = Numbers::tile_x;
-  static constexpr int spans = Numbers::spans;  // of 8 cells in an item
-  static constexpr int columns = tile_x / (8 * spans);
+  // An item is `spans` times 8 cells: neighbours of a row, or of so many rows.
+  static constexpr int spans_y = Numbers::spans_y;
+  static constexpr int spans_x = Numbers::spans_x;
+  static constexpr int spans = spans_y * spans_x;
+  static constexpr int columns = tile_x / (8 * spans_x);
+  static constexpr int halves = channels > 8 ? 2 : 1;  // of a product's 16 rows
+  // The window: rows begin `lead` elements early, where a vector of the input does.
+  static constexpr int window_z = Numbers::window_z;
   static constexpr int window_y = Numbers::window_y;
   static constexpr int window_x = Numbers::window_x;
-  static constexpr int window = Numbers::window_z * window_y * window_x;  // positions
+  static constexpr int lead = Numbers::lead;
+  static constexpr int row_pitch = Numbers::row_pitch;
+  static constexpr int plane = Numbers::plane;
+  static constexpr int window_words = C::in_channels * plane;
+  static constexpr int input_width = 16 / Tail::Input::bytes;
+  // Of 16 bits only vectors can be copied asynchronously: they come as they are, and are converted then.
+  // Where shared memory suffices (`prefetches`) the next window arrives in a place of its own while a pass
+  // runs, else behind it, of 16 bits where the pass put its outputs together.
+  static constexpr bool prefetches = Numbers::prefetches;
+  static constexpr bool is_short = Tail::Input::bytes == 2;
+  static constexpr int raw_plane = window_z * window_y * row_pitch;
+  static constexpr int raw_elements = is_short && Numbers::rows_are_vectors ? C::in_channels * raw_plane : 0;
+  static_assert(prefetches || raw_elements * 2 <= Numbers::stage_bytes);
+  static constexpr int windows = prefetches && !is_short ? 2 : 1;
+  static constexpr int patterns = Patterns::table.count > 0 ? Patterns::table.count : 1;
+  static_assert(patterns < Patterns::most);
+  static_assert(plane % 8 == 0 && row_pitch % input_width == 0);
   static constexpr bool in_registers = Numbers::weights_in_registers;
   static constexpr bool splits = Numbers::splits;
-  static constexpr bool copies_window = Tail::Input::bytes == 4;  // 16 bits cannot be copied asynchronously
-  // Words from position to position: lanes of a channel there is not have a finite number of another and a
-  // weight of zero.
-  static constexpr int pitch = C::in_channels < 4 ? C::in_channels : 4;
-  static constexpr int window_words = (vectors * window * pitch + 3 + 3) / 4 * 4;
-  // In shared memory: the weights, unless they are in registers, then their rests, where they are split.
-  static constexpr int first_rest = in_registers ? 0 : products * row_tiles;
+  // In shared memory: the weights, unless one set of registers holds them all, then their rests, where they
+  // are split.
+  static constexpr bool shares_weights = !in_registers || row_tiles > 1;
+  static constexpr int first_rest = shares_weights ? products * row_tiles : 0;
   static constexpr int shared_weights = first_rest + (splits ? products * row_tiles : 0);
 
-  // Rows on their way out: one class of z, all of y and x; where tiles have whole rows, `stage_y` rows of
-  // cells. A chunk is what is contiguous in the output: all of that, or one class of y.
+  // Rows on their way out: one class of z, all of y and x, `stage_y` rows of cells, 16 channels. A chunk is
+  // what is contiguous in the output: all of that where tiles have whole rows, else one class of y of a row.
   static constexpr bool whole_rows = Numbers::tiles_x == 1;
   static constexpr int stage_y = Numbers::stage_y;
-  static_assert(whole_rows || stage_y == 1);
+  static_assert(stage_y % spans_y == 0 && tile_y % stage_y == 0);
+  static constexpr bool is_direct = Numbers::piece > 0;  // without a stage
   static constexpr int width = 16 / Output::bytes;
-  static_assert(stage_y == 1 || out_x >= width);
+  static constexpr int sector = 32 / Output::bytes;
+  // Sectors that two tiles have parts of are the former's as a whole: it computes what it has not.
+  static constexpr bool overlaps = Numbers::overlaps;
   static constexpr int chunk_elements = whole_rows ? stage_y * classes_y * out_x : tile_x * classes_x;
   static constexpr int chunk_pitch = Numbers::chunk_pitch;
   static constexpr int channel_pitch = Numbers::channel_pitch;
+  static constexpr int staged_channels = channels < 16 ? channels : 16;
 
   struct alignas(16) WarpShared {
     alignas(16) unsigned char stage[Numbers::stage_bytes];
-    alignas(16) float x[window_words];
+    alignas(16) float x[windows * window_words];
+    alignas(16) uint16 raw[prefetches && raw_elements > 0 ? raw_elements : 8];
     float moments[row_tiles * 16][3];
   };
   struct alignas(16) Shared {
@@ -587,10 +818,12 @@ struct ThinMma {
     });
   }
 
-  // --- Weights, as the products take them ---
+  // --- Weights of 16 channels, as the products take them ---
   struct Weights {
-    uint32 a[in_registers ? products * row_tiles : 1][4];
-    float bias[row_tiles][4];  // as sums lie: two cells of a channel, two of that 8 further
+    uint32 a[in_registers ? products : 1][4];
+    const uint32 (*shared)[32][4];  // of these channels
+    const float* window;            // of the tile
+    float bias[4];                  // as sums lie: two cells of a channel, two of that 8 further
   };
 
   static __device__ __forceinline__ float weight(const Parameters& p, int channel, int input, int tap) {
@@ -618,7 +851,8 @@ struct ThinMma {
     return __float_as_uint(x - round_to_tf32(x));  // 12 bits, of which the product takes 11
   }
 
-  // body(product, which two of its four registers, tap, input channel of the lane) for all terms.
+  // body(product, which two of its four registers, tap and input channel of the lane) for all terms; there is
+  // no such channel where there is no term.
   template <class Body>
   __device__ __forceinline__ void for_each_term(Body&& body) const {
     for_each_class([&](auto rz_, auto ry_, auto rx_) {
@@ -626,31 +860,42 @@ struct ThinMma {
       constexpr int ry = decltype(ry_)::value;
       constexpr int rx = decltype(rx_)::value;
       constexpr int first = Terms::products_before(rz, ry, rx);
-      for_constant<Terms::terms(rz, ry, rx)>([&](auto i_) {
+      for_constant<Terms::groups(rz, ry, rx)>([&](auto i_) {
         constexpr int i = decltype(i_)::value;
-        constexpr Term t = Terms::term(rz, ry, rx, i);
-        body(Constant<first + i / 2>{}, Constant<i % 2 * 2>{}, t.tap, t.vector * 4 + in_quad);
+        int tap = 0, input = 0;
+        for_constant<4>([&](auto lane_) {
+          constexpr Term t = Terms::term(rz, ry, rx, i, decltype(lane_)::value);
+          if (in_quad == lane_) tap = t.tap, input = t.exists ? t.channel : static_cast<int>(C::in_channels);
+        });
+        body(Constant<first + i / 2>{}, Constant<i % 2 * 2>{}, tap, input);
       });
     });
   }
 
-  __device__ __forceinline__ void load_weights(Weights& w) const {
-    if constexpr (in_registers) {
+  // Those of channels 16 m and on.
+  __device__ __forceinline__ void load_weights(Weights& w, int m) const {
+    w.shared = s.weights + m * products;
+    if constexpr (in_registers && !shares_weights) {
       for_each_term([&](auto product, auto place, int tap, int input) {
-        for_constant<2 * row_tiles>([&](auto half) {
-          w.a[product * row_tiles + half / 2][place + half % 2] =
-              operand(scale * weight(p, half * 8 + quad, input, tap));
+        for_constant<2>([&](auto half) {
+          w.a[product][place + half] = operand(scale * weight(p, half * 8 + quad, input, tap));
         });
       });
+    } else if constexpr (in_registers) {
+#pragma unroll
+      for (int i = 0; i < products; ++i) {
+        const uint4 v = *reinterpret_cast<const uint4*>(w.shared[i][lane]);
+        w.a[i][0] = v.x, w.a[i][1] = v.y, w.a[i][2] = v.z, w.a[i][3] = v.w;
+      }
     }
 #pragma unroll
-    for (int half = 0; half < 2 * row_tiles; ++half) {
-      const int channel = half * 8 + quad;
+    for (int half = 0; half < 2; ++half) {
+      const int channel = (m * 2 + half) * 8 + quad;
       const float value = channel < channels ? scale * bias(p, channel) : 0.0f;
       // The first product takes four registers in a row. Of two equal ones the compiler would keep one and
       // copy it for each product, one instruction an output; it does not know that the neighbour's is equal.
-      w.bias[half / 2][half % 2 * 2] = value;
-      w.bias[half / 2][half % 2 * 2 + 1] = __shfl_xor_sync(0xffffffffu, value, 1);
+      w.bias[half * 2] = value;
+      w.bias[half * 2 + 1] = __shfl_xor_sync(0xffffffffu, value, 1);
     }
   }
 
@@ -663,8 +908,8 @@ struct ThinMma {
 #pragma unroll 1
           for (int half = 0; half < 2 * row_tiles; ++half) {
             const float value = scale * weight(p, half * 8 + quad, input, tap);
-            const int to = product * row_tiles + half / 2;
-            if constexpr (!in_registers) s.weights[to][lane][place + half % 2] = operand(value);
+            const int to = half / 2 * products + product;
+            if constexpr (shares_weights) s.weights[to][lane][place + half % 2] = operand(value);
             if constexpr (splits) s.weights[first_rest + to][lane][place + half % 2] = rest(value);
           }
         }
@@ -678,7 +923,7 @@ struct ThinMma {
 #pragma unroll
       for (int i = 0; i < 4; ++i) a[i] = w.a[index][i];
     } else {
-      const uint4 v = *reinterpret_cast<const uint4*>(s.weights[(of_rest ? first_rest : 0) + index][lane]);
+      const uint4 v = *reinterpret_cast<const uint4*>(w.shared[(of_rest ? first_rest : 0) + index][lane]);
       a[0] = v.x, a[1] = v.y, a[2] = v.z, a[3] = v.w;
     }
   }
@@ -689,26 +934,30 @@ struct ThinMma {
     float narrow, wide;  // NaN where there is none
   };
 
-  __device__ __forceinline__ Limits input_limits(const Weights& w) const {
+  // Leaves the weights of the last channels in `w`.
+  __device__ __forceinline__ Limits input_limits(Weights& w) const {
     float largest = 0.0f;       // sum of a class's |w|
     float largest_bias = 0.0f;  // NaN stays
-    for_each_class([&](auto rz, auto ry, auto rx) {
-      constexpr int terms = Terms::terms(rz, ry, rx);
-      float sum[2 * row_tiles] = {};
-      for_constant<(terms + 1) / 2 * row_tiles>([&](auto i) {
-        uint32 a[4];
-        take_weights<false>(a, w, Terms::products_before(rz, ry, rx) * row_tiles + i);
+#pragma unroll 1
+    for (int m = 0; m < row_tiles; ++m) {
+      load_weights(w, m);
+      for_each_class([&](auto rz, auto ry, auto rx) {
+        constexpr int groups = Terms::groups(rz, ry, rx);
+        constexpr int first = Terms::products_before(rz, ry, rx);
+        float sum[2] = {};
+        for_constant<(groups + 1) / 2>([&](auto i) {
+          uint32 a[4];
+          take_weights<false>(a, w, first + i);
 #pragma unroll
-        for (int k = 0; k < (i / row_tiles * 2 + 1 < terms ? 4 : 2); ++k)
-          sum[i % row_tiles * 2 + k % 2] += fabsf(__uint_as_float(a[k]));
+          for (int k = 0; k < (i * 2 + 1 < groups ? 4 : 2); ++k) sum[k % 2] += fabsf(__uint_as_float(a[k]));
+        });
+#pragma unroll
+        for (int half = 0; half < 2; ++half) largest = pointwise::maximum(lanes_sum<4>(sum[half]), largest);
       });
 #pragma unroll
-      for (int half = 0; half < 2 * row_tiles; ++half)
-        largest = pointwise::maximum(lanes_sum<4>(sum[half]), largest);
-    });
-#pragma unroll
-    for (int half = 0; half < 2 * row_tiles; ++half)
-      largest_bias = pointwise::maximum(fabsf(w.bias[half / 2][half % 2 * 2]), largest_bias);
+      for (int half = 0; half < 2; ++half)
+        largest_bias = pointwise::maximum(fabsf(w.bias[half * 2]), largest_bias);
+    }
 #pragma unroll
     for (int offset = 16; offset >= 4; offset /= 2) {
       largest = pointwise::maximum(__shfl_xor_sync(0xffffffffu, largest, offset), largest);
@@ -724,196 +973,279 @@ struct ThinMma {
   }
 
   // --- The window of x ---
-  // Calls body(position, whether the input has it, where its channel 0 lies) for the lane's positions of the
-  // window: row by row 32 neighbours at a time, then what is left of all rows together. Quotients for every
-  // position took one of ten instructions of the kernel.
+  struct Origin {
+    int z, y, x;       // of the window's first row, without what leads
+    const char* from;  // where they lie in channel 0; the input may not have them
+  };
+  __device__ __forceinline__ Origin origin_of(const Tile& tile) const {
+    const int z = tile.z * static_cast<int>(C::step(0)) + Terms::low(0);
+    const int y = tile.y * static_cast<int>(C::step(1)) + Terms::low(1);
+    const int x = tile.x * static_cast<int>(C::step(2)) + Terms::low(2);
+    return {z, y, x,
+            static_cast<const char*>(p.input) + (tile.n * C::input_stride(0) + z * C::input_stride(2) +
+                                                 y * C::input_stride(3) + x * C::input_stride(4)) *
+                                                    Tail::Input::bytes};
+  }
+  static __device__ __forceinline__ bool has(int position, int64 size) {
+    return static_cast<unsigned>(position) < static_cast<unsigned>(size);
+  }
+
+  // body(where the channel 0 of a position goes, whether the input has it, where it lies) for the lane's
+  // positions of the window: row by row 32 neighbours at a time, then what is left of all rows together.
   template <class Body>
   __device__ __forceinline__ void for_each_position(const Tile& tile, Body&& body) const {
     constexpr int bytes = Tail::Input::bytes;
     constexpr int left = window_x % 32;
-    const int first_x = tile.x * static_cast<int>(C::step(2)) + Terms::low(2);
-    const int first_y = tile.y * static_cast<int>(C::step(1)) + Terms::low(1);
-    const int first_z = tile.z * static_cast<int>(C::step(0)) + Terms::low(0);
-    const char* first =
-        static_cast<const char*>(p.input) + (tile.n * C::input_stride(0) + first_z * C::input_stride(2) +
-                                             first_y * C::input_stride(3) + first_x * C::input_stride(4)) *
-                                                bytes;
-    const auto has = [](int position, int64 size) {
-      return static_cast<unsigned>(position) < static_cast<unsigned>(size);
-    };
+    const Origin o = origin_of(tile);
 #pragma unroll
     for (int x = 0; x < window_x - left; x += 32) {
-      const bool has_x = has(first_x + x + lane, C::input_size(2));
-      const char* from = first + (x + lane) * C::input_stride(4) * bytes;
-      int i = x + lane;
+      const bool has_x = has(o.x + x + lane, C::input_size(2));
+      const char* from = o.from + (x + lane) * C::input_stride(4) * bytes;
+      int i = lead + x + lane;
 #pragma unroll 1
-      for (int z = first_z; z < first_z + Numbers::window_z; ++z) {
+      for (int z = o.z; z < o.z + window_z; ++z) {
         const bool has_z = has_x && has(z, C::input_size(0));
 #pragma unroll 4
         for (int y = 0; y < window_y; ++y) {
-          body(i, has_z && has(first_y + y, C::input_size(1)), from);
-          i += window_x;
+          body(i, has_z && has(o.y + y, C::input_size(1)), from);
+          i += row_pitch;
           from += C::input_stride(3) * bytes;
         }
         from += (C::input_stride(2) - window_y * C::input_stride(3)) * bytes;
       }
     }
 #pragma unroll 1
-    for (int k = lane; k < Numbers::window_z * window_y * left; k += 32) {
+    for (int k = lane; k < window_z * window_y * left; k += 32) {
       const int row = k / (left > 0 ? left : 1);
       const int x = window_x - left + (k - row * left);
       const int y = row % window_y, z = row / window_y;
       const int64 at = z * C::input_stride(2) + y * C::input_stride(3) + x * C::input_stride(4);
-      body(row * window_x + x,
-           has(first_x + x, C::input_size(2)) && has(first_y + y, C::input_size(1)) &&
-               has(first_z + z, C::input_size(0)),
-           first + at * bytes);
+      body(row * row_pitch + lead + x,
+           has(o.x + x, C::input_size(2)) && has(o.y + y, C::input_size(1)) && has(o.z + z, C::input_size(0)),
+           o.from + at * bytes);
     }
   }
-  static __device__ __forceinline__ int word_of(int position, int channel) {
-    return (channel / 4 * window + position) * pitch + channel % 4;
+
+  // body(where a vector goes, how many of its bytes the input has, where it lies) for the lane's vectors of
+  // the window, several rows at a time; channels go `plane_to` elements apart.
+  template <int plane_to, class Body>
+  __device__ __forceinline__ void for_each_vector(const Tile& tile, Body&& body) const {
+    constexpr int bytes = Tail::Input::bytes;
+    constexpr int of_row = row_pitch / input_width;
+    constexpr int lanes = of_row < 32 ? of_row : 32;  // of a row
+    constexpr int rows = 32 / lanes;
+    const Origin o = origin_of(tile);
+    const int own_row = lane / lanes, own = lane - own_row * lanes;
+    if (own_row >= rows) return;
+#pragma unroll
+    for (int v = 0; v < of_row; v += lanes) {
+      if (of_row % lanes != 0 && own + v >= of_row) break;
+      const int x = o.x - lead + (own + v) * input_width;
+      const int left = static_cast<int>(C::input_size(2)) - x;
+      const int of_vector = x < 0 || left <= 0 ? 0 : left < input_width ? left * bytes : 16;
+      const char* channel = o.from + ((own + v) * input_width - lead + own_row * C::input_stride(3)) * bytes;
+      int to = own_row * row_pitch + (own + v) * input_width;
+#pragma unroll 1
+      for (int c = 0; c < C::in_channels; ++c) {
+#pragma unroll 1
+        for (int z = 0; z < window_z; ++z) {
+          const int of_plane = has(o.z + z, C::input_size(0)) ? of_vector : 0;
+          const char* from = channel + z * C::input_stride(2) * bytes;
+#pragma unroll 4
+          for (int y = 0; y < window_y; y += rows) {
+            if (window_y % rows != 0 && y + own_row >= window_y) break;
+            body(to + (z * window_y + y) * row_pitch, has(o.y + y + own_row, C::input_size(1)) ? of_plane : 0,
+                 from);
+            from += rows * C::input_stride(3) * bytes;
+          }
+        }
+        channel += C::input_stride(1) * bytes;
+        to += plane_to;
+      }
+    }
+  }
+  static __device__ __forceinline__ uint32 shared_address(const void* pointer) {
+    return static_cast<uint32>(__cvta_generic_to_shared(pointer));
+  }
+  // Whether rows of the input are vectors: the same in all threads.
+  __device__ __forceinline__ bool by_vectors() const {
+    return Numbers::rows_are_vectors && reinterpret_cast<uint64>(p.input) % 16 == 0;
   }
 
   // What fills up is zero always.
   __device__ __forceinline__ void clear_window() const {
-    for (int i = lane; i < window_words; i += 32) area.x[i] = 0.0f;
+    for (int i = lane; i < windows * window_words; i += 32) area.x[i] = 0.0f;
     __syncwarp();
   }
 
-  // Sends for the window of a tile; no lane reads the one before.
-  __device__ __forceinline__ void send_for_window(const Tile& tile) const {
-    if constexpr (copies_window) {
-      for_each_position(tile, [&](int i, bool inside, const char* from) {
-        const int bytes = inside ? 4 : 0;  // none is read where there is none, the rest is zero
+  __device__ __forceinline__ unsigned char* raw() const {
+    return prefetches ? reinterpret_cast<unsigned char*>(area.raw) : area.stage;
+  }
+
+  // Sends for the window of a tile; no lane reads what was there. Where the input has nothing none is read,
+  // and there are zeros.
+  __device__ __forceinline__ void send_for_window(const Tile& tile, float* x) const {
+    if (by_vectors()) {
+      for_each_vector<is_short ? raw_plane : plane>(tile, [&](int to, int bytes, const char* from) {
+        const void* place = is_short ? static_cast<const void*>(raw() + to * 2) : x + to;
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(place)), "l"(from),
+                     "r"(bytes)
+                     : "memory");
+      });
+    } else if constexpr (!is_short) {
+      for_each_position(tile, [&](int to, bool inside, const char* from) {
+        const int bytes = inside ? 4 : 0;
 #pragma unroll
         for (int c = 0; c < C::in_channels; ++c) {
-          asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(
-                           static_cast<uint32>(__cvta_generic_to_shared(area.x + word_of(i, c)))),
-                       "l"(from + c * C::input_stride(1) * 4), "r"(bytes)
-                       : "memory");
+          asm volatile(
+              "cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(x + c * plane + to)),
+              "l"(from + c * C::input_stride(1) * 4), "r"(bytes)
+              : "memory");
         }
       });
     }
   }
 
   // Waits for it.
-  __device__ __forceinline__ Way take_window(const Tile& tile, const Limits& limits) const {
+  __device__ __forceinline__ Way take_window(const Tile& tile, const Limits& limits, float* x) const {
     float largest = 0.0f;
-    if constexpr (copies_window) {
-      asm volatile("cp.async.wait_all;" ::: "memory");
-      __syncwarp();
-#pragma unroll 2
-      for (int i = lane; i < window_words / 4; i += 32) {
-        float4& place = reinterpret_cast<float4*>(area.x)[i];
-        const float4 v = place;
-        largest = pointwise::maximum(pointwise::maximum(fabsf(v.x), fabsf(v.y)), largest);
-        largest = pointwise::maximum(pointwise::maximum(fabsf(v.z), fabsf(v.w)), largest);
-        if constexpr (C::rounds_to_tf32)
-          place = float4{round_to_tf32(v.x), round_to_tf32(v.y), round_to_tf32(v.z), round_to_tf32(v.w)};
-      }
-    } else {
-      for_each_position(tile, [&](int i, bool inside, const char* from) {
+    if (is_short && !by_vectors()) {
+      for_each_position(tile, [&](int to, bool inside, const char* from) {
 #pragma unroll
         for (int c = 0; c < C::in_channels; ++c) {
           float value = 0.0f;
           if (inside) value = load_one<typename Tail::Input>(from, c * C::input_stride(1));
           largest = pointwise::maximum(fabsf(value), largest);
-          area.x[word_of(i, c)] = value;
+          x[c * plane + to] = value;
         }
       });
+    } else {
+      asm volatile("cp.async.wait_all;" ::: "memory");
+      __syncwarp();
+      const auto take = [&](const void* from, float* to) {
+        float v[input_width];
+        Packed<typename Tail::Input, input_width> packed;
+        packed.load_shared(from);
+        packed.unpack(v);
+#pragma unroll
+        for (int k = 0; k < input_width; ++k) {
+          largest = pointwise::maximum(fabsf(v[k]), largest);
+          if constexpr (C::rounds_to_tf32) v[k] = round_to_tf32(v[k]);
+        }
+        if constexpr (is_short || C::rounds_to_tf32) {
+#pragma unroll
+          for (int k = 0; k < input_width; k += 4)
+            *reinterpret_cast<float4*>(to + k) = float4{v[k], v[k + 1], v[k + 2], v[k + 3]};
+        }
+      };
+      if constexpr (is_short) {
+#pragma unroll 1
+        for (int c = 0; c < C::in_channels; ++c) {
+#pragma unroll 2
+          for (int i = lane * 8; i < raw_plane; i += 32 * 8)
+            take(raw() + (c * raw_plane + i) * 2, x + c * plane + i);
+        }
+      } else {
+#pragma unroll 2
+        for (int i = lane * 4; i < window_words; i += 32 * 4) take(x + i, x + i);
+      }
     }
     __syncwarp();
     if (narrows && __all_sync(0xffffffffu, largest <= limits.narrow)) return narrow;
     return __all_sync(0xffffffffu, largest <= limits.wide) ? wide : careful;
   }
 
-  // What the lane's cells have of a term: channel `in_quad` of its vector.
+  // What the lane's cells have of a group's terms.
   static constexpr int box_z = Terms::reach(0) + 1, box_y = Terms::reach(1) + 1, box_x = Terms::reach(2) + 1;
-  static constexpr bool preloads = classes_z * classes_y > 1 && vectors* box_z* box_y* box_x* spans <= 32;
+  static constexpr bool preloads =
+      classes_z * classes_y > 1 && Terms::taps_at_once == 1 && vectors* box_z* box_y* box_x* spans <= 32;
   struct Columns {
-    const float* base;
+    const float* base[patterns];  // where the lane's terms of a group lie that begins with the window
     float value[preloads ? vectors * box_z * box_y * box_x : 1][spans];
 
     static __device__ __forceinline__ constexpr int place(const Term& t) {
-      return ((t.vector * box_z + t.z) * box_y + t.y) * box_x + t.x;
+      return ((t.channel / 4 * box_z + t.z) * box_y + t.y) * box_x + t.x;
     }
-    __device__ __forceinline__ float from_shared(const Term& t, int span) const {
-      return base[(((t.vector * Numbers::window_z + t.z) * window_y + t.y) * window_x + t.x +
-                   span * 8 * static_cast<int>(C::step(2))) *
-                  pitch];
+    static __device__ __forceinline__ constexpr int word_of(const Term& t, int span) {
+      return Patterns::word(t) + span / spans_x * static_cast<int>(C::step(1)) * row_pitch +
+             span % spans_x * 8 * static_cast<int>(C::step(2));
     }
-    __device__ __forceinline__ float at(const Term& t, int span) const {
-      if constexpr (preloads) return value[place(t)][span];
-      return from_shared(t, span);
+    template <int rz, int ry, int rx, int group>
+    __device__ __forceinline__ float at(int span) const {
+      constexpr Term t = Terms::term(rz, ry, rx, group, 0);
+      if constexpr (preloads) {
+        return value[place(t)][span];
+      } else {
+        constexpr int pattern = Patterns::table.find(rz, ry, rx, group);
+        return base[pattern][word_of(t, span)];
+      }
     }
   };
 
-  __device__ __forceinline__ Columns columns_of(int y, int column) const {
+  __device__ __forceinline__ Columns columns_of(const Weights& w, int y, int column) const {
     Columns c;
-    c.base = area.x +
-             (y * static_cast<int>(C::step(1)) * window_x +
-              (column * spans * 8 + quad) * static_cast<int>(C::step(2))) *
-                 pitch +
-             in_quad;
+    const float* base = w.window + lead + y * static_cast<int>(C::step(1)) * row_pitch +
+                        (column * spans_x * 8 + quad) * static_cast<int>(C::step(2));
+    for_constant<patterns>([&](auto i_) {
+      constexpr int i = decltype(i_)::value;
+      c.base[i] = base + (in_quad == 0   ? 0
+                          : in_quad == 1 ? Patterns::table.distance[i][1]
+                          : in_quad == 2 ? Patterns::table.distance[i][2]
+                                         : Patterns::table.distance[i][3]);
+    });
     if constexpr (preloads) {
-#pragma unroll
-      for (int i = 0; i < vectors * box_z * box_y * box_x; ++i) {
+      for_constant<vectors * box_z * box_y * box_x>([&](auto i_) {
+        constexpr int i = decltype(i_)::value;
+        constexpr int vector = i / (box_x * box_y * box_z);
+        constexpr int all = C::in_channels;
+        // The last four channels may lie in another way, those there are.
+        constexpr int pattern = vector == vectors - 1 && all % 4 != 0 ? patterns - 1 : 0;
 #pragma unroll
         for (int span = 0; span < spans; ++span)
-          c.value[i][span] = c.from_shared(
-              Term{i / (box_x * box_y) % box_z, i / box_x % box_y, i % box_x, 0, i / (box_x * box_y * box_z)},
-              span);
-      }
+          c.value[i][span] = c.base[pattern][Columns::word_of(
+              Term{true, i / (box_x * box_y) % box_z, i / box_x % box_y, i % box_x, 0, vector * 4}, span)];
+      });
     }
     return c;
   }
 
-  // --- Sums of the classes (rz, ry, all of x): [16 channels][class][8 cells], four a lane ---
-  using Sums = float[row_tiles][classes_x][spans][4];
+  // --- Sums of 16 channels of the classes (rz, ry, all of x): [class][8 cells], four a lane ---
+  using Sums = float[classes_x][spans][4];
 
   template <int rz, int ry>
   __device__ __forceinline__ void convolve(Sums& sum, const Weights& w, const Columns& c) const {
     for_constant<classes_x>([&](auto rx_) {
       constexpr int rx = decltype(rx_)::value;
       constexpr int first = Terms::products_before(rz, ry, rx);
-      constexpr int terms = Terms::terms(rz, ry, rx);
-      if constexpr (terms == 0) {
-        for_constant<row_tiles * spans>([&](auto i_) {
-          constexpr int i = decltype(i_)::value;
+      constexpr int groups = Terms::groups(rz, ry, rx);
+      if constexpr (groups == 0) {
 #pragma unroll
-          for (int k = 0; k < 4; ++k) sum[i / spans][rx][i % spans][k] = w.bias[i / spans][k];
-        });
-      }
-      if constexpr (splits) {
+        for (int k = 0; k < spans * 4; ++k) sum[rx][k / 4][k % 4] = w.bias[k % 4];
+      } else if constexpr (splits) {
         convolve_split<rz, ry, rx>(sum, w, c);
-        return;
-      }
-      for_constant<(terms + 1) / 2>([&](auto i_) {
-        constexpr int i = decltype(i_)::value;
-        constexpr bool both = 2 * i + 1 < terms;
-        constexpr Term t = Terms::term(rz, ry, rx, 2 * i);
-        constexpr Term u = Terms::term(rz, ry, rx, both ? 2 * i + 1 : 2 * i);
-        uint32 b[spans][2];
-        for_constant<spans>([&](auto span_) {
-          constexpr int span = decltype(span_)::value;
-          b[span][0] = __float_as_uint(c.at(t, span));
-          if constexpr (both) b[span][1] = __float_as_uint(c.at(u, span));
-        });
-        for_constant<row_tiles>([&](auto m_) {
-          constexpr int m = decltype(m_)::value;
+      } else {
+        for_constant<(groups + 1) / 2>([&](auto i_) {
+          constexpr int i = decltype(i_)::value;
+          constexpr bool both = 2 * i + 1 < groups;
+          uint32 b[spans][2];
+#pragma unroll
+          for (int span = 0; span < spans; ++span) {
+            b[span][0] = __float_as_uint(c.template at<rz, ry, rx, 2 * i>(span));
+            if constexpr (both) b[span][1] = __float_as_uint(c.template at<rz, ry, rx, 2 * i + 1>(span));
+          }
           uint32 a[4];
-          take_weights<false>(a, w, (first + i) * row_tiles + m);
-          for_constant<spans>([&](auto span_) {
-            constexpr int span = decltype(span_)::value;
-            float(&d)[4] = sum[m][rx][span];
+          take_weights<false>(a, w, first + i);
+#pragma unroll
+          for (int span = 0; span < spans; ++span) {
+            float(&d)[4] = sum[rx][span];
             if constexpr (both) {
-              mma_k8(d, a, b[span][0], b[span][1], i == 0 ? w.bias[m] : d);
+              mma_k8(d, a, b[span][0], b[span][1], i == 0 ? w.bias : d);
             } else {
-              mma_k4(d, a, b[span][0], i == 0 ? w.bias[m] : d);
+              mma_k4(d, a, b[span][0], i == 0 ? w.bias : d);
             }
-          });
+          }
         });
-      });
+      }
     });
   }
 
@@ -922,75 +1254,61 @@ struct ThinMma {
   template <int rz, int ry, int rx>
   __device__ __forceinline__ void convolve_split(Sums& sum, const Weights& w, const Columns& c) const {
     constexpr int first = Terms::products_before(rz, ry, rx);
-    constexpr int terms = Terms::terms(rz, ry, rx);
-    constexpr int count = (terms + 1) / 2;
+    constexpr int groups = Terms::groups(rz, ry, rx);
+    constexpr int count = (groups + 1) / 2;
     constexpr int at_once = 8;
     const float zero[4] = {};
     for_constant<(count + at_once - 1) / at_once>([&](auto part_) {
       constexpr int part = decltype(part_)::value;
       constexpr int here = count - part * at_once < at_once ? count - part * at_once : at_once;
-      float large[row_tiles][spans][4], small[row_tiles][spans][4];
+      float large[spans][4], small[spans][4];
       for_constant<here>([&](auto j_) {
         constexpr int j = decltype(j_)::value;
         constexpr int i = part * at_once + j;
-        constexpr bool both = 2 * i + 1 < terms;
-        constexpr Term t = Terms::term(rz, ry, rx, 2 * i);
-        constexpr Term u = Terms::term(rz, ry, rx, both ? 2 * i + 1 : 2 * i);
-        uint32 b[spans][2], b_rest[spans][2];
-        for_constant<spans>([&](auto span_) {
-          constexpr int span = decltype(span_)::value;
-          b[span][0] = operand(c.at(t, span));
-          b_rest[span][0] = rest(c.at(t, span));
-          if constexpr (both) {
-            b[span][1] = operand(c.at(u, span));
-            b_rest[span][1] = rest(c.at(u, span));
-          }
-        });
-        for_constant<row_tiles>([&](auto m_) {
-          constexpr int m = decltype(m_)::value;
-          uint32 a[4], a_rest[4];
-          take_weights<false>(a, w, (first + i) * row_tiles + m);
-          take_weights<true>(a_rest, w, (first + i) * row_tiles + m);
-          for_constant<spans>([&](auto span_) {
-            constexpr int span = decltype(span_)::value;
-            float(&d)[4] = large[m][span];
-            float(&e)[4] = small[m][span];
-            if constexpr (both) {
-              mma_k8(e, a, b_rest[span][0], b_rest[span][1], j == 0 ? zero : e);
-              mma_k8(e, a_rest, b[span][0], b[span][1], e);
-              mma_k8(d, a, b[span][0], b[span][1], i == 0 ? w.bias[m] : j == 0 ? zero : d);
-            } else {
-              mma_k4(e, a, b_rest[span][0], j == 0 ? zero : e);
-              mma_k4(e, a_rest, b[span][0], e);
-              mma_k4(d, a, b[span][0], i == 0 ? w.bias[m] : j == 0 ? zero : d);
-            }
-          });
-        });
-      });
-      for_constant<row_tiles>([&](auto m_) {
-        constexpr int m = decltype(m_)::value;
-        for_constant<spans>([&](auto span_) {
-          constexpr int span = decltype(span_)::value;
+        constexpr bool both = 2 * i + 1 < groups;
+        uint32 a[4], a_rest[4];
+        take_weights<false>(a, w, first + i);
+        take_weights<true>(a_rest, w, first + i);
 #pragma unroll
-          for (int k = 0; k < 4; ++k) {
-            const float both = large[m][span][k] + small[m][span][k];
-            sum[m][rx][span][k] = part == 0 ? both : sum[m][rx][span][k] + both;
+        for (int span = 0; span < spans; ++span) {
+          uint32 b[2], b_rest[2];
+          b[0] = operand(c.template at<rz, ry, rx, 2 * i>(span));
+          b_rest[0] = rest(c.template at<rz, ry, rx, 2 * i>(span));
+          if constexpr (both) {
+            b[1] = operand(c.template at<rz, ry, rx, 2 * i + 1>(span));
+            b_rest[1] = rest(c.template at<rz, ry, rx, 2 * i + 1>(span));
           }
-        });
+          float(&d)[4] = large[span];
+          float(&e)[4] = small[span];
+          if constexpr (both) {
+            mma_k8(e, a, b_rest[0], b_rest[1], j == 0 ? zero : e);
+            mma_k8(e, a_rest, b[0], b[1], e);
+            mma_k8(d, a, b[0], b[1], i == 0 ? w.bias : j == 0 ? zero : d);
+          } else {
+            mma_k4(e, a, b_rest[0], j == 0 ? zero : e);
+            mma_k4(e, a_rest, b[0], e);
+            mma_k4(d, a, b[0], i == 0 ? w.bias : j == 0 ? zero : d);
+          }
+        }
       });
+#pragma unroll
+      for (int k = 0; k < spans * 4; ++k) {
+        const float both = large[k / 4][k % 4] + small[k / 4][k % 4];
+        float& to = sum[rx][k / 4][k % 4];
+        to = part == 0 ? both : to + both;
+      }
     });
   }
 
   // --- Chains ---
   template <class Chain>
   struct Operands {
-    ChannelValues<Chain, 1> row[row_tiles][2];
-    __device__ __forceinline__ void load(const Parameters& p, int64 n, int quad) {
+    ChannelValues<Chain, 1> row[halves];
+    // `first`: the lane's first channel.
+    __device__ __forceinline__ void load(const Parameters& p, int64 n, int first) {
 #pragma unroll
-      for (int half = 0; half < 2 * row_tiles; ++half) {
-        const int channel = half * 8 + quad;
-        row[half / 2][half % 2].load(p, n, channel < channels ? channel : 0);
-      }
+      for (int half = 0; half < halves; ++half)
+        row[half].load(p, n, first + half * 8 < channels ? first + half * 8 : 0);
     }
   };
 
@@ -1004,11 +1322,12 @@ struct ThinMma {
   // limits this kernel: where the chain begins with a sigmoid, one reciprocal serves both. The product of two
   // exponentials stays finite; with sums of at most 1e5 what the bound on them moves is less than 1e-12.
   //
-  // In the narrow way one function is enough: tanh.approx is off by 2^-11 of its value, so that a swish is by
-  // x^2 2^-13 or less, within what rounding x to the output's type takes from it where |x| is at most 1 (f16)
-  // or 2.5 (bf16).
-  static constexpr bool narrows = Numbers::begins_with_swish && Output::bytes == 2;
-  static constexpr float most_narrow = is_same<Output, bf16> ? 2.5f : 1.0f;
+  // In the narrow way exponents need no bound. Where the output has 16 bits one function is enough for a
+  // swish: tanh.approx is off by 2^-11 of its value, so that a swish is by x^2 2^-13 or less, within what
+  // rounding x to the output's type takes from it where |x| is at most 1 (f16) or 2.5 (bf16).
+  static constexpr bool narrows = Numbers::pairs;
+  static constexpr bool takes_tanh = Numbers::begins_with_swish && Output::bytes == 2;
+  static constexpr float most_narrow = !takes_tanh ? 41.0f : is_same<Output, bf16> ? 2.5f : 1.0f;
   static constexpr float most_wide = Numbers::pairs ? 1e5f : 1e30f;
 
   template <Way way>
@@ -1020,15 +1339,16 @@ struct ThinMma {
     } else {
       using Rest = typename Numbers::Rest;
       float of_a, of_b;  // sigmoids by `scale`
-      if constexpr (way == narrow) {
+      if constexpr (way == narrow && takes_tanh) {
         asm("tanh.approx.f32 %0, %1;" : "=f"(of_a) : "f"(a));
         asm("tanh.approx.f32 %0, %1;" : "=f"(of_b) : "f"(b));
         a = fmaf(a, of_a, a);
         b = fmaf(b, of_b, b);
       } else {
         constexpr float factor = splits && Numbers::begins_with_swish ? 1.0f : -log2_e / scale;
-        const float u = fmaf(pointwise::exp2_fast(fminf(a * factor, 60.0f)), scale, scale);
-        const float v = fmaf(pointwise::exp2_fast(fminf(b * factor, 60.0f)), scale, scale);
+        const auto bounded = [](float x) { return way == narrow ? x : fminf(x, 60.0f); };
+        const float u = fmaf(pointwise::exp2_fast(bounded(a * factor)), scale, scale);
+        const float v = fmaf(pointwise::exp2_fast(bounded(b * factor)), scale, scale);
         const float both = pointwise::reciprocal_fast(u * v);
         of_a = both * v, of_b = both * u;
         if constexpr (Numbers::swish_alone) {
@@ -1047,43 +1367,46 @@ struct ThinMma {
 
   // The first of the lane's two neighbours in a span of an item.
   __device__ __forceinline__ int cell_of(const Tile& tile, int column, int span) const {
-    return tile.x + (column * spans + span) * 8 + 2 * in_quad;
+    return tile.x + (column * spans_x + span % spans_x) * 8 + 2 * in_quad;
   }
   // Whether the lane's element (cell 2 in_quad + i of the last span, class rx) can lie beyond the row's end.
   static constexpr __device__ bool may_end(int i, int rx) {
-    return ((Numbers::tiles_x * columns * spans - 1) * 8 + 6 + i) * classes_x + rx >= out_x;
+    return ((Numbers::tiles_x * columns * spans_x - 1) * 8 + 6 + i) * classes_x + rx >= out_x;
   }
   static __device__ __forceinline__ bool ends(int cell, int i, int rx) {
     return may_end(i, rx) && (cell + i) * classes_x + rx >= out_x;
   }
-  // Whether the output has a class of a row of cells.
+  // Whether the output has a class of a plane, and of a row of cells.
   static __device__ __forceinline__ bool has_plane(const Tile& tile, int rz) {
     return out_z % classes_z == 0 || tile.z * classes_z + rz < out_z;
   }
   static __device__ __forceinline__ bool has_row(const Tile& tile, int y, int ry) {
-    return out_y % classes_y == 0 || (tile.y + y) * classes_y + ry < out_y;
+    return (out_y % classes_y == 0 && cells_y % spans_y == 0) || (tile.y + y) * classes_y + ry < out_y;
   }
   static __device__ __forceinline__ int rows_of(const Tile& tile) {
     return cells_y - tile.y < tile_y ? cells_y - tile.y : tile_y;
   }
+  static __device__ __forceinline__ int items_of(int rows) {
+    return (rows + spans_y - 1) / spans_y * columns;
+  }
 
-  // body(row tile, half of it, class of x, span, sums of two neighbouring cells) for all of a lane's sums.
+  // body(half of the 16 channels, class of x, span, sums of two neighbouring cells) for all of a lane's sums.
   template <class Body>
   static __device__ __forceinline__ void for_each_pair(Sums& sum, Body&& body) {
-    for_constant<spans * classes_x * row_tiles * 2>([&](auto k_) {
+    for_constant<spans * classes_x * halves>([&](auto k_) {
       constexpr int k = decltype(k_)::value;
-      constexpr int m = k / 2 % row_tiles;
-      constexpr int rx = k / 2 / row_tiles % classes_x;
-      constexpr int span = k / 2 / row_tiles / classes_x;
-      body(Constant<m>{}, Constant<k % 2>{}, Constant<rx>{}, Constant<span>{}, sum[m][rx][span] + k % 2 * 2);
+      constexpr int half = k % halves;
+      constexpr int rx = k / halves % classes_x;
+      constexpr int span = k / halves / classes_x;
+      body(Constant<half>{}, Constant<rx>{}, Constant<span>{}, sum[rx][span] + half * 2);
     });
   }
 
   // --- Pass 1: sums of distances from a pivot, which is the quad's first value of the channel ---
   struct Distances {
-    float pivot[row_tiles][2] = {};
-    float sum[row_tiles][2] = {};
-    float square[row_tiles][2] = {};
+    float pivot[halves] = {};
+    float sum[halves] = {};
+    float square[halves] = {};
     int count = 0;
   };
 
@@ -1092,11 +1415,10 @@ struct ThinMma {
                                         const Operands<Before>& operands) const {
     Sums sum;
     convolve<0, 0>(sum, w, c);
-    for_constant<row_tiles * 2>([&](auto half_) {
-      constexpr int half = decltype(half_)::value;
-      float* pair = sum[half / 2][0][0] + half % 2 * 2;
-      before<way>(pair[0], pair[1], operands.row[half / 2][half % 2], 0.0f);
-      own.pivot[half / 2][half % 2] = __shfl_sync(0xffffffffu, pair[0], lane & ~3);
+    for_constant<halves>([&](auto half) {
+      float* pair = sum[0][0] + half * 2;
+      before<way>(pair[0], pair[1], operands.row[half], 0.0f);
+      own.pivot[half] = __shfl_sync(0xffffffffu, pair[0], lane & ~3);
     });
   }
 
@@ -1107,67 +1429,116 @@ struct ThinMma {
     for_constant<classes_z * classes_y>([&](auto r_) {
       constexpr int rz = decltype(r_)::value / classes_y;
       constexpr int ry = decltype(r_)::value % classes_y;
-      const bool exists = has_plane(tile, rz) && has_row(tile, y, ry);
+      bool exists[spans_y];
+#pragma unroll
+      for (int i = 0; i < spans_y; ++i) exists[i] = has_plane(tile, rz) && has_row(tile, y + i, ry);
       Sums sum;
       convolve<rz, ry>(sum, w, c);
-      for_each_pair(sum, [&](auto m, auto h, auto rx, auto span, float* pair) {
-        before<way>(pair[0], pair[1], operands.row[m][h], own.pivot[m][h]);
+      for_each_pair(sum, [&](auto half, auto rx, auto span, float* pair) {
+        before<way>(pair[0], pair[1], operands.row[half], own.pivot[half]);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          if (!exists || ends(cell_of(tile, column, span), i, rx)) continue;
-          own.sum[m][h] += pair[i];
-          own.square[m][h] = fmaf(pair[i], pair[i], own.square[m][h]);
+          if (!exists[span / spans_x] || ends(cell_of(tile, column, span), i, rx)) continue;
+          own.sum[half] += pair[i];
+          own.square[half] = fmaf(pair[i], pair[i], own.square[half]);
         }
       });
     });
     // How many of the lane's elements those were.
     int of_row = 0;
 #pragma unroll
-    for (int k = 0; k < spans * classes_x * 2; ++k)
+    for (int k = 0; k < spans_x * classes_x * 2; ++k)
       of_row += !ends(cell_of(tile, column, k / 2 / classes_x), k % 2, k / 2 % classes_x);
     int rows = 0, planes = 0;
 #pragma unroll
-    for (int ry = 0; ry < classes_y; ++ry) rows += has_row(tile, y, ry);
+    for (int k = 0; k < spans_y * classes_y; ++k) rows += has_row(tile, y + k / classes_y, k % classes_y);
 #pragma unroll
     for (int rz = 0; rz < classes_z; ++rz) planes += has_plane(tile, rz);
     own.count += planes * rows * of_row;
   }
 
   template <Way way>
-  __device__ __forceinline__ Distances measure(const Tile& tile, const Weights& w) const {
-    Operands<Before> operands;
-    operands.load(p, tile.n, quad);
-    Distances own;
-    const int items = rows_of(tile) * columns;
+  __device__ __forceinline__ void measure(const Tile& tile, Weights& w) const {
+    const int items = items_of(rows_of(tile));
 #pragma unroll 1
-    for (int item = 0; item < items; ++item) {
-      const int y = item / columns;
-      const int column = item % columns;
-      const Columns c = columns_of(y, column);
-      if (item == 0) begin<way>(own, w, c, operands);
-      add<way>(own, w, c, operands, tile, y, column);
+    for (int m = 0; m < row_tiles; ++m) {
+      if constexpr (row_tiles > 1) load_weights(w, m);
+      Operands<Before> operands;
+      operands.load(p, tile.n, m * 16 + quad);
+      Distances own;
+#pragma unroll 1
+      for (int item = 0; item < items; ++item) {
+        const int y = item / columns * spans_y;
+        const int column = item % columns;
+        const Columns c = columns_of(w, y, column);
+        if (item == 0) begin<way>(own, w, c, operands);
+        add<way>(own, w, c, operands, tile, y, column);
+      }
+      store_moments(own, m);
     }
-    return own;
   }
 
-  __device__ __forceinline__ void store_moments(const Distances& own) const {
+  __device__ __forceinline__ void store_moments(const Distances& own, int m) const {
     const float count = lanes_sum<4>(static_cast<float>(own.count));
     const float per_element = 1.0f / count;
 #pragma unroll
-    for (int half = 0; half < 2 * row_tiles; ++half) {
-      const float sum = lanes_sum<4>(own.sum[half / 2][half % 2]);
-      const float square = lanes_sum<4>(own.square[half / 2][half % 2]);
+    for (int half = 0; half < halves; ++half) {
+      const float sum = lanes_sum<4>(own.sum[half]);
+      const float square = lanes_sum<4>(own.square[half]);
       if (in_quad == 0) {
-        float* to = area.moments[half * 8 + quad];
+        float* to = area.moments[(m * 2 + half) * 8 + quad];
         to[0] = count;
-        to[1] = fmaf(sum, per_element, own.pivot[half / 2][half % 2]);
+        to[1] = fmaf(sum, per_element, own.pivot[half]);
         to[2] = fmaf(-sum, sum * per_element, square);
       }
     }
   }
 
-  // The moments of the channels to those of the groups; of the tiles to those of the sample, by the warp that
-  // comes last.
+  // --- Statistics: of the channels to those of the groups, of 32 tiles to those of a set, of the sets to
+  // those of the sample, each by the warp that comes last. One after the other, loads would be what a
+  // sample's second pass waits for. ---
+  static constexpr int tiles_of_set = 32;
+  static constexpr int sets = (Numbers::tiles + tiles_of_set - 1) / tiles_of_set;
+
+  __device__ __forceinline__ float* part_of(int64 n, int index) const {
+    return p.parts + (n * Numbers::tiles + index) * groups * 3;
+  }
+
+  // Whether this warp is the last of `count` to arrive.
+  __device__ __forceinline__ bool arrives_last(uint32* counter, uint32 count) const {
+    __syncwarp();
+    uint32 before = 0;
+    if (lane == 0) before = count_up(counter);
+    return __shfl_sync(0xffffffffu, before, 0) == count - 1;
+  }
+
+  // body(group, elements, mean, M2) of the parts that lie `step` tiles apart.
+  template <int step, class Body>
+  __device__ __forceinline__ void merge_parts(int64 n, int first, int count, Body&& body) const {
+    constexpr int at_once = groups < 4 ? groups : 4;
+#pragma unroll 1
+    for (int group = 0; group < groups; group += at_once) {
+      Moments all[at_once];
+#pragma unroll 2
+      for (int i = lane; i < count; i += 32) {
+        const float* from = part_of(n, first + i * step) + group * 3;
+        float part[at_once][3];
+#pragma unroll
+        for (int k = 0; k < at_once * 3; ++k)
+          part[k / 3][k % 3] = group + k / 3 < groups ? load_shared_by_blocks(from + k) : 0.0f;
+#pragma unroll
+        for (int k = 0; k < at_once; ++k) all[k].merge(part[k][0], part[k][1], part[k][2]);
+      }
+#pragma unroll
+      for (int k = 0; k < at_once; ++k) {
+        const float elements = lanes_sum<32>(all[k].count);
+        float mean, m2;
+        team_moments<32, threads>(all[k], elements, nullptr, mean, m2);
+        if (group + k < groups) body(group + k, elements, mean, m2);
+      }
+    }
+  }
+
   __device__ __forceinline__ void merge(const Tile& tile) const {
     __syncwarp();
     for (int group = lane; group < groups; group += 32) {
@@ -1177,34 +1548,36 @@ struct ThinMma {
         const float* from = area.moments[group * Tail::group_channels + i];
         all.merge(from[0], from[1], from[2]);
       }
-      float* to = p.parts + ((tile.n * Numbers::tiles + tile.index) * groups + group) * 3;
+      float* to = part_of(tile.n, tile.index) + group * 3;
       to[0] = all.count;
       to[1] = all.mean;
       to[2] = all.m2;
     }
+    const int first = tile.index / tiles_of_set * tiles_of_set;
+    const int left = Numbers::tiles - first;
+    const int count = left < tiles_of_set ? left : tiles_of_set;
+    if (!arrives_last(p.guard + tile.n * sets + tile.index / tiles_of_set, count)) return;
     uint32* counters = p.control + 4 + tile.n * 4;
-    __syncwarp();
-    uint32 before = 0;
-    if (lane == 0) before = count_up(counters);
-    if (__shfl_sync(0xffffffffu, before, 0) != Numbers::tiles - 1) return;
-#pragma unroll 1
-    for (int group = 0; group < groups; ++group) {
-      Moments all;
-#pragma unroll 1
-      for (int i = lane; i < Numbers::tiles; i += 32) {
-        const float* from = p.parts + ((tile.n * Numbers::tiles + i) * groups + group) * 3;
-        all.merge(load_shared_by_blocks(from), load_shared_by_blocks(from + 1),
-                  load_shared_by_blocks(from + 2));
-      }
-      constexpr float elements = static_cast<float>(Tail::group_channels * Tail::spatial);
-      float mean, m2;
-      team_moments<32, threads>(all, elements, nullptr, mean, m2);
-      if (lane == 0) {
-        float* to = p.statistics + 2 * (tile.n * groups + group);
-        to[0] = mean;
-        to[1] = 1.0f / sqrtf(m2 / elements + Tail::eps);
-      }
+    if constexpr (sets > 1) {
+      merge_parts<1>(tile.n, first, count, [&](int group, float elements, float mean, float m2) {
+        if (lane == 0) {
+          float* to = part_of(tile.n, first) + group * 3;
+          to[0] = elements;
+          to[1] = mean;
+          to[2] = m2;
+        }
+      });
+      if (!arrives_last(counters, sets)) return;
     }
+    merge_parts<(sets > 1 ? tiles_of_set : 1)>(
+        tile.n, 0, sets > 1 ? sets : count, [&](int group, float, float mean, float m2) {
+          constexpr float elements = static_cast<float>(Tail::group_channels * Tail::spatial);
+          if (lane == 0) {
+            float* to = p.statistics + 2 * (tile.n * groups + group);
+            to[0] = mean;
+            to[1] = 1.0f / sqrtf(m2 / elements + Tail::eps);
+          }
+        });
     if (lane == 0) release(counters + 2, 1u);  // it wrote them all itself
   }
 
@@ -1212,7 +1585,7 @@ struct ThinMma {
   struct Chains {
     Operands<Before> before;
     Operands<After> after;
-    ChannelNorm<Tail> norm[row_tiles][2];
+    ChannelNorm<Tail> norm[halves];
   };
 
   // Elements from the 16-byte boundary before it to where a channel goes whose channel 0 goes to `to`.
@@ -1222,140 +1595,279 @@ struct ThinMma {
                             width);
   }
 
-  // An item's outputs of one class of z to where they lie in the warp's stage. `start` is that of the lane's
-  // channel in the item's row (8 channels further the phase is the same: a vector has 4 or 8 elements).
+  // An item's outputs from where they are computed to memory. `to`: those of channel 16 m in the tile's first
+  // row and column. `piece` of a lane's neighbours are one vector of memory where `aligned`.
   template <Way way, int rz>
-  __device__ __forceinline__ void put(const Tile& tile, const Weights& w, const Chains& chains, int y,
-                                      int column, int start) const {
-    const Columns c = columns_of(y, column);
-    unsigned char* lane_stage =
-        area.stage + (quad * channel_pitch + (column * spans * 8 + 2 * in_quad) * classes_x) * Output::bytes;
+  __device__ __forceinline__ void store(const Tile& tile, const Weights& w, const Chains& chains, int y,
+                                        int column, char* to, int count, bool aligned) const {
+    const Columns c = columns_of(w, y, column);
+    char* lane_to = to + (quad * Tail::spatial + y * classes_y * out_x +
+                          (column * spans_x * 8 + 2 * in_quad) * classes_x) *
+                             Output::bytes;
     for_constant<classes_y>([&](auto ry_) {
       constexpr int ry = decltype(ry_)::value;
-      const int row = whole_rows ? start + ry * out_x : (start + ry * out_x) % width + ry * chunk_pitch;
-      unsigned char* to = lane_stage + row * Output::bytes;
       Sums sum;
       convolve<rz, ry>(sum, w, c);
-      for_each_pair(sum, [&](auto m, auto h, auto rx, auto span, float* pair) {
-        before<way>(pair[0], pair[1], chains.before.row[m][h], 0.0f);
+      for_constant<spans * halves>([&](auto k_) {
+        constexpr int span = decltype(k_)::value / halves;
+        constexpr int half = decltype(k_)::value % halves;
+        constexpr int neighbours = 2 * classes_x;
+        float value[neighbours];
+        for_constant<classes_x>([&](auto rx) {
+          float* pair = sum[rx][span] + half * 2;
+          before<way>(pair[0], pair[1], chains.before.row[half], 0.0f);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const float value = apply<After>(chains.norm[m][h].apply(pair[i]), chains.after.row[m][h]);
-          // A row of cells that the output has in part is the last of its chunk: what lies behind is not
-          // sent.
-          const bool in_range = channels % 16 == 0 || m * 16 + h * 8 + quad < channels;
-          if (in_range && !ends(cell_of(tile, column, span), i, rx))
-            store_one<Output>(to, (m * 2 + h) * 8 * channel_pitch + (span * 8 + i) * classes_x + rx, value);
+          for (int i = 0; i < 2; ++i)
+            value[i * classes_x + rx] =
+                apply<After>(chains.norm[half].apply(pair[i]), chains.after.row[half]);
+        });
+        const bool in_range =
+            (channels % 16 == 0 || half * 8 + quad < count) && has_row(tile, y + span / spans_x, ry);
+        char* place = lane_to + (half * 8 * Tail::spatial + (span / spans_x * classes_y + ry) * out_x +
+                                 span % spans_x * 8 * classes_x) *
+                                    Output::bytes;
+        constexpr int piece = Numbers::piece > 0 ? Numbers::piece : 1;
+#pragma unroll
+        for (int k = 0; k < neighbours; k += piece) {
+          float own[piece];
+#pragma unroll
+          for (int i = 0; i < piece; ++i) own[i] = value[k + i];
+          Packed<Output, piece> packed;
+          packed.pack(own);
+          if (in_range && !ends(cell_of(tile, column, span), k / classes_x, k % classes_x))
+            packed.store(place, k, aligned);
         }
       });
     });
   }
 
-  // What the warp put together to where it belongs: some lanes for each channel, a vector a lane. A vector at
-  // the end that the next chunk goes on with stays for it (`goes_on`), as one at the beginning did from the
-  // last (`continues`).
-  static constexpr int most_vectors = (chunk_elements + width - 1) / width;
+  // An item's outputs of one class of z to where they lie in the warp's stage, whose row `row` of cells it
+  // begins with. `start` is the phase of the lane's channel in the stage's first row (8 channels further it
+  // is the same: a vector has 4 or 8 elements).
+  template <Way way, int rz>
+  __device__ __forceinline__ void put(const Tile& tile, const Weights& w, const Chains& chains, int y,
+                                      int column, int row, int start) const {
+    const Columns c = columns_of(w, y, column);
+    unsigned char* lane_stage =
+        area.stage +
+        (quad * channel_pitch + (column * spans_x * 8 + 2 * in_quad) * classes_x) * Output::bytes;
+    for_constant<classes_y>([&](auto ry_) {
+      constexpr int ry = decltype(ry_)::value;
+      unsigned char* to[spans_y];
+#pragma unroll
+      for (int i = 0; i < spans_y; ++i) {
+        const int chunk = (row + i) * classes_y + ry;
+        to[i] = lane_stage + (width + (whole_rows ? start + chunk * out_x
+                                                  : (start + chunk * out_x) % width + chunk * chunk_pitch)) *
+                                 Output::bytes;
+      }
+      Sums sum;
+      convolve<rz, ry>(sum, w, c);
+      for_each_pair(sum, [&](auto half, auto rx, auto span, float* pair) {
+        before<way>(pair[0], pair[1], chains.before.row[half], 0.0f);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float value = apply<After>(chains.norm[half].apply(pair[i]), chains.after.row[half]);
+          // A row of cells that the output has in part is the last of its chunk: what lies behind is not
+          // sent. Nor are channels there are not.
+          const bool in_range = staged_channels % 8 == 0 || half * 8 + quad < staged_channels;
+          if (in_range && !ends(cell_of(tile, column, span), i, rx))
+            store_one<Output>(to[span / spans_x],
+                              half * 8 * channel_pitch + (span % spans_x * 8 + i) * classes_x + rx, value);
+        }
+      });
+    });
+  }
+
+  // Items that have the outputs of a sector.
+  static constexpr int more_columns = (sector + 8 * spans_x * classes_x - 1) / (8 * spans_x * classes_x);
+
+  // The first outputs of the row of cells behind the tile, for the sector where its last row ends.
+  template <Way way, int rz>
+  __device__ __forceinline__ void put_next(const Weights& w, const Chains& chains, int rows,
+                                           int start) const {
+    unsigned char* to =
+        area.stage + (quad * channel_pitch + width + start + rows * classes_y * out_x) * Output::bytes;
+#pragma unroll 1
+    for (int column = 0; column < more_columns; ++column) {
+      Sums sum;
+      convolve<rz, 0>(sum, w, columns_of(w, tile_y, column));
+      for_constant<spans_x * classes_x * halves>([&](auto k_) {
+        constexpr int half = decltype(k_)::value % halves;
+        constexpr int rx = decltype(k_)::value / halves % classes_x;
+        constexpr int span = decltype(k_)::value / halves / classes_x;
+        float* pair = sum[rx][span] + half * 2;
+        before<way>(pair[0], pair[1], chains.before.row[half], 0.0f);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float value = apply<After>(chains.norm[half].apply(pair[i]), chains.after.row[half]);
+          const bool in_range = staged_channels % 8 == 0 || half * 8 + quad < staged_channels;
+          const int x = ((column * spans_x + span) * 8 + 2 * in_quad + i) * classes_x + rx;
+          if (in_range && x < sector) store_one<Output>(to, half * 8 * channel_pitch + x, value);
+        }
+      });
+    }
+  }
+
+  // How a chunk begins and ends: with a sector of which the rest is there too (kept from the chunk before, or
+  // computed besides), which another chunk has or will have, or of which the rest is not this warp's.
+  enum Side { own, others, shared };
+
+  // What the warp put together to where it belongs: some lanes for each channel, a vector a lane, whole
+  // sectors (L2 takes several times as long for parts of one). A chunk lies behind a vector for what was
+  // kept.
+  static constexpr int most_vectors = (sector - 1 + chunk_elements) / sector * 2;
   static constexpr int lanes_of_chunk = most_vectors > 16 ? 32 : most_vectors > 8 ? 16 : 8;
   static constexpr int at_once = 32 / lanes_of_chunk;
   // Phases repeat after `period` channels: the addresses of a few serve all.
-  static constexpr int period = Tail::spatial % width == 0       ? 1
-                                : Tail::spatial * 2 % width == 0 ? 2
-                                : Tail::spatial * 4 % width == 0 ? 4
-                                                                 : 8;
+  static constexpr int period = Tail::spatial % sector == 0       ? 1
+                                : Tail::spatial * 2 % sector == 0 ? 2
+                                : Tail::spatial * 4 % sector == 0 ? 4
+                                : Tail::spatial * 8 % sector == 0 ? 8
+                                                                  : 16;
   static constexpr int residues = period > at_once ? period / at_once : 1;
 
-  __device__ __forceinline__ void send(unsigned char* stage, char* to, int length, bool continues,
-                                       bool goes_on) const {
+  // The vectors of a chunk, from that in which it begins.
+  struct Vectors {
+    int odd;    // the first is the second of its sector
+    int shift;  // elements before the chunk's first
+    int end;    // elements up to the chunk's end
+    __device__ __forceinline__ Vectors(uint64 at, int length)
+        : odd(static_cast<int>(at / 16 % 2)),
+          shift(static_cast<int>(at % 16) / Output::bytes),
+          end(shift + length) {}
+    // Of the first sector that begins in the chunk.
+    __device__ __forceinline__ int first_whole() const { return shift == 0 && odd == 0 ? 0 : 2 - odd; }
+    // Behind the last sector that ends in the chunk.
+    __device__ __forceinline__ int last_whole() const { return ((odd + end / width) & ~1) - odd; }
+    __device__ __forceinline__ bool ends_within() const { return (odd * width + end) % sector != 0; }
+  };
+
+  // `count`: of channels.
+  __device__ __forceinline__ void send(unsigned char* stage, char* to, int count, int length, Side begin,
+                                       Side end) const {
     const int sub = lane / lanes_of_chunk;
-    const int own = lane % lanes_of_chunk;
+    const int vector = lane % lanes_of_chunk;  // from the sector in which the chunk begins
     const char* first = to + sub * Tail::spatial * Output::bytes;
-    const unsigned char* from = stage + sub * channel_pitch * Output::bytes + own * 16;
+    const unsigned char* from = stage + sub * channel_pitch * Output::bytes + 16 + vector * 16;
+    // A lane's sector ends in the chunk where the chunk begins so many bytes behind its own first sector.
+    const int least = (vector / 2 + 1) * 32 - length * Output::bytes;
+    const bool takes_first = begin == shared || vector >= 2;
 #pragma unroll
     for (int j = 0; j < residues; ++j) {
       const uint64 at = reinterpret_cast<uint64>(first + j * at_once * Tail::spatial * Output::bytes);
-      const int shift = static_cast<int>(at % 16) / Output::bytes;
-      const int full = (shift + length) / width;
-      const int begin = !continues && shift > 0 ? 1 : 0;
-      char* to_vector = reinterpret_cast<char*>(at & ~static_cast<uint64>(15)) + own * 16;
+      const int phase = static_cast<int>(at) & 31;
+      char* to_vector = reinterpret_cast<char*>(at - phase) + vector * 16;
+      const unsigned char* from_vector = from - (phase & 16);
+      const bool takes = takes_first || phase == 0;
 #pragma unroll
       for (int v = 0; v * lanes_of_chunk < most_vectors; ++v) {
-        const int vector = own + v * lanes_of_chunk;
-        const bool whole = vector >= begin && vector < full;
+        const bool whole = phase >= least + v * lanes_of_chunk * 16 && (v > 0 || takes);
 #pragma unroll
-        for (int k = j * at_once; k < channels; k += residues * at_once) {
-          if (!whole || (channels % at_once != 0 && k + sub >= channels)) continue;
+        for (int k = j * at_once; k < staged_channels; k += residues * at_once) {
+          if (!whole || (channels % (row_tiles > 1 ? 16 : at_once) != 0 && k + sub >= count)) continue;
           const int64 ahead = static_cast<int64>(k - j * at_once) * Tail::spatial * Output::bytes;
           __stcs(reinterpret_cast<uint4*>(to_vector + ahead + v * lanes_of_chunk * 16),
-                 *reinterpret_cast<const uint4*>(from + k * channel_pitch * Output::bytes +
+                 *reinterpret_cast<const uint4*>(from_vector + k * channel_pitch * Output::bytes +
                                                  v * lanes_of_chunk * 16));
         }
       }
     }
-    if (!continues || !goes_on) send_ends(stage, to, length, continues, goes_on);
-    if (goes_on) {
-      __syncwarp();
+    // Two lanes for each channel see to the ends.
+    const int channel = lane / 2;
+    const uint64 at = reinterpret_cast<uint64>(to + channel * Tail::spatial * Output::bytes);
+    const Vectors vectors(at, length);
+    unsigned char* of_channel = stage + channel * channel_pitch * Output::bytes + 16;
+    const int behind = vectors.last_whole();
+    if (begin == own || end == own) {
+      if (channel < count) {
+        const bool is_end = lane % 2 == 1;
+        const int least = begin == shared ? -vectors.odd * width : vectors.shift;
+        int i = is_end ? behind * width : vectors.shift;
+        int stop = is_end ? vectors.end : vectors.first_whole() * width;
+        if (i < least) i = least;
+        if (stop > vectors.end) stop = vectors.end;
+        if (is_end && begin == own && i < vectors.first_whole() * width) i = vectors.first_whole() * width;
+        if ((is_end ? end : begin) != own) stop = i;
+        using Element = typename Bits<Output::bytes>::Type;
+        const auto* source = reinterpret_cast<const Element*>(of_channel);
+        auto* goal = reinterpret_cast<Element*>(at) - vectors.shift;
 #pragma unroll 1
-      for (int channel = lane; channel < channels; channel += 32) {
-        uint4* vector = reinterpret_cast<uint4*>(stage + channel * channel_pitch * Output::bytes);
-        const int end = phase(to, channel) + length;
-        if (end % width != 0) vector[0] = vector[end / width];
+        for (; i < stop; ++i) goal[i] = source[i];
       }
     }
-  }
-
-  // The elements beside whole vectors, one by one.
-  static __device__ __forceinline__ void send_ends(const unsigned char* stage, char* to, int length,
-                                                   bool continues, bool goes_on) {
-    using Element = typename Bits<Output::bytes>::Type;
-    const int lane = threadIdx.x % 32;
-#pragma unroll 1
-    for (int channel = lane / 2; channel < channels; channel += 16) {
-      const int shift = phase(to, channel);
-      const int end = shift + length;
-      const bool is_end = lane % 2 == 1;
-      int i = is_end ? end / width * width : shift;
-      int behind = is_end ? end : shift > 0 ? (end < width ? end : width) : shift;
-      if (i < shift) i = shift;
-      if (is_end ? goes_on : continues) behind = i;
-      const auto* from = reinterpret_cast<const Element*>(stage) + channel * channel_pitch;
-      auto* goal = reinterpret_cast<Element*>(to) + channel * Tail::spatial - shift;
-#pragma unroll 1
-      for (; i < behind; ++i) goal[i] = from[i];
+    if (end == shared && overlaps) {
+      const int vector = behind + lane % 2;
+      if (channel < count && vectors.ends_within())
+        __stcs(reinterpret_cast<uint4*>((at & ~static_cast<uint64>(15)) + vector * 16),
+               *reinterpret_cast<const uint4*>(of_channel + vector * 16));
+    } else if (end == others) {
+      __syncwarp();
+      uint4 rest;
+      // The next chunk's first vector is that in which this one ends, or the one behind.
+      const int vector = vectors.end / width - lane % 2;
+      if (channel < count) rest = *reinterpret_cast<const uint4*>(of_channel + vector * 16);
+      __syncwarp();
+      if (channel < count) *reinterpret_cast<uint4*>(of_channel - lane % 2 * 16) = rest;
     }
   }
 
-  // One class of z.
+  // One class of z, channels 16 m and on.
   template <Way way, int rz>
-  __device__ __forceinline__ void write_plane(const Tile& tile, const Weights& w,
-                                              const Chains& chains) const {
-    char* to = static_cast<char*>(p.output) +
-               (((tile.n * channels * out_z + tile.z * classes_z + rz) * out_y + tile.y * classes_y) * out_x +
-                tile.x * classes_x) *
-                   Output::bytes;
+  __device__ __forceinline__ void write_plane(const Tile& tile, const Weights& w, const Chains& chains,
+                                              int m) const {
+    char* to =
+        static_cast<char*>(p.output) +
+        ((((tile.n * channels + m * 16) * out_z + tile.z * classes_z + rz) * out_y + tile.y * classes_y) *
+             out_x +
+         tile.x * classes_x) *
+            Output::bytes;
+    const int count = row_tiles == 1 || channels - m * 16 < 16 ? channels - m * 16 : 16;
     const int all_rows = rows_of(tile);
-    // Rows go on in the vector where the row before ends, where vectors are no longer than rows.
-    constexpr bool carries = whole_rows && out_x >= width;
+    if constexpr (is_direct) {
+      const bool aligned = reinterpret_cast<uint64>(p.output) % (Numbers::piece * Output::bytes) == 0;
+#pragma unroll 1
+      for (int item = 0; item < items_of(all_rows); ++item)
+        store<way, rz>(tile, w, chains, item / columns * spans_y, item % columns, to, count, aligned);
+      return;
+    }
+    // Rows go on in the sector where the row before ends, where sectors are no longer than rows.
+    constexpr bool carries = whole_rows && out_x >= sector;
+    const bool is_last = whole_rows ? tile.y + tile_y >= cells_y : tile.x + tile_x >= cells_x;
+    const bool is_first = whole_rows ? tile.y == 0 : tile.x == 0;
+    const Side head = overlaps && !is_first ? others : own;
+    const Side tail = overlaps && !is_last ? shared : own;
+    const int all_columns = columns + (overlaps && !whole_rows && !is_last ? more_columns : 0);
 #pragma unroll 1
     for (int y = 0; y < all_rows; y += stage_y) {
       const int start = phase(to, quad);
-      const int row = (tile.y + y) * classes_y;
       const int rows = all_rows - y < stage_y ? all_rows - y : stage_y;
 #pragma unroll 1
-      for (int item = 0; item < rows * columns; ++item) {
-        const int of_stage = stage_y == 1 ? 0 : item / columns;
-        put<way, rz>(tile, w, chains, y + of_stage, item - of_stage * columns,
-                     start + of_stage * classes_y * out_x);
+      for (int row = 0, column = 0; row < rows;) {
+        put<way, rz>(tile, w, chains, y + row, column, row, start);
+        if (++column == all_columns) column = 0, row += spans_y;
+      }
+      const bool ends_tile = y + stage_y >= all_rows;
+      if constexpr (overlaps && whole_rows) {
+        if (ends_tile && !is_last) put_next<way, rz>(w, chains, rows, start);
       }
       __syncwarp();
+      const int out_row = (tile.y + y) * classes_y;
+      const int out_rows = out_y - out_row < rows * classes_y ? out_y - out_row : rows * classes_y;
       if constexpr (whole_rows) {
-        const int rows_left = out_y - row < rows * classes_y ? out_y - row : rows * classes_y;
-        send(area.stage, to, rows_left * out_x, carries && y > 0, carries && y + stage_y < all_rows);
+        send(area.stage, to, count, out_rows * out_x,
+             carries && y > 0 ? shared
+             : y > 0          ? own
+                              : head,
+             ends_tile ? tail
+             : carries ? others
+                       : own);
       } else {
         const int left = out_x - tile.x * classes_x;
 #pragma unroll 1
-        for (int ry = 0; ry < classes_y && row + ry < out_y; ++ry)
-          send(area.stage + ry * chunk_pitch * Output::bytes, to + ry * out_x * Output::bytes,
-               left < chunk_elements ? left : chunk_elements, false, false);
+        for (int i = 0; i < out_rows; ++i)
+          send(area.stage + i * chunk_pitch * Output::bytes, to + i * out_x * Output::bytes, count,
+               left < chunk_elements ? left : chunk_elements, head, tail);
       }
       __syncwarp();
       to += stage_y * classes_y * out_x * Output::bytes;
@@ -1363,18 +1875,23 @@ struct ThinMma {
   }
 
   template <Way way>
-  __device__ __forceinline__ void write(const Tile& tile, const Weights& w) const {
-    Chains chains;
-    chains.before.load(p, tile.n, quad);
-    chains.after.load(p, tile.n, quad);
-    for_constant<2 * row_tiles>([&](auto half_) {
-      constexpr int half = decltype(half_)::value;
-      chains.norm[half / 2][half % 2].load(p, tile.n, half * 8 + quad < channels ? half * 8 + quad : 0);
-    });
-    for_constant<classes_z>([&](auto rz_) {
-      constexpr int rz = decltype(rz_)::value;
-      if (has_plane(tile, rz)) write_plane<way, rz>(tile, w, chains);
-    });
+  __device__ __forceinline__ void write(const Tile& tile, Weights& w) const {
+#pragma unroll 1
+    for (int m = 0; m < row_tiles; ++m) {
+      if constexpr (row_tiles > 1) load_weights(w, m);
+      Chains chains;
+      chains.before.load(p, tile.n, m * 16 + quad);
+      chains.after.load(p, tile.n, m * 16 + quad);
+#pragma unroll
+      for (int half = 0; half < halves; ++half) {
+        const int channel = (m * 2 + half) * 8 + quad;
+        chains.norm[half].load(p, tile.n, channel < channels ? channel : 0);
+      }
+      for_constant<classes_z>([&](auto rz_) {
+        constexpr int rz = decltype(rz_)::value;
+        if (has_plane(tile, rz)) write_plane<way, rz>(tile, w, chains, m);
+      });
+    }
   }
 
   // --- Tiles that need care: every output for itself, summed term by term over the taps that meet an input.
@@ -1472,13 +1989,13 @@ struct ThinMma {
     bool is_second;
   };
 
-  // The next ticket, in lane 0. A block's warps take neighbours, whose rows and windows lie beside each
-  // other. What a ticket waits for has lower ones: those of this block are taken before it, those of others
-  // will be.
-  __device__ __forceinline__ uint32 draw() const {
+  // The next ticket, in lane 0. A block's warps take `neighbours` of them, whose rows and windows lie beside
+  // each other; where there are few, all multiprocessors have some. What a ticket waits for has lower ones:
+  // those of this block are taken before it, those of others will be.
+  __device__ __forceinline__ uint32 draw(uint32 neighbours) const {
     if (lane != 0) return 0;
     const uint32 turn = atomicAdd(&s.drawn, 1u);
-    return (turn / warps * gridDim.x + blockIdx.x) * warps + turn % warps;
+    return (turn / neighbours * gridDim.x + blockIdx.x) * neighbours + turn % neighbours;
   }
 
   __device__ __forceinline__ void run() const {
@@ -1495,52 +2012,50 @@ struct ThinMma {
     const auto tile_of = [&](const Pass& pass) {
       return Tile(pass.is_second ? pass.ticket - lag : pass.ticket);
     };
-    Pass pass = first_pass(draw());
+    const int64 of_block = (tiles + lag) / gridDim.x;
+    const uint32 neighbours = of_block < 1 ? 1 : of_block < warps ? static_cast<uint32>(of_block) : warps;
+    Pass pass = first_pass(draw(neighbours));
     if (pass.ticket >= tiles + lag) return;
-    send_for_window(tile_of(pass));
+    float* window = area.x;
+    send_for_window(tile_of(pass), window);
     Weights w;
     Limits limits;
     bool has_weights = false;
 #pragma unroll 1
     while (true) {
       // Anew after a tile that needs care: they are not kept in memory over the calls there.
-      if (!has_weights) {
-        load_weights(w);
-        limits = input_limits(w);
-      }
+      if (!has_weights) limits = input_limits(w);
       const Tile tile = tile_of(pass);
       if (Tail::has_norm && pass.is_second) {
         if (lane == 0) wait_for(p.control + 4 + tile.n * 4 + 2, 1u);
         __syncwarp();
       }
-      const Way way = take_window(tile, limits);
+      const Way way = take_window(tile, limits, window);
       const bool stays = !pass.is_second && pass.ticket >= lag;
-      const Pass next = stays ? Pass{pass.ticket, true} : first_pass(draw());
+      const Pass next = stays ? Pass{pass.ticket, true} : first_pass(draw(neighbours));
       const bool ends = next.ticket >= tiles + lag;
-      Distances own;
+      w.window = window;
+      if (windows > 1) window = area.x + (window_words - (window - area.x));
+      if (prefetches && !ends) send_for_window(tile_of(next), window);
       if (narrows && way == narrow) {
         if (pass.is_second) {
           write<narrow>(tile, w);
         } else {
-          own = measure<narrow>(tile, w);
+          measure<narrow>(tile, w);
         }
       } else if (way != careful) {
         if (pass.is_second) {
           write<wide>(tile, w);
         } else {
-          own = measure<wide>(tile, w);
+          measure<wide>(tile, w);
         }
       }
       __syncwarp();
-      if (!ends) send_for_window(tile_of(next));
+      if (!prefetches && !ends) send_for_window(tile_of(next), window);
       if (pass.is_second) {
         if (way == careful) write_carefully(p, tile);
       } else {
-        if (way == careful) {
-          measure_carefully(p, area, tile);
-        } else {
-          store_moments(own);
-        }
+        if (way == careful) measure_carefully(p, area, tile);
         merge(tile);
       }
       has_weights = !in_registers || way != careful;
@@ -1687,7 +2202,7 @@ _KERNELS_TF32 = r"""
 // conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish @ 128x3x16x32x32 tf32
 //
 // plan: thin_mma
-//   convolution: 81 terms, 14 products of 8 classes, operands rounded to tf32, weights in registers
+//   convolution: 81 terms, 14 products of 8 classes, operands rounded to tf32, weights in shared memory
 //   tile: 4 rows of 32 cells, 128 tiles a sample, 1 row stored at a time
 //   passes: 2
 // ==================================================================================================
@@ -1820,30 +2335,38 @@ struct Convolution {
 
 struct Numbers {
   using Rest = onepass::BeforeRest;
-  static constexpr int threads = 256;
-  static constexpr int warps = 8;
-  static constexpr int spans = 1;
+  static constexpr int threads = 512;
+  static constexpr int warps = 16;
+  static constexpr int spans_y = 1;
+  static constexpr int spans_x = 2;
   static constexpr int tile_y = 4;
   static constexpr int tile_x = 32;
   static constexpr int tiles_y = 8;
   static constexpr int tiles_x = 1;
   static constexpr int tiles = 128;
+  static constexpr int piece = 0;
+  static constexpr bool overlaps = true;
+  static constexpr bool prefetches = false;
   static constexpr int stage_y = 1;
-  static constexpr int chunk_pitch = 132;
-  static constexpr int channel_pitch = 132;
-  static constexpr int stage_bytes = 8448;
-  static constexpr int shared_bytes = 101520;
+  static constexpr int chunk_pitch = 144;
+  static constexpr int channel_pitch = 148;
+  static constexpr int stage_bytes = 9472;
+  static constexpr int shared_bytes = 231184;
   static constexpr int window_z = 2;
   static constexpr int window_y = 5;
   static constexpr int window_x = 33;
-  static constexpr bool weights_in_registers = true;
+  static constexpr int lead = 0;
+  static constexpr int row_pitch = 36;
+  static constexpr int plane = 360;
+  static constexpr bool rows_are_vectors = true;
+  static constexpr bool weights_in_registers = false;
   static constexpr bool splits = false;
   static constexpr bool pairs = true;
   static constexpr bool begins_with_swish = true;
   static constexpr bool swish_alone = true;
 };
 using Agent = onepass::ThinMma<onepass::Convolution, onepass::Tail, Numbers>;
-__global__ void __launch_bounds__(256, 2) onepass_thin_mma(const __grid_constant__ Agent::Parameters p) {
+__global__ void __launch_bounds__(512, 1) onepass_thin_mma(const __grid_constant__ Agent::Parameters p) {
   extern __shared__ __align__(128) unsigned char shared[];
   auto& all = *reinterpret_cast<Agent::Shared*>(shared);
   Agent{p, all, all.warp[threadIdx.x / 32]}.run();
@@ -1856,33 +2379,35 @@ _LAUNCHES_TF32 = r"""
 namespace {
 
 Kernel block_1_tf32_thin_mma_kernel("block_1_tf32_thin_mma",
-    reinterpret_cast<const void*>(&block_1_tf32_thin_mma::onepass_thin_mma), 256, 1, 101520, false);
+    reinterpret_cast<const void*>(&block_1_tf32_thin_mma::onepass_thin_mma), 512, 1, 231184, false);
 
 }  // namespace
 
 int64_t block_1_tf32_workspace_bytes(int64_t batch, int device) {
-  const int64_t offset_1 = divide_up((batch + 1) * 16, 256) * 256;
-  const int64_t offset_2 = offset_1 + divide_up(batch * 24576, 256) * 256;
-  return offset_2 + divide_up(batch * 32, 256) * 256;
+  const int64_t offset_2 = divide_up((batch + 1) * 16, 256) * 256 + divide_up((batch + 1) * 4, 256) * 256;
+  const int64_t offset_3 = offset_2 + divide_up(batch * 16, 256) * 256;
+  const int64_t offset_4 = offset_3 + divide_up(batch * 24576, 256) * 256;
+  return offset_4 + divide_up(batch * 32, 256) * 256;
 }
 
 void block_1_tf32(const void* input, void* output, const void* const* parameters,
                   char* workspace, int64_t batch, int device, cudaStream_t stream) {
   const int64_t resident = block_1_tf32_thin_mma_kernel.resident(device);
-  const int64_t offset_1 = divide_up((batch + 1) * 16, 256) * 256;
-  const int64_t offset_2 = offset_1 + divide_up(batch * 24576, 256) * 256;
-  const int64_t lag_samples = std::min<int64_t>(batch, 1 + divide_up(resident * 12, 128));
-  check(cudaMemsetAsync(workspace, 0, offset_1, stream), "clearing memory");
+  const int64_t offset_2 = divide_up((batch + 1) * 16, 256) * 256 + divide_up((batch + 1) * 4, 256) * 256;
+  const int64_t offset_3 = offset_2 + divide_up(batch * 16, 256) * 256;
+  const int64_t offset_4 = offset_3 + divide_up(batch * 24576, 256) * 256;
+  const int64_t lag_samples = std::min<int64_t>(batch, 1 + divide_up(resident * 24, 128));
+  check(cudaMemsetAsync(workspace, 0, offset_3, stream), "clearing memory");
   {
     const uint64_t words[] = {
         word(input),                 // input
         word(output),                // output
-        word(workspace + offset_2),  // statistics
+        word(workspace + offset_4),  // statistics
         word(workspace),             // control
-        word(workspace + offset_1),  // parts
-        word(workspace + offset_2),  // sums
+        word(workspace + offset_3),  // parts
+        word(workspace + offset_4),  // sums
         0,                           // only
-        word(workspace + offset_1),  // guard
+        word(workspace + offset_2),  // guard
         word(batch),                 // batch
         word(lag_samples),           // wave_units
         word(1),                     // only_words
@@ -2038,22 +2563,30 @@ struct Convolution {
 
 struct Numbers {
   using Rest = onepass::BeforeRest;
-  static constexpr int threads = 256;
-  static constexpr int warps = 8;
-  static constexpr int spans = 1;
+  static constexpr int threads = 512;
+  static constexpr int warps = 16;
+  static constexpr int spans_y = 1;
+  static constexpr int spans_x = 1;
   static constexpr int tile_y = 4;
   static constexpr int tile_x = 32;
   static constexpr int tiles_y = 8;
   static constexpr int tiles_x = 1;
   static constexpr int tiles = 128;
+  static constexpr int piece = 0;
+  static constexpr bool overlaps = true;
+  static constexpr bool prefetches = false;
   static constexpr int stage_y = 1;
-  static constexpr int chunk_pitch = 132;
-  static constexpr int channel_pitch = 132;
-  static constexpr int stage_bytes = 8448;
-  static constexpr int shared_bytes = 108176;
+  static constexpr int chunk_pitch = 144;
+  static constexpr int channel_pitch = 148;
+  static constexpr int stage_bytes = 9472;
+  static constexpr int shared_bytes = 231184;
   static constexpr int window_z = 2;
   static constexpr int window_y = 5;
   static constexpr int window_x = 33;
+  static constexpr int lead = 0;
+  static constexpr int row_pitch = 36;
+  static constexpr int plane = 360;
+  static constexpr bool rows_are_vectors = true;
   static constexpr bool weights_in_registers = true;
   static constexpr bool splits = true;
   static constexpr bool pairs = true;
@@ -2061,7 +2594,7 @@ struct Numbers {
   static constexpr bool swish_alone = true;
 };
 using Agent = onepass::ThinMma<onepass::Convolution, onepass::Tail, Numbers>;
-__global__ void __launch_bounds__(256, 2) onepass_thin_mma(const __grid_constant__ Agent::Parameters p) {
+__global__ void __launch_bounds__(512, 1) onepass_thin_mma(const __grid_constant__ Agent::Parameters p) {
   extern __shared__ __align__(128) unsigned char shared[];
   auto& all = *reinterpret_cast<Agent::Shared*>(shared);
   Agent{p, all, all.warp[threadIdx.x / 32]}.run();
@@ -2074,33 +2607,35 @@ _LAUNCHES_F32 = r"""
 namespace {
 
 Kernel block_1_f32_thin_mma_kernel("block_1_f32_thin_mma",
-    reinterpret_cast<const void*>(&block_1_f32_thin_mma::onepass_thin_mma), 256, 1, 108176, false);
+    reinterpret_cast<const void*>(&block_1_f32_thin_mma::onepass_thin_mma), 512, 1, 231184, false);
 
 }  // namespace
 
 int64_t block_1_f32_workspace_bytes(int64_t batch, int device) {
-  const int64_t offset_1 = divide_up((batch + 1) * 16, 256) * 256;
-  const int64_t offset_2 = offset_1 + divide_up(batch * 24576, 256) * 256;
-  return offset_2 + divide_up(batch * 32, 256) * 256;
+  const int64_t offset_2 = divide_up((batch + 1) * 16, 256) * 256 + divide_up((batch + 1) * 4, 256) * 256;
+  const int64_t offset_3 = offset_2 + divide_up(batch * 16, 256) * 256;
+  const int64_t offset_4 = offset_3 + divide_up(batch * 24576, 256) * 256;
+  return offset_4 + divide_up(batch * 32, 256) * 256;
 }
 
 void block_1_f32(const void* input, void* output, const void* const* parameters,
                  char* workspace, int64_t batch, int device, cudaStream_t stream) {
   const int64_t resident = block_1_f32_thin_mma_kernel.resident(device);
-  const int64_t offset_1 = divide_up((batch + 1) * 16, 256) * 256;
-  const int64_t offset_2 = offset_1 + divide_up(batch * 24576, 256) * 256;
-  const int64_t lag_samples = std::min<int64_t>(batch, 1 + divide_up(resident * 12, 128));
-  check(cudaMemsetAsync(workspace, 0, offset_1, stream), "clearing memory");
+  const int64_t offset_2 = divide_up((batch + 1) * 16, 256) * 256 + divide_up((batch + 1) * 4, 256) * 256;
+  const int64_t offset_3 = offset_2 + divide_up(batch * 16, 256) * 256;
+  const int64_t offset_4 = offset_3 + divide_up(batch * 24576, 256) * 256;
+  const int64_t lag_samples = std::min<int64_t>(batch, 1 + divide_up(resident * 24, 128));
+  check(cudaMemsetAsync(workspace, 0, offset_3, stream), "clearing memory");
   {
     const uint64_t words[] = {
         word(input),                 // input
         word(output),                // output
-        word(workspace + offset_2),  // statistics
+        word(workspace + offset_4),  // statistics
         word(workspace),             // control
-        word(workspace + offset_1),  // parts
-        word(workspace + offset_2),  // sums
+        word(workspace + offset_3),  // parts
+        word(workspace + offset_4),  // sums
         0,                           // only
-        word(workspace + offset_1),  // guard
+        word(workspace + offset_2),  // guard
         word(batch),                 // batch
         word(lag_samples),           // wave_units
         word(1),                     // only_words
@@ -2183,7 +2718,7 @@ at::Tensor run_block_1_tf32(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s60_082dbef0, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s60_a3eefd62, CUDA, library) {
   library.impl("block_1_tf32", run_block_1_tf32);
 }
 """
@@ -2255,12 +2790,12 @@ at::Tensor run_block_1_f32(const at::Tensor& input, at::TensorList parameters) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s60_082dbef0, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s60_a3eefd62, CUDA, library) {
   library.impl("block_1_f32", run_block_1_f32);
 }
 """
 
-_NAMESPACE = "onepass_s60_082dbef0"
+_NAMESPACE = "onepass_s60_a3eefd62"
 # What each extension is built of, when one of its operators is first called.
 _EXTENSIONS = {
     "tf32": (_BINDING_TF32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32, _HOST_CODE, _LAUNCHES_TF32]),
@@ -2404,9 +2939,9 @@ def _run_1(self, x):
     ]
     if not _wants_gradients(x, parameters):
         if _rounds_to_tf32() and _fits("block_1_tf32", x, parameters):
-            return torch.ops.onepass_s60_082dbef0.block_1_tf32(x, parameters)
+            return torch.ops.onepass_s60_a3eefd62.block_1_tf32(x, parameters)
         if not _rounds_to_tf32() and _fits("block_1_f32", x, parameters):
-            return torch.ops.onepass_s60_082dbef0.block_1_f32(x, parameters)
+            return torch.ops.onepass_s60_a3eefd62.block_1_f32(x, parameters)
     conv_transpose = self.conv_transpose(x)
     sigmoid = torch.sigmoid(conv_transpose)
     mul = sigmoid * conv_transpose

@@ -176,9 +176,9 @@ class Started:
     results: dict[str, tuple[Tensor, ...]]
     first: Json  # seconds
     exactly: Callable[[], tuple[Tensor, ...]] | None = None  # the results in fp64
+    plan: Callable[[], str] = str  # what onepass runs
     agreement: float = -1.0  # a rival this near is enough: nothing is computed in fp64
     output_bytes: int = 0  # of outputs and gradients, which every way has
-    plan: Callable[[], str] = str  # what onepass runs
 
     def entry(self) -> Json:
         """What is known before anything is timed. Lets the results go."""

@@ -80,7 +80,7 @@ class ThinTrainingTest(GpuTest):
                     other.requires_grad_(other is leaf)
                 output = _ops.apply(text, leaves[0], leaves[1:])
                 (gradient,) = torch.autograd.grad(output, [leaf], upstream)
-                torch.testing.assert_close(gradient, everything[index], rtol=1e-5, atol=1e-6)
+                torch.testing.assert_close(gradient, everything[index], rtol=1e-4, atol=1e-5)
 
     def test_same_bits_every_time(self) -> None:
         for text, sizes in BLOCKS:

@@ -36,10 +36,9 @@ struct ThinWork {
     second = tail.second || weight || bias;
     first = parts.norm != nullptr && (second || tail.third);
     sums = tail.third || weight || bias;
-    // Strict f32 asks for more than a rounded output tells.
-    may_read_output =
-        parts.mean_follows_norm() && second &&
-        (problem.forward.precision == Precision::tf32 || is_16_bits(problem.forward.output.dtype));
+    // Strict f32 asks for more than a rounded output tells. One of 16 bits tells too little: gradients of
+    // s27's weights were off by 1.5%.
+    may_read_output = parts.mean_follows_norm() && second && problem.forward.precision == Precision::tf32;
   }
   int first_sums() const { return tail.first_sums; }
   int second_sums() const { return tail.second_sums + (bias ? 1 : 0) + (may_read_output ? 1 : 0); }

@@ -421,6 +421,10 @@ std::string refusal(const Problem& problem) {
   const ThinShape shape(problem);
   if (shape.parts.mean) return "the block ends in a mean";
   if (!shape.parts.tensor_parameters().empty()) return "a stage reads a tensor";
+  // Seen on a GPU: in tf32 an infinite input reached outputs that no tap of it meets. Below a norm all of its
+  // sample is lost anyway.
+  if (problem.block.conv()->transposed && problem.block.norm() == nullptr)
+    return "a transposed convolution without a norm, where what is not finite would spread";
   if (problem.output.strides != TensorSpec::dense(problem.output.dtype, problem.output.sizes).strides)
     return "the output does not lie dense with channels before space";
   const Gpu& gpu = gpu_of(problem.device);

@@ -11,6 +11,7 @@ _NAMESPACE = re.compile(r"^(?:inline )?namespace ([\w:]+) \{$")
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _TABLE = "pointwise.def"
 _AFTER_TEMPLATE = r"\n|struct|class|constexpr|using|__device__|static|inline"
+_MEMBER_TABLE = re.compile(r"^ *static constexpr ([A-Z]\w*) (\w+) = (\w+)\(\);\n", re.MULTILINE)
 _STAGE = re.compile(r"\bpointwise::(\w+)_stage::(\w+)\(")
 
 
@@ -34,7 +35,18 @@ def merge(files: Mapping[str, str], sources: Iterable[str]) -> str:
     for source in sources:
         for name in _included(source):
             _read(name, files, sources, seen, items, openings)
-    return _write(_reachable(items, sources), openings)
+    return _tables_outside(_write(_reachable(items, sources), openings))
+
+
+def _tables_outside(text: str) -> str:
+    """Tables that classes hold, as variables of the GPU: NVRTC has all variables there, NVCC has none."""
+    while found := _MEMBER_TABLE.search(text):
+        name, function = found[2], found[3]
+        end = text.index("\n};\n", found.start()) + len("\n};\n")
+        outside = f"template <class Owner>\n__device__ constexpr auto {name}_of = Owner::{function}();\n"
+        text = text[: found.start()] + text[found.end() : end] + outside + text[end:]
+        text = re.sub(rf"\b(\w+)::{name}\b", rf"{name}_of<\1>", text)
+    return text
 
 
 def shared_names(files: Mapping[str, str]) -> dict[str, set[str]]:

@@ -116,7 +116,7 @@ const std::vector<Kernel>& kernels() {
       {"thin_mma",
        "conv1d(4,5,k=9,d=2) | sigmoid | channel_mul(per=sample) | group_norm(5) | gelu @ 8x4x9000 f16",
        tuned},
-      {"thin_mma", "conv_transpose2d(6,20,k=4,s=2,p=1) | relu | group_norm(4) @ 8x6x33x35", tuned},
+      {"thin_mma", "conv_transpose2d(6,20,k=4,s=2,p=1) | relu @ 8x6x33x35", tuned},
       {"thin_mma", "conv2d(8,64,k=4,p=2) | hardswish | group_norm(4) | silu @ 16x8x256x256 tf32", tuned},
       {"thin_mma", "conv2d(1,64,k=5,p=2) | hardswish | group_norm(4) | silu @ 16x1x256x256", tuned},
       // Units held in registers and computed twice, weights that stay and that stream, both ways to share a
@@ -313,9 +313,7 @@ TEST(CudaKernels, RowsRefuseArchitecturesTheyDoNotHave) {
     expect_refusal("thin_mma", "conv2d(3,8) | residual_add @ 2x3x9x9", architecture, "reads a tensor");
     expect_refusal("thin_mma", "conv2d(3,8) @ 2x3x9x9 f32 nhwc", architecture, "dense");
     expect_refusal("thin_mma", "conv2d(3,65) @ 2x3x9x9", architecture, "more than 64 output channels");
-    expect_refusal("thin_mma", "conv_transpose3d(1,64,k=2,s=8) | group_norm(1) @ 2x1x9x9x9", architecture,
-                   "eight cells");
-    expect_refusal("thin_mma", "conv_transpose2d(3,8) @ 2x3x9x9", architecture, "would spread");
+    expect_refusal("thin_mma", "conv_transpose3d(1,64,k=2,s=8) @ 2x1x9x9x9", architecture, "eight cells");
     expect_refusal("gemm_wgmma", "relu @ 2x3x4x5", architecture, "no convolution");
     expect_refusal("gemm_wgmma", "conv2d(32,32,groups=2) @ 2x32x9x9", architecture, "has groups");
     if (architecture != "sm_90a") {

@@ -52,8 +52,8 @@ double tail_seconds(const Problem& problem) {
 // Operations a second of PyTorch's convolution as tensors come, cuDNN 9.19 on an H200. It does s27's (3 to 16
 // channels in three dimensions) at 21 TFLOP/s and s60's, a transposed one, at 2.3; s19's and s61's,
 // transposed ones of 64 channels and more, at 92 in tf32 and 126 in bf16; layers of U-Nets and decoders (128
-// to 2560 channels) at 110 to 250 and at 230 to 430, volumes of 32 channels at 80 and 118. Thin
-// two-dimensional ones were not measured: a rate at which PyTorch keeps them unless they are tiny.
+// to 2560 channels) at 110 to 250 and at 230 to 430, volumes of 32 channels at 80 and 118; thin
+// two-dimensional ones at 14 (8 to 8 channels, kernel 5) to 25 (8 to 64, kernel 4).
 double convolution_rate(const Problem& problem) {
   const Conv& conv = *problem.block.conv();
   const int64_t channels = std::min(conv.in_channels, conv.out_channels);
@@ -63,7 +63,7 @@ double convolution_rate(const Problem& problem) {
     if (problem.precision != Precision::tf32) return 45e12;
     return conv.transposed ? 95e12 : few ? 80e12 : 200e12;
   }
-  return conv.transposed ? 2.3e12 : conv.rank == 3 ? 21e12 : 80e12;
+  return conv.transposed ? 2.3e12 : conv.rank == 3 ? 21e12 : 20e12;
 }
 
 double convolution_seconds(const Problem& problem) {
@@ -72,9 +72,14 @@ double convolution_seconds(const Problem& problem) {
   const double elements =
       static_cast<double>(element_count(problem.input.sizes)) +
       static_cast<double>(element_count(problem.block.conv_output_shape(problem.input.sizes)));
-  return 5e-6 +
+  // Thin ones go through copies in other orders: one sample of s27, 0.2 M elements, takes 45 us, 1 to 8
+  // channels of 16 images (9 M) 76.
+  const Conv& conv = *problem.block.conv();
+  const bool is_copied = std::min(conv.in_channels, conv.out_channels) < wide_channels && elements > 1e5;
+  return (is_copied ? 2e-5 : 5e-6) +
          std::max(2 * static_cast<double>(problem.conv_multiply_adds()) / rate,
-                  elements * static_cast<double>(byte_size(problem.input.dtype)) / gpu.bytes_per_second);
+                  (is_copied ? 2 : 1) * elements * static_cast<double>(byte_size(problem.input.dtype)) /
+                      gpu.bytes_per_second);
 }
 
 // PyTorch's gradients of a wide convolution, as cuDNN 9.19 computes those of eleven layers on an H200. With

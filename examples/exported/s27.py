@@ -3397,6 +3397,7 @@ def _fake_block_1_f32(input, parameters):
 
 _building = threading.RLock()
 _stubs = {}  # of each extension that is not built yet: registrations that build it
+_failed = set()  # extensions that could not be
 
 
 def _build(extension):
@@ -3407,14 +3408,18 @@ def _build(extension):
             return
         stub._destroy()
         binding, cuda = _EXTENSIONS[extension]
-        torch.utils.cpp_extension.load_inline(
-            name=f"{_NAMESPACE}_{extension}",
-            cpp_sources=[binding],
-            cuda_sources=list(cuda),
-            extra_cuda_cflags=_NVCC,
-            is_python_module=False,
-            no_implicit_headers=True,
-        )
+        try:
+            torch.utils.cpp_extension.load_inline(
+                name=f"{_NAMESPACE}_{extension}",
+                cpp_sources=[binding],
+                cuda_sources=list(cuda),
+                extra_cuda_cflags=_NVCC,
+                is_python_module=False,
+                no_implicit_headers=True,
+            )
+        except Exception as error:
+            _failed.add(extension)
+            raise RuntimeError("the kernels cannot be built; later calls run the original code") from error
 
 
 def _register():
@@ -3463,9 +3468,16 @@ def _wants_gradients(x, parameters):
     return torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in parameters))
 
 
+@torch.compiler.assume_constant_result
+def _can_be_built(name):
+    return _OPERATORS[name][0] not in _failed
+
+
 def _fits(name, x, parameters):
     """Whether these are tensors of the type, the sizes and the order in memory that the kernel is for."""
     dtype, sizes, memory_format, wanted = _FITTING[name]
+    if not _can_be_built(name):
+        return False
     if not x.is_cuda or x.dtype != dtype or x.shape[1:] != sizes or torch.is_autocast_enabled("cuda"):
         return False
     if not x.is_contiguous(memory_format=memory_format) or not _is_built_for(x.device.index):

@@ -299,6 +299,30 @@ def test_other_models_of_the_class_run_the_original_code(
         assert len(calls) == 2
 
 
+def test_kernels_that_cannot_be_built_leave_the_original_code(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(**_: object) -> None:
+        raise OSError("no compiler")
+
+    monkeypatch.setattr(torch.utils.cpp_extension, "load_inline", fail)
+    module = exported(tmp_path, "small", "train")
+    name, (extension, _) = next(iter(module._OPERATORS.items()))
+    assert module._can_be_built(name)
+    with pytest.raises(RuntimeError, match="later calls run the original code"):
+        module._build(extension)
+    assert not module._can_be_built(name)
+
+
+def test_tables_of_classes_are_variables_of_the_gpu() -> None:
+    text = "struct A {\n  static constexpr Table table = make();\n};\nint i = A::table.count;\n"
+    wanted = (
+        "struct A {\n};\ntemplate <class Owner>\n__device__ constexpr auto table_of = Owner::make();\n"
+        "int i = table_of<A>.count;\n"
+    )
+    assert device_code._tables_outside(text) == wanted
+
+
 def test_shapes_of_a_model_that_looks_at_values(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "looks.py"
     path.write_text(

@@ -224,7 +224,8 @@ double seconds(const Problem& problem, const PlanOptions&) {
       terms *= static_cast<double>(conv->kernel[d]);
   }
   // A term with its two loads and its address takes ten instructions' time; tensors move four times.
-  return 2e-5 + 20 * terms * elements / gpu.flops + 16 * elements / gpu.bytes_per_second;
+  // Launches, and as much again: a row that is made for the block comes before this one.
+  return 4e-5 + 20 * terms * elements / gpu.flops + 16 * elements / gpu.bytes_per_second;
 }
 
 }  // namespace

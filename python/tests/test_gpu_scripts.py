@@ -33,7 +33,8 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         monkeypatch.setenv(name, os.environ.get(name, ""))  # importing the scripts sets them
     monkeypatch.delenv("ONEPASS_BENCH_FOLDER")
     # PyTorch's own tests, which others here import, forbid to set flags as the scripts do.
-    monkeypatch.setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)
+    flags = torch.backends.flags_frozen.__globals__
+    monkeypatch.setitem(flags, "__allow_nonbracketed_mutation_flag", True)
     monkeypatch.syspath_prepend(str(SCRIPTS))
     monkeypatch.setattr(sys, "argv", ["gpu_bench.py"])
     names = ("gpu_timing", "gpu_bench_layers", "gpu_bench_cases", "gpu_bench_rivals", "gpu_bench")

@@ -424,7 +424,8 @@ class GemmBackward final : public BackwardKernel {
            lying.elements() * byte_size(problem_.input_gradient.dtype);
   }
   static void* on_vector(void* pointer) {
-    return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(pointer) + 15) / 16 * 16);
+    const uintptr_t behind = reinterpret_cast<uintptr_t>(pointer) % 16;
+    return static_cast<unsigned char*>(pointer) + (16 - behind) % 16;
   }
 
   // The words of the gradient, then those of the input.

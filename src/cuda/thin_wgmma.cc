@@ -97,8 +97,8 @@ struct WgmmaNumbers {
     const int64_t clusters = std::max<int64_t>(1, gpu.multiprocessors / parts() - unfilled);
     const int64_t planes_of_part = divide_up(shape.axes[0].out, plane_parts) + shape.axes[0].kernel - 1;
     const int64_t channel_tiles = divide_up(shape.channels, block_rows * channel_blocks);
-    const double of_part =
-        static_cast<double>(channel_tiles * (tiles / tile_parts) * planes_of_part) * plane_clocks;
+    const int64_t tiles_of_part = tiles / tile_parts;
+    const double of_part = static_cast<double>(channel_tiles * tiles_of_part * planes_of_part) * plane_clocks;
     // The first plane arrives late, and blocks of a cluster wait for each other.
     const double waiting = parts() > 1 ? 9000 : 1000;
     return static_cast<double>(divide_up(units, clusters)) * (of_part + waiting);

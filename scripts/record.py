@@ -269,10 +269,12 @@ def gpu_tests(tests: dict) -> str:
 def gpu_table(result: dict) -> list:
     """What a GPU of results/ has measured: tails and their gradients, whole blocks, training steps."""
     benchmarks = result["benchmarks"]
+    lost = [entry["group"] for entry in benchmarks["entries"] if "error" in entry]
+    kinds = ", ".join(name for group, name in GPU_GROUPS.items() if group in lost)
+    words = f" {len(lost)} of its measurements failed ({kinds})." if lost else ""
     lines = [
         f"**{result['device']['name']}**, {benchmarks['date']}, PyTorch {benchmarks['torch']}, CUDA events, "
-        "cold "
-        f"L2. {gpu_tests(result['tests'])}",
+        f"cold L2. {gpu_tests(result['tests'])}{words}",
         "",
         "| | | ms, median (10% to 90%) | times as fast as eager | as torch.compile | times the floor** |",
         "| --- | --- | --- | --- | --- | --- |",

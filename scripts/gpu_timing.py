@@ -17,8 +17,8 @@ from onepass.optimizing.measure import timing_of
 DEVICE = torch.device("cuda")
 SECONDS_OF_A_WAY = 0.1
 LEAST_ROUNDS, MOST_ROUNDS = 7, 60
-# 0.8 ms in which the host gets ahead of the GPU: launches are not what is timed. With 0.2 ms, blocks of several
-# launches took up to 1.4 times their best after rivals of 10 ms and more.
+# 0.8 ms in which the host gets ahead of the GPU: launches are not what is timed. With 0.2 ms, blocks of
+# several launches took up to 1.4 times their best after rivals of 10 ms and more.
 QUEUE_CYCLES = 1_600_000
 COMPILERS = {"compile": None, "max-autotune": "max-autotune-no-cudagraphs"}
 

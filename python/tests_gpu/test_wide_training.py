@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import unittest
 from unittest import mock
 
@@ -26,22 +27,26 @@ class WideTrainingTest(GpuTest):
         return mock.patch.object(_cuda, "_is_worth_training", lambda block, *_: block in alone)
 
     def test_gradients_are_those_of_the_stages(self) -> None:
-        for text, sizes in BLOCKS:
-            for dtype, tolerance in ((torch.float32, 5e-3), (torch.float16, 2e-2), (torch.bfloat16, 6e-2)):
-                for memory_format in FORMATS:
-                    leaves = leaves_of(text, sizes, dtype, memory_format)
-                    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
-                    # As small as gradients of a mean are.
-                    scale = 1.0 if dtype == torch.float16 else 1e-7
-                    upstream = torch.randn_like(_eager.run(text, exact[0], exact[1:])) * scale
-                    wanted = gradients_of(_eager.run, text, exact, upstream)
-                    with self.always():
-                        found = gradients_of(_ops.apply, text, leaves, upstream)
-                    for own, other in zip(found, wanted, strict=True):
-                        self.assertEqual(own.dtype, dtype)
-                        error = (own.double() - other).norm() / other.norm()
-                        self.assertLess(error.item(), tolerance, (text, dtype, memory_format))
-                    self.assertTrue(is_in_format(found[0], memory_format))
+        cases = itertools.product(
+            BLOCKS, ((torch.float32, 5e-3), (torch.float16, 2e-2), (torch.bfloat16, 6e-2))
+        )
+        # Both formats by turns: each meets every block, and every type.
+        for index, ((text, sizes), (dtype, tolerance)) in enumerate(cases):
+            memory_format = FORMATS[index % len(FORMATS)]
+            with self.subTest(text=text, dtype=dtype, memory_format=memory_format):
+                leaves = leaves_of(text, sizes, dtype, memory_format)
+                exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+                # As small as gradients of a mean are.
+                scale = 1.0 if dtype == torch.float16 else 1e-7
+                upstream = torch.randn_like(_eager.run(text, exact[0], exact[1:])) * scale
+                wanted = gradients_of(_eager.run, text, exact, upstream)
+                with self.always():
+                    found = gradients_of(_ops.apply, text, leaves, upstream)
+                for own, other in zip(found, wanted, strict=True):
+                    self.assertEqual(own.dtype, dtype)
+                    error = (own.double() - other).norm() / other.norm()
+                    self.assertLess(error.item(), tolerance)
+                self.assertTrue(is_in_format(found[0], memory_format))
 
     def test_only_what_is_wanted_is_computed(self) -> None:
         text, sizes = BLOCKS[0]

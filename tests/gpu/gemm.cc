@@ -81,12 +81,12 @@ constexpr const char* blocks[] = {
     "conv1d(16,128,k=1) | relu | group_norm(1) @ 1x16x42000 ",
 };
 
-// Each block in two of the four modes, by turns.
+// Each block in one of the four modes, every second one in another too, by turns.
 std::vector<Problem> in_every_mode() {
   std::vector<Problem> problems;
   for (size_t i = 0; i < std::size(blocks); ++i) {
     for (size_t j = 0; j < std::size(modes); ++j) {
-      if (i % 2 != j % 2) continue;
+      if (j != i % 4 && (i % 2 != 0 || j != (i + 2) % 4)) continue;
       const bool interleaved = problems.size() % 5 == 1;
       problems.push_back(
           Problem::parse(blocks[i] + std::string(modes[j]) + (interleaved ? " nhwc" : ""), gpu));
@@ -99,7 +99,7 @@ std::vector<std::string> gemm_rows(const Problem& problem) { return rows_named("
 
 TEST_F(Gemm, AgreesWithTheReferenceInEveryMode) {
   const std::vector<Problem> problems = in_every_mode();
-  EXPECT_GE(problems.size(), 78u);  // with those below it is over a hundred
+  EXPECT_GE(problems.size(), 70u);  // with those below it is over a hundred
   try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
     const Problem& problem = problems[static_cast<size_t>(index)];
     const std::vector<std::string> rows = gemm_rows(problem);

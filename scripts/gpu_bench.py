@@ -320,7 +320,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=240)
+    parser.add_argument("--seconds", type=float, default=270)
     parser.add_argument("--only", help="groups, with commas between; nothing is written then")
     parser.add_argument("--filter", default="", help="a regular expression of cases, the same")
     parser.add_argument("--compile", help="a folder: only the rivals compile, into it")

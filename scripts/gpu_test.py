@@ -39,7 +39,7 @@ SUITES = ("cpp", "python", "memcheck", "racecheck", "synccheck")
 # Tensors of 2^31 elements, and all memory taken.
 ALONE = ("Large.", "Behaviour.LackOfMemory")
 CORES = os.cpu_count() or 2
-AT_ONCE = {"cpp": max(1, min(4, CORES // 4)), "python": max(1, min(8, CORES // 2))}
+AT_ONCE = {"cpp": max(1, min(5, CORES // 3)), "python": max(1, min(8, CORES // 2))}
 SECONDS_OF_A_JOB = 150  # the most
 SLOW = 30.0  # what a job is taken to last where no earlier run tells
 PART_ALONE = 0.17  # of the time, for the jobs that run alone
@@ -373,7 +373,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=240)
+    parser.add_argument("--seconds", type=float, default=270)
     parser.add_argument("--only", default=",".join(SUITES), help="suites, with commas between")
     parser.add_argument("--filter", default="", help="a regular expression of the names of the tests to run")
     arguments = parser.parse_args()

@@ -165,6 +165,7 @@ struct Rotating {
     uint4 weight[channel_tiles][turns][steps][weight_parts][2][weight_blocks * 16];
     uint64 full[planes];
     uint64 empty[planes];
+    uint64 prepared;  // the ring is free, and the weights are prepared
     float unscale[channel_tiles * channel_blocks * 16];
     float bias[channel_tiles * channel_blocks * 16];
     float scratch[consumer_warps][Numbers::slots][3];
@@ -322,7 +323,6 @@ struct Rotating {
   }
 
   // --- Producers ---
-  static constexpr int weights_barrier = 7;  // the ring is free, and the weights are prepared
   // What is staged, in order: items of a plane, planes of a tile, tiles, passes and channels, units.
   struct Place {
     int unit;
@@ -635,7 +635,7 @@ struct Rotating {
     begin_plane();
 #pragma unroll
     for (int k = 0; k < ahead_items; ++k) load_item(k, x[k]);
-    if constexpr (!all_prepare) warpgroup::sync<Numbers::threads>(weights_barrier);
+    if constexpr (!all_prepare) barrier::wait(&shared.prepared, 0);
     int slot = 0;
     uint32 parity = 1;  // the first time round places are free
 #pragma unroll 1
@@ -690,7 +690,7 @@ struct Rotating {
     };
 #pragma unroll
     for (int k = 0; k < in_flight; ++k) load_ahead(x[k]);
-    if constexpr (!all_prepare) warpgroup::sync<Numbers::threads>(weights_barrier);
+    if constexpr (!all_prepare) barrier::wait(&shared.prepared, 0);
     int slot = 0;
     uint32 parity = 1;  // the first time round places are free
     Largest largest[item_chunks] = {};
@@ -1228,6 +1228,7 @@ struct Rotating {
         barrier::initialise(&shared.full[i], producers / 32);
         barrier::initialise(&shared.empty[i], consumer_warps);
       }
+      barrier::initialise(&shared.prepared, consumers);
       shared.arrived = 0;
       shared.redo = redo_none;
     }
@@ -1251,7 +1252,8 @@ struct Rotating {
       if constexpr (!all_prepare) {
         load_weights();
         barrier::release_to_copies();
-        warpgroup::sync<Numbers::threads>(weights_barrier);
+        barrier::arrive(&shared.prepared);  // producers wait for it: compute-sanitizer takes barriers at two
+        sync_preparing();                   // places of the code for two
       }
       if (threadIdx.x / 128 == 3)
         warpgroup::arrive<256>(first_turn_barrier);  // the first turn is the first's

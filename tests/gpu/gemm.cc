@@ -26,7 +26,7 @@ constexpr const char* modes[] = {"f32", "tf32", "f16", "bf16"};
 // product or a tile, groups within and across tiles, units held in registers and computed twice.
 constexpr const char* blocks[] = {
     // The workloads, small.
-    "conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 2x64x30x31 ",
+    "conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 2x64x6x256 ",
     "conv_transpose3d(64,128,k=3,bias=false) | relu | group_norm(8) @ 2x64x5x6x7 ",
     // One, two and three dimensions; padding, dilation, kernels of all shapes.
     "conv1d(16,16,k=1) | relu @ 3x16x97 ",

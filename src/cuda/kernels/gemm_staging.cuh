@@ -181,8 +181,7 @@ struct GemmStaging {
             }
           }
         }
-        // What was read may be overwritten by copies, what was written read by products.
-        barrier::release_to_copies();
+        // Copies that overwrite what was read begin behind the barrier, and it has been used by then.
         if (exists) {
           __syncwarp();
           if (threadIdx.x % 32 == 0) barrier::arrive(&s.raw_empty[raw.stage]);
@@ -192,6 +191,8 @@ struct GemmStaging {
       if constexpr (guards) {
         if (chunk == Numbers::chunks - 1) leave_guard(item, largest, gemm::converting_warps);
       }
+      // What was written is read by products. Once a chunk: the fence waits for all stores before it.
+      barrier::release_to_copies();
       __syncwarp();
       if (threadIdx.x % 32 == 0) barrier::arrive(&s.x_full[ring.stage]);
       ring.next();

@@ -132,6 +132,19 @@ const std::vector<Kernel>& kernels() {
       {"gemm_wgmma", "conv2d(16,32,k=3,s=2,p=1) | relu @ 2x16x31x30 bf16", tuned},
       {"gemm_wgmma", "conv2d(17,70,k=1) | residual_add | group_norm(7) | gelu | mean @ 4x17x33x35 bf16 nhwc",
        tuned},
+      // Each mode; both orders, classes of a transposed convolution as tiles and as rows, strides; values in
+      // the output and in the workspace, means of both kinds.
+      {"gemm_mma", "conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 128x64x256x256 tf32", all},
+      {"gemm_mma", "conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 128x64x256x256", tuned_and_oldest},
+      {"gemm_mma", "conv_transpose3d(64,128,k=3,bias=false) | relu | group_norm(8) @ 16x64x32x32x32 bf16",
+       tuned_and_oldest},
+      {"gemm_mma", "conv2d(320,320,k=3,p=1) | silu | group_norm(32) @ 4x320x64x64 f16 nhwc",
+       tuned_and_oldest},
+      {"gemm_mma", "conv_transpose3d(32,20,k=3,s=2,p=1,op=1) | silu | residual_add @ 2x32x9x8x7 tf32", tuned},
+      {"gemm_mma", "conv_transpose2d(64,32,k=2,s=2) | leaky_relu | instance_norm @ 2x64x33x35 bf16", tuned},
+      {"gemm_mma", "conv2d(17,70,k=1,s=2) | residual_add | group_norm(7) | gelu | mean @ 4x17x33x35 f16 nhwc",
+       tuned},
+      {"gemm_mma", "conv1d(16,16,k=9,d=3) | mean @ 4x16x3000", tuned},
       {"direct", "conv_transpose3d(3,16,k=3,s=2,p=1) @ 8x3x16x32x32", all},
       {"direct", "conv2d(64,32,k=3,p=same,d=2,groups=4,bias=false) @ 8x64x33x35 bf16 nhwc", tuned},
   };
@@ -159,6 +172,7 @@ const std::map<std::string, Assembled> limits{
     {"gemm_backward", {168, 0}},             // 512 of the first kernel, 384 of the second
     {"thin_mma", {128, 704}},     // 512; nothing in the loops: tickets, addresses, calls of careful tiles
     {"gemm_wgmma", {168, 1536}},  // 384; once a tile: places of a row in outputs that are not contiguous
+    {"gemm_mma", {255, 128}},     // 256; once a tile
     {"direct", {64, 0}},          // 1,024
 };
 
@@ -225,10 +239,10 @@ TEST(CudaKernels, EveryRowIsCompiledForEveryArchitectureItTakes) {
   EXPECT_EQ(all, cuda::known_architectures());
   for (const std::string& row : rows) {
     EXPECT_TRUE(limits.contains(row)) << row;
-    const std::vector<std::string>& wanted = row == "thin_wgmma" || row.starts_with("gemm_") ? tuned
-                                             : row == "tail_staged" || row == "tail_backward_resident"
-                                                 ? with_clusters
-                                                 : all;
+    const std::vector<std::string>& wanted =
+        row == "thin_wgmma" || row == "gemm_wgmma" || row == "gemm_backward" ? tuned
+        : row == "tail_staged" || row == "tail_backward_resident"            ? with_clusters
+                                                                             : all;
     const bool compiled = std::any_of(kernels().begin(), kernels().end(), [&](const Kernel& kernel) {
       return kernel.row == row && kernel.architectures == wanted;
     });
@@ -323,6 +337,10 @@ TEST(CudaKernels, RowsRefuseArchitecturesTheyDoNotHave) {
       expect_refusal("gemm_wgmma", "conv_transpose2d(32,32,s=2) @ 2x32x9x9 tf32", architecture,
                      "by its stride");
     }
+    expect_refusal("gemm_mma", "relu @ 2x3x4x5", architecture, "no convolution");
+    expect_refusal("gemm_mma", "conv2d(32,32,groups=2) @ 2x32x9x9", architecture, "has groups");
+    expect_refusal("gemm_mma", "conv2d(32,8) @ 2x32x9x9", architecture, "fewer than 16 channels");
+    expect_refusal("gemm_mma", "conv1d(16,16,k=16000,p=9000) @ 2x16x900", architecture, "too large");
     expect_refusal("direct", "relu @ 2x3x4x5 f64", architecture, "f64");
   }
 }

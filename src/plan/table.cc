@@ -18,6 +18,7 @@ extern const Strategy cuda_thin_wgmma;
 extern const Strategy cuda_thin_cores;
 extern const Strategy cuda_thin_mma;
 extern const Strategy cuda_gemm_wgmma;
+extern const Strategy cuda_gemm_mma;
 extern const Strategy cuda_direct;
 
 extern const BackwardStrategy cpu_conv_backward;
@@ -45,7 +46,7 @@ void BackwardKernel::launch(const BackwardArguments&, void*, Stream) const { ref
 std::span<const Strategy* const> strategies(Device::Kind device) {
   static constexpr std::array cuda_table{
       &cuda_tail_resident, &cuda_tail_staged, &cuda_tail_streamed, &cuda_thin_wgmma, &cuda_thin_samples,
-      &cuda_thin_mma,      &cuda_thin_cores,  &cuda_gemm_wgmma,    &cuda_direct,
+      &cuda_thin_mma,      &cuda_thin_cores,  &cuda_gemm_wgmma,    &cuda_gemm_mma,   &cuda_direct,
   };
   static constexpr std::array table{
       &cpu_conv_channel_lanes,

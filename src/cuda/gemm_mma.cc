@@ -1,0 +1,548 @@
+// The row "gemm_mma": a wide convolution with all that follows it as an implicit matrix product on the tensor
+// cores of every GPU from sm_80 on. A launch that packs the weights, one that convolves up to the norm, and
+// one for the norm and what follows it.
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <sstream>
+
+#include "cuda/gemm.h"
+
+namespace onepass {
+
+extern const Strategy cuda_gemm_wgmma;
+
+namespace cuda {
+namespace {
+
+constexpr int64_t pack_threads = 256;  // kernels/gemm_mma_pack.cuh
+constexpr int64_t finish_threads = 256;
+constexpr int64_t finish_piece = 4096;
+constexpr int64_t least_channels = 16;  // of the input and of the output
+
+using Box = std::array<int64_t, max_spatial_rank>;
+
+int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
+
+bool splits(const Problem& problem) {
+  return problem.input.dtype == DType::f32 && problem.precision != Precision::tf32;
+}
+
+// Multiply-adds of tf32 that a multiprocessor does in a clock by mma.sync; of 16 bits it does twice as many.
+double products_of_clock(const Gpu& gpu) {
+  if (gpu.compute_major == 8) return gpu.compute_minor == 0 ? 512 : gpu.compute_minor == 9 ? 256 : 128;
+  if (gpu.compute_major == 12) return 128;
+  return 1024;
+}
+
+double clock_of(const Gpu& gpu) {
+  const int lanes = gpu.compute_major == 8 && gpu.compute_minor == 0 ? 64 : 128;
+  return gpu.flops / 2 / lanes / gpu.multiprocessors;
+}
+
+// The places of a dimension that a box's window has (kernels/gemm_mma.cuh).
+struct WindowAxis {
+  int64_t entries = 1;
+  int64_t width = 1;
+  int64_t unit = 1;
+  bool compact = false;  // each tap has places of its own
+
+  WindowAxis(const ThinAxis& axis, int64_t box) {
+    int64_t taps = 1;
+    for (const ThinAxis::Class& own : axis.classes) taps = std::max(taps, own.count);
+    const int64_t spread = std::abs(axis.delta);
+    const int64_t reach = (box - 1) * axis.step + (taps - 1) * spread + 1;
+    // Every step-th place is a run of neighbours.
+    width = divide_up(reach, axis.step);
+    entries = width * std::min(axis.step, reach);
+    if (taps * box < entries) {
+      compact = true;
+      width = box;
+      unit = spread;
+      entries = taps * box;
+    }
+  }
+  WindowAxis() = default;
+};
+
+// How a sample is cut into tiles; nothing here depends on the batch.
+struct MmaNumbers {
+  struct Tile {
+    int64_t row_tiles, column_tiles, warps_m, warps_n;
+    int64_t rows() const { return 16 * row_tiles * warps_m; }
+    int64_t positions() const { return 8 * column_tiles * warps_n; }
+    int64_t threads() const { return 32 * warps_m * warps_n; }
+  };
+
+  Tile tile{};
+  bool merges_classes = false;
+  Box box{}, boxes{1, 1, 1};
+  std::array<WindowAxis, max_spatial_rank> axes;
+  int64_t position_tiles = 1, channel_tiles = 1;
+  int64_t parts = 1;
+  int64_t vectors = 4, of_vector = 8, chunks = 1;
+  int64_t stages = 4;
+  int64_t batch_vectors = 1;
+  int64_t window_pitch = 0;
+  int64_t all_taps = 0, most_taps = 0, least_taps = 0;  // of classes
+  int64_t shared_bytes = 0;                             // 0 where nothing fits
+  int64_t blocks_wanted = 2;                            // of a multiprocessor
+  double clocks = 0;                                    // of a multiprocessor, for a sample
+
+  MmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu) {
+    const bool two = splits(problem);
+    const int64_t wide = two ? 4 : 8;
+    const std::array<Tile, 5> tiles{{{4, wide, 1, 32 / wide},
+                                     {4, wide, 2, 16 / wide},
+                                     {4, wide, 1, 16 / wide},
+                                     {2, wide, 1, 32 / wide},
+                                     {1, wide, 1, 32 / wide}}};
+    for (const Tile& wanted : tiles) {
+      for (const Box& tried : boxes_of(shape, wanted.positions())) {
+        const MmaNumbers found(problem, shape, gpu, wanted, tried);
+        if (found.shared_bytes > 0 && (shared_bytes == 0 || found.clocks < clocks)) *this = found;
+      }
+    }
+  }
+
+  int64_t classes(const ThinShape& shape) const { return merges_classes ? 1 : shape.classes(); }
+  int64_t rows(const ThinShape& shape) const {
+    return shape.channels * (merges_classes ? shape.classes() : 1);
+  }
+  int64_t tiles(const ThinShape& shape) const { return classes(shape) * channel_tiles * position_tiles; }
+  int64_t window() const { return axes[0].entries * axes[1].entries * axes[2].entries; }
+  int64_t chunk_channels() const { return vectors * of_vector; }
+  int64_t weight_bytes() const {
+    return all_taps * channel_tiles * chunks * parts * vectors * tile.rows() * 16;
+  }
+  int64_t spans(const ThinShape& shape) const {
+    const int64_t group_rows = rows(shape) / shape.groups;
+    return tile.rows() % group_rows == 0 ? 1 : (group_rows - 1) / tile.rows() + 2;
+  }
+
+ private:
+  static int64_t positions_of(const ThinAxis& axis) {
+    int64_t most = 1;
+    for (const ThinAxis::Class& own : axis.classes) most = std::max(most, own.positions);
+    return most;
+  }
+
+  // Boxes of at most so many positions, as even as they cover the output.
+  static std::vector<Box> boxes_of(const ThinShape& shape, int64_t most) {
+    const auto out = [&](size_t d) { return positions_of(shape.axes[d]); };
+    const auto even = [](int64_t all, int64_t part) { return divide_up(all, divide_up(all, part)); };
+    std::vector<Box> found;
+    for (int64_t z = 1; z <= std::min(out(0), most); z = z < 8 ? z + 1 : 2 * z) {
+      int64_t before = 0;
+      for (int64_t count = 1; count <= out(2); ++count) {
+        const int64_t x = divide_up(out(2), count);
+        if (x == before || z * x > most) continue;
+        before = x;
+        if (x < std::min<int64_t>(out(2), 4)) break;
+        found.push_back({even(out(0), z), even(out(1), most / (z * x)), x});
+      }
+    }
+    return found;
+  }
+
+  MmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu, const Tile& wanted,
+             const Box& tried)
+      : tile(wanted), box(tried) {
+    merges_classes = shape.classes() > 1 && !shape.parts.mean && classes_meet_alike(shape);
+    parts = splits(problem) ? 2 : 1;
+    of_vector = 16 / byte_size(problem.input.dtype);
+    vectors = shape.in_channels <= 2 * of_vector ? 2 : 4;
+    chunks = divide_up(shape.in_channels, chunk_channels());
+    channel_tiles = divide_up(rows(shape), tile.rows());
+    position_tiles = 1;
+    for (size_t d = 0; d < box.size(); ++d) {
+      axes[d] = WindowAxis(shape.axes[d], box[d]);
+      boxes[d] = divide_up(positions_of(shape.axes[d]), box[d]);
+      position_tiles *= boxes[d];
+    }
+    count_taps(shape);
+    // Where vectors of channels come side by side, they go to different banks.
+    const bool interleaved = problem.input.strides[1] == 1;
+    window_pitch = interleaved ? round_up(window() - 8 / vectors, 8) + 8 / vectors : window();
+    const bool few_registers = parts == 2;
+    batch_vectors =
+        std::clamp<int64_t>(divide_up(window() * vectors, tile.threads() * std::max<int64_t>(1, least_taps)),
+                            1, few_registers ? 2 : 4);
+    // Of two blocks, as far as that goes.
+    const int64_t half = gpu.shared_bytes_per_multiprocessor / 2 - 1024;
+    for (const int64_t limit : {std::min(half, gpu.shared_bytes_per_block), gpu.shared_bytes_per_block}) {
+      for (stages = 4; stages >= 2 && shared_bytes == 0; --stages) {
+        const int64_t bytes = bytes_of_shared(shape);
+        if (bytes <= limit) shared_bytes = bytes;
+      }
+      if (shared_bytes > 0) break;
+    }
+    ++stages;  // the loop went one further
+    blocks_wanted = parts == 1 && shared_bytes <= half ? 2 : 1;
+    clocks = predict(problem, shape, gpu);
+  }
+
+  void count_taps(const ThinShape& shape) {
+    std::array<size_t, max_spatial_rank> r{};
+    const auto taps_of = [&] {
+      int64_t taps = 1;
+      for (size_t d = 0; d < r.size(); ++d) taps *= shape.axes[d].classes[r[d]].count;
+      return taps;
+    };
+    all_taps = most_taps = 0;
+    least_taps = taps_of();
+    for (r[0] = 0; r[0] < shape.axes[0].classes.size(); ++r[0]) {
+      for (r[1] = 0; r[1] < shape.axes[1].classes.size(); ++r[1]) {
+        for (r[2] = 0; r[2] < shape.axes[2].classes.size(); ++r[2]) {
+          if (merges_classes && r[0] + r[1] + r[2] > 0) continue;
+          all_taps += taps_of();
+          most_taps = std::max(most_taps, taps_of());
+          least_taps = std::min(least_taps, taps_of());
+        }
+      }
+    }
+  }
+
+  // As kernels/gemm_mma.cuh has it.
+  int64_t bytes_of_shared(const ThinShape&) const {
+    const int64_t rings =
+        2 * parts * vectors * window_pitch * 16 + stages * parts * vectors * tile.rows() * 16;
+    const int64_t finish = tile.warps_n * tile.rows() * 16 + tile.threads() / 32 * 16 * 40 * 4;
+    return round_up(
+        std::max(rings, finish) + 4 * (window_pitch + tile.positions() + std::max<int64_t>(1, most_taps)),
+        128);
+  }
+
+  double predict(const Problem& problem, const ThinShape& shape, const Gpu& gpu) const {
+    const auto bytes = static_cast<double>(byte_size(problem.input.dtype));
+    const auto taps = static_cast<double>(all_taps) / static_cast<double>(classes(shape));
+    const auto outputs = static_cast<double>(tile.rows() * tile.positions());
+    const auto products = parts == 2 ? 3.0 : 1.0;
+    const double terms = taps * static_cast<double>(chunks * chunk_channels());
+    const double multiplied = outputs * terms * products / products_of_clock(gpu) / (bytes == 2 ? 2 : 1);
+    // 128 bytes of shared memory a clock: each warp reads its rows and its columns.
+    const double warps = static_cast<double>(tile.threads()) / 32;
+    const double read = warps * static_cast<double>(16 * tile.row_tiles + 8 * tile.column_tiles) * terms *
+                        bytes * static_cast<double>(parts) / 128;
+    // Through L2.
+    // Rows are pieces of memory that begin and end within sectors of 32 bytes.
+    const auto in_sectors = [](int64_t row, double size) {
+      return 1 + 32 / (static_cast<double>(row) * size);
+    };
+    const bool planar = problem.input.strides[1] != 1;
+    const double x_bytes = static_cast<double>(window() * shape.in_channels) * bytes *
+                           (planar ? in_sectors(axes[2].entries, bytes) : 1.0);
+    const double moved =
+        (x_bytes + static_cast<double>(tile.rows()) * terms * bytes * static_cast<double>(parts)) / 32;
+    const double staged = static_cast<double>(window() * vectors * chunks) * (bytes == 2 ? 26 : 20) / 128;
+    const double finished = outputs * 24 / 128 + outputs * 4 / 16 * (planar ? in_sectors(box[2], 4) : 1.0);
+    const double all = std::max({multiplied, read, moved}) * 1.25 + staged + finished + 2000;
+    return static_cast<double>(tiles(shape)) * all * (blocks_wanted == 2 ? 1.0 : 1.15);
+  }
+};
+
+class GemmMma final : public Kernel {
+ public:
+  explicit GemmMma(const Problem& problem)
+      : problem_(problem),
+        shape_(problem),
+        numbers_(problem, shape_, gpu_of(problem.device)),
+        pack_(pack_source(), problem.device, Launch{pack_blocks(), pack_threads}),
+        function_(source(), problem.device,
+                  Launch{maximum(1, shape_.batch * numbers_.tiles(shape_)),
+                         static_cast<uint32_t>(numbers_.tile.threads()), 1,
+                         static_cast<uint32_t>(numbers_.shared_bytes)}),
+        redo_(problem) {
+    if (has_second()) {
+      const Number pieces = shape_.parts.mean ? shape_.rows()
+                            : is_planar()     ? shape_.rows() * divide_up(shape_.spatial, finish_piece)
+                                              : divide_up(shape_.rows() * shape_.spatial, finish_piece);
+      finish_.emplace(finish_source(), problem.device, Launch{maximum(1, pieces), finish_threads});
+    }
+    const int64_t tiles_of_slab = numbers_.classes(shape_) * numbers_.position_tiles;
+    control_ = regions_.add(shape_.batch * 4);
+    marks_ = regions_.add((shape_.batch + 1) * 4);
+    cleared_bytes_ = regions_.total();
+    packed_ = regions_.add(numbers_.weight_bytes());
+    parts_ =
+        regions_.add(when(shape_.parts.norm, shape_.slabs() * (numbers_.spans(shape_) * tiles_of_slab * 16)));
+    sums_ = regions_.add(when(shape_.parts.mean, shape_.rows() * (tiles_of_slab * 4)));
+    statistics_ = regions_.add(when(shape_.parts.norm, shape_.slabs() * 2 * 4));
+    values_ = regions_.add(when(has_own_values(), shape_.rows() * shape_.spatial * 4));
+  }
+
+  size_t workspace_bytes() const override {
+    return static_cast<size_t>(regions_.total().value()) + redo_.workspace_bytes();
+  }
+
+  std::string describe() const override {
+    const MmaNumbers& n = numbers_;
+    std::ostringstream out;
+    out << "convolution: " << shape_.terms() << " terms, "
+        << (problem_.input.dtype != DType::f32 ? "operands as they are"
+            : n.parts == 2                     ? "operands split in two of tf32"
+                                               : "operands rounded to tf32")
+        << '\n'
+        << "tile: " << n.tile.rows() << " channels, a box of " << n.box[0] << "x" << n.box[1] << "x"
+        << n.box[2] << " outputs (" << n.tile.positions() << "), " << n.tiles(shape_) << " tiles a sample\n"
+        << "window: " << n.window() << " positions, 2 stages of " << n.chunk_channels() << " channels\n"
+        << "weights: " << n.stages << " stages of a tap\n"
+        << "blocks: " << describe_blocks(shape_.batch * n.tiles(shape_), function_);
+    if (finish_)
+      out << "second: values " << (has_own_values() ? "of the workspace" : "of the output") << '\n';
+    out << "then: thin_cores for samples with elements that are not finite\n"
+        << "workspace: " << workspace_bytes() << " bytes\n";
+    return out.str();
+  }
+
+  void launch(const Arguments& arguments, void* workspace, Stream stream) const override {
+    if (shape_.batch == 0) return;
+    clear(at(workspace, control_), cleared_bytes_, stream, problem_.device);
+    Words pack;
+    pack.add(arguments.parameters[0]);
+    pack.add(at(workspace, packed_));
+    pack.add(at(workspace, marks_));
+    pack.add(shape_.batch);
+    pack.launch(pack_, stream, 0);
+    void* const values = has_own_values() ? at(workspace, values_) : arguments.output;
+    void* const statistics =
+        arguments.statistics ? static_cast<void*>(arguments.statistics) : at(workspace, statistics_);
+    Words words;
+    words.add(arguments.input);
+    words.add(arguments.output);
+    words.add(values);
+    words.add(statistics);
+    words.add(at(workspace, control_));
+    words.add(at(workspace, parts_));
+    words.add(at(workspace, sums_));
+    words.add(at(workspace, marks_));
+    words.add(at(workspace, packed_));
+    words.add(shape_.batch);
+    words.add(arguments.parameters);
+    words.launch(function_, stream, 0);
+    if (finish_) {
+      Words finish;
+      finish.add(values);
+      finish.add(arguments.output);
+      finish.add(statistics);
+      finish.add(shape_.batch);
+      finish.add(arguments.parameters);
+      finish.launch(*finish_, stream, 0);
+    }
+    redo_.launch_marked(arguments, at(workspace, Region{regions_.total(), 0}), at(workspace, marks_), stream);
+  }
+
+ private:
+  // Whether the norm waits for other tiles, with values in memory.
+  bool has_second() const { return shape_.parts.norm && !shape_.parts.mean_follows_norm(); }
+  // Values have no room in the output.
+  bool has_own_values() const {
+    return has_second() && (shape_.parts.mean || problem_.output.dtype != DType::f32);
+  }
+  // Values between the launches: dense, in one order or the other.
+  bool is_planar() const {
+    const Shape sizes = problem_.block.conv_output_shape(problem_.input.sizes);
+    Shape dense = TensorSpec::dense(DType::f32, sizes).strides;
+    dense.insert(dense.begin() + 2, 5 - dense.size(), 0);
+    return strides() == dense;
+  }
+  int64_t pack_blocks() const {
+    const int64_t vectors = numbers_.channel_tiles * numbers_.tile.rows() * numbers_.chunks *
+                            numbers_.vectors * numbers_.classes(shape_);
+    return divide_up(vectors, pack_threads);
+  }
+
+  // Strides of values, and of tensors that stages read.
+  Shape strides() const {
+    Shape list = problem_.output.strides;
+    if (shape_.parts.mean) {
+      list = TensorSpec::dense(DType::f32, problem_.block.conv_output_shape(problem_.input.sizes)).strides;
+      for (const int index : shape_.parts.tensor_parameters())
+        list = problem_.parameters[static_cast<size_t>(index)].strides;
+    }
+    // Batch and channel, then three spatial dimensions.
+    list.insert(list.begin() + 2, 5 - list.size(), 0);
+    return list;
+  }
+
+  std::string numbers_source() const {
+    const MmaNumbers& n = numbers_;
+    const auto table = [](const char* type, const char* name, const auto& value, size_t count) {
+      std::ostringstream out;
+      out << "  static constexpr __device__ " << type << ' ' << name << "(int d) { return ";
+      for (size_t d = 0; d + 1 < count; ++d) out << "d == " << d << " ? " << value(d) << " : ";
+      out << value(count - 1) << "; }\n";
+      return out.str();
+    };
+    const TailParts& parts = shape_.parts;
+    const std::vector<TailParts::Stage>& chain = parts.norm ? parts.before : parts.after;
+    const bool reads_tensors = std::any_of(chain.begin(), chain.end(), [](const TailParts::Stage& stage) {
+      return argument_kind(stage.pointwise.op) == ArgumentKind::tensor;
+    });
+    const Shape all_strides = strides();
+    const char* const product = problem_.input.dtype == DType::f16    ? "F16"
+                                : problem_.input.dtype == DType::bf16 ? "Bf16"
+                                                                      : "Tf32";
+    std::ostringstream out;
+    out << "struct Numbers {\n  using Product = onepass::mma::" << product << ";\n"
+        << Constants()
+               .add("threads", n.tile.threads())
+               .add("row_tiles", n.tile.row_tiles)
+               .add("column_tiles", n.tile.column_tiles)
+               .add("warps_n", n.tile.warps_n)
+               .add("tile_rows", n.tile.rows())
+               .add("tile_positions", n.tile.positions())
+               .flag("merges_classes", n.merges_classes)
+               .add("boxes_y", n.boxes[1])
+               .add("boxes_x", n.boxes[2])
+               .add("position_tiles", n.position_tiles)
+               .add("channel_tiles", n.channel_tiles)
+               .add("spans", n.spans(shape_))
+               .add("parts", n.parts)
+               .add("vectors", n.vectors)
+               .add("chunks", n.chunks)
+               .add("stages", n.stages)
+               .add("batch_vectors", n.batch_vectors)
+               .add("window_pitch", n.window_pitch)
+               .add("most_taps", std::max<int64_t>(1, n.most_taps))
+               .flag("chain_reads_tensors", reads_tensors)
+               .add("shared_bytes", n.shared_bytes)
+               .text()
+        << table(
+               "int", "box", [&](size_t d) { return n.box[d]; }, 3)
+        << table(
+               "int", "entries", [&](size_t d) { return n.axes[d].entries; }, 3)
+        << table(
+               "int", "width", [&](size_t d) { return n.axes[d].width; }, 3)
+        << table(
+               "int", "unit", [&](size_t d) { return n.axes[d].unit; }, 3)
+        << table(
+               "bool", "compact", [&](size_t d) { return n.axes[d].compact ? "true" : "false"; }, 3)
+        << table(
+               "long long", "stride", [&](size_t d) { return std::to_string(all_strides[d]) + "ll"; }, 5)
+        << "};\n";
+    return out.str();
+  }
+
+  Source source() const {
+    return {"onepass_gemm_mma",
+            "#include \"gemm_mma.cuh\"\n" + tail_source(problem_) + thin_source(problem_, shape_) +
+                numbers_source() +
+                "using Agent = onepass::GemmMma<onepass::Convolution, onepass::Tail, Numbers>;\n"
+                "extern \"C\" __global__ void __launch_bounds__(" +
+                std::to_string(numbers_.tile.threads()) + ", " + std::to_string(numbers_.blocks_wanted) +
+                ") onepass_gemm_mma(const __grid_constant__ Agent::Parameters p) {\n"
+                "  extern __shared__ __align__(16) unsigned char shared[];\n"
+                "  Agent{p, *reinterpret_cast<Agent::Shared*>(shared)}.run();\n"
+                "}\n"};
+  }
+
+  Source pack_source() const {
+    return {"onepass_gemm_mma_pack",
+            "#include \"gemm_mma_pack.cuh\"\n" + tail_source(problem_) + thin_source(problem_, shape_) +
+                numbers_source() + "extern \"C\" __global__ void __launch_bounds__(" +
+                std::to_string(pack_threads) +
+                ")\nonepass_gemm_mma_pack(const __grid_constant__ onepass::GemmMmaPackParameters p) {\n"
+                "  onepass::GemmMmaPack<onepass::Convolution, onepass::Tail, Numbers>{p}.run();\n"
+                "}\n"};
+  }
+
+  // What gemm_wgmma has for the same, or a mean.
+  Source finish_source() const {
+    const std::string name = shape_.parts.mean ? "onepass_gemm_mma_mean" : "onepass_gemm_finish";
+    return {name, std::string("#include \"") + (shape_.parts.mean ? "gemm_mma.cuh" : "gemm_finish.cuh") +
+                      "\"\n" + tail_source(problem_) + "struct Numbers {\n" +
+                      Constants()
+                          .add("threads", finish_threads)
+                          .add("piece", finish_piece)
+                          .add("pieces", divide_up(shape_.spatial, finish_piece))
+                          .flag("interleaved", !is_planar())
+                          .text() +
+                      "};\nusing Agent = onepass::" + (shape_.parts.mean ? "GemmMmaMean" : "GemmFinish") +
+                      "<onepass::Tail, Numbers>;\n"
+                      "extern \"C\" __global__ void __launch_bounds__(" +
+                      std::to_string(finish_threads) + ") " + name +
+                      "(const __grid_constant__ Agent::Parameters p) {\n"
+                      "  Agent{p}.run();\n"
+                      "}\n"};
+  }
+
+  Problem problem_;
+  ThinShape shape_;
+  MmaNumbers numbers_;
+  Function pack_;
+  Function function_;
+  std::optional<Function> finish_;
+  ThinCores redo_;
+  Number cleared_bytes_;
+  Regions regions_;
+  Region control_, marks_, packed_, parts_, sums_, statistics_, values_;
+};
+
+bool lies_dense(const TensorSpec& spec, Layout layout) {
+  return spec.strides == TensorSpec::dense(spec.dtype, spec.sizes, layout).strides;
+}
+
+std::string refusal(const Problem& problem) {
+  std::string reason = whole_block_refusal(problem);
+  if (!reason.empty()) return reason;
+  const Gpu& gpu = gpu_of(problem.device);
+  const Conv& conv = *problem.block.conv();
+  if (std::min(conv.in_channels, conv.out_channels) < least_channels)
+    return "fewer than " + std::to_string(least_channels) + " channels";
+  if (conv.out_channels > most_channels_of_cores)
+    return "more than " + std::to_string(most_channels_of_cores) + " output channels";
+  if (problem.parameters[0].dtype != problem.input.dtype) return "the weights are of another type than x";
+  const ThinShape shape(problem);
+  if (shape.parts.norm && !shape.parts.mean && !lies_dense(problem.output, Layout::nchw) &&
+      !lies_dense(problem.output, Layout::nhwc)) {
+    return "the output is not dense, and a norm waits for it";
+  }
+  if (shape.parts.norm && shape.parts.mean && !shape.parts.mean_follows_norm()) {
+    for (const int index : shape.parts.tensor_parameters()) {
+      const TensorSpec& spec = problem.parameters[static_cast<size_t>(index)];
+      if (!lies_dense(spec, Layout::nchw) && !lies_dense(spec, Layout::nhwc))
+        return "a tensor that a stage reads is not dense, and a norm and a mean follow";
+    }
+  }
+  const MmaNumbers numbers(problem, shape, gpu);
+  if (numbers.shared_bytes == 0) return "the window of a tile is too large";
+  constexpr int64_t most_tiles = int64_t{1} << 31;
+  if (shape.batch.value() * numbers.tiles(shape) >= most_tiles) return "too many tiles";
+  return "";
+}
+
+double seconds(const Problem& problem, const PlanOptions& options) {
+  const ThinShape shape(problem);
+  const Gpu& gpu = gpu_of(problem.device);
+  const MmaNumbers numbers(problem, shape, gpu);
+  const auto samples = static_cast<double>(shape.batch.value());
+  const auto tiles = numbers.tiles(shape);
+  // Tiles that do not fill the GPU leave multiprocessors idle.
+  const auto rounds = static_cast<double>(divide_up(shape.batch.value() * tiles, gpu.multiprocessors));
+  const double clocks = numbers.clocks / static_cast<double>(tiles) * rounds;
+  const double elements = samples * static_cast<double>(shape.channels) * static_cast<double>(shape.spatial);
+  const auto input = static_cast<double>(problem.input.byte_span());
+  const auto output = static_cast<double>(problem.output.byte_span());
+  const bool second = shape.parts.norm && !shape.parts.mean_follows_norm();
+  const double first_bytes = input + (second ? 4 * elements : output);
+  const double second_bytes = second ? 4 * elements + output : 0;
+  const double packed = static_cast<double>(problem.parameters[0].byte_span() + numbers.weight_bytes());
+  const double own = (second ? 3e-5 : 2.5e-5) + (2 * packed + second_bytes) / gpu.bytes_per_second +
+                     std::max(first_bytes / gpu.bytes_per_second, clocks / clock_of(gpu));
+  // Where the GPU has wgmma, that row was faster on every layer that was measured.
+  if (cuda_gemm_wgmma.refusal(problem).empty())
+    return std::max(own, 1.05 * cuda_gemm_wgmma.seconds(problem, options));
+  return own;
+}
+
+}  // namespace
+}  // namespace cuda
+
+extern const Strategy cuda_gemm_mma{
+    "gemm_mma", cuda::refusal, cuda::seconds,
+    [](const Problem& problem, const PlanOptions&) -> std::shared_ptr<const Kernel> {
+      return std::make_shared<const cuda::GemmMma>(problem);
+    }};
+
+}  // namespace onepass

@@ -79,6 +79,7 @@ struct MmaNumbers {
   Box box{}, boxes{1, 1, 1};
   std::array<WindowAxis, max_spatial_rank> axes;
   int64_t position_tiles = 1, channel_tiles = 1;
+  bool halves = false;  // f16 stands for f32 operands
   int64_t parts = 1;
   int64_t vectors = 4, of_vector = 8, chunks = 1;
   int64_t stages = 4;
@@ -149,8 +150,9 @@ struct MmaNumbers {
              const Box& tried)
       : tile(wanted), box(tried) {
     merges_classes = shape.classes() > 1 && !shape.parts.mean && classes_meet_alike(shape);
+    halves = problem.input.dtype == DType::f32 && classes(shape) == 1;
     parts = splits(problem) ? 2 : 1;
-    of_vector = 16 / byte_size(problem.input.dtype);
+    of_vector = halves ? 8 : 16 / byte_size(problem.input.dtype);
     vectors = shape.in_channels <= 2 * of_vector ? 2 : 4;
     chunks = divide_up(shape.in_channels, chunk_channels());
     channel_tiles = divide_up(rows(shape), tile.rows());
@@ -172,7 +174,7 @@ struct MmaNumbers {
     const int64_t half = gpu.shared_bytes_per_multiprocessor / 2 - 1024;
     for (const int64_t limit : {std::min(half, gpu.shared_bytes_per_block), gpu.shared_bytes_per_block}) {
       for (stages = 4; stages >= 2 && shared_bytes == 0; --stages) {
-        const int64_t bytes = bytes_of_shared(shape);
+        const int64_t bytes = bytes_of_shared();
         if (bytes <= limit) shared_bytes = bytes;
       }
       if (shared_bytes > 0) break;
@@ -204,7 +206,7 @@ struct MmaNumbers {
   }
 
   // As kernels/gemm_mma.cuh has it.
-  int64_t bytes_of_shared(const ThinShape&) const {
+  int64_t bytes_of_shared() const {
     const int64_t rings =
         2 * parts * vectors * window_pitch * 16 + stages * parts * vectors * tile.rows() * 16;
     const int64_t finish = tile.warps_n * tile.rows() * 16 + tile.threads() / 32 * 16 * 40 * 4;
@@ -215,15 +217,17 @@ struct MmaNumbers {
 
   double predict(const Problem& problem, const ThinShape& shape, const Gpu& gpu) const {
     const auto bytes = static_cast<double>(byte_size(problem.input.dtype));
+    const auto operand_bytes = 16 / static_cast<double>(of_vector);
     const auto taps = static_cast<double>(all_taps) / static_cast<double>(classes(shape));
     const auto outputs = static_cast<double>(tile.rows() * tile.positions());
     const auto products = parts == 2 ? 3.0 : 1.0;
     const double terms = taps * static_cast<double>(chunks * chunk_channels());
-    const double multiplied = outputs * terms * products / products_of_clock(gpu) / (bytes == 2 ? 2 : 1);
+    const double multiplied =
+        outputs * terms * products / products_of_clock(gpu) / (operand_bytes == 2 ? 2 : 1);
     // 128 bytes of shared memory a clock: each warp reads its rows and its columns.
     const double warps = static_cast<double>(tile.threads()) / 32;
     const double read = warps * static_cast<double>(16 * tile.row_tiles + 8 * tile.column_tiles) * terms *
-                        bytes * static_cast<double>(parts) / 128;
+                        operand_bytes * static_cast<double>(parts) / 128;
     // Through L2.
     // Rows are pieces of memory that begin and end within sectors of 32 bytes.
     const auto in_sectors = [](int64_t row, double size) {
@@ -233,8 +237,9 @@ struct MmaNumbers {
     const double x_bytes = static_cast<double>(window() * shape.in_channels) * bytes *
                            (planar ? in_sectors(axes[2].entries, bytes) : 1.0);
     const double moved =
-        (x_bytes + static_cast<double>(tile.rows()) * terms * bytes * static_cast<double>(parts)) / 32;
-    const double staged = static_cast<double>(window() * vectors * chunks) * (bytes == 2 ? 26 : 20) / 128;
+        (x_bytes + static_cast<double>(tile.rows()) * terms * operand_bytes * static_cast<double>(parts)) /
+        32;
+    const double staged = static_cast<double>(window() * vectors * chunks) * (of_vector == 8 ? 26 : 20) / 128;
     const double finished = outputs * 24 / 128 + outputs * 4 / 16 * (planar ? in_sectors(box[2], 4) : 1.0);
     const double all = std::max({multiplied, read, moved}) * 1.25 + staged + finished + 2000;
     return static_cast<double>(tiles(shape)) * all * (blocks_wanted == 2 ? 1.0 : 1.15);
@@ -247,7 +252,7 @@ class GemmMma final : public Kernel {
       : problem_(problem),
         shape_(problem),
         numbers_(problem, shape_, gpu_of(problem.device)),
-        pack_(pack_source(), problem.device, Launch{pack_blocks(), pack_threads}),
+        pack_(pack_source(), problem.device, pack_launch()),
         function_(source(), problem.device,
                   Launch{maximum(1, shape_.batch * numbers_.tiles(shape_)),
                          static_cast<uint32_t>(numbers_.tile.threads()), 1,
@@ -262,6 +267,8 @@ class GemmMma final : public Kernel {
     const int64_t tiles_of_slab = numbers_.classes(shape_) * numbers_.position_tiles;
     control_ = regions_.add(shape_.batch * 4);
     marks_ = regions_.add((shape_.batch + 1) * 4);
+    guard_ = regions_.add(shape_.batch * 4);
+    scales_ = regions_.add((padded_channels() + 1) * 4);
     cleared_bytes_ = regions_.total();
     packed_ = regions_.add(numbers_.weight_bytes());
     parts_ =
@@ -280,8 +287,11 @@ class GemmMma final : public Kernel {
     std::ostringstream out;
     out << "convolution: " << shape_.terms() << " terms, "
         << (problem_.input.dtype != DType::f32 ? "operands as they are"
-            : n.parts == 2                     ? "operands split in two of tf32"
-                                               : "operands rounded to tf32")
+            : n.parts == 2                     ? "operands split in two of "
+                                               : "operands rounded to ")
+        << (problem_.input.dtype != DType::f32 ? ""
+            : n.halves                         ? "f16"
+                                               : "tf32")
         << '\n'
         << "tile: " << n.tile.rows() << " channels, a box of " << n.box[0] << "x" << n.box[1] << "x"
         << n.box[2] << " outputs (" << n.tile.positions() << "), " << n.tiles(shape_) << " tiles a sample\n"
@@ -290,7 +300,7 @@ class GemmMma final : public Kernel {
         << "blocks: " << describe_blocks(shape_.batch * n.tiles(shape_), function_);
     if (finish_)
       out << "second: values " << (has_own_values() ? "of the workspace" : "of the output") << '\n';
-    out << "then: thin_cores for samples with elements that are not finite\n"
+    out << "then: thin_cores for samples that f16 has no room for, or that are not finite\n"
         << "workspace: " << workspace_bytes() << " bytes\n";
     return out.str();
   }
@@ -301,6 +311,7 @@ class GemmMma final : public Kernel {
     Words pack;
     pack.add(arguments.parameters[0]);
     pack.add(at(workspace, packed_));
+    if (!packs_classes()) pack.add(at(workspace, scales_));
     pack.add(at(workspace, marks_));
     pack.add(shape_.batch);
     pack.launch(pack_, stream, 0);
@@ -316,8 +327,11 @@ class GemmMma final : public Kernel {
     words.add(at(workspace, parts_));
     words.add(at(workspace, sums_));
     words.add(at(workspace, marks_));
+    words.add(at(workspace, guard_));
     words.add(at(workspace, packed_));
+    words.add(at(workspace, scales_));
     words.add(shape_.batch);
+    words.add(Number(0));  // no waves
     words.add(arguments.parameters);
     words.launch(function_, stream, 0);
     if (finish_) {
@@ -346,10 +360,33 @@ class GemmMma final : public Kernel {
     dense.insert(dense.begin() + 2, 5 - dense.size(), 0);
     return strides() == dense;
   }
-  int64_t pack_blocks() const {
-    const int64_t vectors = numbers_.channel_tiles * numbers_.tile.rows() * numbers_.chunks *
-                            numbers_.vectors * numbers_.classes(shape_);
-    return divide_up(vectors, pack_threads);
+  // One class: packed as for gemm_wgmma, several channels to a block where they are many, since it writes 16
+  // bytes of each; their weights once through shared memory where they fit.
+  bool packs_classes() const { return numbers_.classes(shape_) > 1; }
+  int64_t padded_channels() const { return numbers_.channel_tiles * numbers_.tile.rows(); }
+  int64_t pack_bytes(int64_t channels) const {
+    return channels * shape_.in_channels * numbers_.most_taps * byte_size(problem_.parameters[0].dtype);
+  }
+  int64_t pack_channels() const {
+    constexpr int64_t least_blocks = 256;
+    const int64_t two_blocks_fit = gpu_of(problem_.device).shared_bytes_per_block * 31 / 64;
+    for (const int64_t channels : {4, 2}) {
+      if (padded_channels() / channels >= least_blocks && pack_bytes(channels) <= two_blocks_fit)
+        return channels;
+    }
+    return 1;
+  }
+  bool packs_staged() const {
+    return pack_bytes(pack_channels()) <= gpu_of(problem_.device).shared_bytes_per_block * 7 / 8;
+  }
+  Launch pack_launch() const {
+    if (packs_classes()) {
+      const int64_t vectors =
+          padded_channels() * numbers_.chunks * numbers_.vectors * numbers_.classes(shape_);
+      return {divide_up(vectors, pack_threads), pack_threads};
+    }
+    return {padded_channels() / pack_channels(), pack_threads, 1,
+            static_cast<uint32_t>(packs_staged() ? pack_bytes(pack_channels()) : 0)};
   }
 
   // Strides of values, and of tensors that stages read.
@@ -380,11 +417,12 @@ class GemmMma final : public Kernel {
       return argument_kind(stage.pointwise.op) == ArgumentKind::tensor;
     });
     const Shape all_strides = strides();
-    const char* const product = problem_.input.dtype == DType::f16    ? "F16"
-                                : problem_.input.dtype == DType::bf16 ? "Bf16"
-                                                                      : "Tf32";
+    const bool is_bf16 = problem_.input.dtype == DType::bf16;
+    const char* const product = is_bf16 ? "Bf16" : n.of_vector == 8 ? "F16" : "Tf32";
     std::ostringstream out;
-    out << "struct Numbers {\n  using Product = onepass::mma::" << product << ";\n"
+    out << "struct Numbers {\n  using Product = onepass::mma::" << product
+        << ";\n  using Operand = onepass::" << (is_bf16 ? "bf16" : "f16") << ";\n"
+        << "  static constexpr float steepness = " << std::showpoint << steepness(parts) << "f;\n"
         << Constants()
                .add("threads", n.tile.threads())
                .add("row_tiles", n.tile.row_tiles)
@@ -400,6 +438,9 @@ class GemmMma final : public Kernel {
                .add("spans", n.spans(shape_))
                .add("parts", n.parts)
                .add("vectors", n.vectors)
+               .add("of_vector", n.of_vector)
+               .flag("guards", n.halves)
+               .add("padded_channels", padded_channels())
                .add("chunks", n.chunks)
                .add("stages", n.stages)
                .add("batch_vectors", n.batch_vectors)
@@ -407,6 +448,12 @@ class GemmMma final : public Kernel {
                .add("most_taps", std::max<int64_t>(1, n.most_taps))
                .flag("chain_reads_tensors", reads_tensors)
                .add("shared_bytes", n.shared_bytes)
+               // Of gemm_pack.cuh alone.
+               .add("tile_channels", n.tile.rows())
+               .add("chunk_channels", n.chunk_channels())
+               .add("taps", n.most_taps)
+               .add("pack_channels", pack_channels())
+               .flag("pack_staged", packs_staged())
                .text()
         << table(
                "int", "box", [&](size_t d) { return n.box[d]; }, 3)
@@ -438,12 +485,21 @@ class GemmMma final : public Kernel {
   }
 
   Source pack_source() const {
-    return {"onepass_gemm_mma_pack",
-            "#include \"gemm_mma_pack.cuh\"\n" + tail_source(problem_) + thin_source(problem_, shape_) +
-                numbers_source() + "extern \"C\" __global__ void __launch_bounds__(" +
-                std::to_string(pack_threads) +
-                ")\nonepass_gemm_mma_pack(const __grid_constant__ onepass::GemmMmaPackParameters p) {\n"
-                "  onepass::GemmMmaPack<onepass::Convolution, onepass::Tail, Numbers>{p}.run();\n"
+    const std::string problem = tail_source(problem_) + thin_source(problem_, shape_) + numbers_source();
+    if (packs_classes()) {
+      return {"onepass_gemm_mma_pack",
+              "#include \"gemm_mma_pack.cuh\"\n" + problem +
+                  "extern \"C\" __global__ void __launch_bounds__(256)\n"
+                  "onepass_gemm_mma_pack(const __grid_constant__ onepass::GemmMmaPackParameters p) {\n"
+                  "  onepass::GemmMmaPack<onepass::Convolution, onepass::Tail, Numbers>{p}.run();\n"
+                  "}\n"};
+    }
+    return {"onepass_gemm_pack",
+            "#include \"gemm_pack.cuh\"\n#include \"mma.cuh\"\n" + problem +
+                "extern \"C\" __global__ void __launch_bounds__(256)\n"
+                "onepass_gemm_pack(const __grid_constant__ onepass::GemmPackParameters p) {\n"
+                "  extern __shared__ __align__(16) unsigned char staged[];\n"
+                "  onepass::GemmPack<onepass::Convolution, Numbers>{p, staged}.run();\n"
                 "}\n"};
   }
 
@@ -476,7 +532,7 @@ class GemmMma final : public Kernel {
   ThinCores redo_;
   Number cleared_bytes_;
   Regions regions_;
-  Region control_, marks_, packed_, parts_, sums_, statistics_, values_;
+  Region control_, marks_, guard_, scales_, packed_, parts_, sums_, statistics_, values_;
 };
 
 bool lies_dense(const TensorSpec& spec, Layout layout) {

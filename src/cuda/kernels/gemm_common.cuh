@@ -386,6 +386,30 @@ __device__ __forceinline__ bool has_room(uint64* empty, uint32 round) {
   return __shfl_sync(0xffffffffu, is_free, 0) != 0;
 }
 
+// Marks a sample that f16 has no room for. Of a magnitude below 2^-14 f16 drops up to 2^-25: what becomes of
+// that, at most, must not show where values are of the order of 1 (after a norm, which multiplies by
+// `scale`), or beside what is dropped of the largest (without one).
+template <class Tail, class Numbers, class Parameters>
+__device__ __forceinline__ void judge(const Parameters& p, int64 n, float scale) {
+  const float largest = __uint_as_float(__ldcg(p.guard + n));
+  constexpr float limit = 65504.0f;
+  bool redo = !(largest <= limit);
+  if (largest > 0.0f) {
+    constexpr bool splits = Numbers::parts == 2;
+    if constexpr (Tail::has_norm) {
+      const float lost = (splits ? 0x1p-25f / split_scale : 0x1p-25f) *
+                         __ldcg(p.scales + Numbers::padded_channels) * Numbers::steepness * scale;
+      redo |= !(lost <= (splits ? 1e-6f : 1e-5f));
+    } else {
+      redo |= largest < (splits ? 0x1p-7f * split_scale : 0x1p-4f);
+    }
+  }
+  if (redo) {
+    p.only[n] = 1;
+    atomicMax(p.only + p.batch, static_cast<uint32>(redo_some));
+  }
+}
+
 // Adds one to a counter of the launch, as count_up, without waiting for what it was.
 __device__ __forceinline__ void arrive(uint32* counter) {
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");

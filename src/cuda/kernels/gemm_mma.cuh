@@ -12,10 +12,11 @@
 //   x         through registers, where it is rounded or split: while a tap of this chunk is multiplied, a
 //             part of the next chunk's window is on its way. Two windows.
 //
-// In tf32's precision operands are rounded to it. Otherwise f32 operands are split in two of tf32: three
-// products, and sums that leave the tensor cores, which truncate, after at most 64 terms. Samples of which
-// that cannot be done (an element is not finite) are marked and done again by another kernel, all samples
-// where a weight is not finite: it would meet the zeros beside the input.
+// f32 operands are rounded to f16 in tf32's precision, as exactly as to tf32, or split in two of them
+// otherwise: three products, and sums that leave the tensor cores, which truncate, after at most 64 terms. A
+// sample that f16 has no room for is marked, and done again by another kernel; all are where a weight is not
+// finite, for it would meet the zeros beside the input. Where the classes of a transposed convolution are
+// tiles of their own, operands are tf32, or two of them.
 #pragma once
 
 #include "gemm_common.cuh"
@@ -23,24 +24,6 @@
 #include "mma.cuh"
 
 namespace onepass {
-
-template <int Count>
-struct GemmMmaParameters {
-  const void* input;
-  void* output;
-  float* values;       // before the norm, laid out as the output
-  float* statistics;   // [batch][groups][2]: mean, 1 / deviation
-  uint32* control;     // zero: a counter for each sample
-  float4* parts;       // of slabs, for each tile that has channels of it: count, mean, M2
-  float* sums;         // of rows, for each tile
-  uint32* only;        // zero: a word for each sample that is to be done again, then one for all (RedoWord)
-  const void* packed;  // weights as GemmMmaPack leaves them
-  int64 batch;
-  const void* parameter[Count > 0 ? Count : 1];
-
-  // Elements go one by one.
-  __device__ __forceinline__ bool is_aligned(int) const { return false; }
-};
 
 // The largest that has two parts of tf32.
 constexpr float most_split = 0x1.ffep127f;
@@ -125,7 +108,7 @@ struct alignas(16) GemmMmaShared {
 
 template <class C, class Tail, class Numbers>
 struct GemmMma {
-  using Parameters = GemmMmaParameters<Tail::parameters>;
+  using Parameters = GemmParameters<Tail::parameters>;
   using Shared = GemmMmaShared<C, Tail, Numbers>;
   using Geometry = GemmMmaGeometry<C, Numbers>;
   using Input = typename Tail::Input;
@@ -138,9 +121,9 @@ struct GemmMma {
   static constexpr int column_tiles = Numbers::column_tiles;  // of 8
   static constexpr int warp_rows = 16 * row_tiles;
   static constexpr int warp_columns = 8 * column_tiles;
-  static constexpr int vectors = Numbers::vectors;     // of a chunk
-  static constexpr int of_vector = 16 / Input::bytes;  // channels
-  static constexpr int steps = vectors / 2;            // products of a tap
+  static constexpr int vectors = Numbers::vectors;      // of a chunk
+  static constexpr int of_vector = Numbers::of_vector;  // channels
+  static constexpr int steps = vectors / 2;             // products of a tap
   static constexpr bool splits = Numbers::parts == 2;
   static constexpr int window = Geometry::window;
   static constexpr int rows = Geometry::rows;
@@ -276,8 +259,12 @@ struct GemmMma {
       const Word* first = from + (channel * C::input_stride(1) + offset);
       if (vectors_fit && in_vectors) {
         if (channel >= C::in_channels) continue;
-        const uint4 four = *reinterpret_cast<const uint4*>(first);
-        x[k].word[0] = four.x, x[k].word[1] = four.y, x[k].word[2] = four.z, x[k].word[3] = four.w;
+#pragma unroll
+        for (int j = 0; j < of_vector * Input::bytes / 4; j += 4) {
+          const uint4 four = *reinterpret_cast<const uint4*>(first + j);
+          x[k].word[j] = four.x, x[k].word[j + 1] = four.y, x[k].word[j + 2] = four.z,
+          x[k].word[j + 3] = four.w;
+        }
         continue;
       }
 #pragma unroll
@@ -288,10 +275,10 @@ struct GemmMma {
     }
   }
 
-  // To the window of stage `stage`; says whether an element could not be split.
-  __device__ __forceinline__ bool store(bool in_vectors, int stage, int number,
-                                        const Vector (&x)[Numbers::batch_vectors]) const {
-    bool fails = false;
+  // To the window of stage `stage`. `largest`: the largest magnitude, NaN where there is one, of what is
+  // rounded to f16 or split.
+  __device__ __forceinline__ void store(bool in_vectors, int stage, int number,
+                                        const Vector (&x)[Numbers::batch_vectors], float& largest) const {
 #pragma unroll
     for (int k = 0; k < Numbers::batch_vectors; ++k) {
       const int i = number * round + k * threads + thread;
@@ -299,6 +286,7 @@ struct GemmMma {
       int vector, place;
       split(i, vector, place);
       const uint32(&word)[of_vector] = x[k].word;
+      uint4(&to)[Numbers::parts][vectors][Numbers::window_pitch] = s.rings.x[stage];
       if constexpr (Input::bytes == 2) {
         uint4 four;
         if (vectors_fit && in_vectors) {
@@ -307,25 +295,38 @@ struct GemmMma {
           four = {word[0] | word[1] << 16, word[2] | word[3] << 16, word[4] | word[5] << 16,
                   word[6] | word[7] << 16};
         }
-        s.rings.x[stage][0][vector][place] = four;
+        to[0][vector][place] = four;
       } else {
-        uint32 first[4], second[4];
+        float value[of_vector];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const float value = __uint_as_float(word[j]);
-          const float rounded = round_to_tf32(value);
-          first[j] = __float_as_uint(rounded);
-          if constexpr (splits) {
-            second[j] = __float_as_uint(round_to_tf32(value - rounded));
-            fails |= !(fabsf(value) <= most_split);
-          }
+        for (int j = 0; j < of_vector; ++j) {
+          value[j] = __uint_as_float(word[j]);
+          if constexpr (Numbers::guards && splits) value[j] *= gemm::split_scale;
+          if constexpr (Numbers::guards || splits) largest = gemm::largest_of(largest, value[j]);
         }
-        s.rings.x[stage][0][vector][place] = {first[0], first[1], first[2], first[3]};
-        if constexpr (splits)
-          s.rings.x[stage][Numbers::parts - 1][vector][place] = {second[0], second[1], second[2], second[3]};
+#pragma unroll
+        for (int part = 0; part < Numbers::parts; ++part) {
+          uint32 operand[4];
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            if constexpr (Numbers::guards) {
+              operand[j] = f16::pack(value[2 * j], value[2 * j + 1]);
+              if constexpr (splits) {
+                float first, second;
+                f16::unpack(operand[j], first, second);
+                value[2 * j] -= first;
+                value[2 * j + 1] -= second;
+              }
+            } else {
+              const float rounded = round_to_tf32(value[j]);
+              operand[j] = __float_as_uint(rounded);
+              if constexpr (splits) value[j] -= rounded;
+            }
+          }
+          to[part][vector][place] = {operand[0], operand[1], operand[2], operand[3]};
+        }
       }
     }
-    return fails;
   }
 
   // --- Weights ---
@@ -412,12 +413,12 @@ struct GemmMma {
       mma::commit();
     }
     const bool in_vectors = vectors_fit && reinterpret_cast<uint64>(p.input) % 16 == 0;
-    bool fails = false;
+    float largest = 0.0f;
     Vector x[Numbers::batch_vectors];
 #pragma unroll 1
     for (int i = 0; i < rounds; ++i) {
       load(item, in_vectors, 0, i, x);
-      fails |= store(in_vectors, 0, i, x);
+      store(in_vectors, 0, i, x, largest);
     }
     uint32 places[column_tiles / 2];
 #pragma unroll
@@ -457,7 +458,7 @@ struct GemmMma {
         const bool loads = more && tap < rounds;
         if (loads) load(item, in_vectors, chunk + 1, tap, x);
         multiply(d, weights_begin + stage * (of_step * 16), window_begin + s.tap_shifts[tap], places);
-        if (loads) fails |= store(in_vectors, (chunk + 1) % 2, tap, x);
+        if (loads) store(in_vectors, (chunk + 1) % 2, tap, x, largest);
         if constexpr (splits) {
           if (++together == steps_together) {
             add(sums, partial);
@@ -472,13 +473,17 @@ struct GemmMma {
 #pragma unroll 1
         for (int i = taps; i < rounds; ++i) {
           load(item, in_vectors, chunk + 1, i, x);
-          fails |= store(in_vectors, (chunk + 1) % 2, i, x);
+          store(in_vectors, (chunk + 1) % 2, i, x, largest);
         }
       }
     }
-    if constexpr (splits) {
-      add(sums, partial);
-      if (fails) {
+    if constexpr (splits) add(sums, partial);
+    if constexpr (Numbers::guards) {
+      // Magnitudes in order are their bits in order, and NaN is beyond infinity.
+      const uint32 bits = __reduce_max_sync(0xffffffffu, __float_as_uint(largest));
+      if (lane == 0 && item.channel_tile == 0) atomicMax(p.guard + item.n, bits);
+    } else if constexpr (splits) {
+      if (!(largest <= most_split)) {
         p.only[item.n] = 1;
         atomicMax(p.only + p.batch, static_cast<uint32>(redo_some));
       }
@@ -502,6 +507,7 @@ struct GemmMma {
         const int own = item.channel_tile * Numbers::tile_rows + row(i, h);
         const int existing = own < rows ? own : 0;
         const int channel = existing / Geometry::row_classes;
+        const float scale = Numbers::guards ? __ldg(p.scales + existing) : 1.0f;
         float bias = 0.0f;
         if constexpr (C::has_bias) bias = load_one<typename C::Bias>(p.parameter[1], channel);
         ChannelValues<Chain, 1> values;
@@ -514,7 +520,8 @@ struct GemmMma {
           if constexpr (Numbers::chain_reads_tensors) {
             if (inside >> j & 1u) tensors.load(p, begin + s.targets[column(j)]);
           }
-          value = Chain::value(value + bias, values.value[0], tensors, 0);
+          value = Chain::value(Numbers::guards ? fmaf(value, scale, bias) : value + bias, values.value[0],
+                               tensors, 0);
         }
       }
     }
@@ -665,20 +672,25 @@ struct GemmMma {
           to[0] = mean;
           to[1] = per_deviation;
         }
-        if constexpr (Tail::mean_follows_norm) {
-          for (int i = lane; i < Tail::group_channels; i += 32) {
-            const int c = slab * Tail::group_channels + i;
+        for (int i = lane; i < Tail::group_channels; i += 32) {
+          const int c = slab * Tail::group_channels + i;
+          const float scale = Tail::weight(p, c) * per_deviation;
+          if constexpr (Numbers::guards) gemm::judge<Tail, Numbers>(p, n, fabsf(scale));
+          if constexpr (Tail::mean_follows_norm) {
             const int64 row = n * Tail::channels + c;
-            store_one<Output>(
-                p.output, row,
-                fmaf(row_mean(row) - mean, Tail::weight(p, c) * per_deviation, Tail::bias(p, c)));
+            store_one<Output>(p.output, row, fmaf(row_mean(row) - mean, scale, Tail::bias(p, c)));
           }
         }
       }
     } else {
-      for (int c = thread; c < Tail::channels; c += threads) {
-        const int64 row = n * Tail::channels + c;
-        store_one<Output>(p.output, row, row_mean(row));
+      if constexpr (Numbers::guards) {
+        if (thread == 0) gemm::judge<Tail, Numbers>(p, n, 1.0f);
+      }
+      if constexpr (Tail::has_mean) {
+        for (int c = thread; c < Tail::channels; c += threads) {
+          const int64 row = n * Tail::channels + c;
+          store_one<Output>(p.output, row, row_mean(row));
+        }
       }
     }
   }
@@ -696,13 +708,14 @@ struct GemmMma {
     activate(item, inside, d);
     __syncthreads();  // the rings are free
     if constexpr (Tail::has_norm || Tail::has_mean) row_moments(inside, d);
-    if constexpr (!Tail::has_norm && !Tail::has_mean) {
-      store_values<Output>(p.output, item, d);
-    } else {
-      if constexpr (Tail::has_norm && !Tail::mean_follows_norm) store_values<f32>(p.values, item, d);
+    if constexpr (!Tail::has_norm && !Tail::has_mean) store_values<Output>(p.output, item, d);
+    if constexpr (Tail::has_norm && !Tail::mean_follows_norm) store_values<f32>(p.values, item, d);
+    if constexpr (Tail::has_norm || Tail::has_mean) {
       __syncthreads();
       if constexpr (Tail::has_norm) store_parts(item);
       if constexpr (Tail::mean_follows_norm || (Tail::has_mean && !Tail::has_norm)) store_sums(item);
+    }
+    if constexpr (Tail::has_norm || Tail::has_mean || Numbers::guards) {
       constexpr uint32 tiles = Numbers::channel_tiles * position_parts;
       if (arrives_last(p.control + item.n, tiles)) finish_sample(item.n);
     }

@@ -27,8 +27,8 @@ struct GemmPack {
   static constexpr int channels = Numbers::pack_channels;
   static constexpr int taps = Numbers::taps;
   static constexpr int terms = C::in_channels * taps;
-  static constexpr int rows = GemmGeometry<C, Numbers>::rows;
-  static constexpr int classes = GemmGeometry<C, Numbers>::classes;
+  static constexpr int classes = static_cast<int>(C::classes(0) * C::classes(1) * C::classes(2));
+  static constexpr int rows = static_cast<int>(C::channels) * classes;  // as GemmGeometry has them
   using Weight = typename C::Weight;
   using Operand = typename Numbers::Operand;
   static constexpr int team = threads / channels;  // threads that measure a channel

@@ -371,27 +371,8 @@ struct GemmStaging {
     }
   }
 
-  // Marks a sample that f16 has no room for. Of a magnitude below 2^-14 f16 drops up to 2^-25: what becomes
-  // of that, at most, must not show where values are of the order of 1 (after a norm), or beside what is
-  // dropped of the largest (without one).
   static __device__ __forceinline__ void judge(const Parameters& p, int64 n, float scale) {
-    const float largest = __uint_as_float(__ldcg(p.guard + n));
-    constexpr float limit = 65504.0f;
-    bool redo = !(largest <= limit);
-    if (largest > 0.0f) {
-      constexpr bool splits = Numbers::parts == 2;
-      if constexpr (Tail::has_norm) {
-        const float lost = (splits ? 0x1p-25f / gemm::split_scale : 0x1p-25f) *
-                           __ldcg(p.scales + Numbers::padded_channels) * Numbers::steepness * scale;
-        redo |= !(lost <= (splits ? 1e-6f : 1e-5f));
-      } else {
-        redo |= largest < (splits ? 0x1p-7f * gemm::split_scale : 0x1p-4f);
-      }
-    }
-    if (redo) {
-      p.only[n] = 1;
-      atomicMax(p.only + p.batch, static_cast<uint32>(redo_some));
-    }
+    gemm::judge<Tail, Numbers>(p, n, scale);
   }
 };
 

@@ -93,11 +93,12 @@ struct MmaNumbers {
   MmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu) {
     const bool two = splits(problem);
     const int64_t wide = two ? 4 : 8;
-    const std::array<Tile, 5> tiles{{{4, wide, 1, 32 / wide},
+    const std::array<Tile, 6> tiles{{{4, wide, 1, 32 / wide},
                                      {4, wide, 2, 16 / wide},
                                      {4, wide, 1, 16 / wide},
                                      {2, wide, 1, 32 / wide},
-                                     {1, wide, 1, 32 / wide}}};
+                                     {1, wide, 1, 32 / wide},
+                                     {4, wide, 2, 32 / wide}}};
     for (const Tile& wanted : tiles) {
       for (const Box& tried : boxes_of(shape, wanted.positions())) {
         const MmaNumbers found(problem, shape, gpu, wanted, tried);
@@ -180,7 +181,10 @@ struct MmaNumbers {
       if (shared_bytes > 0) break;
     }
     ++stages;  // the loop went one further
-    blocks_wanted = parts == 1 && shared_bytes <= half ? 2 : 1;
+    // Registers of a thread besides its sums: 64, and more where there is room.
+    const int64_t registers = (4 * tile.row_tiles * tile.column_tiles * parts + 64) * tile.threads();
+    constexpr int64_t all_registers = 65536;
+    blocks_wanted = shared_bytes <= half && 2 * registers <= all_registers ? 2 : 1;
     clocks = predict(problem, shape, gpu);
   }
 

@@ -173,7 +173,7 @@ TEST_F(Gemm, DoesSamplesAgainThatHalvesCannotHold) {
       // The second sample alone.
       for (size_t i = size; i < 2 * size; ++i)
         operands.input[i] = static_cast<float>(operands.input[i] * scale);
-      for (const std::string& row : gemm_rows(problem)) {
+      for (const std::string& row : rows_named("gemm_", problem)) {
         const Outcome outcome = run(plan(problem, {row, ""}), operands, stream);
         const Comparison comparison = compare(problem, operands, outcome.output);
         if (comparison.failures > 0)

@@ -14,6 +14,7 @@
 #include "onepass/cuda.h"
 #include "onepass/error.h"
 #include "onepass/onepass.h"
+#include "plan/choice.h"
 #include "plan/strategy.h"
 #include "support/thread_executor.h"
 
@@ -172,7 +173,7 @@ const std::map<std::string, Assembled> limits{
     {"gemm_backward", {168, 0}},             // 512 of the first kernel, 384 of the second
     {"thin_mma", {128, 704}},     // 512; nothing in the loops: tickets, addresses, calls of careful tiles
     {"gemm_wgmma", {168, 1536}},  // 384; once a tile: places of a row in outputs that are not contiguous
-    {"gemm_mma", {255, 128}},     // 256; once a tile
+    {"gemm_mma", {255, 256}},     // 256; once a tile
     {"direct", {64, 0}},          // 1,024
 };
 
@@ -342,6 +343,24 @@ TEST(CudaKernels, RowsRefuseArchitecturesTheyDoNotHave) {
     expect_refusal("gemm_mma", "conv2d(32,8) @ 2x32x9x9", architecture, "fewer than 16 channels");
     expect_refusal("gemm_mma", "conv1d(16,16,k=16000,p=9000) @ 2x16x900", architecture, "too large");
     expect_refusal("direct", "relu @ 2x3x4x5 f64", architecture, "f64");
+  }
+}
+
+// By wgmma where there is one, else by mma.sync; on an A100 in place of PyTorch's convolution.
+TEST(CudaKernels, WideConvolutionsAreProductsOnEveryArchitecture) {
+  for (const char* const text :
+       {"conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 128x64x256x256 tf32",
+        "conv_transpose3d(64,128,k=3,bias=false) | relu | group_norm(8) @ 16x64x32x32x32 bf16",
+        "conv2d(320,320,k=3,p=1) | silu | group_norm(32) @ 8x320x64x64 f16 nhwc",
+        "conv3d(64,64,k=3,p=1) | leaky_relu | instance_norm @ 2x64x64x64x64",
+        "conv2d(64,128,k=3,s=2,p=1) | relu | group_norm(8) | silu | mean @ 32x64x257x258 tf32"}) {
+    for (const std::string& architecture : all) {
+      const Problem problem = Problem::parse(text, Device::cuda_architecture(architecture));
+      const std::vector<Candidate> candidates = consider(strategies(Device::Kind::cuda), problem, {});
+      EXPECT_EQ(choose(candidates, "").strategy, architecture == "sm_90a" ? "gemm_wgmma" : "gemm_mma")
+          << architecture << ": " << text;
+    }
+    EXPECT_TRUE(cuda::is_worth_fusing(Problem::parse(text, Device::cuda_architecture("sm_80")))) << text;
   }
 }
 

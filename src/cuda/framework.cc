@@ -68,7 +68,13 @@ double convolution_rate(const Problem& problem) {
 
 double convolution_seconds(const Problem& problem) {
   const Gpu& gpu = gpu_of(problem.device);
-  const double rate = convolution_rate(problem) * gpu.flops / 66.9e12;
+  double rate = convolution_rate(problem) * gpu.flops / 66.9e12;
+  // GPUs differ in how much their tensor cores do beside the others.
+  const bool is_f32 = problem.input.dtype == DType::f32;
+  if (!is_f32 || problem.precision == Precision::tf32) {
+    const double products = gpu.tensor_products() * (is_f32 ? 1.0 : 2.0);
+    rate = std::min(rate, 0.8 * 2 * products * gpu.multiprocessors * gpu.clock());
+  }
   const double elements =
       static_cast<double>(element_count(problem.input.sizes)) +
       static_cast<double>(element_count(problem.block.conv_output_shape(problem.input.sizes)));

@@ -28,18 +28,6 @@ bool splits(const Problem& problem) {
   return problem.input.dtype == DType::f32 && problem.precision != Precision::tf32;
 }
 
-// Multiply-adds of tf32 that a multiprocessor does in a clock by mma.sync; of 16 bits it does twice as many.
-double products_of_clock(const Gpu& gpu) {
-  if (gpu.compute_major == 8) return gpu.compute_minor == 0 ? 512 : gpu.compute_minor == 9 ? 256 : 128;
-  if (gpu.compute_major == 12) return 128;
-  return 1024;
-}
-
-double clock_of(const Gpu& gpu) {
-  const int lanes = gpu.compute_major == 8 && gpu.compute_minor == 0 ? 64 : 128;
-  return gpu.flops / 2 / lanes / gpu.multiprocessors;
-}
-
 // The places of a dimension that a box's window has (kernels/gemm_mma.cuh).
 struct WindowAxis {
   int64_t entries = 1;
@@ -227,7 +215,7 @@ struct MmaNumbers {
     const auto products = parts == 2 ? 3.0 : 1.0;
     const double terms = taps * static_cast<double>(chunks * chunk_channels());
     const double multiplied =
-        outputs * terms * products / products_of_clock(gpu) / (operand_bytes == 2 ? 2 : 1);
+        outputs * terms * products / gpu.tensor_products() / (operand_bytes == 2 ? 2 : 1);
     // 128 bytes of shared memory a clock: each warp reads its rows and its columns.
     const double warps = static_cast<double>(tile.threads()) / 32;
     const double read = warps * static_cast<double>(16 * tile.row_tiles + 8 * tile.column_tiles) * terms *
@@ -589,7 +577,7 @@ double seconds(const Problem& problem, const PlanOptions& options) {
   const double second_bytes = second ? 4 * elements + output : 0;
   const double packed = static_cast<double>(problem.parameters[0].byte_span() + numbers.weight_bytes());
   const double own = (second ? 3e-5 : 2.5e-5) + (2 * packed + second_bytes) / gpu.bytes_per_second +
-                     std::max(first_bytes / gpu.bytes_per_second, clocks / clock_of(gpu));
+                     std::max(first_bytes / gpu.bytes_per_second, clocks / gpu.clock());
   // Where the GPU has wgmma, that row was faster on every layer that was measured.
   if (cuda_gemm_wgmma.refusal(problem).empty())
     return std::max(own, 1.05 * cuda_gemm_wgmma.seconds(problem, options));

@@ -72,8 +72,7 @@ double copy_rate(const std::string& name, int device) {
 }
 
 double fp32_flops(const Gpu& gpu, int device) {
-  const int lanes = gpu.compute_major == 8 && gpu.compute_minor == 0 ? 64 : 128;  // of a multiprocessor
-  return 2e3 * attribute(clock_kilohertz, device) * lanes * gpu.multiprocessors;
+  return 2e3 * attribute(clock_kilohertz, device) * gpu.lanes() * gpu.multiprocessors;
 }
 
 Gpu ask_driver(int index) {

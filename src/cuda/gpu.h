@@ -21,6 +21,15 @@ struct Gpu {
   double bytes_per_second = 0;  // of a large device-to-device copy, read and written bytes counted
   double flops = 0;             // fp32 multiply-adds on CUDA cores, two operations each
 
+  double clock() const { return flops / 2 / lanes() / multiprocessors; }
+  int lanes() const { return compute_major == 8 && compute_minor == 0 ? 64 : 128; }  // of a multiprocessor
+  // Multiply-adds of tf32 that a multiprocessor does in a clock by mma.sync; of 16 bits it does twice as
+  // many.
+  int tensor_products() const {
+    if (compute_major == 8) return compute_minor == 0 ? 512 : compute_minor == 9 ? 256 : 128;
+    return compute_major == 12 ? 128 : 1024;
+  }
+
   bool has_clusters() const { return compute_major >= 9 && compute_major != 12; }
   // Blocks in the largest cluster kernels ask for; 1 where there are none.
   int largest_cluster() const { return compute_major == 9 || compute_major == 10 ? 16 : 1; }

@@ -3,6 +3,7 @@
 // one for the norm and what follows it.
 #include <algorithm>
 #include <array>
+#include <numeric>
 #include <optional>
 #include <sstream>
 
@@ -71,12 +72,14 @@ struct MmaNumbers {
   int64_t parts = 1;
   int64_t vectors = 4, of_vector = 8, chunks = 1;
   int64_t stages = 4;
-  int64_t batch_vectors = 1;
+  int64_t group_taps = 1;  // of a stage
+  int64_t batch_vectors = 1, group_batches = 1;
   int64_t window_pitch = 0;
-  int64_t all_taps = 0, most_taps = 0, least_taps = 0;  // of classes
-  int64_t shared_bytes = 0;                             // 0 where nothing fits
-  int64_t blocks_wanted = 2;                            // of a multiprocessor
-  double clocks = 0;                                    // of a multiprocessor, for a sample
+  int64_t staged_vectors = 0;  // of a chunk, those that fill a turn of all threads too
+  int64_t all_taps = 0, most_taps = 0, least_taps = 0, common_taps = 0;  // of classes
+  int64_t shared_bytes = 0;                                              // 0 where nothing fits
+  int64_t blocks_wanted = 2;                                             // of a multiprocessor
+  double clocks = 0;                                                     // of a multiprocessor, for a sample
 
   MmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu) {
     const bool two = splits(problem);
@@ -142,7 +145,8 @@ struct MmaNumbers {
     halves = problem.input.dtype == DType::f32 && classes(shape) == 1;
     parts = splits(problem) ? 2 : 1;
     of_vector = halves ? 8 : 16 / byte_size(problem.input.dtype);
-    vectors = shape.in_channels <= 2 * of_vector ? 2 : 4;
+    // The first chunk's x comes before anything is multiplied: it is a small part.
+    vectors = shape.in_channels <= 8 * of_vector ? 2 : 4;
     chunks = divide_up(shape.in_channels, chunk_channels());
     channel_tiles = divide_up(rows(shape), tile.rows());
     position_tiles = 1;
@@ -155,10 +159,17 @@ struct MmaNumbers {
     // Where vectors of channels come side by side, they go to different banks.
     const bool interleaved = problem.input.strides[1] == 1;
     window_pitch = interleaved ? round_up(window() - 8 / vectors, 8) + 8 / vectors : window();
-    const bool few_registers = parts == 2;
-    batch_vectors =
-        std::clamp<int64_t>(divide_up(window() * vectors, tile.threads() * std::max<int64_t>(1, least_taps)),
-                            1, few_registers ? 2 : 4);
+    group_taps = 1;
+    for (int64_t divisor = 2; divisor <= 4; ++divisor) {
+      if (common_taps % divisor == 0) group_taps = divisor;
+    }
+    const int64_t turns = interleaved ? divide_up(window(), tile.threads() / vectors)
+                                      : divide_up(window(), tile.threads()) * vectors;
+    staged_vectors = turns * tile.threads();
+    const int64_t of_group = divide_up(turns, std::max<int64_t>(1, least_taps / group_taps));
+    const int64_t most_in_registers = parts == 2 || tile.column_tiles < 8 ? 2 : 4;
+    batch_vectors = std::clamp<int64_t>(of_group, 1, most_in_registers);
+    group_batches = std::clamp<int64_t>(divide_up(of_group, batch_vectors), 1, group_taps);
     // Of two blocks, as far as that goes.
     const int64_t half = gpu.shared_bytes_per_multiprocessor / 2 - 1024;
     for (const int64_t limit : {std::min(half, gpu.shared_bytes_per_block), gpu.shared_bytes_per_block}) {
@@ -172,6 +183,7 @@ struct MmaNumbers {
     // Registers of a thread besides its sums: 64, and more where there is room.
     const int64_t registers = (4 * tile.row_tiles * tile.column_tiles * parts + 64) * tile.threads();
     constexpr int64_t all_registers = 65536;
+    if (registers > all_registers) shared_bytes = 0;
     blocks_wanted = shared_bytes <= half && 2 * registers <= all_registers ? 2 : 1;
     clocks = predict(problem, shape, gpu);
   }
@@ -183,7 +195,7 @@ struct MmaNumbers {
       for (size_t d = 0; d < r.size(); ++d) taps *= shape.axes[d].classes[r[d]].count;
       return taps;
     };
-    all_taps = most_taps = 0;
+    all_taps = most_taps = common_taps = 0;
     least_taps = taps_of();
     for (r[0] = 0; r[0] < shape.axes[0].classes.size(); ++r[0]) {
       for (r[1] = 0; r[1] < shape.axes[1].classes.size(); ++r[1]) {
@@ -192,6 +204,7 @@ struct MmaNumbers {
           all_taps += taps_of();
           most_taps = std::max(most_taps, taps_of());
           least_taps = std::min(least_taps, taps_of());
+          common_taps = std::gcd(common_taps, taps_of());
         }
       }
     }
@@ -200,7 +213,7 @@ struct MmaNumbers {
   // As kernels/gemm_mma.cuh has it.
   int64_t bytes_of_shared() const {
     const int64_t rings =
-        2 * parts * vectors * window_pitch * 16 + stages * parts * vectors * tile.rows() * 16;
+        2 * parts * vectors * window_pitch * 16 + stages * group_taps * parts * vectors * tile.rows() * 16;
     const int64_t finish = tile.warps_n * tile.rows() * 16 + tile.threads() / 32 * 16 * 40 * 4;
     return round_up(
         std::max(rings, finish) + 4 * (window_pitch + tile.positions() + std::max<int64_t>(1, most_taps)),
@@ -231,7 +244,7 @@ struct MmaNumbers {
     const double moved =
         (x_bytes + static_cast<double>(tile.rows()) * terms * operand_bytes * static_cast<double>(parts)) /
         32;
-    const double staged = static_cast<double>(window() * vectors * chunks) * (of_vector == 8 ? 26 : 20) / 128;
+    const double staged = static_cast<double>(staged_vectors * chunks) * (of_vector == 8 ? 26 : 20) / 128;
     const double finished = outputs * 24 / 128 + outputs * 4 / 16 * (planar ? in_sectors(box[2], 4) : 1.0);
     const double all = std::max({multiplied, read, moved}) * 1.25 + staged + finished + 2000;
     return static_cast<double>(tiles(shape)) * all * (blocks_wanted == 2 ? 1.0 : 1.15);
@@ -288,7 +301,7 @@ class GemmMma final : public Kernel {
         << "tile: " << n.tile.rows() << " channels, a box of " << n.box[0] << "x" << n.box[1] << "x"
         << n.box[2] << " outputs (" << n.tile.positions() << "), " << n.tiles(shape_) << " tiles a sample\n"
         << "window: " << n.window() << " positions, 2 stages of " << n.chunk_channels() << " channels\n"
-        << "weights: " << n.stages << " stages of a tap\n"
+        << "weights: " << n.stages << " stages of " << n.group_taps << " taps\n"
         << "blocks: " << describe_blocks(shape_.batch * n.tiles(shape_), function_);
     if (finish_)
       out << "second: values " << (has_own_values() ? "of the workspace" : "of the output") << '\n';
@@ -351,6 +364,13 @@ class GemmMma final : public Kernel {
     Shape dense = TensorSpec::dense(DType::f32, sizes).strides;
     dense.insert(dense.begin() + 2, 5 - dense.size(), 0);
     return strides() == dense;
+  }
+  // Whether 32 bits count the bytes of a sample of x.
+  bool has_small_samples() const {
+    int64_t last = 0;
+    for (size_t d = 1; d < problem_.input.sizes.size(); ++d)
+      last += (problem_.input.sizes[d] - 1) * problem_.input.strides[d];
+    return (last + 1) * byte_size(problem_.input.dtype) <= int64_t{1} << 32;
   }
   // One class: packed as for gemm_wgmma, several channels to a block where they are many, since it writes 16
   // bytes of each; their weights once through shared memory where they fit.
@@ -435,7 +455,10 @@ class GemmMma final : public Kernel {
                .add("padded_channels", padded_channels())
                .add("chunks", n.chunks)
                .add("stages", n.stages)
+               .add("group_taps", n.group_taps)
                .add("batch_vectors", n.batch_vectors)
+               .add("group_batches", n.group_batches)
+               .flag("small_samples", has_small_samples())
                .add("window_pitch", n.window_pitch)
                .add("most_taps", std::max<int64_t>(1, n.most_taps))
                .flag("chain_reads_tensors", reads_tensors)

@@ -27,7 +27,7 @@ struct Gpu {
   // many.
   int tensor_products() const {
     if (compute_major == 8) return compute_minor == 0 ? 512 : compute_minor == 9 ? 256 : 128;
-    return compute_major == 12 ? 128 : 1024;
+    return compute_major == 12 ? 128 : 512;
   }
 
   bool has_clusters() const { return compute_major >= 9 && compute_major != 12; }

@@ -8,8 +8,8 @@
 // added to their addresses, whatever stride and dilation are. Places of one dimension are ordered so that
 // neighbouring outputs meet neighbouring places. Weights, packed by a launch before, are the left operand.
 //
-//   weights   by asynchronous copies, a ring of stages of one tap of one chunk of input channels
-//   x         through registers, where it is rounded or split: while a tap of this chunk is multiplied, a
+//   weights   by asynchronous copies, a ring of stages of a group of taps of one chunk of input channels
+//   x         through registers, where it is rounded or split: while a group of this chunk is multiplied, a
 //             part of the next chunk's window is on its way. Two windows.
 //
 // f32 operands are rounded to f16 in tf32's precision, as exactly as to tf32, or split in two of them
@@ -90,7 +90,7 @@ struct alignas(16) GemmMmaShared {
   static constexpr int value_pitch = 40;
   struct Rings {
     uint4 x[2][Numbers::parts][Numbers::vectors][Numbers::window_pitch];
-    uint4 weights[Numbers::stages][Numbers::parts][Numbers::vectors][Numbers::tile_rows];
+    uint4 weights[Numbers::stages][Numbers::group_taps][Numbers::parts][Numbers::vectors][Numbers::tile_rows];
   };
   // After the products.
   struct Finish {
@@ -218,45 +218,48 @@ struct GemmMma {
   }
 
   // --- x ---
-  // Vectors as they come: one element a word, or words as they lie in memory.
+  // A vector as it comes: one element a word, or words as they lie in memory.
   struct Vector {
     uint32 word[of_vector];
+    int to;  // where it goes in the window; -1: nowhere
   };
   static constexpr bool vectors_fit =
       C::input_stride(1) == 1 && C::in_channels % of_vector == 0 && C::input_stride(0) % of_vector == 0 &&
       C::input_stride(2) % of_vector == 0 && C::input_stride(3) % of_vector == 0 &&
       C::input_stride(4) % of_vector == 0;
   static constexpr bool interleaved = C::input_stride(1) == 1;
-  static constexpr int round = threads * Numbers::batch_vectors;  // vectors that the block has on their way
-  static constexpr int rounds = (window * vectors + round - 1) / round;  // of a chunk
-
-  // Which vector of the chunk and which place; neighbouring threads have neighbours in memory.
-  static __device__ __forceinline__ void split(int i, int& vector, int& place) {
-    if constexpr (interleaved) {
-      place = i / vectors;
-      vector = i - place * vectors;
-    } else {
-      vector = i / window;
-      place = i - vector * window;
-    }
-  }
+  // The block's threads have neighbours in memory: places of one vector of channels, or vectors of a place.
+  static constexpr int places_at_once = interleaved ? threads / vectors : threads;
+  static constexpr int turns =
+      (window + places_at_once - 1) / places_at_once * (interleaved ? 1 : vectors);  // of a chunk
+  static constexpr int rounds = (turns + Numbers::batch_vectors - 1) / Numbers::batch_vectors;
 
   __device__ __forceinline__ void load(const Item& item, bool in_vectors, int chunk, int number,
                                        Vector (&x)[Numbers::batch_vectors]) const {
     using Word = typename gemm::Word<Input::bytes>::Type;
-    const Word* from = static_cast<const Word*>(p.input) + item.n * C::input_stride(0);
+    using Offset = typename gemm::If<Numbers::small_samples, uint32, int64>::Type;  // in bytes
+    constexpr Offset channel_bytes = static_cast<Offset>(C::input_stride(1) * Input::bytes);
+    const unsigned char* from =
+        static_cast<const unsigned char*>(p.input) +
+        (item.n * C::input_stride(0) + static_cast<int64>(chunk * vectors * of_vector) * C::input_stride(1)) *
+            Input::bytes;
 #pragma unroll
     for (int k = 0; k < Numbers::batch_vectors; ++k) {
-      const int i = number * round + k * threads + thread;
 #pragma unroll
       for (int j = 0; j < of_vector; ++j) x[k].word[j] = 0;
-      if (i >= window * vectors) continue;
-      int vector, place;
-      split(i, vector, place);
+      x[k].to = -1;
+      const int turn = number * Numbers::batch_vectors + k;
+      const int vector = interleaved ? thread % vectors : turn % vectors;
+      const int place =
+          interleaved ? turn * places_at_once + thread / vectors : turn / vectors * places_at_once + thread;
+      if (turn >= turns || place >= window) continue;
+      x[k].to = vector * Numbers::window_pitch + place;
       const int offset = s.sources[place];
       const int channel = (chunk * vectors + vector) * of_vector;
       if (offset < 0) continue;
-      const Word* first = from + (channel * C::input_stride(1) + offset);
+      const auto* first = reinterpret_cast<const Word*>(
+          from + (static_cast<Offset>(vector * of_vector) * channel_bytes +
+                  static_cast<Offset>(offset) * static_cast<Offset>(Input::bytes)));
       if (vectors_fit && in_vectors) {
         if (channel >= C::in_channels) continue;
 #pragma unroll
@@ -277,16 +280,14 @@ struct GemmMma {
 
   // To the window of stage `stage`. `largest`: the largest magnitude, NaN where there is one, of what is
   // rounded to f16 or split.
-  __device__ __forceinline__ void store(bool in_vectors, int stage, int number,
-                                        const Vector (&x)[Numbers::batch_vectors], float& largest) const {
+  __device__ __forceinline__ void store(bool in_vectors, int stage, const Vector (&x)[Numbers::batch_vectors],
+                                        float& largest) const {
 #pragma unroll
     for (int k = 0; k < Numbers::batch_vectors; ++k) {
-      const int i = number * round + k * threads + thread;
-      if (i >= window * vectors) continue;
-      int vector, place;
-      split(i, vector, place);
+      if (x[k].to < 0) continue;
       const uint32(&word)[of_vector] = x[k].word;
-      uint4(&to)[Numbers::parts][vectors][Numbers::window_pitch] = s.rings.x[stage];
+      constexpr int part_vectors = vectors * Numbers::window_pitch;
+      uint4* const to = &s.rings.x[stage][0][0][0] + x[k].to;
       if constexpr (Input::bytes == 2) {
         uint4 four;
         if (vectors_fit && in_vectors) {
@@ -295,7 +296,7 @@ struct GemmMma {
           four = {word[0] | word[1] << 16, word[2] | word[3] << 16, word[4] | word[5] << 16,
                   word[6] | word[7] << 16};
         }
-        to[0][vector][place] = four;
+        *to = four;
       } else {
         float value[of_vector];
 #pragma unroll
@@ -323,20 +324,23 @@ struct GemmMma {
               if constexpr (splits) value[j] -= rounded;
             }
           }
-          to[part][vector][place] = {operand[0], operand[1], operand[2], operand[3]};
+          to[part * part_vectors] = {operand[0], operand[1], operand[2], operand[3]};
         }
       }
     }
   }
 
   // --- Weights ---
+  static constexpr int of_tap = Numbers::parts * vectors * Numbers::tile_rows;  // vectors
+  static constexpr int of_group = Numbers::group_taps * of_tap;
+
+  // `from`: the first vector of this thread.
   __device__ __forceinline__ void send_weights(const uint4* from, int stage) const {
-    constexpr int count = Numbers::parts * vectors * Numbers::tile_rows;
-    const uint32 to = barrier::shared_address(&s.rings.weights[stage][0][0][0]);
+    const uint32 to = barrier::shared_address(&s.rings.weights[stage][0][0][0][0]) + thread * 16;
 #pragma unroll
-    for (int i = 0; i < (count + threads - 1) / threads; ++i) {
-      const int own = i * threads + thread;
-      if (count % threads == 0 || own < count) mma::copy_vector(to + own * 16, from + own);
+    for (int i = 0; i < (of_group + threads - 1) / threads; ++i) {
+      if (of_group % threads == 0 || i * threads + thread < of_group)
+        mma::copy_vector(to + i * threads * 16, from + i * threads);
     }
   }
 
@@ -399,17 +403,19 @@ struct GemmMma {
 
   __device__ __forceinline__ void convolve(const Item& item, const ThinClass<C>& own, Sums& sums) const {
     const int taps = own.count[0] * own.count[1] * own.count[2];
-    constexpr int of_step = Numbers::parts * vectors * Numbers::tile_rows;
     const uint4* weights =
         static_cast<const uint4*>(p.packed) +
         (static_cast<int64>(Geometry::taps_before(item.class_index)) * Numbers::channel_tiles +
          static_cast<int64>(item.channel_tile) * taps) *
-            (Numbers::chunks * of_step);
-    const int all = taps * Numbers::chunks;
+            (Numbers::chunks * of_tap) +
+        thread;
+    const int groups = taps / Numbers::group_taps;
+    const int all = groups * Numbers::chunks;
     constexpr int ahead = Numbers::stages - 1;
 #pragma unroll
     for (int i = 0; i < ahead; ++i) {
-      if (i < all) send_weights(weights + static_cast<int64>(i) * of_step, i);
+      if (i < all) send_weights(weights, i);
+      weights += of_group;
       mma::commit();
     }
     const bool in_vectors = vectors_fit && reinterpret_cast<uint64>(p.input) % 16 == 0;
@@ -418,7 +424,7 @@ struct GemmMma {
 #pragma unroll 1
     for (int i = 0; i < rounds; ++i) {
       load(item, in_vectors, 0, i, x);
-      store(in_vectors, 0, i, x, largest);
+      store(in_vectors, 0, x, largest);
     }
     uint32 places[column_tiles / 2];
 #pragma unroll
@@ -428,7 +434,7 @@ struct GemmMma {
                   16;
     }
     const uint32 weights_begin =
-        barrier::shared_address(&s.rings.weights[0][0][0][0]) +
+        barrier::shared_address(&s.rings.weights[0][0][0][0][0]) +
         static_cast<uint32>(lane / 16 * Numbers::tile_rows + first_row + lane % 16) * 16;
     const uint32 x_begin = barrier::shared_address(&s.rings.x[0][0][0][0]);
     constexpr uint32 x_bytes = Numbers::parts * vectors * Numbers::window_pitch * 16;
@@ -436,44 +442,53 @@ struct GemmMma {
     Sums partial;
     Sums& d = splits ? partial : sums;
     constexpr int most_terms = 64;
-    constexpr int steps_together =
+    constexpr int taps_together =
         most_terms / (vectors * of_vector) > 0 ? most_terms / (vectors * of_vector) : 1;
     clear(sums);
     if constexpr (splits) clear(partial);
     int together = 0;
     int step = 0;
     int stage = 0;
+    constexpr int batches = Numbers::group_batches;  // of x, beside a group
 #pragma unroll 1
     for (int chunk = 0; chunk < Numbers::chunks; ++chunk) {
       const uint32 window_begin = x_begin + (chunk % 2) * x_bytes;
       const bool more = chunk + 1 < Numbers::chunks;
 #pragma unroll 1
-      for (int tap = 0; tap < taps; ++tap) {
+      for (int group = 0; group < groups; ++group) {
         mma::wait<ahead - 1>();
         // This step's weights and window are there, and the stage of the step before is free.
         __syncthreads();
         const int free = stage == 0 ? ahead : stage - 1;
-        if (step + ahead < all) send_weights(weights + static_cast<int64>(step + ahead) * of_step, free);
+        if (step + ahead < all) send_weights(weights, free);
+        weights += of_group;
         mma::commit();
-        const bool loads = more && tap < rounds;
-        if (loads) load(item, in_vectors, chunk + 1, tap, x);
-        multiply(d, weights_begin + stage * (of_step * 16), window_begin + s.tap_shifts[tap], places);
-        if (loads) store(in_vectors, (chunk + 1) % 2, tap, x, largest);
-        if constexpr (splits) {
-          if (++together == steps_together) {
-            add(sums, partial);
-            clear(partial);
-            together = 0;
+#pragma unroll
+        for (int t = 0; t < Numbers::group_taps; ++t) {
+          // A single batch has the time of the whole group.
+          const int number = group * batches + t;
+          const bool loads = t < batches && more && number < rounds;
+          if (loads) load(item, in_vectors, chunk + 1, number, x);
+          multiply(d, weights_begin + (stage * of_group + t * of_tap) * 16,
+                   window_begin + s.tap_shifts[group * Numbers::group_taps + t], places);
+          if (batches > 1 && loads) store(in_vectors, (chunk + 1) % 2, x, largest);
+          if constexpr (splits) {
+            if (++together == taps_together) {
+              add(sums, partial);
+              clear(partial);
+              together = 0;
+            }
           }
         }
+        if (batches == 1 && more && group < rounds) store(in_vectors, (chunk + 1) % 2, x, largest);
         ++step;
         stage = stage == ahead ? 0 : stage + 1;
       }
       if (more && taps > 0) {
 #pragma unroll 1
-        for (int i = taps; i < rounds; ++i) {
+        for (int i = groups * batches; i < rounds; ++i) {
           load(item, in_vectors, chunk + 1, i, x);
-          store(in_vectors, (chunk + 1) % 2, i, x, largest);
+          store(in_vectors, (chunk + 1) % 2, x, largest);
         }
       }
     }

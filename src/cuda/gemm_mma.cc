@@ -184,7 +184,11 @@ struct MmaNumbers {
     const int64_t registers = (4 * tile.row_tiles * tile.column_tiles * parts + 64) * tile.threads();
     constexpr int64_t all_registers = 65536;
     if (registers > all_registers) shared_bytes = 0;
-    blocks_wanted = shared_bytes <= half && 2 * registers <= all_registers ? 2 : 1;
+    if (shared_bytes > 0) {
+      blocks_wanted = std::clamp<int64_t>(
+          std::min(all_registers / registers, gpu.shared_bytes_per_multiprocessor / (shared_bytes + 1024)), 1,
+          4);
+    }
     clocks = predict(problem, shape, gpu);
   }
 
@@ -247,7 +251,7 @@ struct MmaNumbers {
     const double staged = static_cast<double>(staged_vectors * chunks) * (of_vector == 8 ? 26 : 20) / 128;
     const double finished = outputs * 24 / 128 + outputs * 4 / 16 * (planar ? in_sectors(box[2], 4) : 1.0);
     const double all = std::max({multiplied, read, moved}) * 1.25 + staged + finished + 2000;
-    return static_cast<double>(tiles(shape)) * all * (blocks_wanted == 2 ? 1.0 : 1.15);
+    return static_cast<double>(tiles(shape)) * all * (blocks_wanted > 1 ? 1.0 : 1.15);
   }
 };
 

@@ -146,6 +146,9 @@ const std::vector<Kernel>& kernels() {
       {"gemm_mma", "conv2d(17,70,k=1,s=2) | residual_add | group_norm(7) | gelu | mean @ 4x17x33x35 f16 nhwc",
        tuned},
       {"gemm_mma", "conv1d(16,16,k=9,d=3) | mean @ 4x16x3000", tuned},
+      {"gemm_packed", "conv2d(1280,1280,k=3,p=1) | group_norm(32) | silu @ 8x1280x16x16 tf32", tuned},
+      {"gemm_packed", "conv3d(320,320,k=3,p=1) | instance_norm | leaky_relu @ 2x320x8x8x8 bf16", tuned},
+      {"gemm_packed", "conv_transpose2d(24,20,k=2,s=2) | swish | mean @ 3x24x9x11 f16 nhwc", tuned},
       {"direct", "conv_transpose3d(3,16,k=3,s=2,p=1) @ 8x3x16x32x32", all},
       {"direct", "conv2d(64,32,k=3,p=same,d=2,groups=4,bias=false) @ 8x64x33x35 bf16 nhwc", tuned},
   };
@@ -172,6 +175,7 @@ const std::map<std::string, Assembled> limits{
     {"thin_backward", {255, 512}},           // 256, or 512; on sm_80, outside the loops over products
     {"gemm_backward", {168, 0}},             // 512 of the first kernel, 384 of the second
     {"thin_mma", {128, 704}},     // 512; nothing in the loops: tickets, addresses, calls of careful tiles
+    {"gemm_packed", {168, 0}},    // 384
     {"gemm_wgmma", {168, 1536}},  // 384; once a tile: places of a row in outputs that are not contiguous
     {"gemm_mma", {255, 256}},     // 256; once a tile
     {"direct", {64, 0}},          // 1,024
@@ -329,6 +333,12 @@ TEST(CudaKernels, RowsRefuseArchitecturesTheyDoNotHave) {
     expect_refusal("thin_mma", "conv2d(3,8) @ 2x3x9x9 f32 nhwc", architecture, "dense");
     expect_refusal("thin_mma", "conv2d(3,65) @ 2x3x9x9", architecture, "more than 64 output channels");
     expect_refusal("thin_mma", "conv_transpose3d(1,64,k=2,s=8) @ 2x1x9x9x9", architecture, "eight cells");
+    expect_refusal("gemm_packed", "relu @ 2x3x4x5", architecture, "no convolution");
+    if (architecture == "sm_90a") {
+      expect_refusal("gemm_packed", "conv2d(32,32) | relu @ 2x32x9x9", architecture, "strict f32");
+      expect_refusal("gemm_packed", "conv2d(32,32,s=2) | relu @ 2x32x9x9 tf32", architecture, "a stride");
+      expect_refusal("gemm_packed", "conv2d(32,32) @ 2x32x9x9 tf32", architecture, "nothing follows");
+    }
     expect_refusal("gemm_wgmma", "relu @ 2x3x4x5", architecture, "no convolution");
     expect_refusal("gemm_wgmma", "conv2d(32,32,groups=2) @ 2x32x9x9", architecture, "has groups");
     if (architecture != "sm_90a") {

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cuda/device_code.h"
+#include "cuda/gemm.h"
 #include "cuda/recording.h"
 #include "onepass/cuda.h"
 #include "onepass/error.h"
@@ -81,6 +82,9 @@ BackwardProblem with_batch(const BackwardProblem& problem, int64_t batch) {
     changed.parameter_gradients[i].sizes = changed.forward.parameters[i].sizes;
   return changed;
 }
+
+int64_t batch_of(const Problem& problem) { return problem.input.sizes[0]; }
+int64_t batch_of(const BackwardProblem& problem) { return batch_of(problem.forward); }
 
 class Checker {
  public:
@@ -163,6 +167,7 @@ template <class AnyPlan, class Record, class PlanFor>
 ExportedPlan export_any(const AnyPlan& plan, const Record& record_plan, const PlanFor& plan_for) {
   void* workspace = nullptr;
   Recording recording;
+  const CutFor cut(batch_of(plan.problem()));
   record_plan(plan, recording, workspace);
   const Number bytes = recording.end_of(workspace);
   recording.stop();

@@ -367,8 +367,9 @@ TEST(CudaKernels, WideConvolutionsAreProductsOnEveryArchitecture) {
     for (const std::string& architecture : all) {
       const Problem problem = Problem::parse(text, Device::cuda_architecture(architecture));
       const std::vector<Candidate> candidates = consider(strategies(Device::Kind::cuda), problem, {});
-      EXPECT_EQ(choose(candidates, "").strategy, architecture == "sm_90a" ? "gemm_wgmma" : "gemm_mma")
-          << architecture << ": " << text;
+      const std::string chosen = choose(candidates, "").strategy;
+      EXPECT_TRUE(chosen.starts_with("gemm_")) << architecture << ": " << text;
+      EXPECT_EQ(chosen == "gemm_mma", architecture != "sm_90a") << architecture << ": " << text;
     }
     EXPECT_TRUE(cuda::is_worth_fusing(Problem::parse(text, Device::cuda_architecture("sm_80")))) << text;
   }

@@ -172,7 +172,7 @@ const std::map<std::string, Assembled> limits{
     {"thin_samples", {128, 256}},            // 512; spilled and loaded outside the loops over products
     {"thin_wgmma", {96, 512}},               // 640, of which those that multiply have 104
     {"thin_cores", {128, 16}},               // 512
-    {"thin_backward", {255, 512}},           // 256, or 512; on sm_80, outside the loops over products
+    {"thin_backward", {255, 640}},           // 256, or 512; on sm_80, outside the loops over products
     {"gemm_backward", {168, 0}},             // 512 of the first kernel, 384 of the second
     {"thin_mma", {128, 704}},     // 512; nothing in the loops: tickets, addresses, calls of careful tiles
     {"gemm_packed", {168, 0}},    // 384

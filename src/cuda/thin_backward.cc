@@ -5,6 +5,7 @@
 #include <optional>
 #include <sstream>
 
+#include "cuda/gemm.h"
 #include "cuda/thin.h"
 
 namespace onepass {
@@ -16,6 +17,21 @@ int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 // The least number from `least` on that is `rest` more than a multiple of 32: rows of shared memory so far
 // apart begin in different banks.
 int64_t apart(int64_t least, int64_t rest) { return least + (rest - least % 32 + 32) % 32; }
+
+// Whether the elements of a sample lie side by side, in whatever order.
+bool is_dense(const TensorSpec& input) {
+  std::vector<std::pair<int64_t, int64_t>> dimensions;  // stride, size
+  for (size_t d = 1; d < input.sizes.size(); ++d) {
+    if (input.sizes[d] > 1) dimensions.emplace_back(input.strides[d], input.sizes[d]);
+  }
+  std::sort(dimensions.begin(), dimensions.end());
+  int64_t next = 1;
+  for (const auto& [stride, size] : dimensions) {
+    if (stride != next) return false;
+    next *= size;
+  }
+  return true;
+}
 
 bool is_16_bits(DType type) { return type == DType::f16 || type == DType::bf16; }
 
@@ -50,11 +66,15 @@ struct ThinBackwardNumbers {
   static constexpr int64_t warps = threads / 32;
   static constexpr int64_t most_parts = 4;
   static constexpr int64_t slices = 16;
-  int64_t blocks = 2;  // of a multiprocessor
+  static constexpr int64_t most_buffers = 4;  // of planes of dh
+  int64_t blocks = 2;                         // of a multiprocessor
   int64_t spans = 4, chunk_rows = 1;
   int64_t vector = 4;  // input channels that lie together in a window
   int64_t steps = 0, fragments = 0, jobs = 0, units = 0, job_parts = 1;
   bool splits = false;
+  // Operands are f16, scaled by powers of two, where that has as many bits: in half of the room.
+  bool halves = false;
+  bool stages = false;  // dy of a chunk comes by way of shared memory
   Three tile{1, 1, 1}, tiles{1, 1, 1}, window{1, 1, 1}, low{0, 0, 0};
   int64_t dh_pitch = 0, segments = 1, segment_tiles = 1;
   Three back_tile{1, 1, 1}, back_tiles{1, 1, 1}, back_window{1, 1, 1};
@@ -79,7 +99,9 @@ struct ThinBackwardNumbers {
       conv_dilation[at] = conv.dilation[d];
     }
     row_tiles_ = divide_up(shape.channels, 16);
+    halves = may_halve();
     cut_chunks();
+    stages = may_stage(problem);
     find_terms();
     back_pitch = row_tiles_ % 2 == 0 ? row_tiles_ * 16 + 16 : row_tiles_ * 16;
     for (blocks = 2; blocks > 0; --blocks) {
@@ -92,11 +114,11 @@ struct ThinBackwardNumbers {
 
   int64_t all_tiles() const { return product(tiles); }
   int64_t tickets_of_sample() const {
-    return (work_.first ? segments : 0) + (work_.second ? segments : 0) +
+    return (halves ? 1 : 0) + (work_.first ? segments : 0) + (work_.second ? segments : 0) +
            (work_.input ? product(back_tiles) : 0);
   }
-  int64_t ring_floats() const {
-    return row_tiles_ * 16 * shape_.axes[0].out * shape_.axes[1].out * shape_.axes[2].out;
+  int64_t ring_bytes() const {
+    return operand_bytes() * row_tiles_ * 16 * shape_.axes[0].out * shape_.axes[1].out * shape_.axes[2].out;
   }
 
   std::string source(const BackwardProblem& problem) const {
@@ -133,7 +155,7 @@ struct ThinBackwardNumbers {
             .add("all_tiles", all_tiles())
             .add("window_vectors", window_vectors())
             .add("back_columns", back_columns)
-            .add("back_floats", back_floats())
+            .add("back_elements", back_elements())
             .add("back_live", back_live)
             .add("back_buffers", back_buffers)
             .add("product_pitch", product_pitch)
@@ -141,6 +163,11 @@ struct ThinBackwardNumbers {
             .add("back_spans_at_once", back_spans_at_once)
             .add("back_pitch", back_pitch)
             .flag("splits", splits)
+            .flag("halves", halves)
+            .flag("stages", stages)
+            .flag("slides", slides())
+            .flag("alone", work_.input && is_alone())
+            .flag("dense_input", is_dense(problem.forward.input))
             .flag("has_first", work_.first)
             .flag("has_second", work_.second)
             .flag("wants_input", work_.input)
@@ -161,15 +188,41 @@ struct ThinBackwardNumbers {
                                   ? problem.parameter_gradients[index].dtype
                                   : DType::f32));
     };
-    text += "  using WeightGradient = onepass::" + type(0) + ";\n  using BiasGradient = onepass::" + type(1) +
-            ";\n";
+    std::ostringstream steep;
+    TailParts before = shape_.parts;
+    before.after.clear();
+    steep << "  static constexpr float steepness = " << std::showpoint << steepness(before) << "f;\n";
+    text += steep.str() + "  using WeightGradient = onepass::" + type(0) +
+            ";\n  using BiasGradient = onepass::" + type(1) + ";\n";
     return "using onepass::int64;\nstruct Numbers {\n" + text + "};\n";
   }
 
  private:
+  // Where pass 1 can bound dh: no parameter makes the chain before the norm steep. Rows are cut into 16
+  // positions at a time, of which few may be filled up.
+  bool may_halve() const {
+    if (splits || !work_.first || !work_.second) return false;
+    if (std::any_of(shape_.parts.before.begin(), shape_.parts.before.end(),
+                    [](const TailParts::Stage& stage) { return stage.parameter >= 0; }))
+      return false;
+    return round_up(shape_.axes[2].classes[0].positions, 16) * 4 <=
+           std::max<int64_t>(1, shape_.axes[2].classes[0].positions) * 5;
+  }
+  // Rows of 32 neighbouring elements of dy for each of at most 16 channels. Split operands leave too little
+  // room: tiles become so small that s60 takes 2.76 ms in f32 instead of 2.61.
+  bool may_stage(const BackwardProblem& problem) const {
+    return !splits && row_tiles_ == 1 && chunk_rows == 1 && spans * 8 * classes_x() == 32 &&
+           !shape_.parts.mean && problem.output_gradient.dtype == DType::f32 &&
+           problem.output_gradient.strides.back() == 1;
+  }
+  // Tiles of one plane follow each other along the first dimension and keep planes of the window.
+  bool slides() const { return tile[0] == 1 && tiles[0] > 1 && shape_.axes[0].step < window[0]; }
+  int64_t operand_bytes() const { return halves ? 2 : 4; }
+  int64_t products() const { return halves ? 1 : vector / 2; }
+
   // Steps and jobs, as kernels/thin_backward.cuh counts them.
   void find_terms() {
-    vector = shape_.in_channels <= 2 ? 2 : 4;
+    vector = !halves && shape_.in_channels <= 2 ? 2 : 4;
     for (const ThinAxis::Class& z : shape_.axes[0].classes) {
       for (const ThinAxis::Class& y : shape_.axes[1].classes) {
         for (const ThinAxis::Class& x : shape_.axes[2].classes) {
@@ -177,7 +230,7 @@ struct ThinBackwardNumbers {
           const int64_t outer = divide_up(shape_.in_channels, vector) * z.count * x.count;
           const int64_t entries = chunk_rows > 1 && y.count > 0 ? outer : outer * y.count;
           steps += divide_up(entries, 4);
-          fragments += divide_up(entries, 4) * row_taps * (vector / 2);
+          fragments += divide_up(entries, 4) * row_taps * products();
           jobs += divide_up(entries, 8) * row_tiles_;
           units += divide_up(entries, 8) * row_tiles_ * row_taps * components();
         }
@@ -222,25 +275,35 @@ struct ThinBackwardNumbers {
   // Bytes of everything but what passes and pass 3 have in turns.
   int64_t fixed_bytes() const {
     const int64_t parts = splits ? 2 : 1;
-    const int64_t back_steps = shape_.axes[0].kernel * shape_.axes[1].kernel * row_tiles_ * 2;
+    const int64_t back_steps = shape_.axes[0].kernel * shape_.axes[1].kernel * row_tiles_ * (halves ? 1 : 2);
     const int64_t rows = row_tiles_ * 16;
     return parts * 512 *
                (std::max<int64_t>(1, fragments * row_tiles_) +
                 (work_.input ? back_steps * column_tiles() : 1)) +
-           4 * (steps * 4 + 1 + jobs * 8 + 1) + 28 * shape_.classes() + rows * (32 + 4) + 16 + 24;
+           12 * (steps * 4 + 1 + jobs * 8 + 1) + 8 + 28 * shape_.classes() +
+           rows * (32 + 4 + (halves ? 8 : 0)) + 16 + 16 * most_buffers + 24;
   }
 
   void set_window() {
     for (size_t d = 0; d < 3; ++d) window[d] = (tile[d] - 1) * shape_.axes[d].step + reach_[d] + 1;
     // Rows of taps that lie side by side are read together: an odd number of vectors from one to the other.
-    if (window[2] % 2 == 0 && product({window[0], window[1], shape_.in_channels}) > 1) ++window[2];
+    const bool has_rows = product({window[0], window[1], shape_.in_channels}) > 1;
+    if (halves && has_rows) {
+      window[2] += (8 - window[2] % 16 + 16) % 16;  // eight positions are half of the banks
+    } else if (window[2] % 2 == 0 && has_rows) {
+      ++window[2];
+    }
     dh_pitch = work_.weight ? apart(2 * product(tile), 16) : 8;
   }
   int64_t pass_bytes() const {
     const int64_t sums = std::max<int64_t>(1, std::max(work_.first_sums(), work_.second_sums()));
     const int64_t gradients = work_.weight ? shape_.classes() * row_tiles_ * 8 : 1;
-    return 4 * (std::max(window_vectors() * vector, warps * row_tiles_ * 16 * sums) + gradients * dh_pitch) +
-           (work_.weight ? units : 1) * 512;
+    const int64_t window_bytes = round_up(window_vectors() * vector * operand_bytes(), 16);
+    const int64_t dh_bytes =
+        halves ? 16 + 512 * (work_.weight ? shape_.classes() * row_tiles_ * divide_up(product(tile), 16) : 1)
+               : 4 * gradients * dh_pitch + 512;
+    return std::max(window_bytes, 4 * warps * row_tiles_ * 16 * sums) + dh_bytes +
+           (work_.weight ? units : 1) * 512 + (stages ? warps * 2 * 16 * 32 * 4 : 32);
   }
 
   bool cut(int64_t budget) {
@@ -253,7 +316,7 @@ struct ThinBackwardNumbers {
   // The cut with the least work, in instructions of a lane: those of positions that fill up a round of all
   // warps, and those that load windows.
   bool cut_passes(int64_t budget) {
-    constexpr int64_t most_positions = 512;
+    const int64_t most_positions = halves ? 1024 : 512;
     Three cells;
     for (size_t d = 0; d < 3; ++d) cells[d] = std::max<int64_t>(1, shape_.axes[d].classes[0].positions);
     double best = 0;
@@ -261,7 +324,7 @@ struct ThinBackwardNumbers {
     // Rows as long as they fit: dy is read and dh written along them.
     for (int64_t x = divide_up(cells[2], 128); x <= cells[2] && best_tile[0] == 0; ++x) {
       tile[2] = divide_up(cells[2], x);
-      tile[2] = round_up(tile[2], 8 * spans);
+      tile[2] = round_up(tile[2], std::max<int64_t>(8 * spans, halves ? 16 : 8));
       for (int64_t y = 1; y <= std::min(round_up(cells[1], chunk_rows), most_positions); ++y) {
         tile[1] = round_up(divide_up(cells[1], divide_up(cells[1], y)), chunk_rows);
         if (tile[1] != y) continue;
@@ -269,6 +332,7 @@ struct ThinBackwardNumbers {
           tile[0] = divide_up(cells[0], divide_up(cells[0], z));
           if (tile[0] != z || product(tile) > most_positions) continue;
           set_window();
+          tiles[0] = divide_up(cells[0], z);
           if (fixed_bytes() + pass_bytes() > budget) continue;
           const double cost =
               tile_cost() * static_cast<double>(divide_up(cells[0], z) * divide_up(cells[1], tile[1]) *
@@ -287,7 +351,11 @@ struct ThinBackwardNumbers {
     // A ticket leaves sums of all weights in memory: so many tiles that this is a twelfth of what reading f32
     // elements of the output takes.
     const int64_t outputs = product(tile) * shape_.classes() * shape_.channels;
-    segment_tiles = std::min(all_tiles(), std::max<int64_t>(1, divide_up(units * 512 * 12, outputs * 4)));
+    segment_tiles = std::max<int64_t>(1, divide_up(units * 512 * 12, outputs * 4));
+    // The first window of a ticket is loaded whole: several tiles where that takes long.
+    if (slides() && 10 * window_cost() > tile_cost())
+      segment_tiles = std::max(segment_tiles, divide_up(tiles[0], 4));
+    segment_tiles = std::min(all_tiles(), segment_tiles);
     segments = divide_up(all_tiles(), segment_tiles);
     segment_tiles = divide_up(all_tiles(), segments);
     segments = divide_up(all_tiles(), segment_tiles);
@@ -304,7 +372,16 @@ struct ThinBackwardNumbers {
     const double of_job = static_cast<double>(steps_of_job) * 7 + 30;
     return static_cast<double>(divide_up(items, warps)) * of_item +
            (work_.weight ? static_cast<double>(divide_up(jobs * job_parts, warps)) * of_job : 0.0) +
-           static_cast<double>(divide_up(window_vectors(), threads)) * 25 + 250;
+           window_cost() * fresh_part() + 250;
+  }
+
+  double window_cost() const { return static_cast<double>(divide_up(window_vectors(), threads)) * 25; }
+  // Of a window, on the average over the tiles of a ticket.
+  double fresh_part() const {
+    if (!slides()) return 1;
+    const double count = static_cast<double>(divide_up(tiles[0], 4));
+    return (1 + (count - 1) * static_cast<double>(shape_.axes[0].step) / static_cast<double>(window[0])) /
+           count;
   }
 
   // The outputs that so many neighbouring inputs meet.
@@ -319,13 +396,18 @@ struct ThinBackwardNumbers {
   int64_t back_items() const {
     return back_tile[1] * divide_up(back_spans, back_spans_at_once) * column_tiles();
   }
+  // Whether a warp has a row to itself and rows of a plane arrive at once.
+  bool is_alone() const {
+    return back_buffers > 1 && back_spans_at_once >= back_spans && column_tiles() == 1 &&
+           back_columns == shape_.axes[2].out && back_pitch == row_tiles_ * 16;
+  }
   // A row's last columns of products may be read from the row behind it.
-  int64_t back_floats() const {
+  int64_t back_elements() const {
     return ((back_window[1] - 1) * back_columns + std::max(back_columns, back_spans * 8)) * back_pitch;
   }
   int64_t back_bytes() const {
-    return 4 * (back_buffers * back_floats() +
-                2 * back_tile[1] * shape_.in_channels * shape_.axes[2].kernel * product_pitch);
+    return back_buffers * operand_bytes() * back_elements() +
+           4 * 2 * back_tile[1] * shape_.in_channels * shape_.axes[2].kernel * product_pitch;
   }
 
   // The cut of pass 3 with the least work: rows loaded, and what warps wait for each other.
@@ -343,8 +425,9 @@ struct ThinBackwardNumbers {
     for (int64_t parts = least_parts; parts <= std::min(in(2), least_parts + 7); ++parts) {
       for (int64_t rows = 1; rows <= std::min<int64_t>(in(1), warps); ++rows) {
         for (int64_t at_once = 1; at_once <= most_spans; ++at_once) {
-          for (int64_t buffers = 1; buffers <= 2; ++buffers) {
+          for (int64_t buffers = 1; buffers <= most_buffers; ++buffers) {
             set_back(parts, rows, at_once, buffers);
+            if (buffers > 2 && !is_alone()) continue;
             if (at_once > back_spans || back_items() > warps || fixed_bytes() + back_bytes() > budget)
               continue;
             const auto count = static_cast<double>(divide_up(in(1), rows) * parts);
@@ -355,7 +438,13 @@ struct ThinBackwardNumbers {
                                 static_cast<double>(transposed_ ? 1 : conv_stride[1]);
             const auto of_span = static_cast<double>(at_once);
             const double products = taps * (of_span + 2 * static_cast<double>(back_live) * (1 + of_span));
-            const double cost = count * (loads + products + (buffers == 1 ? 250 : 100));
+            // Warps wait for each other at every plane, or only for planes.
+            const double waits = buffers == 1   ? 250
+                                 : !is_alone()  ? 100
+                                 : buffers == 2 ? 80
+                                 : buffers == 3 ? 62
+                                                : 60;
+            const double cost = count * (loads + products + waits);
             if (best == 0 || cost < best) {
               best = cost;
               best_cut = {parts, rows, at_once, buffers};
@@ -413,7 +502,7 @@ class ThinBackward final : public BackwardKernel {
         work_(problem, shape_.parts),
         numbers_(problem, shape_, work_, gpu_of(problem.forward.device)) {
     if (!work_.first && !work_.second) return;
-    const std::string structs = "#include \"thin_backward.cuh\"\n" + tail_source(problem_) +
+    const std::string structs = "#include \"thin_backward_reduce.cuh\"\n" + tail_source(problem_) +
                                 thin_source(as_read(problem_, shape_.parts), shape_) +
                                 numbers_.source(problem_);
     function_.emplace(
@@ -436,7 +525,9 @@ class ThinBackward final : public BackwardKernel {
     const Number tickets = batch * numbers_.segments;
     control_ = regions_.add((batch + 1) * 4 * 4);
     columns_ = regions_.add(numbers_.units * 4 * 4);
+    peaks_ = regions_.add(when(numbers_.halves, batch * 4));
     cleared_bytes_ = regions_.total();
+    scales_ = regions_.add(when(numbers_.halves, batch * 2 * 4));
     first_parts_ = regions_.add(tickets * shape_.channels * work_.first_sums() * 4);
     second_parts_ = regions_.add(tickets * shape_.channels * work_.second_sums() * 4);
     slab_sums_ = regions_.add(shape_.slabs() * 2 * 4);
@@ -444,7 +535,7 @@ class ThinBackward final : public BackwardKernel {
     weight_parts_ = regions_.add(when(merges, ring_samples_ * numbers_.segments * numbers_.units * 512));
     weight_samples_ = regions_.add(when(work_.weight, batch * numbers_.units * 512));
     slices_ = regions_.add(work_.weight ? numbers_.units * 128 * numbers_.slices * 8 : 0);
-    ring_ = regions_.add(when(work_.input, ring_samples_ * numbers_.ring_floats() * 4));
+    ring_ = regions_.add(when(work_.input, ring_samples_ * numbers_.ring_bytes()));
   }
 
   size_t workspace_bytes() const override { return static_cast<size_t>(regions_.total().value()); }
@@ -460,6 +551,7 @@ class ThinBackward final : public BackwardKernel {
         << shape_.classes() << (shape_.classes() == 1 ? " class" : " classes") << ", computed "
         << (work_.first && work_.second ? "twice" : "once") << ", "
         << (numbers_.splits                                 ? "operands split in two"
+            : numbers_.halves                               ? "operands rounded to f16 and scaled"
             : problem_.forward.precision == Precision::tf32 ? "operands rounded to tf32"
                                                             : "gradients rounded to tf32")
         << '\n'
@@ -492,8 +584,8 @@ class ThinBackward final : public BackwardKernel {
     words.add(arguments.output_gradient);
     words.add(arguments.output);
     words.add(arguments.statistics);
-    for (const Region& region : {control_, columns_, first_parts_, second_parts_, slab_sums_, weight_parts_,
-                                 weight_samples_, slices_, ring_})
+    for (const Region& region : {control_, columns_, peaks_, scales_, first_parts_, second_parts_, slab_sums_,
+                                 weight_parts_, weight_samples_, slices_, ring_})
       words.add(at(workspace, region));
     words.add(arguments.input_gradient);
     words.add(shape_.batch);
@@ -554,8 +646,8 @@ class ThinBackward final : public BackwardKernel {
   Number reduce_blocks_ = 1;
   Number cleared_bytes_;
   Regions regions_;
-  Region control_, columns_, first_parts_, second_parts_, slab_sums_, weight_parts_, weight_samples_, slices_,
-      ring_;
+  Region control_, columns_, peaks_, scales_, first_parts_, second_parts_, slab_sums_, weight_parts_,
+      weight_samples_, slices_, ring_;
 };
 
 bool lie_alike(const TensorSpec& a, const TensorSpec& b) {
@@ -610,10 +702,14 @@ double seconds(const BackwardProblem& problem, const PlanOptions&) {
   const double passes = (work.first && !work.may_read_output ? 1 : 0) + (work.second ? 1 : 0);
   const double weight = work.weight ? 1 : 0;
   const double input = work.input ? 1 : 0;
-  // H200, s60 and s27 in tf32: 0.46 and 0.85 ms a pass, 0.35 and 0.56 more for dweight, 0.71 and 1.02 for dx;
-  // in f32 2.6 and 9.8 ms.
-  const double of_output = (1.65 * passes + 1.3 * weight + 2.65 * input) * (numbers.splits ? 1.2 : 1);
-  const double of_product = (0.016 * passes + 0.01 * weight + 0.016 * input) * (numbers.splits ? 4 : 1);
+  // H200, s60 and s27 in tf32, operands as halves: 0.49 and 0.55 ms a pass, 0.20 and 0.36 more for dweight,
+  // 0.27 and 0.69 for dx; as tf32 0.46, 0.85, 0.35, 0.56, 0.71 and 1.02; in f32 2.6 and 9.8 ms.
+  double of_output = (1.65 * passes + 1.3 * weight + 2.65 * input) * (numbers.splits ? 1.2 : 1);
+  double of_product = (0.016 * passes + 0.01 * weight + 0.016 * input) * (numbers.splits ? 4 : 1);
+  if (numbers.halves) {
+    of_output = 1.86 * passes + 0.72 * weight + 0.91 * input;
+    of_product = 0.0063 * passes + 0.0067 * weight + 0.0153 * input;
+  }
   return 2e-5 + 1e-12 * (outputs * of_output + multiply_adds * of_product) * 66.9e12 / gpu.flops;
 }
 

@@ -232,6 +232,24 @@ TEST_F(ThinBackward, AgreesWithTheReferenceOnManySamples) {
   });
 }
 
+// Magnitudes at both ends of f32, offsets, and what is not finite: operands may be halves, scaled.
+TEST_F(ThinBackward, AgreesWithTheReferenceOnHardData) {
+  std::vector<Problem> problems;
+  for (const char* const text :
+       {"conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 3x3x6x9x19 tf32",
+        "conv_transpose2d(3,8,k=3,s=2) | swish | group_norm(4) | hardswish @ 2x3x9x16 tf32",
+        "conv2d(4,24,k=3,p=1) | relu | group_norm(6) @ 2x4x11x16 bf16"}) {
+    problems.push_back(Problem::parse(text, gpu));
+  }
+  try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
+    return backward_errors(BackwardProblem(problems[static_cast<size_t>(index)]),
+                           {.distributions = {std::begin(distributions), std::end(distributions)},
+                            .placements = {Placement::vectors},
+                            .seed = 950 + static_cast<uint64_t>(index)},
+                           stream);
+  });
+}
+
 TEST_F(ThinBackward, AgreesWithTheReferenceOnRandomProblems) {
   const uint64_t first = base_seed() + 4'000'000;
   std::mutex mutex;

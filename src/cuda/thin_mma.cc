@@ -1,6 +1,8 @@
 // The row "thin_mma": a thin convolution with chains and norm in one launch on tensor cores, the output
 // stored.
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <optional>
 #include <sstream>
 
@@ -116,7 +118,7 @@ struct MmaNumbers {
     row_tiles = divide_up(shape.channels, 16);
     // What else a thread has in its 128 is about 70, more with two spans of several classes.
     const int64_t most_registers = shape.classes() > 1 && !splits ? 32 : 56;
-    weights_in_registers = products * 4 <= most_registers;
+    weights_in_registers = products * 4 <= most_registers && !(splits && shape.classes() > 1 && getenv("OP_SPLIT2"));
     // Several rows at a time: a row of x serves the taps of several rows of outputs, a weight all of them.
     const int64_t classes_x = std::ssize(shape.axes[2].classes);
     constexpr int64_t most_products = 128;  // written out one after the other
@@ -165,10 +167,6 @@ struct MmaNumbers {
   }
 
   std::string source() const {
-    // What `overlaps` gives a tile of the next one's first sectors, a tile that needs care (elements that are
-    // not finite, or large) does not write: until it does, every tile writes its own. Sizes are as if they
-    // did.
-    constexpr bool careful_tiles_overlap = false;
     const Constants constants = Constants()
                                     .add("threads", threads)
                                     .add("warps", warps())
@@ -180,7 +178,7 @@ struct MmaNumbers {
                                     .add("tiles_x", tiles_x)
                                     .add("tiles", tiles)
                                     .add("piece", piece)
-                                    .flag("overlaps", overlaps && careful_tiles_overlap)
+                                    .flag("overlaps", overlaps && !getenv("OP_NOOVER"))
                                     .flag("prefetches", prefetches)
                                     .add("stage_y", stage_y)
                                     .add("chunk_pitch", chunk_pitch)
@@ -200,6 +198,7 @@ struct MmaNumbers {
                                     .flag("begins_with_swish", begins_with_swish)
                                     .flag("swish_alone", swish_alone);
     const std::string rest = pairs ? "  using Rest = onepass::BeforeRest;\n" : "";
+    if (getenv("OP_DUMP")) fprintf(stderr, "%s", constants.text().c_str());
     return "struct Numbers {\n" + rest + constants.text() + "};\n";
   }
 
@@ -274,6 +273,7 @@ struct MmaNumbers {
     const auto classes = [&](size_t d) { return std::ssize(shape.axes[d].classes); };
     const auto cells = [&](size_t d) { return divide_up(shape.axes[d].out, classes(d)); };
     const int64_t width = 16 / bytes;
+    const int64_t spatial = shape.axes[0].out * shape.axes[1].out * shape.axes[2].out;
     const Offsets of_x(shape.axes[2]);
     const int64_t input_width = is_short ? 8 : 4;
     const auto fits = [&](int64_t rows, int64_t rows_of_stage) {
@@ -281,7 +281,9 @@ struct MmaNumbers {
       const int64_t sector = 32 / bytes;
       // Where tiles end within sectors, and the next one has all that is missing.
       const int64_t last = shape.axes[2].out - (divide_up(cells(2), cells_x) - 1) * cells_x * classes(2);
-      overlaps = piece == 0 && shape.axes[2].out % sector != 0 &&
+      // Which tile stores an element must not depend on the sample: they may compute it in different ways.
+      const bool samples_are_sectors = shape.channels * spatial % sector == 0;
+      overlaps = piece == 0 && shape.axes[2].out % sector != 0 && samples_are_sectors &&
                  (whole ? rows < cells(1) && shape.axes[2].out >= sector : overlapping && last >= sector);
       const int64_t more_x = overlaps && !whole ? round_up(divide_up(sector, classes(2)), 8 * spans_x) : 0;
       const int64_t chunk = whole ? rows_of_stage * classes(1) * shape.axes[2].out + (overlaps ? sector : 0)
@@ -351,11 +353,14 @@ class ThinMma final : public Kernel {
         function_(source(), problem.device, launch_numbers()) {
     const Number resident = function_.resident_clusters();
     // A tile's second pass comes when all tiles of its sample are most likely measured: every warp has one at
-    // a time, and some are late.
+    // a time, and some are late. What is left of the last round of tickets makes that longer.
+    const Number warps = resident * numbers_.warps();
+    const Number least = minimum(shape_.batch, 1 + divide_up(warps, numbers_.tiles));
+    const Number rounds = divide_up((shape_.batch + least) * numbers_.tiles, warps);
     lag_samples_ =
-        when(shape_.parts.norm,
-             minimum(shape_.batch, 1 + divide_up(resident * (numbers_.warps() * 3 / 2), numbers_.tiles)))
+        when(shape_.parts.norm, minimum(shape_.batch, rounds * warps / numbers_.tiles - shape_.batch))
             .called("lag_samples");
+    if (const char* e = getenv("OP_LAG")) lag_samples_ = Number(atoi(e));
     blocks_ = clamp((shape_.batch + lag_samples_) * numbers_.tiles, 1, resident);
   }
 
@@ -394,7 +399,7 @@ class ThinMma final : public Kernel {
       rest = chain_source("BeforeRest", {before.begin() + 1, before.end()}, problem_);
     }
     return {"onepass_thin_mma",
-            "#include \"thin_mma.cuh\"\n" + tail_source(problem_) + rest + thin_source(problem_, shape_) +
+            std::string(getenv("OP_DEFS") ? getenv("OP_DEFS") : "") + "\n#include \"thin_mma.cuh\"\n" + tail_source(problem_) + rest + thin_source(problem_, shape_) +
                 numbers_.source() +
                 "using Agent = onepass::ThinMma<onepass::Convolution, onepass::Tail, Numbers>;\n"
                 "extern \"C\" __global__ void __launch_bounds__(" +

@@ -43,7 +43,7 @@ constexpr const char* blocks[] = {
     "conv2d(4,16,k=1) | group_norm(1) | tanh @ 3x4x15x16 ",
     // Rows of whole sectors, rows in pieces that end within sectors, many tiles.
     "conv2d(1,24,k=5,p=2) | hardswish | group_norm(4) | silu @ 2x1x40x64 ",
-    "conv2d(2,17,k=4,p=2) | swish | group_norm(17) @ 2x2x30x140 ",
+    "conv2d(2,24,k=4,p=2) | swish | group_norm(24) @ 2x2x30x140 ",
     "conv2d(2,17,k=5,p=2) | channel_mul(per=sample) | group_norm(17) | residual_add | relu @ 2x2x13x14 ",
     "conv3d(1,8,k=3,p=1) | leaky_relu(0.1) | group_norm(2) | mish @ 2x1x6x7x9 ",
     "conv3d(4,33,k=2,s=2) | gelu | group_norm(3) | mean @ 3x4x8x9x11 ",
@@ -111,12 +111,14 @@ TEST_F(Thin, AgreesWithTheReferenceOnHardData) {
 }
 
 // A value that is not finite reaches the outputs whose taps meet it, and no others: transposed classes
-// multiply only their own taps, and nothing is multiplied by zeros that fill up a tile.
+// multiply only their own taps, and nothing is multiplied by zeros that fill up a tile. Among them rows and
+// pieces of rows that end within sectors, which neighbouring tiles compute in different ways.
 TEST_F(Thin, WhatIsNotFiniteReachesOnlyTheOutputsThatMeetIt) {
   std::vector<Problem> problems;
   for (const char* const text :
-       {"conv_transpose3d(3,16,k=3,s=2) | swish @ 2x3x4x5x6 ", "conv_transpose2d(2,5,k=4,s=3,p=1) @ 2x2x7x6 ",
+       {"conv_transpose3d(3,16,k=3,s=2) | swish @ 2x3x3x24x8 ", "conv_transpose2d(2,5,k=4,s=3,p=1) @ 2x2x7x6 ",
         "conv3d(3,16,k=4) | relu @ 2x3x6x9x7 ", "conv2d(3,9,k=3,p=2,s=2) | tanh @ 2x3x9x11 ",
+        "conv2d(1,32,k=5,p=2) | relu @ 2x1x40x257 ",
         "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 3x3x6x8x9 "}) {
     for (const char* const mode : modes) problems.push_back(Problem::parse(text + std::string(mode), gpu));
   }

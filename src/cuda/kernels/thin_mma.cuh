@@ -106,9 +106,13 @@ struct ThinTerms {
     const bool exists = i < taps(rz, ry, rx) && channel < C::in_channels;
     if (i >= taps(rz, ry, rx)) i = first;
     if (channel >= C::in_channels) channel = static_cast<int>(C::in_channels) - 1;
-    const int x = i % count(2, rx);
-    const int y = i / count(2, rx) % count(1, ry);
-    const int z = i / count(2, rx) / count(1, ry);
+    // A product's two groups lie in registers side by side: of several classes those of a pair of planes do in
+    // most.
+    const bool planes_first = taps_at_once == 1 && classes(0) * classes(1) * classes(2) > 1;
+    const int before_x = planes_first ? count(0, rz) : 1;
+    const int x = i / before_x % count(2, rx);
+    const int y = i / before_x / count(2, rx) % count(1, ry);
+    const int z = planes_first ? i % count(0, rz) : i / count(2, rx) / count(1, ry);
     return {
         exists,
         offset(0, rz, z) - low(0),
@@ -320,10 +324,9 @@ struct ThinMma {
   }
 
   // What sums are times the convolution's. For a swish they are halved, which is exact: x sigmoid(x) =
-  // h tanh(h) + h with h = x / 2. Where weights are split, rounding them once more counts for nothing, and
-  // they are as the exponential takes them.
+  // h tanh(h) + h with h = x / 2.
   static constexpr float log2_e = 1.4426950408889634f;
-  static constexpr float scale = !Numbers::begins_with_swish ? 1.0f : splits ? -log2_e : 0.5f;
+  static constexpr float scale = Numbers::begins_with_swish ? 0.5f : 1.0f;
 
   // A multiplicand as the tensor core takes it; the rest of it where it is split.
   static __device__ __forceinline__ uint32 operand(float x) {
@@ -519,6 +522,10 @@ struct ThinMma {
     const Origin o = origin_of(tile);
     const int own_row = lane / lanes, own = lane - own_row * lanes;
     if (own_row >= rows) return;
+    // Few vectors one after the other: what the input has of a row is then found once for all channels.
+    constexpr int rows_at_once = (window_y + rows - 1) / rows;
+    constexpr bool all_at_once =
+        (of_row + lanes - 1) / lanes * rows_at_once * window_z * C::in_channels <= 32;
 #pragma unroll
     for (int v = 0; v < of_row; v += lanes) {
       if (of_row % lanes != 0 && own + v >= of_row) break;
@@ -526,23 +533,21 @@ struct ThinMma {
       const int left = static_cast<int>(C::input_size(2)) - x;
       const int of_vector = x < 0 || left <= 0 ? 0 : left < input_width ? left * bytes : 16;
       const char* channel = o.from + ((own + v) * input_width - lead + own_row * C::input_stride(3)) * bytes;
-      int to = own_row * row_pitch + (own + v) * input_width;
-#pragma unroll 1
+      const int to = own_row * row_pitch + (own + v) * input_width;
+#pragma unroll(all_at_once ? static_cast<int>(C::in_channels) : 1)
       for (int c = 0; c < C::in_channels; ++c) {
-#pragma unroll 1
+#pragma unroll(all_at_once ? window_z : 1)
         for (int z = 0; z < window_z; ++z) {
           const int of_plane = has(o.z + z, C::input_size(0)) ? of_vector : 0;
-          const char* from = channel + z * C::input_stride(2) * bytes;
-#pragma unroll 4
-          for (int y = 0; y < window_y; y += rows) {
-            if (window_y % rows != 0 && y + own_row >= window_y) break;
-            body(to + (z * window_y + y) * row_pitch, has(o.y + y + own_row, C::input_size(1)) ? of_plane : 0,
-                 from);
-            from += rows * C::input_stride(3) * bytes;
+#pragma unroll(all_at_once ? rows_at_once : 4)
+          for (int i = 0; i < rows_at_once; ++i) {
+            const int y = i * rows;
+            if (y + rows > window_y && y + own_row >= window_y) continue;
+            body(to + c * plane_to + (z * window_y + y) * row_pitch,
+                 has(o.y + y + own_row, C::input_size(1)) ? of_plane : 0,
+                 channel + (c * C::input_stride(1) + z * C::input_stride(2) + y * C::input_stride(3)) * bytes);
           }
         }
-        channel += C::input_stride(1) * bytes;
-        to += plane_to;
       }
     }
   }
@@ -743,6 +748,50 @@ struct ThinMma {
     for_constant<(count + at_once - 1) / at_once>([&](auto part_) {
       constexpr int part = decltype(part_)::value;
       constexpr int here = count - part * at_once < at_once ? count - part * at_once : at_once;
+#ifdef OP_MERGE
+      float both_sums[spans][4];
+      for_constant<2 * here>([&](auto j_) {
+        constexpr int j = decltype(j_)::value % here;
+        constexpr bool is_small = decltype(j_)::value < here;
+        constexpr int i = part * at_once + j;
+        constexpr bool both = 2 * i + 1 < groups;
+        uint32 a[4], a_rest[4];
+        take_weights<false>(a, w, first + i);
+        if constexpr (is_small) take_weights<true>(a_rest, w, first + i);
+#pragma unroll
+        for (int span = 0; span < spans; ++span) {
+          uint32 b[2], b_rest[2];
+          b[0] = operand(c.template at<rz, ry, rx, 2 * i>(span));
+          b_rest[0] = rest(c.template at<rz, ry, rx, 2 * i>(span));
+          if constexpr (both) {
+            b[1] = operand(c.template at<rz, ry, rx, 2 * i + 1>(span));
+            b_rest[1] = rest(c.template at<rz, ry, rx, 2 * i + 1>(span));
+          }
+          float(&d)[4] = both_sums[span];
+          const float* from = !is_small || j > 0 ? d : part == 0 ? w.bias : zero;
+          if constexpr (both) {
+            if constexpr (is_small) {
+              mma_k8(d, a, b_rest[0], b_rest[1], from);
+              mma_k8(d, a_rest, b[0], b[1], d);
+            } else {
+              mma_k8(d, a, b[0], b[1], d);
+            }
+          } else {
+            if constexpr (is_small) {
+              mma_k4(d, a, b_rest[0], from);
+              mma_k4(d, a_rest, b[0], d);
+            } else {
+              mma_k4(d, a, b[0], d);
+            }
+          }
+        }
+      });
+#pragma unroll
+      for (int k = 0; k < spans * 4; ++k) {
+        float& to = sum[rx][k / 4][k % 4];
+        to = part == 0 ? both_sums[k / 4][k % 4] : to + both_sums[k / 4][k % 4];
+      }
+#else
       float large[spans][4], small[spans][4];
       for_constant<here>([&](auto j_) {
         constexpr int j = decltype(j_)::value;
@@ -779,6 +828,7 @@ struct ThinMma {
         float& to = sum[rx][k / 4][k % 4];
         to = part == 0 ? both : to + both;
       }
+#endif
     });
   }
 
@@ -800,17 +850,48 @@ struct ThinMma {
     return Chain::value(x, own.value[0], none, 0);
   }
 
-  // Two values of a channel through the before-chain, from which `pivot` is taken. Special functions are what
-  // limits this kernel: where the chain begins with a sigmoid, one reciprocal serves both. The product of two
-  // exponentials stays finite; with sums of at most 1e5 what the bound on them moves is less than 1e-12.
+  // Two values of a channel through the before-chain, from which `pivot` is taken. Special functions take
+  // eight times as long as others: where the chain begins with a sigmoid, one reciprocal serves both. The
+  // product of two exponentials stays finite; with sums of at most 1e5 what the bound on them moves is less
+  // than 1e-12.
   //
-  // In the narrow way exponents need no bound. Where the output has 16 bits one function is enough for a
-  // swish: tanh.approx is off by 2^-11 of its value, so that a swish is by x^2 2^-13 or less, within what
-  // rounding x to the output's type takes from it where |x| is at most 1 (f16) or 2.5 (bf16).
-  static constexpr bool narrows = Numbers::pairs;
-  static constexpr bool takes_tanh = Numbers::begins_with_swish && Output::bytes == 2;
-  static constexpr float most_narrow = !takes_tanh ? 41.0f : is_same<Output, bf16> ? 2.5f : 1.0f;
+  // In the narrow way a swish is h + h tanh(h) by other means, h = x / 2. f32: h tanh(h) is h^2 by a polynomial
+  // of h^2, off by 1.9e-7 of the swish where |x| is at most 1. 16 bits: tanh.approx is off by 2^-11 of its
+  // value, so that a swish is by x^2 2^-13 or less, within what rounding x to the output's type takes from it
+  // where |x| is at most 1 (f16) or 2.5 (bf16).
+  static constexpr bool narrows = Numbers::begins_with_swish;
+#ifdef OP_POLY16
+  static constexpr bool takes_tanh = false;
+  static constexpr float most_narrow = 1.0f;
+#else
+  static constexpr bool takes_tanh = Output::bytes == 2;
+  static constexpr float most_narrow = is_same<Output, bf16> ? 2.5f : 1.0f;
+#endif
   static constexpr float most_wide = Numbers::pairs ? 1e5f : 1e30f;
+
+  static __device__ __forceinline__ float narrow_swish(float h) {
+    if constexpr (takes_tanh) {
+      float tanh_h;
+      asm("tanh.approx.f32 %0, %1;" : "=f"(tanh_h) : "f"(h));
+      return fmaf(h, tanh_h, h);
+    } else {
+#ifdef OP_NOSWISH
+      return h;
+#endif
+      const float square = h * h;
+#ifdef OP_POLY16
+      if (OP_POLY16 == 1) return fmaf(fmaf(-0.295f, square, 0.9973f), square, h);
+      return fmaf(fmaf(fmaf(0.11182331f, square, -0.33062008f), square, 0.9999087f), square, h);
+#endif
+      float sum = fmaf(-0.04309195f, square, 0.13132429f);
+      sum = fmaf(sum, square, -0.33318973f);
+      sum = fmaf(sum, square, 0.9999971f);
+      return fmaf(sum, square, h);
+    }
+  }
+
+  // Computes a value here: the compiler would move all of it behind a branch of the few that are not taken.
+  static __device__ __forceinline__ void compute_here(float& x) { asm volatile("" : "+f"(x)); }
 
   template <Way way>
   static __device__ __forceinline__ void before(float& a, float& b, const ChannelValues<Before, 1>& own,
@@ -820,19 +901,20 @@ struct ThinMma {
       b = apply<Before>(b, own) - pivot;
     } else {
       using Rest = typename Numbers::Rest;
-      float of_a, of_b;  // sigmoids by `scale`
-      if constexpr (way == narrow && takes_tanh) {
-        asm("tanh.approx.f32 %0, %1;" : "=f"(of_a) : "f"(a));
-        asm("tanh.approx.f32 %0, %1;" : "=f"(of_b) : "f"(b));
-        a = fmaf(a, of_a, a);
-        b = fmaf(b, of_b, b);
+      if constexpr (way == narrow) {
+        a = narrow_swish(a);
+        b = narrow_swish(b);
       } else {
-        constexpr float factor = splits && Numbers::begins_with_swish ? 1.0f : -log2_e / scale;
-        const auto bounded = [](float x) { return way == narrow ? x : fminf(x, 60.0f); };
-        const float u = fmaf(pointwise::exp2_fast(bounded(a * factor)), scale, scale);
-        const float v = fmaf(pointwise::exp2_fast(bounded(b * factor)), scale, scale);
+        constexpr float factor = -log2_e / scale;
+#ifdef OP_SEPARATE
+        const float of_a = pointwise::reciprocal_fast(fmaf(pointwise::exp2_fast(a * factor), scale, scale));
+        const float of_b = pointwise::reciprocal_fast(fmaf(pointwise::exp2_fast(b * factor), scale, scale));
+#else
+        const float u = fmaf(pointwise::exp2_fast(fminf(a * factor, 60.0f)), scale, scale);
+        const float v = fmaf(pointwise::exp2_fast(fminf(b * factor, 60.0f)), scale, scale);
         const float both = pointwise::reciprocal_fast(u * v);
-        of_a = both * v, of_b = both * u;
+        const float of_a = both * v, of_b = both * u;  // sigmoids by `scale`
+#endif
         if constexpr (Numbers::swish_alone) {
           a = fmaf(a, of_a, -pivot);
           b = fmaf(b, of_b, -pivot);
@@ -920,6 +1002,7 @@ struct ThinMma {
         before<way>(pair[0], pair[1], operands.row[half], own.pivot[half]);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
+          compute_here(pair[i]);
           if (!exists[span / spans_x] || ends(cell_of(tile, column, span), i, rx)) continue;
           own.sum[half] += pair[i];
           own.square[half] = fmaf(pair[i], pair[i], own.square[half]);
@@ -949,7 +1032,11 @@ struct ThinMma {
       operands.load(p, tile.n, m * 16 + quad);
       Distances own;
 #pragma unroll 1
+#ifdef OP_NOPASS1
+      for (int item = 0; item < 1; ++item) {
+#else
       for (int item = 0; item < items; ++item) {
+#endif
         const int y = item / columns * spans_y;
         const int column = item % columns;
         const Columns c = columns_of(w, y, column);
@@ -1149,7 +1236,8 @@ struct ThinMma {
         before<way>(pair[0], pair[1], chains.before.row[half], 0.0f);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const float value = apply<After>(chains.norm[half].apply(pair[i]), chains.after.row[half]);
+          float value = apply<After>(chains.norm[half].apply(pair[i]), chains.after.row[half]);
+          compute_here(value);
           // A row of cells that the output has in part is the last of its chunk: what lies behind is not
           // sent. Nor are channels there are not.
           const bool in_range = staged_channels % 8 == 0 || half * 8 + quad < staged_channels;
@@ -1182,7 +1270,8 @@ struct ThinMma {
         before<way>(pair[0], pair[1], chains.before.row[half], 0.0f);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const float value = apply<After>(chains.norm[half].apply(pair[i]), chains.after.row[half]);
+          float value = apply<After>(chains.norm[half].apply(pair[i]), chains.after.row[half]);
+          compute_here(value);
           const bool in_range = staged_channels % 8 == 0 || half * 8 + quad < staged_channels;
           const int x = ((column * spans_x + span) * 8 + 2 * in_quad + i) * classes_x + rx;
           if (in_range && x < sector) store_one<Output>(to, half * 8 * channel_pitch + x, value);
@@ -1199,7 +1288,11 @@ struct ThinMma {
   // sectors (L2 takes several times as long for parts of one). A chunk lies behind a vector for what was
   // kept.
   static constexpr int most_vectors = (sector - 1 + chunk_elements) / sector * 2;
+#ifdef OP_LANES
+  static constexpr int lanes_of_chunk = OP_LANES;
+#else
   static constexpr int lanes_of_chunk = most_vectors > 16 ? 32 : most_vectors > 8 ? 16 : 8;
+#endif
   static constexpr int at_once = 32 / lanes_of_chunk;
   // Phases repeat after `period` channels: the addresses of a few serve all.
   static constexpr int period = Tail::spatial % sector == 0       ? 1
@@ -1239,19 +1332,33 @@ struct ThinMma {
     for (int j = 0; j < residues; ++j) {
       const uint64 at = reinterpret_cast<uint64>(first + j * at_once * Tail::spatial * Output::bytes);
       const int phase = static_cast<int>(at) & 31;
-      char* to_vector = reinterpret_cast<char*>(at - phase) + vector * 16;
+      uint64 place = at - phase + vector * 16;
+      asm volatile("" : "+l"(place));  // one address, not one for each distance from it
       const unsigned char* from_vector = from - (phase & 16);
       const bool takes = takes_first || phase == 0;
+      constexpr int in_flight = 4;
 #pragma unroll
-      for (int v = 0; v * lanes_of_chunk < most_vectors; ++v) {
-        const bool whole = phase >= least + v * lanes_of_chunk * 16 && (v > 0 || takes);
+      for (int first_v = 0; first_v * lanes_of_chunk < most_vectors; first_v += in_flight) {
 #pragma unroll
         for (int k = j * at_once; k < staged_channels; k += residues * at_once) {
-          if (!whole || (channels % (row_tiles > 1 ? 16 : at_once) != 0 && k + sub >= count)) continue;
+          if (channels % (row_tiles > 1 ? 16 : at_once) != 0 && k + sub >= count) continue;
           const int64 ahead = static_cast<int64>(k - j * at_once) * Tail::spatial * Output::bytes;
-          __stcs(reinterpret_cast<uint4*>(to_vector + ahead + v * lanes_of_chunk * 16),
-                 *reinterpret_cast<const uint4*>(from_vector + k * channel_pitch * Output::bytes +
-                                                 v * lanes_of_chunk * 16));
+          uint4 data[in_flight];
+#pragma unroll
+          for (int i = 0; i < 2 * in_flight; ++i) {
+            const int v = first_v + i % in_flight;
+            if (v * lanes_of_chunk >= most_vectors) continue;
+            if (phase < least + v * lanes_of_chunk * 16 || (v == 0 && !takes)) continue;
+            if (i < in_flight) {
+              data[i] = *reinterpret_cast<const uint4*>(from_vector + k * channel_pitch * Output::bytes +
+                                                        v * lanes_of_chunk * 16);
+            } else {
+#ifdef OP_NOSTORE
+              if (data[i - in_flight].x == 0x7fffffffu)
+#endif
+              __stcs(reinterpret_cast<uint4*>(place + ahead + v * lanes_of_chunk * 16), data[i - in_flight]);
+            }
+          }
         }
       }
     }
@@ -1429,6 +1536,37 @@ struct ThinMma {
       body(tile.z * classes_z + i / (rows * row), first_y + i / row % rows, first_x + i % row);
   }
 
+  // body(index in the output, z, y, x) for the lane's outputs of a channel that the tile stores. Where tiles
+  // overlap those are whole sectors, as in `send`: each of its runs (all rows of a plane, or a row) begins and
+  // ends with the first sector that begins in it or behind it, but where a plane or a row does.
+  template <class Body>
+  static __device__ __forceinline__ void for_each_stored(const Parameters& p, const Tile& tile, int channel,
+                                                         Body&& body) {
+    const int first_y = tile.y * classes_y, first_x = tile.x * classes_x;
+    const int rows = out_y - first_y < tile_y * classes_y ? out_y - first_y : tile_y * classes_y;
+    const int row = out_x - first_x < tile_x * classes_x ? out_x - first_x : tile_x * classes_x;
+    const int planes = out_z - tile.z * classes_z < classes_z ? out_z - tile.z * classes_z : classes_z;
+    const int length = whole_rows ? rows * out_x : row;
+    const bool is_first = whole_rows ? first_y == 0 : first_x == 0;
+    const bool is_last = whole_rows ? first_y + rows == out_y : first_x + row == out_x;
+#pragma unroll 1
+    for (int run = 0; run < planes * (whole_rows ? 1 : rows); ++run) {
+      const int z = tile.z * classes_z + (whole_rows ? run : run / rows);
+      const int y = first_y + (whole_rows ? 0 : run % rows);
+      const int64 first = (((tile.n * channels + channel) * out_z + z) * out_y + y) * out_x + first_x;
+      // Elements up to the next sector.
+      const auto left = [&](int64 index) {
+        const uint64 at = reinterpret_cast<uint64>(p.output) / Output::bytes + static_cast<uint64>(index);
+        return static_cast<int>((sector - at % sector) % sector);
+      };
+      const int begin = overlaps && !is_first ? left(first) : 0;
+      const int end = length + (overlaps && !is_last ? left(first + length) : 0);
+#pragma unroll 1
+      for (int i = begin + threadIdx.x % 32; i < end; i += 32)
+        body(first + i, z, y + (first_x + i) / out_x, (first_x + i) % out_x);
+    }
+  }
+
   static __device__ __noinline__ void measure_carefully(const Parameters& p, WarpShared& area,
                                                         const Tile tile) {
 #pragma unroll 1
@@ -1455,10 +1593,9 @@ struct ThinMma {
       after.load(p, tile.n, channel);
       ChannelNorm<Tail> norm;
       norm.load(p, tile.n, channel);
-      for_each_output(tile, [&](int z, int y, int x) {
+      for_each_stored(p, tile, channel, [&](int64 index, int z, int y, int x) {
         const float value = norm.apply(careful_value(p, tile.n, channel, z, y, x));
-        store_one<Output>(p.output, (((tile.n * channels + channel) * out_z + z) * out_y + y) * out_x + x,
-                          apply<After>(value, after));
+        store_one<Output>(p.output, index, apply<After>(value, after));
       });
     }
   }

@@ -86,6 +86,11 @@ bool rows_are_vectors(const TensorSpec& input) {
   return input.strides.back() == 1;
 }
 
+bool is_dense(const TensorSpec& tensor, Layout layout) {
+  return tensor.strides == TensorSpec::dense(tensor.dtype, tensor.sizes, layout).strides;
+}
+bool is_planar(const TensorSpec& tensor) { return is_dense(tensor, Layout::nchw); }
+
 // How a sample is cut into tiles; nothing here depends on the batch.
 struct MmaNumbers {
   int64_t threads = 256;
@@ -101,6 +106,7 @@ struct MmaNumbers {
   int64_t piece = 0;  // neighbouring outputs that are stored as they are computed; 0: rows are put together
   bool prefetches = false;  // the next window has a place of its own
   bool overlaps = false;    // tiles compute what others have of their last sectors
+  bool interleaved = false;  // the output has its channels after space
   bool vectors = false;     // rows of the input are
   bool is_short = false;    // the input has 16 bits
   bool weights_in_registers = false;
@@ -125,7 +131,12 @@ struct MmaNumbers {
     const int64_t bytes = byte_size(problem.output.dtype);
     // The lanes of a quad have 8 neighbouring cells: sectors of 32 bytes, where rows consist of such.
     const bool rows_are_sectors = shape.axes[2].out * bytes % 32 == 0;
-    if (8 * classes_x * bytes % 32 == 0 && classes_x <= 2 && rows_are_sectors) piece = 2 * classes_x;
+    interleaved = !is_planar(problem.output);
+    if (interleaved) {
+      piece = shape.channels > 8 && shape.channels % 2 == 0 ? 2 : 1;
+    } else if (8 * classes_x * bytes % 32 == 0 && classes_x <= 2 && rows_are_sectors) {
+      piece = 2 * classes_x;
+    }
     const bool is_direct = piece > 0;
     if (shape.classes() == 1) {
       spans_y = std::clamp<int64_t>(most_products / std::max<int64_t>(products, 1), 1,
@@ -178,6 +189,7 @@ struct MmaNumbers {
                                     .add("tiles_x", tiles_x)
                                     .add("tiles", tiles)
                                     .add("piece", piece)
+                                    .flag("interleaved", interleaved)
                                     .flag("overlaps", overlaps && !getenv("OP_NOOVER"))
                                     .flag("prefetches", prefetches)
                                     .add("stage_y", stage_y)
@@ -430,8 +442,8 @@ std::string refusal(const Problem& problem) {
   const ThinShape shape(problem);
   if (shape.parts.mean) return "the block ends in a mean";
   if (!shape.parts.tensor_parameters().empty()) return "a stage reads a tensor";
-  if (problem.output.strides != TensorSpec::dense(problem.output.dtype, problem.output.sizes).strides)
-    return "the output does not lie dense with channels before space";
+  if (!is_planar(problem.output) && !is_dense(problem.output, Layout::nhwc))
+    return "the output does not lie dense with channels before or after space";
   const Gpu& gpu = gpu_of(problem.device);
   const MmaNumbers numbers(problem, shape, gpu);
   if (numbers.tile_x == 0) return "eight cells of all classes and channels are more than a warp's share";

@@ -220,6 +220,11 @@ struct ThinMma {
   static constexpr int spans = spans_y * spans_x;
   static constexpr int columns = tile_x / (8 * spans_x);
   static constexpr int halves = channels > 8 ? 2 : 1;  // of a product's 16 rows
+  // A lane has row `quad` of each half. Where channels lie after space those are neighbours.
+  static constexpr bool interleaved = Numbers::interleaved;
+  static constexpr __device__ int row_channel(int half, int quad) {
+    return interleaved && halves == 2 ? 2 * quad + half : half * 8 + quad;
+  }
   // The window: rows begin `lead` elements early, where a vector of the input does.
   static constexpr int window_z = Numbers::window_z;
   static constexpr int window_y = Numbers::window_y;
@@ -363,7 +368,7 @@ struct ThinMma {
     if constexpr (in_registers && !shares_weights) {
       for_each_term([&](auto product, auto place, int tap, int input) {
         for_constant<2>([&](auto half) {
-          w.a[product][place + half] = operand(scale * weight(p, half * 8 + quad, input, tap));
+          w.a[product][place + half] = operand(scale * weight(p, row_channel(half, quad), input, tap));
         });
       });
     } else if constexpr (in_registers) {
@@ -375,7 +380,7 @@ struct ThinMma {
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int channel = (m * 2 + half) * 8 + quad;
+      const int channel = m * 16 + row_channel(half, quad);
       const float value = channel < channels ? scale * bias(p, channel) : 0.0f;
       // The first product takes four registers in a row. Of two equal ones the compiler would keep one and
       // copy it for each product, one instruction an output; it does not know that the neighbour's is equal.
@@ -392,7 +397,8 @@ struct ThinMma {
           turn = warps - 1;
 #pragma unroll 1
           for (int half = 0; half < 2 * row_tiles; ++half) {
-            const float value = scale * weight(p, half * 8 + quad, input, tap);
+            const float value =
+                scale * weight(p, half / 2 * 16 + row_channel(half % 2, quad), input, tap);
             const int to = half / 2 * products + product;
             if constexpr (shares_weights) s.weights[to][lane][place + half % 2] = operand(value);
             if constexpr (splits) s.weights[first_rest + to][lane][place + half % 2] = rest(value);
@@ -836,11 +842,13 @@ struct ThinMma {
   template <class Chain>
   struct Operands {
     ChannelValues<Chain, 1> row[halves];
-    // `first`: the lane's first channel.
-    __device__ __forceinline__ void load(const Parameters& p, int64 n, int first) {
+    // Of a lane's channels from 16 m on.
+    __device__ __forceinline__ void load(const Parameters& p, int64 n, int m, int quad) {
 #pragma unroll
-      for (int half = 0; half < halves; ++half)
-        row[half].load(p, n, first + half * 8 < channels ? first + half * 8 : 0);
+      for (int half = 0; half < halves; ++half) {
+        const int channel = m * 16 + row_channel(half, quad);
+        row[half].load(p, n, channel < channels ? channel : 0);
+      }
     }
   };
 
@@ -1029,7 +1037,7 @@ struct ThinMma {
     for (int m = 0; m < row_tiles; ++m) {
       if constexpr (row_tiles > 1) load_weights(w, m);
       Operands<Before> operands;
-      operands.load(p, tile.n, m * 16 + quad);
+      operands.load(p, tile.n, m, quad);
       Distances own;
 #pragma unroll 1
 #ifdef OP_NOPASS1
@@ -1055,7 +1063,7 @@ struct ThinMma {
       const float sum = lanes_sum<4>(own.sum[half]);
       const float square = lanes_sum<4>(own.square[half]);
       if (in_quad == 0) {
-        float* to = area.moments[(m * 2 + half) * 8 + quad];
+        float* to = area.moments[m * 16 + row_channel(half, quad)];
         to[0] = count;
         to[1] = fmaf(sum, per_element, own.pivot[half]);
         to[2] = fmaf(-sum, sum * per_element, square);
@@ -1157,6 +1165,10 @@ struct ThinMma {
     ChannelNorm<Tail> norm[halves];
   };
 
+  static __device__ __forceinline__ int64 output_index(int64 n, int channel, int z, int y, int x) {
+    return n * C::stride(0) + channel * C::stride(1) + z * C::stride(2) + y * C::stride(3) + x * C::stride(4);
+  }
+
   // Elements from the 16-byte boundary before it to where a channel goes whose channel 0 goes to `to`.
   static __device__ __forceinline__ int phase(const char* to, int channel) {
     return static_cast<int>((static_cast<uint32>(reinterpret_cast<uint64>(to)) / Output::bytes +
@@ -1205,6 +1217,52 @@ struct ThinMma {
           packed.pack(own);
           if (in_range && !ends(cell_of(tile, column, span), k / classes_x, k % classes_x))
             packed.store(place, k, aligned);
+        }
+      });
+    });
+  }
+
+  // The same where channels lie after space: a lane's two channels of a position are neighbours, and those of
+  // eight lanes whole sectors.
+  template <Way way, int rz, bool aligned>
+  __device__ __forceinline__ void store_interleaved(const Tile& tile, const Weights& w, const Chains& chains,
+                                                    int y, int column, char* to, int count) const {
+    const Columns c = columns_of(w, y, column);
+    char* lane_to = to + ((y * classes_y * out_x + (column * spans_x * 8 + 2 * in_quad) * classes_x) * channels +
+                          row_channel(0, quad)) *
+                             Output::bytes;
+    for_constant<classes_y>([&](auto ry_) {
+      constexpr int ry = decltype(ry_)::value;
+      Sums sum;
+      convolve<rz, ry>(sum, w, c);
+      for_each_pair(sum, [&](auto half, auto, auto, float* pair) {
+        before<way>(pair[0], pair[1], chains.before.row[half], 0.0f);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          pair[i] = apply<After>(chains.norm[half].apply(pair[i]), chains.after.row[half]);
+          compute_here(pair[i]);
+        }
+      });
+      for_constant<spans * 2 * classes_x>([&](auto k_) {
+        constexpr int k = decltype(k_)::value;
+        constexpr int rx = k % classes_x;
+        constexpr int i = k / classes_x % 2;
+        constexpr int span = k / classes_x / 2;
+        constexpr int piece = Numbers::piece > 0 ? Numbers::piece : 1;  // of the halves
+        const bool has_position =
+            has_row(tile, y + span / spans_x, ry) && !ends(cell_of(tile, column, span), i, rx);
+        char* place = lane_to + ((span / spans_x * classes_y + ry) * out_x +
+                                 (span % spans_x * 8 + i) * classes_x + rx) *
+                                    channels * Output::bytes;
+#pragma unroll
+        for (int half = 0; half < halves; half += piece) {
+          float own[piece];
+#pragma unroll
+          for (int j = 0; j < piece; ++j) own[j] = sum[rx][span][(half + j) * 2 + i];
+          Packed<Output, piece> packed;
+          packed.pack(own);
+          if (has_position && (channels % 16 == 0 || row_channel(half, quad) < count))
+            packed.store(place, row_channel(half, 0), aligned);
         }
       });
     });
@@ -1405,19 +1463,27 @@ struct ThinMma {
   template <Way way, int rz>
   __device__ __forceinline__ void write_plane(const Tile& tile, const Weights& w, const Chains& chains,
                                               int m) const {
-    char* to =
-        static_cast<char*>(p.output) +
-        ((((tile.n * channels + m * 16) * out_z + tile.z * classes_z + rz) * out_y + tile.y * classes_y) *
-             out_x +
-         tile.x * classes_x) *
-            Output::bytes;
+    const int z = tile.z * classes_z + rz;
+    char* to = static_cast<char*>(p.output) +
+               output_index(tile.n, m * 16, z, tile.y * classes_y, tile.x * classes_x) * Output::bytes;
     const int count = row_tiles == 1 || channels - m * 16 < 16 ? channels - m * 16 : 16;
     const int all_rows = rows_of(tile);
     if constexpr (is_direct) {
       const bool aligned = reinterpret_cast<uint64>(p.output) % (Numbers::piece * Output::bytes) == 0;
+      const int items = items_of(all_rows);
+      if constexpr (!interleaved) {
 #pragma unroll 1
-      for (int item = 0; item < items_of(all_rows); ++item)
-        store<way, rz>(tile, w, chains, item / columns * spans_y, item % columns, to, count, aligned);
+        for (int i = 0; i < items; ++i)
+          store<way, rz>(tile, w, chains, i / columns * spans_y, i % columns, to, count, aligned);
+      } else if (aligned) {
+#pragma unroll 1
+        for (int i = 0; i < items; ++i)
+          store_interleaved<way, rz, true>(tile, w, chains, i / columns * spans_y, i % columns, to, count);
+      } else {
+#pragma unroll 1
+        for (int i = 0; i < items; ++i)
+          store_interleaved<way, rz, false>(tile, w, chains, i / columns * spans_y, i % columns, to, count);
+      }
       return;
     }
     // Rows go on in the sector where the row before ends, where sectors are no longer than rows.
@@ -1469,11 +1535,11 @@ struct ThinMma {
     for (int m = 0; m < row_tiles; ++m) {
       if constexpr (row_tiles > 1) load_weights(w, m);
       Chains chains;
-      chains.before.load(p, tile.n, m * 16 + quad);
-      chains.after.load(p, tile.n, m * 16 + quad);
+      chains.before.load(p, tile.n, m, quad);
+      chains.after.load(p, tile.n, m, quad);
 #pragma unroll
       for (int half = 0; half < halves; ++half) {
-        const int channel = (m * 2 + half) * 8 + quad;
+        const int channel = m * 16 + row_channel(half, quad);
         chains.norm[half].load(p, tile.n, channel < channels ? channel : 0);
       }
       for_constant<classes_z>([&](auto rz_) {
@@ -1536,7 +1602,7 @@ struct ThinMma {
       body(tile.z * classes_z + i / (rows * row), first_y + i / row % rows, first_x + i % row);
   }
 
-  // body(index in the output, z, y, x) for the lane's outputs of a channel that the tile stores. Where tiles
+  // body(z, y, x) for the lane's outputs of a channel that the tile stores. Where tiles
   // overlap those are whole sectors, as in `send`: each of its runs (all rows of a plane, or a row) begins and
   // ends with the first sector that begins in it or behind it, but where a plane or a row does.
   template <class Body>
@@ -1553,7 +1619,7 @@ struct ThinMma {
     for (int run = 0; run < planes * (whole_rows ? 1 : rows); ++run) {
       const int z = tile.z * classes_z + (whole_rows ? run : run / rows);
       const int y = first_y + (whole_rows ? 0 : run % rows);
-      const int64 first = (((tile.n * channels + channel) * out_z + z) * out_y + y) * out_x + first_x;
+      const int64 first = output_index(tile.n, channel, z, y, first_x);
       // Elements up to the next sector.
       const auto left = [&](int64 index) {
         const uint64 at = reinterpret_cast<uint64>(p.output) / Output::bytes + static_cast<uint64>(index);
@@ -1563,7 +1629,7 @@ struct ThinMma {
       const int end = length + (overlaps && !is_last ? left(first + length) : 0);
 #pragma unroll 1
       for (int i = begin + threadIdx.x % 32; i < end; i += 32)
-        body(first + i, z, y + (first_x + i) / out_x, (first_x + i) % out_x);
+        body(z, y + (first_x + i) / out_x, (first_x + i) % out_x);
     }
   }
 
@@ -1593,9 +1659,9 @@ struct ThinMma {
       after.load(p, tile.n, channel);
       ChannelNorm<Tail> norm;
       norm.load(p, tile.n, channel);
-      for_each_stored(p, tile, channel, [&](int64 index, int z, int y, int x) {
+      for_each_stored(p, tile, channel, [&](int z, int y, int x) {
         const float value = norm.apply(careful_value(p, tile.n, channel, z, y, x));
-        store_one<Output>(p.output, index, apply<After>(value, after));
+        store_one<Output>(p.output, output_index(tile.n, channel, z, y, x), apply<After>(value, after));
       });
     }
   }

@@ -1261,8 +1261,18 @@ struct ThinMma {
           for (int j = 0; j < piece; ++j) own[j] = sum[rx][span][(half + j) * 2 + i];
           Packed<Output, piece> packed;
           packed.pack(own);
-          if (has_position && (channels % 16 == 0 || row_channel(half, quad) < count))
-            packed.store(place, row_channel(half, 0), aligned);
+          if (!has_position || (channels % 16 != 0 && row_channel(half, quad) >= count)) continue;
+#ifndef OP_PLAIN
+          if constexpr (piece == 2 && aligned) {
+            if constexpr (Output::bytes == 4) {
+              __stcs(reinterpret_cast<uint2*>(place), uint2{packed.word[0], packed.word[1]});
+            } else {
+              __stcs(reinterpret_cast<uint32*>(place), packed.word[0]);
+            }
+            continue;
+          }
+#endif
+          packed.store(place, row_channel(half, 0), aligned);
         }
       });
     });
@@ -1401,21 +1411,24 @@ struct ThinMma {
         for (int k = j * at_once; k < staged_channels; k += residues * at_once) {
           if (channels % (row_tiles > 1 ? 16 : at_once) != 0 && k + sub >= count) continue;
           const int64 ahead = static_cast<int64>(k - j * at_once) * Tail::spatial * Output::bytes;
+          // Those that are not sent as well: what lies there is the warp's own, and loads need not wait.
           uint4 data[in_flight];
 #pragma unroll
-          for (int i = 0; i < 2 * in_flight; ++i) {
-            const int v = first_v + i % in_flight;
-            if (v * lanes_of_chunk >= most_vectors) continue;
-            if (phase < least + v * lanes_of_chunk * 16 || (v == 0 && !takes)) continue;
-            if (i < in_flight) {
+          for (int i = 0; i < in_flight; ++i) {
+            if ((first_v + i) * lanes_of_chunk < most_vectors)
               data[i] = *reinterpret_cast<const uint4*>(from_vector + k * channel_pitch * Output::bytes +
-                                                        v * lanes_of_chunk * 16);
-            } else {
+                                                        (first_v + i) * lanes_of_chunk * 16);
+          }
+#pragma unroll
+          for (int i = 0; i < in_flight; ++i) {
+            const int v = first_v + i;
+            if (v * lanes_of_chunk >= most_vectors || phase < least + v * lanes_of_chunk * 16 ||
+                (v == 0 && !takes))
+              continue;
 #ifdef OP_NOSTORE
-              if (data[i - in_flight].x == 0x7fffffffu)
+            if (data[i].x == 0x7fffffffu)
 #endif
-              __stcs(reinterpret_cast<uint4*>(place + ahead + v * lanes_of_chunk * 16), data[i - in_flight]);
-            }
+            __stcs(reinterpret_cast<uint4*>(place + ahead + v * lanes_of_chunk * 16), data[i]);
           }
         }
       }

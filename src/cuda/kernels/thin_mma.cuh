@@ -419,6 +419,32 @@ struct ThinMma {
     }
   }
 
+  static constexpr int most_held = 9;
+  // The weights of one class of z in registers while a plane of outputs is written, where they fit.
+  template <int rz>
+  struct Held {
+    static constexpr int first = Terms::products_before(rz, 0, 0);
+    static constexpr int count = Terms::products_before(rz + 1, 0, 0) - first;
+#ifdef OP_NOHELD
+    static constexpr bool fits = false;
+#else
+    static constexpr bool fits = !in_registers && !splits && spans_y == 1 && count <= most_held;
+#endif
+    uint32 a[fits ? count : 1][4];
+  };
+  struct NotHeld {
+    static constexpr bool fits = false;
+  };
+  template <int rz>
+  __device__ __forceinline__ Held<rz> hold_weights(const Weights& w) const {
+    Held<rz> held;
+    if constexpr (Held<rz>::fits) {
+#pragma unroll
+      for (int i = 0; i < Held<rz>::count; ++i) take_weights<false>(held.a[i], w, Held<rz>::first + i);
+    }
+    return held;
+  }
+
   // --- The largest |x| of a tile in each of three ways ---
   enum Way { narrow, wide, careful };
   struct Limits {
@@ -705,8 +731,9 @@ struct ThinMma {
   // --- Sums of 16 channels of the classes (rz, ry, all of x): [class][8 cells], four a lane ---
   using Sums = float[classes_x][spans][4];
 
-  template <int rz, int ry>
-  __device__ __forceinline__ void convolve(Sums& sum, const Weights& w, const Columns& c) const {
+  template <int rz, int ry, class HeldWeights = NotHeld>
+  __device__ __forceinline__ void convolve(Sums& sum, const Weights& w, const Columns& c,
+                                           const HeldWeights& held = {}) const {
     for_constant<classes_x>([&](auto rx_) {
       constexpr int rx = decltype(rx_)::value;
       constexpr int first = Terms::products_before(rz, ry, rx);
@@ -727,7 +754,12 @@ struct ThinMma {
             if constexpr (both) b[span][1] = __float_as_uint(c.template at<rz, ry, rx, 2 * i + 1>(span));
           }
           uint32 a[4];
-          take_weights<false>(a, w, first + i);
+          if constexpr (HeldWeights::fits) {
+#pragma unroll
+            for (int k = 0; k < 4; ++k) a[k] = held.a[first - HeldWeights::first + i][k];
+          } else {
+            take_weights<false>(a, w, first + i);
+          }
 #pragma unroll
           for (int span = 0; span < spans; ++span) {
             float(&d)[4] = sum[rx][span];
@@ -914,15 +946,8 @@ struct ThinMma {
         b = narrow_swish(b);
       } else {
         constexpr float factor = -log2_e / scale;
-#ifdef OP_SEPARATE
         const float of_a = pointwise::reciprocal_fast(fmaf(pointwise::exp2_fast(a * factor), scale, scale));
         const float of_b = pointwise::reciprocal_fast(fmaf(pointwise::exp2_fast(b * factor), scale, scale));
-#else
-        const float u = fmaf(pointwise::exp2_fast(fminf(a * factor, 60.0f)), scale, scale);
-        const float v = fmaf(pointwise::exp2_fast(fminf(b * factor, 60.0f)), scale, scale);
-        const float both = pointwise::reciprocal_fast(u * v);
-        const float of_a = both * v, of_b = both * u;  // sigmoids by `scale`
-#endif
         if constexpr (Numbers::swish_alone) {
           a = fmaf(a, of_a, -pivot);
           b = fmaf(b, of_b, -pivot);
@@ -1179,8 +1204,9 @@ struct ThinMma {
   // An item's outputs from where they are computed to memory. `to`: those of channel 16 m in the tile's first
   // row and column. `piece` of a lane's neighbours are one vector of memory where `aligned`.
   template <Way way, int rz>
-  __device__ __forceinline__ void store(const Tile& tile, const Weights& w, const Chains& chains, int y,
-                                        int column, char* to, int count, bool aligned) const {
+  __device__ __forceinline__ void store(const Tile& tile, const Weights& w, const Held<rz>& held,
+                                        const Chains& chains, int y, int column, char* to, int count,
+                                        bool aligned) const {
     const Columns c = columns_of(w, y, column);
     char* lane_to = to + (quad * Tail::spatial + y * classes_y * out_x +
                           (column * spans_x * 8 + 2 * in_quad) * classes_x) *
@@ -1188,7 +1214,7 @@ struct ThinMma {
     for_constant<classes_y>([&](auto ry_) {
       constexpr int ry = decltype(ry_)::value;
       Sums sum;
-      convolve<rz, ry>(sum, w, c);
+      convolve<rz, ry>(sum, w, c, held);
       for_constant<spans * halves>([&](auto k_) {
         constexpr int span = decltype(k_)::value / halves;
         constexpr int half = decltype(k_)::value % halves;
@@ -1225,8 +1251,9 @@ struct ThinMma {
   // The same where channels lie after space: a lane's two channels of a position are neighbours, and those of
   // eight lanes whole sectors.
   template <Way way, int rz, bool aligned>
-  __device__ __forceinline__ void store_interleaved(const Tile& tile, const Weights& w, const Chains& chains,
-                                                    int y, int column, char* to, int count) const {
+  __device__ __forceinline__ void store_interleaved(const Tile& tile, const Weights& w, const Held<rz>& held,
+                                                    const Chains& chains, int y, int column, char* to,
+                                                    int count) const {
     const Columns c = columns_of(w, y, column);
     char* lane_to = to + ((y * classes_y * out_x + (column * spans_x * 8 + 2 * in_quad) * classes_x) * channels +
                           row_channel(0, quad)) *
@@ -1234,7 +1261,7 @@ struct ThinMma {
     for_constant<classes_y>([&](auto ry_) {
       constexpr int ry = decltype(ry_)::value;
       Sums sum;
-      convolve<rz, ry>(sum, w, c);
+      convolve<rz, ry>(sum, w, c, held);
       for_each_pair(sum, [&](auto half, auto, auto, float* pair) {
         before<way>(pair[0], pair[1], chains.before.row[half], 0.0f);
 #pragma unroll
@@ -1282,8 +1309,8 @@ struct ThinMma {
   // begins with. `start` is the phase of the lane's channel in the stage's first row (8 channels further it
   // is the same: a vector has 4 or 8 elements).
   template <Way way, int rz>
-  __device__ __forceinline__ void put(const Tile& tile, const Weights& w, const Chains& chains, int y,
-                                      int column, int row, int start) const {
+  __device__ __forceinline__ void put(const Tile& tile, const Weights& w, const Held<rz>& held,
+                                      const Chains& chains, int y, int column, int row, int start) const {
     const Columns c = columns_of(w, y, column);
     unsigned char* lane_stage =
         area.stage +
@@ -1299,7 +1326,7 @@ struct ThinMma {
                                  Output::bytes;
       }
       Sums sum;
-      convolve<rz, ry>(sum, w, c);
+      convolve<rz, ry>(sum, w, c, held);
       for_each_pair(sum, [&](auto half, auto rx, auto span, float* pair) {
         before<way>(pair[0], pair[1], chains.before.row[half], 0.0f);
 #pragma unroll
@@ -1322,14 +1349,14 @@ struct ThinMma {
 
   // The first outputs of the row of cells behind the tile, for the sector where its last row ends.
   template <Way way, int rz>
-  __device__ __forceinline__ void put_next(const Weights& w, const Chains& chains, int rows,
-                                           int start) const {
+  __device__ __forceinline__ void put_next(const Weights& w, const Held<rz>& held, const Chains& chains,
+                                           int rows, int start) const {
     unsigned char* to =
         area.stage + (quad * channel_pitch + width + start + rows * classes_y * out_x) * Output::bytes;
 #pragma unroll 1
     for (int column = 0; column < more_columns; ++column) {
       Sums sum;
-      convolve<rz, 0>(sum, w, columns_of(w, tile_y, column));
+      convolve<rz, 0>(sum, w, columns_of(w, tile_y, column), held);
       for_constant<spans_x * classes_x * halves>([&](auto k_) {
         constexpr int half = decltype(k_)::value % halves;
         constexpr int rx = decltype(k_)::value / halves % classes_x;
@@ -1481,21 +1508,22 @@ struct ThinMma {
                output_index(tile.n, m * 16, z, tile.y * classes_y, tile.x * classes_x) * Output::bytes;
     const int count = row_tiles == 1 || channels - m * 16 < 16 ? channels - m * 16 : 16;
     const int all_rows = rows_of(tile);
+    const Held<rz> held = hold_weights<rz>(w);
     if constexpr (is_direct) {
       const bool aligned = reinterpret_cast<uint64>(p.output) % (Numbers::piece * Output::bytes) == 0;
       const int items = items_of(all_rows);
       if constexpr (!interleaved) {
 #pragma unroll 1
         for (int i = 0; i < items; ++i)
-          store<way, rz>(tile, w, chains, i / columns * spans_y, i % columns, to, count, aligned);
+          store<way, rz>(tile, w, held, chains, i / columns * spans_y, i % columns, to, count, aligned);
       } else if (aligned) {
 #pragma unroll 1
         for (int i = 0; i < items; ++i)
-          store_interleaved<way, rz, true>(tile, w, chains, i / columns * spans_y, i % columns, to, count);
+          store_interleaved<way, rz, true>(tile, w, held, chains, i / columns * spans_y, i % columns, to, count);
       } else {
 #pragma unroll 1
         for (int i = 0; i < items; ++i)
-          store_interleaved<way, rz, false>(tile, w, chains, i / columns * spans_y, i % columns, to, count);
+          store_interleaved<way, rz, false>(tile, w, held, chains, i / columns * spans_y, i % columns, to, count);
       }
       return;
     }
@@ -1512,12 +1540,12 @@ struct ThinMma {
       const int rows = all_rows - y < stage_y ? all_rows - y : stage_y;
 #pragma unroll 1
       for (int row = 0, column = 0; row < rows;) {
-        put<way, rz>(tile, w, chains, y + row, column, row, start);
+        put<way, rz>(tile, w, held, chains, y + row, column, row, start);
         if (++column == all_columns) column = 0, row += spans_y;
       }
       const bool ends_tile = y + stage_y >= all_rows;
       if constexpr (overlaps && whole_rows) {
-        if (ends_tile && !is_last) put_next<way, rz>(w, chains, rows, start);
+        if (ends_tile && !is_last) put_next<way, rz>(w, held, chains, rows, start);
       }
       __syncwarp();
       const int out_row = (tile.y + y) * classes_y;
@@ -1692,6 +1720,9 @@ struct ThinMma {
   // those of this block are taken before it, those of others will be.
   __device__ __forceinline__ uint32 draw(uint32 neighbours) const {
     if (lane != 0) return 0;
+#ifdef OP_DYNAMIC
+    return gridDim.x * warps + atomicAdd(p.control, 1u);
+#endif
     const uint32 turn = atomicAdd(&s.drawn, 1u);
     return (turn / neighbours * gridDim.x + blockIdx.x) * neighbours + turn % neighbours;
   }
@@ -1712,7 +1743,11 @@ struct ThinMma {
     };
     const int64 of_block = (tiles + lag) / gridDim.x;
     const uint32 neighbours = of_block < 1 ? 1 : of_block < warps ? static_cast<uint32>(of_block) : warps;
+#ifdef OP_DYNAMIC
+    Pass pass = first_pass(blockIdx.x * warps + threadIdx.x / 32);
+#else
     Pass pass = first_pass(draw(neighbours));
+#endif
     if (pass.ticket >= tiles + lag) return;
     float* window = area.x;
     send_for_window(tile_of(pass), window);
@@ -1728,9 +1763,10 @@ struct ThinMma {
         if (lane == 0) wait_for(p.control + 4 + tile.n * 4 + 2, 1u);
         __syncwarp();
       }
-      const Way way = take_window(tile, limits, window);
       const bool stays = !pass.is_second && pass.ticket >= lag;
-      const Pass next = stays ? Pass{pass.ticket, true} : first_pass(draw(neighbours));
+      const uint32 drawn = stays ? 0 : draw(neighbours);
+      const Way way = take_window(tile, limits, window);
+      const Pass next = stays ? Pass{pass.ticket, true} : first_pass(drawn);
       const bool ends = next.ticket >= tiles + lag;
       w.window = window;
       if (windows > 1) window = area.x + (window_words - (window - area.x));

@@ -419,8 +419,8 @@ struct ThinMma {
     }
   }
 
-  static constexpr int most_held = 9;
-  // The weights of one class of z in registers while a plane of outputs is written, where they fit.
+  // The weights of one class of z in registers, while a pass goes over its outputs, where they fit.
+  static constexpr int most_held = 10;
   template <int rz>
   struct Held {
     static constexpr int first = Terms::products_before(rz, 0, 0);
@@ -428,9 +428,11 @@ struct ThinMma {
 #ifdef OP_NOHELD
     static constexpr bool fits = false;
 #else
-    static constexpr bool fits = !in_registers && !splits && spans_y == 1 && count <= most_held;
+    static constexpr bool fits =
+        !in_registers && spans_y == 1 && count > 0 && count * (splits ? 2 : 1) <= most_held;
 #endif
     uint32 a[fits ? count : 1][4];
+    uint32 rest[fits && splits ? count : 1][4];
   };
   struct NotHeld {
     static constexpr bool fits = false;
@@ -440,9 +442,24 @@ struct ThinMma {
     Held<rz> held;
     if constexpr (Held<rz>::fits) {
 #pragma unroll
-      for (int i = 0; i < Held<rz>::count; ++i) take_weights<false>(held.a[i], w, Held<rz>::first + i);
+      for (int i = 0; i < Held<rz>::count; ++i) {
+        take_weights<false>(held.a[i], w, Held<rz>::first + i);
+        if constexpr (splits) take_weights<true>(held.rest[i], w, Held<rz>::first + i);
+      }
     }
     return held;
+  }
+  // Weights of a product, from there or from where they lie.
+  template <bool of_rest, class HeldWeights>
+  __device__ __forceinline__ void take_weights(uint32 (&a)[4], const Weights& w, const HeldWeights& held,
+                                               int index) const {
+    if constexpr (HeldWeights::fits) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        a[k] = of_rest ? held.rest[index - HeldWeights::first][k] : held.a[index - HeldWeights::first][k];
+    } else {
+      take_weights<of_rest>(a, w, index);
+    }
   }
 
   // --- The largest |x| of a tile in each of three ways ---
@@ -742,7 +759,7 @@ struct ThinMma {
 #pragma unroll
         for (int k = 0; k < spans * 4; ++k) sum[rx][k / 4][k % 4] = w.bias[k % 4];
       } else if constexpr (splits) {
-        convolve_split<rz, ry, rx>(sum, w, c);
+        convolve_split<rz, ry, rx>(sum, w, c, held);
       } else {
         for_constant<(groups + 1) / 2>([&](auto i_) {
           constexpr int i = decltype(i_)::value;
@@ -754,12 +771,7 @@ struct ThinMma {
             if constexpr (both) b[span][1] = __float_as_uint(c.template at<rz, ry, rx, 2 * i + 1>(span));
           }
           uint32 a[4];
-          if constexpr (HeldWeights::fits) {
-#pragma unroll
-            for (int k = 0; k < 4; ++k) a[k] = held.a[first - HeldWeights::first + i][k];
-          } else {
-            take_weights<false>(a, w, first + i);
-          }
+          take_weights<false>(a, w, held, first + i);
 #pragma unroll
           for (int span = 0; span < spans; ++span) {
             float(&d)[4] = sum[rx][span];
@@ -776,8 +788,9 @@ struct ThinMma {
 
   // The same where x = x1 + x2, w = w1 + w2: small terms apart; the tensor core truncates its sums, so that
   // at most 64 terms are added in it.
-  template <int rz, int ry, int rx>
-  __device__ __forceinline__ void convolve_split(Sums& sum, const Weights& w, const Columns& c) const {
+  template <int rz, int ry, int rx, class HeldWeights>
+  __device__ __forceinline__ void convolve_split(Sums& sum, const Weights& w, const Columns& c,
+                                                 const HeldWeights& held) const {
     constexpr int first = Terms::products_before(rz, ry, rx);
     constexpr int groups = Terms::groups(rz, ry, rx);
     constexpr int count = (groups + 1) / 2;
@@ -794,8 +807,8 @@ struct ThinMma {
         constexpr int i = part * at_once + j;
         constexpr bool both = 2 * i + 1 < groups;
         uint32 a[4], a_rest[4];
-        take_weights<false>(a, w, first + i);
-        if constexpr (is_small) take_weights<true>(a_rest, w, first + i);
+        take_weights<false>(a, w, held, first + i);
+        if constexpr (is_small) take_weights<true>(a_rest, w, held, first + i);
 #pragma unroll
         for (int span = 0; span < spans; ++span) {
           uint32 b[2], b_rest[2];
@@ -836,8 +849,8 @@ struct ThinMma {
         constexpr int i = part * at_once + j;
         constexpr bool both = 2 * i + 1 < groups;
         uint32 a[4], a_rest[4];
-        take_weights<false>(a, w, first + i);
-        take_weights<true>(a_rest, w, first + i);
+        take_weights<false>(a, w, held, first + i);
+        take_weights<true>(a_rest, w, held, first + i);
 #pragma unroll
         for (int span = 0; span < spans; ++span) {
           uint32 b[2], b_rest[2];
@@ -1019,18 +1032,19 @@ struct ThinMma {
     });
   }
 
-  template <Way way>
-  __device__ __forceinline__ void add(Distances& own, const Weights& w, const Columns& c,
+  // An item's outputs of one class of z.
+  template <Way way, int rz>
+  __device__ __forceinline__ void add(Distances& own, const Weights& w, const Held<rz>& held,
                                       const Operands<Before>& operands, const Tile& tile, int y,
                                       int column) const {
-    for_constant<classes_z * classes_y>([&](auto r_) {
-      constexpr int rz = decltype(r_)::value / classes_y;
-      constexpr int ry = decltype(r_)::value % classes_y;
+    const Columns c = columns_of(w, y, column);
+    for_constant<classes_y>([&](auto ry_) {
+      constexpr int ry = decltype(ry_)::value;
       bool exists[spans_y];
 #pragma unroll
-      for (int i = 0; i < spans_y; ++i) exists[i] = has_plane(tile, rz) && has_row(tile, y + i, ry);
+      for (int i = 0; i < spans_y; ++i) exists[i] = has_row(tile, y + i, ry);
       Sums sum;
-      convolve<rz, ry>(sum, w, c);
+      convolve<rz, ry>(sum, w, c, held);
       for_each_pair(sum, [&](auto half, auto rx, auto span, float* pair) {
         before<way>(pair[0], pair[1], operands.row[half], own.pivot[half]);
 #pragma unroll
@@ -1047,12 +1061,10 @@ struct ThinMma {
 #pragma unroll
     for (int k = 0; k < spans_x * classes_x * 2; ++k)
       of_row += !ends(cell_of(tile, column, k / 2 / classes_x), k % 2, k / 2 % classes_x);
-    int rows = 0, planes = 0;
+    int rows = 0;
 #pragma unroll
     for (int k = 0; k < spans_y * classes_y; ++k) rows += has_row(tile, y + k / classes_y, k % classes_y);
-#pragma unroll
-    for (int rz = 0; rz < classes_z; ++rz) planes += has_plane(tile, rz);
-    own.count += planes * rows * of_row;
+    own.count += rows * of_row;
   }
 
   template <Way way>
@@ -1064,18 +1076,19 @@ struct ThinMma {
       Operands<Before> operands;
       operands.load(p, tile.n, m, quad);
       Distances own;
+      begin<way>(own, w, columns_of(w, 0, 0), operands);
+      for_constant<classes_z>([&](auto rz_) {
+        constexpr int rz = decltype(rz_)::value;
+        if (!has_plane(tile, rz)) return;
+        const Held<rz> held = hold_weights<rz>(w);
 #pragma unroll 1
 #ifdef OP_NOPASS1
-      for (int item = 0; item < 1; ++item) {
+        for (int item = 0; item < 1; ++item)
 #else
-      for (int item = 0; item < items; ++item) {
+        for (int item = 0; item < items; ++item)
 #endif
-        const int y = item / columns * spans_y;
-        const int column = item % columns;
-        const Columns c = columns_of(w, y, column);
-        if (item == 0) begin<way>(own, w, c, operands);
-        add<way>(own, w, c, operands, tile, y, column);
-      }
+          add<way, rz>(own, w, held, operands, tile, item / columns * spans_y, item % columns);
+      });
       store_moments(own, m);
     }
   }

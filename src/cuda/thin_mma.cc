@@ -123,8 +123,8 @@ struct MmaNumbers {
     products = product_count(shape);
     row_tiles = divide_up(shape.channels, 16);
     // What else a thread has in its 128 is about 70, more with two spans of several classes.
-    const int64_t most_registers = shape.classes() > 1 && !splits ? 32 : 56;
-    weights_in_registers = products * 4 <= most_registers && !(splits && shape.classes() > 1 && getenv("OP_SPLIT2"));
+    const int64_t most_registers = shape.classes() > 1 ? 32 : 56;
+    weights_in_registers = products * 4 <= most_registers;
     // Several rows at a time: a row of x serves the taps of several rows of outputs, a weight all of them.
     const int64_t classes_x = std::ssize(shape.axes[2].classes);
     constexpr int64_t most_products = 128;  // written out one after the other
@@ -145,7 +145,7 @@ struct MmaNumbers {
     }
     // Two spans where their sums fit registers: weights from shared memory serve both, and what takes long in
     // one goes on beside the other.
-    if (spans_y == 1 && (!weights_in_registers || (shape.classes() > 1 && !splits)) && classes_x <= 2)
+    if (spans_y == 1 && (!weights_in_registers || shape.classes() > 1) && classes_x <= 2)
       spans_x = 2;
     const std::vector<TailParts::Stage>& before = shape.parts.before;
     swish_alone = before.size() == 1 && before[0].pointwise.op == Op::swish;
@@ -298,7 +298,7 @@ struct MmaNumbers {
       overlaps = piece == 0 && shape.axes[2].out % sector != 0 && samples_are_sectors &&
                  (whole ? rows < cells(1) && shape.axes[2].out >= sector : overlapping && last >= sector);
       const int64_t more_x = overlaps && !whole ? round_up(divide_up(sector, classes(2)), 8 * spans_x) : 0;
-      const int64_t chunk = whole ? rows_of_stage * classes(1) * shape.axes[2].out + (overlaps ? sector : 0)
+      const int64_t chunk = whole ? rows_of_stage * classes(1) * shape.axes[2].out + (overlaps ? sector - 1 : 0)
                                   : (cells_x + more_x) * classes(2);
       chunk_pitch = width + round_up(chunk + width - 1, width);
       // An odd number of vectors from channel to channel: with the four neighbours of a quad, and phases that

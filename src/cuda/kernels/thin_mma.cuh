@@ -786,8 +786,8 @@ struct ThinMma {
     });
   }
 
-  // The same where x = x1 + x2, w = w1 + w2: small terms apart; the tensor core truncates its sums, so that
-  // at most 64 terms are added in it.
+  // The same where x = x1 + x2, w = w1 + w2: small terms before large ones where columns are in registers, else
+  // apart; the tensor core truncates its sums, so that at most 64 terms are added in it.
   template <int rz, int ry, int rx, class HeldWeights>
   __device__ __forceinline__ void convolve_split(Sums& sum, const Weights& w, const Columns& c,
                                                  const HeldWeights& held) const {
@@ -795,62 +795,21 @@ struct ThinMma {
     constexpr int groups = Terms::groups(rz, ry, rx);
     constexpr int count = (groups + 1) / 2;
     constexpr int at_once = 8;
+    constexpr bool in_turn = preloads;
     const float zero[4] = {};
     for_constant<(count + at_once - 1) / at_once>([&](auto part_) {
       constexpr int part = decltype(part_)::value;
       constexpr int here = count - part * at_once < at_once ? count - part * at_once : at_once;
-#ifdef OP_MERGE
-      float both_sums[spans][4];
-      for_constant<2 * here>([&](auto j_) {
-        constexpr int j = decltype(j_)::value % here;
-        constexpr bool is_small = decltype(j_)::value < here;
-        constexpr int i = part * at_once + j;
-        constexpr bool both = 2 * i + 1 < groups;
-        uint32 a[4], a_rest[4];
-        take_weights<false>(a, w, held, first + i);
-        if constexpr (is_small) take_weights<true>(a_rest, w, held, first + i);
-#pragma unroll
-        for (int span = 0; span < spans; ++span) {
-          uint32 b[2], b_rest[2];
-          b[0] = operand(c.template at<rz, ry, rx, 2 * i>(span));
-          b_rest[0] = rest(c.template at<rz, ry, rx, 2 * i>(span));
-          if constexpr (both) {
-            b[1] = operand(c.template at<rz, ry, rx, 2 * i + 1>(span));
-            b_rest[1] = rest(c.template at<rz, ry, rx, 2 * i + 1>(span));
-          }
-          float(&d)[4] = both_sums[span];
-          const float* from = !is_small || j > 0 ? d : part == 0 ? w.bias : zero;
-          if constexpr (both) {
-            if constexpr (is_small) {
-              mma_k8(d, a, b_rest[0], b_rest[1], from);
-              mma_k8(d, a_rest, b[0], b[1], d);
-            } else {
-              mma_k8(d, a, b[0], b[1], d);
-            }
-          } else {
-            if constexpr (is_small) {
-              mma_k4(d, a, b_rest[0], from);
-              mma_k4(d, a_rest, b[0], d);
-            } else {
-              mma_k4(d, a, b[0], d);
-            }
-          }
-        }
-      });
-#pragma unroll
-      for (int k = 0; k < spans * 4; ++k) {
-        float& to = sum[rx][k / 4][k % 4];
-        to = part == 0 ? both_sums[k / 4][k % 4] : to + both_sums[k / 4][k % 4];
-      }
-#else
       float large[spans][4], small[spans][4];
-      for_constant<here>([&](auto j_) {
-        constexpr int j = decltype(j_)::value;
+      for_constant<(in_turn ? 2 : 1) * here>([&](auto j_) {
+        constexpr int j = decltype(j_)::value % here;
+        constexpr bool takes_small = decltype(j_)::value < here;
+        constexpr bool takes_large = !in_turn || !takes_small;
         constexpr int i = part * at_once + j;
         constexpr bool both = 2 * i + 1 < groups;
         uint32 a[4], a_rest[4];
         take_weights<false>(a, w, held, first + i);
-        take_weights<true>(a_rest, w, held, first + i);
+        if constexpr (takes_small) take_weights<true>(a_rest, w, held, first + i);
 #pragma unroll
         for (int span = 0; span < spans; ++span) {
           uint32 b[2], b_rest[2];
@@ -861,25 +820,29 @@ struct ThinMma {
             b_rest[1] = rest(c.template at<rz, ry, rx, 2 * i + 1>(span));
           }
           float(&d)[4] = large[span];
-          float(&e)[4] = small[span];
-          if constexpr (both) {
-            mma_k8(e, a, b_rest[0], b_rest[1], j == 0 ? zero : e);
-            mma_k8(e, a_rest, b[0], b[1], e);
-            mma_k8(d, a, b[0], b[1], i == 0 ? w.bias : j == 0 ? zero : d);
-          } else {
-            mma_k4(e, a, b_rest[0], j == 0 ? zero : e);
-            mma_k4(e, a_rest, b[0], e);
-            mma_k4(d, a, b[0], i == 0 ? w.bias : j == 0 ? zero : d);
+          float(&e)[4] = in_turn ? large[span] : small[span];
+          const auto multiply = [&](float(&to)[4], const uint32(&weights)[4], const uint32(&x)[2],
+                                    const float* from) {
+            if constexpr (both) {
+              mma_k8(to, weights, x[0], x[1], from);
+            } else {
+              mma_k4(to, weights, x[0], from);
+            }
+          };
+          const float* start = part == 0 ? w.bias : zero;
+          if constexpr (takes_small) {
+            multiply(e, a, b_rest, j > 0 ? e : in_turn ? start : zero);
+            multiply(e, a_rest, b, e);
           }
+          if constexpr (takes_large) multiply(d, a, b, j > 0 || in_turn ? d : start);
         }
       });
 #pragma unroll
       for (int k = 0; k < spans * 4; ++k) {
-        const float both = large[k / 4][k % 4] + small[k / 4][k % 4];
+        const float both = in_turn ? large[k / 4][k % 4] : large[k / 4][k % 4] + small[k / 4][k % 4];
         float& to = sum[rx][k / 4][k % 4];
         to = part == 0 ? both : to + both;
       }
-#endif
     });
   }
 
@@ -913,13 +876,8 @@ struct ThinMma {
   // value, so that a swish is by x^2 2^-13 or less, within what rounding x to the output's type takes from it
   // where |x| is at most 1 (f16) or 2.5 (bf16).
   static constexpr bool narrows = Numbers::begins_with_swish;
-#ifdef OP_POLY16
-  static constexpr bool takes_tanh = false;
-  static constexpr float most_narrow = 1.0f;
-#else
   static constexpr bool takes_tanh = Output::bytes == 2;
   static constexpr float most_narrow = is_same<Output, bf16> ? 2.5f : 1.0f;
-#endif
   static constexpr float most_wide = Numbers::pairs ? 1e5f : 1e30f;
 
   static __device__ __forceinline__ float narrow_swish(float h) {
@@ -928,14 +886,7 @@ struct ThinMma {
       asm("tanh.approx.f32 %0, %1;" : "=f"(tanh_h) : "f"(h));
       return fmaf(h, tanh_h, h);
     } else {
-#ifdef OP_NOSWISH
-      return h;
-#endif
       const float square = h * h;
-#ifdef OP_POLY16
-      if (OP_POLY16 == 1) return fmaf(fmaf(-0.295f, square, 0.9973f), square, h);
-      return fmaf(fmaf(fmaf(0.11182331f, square, -0.33062008f), square, 0.9999087f), square, h);
-#endif
       float sum = fmaf(-0.04309195f, square, 0.13132429f);
       sum = fmaf(sum, square, -0.33318973f);
       sum = fmaf(sum, square, 0.9999971f);
@@ -1382,7 +1333,7 @@ struct ThinMma {
           compute_here(value);
           const bool in_range = staged_channels % 8 == 0 || half * 8 + quad < staged_channels;
           const int x = ((column * spans_x + span) * 8 + 2 * in_quad + i) * classes_x + rx;
-          if (in_range && x < sector) store_one<Output>(to, half * 8 * channel_pitch + x, value);
+          if (in_range && x < sector - 1) store_one<Output>(to, half * 8 * channel_pitch + x, value);
         }
       });
     }
@@ -1396,11 +1347,7 @@ struct ThinMma {
   // sectors (L2 takes several times as long for parts of one). A chunk lies behind a vector for what was
   // kept.
   static constexpr int most_vectors = (sector - 1 + chunk_elements) / sector * 2;
-#ifdef OP_LANES
-  static constexpr int lanes_of_chunk = OP_LANES;
-#else
-  static constexpr int lanes_of_chunk = most_vectors > 16 ? 32 : most_vectors > 8 ? 16 : 8;
-#endif
+  static constexpr int lanes_of_chunk = 8;
   static constexpr int at_once = 32 / lanes_of_chunk;
   // Phases repeat after `period` channels: the addresses of a few serve all.
   static constexpr int period = Tail::spatial % sector == 0       ? 1
@@ -1733,10 +1680,10 @@ struct ThinMma {
   // those of this block are taken before it, those of others will be.
   __device__ __forceinline__ uint32 draw(uint32 neighbours) const {
     if (lane != 0) return 0;
-#ifdef OP_DYNAMIC
-    return gridDim.x * warps + atomicAdd(p.control, 1u);
-#endif
     const uint32 turn = atomicAdd(&s.drawn, 1u);
+#ifndef OP_STATIC
+    if (neighbours == warps && turn >= warps) return gridDim.x * warps + atomicAdd(p.control, 1u);
+#endif
     return (turn / neighbours * gridDim.x + blockIdx.x) * neighbours + turn % neighbours;
   }
 
@@ -1756,11 +1703,7 @@ struct ThinMma {
     };
     const int64 of_block = (tiles + lag) / gridDim.x;
     const uint32 neighbours = of_block < 1 ? 1 : of_block < warps ? static_cast<uint32>(of_block) : warps;
-#ifdef OP_DYNAMIC
-    Pass pass = first_pass(blockIdx.x * warps + threadIdx.x / 32);
-#else
     Pass pass = first_pass(draw(neighbours));
-#endif
     if (pass.ticket >= tiles + lag) return;
     float* window = area.x;
     send_for_window(tile_of(pass), window);

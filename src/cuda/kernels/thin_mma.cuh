@@ -968,7 +968,6 @@ struct ThinMma {
     float pivot[halves] = {};
     float sum[halves] = {};
     float square[halves] = {};
-    int count = 0;
   };
 
   template <Way way>
@@ -1007,20 +1006,26 @@ struct ThinMma {
         }
       });
     });
-    // How many of the lane's elements those were.
+  }
+
+  // How many outputs of a channel the lane has in a tile.
+  __device__ __forceinline__ int count_of(const Tile& tile) const {
     int of_row = 0;
+#pragma unroll 1
+    for (int column = 0; column < columns; ++column) {
 #pragma unroll
-    for (int k = 0; k < spans_x * classes_x * 2; ++k)
-      of_row += !ends(cell_of(tile, column, k / 2 / classes_x), k % 2, k / 2 % classes_x);
-    int rows = 0;
-#pragma unroll
-    for (int k = 0; k < spans_y * classes_y; ++k) rows += has_row(tile, y + k / classes_y, k % classes_y);
-    own.count += rows * of_row;
+      for (int k = 0; k < spans_x * classes_x * 2; ++k)
+        of_row += !ends(cell_of(tile, column, k / 2 / classes_x), k % 2, k / 2 % classes_x);
+    }
+    const int left_z = out_z - tile.z * classes_z, left_y = out_y - tile.y * classes_y;
+    return (left_z < classes_z ? left_z : classes_z) *
+           (left_y < tile_y * classes_y ? left_y : tile_y * classes_y) * of_row;
   }
 
   template <Way way>
   __device__ __forceinline__ void measure(const Tile& tile, Weights& w) const {
     const int items = items_of(rows_of(tile));
+    const float count = lanes_sum<4>(static_cast<float>(count_of(tile)));
 #pragma unroll 1
     for (int m = 0; m < row_tiles; ++m) {
       if constexpr (row_tiles > 1) load_weights(w, m);
@@ -1040,12 +1045,11 @@ struct ThinMma {
 #endif
           add<way, rz>(own, w, held, operands, tile, item / columns * spans_y, item % columns);
       });
-      store_moments(own, m);
+      store_moments(own, m, count);
     }
   }
 
-  __device__ __forceinline__ void store_moments(const Distances& own, int m) const {
-    const float count = lanes_sum<4>(static_cast<float>(own.count));
+  __device__ __forceinline__ void store_moments(const Distances& own, int m, float count) const {
     const float per_element = 1.0f / count;
 #pragma unroll
     for (int half = 0; half < halves; ++half) {

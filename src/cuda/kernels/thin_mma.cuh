@@ -425,12 +425,8 @@ struct ThinMma {
   struct Held {
     static constexpr int first = Terms::products_before(rz, 0, 0);
     static constexpr int count = Terms::products_before(rz + 1, 0, 0) - first;
-#ifdef OP_NOHELD
-    static constexpr bool fits = false;
-#else
     static constexpr bool fits =
         !in_registers && spans_y == 1 && count > 0 && count * (splits ? 2 : 1) <= most_held;
-#endif
     uint32 a[fits ? count : 1][4];
     uint32 rest[fits && splits ? count : 1][4];
   };
@@ -1038,11 +1034,7 @@ struct ThinMma {
         if (!has_plane(tile, rz)) return;
         const Held<rz> held = hold_weights<rz>(w);
 #pragma unroll 1
-#ifdef OP_NOPASS1
-        for (int item = 0; item < 1; ++item)
-#else
         for (int item = 0; item < items; ++item)
-#endif
           add<way, rz>(own, w, held, operands, tile, item / columns * spans_y, item % columns);
       });
       store_moments(own, m, count);
@@ -1257,7 +1249,6 @@ struct ThinMma {
           Packed<Output, piece> packed;
           packed.pack(own);
           if (!has_position || (channels % 16 != 0 && row_channel(half, quad) >= count)) continue;
-#ifndef OP_PLAIN
           if constexpr (piece == 2 && aligned) {
             if constexpr (Output::bytes == 4) {
               __stcs(reinterpret_cast<uint2*>(place), uint2{packed.word[0], packed.word[1]});
@@ -1266,7 +1257,6 @@ struct ThinMma {
             }
             continue;
           }
-#endif
           packed.store(place, row_channel(half, 0), aligned);
         }
       });
@@ -1416,9 +1406,6 @@ struct ThinMma {
             if (v * lanes_of_chunk >= most_vectors || phase < least + v * lanes_of_chunk * 16 ||
                 (v == 0 && !takes))
               continue;
-#ifdef OP_NOSTORE
-            if (data[i].x == 0x7fffffffu)
-#endif
             __stcs(reinterpret_cast<uint4*>(place + ahead + v * lanes_of_chunk * 16), data[i]);
           }
         }

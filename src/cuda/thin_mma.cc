@@ -1,8 +1,6 @@
 // The row "thin_mma": a thin convolution with chains and norm in one launch on tensor cores, the output
 // stored.
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <optional>
 #include <sstream>
 
@@ -104,11 +102,11 @@ struct MmaNumbers {
   int64_t products = 0, row_tiles = 1;
   int64_t stage_bytes = 0, shared_bytes = 0;
   int64_t piece = 0;  // neighbouring outputs that are stored as they are computed; 0: rows are put together
-  bool prefetches = false;  // the next window has a place of its own
-  bool overlaps = false;    // tiles compute what others have of their last sectors
+  bool prefetches = false;   // the next window has a place of its own
+  bool overlaps = false;     // tiles compute what others have of their last sectors
   bool interleaved = false;  // the output has its channels after space
-  bool vectors = false;     // rows of the input are
-  bool is_short = false;    // the input has 16 bits
+  bool vectors = false;      // rows of the input are
+  bool is_short = false;     // the input has 16 bits
   bool weights_in_registers = false;
   bool splits = false;
   bool pairs = false;
@@ -145,8 +143,7 @@ struct MmaNumbers {
     }
     // Two spans where their sums fit registers: weights from shared memory serve both, and what takes long in
     // one goes on beside the other.
-    if (spans_y == 1 && (!weights_in_registers || shape.classes() > 1) && classes_x <= 2)
-      spans_x = 2;
+    if (spans_y == 1 && (!weights_in_registers || shape.classes() > 1) && classes_x <= 2) spans_x = 2;
     const std::vector<TailParts::Stage>& before = shape.parts.before;
     swish_alone = before.size() == 1 && before[0].pointwise.op == Op::swish;
     begins_with_swish = !before.empty() && before[0].pointwise.op == Op::swish;
@@ -190,7 +187,7 @@ struct MmaNumbers {
                                     .add("tiles", tiles)
                                     .add("piece", piece)
                                     .flag("interleaved", interleaved)
-                                    .flag("overlaps", overlaps && !getenv("OP_NOOVER"))
+                                    .flag("overlaps", overlaps)
                                     .flag("prefetches", prefetches)
                                     .add("stage_y", stage_y)
                                     .add("chunk_pitch", chunk_pitch)
@@ -210,7 +207,6 @@ struct MmaNumbers {
                                     .flag("begins_with_swish", begins_with_swish)
                                     .flag("swish_alone", swish_alone);
     const std::string rest = pairs ? "  using Rest = onepass::BeforeRest;\n" : "";
-    if (getenv("OP_DUMP")) fprintf(stderr, "%s", constants.text().c_str());
     return "struct Numbers {\n" + rest + constants.text() + "};\n";
   }
 
@@ -298,8 +294,9 @@ struct MmaNumbers {
       overlaps = piece == 0 && shape.axes[2].out % sector != 0 && samples_are_sectors &&
                  (whole ? rows < cells(1) && shape.axes[2].out >= sector : overlapping && last >= sector);
       const int64_t more_x = overlaps && !whole ? round_up(divide_up(sector, classes(2)), 8 * spans_x) : 0;
-      const int64_t chunk = whole ? rows_of_stage * classes(1) * shape.axes[2].out + (overlaps ? sector - 1 : 0)
-                                  : (cells_x + more_x) * classes(2);
+      const int64_t chunk = whole
+                                ? rows_of_stage * classes(1) * shape.axes[2].out + (overlaps ? sector - 1 : 0)
+                                : (cells_x + more_x) * classes(2);
       chunk_pitch = width + round_up(chunk + width - 1, width);
       // An odd number of vectors from channel to channel: with the four neighbours of a quad, and phases that
       // differ from channel to channel, no two lanes of a store meet in a bank.
@@ -372,7 +369,6 @@ class ThinMma final : public Kernel {
     lag_samples_ =
         when(shape_.parts.norm, minimum(shape_.batch, rounds * warps / numbers_.tiles - shape_.batch))
             .called("lag_samples");
-    if (const char* e = getenv("OP_LAG")) lag_samples_ = Number(atoi(e));
     blocks_ = clamp((shape_.batch + lag_samples_) * numbers_.tiles, 1, resident);
   }
 
@@ -411,7 +407,7 @@ class ThinMma final : public Kernel {
       rest = chain_source("BeforeRest", {before.begin() + 1, before.end()}, problem_);
     }
     return {"onepass_thin_mma",
-            std::string(getenv("OP_DEFS") ? getenv("OP_DEFS") : "") + "\n#include \"thin_mma.cuh\"\n" + tail_source(problem_) + rest + thin_source(problem_, shape_) +
+            "#include \"thin_mma.cuh\"\n" + tail_source(problem_) + rest + thin_source(problem_, shape_) +
                 numbers_.source() +
                 "using Agent = onepass::ThinMma<onepass::Convolution, onepass::Tail, Numbers>;\n"
                 "extern \"C\" __global__ void __launch_bounds__(" +

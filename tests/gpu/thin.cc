@@ -116,9 +116,9 @@ TEST_F(Thin, AgreesWithTheReferenceOnHardData) {
 TEST_F(Thin, WhatIsNotFiniteReachesOnlyTheOutputsThatMeetIt) {
   std::vector<Problem> problems;
   for (const char* const text :
-       {"conv_transpose3d(3,16,k=3,s=2) | swish @ 2x3x3x24x8 ", "conv_transpose2d(2,5,k=4,s=3,p=1) @ 2x2x7x6 ",
-        "conv3d(3,16,k=4) | relu @ 2x3x6x9x7 ", "conv2d(3,9,k=3,p=2,s=2) | tanh @ 2x3x9x11 ",
-        "conv2d(1,32,k=5,p=2) | relu @ 2x1x40x257 ",
+       {"conv_transpose3d(3,16,k=3,s=2) | swish @ 2x3x3x24x8 ",
+        "conv_transpose2d(2,5,k=4,s=3,p=1) @ 2x2x7x6 ", "conv3d(3,16,k=4) | relu @ 2x3x6x9x7 ",
+        "conv2d(3,9,k=3,p=2,s=2) | tanh @ 2x3x9x11 ", "conv2d(1,32,k=5,p=2) | relu @ 2x1x40x257 ",
         "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 3x3x6x8x9 "}) {
     for (const char* const mode : modes) problems.push_back(Problem::parse(text + std::string(mode), gpu));
   }

@@ -8,7 +8,8 @@
 // M = 16 output channels, N = 8 neighbouring cells and K = twice a *group* of four terms, of each class only
 // its own taps; 16 output channels of the whole tile come before the next 16. A lane then holds neighbours of
 // a row in all its classes: rows are put together in shared memory, with the 16-byte phase of where they go,
-// and stored as vectors; where four neighbouring lanes have whole sectors of a row they store them at once.
+// and stored as vectors; where four neighbouring lanes have whole sectors of a row, or eight have those of a
+// position (channels after space), they store them at once.
 // Warps never wait for each other but where a sample's statistics are due.
 //
 // Work is taken by ticket: pass 1 of one tile, then pass 2 of the tile `lag` tickets before, so that stores
@@ -106,8 +107,8 @@ struct ThinTerms {
     const bool exists = i < taps(rz, ry, rx) && channel < C::in_channels;
     if (i >= taps(rz, ry, rx)) i = first;
     if (channel >= C::in_channels) channel = static_cast<int>(C::in_channels) - 1;
-    // A product's two groups lie in registers side by side: of several classes those of a pair of planes do in
-    // most.
+    // A product's two groups lie in registers side by side: of several classes those of a pair of planes do
+    // in most.
     const bool planes_first = taps_at_once == 1 && classes(0) * classes(1) * classes(2) > 1;
     const int before_x = planes_first ? count(0, rz) : 1;
     const int x = i / before_x % count(2, rx);
@@ -397,8 +398,7 @@ struct ThinMma {
           turn = warps - 1;
 #pragma unroll 1
           for (int half = 0; half < 2 * row_tiles; ++half) {
-            const float value =
-                scale * weight(p, half / 2 * 16 + row_channel(half % 2, quad), input, tap);
+            const float value = scale * weight(p, half / 2 * 16 + row_channel(half % 2, quad), input, tap);
             const int to = half / 2 * products + product;
             if constexpr (shares_weights) s.weights[to][lane][place + half % 2] = operand(value);
             if constexpr (splits) s.weights[first_rest + to][lane][place + half % 2] = rest(value);
@@ -425,8 +425,8 @@ struct ThinMma {
   struct Held {
     static constexpr int first = Terms::products_before(rz, 0, 0);
     static constexpr int count = Terms::products_before(rz + 1, 0, 0) - first;
-    static constexpr bool fits =
-        !in_registers && spans_y == 1 && count > 0 && count * (splits ? 2 : 1) <= most_held;
+    static constexpr bool fits = !in_registers && spans_y == 1 && count > 0 &&
+                                 count*(splits ? 2 : 1) <= most_held;
     uint32 a[fits ? count : 1][4];
     uint32 rest[fits && splits ? count : 1][4];
   };
@@ -579,7 +579,7 @@ struct ThinMma {
       const int of_vector = x < 0 || left <= 0 ? 0 : left < input_width ? left * bytes : 16;
       const char* channel = o.from + ((own + v) * input_width - lead + own_row * C::input_stride(3)) * bytes;
       const int to = own_row * row_pitch + (own + v) * input_width;
-#pragma unroll(all_at_once ? static_cast<int>(C::in_channels) : 1)
+#pragma unroll(all_at_once ? static_cast <int>(C::in_channels) : 1)
       for (int c = 0; c < C::in_channels; ++c) {
 #pragma unroll(all_at_once ? window_z : 1)
         for (int z = 0; z < window_z; ++z) {
@@ -588,9 +588,10 @@ struct ThinMma {
           for (int i = 0; i < rows_at_once; ++i) {
             const int y = i * rows;
             if (y + rows > window_y && y + own_row >= window_y) continue;
-            body(to + c * plane_to + (z * window_y + y) * row_pitch,
-                 has(o.y + y + own_row, C::input_size(1)) ? of_plane : 0,
-                 channel + (c * C::input_stride(1) + z * C::input_stride(2) + y * C::input_stride(3)) * bytes);
+            body(
+                to + c * plane_to + (z * window_y + y) * row_pitch,
+                has(o.y + y + own_row, C::input_size(1)) ? of_plane : 0,
+                channel + (c * C::input_stride(1) + z * C::input_stride(2) + y * C::input_stride(3)) * bytes);
           }
         }
       }
@@ -782,8 +783,8 @@ struct ThinMma {
     });
   }
 
-  // The same where x = x1 + x2, w = w1 + w2: small terms before large ones where columns are in registers, else
-  // apart; the tensor core truncates its sums, so that at most 64 terms are added in it.
+  // The same where x = x1 + x2, w = w1 + w2: small terms before large ones where columns are in registers,
+  // else apart; the tensor core truncates its sums, so that at most 64 terms are added in it.
   template <int rz, int ry, int rx, class HeldWeights>
   __device__ __forceinline__ void convolve_split(Sums& sum, const Weights& w, const Columns& c,
                                                  const HeldWeights& held) const {
@@ -862,15 +863,11 @@ struct ThinMma {
     return Chain::value(x, own.value[0], none, 0);
   }
 
-  // Two values of a channel through the before-chain, from which `pivot` is taken. Special functions take
-  // eight times as long as others: where the chain begins with a sigmoid, one reciprocal serves both. The
-  // product of two exponentials stays finite; with sums of at most 1e5 what the bound on them moves is less
-  // than 1e-12.
-  //
-  // In the narrow way a swish is h + h tanh(h) by other means, h = x / 2. f32: h tanh(h) is h^2 by a polynomial
-  // of h^2, off by 1.9e-7 of the swish where |x| is at most 1. 16 bits: tanh.approx is off by 2^-11 of its
-  // value, so that a swish is by x^2 2^-13 or less, within what rounding x to the output's type takes from it
-  // where |x| is at most 1 (f16) or 2.5 (bf16).
+  // Two values of a channel through the before-chain, from which `pivot` is taken. A special function takes
+  // as long as eight other instructions: in the narrow way a swish, h + h tanh(h) with h = x / 2, has one or
+  // none. f32: h tanh(h) is h^2 by a polynomial of h^2, off by 1.9e-7 of the swish where |x| is at most 1. 16
+  // bits: tanh.approx is off by 2^-11 of its value, so that a swish is by x^2 2^-13 or less, within what
+  // rounding x to the output's type takes from it where |x| is at most 1 (f16) or 2.5 (bf16).
   static constexpr bool narrows = Numbers::begins_with_swish;
   static constexpr bool takes_tanh = Output::bytes == 2;
   static constexpr float most_narrow = is_same<Output, bf16> ? 2.5f : 1.0f;
@@ -1215,9 +1212,10 @@ struct ThinMma {
                                                     const Chains& chains, int y, int column, char* to,
                                                     int count) const {
     const Columns c = columns_of(w, y, column);
-    char* lane_to = to + ((y * classes_y * out_x + (column * spans_x * 8 + 2 * in_quad) * classes_x) * channels +
-                          row_channel(0, quad)) *
-                             Output::bytes;
+    char* lane_to =
+        to + ((y * classes_y * out_x + (column * spans_x * 8 + 2 * in_quad) * classes_x) * channels +
+              row_channel(0, quad)) *
+                 Output::bytes;
     for_constant<classes_y>([&](auto ry_) {
       constexpr int ry = decltype(ry_)::value;
       Sums sum;
@@ -1470,11 +1468,13 @@ struct ThinMma {
       } else if (aligned) {
 #pragma unroll 1
         for (int i = 0; i < items; ++i)
-          store_interleaved<way, rz, true>(tile, w, held, chains, i / columns * spans_y, i % columns, to, count);
+          store_interleaved<way, rz, true>(tile, w, held, chains, i / columns * spans_y, i % columns, to,
+                                           count);
       } else {
 #pragma unroll 1
         for (int i = 0; i < items; ++i)
-          store_interleaved<way, rz, false>(tile, w, held, chains, i / columns * spans_y, i % columns, to, count);
+          store_interleaved<way, rz, false>(tile, w, held, chains, i / columns * spans_y, i % columns, to,
+                                            count);
       }
       return;
     }
@@ -1595,8 +1595,8 @@ struct ThinMma {
   }
 
   // body(z, y, x) for the lane's outputs of a channel that the tile stores. Where tiles
-  // overlap those are whole sectors, as in `send`: each of its runs (all rows of a plane, or a row) begins and
-  // ends with the first sector that begins in it or behind it, but where a plane or a row does.
+  // overlap those are whole sectors, as in `send`: each of its runs (all rows of a plane, or a row) begins
+  // and ends with the first sector that begins in it or behind it, but where a plane or a row does.
   template <class Body>
   static __device__ __forceinline__ void for_each_stored(const Parameters& p, const Tile& tile, int channel,
                                                          Body&& body) {
@@ -1666,15 +1666,13 @@ struct ThinMma {
     bool is_second;
   };
 
-  // The next ticket, in lane 0. A block's warps take `neighbours` of them, whose rows and windows lie beside
-  // each other; where there are few, all multiprocessors have some. What a ticket waits for has lower ones:
-  // those of this block are taken before it, those of others will be.
+  // The next ticket, in lane 0. A block's warps begin with neighbours; the tickets behind those of all blocks
+  // go to whichever warp is free. Where there are few, all multiprocessors have some. What a ticket waits for
+  // has lower ones, which are taken.
   __device__ __forceinline__ uint32 draw(uint32 neighbours) const {
     if (lane != 0) return 0;
     const uint32 turn = atomicAdd(&s.drawn, 1u);
-#ifndef OP_STATIC
     if (neighbours == warps && turn >= warps) return gridDim.x * warps + atomicAdd(p.control, 1u);
-#endif
     return (turn / neighbours * gridDim.x + blockIdx.x) * neighbours + turn % neighbours;
   }
 

@@ -1666,13 +1666,15 @@ struct ThinMma {
     bool is_second;
   };
 
-  // The next ticket, in lane 0. A block's warps begin with neighbours; the tickets behind those of all blocks
-  // go to whichever warp is free. Where there are few, all multiprocessors have some. What a ticket waits for
-  // has lower ones, which are taken.
-  __device__ __forceinline__ uint32 draw(uint32 neighbours) const {
+  // The next ticket, in lane 0. A block's warps take `neighbours` of them, whose rows and windows lie beside
+  // each other; where there are few, all multiprocessors have some. Where there are many (`any_block`) those
+  // behind the first of each warp go to whichever is free: it takes longer to ask all multiprocessors, but
+  // none is left with more than others. What a ticket waits for has lower ones: those of this block are taken
+  // before it, those of others are or will be.
+  __device__ __forceinline__ uint32 draw(uint32 neighbours, bool any_block) const {
     if (lane != 0) return 0;
     const uint32 turn = atomicAdd(&s.drawn, 1u);
-    if (neighbours == warps && turn >= warps) return gridDim.x * warps + atomicAdd(p.control, 1u);
+    if (any_block && turn >= warps) return gridDim.x * warps + atomicAdd(p.control, 1u);
     return (turn / neighbours * gridDim.x + blockIdx.x) * neighbours + turn % neighbours;
   }
 
@@ -1692,7 +1694,8 @@ struct ThinMma {
     };
     const int64 of_block = (tiles + lag) / gridDim.x;
     const uint32 neighbours = of_block < 1 ? 1 : of_block < warps ? static_cast<uint32>(of_block) : warps;
-    Pass pass = first_pass(draw(neighbours));
+    const bool any_block = of_block >= 4 * warps;
+    Pass pass = first_pass(draw(neighbours, any_block));
     if (pass.ticket >= tiles + lag) return;
     float* window = area.x;
     send_for_window(tile_of(pass), window);
@@ -1709,7 +1712,7 @@ struct ThinMma {
         __syncwarp();
       }
       const bool stays = !pass.is_second && pass.ticket >= lag;
-      const uint32 drawn = stays ? 0 : draw(neighbours);
+      const uint32 drawn = stays ? 0 : draw(neighbours, any_block);
       const Way way = take_window(tile, limits, window);
       const Pass next = stays ? Pass{pass.ticket, true} : first_pass(drawn);
       const bool ends = next.ticket >= tiles + lag;

@@ -529,7 +529,8 @@ struct ChannelNorm {
 // M = 16 output channels, N = 8 neighbouring cells and K = twice a *group* of four terms, of each class only
 // its own taps; 16 output channels of the whole tile come before the next 16. A lane then holds neighbours of
 // a row in all its classes: rows are put together in shared memory, with the 16-byte phase of where they go,
-// and stored as vectors; where four neighbouring lanes have whole sectors of a row they store them at once.
+// and stored as vectors; where four neighbouring lanes have whole sectors of a row, or eight have those of a
+// position (channels after space), they store them at once.
 // Warps never wait for each other but where a sample's statistics are due.
 //
 // Work is taken by ticket: pass 1 of one tile, then pass 2 of the tile `lag` tickets before, so that stores
@@ -623,9 +624,13 @@ struct ThinTerms {
     const bool exists = i < taps(rz, ry, rx) && channel < C::in_channels;
     if (i >= taps(rz, ry, rx)) i = first;
     if (channel >= C::in_channels) channel = static_cast<int>(C::in_channels) - 1;
-    const int x = i % count(2, rx);
-    const int y = i / count(2, rx) % count(1, ry);
-    const int z = i / count(2, rx) / count(1, ry);
+    // A product's two groups lie in registers side by side: of several classes those of a pair of planes do
+    // in most.
+    const bool planes_first = taps_at_once == 1 && classes(0) * classes(1) * classes(2) > 1;
+    const int before_x = planes_first ? count(0, rz) : 1;
+    const int x = i / before_x % count(2, rx);
+    const int y = i / before_x / count(2, rx) % count(1, ry);
+    const int z = planes_first ? i % count(0, rz) : i / count(2, rx) / count(1, ry);
     return {
         exists,
         offset(0, rz, z) - low(0),
@@ -735,6 +740,11 @@ struct ThinMma {
   static constexpr int spans = spans_y * spans_x;
   static constexpr int columns = tile_x / (8 * spans_x);
   static constexpr int halves = channels > 8 ? 2 : 1;  // of a product's 16 rows
+  // A lane has row `quad` of each half. Where channels lie after space those are neighbours.
+  static constexpr bool interleaved = Numbers::interleaved;
+  static constexpr __device__ int row_channel(int half, int quad) {
+    return interleaved && halves == 2 ? 2 * quad + half : half * 8 + quad;
+  }
   // The window: rows begin `lead` elements early, where a vector of the input does.
   static constexpr int window_z = Numbers::window_z;
   static constexpr int window_y = Numbers::window_y;
@@ -839,10 +849,9 @@ struct ThinMma {
   }
 
   // What sums are times the convolution's. For a swish they are halved, which is exact: x sigmoid(x) =
-  // h tanh(h) + h with h = x / 2. Where weights are split, rounding them once more counts for nothing, and
-  // they are as the exponential takes them.
+  // h tanh(h) + h with h = x / 2.
   static constexpr float log2_e = 1.4426950408889634f;
-  static constexpr float scale = !Numbers::begins_with_swish ? 1.0f : splits ? -log2_e : 0.5f;
+  static constexpr float scale = Numbers::begins_with_swish ? 0.5f : 1.0f;
 
   // A multiplicand as the tensor core takes it; the rest of it where it is split.
   static __device__ __forceinline__ uint32 operand(float x) {
@@ -879,7 +888,7 @@ struct ThinMma {
     if constexpr (in_registers && !shares_weights) {
       for_each_term([&](auto product, auto place, int tap, int input) {
         for_constant<2>([&](auto half) {
-          w.a[product][place + half] = operand(scale * weight(p, half * 8 + quad, input, tap));
+          w.a[product][place + half] = operand(scale * weight(p, row_channel(half, quad), input, tap));
         });
       });
     } else if constexpr (in_registers) {
@@ -891,7 +900,7 @@ struct ThinMma {
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int channel = (m * 2 + half) * 8 + quad;
+      const int channel = m * 16 + row_channel(half, quad);
       const float value = channel < channels ? scale * bias(p, channel) : 0.0f;
       // The first product takes four registers in a row. Of two equal ones the compiler would keep one and
       // copy it for each product, one instruction an output; it does not know that the neighbour's is equal.
@@ -908,7 +917,7 @@ struct ThinMma {
           turn = warps - 1;
 #pragma unroll 1
           for (int half = 0; half < 2 * row_tiles; ++half) {
-            const float value = scale * weight(p, half * 8 + quad, input, tap);
+            const float value = scale * weight(p, half / 2 * 16 + row_channel(half % 2, quad), input, tap);
             const int to = half / 2 * products + product;
             if constexpr (shares_weights) s.weights[to][lane][place + half % 2] = operand(value);
             if constexpr (splits) s.weights[first_rest + to][lane][place + half % 2] = rest(value);
@@ -926,6 +935,45 @@ struct ThinMma {
     } else {
       const uint4 v = *reinterpret_cast<const uint4*>(w.shared[(of_rest ? first_rest : 0) + index][lane]);
       a[0] = v.x, a[1] = v.y, a[2] = v.z, a[3] = v.w;
+    }
+  }
+
+  // The weights of one class of z in registers, while a pass goes over its outputs, where they fit.
+  static constexpr int most_held = 10;
+  template <int rz>
+  struct Held {
+    static constexpr int first = Terms::products_before(rz, 0, 0);
+    static constexpr int count = Terms::products_before(rz + 1, 0, 0) - first;
+    static constexpr bool fits = !in_registers && spans_y == 1 && count > 0 &&
+                                 count*(splits ? 2 : 1) <= most_held;
+    uint32 a[fits ? count : 1][4];
+    uint32 rest[fits && splits ? count : 1][4];
+  };
+  struct NotHeld {
+    static constexpr bool fits = false;
+  };
+  template <int rz>
+  __device__ __forceinline__ Held<rz> hold_weights(const Weights& w) const {
+    Held<rz> held;
+    if constexpr (Held<rz>::fits) {
+#pragma unroll
+      for (int i = 0; i < Held<rz>::count; ++i) {
+        take_weights<false>(held.a[i], w, Held<rz>::first + i);
+        if constexpr (splits) take_weights<true>(held.rest[i], w, Held<rz>::first + i);
+      }
+    }
+    return held;
+  }
+  // Weights of a product, from there or from where they lie.
+  template <bool of_rest, class HeldWeights>
+  __device__ __forceinline__ void take_weights(uint32 (&a)[4], const Weights& w, const HeldWeights& held,
+                                               int index) const {
+    if constexpr (HeldWeights::fits) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        a[k] = of_rest ? held.rest[index - HeldWeights::first][k] : held.a[index - HeldWeights::first][k];
+    } else {
+      take_weights<of_rest>(a, w, index);
     }
   }
 
@@ -1038,6 +1086,10 @@ struct ThinMma {
     const Origin o = origin_of(tile);
     const int own_row = lane / lanes, own = lane - own_row * lanes;
     if (own_row >= rows) return;
+    // Few vectors one after the other: what the input has of a row is then found once for all channels.
+    constexpr int rows_at_once = (window_y + rows - 1) / rows;
+    constexpr bool all_at_once =
+        (of_row + lanes - 1) / lanes * rows_at_once * window_z * C::in_channels <= 32;
 #pragma unroll
     for (int v = 0; v < of_row; v += lanes) {
       if (of_row % lanes != 0 && own + v >= of_row) break;
@@ -1045,23 +1097,22 @@ struct ThinMma {
       const int left = static_cast<int>(C::input_size(2)) - x;
       const int of_vector = x < 0 || left <= 0 ? 0 : left < input_width ? left * bytes : 16;
       const char* channel = o.from + ((own + v) * input_width - lead + own_row * C::input_stride(3)) * bytes;
-      int to = own_row * row_pitch + (own + v) * input_width;
-#pragma unroll 1
+      const int to = own_row * row_pitch + (own + v) * input_width;
+#pragma unroll(all_at_once ? static_cast <int>(C::in_channels) : 1)
       for (int c = 0; c < C::in_channels; ++c) {
-#pragma unroll 1
+#pragma unroll(all_at_once ? window_z : 1)
         for (int z = 0; z < window_z; ++z) {
           const int of_plane = has(o.z + z, C::input_size(0)) ? of_vector : 0;
-          const char* from = channel + z * C::input_stride(2) * bytes;
-#pragma unroll 4
-          for (int y = 0; y < window_y; y += rows) {
-            if (window_y % rows != 0 && y + own_row >= window_y) break;
-            body(to + (z * window_y + y) * row_pitch, has(o.y + y + own_row, C::input_size(1)) ? of_plane : 0,
-                 from);
-            from += rows * C::input_stride(3) * bytes;
+#pragma unroll(all_at_once ? rows_at_once : 4)
+          for (int i = 0; i < rows_at_once; ++i) {
+            const int y = i * rows;
+            if (y + rows > window_y && y + own_row >= window_y) continue;
+            body(
+                to + c * plane_to + (z * window_y + y) * row_pitch,
+                has(o.y + y + own_row, C::input_size(1)) ? of_plane : 0,
+                channel + (c * C::input_stride(1) + z * C::input_stride(2) + y * C::input_stride(3)) * bytes);
           }
         }
-        channel += C::input_stride(1) * bytes;
-        to += plane_to;
       }
     }
   }
@@ -1213,8 +1264,9 @@ struct ThinMma {
   // --- Sums of 16 channels of the classes (rz, ry, all of x): [class][8 cells], four a lane ---
   using Sums = float[classes_x][spans][4];
 
-  template <int rz, int ry>
-  __device__ __forceinline__ void convolve(Sums& sum, const Weights& w, const Columns& c) const {
+  template <int rz, int ry, class HeldWeights = NotHeld>
+  __device__ __forceinline__ void convolve(Sums& sum, const Weights& w, const Columns& c,
+                                           const HeldWeights& held = {}) const {
     for_constant<classes_x>([&](auto rx_) {
       constexpr int rx = decltype(rx_)::value;
       constexpr int first = Terms::products_before(rz, ry, rx);
@@ -1223,7 +1275,7 @@ struct ThinMma {
 #pragma unroll
         for (int k = 0; k < spans * 4; ++k) sum[rx][k / 4][k % 4] = w.bias[k % 4];
       } else if constexpr (splits) {
-        convolve_split<rz, ry, rx>(sum, w, c);
+        convolve_split<rz, ry, rx>(sum, w, c, held);
       } else {
         for_constant<(groups + 1) / 2>([&](auto i_) {
           constexpr int i = decltype(i_)::value;
@@ -1235,7 +1287,7 @@ struct ThinMma {
             if constexpr (both) b[span][1] = __float_as_uint(c.template at<rz, ry, rx, 2 * i + 1>(span));
           }
           uint32 a[4];
-          take_weights<false>(a, w, first + i);
+          take_weights<false>(a, w, held, first + i);
 #pragma unroll
           for (int span = 0; span < spans; ++span) {
             float(&d)[4] = sum[rx][span];
@@ -1250,26 +1302,30 @@ struct ThinMma {
     });
   }
 
-  // The same where x = x1 + x2, w = w1 + w2: small terms apart; the tensor core truncates its sums, so that
-  // at most 64 terms are added in it.
-  template <int rz, int ry, int rx>
-  __device__ __forceinline__ void convolve_split(Sums& sum, const Weights& w, const Columns& c) const {
+  // The same where x = x1 + x2, w = w1 + w2: small terms before large ones where columns are in registers,
+  // else apart; the tensor core truncates its sums, so that at most 64 terms are added in it.
+  template <int rz, int ry, int rx, class HeldWeights>
+  __device__ __forceinline__ void convolve_split(Sums& sum, const Weights& w, const Columns& c,
+                                                 const HeldWeights& held) const {
     constexpr int first = Terms::products_before(rz, ry, rx);
     constexpr int groups = Terms::groups(rz, ry, rx);
     constexpr int count = (groups + 1) / 2;
     constexpr int at_once = 8;
+    constexpr bool in_turn = preloads;
     const float zero[4] = {};
     for_constant<(count + at_once - 1) / at_once>([&](auto part_) {
       constexpr int part = decltype(part_)::value;
       constexpr int here = count - part * at_once < at_once ? count - part * at_once : at_once;
       float large[spans][4], small[spans][4];
-      for_constant<here>([&](auto j_) {
-        constexpr int j = decltype(j_)::value;
+      for_constant<(in_turn ? 2 : 1) * here>([&](auto j_) {
+        constexpr int j = decltype(j_)::value % here;
+        constexpr bool takes_small = decltype(j_)::value < here;
+        constexpr bool takes_large = !in_turn || !takes_small;
         constexpr int i = part * at_once + j;
         constexpr bool both = 2 * i + 1 < groups;
         uint32 a[4], a_rest[4];
-        take_weights<false>(a, w, first + i);
-        take_weights<true>(a_rest, w, first + i);
+        take_weights<false>(a, w, held, first + i);
+        if constexpr (takes_small) take_weights<true>(a_rest, w, held, first + i);
 #pragma unroll
         for (int span = 0; span < spans; ++span) {
           uint32 b[2], b_rest[2];
@@ -1280,21 +1336,26 @@ struct ThinMma {
             b_rest[1] = rest(c.template at<rz, ry, rx, 2 * i + 1>(span));
           }
           float(&d)[4] = large[span];
-          float(&e)[4] = small[span];
-          if constexpr (both) {
-            mma_k8(e, a, b_rest[0], b_rest[1], j == 0 ? zero : e);
-            mma_k8(e, a_rest, b[0], b[1], e);
-            mma_k8(d, a, b[0], b[1], i == 0 ? w.bias : j == 0 ? zero : d);
-          } else {
-            mma_k4(e, a, b_rest[0], j == 0 ? zero : e);
-            mma_k4(e, a_rest, b[0], e);
-            mma_k4(d, a, b[0], i == 0 ? w.bias : j == 0 ? zero : d);
+          float(&e)[4] = in_turn ? large[span] : small[span];
+          const auto multiply = [&](float(&to)[4], const uint32(&weights)[4], const uint32(&x)[2],
+                                    const float* from) {
+            if constexpr (both) {
+              mma_k8(to, weights, x[0], x[1], from);
+            } else {
+              mma_k4(to, weights, x[0], from);
+            }
+          };
+          const float* start = part == 0 ? w.bias : zero;
+          if constexpr (takes_small) {
+            multiply(e, a, b_rest, j > 0 ? e : in_turn ? start : zero);
+            multiply(e, a_rest, b, e);
           }
+          if constexpr (takes_large) multiply(d, a, b, j > 0 || in_turn ? d : start);
         }
       });
 #pragma unroll
       for (int k = 0; k < spans * 4; ++k) {
-        const float both = large[k / 4][k % 4] + small[k / 4][k % 4];
+        const float both = in_turn ? large[k / 4][k % 4] : large[k / 4][k % 4] + small[k / 4][k % 4];
         float& to = sum[rx][k / 4][k % 4];
         to = part == 0 ? both : to + both;
       }
@@ -1305,11 +1366,13 @@ struct ThinMma {
   template <class Chain>
   struct Operands {
     ChannelValues<Chain, 1> row[halves];
-    // `first`: the lane's first channel.
-    __device__ __forceinline__ void load(const Parameters& p, int64 n, int first) {
+    // Of a lane's channels from 16 m on.
+    __device__ __forceinline__ void load(const Parameters& p, int64 n, int m, int quad) {
 #pragma unroll
-      for (int half = 0; half < halves; ++half)
-        row[half].load(p, n, first + half * 8 < channels ? first + half * 8 : 0);
+      for (int half = 0; half < halves; ++half) {
+        const int channel = m * 16 + row_channel(half, quad);
+        row[half].load(p, n, channel < channels ? channel : 0);
+      }
     }
   };
 
@@ -1319,17 +1382,32 @@ struct ThinMma {
     return Chain::value(x, own.value[0], none, 0);
   }
 
-  // Two values of a channel through the before-chain, from which `pivot` is taken. Special functions are what
-  // limits this kernel: where the chain begins with a sigmoid, one reciprocal serves both. The product of two
-  // exponentials stays finite; with sums of at most 1e5 what the bound on them moves is less than 1e-12.
-  //
-  // In the narrow way exponents need no bound. Where the output has 16 bits one function is enough for a
-  // swish: tanh.approx is off by 2^-11 of its value, so that a swish is by x^2 2^-13 or less, within what
+  // Two values of a channel through the before-chain, from which `pivot` is taken. A special function takes
+  // as long as eight other instructions: in the narrow way a swish, h + h tanh(h) with h = x / 2, has one or
+  // none. f32: h tanh(h) is h^2 by a polynomial of h^2, off by 1.9e-7 of the swish where |x| is at most 1. 16
+  // bits: tanh.approx is off by 2^-11 of its value, so that a swish is by x^2 2^-13 or less, within what
   // rounding x to the output's type takes from it where |x| is at most 1 (f16) or 2.5 (bf16).
-  static constexpr bool narrows = Numbers::pairs;
-  static constexpr bool takes_tanh = Numbers::begins_with_swish && Output::bytes == 2;
-  static constexpr float most_narrow = !takes_tanh ? 41.0f : is_same<Output, bf16> ? 2.5f : 1.0f;
+  static constexpr bool narrows = Numbers::begins_with_swish;
+  static constexpr bool takes_tanh = Output::bytes == 2;
+  static constexpr float most_narrow = is_same<Output, bf16> ? 2.5f : 1.0f;
   static constexpr float most_wide = Numbers::pairs ? 1e5f : 1e30f;
+
+  static __device__ __forceinline__ float narrow_swish(float h) {
+    if constexpr (takes_tanh) {
+      float tanh_h;
+      asm("tanh.approx.f32 %0, %1;" : "=f"(tanh_h) : "f"(h));
+      return fmaf(h, tanh_h, h);
+    } else {
+      const float square = h * h;
+      float sum = fmaf(-0.04309195f, square, 0.13132429f);
+      sum = fmaf(sum, square, -0.33318973f);
+      sum = fmaf(sum, square, 0.9999971f);
+      return fmaf(sum, square, h);
+    }
+  }
+
+  // Computes a value here: the compiler would move all of it behind a branch of the few that are not taken.
+  static __device__ __forceinline__ void compute_here(float& x) { asm volatile("" : "+f"(x)); }
 
   template <Way way>
   static __device__ __forceinline__ void before(float& a, float& b, const ChannelValues<Before, 1>& own,
@@ -1339,19 +1417,13 @@ struct ThinMma {
       b = apply<Before>(b, own) - pivot;
     } else {
       using Rest = typename Numbers::Rest;
-      float of_a, of_b;  // sigmoids by `scale`
-      if constexpr (way == narrow && takes_tanh) {
-        asm("tanh.approx.f32 %0, %1;" : "=f"(of_a) : "f"(a));
-        asm("tanh.approx.f32 %0, %1;" : "=f"(of_b) : "f"(b));
-        a = fmaf(a, of_a, a);
-        b = fmaf(b, of_b, b);
+      if constexpr (way == narrow) {
+        a = narrow_swish(a);
+        b = narrow_swish(b);
       } else {
-        constexpr float factor = splits && Numbers::begins_with_swish ? 1.0f : -log2_e / scale;
-        const auto bounded = [](float x) { return way == narrow ? x : fminf(x, 60.0f); };
-        const float u = fmaf(pointwise::exp2_fast(bounded(a * factor)), scale, scale);
-        const float v = fmaf(pointwise::exp2_fast(bounded(b * factor)), scale, scale);
-        const float both = pointwise::reciprocal_fast(u * v);
-        of_a = both * v, of_b = both * u;
+        constexpr float factor = -log2_e / scale;
+        const float of_a = pointwise::reciprocal_fast(fmaf(pointwise::exp2_fast(a * factor), scale, scale));
+        const float of_b = pointwise::reciprocal_fast(fmaf(pointwise::exp2_fast(b * factor), scale, scale));
         if constexpr (Numbers::swish_alone) {
           a = fmaf(a, of_a, -pivot);
           b = fmaf(b, of_b, -pivot);
@@ -1408,7 +1480,6 @@ struct ThinMma {
     float pivot[halves] = {};
     float sum[halves] = {};
     float square[halves] = {};
-    int count = 0;
   };
 
   template <Way way>
@@ -1423,71 +1494,77 @@ struct ThinMma {
     });
   }
 
-  template <Way way>
-  __device__ __forceinline__ void add(Distances& own, const Weights& w, const Columns& c,
+  // An item's outputs of one class of z.
+  template <Way way, int rz>
+  __device__ __forceinline__ void add(Distances& own, const Weights& w, const Held<rz>& held,
                                       const Operands<Before>& operands, const Tile& tile, int y,
                                       int column) const {
-    for_constant<classes_z * classes_y>([&](auto r_) {
-      constexpr int rz = decltype(r_)::value / classes_y;
-      constexpr int ry = decltype(r_)::value % classes_y;
+    const Columns c = columns_of(w, y, column);
+    for_constant<classes_y>([&](auto ry_) {
+      constexpr int ry = decltype(ry_)::value;
       bool exists[spans_y];
 #pragma unroll
-      for (int i = 0; i < spans_y; ++i) exists[i] = has_plane(tile, rz) && has_row(tile, y + i, ry);
+      for (int i = 0; i < spans_y; ++i) exists[i] = has_row(tile, y + i, ry);
       Sums sum;
-      convolve<rz, ry>(sum, w, c);
+      convolve<rz, ry>(sum, w, c, held);
       for_each_pair(sum, [&](auto half, auto rx, auto span, float* pair) {
         before<way>(pair[0], pair[1], operands.row[half], own.pivot[half]);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
+          compute_here(pair[i]);
           if (!exists[span / spans_x] || ends(cell_of(tile, column, span), i, rx)) continue;
           own.sum[half] += pair[i];
           own.square[half] = fmaf(pair[i], pair[i], own.square[half]);
         }
       });
     });
-    // How many of the lane's elements those were.
+  }
+
+  // How many outputs of a channel the lane has in a tile.
+  __device__ __forceinline__ int count_of(const Tile& tile) const {
     int of_row = 0;
+#pragma unroll 1
+    for (int column = 0; column < columns; ++column) {
 #pragma unroll
-    for (int k = 0; k < spans_x * classes_x * 2; ++k)
-      of_row += !ends(cell_of(tile, column, k / 2 / classes_x), k % 2, k / 2 % classes_x);
-    int rows = 0, planes = 0;
-#pragma unroll
-    for (int k = 0; k < spans_y * classes_y; ++k) rows += has_row(tile, y + k / classes_y, k % classes_y);
-#pragma unroll
-    for (int rz = 0; rz < classes_z; ++rz) planes += has_plane(tile, rz);
-    own.count += planes * rows * of_row;
+      for (int k = 0; k < spans_x * classes_x * 2; ++k)
+        of_row += !ends(cell_of(tile, column, k / 2 / classes_x), k % 2, k / 2 % classes_x);
+    }
+    const int left_z = out_z - tile.z * classes_z, left_y = out_y - tile.y * classes_y;
+    return (left_z < classes_z ? left_z : classes_z) *
+           (left_y < tile_y * classes_y ? left_y : tile_y * classes_y) * of_row;
   }
 
   template <Way way>
   __device__ __forceinline__ void measure(const Tile& tile, Weights& w) const {
     const int items = items_of(rows_of(tile));
+    const float count = lanes_sum<4>(static_cast<float>(count_of(tile)));
 #pragma unroll 1
     for (int m = 0; m < row_tiles; ++m) {
       if constexpr (row_tiles > 1) load_weights(w, m);
       Operands<Before> operands;
-      operands.load(p, tile.n, m * 16 + quad);
+      operands.load(p, tile.n, m, quad);
       Distances own;
+      begin<way>(own, w, columns_of(w, 0, 0), operands);
+      for_constant<classes_z>([&](auto rz_) {
+        constexpr int rz = decltype(rz_)::value;
+        if (!has_plane(tile, rz)) return;
+        const Held<rz> held = hold_weights<rz>(w);
 #pragma unroll 1
-      for (int item = 0; item < items; ++item) {
-        const int y = item / columns * spans_y;
-        const int column = item % columns;
-        const Columns c = columns_of(w, y, column);
-        if (item == 0) begin<way>(own, w, c, operands);
-        add<way>(own, w, c, operands, tile, y, column);
-      }
-      store_moments(own, m);
+        for (int item = 0; item < items; ++item)
+          add<way, rz>(own, w, held, operands, tile, item / columns * spans_y, item % columns);
+      });
+      store_moments(own, m, count);
     }
   }
 
-  __device__ __forceinline__ void store_moments(const Distances& own, int m) const {
-    const float count = lanes_sum<4>(static_cast<float>(own.count));
+  __device__ __forceinline__ void store_moments(const Distances& own, int m, float count) const {
     const float per_element = 1.0f / count;
 #pragma unroll
     for (int half = 0; half < halves; ++half) {
       const float sum = lanes_sum<4>(own.sum[half]);
       const float square = lanes_sum<4>(own.square[half]);
       if (in_quad == 0) {
-        float* to = area.moments[(m * 2 + half) * 8 + quad];
+        float* to = area.moments[m * 16 + row_channel(half, quad)];
         to[0] = count;
         to[1] = fmaf(sum, per_element, own.pivot[half]);
         to[2] = fmaf(-sum, sum * per_element, square);
@@ -1589,6 +1666,10 @@ struct ThinMma {
     ChannelNorm<Tail> norm[halves];
   };
 
+  static __device__ __forceinline__ int64 output_index(int64 n, int channel, int z, int y, int x) {
+    return n * C::stride(0) + channel * C::stride(1) + z * C::stride(2) + y * C::stride(3) + x * C::stride(4);
+  }
+
   // Elements from the 16-byte boundary before it to where a channel goes whose channel 0 goes to `to`.
   static __device__ __forceinline__ int phase(const char* to, int channel) {
     return static_cast<int>((static_cast<uint32>(reinterpret_cast<uint64>(to)) / Output::bytes +
@@ -1599,8 +1680,9 @@ struct ThinMma {
   // An item's outputs from where they are computed to memory. `to`: those of channel 16 m in the tile's first
   // row and column. `piece` of a lane's neighbours are one vector of memory where `aligned`.
   template <Way way, int rz>
-  __device__ __forceinline__ void store(const Tile& tile, const Weights& w, const Chains& chains, int y,
-                                        int column, char* to, int count, bool aligned) const {
+  __device__ __forceinline__ void store(const Tile& tile, const Weights& w, const Held<rz>& held,
+                                        const Chains& chains, int y, int column, char* to, int count,
+                                        bool aligned) const {
     const Columns c = columns_of(w, y, column);
     char* lane_to = to + (quad * Tail::spatial + y * classes_y * out_x +
                           (column * spans_x * 8 + 2 * in_quad) * classes_x) *
@@ -1608,7 +1690,7 @@ struct ThinMma {
     for_constant<classes_y>([&](auto ry_) {
       constexpr int ry = decltype(ry_)::value;
       Sums sum;
-      convolve<rz, ry>(sum, w, c);
+      convolve<rz, ry>(sum, w, c, held);
       for_constant<spans * halves>([&](auto k_) {
         constexpr int span = decltype(k_)::value / halves;
         constexpr int half = decltype(k_)::value % halves;
@@ -1642,12 +1724,68 @@ struct ThinMma {
     });
   }
 
+  // The same where channels lie after space: a lane's two channels of a position are neighbours, and those of
+  // eight lanes whole sectors.
+  template <Way way, int rz, bool aligned>
+  __device__ __forceinline__ void store_interleaved(const Tile& tile, const Weights& w, const Held<rz>& held,
+                                                    const Chains& chains, int y, int column, char* to,
+                                                    int count) const {
+    const Columns c = columns_of(w, y, column);
+    char* lane_to =
+        to + ((y * classes_y * out_x + (column * spans_x * 8 + 2 * in_quad) * classes_x) * channels +
+              row_channel(0, quad)) *
+                 Output::bytes;
+    for_constant<classes_y>([&](auto ry_) {
+      constexpr int ry = decltype(ry_)::value;
+      Sums sum;
+      convolve<rz, ry>(sum, w, c, held);
+      for_each_pair(sum, [&](auto half, auto, auto, float* pair) {
+        before<way>(pair[0], pair[1], chains.before.row[half], 0.0f);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          pair[i] = apply<After>(chains.norm[half].apply(pair[i]), chains.after.row[half]);
+          compute_here(pair[i]);
+        }
+      });
+      for_constant<spans * 2 * classes_x>([&](auto k_) {
+        constexpr int k = decltype(k_)::value;
+        constexpr int rx = k % classes_x;
+        constexpr int i = k / classes_x % 2;
+        constexpr int span = k / classes_x / 2;
+        constexpr int piece = Numbers::piece > 0 ? Numbers::piece : 1;  // of the halves
+        const bool has_position =
+            has_row(tile, y + span / spans_x, ry) && !ends(cell_of(tile, column, span), i, rx);
+        char* place = lane_to + ((span / spans_x * classes_y + ry) * out_x +
+                                 (span % spans_x * 8 + i) * classes_x + rx) *
+                                    channels * Output::bytes;
+#pragma unroll
+        for (int half = 0; half < halves; half += piece) {
+          float own[piece];
+#pragma unroll
+          for (int j = 0; j < piece; ++j) own[j] = sum[rx][span][(half + j) * 2 + i];
+          Packed<Output, piece> packed;
+          packed.pack(own);
+          if (!has_position || (channels % 16 != 0 && row_channel(half, quad) >= count)) continue;
+          if constexpr (piece == 2 && aligned) {
+            if constexpr (Output::bytes == 4) {
+              __stcs(reinterpret_cast<uint2*>(place), uint2{packed.word[0], packed.word[1]});
+            } else {
+              __stcs(reinterpret_cast<uint32*>(place), packed.word[0]);
+            }
+            continue;
+          }
+          packed.store(place, row_channel(half, 0), aligned);
+        }
+      });
+    });
+  }
+
   // An item's outputs of one class of z to where they lie in the warp's stage, whose row `row` of cells it
   // begins with. `start` is the phase of the lane's channel in the stage's first row (8 channels further it
   // is the same: a vector has 4 or 8 elements).
   template <Way way, int rz>
-  __device__ __forceinline__ void put(const Tile& tile, const Weights& w, const Chains& chains, int y,
-                                      int column, int row, int start) const {
+  __device__ __forceinline__ void put(const Tile& tile, const Weights& w, const Held<rz>& held,
+                                      const Chains& chains, int y, int column, int row, int start) const {
     const Columns c = columns_of(w, y, column);
     unsigned char* lane_stage =
         area.stage +
@@ -1663,12 +1801,13 @@ struct ThinMma {
                                  Output::bytes;
       }
       Sums sum;
-      convolve<rz, ry>(sum, w, c);
+      convolve<rz, ry>(sum, w, c, held);
       for_each_pair(sum, [&](auto half, auto rx, auto span, float* pair) {
         before<way>(pair[0], pair[1], chains.before.row[half], 0.0f);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const float value = apply<After>(chains.norm[half].apply(pair[i]), chains.after.row[half]);
+          float value = apply<After>(chains.norm[half].apply(pair[i]), chains.after.row[half]);
+          compute_here(value);
           // A row of cells that the output has in part is the last of its chunk: what lies behind is not
           // sent. Nor are channels there are not.
           const bool in_range = staged_channels % 8 == 0 || half * 8 + quad < staged_channels;
@@ -1685,14 +1824,14 @@ struct ThinMma {
 
   // The first outputs of the row of cells behind the tile, for the sector where its last row ends.
   template <Way way, int rz>
-  __device__ __forceinline__ void put_next(const Weights& w, const Chains& chains, int rows,
-                                           int start) const {
+  __device__ __forceinline__ void put_next(const Weights& w, const Held<rz>& held, const Chains& chains,
+                                           int rows, int start) const {
     unsigned char* to =
         area.stage + (quad * channel_pitch + width + start + rows * classes_y * out_x) * Output::bytes;
 #pragma unroll 1
     for (int column = 0; column < more_columns; ++column) {
       Sums sum;
-      convolve<rz, 0>(sum, w, columns_of(w, tile_y, column));
+      convolve<rz, 0>(sum, w, columns_of(w, tile_y, column), held);
       for_constant<spans_x * classes_x * halves>([&](auto k_) {
         constexpr int half = decltype(k_)::value % halves;
         constexpr int rx = decltype(k_)::value / halves % classes_x;
@@ -1701,10 +1840,11 @@ struct ThinMma {
         before<way>(pair[0], pair[1], chains.before.row[half], 0.0f);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const float value = apply<After>(chains.norm[half].apply(pair[i]), chains.after.row[half]);
+          float value = apply<After>(chains.norm[half].apply(pair[i]), chains.after.row[half]);
+          compute_here(value);
           const bool in_range = staged_channels % 8 == 0 || half * 8 + quad < staged_channels;
           const int x = ((column * spans_x + span) * 8 + 2 * in_quad + i) * classes_x + rx;
-          if (in_range && x < sector) store_one<Output>(to, half * 8 * channel_pitch + x, value);
+          if (in_range && x < sector - 1) store_one<Output>(to, half * 8 * channel_pitch + x, value);
         }
       });
     }
@@ -1718,7 +1858,7 @@ struct ThinMma {
   // sectors (L2 takes several times as long for parts of one). A chunk lies behind a vector for what was
   // kept.
   static constexpr int most_vectors = (sector - 1 + chunk_elements) / sector * 2;
-  static constexpr int lanes_of_chunk = most_vectors > 16 ? 32 : most_vectors > 8 ? 16 : 8;
+  static constexpr int lanes_of_chunk = 8;
   static constexpr int at_once = 32 / lanes_of_chunk;
   // Phases repeat after `period` channels: the addresses of a few serve all.
   static constexpr int period = Tail::spatial % sector == 0       ? 1
@@ -1758,19 +1898,33 @@ struct ThinMma {
     for (int j = 0; j < residues; ++j) {
       const uint64 at = reinterpret_cast<uint64>(first + j * at_once * Tail::spatial * Output::bytes);
       const int phase = static_cast<int>(at) & 31;
-      char* to_vector = reinterpret_cast<char*>(at - phase) + vector * 16;
+      uint64 place = at - phase + vector * 16;
+      asm volatile("" : "+l"(place));  // one address, not one for each distance from it
       const unsigned char* from_vector = from - (phase & 16);
       const bool takes = takes_first || phase == 0;
+      constexpr int in_flight = 4;
 #pragma unroll
-      for (int v = 0; v * lanes_of_chunk < most_vectors; ++v) {
-        const bool whole = phase >= least + v * lanes_of_chunk * 16 && (v > 0 || takes);
+      for (int first_v = 0; first_v * lanes_of_chunk < most_vectors; first_v += in_flight) {
 #pragma unroll
         for (int k = j * at_once; k < staged_channels; k += residues * at_once) {
-          if (!whole || (channels % (row_tiles > 1 ? 16 : at_once) != 0 && k + sub >= count)) continue;
+          if (channels % (row_tiles > 1 ? 16 : at_once) != 0 && k + sub >= count) continue;
           const int64 ahead = static_cast<int64>(k - j * at_once) * Tail::spatial * Output::bytes;
-          __stcs(reinterpret_cast<uint4*>(to_vector + ahead + v * lanes_of_chunk * 16),
-                 *reinterpret_cast<const uint4*>(from_vector + k * channel_pitch * Output::bytes +
-                                                 v * lanes_of_chunk * 16));
+          // Those that are not sent as well: what lies there is the warp's own, and loads need not wait.
+          uint4 data[in_flight];
+#pragma unroll
+          for (int i = 0; i < in_flight; ++i) {
+            if ((first_v + i) * lanes_of_chunk < most_vectors)
+              data[i] = *reinterpret_cast<const uint4*>(from_vector + k * channel_pitch * Output::bytes +
+                                                        (first_v + i) * lanes_of_chunk * 16);
+          }
+#pragma unroll
+          for (int i = 0; i < in_flight; ++i) {
+            const int v = first_v + i;
+            if (v * lanes_of_chunk >= most_vectors || phase < least + v * lanes_of_chunk * 16 ||
+                (v == 0 && !takes))
+              continue;
+            __stcs(reinterpret_cast<uint4*>(place + ahead + v * lanes_of_chunk * 16), data[i]);
+          }
         }
       }
     }
@@ -1817,19 +1971,30 @@ struct ThinMma {
   template <Way way, int rz>
   __device__ __forceinline__ void write_plane(const Tile& tile, const Weights& w, const Chains& chains,
                                               int m) const {
-    char* to =
-        static_cast<char*>(p.output) +
-        ((((tile.n * channels + m * 16) * out_z + tile.z * classes_z + rz) * out_y + tile.y * classes_y) *
-             out_x +
-         tile.x * classes_x) *
-            Output::bytes;
+    const int z = tile.z * classes_z + rz;
+    char* to = static_cast<char*>(p.output) +
+               output_index(tile.n, m * 16, z, tile.y * classes_y, tile.x * classes_x) * Output::bytes;
     const int count = row_tiles == 1 || channels - m * 16 < 16 ? channels - m * 16 : 16;
     const int all_rows = rows_of(tile);
+    const Held<rz> held = hold_weights<rz>(w);
     if constexpr (is_direct) {
       const bool aligned = reinterpret_cast<uint64>(p.output) % (Numbers::piece * Output::bytes) == 0;
+      const int items = items_of(all_rows);
+      if constexpr (!interleaved) {
 #pragma unroll 1
-      for (int item = 0; item < items_of(all_rows); ++item)
-        store<way, rz>(tile, w, chains, item / columns * spans_y, item % columns, to, count, aligned);
+        for (int i = 0; i < items; ++i)
+          store<way, rz>(tile, w, held, chains, i / columns * spans_y, i % columns, to, count, aligned);
+      } else if (aligned) {
+#pragma unroll 1
+        for (int i = 0; i < items; ++i)
+          store_interleaved<way, rz, true>(tile, w, held, chains, i / columns * spans_y, i % columns, to,
+                                           count);
+      } else {
+#pragma unroll 1
+        for (int i = 0; i < items; ++i)
+          store_interleaved<way, rz, false>(tile, w, held, chains, i / columns * spans_y, i % columns, to,
+                                            count);
+      }
       return;
     }
     // Rows go on in the sector where the row before ends, where sectors are no longer than rows.
@@ -1845,12 +2010,12 @@ struct ThinMma {
       const int rows = all_rows - y < stage_y ? all_rows - y : stage_y;
 #pragma unroll 1
       for (int row = 0, column = 0; row < rows;) {
-        put<way, rz>(tile, w, chains, y + row, column, row, start);
+        put<way, rz>(tile, w, held, chains, y + row, column, row, start);
         if (++column == all_columns) column = 0, row += spans_y;
       }
       const bool ends_tile = y + stage_y >= all_rows;
       if constexpr (overlaps && whole_rows) {
-        if (ends_tile && !is_last) put_next<way, rz>(w, chains, rows, start);
+        if (ends_tile && !is_last) put_next<way, rz>(w, held, chains, rows, start);
       }
       __syncwarp();
       const int out_row = (tile.y + y) * classes_y;
@@ -1881,11 +2046,11 @@ struct ThinMma {
     for (int m = 0; m < row_tiles; ++m) {
       if constexpr (row_tiles > 1) load_weights(w, m);
       Chains chains;
-      chains.before.load(p, tile.n, m * 16 + quad);
-      chains.after.load(p, tile.n, m * 16 + quad);
+      chains.before.load(p, tile.n, m, quad);
+      chains.after.load(p, tile.n, m, quad);
 #pragma unroll
       for (int half = 0; half < halves; ++half) {
-        const int channel = (m * 2 + half) * 8 + quad;
+        const int channel = m * 16 + row_channel(half, quad);
         chains.norm[half].load(p, tile.n, channel < channels ? channel : 0);
       }
       for_constant<classes_z>([&](auto rz_) {
@@ -1948,6 +2113,37 @@ struct ThinMma {
       body(tile.z * classes_z + i / (rows * row), first_y + i / row % rows, first_x + i % row);
   }
 
+  // body(z, y, x) for the lane's outputs of a channel that the tile stores. Where tiles
+  // overlap those are whole sectors, as in `send`: each of its runs (all rows of a plane, or a row) begins
+  // and ends with the first sector that begins in it or behind it, but where a plane or a row does.
+  template <class Body>
+  static __device__ __forceinline__ void for_each_stored(const Parameters& p, const Tile& tile, int channel,
+                                                         Body&& body) {
+    const int first_y = tile.y * classes_y, first_x = tile.x * classes_x;
+    const int rows = out_y - first_y < tile_y * classes_y ? out_y - first_y : tile_y * classes_y;
+    const int row = out_x - first_x < tile_x * classes_x ? out_x - first_x : tile_x * classes_x;
+    const int planes = out_z - tile.z * classes_z < classes_z ? out_z - tile.z * classes_z : classes_z;
+    const int length = whole_rows ? rows * out_x : row;
+    const bool is_first = whole_rows ? first_y == 0 : first_x == 0;
+    const bool is_last = whole_rows ? first_y + rows == out_y : first_x + row == out_x;
+#pragma unroll 1
+    for (int run = 0; run < planes * (whole_rows ? 1 : rows); ++run) {
+      const int z = tile.z * classes_z + (whole_rows ? run : run / rows);
+      const int y = first_y + (whole_rows ? 0 : run % rows);
+      const int64 first = output_index(tile.n, channel, z, y, first_x);
+      // Elements up to the next sector.
+      const auto left = [&](int64 index) {
+        const uint64 at = reinterpret_cast<uint64>(p.output) / Output::bytes + static_cast<uint64>(index);
+        return static_cast<int>((sector - at % sector) % sector);
+      };
+      const int begin = overlaps && !is_first ? left(first) : 0;
+      const int end = length + (overlaps && !is_last ? left(first + length) : 0);
+#pragma unroll 1
+      for (int i = begin + threadIdx.x % 32; i < end; i += 32)
+        body(z, y + (first_x + i) / out_x, (first_x + i) % out_x);
+    }
+  }
+
   static __device__ __noinline__ void measure_carefully(const Parameters& p, WarpShared& area,
                                                         const Tile tile) {
 #pragma unroll 1
@@ -1974,10 +2170,9 @@ struct ThinMma {
       after.load(p, tile.n, channel);
       ChannelNorm<Tail> norm;
       norm.load(p, tile.n, channel);
-      for_each_output(tile, [&](int z, int y, int x) {
+      for_each_stored(p, tile, channel, [&](int z, int y, int x) {
         const float value = norm.apply(careful_value(p, tile.n, channel, z, y, x));
-        store_one<Output>(p.output, (((tile.n * channels + channel) * out_z + z) * out_y + y) * out_x + x,
-                          apply<After>(value, after));
+        store_one<Output>(p.output, output_index(tile.n, channel, z, y, x), apply<After>(value, after));
       });
     }
   }
@@ -1991,11 +2186,14 @@ struct ThinMma {
   };
 
   // The next ticket, in lane 0. A block's warps take `neighbours` of them, whose rows and windows lie beside
-  // each other; where there are few, all multiprocessors have some. What a ticket waits for has lower ones:
-  // those of this block are taken before it, those of others will be.
-  __device__ __forceinline__ uint32 draw(uint32 neighbours) const {
+  // each other; where there are few, all multiprocessors have some. Where there are many (`any_block`) those
+  // behind the first of each warp go to whichever is free: it takes longer to ask all multiprocessors, but
+  // none is left with more than others. What a ticket waits for has lower ones: those of this block are taken
+  // before it, those of others are or will be.
+  __device__ __forceinline__ uint32 draw(uint32 neighbours, bool any_block) const {
     if (lane != 0) return 0;
     const uint32 turn = atomicAdd(&s.drawn, 1u);
+    if (any_block && turn >= warps) return gridDim.x * warps + atomicAdd(p.control, 1u);
     return (turn / neighbours * gridDim.x + blockIdx.x) * neighbours + turn % neighbours;
   }
 
@@ -2015,7 +2213,8 @@ struct ThinMma {
     };
     const int64 of_block = (tiles + lag) / gridDim.x;
     const uint32 neighbours = of_block < 1 ? 1 : of_block < warps ? static_cast<uint32>(of_block) : warps;
-    Pass pass = first_pass(draw(neighbours));
+    const bool any_block = of_block >= 4 * warps;
+    Pass pass = first_pass(draw(neighbours, any_block));
     if (pass.ticket >= tiles + lag) return;
     float* window = area.x;
     send_for_window(tile_of(pass), window);
@@ -2031,9 +2230,10 @@ struct ThinMma {
         if (lane == 0) wait_for(p.control + 4 + tile.n * 4 + 2, 1u);
         __syncwarp();
       }
-      const Way way = take_window(tile, limits, window);
       const bool stays = !pass.is_second && pass.ticket >= lag;
-      const Pass next = stays ? Pass{pass.ticket, true} : first_pass(draw(neighbours));
+      const uint32 drawn = stays ? 0 : draw(neighbours, any_block);
+      const Way way = take_window(tile, limits, window);
+      const Pass next = stays ? Pass{pass.ticket, true} : first_pass(drawn);
       const bool ends = next.ticket >= tiles + lag;
       w.window = window;
       if (windows > 1) window = area.x + (window_words - (window - area.x));
@@ -2346,13 +2546,14 @@ struct Numbers {
   static constexpr int tiles_x = 1;
   static constexpr int tiles = 128;
   static constexpr int piece = 0;
-  static constexpr bool overlaps = false;
+  static constexpr bool interleaved = false;
+  static constexpr bool overlaps = true;
   static constexpr bool prefetches = false;
   static constexpr int stage_y = 1;
-  static constexpr int chunk_pitch = 144;
-  static constexpr int channel_pitch = 148;
-  static constexpr int stage_bytes = 9472;
-  static constexpr int shared_bytes = 231184;
+  static constexpr int chunk_pitch = 140;
+  static constexpr int channel_pitch = 140;
+  static constexpr int stage_bytes = 8960;
+  static constexpr int shared_bytes = 222992;
   static constexpr int window_z = 2;
   static constexpr int window_y = 5;
   static constexpr int window_x = 33;
@@ -2380,7 +2581,7 @@ _LAUNCHES_TF32 = r"""
 namespace {
 
 Kernel block_1_tf32_thin_mma_kernel("block_1_tf32_thin_mma",
-    reinterpret_cast<const void*>(&block_1_tf32_thin_mma::onepass_thin_mma), 512, 1, 231184, false);
+    reinterpret_cast<const void*>(&block_1_tf32_thin_mma::onepass_thin_mma), 512, 1, 222992, false);
 
 }  // namespace
 
@@ -2397,7 +2598,8 @@ void block_1_tf32(const void* input, void* output, const void* const* parameters
   const int64_t offset_2 = divide_up((batch + 1) * 16, 256) * 256 + divide_up((batch + 1) * 4, 256) * 256;
   const int64_t offset_3 = offset_2 + divide_up(batch * 16, 256) * 256;
   const int64_t offset_4 = offset_3 + divide_up(batch * 24576, 256) * 256;
-  const int64_t lag_samples = std::min<int64_t>(batch, 1 + divide_up(resident * 24, 128));
+  const int64_t number = resident * 16;
+  const int64_t lag_samples = std::min<int64_t>(batch, divide_up((batch + std::min<int64_t>(batch, 1 + divide_up(number, 128))) * 128, number) * number / 128 - batch);
   check(cudaMemsetAsync(workspace, 0, offset_3, stream), "clearing memory");
   {
     const uint64_t words[] = {
@@ -2431,7 +2633,7 @@ _KERNELS_F32 = r"""
 // conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish @ 128x3x16x32x32 f32
 //
 // plan: thin_mma
-//   convolution: 81 terms, 14 products of 8 classes, operands split in two, weights in registers and shared memory
+//   convolution: 81 terms, 14 products of 8 classes, operands split in two, weights in shared memory
 //   tile: 4 rows of 32 cells, 128 tiles a sample, 1 row stored at a time
 //   passes: 2
 // ==================================================================================================
@@ -2567,20 +2769,21 @@ struct Numbers {
   static constexpr int threads = 512;
   static constexpr int warps = 16;
   static constexpr int spans_y = 1;
-  static constexpr int spans_x = 1;
+  static constexpr int spans_x = 2;
   static constexpr int tile_y = 4;
   static constexpr int tile_x = 32;
   static constexpr int tiles_y = 8;
   static constexpr int tiles_x = 1;
   static constexpr int tiles = 128;
   static constexpr int piece = 0;
-  static constexpr bool overlaps = false;
+  static constexpr bool interleaved = false;
+  static constexpr bool overlaps = true;
   static constexpr bool prefetches = false;
   static constexpr int stage_y = 1;
-  static constexpr int chunk_pitch = 144;
-  static constexpr int channel_pitch = 148;
-  static constexpr int stage_bytes = 9472;
-  static constexpr int shared_bytes = 231184;
+  static constexpr int chunk_pitch = 140;
+  static constexpr int channel_pitch = 140;
+  static constexpr int stage_bytes = 8960;
+  static constexpr int shared_bytes = 230160;
   static constexpr int window_z = 2;
   static constexpr int window_y = 5;
   static constexpr int window_x = 33;
@@ -2588,7 +2791,7 @@ struct Numbers {
   static constexpr int row_pitch = 36;
   static constexpr int plane = 360;
   static constexpr bool rows_are_vectors = true;
-  static constexpr bool weights_in_registers = true;
+  static constexpr bool weights_in_registers = false;
   static constexpr bool splits = true;
   static constexpr bool pairs = true;
   static constexpr bool begins_with_swish = true;
@@ -2608,7 +2811,7 @@ _LAUNCHES_F32 = r"""
 namespace {
 
 Kernel block_1_f32_thin_mma_kernel("block_1_f32_thin_mma",
-    reinterpret_cast<const void*>(&block_1_f32_thin_mma::onepass_thin_mma), 512, 1, 231184, false);
+    reinterpret_cast<const void*>(&block_1_f32_thin_mma::onepass_thin_mma), 512, 1, 230160, false);
 
 }  // namespace
 
@@ -2625,7 +2828,8 @@ void block_1_f32(const void* input, void* output, const void* const* parameters,
   const int64_t offset_2 = divide_up((batch + 1) * 16, 256) * 256 + divide_up((batch + 1) * 4, 256) * 256;
   const int64_t offset_3 = offset_2 + divide_up(batch * 16, 256) * 256;
   const int64_t offset_4 = offset_3 + divide_up(batch * 24576, 256) * 256;
-  const int64_t lag_samples = std::min<int64_t>(batch, 1 + divide_up(resident * 24, 128));
+  const int64_t number = resident * 16;
+  const int64_t lag_samples = std::min<int64_t>(batch, divide_up((batch + std::min<int64_t>(batch, 1 + divide_up(number, 128))) * 128, number) * number / 128 - batch);
   check(cudaMemsetAsync(workspace, 0, offset_3, stream), "clearing memory");
   {
     const uint64_t words[] = {
@@ -2719,7 +2923,7 @@ at::Tensor run_block_1_tf32(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s60_d1452116, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s60_6be7e832, CUDA, library) {
   library.impl("block_1_tf32", run_block_1_tf32);
 }
 """
@@ -2791,12 +2995,12 @@ at::Tensor run_block_1_f32(const at::Tensor& input, at::TensorList parameters) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s60_d1452116, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s60_6be7e832, CUDA, library) {
   library.impl("block_1_f32", run_block_1_f32);
 }
 """
 
-_NAMESPACE = "onepass_s60_d1452116"
+_NAMESPACE = "onepass_s60_6be7e832"
 # What each extension is built of, when one of its operators is first called.
 _EXTENSIONS = {
     "tf32": (_BINDING_TF32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32, _HOST_CODE, _LAUNCHES_TF32]),
@@ -2952,9 +3156,9 @@ def _run_1(self, x):
     ]
     if not _wants_gradients(x, parameters):
         if _rounds_to_tf32() and _fits("block_1_tf32", x, parameters):
-            return torch.ops.onepass_s60_d1452116.block_1_tf32(x, parameters)
+            return torch.ops.onepass_s60_6be7e832.block_1_tf32(x, parameters)
         if not _rounds_to_tf32() and _fits("block_1_f32", x, parameters):
-            return torch.ops.onepass_s60_d1452116.block_1_f32(x, parameters)
+            return torch.ops.onepass_s60_6be7e832.block_1_f32(x, parameters)
     conv_transpose = self.conv_transpose(x)
     sigmoid = torch.sigmoid(conv_transpose)
     mul = sigmoid * conv_transpose

@@ -1444,6 +1444,30 @@ __device__ __forceinline__ bool has_room(uint64* empty, uint32 round) {
   return __shfl_sync(0xffffffffu, is_free, 0) != 0;
 }
 
+// Marks a sample that f16 has no room for. Of a magnitude below 2^-14 f16 drops up to 2^-25: what becomes of
+// that, at most, must not show where values are of the order of 1 (after a norm, which multiplies by
+// `scale`), or beside what is dropped of the largest (without one).
+template <class Tail, class Numbers, class Parameters>
+__device__ __forceinline__ void judge(const Parameters& p, int64 n, float scale) {
+  const float largest = __uint_as_float(__ldcg(p.guard + n));
+  constexpr float limit = 65504.0f;
+  bool redo = !(largest <= limit);
+  if (largest > 0.0f) {
+    constexpr bool splits = Numbers::parts == 2;
+    if constexpr (Tail::has_norm) {
+      const float lost = (splits ? 0x1p-25f / split_scale : 0x1p-25f) *
+                         __ldcg(p.scales + Numbers::padded_channels) * Numbers::steepness * scale;
+      redo |= !(lost <= (splits ? 1e-6f : 1e-5f));
+    } else {
+      redo |= largest < (splits ? 0x1p-7f * split_scale : 0x1p-4f);
+    }
+  }
+  if (redo) {
+    p.only[n] = 1;
+    atomicMax(p.only + p.batch, static_cast<uint32>(redo_some));
+  }
+}
+
 // Adds one to a counter of the launch, as count_up, without waiting for what it was.
 __device__ __forceinline__ void arrive(uint32* counter) {
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
@@ -1490,8 +1514,8 @@ struct GemmPack {
   static constexpr int channels = Numbers::pack_channels;
   static constexpr int taps = Numbers::taps;
   static constexpr int terms = C::in_channels * taps;
-  static constexpr int rows = GemmGeometry<C, Numbers>::rows;
-  static constexpr int classes = GemmGeometry<C, Numbers>::classes;
+  static constexpr int classes = static_cast<int>(C::classes(0) * C::classes(1) * C::classes(2));
+  static constexpr int rows = static_cast<int>(C::channels) * classes;  // as GemmGeometry has them
   using Weight = typename C::Weight;
   using Operand = typename Numbers::Operand;
   static constexpr int team = threads / channels;  // threads that measure a channel
@@ -1809,8 +1833,7 @@ struct GemmStaging {
             }
           }
         }
-        // What was read may be overwritten by copies, what was written read by products.
-        barrier::release_to_copies();
+        // Copies that overwrite what was read begin behind the barrier, and it has been used by then.
         if (exists) {
           __syncwarp();
           if (threadIdx.x % 32 == 0) barrier::arrive(&s.raw_empty[raw.stage]);
@@ -1820,6 +1843,8 @@ struct GemmStaging {
       if constexpr (guards) {
         if (chunk == Numbers::chunks - 1) leave_guard(item, largest, gemm::converting_warps);
       }
+      // What was written is read by products. Once a chunk: the fence waits for all stores before it.
+      barrier::release_to_copies();
       __syncwarp();
       if (threadIdx.x % 32 == 0) barrier::arrive(&s.x_full[ring.stage]);
       ring.next();
@@ -1998,27 +2023,8 @@ struct GemmStaging {
     }
   }
 
-  // Marks a sample that f16 has no room for. Of a magnitude below 2^-14 f16 drops up to 2^-25: what becomes
-  // of that, at most, must not show where values are of the order of 1 (after a norm), or beside what is
-  // dropped of the largest (without one).
   static __device__ __forceinline__ void judge(const Parameters& p, int64 n, float scale) {
-    const float largest = __uint_as_float(__ldcg(p.guard + n));
-    constexpr float limit = 65504.0f;
-    bool redo = !(largest <= limit);
-    if (largest > 0.0f) {
-      constexpr bool splits = Numbers::parts == 2;
-      if constexpr (Tail::has_norm) {
-        const float lost = (splits ? 0x1p-25f / gemm::split_scale : 0x1p-25f) *
-                           __ldcg(p.scales + Numbers::padded_channels) * Numbers::steepness * scale;
-        redo |= !(lost <= (splits ? 1e-6f : 1e-5f));
-      } else {
-        redo |= largest < (splits ? 0x1p-7f * gemm::split_scale : 0x1p-4f);
-      }
-    }
-    if (redo) {
-      p.only[n] = 1;
-      atomicMax(p.only + p.batch, static_cast<uint32>(redo_some));
-    }
+    gemm::judge<Tail, Numbers>(p, n, scale);
   }
 };
 
@@ -4609,7 +4615,7 @@ at::Tensor run_block_1_tf32(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s61_52f640f5, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s61_e7137844, CUDA, library) {
   library.impl("block_1_tf32", run_block_1_tf32);
 }
 """
@@ -4679,12 +4685,12 @@ at::Tensor run_block_1_f32(const at::Tensor& input, at::TensorList parameters) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s61_52f640f5, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s61_e7137844, CUDA, library) {
   library.impl("block_1_f32", run_block_1_f32);
 }
 """
 
-_NAMESPACE = "onepass_s61_52f640f5"
+_NAMESPACE = "onepass_s61_e7137844"
 # What each extension is built of, when one of its operators is first called.
 _EXTENSIONS = {
     "tf32": (_BINDING_TF32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32, _HOST_CODE, _LAUNCHES_TF32]),
@@ -4833,9 +4839,9 @@ def _run_1(self, x):
     parameters = [self.conv_transpose.weight, self.group_norm.weight, self.group_norm.bias]
     if not _wants_gradients(x, parameters):
         if _rounds_to_tf32() and _fits("block_1_tf32", x, parameters):
-            return torch.ops.onepass_s61_52f640f5.block_1_tf32(x, parameters)
+            return torch.ops.onepass_s61_e7137844.block_1_tf32(x, parameters)
         if not _rounds_to_tf32() and _fits("block_1_f32", x, parameters):
-            return torch.ops.onepass_s61_52f640f5.block_1_f32(x, parameters)
+            return torch.ops.onepass_s61_e7137844.block_1_f32(x, parameters)
     conv_transpose = self.conv_transpose(x)
     relu = self.relu(conv_transpose)
     return self.group_norm(relu)

@@ -171,9 +171,9 @@ std::vector<std::string> rows_by_turns(const Problem& problem, int64_t index) {
   std::vector<std::string> rows = accepting_rows(problem);
   if (rows.size() < 2) return rows;
   const std::string chosen = plan(problem).strategy();
-  if (index % 6 != 0) return {chosen};
+  if (index % 10 != 0) return {chosen};
   std::erase(rows, chosen);
-  return {chosen, rows[static_cast<size_t>(index / 6) % rows.size()]};
+  return {chosen, rows[static_cast<size_t>(index / 10) % rows.size()]};
 }
 
 std::vector<Problem> every(int64_t step, const std::vector<Problem>& problems) {

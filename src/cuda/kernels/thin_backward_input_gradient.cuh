@@ -156,8 +156,7 @@ struct ThinInputGradient : ThinGradients<Convolution, Tail, Numbers> {
   __device__ __forceinline__ void release_plane(uint32 turn) const {
 #if __CUDA_ARCH__ >= 900
     barrier::release_to_copies();
-    __syncwarp();
-    if (lane == 0) barrier::arrive(s.released + buffer_of(turn));
+    barrier::arrive(s.released + buffer_of(turn));
 #endif
   }
   static __device__ __forceinline__ void meet_readers_of_products() {

@@ -127,7 +127,7 @@ struct ThinGradients {
     float back_scale;
     uint32 most;
     uint64 arrived[Numbers::back_buffers];   // planes of dh
-    uint64 released[Numbers::back_buffers];  // by warps that are done with them
+    uint64 released[Numbers::back_buffers];  // by threads that are done with them
     union {
       Passes passes;
       Back back_window;

@@ -95,7 +95,7 @@ struct ThinGradientWeights : ThinGradients<Convolution, Tail, Numbers> {
       Terms::find_classes(s.of_class);
 #if __CUDA_ARCH__ >= 900
       for (uint64& barrier_of : s.arrived) barrier::initialise(&barrier_of);
-      for (uint64& barrier_of : s.released) barrier::initialise(&barrier_of, warps);
+      for (uint64& barrier_of : s.released) barrier::initialise(&barrier_of, threads);
 #endif
     }
     __syncthreads();

@@ -93,3 +93,32 @@ def test_no_group_of_the_gpu_benchmark_breaks(
     assert not [entry["error"] for entry in entries if "error" in entry]
     assert all(entry["passed"] for entry in entries)
     assert {target["what"].split()[0] for target in written[-1]["targets"]} >= set(bench.MEASURES)
+
+
+def test_elements_at_kinks_are_left_out_and_no_others(scripts: dict[str, Any]) -> None:
+    cases = scripts["gpu_bench_cases"]
+    x = torch.tensor([-2.0, 1e-8, 0.5, 3.0], dtype=torch.float64)
+    gradient = (x > 0).double()
+    nudged = [(x + distance > 0).double() for distance in (cases.NUDGE, -cases.NUDGE)]
+    mask = cases.at_kinks(gradient, nudged, 1e-4)
+    assert mask.tolist() == [False, True, False, False]
+    other_side = gradient.clone()
+    other_side[1] = 0
+    assert cases.difference((other_side,), (gradient,)) == 1
+    assert cases.difference((other_side,), (gradient,), (mask,)) == 0
+    other_side[2] = 0
+    assert cases.difference((other_side,), (gradient,), (mask,)) == 1
+
+
+def test_a_wrong_gradient_of_a_tail_is_found_beside_kinks(scripts: dict[str, Any]) -> None:
+    cases = scripts["gpu_bench_cases"]
+    case = next(case for case in cases.cases() if (case.group, case.workload) == ("tail_backward", "s60"))
+    started = cases.start_tail_backward(case, ("onepass", "eager"))
+    dx, *others = started.results["onepass"]
+    wrong = dx.clone()
+    wrong.view(-1)[7] += dx.abs().max()
+    started.results["onepass"] = (wrong, *others)
+    entry = started.entry()
+    assert entry["at_kinks"] == 0
+    assert entry["errors"]["onepass"] > 0.5
+    assert not cases.is_right(entry, case)

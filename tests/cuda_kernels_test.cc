@@ -111,14 +111,13 @@ const std::vector<Kernel>& kernels() {
       // pieces of rows, channels after space; a chain that begins with a sigmoid, one that reads values of
       // channels, none.
       {"thin_mma",
-       "conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish @ 128x3x16x32x32 tf32", all},
+       "conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish @ 128x3x16x32x32 tf32", tuned},
       {"thin_mma", "conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish @ 128x3x16x32x32",
        tuned_and_oldest},
       {"thin_mma", "conv2d(3,32,k=5,s=2,p=2) | prelu(per=channel) | group_norm(8) @ 4x3x65x64 bf16 nhwc",
        tuned},
       {"thin_mma",
-       "conv1d(4,5,k=9,d=2) | sigmoid | channel_mul(per=sample) | group_norm(5) | gelu @ 8x4x9000 f16",
-       tuned},
+       "conv1d(4,5,k=9,d=2) | sigmoid | channel_mul(per=sample) | group_norm(5) | gelu @ 8x4x9000 f16", all},
       {"thin_mma", "conv_transpose2d(6,20,k=4,s=2,p=1) | relu @ 8x6x33x35", tuned},
       {"thin_mma", "conv2d(8,64,k=4,p=2) | hardswish | group_norm(4) | silu @ 16x8x256x256 tf32", tuned},
       {"thin_mma", "conv2d(1,64,k=5,p=2) | hardswish | group_norm(4) | silu @ 16x1x256x256", tuned},

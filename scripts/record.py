@@ -264,10 +264,12 @@ def gpu_tests(tests: dict) -> str:
     suites = [suite for suite in tests.values() if isinstance(suite, dict) and "not_run" in suite]
     failed = [name for suite in suites for name in suite["failures"]]
     waiting = sum(len(suite["not_run"]) for suite in suites)
-    passed = sum(suite["tests"] for suite in suites) - len(failed) - waiting
+    skipped = {name: why for suite in suites for name, why in suite.get("skipped", {}).items()}
+    passed = sum(suite["tests"] for suite in suites) - len(failed) - waiting - len(skipped)
     words = f"Of its tests {passed} passed, {len(failed)} failed"
     words += f" ({', '.join(failed)})" if failed else ""
     words += f", {waiting} were not reached in its time (`tests/gpu/known_failures.txt`)" if waiting else ""
+    words += f", {len(skipped)} skipped ({', '.join(sorted(set(skipped.values())))})" if skipped else ""
     return words + "."
 
 

@@ -104,4 +104,16 @@ double steepness(const TailParts& parts) {
   return product;
 }
 
+std::string wide_refusal(const Problem& problem) {
+  std::string reason = whole_block_refusal(problem);
+  if (!reason.empty()) return reason;
+  const Conv& conv = *problem.block.conv();
+  if (std::min(conv.in_channels, conv.out_channels) < least_wide_channels)
+    return "fewer than " + std::to_string(least_wide_channels) + " channels";
+  if (conv.out_channels > most_channels_of_cores)
+    return "more than " + std::to_string(most_channels_of_cores) + " output channels";
+  if (problem.parameters[0].dtype != problem.input.dtype) return "the weights are of another type than x";
+  return "";
+}
+
 }  // namespace onepass::cuda

@@ -69,4 +69,10 @@ class CutFor {
 // How much a chain can enlarge a difference, apart from slopes and factors that are parameters.
 double steepness(const TailParts& parts);
 
+// What products of matrices are for, and gradients by them too.
+inline constexpr int64_t least_wide_channels = 16;  // of the input and of the output
+
+// Why no row takes the problem as a product of matrices with the launch that does samples again.
+std::string wide_refusal(const Problem& problem);
+
 }  // namespace onepass::cuda

@@ -7,7 +7,7 @@
 #include <optional>
 #include <sstream>
 
-#include "cuda/thin.h"
+#include "cuda/gemm.h"
 
 namespace onepass {
 namespace cuda {
@@ -27,7 +27,6 @@ constexpr int64_t pack_threads = 256;
 constexpr int64_t pack_rounds = 8;   // of a piece of work: as many positions of a thread
 constexpr int64_t glances = 16384;   // runs of 32 elements
 constexpr int64_t few_blocks = 512;  // of a launch that mostly has nothing to do
-constexpr int64_t least_channels = 16;
 constexpr int64_t least_taps = 3;
 
 int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
@@ -607,8 +606,8 @@ std::string refusal(const BackwardProblem& problem) {
   if (gpu.architecture != "sm_90a") return "it needs wgmma, which sm_90a alone has";
   if (forward.block.stages().size() > 1) return "stages follow the convolution";
   const Conv& conv = *forward.block.conv();
-  if (std::min(conv.in_channels, conv.out_channels) < least_channels)
-    return "fewer than " + std::to_string(least_channels) + " channels";
+  if (std::min(conv.in_channels, conv.out_channels) < least_wide_channels)
+    return "fewer than " + std::to_string(least_wide_channels) + " channels";
   int64_t taps = 1;
   for (size_t d = 0; d < static_cast<size_t>(conv.rank); ++d) {
     if (conv.stride[d] != 1) return "the convolution has a stride";

@@ -19,7 +19,6 @@ namespace {
 constexpr int64_t pack_threads = 256;  // kernels/gemm_mma_pack.cuh
 constexpr int64_t finish_threads = 256;
 constexpr int64_t finish_piece = 4096;
-constexpr int64_t least_channels = 16;  // of the input and of the output
 
 using Box = std::array<int64_t, max_spatial_rank>;
 
@@ -565,15 +564,9 @@ bool lies_dense(const TensorSpec& spec, Layout layout) {
 }
 
 std::string refusal(const Problem& problem) {
-  std::string reason = whole_block_refusal(problem);
+  std::string reason = wide_refusal(problem);
   if (!reason.empty()) return reason;
   const Gpu& gpu = gpu_of(problem.device);
-  const Conv& conv = *problem.block.conv();
-  if (std::min(conv.in_channels, conv.out_channels) < least_channels)
-    return "fewer than " + std::to_string(least_channels) + " channels";
-  if (conv.out_channels > most_channels_of_cores)
-    return "more than " + std::to_string(most_channels_of_cores) + " output channels";
-  if (problem.parameters[0].dtype != problem.input.dtype) return "the weights are of another type than x";
   const ThinShape shape(problem);
   if (shape.parts.norm && !shape.parts.mean && !lies_dense(problem.output, Layout::nchw) &&
       !lies_dense(problem.output, Layout::nhwc)) {

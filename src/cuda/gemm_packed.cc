@@ -20,8 +20,7 @@ constexpr int64_t piece_rows = 32;
 constexpr int64_t most_columns = 256;
 constexpr int64_t most_stages = 8;
 constexpr int64_t most_piece_bytes = 100 << 10;
-constexpr int64_t least_channels = 16;  // of the input and of the output
-constexpr int64_t least_taps = 3;       // else x is copied for too few products
+constexpr int64_t least_taps = 3;  // else x is copied for too few products
 
 // As in kernels/gemm_packed.cuh.
 enum Step : int { step_pack, step_pack_again, step_judge };
@@ -377,16 +376,10 @@ class GemmPacked final : public Kernel {
 };
 
 std::string refusal(const Problem& problem) {
-  std::string reason = whole_block_refusal(problem);
+  std::string reason = wide_refusal(problem);
   if (!reason.empty()) return reason;
   const Gpu& gpu = gpu_of(problem.device);
   if (gpu.architecture != "sm_90a") return "it needs wgmma, which sm_90a alone has";
-  const Conv& conv = *problem.block.conv();
-  if (std::min(conv.in_channels, conv.out_channels) < least_channels)
-    return "fewer than " + std::to_string(least_channels) + " channels";
-  if (conv.out_channels > most_channels_of_cores)
-    return "more than " + std::to_string(most_channels_of_cores) + " output channels";
-  if (problem.parameters[0].dtype != problem.input.dtype) return "the weights are of another type than x";
   if (problem.input.dtype == DType::f32 && problem.precision != Precision::tf32)
     return "strict f32: products of f16 are not as exact";
   const ThinShape shape(problem);

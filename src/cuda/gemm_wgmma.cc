@@ -18,7 +18,6 @@ constexpr int64_t most_columns = 304;        // of a warpgroup: sums of 152 regi
 constexpr int64_t most_split_columns = 176;  // a second set of sums takes as many registers
 constexpr int64_t finish_threads = 256;
 constexpr int64_t finish_piece = 4096;
-constexpr int64_t least_channels = 16;  // of the input and of the output
 
 int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 
@@ -672,16 +671,10 @@ class GemmWgmma final : public Kernel {
 };
 
 std::string refusal(const Problem& problem) {
-  std::string reason = whole_block_refusal(problem);
+  std::string reason = wide_refusal(problem);
   if (!reason.empty()) return reason;
   const Gpu& gpu = gpu_of(problem.device);
   if (gpu.architecture != "sm_90a") return "it needs wgmma, which sm_90a alone has";
-  const Conv& conv = *problem.block.conv();
-  if (std::min(conv.in_channels, conv.out_channels) < least_channels)
-    return "fewer than " + std::to_string(least_channels) + " channels";
-  if (conv.out_channels > most_channels_of_cores)
-    return "more than " + std::to_string(most_channels_of_cores) + " output channels";
-  if (problem.parameters[0].dtype != problem.input.dtype) return "the weights are of another type than x";
   const ThinShape shape(problem);
   if (!classes_meet_alike(shape))
     return "outputs of the transposed convolution meet different elements, by its stride";

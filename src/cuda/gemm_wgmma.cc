@@ -18,6 +18,7 @@ constexpr int64_t most_columns = 304;        // of a warpgroup: sums of 152 regi
 constexpr int64_t most_split_columns = 176;  // a second set of sums takes as many registers
 constexpr int64_t finish_threads = 256;
 constexpr int64_t finish_piece = 4096;
+constexpr int64_t moments_threads = 128;  // a warp for each slab
 
 int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 
@@ -414,6 +415,8 @@ class GemmWgmma final : public Kernel {
       const Number pieces = is_planar() ? shape_.rows() * divide_up(shape_.spatial, finish_piece)
                                         : divide_up(shape_.rows() * shape_.spatial, finish_piece);
       finish_.emplace(finish_source(), problem.device, Launch{pieces, finish_threads});
+      moments_.emplace(moments_source(), problem.device,
+                       Launch{divide_up(shape_.slabs(), moments_threads / 32), moments_threads});
     }
     const Number resident = function_.resident_clusters();
     const Number units = shape_.batch * (numbers_.channel_tiles / numbers_.unit_channel_tiles);
@@ -509,6 +512,7 @@ class GemmWgmma final : public Kernel {
     words.add(arguments.parameters);
     words.launch(function_, stream, blocks_);
     if (finish_) {
+      words.launch(*moments_, stream, 0);
       Words finish;
       finish.add(values);
       finish.add(arguments.output);
@@ -633,6 +637,18 @@ class GemmWgmma final : public Kernel {
                 "}\n"};
   }
 
+  Source moments_source() const {
+    return {"onepass_gemm_moments",
+            "#include \"gemm_epilogue.cuh\"\nstruct Product;\n" + tail_source(problem_) +
+                thin_source(problem_, shape_) + numbers_source() +
+                "using Agent = onepass::GemmSlabs<onepass::Convolution, onepass::Tail, Numbers>;\n"
+                "extern \"C\" __global__ void __launch_bounds__(" +
+                std::to_string(moments_threads) +
+                ") onepass_gemm_moments(const __grid_constant__ Agent::Parameters p) {\n"
+                "  Agent{p}.run();\n"
+                "}\n"};
+  }
+
   Source finish_source() const {
     return {"onepass_gemm_finish",
             "#include \"gemm_finish.cuh\"\n" + tail_source(problem_) + "struct Numbers {\n" +
@@ -661,7 +677,7 @@ class GemmWgmma final : public Kernel {
   WgmmaNumbers numbers_;
   Function pack_;
   Function function_;
-  std::optional<Function> finish_;  // where values are stored between the passes
+  std::optional<Function> moments_, finish_;  // where values are stored between the passes
   ThinCores redo_;
   Number wave_units_ = 1;
   Number blocks_ = 1;

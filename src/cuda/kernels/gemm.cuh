@@ -152,15 +152,17 @@ struct Gemm {
     typename Staging::Copies copies(x.item);
 #pragma unroll 1
     while (x.more || weights.more) {
-      if (x.more && gemm::has_room(&s.raw_empty[raw.stage], raw.round)) {
-        staging.send(x.item, copies, x.step * Numbers::slot_channels, raw);
-        if (x.next()) copies = typename Staging::Copies(x.item);
-      }
-      if (weights.more && gemm::has_room(&s.weights_empty[ring.stage], ring.round)) {
+      // Weights first, all that there is room for: x takes longer to send for and has more time.
+#pragma unroll 1
+      while (weights.more && gemm::has_room(&s.weights_empty[ring.stage], ring.round)) {
         if (lane == 0) send_weights(weights.item, weights.step, ring.stage);
         __syncwarp();
         ring.next();
         if (weights.next() && Numbers::weights_stay) weights.more = false;
+      }
+      if (x.more && gemm::has_room(&s.raw_empty[raw.stage], raw.round)) {
+        staging.send(x.item, copies, x.step * Numbers::slot_channels, raw);
+        if (x.next()) copies = typename Staging::Copies(x.item);
       }
     }
   }

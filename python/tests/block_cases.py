@@ -62,6 +62,7 @@ STAGES = (
 )
 
 SPATIAL = {1: (9,), 2: (6, 7), 3: (4, 5, 3)}
+SMALL = {1: (5,), 2: (4, 3), 3: (2, 3, 2)}  # for what is computed once for every element
 
 
 def parameter_shape(description: Description, index: int, sizes: torch.Size) -> tuple[int, ...]:
@@ -83,12 +84,18 @@ def parameter_shape(description: Description, index: int, sizes: torch.Size) -> 
     return (shape[1],)
 
 
-def example(text: str, *, batch: int = 2, dtype: torch.dtype = torch.float32) -> tuple[Tensor, list[Tensor]]:
+def example(
+    text: str,
+    *,
+    batch: int = 2,
+    dtype: torch.dtype = torch.float32,
+    spatial: dict[int, tuple[int, ...]] = SPATIAL,
+) -> tuple[Tensor, list[Tensor]]:
     """A random input of the block and random parameters."""
     description = describe(text)
     conv = description.conv
     rank = conv.rank if conv is not None else 2
-    x = torch.randn(batch, conv.in_channels if conv is not None else 8, *SPATIAL[rank], dtype=dtype)
+    x = torch.randn(batch, conv.in_channels if conv is not None else 8, *spatial[rank], dtype=dtype)
     shapes = [parameter_shape(description, i, x.shape) for i in range(len(description.parameters))]
     return x, [torch.randn(shape, dtype=torch.float64).mul(0.5).to(dtype) for shape in shapes]
 

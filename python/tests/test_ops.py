@@ -10,7 +10,7 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from block_cases import BLOCKS, assert_as_exact, exact, example
+from block_cases import BLOCKS, SMALL, assert_as_exact, exact, example
 from torch import Tensor, nn
 
 import onepass
@@ -67,7 +67,7 @@ def test_gradients(text: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("text", BLOCKS)
 def test_gradcheck(text: str) -> None:
-    x, parameters = example(text, dtype=torch.float64)
+    x, parameters = example(text, dtype=torch.float64, spatial=SMALL)
     leaves = with_gradients([x, *parameters])
     assert torch.autograd.gradcheck(lambda a, *p: apply(text, a, p), leaves)
 

@@ -13,8 +13,6 @@
 namespace onepass::tool {
 namespace {
 
-constexpr double infinity = std::numeric_limits<double>::infinity();
-
 bool is_acceptable(DType dtype, double actual, double value, double bound) {
   if (std::isnan(value)) return std::isnan(actual);
   return actual >= round_to(dtype, value - bound) && actual <= round_to(dtype, value + bound);
@@ -98,7 +96,8 @@ class Accumulator {
     const double rounding = std::abs(round_to(output_.dtype, value) - value);
     const double tolerance = bound + (std::isfinite(rounding) ? rounding : 0);
     double severity = acceptable && tolerance == 0 ? 0 : error / tolerance;
-    if (!acceptable) severity = std::isfinite(severity) ? 1e300 + severity : infinity;
+    if (!acceptable)
+      severity = std::isfinite(severity) ? 1e300 + severity : std::numeric_limits<double>::infinity();
     if (severity <= worst_severity_) return;
     worst_severity_ = severity;
     comparison_.worst_index = index_in(output_.sizes, n, i);

@@ -101,32 +101,37 @@ def largest(x: Tensor) -> float:
     return x.abs().max().item() if x.numel() else 0.0
 
 
-def difference(
-    ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...], left_out: tuple[Tensor, ...] = ()
-) -> float:
-    """How far results are apart, relative to the largest value of each, at most over them; `left_out` has a
-    mask for each of the first results.
+def difference(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...], kinks: tuple[Tensor, ...] = ()) -> float:
+    """How far results are apart, relative to the largest value of each, at most over them; `kinks` is what
+    at_kinks gave.
     """
     ratios = []
     for index, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
         wide = torch.promote_types(other.dtype, torch.float32)
         distance = mine.to(wide) - other.to(wide)
-        if index < len(left_out):
-            distance = distance.masked_fill(left_out[index], 0)
+        if kinks and index == 0:
+            distance = distance.masked_fill(kinks[index], 0)
+        elif kinks:
+            distance = (distance.abs() - kinks[index]).relu()
         ratios.append(largest(distance) / max(largest(other), 1e-30))
     return max(ratios, key=lambda ratio: (ratio != ratio, ratio))
 
 
-NUDGE = 1e-5  # of an input: a hundred roundings
-KINKS = 1e-5  # of a result's elements, at most
+NUDGE = 2e-6  # of an input: twenty roundings
+KINKS = 1e-5  # of a gradient's elements, at most
+
+Gradients = tuple[Tensor, ...]  # of a tail's input, and of its weight and bias, which are sums
 
 
-def at_kinks(exact: Tensor, nudged: list[Tensor], limit: float) -> Tensor:
-    """The elements of a gradient that jump where inputs are nudged: their value lies at a kink of an
-    activation, and an honest result may have either derivative. The others move by about the nudge.
+def at_kinks(exact: Gradients, nudged: list[Gradients], limit: float) -> Gradients:
+    """What an honest result may do at kinks of an activation, where it may have either derivative: a mask of
+    the input's elements whose gradient jumps where inputs are nudged (the others move by about the nudge),
+    and how far each sum then moves.
     """
-    bound = limit * max(largest(exact), 1e-30)
-    return torch.stack([(other - exact).abs() > bound for other in nudged]).any(0)
+    bound = limit * max(largest(exact[0]), 1e-30)
+    mask = torch.stack([(other[0] - exact[0]).abs() > bound for other in nudged]).any(0)
+    sums = zip(exact[1:], *(other[1:] for other in nudged), strict=True)
+    return mask, *(torch.stack([(other - here).abs() for other in others]).amax(0) for here, *others in sums)
 
 
 # How far two honest results may be apart, of the largest value: roundings of one kernel, long sums of one,
@@ -196,7 +201,7 @@ class Started:
     first: Json  # seconds
     exactly: Callable[[], tuple[Tensor, ...]] | None = None  # the results in fp64
     plan: Callable[[], str] = str  # what onepass runs
-    nudged: Callable[[float], Tensor] | None = None  # the first result in fp64, of inputs so far beside
+    nudged: Callable[[float], Gradients] | None = None  # the results in fp64, of inputs so far beside
     limit: float = math.inf  # what has a larger error is looked at again without elements at kinks
     agreement: float = -1.0  # a rival this near is enough: nothing is computed in fp64
     output_bytes: int = 0  # of outputs and gradients, which every way has
@@ -216,10 +221,10 @@ class Started:
             exact = self.exactly()
             entry["errors"] = {name: difference(found, exact) for name, found in self.results.items()}
             if self.nudged is not None and entry["errors"]["onepass"] > self.limit:
-                mask = at_kinks(exact[0], [self.nudged(NUDGE), self.nudged(-NUDGE)], self.limit)
-                entry["at_kinks"] = int(mask.sum())
-                if entry["at_kinks"] <= KINKS * mask.numel():
-                    entry["errors"] = {n: difference(r, exact, (mask,)) for n, r in self.results.items()}
+                kinks = at_kinks(exact, [self.nudged(NUDGE), self.nudged(-NUDGE)], self.limit)
+                entry["at_kinks"] = int(kinks[0].sum())
+                if entry["at_kinks"] <= KINKS * kinks[0].numel():
+                    entry["errors"] = {n: difference(r, exact, kinks) for n, r in self.results.items()}
         self.results = {}
         return entry
 
@@ -327,9 +332,9 @@ def start_tail_backward(case: Case, names: tuple[str, ...]) -> Started:
         doubled = [leaf.requires_grad_() for leaf in doubled]
         return torch.autograd.grad(eager(*doubled), doubled, direction.double())
 
-    def nudged(distance: float) -> Tensor:
+    def nudged(distance: float) -> Gradients:
         # By signs of its own for each element: a norm takes away what all elements have in common.
-        return exactly(torch.where(direction > 0, distance, -distance).double())[0]
+        return exactly(torch.where(direction > 0, distance, -distance).double())
 
     return Started(
         leaves[0].detach(),

@@ -98,16 +98,21 @@ def test_no_group_of_the_gpu_benchmark_breaks(
 def test_elements_at_kinks_are_left_out_and_no_others(scripts: dict[str, Any]) -> None:
     cases = scripts["gpu_bench_cases"]
     x = torch.tensor([-2.0, 1e-8, 0.5, 3.0], dtype=torch.float64)
-    gradient = (x > 0).double()
-    nudged = [(x + distance > 0).double() for distance in (cases.NUDGE, -cases.NUDGE)]
-    mask = cases.at_kinks(gradient, nudged, 1e-4)
-    assert mask.tolist() == [False, True, False, False]
-    other_side = gradient.clone()
-    other_side[1] = 0
-    assert cases.difference((other_side,), (gradient,)) == 1
-    assert cases.difference((other_side,), (gradient,), (mask,)) == 0
-    other_side[2] = 0
-    assert cases.difference((other_side,), (gradient,), (mask,)) == 1
+
+    def gradients(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return (x > 0).double(), (x > 0).double().sum(0, keepdim=True)
+
+    exact = gradients(x)
+    kinks = cases.at_kinks(exact, [gradients(x + d) for d in (cases.NUDGE, -cases.NUDGE)], 1e-4)
+    assert kinks[0].tolist() == [False, True, False, False]
+    assert kinks[1].tolist() == [1]
+    other_side = gradients(x - cases.NUDGE)
+    assert cases.difference(other_side, exact) == 1
+    assert cases.difference(other_side, exact, kinks) == 0
+    other_side[0][2] = 0
+    assert cases.difference(other_side, exact, kinks) == 1
+    other_side = gradients(x - 1)
+    assert cases.difference((exact[0], other_side[1]), exact, kinks) == pytest.approx(1 / 3)
 
 
 def test_a_wrong_gradient_of_a_tail_is_found_beside_kinks(scripts: dict[str, Any]) -> None:

@@ -244,6 +244,10 @@ struct GemmEpilogue {
   // writes whole lines. `again`: they are read again soon.
   template <class Type, bool again>
   __device__ __forceinline__ void store(void* to, const Item& item, const float (&d)[sums]) const {
+    if constexpr (Type::bytes == 2 && vectors_fit) {
+      store_halves<Type>(to, item, d);
+      return;
+    }
     float(&stage)[8][Shared::value_pitch] = s.values[warp];
     int in_vectors = vectors_fit && reinterpret_cast<uint64>(to) % (4 * Type::bytes) == 0;
     const int first_row = item.channel_tile * Numbers::tile_channels + row(0) - lane / 4;
@@ -280,26 +284,89 @@ struct GemmEpilogue {
             }
           }
         } else {
-          // A lane has a column; where channels are neighbours a row; where classes are, those of a column.
-          constexpr int side_by_side = 8 % C::classes(2) == 0 ? static_cast<int>(C::classes(2)) : 1;
+          store_ones<Type>(to, channel, begin, first_position, j);
+        }
+      }
+    }
+  }
+  // The same of 16-bit elements that lie side by side: 64 columns at a time.
+  template <class Type>
+  __device__ __forceinline__ void store_halves(void* to, const Item& item, const float (&d)[sums]) const {
+    constexpr bool by_eights = Tail::spatial % 8 == 0 && C::stride(1) % 8 == 0 && C::stride(0) % 8 == 0;
+    constexpr int width = by_eights ? 8 : 4;  // of a lane's vector
+    constexpr int lanes = 64 / width;         // that have a row
+    constexpr int pitch = 64 + 8;             // words of eight rows lie in different banks
+    static_assert(sizeof(s.values[0]) >= 8 * pitch * 2);
+    auto* const stage = reinterpret_cast<uint16*>(s.values[warp]);
+    int in_vectors = reinterpret_cast<uint64>(to) % (width * 2) == 0;
+    const int first_row = item.channel_tile * Numbers::tile_channels + row(0) - lane / 4;
+    const int first_position = tile_position(item) + first_column();
+    const int column = lane % lanes * width;
 #pragma unroll
-          for (int i = 0; i < 8; ++i) {
-            const int of_rows = (i * 32 + lane) % (32 * side_by_side);
-            const int column = channels_last ? lane / 8 + 4 * i : of_rows / side_by_side;
-            const int r = channels_last ? lane % 8 : i / side_by_side * side_by_side + of_rows % side_by_side;
-            int offset;
-            if constexpr (Geometry::contiguous) {
-              offset = first_position + j * 8 + column;
-              if (offset >= Geometry::positions) offset = -1;
-            } else {
-              offset = column < columns ? s.offsets[first_column() + j * 8 + column] : -1;
+    for (int h = 0; h < 2; ++h) {
+      const int channel = first_row + 8 * h;
+      const int64 begin = item.n * C::stride(0) + Geometry::row_offset(channel);
+#pragma unroll
+      for (int j = 0; j < pairs; j += 8) {
+        asm volatile("" : "+r"(in_vectors));
+        if (in_vectors) {
+          __syncwarp();
+#pragma unroll
+          for (int k = 0; k < 8; ++k) {
+            if (j + k >= pairs) break;
+            *reinterpret_cast<uint32*>(stage + lane / 4 * pitch + 8 * k + 2 * (lane % 4)) =
+                Type::pack(d[(j + k) * 4 + h * 2], d[(j + k) * 4 + h * 2 + 1]);
+          }
+          __syncwarp();
+          const int position = first_position + j * 8 + column;
+          const bool has = position < Geometry::positions && j * 8 + column < Numbers::columns;
+#pragma unroll
+          for (int r = 0; r < 8; r += 32 / lanes) {
+            const int own = r + lane / lanes;
+            Packed<Type, width> some;
+            some.load(stage + own * pitch, column, true);
+            if (has && exists(channel + own)) some.store(to, begin + own * C::stride(1) + position, true);
+          }
+        } else {
+#pragma unroll
+          for (int i = j; i < j + 8; i += 4) {
+            if (i >= pairs) break;
+            __syncwarp();
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+              if (i + k >= pairs) break;
+              *reinterpret_cast<float2*>(&s.values[warp][lane / 4][8 * k + 2 * (lane % 4)]) =
+                  float2{d[(i + k) * 4 + h * 2], d[(i + k) * 4 + h * 2 + 1]};
             }
-            const float value = stage[r][column];
-            if (offset >= 0 && column < columns && exists(channel + r))
-              store_one<Type>(to, first_of(channel, begin, r) + offset, value);
+            __syncwarp();
+            store_ones<Type>(to, channel, begin, first_position, i);
           }
         }
       }
+    }
+  }
+  // What lies in shared memory, one by one. A lane has a column; where channels are neighbours a row; where
+  // classes are, those of a column.
+  template <class Type>
+  __device__ __forceinline__ void store_ones(void* to, int channel, int64 begin, int first_position,
+                                             int j) const {
+    const int columns = (pairs - j) * 8 < 32 ? (pairs - j) * 8 : 32;
+    constexpr int side_by_side = 8 % C::classes(2) == 0 ? static_cast<int>(C::classes(2)) : 1;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int of_rows = (i * 32 + lane) % (32 * side_by_side);
+      const int column = channels_last ? lane / 8 + 4 * i : of_rows / side_by_side;
+      const int r = channels_last ? lane % 8 : i / side_by_side * side_by_side + of_rows % side_by_side;
+      int offset;
+      if constexpr (Geometry::contiguous) {
+        offset = first_position + j * 8 + column;
+        if (offset >= Geometry::positions) offset = -1;
+      } else {
+        offset = column < columns ? s.offsets[first_column() + j * 8 + column] : -1;
+      }
+      const float value = s.values[warp][r][column];
+      if (offset >= 0 && column < columns && exists(channel + r))
+        store_one<Type>(to, first_of(channel, begin, r) + offset, value);
     }
   }
   // Where the r-th row after one that begins at `begin` does.

@@ -104,6 +104,55 @@ double steepness(const TailParts& parts) {
   return product;
 }
 
+namespace {
+
+constexpr int64_t finish_threads = 256;
+constexpr int64_t finish_piece = 4096;
+
+Source finish_source(const Problem& problem, const ThinShape& shape, bool planar) {
+  const bool mean = shape.parts.mean;
+  const std::string name = mean ? "onepass_gemm_mma_mean" : "onepass_gemm_finish";
+  return {name, std::string("#include \"") + (mean ? "gemm_mma.cuh" : "gemm_finish.cuh") + "\"\n" +
+                    tail_source(problem) + "struct Numbers {\n" +
+                    Constants()
+                        .add("threads", finish_threads)
+                        .add("piece", finish_piece)
+                        .add("pieces", divide_up(shape.spatial, finish_piece))
+                        .flag("interleaved", !planar)
+                        .text() +
+                    "};\nusing Agent = onepass::" + (mean ? "GemmMmaMean" : "GemmFinish") +
+                    "<onepass::Tail, Numbers>;\n"
+                    "extern \"C\" __global__ void __launch_bounds__(" +
+                    std::to_string(finish_threads) + ") " + name +
+                    "(const __grid_constant__ Agent::Parameters p) {\n"
+                    "  Agent{p}.run();\n"
+                    "}\n"};
+}
+
+Number finish_blocks(const ThinShape& shape, bool planar) {
+  if (shape.parts.mean) return shape.rows();
+  return planar ? shape.rows() * divide_up(shape.spatial, finish_piece)
+                : divide_up(shape.rows() * shape.spatial, finish_piece);
+}
+
+}  // namespace
+
+GemmFinish::GemmFinish(const Problem& problem, const ThinShape& shape, bool planar)
+    : batch_(shape.batch),
+      function_(finish_source(problem, shape, planar), problem.device,
+                Launch{maximum(1, finish_blocks(shape, planar)), finish_threads}) {}
+
+void GemmFinish::launch(const Arguments& arguments, const void* values, const void* statistics,
+                        Stream stream) const {
+  Words words;
+  words.add(values);
+  words.add(arguments.output);
+  words.add(statistics);
+  words.add(batch_);
+  words.add(arguments.parameters);
+  words.launch(function_, stream, 0);
+}
+
 std::string wide_refusal(const Problem& problem) {
   std::string reason = whole_block_refusal(problem);
   if (!reason.empty()) return reason;

@@ -69,6 +69,19 @@ class CutFor {
 // How much a chain can enlarge a difference, apart from slopes and factors that are parameters.
 double steepness(const TailParts& parts);
 
+// Goes over values that a launch before has left in memory, from the norm on: kernels/gemm_finish.cuh, or
+// GemmMmaMean where a mean follows.
+class GemmFinish {
+ public:
+  // `planar`: values lie with channels before space, else after it.
+  GemmFinish(const Problem& problem, const ThinShape& shape, bool planar);
+  void launch(const Arguments& arguments, const void* values, const void* statistics, Stream stream) const;
+
+ private:
+  Number batch_;
+  Function function_;
+};
+
 // What products of matrices are for, and gradients by them too.
 inline constexpr int64_t least_wide_channels = 16;  // of the input and of the output
 

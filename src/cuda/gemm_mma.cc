@@ -17,8 +17,6 @@ namespace cuda {
 namespace {
 
 constexpr int64_t pack_threads = 256;  // kernels/gemm_mma_pack.cuh
-constexpr int64_t finish_threads = 256;
-constexpr int64_t finish_piece = 4096;
 
 using Box = std::array<int64_t, max_spatial_rank>;
 
@@ -272,12 +270,7 @@ class GemmMma final : public Kernel {
                          static_cast<uint32_t>(numbers_.tile.threads()), 1,
                          static_cast<uint32_t>(numbers_.shared_bytes)}),
         redo_(problem) {
-    if (has_second()) {
-      const Number pieces = shape_.parts.mean ? shape_.rows()
-                            : is_planar()     ? shape_.rows() * divide_up(shape_.spatial, finish_piece)
-                                              : divide_up(shape_.rows() * shape_.spatial, finish_piece);
-      finish_.emplace(finish_source(), problem.device, Launch{maximum(1, pieces), finish_threads});
-    }
+    if (has_second()) finish_.emplace(problem, shape_, is_planar());
     const int64_t tiles_of_slab = numbers_.classes(shape_) * numbers_.position_tiles;
     control_ = regions_.add(shape_.batch * 4);
     marks_ = regions_.add((shape_.batch + 1) * 4);
@@ -348,15 +341,7 @@ class GemmMma final : public Kernel {
     words.add(Number(0));  // no waves
     words.add(arguments.parameters);
     words.launch(function_, stream, 0);
-    if (finish_) {
-      Words finish;
-      finish.add(values);
-      finish.add(arguments.output);
-      finish.add(statistics);
-      finish.add(shape_.batch);
-      finish.add(arguments.parameters);
-      finish.launch(*finish_, stream, 0);
-    }
+    if (finish_) finish_->launch(arguments, values, statistics, stream);
     redo_.launch_marked(arguments, at(workspace, Region{regions_.total(), 0}), at(workspace, marks_), stream);
   }
 
@@ -527,32 +512,12 @@ class GemmMma final : public Kernel {
                 "}\n"};
   }
 
-  // What gemm_wgmma has for the same, or a mean.
-  Source finish_source() const {
-    const std::string name = shape_.parts.mean ? "onepass_gemm_mma_mean" : "onepass_gemm_finish";
-    return {name, std::string("#include \"") + (shape_.parts.mean ? "gemm_mma.cuh" : "gemm_finish.cuh") +
-                      "\"\n" + tail_source(problem_) + "struct Numbers {\n" +
-                      Constants()
-                          .add("threads", finish_threads)
-                          .add("piece", finish_piece)
-                          .add("pieces", divide_up(shape_.spatial, finish_piece))
-                          .flag("interleaved", !is_planar())
-                          .text() +
-                      "};\nusing Agent = onepass::" + (shape_.parts.mean ? "GemmMmaMean" : "GemmFinish") +
-                      "<onepass::Tail, Numbers>;\n"
-                      "extern \"C\" __global__ void __launch_bounds__(" +
-                      std::to_string(finish_threads) + ") " + name +
-                      "(const __grid_constant__ Agent::Parameters p) {\n"
-                      "  Agent{p}.run();\n"
-                      "}\n"};
-  }
-
   Problem problem_;
   ThinShape shape_;
   MmaNumbers numbers_;
   Function pack_;
   Function function_;
-  std::optional<Function> finish_;
+  std::optional<GemmFinish> finish_;
   ThinCores redo_;
   Number cleared_bytes_;
   Regions regions_;

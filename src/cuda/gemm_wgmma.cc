@@ -16,9 +16,7 @@ constexpr int64_t staging_threads = 128;
 constexpr int64_t converting_threads = 96;
 constexpr int64_t most_columns = 304;        // of a warpgroup: sums of 152 registers a thread
 constexpr int64_t most_split_columns = 176;  // a second set of sums takes as many registers
-constexpr int64_t finish_threads = 256;
-constexpr int64_t finish_piece = 4096;
-constexpr int64_t moments_threads = 128;  // a warp for each slab
+constexpr int64_t moments_threads = 128;     // a warp for each slab
 
 int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 
@@ -412,9 +410,7 @@ class GemmWgmma final : public Kernel {
         function_(source(), problem.device, launch_numbers()),
         redo_(problem) {
     if (numbers_.stored) {
-      const Number pieces = is_planar() ? shape_.rows() * divide_up(shape_.spatial, finish_piece)
-                                        : divide_up(shape_.rows() * shape_.spatial, finish_piece);
-      finish_.emplace(finish_source(), problem.device, Launch{pieces, finish_threads});
+      finish_.emplace(problem, shape_, is_planar());
       moments_.emplace(moments_source(), problem.device,
                        Launch{divide_up(shape_.slabs(), moments_threads / 32), moments_threads});
     }
@@ -513,13 +509,7 @@ class GemmWgmma final : public Kernel {
     words.launch(function_, stream, blocks_);
     if (finish_) {
       words.launch(*moments_, stream, 0);
-      Words finish;
-      finish.add(values);
-      finish.add(arguments.output);
-      finish.add(statistics);
-      finish.add(shape_.batch);
-      finish.add(arguments.parameters);
-      finish.launch(*finish_, stream, 0);
+      finish_->launch(arguments, values, statistics, stream);
     }
     redo_.launch_marked(arguments, at(workspace, Region{regions_.total(), 0}), at(workspace, marks_), stream);
   }
@@ -649,23 +639,6 @@ class GemmWgmma final : public Kernel {
                 "}\n"};
   }
 
-  Source finish_source() const {
-    return {"onepass_gemm_finish",
-            "#include \"gemm_finish.cuh\"\n" + tail_source(problem_) + "struct Numbers {\n" +
-                Constants()
-                    .add("threads", finish_threads)
-                    .add("piece", finish_piece)
-                    .add("pieces", divide_up(shape_.spatial, finish_piece))
-                    .flag("interleaved", !is_planar())
-                    .text() +
-                "};\nusing Agent = onepass::GemmFinish<onepass::Tail, Numbers>;\n"
-                "extern \"C\" __global__ void __launch_bounds__(" +
-                std::to_string(finish_threads) +
-                ") onepass_gemm_finish(const __grid_constant__ Agent::Parameters p) {\n"
-                "  Agent{p}.run();\n"
-                "}\n"};
-  }
-
   Launch launch_numbers() const {
     const bool waits = shape_.parts.norm && !shape_.parts.mean_follows_norm() && !numbers_.stored;
     return {1, static_cast<uint32_t>(threads), 1, static_cast<uint32_t>(numbers_.shared_bytes), waits};
@@ -677,7 +650,9 @@ class GemmWgmma final : public Kernel {
   WgmmaNumbers numbers_;
   Function pack_;
   Function function_;
-  std::optional<Function> moments_, finish_;  // where values are stored between the passes
+  // Where values are stored between the passes.
+  std::optional<Function> moments_;
+  std::optional<GemmFinish> finish_;
   ThinCores redo_;
   Number wave_units_ = 1;
   Number blocks_ = 1;

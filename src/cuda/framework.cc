@@ -53,16 +53,20 @@ double tail_seconds(const Problem& problem) {
 // Operations a second of PyTorch's convolution as tensors come, cuDNN 9.19 on an H200. It does s27's (3 to 16
 // channels in three dimensions) at 21 TFLOP/s and s60's, a transposed one, at 2.3; s19's and s61's,
 // transposed ones of 64 channels and more, at 92 in tf32 and 126 in bf16; layers of U-Nets and decoders (128
-// to 2560 channels) at 110 to 250 and at 230 to 430, volumes of 32 channels at 80 and 118; thin
-// two-dimensional ones at 14 (8 to 8 channels, kernel 5) to 25 (8 to 64, kernel 4).
+// to 2560 channels) at 110 to 250 and at 230 to 430, volumes of 32 channels at 80 and 118, transposed ones of
+// 64 to 32 at 8 and 5; thin two-dimensional ones at 14 (8 to 8 channels, kernel 5) to 25 (8 to 64, kernel 4).
 double convolution_rate(const Problem& problem) {
   const Conv& conv = *problem.block.conv();
   const int64_t channels = std::min(conv.in_channels, conv.out_channels);
   if (channels >= wide_channels) {
     const bool few = channels < 64 && conv.rank == 3;
-    if (problem.input.dtype != DType::f32) return conv.transposed ? 130e12 : few ? 118e12 : 340e12;
+    const auto rate = [&](double transposed, double transposed_few, double ordinary, double ordinary_few) {
+      if (conv.transposed) return few ? transposed_few : transposed;
+      return few ? ordinary_few : ordinary;
+    };
+    if (problem.input.dtype != DType::f32) return rate(130e12, 5e12, 340e12, 118e12);
     if (problem.precision != Precision::tf32) return 45e12;
-    return conv.transposed ? 95e12 : few ? 80e12 : 200e12;
+    return rate(95e12, 8e12, 200e12, 80e12);
   }
   return conv.transposed ? 2.3e12 : conv.rank == 3 ? 21e12 : 20e12;
 }

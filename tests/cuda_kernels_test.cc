@@ -149,6 +149,7 @@ const std::vector<Kernel>& kernels() {
       {"gemm_mma", "conv1d(16,16,k=9,d=3) | mean @ 4x16x3000", tuned},
       {"gemm_packed", "conv2d(1280,1280,k=3,p=1) | group_norm(32) | silu @ 8x1280x16x16 tf32", tuned},
       {"gemm_packed", "conv3d(320,320,k=3,p=1) | instance_norm | leaky_relu @ 2x320x8x8x8 bf16", tuned},
+      {"gemm_packed", "conv2d(64,128,k=3,p=1) | group_norm(8) | silu @ 64x64x32x32 bf16", tuned},
       {"gemm_packed", "conv_transpose2d(24,20,k=2,s=2) | swish | mean @ 3x24x9x11 f16 nhwc", tuned},
       {"direct", "conv_transpose3d(3,16,k=3,s=2,p=1) @ 8x3x16x32x32", all},
       {"direct", "conv2d(64,32,k=3,p=same,d=2,groups=4,bias=false) @ 8x64x33x35 bf16 nhwc", tuned},

@@ -170,6 +170,37 @@ TEST_F(RuntimeTest, LaunchPassesNumbersAndParameters) {
   EXPECT_GT(function.cubin().registers, 0);
 }
 
+// In a chain a kernel that waits by itself begins early, if a kernel is what it follows.
+TEST_F(RuntimeTest, KernelsOfAChainBeginEarly) {
+  const Function waits(kernel("waits"), Device::cuda(0),
+                       {.blocks = 4, .threads = 64, .cluster = 4, .waits = true});
+  const Function other(kernel("other"), Device::cuda(0), {.blocks = 4, .threads = 64});
+  const Parameters parameters{};
+  Memory memory(0, 64);
+  const auto launch_all = [&] {
+    waits.launch(parameters, Stream{});
+    waits.launch(parameters, Stream{});
+    other.launch(parameters, Stream{});
+    waits.launch(parameters, Stream{});
+    clear(memory.data(), 64, Stream{}, Device::cuda(0));
+    waits.launch(parameters, Stream{});
+  };
+  launch_all();
+  {
+    const LaunchChain chain;
+    launch_all();
+  }
+  launch_all();
+  std::vector<bool> early;
+  for (const stub::LaunchRecord& launch : state_->launches) early.push_back(launch.is_early);
+  const std::vector<bool> none(5, false), some{false, true, false, true, false};
+  std::vector<bool> wanted(none);
+  wanted.insert(wanted.end(), some.begin(), some.end());
+  wanted.insert(wanted.end(), none.begin(), none.end());
+  EXPECT_EQ(early, wanted);
+  EXPECT_EQ(state_->launches[6].clusters, (std::vector<uint32_t>{4, 1, 1}));
+}
+
 TEST_F(RuntimeTest, ClusterIsAnAttributeOfTheLaunch) {
   const Function eight(kernel("eight"), Device::cuda(0), {.blocks = 16, .threads = 64, .cluster = 8});
   EXPECT_EQ(set_value(non_portable_cluster_size_allowed), -1);

@@ -22,11 +22,12 @@ using CudaResult = int;
 inline constexpr CudaResult cuda_success = 0;
 inline constexpr CudaResult cuda_out_of_memory = 2;
 
-// CUlaunchAttribute with the values used: the size of a cluster, or that blocks run at the same time (x is
-// 1).
+// CUlaunchAttribute with the values used: the size of a cluster, or (x is 1) that blocks run at the same time
+// or that the kernel may begin before the one before it on the stream has ended.
 struct LaunchAttribute {
   static constexpr int cooperative = 2;
   static constexpr int cluster_dimension = 4;
+  static constexpr int programmatic_serialization = 6;
   int id = cluster_dimension;
   int padding = 0;
   alignas(8) uint32_t x = 1;

@@ -2,6 +2,7 @@
 #include "cuda/function.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -18,15 +19,23 @@ namespace {
 // The largest cluster every GPU with clusters takes.
 constexpr uint32_t portable_cluster = 8;
 
-LaunchConfig config_of(const Launch& launch, int64_t blocks, LaunchAttribute& attribute) {
+thread_local LaunchChain* chain_of_thread = nullptr;
+
+using LaunchAttributes = std::array<LaunchAttribute, 2>;
+
+LaunchConfig config_of(const Launch& launch, int64_t blocks, LaunchAttributes& attributes) {
   LaunchConfig config;
   config.grid_x = static_cast<uint32_t>(blocks == 0 ? launch.blocks.value() : blocks);
   config.block_x = launch.threads;
   config.shared_bytes = launch.shared_bytes;
-  attribute.x = launch.cluster;
-  if (launch.cooperative) attribute = {.id = LaunchAttribute::cooperative, .x = 1};
-  config.attributes = &attribute;
-  config.attribute_count = launch.cluster > 1 || launch.cooperative ? 1 : 0;
+  config.attributes = attributes.data();
+  const auto add = [&](int id, uint32_t x) { attributes[config.attribute_count++] = {.id = id, .x = x}; };
+  if (launch.cooperative) {
+    add(LaunchAttribute::cooperative, 1);
+  } else if (launch.cluster > 1) {
+    add(LaunchAttribute::cluster_dimension, launch.cluster);
+  }
+  if (launch.waits && LaunchChain::follows_kernel()) add(LaunchAttribute::programmatic_serialization, 1);
   return config;
 }
 
@@ -55,6 +64,16 @@ int typical_clusters(const Launch& launch, const Cubin& cubin, const Gpu& gpu) {
 }
 
 }  // namespace
+
+LaunchChain::LaunchChain() : before_(std::exchange(chain_of_thread, this)) {}
+LaunchChain::~LaunchChain() { chain_of_thread = before_; }
+void LaunchChain::note_kernel() {
+  if (chain_of_thread) chain_of_thread->has_kernel_ = true;
+}
+void LaunchChain::note_other() {
+  if (chain_of_thread) chain_of_thread->has_kernel_ = false;
+}
+bool LaunchChain::follows_kernel() { return chain_of_thread && chain_of_thread->has_kernel_; }
 
 // A kernel in the memory of one GPU, the same for all Functions with this machine code. Never unloaded: a
 // captured graph may launch it after the plan is gone.
@@ -148,8 +167,8 @@ int Function::count_resident_clusters() const {
         &count, loaded_->function, static_cast<int>(launch_.threads), launch_.shared_bytes);
     count *= gpu_->multiprocessors;
   } else {
-    LaunchAttribute cluster;
-    const LaunchConfig config = config_of(launch_, 0, cluster);
+    LaunchAttributes attributes;
+    const LaunchConfig config = config_of(launch_, 0, attributes);
     result = driver().cuOccupancyMaxActiveClusters(&count, loaded_->function, &config);
   }
   if (result != cuda_success) fail(result, "the occupancy of kernel " + source_.name + " cannot be had");
@@ -161,8 +180,8 @@ void Function::launch(const void* parameters, size_t bytes, Stream stream, const
   if (!loaded_)
     throw Error("kernel " + source_.name + " was compiled for an architecture, not for a GPU: it cannot run");
   const CurrentContext current(loaded_->context);
-  LaunchAttribute attribute;
-  LaunchConfig config = config_of(launch_, blocks.value(), attribute);
+  LaunchAttributes attributes;
+  LaunchConfig config = config_of(launch_, blocks.value(), attributes);
   config.stream = static_cast<StreamHandle>(stream.handle);
   // CU_LAUNCH_PARAM_BUFFER_POINTER, _BUFFER_SIZE, _END: the driver reads no more than these bytes.
   void* extra[] = {reinterpret_cast<void*>(1), const_cast<void*>(parameters), reinterpret_cast<void*>(2),
@@ -172,6 +191,7 @@ void Function::launch(const void* parameters, size_t bytes, Stream stream, const
     fail(result, "kernel " + source_.name + " cannot be launched with " + std::to_string(config.grid_x) +
                      " blocks of " + std::to_string(config.block_x) + " threads");
   }
+  LaunchChain::note_kernel();
 }
 
 void clear(void* memory, const Number& bytes, Stream stream, const Device& device) {
@@ -184,6 +204,7 @@ void clear(void* memory, const Number& bytes, Stream stream, const Device& devic
   check(driver().cuMemsetD8Async(memory, 0, static_cast<size_t>(bytes.value()),
                                  static_cast<StreamHandle>(stream.handle)),
         "memory cannot be cleared");
+  LaunchChain::note_other();
 }
 
 }  // namespace onepass::cuda

@@ -3,6 +3,7 @@
 // "gemm_wgmma" to fill a GPU.
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <limits>
 #include <optional>
 #include <sstream>
@@ -65,7 +66,10 @@ const Strategy* tail_row(const Problem& tail) {
 // How positions are cut into tiles and shared memory into stages.
 struct PackedNumbers {
   int64_t columns = 0;  // positions of a warpgroup; 0 where nothing fits
-  bool groups_share_positions = false;
+  // What the two warpgroups of a block have: two halves of 128 channels, two runs of positions, or tiles of
+  // their own, by turns.
+  enum class Groups { channels, positions, turns };
+  Groups shared_by = Groups::positions;
   int64_t tile_channels = 64, tile_positions = 0;
   int64_t pitch = 1, plane = 1, sample = 1;
   int64_t margin = 0, behind = 0;  // positions before the first sample and behind the last tile
@@ -85,17 +89,14 @@ struct PackedNumbers {
     piece_bytes = round_up(piece_rows * ((16 * taps * byte_size(problem.input.dtype) / 4) | 1) * 4, 8) +
                   pack_threads * 8;
     const PackedNumbers empty = *this;
-    for (const int64_t group : {taps, taps_of(shape, 1) * taps_of(shape, 2), taps_of(shape, 2)}) {
-      for (const bool share : {false, true}) {
-        if (share && rows <= 64) continue;
-        for (int64_t own = most_columns; own >= 32; own -= 8) {
-          PackedNumbers tried = empty;
-          tried.cut(shape, flat, gpu, group, share, own);
-          if (tried.columns == 0 || (columns > 0 && tried.clocks >= clocks)) continue;
-          *this = tried;
-        }
-      }
-    }
+    // The taps of a stage decide in which order a sum is added up: those that suit some samples, however many
+    // there are.
+    constexpr int64_t some = 8;
+    const std::array<int64_t, 3> groups{taps, taps_of(shape, 1) * taps_of(shape, 2), taps_of(shape, 2)};
+    PackedNumbers best = empty;
+    for (const int64_t group : groups) best.take_better(empty.cut_best(shape, flat, gpu, group, some));
+    if (best.columns > 0)
+      *this = empty.cut_best(shape, flat, gpu, best.group_taps, CutFor::instead_of(shape.batch));
   }
 
   int64_t groups() const { return taps / group_taps; }
@@ -108,7 +109,7 @@ struct PackedNumbers {
   int64_t weight_bytes() const { return padded_channels() * input_channels * taps * 2; }
   int64_t shared_bytes(int64_t count) const {
     return count * (round_up(x_bytes(), 128) + weight_stage_bytes() + 16) + 8 * 8 * 40 * 4 +
-           tile_positions * 4 + 256;
+           (shared_by == Groups::turns ? 2 : 1) * tile_positions * 4 + 256;
   }
   Number tiles(const Number& batch) const {
     return divide_up(batch * sample - (sample - last_positions), tile_positions);
@@ -135,12 +136,33 @@ struct PackedNumbers {
     behind = std::max<int64_t>(0, shift(flat.high));
   }
 
-  void cut(const ThinShape& shape, const FlatGeometry& flat, const Gpu& gpu, int64_t group, bool share,
-           int64_t own) {
+  void take_better(const PackedNumbers& other) {
+    if (other.columns > 0 && (columns == 0 || other.clocks < clocks)) *this = other;
+  }
+
+  // The fastest tiles of so many samples.
+  PackedNumbers cut_best(const ThinShape& shape, const FlatGeometry& flat, const Gpu& gpu, int64_t group,
+                         int64_t samples) const {
+    PackedNumbers best = *this;
+    for (const Groups by : {Groups::positions, Groups::channels, Groups::turns}) {
+      if (by == Groups::channels && rows <= 64) continue;
+      // By turns what stores most is slower: 64 to 32 channels doubled at 64^3 0.64 ms, and else 0.55.
+      if (by == Groups::turns && shape.classes() > 1) continue;
+      for (int64_t own = most_columns; own >= 32; own -= 8) {
+        PackedNumbers tried = *this;
+        tried.cut(shape, flat, gpu, group, by, own, samples);
+        best.take_better(tried);
+      }
+    }
+    return best;
+  }
+
+  void cut(const ThinShape& shape, const FlatGeometry& flat, const Gpu& gpu, int64_t group, Groups by,
+           int64_t own, int64_t samples) {
     group_taps = group;
-    groups_share_positions = share;
-    tile_channels = share ? 128 : 64;
-    tile_positions = share ? own : 2 * own;
+    shared_by = by;
+    tile_channels = by == Groups::channels ? 128 : 64;
+    tile_positions = by == Groups::positions ? 2 * own : own;
     const auto reach = [&](size_t d) { return flat.high[d] - flat.low[d]; };
     window = tile_positions + reach(2);
     if (group > taps_of(shape, 2)) window += reach(1) * pitch;
@@ -152,21 +174,26 @@ struct PackedNumbers {
     while (stages < most_stages && shared_bytes(stages + 1) <= gpu.shared_bytes_per_block) ++stages;
     if (stages < 3) return;
     columns = own;
-    clocks = predict(shape, gpu);
+    clocks = predict(samples, shape.classes(), gpu);
   }
 
-  // Of the whole GPU: tensor cores at work, or what comes through the second-level cache. Layers of 640 to
-  // 2560 channels at 16 x 16 pixels have 100% of the tensor cores' rate at 26 bytes a clock (5.9 TB/s in
-  // all).
-  double predict(const ThinShape& shape, const Gpu& gpu) const {
+  // Of the whole GPU: tensor cores at work, or what comes through the second-level cache, 46 bytes a clock to
+  // each multiprocessor at most (320 channels at 8^3); where both come near, each a little slower (2560
+  // channels at 16 x 16 pixels: 26 bytes a clock, 97% of the tensor cores' rate).
+  double predict(int64_t samples, int64_t classes, const Gpu& gpu) const {
     const int64_t terms = taps * input_channels;
-    const auto products = static_cast<double>(terms * columns) / 16;
+    const bool turns = shared_by == Groups::turns;
+    const auto products = static_cast<double>(terms * columns) / (turns ? 32 : 16);
     const auto bytes = static_cast<double>(steps() * (x_bytes() + weight_stage_bytes()));
-    const double stored = static_cast<double>(tile_positions * tile_channels) / 3.25;  // 13 bytes a clock
-    const double tile = std::max(products, bytes / 27) + 2000 + stored;
-    const int64_t samples = CutFor::instead_of(shape.batch);
-    const int64_t all = tiles(Number(samples)) * channel_tiles();
-    return 4000 + static_cast<double>(divide_up(all, gpu.multiprocessors)) * tile;
+    const double multiplied =
+        (turns ? 1.04 : 1.0) * products * std::pow(1 + std::pow(bytes / products / 46, 4), 0.25);
+    // What a warp stores, 16 rows of its columns; classes of an output side by side are longer runs.
+    const double stored = static_cast<double>(columns * std::min<int64_t>(rows, 64)) / 64;
+    const double after = classes > 1 ? 2000 + 32 * stored : 3000 + 51 * stored;
+    const auto of_block =
+        static_cast<double>(divide_up(tiles(Number(samples)) * channel_tiles(), gpu.multiprocessors));
+    if (turns) return 2000 + of_block * std::max(multiplied, (multiplied + after) / 2) + after / 2;
+    return 2000 + of_block * (multiplied + after);
   }
 };
 
@@ -199,30 +226,32 @@ class GemmPacked final : public Kernel {
     const PackedNumbers& n = numbers_;
     const Device& device = problem.device;
     compile(std::vector<Source>{steps_source(), product_kernel_source()}, gpu_of(device).architecture);
-    steps_.emplace(steps_source(), device,
-                   Launch{1, static_cast<uint32_t>(pack_threads), 1, static_cast<uint32_t>(n.piece_bytes)});
-    product_.emplace(
-        product_kernel_source(), device,
-        Launch{1, static_cast<uint32_t>(threads), 1, static_cast<uint32_t>(n.shared_bytes(n.stages))});
+    steps_.emplace(
+        steps_source(), device,
+        Launch{1, static_cast<uint32_t>(pack_threads), 1, static_cast<uint32_t>(n.piece_bytes), false, true});
+    product_.emplace(product_kernel_source(), device,
+                     Launch{1, static_cast<uint32_t>(threads), 1,
+                            static_cast<uint32_t>(n.shared_bytes(n.stages)), false, true});
     tiles_ = n.tiles(shape_.batch).called("tiles");
     length_ = n.length(shape_.batch).called("length");
     input_items_ = (divide_up(length_, pack_threads) * (n.input_channels / 16)).called("input_items");
     blocks_ = minimum(tiles_ * n.channel_tiles(), product_->resident_clusters());
     marks_ = regions_.add((shape_.batch + 1) * 4);
-    guard_ = regions_.add(shape_.batch * 4);
-    scales_ = regions_.add((n.padded_channels() + 1) * 4);
-    row_largest_ = regions_.add(n.padded_channels() * 4);
-    row_sums_ = regions_.add(n.padded_channels() * 8);
+    guard_ = regions_.add(when(guards(), shape_.batch * 4));
+    scales_ = regions_.add(when(guards(), (n.padded_channels() + 1) * 4));
+    row_largest_ = regions_.add(when(guards(), n.padded_channels() * 4));
+    row_sums_ = regions_.add(when(guards(), n.padded_channels() * 8));
     cleared_bytes_ = regions_.total();
+    piece_marks_ = regions_.add(when(!guards(), weight_items() * 4));
     packed_input_ = regions_.add(length_ * (n.input_channels * 2));
     packed_weights_ = regions_.add(n.weight_bytes());
     values_ = regions_.add(shape_.rows() * shape_.spatial * 4);
     statistics_ = regions_.add(when(shape_.parts.norm, shape_.slabs() * 2 * 4));
+    redo_memory_ = regions_.add(redo_.bytes());
   }
 
   size_t workspace_bytes() const override {
-    return static_cast<size_t>(regions_.total().value()) +
-           std::max(redo_.workspace_bytes(), tail_->workspace_bytes());
+    return static_cast<size_t>(regions_.total().value()) + tail_->workspace_bytes();
   }
 
   std::string describe() const override {
@@ -231,7 +260,8 @@ class GemmPacked final : public Kernel {
     out << "convolution: " << shape_.in_channels * n.taps << " terms, operands packed first, "
         << (guards() ? "rounded to f16, as to tf32" : "as they are") << '\n'
         << "tile: " << n.tile_channels << " channels, " << n.tile_positions << " positions of all samples, "
-        << tiles_.value() * n.channel_tiles() << " tiles\n"
+        << tiles_.value() * n.channel_tiles() << " tiles"
+        << (n.shared_by == PackedNumbers::Groups::turns ? ", warpgroups by turns\n" : "\n")
         << "stages: " << n.stages << " of " << n.chunk_channels << " channels, " << n.group_taps
         << " taps, a window of " << n.window << " positions\n"
         << "blocks: " << describe_blocks(blocks_, *product_) << "then: " << tail_row(tail_problem_)->name
@@ -243,11 +273,12 @@ class GemmPacked final : public Kernel {
 
   void launch(const Arguments& arguments, void* workspace, Stream stream) const override {
     if (shape_.batch == 0) return;
-    clear(at(workspace, marks_), cleared_bytes_, stream, problem_.device);
+    const LaunchChain chain;
+    if (guards()) clear(at(workspace, marks_), cleared_bytes_, stream, problem_.device);
     float* const statistics = arguments.statistics || !shape_.parts.norm
                                   ? arguments.statistics
                                   : static_cast<float*>(at(workspace, statistics_));
-    void* const behind = at(workspace, Region{regions_.total(), 0});
+    void* const redo = at(workspace, redo_memory_);
     const auto words_of = [&](Step step) {
       Words words;
       words.add(arguments.input);
@@ -260,7 +291,8 @@ class GemmPacked final : public Kernel {
       words.add(at(workspace, scales_));
       words.add(at(workspace, row_largest_));
       words.add(at(workspace, row_sums_));
-      words.add(redo_.control(behind));
+      words.add(at(workspace, piece_marks_));
+      words.add(redo_.control(redo));
       words.add(int64_t{step});
       words.add(shape_.batch);
       words.add(length_);
@@ -277,13 +309,9 @@ class GemmPacked final : public Kernel {
     tail.statistics = statistics;
     tail.parameters.assign(arguments.parameters.end() - std::ssize(tail_problem_.parameters),
                            arguments.parameters.end());
-    tail_->launch(tail, behind, stream);
-    if (guards()) {
-      words_of(step_judge).launch(*steps_, stream, shape_.batch);
-      redo_.launch_marked(arguments, behind, at(workspace, marks_), 1, stream);
-    } else {
-      redo_.launch_marked(arguments, behind, at(workspace, marks_), stream);
-    }
+    tail_->launch(tail, at(workspace, Region{regions_.total(), 0}), stream);
+    if (guards()) words_of(step_judge).launch(*steps_, stream, shape_.batch);
+    redo_.launch_marked(arguments, redo, at(workspace, marks_), 1, stream);
   }
 
  private:
@@ -320,7 +348,8 @@ class GemmPacked final : public Kernel {
                .add("chunks", n.chunks())
                .add("steps", n.steps())
                .add("columns", n.columns)
-               .flag("groups_share_positions", n.groups_share_positions)
+               .flag("groups_share_positions", n.shared_by == PackedNumbers::Groups::channels)
+               .flag("groups_take_turns", n.shared_by == PackedNumbers::Groups::turns)
                .add("tile_channels", n.tile_channels)
                .add("padded_channels", n.padded_channels())
                .add("window", n.window)
@@ -371,8 +400,8 @@ class GemmPacked final : public Kernel {
   Number blocks_ = 1;
   Number cleared_bytes_;
   Regions regions_;
-  Region marks_, guard_, scales_, row_largest_, row_sums_, packed_input_, packed_weights_, values_,
-      statistics_;
+  Region marks_, guard_, scales_, row_largest_, row_sums_, piece_marks_, packed_input_, packed_weights_,
+      values_, statistics_, redo_memory_;
 };
 
 std::string refusal(const Problem& problem) {
@@ -414,9 +443,9 @@ double seconds(const Problem& problem, const PlanOptions&) {
   const double packed = static_cast<double>(problem.input.byte_span()) +
                         static_cast<double>(numbers.length(shape.batch) * numbers.input_channels * 2) +
                         weights + static_cast<double>(numbers.weight_bytes());
-  // Tensor cores at work keep a GPU below its highest clock: 1.75 of 1.98 GHz.
-  const double clock = gpu.flops / 256 / gpu.multiprocessors * 0.885;
-  return (guards ? 1.6e-5 : 1.2e-5) + 1.2 * packed / gpu.bytes_per_second + numbers.clocks / clock +
+  // Tensor cores at work keep a GPU below its highest clock: 1.7 of 1.98 GHz.
+  const double clock = gpu.flops / 256 / gpu.multiprocessors * 0.86;
+  return (guards ? 8e-6 : 3e-6) + 1.2 * packed / gpu.bytes_per_second + numbers.clocks / clock +
          tail_row(tail)->seconds(tail, {});
 }
 

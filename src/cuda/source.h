@@ -80,4 +80,9 @@ std::string tail_source(const Problem& problem);
 // The same with gradients.
 std::string tail_source(const BackwardProblem& problem);
 
+// What a kernel does first that may be launched before the one before it has ended (Launch::waits).
+inline std::string wait_source() {
+  return "  onepass::allow_kernel_after();\n  onepass::wait_for_kernel_before();\n";
+}
+
 }  // namespace onepass::cuda

@@ -112,7 +112,7 @@ class TailResident final : public Kernel {
         << "extern \"C\" __global__ void __launch_bounds__(" << numbers_.threads << ", " << blocks_wanted()
         << ") onepass_tail_resident(const __grid_constant__ Agent::Parameters p) {\n"
         << "  extern __shared__ __align__(128) unsigned char memory[];\n"
-        << "  Agent{p, *reinterpret_cast<Agent::Shared*>(memory)}.run();\n"
+        << wait_source() << "  Agent{p, *reinterpret_cast<Agent::Shared*>(memory)}.run();\n"
         << "}\n";
     return {"onepass_tail_resident", out.str()};
   }
@@ -122,8 +122,12 @@ class TailResident final : public Kernel {
   int blocks_wanted() const { return 512 / numbers_.threads; }
 
   Launch launch_numbers() const {
-    return {static_cast<uint32_t>(numbers_.blocks), static_cast<uint32_t>(numbers_.threads),
-            static_cast<uint32_t>(numbers_.blocks), static_cast<uint32_t>(numbers_.shared_bytes())};
+    return {static_cast<uint32_t>(numbers_.blocks),
+            static_cast<uint32_t>(numbers_.threads),
+            static_cast<uint32_t>(numbers_.blocks),
+            static_cast<uint32_t>(numbers_.shared_bytes()),
+            false,
+            true};
   }
 
   Problem problem_;

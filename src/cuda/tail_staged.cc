@@ -151,6 +151,7 @@ class TailStaged final : public Kernel {
         << "extern \"C\" __global__ void __launch_bounds__(" << numbers_.threads << ", "
         << "1) onepass_tail_staged(const __grid_constant__ Agent::Parameters p) {\n"
         << "  extern __shared__ __align__(128) unsigned char memory[];\n"
+        << wait_source()
         << "  Agent{p, *reinterpret_cast<Agent::Shared*>(memory), static_cast<int>(blockIdx.x % "
         << numbers_.blocks << ")}.run();\n"
         << "}\n";
@@ -160,8 +161,12 @@ class TailStaged final : public Kernel {
   int64_t shared_bytes() const { return numbers_.shared_bytes(shape_, byte_size(problem_.input.dtype)); }
 
   Launch launch_numbers() const {
-    return {static_cast<uint32_t>(numbers_.blocks), static_cast<uint32_t>(numbers_.threads),
-            static_cast<uint32_t>(numbers_.blocks), static_cast<uint32_t>(shared_bytes())};
+    return {static_cast<uint32_t>(numbers_.blocks),
+            static_cast<uint32_t>(numbers_.threads),
+            static_cast<uint32_t>(numbers_.blocks),
+            static_cast<uint32_t>(shared_bytes()),
+            false,
+            true};
   }
 
   Problem problem_;
@@ -181,7 +186,9 @@ double seconds(const Problem& problem, const PlanOptions&) {
   // A slab takes a cluster some microseconds whatever its size, then time for each value of a thread: what
   // counts in 16 bits. Clusters lie within GPCs, and one of those has fewer multiprocessors.
   const double clusters = std::max(1, gpu.multiprocessors / numbers.blocks - (numbers.blocks >= 8 ? 1 : 0));
-  const double rounds = std::ceil(static_cast<double>(shape.slabs()) / clusters);
+  // Of one cluster the first slab's loads and the last one's stores have nothing beside them.
+  const double rounds =
+      std::ceil(static_cast<double>(shape.slabs()) / clusters) + (numbers.blocks > 1 ? 1 : 0);
   return 4e-6 + std::max(copy, rounds * (2e-6 + 6.5e-8 * numbers.vectors * shape.width));
 }
 

@@ -100,7 +100,8 @@ class TailStreamed final : public Kernel {
                 "extern \"C\" __global__ void __launch_bounds__(" +
                 std::to_string(numbers_.threads) + ", " + std::to_string(numbers_.blocks_wanted) +
                 ") onepass_tail_streamed(const __grid_constant__ Agent::Parameters p) {\n"
-                "  extern __shared__ float scratch[];\n"
+                "  extern __shared__ float scratch[];\n" +
+                wait_source() +
                 "  if (p.is_aligned(onepass::aligned_all)) {\n"
                 "    Agent{p, scratch}.run();\n"
                 "  } else {\n"
@@ -110,8 +111,12 @@ class TailStreamed final : public Kernel {
   }
 
   Launch launch_numbers() const {
-    return {maximum(1, tickets()), static_cast<uint32_t>(numbers_.threads), 1,
-            static_cast<uint32_t>(numbers_.scratch_floats(3) * 4)};
+    return {maximum(1, tickets()),
+            static_cast<uint32_t>(numbers_.threads),
+            1,
+            static_cast<uint32_t>(numbers_.scratch_floats(3) * 4),
+            false,
+            true};
   }
 
   Problem problem_;

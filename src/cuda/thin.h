@@ -105,6 +105,7 @@ class ThinCores final : public Kernel {
   void launch_marked(const Arguments& arguments, void* workspace, void* marks, const Number& mark_words,
                      Stream stream) const;
   void* control(void* workspace) const;
+  const Number& bytes() const;  // of its workspace
 
  private:
   struct Parts;

@@ -70,7 +70,8 @@ Source source(const Problem& problem, const ThinShape& shape, const CoresNumbers
               "extern \"C\" __global__ void __launch_bounds__(" +
               std::to_string(numbers.threads) + ", " + std::to_string(512 / numbers.threads) +
               ") onepass_thin_cores(const __grid_constant__ Agent::Parameters p) {\n"
-              "  extern __shared__ float shared[];\n"
+              "  extern __shared__ float shared[];\n" +
+              wait_source() +
               "  if (!Agent::has_work(p)) return;\n"
               "  Mainloop::load_weights(p, shared);\n"
               "  Agent{p, shared + Mainloop::shared_floats, Mainloop{shared}}.run();\n"
@@ -95,7 +96,7 @@ struct ThinCores::Parts {
         workspace(shape, 1, numbers.tiles, 0),
         function(source(problem, shape, numbers), problem.device,
                  {1, static_cast<uint32_t>(numbers.threads), 1,
-                  static_cast<uint32_t>(numbers.shared_bytes(shape))}) {
+                  static_cast<uint32_t>(numbers.shared_bytes(shape)), false, true}) {
     const Number resident = function.resident_clusters();
     // Twice as many tiles as run at a time: pass 2 of a wave then finds pass 1 done.
     wave_samples =
@@ -137,6 +138,8 @@ void ThinCores::launch_marked(const Arguments& arguments, void* workspace, void*
   parts_->workspace.launch(parts_->function, parts_->blocks, parts_->problem, arguments, workspace, marks,
                            parts_->wave_samples, stream, mark_words, true);
 }
+
+const Number& ThinCores::bytes() const { return parts_->workspace.bytes(); }
 
 void* ThinCores::control(void* workspace) const { return parts_->workspace.control(workspace); }
 

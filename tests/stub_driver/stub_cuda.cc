@@ -195,6 +195,7 @@ STUB CudaResult cuLaunchKernelEx(const LaunchConfig* config, FunctionHandle, voi
     if (attribute.id == LaunchAttribute::cluster_dimension) {
       record.clusters.insert(record.clusters.end(), {attribute.x, attribute.y, attribute.z});
     }
+    if (attribute.id == LaunchAttribute::programmatic_serialization) record.is_early = attribute.x == 1;
   }
   state.launches.push_back(std::move(record));
   return work_result_of("cuLaunchKernelEx");

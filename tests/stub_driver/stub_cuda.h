@@ -19,6 +19,7 @@ struct LaunchRecord {
   std::vector<uint32_t> clusters;  // of each cluster attribute, as x, y, z
   std::string parameters;          // the bytes
   void* context = nullptr;         // current at that time
+  bool is_early = false;           // before the kernel before it has ended
 };
 
 struct AttributeRecord {

@@ -365,6 +365,14 @@ __device__ __forceinline__ void group_sync(int group) {
   asm volatile("bar.sync %0, 128;" ::"r"(3 + group) : "memory");
 }
 
+// A warpgroup waits for the other one to hand its turn over.
+__device__ __forceinline__ void wait_for_turn(int group) {
+  asm volatile("bar.sync %0, 256;" ::"r"(5 + group) : "memory");
+}
+__device__ __forceinline__ void hand_over_turn(int group) {
+  asm volatile("bar.arrive %0, 256;" ::"r"(6 - group) : "memory");
+}
+
 __device__ __forceinline__ float largest_of(float largest, float x) {
   float result;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(largest), "f"(fabsf(x)));
@@ -425,6 +433,11 @@ struct Ring {
       stage = 0;
       round ^= 1u;
     }
+  }
+  __device__ __forceinline__ void skip(int count) {
+    stage += count;
+    round ^= static_cast<uint32>(stage / Stages) & 1u;
+    stage %= Stages;
   }
 };
 

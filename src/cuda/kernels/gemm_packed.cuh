@@ -23,13 +23,14 @@ struct PackedGemmParameters {
   const void* input;
   float* values;            // the convolution's output
   const float* statistics;  // [batch][groups][2] of the norm: mean, 1 / deviation
-  uint32* only;             // zero: a word for each sample that is to be done again, then one for all
+  uint32* only;             // f32: zero. A word for each sample that is to be done again, then one for all
   uint32* guard;            // zero: the bits of the largest magnitude in each sample, scaled as it is packed
   void* packed_input;
   void* packed_weights;
   float* scales;        // what a channel's sums are multiplied by, then the largest sum of magnitudes (zero)
   uint32* row_largest;  // zero: the bits of the largest magnitude of each row of f32 weights
   uint64* row_sums;     // zero: of their magnitudes, in units of 2^-20
+  uint32* piece_marks;  // 16 bits: a word for each piece of weights, whether it has one that is not finite
   uint32* control;      // of the kernel that does samples again: four words for each and four more
   int64 step;           // which launch this is (PackedGemmStep)
   int64 batch;
@@ -241,7 +242,9 @@ struct PackedGemmWeightPieces {
       // Whole numbers: in any order the same. Rows of larger ones are measured again.
       if (sum < 0x1p40f) atomicAdd(p.row_sums + first_row + row, static_cast<uint64>(sum * 0x1p20f) + 1);
     } else {
-      if (!(largest <= 3.4028235e38f)) atomicMax(p.only + p.batch, static_cast<uint32>(redo_all));
+      const int any = team.any(!(largest <= 3.4028235e38f));
+      if (team.thread == 0)
+        p.piece_marks[first_row / rows * chunks + chunk] = any != 0 ? redo_all : redo_none;
     }
   }
 
@@ -280,6 +283,7 @@ struct PackedGemmOperands {
     static constexpr int threads = 256;
     int thread;
     __device__ __forceinline__ void sync() const { __syncthreads(); }
+    __device__ __forceinline__ int any(bool one) const { return __syncthreads_or(one); }
   };
   static_assert(Pieces::template bytes_of<Team>() <= Numbers::piece_bytes);
 
@@ -288,6 +292,11 @@ struct PackedGemmOperands {
 
   __device__ __forceinline__ void run() const {
     const int item = static_cast<int>(blockIdx.x);
+    if (!Numbers::guards && item == 0) {
+      // Nobody marks samples of 16 bits one by one.
+      for (int64 i = threadIdx.x; i < p.batch; i += threads) p.only[i] = 0;
+      for (int64 i = threadIdx.x; i < 4 * p.batch + 4; i += threads) p.control[i] = 0;
+    }
     if (item < Pieces::items) {
       Pieces::run(p, item / Pieces::chunks, item % Pieces::chunks, shared,
                   Team{static_cast<int>(threadIdx.x)});
@@ -443,7 +452,9 @@ struct PackedGemm {
   using Product = typename Numbers::Product;
   static constexpr int columns = Numbers::columns;  // positions of a warpgroup
   static constexpr bool share = Numbers::groups_share_positions;
-  static constexpr int tile_positions = share ? columns : 2 * columns;
+  // Each warpgroup has tiles of its own, every second one: one stores while the other multiplies.
+  static constexpr bool turns = Numbers::groups_take_turns;
+  static constexpr int tile_positions = share || turns ? columns : 2 * columns;
   static constexpr int tile_channels = Numbers::tile_channels;
   static constexpr int channel_tiles = Numbers::padded_channels / tile_channels;
   static constexpr int stages = Numbers::stages;
@@ -458,7 +469,7 @@ struct PackedGemm {
     alignas(128) unsigned char x[stages][(x_bytes + 127) / 128 * 128];
     alignas(128) unsigned char weights[stages][weight_bytes];
     alignas(16) float values[8][8][value_pitch];
-    int offsets[tile_positions];
+    int offsets[share ? columns : 2 * columns];
     uint64 full[stages];
     uint64 empty[stages];
   };
@@ -467,11 +478,13 @@ struct PackedGemm {
   const Parameters& p;
   Shared& s;
 
+  // The block's tiles, from the `first` on each `step`-th.
   template <class Body>
-  __device__ __forceinline__ void for_each_tile(Body&& body) const {
+  __device__ __forceinline__ void for_each_tile(int first, int step, Body&& body) const {
     const int64 count = p.tiles * channel_tiles;
 #pragma unroll 1
-    for (int64 i = blockIdx.x; i < count; i += gridDim.x) {
+    for (int64 i = blockIdx.x + static_cast<int64>(first) * gridDim.x; i < count;
+         i += static_cast<int64>(step) * gridDim.x) {
       const int64 tile = i / channel_tiles;
       body(tile * tile_positions, static_cast<int>(i - tile * channel_tiles));
     }
@@ -479,7 +492,7 @@ struct PackedGemm {
 
   __device__ __forceinline__ void send() const {
     gemm::Ring<stages> ring;
-    for_each_tile([&](int64 position, int channel_tile) {
+    for_each_tile(0, 1, [&](int64 position, int channel_tile) {
       int64 step = static_cast<int64>(channel_tile) * Numbers::steps;
 #pragma unroll 1
       for (int group = 0; group < groups; ++group) {
@@ -503,6 +516,16 @@ struct PackedGemm {
     });
   }
 
+  // By a warp.
+  __device__ __forceinline__ void gather_marks() const {
+    uint32 any = redo_none;
+#pragma unroll 8
+    for (int i = static_cast<int>(threadIdx.x % 32); i < PackedGemmWeightPieces<C, Numbers>::items; i += 32)
+      any |= p.piece_marks[i];
+    any = __reduce_or_sync(0xffffffffu, any);
+    if (threadIdx.x % 32 == 0) p.only[p.batch] = any;
+  }
+
   static __device__ __forceinline__ uint64 descriptor(uint32 address, uint32 leading) {
     return static_cast<uint64>(address >> 4) | static_cast<uint64>(leading >> 4) << 16 |
            static_cast<uint64>(128 >> 4) << 32;
@@ -513,15 +536,37 @@ struct PackedGemm {
     if (threadIdx.x % 32 == 0) barrier::arrive(&s.empty[stage]);
   }
 
+  // Between those who have a tile together.
+  static __device__ __forceinline__ void sync(int warpgroup) {
+    if constexpr (turns) {
+      gemm::group_sync(warpgroup);
+    } else {
+      gemm::consumers_sync();
+    }
+  }
+
   __device__ __forceinline__ void multiply() const {
     gemm::Ring<stages> ring;
     const int thread = static_cast<int>(threadIdx.x);
     const int warpgroup = thread / 128;
-    const uint32 x_begin = barrier::shared_address(s.x[0]) + (share ? 0 : warpgroup * columns * 16);
+    const uint32 x_begin = barrier::shared_address(s.x[0]) + (share || turns ? 0 : warpgroup * columns * 16);
     const uint32 w_begin = barrier::shared_address(s.weights[0]) + (share ? warpgroup * 64 * 16 : 0);
-    for_each_tile([&](int64 position, int channel_tile) {
-      for (int i = thread; i < tile_positions; i += gemm::consumer_threads)
-        s.offsets[i] = offset(position + i);
+    if (turns && warpgroup == 1) ring.skip(Numbers::steps);
+    // Tiles of the block from this warpgroup's next one on.
+    int left =
+        static_cast<int>((p.tiles * channel_tiles - blockIdx.x + gridDim.x - 1) / gridDim.x) - warpgroup;
+    bool is_first = warpgroup == 0;
+    for_each_tile(turns ? warpgroup : 0, turns ? 2 : 1, [&](int64 position, int channel_tile) {
+      if constexpr (turns) {
+        for (int i = thread % 128; i < columns; i += 128)
+          s.offsets[warpgroup * columns + i] = offset(position + i);
+      } else {
+        for (int i = thread; i < tile_positions; i += gemm::consumer_threads)
+          s.offsets[i] = offset(position + i);
+      }
+      // A stage's barrier tells a round only from the next: nobody waits further ahead.
+      if (turns && !is_first) gemm::wait_for_turn(warpgroup);
+      is_first = false;
       float d[sums];
       int scale = 0, before = -1;
 #pragma unroll 1
@@ -551,13 +596,16 @@ struct PackedGemm {
           ring.next();
         }
       }
+      if (turns && left > 1) gemm::hand_over_turn(warpgroup);
+      left -= 2;
       asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
       for (int i = 0; i < sums; ++i) asm volatile("" : "+f"(d[i])::"memory");
       release(before);
-      gemm::consumers_sync();
+      if (turns) ring.skip(Numbers::steps);
+      sync(warpgroup);
       store(channel_tile * tile_channels, d);
-      gemm::consumers_sync();
+      sync(warpgroup);
     });
   }
 
@@ -622,13 +670,16 @@ struct PackedGemm {
     if (threadIdx.x == 0) {
       for (int i = 0; i < stages; ++i) {
         barrier::initialise(&s.full[i], 1);
-        barrier::initialise(&s.empty[i], gemm::consumer_warps);
+        barrier::initialise(&s.empty[i], turns ? gemm::consumer_warps / 2 : gemm::consumer_warps);
       }
     }
     __syncthreads();
+    allow_kernel_after();
+    wait_for_kernel_before();
     if (threadIdx.x >= gemm::consumer_threads) {
       asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
       if (threadIdx.x == gemm::consumer_threads) send();
+      if (!Numbers::guards && blockIdx.x == 0 && threadIdx.x / 32 == gemm::consumer_warps + 1) gather_marks();
     } else {
       asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
       multiply();
@@ -669,6 +720,8 @@ struct PackedGemmSteps {
   unsigned char* shared;
 
   __device__ __forceinline__ void run() const {
+    allow_kernel_after();
+    wait_for_kernel_before();
     if (p.step == step_pack) {
       PackedGemmOperands<C, Tail, Numbers>{p, shared}.run();
     } else if constexpr (Numbers::guards) {

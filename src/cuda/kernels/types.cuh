@@ -3,6 +3,21 @@
 
 namespace onepass {
 
+// Of kernels in a row (LaunchChain): nothing that another one writes is read, and nothing is written that
+// another one reads, before it is waited for; what was written by all before is seen then. Elsewhere both do
+// nothing.
+__device__ __forceinline__ void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// The next one's blocks come as soon as all of this one have called it and there is room.
+__device__ __forceinline__ void allow_kernel_after() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 using int32 = int;
 using int64 = long long;
 using uint16 = unsigned short;

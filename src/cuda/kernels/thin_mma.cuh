@@ -95,6 +95,15 @@ struct ThinTerms {
   static constexpr __device__ int taps(int rz, int ry, int rx) {
     return count(0, rz) * count(1, ry) * count(2, rx);
   }
+  // Of the class that has most.
+  static constexpr __device__ int most_taps() {
+    int most = 0;
+    for (int i = 0; i < classes(0) * classes(1) * classes(2); ++i) {
+      const int own = taps(i / (classes(1) * classes(2)), i / classes(2) % classes(1), i % classes(2));
+      most = own > most ? own : most;
+    }
+    return most;
+  }
   static constexpr __device__ int groups(int rz, int ry, int rx) {
     return (taps(rz, ry, rx) + taps_at_once - 1) / taps_at_once * vectors;
   }
@@ -466,8 +475,8 @@ struct ThinMma {
 
   // Leaves the weights of the last channels in `w`.
   __device__ __forceinline__ Limits input_limits(Weights& w) const {
-    float largest = 0.0f;       // sum of a class's |w|
-    float largest_bias = 0.0f;  // NaN stays
+    float largest[most_terms + 1] = {};  // sum of a class's |w|, of those with so many terms of a swish
+    float largest_bias = 0.0f;           // NaN stays
 #pragma unroll 1
     for (int m = 0; m < row_tiles; ++m) {
       load_weights(w, m);
@@ -482,7 +491,10 @@ struct ThinMma {
           for (int k = 0; k < (i * 2 + 1 < groups ? 4 : 2); ++k) sum[k % 2] += fabsf(__uint_as_float(a[k]));
         });
 #pragma unroll
-        for (int half = 0; half < 2; ++half) largest = pointwise::maximum(lanes_sum<4>(sum[half]), largest);
+        for (int half = 0; half < 2; ++half) {
+          float& of_terms = largest[swish_terms(rz, ry, rx)];
+          of_terms = pointwise::maximum(lanes_sum<4>(sum[half]), of_terms);
+        }
       });
 #pragma unroll
       for (int half = 0; half < 2; ++half)
@@ -490,16 +502,28 @@ struct ThinMma {
     }
 #pragma unroll
     for (int offset = 16; offset >= 4; offset /= 2) {
-      largest = pointwise::maximum(__shfl_xor_sync(0xffffffffu, largest, offset), largest);
+#pragma unroll
+      for (int i = 0; i <= most_terms; ++i) {
+        if (has_swish_terms(i))
+          largest[i] = pointwise::maximum(__shfl_xor_sync(0xffffffffu, largest[i], offset), largest[i]);
+      }
       largest_bias = pointwise::maximum(__shfl_xor_sync(0xffffffffu, largest_bias, offset), largest_bias);
     }
     // Rounded weights may be smaller than they were by 2^-11.
-    const auto limit = [&](float most) {
-      return largest <= 1e30f ? (most * (scale < 0.0f ? -scale : scale) - largest_bias) /
-                                    pointwise::maximum(largest, 1e-30f) * 0.998f
-                              : __int_as_float(0x7fffffff);
+    const auto limit = [&](float most, float of_weights) {
+      return of_weights <= 1e30f ? (most * (scale < 0.0f ? -scale : scale) - largest_bias) /
+                                       pointwise::maximum(of_weights, 1e-30f) * 0.998f
+                                 : __int_as_float(0x7fffffff);
     };
-    return {limit(most_narrow), limit(most_wide)};
+    Limits limits = {limit(most_narrow(most_terms), largest[most_terms]),
+                     limit(most_wide, largest[most_terms])};
+#pragma unroll
+    for (int i = 0; i < most_terms; ++i) {
+      if (!has_swish_terms(i)) continue;
+      limits.narrow = pointwise::minimum(limit(most_narrow(i), largest[i]), limits.narrow);
+      limits.wide = pointwise::minimum(limit(most_wide, largest[i]), limits.wide);
+    }
+    return limits;
   }
 
   // --- The window of x ---
@@ -865,24 +889,48 @@ struct ThinMma {
 
   // Two values of a channel through the before-chain, from which `pivot` is taken. A special function takes
   // as long as eight other instructions: in the narrow way a swish, h + h tanh(h) with h = x / 2, has one or
-  // none. f32: h tanh(h) is h^2 by a polynomial of h^2, off by 1.9e-7 of the swish where |x| is at most 1. 16
-  // bits: tanh.approx is off by 2^-11 of its value, so that a swish is by x^2 2^-13 or less, within what
-  // rounding x to the output's type takes from it where |x| is at most 1 (f16) or 2.5 (bf16).
+  // none. f32: h tanh(h) is h^2 by a polynomial of h^2, the shorter the smaller sums are, and those of
+  // classes with fewer taps mostly are: of at most half as many as others have three terms up to 0.6, of
+  // fewer two up to 0.3 (0.2 where operands are not rounded), of others four up to 1. All are off by 1e-7 at
+  // most, by 3e-7 of the swish, two terms up to 0.3 by 7e-7 of it. 16 bits: tanh.approx is off by 2^-11 of
+  // its value, so that a swish is by x^2 2^-13 or less, within what rounding x to the output's type takes
+  // from it where |x| is at most 1 (f16) or 2.5 (bf16).
   static constexpr bool narrows = Numbers::begins_with_swish;
   static constexpr bool takes_tanh = Output::bytes == 2;
-  static constexpr float most_narrow = is_same<Output, bf16> ? 2.5f : 1.0f;
+  static constexpr int most_terms = 4;
+  static constexpr __device__ int swish_terms(int rz, int ry, int rx) {
+    const int taps = Terms::taps(rz, ry, rx);
+    if (takes_tanh || taps == 0 || taps * 2 > Terms::most_taps()) return 4;
+    return taps * (splits ? 8 : 4) > Terms::most_taps() ? 3 : 2;
+  }
+  static constexpr __device__ bool has_swish_terms(int terms) {
+    bool found = terms == most_terms;
+    for (int i = 0; i < classes_z * classes_y * classes_x; ++i)
+      found |= swish_terms(i / (classes_y * classes_x), i / classes_x % classes_y, i % classes_x) == terms;
+    return found;
+  }
+  // The largest |x| for so many terms.
+  static constexpr __device__ float most_narrow(int terms) {
+    if (is_same<Output, bf16>) return 2.5f;
+    return terms == 4 ? 1.0f : terms == 3 ? 0.6f : splits ? 0.2f : 0.3f;
+  }
   static constexpr float most_wide = Numbers::pairs ? 1e5f : 1e30f;
 
+  template <int terms>
   static __device__ __forceinline__ float narrow_swish(float h) {
     if constexpr (takes_tanh) {
       float tanh_h;
       asm("tanh.approx.f32 %0, %1;" : "=f"(tanh_h) : "f"(h));
       return fmaf(h, tanh_h, h);
     } else {
+      constexpr float factors[3][4] = {
+          {splits ? 0.99999577f : 0.9999784f, splits ? -0.33166003f : -0.32957235f},
+          {0.9999955f, -0.3329557f, 0.12506282f},
+          {0.9999971f, -0.33318973f, 0.13132429f, -0.04309195f}};
       const float square = h * h;
-      float sum = fmaf(-0.04309195f, square, 0.13132429f);
-      sum = fmaf(sum, square, -0.33318973f);
-      sum = fmaf(sum, square, 0.9999971f);
+      float sum = factors[terms - 2][terms - 1];
+#pragma unroll
+      for (int i = terms - 2; i >= 0; --i) sum = fmaf(sum, square, factors[terms - 2][i]);
       return fmaf(sum, square, h);
     }
   }
@@ -890,7 +938,7 @@ struct ThinMma {
   // Computes a value here: the compiler would move all of it behind a branch of the few that are not taken.
   static __device__ __forceinline__ void compute_here(float& x) { asm volatile("" : "+f"(x)); }
 
-  template <Way way>
+  template <Way way, int terms>
   static __device__ __forceinline__ void before(float& a, float& b, const ChannelValues<Before, 1>& own,
                                                 float pivot) {
     if constexpr (!Numbers::pairs) {
@@ -899,8 +947,8 @@ struct ThinMma {
     } else {
       using Rest = typename Numbers::Rest;
       if constexpr (way == narrow) {
-        a = narrow_swish(a);
-        b = narrow_swish(b);
+        a = narrow_swish<terms>(a);
+        b = narrow_swish<terms>(b);
       } else {
         constexpr float factor = -log2_e / scale;
         const float of_a = pointwise::reciprocal_fast(fmaf(pointwise::exp2_fast(a * factor), scale, scale));
@@ -935,7 +983,8 @@ struct ThinMma {
     return out_z % classes_z == 0 || tile.z * classes_z + rz < out_z;
   }
   static __device__ __forceinline__ bool has_row(const Tile& tile, int y, int ry) {
-    return (out_y % classes_y == 0 && cells_y % spans_y == 0) || (tile.y + y) * classes_y + ry < out_y;
+    if (out_y % classes_y == 0 && cells_y % spans_y == 0) return true;
+    return (ry == 0 && spans_y == 1) || (tile.y + y) * classes_y + ry < out_y;
   }
   static __device__ __forceinline__ int rows_of(const Tile& tile) {
     return cells_y - tile.y < tile_y ? cells_y - tile.y : tile_y;
@@ -970,7 +1019,7 @@ struct ThinMma {
     convolve<0, 0>(sum, w, c);
     for_constant<halves>([&](auto half) {
       float* pair = sum[0][0] + half * 2;
-      before<way>(pair[0], pair[1], operands.row[half], 0.0f);
+      before<way, swish_terms(0, 0, 0)>(pair[0], pair[1], operands.row[half], 0.0f);
       own.pivot[half] = __shfl_sync(0xffffffffu, pair[0], lane & ~3);
     });
   }
@@ -989,7 +1038,7 @@ struct ThinMma {
       Sums sum;
       convolve<rz, ry>(sum, w, c, held);
       for_each_pair(sum, [&](auto half, auto rx, auto span, float* pair) {
-        before<way>(pair[0], pair[1], operands.row[half], own.pivot[half]);
+        before<way, swish_terms(rz, ry, rx)>(pair[0], pair[1], operands.row[half], own.pivot[half]);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           compute_here(pair[i]);
@@ -1179,7 +1228,7 @@ struct ThinMma {
         float value[neighbours];
         for_constant<classes_x>([&](auto rx) {
           float* pair = sum[rx][span] + half * 2;
-          before<way>(pair[0], pair[1], chains.before.row[half], 0.0f);
+          before<way, swish_terms(rz, ry, rx)>(pair[0], pair[1], chains.before.row[half], 0.0f);
 #pragma unroll
           for (int i = 0; i < 2; ++i)
             value[i * classes_x + rx] =
@@ -1220,8 +1269,8 @@ struct ThinMma {
       constexpr int ry = decltype(ry_)::value;
       Sums sum;
       convolve<rz, ry>(sum, w, c, held);
-      for_each_pair(sum, [&](auto half, auto, auto, float* pair) {
-        before<way>(pair[0], pair[1], chains.before.row[half], 0.0f);
+      for_each_pair(sum, [&](auto half, auto rx, auto, float* pair) {
+        before<way, swish_terms(rz, ry, rx)>(pair[0], pair[1], chains.before.row[half], 0.0f);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           pair[i] = apply<After>(chains.norm[half].apply(pair[i]), chains.after.row[half]);
@@ -1284,7 +1333,7 @@ struct ThinMma {
       Sums sum;
       convolve<rz, ry>(sum, w, c, held);
       for_each_pair(sum, [&](auto half, auto rx, auto span, float* pair) {
-        before<way>(pair[0], pair[1], chains.before.row[half], 0.0f);
+        before<way, swish_terms(rz, ry, rx)>(pair[0], pair[1], chains.before.row[half], 0.0f);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           float value = apply<After>(chains.norm[half].apply(pair[i]), chains.after.row[half]);
@@ -1318,7 +1367,7 @@ struct ThinMma {
         constexpr int rx = decltype(k_)::value / halves % classes_x;
         constexpr int span = decltype(k_)::value / halves / classes_x;
         float* pair = sum[rx][span] + half * 2;
-        before<way>(pair[0], pair[1], chains.before.row[half], 0.0f);
+        before<way, swish_terms(rz, 0, rx)>(pair[0], pair[1], chains.before.row[half], 0.0f);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           float value = apply<After>(chains.norm[half].apply(pair[i]), chains.after.row[half]);

@@ -31,19 +31,18 @@ struct Offsets {
   int64_t reach() const { return high - low; }
 };
 
-// Products of all classes: pairs of groups of four terms (ThinTerms in kernels/thin_mma.cuh).
-int64_t product_count(const ThinShape& shape) {
+// Products of the classes of one class of z: pairs of groups of four terms (ThinTerms in
+// kernels/thin_mma.cuh).
+int64_t product_count(const ThinShape& shape, const ThinAxis::Class& z) {
   const int64_t taps_at_once = shape.in_channels == 1 && shape.taps <= 64 ? 4
                                : shape.in_channels == 2                   ? 2
                                                                           : 1;
   int64_t count = 0;
-  for (const ThinAxis::Class& z : shape.axes[0].classes) {
-    for (const ThinAxis::Class& y : shape.axes[1].classes) {
-      for (const ThinAxis::Class& x : shape.axes[2].classes) {
-        const int64_t groups =
-            divide_up(z.count * y.count * x.count, taps_at_once) * divide_up(shape.in_channels, 4);
-        count += divide_up(groups, 2);
-      }
+  for (const ThinAxis::Class& y : shape.axes[1].classes) {
+    for (const ThinAxis::Class& x : shape.axes[2].classes) {
+      const int64_t groups =
+          divide_up(z.count * y.count * x.count, taps_at_once) * divide_up(shape.in_channels, 4);
+      count += divide_up(groups, 2);
     }
   }
   return count;
@@ -108,6 +107,7 @@ struct MmaNumbers {
   bool vectors = false;      // rows of the input are
   bool is_short = false;     // the input has 16 bits
   bool weights_in_registers = false;
+  bool holds_weights = false;  // of a class of z, in place of several spans that share them
   bool splits = false;
   bool pairs = false;
   bool begins_with_swish = false;
@@ -118,7 +118,11 @@ struct MmaNumbers {
              !(is_16_bits(problem.input.dtype) && is_16_bits(problem.parameters[0].dtype));
     vectors = rows_are_vectors(problem.input);
     is_short = is_16_bits(problem.input.dtype);
-    products = product_count(shape);
+    int64_t most_of_plane = 0;
+    for (const ThinAxis::Class& z : shape.axes[0].classes) {
+      products += product_count(shape, z);
+      most_of_plane = std::max(most_of_plane, product_count(shape, z));
+    }
     row_tiles = divide_up(shape.channels, 16);
     // What else a thread has in its 128 is about 70, more with two spans of several classes.
     const int64_t most_registers = shape.classes() > 1 ? 32 : 56;
@@ -148,6 +152,13 @@ struct MmaNumbers {
     swish_alone = before.size() == 1 && before[0].pointwise.op == Op::swish;
     begins_with_swish = !before.empty() && before[0].pointwise.op == Op::swish;
     pairs = begins_with_swish || (!before.empty() && before[0].pointwise.op == Op::sigmoid);
+    // But not where most are held in registers meanwhile (kernels/thin_mma.cuh: Held) and the loops of two
+    // spans, with what puts rows together behind them, are more instructions than warps can have at hand.
+    constexpr int64_t most_held = 10;
+    constexpr double most_instructions = 550;
+    holds_weights = spans_x == 2 && shape.classes() > 1 && !is_direct && most_of_plane <= most_held &&
+                    2 * output_instructions(shape) > most_instructions;
+    if (holds_weights) spans_x = 1;
     // Two blocks a multiprocessor where that leaves enough shared memory to each; large weights are shared
     // by more warps.
     constexpr int64_t large_weights = 4 << 10;
@@ -210,19 +221,33 @@ struct MmaNumbers {
     return "struct Numbers {\n" + rest + constants.text() + "};\n";
   }
 
+  double before_instructions(const ThinShape& shape) const {
+    return begins_with_swish && is_short ? 3 : chain_instructions(shape.parts.before);
+  }
+  // Outputs of a span that a lane has.
+  static double span_outputs(const ThinShape& shape) {
+    return static_cast<double>(shape.classes() * (shape.channels > 8 ? 4 : 2));
+  }
+  // What their chains, their norm and their stores take.
+  double output_instructions(const ThinShape& shape) const {
+    return span_outputs(shape) *
+           (before_instructions(shape) + chain_instructions(shape.parts.after) + (is_short ? 4 : 3));
+  }
+
   // Instructions of a warp for a tile in all passes, as counted in what the compiler makes of it.
   double tile_instructions(const ThinShape& shape) const {
     const auto number = [](int64_t n) { return static_cast<double>(n); };
-    const double of_span = number(shape.classes()) * (shape.channels > 8 ? 4 : 2);  // outputs of a lane
-    const double before = begins_with_swish && is_short ? 3 : chain_instructions(shape.parts.before);
+    const double of_span = span_outputs(shape);
+    const double before = before_instructions(shape);
     const double after = chain_instructions(shape.parts.after);
     // What a product takes besides itself: its columns, of which rows share some, and its weights.
     const double rows = number(spans_y), taps_y = number(Offsets(shape.axes[1]).reach() + 1);
     const double loads = shape.classes() > 1 ? 1 : 2 * (rows + taps_y - 1) / (rows * taps_y);
     const double weights = (weights_in_registers ? 0 : 1) + (splits ? 1 : 0);
-    // A vector of weights keeps shared memory busy for as long as several instructions.
-    const double of_product =
-        (splits ? 3 : 1) + loads * (splits ? 4 : 1) + 8 * weights / number(spans_y * spans_x);
+    // A vector of weights keeps shared memory busy for as long as several instructions. (Those of one span
+    // are counted as those of two: they are held.)
+    const double of_product = (splits ? 3 : 1) + loads * (splits ? 4 : 1) +
+                              8 * weights / number(spans_y * (holds_weights ? 2 : spans_x));
     const double convolution = number(products) * of_product + 12 / number(spans_y * spans_x);
     const double spans = number(tile_y * tile_x) / 8;
     const double stages = number(tile_y / stage_y * std::ssize(shape.axes[0].classes));

@@ -695,7 +695,15 @@ struct ThinMma {
             *reinterpret_cast<float4*>(to + k) = float4{v[k], v[k + 1], v[k + 2], v[k + 3]};
         }
       };
-      if constexpr (is_short) {
+      if constexpr (is_short && plane == raw_plane) {
+        // Lanes behind the end have the last vector as well: no branches.
+        constexpr int last = window_words - input_width;
+#pragma unroll 1
+        for (int first = 0; first < window_words; first += 32 * input_width) {
+          const int i = first + lane * input_width < last ? first + lane * input_width : last;
+          take(raw() + i * 2, x + i);
+        }
+      } else if constexpr (is_short) {
 #pragma unroll 1
         for (int c = 0; c < C::in_channels; ++c) {
 #pragma unroll 2
@@ -894,13 +902,15 @@ struct ThinMma {
   // fewer two up to 0.3 (0.2 where operands are not rounded), of others four up to 1. All are off by 1e-7 at
   // most, by 3e-7 of the swish, two terms up to 0.3 by 7e-7 of it. 16 bits: tanh.approx is off by 2^-11 of
   // its value, so that a swish is by x^2 2^-13 or less, within what rounding x to the output's type takes
-  // from it where |x| is at most 1 (f16) or 2.5 (bf16).
+  // from it where |x| is at most 1 (f16) or 2.5 (bf16). bf16 has one term up to 0.3 for classes with few
+  // taps, off by 3.2e-4 of the swish, a sixth of what that rounding takes.
   static constexpr bool narrows = Numbers::begins_with_swish;
   static constexpr bool takes_tanh = Output::bytes == 2;
   static constexpr int most_terms = 4;
   static constexpr __device__ int swish_terms(int rz, int ry, int rx) {
     const int taps = Terms::taps(rz, ry, rx);
-    if (takes_tanh || taps == 0 || taps * 2 > Terms::most_taps()) return 4;
+    if (taps == 0 || taps * 2 > Terms::most_taps()) return 4;
+    if (takes_tanh) return is_same<Output, bf16> && taps * 4 <= Terms::most_taps() ? 1 : 4;
     return taps * (splits ? 8 : 4) > Terms::most_taps() ? 3 : 2;
   }
   static constexpr __device__ bool has_swish_terms(int terms) {
@@ -911,14 +921,16 @@ struct ThinMma {
   }
   // The largest |x| for so many terms.
   static constexpr __device__ float most_narrow(int terms) {
-    if (is_same<Output, bf16>) return 2.5f;
-    return terms == 4 ? 1.0f : terms == 3 ? 0.6f : splits ? 0.2f : 0.3f;
+    if (terms == 4) return is_same<Output, bf16> ? 2.5f : 1.0f;
+    return terms == 3 ? 0.6f : splits && terms == 2 ? 0.2f : 0.3f;
   }
   static constexpr float most_wide = Numbers::pairs ? 1e5f : 1e30f;
 
   template <int terms>
   static __device__ __forceinline__ float narrow_swish(float h) {
-    if constexpr (takes_tanh) {
+    if constexpr (terms == 1) {
+      return fmaf(h * 0.9943f, h, h);
+    } else if constexpr (takes_tanh) {
       float tanh_h;
       asm("tanh.approx.f32 %0, %1;" : "=f"(tanh_h) : "f"(h));
       return fmaf(h, tanh_h, h);

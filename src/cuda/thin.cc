@@ -75,11 +75,23 @@ std::string class_table(const char* name, const ThinShape& shape, int64_t ThinAx
   return out.str();
 }
 
-// Batch and channel, then the three spatial dimensions.
-std::vector<int64_t> five_strides(const TensorSpec& spec) {
+// Batch and channel, then the three spatial dimensions as the shape has them.
+std::vector<int64_t> five_strides(const TensorSpec& spec, const ThinShape& shape) {
   std::vector<int64_t> strides(spec.strides.begin(), spec.strides.begin() + 2);
-  strides.insert(strides.end(), 5 - spec.strides.size(), 0);
-  strides.insert(strides.end(), spec.strides.begin() + 2, spec.strides.end());
+  for (const size_t d : shape.order) strides.push_back(shape.spatial_stride(spec, d));
+  return strides;
+}
+
+// How far neighbouring taps of a dimension are apart in a filter.
+std::vector<int64_t> tap_strides(const Conv& conv, const ThinShape& shape) {
+  std::vector<int64_t> strides;
+  for (const size_t d : shape.order) {
+    int64_t stride = 1;
+    const size_t neutral = max_spatial_rank - static_cast<size_t>(conv.rank);
+    for (size_t later = d + 1; later < max_spatial_rank; ++later)
+      stride *= later < neutral ? 1 : conv.kernel[later - neutral];
+    strides.push_back(stride);
+  }
   return strides;
 }
 
@@ -127,6 +139,20 @@ ThinShape::ThinShape(const Problem& problem) : parts(problem.block, problem.inpu
   channels = out[1];
   groups = parts.norm ? parts.norm->group_count(channels) : 1;
   spatial = spatial_elements(out);
+}
+
+ThinShape ThinShape::reordered(const Order& by) const {
+  ThinShape other = *this;
+  for (size_t d = 0; d < by.size(); ++d) {
+    other.axes[d] = axes[by[d]];
+    other.order[d] = order[by[d]];
+  }
+  return other;
+}
+
+int64_t ThinShape::spatial_stride(const TensorSpec& spec, size_t d) {
+  const size_t neutral = 2 + max_spatial_rank - spec.strides.size();
+  return d < neutral ? 0 : spec.strides[2 + d - neutral];
 }
 
 int64_t ThinShape::classes() const {
@@ -218,18 +244,19 @@ std::string thin_source(const Problem& problem, const ThinShape& shape) {
              .text();
   out << axis_table("kernel", shape, &ThinAxis::kernel) << axis_table("input_size", shape, &ThinAxis::in)
       << axis_table("output_size", shape, &ThinAxis::out) << axis_table("step", shape, &ThinAxis::step)
-      << axis_table("delta", shape, &ThinAxis::delta) << axis_table("tap_step", shape, &ThinAxis::tap_step);
+      << axis_table("delta", shape, &ThinAxis::delta) << axis_table("tap_step", shape, &ThinAxis::tap_step)
+      << table("tap_stride", tap_strides(conv, shape), 0);
   std::vector<int64_t> classes;
   for (const ThinAxis& axis : shape.axes) classes.push_back(std::ssize(axis.classes));
   out << table("classes", classes, 1) << class_table("first", shape, &ThinAxis::Class::first)
       << class_table("base", shape, &ThinAxis::Class::base)
       << class_table("count", shape, &ThinAxis::Class::count)
       << class_table("positions", shape, &ThinAxis::Class::positions)
-      << table("input_stride", five_strides(problem.input), 0);
+      << table("input_stride", five_strides(problem.input, shape), 0);
   const std::vector<const TensorSpec*> large = large_tensors(problem, shape.parts);
   const TensorSpec none = TensorSpec::dense(DType::f32, Shape(problem.input.sizes.size(), 0));
   out << "  // Of the output and of tensors that stages read.\n"
-      << table("stride", five_strides(large.empty() ? none : *large[0]), 0)
+      << table("stride", five_strides(large.empty() ? none : *large[0], shape), 0)
       << "};\n}  // namespace onepass\n\n";
   return out.str();
 }

@@ -40,7 +40,10 @@ struct ThinAxis {
 };
 
 struct ThinShape {
+  using Order = std::array<size_t, max_spatial_rank>;
+
   std::array<ThinAxis, max_spatial_rank> axes;  // a block of rank 1 has two neutral dimensions before its own
+  Order order{0, 1, 2};                         // which of those dimensions an axis is
   TailParts parts;
   Number batch;
   int64_t in_channels = 1;
@@ -50,6 +53,11 @@ struct ThinShape {
   int64_t spatial = 1;  // of the output
 
   explicit ThinShape(const Problem& problem);
+
+  // The same with its dimensions in another order.
+  ThinShape reordered(const Order& by) const;
+  // Of one of the three dimensions; 0 where it is neutral.
+  static int64_t spatial_stride(const TensorSpec& spec, size_t d);
 
   int64_t terms() const { return in_channels * taps; }
   int64_t classes() const;

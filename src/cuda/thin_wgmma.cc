@@ -13,19 +13,24 @@ namespace cuda {
 namespace {
 
 constexpr int64_t lanes = 8;
-constexpr int64_t groups = 4;       // warpgroups that multiply
-constexpr int64_t consumers = 512;  // their threads
+constexpr int64_t strips = 4;       // of a tile: two of a warpgroup
+constexpr int64_t consumers = 256;  // threads that multiply
 constexpr int64_t producers = 128;  // threads that load
 constexpr int64_t block_rows = 16;  // of the accumulators: a warp's
 constexpr int64_t product_blocks = 4;
+
+// Of the spatial dimension whose neighbours lie nearest.
+int64_t nearest_stride(const TensorSpec& spec) {
+  return *std::min_element(spec.strides.begin() + 2, spec.strides.end());
+}
 
 // How a unit (8 / row_groups samples) is cut into tiles. On the batch depends only whether a cluster shares a
 // unit, where there are few of them.
 struct WgmmaNumbers {
   int64_t row_groups = lanes;  // lanes of a sample
   int64_t lane_rows = 1;       // output rows of a lane
-  int64_t tile_rows = groups;  // of a lane, in a tile: 1, 2 or 4
-  int64_t columns = 1;         // of a warpgroup
+  int64_t tile_rows = strips;  // of a lane, in a tile: 1, 2 or 4
+  int64_t columns = 1;         // of a strip
   int64_t column_tiles = 1;
   int64_t tiles = 1;
   int64_t core_rows = 1;  // taps of the middle dimension in eight terms
@@ -33,7 +38,9 @@ struct WgmmaNumbers {
   int64_t core_channels = 1;
   int64_t starts = 1;  // rows of the window that a core begins at
   int64_t window_columns = 1;
-  int64_t planes = 4;  // of the ring
+  int64_t row_units = 1;         // that a row of the window takes
+  bool columns_lie_near = true;  // nearest in memory
+  int64_t planes = 4;            // of the ring
   int64_t channel_blocks = 1;
   bool paired = false;  // two warps finish what a plane ends; A is kept for every turn
   int64_t input_parts = 1;
@@ -54,11 +61,11 @@ struct WgmmaNumbers {
     channel_blocks =
         std::min(divide_up(shape.channels, block_rows), std::max<int64_t>(1, product_blocks / outer.kernel));
     choose_core(shape);
+    columns_lie_near =
+        ThinShape::spatial_stride(problem.input, shape.order[2]) == nearest_stride(problem.input);
     WgmmaNumbers best = *this;  // of those that fit; the last one tried is the smallest
     bool any = false;
-    // Accumulators that registers have room for, beside values of channels and a norm's.
-    const int64_t most =
-        (input_parts == 2 ? 10 : 15) - (shape.passes() == 2 ? 3 : 0) - (shape.parts.has_operands() ? 3 : 0);
+    const int64_t most = input_parts == 2 ? 10 : 16;  // accumulators that registers have room for
     const int64_t most_bytes = gpu_of(problem.device).shared_bytes_per_block;
     for (const int64_t of_sample : {8, 4, 2, 1}) {
       for (const int64_t rows : {4, 2, 1}) {
@@ -104,6 +111,12 @@ struct WgmmaNumbers {
     return static_cast<double>(divide_up(units, clusters)) * (of_part + waiting);
   }
 
+  // By which orders of the dimensions are compared: as the kernel, it is the same for neighbouring batches.
+  double cost(const ThinShape& shape, const Problem& problem) const {
+    const int64_t batch = representative(shape.batch.value());
+    return batch > 0 ? all_clocks(shape, batch, gpu_of(problem.device)) : clocks;
+  }
+
   // A cluster for each unit, of as many blocks as pay.
   void share_units(const Problem& problem, const ThinShape& shape, int64_t batch, WgmmaNumbers& best) const {
     const Gpu& gpu = gpu_of(problem.device);
@@ -127,10 +140,10 @@ struct WgmmaNumbers {
   int64_t threads() const { return consumers + producers; }
   int64_t products() const { return weight_parts + input_parts - 1; }
 
-  // A launch of 640 threads has 96 registers for each. Parts of sums that are added up need more of them, and
-  // leave fewer for elements on their way.
-  int64_t consumer_registers() const { return input_parts == 2 ? 104 : 96; }
-  int64_t producer_registers() const { return input_parts == 2 ? 64 : 96; }
+  // A launch of 384 threads has 168 registers for each. Parts of sums that are added up need more of them,
+  // and leave fewer for elements on their way.
+  int64_t consumer_registers() const { return input_parts == 2 ? 208 : 200; }
+  int64_t producer_registers() const { return input_parts == 2 ? 88 : 104; }
   int64_t most_elements() const { return input_parts == 2 ? 18 : 36; }
 
   // Whether samples may have to be done again: f32 elements may not be halves, and what is not finite must
@@ -159,7 +172,7 @@ struct WgmmaNumbers {
         const int64_t wide = lanes / rows / of_channels;
         if (shape.in_channels % of_channels != 0 || (wide > 1 && last.delta != 1)) continue;
         const int64_t kept =
-            ((groups - 1) * middle.step + (divide_up(middle.kernel, rows) - 1) * rows * middle.delta + 1) *
+            ((strips - 1) * middle.step + (divide_up(middle.kernel, rows) - 1) * rows * middle.delta + 1) *
             rows;
         const std::pair<int64_t, int64_t> cost{cores_with(shape, of_channels, rows, wide), kept};
         if (best && cost >= *best) continue;
@@ -181,17 +194,22 @@ struct WgmmaNumbers {
     lane_rows = divide_up(middle.out, row_groups);
     tile_rows = rows;
     columns = width;
-    const int64_t tile_columns = columns * groups / tile_rows;
+    const int64_t tile_columns = columns * strips / tile_rows;
     column_tiles = divide_up(last.out, tile_columns);
     tiles = column_tiles * divide_up(lane_rows, tile_rows);
     const int64_t middle_cores = divide_up(middle.kernel, core_rows);
     const int64_t last_cores = divide_up(last.kernel, core_columns);
     starts = (tile_rows - 1) * middle.step + (middle_cores - 1) * core_rows * middle.delta + 1;
     window_columns = (tile_columns - 1) * last.step + (last_cores * core_columns - 1) * last.delta + 1;
+    // Units of neighbouring rows that are stored at a time are not to lie in the same banks.
+    const int64_t near_channels = std::min<int64_t>(core_channels, 2);
+    const bool collide =
+        core_rows > 1 && window_columns * core_rows * core_channels % (2 * near_channels) == 0;
+    row_units = window_columns * core_rows * core_channels + (collide ? near_channels : 0);
     slots = samples() * shape.channels;
     const int64_t cores = cores_with(shape, core_channels, core_rows, core_columns);
     const int64_t steps = divide_up(cores, 2);
-    const int64_t plane_units = shape.in_channels * starts * window_columns * core_rows;
+    const int64_t plane_units = shape.in_channels / core_channels * starts * row_units;
     const int64_t channel_tiles = divide_up(shape.channels, block_rows * channel_blocks);
     const auto bytes_with = [&](int64_t all_weight_rows) {
       const int64_t weight_units = channel_tiles * steps * weight_parts * 2 * all_weight_rows;
@@ -204,16 +222,19 @@ struct WgmmaNumbers {
     const int64_t paired_rows = outer.kernel * product_blocks * block_rows;
     paired = outer.kernel >= 2 && bytes_with(paired_rows) <= most_bytes;
     shared_bytes = bytes_with(paired ? paired_rows : weight_rows);
-    // Of a plane, in clocks of 1.65 GHz (an H200's at such work): products, of which a warpgroup's takes 4 a
-    // column, or what reading A and B takes; what passing on turns and finishing outputs adds, as their
-    // results and those of products wait for each other, and adding up parts of sums; and loads that products
-    // do not hide. H200, s27: 0.33 ms with two products, 0.25 with one, 0.54 with three.
+    // Of a plane, in clocks of 1.65 GHz (an H200's at such work): products, of which a strip's takes 4 a
+    // column, or what reading A and B takes; finishing outputs and passing planes on, which tensor cores wait
+    // for (an instruction of any warp takes a clock of theirs), and adding up parts of sums; and loads that
+    // products do not hide: x comes anew for every channel tile, which strided loads make dearer (4 to 64
+    // channels, kernel 3: 0.198 ms with them; once, without, 0.189). H200, s27: 0.29 ms with two products,
+    // 0.20 with one, 0.51 with three.
     const int64_t product_clocks = std::max(4 * columns, 16 + 2 * columns);
     const int64_t window_rows = std::min(starts + (core_rows - 1) * middle.delta, lane_rows * middle.step);
     const int64_t loaded_rows = shape.in_channels * window_rows;
-    const int64_t other_clocks =
-        400 + (input_parts == 2 ? 53 : 33) * columns + std::max<int64_t>(0, 27 * (loaded_rows - 16));
-    plane_clocks = static_cast<double>(steps * products() * groups * product_clocks + other_clocks);
+    const int64_t other_clocks = 250 + (input_parts == 2 ? 45 : 30) * columns +
+                                 (columns_lie_near ? 0 : 3 * (channel_tiles - 1) * loaded_rows) +
+                                 std::max<int64_t>(0, 27 * (loaded_rows - 16));
+    plane_clocks = static_cast<double>(steps * products() * strips * product_clocks + other_clocks);
     clocks = static_cast<double>(channel_tiles * tiles * (outer.out + outer.kernel - 1)) * plane_clocks /
              static_cast<double>(samples());
   }
@@ -231,6 +252,7 @@ struct WgmmaNumbers {
         .add("lane_rows", lane_rows)
         .add("tile_rows", tile_rows)
         .add("columns", columns)
+        .add("strips", strips)
         .add("column_tiles", column_tiles)
         .add("tiles", tiles)
         .add("core_rows", core_rows)
@@ -238,6 +260,7 @@ struct WgmmaNumbers {
         .add("core_channels", core_channels)
         .add("starts", starts)
         .add("window_columns", window_columns)
+        .add("row_units", row_units)
         .add("planes", planes)
         .add("channel_blocks", channel_blocks)
         .add("input_parts", input_parts)
@@ -298,12 +321,52 @@ std::string product_source(int64_t columns, DType type) {
   return out.str();
 }
 
+// Rows of products are taps of the first dimension, columns lanes of the second and positions of the third:
+// whichever order of the block's dimensions wastes least of them.
+struct WgmmaPlan {
+  ThinShape shape;
+  WgmmaNumbers numbers;
+
+  explicit WgmmaPlan(const Problem& problem) : WgmmaPlan(problem, ThinShape(problem)) {
+    const ThinShape own = shape;
+    ThinShape::Order order = own.order;
+    while (std::next_permutation(order.begin(), order.end())) {
+      // A plane is to have whole sectors of memory.
+      const int64_t stride = ThinShape::spatial_stride(problem.input, order[0]);
+      if (stride > 0 && stride == nearest_stride(problem.input)) continue;
+      const WgmmaPlan other(problem, own.reordered(order));
+      if (other.refusal(problem).empty() &&
+          (!refusal(problem).empty() ||
+           other.numbers.cost(other.shape, problem) < numbers.cost(shape, problem)))
+        *this = other;
+    }
+  }
+
+  std::string refusal(const Problem& problem) const {
+    const ThinAxis& outer = shape.axes[0];
+    if (outer.step != 1 || outer.delta != 1 || outer.kernel > product_blocks)
+      return "no dimension is without stride and dilation and has at most four taps";
+    if (numbers.copies(shape) > 32) return "a row of the window is part of too many others";
+    if (numbers.shared_bytes > gpu_of(problem.device).shared_bytes_per_block) {
+      return "a window and the weights take " + std::to_string(numbers.shared_bytes) +
+             " bytes of shared memory";
+    }
+    return "";
+  }
+
+ private:
+  WgmmaPlan(const Problem& problem, ThinShape of) : shape(std::move(of)), numbers(problem, shape) {}
+};
+
 class ThinWgmma final : public Kernel {
  public:
-  explicit ThinWgmma(const Problem& problem)
+  explicit ThinWgmma(const Problem& problem) : ThinWgmma(problem, WgmmaPlan(problem)) {}
+
+ private:
+  ThinWgmma(const Problem& problem, const WgmmaPlan& plan)
       : problem_(problem),
-        shape_(problem),
-        numbers_(problem, shape_),
+        shape_(plan.shape),
+        numbers_(plan.numbers),
         function_(source(), problem.device,
                   {numbers_.parts(), static_cast<uint32_t>(numbers_.threads()),
                    static_cast<uint32_t>(numbers_.parts()), static_cast<uint32_t>(numbers_.shared_bytes)}) {
@@ -316,6 +379,7 @@ class ThinWgmma final : public Kernel {
     statistics_ = regions_.add(when(shape_.parts.norm, shape_.slabs() * 2 * 4));
   }
 
+ public:
   size_t workspace_bytes() const override {
     return static_cast<size_t>(regions_.total().value()) + (redo_ ? redo_->workspace_bytes() : 0);
   }
@@ -325,7 +389,7 @@ class ThinWgmma final : public Kernel {
     out << "convolution: " << shape_.terms() << " terms, " << numbers_.products()
         << " products of 16-bit parts\n"
         << "tile: " << numbers_.samples() << " samples, " << numbers_.row_groups << " x "
-        << numbers_.tile_rows << " rows, " << numbers_.columns * groups / numbers_.tile_rows << " columns, "
+        << numbers_.tile_rows << " rows, " << numbers_.columns * strips / numbers_.tile_rows << " columns, "
         << numbers_.tiles << " tiles a unit\n"
         << (numbers_.parts() == 1 ? ""
                                   : "unit: " + std::to_string(numbers_.parts()) + " blocks of a cluster, " +
@@ -396,22 +460,14 @@ std::string refusal(const Problem& problem) {
   if (!problem.block.has_mean()) return "the block does not end in a mean";
   if (problem.block.conv()->transposed) return "the convolution is transposed";
   if (problem.parameters[0].dtype != problem.input.dtype) return "the weights are of another type than x";
-  const ThinShape shape(problem);
-  const ThinAxis& outer = shape.axes[0];
-  if (outer.step != 1 || outer.delta != 1) return "the first dimension has a stride or dilation";
-  if (outer.kernel > product_blocks) return "more than four taps in the first dimension";
-  const WgmmaNumbers numbers(problem, shape);
-  if (numbers.copies(shape) > 32) return "a row of the window is part of too many others";
-  if (numbers.shared_bytes > gpu.shared_bytes_per_block) {
-    return "a window and the weights take " + std::to_string(numbers.shared_bytes) +
-           " bytes of shared memory";
-  }
-  return ThinCores::refusal(problem);
+  reason = WgmmaPlan(problem).refusal(problem);
+  return reason.empty() ? ThinCores::refusal(problem) : reason;
 }
 
 double seconds(const Problem& problem, const PlanOptions&) {
-  const ThinShape shape(problem);
-  const WgmmaNumbers numbers(problem, shape);
+  const WgmmaPlan plan(problem);
+  const ThinShape& shape = plan.shape;
+  const WgmmaNumbers& numbers = plan.numbers;
   const Gpu& gpu = gpu_of(problem.device);
   const double hertz = 0.83 * gpu.flops / (256.0 * gpu.multiprocessors);
   return 1.2e-5 + shape.passes() * numbers.all_clocks(shape, shape.batch.value(), gpu) / hertz;

@@ -379,6 +379,10 @@ std::string chain_source(const char* name, const std::vector<TailParts::Stage>& 
          "}  // namespace onepass\n\n";
 }
 
+std::string precision_source(DType result) {
+  return byte_size(result) == 2 ? "#define ONEPASS_16_BITS\n" : "";
+}
+
 std::string tail_source(const Problem& problem) { return TailWriter(problem, nullptr).text(); }
 
 std::string tail_source(const BackwardProblem& problem) {

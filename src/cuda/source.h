@@ -76,6 +76,8 @@ std::string chain_source(const char* name, const std::vector<TailParts::Stage>& 
 
 // `struct Before`, `struct After` and `struct Tail` of a forward problem: of what follows the convolution,
 // where there is one. `Tail::Input` is the type of the problem's input all the same.
+// What comes before all includes: ONEPASS_16_BITS where the results of this type are rounded to 16 bits.
+std::string precision_source(DType result);
 std::string tail_source(const Problem& problem);
 // The same with gradients.
 std::string tail_source(const BackwardProblem& problem);

@@ -42,6 +42,9 @@ struct TailShape {
 std::string tail_refusal(const Problem& problem);
 std::string tail_refusal(const BackwardProblem& problem);
 
+// Whether tail_overlapped takes it, where tail_staged would take it too.
+bool overlapped_takes(const Problem& problem);
+
 // The gradients of the input's size.
 std::vector<const TensorSpec*> large_gradients(const BackwardProblem& problem, const TailParts& parts);
 // What a backward pass moves that reads x and dy once and writes dx once.

@@ -14,26 +14,34 @@ namespace {
 // How a slab is spread over the warps of a cluster.
 struct Numbers {
   int threads = 0;
-  int vectors = 0;     // of a thread
-  int blocks = 1;      // in a cluster
-  int64_t pieces = 1;  // of a row, each a warp's
-  int chunk = 1;       // vectors of a thread that arrive together
-  int lag = 1;         // chunks between sending for one and its arithmetic
+  int vectors = 0;      // of a thread
+  int blocks = 1;       // in a cluster
+  int64_t pieces = 1;   // of a row, each a warp's
+  int chunk = 1;        // vectors of a thread that arrive together
+  int lag = 1;          // chunks between sending for one and its arithmetic
+  bool staged = false;  // dy waits in shared memory, not in registers; then there are no chunks
+  int doubled = 0;      // vectors of a thread with two places there
+  // Of them in the body of a loop: with one, s60 and s19 take 1.80 and 1.51 times their floor, with two 1.68
+  // and 1.48.
+  int at_once = 2;
 
-  int64_t shared_bytes(const TailShape& shape, int64_t input_bytes, int sums) const {
+  // `element_bytes`: of x, and of dy where it is beside it.
+  int64_t shared_bytes(const TailShape& shape, int64_t element_bytes, int sums) const {
     const int64_t warps = threads / 32;
-    const int64_t stage = int64_t{vectors} * threads * shape.width * input_bytes;
-    return (stage + divide_up(vectors, chunk) * warps * 8 + blocks * warps * 32 + 16 + warps * sums * 8 +
-            127) /
-           128 * 128;
+    const int64_t stage =
+        int64_t{vectors + doubled} * threads * shape.width * element_bytes + warps * 16 + 128;
+    const int64_t arrivals = std::max<int64_t>(3, divide_up(vectors, chunk));
+    const int64_t exchange = (staged && blocks > 1 ? blocks : blocks * warps) * 32 + warps * 32 + 96;
+    return (stage + arrivals * warps * 8 + exchange + warps * sums * 8 + 127) / 128 * 128;
   }
 };
 
-// A thread has at most this many elements: dy of them is in its registers, and the body is unrolled over
+// A thread has at most this many elements. Where dy of them is in its registers, the body is unrolled over
 // them, so that it grows beyond what the instruction cache holds. 128 elements of bf16 took 1.5 times as long
 // as 64.
 constexpr int64_t held_values = 80;
-constexpr int64_t most_values = 96;  // where dy is a value of the row
+constexpr int64_t most_values = 96;     // where dy is a value of the row
+constexpr int64_t staged_values = 128;  // where the loops over them are loops
 constexpr int threads_of_multiprocessor = 512;
 constexpr int control_bytes = 4;  // how many blocks have finished
 
@@ -55,23 +63,50 @@ int sums_of(const BackwardProblem& problem, const TailShape& shape) {
 // (80) 1.41, 1.30, 1.50.
 int chunks_of(int64_t elements) { return elements <= 64 ? 4 : elements <= 72 ? 2 : 3; }
 
+// With 16 bits dy waits beside x in shared memory.
+bool is_staged(const BackwardProblem& problem, const TailParts& parts) {
+  return parts.mean ? byte_size(problem.forward.input.dtype) == 2
+                    : byte_size(problem.output_gradient.dtype) == 2;
+}
+
+// Of an element in shared memory.
+int64_t staged_bytes(const BackwardProblem& problem, const TailParts& parts) {
+  const bool with_gradient = is_staged(problem, parts) && !parts.mean;
+  return byte_size(problem.forward.input.dtype) +
+         (with_gradient ? byte_size(problem.output_gradient.dtype) : 0);
+}
+
 std::optional<Numbers> find_numbers(const BackwardProblem& problem, const TailShape& shape) {
   const Gpu& gpu = gpu_of(problem.forward.device);
-  const int64_t input_bytes = byte_size(problem.forward.input.dtype);
+  const bool staged = is_staged(problem, shape.parts);
+  const int64_t element_bytes = staged_bytes(problem, shape.parts);
   const int64_t vectors = shape.spatial / shape.width;
-  const int64_t most = (shape.parts.mean ? most_values : held_values) / shape.width;
+  const int64_t rows = std::max<int64_t>(1, divide_up(vectors, 32));  // of 32 vectors
+  const int64_t most = (staged ? staged_values : shape.parts.mean ? most_values : held_values) / shape.width;
   for (int blocks = 1; blocks <= gpu.largest_cluster(); blocks *= 2) {
     for (const int threads : {128, 256, 512}) {
       if (blocks > 1 && threads < threads_of_multiprocessor) continue;
       const int64_t pieces = int64_t{blocks} * threads / 32 / shape.group_channels();
       if (pieces < 1) continue;
-      const int64_t share = std::max<int64_t>(1, divide_up(vectors, 32 * pieces));
+      const int64_t share = divide_up(rows, pieces);
       if (share > most) continue;
-      Numbers numbers{threads, static_cast<int>(share), blocks,
-                      std::max<int64_t>(1, divide_up(vectors, 32 * share))};
-      numbers.chunk = static_cast<int>(divide_up(share, chunks_of(share * shape.width)));
+      Numbers numbers{threads, static_cast<int>(share), blocks, divide_up(rows, share)};
       const int64_t room = gpu.shared_bytes_per_block * threads / threads_of_multiprocessor;
-      if (numbers.shared_bytes(shape, input_bytes, sums_of(problem, shape)) <= room) return numbers;
+      const auto fits = [&] {
+        return numbers.shared_bytes(shape, element_bytes, sums_of(problem, shape)) <= room;
+      };
+      if (staged) {
+        numbers.staged = true;
+        // As many pieces as there are warps for: each has `share` vectors or one less.
+        numbers.pieces = std::min(pieces, rows);
+        numbers.chunk = numbers.vectors;
+        // All warps have the doubled ones.
+        numbers.doubled = static_cast<int>(rows / numbers.pieces);
+        while (numbers.doubled > 0 && !fits()) --numbers.doubled;
+      } else {
+        numbers.chunk = static_cast<int>(divide_up(share, chunks_of(share * shape.width)));
+      }
+      if (fits()) return numbers;
     }
   }
   return std::nullopt;
@@ -138,7 +173,9 @@ class TailBackwardResident final : public BackwardKernel {
     out << "slab: " << shape_.slab_elements() << " elements on " << numbers_.blocks
         << (numbers_.blocks > 1 ? " multiprocessors" : " multiprocessor") << ", a row in " << numbers_.pieces
         << (numbers_.pieces > 1 ? " pieces" : " piece") << '\n'
-        << "thread: " << numbers_.vectors << " vectors of " << shape_.width << " elements\n"
+        << "thread: " << numbers_.vectors << " vectors of " << shape_.width << " elements"
+        << (numbers_.staged ? ", " + std::to_string(numbers_.doubled) + " of them with two places" : "")
+        << '\n'
         << "blocks: " << describe_blocks(clusters_ * numbers_.blocks, function_)
         << "saved by forward: the input and the statistics of each slab\n"
         << "workspace: " << workspace_bytes() << " bytes\n";
@@ -172,7 +209,7 @@ class TailBackwardResident final : public BackwardKernel {
  private:
   Source source() const {
     std::ostringstream out;
-    out << "#include \"tail_backward_resident.cuh\"\n"
+    out << precision_source(problem_.input_gradient.dtype) << "#include \"tail_backward_resident.cuh\"\n"
         << tail_source(problem_)
         << Constants()
                .add("threads", numbers_.threads)
@@ -182,6 +219,9 @@ class TailBackwardResident final : public BackwardKernel {
                .add("pieces", numbers_.pieces)
                .add("chunk", numbers_.chunk)
                .add("lag", numbers_.lag)
+               .flag("staged", numbers_.staged)
+               .add("doubled", numbers_.doubled)
+               .add("at_once", numbers_.at_once)
                .numbers()
         << "using Agent = onepass::TailBackwardResident<onepass::Tail, Numbers>;\n"
         << "static_assert(sizeof(Agent::Shared) <= " << launch_numbers().shared_bytes << ");\n"
@@ -195,7 +235,7 @@ class TailBackwardResident final : public BackwardKernel {
   }
 
   Launch launch_numbers() const {
-    const int64_t bytes = numbers_.shared_bytes(shape_, byte_size(problem_.forward.input.dtype), sum_count_);
+    const int64_t bytes = numbers_.shared_bytes(shape_, staged_bytes(problem_, shape_.parts), sum_count_);
     return {numbers_.blocks, static_cast<uint32_t>(numbers_.threads), static_cast<uint32_t>(numbers_.blocks),
             static_cast<uint32_t>(bytes)};
   }
@@ -221,11 +261,15 @@ double seconds(const BackwardProblem& problem, const PlanOptions&) {
                       (numbers.blocks > 8 ? 1 : 0));
   const double rounds = std::ceil(static_cast<double>(shape.slabs().value()) / clusters);
   // What a slab takes a cluster whatever it moves: sums, then each element of a thread. H200: s60, s19 and
-  // s61 in bf16 9.9, 11.7 and 10.5 us, s27 9.8.
-  const double element = shape.parts.mean ? 7.5e-8 : 1.1e-7;
+  // s27 in bf16 8.2, 7.8 and 8.1 us.
+  const double element =
+      numbers.staged ? (shape.parts.mean ? 5.5e-8 : 7.5e-8) : (shape.parts.mean ? 7.5e-8 : 1.1e-7);
   const double latency = rounds * (3e-6 + element * numbers.vectors * shape.width);
-  // H200: 1.24, 1.30, 1.30 and 1.45 times the floor for s60, s19, s61 and s27 in f32.
-  return 6e-6 + std::max(latency, (numbers.blocks > 1 ? 1.3 : 1.45) * bytes / gpu.bytes_per_second);
+  // H200: 1.24, 1.30, 1.30 and 1.45 times the floor for s60, s19, s61 and s27 in f32. In
+  // bf16 1.68, 1.48, 1.86 and 1.47: of s61 less than half has two places, and the rest is waited for.
+  const bool waits = numbers.staged && 2 * numbers.doubled < numbers.vectors;
+  const double memory = waits ? 1.86 : numbers.blocks > 1 ? 1.3 : 1.45;
+  return 6e-6 + std::max(latency, memory * bytes / gpu.bytes_per_second);
 }
 
 }  // namespace

@@ -99,7 +99,7 @@ class TailResident final : public Kernel {
  private:
   Source source() const {
     std::ostringstream out;
-    out << "#include \"tail_resident.cuh\"\n"
+    out << precision_source(problem_.output.dtype) << "#include \"tail_resident.cuh\"\n"
         << tail_source(problem_)
         << Constants()
                .add("threads", numbers_.threads)

@@ -87,6 +87,7 @@ std::string refusal(const Problem& problem) {
   }
   if (shape.width == 1) return "a slab of a few elements has no 16 bytes to copy";
   if (shape.slabs() > most_slabs) return "it counts slabs in 32 bits";
+  if (overlapped_takes(problem)) return "tail_overlapped takes it";
   if (!find_numbers(problem)) {
     return "a slab of " + std::to_string(shape.slab_elements()) + " elements does not fit " +
            std::to_string(gpu.largest_cluster()) + " blocks";
@@ -135,7 +136,7 @@ class TailStaged final : public Kernel {
  private:
   Source source() const {
     std::ostringstream out;
-    out << "#include \"tail_staged.cuh\"\n"
+    out << precision_source(problem_.output.dtype) << "#include \"tail_staged.cuh\"\n"
         << tail_source(problem_)
         << Constants()
                .add("threads", numbers_.threads)

@@ -2,7 +2,7 @@
 //
 // Errors, absolute, of values up to a few units: sigmoid 2e-7, normal_cdf 2e-7; the others are CUDA's own,
 // within 2 ulp. sigmoid is 4 instructions and normal_cdf 15, where CUDA's expf and division, or erff, take 20
-// to 30.
+// to 30. Where results are rounded to 16 bits (ONEPASS_16_BITS), normal_cdf is 11 instructions and 4e-7.
 #pragma once
 
 #include "types.cuh"
@@ -52,6 +52,13 @@ __device__ __forceinline__ float where_at_most(float t, float limit, float yes, 
 // that the tail ends in 0 and gelu(-inf) = -inf * 0 in NaN.
 __device__ __forceinline__ float normal_cdf(float x) {
   const float t = fabsf(x);
+#ifdef ONEPASS_16_BITS
+  float q = -0.0005204585031606257f;
+  q = fmaf(q, t, 0.007397510576993227f);
+  q = fmaf(q, t, -0.052561238408088684f);
+  q = fmaf(q, t, -0.4592546820640564f);
+  q = fmaf(q, t, -1.1510913372039795f);
+#else
   float q = -1.1736173064491595e-06f;
   q = fmaf(q, t, 2.1615800505969673e-05f);
   q = fmaf(q, t, -1.1198675929335877e-04f);
@@ -60,6 +67,7 @@ __device__ __forceinline__ float normal_cdf(float x) {
   q = fmaf(q, t, -5.2591834217309950e-02f);
   q = fmaf(q, t, -4.5918384194374084e-01f);
   q = fmaf(q, t, -1.1511071920394897f);
+#endif
   const float below = exp2_fast(fmaf(q, t, -1.0f));
   return x > 0.0f ? 1.0f - below : below;
 }

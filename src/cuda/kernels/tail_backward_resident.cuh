@@ -10,6 +10,7 @@
 // slab is sent for, and `lag` chunks later the first part begins with that: loads, arithmetic and stores of
 // neighbouring slabs run together, and only the sums of a slab are waited for. Warps send theirs to all
 // blocks of the cluster themselves; no barrier of a block is in the loop.
+// Staged (16 bits), dy waits beside x and there are no chunks: see run_staged_slabs.
 // Shared memory is left over where it can be: loads of dy pass through what the first-level cache has of it.
 #pragma once
 
@@ -44,22 +45,39 @@ struct TailBackwardResident {
   static constexpr int rows = Tail::group_channels;
   static constexpr int groups = Tail::channels / rows;
   static_assert(rows * pieces <= all_warps);
+  static constexpr int row_vectors = (spatial / width + 31) / 32;  // of a row, 32 beside each other
 
   // Of a row: dz, dz xhat, the after-chain's, the before-chain's.
   static constexpr int after_sums = Tail::after_sums;
   static constexpr int before_sums = Tail::before_sums;
   static constexpr int total_sums = 2 + after_sums + before_sums;
 
-  // Where the block ends in a mean, dy is a value of the row and nothing is held.
-  static constexpr bool holds = !Tail::has_mean;
-  // dz takes the place of dy where it has its width. Else it is computed again.
-  static constexpr bool holds_dz = holds && OutputGradient::bytes == 4;
+  // In f32 dy waits in registers, where dz takes its place. Staged, it is in shared memory beside x and dz is
+  // computed twice: nothing is held in registers and the loops over vectors stay loops, which the instruction
+  // cache holds. Where the block ends in a mean, dy is a value of the row.
+  static constexpr bool staged = Numbers::staged;
+  static constexpr bool holds = !Tail::has_mean && !staged;
+  static constexpr bool stages = !Tail::has_mean && staged;
   using Held = Packed<OutputGradient, width>[holds ? vectors : 1];
+  static_assert(!holds || OutputGradient::bytes == 4);
+  static constexpr int gradient_bytes = stages ? width * OutputGradient::bytes : 0;  // of a vector
+
+  // Staged, the first vectors have two places, for slabs in turn: those of the next slab are
+  // there while the sums of this one are on their way. They arrive together, and the others after them.
+  static constexpr int doubled = staged ? Numbers::doubled : 0;
+  static constexpr int at_once = Numbers::at_once;
+  enum Piece { even_piece, odd_piece, single_piece, all_pieces };
+  static constexpr int arrivals = staged ? all_pieces : chunks;
+  static constexpr int senders = staged && blocks > 1 ? blocks : all_warps;
 
   struct Shared {
-    alignas(128) unsigned char stage[warps][warp_vectors * vector_bytes];
-    float4 exchange[2][all_warps];  // sums of the cluster's warps, by parity of the round
-    uint64 arrived[warps][chunks];
+    alignas(128) unsigned char stage[warps][(vectors + doubled) * 32 * vector_bytes];
+    alignas(128) unsigned char gradient[warps][stages ? (vectors + doubled) * 32 * gradient_bytes : 16];
+    float4 exchange[2][senders];  // sums of the cluster's warps, or blocks, by parity of the round
+    float4 of_warps[2][staged ? warps : 1];
+    uint64 told[2];
+    uint32 tellers;
+    uint64 arrived[warps][arrivals];
     uint64 received[2];
     double sums[warps][total_sums];  // of the warp's row, over the samples so far
   };
@@ -119,6 +137,13 @@ struct TailBackwardResident {
   __device__ __forceinline__ bool idle() const { return place() >= rows * pieces; }
   __device__ __forceinline__ int own_row() const { return idle() ? 0 : place() / pieces; }
   __device__ __forceinline__ int piece() const { return place() % pieces; }
+  // Staged, the vectors of a row are spread over its pieces as evenly as can be.
+  __device__ __forceinline__ int first_vector() const {
+    return staged ? piece() * row_vectors / pieces : piece() * vectors;
+  }
+  __device__ __forceinline__ int own_vectors() const {
+    return staged ? (piece() + 1) * row_vectors / pieces - first_vector() : vectors;
+  }
 
   __device__ __forceinline__ int64 first_element(const Slab& slab) const {
     return (static_cast<int64>(slab.n) * Tail::channels + slab.group * rows + own_row()) * spatial;
@@ -134,7 +159,7 @@ struct TailBackwardResident {
     Part part;
     const int64 begin = first_element(slab);
     const int head = head_of(begin + p.phase);
-    const int first = piece() * warp_vectors + lane();
+    const int first = first_vector() * 32 + lane();
     part.index = begin + head + static_cast<int64>(first) * width;
     part.left = 0;
     part.edge = -1;
@@ -168,38 +193,83 @@ struct TailBackwardResident {
     return row;
   }
 
-  // Sends for a chunk of x; by one lane.
+  // Sends for `most` vectors of x from the warp's vector `first` on, and for dy where it is staged; by one
+  // lane.
   template <bool plain>
-  __device__ __forceinline__ void ask(const Part& part, int c) const {
+  __device__ __forceinline__ void ask(const Part& part, int first, int most, int place,
+                                      uint64* arrived) const {
 #if __CUDA_ARCH__ >= 900
     if (lane() != 0) return;
-    constexpr int last = vectors - (chunks - 1) * chunk;
-    const int most = (c == chunks - 1 ? last : chunk) * 32;
-    const int left = part.left - c * chunk * 32;
-    const int own = plain ? most : left < 0 ? 0 : left < most ? left : most;
+    const int left = part.left - first * 32;
+    const int own = plain || left > most * 32 ? most * 32 : left < 0 ? 0 : left;
     const auto bytes = static_cast<uint32>(own * vector_bytes);
-    uint64* arrived = &shared.arrived[warp()][c];
-    barrier::expect(arrived, bytes);  // nothing to come is waited for all the same
-    if (plain || own > 0) {
-      const char* from =
-          static_cast<const char*>(p.input) + (part.index + c * chunk * 32 * width) * Input::bytes;
-      barrier::copy(shared.stage[warp()] + c * chunk_bytes, from, bytes, arrived);
+    const bool copies_gradient = stages && (plain || p.is_aligned(aligned_output_gradient));
+    const auto more = static_cast<uint32>(copies_gradient ? own * gradient_bytes : 0);
+    barrier::expect(arrived, bytes + more);  // nothing to come is waited for all the same
+    if (own > 0) {
+      const int64 index = part.index + first * 32 * width;
+      barrier::copy(shared.stage[warp()] + place * 32 * vector_bytes,
+                    static_cast<const char*>(p.input) + index * Input::bytes, bytes, arrived);
+      if (copies_gradient) {
+        barrier::copy(shared.gradient[warp()] + place * 32 * gradient_bytes,
+                      static_cast<const char*>(p.output_gradient) + index * OutputGradient::bytes, more,
+                      arrived);
+      }
     }
 #endif
+  }
+  template <bool plain>
+  __device__ __forceinline__ void ask_chunk(const Part& part, int c) const {
+    const int most = c < chunks - 1 ? chunk : vectors - (chunks - 1) * chunk;
+    ask<plain>(part, c * chunk, most, c * chunk, &shared.arrived[warp()][c]);
+  }
+  static __device__ __forceinline__ int first_of(int piece) { return piece == single_piece ? doubled : 0; }
+  static __device__ __forceinline__ int place_of(int piece) {
+    return piece == even_piece ? 0 : piece == odd_piece ? doubled : 2 * doubled;
+  }
+  template <bool aligned>
+  __device__ __forceinline__ void ask_piece(const Part& part, int piece, int mine) const {
+    if constexpr (stages && !aligned) {
+      // What bulk copies cannot take: each lane puts what it reads again.
+      if (!p.is_aligned(aligned_output_gradient)) {
+        const int end = piece == single_piece || mine < doubled ? mine : doubled;
+#pragma unroll 1
+        for (int i = first_of(piece); i < end; ++i) {
+          if (!part.template has<false>(i)) continue;
+          Packed<OutputGradient, width> dy;
+          dy.load(p.output_gradient, part.index + i * 32 * width, false);
+          dy.store_shared(gradient_at(piece, i));
+        }
+      }
+    }
+#if __CUDA_ARCH__ >= 900
+    barrier::release_to_copies();
+#endif
+    __syncwarp();
+    const int most = piece == single_piece ? (mine > doubled ? mine - doubled : 0)
+                     : mine < doubled      ? mine
+                                           : doubled;
+    ask<false>(part, first_of(piece), most, place_of(piece), &shared.arrived[warp()][piece]);
+  }
+  __device__ __forceinline__ const unsigned char* stage_at(int piece, int i) const {
+    return shared.stage[warp()] + ((place_of(piece) + i - first_of(piece)) * 32 + lane()) * vector_bytes;
+  }
+  __device__ __forceinline__ unsigned char* gradient_at(int piece, int i) const {
+    return shared.gradient[warp()] + ((place_of(piece) + i - first_of(piece)) * 32 + lane()) * gradient_bytes;
   }
 
   template <bool plain, class F>
   static __device__ __forceinline__ void for_each_vector(const Part& part, int c, F&& f) {
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
-      if (i >= c * chunk && i < (c + 1) * chunk && part.template has<plain>(i)) f(i, i - c * chunk);
+      if (i >= c * chunk && i < (c + 1) * chunk && part.template has<plain>(i)) f(i);
     }
   }
 
   template <bool plain>
   __device__ __forceinline__ void load_gradient(const Part& part, int c, Held& held) const {
     if constexpr (holds) {
-      for_each_vector<plain>(part, c, [&](int i, int) {
+      for_each_vector<plain>(part, c, [&](int i) {
         held[i].template load<true>(p.output_gradient, part.index + i * 32 * width,
                                     plain || p.is_aligned(aligned_output_gradient));
       });
@@ -223,67 +293,149 @@ struct TailBackwardResident {
     for (int s = 0; s < after_sums; ++s) sums.after[s] += channel_gradients[s];
   }
 
-  // The first part, of one chunk.
+  // The first part, of one vector: given dy, which dz replaces.
+  __device__ __forceinline__ void first_of_vector(int64 index, const unsigned char* from, const Row& row,
+                                                  float (&given)[width], Sums& sums) const {
+    Packed<Input, width> packed;
+    packed.load_shared(from);
+    float x[width];
+    packed.unpack(x);
+    typename Before::template Tensors<width> before;
+    before.load(p, index);
+    typename After::template Tensors<width> after;
+    after.load(p, index);
+    typename After::template TensorGradients<width> gradients;
+    float channel_gradients[After::channel_operands > 0 ? After::channel_operands : 1];
+#pragma unroll
+    for (int k = 0; k < width; ++k) {
+      const float d = Before::value(x[k], row.before, before, k) - row.mean;
+      if constexpr (Tail::mean_follows_norm) {
+        sums.distance += d;
+      } else {
+        const float dz = normed_gradient(row, d, after, k, given[k], channel_gradients, gradients);
+        add(sums, dz, d, channel_gradients);
+        given[k] = dz;
+      }
+    }
+    gradients.store(p, index);
+  }
+
+  // The second part, of one vector.
+  __device__ __forceinline__ void second_of_vector(int64 index, const unsigned char* from, const Row& row,
+                                                   const Affine& affine, const float (&given)[width],
+                                                   bool aligned, float* before_totals) const {
+    Packed<Input, width> packed;
+    packed.load_shared(from);
+    float value[width];
+    packed.unpack(value);
+    typename Before::template Tensors<width> before;
+    before.load(p, index);
+    typename After::template Tensors<width> after;
+    if constexpr (!holds) after.load(p, index);
+    typename Before::template TensorGradients<width> gradients;
+#pragma unroll
+    for (int k = 0; k < width; ++k) {
+      value[k] = element<width>(row, affine, value[k], given[k], before, after, k, gradients, before_totals);
+    }
+    Packed<typename Tail::InputGradient, width> dx;
+    dx.pack(value);
+    dx.store(p.input_gradient, index, aligned);
+    gradients.store(p, index);
+  }
+
+  // dy of a vector, or dz where that is held.
+  __device__ __forceinline__ void read_held(const Row& row, const Held& held, int i,
+                                            float (&given)[width]) const {
+    if constexpr (holds) {
+      held[i].unpack(given);
+    } else {
+#pragma unroll
+      for (int k = 0; k < width; ++k) given[k] = row.dy;
+    }
+  }
+  // The two parts of one chunk, where nothing is staged.
   template <bool plain>
   __device__ __forceinline__ void first(const Part& part, int c, const Row& row, int round, Held& held,
                                         Sums& sums) const {
 #if __CUDA_ARCH__ >= 900
     barrier::wait(&shared.arrived[warp()][c], round & 1);
 #endif
-    const unsigned char* stage = shared.stage[warp()] + c * chunk_bytes + lane() * vector_bytes;
-    for_each_vector<plain>(part, c, [&](int i, int of_chunk) {
-      const int64 index = part.index + i * 32 * width;
-      Packed<Input, width> packed;
-      packed.load_shared(stage + of_chunk * 32 * vector_bytes);
-      float x[width];
-      packed.unpack(x);
-      typename Before::template Tensors<width> before;
-      before.load(p, index);
-      typename After::template Tensors<width> after;
-      after.load(p, index);
-      typename After::template TensorGradients<width> gradients;
-      float channel_gradients[After::channel_operands > 0 ? After::channel_operands : 1];
-#pragma unroll
-      for (int k = 0; k < width; ++k) {
-        const float d = Before::value(x[k], row.before, before, k) - row.mean;
-        if constexpr (Tail::mean_follows_norm) {
-          sums.distance += d;
-        } else {
-          const float dy = holds ? held[holds ? i : 0].at(k) : row.dy;
-          const float dz = normed_gradient(row, d, after, k, dy, channel_gradients, gradients);
-          add(sums, dz, d, channel_gradients);
-          if constexpr (holds_dz) held[i].word[k] = __float_as_uint(dz);
-        }
-      }
-      gradients.store(p, index);
+    for_each_vector<plain>(part, c, [&](int i) {
+      float given[width];
+      read_held(row, held, i, given);
+      first_of_vector(part.index + i * 32 * width, shared.stage[warp()] + (i * 32 + lane()) * vector_bytes,
+                      row, given, sums);
+      if constexpr (holds) held[i].pack(given);
     });
   }
-
-  // The second part, of one chunk.
   template <bool plain>
   __device__ __forceinline__ void second(const Part& part, int c, const Row& row, const Affine& affine,
                                          const Held& held, float* before_totals) const {
-    const unsigned char* stage = shared.stage[warp()] + c * chunk_bytes + lane() * vector_bytes;
-    for_each_vector<plain>(part, c, [&](int i, int of_chunk) {
-      const int64 index = part.index + i * 32 * width;
-      Packed<Input, width> packed;
-      packed.load_shared(stage + of_chunk * 32 * vector_bytes);
-      float value[width];
-      packed.unpack(value);
-      typename Before::template Tensors<width> before;
-      before.load(p, index);
-      typename After::template Tensors<width> after;
-      if constexpr (!holds_dz) after.load(p, index);
-      typename Before::template TensorGradients<width> gradients;
+    for_each_vector<plain>(part, c, [&](int i) {
+      float given[width];
+      read_held(row, held, i, given);
+      second_of_vector(part.index + i * 32 * width, shared.stage[warp()] + (i * 32 + lane()) * vector_bytes,
+                       row, affine, given, plain || p.is_aligned(aligned_input_gradient), before_totals);
+    });
+  }
+
+  // dy of a vector in shared memory, or the row's.
+  __device__ __forceinline__ void read_given(const Row& row, int piece, int i, float (&given)[width]) const {
+    if constexpr (stages) {
+      Packed<OutputGradient, width> dy;
+      dy.load_shared(gradient_at(piece, i));
+      dy.unpack(given);
+    } else {
 #pragma unroll
-      for (int k = 0; k < width; ++k) {
-        const float given = holds ? held[holds ? i : 0].at(k) : row.dy;
-        value[k] = element<width>(row, affine, value[k], given, before, after, k, gradients, before_totals);
+      for (int k = 0; k < width; ++k) given[k] = row.dy;
+    }
+  }
+  // The vectors of a piece through f. The last ones of a warp, which others may have, are asked about one by
+  // one; so are all where a tensor's vectors do not lie on 16 bytes.
+  template <bool aligned, class F>
+  __device__ __forceinline__ void for_each_of_piece(const Part& part, int piece, int mine, F&& f) const {
+    constexpr int uncertain = 2;
+    constexpr int certain = vectors - uncertain > doubled ? vectors - uncertain : doubled;
+    const int to_end = (part.left + lane()) / 32;  // vectors that all lanes have
+    const int full = to_end < mine ? to_end : mine;
+    const bool is_single = piece == single_piece;
+    int i = first_of(piece);
+    if (aligned && full >= (is_single ? certain : doubled)) {
+      if (is_single) {
+#pragma unroll at_once
+        for (i = doubled; i < certain; ++i) f(i);
+      } else {
+#pragma unroll at_once
+        for (i = 0; i < doubled; ++i) f(i);
       }
-      Packed<typename Tail::InputGradient, width> dx;
-      dx.pack(value);
-      dx.store(p.input_gradient, index, plain || p.is_aligned(aligned_input_gradient));
-      gradients.store(p, index);
+    }
+    const int end = is_single || mine < doubled ? mine : doubled;
+#pragma unroll 1
+    for (; i < end; ++i) {
+      if (part.template has<false>(i)) f(i);
+    }
+  }
+  // The two parts of one piece, where it waits in shared memory.
+  template <bool aligned>
+  __device__ __forceinline__ void first_of_piece(const Part& part, int piece, int mine, const Row& row,
+                                                 uint32 phase, Sums& sums) const {
+#if __CUDA_ARCH__ >= 900
+    barrier::wait(&shared.arrived[warp()][piece], phase);
+#endif
+    for_each_of_piece<aligned>(part, piece, mine, [&](int i) {
+      float given[width];
+      read_given(row, piece, i, given);
+      first_of_vector(part.index + i * 32 * width, stage_at(piece, i), row, given, sums);
+    });
+  }
+  template <bool aligned>
+  __device__ __forceinline__ void second_of_piece(const Part& part, int piece, int mine, const Row& row,
+                                                  const Affine& affine, float* before_totals) const {
+    for_each_of_piece<aligned>(part, piece, mine, [&](int i) {
+      float given[width];
+      read_given(row, piece, i, given);
+      second_of_vector(part.index + i * 32 * width, stage_at(piece, i), row, affine, given,
+                       aligned || p.is_aligned(aligned_input_gradient), before_totals);
     });
   }
 
@@ -300,7 +452,7 @@ struct TailBackwardResident {
       dh = fmaf(d, affine.slope, fmaf(affine.scale, row.dy, affine.offset));
     } else {
       float dz = given;
-      if constexpr (!holds_dz) {
+      if constexpr (!holds) {
         float unused[After::channel_operands > 0 ? After::channel_operands : 1];
         typename After::template TensorGradients<Width> ignored;
         dz = normed_gradient(row, d, after, k, given, unused, ignored);
@@ -322,7 +474,7 @@ struct TailBackwardResident {
   __device__ __forceinline__ void load_edge(const Part& part, const Row& row, Edge& edge) const {
     if (part.edge < 0) return;
     edge.x = load_one<Input>(p.input, part.edge);
-    edge.given = holds ? load_one<OutputGradient>(p.output_gradient, part.edge) : row.dy;
+    edge.given = Tail::has_mean ? row.dy : load_one<OutputGradient>(p.output_gradient, part.edge);
   }
 
   __device__ __forceinline__ void first_edge(const Part& part, const Row& row, Edge& edge, Sums& sums) const {
@@ -339,7 +491,7 @@ struct TailBackwardResident {
     } else {
       const float dz = normed_gradient(row, d, after, 0, edge.given, channel_gradients, gradients);
       add(sums, dz, d, channel_gradients);
-      if constexpr (holds_dz) edge.given = dz;
+      if constexpr (holds) edge.given = dz;
       gradients.store(p, part.edge);
     }
   }
@@ -350,7 +502,7 @@ struct TailBackwardResident {
     typename Before::template Tensors<1> before;
     before.load(p, part.edge);
     typename After::template Tensors<1> after;
-    if constexpr (!holds_dz) after.load(p, part.edge);
+    if constexpr (!holds) after.load(p, part.edge);
     typename Before::template TensorGradients<1> gradients;
     const float dx = element<1>(row, affine, edge.x, edge.given, before, after, 0, gradients, before_totals);
     store_one<typename Tail::InputGradient>(p.input_gradient, part.edge, dx);
@@ -375,16 +527,38 @@ struct TailBackwardResident {
   // All pieces of a row count the same elements together whatever its head is.
   __device__ __forceinline__ float piece_elements() const {
     if (idle()) return 0.0f;
-    const int begin = piece() * warp_vectors * width;
-    return static_cast<float>(piece() == pieces - 1 ? spatial - begin : warp_vectors * width);
+    const int begin = first_vector() * 32 * width;
+    return static_cast<float>(piece() == pieces - 1 ? spatial - begin : own_vectors() * 32 * width);
   }
 
   __device__ __forceinline__ void send(const Row& row, const Sums& sums, int round) const {
 #if __CUDA_ARCH__ >= 900
-    float4* own = &shared.exchange[round & 1][place()];
     uint64* received = &shared.received[round & 1];
-    const float4 sent =
+    float4 sent =
         idle() ? float4{} : float4{row.gamma * sums.dz, row.gamma * sums.product, sums.distance, 0.0f};
+    if constexpr (staged && blocks > 1) {
+      // The last warp of the block sends the sums of all.
+      const int parity = round & 1;
+      if (threadIdx.x == 0) barrier::expect(received, blocks * 16);
+      uint32 before = 0;
+      if (lane() == 0) {
+        shared.of_warps[parity][warp()] = sent;
+        barrier::arrive(&shared.told[parity]);
+        before = atomicAdd(&shared.tellers, 1u);
+      }
+      before = __shfl_sync(0xffffffffu, before, 0);
+      if (before % warps != warps - 1) return;
+      barrier::wait(&shared.told[parity], round / 2 & 1);  // nobody is waited for long: all have told
+      sent = lane() < warps ? shared.of_warps[parity][lane()] : float4{};
+      sent.x = lanes_sum<32>(sent.x);
+      sent.y = lanes_sum<32>(sent.y);
+      sent.z = lanes_sum<32>(sent.z);
+      if (lane() < blocks) {
+        barrier::send(&shared.exchange[parity][blockIdx.x % blocks], sent, received, lane());
+      }
+      return;
+    }
+    float4* own = &shared.exchange[round & 1][place()];
     if constexpr (blocks > 1) {
       if (threadIdx.x == 0) barrier::expect(received, all_warps * 16);
       if (lane() < blocks) barrier::send(own, sent, received, lane());
@@ -405,8 +579,8 @@ struct TailBackwardResident {
 #endif
     float sum = 0.0f, product = 0.0f, distance = 0.0f;
 #pragma unroll
-    for (int i = 0; i < (all_warps + 31) / 32; ++i) {
-      if (all_warps % 32 == 0 || i * 32 + lane() < all_warps) {
+    for (int i = 0; i < (senders + 31) / 32; ++i) {
+      if (senders % 32 == 0 || i * 32 + lane() < senders) {
         const float4 v = shared.exchange[parity][i * 32 + lane()];
         sum += v.x;
         product += v.y;
@@ -436,6 +610,26 @@ struct TailBackwardResident {
            ((cluster * p.wave_units + segment) * all_warps + place) * total_sums;
   }
 
+  // What the slab's own sums add to those of its row.
+  __device__ __forceinline__ void add_totals(const Sums& sums, float shift) const {
+    double* totals = shared.sums[warp()];
+    if (Tail::wants_sums && lane() == 0) {
+      totals[0] += static_cast<double>(sums.dz);
+      totals[1] += static_cast<double>(fmaf(-shift, sums.dz, sums.product));
+#pragma unroll
+      for (int s = 0; s < after_sums; ++s) totals[2 + s] += static_cast<double>(sums.after[s]);
+    }
+  }
+  __device__ __forceinline__ void add_before_totals(const float* before_totals) const {
+    if (before_sums > 0) {
+#pragma unroll
+      for (int s = 0; s < before_sums; ++s) {
+        const float total = lanes_sum<32>(before_totals[s]);
+        if (lane() == 0) shared.sums[warp()][2 + after_sums + s] += static_cast<double>(total);
+      }
+    }
+  }
+
   template <bool plain>
   __device__ __forceinline__ void run_slabs(Slab slab) const {
     Held held;
@@ -443,7 +637,7 @@ struct TailBackwardResident {
     Sums sums;
     Part part = part_of<plain>(slab);
 #pragma unroll
-    for (int c = 0; c < chunks; ++c) ask<plain>(part, c);
+    for (int c = 0; c < chunks; ++c) ask_chunk<plain>(part, c);
     Row row = row_values(slab);
 #pragma unroll
     for (int c = 0; c < chunks; ++c) load_gradient<plain>(part, c, held);
@@ -465,13 +659,7 @@ struct TailBackwardResident {
       const Row next_row = row_values(next);
       float shift;
       const Affine affine = receive(row, round, shift);
-      double* totals = shared.sums[warp()];
-      if (Tail::wants_sums && lane() == 0) {
-        totals[0] += static_cast<double>(sums.dz);
-        totals[1] += static_cast<double>(fmaf(-shift, sums.dz, sums.product));
-#pragma unroll
-        for (int s = 0; s < after_sums; ++s) totals[2 + s] += static_cast<double>(sums.after[s]);
-      }
+      add_totals(sums, shift);
       sums = Sums();
       float before_totals[before_sums > 0 ? before_sums : 1] = {};
       if constexpr (!plain) {
@@ -487,17 +675,11 @@ struct TailBackwardResident {
           barrier::release_to_copies();
 #endif
           __syncwarp();
-          ask<plain>(next_part, c);
+          ask_chunk<plain>(next_part, c);
           if (c >= lag) first<plain>(next_part, c - lag, next_row, round + 1, held, sums);
         }
       }
-      if (before_sums > 0) {
-#pragma unroll
-        for (int s = 0; s < before_sums; ++s) {
-          const float total = lanes_sum<32>(before_totals[s]);
-          if (lane() == 0) totals[2 + after_sums + s] += static_cast<double>(total);
-        }
-      }
+      add_before_totals(before_totals);
       if (Tail::wants_sums && (!more || next.group != slab.group)) leave_sums(slab.group);
       if (!more) break;
 #pragma unroll
@@ -508,6 +690,82 @@ struct TailBackwardResident {
       slab = next;
       part = next_part;
       row = next_row;
+      merge_lanes(row, sums);
+      send(row, sums, round + 1);
+    }
+  }
+
+  // The same, staged: what is doubled of the next slab is summed while the sums of
+  // this one are on their way. A row's values are asked for a slab ahead.
+  template <bool aligned>
+  __device__ __forceinline__ void run_staged_slabs(Slab slab) const {
+    const int mine = own_vectors();
+    const auto batch = static_cast<int>(p.batch);
+    constexpr bool has_single = doubled < vectors;
+    Slab next = slab;
+    const auto step = [&] {
+      if (next.left > 1) {
+        next.step(batch);
+      } else {
+        next.left = 0;
+      }
+    };
+    step();
+    Edge edge;
+    Sums sums;
+    Row row = row_values(slab);
+    Row next_row = row_values(next);
+    {
+      const Part part = part_of<false>(slab);
+      ask_piece<aligned>(part, even_piece, mine);
+      if (has_single) ask_piece<aligned>(part, single_piece, mine);
+      if (next.left > 0) ask_piece<aligned>(part_of<false>(next), odd_piece, mine);
+      load_edge(part, row, edge);
+      first_edge(part, row, edge, sums);
+      first_of_piece<aligned>(part, even_piece, mine, row, 0, sums);
+      if (has_single) first_of_piece<aligned>(part, single_piece, mine, row, 0, sums);
+      merge_lanes(row, sums);
+      send(row, sums, 0);
+    }
+
+#pragma unroll 1
+    for (int round = 0;; ++round) {
+      const bool more = next.left > 0;
+      const Part next_part = part_of<false>(next);
+      const int own_piece = (round & 1) == 0 ? even_piece : odd_piece;
+      Sums next_sums;
+      Edge next_edge;
+      if (more) {
+        load_edge(next_part, next_row, next_edge);
+        first_of_piece<aligned>(next_part, own_piece ^ 1, mine, next_row, (round + 1) / 2 & 1, next_sums);
+      }
+      const Part part = part_of<false>(slab);
+      float shift;
+      const Affine affine = receive(row, round, shift);
+      add_totals(sums, shift);
+      float before_totals[before_sums > 0 ? before_sums : 1] = {};
+      second_edge(part, row, affine, edge, before_totals);
+      if (has_single) {
+        second_of_piece<aligned>(part, single_piece, mine, row, affine, before_totals);
+        if (more) ask_piece<aligned>(next_part, single_piece, mine);
+      }
+      const Slab current = slab;
+      slab = next;
+      step();
+      const Row later_row = row_values(next);
+      second_of_piece<aligned>(part, own_piece, mine, row, affine, before_totals);
+      if (next.left > 0) ask_piece<aligned>(part_of<false>(next), own_piece, mine);
+      add_before_totals(before_totals);
+      if (Tail::wants_sums && (!more || slab.group != current.group)) leave_sums(current.group);
+      if (!more) break;
+      if (has_single) {
+        first_of_piece<aligned>(next_part, single_piece, mine, next_row, (round + 1) & 1, next_sums);
+      }
+      first_edge(next_part, next_row, next_edge, next_sums);
+      edge = next_edge;
+      row = next_row;
+      next_row = later_row;
+      sums = next_sums;
       merge_lanes(row, sums);
       send(row, sums, round + 1);
     }
@@ -563,12 +821,15 @@ struct TailBackwardResident {
     for (int s = lane(); s < total_sums; s += 32) shared.sums[warp()][s] = 0.0;
 #if __CUDA_ARCH__ >= 900
     if (lane() == 0) {
-      for (int c = 0; c < chunks; ++c) barrier::initialise(&shared.arrived[warp()][c]);
+      for (int c = 0; c < arrivals; ++c) barrier::initialise(&shared.arrived[warp()][c]);
     }
     if (threadIdx.x == 0) {
-      constexpr int arrivals = blocks > 1 ? 1 : warps;
-      barrier::initialise(&shared.received[0], arrivals);
-      barrier::initialise(&shared.received[1], arrivals);
+      constexpr int tellers = blocks > 1 ? 1 : warps;
+      shared.tellers = 0;
+      barrier::initialise(&shared.received[0], tellers);
+      barrier::initialise(&shared.received[1], tellers);
+      barrier::initialise(&shared.told[0], warps);
+      barrier::initialise(&shared.told[1], warps);
     }
     if constexpr (blocks > 1) {
       barrier::cluster_sync();  // no sums go to a block that has not started
@@ -581,7 +842,13 @@ struct TailBackwardResident {
     const int64 begin = first_slab(cluster, clusters);
     const Slab slab{static_cast<int>(begin % p.batch), static_cast<int>(begin / p.batch),
                     static_cast<int>(first_slab(cluster + 1, clusters) - begin)};
-    if (plain) {
+    if constexpr (staged) {
+      if (p.is_aligned(aligned_all)) {
+        run_staged_slabs<true>(slab);
+      } else {
+        run_staged_slabs<false>(slab);
+      }
+    } else if (plain) {
       run_slabs<true>(slab);
     } else {
       run_slabs<false>(slab);

@@ -145,6 +145,11 @@ struct Packed {
     }
   }
 
+  __device__ __forceinline__ void store_shared(void* address) const {
+#pragma unroll
+    for (int i = 0; i < words; ++i) static_cast<uint32*>(address)[i] = word[i];
+  }
+
   __device__ __forceinline__ void unpack(float (&value)[Width]) const {
     if constexpr (T::bytes == 4) {
 #pragma unroll

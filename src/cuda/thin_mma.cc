@@ -31,8 +31,7 @@ struct Offsets {
   int64_t reach() const { return high - low; }
 };
 
-// Products of the classes of one class of z: pairs of groups of four terms (ThinTerms in
-// kernels/thin_mma.cuh).
+// Products of the classes of one class of z: pairs of groups of four terms (kernels/thin_mma_terms.cuh).
 int64_t product_count(const ThinShape& shape, const ThinAxis::Class& z) {
   const int64_t taps_at_once = shape.in_channels == 1 && shape.taps <= 64 ? 4
                                : shape.in_channels == 2                   ? 2

@@ -86,7 +86,7 @@ TEST_F(Small, ForwardOfWideConvolutions) {
 TEST_F(Small, ForwardOfManySlabs) {
   std::vector<Problem> all;
   for (const char* const text :
-       {"swish | group_norm(4) | hardswish @ 40x16x41x43 bf16", "gelu | group_norm(2) @ 36x4x151x153",
+       {"swish | group_norm(1) | hardswish @ 140x2x131x131 bf16", "gelu | group_norm(2) @ 36x4x151x153",
         "group_norm(1) | relu @ 9x2x407x409"}) {
     all.push_back(Problem::parse(text, gpu));
   }

@@ -63,6 +63,22 @@ _DEVICE_CODE = r"""
 
 namespace onepass {
 
+// Of kernels in a row (LaunchChain): nothing that another one writes is read, and nothing is written that
+// another one reads, before it is waited for; what was written by all before is seen then. Elsewhere both do
+// nothing.
+__device__ __forceinline__ void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// The next one's blocks come as soon as all of this one have called it and there is room.
+__device__ __forceinline__ void allow_kernel_after() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 using int64 = long long;
 using uint16 = unsigned short;
 using uint32 = unsigned int;
@@ -212,7 +228,7 @@ __device__ __forceinline__ Word load_of_block(const Word* own, uint32 block) {
 //
 // Errors, absolute, of values up to a few units: sigmoid 2e-7, normal_cdf 2e-7; the others are CUDA's own,
 // within 2 ulp. sigmoid is 4 instructions and normal_cdf 15, where CUDA's expf and division, or erff, take 20
-// to 30.
+// to 30. Where results are rounded to 16 bits (ONEPASS_16_BITS), normal_cdf is 11 instructions and 4e-7.
 
 namespace onepass::pointwise {
 
@@ -924,12 +940,12 @@ struct Thin {
 //   D[tap of dimension 0, channel][position, lane] += A[tap, channel][term] B[term][position, lane]
 //
 // An input plane is multiplied once, by all taps of the first dimension that meet it: rows of plane slot b of
-// the accumulators belong to output plane d with (d + warpgroup) % taps == b, and A is read from a place that
+// the accumulators belong to output plane d with (d + turn) % taps == b, and A is read from a place that
 // turns with the input plane. A slot is complete after its last tap; its warps then apply the chain and go on
 // with zeros. A warp has 16 channels of one slot, or, `paired`, eight channels of two slots: then two warps
-// share what a plane ends, which takes half as long, but A lies in memory once for every turn. Warpgroups
-// turn by one against each other, so that at any plane the schedulers of the multiprocessor share the
-// outputs.
+// share what a plane ends, which takes half as long, but A lies in memory once for every turn. A warpgroup
+// has two strips of a tile, half a turn apart: two of its warps finish what a plane ends in the first, the
+// others what it ends in the second.
 //
 // A lane is a row group of a sample: lane (s, g) of position (r, w) is output row r + g * lane_rows of sample
 // s. Elements of eight lanes lie side by side (a unit of 16 bytes), so that every tap is a legal start of a
@@ -938,7 +954,7 @@ struct Thin {
 // lie side by side, and window row q is kept together with the core_rows - 1 rows that follow it at the
 // distance of taps.
 //
-// A block has four warpgroups that multiply and two that load: planes pass through a ring in shared memory.
+// A block has two warpgroups that multiply and one that loads: planes pass through a ring in shared memory.
 // A unit (8 / row_groups samples) is one block's alone, or, where there are few of them, a cluster's, whose
 // blocks have tiles or planes of it each: moments or sums of its channels never leave the chip, and the first
 // block writes the means. Moves x once (halo columns of a tile come from the second-level cache).
@@ -958,7 +974,11 @@ __device__ __forceinline__ void fence() { asm volatile("wgmma.fence.sync.aligned
 
 __device__ __forceinline__ void commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-__device__ __forceinline__ void wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+// Until no more than `Left` groups of products are under way.
+template <int Left>
+__device__ __forceinline__ void wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Left) : "memory");
+}
 
 template <int registers>
 __device__ __forceinline__ void take_registers() {
@@ -970,12 +990,7 @@ __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
-// Barriers of `threads` threads of the block; 0 is __syncthreads'. One that arrives does not wait.
-template <int threads>
-__device__ __forceinline__ void arrive(int barrier) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(threads) : "memory");
-}
-
+// Barriers of `threads` threads of the block; 0 is __syncthreads'.
 template <int threads>
 __device__ __forceinline__ void sync(int barrier) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(threads) : "memory");
@@ -1001,8 +1016,9 @@ struct Rotating {
   static constexpr int samples = 8 / row_groups;
   static constexpr int lane_rows = Numbers::lane_rows;
   static constexpr int tile_rows = Numbers::tile_rows;
-  static constexpr int columns = Numbers::columns;  // of a warpgroup
-  static constexpr int tile_columns = columns * 4 / tile_rows;
+  static constexpr int columns = Numbers::columns;  // of a strip
+  static constexpr int strips = Numbers::strips;    // of a tile
+  static constexpr int tile_columns = columns * strips / tile_rows;
   static constexpr int column_tiles = Numbers::column_tiles;
   static constexpr int tiles = Numbers::tiles;
   static constexpr int core_rows = Numbers::core_rows;
@@ -1011,10 +1027,13 @@ struct Rotating {
   static constexpr int pitch = core_rows * core_channels;  // of a column, in units
   static constexpr int starts = Numbers::starts;
   static constexpr int window_columns = Numbers::window_columns;
-  static constexpr int planes = Numbers::planes;  // of the ring
+  static constexpr int row_units = Numbers::row_units;  // that a row of the window takes
+  static constexpr int planes = Numbers::planes;        // of the ring
   static constexpr int producers = Numbers::producers;
   static constexpr int consumers = Numbers::consumers;
   static constexpr int consumer_warps = consumers / 32;
+  static constexpr int warpgroups = consumers / 128;  // that multiply
+  static_assert(strips == 2 * warpgroups);
 
   static constexpr int step1 = static_cast<int>(C::step(1));
   static constexpr int step2 = static_cast<int>(C::step(2));
@@ -1067,7 +1086,7 @@ struct Rotating {
   static constexpr bool has_all_rows = C::base(1, 0) >= 0 && last_row < C::input_size(1);
   static constexpr int units = C::in_channels * base_groups * window_columns * core_rows;
   static constexpr int chunks = (units + producers - 1) / producers;
-  static constexpr int plane_units = C::in_channels * starts * window_columns * core_rows;
+  static constexpr int plane_units = C::in_channels / core_channels * starts * row_units;
   // A thread loads an item at a time: its units of a plane, or one of them where they are many; as many items
   // ahead as registers have room for.
   static constexpr int most_elements = Numbers::most_elements;
@@ -1094,7 +1113,7 @@ struct Rotating {
     uint32 largest[C::in_channels][samples];
     uint32 redo;     // RedoWord of the block's samples
     uint32 arrived;  // warpgroups at the ends of passes
-    bool group_is_last[4];
+    bool group_is_last[warpgroups];
   };
 
   static_assert(parts == 1 || !two_passes, "blocks of a cluster do not wait for a norm");
@@ -1148,7 +1167,7 @@ struct Rotating {
     const int t1 = core / groups2 % groups1 * core_rows + e / core_channels % core_rows;
     const int t2 = core % groups2 * core_columns + e / pitch;
     if (o >= C::channels || core >= cores || t1 >= taps1 || t2 >= taps2) return 0.0f;
-    const int tap = (t0 * taps1 + t1) * taps2 + t2;
+    const auto tap = static_cast<int>(t0 * C::tap_stride(0) + t1 * C::tap_stride(1) + t2 * C::tap_stride(2));
     return weight((o * C::in_channels + c) * static_cast<int>(C::taps) + tap);
   }
 
@@ -1271,6 +1290,9 @@ struct Rotating {
   // of them than leave whole sectors to a load: 8 to 32 channels, kernel 3, took 0.158 ms with eight and with
   // four, 0.151 with two, 0.160 with one.
   static constexpr int near_channels = core_channels < 2 ? core_channels : 2;
+  // Neighbours have elements that lie near each other, but eight of them store to different banks.
+  static constexpr bool rows_first = C::input_stride(3) < C::input_stride(4);
+  static constexpr int near_columns = window_columns % 4 == 0 ? 4 : 1;
   struct Unit {
     int core_row, column, row, c;
     bool is_one;
@@ -1278,10 +1300,18 @@ struct Rotating {
     explicit __device__ __forceinline__ Unit(int chunk) {
       const int u = chunk * producers + static_cast<int>(threadIdx.x) - consumers;
       core_row = u / near_channels % core_rows;
-      column = u / (near_channels * core_rows) % window_columns;
-      row = u / (pitch * window_columns) % base_groups * core_rows + core_row;
+      const int within = u / (near_channels * core_rows);  // columns, or some columns, rows and more columns
+      if constexpr (rows_first) {
+        row = within / near_columns % base_groups * core_rows + core_row;
+        column = within / (near_columns * base_groups) % (window_columns / near_columns) * near_columns +
+                 within % near_columns;
+      } else {
+        row = u / (pitch * window_columns) % base_groups * core_rows + core_row;
+        column = within % window_columns;
+      }
       c = u / (pitch * window_columns * base_groups) * core_channels +
-          u / (near_channels * core_rows * window_columns) % (core_channels / near_channels) * near_channels +
+          within / (window_columns * (rows_first ? base_groups : 1)) % (core_channels / near_channels) *
+              near_channels +
           u % near_channels;
       is_one = u < units && row < row_bases;
     }
@@ -1300,7 +1330,7 @@ struct Rotating {
   }
   static __device__ __forceinline__ void split_elements(float a, float b, uint32& high, uint32& low) {
     if constexpr (splits) return split(a, b, high, low);
-    high = __float_as_uint(a) | __float_as_uint(b) << 16;
+    high = __byte_perm(__float_as_uint(a), __float_as_uint(b), 0x5410);
     low = 0;
   }
 
@@ -1351,7 +1381,7 @@ struct Rotating {
 
     Target() = default;
     explicit __device__ __forceinline__ Target(const Unit& unit)
-        : offset((((unit.c / core_channels * starts + unit.row) * window_columns + unit.column) * pitch +
+        : offset(((unit.c / core_channels * starts + unit.row) * row_units + unit.column * pitch +
                   unit.c % core_channels) *
                  16),
           copies(0) {
@@ -1388,7 +1418,9 @@ struct Rotating {
       for (int j = 0; j < 4; ++j) {
         split_elements(element(x, 2 * j / row_groups, 2 * j % row_groups + m),
                        element(x, (2 * j + 1) / row_groups, (2 * j + 1) % row_groups + m), high[j], low[j]);
-        if constexpr (guards) {
+        // A further shift has one element that those before had not, in the last lane of a sample.
+        const bool has_new = (2 * j + 1) % row_groups == row_groups - 1 && row_groups - 1 + m < loaded;
+        if (guards && (m == 0 || has_new)) {
           uint32& own = largest[j * guard_words / 4];
           own = __vmaxu2(own, high[j] & 0x7fff7fffu);
         }
@@ -1396,8 +1428,8 @@ struct Rotating {
 #pragma unroll
       for (int i = 0; i < core_rows; ++i) {
         if ((target.copies >> (m * core_rows + i) & 1u) == 0) continue;
-        uint4* copy = reinterpret_cast<uint4*>(
-            place + ((m * shift - i * delta1) * window_columns * pitch + i * core_channels) * 16);
+        uint4* copy =
+            reinterpret_cast<uint4*>(place + ((m * shift - i * delta1) * row_units + i * core_channels) * 16);
         *copy = uint4{high[0], high[1], high[2], high[3]};
         if constexpr (input_parts == 2) copy[plane_units] = uint4{low[0], low[1], low[2], low[3]};
       }
@@ -1654,7 +1686,6 @@ struct Rotating {
   }
 
   // --- Consumers ---
-  static constexpr int first_turn_barrier = 8;
   // With one tap in the first dimension every plane is an output: its first product does not accumulate.
   static constexpr bool begins_always = taps0 == 1;
   // Elsewhere sums of 16-bit elements begin as the bias, and need no scale: they are the outputs.
@@ -1672,51 +1703,59 @@ struct Rotating {
 
   // Where core `core` of output position 0 lies, in units.
   static constexpr __device__ int core_offset(int core) {
-    return ((core / (groups1 * groups2) * starts + core / groups2 % groups1 * core_rows * delta1) *
-                window_columns +
-            core % groups2 * core_columns * delta2) *
-           pitch;
+    return (core / (groups1 * groups2) * starts + core / groups2 % groups1 * core_rows * delta1) * row_units +
+           core % groups2 * core_columns * delta2 * pitch;
   }
 
   using Sums = float[columns * 4];
 
-  // All products of a plane. Warpgroups multiply in turns: products of one run while others finish outputs.
-  // All at once would also come to their outputs at once, and leave the tensor cores idle. A turn is passed
-  // on two products before its end, which is as long as the next one takes to begin.
-  __device__ __forceinline__ void multiply_plane(Sums& sums, uint32 weights, uint32 window, int group) const {
-    constexpr uint32 weight_units = weight_blocks * 16;  // of a core
-    constexpr int products = weight_parts + input_parts - 1;
-    constexpr int last_own = steps * products > 2 ? steps * products - 2 : 0;
-    // Of lane 0, so that the compiler knows them to be the same in all lanes: descriptors are then computed
-    // once for a warp.
-    const uint32 first_a = __shfl_sync(0xffffffffu, warpgroup::descriptor(weights, weight_units), 0);
-    const uint32 first_b = __shfl_sync(0xffffffffu, warpgroup::descriptor(window, 0), 0);
-    warpgroup::sync<256>(first_turn_barrier + group);
+  static constexpr int products = weight_parts + input_parts - 1;  // of two cores
+  static constexpr uint32 weight_units = weight_blocks * 16;       // of a core
+
+  // The lower halves of what describes A and B of a plane's first product.
+  struct Operands {
+    uint32 a, b;
+  };
+
+  // All products of a strip's plane, as a group that is under way.
+  __device__ __forceinline__ void multiply_plane(Sums& sums, const Operands& begin) const {
     warpgroup::fence();
 #pragma unroll
     for (int i = 0; i < steps * products; ++i) {
       const int core = 2 * (i / products);
       const int part = i % products;  // of the weights, then of the input
       const uint32 distance = core + 1 < cores ? core_offset(core + 1) - core_offset(core) : 0;
-      const uint32 a = first_a + (i / products * weight_parts + (part == 1 && weight_parts == 2 ? 1 : 0)) *
+      const uint32 a = begin.a + (i / products * weight_parts + (part == 1 && weight_parts == 2 ? 1 : 0)) *
                                      2 * weight_units;
-      const uint32 b = first_b + (core_offset(core) | distance << 16) + (part == 2 ? plane_units : 0);
-      if (i == last_own) warpgroup::arrive<256>(first_turn_barrier + (group + 1) % 4);
+      const uint32 b = begin.b + (core_offset(core) | distance << 16) + (part == 2 ? plane_units : 0);
       Product::template multiply<8, pitch * step2>(sums, a, b, i > 0 || !(promotes || begins_always));
     }
     warpgroup::commit();
-    warpgroup::wait();
+  }
+
+  // What products write is not to be read before it has been waited for, which the compiler does not know.
+  static __device__ __forceinline__ void arrived(Sums& sums) {
+#pragma unroll
+    for (int i = 0; i < columns * 4; ++i) asm volatile("" : "+f"(sums[i])::"memory");
   }
 
   using MomentsPass = MomentsEpilogue<Convolution, Tail, Numbers>;
   using ApplyPass = ApplyEpilogue<Convolution, Tail, Numbers>;
+
+  // What came after the last time that moments were brought up to date: sums of distances from the mean then.
+  struct Recent {
+    static constexpr int most = 16;  // planes
+    float sum[2][state_rows] = {};
+    float squares[2][state_rows] = {};
+    int left = 1;  // planes until moments are brought up to date: first after one
+  };
 
   // A thread's sums of a plane: rows (r) from `First` on, one for each of its channels, in two lanes (e),
   // `Count` columns.
   template <int First, int Count, class State>
   __device__ __forceinline__ void take(const ApplyPass& pass, State (&state)[2], const Sums& sums, int d,
                                        int row, int column, const float (&unscale)[state_rows],
-                                       const float (&bias)[state_rows]) const {
+                                       const float (&bias)[state_rows], Recent& recent) const {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int q1 = row + first_row_of_lane(e);
@@ -1735,14 +1774,14 @@ struct Rotating {
   }
 
   // Moments take distances from the mean so far (at first from the first value): sums of one look at each
-  // value, of which none stays in a register. The mean moves little, so that what is subtracted at the end is
-  // small beside the sum of squares.
+  // value, of which none stays in a register. The mean moves little, so that what is subtracted when moments
+  // are brought up to date is small beside the sum of squares.
   template <int First, int Count, class State>
   __device__ __forceinline__ void take(const MomentsPass& pass, State (&state)[2], const Sums& sums, int d,
                                        int row, int column, const float (&unscale)[state_rows],
-                                       const float (&bias)[state_rows]) const {
+                                       const float (&bias)[state_rows], Recent& recent) const {
     using Before = typename Tail::Before;
-    float sum[2][state_rows] = {}, squares[2][state_rows] = {};
+    float sum[2][state_rows], squares[2][state_rows];
     const auto value = [&](int e, int r, int k) {
       // A lane without a row takes values of the last one, and keeps nothing of them.
       const int q1 = row + first_row_of_lane(e);
@@ -1754,11 +1793,13 @@ struct Rotating {
       return Before::value(output_of(sums[4 * k + 2 * (First + r) + e], unscale[r], bias[r]),
                            state[e].before[r].value[0], tensors, 0);
     };
+    bool is_one[2];
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
+      is_one[e] = row + first_row_of_lane(e) < C::output_size(1);
 #pragma unroll
       for (int r = 0; r < state_rows; ++r)
-        state[e].mean[r] = select(state[e].count > 0.0f, state[e].mean[r], value(e, r, 0));
+        state[e].mean[r] = select(is_one[e] && state[e].count == 0.0f, value(e, r, 0), state[e].mean[r]);
     }
     // Step by step of some columns: of as many values as hide each other's latency.
     constexpr int at_once = 4 / state_rows;
@@ -1779,28 +1820,40 @@ struct Rotating {
         for (int e = 0; e < 2; ++e) {
 #pragma unroll
           for (int r = 0; r < state_rows; ++r) {
-            sum[e][r] += distance[k][e][r];
-            squares[e][r] = fmaf(distance[k][e][r], distance[k][e][r], squares[e][r]);
+            const float own = distance[k][e][r];
+            sum[e][r] = first + k == 0 ? own : sum[e][r] + own;
+            squares[e][r] = first + k == 0 ? own * own : fmaf(own, own, squares[e][r]);
           }
         }
       }
     }
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      const float total = state[e].count + Count;
-      const float weight = Count * pointwise::reciprocal_fast(total);
-      const float spread = state[e].count * weight;
-      const bool is_one = row + first_row_of_lane(e) < C::output_size(1);
 #pragma unroll
       for (int r = 0; r < state_rows; ++r) {
-        const float mean = sum[e][r] * (1.0f / Count);
-        const float m2 = fmaf(-sum[e][r], mean, squares[e][r]);
-        state[e].mean[r] = select(is_one, fmaf(mean, weight, state[e].mean[r]), state[e].mean[r]);
-        state[e].m2[r] =
-            select(is_one, fmaf(mean * mean, spread, state[e].m2[r] + not_below_zero(m2)), state[e].m2[r]);
+        recent.sum[e][r] = select(is_one[e], recent.sum[e][r] + sum[e][r], recent.sum[e][r]);
+        recent.squares[e][r] = select(is_one[e], recent.squares[e][r] + squares[e][r], recent.squares[e][r]);
       }
-      state[e].count = select(is_one, total, state[e].count);
+      state[e].count = select(is_one[e], state[e].count + Count, state[e].count);
     }
+    if (--recent.left == 0) bring_up_to_date(state, recent);
+  }
+
+  template <class State>
+  __device__ __forceinline__ void bring_up_to_date(State (&state)[2], Recent& recent) const {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const float count = state[e].count;
+      const float per_value = count > 0.0f ? pointwise::reciprocal_fast(count) : 0.0f;
+#pragma unroll
+      for (int r = 0; r < state_rows; ++r) {
+        const float moved = recent.sum[e][r] * per_value;
+        state[e].mean[r] += moved;
+        state[e].m2[r] += not_below_zero(fmaf(-recent.sum[e][r], moved, recent.squares[e][r]));
+      }
+    }
+    recent = {};
+    recent.left = Recent::most;
   }
 
   // Never a branch: sums of the four would follow each other instead of hiding each other's latency.
@@ -1829,83 +1882,162 @@ struct Rotating {
   };
   static_assert(planes == 2 || planes == 4 || planes == 8);
 
+  // The same in all lanes, and known to be by the compiler: descriptors are then computed once for a warp.
+  static __device__ __forceinline__ uint32 uniform(uint32 value) {
+    return __shfl_sync(0xffffffffu, value, 0);
+  }
+
+  // Planes that are unrolled: a round of the slots, so that what a plane ends is known when this is compiled.
+  // Sums that begin anew with every plane are not carried through several: products would be serialised, for
+  // the compiler takes other registers each time.
+  static constexpr int round_planes = promotes ? 1 : taps0;
+
   // All tiles of a unit, `channel_tile` of its channels.
   template <class Pass, class State>
   __device__ __forceinline__ void consume(const Pass& pass, State (&state)[2], int channel_tile, Ring& ring,
                                           const float (&unscale)[state_rows],
                                           const float (&bias)[state_rows]) const {
-    // The same in all lanes, and known to be by the compiler.
-    const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
-    const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0);
+    const int group = uniform(threadIdx.x / 128);
+    const int warp = uniform(threadIdx.x / 32 % 4);
     // A warp whose channels there are not has nothing to finish: its weights are zeros.
     const bool has_channels =
         channel_tile * channel_blocks * 16 + channels_of(warp, 0) * 8 < static_cast<int>(C::channels);
-    const uint32 own_slot[2] = {static_cast<uint32>(has_channels ? plane_slot(warp, 0) : taps0),
-                                static_cast<uint32>(has_channels ? plane_slot(warp, 1) : taps0)};
-    constexpr int across = 4 / tile_rows;  // warpgroups side by side
-    const uint32 weights = barrier::shared_address(shared.weight[channel_tile]);
-    const uint32 windows =
-        barrier::shared_address(shared.x[0][0]) +
-        (group / across * step1 * window_columns + group % across * columns * step2) * pitch * 16;
+    constexpr int across = strips / tile_rows;  // strips side by side
+    const uint32 weights =
+        warpgroup::descriptor(barrier::shared_address(shared.weight[channel_tile]), weight_units);
+    uint32 windows[2];  // of the strips
+#pragma unroll
+    for (int own = 0; own < 2; ++own) {
+      const int strip = group * 2 + own;
+      const int offset = (strip / across * step1 * row_units + strip % across * columns * step2 * pitch) * 16;
+      windows[own] = warpgroup::descriptor(barrier::shared_address(shared.x[0][0]) + offset, 0);
+    }
     // The grid has one dimension: a zero that the compiler does not know, for it would move a constant twice.
     const float zero = __uint_as_float(gridDim.y - 1);
     const float begin[2] = {begins_with_bias ? bias[0] : zero,
                             begins_with_bias ? bias[state_rows - 1] : zero};
+    Recent recent;
+    Sums first, second;
+    int tile = 0;
+    int first_of_round = 0;
+    const auto turn_of = [&](int own, int plane) {
+      return ((round_planes == 1 ? first_of_round : 0) + plane + own * (taps0 / 2)) % taps0;
+    };
+    const auto operands_of = [&](int own, int plane) {
+      const uint32 turn = turn_of(own, plane);
+      const uint32 a = weights + (paired ? turn * static_cast<uint32>(sizeof(shared.weight[0][0]) / 16)
+                                         : (taps0 - 1 - turn) * channel_blocks * 16);
+      const uint32 b = windows[own] + (ring.count + plane) % planes * (input_parts * plane_units);
+      return Operands{uniform(a), uniform(b)};
+    };
+    // The outputs that a plane ends, and the next ones begun in their place. A warp has its first eight rows,
+    // its second or, not paired, both in the slot that ends.
+    const auto finish_plane = [&]<int own, int plane>(Sums& sums) {
+      const int strip = group * 2 + own;
+      const int row = tile / column_tiles * tile_rows + strip / across;
+      const int column = tile % column_tiles * tile_columns + strip % across * columns;
+      const int q = first_of_round + plane;
+      const int d = first_plane() + q - (taps0 - 1);
+      const bool is_output =
+          (plane >= taps0 - 1 || q >= taps0 - 1) && (parts == 1 || d < C::output_size(0)) && row < lane_rows;
+      const int ending = (turn_of(own, plane) + 1) % taps0;
+      const auto finish_rows = [&]<int r>() {
+        if (paired && round_planes > 1 && ending % 2 != r) return;  // known here
+        const bool is_own = plane_slot(warp, r) == ending;
+        if (is_own && has_channels && is_output)
+          take_columns<r>(pass, state, sums, d, row, column, unscale, bias, recent);
+        if constexpr (!begins_always)
+          Product::template begin_where<!paired || r == 0, !paired || r == 1>(sums, is_own, begin[0],
+                                                                              begin[1]);
+      };
+      finish_rows.template operator()<0>();
+      if constexpr (paired) finish_rows.template operator()<1>();
+    };
+    const auto wait_for = [&](int plane) {
+      const Ring at{ring.count + plane};
+      barrier::wait(&shared.full[at.slot()], at.parity());
+    };
+    const auto leave = [&](int plane) {
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) barrier::arrive(&shared.empty[(ring.count + plane) % planes]);
+    };
+    // A plane's part of sums, where the tensor cores are not to add up more.
+    const auto add = [&](Sums& sums, Sums& part) {
+      arrived(part);
+#pragma unroll
+      for (int i = 0; i < columns * 4; ++i) sums[i] = begins_always ? part[i] : sums[i] + part[i];
+    };
+    const auto multiply_round = [&]<int count>() {
+      Sums part[promotes ? 2 : 1];
+      Sums& first_part = promotes ? part[0] : first;
+      Sums& second_part = promotes ? part[promotes ? 1 : 0] : second;
+      wait_for(0);
+      multiply_plane(first_part, operands_of(0, 0));
+      multiply_plane(second_part, operands_of(1, 0));
+      const auto go_on = [&]<int plane>() {
+        constexpr bool is_last = plane == count - 1;
+        // Parts leave their registers first. Else all four warps finish outputs at a time, some of them those
+        // of the first strip, the others those of the second.
+        warpgroup::wait<promotes ? 1 : 0>();
+        if constexpr (promotes) {
+          add(first, part[0]);
+        } else {
+          arrived(first);
+          leave(plane);
+        }
+        Operands next_first, next_second;  // known when outputs are finished
+        if constexpr (!is_last) next_first = operands_of(0, plane + 1);
+        finish_plane.template operator()<0, plane>(first);
+        warpgroup::wait<0>();
+        if constexpr (promotes) {
+          leave(plane);
+          add(second, part[1]);
+        } else {
+          arrived(second);
+        }
+        if constexpr (!is_last) next_second = operands_of(1, plane + 1);
+        finish_plane.template operator()<1, plane>(second);
+        if constexpr (!is_last) {
+          wait_for(plane + 1);
+          multiply_plane(first_part, next_first);
+          multiply_plane(second_part, next_second);
+        }
+      };
+      go_on.template operator()<0>();
+      if constexpr (count > 1) go_on.template operator()<1>();
+      if constexpr (count > 2) go_on.template operator()<2>();
+      if constexpr (count > 3) go_on.template operator()<3>();
+      ring.count += count;
+    };
+    static_assert(round_planes <= 4);
 #pragma unroll 1
-    for (int part_tile = 0; part_tile < part_tiles; ++part_tile) {
-      const int tile = first_tile() + part_tile;
-      const int row = tile / column_tiles * tile_rows + group / across;
-      const int column = tile % column_tiles * tile_columns + group % across * columns;
-      Sums sums;
+    for (tile = first_tile(); tile < first_tile() + part_tiles; ++tile) {
       if constexpr (!begins_always) {
 #pragma unroll
-        for (int i = 0; i < columns * 4; ++i) sums[i] = begins_with_bias ? begin[i % 4 / 2] : 0.0f;
+        for (int i = 0; i < columns * 4; ++i) {
+          first[i] = begin[i % 4 / 2];
+          second[i] = begin[i % 4 / 2];
+        }
       }
 #pragma unroll 1
-      for (int q = 0; q < window_planes; ++q) {
-        barrier::wait(&shared.full[ring.slot()], ring.parity());
-        const uint32 turn = static_cast<uint32>(q + group) % taps0;
-        const uint32 a = weights + (paired ? turn * static_cast<uint32>(sizeof(shared.weight[0][0]))
-                                           : (taps0 - 1 - turn) * channel_blocks * 256);
-        const uint32 b = windows + ring.slot() * (input_parts * plane_units * 16);
-        if constexpr (promotes) {
-          Sums part;
-          multiply_plane(part, a, b, group);
-#pragma unroll
-          for (int i = 0; i < columns * 4; ++i) sums[i] = begins_always ? part[i] : sums[i] + part[i];
-        } else {
-          multiply_plane(sums, a, b, group);
-        }
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) barrier::arrive(&shared.empty[ring.slot()]);
-        ++ring.count;
-        const uint32 ending = (turn + 1) % taps0;
-        const int d = first_plane() + q - (taps0 - 1);
-        const bool is_output = q >= taps0 - 1 && (parts == 1 || d < C::output_size(0)) && row < lane_rows;
-        if (own_slot[0] == ending && is_output)
-          take_columns<0>(pass, state, sums, d, row, column, unscale, bias);
-        if constexpr (paired) {
-          if (own_slot[1] == ending && is_output)
-            take_columns<1>(pass, state, sums, d, row, column, unscale, bias);
-          Product::template begin_where<true, false>(sums, own_slot[0] == ending, begin[0], begin[1]);
-          Product::template begin_where<false, true>(sums, own_slot[1] == ending, begin[0], begin[1]);
-        } else if constexpr (!begins_always) {
-          Product::template begin_where<true, true>(sums, own_slot[0] == ending, begin[0], begin[1]);
-        }
-      }
+      for (first_of_round = 0; first_of_round + round_planes <= window_planes; first_of_round += round_planes)
+        multiply_round.template operator()<round_planes>();
+      if constexpr (window_planes % round_planes != 0)
+        multiply_round.template operator()<window_planes % round_planes>();
     }
+    if constexpr (is_same<Pass, MomentsPass>) bring_up_to_date(state, recent);
   }
 
   // The columns that there are.
   template <int First, class Pass, class State>
   __device__ __forceinline__ void take_columns(const Pass& pass, State (&state)[2], const Sums& sums, int d,
                                                int row, int column, const float (&unscale)[state_rows],
-                                               const float (&bias)[state_rows]) const {
+                                               const float (&bias)[state_rows], Recent& recent) const {
     constexpr int left = static_cast<int>(C::output_size(2)) % columns;
     if (column + columns <= C::output_size(2)) {
-      take<First, columns>(pass, state, sums, d, row, column, unscale, bias);
+      take<First, columns>(pass, state, sums, d, row, column, unscale, bias, recent);
     } else if (left > 0 && column < C::output_size(2)) {
-      take<First, left == 0 ? columns : left>(pass, state, sums, d, row, column, unscale, bias);
+      take<First, left == 0 ? columns : left>(pass, state, sums, d, row, column, unscale, bias, recent);
     }
   }
 
@@ -1972,7 +2104,7 @@ struct Rotating {
     constexpr int apart = paired ? 2 : channel_blocks;
     const int first = paired ? eight : eight / 2;
 #pragma unroll 1
-    for (int group = 0; group < 4; ++group) {
+    for (int group = 0; group < warpgroups; ++group) {
 #pragma unroll 1
       for (int t = 0; t < holders; ++t) take(shared.scratch[group * 4 + t * apart + first][slot]);
     }
@@ -2120,7 +2252,7 @@ struct Rotating {
     warpgroup::sync<128>(1 + group);
     if (threadIdx.x % 128 == 0) {
       __threadfence_block();
-      shared.group_is_last[group] = atomicAdd(&shared.arrived, 1u) % 4 == 3;
+      shared.group_is_last[group] = atomicAdd(&shared.arrived, 1u) % warpgroups == warpgroups - 1;
       __threadfence_block();
     }
     warpgroup::sync<128>(1 + group);
@@ -2175,8 +2307,6 @@ struct Rotating {
         barrier::arrive(&shared.prepared);  // producers wait for it: compute-sanitizer takes barriers at two
         sync_preparing();                   // places of the code for two
       }
-      if (threadIdx.x / 128 == 3)
-        warpgroup::arrive<256>(first_turn_barrier);  // the first turn is the first's
       Ring ring;
 #pragma unroll 1
       for (int64 n = static_cast<int64>(first_unit()) * samples; n < p.batch;
@@ -2184,7 +2314,6 @@ struct Rotating {
         if constexpr (Tail::has_norm) pass_over<true>(n, ring);
         if constexpr (!Tail::mean_follows_norm) pass_over<false>(n, ring);
       }
-      if (threadIdx.x < 128) warpgroup::sync<256>(first_turn_barrier);  // the last turn is nobody's
     } else {
       warpgroup::give_registers<Numbers::producer_registers>();
       produce();
@@ -2464,7 +2593,7 @@ _KERNELS_TF32 = r"""
 //
 // plan: thin_wgmma
 //   convolution: 192 terms, 2 products of 16-bit parts
-//   tile: 1 samples, 8 x 4 rows, 15 columns, 2 tiles a unit
+//   tile: 1 samples, 8 x 4 rows, 13 columns, 1 tiles a unit
 //   passes: 1
 //   then: thin_cores for samples that f16 has no room for
 // ==================================================================================================
@@ -2549,11 +2678,12 @@ struct Convolution {
   static constexpr int channels = 16;
   static constexpr int taps = 64;
   static constexpr __device__ int64 kernel(int d) { return d == 0 ? 4ll : d == 1 ? 4ll : d == 2 ? 4ll : 0ll; }
-  static constexpr __device__ int64 input_size(int d) { return d == 0 ? 16ll : d == 1 ? 32ll : d == 2 ? 32ll : 0ll; }
-  static constexpr __device__ int64 output_size(int d) { return d == 0 ? 13ll : d == 1 ? 29ll : d == 2 ? 29ll : 0ll; }
+  static constexpr __device__ int64 input_size(int d) { return d == 0 ? 32ll : d == 1 ? 32ll : d == 2 ? 16ll : 0ll; }
+  static constexpr __device__ int64 output_size(int d) { return d == 0 ? 29ll : d == 1 ? 29ll : d == 2 ? 13ll : 0ll; }
   static constexpr __device__ int64 step(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 0ll; }
   static constexpr __device__ int64 delta(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 0ll; }
   static constexpr __device__ int64 tap_step(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 0ll; }
+  static constexpr __device__ int64 tap_stride(int d) { return d == 0 ? 4ll : d == 1 ? 1ll : d == 2 ? 16ll : 0ll; }
   static constexpr __device__ int64 classes(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 1ll; }
   static constexpr __device__ int64 first(int d, int r) {
     return d == 0 && r == 0 ? 0ll : d == 1 && r == 0 ? 0ll : d == 2 && r == 0 ? 0ll : 0ll;
@@ -2565,33 +2695,35 @@ struct Convolution {
     return d == 0 && r == 0 ? 4ll : d == 1 && r == 0 ? 4ll : d == 2 && r == 0 ? 4ll : 0ll;
   }
   static constexpr __device__ int64 positions(int d, int r) {
-    return d == 0 && r == 0 ? 13ll : d == 1 && r == 0 ? 29ll : d == 2 && r == 0 ? 29ll : 0ll;
+    return d == 0 && r == 0 ? 29ll : d == 1 && r == 0 ? 29ll : d == 2 && r == 0 ? 13ll : 0ll;
   }
-  static constexpr __device__ int64 input_stride(int d) { return d == 0 ? 49152ll : d == 1 ? 16384ll : d == 2 ? 1024ll : d == 3 ? 32ll : d == 4 ? 1ll : 0ll; }
+  static constexpr __device__ int64 input_stride(int d) { return d == 0 ? 49152ll : d == 1 ? 16384ll : d == 2 ? 32ll : d == 3 ? 1ll : d == 4 ? 1024ll : 0ll; }
   // Of the output and of tensors that stages read.
   static constexpr __device__ int64 stride(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : d == 3 ? 1ll : d == 4 ? 1ll : 0ll; }
 };
 }  // namespace onepass
 
 struct Numbers {
-  static constexpr int threads = 640;
-  static constexpr int consumers = 512;
+  static constexpr int threads = 384;
+  static constexpr int consumers = 256;
   static constexpr int producers = 128;
-  static constexpr int warps = 16;
-  static constexpr int consumer_registers = 96;
-  static constexpr int producer_registers = 96;
+  static constexpr int warps = 8;
+  static constexpr int consumer_registers = 200;
+  static constexpr int producer_registers = 104;
   static constexpr int most_elements = 36;
   static constexpr int row_groups = 8;
   static constexpr int lane_rows = 4;
   static constexpr int tile_rows = 4;
-  static constexpr int columns = 15;
-  static constexpr int column_tiles = 2;
-  static constexpr int tiles = 2;
+  static constexpr int columns = 13;
+  static constexpr int strips = 4;
+  static constexpr int column_tiles = 1;
+  static constexpr int tiles = 1;
   static constexpr int core_rows = 2;
   static constexpr int core_columns = 4;
   static constexpr int core_channels = 1;
   static constexpr int starts = 6;
-  static constexpr int window_columns = 18;
+  static constexpr int window_columns = 16;
+  static constexpr int row_units = 33;
   static constexpr int planes = 4;
   static constexpr int channel_blocks = 1;
   static constexpr int input_parts = 1;
@@ -2603,30 +2735,30 @@ struct Numbers {
 };
 struct Product {
   template <unsigned upper_a, unsigned upper_b>
-  static __device__ __forceinline__ void multiply(float (&d)[60], unsigned a, unsigned b, bool accumulates) {
-    asm volatile("{.reg .pred p; .reg .b64 a, b; setp.ne.b32 p, %62, 0; mov.b64 a, {%60, %63}; mov.b64 b, {%61, %64}; wgmma.mma_async.sync.aligned.m64n120k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59}, a, b, p, 1, 1, 0, 1;}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59])
+  static __device__ __forceinline__ void multiply(float (&d)[52], unsigned a, unsigned b, bool accumulates) {
+    asm volatile("{.reg .pred p; .reg .b64 a, b; setp.ne.b32 p, %54, 0; mov.b64 a, {%52, %55}; mov.b64 b, {%53, %56}; wgmma.mma_async.sync.aligned.m64n104k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51}, a, b, p, 1, 1, 0, 1;}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51])
         : "r"(a), "r"(b), "r"(static_cast<int>(accumulates)), "n"(upper_a), "n"(upper_b));
   }
   template <bool first, bool second>
-  static __device__ __forceinline__ void begin_where(float (&d)[60], bool so, float a, float b) {
+  static __device__ __forceinline__ void begin_where(float (&d)[52], bool so, float a, float b) {
     if constexpr (first && second)
-      asm volatile("{.reg .pred p; setp.eq.b32 p, %60, 0; @p bra.uni kept_%=; mov.f32 %0, %61; mov.f32 %1, %61; mov.f32 %2, %62; mov.f32 %3, %62; mov.f32 %4, %61; mov.f32 %5, %61; mov.f32 %6, %62; mov.f32 %7, %62; mov.f32 %8, %61; mov.f32 %9, %61; mov.f32 %10, %62; mov.f32 %11, %62; mov.f32 %12, %61; mov.f32 %13, %61; mov.f32 %14, %62; mov.f32 %15, %62; mov.f32 %16, %61; mov.f32 %17, %61; mov.f32 %18, %62; mov.f32 %19, %62; mov.f32 %20, %61; mov.f32 %21, %61; mov.f32 %22, %62; mov.f32 %23, %62; mov.f32 %24, %61; mov.f32 %25, %61; mov.f32 %26, %62; mov.f32 %27, %62; mov.f32 %28, %61; mov.f32 %29, %61; mov.f32 %30, %62; mov.f32 %31, %62; mov.f32 %32, %61; mov.f32 %33, %61; mov.f32 %34, %62; mov.f32 %35, %62; mov.f32 %36, %61; mov.f32 %37, %61; mov.f32 %38, %62; mov.f32 %39, %62; mov.f32 %40, %61; mov.f32 %41, %61; mov.f32 %42, %62; mov.f32 %43, %62; mov.f32 %44, %61; mov.f32 %45, %61; mov.f32 %46, %62; mov.f32 %47, %62; mov.f32 %48, %61; mov.f32 %49, %61; mov.f32 %50, %62; mov.f32 %51, %62; mov.f32 %52, %61; mov.f32 %53, %61; mov.f32 %54, %62; mov.f32 %55, %62; mov.f32 %56, %61; mov.f32 %57, %61; mov.f32 %58, %62; mov.f32 %59, %62; kept_%=: }"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59])
+      asm volatile("{.reg .pred p; setp.eq.b32 p, %52, 0; @p bra.uni kept_%=; mov.f32 %0, %53; mov.f32 %1, %53; mov.f32 %2, %54; mov.f32 %3, %54; mov.f32 %4, %53; mov.f32 %5, %53; mov.f32 %6, %54; mov.f32 %7, %54; mov.f32 %8, %53; mov.f32 %9, %53; mov.f32 %10, %54; mov.f32 %11, %54; mov.f32 %12, %53; mov.f32 %13, %53; mov.f32 %14, %54; mov.f32 %15, %54; mov.f32 %16, %53; mov.f32 %17, %53; mov.f32 %18, %54; mov.f32 %19, %54; mov.f32 %20, %53; mov.f32 %21, %53; mov.f32 %22, %54; mov.f32 %23, %54; mov.f32 %24, %53; mov.f32 %25, %53; mov.f32 %26, %54; mov.f32 %27, %54; mov.f32 %28, %53; mov.f32 %29, %53; mov.f32 %30, %54; mov.f32 %31, %54; mov.f32 %32, %53; mov.f32 %33, %53; mov.f32 %34, %54; mov.f32 %35, %54; mov.f32 %36, %53; mov.f32 %37, %53; mov.f32 %38, %54; mov.f32 %39, %54; mov.f32 %40, %53; mov.f32 %41, %53; mov.f32 %42, %54; mov.f32 %43, %54; mov.f32 %44, %53; mov.f32 %45, %53; mov.f32 %46, %54; mov.f32 %47, %54; mov.f32 %48, %53; mov.f32 %49, %53; mov.f32 %50, %54; mov.f32 %51, %54; kept_%=: }"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51])
         : "r"(static_cast<int>(so)), "f"(a), "f"(b));
     if constexpr (first && !second)
-      asm volatile("{.reg .pred p; setp.eq.b32 p, %30, 0; @p bra.uni kept_%=; mov.f32 %0, %31; mov.f32 %1, %31; mov.f32 %2, %31; mov.f32 %3, %31; mov.f32 %4, %31; mov.f32 %5, %31; mov.f32 %6, %31; mov.f32 %7, %31; mov.f32 %8, %31; mov.f32 %9, %31; mov.f32 %10, %31; mov.f32 %11, %31; mov.f32 %12, %31; mov.f32 %13, %31; mov.f32 %14, %31; mov.f32 %15, %31; mov.f32 %16, %31; mov.f32 %17, %31; mov.f32 %18, %31; mov.f32 %19, %31; mov.f32 %20, %31; mov.f32 %21, %31; mov.f32 %22, %31; mov.f32 %23, %31; mov.f32 %24, %31; mov.f32 %25, %31; mov.f32 %26, %31; mov.f32 %27, %31; mov.f32 %28, %31; mov.f32 %29, %31; kept_%=: }"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[4]), "+f"(d[5]), "+f"(d[8]), "+f"(d[9]), "+f"(d[12]), "+f"(d[13]), "+f"(d[16]), "+f"(d[17]), "+f"(d[20]), "+f"(d[21]), "+f"(d[24]), "+f"(d[25]), "+f"(d[28]), "+f"(d[29]), "+f"(d[32]), "+f"(d[33]), "+f"(d[36]), "+f"(d[37]), "+f"(d[40]), "+f"(d[41]), "+f"(d[44]), "+f"(d[45]), "+f"(d[48]), "+f"(d[49]), "+f"(d[52]), "+f"(d[53]), "+f"(d[56]), "+f"(d[57])
+      asm volatile("{.reg .pred p; setp.eq.b32 p, %26, 0; @p bra.uni kept_%=; mov.f32 %0, %27; mov.f32 %1, %27; mov.f32 %2, %27; mov.f32 %3, %27; mov.f32 %4, %27; mov.f32 %5, %27; mov.f32 %6, %27; mov.f32 %7, %27; mov.f32 %8, %27; mov.f32 %9, %27; mov.f32 %10, %27; mov.f32 %11, %27; mov.f32 %12, %27; mov.f32 %13, %27; mov.f32 %14, %27; mov.f32 %15, %27; mov.f32 %16, %27; mov.f32 %17, %27; mov.f32 %18, %27; mov.f32 %19, %27; mov.f32 %20, %27; mov.f32 %21, %27; mov.f32 %22, %27; mov.f32 %23, %27; mov.f32 %24, %27; mov.f32 %25, %27; kept_%=: }"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[4]), "+f"(d[5]), "+f"(d[8]), "+f"(d[9]), "+f"(d[12]), "+f"(d[13]), "+f"(d[16]), "+f"(d[17]), "+f"(d[20]), "+f"(d[21]), "+f"(d[24]), "+f"(d[25]), "+f"(d[28]), "+f"(d[29]), "+f"(d[32]), "+f"(d[33]), "+f"(d[36]), "+f"(d[37]), "+f"(d[40]), "+f"(d[41]), "+f"(d[44]), "+f"(d[45]), "+f"(d[48]), "+f"(d[49])
         : "r"(static_cast<int>(so)), "f"(a), "f"(b));
     if constexpr (!first && second)
-      asm volatile("{.reg .pred p; setp.eq.b32 p, %30, 0; @p bra.uni kept_%=; mov.f32 %0, %32; mov.f32 %1, %32; mov.f32 %2, %32; mov.f32 %3, %32; mov.f32 %4, %32; mov.f32 %5, %32; mov.f32 %6, %32; mov.f32 %7, %32; mov.f32 %8, %32; mov.f32 %9, %32; mov.f32 %10, %32; mov.f32 %11, %32; mov.f32 %12, %32; mov.f32 %13, %32; mov.f32 %14, %32; mov.f32 %15, %32; mov.f32 %16, %32; mov.f32 %17, %32; mov.f32 %18, %32; mov.f32 %19, %32; mov.f32 %20, %32; mov.f32 %21, %32; mov.f32 %22, %32; mov.f32 %23, %32; mov.f32 %24, %32; mov.f32 %25, %32; mov.f32 %26, %32; mov.f32 %27, %32; mov.f32 %28, %32; mov.f32 %29, %32; kept_%=: }"
-        : "+f"(d[2]), "+f"(d[3]), "+f"(d[6]), "+f"(d[7]), "+f"(d[10]), "+f"(d[11]), "+f"(d[14]), "+f"(d[15]), "+f"(d[18]), "+f"(d[19]), "+f"(d[22]), "+f"(d[23]), "+f"(d[26]), "+f"(d[27]), "+f"(d[30]), "+f"(d[31]), "+f"(d[34]), "+f"(d[35]), "+f"(d[38]), "+f"(d[39]), "+f"(d[42]), "+f"(d[43]), "+f"(d[46]), "+f"(d[47]), "+f"(d[50]), "+f"(d[51]), "+f"(d[54]), "+f"(d[55]), "+f"(d[58]), "+f"(d[59])
+      asm volatile("{.reg .pred p; setp.eq.b32 p, %26, 0; @p bra.uni kept_%=; mov.f32 %0, %28; mov.f32 %1, %28; mov.f32 %2, %28; mov.f32 %3, %28; mov.f32 %4, %28; mov.f32 %5, %28; mov.f32 %6, %28; mov.f32 %7, %28; mov.f32 %8, %28; mov.f32 %9, %28; mov.f32 %10, %28; mov.f32 %11, %28; mov.f32 %12, %28; mov.f32 %13, %28; mov.f32 %14, %28; mov.f32 %15, %28; mov.f32 %16, %28; mov.f32 %17, %28; mov.f32 %18, %28; mov.f32 %19, %28; mov.f32 %20, %28; mov.f32 %21, %28; mov.f32 %22, %28; mov.f32 %23, %28; mov.f32 %24, %28; mov.f32 %25, %28; kept_%=: }"
+        : "+f"(d[2]), "+f"(d[3]), "+f"(d[6]), "+f"(d[7]), "+f"(d[10]), "+f"(d[11]), "+f"(d[14]), "+f"(d[15]), "+f"(d[18]), "+f"(d[19]), "+f"(d[22]), "+f"(d[23]), "+f"(d[26]), "+f"(d[27]), "+f"(d[30]), "+f"(d[31]), "+f"(d[34]), "+f"(d[35]), "+f"(d[38]), "+f"(d[39]), "+f"(d[42]), "+f"(d[43]), "+f"(d[46]), "+f"(d[47]), "+f"(d[50]), "+f"(d[51])
         : "r"(static_cast<int>(so)), "f"(a), "f"(b));
   }
 };
 using Agent = onepass::Rotating<onepass::Convolution, onepass::Tail, Numbers, Product>;
-static_assert(sizeof(Agent::Shared) <= 94252);
-__global__ void __launch_bounds__(640, 1) onepass_thin_wgmma(const __grid_constant__ Agent::Parameters p) {
+static_assert(sizeof(Agent::Shared) <= 89260);
+__global__ void __launch_bounds__(384, 1) onepass_thin_wgmma(const __grid_constant__ Agent::Parameters p) {
   extern __shared__ __align__(128) unsigned char bytes[];
   Agent{p, *reinterpret_cast<Agent::Shared*>(bytes)}.run();
 }
@@ -2718,6 +2850,7 @@ struct Convolution {
   static constexpr __device__ int64 step(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 0ll; }
   static constexpr __device__ int64 delta(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 0ll; }
   static constexpr __device__ int64 tap_step(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 0ll; }
+  static constexpr __device__ int64 tap_stride(int d) { return d == 0 ? 16ll : d == 1 ? 4ll : d == 2 ? 1ll : 0ll; }
   static constexpr __device__ int64 classes(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 1ll; }
   static constexpr __device__ int64 first(int d, int r) {
     return d == 0 && r == 0 ? 0ll : d == 1 && r == 0 ? 0ll : d == 2 && r == 0 ? 0ll : 0ll;
@@ -2751,6 +2884,8 @@ using Mainloop = onepass::CoresMainloop<onepass::Convolution, onepass::Tail, Num
 using Agent = onepass::Thin<onepass::Convolution, onepass::Tail, Numbers, Mainloop>;
 __global__ void __launch_bounds__(256, 2) onepass_thin_cores(const __grid_constant__ Agent::Parameters p) {
   extern __shared__ float shared[];
+  onepass::allow_kernel_after();
+  onepass::wait_for_kernel_before();
   if (!Agent::has_work(p)) return;
   Mainloop::load_weights(p, shared);
   Agent{p, shared + Mainloop::shared_floats, Mainloop{shared}}.run();
@@ -2763,7 +2898,7 @@ _LAUNCHES_TF32 = r"""
 namespace {
 
 Kernel block_1_tf32_thin_wgmma_kernel("block_1_tf32_thin_wgmma",
-    reinterpret_cast<const void*>(&block_1_tf32_thin_wgmma::onepass_thin_wgmma), 640, 1, 94252, false);
+    reinterpret_cast<const void*>(&block_1_tf32_thin_wgmma::onepass_thin_wgmma), 384, 1, 89260, false);
 Kernel block_1_tf32_thin_cores_kernel("block_1_tf32_thin_cores",
     reinterpret_cast<const void*>(&block_1_tf32_thin_cores::onepass_thin_cores), 256, 1, 13888, false);
 
@@ -2935,6 +3070,7 @@ struct Convolution {
   static constexpr __device__ int64 step(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 0ll; }
   static constexpr __device__ int64 delta(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 0ll; }
   static constexpr __device__ int64 tap_step(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 0ll; }
+  static constexpr __device__ int64 tap_stride(int d) { return d == 0 ? 16ll : d == 1 ? 4ll : d == 2 ? 1ll : 0ll; }
   static constexpr __device__ int64 classes(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 1ll; }
   static constexpr __device__ int64 first(int d, int r) {
     return d == 0 && r == 0 ? 0ll : d == 1 && r == 0 ? 0ll : d == 2 && r == 0 ? 0ll : 0ll;
@@ -2955,17 +3091,18 @@ struct Convolution {
 }  // namespace onepass
 
 struct Numbers {
-  static constexpr int threads = 640;
-  static constexpr int consumers = 512;
+  static constexpr int threads = 384;
+  static constexpr int consumers = 256;
   static constexpr int producers = 128;
-  static constexpr int warps = 16;
-  static constexpr int consumer_registers = 104;
-  static constexpr int producer_registers = 64;
+  static constexpr int warps = 8;
+  static constexpr int consumer_registers = 208;
+  static constexpr int producer_registers = 88;
   static constexpr int most_elements = 18;
   static constexpr int row_groups = 8;
   static constexpr int lane_rows = 4;
   static constexpr int tile_rows = 4;
   static constexpr int columns = 10;
+  static constexpr int strips = 4;
   static constexpr int column_tiles = 3;
   static constexpr int tiles = 3;
   static constexpr int core_rows = 2;
@@ -2973,6 +3110,7 @@ struct Numbers {
   static constexpr int core_channels = 1;
   static constexpr int starts = 6;
   static constexpr int window_columns = 13;
+  static constexpr int row_units = 27;
   static constexpr int planes = 4;
   static constexpr int channel_blocks = 1;
   static constexpr int input_parts = 2;
@@ -3006,8 +3144,8 @@ struct Product {
   }
 };
 using Agent = onepass::Rotating<onepass::Convolution, onepass::Tail, Numbers, Product>;
-static_assert(sizeof(Agent::Shared) <= 112684);
-__global__ void __launch_bounds__(640, 1) onepass_thin_wgmma(const __grid_constant__ Agent::Parameters p) {
+static_assert(sizeof(Agent::Shared) <= 113452);
+__global__ void __launch_bounds__(384, 1) onepass_thin_wgmma(const __grid_constant__ Agent::Parameters p) {
   extern __shared__ __align__(128) unsigned char bytes[];
   Agent{p, *reinterpret_cast<Agent::Shared*>(bytes)}.run();
 }
@@ -3099,6 +3237,7 @@ struct Convolution {
   static constexpr __device__ int64 step(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 0ll; }
   static constexpr __device__ int64 delta(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 0ll; }
   static constexpr __device__ int64 tap_step(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 0ll; }
+  static constexpr __device__ int64 tap_stride(int d) { return d == 0 ? 16ll : d == 1 ? 4ll : d == 2 ? 1ll : 0ll; }
   static constexpr __device__ int64 classes(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 1ll; }
   static constexpr __device__ int64 first(int d, int r) {
     return d == 0 && r == 0 ? 0ll : d == 1 && r == 0 ? 0ll : d == 2 && r == 0 ? 0ll : 0ll;
@@ -3132,6 +3271,8 @@ using Mainloop = onepass::CoresMainloop<onepass::Convolution, onepass::Tail, Num
 using Agent = onepass::Thin<onepass::Convolution, onepass::Tail, Numbers, Mainloop>;
 __global__ void __launch_bounds__(256, 2) onepass_thin_cores(const __grid_constant__ Agent::Parameters p) {
   extern __shared__ float shared[];
+  onepass::allow_kernel_after();
+  onepass::wait_for_kernel_before();
   if (!Agent::has_work(p)) return;
   Mainloop::load_weights(p, shared);
   Agent{p, shared + Mainloop::shared_floats, Mainloop{shared}}.run();
@@ -3144,7 +3285,7 @@ _LAUNCHES_F32 = r"""
 namespace {
 
 Kernel block_1_f32_thin_wgmma_kernel("block_1_f32_thin_wgmma",
-    reinterpret_cast<const void*>(&block_1_f32_thin_wgmma::onepass_thin_wgmma), 640, 1, 112684, false);
+    reinterpret_cast<const void*>(&block_1_f32_thin_wgmma::onepass_thin_wgmma), 384, 1, 113452, false);
 Kernel block_1_f32_thin_cores_kernel("block_1_f32_thin_cores",
     reinterpret_cast<const void*>(&block_1_f32_thin_cores::onepass_thin_cores), 256, 1, 13888, false);
 
@@ -3285,7 +3426,7 @@ at::Tensor run_block_1_tf32(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s27_b65d004a, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s27_e950bee7, CUDA, library) {
   library.impl("block_1_tf32", run_block_1_tf32);
 }
 """
@@ -3357,12 +3498,12 @@ at::Tensor run_block_1_f32(const at::Tensor& input, at::TensorList parameters) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s27_b65d004a, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s27_e950bee7, CUDA, library) {
   library.impl("block_1_f32", run_block_1_f32);
 }
 """
 
-_NAMESPACE = "onepass_s27_b65d004a"
+_NAMESPACE = "onepass_s27_e950bee7"
 # What each extension is built of, when one of its operators is first called.
 _EXTENSIONS = {
     "tf32": (_BINDING_TF32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32, _HOST_CODE, _LAUNCHES_TF32]),
@@ -3387,6 +3528,7 @@ _FITTING = {
         ((16,), torch.contiguous_format),
     ]),
 }
+_MOST_SAMPLES = {}  # of those that do not take any batch
 _NVCC = ["-O3", "-gencode=arch=compute_90a,code=sm_90a"]
 
 
@@ -3484,6 +3626,8 @@ def _fits(name, x, parameters):
         return False
     if not x.is_contiguous(memory_format=memory_format) or not _is_built_for(x.device.index):
         return False
+    if name in _MOST_SAMPLES and x.shape[0] > _MOST_SAMPLES[name]:
+        return False
     if torch._C._are_functorch_transforms_active():
         return False
     for parameter, (shape, order) in zip(parameters, wanted):
@@ -3513,9 +3657,9 @@ def _run_1(self, x):
     parameters = [self.conv.weight, self.conv.bias, self.group_norm.weight, self.group_norm.bias]
     if not _wants_gradients(x, parameters):
         if _rounds_to_tf32() and _fits("block_1_tf32", x, parameters):
-            return torch.ops.onepass_s27_b65d004a.block_1_tf32(x, parameters)
+            return torch.ops.onepass_s27_e950bee7.block_1_tf32(x, parameters)
         if not _rounds_to_tf32() and _fits("block_1_f32", x, parameters):
-            return torch.ops.onepass_s27_b65d004a.block_1_f32(x, parameters)
+            return torch.ops.onepass_s27_e950bee7.block_1_f32(x, parameters)
     conv = self.conv(x)
     hardswish = torch.nn.functional.hardswish(conv, inplace = False)
     group_norm = self.group_norm(hardswish)

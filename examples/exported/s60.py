@@ -181,6 +181,11 @@ struct Packed {
     }
   }
 
+  __device__ __forceinline__ void store_shared(void* address) const {
+#pragma unroll
+    for (int i = 0; i < words; ++i) static_cast<uint32*>(address)[i] = word[i];
+  }
+
   __device__ __forceinline__ void unpack(float (&value)[Width]) const {
     if constexpr (T::bytes == 4) {
 #pragma unroll
@@ -257,7 +262,7 @@ struct Packed {
 //
 // Errors, absolute, of values up to a few units: sigmoid 2e-7, normal_cdf 2e-7; the others are CUDA's own,
 // within 2 ulp. sigmoid is 4 instructions and normal_cdf 15, where CUDA's expf and division, or erff, take 20
-// to 30.
+// to 30. Where results are rounded to 16 bits (ONEPASS_16_BITS), normal_cdf is 11 instructions and 4e-7.
 
 namespace onepass::pointwise {
 
@@ -283,6 +288,12 @@ __device__ __forceinline__ float sigmoid(float x) {
 __device__ __forceinline__ float maximum(float x, float y) {
   float z;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+  return z;
+}
+
+__device__ __forceinline__ float minimum(float x, float y) {
+  float z;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
   return z;
 }
 
@@ -519,26 +530,8 @@ struct ChannelNorm {
 };
 
 // --------------------------------------------------------------------------------------------------
-// A thin convolution and its chains and norm in one launch, by tensor cores, each output computed twice.
-//
-//   pass 1   x -> convolution -> before-chain -> moments of a tile; the last tile of a sample merges them
-//   pass 2   x -> convolution -> before-chain -> norm -> after-chain -> y
-//
-// A *cell* is one output position of every class (thin.h). A tile is `tile_y` rows of `tile_x` cells of a
-// plane, and the work of one warp: its window of x lies in shared memory, channel by channel. A product has
-// M = 16 output channels, N = 8 neighbouring cells and K = twice a *group* of four terms, of each class only
-// its own taps; 16 output channels of the whole tile come before the next 16. A lane then holds neighbours of
-// a row in all its classes: rows are put together in shared memory, with the 16-byte phase of where they go,
-// and stored as vectors; where four neighbouring lanes have whole sectors of a row, or eight have those of a
-// position (channels after space), they store them at once.
-// Warps never wait for each other but where a sample's statistics are due.
-//
-// Work is taken by ticket: pass 1 of one tile, then pass 2 of the tile `lag` tickets before, so that stores
-// run beside arithmetic at all times. Moves x twice (the second time from the second-level cache), y once.
-//
-// Products of tf32 operands are exact. Operands of 16 bits are tf32 numbers; f32 ones are rounded to it in
-// that mode, and else split into two, which leaves 2^-22 of a term. Tiles with an element that is not finite,
-// or so large that what follows might overflow, are summed term by term instead ("careful").
+// What the products of thin_mma.cuh are: the terms of each class of a convolution in groups of four, where
+// they lie in a window in shared memory, and the instructions that multiply them.
 
 template <int Value>
 struct Constant {
@@ -611,6 +604,15 @@ struct ThinTerms {
   }
   static constexpr __device__ int taps(int rz, int ry, int rx) {
     return count(0, rz) * count(1, ry) * count(2, rx);
+  }
+  // Of the class that has most.
+  static constexpr __device__ int most_taps() {
+    int most = 0;
+    for (int i = 0; i < classes(0) * classes(1) * classes(2); ++i) {
+      const int own = taps(i / (classes(1) * classes(2)), i / classes(2) % classes(1), i % classes(2));
+      most = own > most ? own : most;
+    }
+    return most;
   }
   static constexpr __device__ int groups(int rz, int ry, int rx) {
     return (taps(rz, ry, rx) + taps_at_once - 1) / taps_at_once * vectors;
@@ -695,6 +697,28 @@ struct ThinPatterns {
 };
 template <class Owner>
 __device__ constexpr auto table_of = Owner::make();
+
+// --------------------------------------------------------------------------------------------------
+// A thin convolution and its chains and norm in one launch, by tensor cores, each output computed twice.
+//
+//   pass 1   x -> convolution -> before-chain -> moments of a tile; the last tile of a sample merges them
+//   pass 2   x -> convolution -> before-chain -> norm -> after-chain -> y
+//
+// A *cell* is one output position of every class (thin.h). A tile is `tile_y` rows of `tile_x` cells of a
+// plane, and the work of one warp: its window of x lies in shared memory, channel by channel. A product has
+// M = 16 output channels, N = 8 neighbouring cells and K = twice a *group* of four terms, of each class only
+// its own taps; 16 output channels of the whole tile come before the next 16. A lane then holds neighbours of
+// a row in all its classes: rows are put together in shared memory, with the 16-byte phase of where they go,
+// and stored as vectors; where four neighbouring lanes have whole sectors of a row, or eight have those of a
+// position (channels after space), they store them at once.
+// Warps never wait for each other but where a sample's statistics are due.
+//
+// Work is taken by ticket: pass 1 of one tile, then pass 2 of the tile `lag` tickets before, so that stores
+// run beside arithmetic at all times. Moves x twice (the second time from the second-level cache), y once.
+//
+// Products of tf32 operands are exact. Operands of 16 bits are tf32 numbers; f32 ones are rounded to it in
+// that mode, and else split into two, which leaves 2^-22 of a term. Tiles with an element that is not finite,
+// or so large that what follows might overflow, are summed term by term instead ("careful").
 
 // The bits of an element.
 template <int Bytes>
@@ -985,8 +1009,8 @@ struct ThinMma {
 
   // Leaves the weights of the last channels in `w`.
   __device__ __forceinline__ Limits input_limits(Weights& w) const {
-    float largest = 0.0f;       // sum of a class's |w|
-    float largest_bias = 0.0f;  // NaN stays
+    float largest[most_terms + 1] = {};  // sum of a class's |w|, of those with so many terms of a swish
+    float largest_bias = 0.0f;           // NaN stays
 #pragma unroll 1
     for (int m = 0; m < row_tiles; ++m) {
       load_weights(w, m);
@@ -1001,7 +1025,10 @@ struct ThinMma {
           for (int k = 0; k < (i * 2 + 1 < groups ? 4 : 2); ++k) sum[k % 2] += fabsf(__uint_as_float(a[k]));
         });
 #pragma unroll
-        for (int half = 0; half < 2; ++half) largest = pointwise::maximum(lanes_sum<4>(sum[half]), largest);
+        for (int half = 0; half < 2; ++half) {
+          float& of_terms = largest[swish_terms(rz, ry, rx)];
+          of_terms = pointwise::maximum(lanes_sum<4>(sum[half]), of_terms);
+        }
       });
 #pragma unroll
       for (int half = 0; half < 2; ++half)
@@ -1009,16 +1036,28 @@ struct ThinMma {
     }
 #pragma unroll
     for (int offset = 16; offset >= 4; offset /= 2) {
-      largest = pointwise::maximum(__shfl_xor_sync(0xffffffffu, largest, offset), largest);
+#pragma unroll
+      for (int i = 0; i <= most_terms; ++i) {
+        if (has_swish_terms(i))
+          largest[i] = pointwise::maximum(__shfl_xor_sync(0xffffffffu, largest[i], offset), largest[i]);
+      }
       largest_bias = pointwise::maximum(__shfl_xor_sync(0xffffffffu, largest_bias, offset), largest_bias);
     }
     // Rounded weights may be smaller than they were by 2^-11.
-    const auto limit = [&](float most) {
-      return largest <= 1e30f ? (most * (scale < 0.0f ? -scale : scale) - largest_bias) /
-                                    pointwise::maximum(largest, 1e-30f) * 0.998f
-                              : __int_as_float(0x7fffffff);
+    const auto limit = [&](float most, float of_weights) {
+      return of_weights <= 1e30f ? (most * (scale < 0.0f ? -scale : scale) - largest_bias) /
+                                       pointwise::maximum(of_weights, 1e-30f) * 0.998f
+                                 : __int_as_float(0x7fffffff);
     };
-    return {limit(most_narrow), limit(most_wide)};
+    Limits limits = {limit(most_narrow(most_terms), largest[most_terms]),
+                     limit(most_wide, largest[most_terms])};
+#pragma unroll
+    for (int i = 0; i < most_terms; ++i) {
+      if (!has_swish_terms(i)) continue;
+      limits.narrow = pointwise::minimum(limit(most_narrow(i), largest[i]), limits.narrow);
+      limits.wide = pointwise::minimum(limit(most_wide, largest[i]), limits.wide);
+    }
+    return limits;
   }
 
   // --- The window of x ---
@@ -1190,7 +1229,15 @@ struct ThinMma {
             *reinterpret_cast<float4*>(to + k) = float4{v[k], v[k + 1], v[k + 2], v[k + 3]};
         }
       };
-      if constexpr (is_short) {
+      if constexpr (is_short && plane == raw_plane) {
+        // Lanes behind the end have the last vector as well: no branches.
+        constexpr int last = window_words - input_width;
+#pragma unroll 1
+        for (int first = 0; first < window_words; first += 32 * input_width) {
+          const int i = first + lane * input_width < last ? first + lane * input_width : last;
+          take(raw() + i * 2, x + i);
+        }
+      } else if constexpr (is_short) {
 #pragma unroll 1
         for (int c = 0; c < C::in_channels; ++c) {
 #pragma unroll 2
@@ -1384,24 +1431,52 @@ struct ThinMma {
 
   // Two values of a channel through the before-chain, from which `pivot` is taken. A special function takes
   // as long as eight other instructions: in the narrow way a swish, h + h tanh(h) with h = x / 2, has one or
-  // none. f32: h tanh(h) is h^2 by a polynomial of h^2, off by 1.9e-7 of the swish where |x| is at most 1. 16
-  // bits: tanh.approx is off by 2^-11 of its value, so that a swish is by x^2 2^-13 or less, within what
-  // rounding x to the output's type takes from it where |x| is at most 1 (f16) or 2.5 (bf16).
+  // none. f32: h tanh(h) is h^2 by a polynomial of h^2, the shorter the smaller sums are, and those of
+  // classes with fewer taps mostly are: of at most half as many as others have three terms up to 0.6, of
+  // fewer two up to 0.3 (0.2 where operands are not rounded), of others four up to 1. All are off by 1e-7 at
+  // most, by 3e-7 of the swish, two terms up to 0.3 by 7e-7 of it. 16 bits: tanh.approx is off by 2^-11 of
+  // its value, so that a swish is by x^2 2^-13 or less, within what rounding x to the output's type takes
+  // from it where |x| is at most 1 (f16) or 2.5 (bf16). bf16 has one term up to 0.3 for classes with few
+  // taps, off by 3.2e-4 of the swish, a sixth of what that rounding takes.
   static constexpr bool narrows = Numbers::begins_with_swish;
   static constexpr bool takes_tanh = Output::bytes == 2;
-  static constexpr float most_narrow = is_same<Output, bf16> ? 2.5f : 1.0f;
+  static constexpr int most_terms = 4;
+  static constexpr __device__ int swish_terms(int rz, int ry, int rx) {
+    const int taps = Terms::taps(rz, ry, rx);
+    if (taps == 0 || taps * 2 > Terms::most_taps()) return 4;
+    if (takes_tanh) return is_same<Output, bf16> && taps * 4 <= Terms::most_taps() ? 1 : 4;
+    return taps * (splits ? 8 : 4) > Terms::most_taps() ? 3 : 2;
+  }
+  static constexpr __device__ bool has_swish_terms(int terms) {
+    bool found = terms == most_terms;
+    for (int i = 0; i < classes_z * classes_y * classes_x; ++i)
+      found |= swish_terms(i / (classes_y * classes_x), i / classes_x % classes_y, i % classes_x) == terms;
+    return found;
+  }
+  // The largest |x| for so many terms.
+  static constexpr __device__ float most_narrow(int terms) {
+    if (terms == 4) return is_same<Output, bf16> ? 2.5f : 1.0f;
+    return terms == 3 ? 0.6f : splits && terms == 2 ? 0.2f : 0.3f;
+  }
   static constexpr float most_wide = Numbers::pairs ? 1e5f : 1e30f;
 
+  template <int terms>
   static __device__ __forceinline__ float narrow_swish(float h) {
-    if constexpr (takes_tanh) {
+    if constexpr (terms == 1) {
+      return fmaf(h * 0.9943f, h, h);
+    } else if constexpr (takes_tanh) {
       float tanh_h;
       asm("tanh.approx.f32 %0, %1;" : "=f"(tanh_h) : "f"(h));
       return fmaf(h, tanh_h, h);
     } else {
+      constexpr float factors[3][4] = {
+          {splits ? 0.99999577f : 0.9999784f, splits ? -0.33166003f : -0.32957235f},
+          {0.9999955f, -0.3329557f, 0.12506282f},
+          {0.9999971f, -0.33318973f, 0.13132429f, -0.04309195f}};
       const float square = h * h;
-      float sum = fmaf(-0.04309195f, square, 0.13132429f);
-      sum = fmaf(sum, square, -0.33318973f);
-      sum = fmaf(sum, square, 0.9999971f);
+      float sum = factors[terms - 2][terms - 1];
+#pragma unroll
+      for (int i = terms - 2; i >= 0; --i) sum = fmaf(sum, square, factors[terms - 2][i]);
       return fmaf(sum, square, h);
     }
   }
@@ -1409,7 +1484,7 @@ struct ThinMma {
   // Computes a value here: the compiler would move all of it behind a branch of the few that are not taken.
   static __device__ __forceinline__ void compute_here(float& x) { asm volatile("" : "+f"(x)); }
 
-  template <Way way>
+  template <Way way, int terms>
   static __device__ __forceinline__ void before(float& a, float& b, const ChannelValues<Before, 1>& own,
                                                 float pivot) {
     if constexpr (!Numbers::pairs) {
@@ -1418,8 +1493,8 @@ struct ThinMma {
     } else {
       using Rest = typename Numbers::Rest;
       if constexpr (way == narrow) {
-        a = narrow_swish(a);
-        b = narrow_swish(b);
+        a = narrow_swish<terms>(a);
+        b = narrow_swish<terms>(b);
       } else {
         constexpr float factor = -log2_e / scale;
         const float of_a = pointwise::reciprocal_fast(fmaf(pointwise::exp2_fast(a * factor), scale, scale));
@@ -1454,7 +1529,8 @@ struct ThinMma {
     return out_z % classes_z == 0 || tile.z * classes_z + rz < out_z;
   }
   static __device__ __forceinline__ bool has_row(const Tile& tile, int y, int ry) {
-    return (out_y % classes_y == 0 && cells_y % spans_y == 0) || (tile.y + y) * classes_y + ry < out_y;
+    if (out_y % classes_y == 0 && cells_y % spans_y == 0) return true;
+    return (ry == 0 && spans_y == 1) || (tile.y + y) * classes_y + ry < out_y;
   }
   static __device__ __forceinline__ int rows_of(const Tile& tile) {
     return cells_y - tile.y < tile_y ? cells_y - tile.y : tile_y;
@@ -1489,7 +1565,7 @@ struct ThinMma {
     convolve<0, 0>(sum, w, c);
     for_constant<halves>([&](auto half) {
       float* pair = sum[0][0] + half * 2;
-      before<way>(pair[0], pair[1], operands.row[half], 0.0f);
+      before<way, swish_terms(0, 0, 0)>(pair[0], pair[1], operands.row[half], 0.0f);
       own.pivot[half] = __shfl_sync(0xffffffffu, pair[0], lane & ~3);
     });
   }
@@ -1508,7 +1584,7 @@ struct ThinMma {
       Sums sum;
       convolve<rz, ry>(sum, w, c, held);
       for_each_pair(sum, [&](auto half, auto rx, auto span, float* pair) {
-        before<way>(pair[0], pair[1], operands.row[half], own.pivot[half]);
+        before<way, swish_terms(rz, ry, rx)>(pair[0], pair[1], operands.row[half], own.pivot[half]);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           compute_here(pair[i]);
@@ -1698,7 +1774,7 @@ struct ThinMma {
         float value[neighbours];
         for_constant<classes_x>([&](auto rx) {
           float* pair = sum[rx][span] + half * 2;
-          before<way>(pair[0], pair[1], chains.before.row[half], 0.0f);
+          before<way, swish_terms(rz, ry, rx)>(pair[0], pair[1], chains.before.row[half], 0.0f);
 #pragma unroll
           for (int i = 0; i < 2; ++i)
             value[i * classes_x + rx] =
@@ -1739,8 +1815,8 @@ struct ThinMma {
       constexpr int ry = decltype(ry_)::value;
       Sums sum;
       convolve<rz, ry>(sum, w, c, held);
-      for_each_pair(sum, [&](auto half, auto, auto, float* pair) {
-        before<way>(pair[0], pair[1], chains.before.row[half], 0.0f);
+      for_each_pair(sum, [&](auto half, auto rx, auto, float* pair) {
+        before<way, swish_terms(rz, ry, rx)>(pair[0], pair[1], chains.before.row[half], 0.0f);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           pair[i] = apply<After>(chains.norm[half].apply(pair[i]), chains.after.row[half]);
@@ -1803,7 +1879,7 @@ struct ThinMma {
       Sums sum;
       convolve<rz, ry>(sum, w, c, held);
       for_each_pair(sum, [&](auto half, auto rx, auto span, float* pair) {
-        before<way>(pair[0], pair[1], chains.before.row[half], 0.0f);
+        before<way, swish_terms(rz, ry, rx)>(pair[0], pair[1], chains.before.row[half], 0.0f);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           float value = apply<After>(chains.norm[half].apply(pair[i]), chains.after.row[half]);
@@ -1837,7 +1913,7 @@ struct ThinMma {
         constexpr int rx = decltype(k_)::value / halves % classes_x;
         constexpr int span = decltype(k_)::value / halves / classes_x;
         float* pair = sum[rx][span] + half * 2;
-        before<way>(pair[0], pair[1], chains.before.row[half], 0.0f);
+        before<way, swish_terms(rz, 0, rx)>(pair[0], pair[1], chains.before.row[half], 0.0f);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           float value = apply<After>(chains.norm[half].apply(pair[i]), chains.after.row[half]);
@@ -2515,6 +2591,7 @@ struct Convolution {
   static constexpr __device__ int64 step(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 0ll; }
   static constexpr __device__ int64 delta(int d) { return d == 0 ? -1ll : d == 1 ? -1ll : d == 2 ? -1ll : 0ll; }
   static constexpr __device__ int64 tap_step(int d) { return d == 0 ? 2ll : d == 1 ? 2ll : d == 2 ? 2ll : 0ll; }
+  static constexpr __device__ int64 tap_stride(int d) { return d == 0 ? 9ll : d == 1 ? 3ll : d == 2 ? 1ll : 0ll; }
   static constexpr __device__ int64 classes(int d) { return d == 0 ? 2ll : d == 1 ? 2ll : d == 2 ? 2ll : 1ll; }
   static constexpr __device__ int64 first(int d, int r) {
     return d == 0 && r == 0 ? 1ll : d == 0 && r == 1 ? 0ll : d == 1 && r == 0 ? 1ll : d == 1 && r == 1 ? 0ll : d == 2 && r == 0 ? 1ll : d == 2 && r == 1 ? 0ll : 0ll;
@@ -2539,7 +2616,7 @@ struct Numbers {
   static constexpr int threads = 512;
   static constexpr int warps = 16;
   static constexpr int spans_y = 1;
-  static constexpr int spans_x = 2;
+  static constexpr int spans_x = 1;
   static constexpr int tile_y = 4;
   static constexpr int tile_x = 32;
   static constexpr int tiles_y = 8;
@@ -2745,6 +2822,7 @@ struct Convolution {
   static constexpr __device__ int64 step(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 0ll; }
   static constexpr __device__ int64 delta(int d) { return d == 0 ? -1ll : d == 1 ? -1ll : d == 2 ? -1ll : 0ll; }
   static constexpr __device__ int64 tap_step(int d) { return d == 0 ? 2ll : d == 1 ? 2ll : d == 2 ? 2ll : 0ll; }
+  static constexpr __device__ int64 tap_stride(int d) { return d == 0 ? 9ll : d == 1 ? 3ll : d == 2 ? 1ll : 0ll; }
   static constexpr __device__ int64 classes(int d) { return d == 0 ? 2ll : d == 1 ? 2ll : d == 2 ? 2ll : 1ll; }
   static constexpr __device__ int64 first(int d, int r) {
     return d == 0 && r == 0 ? 1ll : d == 0 && r == 1 ? 0ll : d == 1 && r == 0 ? 1ll : d == 1 && r == 1 ? 0ll : d == 2 && r == 0 ? 1ll : d == 2 && r == 1 ? 0ll : 0ll;
@@ -2769,7 +2847,7 @@ struct Numbers {
   static constexpr int threads = 512;
   static constexpr int warps = 16;
   static constexpr int spans_y = 1;
-  static constexpr int spans_x = 2;
+  static constexpr int spans_x = 1;
   static constexpr int tile_y = 4;
   static constexpr int tile_x = 32;
   static constexpr int tiles_y = 8;
@@ -2923,7 +3001,7 @@ at::Tensor run_block_1_tf32(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s60_6be7e832, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s60_bd2c3dc1, CUDA, library) {
   library.impl("block_1_tf32", run_block_1_tf32);
 }
 """
@@ -2995,12 +3073,12 @@ at::Tensor run_block_1_f32(const at::Tensor& input, at::TensorList parameters) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s60_6be7e832, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s60_bd2c3dc1, CUDA, library) {
   library.impl("block_1_f32", run_block_1_f32);
 }
 """
 
-_NAMESPACE = "onepass_s60_6be7e832"
+_NAMESPACE = "onepass_s60_bd2c3dc1"
 # What each extension is built of, when one of its operators is first called.
 _EXTENSIONS = {
     "tf32": (_BINDING_TF32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32, _HOST_CODE, _LAUNCHES_TF32]),
@@ -3025,6 +3103,7 @@ _FITTING = {
         ((16,), torch.contiguous_format),
     ]),
 }
+_MOST_SAMPLES = {}  # of those that do not take any batch
 _NVCC = ["-O3", "-gencode=arch=compute_90a,code=sm_90a"]
 
 
@@ -3122,6 +3201,8 @@ def _fits(name, x, parameters):
         return False
     if not x.is_contiguous(memory_format=memory_format) or not _is_built_for(x.device.index):
         return False
+    if name in _MOST_SAMPLES and x.shape[0] > _MOST_SAMPLES[name]:
+        return False
     if torch._C._are_functorch_transforms_active():
         return False
     for parameter, (shape, order) in zip(parameters, wanted):
@@ -3156,9 +3237,9 @@ def _run_1(self, x):
     ]
     if not _wants_gradients(x, parameters):
         if _rounds_to_tf32() and _fits("block_1_tf32", x, parameters):
-            return torch.ops.onepass_s60_6be7e832.block_1_tf32(x, parameters)
+            return torch.ops.onepass_s60_bd2c3dc1.block_1_tf32(x, parameters)
         if not _rounds_to_tf32() and _fits("block_1_f32", x, parameters):
-            return torch.ops.onepass_s60_6be7e832.block_1_f32(x, parameters)
+            return torch.ops.onepass_s60_bd2c3dc1.block_1_f32(x, parameters)
     conv_transpose = self.conv_transpose(x)
     sigmoid = torch.sigmoid(conv_transpose)
     mul = sigmoid * conv_transpose

@@ -565,3 +565,14 @@ def test_modules_of_the_exported_file_are_checked(tmp_path: pathlib.Path) -> Non
     model = module.ModelNew()
     model.blocks[0].norm = Other(2, 16)
     assert not module._is_as_specialised(model)
+
+
+def test_a_row_that_does_not_take_any_batch_is_left_at_its_limit(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "model.py"
+    text = (ROOT / "examples" / "s61.py").read_text()
+    path.write_text(text.replace("out_channels = 16, 64, 128", "out_channels = 2, 64, 128"))
+    written = export.export(str(path), "sm_90a", "fuse", False, path.name)
+    assert "plan: gemm_packed" in written
+    limits = dict(re.findall(r"'(\w+)': (\d+)", re.search(r"^_MOST_SAMPLES = (.*)$", written, re.M)[1]))
+    outputs = 128 * 34**3
+    assert int(limits["block_1_tf32"]) * outputs < 2**31 <= (int(limits["block_1_tf32"]) + 1) * outputs

@@ -1,13 +1,17 @@
 // Plans as source text: each is run into a Recording, for its own batch and for others, which its formulas
 // have to give the numbers of.
+#include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <optional>
+#include <span>
 
 #include "cuda/device_code.h"
 #include "cuda/gemm.h"
 #include "cuda/recording.h"
 #include "onepass/cuda.h"
 #include "onepass/error.h"
+#include "plan/strategy.h"
 
 namespace onepass::cuda {
 namespace {
@@ -162,9 +166,31 @@ ExportedPlan text_of(const std::string& strategy, const Recording& recording, co
 
 constexpr int64_t other_batches[] = {1, 2, 3, 5, 8, 9, 17, 64, 100, 257, 1000, 4099};
 
-// `record_plan(plan, recording, workspace)` runs a plan; `plan_for(batch)` makes the same row's for a batch.
-template <class AnyPlan, class Record, class PlanFor>
-ExportedPlan export_any(const AnyPlan& plan, const Record& record_plan, const PlanFor& plan_for) {
+// Whether the row takes the problem with so many samples.
+template <class AnyProblem, class Row>
+bool takes(std::span<const Row* const> rows, const std::string& name, const AnyProblem& problem,
+           int64_t batch) {
+  const auto row = std::find_if(rows.begin(), rows.end(), [&](const Row* any) { return any->name == name; });
+  return row != rows.end() && (*row)->refusal(with_batch(problem, batch)).empty();
+}
+
+// The most samples that a row takes, which has a limit if it does not take 2^24.
+template <class Takes>
+std::optional<int64_t> most_samples(int64_t taken, const Takes& takes_batch) {
+  int64_t refused = int64_t{1} << 24;
+  if (taken >= refused || takes_batch(refused)) return std::nullopt;
+  while (refused - taken > 1) {
+    const int64_t middle = taken + (refused - taken) / 2;
+    (takes_batch(middle) ? taken : refused) = middle;
+  }
+  return taken;
+}
+
+// `record_plan(plan, recording, workspace)` runs a plan; `takes_batch(batch)` says whether the same row takes
+// so many samples, `plan_for(batch)` makes its plan for them.
+template <class AnyPlan, class Record, class Takes, class PlanFor>
+ExportedPlan export_any(const AnyPlan& plan, const Record& record_plan, const Takes& takes_batch,
+                        const PlanFor& plan_for) {
   void* workspace = nullptr;
   Recording recording;
   const CutFor cut(batch_of(plan.problem()));
@@ -174,6 +200,7 @@ ExportedPlan export_any(const AnyPlan& plan, const Record& record_plan, const Pl
   const Checker checker(plan.strategy(), recording, bytes);
   int checked = 0;
   for (const int64_t batch : other_batches) {
+    if (!takes_batch(batch)) continue;
     const AnyPlan other_plan = plan_for(batch);
     Recording other;
     record_plan(other_plan, other, workspace);
@@ -184,7 +211,10 @@ ExportedPlan export_any(const AnyPlan& plan, const Record& record_plan, const Pl
   constexpr int enough = 2;
   if (checked < enough)
     throw Error(plan.strategy() + " cannot be exported: its kernels' source depends on the batch");
-  return text_of(plan.strategy(), recording, bytes);
+  ExportedPlan text = text_of(plan.strategy(), recording, bytes);
+  if (const auto most = most_samples(batch_of(plan.problem()), takes_batch))
+    text.constants.push_back({"most_samples", std::to_string(*most)});
+  return text;
 }
 
 }  // namespace
@@ -196,6 +226,9 @@ ExportedPlan export_plan(const Plan& plan, bool with_statistics) {
         record(any, with_statistics, recording, workspace);
       },
       [&](int64_t batch) {
+        return takes(strategies(Device::Kind::cuda), plan.strategy(), plan.problem(), batch);
+      },
+      [&](int64_t batch) {
         return onepass::plan(with_batch(plan.problem(), batch), PlanOptions{plan.strategy(), {}});
       });
 }
@@ -205,6 +238,9 @@ ExportedPlan export_plan(const BackwardPlan& plan) {
       plan,
       [](const BackwardPlan& any, Recording& recording, void*& workspace) {
         record(any, recording, workspace);
+      },
+      [&](int64_t batch) {
+        return takes(backward_strategies(Device::Kind::cuda), plan.strategy(), plan.problem(), batch);
       },
       [&](int64_t batch) {
         return plan_backward(with_batch(plan.problem(), batch), PlanOptions{plan.strategy(), {}});

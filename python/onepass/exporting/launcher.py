@@ -71,6 +71,12 @@ class Operator:
     kernels: list[Kernel]
     plan: dict[str, Any]
 
+    @property
+    def most_samples(self) -> int | None:
+        """None where it takes any batch."""
+        constants = dict(self.plan["constants"])
+        return int(constants["most_samples"]) if "most_samples" in constants else None
+
 
 class Planner:
     """Asks the library for plans; kernels that several plans share are one."""

@@ -221,6 +221,8 @@ class Writer:
             "# What each takes: type, sizes after the batch, order in memory; the same of its parameters.",
         ]
         lines += ["_FITTING = {", *(_fitting(o) for o in operators if o.what != BACKWARD), "}"]
+        limits = {o.name: o.most_samples for o in operators if o.most_samples is not None}
+        lines += [f"_MOST_SAMPLES = {limits!r}  # of those that do not take any batch"]
         lines += [f'_NVCC = ["-O3", "{_gencode(self.request.architecture)}"]', "", ""]
         fakes = [_fake(o) for o in operators]
         return "\n".join(lines) + _REGISTRATION.replace("@FAKES@", "\n\n".join(fakes))
@@ -708,6 +710,8 @@ def _fits(name, x, parameters):
     if not x.is_cuda or x.dtype != dtype or x.shape[1:] != sizes or torch.is_autocast_enabled("cuda"):
         return False
     if not x.is_contiguous(memory_format=memory_format) or not _is_built_for(x.device.index):
+        return False
+    if name in _MOST_SAMPLES and x.shape[0] > _MOST_SAMPLES[name]:
         return False
     if torch._C._are_functorch_transforms_active():
         return False

@@ -1,17 +1,15 @@
 // Plans as source text: each is run into a Recording, for its own batch and for others, which its formulas
 // have to give the numbers of.
-#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <optional>
-#include <span>
 
 #include "cuda/device_code.h"
 #include "cuda/gemm.h"
 #include "cuda/recording.h"
 #include "onepass/cuda.h"
 #include "onepass/error.h"
-#include "plan/strategy.h"
+#include "plan/choice.h"
 
 namespace onepass::cuda {
 namespace {
@@ -166,14 +164,6 @@ ExportedPlan text_of(const std::string& strategy, const Recording& recording, co
 
 constexpr int64_t other_batches[] = {1, 2, 3, 5, 8, 9, 17, 64, 100, 257, 1000, 4099};
 
-// Whether the row takes the problem with so many samples.
-template <class AnyProblem, class Row>
-bool takes(std::span<const Row* const> rows, const std::string& name, const AnyProblem& problem,
-           int64_t batch) {
-  const auto row = std::find_if(rows.begin(), rows.end(), [&](const Row* any) { return any->name == name; });
-  return row != rows.end() && (*row)->refusal(with_batch(problem, batch)).empty();
-}
-
 // The most samples that a row takes, which has a limit if it does not take 2^24.
 template <class Takes>
 std::optional<int64_t> most_samples(int64_t taken, const Takes& takes_batch) {
@@ -226,7 +216,8 @@ ExportedPlan export_plan(const Plan& plan, bool with_statistics) {
         record(any, with_statistics, recording, workspace);
       },
       [&](int64_t batch) {
-        return takes(strategies(Device::Kind::cuda), plan.strategy(), plan.problem(), batch);
+        const Strategy& row = find_row(strategies(Device::Kind::cuda), plan.strategy());
+        return row.refusal(with_batch(plan.problem(), batch)).empty();
       },
       [&](int64_t batch) {
         return onepass::plan(with_batch(plan.problem(), batch), PlanOptions{plan.strategy(), {}});
@@ -240,7 +231,8 @@ ExportedPlan export_plan(const BackwardPlan& plan) {
         record(any, recording, workspace);
       },
       [&](int64_t batch) {
-        return takes(backward_strategies(Device::Kind::cuda), plan.strategy(), plan.problem(), batch);
+        const BackwardStrategy& row = find_row(backward_strategies(Device::Kind::cuda), plan.strategy());
+        return row.refusal(with_batch(plan.problem(), batch)).empty();
       },
       [&](int64_t batch) {
         return plan_backward(with_batch(plan.problem(), batch), PlanOptions{plan.strategy(), {}});

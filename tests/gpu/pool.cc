@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "onepass/error.h"
+#include "plan/choice.h"
 #include "plan/strategy.h"
 #include "support/settings.h"
 #include "support/thread_executor.h"
@@ -170,10 +171,11 @@ std::vector<std::string> rows_named(const std::string& prefix, const Problem& pr
 std::vector<std::string> rows_by_turns(const Problem& problem, int64_t index) {
   std::vector<std::string> rows = accepting_rows(problem);
   if (rows.size() < 2) return rows;
-  const std::string chosen = plan(problem).strategy();
-  if (index % 10 != 0) return {chosen};
+  const std::string chosen = choose(consider(strategies(Device::Kind::cuda), problem, {}), "").strategy;
   std::erase(rows, chosen);
-  return {chosen, rows[static_cast<size_t>(index / 10) % rows.size()]};
+  const std::string& other = rows[static_cast<size_t>(index / 3) % rows.size()];
+  if (index % 10 == 0) return {chosen, other};
+  return {index % 3 == 0 ? chosen : other};
 }
 
 std::vector<Problem> every(int64_t step, const std::vector<Problem>& problems) {

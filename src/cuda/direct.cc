@@ -188,7 +188,7 @@ class DirectKernel final : public Kernel {
                          DirectStep(nullptr, given, wanted, nullptr, nullptr, problem_.device)});
       tail.parameters[i] = wanted;
     }
-    tail_.emplace(plan(tail, PlanOptions{}));
+    tail_.emplace(plan(tail, PlanOptions{std::string(tail_row(tail)->name), ""}));
     tail_workspace_ = regions_.add(static_cast<int64_t>(tail_->workspace_bytes()));
     if (in_place_order) return;
     result_ = regions_.add(dense.byte_span());

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 #include <optional>
 #include <sstream>
 #include <utility>
@@ -41,26 +40,6 @@ std::optional<Problem> tail_of(const Problem& problem) {
   tail.output = problem.output;
   tail.parameters.assign(problem.parameters.end() - std::ssize(tail.parameters), problem.parameters.end());
   return tail;
-}
-
-// The row that is the fastest for some samples: bits do not depend on how many there are.
-const Strategy* tail_row(const Problem& tail) {
-  Shape sizes = tail.input.sizes;
-  sizes[0] = 8;
-  const Layout layout = tail.input.strides[1] == 1 && sizes[1] > 1 ? Layout::nhwc : Layout::nchw;
-  Problem some(tail.block, sizes, tail.output.dtype, tail.device, layout);
-  some.input.dtype = DType::f32;
-  const Strategy* best = nullptr;
-  double least = std::numeric_limits<double>::infinity();
-  for (const Strategy* row : strategies(Device::Kind::cuda)) {
-    if (!row->name.starts_with("tail_") || !row->refusal(tail).empty() || !row->refusal(some).empty())
-      continue;
-    const double seconds = row->seconds(some, {});
-    if (seconds >= least) continue;
-    best = row;
-    least = seconds;
-  }
-  return best;
 }
 
 // How positions are cut into tiles and shared memory into stages.

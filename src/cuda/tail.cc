@@ -2,6 +2,7 @@
 #include "cuda/tail.h"
 
 #include <algorithm>
+#include <limits>
 #include <sstream>
 
 #include "cuda/kernels/aligned.cuh"
@@ -309,6 +310,25 @@ std::string describe_blocks(int64_t blocks, const Function& function) {
 int64_t StreamNumbers::scratch_floats(int64_t count) const {
   const int64_t sums = std::max<int64_t>(count, 2);
   return order == Order::planar ? sums * (threads / 32) : sums * threads;
+}
+
+const Strategy* tail_row(const Problem& tail) {
+  Shape sizes = tail.input.sizes;
+  sizes[0] = 8;
+  const Layout layout = tail.input.strides[1] == 1 && sizes[1] > 1 ? Layout::nhwc : Layout::nchw;
+  Problem some(tail.block, sizes, tail.output.dtype, tail.device, layout);
+  some.input.dtype = tail.input.dtype;
+  const Strategy* best = nullptr;
+  double least = std::numeric_limits<double>::infinity();
+  for (const Strategy* row : strategies(Device::Kind::cuda)) {
+    if (!row->name.starts_with("tail_") || !row->refusal(tail).empty() || !row->refusal(some).empty())
+      continue;
+    const double seconds = row->seconds(some, {});
+    if (seconds >= least) continue;
+    best = row;
+    least = seconds;
+  }
+  return best;
 }
 
 }  // namespace onepass::cuda

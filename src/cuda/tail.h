@@ -135,6 +135,10 @@ struct StreamNumbers {
   int64_t scratch_floats(int64_t count) const;
 };
 
+// The row for a tail inside another row: the fastest for some samples, so that bits do not depend on how many
+// there are.
+const Strategy* tail_row(const Problem& tail);
+
 // Regions of a workspace, each aligned to 256 bytes.
 struct Region {
   Number begin;

@@ -32,25 +32,25 @@ import gpu_results
 from gpu_results import ROOT
 
 BEGIN = time.monotonic()  # importing PyTorch counts
-# Compiled kernels of this run alone, unless a folder is given, here or by the process that began this one.
+# Compiled kernels of this run alone, unless a folder is given.
 CACHE = tempfile.TemporaryDirectory(prefix="onepass-bench-")
-FOLDER = os.environ.get("ONEPASS_BENCH_FOLDER", CACHE.name)
+FOLDER = CACHE.name
 for option in ("--compile", "--compiled"):
     if option in sys.argv[:-1]:
         FOLDER = os.path.abspath(sys.argv[sys.argv.index(option) + 1])
 os.environ |= {
-    "ONEPASS_BENCH_FOLDER": FOLDER,
     "ONEPASS_CACHE_DIR": os.path.join(FOLDER, "onepass"),
     "TORCHINDUCTOR_CACHE_DIR": os.path.join(FOLDER, "inductor"),
     "TORCHINDUCTOR_FX_GRAPH_CACHE": "1",
     "TORCHINDUCTOR_AUTOGRAD_CACHE": "1",
     "TORCHINDUCTOR_COMPILE_THREADS": "1",  # of a process; there are many
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # whether there is a GPU is asked without touching it
 }
 sys.path.insert(0, str(ROOT / "python"))
 
 import torch  # noqa: E402
 from gpu_bench_cases import MEASURES, WORKLOADS, Case, cases, is_right, settings  # noqa: E402
-from gpu_bench_rivals import LOG, Rivals, prepare_lines  # noqa: E402
+from gpu_bench_rivals import LOG, Rivals  # noqa: E402
 from gpu_timing import COMPILERS, DEVICE, Call, Json  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -325,13 +325,9 @@ def main() -> None:
     parser.add_argument("--filter", default="", help="a regular expression of cases, the same")
     parser.add_argument("--compile", help="a folder: only the rivals compile, into it")
     parser.add_argument("--compiled", help="a folder that they have compiled into")
-    parser.add_argument("--prepare", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("bench-gpu: PyTorch sees no GPU")
-    if arguments.prepare:
-        prepare_lines()
-        return
     end = BEGIN + arguments.seconds
     only = set(arguments.only.split(",")) if arguments.only else {*MEASURES, "overhead", "first_calls"}
     wanted = [case for case in cases() if case.group in only and re.search(arguments.filter, case.text())]
@@ -347,6 +343,7 @@ def main() -> None:
         sys.exit(f"bench-gpu: {onepass.unavailable_reason()}")
     device = gpu_results.describe_device()
     print(device["description"], flush=True)
+    gc.freeze()  # what was imported: looking through it takes longer than many a measurement
     run(wanted, rivals, only, device, end, written=not arguments.only and not arguments.filter)
 
 

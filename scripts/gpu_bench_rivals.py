@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import gc
+import importlib
 import itertools
 import json
+import multiprocessing
 import os
 import pathlib
 import queue
-import subprocess
 import sys
 import threading
 import time
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -22,22 +23,27 @@ from gpu_bench_cases import GRADIENTS, STARTS, Case, settings
 from gpu_results import ROOT
 from gpu_timing import COMPILERS, Json
 
-PROGRAM = pathlib.Path(__file__).with_name("gpu_bench.py")
 LOG = ROOT / "build" / "gpu" / "rivals.log"  # what their compilers say
 
 
-def prepare_lines() -> None:
-    """A process that compiles: a case and a rival a line, answered by the seconds of the first call.
+def prepare(asked: Connection, others: list[Connection]) -> None:
+    """A process that compiles: a case and a rival are answered by the seconds of the first call, until the
+    process that asks has ended (of whose other pipes this one has no need).
 
     What it compiles lies in the rivals' caches. They choose among kernels by time, so only one process
     at once times them.
     """
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    for other in others:
+        other.close()
+    with open(LOG, "a") as log:
+        os.dup2(log.fileno(), sys.stdout.fileno())
+        os.dup2(log.fileno(), sys.stderr.fileno())
     take_turns(os.path.join(os.environ["TORCHINDUCTOR_CACHE_DIR"], "gpu.lock"))
-    for line in sys.stdin:
-        given = json.loads(line)
-        case, rival = Case(**given["case"]), given["rival"]
+    while True:
+        try:
+            case, rival = asked.recv()
+        except EOFError:
+            return
         answer: Json = {}
         begin = time.perf_counter()
         try:
@@ -52,7 +58,7 @@ def prepare_lines() -> None:
         started = None
         gc.collect()
         torch.cuda.empty_cache()
-        print(json.dumps(answer), file=answers)
+        asked.send(answer)
 
 
 def take_turns(path: str) -> None:
@@ -76,6 +82,27 @@ def take_turns(path: str) -> None:
                 within = False
 
     one.benchmark = alone
+
+
+class Compiler:
+    """A process that runs `prepare`."""
+
+    def __init__(self, before: list[Compiler]) -> None:
+        copies = multiprocessing.get_context("fork")
+        self.pipe, theirs = copies.Pipe()
+        self.process = copies.Process(target=prepare, args=(theirs, [self.pipe, *(c.pipe for c in before)]))
+        self.process.start()
+        theirs.close()  # the end of the process is then the end of what it says
+
+    def answer(self, case: Case, rival: str) -> Json:
+        """What it says; EOFError where it has ended."""
+        self.pipe.send((case, rival))
+        return self.pipe.recv()
+
+    def close(self) -> None:
+        """Lets the process go."""
+        self.pipe.close()
+        self.process.join()
 
 
 class Rivals:
@@ -102,7 +129,15 @@ class Rivals:
             if rival in case.names():
                 waiting.put((case, rival))
         count = max(1, min(14, (os.cpu_count() or 2) - 2))
-        threads = [threading.Thread(target=self.work, args=(waiting, end)) for _ in range(count)]
+        # Copies of this process, which has imported PyTorch and its compiler: alone each would take ten
+        # seconds for it. Before there are threads, and before the GPU is touched: no copy could use it then.
+        importlib.import_module("torch._inductor.compile_fx")
+        gc.collect()
+        gc.freeze()
+        processes: list[Compiler] = []
+        for _ in range(count):
+            processes.append(Compiler(processes))
+        threads = [threading.Thread(target=self.work, args=(p, waiting, end)) for p in processes]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -123,26 +158,13 @@ class Rivals:
         """The case's rivals that can be measured."""
         return tuple(r for r in case.rivals if r not in COMPILERS or self.key(case, r) in self.seconds)
 
-    def work(self, waiting: queue.SimpleQueue[tuple[Case, str]], end: float) -> None:
+    def work(self, compiler: Compiler, waiting: queue.SimpleQueue[tuple[Case, str]], end: float) -> None:
         """One process, until the time is up."""
-        with open(LOG, "a") as log:
-            process = subprocess.Popen(
-                [sys.executable, str(PROGRAM), "--prepare"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
-        timer = threading.Timer(max(0.1, end - time.monotonic()), process.kill)
+        timer = threading.Timer(max(0.1, end - time.monotonic()), compiler.process.kill)
         timer.start()
-        with contextlib.suppress(queue.Empty, OSError), process:
-            assert process.stdin is not None and process.stdout is not None
+        with contextlib.suppress(queue.Empty, EOFError, OSError):
             while True:
                 case, rival = waiting.get_nowait()
-                given = {"case": dataclasses.asdict(case), "rival": rival}
-                print(json.dumps(given), file=process.stdin, flush=True)
-                line = process.stdout.readline()
-                if not line:
-                    break
-                self.add(case, rival, json.loads(line))
+                self.add(case, rival, compiler.answer(case, rival))
+        compiler.close()
         timer.cancel()

@@ -175,7 +175,7 @@ std::vector<std::string> rows_by_turns(const Problem& problem, int64_t index) {
   std::erase(rows, chosen);
   const std::string& other = rows[static_cast<size_t>(index / 3) % rows.size()];
   if (index % 10 == 0) return {chosen, other};
-  return {index % 3 == 0 ? chosen : other};
+  return {index % 5 == 0 ? chosen : other};
 }
 
 std::vector<Problem> every(int64_t step, const std::vector<Problem>& problems) {

@@ -202,6 +202,7 @@ BLOCK_LIMITS = {
 }
 TRAINING_LIMITS = {"s60": 2.0, "s27": 2.0, "s19": 12.0, "s61": 4.0}
 MEMORY_LIMITS = {"s60": 0.10, "s27": 0.05}  # of a training step over inputs and outputs, of PyTorch's
+PREDICTIONS = 1.5  # a forward's cost, and what it takes, at most that many times one another
 GEOMETRIC_MEANS = {("thin", "fp32"): 4.0, ("layer", "fp32"): 1.4, ("layer", "bf16"): 1.25}
 
 
@@ -264,6 +265,20 @@ class Targets:
             mean = math.exp(statistics.fmean(map(math.log, ratios.values())))
             self.add(f"{group} {dtype}: geometric mean over the best rivals", mean, least, True)
 
+    def add_predictions(self, entries: list[Json]) -> None:
+        """What the plans' choices rest on, by row."""
+        factors: dict[str, dict[str, float]] = {}
+        for entry in entries:
+            found = re.search(r"^\* (\S+) +(\S+) ms predicted$", entry.get("plan", ""))
+            if found and "seconds" in entry and entry["group"] != "training":
+                factor = 1e3 * entry["seconds"]["onepass"]["median"] / float(found[2])
+                what = Case(**{field.name: entry[field.name] for field in dataclasses.fields(Case)}).text()
+                factors.setdefault(found[1], {})[what] = max(factor, 1 / factor)
+        for row, own in sorted(factors.items()):
+            worst = max(own, key=lambda what: own[what])
+            what = f"{row}: prediction and time apart by, of {len(own)} cases at most for {worst}"
+            self.add(what, own[worst], PREDICTIONS)
+
 
 def targets(entries: list[Json], overhead: Json, first: Json, launches: Json) -> list[Json]:
     """All of them that were measured."""
@@ -280,6 +295,7 @@ def targets(entries: list[Json], overhead: Json, first: Json, launches: Json) ->
         elif entry["batch"] == 1:
             found.add(f"{what}, batch 1: faster than eager", seconds["eager"] / seconds["onepass"], 3, True)
     found.add_sweep(entries)
+    found.add_predictions(entries)
     for kind, timings in overhead.items():
         ratio = timings["onepass"]["median"] / timings["eager"]["median"]
         found.add(f"small tensor, {kind}: times the modules", ratio, 1.2)

@@ -484,12 +484,12 @@ double seconds(const Problem& problem, const PlanOptions&) {
                        static_cast<double>(problem.input.byte_span()) * shape.passes();
   // Half of the slots are taken where each of a multiprocessor's 16 warps has many tiles (s60: eight), a
   // third where it has one and all of them load, multiply and store at the same time; some warps alone are
-  // faster.
+  // faster. Loops of one span, whose instructions are at hand, take more of them.
   const double warps = 16.0 * gpu.multiprocessors;
   const double tiles = static_cast<double>(numbers.tiles) * static_cast<double>(shape.batch);
   const double rounds = tiles / warps;
   const double instructions = numbers.tile_instructions(shape) * std::max(tiles, warps / 4);
-  const double slots = (0.78 + 0.8 / std::max(rounds, 1.0)) * 2;
+  const double slots = ((numbers.holds_weights ? 0.6 : 0.78) + 0.8 / std::max(rounds, 1.0)) * 2;
   // Windows of more than eight channels leave room for small tiles alone: 64 channels (to 32, at 64^3
   // doubled) take 2.1 times what is counted in f32 and 3 times in 16 bits.
   const double wide = std::clamp((static_cast<double>(shape.in_channels) - 8) / 56, 0.0, 1.0);

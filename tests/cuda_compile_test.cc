@@ -569,6 +569,29 @@ TEST_F(CacheTest, PlansGoOnWithTheNextRow) {
   expect_has(result.output, "onepass: warning: strategy ");
 }
 
+TEST(DISABLED_Child, PlansATailInsideARowWithoutOneThatDoesNotCompile) {
+  const auto direct = [](const char* sizes) {
+    const std::string block = "conv1d(2,8,k=1) | swish | group_norm(2) @ ";
+    return plan(Problem::parse(block + sizes, Device::cuda()), {"direct", ""}).explain();
+  };
+  const auto tail_of = [](const std::string& text) {
+    const size_t begin = text.find("then: ") + 6;
+    return text.substr(begin, text.find(' ', begin) - begin);
+  };
+  const std::string first = tail_of(direct("2x2x63"));
+  stub_state().refused = "#include \"" + first + ".cuh\"";
+  const std::string second = tail_of(direct("2x2x64"));
+  EXPECT_NE(second, first);
+  EXPECT_EQ(second.rfind("tail_", 0), 0u) << second;
+}
+
+TEST_F(CacheTest, RowsGoOnWithTheNextTail) {
+  const ChildResult result = run_child("PlansATailInsideARowWithoutOneThatDoesNotCompile",
+                                       {{"ONEPASS_NVRTC", stub_path}, {"ONEPASS_CUDA_DRIVER", stub_path}});
+  EXPECT_EQ(result.exit_code, 0) << result.output;
+  expect_has(result.output, "onepass: warning: strategy tail_");
+}
+
 TEST(DISABLED_Child, PrintsWhyThereIsNoNvrtc) {
   std::printf("%s\n", sentence_of([] { compile(scaling_kernel("2"), "sm_80"); }).c_str());
 }

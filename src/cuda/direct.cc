@@ -145,7 +145,7 @@ class DirectKernel final : public Kernel {
     std::ostringstream out;
     out << (problem_.block.conv() ? "convolution" : "copy") << ": one thread an output element\n"
         << "blocks: " << first_->describe();
-    if (tail_) out << "then: " << tail_->strategy() << " on a dense f32 copy\n";
+    if (tail_) out << "then: " << tail_->row << " on a dense f32 copy\n";
     if (!copies_.empty()) out << "copies: " << copies_.size() << " tensors that lie in another order\n";
     if (last_) out << "last: a copy to where the output lies\n";
     out << "workspace: " << workspace_bytes() << " bytes\n";
@@ -164,7 +164,7 @@ class DirectKernel final : public Kernel {
       copy.step.launch(tail.parameters[copy.parameter], at(workspace, copy.offset), nullptr, nullptr, stream);
       tail.parameters[copy.parameter] = at(workspace, copy.offset);
     }
-    tail_->run(tail, at(workspace, tail_workspace_), stream);
+    tail_->kernel->launch(tail, at(workspace, tail_workspace_), stream);
     if (last_) last_->launch(at(workspace, result_), arguments.output, nullptr, nullptr, stream);
   }
 
@@ -188,8 +188,8 @@ class DirectKernel final : public Kernel {
                          DirectStep(nullptr, given, wanted, nullptr, nullptr, problem_.device)});
       tail.parameters[i] = wanted;
     }
-    tail_.emplace(plan(tail, PlanOptions{std::string(tail_row(tail)->name), ""}));
-    tail_workspace_ = regions_.add(static_cast<int64_t>(tail_->workspace_bytes()));
+    tail_ = build_tail(tail);
+    tail_workspace_ = regions_.add(static_cast<int64_t>(tail_->kernel->workspace_bytes()));
     if (in_place_order) return;
     result_ = regions_.add(dense.byte_span());
     last_.emplace(nullptr, dense, problem_.output, nullptr, nullptr, problem_.device);
@@ -200,7 +200,7 @@ class DirectKernel final : public Kernel {
   Regions regions_;
   std::optional<DirectStep> first_;
   std::vector<Copy> copies_;
-  std::optional<Plan> tail_;
+  std::optional<BuiltTail> tail_;
   std::optional<DirectStep> last_;
   Region middle_, tail_workspace_, result_;
 };

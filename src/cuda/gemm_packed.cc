@@ -200,7 +200,7 @@ class GemmPacked final : public Kernel {
         shape_(problem),
         numbers_(problem, shape_, gpu_of(problem.device)),
         tail_problem_(*tail_of(problem)),
-        tail_(tail_row(tail_problem_)->build(tail_problem_, {})),
+        tail_(build_tail(tail_problem_)),
         redo_(problem) {
     const PackedNumbers& n = numbers_;
     const Device& device = problem.device;
@@ -230,7 +230,7 @@ class GemmPacked final : public Kernel {
   }
 
   size_t workspace_bytes() const override {
-    return static_cast<size_t>(regions_.total().value()) + tail_->workspace_bytes();
+    return static_cast<size_t>(regions_.total().value()) + tail_.kernel->workspace_bytes();
   }
 
   std::string describe() const override {
@@ -243,10 +243,10 @@ class GemmPacked final : public Kernel {
         << (n.shared_by == PackedNumbers::Groups::turns ? ", warpgroups by turns\n" : "\n")
         << "stages: " << n.stages << " of " << n.chunk_channels << " channels, " << n.group_taps
         << " taps, a window of " << n.window << " positions\n"
-        << "blocks: " << describe_blocks(blocks_, *product_) << "then: " << tail_row(tail_problem_)->name
+        << "blocks: " << describe_blocks(blocks_, *product_) << "then: " << tail_.row
         << (guards() ? ", thin_cores for samples that f16 has no room for" : "") << '\n'
         << "workspace: " << workspace_bytes() << " bytes\n"
-        << tail_->describe();
+        << tail_.kernel->describe();
     return out.str();
   }
 
@@ -288,7 +288,7 @@ class GemmPacked final : public Kernel {
     tail.statistics = statistics;
     tail.parameters.assign(arguments.parameters.end() - std::ssize(tail_problem_.parameters),
                            arguments.parameters.end());
-    tail_->launch(tail, at(workspace, Region{regions_.total(), 0}), stream);
+    tail_.kernel->launch(tail, at(workspace, Region{regions_.total(), 0}), stream);
     if (guards()) words_of(step_judge).launch(*steps_, stream, shape_.batch);
     redo_.launch_marked(arguments, redo, at(workspace, marks_), 1, stream);
   }
@@ -372,7 +372,7 @@ class GemmPacked final : public Kernel {
   ThinShape shape_;
   PackedNumbers numbers_;
   Problem tail_problem_;
-  std::shared_ptr<const Kernel> tail_;
+  BuiltTail tail_;
   ThinCores redo_;
   std::optional<Function> steps_, product_;
   Number tiles_, length_, input_items_;

@@ -2,10 +2,10 @@
 #include "cuda/tail.h"
 
 #include <algorithm>
-#include <limits>
 #include <sstream>
 
 #include "cuda/kernels/aligned.cuh"
+#include "plan/choice.h"
 
 namespace onepass::cuda {
 namespace {
@@ -312,23 +312,37 @@ int64_t StreamNumbers::scratch_floats(int64_t count) const {
   return order == Order::planar ? sums * (threads / 32) : sums * threads;
 }
 
-const Strategy* tail_row(const Problem& tail) {
+namespace {
+
+// The rows for a tail inside another row, with what they cost for some samples.
+std::vector<Candidate> tail_candidates(const Problem& tail) {
   Shape sizes = tail.input.sizes;
   sizes[0] = 8;
   const Layout layout = tail.input.strides[1] == 1 && sizes[1] > 1 ? Layout::nhwc : Layout::nchw;
   Problem some(tail.block, sizes, tail.output.dtype, tail.device, layout);
   some.input.dtype = tail.input.dtype;
-  const Strategy* best = nullptr;
-  double least = std::numeric_limits<double>::infinity();
+  std::vector<Candidate> candidates;
   for (const Strategy* row : strategies(Device::Kind::cuda)) {
     if (!row->name.starts_with("tail_") || !row->refusal(tail).empty() || !row->refusal(some).empty())
       continue;
-    const double seconds = row->seconds(some, {});
-    if (seconds >= least) continue;
-    best = row;
-    least = seconds;
+    candidates.push_back({std::string(row->name), row->seconds(some, {}), ""});
   }
-  return best;
+  return candidates;
+}
+
+}  // namespace
+
+const Strategy* tail_row(const Problem& tail) {
+  const std::vector<Candidate> candidates = tail_candidates(tail);
+  if (candidates.empty()) return nullptr;
+  return &find_row(strategies(Device::Kind::cuda), choose(candidates, "").strategy);
+}
+
+BuiltTail build_tail(const Problem& tail) {
+  std::vector<Candidate> candidates = tail_candidates(tail);
+  BuiltTail built{choose(candidates, "").strategy, nullptr};
+  built.kernel = build_chosen(strategies(Device::Kind::cuda), tail, PlanOptions{}, candidates, built.row);
+  return built;
 }
 
 }  // namespace onepass::cuda

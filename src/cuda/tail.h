@@ -42,9 +42,6 @@ struct TailShape {
 std::string tail_refusal(const Problem& problem);
 std::string tail_refusal(const BackwardProblem& problem);
 
-// Whether tail_overlapped takes it, where tail_staged would take it too.
-bool overlapped_takes(const Problem& problem);
-
 // The gradients of the input's size.
 std::vector<const TensorSpec*> large_gradients(const BackwardProblem& problem, const TailParts& parts);
 // What a backward pass moves that reads x and dy once and writes dx once.
@@ -136,8 +133,15 @@ struct StreamNumbers {
 };
 
 // The row for a tail inside another row: the fastest for some samples, so that bits do not depend on how many
-// there are.
+// there are. Null where none takes it.
 const Strategy* tail_row(const Problem& tail);
+
+// That row's kernel, or the next one's where it cannot be compiled.
+struct BuiltTail {
+  std::string row;
+  std::shared_ptr<const Kernel> kernel;
+};
+BuiltTail build_tail(const Problem& tail);
 
 // Regions of a workspace, each aligned to 256 bytes.
 struct Region {

@@ -1,4 +1,6 @@
-// The row "tail_staged": persistent clusters, a slab stays on the chip between statistics and output.
+// The rows "tail_staged" and "tail_overlapped": persistent clusters, a slab stays on the chip between
+// statistics and output. Both spread it over all threads of a cluster in vectors of 16 bytes, one block a
+// multiprocessor, and differ in their numbers: where those vectors wait.
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -10,45 +12,107 @@ namespace onepass {
 namespace cuda {
 namespace {
 
-// How a slab is spread over the threads of a cluster; a block has a multiprocessor to itself.
-struct StagedNumbers {
-  static constexpr int threads = 512;  // of 128 registers
+// What both have. A thread has 128 registers.
+struct ClusterNumbers {
+  static constexpr int threads = 512;
   static constexpr int warps = threads / 32;
 
   int blocks = 1;   // in a cluster
   int vectors = 0;  // of a thread
-  int held = 0;     // of them in shared memory, the others in registers
-  int chunk = 1;    // vectors of a thread that arrive together
-  int slots = 0;    // chunks of a warp's ring
+
+  ClusterNumbers() = default;
+  ClusterNumbers(const TailShape& shape, int cluster) : blocks(cluster) {
+    const int64_t rows = divide_up(shape.slab_elements() / shape.width, 32);
+    vectors = static_cast<int>(std::max<int64_t>(1, divide_up(rows, int64_t{blocks} * warps)));
+  }
+
+  // In shared memory besides vectors: sums of warps and blocks for two slabs, and what counts them.
+  int64_t exchange_bytes() const { return 2 * (blocks + warps) * 16; }
+};
+
+// A slab waits in registers, and in shared memory what those do not hold, as f32; the next one arrives in a
+// ring.
+struct StagedNumbers : ClusterNumbers {
+  static constexpr const char* row = "tail_staged";
+  static constexpr const char* agent = "TailStaged";
+  static constexpr bool waits = true;
+  // H200: 1.16 to 1.28 times a copy in f32. In 16 bits it is the time for each value of a thread that counts.
+  static constexpr double of_copy = 1.25, of_value = 6.5e-8;
+
+  int held = 0;   // vectors of a thread in shared memory
+  int chunk = 1;  // vectors of a thread that arrive together
+  int slots = 0;  // chunks of a warp's ring
+
+  using ClusterNumbers::ClusterNumbers;
+
+  static std::string refusal(const Problem& problem);
+  static std::optional<StagedNumbers> find(const TailShape& shape, const Gpu& gpu, int64_t input_bytes);
 
   int64_t shared_bytes(const TailShape& shape, int64_t input_bytes) const {
     const int64_t stage = slots * (int64_t{chunk} * threads * shape.width * input_bytes + warps * 8);
     const int64_t hold = std::max<int64_t>(int64_t{held} * threads * shape.width * 4, 16);
-    return stage + hold + 128 + 32 + 2 * (blocks + warps) * 16;
+    return stage + hold + 128 + 32 + exchange_bytes();
+  }
+
+  // Of one cluster the first slab's loads and the last one's stores have nothing beside them.
+  double more_rounds() const { return blocks > 1 ? 1 : 0; }
+
+  void add_to(Constants& constants) const {
+    constants.add("held", held).add("chunk", chunk).add("slots", slots);
+  }
+  std::string describe() const {
+    return std::to_string(held) + " of them in shared memory\nstaging: " + std::to_string(slots) +
+           " chunks of " + std::to_string(chunk) + " vectors a thread";
   }
 };
 
-constexpr int64_t most_slabs = 1 << 30;
+// Slabs of 16 bits: the sums of one are exchanged while the next is begun.
+struct OverlappedNumbers : ClusterNumbers {
+  static constexpr const char* row = "tail_overlapped";
+  static constexpr const char* agent = "TailOverlapped";
+  static constexpr bool waits = false;
+  // H200: a slab of s60, s19 and s61 in bf16 takes 9.3, 10 and 11.1 us.
+  static constexpr double of_copy = 1.2, of_value = 5.7e-8;
 
-// Values that a thread of 128 registers keeps in them; wider vectors need more to be worked on.
-int64_t kept_values(int width) { return width > 4 ? 64 : 80; }
+  int doubled = 0;  // vectors of a thread with two places in shared memory
+  int single = 0;   // with one; the others are in registers
+  int at_once = 4;  // in the body of a loop over those
+
+  using ClusterNumbers::ClusterNumbers;
+
+  static std::string refusal(const Problem& problem);
+  static std::optional<OverlappedNumbers> find(const TailShape& shape, const Gpu& gpu, int64_t input_bytes);
+
+  int64_t shared_bytes(const TailShape& shape, int64_t input_bytes) const {
+    return int64_t{vectors + doubled} * threads * shape.width * input_bytes + warps * 32 + 128 + 48 +
+           exchange_bytes();
+  }
+
+  double more_rounds() const { return 0; }
+
+  void add_to(Constants& constants) const {
+    constants.add("doubled", doubled).add("single", single).add("at_once", at_once);
+  }
+  std::string describe() const {
+    return std::to_string(doubled) + " of them with two places, " + std::to_string(single) +
+           " with one, the others in registers";
+  }
+};
 
 // The smallest cluster that has room for a slab, and for a ring into which 0.3 of the next one arrives: with
 // 0.24 s19's tail takes 1.29 ms, with 0.3 to 0.36 1.22. Clusters of 8 use 120 of an H200's 132
 // multiprocessors, clusters of 16 only 112.
-std::optional<StagedNumbers> staged_numbers(const TailShape& shape, const Gpu& gpu, int64_t input_bytes) {
-  if (!gpu.has_clusters()) return std::nullopt;
-  const int64_t rows = divide_up(shape.slab_elements() / shape.width, 32);
+std::optional<StagedNumbers> StagedNumbers::find(const TailShape& shape, const Gpu& gpu,
+                                                 int64_t input_bytes) {
+  // Values that a thread keeps in registers; wider vectors need more to be worked on.
+  const int64_t kept_values = shape.width > 4 ? 64 : 80;
   for (int blocks = 1; blocks <= gpu.largest_cluster(); blocks *= 2) {
-    StagedNumbers numbers;
-    numbers.blocks = blocks;
-    numbers.vectors =
-        static_cast<int>(std::max<int64_t>(1, divide_up(rows, int64_t{blocks} * numbers.warps)));
+    StagedNumbers numbers(shape, blocks);
     // Each chunk costs some 60 instructions: chunks as large as 2 KiB a warp.
     constexpr int64_t chunk_bytes = 2048;
     const int most = static_cast<int>(std::max<int64_t>(1, chunk_bytes / (32 * shape.width * input_bytes)));
     for (int chunk = std::min(most, numbers.vectors); chunk >= 1; --chunk) {
-      const int64_t over = std::max<int64_t>(0, numbers.vectors - kept_values(shape.width) / shape.width);
+      const int64_t over = std::max<int64_t>(0, numbers.vectors - kept_values / shape.width);
       numbers.chunk = chunk;
       numbers.held = static_cast<int>(divide_up(over, chunk) * chunk);
       if (numbers.held >= numbers.vectors) continue;
@@ -63,22 +127,44 @@ std::optional<StagedNumbers> staged_numbers(const TailShape& shape, const Gpu& g
   return std::nullopt;
 }
 
+// The smallest cluster that has room for a slab, with two places for as much of it as there is room for.
+std::optional<OverlappedNumbers> OverlappedNumbers::find(const TailShape& shape, const Gpu& gpu,
+                                                         int64_t input_bytes) {
+  // Of smaller slabs too little is on its way at a time: tail_staged has several in its ring.
+  constexpr int least_vectors = 8;
+  // In registers: 64 values of 128 registers, and less where a row has more than weight and bias.
+  const int kept_vectors = shape.parts.has_operands() ? 6 : 8;
+  for (int blocks = 1; blocks <= gpu.largest_cluster(); blocks *= 2) {
+    OverlappedNumbers numbers(shape, blocks);
+    if (numbers.vectors < least_vectors) return std::nullopt;
+    const int others = std::max(1, numbers.vectors - kept_vectors);
+    for (numbers.doubled = others; numbers.doubled > 0; --numbers.doubled) {
+      numbers.single = others - numbers.doubled;
+      if (numbers.shared_bytes(shape, input_bytes) <= gpu.shared_bytes_per_block) return numbers;
+    }
+  }
+  return std::nullopt;
+}
+
 // Vectors may run over the ends of rows here: only the slab's own ends count.
-TailShape staged_shape(const Problem& problem) {
+TailShape cluster_shape(const Problem& problem) {
   TailShape shape(problem);
   shape.width = shape.slab_width;
   return shape;
 }
 
-std::optional<StagedNumbers> find_numbers(const Problem& problem) {
-  return staged_numbers(staged_shape(problem), gpu_of(problem.device), byte_size(problem.input.dtype));
+template <class Numbers>
+std::optional<Numbers> find_numbers(const Problem& problem) {
+  return Numbers::find(cluster_shape(problem), gpu_of(problem.device), byte_size(problem.input.dtype));
 }
 
+template <class Numbers>
 std::string refusal(const Problem& problem) {
   std::string reason = tail_refusal(problem);
   if (!reason.empty()) return reason;
-  const TailShape shape = staged_shape(problem);
+  const TailShape shape = cluster_shape(problem);
   const Gpu& gpu = gpu_of(problem.device);
+  constexpr int64_t most_slabs = 1 << 30;
   if (shape.parts.norm == nullptr) return "the block has no norm";
   if (shape.parts.mean) return "the block ends in a mean";
   if (shape.order != Order::planar) return "channels lie after space: a slab is not contiguous";
@@ -87,20 +173,31 @@ std::string refusal(const Problem& problem) {
   }
   if (shape.width == 1) return "a slab of a few elements has no 16 bytes to copy";
   if (shape.slabs() > most_slabs) return "it counts slabs in 32 bits";
-  if (overlapped_takes(problem)) return "tail_overlapped takes it";
-  if (!find_numbers(problem)) {
-    return "a slab of " + std::to_string(shape.slab_elements()) + " elements does not fit " +
+  reason = Numbers::refusal(problem);
+  if (!reason.empty()) return reason;
+  if (!find_numbers<Numbers>(problem)) {
+    return "a slab of " + std::to_string(shape.slab_elements()) +
+           " elements has too little for each thread, or too much for " +
            std::to_string(gpu.largest_cluster()) + " blocks";
   }
   return "";
 }
 
-class TailStaged final : public Kernel {
+std::string OverlappedNumbers::refusal(const Problem& problem) {
+  return byte_size(problem.input.dtype) == 2 ? "" : "it is for elements of 16 bits";
+}
+
+std::string StagedNumbers::refusal(const Problem& problem) {
+  return cuda::refusal<OverlappedNumbers>(problem).empty() ? "tail_overlapped takes it" : "";
+}
+
+template <class Numbers>
+class ClusterTail final : public Kernel {
  public:
-  explicit TailStaged(const Problem& problem)
+  explicit ClusterTail(const Problem& problem)
       : problem_(problem),
-        shape_(staged_shape(problem)),
-        numbers_(*find_numbers(problem)),
+        shape_(cluster_shape(problem)),
+        numbers_(*find_numbers<Numbers>(problem)),
         function_(source(), problem.device, launch_numbers()),
         blocks_(minimum(shape_.slabs(), function_.resident_clusters()) * numbers_.blocks) {}
 
@@ -110,9 +207,8 @@ class TailStaged final : public Kernel {
     std::ostringstream out;
     out << "slab: " << shape_.slab_elements() << " elements in " << numbers_.blocks
         << (numbers_.blocks > 1 ? " blocks of a cluster" : " block") << '\n'
-        << "thread: " << numbers_.vectors << " vectors of " << shape_.width << " elements, " << numbers_.held
-        << " of them in shared memory\n"
-        << "staging: " << numbers_.slots << " chunks of " << numbers_.chunk << " vectors a thread\n"
+        << "thread: " << numbers_.vectors << " vectors of " << shape_.width << " elements, "
+        << numbers_.describe() << '\n'
         << "blocks: " << describe_blocks(blocks_, function_);
     return out.str();
   }
@@ -135,28 +231,26 @@ class TailStaged final : public Kernel {
 
  private:
   Source source() const {
+    Constants constants;
+    constants.add("threads", numbers_.threads)
+        .add("width", shape_.width)
+        .add("blocks", numbers_.blocks)
+        .add("vectors", numbers_.vectors);
+    numbers_.add_to(constants);
+    const std::string name = "onepass_" + std::string(Numbers::row);
     std::ostringstream out;
-    out << precision_source(problem_.output.dtype) << "#include \"tail_staged.cuh\"\n"
-        << tail_source(problem_)
-        << Constants()
-               .add("threads", numbers_.threads)
-               .add("width", shape_.width)
-               .add("blocks", numbers_.blocks)
-               .add("vectors", numbers_.vectors)
-               .add("held", numbers_.held)
-               .add("chunk", numbers_.chunk)
-               .add("slots", numbers_.slots)
-               .numbers()
-        << "using Agent = onepass::TailStaged<onepass::Tail, Numbers>;\n"
+    out << precision_source(problem_.output.dtype) << "#include \"" << Numbers::row << ".cuh\"\n"
+        << tail_source(problem_) << constants.numbers() << "using Agent = onepass::" << Numbers::agent
+        << "<onepass::Tail, Numbers>;\n"
         << "static_assert(sizeof(Agent::Shared) <= " << shared_bytes() << ");\n"
-        << "extern \"C\" __global__ void __launch_bounds__(" << numbers_.threads << ", "
-        << "1) onepass_tail_staged(const __grid_constant__ Agent::Parameters p) {\n"
+        << "extern \"C\" __global__ void __launch_bounds__(" << numbers_.threads << ", 1) " << name
+        << "(const __grid_constant__ Agent::Parameters p) {\n"
         << "  extern __shared__ __align__(128) unsigned char memory[];\n"
-        << wait_source()
+        << (Numbers::waits ? wait_source() : "")
         << "  Agent{p, *reinterpret_cast<Agent::Shared*>(memory), static_cast<int>(blockIdx.x % "
         << numbers_.blocks << ")}.run();\n"
         << "}\n";
-    return {"onepass_tail_staged", out.str()};
+    return {name, out.str()};
   }
 
   int64_t shared_bytes() const { return numbers_.shared_bytes(shape_, byte_size(problem_.input.dtype)); }
@@ -167,39 +261,42 @@ class TailStaged final : public Kernel {
             static_cast<uint32_t>(numbers_.blocks),
             static_cast<uint32_t>(shared_bytes()),
             false,
-            true};
+            Numbers::waits};
   }
 
   Problem problem_;
   TailShape shape_;
-  StagedNumbers numbers_;
+  Numbers numbers_;
   Function function_;
   Number blocks_;
 };
 
+template <class Numbers>
 double seconds(const Problem& problem, const PlanOptions&) {
-  const TailShape shape = staged_shape(problem);
+  const TailShape shape = cluster_shape(problem);
   const Gpu& gpu = gpu_of(problem.device);
   const double bytes = static_cast<double>(shape.elements()) * static_cast<double>(shape.element_bytes);
-  const StagedNumbers numbers = *find_numbers(problem);
-  // H200: 1.16 to 1.28 times a copy in f32.
-  const double copy = 1.25 * bytes / gpu.bytes_per_second;
-  // A slab takes a cluster some microseconds whatever its size, then time for each value of a thread: what
-  // counts in 16 bits. Clusters lie within GPCs, and one of those has fewer multiprocessors.
+  const Numbers numbers = *find_numbers<Numbers>(problem);
+  const double copy = Numbers::of_copy * bytes / gpu.bytes_per_second;
+  // A slab takes a cluster some microseconds whatever its size, then time for each value of a thread.
+  // Clusters lie within GPCs, and one of those has fewer multiprocessors.
   const double clusters = std::max(1, gpu.multiprocessors / numbers.blocks - (numbers.blocks >= 8 ? 1 : 0));
-  // Of one cluster the first slab's loads and the last one's stores have nothing beside them.
-  const double rounds =
-      std::ceil(static_cast<double>(shape.slabs()) / clusters) + (numbers.blocks > 1 ? 1 : 0);
-  return 4e-6 + std::max(copy, rounds * (2e-6 + 6.5e-8 * numbers.vectors * shape.width));
+  const double rounds = std::ceil(static_cast<double>(shape.slabs()) / clusters) + numbers.more_rounds();
+  return 4e-6 + std::max(copy, rounds * (2e-6 + Numbers::of_value * numbers.vectors * shape.width));
+}
+
+template <class Numbers>
+constexpr Strategy strategy() {
+  return {Numbers::row, refusal<Numbers>, seconds<Numbers>,
+          [](const Problem& problem, const PlanOptions&) -> std::shared_ptr<const Kernel> {
+            return std::make_shared<const ClusterTail<Numbers>>(problem);
+          }};
 }
 
 }  // namespace
 }  // namespace cuda
 
-extern const Strategy cuda_tail_staged{
-    "tail_staged", cuda::refusal, cuda::seconds,
-    [](const Problem& problem, const PlanOptions&) -> std::shared_ptr<const Kernel> {
-      return std::make_shared<const cuda::TailStaged>(problem);
-    }};
+extern const Strategy cuda_tail_staged = cuda::strategy<cuda::StagedNumbers>();
+extern const Strategy cuda_tail_overlapped = cuda::strategy<cuda::OverlappedNumbers>();
 
 }  // namespace onepass

@@ -47,6 +47,7 @@ os.environ |= {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # whether there is a GPU is asked without touching it
 }
 sys.path.insert(0, str(ROOT / "python"))
+gpu_results.keep_bytecode()
 
 import torch  # noqa: E402
 from gpu_bench_cases import MEASURES, WORKLOADS, Case, cases, is_right, settings  # noqa: E402

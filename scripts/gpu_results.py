@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import datetime
+import importlib.util
 import json
 import os
 import pathlib
 import re
 import subprocess
+import sys
 import tempfile
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SUITE = ROOT / "build" / "gpu" / "tests" / "gpu_test"
+
+
+def keep_bytecode() -> None:
+    """Where PyTorch lies without its bytecode, compiling that is two thirds of each import: it is kept in
+    build/gpu, for this process and all that it begins.
+    """
+    found = importlib.util.find_spec("torch")
+    if found and found.origin and not (pathlib.Path(found.origin).parent / "__pycache__").exists():
+        sys.pycache_prefix, sys.dont_write_bytecode = str(ROOT / "build" / "gpu" / "bytecode"), False
+        os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def run_suite(

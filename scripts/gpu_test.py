@@ -382,6 +382,7 @@ def main() -> None:
         sys.exit(f"gpu_test.py: unknown suite {unknown[0]}, must be of {', '.join(SUITES)}")
     begin = time.monotonic()
     end = begin + arguments.seconds
+    gpu_results.keep_bytecode()
     device = gpu_results.describe_device()
     print(device["description"], flush=True)
     jobs = [job for job in find_jobs(chosen) if re.search(arguments.filter, job.title())]

@@ -27,7 +27,8 @@ test: python
 	@cmake --build --preset release
 	@ctest --preset release
 	@scripts/setup.sh python models
-	@PYTHONPATH=python .venv/bin/python -m pytest -q --numprocesses=2 --dist=loadfile
+	@ONEPASS_CACHE_DIR=$(CURDIR)/build/kernel_cache PYTHONPATH=python \
+	  .venv/bin/python -m pytest -q --numprocesses=2 --dist=loadfile
 
 # In the same build folder as everything else: the core is compiled once.
 python:

@@ -15,3 +15,8 @@ function(onepass_target_defaults target)
     target_link_options(${target} PRIVATE -fsanitize=${ONEPASS_SANITIZE})
   endif()
 endfunction()
+
+# What most files include, for the builds that precompile it.
+set(onepass_precompiled_headers
+  <algorithm> <array> <cmath> <cstdint> <map> <memory> <optional> <span> <sstream> <string> <utility> <variant>
+  <vector>)

@@ -21,7 +21,15 @@ struct GemmStaging {
 
   // --- x by copies ---
   static constexpr int converters = gemm::converting_warps * 32;
-  static constexpr int converting_rounds = (window_positions + converters - 1) / converters;
+  // Elements of 16 bits are read from shared memory by two neighbours, if those of every pair lie side by
+  // side in x, or both outside.
+  static constexpr bool by_pairs =
+      Input::bytes == 2 && Numbers::slot_channels == 8 && !Numbers::boxed && !Geometry::has_stride &&
+      Geometry::pitch % 2 == 0 && Geometry::plane % 2 == 0 && Geometry::low(2) % 2 == 0 &&
+      C::input_size(2) % 2 == 0 && Numbers::tile_positions % 2 == 0 && Geometry::window % 2 == 0;
+  static constexpr int at_a_time = by_pairs ? 2 : 1;  // positions of a thread
+  static constexpr int converting_rounds =
+      (window_positions + converters * at_a_time - 1) / (converters * at_a_time);
   static constexpr int raw_channel_bytes = Geometry::runs * Numbers::raw_pitch * Input::bytes;
   static constexpr int vector = 16 / Input::bytes;
   static constexpr int slot_channels = Numbers::slot_channels;  // four or eight
@@ -138,7 +146,7 @@ struct GemmStaging {
     uint32 inside = 0;
 #pragma unroll
     for (int r = 0; r < converting_rounds; ++r) {
-      const int place = r * converters + thread;
+      const int place = (r * converters + thread) * at_a_time;
       const int run = Geometry::run_of(place);
       const int offset = Geometry::source(item.position_tile, place);
       const bool has = offset >= 0 && place < window_positions;
@@ -151,7 +159,7 @@ struct GemmStaging {
 #pragma unroll 1
     for (int chunk = 0; chunk < Numbers::chunks; ++chunk) {
       barrier::wait(&s.x_empty[ring.stage], ring.round ^ 1u);
-      unsigned char* const stage = s.x[ring.stage] + thread * 16;
+      unsigned char* const stage = s.x[ring.stage] + thread * at_a_time * 16;
 #pragma unroll 1
       for (int slot = 0; slot < Numbers::chunk_channels / slot_channels; ++slot) {
         const int half = slot / slots_of_half;
@@ -160,10 +168,10 @@ struct GemmStaging {
         if (exists) barrier::wait(&s.raw_full[raw.stage], raw.round);
         const unsigned char* const from = s.raw[raw.stage];
         unsigned char* const own = stage + slot % slots_of_half * 8;
-        constexpr int at_once = 24 / slot_channels;
+        constexpr int at_once = by_pairs ? 4 : 24 / slot_channels;
 #pragma unroll
         for (int first = 0; first < converting_rounds; first += at_once) {
-          Channels<slot_channels> x[at_once];
+          typename gemm::If<by_pairs, Pairs, Channels<slot_channels>>::Type x[at_once];
 #pragma unroll
           for (int i = 0; i < at_once; ++i) {
             if (first + i >= converting_rounds) break;
@@ -173,11 +181,13 @@ struct GemmStaging {
           for (int i = 0; i < at_once; ++i) {
             const int r = first + i;
             if (r >= converting_rounds) break;
-            if ((r + 1) * converters > window_positions && r * converters + thread >= window_positions) break;
+            if ((r + 1) * converters * at_a_time > window_positions &&
+                (r * converters + thread) * at_a_time >= window_positions)
+              break;
 #pragma unroll
             for (int part = 0; part < Numbers::parts; ++part) {
-              x[i].pack(own + ((part * halves + half) * window_positions + r * converters) * 16, largest,
-                        part == Numbers::parts - 1);
+              const int place = (part * halves + half) * window_positions + r * converters * at_a_time;
+              x[i].pack(own + place * 16, largest, part == Numbers::parts - 1);
             }
           }
         }
@@ -198,6 +208,33 @@ struct GemmStaging {
       ring.next();
     }
   }
+
+  // Eight channels of two neighbouring positions, of 16 bits each.
+  struct Pairs {
+    uint32 bits[8];
+
+    __device__ __forceinline__ void load_copied(const unsigned char* from, bool inside, int channel) {
+#pragma unroll
+      for (int k = 0; k < 8; ++k) {
+        const bool exists = inside && (C::in_channels % 8 == 0 || channel + k < C::in_channels);
+        bits[k] = exists ? *reinterpret_cast<const uint32*>(from + k * raw_channel_bytes) : 0u;
+      }
+    }
+    // Of eight lanes that store at a time four begin with the second position: each then has banks of its
+    // own.
+    __device__ __forceinline__ void pack(unsigned char* to, float&, bool) const {
+      const bool second = threadIdx.x % 8 >= 4;
+      store(to + (second ? 16 : 0), second ? 0x7632u : 0x5410u);
+      store(to + (second ? 0 : 16), second ? 0x5410u : 0x7632u);
+    }
+
+   private:
+    __device__ __forceinline__ void store(unsigned char* to, uint32 selector) const {
+      *reinterpret_cast<uint4*>(to) =
+          uint4{__byte_perm(bits[0], bits[1], selector), __byte_perm(bits[2], bits[3], selector),
+                __byte_perm(bits[4], bits[5], selector), __byte_perm(bits[6], bits[7], selector)};
+    }
+  };
 
   // --- x by loads ---
   // Some channels of a position: on their way from memory, then as 16 bits each.

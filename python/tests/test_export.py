@@ -31,6 +31,11 @@ EXAMPLES = ROOT / "examples" / "exported"
 
 pytestmark = pytest.mark.skipif(not available(), reason=str(unavailable_reason()))
 
+LOADED_ALONE = (
+    "test_command_writes_the_file",
+    "test_refusal_is_one_sentence_and_writes_nothing[a neighbour]",
+)
+
 NESTED = '''"""Blocks inside blocks: a stem, residual blocks with an embedding, dropout, a head."""
 from __future__ import annotations
 
@@ -104,6 +109,13 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
+
+
+@pytest.fixture(autouse=True)
+def loads_alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a file loads alone takes a process that imports PyTorch, two seconds: the tests of it look."""
+    if request.node.name not in LOADED_ALONE:
+        monkeypatch.setattr(export, "_check_alone", lambda path, text: None)
 
 
 def load(path: pathlib.Path) -> types.ModuleType:

@@ -18,6 +18,7 @@ constexpr int64_t consumers = 256;  // threads that multiply
 constexpr int64_t producers = 128;  // threads that load
 constexpr int64_t block_rows = 16;  // of the accumulators: a warp's
 constexpr int64_t product_blocks = 4;
+constexpr int64_t least_versions = 6;  // of dithered weights: these are off by a twelfth of a unit at most
 
 // Of the spatial dimension whose neighbours lie nearest.
 int64_t nearest_stride(const TensorSpec& spec) {
@@ -40,11 +41,15 @@ struct WgmmaNumbers {
   int64_t window_columns = 1;
   int64_t row_units = 1;         // that a row of the window takes
   bool columns_lie_near = true;  // nearest in memory
+  int64_t row_bytes = 0;         // of the input: rows that lanes are parts of, where they are vectors
+  bool loads_rows = false;       // a thread loads a whole one
   int64_t planes = 4;            // of the ring
   int64_t channel_blocks = 1;
   bool paired = false;  // two warps finish what a plane ends; A is kept for every turn
   int64_t input_parts = 1;
   int64_t weight_parts = 1;
+  bool dithers = false;     // weights are halves that are right on average
+  int64_t weight_sets = 1;  // that strips have: dithered weights of other versions
   int64_t slots = 1;
   int64_t tile_parts = 1;   // a cluster's blocks have some of the tiles,
   int64_t plane_parts = 1;  // and some planes of the output
@@ -63,9 +68,10 @@ struct WgmmaNumbers {
     choose_core(shape);
     columns_lie_near =
         ThinShape::spatial_stride(problem.input, shape.order[2]) == nearest_stride(problem.input);
+    row_bytes = vector_row_bytes(problem, shape);
     WgmmaNumbers best = *this;  // of those that fit; the last one tried is the smallest
     bool any = false;
-    const int64_t most = input_parts == 2 ? 10 : 16;  // accumulators that registers have room for
+    const int64_t most = input_parts == 2 ? 13 : 16;  // accumulators that registers have room for
     const int64_t most_bytes = gpu_of(problem.device).shared_bytes_per_block;
     for (const int64_t of_sample : {8, 4, 2, 1}) {
       for (const int64_t rows : {4, 2, 1}) {
@@ -141,10 +147,13 @@ struct WgmmaNumbers {
   int64_t products() const { return weight_parts + input_parts - 1; }
 
   // A launch of 384 threads has 168 registers for each. Parts of sums that are added up need more of them,
-  // and leave fewer for elements on their way.
-  int64_t consumer_registers() const { return input_parts == 2 ? 208 : 200; }
-  int64_t producer_registers() const { return input_parts == 2 ? 88 : 104; }
+  // and leave fewer for elements on their way; two rows of f32 elements need more for these.
+  int64_t consumer_registers() const { return input_parts == 2 ? 208 : has_long_rows() ? 192 : 200; }
+  int64_t producer_registers() const { return 3 * 168 - 2 * consumer_registers(); }
   int64_t most_elements() const { return input_parts == 2 ? 18 : 36; }
+  int64_t most_row_words() const { return input_parts == 2 ? 32 : has_long_rows() ? 64 : 48; }
+  // And few enough columns that the others need no more.
+  bool has_long_rows() const { return loads_rows && row_bytes > 96 && columns <= 13; }
 
   // Whether samples may have to be done again: f32 elements may not be halves, and what is not finite must
   // not be multiplied by the zeros that fill up a product.
@@ -153,6 +162,28 @@ struct WgmmaNumbers {
     const int64_t cores = cores_with(shape, core_channels, core_rows, core_columns);
     return problem.input.dtype == DType::f32 || middle.kernel % core_rows != 0 ||
            last.kernel % core_columns != 0 || cores % 2 != 0;
+  }
+
+  // Whether the weights of tf32 may be dithered. The planes that a strip ends take every version of its turns
+  // often enough that what they have on average is the exact weight: numbers of times differ by one, so that
+  // with four of each weights are off by a sixteenth of a unit of the last place, rounded to nearest by half
+  // of one. And there are so many positions that what differs between them, 0.4 units a term, averages out to
+  // a fiftieth of one.
+  bool may_dither(const ThinShape& shape) const {
+    const ThinAxis& outer = shape.axes[0];
+    return input_parts == 1 && weight_parts == 2 && outer.kernel >= 2 && outer.out >= 4 * outer.kernel &&
+           shape.spatial >= 512;
+  }
+
+  // What rows of lanes take where a thread can load them by vectors, into 32 registers; else 0.
+  static int64_t vector_row_bytes(const Problem& problem, const ThinShape& shape) {
+    const int64_t element = byte_size(problem.input.dtype);
+    const int64_t bytes = shape.axes[1].in * element;
+    const bool are_vectors =
+        std::all_of(problem.input.strides.begin(), problem.input.strides.end(),
+                    [&](int64_t stride) { return stride == 1 || stride * element % 16 == 0; });
+    const bool lie_near = ThinShape::spatial_stride(problem.input, shape.order[1]) == 1;
+    return are_vectors && lie_near && bytes % 16 == 0 && bytes <= 128 ? bytes : 0;
   }
 
   // Of a unit in a plane, as bits of a word.
@@ -201,10 +232,13 @@ struct WgmmaNumbers {
     const int64_t last_cores = divide_up(last.kernel, core_columns);
     starts = (tile_rows - 1) * middle.step + (middle_cores - 1) * core_rows * middle.delta + 1;
     window_columns = (tile_columns - 1) * last.step + (last_cores * core_columns - 1) * last.delta + 1;
+    const int64_t window_rows = starts + (core_rows - 1) * middle.delta;
+    loads_rows = row_bytes > 0 && row_groups == lanes && lane_rows <= tile_rows &&
+                 shape.in_channels * window_columns <= producers && window_rows * core_rows <= 32;
     // Units of neighbouring rows that are stored at a time are not to lie in the same banks.
     const int64_t near_channels = std::min<int64_t>(core_channels, 2);
     const bool collide =
-        core_rows > 1 && window_columns * core_rows * core_channels % (2 * near_channels) == 0;
+        !loads_rows && core_rows > 1 && window_columns * core_rows * core_channels % (2 * near_channels) == 0;
     row_units = window_columns * core_rows * core_channels + (collide ? near_channels : 0);
     slots = samples() * shape.channels;
     const int64_t cores = cores_with(shape, core_channels, core_rows, core_columns);
@@ -220,17 +254,27 @@ struct WgmmaNumbers {
     };
     const int64_t weight_rows = ((outer.kernel - 1) * channel_blocks + product_blocks) * block_rows;
     const int64_t paired_rows = outer.kernel * product_blocks * block_rows;
-    paired = outer.kernel >= 2 && bytes_with(paired_rows) <= most_bytes;
-    shared_bytes = bytes_with(paired ? paired_rows : weight_rows);
+    if (may_dither(shape)) {
+      weight_parts = 1;
+      for (weight_sets = strips; weight_sets > 1 && bytes_with(weight_sets * paired_rows) > most_bytes;)
+        weight_sets /= 2;
+      dithers =
+          weight_sets * outer.kernel >= least_versions && bytes_with(weight_sets * paired_rows) <= most_bytes;
+      if (!dithers) {
+        weight_parts = 2;
+        weight_sets = 1;
+      }
+    }
+    paired = dithers || (outer.kernel >= 2 && bytes_with(paired_rows) <= most_bytes);
+    shared_bytes = bytes_with(paired ? weight_sets * paired_rows : weight_rows);
     // Of a plane, in clocks of 1.65 GHz (an H200's at such work): products, of which a strip's takes 4 a
     // column, or what reading A and B takes; finishing outputs and passing planes on, which tensor cores wait
     // for (an instruction of any warp takes a clock of theirs), and adding up parts of sums; and loads that
     // products do not hide: x comes anew for every channel tile, which strided loads make dearer (4 to 64
-    // channels, kernel 3: 0.198 ms with them; once, without, 0.189). H200, s27: 0.29 ms with two products,
-    // 0.20 with one, 0.51 with three.
+    // channels, kernel 3: 0.198 ms with them; once, without, 0.189). H200, s27: 0.208 ms with one product
+    // of f32 elements, 0.185 of 16 bits, 0.434 with three.
     const int64_t product_clocks = std::max(4 * columns, 16 + 2 * columns);
-    const int64_t window_rows = std::min(starts + (core_rows - 1) * middle.delta, lane_rows * middle.step);
-    const int64_t loaded_rows = shape.in_channels * window_rows;
+    const int64_t loaded_rows = shape.in_channels * std::min(window_rows, lane_rows * middle.step);
     const int64_t other_clocks = 250 + (input_parts == 2 ? 45 : 30) * columns +
                                  (columns_lie_near ? 0 : 3 * (channel_tiles - 1) * loaded_rows) +
                                  std::max<int64_t>(0, 27 * (loaded_rows - 16));
@@ -268,7 +312,11 @@ struct WgmmaNumbers {
         .add("slots", slots)
         .add("tile_parts", tile_parts)
         .add("plane_parts", plane_parts)
+        .add("weight_sets", weight_sets)
         .flag("paired", paired)
+        .flag("loads_rows", loads_rows)
+        .add("most_row_words", most_row_words())
+        .flag("dithers", dithers)
         .numbers();
   }
 };
@@ -403,6 +451,7 @@ class ThinWgmma final : public Kernel {
 
   void launch(const Arguments& arguments, void* workspace, Stream stream) const override {
     if (shape_.batch == 0) return;
+    const LaunchChain chain;
     void* marks = redo_ ? at(workspace, marks_) : nullptr;
     void* redo_workspace = redo_ ? at(workspace, Region{regions_.total(), 0}) : nullptr;
     Words words;

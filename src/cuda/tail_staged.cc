@@ -36,8 +36,8 @@ struct StagedNumbers : ClusterNumbers {
   static constexpr const char* row = "tail_staged";
   static constexpr const char* agent = "TailStaged";
   static constexpr bool waits = true;
-  // H200: 1.16 to 1.28 times a copy in f32. In 16 bits it is the time for each value of a thread that counts.
-  static constexpr double of_copy = 1.25, of_value = 6.5e-8;
+  static constexpr double of_copy = 1.25;  // H200: 1.16 to 1.28 times a copy in f32
+  double of_value() const { return 6.5e-8; }
 
   int held = 0;   // vectors of a thread in shared memory
   int chunk = 1;  // vectors of a thread that arrive together
@@ -46,7 +46,7 @@ struct StagedNumbers : ClusterNumbers {
   using ClusterNumbers::ClusterNumbers;
 
   static std::string refusal(const Problem& problem);
-  static std::optional<StagedNumbers> find(const TailShape& shape, const Gpu& gpu, int64_t input_bytes);
+  static std::optional<StagedNumbers> find(const Problem& problem, const TailShape& shape);
 
   int64_t shared_bytes(const TailShape& shape, int64_t input_bytes) const {
     const int64_t stage = slots * (int64_t{chunk} * threads * shape.width * input_bytes + warps * 8);
@@ -71,17 +71,19 @@ struct OverlappedNumbers : ClusterNumbers {
   static constexpr const char* row = "tail_overlapped";
   static constexpr const char* agent = "TailOverlapped";
   static constexpr bool waits = false;
-  // H200: a slab of s60, s19 and s61 in bf16 takes 9.3, 10 and 11.1 us.
-  static constexpr double of_copy = 1.2, of_value = 5.7e-8;
+  static constexpr double of_copy = 1.2;
+  // H200: a slab of s60 and s19 in bf16 takes 8.2 and 9.0 us, of s61 11.1.
+  double of_value() const { return halves ? 5.1e-8 : 5.7e-8; }
 
-  int doubled = 0;  // vectors of a thread with two places in shared memory
-  int single = 0;   // with one; the others are in registers
-  int at_once = 4;  // in the body of a loop over those
+  int doubled = 0;      // vectors of a thread with two places in shared memory
+  int single = 0;       // with one; the others are in registers
+  int at_once = 4;      // in the body of a loop over those
+  bool halves = false;  // what the before-chain makes of those waits as f16
 
   using ClusterNumbers::ClusterNumbers;
 
   static std::string refusal(const Problem& problem);
-  static std::optional<OverlappedNumbers> find(const TailShape& shape, const Gpu& gpu, int64_t input_bytes);
+  static std::optional<OverlappedNumbers> find(const Problem& problem, const TailShape& shape);
 
   int64_t shared_bytes(const TailShape& shape, int64_t input_bytes) const {
     return int64_t{vectors + doubled} * threads * shape.width * input_bytes + warps * 32 + 128 + 48 +
@@ -92,18 +94,20 @@ struct OverlappedNumbers : ClusterNumbers {
 
   void add_to(Constants& constants) const {
     constants.add("doubled", doubled).add("single", single).add("at_once", at_once);
+    constants.flag("halves", halves);
   }
   std::string describe() const {
     return std::to_string(doubled) + " of them with two places, " + std::to_string(single) +
-           " with one, the others in registers";
+           " with one, the others in registers" + (halves ? "; those wait as f16" : "");
   }
 };
 
 // The smallest cluster that has room for a slab, and for a ring into which 0.3 of the next one arrives: with
 // 0.24 s19's tail takes 1.29 ms, with 0.3 to 0.36 1.22. Clusters of 8 use 120 of an H200's 132
 // multiprocessors, clusters of 16 only 112.
-std::optional<StagedNumbers> StagedNumbers::find(const TailShape& shape, const Gpu& gpu,
-                                                 int64_t input_bytes) {
+std::optional<StagedNumbers> StagedNumbers::find(const Problem& problem, const TailShape& shape) {
+  const Gpu& gpu = gpu_of(problem.device);
+  const int64_t input_bytes = byte_size(problem.input.dtype);
   // Values that a thread keeps in registers; wider vectors need more to be worked on.
   const int64_t kept_values = shape.width > 4 ? 64 : 80;
   for (int blocks = 1; blocks <= gpu.largest_cluster(); blocks *= 2) {
@@ -127,15 +131,43 @@ std::optional<StagedNumbers> StagedNumbers::find(const TailShape& shape, const G
   return std::nullopt;
 }
 
+// Whether computing it again takes more than keeping it.
+bool is_costly(Op op) {
+  switch (op) {
+    case Op::relu:
+    case Op::relu6:
+    case Op::leaky_relu:
+    case Op::prelu:
+    case Op::clamp:
+    case Op::mul:
+    case Op::add:
+    case Op::channel_mul:
+    case Op::channel_add:
+      return false;
+    default:
+      return true;
+  }
+}
+
 // The smallest cluster that has room for a slab, with two places for as much of it as there is room for.
-std::optional<OverlappedNumbers> OverlappedNumbers::find(const TailShape& shape, const Gpu& gpu,
-                                                         int64_t input_bytes) {
+std::optional<OverlappedNumbers> OverlappedNumbers::find(const Problem& problem, const TailShape& shape) {
+  const Gpu& gpu = gpu_of(problem.device);
+  const int64_t input_bytes = byte_size(problem.input.dtype);
   // Of smaller slabs too little is on its way at a time: tail_staged has several in its ring.
   constexpr int least_vectors = 8;
-  // In registers: 64 values of 128 registers, and less where a row has more than weight and bias.
-  const int kept_vectors = shape.parts.has_operands() ? 6 : 8;
+  const bool halves =
+      problem.input.dtype == DType::bf16 && problem.output.dtype == DType::bf16 &&
+      std::any_of(shape.parts.before.begin(), shape.parts.before.end(),
+                  [](const TailParts::Stage& stage) { return is_costly(stage.pointwise.op); });
+  // In registers: 64 values of 128 registers, less where a row has more than weight and bias. What waits as
+  // f16 is cheap to finish, but with more than 5 vectors and an after-chain registers are spilled: s60 takes
+  // 1.21, 1.22, 1.29 and 1.30 times its floor with 5, 6, 7 and 8; s19, without one, 1.26, 1.25 and 1.20 with
+  // 6, 7 and 8.
+  int kept_vectors = shape.parts.has_operands() ? 6 : 8;
+  if (halves && !shape.parts.after.empty()) kept_vectors = 5;
   for (int blocks = 1; blocks <= gpu.largest_cluster(); blocks *= 2) {
     OverlappedNumbers numbers(shape, blocks);
+    numbers.halves = halves;
     if (numbers.vectors < least_vectors) return std::nullopt;
     const int others = std::max(1, numbers.vectors - kept_vectors);
     for (numbers.doubled = others; numbers.doubled > 0; --numbers.doubled) {
@@ -155,7 +187,7 @@ TailShape cluster_shape(const Problem& problem) {
 
 template <class Numbers>
 std::optional<Numbers> find_numbers(const Problem& problem) {
-  return Numbers::find(cluster_shape(problem), gpu_of(problem.device), byte_size(problem.input.dtype));
+  return Numbers::find(problem, cluster_shape(problem));
 }
 
 template <class Numbers>
@@ -282,7 +314,7 @@ double seconds(const Problem& problem, const PlanOptions&) {
   // Clusters lie within GPCs, and one of those has fewer multiprocessors.
   const double clusters = std::max(1, gpu.multiprocessors / numbers.blocks - (numbers.blocks >= 8 ? 1 : 0));
   const double rounds = std::ceil(static_cast<double>(shape.slabs()) / clusters) + numbers.more_rounds();
-  return 4e-6 + std::max(copy, rounds * (2e-6 + Numbers::of_value * numbers.vectors * shape.width));
+  return 4e-6 + std::max(copy, rounds * (2e-6 + numbers.of_value() * numbers.vectors * shape.width));
 }
 
 template <class Numbers>

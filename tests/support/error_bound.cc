@@ -79,6 +79,10 @@ class BoundedForward {
         truncates_(problem.precision == Precision::tf32),
         splits_(problem.device.kind == Device::Kind::cuda && problem.input.dtype == DType::f32 &&
                 !truncates_),
+        waits_as_f16_(problem.device.kind == Device::Kind::cuda && problem.block.conv() == nullptr &&
+                      problem.input.dtype == DType::bf16 && problem.output.dtype == DType::bf16 &&
+                      !std::holds_alternative<Norm>(problem.block.stages().front()) &&
+                      !std::holds_alternative<Mean>(problem.block.stages().back())),
         input_(input),
         parameters_(parameters),
         input_sizes_(problem.input.sizes),
@@ -163,8 +167,9 @@ class BoundedForward {
         const double shift = norm.affine ? std::abs(bias[c]) : 0;
         const double xhat = std::abs(x[i] - slab.mean) * slab.rstd;
         const double rounding = scale * (xhat + std::abs(slab.mean) * slab.rstd) + shift;
+        const double waiting = waits_as_f16_ ? 0x1p-11 * scale * (xhat + 4) : 0;
         set_bound(i, inherited_by_norm(slab, bounds_[i], xhat, scale),
-                  stage_factor * arithmetic_.roundoff * rounding);
+                  stage_factor * arithmetic_.roundoff * rounding + waiting);
       }
     }
   }
@@ -221,7 +226,8 @@ class BoundedForward {
 
   Arithmetic arithmetic_;
   bool truncates_;
-  bool splits_;  // operands of f32 in two
+  bool splits_;        // operands of f32 in two
+  bool waits_as_f16_;  // what the norm gets
   const std::vector<double>& input_;
   const std::vector<std::vector<double>>& parameters_;
   size_t used_parameters_ = 0;

@@ -215,15 +215,6 @@ struct PlanarWalk {
     if (in_range) {
       const int head = head_elements(begin + p.phase);
       const int64 vectors = (spatial - head) / width;
-      if constexpr (width > 1) {
-        const int edges = static_cast<int>(spatial - vectors * width);
-        if (piece == 0) {
-          for (int e = lane; e < edges; e += team) {
-            const int64 offset = e < head ? e : e + vectors * width;
-            pass.template chunk<1, 1, 1>(own, begin + offset, 0, All{}, sums);
-          }
-        }
-      }
       constexpr int64 piece_vectors = Numbers::piece_vectors;
       const int64 last = pieces > 1 && piece * piece_vectors + piece_vectors < vectors
                              ? piece * piece_vectors + piece_vectors
@@ -238,6 +229,15 @@ struct PlanarWalk {
       if (v < last) {
         const int left = static_cast<int>((last - v + step - 1) / step);
         pass.template chunk<width, count, 1>(own, begin + head + v * width, step * width, left, sums);
+      }
+      if constexpr (width > 1) {
+        const int edges = static_cast<int>(spatial - vectors * width);
+        if (piece == 0) {
+          for (int e = lane; e < edges; e += team) {
+            const int64 offset = e < head ? e : e + vectors * width;
+            pass.template chunk<1, 1, 1>(own, begin + offset, 0, All{}, sums);
+          }
+        }
       }
     }
     pass.template finish<team, 1>(own, sums, row_index, piece, in_range);

@@ -4,8 +4,8 @@
 // A slab of a planar tensor is a contiguous range. Each warp of a cluster has a part of it, which arrives in
 // its own shared memory by bulk copies, in three pieces:
 //   doubled   has two places, for slabs in turn: that of the next slab is summed while the sums of this one
-//             are on their way. It stays as it came: what the before-chain makes of it is computed again for
-//             the output.
+//             are on their way. It stays as it came, and what the before-chain makes of it is computed again
+//             for the output; or it is computed once and waits in the same place (see `halves`).
 //   single    has one place, which is asked for again as soon as the output is written
 //   kept      what the before-chain makes of it waits in registers: as one vector's output is written, the
 //             next slab's takes its place
@@ -44,6 +44,10 @@ struct TailOverlapped {
   static constexpr int slab_elements = static_cast<int>(Tail::group_channels) * spatial;
   static constexpr int groups = Tail::channels / Tail::group_channels;
   static constexpr int lines = 4;  // partial sums of a thread: additions that do not wait for each other
+  // What the before-chain makes of bf16, less the warp's shift, waits as f16: of an error of the output's
+  // rounding it adds a quarter. Where that has no room for it, x is read again (see `fits_halves`).
+  static constexpr bool halves = Numbers::halves;
+  static_assert(!halves || Input::bytes == f16::bytes);
   static constexpr bool before_by_row = Before::channel_operands > 0;
   static constexpr bool after_by_row = Tail::has_affine || After::channel_operands > 0;
 
@@ -162,7 +166,7 @@ struct TailOverlapped {
 #endif
   }
   // The lane's vector i of a piece.
-  __device__ __forceinline__ const unsigned char* vector_of(int piece, int i) const {
+  __device__ __forceinline__ unsigned char* vector_of(int piece, int i) const {
     return shared.stage[warp()] + offset_of(piece) + (i - first_of(piece)) * row_bytes +
            lane() * width * Input::bytes;
   }
@@ -267,14 +271,22 @@ struct TailOverlapped {
     float sum[lines] = {};
     float square[lines] = {};
 
-    __device__ __forceinline__ void add(float value, int k) {
-      const float distance = value - shift;
+    __device__ __forceinline__ void add(float value, int k) { add_distance(value - shift, k); }
+    __device__ __forceinline__ void add_distance(float distance, int k) {
       sum[k % lines] += distance;
       square[k % lines] = fmaf(distance, distance, square[k % lines]);
     }
     __device__ __forceinline__ void add(const float (&value)[width]) {
 #pragma unroll
       for (int k = 0; k < width; ++k) add(value[k], k);
+    }
+    // Values become distances.
+    __device__ __forceinline__ void add_and_move(float (&value)[width]) {
+#pragma unroll
+      for (int k = 0; k < width; ++k) {
+        value[k] -= shift;
+        add_distance(value[k], k);
+      }
     }
   };
 
@@ -294,6 +306,26 @@ struct TailOverlapped {
         if (k >= first && k < last) value[k] = Before::value(value[k], operands, tensors, k);
       }
     });
+  }
+
+  // Adds a vector of a piece that is not kept to the sums, and leaves it for the output.
+  __device__ __forceinline__ void sum_vector(int piece, int i, float (&value)[width], Sums& sums) const {
+    if constexpr (halves) {
+      sums.add_and_move(value);
+      Packed<f16, width> packed;
+      packed.pack(value);
+      packed.store_shared(vector_of(piece, i));
+    } else {
+      sums.add(value);
+    }
+  }
+
+  static __device__ __forceinline__ void sum_kept(float (&value)[width], Sums& sums) {
+    if constexpr (halves) {
+      sums.add_and_move(value);
+    } else {
+      sums.add(value);
+    }
   }
 
   // Sums of a piece that is not kept.
@@ -320,14 +352,14 @@ struct TailOverlapped {
       for (int k = 0; k < width; ++k) sum += value[k];
       const auto elements = static_cast<float>((part.count < 32 ? part.count : 32) * width);
       sums.shift = lanes_sum<32>(sum) * (part.count > 0 ? pointwise::reciprocal_fast(elements) : 0.0f);
-      if (plain || part.has(0)) sums.add(value);
+      if (plain || part.has(0)) sum_vector(piece, 0, value, sums);
     }
     if (plain) {
 #pragma unroll at_once
       for (int i = from + (is_first ? 1 : 0); i < to; ++i) {
         float value[width];
         activate(vector_of(piece, i), part, i, operands, whole, value);
-        sums.add(value);
+        sum_vector(piece, i, value, sums);
       }
     } else {
 #pragma unroll 1
@@ -335,7 +367,7 @@ struct TailOverlapped {
         if (!part.has(i)) continue;
         float value[width];
         careful(i, value);
-        sums.add(value);
+        sum_vector(piece, i, value, sums);
       }
       forget<before_by_row>(rows);
     }
@@ -354,8 +386,9 @@ struct TailOverlapped {
     return elements;
   }
 
-  // The warp's elements, mean and M2 go to the block; the last warp sends the block's to the cluster.
-  __device__ __forceinline__ void tell(const Part& part, const Sums& sums, int round) const {
+  // The warp's elements, mean and M2 go to the block; the last warp sends the block's to the cluster. Returns
+  // the sum of the warp's squares, from its shift.
+  __device__ __forceinline__ float tell(const Part& part, const Sums& sums, int round) const {
     float sum = 0.0f, square = 0.0f;
 #pragma unroll
     for (int k = 0; k < lines; ++k) sum += sums.sum[k], square += sums.square[k];
@@ -388,6 +421,14 @@ struct TailOverlapped {
       }
     }
 #endif
+    return square;
+  }
+
+  // Whether f16 has room for all distances of a warp whose squares have this sum, and what it rounds where
+  // they are small is small after the norm too: 2^-25 at most becomes 2^-12.
+  static __device__ __forceinline__ bool fits_halves(float square, float rstd) {
+    constexpr float largest = 65504.0f;
+    return square <= largest * largest && rstd <= 8192.0f;
   }
 
   __device__ __forceinline__ void receive(int round, float& mean, float& rstd) const {
@@ -435,6 +476,17 @@ struct TailOverlapped {
     return row + 1 < static_cast<int>(Tail::group_channels) ? row + 1 : row;
   }
 
+  // What waits for the output in shared memory.
+  template <bool yes, class A, class B>
+  struct Choice {
+    using Type = A;
+  };
+  template <class A, class B>
+  struct Choice<false, A, B> {
+    using Type = B;
+  };
+  using Waiting = typename Choice<halves, f16, Input>::Type;
+
   // Output of vector i. Raw: `value` is what arrived, else what the norm gets.
   template <bool is_raw, class Parts>
   __device__ __forceinline__ void finish(const Part& part, int i, const RowValues& row, bool aligned,
@@ -458,25 +510,25 @@ struct TailOverlapped {
     y.store(p.output, index, aligned);
   }
 
-  // Output of a piece that is not kept.
+  // Output of a piece that is not kept. Halves: distances from `shift`, where they fit.
   template <class R>
-  __device__ __forceinline__ void finish_piece(const Part& part, int piece, R& rows,
-                                               const RowValues& row) const {
+  __device__ __forceinline__ void finish_piece(const Part& part, int piece, R& rows, const RowValues& row,
+                                               float shift, bool fits) const {
     constexpr bool by_row = after_by_row || before_by_row;
     const int from = first_of(piece), to = from + count_of(piece);
     const bool aligned = p.is_aligned(aligned_output);
     const bool plain = is_plain<by_row>(part, from, to, rows);
-    const auto arrived = [&](int i, float(&value)[width]) {
-      Packed<Input, width> packed;
+    const auto waiting = [&](int i, float(&value)[width]) {
+      Packed<Waiting, width> packed;
       packed.load_shared(vector_of(piece, i));
       packed.unpack(value);
     };
-    if (plain && aligned) {
+    if (plain && aligned && (!halves || fits)) {
 #pragma unroll at_once
       for (int i = from; i < to; ++i) {
         float value[width];
-        arrived(i, value);
-        finish<true>(
+        waiting(i, value);
+        finish<!halves>(
             part, i, row, true, [](auto&& f) { f(0, width); }, value);
       }
     } else {
@@ -484,8 +536,23 @@ struct TailOverlapped {
       for (int i = from; i < to; ++i) {
         if (!part.has(i)) continue;
         float value[width];
-        arrived(i, value);
-        finish<true>(
+        if (!halves || fits) {
+          waiting(i, value);
+        } else {
+          Packed<Input, width> packed;
+          packed.load(p.input, part.index_of(i), true);
+          packed.unpack(value);
+          typename Before::template Tensors<width> tensors;
+          tensors.load(p, part.index_of(i));
+          visit<by_row>(part, i, rows, [&](int first, int last) {
+#pragma unroll
+            for (int k = 0; k < width; ++k) {
+              if (k >= first && k < last) value[k] = Before::value(value[k], row.before, tensors, k) - shift;
+            }
+          });
+          forget<by_row>(rows);
+        }
+        finish<!halves>(
             part, i, row, aligned, [&](auto&& f) { visit<by_row>(part, i, rows, f); }, value);
       }
       forget<by_row>(rows);
@@ -529,6 +596,8 @@ struct TailOverlapped {
       for (int k = 0; k < width; ++k) h[i][k] = 0.0f;
     }
     float edge = 0.0f;
+    // Of the warp's part of the slab whose output is due: what its values were moved by, and their squares.
+    float shift = 0.0f, square = 0.0f;
     Part part = next;
 #pragma unroll 1
     for (int round = 0;; ++round, slab += clusters) {
@@ -562,23 +631,25 @@ struct TailOverlapped {
           return rows_of([&](int r) { load_before(slab, r, before); });
         }
       }();
-      float next_edge = 0.0f;
+      // Converted where it is used: the sums of all warps would wait for the one that waits for it.
+      Packed<Input, 1> next_edge;
       if (more) {
         const int position = edge_of(next);
-        if (position >= 0) next_edge = load_one<Input>(p.input, next.begin + position);
+        if (position >= 0) next_edge.load(p.input, next.begin + position, false);
         const int piece = parity == 0 ? even_piece : odd_piece;
         wait(piece, round / 2 & 1);
         sum_piece<true>(next, piece, next_rows, before.before, sums);
       }
 
       float mean = 0.0f, rstd = 0.0f;
+      float moved_mean = 0.0f;  // from the shift
       auto rows = [&] {
         if constexpr (few_rows) {
           return TwoRows<RowValues>{(own_row + 1) * spatial, row_0, row_1, row};
         } else {
           return rows_of([&](int r) {
             load_row(current, r, row);
-            row.norm(mean, rstd);
+            row.norm(moved_mean, rstd);
           });
         }
       }();
@@ -590,8 +661,10 @@ struct TailOverlapped {
           p.statistics[2 * static_cast<int64>(current)] = mean;
           p.statistics[2 * static_cast<int64>(current) + 1] = rstd;
         }
-        row_0.norm(mean, rstd);
-        row_1.norm(mean, rstd);
+        moved_mean = mean - shift;
+        const bool fits = fits_halves(square, rstd);
+        row_0.norm(moved_mean, rstd);
+        row_1.norm(moved_mean, rstd);
         row = row_0;
         if constexpr (!few_rows) {
           rows.row = own_row;
@@ -606,11 +679,11 @@ struct TailOverlapped {
               After::value(fmaf(edge, edge_row.scale, edge_row.shift), edge_row.after, tensors, 0));
         }
         if constexpr (single > 0) {
-          finish_piece(part, single_piece, rows, row);
+          finish_piece(part, single_piece, rows, row, shift, fits);
           if (more) ask_again(next, single_piece);
         }
         const int piece = parity == 0 ? odd_piece : even_piece;
-        finish_piece(part, piece, rows, row);
+        finish_piece(part, piece, rows, row, shift, fits);
         if (slab + clusters < slabs) ask_again(second, piece);
       }
       // Output of what is kept, and what takes its place.
@@ -627,7 +700,7 @@ struct TailOverlapped {
             if (i < vectors - uncertain || part.has(i)) finish<false>(part, i, row, true, whole, h[i - raw]);
             if (i < vectors - uncertain || next.has(i)) {
               activate(vector_of(kept_piece, i), next, i, before.before, whole, h[i - raw]);
-              sums.add(h[i - raw]);
+              sum_kept(h[i - raw], sums);
             }
           }
         } else {
@@ -642,7 +715,7 @@ struct TailOverlapped {
               activate(
                   vector_of(kept_piece, i), next, i, before.before,
                   [&](auto&& f) { visit<before_by_row>(next, i, next_rows, f); }, h[i - raw]);
-              sums.add(h[i - raw]);
+              sum_kept(h[i - raw], sums);
             }
           }
           forget<before_by_row>(next_rows);
@@ -659,10 +732,14 @@ struct TailOverlapped {
         if constexpr (before_by_row) load_before(slab, position / spatial, before);
         typename Before::template Tensors<1> tensors;
         tensors.load(p, next.begin + position);
-        edge = Before::value(next_edge, before.before, tensors, 0);
+        edge = Before::value(next_edge.at(0), before.before, tensors, 0);
         sums.add(edge, 0);
       }
-      tell(next, sums, round);
+      const float own_square = tell(next, sums, round);
+      if constexpr (halves) {
+        shift = sums.shift;
+        square = own_square;
+      }
       part = next;
       next = second;
     }

@@ -146,8 +146,15 @@ struct Packed {
   }
 
   __device__ __forceinline__ void store_shared(void* address) const {
+    if constexpr (words % 4 == 0) {
 #pragma unroll
-    for (int i = 0; i < words; ++i) static_cast<uint32*>(address)[i] = word[i];
+      for (int i = 0; i < words; i += 4) {
+        static_cast<uint4*>(address)[i / 4] = uint4{word[i], word[i + 1], word[i + 2], word[i + 3]};
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < words; ++i) static_cast<uint32*>(address)[i] = word[i];
+    }
   }
 
   __device__ __forceinline__ void unpack(float (&value)[Width]) const {

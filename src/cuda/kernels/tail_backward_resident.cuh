@@ -64,9 +64,14 @@ struct TailBackwardResident {
 
   // Staged, the first vectors have two places, for slabs in turn: those of the next slab are
   // there while the sums of this one are on their way. They arrive together, and the others after them.
+  // The last ones have one place, and wait in registers for the output: as a vector's output is written, the
+  // next slab's takes its place.
   static constexpr int doubled = staged ? Numbers::doubled : 0;
+  static constexpr int kept = staged ? Numbers::kept : 0;
+  static constexpr int single = vectors - doubled - kept;
+  static_assert(single >= 0);
   static constexpr int at_once = Numbers::at_once;
-  enum Piece { even_piece, odd_piece, single_piece, all_pieces };
+  enum Piece { even_piece, odd_piece, single_piece, kept_piece, all_pieces };
   static constexpr int arrivals = staged ? all_pieces : chunks;
   static constexpr int senders = staged && blocks > 1 ? blocks : all_warps;
 
@@ -223,16 +228,26 @@ struct TailBackwardResident {
     const int most = c < chunks - 1 ? chunk : vectors - (chunks - 1) * chunk;
     ask<plain>(part, c * chunk, most, c * chunk, &shared.arrived[warp()][c]);
   }
-  static __device__ __forceinline__ int first_of(int piece) { return piece == single_piece ? doubled : 0; }
+  static __device__ __forceinline__ int first_of(int piece) {
+    return piece == single_piece ? doubled : piece == kept_piece ? doubled + single : 0;
+  }
+  // The end of a piece of a warp that has `mine` vectors.
+  static __device__ __forceinline__ int end_of(int piece, int mine) {
+    const int end = piece == single_piece ? doubled + single : piece == kept_piece ? vectors : doubled;
+    return mine < end ? mine : end;
+  }
   static __device__ __forceinline__ int place_of(int piece) {
-    return piece == even_piece ? 0 : piece == odd_piece ? doubled : 2 * doubled;
+    return piece == even_piece     ? 0
+           : piece == odd_piece    ? doubled
+           : piece == single_piece ? 2 * doubled
+                                   : 2 * doubled + single;
   }
   template <bool aligned>
   __device__ __forceinline__ void ask_piece(const Part& part, int piece, int mine) const {
     if constexpr (stages && !aligned) {
       // What bulk copies cannot take: each lane puts what it reads again.
       if (!p.is_aligned(aligned_output_gradient)) {
-        const int end = piece == single_piece || mine < doubled ? mine : doubled;
+        const int end = end_of(piece, mine);
 #pragma unroll 1
         for (int i = first_of(piece); i < end; ++i) {
           if (!part.template has<false>(i)) continue;
@@ -246,10 +261,8 @@ struct TailBackwardResident {
     barrier::release_to_copies();
 #endif
     __syncwarp();
-    const int most = piece == single_piece ? (mine > doubled ? mine - doubled : 0)
-                     : mine < doubled      ? mine
-                                           : doubled;
-    ask<false>(part, first_of(piece), most, place_of(piece), &shared.arrived[warp()][piece]);
+    const int most = end_of(piece, mine) - first_of(piece);
+    ask<false>(part, first_of(piece), most > 0 ? most : 0, place_of(piece), &shared.arrived[warp()][piece]);
   }
   __device__ __forceinline__ const unsigned char* stage_at(int piece, int i) const {
     return shared.stage[warp()] + ((place_of(piece) + i - first_of(piece)) * 32 + lane()) * vector_bytes;
@@ -294,10 +307,14 @@ struct TailBackwardResident {
   }
 
   // The first part, of one vector: given dy, which dz replaces.
-  __device__ __forceinline__ void first_of_vector(int64 index, const unsigned char* from, const Row& row,
-                                                  float (&given)[width], Sums& sums) const {
-    Packed<Input, width> packed;
+  using Arrived = Packed<Input, width>;
+  static __device__ __forceinline__ Arrived arrived_at(const unsigned char* from) {
+    Arrived packed;
     packed.load_shared(from);
+    return packed;
+  }
+  __device__ __forceinline__ void first_of_vector(int64 index, const Arrived& packed, const Row& row,
+                                                  float (&given)[width], Sums& sums) const {
     float x[width];
     packed.unpack(x);
     typename Before::template Tensors<width> before;
@@ -321,11 +338,9 @@ struct TailBackwardResident {
   }
 
   // The second part, of one vector.
-  __device__ __forceinline__ void second_of_vector(int64 index, const unsigned char* from, const Row& row,
+  __device__ __forceinline__ void second_of_vector(int64 index, const Arrived& packed, const Row& row,
                                                    const Affine& affine, const float (&given)[width],
                                                    bool aligned, float* before_totals) const {
-    Packed<Input, width> packed;
-    packed.load_shared(from);
     float value[width];
     packed.unpack(value);
     typename Before::template Tensors<width> before;
@@ -363,8 +378,8 @@ struct TailBackwardResident {
     for_each_vector<plain>(part, c, [&](int i) {
       float given[width];
       read_held(row, held, i, given);
-      first_of_vector(part.index + i * 32 * width, shared.stage[warp()] + (i * 32 + lane()) * vector_bytes,
-                      row, given, sums);
+      first_of_vector(part.index + i * 32 * width,
+                      arrived_at(shared.stage[warp()] + (i * 32 + lane()) * vector_bytes), row, given, sums);
       if constexpr (holds) held[i].pack(given);
     });
   }
@@ -374,8 +389,9 @@ struct TailBackwardResident {
     for_each_vector<plain>(part, c, [&](int i) {
       float given[width];
       read_held(row, held, i, given);
-      second_of_vector(part.index + i * 32 * width, shared.stage[warp()] + (i * 32 + lane()) * vector_bytes,
-                       row, affine, given, plain || p.is_aligned(aligned_input_gradient), before_totals);
+      second_of_vector(part.index + i * 32 * width,
+                       arrived_at(shared.stage[warp()] + (i * 32 + lane()) * vector_bytes), row, affine,
+                       given, plain || p.is_aligned(aligned_input_gradient), before_totals);
     });
   }
 
@@ -395,7 +411,8 @@ struct TailBackwardResident {
   template <bool aligned, class F>
   __device__ __forceinline__ void for_each_of_piece(const Part& part, int piece, int mine, F&& f) const {
     constexpr int uncertain = 2;
-    constexpr int certain = vectors - uncertain > doubled ? vectors - uncertain : doubled;
+    constexpr int least = vectors - uncertain > doubled ? vectors - uncertain : doubled;
+    constexpr int certain = least < doubled + single ? least : doubled + single;
     const int to_end = (part.left + lane()) / 32;  // vectors that all lanes have
     const int full = to_end < mine ? to_end : mine;
     const bool is_single = piece == single_piece;
@@ -409,10 +426,55 @@ struct TailBackwardResident {
         for (i = 0; i < doubled; ++i) f(i);
       }
     }
-    const int end = is_single || mine < doubled ? mine : doubled;
+    const int end = end_of(piece, mine);
 #pragma unroll 1
     for (; i < end; ++i) {
       if (part.template has<false>(i)) f(i);
+    }
+  }
+
+  // What waits in registers: x, and dy or dz.
+  struct Kept {
+    Arrived x[kept > 0 ? kept : 1];
+    Packed<OutputGradient, width> given[kept > 0 && stages ? kept : 1];
+  };
+  // The second part of what is kept, where `part` has it, then the first part of the next slab's.
+  template <bool aligned>
+  __device__ __forceinline__ void turn_kept(Kept& waiting, int mine, bool has_part, const Part& part,
+                                            const Row& row, const Affine& affine, float* before_totals,
+                                            bool has_next, const Part& next, const Row& next_row,
+                                            uint32 phase, Sums& sums) const {
+    if constexpr (kept > 0) {
+#if __CUDA_ARCH__ >= 900
+      if (has_next) barrier::wait(&shared.arrived[warp()][kept_piece], phase);
+#endif
+#pragma unroll
+      for (int i = vectors - kept; i < vectors; ++i) {
+        Arrived& x = waiting.x[i - (vectors - kept)];
+        Packed<OutputGradient, width>& held = waiting.given[stages ? i - (vectors - kept) : 0];
+        float given[width];
+        if (has_part && i < mine && part.template has<false>(i)) {
+          if constexpr (stages) {
+            held.unpack(given);
+          } else {
+#pragma unroll
+            for (int k = 0; k < width; ++k) given[k] = row.dy;
+          }
+          second_of_vector(part.index + i * 32 * width, x, row, affine, given,
+                           aligned || p.is_aligned(aligned_input_gradient), before_totals);
+        }
+        if (has_next && i < mine && next.template has<false>(i)) {
+          x.load_shared(stage_at(kept_piece, i));
+          if constexpr (stages) {
+            held.load_shared(gradient_at(kept_piece, i));
+            held.unpack(given);
+          } else {
+#pragma unroll
+            for (int k = 0; k < width; ++k) given[k] = next_row.dy;
+          }
+          first_of_vector(next.index + i * 32 * width, x, next_row, given, sums);
+        }
+      }
     }
   }
   // The two parts of one piece, where it waits in shared memory.
@@ -425,7 +487,7 @@ struct TailBackwardResident {
     for_each_of_piece<aligned>(part, piece, mine, [&](int i) {
       float given[width];
       read_given(row, piece, i, given);
-      first_of_vector(part.index + i * 32 * width, stage_at(piece, i), row, given, sums);
+      first_of_vector(part.index + i * 32 * width, arrived_at(stage_at(piece, i)), row, given, sums);
     });
   }
   template <bool aligned>
@@ -434,7 +496,7 @@ struct TailBackwardResident {
     for_each_of_piece<aligned>(part, piece, mine, [&](int i) {
       float given[width];
       read_given(row, piece, i, given);
-      second_of_vector(part.index + i * 32 * width, stage_at(piece, i), row, affine, given,
+      second_of_vector(part.index + i * 32 * width, arrived_at(stage_at(piece, i)), row, affine, given,
                        aligned || p.is_aligned(aligned_input_gradient), before_totals);
     });
   }
@@ -466,15 +528,18 @@ struct TailBackwardResident {
     return dx;
   }
 
-  // The element beside the vectors that a lane may have.
+  // The element beside the vectors that a lane may have, converted where it is used: it is asked for long
+  // before, and the sums of all warps would wait for the one that waits for it.
   struct Edge {
+    Packed<Input, 1> arrived;
+    Packed<OutputGradient, 1> arrived_gradient;
     float x = 0.0f, given = 0.0f;  // dy, then dz where it is held
   };
 
-  __device__ __forceinline__ void load_edge(const Part& part, const Row& row, Edge& edge) const {
+  __device__ __forceinline__ void load_edge(const Part& part, Edge& edge) const {
     if (part.edge < 0) return;
-    edge.x = load_one<Input>(p.input, part.edge);
-    edge.given = Tail::has_mean ? row.dy : load_one<OutputGradient>(p.output_gradient, part.edge);
+    edge.arrived.load(p.input, part.edge, false);
+    if constexpr (!Tail::has_mean) edge.arrived_gradient.load(p.output_gradient, part.edge, false);
   }
 
   __device__ __forceinline__ void first_edge(const Part& part, const Row& row, Edge& edge, Sums& sums) const {
@@ -485,6 +550,8 @@ struct TailBackwardResident {
     after.load(p, part.edge);
     typename After::template TensorGradients<1> gradients;
     float channel_gradients[After::channel_operands > 0 ? After::channel_operands : 1];
+    edge.x = edge.arrived.at(0);
+    edge.given = Tail::has_mean ? row.dy : edge.arrived_gradient.at(0);
     const float d = Before::value(edge.x, row.before, before, 0) - row.mean;
     if constexpr (Tail::mean_follows_norm) {
       sums.distance += d;
@@ -642,7 +709,7 @@ struct TailBackwardResident {
 #pragma unroll
     for (int c = 0; c < chunks; ++c) load_gradient<plain>(part, c, held);
     if constexpr (!plain) {
-      load_edge(part, row, edge);
+      load_edge(part, edge);
       first_edge(part, row, edge, sums);
     }
 #pragma unroll
@@ -664,7 +731,7 @@ struct TailBackwardResident {
       float before_totals[before_sums > 0 ? before_sums : 1] = {};
       if constexpr (!plain) {
         second_edge(part, row, affine, edge, before_totals);
-        if (more) load_edge(next_part, next_row, edge);
+        if (more) load_edge(next_part, edge);
       }
 #pragma unroll
       for (int c = 0; c < chunks; ++c) {
@@ -701,7 +768,7 @@ struct TailBackwardResident {
   __device__ __forceinline__ void run_staged_slabs(Slab slab) const {
     const int mine = own_vectors();
     const auto batch = static_cast<int>(p.batch);
-    constexpr bool has_single = doubled < vectors;
+    constexpr bool has_single = single > 0;
     Slab next = slab;
     const auto step = [&] {
       if (next.left > 1) {
@@ -715,15 +782,20 @@ struct TailBackwardResident {
     Sums sums;
     Row row = row_values(slab);
     Row next_row = row_values(next);
+    Kept waiting;
     {
       const Part part = part_of<false>(slab);
       ask_piece<aligned>(part, even_piece, mine);
       if (has_single) ask_piece<aligned>(part, single_piece, mine);
+      if (kept > 0) ask_piece<aligned>(part, kept_piece, mine);
       if (next.left > 0) ask_piece<aligned>(part_of<false>(next), odd_piece, mine);
-      load_edge(part, row, edge);
+      load_edge(part, edge);
       first_edge(part, row, edge, sums);
       first_of_piece<aligned>(part, even_piece, mine, row, 0, sums);
       if (has_single) first_of_piece<aligned>(part, single_piece, mine, row, 0, sums);
+      float unused[before_sums > 0 ? before_sums : 1] = {};
+      turn_kept<aligned>(waiting, mine, false, part, row, Affine{}, unused, true, part, row, 0, sums);
+      if (kept > 0 && next.left > 0) ask_piece<aligned>(part_of<false>(next), kept_piece, mine);
       merge_lanes(row, sums);
       send(row, sums, 0);
     }
@@ -736,7 +808,7 @@ struct TailBackwardResident {
       Sums next_sums;
       Edge next_edge;
       if (more) {
-        load_edge(next_part, next_row, next_edge);
+        load_edge(next_part, next_edge);
         first_of_piece<aligned>(next_part, own_piece ^ 1, mine, next_row, (round + 1) / 2 & 1, next_sums);
       }
       const Part part = part_of<false>(slab);
@@ -755,6 +827,9 @@ struct TailBackwardResident {
       const Row later_row = row_values(next);
       second_of_piece<aligned>(part, own_piece, mine, row, affine, before_totals);
       if (next.left > 0) ask_piece<aligned>(part_of<false>(next), own_piece, mine);
+      turn_kept<aligned>(waiting, mine, true, part, row, affine, before_totals, more, next_part, next_row,
+                         (round + 1) & 1, next_sums);
+      if (kept > 0 && next.left > 0) ask_piece<aligned>(part_of<false>(next), kept_piece, mine);
       add_before_totals(before_totals);
       if (Tail::wants_sums && (!more || slab.group != current.group)) leave_sums(current.group);
       if (!more) break;

@@ -226,6 +226,25 @@ TEST_F(Gemm, GivesTheSameBits) {
   });
 }
 
+// Blocks that have several tiles one after the other: values of 16 bits go to memory while the next tile is
+// multiplied, of the second problem some out of registers, or at once where the output is not on 16 bytes.
+TEST_F(Gemm, StoresATileWhileTheNextIsMultiplied) {
+  std::vector<Problem> problems;
+  for (const char* const text :
+       {"conv_transpose2d(16,72,k=3) | relu | group_norm(9) | silu @ 150x16x6x32 bf16",
+        "conv_transpose3d(16,72,k=3,bias=false) | gelu | group_norm(9) @ 3x16x30x16x32 f16"}) {
+    problems.push_back(Problem::parse(text, gpu));
+  }
+  try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
+    const Problem& problem = problems[static_cast<size_t>(index)];
+    return forward_errors(problem, rows_named("gemm_wgmma", problem),
+                          {.distributions = {Distribution::normal},
+                           .placements = {Placement::elements, Placement::vectors},
+                           .seed = 900 + static_cast<uint64_t>(index)},
+                          stream);
+  });
+}
+
 // --- The row for every GPU from sm_80 on ---
 
 using GemmMma = GpuTest;

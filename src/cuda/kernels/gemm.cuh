@@ -219,13 +219,18 @@ struct Gemm {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
       }
       GemmMainloop<C, Tail, Numbers> mainloop{s, {}, {}};
-      const GemmEpilogue<C, Tail, Numbers> epilogue{p, s};
+      using Epilogue = GemmEpilogue<C, Tail, Numbers>;
+      const Epilogue epilogue{p, s};
+      typename Epilogue::Leaving leaving;
       float d[Numbers::columns / 2];
       for_each_item([&](const Item& item) {
         epilogue.prepare(item);
-        mainloop.run(d);
-        epilogue.run(item, d);
+        mainloop.run(d, [&] {
+          if constexpr (Epilogue::late_vectors > 0) epilogue.put_some(leaving);
+        });
+        epilogue.run(item, d, leaving);
       });
+      if constexpr (Epilogue::late_vectors > 0) epilogue.put_rest(leaving);
     }
   }
 };

@@ -305,14 +305,18 @@ struct alignas(128) GemmShared {
   static constexpr int agents = Numbers::apart ? 2 : 1;
   // 32 columns, and as many more that pairs of four rows lie in different banks.
   static constexpr int value_pitch = 40;
+  // Of each warp: eight rows on their way to memory, or all 16 until the next tile is multiplied.
+  static constexpr bool keeps_values = Numbers::late_vectors > 0;
+  static constexpr int value_bytes = keeps_values ? 16 * Numbers::late_pitch : 8 * value_pitch * 4;
   static constexpr int offset_count = GemmGeometry<C, Numbers>::contiguous ? 2 : Numbers::tile_positions;
 
   alignas(128) unsigned char x[Numbers::x_stages][Numbers::x_stage_bytes];
   alignas(128) unsigned char weights[Numbers::weight_stages][Numbers::weight_stage_bytes];
   alignas(128) unsigned char raw[Numbers::raw_slots][Numbers::raw_slot_bytes];  // x as it comes
-  alignas(16) float values[8][8][value_pitch];  // of each warp: eight rows on their way to memory
-  float4 rows[2][64];                           // moments of the rows of each warpgroup
-  alignas(8) int offsets[offset_count];         // where positions of the tile lie in a channel, -1: nowhere
+  alignas(16) unsigned char values[8][value_bytes];
+  // Moments of the rows of each warpgroup, where they have a place of their own.
+  float4 own_rows[keeps_values ? 1 : 2 * 64];
+  alignas(8) int offsets[offset_count];  // where positions of the tile lie in a channel, -1: nowhere
   float2 statistics[agents][slabs];
   uint64 x_full[Numbers::x_stages];
   uint64 x_empty[Numbers::x_stages];
@@ -322,6 +326,18 @@ struct alignas(128) GemmShared {
   uint64 raw_empty[Numbers::raw_slots];
   uint32 tap_shifts[Numbers::taps];  // in bytes
   uint32 last[2];
+
+  // Rows of a warp, before their values.
+  __device__ __forceinline__ float4& rows(int group, int row) {
+    if constexpr (keeps_values) {
+      return reinterpret_cast<float4*>(values[group * 4 + row / 16])[row % 16];
+    } else {
+      return own_rows[group * 64 + row];
+    }
+  }
+  __device__ __forceinline__ float (&stage(int warp))[8][value_pitch] {
+    return *reinterpret_cast<float(*)[8][value_pitch]>(values[warp]);
+  }
 };
 
 namespace gemm {

@@ -229,8 +229,12 @@ struct GemmEpilogue {
         if constexpr (Numbers::before_reads_tensors) {
           if (columns.has(i)) tensors.load(p, begin + columns.offset(i));
         }
-        value = Before::value(Numbers::guards ? fmaf(value, scale, bias) : value + bias, values.value[0],
-                              tensors, 0);
+        if constexpr (Numbers::guards) {
+          value = fmaf(value, scale, bias);
+        } else if constexpr (C::has_bias) {
+          value += bias;
+        }
+        value = Before::value(value, values.value[0], tensors, 0);
       }
     }
   }
@@ -248,7 +252,7 @@ struct GemmEpilogue {
       store_halves<Type>(to, item, d);
       return;
     }
-    float(&stage)[8][Shared::value_pitch] = s.values[warp];
+    float(&stage)[8][Shared::value_pitch] = s.stage(warp);
     int in_vectors = vectors_fit && reinterpret_cast<uint64>(to) % (4 * Type::bytes) == 0;
     const int first_row = item.channel_tile * Numbers::tile_channels + row(0) - lane / 4;
     const int first_position = tile_position(item) + first_column();
@@ -289,6 +293,109 @@ struct GemmEpilogue {
       }
     }
   }
+  // --- Values that leave beside products ---
+  // A warp has all columns of its 16 rows. When a tile of 16-bit values ends, the first vectors of each row,
+  // as many as there is room for, stay in shared memory and the others in registers. They go to memory 32 at
+  // a time while the next tile is multiplied, those of registers through shared memory when it is free.
+  static constexpr int late_vectors = Numbers::late_vectors;
+  static constexpr int kept_vectors = late_vectors > 0 ? pairs - late_vectors : 0;
+  static constexpr int late_steps = late_vectors / 2;  // 16 rows by 32 lanes
+  static constexpr int all_steps = late_steps + (kept_vectors + 1) / 2;
+  static_assert(late_vectors % 2 == 0 && kept_vectors <= late_vectors);
+
+  struct Leaving {
+    unsigned char* to = nullptr;  // of the first row
+    int bytes = 0;                // of a row that has outputs
+    int rows = 0;                 // that exist
+    int step = all_steps;
+    uint32 kept[2 * kept_vectors + 1];
+  };
+
+  __device__ __forceinline__ bool leaves_late() const {
+    return late_vectors > 0 && reinterpret_cast<uint64>(p.output) % 16 == 0;
+  }
+
+  // By a warp: step `i` of a part of the rows, `vectors` of each.
+  template <int vectors>
+  __device__ __forceinline__ void put_vectors(const Leaving& leaving, int i) const {
+    const int v = i * 32 + lane;
+    const int r = v / vectors;
+    const int column = (v - r * vectors) * 16;
+    if (r < leaving.rows && column < leaving.bytes && (vectors % 2 == 0 || r < 16)) {
+      const uint4 vector = *reinterpret_cast<const uint4*>(s.values[warp] + r * Numbers::late_pitch + column);
+      __stcs(reinterpret_cast<uint4*>(leaving.to + r * (C::stride(1) * Output::bytes) + column), vector);
+    }
+  }
+  // By a warp: the next step.
+  __device__ __forceinline__ void put_some(Leaving& leaving) const {
+    if (leaving.step >= all_steps) return;
+    if (leaving.step < late_steps) {
+      put_vectors<late_vectors>(leaving, leaving.step);
+    } else if constexpr (kept_vectors > 0) {
+      if (leaving.step == late_steps) {
+        __syncwarp();
+        put_words<kept_vectors>([&](int j, int h) { return leaving.kept[2 * j + h]; });
+        leaving.to += late_vectors * 16;
+        leaving.bytes -= late_vectors * 16;
+      }
+      put_vectors<kept_vectors>(leaving, leaving.step - late_steps);
+    }
+    ++leaving.step;
+  }
+  // By a warp: what lies in shared memory may be overwritten.
+  __device__ __forceinline__ void put_rest(Leaving& leaving) const {
+#pragma unroll 1
+    while (leaving.step < all_steps) put_some(leaving);
+    __syncwarp();
+  }
+
+  // `vectors` of the warp's rows to shared memory. `word(j, h)`: two neighbours of vector j in the thread's
+  // row h.
+  template <int vectors, class Word>
+  __device__ __forceinline__ void put_words(Word&& word) const {
+    // Rows begin in different banks if the vectors of a row are odd in number; if only their half is, the
+    // last four rows take two vectors the other way round.
+    constexpr int row_vectors = Numbers::late_pitch / 16;
+    constexpr bool in_turn = row_vectors % 2 == 0;
+    static_assert(row_vectors % 4 != 0);
+    const int late = in_turn ? lane / 16 : 0;
+    unsigned char* const own = s.values[warp] + lane / 4 * Numbers::late_pitch + lane % 4 * 4;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int j = 0; j < vectors; j += in_turn ? 2 : 1) {
+        unsigned char* const place = own + h * 8 * Numbers::late_pitch + j * 16;
+        const uint32 first = word(j, h);
+        if (in_turn && j + 1 < vectors) {
+          const uint32 second = word(j + 1, h);
+          *reinterpret_cast<uint32*>(place + late * 16) = late ? second : first;
+          *reinterpret_cast<uint32*>(place + 16 - late * 16) = late ? first : second;
+        } else {
+          *reinterpret_cast<uint32*>(place) = first;
+        }
+      }
+    }
+    __syncwarp();
+  }
+
+  // The tile's values, for later.
+  __device__ __forceinline__ void keep(const Item& item, const float (&d)[sums], Leaving& leaving) const {
+    const int first_row = item.channel_tile * Numbers::tile_channels + row(0) - lane / 4;
+    const int first_position = tile_position(item) + first_column();
+    leaving.to = static_cast<unsigned char*>(p.output) +
+                 (item.n * C::stride(0) + first_row * C::stride(1) + first_position) * Output::bytes;
+    leaving.bytes = (Geometry::positions - first_position) * Output::bytes;
+    leaving.rows = rows - first_row;
+    leaving.step = 0;
+    const auto word = [&](int j, int h) { return Output::pack(d[j * 4 + h * 2], d[j * 4 + h * 2 + 1]); };
+    put_words<late_vectors>(word);
+#pragma unroll
+    for (int j = 0; j < kept_vectors; ++j) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) leaving.kept[2 * j + h] = word(late_vectors + j, h);
+    }
+  }
+
   // The same of 16-bit elements that lie side by side: 64 columns at a time.
   template <class Type>
   __device__ __forceinline__ void store_halves(void* to, const Item& item, const float (&d)[sums]) const {
@@ -296,7 +403,7 @@ struct GemmEpilogue {
     constexpr int width = by_eights ? 8 : 4;  // of a lane's vector
     constexpr int lanes = 64 / width;         // that have a row
     constexpr int pitch = 64 + 8;             // words of eight rows lie in different banks
-    static_assert(sizeof(s.values[0]) >= 8 * pitch * 2);
+    static_assert(Shared::value_bytes >= 8 * pitch * 2);
     auto* const stage = reinterpret_cast<uint16*>(s.values[warp]);
     int in_vectors = reinterpret_cast<uint64>(to) % (width * 2) == 0;
     const int first_row = item.channel_tile * Numbers::tile_channels + row(0) - lane / 4;
@@ -335,7 +442,7 @@ struct GemmEpilogue {
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
               if (i + k >= pairs) break;
-              *reinterpret_cast<float2*>(&s.values[warp][lane / 4][8 * k + 2 * (lane % 4)]) =
+              *reinterpret_cast<float2*>(&s.stage(warp)[lane / 4][8 * k + 2 * (lane % 4)]) =
                   float2{d[(i + k) * 4 + h * 2], d[(i + k) * 4 + h * 2 + 1]};
             }
             __syncwarp();
@@ -364,7 +471,7 @@ struct GemmEpilogue {
       } else {
         offset = column < columns ? s.offsets[first_column() + j * 8 + column] : -1;
       }
-      const float value = s.values[warp][r][column];
+      const float value = s.stage(warp)[r][column];
       if (offset >= 0 && column < columns && exists(channel + r))
         store_one<Type>(to, first_of(channel, begin, r) + offset, value);
     }
@@ -405,7 +512,7 @@ struct GemmEpilogue {
       }
       float mean, m2;
       team_moments<4, gemm::consumer_threads>(own, quad_count, nullptr, mean, m2);
-      if (lane % 4 == 0) s.rows[group][warp % 4 * 16 + lane / 4 + 8 * h] = float4{quad_count, mean, m2, 0.0f};
+      if (lane % 4 == 0) s.rows(group, warp % 4 * 16 + lane / 4 + 8 * h) = float4{quad_count, mean, m2, 0.0f};
     }
   }
 
@@ -429,6 +536,50 @@ struct GemmEpilogue {
     own.m2 = (m2[0] + m2[1]) + (m2[2] + m2[3]);
   }
 
+  // Where the rows of a warp are whole slabs, and no other warp has positions of them, it leaves their parts.
+  static constexpr bool rows_are_slabs = Numbers::rows_are_slabs;
+  __device__ __forceinline__ void leave_parts(const Item& item, const Columns& columns,
+                                              const float (&d)[sums]) const {
+    const int count = columns.count();
+    if (__all_sync(0xffffffffu, count == 2 * pairs)) {
+      leave_parts<true>(item, columns, count, d);
+    } else {
+      leave_parts<false>(item, columns, count, d);
+    }
+  }
+  template <bool all>
+  __device__ __forceinline__ void leave_parts(const Item& item, const Columns& columns, int count,
+                                              const float (&d)[sums]) const {
+    constexpr int sets = group_rows == 16 ? 1 : 2;  // of the thread's two rows
+    constexpr int lanes = group_rows == 16 ? 32 : 4 * group_rows;
+    const float elements = lanes_sum<lanes>(static_cast<float>((3 - sets) * count));
+#pragma unroll
+    for (int h = 0; h < sets; ++h) {
+      const auto sum_of = [&](auto&& term) {
+        float sum[8] = {};
+#pragma unroll
+        for (int i = 0; i < 2 * pairs; ++i) {
+#pragma unroll
+          for (int k = h; k < h + 3 - sets; ++k) {
+            if (all || columns.has(i)) term(d[i / 2 * 4 + k * 2 + i % 2], sum[i % 4 + 4 * (k - h)]);
+          }
+        }
+        return lanes_sum<lanes>(((sum[0] + sum[1]) + (sum[2] + sum[3])) +
+                                ((sum[4] + sum[5]) + (sum[6] + sum[7])));
+      };
+      const float total = sum_of([](float value, float& sum) { sum += value; });
+      const float mean = elements > 0.0f ? total / elements : 0.0f;
+      const float m2 = sum_of([&](float value, float& sum) {
+        const float distance = value - mean;
+        sum = fmaf(distance, distance, sum);
+      });
+      const int first = item.channel_tile * Numbers::tile_channels + row(h);
+      if (lane % lanes == 0 && exists(first))
+        __stcg(slabs.part(item.n, first / group_rows, item.channel_tile, position_part(item)),
+               float4{elements, mean, m2, 0.0f});
+    }
+  }
+
   // A warp for each slab of the tile: its rows here become one part.
   __device__ __forceinline__ void store_parts(const Item& item) const {
     const int begin = item.channel_tile * Numbers::tile_channels;
@@ -441,11 +592,11 @@ struct GemmEpilogue {
       last = last < Numbers::tile_channels ? last : Numbers::tile_channels;
       Moments own;
       if constexpr (apart) {
-        for (int r = first + lane; r < last; r += 32) slabs.merge(own, s.rows[group][r]);
+        for (int r = first + lane; r < last; r += 32) slabs.merge(own, s.rows(group, r));
       } else if constexpr (Numbers::groups_share_positions) {
-        for (int r = first + lane; r < last; r += 32) slabs.merge(own, s.rows[r / 64][r % 64]);
+        for (int r = first + lane; r < last; r += 32) slabs.merge(own, s.rows(r / 64, r % 64));
       } else {
-        for (int r = 2 * first + lane; r < 2 * last; r += 32) slabs.merge(own, s.rows[r % 2][r / 2]);
+        for (int r = 2 * first + lane; r < 2 * last; r += 32) slabs.merge(own, s.rows(r % 2, r / 2));
       }
       const float elements = lanes_sum<32>(own.count);
       float mean, m2;
@@ -460,9 +611,9 @@ struct GemmEpilogue {
         if (begin + r >= Tail::channels) break;
         float sum;
         if constexpr (Numbers::groups_share_positions) {
-          sum = s.rows[r / 64][r % 64].x * s.rows[r / 64][r % 64].y;
+          sum = s.rows(r / 64, r % 64).x * s.rows(r / 64, r % 64).y;
         } else {
-          sum = s.rows[0][r].x * s.rows[0][r].y + s.rows[1][r].x * s.rows[1][r].y;
+          sum = s.rows(0, r).x * s.rows(0, r).y + s.rows(1, r).x * s.rows(1, r).y;
         }
         p.sums[(item.n * Tail::channels + begin + r) * Numbers::position_tiles + item.position_tile] = sum;
       }
@@ -520,8 +671,28 @@ struct GemmEpilogue {
     sync();
   }
 
+  // What the norm multiplies the thread's rows by and adds, read before other tiles are waited for. Not where
+  // a chain follows, for whose registers there is no room then.
+  static constexpr bool reads_affine_early = Numbers::held && !Numbers::has_after;
+  struct Affine {
+    float weight[2];
+    float bias[2];
+  };
+  __device__ __forceinline__ Affine affine_of(const Item& item) const {
+    Affine affine;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int c = item.channel_tile * Numbers::tile_channels + row(h);
+      const int channel = (c < rows ? c : 0) / classes;
+      affine.weight[h] = Tail::weight(p, channel);
+      affine.bias[h] = Tail::bias(p, channel);
+    }
+    return affine;
+  }
+
   // The norm and the chain after it, in place; or the sums of rows, where they are what is wanted.
-  __device__ __forceinline__ void apply(const Item& item, const Columns& columns, float (&d)[sums]) const {
+  __device__ __forceinline__ void apply(const Item& item, const Columns& columns, const Affine& affine,
+                                        float (&d)[sums]) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int c = item.channel_tile * Numbers::tile_channels + row(h);
@@ -532,8 +703,8 @@ struct GemmEpilogue {
       if constexpr (Tail::has_norm) {
         const int slab = in_range ? c / group_rows - first_slab(item) : 0;
         const float2 statistics = s.statistics[agent][slab];
-        scale = Tail::weight(p, channel) * statistics.y;
-        shift = fmaf(-statistics.x, scale, Tail::bias(p, channel));
+        scale = (reads_affine_early ? affine.weight[h] : Tail::weight(p, channel)) * statistics.y;
+        shift = fmaf(-statistics.x, scale, reads_affine_early ? affine.bias[h] : Tail::bias(p, channel));
         if constexpr (Numbers::guards && Numbers::held) {
           if (item.position_tile == 0 && in_range && lane % 4 == 0) Staging::judge(p, item.n, fabsf(scale));
         }
@@ -555,7 +726,7 @@ struct GemmEpilogue {
       }
       if constexpr (Tail::has_mean) {
         total = lanes_sum<4>(total);
-        if (lane % 4 == 0) s.rows[group][warp % 4 * 16 + lane / 4 + 8 * h].x = total;
+        if (lane % 4 == 0) s.rows(group, warp % 4 * 16 + lane / 4 + 8 * h).x = total;
       }
     }
     if constexpr (Tail::has_mean) {
@@ -563,8 +734,8 @@ struct GemmEpilogue {
       const int begin = item.channel_tile * Numbers::tile_channels;
       for (int r = static_cast<int>(threadIdx.x); r < Numbers::tile_channels; r += gemm::consumer_threads) {
         if (begin + r >= Tail::channels) break;
-        const float sum = Numbers::groups_share_positions ? s.rows[r / 64][r % 64].x
-                                                          : s.rows[0][r % 64].x + s.rows[1][r % 64].x;
+        const float sum = Numbers::groups_share_positions ? s.rows(r / 64, r % 64).x
+                                                          : s.rows(0, r % 64).x + s.rows(1, r % 64).x;
         p.sums[(item.n * Tail::channels + begin + r) * Numbers::position_tiles + item.position_tile] = sum;
       }
     }
@@ -580,17 +751,24 @@ struct GemmEpilogue {
       s.offsets[first + i] = Geometry::target(item.position_tile, first + i);
   }
 
-  __device__ __forceinline__ void run(const Item& item, float (&d)[sums]) const {
+  __device__ __forceinline__ void run(const Item& item, float (&d)[sums], Leaving& leaving) const {
     uint32* counters = p.control + item.unit * 4;
     if constexpr (!Geometry::contiguous) sync();
     const Columns columns(s.offsets, tile_position(item), first_column() + 2 * (lane % 4));
     activate(item, columns, d);
+    Affine affine{};
     if constexpr (Tail::has_norm) {
+      if constexpr (reads_affine_early) affine = affine_of(item);
       if (Numbers::held || item.is_first) {
-        row_moments(columns, d);
-        if constexpr (Numbers::stored) store<f32, true>(p.values, item, d);
-        sync();
-        store_parts(item);
+        if constexpr (late_vectors > 0) put_rest(leaving);
+        if constexpr (rows_are_slabs) {
+          leave_parts(item, columns, d);
+        } else {
+          row_moments(columns, d);
+          if constexpr (Numbers::stored) store<f32, true>(p.values, item, d);
+          sync();
+          store_parts(item);
+        }
         if constexpr (Numbers::held && !Tail::mean_follows_norm) {
           sync();
           if (agent_thread == 0) {
@@ -615,14 +793,17 @@ struct GemmEpilogue {
       sync();
       load_statistics(item);
     }
-    apply(item, columns, d);
+    apply(item, columns, affine, d);
     if constexpr (Tail::has_mean) {
       if (arrives_last(counters + 1)) finish_mean(item);
+    } else if (leaves_late()) {
+      if constexpr (late_vectors > 0) keep(item, d, leaving);
     } else {
       store<Output, false>(p.output, item, d);
     }
-    // What is in shared memory is free before the next tile writes there.
-    if constexpr (Tail::has_norm || Tail::has_mean || !Geometry::contiguous) sync();
+    // What is in shared memory is free before the next tile writes there; where values are held, barriers
+    // come before that.
+    if constexpr (Tail::has_mean || !Geometry::contiguous || (Tail::has_norm && !Numbers::held)) sync();
   }
 };
 

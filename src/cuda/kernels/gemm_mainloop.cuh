@@ -28,26 +28,32 @@ struct GemmMainloop {
   }
 
   // The second warpgroup begins `stagger` chunks after the first, if any: one multiplies while the other is
-  // in its epilogue.
-  __device__ __forceinline__ void run(float (&d)[sums]) {
+  // in its epilogue. `beside` is called when a group of products has begun: what it does takes no time of the
+  // tensor cores.
+  template <class Beside>
+  __device__ __forceinline__ void run(float (&d)[sums], Beside&& beside) {
     if (Numbers::stagger > 0 && threadIdx.x / 128 == 1) gemm::wait_for_first();
     if constexpr (Numbers::parts == 1) {
-      multiply(d, [] {});
+      multiply(
+          d, [] {}, beside);
     } else {
       float part[sums];
 #pragma unroll
       for (int i = 0; i < sums; ++i) d[i] = 0.0f;
-      multiply(part, [&] {
+      multiply(
+          part,
+          [&] {
 #pragma unroll
-        for (int i = 0; i < sums; ++i) d[i] += part[i];
-      });
+            for (int i = 0; i < sums; ++i) d[i] += part[i];
+          },
+          beside);
     }
   }
 
  private:
   // All products. Sums of several parts are taken out of the tensor cores after each group: `take` is called.
-  template <class Take>
-  __device__ __forceinline__ void multiply(float (&d)[sums], Take&& take) {
+  template <class Take, class Beside>
+  __device__ __forceinline__ void multiply(float (&d)[sums], Take&& take, Beside&& beside) {
     const int lane = threadIdx.x % 32;
     const int group = threadIdx.x / 128;
     const uint32 x_begin = barrier::shared_address(s.x[0]) +
@@ -95,6 +101,7 @@ struct GemmMainloop {
         }
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
         if constexpr (Numbers::parts == 1) {
+          beside();
           // The group before is done: its stages are free.
           asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
           release();

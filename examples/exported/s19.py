@@ -196,8 +196,15 @@ struct Packed {
   }
 
   __device__ __forceinline__ void store_shared(void* address) const {
+    if constexpr (words % 4 == 0) {
 #pragma unroll
-    for (int i = 0; i < words; ++i) static_cast<uint32*>(address)[i] = word[i];
+      for (int i = 0; i < words; i += 4) {
+        static_cast<uint4*>(address)[i / 4] = uint4{word[i], word[i + 1], word[i + 2], word[i + 3]};
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < words; ++i) static_cast<uint32*>(address)[i] = word[i];
+    }
   }
 
   __device__ __forceinline__ void unpack(float (&value)[Width]) const {
@@ -1401,14 +1408,18 @@ struct alignas(128) GemmShared {
   static constexpr int agents = Numbers::apart ? 2 : 1;
   // 32 columns, and as many more that pairs of four rows lie in different banks.
   static constexpr int value_pitch = 40;
+  // Of each warp: eight rows on their way to memory, or all 16 until the next tile is multiplied.
+  static constexpr bool keeps_values = Numbers::late_vectors > 0;
+  static constexpr int value_bytes = keeps_values ? 16 * Numbers::late_pitch : 8 * value_pitch * 4;
   static constexpr int offset_count = GemmGeometry<C, Numbers>::contiguous ? 2 : Numbers::tile_positions;
 
   alignas(128) unsigned char x[Numbers::x_stages][Numbers::x_stage_bytes];
   alignas(128) unsigned char weights[Numbers::weight_stages][Numbers::weight_stage_bytes];
   alignas(128) unsigned char raw[Numbers::raw_slots][Numbers::raw_slot_bytes];  // x as it comes
-  alignas(16) float values[8][8][value_pitch];  // of each warp: eight rows on their way to memory
-  float4 rows[2][64];                           // moments of the rows of each warpgroup
-  alignas(8) int offsets[offset_count];         // where positions of the tile lie in a channel, -1: nowhere
+  alignas(16) unsigned char values[8][value_bytes];
+  // Moments of the rows of each warpgroup, where they have a place of their own.
+  float4 own_rows[keeps_values ? 1 : 2 * 64];
+  alignas(8) int offsets[offset_count];  // where positions of the tile lie in a channel, -1: nowhere
   float2 statistics[agents][slabs];
   uint64 x_full[Numbers::x_stages];
   uint64 x_empty[Numbers::x_stages];
@@ -1418,6 +1429,18 @@ struct alignas(128) GemmShared {
   uint64 raw_empty[Numbers::raw_slots];
   uint32 tap_shifts[Numbers::taps];  // in bytes
   uint32 last[2];
+
+  // Rows of a warp, before their values.
+  __device__ __forceinline__ float4& rows(int group, int row) {
+    if constexpr (keeps_values) {
+      return reinterpret_cast<float4*>(values[group * 4 + row / 16])[row % 16];
+    } else {
+      return own_rows[group * 64 + row];
+    }
+  }
+  __device__ __forceinline__ float (&stage(int warp))[8][value_pitch] {
+    return *reinterpret_cast<float(*)[8][value_pitch]>(values[warp]);
+  }
 };
 
 }  // namespace onepass
@@ -1725,7 +1748,15 @@ struct GemmStaging {
 
   // --- x by copies ---
   static constexpr int converters = gemm::converting_warps * 32;
-  static constexpr int converting_rounds = (window_positions + converters - 1) / converters;
+  // Elements of 16 bits are read from shared memory by two neighbours, if those of every pair lie side by
+  // side in x, or both outside.
+  static constexpr bool by_pairs =
+      Input::bytes == 2 && Numbers::slot_channels == 8 && !Numbers::boxed && !Geometry::has_stride &&
+      Geometry::pitch % 2 == 0 && Geometry::plane % 2 == 0 && Geometry::low(2) % 2 == 0 &&
+      C::input_size(2) % 2 == 0 && Numbers::tile_positions % 2 == 0 && Geometry::window % 2 == 0;
+  static constexpr int at_a_time = by_pairs ? 2 : 1;  // positions of a thread
+  static constexpr int converting_rounds =
+      (window_positions + converters * at_a_time - 1) / (converters * at_a_time);
   static constexpr int raw_channel_bytes = Geometry::runs * Numbers::raw_pitch * Input::bytes;
   static constexpr int vector = 16 / Input::bytes;
   static constexpr int slot_channels = Numbers::slot_channels;  // four or eight
@@ -1842,7 +1873,7 @@ struct GemmStaging {
     uint32 inside = 0;
 #pragma unroll
     for (int r = 0; r < converting_rounds; ++r) {
-      const int place = r * converters + thread;
+      const int place = (r * converters + thread) * at_a_time;
       const int run = Geometry::run_of(place);
       const int offset = Geometry::source(item.position_tile, place);
       const bool has = offset >= 0 && place < window_positions;
@@ -1855,7 +1886,7 @@ struct GemmStaging {
 #pragma unroll 1
     for (int chunk = 0; chunk < Numbers::chunks; ++chunk) {
       barrier::wait(&s.x_empty[ring.stage], ring.round ^ 1u);
-      unsigned char* const stage = s.x[ring.stage] + thread * 16;
+      unsigned char* const stage = s.x[ring.stage] + thread * at_a_time * 16;
 #pragma unroll 1
       for (int slot = 0; slot < Numbers::chunk_channels / slot_channels; ++slot) {
         const int half = slot / slots_of_half;
@@ -1864,10 +1895,10 @@ struct GemmStaging {
         if (exists) barrier::wait(&s.raw_full[raw.stage], raw.round);
         const unsigned char* const from = s.raw[raw.stage];
         unsigned char* const own = stage + slot % slots_of_half * 8;
-        constexpr int at_once = 24 / slot_channels;
+        constexpr int at_once = by_pairs ? 4 : 24 / slot_channels;
 #pragma unroll
         for (int first = 0; first < converting_rounds; first += at_once) {
-          Channels<slot_channels> x[at_once];
+          typename gemm::If<by_pairs, Pairs, Channels<slot_channels>>::Type x[at_once];
 #pragma unroll
           for (int i = 0; i < at_once; ++i) {
             if (first + i >= converting_rounds) break;
@@ -1877,11 +1908,13 @@ struct GemmStaging {
           for (int i = 0; i < at_once; ++i) {
             const int r = first + i;
             if (r >= converting_rounds) break;
-            if ((r + 1) * converters > window_positions && r * converters + thread >= window_positions) break;
+            if ((r + 1) * converters * at_a_time > window_positions &&
+                (r * converters + thread) * at_a_time >= window_positions)
+              break;
 #pragma unroll
             for (int part = 0; part < Numbers::parts; ++part) {
-              x[i].pack(own + ((part * halves + half) * window_positions + r * converters) * 16, largest,
-                        part == Numbers::parts - 1);
+              const int place = (part * halves + half) * window_positions + r * converters * at_a_time;
+              x[i].pack(own + place * 16, largest, part == Numbers::parts - 1);
             }
           }
         }
@@ -1902,6 +1935,33 @@ struct GemmStaging {
       ring.next();
     }
   }
+
+  // Eight channels of two neighbouring positions, of 16 bits each.
+  struct Pairs {
+    uint32 bits[8];
+
+    __device__ __forceinline__ void load_copied(const unsigned char* from, bool inside, int channel) {
+#pragma unroll
+      for (int k = 0; k < 8; ++k) {
+        const bool exists = inside && (C::in_channels % 8 == 0 || channel + k < C::in_channels);
+        bits[k] = exists ? *reinterpret_cast<const uint32*>(from + k * raw_channel_bytes) : 0u;
+      }
+    }
+    // Of eight lanes that store at a time four begin with the second position: each then has banks of its
+    // own.
+    __device__ __forceinline__ void pack(unsigned char* to, float&, bool) const {
+      const bool second = threadIdx.x % 8 >= 4;
+      store(to + (second ? 16 : 0), second ? 0x7632u : 0x5410u);
+      store(to + (second ? 0 : 16), second ? 0x5410u : 0x7632u);
+    }
+
+   private:
+    __device__ __forceinline__ void store(unsigned char* to, uint32 selector) const {
+      *reinterpret_cast<uint4*>(to) =
+          uint4{__byte_perm(bits[0], bits[1], selector), __byte_perm(bits[2], bits[3], selector),
+                __byte_perm(bits[4], bits[5], selector), __byte_perm(bits[6], bits[7], selector)};
+    }
+  };
 
   // --- x by loads ---
   // Some channels of a position: on their way from memory, then as 16 bits each.
@@ -2308,8 +2368,12 @@ struct GemmEpilogue {
         if constexpr (Numbers::before_reads_tensors) {
           if (columns.has(i)) tensors.load(p, begin + columns.offset(i));
         }
-        value = Before::value(Numbers::guards ? fmaf(value, scale, bias) : value + bias, values.value[0],
-                              tensors, 0);
+        if constexpr (Numbers::guards) {
+          value = fmaf(value, scale, bias);
+        } else if constexpr (C::has_bias) {
+          value += bias;
+        }
+        value = Before::value(value, values.value[0], tensors, 0);
       }
     }
   }
@@ -2327,7 +2391,7 @@ struct GemmEpilogue {
       store_halves<Type>(to, item, d);
       return;
     }
-    float(&stage)[8][Shared::value_pitch] = s.values[warp];
+    float(&stage)[8][Shared::value_pitch] = s.stage(warp);
     int in_vectors = vectors_fit && reinterpret_cast<uint64>(to) % (4 * Type::bytes) == 0;
     const int first_row = item.channel_tile * Numbers::tile_channels + row(0) - lane / 4;
     const int first_position = tile_position(item) + first_column();
@@ -2368,6 +2432,109 @@ struct GemmEpilogue {
       }
     }
   }
+  // --- Values that leave beside products ---
+  // A warp has all columns of its 16 rows. When a tile of 16-bit values ends, the first vectors of each row,
+  // as many as there is room for, stay in shared memory and the others in registers. They go to memory 32 at
+  // a time while the next tile is multiplied, those of registers through shared memory when it is free.
+  static constexpr int late_vectors = Numbers::late_vectors;
+  static constexpr int kept_vectors = late_vectors > 0 ? pairs - late_vectors : 0;
+  static constexpr int late_steps = late_vectors / 2;  // 16 rows by 32 lanes
+  static constexpr int all_steps = late_steps + (kept_vectors + 1) / 2;
+  static_assert(late_vectors % 2 == 0 && kept_vectors <= late_vectors);
+
+  struct Leaving {
+    unsigned char* to = nullptr;  // of the first row
+    int bytes = 0;                // of a row that has outputs
+    int rows = 0;                 // that exist
+    int step = all_steps;
+    uint32 kept[2 * kept_vectors + 1];
+  };
+
+  __device__ __forceinline__ bool leaves_late() const {
+    return late_vectors > 0 && reinterpret_cast<uint64>(p.output) % 16 == 0;
+  }
+
+  // By a warp: step `i` of a part of the rows, `vectors` of each.
+  template <int vectors>
+  __device__ __forceinline__ void put_vectors(const Leaving& leaving, int i) const {
+    const int v = i * 32 + lane;
+    const int r = v / vectors;
+    const int column = (v - r * vectors) * 16;
+    if (r < leaving.rows && column < leaving.bytes && (vectors % 2 == 0 || r < 16)) {
+      const uint4 vector = *reinterpret_cast<const uint4*>(s.values[warp] + r * Numbers::late_pitch + column);
+      __stcs(reinterpret_cast<uint4*>(leaving.to + r * (C::stride(1) * Output::bytes) + column), vector);
+    }
+  }
+  // By a warp: the next step.
+  __device__ __forceinline__ void put_some(Leaving& leaving) const {
+    if (leaving.step >= all_steps) return;
+    if (leaving.step < late_steps) {
+      put_vectors<late_vectors>(leaving, leaving.step);
+    } else if constexpr (kept_vectors > 0) {
+      if (leaving.step == late_steps) {
+        __syncwarp();
+        put_words<kept_vectors>([&](int j, int h) { return leaving.kept[2 * j + h]; });
+        leaving.to += late_vectors * 16;
+        leaving.bytes -= late_vectors * 16;
+      }
+      put_vectors<kept_vectors>(leaving, leaving.step - late_steps);
+    }
+    ++leaving.step;
+  }
+  // By a warp: what lies in shared memory may be overwritten.
+  __device__ __forceinline__ void put_rest(Leaving& leaving) const {
+#pragma unroll 1
+    while (leaving.step < all_steps) put_some(leaving);
+    __syncwarp();
+  }
+
+  // `vectors` of the warp's rows to shared memory. `word(j, h)`: two neighbours of vector j in the thread's
+  // row h.
+  template <int vectors, class Word>
+  __device__ __forceinline__ void put_words(Word&& word) const {
+    // Rows begin in different banks if the vectors of a row are odd in number; if only their half is, the
+    // last four rows take two vectors the other way round.
+    constexpr int row_vectors = Numbers::late_pitch / 16;
+    constexpr bool in_turn = row_vectors % 2 == 0;
+    static_assert(row_vectors % 4 != 0);
+    const int late = in_turn ? lane / 16 : 0;
+    unsigned char* const own = s.values[warp] + lane / 4 * Numbers::late_pitch + lane % 4 * 4;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int j = 0; j < vectors; j += in_turn ? 2 : 1) {
+        unsigned char* const place = own + h * 8 * Numbers::late_pitch + j * 16;
+        const uint32 first = word(j, h);
+        if (in_turn && j + 1 < vectors) {
+          const uint32 second = word(j + 1, h);
+          *reinterpret_cast<uint32*>(place + late * 16) = late ? second : first;
+          *reinterpret_cast<uint32*>(place + 16 - late * 16) = late ? first : second;
+        } else {
+          *reinterpret_cast<uint32*>(place) = first;
+        }
+      }
+    }
+    __syncwarp();
+  }
+
+  // The tile's values, for later.
+  __device__ __forceinline__ void keep(const Item& item, const float (&d)[sums], Leaving& leaving) const {
+    const int first_row = item.channel_tile * Numbers::tile_channels + row(0) - lane / 4;
+    const int first_position = tile_position(item) + first_column();
+    leaving.to = static_cast<unsigned char*>(p.output) +
+                 (item.n * C::stride(0) + first_row * C::stride(1) + first_position) * Output::bytes;
+    leaving.bytes = (Geometry::positions - first_position) * Output::bytes;
+    leaving.rows = rows - first_row;
+    leaving.step = 0;
+    const auto word = [&](int j, int h) { return Output::pack(d[j * 4 + h * 2], d[j * 4 + h * 2 + 1]); };
+    put_words<late_vectors>(word);
+#pragma unroll
+    for (int j = 0; j < kept_vectors; ++j) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) leaving.kept[2 * j + h] = word(late_vectors + j, h);
+    }
+  }
+
   // The same of 16-bit elements that lie side by side: 64 columns at a time.
   template <class Type>
   __device__ __forceinline__ void store_halves(void* to, const Item& item, const float (&d)[sums]) const {
@@ -2375,7 +2542,7 @@ struct GemmEpilogue {
     constexpr int width = by_eights ? 8 : 4;  // of a lane's vector
     constexpr int lanes = 64 / width;         // that have a row
     constexpr int pitch = 64 + 8;             // words of eight rows lie in different banks
-    static_assert(sizeof(s.values[0]) >= 8 * pitch * 2);
+    static_assert(Shared::value_bytes >= 8 * pitch * 2);
     auto* const stage = reinterpret_cast<uint16*>(s.values[warp]);
     int in_vectors = reinterpret_cast<uint64>(to) % (width * 2) == 0;
     const int first_row = item.channel_tile * Numbers::tile_channels + row(0) - lane / 4;
@@ -2414,7 +2581,7 @@ struct GemmEpilogue {
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
               if (i + k >= pairs) break;
-              *reinterpret_cast<float2*>(&s.values[warp][lane / 4][8 * k + 2 * (lane % 4)]) =
+              *reinterpret_cast<float2*>(&s.stage(warp)[lane / 4][8 * k + 2 * (lane % 4)]) =
                   float2{d[(i + k) * 4 + h * 2], d[(i + k) * 4 + h * 2 + 1]};
             }
             __syncwarp();
@@ -2443,7 +2610,7 @@ struct GemmEpilogue {
       } else {
         offset = column < columns ? s.offsets[first_column() + j * 8 + column] : -1;
       }
-      const float value = s.values[warp][r][column];
+      const float value = s.stage(warp)[r][column];
       if (offset >= 0 && column < columns && exists(channel + r))
         store_one<Type>(to, first_of(channel, begin, r) + offset, value);
     }
@@ -2484,7 +2651,7 @@ struct GemmEpilogue {
       }
       float mean, m2;
       team_moments<4, gemm::consumer_threads>(own, quad_count, nullptr, mean, m2);
-      if (lane % 4 == 0) s.rows[group][warp % 4 * 16 + lane / 4 + 8 * h] = float4{quad_count, mean, m2, 0.0f};
+      if (lane % 4 == 0) s.rows(group, warp % 4 * 16 + lane / 4 + 8 * h) = float4{quad_count, mean, m2, 0.0f};
     }
   }
 
@@ -2508,6 +2675,50 @@ struct GemmEpilogue {
     own.m2 = (m2[0] + m2[1]) + (m2[2] + m2[3]);
   }
 
+  // Where the rows of a warp are whole slabs, and no other warp has positions of them, it leaves their parts.
+  static constexpr bool rows_are_slabs = Numbers::rows_are_slabs;
+  __device__ __forceinline__ void leave_parts(const Item& item, const Columns& columns,
+                                              const float (&d)[sums]) const {
+    const int count = columns.count();
+    if (__all_sync(0xffffffffu, count == 2 * pairs)) {
+      leave_parts<true>(item, columns, count, d);
+    } else {
+      leave_parts<false>(item, columns, count, d);
+    }
+  }
+  template <bool all>
+  __device__ __forceinline__ void leave_parts(const Item& item, const Columns& columns, int count,
+                                              const float (&d)[sums]) const {
+    constexpr int sets = group_rows == 16 ? 1 : 2;  // of the thread's two rows
+    constexpr int lanes = group_rows == 16 ? 32 : 4 * group_rows;
+    const float elements = lanes_sum<lanes>(static_cast<float>((3 - sets) * count));
+#pragma unroll
+    for (int h = 0; h < sets; ++h) {
+      const auto sum_of = [&](auto&& term) {
+        float sum[8] = {};
+#pragma unroll
+        for (int i = 0; i < 2 * pairs; ++i) {
+#pragma unroll
+          for (int k = h; k < h + 3 - sets; ++k) {
+            if (all || columns.has(i)) term(d[i / 2 * 4 + k * 2 + i % 2], sum[i % 4 + 4 * (k - h)]);
+          }
+        }
+        return lanes_sum<lanes>(((sum[0] + sum[1]) + (sum[2] + sum[3])) +
+                                ((sum[4] + sum[5]) + (sum[6] + sum[7])));
+      };
+      const float total = sum_of([](float value, float& sum) { sum += value; });
+      const float mean = elements > 0.0f ? total / elements : 0.0f;
+      const float m2 = sum_of([&](float value, float& sum) {
+        const float distance = value - mean;
+        sum = fmaf(distance, distance, sum);
+      });
+      const int first = item.channel_tile * Numbers::tile_channels + row(h);
+      if (lane % lanes == 0 && exists(first))
+        __stcg(slabs.part(item.n, first / group_rows, item.channel_tile, position_part(item)),
+               float4{elements, mean, m2, 0.0f});
+    }
+  }
+
   // A warp for each slab of the tile: its rows here become one part.
   __device__ __forceinline__ void store_parts(const Item& item) const {
     const int begin = item.channel_tile * Numbers::tile_channels;
@@ -2520,11 +2731,11 @@ struct GemmEpilogue {
       last = last < Numbers::tile_channels ? last : Numbers::tile_channels;
       Moments own;
       if constexpr (apart) {
-        for (int r = first + lane; r < last; r += 32) slabs.merge(own, s.rows[group][r]);
+        for (int r = first + lane; r < last; r += 32) slabs.merge(own, s.rows(group, r));
       } else if constexpr (Numbers::groups_share_positions) {
-        for (int r = first + lane; r < last; r += 32) slabs.merge(own, s.rows[r / 64][r % 64]);
+        for (int r = first + lane; r < last; r += 32) slabs.merge(own, s.rows(r / 64, r % 64));
       } else {
-        for (int r = 2 * first + lane; r < 2 * last; r += 32) slabs.merge(own, s.rows[r % 2][r / 2]);
+        for (int r = 2 * first + lane; r < 2 * last; r += 32) slabs.merge(own, s.rows(r % 2, r / 2));
       }
       const float elements = lanes_sum<32>(own.count);
       float mean, m2;
@@ -2539,9 +2750,9 @@ struct GemmEpilogue {
         if (begin + r >= Tail::channels) break;
         float sum;
         if constexpr (Numbers::groups_share_positions) {
-          sum = s.rows[r / 64][r % 64].x * s.rows[r / 64][r % 64].y;
+          sum = s.rows(r / 64, r % 64).x * s.rows(r / 64, r % 64).y;
         } else {
-          sum = s.rows[0][r].x * s.rows[0][r].y + s.rows[1][r].x * s.rows[1][r].y;
+          sum = s.rows(0, r).x * s.rows(0, r).y + s.rows(1, r).x * s.rows(1, r).y;
         }
         p.sums[(item.n * Tail::channels + begin + r) * Numbers::position_tiles + item.position_tile] = sum;
       }
@@ -2599,8 +2810,28 @@ struct GemmEpilogue {
     sync();
   }
 
+  // What the norm multiplies the thread's rows by and adds, read before other tiles are waited for. Not where
+  // a chain follows, for whose registers there is no room then.
+  static constexpr bool reads_affine_early = Numbers::held && !Numbers::has_after;
+  struct Affine {
+    float weight[2];
+    float bias[2];
+  };
+  __device__ __forceinline__ Affine affine_of(const Item& item) const {
+    Affine affine;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int c = item.channel_tile * Numbers::tile_channels + row(h);
+      const int channel = (c < rows ? c : 0) / classes;
+      affine.weight[h] = Tail::weight(p, channel);
+      affine.bias[h] = Tail::bias(p, channel);
+    }
+    return affine;
+  }
+
   // The norm and the chain after it, in place; or the sums of rows, where they are what is wanted.
-  __device__ __forceinline__ void apply(const Item& item, const Columns& columns, float (&d)[sums]) const {
+  __device__ __forceinline__ void apply(const Item& item, const Columns& columns, const Affine& affine,
+                                        float (&d)[sums]) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int c = item.channel_tile * Numbers::tile_channels + row(h);
@@ -2611,8 +2842,8 @@ struct GemmEpilogue {
       if constexpr (Tail::has_norm) {
         const int slab = in_range ? c / group_rows - first_slab(item) : 0;
         const float2 statistics = s.statistics[agent][slab];
-        scale = Tail::weight(p, channel) * statistics.y;
-        shift = fmaf(-statistics.x, scale, Tail::bias(p, channel));
+        scale = (reads_affine_early ? affine.weight[h] : Tail::weight(p, channel)) * statistics.y;
+        shift = fmaf(-statistics.x, scale, reads_affine_early ? affine.bias[h] : Tail::bias(p, channel));
         if constexpr (Numbers::guards && Numbers::held) {
           if (item.position_tile == 0 && in_range && lane % 4 == 0) Staging::judge(p, item.n, fabsf(scale));
         }
@@ -2634,7 +2865,7 @@ struct GemmEpilogue {
       }
       if constexpr (Tail::has_mean) {
         total = lanes_sum<4>(total);
-        if (lane % 4 == 0) s.rows[group][warp % 4 * 16 + lane / 4 + 8 * h].x = total;
+        if (lane % 4 == 0) s.rows(group, warp % 4 * 16 + lane / 4 + 8 * h).x = total;
       }
     }
     if constexpr (Tail::has_mean) {
@@ -2642,8 +2873,8 @@ struct GemmEpilogue {
       const int begin = item.channel_tile * Numbers::tile_channels;
       for (int r = static_cast<int>(threadIdx.x); r < Numbers::tile_channels; r += gemm::consumer_threads) {
         if (begin + r >= Tail::channels) break;
-        const float sum = Numbers::groups_share_positions ? s.rows[r / 64][r % 64].x
-                                                          : s.rows[0][r % 64].x + s.rows[1][r % 64].x;
+        const float sum = Numbers::groups_share_positions ? s.rows(r / 64, r % 64).x
+                                                          : s.rows(0, r % 64).x + s.rows(1, r % 64).x;
         p.sums[(item.n * Tail::channels + begin + r) * Numbers::position_tiles + item.position_tile] = sum;
       }
     }
@@ -2659,17 +2890,24 @@ struct GemmEpilogue {
       s.offsets[first + i] = Geometry::target(item.position_tile, first + i);
   }
 
-  __device__ __forceinline__ void run(const Item& item, float (&d)[sums]) const {
+  __device__ __forceinline__ void run(const Item& item, float (&d)[sums], Leaving& leaving) const {
     uint32* counters = p.control + item.unit * 4;
     if constexpr (!Geometry::contiguous) sync();
     const Columns columns(s.offsets, tile_position(item), first_column() + 2 * (lane % 4));
     activate(item, columns, d);
+    Affine affine{};
     if constexpr (Tail::has_norm) {
+      if constexpr (reads_affine_early) affine = affine_of(item);
       if (Numbers::held || item.is_first) {
-        row_moments(columns, d);
-        if constexpr (Numbers::stored) store<f32, true>(p.values, item, d);
-        sync();
-        store_parts(item);
+        if constexpr (late_vectors > 0) put_rest(leaving);
+        if constexpr (rows_are_slabs) {
+          leave_parts(item, columns, d);
+        } else {
+          row_moments(columns, d);
+          if constexpr (Numbers::stored) store<f32, true>(p.values, item, d);
+          sync();
+          store_parts(item);
+        }
         if constexpr (Numbers::held && !Tail::mean_follows_norm) {
           sync();
           if (agent_thread == 0) {
@@ -2694,14 +2932,17 @@ struct GemmEpilogue {
       sync();
       load_statistics(item);
     }
-    apply(item, columns, d);
+    apply(item, columns, affine, d);
     if constexpr (Tail::has_mean) {
       if (arrives_last(counters + 1)) finish_mean(item);
+    } else if (leaves_late()) {
+      if constexpr (late_vectors > 0) keep(item, d, leaving);
     } else {
       store<Output, false>(p.output, item, d);
     }
-    // What is in shared memory is free before the next tile writes there.
-    if constexpr (Tail::has_norm || Tail::has_mean || !Geometry::contiguous) sync();
+    // What is in shared memory is free before the next tile writes there; where values are held, barriers
+    // come before that.
+    if constexpr (Tail::has_mean || !Geometry::contiguous || (Tail::has_norm && !Numbers::held)) sync();
   }
 };
 
@@ -2731,26 +2972,32 @@ struct GemmMainloop {
   }
 
   // The second warpgroup begins `stagger` chunks after the first, if any: one multiplies while the other is
-  // in its epilogue.
-  __device__ __forceinline__ void run(float (&d)[sums]) {
+  // in its epilogue. `beside` is called when a group of products has begun: what it does takes no time of the
+  // tensor cores.
+  template <class Beside>
+  __device__ __forceinline__ void run(float (&d)[sums], Beside&& beside) {
     if (Numbers::stagger > 0 && threadIdx.x / 128 == 1) gemm::wait_for_first();
     if constexpr (Numbers::parts == 1) {
-      multiply(d, [] {});
+      multiply(
+          d, [] {}, beside);
     } else {
       float part[sums];
 #pragma unroll
       for (int i = 0; i < sums; ++i) d[i] = 0.0f;
-      multiply(part, [&] {
+      multiply(
+          part,
+          [&] {
 #pragma unroll
-        for (int i = 0; i < sums; ++i) d[i] += part[i];
-      });
+            for (int i = 0; i < sums; ++i) d[i] += part[i];
+          },
+          beside);
     }
   }
 
  private:
   // All products. Sums of several parts are taken out of the tensor cores after each group: `take` is called.
-  template <class Take>
-  __device__ __forceinline__ void multiply(float (&d)[sums], Take&& take) {
+  template <class Take, class Beside>
+  __device__ __forceinline__ void multiply(float (&d)[sums], Take&& take, Beside&& beside) {
     const int lane = threadIdx.x % 32;
     const int group = threadIdx.x / 128;
     const uint32 x_begin = barrier::shared_address(s.x[0]) +
@@ -2798,6 +3045,7 @@ struct GemmMainloop {
         }
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
         if constexpr (Numbers::parts == 1) {
+          beside();
           // The group before is done: its stages are free.
           asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
           release();
@@ -3043,13 +3291,18 @@ struct Gemm {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
       }
       GemmMainloop<C, Tail, Numbers> mainloop{s, {}, {}};
-      const GemmEpilogue<C, Tail, Numbers> epilogue{p, s};
+      using Epilogue = GemmEpilogue<C, Tail, Numbers>;
+      const Epilogue epilogue{p, s};
+      typename Epilogue::Leaving leaving;
       float d[Numbers::columns / 2];
       for_each_item([&](const Item& item) {
         epilogue.prepare(item);
-        mainloop.run(d);
-        epilogue.run(item, d);
+        mainloop.run(d, [&] {
+          if constexpr (Epilogue::late_vectors > 0) epilogue.put_some(leaving);
+        });
+        epilogue.run(item, d, leaving);
       });
+      if constexpr (Epilogue::late_vectors > 0) epilogue.put_rest(leaving);
     }
   }
 };
@@ -3595,6 +3848,10 @@ struct Numbers {
   static constexpr int raw_slot_bytes = 33152;
   static constexpr bool apart = false;
   static constexpr int stagger = 0;
+  static constexpr int late_vectors = 0;
+  static constexpr int late_pitch = 16;
+  static constexpr bool rows_are_slabs = false;
+  static constexpr bool has_after = false;
   static constexpr bool held = true;
   static constexpr bool stored = false;
   static constexpr bool guards = true;
@@ -3770,6 +4027,10 @@ struct Numbers {
   static constexpr int raw_slot_bytes = 33152;
   static constexpr bool apart = false;
   static constexpr int stagger = 0;
+  static constexpr int late_vectors = 0;
+  static constexpr int late_pitch = 16;
+  static constexpr bool rows_are_slabs = false;
+  static constexpr bool has_after = false;
   static constexpr bool held = true;
   static constexpr bool stored = false;
   static constexpr bool guards = true;
@@ -4186,6 +4447,10 @@ struct Numbers {
   static constexpr int raw_slot_bytes = 28032;
   static constexpr bool apart = false;
   static constexpr int stagger = 0;
+  static constexpr int late_vectors = 0;
+  static constexpr int late_pitch = 16;
+  static constexpr bool rows_are_slabs = false;
+  static constexpr bool has_after = false;
   static constexpr bool held = false;
   static constexpr bool stored = true;
   static constexpr bool guards = true;
@@ -4361,6 +4626,10 @@ struct Numbers {
   static constexpr int raw_slot_bytes = 28032;
   static constexpr bool apart = false;
   static constexpr int stagger = 0;
+  static constexpr int late_vectors = 0;
+  static constexpr int late_pitch = 16;
+  static constexpr bool rows_are_slabs = false;
+  static constexpr bool has_after = false;
   static constexpr bool held = false;
   static constexpr bool stored = true;
   static constexpr bool guards = true;
@@ -4530,6 +4799,10 @@ struct Numbers {
   static constexpr int raw_slot_bytes = 28032;
   static constexpr bool apart = false;
   static constexpr int stagger = 0;
+  static constexpr int late_vectors = 0;
+  static constexpr int late_pitch = 16;
+  static constexpr bool rows_are_slabs = false;
+  static constexpr bool has_after = false;
   static constexpr bool held = false;
   static constexpr bool stored = true;
   static constexpr bool guards = true;
@@ -4975,7 +5248,7 @@ at::Tensor run_block_1_tf32(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s19_ae81b5dd, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s19_7e57349e, CUDA, library) {
   library.impl("block_1_tf32", run_block_1_tf32);
 }
 """
@@ -5047,12 +5320,12 @@ at::Tensor run_block_1_f32(const at::Tensor& input, at::TensorList parameters) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s19_ae81b5dd, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s19_7e57349e, CUDA, library) {
   library.impl("block_1_f32", run_block_1_f32);
 }
 """
 
-_NAMESPACE = "onepass_s19_ae81b5dd"
+_NAMESPACE = "onepass_s19_7e57349e"
 # What each extension is built of, when one of its operators is first called.
 _EXTENSIONS = {
     "tf32": (_BINDING_TF32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32, _HOST_CODE, _LAUNCHES_TF32]),
@@ -5211,9 +5484,9 @@ def _run_1(self, x):
     ]
     if not _wants_gradients(x, parameters):
         if _rounds_to_tf32() and _fits("block_1_tf32", x, parameters):
-            return torch.ops.onepass_s19_ae81b5dd.block_1_tf32(x, parameters)
+            return torch.ops.onepass_s19_7e57349e.block_1_tf32(x, parameters)
         if not _rounds_to_tf32() and _fits("block_1_f32", x, parameters):
-            return torch.ops.onepass_s19_ae81b5dd.block_1_f32(x, parameters)
+            return torch.ops.onepass_s19_7e57349e.block_1_f32(x, parameters)
     conv_transpose = self.conv_transpose(x)
     gelu = torch.nn.functional.gelu(conv_transpose)
     return self.group_norm(gelu)

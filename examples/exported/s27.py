@@ -1010,7 +1010,10 @@ struct Rotating {
   static constexpr bool splits = Input::bytes == 4;
   static constexpr int input_parts = Numbers::input_parts;
   static constexpr int weight_parts = Numbers::weight_parts;
-  static constexpr bool promotes = input_parts == 2;
+  // Whether parts of sums leave the tensor cores: with one tap in the first dimension there is one part.
+  static constexpr bool promotes = input_parts == 2 && C::kernel(0) > 1;
+  static constexpr int weight_sets = Numbers::weight_sets;  // other versions, where weights are dithered
+  static constexpr bool dithers = Numbers::dithers;
 
   static constexpr int row_groups = Numbers::row_groups;
   static constexpr int samples = 8 / row_groups;
@@ -1066,7 +1069,8 @@ struct Rotating {
   static_assert(!paired || taps0 >= 2);
   static constexpr int turns = paired ? taps0 : 1;  // that A is kept for
   static constexpr int weight_blocks = paired ? 4 : (taps0 - 1) * channel_blocks + 4;
-  static constexpr int state_rows = paired ? 1 : 2;  // channels of a thread
+  static constexpr uint32 weight_units = weight_blocks * 16;  // of a core
+  static constexpr int state_rows = paired ? 1 : 2;           // channels of a thread
   static constexpr bool two_passes = Tail::has_norm && !Tail::mean_follows_norm;
   static constexpr int repeats = channel_tiles * (two_passes ? 2 : 1);
 
@@ -1101,7 +1105,7 @@ struct Rotating {
 
   struct Shared {
     uint4 x[planes][input_parts][plane_units];
-    uint4 weight[channel_tiles][turns][steps][weight_parts][2][weight_blocks * 16];
+    uint4 weight[channel_tiles][weight_sets][turns][steps][weight_parts][2][weight_blocks * 16];
     uint64 full[planes];
     uint64 empty[planes];
     uint64 prepared;  // the ring is free, and the weights are prepared
@@ -1130,10 +1134,18 @@ struct Rotating {
   static __device__ __forceinline__ int first_unit() { return static_cast<int>(blockIdx.x) / parts; }
   static __device__ __forceinline__ int unit_step() { return static_cast<int>(gridDim.x) / parts; }
 
+  // With one tap in the first dimension every plane is an output: its first product does not accumulate.
+  static constexpr bool begins_always = taps0 == 1;
+  // Elsewhere sums of 16-bit elements begin as the bias, and need no scale: they are the outputs.
+  static constexpr bool begins_with_bias = !splits && !begins_always;
+
   // --- Weights ---
   // They are brought together in the ring, where it has room for them: each is read several times.
-  static constexpr int weights = static_cast<int>(C::channels) * C::in_channels * static_cast<int>(C::taps);
-  static constexpr bool in_ring = 4 * weights <= 16 * planes * input_parts * plane_units;
+  static constexpr int terms = C::in_channels * static_cast<int>(C::taps);
+  static constexpr int weights = static_cast<int>(C::channels) * terms;
+  static constexpr int raw_pitch = terms | 1;  // of a channel: neighbours lie in different banks
+  static constexpr bool in_ring =
+      4 * static_cast<int>(C::channels) * raw_pitch <= 16 * planes * input_parts * plane_units;
 
   // Weights are prepared by the consumers, while the producers' first elements are on their way. Where parts
   // of sums are added up all threads do it: producers have few registers there, and would spill elements.
@@ -1144,9 +1156,14 @@ struct Rotating {
   __device__ __forceinline__ void bring_weights() const {
     if constexpr (in_ring) {
       auto* raw = reinterpret_cast<float*>(shared.x);
-#pragma unroll 8
-      for (int i = threadIdx.x; i < weights; i += preparing)
-        raw[i] = load_one<typename C::Weight>(p.parameter[0], i);
+      constexpr int rounds = (weights + preparing - 1) / preparing;
+      constexpr int at_once = rounds < 16 ? rounds : 8;  // on their way
+#pragma unroll at_once
+      for (int k = 0; k < rounds; ++k) {
+        const int i = k * preparing + static_cast<int>(threadIdx.x);
+        if (i < weights)
+          raw[i / terms * raw_pitch + i % terms] = load_one<typename C::Weight>(p.parameter[0], i);
+      }
     }
     for (int o = threadIdx.x; o < channel_tiles * channel_blocks * 16; o += preparing) {
       float bias = 0.0f;
@@ -1156,19 +1173,20 @@ struct Rotating {
     }
     sync_preparing();
   }
-  __device__ __forceinline__ float weight(int index) const {
-    if constexpr (in_ring) return reinterpret_cast<const float*>(shared.x)[index];
-    return load_one<typename C::Weight>(p.parameter[0], index);
+  __device__ __forceinline__ float weight(int o, int term) const {
+    if constexpr (in_ring) return reinterpret_cast<const float*>(shared.x)[o * raw_pitch + term];
+    return load_one<typename C::Weight>(p.parameter[0], o * terms + term);
   }
 
-  // Element `e` of core `core`: taps of the last dimension, of the middle one within, then channels.
-  __device__ __forceinline__ float weight_at(int o, int t0, int core, int e) const {
+  // The term that is element `e` of core `core`: taps of the last dimension, of the middle one within, then
+  // channels. Below zero where there is none.
+  static __device__ __forceinline__ int term_of(int t0, int core, int e) {
     const int c = core / (groups1 * groups2) * core_channels + e % core_channels;
     const int t1 = core / groups2 % groups1 * core_rows + e / core_channels % core_rows;
     const int t2 = core % groups2 * core_columns + e / pitch;
-    if (o >= C::channels || core >= cores || t1 >= taps1 || t2 >= taps2) return 0.0f;
+    if (core >= cores || t1 >= taps1 || t2 >= taps2) return -1;
     const auto tap = static_cast<int>(t0 * C::tap_stride(0) + t1 * C::tap_stride(1) + t2 * C::tap_stride(2));
-    return weight((o * C::in_channels + c) * static_cast<int>(C::taps) + tap);
+    return c * static_cast<int>(C::taps) + tap;
   }
 
   // The power of two that takes the channel's largest weight to [2^13, 2^14); flags what has none.
@@ -1177,10 +1195,8 @@ struct Rotating {
     for (int o = threadIdx.x / 32; o < channel_tiles * channel_blocks * 16; o += preparing / 32) {
       uint32 largest = 0;
       if (o < C::channels) {
-        for (int i = lane; i < C::in_channels * C::taps; i += 32) {
-          const float w = weight(o * C::in_channels * static_cast<int>(C::taps) + i);
-          largest = max(largest, __float_as_uint(w) & 0x7fffffffu);
-        }
+        for (int i = lane; i < terms; i += 32)
+          largest = max(largest, __float_as_uint(weight(o, i)) & 0x7fffffffu);
       }
       largest = __reduce_max_sync(0xffffffffu, largest);
       const int exponent = static_cast<int>(largest >> 23) - 127;
@@ -1209,42 +1225,104 @@ struct Rotating {
 
   // A: 8 x 8 matrices, rows of 16 bytes. Slot b takes tap (turn - b) % taps0. Where one A serves all turns,
   // row block i is tap (taps0 - 1 - i) % taps0 of its channels.
+  static constexpr bool has_other_rows = paired ? taps0 == 3 || (taps0 == 2 && channel_blocks == 1)
+                                                : (2 * taps0 - 1) * channel_blocks < weight_blocks;
+  static constexpr int places = paired ? taps0 : 2;  // that eight terms of a tap have at most
+
   __device__ __forceinline__ void load_weights() const {
     bring_weights();
+    if constexpr (has_other_rows) {
+      auto* all = reinterpret_cast<uint4*>(shared.weight);
+      for (int i = threadIdx.x; i < static_cast<int>(sizeof(shared.weight) / 16); i += preparing)
+        all[i] = uint4{0, 0, 0, 0};
+    }
     find_scales();
     sync_preparing();
-    constexpr int rows = weight_blocks * 16;
-    for (int i = threadIdx.x; i < channel_tiles * turns * steps * 2 * rows; i += preparing) {
-      const int row = i % rows;
-      const int core = i / rows % 2;
-      const int step = i / rows / 2 % steps;
-      const int turn = i / rows / 2 / steps % turns;
-      const int tile = i / rows / 2 / steps / turns;
-      int eight, t0;  // channels, and their tap
-      bool is_row;
-      if constexpr (paired) {
-        eight = channels_of(row / 16, row / 8 % 2);
-        t0 = (turn + taps0 - plane_slot(row / 16, row / 8 % 2)) % taps0;
-        is_row = is_used(row / 16, row / 8 % 2);
-      } else {
-        eight = row / 16 % channel_blocks * 2 + row / 8 % 2;
-        t0 = (2 * taps0 - 1 - row / 16 / channel_blocks) % taps0;
-        is_row = row / 16 / channel_blocks < 2 * taps0 - 1;
-      }
-      const int o = tile * channel_blocks * 16 + (is_row ? eight * 8 : 0) + row % 8;
+    constexpr int all_channels = channel_blocks * 16;
+    for (int i = threadIdx.x; i < channel_tiles * 2 * steps * taps0 * all_channels; i += preparing) {
+      const int t0 = i / all_channels % taps0;
+      const int core = i / (all_channels * taps0) % (2 * steps);
+      const int tile = i / (all_channels * taps0) / (2 * steps);
+      const int o = tile * all_channels + i % all_channels;
+      const int eight = i % all_channels / 8;
       const float scale = splits ? 1.0f / (shared.unscale[o] * thin_input_scale) : 1.0f;
-      uint32 high[4], low[4];
+      float w[8];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        float w[2];
-#pragma unroll
-        for (int k = 0; k < 2; ++k)
-          w[k] = is_row ? weight_at(o, t0, step * 2 + core, 2 * j + k) * scale : 0.0f;
-        split(w[0], w[1], high[j], low[j]);
+      for (int e = 0; e < 8; ++e) {
+        const int term = o < C::channels ? term_of(t0, core, e) : -1;
+        w[e] = term >= 0 ? weight(o, term) * scale : 0.0f;
       }
-      shared.weight[tile][turn][step][0][core][row] = uint4{high[0], high[1], high[2], high[3]};
-      if constexpr (weight_parts == 2)
-        shared.weight[tile][turn][step][weight_parts - 1][core][row] = uint4{low[0], low[1], low[2], low[3]};
+      uint32 high[4], low[4];
+      if constexpr (dithers) {
+        dither(w, static_cast<uint32>(o * terms + term_of(t0, core, 0)), high, low);
+      } else {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) split(w[2 * j], w[2 * j + 1], high[j], low[j]);
+      }
+#pragma unroll
+      for (int place = 0; place < places; ++place) {
+        int turn = 0;
+        int row = i % 8;
+        if constexpr (paired) {  // `place` is the slot
+          turn = (t0 + place) % taps0;
+          row += taps0 == 2 ? eight * 16 + place * 8 : (place / 2 * 2 + eight) * 16 + place % 2 * 8;
+        } else {
+          const int block = taps0 - 1 - t0 + place * taps0;
+          if (block >= 2 * taps0 - 1) continue;
+          row += block * all_channels + eight * 8;
+        }
+#pragma unroll
+        for (int set = 0; set < weight_sets; ++set) {
+          uint32 own[4];
+#pragma unroll
+          for (int j = 0; j < 4; ++j)
+            own[j] = dithers ? high[j] + (low[j] >> version_of(set, turn) & 0x10001u) : high[j];
+          uint4(&of_step)[weight_parts][2][weight_units] = shared.weight[tile][set][turn][core / 2];
+          of_step[0][core % 2][row] = uint4{own[0], own[1], own[2], own[3]};
+          if constexpr (weight_parts == 2)
+            of_step[weight_parts - 1][core % 2][row] = uint4{low[0], low[1], low[2], low[3]};
+        }
+      }
+    }
+  }
+
+  // --- Dithered weights ---
+  // f32 weights that are rounded to nearest halves are off by the same at every position, so that means are.
+  // Here every turn of every set is another of `versions` roundings of each weight, to the half below or to
+  // the next one, so that their average is the weight (within half a unit of the last place / versions).
+  // Input planes take them by turns, each strip in another order, and every weight begins at another one:
+  // what is left of rounding averages out over the positions of a sample as that of x does. Weights that are
+  // halves stay what they are.
+  static constexpr int versions = weight_sets * turns;
+  static_assert(!dithers || versions <= 16);
+
+  // Rows of a strip take all versions that differ by `weight_sets`, and strips of a row do.
+  __device__ __forceinline__ uint32 version_of(int set, int turn) const {
+    return static_cast<uint32>(weight_sets * ((turn + set + first_plane()) % turns) + set);
+  }
+
+  // The halves below eight weights, and for each of them bits of the versions that are the next one. What all
+  // versions of a weight lack goes to the next one of its channel: neighbouring taps meet the same values
+  // (s27, uniform values: means are off by up to 1.9e-5 instead of 3.9e-5).
+  static __device__ __forceinline__ void dither(float (&w)[8], uint32 first, uint32 (&below)[4],
+                                                uint32 (&next)[4]) {
+    constexpr uint32 step = 0x2000 / versions;  // of the 13 bits that halves lack
+    uint32 bits[8];
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      const uint32 all = __float_as_uint(w[e]);
+      const uint32 count = ((all & 0x1fffu) + step / 2) / step;
+      const uint32 phase = ((first + e) * 2654435769u >> 16) % versions;
+      const uint32 some = (1u << count) - 1;
+      bits[e] = (some << phase | some >> (versions - phase)) & ((1u << versions) - 1);
+      if (e + core_channels < 8)
+        w[e + core_channels] += w[e] - __uint_as_float((all & ~0x1fffu) + count * step);
+      w[e] = __uint_as_float(all & ~0x1fffu);
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      below[j] = f16::pack(w[2 * j], w[2 * j + 1]);
+      next[j] = bits[2 * j] | bits[2 * j + 1] << 16;
     }
   }
 
@@ -1259,6 +1337,20 @@ struct Rotating {
       high = Input::pack(a, b);
       low = 0;
     }
+  }
+
+  // Planes that a warpgroup has multiplied.
+  struct Ring {
+    uint32 count = 0;
+
+    __device__ __forceinline__ uint32 slot() const { return count % planes; }
+    __device__ __forceinline__ uint32 parity() const { return count / planes % 2; }
+  };
+  static_assert(planes == 2 || planes == 4 || planes == 8);
+
+  // The same in all lanes, and known to be by the compiler: descriptors are then computed once for a warp.
+  static __device__ __forceinline__ uint32 uniform(uint32 value) {
+    return __shfl_sync(0xffffffffu, value, 0);
   }
 
   // --- Producers ---
@@ -1625,7 +1717,168 @@ struct Rotating {
     if (guards && threadIdx.x == consumers && rank() == 0) p.only[p.batch + first_unit()] = shared.redo;
   }
 
+  // --- Producers of rows ---
+  // Where lanes lie along memory, and a tile has all of them, a thread loads a whole row by vectors and makes
+  // of it the units of all rows of the window: a quarter of the loads, and of the warps that wait for them.
+  // A warp has one of `row_chunks` parts of a plane, of every few planes.
+  static constexpr bool loads_rows = Numbers::loads_rows;
+  static constexpr int plane_rows = C::in_channels * window_columns;
+  static constexpr int row_chunks = plane_rows <= 32 ? 1 : plane_rows <= 64 ? 2 : 4;
+  static constexpr int row_elements = static_cast<int>(C::input_size(1));
+  static constexpr int row_vectors = loads_rows ? row_elements * static_cast<int>(Input::bytes) / 16 : 1;
+  static_assert(!loads_rows || (samples == 1 && lane_rows <= tile_rows && C::input_stride(3) == 1 &&
+                                plane_rows <= 128 && producers / 32 % row_chunks == 0));
+
+  __device__ __forceinline__ bool rows_are_aligned() const {
+    return loads_rows && reinterpret_cast<uint64>(p.input) % 16 == 0;
+  }
+
+  using RowWords = uint32[row_vectors * 4];
+  static constexpr int planes_apart = producers / 32 / row_chunks;  // of a warp
+  static constexpr int row_unit_planes = repeats * part_tiles * window_planes;
+  // Where registers have room for two rows on their way, and a warp's rows of a unit are an even number.
+  static constexpr int rows_in_flight =
+      8 * row_vectors <= Numbers::most_row_words && row_unit_planes % (2 * planes_apart) == 0 ? 2 : 1;
+  // Whether all that a plane has of the window is in the input, whatever the tile.
+  static constexpr bool has_all_planes =
+      C::base(0, 0) >= 0 && C::base(2, 0) >= 0 && row_unit_planes % planes_apart == 0 &&
+      (plane_parts - 1) * part_planes + window_planes - 1 + C::base(0, 0) < C::input_size(0) &&
+      (column_tiles - 1) * tile_columns * step2 + C::base(2, 0) + window_columns - 1 < C::input_size(2);
+
+  // Lanes 2 j and 2 j + 1 of row `row` of the window, as 16-bit elements.
+  static __device__ __forceinline__ void pack_lanes(const RowWords& x, int row, int j, uint32& high,
+                                                    uint32& low) {
+    const int a = static_cast<int>(C::base(1, 0)) + row + 2 * j * shift;
+    const int b = a + shift;
+    const bool has_a = a >= 0 && a < row_elements;
+    const bool has_b = b >= 0 && b < row_elements;
+    if constexpr (splits) {
+      split(has_a ? __uint_as_float(x[has_a ? a : 0]) : 0.0f,
+            has_b ? __uint_as_float(x[has_b ? b : 0]) : 0.0f, high, low);
+    } else {
+      high = __byte_perm(has_a ? x[has_a ? a / 2 : 0] : 0, has_b ? x[has_b ? b / 2 : 0] : 0,
+                         (a & 1 ? 0x32 : 0x10) | (b & 1 ? 0x7600 : 0x5400));
+      low = 0;
+    }
+  }
+
+  __device__ __forceinline__ void produce_rows() const {
+    constexpr int unit_planes = row_unit_planes;
+    const auto end = static_cast<int>((p.batch + samples - 1) / samples);
+    const int warp = static_cast<int>(uniform((threadIdx.x - consumers) / 32));
+    const int own = warp % row_chunks * 32 + static_cast<int>(threadIdx.x % 32);
+    const int c = own / window_columns;
+    const int column = own % window_columns;
+    const bool is_one = own < plane_rows;
+    // Neighbours store different copies of a row at a time: to different banks.
+    char* place[core_rows];
+    uint32 copies = 0;
+#pragma unroll
+    for (int k = 0; k < core_rows; ++k) {
+      const int i = (column + k) % core_rows;
+      place[k] =
+          reinterpret_cast<char*>(shared.x) + ((c / core_channels * starts - i * delta1) * row_units +
+                                               column * pitch + c % core_channels + i * core_channels) *
+                                                  16;
+#pragma unroll
+      for (int row = 0; row < window_rows; ++row) {
+        const int q = row - i * delta1;
+        if (is_one && q >= 0 && q < starts) copies |= 1u << (row * core_rows + k);
+      }
+    }
+    const int first_of_warp = warp / row_chunks;
+    int ahead_unit = first_unit();
+    int ahead_index = first_of_warp;  // planes of the unit
+    RowWords x[rows_in_flight] = {};
+    const auto load_ahead = [&](RowWords& to) {
+      const int plane = ahead_index % window_planes;
+      const int tile = first_tile() + ahead_index / window_planes % part_tiles;
+      const int i0 = first_plane() + plane + static_cast<int>(C::base(0, 0));
+      const int i2 = tile * tile_columns * step2 + static_cast<int>(C::base(2, 0)) + column;
+      const bool inside =
+          has_all_planes || (static_cast<unsigned>(i0) < static_cast<unsigned>(C::input_size(0)) &&
+                             static_cast<unsigned>(i2) < static_cast<unsigned>(C::input_size(2)));
+      const auto* from = reinterpret_cast<const uint4*>(
+          static_cast<const char*>(p.input) + (ahead_unit * C::input_stride(0) + c * C::input_stride(1) +
+                                               i0 * C::input_stride(2) + i2 * C::input_stride(4)) *
+                                                  Input::bytes);
+      if (is_one && ahead_unit < end && (has_all_planes || ahead_index < unit_planes)) {
+#pragma unroll
+        for (int v = 0; v < row_vectors; ++v) {
+          const uint4 got = inside ? from[v] : uint4{0, 0, 0, 0};
+          to[4 * v] = got.x;
+          to[4 * v + 1] = got.y;
+          to[4 * v + 2] = got.z;
+          to[4 * v + 3] = got.w;
+        }
+      }
+      ahead_index += planes_apart;
+      if (ahead_index >= unit_planes) {
+        ahead_index = first_of_warp;
+        ahead_unit += unit_step();
+      }
+    };
+#pragma unroll
+    for (int i = 0; i < rows_in_flight; ++i) load_ahead(x[i]);
+    if constexpr (!all_prepare) barrier::wait(&shared.prepared, 0);
+    uint32 before = 0;  // planes of the units before
+    uint32 largest = 0;
+    const auto store_row = [&](RowWords& from, int index) {
+      const Ring at{before + index};
+      barrier::wait(&shared.empty[at.slot()], at.parity() ^ 1);
+      const uint32 of_slot = at.slot() * static_cast<uint32>(sizeof(shared.x[0]));
+      if constexpr (splits) {
+#pragma unroll
+        for (int i = 0; i < row_vectors * 4; ++i)
+          from[i] = __float_as_uint(__uint_as_float(from[i]) * thin_input_scale);
+      }
+#pragma unroll
+      for (int row = 0; row < window_rows; ++row) {
+        uint32 high[4], low[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          pack_lanes(from, row, j, high[j], low[j]);
+          // A further shift has one element that those before had not, in the last lane.
+          const bool has_new = row < shift || j == 3;
+          if (guards && has_new) largest = __vmaxu2(largest, high[j] & 0x7fff7fffu);
+        }
+#pragma unroll
+        for (int k = 0; k < core_rows; ++k) {
+          const bool has_all = row >= (core_rows - 1) * delta1 && row < starts;
+          if (has_all ? !is_one : (copies >> (row * core_rows + k) & 1u) == 0) continue;
+          auto* copy = reinterpret_cast<uint4*>(place[k] + of_slot + row * row_units * 16);
+          *copy = uint4{high[0], high[1], high[2], high[3]};
+          if constexpr (input_parts == 2) copy[plane_units] = uint4{low[0], low[1], low[2], low[3]};
+        }
+      }
+      barrier::release_to_copies();
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) barrier::arrive(&shared.full[at.slot()]);
+    };
+#pragma unroll 1
+    for (int unit = first_unit(); unit < end; unit += unit_step()) {
+#pragma unroll 1
+      for (int index = first_of_warp; index < unit_planes; index += rows_in_flight * planes_apart) {
+#pragma unroll
+        for (int i = 0; i < rows_in_flight; ++i) {
+          store_row(x[i], index + i * planes_apart);
+          load_ahead(x[i]);
+        }
+      }
+      before += unit_planes;
+      if constexpr (guards) {
+        if (is_one) atomicMax(&shared.largest[c][0], max(largest & 0xffffu, largest >> 16));
+        largest = 0;
+      }
+      end_unit(static_cast<int64>(unit) * samples);
+    }
+    if (guards && threadIdx.x == consumers && rank() == 0) p.only[p.batch + first_unit()] = shared.redo;
+  }
+
   __device__ __forceinline__ void produce() const {
+    if constexpr (loads_rows) {
+      if (rows_are_aligned()) return produce_rows();
+    }
     if constexpr (keeps_items) return produce_kept();
     const auto end = static_cast<int>((p.batch + samples - 1) / samples);
     Place ahead{first_unit()};
@@ -1686,11 +1939,6 @@ struct Rotating {
   }
 
   // --- Consumers ---
-  // With one tap in the first dimension every plane is an output: its first product does not accumulate.
-  static constexpr bool begins_always = taps0 == 1;
-  // Elsewhere sums of 16-bit elements begin as the bias, and need no scale: they are the outputs.
-  static constexpr bool begins_with_bias = !splits && !begins_always;
-
   static __device__ __forceinline__ float output_of(float sum, float unscale, float bias) {
     return begins_with_bias ? sum : fmaf(sum, unscale, bias);
   }
@@ -1710,25 +1958,45 @@ struct Rotating {
   using Sums = float[columns * 4];
 
   static constexpr int products = weight_parts + input_parts - 1;  // of two cores
-  static constexpr uint32 weight_units = weight_blocks * 16;       // of a core
 
   // The lower halves of what describes A and B of a plane's first product.
   struct Operands {
     uint32 a, b;
   };
 
+  // How far the operands of a plane's product `i` lie behind those of its first.
+  static constexpr __device__ Operands behind(int i) {
+    const int core = 2 * (i / products);
+    const int part = i % products;  // of the weights, then of the input
+    const int distance = core + 1 < cores ? core_offset(core + 1) - core_offset(core) : 0;
+    return {static_cast<uint32>(i / products * weight_parts + (part == 1 && weight_parts == 2 ? 1 : 0)) * 2 *
+                weight_units,
+            static_cast<uint32>(core_offset(core) | distance << 16) + (part == 2 ? plane_units : 0)};
+  }
+
+  // Product `i` of a strip's plane. A part begins anew, which the compiler does not know: else it would take
+  // other registers each time, and serialise products.
+  __device__ __forceinline__ void multiply(Sums& sums, const Operands& begin, int i) const {
+    const bool accumulates = promotes ? gridDim.y > 1 : !begins_always;
+    Product::template multiply<8, pitch * step2>(sums, begin.a + behind(i).a, begin.b + behind(i).b,
+                                                 i > 0 || accumulates);
+  }
+
   // All products of a strip's plane, as a group that is under way.
   __device__ __forceinline__ void multiply_plane(Sums& sums, const Operands& begin) const {
     warpgroup::fence();
 #pragma unroll
+    for (int i = 0; i < steps * products; ++i) multiply(sums, begin, i);
+    warpgroup::commit();
+  }
+  // Those of two strips by turns: a product waits for the one before that has the same sums.
+  __device__ __forceinline__ void multiply_planes(Sums& first, Sums& second, const Operands& begin_first,
+                                                  const Operands& begin_second) const {
+    warpgroup::fence();
+#pragma unroll
     for (int i = 0; i < steps * products; ++i) {
-      const int core = 2 * (i / products);
-      const int part = i % products;  // of the weights, then of the input
-      const uint32 distance = core + 1 < cores ? core_offset(core + 1) - core_offset(core) : 0;
-      const uint32 a = begin.a + (i / products * weight_parts + (part == 1 && weight_parts == 2 ? 1 : 0)) *
-                                     2 * weight_units;
-      const uint32 b = begin.b + (core_offset(core) | distance << 16) + (part == 2 ? plane_units : 0);
-      Product::template multiply<8, pitch * step2>(sums, a, b, i > 0 || !(promotes || begins_always));
+      multiply(first, begin_first, i);
+      multiply(second, begin_second, i);
     }
     warpgroup::commit();
   }
@@ -1873,20 +2141,6 @@ struct Rotating {
            q2 * static_cast<int>(C::stride(4));
   }
 
-  // Planes that a warpgroup has multiplied.
-  struct Ring {
-    uint32 count = 0;
-
-    __device__ __forceinline__ uint32 slot() const { return count % planes; }
-    __device__ __forceinline__ uint32 parity() const { return count / planes % 2; }
-  };
-  static_assert(planes == 2 || planes == 4 || planes == 8);
-
-  // The same in all lanes, and known to be by the compiler: descriptors are then computed once for a warp.
-  static __device__ __forceinline__ uint32 uniform(uint32 value) {
-    return __shfl_sync(0xffffffffu, value, 0);
-  }
-
   // Planes that are unrolled: a round of the slots, so that what a plane ends is known when this is compiled.
   // Sums that begin anew with every plane are not carried through several: products would be serialised, for
   // the compiler takes other registers each time.
@@ -1903,12 +2157,14 @@ struct Rotating {
     const bool has_channels =
         channel_tile * channel_blocks * 16 + channels_of(warp, 0) * 8 < static_cast<int>(C::channels);
     constexpr int across = strips / tile_rows;  // strips side by side
-    const uint32 weights =
-        warpgroup::descriptor(barrier::shared_address(shared.weight[channel_tile]), weight_units);
-    uint32 windows[2];  // of the strips
+    uint32 weights[2];                          // of the strips
+    uint32 windows[2];
 #pragma unroll
     for (int own = 0; own < 2; ++own) {
       const int strip = group * 2 + own;
+      const int set = weight_sets == strips ? strip : group % weight_sets;
+      weights[own] =
+          warpgroup::descriptor(barrier::shared_address(shared.weight[channel_tile][set]), weight_units);
       const int offset = (strip / across * step1 * row_units + strip % across * columns * step2 * pitch) * 16;
       windows[own] = warpgroup::descriptor(barrier::shared_address(shared.x[0][0]) + offset, 0);
     }
@@ -1925,8 +2181,9 @@ struct Rotating {
     };
     const auto operands_of = [&](int own, int plane) {
       const uint32 turn = turn_of(own, plane);
-      const uint32 a = weights + (paired ? turn * static_cast<uint32>(sizeof(shared.weight[0][0]) / 16)
-                                         : (taps0 - 1 - turn) * channel_blocks * 16);
+      const uint32 a =
+          weights[own] + (paired ? turn * static_cast<uint32>(sizeof(shared.weight[0][0][0]) / 16)
+                                 : (taps0 - 1 - turn) * channel_blocks * 16);
       const uint32 b = windows[own] + (ring.count + plane) % planes * (input_parts * plane_units);
       return Operands{uniform(a), uniform(b)};
     };
@@ -1965,42 +2222,45 @@ struct Rotating {
     const auto add = [&](Sums& sums, Sums& part) {
       arrived(part);
 #pragma unroll
-      for (int i = 0; i < columns * 4; ++i) sums[i] = begins_always ? part[i] : sums[i] + part[i];
+      for (int i = 0; i < columns * 4; ++i) sums[i] += part[i];
+    };
+    // A part belongs to one strip after the other: the second one's products are under way while outputs of
+    // the first are finished.
+    Sums part;
+    const auto multiply_in_parts = [&] {
+      wait_for(0);
+      multiply_plane(part, operands_of(0, 0));
+      const Operands next = operands_of(1, 0);
+      warpgroup::wait<0>();
+      add(first, part);
+      multiply_plane(part, next);
+      finish_plane.template operator()<0, 0>(first);
+      warpgroup::wait<0>();
+      leave(0);
+      add(second, part);
+      finish_plane.template operator()<1, 0>(second);
+      ring.count += 1;
     };
     const auto multiply_round = [&]<int count>() {
-      Sums part[promotes ? 2 : 1];
-      Sums& first_part = promotes ? part[0] : first;
-      Sums& second_part = promotes ? part[promotes ? 1 : 0] : second;
+      if constexpr (promotes) return multiply_in_parts();
       wait_for(0);
-      multiply_plane(first_part, operands_of(0, 0));
-      multiply_plane(second_part, operands_of(1, 0));
+      multiply_planes(first, second, operands_of(0, 0), operands_of(1, 0));
       const auto go_on = [&]<int plane>() {
         constexpr bool is_last = plane == count - 1;
-        // Parts leave their registers first. Else all four warps finish outputs at a time, some of them those
-        // of the first strip, the others those of the second.
-        warpgroup::wait<promotes ? 1 : 0>();
-        if constexpr (promotes) {
-          add(first, part[0]);
-        } else {
-          arrived(first);
-          leave(plane);
-        }
+        // All four warps finish outputs at a time, some of them those of the first strip, the others those of
+        // the second.
+        warpgroup::wait<0>();
+        arrived(first);
+        arrived(second);
+        leave(plane);
         Operands next_first, next_second;  // known when outputs are finished
         if constexpr (!is_last) next_first = operands_of(0, plane + 1);
         finish_plane.template operator()<0, plane>(first);
-        warpgroup::wait<0>();
-        if constexpr (promotes) {
-          leave(plane);
-          add(second, part[1]);
-        } else {
-          arrived(second);
-        }
         if constexpr (!is_last) next_second = operands_of(1, plane + 1);
         finish_plane.template operator()<1, plane>(second);
         if constexpr (!is_last) {
           wait_for(plane + 1);
-          multiply_plane(first_part, next_first);
-          multiply_plane(second_part, next_second);
+          multiply_planes(first, second, next_first, next_second);
         }
       };
       go_on.template operator()<0>();
@@ -2275,9 +2535,10 @@ struct Rotating {
   static constexpr bool ends_may_meet = channel_tiles * part_tiles * window_planes <= planes;
 
   __device__ __forceinline__ void run() const {
+    if constexpr (guards) allow_kernel_after();
     if (threadIdx.x == 0) {
       for (int i = 0; i < planes; ++i) {
-        barrier::initialise(&shared.full[i], producers / 32);
+        barrier::initialise(&shared.full[i], rows_are_aligned() ? row_chunks : producers / 32);
         barrier::initialise(&shared.empty[i], consumer_warps);
       }
       barrier::initialise(&shared.prepared, consumers);
@@ -2592,7 +2853,7 @@ _KERNELS_TF32 = r"""
 // conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 1024x3x16x32x32 tf32
 //
 // plan: thin_wgmma
-//   convolution: 192 terms, 2 products of 16-bit parts
+//   convolution: 192 terms, 1 products of 16-bit parts
 //   tile: 1 samples, 8 x 4 rows, 13 columns, 1 tiles a unit
 //   passes: 1
 //   then: thin_cores for samples that f16 has no room for
@@ -2708,8 +2969,8 @@ struct Numbers {
   static constexpr int consumers = 256;
   static constexpr int producers = 128;
   static constexpr int warps = 8;
-  static constexpr int consumer_registers = 200;
-  static constexpr int producer_registers = 104;
+  static constexpr int consumer_registers = 192;
+  static constexpr int producer_registers = 120;
   static constexpr int most_elements = 36;
   static constexpr int row_groups = 8;
   static constexpr int lane_rows = 4;
@@ -2723,15 +2984,19 @@ struct Numbers {
   static constexpr int core_channels = 1;
   static constexpr int starts = 6;
   static constexpr int window_columns = 16;
-  static constexpr int row_units = 33;
+  static constexpr int row_units = 32;
   static constexpr int planes = 4;
   static constexpr int channel_blocks = 1;
   static constexpr int input_parts = 1;
-  static constexpr int weight_parts = 2;
+  static constexpr int weight_parts = 1;
   static constexpr int slots = 16;
   static constexpr int tile_parts = 1;
   static constexpr int plane_parts = 1;
+  static constexpr int weight_sets = 4;
   static constexpr bool paired = true;
+  static constexpr bool loads_rows = true;
+  static constexpr int most_row_words = 64;
+  static constexpr bool dithers = true;
 };
 struct Product {
   template <unsigned upper_a, unsigned upper_b>
@@ -2757,7 +3022,7 @@ struct Product {
   }
 };
 using Agent = onepass::Rotating<onepass::Convolution, onepass::Tail, Numbers, Product>;
-static_assert(sizeof(Agent::Shared) <= 89260);
+static_assert(sizeof(Agent::Shared) <= 137260);
 __global__ void __launch_bounds__(384, 1) onepass_thin_wgmma(const __grid_constant__ Agent::Parameters p) {
   extern __shared__ __align__(128) unsigned char bytes[];
   Agent{p, *reinterpret_cast<Agent::Shared*>(bytes)}.run();
@@ -2898,7 +3163,7 @@ _LAUNCHES_TF32 = r"""
 namespace {
 
 Kernel block_1_tf32_thin_wgmma_kernel("block_1_tf32_thin_wgmma",
-    reinterpret_cast<const void*>(&block_1_tf32_thin_wgmma::onepass_thin_wgmma), 384, 1, 89260, false);
+    reinterpret_cast<const void*>(&block_1_tf32_thin_wgmma::onepass_thin_wgmma), 384, 1, 137260, false);
 Kernel block_1_tf32_thin_cores_kernel("block_1_tf32_thin_cores",
     reinterpret_cast<const void*>(&block_1_tf32_thin_cores::onepass_thin_cores), 256, 1, 13888, false);
 
@@ -2980,7 +3245,7 @@ _KERNELS_F32 = r"""
 //
 // plan: thin_wgmma
 //   convolution: 192 terms, 3 products of 16-bit parts
-//   tile: 1 samples, 8 x 4 rows, 10 columns, 3 tiles a unit
+//   tile: 1 samples, 8 x 4 rows, 13 columns, 1 tiles a unit
 //   passes: 1
 //   then: thin_cores for samples that f16 has no room for
 // ==================================================================================================
@@ -3065,12 +3330,12 @@ struct Convolution {
   static constexpr int channels = 16;
   static constexpr int taps = 64;
   static constexpr __device__ int64 kernel(int d) { return d == 0 ? 4ll : d == 1 ? 4ll : d == 2 ? 4ll : 0ll; }
-  static constexpr __device__ int64 input_size(int d) { return d == 0 ? 16ll : d == 1 ? 32ll : d == 2 ? 32ll : 0ll; }
-  static constexpr __device__ int64 output_size(int d) { return d == 0 ? 13ll : d == 1 ? 29ll : d == 2 ? 29ll : 0ll; }
+  static constexpr __device__ int64 input_size(int d) { return d == 0 ? 32ll : d == 1 ? 32ll : d == 2 ? 16ll : 0ll; }
+  static constexpr __device__ int64 output_size(int d) { return d == 0 ? 29ll : d == 1 ? 29ll : d == 2 ? 13ll : 0ll; }
   static constexpr __device__ int64 step(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 0ll; }
   static constexpr __device__ int64 delta(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 0ll; }
   static constexpr __device__ int64 tap_step(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 0ll; }
-  static constexpr __device__ int64 tap_stride(int d) { return d == 0 ? 16ll : d == 1 ? 4ll : d == 2 ? 1ll : 0ll; }
+  static constexpr __device__ int64 tap_stride(int d) { return d == 0 ? 4ll : d == 1 ? 1ll : d == 2 ? 16ll : 0ll; }
   static constexpr __device__ int64 classes(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 1ll; }
   static constexpr __device__ int64 first(int d, int r) {
     return d == 0 && r == 0 ? 0ll : d == 1 && r == 0 ? 0ll : d == 2 && r == 0 ? 0ll : 0ll;
@@ -3082,9 +3347,9 @@ struct Convolution {
     return d == 0 && r == 0 ? 4ll : d == 1 && r == 0 ? 4ll : d == 2 && r == 0 ? 4ll : 0ll;
   }
   static constexpr __device__ int64 positions(int d, int r) {
-    return d == 0 && r == 0 ? 13ll : d == 1 && r == 0 ? 29ll : d == 2 && r == 0 ? 29ll : 0ll;
+    return d == 0 && r == 0 ? 29ll : d == 1 && r == 0 ? 29ll : d == 2 && r == 0 ? 13ll : 0ll;
   }
-  static constexpr __device__ int64 input_stride(int d) { return d == 0 ? 49152ll : d == 1 ? 16384ll : d == 2 ? 1024ll : d == 3 ? 32ll : d == 4 ? 1ll : 0ll; }
+  static constexpr __device__ int64 input_stride(int d) { return d == 0 ? 49152ll : d == 1 ? 16384ll : d == 2 ? 32ll : d == 3 ? 1ll : d == 4 ? 1024ll : 0ll; }
   // Of the output and of tensors that stages read.
   static constexpr __device__ int64 stride(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : d == 3 ? 1ll : d == 4 ? 1ll : 0ll; }
 };
@@ -3101,16 +3366,16 @@ struct Numbers {
   static constexpr int row_groups = 8;
   static constexpr int lane_rows = 4;
   static constexpr int tile_rows = 4;
-  static constexpr int columns = 10;
+  static constexpr int columns = 13;
   static constexpr int strips = 4;
-  static constexpr int column_tiles = 3;
-  static constexpr int tiles = 3;
+  static constexpr int column_tiles = 1;
+  static constexpr int tiles = 1;
   static constexpr int core_rows = 2;
   static constexpr int core_columns = 4;
   static constexpr int core_channels = 1;
   static constexpr int starts = 6;
-  static constexpr int window_columns = 13;
-  static constexpr int row_units = 27;
+  static constexpr int window_columns = 16;
+  static constexpr int row_units = 32;
   static constexpr int planes = 4;
   static constexpr int channel_blocks = 1;
   static constexpr int input_parts = 2;
@@ -3118,33 +3383,37 @@ struct Numbers {
   static constexpr int slots = 16;
   static constexpr int tile_parts = 1;
   static constexpr int plane_parts = 1;
+  static constexpr int weight_sets = 1;
   static constexpr bool paired = true;
+  static constexpr bool loads_rows = true;
+  static constexpr int most_row_words = 32;
+  static constexpr bool dithers = false;
 };
 struct Product {
   template <unsigned upper_a, unsigned upper_b>
-  static __device__ __forceinline__ void multiply(float (&d)[40], unsigned a, unsigned b, bool accumulates) {
-    asm volatile("{.reg .pred p; .reg .b64 a, b; setp.ne.b32 p, %42, 0; mov.b64 a, {%40, %43}; mov.b64 b, {%41, %44}; wgmma.mma_async.sync.aligned.m64n80k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39}, a, b, p, 1, 1, 0, 1;}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
+  static __device__ __forceinline__ void multiply(float (&d)[52], unsigned a, unsigned b, bool accumulates) {
+    asm volatile("{.reg .pred p; .reg .b64 a, b; setp.ne.b32 p, %54, 0; mov.b64 a, {%52, %55}; mov.b64 b, {%53, %56}; wgmma.mma_async.sync.aligned.m64n104k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51}, a, b, p, 1, 1, 0, 1;}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51])
         : "r"(a), "r"(b), "r"(static_cast<int>(accumulates)), "n"(upper_a), "n"(upper_b));
   }
   template <bool first, bool second>
-  static __device__ __forceinline__ void begin_where(float (&d)[40], bool so, float a, float b) {
+  static __device__ __forceinline__ void begin_where(float (&d)[52], bool so, float a, float b) {
     if constexpr (first && second)
-      asm volatile("{.reg .pred p; setp.eq.b32 p, %40, 0; @p bra.uni kept_%=; mov.f32 %0, %41; mov.f32 %1, %41; mov.f32 %2, %42; mov.f32 %3, %42; mov.f32 %4, %41; mov.f32 %5, %41; mov.f32 %6, %42; mov.f32 %7, %42; mov.f32 %8, %41; mov.f32 %9, %41; mov.f32 %10, %42; mov.f32 %11, %42; mov.f32 %12, %41; mov.f32 %13, %41; mov.f32 %14, %42; mov.f32 %15, %42; mov.f32 %16, %41; mov.f32 %17, %41; mov.f32 %18, %42; mov.f32 %19, %42; mov.f32 %20, %41; mov.f32 %21, %41; mov.f32 %22, %42; mov.f32 %23, %42; mov.f32 %24, %41; mov.f32 %25, %41; mov.f32 %26, %42; mov.f32 %27, %42; mov.f32 %28, %41; mov.f32 %29, %41; mov.f32 %30, %42; mov.f32 %31, %42; mov.f32 %32, %41; mov.f32 %33, %41; mov.f32 %34, %42; mov.f32 %35, %42; mov.f32 %36, %41; mov.f32 %37, %41; mov.f32 %38, %42; mov.f32 %39, %42; kept_%=: }"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
+      asm volatile("{.reg .pred p; setp.eq.b32 p, %52, 0; @p bra.uni kept_%=; mov.f32 %0, %53; mov.f32 %1, %53; mov.f32 %2, %54; mov.f32 %3, %54; mov.f32 %4, %53; mov.f32 %5, %53; mov.f32 %6, %54; mov.f32 %7, %54; mov.f32 %8, %53; mov.f32 %9, %53; mov.f32 %10, %54; mov.f32 %11, %54; mov.f32 %12, %53; mov.f32 %13, %53; mov.f32 %14, %54; mov.f32 %15, %54; mov.f32 %16, %53; mov.f32 %17, %53; mov.f32 %18, %54; mov.f32 %19, %54; mov.f32 %20, %53; mov.f32 %21, %53; mov.f32 %22, %54; mov.f32 %23, %54; mov.f32 %24, %53; mov.f32 %25, %53; mov.f32 %26, %54; mov.f32 %27, %54; mov.f32 %28, %53; mov.f32 %29, %53; mov.f32 %30, %54; mov.f32 %31, %54; mov.f32 %32, %53; mov.f32 %33, %53; mov.f32 %34, %54; mov.f32 %35, %54; mov.f32 %36, %53; mov.f32 %37, %53; mov.f32 %38, %54; mov.f32 %39, %54; mov.f32 %40, %53; mov.f32 %41, %53; mov.f32 %42, %54; mov.f32 %43, %54; mov.f32 %44, %53; mov.f32 %45, %53; mov.f32 %46, %54; mov.f32 %47, %54; mov.f32 %48, %53; mov.f32 %49, %53; mov.f32 %50, %54; mov.f32 %51, %54; kept_%=: }"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51])
         : "r"(static_cast<int>(so)), "f"(a), "f"(b));
     if constexpr (first && !second)
-      asm volatile("{.reg .pred p; setp.eq.b32 p, %20, 0; @p bra.uni kept_%=; mov.f32 %0, %21; mov.f32 %1, %21; mov.f32 %2, %21; mov.f32 %3, %21; mov.f32 %4, %21; mov.f32 %5, %21; mov.f32 %6, %21; mov.f32 %7, %21; mov.f32 %8, %21; mov.f32 %9, %21; mov.f32 %10, %21; mov.f32 %11, %21; mov.f32 %12, %21; mov.f32 %13, %21; mov.f32 %14, %21; mov.f32 %15, %21; mov.f32 %16, %21; mov.f32 %17, %21; mov.f32 %18, %21; mov.f32 %19, %21; kept_%=: }"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[4]), "+f"(d[5]), "+f"(d[8]), "+f"(d[9]), "+f"(d[12]), "+f"(d[13]), "+f"(d[16]), "+f"(d[17]), "+f"(d[20]), "+f"(d[21]), "+f"(d[24]), "+f"(d[25]), "+f"(d[28]), "+f"(d[29]), "+f"(d[32]), "+f"(d[33]), "+f"(d[36]), "+f"(d[37])
+      asm volatile("{.reg .pred p; setp.eq.b32 p, %26, 0; @p bra.uni kept_%=; mov.f32 %0, %27; mov.f32 %1, %27; mov.f32 %2, %27; mov.f32 %3, %27; mov.f32 %4, %27; mov.f32 %5, %27; mov.f32 %6, %27; mov.f32 %7, %27; mov.f32 %8, %27; mov.f32 %9, %27; mov.f32 %10, %27; mov.f32 %11, %27; mov.f32 %12, %27; mov.f32 %13, %27; mov.f32 %14, %27; mov.f32 %15, %27; mov.f32 %16, %27; mov.f32 %17, %27; mov.f32 %18, %27; mov.f32 %19, %27; mov.f32 %20, %27; mov.f32 %21, %27; mov.f32 %22, %27; mov.f32 %23, %27; mov.f32 %24, %27; mov.f32 %25, %27; kept_%=: }"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[4]), "+f"(d[5]), "+f"(d[8]), "+f"(d[9]), "+f"(d[12]), "+f"(d[13]), "+f"(d[16]), "+f"(d[17]), "+f"(d[20]), "+f"(d[21]), "+f"(d[24]), "+f"(d[25]), "+f"(d[28]), "+f"(d[29]), "+f"(d[32]), "+f"(d[33]), "+f"(d[36]), "+f"(d[37]), "+f"(d[40]), "+f"(d[41]), "+f"(d[44]), "+f"(d[45]), "+f"(d[48]), "+f"(d[49])
         : "r"(static_cast<int>(so)), "f"(a), "f"(b));
     if constexpr (!first && second)
-      asm volatile("{.reg .pred p; setp.eq.b32 p, %20, 0; @p bra.uni kept_%=; mov.f32 %0, %22; mov.f32 %1, %22; mov.f32 %2, %22; mov.f32 %3, %22; mov.f32 %4, %22; mov.f32 %5, %22; mov.f32 %6, %22; mov.f32 %7, %22; mov.f32 %8, %22; mov.f32 %9, %22; mov.f32 %10, %22; mov.f32 %11, %22; mov.f32 %12, %22; mov.f32 %13, %22; mov.f32 %14, %22; mov.f32 %15, %22; mov.f32 %16, %22; mov.f32 %17, %22; mov.f32 %18, %22; mov.f32 %19, %22; kept_%=: }"
-        : "+f"(d[2]), "+f"(d[3]), "+f"(d[6]), "+f"(d[7]), "+f"(d[10]), "+f"(d[11]), "+f"(d[14]), "+f"(d[15]), "+f"(d[18]), "+f"(d[19]), "+f"(d[22]), "+f"(d[23]), "+f"(d[26]), "+f"(d[27]), "+f"(d[30]), "+f"(d[31]), "+f"(d[34]), "+f"(d[35]), "+f"(d[38]), "+f"(d[39])
+      asm volatile("{.reg .pred p; setp.eq.b32 p, %26, 0; @p bra.uni kept_%=; mov.f32 %0, %28; mov.f32 %1, %28; mov.f32 %2, %28; mov.f32 %3, %28; mov.f32 %4, %28; mov.f32 %5, %28; mov.f32 %6, %28; mov.f32 %7, %28; mov.f32 %8, %28; mov.f32 %9, %28; mov.f32 %10, %28; mov.f32 %11, %28; mov.f32 %12, %28; mov.f32 %13, %28; mov.f32 %14, %28; mov.f32 %15, %28; mov.f32 %16, %28; mov.f32 %17, %28; mov.f32 %18, %28; mov.f32 %19, %28; mov.f32 %20, %28; mov.f32 %21, %28; mov.f32 %22, %28; mov.f32 %23, %28; mov.f32 %24, %28; mov.f32 %25, %28; kept_%=: }"
+        : "+f"(d[2]), "+f"(d[3]), "+f"(d[6]), "+f"(d[7]), "+f"(d[10]), "+f"(d[11]), "+f"(d[14]), "+f"(d[15]), "+f"(d[18]), "+f"(d[19]), "+f"(d[22]), "+f"(d[23]), "+f"(d[26]), "+f"(d[27]), "+f"(d[30]), "+f"(d[31]), "+f"(d[34]), "+f"(d[35]), "+f"(d[38]), "+f"(d[39]), "+f"(d[42]), "+f"(d[43]), "+f"(d[46]), "+f"(d[47]), "+f"(d[50]), "+f"(d[51])
         : "r"(static_cast<int>(so)), "f"(a), "f"(b));
   }
 };
 using Agent = onepass::Rotating<onepass::Convolution, onepass::Tail, Numbers, Product>;
-static_assert(sizeof(Agent::Shared) <= 113452);
+static_assert(sizeof(Agent::Shared) <= 124972);
 __global__ void __launch_bounds__(384, 1) onepass_thin_wgmma(const __grid_constant__ Agent::Parameters p) {
   extern __shared__ __align__(128) unsigned char bytes[];
   Agent{p, *reinterpret_cast<Agent::Shared*>(bytes)}.run();
@@ -3285,7 +3554,7 @@ _LAUNCHES_F32 = r"""
 namespace {
 
 Kernel block_1_f32_thin_wgmma_kernel("block_1_f32_thin_wgmma",
-    reinterpret_cast<const void*>(&block_1_f32_thin_wgmma::onepass_thin_wgmma), 384, 1, 113452, false);
+    reinterpret_cast<const void*>(&block_1_f32_thin_wgmma::onepass_thin_wgmma), 384, 1, 124972, false);
 Kernel block_1_f32_thin_cores_kernel("block_1_f32_thin_cores",
     reinterpret_cast<const void*>(&block_1_f32_thin_cores::onepass_thin_cores), 256, 1, 13888, false);
 
@@ -3426,7 +3695,7 @@ at::Tensor run_block_1_tf32(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s27_e950bee7, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s27_97e56fe6, CUDA, library) {
   library.impl("block_1_tf32", run_block_1_tf32);
 }
 """
@@ -3498,12 +3767,12 @@ at::Tensor run_block_1_f32(const at::Tensor& input, at::TensorList parameters) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s27_e950bee7, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s27_97e56fe6, CUDA, library) {
   library.impl("block_1_f32", run_block_1_f32);
 }
 """
 
-_NAMESPACE = "onepass_s27_e950bee7"
+_NAMESPACE = "onepass_s27_97e56fe6"
 # What each extension is built of, when one of its operators is first called.
 _EXTENSIONS = {
     "tf32": (_BINDING_TF32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32, _HOST_CODE, _LAUNCHES_TF32]),
@@ -3657,9 +3926,9 @@ def _run_1(self, x):
     parameters = [self.conv.weight, self.conv.bias, self.group_norm.weight, self.group_norm.bias]
     if not _wants_gradients(x, parameters):
         if _rounds_to_tf32() and _fits("block_1_tf32", x, parameters):
-            return torch.ops.onepass_s27_e950bee7.block_1_tf32(x, parameters)
+            return torch.ops.onepass_s27_97e56fe6.block_1_tf32(x, parameters)
         if not _rounds_to_tf32() and _fits("block_1_f32", x, parameters):
-            return torch.ops.onepass_s27_e950bee7.block_1_f32(x, parameters)
+            return torch.ops.onepass_s27_97e56fe6.block_1_f32(x, parameters)
     conv = self.conv(x)
     hardswish = torch.nn.functional.hardswish(conv, inplace = False)
     group_norm = self.group_norm(hardswish)

@@ -4,10 +4,10 @@
 
 Every test of the C++ suite, every test of python/tests_gpu and the C++ suite's small set under
 compute-sanitizer are jobs, several at once: most of their time goes into compiling kernels, which leaves the
-GPU idle. A test of the C++ suite compiles on all cores, so few of them run at a time, behind (in the
-scheduler's sense) the tests of the package, each of which is one thread for most of its time. Jobs that take
-all memory, or measure time, come last, one by one. What fails is printed at once; what is missing, or did not
-run in time, fails. The results are written after every job.
+GPU idle. A test of the C++ suite compiles on all cores, behind (in the scheduler's sense) the tests of the
+package, each of which is one thread for most of its time. Jobs that take all memory, or measure time, come
+last, one by one. What fails is printed at once; what is missing, or did not run in time, fails. The results
+are written after every job.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SUITES = ("cpp", "python", "memcheck", "racecheck", "synccheck")
 # Tensors of 2^31 elements, and all memory taken.
 ALONE = ("Large.", "Behaviour.LackOfMemory")
 CORES = os.cpu_count() or 2
-AT_ONCE = {"cpp": max(1, min(5, CORES // 3)), "python": max(1, min(8, CORES // 2))}
+AT_ONCE = {"cpp": max(1, min(8, CORES // 2)), "python": max(1, min(8, CORES // 2))}
 SECONDS_OF_A_JOB = 210  # the most
 SLOW = 30.0  # what a job is taken to last where no earlier run tells
 PART_ALONE = 0.13  # of the time, for the jobs that run alone

@@ -173,9 +173,9 @@ std::vector<std::string> rows_by_turns(const Problem& problem, int64_t index) {
   if (rows.size() < 2) return rows;
   const std::string chosen = choose(consider(strategies(Device::Kind::cuda), problem, {}), "").strategy;
   std::erase(rows, chosen);
-  const std::string& other = rows[static_cast<size_t>(index / 3) % rows.size()];
+  const std::string& other = rows[static_cast<size_t>(index) % rows.size()];
   if (index % 10 == 0) return {chosen, other};
-  return {index % 5 == 0 ? chosen : other};
+  return {other};
 }
 
 std::vector<Problem> every(int64_t step, const std::vector<Problem>& problems) {

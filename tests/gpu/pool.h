@@ -38,8 +38,8 @@ std::vector<std::string> accepting_rows(const Problem& problem);
 // Those of them whose names begin so.
 std::vector<std::string> rows_named(const std::string& prefix, const Problem& problem);
 bool accepts(const BackwardProblem& problem);
-// For every fifth index the row that the plan takes, else another one that takes the problem, by turns, and
-// both for every tenth: a long list of problems meets all rows without a kernel of each for every problem.
+// Another row that takes the problem than the plan's, by turns, and for every tenth index the plan's as well:
+// a long list of problems meets all rows without a kernel of each for every problem.
 std::vector<std::string> rows_by_turns(const Problem& problem, int64_t index);
 // Every `step`th of the problems, from a place that the seed of the run decides.
 std::vector<Problem> every(int64_t step, const std::vector<Problem>& problems);

@@ -16,7 +16,17 @@ import torch
 import torch.nn.functional as F
 from gpu_bench_layers import REAL_LAYERS, THIN_LAYERS, loaded_layer
 from gpu_results import ROOT
-from gpu_timing import COMPILERS, DEVICE, Call, Json, first_calls, seconds_to_move, time_ways
+from gpu_timing import (
+    COMPILERS,
+    DEVICE,
+    GRADIENT_CYCLES,
+    QUEUE_CYCLES,
+    Call,
+    Json,
+    first_calls,
+    seconds_to_move,
+    time_ways,
+)
 from torch import Tensor, nn
 
 import onepass
@@ -358,7 +368,7 @@ def measure_tail_backward(case: Case) -> Json:
     x = started.x
     given = x.numel() if WORKLOADS[case.workload].keeps_size else 0
     entry = started.entry()
-    entry["seconds"] = time_ways(started.ways)
+    entry["seconds"] = time_ways(started.ways, GRADIENT_CYCLES)
     entry["floor_seconds"] = seconds_to_move((2 * x.numel() + given) * x.element_size(), x)
     return entry
 
@@ -416,7 +426,7 @@ def start_block(case: Case, names: tuple[str, ...]) -> Started:
 def measure_block(case: Case) -> Json:
     """The whole model without gradients."""
     with torch.no_grad():
-        return with_memory(start_block(case, case.names()))
+        return with_memory(start_block(case, case.names()), QUEUE_CYCLES)
 
 
 def start_training(case: Case, names: tuple[str, ...]) -> Started:
@@ -453,15 +463,15 @@ def start_training(case: Case, names: tuple[str, ...]) -> Started:
 
 def measure_training(case: Case) -> Json:
     """Forward and backward of the whole model."""
-    return with_memory(start_training(case, case.names()))
+    return with_memory(start_training(case, case.names()), GRADIENT_CYCLES)
 
 
-def with_memory(started: Started) -> Json:
+def with_memory(started: Started, queue_cycles: int) -> Json:
     """Time and memory."""
     entry = started.entry()
     entry["peak_bytes"] = {name: peak_bytes(call, DEVICE) for name, call in started.ways.items()}
     entry["output_bytes"] = started.output_bytes
-    entry["seconds"] = time_ways(started.ways)
+    entry["seconds"] = time_ways(started.ways, queue_cycles)
     return entry
 
 

@@ -20,6 +20,7 @@ LEAST_ROUNDS, MOST_ROUNDS = 7, 60
 # 0.8 ms in which the host gets ahead of the GPU: launches are not what is timed. With 0.2 ms, blocks of
 # several launches took up to 1.4 times their best after rivals of 10 ms and more.
 QUEUE_CYCLES = 1_600_000
+GRADIENT_CYCLES = 2 * QUEUE_CYCLES  # where autograd takes its time between the launches
 COMPILERS = {"compile": None, "max-autotune": "max-autotune-no-cudagraphs"}
 
 Call = Callable[[], Any]
@@ -29,7 +30,8 @@ Json = dict[str, Any]
 class Stopwatch:
     """Seconds of GPU time of one call, with a cold second-level cache and the launches queued."""
 
-    def __init__(self) -> None:
+    def __init__(self, queue_cycles: int) -> None:
+        self.queue_cycles = queue_cycles
         l2_bytes = torch.cuda.get_device_properties(DEVICE).L2_cache_size
         self.flush = torch.empty(2 * l2_bytes, dtype=torch.int8, device=DEVICE)
 
@@ -37,7 +39,7 @@ class Stopwatch:
         """One call."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self.flush.zero_()
-        torch.cuda._sleep(QUEUE_CYCLES)
+        torch.cuda._sleep(self.queue_cycles)
         start.record()
         result = call()
         end.record()
@@ -46,9 +48,9 @@ class Stopwatch:
         return start.elapsed_time(end) / 1e3
 
 
-def time_ways(ways: dict[str, Call]) -> dict[str, Json]:
+def time_ways(ways: dict[str, Call], queue_cycles: int = QUEUE_CYCLES) -> dict[str, Json]:
     """Each way once a round, in a new order each round."""
-    watch = Stopwatch()
+    watch = Stopwatch(queue_cycles)
     for call in ways.values():
         watch.seconds(call)
     taken: dict[str, list[float]] = {name: [] for name in ways}

@@ -21,6 +21,9 @@ pytestmark = pytest.mark.skipif(not onepass.available(), reason=str(onepass.unav
 class Stopwatch:
     """Of the host."""
 
+    def __init__(self, queue_cycles: int) -> None:
+        assert queue_cycles > 0
+
     def seconds(self, call: Callable[[], Any]) -> float:
         begin = time.perf_counter()
         call()
@@ -29,9 +32,8 @@ class Stopwatch:
 
 @pytest.fixture
 def scripts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    for name in ("ONEPASS_BENCH_FOLDER", "ONEPASS_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
+    for name in ("ONEPASS_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
         monkeypatch.setenv(name, os.environ.get(name, ""))  # importing the scripts sets them
-    monkeypatch.delenv("ONEPASS_BENCH_FOLDER")
     # PyTorch's own tests, which others here import, forbid to set flags as the scripts do.
     flags = torch.backends.flags_frozen.__globals__
     monkeypatch.setitem(flags, "__allow_nonbracketed_mutation_flag", True)

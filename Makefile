@@ -3,6 +3,8 @@ JOBS ?= $(shell nproc)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export CTEST_PARALLEL_LEVEL := $(JOBS)
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
+# Without it the BLAS in PyTorch's wheels for AArch64 (NVPL) does not end in some products of doubles on Neoverse V1.
+export NVPL_BLAS_DEBUG_CPU_TYPE ?= 1
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-gpu bench bench-gpu examples format lint clean setup tool python

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from onepass import available, export, unavailable_reason
-from onepass.exporting import device_code, verify
+from onepass.exporting import device_code, launcher, verify
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 WORKLOADS = ("s60", "s19", "s61", "s27")
@@ -588,3 +588,10 @@ def test_a_row_that_does_not_take_any_batch_is_left_at_its_limit(tmp_path: pathl
     limits = dict(re.findall(r"'(\w+)': (\d+)", re.search(r"^_MOST_SAMPLES = (.*)$", written, re.M)[1]))
     outputs = 128 * 34**3
     assert int(limits["block_1_tf32"]) * outputs < 2**31 <= (int(limits["block_1_tf32"]) + 1) * outputs
+
+
+def test_a_training_step_is_left_at_the_limit_of_its_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {launcher.STATISTICS: 9, launcher.BACKWARD: 7}
+    monkeypatch.setattr(launcher.Operator, "most_samples", property(lambda self: limits.get(self.what)))
+    written = export.export(str(ROOT / "examples" / "s27.py"), "sm_90a", "keep", True, "s27_new.py")
+    assert "_MOST_SAMPLES = {'block_1_train': 7}" in written

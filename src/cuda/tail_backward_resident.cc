@@ -24,7 +24,7 @@ struct Numbers {
   int kept = 0;         // with one there and one in registers
   // In the body of a loop: with one, s60 and s19 take 1.80 and 1.51 times their floor, with two 1.68
   // and 1.48.
-  int at_once = 2;
+  static constexpr int at_once = 2;
 
   // `element_bytes`: of x, and of dy where it is beside it.
   int64_t shared_bytes(const TailShape& shape, int64_t element_bytes, int sums) const {

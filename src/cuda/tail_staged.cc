@@ -75,9 +75,10 @@ struct OverlappedNumbers : ClusterNumbers {
   // H200: a slab of s60 and s19 in bf16 takes 8.2 and 9.0 us, of s61 11.1.
   double of_value() const { return halves ? 5.1e-8 : 5.7e-8; }
 
+  static constexpr int at_once = 4;  // vectors in the body of a loop over those in shared memory
+
   int doubled = 0;      // vectors of a thread with two places in shared memory
   int single = 0;       // with one; the others are in registers
-  int at_once = 4;      // in the body of a loop over those
   bool halves = false;  // what the before-chain makes of those waits as f16
 
   using ClusterNumbers::ClusterNumbers;

@@ -205,6 +205,7 @@ bool accepts(const BackwardProblem& problem) {
 
 std::string forward_errors(const Problem& problem, std::span<const std::string> rows, const Check& check,
                            const GpuStream& stream) {
+  if (rows.empty()) return "no row takes " + problem.text();
   std::vector<Operands> operands;
   std::vector<Expected> expected;
   for (const Distribution distribution : check.distributions) {
@@ -224,9 +225,7 @@ std::string forward_errors(const Problem& problem, std::span<const std::string> 
 }
 
 std::string forward_errors(const Problem& problem, const Check& check, const GpuStream& stream) {
-  const std::vector<std::string> rows = accepting_rows(problem);
-  if (rows.empty()) return "no row takes " + problem.text();
-  return forward_errors(problem, rows, check, stream);
+  return forward_errors(problem, accepting_rows(problem), check, stream);
 }
 
 std::string not_finite_errors(const Problem& problem, std::span<const std::string> rows,

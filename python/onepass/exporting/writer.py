@@ -22,6 +22,7 @@ from onepass.exporting.chains import Found, Fused, Variant, read
 from onepass.exporting.launcher import BACKWARD, FORWARD, STATISTICS, NotExported, Operator, Planner, Problem
 
 _MODES = {torch.float32: ("tf32", "f32"), torch.float16: ("f16",), torch.bfloat16: ("bf16",)}
+_TRAIN, _BACKWARD = "_train", "_backward"  # a training step's operators, behind the block's name
 _MARK = "onepass_export_"  # before the names of the blocks in code that torch.fx writes
 
 
@@ -136,8 +137,8 @@ class Writer:
 
     def _pair(self, name: str, problem: Problem) -> tuple[Operator, Operator]:
         """A training step's two operators."""
-        forward = self.planner.operator(f"{name}_train", STATISTICS, problem)
-        return forward, self.planner.operator(f"{name}_backward", BACKWARD, problem)
+        forward = self.planner.operator(name + _TRAIN, STATISTICS, problem)
+        return forward, self.planner.operator(name + _BACKWARD, BACKWARD, problem)
 
     # --- Forwards -----------------------------------------------------------------------------------
 
@@ -221,8 +222,7 @@ class Writer:
             "# What each takes: type, sizes after the batch, order in memory; the same of its parameters.",
         ]
         lines += ["_FITTING = {", *(_fitting(o) for o in operators if o.what != BACKWARD), "}"]
-        limits = {o.name: o.most_samples for o in operators if o.most_samples is not None}
-        lines += [f"_MOST_SAMPLES = {limits!r}  # of those that do not take any batch"]
+        lines += [f"_MOST_SAMPLES = {_limits(operators)!r}  # of those that do not take any batch"]
         lines += [f'_NVCC = ["-O3", "{_gencode(self.request.architecture)}"]', "", ""]
         fakes = [_fake(o) for o in operators]
         return "\n".join(lines) + _REGISTRATION.replace("@FAKES@", "\n\n".join(fakes))
@@ -465,6 +465,18 @@ def _list(name: str, items: Sequence[str]) -> list[str]:
     if len(line) <= 110:
         return [line]
     return [f"    {name} = [", *(f"        {item}," for item in items), "    ]"]
+
+
+def _limits(operators: list[Operator]) -> dict[str, int]:
+    """The most samples of those that do not take any batch; a training step's forward is asked for both."""
+    limits: dict[str, int] = {}
+    for operator in operators:
+        if operator.most_samples is not None:
+            asked = operator.name
+            if operator.what == BACKWARD:
+                asked = asked.removesuffix(_BACKWARD) + _TRAIN
+            limits[asked] = min(operator.most_samples, limits.get(asked, operator.most_samples))
+    return limits
 
 
 def _fits(operator: Operator, x: str, parameters: str) -> str:

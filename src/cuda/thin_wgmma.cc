@@ -111,10 +111,19 @@ struct WgmmaNumbers {
     const int64_t planes_of_part = divide_up(shape.axes[0].out, plane_parts) + shape.axes[0].kernel - 1;
     const int64_t channel_tiles = divide_up(shape.channels, block_rows * channel_blocks);
     const int64_t tiles_of_part = tiles / tile_parts;
-    const double of_part = static_cast<double>(channel_tiles * tiles_of_part * planes_of_part) * plane_clocks;
+    const double of_part = static_cast<double>(channel_tiles * tiles_of_part * planes_of_part) *
+                           (plane_clocks - spared_clocks(shape, planes_of_part));
     // The first plane arrives late, and blocks of a cluster wait for each other.
     const double waiting = parts() > 1 ? 9000 : 1000;
     return static_cast<double>(divide_up(units, clusters)) * (of_part + waiting);
+  }
+
+  // Of a plane, where a round of the slots is one of the ring: what its products read is known when the
+  // kernel is compiled.
+  double spared_clocks(const ThinShape& shape, int64_t window_planes) const {
+    const bool knows_slots =
+        input_parts == 1 && shape.axes[0].kernel == planes && window_planes % planes == 0;
+    return knows_slots ? static_cast<double>(80 + 10 * columns) : 0;
   }
 
   // By which orders of the dimensions are compared: as the kernel, it is the same for neighbouring batches.
@@ -271,16 +280,17 @@ struct WgmmaNumbers {
     // column, or what reading A and B takes; finishing outputs and passing planes on, which tensor cores wait
     // for (an instruction of any warp takes a clock of theirs), and adding up parts of sums; and loads that
     // products do not hide: x comes anew for every channel tile, which strided loads make dearer (4 to 64
-    // channels, kernel 3: 0.198 ms with them; once, without, 0.189). H200, s27: 0.208 ms with one product
-    // of f32 elements, 0.185 of 16 bits, 0.434 with three.
+    // channels, kernel 3: 0.198 ms with them; once, without, 0.189). H200, s27: 0.184 ms with one product
+    // of f32 elements, 0.170 of 16 bits, 0.41 with three.
     const int64_t product_clocks = std::max(4 * columns, 16 + 2 * columns);
     const int64_t loaded_rows = shape.in_channels * std::min(window_rows, lane_rows * middle.step);
     const int64_t other_clocks = 250 + (input_parts == 2 ? 45 : 30) * columns +
                                  (columns_lie_near ? 0 : 3 * (channel_tiles - 1) * loaded_rows) +
                                  std::max<int64_t>(0, 27 * (loaded_rows - 16));
     plane_clocks = static_cast<double>(steps * products() * strips * product_clocks + other_clocks);
-    clocks = static_cast<double>(channel_tiles * tiles * (outer.out + outer.kernel - 1)) * plane_clocks /
-             static_cast<double>(samples());
+    const int64_t window_planes = outer.out + outer.kernel - 1;
+    clocks = static_cast<double>(channel_tiles * tiles * window_planes) *
+             (plane_clocks - spared_clocks(shape, window_planes)) / static_cast<double>(samples());
   }
 
   std::string source() const {
@@ -327,18 +337,14 @@ std::string product_source(int64_t columns, DType type) {
   const int64_t count = 4 * columns;
   std::ostringstream out;
   out << "struct Product {\n"
-      << "  template <unsigned upper_a, unsigned upper_b>\n"
       << "  static __device__ __forceinline__ void multiply(float (&d)[" << count
-      << "], unsigned a, unsigned b, bool accumulates) {\n"
-      << "    asm volatile(\"{.reg .pred p; .reg .b64 a, b; setp.ne.b32 p, %" << count + 2
-      << ", 0; mov.b64 a, {%" << count << ", %" << count + 3 << "}; mov.b64 b, {%" << count + 1 << ", %"
-      << count + 4 << "}; wgmma.mma_async.sync.aligned.m64n" << 8 * columns << "k16.f32." << half << '.'
-      << half << " {";
+      << "], onepass::uint64 a, onepass::uint64 b, bool accumulates) {\n"
+      << "    asm volatile(\"{.reg .pred p; setp.ne.b32 p, %" << count + 2
+      << ", 0; wgmma.mma_async.sync.aligned.m64n" << 8 * columns << "k16.f32." << half << '.' << half << " {";
   for (int64_t i = 0; i < count; ++i) out << (i > 0 ? ", %" : "%") << i;
-  out << "}, a, b, p, 1, 1, 0, 1;}\"\n        : ";
+  out << "}, %" << count << ", %" << count + 1 << ", p, 1, 1, 0, 1;}\"\n        : ";
   for (int64_t i = 0; i < count; ++i) out << (i > 0 ? ", " : "") << "\"+f\"(d[" << i << "])";
-  out << "\n        : \"r\"(a), \"r\"(b), \"r\"(static_cast<int>(accumulates)), \"n\"(upper_a), "
-         "\"n\"(upper_b));\n  }\n";
+  out << "\n        : \"l\"(a), \"l\"(b), \"r\"(static_cast<int>(accumulates)));\n  }\n";
   // `so` is the same for a warp. bra.uni says it, for products are serialised where their accumulators are
   // written on a path that the compiler takes for divergent.
   out << "  template <bool first, bool second>\n"

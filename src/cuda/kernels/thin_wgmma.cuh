@@ -35,9 +35,12 @@ namespace onepass {
 namespace warpgroup {
 
 // What the tensor cores read of shared memory: a start, the distance of matrices along K and, in the upper
-// half, along M or N, each in units of 16 bytes; no swizzle. Halves are apart: the upper one is a constant.
+// half, along M or N, each in units of 16 bytes; no swizzle.
 __device__ __forceinline__ uint32 descriptor(uint32 address, uint32 along_k) {
   return (address & 0x3ffffu) >> 4 | along_k << 16;
+}
+__device__ __forceinline__ uint64 wide(uint32 lower, uint32 upper) {
+  return lower | static_cast<uint64>(upper) << 32;
 }
 
 __device__ __forceinline__ void fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -65,8 +68,7 @@ __device__ __forceinline__ void sync(int barrier) {
 
 }  // namespace warpgroup
 
-// `Product` is generated (src/cuda/thin_wgmma.cc): multiply<a's upper half, b's>(d, a, b, accumulates) of
-// 64 x 8 columns x 16.
+// `Product` is generated (src/cuda/thin_wgmma.cc): multiply(d, a, b, accumulates) of 64 x 8 columns x 16.
 template <class Convolution, class Tail, class Numbers, class Product>
 struct Rotating {
   using C = Convolution;
@@ -855,6 +857,15 @@ struct Rotating {
     int ahead_unit = first_unit();
     int ahead_index = first_of_warp;  // planes of the unit
     RowWords x[rows_in_flight] = {};
+    // Where a unit's rows of a warp lie at the same distance, all of them inside: where the next one lies.
+    constexpr bool in_line = has_all_planes && part_tiles * repeats == 1;
+    constexpr auto bytes = static_cast<int64>(Input::bytes);
+    const char* next = static_cast<const char*>(p.input);
+    if constexpr (in_line) {
+      next += bytes * (ahead_unit * C::input_stride(0) + c * C::input_stride(1) +
+                       (first_plane() + ahead_index + C::base(0, 0)) * C::input_stride(2) +
+                       (first_tile() * tile_columns * step2 + C::base(2, 0) + column) * C::input_stride(4));
+    }
     const auto load_ahead = [&](RowWords& to) {
       const int plane = ahead_index % window_planes;
       const int tile = first_tile() + ahead_index / window_planes % part_tiles;
@@ -864,9 +875,10 @@ struct Rotating {
           has_all_planes || (static_cast<unsigned>(i0) < static_cast<unsigned>(C::input_size(0)) &&
                              static_cast<unsigned>(i2) < static_cast<unsigned>(C::input_size(2)));
       const auto* from = reinterpret_cast<const uint4*>(
-          static_cast<const char*>(p.input) + (ahead_unit * C::input_stride(0) + c * C::input_stride(1) +
-                                               i0 * C::input_stride(2) + i2 * C::input_stride(4)) *
-                                                  Input::bytes);
+          in_line ? next
+                  : static_cast<const char*>(p.input) +
+                        bytes * (ahead_unit * C::input_stride(0) + c * C::input_stride(1) +
+                                 i0 * C::input_stride(2) + i2 * C::input_stride(4)));
       if (is_one && ahead_unit < end && (has_all_planes || ahead_index < unit_planes)) {
 #pragma unroll
         for (int v = 0; v < row_vectors; ++v) {
@@ -878,9 +890,11 @@ struct Rotating {
         }
       }
       ahead_index += planes_apart;
+      next += bytes * planes_apart * C::input_stride(2);
       if (ahead_index >= unit_planes) {
         ahead_index = first_of_warp;
         ahead_unit += unit_step();
+        next += bytes * (unit_step() * C::input_stride(0) - unit_planes * C::input_stride(2));
       }
     };
 #pragma unroll
@@ -888,32 +902,37 @@ struct Rotating {
     if constexpr (!all_prepare) barrier::wait(&shared.prepared, 0);
     uint32 before = 0;  // planes of the units before
     uint32 largest = 0;
-    const auto store_row = [&](RowWords& from, int index) {
-      const Ring at{before + index};
-      barrier::wait(&shared.empty[at.slot()], at.parity() ^ 1);
+    // Whether each of a warp's rows on their way always goes to the same slot.
+    constexpr bool keeps_slots = rows_in_flight * planes_apart == planes && unit_planes % planes == 0;
+    uint32 kept_parity = 1;  // the first time round slots are free
+    const auto store_row = [&](RowWords& from, int index, int i) {
+      const Ring at{keeps_slots ? static_cast<uint32>(first_of_warp + i * planes_apart) : before + index};
+      barrier::wait(&shared.empty[at.slot()], keeps_slots ? kept_parity : at.parity() ^ 1);
       const uint32 of_slot = at.slot() * static_cast<uint32>(sizeof(shared.x[0]));
       if constexpr (splits) {
 #pragma unroll
         for (int i = 0; i < row_vectors * 4; ++i)
           from[i] = __float_as_uint(__uint_as_float(from[i]) * thin_input_scale);
       }
+      if (is_one) {
 #pragma unroll
-      for (int row = 0; row < window_rows; ++row) {
-        uint32 high[4], low[4];
+        for (int row = 0; row < window_rows; ++row) {
+          uint32 high[4], low[4];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          pack_lanes(from, row, j, high[j], low[j]);
-          // A further shift has one element that those before had not, in the last lane.
-          const bool has_new = row < shift || j == 3;
-          if (guards && has_new) largest = __vmaxu2(largest, high[j] & 0x7fff7fffu);
-        }
+          for (int j = 0; j < 4; ++j) {
+            pack_lanes(from, row, j, high[j], low[j]);
+            // A further shift has one element that those before had not, in the last lane.
+            const bool has_new = row < shift || j == 3;
+            if (guards && has_new) largest = __vmaxu2(largest, high[j] & 0x7fff7fffu);
+          }
 #pragma unroll
-        for (int k = 0; k < core_rows; ++k) {
-          const bool has_all = row >= (core_rows - 1) * delta1 && row < starts;
-          if (has_all ? !is_one : (copies >> (row * core_rows + k) & 1u) == 0) continue;
-          auto* copy = reinterpret_cast<uint4*>(place[k] + of_slot + row * row_units * 16);
-          *copy = uint4{high[0], high[1], high[2], high[3]};
-          if constexpr (input_parts == 2) copy[plane_units] = uint4{low[0], low[1], low[2], low[3]};
+          for (int k = 0; k < core_rows; ++k) {
+            const bool has_all = row >= (core_rows - 1) * delta1 && row < starts;
+            if (!has_all && (copies >> (row * core_rows + k) & 1u) == 0) continue;
+            auto* copy = reinterpret_cast<uint4*>(place[k] + of_slot + row * row_units * 16);
+            *copy = uint4{high[0], high[1], high[2], high[3]};
+            if constexpr (input_parts == 2) copy[plane_units] = uint4{low[0], low[1], low[2], low[3]};
+          }
         }
       }
       barrier::release_to_copies();
@@ -926,9 +945,10 @@ struct Rotating {
       for (int index = first_of_warp; index < unit_planes; index += rows_in_flight * planes_apart) {
 #pragma unroll
         for (int i = 0; i < rows_in_flight; ++i) {
-          store_row(x[i], index + i * planes_apart);
+          store_row(x[i], index + i * planes_apart, i);
           load_ahead(x[i]);
         }
+        kept_parity ^= 1;
       }
       before += unit_planes;
       if constexpr (guards) {
@@ -1014,6 +1034,12 @@ struct Rotating {
     return lane_of(e) % row_groups * lane_rows;
   }
 
+  // Whether every thread's lane `e` has a row, whatever the strip.
+  static constexpr __device__ bool has_row_always(int e) {
+    return row_groups == 1 ? lane_rows <= C::output_size(1)
+                           : (row_groups - 2 + e) * lane_rows + lane_rows <= C::output_size(1);
+  }
+
   // Where core `core` of output position 0 lies, in units.
   static constexpr __device__ int core_offset(int core) {
     return (core / (groups1 * groups2) * starts + core / groups2 % groups1 * core_rows * delta1) * row_units +
@@ -1024,13 +1050,22 @@ struct Rotating {
 
   static constexpr int products = weight_parts + input_parts - 1;  // of two cores
 
-  // The lower halves of what describes A and B of a plane's first product.
-  struct Operands {
+  static constexpr uint32 upper_a = 8;
+  static constexpr uint32 upper_b = pitch * step2;
+
+  // The lower halves of what describes A and B.
+  struct Places {
     uint32 a, b;
+  };
+  // Those of a plane's first product; where slots are known `at` lies so far behind the strips' `base`.
+  struct Operands {
+    Places at;
+    uint32 one;
+    uint64 base_a, base_b;
   };
 
   // How far the operands of a plane's product `i` lie behind those of its first.
-  static constexpr __device__ Operands behind(int i) {
+  static constexpr __device__ Places behind(int i) {
     const int core = 2 * (i / products);
     const int part = i % products;  // of the weights, then of the input
     const int distance = core + 1 < cores ? core_offset(core + 1) - core_offset(core) : 0;
@@ -1043,8 +1078,26 @@ struct Rotating {
   // other registers each time, and serialise products.
   __device__ __forceinline__ void multiply(Sums& sums, const Operands& begin, int i) const {
     const bool accumulates = promotes ? gridDim.y > 1 : !begins_always;
-    Product::template multiply<8, pitch * step2>(sums, begin.a + behind(i).a, begin.b + behind(i).b,
-                                                 i > 0 || accumulates);
+    const uint32 a = begin.at.a + behind(i).a;
+    const uint32 b = begin.at.b + behind(i).b;
+    if constexpr (knows_slots) {
+      Product::multiply(sums, moved(begin.base_a, begin.one, a), moved(begin.base_b, begin.one, b),
+                        i > 0 || accumulates);
+    } else {
+      Product::multiply(sums, warpgroup::wide(a, upper_a), warpgroup::wide(b, upper_b), i > 0 || accumulates);
+    }
+  }
+
+  // base + distance, one instruction for both halves, where `one` is 1 and the compiler does not know it (it
+  // makes four of two halves). A power of two it would shift, so there are three more: see `base_of`.
+  static constexpr uint32 more = 3;
+  static __device__ __forceinline__ uint64 moved(uint64 base, uint32 one, uint32 distance) {
+    uint64 result;
+    asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(result) : "r"(one), "r"(distance + more), "l"(base));
+    return result;
+  }
+  static __device__ __forceinline__ uint64 base_of(uint32 lower, uint32 upper) {
+    return warpgroup::wide(lower, upper) - more;
   }
 
   // All products of a strip's plane, as a group that is under way.
@@ -1080,7 +1133,13 @@ struct Rotating {
     static constexpr int most = 16;  // planes
     float sum[2][state_rows] = {};
     float squares[2][state_rows] = {};
-    int left = 1;  // planes until moments are brought up to date: first after one
+
+    // Behind which rounds moments are brought up to date: the first that ends an output, and every so many.
+    static __device__ __forceinline__ bool is_over(int first_of_round) {
+      constexpr int first = (taps0 - 1) / round_planes * round_planes;
+      constexpr int apart = most / round_planes * round_planes;
+      return first_of_round >= first && (first_of_round - first) % apart == 0;
+    }
   };
 
   // A thread's sums of a plane: rows (r) from `First` on, one for each of its channels, in two lanes (e),
@@ -1088,7 +1147,7 @@ struct Rotating {
   template <int First, int Count, class State>
   __device__ __forceinline__ void take(const ApplyPass& pass, State (&state)[2], const Sums& sums, int d,
                                        int row, int column, const float (&unscale)[state_rows],
-                                       const float (&bias)[state_rows], Recent& recent) const {
+                                       const float (&bias)[state_rows], Recent& recent, bool) const {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int q1 = row + first_row_of_lane(e);
@@ -1112,10 +1171,11 @@ struct Rotating {
   template <int First, int Count, class State>
   __device__ __forceinline__ void take(const MomentsPass& pass, State (&state)[2], const Sums& sums, int d,
                                        int row, int column, const float (&unscale)[state_rows],
-                                       const float (&bias)[state_rows], Recent& recent) const {
+                                       const float (&bias)[state_rows], Recent& recent,
+                                       bool may_be_first) const {
     using Before = typename Tail::Before;
     float sum[2][state_rows], squares[2][state_rows];
-    const auto value = [&](int e, int r, int k) {
+    const auto value_of = [&](float product, int e, int r, int k) {
       // A lane without a row takes values of the last one, and keeps nothing of them.
       const int q1 = row + first_row_of_lane(e);
       typename Before::template Tensors<1> tensors;
@@ -1123,16 +1183,27 @@ struct Rotating {
                           pass.n, state[e].slot[r],
                           offset_of(d, q1 < C::output_size(1) ? q1 : static_cast<int>(C::output_size(1)) - 1,
                                     column + k)));
-      return Before::value(output_of(sums[4 * k + 2 * (First + r) + e], unscale[r], bias[r]),
-                           state[e].before[r].value[0], tensors, 0);
+      return Before::value(output_of(product, unscale[r], bias[r]), state[e].before[r].value[0], tensors, 0);
+    };
+    const auto value = [&](int e, int r, int k) {
+      return value_of(sums[4 * k + 2 * (First + r) + e], e, r, k);
     };
     bool is_one[2];
 #pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      is_one[e] = row + first_row_of_lane(e) < C::output_size(1);
+    for (int e = 0; e < 2; ++e)
+      is_one[e] = has_row_always(e) || row + first_row_of_lane(e) < C::output_size(1);
+    if (may_be_first) {
 #pragma unroll
-      for (int r = 0; r < state_rows; ++r)
-        state[e].mean[r] = select(is_one[e] && state[e].count == 0.0f, value(e, r, 0), state[e].mean[r]);
+      for (int e = 0; e < 2; ++e) {
+#pragma unroll
+        for (int r = 0; r < state_rows; ++r) {
+          // Not to be kept for what follows, where it and the distance are one instruction.
+          float product = sums[2 * (First + r) + e];
+          asm volatile("" : "+f"(product));
+          const float first = value_of(product, e, r, 0);
+          state[e].mean[r] = select(is_one[e] && state[e].count == 0.0f, first, state[e].mean[r]);
+        }
+      }
     }
     // Step by step of some columns: of as many values as hide each other's latency.
     constexpr int at_once = 4 / state_rows;
@@ -1164,12 +1235,11 @@ struct Rotating {
     for (int e = 0; e < 2; ++e) {
 #pragma unroll
       for (int r = 0; r < state_rows; ++r) {
-        recent.sum[e][r] = select(is_one[e], recent.sum[e][r] + sum[e][r], recent.sum[e][r]);
-        recent.squares[e][r] = select(is_one[e], recent.squares[e][r] + squares[e][r], recent.squares[e][r]);
+        add_where(is_one[e], recent.sum[e][r], sum[e][r], e);
+        add_where(is_one[e], recent.squares[e][r], squares[e][r], e);
       }
-      state[e].count = select(is_one[e], state[e].count + Count, state[e].count);
+      add_where(is_one[e], state[e].count, Count, e);
     }
-    if (--recent.left == 0) bring_up_to_date(state, recent);
   }
 
   template <class State>
@@ -1186,7 +1256,6 @@ struct Rotating {
       }
     }
     recent = {};
-    recent.left = Recent::most;
   }
 
   // Never a branch: sums of the four would follow each other instead of hiding each other's latency.
@@ -1196,6 +1265,10 @@ struct Rotating {
         : "=f"(result)
         : "f"(a), "f"(b), "r"(static_cast<int>(so)));
     return result;
+  }
+
+  static __device__ __forceinline__ void add_where(bool so, float& sum, float value, int e) {
+    sum = has_row_always(e) ? sum + value : select(so, sum + value, sum);
   }
 
   // Rounding may leave a sum of squares below zero.
@@ -1210,6 +1283,8 @@ struct Rotating {
   // Sums that begin anew with every plane are not carried through several: products would be serialised, for
   // the compiler takes other registers each time.
   static constexpr int round_planes = promotes ? 1 : taps0;
+  // Whether a round begins at the ring's first slot: what a plane's products read is then known.
+  static constexpr bool knows_slots = round_planes == planes && window_planes % planes == 0;
 
   // All tiles of a unit, `channel_tile` of its channels.
   template <class Pass, class State>
@@ -1227,12 +1302,14 @@ struct Rotating {
 #pragma unroll
     for (int own = 0; own < 2; ++own) {
       const int strip = group * 2 + own;
-      const int set = weight_sets == strips ? strip : group % weight_sets;
+      const int set = weight_sets == 1 ? 0 : weight_sets == strips ? strip : group % weight_sets;
       weights[own] =
           warpgroup::descriptor(barrier::shared_address(shared.weight[channel_tile][set]), weight_units);
       const int offset = (strip / across * step1 * row_units + strip % across * columns * step2 * pitch) * 16;
       windows[own] = warpgroup::descriptor(barrier::shared_address(shared.x[0][0]) + offset, 0);
     }
+    const uint64 base_a = base_of(weight_sets == 1 ? weights[0] : uniform(weights[0]), upper_a);
+    const uint64 base_b = base_of(uniform(windows[0]), upper_b);
     // The grid has one dimension: a zero that the compiler does not know, for it would move a constant twice.
     const float zero = __uint_as_float(gridDim.y - 1);
     const float begin[2] = {begins_with_bias ? bias[0] : zero,
@@ -1244,13 +1321,26 @@ struct Rotating {
     const auto turn_of = [&](int own, int plane) {
       return ((round_planes == 1 ? first_of_round : 0) + plane + own * (taps0 / 2)) % taps0;
     };
-    const auto operands_of = [&](int own, int plane) {
+    const auto operands_of = [&](int own, int plane) -> Operands {
       const uint32 turn = turn_of(own, plane);
-      const uint32 a =
-          weights[own] + (paired ? turn * static_cast<uint32>(sizeof(shared.weight[0][0][0]) / 16)
-                                 : (taps0 - 1 - turn) * channel_blocks * 16);
-      const uint32 b = windows[own] + (ring.count + plane) % planes * (input_parts * plane_units);
-      return Operands{uniform(a), uniform(b)};
+      const uint32 turned = paired ? turn * static_cast<uint32>(sizeof(shared.weight[0][0][0]) / 16)
+                                   : (taps0 - 1 - turn) * channel_blocks * 16;
+      constexpr uint32 of_slot = input_parts * plane_units;
+      if constexpr (knows_slots) {
+        // From the first strip's to the second's.
+        constexpr uint32 of_set = weight_sets == strips ? sizeof(shared.weight[0][0]) / 16 : 0;
+        constexpr uint32 apart = across == 1 ? step1 * row_units : columns * step2 * pitch;
+        // Ones that are not the same: what is common to both strips would be computed apart.
+        return {{own * of_set + turned, own * apart + plane * of_slot},
+                own == 0 ? gridDim.y : gridDim.z,
+                base_a,
+                base_b};
+      }
+      return {
+          {uniform(weights[own] + turned), uniform(windows[own] + (ring.count + plane) % planes * of_slot)},
+          1,
+          0,
+          0};
     };
     // The outputs that a plane ends, and the next ones begun in their place. A warp has its first eight rows,
     // its second or, not paired, both in the slot that ends.
@@ -1263,11 +1353,14 @@ struct Rotating {
       const bool is_output =
           (plane >= taps0 - 1 || q >= taps0 - 1) && (parts == 1 || d < C::output_size(0)) && row < lane_rows;
       const int ending = (turn_of(own, plane) + 1) % taps0;
+      // A warp, and a lane that has rows at all, has its first output in the first tile and in one of the
+      // first two rounds.
+      const bool may_be_first = tile == first_tile() && first_of_round < 2 * taps0;
       const auto finish_rows = [&]<int r>() {
         if (paired && round_planes > 1 && ending % 2 != r) return;  // known here
         const bool is_own = plane_slot(warp, r) == ending;
         if (is_own && has_channels && is_output)
-          take_columns<r>(pass, state, sums, d, row, column, unscale, bias, recent);
+          take_columns<r>(pass, state, sums, d, row, column, unscale, bias, recent, may_be_first);
         if constexpr (!begins_always)
           Product::template begin_where<!paired || r == 0, !paired || r == 1>(sums, is_own, begin[0],
                                                                               begin[1]);
@@ -1277,11 +1370,12 @@ struct Rotating {
     };
     const auto wait_for = [&](int plane) {
       const Ring at{ring.count + plane};
-      barrier::wait(&shared.full[at.slot()], at.parity());
+      barrier::wait(&shared.full[knows_slots ? plane : at.slot()], knows_slots ? ring.parity() : at.parity());
     };
     const auto leave = [&](int plane) {
       __syncwarp();
-      if (threadIdx.x % 32 == 0) barrier::arrive(&shared.empty[(ring.count + plane) % planes]);
+      if (threadIdx.x % 32 == 0)
+        barrier::arrive(&shared.empty[knows_slots ? plane : (ring.count + plane) % planes]);
     };
     // A plane's part of sums, where the tensor cores are not to add up more.
     const auto add = [&](Sums& sums, Sums& part) {
@@ -1345,8 +1439,13 @@ struct Rotating {
         }
       }
 #pragma unroll 1
-      for (first_of_round = 0; first_of_round + round_planes <= window_planes; first_of_round += round_planes)
+      for (first_of_round = 0; first_of_round + round_planes <= window_planes;
+           first_of_round += round_planes) {
         multiply_round.template operator()<round_planes>();
+        if constexpr (is_same<Pass, MomentsPass>) {
+          if (Recent::is_over(first_of_round)) bring_up_to_date(state, recent);
+        }
+      }
       if constexpr (window_planes % round_planes != 0)
         multiply_round.template operator()<window_planes % round_planes>();
     }
@@ -1357,12 +1456,14 @@ struct Rotating {
   template <int First, class Pass, class State>
   __device__ __forceinline__ void take_columns(const Pass& pass, State (&state)[2], const Sums& sums, int d,
                                                int row, int column, const float (&unscale)[state_rows],
-                                               const float (&bias)[state_rows], Recent& recent) const {
+                                               const float (&bias)[state_rows], Recent& recent,
+                                               bool may_be_first) const {
     constexpr int left = static_cast<int>(C::output_size(2)) % columns;
     if (column + columns <= C::output_size(2)) {
-      take<First, columns>(pass, state, sums, d, row, column, unscale, bias, recent);
+      take<First, columns>(pass, state, sums, d, row, column, unscale, bias, recent, may_be_first);
     } else if (left > 0 && column < C::output_size(2)) {
-      take<First, left == 0 ? columns : left>(pass, state, sums, d, row, column, unscale, bias, recent);
+      take<First, left == 0 ? columns : left>(pass, state, sums, d, row, column, unscale, bias, recent,
+                                              may_be_first);
     }
   }
 
@@ -1428,9 +1529,9 @@ struct Rotating {
     constexpr int holders = paired ? (taps0 == 2 ? 1 : 2) : taps0;
     constexpr int apart = paired ? 2 : channel_blocks;
     const int first = paired ? eight : eight / 2;
-#pragma unroll 1
+#pragma unroll
     for (int group = 0; group < warpgroups; ++group) {
-#pragma unroll 1
+#pragma unroll
       for (int t = 0; t < holders; ++t) take(shared.scratch[group * 4 + t * apart + first][slot]);
     }
   }
@@ -1469,8 +1570,56 @@ struct Rotating {
     for (int i = 0; i < parts; ++i) take(part[i]);
   }
 
+  // By one warpgroup, or by one warp of it, when all have left their moments. Channels of a slab are
+  // neighbouring lanes, where they are a power of two: nothing is waited for between them.
+  static constexpr bool by_lanes =
+      (Tail::group_channels & (Tail::group_channels - 1)) == 0 && Tail::group_channels <= 32;
+  template <int finishers>
+  __device__ __forceinline__ void finish_by_lanes(int64 n, int thread) const {
+    constexpr int group = static_cast<int>(Tail::group_channels);
+    constexpr auto spatial = static_cast<float>(Tail::spatial);
+#pragma unroll 1
+    for (int first = 0; first < Numbers::slots; first += finishers) {
+      const int slot = first + thread;
+      const bool is_one = slot < Numbers::slots && n + slot / Tail::channels < p.batch;
+      const int channel = slot % static_cast<int>(Tail::channels);
+      float gamma = 0.0f, beta = 0.0f;  // on their way
+      if constexpr (Tail::mean_follows_norm) {
+        if (is_one) {
+          gamma = Tail::weight(p, channel);
+          beta = Tail::bias(p, channel);
+        }
+      }
+      Moments all;
+      for_each_part(slot < Numbers::slots ? slot : 0, [&](const float* part) {
+        if (part[0] > 0.0f) all.merge(part[0], part[1], part[2]);
+      });
+      const float mean = lanes_sum<group>(all.mean) * (1.0f / group);
+      const float distance = all.mean - mean;
+      const float m2 = lanes_sum<group>(fmaf(distance * distance, spatial, all.m2));
+      const float rstd = 1.0f / sqrtf(m2 / (spatial * group) + Tail::eps);
+      if (!is_one) continue;
+      const int64 index = (n * Tail::channels + slot) / group;
+      if (channel % group == 0) {
+        p.statistics[2 * index] = mean;
+        p.statistics[2 * index + 1] = rstd;
+      }
+      if constexpr (Tail::mean_follows_norm)
+        store_one<typename Tail::Output>(p.output, n * Tail::channels + slot,
+                                         fmaf(distance * rstd, gamma, beta));
+    }
+  }
+
   // By one warpgroup, when all have left their moments.
   __device__ __forceinline__ void finish_moments(int64 n) const {
+    if constexpr (by_lanes) {
+      if constexpr (parts > 1) {
+        finish_by_lanes<128>(n, threadIdx.x % 128);
+      } else if (threadIdx.x % 128 < 32) {
+        finish_by_lanes<32>(n, threadIdx.x % 32);
+      }
+      return;
+    }
     const int thread = threadIdx.x % 128;
     for (int slot = thread; slot < Numbers::slots; slot += 128) {
       Moments all;

@@ -57,7 +57,12 @@ class ChainWriter {
 
   std::string text() {
     out_ << "struct " << name_ << " {\n"
-         << "  static constexpr int channel_operands = " << channels_.size() << ";\n";
+         << "  static constexpr int channel_operands = " << channels_.size() << ";\n"
+         << "  using Only = "  // its stage where it is one without an operand
+         << (stages_.size() == 1 && stages_[0].parameter < 0
+                 ? "pointwise::" + std::string(onepass::name(stages_[0].pointwise.op)) + "_stage"
+                 : "void")
+         << ";\n";
     write_load_channel();
     write_tensors();
     write_value();

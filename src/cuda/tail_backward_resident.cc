@@ -268,13 +268,13 @@ double seconds(const BackwardProblem& problem, const PlanOptions&) {
       std::max(1, gpu.multiprocessors * threads_of_multiprocessor / numbers.threads / numbers.blocks -
                       (numbers.blocks > 8 ? 1 : 0));
   const double rounds = std::ceil(static_cast<double>(shape.slabs().value()) / clusters);
-  // What a slab takes a cluster whatever it moves: sums, then each element of a thread. H200: s60, s19 and
-  // s27 in bf16 8.2, 7.8 and 8.1 us.
+  // What a slab takes a cluster whatever it moves: sums, then each element of a thread. H200: s60, s19, s61
+  // and s27 in bf16 7.0, 7.3, 8.7 and 7.4 us.
   const double element =
-      numbers.staged ? (shape.parts.mean ? 5.5e-8 : 7.5e-8) : (shape.parts.mean ? 7.5e-8 : 1.1e-7);
+      numbers.staged ? (shape.parts.mean ? 5e-8 : 6.3e-8) : (shape.parts.mean ? 7.5e-8 : 1.1e-7);
   const double latency = rounds * (3e-6 + element * numbers.vectors * shape.width);
   // H200: 1.24, 1.30, 1.30 and 1.45 times the floor for s60, s19, s61 and s27 in f32, in
-  // bf16 1.64, 1.42, 1.47 and 1.45. Where less than half has two places, the rest is waited for: 1.86 for s61
+  // bf16 1.40, 1.40, 1.38 and 1.39. Where less than half has two places, the rest is waited for: 1.86 for s61
   // without those in registers.
   const bool waits = numbers.staged && 2 * (numbers.doubled + numbers.kept) < numbers.vectors;
   const double memory = waits ? 1.86 : numbers.blocks > 1 ? 1.3 : 1.45;

@@ -71,10 +71,15 @@ double rounding_scale(Op op, double x, double v) {
   }
 }
 
+// What the error of a sigmoid is multiplied by.
+double sigmoid_scale(Op op, double x) {
+  return op == Op::sigmoid ? 1 : op == Op::swish ? std::min(std::abs(x), 20.0) : 0;
+}
+
 class BoundedForward {
  public:
   BoundedForward(const Problem& problem, const std::vector<double>& input,
-                 const std::vector<std::vector<double>>& parameters)
+                 const std::vector<std::vector<double>>& parameters, double sigmoid_error)
       : arithmetic_(problem.output.dtype),
         truncates_(problem.precision == Precision::tf32),
         splits_(problem.device.kind == Device::Kind::cuda && problem.input.dtype == DType::f32 &&
@@ -83,6 +88,7 @@ class BoundedForward {
                       problem.input.dtype == DType::bf16 && problem.output.dtype == DType::bf16 &&
                       !std::holds_alternative<Norm>(problem.block.stages().front()) &&
                       !std::holds_alternative<Mean>(problem.block.stages().back())),
+        sigmoid_error_(sigmoid_error),
         input_(input),
         parameters_(parameters),
         input_sizes_(problem.input.sizes),
@@ -137,7 +143,8 @@ class BoundedForward {
       const double inherited =
           bounds_[i] > 0 && bounds_[i] < infinity ? change(pointwise, x, p, bounds_[i]) : bounds_[i];
       set_bound(i, inherited,
-                stage_factor * arithmetic_.roundoff * rounding_scale(pointwise.op, x, values_[i]));
+                stage_factor * arithmetic_.roundoff * rounding_scale(pointwise.op, x, values_[i]) +
+                    sigmoid_error_ * sigmoid_scale(pointwise.op, x));
     }
   }
 
@@ -228,6 +235,7 @@ class BoundedForward {
   bool truncates_;
   bool splits_;        // operands of f32 in two
   bool waits_as_f16_;  // what the norm gets
+  double sigmoid_error_;
   const std::vector<double>& input_;
   const std::vector<std::vector<double>>& parameters_;
   size_t used_parameters_ = 0;
@@ -242,7 +250,18 @@ class BoundedForward {
 
 Expected expected_output(const Problem& problem, const std::vector<double>& input,
                          const std::vector<std::vector<double>>& parameters) {
-  return BoundedForward(problem, input, parameters).result();
+  return expected_output(problem, input, parameters, sigmoid_error_of(problem));
+}
+
+Expected expected_output(const Problem& problem, const std::vector<double>& input,
+                         const std::vector<std::vector<double>>& parameters, double sigmoid_error) {
+  return BoundedForward(problem, input, parameters, sigmoid_error).result();
+}
+
+double sigmoid_error_of(const Problem& problem) {
+  const bool approximates = problem.device.kind == Device::Kind::cuda && problem.block.conv() == nullptr &&
+                            byte_size(problem.output.dtype) == 2;
+  return approximates ? 0x1p-17 : 0;
 }
 
 bool is_acceptable(DType dtype, double actual, double value, double bound) {

@@ -65,6 +65,11 @@ double derivative_scale(Op op, double x, double derivative) {
   }
 }
 
+// Whether the derivative is computed from a sigmoid.
+bool has_sigmoid(Op op) {
+  return op == Op::sigmoid || op == Op::softplus || op == Op::swish || op == Op::gelu_tanh;
+}
+
 class BoundedBackward {
  public:
   BoundedBackward(const BackwardProblem& problem, const std::vector<double>& input,
@@ -72,6 +77,7 @@ class BoundedBackward {
                   const std::vector<double>& output_gradient)
       : problem_(problem.forward),
         multiplies_tf32_(has_tf32_products(problem.forward)),
+        sigmoid_error_(sigmoid_error_of(problem.forward)),
         sizes_(problem.forward.block.conv_output_shape(problem.forward.input.sizes)),
         input_(input),
         parameters_(parameters),
@@ -99,7 +105,7 @@ class BoundedBackward {
         std::vector(parameters_.begin(), parameters_.begin() + static_cast<ptrdiff_t>(next_parameter_));
     Problem own(before, problem_.input.sizes);
     if (multiplies_tf32_) own.precision = Precision::tf32;
-    return expected_output(own, input_, parameters);
+    return expected_output(own, input_, parameters, sigmoid_error_);
   }
 
   size_t channel_of(size_t element) const {
@@ -212,19 +218,19 @@ class BoundedBackward {
     if (has_argument) keep(next_parameter_, sums);
   }
 
-  static double step_bound(const Pointwise& pointwise, double x, double e, double p, double g, double b,
-                           double result) {
+  double step_bound(const Pointwise& pointwise, double x, double e, double p, double g, double b,
+                    double result) const {
     if (!(e < infinity) || !(b < infinity)) return infinity;
     const auto derivative = [&](double at) { return reference::pointwise_gradient(pointwise, at, p, 1).x; };
     const double d = derivative(x);
-    const double scale = derivative_scale(pointwise.op, x, d);
-    // An infinite gradient times what f32 cannot tell from 0.
-    if (std::isinf(g) && d != 0 && std::abs(d) <= stage_factor * roundoff * scale) return infinity;
+    const double relative = stage_factor * roundoff + (has_sigmoid(pointwise.op) ? sigmoid_error_ : 0);
+    const double own = relative * derivative_scale(pointwise.op, x, d);
+    // An infinite gradient times what cannot be told from 0.
+    if (std::isinf(g) && d != 0 && std::abs(d) <= own) return infinity;
     if (!std::isfinite(result) || !std::isfinite(d) || !std::isfinite(g)) return 0;
     const double change =
         e > 0 ? std::max(std::abs(derivative(x + e) - d), std::abs(derivative(x - e) - d)) : 0;
-    return std::abs(d) * b + std::abs(g) * (change + stage_factor * roundoff * scale) + b * change +
-           underflow;
+    return std::abs(d) * b + std::abs(g) * (change + own) + b * change + underflow;
   }
 
   static double argument_bound(const Pointwise& pointwise, double x, double e, double p, double g, double b) {
@@ -344,6 +350,7 @@ class BoundedBackward {
 
   const Problem& problem_;
   bool multiplies_tf32_;
+  double sigmoid_error_;
   Sizes sizes_;  // after the convolution
   const std::vector<double>& input_;
   const std::vector<std::vector<double>>& parameters_;

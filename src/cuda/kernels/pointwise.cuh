@@ -2,7 +2,8 @@
 //
 // Errors, absolute, of values up to a few units: sigmoid 2e-7, normal_cdf 2e-7; the others are CUDA's own,
 // within 2 ulp. sigmoid is 4 instructions and normal_cdf 15, where CUDA's expf and division, or erff, take 20
-// to 30. Where results are rounded to 16 bits (ONEPASS_16_BITS), normal_cdf is 11 instructions and 4e-7.
+// to 30. Where results are rounded to 16 bits (ONEPASS_16_BITS), normal_cdf is 11 instructions and 4e-7,
+// sigmoid 3, of which one is a special function, and 4e-6 (H200; 2^-12 is what PTX promises).
 #pragma once
 
 #include "types.cuh"
@@ -26,8 +27,18 @@ __device__ __forceinline__ float expm1(float x) { return ::expm1f(x); }
 __device__ __forceinline__ float log1p(float x) { return ::log1pf(x); }
 __device__ __forceinline__ float tanh(float x) { return ::tanhf(x); }
 
+__device__ __forceinline__ float tanh_fast(float x) {
+  float y;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 __device__ __forceinline__ float sigmoid(float x) {
+#ifdef ONEPASS_16_BITS
+  return fmaf(0.5f, tanh_fast(0.5f * x), 0.5f);
+#else
   return reciprocal_fast(1.0f + exp2_fast(x * -1.4426950408889634f));
+#endif
 }
 
 // NaN in the first operand comes out.
@@ -93,5 +104,21 @@ __device__ __forceinline__ float ramp(float x) { return __saturatef(fmaf(x, 1.0f
 #include "pointwise.def"
 #undef ONEPASS_POINTWISE
 #undef K
+
+// A gradient in fewer instructions where the stage's input x is itself an affine function: given
+// t = scale x + shift.
+template <class Stage>
+struct Folded {
+  static constexpr bool exists = false;
+};
+template <>
+struct Folded<hardswish_stage> {
+  static constexpr bool exists = true;
+  static constexpr float scale = 1.0f / 3.0f;
+  static constexpr float shift = 0.5f;
+  static __device__ __forceinline__ float gradient(float t, float g) {
+    return where_at_most(t, -0.5f, 0.0f, where_at_most(1.5f, t, g, g * t));
+  }
+};
 
 }  // namespace onepass::pointwise

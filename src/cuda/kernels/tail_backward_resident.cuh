@@ -24,6 +24,7 @@ struct TailBackwardResident {
   using Parameters = TailBackwardParameters<Tail::parameters>;
   using Before = typename Tail::Before;
   using After = typename Tail::After;
+  using Folded = pointwise::Folded<typename After::Only>;
   using Input = typename Tail::Input;
   using OutputGradient = typename Tail::OutputGradient;
 
@@ -141,13 +142,19 @@ struct TailBackwardResident {
   }
   __device__ __forceinline__ bool idle() const { return place() >= rows * pieces; }
   __device__ __forceinline__ int own_row() const { return idle() ? 0 : place() / pieces; }
-  __device__ __forceinline__ int piece() const { return place() % pieces; }
-  // Staged, the vectors of a row are spread over its pieces as evenly as can be.
-  __device__ __forceinline__ int first_vector() const {
-    return staged ? piece() * row_vectors / pieces : piece() * vectors;
+  // Staged, the vectors of a row are spread over its pieces as evenly as can be; the last piece, which has
+  // the row's edges too, has no more than others. A scheduler has every fourth warp of a block: where pieces
+  // of more and of fewer vectors take turns, neighbours change places in every other four warps.
+  __device__ __forceinline__ int piece() const {
+    const int own = place() % pieces;
+    return staged && pieces % 2 == 0 ? own ^ (place() / 4 & 1) : own;
   }
+  static __device__ __forceinline__ int first_vector_of(int piece) {
+    return staged ? (piece * row_vectors + pieces - 1) / pieces : piece * vectors;
+  }
+  __device__ __forceinline__ int first_vector() const { return first_vector_of(piece()); }
   __device__ __forceinline__ int own_vectors() const {
-    return staged ? (piece() + 1) * row_vectors / pieces - first_vector() : vectors;
+    return staged ? first_vector_of(piece() + 1) - first_vector() : vectors;
   }
 
   __device__ __forceinline__ int64 first_element(const Slab& slab) const {
@@ -179,6 +186,27 @@ struct TailBackwardResident {
     return part;
   }
 
+  // The same, staged, without the edge. Pieces that do not end their row have all of their vectors.
+  __device__ __forceinline__ bool ends_row() const { return !idle() && piece() == pieces - 1; }
+  __device__ __forceinline__ Part staged_part_of(const Slab& slab) const {
+    Part part;
+    const int64 begin = first_element(slab);
+    const int head = head_of(begin + p.phase);
+    const int first = first_vector() * 32 + lane();
+    part.index = begin + head + static_cast<int64>(first) * width;
+    part.left = idle() ? 0 : ends_row() ? (spatial - head) / width - first : (vectors + 1) * 32;
+    part.edge = -1;
+    return part;
+  }
+  // The lane's element outside of vectors, of a piece that ends its row; -1 where it has none.
+  __device__ __forceinline__ int64 edge_of(const Slab& slab) const {
+    const int64 begin = first_element(slab);
+    const int head = head_of(begin + p.phase);
+    const int count = (spatial - head) / width;
+    const int edges = spatial - count * width;
+    return lane() < edges ? begin + (lane() < head ? lane() : lane() + count * width) : -1;
+  }
+
   __device__ __forceinline__ Row row_values(const Slab& slab) const {
     Row row;
     const int64 n = slab.n;
@@ -200,7 +228,7 @@ struct TailBackwardResident {
 
   // Sends for `most` vectors of x from the warp's vector `first` on, and for dy where it is staged; by one
   // lane.
-  template <bool plain>
+  template <bool plain, bool aligned = plain>
   __device__ __forceinline__ void ask(const Part& part, int first, int most, int place,
                                       uint64* arrived) const {
 #if __CUDA_ARCH__ >= 900
@@ -208,7 +236,7 @@ struct TailBackwardResident {
     const int left = part.left - first * 32;
     const int own = plain || left > most * 32 ? most * 32 : left < 0 ? 0 : left;
     const auto bytes = static_cast<uint32>(own * vector_bytes);
-    const bool copies_gradient = stages && (plain || p.is_aligned(aligned_output_gradient));
+    const bool copies_gradient = stages && (aligned || p.is_aligned(aligned_output_gradient));
     const auto more = static_cast<uint32>(copies_gradient ? own * gradient_bytes : 0);
     barrier::expect(arrived, bytes + more);  // nothing to come is waited for all the same
     if (own > 0) {
@@ -262,7 +290,8 @@ struct TailBackwardResident {
 #endif
     __syncwarp();
     const int most = end_of(piece, mine) - first_of(piece);
-    ask<false>(part, first_of(piece), most > 0 ? most : 0, place_of(piece), &shared.arrived[warp()][piece]);
+    ask<false, aligned>(part, first_of(piece), most > 0 ? most : 0, place_of(piece),
+                        &shared.arrived[warp()][piece]);
   }
   __device__ __forceinline__ const unsigned char* stage_at(int piece, int i) const {
     return shared.stage[warp()] + ((place_of(piece) + i - first_of(piece)) * 32 + lane()) * vector_bytes;
@@ -294,6 +323,10 @@ struct TailBackwardResident {
   static __device__ __forceinline__ float normed_gradient(const Row& row, float d, const Tensors& tensors,
                                                           int k, float dy, float* channel_gradients,
                                                           Gradients& gradients) {
+    if constexpr (Folded::exists) {
+      const float scale = row.rstd * row.gamma * Folded::scale;
+      return Folded::gradient(fmaf(d, scale, fmaf(row.beta, Folded::scale, Folded::shift)), dy);
+    }
     const float z = fmaf(d, row.rstd * row.gamma, row.beta);
     return After::gradient(z, row.after, tensors, k, dy, channel_gradients, gradients);
   }
@@ -412,7 +445,9 @@ struct TailBackwardResident {
   __device__ __forceinline__ void for_each_of_piece(const Part& part, int piece, int mine, F&& f) const {
     constexpr int uncertain = 2;
     constexpr int least = vectors - uncertain > doubled ? vectors - uncertain : doubled;
-    constexpr int certain = least < doubled + single ? least : doubled + single;
+    constexpr int certain = single <= at_once || least > doubled + single
+                                ? doubled + single
+                                : least;           // those of one body at once
     const int to_end = (part.left + lane()) / 32;  // vectors that all lanes have
     const int full = to_end < mine ? to_end : mine;
     const bool is_single = piece == single_piece;
@@ -536,18 +571,18 @@ struct TailBackwardResident {
     float x = 0.0f, given = 0.0f;  // dy, then dz where it is held
   };
 
-  __device__ __forceinline__ void load_edge(const Part& part, Edge& edge) const {
-    if (part.edge < 0) return;
-    edge.arrived.load(p.input, part.edge, false);
-    if constexpr (!Tail::has_mean) edge.arrived_gradient.load(p.output_gradient, part.edge, false);
+  __device__ __forceinline__ void load_edge(int64 at, Edge& edge) const {
+    if (at < 0) return;
+    edge.arrived.load(p.input, at, false);
+    if constexpr (!Tail::has_mean) edge.arrived_gradient.load(p.output_gradient, at, false);
   }
 
-  __device__ __forceinline__ void first_edge(const Part& part, const Row& row, Edge& edge, Sums& sums) const {
-    if (part.edge < 0) return;
+  __device__ __forceinline__ void first_edge(int64 at, const Row& row, Edge& edge, Sums& sums) const {
+    if (at < 0) return;
     typename Before::template Tensors<1> before;
-    before.load(p, part.edge);
+    before.load(p, at);
     typename After::template Tensors<1> after;
-    after.load(p, part.edge);
+    after.load(p, at);
     typename After::template TensorGradients<1> gradients;
     float channel_gradients[After::channel_operands > 0 ? After::channel_operands : 1];
     edge.x = edge.arrived.at(0);
@@ -559,21 +594,21 @@ struct TailBackwardResident {
       const float dz = normed_gradient(row, d, after, 0, edge.given, channel_gradients, gradients);
       add(sums, dz, d, channel_gradients);
       if constexpr (holds) edge.given = dz;
-      gradients.store(p, part.edge);
+      gradients.store(p, at);
     }
   }
 
-  __device__ __forceinline__ void second_edge(const Part& part, const Row& row, const Affine& affine,
+  __device__ __forceinline__ void second_edge(int64 at, const Row& row, const Affine& affine,
                                               const Edge& edge, float* before_totals) const {
-    if (part.edge < 0) return;
+    if (at < 0) return;
     typename Before::template Tensors<1> before;
-    before.load(p, part.edge);
+    before.load(p, at);
     typename After::template Tensors<1> after;
-    if constexpr (!holds) after.load(p, part.edge);
+    if constexpr (!holds) after.load(p, at);
     typename Before::template TensorGradients<1> gradients;
     const float dx = element<1>(row, affine, edge.x, edge.given, before, after, 0, gradients, before_totals);
-    store_one<typename Tail::InputGradient>(p.input_gradient, part.edge, dx);
-    gradients.store(p, part.edge);
+    store_one<typename Tail::InputGradient>(p.input_gradient, at, dx);
+    gradients.store(p, at);
   }
 
   // The warp's sums of a slab, in every lane: dz, then dz xhat, as far as `mean` was right.
@@ -644,20 +679,22 @@ struct TailBackwardResident {
 #if __CUDA_ARCH__ >= 900
     barrier::wait(&shared.received[parity], round / 2 & 1);
 #endif
+    constexpr bool is_power = (senders & (senders - 1)) == 0;
+    constexpr int lanes = senders < 32 && is_power ? senders : 32;
     float sum = 0.0f, product = 0.0f, distance = 0.0f;
 #pragma unroll
     for (int i = 0; i < (senders + 31) / 32; ++i) {
-      if (senders % 32 == 0 || i * 32 + lane() < senders) {
-        const float4 v = shared.exchange[parity][i * 32 + lane()];
+      if (senders % lanes == 0 || i * 32 + lane() < senders) {
+        const float4 v = shared.exchange[parity][i * 32 + lane() % lanes];
         sum += v.x;
         product += v.y;
         distance += v.z;
       }
     }
     constexpr float per_element = 1.0f / static_cast<float>(static_cast<int64>(rows) * spatial);
-    sum = lanes_sum<32>(sum) * per_element;
-    product = lanes_sum<32>(product) * per_element;
-    shift = lanes_sum<32>(distance) * per_element;
+    sum = lanes_sum<lanes>(sum) * per_element;
+    product = lanes_sum<lanes>(product) * per_element;
+    shift = lanes_sum<lanes>(distance) * per_element;
     product = fmaf(-shift, sum, product);
     Affine affine;
     affine.scale = row.rstd * row.gamma;
@@ -709,8 +746,8 @@ struct TailBackwardResident {
 #pragma unroll
     for (int c = 0; c < chunks; ++c) load_gradient<plain>(part, c, held);
     if constexpr (!plain) {
-      load_edge(part, edge);
-      first_edge(part, row, edge, sums);
+      load_edge(part.edge, edge);
+      first_edge(part.edge, row, edge, sums);
     }
 #pragma unroll
     for (int c = 0; c < chunks; ++c) first<plain>(part, c, row, 0, held, sums);
@@ -730,8 +767,8 @@ struct TailBackwardResident {
       sums = Sums();
       float before_totals[before_sums > 0 ? before_sums : 1] = {};
       if constexpr (!plain) {
-        second_edge(part, row, affine, edge, before_totals);
-        if (more) load_edge(next_part, edge);
+        second_edge(part.edge, row, affine, edge, before_totals);
+        if (more) load_edge(next_part.edge, edge);
       }
 #pragma unroll
       for (int c = 0; c < chunks; ++c) {
@@ -753,7 +790,7 @@ struct TailBackwardResident {
       for (int c = chunks - lag; c < chunks; ++c) {
         first<plain>(next_part, c, next_row, round + 1, held, sums);
       }
-      if constexpr (!plain) first_edge(next_part, next_row, edge, sums);
+      if constexpr (!plain) first_edge(next_part.edge, next_row, edge, sums);
       slab = next;
       part = next_part;
       row = next_row;
@@ -782,20 +819,24 @@ struct TailBackwardResident {
     Sums sums;
     Row row = row_values(slab);
     Row next_row = row_values(next);
+    Part part = staged_part_of(slab);
+    Part next_part = staged_part_of(next);
+    const bool has_edges = ends_row();
     Kept waiting;
     {
-      const Part part = part_of<false>(slab);
       ask_piece<aligned>(part, even_piece, mine);
       if (has_single) ask_piece<aligned>(part, single_piece, mine);
       if (kept > 0) ask_piece<aligned>(part, kept_piece, mine);
-      if (next.left > 0) ask_piece<aligned>(part_of<false>(next), odd_piece, mine);
-      load_edge(part, edge);
-      first_edge(part, row, edge, sums);
+      if (next.left > 0) ask_piece<aligned>(next_part, odd_piece, mine);
+      if (has_edges) {
+        load_edge(edge_of(slab), edge);
+        first_edge(edge_of(slab), row, edge, sums);
+      }
       first_of_piece<aligned>(part, even_piece, mine, row, 0, sums);
       if (has_single) first_of_piece<aligned>(part, single_piece, mine, row, 0, sums);
       float unused[before_sums > 0 ? before_sums : 1] = {};
       turn_kept<aligned>(waiting, mine, false, part, row, Affine{}, unused, true, part, row, 0, sums);
-      if (kept > 0 && next.left > 0) ask_piece<aligned>(part_of<false>(next), kept_piece, mine);
+      if (kept > 0 && next.left > 0) ask_piece<aligned>(next_part, kept_piece, mine);
       merge_lanes(row, sums);
       send(row, sums, 0);
     }
@@ -803,20 +844,18 @@ struct TailBackwardResident {
 #pragma unroll 1
     for (int round = 0;; ++round) {
       const bool more = next.left > 0;
-      const Part next_part = part_of<false>(next);
       const int own_piece = (round & 1) == 0 ? even_piece : odd_piece;
       Sums next_sums;
       Edge next_edge;
       if (more) {
-        load_edge(next_part, next_edge);
+        if (has_edges) load_edge(edge_of(next), next_edge);
         first_of_piece<aligned>(next_part, own_piece ^ 1, mine, next_row, (round + 1) / 2 & 1, next_sums);
       }
-      const Part part = part_of<false>(slab);
       float shift;
       const Affine affine = receive(row, round, shift);
       add_totals(sums, shift);
       float before_totals[before_sums > 0 ? before_sums : 1] = {};
-      second_edge(part, row, affine, edge, before_totals);
+      if (has_edges) second_edge(edge_of(slab), row, affine, edge, before_totals);
       if (has_single) {
         second_of_piece<aligned>(part, single_piece, mine, row, affine, before_totals);
         if (more) ask_piece<aligned>(next_part, single_piece, mine);
@@ -826,20 +865,23 @@ struct TailBackwardResident {
       step();
       const Row later_row = row_values(next);
       second_of_piece<aligned>(part, own_piece, mine, row, affine, before_totals);
-      if (next.left > 0) ask_piece<aligned>(part_of<false>(next), own_piece, mine);
+      const Part later_part = staged_part_of(next);
+      if (next.left > 0) ask_piece<aligned>(later_part, own_piece, mine);
       turn_kept<aligned>(waiting, mine, true, part, row, affine, before_totals, more, next_part, next_row,
                          (round + 1) & 1, next_sums);
-      if (kept > 0 && next.left > 0) ask_piece<aligned>(part_of<false>(next), kept_piece, mine);
+      if (kept > 0 && next.left > 0) ask_piece<aligned>(later_part, kept_piece, mine);
       add_before_totals(before_totals);
       if (Tail::wants_sums && (!more || slab.group != current.group)) leave_sums(current.group);
       if (!more) break;
       if (has_single) {
         first_of_piece<aligned>(next_part, single_piece, mine, next_row, (round + 1) & 1, next_sums);
       }
-      first_edge(next_part, next_row, next_edge, next_sums);
+      if (has_edges) first_edge(edge_of(slab), next_row, next_edge, next_sums);
       edge = next_edge;
       row = next_row;
       next_row = later_row;
+      part = next_part;
+      next_part = later_part;
       sums = next_sums;
       merge_lanes(row, sums);
       send(row, sums, round + 1);

@@ -482,8 +482,8 @@ class GemmMma final : public Kernel {
 
   Source source() const {
     return {"onepass_gemm_mma",
-            "#include \"gemm_mma.cuh\"\n" + tail_source(problem_) + thin_source(problem_, shape_) +
-                numbers_source() +
+            precision_source(problem_.output.dtype) + "#include \"gemm_mma.cuh\"\n" + tail_source(problem_) +
+                thin_source(problem_, shape_) + numbers_source() +
                 "using Agent = onepass::GemmMma<onepass::Convolution, onepass::Tail, Numbers>;\n"
                 "extern \"C\" __global__ void __launch_bounds__(" +
                 std::to_string(numbers_.tile.threads()) + ", " + std::to_string(numbers_.blocks_wanted) +

@@ -128,8 +128,9 @@ struct StreamNumbers {
   // `struct Numbers` and the walk's type, for launches with all vectors on 16 bytes and for others.
   std::string source() const;
   std::string describe() const;
-  // Floats that sums of `count` values a row need in shared memory.
-  int64_t scratch_floats(int64_t count) const;
+  // Floats that sums of `count` values a row need in shared memory, `at_once` of them at a time where the
+  // order is interleaved.
+  int64_t scratch_floats(int64_t count, int64_t at_once) const;
 };
 
 // The row for a tail inside another row: the fastest for some samples, so that bits do not depend on how many

@@ -118,7 +118,7 @@ class TailBackward final : public BackwardKernel {
   Launch launch_numbers() const {
     const int sums = std::max(work_.first_sums + 1, work_.second_sums);
     return {maximum(1, tickets()), static_cast<uint32_t>(numbers_.threads), 1,
-            static_cast<uint32_t>(numbers_.scratch_floats(sums) * 4)};
+            static_cast<uint32_t>(numbers_.scratch_floats(sums, 1) * 4)};
   }
 
   BackwardProblem problem_;

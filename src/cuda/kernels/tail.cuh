@@ -297,6 +297,38 @@ struct InterleavedWalk {
   }
 };
 
+// Interleaved: how sums over the position lanes of a column come together. Lanes of a warp that have the same
+// channels add first; then every holder of a sum, one a column in each warp or in each team of several,
+// leaves it in shared memory and adds up some of the column's rows.
+template <class Numbers, int team>
+struct ColumnSplit {
+  static constexpr int holders = Numbers::threads / (team < 32 ? 32 : team);
+  template <int Rows>
+  static constexpr int rows = (Rows + holders - 1) / holders;  // of a holder
+
+  static __device__ __forceinline__ int holder() { return threadIdx.x / (team < 32 ? 32 : team); }
+  static __device__ __forceinline__ bool holds() { return team >= 32 || threadIdx.x % 32 < team; }
+  static __device__ __forceinline__ int place(int row, int holder) {
+    return (row * holders + holder) * team + static_cast<int>(threadIdx.x % team);
+  }
+
+  static __device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+    for (int offset = 16; offset >= team; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
+    return value;
+  }
+
+  // f(slot, row) for the rows of this holder.
+  template <int Rows, class F>
+  static __device__ __forceinline__ void for_each_row(F&& f) {
+#pragma unroll
+    for (int slot = 0; slot < rows<Rows>; ++slot) {
+      const int row = slot * holders + holder();
+      if (holds() && row < Rows) f(slot, row);
+    }
+  }
+};
+
 // Sums of a chunk, over the team of a row or over the position lanes of a column; `Count` for each row.
 template <class Numbers, int Count, int Rows>
 struct PlainSums {
@@ -314,24 +346,25 @@ struct PlainSums {
       }
       if (in_range && threadIdx.x % team == 0) store(0, value[0]);
     } else if constexpr (Count > 0) {
-      constexpr int lanes = Numbers::threads / team;
-      const int column = threadIdx.x % team;
-      const int lane = threadIdx.x / team;
+      using Split = ColumnSplit<Numbers, team>;
+      float total[Split::template rows<Rows>][Count];
 #pragma unroll
-      for (int r = 0; r < Rows; ++r) {
+      for (int i = 0; i < Count; ++i) {
         __syncthreads();
 #pragma unroll
-        for (int i = 0; i < Count; ++i) scratch[i * Numbers::threads + threadIdx.x] = value[r][i];
-        __syncthreads();
-        if (lane == 0 && in_range) {
-          float total[Count] = {};
-          for (int other = 0; other < lanes; ++other) {
-#pragma unroll
-            for (int i = 0; i < Count; ++i) total[i] += scratch[i * Numbers::threads + other * team + column];
-          }
-          store(r, total);
+        for (int r = 0; r < Rows; ++r) {
+          const float own = Split::warp_sum(value[r][i]);
+          if (Split::holds()) scratch[Split::place(r, Split::holder())] = own;
         }
+        __syncthreads();
+        Split::template for_each_row<Rows>([&](int slot, int r) {
+          float sum = 0.0f;
+#pragma unroll
+          for (int holder = 0; holder < Split::holders; ++holder) sum += scratch[Split::place(r, holder)];
+          total[slot][i] = sum;
+        });
       }
+      if (in_range) Split::template for_each_row<Rows>([&](int slot, int r) { store(r, total[slot]); });
     }
   }
 };

@@ -190,15 +190,28 @@ struct TailBackward {
   // The sums of a unit's rows over their pieces, into `totals`: `Place` says where each goes.
   template <int count, class Place>
   __device__ __forceinline__ void finish_rows(int64 unit, const float* parts, Place&& place) const {
-    for (int r = threadIdx.x; r < Walk::rows_of_unit; r += Numbers::threads) {
-      const int64 row_index = unit * Walk::rows_of_unit + r;
+    // As many lanes a row as there are pieces for.
+    constexpr int team = Walk::pieces >= 32 ? 32 : Walk::pieces >= 16 ? 16 : Walk::pieces >= 8 ? 8 : 1;
+    const int lane = threadIdx.x % team;
+#pragma unroll 2
+    for (int first = 0; first < Walk::rows_of_unit; first += Numbers::threads / team) {
+      const int r = first + threadIdx.x / team;
+      const bool in_range = r < Walk::rows_of_unit;
+      const int64 row_index = unit * Walk::rows_of_unit + (in_range ? r : 0);
+      const float* own = parts + row_index * Walk::pieces * count;
+      double total[count] = {};
+#pragma unroll 4
+      for (int piece = lane; piece < Walk::pieces; piece += team) {
+#pragma unroll
+        for (int i = 0; i < count; ++i) total[i] += load_shared_by_blocks(own + piece * count + i);
+      }
 #pragma unroll
       for (int i = 0; i < count; ++i) {
-        double total = 0.0;
-        for (int piece = 0; piece < Walk::pieces; ++piece) {
-          total += load_shared_by_blocks(parts + (row_index * Walk::pieces + piece) * count + i);
+#pragma unroll
+        for (int offset = team / 2; offset > 0; offset /= 2) {
+          total[i] += __shfl_xor_sync(0xffffffffu, total[i], offset);
         }
-        p.totals[row_index * row_totals + place(i)] = static_cast<float>(total);
+        if (in_range && lane == 0) p.totals[row_index * row_totals + place(i)] = static_cast<float>(total[i]);
       }
     }
   }

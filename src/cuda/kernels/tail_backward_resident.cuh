@@ -445,9 +445,9 @@ struct TailBackwardResident {
   __device__ __forceinline__ void for_each_of_piece(const Part& part, int piece, int mine, F&& f) const {
     constexpr int uncertain = 2;
     constexpr int least = vectors - uncertain > doubled ? vectors - uncertain : doubled;
-    constexpr int certain = single <= at_once || least > doubled + single
-                                ? doubled + single
-                                : least;           // those of one body at once
+    // Of those with one place, all where one body has them.
+    constexpr bool has_all = single <= at_once || least > doubled + single;
+    constexpr int certain = has_all ? doubled + single : least;
     const int to_end = (part.left + lane()) / 32;  // vectors that all lanes have
     const int full = to_end < mine ? to_end : mine;
     const bool is_single = piece == single_piece;

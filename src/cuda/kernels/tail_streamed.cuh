@@ -163,25 +163,38 @@ struct TailStreamed {
         team_moments<team, Numbers::threads>(own, count, scratch, mean, m2);
         if (in_range && threadIdx.x % team == 0) store(row_index, piece, count, mean, m2);
       } else {
-        constexpr int lanes = Numbers::threads / team;
-        const int column = threadIdx.x % team;
+        using Split = ColumnSplit<Numbers, team>;
+        constexpr int part = Rows * Split::holders * team;
+        __syncthreads();
 #pragma unroll
         for (int r = 0; r < Rows; ++r) {
-          __syncthreads();
-          scratch[threadIdx.x] = sums.row[r].count;
-          scratch[Numbers::threads + threadIdx.x] = sums.row[r].mean;
-          scratch[2 * Numbers::threads + threadIdx.x] = sums.row[r].m2;
-          __syncthreads();
-          if (threadIdx.x < team && in_range) {
+          // Of a warp's lanes: the mean first, then every lane's M2 moved to it.
+          const Moments own = sums.row[r];
+          const float count = Split::warp_sum(own.count);
+          const float mean = Split::warp_sum(own.count * own.mean) *
+                             (count > 0.0f ? pointwise::reciprocal_fast(count) : 0.0f);
+          const float distance = own.mean - mean;
+          const float m2 = Split::warp_sum(fmaf(own.count * distance, distance, own.m2));
+          if (Split::holds()) {
+            const int place = Split::place(r, Split::holder());
+            scratch[place] = count;
+            scratch[part + place] = team < 32 ? mean : own.mean;
+            scratch[2 * part + place] = team < 32 ? m2 : own.m2;
+          }
+        }
+        __syncthreads();
+        if (in_range) {
+          Split::template for_each_row<Rows>([&](int, int r) {
             Moments all;
-            for (int lane = 0; lane < lanes; ++lane) {
-              const int i = lane * team + column;
-              if (scratch[i] > 0.0f) {
-                all.merge(scratch[i], scratch[Numbers::threads + i], scratch[2 * Numbers::threads + i]);
+#pragma unroll
+            for (int holder = 0; holder < Split::holders; ++holder) {
+              const int place = Split::place(r, holder);
+              if (scratch[place] > 0.0f) {
+                all.merge(scratch[place], scratch[part + place], scratch[2 * part + place]);
               }
             }
             store(row_index + r, piece, all.count, all.mean, all.m2);
-          }
+          });
         }
       }
     }
@@ -281,12 +294,12 @@ struct TailStreamed {
       const int64 slab = unit * Walk::slabs_of_unit + s;
       const float* parts = p.parts + slab * per_slab * part_floats;
       Moments own;
+#pragma unroll 4
       for (int i = lane; i < per_slab; i += team) {
         const float count = load_shared_by_blocks(parts + i * part_floats);
-        if (count > 0.0f) {
-          own.merge(count, load_shared_by_blocks(parts + i * part_floats + 1),
-                    load_shared_by_blocks(parts + i * part_floats + 2));
-        }
+        const float part_mean = load_shared_by_blocks(parts + i * part_floats + 1);
+        const float part_m2 = load_shared_by_blocks(parts + i * part_floats + 2);
+        if (count > 0.0f) own.merge(count, part_mean, part_m2);
       }
       constexpr float elements = static_cast<float>(Tail::group_channels * Tail::spatial);
       float mean, m2;

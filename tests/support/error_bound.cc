@@ -259,8 +259,7 @@ Expected expected_output(const Problem& problem, const std::vector<double>& inpu
 }
 
 double sigmoid_error_of(const Problem& problem) {
-  const bool approximates = problem.device.kind == Device::Kind::cuda && problem.block.conv() == nullptr &&
-                            byte_size(problem.output.dtype) == 2;
+  const bool approximates = problem.device.kind == Device::Kind::cuda && byte_size(problem.output.dtype) == 2;
   return approximates ? 0x1p-17 : 0;
 }
 

@@ -228,7 +228,8 @@ __device__ __forceinline__ Word load_of_block(const Word* own, uint32 block) {
 //
 // Errors, absolute, of values up to a few units: sigmoid 2e-7, normal_cdf 2e-7; the others are CUDA's own,
 // within 2 ulp. sigmoid is 4 instructions and normal_cdf 15, where CUDA's expf and division, or erff, take 20
-// to 30. Where results are rounded to 16 bits (ONEPASS_16_BITS), normal_cdf is 11 instructions and 4e-7.
+// to 30. Where results are rounded to 16 bits (ONEPASS_16_BITS), normal_cdf is 11 instructions and 4e-7,
+// sigmoid 3, of which one is a special function, and 4e-6 (H200; 2^-12 is what PTX promises).
 
 namespace onepass::pointwise {
 
@@ -934,40 +935,18 @@ struct Thin {
 }  // namespace onepass
 
 // --------------------------------------------------------------------------------------------------
-// A thin convolution whose block ends in a mean, on the tensor cores of sm_90a: warpgroup products whose
-// columns are eight lanes of a position, and whose rows are the taps of the first dimension.
-//
-//   D[tap of dimension 0, channel][position, lane] += A[tap, channel][term] B[term][position, lane]
-//
-// An input plane is multiplied once, by all taps of the first dimension that meet it: rows of plane slot b of
-// the accumulators belong to output plane d with (d + turn) % taps == b, and A is read from a place that
-// turns with the input plane. A slot is complete after its last tap; its warps then apply the chain and go on
-// with zeros. A warp has 16 channels of one slot, or, `paired`, eight channels of two slots: then two warps
-// share what a plane ends, which takes half as long, but A lies in memory once for every turn. A warpgroup
-// has two strips of a tile, half a turn apart: two of its warps finish what a plane ends in the first, the
-// others what it ends in the second.
-//
-// A lane is a row group of a sample: lane (s, g) of position (r, w) is output row r + g * lane_rows of sample
-// s. Elements of eight lanes lie side by side (a unit of 16 bytes), so that every tap is a legal start of a
-// matrix (K x N with N contiguous, no swizzle). Eight terms, core_columns taps along the last dimension of
-// core_rows taps along the middle one of core_channels input channels, are eight neighbouring units: channels
-// lie side by side, and window row q is kept together with the core_rows - 1 rows that follow it at the
-// distance of taps.
-//
-// A block has two warpgroups that multiply and one that loads: planes pass through a ring in shared memory.
-// A unit (8 / row_groups samples) is one block's alone, or, where there are few of them, a cluster's, whose
-// blocks have tiles or planes of it each: moments or sums of its channels never leave the chip, and the first
-// block writes the means. Moves x once (halo columns of a tile come from the second-level cache).
-//
-// Precisions and scales are those of thin_samples.cuh. What f16 has no room for, and what is not finite where
-// terms are filled up, is done again by thin_cores.
+// What the pieces of thin_wgmma.cuh share: the numbers of a plan, shared memory and its ring.
 
 namespace onepass::warpgroup {
 
 // What the tensor cores read of shared memory: a start, the distance of matrices along K and, in the upper
-// half, along M or N, each in units of 16 bytes; no swizzle. Halves are apart: the upper one is a constant.
+// half, along M or N, each in units of 16 bytes; no swizzle.
 __device__ __forceinline__ uint32 descriptor(uint32 address, uint32 along_k) {
   return (address & 0x3ffffu) >> 4 | along_k << 16;
+}
+
+__device__ __forceinline__ uint64 wide(uint32 lower, uint32 upper) {
+  return lower | static_cast<uint64>(upper) << 32;
 }
 
 __device__ __forceinline__ void fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -1000,10 +979,8 @@ __device__ __forceinline__ void sync(int barrier) {
 
 namespace onepass {
 
-// `Product` is generated (src/cuda/thin_wgmma.cc): multiply<a's upper half, b's>(d, a, b, accumulates) of
-// 64 x 8 columns x 16.
-template <class Convolution, class Tail, class Numbers, class Product>
-struct Rotating {
+template <class Convolution, class Tail, class Numbers>
+struct WgmmaLayout {
   using C = Convolution;
   using Input = typename Tail::Input;
   using Parameters = ThinParameters<Tail::parameters>;
@@ -1125,6 +1102,9 @@ struct Rotating {
   const Parameters& p;
   Shared& shared;
 
+  __device__ __forceinline__ WgmmaLayout(const Parameters& parameters, Shared& of_block)
+      : p(parameters), shared(of_block) {}
+
   static __device__ __forceinline__ int rank() {
     return parts == 1 ? 0 : static_cast<int>(blockIdx.x) % parts;
   }
@@ -1139,192 +1119,9 @@ struct Rotating {
   // Elsewhere sums of 16-bit elements begin as the bias, and need no scale: they are the outputs.
   static constexpr bool begins_with_bias = !splits && !begins_always;
 
-  // --- Weights ---
-  // They are brought together in the ring, where it has room for them: each is read several times.
-  static constexpr int terms = C::in_channels * static_cast<int>(C::taps);
-  static constexpr int weights = static_cast<int>(C::channels) * terms;
-  static constexpr int raw_pitch = terms | 1;  // of a channel: neighbours lie in different banks
-  static constexpr bool in_ring =
-      4 * static_cast<int>(C::channels) * raw_pitch <= 16 * planes * input_parts * plane_units;
-
   // Weights are prepared by the consumers, while the producers' first elements are on their way. Where parts
   // of sums are added up all threads do it: producers have few registers there, and would spill elements.
   static constexpr bool all_prepare = input_parts == 2 && parts == 1;
-  static constexpr int preparing = all_prepare ? static_cast<int>(Numbers::threads) : consumers;
-  static __device__ __forceinline__ void sync_preparing() { warpgroup::sync<preparing>(all_prepare ? 0 : 5); }
-
-  __device__ __forceinline__ void bring_weights() const {
-    if constexpr (in_ring) {
-      auto* raw = reinterpret_cast<float*>(shared.x);
-      constexpr int rounds = (weights + preparing - 1) / preparing;
-      constexpr int at_once = rounds < 16 ? rounds : 8;  // on their way
-#pragma unroll at_once
-      for (int k = 0; k < rounds; ++k) {
-        const int i = k * preparing + static_cast<int>(threadIdx.x);
-        if (i < weights)
-          raw[i / terms * raw_pitch + i % terms] = load_one<typename C::Weight>(p.parameter[0], i);
-      }
-    }
-    for (int o = threadIdx.x; o < channel_tiles * channel_blocks * 16; o += preparing) {
-      float bias = 0.0f;
-      if constexpr (C::has_bias)
-        bias = o < C::channels ? load_one<typename C::Bias>(p.parameter[1], o) : 0.0f;
-      shared.bias[o] = bias;
-    }
-    sync_preparing();
-  }
-  __device__ __forceinline__ float weight(int o, int term) const {
-    if constexpr (in_ring) return reinterpret_cast<const float*>(shared.x)[o * raw_pitch + term];
-    return load_one<typename C::Weight>(p.parameter[0], o * terms + term);
-  }
-
-  // The term that is element `e` of core `core`: taps of the last dimension, of the middle one within, then
-  // channels. Below zero where there is none.
-  static __device__ __forceinline__ int term_of(int t0, int core, int e) {
-    const int c = core / (groups1 * groups2) * core_channels + e % core_channels;
-    const int t1 = core / groups2 % groups1 * core_rows + e / core_channels % core_rows;
-    const int t2 = core % groups2 * core_columns + e / pitch;
-    if (core >= cores || t1 >= taps1 || t2 >= taps2) return -1;
-    const auto tap = static_cast<int>(t0 * C::tap_stride(0) + t1 * C::tap_stride(1) + t2 * C::tap_stride(2));
-    return c * static_cast<int>(C::taps) + tap;
-  }
-
-  // The power of two that takes the channel's largest weight to [2^13, 2^14); flags what has none.
-  __device__ __forceinline__ void find_scales() const {
-    const int lane = threadIdx.x % 32;
-    for (int o = threadIdx.x / 32; o < channel_tiles * channel_blocks * 16; o += preparing / 32) {
-      uint32 largest = 0;
-      if (o < C::channels) {
-        for (int i = lane; i < terms; i += 32)
-          largest = max(largest, __float_as_uint(weight(o, i)) & 0x7fffffffu);
-      }
-      largest = __reduce_max_sync(0xffffffffu, largest);
-      const int exponent = static_cast<int>(largest >> 23) - 127;
-      const bool is_finite = exponent < 128;
-      const bool fits = largest == 0 || (exponent > -100 && is_finite);
-      const bool redo = splits ? !fits : fills_up && !is_finite;
-      if (guards && redo && lane == 0) atomicMax(&shared.redo, static_cast<uint32>(redo_all));
-      const int power = splits && largest > 0 && fits ? 13 - exponent : 0;
-      if (lane == 0) shared.unscale[o] = splits ? ldexpf(1.0f / thin_input_scale, -power) : 1.0f;
-    }
-  }
-
-  // --- Rows of the accumulators: eight of a warp (r = 0), then eight more ---
-  static __device__ __forceinline__ int plane_slot(int warp, int r) {
-    if (!paired) return warp / channel_blocks;
-    return taps0 == 2 ? r : warp / 2 * 2 + r;
-  }
-  // Eight channels of a tile's.
-  static __device__ __forceinline__ int channels_of(int warp, int r) {
-    if (!paired) return warp % channel_blocks * 2 + r;
-    return taps0 == 2 ? warp : warp % 2;
-  }
-  static __device__ __forceinline__ bool is_used(int warp, int r) {
-    return plane_slot(warp, r) < taps0 && channels_of(warp, r) < 2 * channel_blocks;
-  }
-
-  // A: 8 x 8 matrices, rows of 16 bytes. Slot b takes tap (turn - b) % taps0. Where one A serves all turns,
-  // row block i is tap (taps0 - 1 - i) % taps0 of its channels.
-  static constexpr bool has_other_rows = paired ? taps0 == 3 || (taps0 == 2 && channel_blocks == 1)
-                                                : (2 * taps0 - 1) * channel_blocks < weight_blocks;
-  static constexpr int places = paired ? taps0 : 2;  // that eight terms of a tap have at most
-
-  __device__ __forceinline__ void load_weights() const {
-    bring_weights();
-    if constexpr (has_other_rows) {
-      auto* all = reinterpret_cast<uint4*>(shared.weight);
-      for (int i = threadIdx.x; i < static_cast<int>(sizeof(shared.weight) / 16); i += preparing)
-        all[i] = uint4{0, 0, 0, 0};
-    }
-    find_scales();
-    sync_preparing();
-    constexpr int all_channels = channel_blocks * 16;
-    for (int i = threadIdx.x; i < channel_tiles * 2 * steps * taps0 * all_channels; i += preparing) {
-      const int t0 = i / all_channels % taps0;
-      const int core = i / (all_channels * taps0) % (2 * steps);
-      const int tile = i / (all_channels * taps0) / (2 * steps);
-      const int o = tile * all_channels + i % all_channels;
-      const int eight = i % all_channels / 8;
-      const float scale = splits ? 1.0f / (shared.unscale[o] * thin_input_scale) : 1.0f;
-      float w[8];
-#pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        const int term = o < C::channels ? term_of(t0, core, e) : -1;
-        w[e] = term >= 0 ? weight(o, term) * scale : 0.0f;
-      }
-      uint32 high[4], low[4];
-      if constexpr (dithers) {
-        dither(w, static_cast<uint32>(o * terms + term_of(t0, core, 0)), high, low);
-      } else {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) split(w[2 * j], w[2 * j + 1], high[j], low[j]);
-      }
-#pragma unroll
-      for (int place = 0; place < places; ++place) {
-        int turn = 0;
-        int row = i % 8;
-        if constexpr (paired) {  // `place` is the slot
-          turn = (t0 + place) % taps0;
-          row += taps0 == 2 ? eight * 16 + place * 8 : (place / 2 * 2 + eight) * 16 + place % 2 * 8;
-        } else {
-          const int block = taps0 - 1 - t0 + place * taps0;
-          if (block >= 2 * taps0 - 1) continue;
-          row += block * all_channels + eight * 8;
-        }
-#pragma unroll
-        for (int set = 0; set < weight_sets; ++set) {
-          uint32 own[4];
-#pragma unroll
-          for (int j = 0; j < 4; ++j)
-            own[j] = dithers ? high[j] + (low[j] >> version_of(set, turn) & 0x10001u) : high[j];
-          uint4(&of_step)[weight_parts][2][weight_units] = shared.weight[tile][set][turn][core / 2];
-          of_step[0][core % 2][row] = uint4{own[0], own[1], own[2], own[3]};
-          if constexpr (weight_parts == 2)
-            of_step[weight_parts - 1][core % 2][row] = uint4{low[0], low[1], low[2], low[3]};
-        }
-      }
-    }
-  }
-
-  // --- Dithered weights ---
-  // f32 weights that are rounded to nearest halves are off by the same at every position, so that means are.
-  // Here every turn of every set is another of `versions` roundings of each weight, to the half below or to
-  // the next one, so that their average is the weight (within half a unit of the last place / versions).
-  // Input planes take them by turns, each strip in another order, and every weight begins at another one:
-  // what is left of rounding averages out over the positions of a sample as that of x does. Weights that are
-  // halves stay what they are.
-  static constexpr int versions = weight_sets * turns;
-  static_assert(!dithers || versions <= 16);
-
-  // Rows of a strip take all versions that differ by `weight_sets`, and strips of a row do.
-  __device__ __forceinline__ uint32 version_of(int set, int turn) const {
-    return static_cast<uint32>(weight_sets * ((turn + set + first_plane()) % turns) + set);
-  }
-
-  // The halves below eight weights, and for each of them bits of the versions that are the next one. What all
-  // versions of a weight lack goes to the next one of its channel: neighbouring taps meet the same values
-  // (s27, uniform values: means are off by up to 1.9e-5 instead of 3.9e-5).
-  static __device__ __forceinline__ void dither(float (&w)[8], uint32 first, uint32 (&below)[4],
-                                                uint32 (&next)[4]) {
-    constexpr uint32 step = 0x2000 / versions;  // of the 13 bits that halves lack
-    uint32 bits[8];
-#pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      const uint32 all = __float_as_uint(w[e]);
-      const uint32 count = ((all & 0x1fffu) + step / 2) / step;
-      const uint32 phase = ((first + e) * 2654435769u >> 16) % versions;
-      const uint32 some = (1u << count) - 1;
-      bits[e] = (some << phase | some >> (versions - phase)) & ((1u << versions) - 1);
-      if (e + core_channels < 8)
-        w[e + core_channels] += w[e] - __uint_as_float((all & ~0x1fffu) + count * step);
-      w[e] = __uint_as_float(all & ~0x1fffu);
-    }
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      below[j] = f16::pack(w[2 * j], w[2 * j + 1]);
-      next[j] = bits[2 * j] | bits[2 * j + 1] << 16;
-    }
-  }
 
   // A pair as 16-bit elements, and what is left of it.
   static __device__ __forceinline__ void split(float a, float b, uint32& high, uint32& low) {
@@ -1352,6 +1149,612 @@ struct Rotating {
   static __device__ __forceinline__ uint32 uniform(uint32 value) {
     return __shfl_sync(0xffffffffu, value, 0);
   }
+};
+
+// --------------------------------------------------------------------------------------------------
+// Products of a plane of thin_wgmma.cuh, and where their operands and their sums lie.
+
+// `Product` is generated (src/cuda/thin_wgmma.cc): multiply(d, a, b, accumulates) of 64 x 8 columns x 16.
+template <class Convolution, class Tail, class Numbers, class Product>
+struct WgmmaProducts : WgmmaLayout<Convolution, Tail, Numbers> {
+  using Base = WgmmaLayout<Convolution, Tail, Numbers>;
+  using Base::Base;
+  using Base::begins_always;
+  using Base::begins_with_bias;
+  using Base::channel_blocks;
+  using Base::columns;
+  using Base::core_columns;
+  using Base::core_rows;
+  using Base::cores;
+  using Base::delta1;
+  using Base::delta2;
+  using Base::groups1;
+  using Base::groups2;
+  using Base::input_parts;
+  using Base::lane_rows;
+  using Base::paired;
+  using Base::pitch;
+  using Base::plane_units;
+  using Base::planes;
+  using Base::promotes;
+  using Base::row_groups;
+  using Base::row_units;
+  using Base::starts;
+  using Base::step2;
+  using Base::steps;
+  using Base::taps0;
+  using Base::weight_parts;
+  using Base::weight_units;
+  using Base::window_planes;
+  using typename Base::C;
+
+  // --- Rows of the accumulators: eight of a warp (r = 0), then eight more ---
+  static __device__ __forceinline__ int plane_slot(int warp, int r) {
+    if (!paired) return warp / channel_blocks;
+    return taps0 == 2 ? r : warp / 2 * 2 + r;
+  }
+  // Eight channels of a tile's.
+  static __device__ __forceinline__ int channels_of(int warp, int r) {
+    if (!paired) return warp % channel_blocks * 2 + r;
+    return taps0 == 2 ? warp : warp % 2;
+  }
+  static __device__ __forceinline__ bool is_used(int warp, int r) {
+    return plane_slot(warp, r) < taps0 && channels_of(warp, r) < 2 * channel_blocks;
+  }
+
+  // Planes that are unrolled: a round of the slots, so that what a plane ends is known when this is compiled.
+  // Sums that begin anew with every plane are not carried through several: products would be serialised, for
+  // the compiler takes other registers each time.
+  static constexpr int round_planes = promotes ? 1 : taps0;
+  // Whether a round begins at the ring's first slot: what a plane's products read is then known.
+  static constexpr bool knows_slots = round_planes == planes && window_planes % planes == 0;
+
+  // --- Consumers ---
+  static __device__ __forceinline__ float output_of(float sum, float unscale, float bias) {
+    return begins_with_bias ? sum : fmaf(sum, unscale, bias);
+  }
+
+  static __device__ __forceinline__ int lane_of(int e) { return threadIdx.x % 4 * 2 + e; }
+  static __device__ __forceinline__ int sample_of_lane(int e) { return lane_of(e) / row_groups; }
+  static __device__ __forceinline__ int first_row_of_lane(int e) {
+    return lane_of(e) % row_groups * lane_rows;
+  }
+
+  // Whether every thread's lane `e` has a row, whatever the strip.
+  static constexpr __device__ bool has_row_always(int e) {
+    return row_groups == 1 ? lane_rows <= C::output_size(1)
+                           : (row_groups - 2 + e) * lane_rows + lane_rows <= C::output_size(1);
+  }
+
+  // Where core `core` of output position 0 lies, in units.
+  static constexpr __device__ int core_offset(int core) {
+    return (core / (groups1 * groups2) * starts + core / groups2 % groups1 * core_rows * delta1) * row_units +
+           core % groups2 * core_columns * delta2 * pitch;
+  }
+
+  using Sums = float[columns * 4];
+
+  static constexpr int products = weight_parts + input_parts - 1;  // of two cores
+
+  static constexpr uint32 upper_a = 8;
+  static constexpr uint32 upper_b = pitch * step2;
+
+  // The lower halves of what describes A and B.
+  struct Places {
+    uint32 a, b;
+  };
+  // Those of a plane's first product; where slots are known `at` lies so far behind the strips' `base`.
+  struct Operands {
+    Places at;
+    uint32 one;
+    uint64 base_a, base_b;
+  };
+
+  // How far the operands of a plane's product `i` lie behind those of its first.
+  static constexpr __device__ Places behind(int i) {
+    const int core = 2 * (i / products);
+    const int part = i % products;  // of the weights, then of the input
+    const int distance = core + 1 < cores ? core_offset(core + 1) - core_offset(core) : 0;
+    return {static_cast<uint32>(i / products * weight_parts + (part == 1 && weight_parts == 2 ? 1 : 0)) * 2 *
+                weight_units,
+            static_cast<uint32>(core_offset(core) | distance << 16) + (part == 2 ? plane_units : 0)};
+  }
+
+  // Product `i` of a strip's plane. A part begins anew, which the compiler does not know: else it would take
+  // other registers each time, and serialise products.
+  __device__ __forceinline__ void multiply(Sums& sums, const Operands& begin, int i) const {
+    const bool accumulates = promotes ? gridDim.y > 1 : !begins_always;
+    const uint32 a = begin.at.a + behind(i).a;
+    const uint32 b = begin.at.b + behind(i).b;
+    if constexpr (knows_slots) {
+      Product::multiply(sums, moved(begin.base_a, begin.one, a), moved(begin.base_b, begin.one, b),
+                        i > 0 || accumulates);
+    } else {
+      Product::multiply(sums, warpgroup::wide(a, upper_a), warpgroup::wide(b, upper_b), i > 0 || accumulates);
+    }
+  }
+
+  // base + distance, one instruction for both halves, where `one` is 1 and the compiler does not know it (it
+  // makes four of two halves). A power of two it would shift, so there are three more: see `base_of`.
+  static constexpr uint32 more = 3;
+  static __device__ __forceinline__ uint64 moved(uint64 base, uint32 one, uint32 distance) {
+    uint64 result;
+    asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(result) : "r"(one), "r"(distance + more), "l"(base));
+    return result;
+  }
+  static __device__ __forceinline__ uint64 base_of(uint32 lower, uint32 upper) {
+    return warpgroup::wide(lower, upper) - more;
+  }
+
+  // All products of a strip's plane, as a group that is under way.
+  __device__ __forceinline__ void multiply_plane(Sums& sums, const Operands& begin) const {
+    warpgroup::fence();
+#pragma unroll
+    for (int i = 0; i < steps * products; ++i) multiply(sums, begin, i);
+    warpgroup::commit();
+  }
+  // Those of two strips by turns: a product waits for the one before that has the same sums.
+  __device__ __forceinline__ void multiply_planes(Sums& first, Sums& second, const Operands& begin_first,
+                                                  const Operands& begin_second) const {
+    warpgroup::fence();
+#pragma unroll
+    for (int i = 0; i < steps * products; ++i) {
+      multiply(first, begin_first, i);
+      multiply(second, begin_second, i);
+    }
+    warpgroup::commit();
+  }
+
+  // What products write is not to be read before it has been waited for, which the compiler does not know.
+  static __device__ __forceinline__ void arrived(Sums& sums) {
+#pragma unroll
+    for (int i = 0; i < columns * 4; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+  }
+};
+
+// --------------------------------------------------------------------------------------------------
+// What becomes of the sums of thin_wgmma.cuh that a plane ends: the chain, and sums or moments of its values.
+
+template <class Convolution, class Tail, class Numbers, class Product>
+struct WgmmaOutputs : WgmmaProducts<Convolution, Tail, Numbers, Product> {
+  using Base = WgmmaProducts<Convolution, Tail, Numbers, Product>;
+  using Base::arrived;
+  using Base::Base;
+  using Base::base_of;
+  using Base::begins_always;
+  using Base::begins_with_bias;
+  using Base::channel_blocks;
+  using Base::channels_of;
+  using Base::column_tiles;
+  using Base::columns;
+  using Base::first_plane;
+  using Base::first_row_of_lane;
+  using Base::first_tile;
+  using Base::has_row_always;
+  using Base::input_parts;
+  using Base::knows_slots;
+  using Base::lane_rows;
+  using Base::multiply_plane;
+  using Base::multiply_planes;
+  using Base::output_of;
+  using Base::p;
+  using Base::paired;
+  using Base::part_tiles;
+  using Base::parts;
+  using Base::pitch;
+  using Base::plane_slot;
+  using Base::plane_units;
+  using Base::planes;
+  using Base::promotes;
+  using Base::round_planes;
+  using Base::row_units;
+  using Base::shared;
+  using Base::state_rows;
+  using Base::step1;
+  using Base::step2;
+  using Base::strips;
+  using Base::taps0;
+  using Base::tile_columns;
+  using Base::tile_rows;
+  using Base::uniform;
+  using Base::upper_a;
+  using Base::upper_b;
+  using Base::weight_sets;
+  using Base::weight_units;
+  using Base::window_planes;
+  using typename Base::C;
+  using typename Base::Operands;
+  using typename Base::Ring;
+  using typename Base::Sums;
+
+  using MomentsPass = MomentsEpilogue<Convolution, Tail, Numbers>;
+  using ApplyPass = ApplyEpilogue<Convolution, Tail, Numbers>;
+
+  // What came after the last time that moments were brought up to date: sums of distances from the mean then.
+  struct Recent {
+    static constexpr int most = 16;  // planes
+    float sum[2][state_rows] = {};
+    float squares[2][state_rows] = {};
+
+    // Behind which rounds moments are brought up to date: the first that ends an output, and every so many.
+    static __device__ __forceinline__ bool is_over(int first_of_round) {
+      constexpr int first = (taps0 - 1) / round_planes * round_planes;
+      constexpr int apart = most / round_planes * round_planes;
+      return first_of_round >= first && (first_of_round - first) % apart == 0;
+    }
+  };
+
+  // A thread's sums of a plane: rows (r) from `First` on, one for each of its channels, in two lanes (e),
+  // `Count` columns.
+  template <int First, int Count, class State>
+  __device__ __forceinline__ void take(const ApplyPass& pass, State (&state)[2], const Sums& sums, int d,
+                                       int row, int column, const float (&unscale)[state_rows],
+                                       const float (&bias)[state_rows], Recent& recent, bool) const {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int q1 = row + first_row_of_lane(e);
+      if (q1 >= C::output_size(1)) continue;
+      float h[state_rows][Count];
+      int offset[Count];
+#pragma unroll
+      for (int k = 0; k < Count; ++k) {
+#pragma unroll
+        for (int r = 0; r < state_rows; ++r)
+          h[r][k] = output_of(sums[4 * k + 2 * (First + r) + e], unscale[r], bias[r]);
+        offset[k] = offset_of(d, q1, column + k);
+      }
+      pass.take(state[e], h, offset, All{});
+    }
+  }
+
+  // Moments take distances from the mean so far (at first from the first value): sums of one look at each
+  // value, of which none stays in a register. The mean moves little, so that what is subtracted when moments
+  // are brought up to date is small beside the sum of squares.
+  template <int First, int Count, class State>
+  __device__ __forceinline__ void take(const MomentsPass& pass, State (&state)[2], const Sums& sums, int d,
+                                       int row, int column, const float (&unscale)[state_rows],
+                                       const float (&bias)[state_rows], Recent& recent,
+                                       bool may_be_first) const {
+    using Before = typename Tail::Before;
+    float sum[2][state_rows], squares[2][state_rows];
+    const auto value_of = [&](float product, int e, int r, int k) {
+      // A lane without a row takes values of the last one, and keeps nothing of them.
+      const int q1 = row + first_row_of_lane(e);
+      typename Before::template Tensors<1> tensors;
+      tensors.load(p, element_index<Convolution, Tail, Numbers>(
+                          pass.n, state[e].slot[r],
+                          offset_of(d, q1 < C::output_size(1) ? q1 : static_cast<int>(C::output_size(1)) - 1,
+                                    column + k)));
+      return Before::value(output_of(product, unscale[r], bias[r]), state[e].before[r].value[0], tensors, 0);
+    };
+    const auto value = [&](int e, int r, int k) {
+      return value_of(sums[4 * k + 2 * (First + r) + e], e, r, k);
+    };
+    bool is_one[2];
+#pragma unroll
+    for (int e = 0; e < 2; ++e)
+      is_one[e] = has_row_always(e) || row + first_row_of_lane(e) < C::output_size(1);
+    if (may_be_first) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+#pragma unroll
+        for (int r = 0; r < state_rows; ++r) {
+          // Not to be kept for what follows, where it and the distance are one instruction.
+          float product = sums[2 * (First + r) + e];
+          asm volatile("" : "+f"(product));
+          const float first = value_of(product, e, r, 0);
+          state[e].mean[r] = select(is_one[e] && state[e].count == 0.0f, first, state[e].mean[r]);
+        }
+      }
+    }
+    // Step by step of some columns: of as many values as hide each other's latency.
+    constexpr int at_once = 4 / state_rows;
+#pragma unroll
+    for (int first = 0; first < Count; first += at_once) {
+      float distance[at_once][2][state_rows];
+#pragma unroll
+      for (int k = 0; k < at_once && first + k < Count; ++k) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+#pragma unroll
+          for (int r = 0; r < state_rows; ++r) distance[k][e][r] = value(e, r, first + k) - state[e].mean[r];
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < at_once && first + k < Count; ++k) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+#pragma unroll
+          for (int r = 0; r < state_rows; ++r) {
+            const float own = distance[k][e][r];
+            sum[e][r] = first + k == 0 ? own : sum[e][r] + own;
+            squares[e][r] = first + k == 0 ? own * own : fmaf(own, own, squares[e][r]);
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+#pragma unroll
+      for (int r = 0; r < state_rows; ++r) {
+        add_where(is_one[e], recent.sum[e][r], sum[e][r], e);
+        add_where(is_one[e], recent.squares[e][r], squares[e][r], e);
+      }
+      add_where(is_one[e], state[e].count, Count, e);
+    }
+  }
+
+  template <class State>
+  __device__ __forceinline__ void bring_up_to_date(State (&state)[2], Recent& recent) const {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const float count = state[e].count;
+      const float per_value = count > 0.0f ? pointwise::reciprocal_fast(count) : 0.0f;
+#pragma unroll
+      for (int r = 0; r < state_rows; ++r) {
+        const float moved = recent.sum[e][r] * per_value;
+        state[e].mean[r] += moved;
+        state[e].m2[r] += not_below_zero(fmaf(-recent.sum[e][r], moved, recent.squares[e][r]));
+      }
+    }
+    recent = {};
+  }
+
+  // Never a branch: sums of the four would follow each other instead of hiding each other's latency.
+  static __device__ __forceinline__ float select(bool so, float a, float b) {
+    float result;
+    asm("{.reg .pred p; setp.ne.b32 p, %3, 0; selp.f32 %0, %1, %2, p;}"
+        : "=f"(result)
+        : "f"(a), "f"(b), "r"(static_cast<int>(so)));
+    return result;
+  }
+
+  static __device__ __forceinline__ void add_where(bool so, float& sum, float value, int e) {
+    sum = has_row_always(e) ? sum + value : select(so, sum + value, sum);
+  }
+
+  // Rounding may leave a sum of squares below zero.
+  static __device__ __forceinline__ float not_below_zero(float x) { return x < 0.0f ? 0.0f : x; }
+
+  static __device__ __forceinline__ int offset_of(int d, int q1, int q2) {
+    return d * static_cast<int>(C::stride(2)) + q1 * static_cast<int>(C::stride(3)) +
+           q2 * static_cast<int>(C::stride(4));
+  }
+
+  // All tiles of a unit, `channel_tile` of its channels.
+  template <class Pass, class State>
+  __device__ __forceinline__ void consume(const Pass& pass, State (&state)[2], int channel_tile, Ring& ring,
+                                          const float (&unscale)[state_rows],
+                                          const float (&bias)[state_rows]) const {
+    const int group = uniform(threadIdx.x / 128);
+    const int warp = uniform(threadIdx.x / 32 % 4);
+    // A warp whose channels there are not has nothing to finish: its weights are zeros.
+    const bool has_channels =
+        channel_tile * channel_blocks * 16 + channels_of(warp, 0) * 8 < static_cast<int>(C::channels);
+    constexpr int across = strips / tile_rows;  // strips side by side
+    uint32 weights[2];                          // of the strips
+    uint32 windows[2];
+#pragma unroll
+    for (int own = 0; own < 2; ++own) {
+      const int strip = group * 2 + own;
+      const int set = weight_sets == 1 ? 0 : weight_sets == strips ? strip : group % weight_sets;
+      weights[own] =
+          warpgroup::descriptor(barrier::shared_address(shared.weight[channel_tile][set]), weight_units);
+      const int offset = (strip / across * step1 * row_units + strip % across * columns * step2 * pitch) * 16;
+      windows[own] = warpgroup::descriptor(barrier::shared_address(shared.x[0][0]) + offset, 0);
+    }
+    const uint64 base_a = base_of(weight_sets == 1 ? weights[0] : uniform(weights[0]), upper_a);
+    const uint64 base_b = base_of(uniform(windows[0]), upper_b);
+    // The grid has one dimension: a zero that the compiler does not know, for it would move a constant twice.
+    const float zero = __uint_as_float(gridDim.y - 1);
+    const float begin[2] = {begins_with_bias ? bias[0] : zero,
+                            begins_with_bias ? bias[state_rows - 1] : zero};
+    Recent recent;
+    Sums first, second;
+    int tile = 0;
+    int first_of_round = 0;
+    const auto turn_of = [&](int own, int plane) {
+      return ((round_planes == 1 ? first_of_round : 0) + plane + own * (taps0 / 2)) % taps0;
+    };
+    const auto operands_of = [&](int own, int plane) -> Operands {
+      const uint32 turn = turn_of(own, plane);
+      const uint32 turned = paired ? turn * static_cast<uint32>(sizeof(shared.weight[0][0][0]) / 16)
+                                   : (taps0 - 1 - turn) * channel_blocks * 16;
+      constexpr uint32 of_slot = input_parts * plane_units;
+      if constexpr (knows_slots) {
+        // From the first strip's to the second's.
+        constexpr uint32 of_set = weight_sets == strips ? sizeof(shared.weight[0][0]) / 16 : 0;
+        constexpr uint32 apart = across == 1 ? step1 * row_units : columns * step2 * pitch;
+        // Ones that are not the same: what is common to both strips would be computed apart.
+        return {{own * of_set + turned, own * apart + plane * of_slot},
+                own == 0 ? gridDim.y : gridDim.z,
+                base_a,
+                base_b};
+      }
+      return {
+          {uniform(weights[own] + turned), uniform(windows[own] + (ring.count + plane) % planes * of_slot)},
+          1,
+          0,
+          0};
+    };
+    // The outputs that a plane ends, and the next ones begun in their place. A warp has its first eight rows,
+    // its second or, not paired, both in the slot that ends.
+    const auto finish_plane = [&]<int own, int plane>(Sums& sums) {
+      const int strip = group * 2 + own;
+      const int row = tile / column_tiles * tile_rows + strip / across;
+      const int column = tile % column_tiles * tile_columns + strip % across * columns;
+      const int q = first_of_round + plane;
+      const int d = first_plane() + q - (taps0 - 1);
+      const bool is_output =
+          (plane >= taps0 - 1 || q >= taps0 - 1) && (parts == 1 || d < C::output_size(0)) && row < lane_rows;
+      const int ending = (turn_of(own, plane) + 1) % taps0;
+      // A warp, and a lane that has rows at all, has its first output in the first tile and in one of the
+      // first two rounds.
+      const bool may_be_first = tile == first_tile() && first_of_round < 2 * taps0;
+      const auto finish_rows = [&]<int r>() {
+        if (paired && round_planes > 1 && ending % 2 != r) return;  // known here
+        const bool is_own = plane_slot(warp, r) == ending;
+        if (is_own && has_channels && is_output)
+          take_columns<r>(pass, state, sums, d, row, column, unscale, bias, recent, may_be_first);
+        if constexpr (!begins_always)
+          Product::template begin_where<!paired || r == 0, !paired || r == 1>(sums, is_own, begin[0],
+                                                                              begin[1]);
+      };
+      finish_rows.template operator()<0>();
+      if constexpr (paired) finish_rows.template operator()<1>();
+    };
+    const auto wait_for = [&](int plane) {
+      const Ring at{ring.count + plane};
+      barrier::wait(&shared.full[knows_slots ? plane : at.slot()], knows_slots ? ring.parity() : at.parity());
+    };
+    const auto leave = [&](int plane) {
+      __syncwarp();
+      if (threadIdx.x % 32 == 0)
+        barrier::arrive(&shared.empty[knows_slots ? plane : (ring.count + plane) % planes]);
+    };
+    // A plane's part of sums, where the tensor cores are not to add up more.
+    const auto add = [&](Sums& sums, Sums& part) {
+      arrived(part);
+#pragma unroll
+      for (int i = 0; i < columns * 4; ++i) sums[i] += part[i];
+    };
+    // A part belongs to one strip after the other: the second one's products are under way while outputs of
+    // the first are finished.
+    Sums part;
+    const auto multiply_in_parts = [&] {
+      wait_for(0);
+      multiply_plane(part, operands_of(0, 0));
+      const Operands next = operands_of(1, 0);
+      warpgroup::wait<0>();
+      add(first, part);
+      multiply_plane(part, next);
+      finish_plane.template operator()<0, 0>(first);
+      warpgroup::wait<0>();
+      leave(0);
+      add(second, part);
+      finish_plane.template operator()<1, 0>(second);
+      ring.count += 1;
+    };
+    const auto multiply_round = [&]<int count>() {
+      if constexpr (promotes) return multiply_in_parts();
+      wait_for(0);
+      multiply_planes(first, second, operands_of(0, 0), operands_of(1, 0));
+      const auto go_on = [&]<int plane>() {
+        constexpr bool is_last = plane == count - 1;
+        // All four warps finish outputs at a time, some of them those of the first strip, the others those of
+        // the second.
+        warpgroup::wait<0>();
+        arrived(first);
+        arrived(second);
+        leave(plane);
+        Operands next_first, next_second;  // known when outputs are finished
+        if constexpr (!is_last) next_first = operands_of(0, plane + 1);
+        finish_plane.template operator()<0, plane>(first);
+        if constexpr (!is_last) next_second = operands_of(1, plane + 1);
+        finish_plane.template operator()<1, plane>(second);
+        if constexpr (!is_last) {
+          wait_for(plane + 1);
+          multiply_planes(first, second, next_first, next_second);
+        }
+      };
+      go_on.template operator()<0>();
+      if constexpr (count > 1) go_on.template operator()<1>();
+      if constexpr (count > 2) go_on.template operator()<2>();
+      if constexpr (count > 3) go_on.template operator()<3>();
+      ring.count += count;
+    };
+    static_assert(round_planes <= 4);
+#pragma unroll 1
+    for (tile = first_tile(); tile < first_tile() + part_tiles; ++tile) {
+      if constexpr (!begins_always) {
+#pragma unroll
+        for (int i = 0; i < columns * 4; ++i) {
+          first[i] = begin[i % 4 / 2];
+          second[i] = begin[i % 4 / 2];
+        }
+      }
+#pragma unroll 1
+      for (first_of_round = 0; first_of_round + round_planes <= window_planes;
+           first_of_round += round_planes) {
+        multiply_round.template operator()<round_planes>();
+        if constexpr (is_same<Pass, MomentsPass>) {
+          if (Recent::is_over(first_of_round)) bring_up_to_date(state, recent);
+        }
+      }
+      if constexpr (window_planes % round_planes != 0)
+        multiply_round.template operator()<window_planes % round_planes>();
+    }
+    if constexpr (is_same<Pass, MomentsPass>) bring_up_to_date(state, recent);
+  }
+
+  // The columns that there are.
+  template <int First, class Pass, class State>
+  __device__ __forceinline__ void take_columns(const Pass& pass, State (&state)[2], const Sums& sums, int d,
+                                               int row, int column, const float (&unscale)[state_rows],
+                                               const float (&bias)[state_rows], Recent& recent,
+                                               bool may_be_first) const {
+    constexpr int left = static_cast<int>(C::output_size(2)) % columns;
+    if (column + columns <= C::output_size(2)) {
+      take<First, columns>(pass, state, sums, d, row, column, unscale, bias, recent, may_be_first);
+    } else if (left > 0 && column < C::output_size(2)) {
+      take<First, left == 0 ? columns : left>(pass, state, sums, d, row, column, unscale, bias, recent,
+                                              may_be_first);
+    }
+  }
+};
+
+// --------------------------------------------------------------------------------------------------
+// Elements of x on their way to the ring of thin_wgmma.cuh, one by one, and the guard of their range.
+
+template <class Convolution, class Tail, class Numbers>
+struct WgmmaElements : WgmmaLayout<Convolution, Tail, Numbers> {
+  using Base = WgmmaLayout<Convolution, Tail, Numbers>;
+  using Base::all_prepare;
+  using Base::Base;
+  using Base::base_groups;
+  using Base::column_tiles;
+  using Base::consumers;
+  using Base::core_channels;
+  using Base::core_rows;
+  using Base::delta1;
+  using Base::first_plane;
+  using Base::first_tile;
+  using Base::first_unit;
+  using Base::fitting;
+  using Base::guards;
+  using Base::has_all_rows;
+  using Base::input_parts;
+  using Base::items;
+  using Base::loaded;
+  using Base::p;
+  using Base::part_tiles;
+  using Base::parts;
+  using Base::pitch;
+  using Base::plane_units;
+  using Base::planes;
+  using Base::producers;
+  using Base::rank;
+  using Base::repeats;
+  using Base::row_bases;
+  using Base::row_groups;
+  using Base::row_units;
+  using Base::samples;
+  using Base::shared;
+  using Base::shift;
+  using Base::shifts;
+  using Base::split;
+  using Base::splits;
+  using Base::starts;
+  using Base::step1;
+  using Base::step2;
+  using Base::tile_columns;
+  using Base::tile_rows;
+  using Base::unit_step;
+  using Base::units;
+  using Base::window_columns;
+  using Base::window_planes;
+  using typename Base::C;
+  using typename Base::Input;
 
   // --- Producers ---
   // What is staged, in order: items of a plane, planes of a tile, tiles, passes and channels, units.
@@ -1716,6 +2119,72 @@ struct Rotating {
     }
     if (guards && threadIdx.x == consumers && rank() == 0) p.only[p.batch + first_unit()] = shared.redo;
   }
+};
+
+// --------------------------------------------------------------------------------------------------
+// The threads that load, of thin_wgmma.cuh: whole rows by vectors, or elements.
+
+template <class Convolution, class Tail, class Numbers>
+struct WgmmaProducer : WgmmaElements<Convolution, Tail, Numbers> {
+  using Base = WgmmaElements<Convolution, Tail, Numbers>;
+  using Base::all_prepare;
+  using Base::Base;
+  using Base::column_tiles;
+  using Base::consumers;
+  using Base::core_channels;
+  using Base::core_rows;
+  using Base::delta1;
+  using Base::end_unit;
+  using Base::first_plane;
+  using Base::first_tile;
+  using Base::first_unit;
+  using Base::guards;
+  using Base::in_flight;
+  using Base::input_parts;
+  using Base::item_chunks;
+  using Base::items;
+  using Base::keeps_items;
+  using Base::lane_rows;
+  using Base::leave_largest;
+  using Base::load;
+  using Base::p;
+  using Base::part_planes;
+  using Base::part_tiles;
+  using Base::pitch;
+  using Base::plane_parts;
+  using Base::plane_units;
+  using Base::planes;
+  using Base::produce_kept;
+  using Base::producers;
+  using Base::rank;
+  using Base::repeats;
+  using Base::row_units;
+  using Base::samples;
+  using Base::shared;
+  using Base::shift;
+  using Base::source_of;
+  using Base::split;
+  using Base::splits;
+  using Base::starts;
+  using Base::step2;
+  using Base::store;
+  using Base::tile_columns;
+  using Base::tile_rows;
+  using Base::uniform;
+  using Base::unit_items;
+  using Base::unit_step;
+  using Base::window_columns;
+  using Base::window_planes;
+  using Base::window_rows;
+  using typename Base::C;
+  using typename Base::Elements;
+  using typename Base::Input;
+  using typename Base::Largest;
+  using typename Base::Place;
+  using typename Base::Ring;
+  using typename Base::Source;
+  using typename Base::Target;
+  using typename Base::Unit;
 
   // --- Producers of rows ---
   // Where lanes lie along memory, and a tile has all of them, a thread loads a whole row by vectors and makes
@@ -1790,6 +2259,15 @@ struct Rotating {
     int ahead_unit = first_unit();
     int ahead_index = first_of_warp;  // planes of the unit
     RowWords x[rows_in_flight] = {};
+    // Where a unit's rows of a warp lie at the same distance, all of them inside: where the next one lies.
+    constexpr bool in_line = has_all_planes && part_tiles * repeats == 1;
+    constexpr auto bytes = static_cast<int64>(Input::bytes);
+    const char* next = static_cast<const char*>(p.input);
+    if constexpr (in_line) {
+      next += bytes * (ahead_unit * C::input_stride(0) + c * C::input_stride(1) +
+                       (first_plane() + ahead_index + C::base(0, 0)) * C::input_stride(2) +
+                       (first_tile() * tile_columns * step2 + C::base(2, 0) + column) * C::input_stride(4));
+    }
     const auto load_ahead = [&](RowWords& to) {
       const int plane = ahead_index % window_planes;
       const int tile = first_tile() + ahead_index / window_planes % part_tiles;
@@ -1799,9 +2277,10 @@ struct Rotating {
           has_all_planes || (static_cast<unsigned>(i0) < static_cast<unsigned>(C::input_size(0)) &&
                              static_cast<unsigned>(i2) < static_cast<unsigned>(C::input_size(2)));
       const auto* from = reinterpret_cast<const uint4*>(
-          static_cast<const char*>(p.input) + (ahead_unit * C::input_stride(0) + c * C::input_stride(1) +
-                                               i0 * C::input_stride(2) + i2 * C::input_stride(4)) *
-                                                  Input::bytes);
+          in_line ? next
+                  : static_cast<const char*>(p.input) +
+                        bytes * (ahead_unit * C::input_stride(0) + c * C::input_stride(1) +
+                                 i0 * C::input_stride(2) + i2 * C::input_stride(4)));
       if (is_one && ahead_unit < end && (has_all_planes || ahead_index < unit_planes)) {
 #pragma unroll
         for (int v = 0; v < row_vectors; ++v) {
@@ -1813,9 +2292,11 @@ struct Rotating {
         }
       }
       ahead_index += planes_apart;
+      next += bytes * planes_apart * C::input_stride(2);
       if (ahead_index >= unit_planes) {
         ahead_index = first_of_warp;
         ahead_unit += unit_step();
+        next += bytes * (unit_step() * C::input_stride(0) - unit_planes * C::input_stride(2));
       }
     };
 #pragma unroll
@@ -1823,32 +2304,37 @@ struct Rotating {
     if constexpr (!all_prepare) barrier::wait(&shared.prepared, 0);
     uint32 before = 0;  // planes of the units before
     uint32 largest = 0;
-    const auto store_row = [&](RowWords& from, int index) {
-      const Ring at{before + index};
-      barrier::wait(&shared.empty[at.slot()], at.parity() ^ 1);
+    // Whether each of a warp's rows on their way always goes to the same slot.
+    constexpr bool keeps_slots = rows_in_flight * planes_apart == planes && unit_planes % planes == 0;
+    uint32 kept_parity = 1;  // the first time round slots are free
+    const auto store_row = [&](RowWords& from, int index, int i) {
+      const Ring at{keeps_slots ? static_cast<uint32>(first_of_warp + i * planes_apart) : before + index};
+      barrier::wait(&shared.empty[at.slot()], keeps_slots ? kept_parity : at.parity() ^ 1);
       const uint32 of_slot = at.slot() * static_cast<uint32>(sizeof(shared.x[0]));
       if constexpr (splits) {
 #pragma unroll
         for (int i = 0; i < row_vectors * 4; ++i)
           from[i] = __float_as_uint(__uint_as_float(from[i]) * thin_input_scale);
       }
+      if (is_one) {
 #pragma unroll
-      for (int row = 0; row < window_rows; ++row) {
-        uint32 high[4], low[4];
+        for (int row = 0; row < window_rows; ++row) {
+          uint32 high[4], low[4];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          pack_lanes(from, row, j, high[j], low[j]);
-          // A further shift has one element that those before had not, in the last lane.
-          const bool has_new = row < shift || j == 3;
-          if (guards && has_new) largest = __vmaxu2(largest, high[j] & 0x7fff7fffu);
-        }
+          for (int j = 0; j < 4; ++j) {
+            pack_lanes(from, row, j, high[j], low[j]);
+            // A further shift has one element that those before had not, in the last lane.
+            const bool has_new = row < shift || j == 3;
+            if (guards && has_new) largest = __vmaxu2(largest, high[j] & 0x7fff7fffu);
+          }
 #pragma unroll
-        for (int k = 0; k < core_rows; ++k) {
-          const bool has_all = row >= (core_rows - 1) * delta1 && row < starts;
-          if (has_all ? !is_one : (copies >> (row * core_rows + k) & 1u) == 0) continue;
-          auto* copy = reinterpret_cast<uint4*>(place[k] + of_slot + row * row_units * 16);
-          *copy = uint4{high[0], high[1], high[2], high[3]};
-          if constexpr (input_parts == 2) copy[plane_units] = uint4{low[0], low[1], low[2], low[3]};
+          for (int k = 0; k < core_rows; ++k) {
+            const bool has_all = row >= (core_rows - 1) * delta1 && row < starts;
+            if (!has_all && (copies >> (row * core_rows + k) & 1u) == 0) continue;
+            auto* copy = reinterpret_cast<uint4*>(place[k] + of_slot + row * row_units * 16);
+            *copy = uint4{high[0], high[1], high[2], high[3]};
+            if constexpr (input_parts == 2) copy[plane_units] = uint4{low[0], low[1], low[2], low[3]};
+          }
         }
       }
       barrier::release_to_copies();
@@ -1861,9 +2347,10 @@ struct Rotating {
       for (int index = first_of_warp; index < unit_planes; index += rows_in_flight * planes_apart) {
 #pragma unroll
         for (int i = 0; i < rows_in_flight; ++i) {
-          store_row(x[i], index + i * planes_apart);
+          store_row(x[i], index + i * planes_apart, i);
           load_ahead(x[i]);
         }
+        kept_parity ^= 1;
       }
       before += unit_planes;
       if constexpr (guards) {
@@ -1937,369 +2424,287 @@ struct Rotating {
     }
     if (guards && threadIdx.x == consumers && rank() == 0) p.only[p.batch + first_unit()] = shared.redo;
   }
+};
 
-  // --- Consumers ---
-  static __device__ __forceinline__ float output_of(float sum, float unscale, float bias) {
-    return begins_with_bias ? sum : fmaf(sum, unscale, bias);
-  }
+// --------------------------------------------------------------------------------------------------
+// Weights of thin_wgmma.cuh as the tensor cores read them: A, for every turn, scaled, split or dithered.
 
-  static __device__ __forceinline__ int lane_of(int e) { return threadIdx.x % 4 * 2 + e; }
-  static __device__ __forceinline__ int sample_of_lane(int e) { return lane_of(e) / row_groups; }
-  static __device__ __forceinline__ int first_row_of_lane(int e) {
-    return lane_of(e) % row_groups * lane_rows;
-  }
+template <class Convolution, class Tail, class Numbers>
+struct WgmmaWeights : WgmmaLayout<Convolution, Tail, Numbers> {
+  using Base = WgmmaLayout<Convolution, Tail, Numbers>;
+  using Base::all_prepare;
+  using Base::Base;
+  using Base::channel_blocks;
+  using Base::channel_tiles;
+  using Base::consumers;
+  using Base::core_channels;
+  using Base::core_columns;
+  using Base::core_rows;
+  using Base::cores;
+  using Base::dithers;
+  using Base::fills_up;
+  using Base::first_plane;
+  using Base::groups1;
+  using Base::groups2;
+  using Base::guards;
+  using Base::input_parts;
+  using Base::p;
+  using Base::paired;
+  using Base::pitch;
+  using Base::plane_units;
+  using Base::planes;
+  using Base::shared;
+  using Base::split;
+  using Base::splits;
+  using Base::steps;
+  using Base::taps0;
+  using Base::taps1;
+  using Base::taps2;
+  using Base::turns;
+  using Base::weight_blocks;
+  using Base::weight_parts;
+  using Base::weight_sets;
+  using Base::weight_units;
+  using typename Base::C;
 
-  // Where core `core` of output position 0 lies, in units.
-  static constexpr __device__ int core_offset(int core) {
-    return (core / (groups1 * groups2) * starts + core / groups2 % groups1 * core_rows * delta1) * row_units +
-           core % groups2 * core_columns * delta2 * pitch;
-  }
+  // --- Weights ---
+  // They are brought together in the ring, where it has room for them: each is read several times.
+  static constexpr int terms = C::in_channels * static_cast<int>(C::taps);
+  static constexpr int weights = static_cast<int>(C::channels) * terms;
+  static constexpr int raw_pitch = terms | 1;  // of a channel: neighbours lie in different banks
+  static constexpr bool in_ring =
+      4 * static_cast<int>(C::channels) * raw_pitch <= 16 * planes * input_parts * plane_units;
 
-  using Sums = float[columns * 4];
+  static constexpr int preparing = all_prepare ? static_cast<int>(Numbers::threads) : consumers;
+  static __device__ __forceinline__ void sync_preparing() { warpgroup::sync<preparing>(all_prepare ? 0 : 5); }
 
-  static constexpr int products = weight_parts + input_parts - 1;  // of two cores
-
-  // The lower halves of what describes A and B of a plane's first product.
-  struct Operands {
-    uint32 a, b;
-  };
-
-  // How far the operands of a plane's product `i` lie behind those of its first.
-  static constexpr __device__ Operands behind(int i) {
-    const int core = 2 * (i / products);
-    const int part = i % products;  // of the weights, then of the input
-    const int distance = core + 1 < cores ? core_offset(core + 1) - core_offset(core) : 0;
-    return {static_cast<uint32>(i / products * weight_parts + (part == 1 && weight_parts == 2 ? 1 : 0)) * 2 *
-                weight_units,
-            static_cast<uint32>(core_offset(core) | distance << 16) + (part == 2 ? plane_units : 0)};
-  }
-
-  // Product `i` of a strip's plane. A part begins anew, which the compiler does not know: else it would take
-  // other registers each time, and serialise products.
-  __device__ __forceinline__ void multiply(Sums& sums, const Operands& begin, int i) const {
-    const bool accumulates = promotes ? gridDim.y > 1 : !begins_always;
-    Product::template multiply<8, pitch * step2>(sums, begin.a + behind(i).a, begin.b + behind(i).b,
-                                                 i > 0 || accumulates);
-  }
-
-  // All products of a strip's plane, as a group that is under way.
-  __device__ __forceinline__ void multiply_plane(Sums& sums, const Operands& begin) const {
-    warpgroup::fence();
-#pragma unroll
-    for (int i = 0; i < steps * products; ++i) multiply(sums, begin, i);
-    warpgroup::commit();
-  }
-  // Those of two strips by turns: a product waits for the one before that has the same sums.
-  __device__ __forceinline__ void multiply_planes(Sums& first, Sums& second, const Operands& begin_first,
-                                                  const Operands& begin_second) const {
-    warpgroup::fence();
-#pragma unroll
-    for (int i = 0; i < steps * products; ++i) {
-      multiply(first, begin_first, i);
-      multiply(second, begin_second, i);
-    }
-    warpgroup::commit();
-  }
-
-  // What products write is not to be read before it has been waited for, which the compiler does not know.
-  static __device__ __forceinline__ void arrived(Sums& sums) {
-#pragma unroll
-    for (int i = 0; i < columns * 4; ++i) asm volatile("" : "+f"(sums[i])::"memory");
-  }
-
-  using MomentsPass = MomentsEpilogue<Convolution, Tail, Numbers>;
-  using ApplyPass = ApplyEpilogue<Convolution, Tail, Numbers>;
-
-  // What came after the last time that moments were brought up to date: sums of distances from the mean then.
-  struct Recent {
-    static constexpr int most = 16;  // planes
-    float sum[2][state_rows] = {};
-    float squares[2][state_rows] = {};
-    int left = 1;  // planes until moments are brought up to date: first after one
-  };
-
-  // A thread's sums of a plane: rows (r) from `First` on, one for each of its channels, in two lanes (e),
-  // `Count` columns.
-  template <int First, int Count, class State>
-  __device__ __forceinline__ void take(const ApplyPass& pass, State (&state)[2], const Sums& sums, int d,
-                                       int row, int column, const float (&unscale)[state_rows],
-                                       const float (&bias)[state_rows], Recent& recent) const {
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int q1 = row + first_row_of_lane(e);
-      if (q1 >= C::output_size(1)) continue;
-      float h[state_rows][Count];
-      int offset[Count];
-#pragma unroll
-      for (int k = 0; k < Count; ++k) {
-#pragma unroll
-        for (int r = 0; r < state_rows; ++r)
-          h[r][k] = output_of(sums[4 * k + 2 * (First + r) + e], unscale[r], bias[r]);
-        offset[k] = offset_of(d, q1, column + k);
+  __device__ __forceinline__ void bring_weights() const {
+    if constexpr (in_ring) {
+      auto* raw = reinterpret_cast<float*>(shared.x);
+      constexpr int rounds = (weights + preparing - 1) / preparing;
+      constexpr int at_once = rounds < 16 ? rounds : 8;  // on their way
+#pragma unroll at_once
+      for (int k = 0; k < rounds; ++k) {
+        const int i = k * preparing + static_cast<int>(threadIdx.x);
+        if (i < weights)
+          raw[i / terms * raw_pitch + i % terms] = load_one<typename C::Weight>(p.parameter[0], i);
       }
-      pass.take(state[e], h, offset, All{});
+    }
+    for (int o = threadIdx.x; o < channel_tiles * channel_blocks * 16; o += preparing) {
+      float bias = 0.0f;
+      if constexpr (C::has_bias)
+        bias = o < C::channels ? load_one<typename C::Bias>(p.parameter[1], o) : 0.0f;
+      shared.bias[o] = bias;
+    }
+    sync_preparing();
+  }
+  __device__ __forceinline__ float weight(int o, int term) const {
+    if constexpr (in_ring) return reinterpret_cast<const float*>(shared.x)[o * raw_pitch + term];
+    return load_one<typename C::Weight>(p.parameter[0], o * terms + term);
+  }
+
+  // The term that is element `e` of core `core`: taps of the last dimension, of the middle one within, then
+  // channels. Below zero where there is none.
+  static __device__ __forceinline__ int term_of(int t0, int core, int e) {
+    const int c = core / (groups1 * groups2) * core_channels + e % core_channels;
+    const int t1 = core / groups2 % groups1 * core_rows + e / core_channels % core_rows;
+    const int t2 = core % groups2 * core_columns + e / pitch;
+    if (core >= cores || t1 >= taps1 || t2 >= taps2) return -1;
+    const auto tap = static_cast<int>(t0 * C::tap_stride(0) + t1 * C::tap_stride(1) + t2 * C::tap_stride(2));
+    return c * static_cast<int>(C::taps) + tap;
+  }
+
+  // The power of two that takes the channel's largest weight to [2^13, 2^14); flags what has none.
+  __device__ __forceinline__ void find_scales() const {
+    const int lane = threadIdx.x % 32;
+    for (int o = threadIdx.x / 32; o < channel_tiles * channel_blocks * 16; o += preparing / 32) {
+      uint32 largest = 0;
+      if (o < C::channels) {
+        for (int i = lane; i < terms; i += 32)
+          largest = max(largest, __float_as_uint(weight(o, i)) & 0x7fffffffu);
+      }
+      largest = __reduce_max_sync(0xffffffffu, largest);
+      const int exponent = static_cast<int>(largest >> 23) - 127;
+      const bool is_finite = exponent < 128;
+      const bool fits = largest == 0 || (exponent > -100 && is_finite);
+      const bool redo = splits ? !fits : fills_up && !is_finite;
+      if (guards && redo && lane == 0) atomicMax(&shared.redo, static_cast<uint32>(redo_all));
+      const int power = splits && largest > 0 && fits ? 13 - exponent : 0;
+      if (lane == 0) shared.unscale[o] = splits ? ldexpf(1.0f / thin_input_scale, -power) : 1.0f;
     }
   }
 
-  // Moments take distances from the mean so far (at first from the first value): sums of one look at each
-  // value, of which none stays in a register. The mean moves little, so that what is subtracted when moments
-  // are brought up to date is small beside the sum of squares.
-  template <int First, int Count, class State>
-  __device__ __forceinline__ void take(const MomentsPass& pass, State (&state)[2], const Sums& sums, int d,
-                                       int row, int column, const float (&unscale)[state_rows],
-                                       const float (&bias)[state_rows], Recent& recent) const {
-    using Before = typename Tail::Before;
-    float sum[2][state_rows], squares[2][state_rows];
-    const auto value = [&](int e, int r, int k) {
-      // A lane without a row takes values of the last one, and keeps nothing of them.
-      const int q1 = row + first_row_of_lane(e);
-      typename Before::template Tensors<1> tensors;
-      tensors.load(p, element_index<Convolution, Tail, Numbers>(
-                          pass.n, state[e].slot[r],
-                          offset_of(d, q1 < C::output_size(1) ? q1 : static_cast<int>(C::output_size(1)) - 1,
-                                    column + k)));
-      return Before::value(output_of(sums[4 * k + 2 * (First + r) + e], unscale[r], bias[r]),
-                           state[e].before[r].value[0], tensors, 0);
-    };
-    bool is_one[2];
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      is_one[e] = row + first_row_of_lane(e) < C::output_size(1);
-#pragma unroll
-      for (int r = 0; r < state_rows; ++r)
-        state[e].mean[r] = select(is_one[e] && state[e].count == 0.0f, value(e, r, 0), state[e].mean[r]);
+  // A: 8 x 8 matrices, rows of 16 bytes. Slot b takes tap (turn - b) % taps0. Where one A serves all turns,
+  // row block i is tap (taps0 - 1 - i) % taps0 of its channels.
+  static constexpr bool has_other_rows = paired ? taps0 == 3 || (taps0 == 2 && channel_blocks == 1)
+                                                : (2 * taps0 - 1) * channel_blocks < weight_blocks;
+  static constexpr int places = paired ? taps0 : 2;  // that eight terms of a tap have at most
+
+  __device__ __forceinline__ void load_weights() const {
+    bring_weights();
+    if constexpr (has_other_rows) {
+      auto* all = reinterpret_cast<uint4*>(shared.weight);
+      for (int i = threadIdx.x; i < static_cast<int>(sizeof(shared.weight) / 16); i += preparing)
+        all[i] = uint4{0, 0, 0, 0};
     }
-    // Step by step of some columns: of as many values as hide each other's latency.
-    constexpr int at_once = 4 / state_rows;
+    find_scales();
+    sync_preparing();
+    constexpr int all_channels = channel_blocks * 16;
+    for (int i = threadIdx.x; i < channel_tiles * 2 * steps * taps0 * all_channels; i += preparing) {
+      const int t0 = i / all_channels % taps0;
+      const int core = i / (all_channels * taps0) % (2 * steps);
+      const int tile = i / (all_channels * taps0) / (2 * steps);
+      const int o = tile * all_channels + i % all_channels;
+      const int eight = i % all_channels / 8;
+      const float scale = splits ? 1.0f / (shared.unscale[o] * thin_input_scale) : 1.0f;
+      float w[8];
 #pragma unroll
-    for (int first = 0; first < Count; first += at_once) {
-      float distance[at_once][2][state_rows];
+      for (int e = 0; e < 8; ++e) {
+        const int term = o < C::channels ? term_of(t0, core, e) : -1;
+        w[e] = term >= 0 ? weight(o, term) * scale : 0.0f;
+      }
+      uint32 high[4], low[4];
+      if constexpr (dithers) {
+        dither(w, static_cast<uint32>(o * terms + term_of(t0, core, 0)), high, low);
+      } else {
 #pragma unroll
-      for (int k = 0; k < at_once && first + k < Count; ++k) {
+        for (int j = 0; j < 4; ++j) split(w[2 * j], w[2 * j + 1], high[j], low[j]);
+      }
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
+      for (int place = 0; place < places; ++place) {
+        int turn = 0;
+        int row = i % 8;
+        if constexpr (paired) {  // `place` is the slot
+          turn = (t0 + place) % taps0;
+          row += taps0 == 2 ? eight * 16 + place * 8 : (place / 2 * 2 + eight) * 16 + place % 2 * 8;
+        } else {
+          const int block = taps0 - 1 - t0 + place * taps0;
+          if (block >= 2 * taps0 - 1) continue;
+          row += block * all_channels + eight * 8;
+        }
 #pragma unroll
-          for (int r = 0; r < state_rows; ++r) distance[k][e][r] = value(e, r, first + k) - state[e].mean[r];
+        for (int set = 0; set < weight_sets; ++set) {
+          uint32 own[4];
+#pragma unroll
+          for (int j = 0; j < 4; ++j)
+            own[j] = dithers ? high[j] + (low[j] >> version_of(set, turn) & 0x10001u) : high[j];
+          uint4(&of_step)[weight_parts][2][weight_units] = shared.weight[tile][set][turn][core / 2];
+          of_step[0][core % 2][row] = uint4{own[0], own[1], own[2], own[3]};
+          if constexpr (weight_parts == 2)
+            of_step[weight_parts - 1][core % 2][row] = uint4{low[0], low[1], low[2], low[3]};
         }
       }
-#pragma unroll
-      for (int k = 0; k < at_once && first + k < Count; ++k) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-#pragma unroll
-          for (int r = 0; r < state_rows; ++r) {
-            const float own = distance[k][e][r];
-            sum[e][r] = first + k == 0 ? own : sum[e][r] + own;
-            squares[e][r] = first + k == 0 ? own * own : fmaf(own, own, squares[e][r]);
-          }
-        }
-      }
-    }
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-#pragma unroll
-      for (int r = 0; r < state_rows; ++r) {
-        recent.sum[e][r] = select(is_one[e], recent.sum[e][r] + sum[e][r], recent.sum[e][r]);
-        recent.squares[e][r] = select(is_one[e], recent.squares[e][r] + squares[e][r], recent.squares[e][r]);
-      }
-      state[e].count = select(is_one[e], state[e].count + Count, state[e].count);
-    }
-    if (--recent.left == 0) bring_up_to_date(state, recent);
-  }
-
-  template <class State>
-  __device__ __forceinline__ void bring_up_to_date(State (&state)[2], Recent& recent) const {
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const float count = state[e].count;
-      const float per_value = count > 0.0f ? pointwise::reciprocal_fast(count) : 0.0f;
-#pragma unroll
-      for (int r = 0; r < state_rows; ++r) {
-        const float moved = recent.sum[e][r] * per_value;
-        state[e].mean[r] += moved;
-        state[e].m2[r] += not_below_zero(fmaf(-recent.sum[e][r], moved, recent.squares[e][r]));
-      }
-    }
-    recent = {};
-    recent.left = Recent::most;
-  }
-
-  // Never a branch: sums of the four would follow each other instead of hiding each other's latency.
-  static __device__ __forceinline__ float select(bool so, float a, float b) {
-    float result;
-    asm("{.reg .pred p; setp.ne.b32 p, %3, 0; selp.f32 %0, %1, %2, p;}"
-        : "=f"(result)
-        : "f"(a), "f"(b), "r"(static_cast<int>(so)));
-    return result;
-  }
-
-  // Rounding may leave a sum of squares below zero.
-  static __device__ __forceinline__ float not_below_zero(float x) { return x < 0.0f ? 0.0f : x; }
-
-  static __device__ __forceinline__ int offset_of(int d, int q1, int q2) {
-    return d * static_cast<int>(C::stride(2)) + q1 * static_cast<int>(C::stride(3)) +
-           q2 * static_cast<int>(C::stride(4));
-  }
-
-  // Planes that are unrolled: a round of the slots, so that what a plane ends is known when this is compiled.
-  // Sums that begin anew with every plane are not carried through several: products would be serialised, for
-  // the compiler takes other registers each time.
-  static constexpr int round_planes = promotes ? 1 : taps0;
-
-  // All tiles of a unit, `channel_tile` of its channels.
-  template <class Pass, class State>
-  __device__ __forceinline__ void consume(const Pass& pass, State (&state)[2], int channel_tile, Ring& ring,
-                                          const float (&unscale)[state_rows],
-                                          const float (&bias)[state_rows]) const {
-    const int group = uniform(threadIdx.x / 128);
-    const int warp = uniform(threadIdx.x / 32 % 4);
-    // A warp whose channels there are not has nothing to finish: its weights are zeros.
-    const bool has_channels =
-        channel_tile * channel_blocks * 16 + channels_of(warp, 0) * 8 < static_cast<int>(C::channels);
-    constexpr int across = strips / tile_rows;  // strips side by side
-    uint32 weights[2];                          // of the strips
-    uint32 windows[2];
-#pragma unroll
-    for (int own = 0; own < 2; ++own) {
-      const int strip = group * 2 + own;
-      const int set = weight_sets == strips ? strip : group % weight_sets;
-      weights[own] =
-          warpgroup::descriptor(barrier::shared_address(shared.weight[channel_tile][set]), weight_units);
-      const int offset = (strip / across * step1 * row_units + strip % across * columns * step2 * pitch) * 16;
-      windows[own] = warpgroup::descriptor(barrier::shared_address(shared.x[0][0]) + offset, 0);
-    }
-    // The grid has one dimension: a zero that the compiler does not know, for it would move a constant twice.
-    const float zero = __uint_as_float(gridDim.y - 1);
-    const float begin[2] = {begins_with_bias ? bias[0] : zero,
-                            begins_with_bias ? bias[state_rows - 1] : zero};
-    Recent recent;
-    Sums first, second;
-    int tile = 0;
-    int first_of_round = 0;
-    const auto turn_of = [&](int own, int plane) {
-      return ((round_planes == 1 ? first_of_round : 0) + plane + own * (taps0 / 2)) % taps0;
-    };
-    const auto operands_of = [&](int own, int plane) {
-      const uint32 turn = turn_of(own, plane);
-      const uint32 a =
-          weights[own] + (paired ? turn * static_cast<uint32>(sizeof(shared.weight[0][0][0]) / 16)
-                                 : (taps0 - 1 - turn) * channel_blocks * 16);
-      const uint32 b = windows[own] + (ring.count + plane) % planes * (input_parts * plane_units);
-      return Operands{uniform(a), uniform(b)};
-    };
-    // The outputs that a plane ends, and the next ones begun in their place. A warp has its first eight rows,
-    // its second or, not paired, both in the slot that ends.
-    const auto finish_plane = [&]<int own, int plane>(Sums& sums) {
-      const int strip = group * 2 + own;
-      const int row = tile / column_tiles * tile_rows + strip / across;
-      const int column = tile % column_tiles * tile_columns + strip % across * columns;
-      const int q = first_of_round + plane;
-      const int d = first_plane() + q - (taps0 - 1);
-      const bool is_output =
-          (plane >= taps0 - 1 || q >= taps0 - 1) && (parts == 1 || d < C::output_size(0)) && row < lane_rows;
-      const int ending = (turn_of(own, plane) + 1) % taps0;
-      const auto finish_rows = [&]<int r>() {
-        if (paired && round_planes > 1 && ending % 2 != r) return;  // known here
-        const bool is_own = plane_slot(warp, r) == ending;
-        if (is_own && has_channels && is_output)
-          take_columns<r>(pass, state, sums, d, row, column, unscale, bias, recent);
-        if constexpr (!begins_always)
-          Product::template begin_where<!paired || r == 0, !paired || r == 1>(sums, is_own, begin[0],
-                                                                              begin[1]);
-      };
-      finish_rows.template operator()<0>();
-      if constexpr (paired) finish_rows.template operator()<1>();
-    };
-    const auto wait_for = [&](int plane) {
-      const Ring at{ring.count + plane};
-      barrier::wait(&shared.full[at.slot()], at.parity());
-    };
-    const auto leave = [&](int plane) {
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) barrier::arrive(&shared.empty[(ring.count + plane) % planes]);
-    };
-    // A plane's part of sums, where the tensor cores are not to add up more.
-    const auto add = [&](Sums& sums, Sums& part) {
-      arrived(part);
-#pragma unroll
-      for (int i = 0; i < columns * 4; ++i) sums[i] += part[i];
-    };
-    // A part belongs to one strip after the other: the second one's products are under way while outputs of
-    // the first are finished.
-    Sums part;
-    const auto multiply_in_parts = [&] {
-      wait_for(0);
-      multiply_plane(part, operands_of(0, 0));
-      const Operands next = operands_of(1, 0);
-      warpgroup::wait<0>();
-      add(first, part);
-      multiply_plane(part, next);
-      finish_plane.template operator()<0, 0>(first);
-      warpgroup::wait<0>();
-      leave(0);
-      add(second, part);
-      finish_plane.template operator()<1, 0>(second);
-      ring.count += 1;
-    };
-    const auto multiply_round = [&]<int count>() {
-      if constexpr (promotes) return multiply_in_parts();
-      wait_for(0);
-      multiply_planes(first, second, operands_of(0, 0), operands_of(1, 0));
-      const auto go_on = [&]<int plane>() {
-        constexpr bool is_last = plane == count - 1;
-        // All four warps finish outputs at a time, some of them those of the first strip, the others those of
-        // the second.
-        warpgroup::wait<0>();
-        arrived(first);
-        arrived(second);
-        leave(plane);
-        Operands next_first, next_second;  // known when outputs are finished
-        if constexpr (!is_last) next_first = operands_of(0, plane + 1);
-        finish_plane.template operator()<0, plane>(first);
-        if constexpr (!is_last) next_second = operands_of(1, plane + 1);
-        finish_plane.template operator()<1, plane>(second);
-        if constexpr (!is_last) {
-          wait_for(plane + 1);
-          multiply_planes(first, second, next_first, next_second);
-        }
-      };
-      go_on.template operator()<0>();
-      if constexpr (count > 1) go_on.template operator()<1>();
-      if constexpr (count > 2) go_on.template operator()<2>();
-      if constexpr (count > 3) go_on.template operator()<3>();
-      ring.count += count;
-    };
-    static_assert(round_planes <= 4);
-#pragma unroll 1
-    for (tile = first_tile(); tile < first_tile() + part_tiles; ++tile) {
-      if constexpr (!begins_always) {
-#pragma unroll
-        for (int i = 0; i < columns * 4; ++i) {
-          first[i] = begin[i % 4 / 2];
-          second[i] = begin[i % 4 / 2];
-        }
-      }
-#pragma unroll 1
-      for (first_of_round = 0; first_of_round + round_planes <= window_planes; first_of_round += round_planes)
-        multiply_round.template operator()<round_planes>();
-      if constexpr (window_planes % round_planes != 0)
-        multiply_round.template operator()<window_planes % round_planes>();
-    }
-    if constexpr (is_same<Pass, MomentsPass>) bring_up_to_date(state, recent);
-  }
-
-  // The columns that there are.
-  template <int First, class Pass, class State>
-  __device__ __forceinline__ void take_columns(const Pass& pass, State (&state)[2], const Sums& sums, int d,
-                                               int row, int column, const float (&unscale)[state_rows],
-                                               const float (&bias)[state_rows], Recent& recent) const {
-    constexpr int left = static_cast<int>(C::output_size(2)) % columns;
-    if (column + columns <= C::output_size(2)) {
-      take<First, columns>(pass, state, sums, d, row, column, unscale, bias, recent);
-    } else if (left > 0 && column < C::output_size(2)) {
-      take<First, left == 0 ? columns : left>(pass, state, sums, d, row, column, unscale, bias, recent);
     }
   }
+
+  // --- Dithered weights ---
+  // f32 weights that are rounded to nearest halves are off by the same at every position, so that means are.
+  // Here every turn of every set is another of `versions` roundings of each weight, to the half below or to
+  // the next one, so that their average is the weight (within half a unit of the last place / versions).
+  // Input planes take them by turns, each strip in another order, and every weight begins at another one:
+  // what is left of rounding averages out over the positions of a sample as that of x does. Weights that are
+  // halves stay what they are.
+  static constexpr int versions = weight_sets * turns;
+  static_assert(!dithers || versions <= 16);
+
+  // Rows of a strip take all versions that differ by `weight_sets`, and strips of a row do.
+  __device__ __forceinline__ uint32 version_of(int set, int turn) const {
+    return static_cast<uint32>(weight_sets * ((turn + set + first_plane()) % turns) + set);
+  }
+
+  // The halves below eight weights, and for each of them bits of the versions that are the next one. What all
+  // versions of a weight lack goes to the next one of its channel: neighbouring taps meet the same values
+  // (s27, uniform values: means are off by up to 1.9e-5 instead of 3.9e-5).
+  static __device__ __forceinline__ void dither(float (&w)[8], uint32 first, uint32 (&below)[4],
+                                                uint32 (&next)[4]) {
+    constexpr uint32 step = 0x2000 / versions;  // of the 13 bits that halves lack
+    uint32 bits[8];
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      const uint32 all = __float_as_uint(w[e]);
+      const uint32 count = ((all & 0x1fffu) + step / 2) / step;
+      const uint32 phase = ((first + e) * 2654435769u >> 16) % versions;
+      const uint32 some = (1u << count) - 1;
+      bits[e] = (some << phase | some >> (versions - phase)) & ((1u << versions) - 1);
+      if (e + core_channels < 8)
+        w[e + core_channels] += w[e] - __uint_as_float((all & ~0x1fffu) + count * step);
+      w[e] = __uint_as_float(all & ~0x1fffu);
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      below[j] = f16::pack(w[2 * j], w[2 * j + 1]);
+      next[j] = bits[2 * j] | bits[2 * j + 1] << 16;
+    }
+  }
+};
+
+// --------------------------------------------------------------------------------------------------
+// A thin convolution whose block ends in a mean, on the tensor cores of sm_90a: warpgroup products whose
+// columns are eight lanes of a position, and whose rows are the taps of the first dimension.
+//
+//   D[tap of dimension 0, channel][position, lane] += A[tap, channel][term] B[term][position, lane]
+//
+// An input plane is multiplied once, by all taps of the first dimension that meet it: rows of plane slot b of
+// the accumulators belong to output plane d with (d + turn) % taps == b, and A is read from a place that
+// turns with the input plane. A slot is complete after its last tap; its warps then apply the chain and go on
+// with zeros. A warp has 16 channels of one slot, or, `paired`, eight channels of two slots: then two warps
+// share what a plane ends, which takes half as long, but A lies in memory once for every turn. A warpgroup
+// has two strips of a tile, half a turn apart: two of its warps finish what a plane ends in the first, the
+// others what it ends in the second.
+//
+// A lane is a row group of a sample: lane (s, g) of position (r, w) is output row r + g * lane_rows of sample
+// s. Elements of eight lanes lie side by side (a unit of 16 bytes), so that every tap is a legal start of a
+// matrix (K x N with N contiguous, no swizzle). Eight terms, core_columns taps along the last dimension of
+// core_rows taps along the middle one of core_channels input channels, are eight neighbouring units: channels
+// lie side by side, and window row q is kept together with the core_rows - 1 rows that follow it at the
+// distance of taps.
+//
+// A block has two warpgroups that multiply and one that loads: planes pass through a ring in shared memory.
+// A unit (8 / row_groups samples) is one block's alone, or, where there are few of them, a cluster's, whose
+// blocks have tiles or planes of it each: moments or sums of its channels never leave the chip, and the first
+// block writes the means. Moves x once (halo columns of a tile come from the second-level cache).
+//
+// Precisions and scales are those of thin_samples.cuh. What f16 has no room for, and what is not finite where
+// terms are filled up, is done again by thin_cores.
+//
+// Here are the ends of a unit and the threads' parts; of the pieces _layout has what they share, _weights A,
+// _elements and _producer what comes into the ring, _products and _outputs what becomes of it.
+
+template <class Convolution, class Tail, class Numbers, class Product>
+struct Rotating : WgmmaOutputs<Convolution, Tail, Numbers, Product> {
+  using Base = WgmmaOutputs<Convolution, Tail, Numbers, Product>;
+  using Base::all_prepare;
+  using Base::Base;
+  using Base::channel_blocks;
+  using Base::channel_tiles;
+  using Base::channels_of;
+  using Base::consume;
+  using Base::consumer_warps;
+  using Base::consumers;
+  using Base::first_unit;
+  using Base::guards;
+  using Base::is_used;
+  using Base::p;
+  using Base::paired;
+  using Base::part_tiles;
+  using Base::parts;
+  using Base::planes;
+  using Base::producers;
+  using Base::rank;
+  using Base::row_groups;
+  using Base::sample_of_lane;
+  using Base::samples;
+  using Base::shared;
+  using Base::state_rows;
+  using Base::taps0;
+  using Base::two_passes;
+  using Base::unit_step;
+  using Base::warpgroups;
+  using Base::window_planes;
+  using typename Base::ApplyPass;
+  using typename Base::C;
+  using typename Base::MomentsPass;
+  using typename Base::Ring;
 
   // A warp's moments, or sums, of its slots.
   static constexpr int team = row_groups > 1 ? row_groups / 2 : 1;  // lanes that share a sample
@@ -2363,9 +2768,9 @@ struct Rotating {
     constexpr int holders = paired ? (taps0 == 2 ? 1 : 2) : taps0;
     constexpr int apart = paired ? 2 : channel_blocks;
     const int first = paired ? eight : eight / 2;
-#pragma unroll 1
+#pragma unroll
     for (int group = 0; group < warpgroups; ++group) {
-#pragma unroll 1
+#pragma unroll
       for (int t = 0; t < holders; ++t) take(shared.scratch[group * 4 + t * apart + first][slot]);
     }
   }
@@ -2404,8 +2809,56 @@ struct Rotating {
     for (int i = 0; i < parts; ++i) take(part[i]);
   }
 
+  // By one warpgroup, or by one warp of it, when all have left their moments. Channels of a slab are
+  // neighbouring lanes, where they are a power of two: nothing is waited for between them.
+  static constexpr bool by_lanes =
+      (Tail::group_channels & (Tail::group_channels - 1)) == 0 && Tail::group_channels <= 32;
+  template <int finishers>
+  __device__ __forceinline__ void finish_by_lanes(int64 n, int thread) const {
+    constexpr int group = static_cast<int>(Tail::group_channels);
+    constexpr auto spatial = static_cast<float>(Tail::spatial);
+#pragma unroll 1
+    for (int first = 0; first < Numbers::slots; first += finishers) {
+      const int slot = first + thread;
+      const bool is_one = slot < Numbers::slots && n + slot / Tail::channels < p.batch;
+      const int channel = slot % static_cast<int>(Tail::channels);
+      float gamma = 0.0f, beta = 0.0f;  // on their way
+      if constexpr (Tail::mean_follows_norm) {
+        if (is_one) {
+          gamma = Tail::weight(p, channel);
+          beta = Tail::bias(p, channel);
+        }
+      }
+      Moments all;
+      for_each_part(slot < Numbers::slots ? slot : 0, [&](const float* part) {
+        if (part[0] > 0.0f) all.merge(part[0], part[1], part[2]);
+      });
+      const float mean = lanes_sum<group>(all.mean) * (1.0f / group);
+      const float distance = all.mean - mean;
+      const float m2 = lanes_sum<group>(fmaf(distance * distance, spatial, all.m2));
+      const float rstd = 1.0f / sqrtf(m2 / (spatial * group) + Tail::eps);
+      if (!is_one) continue;
+      const int64 index = (n * Tail::channels + slot) / group;
+      if (channel % group == 0) {
+        p.statistics[2 * index] = mean;
+        p.statistics[2 * index + 1] = rstd;
+      }
+      if constexpr (Tail::mean_follows_norm)
+        store_one<typename Tail::Output>(p.output, n * Tail::channels + slot,
+                                         fmaf(distance * rstd, gamma, beta));
+    }
+  }
+
   // By one warpgroup, when all have left their moments.
   __device__ __forceinline__ void finish_moments(int64 n) const {
+    if constexpr (by_lanes) {
+      if constexpr (parts > 1) {
+        finish_by_lanes<128>(n, threadIdx.x % 128);
+      } else if (threadIdx.x % 128 < 32) {
+        finish_by_lanes<32>(n, threadIdx.x % 32);
+      }
+      return;
+    }
     const int thread = threadIdx.x % 128;
     for (int slot = thread; slot < Numbers::slots; slot += 128) {
       Moments all;
@@ -2535,10 +2988,15 @@ struct Rotating {
   static constexpr bool ends_may_meet = channel_tiles * part_tiles * window_planes <= planes;
 
   __device__ __forceinline__ void run() const {
+    using Weights = WgmmaWeights<Convolution, Tail, Numbers>;
+    using Producer = WgmmaProducer<Convolution, Tail, Numbers>;
+    const Weights weights(p, shared);
+    const Producer producer(p, shared);
     if constexpr (guards) allow_kernel_after();
     if (threadIdx.x == 0) {
       for (int i = 0; i < planes; ++i) {
-        barrier::initialise(&shared.full[i], rows_are_aligned() ? row_chunks : producers / 32);
+        barrier::initialise(&shared.full[i],
+                            producer.rows_are_aligned() ? Producer::row_chunks : producers / 32);
         barrier::initialise(&shared.empty[i], consumer_warps);
       }
       barrier::initialise(&shared.prepared, consumers);
@@ -2556,17 +3014,17 @@ struct Rotating {
       shared.largest[i / samples][i % samples] = 0;
     __syncthreads();
     if constexpr (all_prepare) {
-      load_weights();
+      weights.load_weights();
       barrier::release_to_copies();
       __syncthreads();
     }
     if (threadIdx.x < consumers) {
       warpgroup::take_registers<Numbers::consumer_registers>();
       if constexpr (!all_prepare) {
-        load_weights();
+        weights.load_weights();
         barrier::release_to_copies();
         barrier::arrive(&shared.prepared);  // producers wait for it: compute-sanitizer takes barriers at two
-        sync_preparing();                   // places of the code for two
+        weights.sync_preparing();           // places of the code for two
       }
       Ring ring;
 #pragma unroll 1
@@ -2577,7 +3035,7 @@ struct Rotating {
       }
     } else {
       warpgroup::give_registers<Numbers::producer_registers>();
-      produce();
+      producer.produce();
     }
   }
 };
@@ -2868,6 +3326,7 @@ namespace onepass {
 
 struct Before {
   static constexpr int channel_operands = 0;
+  using Only = pointwise::hardswish_stage;
   template <class P>
   static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
   }
@@ -2886,6 +3345,7 @@ struct Before {
 
 struct After {
   static constexpr int channel_operands = 0;
+  using Only = void;
   template <class P>
   static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
   }
@@ -2999,11 +3459,10 @@ struct Numbers {
   static constexpr bool dithers = true;
 };
 struct Product {
-  template <unsigned upper_a, unsigned upper_b>
-  static __device__ __forceinline__ void multiply(float (&d)[52], unsigned a, unsigned b, bool accumulates) {
-    asm volatile("{.reg .pred p; .reg .b64 a, b; setp.ne.b32 p, %54, 0; mov.b64 a, {%52, %55}; mov.b64 b, {%53, %56}; wgmma.mma_async.sync.aligned.m64n104k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51}, a, b, p, 1, 1, 0, 1;}"
+  static __device__ __forceinline__ void multiply(float (&d)[52], onepass::uint64 a, onepass::uint64 b, bool accumulates) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %54, 0; wgmma.mma_async.sync.aligned.m64n104k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51}, %52, %53, p, 1, 1, 0, 1;}"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51])
-        : "r"(a), "r"(b), "r"(static_cast<int>(accumulates)), "n"(upper_a), "n"(upper_b));
+        : "l"(a), "l"(b), "r"(static_cast<int>(accumulates)));
   }
   template <bool first, bool second>
   static __device__ __forceinline__ void begin_where(float (&d)[52], bool so, float a, float b) {
@@ -3025,7 +3484,7 @@ using Agent = onepass::Rotating<onepass::Convolution, onepass::Tail, Numbers, Pr
 static_assert(sizeof(Agent::Shared) <= 137260);
 __global__ void __launch_bounds__(384, 1) onepass_thin_wgmma(const __grid_constant__ Agent::Parameters p) {
   extern __shared__ __align__(128) unsigned char bytes[];
-  Agent{p, *reinterpret_cast<Agent::Shared*>(bytes)}.run();
+  Agent(p, *reinterpret_cast<Agent::Shared*>(bytes)).run();
 }
 
 }  // namespace block_1_tf32_thin_wgmma
@@ -3039,6 +3498,7 @@ namespace onepass {
 
 struct Before {
   static constexpr int channel_operands = 0;
+  using Only = pointwise::hardswish_stage;
   template <class P>
   static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
   }
@@ -3057,6 +3517,7 @@ struct Before {
 
 struct After {
   static constexpr int channel_operands = 0;
+  using Only = void;
   template <class P>
   static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
   }
@@ -3259,6 +3720,7 @@ namespace onepass {
 
 struct Before {
   static constexpr int channel_operands = 0;
+  using Only = pointwise::hardswish_stage;
   template <class P>
   static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
   }
@@ -3277,6 +3739,7 @@ struct Before {
 
 struct After {
   static constexpr int channel_operands = 0;
+  using Only = void;
   template <class P>
   static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
   }
@@ -3390,11 +3853,10 @@ struct Numbers {
   static constexpr bool dithers = false;
 };
 struct Product {
-  template <unsigned upper_a, unsigned upper_b>
-  static __device__ __forceinline__ void multiply(float (&d)[52], unsigned a, unsigned b, bool accumulates) {
-    asm volatile("{.reg .pred p; .reg .b64 a, b; setp.ne.b32 p, %54, 0; mov.b64 a, {%52, %55}; mov.b64 b, {%53, %56}; wgmma.mma_async.sync.aligned.m64n104k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51}, a, b, p, 1, 1, 0, 1;}"
+  static __device__ __forceinline__ void multiply(float (&d)[52], onepass::uint64 a, onepass::uint64 b, bool accumulates) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %54, 0; wgmma.mma_async.sync.aligned.m64n104k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51}, %52, %53, p, 1, 1, 0, 1;}"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51])
-        : "r"(a), "r"(b), "r"(static_cast<int>(accumulates)), "n"(upper_a), "n"(upper_b));
+        : "l"(a), "l"(b), "r"(static_cast<int>(accumulates)));
   }
   template <bool first, bool second>
   static __device__ __forceinline__ void begin_where(float (&d)[52], bool so, float a, float b) {
@@ -3416,7 +3878,7 @@ using Agent = onepass::Rotating<onepass::Convolution, onepass::Tail, Numbers, Pr
 static_assert(sizeof(Agent::Shared) <= 124972);
 __global__ void __launch_bounds__(384, 1) onepass_thin_wgmma(const __grid_constant__ Agent::Parameters p) {
   extern __shared__ __align__(128) unsigned char bytes[];
-  Agent{p, *reinterpret_cast<Agent::Shared*>(bytes)}.run();
+  Agent(p, *reinterpret_cast<Agent::Shared*>(bytes)).run();
 }
 
 }  // namespace block_1_f32_thin_wgmma
@@ -3430,6 +3892,7 @@ namespace onepass {
 
 struct Before {
   static constexpr int channel_operands = 0;
+  using Only = pointwise::hardswish_stage;
   template <class P>
   static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
   }
@@ -3448,6 +3911,7 @@ struct Before {
 
 struct After {
   static constexpr int channel_operands = 0;
+  using Only = void;
   template <class P>
   static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
   }
@@ -3695,7 +4159,7 @@ at::Tensor run_block_1_tf32(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s27_97e56fe6, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s27_3c74a878, CUDA, library) {
   library.impl("block_1_tf32", run_block_1_tf32);
 }
 """
@@ -3767,12 +4231,12 @@ at::Tensor run_block_1_f32(const at::Tensor& input, at::TensorList parameters) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s27_97e56fe6, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s27_3c74a878, CUDA, library) {
   library.impl("block_1_f32", run_block_1_f32);
 }
 """
 
-_NAMESPACE = "onepass_s27_97e56fe6"
+_NAMESPACE = "onepass_s27_3c74a878"
 # What each extension is built of, when one of its operators is first called.
 _EXTENSIONS = {
     "tf32": (_BINDING_TF32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32, _HOST_CODE, _LAUNCHES_TF32]),
@@ -3926,9 +4390,9 @@ def _run_1(self, x):
     parameters = [self.conv.weight, self.conv.bias, self.group_norm.weight, self.group_norm.bias]
     if not _wants_gradients(x, parameters):
         if _rounds_to_tf32() and _fits("block_1_tf32", x, parameters):
-            return torch.ops.onepass_s27_97e56fe6.block_1_tf32(x, parameters)
+            return torch.ops.onepass_s27_3c74a878.block_1_tf32(x, parameters)
         if not _rounds_to_tf32() and _fits("block_1_f32", x, parameters):
-            return torch.ops.onepass_s27_97e56fe6.block_1_f32(x, parameters)
+            return torch.ops.onepass_s27_3c74a878.block_1_f32(x, parameters)
     conv = self.conv(x)
     hardswish = torch.nn.functional.hardswish(conv, inplace = False)
     group_norm = self.group_norm(hardswish)

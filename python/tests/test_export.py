@@ -356,6 +356,18 @@ def test_headers_declare_different_names() -> None:
     assert device_code.shared_names(twice) == {"onepass::Twice": {"a", "b"}}
 
 
+def test_specialisations_are_of_stages_that_are_there() -> None:
+    files = dict(json.loads(torch.ops.onepass.cuda_device_code()))
+    source = '#include "pointwise.cuh"\nusing Own = pointwise::Folded<pointwise::relu_stage>;\n'
+    text = device_code.merge(files, [source])
+    assert "struct Folded {" in text
+    assert "struct relu_stage" in text
+    assert "hardswish_stage" not in text
+    text = device_code.merge(files, [source.replace("relu", "hardswish")])
+    assert "struct Folded<hardswish_stage> {" in text
+    assert text.index("struct hardswish_stage") < text.index("struct Folded<hardswish_stage>")
+
+
 def test_file_is_imported_twice(tmp_path: pathlib.Path) -> None:
     first = exported(tmp_path, "small")
     again = load(pathlib.Path(first.__file__))

@@ -12,7 +12,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _TABLE = "pointwise.def"
 _AFTER_TEMPLATE = r"\n|struct|class|constexpr|using|__device__|static|inline"
 _MEMBER_TABLE = re.compile(r"^ *static constexpr ([A-Z]\w*) (\w+) = (\w+)\(\);\n", re.MULTILINE)
-_STAGE = re.compile(r"\bpointwise::(\w+)_stage::(\w+)\(")
+_STAGE = re.compile(r"\bpointwise::(\w+)_stage\b(?:::(\w+)\()?")
 
 
 @dataclasses.dataclass
@@ -35,7 +35,18 @@ def merge(files: Mapping[str, str], sources: Iterable[str]) -> str:
     for source in sources:
         for name in _included(source):
             _read(name, files, sources, seen, items, openings)
-    return _tables_outside(_write(_reachable(items, sources), openings))
+    return _tables_outside(_write(_reachable(_of_known_stages(items), sources), openings))
+
+
+def _of_known_stages(items: list[Item]) -> list[Item]:
+    """Without specialisations for stages that the sources do not have."""
+    known = {name for item in items for name in item.names}
+    return [
+        item
+        for item in items
+        if not re.match(r"(?://.*\n)*template <>\n", item.text)
+        or all(name in known for name in item.uses if name.endswith("_stage"))
+    ]
 
 
 def _tables_outside(text: str) -> str:
@@ -239,7 +250,7 @@ def _expand_table(body: str, table: str, sources: list[str]) -> str:
     used: dict[str, set[str]] = {}
     for source in sources:
         for stage, function in _STAGE.findall(source):
-            used.setdefault(stage, set()).add(function)
+            used.setdefault(stage, set()).update([function] if function else [])
     rows = dict(_rows(table))
     structs = [_struct(name, rows[name], functions) for name, functions in used.items()]
     lines, result, skipping = body.splitlines(), [], False

@@ -334,6 +334,8 @@ def start_tail_backward(case: Case, names: tuple[str, ...]) -> Started:
     eager, keeps_size = WORKLOADS[case.workload].eager, WORKLOADS[case.workload].keeps_size
     with torch.no_grad():
         direction = torch.randn_like(eager(*leaves))
+    if keeps_size:  # in the case's layout: PyTorch's group_norm gives channels before space whatever comes
+        direction = direction.contiguous(memory_format=memory_format(case.layout, direction.dim()))
     outputs, forward = first_calls(
         {name: lambda f=f: f(*leaves) for name, f in tail_ways(case, names).items()}
     )

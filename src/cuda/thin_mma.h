@@ -1,0 +1,64 @@
+// How the rows that multiply by mma.sync (thin_mma and those that share its pieces) cut a sample into tiles.
+#pragma once
+
+#include "cuda/thin.h"
+
+namespace onepass::cuda {
+
+bool is_dense(const TensorSpec& tensor, Layout layout);
+// Instructions a chain takes for an element, about.
+double chain_instructions(const std::vector<TailParts::Stage>& stages);
+
+// How a sample is cut into tiles; nothing here depends on the batch.
+struct MmaNumbers {
+  int64_t threads = 256;
+  int64_t spans_y = 1, spans_x = 1;  // of 8 cells in an item: rows of cells, or neighbours of a row
+  int64_t tile_y = 1, tile_x = 0;
+  int64_t tiles_y = 1, tiles_x = 1, tiles = 1;
+  int64_t stage_y = 1;                         // rows of cells put together at a time
+  int64_t chunk_pitch = 0, channel_pitch = 0;  // in elements
+  int64_t window_z = 1, window_y = 1, window_x = 1;
+  int64_t lead = 0, row_pitch = 0, plane = 0;  // of the window, in elements
+  int64_t products = 0, row_tiles = 1;
+  int64_t stage_bytes = 0, shared_bytes = 0;
+  int64_t piece = 0;  // neighbouring outputs that are stored as they are computed; 0: rows are put together
+  bool prefetches = false;   // the next window has a place of its own
+  bool overlaps = false;     // tiles compute what others have of their last sectors
+  bool interleaved = false;  // the output has its channels after space
+  bool vectors = false;      // rows of the input are
+  bool is_short = false;     // the input has 16 bits
+  bool weights_in_registers = false;
+  bool holds_weights = false;  // of a class of z, in place of several spans that share them
+  bool splits = false;
+  bool pairs = false;
+  bool begins_with_swish = false;
+  bool swish_alone = false;
+
+  MmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu);
+
+  int64_t warps() const { return threads / 32; }
+  int64_t weight_bytes() const;
+  int64_t window_bytes(const ThinShape& shape) const;
+
+  std::string source() const;
+
+  double before_instructions(const ThinShape& shape) const;
+  // Outputs of a span that a lane has.
+  static double span_outputs(const ThinShape& shape);
+  // What their chains, their norm and their stores take.
+  double output_instructions(const ThinShape& shape) const;
+
+  // Instructions of a warp for a tile in all passes, as counted in what the compiler makes of it.
+  double tile_instructions(const ThinShape& shape) const;
+
+ private:
+  // Tiles, and how they lie in shared memory. tile_x stays 0 where not even one item fits a warp's share.
+  void cut(const ThinShape& shape, int64_t bytes, int64_t budget);
+
+  // Tiles of `cells_x` cells of a row, `several`: of which as many as fit are put together at a time,
+  // `overlapping`: pieces of rows are whole sectors. Whether such a tile fits.
+  bool cut_rows(const ThinShape& shape, int64_t bytes, int64_t budget, int64_t cells_x, bool several,
+                bool overlapping);
+};
+
+}  // namespace onepass::cuda

@@ -1,0 +1,344 @@
+// How a sample is cut into tiles for products by mma.sync, and what a tile takes.
+#include "cuda/thin_mma.h"
+
+#include <algorithm>
+#include <optional>
+
+namespace onepass::cuda {
+namespace {
+
+int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
+
+// The lowest and the highest offset of an axis.
+struct Offsets {
+  int64_t low = 0, high = 0;
+
+  explicit Offsets(const ThinAxis& axis) {
+    std::optional<int64_t> least, most;
+    for (const ThinAxis::Class& own : axis.classes) {
+      for (int64_t m = 0; m < own.count; ++m) {
+        const int64_t offset = own.base + m * axis.delta;
+        least = std::min(least.value_or(offset), offset);
+        most = std::max(most.value_or(offset), offset);
+      }
+    }
+    low = least.value_or(0);
+    high = most.value_or(0);
+  }
+  int64_t reach() const { return high - low; }
+};
+
+// Products of the classes of one class of z: pairs of groups of four terms (kernels/thin_mma_terms.cuh).
+int64_t product_count(const ThinShape& shape, const ThinAxis::Class& z) {
+  const int64_t taps_at_once = shape.in_channels == 1 && shape.taps <= 64 ? 4
+                               : shape.in_channels == 2                   ? 2
+                                                                          : 1;
+  int64_t count = 0;
+  for (const ThinAxis::Class& y : shape.axes[1].classes) {
+    for (const ThinAxis::Class& x : shape.axes[2].classes) {
+      const int64_t groups =
+          divide_up(z.count * y.count * x.count, taps_at_once) * divide_up(shape.in_channels, 4);
+      count += divide_up(groups, 2);
+    }
+  }
+  return count;
+}
+
+bool is_16_bits(DType type) { return type == DType::f16 || type == DType::bf16; }
+
+// Whether all rows of the input begin where a vector of 16 bytes does, if the first one does.
+bool rows_are_vectors(const TensorSpec& input) {
+  const int64_t width = 16 / byte_size(input.dtype);
+  for (size_t d = 0; d + 1 < input.sizes.size(); ++d) {
+    if (input.strides[d] % width != 0) return false;
+  }
+  return input.strides.back() == 1;
+}
+
+bool is_planar(const TensorSpec& tensor) { return is_dense(tensor, Layout::nchw); }
+
+}  // namespace
+
+double chain_instructions(const std::vector<TailParts::Stage>& stages) {
+  double count = 0;
+  for (const TailParts::Stage& stage : stages) {
+    switch (stage.pointwise.op) {
+      case Op::gelu:
+      case Op::gelu_tanh:
+      case Op::tanh:
+      case Op::mish:
+      case Op::softplus:
+      case Op::elu:
+        count += 20;
+        break;
+      case Op::swish:
+      case Op::sigmoid:
+        count += 6;
+        break;
+      default:
+        count += 2;
+    }
+  }
+  return count;
+}
+
+bool is_dense(const TensorSpec& tensor, Layout layout) {
+  return tensor.strides == TensorSpec::dense(tensor.dtype, tensor.sizes, layout).strides;
+}
+
+MmaNumbers::MmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu) {
+  splits = problem.precision != Precision::tf32 &&
+           !(is_16_bits(problem.input.dtype) && is_16_bits(problem.parameters[0].dtype));
+  vectors = rows_are_vectors(problem.input);
+  is_short = is_16_bits(problem.input.dtype);
+  int64_t most_of_plane = 0;
+  for (const ThinAxis::Class& z : shape.axes[0].classes) {
+    products += product_count(shape, z);
+    most_of_plane = std::max(most_of_plane, product_count(shape, z));
+  }
+  row_tiles = divide_up(shape.channels, 16);
+  // What else a thread has in its 128 is about 70, more with two spans of several classes.
+  const int64_t most_registers = shape.classes() > 1 ? 32 : 56;
+  weights_in_registers = products * 4 <= most_registers;
+  // Several rows at a time: a row of x serves the taps of several rows of outputs, a weight all of them.
+  const int64_t classes_x = std::ssize(shape.axes[2].classes);
+  constexpr int64_t most_products = 128;  // written out one after the other
+  const int64_t bytes = byte_size(problem.output.dtype);
+  // The lanes of a quad have 8 neighbouring cells: sectors of 32 bytes, where rows consist of such.
+  const bool rows_are_sectors = shape.axes[2].out * bytes % 32 == 0;
+  interleaved = !is_planar(problem.output);
+  if (interleaved) {
+    piece = shape.channels > 8 && shape.channels % 2 == 0 ? 2 : 1;
+  } else if (8 * classes_x * bytes % 32 == 0 && classes_x <= 2 && rows_are_sectors) {
+    piece = 2 * classes_x;
+  }
+  const bool is_direct = piece > 0;
+  if (shape.classes() == 1) {
+    spans_y =
+        std::clamp<int64_t>(most_products / std::max<int64_t>(products, 1), 1, splits || !is_direct ? 2 : 4);
+    while (spans_y > 1 && (spans_y > shape.axes[1].out || spans_y == 3)) --spans_y;
+  }
+  // Two spans where their sums fit registers: weights from shared memory serve both, and what takes long in
+  // one goes on beside the other.
+  if (spans_y == 1 && (!weights_in_registers || shape.classes() > 1) && classes_x <= 2) spans_x = 2;
+  const std::vector<TailParts::Stage>& before = shape.parts.before;
+  swish_alone = before.size() == 1 && before[0].pointwise.op == Op::swish;
+  begins_with_swish = !before.empty() && before[0].pointwise.op == Op::swish;
+  pairs = begins_with_swish || (!before.empty() && before[0].pointwise.op == Op::sigmoid);
+  // But not where most are held in registers meanwhile (kernels/thin_mma.cuh: Held) and the loops of two
+  // spans, with what puts rows together behind them, are more instructions than warps can have at hand.
+  constexpr int64_t most_held = 10;
+  constexpr double most_instructions = 550;
+  holds_weights = spans_x == 2 && shape.classes() > 1 && !is_direct && most_of_plane <= most_held &&
+                  2 * output_instructions(shape) > most_instructions;
+  if (holds_weights) spans_x = 1;
+  // Two blocks a multiprocessor where that leaves enough shared memory to each; large weights are shared
+  // by more warps.
+  constexpr int64_t large_weights = 4 << 10;
+  const auto fits = [&](int64_t threads_of_block, int64_t blocks) {
+    threads = threads_of_block;
+    cut(shape, bytes,
+        std::min(gpu.shared_bytes_per_block, gpu.shared_bytes_per_multiprocessor / blocks - 1024));
+    return tile_x > 0;
+  };
+  if (weight_bytes() > large_weights ? fits(512, 1) : fits(256, 2)) return;
+  if (fits(256, 1)) return;
+  spans_x = spans_y = 1;
+  fits(256, 1);
+}
+
+int64_t MmaNumbers::window_bytes(const ThinShape& shape) const {
+  const int64_t raw = is_short && vectors ? shape.in_channels * window_z * window_y * row_pitch * 2 : 16;
+  return shape.in_channels * plane * 4 * (prefetches && !is_short ? 2 : 1) +
+         (prefetches ? round_up(raw, 16) : 16);
+}
+
+int64_t MmaNumbers::weight_bytes() const {
+  const int64_t parts = (weights_in_registers && row_tiles == 1 ? 0 : 1) + (splits ? 1 : 0);
+  return std::max<int64_t>(1, parts * products * row_tiles) * 32 * 16;
+}
+
+std::string MmaNumbers::source() const {
+  const Constants constants = Constants()
+                                  .add("threads", threads)
+                                  .add("warps", warps())
+                                  .add("spans_y", spans_y)
+                                  .add("spans_x", spans_x)
+                                  .add("tile_y", tile_y)
+                                  .add("tile_x", tile_x)
+                                  .add("tiles_y", tiles_y)
+                                  .add("tiles_x", tiles_x)
+                                  .add("tiles", tiles)
+                                  .add("piece", piece)
+                                  .flag("interleaved", interleaved)
+                                  .flag("overlaps", overlaps)
+                                  .flag("prefetches", prefetches)
+                                  .add("stage_y", stage_y)
+                                  .add("chunk_pitch", chunk_pitch)
+                                  .add("channel_pitch", channel_pitch)
+                                  .add("stage_bytes", stage_bytes)
+                                  .add("shared_bytes", shared_bytes)
+                                  .add("window_z", window_z)
+                                  .add("window_y", window_y)
+                                  .add("window_x", window_x)
+                                  .add("lead", lead)
+                                  .add("row_pitch", row_pitch)
+                                  .add("plane", plane)
+                                  .flag("rows_are_vectors", vectors)
+                                  .flag("weights_in_registers", weights_in_registers)
+                                  .flag("splits", splits)
+                                  .flag("pairs", pairs)
+                                  .flag("begins_with_swish", begins_with_swish)
+                                  .flag("swish_alone", swish_alone);
+  const std::string rest = pairs ? "  using Rest = onepass::BeforeRest;\n" : "";
+  return "struct Numbers {\n" + rest + constants.text() + "};\n";
+}
+
+double MmaNumbers::before_instructions(const ThinShape& shape) const {
+  return begins_with_swish && is_short ? 3 : chain_instructions(shape.parts.before);
+}
+
+double MmaNumbers::span_outputs(const ThinShape& shape) {
+  return static_cast<double>(shape.classes() * (shape.channels > 8 ? 4 : 2));
+}
+
+double MmaNumbers::output_instructions(const ThinShape& shape) const {
+  return span_outputs(shape) *
+         (before_instructions(shape) + chain_instructions(shape.parts.after) + (is_short ? 4 : 3));
+}
+
+double MmaNumbers::tile_instructions(const ThinShape& shape) const {
+  const auto number = [](int64_t n) { return static_cast<double>(n); };
+  const double of_span = span_outputs(shape);
+  const double before = before_instructions(shape);
+  const double after = chain_instructions(shape.parts.after);
+  // What a product takes besides itself: its columns, of which rows share some, and its weights.
+  const double rows = number(spans_y), taps_y = number(Offsets(shape.axes[1]).reach() + 1);
+  const double loads = shape.classes() > 1 ? 1 : 2 * (rows + taps_y - 1) / (rows * taps_y);
+  const double weights = (weights_in_registers ? 0 : 1) + (splits ? 1 : 0);
+  // A vector of weights keeps shared memory busy for as long as several instructions. (Those of one span
+  // are counted as those of two: they are held.)
+  const double of_product = (splits ? 3 : 1) + loads * (splits ? 4 : 1) +
+                            8 * weights / number(spans_y * (holds_weights ? 2 : spans_x));
+  const double convolution = number(products) * of_product + 12 / number(spans_y * spans_x);
+  const double spans = number(tile_y * tile_x) / 8;
+  const double stages = number(tile_y / stage_y * std::ssize(shape.axes[0].classes));
+  const bool whole = tiles_x == 1;
+  const double chunks = whole ? 1 : number(stage_y * std::ssize(shape.axes[1].classes));
+  // Sectors in parts, of every piece of a row: a second-level cache takes its time for them.
+  const bool has_parts = !whole && !overlaps && shape.axes[2].out % 8 != 0;
+  const double stored = piece > 0 ? 0 : stages * (60 + chunks * (whole ? 100 : has_parts ? 240 : 140));
+  const int64_t more_columns = divide_up(is_short ? 16 : 8, 8 * spans_x * std::ssize(shape.axes[2].classes));
+  const double more = !overlaps
+                          ? 0
+                          : number(more_columns * spans_x) *
+                                (whole ? rows / number(std::ssize(shape.axes[1].classes)) : number(tile_y));
+  const double second = (spans + more) * (convolution + of_span * (before + after + 3)) + stored;
+  const double first = spans * (convolution + of_span * (before + 3));
+  const double window = number(shape.in_channels * window_z * window_y * row_pitch) * (vectors ? 5 : 9) / 32;
+  // While a warp waits for its window others have the slots, not always all of them.
+  const double waiting = prefetches ? 0 : 500;
+  return number(shape.passes()) * (350 + window + waiting) +
+         number(row_tiles) * (second + (shape.passes() > 1 ? first : 0) + 60);
+}
+
+void MmaNumbers::cut(const ThinShape& shape, int64_t bytes, int64_t budget) {
+  MmaNumbers best = *this;
+  double least = 0;
+  const int64_t cells = divide_up(shape.axes[2].out, std::ssize(shape.axes[2].classes));
+  const int64_t item_x = 8 * spans_x;
+  int64_t last = 0;
+  for (int64_t parts = 1; parts <= divide_up(cells, item_x); ++parts) {
+    const int64_t candidate = round_up(divide_up(cells, parts), item_x);
+    if (candidate == last) continue;
+    last = candidate;
+    for (int choice = 0; choice < 8; ++choice) {
+      prefetches = choice % 2 == 1;
+      if (!cut_rows(shape, bytes, budget, candidate, choice / 2 % 2 == 1, choice / 4 == 0)) continue;
+      // What a tile does beyond the row's end is work as well.
+      const double cost = tile_instructions(shape) * static_cast<double>(tiles);
+      if (best.tile_x > 0 && cost >= least) continue;
+      best = *this;
+      least = cost;
+    }
+  }
+  *this = best;
+}
+
+bool MmaNumbers::cut_rows(const ThinShape& shape, int64_t bytes, int64_t budget, int64_t cells_x,
+                          bool several, bool overlapping) {
+  const int64_t moment_bytes = row_tiles * 16 * 3 * 4;
+  const int64_t share = (budget - weight_bytes() - 16) / warps() / 16 * 16 - moment_bytes;
+  const auto classes = [&](size_t d) { return std::ssize(shape.axes[d].classes); };
+  const auto cells = [&](size_t d) { return divide_up(shape.axes[d].out, classes(d)); };
+  const int64_t width = 16 / bytes;
+  const int64_t spatial = shape.axes[0].out * shape.axes[1].out * shape.axes[2].out;
+  const Offsets of_x(shape.axes[2]);
+  const int64_t input_width = is_short ? 8 : 4;
+  const auto fits = [&](int64_t rows, int64_t rows_of_stage) {
+    const bool whole = cells_x >= cells(2);
+    const int64_t sector = 32 / bytes;
+    // Where tiles end within sectors, and the next one has all that is missing.
+    const int64_t last = shape.axes[2].out - (divide_up(cells(2), cells_x) - 1) * cells_x * classes(2);
+    // Which tile stores an element must not depend on the sample: they may compute it in different ways.
+    const bool samples_are_sectors = shape.channels * spatial % sector == 0;
+    overlaps = piece == 0 && shape.axes[2].out % sector != 0 && samples_are_sectors &&
+               (whole ? rows < cells(1) && shape.axes[2].out >= sector : overlapping && last >= sector);
+    const int64_t more_x = overlaps && !whole ? round_up(divide_up(sector, classes(2)), 8 * spans_x) : 0;
+    const int64_t chunk = whole ? rows_of_stage * classes(1) * shape.axes[2].out + (overlaps ? sector - 1 : 0)
+                                : (cells_x + more_x) * classes(2);
+    chunk_pitch = width + round_up(chunk + width - 1, width);
+    // An odd number of vectors from channel to channel: with the four neighbours of a quad, and phases that
+    // differ from channel to channel, no two lanes of a store meet in a bank.
+    channel_pitch = chunk_pitch * (whole ? 1 : rows_of_stage * classes(1));
+    if (channel_pitch % (2 * width) == 0) channel_pitch += width;
+    stage_bytes = piece > 0 ? 16 : std::min<int64_t>(shape.channels, 16) * channel_pitch * bytes;
+    window_z = Offsets(shape.axes[0]).reach() + 1;
+    window_y = (rows - 1) * shape.axes[1].step + Offsets(shape.axes[1]).reach() + 1;
+    if (overlaps && whole) {
+      const ThinAxis::Class& first = shape.axes[1].classes[0];
+      const int64_t highest = std::max(first.base, first.base + (first.count - 1) * shape.axes[1].delta);
+      const int64_t next =
+          (rows + spans_y - 1) * shape.axes[1].step + highest - Offsets(shape.axes[1]).low + 1;
+      if (first.count > 0) window_y = std::max(window_y, next);
+    }
+    window_x = (cells_x + more_x - 1) * shape.axes[2].step + of_x.reach() + 1;
+    lead = (of_x.low % input_width + input_width) % input_width;
+    row_pitch = round_up(lead + window_x, input_width);
+    // Eight cells of four channels are 32 neighbouring words then, as far as banks are concerned.
+    plane = round_up(window_z * window_y * row_pitch, 8);
+    while (shape.in_channels > 1 && plane % 16 != 8) plane += 8;
+    // As it arrives it lies there too.
+    if (is_short && vectors && !prefetches)
+      stage_bytes =
+          std::max(stage_bytes, round_up(shape.in_channels * window_z * window_y * row_pitch * 2, 16));
+    shared_bytes = weight_bytes() + warps() * (stage_bytes + window_bytes(shape) + moment_bytes) + 16;
+    return stage_bytes + window_bytes(shape) <= share;
+  };
+  const int64_t all_cells = cells(0) * cells(1) * cells(2);
+  const int64_t most_cells = std::max<int64_t>(all_cells / 112, 64);
+  stage_y = spans_y;
+  if (!fits(stage_y, stage_y) || (cells_x > 8 * spans_x && stage_y * cells_x > most_cells)) return false;
+  tile_x = cells_x;
+  tiles_x = divide_up(cells(2), tile_x);
+  // A vector for every lane at a time, where whole rows are short; then as many rows as the window may
+  // have, but so many tiles that all warps of a GPU have some of a few samples.
+  const auto takes = [&](int64_t rows) {
+    return rows <= round_up(cells(1), spans_y) && rows * shape.axes[2].out * classes(1) <= 32 * width &&
+           fits(rows, rows);
+  };
+  while (several && piece == 0 && tiles_x == 1 && shape.axes[2].out >= width && takes(stage_y + spans_y))
+    stage_y += spans_y;
+  int64_t stages = 1;
+  while (stages * stage_y < cells(1) && (stages + 1) * stage_y * tile_x <= most_cells &&
+         fits((stages + 1) * stage_y, stage_y)) {
+    ++stages;
+  }
+  tiles_y = divide_up(cells(1), stages * stage_y);
+  tile_y = round_up(divide_up(cells(1), tiles_y), stage_y);
+  tiles_y = divide_up(cells(1), tile_y);
+  tiles = cells(0) * tiles_y * tiles_x;
+  return fits(tile_y, stage_y);
+}
+
+}  // namespace onepass::cuda

@@ -377,7 +377,7 @@ __device__ __forceinline__ void send(float4* own, float4 v, uint64* barrier, uin
 //
 // Errors, absolute, of values up to a few units: sigmoid 2e-7, normal_cdf 2e-7; the others are CUDA's own,
 // within 2 ulp. sigmoid is 4 instructions and normal_cdf 15, where CUDA's expf and division, or erff, take 20
-// to 30. Where results are rounded to 16 bits (ONEPASS_16_BITS), normal_cdf is 11 instructions and 4e-7,
+// to 30. Where results are rounded to 16 bits (`Bits`, else 32), normal_cdf is 11 instructions and 4e-7,
 // sigmoid 3, of which one is a special function, and 4e-6 (H200; 2^-12 is what PTX promises).
 
 namespace onepass::pointwise {
@@ -397,31 +397,34 @@ __device__ __forceinline__ float reciprocal_fast(float x) {
 // The normal distribution function: 2^q(|x|) below zero and 1 - 2^q(|x|) above, q a polynomial fitted to
 // log2(erfc(t / sqrt(2)) / 2) with the weight of its value: 5e-8. Its leading coefficient is negative, so
 // that the tail ends in 0 and gelu(-inf) = -inf * 0 in NaN.
+template <int Bits>
 __device__ __forceinline__ float normal_cdf(float x) {
   const float t = fabsf(x);
-#ifdef ONEPASS_16_BITS
-  float q = -0.0005204585031606257f;
-  q = fmaf(q, t, 0.007397510576993227f);
-  q = fmaf(q, t, -0.052561238408088684f);
-  q = fmaf(q, t, -0.4592546820640564f);
-  q = fmaf(q, t, -1.1510913372039795f);
-#else
-  float q = -1.1736173064491595e-06f;
-  q = fmaf(q, t, 2.1615800505969673e-05f);
-  q = fmaf(q, t, -1.1198675929335877e-04f);
-  q = fmaf(q, t, -2.9152806382626295e-04f);
-  q = fmaf(q, t, 7.2333719581365585e-03f);
-  q = fmaf(q, t, -5.2591834217309950e-02f);
-  q = fmaf(q, t, -4.5918384194374084e-01f);
-  q = fmaf(q, t, -1.1511071920394897f);
-#endif
+  float q;
+  if constexpr (Bits == 16) {
+    q = -0.0005204585031606257f;
+    q = fmaf(q, t, 0.007397510576993227f);
+    q = fmaf(q, t, -0.052561238408088684f);
+    q = fmaf(q, t, -0.4592546820640564f);
+    q = fmaf(q, t, -1.1510913372039795f);
+  } else {
+    q = -1.1736173064491595e-06f;
+    q = fmaf(q, t, 2.1615800505969673e-05f);
+    q = fmaf(q, t, -1.1198675929335877e-04f);
+    q = fmaf(q, t, -2.9152806382626295e-04f);
+    q = fmaf(q, t, 7.2333719581365585e-03f);
+    q = fmaf(q, t, -5.2591834217309950e-02f);
+    q = fmaf(q, t, -4.5918384194374084e-01f);
+    q = fmaf(q, t, -1.1511071920394897f);
+  }
   const float below = exp2_fast(fmaf(q, t, -1.0f));
   return x > 0.0f ? 1.0f - below : below;
 }
 
+template <int Bits>
 struct gelu_stage {
   static __device__ __forceinline__ float value(float x, float p, float a, float b) {
-    return x * normal_cdf(x);
+    return x * normal_cdf<Bits>(x);
   }
 };
 
@@ -3711,7 +3714,7 @@ namespace onepass {
 
 struct Before {
   static constexpr int channel_operands = 0;
-  using Only = pointwise::gelu_stage;
+  using Only = pointwise::gelu_stage<32>;
   template <class P>
   static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
   }
@@ -3723,7 +3726,7 @@ struct Before {
   };
   template <int Width>
   static __device__ __forceinline__ float value(float x0, const float* channel, const Tensors<Width>& t, int k) {
-    const float x1 = pointwise::gelu_stage::value(x0, 0.0f, 0.00000000f, 0.00000000f);
+    const float x1 = pointwise::gelu_stage<32>::value(x0, 0.0f, 0.00000000f, 0.00000000f);
     return x1;
   }
 };
@@ -3885,7 +3888,7 @@ namespace onepass {
 
 struct Before {
   static constexpr int channel_operands = 0;
-  using Only = pointwise::gelu_stage;
+  using Only = pointwise::gelu_stage<32>;
   template <class P>
   static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
   }
@@ -3897,7 +3900,7 @@ struct Before {
   };
   template <int Width>
   static __device__ __forceinline__ float value(float x0, const float* channel, const Tensors<Width>& t, int k) {
-    const float x1 = pointwise::gelu_stage::value(x0, 0.0f, 0.00000000f, 0.00000000f);
+    const float x1 = pointwise::gelu_stage<32>::value(x0, 0.0f, 0.00000000f, 0.00000000f);
     return x1;
   }
 };
@@ -4066,7 +4069,7 @@ namespace onepass {
 
 struct Before {
   static constexpr int channel_operands = 0;
-  using Only = pointwise::gelu_stage;
+  using Only = pointwise::gelu_stage<32>;
   template <class P>
   static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
   }
@@ -4078,7 +4081,7 @@ struct Before {
   };
   template <int Width>
   static __device__ __forceinline__ float value(float x0, const float* channel, const Tensors<Width>& t, int k) {
-    const float x1 = pointwise::gelu_stage::value(x0, 0.0f, 0.00000000f, 0.00000000f);
+    const float x1 = pointwise::gelu_stage<32>::value(x0, 0.0f, 0.00000000f, 0.00000000f);
     return x1;
   }
 };
@@ -4316,7 +4319,7 @@ namespace onepass {
 
 struct Before {
   static constexpr int channel_operands = 0;
-  using Only = pointwise::gelu_stage;
+  using Only = pointwise::gelu_stage<32>;
   template <class P>
   static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
   }
@@ -4328,7 +4331,7 @@ struct Before {
   };
   template <int Width>
   static __device__ __forceinline__ float value(float x0, const float* channel, const Tensors<Width>& t, int k) {
-    const float x1 = pointwise::gelu_stage::value(x0, 0.0f, 0.00000000f, 0.00000000f);
+    const float x1 = pointwise::gelu_stage<32>::value(x0, 0.0f, 0.00000000f, 0.00000000f);
     return x1;
   }
 };
@@ -4490,7 +4493,7 @@ namespace onepass {
 
 struct Before {
   static constexpr int channel_operands = 0;
-  using Only = pointwise::gelu_stage;
+  using Only = pointwise::gelu_stage<32>;
   template <class P>
   static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
   }
@@ -4502,7 +4505,7 @@ struct Before {
   };
   template <int Width>
   static __device__ __forceinline__ float value(float x0, const float* channel, const Tensors<Width>& t, int k) {
-    const float x1 = pointwise::gelu_stage::value(x0, 0.0f, 0.00000000f, 0.00000000f);
+    const float x1 = pointwise::gelu_stage<32>::value(x0, 0.0f, 0.00000000f, 0.00000000f);
     return x1;
   }
 };
@@ -4672,7 +4675,7 @@ namespace onepass {
 
 struct Before {
   static constexpr int channel_operands = 0;
-  using Only = pointwise::gelu_stage;
+  using Only = pointwise::gelu_stage<32>;
   template <class P>
   static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
   }
@@ -4684,7 +4687,7 @@ struct Before {
   };
   template <int Width>
   static __device__ __forceinline__ float value(float x0, const float* channel, const Tensors<Width>& t, int k) {
-    const float x1 = pointwise::gelu_stage::value(x0, 0.0f, 0.00000000f, 0.00000000f);
+    const float x1 = pointwise::gelu_stage<32>::value(x0, 0.0f, 0.00000000f, 0.00000000f);
     return x1;
   }
 };
@@ -4845,7 +4848,7 @@ namespace onepass {
 
 struct Before {
   static constexpr int channel_operands = 0;
-  using Only = pointwise::gelu_stage;
+  using Only = pointwise::gelu_stage<32>;
   template <class P>
   static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
   }
@@ -4857,7 +4860,7 @@ struct Before {
   };
   template <int Width>
   static __device__ __forceinline__ float value(float x0, const float* channel, const Tensors<Width>& t, int k) {
-    const float x1 = pointwise::gelu_stage::value(x0, 0.0f, 0.00000000f, 0.00000000f);
+    const float x1 = pointwise::gelu_stage<32>::value(x0, 0.0f, 0.00000000f, 0.00000000f);
     return x1;
   }
 };
@@ -4929,7 +4932,7 @@ namespace onepass {
 
 struct Before {
   static constexpr int channel_operands = 0;
-  using Only = pointwise::gelu_stage;
+  using Only = pointwise::gelu_stage<32>;
   template <class P>
   static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
   }
@@ -4941,7 +4944,7 @@ struct Before {
   };
   template <int Width>
   static __device__ __forceinline__ float value(float x0, const float* channel, const Tensors<Width>& t, int k) {
-    const float x1 = pointwise::gelu_stage::value(x0, 0.0f, 0.00000000f, 0.00000000f);
+    const float x1 = pointwise::gelu_stage<32>::value(x0, 0.0f, 0.00000000f, 0.00000000f);
     return x1;
   }
 };
@@ -5265,7 +5268,7 @@ at::Tensor run_block_1_tf32(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s19_cfd0b365, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s19_c3904c79, CUDA, library) {
   library.impl("block_1_tf32", run_block_1_tf32);
 }
 """
@@ -5337,12 +5340,12 @@ at::Tensor run_block_1_f32(const at::Tensor& input, at::TensorList parameters) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s19_cfd0b365, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s19_c3904c79, CUDA, library) {
   library.impl("block_1_f32", run_block_1_f32);
 }
 """
 
-_NAMESPACE = "onepass_s19_cfd0b365"
+_NAMESPACE = "onepass_s19_c3904c79"
 # What each extension is built of, when one of its operators is first called.
 _EXTENSIONS = {
     "tf32": (_BINDING_TF32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32, _HOST_CODE, _LAUNCHES_TF32]),
@@ -5501,9 +5504,9 @@ def _run_1(self, x):
     ]
     if not _wants_gradients(x, parameters):
         if _rounds_to_tf32() and _fits("block_1_tf32", x, parameters):
-            return torch.ops.onepass_s19_cfd0b365.block_1_tf32(x, parameters)
+            return torch.ops.onepass_s19_c3904c79.block_1_tf32(x, parameters)
         if not _rounds_to_tf32() and _fits("block_1_f32", x, parameters):
-            return torch.ops.onepass_s19_cfd0b365.block_1_f32(x, parameters)
+            return torch.ops.onepass_s19_c3904c79.block_1_f32(x, parameters)
     conv_transpose = self.conv_transpose(x)
     gelu = torch.nn.functional.gelu(conv_transpose)
     return self.group_norm(gelu)

@@ -228,7 +228,7 @@ __device__ __forceinline__ Word load_of_block(const Word* own, uint32 block) {
 //
 // Errors, absolute, of values up to a few units: sigmoid 2e-7, normal_cdf 2e-7; the others are CUDA's own,
 // within 2 ulp. sigmoid is 4 instructions and normal_cdf 15, where CUDA's expf and division, or erff, take 20
-// to 30. Where results are rounded to 16 bits (ONEPASS_16_BITS), normal_cdf is 11 instructions and 4e-7,
+// to 30. Where results are rounded to 16 bits (`Bits`, else 32), normal_cdf is 11 instructions and 4e-7,
 // sigmoid 3, of which one is a special function, and 4e-6 (H200; 2^-12 is what PTX promises).
 
 namespace onepass::pointwise {
@@ -241,6 +241,7 @@ __device__ __forceinline__ float reciprocal_fast(float x) {
 
 __device__ __forceinline__ float ramp(float x) { return __saturatef(fmaf(x, 1.0f / 6.0f, 0.5f)); }
 
+template <int Bits>
 struct hardswish_stage {
   static __device__ __forceinline__ float value(float x, float p, float a, float b) {
     return x * ramp(x);
@@ -3326,7 +3327,7 @@ namespace onepass {
 
 struct Before {
   static constexpr int channel_operands = 0;
-  using Only = pointwise::hardswish_stage;
+  using Only = pointwise::hardswish_stage<32>;
   template <class P>
   static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
   }
@@ -3338,7 +3339,7 @@ struct Before {
   };
   template <int Width>
   static __device__ __forceinline__ float value(float x0, const float* channel, const Tensors<Width>& t, int k) {
-    const float x1 = pointwise::hardswish_stage::value(x0, 0.0f, 0.00000000f, 0.00000000f);
+    const float x1 = pointwise::hardswish_stage<32>::value(x0, 0.0f, 0.00000000f, 0.00000000f);
     return x1;
   }
 };
@@ -3498,7 +3499,7 @@ namespace onepass {
 
 struct Before {
   static constexpr int channel_operands = 0;
-  using Only = pointwise::hardswish_stage;
+  using Only = pointwise::hardswish_stage<32>;
   template <class P>
   static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
   }
@@ -3510,7 +3511,7 @@ struct Before {
   };
   template <int Width>
   static __device__ __forceinline__ float value(float x0, const float* channel, const Tensors<Width>& t, int k) {
-    const float x1 = pointwise::hardswish_stage::value(x0, 0.0f, 0.00000000f, 0.00000000f);
+    const float x1 = pointwise::hardswish_stage<32>::value(x0, 0.0f, 0.00000000f, 0.00000000f);
     return x1;
   }
 };
@@ -3720,7 +3721,7 @@ namespace onepass {
 
 struct Before {
   static constexpr int channel_operands = 0;
-  using Only = pointwise::hardswish_stage;
+  using Only = pointwise::hardswish_stage<32>;
   template <class P>
   static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
   }
@@ -3732,7 +3733,7 @@ struct Before {
   };
   template <int Width>
   static __device__ __forceinline__ float value(float x0, const float* channel, const Tensors<Width>& t, int k) {
-    const float x1 = pointwise::hardswish_stage::value(x0, 0.0f, 0.00000000f, 0.00000000f);
+    const float x1 = pointwise::hardswish_stage<32>::value(x0, 0.0f, 0.00000000f, 0.00000000f);
     return x1;
   }
 };
@@ -3892,7 +3893,7 @@ namespace onepass {
 
 struct Before {
   static constexpr int channel_operands = 0;
-  using Only = pointwise::hardswish_stage;
+  using Only = pointwise::hardswish_stage<32>;
   template <class P>
   static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
   }
@@ -3904,7 +3905,7 @@ struct Before {
   };
   template <int Width>
   static __device__ __forceinline__ float value(float x0, const float* channel, const Tensors<Width>& t, int k) {
-    const float x1 = pointwise::hardswish_stage::value(x0, 0.0f, 0.00000000f, 0.00000000f);
+    const float x1 = pointwise::hardswish_stage<32>::value(x0, 0.0f, 0.00000000f, 0.00000000f);
     return x1;
   }
 };
@@ -4159,7 +4160,7 @@ at::Tensor run_block_1_tf32(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s27_3c74a878, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s27_0f2a796b, CUDA, library) {
   library.impl("block_1_tf32", run_block_1_tf32);
 }
 """
@@ -4231,12 +4232,12 @@ at::Tensor run_block_1_f32(const at::Tensor& input, at::TensorList parameters) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s27_3c74a878, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s27_0f2a796b, CUDA, library) {
   library.impl("block_1_f32", run_block_1_f32);
 }
 """
 
-_NAMESPACE = "onepass_s27_3c74a878"
+_NAMESPACE = "onepass_s27_0f2a796b"
 # What each extension is built of, when one of its operators is first called.
 _EXTENSIONS = {
     "tf32": (_BINDING_TF32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32, _HOST_CODE, _LAUNCHES_TF32]),
@@ -4390,9 +4391,9 @@ def _run_1(self, x):
     parameters = [self.conv.weight, self.conv.bias, self.group_norm.weight, self.group_norm.bias]
     if not _wants_gradients(x, parameters):
         if _rounds_to_tf32() and _fits("block_1_tf32", x, parameters):
-            return torch.ops.onepass_s27_3c74a878.block_1_tf32(x, parameters)
+            return torch.ops.onepass_s27_0f2a796b.block_1_tf32(x, parameters)
         if not _rounds_to_tf32() and _fits("block_1_f32", x, parameters):
-            return torch.ops.onepass_s27_3c74a878.block_1_f32(x, parameters)
+            return torch.ops.onepass_s27_0f2a796b.block_1_f32(x, parameters)
     conv = self.conv(x)
     hardswish = torch.nn.functional.hardswish(conv, inplace = False)
     group_norm = self.group_norm(hardswish)

@@ -375,7 +375,7 @@ __device__ __forceinline__ void send(float4* own, float4 v, uint64* barrier, uin
 //
 // Errors, absolute, of values up to a few units: sigmoid 2e-7, normal_cdf 2e-7; the others are CUDA's own,
 // within 2 ulp. sigmoid is 4 instructions and normal_cdf 15, where CUDA's expf and division, or erff, take 20
-// to 30. Where results are rounded to 16 bits (ONEPASS_16_BITS), normal_cdf is 11 instructions and 4e-7,
+// to 30. Where results are rounded to 16 bits (`Bits`, else 32), normal_cdf is 11 instructions and 4e-7,
 // sigmoid 3, of which one is a special function, and 4e-6 (H200; 2^-12 is what PTX promises).
 
 namespace onepass::pointwise {
@@ -393,6 +393,7 @@ __device__ __forceinline__ float maximum(float x, float y) {
   return z;
 }
 
+template <int Bits>
 struct relu_stage {
   static __device__ __forceinline__ float value(float x, float p, float a, float b) {
     return maximum(x, 0.0f);
@@ -3685,7 +3686,7 @@ namespace onepass {
 
 struct Before {
   static constexpr int channel_operands = 0;
-  using Only = pointwise::relu_stage;
+  using Only = pointwise::relu_stage<32>;
   template <class P>
   static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
   }
@@ -3697,7 +3698,7 @@ struct Before {
   };
   template <int Width>
   static __device__ __forceinline__ float value(float x0, const float* channel, const Tensors<Width>& t, int k) {
-    const float x1 = pointwise::relu_stage::value(x0, 0.0f, 0.00000000f, 0.00000000f);
+    const float x1 = pointwise::relu_stage<32>::value(x0, 0.0f, 0.00000000f, 0.00000000f);
     return x1;
   }
 };
@@ -3859,7 +3860,7 @@ namespace onepass {
 
 struct Before {
   static constexpr int channel_operands = 0;
-  using Only = pointwise::relu_stage;
+  using Only = pointwise::relu_stage<32>;
   template <class P>
   static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
   }
@@ -3871,7 +3872,7 @@ struct Before {
   };
   template <int Width>
   static __device__ __forceinline__ float value(float x0, const float* channel, const Tensors<Width>& t, int k) {
-    const float x1 = pointwise::relu_stage::value(x0, 0.0f, 0.00000000f, 0.00000000f);
+    const float x1 = pointwise::relu_stage<32>::value(x0, 0.0f, 0.00000000f, 0.00000000f);
     return x1;
   }
 };
@@ -4043,7 +4044,7 @@ namespace onepass {
 
 struct Before {
   static constexpr int channel_operands = 0;
-  using Only = pointwise::relu_stage;
+  using Only = pointwise::relu_stage<32>;
   template <class P>
   static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
   }
@@ -4055,7 +4056,7 @@ struct Before {
   };
   template <int Width>
   static __device__ __forceinline__ float value(float x0, const float* channel, const Tensors<Width>& t, int k) {
-    const float x1 = pointwise::relu_stage::value(x0, 0.0f, 0.00000000f, 0.00000000f);
+    const float x1 = pointwise::relu_stage<32>::value(x0, 0.0f, 0.00000000f, 0.00000000f);
     return x1;
   }
 };
@@ -4291,7 +4292,7 @@ namespace onepass {
 
 struct Before {
   static constexpr int channel_operands = 0;
-  using Only = pointwise::relu_stage;
+  using Only = pointwise::relu_stage<32>;
   template <class P>
   static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
   }
@@ -4303,7 +4304,7 @@ struct Before {
   };
   template <int Width>
   static __device__ __forceinline__ float value(float x0, const float* channel, const Tensors<Width>& t, int k) {
-    const float x1 = pointwise::relu_stage::value(x0, 0.0f, 0.00000000f, 0.00000000f);
+    const float x1 = pointwise::relu_stage<32>::value(x0, 0.0f, 0.00000000f, 0.00000000f);
     return x1;
   }
 };
@@ -4465,7 +4466,7 @@ namespace onepass {
 
 struct Before {
   static constexpr int channel_operands = 0;
-  using Only = pointwise::relu_stage;
+  using Only = pointwise::relu_stage<32>;
   template <class P>
   static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
   }
@@ -4477,7 +4478,7 @@ struct Before {
   };
   template <int Width>
   static __device__ __forceinline__ float value(float x0, const float* channel, const Tensors<Width>& t, int k) {
-    const float x1 = pointwise::relu_stage::value(x0, 0.0f, 0.00000000f, 0.00000000f);
+    const float x1 = pointwise::relu_stage<32>::value(x0, 0.0f, 0.00000000f, 0.00000000f);
     return x1;
   }
 };
@@ -4647,7 +4648,7 @@ namespace onepass {
 
 struct Before {
   static constexpr int channel_operands = 0;
-  using Only = pointwise::relu_stage;
+  using Only = pointwise::relu_stage<32>;
   template <class P>
   static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
   }
@@ -4659,7 +4660,7 @@ struct Before {
   };
   template <int Width>
   static __device__ __forceinline__ float value(float x0, const float* channel, const Tensors<Width>& t, int k) {
-    const float x1 = pointwise::relu_stage::value(x0, 0.0f, 0.00000000f, 0.00000000f);
+    const float x1 = pointwise::relu_stage<32>::value(x0, 0.0f, 0.00000000f, 0.00000000f);
     return x1;
   }
 };
@@ -4820,7 +4821,7 @@ namespace onepass {
 
 struct Before {
   static constexpr int channel_operands = 0;
-  using Only = pointwise::relu_stage;
+  using Only = pointwise::relu_stage<32>;
   template <class P>
   static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
   }
@@ -4832,7 +4833,7 @@ struct Before {
   };
   template <int Width>
   static __device__ __forceinline__ float value(float x0, const float* channel, const Tensors<Width>& t, int k) {
-    const float x1 = pointwise::relu_stage::value(x0, 0.0f, 0.00000000f, 0.00000000f);
+    const float x1 = pointwise::relu_stage<32>::value(x0, 0.0f, 0.00000000f, 0.00000000f);
     return x1;
   }
 };
@@ -4904,7 +4905,7 @@ namespace onepass {
 
 struct Before {
   static constexpr int channel_operands = 0;
-  using Only = pointwise::relu_stage;
+  using Only = pointwise::relu_stage<32>;
   template <class P>
   static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
   }
@@ -4916,7 +4917,7 @@ struct Before {
   };
   template <int Width>
   static __device__ __forceinline__ float value(float x0, const float* channel, const Tensors<Width>& t, int k) {
-    const float x1 = pointwise::relu_stage::value(x0, 0.0f, 0.00000000f, 0.00000000f);
+    const float x1 = pointwise::relu_stage<32>::value(x0, 0.0f, 0.00000000f, 0.00000000f);
     return x1;
   }
 };
@@ -5234,7 +5235,7 @@ at::Tensor run_block_1_tf32(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s61_17e13206, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s61_50aba6e7, CUDA, library) {
   library.impl("block_1_tf32", run_block_1_tf32);
 }
 """
@@ -5304,12 +5305,12 @@ at::Tensor run_block_1_f32(const at::Tensor& input, at::TensorList parameters) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s61_17e13206, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s61_50aba6e7, CUDA, library) {
   library.impl("block_1_f32", run_block_1_f32);
 }
 """
 
-_NAMESPACE = "onepass_s61_17e13206"
+_NAMESPACE = "onepass_s61_50aba6e7"
 # What each extension is built of, when one of its operators is first called.
 _EXTENSIONS = {
     "tf32": (_BINDING_TF32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32, _HOST_CODE, _LAUNCHES_TF32]),
@@ -5461,9 +5462,9 @@ def _run_1(self, x):
     parameters = [self.conv_transpose.weight, self.group_norm.weight, self.group_norm.bias]
     if not _wants_gradients(x, parameters):
         if _rounds_to_tf32() and _fits("block_1_tf32", x, parameters):
-            return torch.ops.onepass_s61_17e13206.block_1_tf32(x, parameters)
+            return torch.ops.onepass_s61_50aba6e7.block_1_tf32(x, parameters)
         if not _rounds_to_tf32() and _fits("block_1_f32", x, parameters):
-            return torch.ops.onepass_s61_17e13206.block_1_f32(x, parameters)
+            return torch.ops.onepass_s61_50aba6e7.block_1_f32(x, parameters)
     conv_transpose = self.conv_transpose(x)
     relu = self.relu(conv_transpose)
     return self.group_norm(relu)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import ctypes
 import functools
@@ -16,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import types
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -109,6 +111,13 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
+
+HALVES = (
+    SMALL.replace("channels)\n\n", "channels)\n        self.to(torch.bfloat16)\n\n")
+    .replace("torch.relu(self.norm(self.conv(x)))", "gelu(self.norm(silu(self.conv(x))))")
+    .replace("12, 12)", "12, 12, dtype=torch.bfloat16)")
+    .replace("from torch import nn", "from torch import nn\nfrom torch.nn.functional import gelu, silu")
+)
 
 
 @pytest.fixture(autouse=True)
@@ -358,14 +367,14 @@ def test_headers_declare_different_names() -> None:
 
 def test_specialisations_are_of_stages_that_are_there() -> None:
     files = dict(json.loads(torch.ops.onepass.cuda_device_code()))
-    source = '#include "pointwise.cuh"\nusing Own = pointwise::Folded<pointwise::relu_stage>;\n'
+    source = '#include "pointwise.cuh"\nusing Own = pointwise::Folded<pointwise::relu_stage<32>>;\n'
     text = device_code.merge(files, [source])
     assert "struct Folded {" in text
     assert "struct relu_stage" in text
     assert "hardswish_stage" not in text
     text = device_code.merge(files, [source.replace("relu", "hardswish")])
-    assert "struct Folded<hardswish_stage> {" in text
-    assert text.index("struct hardswish_stage") < text.index("struct Folded<hardswish_stage>")
+    assert "struct Folded<hardswish_stage<Bits>> {" in text
+    assert text.index("struct hardswish_stage") < text.index("struct Folded<hardswish_stage<Bits>>")
 
 
 def test_file_is_imported_twice(tmp_path: pathlib.Path) -> None:
@@ -560,7 +569,9 @@ def test_examples_compile(tmp_path: pathlib.Path, file: str, extension: str) -> 
         compile_by_nvrtc(device_code + kernels)
 
 
-def compile_by_nvrtc(text: str) -> None:
+def compile_by_nvrtc(text: str, target: str = "sm_90a", headers: Mapping[str, str] | None = None) -> str:
+    """Its PTX, of compute_90a."""
+    headers = headers or {}
     folders = [pathlib.Path(folder) / "nvidia" for folder in sys.path]
     paths = [
         os.environ.get("ONEPASS_NVRTC"),
@@ -569,14 +580,47 @@ def compile_by_nvrtc(text: str) -> None:
     nvrtc = ctypes.CDLL(str(next(path for path in paths if path)))
     program = ctypes.c_void_p()
     source = text.encode()
-    assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"cuda.cu", 0, None, None) == 0
-    options = [b"--gpu-architecture=sm_90a", b"--std=c++17", b"--device-as-default-execution-space"]
+    strings = ctypes.c_char_p * len(headers)
+    names, texts = (strings(*(text.encode() for text in side)) for side in (headers.keys(), headers.values()))
+    created = nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"cuda.cu", len(headers), texts, names)
+    assert created == 0
+    options = [
+        f"--gpu-architecture={target}".encode(),
+        b"--std=c++17",
+        b"--device-as-default-execution-space",
+    ]
     result = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
     size = ctypes.c_size_t()
     nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
     log = ctypes.create_string_buffer(size.value)
     nvrtc.nvrtcGetProgramLog(program, log)
     assert result == 0, log.value.decode()
+    nvrtc.nvrtcGetPTXSize(program, ctypes.byref(size))
+    ptx = ctypes.create_string_buffer(size.value)
+    nvrtc.nvrtcGetPTX(program, ptx)
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    return ptx.value.decode()
+
+
+def instructions(ptx: str) -> collections.Counter[str]:
+    """How often each occurs."""
+    return collections.Counter(re.findall(r"^\t(?:@!?%p\d+ )?([a-z][\w.:]*)", ptx, re.MULTILINE))
+
+
+def test_functions_of_16_bits_are_those_of_the_library(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "halves.py"
+    path.write_text(HALVES)
+    text = export.export(str(path), "sm_90a", "keep", False, "new.py")
+    (tmp_path / "new.py").write_text(text)
+    (extension,) = load(tmp_path / "new.py")._EXTENSIONS.values()
+    _, device_code, kernels, _, _ = extension[1]
+    found = instructions(compile_by_nvrtc(device_code + kernels, "compute_90a"))
+    planner = launcher.Planner("sm_90a")
+    tail, sizes = "swish | group_norm(2) | gelu", (4, 8, 10, 10)
+    problem = launcher.Problem(tail, sizes, "bf16", "nchw", sizes, ((8,), (8,)), 2)
+    (kernel,) = planner.operator("block_1", launcher.FORWARD, problem).kernels
+    assert found == instructions(compile_by_nvrtc(kernel.source, "compute_90a", planner.files))
+    assert found["tanh.approx.f32"] > 0  # the short sigmoid
 
 
 def test_modules_of_the_exported_file_are_checked(tmp_path: pathlib.Path) -> None:

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -47,13 +48,16 @@ def examples() -> Iterator[tuple[str, types.ModuleType]]:
         yield name, known or load(EXAMPLES / "exported" / f"{name}.py", f"exported_{name}")
 
 
-def written(name: str, conv: str, train: bool) -> types.ModuleType:
+def written(name: str, conv: str, train: bool, dtype: str = "float32") -> types.ModuleType:
     """A file written now, for the GPU that is here."""
-    title = f"{name}_{conv}_{'train' if train else 'infer'}"
-    original = str(EXAMPLES / f"{name}.py")
+    title = f"{name}_{conv}_{'train' if train else 'infer'}_{dtype}"
+    text = (EXAMPLES / f"{name}.py").read_text()
+    text = text.replace("\n\n    def forward", f"\n        self.to(torch.{dtype})\n\n    def forward", 1)
+    text = re.sub(r"torch\.rand\((.*)\)\]", rf"torch.rand(\1, dtype=torch.{dtype})]", text)
     with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder) / f"{title}.py"
-        path.write_text(export.export(original, export._architecture(), conv, train, path.name))
+        original, path = (pathlib.Path(folder) / name for name in ("original.py", f"{title}.py"))
+        original.write_text(text)
+        path.write_text(export.export(str(original), export._architecture(), conv, train, path.name))
         return load(path, f"exported_now_{title}")
 
 
@@ -197,6 +201,17 @@ class Exported(GpuTest):
             with self.subTest(workload=name, conv=conv), conv_precision("ieee"):
                 module.batch_size = WORKLOADS[name][0]
                 self.assertEqual(judge._faults(verify, module, module, True), [])
+
+    def test_16_bits_are_the_librarys(self) -> None:
+        given = (("s60", "keep"), ("s19", "fuse"))
+        files = [written(name, conv, train=False, dtype="bfloat16") for name, conv in given]
+        batches = [WORKLOADS[name][0] for name, _ in given]
+        with torch.no_grad():
+            warm([lambda m=m, n=n: infer(m, n) for m, n in zip(files, batches, strict=True)])
+            for module, batch, (name, conv) in zip(files, batches, given, strict=True):
+                with self.subTest(workload=name, conv=conv):
+                    new, old, x = models(module, batch)
+                    self.assertTrue(torch.equal(new(x), onepass.fuse(old, conv=conv)(x)))
 
     def test_kept_convolution_adds_one_launch_each_way(self) -> None:
         module = written("s27", "keep", train=True)

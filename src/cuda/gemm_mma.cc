@@ -482,7 +482,7 @@ class GemmMma final : public Kernel {
 
   Source source() const {
     return {"onepass_gemm_mma",
-            precision_source(problem_.output.dtype) + "#include \"gemm_mma.cuh\"\n" + tail_source(problem_) +
+            "#include \"gemm_mma.cuh\"\n" + tail_source(problem_, bits_of(problem_.output.dtype)) +
                 thin_source(problem_, shape_) + numbers_source() +
                 "using Agent = onepass::GemmMma<onepass::Convolution, onepass::Tail, Numbers>;\n"
                 "extern \"C\" __global__ void __launch_bounds__(" +

@@ -660,7 +660,7 @@ class GemmWgmma final : public Kernel {
 
   Source source() const {
     return {"onepass_gemm_wgmma",
-            precision_source(problem_.output.dtype) + "#include \"gemm.cuh\"\n" + tail_source(problem_) +
+            "#include \"gemm.cuh\"\n" + tail_source(problem_, bits_of(problem_.output.dtype)) +
                 thin_source(problem_, shape_) +
                 product_source(numbers_.columns, problem_.input.dtype == DType::bf16) + numbers_source() +
                 "using Agent = onepass::Gemm<onepass::Convolution, onepass::Tail, Numbers>;\n"

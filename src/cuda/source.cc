@@ -46,9 +46,9 @@ std::vector<const TailParts::Stage*> channel_stages(const std::vector<TailParts:
 // One chain as a struct.
 class ChainWriter {
  public:
-  ChainWriter(const char* name, const std::vector<TailParts::Stage>& stages, const Problem& problem,
+  ChainWriter(const char* name, const std::vector<TailParts::Stage>& stages, int bits, const Problem& problem,
               const BackwardProblem* backward)
-      : name_(name), stages_(stages), problem_(problem), backward_(backward) {
+      : name_(name), stages_(stages), bits_(bits), problem_(problem), backward_(backward) {
     for (const TailParts::Stage& stage : stages_) {
       if (stage.parameter < 0) continue;
       (is_tensor(stage) ? tensors_ : channels_).push_back(&stage);
@@ -59,10 +59,7 @@ class ChainWriter {
     out_ << "struct " << name_ << " {\n"
          << "  static constexpr int channel_operands = " << channels_.size() << ";\n"
          << "  using Only = "  // its stage where it is one without an operand
-         << (stages_.size() == 1 && stages_[0].parameter < 0
-                 ? "pointwise::" + std::string(onepass::name(stages_[0].pointwise.op)) + "_stage"
-                 : "void")
-         << ";\n";
+         << (stages_.size() == 1 && stages_[0].parameter < 0 ? type_of(stages_[0]) : "void") << ";\n";
     write_load_channel();
     write_tensors();
     write_value();
@@ -113,11 +110,15 @@ class ChainWriter {
                             : "channel[" + std::to_string(place) + "]";
   }
 
+  std::string type_of(const TailParts::Stage& stage) const {
+    return "pointwise::" + std::string(onepass::name(stage.pointwise.op)) + "_stage<" +
+           std::to_string(bits_) + '>';
+  }
+
   std::string call(size_t i, const char* function, bool with_gradient) const {
     const TailParts::Stage& stage = stages_[i];
-    std::string text = "pointwise::" + std::string(onepass::name(stage.pointwise.op)) +
-                       "_stage::" + function + "(x" + std::to_string(i) + ", " + operand(stage) + ", " +
-                       literal(stage.pointwise.a) + ", " + literal(stage.pointwise.b);
+    std::string text = type_of(stage) + "::" + function + "(x" + std::to_string(i) + ", " + operand(stage) +
+                       ", " + literal(stage.pointwise.a) + ", " + literal(stage.pointwise.b);
     return text + (with_gradient ? ", g)" : ")");
   }
 
@@ -181,6 +182,7 @@ class ChainWriter {
 
   const char* name_;
   const std::vector<TailParts::Stage>& stages_;
+  int bits_;
   const Problem& problem_;
   const BackwardProblem* backward_;
   std::vector<const TailParts::Stage*> channels_;
@@ -190,17 +192,18 @@ class ChainWriter {
 
 class TailWriter {
  public:
-  TailWriter(const Problem& problem, const BackwardProblem* backward)
+  TailWriter(const Problem& problem, int bits, const BackwardProblem* backward)
       : problem_(problem),
+        bits_(bits),
         backward_(backward),
         shape_(problem.block.conv_output_shape(problem.input.sizes)),
         parts_(problem.block, problem.input.sizes) {}
 
   std::string text() {
     out_ << "namespace onepass {\n\n"
-         << ChainWriter("Before", parts_.before, problem_, backward_).text()
-         << ChainWriter("After", parts_.after, problem_, backward_).text() << "// " << problem_.block.text()
-         << '\n'
+         << ChainWriter("Before", parts_.before, bits_, problem_, backward_).text()
+         << ChainWriter("After", parts_.after, bits_, problem_, backward_).text() << "// "
+         << problem_.block.text() << '\n'
          << "struct Tail {\n"
          << "  using Before = onepass::Before;\n  using After = onepass::After;\n"
          << "  using Input = " << type(problem_.input) << ";\n  using Output = " << type(problem_.output)
@@ -294,6 +297,7 @@ class TailWriter {
   }
 
   const Problem& problem_;
+  int bits_;
   const BackwardProblem* backward_;
   Shape shape_;  // of what the tail works on: the convolution's output, where there is one
   TailParts parts_;
@@ -380,18 +384,16 @@ int64_t spatial_elements(const Shape& shape) {
 
 std::string chain_source(const char* name, const std::vector<TailParts::Stage>& stages,
                          const Problem& problem) {
-  return "namespace onepass {\n\n" + ChainWriter(name, stages, problem, nullptr).text() +
+  return "namespace onepass {\n\n" + ChainWriter(name, stages, 32, problem, nullptr).text() +
          "}  // namespace onepass\n\n";
 }
 
-std::string precision_source(DType result) {
-  return byte_size(result) == 2 ? "#define ONEPASS_16_BITS\n" : "";
+std::string tail_source(const Problem& problem, int bits) {
+  return TailWriter(problem, bits, nullptr).text();
 }
 
-std::string tail_source(const Problem& problem) { return TailWriter(problem, nullptr).text(); }
-
-std::string tail_source(const BackwardProblem& problem) {
-  return TailWriter(problem.forward, &problem).text();
+std::string tail_source(const BackwardProblem& problem, int bits) {
+  return TailWriter(problem.forward, bits, &problem).text();
 }
 
 }  // namespace onepass::cuda

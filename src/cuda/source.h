@@ -70,17 +70,18 @@ class Constants {
   std::string text_;
 };
 
-// One chain as a struct of this name.
+// One chain as a struct of this name, its functions as exact as f32.
 std::string chain_source(const char* name, const std::vector<TailParts::Stage>& stages,
                          const Problem& problem);
 
 // `struct Before`, `struct After` and `struct Tail` of a forward problem: of what follows the convolution,
-// where there is one. `Tail::Input` is the type of the problem's input all the same.
-// What comes before all includes: ONEPASS_16_BITS where the results of this type are rounded to 16 bits.
-std::string precision_source(DType result);
-std::string tail_source(const Problem& problem);
+// where there is one. `Tail::Input` is the type of the problem's input all the same. `bits` is what results
+// are rounded to where the chains' functions may be shorter for it (bits_of), else 32.
+std::string tail_source(const Problem& problem, int bits = 32);
 // The same with gradients.
-std::string tail_source(const BackwardProblem& problem);
+std::string tail_source(const BackwardProblem& problem, int bits = 32);
+
+inline int bits_of(DType result) { return byte_size(result) == 2 ? 16 : 32; }
 
 // What a kernel does first that may be launched before the one before it has ended (Launch::waits).
 inline std::string wait_source() {

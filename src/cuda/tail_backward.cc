@@ -98,8 +98,8 @@ class TailBackward final : public BackwardKernel {
 
   Source source() const {
     return {"onepass_tail_backward",
-            precision_source(problem_.input_gradient.dtype) + "#include \"tail_backward.cuh\"\n" +
-                tail_source(problem_) + numbers_.source() +
+            "#include \"tail_backward.cuh\"\n" +
+                tail_source(problem_, bits_of(problem_.input_gradient.dtype)) + numbers_.source() +
                 "using Agent = onepass::TailBackward<onepass::Tail, Numbers, Walk, true>;\n"
                 "using Unaligned = onepass::TailBackward<onepass::Tail, UnalignedNumbers, UnalignedWalk, "
                 "false>;\n"

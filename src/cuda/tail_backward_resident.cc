@@ -216,8 +216,8 @@ class TailBackwardResident final : public BackwardKernel {
  private:
   Source source() const {
     std::ostringstream out;
-    out << precision_source(problem_.input_gradient.dtype) << "#include \"tail_backward_resident.cuh\"\n"
-        << tail_source(problem_)
+    out << "#include \"tail_backward_resident.cuh\"\n"
+        << tail_source(problem_, bits_of(problem_.input_gradient.dtype))
         << Constants()
                .add("threads", numbers_.threads)
                .add("width", shape_.width)

@@ -99,8 +99,8 @@ class TailResident final : public Kernel {
  private:
   Source source() const {
     std::ostringstream out;
-    out << precision_source(problem_.output.dtype) << "#include \"tail_resident.cuh\"\n"
-        << tail_source(problem_)
+    out << "#include \"tail_resident.cuh\"\n"
+        << tail_source(problem_, bits_of(problem_.output.dtype))
         << Constants()
                .add("threads", numbers_.threads)
                .add("width", shape_.width)

@@ -272,9 +272,9 @@ class ClusterTail final : public Kernel {
     numbers_.add_to(constants);
     const std::string name = "onepass_" + std::string(Numbers::row);
     std::ostringstream out;
-    out << precision_source(problem_.output.dtype) << "#include \"" << Numbers::row << ".cuh\"\n"
-        << tail_source(problem_) << constants.numbers() << "using Agent = onepass::" << Numbers::agent
-        << "<onepass::Tail, Numbers>;\n"
+    out << "#include \"" << Numbers::row << ".cuh\"\n"
+        << tail_source(problem_, bits_of(problem_.output.dtype)) << constants.numbers()
+        << "using Agent = onepass::" << Numbers::agent << "<onepass::Tail, Numbers>;\n"
         << "static_assert(sizeof(Agent::Shared) <= " << shared_bytes() << ");\n"
         << "extern \"C\" __global__ void __launch_bounds__(" << numbers_.threads << ", 1) " << name
         << "(const __grid_constant__ Agent::Parameters p) {\n"

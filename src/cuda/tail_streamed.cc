@@ -93,8 +93,8 @@ class TailStreamed final : public Kernel {
 
   Source source() const {
     return {"onepass_tail_streamed",
-            precision_source(problem_.output.dtype) + "#include \"tail_streamed.cuh\"\n" +
-                tail_source(problem_) + numbers_.source() +
+            "#include \"tail_streamed.cuh\"\n" + tail_source(problem_, bits_of(problem_.output.dtype)) +
+                numbers_.source() +
                 "using Agent = onepass::TailStreamed<onepass::Tail, Numbers, Walk, true>;\n"
                 "using Unaligned = onepass::TailStreamed<onepass::Tail, UnalignedNumbers, UnalignedWalk, "
                 "false>;\n"

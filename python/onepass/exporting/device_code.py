@@ -12,7 +12,9 @@ _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _TABLE = "pointwise.def"
 _AFTER_TEMPLATE = r"\n|struct|class|constexpr|using|__device__|static|inline"
 _MEMBER_TABLE = re.compile(r"^ *static constexpr ([A-Z]\w*) (\w+) = (\w+)\(\);\n", re.MULTILINE)
-_STAGE = re.compile(r"\bpointwise::(\w+)_stage\b(?:::(\w+)\()?")
+_STAGE = re.compile(r"\bpointwise::(\w+)_stage<\d+>(?:::(\w+)\()?")
+_SPECIALISATION = re.compile(r"(?://.*\n)*template <.*>\n(?:struct|class) \w+<")
+_OF_BITS = re.compile(r"^#define (\w+)\(x\) \1<Bits>\(x\)$", re.MULTILINE)  # functions of formulas
 
 
 @dataclasses.dataclass
@@ -44,7 +46,7 @@ def _of_known_stages(items: list[Item]) -> list[Item]:
     return [
         item
         for item in items
-        if not re.match(r"(?://.*\n)*template <>\n", item.text)
+        if not _SPECIALISATION.match(item.text)
         or all(name in known for name in item.uses if name.endswith("_stage"))
     ]
 
@@ -252,13 +254,13 @@ def _expand_table(body: str, table: str, sources: list[str]) -> str:
         for stage, function in _STAGE.findall(source):
             used.setdefault(stage, set()).update([function] if function else [])
     rows = dict(_rows(table))
-    structs = [_struct(name, rows[name], functions) for name, functions in used.items()]
+    of_bits = _OF_BITS.findall(body)
+    structs = [_struct(name, rows[name], functions, of_bits) for name, functions in used.items()]
     lines, result, skipping = body.splitlines(), [], False
+    macros = "|".join(("K", "ONEPASS_POINTWISE", *of_bits))
     for line in lines:
-        if skipping or line.startswith(("#define K(", "#define ONEPASS_POINTWISE")):
+        if skipping or re.match(rf"#(?:define|undef) (?:{macros})\b", line):
             skipping = line.endswith("\\")
-            continue
-        if line.startswith(("#undef K", "#undef ONEPASS_POINTWISE")):
             continue
         result.append("\n".join(structs) if _included(line) == [_TABLE] else line)
     return "\n".join(result)
@@ -279,9 +281,9 @@ def _rows(table: str) -> Iterable[tuple[str, list[str]]]:
         yield columns[0], columns
 
 
-def _struct(name: str, columns: list[str], functions: set[str]) -> str:
+def _struct(name: str, columns: list[str], functions: set[str], of_bits: list[str]) -> str:
     formulas = dict(zip(("value", "gradient", "argument_gradient"), columns[5:8], strict=True))
-    lines = [f"struct {name}_stage {{"]
+    lines = ["template <int Bits>", f"struct {name}_stage {{"]
     for function, formula in formulas.items():
         if function not in functions:
             continue
@@ -289,10 +291,14 @@ def _struct(name: str, columns: list[str], functions: set[str]) -> str:
         arguments = f"float x, float p, float a, float b{gradient}"
         lines += [
             f"  static __device__ __forceinline__ float {function}({arguments}) {{",
-            f"    return {_with_literals(formula)};",
+            f"    return {_with_literals(_with_bits(formula, of_bits))};",
             "  }",
         ]
     return "\n".join([*lines, "};\n"])
+
+
+def _with_bits(formula: str, functions: list[str]) -> str:
+    return re.sub(rf"\b({'|'.join(functions)})\(", r"\1<Bits>(", formula)
 
 
 def _with_literals(formula: str) -> str:

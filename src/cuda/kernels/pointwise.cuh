@@ -2,7 +2,7 @@
 //
 // Errors, absolute, of values up to a few units: sigmoid 2e-7, normal_cdf 2e-7; the others are CUDA's own,
 // within 2 ulp. sigmoid is 4 instructions and normal_cdf 15, where CUDA's expf and division, or erff, take 20
-// to 30. Where results are rounded to 16 bits (ONEPASS_16_BITS), normal_cdf is 11 instructions and 4e-7,
+// to 30. Where results are rounded to 16 bits (`Bits`, else 32), normal_cdf is 11 instructions and 4e-7,
 // sigmoid 3, of which one is a special function, and 4e-6 (H200; 2^-12 is what PTX promises).
 #pragma once
 
@@ -33,12 +33,10 @@ __device__ __forceinline__ float tanh_fast(float x) {
   return y;
 }
 
+template <int Bits>
 __device__ __forceinline__ float sigmoid(float x) {
-#ifdef ONEPASS_16_BITS
-  return fmaf(0.5f, tanh_fast(0.5f * x), 0.5f);
-#else
+  if constexpr (Bits == 16) return fmaf(0.5f, tanh_fast(0.5f * x), 0.5f);
   return reciprocal_fast(1.0f + exp2_fast(x * -1.4426950408889634f));
-#endif
 }
 
 // NaN in the first operand comes out.
@@ -61,24 +59,26 @@ __device__ __forceinline__ float where_at_most(float t, float limit, float yes, 
 // The normal distribution function: 2^q(|x|) below zero and 1 - 2^q(|x|) above, q a polynomial fitted to
 // log2(erfc(t / sqrt(2)) / 2) with the weight of its value: 5e-8. Its leading coefficient is negative, so
 // that the tail ends in 0 and gelu(-inf) = -inf * 0 in NaN.
+template <int Bits>
 __device__ __forceinline__ float normal_cdf(float x) {
   const float t = fabsf(x);
-#ifdef ONEPASS_16_BITS
-  float q = -0.0005204585031606257f;
-  q = fmaf(q, t, 0.007397510576993227f);
-  q = fmaf(q, t, -0.052561238408088684f);
-  q = fmaf(q, t, -0.4592546820640564f);
-  q = fmaf(q, t, -1.1510913372039795f);
-#else
-  float q = -1.1736173064491595e-06f;
-  q = fmaf(q, t, 2.1615800505969673e-05f);
-  q = fmaf(q, t, -1.1198675929335877e-04f);
-  q = fmaf(q, t, -2.9152806382626295e-04f);
-  q = fmaf(q, t, 7.2333719581365585e-03f);
-  q = fmaf(q, t, -5.2591834217309950e-02f);
-  q = fmaf(q, t, -4.5918384194374084e-01f);
-  q = fmaf(q, t, -1.1511071920394897f);
-#endif
+  float q;
+  if constexpr (Bits == 16) {
+    q = -0.0005204585031606257f;
+    q = fmaf(q, t, 0.007397510576993227f);
+    q = fmaf(q, t, -0.052561238408088684f);
+    q = fmaf(q, t, -0.4592546820640564f);
+    q = fmaf(q, t, -1.1510913372039795f);
+  } else {
+    q = -1.1736173064491595e-06f;
+    q = fmaf(q, t, 2.1615800505969673e-05f);
+    q = fmaf(q, t, -1.1198675929335877e-04f);
+    q = fmaf(q, t, -2.9152806382626295e-04f);
+    q = fmaf(q, t, 7.2333719581365585e-03f);
+    q = fmaf(q, t, -5.2591834217309950e-02f);
+    q = fmaf(q, t, -4.5918384194374084e-01f);
+    q = fmaf(q, t, -1.1511071920394897f);
+  }
   const float below = exp2_fast(fmaf(q, t, -1.0f));
   return x > 0.0f ? 1.0f - below : below;
 }
@@ -91,7 +91,10 @@ __device__ __forceinline__ float normal_density(float x) {
 __device__ __forceinline__ float ramp(float x) { return __saturatef(fmaf(x, 1.0f / 6.0f, 0.5f)); }
 
 #define K(number) static_cast<float>(number)
+#define sigmoid(x) sigmoid<Bits>(x)
+#define normal_cdf(x) normal_cdf<Bits>(x)
 #define ONEPASS_POINTWISE(NAME, CONSTANTS, A, B, ARGUMENT, VALUE, GRADIENT, ARGUMENT_GRADIENT)               \
+  template <int Bits>                                                                                        \
   struct NAME##_stage {                                                                                      \
     static __device__ __forceinline__ float value(float x, float p, float a, float b) { return VALUE; }      \
     static __device__ __forceinline__ float gradient(float x, float p, float a, float b, float g) {          \
@@ -103,6 +106,8 @@ __device__ __forceinline__ float ramp(float x) { return __saturatef(fmaf(x, 1.0f
   };
 #include "pointwise.def"
 #undef ONEPASS_POINTWISE
+#undef normal_cdf
+#undef sigmoid
 #undef K
 
 // A gradient in fewer instructions where the stage's input x is itself an affine function: given
@@ -111,8 +116,8 @@ template <class Stage>
 struct Folded {
   static constexpr bool exists = false;
 };
-template <>
-struct Folded<hardswish_stage> {
+template <int Bits>
+struct Folded<hardswish_stage<Bits>> {
   static constexpr bool exists = true;
   static constexpr float scale = 1.0f / 3.0f;
   static constexpr float shift = 0.5f;

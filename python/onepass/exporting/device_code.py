@@ -287,8 +287,10 @@ def _struct(name: str, columns: list[str], functions: set[str], of_bits: list[st
     for function, formula in formulas.items():
         if function not in functions:
             continue
-        gradient = "" if function == "value" else ", float g"
-        arguments = f"float x, float p, float a, float b{gradient}"
+        given = "" if function == "value" else ", float g"
+        kind = "X" if function == "gradient" else "float"
+        arguments = f"{kind} x, float p, float a, float b{given}"
+        lines += ["  template <class X>"] if function == "gradient" else []
         lines += [
             f"  static __device__ __forceinline__ float {function}({arguments}) {{",
             f"    return {_with_literals(_with_bits(formula, of_bits))};",

@@ -97,7 +97,8 @@ __device__ __forceinline__ float ramp(float x) { return __saturatef(fmaf(x, 1.0f
   template <int Bits>                                                                                        \
   struct NAME##_stage {                                                                                      \
     static __device__ __forceinline__ float value(float x, float p, float a, float b) { return VALUE; }      \
-    static __device__ __forceinline__ float gradient(float x, float p, float a, float b, float g) {          \
+    template <class X>                                                                                       \
+    static __device__ __forceinline__ float gradient(X x, float p, float a, float b, float g) {              \
       return GRADIENT;                                                                                       \
     }                                                                                                        \
     static __device__ __forceinline__ float argument_gradient(float x, float p, float a, float b, float g) { \
@@ -110,8 +111,36 @@ __device__ __forceinline__ float ramp(float x) { return __saturatef(fmaf(x, 1.0f
 #undef sigmoid
 #undef K
 
-// A gradient in fewer instructions where the stage's input x is itself an affine function: given
-// t = scale x + shift.
+// A stage's input x, given as t = scale x + shift with a scale above 0: what gradients may do with it. All
+// but the comparisons is done at compile time.
+struct Along {
+  float t;
+  float scale;
+  float shift;
+
+  struct Multiple {
+    float t;
+    float scale;
+    float shift;
+    float factor;
+    __device__ __forceinline__ float operator+(float addend) const {
+      const bool is_given = factor == scale && addend == shift;
+      return is_given ? t : fmaf(t - shift, factor / scale, addend);
+    }
+  };
+  __device__ __forceinline__ Multiple operator*(float factor) const { return {t, scale, shift, factor}; }
+
+  __device__ __forceinline__ float at(float limit) const { return limit * scale + shift; }
+  friend __device__ __forceinline__ float where_at_most(Along x, float limit, float yes, float no) {
+    return pointwise::where_at_most(x.t, x.at(limit), yes, no);
+  }
+  friend __device__ __forceinline__ float where_at_most(float limit, Along x, float yes, float no) {
+    return pointwise::where_at_most(x.at(limit), x.t, yes, no);
+  }
+};
+
+// A gradient in fewer instructions where the stage's input x is itself an affine function: given that line of
+// x which the gradient has, t = scale x + shift.
 template <class Stage>
 struct Folded {
   static constexpr bool exists = false;
@@ -122,7 +151,7 @@ struct Folded<hardswish_stage<Bits>> {
   static constexpr float scale = 1.0f / 3.0f;
   static constexpr float shift = 0.5f;
   static __device__ __forceinline__ float gradient(float t, float g) {
-    return where_at_most(t, -0.5f, 0.0f, where_at_most(1.5f, t, g, g * t));
+    return hardswish_stage<Bits>::gradient(Along{t, scale, shift}, 0.0f, 0.0f, 0.0f, g);
   }
 };
 

@@ -2117,7 +2117,7 @@ struct GemmStaging {
 };
 
 // --------------------------------------------------------------------------------------------------
-// What becomes of a tile's sums, for gemm.cuh: chains, moments, the norm, the output.
+// Which columns of a tile a thread of gemm_epilogue.cuh has, and where they lie in the output.
 
 // The columns of a thread: every fourth pair. Column i is i / 2 * 8 + i % 2 after the first. `offsets`: where
 // columns of the tile lie in a channel.
@@ -2159,6 +2159,9 @@ struct GemmColumns<Geometry, Columns, true> {
     return whole < Columns ? whole : Columns;
   }
 };
+
+// --------------------------------------------------------------------------------------------------
+// Statistics of slabs from the parts that tiles of gemm.cuh leave.
 
 // The slabs of a norm, of which each tile that has channels of one leaves a part.
 template <class C, class Tail, class Numbers>
@@ -2257,9 +2260,12 @@ struct GemmSlabs {
   }
 };
 
-// What becomes of a tile's sums. A thread has two rows, and of each every fourth pair of columns.
+// --------------------------------------------------------------------------------------------------
+// What the pieces of gemm_epilogue.cuh share: which rows and columns of a tile a thread has, and who merges.
+
+// A thread has two rows, and of each every fourth pair of columns.
 template <class C, class Tail, class Numbers>
-struct GemmEpilogue {
+struct GemmEpilogueLayout {
   using Parameters = GemmParameters<Tail::parameters>;
   using Geometry = GemmGeometry<C, Numbers>;
   using Shared = GemmShared<C, Tail, Numbers>;
@@ -2323,36 +2329,30 @@ struct GemmEpilogue {
     const int last = ((end < rows ? end : rows) - 1) / group_rows;
     return last - first_slab(item) + 1;
   }
+};
 
-  // Scale and bias, then the chain before the norm, in place.
-  __device__ __forceinline__ void activate(const Item& item, const Columns& columns, float (&d)[sums]) const {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int c = item.channel_tile * Numbers::tile_channels + row(h);
-      const int own = c < rows ? c : 0;
-      const int channel = own / classes;
-      const float scale = Numbers::guards ? __ldg(p.scales + own) : 1.0f;
-      float bias = 0.0f;
-      if constexpr (C::has_bias) bias = load_one<typename C::Bias>(p.parameter[1], channel);
-      ChannelValues<Before, 1> values;
-      values.load(p, item.n, channel);
-      const int64 begin = item.n * C::stride(0) + Geometry::row_offset(own);
-#pragma unroll
-      for (int i = 0; i < 2 * pairs; ++i) {
-        float& value = d[i / 2 * 4 + h * 2 + i % 2];
-        typename Before::template Tensors<1> tensors;
-        if constexpr (Numbers::before_reads_tensors) {
-          if (columns.has(i)) tensors.load(p, begin + columns.offset(i));
-        }
-        if constexpr (Numbers::guards) {
-          value = fmaf(value, scale, bias);
-        } else if constexpr (C::has_bias) {
-          value += bias;
-        }
-        value = Before::value(value, values.value[0], tensors, 0);
-      }
-    }
-  }
+// --------------------------------------------------------------------------------------------------
+// How gemm_epilogue.cuh stores a tile's values: through shared memory, so that warps write whole lines, and
+// of 16 bits also later, beside the products of the next tile.
+
+template <class C, class Tail, class Numbers>
+struct GemmEpilogueOutputs : GemmEpilogueLayout<C, Tail, Numbers> {
+  using Base = GemmEpilogueLayout<C, Tail, Numbers>;
+  using Base::classes;
+  using Base::first_column;
+  using Base::lane;
+  using Base::p;
+  using Base::pairs;
+  using Base::row;
+  using Base::rows;
+  using Base::s;
+  using Base::sums;
+  using Base::tile_position;
+  using Base::warp;
+  using typename Base::Geometry;
+  using typename Base::Item;
+  using typename Base::Output;
+  using typename Base::Shared;
 
   // Four neighbouring columns lie side by side in the output, at offsets that are multiples of four.
   static constexpr bool vectors_fit =
@@ -2608,8 +2608,34 @@ struct GemmEpilogue {
       four.store(to, index, true);
     }
   }
+};
 
-  // --- Moments ---
+// --------------------------------------------------------------------------------------------------
+// Moments of a tile's rows, and the parts of slabs they become, for gemm_epilogue.cuh.
+
+template <class C, class Tail, class Numbers>
+struct GemmEpilogueMoments : GemmEpilogueOutputs<C, Tail, Numbers> {
+  using Base = GemmEpilogueOutputs<C, Tail, Numbers>;
+  using Base::agent_warp;
+  using Base::agent_warps;
+  using Base::apart;
+  using Base::exists;
+  using Base::first_slab;
+  using Base::group;
+  using Base::group_rows;
+  using Base::lane;
+  using Base::p;
+  using Base::pairs;
+  using Base::position_part;
+  using Base::row;
+  using Base::s;
+  using Base::slab_count;
+  using Base::slabs;
+  using Base::sums;
+  using Base::warp;
+  using typename Base::Columns;
+  using typename Base::Item;
+
   // Of the tile's rows, left in shared memory; every consumer, and a barrier follows.
   __device__ __forceinline__ void row_moments(const Columns& columns, const float (&d)[sums]) const {
     const int count = columns.count();
@@ -2734,6 +2760,87 @@ struct GemmEpilogue {
       }
     }
   }
+};
+
+// --------------------------------------------------------------------------------------------------
+// What becomes of a tile's sums, for gemm.cuh: chains, moments, the norm, the output.
+
+template <class C, class Tail, class Numbers>
+struct GemmEpilogue : GemmEpilogueMoments<C, Tail, Numbers> {
+  using Base = GemmEpilogueMoments<C, Tail, Numbers>;
+  using Base::agent;
+  using Base::agent_thread;
+  using Base::agent_threads;
+  using Base::agent_warp;
+  using Base::agent_warps;
+  using Base::apart;
+  using Base::classes;
+  using Base::first_column;
+  using Base::first_slab;
+  using Base::group;
+  using Base::group_rows;
+  using Base::keep;
+  using Base::lane;
+  using Base::late_vectors;
+  using Base::leave_parts;
+  using Base::leaves_late;
+  using Base::p;
+  using Base::pairs;
+  using Base::position_part;
+  using Base::put_rest;
+  using Base::row;
+  using Base::row_moments;
+  using Base::rows;
+  using Base::rows_are_slabs;
+  using Base::s;
+  using Base::slab_count;
+  using Base::slabs;
+  using Base::slabs_of_sample;
+  using Base::store_parts;
+  using Base::sums;
+  using Base::sync;
+  using Base::tile_position;
+  using Base::unit_parts;
+  using Base::warp;
+  using typename Base::After;
+  using typename Base::Before;
+  using typename Base::Columns;
+  using typename Base::Geometry;
+  using typename Base::Item;
+  using typename Base::Leaving;
+  using typename Base::Output;
+  using typename Base::Staging;
+
+  // Scale and bias, then the chain before the norm, in place.
+  __device__ __forceinline__ void activate(const Item& item, const Columns& columns, float (&d)[sums]) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int c = item.channel_tile * Numbers::tile_channels + row(h);
+      const int own = c < rows ? c : 0;
+      const int channel = own / classes;
+      const float scale = Numbers::guards ? __ldg(p.scales + own) : 1.0f;
+      float bias = 0.0f;
+      if constexpr (C::has_bias) bias = load_one<typename C::Bias>(p.parameter[1], channel);
+      ChannelValues<Before, 1> values;
+      values.load(p, item.n, channel);
+      const int64 begin = item.n * C::stride(0) + Geometry::row_offset(own);
+#pragma unroll
+      for (int i = 0; i < 2 * pairs; ++i) {
+        float& value = d[i / 2 * 4 + h * 2 + i % 2];
+        typename Before::template Tensors<1> tensors;
+        if constexpr (Numbers::before_reads_tensors) {
+          if (columns.has(i)) tensors.load(p, begin + columns.offset(i));
+        }
+        if constexpr (Numbers::guards) {
+          value = fmaf(value, scale, bias);
+        } else if constexpr (C::has_bias) {
+          value += bias;
+        }
+        value = Before::value(value, values.value[0], tensors, 0);
+      }
+    }
+  }
+
   // --- After the last tile of a unit ---
   __device__ __forceinline__ bool arrives_last(uint32* counter) const {
     sync();
@@ -2880,7 +2987,7 @@ struct GemmEpilogue {
           leave_parts(item, columns, d);
         } else {
           row_moments(columns, d);
-          if constexpr (Numbers::stored) store<f32, true>(p.values, item, d);
+          if constexpr (Numbers::stored) this->template store<f32, true>(p.values, item, d);
           sync();
           store_parts(item);
         }
@@ -2914,7 +3021,7 @@ struct GemmEpilogue {
     } else if (leaves_late()) {
       if constexpr (late_vectors > 0) keep(item, d, leaving);
     } else {
-      store<Output, false>(p.output, item, d);
+      this->template store<Output, false>(p.output, item, d);
     }
     // What is in shared memory is free before the next tile writes there; where values are held, barriers
     // come before that.
@@ -5235,7 +5342,7 @@ at::Tensor run_block_1_tf32(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s61_50aba6e7, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s61_8da9ff67, CUDA, library) {
   library.impl("block_1_tf32", run_block_1_tf32);
 }
 """
@@ -5305,12 +5412,12 @@ at::Tensor run_block_1_f32(const at::Tensor& input, at::TensorList parameters) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s61_50aba6e7, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s61_8da9ff67, CUDA, library) {
   library.impl("block_1_f32", run_block_1_f32);
 }
 """
 
-_NAMESPACE = "onepass_s61_50aba6e7"
+_NAMESPACE = "onepass_s61_8da9ff67"
 # What each extension is built of, when one of its operators is first called.
 _EXTENSIONS = {
     "tf32": (_BINDING_TF32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32, _HOST_CODE, _LAUNCHES_TF32]),
@@ -5462,9 +5569,9 @@ def _run_1(self, x):
     parameters = [self.conv_transpose.weight, self.group_norm.weight, self.group_norm.bias]
     if not _wants_gradients(x, parameters):
         if _rounds_to_tf32() and _fits("block_1_tf32", x, parameters):
-            return torch.ops.onepass_s61_50aba6e7.block_1_tf32(x, parameters)
+            return torch.ops.onepass_s61_8da9ff67.block_1_tf32(x, parameters)
         if not _rounds_to_tf32() and _fits("block_1_f32", x, parameters):
-            return torch.ops.onepass_s61_50aba6e7.block_1_f32(x, parameters)
+            return torch.ops.onepass_s61_8da9ff67.block_1_f32(x, parameters)
     conv_transpose = self.conv_transpose(x)
     relu = self.relu(conv_transpose)
     return self.group_norm(relu)

@@ -8,6 +8,7 @@
 
 #include "onepass/plan.h"
 #include "tool/buffers.h"
+#include "tool/sigmoid_error.h"
 
 namespace onepass::tool {
 namespace {
@@ -57,11 +58,6 @@ double rounding_scale(Op op, double x, double v) {
   }
 }
 
-// What the error of a sigmoid is multiplied by.
-double sigmoid_scale(Op op, double x) {
-  return op == Op::sigmoid ? 1 : op == Op::swish ? std::min(std::abs(x), 20.0) : 0;
-}
-
 struct Slab {
   double mean = 0;
   double rstd = 0;
@@ -79,8 +75,7 @@ class BoundedForward {
                       problem.input.dtype == DType::bf16 && problem.output.dtype == DType::bf16 &&
                       !std::holds_alternative<Norm>(problem.block.stages().front()) &&
                       !std::holds_alternative<Mean>(problem.block.stages().back())),
-        sigmoid_error_(
-            problem.device.kind == Device::Kind::cuda && byte_size(problem.output.dtype) == 2 ? 0x1p-17 : 0),
+        sigmoid_error_(sigmoid_error(problem.device, problem.output.dtype)),
         executor_(executor),
         sizes_(problem.input.sizes),
         values_(std::move(input)),

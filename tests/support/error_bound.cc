@@ -7,6 +7,7 @@
 
 #include "block/convert.h"
 #include "reference/reference.h"
+#include "tool/sigmoid_error.h"
 
 namespace onepass::testing {
 namespace {
@@ -69,11 +70,6 @@ double rounding_scale(Op op, double x, double v) {
     default:
       return std::isfinite(x) ? std::abs(x) + std::abs(v) : std::abs(v);
   }
-}
-
-// What the error of a sigmoid is multiplied by.
-double sigmoid_scale(Op op, double x) {
-  return op == Op::sigmoid ? 1 : op == Op::swish ? std::min(std::abs(x), 20.0) : 0;
 }
 
 class BoundedForward {
@@ -144,7 +140,7 @@ class BoundedForward {
           bounds_[i] > 0 && bounds_[i] < infinity ? change(pointwise, x, p, bounds_[i]) : bounds_[i];
       set_bound(i, inherited,
                 stage_factor * arithmetic_.roundoff * rounding_scale(pointwise.op, x, values_[i]) +
-                    sigmoid_error_ * sigmoid_scale(pointwise.op, x));
+                    sigmoid_error_ * tool::sigmoid_scale(pointwise.op, x));
     }
   }
 
@@ -250,17 +246,13 @@ class BoundedForward {
 
 Expected expected_output(const Problem& problem, const std::vector<double>& input,
                          const std::vector<std::vector<double>>& parameters) {
-  return expected_output(problem, input, parameters, sigmoid_error_of(problem));
+  return expected_output(problem, input, parameters,
+                         tool::sigmoid_error(problem.device, problem.output.dtype));
 }
 
 Expected expected_output(const Problem& problem, const std::vector<double>& input,
                          const std::vector<std::vector<double>>& parameters, double sigmoid_error) {
   return BoundedForward(problem, input, parameters, sigmoid_error).result();
-}
-
-double sigmoid_error_of(const Problem& problem) {
-  const bool approximates = problem.device.kind == Device::Kind::cuda && byte_size(problem.output.dtype) == 2;
-  return approximates ? 0x1p-17 : 0;
 }
 
 bool is_acceptable(DType dtype, double actual, double value, double bound) {

@@ -10,8 +10,8 @@
 //                 terms. In f32 on a GPU 8 u besides: operands split in two leave so much of a term.
 //   pointwise     e = the change of the operation between x - e and x + e, plus 8 u (|x| + |v|): 4 ulp for an
 //                 approximation, and 0.5 x (1 + erf) cancels. Operations that only select or multiply: 8 u
-//                 |v|; hardsigmoid: 8 u. In 16 bits on a GPU sigmoids are by tanh.approx: 2^-17 for a sigmoid
-//                 besides, for a swish |x| times that, of |x| up to 20, beyond which they are exact.
+//                 |v|; hardsigmoid: 8 u. In 16 bits on a GPU sigmoids are by tanh.approx: what
+//                 tool/sigmoid_error.h says besides.
 //   norm          e = |weight| ((e + d) rstd + r |xhat|) + 8 u (|weight| (|xhat| + |mean| rstd) + |bias|),
 //                 d = mean(e) + 8 u (|mean| + 4 std) the error of the mean, r the relative one of the
 //                 variance: (2 mean(|x - mean| e) + mean(e^2) + d^2) / (variance + eps) + 8 u. So the mean
@@ -41,11 +41,9 @@ struct Expected {
 // `input` and `parameters` are dense NCHW, already rounded to the element types of the problem.
 Expected expected_output(const Problem& problem, const std::vector<double>& input,
                          const std::vector<std::vector<double>>& parameters);
-// The same with sigmoids that may be off by so much.
+// The same with sigmoids that may be off by so much, besides their rounding.
 Expected expected_output(const Problem& problem, const std::vector<double>& input,
                          const std::vector<std::vector<double>>& parameters, double sigmoid_error);
-// How far those of this problem may be off besides their rounding.
-double sigmoid_error_of(const Problem& problem);
 
 // Whether an implementation may give `actual` for an element of this type.
 bool is_acceptable(DType dtype, double actual, double value, double bound);

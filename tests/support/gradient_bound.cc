@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "reference/backward.h"
+#include "tool/sigmoid_error.h"
 
 namespace onepass::testing {
 namespace {
@@ -77,7 +78,7 @@ class BoundedBackward {
                   const std::vector<double>& output_gradient)
       : problem_(problem.forward),
         multiplies_tf32_(has_tf32_products(problem.forward)),
-        sigmoid_error_(sigmoid_error_of(problem.forward)),
+        sigmoid_error_(tool::sigmoid_error(problem.forward.device, problem.input_gradient.dtype)),
         sizes_(problem.forward.block.conv_output_shape(problem.forward.input.sizes)),
         input_(input),
         parameters_(parameters),

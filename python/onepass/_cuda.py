@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from onepass import _eager, _library, tuning
 from onepass._autograd import is_exporting, once_differentiable
 from onepass._conv_gradients import memory_format
-from onepass._description import Description, describe
+from onepass._description import Description, constant, describe
 from onepass._types import result_dtype
 
 FUSED_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -280,7 +280,7 @@ def why_eager(*dtypes: torch.dtype) -> str | None:
 _asked: list[str | None] = []  # the answer, once there is one
 
 
-@torch.compiler.assume_constant_result
+@constant
 def unavailable_reason() -> str | None:
     """Why no kernel can be compiled or run, as one sentence; None where it can.
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 
 from onepass import _library
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +177,15 @@ def describe(text: str) -> Description:
     return _remember(text) if found is None else found
 
 
-@torch.compiler.assume_constant_result
+def constant(function: _Function) -> _Function:
+    """Marks a function as torch.compiler.assume_constant_result does, without its import of torch._dynamo:
+    that is half of what importing onepass would take.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@constant
 def _attribute_of(text: str) -> str:
     """The attribute of _known that is the block's description, from now on if not before."""
     description = _described.get(text) or _remember(text)

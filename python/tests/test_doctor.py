@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import onepass
+from onepass import _description
 
 PACKAGE = pathlib.Path(onepass.__file__).parent
 
@@ -74,6 +75,14 @@ def test_a_library_of_another_version_is_refused(tmp_path: pathlib.Path) -> None
     module.write_text(module.read_text().replace(f'"{onepass.__version__}"', '"99.0"'))
     result = python("-c", "import onepass; print(onepass.unavailable_reason())", path=tmp_path)
     assert f"is of onepass {onepass.__version__}, the package of 99.0" in result.stdout
+
+
+def test_import_leaves_the_compiler_alone() -> None:
+    result = python("-c", "import onepass, sys; assert 'torch._dynamo' not in sys.modules")
+    assert result.returncode == 0, result.stderr
+    functions = [lambda: 0, lambda: 0]
+    marked = torch.compiler.assume_constant_result(functions[0]), _description.constant(functions[1])
+    assert vars(marked[0]) == vars(marked[1]) != {}
 
 
 def test_unknown_commands_list_the_known_ones() -> None:

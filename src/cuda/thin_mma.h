@@ -40,7 +40,8 @@ struct MmaNumbers {
   int64_t weight_bytes() const;
   int64_t window_bytes(const ThinShape& shape) const;
 
-  std::string source() const;
+  // `struct Numbers` of these, and of `more` constants.
+  std::string source(const std::string& more = "") const;
 
   double before_instructions(const ThinShape& shape) const;
   // Outputs of a span that a lane has.
@@ -48,8 +49,16 @@ struct MmaNumbers {
   // What their chains, their norm and their stores take.
   double output_instructions(const ThinShape& shape) const;
 
+  // Those of the products of a span of 8 cells, 16 channels, and of taking a window, about.
+  double span_instructions(const ThinShape& shape) const;
+  double window_instructions(const ThinShape& shape) const;
   // Instructions of a warp for a tile in all passes, as counted in what the compiler makes of it.
   double tile_instructions(const ThinShape& shape) const;
+
+ protected:
+  // The window of a tile of so many rows of cells, and what follows from window_y.
+  void lay_window(const ThinShape& shape, int64_t rows, int64_t cells_x);
+  void lay_planes(const ThinShape& shape);
 
  private:
   // Tiles, and how they lie in shared memory. tile_x stays 0 where not even one item fits a warp's share.

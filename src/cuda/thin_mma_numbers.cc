@@ -158,7 +158,7 @@ int64_t MmaNumbers::weight_bytes() const {
   return std::max<int64_t>(1, parts * products * row_tiles) * 32 * 16;
 }
 
-std::string MmaNumbers::source() const {
+std::string MmaNumbers::source(const std::string& more) const {
   const Constants constants = Constants()
                                   .add("threads", threads)
                                   .add("warps", warps())
@@ -169,6 +169,7 @@ std::string MmaNumbers::source() const {
                                   .add("tiles_y", tiles_y)
                                   .add("tiles_x", tiles_x)
                                   .add("tiles", tiles)
+                                  .add("row_tiles", row_tiles)
                                   .add("piece", piece)
                                   .flag("interleaved", interleaved)
                                   .flag("overlaps", overlaps)
@@ -191,7 +192,7 @@ std::string MmaNumbers::source() const {
                                   .flag("begins_with_swish", begins_with_swish)
                                   .flag("swish_alone", swish_alone);
   const std::string rest = pairs ? "  using Rest = onepass::BeforeRest;\n" : "";
-  return "struct Numbers {\n" + rest + constants.text() + "};\n";
+  return "struct Numbers {\n" + rest + constants.text() + more + "};\n";
 }
 
 double MmaNumbers::before_instructions(const ThinShape& shape) const {
@@ -207,11 +208,8 @@ double MmaNumbers::output_instructions(const ThinShape& shape) const {
          (before_instructions(shape) + chain_instructions(shape.parts.after) + (is_short ? 4 : 3));
 }
 
-double MmaNumbers::tile_instructions(const ThinShape& shape) const {
+double MmaNumbers::span_instructions(const ThinShape& shape) const {
   const auto number = [](int64_t n) { return static_cast<double>(n); };
-  const double of_span = span_outputs(shape);
-  const double before = before_instructions(shape);
-  const double after = chain_instructions(shape.parts.after);
   // What a product takes besides itself: its columns, of which rows share some, and its weights.
   const double rows = number(spans_y), taps_y = number(Offsets(shape.axes[1]).reach() + 1);
   const double loads = shape.classes() > 1 ? 1 : 2 * (rows + taps_y - 1) / (rows * taps_y);
@@ -220,7 +218,19 @@ double MmaNumbers::tile_instructions(const ThinShape& shape) const {
   // are counted as those of two: they are held.)
   const double of_product = (splits ? 3 : 1) + loads * (splits ? 4 : 1) +
                             8 * weights / number(spans_y * (holds_weights ? 2 : spans_x));
-  const double convolution = number(products) * of_product + 12 / number(spans_y * spans_x);
+  return number(products) * of_product + 12 / number(spans_y * spans_x);
+}
+
+double MmaNumbers::window_instructions(const ThinShape& shape) const {
+  return static_cast<double>(shape.in_channels * window_z * window_y * row_pitch) * (vectors ? 5 : 9) / 32;
+}
+
+double MmaNumbers::tile_instructions(const ThinShape& shape) const {
+  const auto number = [](int64_t n) { return static_cast<double>(n); };
+  const double of_span = span_outputs(shape);
+  const double before = before_instructions(shape);
+  const double after = chain_instructions(shape.parts.after);
+  const double convolution = span_instructions(shape);
   const double spans = number(tile_y * tile_x) / 8;
   const double stages = number(tile_y / stage_y * std::ssize(shape.axes[0].classes));
   const bool whole = tiles_x == 1;
@@ -229,17 +239,34 @@ double MmaNumbers::tile_instructions(const ThinShape& shape) const {
   const bool has_parts = !whole && !overlaps && shape.axes[2].out % 8 != 0;
   const double stored = piece > 0 ? 0 : stages * (60 + chunks * (whole ? 100 : has_parts ? 240 : 140));
   const int64_t more_columns = divide_up(is_short ? 16 : 8, 8 * spans_x * std::ssize(shape.axes[2].classes));
-  const double more = !overlaps
-                          ? 0
-                          : number(more_columns * spans_x) *
-                                (whole ? rows / number(std::ssize(shape.axes[1].classes)) : number(tile_y));
+  const double more =
+      !overlaps ? 0
+                : number(more_columns * spans_x) *
+                      (whole ? number(spans_y) / number(std::ssize(shape.axes[1].classes)) : number(tile_y));
   const double second = (spans + more) * (convolution + of_span * (before + after + 3)) + stored;
   const double first = spans * (convolution + of_span * (before + 3));
-  const double window = number(shape.in_channels * window_z * window_y * row_pitch) * (vectors ? 5 : 9) / 32;
+  const double window = window_instructions(shape);
   // While a warp waits for its window others have the slots, not always all of them.
   const double waiting = prefetches ? 0 : 500;
   return number(shape.passes()) * (350 + window + waiting) +
          number(row_tiles) * (second + (shape.passes() > 1 ? first : 0) + 60);
+}
+
+void MmaNumbers::lay_window(const ThinShape& shape, int64_t rows, int64_t cells_x) {
+  const Offsets of_x(shape.axes[2]);
+  const int64_t input_width = is_short ? 8 : 4;
+  window_z = Offsets(shape.axes[0]).reach() + 1;
+  window_y = (rows - 1) * shape.axes[1].step + Offsets(shape.axes[1]).reach() + 1;
+  window_x = (cells_x - 1) * shape.axes[2].step + of_x.reach() + 1;
+  lead = (of_x.low % input_width + input_width) % input_width;
+  row_pitch = round_up(lead + window_x, input_width);
+  lay_planes(shape);
+}
+
+void MmaNumbers::lay_planes(const ThinShape& shape) {
+  // Eight cells of four channels are 32 neighbouring words then, as far as banks are concerned.
+  plane = round_up(window_z * window_y * row_pitch, 8);
+  while (shape.in_channels > 1 && plane % 16 != 8) plane += 8;
 }
 
 void MmaNumbers::cut(const ThinShape& shape, int64_t bytes, int64_t budget) {
@@ -273,8 +300,6 @@ bool MmaNumbers::cut_rows(const ThinShape& shape, int64_t bytes, int64_t budget,
   const auto cells = [&](size_t d) { return divide_up(shape.axes[d].out, classes(d)); };
   const int64_t width = 16 / bytes;
   const int64_t spatial = shape.axes[0].out * shape.axes[1].out * shape.axes[2].out;
-  const Offsets of_x(shape.axes[2]);
-  const int64_t input_width = is_short ? 8 : 4;
   const auto fits = [&](int64_t rows, int64_t rows_of_stage) {
     const bool whole = cells_x >= cells(2);
     const int64_t sector = 32 / bytes;
@@ -293,21 +318,17 @@ bool MmaNumbers::cut_rows(const ThinShape& shape, int64_t bytes, int64_t budget,
     channel_pitch = chunk_pitch * (whole ? 1 : rows_of_stage * classes(1));
     if (channel_pitch % (2 * width) == 0) channel_pitch += width;
     stage_bytes = piece > 0 ? 16 : std::min<int64_t>(shape.channels, 16) * channel_pitch * bytes;
-    window_z = Offsets(shape.axes[0]).reach() + 1;
-    window_y = (rows - 1) * shape.axes[1].step + Offsets(shape.axes[1]).reach() + 1;
+    lay_window(shape, rows, cells_x + more_x);
     if (overlaps && whole) {
       const ThinAxis::Class& first = shape.axes[1].classes[0];
       const int64_t highest = std::max(first.base, first.base + (first.count - 1) * shape.axes[1].delta);
       const int64_t next =
           (rows + spans_y - 1) * shape.axes[1].step + highest - Offsets(shape.axes[1]).low + 1;
-      if (first.count > 0) window_y = std::max(window_y, next);
+      if (first.count > 0 && next > window_y) {
+        window_y = next;
+        lay_planes(shape);
+      }
     }
-    window_x = (cells_x + more_x - 1) * shape.axes[2].step + of_x.reach() + 1;
-    lead = (of_x.low % input_width + input_width) % input_width;
-    row_pitch = round_up(lead + window_x, input_width);
-    // Eight cells of four channels are 32 neighbouring words then, as far as banks are concerned.
-    plane = round_up(window_z * window_y * row_pitch, 8);
-    while (shape.in_channels > 1 && plane % 16 != 8) plane += 8;
     // As it arrives it lies there too.
     if (is_short && vectors && !prefetches)
       stage_bytes =

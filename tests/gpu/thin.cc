@@ -59,6 +59,16 @@ constexpr const char* blocks[] = {
     "conv_transpose3d(2,8,k=2,s=2) | group_norm(2) | swish | mean @ 3x2x5x4x6 ",
     "conv_transpose3d(1,4,k=3,s=2,d=2,p=1,bias=false) | relu6 @ 2x1x4x5x3 ",
     "conv_transpose3d(2,24,k=4,s=2,p=1) | silu | group_norm(6) | residual_add @ 2x2x3x6x7 ",
+    // Slabs on many blocks: sets of channels, one of them smaller; groups across products; one dimension;
+    // planes and rows that do not divide; more samples than clusters.
+    "conv2d(8,64,k=5,p=2) | hardswish | group_norm(4) | silu @ 3x8x40x44 ",
+    "conv2d(4,40,k=3,p=1) | relu | group_norm(5) | gelu @ 2x4x61x67 ",
+    "conv2d(3,48,k=3,s=2) | group_norm(4) | channel_mul | residual_add | relu @ 2x3x97x91 ",
+    "conv1d(3,16,k=7) | swish | group_norm(2) | tanh @ 2x3x20011 ",
+    "conv3d(2,16,k=3,p=1) | gelu | group_norm(16) @ 2x2x21x23x25 ",
+    "conv_transpose2d(5,16,k=4,s=2,p=1) | mish | group_norm(1) | hardswish @ 2x5x41x37 ",
+    "conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish @ 2x3x8x16x16 ",
+    "conv2d(3,16,k=3) | swish | group_norm(4) | relu @ 300x3x20x18 ",
 };
 
 // Each block in two of the four modes, by turns.
@@ -119,7 +129,8 @@ TEST_F(Thin, WhatIsNotFiniteReachesOnlyTheOutputsThatMeetIt) {
        {"conv_transpose3d(3,16,k=3,s=2) | swish @ 2x3x3x24x8 ",
         "conv_transpose2d(2,5,k=4,s=3,p=1) @ 2x2x7x6 ", "conv3d(3,16,k=4) | relu @ 2x3x6x9x7 ",
         "conv2d(3,9,k=3,p=2,s=2) | tanh @ 2x3x9x11 ", "conv2d(1,32,k=5,p=2) | relu @ 2x1x40x257 ",
-        "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 3x3x6x8x9 "}) {
+        "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 3x3x6x8x9 ",
+        "conv2d(3,40,k=3,p=1) | hardswish | group_norm(5) | relu @ 3x3x33x35 "}) {
     for (const char* const mode : modes) problems.push_back(Problem::parse(text + std::string(mode), gpu));
   }
   try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
@@ -216,6 +227,7 @@ TEST_F(Thin, GivesTheSameBits) {
   for (const char* const text :
        {"conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 4x3x9x17x19 ",
         "conv_transpose3d(3,16,k=3,s=2) | swish | group_norm(4) | hardswish @ 5x3x6x10x11 ",
+        "conv2d(3,40,k=3,p=1) | gelu | group_norm(5) | swish @ 9x3x60x61 ",
         "conv2d(3,24,k=3,p=1) | gelu | group_norm(6) | swish | mean @ 5x3x40x41 "}) {
     for (const char* const mode : modes) problems.push_back(Problem::parse(text + std::string(mode), gpu));
   }

@@ -19,7 +19,7 @@ struct ThinMmaLayout {
   static constexpr int threads = Numbers::threads;
   static constexpr int warps = Numbers::warps;
   static constexpr int channels = C::channels;
-  static constexpr int row_tiles = (channels + 15) / 16;
+  static constexpr int row_tiles = Numbers::row_tiles;  // of 16 channels, that a block has
   static constexpr int vectors = Terms::vectors;
   static constexpr int products = Terms::products;
   static constexpr int groups = channels / Tail::group_channels;
@@ -108,8 +108,11 @@ struct ThinMmaLayout {
   const int quad = lane / 4;  // of a product: the output channel, and that 8 further
   const int in_quad = lane % 4;
 
-  __device__ __forceinline__ ThinMmaLayout(const Parameters& parameters, Shared& all, WarpShared& own)
-      : p(parameters), s(all), area(own) {}
+  const int first_channel;  // that the block has
+
+  __device__ __forceinline__ ThinMmaLayout(const Parameters& parameters, Shared& all, WarpShared& own,
+                                           int first = 0)
+      : p(parameters), s(all), area(own), first_channel(first) {}
 
   struct Tile {
     int64 n;
@@ -122,6 +125,8 @@ struct ThinMmaLayout {
           z(index / (Numbers::tiles_x * Numbers::tiles_y)),
           y(index / Numbers::tiles_x % Numbers::tiles_y * tile_y),
           x(index % Numbers::tiles_x * tile_x) {}
+    __device__ __forceinline__ Tile(int64 sample, int first_z, int first_y, int first_x)
+        : n(sample), index(0), z(first_z), y(first_y), x(first_x) {}
   };
 
   template <class Body>

@@ -12,6 +12,7 @@ struct ThinMmaWeights : ThinMmaChains<C, Tail, Numbers> {
   using Base::Base;
   using Base::bias;
   using Base::channels;
+  using Base::first_channel;
   using Base::first_rest;
   using Base::for_each_class;
   using Base::has_swish_terms;
@@ -75,13 +76,14 @@ struct ThinMmaWeights : ThinMmaChains<C, Tail, Numbers> {
     });
   }
 
-  // Those of channels 16 m and on.
+  // Those of the block's channels 16 m and on.
   __device__ __forceinline__ void load_weights(Weights& w, int m) const {
     w.shared = s.weights + m * products;
     if constexpr (in_registers && !shares_weights) {
       for_each_term([&](auto product, auto place, int tap, int input) {
         for_constant<2>([&](auto half) {
-          w.a[product][place + half] = operand(scale * weight(p, row_channel(half, quad), input, tap));
+          w.a[product][place + half] =
+              operand(scale * weight(p, first_channel + row_channel(half, quad), input, tap));
         });
       });
     } else if constexpr (in_registers) {
@@ -93,7 +95,7 @@ struct ThinMmaWeights : ThinMmaChains<C, Tail, Numbers> {
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int channel = m * 16 + row_channel(half, quad);
+      const int channel = first_channel + m * 16 + row_channel(half, quad);
       const float value = channel < channels ? scale * bias(p, channel) : 0.0f;
       // The first product takes four registers in a row. Of two equal ones the compiler would keep one and
       // copy it for each product, one instruction an output; it does not know that the neighbour's is equal.
@@ -110,7 +112,8 @@ struct ThinMmaWeights : ThinMmaChains<C, Tail, Numbers> {
           turn = warps - 1;
 #pragma unroll 1
           for (int half = 0; half < 2 * row_tiles; ++half) {
-            const float value = scale * weight(p, half / 2 * 16 + row_channel(half % 2, quad), input, tap);
+            const int channel = first_channel + half / 2 * 16 + row_channel(half % 2, quad);
+            const float value = scale * weight(p, channel, input, tap);
             const int to = half / 2 * products + product;
             if constexpr (shares_weights) s.weights[to][lane][place + half % 2] = operand(value);
             if constexpr (splits) s.weights[first_rest + to][lane][place + half % 2] = rest(value);

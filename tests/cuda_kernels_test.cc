@@ -124,6 +124,18 @@ const std::vector<Kernel>& kernels() {
       {"thin_mma", "conv_transpose2d(6,20,k=4,s=2,p=1) | relu @ 8x6x33x35", tuned},
       {"thin_mma", "conv2d(8,64,k=4,p=2) | hardswish | group_norm(4) | silu @ 16x8x256x256 tf32", tuned},
       {"thin_mma", "conv2d(1,64,k=5,p=2) | hardswish | group_norm(4) | silu @ 16x1x256x256", tuned},
+      // On every GPU a slab in a block; sets of channels on clusters, operands split, channels after space,
+      // classes of a transposed convolution, a tensor that a stage reads.
+      {"thin_resident",
+       "conv1d(4,5,k=9,d=2) | sigmoid | channel_mul(per=sample) | group_norm(5) | gelu @ 8x4x900 f16", all},
+      {"thin_resident", "conv2d(8,64,k=5,p=2) | hardswish | group_norm(4) | silu @ 8x8x128x128 tf32",
+       with_clusters},
+      {"thin_resident", "conv2d(8,64,k=5,p=2) | hardswish | group_norm(4) | silu @ 8x8x64x64", tuned},
+      {"thin_resident", "conv2d(3,32,k=5,s=2,p=2) | prelu(per=channel) | group_norm(8) @ 4x3x65x64 bf16 nhwc",
+       tuned},
+      {"thin_resident",
+       "conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | residual_add | relu @ 8x3x8x16x16 tf32",
+       tuned},
       // Units held in registers and computed twice, weights that stay and that stream, both ways to share a
       // tile; one tap, channels that fill nothing, groups across tiles, a mean, tensors that stages read.
       {"gemm_wgmma", "conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 128x64x256x256 tf32", tuned},
@@ -183,11 +195,12 @@ const std::map<std::string, Assembled> limits{
     {"thin_cores", {128, 16}},               // 512
     {"thin_backward", {255, 640}},           // 256, or 512; on sm_80, outside the loops over products
     {"gemm_backward", {168, 0}},             // 512 of the first kernel, 384 of the second
-    {"thin_mma", {128, 704}},     // 512; nothing in the loops: tickets, addresses, calls of careful tiles
-    {"gemm_packed", {168, 0}},    // 384
-    {"gemm_wgmma", {168, 1536}},  // 384; once a tile: places of a row in outputs that are not contiguous
-    {"gemm_mma", {255, 256}},     // 256; once a tile
-    {"direct", {64, 0}},          // 1,024
+    {"thin_mma", {128, 704}},       // 512; nothing in the loops: tickets, addresses, calls of careful tiles
+    {"thin_resident", {128, 704}},  // 512; as thin_mma
+    {"gemm_packed", {168, 0}},      // 384
+    {"gemm_wgmma", {168, 1536}},    // 384; once a tile: places of a row in outputs that are not contiguous
+    {"gemm_mma", {255, 256}},       // 256; once a tile
+    {"direct", {64, 0}},            // 1,024
 };
 
 // The number that stands before `words` where they first follow one; -1 where they never do.
@@ -304,6 +317,8 @@ TEST(CudaKernels, RowsRefuseArchitecturesTheyDoNotHave) {
     // 123,039 elements: more than the registers of one block hold, and there are no clusters.
     expect_refusal("tail_resident", "swish | group_norm(4) | hardswish @ 8x16x31x31x32", architecture,
                    "does not fit the registers of 1 block");
+    expect_refusal("thin_resident", "conv2d(3,16,p=1) | group_norm(2) @ 2x3x128x128", architecture,
+                   "do not fit the shared memory of 1 block");
   }
   for (const std::string& architecture : all) {
     if (architecture != "sm_90a") {
@@ -340,6 +355,13 @@ TEST(CudaKernels, RowsRefuseArchitecturesTheyDoNotHave) {
     expect_refusal("thin_mma", "conv2d(3,8) | residual_add @ 2x3x9x9", architecture, "reads a tensor");
     expect_refusal("thin_mma", "conv2d(3,65) @ 2x3x9x9", architecture, "more than 64 output channels");
     expect_refusal("thin_mma", "conv_transpose3d(1,64,k=2,s=8) @ 2x1x9x9x9", architecture, "eight cells");
+    expect_refusal("thin_resident", "conv2d(3,8) | relu @ 2x3x9x9", architecture, "no norm");
+    expect_refusal("thin_resident", "conv2d(3,8) | group_norm(2) | mean @ 2x3x9x9", architecture,
+                   "ends in a mean");
+    expect_refusal("thin_resident", "conv2d(3,8) | residual_add | group_norm(2) @ 2x3x9x9", architecture,
+                   "a stage before the norm reads a tensor");
+    expect_refusal("thin_resident", "conv2d(3,16,p=1) | group_norm(2) @ 2x3x512x512", architecture,
+                   "16 channels of 262144 elements, which are whole slabs, do not fit the shared memory of ");
     expect_refusal("gemm_packed", "relu @ 2x3x4x5", architecture, "no convolution");
     if (architecture == "sm_90a") {
       expect_refusal("gemm_packed", "conv2d(32,32) | relu @ 2x32x9x9", architecture, "strict f32");

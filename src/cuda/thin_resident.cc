@@ -5,6 +5,7 @@
 #include <numeric>
 #include <sstream>
 
+#include "cuda/gemm.h"
 #include "cuda/thin_mma.h"
 
 namespace onepass {
@@ -14,7 +15,7 @@ namespace {
 int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 double number(int64_t n) { return static_cast<double>(n); }
 
-// How a sample is spread over clusters; nothing here depends on the batch.
+// How a sample is spread over clusters.
 struct ResidentNumbers : MmaNumbers {
   int64_t unit_channels = 0;      // of a cluster: whole slabs
   int64_t sets = 1;               // of so many channels
@@ -84,7 +85,7 @@ struct ResidentNumbers : MmaNumbers {
     // Issue slots that are taken, of four a clock.
     const double taken = 4 * std::min(0.5, 0.035 * number(warps()) * side_by_side);
     // Until sums are exchanged and windows are there.
-    const double waits = 2.5e-6;
+    const double waits = 2.5e-6 + 1e-7 * number(divide_up(tiles, 32));
     return of_place * instructions / (taken * gpu.clock()) + waits * std::ceil(of_place / side_by_side);
   }
 
@@ -100,56 +101,88 @@ struct ResidentNumbers : MmaNumbers {
     if (spans_y == 1 && (!weights_in_registers || shape.classes() > 1) && classes_x <= 2) spans_x = 2;
   }
 
-  // Tiles, parts and clusters: what takes least for a few samples. `blocks` stays 0 where nothing fits.
+  // Bits depend on the tile alone: that is chosen for few and for many samples together, all else for as
+  // many as there are. `blocks` stays 0 where nothing fits.
   void cut(const ThinShape& shape, const Gpu& gpu, int64_t width) {
+    constexpr int64_t few = 4, many = 256;
+    const int64_t cells_x = divide_up(shape.axes[2].out, std::ssize(shape.axes[2].classes));
+    const int64_t cells_y = divide_up(shape.axes[1].out, std::ssize(shape.axes[1].classes));
+    const ResidentNumbers none = *this;
+    ResidentNumbers best = none;
+    double least_few = 0, least_many = 0;
+    const int64_t item_x = 8 * spans_x;
+    for (int64_t pieces = 1; pieces <= divide_up(cells_x, item_x); pieces *= 2) {
+      for (int64_t rows = spans_y; rows < 2 * round_up(cells_y, spans_y) && rows <= 32; rows *= 2) {
+        ResidentNumbers tile = none;
+        tile.lay_tile(shape, rows, round_up(divide_up(cells_x, pieces), item_x));
+        const ResidentNumbers for_few = tile.spread(shape, gpu, width, few);
+        if (for_few.blocks == 0) continue;
+        const double seconds_few = for_few.seconds(shape, gpu, few);
+        const double seconds_many = tile.spread(shape, gpu, width, many).seconds(shape, gpu, many);
+        if (best.blocks > 0 && seconds_few / least_few + seconds_many / least_many >= 2) continue;
+        best = for_few;
+        least_few = seconds_few;
+        least_many = seconds_many;
+      }
+    }
+    *this = best.blocks > 0 ? best.spread(shape, gpu, width, planned_batch(shape)) : none;
+  }
+
+  // So many and some fewer samples have the same kernel.
+  static int64_t planned_batch(const ThinShape& shape) {
+    const int64_t batch = CutFor::instead_of(shape.batch);
+    int64_t planned = 1;
+    while (planned < batch && planned < 256) planned *= 4;
+    return planned;
+  }
+
+  void lay_tile(const ThinShape& shape, int64_t rows, int64_t cells_of_row) {
+    tile_y = stage_y = rows;
+    tile_x = cells_of_row;
+    tiles_x = divide_up(divide_up(shape.axes[2].out, std::ssize(shape.axes[2].classes)), tile_x);
+    tiles_y = divide_up(divide_up(shape.axes[1].out, std::ssize(shape.axes[1].classes)), tile_y);
+    tiles = divide_up(shape.axes[0].out, std::ssize(shape.axes[0].classes)) * tiles_y * tiles_x;
+    lay_window(shape, tile_y, tile_x);
+  }
+
+  // These tiles over warps, blocks and clusters, as takes least for so many samples; `blocks` is 0 where
+  // nothing fits.
+  ResidentNumbers spread(const ThinShape& shape, const Gpu& gpu, int64_t width, int64_t batch) const {
     ResidentNumbers best = *this;
+    best.blocks = 0;
     double least = 0;
-    const auto cells = [&](size_t d) {
-      return divide_up(shape.axes[d].out, std::ssize(shape.axes[d].classes));
-    };
     struct Residence {
       int64_t threads, blocks;
     };
-    const auto take = [&](int64_t budget) {
-      if (!lay(shape, width, budget)) return;
-      constexpr int64_t some_samples = 8;
-      const double cost = seconds(shape, gpu, some_samples);
-      if (best.blocks > 0 && cost >= least) return;
-      best = *this;
-      least = cost;
-    };
+    ResidentNumbers own = *this;
+    const int64_t planes = divide_up(shape.axes[0].out, std::ssize(shape.axes[0].classes));
+    const int64_t most = gpu.largest_cluster();
     for (const auto& [of_block, at_once] : {Residence{256, 2}, Residence{512, 1}, Residence{256, 1}}) {
-      threads = of_block;
-      of_multiprocessor = at_once;
+      own.threads = of_block;
+      own.of_multiprocessor = at_once;
       const int64_t budget =
           std::min(gpu.shared_bytes_per_block, gpu.shared_bytes_per_multiprocessor / at_once - 1024);
-      const int64_t item_x = 8 * spans_x;
-      for (int64_t pieces = 1; pieces <= divide_up(cells(2), item_x); pieces *= 2) {
-        tile_x = round_up(divide_up(cells(2), pieces), item_x);
-        tiles_x = divide_up(cells(2), tile_x);
-        for (tile_y = spans_y; tile_y < 2 * round_up(cells(1), spans_y) && tile_y <= 32; tile_y *= 2) {
-          tiles_y = divide_up(cells(1), tile_y);
-          tiles = cells(0) * tiles_y * tiles_x;
-          stage_y = tile_y;
-          lay_window(shape, tile_y, tile_x);
-          for (const bool sends_early : {false, true}) {
-            prefetches = sends_early;
-            if (!windows_fit(shape, budget)) continue;
-            const int64_t most = gpu.largest_cluster();
-            for (int64_t along_z = 1; along_z <= std::min(most, cells(0)); ++along_z) {
-              part_z = divide_up(cells(0), along_z);
-              for (int64_t along = 1; along <= std::min(most / along_z, tiles_y > 1 ? tiles_y : tiles_x);
-                   ++along) {
-                part_y = tiles_y > 1 ? divide_up(tiles_y, along) : 1;
-                part_x = tiles_y > 1 || shape.axes[1].out > 1 ? tiles_x : divide_up(tiles_x, along);
-                take(budget);
-              }
-            }
+      for (const bool sends_early : {false, true}) {
+        own.prefetches = sends_early;
+        if (!own.windows_fit(shape, budget)) continue;
+        for (int64_t along_z = 1; along_z <= std::min(most, planes); ++along_z) {
+          own.part_z = divide_up(planes, along_z);
+          // Rows of tiles; of one row, its tiles.
+          const bool by_row = shape.axes[1].out > 1;
+          const int64_t most_along = std::min(most / along_z, by_row ? tiles_y : tiles_x);
+          for (int64_t along = 1; along <= most_along; ++along) {
+            own.part_y = by_row ? divide_up(tiles_y, along) : 1;
+            own.part_x = by_row ? tiles_x : divide_up(tiles_x, along);
+            if (!own.lay(shape, width, budget)) continue;
+            const double cost = own.seconds(shape, gpu, batch);
+            if (best.blocks > 0 && cost >= least) continue;
+            best = own;
+            least = cost;
           }
         }
       }
     }
-    *this = best;
+    return best;
   }
 
   bool windows_fit(const ThinShape& shape, int64_t budget) {
@@ -181,9 +214,8 @@ struct ResidentNumbers : MmaNumbers {
       if (held_pitch % (2 * width) == 0) held_pitch += width;
     }
     const int64_t group_channels = shape.channels / shape.groups;
-    all_bytes = round_up(shared_bytes, 16) + warps() * row_tiles * 16 * 3 * 4 +
-                2 * (unit_channels / group_channels) * 3 * 4 + unit_channels * 2 * 4 + 64 +
-                unit_channels * held_pitch * 4;
+    all_bytes = round_up(shared_bytes, 16) + 2 * part_tiles() * (unit_channels / group_channels) * 3 * 4 +
+                unit_channels * 2 * 4 + 64 + unit_channels * held_pitch * 4;
     return all_bytes <= budget;
   }
 };

@@ -118,9 +118,9 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
 
   struct alignas(16) Shared {
     typename Base::Shared mma;
-    float moments[warps][row_tiles * 16][3];  // of the warps
-    float parts[2][unit_groups][3];           // of the block, of this sample and the one before
-    float norm[unit_channels][2];             // scale and shift of the channels
+    // Count, mean and M2 of the part's tiles, of this sample and the one before.
+    float parts[2][part_z * part_y * part_x][unit_groups][3];
+    float norm[unit_channels][2];  // scale and shift of the channels
     alignas(16) float held[Numbers::held_floats];
   };
   static_assert(sizeof(Shared) <= Numbers::all_bytes);
@@ -276,19 +276,22 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
     }
   }
 
-  // --- Statistics ---
-  // A tile's moments to those of the warp.
-  __device__ __forceinline__ void merge_tile(bool is_first) const {
+  // --- Statistics: of a tile's channels to those of its groups; of all tiles of the unit, in the same order
+  // whatever the parts are, to the norm ---
+  static __device__ __forceinline__ int slot_of(int z, int y, int x) { return (z * part_y + y) * part_x + x; }
+
+  __device__ __forceinline__ void merge_tile(const Part& part, const Tile& tile, int parity) const {
     __syncwarp();
+    const int slot = slot_of(tile.z - part.z, (tile.y - part.y) / tile_y, (tile.x - part.x) / tile_x);
 #pragma unroll 1
-    for (int channel = lane; channel < row_tiles * 16; channel += 32) {
-      float* to = all.moments[threadIdx.x / 32][channel];
-      const float* from = area.moments[channel];
-      Moments moments{from[0], from[1], from[2]};
-      if (!is_first) {
-        moments = Moments{to[0], to[1], to[2]};
+    for (int group = lane; group < unit_groups; group += 32) {
+      Moments moments;
+#pragma unroll 1
+      for (int i = 0; i < group_channels; ++i) {
+        const float* from = area.moments[group * group_channels + i];
         moments.merge(from[0], from[1], from[2]);
       }
+      float* to = all.parts[parity][slot][group];
       to[0] = moments.count;
       to[1] = moments.mean;
       to[2] = moments.m2;
@@ -296,54 +299,29 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
     __syncwarp();
   }
 
-  // Those of the block's warps to those of its slabs, in all.parts.
-  __device__ __forceinline__ void merge_warps(int parity) const {
-    __syncthreads();
-#pragma unroll 1
-    for (int group = threadIdx.x / 32; group < unit_groups; group += warps) {
-      Moments own;
-#pragma unroll 1
-      for (int i = lane; i < warps * group_channels; i += 32) {
-        const float* from = all.moments[i / group_channels][group * group_channels + i % group_channels];
-        if (from[0] > 0.0f) own.merge(from[0], from[1], from[2]);
-      }
-      const float elements = lanes_sum<32>(own.count);
-      float mean, m2;
-      team_moments<32, threads>(own, elements, nullptr, mean, m2);
-      if (lane == 0) {
-        float* to = all.parts[parity][group];
-        to[0] = elements;
-        to[1] = mean;
-        to[2] = m2;
-      }
-    }
+  // A word of another block of the cluster.
+  static __device__ __forceinline__ float load_of(const float* own, int block) {
+#if __CUDA_ARCH__ >= 900
+    if constexpr (blocks > 1) return barrier::load_of_block(own, block);
+#endif
+    return *own;
   }
 
-  // What block `block` of the cluster found, 0 where there is no such block.
-  __device__ __forceinline__ float load_part(const float* own, int block) const {
-#if __CUDA_ARCH__ >= 900
-    if constexpr (blocks > 1) return block < blocks ? barrier::load_of_block(own, block) : 0.0f;
-#endif
-    return block == 0 ? *own : 0.0f;
-  }
-
-  // Of all blocks to the norm of the channels.
-  __device__ __forceinline__ void merge_blocks(int64 n, int parity) const {
-#if __CUDA_ARCH__ >= 900
-    if constexpr (blocks > 1) {
-      barrier::cluster_sync();
-    } else {
-      __syncthreads();
-    }
-#else
-    __syncthreads();
-#endif
+  __device__ __forceinline__ void merge_tiles(int64 n, int parity) const {
+    wait_for_cluster();
     constexpr float elements = static_cast<float>(group_channels * Tail::spatial);
+    constexpr int all_tiles = cells_z * tiles_y * tiles_x;
     const int own_groups = channels_from(first_channel) / group_channels;
 #pragma unroll 1
     for (int group = threadIdx.x / 32; group < own_groups; group += warps) {
-      const float* from = all.parts[parity][group];
-      const Moments own{load_part(from, lane), load_part(from + 1, lane), load_part(from + 2, lane)};
+      Moments own;
+#pragma unroll 4
+      for (int i = lane; i < all_tiles; i += 32) {
+        const int z = i / (tiles_y * tiles_x), y = i / tiles_x % tiles_y, x = i % tiles_x;
+        const int block = (z / part_z * parts_y + y / part_y) * parts_x + x / part_x;
+        const float* from = all.parts[parity][slot_of(z % part_z, y % part_y, x % part_x)][group];
+        own.merge(load_of(from, block), load_of(from + 1, block), load_of(from + 2, block));
+      }
       float mean, m2;
       team_moments<32, threads>(own, elements, nullptr, mean, m2);
       const float rstd = 1.0f / sqrtf(m2 / elements + Tail::eps);
@@ -361,6 +339,17 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
         all.norm[channel][1] = fmaf(-mean, scale, Tail::bias(p, first_channel + channel));
       }
     }
+    __syncthreads();
+  }
+
+  // For all threads of all blocks; what they wrote before is then visible.
+  static __device__ __forceinline__ void wait_for_cluster() {
+#if __CUDA_ARCH__ >= 900
+    if constexpr (blocks > 1) {
+      barrier::cluster_sync();
+      return;
+    }
+#endif
     __syncthreads();
   }
 
@@ -483,9 +472,6 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
     int parity = 0;
 #pragma unroll 1
     for (int64 n = first; n < p.batch; n += p.wave_units) {
-      if (warp >= tiles) {
-        for (int i = lane; i < row_tiles * 16; i += 32) all.moments[warp][i][0] = 0.0f;
-      }
 #pragma unroll 1
       for (int i = warp; i < tiles; i += warps) {
         // Anew after a tile that needs care, as in thin_mma.cuh.
@@ -506,18 +492,15 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
         __syncwarp();
         if (!prefetches && next < p.batch) send_for_window(next_tile, window);
         if (way == careful) keep_carefully(p, all, area, part, tile, first_channel);
-        merge_tile(i == warp);
+        merge_tile(part, tile, parity);
         has_weights = !in_registers || way != careful;
       }
-      merge_warps(parity);
-      merge_blocks(n, parity);
+      merge_tiles(n, parity);
       finish(part, n);
       __syncthreads();  // what is held has left
       parity ^= 1;
     }
-#if __CUDA_ARCH__ >= 900
-    if constexpr (blocks > 1) barrier::cluster_sync();  // none leaves while others may read its moments
-#endif
+    wait_for_cluster();  // none leaves while others may read its moments
   }
 };
 

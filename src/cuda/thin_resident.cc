@@ -227,10 +227,7 @@ class ThinResident final : public Kernel {
         shape_(problem),
         numbers_(problem, shape_, gpu_of(problem.device)),
         function_(source(), problem.device, launch_numbers()),
-        // Clusters of one set of channels take one sample after the other.
-        samples_at_once_(clamp(function_.resident_clusters() / numbers_.sets, 1, maximum(1, shape_.batch))
-                             .called("samples_at_once")),
-        blocks_(samples_at_once_ * (numbers_.sets * numbers_.blocks)) {}
+        blocks_(clamp(shape_.batch * numbers_.sets, 1, function_.resident_clusters()) * numbers_.blocks) {}
 
   size_t workspace_bytes() const override { return 0; }
 
@@ -258,8 +255,7 @@ class ThinResident final : public Kernel {
     words.add(arguments.statistics);
     for (int unused = 0; unused < 5; ++unused) words.add(nullptr);
     words.add(shape_.batch);
-    words.add(samples_at_once_);
-    words.add(int64_t{0});
+    for (int unused = 0; unused < 2; ++unused) words.add(int64_t{0});
     words.add(arguments.parameters);
     words.launch(function_, stream, blocks_);
   }
@@ -280,7 +276,7 @@ class ThinResident final : public Kernel {
                 ") onepass_thin_resident(const __grid_constant__ Agent::Parameters p) {\n"
                 "  extern __shared__ __align__(128) unsigned char shared[];\n" +
                 wait_source() +
-                "  Agent(p, *reinterpret_cast<Agent::Shared*>(shared)).run();\n"
+                "  Agent::run(p, *reinterpret_cast<Agent::Shared*>(shared));\n"
                 "}\n"};
   }
 
@@ -297,7 +293,6 @@ class ThinResident final : public Kernel {
   ThinShape shape_;
   ResidentNumbers numbers_;
   Function function_;
-  Number samples_at_once_;
   Number blocks_;
 };
 

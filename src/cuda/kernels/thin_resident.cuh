@@ -12,8 +12,8 @@
 // this order. Then the block goes over its runs: a vector of 16 bytes a lane, whatever the products' layout
 // is.
 //
-// A cluster stays with its channels and takes one sample after the other; the first windows of the next one
-// are on their way while sums are exchanged and outputs leave.
+// A cluster takes one sample after the other, of as few sets of channels as can be; the first windows of the
+// next one are on their way while sums are exchanged and outputs leave.
 #pragma once
 
 #include "barrier.cuh"
@@ -127,10 +127,8 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
 
   Shared& all;
 
-  __device__ __forceinline__ ThinResident(const Parameters& parameters, Shared& shared)
-      : Base(parameters, shared.mma, shared.mma.warp[threadIdx.x / 32],
-             static_cast<int>(blockIdx.x) / blocks % sets * unit_channels),
-        all(shared) {}
+  __device__ __forceinline__ ThinResident(const Parameters& parameters, Shared& shared, int set)
+      : Base(parameters, shared.mma, shared.mma.warp[threadIdx.x / 32], set * unit_channels), all(shared) {}
 
   // What the block has of a sample.
   struct Part {
@@ -456,22 +454,22 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
   }
 
   // --- Work ---
-  __device__ __forceinline__ void run() const {
+  // The block's part of samples `first` to `last`, without it.
+  __device__ __forceinline__ void run_samples(int64 first, int64 last) const {
     share_weights();
     clear_window();
     __syncthreads();
     const Part part(static_cast<int>(blockIdx.x) % blocks);
     const int warp = threadIdx.x / 32;
     const int tiles = part.tiles();
-    const int64 first = static_cast<int64>(blockIdx.x) / (blocks * sets);
     float* window = area.x;
-    if (warp < tiles && first < p.batch) send_for_window(part.tile(first, warp), window);
+    if (warp < tiles) send_for_window(part.tile(first, warp), window);
     Weights w;
     Limits limits;
     bool has_weights = false;
     int parity = 0;
 #pragma unroll 1
-    for (int64 n = first; n < p.batch; n += p.wave_units) {
+    for (int64 n = first; n < last; ++n) {
 #pragma unroll 1
       for (int i = warp; i < tiles; i += warps) {
         // Anew after a tile that needs care, as in thin_mma.cuh.
@@ -481,16 +479,16 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
         w.window = window;
         if (windows > 1) window = area.x + (window_words - (window - area.x));
         const bool is_last = i + warps >= tiles;
-        const int64 next = is_last ? n + p.wave_units : n;
+        const int64 next = is_last ? n + 1 : n;
         const Tile next_tile = part.tile(next, is_last ? warp : i + warps);
-        if (prefetches && next < p.batch) send_for_window(next_tile, window);
+        if (prefetches && next < last) send_for_window(next_tile, window);
         if (narrows && way == narrow) {
           keep<narrow>(part, tile, w);
         } else if (way != careful) {
           keep<wide>(part, tile, w);
         }
         __syncwarp();
-        if (!prefetches && next < p.batch) send_for_window(next_tile, window);
+        if (!prefetches && next < last) send_for_window(next_tile, window);
         if (way == careful) keep_carefully(p, all, area, part, tile, first_channel);
         merge_tile(part, tile, parity);
         has_weights = !in_registers || way != careful;
@@ -500,7 +498,21 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
       __syncthreads();  // what is held has left
       parity ^= 1;
     }
-    wait_for_cluster();  // none leaves while others may read its moments
+    wait_for_cluster();  // none leaves, or begins with other channels, while others may read its moments
+  }
+
+  // Units are numbered with samples running fastest, and each cluster has some that follow each other.
+  static __device__ __forceinline__ void run(const Parameters& p, Shared& shared) {
+    const int64 units = p.batch * sets;
+    const int64 clusters = gridDim.x / blocks, cluster = blockIdx.x / blocks;
+    const int64 last = units * (cluster + 1) / clusters;
+#pragma unroll 1
+    for (int64 unit = units * cluster / clusters; unit < last;) {
+      const int64 set = unit / p.batch;
+      const int64 end = (set + 1) * p.batch < last ? (set + 1) * p.batch : last;
+      ThinResident(p, shared, static_cast<int>(set)).run_samples(unit - set * p.batch, end - set * p.batch);
+      unit = end;
+    }
   }
 };
 

@@ -57,36 +57,52 @@ struct ResidentNumbers : MmaNumbers {
                                   .text());
   }
 
+  static int64_t cells(const ThinShape& shape, size_t d) {
+    return divide_up(shape.axes[d].out, std::ssize(shape.axes[d].classes));
+  }
   int64_t part_tiles() const { return part_z * part_y * part_x; }
+  // Rows of tiles; of one row, tiles.
+  int64_t part_strips(const ThinShape& shape) const {
+    return part_z * part_y * (shape.axes[1].out > 1 ? 1 : part_x);
+  }
 
-  // Instructions of a warp for a tile, and of a block for what it stores.
-  double keep_instructions(const ThinShape& shape) const {
+  // Instructions of a warp for a tile.
+  double tile_instructions(const ThinShape& shape) const {
     const double spans = number(tile_y * tile_x) / 8;
-    const double convolution = span_instructions(shape);
+    // Two lanes meet in a bank where neighbouring outputs read every other element.
+    const double convolution = span_instructions(shape) * (shape.axes[2].step > 1 ? 2 : 1);
     const double outputs = span_outputs(shape) * (before_instructions(shape) + 6);
-    return 350 + window_instructions(shape) + (prefetches ? 0 : 500) +
+    return 350 + window_instructions(shape) + (prefetches ? 0 : 300) +
            number(row_tiles) * (spans * (convolution + outputs) + convolution + 100);
   }
-  double store_instructions(const ThinShape& shape) const {
-    return number(unit_channels * held_pitch) / 32 * (chain_instructions(shape.parts.after) + 3);
+
+  // A cluster's blocks are those of about 17 neighbouring multiprocessors.
+  int64_t clusters_at_once(const Gpu& gpu, int64_t blocks_at_once) const {
+    constexpr int64_t neighbours = 17;
+    if (blocks == 1) return gpu.multiprocessors * blocks_at_once;
+    return gpu.multiprocessors / neighbours * (neighbours * blocks_at_once / blocks) +
+           gpu.multiprocessors % neighbours * blocks_at_once / blocks;
   }
 
-  // Seconds for so many samples.
+  // Seconds for so many samples, as measured on an H200. All clusters are in step: they compute, wait for
+  // each other and store at the same time, but where a multiprocessor has two blocks.
   double seconds(const ThinShape& shape, const Gpu& gpu, int64_t batch) const {
-    // Clusters of 16 and of 8 leave multiprocessors without one.
-    const double share = blocks > 8 ? 0.85 : blocks > 4 ? 0.91 : 1.0;
-    const double places = gpu.multiprocessors * share;
-    const double all_blocks = number(batch * sets * blocks);
-    const double of_place = std::max(1.0, all_blocks / places);  // one after the other, or side by side
-    const double side_by_side = std::min(number(of_multiprocessor), of_place);
-    const double instructions =
-        number(divide_up(part_tiles(), warps()) * warps()) * keep_instructions(shape) +
-        store_instructions(shape);
-    // Issue slots that are taken, of four a clock.
-    const double taken = 4 * std::min(0.5, 0.035 * number(warps()) * side_by_side);
-    // Until sums are exchanged and windows are there.
-    const double waits = 2.5e-6 + 1e-7 * number(divide_up(tiles, 32));
-    return of_place * instructions / (taken * gpu.clock()) + waits * std::ceil(of_place / side_by_side);
+    const double units = number(batch * sets);
+    const double at_once = std::min(units, number(clusters_at_once(gpu, of_multiprocessor)));
+    const bool is_shared = at_once > number(clusters_at_once(gpu, 1));
+    const double rounds = std::ceil(units / at_once);
+    // Clocks of a warp for an instruction, with so many warps on a scheduler.
+    const double warps_at_once =
+        number(std::min(warps(), part_tiles())) / 4 * (is_shared ? number(of_multiprocessor) : 1);
+    const double clocks = std::max(4.9, 1.6 * warps_at_once);
+    const double compute =
+        number(divide_up(part_tiles(), warps())) * tile_instructions(shape) * clocks / gpu.clock();
+    const double bytes = at_once * number(blocks * unit_channels * held_pitch) * (is_short ? 2 : 4);
+    const double store = std::max(3e-7, bytes / gpu.bytes_per_second);
+    const double strips = number(cells(shape, 0) * tiles_y * (shape.axes[1].out > 1 ? 1 : tiles_x));
+    const double waits = (blocks > 1 ? 2.5e-6 : 1.5e-6) + 3e-7 * std::floor(strips / 32);
+    const double begin = 4.5e-6 + (weights_in_registers ? 0 : 1e-7) * number(products);
+    return begin + rounds * (waits + (is_shared ? 0.8 : 1.0) * (compute + store));
   }
 
  private:
@@ -105,8 +121,7 @@ struct ResidentNumbers : MmaNumbers {
   // many as there are. `blocks` stays 0 where nothing fits.
   void cut(const ThinShape& shape, const Gpu& gpu, int64_t width) {
     constexpr int64_t few = 4, many = 256;
-    const int64_t cells_x = divide_up(shape.axes[2].out, std::ssize(shape.axes[2].classes));
-    const int64_t cells_y = divide_up(shape.axes[1].out, std::ssize(shape.axes[1].classes));
+    const int64_t cells_x = cells(shape, 2), cells_y = cells(shape, 1);
     const ResidentNumbers none = *this;
     ResidentNumbers best = none;
     double least_few = 0, least_many = 0;
@@ -139,9 +154,9 @@ struct ResidentNumbers : MmaNumbers {
   void lay_tile(const ThinShape& shape, int64_t rows, int64_t cells_of_row) {
     tile_y = stage_y = rows;
     tile_x = cells_of_row;
-    tiles_x = divide_up(divide_up(shape.axes[2].out, std::ssize(shape.axes[2].classes)), tile_x);
-    tiles_y = divide_up(divide_up(shape.axes[1].out, std::ssize(shape.axes[1].classes)), tile_y);
-    tiles = divide_up(shape.axes[0].out, std::ssize(shape.axes[0].classes)) * tiles_y * tiles_x;
+    tiles_x = divide_up(cells(shape, 2), tile_x);
+    tiles_y = divide_up(cells(shape, 1), tile_y);
+    tiles = cells(shape, 0) * tiles_y * tiles_x;
     lay_window(shape, tile_y, tile_x);
   }
 
@@ -155,7 +170,7 @@ struct ResidentNumbers : MmaNumbers {
       int64_t threads, blocks;
     };
     ResidentNumbers own = *this;
-    const int64_t planes = divide_up(shape.axes[0].out, std::ssize(shape.axes[0].classes));
+    const int64_t planes = cells(shape, 0);
     const int64_t most = gpu.largest_cluster();
     for (const auto& [of_block, at_once] : {Residence{256, 2}, Residence{512, 1}, Residence{256, 1}}) {
       own.threads = of_block;
@@ -214,8 +229,9 @@ struct ResidentNumbers : MmaNumbers {
       if (held_pitch % (2 * width) == 0) held_pitch += width;
     }
     const int64_t group_channels = shape.channels / shape.groups;
-    all_bytes = round_up(shared_bytes, 16) + 2 * part_tiles() * (unit_channels / group_channels) * 3 * 4 +
-                unit_channels * 2 * 4 + 64 + unit_channels * held_pitch * 4;
+    const int64_t groups = unit_channels / group_channels;
+    all_bytes = round_up(shared_bytes, 16) + 2 * part_strips(shape) * groups * 16 +
+                part_tiles() * groups * 12 + unit_channels * 2 * 4 + 64 + unit_channels * held_pitch * 4;
     return all_bytes <= budget;
   }
 };
@@ -227,7 +243,7 @@ class ThinResident final : public Kernel {
         shape_(problem),
         numbers_(problem, shape_, gpu_of(problem.device)),
         function_(source(), problem.device, launch_numbers()),
-        blocks_(clamp(shape_.batch * numbers_.sets, 1, function_.resident_clusters()) * numbers_.blocks) {}
+        blocks_(clusters() * numbers_.blocks) {}
 
   size_t workspace_bytes() const override { return 0; }
 
@@ -261,6 +277,14 @@ class ThinResident final : public Kernel {
   }
 
  private:
+  // No more than have a unit in every round, and such that none has those of two sets, where that can be.
+  Number clusters() const {
+    const Number units = maximum(1, shape_.batch * numbers_.sets);
+    const Number resident = maximum(1, function_.resident_clusters());
+    const Number rounds = divide_up(units, resident);
+    return minimum(resident, round_up(divide_up(units, rounds), numbers_.sets));
+  }
+
   Source source() const {
     std::string rest;
     if (numbers_.pairs) {
@@ -272,7 +296,7 @@ class ThinResident final : public Kernel {
                 thin_source(problem_, shape_) + numbers_.source() +
                 "using Agent = onepass::ThinResident<onepass::Convolution, onepass::Tail, Numbers>;\n"
                 "extern \"C\" __global__ void __launch_bounds__(" +
-                std::to_string(numbers_.threads) + ", " + std::to_string(512 / numbers_.threads) +
+                std::to_string(numbers_.threads) + ", " + std::to_string(numbers_.of_multiprocessor) +
                 ") onepass_thin_resident(const __grid_constant__ Agent::Parameters p) {\n"
                 "  extern __shared__ __align__(128) unsigned char shared[];\n" +
                 wait_source() +
@@ -327,9 +351,8 @@ double seconds(const Problem& problem, const PlanOptions&) {
   const ThinShape shape(problem);
   const Gpu& gpu = gpu_of(problem.device);
   const ResidentNumbers numbers(problem, shape, gpu);
-  const double bytes = static_cast<double>(problem.output.byte_span()) +
-                       static_cast<double>(problem.input.byte_span()) * number(numbers.sets);
-  return 5e-6 + numbers.seconds(shape, gpu, shape.batch) + bytes / gpu.bytes_per_second;
+  return numbers.seconds(shape, gpu, shape.batch) +
+         static_cast<double>(problem.input.byte_span()) / gpu.bytes_per_second;
 }
 
 }  // namespace

@@ -98,6 +98,17 @@ __device__ __forceinline__ Word load_of_block(const Word* own, uint32 block) {
   }
 }
 
+__device__ __forceinline__ float4 load_of_block(const float4* own, uint32 block) {
+  uint32 address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(own)), "r"(block));
+  float4 v;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+
 // Sends two floats to another block of the cluster, to the place of this block's own, and counts their eight
 // bytes at its barrier.
 __device__ __forceinline__ void send(float* own, float x, float y, uint64* barrier, uint32 block) {

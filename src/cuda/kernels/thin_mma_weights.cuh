@@ -104,19 +104,38 @@ struct ThinMmaWeights : ThinMmaChains<C, Tail, Numbers> {
     }
   }
 
+  // Each warp has every so-manieth of the products' halves, some at a time: their loads are under way
+  // together.
   __device__ __forceinline__ void share_weights() const {
     if constexpr (shared_weights > 0) {
-      int turn = threadIdx.x / 32;
-      for_each_term([&](auto product, auto place, int tap, int input) {
-        if (turn-- == 0) {
-          turn = warps - 1;
+      constexpr int at_once = 4;
+      constexpr int own = (2 * products + warps - 1) / warps;
+      const int warp = threadIdx.x / 32;
+      for_constant<(own + at_once - 1) / at_once>([&](auto part_) {
+        constexpr int first = decltype(part_)::value * at_once;
+        int taps[at_once] = {}, inputs[at_once];
+#pragma unroll
+        for (int i = 0; i < at_once; ++i) inputs[i] = static_cast<int>(C::in_channels);
+        for_each_term([&](auto product, auto place, int tap, int input) {
+          constexpr int index = 2 * decltype(product)::value + decltype(place)::value / 2;
+          constexpr int i = index / warps - first;
+          if constexpr (i >= 0 && i < at_once) {
+            if (index % warps == warp) taps[i] = tap, inputs[i] = input;
+          }
+        });
 #pragma unroll 1
-          for (int half = 0; half < 2 * row_tiles; ++half) {
-            const int channel = first_channel + half / 2 * 16 + row_channel(half % 2, quad);
-            const float value = scale * weight(p, channel, input, tap);
-            const int to = half / 2 * products + product;
-            if constexpr (shares_weights) s.weights[to][lane][place + half % 2] = operand(value);
-            if constexpr (splits) s.weights[first_rest + to][lane][place + half % 2] = rest(value);
+        for (int half = 0; half < 2 * row_tiles; ++half) {
+          const int channel = first_channel + half / 2 * 16 + row_channel(half % 2, quad);
+          float values[at_once];
+#pragma unroll
+          for (int i = 0; i < at_once; ++i) values[i] = scale * weight(p, channel, inputs[i], taps[i]);
+#pragma unroll
+          for (int i = 0; i < at_once; ++i) {
+            const int index = (first + i) * warps + warp;
+            if (index >= 2 * products) continue;
+            const int to = half / 2 * products + index / 2, place = index % 2 * 2 + half % 2;
+            if constexpr (shares_weights) s.weights[to][lane][place] = operand(values[i]);
+            if constexpr (splits) s.weights[first_rest + to][lane][place] = rest(values[i]);
           }
         }
       });

@@ -8,9 +8,9 @@
 // by `part_y` rows of tiles (of one row: `part_x` tiles). A warp computes tiles of the part as in
 // thin_mma.cuh, whose pieces these are, and leaves the values where `held` has them as f32, [channel][output
 // plane][rows of the part], each such run with the 16-byte phase of where it goes (channels that lie after
-// space need none). Moments are merged over a warp's tiles, the block's warps and the cluster's blocks, in
-// this order. Then the block goes over its runs: a vector of 16 bytes a lane, whatever the products' layout
-// is.
+// space need none). Every block merges the moments of all rows of tiles, which lie in the blocks' shared
+// memory, in one order, so that bits do not depend on how many blocks there are. Then it goes over its runs:
+// a vector of 16 bytes a lane, whatever the products' layout is.
 //
 // A cluster takes one sample after the other, of as few sets of channels as can be; the first windows of the
 // next one are on their way while sums are exchanged and outputs leave.
@@ -28,6 +28,8 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
   using Base::careful;
   using Base::careful_value;
   using Base::cell_of;
+  using Base::cells_x;
+  using Base::cells_y;
   using Base::channels;
   using Base::classes_x;
   using Base::classes_y;
@@ -116,10 +118,18 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
   static constexpr int held_pitch = Numbers::held_pitch;  // of a channel
   static_assert(channels_last || run_pitch >= most_rows * most_of_row + width - 1);
 
+  // A *strip*: a row of tiles; of one row, a tile.
+  static constexpr bool by_row = out_y > 1;
+  static constexpr int strip_tiles = by_row ? tiles_x : 1;
+  static constexpr int part_strips = part_z * part_y * (by_row ? 1 : part_x);
+  static constexpr int all_strips = cells_z * tiles_y * (by_row ? 1 : tiles_x);
+  static constexpr int slots = part_z * part_y * part_x;  // for the part's tiles
+
   struct alignas(16) Shared {
     typename Base::Shared mma;
-    // Count, mean and M2 of the part's tiles, of this sample and the one before.
-    float parts[2][part_z * part_y * part_x][unit_groups][3];
+    // Count, mean and M2: of the part's strips, of this sample and the one before; of its tiles.
+    float4 strips[2][part_strips][unit_groups];
+    float tiles[slots][unit_groups][3];
     float norm[unit_channels][2];  // scale and shift of the channels
     alignas(16) float held[Numbers::held_floats];
   };
@@ -132,28 +142,34 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
 
   // What the block has of a sample.
   struct Part {
-    int z, y, x;                    // its first cell
-    int tiles_z, tiles_y, tiles_x;  // of it
-    int planes, length;             // of its outputs: planes, elements of a run
+    int z, y, x;         // its first cell
+    int planes, length;  // of its outputs: planes, elements of a run
 
     explicit __device__ __forceinline__ Part(int index)
         : z(index / (parts_x * parts_y) * part_z),
           y(index / parts_x % parts_y * part_y * tile_y),
           x(index % parts_x * part_x * tile_x),
-          tiles_z(least(part_z, cells_z - z)),
-          tiles_y(least(part_y, ThinResident::tiles_y - index / parts_x % parts_y * part_y)),
-          tiles_x(least(part_x, ThinResident::tiles_x - index % parts_x * part_x)),
           planes(least(most_planes, out_z - z * classes_z)),
           length(parts_x > 1 ? least(most_of_row, out_x - x * classes_x)
                              : least(part_y * tile_y * classes_y, out_y - y * classes_y) * out_x) {}
 
-    __device__ __forceinline__ int tiles() const { return tiles_z * tiles_y * tiles_x; }
-    __device__ __forceinline__ Tile tile(int64 n, int index) const {
-      const int row = index / tiles_x;
-      return Tile(n, z + row / tiles_y, y + row % tiles_y * tile_y, x + index % tiles_x * tile_x);
+    __device__ __forceinline__ Tile tile(int64 n, int slot) const {
+      return Tile(n, z + slot / (part_x * part_y), y + slot / part_x % part_y * tile_y,
+                  x + slot % part_x * tile_x);
     }
-    // 0 of what does not exist.
-    static __device__ __forceinline__ int least(int a, int b) { return b < 0 ? 0 : a < b ? a : b; }
+    // The first slot from this one on, in steps of the block's warps, that has a tile; `slots` or more where
+    // there is none.
+    __device__ __forceinline__ int from(int slot) const {
+      constexpr bool has_all = cells_z % part_z == 0 && tiles_y % part_y == 0 && tiles_x % part_x == 0;
+      if constexpr (!has_all) {
+        while (slot < slots && !exists(tile(0, slot))) slot += warps;
+      }
+      return slot;
+    }
+    static __device__ __forceinline__ bool exists(const Tile& tile) {
+      return tile.z < cells_z && tile.y < cells_y && tile.x < cells_x;
+    }
+    static __device__ __forceinline__ int least(int a, int b) { return a < b ? a : b; }
   };
 
   // How many of the unit's channels there are.
@@ -274,13 +290,10 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
     }
   }
 
-  // --- Statistics: of a tile's channels to those of its groups; of all tiles of the unit, in the same order
-  // whatever the parts are, to the norm ---
-  static __device__ __forceinline__ int slot_of(int z, int y, int x) { return (z * part_y + y) * part_x + x; }
-
-  __device__ __forceinline__ void merge_tile(const Part& part, const Tile& tile, int parity) const {
+  // --- Statistics: of a tile's channels to those of its groups, of a strip's tiles, of all strips of the
+  // unit: in the same order whatever the parts are ---
+  __device__ __forceinline__ void merge_channels(int slot, int parity) const {
     __syncwarp();
-    const int slot = slot_of(tile.z - part.z, (tile.y - part.y) / tile_y, (tile.x - part.x) / tile_x);
 #pragma unroll 1
     for (int group = lane; group < unit_groups; group += 32) {
       Moments moments;
@@ -289,36 +302,58 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
         const float* from = area.moments[group * group_channels + i];
         moments.merge(from[0], from[1], from[2]);
       }
-      float* to = all.parts[parity][slot][group];
-      to[0] = moments.count;
-      to[1] = moments.mean;
-      to[2] = moments.m2;
+      if constexpr (strip_tiles == 1) {
+        all.strips[parity][slot][group] = float4{moments.count, moments.mean, moments.m2, 0.0f};
+      } else {
+        float* to = all.tiles[slot][group];
+        to[0] = moments.count;
+        to[1] = moments.mean;
+        to[2] = moments.m2;
+      }
     }
     __syncwarp();
   }
 
-  // A word of another block of the cluster.
-  static __device__ __forceinline__ float load_of(const float* own, int block) {
+  __device__ __forceinline__ void merge_tiles(int parity) const {
+    if constexpr (strip_tiles > 1) {
+      __syncthreads();
+#pragma unroll 1
+      for (int i = threadIdx.x; i < part_strips * unit_groups; i += threads) {
+        const int strip = i / unit_groups, group = i % unit_groups;
+        Moments moments;
+#pragma unroll 1
+        for (int x = 0; x < strip_tiles; ++x) {
+          const float* from = all.tiles[strip * strip_tiles + x][group];
+          moments.merge(from[0], from[1], from[2]);
+        }
+        all.strips[parity][strip][group] = float4{moments.count, moments.mean, moments.m2, 0.0f};
+      }
+    }
+  }
+
+  // Those of the same strip and group in another block of the cluster.
+  static __device__ __forceinline__ float4 load_of(const float4* own, int block) {
 #if __CUDA_ARCH__ >= 900
     if constexpr (blocks > 1) return barrier::load_of_block(own, block);
 #endif
     return *own;
   }
 
-  __device__ __forceinline__ void merge_tiles(int64 n, int parity) const {
+  __device__ __forceinline__ void merge_strips(int64 n, int parity) const {
     wait_for_cluster();
     constexpr float elements = static_cast<float>(group_channels * Tail::spatial);
-    constexpr int all_tiles = cells_z * tiles_y * tiles_x;
     const int own_groups = channels_from(first_channel) / group_channels;
 #pragma unroll 1
     for (int group = threadIdx.x / 32; group < own_groups; group += warps) {
       Moments own;
 #pragma unroll 4
-      for (int i = lane; i < all_tiles; i += 32) {
-        const int z = i / (tiles_y * tiles_x), y = i / tiles_x % tiles_y, x = i % tiles_x;
-        const int block = (z / part_z * parts_y + y / part_y) * parts_x + x / part_x;
-        const float* from = all.parts[parity][slot_of(z % part_z, y % part_y, x % part_x)][group];
-        own.merge(load_of(from, block), load_of(from + 1, block), load_of(from + 2, block));
+      for (int i = lane; i < all_strips; i += 32) {
+        constexpr int of_row = by_row ? 1 : tiles_x, of_part = by_row ? 1 : part_x;
+        const int z = i / (tiles_y * of_row), y = i / of_row % tiles_y, x = i % of_row;
+        const int block = (z / part_z * parts_y + y / part_y) * parts_x + x / of_part;
+        const int strip = (z % part_z * part_y + y % part_y) * of_part + x % of_part;
+        const float4 v = load_of(&all.strips[parity][strip][group], block);
+        own.merge(v.x, v.y, v.z);
       }
       float mean, m2;
       team_moments<32, threads>(own, elements, nullptr, mean, m2);
@@ -461,9 +496,9 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
     __syncthreads();
     const Part part(static_cast<int>(blockIdx.x) % blocks);
     const int warp = threadIdx.x / 32;
-    const int tiles = part.tiles();
+    const int first_slot = part.from(warp);
     float* window = area.x;
-    if (warp < tiles) send_for_window(part.tile(first, warp), window);
+    if (first_slot < slots) send_for_window(part.tile(first, first_slot), window);
     Weights w;
     Limits limits;
     bool has_weights = false;
@@ -471,16 +506,16 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
 #pragma unroll 1
     for (int64 n = first; n < last; ++n) {
 #pragma unroll 1
-      for (int i = warp; i < tiles; i += warps) {
+      for (int slot = first_slot, next_slot; slot < slots; slot = next_slot) {
         // Anew after a tile that needs care, as in thin_mma.cuh.
         if (!has_weights) limits = input_limits(w);
-        const Tile tile = part.tile(n, i);
+        const Tile tile = part.tile(n, slot);
         const Way way = take_window(tile, limits, window);
         w.window = window;
         if (windows > 1) window = area.x + (window_words - (window - area.x));
-        const bool is_last = i + warps >= tiles;
-        const int64 next = is_last ? n + 1 : n;
-        const Tile next_tile = part.tile(next, is_last ? warp : i + warps);
+        next_slot = part.from(slot + warps);
+        const int64 next = next_slot < slots ? n : n + 1;
+        const Tile next_tile = part.tile(next, next_slot < slots ? next_slot : first_slot);
         if (prefetches && next < last) send_for_window(next_tile, window);
         if (narrows && way == narrow) {
           keep<narrow>(part, tile, w);
@@ -490,10 +525,11 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
         __syncwarp();
         if (!prefetches && next < last) send_for_window(next_tile, window);
         if (way == careful) keep_carefully(p, all, area, part, tile, first_channel);
-        merge_tile(part, tile, parity);
+        merge_channels(slot, parity);
         has_weights = !in_registers || way != careful;
       }
-      merge_tiles(n, parity);
+      merge_tiles(parity);
+      merge_strips(n, parity);
       finish(part, n);
       __syncthreads();  // what is held has left
       parity ^= 1;

@@ -71,17 +71,19 @@ struct ResidentNumbers : MmaNumbers {
     const double spans = number(tile_y * tile_x) / 8;
     // Two lanes meet in a bank where neighbouring outputs read every other element.
     const double convolution = span_instructions(shape) * (shape.axes[2].step > 1 ? 2 : 1);
-    const double outputs = span_outputs(shape) * (before_instructions(shape) + 6);
-    return 350 + window_instructions(shape) + (prefetches ? 0 : 300) +
+    const double outputs = span_outputs(shape) * (before_instructions(shape) + 8);
+    return 500 + window_instructions(shape) + (prefetches ? 0 : 300) +
            number(row_tiles) * (spans * (convolution + outputs) + convolution + 100);
   }
 
-  // A cluster's blocks are those of about 17 neighbouring multiprocessors.
+  // A cluster's blocks are on neighbouring multiprocessors, of which an H200 has seven times 16 and some
+  // more.
   int64_t clusters_at_once(const Gpu& gpu, int64_t blocks_at_once) const {
-    constexpr int64_t neighbours = 17;
     if (blocks == 1) return gpu.multiprocessors * blocks_at_once;
-    return gpu.multiprocessors / neighbours * (neighbours * blocks_at_once / blocks) +
-           gpu.multiprocessors % neighbours * blocks_at_once / blocks;
+    constexpr int64_t neighbours = 16;
+    const int64_t with_clusters = gpu.multiprocessors * 10 / 11;
+    return with_clusters / neighbours * (neighbours * blocks_at_once / blocks) +
+           with_clusters % neighbours * blocks_at_once / blocks;
   }
 
   // Seconds for so many samples, as measured on an H200. All clusters are in step: they compute, wait for
@@ -99,10 +101,12 @@ struct ResidentNumbers : MmaNumbers {
         number(divide_up(part_tiles(), warps())) * tile_instructions(shape) * clocks / gpu.clock();
     const double bytes = at_once * number(blocks * unit_channels * held_pitch) * (is_short ? 2 : 4);
     const double store = std::max(3e-7, bytes / gpu.bytes_per_second);
+    const double tensors = 1.5e-6 * static_cast<double>(shape.parts.tensor_parameters().size());
     const double strips = number(cells(shape, 0) * tiles_y * (shape.axes[1].out > 1 ? 1 : tiles_x));
-    const double waits = (blocks > 1 ? 2.5e-6 : 1.5e-6) + 3e-7 * std::floor(strips / 32);
-    const double begin = 4.5e-6 + (weights_in_registers ? 0 : 1e-7) * number(products);
-    return begin + rounds * (waits + (is_shared ? 0.8 : 1.0) * (compute + store));
+    // Sums of all blocks, each of 32 strips at a time; weights at first.
+    const double waits = 4.2e-6 + 5e-7 * std::floor(strips / 32) + tensors;
+    const double begin = 4.6e-6 + 1.6e-7 * number(products);
+    return begin + rounds * (waits + (is_shared ? 0.58 : 0.75) * compute + 0.85 * store);
   }
 
  private:
@@ -231,7 +235,7 @@ struct ResidentNumbers : MmaNumbers {
     const int64_t group_channels = shape.channels / shape.groups;
     const int64_t groups = unit_channels / group_channels;
     all_bytes = round_up(shared_bytes, 16) + 2 * part_strips(shape) * groups * 16 +
-                part_tiles() * groups * 12 + unit_channels * 2 * 4 + 64 + unit_channels * held_pitch * 4;
+                part_tiles() * groups * 12 + unit_channels * 4 * 4 + 64 + unit_channels * held_pitch * 4;
     return all_bytes <= budget;
   }
 };
@@ -279,8 +283,8 @@ class ThinResident final : public Kernel {
  private:
   // No more than have a unit in every round, and such that none has those of two sets, where that can be.
   Number clusters() const {
-    const Number units = maximum(1, shape_.batch * numbers_.sets);
-    const Number resident = maximum(1, function_.resident_clusters());
+    const Number units = maximum(1, shape_.batch * numbers_.sets).called("units");
+    const Number resident = maximum(1, function_.resident_clusters()).called("clusters_at_once");
     const Number rounds = divide_up(units, resident);
     return minimum(resident, round_up(divide_up(units, rounds), numbers_.sets));
   }

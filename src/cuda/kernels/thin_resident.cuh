@@ -130,7 +130,8 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
     // Count, mean and M2: of the part's strips, of this sample and the one before; of its tiles.
     float4 strips[2][part_strips][unit_groups];
     float tiles[slots][unit_groups][3];
-    float norm[unit_channels][2];  // scale and shift of the channels
+    float affine[unit_channels][2];  // the norm's weight and bias
+    float norm[unit_channels][2];    // scale and shift
     alignas(16) float held[Numbers::held_floats];
   };
   static_assert(sizeof(Shared) <= Numbers::all_bytes);
@@ -367,9 +368,9 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
 #pragma unroll 1
       for (int i = lane; i < group_channels; i += 32) {
         const int channel = group * group_channels + i;
-        const float scale = Tail::weight(p, first_channel + channel) * rstd;
+        const float scale = all.affine[channel][0] * rstd;
         all.norm[channel][0] = scale;
-        all.norm[channel][1] = fmaf(-mean, scale, Tail::bias(p, first_channel + channel));
+        all.norm[channel][1] = fmaf(-mean, scale, all.affine[channel][1]);
       }
     }
     __syncthreads();
@@ -491,6 +492,10 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
   // --- Work ---
   // The block's part of samples `first` to `last`, without it.
   __device__ __forceinline__ void run_samples(int64 first, int64 last) const {
+    for (int i = threadIdx.x; i < channels_from(first_channel); i += threads) {
+      all.affine[i][0] = Tail::weight(p, first_channel + i);
+      all.affine[i][1] = Tail::bias(p, first_channel + i);
+    }
     share_weights();
     clear_window();
     __syncthreads();

@@ -196,7 +196,7 @@ const std::map<std::string, Assembled> limits{
     {"thin_backward", {255, 640}},           // 256, or 512; on sm_80, outside the loops over products
     {"gemm_backward", {168, 0}},             // 512 of the first kernel, 384 of the second
     {"thin_mma", {128, 704}},       // 512; nothing in the loops: tickets, addresses, calls of careful tiles
-    {"thin_resident", {128, 704}},  // 512; as thin_mma
+    {"thin_resident", {255, 704}},  // 512, or 256; as thin_mma
     {"gemm_packed", {168, 0}},      // 384
     {"gemm_wgmma", {168, 1536}},    // 384; once a tile: places of a row in outputs that are not contiguous
     {"gemm_mma", {255, 256}},       // 256; once a tile

@@ -106,7 +106,7 @@ struct ResidentNumbers : MmaNumbers {
     // Sums of all blocks, each of 32 strips at a time; weights at first.
     const double waits = 4.2e-6 + 5e-7 * std::floor(strips / 32) + tensors;
     const double begin = 4.6e-6 + 1.6e-7 * number(products);
-    return begin + rounds * (waits + (is_shared ? 0.58 : 0.75) * compute + 0.85 * store);
+    return begin + rounds * (waits + (is_shared ? 0.58 : 0.75) * compute + (is_shared ? 0.6 : 0.85) * store);
   }
 
  private:
@@ -296,8 +296,8 @@ class ThinResident final : public Kernel {
       rest = chain_source("BeforeRest", {before.begin() + 1, before.end()}, problem_);
     }
     return {"onepass_thin_resident",
-            "#include \"thin_resident.cuh\"\n" + tail_source(problem_) + rest +
-                thin_source(problem_, shape_) + numbers_.source() +
+            "#include \"thin_resident.cuh\"\n" + tail_source(problem_, bits_of(problem_.output.dtype)) +
+                rest + thin_source(problem_, shape_) + numbers_.source() +
                 "using Agent = onepass::ThinResident<onepass::Convolution, onepass::Tail, Numbers>;\n"
                 "extern \"C\" __global__ void __launch_bounds__(" +
                 std::to_string(numbers_.threads) + ", " + std::to_string(numbers_.of_multiprocessor) +

@@ -64,7 +64,7 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
   using Base::row_tiles;
   using Base::rows_of;
   using Base::send_for_window;
-  using Base::share_weights;
+  using Base::share_weights_at_once;
   using Base::spans_x;
   using Base::spans_y;
   using Base::store_moments;
@@ -496,7 +496,7 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
       all.affine[i][0] = Tail::weight(p, first_channel + i);
       all.affine[i][1] = Tail::bias(p, first_channel + i);
     }
-    share_weights();
+    share_weights_at_once();
     clear_window();
     __syncthreads();
     const Part part(static_cast<int>(blockIdx.x) % blocks);

@@ -136,6 +136,19 @@ const std::vector<Kernel>& kernels() {
       {"thin_resident",
        "conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | residual_add | relu @ 8x3x8x16x16 tf32",
        tuned},
+      // Rows in pieces, whole rows of classes, neighbours stored at once, channels after space; operands of
+      // channels and tensors after the norm.
+      {"thin_inplace", "conv2d(8,64,k=4,p=2) | hardswish | group_norm(4) | silu @ 16x8x256x256 tf32", all},
+      {"thin_inplace",
+       "conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish @ 128x3x16x32x32", tuned},
+      {"thin_inplace", "conv2d(8,64,k=5,p=2) | hardswish | group_norm(4) | silu @ 16x8x256x256", tuned},
+      {"thin_inplace",
+       "conv2d(3,32,k=5,s=2,p=2) | prelu(per=channel) | group_norm(8) | residual_add | relu @ 4x3x65x64 nhwc",
+       tuned},
+      {"thin_inplace", "conv2d(8,64,k=5,p=2) | hardswish | group_norm(4) | silu @ 16x8x256x256 bf16", tuned},
+      {"thin_inplace",
+       "conv1d(4,5,k=9,d=2) | sigmoid | channel_mul(per=sample) | group_norm(5) | gelu @ 8x4x9000 tf32",
+       tuned_and_oldest},
       // Units held in registers and computed twice, weights that stay and that stream, both ways to share a
       // tile; one tap, channels that fill nothing, groups across tiles, a mean, tensors that stages read.
       {"gemm_wgmma", "conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 128x64x256x256 tf32", tuned},
@@ -197,6 +210,7 @@ const std::map<std::string, Assembled> limits{
     {"gemm_backward", {168, 0}},             // 512 of the first kernel, 384 of the second
     {"thin_mma", {128, 704}},       // 512; nothing in the loops: tickets, addresses, calls of careful tiles
     {"thin_resident", {255, 704}},  // 512, or 256; as thin_mma
+    {"thin_inplace", {128, 704}},   // 512; as thin_mma
     {"gemm_packed", {168, 0}},      // 384
     {"gemm_wgmma", {168, 1536}},    // 384; once a tile: places of a row in outputs that are not contiguous
     {"gemm_mma", {255, 256}},       // 256; once a tile
@@ -362,6 +376,14 @@ TEST(CudaKernels, RowsRefuseArchitecturesTheyDoNotHave) {
                    "a stage before the norm reads a tensor");
     expect_refusal("thin_resident", "conv2d(3,16,p=1) | group_norm(2) @ 2x3x512x512", architecture,
                    "16 channels of 262144 elements, which are whole slabs, do not fit the shared memory of ");
+    expect_refusal("thin_inplace", "relu @ 2x3x4x5", architecture, "no convolution");
+    expect_refusal("thin_inplace", "conv2d(3,8) | relu @ 2x3x9x9", architecture, "no norm");
+    expect_refusal("thin_inplace", "conv2d(3,8) | group_norm(2) | mean @ 2x3x9x9", architecture,
+                   "ends in a mean");
+    expect_refusal("thin_inplace", "conv2d(3,8) | residual_add | group_norm(2) @ 2x3x9x9", architecture,
+                   "before the norm reads a tensor");
+    expect_refusal("thin_inplace", "conv2d(3,65) | group_norm(5) @ 2x3x9x9", architecture,
+                   "more than 64 output channels");
     expect_refusal("gemm_packed", "relu @ 2x3x4x5", architecture, "no convolution");
     if (architecture == "sm_90a") {
       expect_refusal("gemm_packed", "conv2d(32,32) | relu @ 2x32x9x9", architecture, "strict f32");

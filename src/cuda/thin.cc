@@ -167,7 +167,8 @@ int64_t ThinShape::class_positions() const {
   return count;
 }
 
-ThinWorkspace::ThinWorkspace(const ThinShape& shape, int64_t samples, int64_t tiles, int64_t guard_words)
+ThinWorkspace::ThinWorkspace(const ThinShape& shape, int64_t samples, int64_t tiles, int64_t guard_words,
+                             const Number& kept_bytes)
     : batch_(shape.batch), guard_words_(guard_words) {
   const Number parts = shape.rows() * tiles;
   control_ = regions_.add((divide_up(batch_, samples) + 1) * 4 * 4);
@@ -175,7 +176,7 @@ ThinWorkspace::ThinWorkspace(const ThinShape& shape, int64_t samples, int64_t ti
   guard_ = regions_.add(batch_ * guard_words * 4);
   cleared_bytes_ = regions_.total();
   parts_ = regions_.add(when(shape.parts.norm, parts * 3 * 4));
-  sums_ = regions_.add(when(shape.parts.mean, parts * 4));
+  sums_ = regions_.add(shape.parts.mean ? parts * 4 : kept_bytes);
   statistics_ = regions_.add(when(shape.parts.norm, shape.slabs() * 2 * 4));
 }
 

@@ -72,7 +72,9 @@ struct ThinShape {
 class ThinWorkspace {
  public:
   // Units of so many samples have `tiles` tiles; a mainloop leaves `guard_words` of each sample.
-  ThinWorkspace(const ThinShape& shape, int64_t samples, int64_t tiles, int64_t guard_words);
+  // Values that wait between the passes take `kept_bytes`, where sums of means would lie.
+  ThinWorkspace(const ThinShape& shape, int64_t samples, int64_t tiles, int64_t guard_words,
+                const Number& kept_bytes = 0);
 
   const Number& bytes() const { return regions_.total(); }
   // Where samples are marked that are to be done again; only where there are guard words.

@@ -58,14 +58,9 @@ class ThinMma final : public Kernel {
 
  private:
   Source source() const {
-    std::string rest;
-    if (numbers_.pairs) {
-      const std::vector<TailParts::Stage>& before = shape_.parts.before;
-      rest = chain_source("BeforeRest", {before.begin() + 1, before.end()}, problem_);
-    }
     return {"onepass_thin_mma",
-            "#include \"thin_mma.cuh\"\n" + tail_source(problem_) + rest + thin_source(problem_, shape_) +
-                numbers_.source() +
+            "#include \"thin_mma.cuh\"\n" + tail_source(problem_) + numbers_.rest_source(problem_, shape_) +
+                thin_source(problem_, shape_) + numbers_.source() +
                 "using Agent = onepass::ThinMma<onepass::Convolution, onepass::Tail, Numbers>;\n"
                 "extern \"C\" __global__ void __launch_bounds__(" +
                 std::to_string(numbers_.threads) + ", " + std::to_string(512 / numbers_.threads) +
@@ -95,18 +90,7 @@ std::string refusal(const Problem& problem) {
   const ThinShape shape(problem);
   if (shape.parts.mean) return "the block ends in a mean";
   if (!shape.parts.tensor_parameters().empty()) return "a stage reads a tensor";
-  if (!is_dense(problem.output, Layout::nchw) && !is_dense(problem.output, Layout::nhwc))
-    return "the output does not lie dense with channels before or after space";
-  const Gpu& gpu = gpu_of(problem.device);
-  const MmaNumbers numbers(problem, shape, gpu);
-  if (numbers.tile_x == 0) return "eight cells of all classes and channels are more than a warp's share";
-  constexpr int64_t most_products = 256;
-  if (numbers.products * numbers.row_tiles > most_products)
-    return std::to_string(numbers.products * numbers.row_tiles) + " products of 8 cells, more than " +
-           std::to_string(most_products);
-  if (numbers.shared_bytes > gpu.shared_bytes_per_block)
-    return "a block takes " + std::to_string(numbers.shared_bytes) + " bytes of shared memory";
-  return "";
+  return mma_refusal(problem, MmaNumbers(problem, shape, gpu_of(problem.device)));
 }
 
 double seconds(const Problem& problem, const PlanOptions&) {
@@ -115,23 +99,7 @@ double seconds(const Problem& problem, const PlanOptions&) {
   const MmaNumbers numbers(problem, shape, gpu);
   const double bytes = static_cast<double>(problem.output.byte_span()) +
                        static_cast<double>(problem.input.byte_span()) * shape.passes();
-  // Half of the slots are taken where each of a multiprocessor's 16 warps has many tiles (s60: eight), a
-  // third where it has one and all of them load, multiply and store at the same time; some warps alone are
-  // faster. Loops of one span, whose instructions are at hand, take more of them.
-  const double warps = 16.0 * gpu.multiprocessors;
-  const double tiles = static_cast<double>(numbers.tiles) * static_cast<double>(shape.batch);
-  const double rounds = tiles / warps;
-  const double instructions = numbers.tile_instructions(shape) * std::max(tiles, warps / 4);
-  const double slots = ((numbers.holds_weights ? 0.6 : 0.78) + 0.8 / std::max(rounds, 1.0)) * 2;
-  // Windows of more than eight channels leave room for small tiles alone: 64 channels (to 32, at 64^3
-  // doubled) take 2.1 times what is counted in f32 and 3 times in 16 bits.
-  const double wide = std::clamp((static_cast<double>(shape.in_channels) - 8) / 56, 0.0, 1.0);
-  const double crowded = 1 + wide * (problem.input.dtype == DType::f32 ? 1.1 : 2.0);
-  // Two lanes meet in a bank where neighbouring outputs read every other element: 3 to 64 channels, kernel 7,
-  // stride 2 at 224 x 224 take 1.9 to 2.2 times what is counted.
-  const double strided = shape.axes[2].step > 1 ? 1.9 : 1.0;
-  return 1.8e-5 +
-         std::max(bytes / gpu.bytes_per_second, crowded * strided * instructions * slots / (gpu.flops / 64));
+  return mma_seconds(problem, shape, numbers, bytes / gpu.bytes_per_second);
 }
 
 }  // namespace

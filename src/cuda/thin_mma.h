@@ -6,8 +6,6 @@
 namespace onepass::cuda {
 
 bool is_dense(const TensorSpec& tensor, Layout layout);
-// Instructions a chain takes for an element, about.
-double chain_instructions(const std::vector<TailParts::Stage>& stages);
 
 // How a sample is cut into tiles; nothing here depends on the batch.
 struct MmaNumbers {
@@ -33,15 +31,22 @@ struct MmaNumbers {
   bool pairs = false;
   bool begins_with_swish = false;
   bool swish_alone = false;
+  bool computes_once = false;  // outputs are computed once, and normalised in place
+  int64_t most_tile_cells = int64_t{1} << 31;
+  // Of what is computed once and does not wait in the output: rows that are filled up (0: they are not), and
+  // elements of a sample.
+  int64_t kept_pitch = 0, kept_length = 0;
 
-  MmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu);
+  // Of `thin_mma` or, where outputs are computed once, `thin_inplace`.
+  MmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu, bool computes_once = false);
 
   int64_t warps() const { return threads / 32; }
   int64_t weight_bytes() const;
   int64_t window_bytes(const ThinShape& shape) const;
 
-  // `struct Numbers` of these, and of `more` constants.
+  // `struct Numbers` of these, and of `more` constants; what it takes of the before-chain.
   std::string source(const std::string& more = "") const;
+  std::string rest_source(const Problem& problem, const ThinShape& shape) const;
 
   double before_instructions(const ThinShape& shape) const;
   // Outputs of a span that a lane has.
@@ -54,6 +59,8 @@ struct MmaNumbers {
   double window_instructions(const ThinShape& shape) const;
   // Instructions of a warp for a tile in all passes, as counted in what the compiler makes of it.
   double tile_instructions(const ThinShape& shape) const;
+  // Outputs of a tile, those that are filled up too.
+  int64_t tile_outputs(const ThinShape& shape) const;
 
  protected:
   // The window of a tile of so many rows of cells, and what follows from window_y.
@@ -69,5 +76,10 @@ struct MmaNumbers {
   bool cut_rows(const ThinShape& shape, int64_t bytes, int64_t budget, int64_t cells_x, bool several,
                 bool overlapping);
 };
+
+// Why such a row cannot take a thin problem whose output is stored; empty where it can.
+std::string mma_refusal(const Problem& problem, const MmaNumbers& numbers);
+// What a launch takes that moves its bytes in so many seconds.
+double mma_seconds(const Problem& problem, const ThinShape& shape, const MmaNumbers& numbers, double moved);
 
 }  // namespace onepass::cuda

@@ -55,10 +55,6 @@ bool rows_are_vectors(const TensorSpec& input) {
   return input.strides.back() == 1;
 }
 
-bool is_planar(const TensorSpec& tensor) { return is_dense(tensor, Layout::nchw); }
-
-}  // namespace
-
 double chain_instructions(const std::vector<TailParts::Stage>& stages) {
   double count = 0;
   for (const TailParts::Stage& stage : stages) {
@@ -82,11 +78,23 @@ double chain_instructions(const std::vector<TailParts::Stage>& stages) {
   return count;
 }
 
+bool is_planar(const TensorSpec& tensor) { return is_dense(tensor, Layout::nchw); }
+
+}  // namespace
+
 bool is_dense(const TensorSpec& tensor, Layout layout) {
   return tensor.strides == TensorSpec::dense(tensor.dtype, tensor.sizes, layout).strides;
 }
 
-MmaNumbers::MmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu) {
+MmaNumbers::MmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu, bool once)
+    : computes_once(once) {
+  if (computes_once) {
+    // What all warps have computed and not yet normalised should be in the second-level cache; but tiles of
+    // less than 64 cells are not faster for it (H200).
+    constexpr int64_t warps_of_multiprocessor = 16;
+    const int64_t of_warp = gpu.l2_bytes / 4 / (warps_of_multiprocessor * gpu.multiprocessors);
+    most_tile_cells = std::max<int64_t>(of_warp / (shape.channels * shape.classes() * 4), 64);
+  }
   splits = problem.precision != Precision::tf32 &&
            !(is_16_bits(problem.input.dtype) && is_16_bits(problem.parameters[0].dtype));
   vectors = rows_are_vectors(problem.input);
@@ -103,15 +111,20 @@ MmaNumbers::MmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu
   // Several rows at a time: a row of x serves the taps of several rows of outputs, a weight all of them.
   const int64_t classes_x = std::ssize(shape.axes[2].classes);
   constexpr int64_t most_products = 128;  // written out one after the other
-  const int64_t bytes = byte_size(problem.output.dtype);
+  const int64_t bytes = computes_once ? 4 : byte_size(problem.output.dtype);
   // The lanes of a quad have 8 neighbouring cells: sectors of 32 bytes, where rows consist of such.
   const bool rows_are_sectors = shape.axes[2].out * bytes % 32 == 0;
   interleaved = !is_planar(problem.output);
   if (interleaved) {
     piece = shape.channels > 8 && shape.channels % 2 == 0 ? 2 : 1;
-  } else if (8 * classes_x * bytes % 32 == 0 && classes_x <= 2 && rows_are_sectors) {
+  } else if (8 * classes_x * bytes % 32 == 0 && classes_x <= 2 && (rows_are_sectors || computes_once)) {
     piece = 2 * classes_x;
+    if (!rows_are_sectors) kept_pitch = round_up(shape.axes[2].out, 8 * classes_x);
   }
+  // A vector more than there are elements (kernels/thin_inplace.cuh: values_of).
+  kept_length = round_up(
+      shape.channels * (kept_pitch > 0 ? shape.spatial / shape.axes[2].out * kept_pitch : shape.spatial) + 8,
+      64);
   const bool is_direct = piece > 0;
   if (shape.classes() == 1) {
     spans_y =
@@ -196,7 +209,7 @@ std::string MmaNumbers::source(const std::string& more) const {
 }
 
 double MmaNumbers::before_instructions(const ThinShape& shape) const {
-  return begins_with_swish && is_short ? 3 : chain_instructions(shape.parts.before);
+  return begins_with_swish && is_short && !computes_once ? 3 : chain_instructions(shape.parts.before);
 }
 
 double MmaNumbers::span_outputs(const ThinShape& shape) {
@@ -238,7 +251,8 @@ double MmaNumbers::tile_instructions(const ThinShape& shape) const {
   // Sectors in parts, of every piece of a row: a second-level cache takes its time for them.
   const bool has_parts = !whole && !overlaps && shape.axes[2].out % 8 != 0;
   const double stored = piece > 0 ? 0 : stages * (60 + chunks * (whole ? 100 : has_parts ? 240 : 140));
-  const int64_t more_columns = divide_up(is_short ? 16 : 8, 8 * spans_x * std::ssize(shape.axes[2].classes));
+  const int64_t more_columns =
+      divide_up(is_short && !computes_once ? 16 : 8, 8 * spans_x * std::ssize(shape.axes[2].classes));
   const double more =
       !overlaps ? 0
                 : number(more_columns * spans_x) *
@@ -248,6 +262,10 @@ double MmaNumbers::tile_instructions(const ThinShape& shape) const {
   const double window = window_instructions(shape);
   // While a warp waits for its window others have the slots, not always all of them.
   const double waiting = prefetches ? 0 : 500;
+  if (computes_once) {
+    const double kept = (spans + more) * (convolution + of_span * (before + 4)) + stored;
+    return 450 + window + number(row_tiles) * (kept + 60) + number(tile_outputs(shape)) / 32 * (after + 3);
+  }
   return number(shape.passes()) * (350 + window + waiting) +
          number(row_tiles) * (second + (shape.passes() > 1 ? first : 0) + 60);
 }
@@ -269,6 +287,10 @@ void MmaNumbers::lay_planes(const ThinShape& shape) {
   while (shape.in_channels > 1 && plane % 16 != 8) plane += 8;
 }
 
+int64_t MmaNumbers::tile_outputs(const ThinShape& shape) const {
+  return tile_y * tile_x * shape.classes() * shape.channels;
+}
+
 void MmaNumbers::cut(const ThinShape& shape, int64_t bytes, int64_t budget) {
   MmaNumbers best = *this;
   double least = 0;
@@ -281,6 +303,8 @@ void MmaNumbers::cut(const ThinShape& shape, int64_t bytes, int64_t budget) {
     last = candidate;
     for (int choice = 0; choice < 8; ++choice) {
       prefetches = choice % 2 == 1;
+      // What is computed once has another pass to go on with while its next window arrives.
+      if (prefetches && computes_once) continue;
       if (!cut_rows(shape, bytes, budget, candidate, choice / 2 % 2 == 1, choice / 4 == 0)) continue;
       // What a tile does beyond the row's end is work as well.
       const double cost = tile_instructions(shape) * static_cast<double>(tiles);
@@ -337,7 +361,7 @@ bool MmaNumbers::cut_rows(const ThinShape& shape, int64_t bytes, int64_t budget,
     return stage_bytes + window_bytes(shape) <= share;
   };
   const int64_t all_cells = cells(0) * cells(1) * cells(2);
-  const int64_t most_cells = std::max<int64_t>(all_cells / 112, 64);
+  const int64_t most_cells = std::min(std::max<int64_t>(all_cells / 112, 64), most_tile_cells);
   stage_y = spans_y;
   if (!fits(stage_y, stage_y) || (cells_x > 8 * spans_x && stage_y * cells_x > most_cells)) return false;
   tile_x = cells_x;
@@ -360,6 +384,51 @@ bool MmaNumbers::cut_rows(const ThinShape& shape, int64_t bytes, int64_t budget,
   tiles_y = divide_up(cells(1), tile_y);
   tiles = cells(0) * tiles_y * tiles_x;
   return fits(tile_y, stage_y);
+}
+
+std::string MmaNumbers::rest_source(const Problem& problem, const ThinShape& shape) const {
+  if (!pairs) return "";
+  const std::vector<TailParts::Stage>& before = shape.parts.before;
+  return chain_source("BeforeRest", {before.begin() + 1, before.end()}, problem);
+}
+
+std::string mma_refusal(const Problem& problem, const MmaNumbers& numbers) {
+  if (!is_planar(problem.output) && !is_dense(problem.output, Layout::nhwc))
+    return "the output does not lie dense with channels before or after space";
+  const Gpu& gpu = gpu_of(problem.device);
+  if (numbers.tile_x == 0) return "eight cells of all classes and channels are more than a warp's share";
+  constexpr int64_t most_products = 256;
+  if (numbers.products * numbers.row_tiles > most_products)
+    return std::to_string(numbers.products * numbers.row_tiles) + " products of 8 cells, more than " +
+           std::to_string(most_products);
+  if (numbers.shared_bytes > gpu.shared_bytes_per_block)
+    return "a block takes " + std::to_string(numbers.shared_bytes) + " bytes of shared memory";
+  return "";
+}
+
+double mma_seconds(const Problem& problem, const ThinShape& shape, const MmaNumbers& numbers, double moved) {
+  const Gpu& gpu = gpu_of(problem.device);
+  // Half of the slots are taken where each of a multiprocessor's 16 warps has many tiles (s60: eight), a
+  // third where it has one and all of them load, multiply and store at the same time; some warps alone are
+  // faster. Loops of one span, whose instructions are at hand, take more of them.
+  const double warps = 16.0 * gpu.multiprocessors;
+  const double tiles = static_cast<double>(numbers.tiles) * static_cast<double>(shape.batch);
+  const double rounds = tiles / warps;
+  const double instructions = numbers.tile_instructions(shape) * std::max(tiles, warps / 4);
+  const double slots = ((numbers.holds_weights ? 0.6 : 0.78) + 0.8 / std::max(rounds, 1.0)) * 2;
+  // Windows of more than eight channels leave room for small tiles alone: 64 channels (to 32, at 64^3
+  // doubled) take 2.1 times what is counted in f32 and 3 times in 16 bits.
+  const double wide = std::clamp((static_cast<double>(shape.in_channels) - 8) / 56, 0.0, 1.0);
+  const double crowded = 1 + wide * (problem.input.dtype == DType::f32 ? 1.1 : 2.0);
+  // Weights that all warps read of shared memory for every product, of images with few input channels: 8 to
+  // 64 with kernel 5 take 1.2 times what is counted in tf32 and bf16, with three products for each what is
+  // counted.
+  const bool waits = !numbers.splits && !numbers.weights_in_registers && numbers.row_tiles > 1 &&
+                     shape.classes() == 1 && shape.in_channels <= 8;
+  // Two lanes meet in a bank where neighbouring outputs read every other element: 3 to 64 channels, kernel 7,
+  // stride 2 at 224 x 224 take 1.9 to 2.2 times what is counted.
+  const double waiting = shape.axes[2].step > 1 ? 1.9 : waits ? 1.2 : 1.0;
+  return 1.8e-5 + std::max(moved, waiting * crowded * instructions * slots / (gpu.flops / 64));
 }
 
 }  // namespace onepass::cuda

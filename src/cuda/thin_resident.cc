@@ -290,14 +290,9 @@ class ThinResident final : public Kernel {
   }
 
   Source source() const {
-    std::string rest;
-    if (numbers_.pairs) {
-      const std::vector<TailParts::Stage>& before = shape_.parts.before;
-      rest = chain_source("BeforeRest", {before.begin() + 1, before.end()}, problem_);
-    }
     return {"onepass_thin_resident",
             "#include \"thin_resident.cuh\"\n" + tail_source(problem_, bits_of(problem_.output.dtype)) +
-                rest + thin_source(problem_, shape_) + numbers_.source() +
+                numbers_.rest_source(problem_, shape_) + thin_source(problem_, shape_) + numbers_.source() +
                 "using Agent = onepass::ThinResident<onepass::Convolution, onepass::Tail, Numbers>;\n"
                 "extern \"C\" __global__ void __launch_bounds__(" +
                 std::to_string(numbers_.threads) + ", " + std::to_string(numbers_.of_multiprocessor) +

@@ -130,7 +130,8 @@ TEST_F(Thin, WhatIsNotFiniteReachesOnlyTheOutputsThatMeetIt) {
         "conv_transpose2d(2,5,k=4,s=3,p=1) @ 2x2x7x6 ", "conv3d(3,16,k=4) | relu @ 2x3x6x9x7 ",
         "conv2d(3,9,k=3,p=2,s=2) | tanh @ 2x3x9x11 ", "conv2d(1,32,k=5,p=2) | relu @ 2x1x40x257 ",
         "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 3x3x6x8x9 ",
-        "conv2d(3,40,k=3,p=1) | hardswish | group_norm(5) | relu @ 3x3x33x35 "}) {
+        "conv2d(3,40,k=3,p=1) | hardswish | group_norm(5) | relu @ 3x3x33x35 ",
+        "conv_transpose2d(2,8,k=3,s=2) | swish | group_norm(2) | silu @ 3x2x9x24 "}) {
     for (const char* const mode : modes) problems.push_back(Problem::parse(text + std::string(mode), gpu));
   }
   try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
@@ -220,6 +221,26 @@ TEST_F(Thin, AgreesWithTheReferenceOnRandomProblems) {
   EXPECT_GT(tried, 0);
 }
 
+// More tiles than are computed at a time: first and second passes of different samples run side by side, and
+// what one of them leaves in memory is read by another block while the samples after it are on their way.
+TEST_F(Thin, AgreesWithTheReferenceOnManySamples) {
+  std::vector<Problem> problems;
+  for (const char* const text :
+       {"conv2d(3,8,k=3,p=1) | swish | group_norm(2) | silu @ 700x3x33x31 ",
+        "conv2d(2,24,k=3) | prelu(per=channel) | group_norm(3) @ 600x2x18x37 ",
+        "conv1d(2,20,k=5) | group_norm(4) | relu @ 3000x2x68 ",
+        "conv_transpose2d(2,12,k=4,s=2,p=1) | hardswish | group_norm(3) | gelu @ 500x2x16x17 "}) {
+    for (const char* const mode : {"f32", "tf32 nhwc", "bf16"})
+      problems.push_back(Problem::parse(text + std::string(mode), gpu));
+  }
+  try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
+    const Problem& problem = problems[static_cast<size_t>(index)];
+    return forward_errors(problem, thin_rows(problem),
+                          {.placements = {Placement::vectors}, .seed = 700 + static_cast<uint64_t>(index)},
+                          stream);
+  });
+}
+
 // Same bits in every run, for every place in a batch (of a size that has the same kernel), with statistics
 // asked for and without.
 TEST_F(Thin, GivesTheSameBits) {
@@ -228,6 +249,7 @@ TEST_F(Thin, GivesTheSameBits) {
        {"conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 4x3x9x17x19 ",
         "conv_transpose3d(3,16,k=3,s=2) | swish | group_norm(4) | hardswish @ 5x3x6x10x11 ",
         "conv2d(3,40,k=3,p=1) | gelu | group_norm(5) | swish @ 9x3x60x61 ",
+        "conv2d(8,24,k=4,p=2) | hardswish | group_norm(4) | silu @ 5x8x40x41 ",
         "conv2d(3,24,k=3,p=1) | gelu | group_norm(6) | swish | mean @ 5x3x40x41 "}) {
     for (const char* const mode : modes) problems.push_back(Problem::parse(text + std::string(mode), gpu));
   }

@@ -208,8 +208,6 @@ struct ThinMmaMoments : ThinMmaProducts<C, Tail, Numbers> {
       body(tile.z * classes_z + i / (rows * row), first_y + i / row % rows, first_x + i % row);
   }
 
-  // body(z, y, x) for the lane's outputs of a channel that the tile stores. Where tiles
-  // overlap those are whole sectors, as in `send`: each of its runs (all rows of a plane, or a row) begins
   static __device__ __noinline__ void measure_carefully(const Parameters& p, WarpShared& area,
                                                         const Tile tile) {
 #pragma unroll 1

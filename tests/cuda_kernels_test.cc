@@ -165,6 +165,10 @@ const std::vector<Kernel>& kernels() {
       {"gemm_wgmma", "conv2d(16,32,k=3,s=2,p=1) | relu @ 2x16x31x30 bf16", tuned},
       {"gemm_wgmma", "conv2d(17,70,k=1) | residual_add | group_norm(7) | gelu | mean @ 4x17x33x35 bf16 nhwc",
        tuned},
+      // Values that leave by rows and by columns; planes of a window, few copies of x.
+      {"gemm_turns", "conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 128x64x256x256 bf16", tuned},
+      {"gemm_turns", "conv3d(16,32,k=3,p=1) | leaky_relu | instance_norm @ 3x16x9x10x24 bf16", tuned},
+      {"gemm_turns", "conv1d(20,16,k=9,d=2) | hardswish | group_norm(1) @ 7x20x4000 bf16", tuned},
       // Each mode; both orders, classes of a transposed convolution as tiles and as rows, strides; values in
       // the output and in the workspace, means of both kinds.
       {"gemm_mma", "conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 128x64x256x256 tf32", all},
@@ -213,6 +217,7 @@ const std::map<std::string, Assembled> limits{
     {"thin_inplace", {128, 704}},   // 512; as thin_mma
     {"gemm_packed", {168, 0}},      // 384
     {"gemm_wgmma", {168, 1536}},    // 384; once a tile: places of a row in outputs that are not contiguous
+    {"gemm_turns", {128, 512}},     // 512, of which those that multiply have 152; once a tile
     {"gemm_mma", {255, 256}},       // 256; once a tile
     {"direct", {64, 0}},            // 1,024
 };
@@ -398,6 +403,26 @@ TEST(CudaKernels, RowsRefuseArchitecturesTheyDoNotHave) {
       expect_refusal("gemm_wgmma", "conv2d(8,32) @ 2x8x9x9 tf32", architecture, "fewer than 16 channels");
       expect_refusal("gemm_wgmma", "conv_transpose2d(32,32,s=2) @ 2x32x9x9 tf32", architecture,
                      "by its stride");
+    }
+    expect_refusal("gemm_turns", "relu @ 2x3x4x5 bf16", architecture, "no convolution");
+    if (architecture != "sm_90a") {
+      expect_refusal("gemm_turns", "conv2d(32,32) | group_norm(4) @ 2x32x9x16 bf16", architecture,
+                     "it needs wgmma");
+    } else {
+      expect_refusal("gemm_turns", "conv2d(32,32) | group_norm(4) @ 2x32x9x16 f16", architecture, "for bf16");
+      expect_refusal("gemm_turns", "conv2d(32,32) | relu @ 2x32x9x16 bf16", architecture, "a norm");
+      expect_refusal("gemm_turns", "conv2d(32,80) | group_norm(4) @ 2x32x9x16 bf16", architecture,
+                     "more than 64 output channels");
+      expect_refusal("gemm_turns", "conv2d(32,32,s=2) | group_norm(4) @ 2x32x9x16 bf16", architecture,
+                     "a stride");
+      expect_refusal("gemm_turns", "conv2d(32,48) | group_norm(2) @ 2x32x9x16 bf16", architecture,
+                     "within 16 channels");
+      expect_refusal("gemm_turns", "conv1d(16,32) | group_norm(4) @ 2x16x96 bf16", architecture,
+                     "one dimension and no more than 16 channels");
+      expect_refusal("gemm_turns", "conv2d(32,32) | group_norm(4) @ 2x32x9x15 bf16", architecture,
+                     "whole vectors");
+      expect_refusal("gemm_turns", "conv2d(64,64,k=3) | group_norm(8) @ 2x64x512x512 bf16", architecture,
+                     "too large to be held");
     }
     expect_refusal("gemm_mma", "relu @ 2x3x4x5", architecture, "no convolution");
     expect_refusal("gemm_mma", "conv2d(32,32,groups=2) @ 2x32x9x9", architecture, "has groups");

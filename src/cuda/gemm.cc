@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <sstream>
 
 namespace onepass::cuda {
 
@@ -151,6 +152,46 @@ void GemmFinish::launch(const Arguments& arguments, const void* values, const vo
   words.add(batch_);
   words.add(arguments.parameters);
   words.launch(function_, stream, 0);
+}
+
+std::string wgmma_statement(int64_t columns, bool is_bf16, int64_t first_sum, int64_t first) {
+  const int64_t sums = columns / 2;
+  std::ostringstream out;
+  out << "    asm volatile(\"{.reg .pred p; setp.ne.b32 p, %" << sums + 2
+      << ", 0; wgmma.mma_async.sync.aligned.m64n" << columns << "k16.f32."
+      << (is_bf16 ? "bf16.bf16" : "f16.f16") << " {";
+  for (int64_t i = 0; i < sums; ++i) out << (i > 0 ? ", " : "") << '%' << i;
+  out << "}, %" << sums << ", %" << sums + 1 << ", p, 1, 1, 0, 0;}\"\n        : ";
+  for (int64_t i = 0; i < sums; ++i) out << (i > 0 ? ", " : "") << "\"+f\"(d[" << first_sum + i << "])";
+  // A position is 16 bytes, the unit of a descriptor's address.
+  out << "\n        : \"l\"(a), \"l\"(b + " << first << "), \"r\"(add));\n";
+  return out.str();
+}
+
+double gemm_chain_instructions(const std::vector<TailParts::Stage>& stages) {
+  double count = 0;
+  for (const TailParts::Stage& stage : stages) {
+    switch (stage.pointwise.op) {
+      case Op::gelu:
+        count += 17;
+        break;
+      case Op::gelu_tanh:
+      case Op::tanh:
+      case Op::mish:
+      case Op::softplus:
+      case Op::elu:
+        count += 30;
+        break;
+      case Op::swish:
+      case Op::sigmoid:
+      case Op::residual_add:
+        count += 6;
+        break;
+      default:
+        count += 2;
+    }
+  }
+  return count;
 }
 
 std::string wide_refusal(const Problem& problem) {

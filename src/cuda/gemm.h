@@ -82,6 +82,13 @@ class GemmFinish {
   Function function_;
 };
 
+// A statement of a warpgroup's product of 64 rows, `d[...] += a b`, 16 terms each (`d[...] = a b` unless
+// `add`). The sums of its columns begin at d[first_sum], its columns `first` positions after b's.
+std::string wgmma_statement(int64_t columns, bool is_bf16, int64_t first_sum, int64_t first);
+
+// Instructions a chain takes for an element, about.
+double gemm_chain_instructions(const std::vector<TailParts::Stage>& stages);
+
 // What products of matrices are for, and gradients by them too.
 inline constexpr int64_t least_wide_channels = 16;  // of the input and of the output
 

@@ -20,33 +20,6 @@ constexpr int64_t moments_threads = 128;     // a warp for each slab
 
 int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 
-// Instructions a chain takes for an element, about.
-double chain_instructions(const std::vector<TailParts::Stage>& stages) {
-  double count = 0;
-  for (const TailParts::Stage& stage : stages) {
-    switch (stage.pointwise.op) {
-      case Op::gelu:
-        count += 17;
-        break;
-      case Op::gelu_tanh:
-      case Op::tanh:
-      case Op::mish:
-      case Op::softplus:
-      case Op::elu:
-        count += 30;
-        break;
-      case Op::swish:
-      case Op::sigmoid:
-      case Op::residual_add:
-        count += 6;
-        break;
-      default:
-        count += 2;
-    }
-  }
-  return count;
-}
-
 // Of a product: a channel has one for each class.
 int64_t rows_of(const ThinShape& shape) { return shape.channels * shape.classes(); }
 int64_t taps_of(const ThinShape& shape) {
@@ -398,10 +371,10 @@ struct WgmmaNumbers {
         1 - std::min(1.0, static_cast<double>(x_stages) / static_cast<double>(chunks));  // of x
     const double multiplied = std::max(products + std::max(0.0, staging - products) * late, moved) + 1500;
     const bool fits_flat = is_empty(box) && pitch == shape.axes[2].out;
-    const double before = n * (1 + chain_instructions(shape.parts.before)) +
+    const double before = n * (1 + gemm_chain_instructions(shape.parts.before)) +
                           (shape.parts.norm ? n * (fits_flat ? 7 : 20) : 0.0);
     const double exchanged = held ? 7700 : shape.parts.norm ? 6000 : 500;
-    const double after = n * (3 + chain_instructions(shape.parts.after));
+    const double after = n * (3 + gemm_chain_instructions(shape.parts.after));
     // Outputs of neighbouring classes leave one by one.
     const double written = elements * output_bytes / (shape.classes() > 1 ? 3 : 15);
     double all;
@@ -420,22 +393,12 @@ struct WgmmaNumbers {
 std::string product_source(int64_t columns, bool is_bf16) {
   // More columns than one instruction has: two, side by side.
   const int64_t products = columns > 256 ? 2 : 1;
-  const int64_t sums = columns / 2 / products;
   std::ostringstream out;
   out << "struct Product {\n"
          "  static __device__ __forceinline__ void run(float (&d)["
       << columns / 2 << "], onepass::uint64 a, onepass::uint64 b, int add) {\n";
-  for (int64_t product = 0; product < products; ++product) {
-    out << "    asm volatile(\"{.reg .pred p; setp.ne.b32 p, %" << sums + 2
-        << ", 0; wgmma.mma_async.sync.aligned.m64n" << columns / products << "k16.f32."
-        << (is_bf16 ? "bf16.bf16" : "f16.f16") << " {";
-    for (int64_t i = 0; i < sums; ++i) out << (i > 0 ? ", " : "") << '%' << i;
-    out << "}, %" << sums << ", %" << sums + 1 << ", p, 1, 1, 0, 0;}\"\n        : ";
-    for (int64_t i = 0; i < sums; ++i)
-      out << (i > 0 ? ", " : "") << "\"+f\"(d[" << product * sums + i << "])";
-    // A position is 16 bytes, the unit of a descriptor's address.
-    out << "\n        : \"l\"(a), \"l\"(b + " << product * columns / products << "), \"r\"(add));\n";
-  }
+  for (int64_t i = 0; i < products; ++i)
+    out << wgmma_statement(columns / products, is_bf16, i * columns / products / 2, i * columns / products);
   out << "  }\n};\n";
   return out.str();
 }

@@ -41,7 +41,7 @@ std::vector<std::vector<double>> sample_parameters(const Problem& problem, const
 Problem one_sample(const Problem& problem) {
   Shape sizes = problem.input.sizes;
   sizes[0] = 1;
-  return Problem(problem.block, sizes, problem.output.dtype, Device::cpu(problem.device.threads));
+  return Problem(problem.block, sizes, problem.output.dtype, problem.device);
 }
 
 // Doubles of one sample: the values and bounds of expected.h, and what the reference copies.

@@ -71,8 +71,8 @@ class BoundedForward {
                  Executor& executor)
       : roundoff_(problem.output.dtype == DType::f64 ? 0x1p-53 : 0x1p-24),
         underflow_(problem.output.dtype == DType::f64 ? 0x1p-1074 : 0x1p-149),
-        waits_as_f16_(problem.device.kind == Device::Kind::cuda && problem.block.conv() == nullptr &&
-                      problem.input.dtype == DType::bf16 && problem.output.dtype == DType::bf16 &&
+        waits_as_f16_(problem.device.kind == Device::Kind::cuda && problem.input.dtype == DType::bf16 &&
+                      problem.output.dtype == DType::bf16 &&
                       !std::holds_alternative<Norm>(problem.block.stages().front()) &&
                       !std::holds_alternative<Mean>(problem.block.stages().back())),
         sigmoid_error_(sigmoid_error(problem.device, problem.output.dtype)),
@@ -226,7 +226,7 @@ class BoundedForward {
 
   double roundoff_;
   double underflow_;   // the most that one operation loses among denormals
-  bool waits_as_f16_;  // what the norm gets, in tails of bf16 on a GPU
+  bool waits_as_f16_;  // what the norm gets, in bf16 on a GPU
   double sigmoid_error_;
   Executor& executor_;
   Shape sizes_;
@@ -238,7 +238,7 @@ class BoundedForward {
 
 const char* const tolerance_rule =
     "roundings of 2^-24 (f64: 2^-53) carried through the block (on a GPU 2^-17 of a sigmoid in 16 bits, and "
-    "2^-11 of what a norm gets in tails of bf16), then one to the output's type";
+    "2^-11 of what a norm gets in bf16), then one to the output's type";
 
 Expected expected_output(const Problem& problem, std::vector<double> input,
                          const std::vector<std::vector<double>>& parameters, Executor& executor) {

@@ -245,6 +245,44 @@ TEST_F(Gemm, StoresATileWhileTheNextIsMultiplied) {
   });
 }
 
+// Warpgroups by turns: boxes that fill samples and that do not, values that leave by rows and by columns, one
+// to three dimensions, rows of an odd number of outputs, slabs of one channel to sixteen, chunks that
+// channels do not fill, chains that read values of channels; many samples a block. Inputs and outputs on 16
+// bytes and on none.
+TEST_F(Gemm, TurnsAgreeWithTheReference) {
+  std::vector<Problem> problems;
+  for (const char* const text :
+       {"conv_transpose2d(16,64,k=3) | gelu | group_norm(8) @ 2x16x38x256 bf16",
+        "conv2d(32,64,k=1) | relu | group_norm(8) | gelu @ 40x32x9x88 bf16",
+        "conv2d(24,40,k=1) | silu | group_norm(5) @ 200x24x33x16 bf16",
+        "conv_transpose2d(40,64,k=3) | gelu | group_norm(8) @ 4x40x4x168 bf16",
+        "conv2d(16,48,k=3,p=1) | relu | group_norm(6) | silu @ 150x16x6x24 bf16",
+        "conv2d(17,20,k=5,p=2) | swish | group_norm(5) @ 5x17x31x48 bf16",
+        "conv1d(32,64,k=3,p=1) | group_norm(4) @ 300x32x64 bf16",
+        "conv1d(20,16,k=9,d=2) | hardswish | group_norm(1) @ 7x20x4000 bf16",
+        "conv3d(16,32,k=3,p=1) | leaky_relu(0.1) | instance_norm @ 3x16x9x10x24 bf16",
+        "conv_transpose3d(24,16,k=3,bias=false) | group_norm(16) | gelu @ 4x24x9x10x16 bf16",
+        "conv_transpose2d(24,64,k=4) | group_norm(64) | tanh @ 3x24x21x40 bf16",
+        "conv2d(16,64,k=1) | channel_mul | group_norm(4) | channel_add @ 40x16x20x40 bf16"}) {
+    problems.push_back(Problem::parse(text, gpu));
+  }
+  const std::vector<std::string> row{"gemm_turns"};
+  try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
+    const Problem& problem = problems[static_cast<size_t>(index)];
+    Check check{.distributions = {std::begin(distributions), std::end(distributions)},
+                .placements = {Placement::elements, Placement::vectors},
+                .seed = 950 + static_cast<uint64_t>(index)};
+    if (index % 3 != 0) {
+      check.distributions = {Distribution::uniform, Distribution::normal};
+      check.options.statistics = true;
+    }
+    std::string errors = forward_errors(problem, row, check, stream);
+    if (errors.empty()) errors = other_bits(problem, row, 10, stream);
+    if (errors.empty()) errors = not_finite_errors(problem, row, stream);
+    return errors;
+  });
+}
+
 // --- The row for every GPU from sm_80 on ---
 
 using GemmMma = GpuTest;

@@ -80,8 +80,8 @@ class BoundedForward {
         truncates_(problem.precision == Precision::tf32),
         splits_(problem.device.kind == Device::Kind::cuda && problem.input.dtype == DType::f32 &&
                 !truncates_),
-        waits_as_f16_(problem.device.kind == Device::Kind::cuda && problem.block.conv() == nullptr &&
-                      problem.input.dtype == DType::bf16 && problem.output.dtype == DType::bf16 &&
+        waits_as_f16_(problem.device.kind == Device::Kind::cuda && problem.input.dtype == DType::bf16 &&
+                      problem.output.dtype == DType::bf16 &&
                       !std::holds_alternative<Norm>(problem.block.stages().front()) &&
                       !std::holds_alternative<Mean>(problem.block.stages().back())),
         sigmoid_error_(sigmoid_error),

@@ -42,6 +42,22 @@ __device__ __forceinline__ void wait(uint64* barrier, uint32 parity) {
       : "memory");
 }
 
+// The same by a warp beside which others compute: it does not ask all the time.
+__device__ __forceinline__ void wait_asleep(uint64* barrier, uint32 parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again_%=:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra end_%=;\n"
+      "nanosleep.u32 64;\n"
+      "bra again_%=;\n"
+      "end_%=:\n"
+      "}\n" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+}
+
 __device__ __forceinline__ void copy(void* to, const void* from, uint32 bytes, uint64* barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(

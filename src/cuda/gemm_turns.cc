@@ -1,0 +1,406 @@
+// The row "gemm_turns": a convolution of up to 64 output channels with its norm, held on the chip, on
+// Hopper's tensor cores, the warpgroups of a block by turns; in one launch after a small one that packs the
+// weights.
+#include <algorithm>
+#include <array>
+#include <sstream>
+
+#include "cuda/gemm.h"
+
+namespace onepass {
+namespace cuda {
+namespace {
+
+constexpr int64_t groups = 3;                    // warpgroups that multiply
+constexpr int64_t threads = groups * 128 + 128;  // kernels/gemm_turns.cuh
+constexpr int64_t converting_warps = 3;
+constexpr int64_t tile_channels = 64;
+constexpr int64_t most_columns = 528 / groups;  // of a warpgroup
+constexpr int64_t most_steps = 6;               // of a converting warp for a copy, five registers each
+
+using Box = std::array<int64_t, max_spatial_rank>;
+
+int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
+
+// How a sample is cut into boxes, and shared memory; nothing here depends on the batch.
+struct TurnsNumbers {
+  int64_t columns = 0;  // of a warpgroup; 0 where nothing fits
+  int64_t merge_slabs = 1;
+  bool by_rows = false;       // values leave a row of the box at a time
+  int64_t waiting_words = 0;  // of a thread's held values, in shared memory
+  Box box{1, 1, 1};           // outputs of a tile
+  Box boxes{1, 1, 1};         // of a sample
+  int64_t position_tiles = 1;
+  int64_t pitch = 1, plane = 1;  // of a box's index of positions
+  int64_t window_y = 1, window_z = 1;
+  int64_t copies = 1, copy_y = 1;  // of eight channels: so many, of so many rows each
+  int64_t window = 1;              // positions of x, and eight more
+  int64_t chunks = 1, taps = 1;
+  int64_t raw_pitch = 1, raw_vectors = 1, raw_slots = 2 * converting_warps;
+  int64_t shared_bytes = 0;
+  double clocks_of_tile = 0;
+
+  TurnsNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu) {
+    const FlatGeometry flat(shape);
+    const auto out = [&](size_t d) { return shape.axes[d].classes[0].positions; };
+    double least = 0;
+    for (int64_t z = 1; z <= std::min<int64_t>(out(0), 16); ++z) {
+      int64_t before = 0;
+      for (int64_t count = 1; count <= out(2); ++count) {
+        const int64_t x = divide_up(out(2), count);
+        if (x == before) continue;
+        before = x;
+        int64_t y = 0;
+        while (y < out(1) && columns_of(flat, {z, y + 1, x}) <= most_columns) ++y;
+        if (y == 0 || x < 8) continue;
+        const Box tried{z, divide_up(out(1), divide_up(out(1), y)), x};
+        const TurnsNumbers numbers(problem, shape, gpu, flat, tried);
+        if (numbers.columns == 0) continue;
+        const double clocks = numbers.clocks_of_tile * static_cast<double>(numbers.position_tiles) /
+                              static_cast<double>(numbers.blocks_at_once(gpu));
+        if (columns > 0 && clocks >= least) continue;
+        *this = numbers;
+        least = clocks;
+      }
+    }
+  }
+
+  int64_t weight_bytes() const { return chunks * taps * tile_channels * 32; }
+  int64_t blocks_at_once(const Gpu& gpu) const {
+    return gpu.multiprocessors / position_tiles * position_tiles;
+  }
+  double rounds(const ThinShape& shape, const Gpu& gpu) const {
+    return static_cast<double>(divide_up(shape.batch * position_tiles, blocks_at_once(gpu)));
+  }
+
+ private:
+  // Of each warp, on their way to memory: a row of the box of eight channels.
+  int64_t value_words() const { return 8 * (by_rows ? pitch / 8 / 2 * 8 + 4 : 36); }
+  static int64_t columns_of(const FlatGeometry& flat, const Box& box) {
+    return round_up(divide_up(flat.positions_of(box), groups), 8);
+  }
+
+  TurnsNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu, const FlatGeometry& flat,
+               const Box& tried)
+      : box(tried) {
+    const int64_t bytes = byte_size(problem.input.dtype);
+    const int64_t vector = 16 / bytes;
+    for (const ThinAxis& axis : shape.axes) taps *= axis.classes[0].count;
+    for (size_t d = 0; d < box.size(); ++d) {
+      boxes[d] = divide_up(shape.axes[d].classes[0].positions, box[d]);
+      position_tiles *= boxes[d];
+    }
+    if (position_tiles > gpu.multiprocessors) return;
+    pitch = flat.pitch_of(box);
+    plane = flat.plane_of(box);
+    window_y = box[1] + flat.high[1] - flat.low[1];
+    window_z = box[0] + flat.high[0] - flat.low[0];
+    window = window_z * window_y * pitch + 8;
+    chunks = divide_up(shape.in_channels, 16);
+    // A row begins at a vector of x. Rows of neighbouring channels begin in different banks.
+    raw_vectors = divide_up(pitch + vector - 1, vector);
+    raw_pitch = (raw_vectors % 2 == 0 ? raw_vectors + 1 : raw_vectors) * vector;
+    constexpr int64_t most_of_box = 256;
+    if (std::max({raw_pitch, window_y, window_z}) > most_of_box) return;
+    const int64_t own = columns_of(flat, box);
+    // Of other tiles' moments, of so many slabs at a time.
+    constexpr int64_t most_merged_bytes = 4224;
+    while (merge_slabs < 32 && merge_slabs < shape.groups &&
+           2 * merge_slabs * round_up(position_tiles, 2) * 8 <= most_merged_bytes)
+      merge_slabs *= 2;
+    by_rows =
+        pitch % 8 == 0 && own % pitch == 0 && box[2] % 2 == 0 && shape.axes[2].classes[0].positions % 2 == 0;
+    const int64_t fixed = chunks * 2 * window * 16 + weight_bytes() + groups * 16 * value_words() +
+                          (by_rows ? 2 : groups * own) * 4 + 3 * chunks * 8 + 2 * groups * shape.groups * 16 +
+                          2 * shape.groups * 8 + 64 * 16 + groups * (2 * shape.groups * 8 + 4 * 8) +
+                          groups * (own / pitch + 1) * 8 + merge_slabs * round_up(position_tiles, 2) * 8 +
+                          512;
+    // Two copies have room for each converting warp, if need be of fewer rows; and of held values those that
+    // registers have no room for beside sums, better some more.
+    constexpr int64_t most_words = 121, better_words = 115;
+    const int64_t words = own / 2 + own / 4;
+    const int64_t word_bytes = groups * 128 * 4;
+    const int64_t least_waiting = std::max<int64_t>(1, words - most_words);
+    int64_t raw_bytes = 0, left = 0;
+    for (copy_y = window_y; copy_y > 0; --copy_y) {
+      if (window_y % copy_y != 0 || divide_up(copy_y * raw_vectors, 4) > most_steps) continue;
+      copies = window_z * window_y / copy_y;
+      if (chunks * 2 * copies < converting_warps) continue;  // each has something of every tile
+      raw_bytes = round_up(copy_y * 8 * raw_pitch * bytes, 128);
+      left = gpu.shared_bytes_per_block - fixed - raw_slots * (raw_bytes + 16) - chunks * 2 * copies * 32 -
+             least_waiting * word_bytes;
+      if (left >= 0) break;
+    }
+    if (copy_y == 0) return;
+    waiting_words = std::min(least_waiting + left / word_bytes, std::max<int64_t>(1, words - better_words));
+    shared_bytes = gpu.shared_bytes_per_block - left + (waiting_words - least_waiting) * word_bytes;
+    columns = own;
+    clocks_of_tile = predict(shape);
+  }
+
+  // Clocks of an H200. A warpgroup's products and what it does with their sums; or x, which is turned when
+  // the last warpgroup has multiplied it, before the products of the others. Of s19 18,100 and 17,000,
+  // measured 18,100.
+  double predict(const ThinShape& shape) const {
+    const auto n = static_cast<double>(columns);
+    const double multiplied = static_cast<double>(chunks * taps) * n / 2 * 1.05;
+    const double instructions =
+        gemm_chain_instructions(shape.parts.before) + gemm_chain_instructions(shape.parts.after);
+    const double own = multiplied + n / 2 * (3.6 * instructions + 91) + 1500;
+    const auto steps = static_cast<double>(divide_up(copy_y * raw_vectors, 4));
+    const auto all = static_cast<double>(divide_up(chunks * 2 * copies, converting_warps));
+    return std::max(own, all * (550 + 75 * steps) + 2 * multiplied);
+  }
+};
+
+class GemmTurns final : public Kernel {
+ public:
+  explicit GemmTurns(const Problem& problem)
+      : problem_(problem),
+        shape_(problem),
+        flat_(shape_),
+        numbers_(problem, shape_, gpu_of(problem.device)),
+        pack_(pack_source(), problem.device,
+              {tile_channels, 256, 1, static_cast<uint32_t>(packs_staged() ? pack_bytes() : 0)}),
+        function_(source(), problem.device,
+                  {1, static_cast<uint32_t>(threads), 1, static_cast<uint32_t>(numbers_.shared_bytes), true}),
+        redo_(problem) {
+    // Whole samples, as many as there is room for at a time.
+    blocks_ = minimum(shape_.batch, divide(function_.resident_clusters(), numbers_.position_tiles)) *
+              numbers_.position_tiles;
+    control_ = regions_.add(shape_.batch * 4);
+    marks_ = regions_.add((shape_.batch + 1) * 4);
+    guard_ = regions_.add(shape_.batch * 4);
+    scales_ = regions_.add((tile_channels + 1) * 4);
+    cleared_bytes_ = regions_.total();
+    packed_ = regions_.add(numbers_.weight_bytes());
+    map_ = regions_.add(128);
+    parts_ = regions_.add(shape_.slabs() * round_up(numbers_.position_tiles, 2) * 8);  // read by pairs
+    statistics_ = regions_.add(shape_.slabs() * 2 * 4);
+  }
+
+  size_t workspace_bytes() const override {
+    return static_cast<size_t>(regions_.total().value()) + redo_.workspace_bytes();
+  }
+
+  std::string describe() const override {
+    const TurnsNumbers& n = numbers_;
+    std::ostringstream out;
+    out << "convolution: " << shape_.in_channels * n.taps << " terms, "
+        << "operands as they are\n"
+        << "tile: " << shape_.channels << " channels, boxes of " << n.box[0] << "x" << n.box[1] << "x"
+        << n.box[2] << " outputs, " << n.position_tiles << " a sample, " << n.columns
+        << " columns a warpgroup\n"
+        << "window: " << n.window_z << "x" << n.window_y << "x" << n.pitch << " positions, " << n.chunks
+        << " stages of 16 channels, " << n.raw_slots << " copies of 8 channels and " << n.copy_y
+        << " rows ahead\n"
+        << "blocks: " << describe_blocks(blocks_, function_) << "passes: 1, values held as "
+        << "f16 in registers\n"
+        << "then: thin_cores, if x does not begin on 16 bytes\n"
+        << "workspace: " << workspace_bytes() << " bytes\n";
+    return out.str();
+  }
+
+  void launch(const Arguments& arguments, void* workspace, Stream stream) const override {
+    if (shape_.batch == 0) return;
+    clear(at(workspace, control_), cleared_bytes_, stream, problem_.device);
+    Words pack;
+    pack.add(arguments.parameters[0]);
+    pack.add(at(workspace, packed_));
+    pack.add(at(workspace, scales_));
+    pack.add(at(workspace, marks_));
+    pack.add(shape_.batch);
+    pack.add(arguments.input);
+    pack.add(at(workspace, map_));
+    pack.launch(pack_, stream, 0);
+    Words words;
+    words.add(arguments.input);
+    words.add(arguments.output);
+    words.add(arguments.output);
+    words.add(arguments.statistics ? static_cast<void*>(arguments.statistics) : at(workspace, statistics_));
+    words.add(at(workspace, control_));
+    words.add(at(workspace, parts_));
+    words.add(at(workspace, parts_));
+    words.add(at(workspace, marks_));
+    words.add(at(workspace, guard_));
+    words.add(at(workspace, packed_));
+    words.add(at(workspace, scales_));
+    words.add(shape_.batch);
+    words.add(1);
+    words.add(arguments.parameters);
+    words.add(at(workspace, map_));
+    words.launch(function_, stream, blocks_);
+    redo_.launch_marked(arguments, at(workspace, Region{regions_.total(), 0}), at(workspace, marks_), stream);
+  }
+
+ private:
+  int64_t pack_bytes() const {
+    return shape_.in_channels * numbers_.taps * byte_size(problem_.parameters[0].dtype);
+  }
+  bool packs_staged() const { return pack_bytes() <= 200 << 10; }
+
+  // `struct Numbers`.
+  std::string numbers_source() const {
+    const TurnsNumbers& n = numbers_;
+    std::ostringstream out;
+    out << "struct Numbers {\n  using Operand = onepass::"
+        << (problem_.input.dtype == DType::bf16 ? "bf16" : "f16") << ";\n  using Product = ::Product;\n"
+        << "  static constexpr float steepness = " << std::showpoint << steepness(shape_.parts) << "f;\n"
+        << Constants()
+               .add("pitch", n.pitch)
+               .add("plane", n.plane)
+               .flag("boxed", true)
+               .add("box_z", n.box[0])
+               .add("box_y", n.box[1])
+               .add("box_x", n.box[2])
+               .add("boxes_y", n.boxes[1])
+               .add("boxes_x", n.boxes[2])
+               .add("positions", flat_.positions)
+               .add("window_split", 0)
+               .add("window", n.window)
+               .add("windows", 1)
+               .add("window_y", n.window_y)
+               .add("window_z", n.window_z)
+               .add("copies", n.copies)
+               .add("copy_y", n.copy_y)
+               .add("tile_positions", groups * n.columns)
+               .add("groups", groups)
+               .add("tile_channels", tile_channels)
+               .add("columns", n.columns)
+               .add("waiting_words", n.waiting_words)
+               .add("merge_slabs", n.merge_slabs)
+               .add("position_tiles", n.position_tiles)
+               .add("channel_tiles", 1)
+               .add("unit_channel_tiles", 1)
+               .add("padded_channels", tile_channels)
+               .add("chunk_channels", 16)
+               .add("chunks", n.chunks)
+               .add("taps", n.taps)
+               .add("parts", 1)
+               .add("raw_pitch", n.raw_pitch)
+               .add("raw_vectors", n.raw_vectors)
+               .add("raw_slots", n.raw_slots)
+               .flag("apart", false)
+               .flag("held", true)
+               .flag("stored", false)
+               .flag("guards", false)
+               .flag("by_rows", n.by_rows)
+               .add("shared_bytes", n.shared_bytes)
+               .add("pack_channels", 1)
+               .flag("pack_staged", packs_staged())
+               .text()
+        << flat_.source() << "};\n";
+    return out.str();
+  }
+
+  std::string product_source() const {
+    const TurnsNumbers& n = numbers_;
+    std::ostringstream out;
+    out << "struct Product {\n  static __device__ __forceinline__ void run(float (&d)[" << n.columns / 2
+        << "], onepass::uint64 a, onepass::uint64 b, int add) {\n"
+        << wgmma_statement(n.columns, problem_.input.dtype == DType::bf16, 0, 0) << "  }\n};\n";
+    return out.str();
+  }
+
+  Source source() const {
+    return {"onepass_gemm_turns",
+            "#include \"gemm_turns.cuh\"\n" + tail_source(problem_, bits_of(problem_.output.dtype)) +
+                thin_source(problem_, shape_) + product_source() + numbers_source() +
+                "using Agent = onepass::GemmTurns<onepass::Convolution, onepass::Tail, Numbers>;\n"
+                "extern \"C\" __global__ void __launch_bounds__(" +
+                std::to_string(threads) +
+                ", 1) onepass_gemm_turns(const __grid_constant__ Agent::Parameters p) {\n"
+                "  extern __shared__ __align__(128) unsigned char shared[];\n"
+                "  Agent{p, *reinterpret_cast<Agent::Shared*>(shared)}.run();\n"
+                "}\n"};
+  }
+
+  Source pack_source() const {
+    return {"onepass_gemm_turns_pack",
+            "#include \"gemm_turns.cuh\"\nstruct Product;\n" + tail_source(problem_) +
+                thin_source(problem_, shape_) + numbers_source() +
+                "extern \"C\" __global__ void __launch_bounds__(256)\n"
+                "onepass_gemm_turns_pack(const __grid_constant__ onepass::GemmTurnsPackParameters p) {\n"
+                "  extern __shared__ __align__(16) unsigned char staged[];\n"
+                "  onepass::GemmPack<onepass::Convolution, Numbers>{p, staged}.run();\n"
+                "  if (blockIdx.x == 0 && threadIdx.x < 32)\n"
+                "    onepass::GemmTensorMap<onepass::Convolution, onepass::Tail::Input, Numbers>::build(p);\n"
+                "}\n"};
+  }
+
+  Problem problem_;
+  ThinShape shape_;
+  FlatGeometry flat_;
+  TurnsNumbers numbers_;
+  Function pack_;
+  Function function_;
+  ThinCores redo_;
+  Number blocks_ = 1;
+  Number cleared_bytes_;
+  Regions regions_;
+  Region control_, marks_, guard_, scales_, packed_, map_, parts_, statistics_;
+};
+
+// Whether copies of boxes can read it: rows of neighbours, all strides of whole vectors of 16 bytes.
+bool lies_for_boxes(const TensorSpec& input, const ThinShape& shape) {
+  const int64_t vector = 16 / byte_size(input.dtype);
+  for (size_t d = 0; d < max_spatial_rank; ++d) {
+    if (shape.axes[d].in == 1) continue;
+    const int64_t stride = ThinShape::spatial_stride(input, shape.order[d]);
+    if (d == 2 ? stride != 1 : stride % vector != 0 || stride <= 0) return false;
+  }
+  return input.strides[0] % vector == 0 && input.strides[1] % vector == 0 && input.strides[1] > 0 &&
+         shape.axes[2].in > 1;
+}
+
+std::string refusal(const Problem& problem) {
+  std::string reason = wide_refusal(problem);
+  if (!reason.empty()) return reason;
+  const Gpu& gpu = gpu_of(problem.device);
+  if (gpu.architecture != "sm_90a") return "it needs wgmma, which sm_90a alone has";
+  const ThinShape shape(problem);
+  if (!shape.parts.norm || shape.parts.mean) return "it is for a block with a norm and no mean";
+  // Held as f32, which two warpgroups have registers for, values took s19 3.6 ms where gemm_wgmma takes 2.36;
+  // f16 itself would be rounded twice.
+  if (problem.output.dtype != DType::bf16) return "it is for bf16";
+  if (shape.channels > tile_channels)
+    return "more than " + std::to_string(tile_channels) + " output channels";
+  if (shape.classes() > 1 || FlatGeometry(shape).has_stride(shape)) return "the convolution has a stride";
+  if (16 % (shape.channels / shape.groups) != 0) return "groups that are not within 16 channels";
+  for (const auto* stages : {&shape.parts.before, &shape.parts.after}) {
+    for (const TailParts::Stage& stage : *stages) {
+      if (argument_kind(stage.pointwise.op) == ArgumentKind::tensor) return "a stage reads a tensor";
+    }
+  }
+  if (!lies_for_boxes(problem.input, shape)) return "rows of x are not whole vectors of 16 bytes";
+  if (problem.output.strides != TensorSpec::dense(problem.output.dtype, problem.output.sizes).strides)
+    return "the output has channels after space";
+  if (shape.in_channels <= 16 && shape.axes[0].in == 1 && shape.axes[1].in == 1)
+    return "one dimension and no more than 16 channels";
+  if (TurnsNumbers(problem, shape, gpu).columns == 0)
+    return "a sample, or the window of a tile, is too large to be held";
+  return "";
+}
+
+double seconds(const Problem& problem, const PlanOptions&) {
+  const ThinShape shape(problem);
+  const Gpu& gpu = gpu_of(problem.device);
+  const TurnsNumbers numbers(problem, shape, gpu);
+  const double bytes =
+      static_cast<double>(problem.output.byte_span()) + static_cast<double>(problem.input.byte_span());
+  // Tensor cores at work keep a GPU below its highest clock: 1.75 of 1.98 GHz.
+  const double clock = gpu.flops / 256 / gpu.multiprocessors * 0.885;
+  return 2.5e-5 +
+         std::max(bytes / gpu.bytes_per_second, numbers.rounds(shape, gpu) * numbers.clocks_of_tile / clock);
+}
+
+}  // namespace
+}  // namespace cuda
+
+extern const Strategy cuda_gemm_turns{
+    "gemm_turns", cuda::refusal, cuda::seconds,
+    [](const Problem& problem, const PlanOptions&) -> std::shared_ptr<const Kernel> {
+      return std::make_shared<const cuda::GemmTurns>(problem);
+    }};
+
+}  // namespace onepass

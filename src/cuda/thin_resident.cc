@@ -79,7 +79,7 @@ struct ResidentNumbers : MmaNumbers {
   // A cluster's blocks are on neighbouring multiprocessors, of which an H200 has seven times 16 and some
   // more.
   int64_t clusters_at_once(const Gpu& gpu, int64_t blocks_at_once) const {
-    if (blocks == 1) return gpu.multiprocessors * blocks_at_once;
+    if (blocks <= 2) return gpu.multiprocessors * blocks_at_once / blocks;
     constexpr int64_t neighbours = 16;
     const int64_t with_clusters = gpu.multiprocessors * 10 / 11;
     return with_clusters / neighbours * (neighbours * blocks_at_once / blocks) +
@@ -106,7 +106,9 @@ struct ResidentNumbers : MmaNumbers {
     // Sums of all blocks, each of 32 strips at a time; weights at first.
     const double waits = 4.2e-6 + 5e-7 * std::floor(strips / 32) + tensors;
     const double begin = 4.6e-6 + 1.6e-7 * number(products);
-    return begin + rounds * (waits + (is_shared ? 0.58 : 0.75) * compute + (is_shared ? 0.6 : 0.85) * store);
+    // One block of 256 threads has twice the registers.
+    const double overlap = is_shared ? 0.6 : threads == 256 && of_multiprocessor == 1 ? 0.62 : 0.75;
+    return begin + rounds * (waits + overlap * compute + (is_shared ? 0.6 : 0.85) * store);
   }
 
  private:
@@ -124,7 +126,7 @@ struct ResidentNumbers : MmaNumbers {
   // Bits depend on the tile alone: that is chosen for few and for many samples together, all else for as
   // many as there are. `blocks` stays 0 where nothing fits.
   void cut(const ThinShape& shape, const Gpu& gpu, int64_t width) {
-    constexpr int64_t few = 4, many = 256;
+    constexpr int64_t few = 4, many = 64;
     const int64_t cells_x = cells(shape, 2), cells_y = cells(shape, 1);
     const ResidentNumbers none = *this;
     ResidentNumbers best = none;

@@ -219,6 +219,17 @@ __device__ __forceinline__ Word load_of_block(const Word* own, uint32 block) {
   }
 }
 
+__device__ __forceinline__ float4 load_of_block(const float4* own, uint32 block) {
+  uint32 address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(own)), "r"(block));
+  float4 v;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+
 #endif
 
 }  // namespace onepass::barrier
@@ -4160,7 +4171,7 @@ at::Tensor run_block_1_tf32(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s27_0f2a796b, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s27_a7525d25, CUDA, library) {
   library.impl("block_1_tf32", run_block_1_tf32);
 }
 """
@@ -4232,12 +4243,12 @@ at::Tensor run_block_1_f32(const at::Tensor& input, at::TensorList parameters) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s27_0f2a796b, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s27_a7525d25, CUDA, library) {
   library.impl("block_1_f32", run_block_1_f32);
 }
 """
 
-_NAMESPACE = "onepass_s27_0f2a796b"
+_NAMESPACE = "onepass_s27_a7525d25"
 # What each extension is built of, when one of its operators is first called.
 _EXTENSIONS = {
     "tf32": (_BINDING_TF32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32, _HOST_CODE, _LAUNCHES_TF32]),
@@ -4391,9 +4402,9 @@ def _run_1(self, x):
     parameters = [self.conv.weight, self.conv.bias, self.group_norm.weight, self.group_norm.bias]
     if not _wants_gradients(x, parameters):
         if _rounds_to_tf32() and _fits("block_1_tf32", x, parameters):
-            return torch.ops.onepass_s27_0f2a796b.block_1_tf32(x, parameters)
+            return torch.ops.onepass_s27_a7525d25.block_1_tf32(x, parameters)
         if not _rounds_to_tf32() and _fits("block_1_f32", x, parameters):
-            return torch.ops.onepass_s27_0f2a796b.block_1_f32(x, parameters)
+            return torch.ops.onepass_s27_a7525d25.block_1_f32(x, parameters)
     conv = self.conv(x)
     hardswish = torch.nn.functional.hardswish(conv, inplace = False)
     group_norm = self.group_norm(hardswish)

@@ -50,6 +50,7 @@ sys.path.insert(0, str(ROOT / "python"))
 gpu_results.keep_bytecode()
 
 import torch  # noqa: E402
+import torch._functorch.config  # noqa: E402
 from gpu_bench_cases import MEASURES, WORKLOADS, Case, cases, is_right, settings  # noqa: E402
 from gpu_bench_rivals import LOG, Rivals  # noqa: E402
 from gpu_timing import COMPILERS, DEVICE, Call, Json  # noqa: E402

@@ -125,7 +125,7 @@ struct TurnsNumbers {
     for (copy_y = window_y; copy_y > 0; --copy_y) {
       if (window_y % copy_y != 0 || divide_up(copy_y * raw_vectors, 4) > most_steps) continue;
       copies = window_z * window_y / copy_y;
-      if (chunks * 2 * copies < converting_warps) continue;  // each has something of every tile
+      if (chunks * 2 * copies < raw_slots) continue;  // each warp has something of every tile
       raw_bytes = round_up(copy_y * 8 * raw_pitch * bytes, 128);
       left = gpu.shared_bytes_per_block - fixed - raw_slots * (raw_bytes + 16) - chunks * 2 * copies * 32 -
              least_waiting * word_bytes;
@@ -375,10 +375,8 @@ std::string refusal(const Problem& problem) {
   if (!lies_for_boxes(problem.input, shape)) return "rows of x are not whole vectors of 16 bytes";
   if (problem.output.strides != TensorSpec::dense(problem.output.dtype, problem.output.sizes).strides)
     return "the output has channels after space";
-  if (shape.in_channels <= 16 && shape.axes[0].in == 1 && shape.axes[1].in == 1)
-    return "one dimension and no more than 16 channels";
   if (TurnsNumbers(problem, shape, gpu).columns == 0)
-    return "a sample, or the window of a tile, is too large to be held";
+    return "a sample, or the window of a tile, is too large to be held, or too small to be shared by warps";
   return "";
 }
 

@@ -65,7 +65,7 @@ def release_folder_as_start(folder: pathlib.Path) -> tuple[list[str], dict[str, 
         shutil.copy2(release / name, folder)
     cached = dict(re.findall(r"^(\w+):\w+=(.*)$", (release / "CMakeCache.txt").read_text(), re.MULTILINE))
     same = ("ONEPASS_WERROR", "CMAKE_CXX_COMPILER_LAUNCHER")
-    options = [f"-Ccmake.define.{name}={cached[name]}" for name in same if cached.get(name)]
+    options = [f"--config-settings=cmake.define.{name}={cached[name]}" for name in same if cached.get(name)]
     return options, {"CXX": cached["CMAKE_CXX_COMPILER"]}
 
 
@@ -77,7 +77,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     build.mkdir(parents=True)
     options, environment = release_folder_as_start(build)
     folder = tmp_path_factory.mktemp("wheel")
-    command = ["pip", "wheel", "--no-deps", "--no-build-isolation", f"-Cbuild-dir={build}", *options]
+    settings = [f"--config-settings=build-dir={build}", *options]  # -C is not in every pip
+    command = ["pip", "wheel", "--no-deps", "--no-build-isolation", *settings]
     subprocess.run(
         [sys.executable, "-m", *command, "-w", str(folder), str(ROOT)],
         env={**os.environ, **environment},

@@ -3,8 +3,7 @@
 #
 # tidy reads build/release/compile_commands.json and skips the files that Highway compiles once per target:
 # clang-tidy 14 takes minutes for one and its findings are about Highway's macros. The static analyzer stops at a
-# third of its usual steps in a function, as in its shallow mode, but still follows calls: half of the time. Calls of
-# the standard library it does not follow: its steps are for the code here, and it takes three quarters of the time.
+# third of its usual steps in a function, as in its shallow mode, but still follows calls: half of the time.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -28,7 +27,6 @@ run_tidy() {
     xargs -P "${JOBS:-$(nproc)}" -n 1 "$(clang_tool clang-tidy)" -p build/release --quiet \
       --extra-arg=-Wno-ignored-optimization-argument --extra-arg=-Wno-unknown-warning-option \
       --extra-arg=-Xclang --extra-arg=-analyzer-config --extra-arg=-Xclang --extra-arg=max-nodes=75000 \
-      --extra-arg=-Xclang --extra-arg=-analyzer-config --extra-arg=-Xclang --extra-arg=c++-stdlib-inlining=false \
       2> >(grep -v 'warnings\? generated' >&2)
 }
 

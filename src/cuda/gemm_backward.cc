@@ -29,8 +29,6 @@ constexpr int64_t glances = 16384;   // runs of 32 elements
 constexpr int64_t few_blocks = 512;  // of a launch that mostly has nothing to do
 constexpr int64_t least_taps = 3;
 
-int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
-
 const char* name_of(DType type) { return type == DType::f32 ? "f32" : type == DType::f16 ? "f16" : "bf16"; }
 
 // Sizes and strides of a tensor, with dimensions of one before its own.

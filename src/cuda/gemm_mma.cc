@@ -20,8 +20,6 @@ constexpr int64_t pack_threads = 256;  // kernels/gemm_mma_pack.cuh
 
 using Box = std::array<int64_t, max_spatial_rank>;
 
-int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
-
 bool splits(const Problem& problem) {
   return problem.input.dtype == DType::f32 && problem.precision != Precision::tf32;
 }

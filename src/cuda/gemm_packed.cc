@@ -25,8 +25,6 @@ constexpr int64_t least_taps = 3;  // else x is copied for too few products
 // As in kernels/gemm_packed.cuh.
 enum Step : int { step_pack, step_pack_again, step_judge };
 
-int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
-
 // What follows the convolution, of its output as f32; none where nothing does.
 std::optional<Problem> tail_of(const Problem& problem) {
   const std::vector<Stage>& all = problem.block.stages();

@@ -20,8 +20,6 @@ constexpr int64_t most_steps = 6;               // of a converting warp for a co
 
 using Box = std::array<int64_t, max_spatial_rank>;
 
-int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
-
 // How a sample is cut into boxes, and shared memory; nothing here depends on the batch.
 struct TurnsNumbers {
   int64_t columns = 0;  // of a warpgroup; 0 where nothing fits
@@ -243,8 +241,7 @@ class GemmTurns final : public Kernel {
   std::string numbers_source() const {
     const TurnsNumbers& n = numbers_;
     std::ostringstream out;
-    out << "struct Numbers {\n  using Operand = onepass::"
-        << (problem_.input.dtype == DType::bf16 ? "bf16" : "f16") << ";\n  using Product = ::Product;\n"
+    out << "struct Numbers {\n  using Operand = onepass::bf16;\n  using Product = ::Product;\n"
         << "  static constexpr float steepness = " << std::showpoint << steepness(shape_.parts) << "f;\n"
         << Constants()
                .add("pitch", n.pitch)
@@ -298,7 +295,7 @@ class GemmTurns final : public Kernel {
     std::ostringstream out;
     out << "struct Product {\n  static __device__ __forceinline__ void run(float (&d)[" << n.columns / 2
         << "], onepass::uint64 a, onepass::uint64 b, int add) {\n"
-        << wgmma_statement(n.columns, problem_.input.dtype == DType::bf16, 0, 0) << "  }\n};\n";
+        << wgmma_statement(n.columns, true, 0, 0) << "  }\n};\n";
     return out.str();
   }
 
@@ -362,7 +359,7 @@ std::string refusal(const Problem& problem) {
   if (!shape.parts.norm || shape.parts.mean) return "it is for a block with a norm and no mean";
   // Held as f32, which two warpgroups have registers for, values took s19 3.6 ms where gemm_wgmma takes 2.36;
   // f16 itself would be rounded twice.
-  if (problem.output.dtype != DType::bf16) return "it is for bf16";
+  if (problem.input.dtype != DType::bf16 || problem.output.dtype != DType::bf16) return "it is for bf16";
   if (shape.channels > tile_channels)
     return "more than " + std::to_string(tile_channels) + " output channels";
   if (shape.classes() > 1 || FlatGeometry(shape).has_stride(shape)) return "the convolution has a stride";

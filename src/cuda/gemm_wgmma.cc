@@ -18,8 +18,6 @@ constexpr int64_t most_columns = 304;        // of a warpgroup: sums of 152 regi
 constexpr int64_t most_split_columns = 176;  // a second set of sums takes as many registers
 constexpr int64_t moments_threads = 128;     // a warp for each slab
 
-int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
-
 // Of a product: a channel has one for each class.
 int64_t rows_of(const ThinShape& shape) { return shape.channels * shape.classes(); }
 int64_t taps_of(const ThinShape& shape) {

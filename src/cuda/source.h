@@ -54,6 +54,7 @@ struct BackwardWork {
 int64_t spatial_elements(const Shape& shape);
 
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 
 // Constants of a struct in device code, a line each.
 class Constants {

@@ -12,8 +12,6 @@ namespace onepass {
 namespace cuda {
 namespace {
 
-int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
-
 // The least number from `least` on that is `rest` more than a multiple of 32: rows of shared memory so far
 // apart begin in different banks.
 int64_t apart(int64_t least, int64_t rest) { return least + (rest - least % 32 + 32) % 32; }

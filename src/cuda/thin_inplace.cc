@@ -25,12 +25,7 @@ class ThinInplace final : public Kernel {
 
   std::string describe() const override {
     std::ostringstream out;
-    out << "convolution: " << shape_.terms() << " terms, " << numbers_.products << " products of "
-        << shape_.classes() << (shape_.classes() == 1 ? " class" : " classes") << ", "
-        << (numbers_.splits                         ? "operands split in two"
-            : problem_.precision == Precision::tf32 ? "operands rounded to tf32"
-                                                    : "operands as they are")
-        << '\n'
+    out << numbers_.describe_convolution(problem_, shape_) << '\n'
         << "tile: " << numbers_.tile_y << " rows of " << numbers_.tile_x << " cells, " << numbers_.tiles
         << " tiles a sample, " << numbers_.stage_y << (numbers_.stage_y == 1 ? " row" : " rows")
         << " stored at a time\n"
@@ -100,13 +95,8 @@ std::string refusal(const Problem& problem) {
   std::string reason = thin_refusal(problem);
   if (!reason.empty()) return reason;
   const ThinShape shape(problem);
-  if (!shape.parts.norm) return "there is no norm";
-  if (shape.parts.mean) return "the block ends in a mean";
-  for (const TailParts::Stage& stage : shape.parts.before) {
-    const std::vector<int> tensors = shape.parts.tensor_parameters();
-    if (std::find(tensors.begin(), tensors.end(), stage.parameter) != tensors.end())
-      return "a stage before the norm reads a tensor";
-  }
+  reason = computed_once_refusal(shape);
+  if (!reason.empty()) return reason;
   const MmaNumbers numbers(problem, shape, gpu_of(problem.device), true);
   // What the second pass adds to the index of an element before it compares.
   constexpr int64_t most_values = (int64_t{1} << 31) - 4096;

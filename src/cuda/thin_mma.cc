@@ -33,12 +33,7 @@ class ThinMma final : public Kernel {
 
   std::string describe() const override {
     std::ostringstream out;
-    out << "convolution: " << shape_.terms() << " terms, " << numbers_.products << " products of "
-        << shape_.classes() << (shape_.classes() == 1 ? " class" : " classes") << ", "
-        << (numbers_.splits                         ? "operands split in two"
-            : problem_.precision == Precision::tf32 ? "operands rounded to tf32"
-                                                    : "operands as they are")
-        << ", weights in "
+    out << numbers_.describe_convolution(problem_, shape_) << ", weights in "
         << (!numbers_.weights_in_registers ? "shared memory"
             : numbers_.splits              ? "registers and shared memory"
                                            : "registers")

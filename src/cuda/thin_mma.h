@@ -48,6 +48,9 @@ struct MmaNumbers {
   std::string source(const std::string& more = "") const;
   std::string rest_source(const Problem& problem, const ThinShape& shape) const;
 
+  // Of what is multiplied and how, the begin of a description.
+  std::string describe_convolution(const Problem& problem, const ThinShape& shape) const;
+
   double before_instructions(const ThinShape& shape) const;
   // Outputs of a span that a lane has.
   static double span_outputs(const ThinShape& shape);
@@ -79,6 +82,8 @@ struct MmaNumbers {
 
 // Why such a row cannot take a thin problem whose output is stored; empty where it can.
 std::string mma_refusal(const Problem& problem, const MmaNumbers& numbers);
+// Why values that wait for their norm cannot be computed once; empty where they can.
+std::string computed_once_refusal(const ThinShape& shape);
 // What a launch takes that moves its bytes in so many seconds.
 double mma_seconds(const Problem& problem, const ThinShape& shape, const MmaNumbers& numbers, double moved);
 

@@ -7,8 +7,6 @@
 namespace onepass::cuda {
 namespace {
 
-int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
-
 // The lowest and the highest offset of an axis.
 struct Offsets {
   int64_t low = 0, high = 0;
@@ -208,6 +206,14 @@ std::string MmaNumbers::source(const std::string& more) const {
   return "struct Numbers {\n" + rest + constants.text() + more + "};\n";
 }
 
+std::string MmaNumbers::describe_convolution(const Problem& problem, const ThinShape& shape) const {
+  std::string text = "convolution: " + std::to_string(shape.terms()) + " terms, " + std::to_string(products) +
+                     " products of " + std::to_string(shape.classes()) +
+                     (shape.classes() == 1 ? " class, " : " classes, ");
+  if (splits) return text + "operands split in two";
+  return text + (problem.precision == Precision::tf32 ? "operands rounded to tf32" : "operands as they are");
+}
+
 double MmaNumbers::before_instructions(const ThinShape& shape) const {
   return begins_with_swish && is_short && !computes_once ? 3 : chain_instructions(shape.parts.before);
 }
@@ -390,6 +396,17 @@ std::string MmaNumbers::rest_source(const Problem& problem, const ThinShape& sha
   if (!pairs) return "";
   const std::vector<TailParts::Stage>& before = shape.parts.before;
   return chain_source("BeforeRest", {before.begin() + 1, before.end()}, problem);
+}
+
+std::string computed_once_refusal(const ThinShape& shape) {
+  if (!shape.parts.norm) return "the block has no norm";
+  if (shape.parts.mean) return "the block ends in a mean";
+  const std::vector<int> tensors = shape.parts.tensor_parameters();
+  for (const TailParts::Stage& stage : shape.parts.before) {
+    if (std::find(tensors.begin(), tensors.end(), stage.parameter) != tensors.end())
+      return "a stage before the norm reads a tensor";
+  }
+  return "";
 }
 
 std::string mma_refusal(const Problem& problem, const MmaNumbers& numbers) {

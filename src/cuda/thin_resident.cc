@@ -12,7 +12,6 @@ namespace onepass {
 namespace cuda {
 namespace {
 
-int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 double number(int64_t n) { return static_cast<double>(n); }
 
 // How a sample is spread over clusters.
@@ -255,12 +254,7 @@ class ThinResident final : public Kernel {
 
   std::string describe() const override {
     std::ostringstream out;
-    out << "convolution: " << shape_.terms() << " terms, " << numbers_.products << " products of "
-        << shape_.classes() << (shape_.classes() == 1 ? " class" : " classes") << ", "
-        << (numbers_.splits                         ? "operands split in two"
-            : problem_.precision == Precision::tf32 ? "operands rounded to tf32"
-                                                    : "operands as they are")
-        << '\n'
+    out << numbers_.describe_convolution(problem_, shape_) << '\n'
         << "unit: " << numbers_.unit_channels << " channels of a sample in the shared memory of "
         << numbers_.blocks << (numbers_.blocks > 1 ? " blocks of a cluster" : " block") << '\n'
         << "part: " << numbers_.part_z << " x " << numbers_.part_y << " x " << numbers_.part_x << " tiles of "
@@ -325,13 +319,8 @@ std::string refusal(const Problem& problem) {
   std::string reason = thin_refusal(problem);
   if (!reason.empty()) return reason;
   const ThinShape shape(problem);
-  if (shape.parts.norm == nullptr) return "the block has no norm";
-  if (shape.parts.mean) return "the block ends in a mean";
-  for (const TailParts::Stage& stage : shape.parts.before) {
-    const std::vector<int> tensors = shape.parts.tensor_parameters();
-    if (std::find(tensors.begin(), tensors.end(), stage.parameter) != tensors.end())
-      return "a stage before the norm reads a tensor";
-  }
+  reason = computed_once_refusal(shape);
+  if (!reason.empty()) return reason;
   if (!is_dense(problem.output, Layout::nchw) && !is_dense(problem.output, Layout::nhwc))
     return "the output does not lie dense with channels before or after space";
   const Gpu& gpu = gpu_of(problem.device);

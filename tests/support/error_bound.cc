@@ -7,7 +7,7 @@
 
 #include "block/convert.h"
 #include "reference/reference.h"
-#include "tool/sigmoid_error.h"
+#include "tool/judged_error.h"
 
 namespace onepass::testing {
 namespace {
@@ -80,10 +80,7 @@ class BoundedForward {
         truncates_(problem.precision == Precision::tf32),
         splits_(problem.device.kind == Device::Kind::cuda && problem.input.dtype == DType::f32 &&
                 !truncates_),
-        waits_as_f16_(problem.device.kind == Device::Kind::cuda && problem.input.dtype == DType::bf16 &&
-                      problem.output.dtype == DType::bf16 &&
-                      !std::holds_alternative<Norm>(problem.block.stages().front()) &&
-                      !std::holds_alternative<Mean>(problem.block.stages().back())),
+        waits_as_f16_(tool::waits_as_f16(problem)),
         sigmoid_error_(sigmoid_error),
         input_(input),
         parameters_(parameters),

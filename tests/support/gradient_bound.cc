@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "reference/backward.h"
-#include "tool/sigmoid_error.h"
+#include "tool/judged_error.h"
 
 namespace onepass::testing {
 namespace {

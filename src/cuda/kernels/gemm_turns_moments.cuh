@@ -1,0 +1,203 @@
+// gemm_turns.cuh: the chain before the norm, and moments.
+#pragma once
+
+#include "gemm_turns_shared.cuh"
+
+namespace onepass {
+
+// Which columns of a warpgroup have an output where the box is whole.
+template <class Geometry, class Numbers>
+struct GemmTurnsBox {
+  static constexpr __device__ bool has(int i) {
+    const int y = i / Numbers::pitch;
+    const int z = y / Geometry::rows_of_plane;
+    return i % Numbers::pitch < Numbers::box_x && y - z * Geometry::rows_of_plane < Numbers::box_y &&
+           z < Numbers::box_z;
+  }
+  // A bit for each eight columns of which some have none, in either warpgroup.
+  static constexpr __device__ uint64 gaps() {
+    uint64 bits = 0;
+    for (int i = 0; i < Numbers::groups * Numbers::columns; ++i) {
+      if (!has(i)) bits |= uint64{1} << (i % Numbers::columns / 8);
+    }
+    return bits;
+  }
+};
+
+// What a warpgroup does with a tile's sums.
+// A thread has two rows, and of each every fourth pair of columns: the sum of pair j, row h and element e is
+// number j * 4 + h * 2 + e.
+template <class C, class Tail, class Numbers>
+struct GemmTurnsMoments {
+  using Parameters = GemmTurnsParameters<Tail::parameters>;
+  using Shared = GemmTurnsShared<C, Tail, Numbers>;
+  using Before = typename Tail::Before;
+  using Geometry = GemmGeometry<C, Numbers>;
+  using Slabs = GemmSlabs<C, Tail, Numbers>;
+  using Box = GemmTurnsBox<Geometry, Numbers>;
+  static constexpr int columns = Numbers::columns;
+  static constexpr int sums = columns / 2;
+  static constexpr int pairs = columns / 8;  // of columns, in each row of a thread
+  static constexpr int group_rows = Slabs::group_rows;
+  static constexpr int rows = Geometry::rows;
+  static constexpr uint64 gaps = Box::gaps();
+  static_assert(pairs <= 64);
+  static_assert(16 % group_rows == 0 && Geometry::classes == 1);
+
+  const Parameters& p;
+  Shared& s;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int group = warp / 4;
+
+  __device__ __forceinline__ int row(int h) const { return warp % 4 * 16 + lane / 4 + 8 * h; }
+
+  // Which of the thread's columns have an output.
+  struct Mask {
+    uint32 bits[(2 * pairs + 31) / 32];
+    bool whole;  // of the warp: all but those beside the box
+
+    __device__ __forceinline__ bool has(int j, int e) const {
+      return bits[(2 * j + e) / 32] >> ((2 * j + e) % 32) & 1u;
+    }
+  };
+  __device__ __forceinline__ Mask mask() const {
+    Mask mask{};
+    bool whole = true;
+    const int first = group * columns + 2 * (lane % 4);
+#pragma unroll
+    for (int j = 0; j < pairs; ++j) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const bool has = s.offsets()[first + 8 * j + e] >= 0;
+        mask.bits[(2 * j + e) / 32] |= static_cast<uint32>(has) << ((2 * j + e) % 32);
+        whole = whole && (has || !Box::has(first + 8 * j + e));
+      }
+    }
+    mask.whole = __all_sync(0xffffffffu, whole);
+    // The same of all slabs.
+    const float elements = lanes_sum<slab_lanes>(static_cast<float>((3 - own_slabs) * count_of(mask)));
+    if (lane == 0) s.elements[warp] = float2{elements, elements > 0.0f ? 1.0f / elements : 0.0f};
+    __syncwarp();
+    return mask;
+  }
+  static __device__ __forceinline__ int count_of(const Mask& mask) {
+    int count = 0;
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(mask.bits) / 4); ++i) count += __popc(mask.bits[i]);
+    return count;
+  }
+
+  // Which of the thread's two rows lie in which of its slabs: of one, or of two.
+  static constexpr int own_slabs = group_rows == 16 ? 1 : 2;
+  static constexpr int slab_lanes = group_rows == 16 ? 32 : 4 * group_rows;
+  // A value of every slab of the thread, summed over the slab's lanes.
+  static __device__ __forceinline__ void add_lanes(float (&value)[own_slabs]) {
+#pragma unroll
+    for (int offset = slab_lanes / 2; offset > 0; offset /= 2) {
+#pragma unroll
+      for (float& v : value) v += __shfl_xor_sync(0xffffffffu, v, offset);
+    }
+  }
+
+  // Sums of each of the thread's slabs, as some that do not wait for each other.
+  struct Sums {
+    static constexpr int lines = 4;
+    float sum[own_slabs][lines] = {};
+
+    __device__ __forceinline__ float& of(int i) {
+      return sum[i / 2 % 2 % own_slabs][(i % 2 + i / 4 * 2) % lines];
+    }
+    __device__ __forceinline__ void finish(float (&all)[own_slabs]) const {
+#pragma unroll
+      for (int k = 0; k < own_slabs; ++k) all[k] = (sum[k][0] + sum[k][1]) + (sum[k][2] + sum[k][3]);
+      add_lanes(all);
+    }
+  };
+  // Whether sum i has an output where the box is whole: known to the compiler but for a few.
+  static __device__ __forceinline__ bool is_inside(const Mask& mask, int i) {
+    return (gaps >> (i / 4) & 1u) == 0 || mask.has(i / 4, i % 2);
+  }
+
+  // Bias, then the chain, in place; and the values' sums, if the box is whole. Some values at a time: what is
+  // added to those after the next depends on what became of these (`nothing` is zero, which the compiler does
+  // not know), else so many are begun at once that registers do not suffice.
+  __device__ __forceinline__ void activate(int64 n, const Mask& mask, uint32 nothing, float (&d)[sums],
+                                           Sums& all) const {
+    constexpr int at_once = 7;
+    float bias[2][2];
+    ChannelValues<Before, 1> values[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int channel = row(h) < rows ? row(h) : 0;
+      bias[0][h] = bias[1][h] = s.channels[channel].x;
+      values[h].load(p, n, channel);
+    }
+#pragma unroll
+    for (int i = 0; i < sums; ++i) {
+      const int h = i / 2 % 2;
+      float& added = bias[i / at_once % 2][h];
+      if (i % at_once < 2 && i >= 2 * at_once)
+        added = __uint_as_float(__float_as_uint(added) | (__float_as_uint(d[i - at_once - 2]) & nothing));
+      typename Before::template Tensors<1> tensors;
+      d[i] = Before::value(d[i] + added, values[h].value[0], tensors, 0);
+      if (is_inside(mask, i)) all.of(i) += d[i];
+    }
+  }
+
+  // The moments of the warp's slabs, left for all tiles; `mean` and `deviation` of the thread's rows.
+  __device__ __forceinline__ void leave_parts(uint32 tile, const Mask& mask, const float (&values)[sums],
+                                              Sums& of_whole, float (&mean)[2], float (&deviation)[2]) const {
+    float own[own_slabs], m2[own_slabs];
+    const float2 elements = s.elements[warp];
+    if (mask.whole) {
+      add_up<true>(mask, elements.y, values, of_whole, own, m2);
+    } else {
+      add_up<false>(mask, elements.y, values, of_whole, own, m2);
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      mean[h] = own[h % own_slabs];
+      // Any that is about as large will do.
+      const float variance = m2[h % own_slabs] * elements.y;
+      deviation[h] = variance > 1e-30f ? variance * rsqrtf(variance) : 1.0f;
+    }
+#pragma unroll
+    for (int k = 0; k < own_slabs; ++k) {
+      if (lane % slab_lanes == 0 && row(k) < rows) {
+        s.parts[tile & 1u][group][row(k) / group_rows] = float4{elements.x, own[k], m2[k], 0.0f};
+        s.held[tile & 1u][group][row(k) / group_rows] = float2{mean[k], deviation[k]};
+      }
+    }
+    __syncwarp();
+    if (lane == 0) barrier::arrive(&s.parts_full[tile & 1u]);
+  }
+  template <bool whole>
+  __device__ __forceinline__ void add_up(const Mask& mask, float per_element, const float (&values)[sums],
+                                         Sums& all, float (&own)[own_slabs], float (&m2)[own_slabs]) const {
+    Sums squares;
+    // Asked again each time: answers for all columns would be kept in registers.
+    Mask asked = mask;
+#pragma unroll
+    for (uint32& bits : asked.bits) asm volatile("" : "+r"(bits));
+    if constexpr (!whole) {
+      all = Sums{};
+#pragma unroll
+      for (int i = 0; i < sums; ++i) {
+        if (asked.has(i / 4, i % 2)) all.of(i) += values[i];
+      }
+    }
+    all.finish(own);
+#pragma unroll
+    for (float& mean : own) mean *= per_element;
+#pragma unroll
+    for (int i = 0; i < sums; ++i) {
+      const float distance = values[i] - own[i / 2 % 2 % own_slabs];
+      if (whole ? is_inside(asked, i) : asked.has(i / 4, i % 2))
+        squares.of(i) = fmaf(distance, distance, squares.of(i));
+    }
+    squares.finish(m2);
+  }
+};
+
+}  // namespace onepass

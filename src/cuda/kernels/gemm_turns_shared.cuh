@@ -1,0 +1,64 @@
+// gemm_turns.cuh: the shared memory of a block.
+#pragma once
+
+#include "gemm_turns_map.cuh"
+
+namespace onepass {
+
+// The shared memory of a block.
+template <class C, class Tail, class Numbers>
+struct alignas(128) GemmTurnsShared {
+  using Input = typename Tail::Input;
+  using Output = typename Tail::Output;
+  static constexpr int slabs = GemmSlabs<C, Tail, Numbers>::slabs_of_sample;
+  static constexpr int raw_bytes = Numbers::copy_y * 8 * Numbers::raw_pitch * Input::bytes;
+  static constexpr int half_bytes =
+      Numbers::window * 16;  // eight channels of a window, and eight more places
+  static constexpr int weight_bytes = Numbers::taps * 64 * 32;
+  // Values on their way to memory, of each warp: eight channels of a row of the box, or of 64 columns. Words
+  // of a channel, so that others begin in other banks.
+  static constexpr int block_pitch = 36;
+  static constexpr int row_pitch = Numbers::pitch / 8 / 2 * 8 + 4;
+  static constexpr int value_words = 8 * (Numbers::by_rows ? row_pitch : block_pitch);
+  static_assert(!Numbers::by_rows || row_pitch >= Numbers::pitch / 2);
+
+  alignas(128) unsigned char x[Numbers::chunks][2 * half_bytes];
+  alignas(128) unsigned char weights[Numbers::chunks][weight_bytes];
+  alignas(128) unsigned char raw[Numbers::raw_slots][(raw_bytes + 127) / 128 * 128];
+  alignas(16) uint32 values[4 * Numbers::groups][value_words];
+  uint32 waiting[Numbers::waiting_words > 0 ? Numbers::waiting_words : 1][128 * Numbers::groups];
+  int2 rows[Numbers::groups * ((Numbers::columns + Numbers::pitch - 1) /
+                               Numbers::pitch)];  // of the box: where in a channel, pairs of outputs
+  alignas(8) int offsets_after[Numbers::by_rows ? 2 : Numbers::groups * Numbers::columns];
+  float2 held[2][Numbers::groups]
+             [slabs];  // of slabs: what was taken off held values, what they were divided by
+  float2 elements[4 * Numbers::groups];  // of a slab in a warp's columns, and 1 by that
+  float4 channels[64];  // bias; weight and bias of the norm: a load from memory would be waited for each time
+  // Of other tiles, of some slabs.
+  alignas(16) float2 others[Numbers::merge_slabs][(Numbers::position_tiles + 1) / 2 * 2];
+  // Of this tile and of the one before, whichever a warpgroup is at.
+  float4 parts[2][Numbers::groups][slabs];  // of slabs, of each warpgroup: count, mean, M2
+  float2 statistics[2][slabs];              // mean, 1 / deviation
+  // Of each copy: its chunk, the eight channels' place in x and what is added for its rows, in bytes; and
+  // where in x it comes from.
+  uint4 copies[Numbers::chunks * 2 * Numbers::copies];
+  int4 origins[Numbers::chunks * 2 * Numbers::copies];
+  uint64 x_full[Numbers::chunks];
+  uint64 x_empty[Numbers::chunks];
+  uint64 weights_full[Numbers::chunks];
+  uint64 raw_full[Numbers::raw_slots];
+  uint64 parts_full[2];
+  uint64 statistics_full[2];
+  uint64 turn[Numbers::groups];
+
+  __device__ __forceinline__ int* offsets() {
+    if constexpr (Numbers::by_rows) {
+      static_assert(sizeof(values) >= sizeof(int) * Numbers::groups * Numbers::columns);
+      return reinterpret_cast<int*>(values);
+    } else {
+      return offsets_after;
+    }
+  }
+};
+
+}  // namespace onepass

@@ -15,9 +15,17 @@ from onepass._description import Conv
 def memory_format(*tensors: Tensor) -> torch.memory_format:
     """Channels last where one of the tensors is, by PyTorch's rule for strides (c10/core/MemoryFormat.h)."""
     for tensor in tensors:
-        if _is_channels_last(tensor.shape, tensor.stride()):
-            return torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
+        found = format_of(tensor.shape, tensor.stride())
+        if found != torch.contiguous_format:
+            return found
     return torch.contiguous_format
+
+
+def format_of(sizes: Sequence[Any], strides: Sequence[Any]) -> torch.memory_format:
+    """The same of sizes and strides."""
+    if not _is_channels_last(sizes, strides):
+        return torch.contiguous_format
+    return torch.channels_last if len(sizes) == 4 else torch.channels_last_3d
 
 
 def _is_channels_last(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:

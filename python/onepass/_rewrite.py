@@ -27,7 +27,7 @@ class Call:
     block: str
     modules: tuple[str, ...]
     key: str  # the block before any run
-    input: tuple[torch.Size, torch.dtype, torch.device] | None = None
+    input: tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device] | None = None
 
 
 def compile_graph(graph: fx.Graph, name: str) -> Callable[..., Any]:
@@ -137,7 +137,7 @@ def _fused(chain: Chain, call: Call, original: Callable[..., Any]) -> Callable[.
             block, parameters = bound
         if not torch.compiler.is_compiling():
             call.block = block
-            call.input = (input.shape, input.dtype, input.device)
+            call.input = (input.shape, input.stride(), input.dtype, input.device)
         output = _ops.apply(block, input, parameters)
         return output.reshape(output.shape + ones) if ones else output
 

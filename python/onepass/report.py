@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from onepass import _library
+from onepass._conv_gradients import format_of
 from onepass._rewrite import Call
 from onepass._swap import State, state_of, why_original
 from onepass.explain import explain
@@ -109,9 +110,10 @@ def _plan(call: Call) -> str | None:
     """The strategy chosen for what the call last ran on."""
     if call.input is None or not _library.available():
         return None
-    sizes, dtype, device = call.input
+    sizes, strides, dtype, device = call.input
+    layout = format_of(sizes, strides)
     try:
-        text = explain(call.block, sizes, dtype=dtype, device=device)
+        text = explain(call.block, sizes, dtype=dtype, layout=layout, device=device)
     except (ValueError, TypeError, RuntimeError) as error:
         return str(error).splitlines()[0]
     return _chosen(text)

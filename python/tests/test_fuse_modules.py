@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
-from onepass import _library, fuse, report, unfuse
+from onepass import _library, explain, fuse, report, unfuse
 
 
 class Net(nn.Module):
@@ -529,6 +529,14 @@ def test_the_report_prints_and_serialises() -> None:
     assert found.fused[0].plan is None
     model[0](image())
     assert report(model).fused[0].plan
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_the_report_names_the_plan_for_the_order_of_the_input(layout: torch.memory_format) -> None:
+    block, sizes = "conv2d(16,32,k=3,p=1) | group_norm(2) | swish", (2, 16, 32, 32)
+    model = fuse(nn.Sequential(nn.Conv2d(16, 32, 3, padding=1), nn.GroupNorm(2, 32), nn.SiLU()))
+    model(torch.rand(sizes).contiguous(memory_format=layout))
+    assert report(model).fused[0].plan in explain(block, sizes, layout=layout)
 
 
 # --- With the rest of PyTorch -------------------------------------------------------------------------------

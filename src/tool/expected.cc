@@ -234,7 +234,8 @@ class BoundedForward {
 }  // namespace
 
 const char* const tolerance_rule =
-    "roundings of 2^-24 (f64: 2^-53) carried through the block (on a GPU 2^-17 of a sigmoid in 16 bits, and "
+    "roundings of 2^-24 (f64: 2^-53) carried through the block (on a GPU 2^-17 of a sigmoid or of gelu's "
+    "distribution function in 16 bits, and "
     "2^-11 of what a norm gets in bf16, in tails and behind convolutions of 16 to 64 channels), then one to "
     "the output's type";
 

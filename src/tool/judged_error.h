@@ -9,17 +9,18 @@
 
 namespace onepass::tool {
 
-// Kernels whose results are rounded to 16 bits compute sigmoids by tanh.approx (bits_of in cuda/source.h),
-// off by 4e-6. `result` is the type that the kernel stores: the output's, or the input's gradient's. Rows
-// that are exact all the same (direct, thin_cores, thin_samples) cannot be told by the problem: they are
-// granted it too.
+// Kernels whose results are rounded to 16 bits compute sigmoids and the normal distribution function by
+// tanh.approx (bits_of in cuda/source.h), off by 4e-6 and 6e-6. `result` is the type that the kernel stores:
+// the output's, or the input's gradient's. Rows that are exact all the same (direct, thin_cores,
+// thin_samples) cannot be told by the problem: they are granted it too.
 inline double sigmoid_error(const Device& device, DType result) {
   return device.kind == Device::Kind::cuda && byte_size(result) == 2 ? 0x1p-17 : 0;
 }
 
-// What the error of a sigmoid is multiplied by in the operation at x; beyond 20 it is exact.
+// What the error of a sigmoid, or of the normal distribution function, is multiplied by in the operation at
+// x; beyond 20 both are exact.
 inline double sigmoid_scale(Op op, double x) {
-  return op == Op::sigmoid ? 1 : op == Op::swish ? std::min(std::abs(x), 20.0) : 0;
+  return op == Op::sigmoid ? 1 : op == Op::swish || op == Op::gelu ? std::min(std::abs(x), 20.0) : 0;
 }
 
 // Whether what a norm gets may have waited as f16: in bf16 on a GPU, by tail_overlapped, and by gemm_turns,

@@ -10,8 +10,8 @@
 //                 terms. In f32 on a GPU 8 u besides: operands split in two leave so much of a term.
 //   pointwise     e = the change of the operation between x - e and x + e, plus 8 u (|x| + |v|): 4 ulp for an
 //                 approximation, and 0.5 x (1 + erf) cancels. Operations that only select or multiply: 8 u
-//                 |v|; hardsigmoid: 8 u. In 16 bits on a GPU sigmoids are by tanh.approx: what
-//                 tool/judged_error.h says besides.
+//                 |v|; hardsigmoid: 8 u. In 16 bits on a GPU sigmoids and gelu's distribution
+//                 function are by tanh.approx: what tool/judged_error.h says besides.
 //   norm          e = |weight| ((e + d) rstd + r |xhat|) + 8 u (|weight| (|xhat| + |mean| rstd) + |bias|),
 //                 d = mean(e) + 8 u (|mean| + 4 std) the error of the mean, r the relative one of the
 //                 variance: (2 mean(|x - mean| e) + mean(e^2) + d^2) / (variance + eps) + 8 u. So the mean

@@ -66,9 +66,9 @@ double derivative_scale(Op op, double x, double derivative) {
   }
 }
 
-// Whether the derivative is computed from a sigmoid.
+// Whether the derivative is computed from a sigmoid or the normal distribution function.
 bool has_sigmoid(Op op) {
-  return op == Op::sigmoid || op == Op::softplus || op == Op::swish || op == Op::gelu_tanh;
+  return op == Op::sigmoid || op == Op::softplus || op == Op::swish || op == Op::gelu || op == Op::gelu_tanh;
 }
 
 class BoundedBackward {

@@ -11,8 +11,9 @@
 //   pointwise     with D the derivative at v: |D| b + |g| (change of D between v - e and v + e + 8 u s), s
 //   what the
 //                 rounding errors of D are proportional to: |D| where it selects or multiplies, else 1, and
-//                 more where a factor x or x^3 multiplies a difference from 1. Where sigmoids are
-//                 approximated (error_bound.h) and D has one, |g| 2^-17 s besides
+//                 more where a factor x or x^3 multiplies a difference from 1. Where sigmoids and
+//                 gelu's distribution function are approximated (error_bound.h) and D has one, |g| 2^-17 s
+//                 besides
 //   argument      terms t = g dp with bounds of the same kind, summed
 //   norm          with q = gamma dz, m1 = mean(q), m2 = mean(q xhat), r the relative error of rstd and f the
 //   error of

@@ -34,12 +34,12 @@ void weight_backward(const Conv& conv, const Sizes& coarse_sizes, const Sizes& f
       for (int64_t n = 0; n < coarse_sizes.batch; ++n) {
         const int64_t coarse_plane = (n * coarse_sizes.channels + c) * coarse_sizes.positions();
         const int64_t fine_plane = (n * fine_sizes.channels + f) * fine_sizes.positions();
-        for_each_position(coarse_sizes.space, [&](const Extents& q, int64_t position) {
-          const Extents p = tap_position(conv, q, k);
-          if (!is_inside(p, fine_sizes.space)) return;
-          sum += coarse[index_of(coarse_plane + position)] *
-                 fine[index_of(fine_plane + flat_index(p, fine_sizes.space))];
-        });
+        for_each_row_of_tap(conv, k, coarse_sizes.space, fine_sizes.space,
+                            [&](int64_t q, int64_t p, int64_t count) {
+                              for (int64_t j = 0; j < count; ++j)
+                                sum += coarse[index_of(coarse_plane + q + j)] *
+                                       fine[index_of(fine_plane + p + j * conv.stride[2])];
+                            });
       }
       gradient[index_of(task * tap_count(conv) + tap)] = sum;
     });

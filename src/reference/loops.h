@@ -1,6 +1,7 @@
 // Loops and positions that the forward and the backward reference share.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
@@ -19,23 +20,32 @@ void for_each_position(const Extents& box, Visit&& visit) {
       for (int64_t x = 0; x < box[2]; ++x) visit(Extents{z, y, x}, index++);
 }
 
-inline bool is_inside(const Extents& position, const Extents& box) {
-  for (size_t d = 0; d < position.size(); ++d)
-    if (position[d] < 0 || position[d] >= box[d]) return false;
-  return true;
-}
-
-inline int64_t flat_index(const Extents& position, const Extents& box) {
-  return (position[0] * box[1] + position[1]) * box[2] + position[2];
-}
-
-// Where tap k, applied at position q of the coarse side, lies on the fine side: the fine side is the input of
-// a convolution and the output of a transposed one.
-inline Extents tap_position(const Conv& conv, const Extents& q, const Extents& k) {
-  Extents p;
-  for (size_t d = 0; d < p.size(); ++d)
-    p[d] = q[d] * conv.stride[d] + k[d] * conv.dilation[d] - conv.padding_before[d];
-  return p;
+// The fine side is the input of a convolution and the output of a transposed one; the coarse side is the
+// other. Tap k, applied at position q of the coarse side, lies at q * stride + k * dilation - padding of the
+// fine side. Calls visit(first on the coarse side, first on the fine side, how many) for each row of coarse
+// positions whose tap lies inside: one coarse position after another, and every stride-th fine one.
+template <class Visit>
+void for_each_row_of_tap(const Conv& conv, const Extents& k, const Extents& coarse, const Extents& fine,
+                         Visit&& visit) {
+  Extents offset;
+  for (size_t d = 0; d < offset.size(); ++d) offset[d] = k[d] * conv.dilation[d] - conv.padding_before[d];
+  const int64_t step = conv.stride[2];
+  const auto first_at_least = [&](int64_t p) {
+    return p <= offset[2] ? 0 : (p - offset[2] + step - 1) / step;
+  };
+  const int64_t begin = first_at_least(0);
+  const int64_t end = std::min(coarse[2], first_at_least(fine[2]));
+  if (begin >= end) return;
+  for (int64_t z = 0; z < coarse[0]; ++z) {
+    const int64_t fine_z = z * conv.stride[0] + offset[0];
+    if (fine_z < 0 || fine_z >= fine[0]) continue;
+    for (int64_t y = 0; y < coarse[1]; ++y) {
+      const int64_t fine_y = y * conv.stride[1] + offset[1];
+      if (fine_y < 0 || fine_y >= fine[1]) continue;
+      visit((z * coarse[1] + y) * coarse[2] + begin,
+            (fine_z * fine[1] + fine_y) * fine[2] + begin * step + offset[2], end - begin);
+    }
+  }
 }
 
 inline int64_t tap_count(const Conv& conv) { return conv.kernel[0] * conv.kernel[1] * conv.kernel[2]; }

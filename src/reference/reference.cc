@@ -12,33 +12,12 @@ Sizes::Sizes(const Shape& shape) : batch(shape[0]), channels(shape[1]) {
   std::copy(shape.begin() + 2, shape.end(), space.begin());
 }
 
-void convolve(const Conv& conv, const Sizes& input_sizes, const Sizes& output_sizes, Values input,
-              Values weight, Values bias, std::span<double> output, Executor& executor) {
-  const int64_t group_inputs = conv.in_channels / conv.groups;
-  const int64_t group_outputs = conv.out_channels / conv.groups;
-  const int64_t taps = tap_count(conv);
-  executor.for_each(output_sizes.batch * conv.out_channels, [&](int64_t task, int) {
-    const int64_t n = task / conv.out_channels;
-    const int64_t o = task % conv.out_channels;
-    const int64_t first_input = o / group_outputs * group_inputs;
-    for_each_position(output_sizes.space, [&](const Extents& q, int64_t position) {
-      double sum = conv.bias ? bias[index_of(o)] : 0;
-      for (int64_t i = 0; i < group_inputs; ++i) {
-        const int64_t x = (n * conv.in_channels + first_input + i) * input_sizes.positions();
-        const int64_t w = (o * group_inputs + i) * taps;
-        for_each_position(conv.kernel, [&](const Extents& k, int64_t tap) {
-          const Extents p = tap_position(conv, q, k);
-          if (!is_inside(p, input_sizes.space)) return;
-          sum += input[index_of(x + flat_index(p, input_sizes.space))] * weight[index_of(w + tap)];
-        });
-      }
-      output[index_of(task * output_sizes.positions() + position)] = sum;
-    });
-  });
-}
+namespace {
 
-void convolve_transposed(const Conv& conv, const Sizes& input_sizes, const Sizes& output_sizes, Values input,
-                         Values weight, Values bias, std::span<double> output, Executor& executor) {
+// Calls add(input channel, its weights' begin, output plane) for each input channel of each output channel.
+template <class Add>
+void for_each_plane(const Conv& conv, const Sizes& output_sizes, Values bias, std::span<double> output,
+                    Executor& executor, const Add& add) {
   const int64_t group_inputs = conv.in_channels / conv.groups;
   const int64_t group_outputs = conv.out_channels / conv.groups;
   const int64_t taps = tap_count(conv);
@@ -49,19 +28,46 @@ void convolve_transposed(const Conv& conv, const Sizes& input_sizes, const Sizes
     const std::span<double> plane =
         output.subspan(index_of(task * output_sizes.positions()), index_of(output_sizes.positions()));
     std::fill(plane.begin(), plane.end(), conv.bias ? bias[index_of(o)] : 0);
-    for (int64_t i = first_input; i < first_input + group_inputs; ++i) {
-      const int64_t x = (n * conv.in_channels + i) * input_sizes.positions();
-      const int64_t w = (i * group_outputs + o % group_outputs) * taps;
-      for_each_position(input_sizes.space, [&](const Extents& p, int64_t position) {
-        for_each_position(conv.kernel, [&](const Extents& k, int64_t tap) {
-          const Extents q = tap_position(conv, p, k);
-          if (!is_inside(q, output_sizes.space)) return;
-          plane[index_of(flat_index(q, output_sizes.space))] +=
-              input[index_of(x + position)] * weight[index_of(w + tap)];
-        });
-      });
+    for (int64_t i = 0; i < group_inputs; ++i) {
+      const int64_t w =
+          conv.transposed ? (first_input + i) * group_outputs + o % group_outputs : o * group_inputs + i;
+      add(n * conv.in_channels + first_input + i, w * taps, plane);
     }
   });
+}
+
+}  // namespace
+
+void convolve(const Conv& conv, const Sizes& input_sizes, const Sizes& output_sizes, Values input,
+              Values weight, Values bias, std::span<double> output, Executor& executor) {
+  const auto add = [&](int64_t channel, int64_t first_weight, std::span<double> plane) {
+    const Values x = input.subspan(index_of(channel * input_sizes.positions()));
+    for_each_position(conv.kernel, [&](const Extents& k, int64_t tap) {
+      const double w = weight[index_of(first_weight + tap)];
+      for_each_row_of_tap(conv, k, output_sizes.space, input_sizes.space,
+                          [&](int64_t to, int64_t from, int64_t count) {
+                            for (int64_t j = 0; j < count; ++j)
+                              plane[index_of(to + j)] += x[index_of(from + j * conv.stride[2])] * w;
+                          });
+    });
+  };
+  for_each_plane(conv, output_sizes, bias, output, executor, add);
+}
+
+void convolve_transposed(const Conv& conv, const Sizes& input_sizes, const Sizes& output_sizes, Values input,
+                         Values weight, Values bias, std::span<double> output, Executor& executor) {
+  const auto add = [&](int64_t channel, int64_t first_weight, std::span<double> plane) {
+    const Values x = input.subspan(index_of(channel * input_sizes.positions()));
+    for_each_position(conv.kernel, [&](const Extents& k, int64_t tap) {
+      const double w = weight[index_of(first_weight + tap)];
+      for_each_row_of_tap(conv, k, input_sizes.space, output_sizes.space,
+                          [&](int64_t from, int64_t to, int64_t count) {
+                            for (int64_t j = 0; j < count; ++j)
+                              plane[index_of(to + j * conv.stride[2])] += x[index_of(from + j)] * w;
+                          });
+    });
+  };
+  for_each_plane(conv, output_sizes, bias, output, executor, add);
 }
 
 void normalise(const Norm& norm, const Sizes& sizes, Values weight, Values bias, std::span<double> x,

@@ -269,16 +269,16 @@ TEST_F(Gemm, TurnsAgreeWithTheReference) {
   const std::vector<std::string> row{"gemm_turns"};
   try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
     const Problem& problem = problems[static_cast<size_t>(index)];
-    Check check{.distributions = {std::begin(distributions), std::end(distributions)},
+    // Everything on small ones: the reference takes its time.
+    const bool is_small = element_count(problem.output.sizes) < 300'000;
+    Check check{.distributions = {Distribution::uniform, Distribution::normal},
                 .placements = {Placement::elements, Placement::vectors},
-                .seed = 950 + static_cast<uint64_t>(index)};
-    if (index % 6 != 0) {
-      check.distributions = {Distribution::uniform, Distribution::normal};
-      check.options.statistics = true;
-    }
+                .seed = 950 + static_cast<uint64_t>(index),
+                .options = {.statistics = !is_small}};
+    if (is_small) check.distributions = {std::begin(distributions), std::end(distributions)};
     std::string errors = forward_errors(problem, row, check, stream);
     if (errors.empty()) errors = other_bits(problem, row, 10, stream);
-    if (errors.empty()) errors = not_finite_errors(problem, row, stream);
+    if (errors.empty() && is_small) errors = not_finite_errors(problem, row, stream);
     return errors;
   });
 }

@@ -2,9 +2,11 @@
 // slab after slab: x is read once, y written once.
 //
 // A slab of a planar tensor is a contiguous range. Each warp of a cluster has its part of it, which arrives
-// in its own ring in shared memory by bulk copies, chunk after chunk: what was read of one slab makes room
-// for the next. After the before-chain values wait for the statistics in registers (`kept` vectors of a
-// thread) and, where those do not hold the slab, in shared memory (`held`). Mean and M2 go from warps to
+// in its own shared memory by bulk copies, chunk after chunk. After the before-chain values wait for the
+// statistics in registers (`kept` vectors of a thread), whose chunks come through a ring: what was read of
+// one slab makes room for the next. Where those do not hold the slab, the first `held` vectors wait where
+// they arrived, and make room for those of the next slab when the output is written. So the next slab arrives
+// while this one is summed and while it is written. Mean and M2 go from warps to
 // their block and from blocks to all of the cluster, past the stores of the slab before. Elements before the
 // first vector and after the last one are kept by the first block, one a thread.
 #pragma once
@@ -37,6 +39,7 @@ struct TailStaged {
   static constexpr int slots = Numbers::slots;
   static constexpr int chunk_bytes = chunk * 32 * width * Input::bytes;
   static_assert(kept > 0 && held % chunk == 0 && width % 4 == 0);
+  static_assert(held == 0 || Input::bytes == 4);
   static constexpr int spatial = static_cast<int>(Tail::spatial);
   static constexpr int slab_elements = static_cast<int>(Tail::group_channels) * spatial;
   static constexpr int groups = Tail::channels / Tail::group_channels;
@@ -44,9 +47,9 @@ struct TailStaged {
   static constexpr bool after_by_row = Tail::has_affine || After::channel_operands > 0;
 
   struct Shared {
-    alignas(128) unsigned char stage[warps][slots][chunk_bytes];
-    float4 hold[held > 0 ? warps* held*(width / 4) * 32 : 1];
-    uint64 arrived[warps][slots];
+    // A warp's ring, then its places of what is held.
+    alignas(128) unsigned char stage[warps][slots + held_chunks][chunk_bytes];
+    uint64 arrived[warps][slots + held_chunks];
     // By parity of the round: elements, mean and M2 of the block's warps and of the cluster's blocks, and
     // what counts them.
     float4 of_warps[2][warps];
@@ -88,47 +91,65 @@ struct TailStaged {
     return range;
   }
 
-  // A warp's way through the chunks of its slabs, in order: where the next one to come is asked for, where
-  // the next one to be read lies.
+  // A warp's way through the kept chunks of its slabs, in order: where the next one to come is asked for,
+  // where the next one to be read lies.
   struct Ring {
-    int slab;           // of the next chunk to ask for
-    const char* from;   // that chunk
-    int left;           // vectors of the slab from there on
-    int next = 0;       // which chunk it is
-    int slot = 0;       // of the next chunk to read
-    uint32 parity = 0;  // of that slot's phase
+    int slab;                // of the next chunk to ask for
+    const char* from;        // that chunk
+    int left;                // vectors of the slab from there on
+    int next = held_chunks;  // which chunk it is
+    int slot = 0;            // of the next chunk to read
+    uint32 parity = 0;       // of that slot's phase
   };
 
-  __device__ __forceinline__ void enter(Ring& ring, int slabs) const {
-    if (ring.slab >= slabs) return;
-    const Range range = range_of(ring.slab);
+  // The chunks of the warp's part of a slab from `first_chunk` on.
+  __device__ __forceinline__ const char* chunks_of(int slab, int first_chunk, int& left) const {
+    const Range range = range_of(slab);
     const int warp = block * warps + threadIdx.x / 32;
     const int first = range.first(warp);
-    ring.left = range.first(warp + 1) - first;
-    ring.from = static_cast<const char*>(p.input) +
-                (range.begin + range.head + static_cast<int64>(first) * width) * Input::bytes;
+    left = range.first(warp + 1) - first - first_chunk * chunk * 32;
+    return static_cast<const char*>(p.input) +
+           (range.begin + range.head + static_cast<int64>(first) * width) * Input::bytes +
+           first_chunk * chunk_bytes;
   }
 
-  // Asks for the next chunk, into the slot that was read last. By one lane; all of them count.
-  __device__ __forceinline__ void ask(Ring& ring, int slot, int slabs, int clusters) const {
+  __device__ __forceinline__ void enter(Ring& ring, int slabs) const {
+    if (ring.slab < slabs) ring.from = chunks_of(ring.slab, held_chunks, ring.left);
+  }
+
+  // Asks for a chunk of which `left` vectors are there, into a slot. By one lane.
+  __device__ __forceinline__ void ask(int slot, const char* from, int left) const {
 #if __CUDA_ARCH__ >= 900
-    if (ring.slab >= slabs) return;
+    if (threadIdx.x % 32 != 0) return;
+    const int own = left < 0 ? 0 : left < chunk * 32 ? left : chunk * 32;
+    const auto bytes = static_cast<uint32>(own * width * Input::bytes);
     const int warp = threadIdx.x / 32;
-    const int own = ring.left < chunk * 32 ? ring.left : chunk * 32;
-    if (threadIdx.x % 32 == 0) {
-      const auto bytes = static_cast<uint32>(own * width * Input::bytes);
-      // Nothing to come is waited for all the same: every chunk is one phase.
-      barrier::expect(&shared.arrived[warp][slot], bytes);
-      if (own > 0) barrier::copy(shared.stage[warp][slot], ring.from, bytes, &shared.arrived[warp][slot]);
-    }
+    // Nothing to come is waited for all the same: every chunk is one phase.
+    barrier::expect(&shared.arrived[warp][slot], bytes);
+    if (own > 0) barrier::copy(shared.stage[warp][slot], from, bytes, &shared.arrived[warp][slot]);
+#endif
+  }
+
+  // Asks for the next chunk of the ring, into the slot that was read last. All lanes count.
+  __device__ __forceinline__ void ask(Ring& ring, int slot, int slabs, int clusters) const {
+    if (ring.slab >= slabs) return;
+    ask(slot, ring.from, ring.left);
     ring.from += chunk_bytes;
-    ring.left -= own;
+    ring.left -= chunk * 32;
     if (++ring.next == chunks) {
-      ring.next = 0;
+      ring.next = held_chunks;
       ring.slab += clusters;
       enter(ring, slabs);
     }
+  }
+
+  // The warp has read what a copy that is asked for now overwrites.
+  static __device__ __forceinline__ void release() {
+#if __CUDA_ARCH__ >= 900
+    // A barrier of the warp alone lets loads be under way still when the copy begins.
+    barrier::release_to_copies();
 #endif
+    __syncwarp();
   }
 
   // What of a slab this thread keeps.
@@ -262,48 +283,30 @@ struct TailStaged {
     }
   }
 
-  // Vector `i` of the thread in shared memory.
-  __device__ __forceinline__ float4* held_vector(int i) const {
-    return shared.hold + (threadIdx.x / 32 * held + i) * (width / 4) * 32 + threadIdx.x % 32;
-  }
-  __device__ __forceinline__ void put(int i, const float (&h)[width]) const {
-    float4* to = held_vector(i);
-#pragma unroll
-    for (int k = 0; k < width; k += 4) to[k / 4 * 32] = float4{h[k], h[k + 1], h[k + 2], h[k + 3]};
-  }
-  __device__ __forceinline__ void get(int i, float (&h)[width]) const {
-    const float4* from = held_vector(i);
-#pragma unroll
-    for (int k = 0; k < width; k += 4) {
-      const float4 v = from[k / 4 * 32];
-      h[k] = v.x, h[k + 1] = v.y, h[k + 2] = v.z, h[k + 3] = v.w;
-    }
+  // Where vector `i` of the thread arrives and waits, one of those that are held.
+  __device__ __forceinline__ unsigned char* held_vector(int i) const {
+    return shared.stage[threadIdx.x / 32][slots] + (i * 32 + threadIdx.x % 32) * (width * Input::bytes);
   }
 
-  // The squared distances of the thread's values from the mean, by place in the vector.
-  template <bool full>
-  __device__ __forceinline__ void add_squares(const float (&h)[kept][width], const Share& share, float mean,
-                                              float (&squares)[lines]) const {
-    const auto square = [&](const float(&value)[width]) {
+  // Sums of a thread: distances from the mean of a vector of its own, and their squares. That vector is one
+  // of 37 at most: whatever the values are, their mean is no more than 6 deviations away from it.
+  struct Sums {
+    float pivot = 0.0f;
+    float sum[lines] = {};
+    float square[lines] = {};
+
+    __device__ __forceinline__ void begin(const float (&value)[width]) {
+      float all = 0.0f;
 #pragma unroll
-      for (int k = 0; k < width; ++k) {
-        const float distance = value[k] - mean;
-        squares[k % lines] = fmaf(distance, distance, squares[k % lines]);
-      }
-    };
-#pragma unroll 1
-    for (int c = 0; c < held_chunks; ++c) {
-      for_each_vector<full>(share, c, [&](int i, int) {
-        float value[width];
-        get(i, value);
-        square(value);
-      });
+      for (int k = 0; k < width; ++k) all += value[k];
+      pivot = all * (1.0f / width);
     }
-#pragma unroll
-    for (int c = held_chunks; c < chunks; ++c) {
-      for_each_vector<full>(share, c, [&](int i, int) { square(h[i - held]); });
+    __device__ __forceinline__ void add(float value, int k) {
+      const float distance = value - pivot;
+      sum[k % lines] += distance;
+      square[k % lines] = fmaf(distance, distance, square[k % lines]);
     }
-  }
+  };
 
   // Mean and M2 of `count` parts together, the same in every lane, and the number of their elements: the
   // mean, then every part's M2 moved to it.
@@ -319,23 +322,22 @@ struct TailStaged {
   }
 
   // Mean and 1 / deviation of the slab from each thread's values: of the warp, of the block, of the cluster.
-  __device__ __forceinline__ void reduce(const float (&h)[kept][width], const Share& share, float sum,
-                                         float edge, bool has_edge, int round, float& mean,
-                                         float& rstd) const {
+  __device__ __forceinline__ void reduce(const Sums& sums, const Share& share, bool has_edge, int round,
+                                         float& mean, float& rstd) const {
     const int lane = threadIdx.x % 32;
     float elements = static_cast<float>(share.elements);
-    mean = lanes_sum<32>(sum) * (elements > 0.0f ? pointwise::reciprocal_fast(elements) : 0.0f);
-    float squares[lines] = {};
-    if (has_edge) squares[0] = (edge - mean) * (edge - mean);
-    if (share.full) {
-      add_squares<true>(h, share, mean, squares);
-    } else {
-      add_squares<false>(h, share, mean, squares);
-    }
-    float m2 = 0.0f;
+    float sum = sums.sum[0], m2 = sums.square[0];
 #pragma unroll
-    for (int k = 0; k < lines; ++k) m2 += squares[k];
-    m2 = lanes_sum<32>(m2);
+    for (int k = 1; k < lines; ++k) {
+      sum += sums.sum[k];
+      m2 += sums.square[k];
+    }
+    const float own = static_cast<float>(share.mine * width + (has_edge ? 1 : 0));
+    const float moved = own > 0.0f ? sum * pointwise::reciprocal_fast(own) : 0.0f;
+    m2 = pointwise::maximum(fmaf(-sum, moved, m2), 0.0f);
+    const float own_mean = sums.pivot + moved;
+    mean = lanes_sum<32>(own * own_mean) * (elements > 0.0f ? pointwise::reciprocal_fast(elements) : 0.0f);
+    m2 = lanes_sum<32>(fmaf(own * (own_mean - mean), own_mean - mean, m2));
 
     // The next round's sums of a warp come when it has read those of this one, and the ones after that when
     // all have given theirs of the next: two buffers suffice.
@@ -366,28 +368,37 @@ struct TailStaged {
     rstd = rsqrtf(m2 * per_element + Tail::eps);
   }
 
-  // The before-chain of the thread's values and their sum.
-  __device__ __forceinline__ void activate(const Place& place, int slabs, int clusters, Ring& ring,
-                                           float (&h)[kept][width], float& edge, float& sum) const {
+  // A whole vector goes past the first-level cache, but not out of the second at once: 1% of s60, 2% of s61.
+  static __device__ __forceinline__ void store(const Packed<typename Tail::Output, width>& y, void* output,
+                                               int index, bool aligned) {
+    if constexpr (Packed<typename Tail::Output, width>::words == 4) {
+      if (aligned) {
+        __stcg(reinterpret_cast<uint4*>(static_cast<char*>(output) + index * Tail::Output::bytes),
+               uint4{y.word[0], y.word[1], y.word[2], y.word[3]});
+        return;
+      }
+    }
+    y.store(output, index, aligned);
+  }
+
+  // The before-chain of the thread's values and their sums.
+  __device__ __forceinline__ void activate(const Place& place, int slabs, int clusters, int round, Ring& ring,
+                                           float (&h)[kept][width], float& edge, Sums& sums) const {
     const Share& share = place.share;
     const int64 begin = place.range.begin;
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
-    float sums[lines] = {};
     float operands[Before::channel_operands > 0 ? Before::channel_operands : 1];
     const auto load_row = [&](int row) {
       Before::load_channel(p, place.n, place.first_channel + row, operands);
     };
     auto rows = rows_of(load_row);
-    const auto take = [&](int c, auto&& keep) {
-#if __CUDA_ARCH__ >= 900
-      barrier::wait(&shared.arrived[warp][ring.slot], ring.parity);
-#endif
-      const unsigned char* stage = shared.stage[warp][ring.slot] + lane * width * Input::bytes;
+    // A chunk that lies at `stage`.
+    const auto take = [&](int c, const unsigned char* stage, auto&& keep) {
       for_each_part<(Before::channel_operands > 0)>(
           share, c, true, rows, [&](int i, int j, bool, auto&& parts) {
             Packed<Input, width> packed;
-            packed.load_shared(stage + j * 32 * width * Input::bytes);
+            packed.load_shared(stage + (j * 32 + lane) * width * Input::bytes);
             float value[width];
             packed.unpack(value);
             typename Before::template Tensors<width> tensors;
@@ -398,36 +409,45 @@ struct TailStaged {
                 if (k >= from && k < to) value[k] = Before::value(value[k], operands, tensors, k);
               }
             });
+            if (i == held || (i == 0 && share.mine <= held)) sums.begin(value);
 #pragma unroll
-            for (int k = 0; k < width; ++k) sums[k % lines] += value[k];
+            for (int k = 0; k < width; ++k) sums.add(value[k], k);
             keep(i, value);
           });
-#if __CUDA_ARCH__ >= 900
-      // A barrier of the warp alone lets loads be under way still when the copy begins.
-      barrier::release_to_copies();
-#endif
-      __syncwarp();
-      ask(ring, ring.slot, slabs, clusters);
-      if (++ring.slot == slots) {
-        ring.slot = 0;
-        ring.parity ^= 1;
-      }
     };
-#pragma unroll 1
-    for (int c = 0; c < held_chunks; ++c) {
-      take(c, [&](int i, const float(&value)[width]) { put(i, value); });
-    }
     // Vectors that are not there are set too: else their registers are taken from one slab to the next.
 #pragma unroll
     for (int i = 0; i < kept; ++i) {
 #pragma unroll
       for (int k = 0; k < width; ++k) h[i][k] = 0.0f;
     }
+    // What came first goes first: chunks of the ring were asked for before those that are held.
 #pragma unroll
     for (int c = held_chunks; c < chunks; ++c) {
-      take(c, [&](int i, const float(&value)[width]) {
+#if __CUDA_ARCH__ >= 900
+      barrier::wait(&shared.arrived[warp][ring.slot], ring.parity);
+#endif
+      take(c, shared.stage[warp][ring.slot], [&](int i, const float(&value)[width]) {
 #pragma unroll
         for (int k = 0; k < width; ++k) h[i - held][k] = value[k];
+      });
+      release();
+      ask(ring, ring.slot, slabs, clusters);
+      if (++ring.slot == slots) {
+        ring.slot = 0;
+        ring.parity ^= 1;
+      }
+    }
+    rows.end = 0;
+#pragma unroll 1
+    for (int c = 0; c < held_chunks; ++c) {
+#if __CUDA_ARCH__ >= 900
+      barrier::wait(&shared.arrived[warp][slots + c], round & 1);
+#endif
+      take(c, shared.stage[warp][slots + c], [&](int i, const float(&value)[width]) {
+        Packed<f32, width> packed;
+        packed.pack(value);
+        packed.store_shared(held_vector(i));
       });
     }
     if (place.has_edge) {
@@ -436,15 +456,17 @@ struct TailStaged {
       tensors.load(p, begin + place.edge_position);
       edge = Before::value(load_one<Input>(p.input, begin + place.edge_position), operands, tensors, 0);
     }
-    sum = edge;
-#pragma unroll
-    for (int k = 0; k < lines; ++k) sum += sums[k];
+    if (place.has_edge) {
+      if (share.mine == 0) sums.pivot = edge;
+      sums.add(edge, 0);
+    }
   }
 
   __device__ __forceinline__ void run_slab(int slab, int slabs, int clusters, int round, Ring& ring) const {
     float h[kept][width];
-    float edge = 0.0f, sum;
-    activate(place_of(slab), slabs, clusters, ring, h, edge, sum);
+    float edge = 0.0f;
+    Sums sums;
+    activate(place_of(slab), slabs, clusters, round, ring, h, edge, sums);
     float mean, rstd;
     float weight = 1.0f, bias = 0.0f;
     float operands[After::channel_operands > 0 ? After::channel_operands : 1];
@@ -457,7 +479,7 @@ struct TailStaged {
       const Place place = place_of(slab);
       // The values of the warp's first row are on their way while the sums are.
       if constexpr (after_by_row) ask_row(place, place.share.begin / spatial);
-      reduce(h, place.share, sum, edge, place.has_edge, round, mean, rstd);
+      reduce(sums, place.share, place.has_edge, round, mean, rstd);
     }
     if (p.statistics != nullptr && block == 0 && threadIdx.x == 0) {
       p.statistics[2 * static_cast<int64>(slab)] = mean;
@@ -497,12 +519,27 @@ struct TailStaged {
             });
             Packed<typename Tail::Output, width> y;
             y.pack(value);
-            y.store(output, i * 32 * width, aligned);
+            store(y, output, i * 32 * width, aligned);
           });
     };
+    if constexpr (held > 0) {
+      const bool more = slab + clusters < slabs;
+      int left = 0;
+      const char* next = more ? chunks_of(slab + clusters, 0, left) : nullptr;
 #pragma unroll 1
-    for (int c = 0; c < held_chunks; ++c) {
-      finish(c, [&](int i, float(&value)[width]) { get(i, value); });
+      for (int c = 0; c < held_chunks; ++c) {
+        finish(c, [&](int i, float(&value)[width]) {
+          Packed<f32, width> packed;
+          packed.load_shared(held_vector(i));
+          packed.unpack(value);
+        });
+        if (more) {
+          release();
+          ask(slots + c, next, left);
+          next += chunk_bytes;
+          left -= chunk * 32;
+        }
+      }
     }
 #pragma unroll
     for (int c = held_chunks; c < chunks; ++c) {
@@ -527,12 +564,18 @@ struct TailStaged {
     int slab = static_cast<int>(blockIdx.x) / blocks;
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x % 32 == 0) {
-      for (int slot = 0; slot < slots; ++slot) barrier::initialise(&shared.arrived[threadIdx.x / 32][slot]);
+      for (int slot = 0; slot < slots + held_chunks; ++slot)
+        barrier::initialise(&shared.arrived[threadIdx.x / 32][slot]);
     }
     __syncwarp();
     Ring ring{slab};
     enter(ring, slabs);
     for (int slot = 0; slot < slots; ++slot) ask(ring, slot, slabs, clusters);
+    if (held > 0 && slab < slabs) {
+      int left;
+      const char* from = chunks_of(slab, 0, left);
+      for (int c = 0; c < held_chunks; ++c) ask(slots + c, from + c * chunk_bytes, left - c * chunk * 32);
+    }
     if (threadIdx.x == 0) {
       for (int parity = 0; parity < 2; ++parity) {
         barrier::initialise(&shared.told[parity], warps);

@@ -116,8 +116,11 @@ double seconds(const Problem& problem, const PlanOptions&) {
                        0.5 * (2 * values + static_cast<double>(problem.output.byte_span()));
   const double launched = mma_seconds(problem, shape, numbers, 0);
   // Classes of a transposed convolution leave every few elements of a row: 64 to 32 channels, volumes of 64,
-  // took 0.93 ms for 0.66 (thin_mma 0.72), one sample of s60 0.040 for 0.030 (0.035).
-  const double spread = shape.classes() > 1 ? 1.45 : 1.0;
+  // take 0.94 ms for 0.66, others up to 1.4 times what is counted, and one sample of s60 0.039 for 0.030.
+  // Values of 16 bits go through a ring: images take 1.2 to 1.6 times what is counted, volumes and strides up
+  // to 2.3 times.
+  const bool is_hard = shape.axes[0].out > 1 || shape.axes[2].step > 1;
+  const double spread = shape.classes() > 1 ? 1.45 : !numbers.is_short ? 1.0 : is_hard ? 1.75 : 1.3;
   return spread * (launched + 0.1 * (launched - 1.8e-5) + moved / gpu.bytes_per_second);
 }
 

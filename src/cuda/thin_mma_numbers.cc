@@ -434,9 +434,9 @@ double mma_seconds(const Problem& problem, const ThinShape& shape, const MmaNumb
   const double instructions = numbers.tile_instructions(shape) * std::max(tiles, warps / 4);
   const double slots = ((numbers.holds_weights ? 0.6 : 0.78) + 0.8 / std::max(rounds, 1.0)) * 2;
   // Windows of more than eight channels leave room for small tiles alone: 64 channels (to 32, at 64^3
-  // doubled) take 2.1 times what is counted in f32 and 3 times in 16 bits.
+  // doubled) take 2.17 times what is counted in f32 and 3 times in 16 bits.
   const double wide = std::clamp((static_cast<double>(shape.in_channels) - 8) / 56, 0.0, 1.0);
-  const double crowded = 1 + wide * (problem.input.dtype == DType::f32 ? 1.1 : 2.0);
+  const double crowded = 1 + wide * (problem.input.dtype == DType::f32 ? 1.17 : 2.0);
   // Weights that all warps read of shared memory for every product, of images with few input channels: 8 to
   // 64 with kernel 5 take 1.2 times what is counted in tf32 and bf16, with three products for each what is
   // counted.
@@ -445,7 +445,14 @@ double mma_seconds(const Problem& problem, const ThinShape& shape, const MmaNumb
   // Two lanes meet in a bank where neighbouring outputs read every other element: 3 to 64 channels, kernel 7,
   // stride 2 at 224 x 224 take 1.9 to 2.2 times what is counted.
   const double waiting = shape.axes[2].step > 1 ? 1.9 : waits ? 1.2 : 1.0;
-  return 1.8e-5 + std::max(moved, waiting * crowded * instructions * slots / (gpu.flops / 64));
+  // Few products for what a tile takes besides: with two passes kernels of 3 take 1.3 to 1.6 times what is
+  // counted in tf32, images of 16 bits twice as long (3 input channels, one product a row, do not).
+  const bool is_volume = shape.axes[0].out > 1;
+  const bool is_brief = !numbers.computes_once && !numbers.splits && shape.classes() == 1 &&
+                        shape.axes[2].step == 1 && Offsets(shape.axes[2]).reach() <= 2 &&
+                        (is_volume || shape.in_channels >= 4);
+  const double brief = !is_brief ? 1.0 : numbers.is_short && !is_volume ? 2.0 : 1.4;
+  return 1.8e-5 + std::max(moved, brief * waiting * crowded * instructions * slots / (gpu.flops / 64));
 }
 
 }  // namespace onepass::cuda

@@ -26,6 +26,8 @@ struct TurnsNumbers {
   int64_t merge_slabs = 1;
   bool by_rows = false;       // values leave a row of the box at a time
   int64_t waiting_words = 0;  // of a thread's held values, in shared memory
+  int64_t far_words = 0;      // and in memory
+  int64_t row_pitch = 0;      // of staged rows, in words
   Box box{1, 1, 1};           // outputs of a tile
   Box boxes{1, 1, 1};         // of a sample
   int64_t position_tiles = 1;
@@ -72,8 +74,10 @@ struct TurnsNumbers {
   }
 
  private:
-  // Of each warp, on their way to memory: a row of the box of eight channels.
-  int64_t value_words() const { return 8 * (by_rows ? pitch / 8 / 2 * 8 + 4 : 36); }
+  // Of each warp, on their way to memory: eight channels of a row of the box, or of 64 columns.
+  int64_t value_words(int64_t bytes) const {
+    return by_rows ? round_up(8 * row_pitch + 3, 4) : 8 * (16 * bytes + 4);
+  }
   static int64_t columns_of(const FlatGeometry& flat, const Box& box) {
     return round_up(divide_up(flat.positions_of(box), groups), 8);
   }
@@ -108,30 +112,35 @@ struct TurnsNumbers {
       merge_slabs *= 2;
     by_rows =
         pitch % 8 == 0 && own % pitch == 0 && box[2] % 2 == 0 && shape.axes[2].classes[0].positions % 2 == 0;
-    const int64_t fixed = chunks * 2 * window * 16 + weight_bytes() + groups * 16 * value_words() +
+    // Channels of a staged row lie as they do in memory, modulo 16 bytes.
+    const int64_t out_bytes = byte_size(problem.output.dtype);
+    row_pitch = pitch * out_bytes / 4;
+    while (by_rows && (problem.output.strides[1] * out_bytes / 4 - row_pitch) % 4 != 0) ++row_pitch;
+    const int64_t fixed = chunks * 2 * window * 16 + weight_bytes() +
+                          groups * 16 * value_words(out_bytes) +
                           (by_rows ? 2 : groups * own) * 4 + 3 * chunks * 8 + 2 * groups * shape.groups * 16 +
-                          2 * shape.groups * 8 + 64 * 16 + groups * (2 * shape.groups * 8 + 4 * 8) +
+                          2 * shape.groups * 8 + 64 * 16 + groups * (2 * shape.groups * 4 + 4 * 8) +
                           groups * (own / pitch + 1) * 8 + merge_slabs * round_up(position_tiles, 2) * 8 +
                           512;
-    // Two copies have room for each converting warp, if need be of fewer rows; and of held values those that
-    // registers have no room for beside sums, better some more.
-    constexpr int64_t most_words = 121, better_words = 115;
-    const int64_t words = own / 2 + own / 4;
-    const int64_t word_bytes = groups * 128 * 4;
-    const int64_t least_waiting = std::max<int64_t>(1, words - most_words);
+    // Two copies have room for each converting warp, if need be of fewer rows. Of held values those that
+    // registers have no room for beside sums wait in shared memory, as far as there is room, and in L2.
+    constexpr int64_t most_words = 113;
+    const int64_t vector_bytes = groups * 128 * 16;
+    const int64_t vectors = std::max<int64_t>(0, divide_up(own - most_words, 4));
     int64_t raw_bytes = 0, left = 0;
     for (copy_y = window_y; copy_y > 0; --copy_y) {
       if (window_y % copy_y != 0 || divide_up(copy_y * raw_vectors, 4) > most_steps) continue;
       copies = window_z * window_y / copy_y;
       if (chunks * 2 * copies < raw_slots) continue;  // each warp has something of every tile
       raw_bytes = round_up(copy_y * 8 * raw_pitch * bytes, 128);
-      left = gpu.shared_bytes_per_block - fixed - raw_slots * (raw_bytes + 16) - chunks * 2 * copies * 32 -
-             least_waiting * word_bytes;
+      left = gpu.shared_bytes_per_block - fixed - raw_slots * (raw_bytes + 16) - chunks * 2 * copies * 32;
       if (left >= 0) break;
     }
     if (copy_y == 0) return;
-    waiting_words = std::min(least_waiting + left / word_bytes, std::max<int64_t>(1, words - better_words));
-    shared_bytes = gpu.shared_bytes_per_block - left + (waiting_words - least_waiting) * word_bytes;
+    const int64_t waiting = std::min(left / vector_bytes, vectors);
+    waiting_words = 4 * waiting;
+    far_words = 4 * (vectors - waiting);
+    shared_bytes = gpu.shared_bytes_per_block - left + waiting * vector_bytes;
     columns = own;
     clocks_of_tile = predict(shape);
   }
@@ -175,6 +184,7 @@ class GemmTurns final : public Kernel {
     map_ = regions_.add(128);
     parts_ = regions_.add(shape_.slabs() * round_up(numbers_.position_tiles, 2) * 8);  // read by pairs
     statistics_ = regions_.add(shape_.slabs() * 2 * 4);
+    values_ = regions_.add(blocks_ * (groups * 128 * numbers_.far_words * 4));
   }
 
   size_t workspace_bytes() const override {
@@ -192,8 +202,9 @@ class GemmTurns final : public Kernel {
         << "window: " << n.window_z << "x" << n.window_y << "x" << n.pitch << " positions, " << n.chunks
         << " stages of 16 channels, " << n.raw_slots << " copies of 8 channels and " << n.copy_y
         << " rows ahead\n"
-        << "blocks: " << describe_blocks(blocks_, function_) << "passes: 1, values held as "
-        << "f16 in registers\n"
+        << "blocks: " << describe_blocks(blocks_, function_) << "passes: 1, values held as f32, "
+        << n.columns / 2 - n.waiting_words - n.far_words << " of a thread in registers, " << n.waiting_words
+        << " in shared memory, " << n.far_words << " in L2\n"
         << "then: thin_cores, if x does not begin on 16 bytes\n"
         << "workspace: " << workspace_bytes() << " bytes\n";
     return out.str();
@@ -214,7 +225,7 @@ class GemmTurns final : public Kernel {
     Words words;
     words.add(arguments.input);
     words.add(arguments.output);
-    words.add(arguments.output);
+    words.add(at(workspace, values_));
     words.add(arguments.statistics ? static_cast<void*>(arguments.statistics) : at(workspace, statistics_));
     words.add(at(workspace, control_));
     words.add(at(workspace, parts_));
@@ -235,13 +246,15 @@ class GemmTurns final : public Kernel {
   int64_t pack_bytes() const {
     return shape_.in_channels * numbers_.taps * byte_size(problem_.parameters[0].dtype);
   }
+  bool is_bf16() const { return problem_.input.dtype == DType::bf16; }
   bool packs_staged() const { return pack_bytes() <= 200 << 10; }
 
   // `struct Numbers`.
   std::string numbers_source() const {
     const TurnsNumbers& n = numbers_;
     std::ostringstream out;
-    out << "struct Numbers {\n  using Operand = onepass::bf16;\n  using Product = ::Product;\n"
+    out << "struct Numbers {\n  using Operand = onepass::" << (is_bf16() ? "bf16" : "f16")
+        << ";\n  using Product = ::Product;\n"
         << "  static constexpr float steepness = " << std::showpoint << steepness(shape_.parts) << "f;\n"
         << Constants()
                .add("pitch", n.pitch)
@@ -265,6 +278,8 @@ class GemmTurns final : public Kernel {
                .add("tile_channels", tile_channels)
                .add("columns", n.columns)
                .add("waiting_words", n.waiting_words)
+               .add("far_words", n.far_words)
+               .add("row_pitch", n.row_pitch)
                .add("merge_slabs", n.merge_slabs)
                .add("position_tiles", n.position_tiles)
                .add("channel_tiles", 1)
@@ -295,7 +310,7 @@ class GemmTurns final : public Kernel {
     std::ostringstream out;
     out << "struct Product {\n  static __device__ __forceinline__ void run(float (&d)[" << n.columns / 2
         << "], onepass::uint64 a, onepass::uint64 b, int add) {\n"
-        << wgmma_statement(n.columns, true, 0, 0) << "  }\n};\n";
+        << wgmma_statement(n.columns, is_bf16(), 0, 0) << "  }\n};\n";
     return out.str();
   }
 
@@ -335,7 +350,7 @@ class GemmTurns final : public Kernel {
   Number blocks_ = 1;
   Number cleared_bytes_;
   Regions regions_;
-  Region control_, marks_, guard_, scales_, packed_, map_, parts_, statistics_;
+  Region control_, marks_, guard_, scales_, packed_, map_, parts_, statistics_, values_;
 };
 
 // Whether copies of boxes can read it: rows of neighbours, all strides of whole vectors of 16 bytes.
@@ -357,9 +372,9 @@ std::string refusal(const Problem& problem) {
   if (gpu.architecture != "sm_90a") return "it needs wgmma, which sm_90a alone has";
   const ThinShape shape(problem);
   if (!shape.parts.norm || shape.parts.mean) return "it is for a block with a norm and no mean";
-  // Held as f32, which two warpgroups have registers for, values took s19 3.6 ms where gemm_wgmma takes 2.36;
-  // f16 itself would be rounded twice.
-  if (problem.input.dtype != DType::bf16 || problem.output.dtype != DType::bf16) return "it is for bf16";
+  // Held as f32 in registers, which two warpgroups have, values took s19 3.6 ms where gemm_wgmma takes 2.36.
+  if (byte_size(problem.input.dtype) != 2 || problem.output.dtype != problem.input.dtype)
+    return "it is for bf16 and f16";
   if (shape.channels > tile_channels)
     return "more than " + std::to_string(tile_channels) + " output channels";
   if (shape.classes() > 1 || FlatGeometry(shape).has_stride(shape)) return "the convolution has a stride";

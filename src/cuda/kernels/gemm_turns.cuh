@@ -14,12 +14,13 @@
 //
 // The tiles of a sample are on the chip at a time, and each holds its values until it knows the moments of
 // the others. It does not wait for them: values are finished and stored when the next tile's products, chain
-// and moments have been computed. They are held as f16, distances from the mean of the warp's own part in its
-// deviations, in registers and some of them in shared memory.
+// and moments have been computed. They are held as distances from the mean of the warp's own part, in
+// registers, in shared memory and, half of them, in memory: the same places for every tile, so that they stay
+// in L2, each read and written by one thread.
 //
 // Registers are what this is short of, and what is spilled costs a trip to L2: L1 has what shared memory
-// leaves, and waiting for other blocks empties it. So nothing is loaded from memory in the loop over tiles,
-// and values of the chain are begun a few at a time.
+// leaves, and waiting for other blocks empties it. So nothing else is loaded from memory in the loop over
+// tiles, and values of the chain are begun a few at a time.
 #pragma once
 
 #include "gemm_turns_exchange.cuh"
@@ -108,8 +109,8 @@ struct GemmTurns {
   }
 
   // --- Products ---
-  // Of an operand by rows of 16 bytes, eight of them together, the next eight channels `leading` bytes on.
-  // `begin` is its address in 16 bytes and the distance, which are its lower half.
+  // Of an operand by rows of 16 bytes, eight of them together. `begin` is the descriptor's lower half: the
+  // operand's address and how far on the next eight channels are, in 16 bytes.
   static __device__ __forceinline__ uint64 descriptor(uint32 begin, int bytes) {
     return static_cast<uint64>(128 >> 4) << 32 | (begin + static_cast<uint32>(bytes >> 4));
   }
@@ -147,34 +148,39 @@ struct GemmTurns {
     for (int i = 0; i < sums; ++i) asm volatile("" : "+f"(d[i])::"memory");
   }
 
+  // Asked again each time: what follows from it would be kept in registers.
+  static __device__ __forceinline__ int thread() {
+    int own;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(own));
+    return own;
+  }
+
   // A warpgroup. A tile's values are finished when the next one's have been multiplied: by then the moments
   // of other tiles have come.
   __device__ __forceinline__ void consume() const {
-    const Moments moments{p, s};
-    const Outputs outputs{p, s};
-    const typename Moments::Mask mask = moments.mask();
+    const typename Moments::Mask mask = Moments{p, s, thread()}.mask();
     const auto batch = static_cast<int>(p.batch);
     typename Outputs::Held held;
     const uint32 nothing = threadIdx.y;
-    // One more than there are tiles: the last one has the values of the one before to finish alone.
     uint32 tile = 0;  // of the block
+    int n = static_cast<int>(Item(blockIdx.x, 1).n);
+    typename Outputs::Far far;
 #pragma unroll 1
-    for (int n = static_cast<int>(Item(blockIdx.x, 1).n);; n += Copies::samples(), ++tile) {
-      // As halves first: that makes room for what finishing takes.
-      uint32 halves[2 * pairs];
-      if (n < batch) {
-        float d[sums];
-        float mean[2], deviation[2];
-        multiply(tile, d);
-        typename Moments::Sums all;
-        moments.activate(n, mask, nothing, d, all);
-        moments.leave_parts(tile, mask, d, all, mean, deviation);
-        outputs.pack(d, mean, deviation, halves);
-      }
-      if (tile > 0) outputs.finish(tile - 1, n - Copies::samples(), held);
-      if (n >= batch) break;
-      outputs.hold(halves, held);
+    for (; n < batch; n += Copies::samples(), ++tile) {
+      float d[sums];
+      multiply(tile, d);
+      typename Moments::Sums all;
+      const Moments moments{p, s, thread()};
+      moments.activate(n, mask, nothing, d, all);
+      moments.leave_parts(tile, mask, d, all);
+      const Outputs outputs{p, s, thread()};
+      outputs.exchange(d, far);
+      if (tile > 0) outputs.finish(tile - 1, n - Copies::samples(), held, far);
+      outputs.hold(d, held);
     }
+    const Outputs outputs{p, s, thread()};
+    outputs.fetch(far);
+    outputs.finish(tile - 1, n - Copies::samples(), held, far);
   }
 
   __device__ __forceinline__ void run() const {

@@ -46,8 +46,9 @@ struct GemmTurnsMoments {
 
   const Parameters& p;
   Shared& s;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int thread;
+  const int lane = thread % 32;
+  const int warp = thread / 32;
   const int group = warp / 4;
 
   __device__ __forceinline__ int row(int h) const { return warp % 4 * 16 + lane / 4 + 8 * h; }
@@ -145,56 +146,57 @@ struct GemmTurnsMoments {
     }
   }
 
-  // The moments of the warp's slabs, left for all tiles; `mean` and `deviation` of the thread's rows.
-  __device__ __forceinline__ void leave_parts(uint32 tile, const Mask& mask, const float (&values)[sums],
-                                              Sums& of_whole, float (&mean)[2], float (&deviation)[2]) const {
+  // The moments of the warp's slabs, left for all tiles. Values become distances from their slab's mean.
+  __device__ __forceinline__ void leave_parts(uint32 tile, const Mask& mask, float (&values)[sums],
+                                              Sums& of_whole) const {
     float own[own_slabs], m2[own_slabs];
     const float2 elements = s.elements[warp];
-    if (mask.whole) {
-      add_up<true>(mask, elements.y, values, of_whole, own, m2);
-    } else {
-      add_up<false>(mask, elements.y, values, of_whole, own, m2);
-    }
+    // Values are changed where both ways have met again, so that they are where they were.
+    if (!mask.whole) add_up(mask, values, of_whole);
+    of_whole.finish(own);
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      mean[h] = own[h % own_slabs];
-      // Any that is about as large will do.
-      const float variance = m2[h % own_slabs] * elements.y;
-      deviation[h] = variance > 1e-30f ? variance * rsqrtf(variance) : 1.0f;
+    for (float& mean : own) mean *= elements.y;
+#pragma unroll
+    for (int i = 0; i < sums; ++i) values[i] -= own[i / 2 % 2 % own_slabs];
+    if (mask.whole) {
+      add_up_squares<true>(mask, values, m2);
+    } else {
+      add_up_squares<false>(mask, values, m2);
     }
 #pragma unroll
     for (int k = 0; k < own_slabs; ++k) {
       if (lane % slab_lanes == 0 && row(k) < rows) {
         s.parts[tile & 1u][group][row(k) / group_rows] = float4{elements.x, own[k], m2[k], 0.0f};
-        s.held[tile & 1u][group][row(k) / group_rows] = float2{mean[k], deviation[k]};
+        s.held[tile & 1u][group][row(k) / group_rows] = own[k];
       }
     }
     __syncwarp();
     if (lane == 0) barrier::arrive(&s.parts_full[tile & 1u]);
   }
-  template <bool whole>
-  __device__ __forceinline__ void add_up(const Mask& mask, float per_element, const float (&values)[sums],
-                                         Sums& all, float (&own)[own_slabs], float (&m2)[own_slabs]) const {
-    Sums squares;
-    // Asked again each time: answers for all columns would be kept in registers.
+  // Asked again each time: answers for all columns would be kept in registers.
+  static __device__ __forceinline__ Mask again(const Mask& mask) {
     Mask asked = mask;
 #pragma unroll
     for (uint32& bits : asked.bits) asm volatile("" : "+r"(bits));
-    if constexpr (!whole) {
-      all = Sums{};
-#pragma unroll
-      for (int i = 0; i < sums; ++i) {
-        if (asked.has(i / 4, i % 2)) all.of(i) += values[i];
-      }
-    }
-    all.finish(own);
-#pragma unroll
-    for (float& mean : own) mean *= per_element;
+    return asked;
+  }
+  static __device__ __forceinline__ void add_up(const Mask& mask, const float (&values)[sums], Sums& all) {
+    const Mask asked = again(mask);
+    all = Sums{};
 #pragma unroll
     for (int i = 0; i < sums; ++i) {
-      const float distance = values[i] - own[i / 2 % 2 % own_slabs];
+      if (asked.has(i / 4, i % 2)) all.of(i) += values[i];
+    }
+  }
+  template <bool whole>
+  static __device__ __forceinline__ void add_up_squares(const Mask& mask, const float (&distances)[sums],
+                                                        float (&m2)[own_slabs]) {
+    const Mask asked = again(mask);
+    Sums squares;
+#pragma unroll
+    for (int i = 0; i < sums; ++i) {
       if (whole ? is_inside(asked, i) : asked.has(i / 4, i % 2))
-        squares.of(i) = fmaf(distance, distance, squares.of(i));
+        squares.of(i) = fmaf(distances[i], distances[i], squares.of(i));
     }
     squares.finish(m2);
   }

@@ -5,68 +5,98 @@
 
 namespace onepass {
 
-// What a warpgroup holds of a tile, as halves, and stores when the moments of the other tiles have come.
+// What a warpgroup holds of a tile, and stores when the moments of the other tiles have come.
 template <class C, class Tail, class Numbers>
 struct GemmTurnsOutputs {
   using Parameters = GemmTurnsParameters<Tail::parameters>;
   using Shared = GemmTurnsShared<C, Tail, Numbers>;
   using Output = typename Tail::Output;
   using After = typename Tail::After;
+  static constexpr int consumers = 128 * Numbers::groups;
   static constexpr int columns = Numbers::columns;
   static constexpr int sums = columns / 2;
   static constexpr int pairs = columns / 8;  // of columns, in each row of a thread
   static constexpr int group_rows = GemmSlabs<C, Tail, Numbers>::group_rows;
   static constexpr int rows = GemmGeometry<C, Numbers>::rows;
-  static constexpr int waiting_words = Numbers::waiting_words;  // of a thread's held ones, in shared memory
+  static constexpr int pair_words = Output::bytes / 2;  // of two neighbours in the output
 
   const Parameters& p;
   Shared& s;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int thread;
+  const int lane = thread % 32;
+  const int warp = thread / 32;
   const int group = warp / 4;
 
-  // Values that wait for the moments of other tiles: words of pair j and row h, number 2 * j + h. Those that
-  // registers have no room for lie in shared memory, the last ones.
+  // Values leave by pieces, eight channels of a row of the box, or of 64 columns.
+  static constexpr int piece_pairs = Numbers::by_rows ? Numbers::pitch / 8 : 8;
+  static constexpr int runs = (pairs + piece_pairs - 1) / piece_pairs;  // of columns
+  static constexpr __device__ int pairs_of(int run) {
+    return pairs - run * piece_pairs < piece_pairs ? pairs - run * piece_pairs : piece_pairs;
+  }
+
+  // Values that wait for the moments of other tiles: the first in registers, those after them in shared memory
+  // and the last ones in memory, where a thread has places of its own, read when the next tile's are written.
+  // They stay in L2.
+  static constexpr int shared_vectors = Numbers::waiting_words / 4;
+  static constexpr int far_vectors = Numbers::far_words / 4;
+  static constexpr int own = sums - 4 * (shared_vectors + far_vectors);
+  static constexpr int first_far = sums - 4 * far_vectors;
+  static_assert(Numbers::waiting_words % 4 == 0 && Numbers::far_words % 4 == 0 && own >= 0);
   struct Held {
-    static constexpr int own = 2 * pairs - waiting_words;  // in registers
-    uint32 value[own];
+    float value[own > 0 ? own : 1];
+  };
+  struct Far {
+    float4 value[far_vectors > 0 ? far_vectors : 1];
   };
 
   __device__ __forceinline__ int row(int h) const { return warp % 4 * 16 + lane / 4 + 8 * h; }
 
-  static __device__ __forceinline__ void pack(const float (&d)[sums], const float (&mean)[2],
-                                              const float (&deviation)[2], uint32 (&halves)[2 * pairs]) {
+  static constexpr uint64 stays = 0x14f0000000000000;  // createpolicy.fractional.L2::evict_last of all
+  __device__ __forceinline__ float4* place() const {
+    return reinterpret_cast<float4*>(p.values) +
+           static_cast<int64>(blockIdx.x) * (far_vectors * consumers) + thread;
+  }
+  static __device__ __forceinline__ void fetch(const float4* from, float4& to) {
+    asm volatile("ld.global.cg.L2::cache_hint.v4.f32 {%0, %1, %2, %3}, [%4], %5;"
+                 : "=f"(to.x), "=f"(to.y), "=f"(to.z), "=f"(to.w)
+                 : "l"(from), "l"(stays)
+                 : "memory");
+  }
+  __device__ __forceinline__ void fetch(Far& far) const {
+    const float4* const from = place();
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float per = pointwise::reciprocal_fast(deviation[h]);
-      const float shift = -mean[h] * per;
+    for (int v = 0; v < far_vectors; ++v) fetch(from + v * consumers, far.value[v]);
+  }
+  // Fetches what waits far away and leaves the next tile's values there. Of the first tile it fetches
+  // nothing of use.
+  __device__ __forceinline__ void exchange(const float (&d)[sums], Far& far) const {
+    float4* const at = place();
 #pragma unroll
-      for (int j = 0; j < pairs; ++j)
-        halves[2 * j + h] =
-            f16::pack(fmaf(d[j * 4 + h * 2], per, shift), fmaf(d[j * 4 + h * 2 + 1], per, shift));
+    for (int v = 0; v < far_vectors; ++v) {
+      fetch(at + v * consumers, far.value[v]);
+      const int i = first_far + 4 * v;
+      asm volatile("st.global.cg.L2::cache_hint.v4.f32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(at + v * consumers),
+                   "f"(d[i]), "f"(d[i + 1]), "f"(d[i + 2]), "f"(d[i + 3]), "l"(stays)
+                   : "memory");
     }
   }
   // Those held before have been stored.
-  __device__ __forceinline__ void hold(const uint32 (&halves)[2 * pairs], Held& held) const {
+  __device__ __forceinline__ void hold(const float (&d)[sums], Held& held) const {
 #pragma unroll
-    for (int i = 0; i < 2 * pairs; ++i) {
-      if (i < Held::own) {
-        held.value[i] = halves[i];
-      } else {
-        s.waiting[i - Held::own][threadIdx.x] = halves[i];
-      }
+    for (int i = 0; i < own; ++i) held.value[i] = d[i];
+#pragma unroll
+    for (int v = 0; v < shared_vectors; ++v) {
+      const int i = own + 4 * v;
+      s.waiting[v][thread] = float4{d[i], d[i + 1], d[i + 2], d[i + 3]};
     }
   }
-
-  __device__ __forceinline__ void finish(uint32 tile, int64 n, const Held& held) const {
-    const Norm norm = this->norm(tile);
-    if constexpr (Numbers::by_rows) {
-#pragma unroll
-      for (int r = 0; r < columns / Numbers::pitch; ++r) put_row(r, n, held, norm);
-    } else {
-#pragma unroll
-      for (int b = 0; b < blocks; ++b) put_block(b, n, held, norm);
-    }
+  // Pair j of the thread's row h.
+  __device__ __forceinline__ float2 pair(int j, int h, const Held& held, const Far& far) const {
+    const int i = 4 * j + 2 * h;
+    if (i < own) return float2{held.value[i], held.value[i + 1]};
+    if (i < first_far) return reinterpret_cast<const float2*>(&s.waiting[(i - own) / 4][thread])[h];
+    const float4& four = far.value[(i - first_far) / 4];
+    return h == 0 ? float2{four.x, four.y} : float2{four.z, four.w};
   }
 
   // What the thread's rows are multiplied by and what is added then.
@@ -74,35 +104,67 @@ struct GemmTurnsOutputs {
     float scale[2];
     float shift[2];
   };
+  __device__ __forceinline__ void finish(uint32 tile, int64 n, const Held& held, const Far& far) const {
+    const Norm norm = this->norm(tile);
+    finish_from<0>(n, held, far, norm);
+  }
+  template <int run>
+  __device__ __forceinline__ void finish_from(int64 n, const Held& held, const Far& far,
+                                              const Norm& norm) const {
+    if constexpr (run < runs) {
+      if constexpr (Numbers::by_rows) {
+        put_row<run>(n, held, far, norm);
+      } else {
+        put_block<run>(n, held, far, norm);
+      }
+      finish_from<run + 1>(n, held, far, norm);
+    }
+  }
+
   __device__ __forceinline__ Norm norm(uint32 tile) const {
     barrier::wait(&s.statistics_full[tile & 1u], tile >> 1 & 1u);
     Norm norm;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int channel = row(h) < rows ? row(h) : 0;
-      const float2 own = s.statistics[tile & 1u][channel / group_rows];
-      const float2 held = s.held[tile & 1u][group][channel / group_rows];
+      const float2 all = s.statistics[tile & 1u][channel / group_rows];
+      const float taken = s.held[tile & 1u][group][channel / group_rows];
       const float4 affine = s.channels[channel];
-      const float scale = affine.y * own.y;
-      norm.scale[h] = scale * held.y;
-      norm.shift[h] = fmaf(held.x - own.x, scale, affine.z);
+      norm.scale[h] = affine.y * all.y;
+      norm.shift[h] = fmaf(taken - all.x, norm.scale[h], affine.z);
     }
     return norm;
   }
 
-  __device__ __forceinline__ uint32 held_word(const Held& held, int i) const {
-    return i < Held::own ? held.value[i] : s.waiting[i - Held::own][threadIdx.x];
-  }
-
-  // A pair of columns of the thread's row h, done.
-  static __device__ __forceinline__ void finished(uint32 word, const Norm& norm,
-                                                  const ChannelValues<After, 1>& values, int h,
-                                                  float (&two)[2]) {
-    f16::unpack(word, two[0], two[1]);
+  // The thread's pairs of a piece, done, to where the row of its channel is staged.
+  template <int run>
+  __device__ __forceinline__ void stage_piece(int h, int64 n, const Held& held, const Far& far,
+                                              const Norm& norm, uint32* to) const {
+    constexpr int count = pairs_of(run);
+    ChannelValues<After, 1> channel;
+    channel.load(p, n, row(h) < rows ? row(h) : 0);
+    // All of them before the first is stored: the compiler does not know that they lie elsewhere.
+    float values[2 * count];
 #pragma unroll
-    for (int e = 0; e < 2; ++e) {
+    for (int k = 0; k < count; ++k) {
+      const float2 two = pair(run * piece_pairs + k, h, held, far);
+      values[2 * k] = two.x;
+      values[2 * k + 1] = two.y;
+    }
+#pragma unroll
+    for (float& value : values) {
       typename After::template Tensors<1> tensors;
-      two[e] = After::value(fmaf(two[e], norm.scale[h], norm.shift[h]), values.value[0], tensors, 0);
+      value = After::value(fmaf(value, norm.scale[h], norm.shift[h]), channel.value[0], tensors, 0);
+    }
+#pragma unroll
+    for (int k = 0; k < count; ++k) {
+      uint32* const pair = to + (4 * k + lane % 4) * pair_words;
+      if constexpr (Output::bytes == 2) {
+        *pair = Output::pack(values[2 * k], values[2 * k + 1]);
+      } else {
+        pair[0] = __float_as_uint(values[2 * k]);
+        pair[1] = __float_as_uint(values[2 * k + 1]);
+      }
     }
   }
 
@@ -112,100 +174,131 @@ struct GemmTurnsOutputs {
                                     C::stride(1) % 2 == 0 && C::stride(2) % 2 == 0 && C::stride(3) % 2 == 0;
 
   // Two neighbours.
-  static __device__ __forceinline__ void put(unsigned char* begin, int2 offsets, uint32 word, bool in_pairs) {
-    auto* const to = reinterpret_cast<uint16*>(begin);
-    if (in_pairs) {
-      if (offsets.x >= 0) __stcs(reinterpret_cast<uint32*>(to + offsets.x), word);
+  static __device__ __forceinline__ void put(unsigned char* begin, int2 offsets, const uint32* word,
+                                             bool in_pairs) {
+    if constexpr (Output::bytes == 2) {
+      auto* const to = reinterpret_cast<uint16*>(begin);
+      if (in_pairs) {
+        if (offsets.x >= 0) __stcs(reinterpret_cast<uint32*>(to + offsets.x), *word);
+      } else {
+        if (offsets.x >= 0) to[offsets.x] = static_cast<uint16>(*word);
+        if (offsets.y >= 0) to[offsets.y] = static_cast<uint16>(*word >> 16);
+      }
     } else {
-      if (offsets.x >= 0) to[offsets.x] = static_cast<uint16>(word);
-      if (offsets.y >= 0) to[offsets.y] = static_cast<uint16>(word >> 16);
+      auto* const to = reinterpret_cast<uint32*>(begin);
+      if (offsets.x >= 0) __stcs(to + offsets.x, word[0]);
+      if (offsets.y >= 0) __stcs(to + offsets.y, word[1]);
     }
   }
 
   // The held values leave eight channels of 64 columns at a time through shared memory, so that a warp writes
   // whole lines.
-  static constexpr int block_pairs = 8;
-  static constexpr int blocks = (pairs + block_pairs - 1) / block_pairs;
-
-  __device__ __forceinline__ void put_block(int block, int64 n, const Held& held, const Norm& norm) const {
+  template <int run>
+  __device__ __forceinline__ void put_block(int64 n, const Held& held, const Far& far,
+                                            const Norm& norm) const {
     constexpr int pitch = Shared::block_pitch;
     constexpr int64 row_bytes = C::stride(1) * Output::bytes;
     uint32* const stage = s.values[warp];
     const int first_row = warp % 4 * 16;
-    const int first = block * block_pairs;
-    const bool has = first * 8 + 2 * lane < columns;
+    constexpr int first = run * piece_pairs * 8;
+    const bool has = first + 2 * lane < columns;
     const int2 offsets =
-        *reinterpret_cast<const int2*>(s.offsets() + group * columns + first * 8 + (has ? 2 * lane : 0));
+        *reinterpret_cast<const int2*>(s.offsets() + group * columns + first + (has ? 2 * lane : 0));
     const bool in_pairs = pairs_fit && reinterpret_cast<uint64>(p.output) % 4 == 0;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      ChannelValues<After, 1> values;
-      values.load(p, n, row(h) < rows ? row(h) : 0);
       __syncwarp();
-#pragma unroll
-      for (int k = 0; k < block_pairs; ++k) {
-        if (first + k >= pairs) break;
-        float two[2];
-        finished(held_word(held, 2 * (first + k) + h), norm, values, h, two);
-        stage[lane / 4 * pitch + 4 * k + lane % 4] = Output::pack(two[0], two[1]);
-      }
+      stage_piece<run>(h, n, held, far, norm, stage + lane / 4 * pitch);
       __syncwarp();
       unsigned char* to = static_cast<unsigned char*>(p.output) + n * C::stride(0) * Output::bytes +
                           (first_row + 8 * h) * row_bytes;
 #pragma unroll 2
       for (int r = 0; r < 8; ++r) {
         if (rows % 64 != 0 && first_row + 8 * h + r >= rows) break;
-        if (has) put(to, offsets, stage[r * pitch + lane], in_pairs);
+        if (has) put(to, offsets, stage + r * pitch + lane * pair_words, in_pairs);
         to += row_bytes;
       }
     }
   }
 
-  // The same of a row of the box, two neighbours at a time, by whole sectors of memory but for the row's
-  // first and last: parts of sectors cost more.
+  // The same of a row of the box. A channel's part of it is staged as it lies in memory, modulo 16 bytes, so
+  // that it leaves by 16 bytes but for its first and last words.
   static_assert(!Numbers::by_rows || pairs_fit);
-  __device__ __forceinline__ void put_row(int box_row, int64 n, const Held& held, const Norm& norm) const {
+  static constexpr int row_pitch = Shared::row_pitch;  // words
+  static constexpr int row_vectors = (Numbers::box_x * Output::bytes / 4 + 3 + 3) / 4;
+  // Lanes that store a row together.
+  static constexpr int row_lanes = row_vectors <= 8 ? 8 : row_vectors <= 16 ? 16 : 32;
+  static constexpr int rows_at_once = 32 / row_lanes;
+  template <int run>
+  __device__ __forceinline__ void put_row(int64 n, const Held& held, const Far& far,
+                                          const Norm& norm) const {
     constexpr int row_bytes = static_cast<int>(C::stride(1) * Output::bytes);
-    uint32* const stage = s.values[warp];
+    static_assert((row_bytes / 4 - row_pitch) % 4 == 0);
     const int first_row = warp % 4 * 16;
-    const int2 row = s.rows[group * (columns / Numbers::pitch) + box_row];
-    const int bytes = row.y * 4;
-    // Of the sample: a sector's begin, and offsets from there.
-    const uint64 sample =
-        reinterpret_cast<uint64>(p.output) + static_cast<uint64>(n) * (C::stride(0) * Output::bytes);
-    unsigned char* const sector = reinterpret_cast<unsigned char*>(sample & ~uint64{31});
-    const uint32 begin = (static_cast<uint32>(sample) & 31u) + static_cast<uint32>(row.x * Output::bytes) +
-                         static_cast<uint32>(first_row * row_bytes);
+    const int2 row = s.rows[group * (columns / Numbers::pitch) + run];
+    const int words = row.y * pair_words;
+    unsigned char* const begin = static_cast<unsigned char*>(p.output) +
+                                 n * (C::stride(0) * Output::bytes) + row.x * Output::bytes +
+                                 first_row * row_bytes;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      ChannelValues<After, 1> values;
-      values.load(p, n, this->row(h) < rows ? this->row(h) : 0);
+      unsigned char* const to = begin + 8 * h * row_bytes;
+      // In words modulo four, of the first channel.
+      const uint32 shift = static_cast<uint32>(reinterpret_cast<uint64>(to)) / 4 % 4;
+      uint32* const stage = s.values[warp] + shift;
       __syncwarp();
-      // All words before the first is stored: the compiler does not know that they lie elsewhere.
-      uint32 words[Numbers::pitch / 8];
-#pragma unroll
-      for (int k = 0; k < Numbers::pitch / 8; ++k)
-        words[k] = held_word(held, 2 * (box_row * (Numbers::pitch / 8) + k) + h);
-#pragma unroll
-      for (int k = 0; k < Numbers::pitch / 8; ++k) {
-        float two[2];
-        finished(words[k], norm, values, h, two);
-        stage[lane / 4 * Shared::row_pitch + 4 * k + lane % 4] = Output::pack(two[0], two[1]);
-      }
+      stage_piece<run>(h, n, held, far, norm, stage + lane / 4 * row_pitch);
       __syncwarp();
-      if (reinterpret_cast<uint64>(p.output) % 4 != 0) {
+      if (Output::bytes == 2 && reinterpret_cast<uint64>(p.output) % 4 != 0) {
         put_elements(n, first_row + 8 * h, row, stage);
         continue;
       }
+      const int has_rows = rows % 64 == 0 ? 8 : rows - first_row - 8 * h;
+      put_vectors(to, stage, shift, words, has_rows);
+      put_ends(to, stage, shift, words, has_rows);
+    }
+  }
+  // Those 16 bytes of eight channels' rows that are theirs alone.
+  __device__ __forceinline__ void put_vectors(unsigned char* to, const uint32* stage, uint32 shift, int words,
+                                              int has_rows) const {
+    constexpr int row_bytes = static_cast<int>(C::stride(1) * Output::bytes);
+    // Whether those of the next rows lie as those of the first.
+    constexpr bool alike = rows_at_once * row_pitch % 4 == 0;
 #pragma unroll
-      for (int r = 0; r < 8; ++r) {
-        if (rows % 64 != 0 && first_row + 8 * h + r >= rows) break;
-        const uint32 to = begin + static_cast<uint32>((8 * h + r) * row_bytes);
-        const uint32 lane_to = (to & ~31u) + static_cast<uint32>(lane * 4);
-        const uint32 u = lane_to - to;  // negative before the row
-        const uint32 from = barrier::shared_address(stage + r * Shared::row_pitch) + u;
-        put_pieces(sector + lane_to, from, u, bytes);
+    for (int u = 0; u < (row_vectors + row_lanes - 1) / row_lanes; ++u) {
+      int r = lane / row_lanes;
+      int word = 0;
+      bool has = false;
+#pragma unroll
+      for (int first = 0; first < 8; first += rows_at_once) {
+        if (first == 0 || !alike) {
+          word = 4 * (lane % row_lanes + u * row_lanes) -
+                 static_cast<int>((shift + static_cast<uint32>((r + first) * row_pitch)) % 4);
+          has = word >= 0 && word + 4 <= words;
+        }
+        if (has && (rows % 64 == 0 || r + first < has_rows)) {
+          const float4 vector =
+              *reinterpret_cast<const float4*>(stage + r * row_pitch + word + first * row_pitch);
+          __stcs(reinterpret_cast<float4*>(to + (r * row_bytes + word * 4) + first * row_bytes), vector);
+        }
       }
+    }
+  }
+  // Their first and last words.
+  __device__ __forceinline__ void put_ends(unsigned char* to, const uint32* stage, uint32 shift, int words,
+                                           int has_rows) const {
+    constexpr int row_bytes = static_cast<int>(C::stride(1) * Output::bytes);
+    const int r = lane / 4;
+    const int before = static_cast<int>((shift + static_cast<uint32>(r * row_pitch)) % 4);
+    const int first = lane % 4 - before;
+    const int last = ((before + words) & ~3) + first;
+    stage += r * row_pitch;
+    to += r * row_bytes;
+    if (rows % 64 == 0 || r < has_rows) {
+      if (before > 0 && first >= 0 && first < words)
+        __stcs(reinterpret_cast<uint32*>(to + first * 4), stage[first]);
+      if (last >= (before > 0 ? 4 - before : 0) && last < words)
+        __stcs(reinterpret_cast<uint32*>(to + last * 4), stage[last]);
     }
   }
   // Where the output is not on 4 bytes: eight channels from `first` on.
@@ -214,31 +307,9 @@ struct GemmTurnsOutputs {
     for (int r = 0; r < 8 && first + r < rows; ++r) {
       uint16* const to =
           static_cast<uint16*>(p.output) + n * C::stride(0) + (first + r) * C::stride(1) + row.x;
-      const auto* const from = reinterpret_cast<const uint16*>(stage + r * Shared::row_pitch);
+      const auto* const from = reinterpret_cast<const uint16*>(stage + r * row_pitch);
 #pragma unroll 1
       for (int i = lane; i < 2 * row.y; i += 32) to[i] = from[i];
-    }
-  }
-  // A word of each 128 bytes of a row, if it has one there: `u` bytes from its begin, of `bytes`. Loaded it
-  // is from wherever it would be.
-  static __device__ __forceinline__ void put_pieces(unsigned char* to, uint32 from, uint32 u, int bytes) {
-    asm volatile(
-        "{\n.reg .pred has;\n.reg .b32 word;\nsetp.lt.u32 has, %0, %1;\n"
-        "ld.shared.b32 word, [%2];\n@has st.global.cs.b32 [%3], word;\n}" ::"r"(u),
-        "r"(bytes), "r"(from), "l"(to)
-        : "memory");
-    put_pieces_from<128>(to, from, u, bytes);
-  }
-  template <int first>
-  static __device__ __forceinline__ void put_pieces_from(unsigned char* to, uint32 from, uint32 u,
-                                                         int bytes) {
-    if constexpr (first < Numbers::box_x * Output::bytes + 28) {
-      asm volatile(
-          "{\n.reg .pred has;\n.reg .b32 word;\nsetp.lt.s32 has, %0, %1;\n"
-          "ld.shared.b32 word, [%2 + %4];\n@has st.global.cs.b32 [%3 + %4], word;\n}" ::"r"(u),
-          "r"(bytes - first), "r"(from), "l"(to), "n"(first)
-          : "memory");
-      put_pieces_from<first + 128>(to, from, u, bytes);
     }
   }
 };

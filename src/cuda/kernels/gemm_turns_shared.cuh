@@ -17,21 +17,22 @@ struct alignas(128) GemmTurnsShared {
   static constexpr int weight_bytes = Numbers::taps * 64 * 32;
   // Values on their way to memory, of each warp: eight channels of a row of the box, or of 64 columns. Words
   // of a channel, so that others begin in other banks.
-  static constexpr int block_pitch = 36;
-  static constexpr int row_pitch = Numbers::pitch / 8 / 2 * 8 + 4;
-  static constexpr int value_words = 8 * (Numbers::by_rows ? row_pitch : block_pitch);
-  static_assert(!Numbers::by_rows || row_pitch >= Numbers::pitch / 2);
+  // Rows are staged as they lie in memory, modulo 16 bytes.
+  static constexpr int block_pitch = 16 * Output::bytes + 4;
+  static constexpr int row_pitch = Numbers::row_pitch;
+  static constexpr int value_words = Numbers::by_rows ? (8 * row_pitch + 6) / 4 * 4 : 8 * block_pitch;
+  static_assert(!Numbers::by_rows || row_pitch >= Numbers::pitch * Output::bytes / 4);
 
   alignas(128) unsigned char x[Numbers::chunks][2 * half_bytes];
   alignas(128) unsigned char weights[Numbers::chunks][weight_bytes];
   alignas(128) unsigned char raw[Numbers::raw_slots][(raw_bytes + 127) / 128 * 128];
   alignas(16) uint32 values[4 * Numbers::groups][value_words];
-  uint32 waiting[Numbers::waiting_words > 0 ? Numbers::waiting_words : 1][128 * Numbers::groups];
+  float4 waiting[Numbers::waiting_words > 0 ? Numbers::waiting_words / 4 : 1]
+                [Numbers::waiting_words > 0 ? 128 * Numbers::groups : 1];
   int2 rows[Numbers::groups * ((Numbers::columns + Numbers::pitch - 1) /
                                Numbers::pitch)];  // of the box: where in a channel, pairs of outputs
   alignas(8) int offsets_after[Numbers::by_rows ? 2 : Numbers::groups * Numbers::columns];
-  float2 held[2][Numbers::groups]
-             [slabs];  // of slabs: what was taken off held values, what they were divided by
+  float held[2][Numbers::groups][slabs];  // of slabs: what was taken off held values
   float2 elements[4 * Numbers::groups];  // of a slab in a warp's columns, and 1 by that
   float4 channels[64];  // bias; weight and bias of the norm: a load from memory would be waited for each time
   // Of other tiles, of some slabs.

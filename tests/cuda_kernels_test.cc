@@ -167,7 +167,7 @@ const std::vector<Kernel>& kernels() {
        tuned},
       // Values that leave by rows and by columns; planes of a window, few copies of x.
       {"gemm_turns", "conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 128x64x256x256 bf16", tuned},
-      {"gemm_turns", "conv3d(16,32,k=3,p=1) | leaky_relu | instance_norm @ 3x16x9x10x24 bf16", tuned},
+      {"gemm_turns", "conv3d(16,32,k=3,p=1) | leaky_relu | instance_norm @ 3x16x9x10x24 f16", tuned},
       {"gemm_turns", "conv1d(40,16,k=9,d=2) | hardswish | group_norm(1) @ 7x40x2000 bf16", tuned},
       // Each mode; both orders, classes of a transposed convolution as tiles and as rows, strides; values in
       // the output and in the workspace, means of both kinds.
@@ -409,7 +409,7 @@ TEST(CudaKernels, RowsRefuseArchitecturesTheyDoNotHave) {
       expect_refusal("gemm_turns", "conv2d(32,32) | group_norm(4) @ 2x32x9x16 bf16", architecture,
                      "it needs wgmma");
     } else {
-      expect_refusal("gemm_turns", "conv2d(32,32) | group_norm(4) @ 2x32x9x16 f16", architecture, "for bf16");
+      expect_refusal("gemm_turns", "conv2d(32,32) | group_norm(4) @ 2x32x9x16 f32", architecture, "16 bits");
       expect_refusal("gemm_turns", "conv2d(32,32) | relu @ 2x32x9x16 bf16", architecture, "a norm");
       expect_refusal("gemm_turns", "conv2d(32,80) | group_norm(4) @ 2x32x9x16 bf16", architecture,
                      "more than 64 output channels");

@@ -129,11 +129,11 @@ struct TurnsNumbers {
     const int64_t vectors = std::max<int64_t>(0, divide_up(own - most_words, 4));
     int64_t raw_bytes = 0, left = 0;
     for (copy_y = window_y; copy_y > 0; --copy_y) {
-      if (window_y % copy_y != 0 || divide_up(copy_y * raw_vectors, 4) > most_steps) continue;
+      if (window_y % copy_y != 0 || copy_y * divide_up(raw_vectors, 4) > most_steps) continue;
       copies = window_z * window_y / copy_y;
       if (chunks * 2 * copies < raw_slots) continue;  // each warp has something of every tile
       raw_bytes = round_up(copy_y * 8 * raw_pitch * bytes, 128);
-      left = gpu.shared_bytes_per_block - fixed - raw_slots * (raw_bytes + 16) - chunks * 2 * copies * 32;
+      left = gpu.shared_bytes_per_block - fixed - raw_slots * (raw_bytes + 16);
       if (left >= 0) break;
     }
     if (copy_y == 0) return;
@@ -154,7 +154,7 @@ struct TurnsNumbers {
     const double instructions =
         gemm_chain_instructions(shape.parts.before) + gemm_chain_instructions(shape.parts.after);
     const double own = multiplied + n / 2 * (3.6 * instructions + 91) + 1500;
-    const auto steps = static_cast<double>(divide_up(copy_y * raw_vectors, 4));
+    const auto steps = static_cast<double>(copy_y * divide_up(raw_vectors, 4));
     const auto all = static_cast<double>(divide_up(chunks * 2 * copies, converting_warps));
     return std::max(own, all * (550 + 75 * steps) + 2 * multiplied);
   }
@@ -374,7 +374,7 @@ std::string refusal(const Problem& problem) {
   if (!shape.parts.norm || shape.parts.mean) return "it is for a block with a norm and no mean";
   // Held as f32 in registers, which two warpgroups have, values took s19 3.6 ms where gemm_wgmma takes 2.36.
   if (byte_size(problem.input.dtype) != 2 || problem.output.dtype != problem.input.dtype)
-    return "it is for bf16 and f16";
+    return "it is for 16 bits";
   if (shape.channels > tile_channels)
     return "more than " + std::to_string(tile_channels) + " output channels";
   if (shape.classes() > 1 || FlatGeometry(shape).has_stride(shape)) return "the convolution has a stride";

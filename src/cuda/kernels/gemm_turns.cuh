@@ -80,19 +80,6 @@ struct GemmTurns {
     }
     // A block has the same tile of every sample.
     const Item item(blockIdx.x, 1);
-    const typename Geometry::Box box(item.position_tile);
-    for (int i = static_cast<int>(threadIdx.x); i < static_cast<int>(Copies::tile_copies); i += threads) {
-      const int eight = i / Numbers::copies;  // channels
-      const int row = i % Numbers::copies * Numbers::copy_y;
-      const int z = row / Numbers::window_y;
-      s.copies[i] =
-          uint4{static_cast<uint32>(eight / 2),
-                barrier::shared_address(s.x[eight / 2]) + static_cast<uint32>(eight % 2 * Shared::half_bytes),
-                static_cast<uint32>(row * Numbers::pitch * 16), 0u};
-      s.origins[i] = int4{Staging::first_of(box), eight * 8,
-                          box.first[1] + Geometry::low(1) + row - z * Numbers::window_y,
-                          box.first[0] + Geometry::low(0) + z};
-    }
     for (int i = static_cast<int>(threadIdx.x); i < groups * columns; i += threads)
       s.offsets()[i] = Geometry::target(item.position_tile, i);
     __syncthreads();

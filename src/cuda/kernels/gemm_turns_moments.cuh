@@ -125,7 +125,7 @@ struct GemmTurnsMoments {
   // not know), else so many are begun at once that registers do not suffice.
   __device__ __forceinline__ void activate(int64 n, const Mask& mask, uint32 nothing, float (&d)[sums],
                                            Sums& all) const {
-    constexpr int at_once = 7;
+    constexpr int at_once = 8;
     float bias[2][2];
     ChannelValues<Before, 1> values[2];
 #pragma unroll

@@ -40,10 +40,6 @@ struct alignas(128) GemmTurnsShared {
   // Of this tile and of the one before, whichever a warpgroup is at.
   float4 parts[2][Numbers::groups][slabs];  // of slabs, of each warpgroup: count, mean, M2
   float2 statistics[2][slabs];              // mean, 1 / deviation
-  // Of each copy: its chunk, the eight channels' place in x and what is added for its rows, in bytes; and
-  // where in x it comes from.
-  uint4 copies[Numbers::chunks * 2 * Numbers::copies];
-  int4 origins[Numbers::chunks * 2 * Numbers::copies];
   uint64 x_full[Numbers::chunks];
   uint64 x_empty[Numbers::chunks];
   uint64 weights_full[Numbers::chunks];

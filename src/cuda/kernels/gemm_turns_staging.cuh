@@ -13,16 +13,16 @@ struct GemmTurnsStaging {
   using Geometry = GemmGeometry<C, Numbers>;
   static constexpr int vector = 8;
   static_assert(Input::bytes == 2);
-  // A step is four vectors of eight channels: four matrices.
-  static constexpr int all = Numbers::copy_y * Numbers::raw_vectors;
-  static constexpr int steps = (all + 3) / 4;
-  static constexpr int at_once = steps <= 6 ? steps : (steps + 1) / 2;
-  static_assert(Shared::raw_bytes <= 1 << 16 && Numbers::window <= 1 << 16);
+  // A step is four vectors of eight channels of a row: four matrices.
+  static constexpr int row_steps = (Numbers::raw_vectors + 3) / 4;
+  static constexpr int steps = Numbers::copy_y * row_steps;
+  static_assert(Numbers::window <= 1 << 16);
 
-  // Of each step: where this lane's row of a matrix lies in a copy, and where it goes in the window, in
-  // bytes.
-  uint32 from[steps];
-  uint32 to[steps];
+  // Where this lane's row of a step's matrix lies in a copy, and where it goes in the window, in bytes: of the
+  // first step. Others are known distances on.
+  uint32 from;
+  uint32 to;
+  uint32 inside = 0;  // a bit for each step of a row: whether it goes there
 
   // Where a tile's window begins in a row of x, at a vector.
   static __device__ __forceinline__ int first_of(const typename Geometry::Box& box) {
@@ -33,17 +33,15 @@ struct GemmTurnsStaging {
   // last. Those go to eight places behind the window.
   explicit __device__ __forceinline__ GemmTurnsStaging(int tile) {
     const typename Geometry::Box box(tile);
-    const int shift = box.first[2] + Geometry::low(2) - first_of(box);
     const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int first = lane - (box.first[2] + Geometry::low(2) - first_of(box));
+    from = static_cast<uint32>(lane % 8 * Numbers::raw_pitch + lane / 8 * vector) * 2u;
+    to = static_cast<uint32>(first * 16);
 #pragma unroll
-    for (int i = 0; i < steps; ++i) {
-      const int own = i * 4 + lane / 8;
-      const int row = own / Numbers::raw_vectors;
-      const int first = (own - row * Numbers::raw_vectors) * vector;
-      from[i] = own < all ? static_cast<uint32>((row * 8 + lane % 8) * Numbers::raw_pitch + first) * 2u : 0u;
-      const int place = first + lane % 8 - shift;
-      const bool inside = own < all && place >= 0 && place < Numbers::pitch;
-      to[i] = inside ? static_cast<uint32>(row * Numbers::pitch + place) * 16u : nowhere;
+    for (int k = 0; k < row_steps; ++k) {
+      const bool has = 4 * k + lane / 8 < Numbers::raw_vectors && first + 32 * k >= 0 &&
+                       first + 32 * k < Numbers::pitch;
+      inside |= static_cast<uint32>(has) << k;
     }
   }
 
@@ -52,31 +50,35 @@ struct GemmTurnsStaging {
   template <class BeforeStoring>
   __device__ __forceinline__ void turn(uint32 raw, uint32 x, uint32 shift,
                                        BeforeStoring&& before_storing) const {
-    const uint32 lane_nowhere = nowhere + threadIdx.x % 8 * 16;
+    const uint32 begin = x + shift + to;
+    const uint32 beside = x + nowhere + threadIdx.x % 8 * 16;
+    uint32 word[steps][4];
 #pragma unroll
-    for (int begin = 0; begin < steps; begin += at_once) {
-      uint32 word[at_once][4];
+    for (int i = 0; i < steps; ++i) {
+      const int row = i / row_steps;
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(word[i][0]), "=r"(word[i][1]), "=r"(word[i][2]), "=r"(word[i][3])
+                   : "r"(raw + from +
+                         static_cast<uint32>(row * 16 * Numbers::raw_pitch + (i - row * row_steps) * 64))
+                   : "memory");
+    }
+    before_storing();
 #pragma unroll
-      for (int k = 0; k < at_once && begin + k < steps; ++k) {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(word[k][0]), "=r"(word[k][1]), "=r"(word[k][2]), "=r"(word[k][3])
-                     : "r"(raw + from[begin + k])
-                     : "memory");
-      }
-      if (begin == 0) before_storing();
-#pragma unroll
-      for (int k = 0; k < at_once && begin + k < steps; ++k) {
-        const uint32 moved = to[begin + k] + shift;
-        const uint32 place = moved < lane_nowhere ? moved : lane_nowhere;
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(x + place),
-                     "r"(word[k][0]), "r"(word[k][1]), "r"(word[k][2]), "r"(word[k][3])
-                     : "memory");
-      }
+    for (int i = 0; i < steps; ++i) {
+      const int row = i / row_steps;
+      const int k = i - row * row_steps;
+      const uint32 own = begin + static_cast<uint32>((row * Numbers::pitch + k * 32) * 16);
+      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                       is_inside(k) || (inside >> k & 1u) != 0 ? own : beside),
+                   "r"(word[i][0]), "r"(word[i][1]), "r"(word[i][2]), "r"(word[i][3])
+                   : "memory");
     }
   }
 
  private:
   static constexpr uint32 nowhere = (Numbers::window - 8) * 16;
+  // Whether all lanes have a place in this step of a row, wherever it begins.
+  static constexpr __device__ bool is_inside(int k) { return k > 0 && 32 * k + 31 < Numbers::pitch; }
 };
 
 // The copies of x that a converting warp has, one after another.
@@ -135,25 +137,39 @@ struct GemmTurnsConverter {
   using Parameters = GemmTurnsParameters<Tail::parameters>;
   using Shared = GemmTurnsShared<C, Tail, Numbers>;
   using Item = GemmItem<Tail, Numbers>;
+  using Geometry = GemmGeometry<C, Numbers>;
   using Staging = GemmTurnsStaging<C, Tail, Numbers>;
   using Copies = GemmTurnsCopies<C, Tail, Numbers>;
 
   const Parameters& p;
   Shared& s;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int tile = Item(blockIdx.x, 1).position_tile;  // that the block has of every sample
+  const typename Geometry::Box box{tile};
+  const bool is_first = is_elected();
 
-  // One thread: copy `index` of a sample's tile, or of the next ones', if there is one.
+  static __device__ __forceinline__ bool is_elected() {
+    uint32 own;
+    asm volatile("{\n.reg .pred own;\nelect.sync _|own, 0xffffffff;\nselp.u32 %0, 1, 0, own;\n}" : "=r"(own));
+    return own != 0;
+  }
+
+  // Copy `index` of a sample's tile, or of the next one's, if there is one.
   __device__ __forceinline__ void send(int n, uint32 index, int slot) const {
     Copies::to_tile(index, [&] { n += Copies::samples(); });
     if (n >= static_cast<int>(p.batch)) return;
-    const int4 origin = s.origins[index];
-    barrier::expect(&s.raw_full[slot], Shared::raw_bytes);
-    asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
-        "%4, %5, %6, %7}], [%2];" ::"r"(barrier::shared_address(s.raw[slot])),
-        "l"(p.map), "r"(barrier::shared_address(&s.raw_full[slot])), "r"(origin.x), "r"(origin.y),
-        "r"(origin.z), "r"(origin.w), "r"(n)
-        : "memory");
+    const int eight = static_cast<int>(index) / Numbers::copies;
+    const int row = (static_cast<int>(index) - eight * Numbers::copies) * Numbers::copy_y;
+    const int z = row / Numbers::window_y;
+    if (is_first) {
+      barrier::expect(&s.raw_full[slot], Shared::raw_bytes);
+      asm volatile(
+          "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
+          "%4, %5, %6, %7}], [%2];" ::"r"(barrier::shared_address(s.raw[slot])),
+          "l"(p.map), "r"(barrier::shared_address(&s.raw_full[slot])), "r"(Staging::first_of(box)),
+          "r"(eight * 8), "r"(box.first[1] + Geometry::low(1) + row - z * Numbers::window_y),
+          "r"(box.first[0] + Geometry::low(0) + z), "r"(n)
+          : "memory");
+    }
   }
 
   // One thread.
@@ -167,31 +183,39 @@ struct GemmTurnsConverter {
   }
 
   __device__ __forceinline__ void run() const {
-    const int own_warp = static_cast<int>(threadIdx.x) / 32 - 4 * Numbers::groups;
+    // The compiler knows then that the warp has one: copies are sent for from uniform registers.
+    const int own_warp =
+        __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0) - 4 * Numbers::groups;
     const int first_slot = own_warp * Copies::warp_slots;
     Copies copy(own_warp);
-    if (lane == 0) {
-      asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(p.map) : "memory");
-      for (int i = 0; i < Copies::warp_slots; ++i)
-        send(copy.n, copy.index + static_cast<uint32>(i * gemm::converting_warps), first_slot + i);
-      if (own_warp == 0) send_weights();
-    }
-    const Staging staging(Item(blockIdx.x, 1).position_tile);
+    if (is_first) asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(p.map) : "memory");
+    for (int i = 0; i < Copies::warp_slots; ++i)
+      send(copy.n, copy.index + static_cast<uint32>(i * gemm::converting_warps), first_slot + i);
+    if (own_warp == 0 && is_first) send_weights();
+    const Staging staging(tile);
+    bool is_new = true;  // the warp's first copy of a chunk
 #pragma unroll 1
-    for (; copy.n < static_cast<int>(p.batch); copy.next()) {
+    while (copy.n < static_cast<int>(p.batch)) {
       const int slot = first_slot + copy.slot();
-      const uint4 place = s.copies[copy.index];
-      barrier::wait_asleep(&s.raw_full[slot], copy.slot_round());
-      staging.turn(barrier::shared_address(s.raw[slot]), place.y, place.z,
-                   [&] { barrier::wait_asleep(&s.x_empty[place.x], copy.round ^ 1u); });
+      const Copies own = copy;
+      const uint32 eight = own.index / Numbers::copies;
+      const uint32 chunk = own.index / Copies::chunk_copies;
+      copy.next();
+      barrier::wait_asleep(&s.raw_full[slot], own.slot_round());
+      staging.turn(barrier::shared_address(s.raw[slot]),
+                   barrier::shared_address(s.x) + eight * Shared::half_bytes,
+                   (own.index - eight * Numbers::copies) * (Numbers::copy_y * Numbers::pitch * 16), [&] {
+                     if (is_new) barrier::wait_asleep(&s.x_empty[chunk], own.round ^ 1u);
+                   });
       // What the slot had has been loaded, else it could not be stored.
-      if (lane == 0) send(copy.n, copy.index + Numbers::raw_slots, slot);
       __syncwarp();
+      send(own.n, own.index + Numbers::raw_slots, slot);
       // The warp's last copy of the chunk: what was written is read by products.
-      if ((copy.index + gemm::converting_warps) / Copies::chunk_copies != place.x) {
+      is_new = copy.index / Copies::chunk_copies != chunk || copy.n != own.n;
+      if (is_new) {
         barrier::release_to_copies();
         __syncwarp();
-        if (lane == 0) barrier::arrive(&s.x_full[place.x]);
+        if (is_first) barrier::arrive(&s.x_full[chunk]);
       }
     }
   }

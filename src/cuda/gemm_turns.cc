@@ -25,7 +25,8 @@ struct TurnsNumbers {
   int64_t columns = 0;  // of a warpgroup; 0 where nothing fits
   int64_t merge_slabs = 1;
   bool by_rows = false;       // values leave a row of the box at a time
-  int64_t waiting_words = 0;  // of a thread's held values, in shared memory
+  bool halves = false;        // values are held as pairs of f16
+  int64_t waiting_words = 0;  // of a thread's held ones, in shared memory
   int64_t far_words = 0;      // and in memory
   int64_t row_pitch = 0;      // of staged rows, in words
   Box box{1, 1, 1};           // outputs of a tile
@@ -119,14 +120,16 @@ struct TurnsNumbers {
     const int64_t fixed = chunks * 2 * window * 16 + weight_bytes() +
                           groups * 16 * value_words(out_bytes) +
                           (by_rows ? 2 : groups * own) * 4 + 3 * chunks * 8 + 2 * groups * shape.groups * 16 +
-                          2 * shape.groups * 8 + 64 * 16 + groups * (2 * shape.groups * 4 + 4 * 8) +
+                          2 * shape.groups * 8 + 64 * 16 + groups * (2 * shape.groups * 8 + 4 * 8) +
                           groups * (own / pitch + 1) * 8 + merge_slabs * round_up(position_tiles, 2) * 8 +
                           512;
     // Two copies have room for each converting warp, if need be of fewer rows. Of held values those that
-    // registers have no room for beside sums wait in shared memory, as far as there is room, and in L2.
-    constexpr int64_t most_words = 113;
-    const int64_t vector_bytes = groups * 128 * 16;
-    const int64_t vectors = std::max<int64_t>(0, divide_up(own - most_words, 4));
+    // registers have no room for beside sums wait in shared memory, as far as there is room, and in L2. What
+    // is rounded to bf16 in the end waits as f16.
+    halves = problem.output.dtype == DType::bf16;
+    const int64_t held = halves ? own / 4 : own / 2;
+    const int64_t word_bytes = groups * 128 * 4;
+    const int64_t beside = std::max<int64_t>(0, held - (halves ? 27 : 24 + (88 - own / 2)));
     int64_t raw_bytes = 0, left = 0;
     for (copy_y = window_y; copy_y > 0; --copy_y) {
       if (window_y % copy_y != 0 || copy_y * divide_up(raw_vectors, 4) > most_steps) continue;
@@ -137,10 +140,11 @@ struct TurnsNumbers {
       if (left >= 0) break;
     }
     if (copy_y == 0) return;
-    const int64_t waiting = std::min(left / vector_bytes, vectors);
-    waiting_words = 4 * waiting;
-    far_words = 4 * (vectors - waiting);
-    shared_bytes = gpu.shared_bytes_per_block - left + waiting * vector_bytes;
+    waiting_words = std::min(left / word_bytes, beside);
+    // By vectors; of pairs of f16 a few more have room in registers.
+    far_words = halves && beside - waiting_words <= 6 ? 0 : round_up(beside - waiting_words, 4);
+    waiting_words = std::max<int64_t>(0, std::min(waiting_words, held - far_words));
+    shared_bytes = gpu.shared_bytes_per_block - left + waiting_words * word_bytes;
     columns = own;
     clocks_of_tile = predict(shape);
   }
@@ -202,9 +206,10 @@ class GemmTurns final : public Kernel {
         << "window: " << n.window_z << "x" << n.window_y << "x" << n.pitch << " positions, " << n.chunks
         << " stages of 16 channels, " << n.raw_slots << " copies of 8 channels and " << n.copy_y
         << " rows ahead\n"
-        << "blocks: " << describe_blocks(blocks_, function_) << "passes: 1, values held as f32, "
-        << n.columns / 2 - n.waiting_words - n.far_words << " of a thread in registers, " << n.waiting_words
-        << " in shared memory, " << n.far_words << " in L2\n"
+        << "blocks: " << describe_blocks(blocks_, function_) << "passes: 1, values held as "
+        << (n.halves ? "f16, " : "f32, ") << n.columns / (n.halves ? 4 : 2) - n.waiting_words - n.far_words
+        << " words of a thread in registers, " << n.waiting_words << " in shared memory, " << n.far_words
+        << " in L2\n"
         << "then: thin_cores, if x does not begin on 16 bytes\n"
         << "workspace: " << workspace_bytes() << " bytes\n";
     return out.str();
@@ -277,6 +282,7 @@ class GemmTurns final : public Kernel {
                .add("groups", groups)
                .add("tile_channels", tile_channels)
                .add("columns", n.columns)
+               .flag("halves", n.halves)
                .add("waiting_words", n.waiting_words)
                .add("far_words", n.far_words)
                .add("row_pitch", n.row_pitch)

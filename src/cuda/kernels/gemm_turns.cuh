@@ -159,11 +159,21 @@ struct GemmTurns {
       typename Moments::Sums all;
       const Moments moments{p, s, thread()};
       moments.activate(n, mask, nothing, d, all);
-      moments.leave_parts(tile, mask, d, all);
+      float deviation[2];
+      moments.leave_parts(tile, mask, d, all, deviation);
+      // The compiler moves nothing past a look at the clock: else it packs so early that registers do not
+      // suffice. What waits as f32 is not packed.
+      if constexpr (Numbers::halves) {
+        uint32 now;
+        asm volatile("mov.u32 %0, %%clock;" : "=r"(now)::"memory");
+        tile |= now & nothing;
+      }
       const Outputs outputs{p, s, thread()};
-      outputs.exchange(d, far);
+      typename Outputs::Words words;
+      outputs.pack(d, deviation, words);
+      outputs.exchange(words, far);
       if (tile > 0) outputs.finish(tile - 1, n - Copies::samples(), held, far);
-      outputs.hold(d, held);
+      outputs.hold(words, held);
     }
     const Outputs outputs{p, s, thread()};
     outputs.fetch(far);

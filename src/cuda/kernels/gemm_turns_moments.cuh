@@ -146,9 +146,10 @@ struct GemmTurnsMoments {
     }
   }
 
-  // The moments of the warp's slabs, left for all tiles. Values become distances from their slab's mean.
+  // The moments of the warp's slabs, left for all tiles. Values become distances from their slab's mean;
+  // `deviation` is that of the thread's rows.
   __device__ __forceinline__ void leave_parts(uint32 tile, const Mask& mask, float (&values)[sums],
-                                              Sums& of_whole) const {
+                                              Sums& of_whole, float (&deviation)[2]) const {
     float own[own_slabs], m2[own_slabs];
     const float2 elements = s.elements[warp];
     // Values are changed where both ways have met again, so that they are where they were.
@@ -164,10 +165,16 @@ struct GemmTurnsMoments {
       add_up_squares<false>(mask, values, m2);
     }
 #pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      // Any that is about as large will do.
+      const float variance = m2[h % own_slabs] * elements.y;
+      deviation[h] = variance > 1e-30f ? variance * rsqrtf(variance) : 1.0f;
+    }
+#pragma unroll
     for (int k = 0; k < own_slabs; ++k) {
       if (lane % slab_lanes == 0 && row(k) < rows) {
         s.parts[tile & 1u][group][row(k) / group_rows] = float4{elements.x, own[k], m2[k], 0.0f};
-        s.held[tile & 1u][group][row(k) / group_rows] = own[k];
+        s.held[tile & 1u][group][row(k) / group_rows] = float2{own[k], deviation[k]};
       }
     }
     __syncwarp();

@@ -34,69 +34,101 @@ struct GemmTurnsOutputs {
     return pairs - run * piece_pairs < piece_pairs ? pairs - run * piece_pairs : piece_pairs;
   }
 
-  // Values that wait for the moments of other tiles: the first in registers, those after them in shared memory
+  // Values that wait for the moments of other tiles, as f32, number 4 * j + 2 * h + e of pair j, row h and
+  // element e, or in pairs of f16, number 2 * j + h: the first in registers, those after them in shared memory
   // and the last ones in memory, where a thread has places of its own, read when the next tile's are written.
   // They stay in L2.
-  static constexpr int shared_vectors = Numbers::waiting_words / 4;
+  static constexpr bool halves = Numbers::halves;
+  static constexpr int words = halves ? sums / 2 : sums;
+  static constexpr int shared_words = Numbers::waiting_words;
   static constexpr int far_vectors = Numbers::far_words / 4;
-  static constexpr int own = sums - 4 * (shared_vectors + far_vectors);
-  static constexpr int first_far = sums - 4 * far_vectors;
-  static_assert(Numbers::waiting_words % 4 == 0 && Numbers::far_words % 4 == 0 && own >= 0);
+  static constexpr int own = words - shared_words - 4 * far_vectors;
+  static constexpr int first_far = words - 4 * far_vectors;
+  static_assert(Numbers::far_words % 4 == 0 && own >= 0);
+  struct Words {
+    uint32 value[words];
+  };
   struct Held {
-    float value[own > 0 ? own : 1];
+    uint32 value[own > 0 ? own : 1];
   };
   struct Far {
-    float4 value[far_vectors > 0 ? far_vectors : 1];
+    uint4 value[far_vectors > 0 ? far_vectors : 1];
   };
 
   __device__ __forceinline__ int row(int h) const { return warp % 4 * 16 + lane / 4 + 8 * h; }
 
-  static constexpr uint64 stays = 0x14f0000000000000;  // createpolicy.fractional.L2::evict_last of all
-  __device__ __forceinline__ float4* place() const {
-    return reinterpret_cast<float4*>(p.values) +
-           static_cast<int64>(blockIdx.x) * (far_vectors * consumers) + thread;
+  // Values as they wait. Those that become f16 are distances in deviations.
+  static __device__ __forceinline__ void pack(const float (&d)[sums], const float (&deviation)[2], Words& to) {
+    if constexpr (halves) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float per = pointwise::reciprocal_fast(deviation[h]);
+#pragma unroll
+        for (int j = 0; j < pairs; ++j)
+          to.value[2 * j + h] = f16::pack(d[4 * j + 2 * h] * per, d[4 * j + 2 * h + 1] * per);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < sums; ++i) to.value[i] = __float_as_uint(d[i]);
+    }
   }
-  static __device__ __forceinline__ void fetch(const float4* from, float4& to) {
-    asm volatile("ld.global.cg.L2::cache_hint.v4.f32 {%0, %1, %2, %3}, [%4], %5;"
-                 : "=f"(to.x), "=f"(to.y), "=f"(to.z), "=f"(to.w)
+
+  static constexpr uint64 stays = 0x14f0000000000000;  // createpolicy.fractional.L2::evict_last of all
+  __device__ __forceinline__ uint4* place() const {
+    return reinterpret_cast<uint4*>(p.values) + static_cast<int64>(blockIdx.x) * (far_vectors * consumers) +
+           thread;
+  }
+  static __device__ __forceinline__ void fetch(const uint4* from, uint4& to) {
+    asm volatile("ld.global.cg.L2::cache_hint.v4.b32 {%0, %1, %2, %3}, [%4], %5;"
+                 : "=r"(to.x), "=r"(to.y), "=r"(to.z), "=r"(to.w)
                  : "l"(from), "l"(stays)
                  : "memory");
   }
   __device__ __forceinline__ void fetch(Far& far) const {
-    const float4* const from = place();
+    const uint4* const from = place();
 #pragma unroll
     for (int v = 0; v < far_vectors; ++v) fetch(from + v * consumers, far.value[v]);
   }
   // Fetches what waits far away and leaves the next tile's values there. Of the first tile it fetches
   // nothing of use.
-  __device__ __forceinline__ void exchange(const float (&d)[sums], Far& far) const {
-    float4* const at = place();
+  __device__ __forceinline__ void exchange(const Words& next, Far& far) const {
+    uint4* const at = place();
 #pragma unroll
     for (int v = 0; v < far_vectors; ++v) {
       fetch(at + v * consumers, far.value[v]);
-      const int i = first_far + 4 * v;
-      asm volatile("st.global.cg.L2::cache_hint.v4.f32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(at + v * consumers),
-                   "f"(d[i]), "f"(d[i + 1]), "f"(d[i + 2]), "f"(d[i + 3]), "l"(stays)
+      const uint32* const from = next.value + first_far + 4 * v;
+      asm volatile("st.global.cg.L2::cache_hint.v4.b32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(at + v * consumers),
+                   "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3]), "l"(stays)
                    : "memory");
     }
   }
   // Those held before have been stored.
-  __device__ __forceinline__ void hold(const float (&d)[sums], Held& held) const {
+  __device__ __forceinline__ void hold(const Words& next, Held& held) const {
 #pragma unroll
-    for (int i = 0; i < own; ++i) held.value[i] = d[i];
-#pragma unroll
-    for (int v = 0; v < shared_vectors; ++v) {
-      const int i = own + 4 * v;
-      s.waiting[v][thread] = float4{d[i], d[i + 1], d[i + 2], d[i + 3]};
+    for (int i = 0; i < first_far; ++i) {
+      if (i < own) {
+        held.value[i] = next.value[i];
+      } else {
+        s.waiting[i - own][thread] = next.value[i];
+      }
     }
   }
-  // Pair j of the thread's row h.
-  __device__ __forceinline__ float2 pair(int j, int h, const Held& held, const Far& far) const {
-    const int i = 4 * j + 2 * h;
-    if (i < own) return float2{held.value[i], held.value[i + 1]};
-    if (i < first_far) return reinterpret_cast<const float2*>(&s.waiting[(i - own) / 4][thread])[h];
-    const float4& four = far.value[(i - first_far) / 4];
-    return h == 0 ? float2{four.x, four.y} : float2{four.z, four.w};
+  __device__ __forceinline__ uint32 word(int i, const Held& held, const Far& far) const {
+    if (i < own) return held.value[i];
+    if (i < first_far) return s.waiting[i - own][thread];
+    const uint4& four = far.value[(i - first_far) / 4];
+    const int k = (i - first_far) % 4;
+    return k == 0 ? four.x : k == 1 ? four.y : k == 2 ? four.z : four.w;
+  }
+  // Of a piece, as they waited.
+  static constexpr int pair_held = halves ? 1 : 2;  // words
+  static __device__ __forceinline__ void unpack(const uint32* from, float& low, float& high) {
+    if constexpr (halves) {
+      f16::unpack(from[0], low, high);
+    } else {
+      low = __uint_as_float(from[0]);
+      high = __uint_as_float(from[1]);
+    }
   }
 
   // What the thread's rows are multiplied by and what is added then.
@@ -128,10 +160,11 @@ struct GemmTurnsOutputs {
     for (int h = 0; h < 2; ++h) {
       const int channel = row(h) < rows ? row(h) : 0;
       const float2 all = s.statistics[tile & 1u][channel / group_rows];
-      const float taken = s.held[tile & 1u][group][channel / group_rows];
+      const float2 held = s.held[tile & 1u][group][channel / group_rows];
       const float4 affine = s.channels[channel];
-      norm.scale[h] = affine.y * all.y;
-      norm.shift[h] = fmaf(taken - all.x, norm.scale[h], affine.z);
+      const float scale = affine.y * all.y;
+      norm.scale[h] = halves ? scale * held.y : scale;
+      norm.shift[h] = fmaf(held.x - all.x, scale, affine.z);
     }
     return norm;
   }
@@ -144,26 +177,27 @@ struct GemmTurnsOutputs {
     ChannelValues<After, 1> channel;
     channel.load(p, n, row(h) < rows ? row(h) : 0);
     // All of them before the first is stored: the compiler does not know that they lie elsewhere.
-    float values[2 * count];
+    uint32 waited[count * pair_held];
 #pragma unroll
-    for (int k = 0; k < count; ++k) {
-      const float2 two = pair(run * piece_pairs + k, h, held, far);
-      values[2 * k] = two.x;
-      values[2 * k + 1] = two.y;
-    }
-#pragma unroll
-    for (float& value : values) {
-      typename After::template Tensors<1> tensors;
-      value = After::value(fmaf(value, norm.scale[h], norm.shift[h]), channel.value[0], tensors, 0);
+    for (int i = 0; i < count * pair_held; ++i) {
+      const int j = run * piece_pairs + i / pair_held;
+      waited[i] = word((2 * j + h) * pair_held + i % pair_held, held, far);
     }
 #pragma unroll
     for (int k = 0; k < count; ++k) {
+      float two[2];
+      unpack(waited + k * pair_held, two[0], two[1]);
+#pragma unroll
+      for (float& value : two) {
+        typename After::template Tensors<1> tensors;
+        value = After::value(fmaf(value, norm.scale[h], norm.shift[h]), channel.value[0], tensors, 0);
+      }
       uint32* const pair = to + (4 * k + lane % 4) * pair_words;
       if constexpr (Output::bytes == 2) {
-        *pair = Output::pack(values[2 * k], values[2 * k + 1]);
+        *pair = Output::pack(two[0], two[1]);
       } else {
-        pair[0] = __float_as_uint(values[2 * k]);
-        pair[1] = __float_as_uint(values[2 * k + 1]);
+        pair[0] = __float_as_uint(two[0]);
+        pair[1] = __float_as_uint(two[1]);
       }
     }
   }

@@ -27,12 +27,13 @@ struct alignas(128) GemmTurnsShared {
   alignas(128) unsigned char weights[Numbers::chunks][weight_bytes];
   alignas(128) unsigned char raw[Numbers::raw_slots][(raw_bytes + 127) / 128 * 128];
   alignas(16) uint32 values[4 * Numbers::groups][value_words];
-  float4 waiting[Numbers::waiting_words > 0 ? Numbers::waiting_words / 4 : 1]
+  uint32 waiting[Numbers::waiting_words > 0 ? Numbers::waiting_words : 1]
                 [Numbers::waiting_words > 0 ? 128 * Numbers::groups : 1];
   int2 rows[Numbers::groups * ((Numbers::columns + Numbers::pitch - 1) /
                                Numbers::pitch)];  // of the box: where in a channel, pairs of outputs
   alignas(8) int offsets_after[Numbers::by_rows ? 2 : Numbers::groups * Numbers::columns];
-  float held[2][Numbers::groups][slabs];  // of slabs: what was taken off held values
+  float2 held[2][Numbers::groups]
+             [slabs];  // of slabs: what was taken off held values, what they were divided by
   float2 elements[4 * Numbers::groups];  // of a slab in a warp's columns, and 1 by that
   float4 channels[64];  // bias; weight and bias of the norm: a load from memory would be waited for each time
   // Of other tiles, of some slabs.

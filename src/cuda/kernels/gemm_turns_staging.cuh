@@ -91,17 +91,15 @@ struct GemmTurnsCopies {
   static constexpr int warp_slots = Numbers::raw_slots / gemm::converting_warps;
   // Each warp has something of every tile, else it would take a barrier's round for the one before.
   static_assert(tile_copies >= gemm::converting_warps);
-  // An index that may be one of tiles after this one.
+  // Copies that are brought to L2 before they are sent for, as many as are of the same tile or of the next.
+  static constexpr uint32 to_l2 = tile_copies >= Numbers::raw_slots + 12 ? 12 : 0;
+  // An index that may be one of the next tile.
   template <class Next>
   static __device__ __forceinline__ void to_tile(uint32& index, Next&& next) {
-    if constexpr (tile_copies >= Numbers::raw_slots) {
-      if (index >= tile_copies) {
-        index -= tile_copies;
-        next();
-      }
-    } else {
-#pragma unroll 1
-      for (; index >= tile_copies; index -= tile_copies) next();
+    static_assert(tile_copies >= Numbers::raw_slots + to_l2);
+    if (index >= tile_copies) {
+      index -= tile_copies;
+      next();
     }
   }
 
@@ -155,21 +153,37 @@ struct GemmTurnsConverter {
 
   // Copy `index` of a sample's tile, or of the next one's, if there is one.
   __device__ __forceinline__ void send(int n, uint32 index, int slot) const {
-    Copies::to_tile(index, [&] { n += Copies::samples(); });
-    if (n >= static_cast<int>(p.batch)) return;
-    const int eight = static_cast<int>(index) / Numbers::copies;
-    const int row = (static_cast<int>(index) - eight * Numbers::copies) * Numbers::copy_y;
-    const int z = row / Numbers::window_y;
-    if (is_first) {
+    const Origin from = origin(n, index);
+    if (from.n < static_cast<int>(p.batch) && is_first) {
       barrier::expect(&s.raw_full[slot], Shared::raw_bytes);
       asm volatile(
           "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
           "%4, %5, %6, %7}], [%2];" ::"r"(barrier::shared_address(s.raw[slot])),
-          "l"(p.map), "r"(barrier::shared_address(&s.raw_full[slot])), "r"(Staging::first_of(box)),
-          "r"(eight * 8), "r"(box.first[1] + Geometry::low(1) + row - z * Numbers::window_y),
-          "r"(box.first[0] + Geometry::low(0) + z), "r"(n)
+          "l"(p.map), "r"(barrier::shared_address(&s.raw_full[slot])), "r"(from.x), "r"(from.channel),
+          "r"(from.y), "r"(from.z), "r"(from.n)
           : "memory");
     }
+  }
+  // The same to L2: from there a copy comes while another is turned.
+  __device__ __forceinline__ void send_to_l2(int n, uint32 index) const {
+    const Origin from = origin(n, index);
+    if (from.n < static_cast<int>(p.batch) && is_first) {
+      asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global.tile [%0, {%1, %2, %3, %4, %5}];" ::"l"(p.map),
+                   "r"(from.x), "r"(from.channel), "r"(from.y), "r"(from.z), "r"(from.n)
+                   : "memory");
+    }
+  }
+  // Where in x a copy comes from.
+  struct Origin {
+    int x, channel, y, z, n;
+  };
+  __device__ __forceinline__ Origin origin(int n, uint32 index) const {
+    Copies::to_tile(index, [&] { n += Copies::samples(); });
+    const int eight = static_cast<int>(index) / Numbers::copies;
+    const int row = (static_cast<int>(index) - eight * Numbers::copies) * Numbers::copy_y;
+    const int z = row / Numbers::window_y;
+    return {Staging::first_of(box), eight * 8, box.first[1] + Geometry::low(1) + row - z * Numbers::window_y,
+            box.first[0] + Geometry::low(0) + z, n};
   }
 
   // One thread.
@@ -210,6 +224,7 @@ struct GemmTurnsConverter {
       // What the slot had has been loaded, else it could not be stored.
       __syncwarp();
       send(own.n, own.index + Numbers::raw_slots, slot);
+      if constexpr (Copies::to_l2 > 0) send_to_l2(own.n, own.index + Numbers::raw_slots + Copies::to_l2);
       // The warp's last copy of the chunk: what was written is read by products.
       is_new = copy.index / Copies::chunk_copies != chunk || copy.n != own.n;
       if (is_new) {

@@ -92,7 +92,7 @@ struct GemmTurnsCopies {
   // Each warp has something of every tile, else it would take a barrier's round for the one before.
   static_assert(tile_copies >= gemm::converting_warps);
   // Copies that are brought to L2 before they are sent for, as many as are of the same tile or of the next.
-  static constexpr uint32 to_l2 = tile_copies >= Numbers::raw_slots + 12 ? 12 : 0;
+  static constexpr uint32 to_l2 = tile_copies >= Numbers::raw_slots + 12 ? 0 : 0;
   // An index that may be one of the next tile.
   template <class Next>
   static __device__ __forceinline__ void to_tile(uint32& index, Next&& next) {

@@ -138,17 +138,19 @@ struct GemmTurnsOutputs {
   };
   __device__ __forceinline__ void finish(uint32 tile, int64 n, const Held& held, const Far& far) const {
     const Norm norm = this->norm(tile);
-    finish_from<0>(n, held, far, norm);
+    if constexpr (Numbers::by_rows) {
+      uint32 piece[piece_pairs * pair_words];
+      make_piece<0>(0, n, held, far, norm, piece);
+      put_rows_from<0>(n, held, far, norm, piece);
+    } else {
+      finish_from<0>(n, held, far, norm);
+    }
   }
   template <int run>
   __device__ __forceinline__ void finish_from(int64 n, const Held& held, const Far& far,
                                               const Norm& norm) const {
     if constexpr (run < runs) {
-      if constexpr (Numbers::by_rows) {
-        put_row<run>(n, held, far, norm);
-      } else {
-        put_block<run>(n, held, far, norm);
-      }
+      put_block<run>(n, held, far, norm);
       finish_from<run + 1>(n, held, far, norm);
     }
   }
@@ -169,10 +171,11 @@ struct GemmTurnsOutputs {
     return norm;
   }
 
-  // The thread's pairs of a piece, done, to where the row of its channel is staged.
+  // The thread's pairs of a piece, done.
   template <int run>
-  __device__ __forceinline__ void stage_piece(int h, int64 n, const Held& held, const Far& far,
-                                              const Norm& norm, uint32* to) const {
+  __device__ __forceinline__ void make_piece(int h, int64 n, const Held& held, const Far& far,
+                                             const Norm& norm,
+                                             uint32 (&to)[pairs_of(run) * pair_words]) const {
     constexpr int count = pairs_of(run);
     ChannelValues<After, 1> channel;
     channel.load(p, n, row(h) < rows ? row(h) : 0);
@@ -192,14 +195,20 @@ struct GemmTurnsOutputs {
         typename After::template Tensors<1> tensors;
         value = After::value(fmaf(value, norm.scale[h], norm.shift[h]), channel.value[0], tensors, 0);
       }
-      uint32* const pair = to + (4 * k + lane % 4) * pair_words;
       if constexpr (Output::bytes == 2) {
-        *pair = Output::pack(two[0], two[1]);
+        to[k] = Output::pack(two[0], two[1]);
       } else {
-        pair[0] = __float_as_uint(two[0]);
-        pair[1] = __float_as_uint(two[1]);
+        to[2 * k] = __float_as_uint(two[0]);
+        to[2 * k + 1] = __float_as_uint(two[1]);
       }
     }
+  }
+  // To where the row of its channel is staged.
+  template <int count>
+  __device__ __forceinline__ void stage_piece(const uint32 (&piece)[count], uint32* to) const {
+#pragma unroll
+    for (int i = 0; i < count; ++i)
+      to[(4 * (i / pair_words) + lane % 4) * pair_words + i % pair_words] = piece[i];
   }
 
   // Two neighbouring columns lie side by side in the output, or neither has an output.
@@ -241,8 +250,10 @@ struct GemmTurnsOutputs {
     const bool in_pairs = pairs_fit && reinterpret_cast<uint64>(p.output) % 4 == 0;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
+      uint32 piece[pairs_of(run) * pair_words];
+      make_piece<run>(h, n, held, far, norm, piece);
       __syncwarp();
-      stage_piece<run>(h, n, held, far, norm, stage + lane / 4 * pitch);
+      stage_piece(piece, stage + lane / 4 * pitch);
       __syncwarp();
       unsigned char* to = static_cast<unsigned char*>(p.output) + n * C::stride(0) * Output::bytes +
                           (first_row + 8 * h) * row_bytes;
@@ -263,78 +274,98 @@ struct GemmTurnsOutputs {
   // Lanes that store a row together.
   static constexpr int row_lanes = row_vectors <= 8 ? 8 : row_vectors <= 16 ? 16 : 32;
   static constexpr int rows_at_once = 32 / row_lanes;
-  template <int run>
-  __device__ __forceinline__ void put_row(int64 n, const Held& held, const Far& far,
-                                          const Norm& norm) const {
+  // Pieces from this one on, which has been made: the next one is made while this one is read back.
+  template <int number>
+  __device__ __forceinline__ void put_rows_from(int64 n, const Held& held, const Far& far, const Norm& norm,
+                                                uint32 (&piece)[piece_pairs * pair_words]) const {
     constexpr int row_bytes = static_cast<int>(C::stride(1) * Output::bytes);
-    static_assert((row_bytes / 4 - row_pitch) % 4 == 0);
-    const int first_row = warp % 4 * 16;
-    const int2 row = s.rows[group * (columns / Numbers::pitch) + run];
-    const int words = row.y * pair_words;
-    unsigned char* const begin = static_cast<unsigned char*>(p.output) +
-                                 n * (C::stride(0) * Output::bytes) + row.x * Output::bytes +
-                                 first_row * row_bytes;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      unsigned char* const to = begin + 8 * h * row_bytes;
+    static_assert((row_bytes / 4 - row_pitch) % 4 == 0 && columns % Numbers::pitch == 0);
+    if constexpr (number < 2 * runs) {
+      constexpr int h = number % 2;
+      const int first_row = warp % 4 * 16 + 8 * h;
+      const int2 row = s.rows[group * runs + number / 2];
+      unsigned char* const to = static_cast<unsigned char*>(p.output) + n * (C::stride(0) * Output::bytes) +
+                                row.x * Output::bytes + first_row * row_bytes;
       // In words modulo four, of the first channel.
       const uint32 shift = static_cast<uint32>(reinterpret_cast<uint64>(to)) / 4 % 4;
       uint32* const stage = s.values[warp] + shift;
       __syncwarp();
-      stage_piece<run>(h, n, held, far, norm, stage + lane / 4 * row_pitch);
+      stage_piece(piece, stage + lane / 4 * row_pitch);
       __syncwarp();
+      int words = row.y * pair_words;
       if (Output::bytes == 2 && reinterpret_cast<uint64>(p.output) % 4 != 0) {
-        put_elements(n, first_row + 8 * h, row, stage);
-        continue;
+        put_elements(n, first_row, row, stage);
+        words = 0;
       }
-      const int has_rows = rows % 64 == 0 ? 8 : rows - first_row - 8 * h;
-      put_vectors(to, stage, shift, words, has_rows);
-      put_ends(to, stage, shift, words, has_rows);
+      const Leaving leaving(*this, stage, shift, words);
+      if constexpr (number + 1 < 2 * runs)
+        make_piece<(number + 1) / 2>((number + 1) % 2, n, held, far, norm, piece);
+      leaving.store(*this, to, words, rows % 64 == 0 ? 8 : rows - first_row);
+      put_rows_from<number + 1>(n, held, far, norm, piece);
     }
   }
-  // Those 16 bytes of eight channels' rows that are theirs alone.
-  __device__ __forceinline__ void put_vectors(unsigned char* to, const uint32* stage, uint32 shift, int words,
-                                              int has_rows) const {
-    constexpr int row_bytes = static_cast<int>(C::stride(1) * Output::bytes);
-    // Whether those of the next rows lie as those of the first.
-    constexpr bool alike = rows_at_once * row_pitch % 4 == 0;
+  // What a lane stores of eight channels' rows: 16 bytes that are theirs alone, and first and last words. It
+  // loads what it does not store, too.
+  struct Leaving {
+    static constexpr int row_bytes = static_cast<int>(C::stride(1) * Output::bytes);
+    static constexpr int count = (row_vectors + row_lanes - 1) / row_lanes;  // of vectors in a row
+    static constexpr int times = 8 / rows_at_once;
+    float4 vector[count][times];
+    uint32 end[2];
+    uint32 shift;
+
+    // Words of its row before a vector, or before the first word, of which is the 16 bytes' first.
+    __device__ __forceinline__ int before(int row) const {
+      return static_cast<int>((shift + static_cast<uint32>(row * row_pitch)) % 4);
+    }
+    // Where those of the next rows lie as those of the first, this is known.
+    __device__ __forceinline__ int word(const GemmTurnsOutputs& of, int u, int i) const {
+      constexpr bool alike = rows_at_once * row_pitch % 4 == 0;
+      const int row = of.lane / row_lanes + (alike ? 0 : i * rows_at_once);
+      return 4 * (of.lane % row_lanes + u * row_lanes) - before(row);
+    }
+    __device__ __forceinline__ int end_word(const GemmTurnsOutputs& of, int k, int words) const {
+      const int first = before(of.lane / 4);
+      return of.lane % 4 - first + (k > 0 ? (first + words) & ~3 : 0);
+    }
+
+    __device__ __forceinline__ Leaving(const GemmTurnsOutputs& of, const uint32* stage, uint32 of_first,
+                                       int words)
+        : shift(of_first) {
 #pragma unroll
-    for (int u = 0; u < (row_vectors + row_lanes - 1) / row_lanes; ++u) {
-      int r = lane / row_lanes;
-      int word = 0;
-      bool has = false;
+      for (int u = 0; u < count; ++u) {
 #pragma unroll
-      for (int first = 0; first < 8; first += rows_at_once) {
-        if (first == 0 || !alike) {
-          word = 4 * (lane % row_lanes + u * row_lanes) -
-                 static_cast<int>((shift + static_cast<uint32>((r + first) * row_pitch)) % 4);
-          has = word >= 0 && word + 4 <= words;
-        }
-        if (has && (rows % 64 == 0 || r + first < has_rows)) {
-          const float4 vector =
-              *reinterpret_cast<const float4*>(stage + r * row_pitch + word + first * row_pitch);
-          __stcs(reinterpret_cast<float4*>(to + (r * row_bytes + word * 4) + first * row_bytes), vector);
+        for (int i = 0; i < times; ++i)
+          vector[u][i] = *reinterpret_cast<const float4*>(stage + of.lane / row_lanes * row_pitch +
+                                                          word(of, u, i) + i * rows_at_once * row_pitch);
+      }
+#pragma unroll
+      for (int k = 0; k < 2; ++k) end[k] = stage[of.lane / 4 * row_pitch + end_word(of, k, words)];
+    }
+    __device__ __forceinline__ void store(const GemmTurnsOutputs& of, unsigned char* to, int words,
+                                          int has_rows) const {
+      const int r = of.lane / row_lanes;
+#pragma unroll
+      for (int u = 0; u < count; ++u) {
+#pragma unroll
+        for (int i = 0; i < times; ++i) {
+          const int at = word(of, u, i);
+          if (at >= 0 && at + 4 <= words && (rows % 64 == 0 || r + i * rows_at_once < has_rows))
+            __stcs(reinterpret_cast<float4*>(to + (r * row_bytes + at * 4) + i * rows_at_once * row_bytes),
+                   vector[u][i]);
         }
       }
+      const int row = of.lane / 4;
+      const int first = before(row);
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        const int at = end_word(of, k, words);
+        const bool has = k == 0 ? first > 0 && at >= 0 : at >= (first > 0 ? 4 - first : 0);
+        if (has && at < words && (rows % 64 == 0 || row < has_rows))
+          __stcs(reinterpret_cast<uint32*>(to + row * row_bytes + at * 4), end[k]);
+      }
     }
-  }
-  // Their first and last words.
-  __device__ __forceinline__ void put_ends(unsigned char* to, const uint32* stage, uint32 shift, int words,
-                                           int has_rows) const {
-    constexpr int row_bytes = static_cast<int>(C::stride(1) * Output::bytes);
-    const int r = lane / 4;
-    const int before = static_cast<int>((shift + static_cast<uint32>(r * row_pitch)) % 4);
-    const int first = lane % 4 - before;
-    const int last = ((before + words) & ~3) + first;
-    stage += r * row_pitch;
-    to += r * row_bytes;
-    if (rows % 64 == 0 || r < has_rows) {
-      if (before > 0 && first >= 0 && first < words)
-        __stcs(reinterpret_cast<uint32*>(to + first * 4), stage[first]);
-      if (last >= (before > 0 ? 4 - before : 0) && last < words)
-        __stcs(reinterpret_cast<uint32*>(to + last * 4), stage[last]);
-    }
-  }
+  };
   // Where the output is not on 4 bytes: eight channels from `first` on.
   __device__ __forceinline__ void put_elements(int64 n, int first, int2 row, const uint32* stage) const {
 #pragma unroll 1

@@ -14,9 +14,10 @@
 //
 // The tiles of a sample are on the chip at a time, and each holds its values until it knows the moments of
 // the others. It does not wait for them: values are finished and stored when the next tile's products, chain
-// and moments have been computed. They are held as distances from the mean of the warp's own part, in
-// registers, in shared memory and, half of them, in memory: the same places for every tile, so that they stay
-// in L2, each read and written by one thread.
+// and moments have been computed. They are held as distances from the mean of the warp's own part: what
+// becomes bf16 as f16, in deviations, in registers and in shared memory; what becomes f16 as f32, so that it
+// is rounded once, more than half of it in memory: the same places for every tile, which stay in L2, each
+// read and written by one thread.
 //
 // Registers are what this is short of, and what is spilled costs a trip to L2: L1 has what shared memory
 // leaves, and waiting for other blocks empties it. So nothing else is loaded from memory in the loop over

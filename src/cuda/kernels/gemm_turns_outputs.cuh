@@ -35,9 +35,9 @@ struct GemmTurnsOutputs {
   }
 
   // Values that wait for the moments of other tiles, as f32, number 4 * j + 2 * h + e of pair j, row h and
-  // element e, or in pairs of f16, number 2 * j + h: the first in registers, those after them in shared memory
-  // and the last ones in memory, where a thread has places of its own, read when the next tile's are written.
-  // They stay in L2.
+  // element e, or in pairs of f16, number 2 * j + h: the first in registers, those after them in shared
+  // memory and the last ones in memory, where a thread has places of its own, read when the next tile's are
+  // written. They stay in L2.
   static constexpr bool halves = Numbers::halves;
   static constexpr int words = halves ? sums / 2 : sums;
   static constexpr int shared_words = Numbers::waiting_words;
@@ -58,7 +58,8 @@ struct GemmTurnsOutputs {
   __device__ __forceinline__ int row(int h) const { return warp % 4 * 16 + lane / 4 + 8 * h; }
 
   // Values as they wait. Those that become f16 are distances in deviations.
-  static __device__ __forceinline__ void pack(const float (&d)[sums], const float (&deviation)[2], Words& to) {
+  static __device__ __forceinline__ void pack(const float (&d)[sums], const float (&deviation)[2],
+                                              Words& to) {
     if constexpr (halves) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {

@@ -31,7 +31,7 @@ struct alignas(128) GemmTurnsShared {
                 [Numbers::waiting_words > 0 ? 128 * Numbers::groups : 1];
   int2 rows[Numbers::groups * ((Numbers::columns + Numbers::pitch - 1) /
                                Numbers::pitch)];  // of the box: where in a channel, pairs of outputs
-  alignas(8) int offsets_after[Numbers::by_rows ? 2 : Numbers::groups * Numbers::columns];
+  alignas(8) int kept_offsets[Numbers::by_rows ? 2 : Numbers::groups * Numbers::columns];
   float2 held[2][Numbers::groups]
              [slabs];  // of slabs: what was taken off held values, what they were divided by
   float2 elements[4 * Numbers::groups];  // of a slab in a warp's columns, and 1 by that
@@ -49,12 +49,14 @@ struct alignas(128) GemmTurnsShared {
   uint64 statistics_full[2];
   uint64 turn[Numbers::groups];
 
+  // Where in a channel the tile's positions lie, or -1. Rows of the box need them until `rows` and masks have
+  // been made of them: they lie in place of `values` till then.
   __device__ __forceinline__ int* offsets() {
     if constexpr (Numbers::by_rows) {
       static_assert(sizeof(values) >= sizeof(int) * Numbers::groups * Numbers::columns);
       return reinterpret_cast<int*>(values);
     } else {
-      return offsets_after;
+      return kept_offsets;
     }
   }
 };

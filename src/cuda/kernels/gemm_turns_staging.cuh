@@ -18,8 +18,8 @@ struct GemmTurnsStaging {
   static constexpr int steps = Numbers::copy_y * row_steps;
   static_assert(Numbers::window <= 1 << 16);
 
-  // Where this lane's row of a step's matrix lies in a copy, and where it goes in the window, in bytes: of the
-  // first step. Others are known distances on.
+  // Where this lane's row of a step's matrix lies in a copy, and where it goes in the window, in bytes: of
+  // the first step. Others are known distances on.
   uint32 from;
   uint32 to;
   uint32 inside = 0;  // a bit for each step of a row: whether it goes there
@@ -39,8 +39,8 @@ struct GemmTurnsStaging {
     to = static_cast<uint32>(first * 16);
 #pragma unroll
     for (int k = 0; k < row_steps; ++k) {
-      const bool has = 4 * k + lane / 8 < Numbers::raw_vectors && first + 32 * k >= 0 &&
-                       first + 32 * k < Numbers::pitch;
+      const bool has =
+          4 * k + lane / 8 < Numbers::raw_vectors && first + 32 * k >= 0 && first + 32 * k < Numbers::pitch;
       inside |= static_cast<uint32>(has) << k;
     }
   }
@@ -56,11 +56,11 @@ struct GemmTurnsStaging {
 #pragma unroll
     for (int i = 0; i < steps; ++i) {
       const int row = i / row_steps;
-      asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(word[i][0]), "=r"(word[i][1]), "=r"(word[i][2]), "=r"(word[i][3])
-                   : "r"(raw + from +
-                         static_cast<uint32>(row * 16 * Numbers::raw_pitch + (i - row * row_steps) * 64))
-                   : "memory");
+      asm volatile(
+          "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+          : "=r"(word[i][0]), "=r"(word[i][1]), "=r"(word[i][2]), "=r"(word[i][3])
+          : "r"(raw + from + static_cast<uint32>(row * 16 * Numbers::raw_pitch + (i - row * row_steps) * 64))
+          : "memory");
     }
     before_storing();
 #pragma unroll
@@ -91,12 +91,10 @@ struct GemmTurnsCopies {
   static constexpr int warp_slots = Numbers::raw_slots / gemm::converting_warps;
   // Each warp has something of every tile, else it would take a barrier's round for the one before.
   static_assert(tile_copies >= gemm::converting_warps);
-  // Copies that are brought to L2 before they are sent for, as many as are of the same tile or of the next.
-  static constexpr uint32 to_l2 = tile_copies >= Numbers::raw_slots + 12 ? 0 : 0;
   // An index that may be one of the next tile.
   template <class Next>
   static __device__ __forceinline__ void to_tile(uint32& index, Next&& next) {
-    static_assert(tile_copies >= Numbers::raw_slots + to_l2);
+    static_assert(tile_copies >= Numbers::raw_slots);
     if (index >= tile_copies) {
       index -= tile_copies;
       next();
@@ -153,37 +151,20 @@ struct GemmTurnsConverter {
 
   // Copy `index` of a sample's tile, or of the next one's, if there is one.
   __device__ __forceinline__ void send(int n, uint32 index, int slot) const {
-    const Origin from = origin(n, index);
-    if (from.n < static_cast<int>(p.batch) && is_first) {
-      barrier::expect(&s.raw_full[slot], Shared::raw_bytes);
-      asm volatile(
-          "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
-          "%4, %5, %6, %7}], [%2];" ::"r"(barrier::shared_address(s.raw[slot])),
-          "l"(p.map), "r"(barrier::shared_address(&s.raw_full[slot])), "r"(from.x), "r"(from.channel),
-          "r"(from.y), "r"(from.z), "r"(from.n)
-          : "memory");
-    }
-  }
-  // The same to L2: from there a copy comes while another is turned.
-  __device__ __forceinline__ void send_to_l2(int n, uint32 index) const {
-    const Origin from = origin(n, index);
-    if (from.n < static_cast<int>(p.batch) && is_first) {
-      asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global.tile [%0, {%1, %2, %3, %4, %5}];" ::"l"(p.map),
-                   "r"(from.x), "r"(from.channel), "r"(from.y), "r"(from.z), "r"(from.n)
-                   : "memory");
-    }
-  }
-  // Where in x a copy comes from.
-  struct Origin {
-    int x, channel, y, z, n;
-  };
-  __device__ __forceinline__ Origin origin(int n, uint32 index) const {
     Copies::to_tile(index, [&] { n += Copies::samples(); });
     const int eight = static_cast<int>(index) / Numbers::copies;
     const int row = (static_cast<int>(index) - eight * Numbers::copies) * Numbers::copy_y;
     const int z = row / Numbers::window_y;
-    return {Staging::first_of(box), eight * 8, box.first[1] + Geometry::low(1) + row - z * Numbers::window_y,
-            box.first[0] + Geometry::low(0) + z, n};
+    if (n < static_cast<int>(p.batch) && is_first) {
+      barrier::expect(&s.raw_full[slot], Shared::raw_bytes);
+      asm volatile(
+          "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
+          "%4, %5, %6, %7}], [%2];" ::"r"(barrier::shared_address(s.raw[slot])),
+          "l"(p.map), "r"(barrier::shared_address(&s.raw_full[slot])), "r"(Staging::first_of(box)),
+          "r"(eight * 8), "r"(box.first[1] + Geometry::low(1) + row - z * Numbers::window_y),
+          "r"(box.first[0] + Geometry::low(0) + z), "r"(n)
+          : "memory");
+    }
   }
 
   // One thread.
@@ -202,7 +183,8 @@ struct GemmTurnsConverter {
         __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0) - 4 * Numbers::groups;
     const int first_slot = own_warp * Copies::warp_slots;
     Copies copy(own_warp);
-    if (is_first) asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(p.map) : "memory");
+    if (is_first)
+      asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(p.map) : "memory");
     for (int i = 0; i < Copies::warp_slots; ++i)
       send(copy.n, copy.index + static_cast<uint32>(i * gemm::converting_warps), first_slot + i);
     if (own_warp == 0 && is_first) send_weights();
@@ -224,7 +206,6 @@ struct GemmTurnsConverter {
       // What the slot had has been loaded, else it could not be stored.
       __syncwarp();
       send(own.n, own.index + Numbers::raw_slots, slot);
-      if constexpr (Copies::to_l2 > 0) send_to_l2(own.n, own.index + Numbers::raw_slots + Copies::to_l2);
       // The warp's last copy of the chunk: what was written is read by products.
       is_new = copy.index / Copies::chunk_copies != chunk || copy.n != own.n;
       if (is_new) {

@@ -479,6 +479,28 @@ TEST(Harness, SeesWrongStatistics) {
   }
 }
 
+// Sigmoids of kernels that round to 16 bits may be off by 2^-17: so may a mean of them, and no more.
+TEST(Harness, GrantsStatisticsTheErrorOfSigmoids) {
+  const Problem exact = Problem::parse("gelu | group_norm(2) @ 2x4x9 bf16");
+  const Problem problem = Problem::parse("gelu | group_norm(2) @ 2x4x9 bf16", Device::cuda());
+  const Operands operands = random_operands(problem, Distribution::uniform, 1);
+  EXPECT_TRUE(granted_statistics(exact, operands).empty());
+  const std::vector<float> right = reference_statistics(problem, operands);
+  const std::vector<double> granted = granted_statistics(problem, operands);
+  ASSERT_EQ(granted.size(), right.size());
+  for (size_t i = 0; i < right.size(); i += 2) {
+    // Values of a uniform distribution are below 1.
+    EXPECT_GT(granted[i], 0x1p-17 * 0.1);
+    EXPECT_LT(granted[i], 0x1p-17);
+    const double room = granted[i] + 4e-6 / right[i + 1];
+    for (const auto& [part, is_granted] : {std::pair{0.9, true}, std::pair{1.5, false}}) {
+      std::vector<float> moved = right;
+      moved[i] += static_cast<float>(part * room);
+      EXPECT_EQ(statistics_error(right, moved, granted).empty(), is_granted) << i;
+    }
+  }
+}
+
 TEST(Operands, AreRepresentableAndHaveTheirDistribution) {
   for (const std::string dtype : {"f32", "f16", "bf16"}) {
     const Problem problem = Problem::parse("relu @ 2x8x500 " + dtype);

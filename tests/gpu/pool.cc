@@ -115,7 +115,8 @@ std::string row_errors(const Plan& plan, const Check& check, const std::vector<O
         if (!outcome.passed()) return what + "\n  " + outcome.text() + '\n';
         if (!check.options.statistics || problem.block.norm() == nullptr) continue;
         const std::string error =
-            statistics_error(reference_statistics(problem, operands[i]), outcome.statistics);
+            statistics_error(reference_statistics(problem, operands[i]), outcome.statistics,
+                             granted_statistics(problem, operands[i]));
         if (!error.empty()) return what + "\n  " + error + '\n';
       } catch (const Error& error) {
         rethrow_if_lost(what + "\n  " + error.what());

@@ -93,7 +93,7 @@ class BoundedForward {
       std::visit([this](const auto& typed) { apply(typed); }, stage);
   }
 
-  Expected result() && { return {std::move(values_), std::move(bounds_)}; }
+  Expected result() && { return {std::move(values_), std::move(bounds_), std::move(statistics_)}; }
 
  private:
   const std::vector<double>& next_parameter() { return parameters_[used_parameters_++]; }
@@ -161,6 +161,8 @@ class BoundedForward {
     for (size_t first = 0; first < x.size(); first += slab_elements) {
       const SlabError slab = slab_error(norm, Values(x).subspan(first, slab_elements),
                                         Values(bounds_).subspan(first, slab_elements));
+      statistics_.push_back(slab.mean_error);
+      statistics_.push_back(slab.variance_error / 2);
       for (size_t i = first; i < first + slab_elements; ++i) {
         const size_t c = i / positions % static_cast<size_t>(sizes_.channels);
         const double scale = norm.affine ? std::abs(weight[c]) : 1;
@@ -237,6 +239,7 @@ class BoundedForward {
   SerialExecutor executor_;
   std::vector<double> values_;
   std::vector<double> bounds_;
+  std::vector<double> statistics_;
 };
 
 }  // namespace

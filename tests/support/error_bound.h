@@ -36,6 +36,9 @@ namespace onepass::testing {
 struct Expected {
   std::vector<double> values;
   std::vector<double> bounds;  // infinite where the result is noise
+  // Of each slab: how far its mean and, relatively, its 1 / deviation may be off by the errors of what the
+  // norm gets.
+  std::vector<double> statistics = {};
 };
 
 // `input` and `parameters` are dense NCHW, already rounded to the element types of the problem.

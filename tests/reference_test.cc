@@ -186,9 +186,8 @@ Vector convolve(const Conv& conv, const Shape& input_sizes, const Shape& output_
                 const Vector& weight) {
   Vector output(static_cast<size_t>(element_count(output_sizes)));
   SerialExecutor executor;
-  const auto convolution = conv.transposed ? reference::convolve_transposed : reference::convolve;
-  convolution(conv, reference::Sizes(input_sizes), reference::Sizes(output_sizes), input, weight, {}, output,
-              executor);
+  reference::convolve(conv, reference::Sizes(input_sizes), reference::Sizes(output_sizes), input, weight, {},
+                      output, executor);
   return output;
 }
 

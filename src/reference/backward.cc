@@ -108,8 +108,7 @@ class Backward {
       if (const auto* conv = std::get_if<Conv>(&stage)) {
         const Values weight = cursor.take(weight_elements(*conv));
         const Values bias = cursor.take(conv->bias ? conv->out_channels : 0);
-        const auto convolution = conv->transposed ? convolve_transposed : convolve;
-        convolution(*conv, input_sizes_, sizes_, input_, weight, bias, output, executor_);
+        convolve(*conv, input_sizes_, sizes_, input_, weight, bias, output, executor_);
         continue;
       }
       std::copy_n(activation(i).begin(), output.size(), output.begin());
@@ -180,8 +179,8 @@ void convolve_backward(const Conv& conv, const Sizes& input_sizes, const Sizes& 
                        Values weight, Values output_gradient, const ConvGradients& gradients,
                        Executor& executor) {
   if (!gradients.input.empty()) {
-    const auto back = conv.transposed ? convolve : convolve_transposed;
-    back(adjoint(conv), output_sizes, input_sizes, output_gradient, weight, {}, gradients.input, executor);
+    convolve(adjoint(conv), output_sizes, input_sizes, output_gradient, weight, {}, gradients.input,
+             executor);
   }
   if (!gradients.weight.empty()) {
     const bool t = conv.transposed;

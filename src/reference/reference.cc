@@ -12,62 +12,37 @@ Sizes::Sizes(const Shape& shape) : batch(shape[0]), channels(shape[1]) {
   std::copy(shape.begin() + 2, shape.end(), space.begin());
 }
 
-namespace {
-
-// Calls add(input channel, its weights' begin, output plane) for each input channel of each output channel.
-template <class Add>
-void for_each_plane(const Conv& conv, const Sizes& output_sizes, Values bias, std::span<double> output,
-                    Executor& executor, const Add& add) {
+void convolve(const Conv& conv, const Sizes& input_sizes, const Sizes& output_sizes, Values input,
+              Values weight, Values bias, std::span<double> output, Executor& executor) {
   const int64_t group_inputs = conv.in_channels / conv.groups;
   const int64_t group_outputs = conv.out_channels / conv.groups;
   const int64_t taps = tap_count(conv);
+  const int64_t step = conv.stride[2];
+  const Sizes& coarse = conv.transposed ? input_sizes : output_sizes;
+  const Sizes& fine = conv.transposed ? output_sizes : input_sizes;
   executor.for_each(output_sizes.batch * conv.out_channels, [&](int64_t task, int) {
     const int64_t n = task / conv.out_channels;
     const int64_t o = task % conv.out_channels;
     const int64_t first_input = o / group_outputs * group_inputs;
-    const std::span<double> plane =
+    const std::span<double> y =
         output.subspan(index_of(task * output_sizes.positions()), index_of(output_sizes.positions()));
-    std::fill(plane.begin(), plane.end(), conv.bias ? bias[index_of(o)] : 0);
-    for (int64_t i = 0; i < group_inputs; ++i) {
-      const int64_t w =
-          conv.transposed ? (first_input + i) * group_outputs + o % group_outputs : o * group_inputs + i;
-      add(n * conv.in_channels + first_input + i, w * taps, plane);
+    std::fill(y.begin(), y.end(), conv.bias ? bias[index_of(o)] : 0);
+    for (int64_t i = first_input; i < first_input + group_inputs; ++i) {
+      const Values x = input.subspan(index_of((n * conv.in_channels + i) * input_sizes.positions()));
+      const int64_t pair =
+          conv.transposed ? i * group_outputs + o % group_outputs : o * group_inputs + i - first_input;
+      for_each_position(conv.kernel, [&](const Extents& k, int64_t tap) {
+        const double w = weight[index_of(pair * taps + tap)];
+        for_each_row_of_tap(conv, k, coarse.space, fine.space, [&](int64_t q, int64_t p, int64_t count) {
+          if (conv.transposed) {
+            for (int64_t j = 0; j < count; ++j) y[index_of(p + j * step)] += x[index_of(q + j)] * w;
+          } else {
+            for (int64_t j = 0; j < count; ++j) y[index_of(q + j)] += x[index_of(p + j * step)] * w;
+          }
+        });
+      });
     }
   });
-}
-
-}  // namespace
-
-void convolve(const Conv& conv, const Sizes& input_sizes, const Sizes& output_sizes, Values input,
-              Values weight, Values bias, std::span<double> output, Executor& executor) {
-  const auto add = [&](int64_t channel, int64_t first_weight, std::span<double> plane) {
-    const Values x = input.subspan(index_of(channel * input_sizes.positions()));
-    for_each_position(conv.kernel, [&](const Extents& k, int64_t tap) {
-      const double w = weight[index_of(first_weight + tap)];
-      for_each_row_of_tap(conv, k, output_sizes.space, input_sizes.space,
-                          [&](int64_t to, int64_t from, int64_t count) {
-                            for (int64_t j = 0; j < count; ++j)
-                              plane[index_of(to + j)] += x[index_of(from + j * conv.stride[2])] * w;
-                          });
-    });
-  };
-  for_each_plane(conv, output_sizes, bias, output, executor, add);
-}
-
-void convolve_transposed(const Conv& conv, const Sizes& input_sizes, const Sizes& output_sizes, Values input,
-                         Values weight, Values bias, std::span<double> output, Executor& executor) {
-  const auto add = [&](int64_t channel, int64_t first_weight, std::span<double> plane) {
-    const Values x = input.subspan(index_of(channel * input_sizes.positions()));
-    for_each_position(conv.kernel, [&](const Extents& k, int64_t tap) {
-      const double w = weight[index_of(first_weight + tap)];
-      for_each_row_of_tap(conv, k, input_sizes.space, output_sizes.space,
-                          [&](int64_t from, int64_t to, int64_t count) {
-                            for (int64_t j = 0; j < count; ++j)
-                              plane[index_of(to + j * conv.stride[2])] += x[index_of(from + j)] * w;
-                          });
-    });
-  };
-  for_each_plane(conv, output_sizes, bias, output, executor, add);
 }
 
 void normalise(const Norm& norm, const Sizes& sizes, Values weight, Values bias, std::span<double> x,
@@ -151,8 +126,7 @@ void forward(const Block& block, const Sizes& input_sizes, const Sizes& activati
     if (const auto* conv = std::get_if<Conv>(&stage)) {
       const Values weight = cursor.take(weight_elements(*conv));
       const Values bias = cursor.take(conv->bias ? conv->out_channels : 0);
-      const auto convolution = conv->transposed ? convolve_transposed : convolve;
-      convolution(*conv, input_sizes, activation_sizes, input, weight, bias, activation, executor);
+      convolve(*conv, input_sizes, activation_sizes, input, weight, bias, activation, executor);
     } else if (const auto* pointwise = std::get_if<Pointwise>(&stage)) {
       const Values argument = cursor.take(argument_elements(*pointwise, activation_sizes));
       apply_pointwise(*pointwise, activation_sizes, argument, activation, executor);

@@ -26,13 +26,10 @@ struct Sizes {
 
 // y[n,o,q] = bias[o] + sum over i in o's group and taps k of x[n,i,p] * weight[o,i,k], where
 // p = q * stride + k * dilation - padding_before. A tap on padding is skipped, never multiplied.
+// Transposed, y starts as bias, then x[n,i,p] * weight[i,o,k] is added to y[n,o,q] for each p and k, where
+// q = p * stride + k * dilation - padding_before; what falls outside y is dropped.
 void convolve(const Conv& conv, const Sizes& input_sizes, const Sizes& output_sizes, Values input,
               Values weight, Values bias, std::span<double> output, Executor& executor);
-
-// y starts as bias, then x[n,i,p] * weight[i,o,k] is added to y[n,o,q] for each p and k, where
-// q = p * stride + k * dilation - padding_before; what falls outside y is dropped.
-void convolve_transposed(const Conv& conv, const Sizes& input_sizes, const Sizes& output_sizes, Values input,
-                         Values weight, Values bias, std::span<double> output, Executor& executor);
 
 // x := (x - mean) / sqrt(variance + eps) * weight[c] + bias[c], mean and (biased) variance of x's slab.
 // `statistics`, where not null, gets mean and 1 / sqrt(variance + eps) of each slab.

@@ -110,12 +110,11 @@ class BoundedForward {
 
   void apply(const Conv& conv) {
     static const std::vector<double> none;
-    const auto convolution = conv.transposed ? reference::convolve_transposed : reference::convolve;
     const auto& weight = next_parameter();
     const auto& bias = conv.bias ? next_parameter() : none;
-    convolution(conv, input_sizes_, sizes_, input_, weight, bias, values_, executor_);
-    convolution(conv, input_sizes_, sizes_, squares(input_), squares(weight), squares(bias), bounds_,
-                executor_);
+    reference::convolve(conv, input_sizes_, sizes_, input_, weight, bias, values_, executor_);
+    reference::convolve(conv, input_sizes_, sizes_, squares(input_), squares(weight), squares(bias), bounds_,
+                        executor_);
     const auto terms = static_cast<double>(reference::weight_elements(conv) / conv.out_channels + 1);
     for (size_t i = 0; i < values_.size(); ++i) {
       const double walk = std::sqrt(bounds_[i]) + std::abs(values_[i]);

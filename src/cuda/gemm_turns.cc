@@ -22,12 +22,9 @@ using Box = std::array<int64_t, max_spatial_rank>;
 
 // How a sample is cut into boxes, and shared memory; nothing here depends on the batch.
 struct TurnsNumbers {
-  int64_t columns = 0;  // of a warpgroup; 0 where nothing fits
-  int64_t merge_slabs = 1;
+  int64_t columns = 0;        // of a warpgroup; 0 where nothing fits
   bool by_rows = false;       // values leave a row of the box at a time
-  bool halves = false;        // values are held as pairs of f16
   int64_t waiting_words = 0;  // of a thread's held ones, in shared memory
-  int64_t far_words = 0;      // and in memory
   int64_t row_pitch = 0;      // of staged rows, in words
   Box box{1, 1, 1};           // outputs of a tile
   Box boxes{1, 1, 1};         // of a sample
@@ -106,11 +103,6 @@ struct TurnsNumbers {
     constexpr int64_t most_of_box = 256;
     if (std::max({raw_pitch, window_y, window_z}) > most_of_box) return;
     const int64_t own = columns_of(flat, box);
-    // Of other tiles' moments, of so many slabs at a time.
-    constexpr int64_t most_merged_bytes = 4224;
-    while (merge_slabs < 32 && merge_slabs < shape.groups &&
-           2 * merge_slabs * round_up(position_tiles, 2) * 8 <= most_merged_bytes)
-      merge_slabs *= 2;
     by_rows =
         pitch % 8 == 0 && own % pitch == 0 && box[2] % 2 == 0 && shape.axes[2].classes[0].positions % 2 == 0;
     // Channels of a staged row lie as they do in memory, modulo 16 bytes.
@@ -120,30 +112,35 @@ struct TurnsNumbers {
     const int64_t fixed = chunks * 2 * window * 16 + weight_bytes() + groups * 16 * value_words(out_bytes) +
                           (by_rows ? 2 : groups * own) * 4 + 3 * chunks * 8 + 2 * groups * shape.groups * 16 +
                           2 * shape.groups * 8 + 64 * 16 + groups * (2 * shape.groups * 8 + 4 * 8) +
-                          groups * (own / pitch + 1) * 8 + merge_slabs * round_up(position_tiles, 2) * 8 +
-                          512;
-    // Two copies have room for each converting warp, if need be of fewer rows. Of held values those that
-    // registers have no room for beside sums wait in shared memory, as far as there is room, and in L2. What
-    // is rounded to bf16 in the end waits as f16.
-    halves = problem.output.dtype == DType::bf16;
-    const int64_t held = halves ? own / 4 : own / 2;
+                          groups * (own / pitch + 1) * 8 + 512;
+    // Three copies have room for each converting warp, or two, if need be of fewer rows: those that are ahead
+    // are what keeps products from waiting for memory. Of held values, pairs of f16, those that registers
+    // have no room for beside sums wait in shared memory.
+    constexpr int64_t most_own = 34;
+    const int64_t held = own / 4;
     const int64_t word_bytes = groups * 128 * 4;
-    const int64_t beside = std::max<int64_t>(0, held - (halves ? 27 : 112 - own / 2));
-    int64_t raw_bytes = 0, left = 0;
-    for (copy_y = window_y; copy_y > 0; --copy_y) {
-      if (window_y % copy_y != 0 || copy_y * divide_up(raw_vectors, 4) > most_steps) continue;
-      copies = window_z * window_y / copy_y;
-      if (chunks * 2 * copies < raw_slots) continue;  // each warp has something of every tile
-      raw_bytes = round_up(copy_y * 8 * raw_pitch * bytes, 128);
-      left = gpu.shared_bytes_per_block - fixed - raw_slots * (raw_bytes + 16);
+    int64_t left = -1;
+    for (raw_slots = 3 * converting_warps; left < 0 && raw_slots > converting_warps;
+         raw_slots -= converting_warps) {
+      for (copy_y = window_y; copy_y > 0; --copy_y) {
+        if (window_y % copy_y != 0 || copy_y * divide_up(raw_vectors, 4) > most_steps) continue;
+        copies = window_z * window_y / copy_y;
+        if (chunks * 2 * copies < raw_slots) continue;  // each warp has something of every tile
+        const int64_t raw_bytes = round_up(copy_y * 8 * raw_pitch * bytes, 128);
+        left = gpu.shared_bytes_per_block - fixed - raw_slots * (raw_bytes + 16) -
+               std::max<int64_t>(0, held - most_own) * word_bytes;
+        if (left >= 0) break;
+      }
       if (left >= 0) break;
     }
-    if (copy_y == 0) return;
-    waiting_words = std::min(left / word_bytes, beside);
-    // By vectors; of pairs of f16 a few more have room in registers.
-    far_words = halves && beside - waiting_words <= 6 ? 0 : round_up(beside - waiting_words, 4);
-    waiting_words = std::max<int64_t>(0, std::min(waiting_words, held - far_words));
-    shared_bytes = gpu.shared_bytes_per_block - left + waiting_words * word_bytes;
+    if (left < 0) return;
+    // Beside products registers are short: as many more wait in shared memory as there is room for.
+    constexpr int64_t few_own = 27;
+    const int64_t more =
+        std::min(left / word_bytes, std::max<int64_t>(0, std::min(held, most_own) - few_own));
+    waiting_words = std::max<int64_t>(0, held - most_own) + more;
+    left -= more * word_bytes;
+    shared_bytes = gpu.shared_bytes_per_block - left;
     columns = own;
     clocks_of_tile = predict(shape);
   }
@@ -182,12 +179,12 @@ class GemmTurns final : public Kernel {
     marks_ = regions_.add((shape_.batch + 1) * 4);
     guard_ = regions_.add(shape_.batch * 4);
     scales_ = regions_.add((tile_channels + 1) * 4);
+    // Read by pairs; then what they come to.
+    parts_ = regions_.add(shape_.slabs() * (round_up(numbers_.position_tiles, 2) + 1) * 8);
     cleared_bytes_ = regions_.total();
     packed_ = regions_.add(numbers_.weight_bytes());
     map_ = regions_.add(128);
-    parts_ = regions_.add(shape_.slabs() * round_up(numbers_.position_tiles, 2) * 8);  // read by pairs
     statistics_ = regions_.add(shape_.slabs() * 2 * 4);
-    values_ = regions_.add(blocks_ * (groups * 128 * numbers_.far_words * 4));
   }
 
   size_t workspace_bytes() const override {
@@ -205,10 +202,9 @@ class GemmTurns final : public Kernel {
         << "window: " << n.window_z << "x" << n.window_y << "x" << n.pitch << " positions, " << n.chunks
         << " stages of 16 channels, " << n.raw_slots << " copies of 8 channels and " << n.copy_y
         << " rows ahead\n"
-        << "blocks: " << describe_blocks(blocks_, function_) << "passes: 1, values held as "
-        << (n.halves ? "f16, " : "f32, ") << n.columns / (n.halves ? 4 : 2) - n.waiting_words - n.far_words
-        << " words of a thread in registers, " << n.waiting_words << " in shared memory, " << n.far_words
-        << " in L2\n"
+        << "blocks: " << describe_blocks(blocks_, function_) << "passes: 1, values held as f16, "
+        << n.columns / 4 - n.waiting_words << " words of a thread in registers, " << n.waiting_words
+        << " in shared memory\n"
         << "then: thin_cores, if x does not begin on 16 bytes\n"
         << "workspace: " << workspace_bytes() << " bytes\n";
     return out.str();
@@ -229,7 +225,7 @@ class GemmTurns final : public Kernel {
     Words words;
     words.add(arguments.input);
     words.add(arguments.output);
-    words.add(at(workspace, values_));
+    words.add(static_cast<void*>(nullptr));
     words.add(arguments.statistics ? static_cast<void*>(arguments.statistics) : at(workspace, statistics_));
     words.add(at(workspace, control_));
     words.add(at(workspace, parts_));
@@ -281,11 +277,8 @@ class GemmTurns final : public Kernel {
                .add("groups", groups)
                .add("tile_channels", tile_channels)
                .add("columns", n.columns)
-               .flag("halves", n.halves)
                .add("waiting_words", n.waiting_words)
-               .add("far_words", n.far_words)
                .add("row_pitch", n.row_pitch)
-               .add("merge_slabs", n.merge_slabs)
                .add("position_tiles", n.position_tiles)
                .add("channel_tiles", 1)
                .add("unit_channel_tiles", 1)
@@ -355,7 +348,7 @@ class GemmTurns final : public Kernel {
   Number blocks_ = 1;
   Number cleared_bytes_;
   Regions regions_;
-  Region control_, marks_, guard_, scales_, packed_, map_, parts_, statistics_, values_;
+  Region control_, marks_, guard_, scales_, packed_, map_, parts_, statistics_;
 };
 
 // Whether copies of boxes can read it: rows of neighbours, all strides of whole vectors of 16 bytes.
@@ -405,9 +398,8 @@ double seconds(const Problem& problem, const PlanOptions&) {
       static_cast<double>(problem.output.byte_span()) + static_cast<double>(problem.input.byte_span());
   // Tensor cores at work keep a GPU below its highest clock: 1.75 of 1.98 GHz.
   const double clock = gpu.flops / 256 / gpu.multiprocessors * 0.885;
-  // Pieces of outputs that overlap: s19 in bf16 takes 1.35 ms for 1.40. What waits in L2: in f16 52 words of
-  // a thread, 4,400 clocks of 22,000 a tile (1.67 ms).
-  const double clocks = 0.97 * numbers.clocks_of_tile + 85 * static_cast<double>(numbers.far_words);
+  // The model is of the row as it first was, which took 1.40 ms of s19 in bf16; it takes 1.2 now.
+  const double clocks = 0.88 * numbers.clocks_of_tile;
   return 2.5e-5 + std::max(bytes / gpu.bytes_per_second, numbers.rounds(shape, gpu) * clocks / clock);
 }
 

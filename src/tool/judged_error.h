@@ -23,15 +23,18 @@ inline double sigmoid_scale(Op op, double x) {
   return op == Op::sigmoid ? 1 : op == Op::swish || op == Op::gelu ? std::min(std::abs(x), 20.0) : 0;
 }
 
-// Whether what a norm gets may have waited as f16: in bf16 on a GPU, by tail_overlapped, and by gemm_turns,
-// which takes convolutions of 16 channels and more to no more than 64. Other rows that take such a block
-// cannot be told by the problem: they are granted it too.
+// Whether what a norm gets may have waited as f16 on a GPU: in bf16 by tail_overlapped, and in 16 bits by
+// gemm_turns, which takes convolutions of 16 channels and more to no more than 64. Other rows that take such
+// a block cannot be told by the problem: they are granted it too.
 inline bool waits_as_f16(const Problem& problem) {
-  if (problem.device.kind != Device::Kind::cuda || problem.input.dtype != DType::bf16 ||
-      problem.output.dtype != DType::bf16 || std::holds_alternative<Mean>(problem.block.stages().back()))
+  if (problem.device.kind != Device::Kind::cuda || byte_size(problem.input.dtype) != 2 ||
+      problem.output.dtype != problem.input.dtype ||
+      std::holds_alternative<Mean>(problem.block.stages().back()))
     return false;
   const Conv* conv = problem.block.conv();
-  if (conv == nullptr) return !std::holds_alternative<Norm>(problem.block.stages().front());
+  if (conv == nullptr)
+    return problem.input.dtype == DType::bf16 &&
+           !std::holds_alternative<Norm>(problem.block.stages().front());
   return conv->in_channels >= 16 && conv->out_channels >= 16 && conv->out_channels <= 64;
 }
 

@@ -16,10 +16,9 @@
 //                 d = mean(e) + 8 u (|mean| + 4 std) the error of the mean, r the relative one of the
 //                 variance: (2 mean(|x - mean| e) + mean(e^2) + d^2) / (variance + eps) + 8 u. So the mean
 //                 costs u |mean| / std, and E[x^2] - E[x]^2, which costs u (mean / std)^2, is caught. Where r
-//                 > 1/2 the result is noise and the slab is not checked. In a tail of bf16 on a GPU that
-//                 neither begins with the norm nor ends in a mean |weight| 2^-11 (|xhat| + 4) besides: what
-//                 the norm gets may wait as f16, less a value near the mean. The output's own rounding is
-//                 eight times as coarse.
+//                 > 1/2 the result is noise and the slab is not checked. On a GPU |weight| 2^-11
+//                 (|xhat| + 4) besides where what the norm gets may wait as f16, less a value near the mean
+//                 (waits_as_f16 in tool/judged_error.h).
 //   mean          e = mean(e) + (8 + sqrt(positions) / 4) u mean|x|
 //
 // Each stage adds a few of the least f32 denormals. An element passes when it lies between v - e and v + e,

@@ -14,10 +14,8 @@
 //
 // The tiles of a sample are on the chip at a time, and each holds its values until it knows the moments of
 // the others. It does not wait for them: values are finished and stored when the next tile's products, chain
-// and moments have been computed. They are held as distances from the mean of the warp's own part: what
-// becomes bf16 as f16, in deviations, in registers and in shared memory; what becomes f16 as f32, so that it
-// is rounded once, more than half of it in memory: the same places for every tile, which stay in L2, each
-// read and written by one thread.
+// and moments have been computed. They are held as distances from the mean of the warp's own part, as f16, in
+// registers and in shared memory.
 //
 // Registers are what this is short of, and what is spilled costs a trip to L2: L1 has what shared memory
 // leaves, and waiting for other blocks empties it. So nothing else is loaded from memory in the loop over
@@ -107,15 +105,18 @@ struct GemmTurns {
   __device__ __forceinline__ void multiply(uint32 tile, float (&d)[sums]) const {
     const uint32 round = tile & 1u;
     barrier::wait(&s.turn[group], round);
-    uint32 x_begin = (barrier::shared_address(s.x[0]) >> 4) + group * columns +
-                     (static_cast<uint32>(Shared::half_bytes >> 4) << 16);
-    uint32 weights_begin = (barrier::shared_address(s.weights[0]) >> 4) | 64u << 16;
+    // The same in all lanes, as the compiler knows then: descriptors are made in uniform registers, for each
+    // product.
+    const uint32 x_begin =
+        __shfl_sync(0xffffffffu,
+                    (barrier::shared_address(s.x[0]) >> 4) + static_cast<uint32>(group * columns), 0) +
+        (static_cast<uint32>(Shared::half_bytes >> 4) << 16);
+    const uint32 weights_begin =
+        __shfl_sync(0xffffffffu, barrier::shared_address(s.weights[0]) >> 4, 0) | 64u << 16;
 #pragma unroll
     for (int chunk = 0; chunk < Numbers::chunks; ++chunk) {
       barrier::wait(&s.x_full[chunk], round);
       barrier::wait(&s.weights_full[chunk], 0u);
-      // Descriptors are computed again: those of all products would be kept in registers.
-      asm volatile("" : "+r"(x_begin), "+r"(weights_begin));
       asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
       for (int t = 0; t < Numbers::taps; ++t) {
@@ -137,8 +138,8 @@ struct GemmTurns {
   }
 
   // Asked again each time: what follows from it would be kept in registers.
-  static __device__ __forceinline__ int thread() {
-    int own;
+  static __device__ __forceinline__ uint32 thread() {
+    uint32 own;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(own));
     return own;
   }
@@ -146,39 +147,34 @@ struct GemmTurns {
   // A warpgroup. A tile's values are finished when the next one's have been multiplied: by then the moments
   // of other tiles have come.
   __device__ __forceinline__ void consume() const {
-    const typename Moments::Mask mask = Moments{p, s, thread()}.mask();
+    const typename Moments::Mask mask = Moments{{thread()}, p, s}.mask();
     const auto batch = static_cast<int>(p.batch);
     typename Outputs::Held held;
     const uint32 nothing = threadIdx.y;
     uint32 tile = 0;  // of the block
     int n = static_cast<int>(Item(blockIdx.x, 1).n);
-    typename Outputs::Far far;
 #pragma unroll 1
     for (; n < batch; n += Copies::samples(), ++tile) {
       float d[sums];
       multiply(tile, d);
       typename Moments::Sums all;
-      const Moments moments{p, s, thread()};
+      const Moments moments{{thread()}, p, s};
       moments.activate(n, mask, nothing, d, all);
-      float deviation[2];
-      moments.leave_parts(tile, mask, d, all, deviation);
+      float unit[2];
+      moments.leave_parts(tile, mask, d, all, unit);
       // The compiler moves nothing past a look at the clock: else it packs so early that registers do not
-      // suffice. What waits as f32 is not packed.
-      if constexpr (Numbers::halves) {
-        uint32 now;
-        asm volatile("mov.u32 %0, %%clock;" : "=r"(now)::"memory");
-        tile |= now & nothing;
-      }
-      const Outputs outputs{p, s, thread()};
+      // suffice.
+      uint32 now;
+      asm volatile("mov.u32 %0, %%clock;" : "=r"(now)::"memory");
+      tile |= now & nothing;
+      const Outputs outputs{{thread()}, p, s};
       typename Outputs::Words words;
-      outputs.pack(d, deviation, words);
-      outputs.exchange(words, far);
-      if (tile > 0) outputs.finish(tile - 1, n - Copies::samples(), held, far);
+      outputs.pack(d, unit, words);
+      if (tile > 0) outputs.finish(tile - 1, n - Copies::samples(), held);
       outputs.hold(words, held);
     }
-    const Outputs outputs{p, s, thread()};
-    outputs.fetch(far);
-    outputs.finish(tile - 1, n - Copies::samples(), held, far);
+    const Outputs outputs{{thread()}, p, s};
+    outputs.finish(tile - 1, n - Copies::samples(), held);
   }
 
   __device__ __forceinline__ void run() const {

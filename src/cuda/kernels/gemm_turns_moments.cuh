@@ -5,6 +5,32 @@
 
 namespace onepass {
 
+// A chain in 16 bits that is x s(x), s by tanh of half its argument or of what grows like it: of h = x / 2 it
+// is h + h t, and one instruction less.
+template <class Stage>
+struct OfHalf {
+  static constexpr bool exists = false;
+};
+template <>
+struct OfHalf<pointwise::swish_stage<16>> {
+  static constexpr bool exists = true;
+  static __device__ __forceinline__ float value(float h) { return fmaf(h, pointwise::tanh_fast(h), h); }
+};
+// pointwise::normal_cdf has the same polynomial.
+template <>
+struct OfHalf<pointwise::gelu_stage<16>> {
+  static constexpr bool exists = true;
+  static __device__ __forceinline__ float value(float h) {
+    const float u = h * h;
+    float p = 512 * 1.4185306e-06f;
+    p = fmaf(p, u, 128 * -3.6600019e-05f);
+    p = fmaf(p, u, 32 * -8.8219580e-05f);
+    p = fmaf(p, u, 8 * 3.6392809e-02f);
+    p = fmaf(p, u, 2 * 7.9786956e-01f);
+    return fmaf(h, pointwise::tanh_fast(h * p), h);
+  }
+};
+
 // Which columns of a warpgroup have an output where the box is whole.
 template <class Geometry, class Numbers>
 struct GemmTurnsBox {
@@ -25,13 +51,13 @@ struct GemmTurnsBox {
 };
 
 // What a warpgroup does with a tile's sums.
-// A thread has two rows, and of each every fourth pair of columns: the sum of pair j, row h and element e is
-// number j * 4 + h * 2 + e.
+// The sum of the thread's pair j, row h and element e is number j * 4 + h * 2 + e.
 template <class C, class Tail, class Numbers>
-struct GemmTurnsMoments {
+struct GemmTurnsMoments : GemmTurnsThread {
   using Parameters = GemmTurnsParameters<Tail::parameters>;
   using Shared = GemmTurnsShared<C, Tail, Numbers>;
   using Before = typename Tail::Before;
+  using Halved = OfHalf<typename Before::Only>;
   using Geometry = GemmGeometry<C, Numbers>;
   using Slabs = GemmSlabs<C, Tail, Numbers>;
   using Box = GemmTurnsBox<Geometry, Numbers>;
@@ -46,12 +72,6 @@ struct GemmTurnsMoments {
 
   const Parameters& p;
   Shared& s;
-  const int thread;
-  const int lane = thread % 32;
-  const int warp = thread / 32;
-  const int group = warp / 4;
-
-  __device__ __forceinline__ int row(int h) const { return warp % 4 * 16 + lane / 4 + 8 * h; }
 
   // Which of the thread's columns have an output.
   struct Mask {
@@ -130,8 +150,8 @@ struct GemmTurnsMoments {
     ChannelValues<Before, 1> values[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int channel = row(h) < rows ? row(h) : 0;
-      bias[0][h] = bias[1][h] = s.channels[channel].x;
+      const int channel = rows % 64 == 0 || row(h) < rows ? row(h) : 0;
+      bias[0][h] = bias[1][h] = Halved::exists ? 0.5f * s.channels[channel].x : s.channels[channel].x;
       values[h].load(p, n, channel);
     }
 #pragma unroll
@@ -140,16 +160,20 @@ struct GemmTurnsMoments {
       float& added = bias[i / at_once % 2][h];
       if (i % at_once < 2 && i >= 2 * at_once)
         added = __uint_as_float(__float_as_uint(added) | (__float_as_uint(d[i - at_once - 2]) & nothing));
-      typename Before::template Tensors<1> tensors;
-      d[i] = Before::value(d[i] + added, values[h].value[0], tensors, 0);
+      if constexpr (Halved::exists) {
+        d[i] = Halved::value(fmaf(d[i], 0.5f, added));
+      } else {
+        typename Before::template Tensors<1> tensors;
+        d[i] = Before::value(d[i] + added, values[h].value[0], tensors, 0);
+      }
       if (is_inside(mask, i)) all.of(i) += d[i];
     }
   }
 
   // The moments of the warp's slabs, left for all tiles. Values become distances from their slab's mean;
-  // `deviation` is that of the thread's rows.
+  // `unit` is what f16 holds those of the thread's rows in: 1, or their deviation if it is far from that.
   __device__ __forceinline__ void leave_parts(uint32 tile, const Mask& mask, float (&values)[sums],
-                                              Sums& of_whole, float (&deviation)[2]) const {
+                                              Sums& of_whole, float (&unit)[2]) const {
     float own[own_slabs], m2[own_slabs];
     const float2 elements = s.elements[warp];
     // Values are changed where both ways have met again, so that they are where they were.
@@ -166,15 +190,18 @@ struct GemmTurnsMoments {
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      // Any that is about as large will do.
+      // Of as few elements as a part has none is further off than 200 deviations. Any unit that is about as
+      // large will do.
       const float variance = m2[h % own_slabs] * elements.y;
-      deviation[h] = variance > 1e-30f ? variance * rsqrtf(variance) : 1.0f;
+      const bool is_near = variance > 0x1p-12f && variance < 0x1p+12f;
+      unit[h] = is_near || !(variance > 1e-30f) ? 1.0f : variance * rsqrtf(variance);
     }
 #pragma unroll
     for (int k = 0; k < own_slabs; ++k) {
-      if (lane % slab_lanes == 0 && row(k) < rows) {
-        s.parts[tile & 1u][group][row(k) / group_rows] = float4{elements.x, own[k], m2[k], 0.0f};
-        s.held[tile & 1u][group][row(k) / group_rows] = float2{own[k], deviation[k]};
+      if (lane % slab_lanes == 0 && (rows % 64 == 0 || row(k) < rows)) {
+        const uint32 slab = static_cast<uint32>(row(k)) / group_rows;
+        s.parts[tile & 1u][group][slab] = float4{elements.x, own[k], m2[k], 0.0f};
+        s.held[tile & 1u][group][slab] = float2{own[k], unit[k]};
       }
     }
     __syncwarp();

@@ -7,25 +7,21 @@ namespace onepass {
 
 // What a warpgroup holds of a tile, and stores when the moments of the other tiles have come.
 template <class C, class Tail, class Numbers>
-struct GemmTurnsOutputs {
+struct GemmTurnsOutputs : GemmTurnsThread {
   using Parameters = GemmTurnsParameters<Tail::parameters>;
   using Shared = GemmTurnsShared<C, Tail, Numbers>;
   using Output = typename Tail::Output;
   using After = typename Tail::After;
-  static constexpr int consumers = 128 * Numbers::groups;
   static constexpr int columns = Numbers::columns;
   static constexpr int sums = columns / 2;
   static constexpr int pairs = columns / 8;  // of columns, in each row of a thread
   static constexpr int group_rows = GemmSlabs<C, Tail, Numbers>::group_rows;
-  static constexpr int rows = GemmGeometry<C, Numbers>::rows;
-  static constexpr int pair_words = Output::bytes / 2;  // of two neighbours in the output
+  using Geometry = GemmGeometry<C, Numbers>;
+  static constexpr int rows = Geometry::rows;
+  static_assert(Output::bytes == 2);
 
   const Parameters& p;
   Shared& s;
-  const int thread;
-  const int lane = thread % 32;
-  const int warp = thread / 32;
-  const int group = warp / 4;
 
   // Values leave by pieces, eight channels of a row of the box, or of 64 columns.
   static constexpr int piece_pairs = Numbers::by_rows ? Numbers::pitch / 8 : 8;
@@ -34,79 +30,36 @@ struct GemmTurnsOutputs {
     return pairs - run * piece_pairs < piece_pairs ? pairs - run * piece_pairs : piece_pairs;
   }
 
-  // Values that wait for the moments of other tiles, as f32, number 4 * j + 2 * h + e of pair j, row h and
-  // element e, or in pairs of f16, number 2 * j + h: the first in registers, those after them in shared
-  // memory and the last ones in memory, where a thread has places of its own, read when the next tile's are
-  // written. They stay in L2.
-  static constexpr bool halves = Numbers::halves;
-  static constexpr int words = halves ? sums / 2 : sums;
-  static constexpr int shared_words = Numbers::waiting_words;
-  static constexpr int far_vectors = Numbers::far_words / 4;
-  static constexpr int own = words - shared_words - 4 * far_vectors;
-  static constexpr int first_far = words - 4 * far_vectors;
-  static_assert(Numbers::far_words % 4 == 0 && own >= 0);
+  // Values that wait for the moments of other tiles, in pairs of f16, number 2 * j + h of pair j and row h:
+  // the first in registers and those after them in shared memory.
+  static constexpr int words = sums / 2;
+  static constexpr int own = words - Numbers::waiting_words;
+  static_assert(own > 0);
   struct Words {
     uint32 value[words];
   };
   struct Held {
-    uint32 value[own > 0 ? own : 1];
-  };
-  struct Far {
-    uint4 value[far_vectors > 0 ? far_vectors : 1];
+    uint32 value[own];
   };
 
-  __device__ __forceinline__ int row(int h) const { return warp % 4 * 16 + lane / 4 + 8 * h; }
-
-  // Values as they wait. Those that become f16 are distances in deviations.
-  static __device__ __forceinline__ void pack(const float (&d)[sums], const float (&deviation)[2],
-                                              Words& to) {
-    if constexpr (halves) {
+  // Distances from the mean as they wait, divided by `unit` of their row.
+  static __device__ __forceinline__ void pack(const float (&d)[sums], const float (&unit)[2], Words& to) {
+    if (__all_sync(0xffffffffu, unit[0] == 1.0f && unit[1] == 1.0f)) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float per = pointwise::reciprocal_fast(deviation[h]);
-#pragma unroll
-        for (int j = 0; j < pairs; ++j)
-          to.value[2 * j + h] = f16::pack(d[4 * j + 2 * h] * per, d[4 * j + 2 * h + 1] * per);
-      }
+      for (int i = 0; i < words; ++i)
+        to.value[i] = f16::pack(d[i / 2 * 4 + i % 2 * 2], d[i / 2 * 4 + i % 2 * 2 + 1]);
     } else {
+      const float per[2] = {pointwise::reciprocal_fast(unit[0]), pointwise::reciprocal_fast(unit[1])};
 #pragma unroll
-      for (int i = 0; i < sums; ++i) to.value[i] = __float_as_uint(d[i]);
-    }
-  }
-
-  static constexpr uint64 stays = 0x14f0000000000000;  // createpolicy.fractional.L2::evict_last of all
-  __device__ __forceinline__ uint4* place() const {
-    return reinterpret_cast<uint4*>(p.values) + static_cast<int64>(blockIdx.x) * (far_vectors * consumers) +
-           thread;
-  }
-  static __device__ __forceinline__ void fetch(const uint4* from, uint4& to) {
-    asm volatile("ld.global.cg.L2::cache_hint.v4.b32 {%0, %1, %2, %3}, [%4], %5;"
-                 : "=r"(to.x), "=r"(to.y), "=r"(to.z), "=r"(to.w)
-                 : "l"(from), "l"(stays)
-                 : "memory");
-  }
-  __device__ __forceinline__ void fetch(Far& far) const {
-    const uint4* const from = place();
-#pragma unroll
-    for (int v = 0; v < far_vectors; ++v) fetch(from + v * consumers, far.value[v]);
-  }
-  // Fetches what waits far away and leaves the next tile's values there. Of the first tile it fetches
-  // nothing of use.
-  __device__ __forceinline__ void exchange(const Words& next, Far& far) const {
-    uint4* const at = place();
-#pragma unroll
-    for (int v = 0; v < far_vectors; ++v) {
-      fetch(at + v * consumers, far.value[v]);
-      const uint32* const from = next.value + first_far + 4 * v;
-      asm volatile("st.global.cg.L2::cache_hint.v4.b32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(at + v * consumers),
-                   "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3]), "l"(stays)
-                   : "memory");
+      for (int i = 0; i < words; ++i)
+        to.value[i] =
+            f16::pack(d[i / 2 * 4 + i % 2 * 2] * per[i % 2], d[i / 2 * 4 + i % 2 * 2 + 1] * per[i % 2]);
     }
   }
   // Those held before have been stored.
   __device__ __forceinline__ void hold(const Words& next, Held& held) const {
 #pragma unroll
-    for (int i = 0; i < first_far; ++i) {
+    for (int i = 0; i < words; ++i) {
       if (i < own) {
         held.value[i] = next.value[i];
       } else {
@@ -114,22 +67,8 @@ struct GemmTurnsOutputs {
       }
     }
   }
-  __device__ __forceinline__ uint32 word(int i, const Held& held, const Far& far) const {
-    if (i < own) return held.value[i];
-    if (i < first_far) return s.waiting[i - own][thread];
-    const uint4& four = far.value[(i - first_far) / 4];
-    const int k = (i - first_far) % 4;
-    return k == 0 ? four.x : k == 1 ? four.y : k == 2 ? four.z : four.w;
-  }
-  // Of a piece, as they waited.
-  static constexpr int pair_held = halves ? 1 : 2;  // words
-  static __device__ __forceinline__ void unpack(const uint32* from, float& low, float& high) {
-    if constexpr (halves) {
-      f16::unpack(from[0], low, high);
-    } else {
-      low = __uint_as_float(from[0]);
-      high = __uint_as_float(from[1]);
-    }
+  __device__ __forceinline__ uint32 word(int i, const Held& held) const {
+    return i < own ? held.value[i] : s.waiting[i - own][thread];
   }
 
   // What the thread's rows are multiplied by and what is added then.
@@ -137,22 +76,21 @@ struct GemmTurnsOutputs {
     float scale[2];
     float shift[2];
   };
-  __device__ __forceinline__ void finish(uint32 tile, int64 n, const Held& held, const Far& far) const {
+  __device__ __forceinline__ void finish(uint32 tile, int64 n, const Held& held) const {
     const Norm norm = this->norm(tile);
     if constexpr (Numbers::by_rows) {
-      uint32 piece[piece_pairs * pair_words];
-      make_piece<0>(0, n, held, far, norm, piece);
-      put_rows_from<0>(n, held, far, norm, piece);
+      uint32 piece[piece_pairs];
+      make_piece<0>(0, n, held, norm, piece);
+      put_rows_from<0>(n, held, norm, piece);
     } else {
-      finish_from<0>(n, held, far, norm);
+      finish_from<0>(n, held, norm);
     }
   }
   template <int run>
-  __device__ __forceinline__ void finish_from(int64 n, const Held& held, const Far& far,
-                                              const Norm& norm) const {
+  __device__ __forceinline__ void finish_from(int64 n, const Held& held, const Norm& norm) const {
     if constexpr (run < runs) {
-      put_block<run>(n, held, far, norm);
-      finish_from<run + 1>(n, held, far, norm);
+      put_block<run>(n, held, norm);
+      finish_from<run + 1>(n, held, norm);
     }
   }
 
@@ -161,12 +99,13 @@ struct GemmTurnsOutputs {
     Norm norm;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int channel = row(h) < rows ? row(h) : 0;
-      const float2 all = s.statistics[tile & 1u][channel / group_rows];
-      const float2 held = s.held[tile & 1u][group][channel / group_rows];
+      const int channel = rows % 64 == 0 || row(h) < rows ? row(h) : 0;
+      const uint32 slab = static_cast<uint32>(channel) / group_rows;
+      const float2 all = s.statistics[tile & 1u][slab];
+      const float2 held = s.held[tile & 1u][group][slab];
       const float4 affine = s.channels[channel];
       const float scale = affine.y * all.y;
-      norm.scale[h] = halves ? scale * held.y : scale;
+      norm.scale[h] = scale * held.y;
       norm.shift[h] = fmaf(held.x - all.x, scale, affine.z);
     }
     return norm;
@@ -174,76 +113,51 @@ struct GemmTurnsOutputs {
 
   // The thread's pairs of a piece, done.
   template <int run>
-  __device__ __forceinline__ void make_piece(int h, int64 n, const Held& held, const Far& far,
-                                             const Norm& norm,
-                                             uint32 (&to)[pairs_of(run) * pair_words]) const {
+  __device__ __forceinline__ void make_piece(int h, int64 n, const Held& held, const Norm& norm,
+                                             uint32 (&to)[pairs_of(run)]) const {
     constexpr int count = pairs_of(run);
     ChannelValues<After, 1> channel;
-    channel.load(p, n, row(h) < rows ? row(h) : 0);
+    channel.load(p, n, rows % 64 == 0 || row(h) < rows ? row(h) : 0);
     // All of them before the first is stored: the compiler does not know that they lie elsewhere.
-    uint32 waited[count * pair_held];
+    uint32 waited[count];
 #pragma unroll
-    for (int i = 0; i < count * pair_held; ++i) {
-      const int j = run * piece_pairs + i / pair_held;
-      waited[i] = word((2 * j + h) * pair_held + i % pair_held, held, far);
-    }
+    for (int k = 0; k < count; ++k) waited[k] = word(2 * (run * piece_pairs + k) + h, held);
 #pragma unroll
     for (int k = 0; k < count; ++k) {
       float two[2];
-      unpack(waited + k * pair_held, two[0], two[1]);
+      f16::unpack(waited[k], two[0], two[1]);
 #pragma unroll
       for (float& value : two) {
         typename After::template Tensors<1> tensors;
         value = After::value(fmaf(value, norm.scale[h], norm.shift[h]), channel.value[0], tensors, 0);
       }
-      if constexpr (Output::bytes == 2) {
-        to[k] = Output::pack(two[0], two[1]);
-      } else {
-        to[2 * k] = __float_as_uint(two[0]);
-        to[2 * k + 1] = __float_as_uint(two[1]);
-      }
+      to[k] = Output::pack(two[0], two[1]);
     }
   }
-  // To where the row of its channel is staged.
-  template <int count>
-  __device__ __forceinline__ void stage_piece(const uint32 (&piece)[count], uint32* to) const {
-#pragma unroll
-    for (int i = 0; i < count; ++i)
-      to[(4 * (i / pair_words) + lane % 4) * pair_words + i % pair_words] = piece[i];
-  }
-
   // Two neighbouring columns lie side by side in the output, or neither has an output.
   static constexpr bool pairs_fit = Numbers::box_x % 2 == 0 && Numbers::pitch % 2 == 0 &&
                                     C::output_size(2) % 2 == 0 && C::stride(0) % 2 == 0 &&
                                     C::stride(1) % 2 == 0 && C::stride(2) % 2 == 0 && C::stride(3) % 2 == 0;
 
   // Two neighbours.
-  static __device__ __forceinline__ void put(unsigned char* begin, int2 offsets, const uint32* word,
-                                             bool in_pairs) {
-    if constexpr (Output::bytes == 2) {
-      auto* const to = reinterpret_cast<uint16*>(begin);
-      if (in_pairs) {
-        if (offsets.x >= 0) __stcs(reinterpret_cast<uint32*>(to + offsets.x), *word);
-      } else {
-        if (offsets.x >= 0) to[offsets.x] = static_cast<uint16>(*word);
-        if (offsets.y >= 0) to[offsets.y] = static_cast<uint16>(*word >> 16);
-      }
+  static __device__ __forceinline__ void put(unsigned char* begin, int2 offsets, uint32 word, bool in_pairs) {
+    auto* const to = reinterpret_cast<uint16*>(begin);
+    if (in_pairs) {
+      if (offsets.x >= 0) __stcs(reinterpret_cast<uint32*>(to + offsets.x), word);
     } else {
-      auto* const to = reinterpret_cast<uint32*>(begin);
-      if (offsets.x >= 0) __stcs(to + offsets.x, word[0]);
-      if (offsets.y >= 0) __stcs(to + offsets.y, word[1]);
+      if (offsets.x >= 0) to[offsets.x] = static_cast<uint16>(word);
+      if (offsets.y >= 0) to[offsets.y] = static_cast<uint16>(word >> 16);
     }
   }
 
   // The held values leave eight channels of 64 columns at a time through shared memory, so that a warp writes
   // whole lines.
   template <int run>
-  __device__ __forceinline__ void put_block(int64 n, const Held& held, const Far& far,
-                                            const Norm& norm) const {
+  __device__ __forceinline__ void put_block(int64 n, const Held& held, const Norm& norm) const {
     constexpr int pitch = Shared::block_pitch;
     constexpr int64 row_bytes = C::stride(1) * Output::bytes;
     uint32* const stage = s.values[warp];
-    const int first_row = warp % 4 * 16;
+    const int first_row = this->first_row();
     constexpr int first = run * piece_pairs * 8;
     const bool has = first + 2 * lane < columns;
     const int2 offsets =
@@ -251,124 +165,161 @@ struct GemmTurnsOutputs {
     const bool in_pairs = pairs_fit && reinterpret_cast<uint64>(p.output) % 4 == 0;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      uint32 piece[pairs_of(run) * pair_words];
-      make_piece<run>(h, n, held, far, norm, piece);
+      uint32 piece[pairs_of(run)];
+      make_piece<run>(h, n, held, norm, piece);
       __syncwarp();
-      stage_piece(piece, stage + lane / 4 * pitch);
+#pragma unroll
+      for (int i = 0; i < pairs_of(run); ++i) stage[lane / 4 * pitch + 4 * i + lane % 4] = piece[i];
       __syncwarp();
       unsigned char* to = static_cast<unsigned char*>(p.output) + n * C::stride(0) * Output::bytes +
                           (first_row + 8 * h) * row_bytes;
 #pragma unroll 2
       for (int r = 0; r < 8; ++r) {
         if (rows % 64 != 0 && first_row + 8 * h + r >= rows) break;
-        if (has) put(to, offsets, stage + r * pitch + lane * pair_words, in_pairs);
+        if (has) put(to, offsets, stage[r * pitch + lane], in_pairs);
         to += row_bytes;
       }
     }
   }
 
   // The same of a row of the box. A channel's part of it is staged as it lies in memory, modulo 16 bytes, so
-  // that it leaves by 16 bytes but for its first and last words.
-  static_assert(!Numbers::by_rows || pairs_fit);
+  // that it leaves by 16 bytes but for its first and last words. Both pieces of a row begin at the same place
+  // of 16 bytes: eight channels are a multiple of that.
+  static_assert(!Numbers::by_rows || (pairs_fit && Output::bytes == 2 && columns % Numbers::pitch == 0));
   static constexpr int row_pitch = Shared::row_pitch;  // words
-  static constexpr int row_vectors = (Numbers::box_x * Output::bytes / 4 + 3 + 3) / 4;
-  // Lanes that store a row together.
-  static constexpr int row_lanes = row_vectors <= 8 ? 8 : row_vectors <= 16 ? 16 : 32;
-  static constexpr int rows_at_once = 32 / row_lanes;
-  // Pieces from this one on, which has been made: the next one is made while this one is read back.
-  template <int number>
-  __device__ __forceinline__ void put_rows_from(int64 n, const Held& held, const Far& far, const Norm& norm,
-                                                uint32 (&piece)[piece_pairs * pair_words]) const {
-    constexpr int row_bytes = static_cast<int>(C::stride(1) * Output::bytes);
-    static_assert((row_bytes / 4 - row_pitch) % 4 == 0 && columns % Numbers::pitch == 0);
-    if constexpr (number < 2 * runs) {
-      constexpr int h = number % 2;
-      const int first_row = warp % 4 * 16 + 8 * h;
-      const int2 row = s.rows[group * runs + number / 2];
-      unsigned char* const to = static_cast<unsigned char*>(p.output) + n * (C::stride(0) * Output::bytes) +
-                                row.x * Output::bytes + first_row * row_bytes;
-      // In words modulo four, of the first channel.
-      const uint32 shift = static_cast<uint32>(reinterpret_cast<uint64>(to)) / 4 % 4;
-      uint32* const stage = s.values[warp] + shift;
-      __syncwarp();
-      stage_piece(piece, stage + lane / 4 * row_pitch);
-      __syncwarp();
-      int words = row.y * pair_words;
-      if (Output::bytes == 2 && reinterpret_cast<uint64>(p.output) % 4 != 0) {
-        put_elements(n, first_row, row, stage);
-        words = 0;
-      }
-      const Leaving leaving(*this, stage, shift, words);
-      if constexpr (number + 1 < 2 * runs)
-        make_piece<(number + 1) / 2>((number + 1) % 2, n, held, far, norm, piece);
-      leaving.store(*this, to, words, rows % 64 == 0 ? 8 : rows - first_row);
-      put_rows_from<number + 1>(n, held, far, norm, piece);
-    }
+  static constexpr int row_bytes = static_cast<int>(C::stride(1) * Output::bytes);
+  static_assert(!Numbers::by_rows || (row_bytes / 4 - row_pitch) % 4 == 0);
+  static constexpr int row_vectors = (Numbers::box_x / 2 + 3 + 3) / 4;
+  static constexpr __device__ int lanes_of_row() {
+    int lanes = row_vectors <= 8 ? 8 : row_vectors <= 16 ? 16 : 32;
+    while (32 / lanes * row_pitch % 4 != 0) lanes /= 2;
+    return lanes;
   }
-  // What a lane stores of eight channels' rows: 16 bytes that are theirs alone, and first and last words. It
-  // loads what it does not store, too.
-  struct Leaving {
-    static constexpr int row_bytes = static_cast<int>(C::stride(1) * Output::bytes);
-    static constexpr int count = (row_vectors + row_lanes - 1) / row_lanes;  // of vectors in a row
-    static constexpr int times = 8 / rows_at_once;
-    float4 vector[count][times];
-    uint32 end[2];
-    uint32 shift;
+  static constexpr __device__ bool is_four_ends(int outputs) { return (outputs / 2 + 1) % 4 < 2; }
+  // Lanes that store a row together: those of the next time begin at the same place of 16 bytes.
+  static constexpr int row_lanes = lanes_of_row();
+  static constexpr int rows_at_once = 32 / row_lanes;
+  static constexpr int lane_vectors = (row_vectors + row_lanes - 1) / row_lanes;  // of a row
+  static constexpr int times = 8 / rows_at_once;
+  // Four lanes have all words of a row that are beside its vectors, wherever it begins.
+  static constexpr bool four_ends =
+      is_four_ends(Numbers::box_x) && is_four_ends((Geometry::outputs(2) - 1) % Numbers::box_x + 1);
 
-    // Words of its row before a vector, or before the first word, of which is the 16 bytes' first.
-    __device__ __forceinline__ int before(int row) const {
-      return static_cast<int>((shift + static_cast<uint32>(row * row_pitch)) % 4);
-    }
-    // Where those of the next rows lie as those of the first, this is known.
-    __device__ __forceinline__ int word(const GemmTurnsOutputs& of, int u, int i) const {
-      constexpr bool alike = rows_at_once * row_pitch % 4 == 0;
-      const int row = of.lane / row_lanes + (alike ? 0 : i * rows_at_once);
-      return 4 * (of.lane % row_lanes + u * row_lanes) - before(row);
-    }
-    __device__ __forceinline__ int end_word(const GemmTurnsOutputs& of, int k, int words) const {
-      const int first = before(of.lane / 4);
-      return of.lane % 4 - first + (k > 0 ? (first + words) & ~3 : 0);
-    }
+  // Where a lane's words of a row of the box lie.
+  struct Places {
+    unsigned char* output;  // the warp's first channel
+    uint32 staged;          // where it writes
+    uint32 vectors;         // its first vector, staged; and how far on that is in the output
+    int vector_bytes;
+    uint32 ends;  // its word of those beside vectors
+    int end_bytes;
+    uint32 ends_again;  // and another, where there are so many
+    int end_bytes_again;
+    bool is_odd;  // the output is not on 4 bytes: elements leave one by one
+    bool has_vector[lane_vectors];
+    bool has_end, has_end_again;
 
-    __device__ __forceinline__ Leaving(const GemmTurnsOutputs& of, const uint32* stage, uint32 of_first,
-                                       int words)
-        : shift(of_first) {
+    __device__ __forceinline__ Places(const GemmTurnsOutputs& of, int64 n, int run) {
+      const int2 row = of.s.rows[of.group * runs + run];
+      is_odd = reinterpret_cast<uint64>(of.p.output) % 4 != 0;
+      const int words = is_odd ? 0 : row.y;
+      output = static_cast<unsigned char*>(of.p.output) + n * (C::stride(0) * Output::bytes) +
+               static_cast<int64>(of.first_row() * row_bytes + row.x * Output::bytes);
+      // In words modulo four, of the first channel.
+      const uint32 shift = static_cast<uint32>(reinterpret_cast<uint64>(output)) / 4 % 4;
+      const uint32 stage = barrier::shared_address(of.s.values[of.warp]) + 4 * shift;
+      const auto lane = static_cast<uint32>(of.lane);
+      staged = stage + (lane / 4 * row_pitch + lane % 4) * 4;
+      // Words of its row before the first vector of 16 bytes that has any.
+      const uint32 r = lane / row_lanes;
+      const int before = static_cast<int>((shift + r * row_pitch) % 4);
+      const int first = 4 * static_cast<int>(lane % row_lanes) - before;
+      vectors = stage + r * row_pitch * 4 + static_cast<uint32>(4 * first);
+      vector_bytes = static_cast<int>(r) * row_bytes + 4 * first;
 #pragma unroll
-      for (int u = 0; u < count; ++u) {
-#pragma unroll
-        for (int i = 0; i < times; ++i)
-          vector[u][i] = *reinterpret_cast<const float4*>(stage + of.lane / row_lanes * row_pitch +
-                                                          word(of, u, i) + i * rows_at_once * row_pitch);
-      }
-#pragma unroll
-      for (int k = 0; k < 2; ++k) end[k] = stage[of.lane / 4 * row_pitch + end_word(of, k, words)];
-    }
-    __device__ __forceinline__ void store(const GemmTurnsOutputs& of, unsigned char* to, int words,
-                                          int has_rows) const {
-      const int r = of.lane / row_lanes;
-#pragma unroll
-      for (int u = 0; u < count; ++u) {
-#pragma unroll
-        for (int i = 0; i < times; ++i) {
-          const int at = word(of, u, i);
-          if (at >= 0 && at + 4 <= words && (rows % 64 == 0 || r + i * rows_at_once < has_rows))
-            __stcs(reinterpret_cast<float4*>(to + (r * row_bytes + at * 4) + i * rows_at_once * row_bytes),
-                   vector[u][i]);
-        }
-      }
-      const int row = of.lane / 4;
-      const int first = before(row);
-#pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        const int at = end_word(of, k, words);
-        const bool has = k == 0 ? first > 0 && at >= 0 : at >= (first > 0 ? 4 - first : 0);
-        if (has && at < words && (rows % 64 == 0 || row < has_rows))
-          __stcs(reinterpret_cast<uint32*>(to + row * row_bytes + at * 4), end[k]);
-      }
+      for (int u = 0; u < lane_vectors; ++u)
+        has_vector[u] = first + 4 * u * row_lanes >= 0 && first + 4 * u * row_lanes + 4 <= words;
+      // The first words of a row and the last ones, four lanes for each.
+      const uint32 e = lane / 4;
+      const int begins = static_cast<int>(-(shift + e * row_pitch) % 4u);
+      const int head = begins < words ? begins : words;
+      const int tail = (words - head) & 3;
+      const auto end = [&](int number, uint32& from, int& to) {
+        const int word = number < head ? number : words - tail + number - head;
+        from = stage + e * row_pitch * 4 + static_cast<uint32>(4 * word);
+        to = static_cast<int>(e) * row_bytes + 4 * word;
+        return number < head + tail;
+      };
+      has_end = end(static_cast<int>(lane % 4), ends, end_bytes);
+      if constexpr (!four_ends)
+        has_end_again = end(static_cast<int>(lane % 4) + 4, ends_again, end_bytes_again);
     }
   };
-  // Where the output is not on 4 bytes: eight channels from `first` on.
-  __device__ __forceinline__ void put_elements(int64 n, int first, int2 row, const uint32* stage) const {
+
+  // Pieces from this one on, which has been made: the next one is made while this one is read back.
+  template <int number>
+  __device__ __forceinline__ void put_rows_from(int64 n, const Held& held, const Norm& norm,
+                                                uint32 (&piece)[piece_pairs]) const {
+    if constexpr (number < 2 * runs) {
+      const Places places(*this, n, number / 2);
+      put_row<number>(places, n, held, norm, piece);
+      put_row<number + 1>(places, n, held, norm, piece);
+      put_rows_from<number + 2>(n, held, norm, piece);
+    }
+  }
+  template <int number>
+  __device__ __forceinline__ void put_row(const Places& places, int64 n, const Held& held, const Norm& norm,
+                                          uint32 (&piece)[piece_pairs]) const {
+    constexpr int h = number % 2;
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < piece_pairs; ++i)
+      asm volatile("st.shared.b32 [%0], %1;" ::"r"(places.staged + 16 * i), "r"(piece[i]) : "memory");
+    __syncwarp();
+    if (places.is_odd) put_elements<number / 2>(n, first_row() + 8 * h, places.output);
+    // All on their way before the next piece is made. What a lane does not store it loads, too.
+    uint4 vector[lane_vectors][times];
+#pragma unroll
+    for (int u = 0; u < lane_vectors; ++u) {
+#pragma unroll
+      for (int i = 0; i < times; ++i) {
+        uint4& to = vector[u][i];
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(to.x), "=r"(to.y), "=r"(to.z), "=r"(to.w)
+                     : "r"(places.vectors + (u * row_lanes * 4 + i * rows_at_once * row_pitch) * 4)
+                     : "memory");
+      }
+    }
+    uint32 end, end_again;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(end) : "r"(places.ends) : "memory");
+    if constexpr (!four_ends)
+      asm volatile("ld.shared.b32 %0, [%1];" : "=r"(end_again) : "r"(places.ends_again) : "memory");
+    if constexpr (number + 1 < 2 * runs) make_piece<(number + 1) / 2>((number + 1) % 2, n, held, norm, piece);
+    unsigned char* const to = places.output + 8 * h * row_bytes;
+    const int left = rows % 64 == 0 ? 8 : rows - first_row() - 8 * h;  // channels
+#pragma unroll
+    for (int u = 0; u < lane_vectors; ++u) {
+#pragma unroll
+      for (int i = 0; i < times; ++i) {
+        if (places.has_vector[u] && (rows % 64 == 0 || lane / row_lanes + i * rows_at_once < left))
+          __stcs(reinterpret_cast<uint4*>(to + places.vector_bytes + u * row_lanes * 16 +
+                                          i * rows_at_once * row_bytes),
+                 vector[u][i]);
+      }
+    }
+    const bool has_row = rows % 64 == 0 || lane / 4 < left;
+    if (places.has_end && has_row) __stcs(reinterpret_cast<uint32*>(to + places.end_bytes), end);
+    if constexpr (!four_ends) {
+      if (places.has_end_again && has_row)
+        __stcs(reinterpret_cast<uint32*>(to + places.end_bytes_again), end_again);
+    }
+  }
+  // Where the output is not on 4 bytes: eight channels from `first` on. Words are staged as if it were.
+  template <int run>
+  __device__ __forceinline__ void put_elements(int64 n, int first, const unsigned char* output) const {
+    const int2 row = s.rows[group * runs + run];
+    const uint32* const stage =
+        s.values[warp] + static_cast<uint32>(reinterpret_cast<uint64>(output)) / 4 % 4;
 #pragma unroll 1
     for (int r = 0; r < 8 && first + r < rows; ++r) {
       uint16* const to =

@@ -5,6 +5,21 @@
 
 namespace onepass {
 
+// A thread of the warpgroups that multiply. It has two rows of a product, and of each every fourth pair of
+// columns.
+struct GemmTurnsThread {
+  uint32 thread;
+  int lane = static_cast<int>(thread % 32u);
+  int warp = static_cast<int>(thread / 32u);
+  int group = static_cast<int>(thread / 128u);
+
+  __device__ __forceinline__ int row(int h) const {
+    return static_cast<int>(thread % 128u / 32u * 16u + thread % 32u / 4u) + 8 * h;
+  }
+  // The first of the warp's rows.
+  __device__ __forceinline__ int first_row() const { return static_cast<int>(thread % 128u / 32u * 16u); }
+};
+
 // The shared memory of a block.
 template <class C, class Tail, class Numbers>
 struct alignas(128) GemmTurnsShared {
@@ -15,13 +30,12 @@ struct alignas(128) GemmTurnsShared {
   static constexpr int half_bytes =
       Numbers::window * 16;  // eight channels of a window, and eight more places
   static constexpr int weight_bytes = Numbers::taps * 64 * 32;
-  // Values on their way to memory, of each warp: eight channels of a row of the box, or of 64 columns. Words
-  // of a channel, so that others begin in other banks.
-  // Rows are staged as they lie in memory, modulo 16 bytes.
+  // Values on their way to memory, of each warp: eight channels of a row of the box, as they lie in memory
+  // modulo 16 bytes, or of 64 columns. Words of a channel, so that others begin in other banks.
   static constexpr int block_pitch = 16 * Output::bytes + 4;
   static constexpr int row_pitch = Numbers::row_pitch;
   static constexpr int value_words = Numbers::by_rows ? (8 * row_pitch + 6) / 4 * 4 : 8 * block_pitch;
-  static_assert(!Numbers::by_rows || row_pitch >= Numbers::pitch * Output::bytes / 4);
+  static_assert(!Numbers::by_rows || row_pitch >= Numbers::pitch / 2);
 
   alignas(128) unsigned char x[Numbers::chunks][2 * half_bytes];
   alignas(128) unsigned char weights[Numbers::chunks][weight_bytes];
@@ -36,8 +50,6 @@ struct alignas(128) GemmTurnsShared {
              [slabs];  // of slabs: what was taken off held values, what they were divided by
   float2 elements[4 * Numbers::groups];  // of a slab in a warp's columns, and 1 by that
   float4 channels[64];  // bias; weight and bias of the norm: a load from memory would be waited for each time
-  // Of other tiles, of some slabs.
-  alignas(16) float2 others[Numbers::merge_slabs][(Numbers::position_tiles + 1) / 2 * 2];
   // Of this tile and of the one before, whichever a warpgroup is at.
   float4 parts[2][Numbers::groups][slabs];  // of slabs, of each warpgroup: count, mean, M2
   float2 statistics[2][slabs];              // mean, 1 / deviation

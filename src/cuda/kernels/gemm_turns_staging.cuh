@@ -45,32 +45,35 @@ struct GemmTurnsStaging {
     }
   }
 
-  // Eight channels of a copy's rows, to the window that begins at x, `shift` bytes on. `before_storing` is
-  // called once.
-  template <class BeforeStoring>
-  __device__ __forceinline__ void turn(uint32 raw, uint32 x, uint32 shift,
-                                       BeforeStoring&& before_storing) const {
-    const uint32 begin = x + shift + to;
-    const uint32 beside = x + nowhere + threadIdx.x % 8 * 16;
-    uint32 word[steps][4];
+  // Eight channels of a copy's rows.
+  struct Words {
+    uint32 value[steps][4];
+  };
+  __device__ __forceinline__ void load(uint32 raw, Words& to) const {
 #pragma unroll
     for (int i = 0; i < steps; ++i) {
       const int row = i / row_steps;
+      uint32(&word)[4] = to.value[i];
       asm volatile(
           "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-          : "=r"(word[i][0]), "=r"(word[i][1]), "=r"(word[i][2]), "=r"(word[i][3])
+          : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
           : "r"(raw + from + static_cast<uint32>(row * 16 * Numbers::raw_pitch + (i - row * row_steps) * 64))
           : "memory");
     }
-    before_storing();
+  }
+  // To the window that begins at x, `shift` bytes on.
+  __device__ __forceinline__ void store(const Words& words, uint32 x, uint32 shift) const {
+    const uint32 begin = x + shift + to;
+    const uint32 beside = x + nowhere + threadIdx.x % 8 * 16;
 #pragma unroll
     for (int i = 0; i < steps; ++i) {
       const int row = i / row_steps;
       const int k = i - row * row_steps;
       const uint32 own = begin + static_cast<uint32>((row * Numbers::pitch + k * 32) * 16);
+      const uint32(&word)[4] = words.value[i];
       asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
                        is_inside(k) || (inside >> k & 1u) != 0 ? own : beside),
-                   "r"(word[i][0]), "r"(word[i][1]), "r"(word[i][2]), "r"(word[i][3])
+                   "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])
                    : "memory");
     }
   }
@@ -88,7 +91,7 @@ template <class C, class Tail, class Numbers>
 struct GemmTurnsCopies {
   static constexpr uint32 chunk_copies = 2 * Numbers::copies;
   static constexpr uint32 tile_copies = Numbers::chunks * chunk_copies;
-  static constexpr int warp_slots = Numbers::raw_slots / gemm::converting_warps;
+  static constexpr uint32 warp_slots = Numbers::raw_slots / gemm::converting_warps;
   // Each warp has something of every tile, else it would take a barrier's round for the one before.
   static_assert(tile_copies >= gemm::converting_warps);
   // An index that may be one of the next tile.
@@ -101,10 +104,11 @@ struct GemmTurnsCopies {
     }
   }
 
-  int n;             // sample
-  uint32 index;      // in the tile
-  uint32 round = 0;  // of the tile
-  uint32 count = 0;  // of the warp's
+  int n;                  // sample
+  uint32 index;           // in the tile
+  uint32 round = 0;       // of the tile
+  uint32 slot = 0;        // of the warp's
+  uint32 slot_round = 0;  // how often that came round
 
   explicit __device__ __forceinline__ GemmTurnsCopies(int first)
       : n(static_cast<int>(GemmItem<Tail, Numbers>(blockIdx.x, 1).n)), index(static_cast<uint32>(first)) {
@@ -117,14 +121,15 @@ struct GemmTurnsCopies {
   __device__ __forceinline__ void next() {
     index += gemm::converting_warps;
     to_tile(index, [&] { to_next(); });
-    ++count;
+    if (++slot == warp_slots) {
+      slot = 0;
+      slot_round ^= 1u;
+    }
   }
   __device__ __forceinline__ void to_next() {
     n += samples();
     round ^= 1u;
   }
-  __device__ __forceinline__ int slot() const { return static_cast<int>(count % warp_slots); }
-  __device__ __forceinline__ uint32 slot_round() const { return count / warp_slots & 1u; }
 };
 
 // A converting warp.
@@ -142,6 +147,7 @@ struct GemmTurnsConverter {
   const int tile = Item(blockIdx.x, 1).position_tile;  // that the block has of every sample
   const typename Geometry::Box box{tile};
   const bool is_first = is_elected();
+  const uint64 policy = passing();
 
   static __device__ __forceinline__ bool is_elected() {
     uint32 own;
@@ -149,20 +155,28 @@ struct GemmTurnsConverter {
     return own != 0;
   }
 
+  // x has been of use when its neighbours have read what they share: L2 keeps it no longer than it must.
+  static __device__ __forceinline__ uint64 passing() {
+    uint64 policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+  }
+
   // Copy `index` of a sample's tile, or of the next one's, if there is one.
-  __device__ __forceinline__ void send(int n, uint32 index, int slot) const {
+  __device__ __forceinline__ void send(int n, uint32 index, uint32 slot) const {
     Copies::to_tile(index, [&] { n += Copies::samples(); });
-    const int eight = static_cast<int>(index) / Numbers::copies;
-    const int row = (static_cast<int>(index) - eight * Numbers::copies) * Numbers::copy_y;
-    const int z = row / Numbers::window_y;
+    const uint32 eight = index / Numbers::copies;
+    const uint32 row = (index - eight * Numbers::copies) * Numbers::copy_y;
+    const uint32 z = Numbers::window_z == 1 ? 0 : row / Numbers::window_y;
     if (n < static_cast<int>(p.batch) && is_first) {
       barrier::expect(&s.raw_full[slot], Shared::raw_bytes);
       asm volatile(
-          "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
-          "%4, %5, %6, %7}], [%2];" ::"r"(barrier::shared_address(s.raw[slot])),
+          "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+          "[%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(barrier::shared_address(s.raw[slot])),
           "l"(p.map), "r"(barrier::shared_address(&s.raw_full[slot])), "r"(Staging::first_of(box)),
-          "r"(eight * 8), "r"(box.first[1] + Geometry::low(1) + row - z * Numbers::window_y),
-          "r"(box.first[0] + Geometry::low(0) + z), "r"(n)
+          "r"(eight * 8),
+          "r"(box.first[1] + Geometry::low(1) + static_cast<int>(row - z * Numbers::window_y)),
+          "r"(box.first[0] + Geometry::low(0) + static_cast<int>(z)), "r"(n), "l"(policy)
           : "memory");
     }
   }
@@ -179,33 +193,34 @@ struct GemmTurnsConverter {
 
   __device__ __forceinline__ void run() const {
     // The compiler knows then that the warp has one: copies are sent for from uniform registers.
-    const int own_warp =
-        __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0) - 4 * Numbers::groups;
-    const int first_slot = own_warp * Copies::warp_slots;
-    Copies copy(own_warp);
+    const uint32 own_warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0) - 4 * Numbers::groups;
+    const uint32 first_slot = own_warp * Copies::warp_slots;
+    Copies copy(static_cast<int>(own_warp));
     if (is_first)
       asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(p.map) : "memory");
-    for (int i = 0; i < Copies::warp_slots; ++i)
-      send(copy.n, copy.index + static_cast<uint32>(i * gemm::converting_warps), first_slot + i);
+    for (uint32 i = 0; i < Copies::warp_slots; ++i)
+      send(copy.n, copy.index + i * gemm::converting_warps, first_slot + i);
     if (own_warp == 0 && is_first) send_weights();
     const Staging staging(tile);
-    bool is_new = true;  // the warp's first copy of a chunk
+    bool is_new = true;                  // the warp's first copy of a chunk
+    const uint32 nothing = threadIdx.y;  // zero, which the compiler does not know
 #pragma unroll 1
     while (copy.n < static_cast<int>(p.batch)) {
-      const int slot = first_slot + copy.slot();
+      const uint32 slot = first_slot + copy.slot;
       const Copies own = copy;
       const uint32 eight = own.index / Numbers::copies;
       const uint32 chunk = own.index / Copies::chunk_copies;
       copy.next();
-      barrier::wait_asleep(&s.raw_full[slot], own.slot_round());
-      staging.turn(barrier::shared_address(s.raw[slot]),
-                   barrier::shared_address(s.x) + eight * Shared::half_bytes,
-                   (own.index - eight * Numbers::copies) * (Numbers::copy_y * Numbers::pitch * 16), [&] {
-                     if (is_new) barrier::wait_asleep(&s.x_empty[chunk], own.round ^ 1u);
-                   });
-      // What the slot had has been loaded, else it could not be stored.
+      barrier::wait_asleep(&s.raw_full[slot], own.slot_round);
+      typename Staging::Words words;
+      staging.load(barrier::shared_address(s.raw[slot]), words);
+      // What the slot had is in registers, of which the last to come say that it is: the next copy is on its
+      // way while this one waits for its place.
+      send(own.n, own.index + Numbers::raw_slots, slot + (words.value[Staging::steps - 1][3] & nothing));
+      if (is_new) barrier::wait_asleep(&s.x_empty[chunk], own.round ^ 1u);
+      staging.store(words, barrier::shared_address(s.x) + eight * Shared::half_bytes,
+                    (own.index - eight * Numbers::copies) * (Numbers::copy_y * Numbers::pitch * 16));
       __syncwarp();
-      send(own.n, own.index + Numbers::raw_slots, slot);
       // The warp's last copy of the chunk: what was written is read by products.
       is_new = copy.index / Copies::chunk_copies != chunk || copy.n != own.n;
       if (is_new) {

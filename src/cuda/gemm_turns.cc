@@ -13,7 +13,8 @@ namespace {
 
 constexpr int64_t groups = 3;                    // warpgroups that multiply
 constexpr int64_t threads = groups * 128 + 128;  // kernels/gemm_turns.cuh
-constexpr int64_t converting_warps = 3;
+constexpr int64_t converting_warps = 4;
+constexpr int64_t mergers = 1;  // blocks that have no tile
 constexpr int64_t tile_channels = 64;
 constexpr int64_t most_columns = 528 / groups;  // of a warpgroup
 constexpr int64_t most_steps = 6;               // of a converting warp for a copy, four registers each
@@ -65,7 +66,7 @@ struct TurnsNumbers {
 
   int64_t weight_bytes() const { return chunks * taps * tile_channels * 32; }
   int64_t blocks_at_once(const Gpu& gpu) const {
-    return gpu.multiprocessors / position_tiles * position_tiles;
+    return (gpu.multiprocessors - mergers) / position_tiles * position_tiles;
   }
   double rounds(const ThinShape& shape, const Gpu& gpu) const {
     return static_cast<double>(divide_up(shape.batch * position_tiles, blocks_at_once(gpu)));
@@ -90,7 +91,7 @@ struct TurnsNumbers {
       boxes[d] = divide_up(shape.axes[d].classes[0].positions, box[d]);
       position_tiles *= boxes[d];
     }
-    if (position_tiles > gpu.multiprocessors) return;
+    if (position_tiles > gpu.multiprocessors - mergers) return;
     pitch = flat.pitch_of(box);
     plane = flat.plane_of(box);
     window_y = box[1] + flat.high[1] - flat.low[1];
@@ -110,9 +111,8 @@ struct TurnsNumbers {
     row_pitch = pitch * out_bytes / 4;
     while (by_rows && (problem.output.strides[1] * out_bytes / 4 - row_pitch) % 4 != 0) ++row_pitch;
     const int64_t fixed = chunks * 2 * window * 16 + weight_bytes() + groups * 16 * value_words(out_bytes) +
-                          (by_rows ? 2 : groups * own) * 4 + 3 * chunks * 8 + 2 * groups * shape.groups * 16 +
-                          2 * shape.groups * 8 + 64 * 16 + groups * (2 * shape.groups * 8 + 4 * 8) +
-                          groups * (own / pitch + 1) * 8 + 512;
+                          (by_rows ? 2 : groups * own) * 4 + 3 * chunks * 8 + 64 * 16 +
+                          groups * (2 * shape.groups * 8 + 4 * 8) + groups * (own / pitch + 1) * 8 + 512;
     // Three copies have room for each converting warp, or two, if need be of fewer rows: those that are ahead
     // are what keeps products from waiting for memory. Of held values, pairs of f16, those that registers
     // have no room for beside sums wait in shared memory.
@@ -120,13 +120,12 @@ struct TurnsNumbers {
     const int64_t held = own / 4;
     const int64_t word_bytes = groups * 128 * 4;
     int64_t left = -1;
-    for (raw_slots = 3 * converting_warps; left < 0 && raw_slots > converting_warps;
-         raw_slots -= converting_warps) {
-      for (copy_y = window_y; copy_y > 0; --copy_y) {
-        if (window_y % copy_y != 0 || copy_y * divide_up(raw_vectors, 4) > most_steps) continue;
-        copies = window_z * window_y / copy_y;
-        if (chunks * 2 * copies < raw_slots) continue;  // each warp has something of every tile
-        const int64_t raw_bytes = round_up(copy_y * 8 * raw_pitch * bytes, 128);
+    for (copy_y = window_y; left < 0 && copy_y > 0; --copy_y) {
+      if (window_y % copy_y != 0 || copy_y * divide_up(raw_vectors, 4) > most_steps) continue;
+      copies = window_z * window_y / copy_y;
+      if (chunks * 2 * copies < converting_warps) continue;  // each warp has something of every tile
+      const int64_t raw_bytes = round_up(copy_y * 8 * raw_pitch * bytes, 128);
+      for (raw_slots = 3 * converting_warps; raw_slots > converting_warps; raw_slots -= converting_warps) {
         left = gpu.shared_bytes_per_block - fixed - raw_slots * (raw_bytes + 16) -
                std::max<int64_t>(0, held - most_own) * word_bytes;
         if (left >= 0) break;
@@ -153,7 +152,8 @@ struct TurnsNumbers {
     const double multiplied = static_cast<double>(chunks * taps) * n / 2 * 1.05;
     const double instructions =
         gemm_chain_instructions(shape.parts.before) + gemm_chain_instructions(shape.parts.after);
-    const double own = multiplied + n / 2 * (3.6 * instructions + 91) + 1500;
+    // Outputs that do not leave by rows are stored by 4 bytes.
+    const double own = multiplied + n / 2 * (3.6 * instructions + (by_rows ? 91 : 120)) + 1500;
     const auto steps = static_cast<double>(copy_y * divide_up(raw_vectors, 4));
     const auto all = static_cast<double>(divide_up(chunks * 2 * copies, converting_warps));
     return std::max(own, all * (550 + 75 * steps) + 2 * multiplied);
@@ -173,14 +173,16 @@ class GemmTurns final : public Kernel {
                   {1, static_cast<uint32_t>(threads), 1, static_cast<uint32_t>(numbers_.shared_bytes), true}),
         redo_(problem) {
     // Whole samples, as many as there is room for at a time.
-    blocks_ = minimum(shape_.batch, divide(function_.resident_clusters(), numbers_.position_tiles)) *
-              numbers_.position_tiles;
-    control_ = regions_.add(shape_.batch * 4);
+    blocks_ =
+        minimum(shape_.batch, divide(function_.resident_clusters() - mergers, numbers_.position_tiles)) *
+            numbers_.position_tiles +
+        mergers;
     marks_ = regions_.add((shape_.batch + 1) * 4);
     guard_ = regions_.add(shape_.batch * 4);
     scales_ = regions_.add((tile_channels + 1) * 4);
     // Read by pairs; then what they come to.
-    parts_ = regions_.add(shape_.slabs() * (round_up(numbers_.position_tiles, 2) + 1) * 8);
+    parts_ = regions_.add(shape_.slabs() * (round_up(groups * numbers_.position_tiles, 2) + 1) * 8);
+    counts_ = regions_.add(groups * numbers_.position_tiles * 4);
     cleared_bytes_ = regions_.total();
     packed_ = regions_.add(numbers_.weight_bytes());
     map_ = regions_.add(128);
@@ -212,7 +214,7 @@ class GemmTurns final : public Kernel {
 
   void launch(const Arguments& arguments, void* workspace, Stream stream) const override {
     if (shape_.batch == 0) return;
-    clear(at(workspace, control_), cleared_bytes_, stream, problem_.device);
+    clear(at(workspace, marks_), cleared_bytes_, stream, problem_.device);
     Words pack;
     pack.add(arguments.parameters[0]);
     pack.add(at(workspace, packed_));
@@ -227,9 +229,9 @@ class GemmTurns final : public Kernel {
     words.add(arguments.output);
     words.add(static_cast<void*>(nullptr));
     words.add(arguments.statistics ? static_cast<void*>(arguments.statistics) : at(workspace, statistics_));
-    words.add(at(workspace, control_));
+    words.add(static_cast<void*>(nullptr));
     words.add(at(workspace, parts_));
-    words.add(at(workspace, parts_));
+    words.add(at(workspace, counts_));
     words.add(at(workspace, marks_));
     words.add(at(workspace, guard_));
     words.add(at(workspace, packed_));
@@ -348,7 +350,7 @@ class GemmTurns final : public Kernel {
   Number blocks_ = 1;
   Number cleared_bytes_;
   Regions regions_;
-  Region control_, marks_, guard_, scales_, packed_, map_, parts_, statistics_;
+  Region marks_, guard_, scales_, packed_, map_, parts_, counts_, statistics_;
 };
 
 // Whether copies of boxes can read it: rows of neighbours, all strides of whole vectors of 16 bytes.

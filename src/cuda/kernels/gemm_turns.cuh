@@ -8,9 +8,10 @@
 // the next tile's is turned when the last warpgroup has multiplied this one's.
 //
 //   three warpgroups  a third of the tile's positions each: products, the chain before the norm, moments
-//   three warps       turn x: matrices of eight channels by eight positions (`ldmatrix`, `stmatrix`); each
+//   four warps        turn x: matrices of eight channels by eight positions (`ldmatrix`, `stmatrix`); each
 //                     has copies of its own and sends for them
-//   one warp          takes moments to the other tiles and brings theirs
+//
+// One block more has no tile and merges the moments of all.
 //
 // The tiles of a sample are on the chip at a time, and each holds its values until it knows the moments of
 // the others. It does not wait for them: values are finished and stored when the next tile's products, chain
@@ -44,7 +45,7 @@ struct GemmTurns {
   static constexpr int groups = Numbers::groups;  // warpgroups that multiply
   static_assert(groups == 3);
   static constexpr int consumers = 128 * groups;
-  static constexpr int threads = consumers + gemm::staging_warps * 32;
+  static constexpr int threads = consumers + turns::converting_warps * 32;
   static constexpr int columns = Numbers::columns;
   static constexpr int sums = columns / 2;
   static constexpr int pairs = columns / 8;
@@ -59,17 +60,13 @@ struct GemmTurns {
   __device__ __forceinline__ void start() const {
     if (threadIdx.x == 0) {
       for (int i = 0; i < Numbers::chunks; ++i) {
-        barrier::initialise(&s.x_full[i], Copies::chunk_copies < gemm::converting_warps
+        barrier::initialise(&s.x_full[i], Copies::chunk_copies < turns::converting_warps
                                               ? Copies::chunk_copies
-                                              : gemm::converting_warps);
+                                              : turns::converting_warps);
         barrier::initialise(&s.x_empty[i], 4 * groups);
         barrier::initialise(&s.weights_full[i], 1);
       }
       for (int i = 0; i < Numbers::raw_slots; ++i) barrier::initialise(&s.raw_full[i], 1);
-      for (int i = 0; i < 2; ++i) {
-        barrier::initialise(&s.parts_full[i], 4 * groups);
-        barrier::initialise(&s.statistics_full[i], 1);
-      }
       for (int i = 0; i < groups; ++i) barrier::initialise(&s.turn[i], 4);
     }
     for (int c = static_cast<int>(threadIdx.x); c < rows; c += threads) {
@@ -161,13 +158,13 @@ struct GemmTurns {
       const Moments moments{{thread()}, p, s};
       moments.activate(n, mask, nothing, d, all);
       float unit[2];
-      moments.leave_parts(tile, mask, d, all, unit);
+      moments.leave_parts(tile, n, mask, d, all, unit);
+      const Outputs outputs{{thread()}, p, s};
       // The compiler moves nothing past a look at the clock: else it packs so early that registers do not
       // suffice.
       uint32 now;
       asm volatile("mov.u32 %0, %%clock;" : "=r"(now)::"memory");
       tile |= now & nothing;
-      const Outputs outputs{{thread()}, p, s};
       typename Outputs::Words words;
       outputs.pack(d, unit, words);
       if (tile > 0) outputs.finish(tile - 1, n - Copies::samples(), held);
@@ -178,15 +175,15 @@ struct GemmTurns {
   }
 
   __device__ __forceinline__ void run() const {
+    if (GemmTurnsExchange<C, Tail, Numbers>::is_merger()) {
+      GemmTurnsExchange<C, Tail, Numbers>{p}.run();
+      return;
+    }
     start();
     // Together what the launch gives a block of 512 threads: 128 each.
     if (threadIdx.x >= consumers) {
       asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-      if (threadIdx.x < consumers + gemm::converting_warps * 32) {
-        GemmTurnsConverter<C, Tail, Numbers>{p, s}.run();
-      } else {
-        GemmTurnsExchange<C, Tail, Numbers>{p, s}.run();
-      }
+      GemmTurnsConverter<C, Tail, Numbers>{p, s}.run();
     } else {
       asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");
       // The first turn is the first warpgroup's.

@@ -1,52 +1,93 @@
-// gemm_turns.cuh: the moments of a sample, from those that its tiles leave.
+// gemm_turns.cuh: the statistics of a sample, from the moments that its tiles leave.
 #pragma once
 
 #include "gemm_turns_shared.cuh"
 
 namespace onepass {
 
-// One warp takes the tile's parts of all slabs to other tiles and brings the statistics of the sample. Each
-// slab of a sample has an owner among its tiles that merges the parts of all and leaves what they come to.
-// What is left is 8 bytes that arrive at once, in memory that was cleared, with a sign where there is none
-// otherwise: whoever reads it knows whether it is there. So nothing is released and nothing counted, which
-// would be trips to L2 one after the other, behind stores of outputs; and only an owner asks for parts again
-// and again.
+// A block that has no tile merges what the warpgroups of all tiles leave, a warp for each slab, and leaves
+// what it comes to for them. What is left is 8 bytes that arrive at once, in memory that was cleared, with a
+// sign where there is none otherwise: whoever reads it knows whether it is there. So nothing is released and
+// nothing counted, which would be trips to L2 one after the other behind stores of outputs; and of the warps
+// that ask again and again none has anything else to do.
 template <class C, class Tail, class Numbers>
 struct GemmTurnsExchange {
   using Parameters = GemmTurnsParameters<Tail::parameters>;
-  using Shared = GemmTurnsShared<C, Tail, Numbers>;
-  using Item = GemmItem<Tail, Numbers>;
-  using Geometry = GemmGeometry<C, Numbers>;
-  static constexpr int groups = Numbers::groups;
   static constexpr int slabs = GemmSlabs<C, Tail, Numbers>::slabs_of_sample;
-  static constexpr int tiles = Numbers::position_tiles;
+  static constexpr int parts = Numbers::position_tiles * Numbers::groups;  // of a slab
+  static constexpr int pairs = (parts + 1) / 2;                            // that are read at a time
+  static constexpr int mergers = 1;                                        // blocks
 
   const Parameters& p;
-  Shared& s;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int tile = Item(blockIdx.x, 1).position_tile;  // that the block has of every sample
 
+  // Samples that the blocks with tiles have at a time.
+  static __device__ __forceinline__ int samples() {
+    return (static_cast<int>(gridDim.x) - mergers) / Numbers::position_tiles;
+  }
+  static __device__ __forceinline__ bool is_merger() {
+    return blockIdx.x >= static_cast<uint32>(samples() * Numbers::position_tiles);
+  }
+
+  // --- By a warpgroup ---
+  // How many elements its parts have, once.
+  __device__ __forceinline__ void leave_count(int tile, int group, float count) const {
+    asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(p.sums + tile * Numbers::groups + group),
+                 "f"(count + 1.0f)
+                 : "memory");
+  }
+  __device__ __forceinline__ void leave_part(int64 n, uint32 slab, int tile, int group, float mean,
+                                             float m2) const {
+    leave(part(n, slab) + (tile * Numbers::groups + group), both(mean, m2));
+  }
+  // Mean and 1 / deviation of some slabs.
+  template <int Count>
+  __device__ __forceinline__ void wait(int64 n, const uint32 (&slab)[Count], float2 (&to)[Count]) const {
+    uint64 all[Count];
+    bool has_all;
+    do {
+      has_all = true;
+#pragma unroll
+      for (int i = 0; i < Count; ++i)
+        asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];"
+                     : "=l"(all[i])
+                     : "l"(result(n, slab[i]))
+                     : "memory");
+#pragma unroll
+      for (int i = 0; i < Count; ++i) has_all = has_all && is_there(all[i]);
+    } while (!has_all);
+#pragma unroll
+    for (int i = 0; i < Count; ++i) to[i] = float2{low(all[i]), high(all[i])};
+  }
+
+  // --- By a merger ---
+  // Slabs of few parts take few lanes, which wait for those of their own alone.
   __device__ __forceinline__ void run() const {
-    gemm::Ring<2> ring;
-    const int samples = static_cast<int>(gridDim.x) / tiles;
-#pragma unroll 1
-    for (int n = static_cast<int>(Item(blockIdx.x, 1).n); n < static_cast<int>(p.batch); n += samples) {
-      barrier::wait(&s.parts_full[ring.stage], ring.round);
-#pragma unroll 1
-      for (int slab = lane; slab < slabs; slab += 32) leave_part(n, slab, s.parts[ring.stage]);
-#pragma unroll 1
-      for (int slab = first_owned(n); slab < slabs; slab += tiles) merge(n, slab);
-#pragma unroll 1
-      for (int slab = lane; slab < slabs; slab += 32) {
-        uint64 all;
-        do {
-          asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(all) : "l"(result(n, slab)) : "memory");
-        } while (!is_there(all));
-        s.statistics[ring.stage][slab] = float2{low(all), high(all)};
+    const int lane = static_cast<int>(threadIdx.x % team);
+    const uint32 mask =
+        team == 32 ? 0xffffffffu : ((1u << (team % 32)) - 1u) << (threadIdx.x % 32 / team * team);
+    float counts[of_lane][2];
+#pragma unroll
+    for (int i = 0; i < of_lane; ++i) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int number = 2 * (lane + team * i) + e;
+        counts[i][e] = 1.0f;
+        if (number < parts) {
+          do {
+            asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];"
+                         : "=f"(counts[i][e])
+                         : "l"(p.sums + number)
+                         : "memory");
+          } while (counts[i][e] == 0.0f);
+        }
+        counts[i][e] -= 1.0f;
       }
-      __syncwarp();
-      if (lane == 0) barrier::arrive(&s.statistics_full[ring.stage]);
-      ring.next();
+    }
+    const int64 all = p.batch * slabs;
+#pragma unroll 1
+    for (int64 i = threadIdx.x / team; i < all; i += blockDim.x / team) {
+      const int64 n = i / slabs;
+      merge(n, static_cast<uint32>(i - n * slabs), lane, mask, counts);
     }
   }
 
@@ -67,113 +108,78 @@ struct GemmTurnsExchange {
     asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to), "l"(both) : "memory");
   }
 
-  // What a tile has of a slab: mean and M2. Two tiles are read at a time. After those of all samples: mean
-  // and 1 / deviation of each slab.
-  static constexpr int pairs = (tiles + 1) / 2;
-  __device__ __forceinline__ uint64* part(int64 n, int slab, int of_tile) const {
-    return reinterpret_cast<uint64*>(p.parts) + (n * slabs + slab) * (2 * pairs) + of_tile;
+  // The parts of a slab: mean and M2. After those of all samples: mean and 1 / deviation of each slab.
+  __device__ __forceinline__ uint64* part(int64 n, uint32 slab) const {
+    return reinterpret_cast<uint64*>(p.parts) + (n * slabs + slab) * (2 * pairs);
   }
-  __device__ __forceinline__ uint64* result(int64 n, int slab) const {
-    return part(p.batch, 0, 0) + n * slabs + slab;
-  }
-  // Of a sample's slabs the first that this tile is the owner of, or none.
-  __device__ __forceinline__ int first_owned(int n) const {
-    const int of_first = static_cast<int>(static_cast<uint32>(n) * static_cast<uint32>(slabs) % tiles);
-    return tile >= of_first ? tile - of_first : tile - of_first + tiles;
+  __device__ __forceinline__ uint64* result(int64 n, uint32 slab) const {
+    return part(p.batch, 0) + n * slabs + slab;
   }
 
-  // The tile's own part of a slab, from those of its warpgroups. The first of them has some.
-  __device__ __forceinline__ void leave_part(int n, int slab, const float4 (&of)[groups][slabs]) const {
-    const float4 first = of[0][slab];
-    float count = first.x, sum = 0.0f;
-#pragma unroll
-    for (int g = 1; g < groups; ++g) {
-      count += of[g][slab].x;
-      sum = fmaf(of[g][slab].x, of[g][slab].y - first.y, sum);
-    }
-    const float mean = fmaf(sum, pointwise::reciprocal_fast(count), first.y);
-    float m2 = 0.0f;
-#pragma unroll
-    for (int g = 0; g < groups; ++g) {
-      const float distance = of[g][slab].y - mean;
-      m2 += fmaf(of[g][slab].x * distance, distance, of[g][slab].z);
-    }
-    leave(part(n, slab, tile), both(mean, m2));
-  }
-
-  // Elements of a tile's part.
-  static __device__ __forceinline__ float elements_of(int of_tile) {
-    if constexpr (Geometry::outputs(0) % Numbers::box_z == 0 && Geometry::outputs(1) % Numbers::box_y == 0 &&
-                  Geometry::outputs(2) % Numbers::box_x == 0)
-      return static_cast<float>(Tail::group_channels * Numbers::box_z * Numbers::box_y * Numbers::box_x);
-    const typename Geometry::Box box(of_tile);
-    constexpr int sizes[3] = {Numbers::box_z, Numbers::box_y, Numbers::box_x};
-    int count = Tail::group_channels;
-#pragma unroll
-    for (int d = 0; d < 3; ++d) {
-      const int left = Geometry::outputs(d) - box.first[d];
-      count *= left < sizes[d] ? left : sizes[d];
-    }
-    return static_cast<float>(count);
-  }
-
-  static __device__ __forceinline__ void load(const uint64* from, uint64 (&two)[2]) {
-    asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%2];"
-                 : "=l"(two[0]), "=l"(two[1])
-                 : "l"(from)
-                 : "memory");
-  }
   // Better than the instruction's by a step of Newton's, if it is finite.
   static __device__ __forceinline__ float inverse_root(float x) {
     const float y = rsqrtf(x);
     const float better = fmaf(fmaf(-0.5f * x * y, y, 0.5f), y, y);
     return x > 0.0f && y > 0.0f ? better : y;
   }
+
+  static constexpr int team = pairs > 16 ? 32 : pairs > 8 ? 16 : pairs > 4 ? 8 : pairs > 2 ? 4 : 2;  // lanes
+  static constexpr int of_lane = (pairs + team - 1) / team;
+  static __device__ __forceinline__ float add_lanes(float value, uint32 mask) {
+#pragma unroll
+    for (int offset = team / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(mask, value, offset);
+    return value;
+  }
   // Sums of distances from the first part's mean, and of their squares: in one pass. That mean is one of
   // them, so that it is no further from the mean of all than the root of their number in deviations.
-  __device__ __forceinline__ void merge(int n, int slab) const {
+  __device__ __forceinline__ void merge(int64 n, uint32 slab, int lane, uint32 mask,
+                                        const float (&counts)[of_lane][2]) const {
     constexpr float elements = static_cast<float>(Tail::group_channels * Tail::spatial);
-    constexpr int of_lane = (pairs + 31) / 32;
-    const uint64* const from = part(n, slab, 2 * lane);
+    const uint64* const from = part(n, slab) + 2 * lane;
     uint64 two[of_lane][2];
 #pragma unroll
-    for (int i = 0; i < of_lane; ++i) two[i][0] = two[i][1] = lane + 32 * i < pairs ? 0 : ~uint64{0};
-    // All that are not there yet, again and again. The last tile may be alone.
+    for (int i = 0; i < of_lane; ++i) {
+      two[i][0] = 2 * (lane + team * i) < parts ? 0 : ~uint64{0};
+      two[i][1] = 2 * (lane + team * i) + 1 < parts ? 0 : ~uint64{0};
+    }
+    // All that are not there yet, again and again.
     bool has_all;
     do {
       has_all = true;
 #pragma unroll
       for (int i = 0; i < of_lane; ++i) {
-        if (!is_there(two[i][0] & two[i][1])) load(from + 64 * i, two[i]);
+        if (!is_there(two[i][0] & two[i][1])) {
+          asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%2];"
+                       : "=l"(two[i][0]), "=l"(two[i][1])
+                       : "l"(from + 2 * team * i)
+                       : "memory");
+        }
       }
 #pragma unroll
       for (int i = 0; i < of_lane; ++i) {
-        if (tiles % 2 != 0 && 2 * (lane + 32 * i) + 1 == tiles) two[i][1] = ~uint64{0};
+        if (parts % 2 != 0 && 2 * (lane + team * i) + 1 == parts) two[i][1] = ~uint64{0};
         has_all = has_all && is_there(two[i][0] & two[i][1]);
       }
     } while (!has_all);
-    __syncwarp();
-    const float origin = __shfl_sync(0xffffffffu, low(two[0][0]), 0);
+    const float origin = __shfl_sync(mask, low(two[0][0]), 0, team);
     float sum = 0.0f, square = 0.0f;
 #pragma unroll
     for (int i = 0; i < of_lane; ++i) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const int other = 2 * (lane + 32 * i) + e;
-        if (other < tiles) {
-          const float count = elements_of(other);
+        if (2 * (lane + team * i) + e < parts) {
           const float distance = low(two[i][e]) - origin;
-          sum = fmaf(count, distance, sum);
-          square += fmaf(count * distance, distance, high(two[i][e]));
+          sum = fmaf(counts[i][e], distance, sum);
+          square += fmaf(counts[i][e] * distance, distance, high(two[i][e]));
         }
       }
     }
-    sum = lanes_sum<32>(sum) * (1.0f / elements);
-    square = lanes_sum<32>(square) * (1.0f / elements);
+    sum = add_lanes(sum, mask) * (1.0f / elements);
+    square = add_lanes(square, mask) * (1.0f / elements);
     const float2 all{origin + sum, inverse_root(fmaxf(fmaf(-sum, sum, square), 0.0f) + Tail::eps)};
     if (lane == 0) {
       leave(result(n, slab), both(all.x, all.y));
-      float* const to = p.statistics + 2 * (static_cast<int64>(n) * slabs + slab);
+      float* const to = p.statistics + 2 * (n * slabs + slab);
       to[0] = all.x;
       to[1] = all.y;
     }

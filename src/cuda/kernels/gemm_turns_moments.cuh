@@ -1,7 +1,7 @@
 // gemm_turns.cuh: the chain before the norm, and moments.
 #pragma once
 
-#include "gemm_turns_shared.cuh"
+#include "gemm_turns_exchange.cuh"
 
 namespace onepass {
 
@@ -73,6 +73,12 @@ struct GemmTurnsMoments : GemmTurnsThread {
   const Parameters& p;
   Shared& s;
 
+  __device__ __forceinline__ GemmTurnsExchange<C, Tail, Numbers> exchange() const { return {p}; }
+  // That the block has of every sample.
+  static __device__ __forceinline__ int position_tile() {
+    return GemmItem<Tail, Numbers>(blockIdx.x, 1).position_tile;
+  }
+
   // Which of the thread's columns have an output.
   struct Mask {
     uint32 bits[(2 * pairs + 31) / 32];
@@ -99,6 +105,7 @@ struct GemmTurnsMoments : GemmTurnsThread {
     // The same of all slabs.
     const float elements = lanes_sum<slab_lanes>(static_cast<float>((3 - own_slabs) * count_of(mask)));
     if (lane == 0) s.elements[warp] = float2{elements, elements > 0.0f ? 1.0f / elements : 0.0f};
+    if (lane == 0 && warp % 4 == 0) exchange().leave_count(position_tile(), group, elements);
     __syncwarp();
     return mask;
   }
@@ -172,7 +179,7 @@ struct GemmTurnsMoments : GemmTurnsThread {
 
   // The moments of the warp's slabs, left for all tiles. Values become distances from their slab's mean;
   // `unit` is what f16 holds those of the thread's rows in: 1, or their deviation if it is far from that.
-  __device__ __forceinline__ void leave_parts(uint32 tile, const Mask& mask, float (&values)[sums],
+  __device__ __forceinline__ void leave_parts(uint32 tile, int64 n, const Mask& mask, float (&values)[sums],
                                               Sums& of_whole, float (&unit)[2]) const {
     float own[own_slabs], m2[own_slabs];
     const float2 elements = s.elements[warp];
@@ -200,12 +207,11 @@ struct GemmTurnsMoments : GemmTurnsThread {
     for (int k = 0; k < own_slabs; ++k) {
       if (lane % slab_lanes == 0 && (rows % 64 == 0 || row(k) < rows)) {
         const uint32 slab = static_cast<uint32>(row(k)) / group_rows;
-        s.parts[tile & 1u][group][slab] = float4{elements.x, own[k], m2[k], 0.0f};
+        exchange().leave_part(n, slab, position_tile(), group, own[k], m2[k]);
         s.held[tile & 1u][group][slab] = float2{own[k], unit[k]};
       }
     }
     __syncwarp();
-    if (lane == 0) barrier::arrive(&s.parts_full[tile & 1u]);
   }
   // Asked again each time: answers for all columns would be kept in registers.
   static __device__ __forceinline__ Mask again(const Mask& mask) {

@@ -1,7 +1,7 @@
 // gemm_turns.cuh: values that wait for their norm, and what becomes of them then.
 #pragma once
 
-#include "gemm_turns_shared.cuh"
+#include "gemm_turns_exchange.cuh"
 
 namespace onepass {
 
@@ -77,7 +77,7 @@ struct GemmTurnsOutputs : GemmTurnsThread {
     float shift[2];
   };
   __device__ __forceinline__ void finish(uint32 tile, int64 n, const Held& held) const {
-    const Norm norm = this->norm(tile);
+    const Norm norm = this->norm(tile, n);
     if constexpr (Numbers::by_rows) {
       uint32 piece[piece_pairs];
       make_piece<0>(0, n, held, norm, piece);
@@ -94,19 +94,25 @@ struct GemmTurnsOutputs : GemmTurnsThread {
     }
   }
 
-  __device__ __forceinline__ Norm norm(uint32 tile) const {
-    barrier::wait(&s.statistics_full[tile & 1u], tile >> 1 & 1u);
+  // It asks for statistics only now: before, a register more would be spilled.
+  __device__ __forceinline__ Norm norm(uint32 tile, int64 n) const {
+    constexpr int own_slabs = group_rows == 16 ? 1 : 2;
+    const GemmTurnsExchange<C, Tail, Numbers> exchange{p};
     Norm norm;
+    uint32 slab[own_slabs];
+#pragma unroll
+    for (int h = 0; h < own_slabs; ++h)
+      slab[h] = static_cast<uint32>(rows % 64 == 0 || row(h) < rows ? row(h) : 0) / group_rows;
+    float2 all[own_slabs];
+    exchange.wait(n, slab, all);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int channel = rows % 64 == 0 || row(h) < rows ? row(h) : 0;
-      const uint32 slab = static_cast<uint32>(channel) / group_rows;
-      const float2 all = s.statistics[tile & 1u][slab];
-      const float2 held = s.held[tile & 1u][group][slab];
+      const float2 held = s.held[tile & 1u][group][slab[h % own_slabs]];
       const float4 affine = s.channels[channel];
-      const float scale = affine.y * all.y;
+      const float scale = affine.y * all[h % own_slabs].y;
       norm.scale[h] = scale * held.y;
-      norm.shift[h] = fmaf(held.x - all.x, scale, affine.z);
+      norm.shift[h] = fmaf(held.x - all[h % own_slabs].x, scale, affine.z);
     }
     return norm;
   }

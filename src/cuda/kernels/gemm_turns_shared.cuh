@@ -5,6 +5,10 @@
 
 namespace onepass {
 
+namespace turns {
+constexpr int converting_warps = 4;
+}
+
 // A thread of the warpgroups that multiply. It has two rows of a product, and of each every fourth pair of
 // columns.
 struct GemmTurnsThread {
@@ -50,15 +54,10 @@ struct alignas(128) GemmTurnsShared {
              [slabs];  // of slabs: what was taken off held values, what they were divided by
   float2 elements[4 * Numbers::groups];  // of a slab in a warp's columns, and 1 by that
   float4 channels[64];  // bias; weight and bias of the norm: a load from memory would be waited for each time
-  // Of this tile and of the one before, whichever a warpgroup is at.
-  float4 parts[2][Numbers::groups][slabs];  // of slabs, of each warpgroup: count, mean, M2
-  float2 statistics[2][slabs];              // mean, 1 / deviation
   uint64 x_full[Numbers::chunks];
   uint64 x_empty[Numbers::chunks];
   uint64 weights_full[Numbers::chunks];
   uint64 raw_full[Numbers::raw_slots];
-  uint64 parts_full[2];
-  uint64 statistics_full[2];
   uint64 turn[Numbers::groups];
 
   // Where in a channel the tile's positions lie, or -1. Rows of the box need them until `rows` and masks have

@@ -1,7 +1,7 @@
 // gemm_turns.cuh: x and weights on their way to shared memory, and x turned there.
 #pragma once
 
-#include "gemm_turns_shared.cuh"
+#include "gemm_turns_exchange.cuh"
 
 namespace onepass {
 
@@ -91,16 +91,22 @@ template <class C, class Tail, class Numbers>
 struct GemmTurnsCopies {
   static constexpr uint32 chunk_copies = 2 * Numbers::copies;
   static constexpr uint32 tile_copies = Numbers::chunks * chunk_copies;
-  static constexpr uint32 warp_slots = Numbers::raw_slots / gemm::converting_warps;
+  static constexpr uint32 warp_slots = Numbers::raw_slots / turns::converting_warps;
   // Each warp has something of every tile, else it would take a barrier's round for the one before.
-  static_assert(tile_copies >= gemm::converting_warps);
-  // An index that may be one of the next tile.
+  static_assert(tile_copies >= turns::converting_warps);
+  // An index that may be one of the next tile, or of one after it.
   template <class Next>
   static __device__ __forceinline__ void to_tile(uint32& index, Next&& next) {
-    static_assert(tile_copies >= Numbers::raw_slots);
-    if (index >= tile_copies) {
-      index -= tile_copies;
-      next();
+    if constexpr (tile_copies >= Numbers::raw_slots) {
+      if (index >= tile_copies) {
+        index -= tile_copies;
+        next();
+      }
+    } else {
+      while (index >= tile_copies) {
+        index -= tile_copies;
+        next();
+      }
     }
   }
 
@@ -115,11 +121,9 @@ struct GemmTurnsCopies {
     to_tile(index, [&] { to_next(); });
   }
   // That a block passes from one tile to the next.
-  static __device__ __forceinline__ int samples() {
-    return static_cast<int>(gridDim.x) / Numbers::position_tiles;
-  }
+  static __device__ __forceinline__ int samples() { return GemmTurnsExchange<C, Tail, Numbers>::samples(); }
   __device__ __forceinline__ void next() {
-    index += gemm::converting_warps;
+    index += turns::converting_warps;
     to_tile(index, [&] { to_next(); });
     if (++slot == warp_slots) {
       slot = 0;
@@ -199,7 +203,7 @@ struct GemmTurnsConverter {
     if (is_first)
       asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(p.map) : "memory");
     for (uint32 i = 0; i < Copies::warp_slots; ++i)
-      send(copy.n, copy.index + i * gemm::converting_warps, first_slot + i);
+      send(copy.n, copy.index + i * turns::converting_warps, first_slot + i);
     if (own_warp == 0 && is_first) send_weights();
     const Staging staging(tile);
     bool is_new = true;                  // the warp's first copy of a chunk

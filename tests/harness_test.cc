@@ -479,14 +479,33 @@ TEST(Harness, SeesWrongStatistics) {
   }
 }
 
+// What comes with the expected output is what the reference writes, and changes no bound.
+TEST(Harness, ExpectsTheStatisticsOfTheReference) {
+  for (const char* const text :
+       {"conv2d(3,8,k=3,p=1) | swish | group_norm(2) | relu @ 3x3x7x5 bf16", "group_norm(4) | mean @ 2x8x31"}) {
+    const Problem problem = Problem::parse(text, Device::cuda());
+    const Operands operands = random_operands(problem, Distribution::offset_100, 3);
+    const Expected with = expected_with_statistics(problem, operands.input, operands.parameters);
+    const Expected without = expected_output(problem, operands.input, operands.parameters);
+    const std::vector<float> statistics(with.statistics.begin(), with.statistics.end());
+    EXPECT_EQ(statistics.size(), 2 * static_cast<size_t>(slab_count(problem)));
+    EXPECT_EQ(statistics_error(reference_statistics(problem, operands), statistics), "") << text;
+    EXPECT_EQ(with.values, without.values) << text;
+    EXPECT_EQ(with.bounds, without.bounds) << text;
+    EXPECT_TRUE(without.statistics.empty());
+  }
+}
+
 // Sigmoids of kernels that round to 16 bits may be off by 2^-17: so may a mean of them, and no more.
 TEST(Harness, GrantsStatisticsTheErrorOfSigmoids) {
   const Problem exact = Problem::parse("gelu | group_norm(2) @ 2x4x9 bf16");
   const Problem problem = Problem::parse("gelu | group_norm(2) @ 2x4x9 bf16", Device::cuda());
   const Operands operands = random_operands(problem, Distribution::uniform, 1);
-  EXPECT_TRUE(granted_statistics(exact, operands).empty());
+  EXPECT_TRUE(expected_with_statistics(exact, operands.input, operands.parameters).granted.empty());
+  EXPECT_TRUE(expected_output(problem, operands.input, operands.parameters).granted.empty());
   const std::vector<float> right = reference_statistics(problem, operands);
-  const std::vector<double> granted = granted_statistics(problem, operands);
+  const std::vector<double> granted =
+      expected_with_statistics(problem, operands.input, operands.parameters).granted;
   ASSERT_EQ(granted.size(), right.size());
   for (size_t i = 0; i < right.size(); i += 2) {
     // Values of a uniform distribution are below 1.

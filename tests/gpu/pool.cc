@@ -114,9 +114,8 @@ std::string row_errors(const Plan& plan, const Check& check, const std::vector<O
         outcome.comparison = compare(problem, expected[i], outcome.output);
         if (!outcome.passed()) return what + "\n  " + outcome.text() + '\n';
         if (!check.options.statistics || problem.block.norm() == nullptr) continue;
-        const std::string error =
-            statistics_error(reference_statistics(problem, operands[i]), outcome.statistics,
-                             granted_statistics(problem, operands[i]));
+        const std::vector<float> statistics(expected[i].statistics.begin(), expected[i].statistics.end());
+        const std::string error = statistics_error(statistics, outcome.statistics, expected[i].granted);
         if (!error.empty()) return what + "\n  " + error + '\n';
       } catch (const Error& error) {
         rethrow_if_lost(what + "\n  " + error.what());
@@ -211,7 +210,9 @@ std::string forward_errors(const Problem& problem, std::span<const std::string> 
   std::vector<Expected> expected;
   for (const Distribution distribution : check.distributions) {
     operands.push_back(random_operands(problem, distribution, check.seed));
-    expected.push_back(expected_output(problem, operands.back().input, operands.back().parameters));
+    const auto& [input, parameters] = operands.back();
+    expected.push_back(check.options.statistics ? expected_with_statistics(problem, input, parameters)
+                                                : expected_output(problem, input, parameters));
   }
   std::string errors;
   for (const std::string& row : rows) {
@@ -278,19 +279,19 @@ std::string other_bits(const Problem& problem, std::span<const std::string> rows
 
 namespace {
 
-std::string row_errors(const BackwardPlan& backward, const Check& check, const GpuStream& stream,
+std::string row_errors(const BackwardPlan& backward, const Check& check,
+                       const std::vector<BackwardOperands>& operands,
+                       const std::vector<ExpectedGradients>& expected, const GpuStream& stream,
                        GradientComparison* total) {
   const BackwardProblem& problem = backward.problem();
-  for (const Distribution distribution : check.distributions) {
-    const BackwardOperands operands = random_backward_operands(problem, distribution, check.seed);
-    const ExpectedGradients expected = expected_gradients(
-        problem, operands.forward.input, operands.forward.parameters, operands.output_gradient);
+  for (size_t i = 0; i < check.distributions.size(); ++i) {
     for (const Placement placement : check.placements) {
       const GradientComparison comparison =
-          compare(problem, expected, run(backward, operands, Place(stream, placement)));
+          compare(problem, expected[i], run(backward, operands[i], Place(stream, placement)));
       if (total != nullptr) *total += comparison;
       if (!comparison.errors.empty()) {
-        return described(backward.strategy(), problem.forward, distribution, placement, check.seed) +
+        return described(backward.strategy(), problem.forward, check.distributions[i], placement,
+                         check.seed) +
                (problem.text() == BackwardProblem(problem.forward).text() ? "" : "\n  " + problem.text()) +
                "\n  " + comparison.errors;
       }
@@ -304,11 +305,19 @@ std::string row_errors(const BackwardPlan& backward, const Check& check, const G
 std::string backward_errors(const BackwardProblem& problem, const Check& check, const GpuStream& stream,
                             GradientComparison* total) {
   if (!accepts(problem)) return "no row takes " + problem.text();
+  std::vector<BackwardOperands> operands;
+  std::vector<ExpectedGradients> expected;
+  for (const Distribution distribution : check.distributions) {
+    operands.push_back(random_backward_operands(problem, distribution, check.seed));
+    const auto& [forward, output_gradient] = operands.back();
+    expected.push_back(expected_gradients(problem, forward.input, forward.parameters, output_gradient));
+  }
   std::string errors;
   for (const BackwardStrategy* row : backward_strategies(Device::Kind::cuda)) {
     if (!row->refusal(problem).empty()) continue;
     try {
-      errors += row_errors(plan_backward(problem, {std::string(row->name), ""}), check, stream, total);
+      const BackwardPlan backward = plan_backward(problem, {std::string(row->name), ""});
+      errors += row_errors(backward, check, operands, expected, stream, total);
     } catch (const Error& error) {
       rethrow_if_lost(problem.text() + ": " + error.what());
       errors += "backward of " + problem.text() + ": " + error.what() + '\n';

@@ -75,13 +75,15 @@ double rounding_scale(Op op, double x, double v) {
 class BoundedForward {
  public:
   BoundedForward(const Problem& problem, const std::vector<double>& input,
-                 const std::vector<std::vector<double>>& parameters, double sigmoid_error)
+                 const std::vector<std::vector<double>>& parameters, double sigmoid_error,
+                 bool with_statistics, std::vector<Expected>* stage_inputs = nullptr)
       : arithmetic_(problem.output.dtype),
         truncates_(problem.precision == Precision::tf32),
         splits_(problem.device.kind == Device::Kind::cuda && problem.input.dtype == DType::f32 &&
                 !truncates_),
         waits_as_f16_(tool::waits_as_f16(problem)),
         sigmoid_error_(sigmoid_error),
+        with_statistics_(with_statistics),
         input_(input),
         parameters_(parameters),
         input_sizes_(problem.input.sizes),
@@ -89,24 +91,32 @@ class BoundedForward {
         values_(input) {
     if (problem.block.conv() != nullptr) values_.resize(static_cast<size_t>(sizes_.elements()));
     bounds_.assign(values_.size(), 0);
-    for (const Stage& stage : problem.block.stages())
-      std::visit([this](const auto& typed) { apply(typed); }, stage);
+    if (with_statistics && sigmoid_error > 0 && problem.block.norm() != nullptr) exact_bounds_ = bounds_;
+    const std::vector<Stage>& stages = problem.block.stages();
+    for (size_t i = 0; i < stages.size(); ++i) {
+      if (stage_inputs != nullptr) {
+        stage_inputs->push_back(i == 0 ? Expected{input, std::vector<double>(input.size(), 0)}
+                                       : Expected{values_, bounds_});
+        if (i + 1 == stages.size()) return;  // nobody gets what the last one gives
+      }
+      std::visit([this](const auto& typed) { apply(typed); }, stages[i]);
+    }
   }
 
-  Expected result() && { return {std::move(values_), std::move(bounds_), std::move(statistics_)}; }
+  Expected result() && {
+    return {std::move(values_), std::move(bounds_), std::move(statistics_), std::move(granted_)};
+  }
 
  private:
   const std::vector<double>& next_parameter() { return parameters_[used_parameters_++]; }
 
   // `inherited` is what the stage makes of the bounds before it: infinite stays infinite. Otherwise what is
   // not finite has no error.
-  void set_bound(size_t i, double inherited, double rounding) {
-    if (!(inherited < infinity)) {
-      bounds_[i] = infinity;
-    } else {
-      bounds_[i] = std::isfinite(values_[i]) ? inherited + rounding + 4 * arithmetic_.underflow : 0;
-    }
+  double bound(size_t i, double inherited, double rounding) const {
+    if (!(inherited < infinity)) return infinity;
+    return std::isfinite(values_[i]) ? inherited + rounding + 4 * arithmetic_.underflow : 0;
   }
+  void set_bound(size_t i, double inherited, double rounding) { bounds_[i] = bound(i, inherited, rounding); }
 
   void apply(const Conv& conv) {
     static const std::vector<double> none;
@@ -122,6 +132,7 @@ class BoundedForward {
           conv_factor * std::sqrt(terms) + (truncates_ ? terms / 2 : 0) + (splits_ ? split_factor : 0);
       set_bound(i, 0, roundings * arithmetic_.roundoff * walk + terms * arithmetic_.underflow);
     }
+    if (!exact_bounds_.empty()) exact_bounds_ = bounds_;
   }
 
   void apply(const Pointwise& pointwise) {
@@ -132,11 +143,14 @@ class BoundedForward {
       const double p = has_argument ? argument[argument_index(pointwise, i)] : 0;
       const double x = values_[i];
       values_[i] = reference::pointwise_value(pointwise, x, p);
-      const double inherited =
-          bounds_[i] > 0 && bounds_[i] < infinity ? change(pointwise, x, p, bounds_[i]) : bounds_[i];
-      set_bound(i, inherited,
-                stage_factor * arithmetic_.roundoff * rounding_scale(pointwise.op, x, values_[i]) +
-                    sigmoid_error_ * tool::sigmoid_scale(pointwise.op, x));
+      const double rounding =
+          stage_factor * arithmetic_.roundoff * rounding_scale(pointwise.op, x, values_[i]);
+      const auto inherited = [&](double e) {
+        return e > 0 && e < infinity ? change(pointwise, x, p, e) : e;
+      };
+      set_bound(i, inherited(bounds_[i]),
+                rounding + sigmoid_error_ * tool::sigmoid_scale(pointwise.op, x));
+      if (!exact_bounds_.empty()) exact_bounds_[i] = bound(i, inherited(exact_bounds_[i]), rounding);
     }
   }
 
@@ -158,10 +172,14 @@ class BoundedForward {
     const auto positions = static_cast<size_t>(sizes_.positions());
     const size_t slab_elements = group_channels * positions;
     for (size_t first = 0; first < x.size(); first += slab_elements) {
-      const SlabError slab = slab_error(norm, Values(x).subspan(first, slab_elements),
-                                        Values(bounds_).subspan(first, slab_elements));
-      statistics_.push_back(slab.mean_error);
-      statistics_.push_back(slab.variance_error / 2);
+      const Values own = Values(x).subspan(first, slab_elements);
+      const SlabError slab = slab_error(norm, own, Values(bounds_).subspan(first, slab_elements));
+      if (with_statistics_) statistics_.insert(statistics_.end(), {slab.mean, slab.rstd});
+      if (!exact_bounds_.empty()) {
+        const SlabError exact = slab_error(norm, own, Values(exact_bounds_).subspan(first, slab_elements));
+        granted_.push_back(slab.mean_error - exact.mean_error);
+        granted_.push_back((slab.variance_error - exact.variance_error) / 2);
+      }
       for (size_t i = first; i < first + slab_elements; ++i) {
         const size_t c = i / positions % static_cast<size_t>(sizes_.channels);
         const double scale = norm.affine ? std::abs(weight[c]) : 1;
@@ -173,6 +191,7 @@ class BoundedForward {
                   stage_factor * arithmetic_.roundoff * rounding + waiting);
       }
     }
+    exact_bounds_.clear();
   }
 
   struct SlabError {
@@ -230,6 +249,7 @@ class BoundedForward {
   bool splits_;        // operands of f32 in two
   bool waits_as_f16_;  // what the norm gets
   double sigmoid_error_;
+  bool with_statistics_;
   const std::vector<double>& input_;
   const std::vector<std::vector<double>>& parameters_;
   size_t used_parameters_ = 0;
@@ -238,7 +258,10 @@ class BoundedForward {
   SerialExecutor executor_;
   std::vector<double> values_;
   std::vector<double> bounds_;
+  // Up to the norm: what the bounds were if sigmoids were as exact as everything else; empty where they are.
+  std::vector<double> exact_bounds_;
   std::vector<double> statistics_;
+  std::vector<double> granted_;
 };
 
 }  // namespace
@@ -251,7 +274,21 @@ Expected expected_output(const Problem& problem, const std::vector<double>& inpu
 
 Expected expected_output(const Problem& problem, const std::vector<double>& input,
                          const std::vector<std::vector<double>>& parameters, double sigmoid_error) {
-  return BoundedForward(problem, input, parameters, sigmoid_error).result();
+  return BoundedForward(problem, input, parameters, sigmoid_error, false).result();
+}
+
+Expected expected_with_statistics(const Problem& problem, const std::vector<double>& input,
+                                  const std::vector<std::vector<double>>& parameters) {
+  const double sigmoid_error = tool::sigmoid_error(problem.device, problem.output.dtype);
+  return BoundedForward(problem, input, parameters, sigmoid_error, true).result();
+}
+
+std::vector<Expected> expected_stage_inputs(const Problem& problem, const std::vector<double>& input,
+                                            const std::vector<std::vector<double>>& parameters,
+                                            double sigmoid_error) {
+  std::vector<Expected> stage_inputs;
+  BoundedForward(problem, input, parameters, sigmoid_error, false, &stage_inputs);
+  return stage_inputs;
 }
 
 bool is_acceptable(DType dtype, double actual, double value, double bound) {

@@ -35,17 +35,27 @@ namespace onepass::testing {
 struct Expected {
   std::vector<double> values;
   std::vector<double> bounds;  // infinite where the result is noise
-  // Of each slab: how far its mean and, relatively, its 1 / deviation may be off by the errors of what the
-  // norm gets.
+  // Of each slab, where asked for: its mean and its 1 / deviation.
   std::vector<double> statistics = {};
+  // What they may be off by, the latter relatively, besides roundings: that of sigmoids in 16 bits. Empty
+  // where there is nothing.
+  std::vector<double> granted = {};
 };
 
 // `input` and `parameters` are dense NCHW, already rounded to the element types of the problem.
 Expected expected_output(const Problem& problem, const std::vector<double>& input,
                          const std::vector<std::vector<double>>& parameters);
+// The same with the statistics of slabs.
+Expected expected_with_statistics(const Problem& problem, const std::vector<double>& input,
+                                  const std::vector<std::vector<double>>& parameters);
 // The same with sigmoids that may be off by so much, besides their rounding.
 Expected expected_output(const Problem& problem, const std::vector<double>& input,
                          const std::vector<std::vector<double>>& parameters, double sigmoid_error);
+
+// What each stage of the block gets, with the bounds of that: the input first.
+std::vector<Expected> expected_stage_inputs(const Problem& problem, const std::vector<double>& input,
+                                            const std::vector<std::vector<double>>& parameters,
+                                            double sigmoid_error);
 
 // Whether an implementation may give `actual` for an element of this type.
 bool is_acceptable(DType dtype, double actual, double value, double bound);

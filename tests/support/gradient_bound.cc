@@ -84,7 +84,8 @@ class BoundedBackward {
         parameters_(parameters),
         next_parameter_(parameters.size()),
         gradient_(output_gradient),
-        bounds_(output_gradient.size(), 0) {
+        bounds_(output_gradient.size(), 0),
+        stage_inputs_(make_stage_inputs()) {
     result_.parameters.resize(parameters.size());
     const std::vector<Stage>& stages = problem_.block.stages();
     for (size_t i = stages.size(); i-- > 0;) {
@@ -97,17 +98,13 @@ class BoundedBackward {
   ExpectedGradients result() && { return std::move(result_); }
 
  private:
-  // The values before the current stage, with their bounds.
-  Expected stage_input() const {
-    if (prefix_ == 0) return {input_, std::vector<double>(input_.size(), 0)};
-    const std::vector<Stage>& stages = problem_.block.stages();
-    const Block before(std::vector<Stage>(stages.begin(), stages.begin() + static_cast<ptrdiff_t>(prefix_)));
-    const auto parameters =
-        std::vector(parameters_.begin(), parameters_.begin() + static_cast<ptrdiff_t>(next_parameter_));
-    Problem own(before, problem_.input.sizes);
+  std::vector<Expected> make_stage_inputs() const {
+    Problem own(problem_.block, problem_.input.sizes);
     if (multiplies_tf32_) own.precision = Precision::tf32;
-    return expected_output(own, input_, parameters, sigmoid_error_);
+    return expected_stage_inputs(own, input_, parameters_, sigmoid_error_);
   }
+  // The values before the current stage, with their bounds.
+  const Expected& stage_input() const { return stage_inputs_[prefix_]; }
 
   size_t channel_of(size_t element) const {
     return element / static_cast<size_t>(sizes_.positions()) % static_cast<size_t>(sizes_.channels);
@@ -160,7 +157,14 @@ class BoundedBackward {
     std::vector<double> square = gradient_;
     for (double& value : square) value *= value;
     const auto exact = gradients([](double x) { return x; }, gradient_);
-    const auto from_bounds = gradients([](double x) { return std::abs(x); }, inherited);
+    reference::Gradients from_bounds;
+    if (std::any_of(inherited.begin(), inherited.end(), [](double bound) { return bound != 0; })) {
+      from_bounds = gradients([](double x) { return std::abs(x); }, inherited);
+    } else {  // a convolution alone
+      from_bounds.input.resize(exact.input.size());
+      for (const std::vector<double>& values : exact.parameters)
+        from_bounds.parameters.emplace_back(values.size());
+    }
     const auto squares = gradients([](double x) { return x * x; }, square);
     const auto bounds = [&](const std::vector<double>& values, const std::vector<double>& own,
                             const std::vector<double>& term_squares, double terms) {
@@ -202,7 +206,7 @@ class BoundedBackward {
   void apply(const Pointwise& pointwise) {
     const bool has_argument = argument_kind(pointwise.op) != ArgumentKind::none;
     if (has_argument) --next_parameter_;
-    const Expected x = stage_input();
+    const Expected& x = stage_input();
     std::vector<Sum> sums(has_argument ? parameters_[next_parameter_].size() : 0);
     for (size_t i = 0; i < gradient_.size(); ++i) {
       const size_t at = has_argument ? argument_index(pointwise, i) : 0;
@@ -291,7 +295,7 @@ class BoundedBackward {
 
   void apply(const Norm& norm) {
     if (norm.affine) next_parameter_ -= 2;
-    const Expected x = stage_input();
+    const Expected& x = stage_input();
     const std::vector<double>* weight = norm.affine ? &parameters_[next_parameter_] : nullptr;
     std::vector<Sum> weight_sums(static_cast<size_t>(sizes_.channels));
     std::vector<Sum> bias_sums(weight_sums.size());
@@ -359,6 +363,7 @@ class BoundedBackward {
   size_t prefix_ = 0;      // stages before the current one
   std::vector<double> gradient_;
   std::vector<double> bounds_;
+  std::vector<Expected> stage_inputs_;
   ExpectedGradients result_;
 };
 
@@ -413,7 +418,9 @@ ExpectedGradients expected_gradients(const BackwardProblem& problem, const std::
     return bounds_of_convolution(problem, input, parameters, output_gradient);
   }
   ExpectedGradients expected = BoundedBackward(problem, input, parameters, output_gradient).result();
-  // The judge is the reference; the walk above gives the bounds.
+  // The judge is the reference; the walk above gives the bounds. Of a convolution alone it has the values of
+  // the reference as they are.
+  if (forward.block.conv() != nullptr && forward.block.stages().size() == 1) return expected;
   reference::Gradients gradients = reference::backward(problem.forward.block, problem.forward.input.sizes,
                                                        input, parameters, output_gradient);
   expected.input.values = std::move(gradients.input);

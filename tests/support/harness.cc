@@ -12,7 +12,6 @@
 #include "block/convert.h"
 #include "reference/tensor_access.h"
 #include "support/guarded_memory.h"
-#include "tool/judged_error.h"
 
 namespace onepass::testing {
 namespace {
@@ -303,17 +302,6 @@ std::vector<float> reference_statistics(const Problem& problem, const Operands& 
   on_cpu.precision = Precision::f32;
   SerialExecutor executor;
   return run(plan(on_cpu, {"reference", ""}), operands, executor, {.statistics = true}).statistics;
-}
-
-std::vector<double> granted_statistics(const Problem& problem, const Operands& operands) {
-  const double sigmoid_error = tool::sigmoid_error(problem.device, problem.output.dtype);
-  if (sigmoid_error == 0) return {};
-  std::vector<double> granted =
-      expected_output(problem, operands.input, operands.parameters, sigmoid_error).statistics;
-  const std::vector<double> exact =
-      expected_output(problem, operands.input, operands.parameters, 0).statistics;
-  for (size_t i = 0; i < granted.size(); ++i) granted[i] -= exact[i];
-  return granted;
 }
 
 std::string statistics_error(const std::vector<float>& expected, const std::vector<float>& actual,

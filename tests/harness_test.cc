@@ -481,8 +481,8 @@ TEST(Harness, SeesWrongStatistics) {
 
 // What comes with the expected output is what the reference writes, and changes no bound.
 TEST(Harness, ExpectsTheStatisticsOfTheReference) {
-  for (const char* const text :
-       {"conv2d(3,8,k=3,p=1) | swish | group_norm(2) | relu @ 3x3x7x5 bf16", "group_norm(4) | mean @ 2x8x31"}) {
+  for (const char* const text : {"conv2d(3,8,k=3,p=1) | swish | group_norm(2) | relu @ 3x3x7x5 bf16",
+                                 "group_norm(4) | mean @ 2x8x31"}) {
     const Problem problem = Problem::parse(text, Device::cuda());
     const Operands operands = random_operands(problem, Distribution::offset_100, 3);
     const Expected with = expected_with_statistics(problem, operands.input, operands.parameters);

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdio>
 #include <list>
+#include <span>
 #include <thread>
 
 #include "gpu/pool.h"
@@ -77,24 +78,68 @@ Operands reversed(const Operands& operands, const Problem& problem) {
 struct TailAndRow {
   Problem problem;
   std::string row;
+  size_t tail;  // the problem's index
 };
-std::vector<TailAndRow> tails_and_rows() {
+std::vector<TailAndRow> with_rows(std::span<const char* const> texts) {
   std::vector<TailAndRow> list;
-  for (const char* const text : tails) {
-    const Problem problem = Problem::parse(text, gpu);
-    for (const std::string& row : accepting_rows(problem)) list.push_back({problem, row});
+  for (size_t i = 0; i < texts.size(); ++i) {
+    const Problem problem = Problem::parse(texts[i], gpu);
+    for (const std::string& row : accepting_rows(problem)) list.push_back({problem, row, i});
   }
   return list;
 }
 
-// Tries each tail by each row.
-void try_tails(const std::function<std::string(const Plan& plan, const GpuStream& stream)>& attempt) {
-  const std::vector<TailAndRow> list = tails_and_rows();
+// Random operands of each problem, for all of its rows: drawing millions of them takes longer than kernels.
+std::vector<Operands> operands_of(std::span<const char* const> texts, uint64_t seed) {
+  std::vector<Operands> operands(texts.size());
+  try_all(std::ssize(texts), [&](int64_t index, const GpuStream&) {
+    const auto i = static_cast<size_t>(index);
+    operands[i] = random_operands(Problem::parse(texts[i], gpu), Distribution::normal, seed);
+    return std::string();
+  });
+  return operands;
+}
+
+// Tries each tail by each row, on operands of this seed.
+using TailAttempt =
+    std::function<std::string(const Plan& plan, const Operands& operands, const GpuStream& stream)>;
+void try_tails(std::span<const char* const> texts, uint64_t seed, const TailAttempt& attempt) {
+  const std::vector<TailAndRow> list = with_rows(texts);
+  const std::vector<Operands> operands = operands_of(texts, seed);
   try_all(std::ssize(list), [&](int64_t index, const GpuStream& stream) {
     const TailAndRow& item = list[static_cast<size_t>(index)];
-    return attempt(plan(item.problem, {item.row, ""}), stream);
+    return attempt(plan(item.problem, {item.row, ""}), operands[item.tail], stream);
   });
 }
+
+// Tensors that a plan writes in the GPU's memory, as bytes.
+class Written {
+ public:
+  void add(void* data, int64_t bytes) {
+    if (data != nullptr && bytes > 0) parts_.push_back({data, static_cast<size_t>(bytes)});
+    poison_.resize(std::max(poison_.size(), static_cast<size_t>(bytes)), std::byte{0xff});
+  }
+  // NaN again, behind the stream's work so far.
+  void poison(const GpuStream& stream) const {
+    for (const Part& part : parts_) stream.upload(part.data, poison_.data(), part.bytes);
+  }
+  std::vector<std::vector<std::byte>> bytes(const GpuStream& stream) const {
+    std::vector<std::vector<std::byte>> all;
+    for (const Part& part : parts_) {
+      all.emplace_back(part.bytes);
+      stream.download(all.back().data(), part.data, part.bytes);
+    }
+    return all;
+  }
+
+ private:
+  struct Part {
+    void* data;
+    size_t bytes;
+  };
+  std::vector<Part> parts_;
+  std::vector<std::byte> poison_;
+};
 
 // A kernel that writes nothing gives the same bits too.
 bool is_written(const std::vector<double>& values) {
@@ -115,55 +160,46 @@ std::string different(const std::string& what, const PlanType& plan) {
   return plan.strategy() + " gives other bits " + what + ": " + plan.problem().text();
 }
 
+// Runs a plan so often and compares the bytes that it writes, NaN before each run.
+std::string forward_differences(const Plan& p, const Operands& operands, int runs, const RunOptions& options,
+                                const GpuStream& stream) {
+  const Problem& problem = p.problem();
+  const std::string what = p.strategy() + ": " + problem.text();
+  ForwardMemory memory(problem, operands, p.workspace_bytes(), stream, options);
+  const Arguments arguments = memory.arguments();
+  Written written;
+  written.add(arguments.output, problem.output.byte_span());
+  if (options.statistics)
+    written.add(arguments.statistics, slab_count(problem) * 2 * static_cast<int64_t>(sizeof(float)));
+  std::vector<std::vector<std::byte>> first;
+  for (int i = 0; i < runs; ++i) {
+    written.poison(stream);
+    p.run(arguments, memory.workspace(), stream.stream());
+    stream.wait(what);
+    const std::vector<std::vector<std::byte>> bytes = written.bytes(stream);
+    if (i > 0 && bytes != first) return different("in run " + std::to_string(i), p);
+    if (i == 0) first = bytes;
+  }
+  const Outcome outcome = memory.outcome();
+  if (!is_written(outcome.output)) return unwritten(p);
+  return outcome.damage.empty() ? "" : what + ": " + outcome.damage;
+}
+
 TEST_F(Behaviour, ForwardGivesTheSameBitsInEveryRun) {
-  constexpr int runs = 100;
-  try_tails([](const Plan& p, const GpuStream& stream) {
-    const Operands operands = random_operands(p.problem(), Distribution::normal, 7);
-    ForwardMemory memory(p.problem(), operands, p.workspace_bytes(), stream, {.statistics = true});
-    Outcome first;
-    for (int i = 0; i < runs; ++i) {
-      memory.assign(operands);
-      p.run(memory.arguments(), memory.workspace(), stream.stream());
-      stream.wait(p.strategy() + ": " + p.problem().text());
-      Outcome outcome = memory.outcome();
-      if (i == 0) first = std::move(outcome);
-      if (i == 0 && !is_written(first.output)) return unwritten(p);
-      if (i > 0 && (!same_bits(first.output, outcome.output) || first.statistics != outcome.statistics))
-        return different("in run " + std::to_string(i), p);
-    }
-    return std::string();
+  try_tails(tails, 7, [](const Plan& p, const Operands& operands, const GpuStream& stream) {
+    return forward_differences(p, operands, 100, {.statistics = true}, stream);
   });
 }
 
-// Many slabs in blocks and in clusters of up to 16: while one is computed, the next arrives in shared memory.
-// The output's bytes are compared, on a GPU that other processes interrupt when the whole suite runs.
+// Many slabs in blocks and in clusters of up to 16: while one is computed, the next arrives in shared memory,
+// on a GPU that other processes interrupt when the whole suite runs.
 TEST_F(Behaviour, ManySlabsHaveTheSameBitsInEveryRun) {
-  constexpr int runs = 25;
-  std::vector<TailAndRow> list;
-  for (const char* const text :
-       {"swish | group_norm(4) | hardswish @ 300x16x41x43 bf16", "gelu | group_norm(2) @ 70x4x151x153",
-        "relu | group_norm(8) @ 10x128x20x20x20", "group_norm(1) | relu @ 40x2x407x409 bf16",
-        "group_norm(8) | relu @ 3x64x240x240"}) {
-    const Problem problem = Problem::parse(text, gpu);
-    for (const std::string& row : accepting_rows(problem)) list.push_back({problem, row});
-  }
-  try_all(std::ssize(list), [&list](int64_t index, const GpuStream& stream) {
-    const auto& [problem, row] = list[static_cast<size_t>(index)];
-    const Plan p = plan(problem, {row, ""});
-    const Operands operands = random_operands(problem, Distribution::normal, 7);
-    ForwardMemory memory(problem, operands, p.workspace_bytes(), stream);
-    std::vector<std::byte> first(static_cast<size_t>(problem.output.byte_span()));
-    std::vector<std::byte> again(first.size());
-    for (int i = 0; i < runs; ++i) {
-      const Arguments arguments = memory.arguments();
-      p.run(arguments, memory.workspace(), stream.stream());
-      std::vector<std::byte>& output = i == 0 ? first : again;
-      stream.download(output.data(), arguments.output, output.size());
-      stream.wait(row + ": " + problem.text());
-      if (i == 0 && !is_written(memory.outcome().output)) return unwritten(p);
-      if (i > 0 && first != again) return different("in run " + std::to_string(i), p);
-    }
-    return std::string();
+  constexpr const char* texts[] = {
+      "swish | group_norm(4) | hardswish @ 300x16x41x43 bf16", "gelu | group_norm(2) @ 70x4x151x153",
+      "relu | group_norm(8) @ 10x128x20x20x20", "group_norm(1) | relu @ 40x2x407x409 bf16",
+      "group_norm(8) | relu @ 3x64x240x240"};
+  try_tails(texts, 7, [](const Plan& p, const Operands& operands, const GpuStream& stream) {
+    return forward_differences(p, operands, 25, {}, stream);
   });
 }
 
@@ -172,25 +208,41 @@ TEST_F(Behaviour, BackwardGivesTheSameBitsInEveryRun) {
   try_all(std::size(tails), [](int64_t index, const GpuStream& stream) {
     const BackwardProblem problem(Problem::parse(tails[index], gpu));
     const BackwardOperands operands = random_backward_operands(problem, Distribution::normal, 7);
+    const Plan forward = plan(problem.forward);
     const BackwardPlan backward = plan_backward(problem);
-    GradientValues first;
+    const std::string what = backward.strategy() + ": " + problem.text();
+    BackwardMemory memory(problem, operands, stream);
+    const cuda::Memory workspace(0, std::max(forward.workspace_bytes(), backward.workspace_bytes()));
+    Written written;
+    std::vector<std::vector<std::byte>> first;
     for (int i = 0; i < runs; ++i) {
-      GradientValues gradients = run(backward, operands, stream).gradients;
-      if (i == 0) first = std::move(gradients);
-      if (i == 0 && !is_written(first)) return unwritten(backward);
-      if (i > 0 && !same_bits(first, gradients)) return different("in run " + std::to_string(i), backward);
+      written.poison(stream);
+      forward.run(memory.forward_arguments(), workspace.data(), stream.stream());
+      stream.wait(what);
+      const BackwardArguments arguments = memory.backward_arguments();
+      backward.run(arguments, workspace.data(), stream.stream());
+      stream.wait(what);
+      if (i == 0) {
+        written.add(arguments.input_gradient, problem.input_gradient.byte_span());
+        for (size_t j = 0; j < problem.parameter_gradients.size(); ++j)
+          written.add(arguments.parameter_gradients[j], problem.parameter_gradients[j].byte_span());
+      }
+      const std::vector<std::vector<std::byte>> bytes = written.bytes(stream);
+      if (i > 0 && bytes != first) return different("in run " + std::to_string(i), backward);
+      if (i == 0) first = bytes;
     }
-    return std::string();
+    const BackwardOutcome outcome = memory.outcome();
+    if (!is_written(outcome.gradients)) return unwritten(backward);
+    return outcome.damage.empty() ? std::string() : what + ": " + outcome.damage;
   });
 }
 
 // The samples of a batch computed together, each alone, and in the opposite order.
 TEST_F(Behaviour, ASampleHasTheSameBitsInAnyBatchAndPosition) {
-  try_tails([](const Plan& together, const GpuStream& stream) {
+  try_tails(tails, 7, [](const Plan& together, const Operands& operands, const GpuStream& stream) {
     const Problem& all = together.problem();
     const int64_t batch = all.input.sizes[0];
     const Plan alone = plan(with_batch(all, 1), {together.strategy(), ""});
-    const Operands operands = random_operands(all, Distribution::normal, 7);
     const std::vector<double> output = run(together, operands, stream).output;
     if (!is_written(output)) return unwritten(together);
     for (int64_t n = 0; n < std::min<int64_t>(batch, 3); ++n) {
@@ -208,42 +260,51 @@ TEST_F(Behaviour, ASampleHasTheSameBitsInAnyBatchAndPosition) {
 }
 
 // The work of one thread: alone first, then with many launches in flight while other threads do the same.
-std::string crowded_errors(const Plan& plan, uint64_t seed, std::barrier<>& together) {
+std::string crowded_errors(const Plan& plan, const Operands& operands, std::barrier<>& together) {
   constexpr int rounds = 5;
   constexpr int launches = 40;
   const GpuStream stream;
-  const Operands operands = random_operands(plan.problem(), Distribution::normal, seed);
-  const std::vector<double> expected = run(plan, operands, stream).output;
+  const std::string what = plan.strategy() + " on eight streams: " + plan.problem().text();
   ForwardMemory memory(plan.problem(), operands, plan.workspace_bytes(), stream);
-  std::string errors = is_written(expected) ? "" : unwritten(plan);
+  const Arguments arguments = memory.arguments();
+  Written written;
+  written.add(arguments.output, plan.problem().output.byte_span());
+  plan.run(arguments, memory.workspace(), stream.stream());
+  stream.wait(what);
+  const std::vector<std::vector<std::byte>> expected = written.bytes(stream);
+  std::string errors;
   for (int round = 0; round < rounds; ++round) {
-    memory.assign(operands);
+    written.poison(stream);
     together.arrive_and_wait();
-    for (int i = 0; i < launches; ++i) plan.run(memory.arguments(), memory.workspace(), stream.stream());
-    stream.wait(plan.strategy() + " on eight streams: " + plan.problem().text());
-    const Outcome outcome = memory.outcome();
-    if (!same_bits(outcome.output, expected)) errors = "other bits than alone";
-    if (!outcome.damage.empty()) errors = outcome.damage;
+    for (int i = 0; i < launches; ++i) plan.run(arguments, memory.workspace(), stream.stream());
+    stream.wait(what);
+    if (written.bytes(stream) != expected) errors = "other bits than alone";
   }
+  const Outcome outcome = memory.outcome();
+  if (!is_written(outcome.output)) errors = unwritten(plan);
+  if (!outcome.damage.empty()) errors = outcome.damage;
   return errors;
 }
 
 // One plan, eight threads, eight streams, memory of their own.
 TEST_F(Behaviour, EightThreadsOnEightStreamsShareAPlan) {
-  constexpr int thread_count = 8;
-  for (const auto& [problem, row] : tails_and_rows()) {
+  constexpr size_t thread_count = 8;
+  std::vector<std::vector<Operands>> operands;
+  for (size_t thread = 0; thread < thread_count; ++thread)
+    operands.push_back(operands_of(tails, 100 + thread));
+  for (const auto& [problem, row, tail] : with_rows(tails)) {
     SCOPED_TRACE(row + ": " + problem.text());
     const Plan shared = plan(problem, {row, ""});
-    std::barrier together(thread_count);
+    std::barrier together(static_cast<std::ptrdiff_t>(thread_count));
     std::vector<std::string> errors(thread_count);
     std::vector<std::thread> threads;
-    for (int thread = 0; thread < thread_count; ++thread) {
+    for (size_t thread = 0; thread < thread_count; ++thread) {
+      const Operands& own = operands[thread][tail];
       threads.emplace_back([&, thread] {
-        std::string& error = errors[static_cast<size_t>(thread)];
         try {
-          error = crowded_errors(shared, static_cast<uint64_t>(100 + thread), together);
+          errors[thread] = crowded_errors(shared, own, together);
         } catch (const std::exception& thrown) {
-          error = thrown.what();
+          errors[thread] = thrown.what();
           together.arrive_and_drop();
         }
       });
@@ -256,16 +317,21 @@ TEST_F(Behaviour, EightThreadsOnEightStreamsShareAPlan) {
 
 // A graph is recorded once and replayed on other data and other weights.
 TEST_F(Behaviour, ReplayedGraphReadsWhatIsInMemoryThen) {
-  try_tails([](const Plan& p, const GpuStream& stream) {
-    const Problem& problem = p.problem();
-    ForwardMemory memory(problem, random_operands(problem, Distribution::normal, 9), p.workspace_bytes(),
-                         stream);
+  constexpr uint64_t seeds = 3;
+  std::vector<std::vector<Operands>> others;
+  for (uint64_t seed = 1; seed <= seeds; ++seed) others.push_back(operands_of(tails, seed));
+  const std::vector<Operands> recorded = operands_of(tails, 9);
+  const std::vector<TailAndRow> list = with_rows(tails);
+  try_all(std::ssize(list), [&](int64_t index, const GpuStream& stream) {
+    const auto& [problem, row, tail] = list[static_cast<size_t>(index)];
+    const Plan p = plan(problem, {row, ""});
+    ForwardMemory memory(problem, recorded[tail], p.workspace_bytes(), stream);
     // Other threads of the pool allocate meanwhile: only this thread's calls belong to the capture.
     stream.begin_capture(GpuStream::Capture::of_this_thread);
     p.run(memory.arguments(), memory.workspace(), stream.stream());
     const Graph graph = stream.end_capture();
-    for (uint64_t seed = 1; seed <= 3; ++seed) {
-      const Operands operands = random_operands(problem, Distribution::normal, seed);
+    for (size_t i = 0; i < others.size(); ++i) {
+      const Operands& operands = others[i][tail];
       const std::vector<double> expected = run(p, operands, stream).output;
       if (!is_written(expected)) return unwritten(p);
       memory.assign(operands);
@@ -273,7 +339,7 @@ TEST_F(Behaviour, ReplayedGraphReadsWhatIsInMemoryThen) {
       stream.wait("a graph with " + p.strategy() + ": " + problem.text());
       const Outcome outcome = memory.outcome();
       if (!same_bits(outcome.output, expected))
-        return different("when replayed with seed " + std::to_string(seed), p);
+        return different("when replayed with seed " + std::to_string(i + 1), p);
       if (!outcome.damage.empty()) return p.strategy() + ": " + problem.text() + ": " + outcome.damage;
     }
     return std::string();

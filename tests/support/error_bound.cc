@@ -145,11 +145,8 @@ class BoundedForward {
       values_[i] = reference::pointwise_value(pointwise, x, p);
       const double rounding =
           stage_factor * arithmetic_.roundoff * rounding_scale(pointwise.op, x, values_[i]);
-      const auto inherited = [&](double e) {
-        return e > 0 && e < infinity ? change(pointwise, x, p, e) : e;
-      };
-      set_bound(i, inherited(bounds_[i]),
-                rounding + sigmoid_error_ * tool::sigmoid_scale(pointwise.op, x));
+      const auto inherited = [&](double e) { return e > 0 && e < infinity ? change(pointwise, x, p, e) : e; };
+      set_bound(i, inherited(bounds_[i]), rounding + sigmoid_error_ * tool::sigmoid_scale(pointwise.op, x));
       if (!exact_bounds_.empty()) exact_bounds_[i] = bound(i, inherited(exact_bounds_[i]), rounding);
     }
   }

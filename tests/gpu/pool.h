@@ -38,9 +38,14 @@ std::vector<std::string> accepting_rows(const Problem& problem);
 // Those of them whose names begin so.
 std::vector<std::string> rows_named(const std::string& prefix, const Problem& problem);
 bool accepts(const BackwardProblem& problem);
-// Another row that takes the problem than the plan's, by turns, and for every tenth index the plan's as well:
-// a long list of problems meets all rows without a kernel of each for every problem.
-std::vector<std::string> rows_by_turns(const Problem& problem, int64_t index);
+// A list of problems meets all rows without a kernel of each for every problem: so many of these rows, by
+// turns.
+std::vector<std::string> by_turns(std::vector<std::string> rows, int64_t turn, size_t count);
+// A row that takes the problem, another one for another problem and the same one in every list, so that its
+// kernels are there: mostly not the plan's, for one in ten the plan's as well, behind it. Rows of matrix
+// products, whose kernels take the compiler longest and which have lists of their own, have one problem in
+// three.
+std::vector<std::string> rows_of_case(const Problem& problem);
 // Every `step`th of the problems, from a place that the seed of the run decides.
 std::vector<Problem> every(int64_t step, const std::vector<Problem>& problems);
 // What to ask for where each of so many gradients may be wanted or not: none, all, each alone and all but
@@ -69,8 +74,12 @@ std::string not_finite_errors(const Problem& problem, std::span<const std::strin
 std::string other_bits(const Problem& problem, std::span<const std::string> rows, int runs,
                        const GpuStream& stream);
 
-// The same backward.
+// The same backward. The forward, of which gradients take the statistics alone, is run where there are some,
+// by this row, or by the plan's where it is empty.
 std::string backward_errors(const BackwardProblem& problem, const Check& check, const GpuStream& stream,
-                            GradientComparison* total = nullptr);
+                            GradientComparison* total = nullptr, const std::string& forward_row = "");
+// By the rows whose names begin so.
+std::string backward_errors(const std::string& prefix, const BackwardProblem& problem, const Check& check,
+                            const GpuStream& stream);
 
 }  // namespace onepass::testing

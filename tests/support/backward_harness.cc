@@ -132,12 +132,17 @@ void BackwardMemory::take(Buffer& buffer, const TensorSpec& spec, bool wanted, B
 BackwardOutcome run(const BackwardPlan& backward, const BackwardOperands& operands, const Place& place,
                     const PlanOptions& forward_options) {
   const BackwardProblem& problem = backward.problem();
-  const Plan forward = plan(problem.forward, forward_options);
+  const bool has_statistics = problem.forward.block.norm() != nullptr;
   BackwardMemory memory(problem, operands, place);
-  std::string damage = run_guarded(forward, memory.forward_arguments(), place,
-                                   forward.strategy() + ": " + problem.forward.text());
-  damage +=
-      run_guarded(backward, memory.backward_arguments(), place, backward.strategy() + ": " + problem.text());
+  std::string damage;
+  if (has_statistics) {
+    const Plan forward = plan(problem.forward, forward_options);
+    damage = run_guarded(forward, memory.forward_arguments(), place,
+                         forward.strategy() + ": " + problem.forward.text());
+  }
+  BackwardArguments arguments = memory.backward_arguments();
+  if (!has_statistics) arguments.output = nullptr;
+  damage += run_guarded(backward, arguments, place, backward.strategy() + ": " + problem.text());
   BackwardOutcome outcome = memory.outcome();
   outcome.damage += damage;
   return outcome;

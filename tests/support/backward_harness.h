@@ -52,7 +52,7 @@ class BackwardMemory {
   std::vector<Buffer> gradients_;
 };
 
-// Forward for the statistics, then backward.
+// Forward for the statistics, where there is a norm, then backward.
 BackwardOutcome run(const BackwardPlan& backward, const BackwardOperands& operands, const Place& place,
                     const PlanOptions& forward_options = {});
 

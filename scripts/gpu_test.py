@@ -43,8 +43,9 @@ AT_ONCE = {"cpp": max(1, min(8, CORES // 2)), "python": max(1, min(8, CORES // 2
 SECONDS_OF_A_JOB = 210  # the most
 SLOW = 30.0  # what a job is taken to last where no earlier run tells
 PART_ALONE = 0.13  # of the time, for the jobs that run alone
-# These first, whatever they took before: many others wait for what they build, or for their kernels.
-FIRST = r"^python test_export|^Small"
+# These first, whatever they took before: many others wait for what they build, or for their kernels, which are
+# most of all.
+FIRST = r"^python test_export|^Small|InEveryMode$|OnEveryCase$"
 
 
 @dataclasses.dataclass
@@ -77,8 +78,16 @@ class Job:
 
 
 def environment() -> dict[str, str]:
-    """Kernels are compiled into one cache: what a process has compiled, the next one finds."""
-    return {"ONEPASS_CACHE_DIR": str(ROOT / "build" / "gpu" / "kernel_cache"), **os.environ}
+    """Kernels are compiled into one cache: what a process has compiled, the next one finds. Of PyTorch no
+    more threads and compiling processes than the few that its small tensors and kernels need: 16 processes
+    share the cores.
+    """
+    return {
+        "ONEPASS_CACHE_DIR": str(ROOT / "build" / "gpu" / "kernel_cache"),
+        "OMP_NUM_THREADS": "2",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        **os.environ,
+    }
 
 
 def kill(process: subprocess.Popen[str]) -> None:

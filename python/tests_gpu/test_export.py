@@ -1,5 +1,6 @@
 """Exported files on a GPU: built by load_inline, compared with the originals, trained, compiled, timed."""
 
+import functools
 import importlib.util
 import os
 import pathlib
@@ -48,6 +49,7 @@ def examples() -> Iterator[tuple[str, types.ModuleType]]:
         yield name, known or load(EXAMPLES / "exported" / f"{name}.py", f"exported_{name}")
 
 
+@functools.cache
 def written(name: str, conv: str, train: bool, dtype: str = "float32") -> types.ModuleType:
     """A file written now, for the GPU that is here."""
     title = f"{name}_{conv}_{'train' if train else 'infer'}_{dtype}"
@@ -184,8 +186,10 @@ class Examples(GpuTest):
                 self.assertLess(exported, 1.05 * library)
 
 
-class Exported(GpuTest):
-    """Files written now."""
+class Trained(GpuTest):
+    """Files written now, for training; one process runs the tests, of which the second finds a file built."""
+
+    together = True
 
     def test_training_steps_are_the_originals(self) -> None:
         given = (("s61", "fuse"), ("s60", "fuse"), ("s27", "keep"))
@@ -202,6 +206,18 @@ class Exported(GpuTest):
                 module.batch_size = WORKLOADS[name][0]
                 self.assertEqual(judge._faults(verify, module, module, True), [])
 
+    def test_kept_convolution_adds_one_launch_each_way(self) -> None:
+        module = written("s27", "keep", train=True)
+        new, _, x = models(module, 24)
+        direction = torch.randn_like(new(x).detach())
+        step(new, x, direction)
+        names = [name for name in launches_of(lambda: step(new, x, direction)) if "block_1" in name]
+        self.assertEqual(len(names), 2, names)
+
+
+class Exported(GpuTest):
+    """Files written now."""
+
     def test_16_bits_are_the_librarys(self) -> None:
         given = (("s60", "keep"), ("s19", "fuse"))
         files = [written(name, conv, train=False, dtype="bfloat16") for name, conv in given]
@@ -212,14 +228,6 @@ class Exported(GpuTest):
                 with self.subTest(workload=name, conv=conv):
                     new, old, x = models(module, batch)
                     self.assertTrue(torch.equal(new(x), onepass.fuse(old, conv=conv)(x)))
-
-    def test_kept_convolution_adds_one_launch_each_way(self) -> None:
-        module = written("s27", "keep", train=True)
-        new, _, x = models(module, 24)
-        direction = torch.randn_like(new(x).detach())
-        step(new, x, direction)
-        names = [name for name in launches_of(lambda: step(new, x, direction)) if "block_1" in name]
-        self.assertEqual(len(names), 2, names)
 
     def test_command_verifies_what_it_writes(self) -> None:
         with tempfile.TemporaryDirectory() as folder:

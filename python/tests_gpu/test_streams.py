@@ -200,7 +200,9 @@ class Streams(GpuTest):
 
 
 class Compilers(GpuTest):
-    """torch.compile and torch.export."""
+    """torch.compile and torch.export, whose own compiler takes a process seconds to import."""
+
+    together = True
 
     def setUp(self) -> None:
         super().setUp()

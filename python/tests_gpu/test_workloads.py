@@ -104,7 +104,9 @@ class Models(GpuTest):
                 self.assertEqual(found.wrong(verify.RULES[mode]), "")
 
     def test_inference_in_float32(self) -> None:
-        warm_workloads(infer, torch.float32)
+        for precision in ("tf32", "ieee"):
+            with conv_precision(precision):
+                warm_workloads(infer, torch.float32)
         for mode, memory_format in itertools.product(("tf32", "fp32"), FORMATS):
             with conv_precision("tf32" if mode == "tf32" else "ieee"):
                 self.inference(torch.float32, mode, memory_format)
@@ -118,13 +120,15 @@ class Models(GpuTest):
         unet = load_unet()
         torch.manual_seed(5)
         original = unet().cuda()
-        fused = onepass.fuse(copy.deepcopy(original), conv="fuse")
-        kept = onepass.fuse(copy.deepcopy(original), conv="keep")
+        fused, kept, *others = (
+            onepass.fuse(copy.deepcopy(original), conv=conv) for conv in ("fuse", "keep", "fuse", "keep")
+        )
         with conv_precision("ieee"):
-            for memory_format in FORMATS:
-                x = in_format(torch.randn(2, 1, 64, 64, device="cuda"), memory_format)
-                for model in (fused, kept):
-                    self.check_close(model, original, x)
+            given = [in_format(torch.randn(2, 1, 64, 64, device="cuda"), name) for name in FORMATS]
+            pairs = zip((fused, kept, *others), (given[0], given[0], given[1], given[1]), strict=True)
+            warm([lambda model=model, x=x: step(model, x, None) for model, x in pairs])
+            for model, x in itertools.product((fused, kept), given):
+                self.check_close(model, original, x)
 
     def check_close(self, model: nn.Module, original: nn.Module, x: Tensor) -> None:
         found, wanted = step(model, x, None), step(original, x, None)

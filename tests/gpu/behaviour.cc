@@ -292,7 +292,11 @@ TEST_F(Behaviour, EightThreadsOnEightStreamsShareAPlan) {
   std::vector<std::vector<Operands>> operands;
   for (size_t thread = 0; thread < thread_count; ++thread)
     operands.push_back(operands_of(tails, 100 + thread));
-  for (const auto& [problem, row, tail] : with_rows(tails)) {
+  const std::vector<TailAndRow> list = with_rows(tails);
+  std::vector<ProblemAndRow> kernels;
+  for (const auto& [problem, row, tail] : list) kernels.push_back({problem, row});
+  compile_all(kernels);
+  for (const auto& [problem, row, tail] : list) {
     SCOPED_TRACE(row + ": " + problem.text());
     const Plan shared = plan(problem, {row, ""});
     std::barrier together(static_cast<std::ptrdiff_t>(thread_count));

@@ -278,16 +278,20 @@ TEST_F(Gemm, TurnsAgreeWithTheReference) {
   const std::vector<std::string> row{"gemm_turns"};
   try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
     const Problem& problem = problems[static_cast<size_t>(index)];
-    // Hard data, whose statistics may be anything, on small ones alone: the reference takes its time.
+    // Hard data, whose statistics may be anything, by turns and on small ones alone: the reference takes its
+    // time.
     const bool is_small = element_count(problem.output.sizes) < 300'000;
     Check check{.distributions = {Distribution::uniform, Distribution::normal},
                 .placements = {Placement::elements, Placement::vectors},
                 .seed = 950 + static_cast<uint64_t>(index),
                 .options = {.statistics = !is_small}};
-    if (is_small) check.distributions = {std::begin(distributions), std::end(distributions)};
+    if (is_small) check.distributions.clear();
+    for (size_t i = 0; is_small && i < 3; ++i)
+      check.distributions.push_back(
+          distributions[(3 * static_cast<size_t>(index) + i) % std::size(distributions)]);
     std::string errors = forward_errors(problem, row, check, stream);
     if (errors.empty()) errors = other_bits(problem, row, 10, stream);
-    if (errors.empty() && is_small) errors = not_finite_errors(problem, row, stream);
+    if (errors.empty() && is_small && index % 3 == 0) errors = not_finite_errors(problem, row, stream);
     return errors;
   });
 }

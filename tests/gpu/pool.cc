@@ -204,6 +204,14 @@ std::vector<Problem> every(int64_t step, const std::vector<Problem>& problems) {
   return some;
 }
 
+void compile_all(const std::vector<ProblemAndRow>& list) {
+  try_all(std::ssize(list), [&](int64_t index, const GpuStream&) {
+    const auto& [problem, row] = list[static_cast<size_t>(index)];
+    plan(problem, {row, ""});
+    return std::string();
+  });
+}
+
 std::vector<std::vector<bool>> few_and_many(size_t count) {
   std::vector<std::vector<bool>> subsets;
   for (const bool rest : {false, true}) {

@@ -48,6 +48,12 @@ std::vector<std::string> by_turns(std::vector<std::string> rows, int64_t turn, s
 std::vector<std::string> rows_of_case(const Problem& problem);
 // Every `step`th of the problems, from a place that the seed of the run decides.
 std::vector<Problem> every(int64_t step, const std::vector<Problem>& problems);
+// The kernels of the problem by each row are compiled side by side: a test that goes on alone finds them.
+struct ProblemAndRow {
+  Problem problem;
+  std::string row;
+};
+void compile_all(const std::vector<ProblemAndRow>& list);
 // What to ask for where each of so many gradients may be wanted or not: none, all, each alone and all but
 // one.
 std::vector<std::vector<bool>> few_and_many(size_t count);

@@ -7,8 +7,10 @@
 #include <cstdio>
 #include <functional>
 #include <limits>
+#include <map>
 #include <mutex>
 #include <thread>
+#include <tuple>
 
 #include "onepass/error.h"
 #include "plan/choice.h"
@@ -176,6 +178,31 @@ std::vector<std::string> by_turns(std::vector<std::string> rows, int64_t turn, s
   return rows;
 }
 
+std::vector<std::string> one_row_each(const std::vector<Problem>& problems, const RowsOf& rows_of) {
+  using Mode = std::tuple<DType, Precision, bool>;
+  std::map<std::pair<std::string, Mode>, int> met;
+  std::map<std::string, int> met_in_all;
+  std::map<std::string, int> takes;  // so many of the problems
+  for (const Problem& problem : problems) {
+    for (const std::string& row : rows_of(problem)) ++takes[row];
+  }
+  std::vector<std::string> taken;
+  for (const Problem& problem : problems) {
+    const Mode mode{problem.input.dtype, problem.precision, problem.input.strides[1] == 1};
+    const auto rank = [&](const std::string& row) {
+      return std::tuple(met[{row, mode}], met_in_all[row], takes[row]);
+    };
+    const std::vector<std::string> rows = rows_of(problem);
+    const auto least =
+        std::min_element(rows.begin(), rows.end(),
+                         [&](const std::string& a, const std::string& b) { return rank(a) < rank(b); });
+    taken.push_back(least == rows.end() ? "" : *least);
+    ++met[{taken.back(), mode}];
+    ++met_in_all[taken.back()];
+  }
+  return taken;
+}
+
 std::vector<std::string> rows_of_case(const Problem& problem) {
   std::vector<std::string> rows = accepting_rows(problem);
   if (rows.size() < 2) return rows;
@@ -189,10 +216,10 @@ std::vector<std::string> rows_of_case(const Problem& problem) {
   };
   const auto products = std::stable_partition(rows.begin(), rows.end(), std::not_fn(is_product));
   if (products != rows.begin() && products != rows.end()) {
-    const bool is_theirs = turn % 3 == 0;
+    const bool is_theirs = turn % 4 == 0;
     rows.erase(is_theirs ? rows.begin() : products, is_theirs ? products : rows.end());
   }
-  std::vector<std::string> taken = by_turns(std::move(rows), turn / 3, 1);
+  std::vector<std::string> taken = by_turns(std::move(rows), turn / 4, 1);
   if (turn / 64 % 10 == 0) taken.push_back(chosen);
   return taken;
 }

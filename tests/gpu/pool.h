@@ -41,10 +41,14 @@ bool accepts(const BackwardProblem& problem);
 // A list of problems meets all rows without a kernel of each for every problem: so many of these rows, by
 // turns.
 std::vector<std::string> by_turns(std::vector<std::string> rows, int64_t turn, size_t count);
+// One row for each problem: of those that may be taken the one that problems of its mode and order have met
+// least, then that all problems have, then that takes the fewest. Empty where there is none.
+using RowsOf = std::function<std::vector<std::string>(const Problem& problem)>;
+std::vector<std::string> one_row_each(const std::vector<Problem>& problems, const RowsOf& rows_of);
 // A row that takes the problem, another one for another problem and the same one in every list, so that its
 // kernels are there: mostly not the plan's, for one in ten the plan's as well, behind it. Rows of matrix
 // products, whose kernels take the compiler longest and which have lists of their own, have one problem in
-// three.
+// four.
 std::vector<std::string> rows_of_case(const Problem& problem);
 // Every `step`th of the problems, from a place that the seed of the run decides.
 std::vector<Problem> every(int64_t step, const std::vector<Problem>& problems);

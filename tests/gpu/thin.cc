@@ -85,12 +85,10 @@ std::vector<Problem> in_every_mode() {
   return problems;
 }
 
-std::vector<std::string> thin_rows(const Problem& problem) { return rows_named("thin_", problem); }
-
-// One of them by turns: kernels of all rows for every problem take longer to compile than a suite may last.
-// Lists go through the modes, of which there may be as many as rows: each mode meets every row all the same.
-std::vector<std::string> thin_row(const Problem& problem, int64_t index) {
-  return by_turns(thin_rows(problem), index + index / std::ssize(modes), 1);
+// One row for each problem: kernels of all rows for every problem take longer to compile than a suite may
+// last. The same ones whenever a list is gone through: their kernels are there.
+std::vector<std::string> thin_rows(const std::vector<Problem>& problems) {
+  return one_row_each(problems, [](const Problem& problem) { return rows_named("thin_", problem); });
 }
 
 // Each of the blocks in two of the four modes, by turns.
@@ -105,16 +103,17 @@ std::vector<Problem> in_two_modes(std::span<const char* const> texts) {
 
 TEST_F(Thin, AgreesWithTheReferenceInEveryMode) {
   const std::vector<Problem> problems = in_every_mode();
+  const std::vector<std::string> rows = thin_rows(problems);
   EXPECT_GE(problems.size(), 60u);
   try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
     const Problem& problem = problems[static_cast<size_t>(index)];
-    const std::vector<std::string> rows = thin_row(problem, index);
-    if (rows.empty()) return "no thin row takes " + problem.text();
+    const std::string& row = rows[static_cast<size_t>(index)];
+    if (row.empty()) return "no thin row takes " + problem.text();
     const Check check{.distributions = {Distribution::uniform, Distribution::normal},
                       .placements = {Placement::elements, Placement::vectors},
                       .seed = 100 + static_cast<uint64_t>(index),
                       .options = {.statistics = true}};
-    return forward_errors(problem, rows, check, stream);
+    return forward_errors(problem, std::span(&row, 1), check, stream);
   });
 }
 
@@ -126,9 +125,10 @@ TEST_F(Thin, AgreesWithTheReferenceOnHardData) {
         "conv2d(4,8,k=3,p=1) | relu @ 2x4x11x9 "}) {
     for (const char* const mode : modes) problems.push_back(Problem::parse(text + std::string(mode), gpu));
   }
+  const std::vector<std::string> rows = thin_rows(problems);
   try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
-    const Problem& problem = problems[static_cast<size_t>(index)];
-    return forward_errors(problem, thin_row(problem, index),
+    const auto i = static_cast<size_t>(index);
+    return forward_errors(problems[i], std::span(&rows[i], 1),
                           {.distributions = {std::begin(distributions), std::end(distributions)},
                            .placements = {Placement::vectors},
                            .seed = 500 + static_cast<uint64_t>(index)},
@@ -147,15 +147,17 @@ TEST_F(Thin, WhatIsNotFiniteReachesOnlyTheOutputsThatMeetIt) {
       "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 3x3x6x8x9 ",
       "conv2d(3,40,k=3,p=1) | hardswish | group_norm(5) | relu @ 3x3x33x35 ",
       "conv_transpose2d(2,8,k=3,s=2) | swish | group_norm(2) | silu @ 3x2x9x24 "});
+  const std::vector<std::string> rows = thin_rows(problems);
   try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
-    const Problem& problem = problems[static_cast<size_t>(index)];
-    return not_finite_errors(problem, thin_row(problem, index), stream);
+    const auto i = static_cast<size_t>(index);
+    return not_finite_errors(problems[i], std::span(&rows[i], 1), stream);
   });
 }
 
 // Rounding is to nearest even: rounding x before changes no bit.
 TEST_F(Thin, RoundsInputsToTf32) {
   const std::vector<Problem> problems = in_every_mode();
+  const std::vector<std::string> rows = thin_rows(problems);
   try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
     const Problem& problem = problems[static_cast<size_t>(index)];
     if (problem.precision != Precision::tf32) return std::string();
@@ -170,12 +172,11 @@ TEST_F(Thin, RoundsInputsToTf32) {
       rounded.input[i] = round_to_tf32(given.input[i]);
     }
     // The row that is compared with the reference: its kernel is there.
-    for (const std::string& row : thin_row(problem, index)) {
-      const Plan p = plan(problem, {row, ""});
-      const Outcome a = run(p, given, stream);
-      const Outcome b = run(p, rounded, stream);
-      if (!same_bits(a.output, b.output)) return row + " rounds otherwise: " + problem.text();
-    }
+    const std::string& row = rows[static_cast<size_t>(index)];
+    const Plan p = plan(problem, {row, ""});
+    const Outcome a = run(p, given, stream);
+    const Outcome b = run(p, rounded, stream);
+    if (!same_bits(a.output, b.output)) return row + " rounds otherwise: " + problem.text();
     return std::string();
   });
 }
@@ -221,7 +222,7 @@ TEST_F(Thin, AgreesWithTheReferenceOnRandomProblems) {
   const int64_t tried = try_for(6, [first](int64_t index, const GpuStream& stream) {
     const uint64_t seed = first + static_cast<uint64_t>(index);
     const Problem problem = random_thin_problem(seed, gpu);
-    const std::vector<std::string> rows = thin_row(problem, index);
+    const std::vector<std::string> rows = by_turns(rows_named("thin_", problem), index, 1);
     if (rows.empty()) return "no thin row takes " + problem.text();
     const size_t next = seed % std::size(distributions);
     const Check check{.distributions = {distributions[next], Distribution::normal},
@@ -245,9 +246,10 @@ TEST_F(Thin, AgreesWithTheReferenceOnManySamples) {
     for (const char* const mode : {"f32", "tf32 nhwc", "bf16"})
       problems.push_back(Problem::parse(text + std::string(mode), gpu));
   }
+  const std::vector<std::string> rows = thin_rows(problems);
   try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
-    const Problem& problem = problems[static_cast<size_t>(index)];
-    return forward_errors(problem, thin_row(problem, index),
+    const auto i = static_cast<size_t>(index);
+    return forward_errors(problems[i], std::span(&rows[i], 1),
                           {.placements = {Placement::vectors}, .seed = 700 + static_cast<uint64_t>(index)},
                           stream);
   });
@@ -265,9 +267,10 @@ TEST_F(Thin, GivesTheSameBits) {
         "conv2d(3,24,k=3,p=1) | gelu | group_norm(6) | swish | mean @ 5x3x40x41 "}) {
     for (const char* const mode : modes) problems.push_back(Problem::parse(text + std::string(mode), gpu));
   }
+  const std::vector<std::string> rows = thin_rows(problems);
   try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
-    const Problem& problem = problems[static_cast<size_t>(index)];
-    return other_bits(problem, thin_row(problem, index), 20, stream);
+    const auto i = static_cast<size_t>(index);
+    return other_bits(problems[i], std::span(&rows[i], 1), 20, stream);
   });
 }
 
@@ -279,8 +282,10 @@ std::string soonest(const Problem& problem) {
 }
 
 // Sixty of the forward's problems: a backward kernel takes the compiler three seconds.
+// The forward is by the row that it is tested by.
 TEST_F(ThinBackward, AgreesWithTheReferenceInEveryMode) {
   const std::vector<Problem> problems = in_every_mode();
+  const std::vector<std::string> rows = thin_rows(problems);
   std::vector<int64_t> chosen;
   for (int64_t i = 0; i < std::ssize(problems); ++i) {
     if (i % 13 % 4 != 1) chosen.push_back(i);
@@ -292,8 +297,6 @@ TEST_F(ThinBackward, AgreesWithTheReferenceInEveryMode) {
   try_all(std::ssize(chosen), [&](int64_t turn, const GpuStream& stream) {
     const int64_t index = chosen[static_cast<size_t>(turn)];
     const BackwardProblem problem(problems[static_cast<size_t>(index)]);
-    // The forward by the row that it is tested by: its kernel is there.
-    const std::vector<std::string> rows = thin_row(problem.forward, index);
     if (!accepts(problem)) {  // its weights, split, take more than shared memory
       const std::lock_guard lock(mutex);
       ++refused;
@@ -304,7 +307,7 @@ TEST_F(ThinBackward, AgreesWithTheReferenceInEveryMode) {
                                          {.distributions = {Distribution::uniform, Distribution::normal},
                                           .placements = {Placement::elements, Placement::vectors},
                                           .seed = 700 + static_cast<uint64_t>(index)},
-                                         stream, &own, rows.empty() ? "" : rows[0]);
+                                         stream, &own, rows[static_cast<size_t>(index)]);
     const std::lock_guard lock(mutex);
     total += own;
     return errors;

@@ -43,8 +43,7 @@ AT_ONCE = {"cpp": max(1, min(8, CORES // 2)), "python": max(1, min(8, CORES // 2
 SECONDS_OF_A_JOB = 210  # the most
 SLOW = 30.0  # what a job is taken to last where no earlier run tells
 PART_ALONE = 0.13  # of the time, for the jobs that run alone
-# These first, whatever they took before: many others wait for what they build, or for their kernels, which are
-# most of all.
+# These first, whatever they took before: many others wait for what they build, or for their kernels.
 FIRST = r"^python test_export|^Small|InEveryMode$|OnEveryCase$"
 
 

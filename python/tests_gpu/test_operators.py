@@ -67,7 +67,12 @@ class Operators(GpuTest):
                 check_block(text, *gpu_example(text, dtype=dtype, memory_format=memory_format))
 
     def tails(self, dtype: torch.dtype) -> None:
-        given = list(itertools.product(TAILS, FORMATS))
+        # Half precisions in one of the orders each.
+        given = [
+            (tail, memory_format)
+            for (i, tail), (j, memory_format) in itertools.product(enumerate(TAILS), enumerate(FORMATS))
+            if dtype == torch.float32 or (i + j) % 2 == (dtype == torch.float16)
+        ]
         calls = []
         for (text, sizes), memory_format in given:
             x, parameters = tail_tensors(text, sizes, dtype, memory_format)

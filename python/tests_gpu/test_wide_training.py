@@ -7,7 +7,7 @@ import unittest
 from unittest import mock
 
 import torch
-from support import FORMATS, GpuTest, is_in_format
+from support import FORMATS, GpuTest, is_in_format, warm
 from test_thin_training import gradients_of, leaves_of
 
 from onepass import _cuda, _eager, _ops
@@ -30,15 +30,21 @@ class WideTrainingTest(GpuTest):
         cases = itertools.product(
             BLOCKS, ((torch.float32, 5e-3), (torch.float16, 2e-2), (torch.bfloat16, 6e-2))
         )
+        given = []
         # Both formats by turns: each meets every block, and every type.
         for index, ((text, sizes), (dtype, tolerance)) in enumerate(cases):
             memory_format = FORMATS[index % len(FORMATS)]
+            leaves = leaves_of(text, sizes, dtype, memory_format)
+            exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+            # As small as gradients of a mean are.
+            scale = 1.0 if dtype == torch.float16 else 1e-7
+            upstream = torch.randn_like(_eager.run(text, exact[0], exact[1:])) * scale
+            given.append((text, leaves, exact, upstream, tolerance, memory_format))
+        with self.always():
+            warm([lambda t=t, x=x, u=u: gradients_of(_ops.apply, t, x, u) for t, x, _, u, _, _ in given])
+        for text, leaves, exact, upstream, tolerance, memory_format in given:
+            dtype = leaves[0].dtype
             with self.subTest(text=text, dtype=dtype, memory_format=memory_format):
-                leaves = leaves_of(text, sizes, dtype, memory_format)
-                exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
-                # As small as gradients of a mean are.
-                scale = 1.0 if dtype == torch.float16 else 1e-7
-                upstream = torch.randn_like(_eager.run(text, exact[0], exact[1:])) * scale
                 wanted = gradients_of(_eager.run, text, exact, upstream)
                 with self.always():
                     found = gradients_of(_ops.apply, text, leaves, upstream)

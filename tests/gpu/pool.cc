@@ -67,14 +67,14 @@ std::string answer(const Attempt& attempt, int64_t index, const GpuStream& strea
   }
 }
 
-// Hands indices to the pool while there are any and nothing speaks against it.
+// Hands indices to so many threads of the pool while there are any and nothing speaks against it.
 template <class HasMore>
-int64_t try_while(const Attempt& attempt, const HasMore& has_more, int64_t failures_allowed) {
+int64_t try_while(const Attempt& attempt, const HasMore& has_more, int64_t failures_allowed, int threads) {
   std::atomic<int64_t> next{0};
   std::atomic<int64_t> tried{0};
   std::atomic<int64_t> failures{0};
   std::mutex output;
-  pool().executor.for_each(pool().executor.concurrency(), [&](int64_t, int worker) {
+  pool().executor.for_each(threads, [&](int64_t, int worker) {
     const GpuStream& stream = pool().streams[static_cast<size_t>(worker)];
     for (int64_t index = next++; has_more(index); index = next++) {
       if (failures >= failures_allowed || !lost_gpu().words().empty()) return;
@@ -143,7 +143,8 @@ void GpuTest::SetUp() {
 
 void try_all(int64_t count, const Attempt& attempt) {
   const int64_t tried = try_while(
-      attempt, [count](int64_t index) { return index < count; }, most_failures);
+      attempt, [count](int64_t index) { return index < count; }, most_failures,
+      pool().executor.concurrency());
   EXPECT_TRUE(tried == count || ::testing::Test::HasFailure());
 }
 
@@ -151,7 +152,8 @@ int64_t try_for(int64_t seconds, const Attempt& attempt) {
   using Clock = std::chrono::steady_clock;
   const auto end = Clock::now() + std::chrono::seconds(scaled(seconds));
   const int64_t tried = try_while(
-      attempt, [end](int64_t index) { return index < 8 || Clock::now() < end; }, 1);
+      attempt, [end](int64_t index) { return index < 8 || Clock::now() < end; }, 1,
+      pool().executor.concurrency() / 2);
   std::printf("%lld problems\n", static_cast<long long>(tried));
   ::testing::Test::RecordProperty("problems", std::to_string(tried));
   return tried;

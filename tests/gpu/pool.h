@@ -30,7 +30,8 @@ using Attempt = std::function<std::string(int64_t index, const GpuStream& stream
 // Tries each index < count on the pool. Every answer is a failure of the test; after twenty the rest is left.
 void try_all(int64_t count, const Attempt& attempt);
 // Tries 0, 1, 2 ... for so many seconds (times ONEPASS_TEST_SCALE) or until something is wrong, and eight in
-// any case. Returns how many were tried.
+// any case, on half of the pool: what is begun in time is finished, however long that takes beside other
+// tests. Returns how many were tried.
 int64_t try_for(int64_t seconds, const Attempt& attempt);
 
 // The forward rows that take the problem.

@@ -81,13 +81,13 @@ constexpr const char* blocks[] = {
     "conv1d(16,128,k=1) | relu | group_norm(1) @ 1x16x42000 ",
 };
 
-// Each block in one of the four modes, every second one in another too, by turns.
+// Each block in one of the four modes, every fourth one in another too, by turns.
 std::vector<Problem> in_every_mode() {
   std::vector<Problem> problems;
   for (size_t i = 0; i < std::size(blocks); ++i) {
     for (size_t j = 0; j < std::size(modes); ++j) {
-      if (j != i % 4 && (i % 2 != 0 || j != (i + 2) % 4)) continue;
-      const bool interleaved = problems.size() % 5 == 1;
+      if (j != i % 4 && (i % 4 != i / 4 % 4 || j != (i + 2) % 4)) continue;
+      const bool interleaved = i % 5 == 1 || (i + j) % 9 == 4;
       problems.push_back(
           Problem::parse(blocks[i] + std::string(modes[j]) + (interleaved ? " nhwc" : ""), gpu));
     }
@@ -114,16 +114,21 @@ std::vector<std::string> gemm_row(const Problem& problem, int64_t index) {
 
 TEST_F(Gemm, AgreesWithTheReferenceInEveryMode) {
   const std::vector<Problem> problems = in_every_mode();
-  EXPECT_GE(problems.size(), 70u);  // with those below it is over a hundred
+  EXPECT_GE(problems.size(), 55u);  // with those below it is over a hundred
+  const std::vector<std::string> rows = one_row_each(problems, [](const Problem& problem) {
+    std::vector<std::string> own = gemm_rows(problem);
+    std::erase(own, "gemm_turns");  // has a list of its own too
+    return own;
+  });
   try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
     const Problem& problem = problems[static_cast<size_t>(index)];
-    const std::vector<std::string> rows = gemm_row(problem, index);
-    if (rows.empty()) return "no row takes " + problem.text();
+    const std::string& row = rows[static_cast<size_t>(index)];
+    if (row.empty()) return "no row takes " + problem.text();
     const Check check{.distributions = {Distribution::uniform, Distribution::normal},
                       .placements = {Placement::elements, Placement::vectors},
                       .seed = 700 + static_cast<uint64_t>(index),
                       .options = {.statistics = true}};
-    return forward_errors(problem, rows, check, stream);
+    return forward_errors(problem, std::span(&row, 1), check, stream);
   });
 }
 
@@ -305,7 +310,7 @@ using GemmMma = GpuTest;
 // A part of the list above, another one in each run, and transposed convolutions whose outputs meet different
 // elements by their stride, some of them none.
 TEST_F(GemmMma, AgreesWithTheReferenceInEveryMode) {
-  std::vector<Problem> problems = every(11, in_every_mode());
+  std::vector<Problem> problems = every(8, in_every_mode());
   for (const char* const text :
        {"conv_transpose2d(32,40,k=4,s=2,p=1) | relu | group_norm(4) @ 2x32x19x20 tf32",
         "conv_transpose2d(16,24,k=5,s=2x3,d=3x1) | swish | group_norm(6) | mean @ 2x16x5x6 f32",

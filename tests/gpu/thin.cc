@@ -281,16 +281,16 @@ std::string soonest(const Problem& problem) {
   return rows_named("thin_cores", problem).empty() ? "" : "thin_cores";
 }
 
-// Sixty of the forward's problems: a backward kernel takes the compiler three seconds.
+// Eight of thirteen of the forward's problems: a backward kernel takes the compiler three seconds.
 // The forward is by the row that it is tested by.
 TEST_F(ThinBackward, AgreesWithTheReferenceInEveryMode) {
   const std::vector<Problem> problems = in_every_mode();
   const std::vector<std::string> rows = thin_rows(problems);
   std::vector<int64_t> chosen;
   for (int64_t i = 0; i < std::ssize(problems); ++i) {
-    if (i % 13 % 4 != 1) chosen.push_back(i);
+    if (5 * i % 13 < 8) chosen.push_back(i);
   }
-  EXPECT_GE(chosen.size(), 60u);
+  EXPECT_GE(chosen.size(), 48u);  // with those below it is over sixty
   std::mutex mutex;
   GradientComparison total;
   int64_t refused = 0;

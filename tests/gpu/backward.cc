@@ -24,7 +24,7 @@ void check_all(const std::vector<Problem>& problems, const Check& check, bool ar
     const Problem& problem = problems[static_cast<size_t>(index)];
     Check own = check;
     own.seed += static_cast<uint64_t>(index);
-    const std::string forward_row = are_cases ? rows_of_case(problem).front() : "";
+    const std::string forward_row = are_cases ? row_of_case(problem) : "";
     return backward_errors(BackwardProblem(problem), own, stream, nullptr, forward_row);
   });
 }

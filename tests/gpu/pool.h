@@ -47,10 +47,9 @@ std::vector<std::string> by_turns(std::vector<std::string> rows, int64_t turn, s
 using RowsOf = std::function<std::vector<std::string>(const Problem& problem)>;
 std::vector<std::string> one_row_each(const std::vector<Problem>& problems, const RowsOf& rows_of);
 // A row that takes the problem, another one for another problem and the same one in every list, so that its
-// kernels are there: mostly not the plan's, for one in ten the plan's as well, behind it. Rows of matrix
-// products, whose kernels take the compiler longest and which have lists of their own, have one problem in
-// four.
-std::vector<std::string> rows_of_case(const Problem& problem);
+// kernels are there. Rows of matrix products, whose kernels take the compiler longest and which have lists of
+// their own, have one problem in four. Empty where none takes it.
+std::string row_of_case(const Problem& problem);
 // Every `step`th of the problems, from a place that the seed of the run decides.
 std::vector<Problem> every(int64_t step, const std::vector<Problem>& problems);
 // The kernels of the problem by each row are compiled side by side: a test that goes on alone finds them.

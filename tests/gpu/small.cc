@@ -60,12 +60,13 @@ void check_forward(const std::vector<Problem>& all, const Check& check, const st
 }
 
 TEST_F(Small, Forward) {
-  check_forward(with({"conv2d(3,8,p=1) | relu | group_norm(2) @ 2x3x9x7",
-                      "conv_transpose3d(3,4,k=3,s=2,p=1) | swish @ 1x3x3x4x5 f16 nhwc",
-                      "conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish @ 2x3x4x5x6",
-                      "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 11x3x5x6x7 f16 nhwc",
-                      "conv3d(3,8,k=2) | hardswish | group_norm(4) | mean @ 9x3x4x5x6 tf32"}),
-                {.seed = 1, .options = {.statistics = true}}, "");
+  check_forward(
+      with({"conv2d(3,8,p=1) | relu | group_norm(2) @ 2x3x9x7",
+            "conv_transpose3d(3,4,k=3,s=2,p=1) | swish @ 1x3x3x4x5 f16 nhwc",
+            "conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish @ 2x3x4x5x6 tf32",
+            "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 11x3x5x6x7 f16 nhwc",
+            "conv3d(3,8,k=2) | hardswish | group_norm(4) | mean @ 9x3x4x5x6 bf16 nhwc"}),
+      {.seed = 1, .options = {.statistics = true}}, "");
 }
 
 TEST_F(Small, ForwardOfWideConvolutions) {

@@ -110,9 +110,11 @@ struct TurnsNumbers {
     const int64_t out_bytes = byte_size(problem.output.dtype);
     row_pitch = pitch * out_bytes / 4;
     while (by_rows && (problem.output.strides[1] * out_bytes / 4 - row_pitch) % 4 != 0) ++row_pitch;
+    const int64_t asked = round_up(16 * shape.groups / shape.channels, 2);  // statistics of a warp's slabs
     const int64_t fixed = chunks * 2 * window * 16 + weight_bytes() + groups * 16 * value_words(out_bytes) +
                           (by_rows ? 2 : groups * own) * 4 + 3 * chunks * 8 + 64 * 16 +
-                          groups * (2 * shape.groups * 8 + 4 * 8) + groups * (own / pitch + 1) * 8 + 512;
+                          groups * (2 * shape.groups * 8 + 4 * 8 + 4 * 8 * asked) +
+                          groups * (own / pitch + 1) * 8 + 512;
     // Three copies have room for each converting warp, or two, if need be of fewer rows: those that are ahead
     // are what keeps products from waiting for memory. Of held values, pairs of f16, those that registers
     // have no room for beside sums wait in shared memory.
@@ -177,16 +179,20 @@ class GemmTurns final : public Kernel {
         minimum(shape_.batch, divide(function_.resident_clusters() - mergers, numbers_.position_tiles)) *
             numbers_.position_tiles +
         mergers;
-    marks_ = regions_.add((shape_.batch + 1) * 4);
-    guard_ = regions_.add(shape_.batch * 4);
-    scales_ = regions_.add((tile_channels + 1) * 4);
-    // Read by pairs; then what they come to.
-    parts_ = regions_.add(shape_.slabs() * (round_up(groups * numbers_.position_tiles, 2) + 1) * 8);
-    counts_ = regions_.add(groups * numbers_.position_tiles * 4);
-    cleared_bytes_ = regions_.total();
     packed_ = regions_.add(numbers_.weight_bytes());
     map_ = regions_.add(128);
     statistics_ = regions_.add(shape_.slabs() * 2 * 4);
+    marks_ = regions_.add((shape_.batch + 1) * 4);
+    guard_ = regions_.add(shape_.batch * 4);
+    scales_ = regions_.add((tile_channels + 1) * 4);
+    // Read by pairs; then what they come to, of which the last may be read with what comes after it.
+    parts_ = regions_.add((shape_.slabs() * round_up(groups * numbers_.position_tiles, 2) +
+                           shape_.batch * round_up(shape_.groups, 2) + 16) *
+                          8);
+    counts_ = regions_.add(groups * numbers_.position_tiles * 4);
+    // What is done again has its counters behind them.
+    cleared_bytes_ = marks_.bytes + guard_.bytes + scales_.bytes + parts_.bytes + counts_.bytes +
+                     (shape_.batch + 1) * 4 * 4;
   }
 
   size_t workspace_bytes() const override {
@@ -241,7 +247,8 @@ class GemmTurns final : public Kernel {
     words.add(arguments.parameters);
     words.add(at(workspace, map_));
     words.launch(function_, stream, blocks_);
-    redo_.launch_marked(arguments, at(workspace, Region{regions_.total(), 0}), at(workspace, marks_), stream);
+    redo_.launch_marked(arguments, at(workspace, Region{regions_.total(), 0}), at(workspace, marks_), 1,
+                        stream);
   }
 
  private:

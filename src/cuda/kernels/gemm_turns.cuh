@@ -118,8 +118,7 @@ struct GemmTurns {
 #pragma unroll
       for (int t = 0; t < Numbers::taps; ++t) {
         Product::run(d, descriptor(weights_begin, chunk * Shared::weight_bytes + t * 64 * 32),
-                     descriptor(x_begin, chunk * 2 * Shared::half_bytes + Geometry::tap_shift(t) * 16),
-                     chunk + t > 0 ? 1 : 0);
+                     descriptor(x_begin, chunk * 2 * Shared::half_bytes + Geometry::tap_shift(t) * 16), 1);
       }
       asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
       if (chunk > 0) {
@@ -153,10 +152,12 @@ struct GemmTurns {
 #pragma unroll 1
     for (; n < batch; n += Copies::samples(), ++tile) {
       float d[sums];
+      Moments{{thread()}, p, s}.begin(d);
       multiply(tile, d);
       typename Moments::Sums all;
       const Moments moments{{thread()}, p, s};
       moments.activate(n, mask, nothing, d, all);
+      if (tile > 0) Outputs{{thread()}, p, s}.ask(n - Copies::samples());
       float unit[2];
       moments.leave_parts(tile, n, mask, d, all, unit);
       const Outputs outputs{{thread()}, p, s};
@@ -171,6 +172,7 @@ struct GemmTurns {
       outputs.hold(words, held);
     }
     const Outputs outputs{{thread()}, p, s};
+    outputs.ask(n - Copies::samples());
     outputs.finish(tile - 1, n - Copies::samples(), held);
   }
 

@@ -39,24 +39,16 @@ struct GemmTurnsExchange {
                                              float m2) const {
     leave(part(n, slab) + (tile * Numbers::groups + group), both(mean, m2));
   }
-  // Mean and 1 / deviation of some slabs.
-  template <int Count>
-  __device__ __forceinline__ void wait(int64 n, const uint32 (&slab)[Count], float2 (&to)[Count]) const {
-    uint64 all[Count];
-    bool has_all;
-    do {
-      has_all = true;
-#pragma unroll
-      for (int i = 0; i < Count; ++i)
-        asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];"
-                     : "=l"(all[i])
-                     : "l"(result(n, slab[i]))
-                     : "memory");
-#pragma unroll
-      for (int i = 0; i < Count; ++i) has_all = has_all && is_there(all[i]);
-    } while (!has_all);
-#pragma unroll
-    for (int i = 0; i < Count; ++i) to[i] = float2{low(all[i]), high(all[i])};
+  // What is known of the statistics of two slabs, the first of them even, comes to shared memory, past the
+  // first-level cache.
+  __device__ __forceinline__ void ask(int64 n, uint32 slab, uint32 to) const {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(result(n, slab)) : "memory");
+  }
+  // Mean and 1 / deviation of a slab; `all` is what came when it was asked for.
+  __device__ __forceinline__ float2 wait(int64 n, uint32 slab, uint64 all) const {
+    while (!is_there(all))
+      asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(all) : "l"(result(n, slab)) : "memory");
+    return float2{low(all), high(all)};
   }
 
   // --- By a merger ---
@@ -108,12 +100,13 @@ struct GemmTurnsExchange {
     asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to), "l"(both) : "memory");
   }
 
-  // The parts of a slab: mean and M2. After those of all samples: mean and 1 / deviation of each slab.
+  // The parts of a slab: mean and M2. After those of all samples: mean and 1 / deviation of each slab, pairs
+  // of a sample.
   __device__ __forceinline__ uint64* part(int64 n, uint32 slab) const {
     return reinterpret_cast<uint64*>(p.parts) + (n * slabs + slab) * (2 * pairs);
   }
   __device__ __forceinline__ uint64* result(int64 n, uint32 slab) const {
-    return part(p.batch, 0) + n * slabs + slab;
+    return part(p.batch, 0) + n * ((slabs + 1) / 2 * 2) + slab;
   }
 
   // Better than the instruction's by a step of Newton's, if it is finite.
@@ -176,12 +169,14 @@ struct GemmTurnsExchange {
     }
     sum = add_lanes(sum, mask) * (1.0f / elements);
     square = add_lanes(square, mask) * (1.0f / elements);
-    const float2 all{origin + sum, inverse_root(fmaxf(fmaf(-sum, sum, square), 0.0f) + Tail::eps)};
+    constexpr float times = TurnsTwice<typename Tail::Before::Only>::exists ? 2.0f : 1.0f;
+    const float2 all{origin + sum,
+                     inverse_root(fmaf(times * times, Tail::eps, fmaxf(fmaf(-sum, sum, square), 0.0f)))};
     if (lane == 0) {
       leave(result(n, slab), both(all.x, all.y));
       float* const to = p.statistics + 2 * (n * slabs + slab);
-      to[0] = all.x;
-      to[1] = all.y;
+      to[0] = all.x / times;
+      to[1] = all.y * times;
     }
   }
 };

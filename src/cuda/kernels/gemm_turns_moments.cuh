@@ -5,32 +5,6 @@
 
 namespace onepass {
 
-// A chain in 16 bits that is x s(x), s by tanh of half its argument or of what grows like it: of h = x / 2 it
-// is h + h t, and one instruction less.
-template <class Stage>
-struct OfHalf {
-  static constexpr bool exists = false;
-};
-template <>
-struct OfHalf<pointwise::swish_stage<16>> {
-  static constexpr bool exists = true;
-  static __device__ __forceinline__ float value(float h) { return fmaf(h, pointwise::tanh_fast(h), h); }
-};
-// pointwise::normal_cdf has the same polynomial.
-template <>
-struct OfHalf<pointwise::gelu_stage<16>> {
-  static constexpr bool exists = true;
-  static __device__ __forceinline__ float value(float h) {
-    const float u = h * h;
-    float p = 512 * 1.4185306e-06f;
-    p = fmaf(p, u, 128 * -3.6600019e-05f);
-    p = fmaf(p, u, 32 * -8.8219580e-05f);
-    p = fmaf(p, u, 8 * 3.6392809e-02f);
-    p = fmaf(p, u, 2 * 7.9786956e-01f);
-    return fmaf(h, pointwise::tanh_fast(h * p), h);
-  }
-};
-
 // Which columns of a warpgroup have an output where the box is whole.
 template <class Geometry, class Numbers>
 struct GemmTurnsBox {
@@ -57,7 +31,7 @@ struct GemmTurnsMoments : GemmTurnsThread {
   using Parameters = GemmTurnsParameters<Tail::parameters>;
   using Shared = GemmTurnsShared<C, Tail, Numbers>;
   using Before = typename Tail::Before;
-  using Halved = OfHalf<typename Before::Only>;
+  using Twice = TurnsTwice<typename Before::Only>;
   using Geometry = GemmGeometry<C, Numbers>;
   using Slabs = GemmSlabs<C, Tail, Numbers>;
   using Box = GemmTurnsBox<Geometry, Numbers>;
@@ -147,31 +121,35 @@ struct GemmTurnsMoments : GemmTurnsThread {
     return (gaps >> (i / 4) & 1u) == 0 || mask.has(i / 4, i % 2);
   }
 
-  // Bias, then the chain, in place; and the values' sums, if the box is whole. Some values at a time: what is
-  // added to those after the next depends on what became of these (`nothing` is zero, which the compiler does
-  // not know), else so many are begun at once that registers do not suffice.
+  // What products are added to.
+  __device__ __forceinline__ void begin(float (&d)[sums]) const {
+    float bias[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) bias[h] = s.channels[rows % 64 == 0 || row(h) < rows ? row(h) : 0].x;
+#pragma unroll
+    for (int i = 0; i < sums; ++i) d[i] = bias[i / 2 % 2];
+  }
+
+  // The chain, in place; and the values' sums, if the box is whole. Some values at a time: to those after the
+  // next a zero is added that depends on what became of these (`nothing` is zero, which the compiler does not
+  // know), else so many are begun at once that registers do not suffice.
   __device__ __forceinline__ void activate(int64 n, const Mask& mask, uint32 nothing, float (&d)[sums],
                                            Sums& all) const {
-    constexpr int at_once = 8;
-    float bias[2][2];
+    constexpr int at_once = 22;
     ChannelValues<Before, 1> values[2];
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int channel = rows % 64 == 0 || row(h) < rows ? row(h) : 0;
-      bias[0][h] = bias[1][h] = Halved::exists ? 0.5f * s.channels[channel].x : s.channels[channel].x;
-      values[h].load(p, n, channel);
-    }
+    for (int h = 0; h < 2; ++h) values[h].load(p, n, rows % 64 == 0 || row(h) < rows ? row(h) : 0);
+    float zero[2] = {};
 #pragma unroll
     for (int i = 0; i < sums; ++i) {
-      const int h = i / 2 % 2;
-      float& added = bias[i / at_once % 2][h];
-      if (i % at_once < 2 && i >= 2 * at_once)
-        added = __uint_as_float(__float_as_uint(added) | (__float_as_uint(d[i - at_once - 2]) & nothing));
-      if constexpr (Halved::exists) {
-        d[i] = Halved::value(fmaf(d[i], 0.5f, added));
+      float& none = zero[i / at_once % 2];
+      if (i % at_once == 0 && i >= 2 * at_once)
+        none = __uint_as_float(__float_as_uint(d[i - at_once - 1]) & nothing);
+      if constexpr (Twice::exists) {
+        d[i] = Twice::value(d[i], none);
       } else {
         typename Before::template Tensors<1> tensors;
-        d[i] = Before::value(d[i] + added, values[h].value[0], tensors, 0);
+        d[i] = Before::value(d[i] + none, values[i / 2 % 2].value[0], tensors, 0);
       }
       if (is_inside(mask, i)) all.of(i) += d[i];
     }

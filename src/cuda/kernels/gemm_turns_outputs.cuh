@@ -76,6 +76,17 @@ struct GemmTurnsOutputs : GemmTurnsThread {
     float scale[2];
     float shift[2];
   };
+  // Statistics are asked for some time before they are waited for, without a register.
+  static constexpr int warp_slabs = Shared::warp_slabs;
+  __device__ __forceinline__ uint32 first_asked() const {
+    return static_cast<uint32>(first_row()) / group_rows & ~1u;
+  }
+  __device__ __forceinline__ void ask(int64 n) const {
+    if (2 * lane < warp_slabs)
+      GemmTurnsExchange<C, Tail, Numbers>{p}.ask(n, first_asked() + 2 * static_cast<uint32>(lane),
+                                                 barrier::shared_address(&s.asked[warp][2 * lane]));
+  }
+
   __device__ __forceinline__ void finish(uint32 tile, int64 n, const Held& held) const {
     const Norm norm = this->norm(tile, n);
     if constexpr (Numbers::by_rows) {
@@ -94,25 +105,22 @@ struct GemmTurnsOutputs : GemmTurnsThread {
     }
   }
 
-  // It asks for statistics only now: before, a register more would be spilled.
   __device__ __forceinline__ Norm norm(uint32 tile, int64 n) const {
-    constexpr int own_slabs = group_rows == 16 ? 1 : 2;
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncwarp();
     const GemmTurnsExchange<C, Tail, Numbers> exchange{p};
     Norm norm;
-    uint32 slab[own_slabs];
-#pragma unroll
-    for (int h = 0; h < own_slabs; ++h)
-      slab[h] = static_cast<uint32>(rows % 64 == 0 || row(h) < rows ? row(h) : 0) / group_rows;
-    float2 all[own_slabs];
-    exchange.wait(n, slab, all);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int channel = rows % 64 == 0 || row(h) < rows ? row(h) : 0;
-      const float2 held = s.held[tile & 1u][group][slab[h % own_slabs]];
+      // Rows that the output has not are not stored.
+      const uint32 slab = static_cast<uint32>(channel) / group_rows;
+      const float2 all = exchange.wait(n, slab, s.asked[warp][(slab - first_asked()) % warp_slabs]);
+      const float2 held = s.held[tile & 1u][group][slab];
       const float4 affine = s.channels[channel];
-      const float scale = affine.y * all[h % own_slabs].y;
+      const float scale = affine.y * all.y;
       norm.scale[h] = scale * held.y;
-      norm.shift[h] = fmaf(held.x - all[h % own_slabs].x, scale, affine.z);
+      norm.shift[h] = fmaf(held.x - all.x, scale, affine.z);
     }
     return norm;
   }

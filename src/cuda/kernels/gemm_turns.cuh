@@ -114,11 +114,13 @@ struct GemmTurns {
     for (int chunk = 0; chunk < Numbers::chunks; ++chunk) {
       barrier::wait(&s.x_full[chunk], round);
       barrier::wait(&s.weights_full[chunk], 0u);
+      if (Moments::bias_first && chunk == 0) Moments{{thread()}, p, s}.begin(d);
       asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
       for (int t = 0; t < Numbers::taps; ++t) {
         Product::run(d, descriptor(weights_begin, chunk * Shared::weight_bytes + t * 64 * 32),
-                     descriptor(x_begin, chunk * 2 * Shared::half_bytes + Geometry::tap_shift(t) * 16), 1);
+                     descriptor(x_begin, chunk * 2 * Shared::half_bytes + Geometry::tap_shift(t) * 16),
+                     Moments::bias_first || chunk + t > 0 ? 1 : 0);
       }
       asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
       if (chunk > 0) {
@@ -152,11 +154,10 @@ struct GemmTurns {
 #pragma unroll 1
     for (; n < batch; n += Copies::samples(), ++tile) {
       float d[sums];
-      Moments{{thread()}, p, s}.begin(d);
       multiply(tile, d);
       typename Moments::Sums all;
       const Moments moments{{thread()}, p, s};
-      moments.activate(n, mask, nothing, d, all);
+      moments.activate(n, mask, d, all);
       if (tile > 0) Outputs{{thread()}, p, s}.ask(n - Copies::samples());
       float unit[2];
       moments.leave_parts(tile, n, mask, d, all, unit);

@@ -121,35 +121,35 @@ struct GemmTurnsMoments : GemmTurnsThread {
     return (gaps >> (i / 4) & 1u) == 0 || mask.has(i / 4, i % 2);
   }
 
-  // What products are added to.
+  // Products are added to the bias, but where a tile has one chunk: the compiler would have each of them wait
+  // for the one before.
+  static constexpr bool bias_first = Numbers::chunks > 1;
   __device__ __forceinline__ void begin(float (&d)[sums]) const {
     float bias[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) bias[h] = s.channels[rows % 64 == 0 || row(h) < rows ? row(h) : 0].x;
+    load_bias(bias);
 #pragma unroll
     for (int i = 0; i < sums; ++i) d[i] = bias[i / 2 % 2];
   }
+  __device__ __forceinline__ void load_bias(float (&bias)[2]) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) bias[h] = s.channels[rows % 64 == 0 || row(h) < rows ? row(h) : 0].x;
+  }
 
-  // The chain, in place; and the values' sums, if the box is whole. Some values at a time: to those after the
-  // next a zero is added that depends on what became of these (`nothing` is zero, which the compiler does not
-  // know), else so many are begun at once that registers do not suffice.
-  __device__ __forceinline__ void activate(int64 n, const Mask& mask, uint32 nothing, float (&d)[sums],
-                                           Sums& all) const {
-    constexpr int at_once = 22;
+  // The chain, in place; and the values' sums, if the box is whole.
+  __device__ __forceinline__ void activate(int64 n, const Mask& mask, float (&d)[sums], Sums& all) const {
+    float bias[2];
+    if constexpr (!bias_first) load_bias(bias);
     ChannelValues<Before, 1> values[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) values[h].load(p, n, rows % 64 == 0 || row(h) < rows ? row(h) : 0);
-    float zero[2] = {};
 #pragma unroll
     for (int i = 0; i < sums; ++i) {
-      float& none = zero[i / at_once % 2];
-      if (i % at_once == 0 && i >= 2 * at_once)
-        none = __uint_as_float(__float_as_uint(d[i - at_once - 1]) & nothing);
+      if constexpr (!bias_first) d[i] += bias[i / 2 % 2];
       if constexpr (Twice::exists) {
-        d[i] = Twice::value(d[i], none);
+        d[i] = Twice::value(d[i]);
       } else {
         typename Before::template Tensors<1> tensors;
-        d[i] = Before::value(d[i] + none, values[i / 2 % 2].value[0], tensors, 0);
+        d[i] = Before::value(d[i], values[i / 2 % 2].value[0], tensors, 0);
       }
       if (is_inside(mask, i)) all.of(i) += d[i];
     }

@@ -206,8 +206,7 @@ struct GemmTurnsConverter {
       send(copy.n, copy.index + i * turns::converting_warps, first_slot + i);
     if (own_warp == 0 && is_first) send_weights();
     const Staging staging(tile);
-    bool is_new = true;                  // the warp's first copy of a chunk
-    const uint32 nothing = threadIdx.y;  // zero, which the compiler does not know
+    bool is_new = true;  // the warp's first copy of a chunk
 #pragma unroll 1
     while (copy.n < static_cast<int>(p.batch)) {
       const uint32 slot = first_slot + copy.slot;
@@ -218,13 +217,12 @@ struct GemmTurnsConverter {
       barrier::wait_asleep(&s.raw_full[slot], own.slot_round);
       typename Staging::Words words;
       staging.load(barrier::shared_address(s.raw[slot]), words);
-      // What the slot had is in registers, of which the last to come say that it is: the next copy is on its
-      // way while this one waits for its place.
-      send(own.n, own.index + Numbers::raw_slots, slot + (words.value[Staging::steps - 1][3] & nothing));
       if (is_new) barrier::wait_asleep(&s.x_empty[chunk], own.round ^ 1u);
       staging.store(words, barrier::shared_address(s.x) + eight * Shared::half_bytes,
                     (own.index - eight * Numbers::copies) * (Numbers::copy_y * Numbers::pitch * 16));
+      // What the slot had has been loaded, else it could not be stored.
       __syncwarp();
+      send(own.n, own.index + Numbers::raw_slots, slot);
       // The warp's last copy of the chunk: what was written is read by products.
       is_new = copy.index / Copies::chunk_copies != chunk || copy.n != own.n;
       if (is_new) {

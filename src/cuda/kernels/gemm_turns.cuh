@@ -20,7 +20,7 @@
 //
 // Registers are what this is short of, and what is spilled costs a trip to L2: L1 has what shared memory
 // leaves, and waiting for other blocks empties it. So nothing else is loaded from memory in the loop over
-// tiles, and values of the chain are begun a few at a time.
+// tiles.
 #pragma once
 
 #include "gemm_turns_exchange.cuh"
@@ -114,7 +114,6 @@ struct GemmTurns {
     for (int chunk = 0; chunk < Numbers::chunks; ++chunk) {
       barrier::wait(&s.x_full[chunk], round);
       barrier::wait(&s.weights_full[chunk], 0u);
-      if (Moments::bias_first && chunk == 0) Moments{{thread()}, p, s}.begin(d);
       asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
       for (int t = 0; t < Numbers::taps; ++t) {
@@ -154,6 +153,7 @@ struct GemmTurns {
 #pragma unroll 1
     for (; n < batch; n += Copies::samples(), ++tile) {
       float d[sums];
+      if constexpr (Moments::bias_first) Moments{{thread()}, p, s}.begin(d);
       multiply(tile, d);
       typename Moments::Sums all;
       const Moments moments{{thread()}, p, s};

@@ -365,6 +365,19 @@ def test_headers_declare_different_names() -> None:
     assert device_code.shared_names(twice) == {"onepass::Twice": {"a", "b"}}
 
 
+def test_namespaces_end_where_they_do() -> None:
+    header = (
+        "// A header.\n#pragma once\n\nnamespace onepass {\n\nnamespace inner {\nconstexpr int four = 4;\n}\n\n"
+        "template <class T>\nstruct Outer {\n  int four[inner::four];\n};\n\n}  // namespace onepass\n"
+    )
+    text = device_code.merge({"a.cuh": header}, ['#include "a.cuh"\nusing Own = onepass::Outer<int>;\n'])
+    assert re.findall(r"^namespace .*", text, re.MULTILINE) == [
+        "namespace onepass::inner {",
+        "namespace onepass {",
+    ]
+    assert text.index("namespace onepass {") < text.index("template <class T>\nstruct Outer {")
+
+
 def test_specialisations_are_of_stages_that_are_there() -> None:
     files = dict(json.loads(torch.ops.onepass.cuda_device_code()))
     source = '#include "pointwise.cuh"\nusing Own = pointwise::Folded<pointwise::relu_stage<32>>;\n'

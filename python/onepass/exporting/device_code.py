@@ -120,7 +120,8 @@ def _items(file: str, lines: list[str]) -> Iterable[Item]:
             chunk = []
             namespaces.append(match.group(1))
             continue
-        if depth == 0 and line.startswith("}  // namespace"):
+        # A short one may end without saying so.
+        if depth == 0 and (line.startswith("}  // namespace") or line == "}"):
             yield from _item(file, namespaces, chunk)
             chunk = []
             namespaces.pop()

@@ -636,6 +636,28 @@ def test_functions_of_16_bits_are_those_of_the_library(tmp_path: pathlib.Path) -
     assert found["tanh.approx.f32"] > 0  # the short sigmoid
 
 
+def test_wide_blocks_of_16_bits_are_those_of_the_library(tmp_path: pathlib.Path) -> None:
+    text = (ROOT / "examples" / "s19.py").read_text()
+    text = text.replace("\n\n    def forward", "\n        self.to(torch.bfloat16)\n\n    def forward", 1)
+    (tmp_path / "wide.py").write_text(
+        re.sub(r"torch\.rand\((.*)\)\]", r"torch.rand(\1, dtype=torch.bfloat16)]", text)
+    )
+    new = tmp_path / "new.py"
+    new.write_text(export.export(str(tmp_path / "wide.py"), "sm_90a", "fuse", False, "new.py"))
+    (extension,) = load(new)._EXTENSIONS.values()
+    _, device_code, kernels, _, _ = extension[1]
+    found = instructions(compile_by_nvrtc(device_code + kernels, "compute_90a"))
+    block, sizes = "conv_transpose2d(64,64,k=3) | gelu | group_norm(8)", (128, 64, 256, 256)
+    parameters = ((64, 64, 3, 3), (64,), (64,), (64,))
+    problem = launcher.Problem(block, sizes, "bf16", "nchw", (128, 64, 258, 258), parameters, 8)
+    planner = launcher.Planner("sm_90a")
+    of_library: collections.Counter[str] = collections.Counter()
+    for kernel in planner.operator("block_1", launcher.FORWARD, problem).kernels:
+        of_library += instructions(compile_by_nvrtc(kernel.source, "compute_90a", planner.files))
+    assert found == of_library
+    assert found["tanh.approx.f32"] > 0
+
+
 def test_modules_of_the_exported_file_are_checked(tmp_path: pathlib.Path) -> None:
     """A module that is not what the kernels were written for: the model is not fused."""
     module = exported(tmp_path, "nested")

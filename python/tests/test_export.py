@@ -367,7 +367,8 @@ def test_headers_declare_different_names() -> None:
 
 def test_namespaces_end_where_they_do() -> None:
     header = (
-        "// A header.\n#pragma once\n\nnamespace onepass {\n\nnamespace inner {\nconstexpr int four = 4;\n}\n\n"
+        "// A header.\n#pragma once\n\nnamespace onepass {\n\n"
+        "namespace inner {\nconstexpr int four = 4;\n}\n\n"
         "template <class T>\nstruct Outer {\n  int four[inner::four];\n};\n\n}  // namespace onepass\n"
     )
     text = device_code.merge({"a.cuh": header}, ['#include "a.cuh"\nusing Own = onepass::Outer<int>;\n'])

@@ -174,11 +174,11 @@ class GemmTurns final : public Kernel {
         function_(source(), problem.device,
                   {1, static_cast<uint32_t>(threads), 1, static_cast<uint32_t>(numbers_.shared_bytes), true}),
         redo_(problem) {
-    // Whole samples, as many as there is room for at a time.
-    blocks_ =
-        minimum(shape_.batch, divide(function_.resident_clusters() - mergers, numbers_.position_tiles)) *
-            numbers_.position_tiles +
-        mergers;
+    // Whole samples, as many as there is room for at a time. Where there is none for one, no block: a merger
+    // alone would wait for ever.
+    const Number samples =
+        minimum(shape_.batch, divide(function_.resident_clusters() - mergers, numbers_.position_tiles));
+    blocks_ = samples * numbers_.position_tiles + minimum(samples, 1) * mergers;
     packed_ = regions_.add(numbers_.weight_bytes());
     map_ = regions_.add(128);
     statistics_ = regions_.add(shape_.slabs() * 2 * 4);

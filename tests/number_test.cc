@@ -25,6 +25,8 @@ TEST(Number, FormulasHoldForOtherBatches) {
   EXPECT_EQ(blocks.value_at(1), 2 + 0);
   EXPECT_EQ(blocks.value_at(100), 6 + 33);
   EXPECT_EQ(round_up(batch * 4, 256).value_at(65), 512);
+  EXPECT_EQ(blocks.value_at(100, "resident", 9), 9 + 33);
+  EXPECT_EQ(blocks.value_at(100, "another", 9), 6 + 33);
 }
 
 TEST(Number, TextHasTheParenthesesItNeeds) {

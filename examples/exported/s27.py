@@ -4274,6 +4274,7 @@ _FITTING = {
     ]),
 }
 _MOST_SAMPLES = {}  # of those that do not take any batch
+_LEAST_MULTIPROCESSORS = {}  # of those that do not run on any such GPU
 _NVCC = ["-O3", "-gencode=arch=compute_90a,code=sm_90a"]
 
 
@@ -4337,14 +4338,17 @@ _register()
 # When a kernel runs: every other call runs the original code.
 
 
-_capabilities = {}  # of GPUs, by index
+_gpus = {}  # by index
 
 
 @torch.compiler.assume_constant_result
-def _is_built_for(device):
-    if device not in _capabilities:
-        _capabilities[device] = torch.cuda.get_device_capability(device)
-    return _capabilities[device] == (9, 0)
+def _is_built_for(device, name):
+    if device not in _gpus:
+        _gpus[device] = torch.cuda.get_device_properties(device)
+    gpu = _gpus[device]
+    if gpu.multi_processor_count < _LEAST_MULTIPROCESSORS.get(name, 1):
+        return False
+    return (gpu.major, gpu.minor) == (9, 0)
 
 
 @torch.compiler.assume_constant_result
@@ -4369,7 +4373,7 @@ def _fits(name, x, parameters):
         return False
     if not x.is_cuda or x.dtype != dtype or x.shape[1:] != sizes or torch.is_autocast_enabled("cuda"):
         return False
-    if not x.is_contiguous(memory_format=memory_format) or not _is_built_for(x.device.index):
+    if not x.is_contiguous(memory_format=memory_format) or not _is_built_for(x.device.index, name):
         return False
     if name in _MOST_SAMPLES and x.shape[0] > _MOST_SAMPLES[name]:
         return False

@@ -1,5 +1,6 @@
 // Plans as source text: each is run into a Recording, for its own batch and for others, which its formulas
 // have to give the numbers of.
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <optional>
@@ -176,6 +177,21 @@ std::optional<int64_t> most_samples(int64_t taken, const Takes& takes_batch) {
   return taken;
 }
 
+// The fewest multiprocessors that one sample has blocks on: of kernels whose blocks wait for each other some
+// take a sample only whole.
+int64_t least_multiprocessors(const Recording& recording) {
+  constexpr int64_t most = 1024;
+  int64_t least = 1;
+  for (const Recording::Step& step : recording.steps()) {
+    if (step.kernel < 0) continue;
+    const Recording::Kernel& kernel = recording.kernels()[static_cast<size_t>(step.kernel)];
+    int64_t clusters = 1;
+    while (clusters < most && step.blocks.value_at(1, kernel.resident, clusters) <= 0) ++clusters;
+    if (clusters > 1) least = std::max(least, clusters * kernel.cluster);
+  }
+  return least;
+}
+
 // `record_plan(plan, recording, workspace)` runs a plan; `takes_batch(batch)` says whether the same row takes
 // so many samples, `plan_for(batch)` makes its plan for them.
 template <class AnyPlan, class Record, class Takes, class PlanFor>
@@ -204,6 +220,8 @@ ExportedPlan export_any(const AnyPlan& plan, const Record& record_plan, const Ta
   ExportedPlan text = text_of(plan.strategy(), recording, bytes);
   if (const auto most = most_samples(batch_of(plan.problem()), takes_batch))
     text.constants.push_back({"most_samples", std::to_string(*most)});
+  if (const int64_t least = least_multiprocessors(recording); least > 1)
+    text.constants.push_back({"least_multiprocessors", std::to_string(least)});
   return text;
 }
 

@@ -102,10 +102,14 @@ Number maximum(const Number& a, const Number& b) {
   return Number::combine('>', std::max(a.value_, b.value_), a, b);
 }
 
-int64_t Number::value_at(int64_t batch) const {
-  if (!formula_ || formula_->operation == 'n') return value_;
+int64_t Number::value_at(int64_t batch) const { return value_at(batch, {}, 0); }
+
+int64_t Number::value_at(int64_t batch, const std::string& name, int64_t named) const {
+  if (!formula_) return value_;
+  if (formula_->operation == 'n') return formula_->name == name ? named : value_;
   if (formula_->operation == 'b') return batch;
-  return apply(formula_->operation, formula_->a.value_at(batch), formula_->b.value_at(batch));
+  return apply(formula_->operation, formula_->a.value_at(batch, name, named),
+               formula_->b.value_at(batch, name, named));
 }
 
 std::string Number::text() const {

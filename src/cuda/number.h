@@ -32,6 +32,8 @@ class Number {
   int64_t value() const { return value_; }
   // The same formula for another batch.
   int64_t value_at(int64_t batch) const;
+  // The same formula for another batch, with another value of one of the names.
+  int64_t value_at(int64_t batch, const std::string& name, int64_t named) const;
   // C++ over `batch`, the names, std::min, std::max, clamp(value, low, high) and divide_up.
   std::string text() const;
 

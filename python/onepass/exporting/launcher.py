@@ -74,8 +74,16 @@ class Operator:
     @property
     def most_samples(self) -> int | None:
         """None where it takes any batch."""
+        return self._limit("most_samples")
+
+    @property
+    def least_multiprocessors(self) -> int | None:
+        """None where it runs on any GPU of the architecture."""
+        return self._limit("least_multiprocessors")
+
+    def _limit(self, name: str) -> int | None:
         constants = dict(self.plan["constants"])
-        return int(constants["most_samples"]) if "most_samples" in constants else None
+        return int(constants[name]) if name in constants else None
 
 
 class Planner:

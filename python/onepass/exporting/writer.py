@@ -222,7 +222,10 @@ class Writer:
             "# What each takes: type, sizes after the batch, order in memory; the same of its parameters.",
         ]
         lines += ["_FITTING = {", *(_fitting(o) for o in operators if o.what != BACKWARD), "}"]
-        lines += [f"_MOST_SAMPLES = {_limits(operators)!r}  # of those that do not take any batch"]
+        most = _limits(operators, lambda operator: operator.most_samples, min)
+        lines += [f"_MOST_SAMPLES = {most!r}  # of those that do not take any batch"]
+        least = _limits(operators, lambda operator: operator.least_multiprocessors, max)
+        lines += [f"_LEAST_MULTIPROCESSORS = {least!r}  # of those that do not run on any such GPU"]
         lines += [f'_NVCC = ["-O3", "{_gencode(self.request.architecture)}"]', "", ""]
         fakes = [_fake(o) for o in operators]
         return "\n".join(lines) + _REGISTRATION.replace("@FAKES@", "\n\n".join(fakes))
@@ -467,15 +470,20 @@ def _list(name: str, items: Sequence[str]) -> list[str]:
     return [f"    {name} = [", *(f"        {item}," for item in items), "    ]"]
 
 
-def _limits(operators: list[Operator]) -> dict[str, int]:
-    """The most samples of those that do not take any batch; a training step's forward is asked for both."""
+def _limits(
+    operators: list[Operator],
+    limit: Callable[[Operator], int | None],
+    stricter: Callable[[int, int], int],
+) -> dict[str, int]:
+    """Those of the operators that have one; a training step's forward is asked for both."""
     limits: dict[str, int] = {}
     for operator in operators:
-        if operator.most_samples is not None:
+        own = limit(operator)
+        if own is not None:
             asked = operator.name
             if operator.what == BACKWARD:
                 asked = asked.removesuffix(_BACKWARD) + _TRAIN
-            limits[asked] = min(operator.most_samples, limits.get(asked, operator.most_samples))
+            limits[asked] = stricter(own, limits.get(asked, own))
     return limits
 
 
@@ -689,14 +697,17 @@ _RUNTIME = '''
 # When a kernel runs: every other call runs the original code.
 
 
-_capabilities = {}  # of GPUs, by index
+_gpus = {}  # by index
 
 
 @torch.compiler.assume_constant_result
-def _is_built_for(device):
-    if device not in _capabilities:
-        _capabilities[device] = torch.cuda.get_device_capability(device)
-    return _capabilities[device] == @CAPABILITY@
+def _is_built_for(device, name):
+    if device not in _gpus:
+        _gpus[device] = torch.cuda.get_device_properties(device)
+    gpu = _gpus[device]
+    if gpu.multi_processor_count < _LEAST_MULTIPROCESSORS.get(name, 1):
+        return False
+    return (gpu.major, gpu.minor) == @CAPABILITY@
 
 
 @torch.compiler.assume_constant_result
@@ -721,7 +732,7 @@ def _fits(name, x, parameters):
         return False
     if not x.is_cuda or x.dtype != dtype or x.shape[1:] != sizes or torch.is_autocast_enabled("cuda"):
         return False
-    if not x.is_contiguous(memory_format=memory_format) or not _is_built_for(x.device.index):
+    if not x.is_contiguous(memory_format=memory_format) or not _is_built_for(x.device.index, name):
         return False
     if name in _MOST_SAMPLES and x.shape[0] > _MOST_SAMPLES[name]:
         return False

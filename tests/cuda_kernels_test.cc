@@ -165,11 +165,9 @@ const std::vector<Kernel>& kernels() {
       {"gemm_wgmma", "conv2d(16,32,k=3,s=2,p=1) | relu @ 2x16x31x30 bf16", tuned},
       {"gemm_wgmma", "conv2d(17,70,k=1) | residual_add | group_norm(7) | gelu | mean @ 4x17x33x35 bf16 nhwc",
        tuned},
-      // Values that leave by rows and by columns; planes of a window, rows too short to be staged, few copies
-      // of x.
+      // Values that leave by rows and by columns; planes of a window, few copies of x.
       {"gemm_turns", "conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 128x64x256x256 f16", tuned},
       {"gemm_turns", "conv3d(16,32,k=3,p=1) | leaky_relu | instance_norm @ 3x16x9x10x24 bf16", tuned},
-      {"gemm_turns", "conv3d(16,16,k=1) | group_norm(4) @ 8x16x8x8x8 bf16", tuned},
       {"gemm_turns", "conv1d(40,16,k=9,d=2) | hardswish | group_norm(1) @ 7x40x2000 bf16", tuned},
       // Each mode; both orders, classes of a transposed convolution as tiles and as rows, strides; values in
       // the output and in the workspace, means of both kinds.

@@ -637,7 +637,7 @@ def test_functions_of_16_bits_are_those_of_the_library(tmp_path: pathlib.Path) -
     assert found["tanh.approx.f32"] > 0  # the short sigmoid
 
 
-def wide_of_16_bits(tmp_path: pathlib.Path) -> types.ModuleType:
+def test_wide_blocks_of_16_bits_are_those_of_the_library(tmp_path: pathlib.Path) -> None:
     text = (ROOT / "examples" / "s19.py").read_text()
     text = text.replace("\n\n    def forward", "\n        self.to(torch.bfloat16)\n\n    def forward", 1)
     (tmp_path / "wide.py").write_text(
@@ -645,12 +645,7 @@ def wide_of_16_bits(tmp_path: pathlib.Path) -> types.ModuleType:
     )
     new = tmp_path / "new.py"
     new.write_text(export.export(str(tmp_path / "wide.py"), "sm_90a", "fuse", False, "new.py"))
-    return load(new)
-
-
-def test_wide_blocks_of_16_bits_are_those_of_the_library(tmp_path: pathlib.Path) -> None:
-    module = wide_of_16_bits(tmp_path)
-    (extension,) = module._EXTENSIONS.values()
+    (extension,) = load(new)._EXTENSIONS.values()
     _, device_code, kernels, _, _ = extension[1]
     found = instructions(compile_by_nvrtc(device_code + kernels, "compute_90a"))
     block, sizes = "conv_transpose2d(64,64,k=3) | gelu | group_norm(8)", (128, 64, 256, 256)
@@ -662,15 +657,6 @@ def test_wide_blocks_of_16_bits_are_those_of_the_library(tmp_path: pathlib.Path)
         of_library += instructions(compile_by_nvrtc(kernel.source, "compute_90a", planner.files))
     assert found == of_library
     assert found["tanh.approx.f32"] > 0
-    # Its blocks wait for each other: one for each tile of a sample, and one more.
-    (operator,) = module._OPERATORS
-    (tiles,) = re.findall(r"(\d+) a sample, \d+ columns a warpgroup", (tmp_path / "new.py").read_text())
-    gpu = module._gpus[0] = types.SimpleNamespace(major=9, minor=0, multi_processor_count=int(tiles))
-    assert not module._is_built_for(0, operator)
-    gpu.multi_processor_count += 1
-    assert module._is_built_for(0, operator)
-    gpu.major = 10
-    assert not module._is_built_for(0, operator)
 
 
 def test_modules_of_the_exported_file_are_checked(tmp_path: pathlib.Path) -> None:
@@ -701,3 +687,17 @@ def test_a_training_step_is_left_at_the_limit_of_its_gradients(monkeypatch: pyte
     monkeypatch.setattr(launcher.Operator, "most_samples", property(lambda self: limits.get(self.what)))
     written = export.export(str(ROOT / "examples" / "s27.py"), "sm_90a", "keep", True, "s27_new.py")
     assert "_MOST_SAMPLES = {'block_1_train': 7}" in written
+
+
+def test_a_kernel_that_holds_a_sample_is_left_to_gpus_with_room_for_it(tmp_path: pathlib.Path) -> None:
+    module = exported(tmp_path, "s19")
+    # In tf32 a block for each tile of a sample, all at a time; the strict one computes tiles twice instead.
+    ((name, least),) = module._LEAST_MULTIPROCESSORS.items()
+    assert name == "block_1_tf32" and 100 < least <= 132
+    gpu = module._gpus[0] = types.SimpleNamespace(major=9, minor=0, multi_processor_count=least - 1)
+    assert not module._is_built_for(0, "block_1_tf32")
+    assert module._is_built_for(0, "block_1_f32")
+    gpu.multi_processor_count = least
+    assert module._is_built_for(0, "block_1_tf32")
+    gpu.major = 10
+    assert not module._is_built_for(0, "block_1_tf32")

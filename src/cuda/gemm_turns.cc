@@ -6,7 +6,6 @@
 #include <sstream>
 
 #include "cuda/gemm.h"
-#include "onepass/error.h"
 
 namespace onepass {
 namespace cuda {
@@ -111,8 +110,6 @@ struct TurnsNumbers {
     const int64_t out_bytes = byte_size(problem.output.dtype);
     row_pitch = pitch * out_bytes / 4;
     while (by_rows && (problem.output.strides[1] * out_bytes / 4 - row_pitch) % 4 != 0) ++row_pitch;
-    // At first the columns' places lie where rows are staged: not all have room where rows are short.
-    by_rows = by_rows && 4 * value_words(out_bytes) >= own;
     const int64_t asked = round_up(16 * shape.groups / shape.channels, 2);  // statistics of a warp's slabs
     const int64_t fixed = chunks * 2 * window * 16 + weight_bytes() + groups * 16 * value_words(out_bytes) +
                           (by_rows ? 2 : groups * own) * 4 + 3 * chunks * 8 + 64 * 16 +
@@ -182,20 +179,15 @@ class GemmTurns final : public Kernel {
     const Number samples =
         minimum(shape_.batch, divide(function_.resident_clusters() - mergers, numbers_.position_tiles));
     blocks_ = samples * numbers_.position_tiles + minimum(samples, 1) * mergers;
-    if (shape_.batch > 0 && blocks_ <= 0) {
-      throw Error("gemm_turns: the GPU runs " + std::to_string(function_.resident_clusters().value()) +
-                  " blocks at a time, and a sample takes " +
-                  std::to_string(numbers_.position_tiles + mergers));
-    }
     packed_ = regions_.add(numbers_.weight_bytes());
     map_ = regions_.add(128);
     statistics_ = regions_.add(shape_.slabs() * 2 * 4);
     marks_ = regions_.add((shape_.batch + 1) * 4);
     guard_ = regions_.add(shape_.batch * 4);
     scales_ = regions_.add((tile_channels + 1) * 4);
-    // Read by pairs; then what they come to: a warp asks for its channels' whether a sample has them or not.
+    // Read by pairs; then what they come to, of which the last may be read with what comes after it.
     parts_ = regions_.add((shape_.slabs() * round_up(groups * numbers_.position_tiles, 2) +
-                           shape_.batch * round_up(shape_.groups, 2) + tile_channels) *
+                           shape_.batch * round_up(shape_.groups, 2) + 16) *
                           8);
     counts_ = regions_.add(groups * numbers_.position_tiles * 4);
     // What is done again has its counters behind them.

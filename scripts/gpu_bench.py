@@ -1,6 +1,6 @@
 """The benchmark of a machine with a GPU, after scripts/gpu_build.sh: "benchmarks" of results/<device>.json.
 
-    python3 scripts/gpu_bench.py [--seconds 240] [--only tail,block] [--filter PATTERN]
+    python3 scripts/gpu_bench.py [--seconds 270] [--only tail,block] [--filter PATTERN]
     python3 scripts/gpu_bench.py --compile FOLDER     only the rivals' compilers
     python3 scripts/gpu_bench.py --compiled FOLDER    the rest, later
 

@@ -165,10 +165,16 @@ const std::vector<Kernel>& kernels() {
       {"gemm_wgmma", "conv2d(16,32,k=3,s=2,p=1) | relu @ 2x16x31x30 bf16", tuned},
       {"gemm_wgmma", "conv2d(17,70,k=1) | residual_add | group_norm(7) | gelu | mean @ 4x17x33x35 bf16 nhwc",
        tuned},
-      // Values that leave by rows and by columns; planes of a window, few copies of x.
+      // Values that leave by rows and by columns; planes of a window, rows too short to be staged, few copies
+      // of x.
       {"gemm_turns", "conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 128x64x256x256 f16", tuned},
       {"gemm_turns", "conv3d(16,32,k=3,p=1) | leaky_relu | instance_norm @ 3x16x9x10x24 bf16", tuned},
+      {"gemm_turns", "conv3d(16,16,k=1) | group_norm(4) @ 8x16x8x8x8 bf16", tuned},
       {"gemm_turns", "conv1d(40,16,k=9,d=2) | hardswish | group_norm(1) @ 7x40x2000 bf16", tuned},
+      // Rounded, values held as integers; an odd number of fours, channels that fill no tile.
+      {"gemm_turns", "conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 128x64x256x256 tf32", tuned},
+      {"gemm_turns", "conv2d(17,20,k=5,p=2) | swish | group_norm(5) @ 5x17x31x48 tf32", tuned},
+      {"gemm_turns", "conv3d(16,32,k=3,p=1) | leaky_relu(0.1) | instance_norm @ 3x16x9x10x24 tf32", tuned},
       // Each mode; both orders, classes of a transposed convolution as tiles and as rows, strides; values in
       // the output and in the workspace, means of both kinds.
       {"gemm_mma", "conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 128x64x256x256 tf32", all},
@@ -217,7 +223,7 @@ const std::map<std::string, Assembled> limits{
     {"thin_inplace", {128, 704}},   // 512; as thin_mma
     {"gemm_packed", {168, 0}},      // 384
     {"gemm_wgmma", {168, 1536}},    // 384; once a tile: places of a row in outputs that are not contiguous
-    {"gemm_turns", {128, 512}},     // 512, of which those that multiply have 152; once a tile
+    {"gemm_turns", {128, 512}},     // 512, of which those that multiply have 152 or 160; once a tile
     {"gemm_mma", {255, 256}},       // 256; once a tile
     {"direct", {64, 0}},            // 1,024
 };
@@ -409,7 +415,8 @@ TEST(CudaKernels, RowsRefuseArchitecturesTheyDoNotHave) {
       expect_refusal("gemm_turns", "conv2d(32,32) | group_norm(4) @ 2x32x9x16 bf16", architecture,
                      "it needs wgmma");
     } else {
-      expect_refusal("gemm_turns", "conv2d(32,32) | group_norm(4) @ 2x32x9x16 f32", architecture, "16 bits");
+      expect_refusal("gemm_turns", "conv2d(32,32) | group_norm(4) @ 2x32x9x16 f32", architecture,
+                     "strict f32");
       expect_refusal("gemm_turns", "conv2d(32,32) | relu @ 2x32x9x16 bf16", architecture, "a norm");
       expect_refusal("gemm_turns", "conv2d(32,80) | group_norm(4) @ 2x32x9x16 bf16", architecture,
                      "more than 64 output channels");

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "cuda/gemm.h"
+#include "onepass/error.h"
 
 namespace onepass {
 namespace cuda {
@@ -18,6 +19,10 @@ constexpr int64_t mergers = 1;  // blocks that have no tile
 constexpr int64_t tile_channels = 64;
 constexpr int64_t most_columns = 528 / groups;  // of a warpgroup
 constexpr int64_t most_steps = 6;               // of a converting warp for a copy, four registers each
+constexpr int64_t most_bands = 16;              // of a window: each has two barriers
+
+// f32 is rounded to f16, as to tf32; its outputs wait as integers of 20 bits.
+bool rounds(const Problem& problem) { return problem.input.dtype == DType::f32; }
 
 using Box = std::array<int64_t, max_spatial_rank>;
 
@@ -25,15 +30,17 @@ using Box = std::array<int64_t, max_spatial_rank>;
 struct TurnsNumbers {
   int64_t columns = 0;        // of a warpgroup; 0 where nothing fits
   bool by_rows = false;       // values leave a row of the box at a time
-  int64_t waiting_words = 0;  // of a thread's held ones, in shared memory
+  int64_t held_words = 0;     // of a thread
+  int64_t waiting_words = 0;  // of those, in shared memory
   int64_t row_pitch = 0;      // of staged rows, in words
   Box box{1, 1, 1};           // outputs of a tile
   Box boxes{1, 1, 1};         // of a sample
   int64_t position_tiles = 1;
   int64_t pitch = 1, plane = 1;  // of a box's index of positions
   int64_t window_y = 1, window_z = 1;
-  int64_t copies = 1, copy_y = 1;  // of eight channels: so many, of so many rows each
-  int64_t window = 1;              // positions of x, and eight more
+  int64_t copies = 1, copy_y = 1;      // of eight channels: so many, of so many rows each
+  int64_t bands = 1, band_copies = 1;  // rows that come and go together
+  int64_t window = 1;                  // positions of x
   int64_t chunks = 1, taps = 1;
   int64_t raw_pitch = 1, raw_vectors = 1, raw_slots = 2 * converting_warps;
   int64_t shared_bytes = 0;
@@ -75,7 +82,12 @@ struct TurnsNumbers {
  private:
   // Of each warp, on their way to memory: eight channels of a row of the box, or of 64 columns.
   int64_t value_words(int64_t bytes) const {
+    if (bytes == 4) return 4;
     return by_rows ? round_up(8 * row_pitch + 3, 4) : 8 * (16 * bytes + 4);
+  }
+  // Of 32 bytes of eight channels, or 32 positions, each.
+  int64_t steps_of_row(int64_t bytes) const {
+    return bytes == 2 ? divide_up(raw_vectors, 4) : divide_up(raw_pitch, 32);
   }
   static int64_t columns_of(const FlatGeometry& flat, const Box& box) {
     return round_up(divide_up(flat.positions_of(box), groups), 8);
@@ -96,11 +108,13 @@ struct TurnsNumbers {
     plane = flat.plane_of(box);
     window_y = box[1] + flat.high[1] - flat.low[1];
     window_z = box[0] + flat.high[0] - flat.low[0];
-    window = window_z * window_y * pitch + 8;
+    // Where elements are not rounded, those that are beside it have eight places more.
+    window = window_z * window_y * pitch + (bytes == 2 ? 8 : 0);
     chunks = divide_up(shape.in_channels, 16);
-    // A row begins at a vector of x. Rows of neighbouring channels begin in different banks.
+    // A row begins at a vector of x. Rows of neighbouring channels, which are read together where elements
+    // are not rounded, begin in different banks.
     raw_vectors = divide_up(pitch + vector - 1, vector);
-    raw_pitch = (raw_vectors % 2 == 0 ? raw_vectors + 1 : raw_vectors) * vector;
+    raw_pitch = (bytes == 2 && raw_vectors % 2 == 0 ? raw_vectors + 1 : raw_vectors) * vector;
     constexpr int64_t most_of_box = 256;
     if (std::max({raw_pitch, window_y, window_z}) > most_of_box) return;
     const int64_t own = columns_of(flat, box);
@@ -109,56 +123,77 @@ struct TurnsNumbers {
     // Channels of a staged row lie as they do in memory, modulo 16 bytes.
     const int64_t out_bytes = byte_size(problem.output.dtype);
     row_pitch = pitch * out_bytes / 4;
-    while (by_rows && (problem.output.strides[1] * out_bytes / 4 - row_pitch) % 4 != 0) ++row_pitch;
+    while (by_rows && bytes == 2 && (problem.output.strides[1] * out_bytes / 4 - row_pitch) % 4 != 0)
+      ++row_pitch;
+    const int64_t held = bytes == 2 ? own / 4 : own / 16 * 5 + own / 2 % 8 / 4 * 3;
+    const int64_t most_own = bytes == 2 ? 34 : 38;
+    int64_t least_waiting = std::max<int64_t>(0, held - most_own);
+    // Of f32 rows are staged where values wait, in two parts, the first of which takes all lanes of a store.
+    if (bytes == 4) {
+      const int64_t eights = pitch / 8;
+      const int64_t first = eights > 16 ? 16 : eights > 8 ? 8 : eights > 4 ? 4 : 2;
+      row_pitch = 8 * std::min(first, eights - 1) + 8;
+      by_rows = by_rows && eights > 1 && eights <= 2 * first && problem.output.strides[1] % 4 == 0 &&
+                row_pitch / 4 < held;
+      if (by_rows) least_waiting = std::max(least_waiting, row_pitch / 4);
+    }
+    // At first the columns' places lie there: not all have room where rows are short.
+    by_rows = by_rows && (bytes == 2 ? 4 * value_words(out_bytes) : 128 * least_waiting) >= own;
     const int64_t asked = round_up(16 * shape.groups / shape.channels, 2);  // statistics of a warp's slabs
-    const int64_t fixed = chunks * 2 * window * 16 + weight_bytes() + groups * 16 * value_words(out_bytes) +
-                          (by_rows ? 2 : groups * own) * 4 + 3 * chunks * 8 + 64 * 16 +
-                          groups * (2 * shape.groups * 8 + 4 * 8 + 4 * 8 * asked) +
-                          groups * (own / pitch + 1) * 8 + 512;
+    const int64_t fixed =
+        round_up(chunks * 2 * window * 16, 128) + weight_bytes() + groups * 16 * value_words(out_bytes) +
+        (least_waiting > 0 ? 0 : groups * 64) + (by_rows ? 2 : groups * own) * 4 + 64 * 16 +
+        (2 * std::min(most_bands, window_z * window_y) + 1 + groups) * 8 +
+        groups * (2 * shape.groups * 8 + 4 * 8 + 4 * 8 * asked) + groups * (own / pitch + 1) * 8 + 160;
     // Three copies have room for each converting warp, or two, if need be of fewer rows: those that are ahead
-    // are what keeps products from waiting for memory. Of held values, pairs of f16, those that registers
+    // are what keeps products from waiting for memory. Of held values those that registers
     // have no room for beside sums wait in shared memory.
-    constexpr int64_t most_own = 34;
-    const int64_t held = own / 4;
     const int64_t word_bytes = groups * 128 * 4;
     int64_t left = -1;
     for (copy_y = window_y; left < 0 && copy_y > 0; --copy_y) {
-      if (window_y % copy_y != 0 || copy_y * divide_up(raw_vectors, 4) > most_steps) continue;
+      if (window_y % copy_y != 0 || copy_y * steps_of_row(bytes) > most_steps) continue;
       copies = window_z * window_y / copy_y;
       if (chunks * 2 * copies < converting_warps) continue;  // each warp has something of every tile
       const int64_t raw_bytes = round_up(copy_y * 8 * raw_pitch * bytes, 128);
       for (raw_slots = 3 * converting_warps; raw_slots > converting_warps; raw_slots -= converting_warps) {
-        left = gpu.shared_bytes_per_block - fixed - raw_slots * (raw_bytes + 16) -
-               std::max<int64_t>(0, held - most_own) * word_bytes;
+        left = gpu.shared_bytes_per_block - fixed - raw_slots * (raw_bytes + 8) - least_waiting * word_bytes;
         if (left >= 0) break;
       }
       if (left >= 0) break;
     }
     if (left < 0) return;
     // Beside products registers are short: as many more wait in shared memory as there is room for.
-    constexpr int64_t few_own = 27;
+    const int64_t few_own = bytes == 2 ? 27 : 35;
     const int64_t more =
         std::min(left / word_bytes, std::max<int64_t>(0, std::min(held, most_own) - few_own));
-    waiting_words = std::max<int64_t>(0, held - most_own) + more;
+    waiting_words = least_waiting + more;
     left -= more * word_bytes;
+    // As many rows as a warpgroup has: others are waited for no sooner.
+    band_copies = std::max({own / pitch / copy_y, divide_up(copies, most_bands), int64_t{1}});
+    // One where a converting warp would have some of a band in one tile and nothing in the next: a round of
+    // the band's barriers that it does not see.
+    if (chunks == 1 && copies % 2 != 0) band_copies = copies;
+    bands = divide_up(copies, band_copies);
+    held_words = held;
     shared_bytes = gpu.shared_bytes_per_block - left;
     columns = own;
-    clocks_of_tile = predict(shape);
+    clocks_of_tile = predict(shape, bytes);
   }
 
   // Clocks of an H200, but for what passes through L2. A warpgroup's products and what it does with their
-  // sums; or x, which is turned when the last warpgroup has multiplied it, before the products of the others.
-  // Of s19 18,100 and 17,000; `seconds` knows what has become of that.
-  double predict(const ThinShape& shape) const {
+  // sums; or x, which is turned as warpgroups have multiplied it, or where they all meet the same rows when
+  // the last one has, before the products of the others. `seconds` knows what has become of that.
+  double predict(const ThinShape& shape, int64_t bytes) const {
     const auto n = static_cast<double>(columns);
     const double multiplied = static_cast<double>(chunks * taps) * n / 2 * 1.05;
     const double instructions =
         gemm_chain_instructions(shape.parts.before) + gemm_chain_instructions(shape.parts.after);
     // Outputs that do not leave by rows are stored by 4 bytes.
-    const double own = multiplied + n / 2 * (3.6 * instructions + (by_rows ? 91 : 120)) + 1500;
-    const auto steps = static_cast<double>(copy_y * divide_up(raw_vectors, 4));
+    const double own =
+        multiplied + n / 2 * (3.6 * instructions + (by_rows ? 91 : 120) + (bytes == 4 ? 78 : 0)) + 1500;
+    const auto steps = static_cast<double>(copy_y * steps_of_row(bytes));
     const auto all = static_cast<double>(divide_up(chunks * 2 * copies, converting_warps));
-    return std::max(own, all * (550 + 75 * steps) + 2 * multiplied);
+    return std::max(own, all * (550 + 75 * steps) + (bands > 1 ? 0 : 2 * multiplied));
   }
 };
 
@@ -179,15 +214,21 @@ class GemmTurns final : public Kernel {
     const Number samples =
         minimum(shape_.batch, divide(function_.resident_clusters() - mergers, numbers_.position_tiles));
     blocks_ = samples * numbers_.position_tiles + minimum(samples, 1) * mergers;
+    if (shape_.batch > 0 && blocks_ <= 0) {
+      throw Error("gemm_turns: the GPU runs " + std::to_string(function_.resident_clusters().value()) +
+                  " blocks at a time, and a sample takes " +
+                  std::to_string(numbers_.position_tiles + mergers));
+    }
     packed_ = regions_.add(numbers_.weight_bytes());
     map_ = regions_.add(128);
     statistics_ = regions_.add(shape_.slabs() * 2 * 4);
     marks_ = regions_.add((shape_.batch + 1) * 4);
-    guard_ = regions_.add(shape_.batch * 4);
+    guard_ =
+        regions_.add(when(rounds(problem), shape_.batch * numbers_.position_tiles * converting_warps * 4));
     scales_ = regions_.add((tile_channels + 1) * 4);
-    // Read by pairs; then what they come to, of which the last may be read with what comes after it.
+    // Read by pairs; then what they come to: a warp asks for its channels' whether a sample has them or not.
     parts_ = regions_.add((shape_.slabs() * round_up(groups * numbers_.position_tiles, 2) +
-                           shape_.batch * round_up(shape_.groups, 2) + 16) *
+                           shape_.batch * round_up(shape_.groups, 2) + tile_channels) *
                           8);
     counts_ = regions_.add(groups * numbers_.position_tiles * 4);
     // What is done again has its counters behind them.
@@ -203,17 +244,18 @@ class GemmTurns final : public Kernel {
     const TurnsNumbers& n = numbers_;
     std::ostringstream out;
     out << "convolution: " << shape_.in_channels * n.taps << " terms, "
-        << "operands as they are\n"
+        << (rounds(problem_) ? "operands rounded to f16, as to tf32\n" : "operands as they are\n")
         << "tile: " << shape_.channels << " channels, boxes of " << n.box[0] << "x" << n.box[1] << "x"
         << n.box[2] << " outputs, " << n.position_tiles << " a sample, " << n.columns
         << " columns a warpgroup\n"
-        << "window: " << n.window_z << "x" << n.window_y << "x" << n.pitch << " positions, " << n.chunks
-        << " stages of 16 channels, " << n.raw_slots << " copies of 8 channels and " << n.copy_y
-        << " rows ahead\n"
-        << "blocks: " << describe_blocks(blocks_, function_) << "passes: 1, values held as f16, "
-        << n.columns / 4 - n.waiting_words << " words of a thread in registers, " << n.waiting_words
-        << " in shared memory\n"
-        << "then: thin_cores, if x does not begin on 16 bytes\n"
+        << "window: " << n.window_z << "x" << n.window_y << "x" << n.pitch << " positions of "
+        << 16 * n.chunks << " channels in " << n.bands << " bands, " << n.raw_slots
+        << " copies of 8 channels and " << n.copy_y << " rows ahead\n"
+        << "blocks: " << describe_blocks(blocks_, function_) << "passes: 1, values held as "
+        << (rounds(problem_) ? "integers of 20 bits, " : "f16, ") << n.held_words - n.waiting_words
+        << " words of a thread in registers, " << n.waiting_words << " in shared memory\n"
+        << "then: thin_cores, if x does not begin on 16 bytes"
+        << (rounds(problem_) ? ", and for samples that f16 has no room for\n" : "\n")
         << "workspace: " << workspace_bytes() << " bytes\n";
     return out.str();
   }
@@ -282,6 +324,8 @@ class GemmTurns final : public Kernel {
                .add("window_z", n.window_z)
                .add("copies", n.copies)
                .add("copy_y", n.copy_y)
+               .add("bands", n.bands)
+               .add("band_copies", n.band_copies)
                .add("tile_positions", groups * n.columns)
                .add("groups", groups)
                .add("tile_channels", tile_channels)
@@ -302,7 +346,7 @@ class GemmTurns final : public Kernel {
                .flag("apart", false)
                .flag("held", true)
                .flag("stored", false)
-               .flag("guards", false)
+               .flag("guards", rounds(problem_))
                .flag("by_rows", n.by_rows)
                .add("shared_bytes", n.shared_bytes)
                .add("pack_channels", 1)
@@ -323,8 +367,8 @@ class GemmTurns final : public Kernel {
 
   Source source() const {
     return {"onepass_gemm_turns",
-            "#include \"gemm_turns.cuh\"\n" + tail_source(problem_, bits_of(problem_.output.dtype)) +
-                thin_source(problem_, shape_) + product_source() + numbers_source() +
+            "#include \"gemm_turns.cuh\"\n" + tail_source(problem_, 16) + thin_source(problem_, shape_) +
+                product_source() + numbers_source() +
                 "using Agent = onepass::GemmTurns<onepass::Convolution, onepass::Tail, Numbers>;\n"
                 "extern \"C\" __global__ void __launch_bounds__(" +
                 std::to_string(threads) +
@@ -379,9 +423,8 @@ std::string refusal(const Problem& problem) {
   if (gpu.architecture != "sm_90a") return "it needs wgmma, which sm_90a alone has";
   const ThinShape shape(problem);
   if (!shape.parts.norm || shape.parts.mean) return "it is for a block with a norm and no mean";
-  // Held as f32 in registers, which two warpgroups have, values took s19 3.6 ms where gemm_wgmma takes 2.36.
-  if (byte_size(problem.input.dtype) != 2 || problem.output.dtype != problem.input.dtype)
-    return "it is for 16 bits";
+  if (problem.output.dtype != problem.input.dtype) return "the output is of another type";
+  if (rounds(problem) && problem.precision != Precision::tf32) return "strict f32";
   if (shape.channels > tile_channels)
     return "more than " + std::to_string(tile_channels) + " output channels";
   if (shape.classes() > 1 || FlatGeometry(shape).has_stride(shape)) return "the convolution has a stride";
@@ -407,7 +450,8 @@ double seconds(const Problem& problem, const PlanOptions&) {
       static_cast<double>(problem.output.byte_span()) + static_cast<double>(problem.input.byte_span());
   // Tensor cores at work keep a GPU below its highest clock: 1.75 of 1.98 GHz.
   const double clock = gpu.flops / 256 / gpu.multiprocessors * 0.885;
-  // The model is of the row as it first was, which took 1.40 ms of s19 in bf16; it takes 1.17 now.
+  // The model is of the row as it first was, which took 1.40 ms of s19 in bf16; it takes 1.17 now, and 1.6 in
+  // tf32.
   const double clocks = 0.86 * numbers.clocks_of_tile;
   return 2.5e-5 + std::max(bytes / gpu.bytes_per_second, numbers.rounds(shape, gpu) * clocks / clock);
 }

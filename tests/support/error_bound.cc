@@ -81,7 +81,7 @@ class BoundedForward {
         truncates_(problem.precision == Precision::tf32),
         splits_(problem.device.kind == Device::Kind::cuda && problem.input.dtype == DType::f32 &&
                 !truncates_),
-        waits_as_f16_(tool::waits_as_f16(problem)),
+        waits_(tool::waits(problem)),
         sigmoid_error_(sigmoid_error),
         with_statistics_(with_statistics),
         input_(input),
@@ -183,7 +183,7 @@ class BoundedForward {
         const double shift = norm.affine ? std::abs(bias[c]) : 0;
         const double xhat = std::abs(x[i] - slab.mean) * slab.rstd;
         const double rounding = scale * (xhat + std::abs(slab.mean) * slab.rstd) + shift;
-        const double waiting = waits_as_f16_ ? 0x1p-11 * scale * (xhat + 4) : 0;
+        const double waiting = scale * tool::waiting_error(waits_, xhat, slab.farthest * slab.rstd);
         set_bound(i, inherited_by_norm(slab, bounds_[i], xhat, scale),
                   stage_factor * arithmetic_.roundoff * rounding + waiting);
       }
@@ -193,6 +193,7 @@ class BoundedForward {
 
   struct SlabError {
     double mean = 0;
+    double farthest = 0;  // from it
     double rstd = 0;
     double mean_error = 0;
     double variance_error = 0;  // relative
@@ -208,6 +209,7 @@ class BoundedForward {
     for (size_t i = 0; i < x.size(); ++i) {
       const double deviation = std::abs(x[i] - slab.mean);
       variance += deviation * deviation / count;
+      slab.farthest = std::max(slab.farthest, deviation);
       difference += (2 * deviation + e[i]) * e[i] / count;
     }
     slab.mean_error =
@@ -244,7 +246,7 @@ class BoundedForward {
   Arithmetic arithmetic_;
   bool truncates_;
   bool splits_;        // operands of f32 in two
-  bool waits_as_f16_;  // what the norm gets
+  tool::Waits waits_;  // what the norm gets
   double sigmoid_error_;
   bool with_statistics_;
   const std::vector<double>& input_;
@@ -265,8 +267,7 @@ class BoundedForward {
 
 Expected expected_output(const Problem& problem, const std::vector<double>& input,
                          const std::vector<std::vector<double>>& parameters) {
-  return expected_output(problem, input, parameters,
-                         tool::sigmoid_error(problem.device, problem.output.dtype));
+  return expected_output(problem, input, parameters, tool::sigmoid_error(problem));
 }
 
 Expected expected_output(const Problem& problem, const std::vector<double>& input,
@@ -276,7 +277,7 @@ Expected expected_output(const Problem& problem, const std::vector<double>& inpu
 
 Expected expected_with_statistics(const Problem& problem, const std::vector<double>& input,
                                   const std::vector<std::vector<double>>& parameters) {
-  const double sigmoid_error = tool::sigmoid_error(problem.device, problem.output.dtype);
+  const double sigmoid_error = tool::sigmoid_error(problem);
   return BoundedForward(problem, input, parameters, sigmoid_error, true).result();
 }
 

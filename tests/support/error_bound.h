@@ -17,8 +17,9 @@
 //                 variance: (2 mean(|x - mean| e) + mean(e^2) + d^2) / (variance + eps) + 8 u. So the mean
 //                 costs u |mean| / std, and E[x^2] - E[x]^2, which costs u (mean / std)^2, is caught. Where r
 //                 > 1/2 the result is noise and the slab is not checked. On a GPU |weight| 2^-11
-//                 (|xhat| + 4) besides where what the norm gets may wait as f16, less a value near the mean
-//                 (waits_as_f16 in tool/judged_error.h).
+//                 (|xhat| + 4) besides where what the norm gets may wait as f16, less a value near the mean,
+//                 and |weight| 2^-18 of the largest |xhat| where it may wait as integers (waits in
+//                 tool/judged_error.h).
 //   mean          e = mean(e) + (8 + sqrt(positions) / 4) u mean|x|
 //
 // Each stage adds a few of the least f32 denormals. An element passes when it lies between v - e and v + e,

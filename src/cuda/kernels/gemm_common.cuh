@@ -414,8 +414,7 @@ __device__ __forceinline__ bool has_room(uint64* empty, uint32 round) {
 // that, at most, must not show where values are of the order of 1 (after a norm, which multiplies by
 // `scale`), or beside what is dropped of the largest (without one).
 template <class Tail, class Numbers, class Parameters>
-__device__ __forceinline__ void judge(const Parameters& p, int64 n, float scale) {
-  const float largest = __uint_as_float(__ldcg(p.guard + n));
+__device__ __forceinline__ void judge(const Parameters& p, int64 n, float largest, float scale) {
   constexpr float limit = 65504.0f;
   bool redo = !(largest <= limit);
   if (largest > 0.0f) {
@@ -432,6 +431,10 @@ __device__ __forceinline__ void judge(const Parameters& p, int64 n, float scale)
     p.only[n] = 1;
     atomicMax(p.only + p.batch, static_cast<uint32>(redo_some));
   }
+}
+template <class Tail, class Numbers, class Parameters>
+__device__ __forceinline__ void judge(const Parameters& p, int64 n, float scale) {
+  judge<Tail, Numbers>(p, n, __uint_as_float(__ldcg(p.guard + n)), scale);
 }
 
 // Adds one to a counter of the launch, as count_up, without waiting for what it was.

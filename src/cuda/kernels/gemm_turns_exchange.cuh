@@ -39,6 +39,11 @@ struct GemmTurnsExchange {
                                              float m2) const {
     leave(part(n, slab) + (tile * Numbers::groups + group), both(mean, m2));
   }
+  // By a converting warp: the bits of the largest magnitude that it met of the sample's x in the tile.
+  __device__ __forceinline__ void leave_largest(int64 n, int tile, uint32 warp, uint32 bits) const {
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(largest(n, tile) + warp), "r"(bits | sign)
+                 : "memory");
+  }
   // What is known of the statistics of two slabs, the first of them even, comes to shared memory, past the
   // first-level cache.
   __device__ __forceinline__ void ask(int64 n, uint32 slab, uint32 to) const {
@@ -109,6 +114,11 @@ struct GemmTurnsExchange {
     return part(p.batch, 0) + n * ((slabs + 1) / 2 * 2) + slab;
   }
 
+  // Of each converting warp.
+  __device__ __forceinline__ uint32* largest(int64 n, int tile) const {
+    return p.guard + (n * Numbers::position_tiles + tile) * turns::converting_warps;
+  }
+
   // Better than the instruction's by a step of Newton's, if it is finite.
   static __device__ __forceinline__ float inverse_root(float x) {
     const float y = rsqrtf(x);
@@ -169,14 +179,59 @@ struct GemmTurnsExchange {
     }
     sum = add_lanes(sum, mask) * (1.0f / elements);
     square = add_lanes(square, mask) * (1.0f / elements);
-    constexpr float times = TurnsTwice<typename Tail::Before::Only>::exists ? 2.0f : 1.0f;
+    using Twice = TurnsTwice<typename Tail::Before::Only, Tail::Output::bytes>;
+    constexpr float times = Twice::exists ? 2.0f : 1.0f;
+    const float variance = fmaf(-sum, sum, square);  // NaN stays what it is
     const float2 all{origin + sum,
-                     inverse_root(fmaf(times * times, Tail::eps, fmaxf(fmaf(-sum, sum, square), 0.0f)))};
+                     inverse_root(fmaf(times * times, Tail::eps, variance < 0.0f ? 0.0f : variance))};
     if (lane == 0) {
       leave(result(n, slab), both(all.x, all.y));
       float* const to = p.statistics + 2 * (n * slabs + slab);
       to[0] = all.x / times;
       to[1] = all.y * times;
+    }
+    if constexpr (Numbers::guards) judge(n, slab, all.y * times, lane, mask);
+  }
+  // Whether f16 has room for the sample's x; by all slabs, each with its own deviation.
+  __device__ __forceinline__ void judge(int64 n, uint32 slab, float scale, int lane, uint32 mask) const {
+    constexpr int count = (Numbers::position_tiles + team - 1) / team;
+    static_assert(turns::converting_warps == 4);
+    uint4 own[count];
+    const auto has = [](const uint4& bits) { return (bits.x & bits.y & bits.z & bits.w & sign) != 0; };
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      const uint32 none = lane + team * i < Numbers::position_tiles ? 0 : sign;
+      own[i] = uint4{none, none, none, none};
+    }
+    // All that are not there yet, again and again.
+    bool has_all;
+    do {
+      has_all = true;
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        if (!has(own[i])) {
+          asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                       : "=r"(own[i].x), "=r"(own[i].y), "=r"(own[i].z), "=r"(own[i].w)
+                       : "l"(largest(n, lane + team * i))
+                       : "memory");
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < count; ++i) has_all = has_all && has(own[i]);
+    } while (!has_all);
+    uint32 most = 0;
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      most = max(most, max(max(own[i].x, own[i].y), max(own[i].z, own[i].w)) & ~sign);
+    }
+#pragma unroll
+    for (int offset = team / 2; offset > 0; offset /= 2) {
+      const uint32 other = __shfl_xor_sync(mask, most, offset);
+      most = other > most ? other : most;
+    }
+    for (int i = lane; i < Tail::group_channels; i += team) {
+      const float weight = Tail::weight(p, static_cast<int>(slab) * Tail::group_channels + i);
+      gemm::judge<Tail, Numbers>(p, n, __uint_as_float(most), fabsf(weight * scale));
     }
   }
 };

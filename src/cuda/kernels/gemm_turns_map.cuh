@@ -48,8 +48,10 @@ struct GemmTensorMap {
       stride<1>(a, C::input_size(1) > 1 ? C::input_stride(3) : C::input_stride(1));
       stride<2>(a, C::input_size(0) > 1 ? C::input_stride(2) : C::input_stride(1));
       stride<3>(a, C::input_stride(0));
-      // Any type of 16 bits: zeros are the same.
-      asm volatile("tensormap.replace.tile.elemtype.shared::cta.b1024.b32 [%0], 1;" ::"r"(a) : "memory");
+      // Any type of as many bits: zeros are the same.
+      constexpr int type = Input::bytes == 2 ? 1 : 2;
+      asm volatile("tensormap.replace.tile.elemtype.shared::cta.b1024.b32 [%0], %1;" ::"r"(a), "n"(type)
+                   : "memory");
       asm volatile("tensormap.replace.tile.interleave_layout.shared::cta.b1024.b32 [%0], 0;" ::"r"(a)
                    : "memory");
       asm volatile("tensormap.replace.tile.swizzle_mode.shared::cta.b1024.b32 [%0], 0;" ::"r"(a) : "memory");

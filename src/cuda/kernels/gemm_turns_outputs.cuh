@@ -2,6 +2,8 @@
 #pragma once
 
 #include "gemm_turns_exchange.cuh"
+#include "gemm_turns_held.cuh"
+#include "gemm_turns_ring.cuh"
 
 namespace onepass {
 
@@ -18,7 +20,7 @@ struct GemmTurnsOutputs : GemmTurnsThread {
   static constexpr int group_rows = GemmSlabs<C, Tail, Numbers>::group_rows;
   using Geometry = GemmGeometry<C, Numbers>;
   static constexpr int rows = Geometry::rows;
-  static_assert(Output::bytes == 2);
+  static constexpr bool direct = Shared::direct;
 
   const Parameters& p;
   Shared& s;
@@ -30,9 +32,10 @@ struct GemmTurnsOutputs : GemmTurnsThread {
     return pairs - run * piece_pairs < piece_pairs ? pairs - run * piece_pairs : piece_pairs;
   }
 
-  // Values that wait for the moments of other tiles, in pairs of f16, number 2 * j + h of pair j and row h:
-  // the first in registers and those after them in shared memory.
-  static constexpr int words = sums / 2;
+  // Values that wait for the moments of other tiles: the first words in registers and those after them in
+  // shared memory. Pairs of f16 are number 2 * j + h of pair j and row h.
+  using Format = typename gemm::If<direct, turns::Twenties, turns::Halves>::Type;
+  static constexpr int words = Format::words(sums);
   static constexpr int own = words - Numbers::waiting_words;
   static_assert(own > 0);
   struct Words {
@@ -44,17 +47,7 @@ struct GemmTurnsOutputs : GemmTurnsThread {
 
   // Distances from the mean as they wait, divided by `unit` of their row.
   static __device__ __forceinline__ void pack(const float (&d)[sums], const float (&unit)[2], Words& to) {
-    if (__all_sync(0xffffffffu, unit[0] == 1.0f && unit[1] == 1.0f)) {
-#pragma unroll
-      for (int i = 0; i < words; ++i)
-        to.value[i] = f16::pack(d[i / 2 * 4 + i % 2 * 2], d[i / 2 * 4 + i % 2 * 2 + 1]);
-    } else {
-      const float per[2] = {pointwise::reciprocal_fast(unit[0]), pointwise::reciprocal_fast(unit[1])};
-#pragma unroll
-      for (int i = 0; i < words; ++i)
-        to.value[i] =
-            f16::pack(d[i / 2 * 4 + i % 2 * 2] * per[i % 2], d[i / 2 * 4 + i % 2 * 2 + 1] * per[i % 2]);
-    }
+    Format::pack(d, unit, to.value);
   }
   // Those held before have been stored.
   __device__ __forceinline__ void hold(const Words& next, Held& held) const {
@@ -63,12 +56,12 @@ struct GemmTurnsOutputs : GemmTurnsThread {
       if (i < own) {
         held.value[i] = next.value[i];
       } else {
-        s.waiting[i - own][thread] = next.value[i];
+        s.waiting[warp][32 * (i - own) + lane] = next.value[i];
       }
     }
   }
   __device__ __forceinline__ uint32 word(int i, const Held& held) const {
-    return i < own ? held.value[i] : s.waiting[i - own][thread];
+    return i < own ? held.value[i] : s.waiting[warp][32 * (i - own) + lane];
   }
 
   // What the thread's rows are multiplied by and what is added then.
@@ -89,7 +82,14 @@ struct GemmTurnsOutputs : GemmTurnsThread {
 
   __device__ __forceinline__ void finish(uint32 tile, int64 n, const Held& held) const {
     const Norm norm = this->norm(tile, n);
-    if constexpr (Numbers::by_rows) {
+    if constexpr (direct) {
+      const bool in_pairs = pairs_fit && reinterpret_cast<uint64>(p.output) % 8 == 0;
+      if constexpr (Numbers::by_rows) {
+        put_wide(n, held, norm, in_pairs);
+      } else {
+        put_columns(n, held, norm, in_pairs);
+      }
+    } else if constexpr (Numbers::by_rows) {
       uint32 piece[piece_pairs];
       make_piece<0>(0, n, held, norm, piece);
       put_rows_from<0>(n, held, norm, piece);
@@ -121,17 +121,23 @@ struct GemmTurnsOutputs : GemmTurnsThread {
       const float scale = affine.y * all.y;
       norm.scale[h] = scale * held.y;
       norm.shift[h] = fmaf(held.x - all.x, scale, affine.z);
+      if constexpr (direct) norm.shift[h] = fmaf(-Format::origin, norm.scale[h], norm.shift[h]);
     }
     return norm;
   }
 
+  // What the chain reads of the thread's row h; of some row where there is none.
+  __device__ __forceinline__ ChannelValues<After, 1> channel_of(int64 n, int h) const {
+    ChannelValues<After, 1> channel;
+    channel.load(p, n, rows % 64 == 0 || row(h) < rows ? row(h) : 0);
+    return channel;
+  }
   // The thread's pairs of a piece, done.
   template <int run>
   __device__ __forceinline__ void make_piece(int h, int64 n, const Held& held, const Norm& norm,
                                              uint32 (&to)[pairs_of(run)]) const {
     constexpr int count = pairs_of(run);
-    ChannelValues<After, 1> channel;
-    channel.load(p, n, rows % 64 == 0 || row(h) < rows ? row(h) : 0);
+    const ChannelValues<After, 1> channel = channel_of(n, h);
     // All of them before the first is stored: the compiler does not know that they lie elsewhere.
     uint32 waited[count];
 #pragma unroll
@@ -161,6 +167,140 @@ struct GemmTurnsOutputs : GemmTurnsThread {
     } else {
       if (offsets.x >= 0) to[offsets.x] = static_cast<uint16>(word);
       if (offsets.y >= 0) to[offsets.y] = static_cast<uint16>(word >> 16);
+    }
+  }
+
+  // --- Outputs of f32 ---
+  // The thread's pair j of its row h, done; `at` has its words.
+  template <class At>
+  __device__ __forceinline__ void make_pair(int j, int h, const At& at, const Norm& norm,
+                                            const ChannelValues<After, 1>& channel, float (&two)[2]) const {
+    const int g = j / 2;
+    const int values = Format::values_of(sums, g);
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int i = 4 * (j % 2) + 2 * h + e;
+      typename After::template Tensors<1> tensors;
+      two[e] =
+          After::value(fmaf(Format::unpack(at(5 * g + i / 2), at(5 * g + values / 2), Format::exponent(), i),
+                            norm.scale[h], norm.shift[h]),
+                       channel.value[0], tensors, 0);
+    }
+  }
+  // Four lanes have 32 bytes of a channel, and what is written of a sector meets the rest of it in L2.
+  // Nothing of the output is read: what comes after may be computed before.
+  static __device__ __forceinline__ void store_two(uint64 to, const float (&two)[2]) {
+    asm volatile("st.global.cs.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(two[0]), "f"(two[1]));
+  }
+  static __device__ __forceinline__ void store_one(uint64 to, float value) {
+    asm volatile("st.global.f32 [%0], %1;" ::"l"(to), "f"(value));
+  }
+  // Where the thread's row h of a sample is.
+  __device__ __forceinline__ uint64 output_of(int64 n, int h) const {
+    return __cvta_generic_to_global(static_cast<unsigned char*>(p.output)) +
+           static_cast<uint64>((n * C::stride(0) + row(h) * C::stride(1)) * 4);
+  }
+
+  // Whole rows of the box, the last one first: its values are those that waited where rows are staged.
+  static constexpr int row_pairs = Numbers::pitch / 8;
+  static constexpr int staged_words = Numbers::row_pitch / 4;  // of a thread
+  __device__ __forceinline__ void put_wide(int64 n, const Held& held, const Norm& norm, bool in_pairs) const {
+    Words all;
+#pragma unroll
+    for (int i = 0; i < words; ++i) {
+      if (i < own + staged_words) all.value[i] = word(i, held);
+    }
+    const auto at = [&](int i) { return i < own + staged_words ? all.value[i] : word(i, held); };
+    if (in_pairs) {
+      put_rings<runs - 1>(n, at, norm);
+      __syncwarp();
+    } else {
+      put_rows<runs - 1>(n, at, norm);
+    }
+  }
+  template <int run, class At>
+  __device__ __forceinline__ void put_rings(int64 n, const At& at, const Norm& norm) const {
+    if constexpr (run >= 0) {
+      using Ring = GemmTurnsRing<C, Numbers>;
+      const int2 place = s.rows[group * runs + run];
+      Ring ring(barrier::shared_address(s.waiting[warp]),
+                __cvta_generic_to_global(static_cast<unsigned char*>(p.output) +
+                                         (n * C::stride(0) + first_row() * C::stride(1) + place.x) * 4),
+                2 * place.y, lane);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const ChannelValues<After, 1> channel = channel_of(n, h);
+        const int left = rows % 64 == 0 ? 8 : rows - first_row() - 8 * h;  // channels
+        const auto put = [&](int first, int count) {
+          __syncwarp();
+          ring.lane |= turns::nothing();
+#pragma unroll
+          for (int j = first; j < first + count; ++j) {
+            float two[2];
+            make_pair(run * row_pairs + j, h, at, norm, channel, two);
+            ring.put(j, two[0], two[1]);
+          }
+          __syncwarp();
+        };
+        put(0, Ring::first_pairs);
+        ring.template store<0>(8 * h, left);
+        put(Ring::first_pairs, row_pairs - Ring::first_pairs);
+        ring.template store<1>(8 * h, left);
+      }
+      put_rings<run - 1>(n, at, norm);
+    }
+  }
+  // The same where outputs are not on 8 bytes.
+  template <int run, class At>
+  __device__ __forceinline__ void put_rows(int64 n, const At& at, const Norm& norm) const {
+    if constexpr (run >= 0) {
+      const int2 place = s.rows[group * runs + run];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const ChannelValues<After, 1> channel = channel_of(n, h);
+        const uint64 to = output_of(n, h) + static_cast<uint64>((place.x + lane % 4 * 2) * 4);
+#pragma unroll
+        for (int j = 0; j < row_pairs; ++j) {
+          float two[2];
+          make_pair(run * row_pairs + j, h, at, norm, channel, two);
+          if (4 * j + lane % 4 >= place.y || (rows % 64 != 0 && row(h) >= rows)) continue;
+          store_one(to + 32 * j, two[0]);
+          store_one(to + 32 * j + 4, two[1]);
+        }
+      }
+      put_rows<run - 1>(n, at, norm);
+    }
+  }
+
+  // Any columns, whose places are in a table.
+  __device__ __forceinline__ void put_columns(int64 n, const Held& held, const Norm& norm,
+                                              bool in_pairs) const {
+    const auto at = [&](int i) { return word(i, held); };
+    const int* const offsets = s.offsets() + group * columns + 2 * (lane % 4);
+    const ChannelValues<After, 1> channel[2] = {channel_of(n, 0), channel_of(n, 1)};
+    uint64 to[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      to[h] = output_of(n, h);
+      asm volatile("" : "+l"(to[h]));  // one sum, not its terms
+    }
+#pragma unroll
+    for (int j = 0; j < pairs; ++j) {
+      const int place[2] = {offsets[8 * j], offsets[8 * j + 1]};
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float two[2];
+        make_pair(j, h, at, norm, channel[h], two);
+        if (rows % 64 != 0 && row(h) >= rows) continue;
+        if (in_pairs) {
+          if (place[0] >= 0) store_two(to[h] + uint64{4} * static_cast<uint32>(place[0]), two);
+        } else {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            if (place[e] >= 0) store_one(to[h] + uint64{4} * static_cast<uint32>(place[e]), two[e]);
+          }
+        }
+      }
     }
   }
 
@@ -199,10 +339,10 @@ struct GemmTurnsOutputs : GemmTurnsThread {
   // The same of a row of the box. A channel's part of it is staged as it lies in memory, modulo 16 bytes, so
   // that it leaves by 16 bytes but for its first and last words. Both pieces of a row begin at the same place
   // of 16 bytes: eight channels are a multiple of that.
-  static_assert(!Numbers::by_rows || (pairs_fit && Output::bytes == 2 && columns % Numbers::pitch == 0));
+  static_assert(!Numbers::by_rows || (pairs_fit && columns % Numbers::pitch == 0));
   static constexpr int row_pitch = Shared::row_pitch;  // words
   static constexpr int row_bytes = static_cast<int>(C::stride(1) * Output::bytes);
-  static_assert(!Numbers::by_rows || (row_bytes / 4 - row_pitch) % 4 == 0);
+  static_assert(direct || !Numbers::by_rows || (row_bytes / 4 - row_pitch) % 4 == 0);
   static constexpr int row_vectors = (Numbers::box_x / 2 + 3 + 3) / 4;
   static constexpr __device__ int lanes_of_row() {
     int lanes = row_vectors <= 8 ? 8 : row_vectors <= 16 ? 16 : 32;

@@ -1,7 +1,9 @@
 // gemm_turns.cuh: x and weights on their way to shared memory, and x turned there.
 #pragma once
 
+#include "gemm_turns_bands.cuh"
 #include "gemm_turns_exchange.cuh"
+#include "gemm_turns_rounding.cuh"
 
 namespace onepass {
 
@@ -84,16 +86,29 @@ struct GemmTurnsStaging {
   static constexpr __device__ bool is_inside(int k) { return k > 0 && 32 * k + 31 < Numbers::pitch; }
 };
 
+// Either, and only that has a meaning.
+template <bool rounds, class C, class Tail, class Numbers>
+struct GemmTurnsStagingOf {
+  using Type = GemmTurnsStaging<C, Tail, Numbers>;
+};
+template <class C, class Tail, class Numbers>
+struct GemmTurnsStagingOf<true, C, Tail, Numbers> {
+  using Type = GemmTurnsRounding<C, Tail, Numbers>;
+};
+
 // The copies of x that a converting warp has, one after another.
 // Some rows of eight channels are a copy; each warp has copies of its own, and places for them, and sends for
 // the next one as soon as it has loaded one.
 template <class C, class Tail, class Numbers>
 struct GemmTurnsCopies {
-  static constexpr uint32 chunk_copies = 2 * Numbers::copies;
-  static constexpr uint32 tile_copies = Numbers::chunks * chunk_copies;
+  static constexpr uint32 row_copies = 2 * Numbers::chunks;  // of all channels
+  static constexpr uint32 tile_copies = Numbers::copies * row_copies;
   static constexpr uint32 warp_slots = Numbers::raw_slots / turns::converting_warps;
-  // Each warp has something of every tile, else it would take a barrier's round for the one before.
+  // Each warp has something of every tile; and of a band in every tile or in none, else it would take a
+  // barrier's round for the one before.
   static_assert(tile_copies >= turns::converting_warps);
+  static_assert(tile_copies % turns::converting_warps == 0 ||
+                GemmTurnsBands<C, Numbers>::least_copies() >= turns::converting_warps);
   // An index that may be one of the next tile, or of one after it.
   template <class Next>
   static __device__ __forceinline__ void to_tile(uint32& index, Next&& next) {
@@ -143,8 +158,10 @@ struct GemmTurnsConverter {
   using Shared = GemmTurnsShared<C, Tail, Numbers>;
   using Item = GemmItem<Tail, Numbers>;
   using Geometry = GemmGeometry<C, Numbers>;
-  using Staging = GemmTurnsStaging<C, Tail, Numbers>;
+  static constexpr bool rounds = Tail::Input::bytes == 4;
+  using Staging = typename GemmTurnsStagingOf<rounds, C, Tail, Numbers>::Type;
   using Copies = GemmTurnsCopies<C, Tail, Numbers>;
+  using Bands = GemmTurnsBands<C, Numbers>;
 
   const Parameters& p;
   Shared& s;
@@ -159,18 +176,20 @@ struct GemmTurnsConverter {
     return own != 0;
   }
 
-  // x has been of use when its neighbours have read what they share: L2 keeps it no longer than it must.
+  // Neighbours read what they share at other times. To keep x no longer than it must (`evict_first`)
+  // took 1.75 ms for s19 in f32, as others do 1.65, and this 1.60.
   static __device__ __forceinline__ uint64 passing() {
     uint64 policy;
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("createpolicy.fractional.L2::evict_unchanged.b64 %0, 1.0;" : "=l"(policy));
     return policy;
   }
 
   // Copy `index` of a sample's tile, or of the next one's, if there is one.
   __device__ __forceinline__ void send(int n, uint32 index, uint32 slot) const {
     Copies::to_tile(index, [&] { n += Copies::samples(); });
-    const uint32 eight = index / Numbers::copies;
-    const uint32 row = (index - eight * Numbers::copies) * Numbers::copy_y;
+    const uint32 number = index / Copies::row_copies;
+    const uint32 eight = index - number * Copies::row_copies;
+    const uint32 row = number * Numbers::copy_y;
     const uint32 z = Numbers::window_z == 1 ? 0 : row / Numbers::window_y;
     if (n < static_cast<int>(p.batch) && is_first) {
       barrier::expect(&s.raw_full[slot], Shared::raw_bytes);
@@ -187,12 +206,11 @@ struct GemmTurnsConverter {
 
   // One thread.
   __device__ __forceinline__ void send_weights() const {
+    barrier::expect(&s.weights_full, Numbers::chunks * Shared::weight_bytes);
 #pragma unroll 1
-    for (int i = 0; i < Numbers::chunks; ++i) {
-      barrier::expect(&s.weights_full[i], Shared::weight_bytes);
+    for (int i = 0; i < Numbers::chunks; ++i)
       barrier::copy(s.weights[i], static_cast<const unsigned char*>(p.packed) + i * Shared::weight_bytes,
-                    Shared::weight_bytes, &s.weights_full[i]);
-    }
+                    Shared::weight_bytes, &s.weights_full);
   }
 
   __device__ __forceinline__ void run() const {
@@ -205,30 +223,38 @@ struct GemmTurnsConverter {
     for (uint32 i = 0; i < Copies::warp_slots; ++i)
       send(copy.n, copy.index + i * turns::converting_warps, first_slot + i);
     if (own_warp == 0 && is_first) send_weights();
-    const Staging staging(tile);
-    bool is_new = true;  // the warp's first copy of a chunk
+    Staging staging(tile);
+    bool is_new = true;  // the warp's first copy of a band
 #pragma unroll 1
     while (copy.n < static_cast<int>(p.batch)) {
       const uint32 slot = first_slot + copy.slot;
       const Copies own = copy;
-      const uint32 eight = own.index / Numbers::copies;
-      const uint32 chunk = own.index / Copies::chunk_copies;
+      const uint32 number = own.index / Copies::row_copies;
+      const uint32 eight = own.index - number * Copies::row_copies;
+      const uint32 band = own.index / Bands::copies;
       copy.next();
       barrier::wait_asleep(&s.raw_full[slot], own.slot_round);
       typename Staging::Words words;
       staging.load(barrier::shared_address(s.raw[slot]), words);
-      if (is_new) barrier::wait_asleep(&s.x_empty[chunk], own.round ^ 1u);
+      if (is_new) barrier::wait_asleep(&s.x_empty[band], own.round ^ 1u);
       staging.store(words, barrier::shared_address(s.x) + eight * Shared::half_bytes,
-                    (own.index - eight * Numbers::copies) * (Numbers::copy_y * Numbers::pitch * 16));
-      // What the slot had has been loaded, else it could not be stored.
+                    number * (Numbers::copy_y * Numbers::pitch * 16));
+      // What the slot had has been loaded, else it could not be stored (of a step that no lane stores,
+      // rounded).
       __syncwarp();
       send(own.n, own.index + Numbers::raw_slots, slot);
-      // The warp's last copy of the chunk: what was written is read by products.
-      is_new = copy.index / Copies::chunk_copies != chunk || copy.n != own.n;
+      // The warp's last copy of the band: what was written is read by products.
+      is_new = copy.index / Bands::copies != band || copy.n != own.n;
       if (is_new) {
         barrier::release_to_copies();
         __syncwarp();
-        if (is_first) barrier::arrive(&s.x_full[chunk]);
+        if (is_first) barrier::arrive(&s.x_full[band]);
+        if constexpr (rounds) {
+          if (copy.n != own.n) {
+            const uint32 bits = staging.take_largest();
+            if (is_first) GemmTurnsExchange<C, Tail, Numbers>{p}.leave_largest(own.n, tile, own_warp, bits);
+          }
+        }
       }
     }
   }

@@ -451,8 +451,8 @@ double seconds(const Problem& problem, const PlanOptions&) {
       static_cast<double>(problem.output.byte_span()) + static_cast<double>(problem.input.byte_span());
   // Tensor cores at work keep a GPU below its highest clock: 1.75 of 1.98 GHz.
   const double clock = gpu.flops / 256 / gpu.multiprocessors * 0.885;
-  // The model is of the row as it first was, which took 1.40 ms of s19 in bf16; it takes 1.17 now, and 1.6 in
-  // tf32.
+  // The model is of the row as it first was, which took 1.40 ms of s19 in bf16; it takes 1.15 now, and 1.62
+  // in tf32.
   const double clocks = 0.86 * numbers.clocks_of_tile;
   return 2.5e-5 + std::max(bytes / gpu.bytes_per_second, numbers.rounds(shape, gpu) * clocks / clock);
 }

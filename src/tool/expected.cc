@@ -238,9 +238,8 @@ class BoundedForward {
 const char* const tolerance_rule =
     "roundings of 2^-24 (f64: 2^-53) carried through the block (on a GPU 2^-17 of a sigmoid or of gelu's "
     "distribution function in 16 bits, and 2^-11 of what a norm gets in bf16 tails and behind convolutions "
-    "of 16 to 64 channels in 16 bits, where gelu's may be off by 2^-15; there 2^-17 in tf32 too, and 2^-18 "
-    "of "
-    "the largest value that a norm gets), then one to the output's type";
+    "of 16 to 64 channels in 16 bits, where gelu's may be off by 2^-15; behind those in tf32 2^-17 too, and "
+    "2^-18 of the farthest value that a norm gets), then one to the output's type";
 
 Expected expected_output(const Problem& problem, std::vector<double> input,
                          const std::vector<std::vector<double>>& parameters, Executor& executor) {

@@ -53,8 +53,9 @@ inline double waiting_error(Waits waits, double distance, double farthest) {
                                       : 0;
 }
 
-// The same of a block's output. gemm_turns, which may take blocks that wait, computes as for 16 bits in tf32
-// too; and gelu with a term less where the output has 16, off by 2.9e-5.
+// The error of a sigmoid, or of the normal distribution function, before a block's output. gemm_turns, which
+// may take blocks whose values wait, computes as for 16 bits in tf32 too; and gelu with a term less where the
+// output has 16, off by 2.9e-5.
 inline double sigmoid_error(const Problem& problem) {
   const Waits how = waits(problem);
   if (how == Waits::in_20_bits) return 0x1p-17;

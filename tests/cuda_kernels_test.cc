@@ -192,6 +192,19 @@ const std::vector<Kernel>& kernels() {
       {"gemm_packed", "conv3d(320,320,k=3,p=1) | instance_norm | leaky_relu @ 2x320x8x8x8 bf16", tuned},
       {"gemm_packed", "conv2d(64,128,k=3,p=1) | group_norm(8) | silu @ 64x64x32x32 bf16", tuned},
       {"gemm_packed", "conv_transpose2d(24,20,k=2,s=2) | swish | mean @ 3x24x9x11 f16 nhwc", tuned},
+      // In groups.
+      {"gemm_wgmma", "conv2d(1024,1024,k=3,p=1,groups=32) | group_norm(32) | relu @ 32x1024x14x14 tf32",
+       tuned},
+      {"gemm_wgmma", "conv2d(51,60,k=3,s=2,p=1,groups=3) | channel_mul | group_norm(6) | mean @ 4x51x33x35",
+       tuned},
+      {"gemm_mma", "conv2d(448,448,k=3,p=1,groups=4) | group_norm(32) | relu @ 32x448x28x28 bf16 nhwc",
+       tuned_and_oldest},
+      {"gemm_mma", "conv_transpose2d(34,36,k=4,s=2,p=1,groups=2) | swish | group_norm(4) @ 2x34x7x9 tf32",
+       tuned},
+      {"gemm_packed", "conv2d(1024,1024,k=3,p=1,groups=32) | group_norm(32) | relu @ 32x1024x14x14 bf16",
+       tuned},
+      {"gemm_packed", "conv_transpose2d(48,36,k=2,s=2,groups=2) | relu | group_norm(6) @ 2x48x9x11 tf32",
+       tuned},
       {"direct", "conv_transpose3d(3,16,k=3,s=2,p=1) @ 8x3x16x32x32", all},
       {"direct", "conv2d(64,32,k=3,p=same,d=2,groups=4,bias=false) @ 8x64x33x35 bf16 nhwc", tuned},
   };
@@ -319,7 +332,8 @@ TEST(CudaKernels, EveryRowIsExportedForEveryBatch) {
     EXPECT_FALSE(exported.kernels.empty());
     // The batch reaches a kernel as a word (others may know it by what follows from it).
     EXPECT_TRUE(std::any_of(exported.steps.begin(), exported.steps.end(), [](const auto& step) {
-      return std::find(step.words.begin(), step.words.end(), "batch") != step.words.end();
+      return std::any_of(step.words.begin(), step.words.end(),
+                         [](const std::string& word) { return word.find("batch") != std::string::npos; });
     }));
   }
 }
@@ -367,6 +381,7 @@ TEST(CudaKernels, RowsRefuseArchitecturesTheyDoNotHave) {
                      "the kernel reaches beyond rows of the input");
       expect_refusal("gemm_backward", "conv2d(16,16,k=3) @ 2x16x9x9", architecture, "strict f32");
       expect_refusal("gemm_backward", "conv2d(16,16,k=3,s=2) @ 2x16x9x9 bf16", architecture, "a stride");
+      expect_refusal("gemm_backward", "conv2d(32,32,groups=2) @ 2x32x9x9 bf16", architecture, "has groups");
     }
     expect_refusal("thin_backward", "conv2d(3,65) @ 2x3x9x9", architecture, "more than 64 output channels");
     expect_refusal("thin_cores", "relu @ 2x3x4x5", architecture, "no convolution");
@@ -402,7 +417,10 @@ TEST(CudaKernels, RowsRefuseArchitecturesTheyDoNotHave) {
       expect_refusal("gemm_packed", "conv2d(32,32) @ 2x32x9x9 tf32", architecture, "nothing follows");
     }
     expect_refusal("gemm_wgmma", "relu @ 2x3x4x5", architecture, "no convolution");
-    expect_refusal("gemm_wgmma", "conv2d(32,32,groups=2) @ 2x32x9x9", architecture, "has groups");
+    expect_refusal("gemm_wgmma", "conv2d(32,64,groups=4) @ 2x32x9x9", architecture,
+                   "fewer than 16 channels in a group");
+    expect_refusal("gemm_wgmma", "conv2d(64,64,groups=4) | group_norm(2) @ 2x64x9x9", architecture,
+                   "a group of the norm has channels of several groups of the convolution");
     if (architecture != "sm_90a") {
       expect_refusal("gemm_wgmma", "conv2d(32,32) @ 2x32x9x9 tf32", architecture, "it needs wgmma");
     } else {
@@ -418,6 +436,8 @@ TEST(CudaKernels, RowsRefuseArchitecturesTheyDoNotHave) {
       expect_refusal("gemm_turns", "conv2d(32,32) | group_norm(4) @ 2x32x9x16 f32", architecture,
                      "strict f32");
       expect_refusal("gemm_turns", "conv2d(32,32) | relu @ 2x32x9x16 bf16", architecture, "a norm");
+      expect_refusal("gemm_turns", "conv2d(32,32,groups=2) | group_norm(4) @ 2x32x9x16 bf16", architecture,
+                     "has groups");
       expect_refusal("gemm_turns", "conv2d(32,80) | group_norm(4) @ 2x32x9x16 bf16", architecture,
                      "more than 64 output channels");
       expect_refusal("gemm_turns", "conv2d(32,32,s=2) | group_norm(4) @ 2x32x9x16 bf16", architecture,
@@ -432,7 +452,8 @@ TEST(CudaKernels, RowsRefuseArchitecturesTheyDoNotHave) {
                      "too large to be held");
     }
     expect_refusal("gemm_mma", "relu @ 2x3x4x5", architecture, "no convolution");
-    expect_refusal("gemm_mma", "conv2d(32,32,groups=2) @ 2x32x9x9", architecture, "has groups");
+    expect_refusal("gemm_mma", "conv2d(64,32,groups=4) @ 2x64x9x9", architecture,
+                   "fewer than 16 channels in a group");
     expect_refusal("gemm_mma", "conv2d(32,8) @ 2x32x9x9", architecture, "fewer than 16 channels");
     expect_refusal("gemm_mma", "conv1d(16,16,k=16000,p=9000) @ 2x16x900", architecture, "too large");
     expect_refusal("direct", "relu @ 2x3x4x5 f64", architecture, "f64");

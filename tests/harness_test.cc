@@ -459,7 +459,8 @@ TEST(Harness, PlacementsDecideWhereTensorsLie) {
       elements.push_back(reinterpret_cast<uintptr_t>(address) % 64 / 2);
     const std::map<Placement, std::vector<uintptr_t>> expected{{Placement::elements, {1, 1, 1, 1}},
                                                                {Placement::vectors, {0, 0, 0, 0}},
-                                                               {Placement::mixed, {1, 6, 3, 0}}};
+                                                               {Placement::mixed, {1, 6, 3, 0}},
+                                                               {Placement::inputs, {0, 1, 0, 0}}};
     EXPECT_EQ(elements, expected.at(placement)) << name(placement);
   }
 }

@@ -114,7 +114,7 @@ Source finish_source(const Problem& problem, const ThinShape& shape, bool planar
   const bool mean = shape.parts.mean;
   const std::string name = mean ? "onepass_gemm_mma_mean" : "onepass_gemm_finish";
   return {name, std::string("#include \"") + (mean ? "gemm_mma.cuh" : "gemm_finish.cuh") + "\"\n" +
-                    tail_source(problem) + "struct Numbers {\n" +
+                    whole_tail_source(problem) + "struct Numbers {\n" +
                     Constants()
                         .add("threads", finish_threads)
                         .add("piece", finish_piece)
@@ -139,7 +139,7 @@ Number finish_blocks(const ThinShape& shape, bool planar) {
 }  // namespace
 
 GemmFinish::GemmFinish(const Problem& problem, const ThinShape& shape, bool planar)
-    : batch_(shape.batch),
+    : samples_(shape.samples),
       function_(finish_source(problem, shape, planar), problem.device,
                 Launch{maximum(1, finish_blocks(shape, planar)), finish_threads}) {}
 
@@ -149,7 +149,7 @@ void GemmFinish::launch(const Arguments& arguments, const void* values, const vo
   words.add(values);
   words.add(arguments.output);
   words.add(statistics);
-  words.add(batch_);
+  words.add(samples_);
   words.add(arguments.parameters);
   words.launch(function_, stream, 0);
 }
@@ -198,10 +198,11 @@ std::string wide_refusal(const Problem& problem) {
   std::string reason = whole_block_refusal(problem);
   if (!reason.empty()) return reason;
   const Conv& conv = *problem.block.conv();
-  if (std::min(conv.in_channels, conv.out_channels) < least_wide_channels)
-    return "fewer than " + std::to_string(least_wide_channels) + " channels";
-  if (conv.out_channels > most_channels_of_cores)
-    return "more than " + std::to_string(most_channels_of_cores) + " output channels";
+  const char* const where = conv.groups == 1 ? "" : " in a group";
+  if (std::min(conv.in_channels, conv.out_channels) / conv.groups < least_wide_channels)
+    return "fewer than " + std::to_string(least_wide_channels) + " channels" + where;
+  if (conv.out_channels / conv.groups > most_channels_of_cores)
+    return "more than " + std::to_string(most_channels_of_cores) + " output channels" + where;
   if (problem.parameters[0].dtype != problem.input.dtype) return "the weights are of another type than x";
   return "";
 }

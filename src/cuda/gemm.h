@@ -78,7 +78,7 @@ class GemmFinish {
   void launch(const Arguments& arguments, const void* values, const void* statistics, Stream stream) const;
 
  private:
-  Number batch_;
+  Number samples_;
   Function function_;
 };
 
@@ -90,7 +90,7 @@ std::string wgmma_statement(int64_t columns, bool is_bf16, int64_t first_sum, in
 double gemm_chain_instructions(const std::vector<TailParts::Stage>& stages);
 
 // What products of matrices are for, and gradients by them too.
-inline constexpr int64_t least_wide_channels = 16;  // of the input and of the output
+inline constexpr int64_t least_wide_channels = 16;  // of the input and of the output, in a group
 
 // Why no row takes the problem as a product of matrices with the launch that does samples again.
 std::string wide_refusal(const Problem& problem);

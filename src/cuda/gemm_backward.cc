@@ -600,6 +600,7 @@ std::string refusal(const BackwardProblem& problem) {
   const Problem& forward = problem.forward;
   std::string reason = whole_block_refusal(forward);
   if (!reason.empty()) return reason;
+  if (forward.block.conv()->groups != 1) return "the convolution has groups";
   const Gpu& gpu = gpu_of(forward.device);
   if (gpu.architecture != "sm_90a") return "it needs wgmma, which sm_90a alone has";
   if (forward.block.stages().size() > 1) return "stages follow the convolution";

@@ -59,6 +59,7 @@ struct MmaNumbers {
   };
 
   Tile tile{};
+  int64_t conv_groups = 1;  // each with weights of its own
   bool merges_classes = false;
   Box box{}, boxes{1, 1, 1};
   std::array<WindowAxis, max_spatial_rank> axes;
@@ -102,7 +103,7 @@ struct MmaNumbers {
   int64_t window() const { return axes[0].entries * axes[1].entries * axes[2].entries; }
   int64_t chunk_channels() const { return vectors * of_vector; }
   int64_t weight_bytes() const {
-    return all_taps * channel_tiles * chunks * parts * vectors * tile.rows() * 16;
+    return conv_groups * all_taps * channel_tiles * chunks * parts * vectors * tile.rows() * 16;
   }
   int64_t spans(const ThinShape& shape) const {
     const int64_t group_rows = rows(shape) / shape.groups;
@@ -136,7 +137,7 @@ struct MmaNumbers {
 
   MmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu, const Tile& wanted,
              const Box& tried)
-      : tile(wanted), box(tried) {
+      : tile(wanted), conv_groups(shape.conv_groups), box(tried) {
     merges_classes = shape.classes() > 1 && !shape.parts.mean && classes_meet_alike(shape);
     halves = problem.input.dtype == DType::f32 && classes(shape) == 1;
     parts = splits(problem) ? 2 : 1;
@@ -367,7 +368,9 @@ class GemmMma final : public Kernel {
   // One class: packed as for gemm_wgmma, several channels to a block where they are many, since it writes 16
   // bytes of each; their weights once through shared memory where they fit.
   bool packs_classes() const { return numbers_.classes(shape_) > 1; }
-  int64_t padded_channels() const { return numbers_.channel_tiles * numbers_.tile.rows(); }
+  int64_t padded_channels() const {
+    return shape_.conv_groups * numbers_.channel_tiles * numbers_.tile.rows();
+  }
   int64_t pack_bytes(int64_t channels) const {
     return channels * shape_.in_channels * numbers_.most_taps * byte_size(problem_.parameters[0].dtype);
   }
@@ -570,7 +573,7 @@ double seconds(const Problem& problem, const PlanOptions& options) {
                      std::max(first_bytes / gpu.bytes_per_second, 1.1 * clocks / gpu.clock());
   // Where the GPU has wgmma that row is faster: s19 takes 1.7 times as long here, s61 2.2, layers of
   // U-Nets 1.4 and 1.5. One that doubles an image took 0.7, which is not enough to tell by.
-  if (cuda_gemm_wgmma.refusal(problem).empty())
+  if (shape.conv_groups == 1 && cuda_gemm_wgmma.refusal(problem).empty())
     return std::max(own, 1.05 * cuda_gemm_wgmma.seconds(problem, options));
   return own;
 }

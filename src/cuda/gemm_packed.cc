@@ -53,7 +53,8 @@ struct PackedNumbers {
   int64_t taps = 1, group_taps = 1;
   int64_t input_channels = 16;  // a multiple of 16
   int64_t chunk_channels = 16;
-  int64_t rows = 1;  // of the product: channels of the output, for each class
+  int64_t conv_groups = 1;  // input channels and rows are those of each
+  int64_t rows = 1;         // of the product: channels of the output, for each class
   int64_t window = 0;
   int64_t stages = 0;
   int64_t piece_bytes = 16;    // of weights being packed, in shared memory
@@ -73,13 +74,13 @@ struct PackedNumbers {
     PackedNumbers best = empty;
     for (const int64_t group : groups) best.take_better(empty.cut_best(shape, flat, gpu, group, some));
     if (best.columns > 0)
-      *this = empty.cut_best(shape, flat, gpu, best.group_taps, CutFor::instead_of(shape.batch));
+      *this = empty.cut_best(shape, flat, gpu, best.group_taps, CutFor::instead_of(shape.samples));
   }
 
   int64_t groups() const { return taps / group_taps; }
   int64_t chunks() const { return input_channels / chunk_channels; }
   int64_t steps() const { return groups() * chunks(); }
-  int64_t channel_tiles() const { return divide_up(rows, tile_channels); }
+  int64_t channel_tiles() const { return conv_groups * divide_up(rows, tile_channels); }
   int64_t padded_channels() const { return channel_tiles() * tile_channels; }
   int64_t x_bytes() const { return window * chunk_channels * 2; }
   int64_t weight_stage_bytes() const { return group_taps * chunk_channels * tile_channels * 2; }
@@ -97,6 +98,7 @@ struct PackedNumbers {
   static int64_t taps_of(const ThinShape& shape, size_t d) { return shape.axes[d].classes[0].count; }
 
   void set_index(const ThinShape& shape, const FlatGeometry& flat) {
+    conv_groups = shape.conv_groups;
     rows = shape.channels * shape.classes();
     input_channels = round_up(shape.in_channels, 16);
     taps = taps_of(shape, 0) * taps_of(shape, 1) * taps_of(shape, 2);
@@ -160,12 +162,16 @@ struct PackedNumbers {
   double predict(int64_t samples, int64_t classes, const Gpu& gpu) const {
     const int64_t terms = taps * input_channels;
     const bool turns = shared_by == Groups::turns;
+    const bool in_groups = conv_groups > 1;
     const auto products = static_cast<double>(terms * columns) / (turns ? 32 : 16);
     const auto bytes = static_cast<double>(steps() * (x_bytes() + weight_stage_bytes()));
-    const double multiplied =
-        (turns ? 1.04 : 1.0) * products * std::pow(1 + std::pow(bytes / products / 46, 4), 0.25);
-    // What a warp stores, 16 rows of its columns; classes of an output side by side are longer runs.
-    const double stored = static_cast<double>(columns * std::min<int64_t>(rows, 64)) / 64;
+    // In groups tiles of the same positions share no x: 448 channels in 4 at 28 x 28, 1232 in 11 at 14 x 14
+    // take 1.2 to 1.4 of the time.
+    const double multiplied = (turns ? 1.04 : 1.0) * (in_groups ? 1.2 : 1.0) * products *
+                              std::pow(1 + std::pow(bytes / products / 46, 4), 0.25);
+    // What a warp stores, 16 rows of its columns; classes of an output side by side are longer runs. Groups
+    // of 16 and 32 channels (512 in 32 at 28 x 28, 128 in 4 at 32^3) take as long as of 64.
+    const double stored = static_cast<double>(columns * (in_groups ? 64 : std::min<int64_t>(rows, 64))) / 64;
     const double after = classes > 1 ? 2000 + 32 * stored : 3000 + 51 * stored;
     const auto of_block =
         static_cast<double>(divide_up(tiles(Number(samples)) * channel_tiles(), gpu.multiprocessors));
@@ -209,9 +215,10 @@ class GemmPacked final : public Kernel {
     product_.emplace(product_kernel_source(), device,
                      Launch{1, static_cast<uint32_t>(threads), 1,
                             static_cast<uint32_t>(n.shared_bytes(n.stages)), false, true});
-    tiles_ = n.tiles(shape_.batch).called("tiles");
-    length_ = n.length(shape_.batch).called("length");
-    input_items_ = (divide_up(length_, pack_threads) * (n.input_channels / 16)).called("input_items");
+    tiles_ = n.tiles(shape_.samples).called("tiles");
+    length_ = n.length(shape_.samples).called("length");
+    input_items_ =
+        (divide_up(length_, pack_threads) * (n.conv_groups * n.input_channels / 16)).called("input_items");
     blocks_ = minimum(tiles_ * n.channel_tiles(), product_->resident_clusters());
     marks_ = regions_.add((shape_.batch + 1) * 4);
     guard_ = regions_.add(when(guards(), shape_.batch * 4));
@@ -220,7 +227,7 @@ class GemmPacked final : public Kernel {
     row_sums_ = regions_.add(when(guards(), n.padded_channels() * 8));
     cleared_bytes_ = regions_.total();
     piece_marks_ = regions_.add(when(!guards(), weight_items() * 4));
-    packed_input_ = regions_.add(length_ * (n.input_channels * 2));
+    packed_input_ = regions_.add(length_ * (n.conv_groups * n.input_channels * 2));
     packed_weights_ = regions_.add(n.weight_bytes());
     values_ = regions_.add(shape_.rows() * shape_.spatial * 4);
     statistics_ = regions_.add(when(shape_.parts.norm, shape_.slabs() * 2 * 4));
@@ -278,7 +285,7 @@ class GemmPacked final : public Kernel {
       return words;
     };
     words_of(step_pack).launch(*steps_, stream, input_items_ + weight_items());
-    if (guards()) words_of(step_pack_again).launch(*steps_, stream, divide_up(numbers_.rows, piece_rows));
+    if (guards()) words_of(step_pack_again).launch(*steps_, stream, numbers_.padded_channels() / piece_rows);
     words_of(step_pack).launch(*product_, stream, blocks_);
     Arguments tail;
     tail.input = at(workspace, values_);
@@ -402,8 +409,9 @@ std::string refusal(const Problem& problem) {
   if (numbers.columns == 0) return "the window of a tile is too large";
   if (numbers.piece_bytes > most_piece_bytes) return "a kernel of " + std::to_string(numbers.taps) + " taps";
   constexpr int64_t most = int64_t{1} << 31;  // positions, pieces of work, elements of the output
-  const int64_t length = numbers.length(shape.batch);
-  if (length + numbers.sample >= most || length / pack_threads * (numbers.input_channels / 16) >= most / 2 ||
+  const int64_t length = numbers.length(shape.samples);
+  const int64_t channels = numbers.conv_groups * numbers.input_channels;
+  if (length + numbers.sample >= most || length / pack_threads * (channels / 16) >= most / 2 ||
       shape.rows() * shape.spatial >= most) {
     return "more than 2^31 positions or outputs";
   }
@@ -417,9 +425,10 @@ double seconds(const Problem& problem, const PlanOptions&) {
   const Problem tail = *tail_of(problem);
   const bool guards = problem.input.dtype == DType::f32;
   const auto weights = static_cast<double>(problem.parameters[0].byte_span());
-  const double packed = static_cast<double>(problem.input.byte_span()) +
-                        static_cast<double>(numbers.length(shape.batch) * numbers.input_channels * 2) +
-                        weights + static_cast<double>(numbers.weight_bytes());
+  const double packed =
+      static_cast<double>(problem.input.byte_span()) +
+      static_cast<double>(numbers.length(shape.samples) * numbers.conv_groups * numbers.input_channels * 2) +
+      weights + static_cast<double>(numbers.weight_bytes());
   // Tensor cores at work keep a GPU below its highest clock: 1.7 of 1.98 GHz.
   const double clock = gpu.flops / 256 / gpu.multiprocessors * 0.86;
   return (guards ? 8e-6 : 3e-6) + 1.2 * packed / gpu.bytes_per_second + numbers.clocks / clock +

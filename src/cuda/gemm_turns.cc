@@ -420,6 +420,7 @@ bool lies_for_boxes(const TensorSpec& input, const ThinShape& shape) {
 std::string refusal(const Problem& problem) {
   std::string reason = wide_refusal(problem);
   if (!reason.empty()) return reason;
+  if (problem.block.conv()->groups != 1) return "the convolution has groups";
   const Gpu& gpu = gpu_of(problem.device);
   if (gpu.architecture != "sm_90a") return "it needs wgmma, which sm_90a alone has";
   const ThinShape shape(problem);

@@ -35,7 +35,8 @@ bool is_empty(const Box& box) { return box[2] == 0; }
 
 // How a sample is cut into tiles and shared memory into rings; nothing here depends on the batch.
 struct WgmmaNumbers {
-  int64_t columns = 0;  // positions of a warpgroup; 0 where nothing fits
+  int64_t columns = 0;      // positions of a warpgroup; 0 where nothing fits
+  int64_t conv_groups = 1;  // each with weights of its own
   bool groups_share_positions = false;
   int64_t tile_positions = 0, tile_channels = 64;
   int64_t position_tiles = 1, channel_tiles = 1, unit_channel_tiles = 1;
@@ -86,10 +87,8 @@ struct WgmmaNumbers {
   int64_t unit_tiles() const { return position_tiles * unit_channel_tiles; }
   int64_t x_stage_bytes() const { return round_up(windows.all() * chunk_channels * 2 * parts, 128); }
   int64_t weight_stage_bytes() const { return group_taps * chunk_channels * tile_channels * 2 * parts; }
-  int64_t weight_bytes() const {
-    return channel_tiles * tile_channels * chunks * chunk_channels * taps * 2 * parts;
-  }
-  int64_t padded_channels() const { return channel_tiles * tile_channels; }
+  int64_t weight_bytes() const { return padded_channels() * chunks * chunk_channels * taps * 2 * parts; }
+  int64_t padded_channels() const { return conv_groups * channel_tiles * tile_channels; }
   int passes(const ThinShape& shape) const { return held ? 1 : shape.passes(); }
 
   // Multiprocessors that have a block: of held units whole ones.
@@ -124,7 +123,7 @@ struct WgmmaNumbers {
 
   WgmmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu, bool share, int64_t most,
                const Box& tried)
-      : groups_share_positions(share), box(tried), taps(taps_of(shape)) {
+      : conv_groups(shape.conv_groups), groups_share_positions(share), box(tried), taps(taps_of(shape)) {
     const FlatGeometry flat(shape);
     parts = splits(problem) ? 2 : 1;
     if (parts == 2 && most > most_split_columns) return;
@@ -283,7 +282,8 @@ struct WgmmaNumbers {
     int64_t raw = raw_slot_bytes;
     const int64_t all = chunks * (taps / group_taps);
     raw_slots = copies ? 2 : 1;
-    weights_stay = channel_tiles == 1 && all * w + 2 * x + raw_slots * raw <= budget && all <= 64;
+    weights_stay =
+        conv_groups * channel_tiles == 1 && all * w + 2 * x + raw_slots * raw <= budget && all <= 64;
     weight_stages = weights_stay ? all : 2;
     int64_t left = budget - weight_stages * w - raw_slots * raw;
     if (!weights_stay) {
@@ -344,6 +344,8 @@ struct WgmmaNumbers {
     const bool reads_halves = byte_size(problem.input.dtype) == 2;
     const auto in_channels = static_cast<double>(shape.in_channels);
     const double elements = n * 128;  // of a tile
+    const double existing =
+        elements * static_cast<double>(rows_of(shape)) / static_cast<double>(channel_tiles * tile_channels);
     const auto output_bytes = static_cast<double>(byte_size(problem.output.dtype));
     // A product of 64 x n x 16; sums of split operands leave the tensor cores, which wait.
     const int64_t steps = 2 * chunks * (chunk_channels / 16) * taps * (parts == 2 ? 3 : 1);
@@ -352,7 +354,8 @@ struct WgmmaNumbers {
     const auto x_bytes =
         static_cast<double>(windows.all() * shape.in_channels * byte_size(problem.input.dtype));
     const double weights =
-        weights_stay ? 0.0 : static_cast<double>(weight_bytes()) / static_cast<double>(channel_tiles);
+        weights_stay ? 0.0
+                     : static_cast<double>(weight_bytes()) / static_cast<double>(conv_groups * channel_tiles);
     const auto rounds = static_cast<double>(divide_up(windows.all(), converting_threads));
     double staging = x_bytes / 7;
     double copying = 0;
@@ -371,13 +374,14 @@ struct WgmmaNumbers {
     const bool fits_flat = is_empty(box) && pitch == shape.axes[2].out;
     const double before = n * (1 + gemm_chain_instructions(shape.parts.before)) +
                           (shape.parts.norm ? n * (fits_flat ? 7 : 20) : 0.0);
-    const double exchanged = held ? 7700 : shape.parts.norm ? 6000 : 500;
+    // A tile that is a unit by itself waits for nobody.
+    const double exchanged = held ? (unit_tiles() == 1 ? 3000 : 7700) : shape.parts.norm ? 6000 : 500;
     const double after = n * (3 + gemm_chain_instructions(shape.parts.after));
     // Outputs of neighbouring classes leave one by one.
-    const double written = elements * output_bytes / (shape.classes() > 1 ? 3 : 15);
+    const double written = existing * output_bytes / (shape.classes() > 1 ? 3 : 15);
     double all;
     if (stored) {
-      all = multiplied + before + exchanged + elements * 4 / 12.5 + elements * (4 + output_bytes) / 17;
+      all = multiplied + before + exchanged + existing * 4 / 12.5 + existing * (4 + output_bytes) / 17;
     } else {
       all = multiplied + before + exchanged + after + (shape.parts.mean ? 0.0 : written);
     }
@@ -690,7 +694,7 @@ std::string refusal(const Problem& problem) {
     return "the transposed convolution has a stride, and a mean follows";
   constexpr int64_t most = int64_t{1} << 30;  // positions, and elements of a sample of x: bytes are 32 bits
   if (FlatGeometry(shape).plane * (shape.axes[0].out + shape.axes[0].kernel) >= most ||
-      problem.input.byte_span() / std::max<int64_t>(1, shape.batch.value()) >= 4 * most) {
+      problem.input.byte_span() / std::max<int64_t>(1, shape.samples.value()) >= 4 * most) {
     return "a sample of the input is too large";
   }
   if (WgmmaNumbers(problem, shape, gpu).columns == 0) return "the window of a tile is too large";

@@ -46,9 +46,10 @@ std::vector<const TailParts::Stage*> channel_stages(const std::vector<TailParts:
 // One chain as a struct.
 class ChainWriter {
  public:
+  // `groups`: of the convolution, where the chain is that of one of them.
   ChainWriter(const char* name, const std::vector<TailParts::Stage>& stages, int bits, const Problem& problem,
-              const BackwardProblem* backward)
-      : name_(name), stages_(stages), bits_(bits), problem_(problem), backward_(backward) {
+              const BackwardProblem* backward, int64_t groups = 1)
+      : name_(name), stages_(stages), bits_(bits), problem_(problem), backward_(backward), groups_(groups) {
     for (const TailParts::Stage& stage : stages_) {
       if (stage.parameter < 0) continue;
       (is_tensor(stage) ? tensors_ : channels_).push_back(&stage);
@@ -76,6 +77,10 @@ class ChainWriter {
     out_ << "  template <class P>\n"
          << "  static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* "
             "value) {\n";
+    if (groups_ > 1 && !channels_.empty()) {
+      const int64_t channels = problem_.block.conv()->out_channels / groups_;
+      out_ << "    c += n % " << groups_ << " * " << channels << ";\n    n /= " << groups_ << ";\n";
+    }
     for (size_t i = 0; i < channels_.size(); ++i) {
       const int index = channels_[i]->parameter;
       const TensorSpec& spec = problem_.parameters[static_cast<size_t>(index)];
@@ -185,6 +190,7 @@ class ChainWriter {
   int bits_;
   const Problem& problem_;
   const BackwardProblem* backward_;
+  int64_t groups_;
   std::vector<const TailParts::Stage*> channels_;
   std::vector<const TailParts::Stage*> tensors_;
   std::ostringstream out_;
@@ -192,24 +198,26 @@ class ChainWriter {
 
 class TailWriter {
  public:
-  TailWriter(const Problem& problem, int bits, const BackwardProblem* backward)
+  // `groups`: of the convolution, where it is the tail of one of them.
+  TailWriter(const Problem& problem, int bits, const BackwardProblem* backward, int64_t groups = 1)
       : problem_(problem),
         bits_(bits),
         backward_(backward),
+        groups_(groups),
         shape_(problem.block.conv_output_shape(problem.input.sizes)),
         parts_(problem.block, problem.input.sizes) {}
 
   std::string text() {
     out_ << "namespace onepass {\n\n"
-         << ChainWriter("Before", parts_.before, bits_, problem_, backward_).text()
-         << ChainWriter("After", parts_.after, bits_, problem_, backward_).text() << "// "
+         << ChainWriter("Before", parts_.before, bits_, problem_, backward_, groups_).text()
+         << ChainWriter("After", parts_.after, bits_, problem_, backward_, groups_).text() << "// "
          << problem_.block.text() << '\n'
          << "struct Tail {\n"
          << "  using Before = onepass::Before;\n  using After = onepass::After;\n"
          << "  using Input = " << type(problem_.input) << ";\n  using Output = " << type(problem_.output)
          << ";\n";
-    const int64_t channels = shape_[1];
-    const int64_t groups = parts_.norm ? parts_.norm->group_count(channels) : 1;
+    const int64_t channels = shape_[1] / groups_;
+    const int64_t groups = parts_.norm ? parts_.norm->group_count(shape_[1]) / groups_ : 1;
     constant("int", "parameters", std::to_string(problem_.parameters.size()));
     constant("int", "channels", std::to_string(channels));
     constant("int", "group_channels", std::to_string(channels / groups));
@@ -219,6 +227,7 @@ class TailWriter {
     constant("bool", "has_mean", parts_.mean ? "true" : "false");
     constant("bool", "mean_follows_norm", parts_.mean_follows_norm() ? "true" : "false");
     constant("float", "eps", literal(parts_.norm ? parts_.norm->eps : 0));
+    write_channel(channels);
     write_norm_parameter("weight", parts_.norm_weight, "1.0f");
     write_norm_parameter("bias", parts_.norm_bias, "0.0f");
     if (backward_ != nullptr) write_backward();
@@ -229,6 +238,13 @@ class TailWriter {
  private:
   void constant(const char* kind, const char* name, const std::string& value) {
     out_ << "  static constexpr " << kind << ' ' << name << " = " << value << ";\n";
+  }
+
+  // Which of the block's channels one of sample n is.
+  void write_channel(int64_t channels) {
+    out_ << "  static __device__ __forceinline__ int channel(int64 n, int c) { return c";
+    if (groups_ > 1) out_ << " + static_cast<int>(n % " << groups_ << ") * " << channels;
+    out_ << "; }\n";
   }
 
   void write_norm_parameter(const char* name, int index, const char* otherwise) {
@@ -299,6 +315,7 @@ class TailWriter {
   const Problem& problem_;
   int bits_;
   const BackwardProblem* backward_;
+  int64_t groups_;
   Shape shape_;  // of what the tail works on: the convolution's output, where there is one
   TailParts parts_;
   std::ostringstream out_;
@@ -389,8 +406,11 @@ std::string chain_source(const char* name, const std::vector<TailParts::Stage>& 
 }
 
 std::string tail_source(const Problem& problem, int bits) {
-  return TailWriter(problem, bits, nullptr).text();
+  const Conv* conv = problem.block.conv();
+  return TailWriter(problem, bits, nullptr, conv ? conv->groups : 1).text();
 }
+
+std::string whole_tail_source(const Problem& problem) { return TailWriter(problem, 32, nullptr).text(); }
 
 std::string tail_source(const BackwardProblem& problem, int bits) {
   return TailWriter(problem.forward, bits, &problem).text();

@@ -77,8 +77,10 @@ std::string chain_source(const char* name, const std::vector<TailParts::Stage>& 
 
 // `struct Before`, `struct After` and `struct Tail` of a forward problem: of what follows the convolution,
 // where there is one. `Tail::Input` is the type of the problem's input all the same. `bits` is what results
-// are rounded to where the chains' functions may be shorter for it (bits_of), else 32.
+// are rounded to where the chains' functions may be shorter for it (bits_of), else 32. After a convolution in
+// groups it is that of one group (ThinShape); `whole_tail_source` is that of all.
 std::string tail_source(const Problem& problem, int bits = 32);
+std::string whole_tail_source(const Problem& problem);
 // The same with gradients.
 std::string tail_source(const BackwardProblem& problem, int bits = 32);
 

@@ -134,10 +134,12 @@ ThinShape::ThinShape(const Problem& problem) : parts(problem.block, problem.inpu
     axes[max_spatial_rank - rank + d] = ThinAxis(conv, d, problem.input.sizes[d + 2], out[d + 2]);
     taps *= conv.kernel[d];
   }
-  batch = Number::batch(out[0]);
-  in_channels = conv.in_channels;
-  channels = out[1];
-  groups = parts.norm ? parts.norm->group_count(channels) : 1;
+  conv_groups = conv.groups;
+  samples = Number::batch(out[0]);
+  batch = conv_groups == 1 ? samples : samples * conv_groups;
+  in_channels = conv.in_channels / conv_groups;
+  channels = out[1] / conv_groups;
+  groups = parts.norm ? parts.norm->group_count(out[1]) / conv_groups : 1;
   spatial = spatial_elements(out);
 }
 
@@ -208,18 +210,21 @@ bool is_thin(const ThinShape& shape) {
 std::string whole_block_refusal(const Problem& problem) {
   const Conv* conv = problem.block.conv();
   if (conv == nullptr) return "the block has no convolution";
-  if (conv->groups != 1) return "the convolution has groups";
+  const TailParts parts(problem.block, problem.input.sizes);
+  if (parts.norm && parts.norm->group_count(conv->out_channels) % conv->groups != 0)
+    return "a group of the norm has channels of several groups of the convolution";
   const auto is_f64 = [](const TensorSpec& spec) { return spec.dtype == DType::f64; };
   if (is_f64(problem.input) || is_f64(problem.output) ||
       std::any_of(problem.parameters.begin(), problem.parameters.end(), is_f64)) {
     return "f64 is not computed on the GPU";
   }
-  return layout_refusal(problem, TailParts(problem.block, problem.input.sizes));
+  return layout_refusal(problem, parts);
 }
 
 std::string thin_refusal(const Problem& problem) {
   const Conv* conv = problem.block.conv();
-  if (conv == nullptr || conv->groups != 1) return whole_block_refusal(problem);
+  if (conv == nullptr) return whole_block_refusal(problem);
+  if (conv->groups != 1) return "the convolution has groups";
   int64_t terms = conv->in_channels;
   for (size_t d = 0; d < static_cast<size_t>(conv->rank) && terms <= most_terms; ++d)
     terms *= conv->kernel[d];
@@ -239,6 +244,7 @@ std::string thin_source(const Problem& problem, const ThinShape& shape) {
              .flag("has_bias", conv.bias)
              .flag("transposed", conv.transposed)
              .flag("rounds_to_tf32", problem.precision == Precision::tf32)
+             .add("groups", shape.conv_groups)
              .add("in_channels", shape.in_channels)
              .add("channels", shape.channels)
              .add("taps", shape.taps)

@@ -45,6 +45,11 @@ struct ThinShape {
   std::array<ThinAxis, max_spatial_rank> axes;  // a block of rank 1 has two neutral dimensions before its own
   Order order{0, 1, 2};                         // which of those dimensions an axis is
   TailParts parts;
+  // A convolution in groups is as many convolutions, each of channels of its own. To kernels that take it, a
+  // sample is what one group has of one: there are `conv_groups` times as many, neighbours in memory where
+  // channels come before space. Channels, and groups of the norm, are those of one.
+  int64_t conv_groups = 1;
+  Number samples;  // of the problem
   Number batch;
   int64_t in_channels = 1;
   int64_t channels = 1;  // of the output
@@ -95,8 +100,8 @@ class ThinWorkspace {
   Region control_, marks_, guard_, parts_, sums_, statistics_;
 };
 
-// The row that takes every thin problem, and computes any convolution without groups of at most
-// `most_channels_of_cores` channels: what a kernel of halves could not represent is done again by it.
+// The row that takes every thin problem, and computes any convolution of at most `most_channels_of_cores`
+// channels a group: what a kernel of halves could not represent is done again by it.
 // `marks`: of the samples to compute, nullptr for all.
 inline constexpr int64_t most_channels_of_cores = 2048;
 class ThinCores final : public Kernel {
@@ -127,7 +132,7 @@ bool is_thin(const ThinShape& shape);
 
 // Why no kernel for thin convolutions can take the problem; empty where one can.
 std::string thin_refusal(const Problem& problem);
-// Of what holds for wide convolutions too: that there is one, types and layouts.
+// Of what holds for wide convolutions too: that there is one, its groups, types and layouts.
 std::string whole_block_refusal(const Problem& problem);
 
 // `struct Convolution`, as kernels/thin.cuh expects it.

@@ -33,8 +33,8 @@ struct CoresNumbers {
     const int64_t most = operands > 2 ? 4 : operands > 0 || shape.passes() == 2 ? 8 : 16;
     channels_at_once = 4;
     while (channels_at_once < std::min(most, shape.channels)) channels_at_once *= 2;
-    // Weights of a wide convolution come from memory as x does.
-    weights_in_shared = is_thin(shape);
+    // Weights of a wide convolution come from memory as x does, and those that samples do not share.
+    weights_in_shared = is_thin(shape) && shape.conv_groups == 1;
   }
 
   int64_t warps() const { return threads / 32; }

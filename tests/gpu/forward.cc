@@ -203,7 +203,7 @@ TEST_F(Forward, AgreesWithTheReferenceOnRandomProblems) {
     const std::string row = rows[seed % rows.size()];
     const size_t next = seed % std::size(distributions);
     const Check check{.distributions = {distributions[next], distributions[(next + 4) % 9]},
-                      .placements = {placements[seed % 3]},
+                      .placements = {placements[seed % std::size(placements)]},
                       .seed = seed,
                       .options = {.statistics = false}};
     return forward_errors(problem, std::span(&row, 1), check, stream);
@@ -219,7 +219,7 @@ TEST_F(Forward, AgreesWithTheReferenceOnRandomLargeTails) {
     const uint64_t seed = first + static_cast<uint64_t>(index);
     const Problem problem = random_large_tail(seed, gpu);
     return forward_errors(problem, by_turns(accepting_rows(problem), index, 1),
-                          {.placements = {placements[seed % 3]}, .seed = seed}, stream);
+                          {.placements = {placements[seed % std::size(placements)]}, .seed = seed}, stream);
   });
   std::cout << "seeds " << first << " to " << first + static_cast<uint64_t>(tried) - 1 << '\n';
   EXPECT_GT(tried, 0);

@@ -174,7 +174,7 @@ TEST_F(Gemm, AgreesWithTheReferenceOnRandomProblems) {
     const size_t next = seed % std::size(distributions);
     return forward_errors(problem, rows,
                           {.distributions = {distributions[next], Distribution::normal},
-                           .placements = {placements[seed % 3]},
+                           .placements = {placements[seed % std::size(placements)]},
                            .seed = seed},
                           stream);
   });
@@ -183,11 +183,54 @@ TEST_F(Gemm, AgreesWithTheReferenceOnRandomProblems) {
   EXPECT_GT(tried, 4 * refused);
 }
 
+// Convolutions in groups, each a product by itself: channels of a group that fill tiles and that do not, both
+// orders, groups of the norm that are one of the convolution's and a part of one, chains that read values of
+// channels and tensors, means, strides, classes of transposed ones; by every row.
+TEST_F(Gemm, AgreesWithTheReferenceInGroups) {
+  std::vector<Problem> problems;
+  for (const char* const text :
+       {"conv2d(64,128,k=3,p=1,groups=2) | relu | group_norm(8) | silu @ 3x64x14x15 tf32",
+        "conv2d(64,128,k=3,p=1,groups=2) | relu | group_norm(8) | silu @ 3x64x14x15 bf16 nhwc",
+        "conv2d(51,60,k=3,p=1,groups=3,bias=false) | group_norm(3) | gelu @ 2x51x13x11 f16",
+        "conv2d(80,80,k=3,s=2,p=1,groups=5) | channel_mul | group_norm(10) | channel_add(per=sample) @ "
+        "3x80x17x18 f32",
+        "conv2d(48,48,k=3,p=1,groups=3) | prelu(per=channel) | instance_norm(affine=true) | residual_add @ "
+        "2x48x9x40 tf32 nhwc",
+        "conv1d(32,96,k=5,groups=2) | swish | group_norm(4) | relu | mean @ 5x32x300 bf16",
+        "conv1d(34,34,k=3,p=1,groups=2) | mean @ 3x34x97 tf32",
+        "conv3d(64,72,k=3,p=1,groups=4) | leaky_relu(0.1) | group_norm(12) | mean @ 2x64x5x6x7 f16 nhwc",
+        "conv3d(32,160,k=3,p=1,groups=2) | residual_add | tanh @ 2x32x6x7x9 bf16",
+        "conv_transpose2d(36,40,k=3,p=1,groups=2) | channel_add | group_norm(2) | prelu(per=channel) @ "
+        "3x36x11x12 tf32",
+        "conv_transpose2d(48,36,k=2,s=2,groups=2) | relu | group_norm(6) @ 2x48x9x11 bf16 nhwc",
+        "conv_transpose2d(34,34,k=4,s=2,p=1,groups=2) | swish | group_norm(2) @ 2x34x7x9 tf32",
+        "conv_transpose3d(32,32,k=3,s=2,p=1,op=1,groups=2) | relu | group_norm(4) @ 2x32x5x4x6 bf16",
+        "conv2d(96,256,k=3,p=1,groups=2) | relu | group_norm(2) @ 1x96x40x41 f32 nhwc"}) {
+    problems.push_back(Problem::parse(text, gpu));
+  }
+  try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
+    const Problem& problem = problems[static_cast<size_t>(index)];
+    const std::vector<std::string> rows = rows_named("gemm_", problem);
+    // Hard data by turns.
+    const Check check{.distributions = {Distribution::uniform, Distribution::normal,
+                                        distributions[static_cast<size_t>(index) % std::size(distributions)]},
+                      .placements = {Placement::elements, Placement::vectors},
+                      .seed = 1200 + static_cast<uint64_t>(index)};
+    std::string errors = forward_errors(problem, rows, check, stream);
+    if (errors.empty() && index % 3 == 0) errors = not_finite_errors(problem, rows, stream);
+    // Of a sample alone: where stages read nothing of each.
+    if (errors.empty() && problem.parameters.size() <= 4 && index % 3 != 0)
+      errors = other_bits(problem, rows, 5, stream);
+    return errors;
+  });
+}
+
 // Samples that f16 has no room for are done again, and no others change.
 TEST_F(Gemm, DoesSamplesAgainThatHalvesCannotHold) {
   std::vector<Problem> problems;
   for (const char* const text : {"conv_transpose2d(32,32,k=3) | gelu | group_norm(4) @ 4x32x9x12 tf32",
                                  "conv2d(24,72,k=3,p=1) | relu @ 4x24x11x9 tf32",
+                                 "conv2d(48,60,k=3,p=1,groups=3) | relu | group_norm(6) @ 4x48x11x9 tf32",
                                  "conv2d(16,20,k=3,p=1) | swish | group_norm(2) | mean @ 4x16x11x9 tf32"}) {
     problems.push_back(Problem::parse(text, gpu));
   }
@@ -260,7 +303,7 @@ TEST_F(Gemm, StoresATileWhileTheNextIsMultiplied) {
 // Warpgroups by turns: boxes that fill samples and that do not, values that leave by rows and by columns, one
 // to three dimensions, rows of an odd number of outputs and of few, slabs of one channel to sixteen, chunks
 // that channels do not fill, chains that read values of channels; many samples a block. Inputs and outputs on
-// 16 bytes and on none.
+// 16 bytes and on none, and inputs alone: another kernel does all samples again where they are on none.
 TEST_F(Gemm, TurnsAgreeWithTheReference) {
   std::vector<Problem> problems;
   for (const char* const text :
@@ -294,7 +337,7 @@ TEST_F(Gemm, TurnsAgreeWithTheReference) {
     // time.
     const bool is_small = element_count(problem.output.sizes) < 300'000;
     Check check{.distributions = {Distribution::uniform, Distribution::normal},
-                .placements = {Placement::elements, Placement::vectors},
+                .placements = {Placement::elements, Placement::vectors, Placement::inputs},
                 .seed = 950 + static_cast<uint64_t>(index),
                 .options = {.statistics = !is_small}};
     if (is_small) check.distributions.clear();

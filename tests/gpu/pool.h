@@ -64,7 +64,7 @@ std::vector<std::vector<bool>> few_and_many(size_t count);
 
 struct Check {
   std::vector<Distribution> distributions{Distribution::normal};
-  std::vector<Placement> placements{std::begin(testing::placements), std::end(testing::placements)};
+  std::vector<Placement> placements{Placement::elements, Placement::vectors, Placement::mixed};
   uint64_t seed = 1;
   RunOptions options{};
 };

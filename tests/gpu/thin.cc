@@ -226,7 +226,7 @@ TEST_F(Thin, AgreesWithTheReferenceOnRandomProblems) {
     if (rows.empty()) return "no thin row takes " + problem.text();
     const size_t next = seed % std::size(distributions);
     const Check check{.distributions = {distributions[next], Distribution::normal},
-                      .placements = {placements[seed % 3]},
+                      .placements = {placements[seed % std::size(placements)]},
                       .seed = seed};
     return forward_errors(problem, rows, check, stream);
   });
@@ -363,7 +363,7 @@ TEST_F(ThinBackward, AgreesWithTheReferenceOnRandomProblems) {
       ++refused;
       return std::string();
     }
-    return backward_errors(problem, {.placements = {placements[seed % 3]}, .seed = seed}, stream, nullptr,
+    return backward_errors(problem, {.placements = {placements[seed % std::size(placements)]}, .seed = seed}, stream, nullptr,
                            soonest(problem.forward));
   });
   std::cout << "seeds " << first << " to " << first + static_cast<uint64_t>(tried) - 1 << ", " << refused

@@ -6,7 +6,8 @@
 namespace onepass::testing {
 
 std::string_view name(Placement placement) {
-  constexpr std::string_view names[] = {"aligned to elements", "aligned to vectors", "aligned differently"};
+  constexpr std::string_view names[] = {"aligned to elements", "aligned to vectors", "aligned differently",
+                                        "all but the output aligned to vectors"};
   return names[static_cast<size_t>(placement)];
 }
 

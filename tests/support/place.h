@@ -18,8 +18,10 @@ enum class Placement : uint8_t {
   elements,  // aligned to their elements and to nothing more
   vectors,   // aligned to 64 bytes: 16-byte loads and stores are possible
   mixed,     // aligned to their elements, each at another distance from 64 bytes
+  inputs,    // aligned to 64 bytes but for the output, which is to its elements
 };
-inline constexpr Placement placements[] = {Placement::elements, Placement::vectors, Placement::mixed};
+inline constexpr Placement placements[] = {Placement::elements, Placement::vectors, Placement::mixed,
+                                           Placement::inputs};
 std::string_view name(Placement placement);
 
 class Place {
@@ -35,8 +37,9 @@ class Place {
   // Elements between a multiple of 64 bytes and the tensor that is the index-th of its call.
   int64_t elements_beyond(size_t index) const {
     constexpr size_t vector = 8;  // the most elements in 16 bytes
+    constexpr size_t output = 1;
     if (placement_ == Placement::mixed) return static_cast<int64_t>((1 + 5 * index) % vector);
-    return placement_ == Placement::elements ? 1 : 0;
+    return placement_ == Placement::elements || (placement_ == Placement::inputs && index == output) ? 1 : 0;
   }
 
   // Puts the plan's work where it belongs; finish() waits for it.

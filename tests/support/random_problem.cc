@@ -252,11 +252,21 @@ Problem random_wide_problem(uint64_t seed, Device device) {
     if (conv.groups != 1 || (conv.transposed && has_stride)) continue;
     conv.in_channels = dice.number(16, 80);
     conv.out_channels *= (16 + conv.out_channels - 1) / conv.out_channels + dice.number(0, 4);
+    // Some in groups, of which each has groups of the norm.
+    if (dice.chance(0.2)) {
+      conv.groups = dice.number(2, 4);
+      conv.in_channels *= conv.groups;
+      conv.out_channels *= conv.groups;
+      for (Stage& stage : stages) {
+        if (auto* norm = std::get_if<Norm>(&stage); norm != nullptr && norm->kind == Norm::Kind::group)
+          norm->groups *= conv.groups;
+      }
+    }
     Shape sizes = small.input.sizes;
     sizes[1] = conv.in_channels;
     const Layout layout = small.input.strides[1] == 1 ? Layout::nhwc : Layout::nchw;
     Problem problem(Block(stages), sizes, small.input.dtype, device, layout);
-    int64_t products = conv.in_channels;
+    int64_t products = conv.in_channels / conv.groups;
     for (const int64_t size : conv.kernel) products *= size;
     if (element_count(problem.block.conv_output_shape(sizes)) > most_products / products) continue;
     if (problem.input.dtype == DType::f32 && dice.chance(0.6)) problem.precision = Precision::tf32;

@@ -100,8 +100,9 @@ struct Gemm {
   // One thread: a group of taps.
   __device__ __forceinline__ void send_weights(const Item& item, int step, int stage) const {
     constexpr int bytes = Numbers::weight_stage_bytes;
-    const auto* from = static_cast<const unsigned char*>(p.packed) +
-                       (static_cast<int64>(item.channel_tile) * Numbers::chunks * groups + step) * bytes;
+    const int64 tile = group_of<C>(item.n) * Numbers::channel_tiles + item.channel_tile;
+    const auto* from =
+        static_cast<const unsigned char*>(p.packed) + (tile * Numbers::chunks * groups + step) * bytes;
     barrier::expect(&s.weights_full[stage], bytes);
     barrier::copy(s.weights[stage], from, bytes, &s.weights_full[stage]);
   }

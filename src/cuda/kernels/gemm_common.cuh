@@ -28,6 +28,16 @@ struct GemmParameters {
   __device__ __forceinline__ bool is_aligned(int) const { return false; }
 };
 
+// The rows of a product with those that only fill a tile, `padded` of all groups of channels: the `rows` of
+// each group begin a tile.
+template <class C, int padded, int rows>
+struct GroupedRows {
+  static constexpr int of_group = padded / static_cast<int>(C::groups);
+  static __device__ __forceinline__ int group(int row) { return C::groups == 1 ? 0 : row / of_group; }
+  static __device__ __forceinline__ int in_group(int row) { return row - group(row) * of_group; }
+  static __device__ __forceinline__ bool exists(int row) { return in_group(row) < rows; }
+};
+
 // The flat index: pitches, where taps lie, and which window of x a tile stages.
 template <class C, class Numbers>
 struct GemmGeometry {

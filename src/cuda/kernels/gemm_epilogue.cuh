@@ -51,6 +51,11 @@ struct GemmEpilogue : GemmEpilogueMoments<C, Tail, Numbers> {
   using typename Base::Output;
   using typename Base::Staging;
 
+  // Of the tiles of its group the row's.
+  static __device__ __forceinline__ int scale_index(const Item& item, int row) {
+    return group_of<C>(item.n) * Numbers::channel_tiles * Numbers::tile_channels + row;
+  }
+
   // Scale and bias, then the chain before the norm, in place.
   __device__ __forceinline__ void activate(const Item& item, const Columns& columns, float (&d)[sums]) const {
 #pragma unroll
@@ -58,12 +63,13 @@ struct GemmEpilogue : GemmEpilogueMoments<C, Tail, Numbers> {
       const int c = item.channel_tile * Numbers::tile_channels + row(h);
       const int own = c < rows ? c : 0;
       const int channel = own / classes;
-      const float scale = Numbers::guards ? __ldg(p.scales + own) : 1.0f;
+      const float scale = Numbers::guards ? __ldg(p.scales + scale_index(item, own)) : 1.0f;
       float bias = 0.0f;
-      if constexpr (C::has_bias) bias = load_one<typename C::Bias>(p.parameter[1], channel);
+      if constexpr (C::has_bias)
+        bias = load_one<typename C::Bias>(p.parameter[1], Tail::channel(item.n, channel));
       ChannelValues<Before, 1> values;
       values.load(p, item.n, channel);
-      const int64 begin = item.n * C::stride(0) + Geometry::row_offset(own);
+      const int64 begin = output_origin<C>(item.n) + Geometry::row_offset(own);
 #pragma unroll
       for (int i = 0; i < 2 * pairs; ++i) {
         float& value = d[i / 2 * 4 + h * 2 + i % 2];
@@ -145,7 +151,7 @@ struct GemmEpilogue : GemmEpilogueMoments<C, Tail, Numbers> {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int c = item.channel_tile * Numbers::tile_channels + row(h);
-      const int channel = (c < rows ? c : 0) / classes;
+      const int channel = Tail::channel(item.n, (c < rows ? c : 0) / classes);
       affine.weight[h] = Tail::weight(p, channel);
       affine.bias[h] = Tail::bias(p, channel);
     }
@@ -165,15 +171,16 @@ struct GemmEpilogue : GemmEpilogueMoments<C, Tail, Numbers> {
       if constexpr (Tail::has_norm) {
         const int slab = in_range ? c / group_rows - first_slab(item) : 0;
         const float2 statistics = s.statistics[agent][slab];
-        scale = (reads_affine_early ? affine.weight[h] : Tail::weight(p, channel)) * statistics.y;
-        shift = fmaf(-statistics.x, scale, reads_affine_early ? affine.bias[h] : Tail::bias(p, channel));
+        const int of_norm = Tail::channel(item.n, channel);
+        scale = (reads_affine_early ? affine.weight[h] : Tail::weight(p, of_norm)) * statistics.y;
+        shift = fmaf(-statistics.x, scale, reads_affine_early ? affine.bias[h] : Tail::bias(p, of_norm));
         if constexpr (Numbers::guards && Numbers::held) {
           if (item.position_tile == 0 && in_range && lane % 4 == 0) Staging::judge(p, item.n, fabsf(scale));
         }
       }
       ChannelValues<After, 1> values;
       values.load(p, item.n, channel);
-      const int64 begin = item.n * C::stride(0) + Geometry::row_offset(own);
+      const int64 begin = output_origin<C>(item.n) + Geometry::row_offset(own);
       float total = 0.0f;
 #pragma unroll
       for (int i = 0; i < 2 * pairs; ++i) {

@@ -45,7 +45,7 @@ struct GemmEpilogueOutputs : GemmEpilogueLayout<C, Tail, Numbers> {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int channel = first_row + 8 * h;
-      const int64 begin = item.n * C::stride(0) + Geometry::row_offset(channel);
+      const int64 begin = output_origin<C>(item.n) + Geometry::row_offset(channel);
 #pragma unroll
       for (int j = 0; j < pairs; j += 4) {
         constexpr int all = 32;
@@ -169,7 +169,7 @@ struct GemmEpilogueOutputs : GemmEpilogueLayout<C, Tail, Numbers> {
     const int first_row = item.channel_tile * Numbers::tile_channels + row(0) - lane / 4;
     const int first_position = tile_position(item) + first_column();
     leaving.to = static_cast<unsigned char*>(p.output) +
-                 (item.n * C::stride(0) + first_row * C::stride(1) + first_position) * Output::bytes;
+                 (output_origin<C>(item.n) + first_row * C::stride(1) + first_position) * Output::bytes;
     leaving.bytes = (Geometry::positions - first_position) * Output::bytes;
     leaving.rows = rows - first_row;
     leaving.step = 0;
@@ -198,7 +198,7 @@ struct GemmEpilogueOutputs : GemmEpilogueLayout<C, Tail, Numbers> {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int channel = first_row + 8 * h;
-      const int64 begin = item.n * C::stride(0) + Geometry::row_offset(channel);
+      const int64 begin = output_origin<C>(item.n) + Geometry::row_offset(channel);
 #pragma unroll
       for (int j = 0; j < pairs; j += 8) {
         asm volatile("" : "+r"(in_vectors));

@@ -38,6 +38,9 @@ struct GemmMmaGeometry {
   static constexpr int classes = Numbers::merges_classes ? 1 : all_classes;
   static constexpr int rows = static_cast<int>(C::channels) * row_classes;
 
+  static __device__ __forceinline__ int64 sample_offset(int64 n) {
+    return origin<C>(n, Numbers::stride(0), Numbers::stride(1), static_cast<int>(C::channels));
+  }
   // Where a row's outputs begin in a sample.
   static __device__ __forceinline__ int64 row_offset(int row) {
     if constexpr (row_classes == 1) return row * Numbers::stride(1);
@@ -127,6 +130,7 @@ struct GemmMma {
   static constexpr bool splits = Numbers::parts == 2;
   static constexpr int window = Geometry::window;
   static constexpr int rows = Geometry::rows;
+  static constexpr int padded_rows = Numbers::channel_tiles * Numbers::tile_rows;
   static constexpr int group_rows = Tail::group_channels * Geometry::row_classes;
   static constexpr int slabs_of_sample = Tail::channels / Tail::group_channels;
   static constexpr int spans = Numbers::spans;  // channel tiles a slab may have channels in
@@ -241,7 +245,7 @@ struct GemmMma {
     constexpr Offset channel_bytes = static_cast<Offset>(C::input_stride(1) * Input::bytes);
     const unsigned char* from =
         static_cast<const unsigned char*>(p.input) +
-        (item.n * C::input_stride(0) + static_cast<int64>(chunk * vectors * of_vector) * C::input_stride(1)) *
+        (input_origin<C>(item.n) + static_cast<int64>(chunk * vectors * of_vector) * C::input_stride(1)) *
             Input::bytes;
 #pragma unroll
     for (int k = 0; k < Numbers::batch_vectors; ++k) {
@@ -405,7 +409,9 @@ struct GemmMma {
     const int taps = own.count[0] * own.count[1] * own.count[2];
     const uint4* weights =
         static_cast<const uint4*>(p.packed) +
-        (static_cast<int64>(Geometry::taps_before(item.class_index)) * Numbers::channel_tiles +
+        (static_cast<int64>(group_of<C>(item.n) * Geometry::taps_before(Geometry::classes) +
+                            Geometry::taps_before(item.class_index)) *
+             Numbers::channel_tiles +
          static_cast<int64>(item.channel_tile) * taps) *
             (Numbers::chunks * of_tap) +
         thread;
@@ -522,12 +528,14 @@ struct GemmMma {
         const int own = item.channel_tile * Numbers::tile_rows + row(i, h);
         const int existing = own < rows ? own : 0;
         const int channel = existing / Geometry::row_classes;
-        const float scale = Numbers::guards ? __ldg(p.scales + existing) : 1.0f;
+        const float scale =
+            Numbers::guards ? __ldg(p.scales + group_of<C>(item.n) * padded_rows + existing) : 1.0f;
         float bias = 0.0f;
-        if constexpr (C::has_bias) bias = load_one<typename C::Bias>(p.parameter[1], channel);
+        if constexpr (C::has_bias)
+          bias = load_one<typename C::Bias>(p.parameter[1], Tail::channel(item.n, channel));
         ChannelValues<Chain, 1> values;
         values.load(p, item.n, channel);
-        const int64 begin = item.n * Numbers::stride(0) + Geometry::row_offset(existing);
+        const int64 begin = Geometry::sample_offset(item.n) + Geometry::row_offset(existing);
 #pragma unroll
         for (int j = 0; j < 2 * column_tiles; ++j) {
           float& value = d[i][j / 2][2 * h + j % 2];
@@ -547,7 +555,7 @@ struct GemmMma {
   __device__ __forceinline__ void store_values(void* to, const Item& item, const Sums& d) const {
     constexpr bool rows_are_neighbours = Numbers::stride(1) == 1 && Numbers::stride(4) != 1;
     float(&stage)[16][Shared::value_pitch] = s.finish.values[warp];
-    const int64 sample = item.n * Numbers::stride(0);
+    const int64 sample = Geometry::sample_offset(item.n);
 #pragma unroll
     for (int i = 0; i < row_tiles; ++i) {
       const int first = item.channel_tile * Numbers::tile_rows + first_row + i * 16;
@@ -689,11 +697,12 @@ struct GemmMma {
         }
         for (int i = lane; i < Tail::group_channels; i += 32) {
           const int c = slab * Tail::group_channels + i;
-          const float scale = Tail::weight(p, c) * per_deviation;
+          const int of_norm = Tail::channel(n, c);
+          const float scale = Tail::weight(p, of_norm) * per_deviation;
           if constexpr (Numbers::guards) gemm::judge<Tail, Numbers>(p, n, fabsf(scale));
           if constexpr (Tail::mean_follows_norm) {
             const int64 row = n * Tail::channels + c;
-            store_one<Output>(p.output, row, fmaf(row_mean(row) - mean, scale, Tail::bias(p, c)));
+            store_one<Output>(p.output, row, fmaf(row_mean(row) - mean, scale, Tail::bias(p, of_norm)));
           }
         }
       }

@@ -1,5 +1,5 @@
 // The weights of a wide convolution as gemm_mma.cuh reads them: vectors of 16 bytes,
-//   [class][channel tile][chunk of input channels][tap][part][vector][row of the tile]
+//   [group][class][channel tile][chunk of input channels][tap][part][vector][row of the tile]
 // and zeros where there is no channel. f32 weights are rounded to tf32, or split in two of it.
 #pragma once
 
@@ -26,19 +26,21 @@ struct GemmMmaPack {
 
   const GemmMmaPackParameters& p;
 
-  // Where weights of an input and an output channel begin.
-  static __device__ __forceinline__ int64 first_of(int o, int c) {
-    return (C::transposed ? static_cast<int64>(c) * C::channels + o
-                          : static_cast<int64>(o) * C::in_channels + c) *
-           C::taps;
+  // Where weights of an input and an output channel of a group begin.
+  static __device__ __forceinline__ int64 first_of(int group, int o, int c) {
+    return group * group_weights<C> + (C::transposed ? static_cast<int64>(c) * C::channels + o
+                                                     : static_cast<int64>(o) * C::in_channels + c) *
+                                          C::taps;
   }
 
   __device__ __forceinline__ void run() const {
     const int64 index = static_cast<int64>(blockIdx.x) * threads + threadIdx.x;
     const int row = static_cast<int>(index % padded_rows);
     const int vector = static_cast<int>(index / padded_rows % all_vectors);
-    const int of_tiles = static_cast<int>(index / padded_rows / all_vectors);  // class of the tiles
-    if (of_tiles >= Geometry::classes) return;
+    const int rest = static_cast<int>(index / padded_rows / all_vectors);
+    if (rest >= C::groups * Geometry::classes) return;
+    const int group = C::groups == 1 ? 0 : rest / Geometry::classes;
+    const int of_tiles = rest - group * Geometry::classes;  // class of the tiles
     const int channel = row / Geometry::row_classes;
     const ThinClass<C> own(Numbers::merges_classes ? row - channel * Geometry::row_classes : of_tiles);
     const int taps = own.count[0] * own.count[1] * own.count[2];
@@ -46,7 +48,9 @@ struct GemmMmaPack {
     const int channel_tile = row / Numbers::tile_rows;
     const int chunk = vector / Numbers::vectors;
     uint4* to = static_cast<uint4*>(p.packed) +
-                (static_cast<int64>(Geometry::taps_before(of_tiles)) * Numbers::channel_tiles +
+                (static_cast<int64>(group * Geometry::taps_before(Geometry::classes) +
+                                    Geometry::taps_before(of_tiles)) *
+                     Numbers::channel_tiles +
                  static_cast<int64>(channel_tile) * taps) *
                     (Numbers::chunks * of_step) +
                 static_cast<int64>(chunk) * taps * of_step + vector % Numbers::vectors * Numbers::tile_rows +
@@ -65,7 +69,7 @@ struct GemmMmaPack {
           for (int k = 0; k < of_vector; ++k) {
             const int c = vector * of_vector + k;
             const bool exists = channel < C::channels && c < C::in_channels;
-            value[k] = exists ? load_one<Weight>(p.weights, first_of(channel, c) + tap) : 0.0f;
+            value[k] = exists ? load_one<Weight>(p.weights, first_of(group, channel, c) + tap) : 0.0f;
             finite &= fabsf(value[k]) <= most_split;
           }
           uint4* place = to + static_cast<int64>(t) * of_step;

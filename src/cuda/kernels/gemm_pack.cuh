@@ -1,5 +1,5 @@
 // The weights of a wide convolution as gemm.cuh reads them: 16-bit elements,
-//   [channel tile][chunk of input channels][tap][part][8 input channels][output channel][8]
+//   [group][channel tile][chunk of input channels][tap][part][8 input channels][output channel][8]
 // and zeros where there is no channel. f32 weights are scaled by a power of two for each output channel, so
 // that f16 has room for all of them, and where they are split the second part is what the first leaves.
 #pragma once
@@ -29,6 +29,8 @@ struct GemmPack {
   static constexpr int terms = C::in_channels * taps;
   static constexpr int classes = static_cast<int>(C::classes(0) * C::classes(1) * C::classes(2));
   static constexpr int rows = static_cast<int>(C::channels) * classes;  // as GemmGeometry has them
+  using Rows = GroupedRows<C, Numbers::padded_channels, rows>;
+  static_assert(Rows::of_group % channels == 0);
   using Weight = typename C::Weight;
   using Operand = typename Numbers::Operand;
   static constexpr int team = threads / channels;  // threads that measure a channel
@@ -39,6 +41,9 @@ struct GemmPack {
 
   // Where the weight of a term (input channel, tap of the row's class) lies.
   static __device__ __forceinline__ int64 index(int row, int term) {
+    return Rows::group(row) * group_weights<C> + index_in_group(Rows::in_group(row), term);
+  }
+  static __device__ __forceinline__ int64 index_in_group(int row, int term) {
     if constexpr (!C::transposed) return static_cast<int64>(row) * terms + term;
     const int c = term / taps;
     const int o = row / classes;
@@ -67,7 +72,7 @@ struct GemmPack {
     const int own = static_cast<int>(threadIdx.x) / team;
     const int o = first + own;
     float most = 0.0f, total = 0.0f;
-    if (o < rows) {
+    if (Rows::exists(o)) {
 #pragma unroll 4
       for (int i = static_cast<int>(threadIdx.x) % team; i < terms; i += team) {
         const int64 from = index(o, i);
@@ -112,7 +117,7 @@ struct GemmPack {
 #pragma unroll
     for (int k = 0; k < channels; ++k) {
       scale[k] = 1.0f;
-      if (first + k >= rows) continue;
+      if (!Rows::exists(first + k)) continue;
       const bool finite = largest[k] <= 3.4028235e38f;
       if (Numbers::guards && finite && largest[k] > 0.0f) {
         // To [2^13, 2^14), as far as the scale and its inverse are normal numbers.
@@ -141,7 +146,7 @@ struct GemmPack {
 #pragma unroll
       for (int k = 0; k < 8; ++k) {
         const int c = eight * 8 + k;
-        value[k] = o < rows && c < C::in_channels ? weight(o, own, c * taps + tap) * factor : 0.0f;
+        value[k] = Rows::exists(o) && c < C::in_channels ? weight(o, own, c * taps + tap) * factor : 0.0f;
       }
       constexpr int eights_of_chunk = Numbers::chunk_channels / 8;
       const int64 of_tap =

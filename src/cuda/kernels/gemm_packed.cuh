@@ -5,7 +5,9 @@
 // samples, in which rows, planes and samples have pitches that leave zeros between them wherever a tap can
 // reach beyond (as gemm.cuh has it for a sample); weights as products read them. A tile is any run of that
 // index, across samples, so that tiles can be as many as there are multiprocessors. Everything in the product
-// is bulk copies and wgmma, nothing is converted on the way.
+// is bulk copies and wgmma, nothing is converted on the way. Of a convolution in groups, those of input and
+// of output channels are one after the other, each filled up to whole chunks and tiles: a tile of channels is
+// one group's and meets its chunks.
 //
 //   PackedGemmOperands  packs x and the weights; f32 weights scaled by a power of two that suits most
 //   PackedGemmScales    packs rows of f32 weights again whose largest element that does not suit
@@ -63,8 +65,13 @@ struct PackedGemmGeometry {
   // Classes of a transposed convolution that meet the same x are rows of the product, as in gemm.cuh.
   static constexpr int classes = static_cast<int>(C::classes(0) * C::classes(1) * C::classes(2));
   static constexpr int rows = static_cast<int>(C::channels) * classes;
+  using Rows = GroupedRows<C, Numbers::padded_channels, rows>;
+  static __device__ __forceinline__ bool exists(int row) { return Rows::exists(row); }
   // Where the weight of an input channel and a tap of the row's class lies.
   static __device__ __forceinline__ int64 weight_index(int row, int c, int t) {
+    return Rows::group(row) * group_weights<C> + weight_in_group(Rows::in_group(row), c, t);
+  }
+  static __device__ __forceinline__ int64 weight_in_group(int row, int c, int t) {
     if constexpr (!C::transposed) return (static_cast<int64>(row) * C::in_channels + c) * Numbers::taps + t;
     const int o = row / classes;
     int own = row - o * classes;
@@ -81,16 +88,26 @@ struct PackedGemmGeometry {
     }
     return (static_cast<int64>(c) * C::channels + o) * C::taps + tap;
   }
+  // Which of the block's channels a row is of.
+  static __device__ __forceinline__ int channel(int row) {
+    return Rows::group(row) * static_cast<int>(C::channels) + Rows::in_group(row) / classes;
+  }
   // Where a row's values begin in a sample.
   static __device__ __forceinline__ int64 value_offset(int row) {
-    if constexpr (classes == 1) return static_cast<int64>(row) * Numbers::value_stride_c;
-    const int channel = row / classes;
-    const int own = row - channel * classes;
+    const int channel = PackedGemmGeometry::channel(row);
+    if constexpr (classes == 1) return static_cast<int64>(channel) * Numbers::value_stride_c;
+    const int in_group = Rows::in_group(row);
+    const int own = in_group - in_group / classes * classes;
     const int r1 = own / static_cast<int>(C::classes(2));
     const int r0 = r1 / static_cast<int>(C::classes(1));
     return static_cast<int64>(channel) * Numbers::value_stride_c + r0 * Numbers::value_stride0 +
            (r1 - r0 * static_cast<int>(C::classes(1))) * Numbers::value_stride1 +
            (own - r1 * static_cast<int>(C::classes(2))) * Numbers::value_stride2;
+  }
+
+  template <class Parameters>
+  static __device__ __forceinline__ uint32 samples(const Parameters& p) {
+    return static_cast<uint32>(p.batch) / static_cast<uint32>(C::groups);
   }
 
   // Sample and coordinates of a position of the index.
@@ -156,10 +173,13 @@ struct PackedGemmWeightPieces {
 
  private:
   template <class Parameters, class Team>
-  static __device__ __forceinline__ void load(const Parameters& p, int first_row, int first_channel,
+  static __device__ __forceinline__ void load(const Parameters& p, int first_padded, int first_channel,
                                               Word* shared, const Team& team) {
     constexpr int threads = Team::threads;
-    const auto* from = static_cast<const Word*>(p.parameter[0]);
+    // All rows are of one group.
+    const int first_row = Geometry::Rows::in_group(first_padded);
+    const auto* from =
+        static_cast<const Word*>(p.parameter[0]) + Geometry::Rows::group(first_padded) * group_weights<C>;
     const int left = C::in_channels - first_channel;
     const int count = (left < 16 ? left : 16) * taps;  // of a row
     constexpr int vector = 16 / Weight::bytes;
@@ -172,7 +192,7 @@ struct PackedGemmWeightPieces {
         const int tap = i % taps;
         const bool exists = c < left && first_row + row < Geometry::rows;
         shared[row * pitch + c * taps + tap] =
-            exists ? from[Geometry::weight_index(first_row + row, first_channel + c, tap)] : Word{0};
+            exists ? from[Geometry::weight_in_group(first_row + row, first_channel + c, tap)] : Word{0};
       }
     } else if (terms % vector == 0 && count == chunk_terms && reinterpret_cast<uint64>(from) % 16 == 0) {
       constexpr int vectors = chunk_terms / vector;  // of a row
@@ -233,7 +253,7 @@ struct PackedGemmWeightPieces {
       auto* const seen = reinterpret_cast<float2*>(shared + (shared_bytes + 7) / 8 * 8);
       seen[team.thread] = {largest, sum};
       team.sync();
-      if (team.thread >= rows || first_row + row >= Geometry::rows) return;
+      if (team.thread >= rows || !Geometry::exists(first_row + row)) return;
       for (int i = row + rows; i < threads; i += rows) {
         largest = gemm::largest_of(largest, seen[i].x);
         sum += seen[i].y;
@@ -274,7 +294,8 @@ struct PackedGemmOperands {
   using Operand = typename Numbers::Operand;
   using Weight = typename C::Weight;
   static constexpr int threads = 256;
-  static constexpr int pairs = Numbers::input_channels / 16;  // of eight channels
+  static constexpr int group_pairs = Numbers::input_channels / 16;  // of eight channels, in a group
+  static constexpr int pairs = static_cast<int>(C::groups) * group_pairs;
   static constexpr bool vectors_fit = C::input_stride(1) == 1 && C::in_channels % 8 == 0 &&
                                       C::input_stride(0) % 8 == 0 && C::input_stride(2) % 8 == 0 &&
                                       C::input_stride(3) % 8 == 0 && C::input_stride(4) % 8 == 0;
@@ -312,15 +333,18 @@ struct PackedGemmOperands {
   template <bool in_vectors>
   __device__ __forceinline__ void pack_input(int item) const {
     const int part = item / pairs;
-    const int first = (item - part * pairs) * 16;
+    const int pair = item - part * pairs;
+    const int group = C::groups == 1 ? 0 : pair / group_pairs;
+    const int first = (pair - group * group_pairs) * 16;  // channel of the group
     const int64 place = static_cast<int64>(part) * threads + threadIdx.x;
     const int64 flat = place - Numbers::margin;
     const typename Geometry::Place at(static_cast<uint32>(flat));
     const bool inside =
-        flat >= 0 && at.n < static_cast<uint32>(p.batch) && at.z < static_cast<uint32>(C::input_size(0)) &&
+        flat >= 0 && at.n < Geometry::samples(p) && at.z < static_cast<uint32>(C::input_size(0)) &&
         at.y < static_cast<uint32>(C::input_size(1)) && at.x < static_cast<uint32>(C::input_size(2));
-    const int64 from = static_cast<int64>(at.n) * C::input_stride(0) + first * C::input_stride(1) +
-                       at.z * C::input_stride(2) + at.y * C::input_stride(3) + at.x * C::input_stride(4);
+    const int64 from = static_cast<int64>(at.n) * C::input_stride(0) +
+                       (group * C::in_channels + first) * C::input_stride(1) + at.z * C::input_stride(2) +
+                       at.y * C::input_stride(3) + at.x * C::input_stride(4);
     float x[16];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -349,7 +373,7 @@ struct PackedGemmOperands {
     if (place < p.length) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        static_cast<uint4*>(p.packed_input)[(first / 8 + half) * p.length + place] = uint4{
+        static_cast<uint4*>(p.packed_input)[(2 * pair + half) * p.length + place] = uint4{
             Operand::pack(x[8 * half], x[8 * half + 1]), Operand::pack(x[8 * half + 2], x[8 * half + 3]),
             Operand::pack(x[8 * half + 4], x[8 * half + 5]), Operand::pack(x[8 * half + 6], x[8 * half + 7])};
       }
@@ -358,7 +382,8 @@ struct PackedGemmOperands {
       float largest = 0.0f;
 #pragma unroll
       for (int k = 0; k < 16; ++k) largest = gemm::largest_of(largest, x[k]);
-      leave_largest(inside ? static_cast<int>(at.n) : -1, __float_as_uint(largest));
+      leave_largest(inside ? static_cast<int>(at.n) * static_cast<int>(C::groups) + group : -1,
+                    __float_as_uint(largest));
     }
   }
 
@@ -366,7 +391,8 @@ struct PackedGemmOperands {
   __device__ __forceinline__ void leave_largest(int n, uint32 bits) const {
     const int low = static_cast<int>(__reduce_min_sync(0xffffffffu, static_cast<uint32>(n)));
     const int high = __reduce_max_sync(0xffffffffu, n);
-    for (int own = low < 0 ? 0 : low; own <= high; ++own) {  // none, where no lane has a sample
+    // None, where no lane has a sample; they are all of one group.
+    for (int own = low < 0 ? 0 : low; own <= high; own += static_cast<int>(C::groups)) {
       const uint32 largest = __reduce_max_sync(0xffffffffu, n == own ? bits : 0u);
       if (threadIdx.x % 32 == 0 && largest > __ldcg(p.guard + own)) atomicMax(p.guard + own, largest);
     }
@@ -389,7 +415,7 @@ struct PackedGemmScales {
     const int first = static_cast<int>(blockIdx.x) * rows;
     if (threadIdx.x < 32) {
       const int o = first + static_cast<int>(threadIdx.x);
-      const bool exists = o < Geometry::rows;
+      const bool exists = Geometry::exists(o);
       const uint32 bits = exists ? __ldcg(p.row_largest + o) : 0u;
       const float largest = __uint_as_float(bits);
       const bool suits = bits == 0 || (largest < gemm::most_weight && largest >= gemm::least_weight);
@@ -463,6 +489,7 @@ struct PackedGemm {
   static constexpr int x_bytes = halves * window_bytes;
   static constexpr int weight_bytes = Numbers::group_taps * halves * tile_channels * 16;
   static constexpr int groups = Numbers::taps / Numbers::group_taps;
+  static constexpr int group_tiles = channel_tiles / static_cast<int>(C::groups);  // of channels
   static constexpr int sums = columns / 2;
   static constexpr int value_pitch = 40;
   struct Shared {
@@ -494,6 +521,7 @@ struct PackedGemm {
     gemm::Ring<stages> ring;
     for_each_tile(0, 1, [&](int64 position, int channel_tile) {
       int64 step = static_cast<int64>(channel_tile) * Numbers::steps;
+      const int first_eight = channel_tile / group_tiles * (Numbers::input_channels / 8);
 #pragma unroll 1
       for (int group = 0; group < groups; ++group) {
         const auto* from = static_cast<const uint4*>(p.packed_input) + Numbers::margin + position +
@@ -507,8 +535,9 @@ struct PackedGemm {
                         weight_bytes, &s.full[ring.stage]);
 #pragma unroll
           for (int half = 0; half < halves; ++half) {
-            barrier::copy(s.x[ring.stage] + half * window_bytes, from + (chunk * halves + half) * p.length,
-                          window_bytes, &s.full[ring.stage]);
+            barrier::copy(s.x[ring.stage] + half * window_bytes,
+                          from + (first_eight + chunk * halves + half) * p.length, window_bytes,
+                          &s.full[ring.stage]);
           }
           ring.next();
         }
@@ -612,9 +641,9 @@ struct PackedGemm {
   // Where a position of the index lies in a channel of the values, from the first sample's; -1: nowhere.
   __device__ __forceinline__ int offset(int64 position) const {
     const typename Geometry::Place at(static_cast<uint32>(position));
-    const bool inside =
-        at.n < static_cast<uint32>(p.batch) && at.z < static_cast<uint32>(C::positions(0, 0)) &&
-        at.y < static_cast<uint32>(C::positions(1, 0)) && at.x < static_cast<uint32>(C::positions(2, 0));
+    const bool inside = at.n < Geometry::samples(p) && at.z < static_cast<uint32>(C::positions(0, 0)) &&
+                        at.y < static_cast<uint32>(C::positions(1, 0)) &&
+                        at.x < static_cast<uint32>(C::positions(2, 0));
     return inside ? static_cast<int>(at.n * Numbers::value_stride_n +
                                      at.z * (Numbers::value_stride0 * C::classes(0)) +
                                      at.y * (Numbers::value_stride1 * C::classes(1)) +
@@ -634,11 +663,11 @@ struct PackedGemm {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int own = first_row + 8 * h + lane / 4;
-      const bool has = own < Geometry::rows;
+      const bool has = Geometry::exists(own);
       const float scale = Numbers::guards && has ? __ldg(p.scales + own) : 1.0f;
       float bias = 0.0f;
       if constexpr (C::has_bias) {
-        if (has) bias = load_one<typename C::Bias>(p.parameter[1], own / Geometry::classes);
+        if (has) bias = load_one<typename C::Bias>(p.parameter[1], Geometry::channel(own));
       }
 #pragma unroll
       for (int j = 0; j < pairs; j += 4) {
@@ -660,7 +689,7 @@ struct PackedGemm {
           const int r = channels_last ? lane % 8 : i / side_by_side * side_by_side + of_rows % side_by_side;
           const int row = first_row + 8 * h + r;
           const int to = column < count ? offsets[j * 8 + column] : -1;
-          if (to >= 0 && row < Geometry::rows) p.values[to + Geometry::value_offset(row)] = stage[r][column];
+          if (to >= 0 && Geometry::exists(row)) p.values[to + Geometry::value_offset(row)] = stage[r][column];
         }
       }
     }
@@ -703,7 +732,7 @@ struct PackedGemmJudge {
 #pragma unroll 4
       for (int c = threadIdx.x; c < Tail::channels; c += blockDim.x) {
         const float deviation = __ldcg(p.statistics + 2 * (n * slabs + c / Tail::group_channels) + 1);
-        largest = gemm::largest_of(largest, Tail::weight(p, c) * deviation);
+        largest = gemm::largest_of(largest, Tail::weight(p, Tail::channel(n, c)) * deviation);
       }
       gemm::judge<Tail, Numbers>(p, n, largest / gemm::input_scale);
     } else {

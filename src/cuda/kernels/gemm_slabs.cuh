@@ -84,12 +84,13 @@ struct GemmSlabs {
     }
     for (int i = lane; i < Tail::group_channels; i += 32) {
       const int c = slab * Tail::group_channels + i;
-      const float scale = Tail::weight(p, c) * statistics.y;
+      const int of_norm = Tail::channel(n, c);
+      const float scale = Tail::weight(p, of_norm) * statistics.y;
       if constexpr (Numbers::guards) gemm::judge<Tail, Numbers>(p, n, fabsf(scale));
       if constexpr (Tail::mean_follows_norm) {
         const float mean = row_sum(n * Tail::channels + c) / static_cast<float>(Tail::spatial);
         store_one<Output>(p.output, n * Tail::channels + c,
-                          fmaf(mean - statistics.x, scale, Tail::bias(p, c)));
+                          fmaf(mean - statistics.x, scale, Tail::bias(p, of_norm)));
       }
     }
   }

@@ -74,7 +74,7 @@ struct GemmStaging {
                                        gemm::Ring<Numbers::raw_slots>& ring) const {
     const int left = C::in_channels - channel;
     const auto* from = static_cast<const unsigned char*>(p.input) +
-                       (item.n * C::input_stride(0) + channel * C::input_stride(1)) * Input::bytes;
+                       (input_origin<C>(item.n) + channel * C::input_stride(1)) * Input::bytes;
     uint32 to = barrier::shared_address(s.raw[ring.stage]) + static_cast<uint32>(threadIdx.x) % 32 * 16;
 #pragma unroll 1
     for (int k = 0; k < slot_channels && k < left; ++k) {
@@ -123,7 +123,7 @@ struct GemmStaging {
     __syncwarp();
     const int k = lane % slot_channels;
     const auto* from = static_cast<const unsigned char*>(p.input) +
-                       (item.n * C::input_stride(0) + (channel + k) * C::input_stride(1)) * Input::bytes;
+                       (input_origin<C>(item.n) + (channel + k) * C::input_stride(1)) * Input::bytes;
 #pragma unroll
     for (int i = 0; i < Bulks::pieces; ++i) {
       const int run = (32 * i + lane) / slot_channels;
@@ -329,7 +329,7 @@ struct GemmStaging {
   __device__ __forceinline__ void tile(const Item& item, gemm::Ring<Numbers::x_stages>& ring,
                                        SendWeights&& send_weights) const {
     const int thread = static_cast<int>(threadIdx.x) - gemm::consumer_threads;
-    const int64 sample = item.n * C::input_stride(0);
+    const int64 sample = input_origin<C>(item.n);
     uint32 bytes[rounds];
     uint32 inside = 0;  // a bit for each round
 #pragma unroll

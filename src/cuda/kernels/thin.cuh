@@ -61,6 +61,31 @@ __device__ __forceinline__ float round_to_tf32(float x) {
 #endif
 }
 
+// A convolution in groups is as many convolutions, each of channels of its own: what is called a sample here
+// is what one group has of one, so that there are `groups` times as many.
+template <class C>
+__device__ __forceinline__ int group_of(int64 n) {
+  return C::groups == 1 ? 0 : static_cast<int>(n % C::groups);
+}
+// Where a sample begins in a tensor with so many of its channels in a group.
+template <class C>
+__device__ __forceinline__ int64 origin(int64 n, int64 sample_stride, int64 channel_stride, int channels) {
+  if constexpr (C::groups == 1) return n * sample_stride;
+  return n / C::groups * sample_stride + n % C::groups * (channels * channel_stride);
+}
+template <class C>
+__device__ __forceinline__ int64 input_origin(int64 n) {
+  return origin<C>(n, C::input_stride(0), C::input_stride(1), static_cast<int>(C::in_channels));
+}
+// In the output, and in tensors that stages read.
+template <class C>
+__device__ __forceinline__ int64 output_origin(int64 n) {
+  return origin<C>(n, C::stride(0), C::stride(1), static_cast<int>(C::channels));
+}
+// The weights of a group, whichever of their channels come first.
+template <class C>
+constexpr int64 group_weights = static_cast<int64>(C::in_channels) * C::channels* C::taps;
+
 // One class of a dimension; `r` is the same in all threads.
 template <class Convolution>
 struct ThinClass {
@@ -126,7 +151,7 @@ __device__ __forceinline__ int sample_of(int slot) {
 // Where an element lies in the output; a sample spans less than 2^31.
 template <class Convolution, class Tail, class Numbers>
 __device__ __forceinline__ int64 element_index(int64 n, int slot, int offset) {
-  return (n + sample_of<Tail, Numbers>(slot)) * Convolution::stride(0) +
+  return output_origin<Convolution>(n + sample_of<Tail, Numbers>(slot)) +
          (channel_of<Tail, Numbers>(slot) * static_cast<int>(Convolution::stride(1)) + offset);
 }
 
@@ -141,8 +166,9 @@ struct ChannelNorm {
     if constexpr (Tail::has_norm) {
       constexpr int groups = Tail::channels / Tail::group_channels;
       const float* slab = p.statistics + 2 * (n * groups + channel / Tail::group_channels);
-      scale = Tail::weight(p, channel) * load_shared_by_blocks(slab + 1);
-      shift = fmaf(-load_shared_by_blocks(slab), scale, Tail::bias(p, channel));
+      const int own = Tail::channel(n, channel);
+      scale = Tail::weight(p, own) * load_shared_by_blocks(slab + 1);
+      shift = fmaf(-load_shared_by_blocks(slab), scale, Tail::bias(p, own));
     }
   }
   __device__ __forceinline__ float apply(float x) const { return Tail::has_norm ? fmaf(x, scale, shift) : x; }
@@ -405,7 +431,8 @@ struct Thin {
             if (count > 0.0f) row.merge(count, load_shared_by_blocks(part + 1), 0.0f);
           }
           const int64 row_index = slab * Tail::group_channels + c;
-          const int channel = static_cast<int>(row_index % Tail::channels);
+          const int channel =
+              Tail::channel(row_index / Tail::channels, static_cast<int>(row_index % Tail::channels));
           const float value =
               fmaf((row.mean - mean) * rstd, Tail::weight(p, channel), Tail::bias(p, channel));
           store_one<typename Tail::Output>(p.output, row_index, value);

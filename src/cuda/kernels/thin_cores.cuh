@@ -24,36 +24,43 @@ struct CoresMainloop {
 
   const float* weights;  // shared
 
+  // Of a group of channels.
   template <class Parameters>
-  static __device__ __forceinline__ float weight(const Parameters& p, int o, int c, int t) {
-    const int64 index = C::transposed ? (static_cast<int64>(c) * C::channels + o) * C::taps + t
-                                      : (static_cast<int64>(o) * C::in_channels + c) * C::taps + t;
+  static __device__ __forceinline__ float weight(const Parameters& p, int group, int o, int c, int t) {
+    const int64 index = group * group_weights<C> +
+                        (C::transposed ? (static_cast<int64>(c) * C::channels + o) * C::taps + t
+                                       : (static_cast<int64>(o) * C::in_channels + c) * C::taps + t);
     const float value = o < C::channels ? load_one<typename C::Weight>(p.parameter[0], index) : 0.0f;
     return C::rounds_to_tf32 ? round_to_tf32(value) : value;
   }
   template <class Parameters>
-  static __device__ __forceinline__ float bias(const Parameters& p, int o) {
-    if constexpr (C::has_bias) return o < C::channels ? load_one<typename C::Bias>(p.parameter[1], o) : 0.0f;
+  static __device__ __forceinline__ float bias(const Parameters& p, int64 n, int o) {
+    if constexpr (C::has_bias) {
+      if (o < C::channels) return load_one<typename C::Bias>(p.parameter[1], Tail::channel(n, o));
+    }
     return 0.0f;
   }
 
   template <class Parameters>
   static __device__ __forceinline__ void load_weights(const Parameters& p, float* weights) {
     if constexpr (!in_shared) return;
+    static_assert(!in_shared || C::groups == 1);
     for (int i = threadIdx.x; i < weight_floats; i += Numbers::threads) {
       const int o = i / (at_once * C::in_channels * C::taps) * at_once + i % at_once;
       const int term = i / at_once % (C::in_channels * C::taps);
-      weights[i] = weight(p, o, term / C::taps, term % C::taps);
+      weights[i] = weight(p, 0, o, term / C::taps, term % C::taps);
     }
     for (int o = threadIdx.x; o < chunks * at_once; o += Numbers::threads)
-      weights[weight_floats + o] = bias(p, o);
+      weights[weight_floats + o] = bias(p, 0, o);
     __syncthreads();
   }
 
-  // The sums of the channels of a chunk at one position; `sample` is where x of the sample begins.
+  // The sums of the channels of a chunk at one position.
   template <class Parameters>
-  __device__ __forceinline__ void convolve(const Parameters& p, int64 sample, const ThinClass<C>& of_class,
+  __device__ __forceinline__ void convolve(const Parameters& p, int64 n, const ThinClass<C>& of_class,
                                            const int (&j)[3], int chunk, float (&sum)[at_once]) const {
+    const int64 sample = input_origin<C>(n);
+    const int group = group_of<C>(n);
     const float* own = weights + (in_shared ? chunk * at_once * C::in_channels * C::taps : 0);
     int begin[3];
 #pragma unroll
@@ -84,8 +91,8 @@ struct CoresMainloop {
             const int t = first_tap + m2 * static_cast<int>(C::tap_step(2));
 #pragma unroll
             for (int k = 0; k < at_once; ++k) {
-              const float w =
-                  in_shared ? own[(c * C::taps + t) * at_once + k] : weight(p, chunk * at_once + k, c, t);
+              const float w = in_shared ? own[(c * C::taps + t) * at_once + k]
+                                        : weight(p, group, chunk * at_once + k, c, t);
               part[k] = fmaf(w, x, part[k]);
             }
           }
@@ -121,12 +128,12 @@ struct CoresMainloop {
         int j[3];
         of_class.split(flat, j);
         float sum[at_once] = {};
-        convolve(p, n * C::input_stride(0), of_class, j, chunk, sum);
+        convolve(p, n, of_class, j, chunk, sum);
         float h[at_once][1];
 #pragma unroll
         for (int k = 0; k < at_once; ++k) {
           const int o = chunk * at_once + k;
-          h[k][0] = sum[k] + (in_shared ? weights[weight_floats + o] : bias(p, o));
+          h[k][0] = sum[k] + (in_shared ? weights[weight_floats + o] : bias(p, n, o));
         }
         const int offset[1] = {of_class.output_offset(j)};
         epilogue.take(rows, h, offset, All{});

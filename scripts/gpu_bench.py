@@ -5,11 +5,11 @@
     python3 scripts/gpu_bench.py --compiled FOLDER    the rest, later
 
 Tails, their gradients, whole blocks and training steps of the four workloads of examples/, a sweep of thin
-convolutions and layers of real models, by onepass, by eager PyTorch, by torch.compile and by max-autotune, in
-both layouts. First all compilers fill their caches, several processes at once; then every case is measured
-alone: GPU time by events, the second-level cache overwritten before each call, ways interleaved, medians with
-the 10% and 90% quantiles; every result is compared in the same run. What the time does not suffice for is
-named in "left_out". The results are written after every case.
+convolutions, layers of real models and convolutions in groups, by onepass, by eager PyTorch, by torch.compile
+and by max-autotune, in both layouts. First all compilers fill their caches, several processes at once; then
+every case is measured alone: GPU time by events, the second-level cache overwritten before each call, ways
+interleaved, medians with the 10% and 90% quantiles; every result is compared in the same run. What the time
+does not suffice for is named in "left_out". The results are written after every case.
 """
 
 from __future__ import annotations
@@ -205,7 +205,13 @@ BLOCK_LIMITS = {
 TRAINING_LIMITS = {"s60": 2.0, "s27": 2.0, "s19": 12.0, "s61": 4.0}
 MEMORY_LIMITS = {"s60": 0.10, "s27": 0.05}  # of a training step over inputs and outputs, of PyTorch's
 PREDICTIONS = 1.5  # a forward's cost, and what it takes, at most that many times one another
-GEOMETRIC_MEANS = {("thin", "fp32"): 4.0, ("layer", "fp32"): 1.4, ("layer", "bf16"): 1.25}
+GEOMETRIC_MEANS = {
+    ("thin", "fp32"): 4.0,
+    ("layer", "fp32"): 1.4,
+    ("layer", "bf16"): 1.25,
+    ("grouped", "fp32"): 1.4,
+    ("grouped", "bf16"): 1.25,
+}
 
 
 class Targets:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from gpu_bench_layers import REAL_LAYERS, THIN_LAYERS, loaded_layer
+from gpu_bench_layers import GROUPED_LAYERS, REAL_LAYERS, THIN_LAYERS, loaded_layer
 from gpu_results import ROOT
 from gpu_timing import (
     COMPILERS,
@@ -154,6 +154,7 @@ FP32_DIFFERENCES = {
     "block": 1e-3,
     "thin": 1e-3,
     "layer": 1e-3,
+    "grouped": 1e-3,
     "training": 5e-3,
 }
 LOW_DIFFERENCES = {  # roundings
@@ -162,6 +163,7 @@ LOW_DIFFERENCES = {  # roundings
     "block": 8,
     "thin": 8,
     "layer": 8,
+    "grouped": 8,
     "training": 16,
 }
 
@@ -486,6 +488,7 @@ MEASURES: dict[str, Callable[[Case], Json]] = {
     "block": measure_block,
     "thin": measure_block,
     "layer": measure_block,
+    "grouped": measure_block,
     "training": measure_training,
 }
 STARTS: dict[str, Callable[[Case, tuple[str, ...]], Started]] = {
@@ -494,6 +497,7 @@ STARTS: dict[str, Callable[[Case, tuple[str, ...]], Started]] = {
     "block": start_block,
     "thin": start_block,
     "layer": start_block,
+    "grouped": start_block,
     "training": start_training,
 }
 GRADIENTS = ("tail_backward", "training")
@@ -520,6 +524,8 @@ def cases() -> Iterator[Case]:
         yield Case("thin", name, rivals=layouts, cudnn_benchmark=True)
     for dtype, name in itertools.product(TYPES, REAL_LAYERS):
         yield Case("layer", name, dtype, rivals=layouts, cudnn_benchmark=True)
+    for dtype, name in itertools.product(TYPES, GROUPED_LAYERS):
+        yield Case("grouped", name, dtype, rivals=layouts, cudnn_benchmark=True)
     for name in WORKLOADS:
         yield Case("training", name, "bf16")
     for group, dtype in itertools.product(("block", "tail", "training", "tail_backward"), ("bf16", "fp32")):

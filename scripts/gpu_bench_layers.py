@@ -1,5 +1,5 @@
-"""Blocks that the benchmark measures besides the four workloads: a sweep of thin convolutions, and layers of
-real models.
+"""Blocks that the benchmark measures besides the four workloads: a sweep of thin convolutions, layers of real
+models, and convolutions in groups.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class Layer:
     transposed: bool = False
     batch: int = 1
     groups: int = 0  # of the norm; none: each channel by itself
+    conv_groups: int = 1
     before: type[nn.Module] | None = None
     after: type[nn.Module] | None = nn.SiLU
     mean: bool = False
@@ -57,7 +58,12 @@ class Layer:
         """The modules."""
         rank, (inside, outside) = len(self.size), self.channels
         convolution = CONVOLUTIONS[rank, self.transposed](
-            inside, outside, self.kernel, stride=self.stride, padding=self.padding
+            inside,
+            outside,
+            self.kernel,
+            stride=self.stride,
+            padding=self.padding,
+            groups=self.conv_groups,
         )
         norm = nn.GroupNorm(self.groups, outside) if self.groups else NORMS[rank](outside, affine=True)
         stages = [
@@ -123,13 +129,25 @@ def real_layers() -> dict[str, Layer]:
     return found
 
 
+def grouped_layers() -> dict[str, Layer]:
+    """Convolutions in groups of 16, 32 and 112 channels: ResNeXt-101 32x8d, RegNetY-16GF, volumes."""
+    layer = functools.partial(Layer, batch=32, groups=32, after=nn.ReLU)
+    return {
+        "ResNeXt 512 in 32 groups at 28": layer((512, 512), (28,) * 2, conv_groups=32),
+        "ResNeXt 1024 in 32 groups at 14": layer((1024, 1024), (14,) * 2, conv_groups=32),
+        "RegNet 448 in 4 groups at 28": layer((448, 448), (28,) * 2, conv_groups=4),
+        "volumes 128 in 4 groups at 32": Layer((128, 128), (32,) * 3, batch=4, groups=8, conv_groups=4),
+    }
+
+
 THIN_LAYERS = thin_layers()
 REAL_LAYERS = real_layers()
+GROUPED_LAYERS = grouped_layers()
 
 
 def loaded_layer(name: str, device: torch.device) -> tuple[nn.Module, Tensor]:
     """The modules and their input."""
-    layer = (THIN_LAYERS | REAL_LAYERS)[name]
+    layer = (THIN_LAYERS | REAL_LAYERS | GROUPED_LAYERS)[name]
     torch.manual_seed(42)
     with device:
         return layer.build(), torch.randn(layer.shape())

@@ -305,7 +305,11 @@ def gpu_table(result: dict) -> list:
     return [*lines, *gpu_sweeps(benchmarks["entries"])]
 
 
-SWEEPS = {"thin": "Thin convolutions", "layer": "Layers of real models"}
+SWEEPS = {
+    "thin": "Thin convolutions",
+    "layer": "Layers of real models",
+    "grouped": "Convolutions in groups",
+}
 
 
 def gpu_sweeps(entries: list) -> list:

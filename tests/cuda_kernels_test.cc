@@ -76,6 +76,8 @@ const std::vector<Kernel>& kernels() {
       {"gemm_backward", "conv_transpose3d(64,128,k=3,bias=false) @ 16x64x32x32x32 bf16", tuned},
       {"gemm_backward", "conv2d(320,640,k=3,p=1) @ 8x320x32x32 f16 nhwc", tuned},
       {"gemm_backward", "conv1d(17,33,k=9,d=3,p=4) @ 3x17x80 tf32", tuned},
+      {"gemm_backward", "conv2d(1024,1024,k=3,p=1,groups=32) @ 32x1024x14x14 tf32", tuned},
+      {"gemm_backward", "conv_transpose2d(51,60,k=3,p=1,groups=3) @ 2x51x13x11 bf16 nhwc", tuned},
       // A slab on 16 multiprocessors, on 8, on one; operands of channels and tensors.
       {"tail_backward_resident", "swish | group_norm(4) | hardswish @ 128x16x31x63x63", with_clusters},
       {"tail_backward_resident", "gelu | group_norm(8) @ 128x64x258x258", tuned},
@@ -381,7 +383,8 @@ TEST(CudaKernels, RowsRefuseArchitecturesTheyDoNotHave) {
                      "the kernel reaches beyond rows of the input");
       expect_refusal("gemm_backward", "conv2d(16,16,k=3) @ 2x16x9x9", architecture, "strict f32");
       expect_refusal("gemm_backward", "conv2d(16,16,k=3,s=2) @ 2x16x9x9 bf16", architecture, "a stride");
-      expect_refusal("gemm_backward", "conv2d(32,32,groups=2) @ 2x32x9x9 bf16", architecture, "has groups");
+      expect_refusal("gemm_backward", "conv2d(32,32,groups=4) @ 2x32x9x9 bf16", architecture,
+                     "fewer than 16 channels in a group");
     }
     expect_refusal("thin_backward", "conv2d(3,65) @ 2x3x9x9", architecture, "more than 64 output channels");
     expect_refusal("thin_cores", "relu @ 2x3x4x5", architecture, "no convolution");

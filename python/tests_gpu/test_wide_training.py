@@ -17,6 +17,7 @@ BLOCKS = (
     ("conv_transpose2d(64,64,k=3) | gelu | group_norm(8)", (3, 64, 21, 20)),
     ("conv_transpose3d(64,128,k=3,bias=false) | relu | group_norm(8)", (2, 64, 5, 6, 7)),
     ("conv2d(24,72,k=3,p=1) | group_norm(4) | silu | residual_add", (3, 24, 17, 15)),
+    ("conv2d(64,96,k=3,p=1,groups=2) | relu | group_norm(8)", (3, 64, 17, 15)),
 )
 
 

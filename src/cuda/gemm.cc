@@ -194,6 +194,14 @@ double gemm_chain_instructions(const std::vector<TailParts::Stage>& stages) {
   return count;
 }
 
+double scattered_seconds(const Problem& problem, const ThinShape& shape) {
+  if (shape.classes() == 1 || shape.parts.mean || problem.output.strides[1] != 1) return 0;
+  const auto sectors = static_cast<double>(shape.rows() * shape.spatial) *
+                       static_cast<double>(std::min<int64_t>(8, shape.classes())) / 8;
+  constexpr double part_of_rate = 0.45;  // written in parts of sectors
+  return 32 * sectors / (part_of_rate * gpu_of(problem.device).bytes_per_second);
+}
+
 std::string wide_refusal(const Problem& problem) {
   std::string reason = whole_block_refusal(problem);
   if (!reason.empty()) return reason;

@@ -46,8 +46,9 @@ struct Lying {
     }
   }
   int64_t elements() const { return channels * sizes[0] * sizes[1] * sizes[2]; }
-  void add_to(Constants& constants) const {
-    constants.add("channels", channels)
+  // With channels of one group of so many.
+  void add_to(Constants& constants, int64_t groups) const {
+    constants.add("channels", channels / groups)
         .add("size0", sizes[0])
         .add("size1", sizes[1])
         .add("size2", sizes[2])
@@ -67,8 +68,12 @@ struct GradientNumbers {
   int64_t taps = 1;
   int64_t pitch = 1, plane = 1, sample = 1;
   int64_t margin = 0;  // zeros before the first sample; as many behind the last
+  // Of a convolution in groups each is a product by itself; channels are those of one.
+  int64_t conv_groups = 1;
   int64_t channels = 1, out_channels = 1;
   // The weights' gradient: 64 channels of u by `columns` of v for each of `taps_each` taps of a warpgroup.
+  // Groups that fill neither are `together`: what one has of another's v is not stored.
+  int64_t together = 1;
   int64_t u_channels = 1, v_channels = 1;
   int64_t taps_each = 1, columns = 8, stages = 0, lag = 0;
   // The input's gradient.
@@ -86,10 +91,17 @@ struct GradientNumbers {
       padding[at] = conv.padding_before[d];
     }
     taps = kernel[0] * kernel[1] * kernel[2];
-    channels = conv.in_channels;
-    out_channels = conv.out_channels;
+    conv_groups = conv.groups;
+    channels = conv.in_channels / conv_groups;
+    out_channels = conv.out_channels / conv_groups;
     u_channels = transposed ? channels : out_channels;
     v_channels = transposed ? out_channels : channels;
+    // Where channels of neighbouring groups are packed side by side.
+    for (int64_t count = 2; u_channels % 16 == 0 && v_channels % 16 == 0 && count <= conv_groups; ++count) {
+      if (conv_groups % count == 0 && count * std::max(u_channels, v_channels) <= 64) together = count;
+    }
+    u_channels *= together;
+    v_channels *= together;
     set_pitches(Lying(problem.input).sizes, Lying(problem.output).sizes, byte_size(problem.input.dtype));
     cut_weight(gpu);
     cut_input(gpu);
@@ -112,7 +124,8 @@ struct GradientNumbers {
 
   int64_t block_taps() const { return warpgroups * taps_each; }
   int64_t weight_tiles() const {
-    return divide_up(u_channels, 64) * divide_up(v_channels, columns) * divide_up(taps, block_taps());
+    return conv_groups / together * divide_up(u_channels, 64) * divide_up(v_channels, columns) *
+           divide_up(taps, block_taps());
   }
   int64_t tile_sums() const { return 64 * columns * block_taps(); }
   int64_t weight_shared_bytes(int64_t count) const {
@@ -129,7 +142,10 @@ struct GradientNumbers {
 
   int64_t tap_groups() const { return taps / group_taps; }
   int64_t chunks() const { return divide_up(out_channels, 16); }
-  int64_t channel_tiles() const { return divide_up(channels, 64); }
+  int64_t channel_tiles() const { return conv_groups * divide_up(channels, 64); }
+  // Of eight packed channels: a whole number of products' 16 in each group.
+  static int64_t eights(int64_t group_channels) { return divide_up(group_channels, 16) * 2; }
+  int64_t all_eights(int64_t group_channels) const { return conv_groups * eights(group_channels); }
   // Steps that one warpgroup is behind the other: half a tile, or what the ring has room for.
   int64_t input_lag() const { return std::min(tap_groups() * chunks() / 2, input_stages - 2); }
   int64_t window_bytes() const { return 2 * window * 16; }
@@ -270,7 +286,7 @@ class GemmBackward final : public BackwardKernel {
  public:
   explicit GemmBackward(const BackwardProblem& problem)
       : problem_(problem),
-        batch_(ThinShape(problem.forward).batch),
+        batch_(ThinShape(problem.forward).samples),
         numbers_(problem.forward, gpu_of(problem.forward.device)),
         wants_weight_(problem.wants_parameter(0)),
         wants_bias_(problem.forward.block.conv()->bias && problem.wants_parameter(1)) {
@@ -289,7 +305,7 @@ class GemmBackward final : public BackwardKernel {
                            Launch{1, static_cast<uint32_t>(pack_threads)});
     largest_ = regions_.add(4 * 4);
     packed_gradient_ = regions_.add(packed_bytes(n.out_channels));
-    bias_sums_ = regions_.add(when(wants_bias_, bias_parts_ * (groups(n.out_channels) * 8 * 4)));
+    bias_sums_ = regions_.add(when(wants_bias_, bias_parts_ * (n.all_eights(n.out_channels) * 8 * 4)));
     if (wants_weight_) {
       pack_input_.emplace(pack_source(problem.forward.input, false), device,
                           Launch{1, static_cast<uint32_t>(pack_threads)});
@@ -375,7 +391,7 @@ class GemmBackward final : public BackwardKernel {
       words.add(wants_bias_ ? arguments.parameter_gradients[1] : nullptr);
       words.add(splits_);
       words.add(bias_parts_);
-      words.launch(*sum_, stream, weight_sum_blocks() + n.out_channels);
+      words.launch(*sum_, stream, weight_sum_blocks() + n.conv_groups * n.out_channels);
     }
     if (input_) {
       Words pack;
@@ -399,15 +415,15 @@ class GemmBackward final : public BackwardKernel {
  private:
   bool scales() const { return problem_.forward.input.dtype == DType::f32; }
   const char* operand() const { return problem_.forward.input.dtype == DType::bf16 ? "bf16" : "f16"; }
-  // Of eight channels: a whole number of products' 16.
-  static int64_t groups(int64_t channels) { return divide_up(channels, 16) * 2; }
-  Number packed_bytes(int64_t channels) const { return length_ * (groups(channels) * 16); }
+  Number packed_bytes(int64_t group_channels) const {
+    return length_ * (numbers_.all_eights(group_channels) * 16);
+  }
   // Blocks that add up the weights' gradient.
   int64_t weight_sum_blocks() const {
     const int64_t few = int64_t{16} * gpu_of(problem_.forward.device).multiprocessors;
     return wants_weight_ ? std::min(few, numbers_.weight_tiles() * numbers_.tile_sums() / 32) : 0;
   }
-  static int64_t pack_positions(const TensorSpec& spec) { return pack_rounds * pack_threads / lanes(spec); }
+  int64_t pack_positions(const TensorSpec& spec) const { return pack_rounds * pack_threads / lanes(spec); }
   Number pack_parts(const TensorSpec& spec) const { return divide_up(length_, pack_positions(spec)); }
 
   // Whether the packed input lies where its gradient is written afterwards: of f32 it takes half as much. So
@@ -417,7 +433,7 @@ class GemmBackward final : public BackwardKernel {
     const GradientNumbers& n = numbers_;
     const Lying lying(problem_.input_gradient);
     const int64_t positions = n.margin + n.behind() + tile_positions + n.sample;
-    return positions * groups(n.channels) * 16 + 16 <=
+    return positions * n.all_eights(n.channels) * 16 + 16 <=
            lying.elements() * byte_size(problem_.input_gradient.dtype);
   }
   static void* on_vector(void* pointer) {
@@ -430,15 +446,17 @@ class GemmBackward final : public BackwardKernel {
     return at(workspace, Region{largest_.begin + index * 8, 8});
   }
 
-  // Groups of eight channels that neighbouring threads have: where channels lie side by side.
-  static int64_t lanes(const TensorSpec& spec) {
-    const int64_t all = groups(spec.sizes[1]);
+  int64_t eights_of(const TensorSpec& spec) const {
+    return numbers_.all_eights(spec.sizes[1] / numbers_.conv_groups);
+  }
+  // Eights of channels that neighbouring threads have: where channels lie side by side.
+  int64_t lanes(const TensorSpec& spec) const {
+    const int64_t all = eights_of(spec);
     return spec.strides[1] != 1 ? 1 : all % 4 == 0 ? 4 : 2;
   }
 
   void pack(const Function& function, const TensorSpec& spec, const void* tensor, void* packed, void* largest,
             void* sums, Stream stream) const {
-    const int64_t channels = spec.sizes[1];
     for (int pass = scales() ? 0 : 1; pass <= (scales() ? 2 : 1); ++pass) {
       Words words;
       words.add(tensor);
@@ -449,7 +467,7 @@ class GemmBackward final : public BackwardKernel {
       words.add(length_);
       words.add(pack_parts(spec));
       words.add(Number(pass));
-      const Number pieces = pack_parts(spec) * (groups(channels) / lanes(spec));
+      const Number pieces = pack_parts(spec) * (eights_of(spec) / lanes(spec));
       words.launch(function, stream,
                    pass == 0   ? Number(glances / 64)
                    : pass == 1 ? pieces
@@ -492,10 +510,11 @@ class GemmBackward final : public BackwardKernel {
   Source pack_source(const TensorSpec& spec, bool is_gradient) const {
     const Lying lying(spec);
     Constants constants;
-    lying.add_to(constants);
+    lying.add_to(constants, numbers_.conv_groups);
     numbers_.add_pitches(constants);
     constants.add("elements", lying.elements())
-        .add("groups", groups(lying.channels))
+        .add("conv_groups", numbers_.conv_groups)
+        .add("groups", eights_of(spec))
         .add("lanes", lanes(spec))
         .add("part_positions", pack_positions(spec))
         .add("glances", glances)
@@ -517,6 +536,9 @@ class GemmBackward final : public BackwardKernel {
         .add("taps_each", n.taps_each)
         .add("u_channels", n.u_channels)
         .add("v_channels", n.v_channels)
+        .add("conv_groups", n.conv_groups)
+        .add("together", n.together)
+        .add("out_channels", n.out_channels)
         .add("shared_bytes", n.weight_shared_bytes(n.stages))
         .flag("scales", scales())
         .add("weight_blocks", weight_sum_blocks());
@@ -544,8 +566,9 @@ class GemmBackward final : public BackwardKernel {
              lying.strides[1] % count == 0;
     };
     Constants constants = n.geometry();
-    lying.add_to(constants);
+    lying.add_to(constants, n.conv_groups);
     constants.add("columns", input_columns)
+        .add("conv_groups", n.conv_groups)
         .add("in_channels", n.out_channels)
         .add("window", n.window)
         .add("group_taps", n.group_taps)
@@ -600,13 +623,14 @@ std::string refusal(const BackwardProblem& problem) {
   const Problem& forward = problem.forward;
   std::string reason = whole_block_refusal(forward);
   if (!reason.empty()) return reason;
-  if (forward.block.conv()->groups != 1) return "the convolution has groups";
   const Gpu& gpu = gpu_of(forward.device);
   if (gpu.architecture != "sm_90a") return "it needs wgmma, which sm_90a alone has";
   if (forward.block.stages().size() > 1) return "stages follow the convolution";
   const Conv& conv = *forward.block.conv();
-  if (std::min(conv.in_channels, conv.out_channels) < least_wide_channels)
-    return "fewer than " + std::to_string(least_wide_channels) + " channels";
+  if (std::min(conv.in_channels, conv.out_channels) / conv.groups < least_wide_channels) {
+    return "fewer than " + std::to_string(least_wide_channels) + " channels" +
+           (conv.groups == 1 ? "" : " in a group");
+  }
   int64_t taps = 1;
   for (size_t d = 0; d < static_cast<size_t>(conv.rank); ++d) {
     if (conv.stride[d] != 1) return "the convolution has a stride";
@@ -648,7 +672,8 @@ double seconds(const BackwardProblem& problem, const PlanOptions&) {
   const GradientNumbers numbers(forward, gpu);
   const int64_t positions = numbers.sample * forward.input.sizes[0];
   const auto moved = [&](const TensorSpec& spec, int64_t channels) {
-    return static_cast<double>(spec.byte_span()) + static_cast<double>(2 * positions * channels);
+    return static_cast<double>(spec.byte_span()) +
+           static_cast<double>(2 * positions * numbers.conv_groups * channels);
   };
   double bytes = moved(problem.output_gradient, numbers.out_channels);
   double clocks = 0;
@@ -660,7 +685,9 @@ double seconds(const BackwardProblem& problem, const PlanOptions&) {
   }
   if (problem.wants_input()) clocks += numbers.input_clocks(positions, gpu);
   const double clock = gpu.flops / 256 / gpu.multiprocessors;
-  return 8e-5 + 1.2 * bytes / gpu.bytes_per_second + clocks / clock;
+  // Launches: f32 is looked at before and after it is packed.
+  const double launches = forward.input.dtype == DType::f32 ? 8e-5 : 4.5e-5;
+  return launches + 1.2 * bytes / gpu.bytes_per_second + clocks / clock;
 }
 
 }  // namespace

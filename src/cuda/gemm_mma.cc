@@ -570,7 +570,8 @@ double seconds(const Problem& problem, const PlanOptions& options) {
   const double packed = static_cast<double>(problem.parameters[0].byte_span() + numbers.weight_bytes());
   // On an H200 tiles take 1.03 to 1.15 times as long as they are predicted to.
   const double own = (second ? 3e-5 : 2.5e-5) + (2 * packed + second_bytes) / gpu.bytes_per_second +
-                     std::max(first_bytes / gpu.bytes_per_second, 1.1 * clocks / gpu.clock());
+                     std::max({first_bytes / gpu.bytes_per_second, 1.1 * clocks / gpu.clock(),
+                               numbers.merges_classes ? scattered_seconds(problem, shape) : 0.0});
   // Where the GPU has wgmma that row is faster: s19 takes 1.7 times as long here, s61 2.2, layers of
   // U-Nets 1.4 and 1.5. One that doubles an image took 0.7, which is not enough to tell by.
   if (shape.conv_groups == 1 && cuda_gemm_wgmma.refusal(problem).empty())

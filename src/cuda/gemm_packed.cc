@@ -25,13 +25,19 @@ constexpr int64_t least_taps = 3;  // else x is copied for too few products
 // As in kernels/gemm_packed.cuh.
 enum Step : int { step_pack, step_pack_again, step_judge };
 
+// In which order the convolution's output lies.
+Layout layout_of_values(const Problem& problem) {
+  const Shape sizes = problem.block.conv_output_shape(problem.input.sizes);
+  const TensorSpec& like = problem.output.sizes == sizes ? problem.output : problem.input;
+  return like.strides[1] == 1 && like.sizes[1] > 1 ? Layout::nhwc : Layout::nchw;
+}
+
 // What follows the convolution, of its output as f32; none where nothing does.
 std::optional<Problem> tail_of(const Problem& problem) {
   const std::vector<Stage>& all = problem.block.stages();
   if (all.size() == 1) return std::nullopt;
   const Shape sizes = problem.block.conv_output_shape(problem.input.sizes);
-  const TensorSpec& like = problem.output.sizes == sizes ? problem.output : problem.input;
-  const Layout layout = like.strides[1] == 1 && like.sizes[1] > 1 ? Layout::nhwc : Layout::nchw;
+  const Layout layout = layout_of_values(problem);
   Problem tail(Block(std::vector<Stage>(all.begin() + 1, all.end())), sizes, problem.input.dtype,
                problem.device, layout);
   tail.input = TensorSpec::dense(DType::f32, sizes, layout);
@@ -53,8 +59,9 @@ struct PackedNumbers {
   int64_t taps = 1, group_taps = 1;
   int64_t input_channels = 16;  // a multiple of 16
   int64_t chunk_channels = 16;
-  int64_t conv_groups = 1;  // input channels and rows are those of each
-  int64_t rows = 1;         // of the product: channels of the output, for each class
+  int64_t conv_groups = 1;     // input channels and rows are those of each
+  int64_t rows = 1;            // of the product: channels of the output, for each class
+  bool mixes_classes = false;  // in the runs that are stored
   int64_t window = 0;
   int64_t stages = 0;
   int64_t piece_bytes = 16;    // of weights being packed, in shared memory
@@ -64,6 +71,7 @@ struct PackedNumbers {
   PackedNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu) {
     const FlatGeometry flat(shape);
     set_index(shape, flat);
+    mixes_classes = shape.classes() > 1 && layout_of_values(problem) == Layout::nchw;
     piece_bytes = round_up(piece_rows * ((16 * taps * byte_size(problem.input.dtype) / 4) | 1) * 4, 8) +
                   pack_threads * 8;
     const PackedNumbers empty = *this;
@@ -153,13 +161,13 @@ struct PackedNumbers {
     while (stages < most_stages && shared_bytes(stages + 1) <= gpu.shared_bytes_per_block) ++stages;
     if (stages < 3) return;
     columns = own;
-    clocks = predict(samples, shape.classes(), gpu);
+    clocks = predict(samples, gpu);
   }
 
   // Of the whole GPU: tensor cores at work, or what comes through the second-level cache, 46 bytes a clock to
   // each multiprocessor at most (320 channels at 8^3); where both come near, each a little slower (2560
   // channels at 16 x 16 pixels: 26 bytes a clock, 97% of the tensor cores' rate).
-  double predict(int64_t samples, int64_t classes, const Gpu& gpu) const {
+  double predict(int64_t samples, const Gpu& gpu) const {
     const int64_t terms = taps * input_channels;
     const bool turns = shared_by == Groups::turns;
     const bool in_groups = conv_groups > 1;
@@ -172,7 +180,7 @@ struct PackedNumbers {
     // What a warp stores, 16 rows of its columns; classes of an output side by side are longer runs. Groups
     // of 16 and 32 channels (512 in 32 at 28 x 28, 128 in 4 at 32^3) take as long as of 64.
     const double stored = static_cast<double>(columns * (in_groups ? 64 : std::min<int64_t>(rows, 64))) / 64;
-    const double after = classes > 1 ? 2000 + 32 * stored : 3000 + 51 * stored;
+    const double after = mixes_classes ? 2000 + 32 * stored : 3000 + 51 * stored;
     const auto of_block =
         static_cast<double>(divide_up(tiles(Number(samples)) * channel_tiles(), gpu.multiprocessors));
     if (turns) return 2000 + of_block * std::max(multiplied, (multiplied + after) / 2) + after / 2;

@@ -386,7 +386,7 @@ struct WgmmaNumbers {
       all = multiplied + before + exchanged + after + (shape.parts.mean ? 0.0 : written);
     }
     // What layers of real models took besides; s19 and s61 take less.
-    all = (reads_halves ? 1.25 : 1.12) * std::max({all, staging, moved});
+    all = (reads_halves && !held ? 1.25 : 1.12) * std::max({all, staging, moved});
     return passes(shape) == 1 || stored ? all : 2 * all;
   }
 };
@@ -717,7 +717,8 @@ double seconds(const Problem& problem, const PlanOptions&) {
   const bool steady = numbers.held || numbers.parts == 2;
   const double taken = steady ? std::min(1.0, 0.72 + 0.9 / std::max(1.0, rounds)) : 1.0;
   return 2e-5 + 2 * packed / gpu.bytes_per_second +
-         std::max(bytes / gpu.bytes_per_second, taken * rounds * numbers.clocks_of_tile / clock);
+         std::max({bytes / gpu.bytes_per_second, taken * rounds * numbers.clocks_of_tile / clock,
+                   scattered_seconds(problem, shape)});
 }
 
 }  // namespace

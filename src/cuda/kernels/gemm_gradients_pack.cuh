@@ -26,6 +26,7 @@ struct GemmPackTensor {
   static constexpr bool scales = T::Type::bytes == 4;
   // Whether eight channels may be vectors.
   static constexpr bool vectors_fit = T::stride_c == 1 && T::channels % 8 == 0;
+  static constexpr int eights = T::groups / T::conv_groups;  // of a group of the convolution
   using Operand = typename T::Operand;
 
   const GemmPackedParameters& p;
@@ -148,10 +149,13 @@ struct GemmPackTensor {
     const uint32 column = in_plane - y * static_cast<uint32>(T::pitch);
     const bool inside = flat >= 0 && n < static_cast<uint32>(p.batch) && z < static_cast<uint32>(T::size0) &&
                         y < static_cast<uint32>(T::size1) && column < static_cast<uint32>(T::size2);
-    const int64 at = static_cast<int64>(n) * T::stride_n + group * 8 * T::stride_c + z * T::stride0 +
-                     y * T::stride1 + column * T::stride2;
+    // Of the group's channels in a convolution in groups.
+    const int whole_group = T::conv_groups == 1 ? 0 : group / eights;
+    const int first = (group - whole_group * eights) * 8;
+    const int64 at = static_cast<int64>(n) * T::stride_n + (whole_group * T::channels + first) * T::stride_c +
+                     z * T::stride0 + y * T::stride1 + column * T::stride2;
     if constexpr (in_vectors) {
-      if (inside && group * 8 < T::channels) {
+      if (inside && first < T::channels) {
         Packed<typename T::Type, 8> vector;
         vector.load(p.tensor, at, true);
         vector.unpack(x);
@@ -162,7 +166,7 @@ struct GemmPackTensor {
     } else {
 #pragma unroll
       for (int k = 0; k < 8; ++k) {
-        const bool exists = inside && (T::channels == T::groups * 8 || group * 8 + k < T::channels);
+        const bool exists = inside && (T::channels == eights * 8 || first + k < T::channels);
         x[k] = exists ? load_one<typename T::Type>(p.tensor, at + k * T::stride_c) : 0.0f;
       }
     }

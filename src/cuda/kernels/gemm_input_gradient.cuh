@@ -23,7 +23,8 @@ struct GemmInputGradient {
   static constexpr int consumers = 256;
   static constexpr int window_bytes = 2 * N::window * 16;
   static constexpr int weight_bytes = N::group_taps * 2 * 64 * 16;
-  static constexpr int channel_tiles = (N::channels + 63) / 64;
+  static constexpr int group_tiles = (N::channels + 63) / 64;  // of channels
+  static constexpr int channel_tiles = N::conv_groups * group_tiles;
   static constexpr int steps = N::tap_groups * N::chunks;  // of a tile
   static constexpr int weight_slots = N::weights_stay ? steps : N::stages;
   static constexpr int sums = columns / 2;
@@ -73,9 +74,11 @@ struct GemmInputGradient {
     }
     for_each_tile([&](int64 position, int channel_tile) {
       int step = 0;
+      const int64 first = channel_tile / group_tiles * (2 * N::chunks) * p.length;
 #pragma unroll 1
       for (int group = 0; group < N::tap_groups; ++group) {
-        const auto* from = static_cast<const uint4*>(p.packed) + N::margin + position + first_shift(group);
+        const auto* from =
+            static_cast<const uint4*>(p.packed) + first + N::margin + position + first_shift(group);
 #pragma unroll 1
         for (int chunk = 0; chunk < N::chunks; ++chunk, ++step) {
           barrier::wait(&s.empty[ring.stage], ring.round ^ 1u);
@@ -147,7 +150,8 @@ struct GemmInputGradient {
 #pragma unroll
       for (int i = 0; i < sums; ++i) asm volatile("" : "+f"(d[i])::"memory");
       if (lane == 0) barrier::arrive(&s.empty[before]);
-      store(position + warpgroup * columns, channel_tile * 64 + thread / 32 % 4 * 16 + lane / 4, unscale, d);
+      store(position + warpgroup * columns, channel_tile / group_tiles,
+            channel_tile % group_tiles * 64 + thread / 32 % 4 * 16 + lane / 4, unscale, d);
     });
   }
 
@@ -191,16 +195,18 @@ struct GemmInputGradient {
   };
 
   // Columns of a thread are every fourth pair; rows are even long, so that a pair lies in one of them.
-  __device__ __forceinline__ void store(int64 position, int channel, float unscale, float (&d)[sums]) const {
+  // `channel` of the convolution's group.
+  __device__ __forceinline__ void store(int64 position, int group, int channel, float unscale,
+                                        float (&d)[sums]) const {
     using Output = typename N::Output;
     float scale[2];
     bool has[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       has[h] = N::channels % 64 == 0 || channel + 8 * h < N::channels;
-      scale[h] = has[h] ? p.scales[channel + 8 * h] * unscale : 0.0f;
+      scale[h] = has[h] ? p.scales[group * (group_tiles * 64) + channel + 8 * h] * unscale : 0.0f;
     }
-    const int64 begin = channel * static_cast<int64>(N::stride_c);
+    const int64 begin = (group * N::channels + channel) * static_cast<int64>(N::stride_c);
     if constexpr (N::quads_fit) {
       if (reinterpret_cast<uint64>(p.output) % 8 == 0) {
         store_quads(position, begin, scale, has, d);

@@ -12,7 +12,8 @@ struct GemmAdjointParameters {
 };
 
 // The weights as the left operand: [tile of 64 channels][tap group][16 channels of dh][tap][8 of them]
-// [channel][8]. A block for each channel of dx, those that only fill a tile too.
+// [channel][8]. A block for each channel of dx, those that only fill a tile too; groups of a convolution
+// begin tiles.
 template <class N>
 struct GemmPackAdjoint {
   static constexpr int threads = 256;
@@ -20,7 +21,16 @@ struct GemmPackAdjoint {
 
   const GemmAdjointParameters& p;
 
-  static __device__ __forceinline__ int64 index(int o, int c, int t) {
+  static constexpr int group_rows = (N::channels + 63) / 64 * 64;
+  // Of the group's channels.
+  static __device__ __forceinline__ int in_group(int o) { return N::conv_groups == 1 ? o : o % group_rows; }
+
+  static __device__ __forceinline__ int64 index(int padded, int c, int t) {
+    const int o = in_group(padded);
+    return (padded - o) / group_rows * (static_cast<int64>(N::in_channels) * N::channels * N::taps) +
+           index_in_group(o, c, t);
+  }
+  static __device__ __forceinline__ int64 index_in_group(int o, int c, int t) {
     return N::weights_by_input ? (static_cast<int64>(c) * N::channels + o) * N::taps + t
                                : (static_cast<int64>(o) * N::in_channels + c) * N::taps + t;
   }
@@ -28,7 +38,7 @@ struct GemmPackAdjoint {
   __device__ __forceinline__ void run() const {
     __shared__ uint32 of_warp[threads / 32];
     const int o = static_cast<int>(blockIdx.x);
-    const bool exists = o < N::channels;
+    const bool exists = in_group(o) < N::channels;
     float scale = 1.0f;
     if constexpr (N::scales) {
       uint32 largest = 0;

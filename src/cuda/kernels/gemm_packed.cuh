@@ -62,8 +62,17 @@ struct PackedGemmGeometry {
     return shift(first) < shift(last) ? shift(first) : shift(last);
   }
 
-  // Classes of a transposed convolution that meet the same x are rows of the product, as in gemm.cuh.
+  // Classes of a transposed convolution that meet the same x are rows of the product, as in gemm.cuh; where
+  // channels of the values lie side by side, all channels of one class, then of the next.
   static constexpr int classes = static_cast<int>(C::classes(0) * C::classes(1) * C::classes(2));
+  static constexpr bool by_class = classes > 1 && Numbers::value_stride_c == 1;
+  // Of a row of the group.
+  static __device__ __forceinline__ int channel_of(int row) {
+    return by_class ? row % static_cast<int>(C::channels) : row / classes;
+  }
+  static __device__ __forceinline__ int class_of(int row) {
+    return by_class ? row / static_cast<int>(C::channels) : row - row / classes * classes;
+  }
   static constexpr int rows = static_cast<int>(C::channels) * classes;
   using Rows = GroupedRows<C, Numbers::padded_channels, rows>;
   static __device__ __forceinline__ bool exists(int row) { return Rows::exists(row); }
@@ -73,8 +82,8 @@ struct PackedGemmGeometry {
   }
   static __device__ __forceinline__ int64 weight_in_group(int row, int c, int t) {
     if constexpr (!C::transposed) return (static_cast<int64>(row) * C::in_channels + c) * Numbers::taps + t;
-    const int o = row / classes;
-    int own = row - o * classes;
+    const int o = channel_of(row);
+    int own = class_of(row);
     int tap = 0;
     int step = 1;
 #pragma unroll
@@ -90,14 +99,13 @@ struct PackedGemmGeometry {
   }
   // Which of the block's channels a row is of.
   static __device__ __forceinline__ int channel(int row) {
-    return Rows::group(row) * static_cast<int>(C::channels) + Rows::in_group(row) / classes;
+    return Rows::group(row) * static_cast<int>(C::channels) + channel_of(Rows::in_group(row));
   }
   // Where a row's values begin in a sample.
   static __device__ __forceinline__ int64 value_offset(int row) {
     const int channel = PackedGemmGeometry::channel(row);
     if constexpr (classes == 1) return static_cast<int64>(channel) * Numbers::value_stride_c;
-    const int in_group = Rows::in_group(row);
-    const int own = in_group - in_group / classes * classes;
+    const int own = class_of(Rows::in_group(row));
     const int r1 = own / static_cast<int>(C::classes(2));
     const int r0 = r1 / static_cast<int>(C::classes(1));
     return static_cast<int64>(channel) * Numbers::value_stride_c + r0 * Numbers::value_stride0 +

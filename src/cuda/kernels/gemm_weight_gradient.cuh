@@ -32,7 +32,12 @@ struct GemmWeightGradient {
   static constexpr int tap_groups = (N::taps + block_taps - 1) / block_taps;
   static constexpr int u_tiles = (N::u_channels + 63) / 64;
   static constexpr int v_tiles = (N::v_channels + N::columns - 1) / N::columns;
-  static constexpr int tiles = u_tiles * v_tiles * tap_groups;
+  static constexpr int group_tiles = u_tiles * v_tiles * tap_groups;
+  static constexpr int groups = N::conv_groups / N::together;
+  static constexpr int tiles = groups * group_tiles;
+  // Packed ones of a group.
+  static constexpr int u_eights = (N::u_channels + 15) / 16 * 2;
+  static constexpr int v_eights = (N::v_channels + 15) / 16 * 2;
   static constexpr int tile_sums = consumers * taps * sums;
 
   struct Shared {
@@ -47,12 +52,14 @@ struct GemmWeightGradient {
   Shared& s;
 
   struct Item {
-    int u_tile, v_tile, tap_group;
+    int group, u_tile, v_tile, tap_group;
     int64 begin, end;  // chunks
     int64 index;
     __device__ __forceinline__ Item(int64 i, const GemmWeightParameters& p) : index(i) {
       const int64 split = i / tiles;
-      const int tile = static_cast<int>(i - split * tiles);
+      int tile = static_cast<int>(i - split * tiles);
+      group = groups == 1 ? 0 : tile / group_tiles;
+      tile -= group * group_tiles;
       tap_group = tile % tap_groups;
       v_tile = tile / tap_groups % v_tiles;
       u_tile = tile / tap_groups / v_tiles;
@@ -84,8 +91,10 @@ struct GemmWeightGradient {
     bool first = true;
     for_each_item([&](const Item& item) {
       if (!first) barrier::wait(&s.empty[before.stage], before.round);
-      const auto* u = static_cast<const uint4*>(p.u) + item.u_tile * u_groups * p.length + N::margin;
-      const auto* v = static_cast<const uint4*>(p.v) + item.v_tile * v_groups * p.length + N::margin +
+      const auto* u = static_cast<const uint4*>(p.u) +
+                      (item.group * u_eights + item.u_tile * u_groups) * p.length + N::margin;
+      const auto* v = static_cast<const uint4*>(p.v) +
+                      (item.group * v_eights + item.v_tile * v_groups) * p.length + N::margin +
                       shift(item.tap_group * block_taps);
       // Groups of channels that there are.
       const int u_left = (N::u_channels + 7) / 8 - item.u_tile * u_groups;

@@ -52,16 +52,23 @@ struct GemmWeightSum {
 
  private:
   struct Tile {
-    int u, v, tap;  // the first of each
-    explicit __device__ __forceinline__ Tile(int tile)
-        : u(tile / Gradient::tap_groups / Gradient::v_tiles * 64),
-          v(tile / Gradient::tap_groups % Gradient::v_tiles * N::columns),
-          tap(tile % Gradient::tap_groups * Gradient::block_taps) {}
+    int group, u, v, tap;  // the first of each
+    explicit __device__ __forceinline__ Tile(int index)
+        : group(Gradient::groups == 1 ? 0 : index / Gradient::group_tiles),
+          u((index - group * Gradient::group_tiles) / Gradient::tap_groups / Gradient::v_tiles * 64),
+          v(index / Gradient::tap_groups % Gradient::v_tiles * N::columns),
+          tap(index % Gradient::tap_groups * Gradient::block_taps) {}
   };
 
-  __device__ __forceinline__ void store(int u, int v, int tap, float sum) const {
+  // Of groups of the convolution that are a product together, what each has with its own v.
+  __device__ __forceinline__ void store(int group, int u, int v, int tap, float sum) const {
     if (tap >= N::taps || u >= N::u_channels || v >= N::v_channels) return;
-    store_one<typename N::Weight>(p.weight, (static_cast<int64>(u) * N::v_channels + v) * N::taps + tap, sum);
+    constexpr int own_u = N::u_channels / N::together;
+    constexpr int own_v = N::v_channels / N::together;
+    if (N::together > 1 && u / own_u != v / own_v) return;
+    const int64 row = static_cast<int64>(group) * N::u_channels + u;
+    const int column = N::together == 1 ? v : v % own_v;
+    store_one<typename N::Weight>(p.weight, (row * own_v + column) * N::taps + tap, sum);
   }
 
   __device__ __forceinline__ void in_turns(int64 first, float scale, float other_scale,
@@ -81,7 +88,7 @@ struct GemmWeightSum {
       const int rest = static_cast<int>(element % Gradient::tile_sums);
       const int thread = rest % 128;
       const int j = rest / 128 % Gradient::sums;
-      store(tile.u + thread / 32 * 16 + thread % 32 / 4 + j / 2 % 2 * 8,
+      store(tile.group, tile.u + thread / 32 * 16 + thread % 32 / 4 + j / 2 % 2 * 8,
             tile.v + j / 4 * 8 + thread % 4 * 2 + j % 2, tile.tap + rest / 128 / Gradient::sums,
             sum * scale * other_scale);
     }
@@ -109,7 +116,7 @@ struct GemmWeightSum {
     for (int i = threadIdx.x; i < 8 * row_sums; i += threads) {
       const int row = i / row_sums;
       const int at = i - row * row_sums;
-      store(tile.u + eight * 8 + row, tile.v + at / Gradient::block_taps,
+      store(tile.group, tile.u + eight * 8 + row, tile.v + at / Gradient::block_taps,
             tile.tap + at % Gradient::block_taps, scratch[row][at]);
     }
     __syncthreads();
@@ -117,7 +124,11 @@ struct GemmWeightSum {
 
   __device__ __forceinline__ void bias(int channel, float* scratch) const {
     float sum[1] = {};
-    for (int64 i = threadIdx.x; i < p.sum_parts; i += threads) sum[0] += p.sums[channel * p.sum_parts + i];
+    // Among the packed ones.
+    constexpr int eights = (N::out_channels + 15) / 16 * 2;
+    const int group = N::conv_groups == 1 ? 0 : channel / N::out_channels;
+    const int packed = channel + group * (eights * 8 - N::out_channels);
+    for (int64 i = threadIdx.x; i < p.sum_parts; i += threads) sum[0] += p.sums[packed * p.sum_parts + i];
     block_sum<threads>(sum, scratch);
     if (threadIdx.x == 0) store_one<typename N::Weight>(p.bias, channel, sum[0]);
   }

@@ -520,6 +520,35 @@ __device__ __forceinline__ float round_to_tf32(float x) {
 #endif
 }
 
+// A convolution in groups is as many convolutions, each of channels of its own: what is called a sample here
+// is what one group has of one, so that there are `groups` times as many.
+template <class C>
+__device__ __forceinline__ int group_of(int64 n) {
+  return C::groups == 1 ? 0 : static_cast<int>(n % C::groups);
+}
+
+// Where a sample begins in a tensor with so many of its channels in a group.
+template <class C>
+__device__ __forceinline__ int64 origin(int64 n, int64 sample_stride, int64 channel_stride, int channels) {
+  if constexpr (C::groups == 1) return n * sample_stride;
+  return n / C::groups * sample_stride + n % C::groups * (channels * channel_stride);
+}
+
+template <class C>
+__device__ __forceinline__ int64 input_origin(int64 n) {
+  return origin<C>(n, C::input_stride(0), C::input_stride(1), static_cast<int>(C::in_channels));
+}
+
+// In the output, and in tensors that stages read.
+template <class C>
+__device__ __forceinline__ int64 output_origin(int64 n) {
+  return origin<C>(n, C::stride(0), C::stride(1), static_cast<int>(C::channels));
+}
+
+// The weights of a group, whichever of their channels come first.
+template <class C>
+constexpr int64 group_weights = static_cast<int64>(C::in_channels) * C::channels* C::taps;
+
 // One class of a dimension; `r` is the same in all threads.
 template <class Convolution>
 struct ThinClass {
@@ -588,7 +617,7 @@ __device__ __forceinline__ int sample_of(int slot) {
 // Where an element lies in the output; a sample spans less than 2^31.
 template <class Convolution, class Tail, class Numbers>
 __device__ __forceinline__ int64 element_index(int64 n, int slot, int offset) {
-  return (n + sample_of<Tail, Numbers>(slot)) * Convolution::stride(0) +
+  return output_origin<Convolution>(n + sample_of<Tail, Numbers>(slot)) +
          (channel_of<Tail, Numbers>(slot) * static_cast<int>(Convolution::stride(1)) + offset);
 }
 
@@ -603,8 +632,9 @@ struct ChannelNorm {
     if constexpr (Tail::has_norm) {
       constexpr int groups = Tail::channels / Tail::group_channels;
       const float* slab = p.statistics + 2 * (n * groups + channel / Tail::group_channels);
-      scale = Tail::weight(p, channel) * load_shared_by_blocks(slab + 1);
-      shift = fmaf(-load_shared_by_blocks(slab), scale, Tail::bias(p, channel));
+      const int own = Tail::channel(n, channel);
+      scale = Tail::weight(p, own) * load_shared_by_blocks(slab + 1);
+      shift = fmaf(-load_shared_by_blocks(slab), scale, Tail::bias(p, own));
     }
   }
   __device__ __forceinline__ float apply(float x) const { return Tail::has_norm ? fmaf(x, scale, shift) : x; }
@@ -867,7 +897,8 @@ struct Thin {
             if (count > 0.0f) row.merge(count, load_shared_by_blocks(part + 1), 0.0f);
           }
           const int64 row_index = slab * Tail::group_channels + c;
-          const int channel = static_cast<int>(row_index % Tail::channels);
+          const int channel =
+              Tail::channel(row_index / Tail::channels, static_cast<int>(row_index % Tail::channels));
           const float value =
               fmaf((row.mean - mean) * rstd, Tail::weight(p, channel), Tail::bias(p, channel));
           store_one<typename Tail::Output>(p.output, row_index, value);
@@ -3074,36 +3105,43 @@ struct CoresMainloop {
 
   const float* weights;  // shared
 
+  // Of a group of channels.
   template <class Parameters>
-  static __device__ __forceinline__ float weight(const Parameters& p, int o, int c, int t) {
-    const int64 index = C::transposed ? (static_cast<int64>(c) * C::channels + o) * C::taps + t
-                                      : (static_cast<int64>(o) * C::in_channels + c) * C::taps + t;
+  static __device__ __forceinline__ float weight(const Parameters& p, int group, int o, int c, int t) {
+    const int64 index = group * group_weights<C> +
+                        (C::transposed ? (static_cast<int64>(c) * C::channels + o) * C::taps + t
+                                       : (static_cast<int64>(o) * C::in_channels + c) * C::taps + t);
     const float value = o < C::channels ? load_one<typename C::Weight>(p.parameter[0], index) : 0.0f;
     return C::rounds_to_tf32 ? round_to_tf32(value) : value;
   }
   template <class Parameters>
-  static __device__ __forceinline__ float bias(const Parameters& p, int o) {
-    if constexpr (C::has_bias) return o < C::channels ? load_one<typename C::Bias>(p.parameter[1], o) : 0.0f;
+  static __device__ __forceinline__ float bias(const Parameters& p, int64 n, int o) {
+    if constexpr (C::has_bias) {
+      if (o < C::channels) return load_one<typename C::Bias>(p.parameter[1], Tail::channel(n, o));
+    }
     return 0.0f;
   }
 
   template <class Parameters>
   static __device__ __forceinline__ void load_weights(const Parameters& p, float* weights) {
     if constexpr (!in_shared) return;
+    static_assert(!in_shared || C::groups == 1);
     for (int i = threadIdx.x; i < weight_floats; i += Numbers::threads) {
       const int o = i / (at_once * C::in_channels * C::taps) * at_once + i % at_once;
       const int term = i / at_once % (C::in_channels * C::taps);
-      weights[i] = weight(p, o, term / C::taps, term % C::taps);
+      weights[i] = weight(p, 0, o, term / C::taps, term % C::taps);
     }
     for (int o = threadIdx.x; o < chunks * at_once; o += Numbers::threads)
-      weights[weight_floats + o] = bias(p, o);
+      weights[weight_floats + o] = bias(p, 0, o);
     __syncthreads();
   }
 
-  // The sums of the channels of a chunk at one position; `sample` is where x of the sample begins.
+  // The sums of the channels of a chunk at one position.
   template <class Parameters>
-  __device__ __forceinline__ void convolve(const Parameters& p, int64 sample, const ThinClass<C>& of_class,
+  __device__ __forceinline__ void convolve(const Parameters& p, int64 n, const ThinClass<C>& of_class,
                                            const int (&j)[3], int chunk, float (&sum)[at_once]) const {
+    const int64 sample = input_origin<C>(n);
+    const int group = group_of<C>(n);
     const float* own = weights + (in_shared ? chunk * at_once * C::in_channels * C::taps : 0);
     int begin[3];
 #pragma unroll
@@ -3134,8 +3172,8 @@ struct CoresMainloop {
             const int t = first_tap + m2 * static_cast<int>(C::tap_step(2));
 #pragma unroll
             for (int k = 0; k < at_once; ++k) {
-              const float w =
-                  in_shared ? own[(c * C::taps + t) * at_once + k] : weight(p, chunk * at_once + k, c, t);
+              const float w = in_shared ? own[(c * C::taps + t) * at_once + k]
+                                        : weight(p, group, chunk * at_once + k, c, t);
               part[k] = fmaf(w, x, part[k]);
             }
           }
@@ -3171,12 +3209,12 @@ struct CoresMainloop {
         int j[3];
         of_class.split(flat, j);
         float sum[at_once] = {};
-        convolve(p, n * C::input_stride(0), of_class, j, chunk, sum);
+        convolve(p, n, of_class, j, chunk, sum);
         float h[at_once][1];
 #pragma unroll
         for (int k = 0; k < at_once; ++k) {
           const int o = chunk * at_once + k;
-          h[k][0] = sum[k] + (in_shared ? weights[weight_floats + o] : bias(p, o));
+          h[k][0] = sum[k] + (in_shared ? weights[weight_floats + o] : bias(p, n, o));
         }
         const int offset[1] = {of_class.output_offset(j)};
         epilogue.take(rows, h, offset, All{});
@@ -3388,6 +3426,7 @@ struct Tail {
   static constexpr bool has_mean = true;
   static constexpr bool mean_follows_norm = true;
   static constexpr float eps = 9.99999975e-06f;
+  static __device__ __forceinline__ int channel(int64 n, int c) { return c; }
   template <class P>
   static __device__ __forceinline__ float weight(const P& p, int64 c) {
     return load_one<f32>(p.parameter[2], c * 1);
@@ -3407,6 +3446,7 @@ struct Convolution {
   static constexpr bool has_bias = true;
   static constexpr bool transposed = false;
   static constexpr bool rounds_to_tf32 = true;
+  static constexpr int groups = 1;
   static constexpr int in_channels = 3;
   static constexpr int channels = 16;
   static constexpr int taps = 64;
@@ -3560,6 +3600,7 @@ struct Tail {
   static constexpr bool has_mean = true;
   static constexpr bool mean_follows_norm = true;
   static constexpr float eps = 9.99999975e-06f;
+  static __device__ __forceinline__ int channel(int64 n, int c) { return c; }
   template <class P>
   static __device__ __forceinline__ float weight(const P& p, int64 c) {
     return load_one<f32>(p.parameter[2], c * 1);
@@ -3579,6 +3620,7 @@ struct Convolution {
   static constexpr bool has_bias = true;
   static constexpr bool transposed = false;
   static constexpr bool rounds_to_tf32 = true;
+  static constexpr int groups = 1;
   static constexpr int in_channels = 3;
   static constexpr int channels = 16;
   static constexpr int taps = 64;
@@ -3782,6 +3824,7 @@ struct Tail {
   static constexpr bool has_mean = true;
   static constexpr bool mean_follows_norm = true;
   static constexpr float eps = 9.99999975e-06f;
+  static __device__ __forceinline__ int channel(int64 n, int c) { return c; }
   template <class P>
   static __device__ __forceinline__ float weight(const P& p, int64 c) {
     return load_one<f32>(p.parameter[2], c * 1);
@@ -3801,6 +3844,7 @@ struct Convolution {
   static constexpr bool has_bias = true;
   static constexpr bool transposed = false;
   static constexpr bool rounds_to_tf32 = false;
+  static constexpr int groups = 1;
   static constexpr int in_channels = 3;
   static constexpr int channels = 16;
   static constexpr int taps = 64;
@@ -3954,6 +3998,7 @@ struct Tail {
   static constexpr bool has_mean = true;
   static constexpr bool mean_follows_norm = true;
   static constexpr float eps = 9.99999975e-06f;
+  static __device__ __forceinline__ int channel(int64 n, int c) { return c; }
   template <class P>
   static __device__ __forceinline__ float weight(const P& p, int64 c) {
     return load_one<f32>(p.parameter[2], c * 1);
@@ -3973,6 +4018,7 @@ struct Convolution {
   static constexpr bool has_bias = true;
   static constexpr bool transposed = false;
   static constexpr bool rounds_to_tf32 = false;
+  static constexpr int groups = 1;
   static constexpr int in_channels = 3;
   static constexpr int channels = 16;
   static constexpr int taps = 64;
@@ -4171,7 +4217,7 @@ at::Tensor run_block_1_tf32(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s27_68d7faf4, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s27_d121925d, CUDA, library) {
   library.impl("block_1_tf32", run_block_1_tf32);
 }
 """
@@ -4243,12 +4289,12 @@ at::Tensor run_block_1_f32(const at::Tensor& input, at::TensorList parameters) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s27_68d7faf4, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s27_d121925d, CUDA, library) {
   library.impl("block_1_f32", run_block_1_f32);
 }
 """
 
-_NAMESPACE = "onepass_s27_68d7faf4"
+_NAMESPACE = "onepass_s27_d121925d"
 # What each extension is built of, when one of its operators is first called.
 _EXTENSIONS = {
     "tf32": (_BINDING_TF32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32, _HOST_CODE, _LAUNCHES_TF32]),
@@ -4406,9 +4452,9 @@ def _run_1(self, x):
     parameters = [self.conv.weight, self.conv.bias, self.group_norm.weight, self.group_norm.bias]
     if not _wants_gradients(x, parameters):
         if _rounds_to_tf32() and _fits("block_1_tf32", x, parameters):
-            return torch.ops.onepass_s27_68d7faf4.block_1_tf32(x, parameters)
+            return torch.ops.onepass_s27_d121925d.block_1_tf32(x, parameters)
         if not _rounds_to_tf32() and _fits("block_1_f32", x, parameters):
-            return torch.ops.onepass_s27_68d7faf4.block_1_f32(x, parameters)
+            return torch.ops.onepass_s27_d121925d.block_1_f32(x, parameters)
     conv = self.conv(x)
     hardswish = torch.nn.functional.hardswish(conv, inplace = False)
     group_norm = self.group_norm(hardswish)

@@ -540,8 +540,9 @@ struct ChannelNorm {
     if constexpr (Tail::has_norm) {
       constexpr int groups = Tail::channels / Tail::group_channels;
       const float* slab = p.statistics + 2 * (n * groups + channel / Tail::group_channels);
-      scale = Tail::weight(p, channel) * load_shared_by_blocks(slab + 1);
-      shift = fmaf(-load_shared_by_blocks(slab), scale, Tail::bias(p, channel));
+      const int own = Tail::channel(n, channel);
+      scale = Tail::weight(p, own) * load_shared_by_blocks(slab + 1);
+      shift = fmaf(-load_shared_by_blocks(slab), scale, Tail::bias(p, own));
     }
   }
   __device__ __forceinline__ float apply(float x) const { return Tail::has_norm ? fmaf(x, scale, shift) : x; }
@@ -2947,6 +2948,7 @@ struct Tail {
   static constexpr bool has_mean = false;
   static constexpr bool mean_follows_norm = false;
   static constexpr float eps = 9.99999975e-06f;
+  static __device__ __forceinline__ int channel(int64 n, int c) { return c; }
   template <class P>
   static __device__ __forceinline__ float weight(const P& p, int64 c) {
     return load_one<f32>(p.parameter[2], c * 1);
@@ -2988,6 +2990,7 @@ struct Convolution {
   static constexpr bool has_bias = true;
   static constexpr bool transposed = true;
   static constexpr bool rounds_to_tf32 = true;
+  static constexpr int groups = 1;
   static constexpr int in_channels = 3;
   static constexpr int channels = 16;
   static constexpr int taps = 27;
@@ -3182,6 +3185,7 @@ struct Tail {
   static constexpr bool has_mean = false;
   static constexpr bool mean_follows_norm = false;
   static constexpr float eps = 9.99999975e-06f;
+  static __device__ __forceinline__ int channel(int64 n, int c) { return c; }
   template <class P>
   static __device__ __forceinline__ float weight(const P& p, int64 c) {
     return load_one<f32>(p.parameter[2], c * 1);
@@ -3223,6 +3227,7 @@ struct Convolution {
   static constexpr bool has_bias = true;
   static constexpr bool transposed = true;
   static constexpr bool rounds_to_tf32 = false;
+  static constexpr int groups = 1;
   static constexpr int in_channels = 3;
   static constexpr int channels = 16;
   static constexpr int taps = 27;
@@ -3412,7 +3417,7 @@ at::Tensor run_block_1_tf32(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s60_acf4beaa, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s60_1d80b1e0, CUDA, library) {
   library.impl("block_1_tf32", run_block_1_tf32);
 }
 """
@@ -3484,12 +3489,12 @@ at::Tensor run_block_1_f32(const at::Tensor& input, at::TensorList parameters) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s60_acf4beaa, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s60_1d80b1e0, CUDA, library) {
   library.impl("block_1_f32", run_block_1_f32);
 }
 """
 
-_NAMESPACE = "onepass_s60_acf4beaa"
+_NAMESPACE = "onepass_s60_1d80b1e0"
 # What each extension is built of, when one of its operators is first called.
 _EXTENSIONS = {
     "tf32": (_BINDING_TF32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32, _HOST_CODE, _LAUNCHES_TF32]),
@@ -3652,9 +3657,9 @@ def _run_1(self, x):
     ]
     if not _wants_gradients(x, parameters):
         if _rounds_to_tf32() and _fits("block_1_tf32", x, parameters):
-            return torch.ops.onepass_s60_acf4beaa.block_1_tf32(x, parameters)
+            return torch.ops.onepass_s60_1d80b1e0.block_1_tf32(x, parameters)
         if not _rounds_to_tf32() and _fits("block_1_f32", x, parameters):
-            return torch.ops.onepass_s60_acf4beaa.block_1_f32(x, parameters)
+            return torch.ops.onepass_s60_1d80b1e0.block_1_f32(x, parameters)
     conv_transpose = self.conv_transpose(x)
     sigmoid = torch.sigmoid(conv_transpose)
     mul = sigmoid * conv_transpose

@@ -386,7 +386,7 @@ struct WgmmaNumbers {
       all = multiplied + before + exchanged + after + (shape.parts.mean ? 0.0 : written);
     }
     // What layers of real models took besides; s19 and s61 take less.
-    all = (reads_halves && !held ? 1.25 : 1.12) * std::max({all, staging, moved});
+    all = (reads_halves && !(held && copies) ? 1.25 : 1.12) * std::max({all, staging, moved});
     return passes(shape) == 1 || stored ? all : 2 * all;
   }
 };

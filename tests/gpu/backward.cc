@@ -92,9 +92,11 @@ TEST_F(Backward, AgreesWithTheReferenceOnRandomTails) {
     }
     GradientComparison own;
     const size_t next = seed % std::size(distributions);
-    std::string errors = backward_errors(
-        problem, {.distributions = {distributions[next]}, .placements = {placements[seed % std::size(placements)]}, .seed = seed},
-        stream, &own);
+    std::string errors = backward_errors(problem,
+                                         {.distributions = {distributions[next]},
+                                          .placements = {placements[seed % std::size(placements)]},
+                                          .seed = seed},
+                                         stream, &own);
     const std::lock_guard lock(mutex);
     total += own;
     return errors;
@@ -110,7 +112,8 @@ TEST_F(Backward, AgreesWithTheReferenceOnRandomLargeTails) {
   const int64_t tried = try_for(6, [first](int64_t index, const GpuStream& stream) {
     const uint64_t seed = first + static_cast<uint64_t>(index);
     const BackwardProblem problem(random_large_tail(seed, gpu));
-    return backward_errors(problem, {.placements = {placements[seed % std::size(placements)]}, .seed = seed}, stream);
+    return backward_errors(problem, {.placements = {placements[seed % std::size(placements)]}, .seed = seed},
+                           stream);
   });
   std::cout << "seeds " << first << " to " << first + static_cast<uint64_t>(tried) - 1 << '\n';
   EXPECT_GT(tried, 0);

@@ -363,8 +363,8 @@ TEST_F(ThinBackward, AgreesWithTheReferenceOnRandomProblems) {
       ++refused;
       return std::string();
     }
-    return backward_errors(problem, {.placements = {placements[seed % std::size(placements)]}, .seed = seed}, stream, nullptr,
-                           soonest(problem.forward));
+    return backward_errors(problem, {.placements = {placements[seed % std::size(placements)]}, .seed = seed},
+                           stream, nullptr, soonest(problem.forward));
   });
   std::cout << "seeds " << first << " to " << first + static_cast<uint64_t>(tried) - 1 << ", " << refused
             << " refused\n";

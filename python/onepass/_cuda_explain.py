@@ -34,7 +34,8 @@ def explain(
         if not backward and (strategy or torch.ops.onepass.cuda_is_worth_fusing(*arguments)):
             plan = torch.ops.onepass.cuda_explain(*arguments, strategy, False)
             if trains:
-                how = "the same, then thin_backward"
+                rows = torch.ops.onepass.cuda_explain(*arguments, "", True)
+                how = f"the same, then {_chosen(rows)}"
             elif tail and _trains_alone(description, sizes, dtype, layout, device):
                 how = "the convolution and the rest apart, its gradients by gemm_backward"
             else:

@@ -203,6 +203,21 @@ def test_gradients_of_wide_convolutions_run_here_where_the_plan_predicts_a_gain(
     assert "-> PyTorch's own convolution" in older
 
 
+def test_convolutions_in_groups_run_here_where_a_group_is_wide() -> None:
+    text, sizes = "conv2d(448,448,k=3,p=1,groups=4) | group_norm(32) | relu", (32, 448, 28, 28)
+    forward = onepass.explain(text, sizes, device="cuda:sm_90a")
+    assert "* gemm_" in forward
+    assert "its gradients by gemm_backward" in forward
+    assert "* gemm_backward" in onepass.explain(text, sizes, device="cuda:sm_90a", backward=True)
+    alone = onepass.explain(text.split(" | ")[0], sizes, device="cuda:sm_90a")
+    assert "where gradients are wanted: the same, then gemm_backward" in alone
+    forced = onepass.explain(text, sizes, device="cuda:sm_90a", strategy="gemm_mma")
+    assert "* gemm_mma" in forced
+    for other in ("conv2d(448,448,k=3,p=1,groups=56)", "conv2d(448,448,k=3,p=1,groups=4) | group_norm(2)"):
+        left = onepass.explain(f"{other} | relu", sizes, device="cuda:sm_90a")
+        assert "-> PyTorch's own convolution, then tail_" in left
+
+
 def test_tuning_is_off_until_asked_for() -> None:
     onepass.tune()
     assert torch.ops.onepass.cuda_set_tuning(True)

@@ -83,6 +83,16 @@ double filled_part(const Problem& problem) {
   return std::min(1.0, 2.5 * tiles / gpu_of(problem.device).multiprocessors);
 }
 
+// A rate of an H200 on the problem's GPU: they differ in how much tensor cores do beside the others.
+double on_gpu(const Problem& problem, double rate) {
+  const Gpu& gpu = gpu_of(problem.device);
+  rate *= gpu.flops / 66.9e12;
+  const bool is_f32 = problem.input.dtype == DType::f32;
+  if (is_f32 && problem.precision != Precision::tf32) return rate;
+  const double products = gpu.tensor_products() * (is_f32 ? 1.0 : 2.0);
+  return std::min(rate, 0.8 * 2 * products * gpu.multiprocessors * gpu.clock());
+}
+
 // PyTorch's convolution in groups of c channels, as cuDNN 9.19 computed ten layers of 16 to 112 on an H200.
 // In 16 bits with channels last 45 to 49 TFLOP/s of 16 channels, 77 to 157 of 32, 24 to 185 of more; in tf32
 // two thirds of it; other tensors are copied there and back, at 0.5 and 0.8 of what a plain copy moves.
@@ -95,6 +105,7 @@ double grouped_convolution_seconds(const Problem& problem) {
   double rate = (is_f32 ? 8e12 : 12e12) * std::sqrt(channels);
   if (is_f32 && problem.precision != Precision::tf32) rate = 10e12;
   if (conv.transposed) rate = is_f32 ? 2e12 : 8e12;
+  rate = on_gpu(problem, std::min(rate, convolution_rate(problem)));
   const auto bytes =
       static_cast<double>((element_count(problem.input.sizes) +
                            element_count(problem.block.conv_output_shape(problem.input.sizes))) *
@@ -102,21 +113,13 @@ double grouped_convolution_seconds(const Problem& problem) {
   const bool is_copied = problem.input.strides[1] != 1;
   const double copies = is_copied ? 2 * bytes / gpu.bytes_per_second / (is_f32 ? 0.8 : 0.5) : 0;
   return 5e-6 + copies +
-         std::max(2 * static_cast<double>(problem.conv_multiply_adds()) / (rate * gpu.flops / 66.9e12),
-                  bytes / gpu.bytes_per_second);
+         std::max(2 * static_cast<double>(problem.conv_multiply_adds()) / rate, bytes / gpu.bytes_per_second);
 }
 
 double convolution_seconds(const Problem& problem) {
   if (problem.block.conv()->groups > 1) return grouped_convolution_seconds(problem);
   const Gpu& gpu = gpu_of(problem.device);
-  double rate = convolution_rate(problem) * gpu.flops / 66.9e12;
-  // GPUs differ in how much their tensor cores do beside the others.
-  const bool is_f32 = problem.input.dtype == DType::f32;
-  if (!is_f32 || problem.precision == Precision::tf32) {
-    const double products = gpu.tensor_products() * (is_f32 ? 1.0 : 2.0);
-    rate = std::min(rate, 0.8 * 2 * products * gpu.multiprocessors * gpu.clock());
-  }
-  rate *= filled_part(problem);
+  const double rate = on_gpu(problem, convolution_rate(problem)) * filled_part(problem);
   const double elements =
       static_cast<double>(element_count(problem.input.sizes)) +
       static_cast<double>(element_count(problem.block.conv_output_shape(problem.input.sizes)));

@@ -195,14 +195,10 @@ struct WgmmaNumbers {
       if (set_stages(budget)) break;
     }
     if (x_stages < 2) return;
+    if (apart) set_stagger();
     // 4 barriers of 8 bytes at most for each stage.
     shared_bytes = x_stages * x_stage_bytes() + weight_stages * weight_stage_bytes() +
                    raw_slots * raw_slot_bytes + fixed;
-    // As far as the rings let the first one go alone.
-    if (apart) {
-      const int64_t alone = weights_stay ? chunks : (weight_stages - 1) / (taps / group_taps);
-      stagger = std::max<int64_t>(0, std::min({x_stages - 1, alone, chunks}));
-    }
     columns = own;
     clocks_of_tile = predict(problem, shape);
     // Held values leave products waiting for x that has had no room while they were finished.
@@ -316,6 +312,21 @@ struct WgmmaNumbers {
     }
     x_stages += std::min<int64_t>(4, left / x);
     return true;
+  }
+
+  // As far as the rings let the first warpgroup go alone. Not two tiles: it tells the other one of each, and
+  // two tellings that nobody has waited for yet would be taken for one.
+  void set_stagger() {
+    const int64_t steps = taps / group_taps;
+    const int64_t alone = weights_stay ? chunks : (weight_stages - 1) / steps;
+    stagger = std::max<int64_t>(0, std::min({x_stages - 1, alone, chunks}));
+    const int64_t weight_chunks = weights_stay ? x_stages : weight_stages / steps;
+    if (std::min(x_stages, weight_chunks) < chunks + stagger) return;
+    if (chunks > 1) {
+      x_stages = chunks + stagger - 1;
+    } else {
+      stagger = 0;
+    }
   }
 
   // Where weights might stay: a few taps of them at a time instead, and the room for x. Changes nothing where

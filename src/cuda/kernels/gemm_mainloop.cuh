@@ -27,6 +27,12 @@ struct GemmMainloop {
            static_cast<uint64>(128 >> 4) << 32;
   }
 
+  // The first warpgroup cannot be two tiles ahead, or the second would miss that it was told of one.
+  static constexpr int steps_of_chunk = Numbers::taps / Numbers::group_taps;
+  static_assert(Numbers::stagger == 0 || Numbers::x_stages < Numbers::chunks + Numbers::stagger ||
+                (!Numbers::weights_stay &&
+                 Numbers::weight_stages < (Numbers::chunks + Numbers::stagger) * steps_of_chunk));
+
   // The second warpgroup begins `stagger` chunks after the first, if any: one multiplies while the other is
   // in its epilogue. `beside` is called when a group of products has begun: what it does takes no time of the
   // tensor cores.

@@ -3,7 +3,8 @@
 // Errors, absolute, of values up to a few units: sigmoid 2e-7, normal_cdf 2e-7; the others are CUDA's own,
 // within 2 ulp. sigmoid is 4 instructions and normal_cdf 15, where CUDA's expf and division, or erff, take 20
 // to 30. Where results are rounded to 16 bits (`Bits`, else 32), sigmoid is 3 instructions and 4e-6,
-// normal_cdf 8 and 6e-6, one of each a special function (H200; PTX promises 2^-12 of it).
+// normal_cdf 8 and 6e-6, one of each a special function (H200; PTX promises 2^-12 of it); so too where f32 is
+// rounded to less on its way (gemm_turns.cuh in tf32).
 #pragma once
 
 #include "types.cuh"

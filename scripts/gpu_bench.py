@@ -383,7 +383,9 @@ def run(
             "seconds": round(time.monotonic() - BEGIN, 1),
             "torch": torch.__version__,
             "cudnn": torch.backends.cudnn.version(),
-            "command": "make bench-gpu",
+            "command": "scripts/gpu_bench.py --compile, then --compiled"
+            if "--compiled" in sys.argv
+            else "make bench-gpu",
             "targets": targets(entries, parts["overhead_seconds"], parts["first_calls"], parts["launches"]),
             "entries": entries,
             **parts,

@@ -82,6 +82,9 @@ class GemmFinish {
   Function function_;
 };
 
+// " in each of 4 groups, one after the other as samples", where a convolution has some.
+std::string describe_groups(const ThinShape& shape);
+
 // A statement of a warpgroup's product of 64 rows, `d[...] += a b`, 16 terms each (`d[...] = a b` unless
 // `add`). The sums of its columns begin at d[first_sum], its columns `first` positions after b's.
 std::string wgmma_statement(int64_t columns, bool is_bf16, int64_t first_sum, int64_t first);

@@ -338,7 +338,8 @@ class GemmBackward final : public BackwardKernel {
     const GradientNumbers& n = numbers_;
     std::ostringstream out;
     out << "operands: " << (scales() ? "rounded to f16, as to tf32, and scaled" : "as they are")
-        << ", packed first: " << length_.value() << " positions\n";
+        << ", packed first: " << length_.value() << " positions"
+        << (n.conv_groups == 1 ? "" : ", in each of " + std::to_string(n.conv_groups) + " groups") << '\n';
     if (weight_) {
       out << "weights' gradient: tiles of 64 x " << n.columns << " channels, " << n.block_taps() << " taps, "
           << n.weight_tiles() << " of them in " << splits_.value() << " parts; " << n.stages << " stages of "

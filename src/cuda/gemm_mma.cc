@@ -291,7 +291,7 @@ class GemmMma final : public Kernel {
   std::string describe() const override {
     const MmaNumbers& n = numbers_;
     std::ostringstream out;
-    out << "convolution: " << shape_.terms() << " terms, "
+    out << "convolution: " << shape_.terms() << " terms" << describe_groups(shape_) << ", "
         << (problem_.input.dtype != DType::f32 ? "operands as they are"
             : n.parts == 2                     ? "operands split in two of "
                                                : "operands rounded to ")

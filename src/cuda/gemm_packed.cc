@@ -249,8 +249,9 @@ class GemmPacked final : public Kernel {
   std::string describe() const override {
     const PackedNumbers& n = numbers_;
     std::ostringstream out;
-    out << "convolution: " << shape_.in_channels * n.taps << " terms, operands packed first, "
-        << (guards() ? "rounded to f16, as to tf32" : "as they are") << '\n'
+    out << "convolution: " << shape_.in_channels * n.taps << " terms"
+        << (n.conv_groups == 1 ? "" : " in each of " + std::to_string(n.conv_groups) + " groups")
+        << ", operands packed first, " << (guards() ? "rounded to f16, as to tf32" : "as they are") << '\n'
         << "tile: " << n.tile_channels << " channels, " << n.tile_positions << " positions of all samples, "
         << tiles_.value() * n.channel_tiles() << " tiles"
         << (n.shared_by == PackedNumbers::Groups::turns ? ", warpgroups by turns\n" : "\n")

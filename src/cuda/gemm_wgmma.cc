@@ -466,7 +466,8 @@ class GemmWgmma final : public Kernel {
 
   std::string describe() const override {
     std::ostringstream out;
-    out << "convolution: " << shape_.in_channels * numbers_.taps << " terms, "
+    out << "convolution: " << shape_.in_channels * numbers_.taps << " terms" << describe_groups(shape_)
+        << ", "
         << (!guards()             ? "operands as they are"
             : numbers_.parts == 2 ? "operands split in two of f16"
                                   : "operands rounded to f16, as to tf32")

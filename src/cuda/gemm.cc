@@ -156,7 +156,7 @@ void GemmFinish::launch(const Arguments& arguments, const void* values, const vo
 
 std::string describe_groups(const ThinShape& shape) {
   if (shape.conv_groups == 1) return "";
-  return " in each of " + std::to_string(shape.conv_groups) + " groups, one after the other as samples";
+  return " in each of " + std::to_string(shape.conv_groups) + " groups, each a sample of its own";
 }
 
 std::string wgmma_statement(int64_t columns, bool is_bf16, int64_t first_sum, int64_t first) {

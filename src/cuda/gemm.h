@@ -82,7 +82,7 @@ class GemmFinish {
   Function function_;
 };
 
-// " in each of 4 groups, one after the other as samples", where a convolution has some.
+// " in each of 4 groups, each a sample of its own", where a convolution has some.
 std::string describe_groups(const ThinShape& shape);
 
 // A statement of a warpgroup's product of 64 rows, `d[...] += a b`, 16 terms each (`d[...] = a b` unless

@@ -15,6 +15,11 @@ namespace {
 constexpr double infinity = std::numeric_limits<double>::infinity();
 constexpr int64_t wide_channels = 16;  // of a convolution that runs on PyTorch's tensor cores
 
+// Of a group, of the input or of the output.
+int64_t least_channels(const Conv& conv) {
+  return std::min(conv.in_channels, conv.out_channels) / conv.groups;
+}
+
 // The least prediction of the rows whose name begins so; infinite where none takes the problem.
 double least_seconds(const Problem& problem, std::string_view prefix) {
   double least = infinity;
@@ -101,7 +106,7 @@ double grouped_convolution_seconds(const Problem& problem) {
   const Gpu& gpu = gpu_of(problem.device);
   const Conv& conv = *problem.block.conv();
   const bool is_f32 = problem.input.dtype == DType::f32;
-  const auto channels = static_cast<double>(std::min(conv.in_channels, conv.out_channels) / conv.groups);
+  const auto channels = static_cast<double>(least_channels(conv));
   double rate = (is_f32 ? 8e12 : 12e12) * std::sqrt(channels);
   if (is_f32 && problem.precision != Precision::tf32) rate = 10e12;
   if (conv.transposed) rate = is_f32 ? 2e12 : 8e12;
@@ -138,7 +143,7 @@ double convolution_seconds(const Problem& problem) {
 // for the weights'.
 double grouped_backward_rate(const Problem& forward, bool of_weight) {
   const Conv& conv = *forward.block.conv();
-  const auto channels = static_cast<double>(std::min(conv.in_channels, conv.out_channels) / conv.groups);
+  const auto channels = static_cast<double>(least_channels(conv));
   if (forward.input.dtype == DType::f32) return (of_weight ? 6e12 : 13e12) * std::sqrt(channels);
   return channels <= 64 ? 20e12 * std::sqrt(channels) : 75e12;
 }

@@ -30,7 +30,9 @@ def main(argv: list[str]) -> int:
         _check_output(output)
         architecture = arguments.arch or _architecture()
         verifies = _verifies(arguments.verify, architecture)
-        text = export(arguments.file, architecture, arguments.conv, arguments.train, output.name)
+        text = export(
+            arguments.file, architecture, arguments.conv, arguments.train, output.name, arguments.numerics
+        )
         if verifies:
             if not _verified(text, arguments, output):
                 return WRONG
@@ -43,7 +45,9 @@ def main(argv: list[str]) -> int:
     return GOOD
 
 
-def export(path: str, architecture: str, conv: str, train: bool, output: str) -> str:
+def export(
+    path: str, architecture: str, conv: str, train: bool, output: str, numerics: str = "pytorch"
+) -> str:
     """The text of the exported file; raises NotExported or BadModelFile with one sentence."""
     if not _library.available():
         raise NotExported(f"onepass cannot run: {_library.unavailable_reason()}")
@@ -57,12 +61,13 @@ def export(path: str, architecture: str, conv: str, train: bool, output: str) ->
     options = [
         *(["--train"] if train else []),
         *(["--conv", conv] if conv != "fuse" else []),
+        *(["--numerics", numerics] if numerics != "pytorch" else []),
         *(["--arch", architecture]),
     ]
     name = pathlib.Path(path).name
     command = shlex.join(["python", "-m", "onepass", "export", name, "-o", output, *options])
     try:
-        return Writer(Request(path, text, architecture, train, command), model).write(fused)
+        return Writer(Request(path, text, architecture, train, numerics, command), model).write(fused)
     except NotExported as error:
         raise NotExported(f"{path}: {error}") from None
 
@@ -74,6 +79,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--train", action="store_true", help="also the backward pass")
     parser.add_argument(
         "--conv", choices=("fuse", "keep"), default="fuse", help="keep: PyTorch's convolutions stay"
+    )
+    parser.add_argument(
+        "--numerics",
+        choices=("pytorch", "strict", "fast"),
+        default="pytorch",
+        help="pytorch: as PyTorch's default computes each convolution; strict: fp32 throughout; fast: coarser",
     )
     parser.add_argument(
         "--arch", metavar="sm_XX", help=f"the GPU to write for: the one present, else {DEFAULT_ARCHITECTURE}"

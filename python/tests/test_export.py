@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import types
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -174,12 +175,13 @@ def run_on_cpu(module: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> lis
     assert blocks.keys() == module._OPERATORS.keys()
     calls: list[str] = []
 
-    def fits(name: str, x: Tensor, parameters: list[Tensor]) -> bool:
-        dtype, sizes, _, wanted = module._FITTING[name]
+    def unlike(block: str, x: Tensor, parameters: list[Tensor]) -> str:
+        dtype, sizes, _, wanted = module._FITTING[block]
         same = [
             p.shape[1:] == s[1:] and (s[:1] == (-1,) or p.shape == s) for p, (s, _) in zip(parameters, wanted)
         ]
-        return x.dtype == dtype and x.shape[1:] == sizes and len(parameters) == len(wanted) and all(same)
+        fits = x.dtype == dtype and x.shape[1:] == sizes and len(parameters) == len(wanted) and all(same)
+        return "" if fits else "another type or size"
 
     def implementation(name: str) -> Any:
         def run(*tensors: Any) -> Any:
@@ -196,7 +198,10 @@ def run_on_cpu(module: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> lis
     library = torch.library.Library(module._NAMESPACE, "IMPL", "CPU")
     for name in blocks:
         library.impl(name, implementation(name))
-    monkeypatch.setattr(module, "_fits", fits)
+    monkeypatch.setattr(module, "_unlike", unlike)
+    monkeypatch.setattr(module, "_unable", lambda name, device: "")
+    monkeypatch.setattr(module, "_rounds_to_tf32", lambda *_: True)
+    monkeypatch.setattr(module, "_rounds_compiled", lambda *_: True)
     monkeypatch.setattr(module, "_cpu_library", library, raising=False)
     return calls
 
@@ -210,7 +215,7 @@ def test_model_is_made_as_the_original(
     old = module.Model(*module.get_init_inputs())
     torch.manual_seed(3)
     new = module.ModelNew(*module.get_init_inputs())
-    assert new._fused
+    assert new._unlike == ""
     assert [n for n, _ in new.named_modules()] == [n for n, _ in old.named_modules()]
     assert list(new.state_dict()) == list(old.state_dict())
     assert all(torch.equal(a, b) for a, b in zip(new.parameters(), old.parameters(), strict=True))
@@ -223,14 +228,21 @@ def test_model_is_made_as_the_original(
 
 
 @pytest.mark.parametrize("name", ["small", "nested"])
-def test_cpu_tensors_run_the_original_code(tmp_path: pathlib.Path, name: str) -> None:
+def test_cpu_tensors_run_the_original_code_and_say_so_once(tmp_path: pathlib.Path, name: str) -> None:
     module = exported(tmp_path, name)
     new = module.ModelNew().eval()
     old = module.Model().eval()
     old.load_state_dict(new.state_dict())
     inputs = module.get_inputs()
-    assert torch.equal(new(*inputs), old(*inputs))
-    assert not torch.equal(new(*inputs), torch.zeros(()))
+    assert module.ModelNew.why() == {}
+    with pytest.warns(RuntimeWarning, match="runs the original code: the input is not on a GPU"):
+        assert torch.equal(new(*inputs), old(*inputs))
+    assert set(module.ModelNew.why().values()) <= {1, 2}  # equal blocks share their kernels
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        new(*inputs)
+    assert all("not on a GPU" in reason for reason in module.ModelNew.why())
+    assert set(module.ModelNew.why().values()) <= {2, 4}
 
 
 def test_blocks_compute_what_the_original_does(
@@ -240,11 +252,9 @@ def test_blocks_compute_what_the_original_does(
         module = exported(tmp_path, name)
         monkeypatch.setattr(module, "height", 16, raising=False)
         calls = run_on_cpu(module, monkeypatch)
-        operator = "block_1_tf32" if "block_1_tf32" in module._OPERATORS else "block_1_tail"
-        names = [operator]
-        dtype, sizes, *rest = module._FITTING[operator]  # of a smaller image, after the convolution or before
-        height = 16 if operator == "block_1_tf32" else 16 + 2
-        monkeypatch.setitem(module._FITTING, operator, (dtype, (*sizes[:-2], height, sizes[-1]), *rest))
+        names = ["block_1_tf32"]
+        dtype, sizes, *rest = module._FITTING["block_1"]  # of a smaller image
+        monkeypatch.setitem(module._FITTING, "block_1", (dtype, (*sizes[:-2], 16, sizes[-1]), *rest))
         inputs = small_inputs(module, monkeypatch)
         new = module.ModelNew(*module.get_init_inputs())
         old = module.Model(*module.get_init_inputs())
@@ -252,8 +262,61 @@ def test_blocks_compute_what_the_original_does(
         with torch.no_grad():
             torch.testing.assert_close(new(*inputs), old(*inputs), rtol=1e-4, atol=1e-5)
         assert calls == names, name
-        new(*inputs)  # gradients are wanted: the original code
-        assert calls == names, name
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            mine = gradients_of(new, inputs)  # the forward pass is fused all the same
+        assert calls == [*names, *names], name
+        for found, wanted in zip(mine, gradients_of(old, inputs), strict=True):
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+        assert module.ModelNew.why() == {}
+
+
+def gradients_of(model: nn.Module, inputs: list[Tensor]) -> list[Tensor]:
+    """The output, the inputs' gradients and the parameters'."""
+    inputs = [x.detach().clone().requires_grad_() for x in inputs]
+    model.zero_grad(set_to_none=True)
+    output = model(*inputs)
+    output.backward(torch.linspace(-1, 1, output.numel()).reshape(output.shape))
+    return [output.detach(), *(x.grad for x in inputs), *(p.grad for p in model.parameters())]
+
+
+@pytest.mark.parametrize("options", [(), ("train",)])
+def test_second_derivatives_are_the_originals(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    module = exported(tmp_path, "nested", *options)
+    run_on_cpu(module, monkeypatch)
+    new, old = module.ModelNew().double().eval(), module.Model().double().eval()
+    monkeypatch.setattr(
+        module, "_FITTING", {k: (torch.float64, *v[1:]) for k, v in module._FITTING.items()}
+    )
+    old.load_state_dict(new.state_dict())
+    penalties = []
+    for model in (new, old):
+        torch.manual_seed(1)
+        inputs = [x.double().requires_grad_() for x in module.get_inputs()]
+        gradients = torch.autograd.grad(model(*inputs).pow(2).sum(), inputs, create_graph=True)
+        sum(g.pow(2).sum() for g in gradients).backward()
+        penalties.append([x.grad for x in inputs] + [p.grad for p in model.parameters()])
+    for mine, theirs in zip(*penalties, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-9)
+
+
+def test_compiled_with_gradients_without_a_backward_kernel(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = exported(tmp_path, "nested")
+    calls = run_on_cpu(module, monkeypatch)
+    new = module.ModelNew().eval()
+    old = module.Model().eval()
+    old.load_state_dict(new.state_dict())
+    compiled = torch.compile(new, fullgraph=True, backend="aot_eager")
+    inputs = module.get_inputs()
+    mine, theirs = gradients_of(compiled, inputs), gradients_of(old, inputs)
+    for found, wanted in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
+    assert len(calls) == 6 and module.ModelNew.why() == {}
+    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -311,8 +374,8 @@ def test_other_models_of_the_class_run_the_original_code(
         module.ModelNew()(x)
         assert len(calls) == 1
         strided = module.ModelNew(stride=2)
-        assert not strided._fused
-        assert strided(x).shape == (4, 8, 5, 5)
+        with pytest.warns(RuntimeWarning, match=r"conv is Conv2d\(3, 8, .*stride=\(2, 2\)\), not"):
+            assert strided(x).shape == (4, 8, 5, 5)
         module.ModelNew()(torch.rand(4, 3, 13, 12))
         module.ModelNew().double()(x.double())
         assert len(calls) == 1
@@ -323,16 +386,26 @@ def test_other_models_of_the_class_run_the_original_code(
 def test_kernels_that_cannot_be_built_leave_the_original_code(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tried = []
+
     def fail(**_: object) -> None:
+        tried.append(1)
         raise OSError("no compiler")
 
     monkeypatch.setattr(torch.utils.cpp_extension, "load_inline", fail)
     module = exported(tmp_path, "small", "train")
-    name, (extension, _) = next(iter(module._OPERATORS.items()))
-    assert module._can_be_built(name)
-    with pytest.raises(RuntimeError, match="later calls run the original code"):
-        module._build(extension)
-    assert not module._can_be_built(name)
+    gpu = types.SimpleNamespace(major=9, minor=0, multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
+    unable = module._unable
+    run_on_cpu(module, monkeypatch)
+    monkeypatch.setattr(module, "_unable", lambda name, device: unable(name, 0))
+    new = module.ModelNew()
+    x = module.get_inputs()[0]
+    with pytest.warns(RuntimeWarning, match=r"could not be built \(no compiler\)"):
+        first = new(x)
+    assert torch.equal(new(x), first) and torch.equal(module.Model.forward(new, x), first)
+    extensions = {extension for extension, _ in module._OPERATORS.values()}
+    assert len(tried) <= len(extensions)
 
 
 def test_tables_of_classes_are_variables_of_the_gpu() -> None:
@@ -395,7 +468,7 @@ def test_file_is_imported_twice(tmp_path: pathlib.Path) -> None:
     first = exported(tmp_path, "small")
     again = load(pathlib.Path(first.__file__))
     x = again.get_inputs()[0]
-    assert again.ModelNew()._fused and again.ModelNew()(x).shape == first.ModelNew()(x).shape
+    assert not again.ModelNew()._unlike and again.ModelNew()(x).shape == first.ModelNew()(x).shape
     assert hasattr(getattr(torch.ops, again._NAMESPACE), "block_1_tail")
 
 
@@ -477,7 +550,8 @@ REFUSED = {
         ),
         "branches or loops",
     ),
-    "a name": (SMALL + "\n\ndef _fits():\n    return 1\n", "has the name _fits"),
+    "a name": (SMALL + "\n\ndef _attempt():\n    return 1\n", "has the name _attempt"),
+    "a method": (SMALL.replace("    def forward", "    def why(self):\n        pass\n\n    def forward"), "the name why"),
     "not Python": ("class Model(", "not Python"),
 }
 
@@ -668,7 +742,7 @@ def test_modules_of_the_exported_file_are_checked(tmp_path: pathlib.Path) -> Non
 
     model = module.ModelNew()
     model.blocks[0].norm = Other(2, 16)
-    assert not module._is_as_specialised(model)
+    assert "blocks.0.norm is Other(2, 16" in module._unlike_specialised(model)
 
 
 def test_a_row_that_does_not_take_any_batch_is_left_at_its_limit(tmp_path: pathlib.Path) -> None:
@@ -695,9 +769,12 @@ def test_a_kernel_that_holds_a_sample_is_left_to_gpus_with_room_for_it(tmp_path:
     ((name, least),) = module._LEAST_MULTIPROCESSORS.items()
     assert name == "block_1_tf32" and 100 < least <= 132
     gpu = module._gpus[0] = types.SimpleNamespace(major=9, minor=0, multi_processor_count=least - 1)
-    assert not module._is_built_for(0, "block_1_tf32")
-    assert module._is_built_for(0, "block_1_f32")
+    module._built |= {extension: "" for extension in module._EXTENSIONS}
+    assert module._unable("block_1_tf32", 0) == (
+        f"the GPU has {least - 1} multiprocessors, the kernel needs {least}"
+    )
+    assert module._unable("block_1_f32", 0) == ""
     gpu.multi_processor_count = least
-    assert module._is_built_for(0, "block_1_tf32")
+    assert module._unable("block_1_tf32", 0) == ""
     gpu.major = 10
-    assert not module._is_built_for(0, "block_1_tf32")
+    assert module._unable("block_1_tf32", 0) == "the GPU is sm_100, the kernels are for sm_90a"

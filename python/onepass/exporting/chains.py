@@ -54,6 +54,12 @@ class Found:
     parameters: tuple[tuple[int, ...], ...]  # sizes; BATCH where the first is the batch
     expressions: tuple[Any, ...]  # of the parameters: Attribute, or (node, suffix of its expression)
     trailing: int  # dimensions of one element that the result keeps
+    shapes: dict[fx.Node, tuple[int, ...]]  # of the operands that are nodes, in the example
+
+    @property
+    def tail(self) -> bool:
+        """Whether more than one stage follows the convolution, so that one kernel for them gains."""
+        return len(self.description.tail.split(" | ")) > 1
 
 
 class _Finder(Rewriter):
@@ -246,6 +252,7 @@ def read(chain: Chain, fused: Fused) -> Found | None:
         tuple(sizes),
         tuple(expressions),
         trailing,
+        {e[0]: tuple(values[e[0]].shape) for e in expressions if not isinstance(e, Attribute)},
     )
 
 

@@ -41,7 +41,7 @@ class Problem:
     @property
     def dtype(self) -> str:
         """The element type as ATen calls it."""
-        return {"f16": "Half", "bf16": "BFloat16"}.get(self.mode, "Float")
+        return {"f16": "Half", "bf16": "BFloat16"}.get(self.mode.split()[0], "Float")
 
 
 @dataclasses.dataclass

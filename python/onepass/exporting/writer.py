@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,15 +15,19 @@ from torch import fx, nn
 
 from onepass import __version__
 from onepass._match import Chain
-from onepass._stages import Attribute
 from onepass._trace import parameters_of
-from onepass.exporting import launcher
+from onepass.exporting import block_code, launcher, templates
 from onepass.exporting.chains import Found, Fused, Variant, read
 from onepass.exporting.launcher import BACKWARD, FORWARD, STATISTICS, NotExported, Operator, Planner, Problem
 
-_MODES = {torch.float32: ("tf32", "f32"), torch.float16: ("f16",), torch.bfloat16: ("bf16",)}
+# What a convolution of f32 tensors is planned for, by --numerics: the name in the file, and the plan's words.
+_MODES = {
+    "pytorch": {"tf32": "tf32", "near_f32": "f32", "f32": "f32"},
+    "strict": {"f32": "f32 strict"},
+    "fast": {"tf32": "tf32 fast"},
+}
+_WORDS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 _TRAIN, _BACKWARD = "_train", "_backward"  # a training step's operators, behind the block's name
-_MARK = "onepass_export_"  # before the names of the blocks in code that torch.fx writes
 
 
 @dataclasses.dataclass
@@ -36,6 +40,14 @@ class Block:
     whole_train: dict[str, tuple[Operator, Operator]]  # forward and backward of the same
     tail: Operator | None  # what follows PyTorch's convolution, or a block without one
     train: tuple[Operator, Operator] | None
+    stages: str  # the original's code of the whole chain, as a function's parameters and body
+    tail_stages: str  # of what follows the convolution
+    convolution: str  # of the convolution alone; "" where there is no choice of precision
+
+    @property
+    def tail_name(self) -> str:
+        """What the file calls the part after PyTorch's convolution; a block without one is its own."""
+        return f"{self.name}_tail" if self.found.description.conv is not None else self.name
 
     @property
     def operators(self) -> list[Operator]:
@@ -53,6 +65,7 @@ class Request:
     text: str  # of the original file
     architecture: str
     train: bool
+    numerics: str
     command: str
 
 
@@ -69,6 +82,8 @@ class Writer:
 
     def write(self, fused: Sequence[Fused]) -> str:
         """The whole file; raises NotExported where nothing is left to export."""
+        if hasattr(self.model, "why"):
+            raise NotExported("has the name why, which ModelNew defines")
         forwards = [(one, code) for one in fused if (code := self._forward(one)) is not None]
         if not self.blocks:
             raise NotExported("no kernel of the library takes what could be fused")
@@ -83,57 +98,74 @@ class Writer:
         pieces = [
             _heading(self.request, self.blocks),
             self.request.text.rstrip() + "\n",
-            _IMPORTS,
+            templates.IMPORTS,
             *(_string(f"_{name.upper()}", text) for name, text in parts.items()),
             *(_string(f"_BINDING{_upper(key)}", text) for key, text in bindings.items()),
             self._registration(namespace, groups, operators),
-            _RUNTIME.replace("@CAPABILITY@", repr(_capability(self.request.architecture))),
-            _TRAINING if any(block.train or block.whole_train for block in self.blocks) else "",
-            *(text.replace("torch.ops.NAMESPACE.", f"torch.ops.{namespace}.") for text in self.functions),
+            self._runtime(),
+            *self._original_stages(),
+            *self.functions,
             self._classes(forwards),
         ]
         _check_names(self.request.text, "\n\n".join(piece for piece in pieces[2:] if piece))
-        return "\n\n".join(piece.rstrip() for piece in pieces if piece) + "\n"
+        return "\n\n\n".join(piece.strip("\n") for piece in pieces if piece) + "\n"
 
     # --- Blocks -------------------------------------------------------------------------------------
 
-    def _block(self, chain: Chain, fused: Fused) -> Block | None:
+    def _block(self, chain: Chain, fused: Fused, replaced: dict[fx.Node, fx.Node]) -> Block | None:
         found = read(chain, fused)
         given = not fused.path and chain.externals[0].op == "placeholder"  # whose gradient is rarely wanted
-        if found is None or found.dtype not in _MODES:
+        if found is None or found.dtype not in _WORDS:
             return None
-        key = (found.block, found.sizes, found.dtype, found.layout, found.parameters, given)
+        root = fused.rewriter.module
+        is_conv = found.description.conv is not None
+        codes = (
+            block_code.stages_text(chain, found, root, replaced, tail=False),
+            block_code.stages_text(chain, found, root, replaced, tail=True) if is_conv and found.tail else "",
+            block_code.convolution_text(chain, found, root) if is_conv and found.dtype == torch.float32 else "",
+        )
+        key = (found.block, found.sizes, found.dtype, found.layout, found.parameters, given, codes)
         if key not in self.by_problem:
-            block = self._plan(found, f"block_{len(self.by_problem) + 1}", given)
+            block = self._plan(found, f"block_{len(self.by_problem) + 1}", given, codes)
             if not block.operators:
                 return None
             self.by_problem[key] = block
         return dataclasses.replace(self.by_problem[key], found=found)
 
-    def _plan(self, found: Found, name: str, given: bool) -> Block:
-        description, modes = found.description, _MODES[found.dtype]
+    def _modes(self, dtype: torch.dtype) -> dict[str, str]:
+        """What the file calls the precisions of a convolution of this type, and the words of their plans."""
+        numerics = self.request.numerics
+        if dtype == torch.float32:
+            return _MODES[numerics]
+        return {"": _WORDS[dtype] + (" strict" if numerics == "strict" else "")}
+
+    def _plan(self, found: Found, name: str, given: bool, codes: tuple[str, str, str]) -> Block:
+        description, modes = found.description, self._modes(found.dtype)
         whole: dict[str, Operator] = {}
         whole_train: dict[str, tuple[Operator, Operator]] = {}
         if description.conv is not None:
-            for mode in modes:
-                problem = _problem(found, description.text, mode, whole=True)
-                suffix = f"_{mode}" if len(modes) > 1 else ""
+            for mode, words in modes.items():
+                problem = _problem(found, description.text, words, whole=True)
+                own = f"{name}_{mode}" if mode else name
                 if self.planner.is_worth_fusing(problem):
-                    whole[mode] = self.planner.operator(name + suffix, FORWARD, problem)
+                    whole[mode] = self.planner.operator(own, FORWARD, problem)
                 problem = dataclasses.replace(problem, wants_input=not given)
                 if self.request.train and self.planner.is_worth_training(problem):
-                    whole_train[mode] = self._pair(name + suffix, problem)
+                    whole_train[mode] = self._pair(own, problem)
+            _share(whole, lambda operator: (operator,))
+            _share(whole_train, lambda pair: pair)
         text = description.tail if description.conv is not None else description.text
-        if not text or (description.conv is not None and len(text.split(" | ")) < 2):
-            return Block(name, found, whole, whole_train, None, None)
+        if not text or (description.conv is not None and not found.tail):
+            return Block(name, found, whole, whole_train, None, None, *codes)
         suffix = "_tail" if description.conv is not None else ""
-        problem = _problem(found, text, modes[-1], whole=False)
+        words = _WORDS[found.dtype] + (" strict" if self.request.numerics == "strict" else "")
+        problem = _problem(found, text, words, whole=False)
         tail = train = None
         if len(whole) < len(modes):
             tail = self.planner.operator(name + suffix, FORWARD, problem)
         if self.request.train:
             train = self._pair(name + suffix, problem)
-        return Block(name, found, whole, whole_train, tail, train)
+        return Block(name, found, whole, whole_train, tail, train, *codes)
 
     def _pair(self, name: str, problem: Problem) -> tuple[Operator, Operator]:
         """A training step's two operators."""
@@ -158,18 +190,20 @@ class Writer:
         written = False
         replaced: dict[fx.Node, fx.Node] = {}
         for chain in variant.chains:
-            block = self._block(chain, fused)
+            block = self._block(chain, fused, replaced)
             if block is None:
                 continue
             written = True
             function = self._function(chain, block, replaced)
-            _replace(graph, chain, function, replaced)
+            block_code.replace(graph, chain, function, replaced)
         if not written:
             return None
-        return _statements(graph, self._global)
+        return block_code.statements(graph, self._global)
 
     def _function(self, chain: Chain, block: Block, replaced: dict[fx.Node, fx.Node]) -> str:
-        text = _block_text(chain, block, replaced)
+        name = block.name if block.whole or block.whole_train else ""
+        tail = block.tail_name if block.tail or block.train else ""
+        text = block_code.run_text(chain, block.found, name, tail, replaced)
         for number, known in enumerate(self.functions):
             if known.partition("(")[2] == text.partition("(")[2]:  # the same code for the other mode
                 return f"_run_{number + 1}"
@@ -219,16 +253,78 @@ class Writer:
             lines += [f'    "{o.name}": ("{key or "common"}", "{launcher.schema(o)}"),' for o in group]
         lines += [
             "}",
-            "# What each takes: type, sizes after the batch, order in memory; the same of its parameters.",
+            "# What each block takes: type, sizes after the batch, order in memory; the same of its parameters.",
+            "_FITTING = {",
+            *(_fitting(name, operator.problem) for name, operator in self._by_part().items()),
+            "}",
         ]
-        lines += ["_FITTING = {", *(_fitting(o) for o in operators if o.what != BACKWARD), "}"]
         most = _limits(operators, lambda operator: operator.most_samples, min)
         lines += [f"_MOST_SAMPLES = {most!r}  # of those that do not take any batch"]
         least = _limits(operators, lambda operator: operator.least_multiprocessors, max)
         lines += [f"_LEAST_MULTIPROCESSORS = {least!r}  # of those that do not run on any such GPU"]
         lines += [f'_NVCC = ["-O3", "{_gencode(self.request.architecture)}"]', "", ""]
         fakes = [_fake(o) for o in operators]
-        return "\n".join(lines) + _REGISTRATION.replace("@FAKES@", "\n\n".join(fakes))
+        return "\n".join(lines) + templates.REGISTRATION.replace("@FAKES@", "\n\n\n".join(fakes))
+
+    def _by_part(self) -> dict[str, Operator]:
+        """One operator for each part of the file's blocks: the whole, or what follows the convolution."""
+        found: dict[str, Operator] = {}
+        for block in self.blocks:
+            whole = [*block.whole.values(), *(pair[0] for pair in block.whole_train.values())]
+            tail = [*([block.tail] if block.tail else []), *(block.train or ())[:1]]
+            found |= {block.name: whole[0]} if whole else {}
+            found |= {block.tail_name: tail[0]} if tail else {}
+        return found
+
+    def _runtime(self) -> str:
+        """When kernels run, and the tables that it is decided by."""
+        lines = [
+            "# For each part of a block, by the precision of its convolution (\"\": there is one): the operator,",
+            "# those of a training step, and whether they give the input's gradient.",
+            "_WAYS = {",
+        ]
+        for block in self.blocks:
+            ways = {
+                mode: (block.whole.get(mode), block.whole_train.get(mode))
+                for mode in self._modes(block.found.dtype)
+                if mode in block.whole or mode in block.whole_train
+            }
+            lines += [_ways(block.name, ways)] if ways else []
+            if block.tail or block.train:
+                lines.append(_ways(block.tail_name, {"": (block.tail, block.train)}))
+        trained = sorted(block.name for block in self.blocks if block.train and block.tail_name != block.name)
+        lines += ["}", f"_TRAINED_TAILS = {trained!r}  # of these blocks the part after PyTorch's convolution"]
+        asks = [block for block in self.blocks if block.convolution and (block.whole or block.whole_train)]
+        for number, block in enumerate(asks):
+            lines += ["", "", f"def _convolve_{number + 1}{block.convolution}".rstrip()]
+        named = [f'"{block.name}": _convolve_{number + 1}' for number, block in enumerate(asks)]
+        batches = {block.name: block.found.sizes[0] for block in asks}
+        transposed = {block.name: block.found.description.conv.transposed for block in asks}
+        lines += ["", "", f"_CONVOLUTIONS = {{{', '.join(named)}}}"]
+        if self.request.numerics == "pytorch":
+            lines += [f"_BATCHES = {batches!r}", f"_IS_TRANSPOSED = {transposed!r}"]
+        pairs = [pair for block in self.blocks for pair in (block.train, *block.whole_train.values()) if pair]
+        orders = [f'"{f.name}": {_order(f.problem, len(f.problem.sizes))}' for f, _ in pairs]
+        text = templates.RUNTIME.replace("@CAPABILITY@", repr(_capability(self.request.architecture)))
+        mode = templates.MODE[self.request.numerics].replace("@ASKED@", block_code.asking_text())
+        training = templates.TRAINING + f"\n\n_ORDERS = {{{', '.join(orders)}}}" if pairs else ""
+        tables = "\n".join(lines)
+        text = text.replace("@ARCHITECTURE@", self.request.architecture)
+        return "\n\n\n".join(part.strip("\n") for part in (text, tables, mode, training) if part)
+
+    def _original_stages(self) -> Iterator[str]:
+        """The original code of each part as a function of tensors, for gradients."""
+        number, named = 0, []
+        for block in self.blocks:
+            whole = [*block.whole.values(), *(pair[0] for pair in block.whole_train.values())]
+            tail = [*([block.tail] if block.tail else []), *(block.train or ())[:1]]
+            is_conv = block.found.description.conv is not None
+            for operators, code in ((whole, block.stages), (tail, block.tail_stages if is_conv else block.stages)):
+                if operators:
+                    number += 1
+                    yield f"def _stages_{number}{code}"
+                    named += [f'    "{name}": _stages_{number},' for name in dict.fromkeys(o.name for o in operators)]
+        yield "\n".join(["# The original code of each operator.", "_STAGES = {", *named, "}", "_register()"])
 
     def _classes(self, forwards: Sequence[tuple[Fused, str]]) -> str:
         root = next((code for one, code in forwards if one.path == ""), None)
@@ -255,13 +351,20 @@ class Writer:
             "    @functools.wraps(Model.__init__)",
             "    def __init__(self, *args, **kwargs):",
             "        super().__init__(*args, **kwargs)",
-            "        self._fused = _is_as_specialised(self)",
+            "        self._unlike = _unlike_specialised(self)",
         ]
         for path, name in names.items():
             lines.append(f"        _replace_forward(self, {path!r}, {name})")
         if root is not None:
             lines += ["", *(f"    {line}".rstrip() for line in root.splitlines())]
-        helper = [_REPLACE_FORWARD] if inner else []
+        lines += [
+            "",
+            "    @staticmethod",
+            "    def why():",
+            '        """Why calls of this file\'s models ran the original code, and how many did."""',
+            "        return dict(_reasons)",
+        ]
+        helper = [templates.REPLACE_FORWARD.strip("\n")] if inner else []
         return "\n\n\n".join([*helper, *parts, "\n".join(lines)])
 
 
@@ -290,7 +393,7 @@ def _groups(operators: Iterable[Operator]) -> dict[str, list[Operator]]:
     """Operators by extension: of one precision, of inference or training, so that only what runs is built."""
     groups: dict[str, list[Operator]] = {}
     for operator in operators:
-        mode, train = operator.problem.mode, operator.what != FORWARD
+        mode, train = operator.problem.mode.split()[0], operator.what != FORWARD
         of_mode = re.search(rf"_{mode}(_train|_backward)?$", operator.name)
         key = "_".join(([mode] if of_mode else []) + (["train"] if train else []))
         groups.setdefault(key, []).append(operator)
@@ -316,160 +419,6 @@ def _gencode(architecture: str) -> str:
     return f"-gencode=arch=compute_{number},code=sm_{number}"
 
 
-# --- Code of chains ---------------------------------------------------------------------------------
-
-
-def _replace(graph: fx.Graph, chain: Chain, name: str, replaced: dict[fx.Node, fx.Node]) -> None:
-    """Puts one call in the place of the chain, as early as its operands allow."""
-    function = _placeholder(name)
-    externals = list(dict.fromkeys(replaced.get(node, node) for node in chain.externals))
-    order = {node: index for index, node in enumerate(graph.nodes)}
-    anchor = max((chain.nodes[0], *externals), key=order.__getitem__)
-    with graph.inserting_before(anchor.next):
-        result = graph.create_node("call_function", function, tuple(externals), name="fused")
-    replaced[chain.nodes[-1]] = result
-    chain.nodes[-1].replace_all_uses_with(result)
-    for node in reversed(chain.nodes):
-        graph.erase_node(node)
-
-
-def _placeholder(name: str) -> Callable[..., Any]:
-    def call(*_: Any) -> None:
-        raise AssertionError
-
-    call.__name__ = call.__qualname__ = f"{_MARK}{name}"
-    call.__module__ = "builtins"
-    return call
-
-
-def _statements(graph: fx.Graph, name_of: Callable[[str, Any], str]) -> list[str]:
-    """The graph as lines of a function that has `self`."""
-    code = graph.python_code("self")
-    lines = code.src.splitlines()
-    first = next(i for i, line in enumerate(lines) if line.startswith("def forward("))
-    body = [line[4:] for line in lines[first + 1 :] if line.strip()]
-    text = "\n".join(re.sub(r"\s*#.*$", "", line) if "'" not in line else line for line in body)
-    text = re.sub(rf"\w*{_MARK}(\w+)\(", r"\1(self, ", text)
-    for name, value in code.globals.items():
-        if _MARK in name or name in ("torch", "device", "inf", "nan", "NoneType"):
-            continue
-        if isinstance(getattr(value, "__name__", None), str) and value.__name__ == name == "torch":
-            continue
-        text = re.sub(rf"\b{re.escape(name)}\b", name_of(name, value), text)
-    text = re.sub(r"\btorch\._C\._nn\.(\w+)", _functional, text)
-    # One statement and its return are one line.
-    text = re.sub(r"(?:^|(?<=\n))(\w+) = (.*?)(?:;  [\w =]* = None)?\nreturn \1$", r"return \2", text)
-    return text.splitlines()
-
-
-def _functional(match: re.Match[str]) -> str:
-    public = hasattr(torch.nn.functional, match.group(1))
-    return f"torch.nn.functional.{match.group(1)}" if public else match.group(0)
-
-
-def _lines_of(chain_nodes: Sequence[fx.Node], result: fx.Node) -> list[str]:
-    """Nodes of a chain as they were, without a return: what they read has the names of the nodes."""
-    graph = fx.Graph()
-    own = set(chain_nodes)
-    copies: dict[fx.Node, fx.Node] = {}
-    for node in chain_nodes:
-        for outer in node.all_input_nodes:
-            if outer not in own and outer not in copies:
-                copies[outer] = graph.placeholder(outer.name)
-    for node in chain_nodes:
-        copies[node] = graph.node_copy(node, copies.__getitem__)
-    graph.output(copies[result])
-    lines = _statements(graph, lambda name, value: name)
-    return [re.sub(r";  [\w =,]* = None$", "", line) for line in lines]
-
-
-def _path(path: str) -> str:
-    """A submodule as an expression of `self`."""
-    text = "self"
-    for part in path.split(".") if path else ():
-        text = f"{text}.{part}" if part.isidentifier() else f'getattr({text}, "{part}")'
-    return text
-
-
-def _expression(parameter: Any, replaced: dict[fx.Node, fx.Node]) -> str:
-    if isinstance(parameter, Attribute):
-        return f"{_path(parameter.module)}.{parameter.name}"
-    node, suffix = parameter
-    return f"{replaced.get(node, node).name}{suffix}"
-
-
-def _block_text(chain: Chain, block: Block, replaced: dict[fx.Node, fx.Node]) -> str:
-    """A function of the module and what the chain reads: the kernel where it fits, else the original code."""
-    found, description = block.found, block.found.description
-    externals = list(dict.fromkeys(replaced.get(node, node).name for node in chain.externals))
-    x = externals[0]
-    lines = [f"def _run_N(self, {', '.join(externals)}):", f'    """{found.block}"""']
-    expressions = [_expression(parameter, replaced) for parameter in found.expressions]
-    lines += _list("parameters", expressions)
-    trailing = "[" + ", ".join(["...", *["None"] * found.trailing]) + "]" if found.trailing else ""
-    conv_nodes = list(chain.stages[0].nodes) if description.conv is not None else []
-    rest = [node for node in chain.nodes if node not in conv_nodes]
-    if block.whole:
-        lines.append(f"    if not _wants_gradients({x}, parameters):")
-        for mode, operator in block.whole.items():
-            tests = [_fits(operator, x, "parameters")]
-            if mode in ("tf32", "f32"):
-                tests.insert(0, "_rounds_to_tf32()" if mode == "tf32" else "not _rounds_to_tf32()")
-            call = f"torch.ops.{{NAMESPACE}}.{operator.name}({x}, parameters){trailing}"
-            lines += _if(tests, call, "        ")
-    if block.whole_train:
-        lines.append(f"    if _wants_gradients({x}, parameters):")
-        for mode, (forward, backward) in block.whole_train.items():
-            tests = [_fits(forward, x, "parameters")]
-            if not backward.problem.wants_input:
-                tests.insert(0, f"not {x}.requires_grad")
-            if mode in ("tf32", "f32"):
-                tests.insert(0, "_rounds_to_tf32()" if mode == "tf32" else "not _rounds_to_tf32()")
-            lines += _if(tests, f"{_trained(forward, backward, x)}{trailing}", "        ")
-    if conv_nodes:
-        *before, last = _lines_of(conv_nodes, conv_nodes[-1])
-        x = conv_nodes[-1].name
-        lines += [f"    {line}" for line in (*before, f"{x} = {last.removeprefix('return ')}")]
-        if block.tail or block.train:
-            lines.append(f"    parameters = parameters[{description.conv_parameters}:]")
-    if block.train:
-        forward, backward = block.train
-        call = f"{_trained(forward, backward, x)}{trailing}"
-        lines += _if([f"_wants_gradients({x}, parameters)", _fits(forward, x, "parameters")], call, "    ")
-    if block.tail:
-        call = f"torch.ops.{{NAMESPACE}}.{block.tail.name}({x}, parameters){trailing}"
-        tests = [f"not _wants_gradients({x}, parameters)", _fits(block.tail, x, "parameters")]
-        lines += _if(tests, call, "    ")
-    if rest:
-        lines += [f"    {line}" for line in _lines_of(rest, rest[-1])]
-    else:
-        lines.append(f"    return {x}")
-    return "\n".join(lines).replace("{NAMESPACE}", "NAMESPACE") + "\n"
-
-
-def _trained(forward: Operator, backward: Operator, x: str) -> str:
-    return f'_Trained.apply("{forward.name}", "{backward.name}", {x}, *parameters)'
-
-
-def _if(tests: Sequence[str], call: str, indent: str) -> list[str]:
-    line = f"{indent}if {' and '.join(tests)}:"
-    if len(line) <= 110:
-        return [line, f"{indent}    return {call}"]
-    return [
-        f"{indent}if (",
-        *(f"{indent}    {'and ' if i else ''}{test}" for i, test in enumerate(tests)),
-        f"{indent}):",
-        f"{indent}    return {call}",
-    ]
-
-
-def _list(name: str, items: Sequence[str]) -> list[str]:
-    line = f"    {name} = [{', '.join(items)}]"
-    if len(line) <= 110:
-        return [line]
-    return [f"    {name} = [", *(f"        {item}," for item in items), "    ]"]
-
-
 def _limits(
     operators: list[Operator],
     limit: Callable[[Operator], int | None],
@@ -487,25 +436,31 @@ def _limits(
     return limits
 
 
-def _fits(operator: Operator, x: str, parameters: str) -> str:
-    return f'_fits("{operator.name}", {x}, {parameters})'
-
-
 def _forward_text(fused: Fused, bodies: dict[bool, list[str]]) -> str:
     module = fused.rewriter.module
     signature, passed = _signature(module)
-    conditions = ["not self._fused"] if not fused.path else []
-    variant = fused.variants[0]
-    for name, value in variant.pattern.constants:
+    lines = [f"def forward(self{signature}):"]
+    original = f"return super().forward({passed})"
+    name = type(module).__name__
+    if not fused.path:
+        lines += ["    if self._unlike:", '        _say("forward", self._unlike)', f"        {original}"]
+    for argument, value in fused.variants[0].pattern.constants:
         same = "is not" if value is None or isinstance(value, bool) else "!="
-        conditions.append(f"{name} {same} {value!r}")
+        why = f"{argument} is not {value!r}"
+        lines += [
+            f"    if {argument} {same} {value!r}:",
+            f"        _say({name + '.forward'!r}, {why!r})",
+            f"        {original}",
+        ]
     modes = sorted(bodies)
     same_code = len(modes) == 2 and bodies[False] == bodies[True]
     if len(modes) == 1:
-        conditions.append("self.training" if modes == [False] else "not self.training")
-    lines = [f"def forward(self{signature}):"]
-    if conditions:
-        lines += [f"    if {' or '.join(conditions)}:", f"        return super().forward({passed})"]
+        other = "training" if modes == [False] else "evaluation"
+        lines += [
+            "    if self.training:" if modes == [False] else "    if not self.training:",
+            f"        _say({name + '.forward'!r}, 'the model is in {other} mode')",
+            f"        {original}",
+        ]
     if len(modes) == 1 or same_code:
         lines += [f"    {line}" for line in bodies[modes[0]]]
     else:
@@ -598,15 +553,34 @@ def _order(problem: Problem, dimensions: int) -> str:
     return last if problem.layout == "nhwc" and last else "torch.contiguous_format"
 
 
-def _fitting(operator: Operator) -> str:
-    problem = operator.problem
-    dtype = {"f16": "torch.float16", "bf16": "torch.bfloat16"}.get(problem.mode, "torch.float32")
+def _fitting(name: str, problem: Problem) -> str:
+    dtype = {"f16": "torch.float16", "bf16": "torch.bfloat16"}.get(problem.mode.split()[0], "torch.float32")
     parameters = [
         f"({sizes!r}, {_order(problem, len(sizes) if sizes[:1] == (launcher.BATCH,) else 0)})"
         for sizes in problem.parameters
     ]
-    head = f'    "{operator.name}": ({dtype}, {problem.sizes[1:]!r}, {_order(problem, len(problem.sizes))}, ['
+    head = f'    "{name}": ({dtype}, {problem.sizes[1:]!r}, {_order(problem, len(problem.sizes))}, ['
     return "\n".join([head, *(f"        {text}," for text in parameters), "    ]),"])
+
+
+def _ways(name: str, ways: dict[str, tuple[Operator | None, tuple[Operator, Operator] | None]]) -> str:
+    lines = [f'    "{name}": {{']
+    for mode, (forward, pair) in ways.items():
+        names = tuple(operator.name for operator in pair or ())
+        wants_input = pair[1].problem.wants_input if pair else True
+        lines.append(f'        "{mode}": ({(forward.name if forward else "")!r}, {names!r}, {wants_input}),')
+    return "\n".join([*lines, "    },"])
+
+
+def _share(found: dict[str, Any], operators: Callable[[Any], tuple[Operator, ...]]) -> None:
+    """Precisions whose plans are the same use the operators of the last one."""
+    modes = list(found)
+    for mode in modes[:-1]:
+        for later in reversed(modes[modes.index(mode) + 1 :]):
+            pairs = zip(operators(found[mode]), operators(found[later]), strict=True)
+            if all(a.kernels == b.kernels and a.plan["steps"] == b.plan["steps"] for a, b in pairs):
+                found[mode] = found[later]
+                break
 
 
 def _fake(operator: Operator) -> str:
@@ -627,167 +601,3 @@ def _fake(operator: Operator) -> str:
     else:
         lines.append(f"    return {empty}")
     return "\n".join(lines)
-
-
-_IMPORTS = """
-# ----------------------------------------------------------------------------------------------------
-# The kernels
-import functools
-import threading
-
-import torch
-import torch.utils.cpp_extension
-"""
-
-_REGISTRATION = '''
-@FAKES@
-
-
-_building = threading.RLock()
-_stubs = {}  # of each extension that is not built yet: registrations that build it
-_failed = set()  # extensions that could not be
-
-
-def _build(extension):
-    """Compiles and loads an extension, which registers its operators for CUDA."""
-    with _building:
-        stub = _stubs.pop(extension, None)
-        if stub is None:
-            return
-        stub._destroy()
-        binding, cuda = _EXTENSIONS[extension]
-        try:
-            torch.utils.cpp_extension.load_inline(
-                name=f"{_NAMESPACE}_{extension}",
-                cpp_sources=[binding],
-                cuda_sources=list(cuda),
-                extra_cuda_cflags=_NVCC,
-                is_python_module=False,
-                no_implicit_headers=True,
-            )
-        except Exception as error:
-            _failed.add(extension)
-            raise RuntimeError("the kernels cannot be built; later calls run the original code") from error
-
-
-def _register():
-    """Declares the operators, which torch.compile then knows; the first call of one builds its extension."""
-    namespace = getattr(torch.ops, _NAMESPACE)
-    if hasattr(namespace, "exported"):  # the same file, imported under another name
-        return
-    namespace.exported = library = torch.library.Library(_NAMESPACE, "FRAGMENT")  # kept
-    for name, (extension, schema) in _OPERATORS.items():
-        library.define(schema)
-        torch.library.register_fake(f"{_NAMESPACE}::{name}", globals()[f"_fake_{name}"], lib=library)
-        if extension not in _stubs:
-            _stubs[extension] = torch.library.Library(_NAMESPACE, "IMPL", "CUDA")
-
-        def build_and_run(*args, _name=name, _extension=extension):
-            _build(_extension)
-            return getattr(getattr(torch.ops, _NAMESPACE), _name)(*args)
-
-        _stubs[extension].impl(name, build_and_run)
-
-
-_register()
-'''
-
-_RUNTIME = '''
-# ----------------------------------------------------------------------------------------------------
-# When a kernel runs: every other call runs the original code.
-
-
-_gpus = {}  # by index
-
-
-@torch.compiler.assume_constant_result
-def _is_built_for(device, name):
-    if device not in _gpus:
-        _gpus[device] = torch.cuda.get_device_properties(device)
-    gpu = _gpus[device]
-    if gpu.multi_processor_count < _LEAST_MULTIPROCESSORS.get(name, 1):
-        return False
-    return (gpu.major, gpu.minor) == @CAPABILITY@
-
-
-@torch.compiler.assume_constant_result
-def _rounds_to_tf32():
-    """PyTorch's switch for convolutions at the call; torch.compile keeps what it is at the trace."""
-    return torch.backends.cudnn.conv.fp32_precision == "tf32"
-
-
-def _wants_gradients(x, parameters):
-    return torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in parameters))
-
-
-@torch.compiler.assume_constant_result
-def _can_be_built(name):
-    return _OPERATORS[name][0] not in _failed
-
-
-def _fits(name, x, parameters):
-    """Whether these are tensors of the type, the sizes and the order in memory that the kernel is for."""
-    dtype, sizes, memory_format, wanted = _FITTING[name]
-    if not _can_be_built(name):
-        return False
-    if not x.is_cuda or x.dtype != dtype or x.shape[1:] != sizes or torch.is_autocast_enabled("cuda"):
-        return False
-    if not x.is_contiguous(memory_format=memory_format) or not _is_built_for(x.device.index, name):
-        return False
-    if name in _MOST_SAMPLES and x.shape[0] > _MOST_SAMPLES[name]:
-        return False
-    if torch._C._are_functorch_transforms_active():
-        return False
-    for parameter, (shape, order) in zip(parameters, wanted):
-        first = x.shape[:1] if shape[:1] == (-1,) else shape[:1]
-        if parameter.shape[:1] != first or parameter.shape[1:] != shape[1:] or parameter.dtype != dtype:
-            return False
-        if parameter.device != x.device or not parameter.is_contiguous(memory_format=order):
-            return False
-    return True
-
-
-def _is_as_specialised(model):
-    """Whether the model's modules are what the kernels were written for."""
-    for path, (text, flags) in _SPECIALISED.items():
-        try:
-            module = model.get_submodule(path)
-        except AttributeError:
-            return False
-        if text and f"{type(module).__name__}({module.extra_repr()})" != text:
-            return False
-        if any(getattr(module, name, None) != value for name, value in flags.items()):
-            return False
-    return True
-'''
-
-_TRAINING = '''
-class _Trained(torch.autograd.Function):
-    """A block whose gradients are wanted: keeps its input, its parameters and the statistics of its slabs."""
-
-    @staticmethod
-    def forward(ctx, forward, backward, x, *parameters):
-        output, statistics = getattr(getattr(torch.ops, _NAMESPACE), forward)(x, parameters)
-        ctx.forward_name, ctx.name = forward, backward
-        ctx.save_for_backward(x, statistics, *parameters)
-        return output
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, output_gradient):
-        x, statistics, *parameters = ctx.saved_tensors
-        order = _FITTING[ctx.forward_name][2] if output_gradient.dim() == x.dim() else torch.contiguous_format
-        output_gradient = output_gradient.contiguous(memory_format=order)
-        operator = getattr(getattr(torch.ops, _NAMESPACE), ctx.name)
-        gradients = operator(output_gradient, x, parameters, statistics)
-        wanted = ctx.needs_input_grad[2:]
-        return None, None, *(gradient if want else None for gradient, want in zip(gradients, wanted))
-'''
-
-_REPLACE_FORWARD = '''
-def _replace_forward(model, path, forward):
-    """Gives a module of the model a class of its own with this forward, where the kernels are for it."""
-    if model._fused:
-        module = model.get_submodule(path)
-        module.__class__ = type(type(module).__name__, (type(module),), {"forward": forward})
-'''

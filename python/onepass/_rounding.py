@@ -1,0 +1,87 @@
+"""Whether PyTorch's own convolution of given sizes rounds its operands to TF32, where that is allowed.
+
+cuDNN decides it for every convolution by how fast it expects its kernels to be (scripts/probe_tf32.py: of 6,960
+drawn ones 45% were rounded, by no property that predicts it). So PyTorch is asked, once for each convolution.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from onepass import _eager
+from onepass._conv_gradients import memory_format
+from onepass._description import Conv
+
+
+def asked(
+    convolve: Callable[[Tensor, Tensor], Tensor],
+    input: Tensor,
+    weight: Tensor,
+    transposed: bool,
+    gradients: bool,
+) -> list[bool]:
+    """Whether operands are rounded: in the forward pass, then for the gradients of the input and the weight.
+
+    `input` and `weight` are of the convolution's sizes and are overwritten. A factor of 1 + 2^-12 is rounded to
+    1. Weights of one input channel and the gradient of one position are not zero, so that sums of few terms
+    show it.
+    """
+    results = []
+    for factor in (1.0, 1.0 + 2.0**-12):
+        x, w = input.fill_(1.0), weight.zero_()
+        (w[:1] if transposed else w[:, :1]).fill_(factor)
+        with torch.no_grad():
+            found = [convolve(x, w).amax()]
+        if gradients:
+            with torch.enable_grad():
+                leaves = [t.detach().requires_grad_() for t in (x, w)]
+                y = convolve(*leaves)
+                direction = torch.zeros_like(y)
+                centre = (0, slice(None), *(size // 2 for size in y.shape[2:]))
+                direction[centre] = factor
+                dx, dw = torch.autograd.grad(y, leaves, direction)
+            found += [dx.amax() / factor, dw.amax()]
+        results.append(torch.stack(found))
+    return (results[1] / results[0] < 1.0 + 2.0**-13).tolist()
+
+
+NEVER = (False, False, False)
+
+
+def rounds(conv: Conv, input: Tensor, weight: Tensor, gradients: bool) -> tuple[bool, ...]:
+    """The answers for this very convolution; "no" where PyTorch cannot be asked (a capture, no memory)."""
+    order = memory_format(input, weight)
+    flags = torch.backends.cudnn
+    deterministic = flags.deterministic or torch.are_deterministic_algorithms_enabled()
+    how = (conv, tuple(input.shape), order, input.device, gradients)
+    key = (*how, flags.benchmark, deterministic, flags.enabled)
+    if key not in _known:
+        if input.numel() == 0 or torch.cuda.is_current_stream_capturing():
+            return NEVER
+        try:
+            _known[key] = _ask(*how)
+        except torch.OutOfMemoryError:
+            return NEVER
+    return _known[key]
+
+
+_known: dict[tuple[Any, ...], tuple[bool, ...]] = {}
+
+
+def _ask(
+    conv: Conv, sizes: tuple[int, ...], order: torch.memory_format, device: torch.device, gradients: bool
+) -> tuple[bool, ...]:
+    outer, inner = conv.out_channels, conv.in_channels // conv.groups
+    if conv.transposed:
+        outer, inner = conv.in_channels, conv.out_channels // conv.groups
+    with _disable_current_modes():  # those of a compiler at work
+        x = torch.empty(sizes, device=device, memory_format=order)
+        w = torch.empty((outer, inner, *conv.kernel), device=device, memory_format=order)
+        convolve = functools.partial(_eager.convolve, conv)
+        return (*asked(convolve, x, w, conv.transposed, gradients), False, False)[:3]

@@ -1,0 +1,338 @@
+"""The parts of an exported file that are the same in every one, as text with @PLACES@."""
+
+IMPORTS = """
+# ----------------------------------------------------------------------------------------------------
+# The kernels
+import functools
+import threading
+import warnings
+
+import torch
+import torch.utils.cpp_extension
+"""
+
+REGISTRATION = '''
+@FAKES@
+
+
+_building = threading.RLock()
+_built = {}  # extension: why it could not be built, or "" where it was
+
+
+def _build(extension):
+    """Compiles and loads an extension, which registers its operators for CUDA; why that failed, or ""."""
+    with _building:
+        if extension not in _built:
+            binding, cuda = _EXTENSIONS[extension]
+            try:
+                torch.utils.cpp_extension.load_inline(
+                    name=f"{_NAMESPACE}_{extension}",
+                    cpp_sources=[binding],
+                    cuda_sources=list(cuda),
+                    extra_cuda_cflags=_NVCC,
+                    is_python_module=False,
+                    no_implicit_headers=True,
+                )
+                _built[extension] = ""
+            except Exception as error:
+                lines = str(error).strip().splitlines() or [type(error).__name__]
+                _built[extension] = f"the kernels could not be built ({lines[0]})"
+        return _built[extension]
+
+
+def _register():
+    """Declares the operators, so that torch.compile knows them before they are built.
+
+    NAME_recomputed is for compiled code that wants gradients: its backward pass is the original's.
+    """
+    namespace = getattr(torch.ops, _NAMESPACE)
+    if hasattr(namespace, "exported"):  # the same file, imported under another name
+        return
+    namespace.exported = library = torch.library.Library(_NAMESPACE, "FRAGMENT")  # kept
+    for name, (_, schema) in _OPERATORS.items():
+        library.define(schema)
+        torch.library.register_fake(f"{_NAMESPACE}::{name}", globals()[f"_fake_{name}"], lib=library)
+        if name in _STAGES:
+            _register_recomputed(library, name)
+
+
+def _register_recomputed(library, name):
+    def run(x, parameters):
+        return getattr(getattr(torch.ops, _NAMESPACE), name)(x, parameters)
+
+    def keep(ctx, inputs, output):
+        x, parameters = inputs
+        ctx.wanted = [tensor.requires_grad for tensor in (x, *parameters)]
+        ctx.save_for_backward(x, *parameters)
+
+    def backward(ctx, output_gradient):
+        first, *others = _recomputed_gradients(
+            _STAGES[name], ctx.saved_tensors, ctx.wanted, output_gradient
+        )
+        return first, others
+
+    recomputed = f"{name}_recomputed"
+    library.define(f"{recomputed}(Tensor input, Tensor[] parameters) -> Tensor")
+    library.impl(recomputed, run, "CompositeExplicitAutograd")
+    qualified = f"{_NAMESPACE}::{recomputed}"
+    torch.library.register_fake(qualified, globals()[f"_fake_{name}"], lib=library)
+    torch.library.register_autograd(qualified, backward, setup_context=keep, lib=library)
+'''
+
+RUNTIME = '''
+# ----------------------------------------------------------------------------------------------------
+# When a kernel runs. Every other call runs the original code and says why.
+
+_reasons = {}  # why calls ran the original code: how many did
+
+
+def _note(block, why):
+    """Counts a call that runs the original code; the first of its kind warns."""
+    sentence = f"ModelNew: {block} runs the original code: {why}"
+    _reasons[sentence] = _reasons.get(sentence, 0) + 1
+    if _reasons[sentence] == 1:
+        warnings.warn(sentence, RuntimeWarning, stacklevel=4)
+
+
+_note_compiled = torch.compiler.assume_constant_result(_note)  # while a compiler traces
+
+
+def _say(block, why):
+    if torch.compiler.is_compiling():
+        _note_compiled(block, why)
+    else:
+        _note(block, why)
+
+
+def _shown(tensor):
+    """Its sizes; a compiler may have symbols for them."""
+    return "" if torch.compiler.is_compiling() else f" {tuple(tensor.shape)}"
+
+
+def _wants_gradients(x, parameters):
+    return torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in parameters))
+
+
+def _is_forward_mode():
+    return not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0
+
+
+def _unlike(block, x, parameters):
+    """Why these are not tensors that the kernels of the block are for; "" where they are."""
+    dtype, sizes, memory_format, wanted = _FITTING[block]
+    if not x.is_cuda:
+        return "the input is not on a GPU"
+    if torch.is_autocast_enabled("cuda"):
+        return "autocast is on"
+    if x.dtype != dtype:
+        return f"the input is {x.dtype}, not {dtype}"
+    if x.shape[1:] != sizes:
+        return f"the input's sizes{_shown(x)} are not the {(-1, *sizes)} it was written for"
+    if not x.is_contiguous(memory_format=memory_format):
+        return f"the input is not dense in {memory_format}"
+    if torch._C._are_functorch_transforms_active():
+        return "a torch.func transform is active"
+    if _is_forward_mode():
+        return "forward-mode differentiation is active"
+    for index, (parameter, (shape, order)) in enumerate(zip(parameters, wanted)):
+        first = x.shape[:1] if shape[:1] == (-1,) else shape[:1]
+        if parameter.shape[:1] != first or parameter.shape[1:] != shape[1:]:
+            return f"parameter {index} has the sizes{_shown(parameter)}, not {shape}"
+        if parameter.dtype != dtype or parameter.device != x.device:
+            return f"parameter {index} is {parameter.dtype} on {parameter.device}, unlike the input"
+        if not parameter.is_contiguous(memory_format=order):
+            return f"parameter {index} is not dense"
+    return ""
+
+
+_gpus = {}  # by index
+
+
+@torch.compiler.assume_constant_result
+def _unable(name, device):
+    """Why the operator does not run on this GPU; "" where it does, and is built."""
+    if device not in _gpus:
+        _gpus[device] = torch.cuda.get_device_properties(device)
+    gpu = _gpus[device]
+    if (gpu.major, gpu.minor) != @CAPABILITY@:
+        return f"the GPU is sm_{gpu.major}{gpu.minor}, the kernels are for @ARCHITECTURE@"
+    least = _LEAST_MULTIPROCESSORS.get(name, 1)
+    if gpu.multi_processor_count < least:
+        return f"the GPU has {gpu.multi_processor_count} multiprocessors, the kernel needs {least}"
+    return _build(_OPERATORS[name][0])
+
+
+def _too_many(name, x):
+    if name in _MOST_SAMPLES and x.shape[0] > _MOST_SAMPLES[name]:
+        return f"the batch has more than {_MOST_SAMPLES[name]} samples"
+    return ""
+
+
+def _attempt(block, x, parameters):
+    """The block by its kernels, and ""; or None and why not: "" where PyTorch's convolution is the plan."""
+    why = _unlike(block, x, parameters)
+    if why:
+        return None, why
+    gradients = _wants_gradients(x, parameters)
+    mode = _mode(block, x, gradients)
+    name, pair, wants_input = _WAYS[block].get(mode, ("", (), True))
+    if gradients and pair and (wants_input or not x.requires_grad):
+        why = _too_many(pair[0], x) or _unable(pair[0], x.device.index) or _unable(pair[1], x.device.index)
+        if not why:
+            return _Trained.apply(*pair, x, *parameters), ""
+    elif gradients and block in _TRAINED_TAILS:
+        return None, ""
+    if not name:
+        return None, why
+    why = _too_many(name, x) or _unable(name, x.device.index)
+    if why:
+        return None, why
+    operators = getattr(torch.ops, _NAMESPACE)
+    if not gradients:
+        return getattr(operators, name)(x, parameters), ""
+    if torch.compiler.is_compiling():
+        return getattr(operators, f"{name}_recomputed")(x, parameters), ""
+    return _Recomputed.apply(name, x, *parameters), ""
+
+
+def _recomputed_gradients(stages, tensors, wanted, output_gradient):
+    """Of these tensors: runs the original stages once more and differentiates them."""
+    again = torch.is_grad_enabled()  # gradients of the gradients are wanted
+    with torch.enable_grad():
+        if not again:
+            tensors = [tensor.detach().requires_grad_(want) for tensor, want in zip(tensors, wanted)]
+        asked = [tensor for tensor, want in zip(tensors, wanted) if want]
+        output = stages(*tensors)
+        found = torch.autograd.grad(output, asked, output_gradient, create_graph=again, allow_unused=True)
+    gradients = iter(found)
+    return [next(gradients) if want else None for want in wanted]
+
+
+class _Recomputed(torch.autograd.Function):
+    """A block whose gradients are wanted: keeps its tensors alone, its backward pass is the original's."""
+
+    @staticmethod
+    def forward(ctx, name, x, *parameters):
+        ctx.name = name
+        ctx.save_for_backward(x, *parameters)
+        return getattr(getattr(torch.ops, _NAMESPACE), name)(x, parameters)
+
+    @staticmethod
+    def backward(ctx, output_gradient):
+        wanted = ctx.needs_input_grad[1:]
+        return None, *_recomputed_gradients(_STAGES[ctx.name], ctx.saved_tensors, wanted, output_gradient)
+
+
+def _unlike_specialised(model):
+    """Why the model's modules are not what the kernels were written for; "" where they are."""
+    for path, (text, flags) in _SPECIALISED.items():
+        try:
+            module = model.get_submodule(path)
+        except AttributeError:
+            return f"it has no module {path}"
+        found = f"{type(module).__name__}({module.extra_repr()})"
+        if text and found != text:
+            return f"{path} is {found}, not {text}"
+        for name, value in flags.items():
+            if getattr(module, name, None) != value:
+                return f"{path or 'the model'}.{name} is {getattr(module, name, None)!r}, not {value!r}"
+    return ""
+'''
+
+# Which kernels a convolution of f32 tensors takes, by --numerics.
+MODE = {
+    "pytorch": '''
+_asked = {}  # whether PyTorch's convolution rounds its operands to TF32
+
+
+def _rounds_to_tf32(block, batch, device, gradients):
+    """Whether PyTorch's own convolution of the block, and its gradients where they are computed here, round
+    their operands to TF32. cuDNN decides that for every size by how fast it expects its kernels to be, so it
+    is asked: with a factor that TF32 does not have. Where it cannot be asked, the answer is no.
+    """
+    flags = torch.backends.cudnn
+    key = (block, batch, device, gradients, flags.benchmark, flags.deterministic, flags.enabled)
+    if key not in _asked:
+        if batch == 0 or torch.cuda.is_current_stream_capturing():
+            return False
+        try:
+            _asked[key] = _ask(block, batch, torch.device("cuda", device), gradients)
+        except torch.OutOfMemoryError:
+            return False
+    return _asked[key]
+
+
+_rounds_compiled = torch.compiler.assume_constant_result(_rounds_to_tf32)
+
+
+@ASKED@
+
+
+def _ask(block, batch, device, gradients):
+    _, sizes, memory_format, parameters = _FITTING[block]
+    with torch.no_grad():
+        x = torch.empty((batch, *sizes), device=device, memory_format=memory_format)
+        w = torch.empty(parameters[0][0], device=device)
+        return all(_rounds_operands(_CONVOLUTIONS[block], x, w, _IS_TRANSPOSED[block], gradients))
+
+
+@torch.compiler.assume_constant_result
+def _allows_tf32():
+    """PyTorch's switch at the call; torch.compile keeps what it is at the trace."""
+    return torch.backends.cudnn.conv.fp32_precision == "tf32"
+
+
+def _mode(block, x, gradients):
+    if block not in _CONVOLUTIONS:
+        return ""
+    if not _allows_tf32():
+        return "f32"
+    trained = gradients and any(pair for _, pair, _ in _WAYS[block].values())
+    if torch.compiler.is_compiling():  # decided once, for the batch that get_inputs() gives
+        rounds = _rounds_compiled(block, _BATCHES[block], x.device.index, trained)
+    else:
+        rounds = _rounds_to_tf32(block, x.shape[0], x.device.index, trained)
+    return "tf32" if rounds else "near_f32"
+''',
+    "strict": '''
+def _mode(block, x, gradients):
+    return "f32" if block in _CONVOLUTIONS else ""
+''',
+    "fast": '''
+def _mode(block, x, gradients):
+    return "tf32" if block in _CONVOLUTIONS else ""
+''',
+}
+
+TRAINING = '''
+class _Trained(torch.autograd.Function):
+    """A block whose gradients are wanted: keeps its input, its parameters and the statistics of its slabs."""
+
+    @staticmethod
+    def forward(ctx, forward, backward, x, *parameters):
+        output, statistics = getattr(getattr(torch.ops, _NAMESPACE), forward)(x, parameters)
+        ctx.forward_name, ctx.name = forward, backward
+        ctx.save_for_backward(x, statistics, *parameters)
+        return output
+
+    @staticmethod
+    def backward(ctx, output_gradient):
+        x, statistics, *parameters = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[2:]
+        if not torch.compiler.is_compiling() and torch.is_grad_enabled():  # of these gradients too
+            stages = _STAGES[ctx.forward_name]
+            return None, None, *_recomputed_gradients(stages, (x, *parameters), wanted, output_gradient)
+        order = _ORDERS[ctx.forward_name] if output_gradient.dim() == x.dim() else torch.contiguous_format
+        output_gradient = output_gradient.contiguous(memory_format=order)
+        operator = getattr(getattr(torch.ops, _NAMESPACE), ctx.name)
+        gradients = operator(output_gradient, x, parameters, statistics)
+        return None, None, *(gradient if want else None for gradient, want in zip(gradients, wanted))
+'''
+
+REPLACE_FORWARD = '''
+def _replace_forward(model, path, forward):
+    """Gives a module of the model a class of its own with this forward, where the kernels are for it."""
+    if not model._unlike:
+        module = model.get_submodule(path)
+        module.__class__ = type(type(module).__name__, (type(module),), {"forward": forward})
+'''

@@ -56,9 +56,9 @@ inline std::string broken_block_property(std::string_view text) {
   }
 }
 
-inline std::string broken_problem_property(std::string_view text) {
+inline std::string broken_problem_property(std::string_view text, const Device& device) {
   try {
-    const Problem problem = Problem::parse(text);
+    const Problem problem = Problem::parse(text, device);
     std::string broken = broken_round_trip(problem);
     if (broken.empty() && problem.conv_multiply_adds() < 0) broken = "negative work: " + problem.text();
     return broken;
@@ -68,8 +68,11 @@ inline std::string broken_problem_property(std::string_view text) {
 }
 
 inline std::string broken_property(std::string_view text) {
-  const std::string broken = broken_block_property(text);
-  return broken.empty() ? broken_problem_property(text) : broken;
+  std::string broken = broken_block_property(text);
+  if (broken.empty()) broken = broken_problem_property(text, Device::cpu());
+  // tf32, near_f32 and most of "fast" are a GPU's alone.
+  if (broken.empty()) broken = broken_problem_property(text, Device::cuda_architecture("sm_90a"));
+  return broken;
 }
 
 }  // namespace onepass

@@ -134,13 +134,27 @@ DType random_dtype(Random& random) {
   return random.one_of(std::array{DType::f32, DType::f16, DType::bf16, DType::f64});
 }
 
+// Some of these are refused: strict tf32, precisions of what is no f32 convolution.
+void set_random_numerics(Random& random, Problem& problem) {
+  if (random.coin()) return;
+  problem.device = Device::cuda_architecture("sm_90a");
+  problem.precision = random.one_of(std::array{Precision::f32, Precision::tf32, Precision::near_f32});
+  problem.numerics = random.one_of(std::array{Numerics::pytorch, Numerics::strict, Numerics::fast});
+  problem.validate();
+}
+
 Layout random_layout(Random& random) { return random.coin() ? Layout::nchw : Layout::nhwc; }
 
 std::string damaged(Random& random, std::string text) {
   constexpr std::string_view letters = "()|,=x@.-+e 0123456789abcdefgklmnoprstu_\t\n";
-  constexpr std::array<std::string_view, 14> pieces{
-      "same",       "per=sample", "p=same", "k=",  "999999999999",     "2147483647", "1e400",
-      "group_norm", "nan",        "mean",   " | ", "conv_transpose3d", "-0",         "@ 2x3x9x9 bf16 nhwc"};
+  constexpr std::array<std::string_view, 16> pieces{"same",         "per=sample",
+                                                    "p=same",       "k=",
+                                                    "999999999999", "2147483647",
+                                                    "1e400",        "group_norm",
+                                                    "nan",          "mean",
+                                                    " | ",          "conv_transpose3d",
+                                                    "-0",           "@ 2x3x9x9 bf16 nhwc",
+                                                    " tf32 fast",   " near_f32 strict"};
   for (int64_t edits = random.between(1, 4); edits > 0; --edits) {
     const auto at = static_cast<size_t>(random.between(0, static_cast<int64_t>(text.size())));
     switch (random.between(0, 4)) {
@@ -179,7 +193,8 @@ TEST(RandomBlock, ValidProblemComesBackFromItsText) {
     const Block block = random_block(random);
     const Shape sizes = random_input(random, block);
     try {
-      const Problem problem(block, sizes, random_dtype(random), Device::cpu(), random_layout(random));
+      Problem problem(block, sizes, random_dtype(random), Device::cpu(), random_layout(random));
+      set_random_numerics(random, problem);
       ++accepted;
       ASSERT_EQ(broken_round_trip(problem), "");
       ASSERT_GE(problem.conv_multiply_adds(), 0);

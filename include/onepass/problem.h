@@ -30,9 +30,33 @@ struct ONEPASS_API Device {
   bool operator==(const Device&) const = default;
 };
 
-// How a convolution multiplies f32 operands. tf32: rounded to nearest even at 10 bits first, or more exactly;
-// its sums are f32 all the same.
-enum class Precision : uint8_t { f32, tf32 };
+// How a convolution multiplies f32 operands; its sums are f32 all the same.
+//   f32       as they are
+//   tf32      rounded to nearest even at 10 bits first, as PyTorch's TF32 kernels do
+//   near_f32  TF32 is allowed, and PyTorch computes this convolution in f32 all the same: results agree with
+//             f32 to about 1e-5, not product by product
+enum class Precision : uint8_t { f32, tf32, near_f32 };
+
+// What a result is compared with.
+//   pytorch  what PyTorch computes in this precision
+//   strict   f32 throughout, 16-bit tensors too: values before a norm are held in f32, no activation is
+//            approximate
+//   fast     quicker and coarser than PyTorch: tf32 convolutions may dither their weights
+enum class Numerics : uint8_t { pytorch, strict, fast };
+
+// The words of a problem string that name the arithmetic.
+struct ONEPASS_API Mode {
+  DType dtype = DType::f32;
+  Precision precision = Precision::f32;
+  Numerics numerics = Numerics::pytorch;
+
+  // "[DTYPE] [NUMERICS]", each once: "", "f32", "tf32 fast", "near_f32", "strict", "bf16 strict".
+  static Mode parse(std::string_view text);
+  // The words that parse reads; "pytorch" is left out.
+  std::string text() const;
+
+  bool operator==(const Mode&) const = default;
+};
 
 struct ONEPASS_API Problem {
   Block block;
@@ -41,17 +65,19 @@ struct ONEPASS_API Problem {
   std::vector<TensorSpec> parameters;  // one for each of block.parameters(input.sizes)
   Device device;
   Precision precision = Precision::f32;
+  Numerics numerics = Numerics::pytorch;
 
   // All tensors dense, of one type and layout. Throws Error where the block cannot take the input.
   Problem(Block block, Shape input_sizes, DType dtype = DType::f32, Device device = Device::cpu(),
           Layout layout = Layout::nchw);
 
-  // The problem string "BLOCK @ SIZES [DTYPE] [LAYOUT]": "conv2d(3,8) | relu @ 2x3x9x9 bf16 nhwc". "tf32" as
-  // DTYPE is f32 with that precision, on a GPU alone.
+  // The problem string "BLOCK @ SIZES [DTYPE] [LAYOUT] [NUMERICS]": "conv2d(3,8) | relu @ 2x3x9x9 bf16 nhwc
+  // strict". "tf32" and "near_f32" as DTYPE are f32 with that precision, on a GPU alone.
   static Problem parse(std::string_view text, Device device = Device::cpu());
-  // Throws Error unless the specs have the shapes the block gives them and can be addressed.
+  // Throws Error unless the specs have the shapes the block gives them and can be addressed, and the device
+  // and the types have this precision and these numerics.
   void validate() const;
-  // Block, sizes, types and, where they are not dense, strides.
+  // Block, sizes, types, numerics and, where they are not dense, strides.
   std::string text() const;
 
   // Multiply-adds of the convolution that meet an input element (taps on padding do not count).

@@ -73,10 +73,10 @@ std::string json(const cuda::ExportedPlan& plan, const std::string& strategy, co
 
 // `what`: "forward", "statistics" (a forward that writes them) or "backward", of the gradients `wanted`: the
 // input's, then each parameter's.
-std::string export_plan(const std::string& block, const std::vector<int64_t>& sizes, const std::string& dtype,
+std::string export_plan(const std::string& block, const std::vector<int64_t>& sizes, const std::string& mode,
                         const std::string& layout, const std::string& device, const std::string& what,
                         const std::vector<bool>& wanted) {
-  const Problem problem = described_problem(block, sizes, dtype, layout, device);
+  const Problem problem = described_problem(block, sizes, mode, layout, device);
   if (what == "backward") {
     BackwardProblem gradients(problem);
     gradients.wanted = wanted;
@@ -98,7 +98,7 @@ std::string device_code() {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(onepass, library) {
   library.def(
-      "cuda_export(str block, int[] sizes, str dtype, str layout, str device, str what, "
+      "cuda_export(str block, int[] sizes, str mode, str layout, str device, str what, "
       "bool[] wanted) -> str");
   library.def("cuda_device_code() -> str");
 }

@@ -38,32 +38,37 @@ struct CudaBackward {
   TensorSpec statistics;
 };
 
-PlanKey key_of(const std::string& block, const CallSpecs& specs, DType out_dtype, const Place& place) {
+PlanKey key_of(const std::string& block, const CallSpecs& specs, DType out_dtype, const std::string& numerics,
+               const Place& place) {
   PlanKey key(block, place.index);
   key.add(static_cast<int64_t>(out_dtype));
+  key.add(numerics);
   key.add(specs.input);
   for (const TensorSpec& spec : specs.parameters) key.add(spec);
   return key;
 }
 
-CudaForward make_forward(const std::string& block, const CallSpecs& specs, DType out_dtype, int device) {
-  CudaProblem call(block, specs, out_dtype, device);
+CudaForward make_forward(const std::string& block, const CallSpecs& specs, DType out_dtype,
+                         const std::string& numerics, int device) {
+  CudaProblem call(block, specs, out_dtype, numerics, device);
   TensorSpec statistics = statistics_spec(call.problem);
   return {plan(call.problem, plan_options(call.problem.device.index)), call.layout, std::move(call.copied),
           std::move(statistics)};
 }
 
 std::shared_ptr<const CudaForward> forward_plan(const std::string& block, const CallSpecs& specs,
-                                                std::optional<TorchDType> out_dtype, const Place& place) {
+                                                std::optional<TorchDType> out_dtype,
+                                                const std::string& numerics, const Place& place) {
   static PlanCache<CudaForward> cache;
   const DType out = out_dtype ? dtype_of(*out_dtype) : specs.input.dtype;
-  return cache.get(key_of(block, specs, out, place),
-                   [&] { return make_forward(block, specs, out, place.index); });
+  return cache.get(key_of(block, specs, out, numerics, place),
+                   [&] { return make_forward(block, specs, out, numerics, place.index); });
 }
 
 CudaBackward make_backward(const std::string& block, const CallSpecs& specs,
-                           const TensorSpec& output_gradient, const std::vector<bool>& wanted, int device) {
-  auto call = cuda_backward_problem(block, specs, output_gradient, wanted, device);
+                           const TensorSpec& output_gradient, const std::vector<bool>& wanted,
+                           const std::string& numerics, int device) {
+  auto call = cuda_backward_problem(block, specs, output_gradient, wanted, numerics, device);
   TensorSpec statistics = statistics_spec(call.problem.forward);
   return {plan_backward(call.problem, plan_options(call.problem.forward.device.index)), call.layout,
           std::move(call.copied), call.copies_output_gradient, std::move(statistics)};
@@ -71,12 +76,14 @@ CudaBackward make_backward(const std::string& block, const CallSpecs& specs,
 
 std::shared_ptr<const CudaBackward> backward_plan(const std::string& block, const CallSpecs& specs,
                                                   const TensorSpec& output_gradient,
-                                                  const std::vector<bool>& wanted, const Place& place) {
+                                                  const std::vector<bool>& wanted,
+                                                  const std::string& numerics, const Place& place) {
   static PlanCache<CudaBackward> cache;
-  PlanKey key = key_of(block, specs, output_gradient.dtype, place);
+  PlanKey key = key_of(block, specs, output_gradient.dtype, numerics, place);
   key.add(output_gradient);
   for (const bool want : wanted) key.add(want);
-  return cache.get(key, [&] { return make_backward(block, specs, output_gradient, wanted, place.index); });
+  return cache.get(
+      key, [&] { return make_backward(block, specs, output_gradient, wanted, numerics, place.index); });
 }
 
 // The tensors a plan reads, copied where it wants them otherwise; they own their memory until the launch.
@@ -126,19 +133,20 @@ Tensor run_forward(const CudaForward& prepared, const Tensor& input, const std::
 }
 
 Tensor forward(const Tensor& input, const std::vector<Tensor>& parameters, const std::string& block,
-               std::optional<TorchDType> out_dtype) {
+               std::optional<TorchDType> out_dtype, const std::string& numerics) {
   const CallSpecs specs(input, parameters);
   const Place place = place_of(input);
-  const auto prepared = forward_plan(block, specs, out_dtype, place);
+  const auto prepared = forward_plan(block, specs, out_dtype, numerics, place);
   return run_forward(*prepared, input, parameters, nullptr, place);
 }
 
 std::tuple<Tensor, Tensor> forward_with_statistics(const Tensor& input, const std::vector<Tensor>& parameters,
                                                    const std::string& block,
-                                                   std::optional<TorchDType> out_dtype) {
+                                                   std::optional<TorchDType> out_dtype,
+                                                   const std::string& numerics) {
   const CallSpecs specs(input, parameters);
   const Place place = place_of(input);
-  const auto prepared = forward_plan(block, specs, out_dtype, place);
+  const auto prepared = forward_plan(block, specs, out_dtype, numerics, place);
   Tensor statistics = empty(prepared->statistics, place);
   auto* memory = static_cast<float*>(statistics.mutable_data_ptr());
   return {run_forward(*prepared, input, parameters, memory, place), statistics};
@@ -161,13 +169,11 @@ struct CudaWholeBackward {
   TensorSpec statistics;
 };
 
-std::shared_ptr<const CudaWhole> whole_plan(const std::string& block, const CallSpecs& specs, bool tf32,
-                                            const Place& place) {
+std::shared_ptr<const CudaWhole> whole_plan(const std::string& block, const CallSpecs& specs,
+                                            const std::string& numerics, const Place& place) {
   static PlanCache<CudaWhole> cache;
-  PlanKey key = key_of(block, specs, specs.input.dtype, place);
-  key.add(tf32);
-  return cache.get(key, [&] {
-    WholeProblem call(block, specs, tf32, place.index);
+  return cache.get(key_of(block, specs, specs.input.dtype, numerics, place), [&] {
+    WholeProblem call(block, specs, numerics, place.index);
     TensorSpec statistics = statistics_spec(call.problem);
     return CudaWhole{plan(call.problem, plan_options(call.problem.device.index)), std::move(call.layouts),
                      std::move(call.copied), std::move(statistics)};
@@ -175,16 +181,16 @@ std::shared_ptr<const CudaWhole> whole_plan(const std::string& block, const Call
 }
 
 std::shared_ptr<const CudaWholeBackward> whole_backward_plan(const std::string& block, const CallSpecs& specs,
-                                                             bool tf32, const TensorSpec& output_gradient,
+                                                             const std::string& numerics,
+                                                             const TensorSpec& output_gradient,
                                                              const std::vector<bool>& wanted,
                                                              const Place& place) {
   static PlanCache<CudaWholeBackward> cache;
-  PlanKey key = key_of(block, specs, output_gradient.dtype, place);
-  key.add(tf32);
+  PlanKey key = key_of(block, specs, output_gradient.dtype, numerics, place);
   key.add(output_gradient);
   for (const bool want : wanted) key.add(want);
   return cache.get(key, [&] {
-    WholeBackwardProblem call(block, specs, tf32, output_gradient, wanted, place.index);
+    WholeBackwardProblem call(block, specs, numerics, output_gradient, wanted, place.index);
     TensorSpec statistics = statistics_spec(call.problem.forward);
     return CudaWholeBackward{plan_backward(call.problem, plan_options(call.problem.forward.device.index)),
                              std::move(call.layouts),
@@ -214,37 +220,38 @@ Tensor run_whole(const CudaWhole& prepared, const Tensor& input, std::vector<Ten
 }
 
 Tensor whole_forward(const Tensor& input, const std::vector<Tensor>& parameters, const std::string& block,
-                     bool tf32) {
+                     const std::string& numerics) {
   const CallSpecs specs(input, parameters);
   const Place place = place_of(input);
-  return run_whole(*whole_plan(block, specs, tf32, place), input, parameters, nullptr, place);
+  return run_whole(*whole_plan(block, specs, numerics, place), input, parameters, nullptr, place);
 }
 
 std::tuple<Tensor, Tensor> whole_forward_with_statistics(const Tensor& input,
                                                          const std::vector<Tensor>& parameters,
-                                                         const std::string& block, bool tf32) {
+                                                         const std::string& block,
+                                                         const std::string& numerics) {
   const CallSpecs specs(input, parameters);
   const Place place = place_of(input);
-  const auto prepared = whole_plan(block, specs, tf32, place);
+  const auto prepared = whole_plan(block, specs, numerics, place);
   Tensor statistics = empty(prepared->statistics, place);
   auto* memory = static_cast<float*>(statistics.mutable_data_ptr());
   return {run_whole(*prepared, input, parameters, memory, place), statistics};
 }
 
-bool is_worth_fusing(const std::string& block, const std::vector<int64_t>& sizes, const std::string& dtype,
+bool is_worth_fusing(const std::string& block, const std::vector<int64_t>& sizes, const std::string& mode,
                      const std::string& layout, const std::string& device) {
-  return cuda::is_worth_fusing(described_problem(block, sizes, dtype, layout, device));
+  return cuda::is_worth_fusing(described_problem(block, sizes, mode, layout, device));
 }
 
-double predicted_gain(const std::string& block, const std::vector<int64_t>& sizes, const std::string& dtype,
+double predicted_gain(const std::string& block, const std::vector<int64_t>& sizes, const std::string& mode,
                       const std::string& layout, const std::string& device) {
-  return cuda::predicted_gain(described_problem(block, sizes, dtype, layout, device));
+  return cuda::predicted_gain(described_problem(block, sizes, mode, layout, device));
 }
 
-bool is_worth_training(const std::string& block, const std::vector<int64_t>& sizes, const std::string& dtype,
+bool is_worth_training(const std::string& block, const std::vector<int64_t>& sizes, const std::string& mode,
                        const std::string& layout, const std::string& device,
                        const std::vector<bool>& wanted) {
-  BackwardProblem problem(described_problem(block, sizes, dtype, layout, device));
+  BackwardProblem problem(described_problem(block, sizes, mode, layout, device));
   problem.wanted = wanted;
   problem.validate();
   return cuda::is_worth_training(problem);
@@ -284,12 +291,13 @@ std::vector<Tensor> run_backward(const BackwardPlan& plan, const Tensor& output_
 
 std::vector<Tensor> backward(const Tensor& output_gradient, const Tensor& input,
                              const std::vector<Tensor>& parameters, const Tensor& statistics,
-                             const std::string& block, const std::vector<bool>& wanted) {
+                             const std::string& block, const std::vector<bool>& wanted,
+                             const std::string& numerics) {
   const CallSpecs specs(input, parameters);
   const Place place = place_of(input);
   require_place(output_gradient, place);
   require_place(statistics, place);
-  const auto prepared = backward_plan(block, specs, spec_of(output_gradient), wanted, place);
+  const auto prepared = backward_plan(block, specs, spec_of(output_gradient), wanted, numerics, place);
   check_statistics(statistics, prepared->plan, prepared->statistics);
   const Read read(input, parameters, prepared->copied, prepared->layout);
   const Tensor gradient =
@@ -300,13 +308,13 @@ std::vector<Tensor> backward(const Tensor& output_gradient, const Tensor& input,
 // `output`: of a mean, what the forward gave; else anything, an empty tensor.
 std::vector<Tensor> whole_backward(const Tensor& output_gradient, const Tensor& input,
                                    std::vector<Tensor> parameters, const Tensor& statistics,
-                                   const Tensor& output, const std::string& block, bool tf32,
-                                   const std::vector<bool>& wanted) {
+                                   const Tensor& output, const std::string& block,
+                                   const std::string& numerics, const std::vector<bool>& wanted) {
   const CallSpecs specs(input, parameters);
   const Place place = place_of(input);
   require_place(output_gradient, place);
   require_place(statistics, place);
-  const auto prepared = whole_backward_plan(block, specs, tf32, spec_of(output_gradient), wanted, place);
+  const auto prepared = whole_backward_plan(block, specs, numerics, spec_of(output_gradient), wanted, place);
   check_statistics(statistics, prepared->plan, prepared->statistics);
   require_place(output, place);
   copy_some(parameters, prepared->copied, prepared->layouts);
@@ -319,10 +327,10 @@ std::vector<Tensor> whole_backward(const Tensor& output_gradient, const Tensor& 
 }
 
 // The plan of a block on "cuda", "cuda:1" or "cuda:sm_90a".
-std::string explain(const std::string& block, const std::vector<int64_t>& sizes, const std::string& dtype,
+std::string explain(const std::string& block, const std::vector<int64_t>& sizes, const std::string& mode,
                     const std::string& layout, const std::string& device, const std::string& strategy,
                     bool backward) {
-  const Problem problem = described_problem(block, sizes, dtype, layout, device);
+  const Problem problem = described_problem(block, sizes, mode, layout, device);
   const PlanOptions options{strategy, {}};
   return backward ? plan_backward(BackwardProblem(problem), options).explain()
                   : plan(problem, options).explain();
@@ -336,20 +344,20 @@ std::string describe_device(int64_t index) { return cuda::describe_device(static
 
 STABLE_TORCH_LIBRARY_FRAGMENT(onepass, library) {
   library.def(
-      "cuda_explain(str block, int[] sizes, str dtype, str layout, str device, str strategy, bool backward) "
+      "cuda_explain(str block, int[] sizes, str mode, str layout, str device, str strategy, bool backward) "
       "-> str");
-  library.def("whole_forward(Tensor input, Tensor[] parameters, str block, bool tf32) -> Tensor");
+  library.def("whole_forward(Tensor input, Tensor[] parameters, str block, str numerics) -> Tensor");
   library.def(
-      "whole_forward_with_statistics(Tensor input, Tensor[] parameters, str block, bool tf32) -> (Tensor, "
+      "whole_forward_with_statistics(Tensor input, Tensor[] parameters, str block, str numerics) -> (Tensor, "
       "Tensor)");
   library.def(
       "whole_backward(Tensor output_gradient, Tensor input, Tensor[] parameters, Tensor statistics, "
-      "Tensor output, str block, bool tf32, bool[] wanted) -> Tensor[]");
+      "Tensor output, str block, str numerics, bool[] wanted) -> Tensor[]");
   library.def(
-      "cuda_is_worth_training(str block, int[] sizes, str dtype, str layout, str device, bool[] wanted) -> "
+      "cuda_is_worth_training(str block, int[] sizes, str mode, str layout, str device, bool[] wanted) -> "
       "bool");
-  library.def("cuda_is_worth_fusing(str block, int[] sizes, str dtype, str layout, str device) -> bool");
-  library.def("cuda_predicted_gain(str block, int[] sizes, str dtype, str layout, str device) -> float");
+  library.def("cuda_is_worth_fusing(str block, int[] sizes, str mode, str layout, str device) -> bool");
+  library.def("cuda_predicted_gain(str block, int[] sizes, str mode, str layout, str device) -> float");
   library.def("cuda_unavailable_reason() -> str");
   library.def("cuda_device_count() -> int");
   library.def("cuda_describe_device(int index) -> str");

@@ -44,6 +44,16 @@ void refuse_f64(const Problem& problem) {
   }
 }
 
+// The type is the tensors' own.
+void set_numerics(Problem& problem, const std::string& numerics) {
+  const Mode mode = Mode::parse(numerics);
+  if (mode.dtype != DType::f32) {
+    throw Error("numerics '" + numerics + "': the type is that of the tensors, write the other words alone");
+  }
+  problem.precision = mode.precision;
+  problem.numerics = mode.numerics;
+}
+
 bool is_tensor_operand(const Block& block, const Parameter& parameter) {
   const auto* pointwise = std::get_if<Pointwise>(&block.stages()[parameter.stage]);
   return pointwise && argument_kind(pointwise->op) == ArgumentKind::tensor;
@@ -51,7 +61,8 @@ bool is_tensor_operand(const Block& block, const Parameter& parameter) {
 
 }  // namespace
 
-CudaProblem::CudaProblem(const std::string& block, const CallSpecs& specs, DType out_dtype, int device)
+CudaProblem::CudaProblem(const std::string& block, const CallSpecs& specs, DType out_dtype,
+                         const std::string& numerics, int device)
     : problem(parse_tail(block), specs.input.sizes, specs.input.dtype, Device::cuda(device)),
       layout(is_channels_last(specs.input) ? Layout::nhwc : Layout::nchw) {
   const Layout output_layout = problem.block.has_mean() ? Layout::nchw : layout;
@@ -64,17 +75,19 @@ CudaProblem::CudaProblem(const std::string& block, const CallSpecs& specs, DType
     const bool is_tensor = is_tensor_operand(problem.block, expected[i]);
     copied.push_back(make_dense(problem.parameters[i], is_tensor ? layout : Layout::nchw));
   }
+  set_numerics(problem, numerics);
   problem.validate();
   refuse_f64(problem);
 }
 
-WholeProblem::WholeProblem(const std::string& block, const CallSpecs& specs, bool tf32, int device)
+WholeProblem::WholeProblem(const std::string& block, const CallSpecs& specs, const std::string& numerics,
+                           int device)
     : problem(Block::parse(block), specs.input.sizes, specs.input.dtype) {
   CallProblem call(block, specs, specs.input.dtype);
   problem = std::move(call.problem);
   copied = std::move(call.copied);
   problem.device = Device::cuda(device);
-  problem.precision = tf32 ? Precision::tf32 : Precision::f32;
+  set_numerics(problem, numerics);
   const Layout layout = lies(problem.output, Layout::nchw) ? Layout::nchw : Layout::nhwc;
   layouts.assign(problem.parameters.size(), Layout::nchw);
   const auto expected = problem.block.parameters(specs.input.sizes);
@@ -87,10 +100,10 @@ WholeProblem::WholeProblem(const std::string& block, const CallSpecs& specs, boo
   refuse_f64(problem);
 }
 
-WholeBackwardProblem::WholeBackwardProblem(const std::string& block, const CallSpecs& specs, bool tf32,
-                                           const TensorSpec& output_gradient, std::vector<bool> wanted,
-                                           int device)
-    : WholeBackwardProblem(WholeProblem(block, specs, tf32, device), specs, output_gradient,
+WholeBackwardProblem::WholeBackwardProblem(const std::string& block, const CallSpecs& specs,
+                                           const std::string& numerics, const TensorSpec& output_gradient,
+                                           std::vector<bool> wanted, int device)
+    : WholeBackwardProblem(WholeProblem(block, specs, numerics, device), specs, output_gradient,
                            std::move(wanted)) {}
 
 WholeBackwardProblem::WholeBackwardProblem(WholeProblem whole, const CallSpecs& specs,
@@ -110,8 +123,8 @@ WholeBackwardProblem::WholeBackwardProblem(WholeProblem whole, const CallSpecs& 
 
 CudaBackwardProblem cuda_backward_problem(const std::string& block, const CallSpecs& specs,
                                           const TensorSpec& output_gradient, std::vector<bool> wanted,
-                                          int device) {
-  CudaProblem forward(block, specs, output_gradient.dtype, device);
+                                          const std::string& numerics, int device) {
+  CudaProblem forward(block, specs, output_gradient.dtype, numerics, device);
   TensorSpec gradient = output_gradient;
   // The gradient of a mean is read by its strides.
   const bool copies = !forward.problem.block.has_mean() && make_dense(gradient, forward.layout);
@@ -126,11 +139,11 @@ CudaBackwardProblem cuda_backward_problem(const std::string& block, const CallSp
 }
 
 Problem described_problem(const std::string& block, const std::vector<int64_t>& sizes,
-                          const std::string& dtype, const std::string& layout, const std::string& device) {
-  const bool tf32 = dtype == "tf32";
-  Problem problem(Block::parse(block), sizes, tf32 ? DType::f32 : parse_dtype(dtype), Device::parse(device),
-                  parse_layout(layout));
-  if (tf32) problem.precision = Precision::tf32;
+                          const std::string& mode, const std::string& layout, const std::string& device) {
+  const Mode parsed = Mode::parse(mode);
+  Problem problem(Block::parse(block), sizes, parsed.dtype, Device::parse(device), parse_layout(layout));
+  problem.precision = parsed.precision;
+  problem.numerics = parsed.numerics;
   problem.validate();
   return problem;
 }

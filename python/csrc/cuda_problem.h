@@ -16,8 +16,10 @@ struct CudaProblem {
   Layout layout = Layout::nchw;
   std::vector<bool> copied;  // the input, then each parameter
 
-  // Throws Error for a block with a convolution (PyTorch's runs before the operator) and for f64.
-  CudaProblem(const std::string& block, const CallSpecs& specs, DType out_dtype, int device);
+  // Throws Error for a block with a convolution (PyTorch's runs before the operator) and for f64. `numerics`:
+  // as in a problem string, "" or "strict".
+  CudaProblem(const std::string& block, const CallSpecs& specs, DType out_dtype, const std::string& numerics,
+              int device);
 };
 
 // The problem of a block with its convolution. The input is read where it lies; the output lies as PyTorch's
@@ -28,7 +30,8 @@ struct WholeProblem {
   std::vector<Layout> layouts;  // of each parameter, where it is copied
   std::vector<bool> copied;     // each parameter
 
-  WholeProblem(const std::string& block, const CallSpecs& specs, bool tf32, int device);
+  // `numerics`: as in a problem string, "", "tf32", "near_f32", "tf32 fast" or "strict".
+  WholeProblem(const std::string& block, const CallSpecs& specs, const std::string& numerics, int device);
 };
 
 // The problem of its gradients: that of the output is read where it lies if it lies as the output does.
@@ -39,7 +42,7 @@ struct WholeBackwardProblem {
   Layout output_layout = Layout::nchw;
   bool copies_output_gradient = false;
 
-  WholeBackwardProblem(const std::string& block, const CallSpecs& specs, bool tf32,
+  WholeBackwardProblem(const std::string& block, const CallSpecs& specs, const std::string& numerics,
                        const TensorSpec& output_gradient, std::vector<bool> wanted, int device);
 
  private:
@@ -57,11 +60,11 @@ struct CudaBackwardProblem {
 
 CudaBackwardProblem cuda_backward_problem(const std::string& block, const CallSpecs& specs,
                                           const TensorSpec& output_gradient, std::vector<bool> wanted,
-                                          int device);
+                                          const std::string& numerics, int device);
 
-// Of tensors dense in this layout. `dtype` is the library's name, or "tf32".
+// Of tensors dense in this layout. `mode` is that of a problem string: "f32", "tf32 fast", "bf16 strict".
 Problem described_problem(const std::string& block, const std::vector<int64_t>& sizes,
-                          const std::string& dtype, const std::string& layout, const std::string& device);
+                          const std::string& mode, const std::string& layout, const std::string& device);
 
 // A dense copy in this layout.
 Tensor dense_copy(const Tensor& tensor, Layout layout);

@@ -115,8 +115,14 @@ Tensor run_forward(const ForwardPlan& prepared, const Tensor& input, std::vector
   return output;
 }
 
+// On a CPU all numerics are the same arithmetic.
+void check_numerics(const std::string& words) {
+  if (!words.empty()) Mode::parse(words);
+}
+
 Tensor forward(const Tensor& input, const std::vector<Tensor>& parameters, const std::string& block,
-               std::optional<TorchDType> out_dtype) {
+               std::optional<TorchDType> out_dtype, const std::string& numerics) {
+  check_numerics(numerics);
   const CallSpecs specs(input, parameters);
   const auto prepared = forward_plan(block, specs, out_dtype, torch_threads());
   return run_forward(*prepared, input, parameters, nullptr);
@@ -124,7 +130,9 @@ Tensor forward(const Tensor& input, const std::vector<Tensor>& parameters, const
 
 std::tuple<Tensor, Tensor> forward_with_statistics(const Tensor& input, const std::vector<Tensor>& parameters,
                                                    const std::string& block,
-                                                   std::optional<TorchDType> out_dtype) {
+                                                   std::optional<TorchDType> out_dtype,
+                                                   const std::string& numerics) {
+  check_numerics(numerics);
   const CallSpecs specs(input, parameters);
   const auto prepared = forward_plan(block, specs, out_dtype, torch_threads());
   Tensor statistics = empty(prepared->statistics);
@@ -181,15 +189,30 @@ std::vector<Tensor> run_backward(const BackwardPlanOfCall& prepared, const Tenso
   return gradients;
 }
 
-template <InputGradient where>
-std::vector<Tensor> backward(const Tensor& output_gradient, const Tensor& input,
-                             const std::vector<Tensor>& parameters, const Tensor& statistics,
-                             const std::string& block, const std::vector<bool>& wanted) {
+std::vector<Tensor> backward_to(InputGradient where, const Tensor& output_gradient, const Tensor& input,
+                                const std::vector<Tensor>& parameters, const Tensor& statistics,
+                                const std::string& block, const std::vector<bool>& wanted) {
   const CallSpecs specs(input, parameters);
   require_cpu(output_gradient);
   require_cpu(statistics);
   const auto prepared = backward_plan(block, specs, spec_of(output_gradient), wanted, torch_threads());
   return run_backward(*prepared, output_gradient, input, parameters, statistics, where);
+}
+
+std::vector<Tensor> backward(const Tensor& output_gradient, const Tensor& input,
+                             const std::vector<Tensor>& parameters, const Tensor& statistics,
+                             const std::string& block, const std::vector<bool>& wanted,
+                             const std::string& numerics) {
+  check_numerics(numerics);
+  return backward_to(InputGradient::own_memory, output_gradient, input, parameters, statistics, block,
+                     wanted);
+}
+
+std::vector<Tensor> backward_over_input(const Tensor& output_gradient, const Tensor& input,
+                                        const std::vector<Tensor>& parameters, const Tensor& statistics,
+                                        const std::string& block, const std::vector<bool>& wanted) {
+  return backward_to(InputGradient::over_input, output_gradient, input, parameters, statistics, block,
+                     wanted);
 }
 
 bool may_overwrite_input(const Tensor& output_gradient, const Tensor& input,
@@ -379,13 +402,15 @@ std::string describe_text(const std::string& block) { return describe(Block::par
 }  // namespace
 
 STABLE_TORCH_LIBRARY(onepass, library) {
-  library.def("forward(Tensor input, Tensor[] parameters, str block, ScalarType? out_dtype=None) -> Tensor");
   library.def(
-      "forward_with_statistics(Tensor input, Tensor[] parameters, str block, ScalarType? out_dtype=None) -> "
-      "(Tensor, Tensor)");
+      "forward(Tensor input, Tensor[] parameters, str block, ScalarType? out_dtype=None, str numerics=\"\") "
+      "-> Tensor");
+  library.def(
+      "forward_with_statistics(Tensor input, Tensor[] parameters, str block, ScalarType? out_dtype=None, "
+      "str numerics=\"\") -> (Tensor, Tensor)");
   library.def(
       "backward(Tensor output_gradient, Tensor input, Tensor[] parameters, Tensor statistics, str block, "
-      "bool[] wanted) -> Tensor[]");
+      "bool[] wanted, str numerics=\"\") -> Tensor[]");
   library.def(
       "backward_(Tensor output_gradient, Tensor(a!) input, Tensor[] parameters, Tensor statistics, str "
       "block, "
@@ -408,8 +433,8 @@ STABLE_TORCH_LIBRARY(onepass, library) {
 STABLE_TORCH_LIBRARY_IMPL(onepass, CPU, library) {
   library.impl("forward", boxed<forward>);
   library.impl("forward_with_statistics", boxed<forward_with_statistics>);
-  library.impl("backward", boxed<backward<InputGradient::own_memory>>);
-  library.impl("backward_", boxed<backward<InputGradient::over_input>>);
+  library.impl("backward", boxed<backward>);
+  library.impl("backward_", boxed<backward_over_input>);
   library.impl("may_overwrite_input", boxed<may_overwrite_input>);
   library.impl("block_forward", boxed<block_forward>);
   library.impl("block_backward", boxed<block_backward>);

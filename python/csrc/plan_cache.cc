@@ -17,4 +17,9 @@ void PlanKey::add(const TensorSpec& spec) {
   for (const int64_t stride : spec.strides) add(stride);
 }
 
+void PlanKey::add(const std::string& text) {
+  add(static_cast<int64_t>(text.size()));
+  bytes_.append(text);
+}
+
 }  // namespace onepass::torch_binding

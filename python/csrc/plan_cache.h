@@ -22,6 +22,7 @@ class PlanKey {
   PlanKey(std::string_view block, int threads);
   void add(int64_t number);
   void add(const TensorSpec& spec);
+  void add(const std::string& text);
   std::string_view bytes() const { return bytes_; }
 
  private:

@@ -31,12 +31,12 @@ def apply(
     if torch.compiler.is_dynamo_compiling() and _is_decided_later(input, parameters, out_dtype):
         return torch.ops.onepass.cuda_block.default(input, list(parameters), block)
     if is_fused_whole(description, input, parameters, out_dtype):
-        tf32 = mode_of(input.dtype) == "tf32"
+        numerics = numerics_of(input.dtype)
         if any(_wanted(input, parameters)):
             if description.after_conv is None:
                 return _Convolution.apply(description, input, *parameters)
-            return _Whole.apply(block, tf32, input, *parameters)
-        return _call(torch.ops.onepass.whole_forward.default, input, parameters, block, tf32)
+            return _Whole.apply(block, numerics, input, *parameters)
+        return _call(torch.ops.onepass.whole_forward.default, input, parameters, block, numerics)
     count = description.conv_parameters
     convolved = _convolve(description, input, parameters[:count])
     if description.after_conv is None:
@@ -102,8 +102,8 @@ def _lowered_block(input: Tensor, parameters: Sequence[Tensor], block: str) -> T
     known = all(isinstance(size, int) for size in input.shape)
     with torch.no_grad():
         if known and _is_worth_fusing(*_how(description, input)):
-            tf32 = mode_of(input.dtype) == "tf32"
-            return torch.ops.onepass.whole_forward.default(input, parameters, block, tf32)
+            numerics = numerics_of(input.dtype)
+            return torch.ops.onepass.whole_forward.default(input, parameters, block, numerics)
         convolved = _eager.convolve(description.conv, input, *parameters[:count])
         if description.after_conv is None:
             return convolved
@@ -134,6 +134,11 @@ def mode_of(dtype: torch.dtype) -> str:
     if dtype == torch.float32 and torch.backends.cudnn.conv.fp32_precision == "tf32":
         return "tf32"
     return {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}[dtype]
+
+
+def numerics_of(dtype: torch.dtype) -> str:
+    """The words of the mode besides the type, as operators on tensors take them."""
+    return "tf32" if mode_of(dtype) == "tf32" else ""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -169,7 +174,7 @@ def _tuned(
             return convolved
         return _run_tail(description.after_conv, convolved, parameters[count:], None)
 
-    ways = {"whole": lambda: whole(input, parameters, block, mode == "tf32"), "parts": parts}
+    ways = {"whole": lambda: whole(input, parameters, block, numerics_of(input.dtype)), "parts": parts}
     question = f"{block} @ {sizes} {mode} {'nhwc' if last else 'nchw'}: whole or parts"
     _choices[how] = tuning.faster(input.device, question, ways) == "whole"
     return _choices[how]
@@ -188,7 +193,7 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, alone: Description, input: Tensor, *parameters: Tensor) -> Tensor:
-        ctx.how = alone.text, mode_of(input.dtype) == "tf32"
+        ctx.how = alone.text, numerics_of(input.dtype)
         ctx.save_for_backward(input, *parameters)
         if _is_worth_fusing(*_how(alone, input)):
             return _call(torch.ops.onepass.whole_forward.default, input, parameters, *ctx.how)
@@ -215,10 +220,10 @@ class _Whole(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, block: str, tf32: bool, input: Tensor, *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, block: str, numerics: str, input: Tensor, *parameters: Tensor) -> Tensor:
         operator = torch.ops.onepass.whole_forward_with_statistics.default
-        output, statistics = _call(operator, input, parameters, block, tf32)
-        ctx.how = block, tf32
+        output, statistics = _call(operator, input, parameters, block, numerics)
+        ctx.how = block, numerics
         # Means are small, and spare the gradients a pass.
         kept = output if output.dim() == 2 else statistics.new_empty(0)
         ctx.save_for_backward(input, statistics, kept, *parameters)

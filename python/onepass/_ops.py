@@ -215,7 +215,11 @@ def _operand_format(description: Description, index: int, parameter: Tensor) -> 
 
 
 def _fake_forward(
-    input: Tensor, parameters: Sequence[Tensor], block: str, out_dtype: torch.dtype | None = None
+    input: Tensor,
+    parameters: Sequence[Tensor],
+    block: str,
+    out_dtype: torch.dtype | None = None,
+    numerics: str = "",
 ) -> Tensor:
     description = describe(block)
     _check_fakes(description, input, parameters)
@@ -226,7 +230,11 @@ def _fake_forward(
 
 
 def _fake_forward_with_statistics(
-    input: Tensor, parameters: Sequence[Tensor], block: str, out_dtype: torch.dtype | None = None
+    input: Tensor,
+    parameters: Sequence[Tensor],
+    block: str,
+    out_dtype: torch.dtype | None = None,
+    numerics: str = "",
 ) -> tuple[Tensor, Tensor]:
     statistics = describe(block).statistics_shape(input.shape)
     output = _fake_forward(input, parameters, block, out_dtype)
@@ -240,6 +248,7 @@ def _fake_backward(
     statistics: Tensor,
     block: str,
     wanted: Sequence[bool],
+    numerics: str = "",
 ) -> list[Tensor]:
     description = describe(block)
     # The kernels of a GPU have all tensors of the input's size in its order.
@@ -299,12 +308,12 @@ def _fake_block_backward(
     return [g if want else g.new_empty(0) for g, want in zip(gradients, wanted, strict=True)]
 
 
-def _fake_whole_forward(input: Tensor, parameters: Sequence[Tensor], block: str, tf32: bool) -> Tensor:
+def _fake_whole_forward(input: Tensor, parameters: Sequence[Tensor], block: str, numerics: str) -> Tensor:
     return _fake_forward(input, parameters, block)
 
 
 def _fake_whole_forward_with_statistics(
-    input: Tensor, parameters: Sequence[Tensor], block: str, tf32: bool
+    input: Tensor, parameters: Sequence[Tensor], block: str, numerics: str
 ) -> tuple[Tensor, Tensor]:
     return _fake_forward_with_statistics(input, parameters, block)
 
@@ -316,7 +325,7 @@ def _fake_whole_backward(
     statistics: Tensor,
     output: Tensor,
     block: str,
-    tf32: bool,
+    numerics: str,
     wanted: Sequence[bool],
 ) -> list[Tensor]:
     description = describe(block)

@@ -223,3 +223,39 @@ def test_tuning_is_off_until_asked_for() -> None:
     assert torch.ops.onepass.cuda_set_tuning(True)
     onepass.tune(False)
     assert not torch.ops.onepass.cuda_set_tuning(False)
+
+
+@pytest.mark.parametrize(
+    "mode", ["f32", "tf32", "near_f32", "tf32 fast", "f32 strict", "f16", "f16 fast", "bf16 strict"]
+)
+def test_modes_are_those_of_problem_strings(mode: str) -> None:
+    block, sizes = "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean", [64, 3, 16, 32, 32]
+    how = (block, sizes, mode, "nchw", "cuda:sm_90a")
+    plan = torch.ops.onepass.cuda_explain(*how, "", False)
+    dtype, *numerics = mode.split()
+    assert plan.startswith(" ".join([f"{block} @ 64x3x16x32x32 {dtype}", *numerics]) + "\n")
+    assert torch.ops.onepass.cuda_is_worth_fusing(*how)
+    assert torch.ops.onepass.cuda_predicted_gain(*how) > 1
+    assert torch.ops.onepass.cuda_is_worth_training(*how, [True] * 5)
+
+
+@pytest.mark.parametrize(
+    ("mode", "sentence"),
+    [
+        ("tf32 strict", "strict computes in f32 throughout, write f32 instead of tf32"),
+        ("f32 fast", "fast is coarser than tf32, write tf32 instead of f32"),
+        ("fp8", "'fp8' is not accepted"),
+    ],
+)
+def test_modes_that_are_none_are_refused(mode: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        torch.ops.onepass.cuda_is_worth_fusing("conv2d(3,8)", [1, 3, 9, 9], mode, "nchw", "cuda:sm_90a")
+
+
+def test_a_cpu_has_one_arithmetic_and_checks_the_words() -> None:
+    x = torch.randn(2, 8, 5)
+    for numerics in ("", "strict", "fast"):
+        output = torch.ops.onepass.forward(x, [], "tanh | mean", None, numerics)
+        assert torch.equal(output, _ops.apply("tanh | mean", x, []))
+    with pytest.raises(ValueError, match="'strickt' is not accepted"):
+        torch.ops.onepass.forward(x, [], "tanh | mean", None, "strickt")

@@ -17,6 +17,69 @@ namespace {
 
 constexpr int max_threads = 1024;
 
+// Takes a word of a mode; false where it is none, or says again what was said.
+struct ModeReader {
+  Mode mode;
+  bool has_dtype = false;
+  bool has_numerics = false;
+
+  bool take(std::string_view word) { return take_dtype(word) || take_numerics(word); }
+
+ private:
+  bool take_dtype(std::string_view word) {
+    const bool is_tf32 = word == "tf32";
+    const bool is_near_f32 = word == "near_f32";
+    const bool is_type = word == "f32" || word == "f16" || word == "bf16" || word == "f64";
+    if (has_dtype || !(is_tf32 || is_near_f32 || is_type)) return false;
+    has_dtype = true;
+    if (is_type) mode.dtype = parse_dtype(word);
+    if (is_tf32) mode.precision = Precision::tf32;
+    if (is_near_f32) mode.precision = Precision::near_f32;
+    return true;
+  }
+
+  bool take_numerics(std::string_view word) {
+    if (has_numerics || !(word == "pytorch" || word == "strict" || word == "fast")) return false;
+    has_numerics = true;
+    if (word == "strict") mode.numerics = Numerics::strict;
+    if (word == "fast") mode.numerics = Numerics::fast;
+    return true;
+  }
+};
+
+std::string_view dtype_word(const Mode& mode) {
+  if (mode.precision == Precision::tf32) return "tf32";
+  return mode.precision == Precision::near_f32 ? "near_f32" : name(mode.dtype);
+}
+
+std::string_view numerics_word(const Mode& mode) {
+  if (mode.numerics == Numerics::strict) return "strict";
+  return mode.numerics == Numerics::fast ? "fast" : "";
+}
+
+Mode mode_of(const Problem& problem) { return {problem.input.dtype, problem.precision, problem.numerics}; }
+
+// Which modes a device and a block have.
+void check_mode(const Problem& problem) {
+  const Mode mode = mode_of(problem);
+  const std::string subject = problem.block.text() + ": ";
+  const bool is_cuda = problem.device.kind == Device::Kind::cuda;
+  if (mode.precision != Precision::f32 &&
+      (!is_cuda || problem.block.conv() == nullptr || mode.dtype != DType::f32)) {
+    throw Error(subject + std::string(dtype_word(mode)) + " is a precision of f32 convolutions on a GPU, " +
+                problem.device.text() + ' ' + std::string(name(mode.dtype)) + " has none");
+  }
+  if (mode.numerics == Numerics::strict && mode.precision != Precision::f32) {
+    throw Error(subject + "strict computes in f32 throughout, write f32 instead of " +
+                std::string(dtype_word(mode)));
+  }
+  const bool is_16_bits = mode.dtype == DType::f16 || mode.dtype == DType::bf16;
+  if (mode.numerics == Numerics::fast && mode.precision != Precision::tf32 && !is_16_bits) {
+    throw Error(subject + "fast is coarser than tf32, write tf32 instead of " +
+                std::string(dtype_word(mode)));
+  }
+}
+
 // The block's own sentence comes first where it cannot take the input.
 TensorSpec dense_input(const Block& block, Shape sizes, DType dtype, Layout layout) {
   block.output_shape(sizes);
@@ -147,29 +210,41 @@ Problem Problem::parse(std::string_view text, Device device) {
     throw Error("problem '" + excerpt(text) +
                 "': the sizes are missing, write BLOCK @ SIZES as in \"relu @ 2x3x9x9\"");
   }
-  std::optional<DType> dtype;
+  ModeReader reader;
   std::optional<Layout> layout;
-  Precision precision = Precision::f32;
   for (size_t i = 1; i < specification.size(); ++i) {
     const std::string_view word = specification[i];
-    if (!dtype && (word == "f32" || word == "f16" || word == "bf16" || word == "f64")) {
-      dtype = parse_dtype(word);
-    } else if (!dtype && word == "tf32") {
-      dtype = DType::f32;
-      precision = Precision::tf32;
-    } else if (!layout && (word == "nchw" || word == "nhwc")) {
+    if (!layout && (word == "nchw" || word == "nhwc")) {
       layout = parse_layout(word);
-    } else {
-      throw Error("problem '" + excerpt(text) + "': '" + excerpt(word) +
-                  "' is not accepted after the sizes, only one of f32, tf32, f16, bf16 and f64 and one of "
-                  "nchw and nhwc");
+    } else if (!reader.take(word)) {
+      throw Error(
+          "problem '" + excerpt(text) + "': '" + excerpt(word) +
+          "' is not accepted after the sizes, only one of f32, tf32, near_f32, f16, bf16 and f64, one "
+          "of nchw and nhwc and one of pytorch, strict and fast");
     }
   }
-  Problem problem(Block::parse(text.substr(0, at)), parse_shape(specification[0]), dtype.value_or(DType::f32),
+  Problem problem(Block::parse(text.substr(0, at)), parse_shape(specification[0]), reader.mode.dtype,
                   std::move(device), layout.value_or(Layout::nchw));
-  problem.precision = precision;
+  problem.precision = reader.mode.precision;
+  problem.numerics = reader.mode.numerics;
   problem.validate();
   return problem;
+}
+
+Mode Mode::parse(std::string_view text) {
+  ModeReader reader;
+  for (const std::string_view word : words(text)) {
+    if (reader.take(word)) continue;
+    throw Error("mode '" + excerpt(text) + "': '" + excerpt(word) +
+                "' is not accepted, only one of f32, tf32, near_f32, f16, bf16 and f64 and one of pytorch, "
+                "strict and fast");
+  }
+  return reader.mode;
+}
+
+std::string Mode::text() const {
+  const std::string_view word = numerics_word(*this);
+  return std::string(dtype_word(*this)) + (word.empty() ? "" : ' ' + std::string(word));
 }
 
 void Problem::validate() const {
@@ -186,11 +261,7 @@ void Problem::validate() const {
     check_spec(expected[i].name, parameters[i], expected[i].sizes);
     if (!is_tensor_operand(block, expected[i])) check_contiguous(expected[i].name, parameters[i]);
   }
-  if (precision == Precision::tf32 &&
-      (device.kind != Device::Kind::cuda || block.conv() == nullptr || input.dtype != DType::f32)) {
-    throw Error(block.text() + ": tf32 is a precision of f32 convolutions on a GPU, " + device.text() + ' ' +
-                std::string(name(input.dtype)) + " has none");
-  }
+  check_mode(*this);
   if (device.threads < 1 || device.threads > max_threads) {
     throw Error("device: threads is " + std::to_string(device.threads) + ", must be 1 to " +
                 std::to_string(max_threads));
@@ -202,9 +273,10 @@ std::string Problem::text() const {
   const auto from_nchw = differences(*this, Layout::nchw);
   const auto from_nhwc = differences(*this, Layout::nhwc);
   const bool nhwc = from_nhwc.size() < from_nchw.size();
-  std::string text = block.text() + " @ " + to_string(input.sizes) + ' ' +
-                     (precision == Precision::tf32 ? "tf32" : std::string(name(input.dtype)));
+  const Mode mode = mode_of(*this);
+  std::string text = block.text() + " @ " + to_string(input.sizes) + ' ' + std::string(dtype_word(mode));
   if (nhwc) text += " nhwc";
+  if (mode.numerics != Numerics::pytorch) text += ' ' + std::string(numerics_word(mode));
   std::string listed;
   for (const std::string& item : nhwc ? from_nhwc : from_nchw) listed += (listed.empty() ? "" : ", ") + item;
   return listed.empty() ? text : text + " (" + listed + ')';

@@ -26,7 +26,7 @@ class Problem:
 
     block: str
     sizes: tuple[int, ...]  # with the batch that the plan is made for
-    mode: str  # f32, tf32, f16 or bf16
+    mode: str  # as in a problem string: f32, tf32, near_f32, tf32 fast, bf16 strict
     layout: str  # nchw or nhwc
     output: tuple[int, ...]
     parameters: tuple[tuple[int, ...], ...]

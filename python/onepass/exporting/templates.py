@@ -199,7 +199,9 @@ def _recomputed_gradients(stages, tensors, wanted, output_gradient):
     """Of these tensors: runs the original stages once more and differentiates them."""
     again = torch.is_grad_enabled()  # gradients of the gradients are wanted
     with torch.enable_grad():
-        if not again:
+        if again:  # views: one of the tensors may have been computed from another
+            tensors = [tensor.view_as(tensor) for tensor in tensors]
+        else:
             tensors = [tensor.detach().requires_grad_(want) for tensor, want in zip(tensors, wanted)]
         asked = [tensor for tensor, want in zip(tensors, wanted) if want]
         output = stages(*tensors)

@@ -1,6 +1,7 @@
 """onepass: convolution blocks in one pass over memory."""
 
 from onepass import functional
+from onepass._fallback import FallbackWarning
 from onepass._library import __version__, available, unavailable_reason
 from onepass.block import Block
 from onepass.explain import explain
@@ -10,6 +11,7 @@ from onepass.tuning import tune
 
 __all__ = [
     "Block",
+    "FallbackWarning",
     "__version__",
     "available",
     "explain",

@@ -11,26 +11,31 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from onepass import _eager, _library, tuning
+from onepass import _eager, _fallback, _library, tuning
 from onepass._autograd import is_exporting, once_differentiable
 from onepass._conv_gradients import memory_format
 from onepass._description import Description, constant, describe
+from onepass._fallback import Site
 from onepass._types import result_dtype
 
 FUSED_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def apply(
-    block: str, input: Tensor, parameters: Sequence[Tensor], out_dtype: torch.dtype | None = None
+    block: str,
+    input: Tensor,
+    parameters: Sequence[Tensor],
+    out_dtype: torch.dtype | None,
+    site: Site | str,
 ) -> Tensor:
-    """As _ops.apply. A convolution that runs here has PyTorch's precision; all others are PyTorch's own."""
+    """As _ops.run_block. A convolution that runs here has PyTorch's precision; all others are PyTorch's own."""
     description = describe(block)
     conv = description.conv
     if conv is None:
-        return _run_tail(description, input, parameters, out_dtype)
+        return _run_tail(description, input, parameters, out_dtype, site)
     if torch.compiler.is_dynamo_compiling() and _is_decided_later(input, parameters, out_dtype):
         return torch.ops.onepass.cuda_block.default(input, list(parameters), block)
-    if is_fused_whole(description, input, parameters, out_dtype):
+    if is_fused_whole(description, input, parameters, out_dtype, site):
         numerics = numerics_of(input.dtype)
         if any(_wanted(input, parameters)):
             if description.after_conv is None:
@@ -41,7 +46,7 @@ def apply(
     convolved = _convolve(description, input, parameters[:count])
     if description.after_conv is None:
         return convolved if out_dtype is None else convolved.to(out_dtype)
-    return _run_tail(description.after_conv, convolved, parameters[count:], out_dtype)
+    return _run_tail(description.after_conv, convolved, parameters[count:], out_dtype, site)
 
 
 # --- Blocks with a convolution that is run here ---
@@ -57,16 +62,22 @@ def _convolve(description: Description, input: Tensor, parameters: Sequence[Tens
 
 
 def is_fused_whole(
-    description: Description, input: Tensor, parameters: Sequence[Tensor], out_dtype: torch.dtype | None
+    description: Description,
+    input: Tensor,
+    parameters: Sequence[Tensor],
+    out_dtype: torch.dtype | None,
+    site: Site | str | None = None,
 ) -> bool:
     """Whether the convolution runs here too: one element type, no autocast, and the plan predicts a gain.
 
     Where gradients are wanted, the gain of the whole training step. While something traces, when sizes may be
-    symbolic, the convolution is PyTorch's.
+    symbolic, the convolution is PyTorch's. `site` counts the calls whose types alone speak against it.
     """
     if torch.compiler.is_compiling() or isinstance(input, FakeTensor):
         return False
     if not _has_one_type(input, parameters, out_dtype):
+        if site is not None:
+            _note_types(description, input, parameters, site)
         return False
     how = _how(description, input)
     wanted = _wanted(input, parameters)
@@ -84,6 +95,26 @@ def _has_one_type(input: Tensor, parameters: Sequence[Tensor], out_dtype: torch.
     if torch.is_autocast_enabled("cuda") or any(parameter.dtype != dtype for parameter in parameters):
         return False
     return unavailable_reason() is None
+
+
+def _note_types(
+    description: Description, input: Tensor, parameters: Sequence[Tensor], site: Site | str
+) -> None:
+    """Counts a convolution that is PyTorch's for the types of its tensors, not by cost."""
+    low = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else input.dtype
+    reason = why_eager(input.dtype, low, *(parameter.dtype for parameter in parameters))
+    if reason is not None:
+        if description.after_conv is None:  # else the tail says it
+            _fallback.left(site, _fallback.CONVOLUTION, reason)
+        return
+    block, sizes, _, last, device = _how(description, input)
+    how, wanted = (block, sizes, mode_of(low), last, device), _wanted(input, parameters)
+    if not (_is_worth_training(*how, wanted) if any(wanted) else _is_worth_fusing(*how)):
+        return
+    reason = "its tensors have different types; cast its parameters and its input to one to run fused"
+    if torch.is_autocast_enabled("cuda"):
+        reason = f"autocast is on; cast the model and its input to {low} instead to run fused"
+    _fallback.left(site, _fallback.CONVOLUTION, reason)
 
 
 def _is_decided_later(input: Tensor, parameters: Sequence[Tensor], out_dtype: torch.dtype | None) -> bool:
@@ -172,7 +203,7 @@ def _tuned(
         convolved = _eager.convolve(description.conv, input, *parameters[:count])
         if description.after_conv is None:
             return convolved
-        return _run_tail(description.after_conv, convolved, parameters[count:], None)
+        return _run_tail(description.after_conv, convolved, parameters[count:], None, block)
 
     ways = {"whole": lambda: whole(input, parameters, block, numerics_of(input.dtype)), "parts": parts}
     question = f"{block} @ {sizes} {mode} {'nhwc' if last else 'nchw'}: whole or parts"
@@ -243,7 +274,11 @@ class _Whole(torch.autograd.Function):
 
 
 def _run_tail(
-    description: Description, input: Tensor, parameters: Sequence[Tensor], out_dtype: torch.dtype | None
+    description: Description,
+    input: Tensor,
+    parameters: Sequence[Tensor],
+    out_dtype: torch.dtype | None,
+    site: Site | str,
 ) -> Tensor:
     low = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
     dtype, differentiate = input.dtype, input.requires_grad
@@ -257,6 +292,7 @@ def _run_tail(
         out_dtype = out_dtype or result_dtype(description, input, parameters, low, "cuda")
         reason = why_eager(out_dtype, dtype, *(parameter.dtype for parameter in parameters))
     if reason is not None:
+        _fallback.left(site, _fallback.STAGES, reason)
         output = _eager.run(description.text, input, parameters)
         return output if out_dtype is None else output.to(out_dtype)
     if differentiate and torch.is_grad_enabled() and not is_exporting():
@@ -264,13 +300,23 @@ def _run_tail(
     return _call(torch.ops.onepass.forward.default, input, parameters, description.text, out_dtype)
 
 
+class BuildFailed(RuntimeError):
+    """No row of the table has a kernel that compiles."""
+
+
 def _call(operator: Any, *arguments: Any) -> Any:
-    """Runs the operator. PyTorch's exceptions do not pass the stable interface: memory's is made anew."""
+    """Runs the operator. Exceptions pass the stable interface as text: those of memory and of the compiler
+    are made anew.
+    """
     try:
         return operator(*arguments)
     except RuntimeError as error:
         if str(error).startswith("CUDA out of memory."):
             raise torch.OutOfMemoryError(str(error)) from None
+        raise
+    except ValueError as error:
+        if str(error).startswith("kernel ") and " compile" in str(error):
+            raise BuildFailed(str(error).splitlines()[0]) from error
         raise
 
 
@@ -278,7 +324,8 @@ def why_eager(*dtypes: torch.dtype) -> str | None:
     """Why tails with tensors of these types run as PyTorch's stages; None where one kernel runs them."""
     for dtype in dtypes:
         if dtype not in FUSED_DTYPES:
-            return f"{str(dtype).removeprefix('torch.')} is not computed by the GPU kernels"
+            name = str(dtype).removeprefix("torch.")
+            return f"{name} is not computed by the GPU kernels; use float32, float16 or bfloat16 to run fused"
     return unavailable_reason()
 
 

@@ -49,6 +49,11 @@ def unavailable_reason() -> str | None:
     return _reason
 
 
+def has_cpu_kernels() -> bool:
+    """Whether the operators have kernels for this CPU, besides the reference."""
+    return available() and bool(json.loads(torch.ops.onepass.describe_library())["cpu_targets"])
+
+
 def require() -> None:
     """Raises RuntimeError with the reason unless the compiled operators are loaded."""
     if _reason is not None:

@@ -9,45 +9,115 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onepass import _cuda, _eager, _library
+from onepass import _cuda, _eager, _fallback, _library
 from onepass._autograd import is_exporting, once_differentiable
 from onepass._conv_gradients import conv_gradients_by_torch, memory_format
 from onepass._description import Conv, Description, Pointwise, describe
-from onepass._types import DTYPES, lowered_dtype, result_dtype
+from onepass._fallback import Site
+from onepass._types import lowered_dtype, result_dtype
 
 
 def apply(
-    block: str, input: Tensor, parameters: Sequence[Tensor], *, out_dtype: torch.dtype | None = None
+    block: str,
+    input: Tensor,
+    parameters: Sequence[Tensor],
+    *,
+    out_dtype: torch.dtype | None = None,
+    site: Site | None = None,
 ) -> Tensor:
     """Runs the block; `parameters` are in the order of the block's stages.
 
     Differentiable once. The output has PyTorch's type for these stages, also under autocast, unless a type is
-    given.
+    given. Inside transforms and tracers PyTorch runs the stages. `site` counts the calls that leave the fused
+    path; without one the block's text does.
     """
+    if not torch.compiler.is_compiling() and (reason := _fallback.why_transformed()) is not None:
+        return _run_stages(block, input, parameters, out_dtype, block if site is None else site, reason)
+    return run_block(block, input, parameters, out_dtype, block if site is None else site)
+
+
+def _run_stages(
+    block: str,
+    input: Tensor,
+    parameters: Sequence[Tensor],
+    out_dtype: torch.dtype | None,
+    site: Site | str,
+    reason: str,
+) -> Tensor:
+    _fallback.left(site, _fallback.STAGES, reason)
+    output = _eager.run(block, input, parameters)
+    return output if out_dtype is None else output.to(out_dtype)
+
+
+def run_block(
+    block: str,
+    input: Tensor,
+    parameters: Sequence[Tensor],
+    out_dtype: torch.dtype | None,
+    site: Site | str,
+) -> Tensor:
+    """As apply, where nothing transforms or records PyTorch's operators."""
     if input.is_cuda:
-        return _cuda.apply(block, input, parameters, out_dtype)
+        return _run_on_cuda(block, input, parameters, out_dtype, site)
     if not (input.is_cpu or input.is_meta):
-        output = _eager.run(block, input, parameters)
-        return output if out_dtype is None else output.to(out_dtype)
+        reason = f"the library has no kernels for {input.device.type}"
+        return _run_stages(block, input, parameters, out_dtype, site, reason)
     _library.require()
-    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
-        raise RuntimeError(
-            "onepass blocks do not run inside torch.func transforms (vmap, grad, jvp and the like): "
-            "call onepass.unfuse(model) before, or run the stages as PyTorch modules"
-        )
     low = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
     dtype, differentiate = input.dtype, input.requires_grad
-    same = low is None and dtype in DTYPES
+    same = low is None and dtype in _COMPUTED
     for parameter in parameters:
         same = same and parameter.dtype == dtype
         differentiate = differentiate or parameter.requires_grad
     if not same:
         out_dtype = out_dtype or result_dtype(describe(block), input, parameters, low)
+        reason = _why_reference(out_dtype, dtype, *(parameter.dtype for parameter in parameters))
+        if reason is not None and not input.is_meta:
+            _fallback.left(site, _fallback.REFERENCE, reason)
     if differentiate and torch.is_grad_enabled() and not is_exporting():
         if low is not None:
             input, parameters = _lowered(describe(block), input, parameters, low)
         return _Differentiable.apply(block, out_dtype, input, *parameters)
     return torch.ops.onepass.forward.default(input, parameters, block, out_dtype)
+
+
+# What the vectorised kernels of this CPU compute. The library's reference computes everything.
+_COMPUTED = _cuda.FUSED_DTYPES if _library.has_cpu_kernels() else ()
+
+
+def _why_reference(*dtypes: torch.dtype) -> str | None:
+    """Why no kernel of the CPU computes tensors of these types."""
+    if not _COMPUTED:
+        return "this CPU has neither NEON nor AVX2"
+    if torch.float64 in dtypes:
+        return "float64 is not computed by the CPU kernels; use float32, float16 or bfloat16 to run fused"
+    return None
+
+
+_unbuilt: dict[tuple[Any, ...], str] = {}  # calls for which no kernel could be built, and why
+
+
+def _run_on_cuda(
+    block: str,
+    input: Tensor,
+    parameters: Sequence[Tensor],
+    out_dtype: torch.dtype | None,
+    site: Site | str,
+) -> Tensor:
+    """PyTorch runs the stages of a block for which no kernel can be built: not tried again for its sizes."""
+    if _unbuilt and (reason := _unbuilt.get(_call_key(block, input, parameters))) is not None:
+        return _run_stages(block, input, parameters, out_dtype, site, reason)
+    try:
+        return _cuda.apply(block, input, parameters, out_dtype, site)
+    except _cuda.BuildFailed as failed:
+        reason = str(failed)
+    _unbuilt[_call_key(block, input, parameters)] = reason
+    return _run_stages(block, input, parameters, out_dtype, site, reason)
+
+
+def _call_key(block: str, input: Tensor, parameters: Sequence[Tensor]) -> tuple[Any, ...]:
+    wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (input, *parameters))
+    return block, input.shape, input.stride(), input.dtype, input.device, wanted
 
 
 def _lowered(

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from onepass import _ops
+from onepass import _fallback, _ops
 from onepass._description import describe
+from onepass._fallback import Site
 from onepass._match import Chain
 from onepass._stages import Attribute, Operand
 
@@ -27,6 +28,7 @@ class Call:
     block: str
     modules: tuple[str, ...]
     key: str  # the block before any run
+    site: Site  # counts the runs that left the fused path
     input: tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device] | None = None
 
 
@@ -40,22 +42,25 @@ def compile_graph(graph: fx.Graph, name: str) -> Callable[..., Any]:
     return namespace["forward"]
 
 
-def rewrite(graph: fx.Graph, chains: Sequence[Chain], name: str) -> list[Call]:
-    """Replaces each chain of the graph by one call; the graph gets a first input, the module itself."""
+def rewrite(graph: fx.Graph, chains: Sequence[Chain], name: str, site: Site) -> list[Call]:
+    """Replaces each chain of the graph by one call; the graph gets a first input, the module itself.
+
+    A chain that leaves the fused path is counted by itself, and warned of as its module is: by `site`.
+    """
     first = next(iter(graph.nodes))
     with graph.inserting_before(first):
         module = graph.placeholder("onepass_module")
     replaced: dict[fx.Node, fx.Node] = {}
-    return [_replace(graph, module, chain, replaced, name) for chain in chains]
+    return [_replace(graph, module, chain, replaced, name, site) for chain in chains]
 
 
 def _replace(
-    graph: fx.Graph, module: fx.Node, chain: Chain, replaced: dict[fx.Node, fx.Node], name: str
+    graph: fx.Graph, module: fx.Node, chain: Chain, replaced: dict[fx.Node, fx.Node], name: str, site: Site
 ) -> Call:
     nodes = chain.nodes
     externals = list(dict.fromkeys(replaced.get(node, node) for node in chain.externals))
     text = _text(chain)
-    call = Call(text, tuple(chain.modules), text)
+    call = Call(text, tuple(chain.modules), text, Site(site.name, site.said))
     function = _fused(chain, call, _original(chain, externals, name))
     # As early as its operands allow, so that it reads its input where the first stage did.
     order = {node: index for index, node in enumerate(graph.nodes)}
@@ -121,24 +126,26 @@ def _fused(chain: Chain, call: Call, original: Callable[..., Any]) -> Callable[.
     fits = _input_check(chain.dimensions)
     bind = _operand_binder(chain)
     shape_of = _shape_before_tail(chain)
-    text = call.block
+    text, site = call.block, call.site
     keeps = any(stage.keep_dimensions for stage in chain.stages)
     ones = (1,) * (chain.dimensions - 2) if keeps and chain.dimensions is not None else ()
 
     def run(module: Any, externals: list[Any], parameters: list[Any]) -> Tensor:
         input = externals[0]
         if not fits(input):
+            _fallback.left(site, _fallback.STAGES, _why_unfit(input, chain.dimensions))
             return original(module, *externals)
         block = text
         if bind is not None:
             bound = bind(shape_of(input), parameters)
             if bound is None:
+                _fallback.left(site, _fallback.STAGES, _UNBOUND)
                 return original(module, *externals)
             block, parameters = bound
         if not torch.compiler.is_compiling():
             call.block = block
             call.input = (input.shape, input.stride(), input.dtype, input.device)
-        output = _ops.apply(block, input, parameters)
+        output = _ops.run_block(block, input, parameters, None, site)
         return output.reshape(output.shape + ones) if ones else output
 
     return run
@@ -148,6 +155,15 @@ def _input_check(dimensions: int | None) -> Callable[[Tensor], bool]:
     if dimensions is None:
         return lambda input: 2 <= input.dim() <= 5 and input.is_floating_point()
     return lambda input: input.dim() == dimensions and input.is_floating_point()
+
+
+def _why_unfit(input: Tensor, dimensions: int | None) -> str:
+    if not input.is_floating_point():
+        return f"the input of {str(input.dtype).removeprefix('torch.')} is not floating-point"
+    return f"the input has {input.dim()} dimensions, must have {dimensions or '2 to 5'}"
+
+
+_UNBOUND = "a tensor that is added or multiplied is neither of the input's shape nor one value per channel"
 
 
 def _shape_before_tail(chain: Chain) -> Callable[[Tensor], tuple[int, ...]]:

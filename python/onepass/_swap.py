@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
 
+from onepass import _fallback
+from onepass._fallback import Site
 from onepass._rewrite import Call
 from onepass._trace import HOOK_DICTS, Pattern, is_variadic, parameters_of
 
@@ -20,6 +22,7 @@ _GLOBAL_HOOKS = (
     "_global_backward_hooks",
     "_global_backward_pre_hooks",
 )
+_AGAIN = "call onepass.fuse(model) again"
 _PLAIN = (Tensor, nn.Parameter, FakeTensor)
 
 
@@ -54,8 +57,8 @@ class State:
     variants: list[Variant]
     watched: list[Watched]
     inlined: list[nn.Module]
+    site: Site
     modules: tuple[nn.Module, ...] = ()
-    fallbacks: Counter[str] = dataclasses.field(default_factory=Counter)
 
 
 def state_of(module: nn.Module) -> State | None:
@@ -100,7 +103,7 @@ def uninstall(module: nn.Module) -> None:
 def why_original(module: nn.Module, state: State) -> str | None:
     """Why a call of the module now would run the original forward, whatever its arguments."""
     if any(getattr(torch.nn.modules.module, name) for name in _GLOBAL_HOOKS):
-        return "a hook on all modules is registered"
+        return "a hook on all modules is registered; remove it to run fused"
     for watched in state.watched:
         reason = _why_changed(module, watched)
         if reason is not None:
@@ -117,17 +120,17 @@ def _why_changed(root: nn.Module, watched: Watched) -> str | None:
     except AttributeError:
         found = None
     if found is not module:
-        return "the module was replaced after fusing"
+        return f"the module was replaced after fusing; {_AGAIN}"
     if watched.path and type(module) is not watched.type:
-        return f"its class is now {type(module).__name__}"
+        return f"its class is now {type(module).__name__}; {_AGAIN}"
     if watched.path and any(getattr(module, name) for name in HOOK_DICTS):
-        return "a hook is on it"
+        return "a hook is on it; remove it to run fused"
     if watched.path and "forward" in vars(module):
-        return "its forward is set on the object"
+        return "its forward is set on the object; delete it to run fused"
     if watched.follows_mode and module.training is not root.training:
-        return "its training flag differs from its parent's"
+        return "its training flag differs from its parent's; call train() or eval() of the parent"
     changed = [name for name, value in watched.flags.items() if getattr(module, name, None) != value]
-    return f"its attribute {changed[0]} was changed after fusing" if changed else None
+    return f"its attribute {changed[0]} was changed after fusing; {_AGAIN}" if changed else None
 
 
 # --- The forward --------------------------------------------------------------------------------------------
@@ -141,6 +144,8 @@ def _forward(module: nn.Module, state: State) -> Callable[..., Any]:
         "plain": _PLAIN,
         "is_compiling": torch.compiler.is_compiling,
         "transforming": torch._C._are_functorch_transforms_active,
+        "tracing": torch._C._get_tracing_state,
+        "forward_ad": forward_ad,
     }
     namespace |= {name: getattr(torch.nn.modules.module, name) for name in _GLOBAL_HOOKS}
     signature, arguments = _signature(module, namespace)
@@ -195,6 +200,7 @@ def _signature(module: nn.Module, namespace: dict[str, Any]) -> tuple[str, str]:
 def _guards(module: nn.Module, state: State, namespace: dict[str, Any]) -> list[str]:
     guards = [f"not {parameter.name}" for parameter in parameters_of(module) if is_variadic(parameter)]
     guards += [f"not {name}" for name in _GLOBAL_HOOKS] + ["not transforming()"]
+    guards += ["not tracing()", "forward_ad._current_level < 0"]
     numbers = {watched.path: i for i, watched in enumerate(state.watched)}
     for i, watched in enumerate(state.watched):
         guards += _flag_guards(f"m{i}", watched.flags)
@@ -240,15 +246,16 @@ def _given(module: nn.Module) -> str:
 
 def _note(module: nn.Module, state: State, arguments: dict[str, Any]) -> None:
     """Counts a call that ran the original forward, with the reason."""
-    reason = why_original(module, state)
+    reason = why_original(module, state) or _fallback.why_transformed()
     if reason is None:
         kinds = ", ".join(f"{name}: {_kind(value)}" for name, value in arguments.items())
         reason = f"called in a way that was not traced ({kinds})"
-    state.fallbacks[reason] += 1
+    _fallback.left(state.site, _fallback.ORIGINAL, reason)
 
 
 def _kind(value: Any) -> str:
-    return str(value) if value is None or isinstance(value, bool | int | float) else type(value).__name__
+    """No number: a call with another one is no other reason."""
+    return str(value) if value is None or isinstance(value, bool) else type(value).__name__
 
 
 # --- Copies -------------------------------------------------------------------------------------------------

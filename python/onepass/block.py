@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from onepass import _ops
 from onepass._description import Conv, Description, Norm, Pointwise, Stage, describe
+from onepass._fallback import Site
 
 _CONVS = {
     False: (nn.Conv1d, nn.Conv2d, nn.Conv3d),
@@ -24,7 +25,12 @@ class Block(nn.Module):
     and initialised as PyTorch's modules of the same stages, built in order, would be. What `channel_mul`,
     `channel_add` and `residual_add` read is given to the call by name. A block without a convolution that has
     parameters per channel needs `channels`.
+
+    A call that leaves the fused path (inside torch.func transforms, on a type or device without kernels) warns
+    once per reason with FallbackWarning; `fallbacks` counts them all.
     """
+
+    _site: Site | None = None  # of Blocks saved before there were any
 
     def __init__(
         self,
@@ -37,6 +43,7 @@ class Block(nn.Module):
         super().__init__()
         description = describe(text)
         self.text = description.text
+        self._site = Site(description.text)
         self.argument_names = tuple(_argument_names(description))
         for name, parameter in _initial_parameters(description, channels, device, dtype):
             self.register_parameter(name, parameter)
@@ -47,7 +54,15 @@ class Block(nn.Module):
             raise TypeError(f"{self.text}: {_mistake(arguments, self.argument_names)}")
         own = self._parameters
         parameters = [own[name] if name in own else arguments[name] for name in describe(self.text).names]
-        return _ops.apply(self.text, x, parameters)
+        return _ops.apply(self.text, x, parameters, site=self._site)
+
+    @property
+    def fallbacks(self) -> dict[str, int]:
+        """How many calls left the fused path, by what ran instead and why; a copy starts at zero.
+
+        Calls inside torch.compile are not counted: its graph shows whether it holds onepass's operators.
+        """
+        return {} if self._site is None else dict(self._site.counts)
 
     def extra_repr(self) -> str:
         """The block's text."""

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from onepass import _ops
+from onepass import _fallback, _ops
 from onepass._description import describe
 
 
 def run(text: str, x: Tensor, **parameters: Tensor) -> Tensor:
     """Runs the block on x, its parameters by name.
 
-    `run("group_norm(4) | relu", x, norm_weight=w, norm_bias=b)`
+    `run("group_norm(4) | relu", x, norm_weight=w, norm_bias=b)`. A call that leaves the fused path warns once
+    per text and reason with FallbackWarning; `fallbacks(text)` counts them all.
     """
     return _ops.apply(text, x, ordered(text, parameters))
+
+
+def fallbacks(text: str) -> dict[str, int]:
+    """How many calls of run with this text left the fused path, by what ran instead and why."""
+    site = _fallback.by_text.get(text)
+    return {} if site is None else dict(site.counts)
 
 
 def ordered(text: str, parameters: dict[str, Tensor]) -> list[Tensor]:

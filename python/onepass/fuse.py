@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import fx, nn
 
-from onepass import _library, _swap
+from onepass import _fallback, _library, _swap
+from onepass._fallback import Site
 from onepass._match import Chain, Graph
 from onepass._rewrite import compile_graph, rewrite
 from onepass._stages import NORM_TYPES
@@ -26,7 +27,8 @@ def fuse(model: nn.Module, *, conv: str = "fuse", filter_fn: FilterFn | None = N
 
     Parameters, names, order, state_dict, hooks and optimizers stay as they are. conv="keep" leaves
     convolutions to PyTorch and fuses what follows them. filter_fn(name, module) says whether a module's
-    forward may be rewritten.
+    forward may be rewritten. A call that leaves the fused path warns once per module and reason with
+    FallbackWarning, and onepass.report(model) counts it.
     """
     if conv not in ("fuse", "keep"):
         raise ValueError(f'conv is {conv!r}, must be "fuse" or "keep"')
@@ -35,6 +37,7 @@ def fuse(model: nn.Module, *, conv: str = "fuse", filter_fn: FilterFn | None = N
     skipped_reasons[model] = reasons
     if not _library.available():
         reasons[root_name(model)] = f"onepass cannot run: {_library.unavailable_reason()}"
+        _fallback.warn(f"{root_name(model)} is not fused: {reasons[root_name(model)]}")
         return model
     Session(model, conv, filter_fn or (lambda name, module: True), reasons).run()
     return model
@@ -51,11 +54,13 @@ def unfuse(model: nn.Module) -> nn.Module:
 def fuse_one(module: nn.Module, name: str, conv: str, patterns: Iterable[Pattern]) -> None:
     """Fuses the chains of one module's own forward; the copy of a fused module calls it."""
     if not _library.available():
+        _fallback.warn(f"a fused model is loaded unfused: onepass cannot run: {_library.unavailable_reason()}")
         return
     rewriter = Rewriter(module, name, conv)
     try:
         rewriter.run(patterns)
-    except Refused:
+    except Refused as refused:
+        _fallback.warn(f"{rewriter.site.name} is fused no more in the copy: {refused}")
         return
     rewriter.install()
 
@@ -129,6 +134,7 @@ class Rewriter:
         self.module = module
         self.name = name
         self.conv = conv
+        self.site = Site(name or root_name(module))
         self.patterns: list[Pattern] = []
         self.variants: list[Any] = []
         self.watched: dict[str, None] = {}
@@ -156,7 +162,13 @@ class Rewriter:
         options = {"conv": self.conv, "patterns": self.patterns}
         watched = [self.watched_module(path) for path in self.watched]
         state = State(
-            self.name, type(self.module), options, self.variants, watched, list(self.inlined.values())
+            self.name,
+            type(self.module),
+            options,
+            self.variants,
+            watched,
+            list(self.inlined.values()),
+            self.site,
         )
         _swap.install(self.module, state)
 
@@ -200,7 +212,7 @@ class Rewriter:
         self.replaced |= {self.module.get_submodule(path) for chain in chains for path in chain.modules}
 
     def _variant(self, traced: Trace, chains: list[Chain], pattern: Pattern) -> Any:
-        calls = rewrite(traced.graph, chains, self.name)
+        calls = rewrite(traced.graph, chains, self.name, self.site)
         return Variant(traced.training, pattern, compile_graph(traced.graph, self.name or "model"), calls)
 
     def _watch(self, path: str) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
 
-from onepass import _library
+from onepass import _fallback, _library
 from onepass._conv_gradients import format_of
 from onepass._rewrite import Call
 from onepass._swap import State, state_of, why_original
+from onepass.block import Block
 from onepass.explain import explain
 
 
@@ -28,17 +31,31 @@ class Entry:
 
 
 @dataclasses.dataclass(frozen=True)
+class Fallback:
+    """Calls of a fused module, a chain of one or a Block that left the fused path for one reason."""
+
+    name: str
+    calls: int
+    reason: str  # what ran instead, and why
+
+    def __str__(self) -> str:
+        return _fallback.counted(self.calls, self.reason)
+
+
+@dataclasses.dataclass(frozen=True)
 class Report:
-    """All entries of a model; prints as a table."""
+    """All entries of a model, and the calls that left the fused path; prints as a table."""
 
     fused: list[Entry]
     skipped: list[Entry]
+    fallbacks: list[Fallback] = dataclasses.field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
             "fused": [dataclasses.asdict(entry) for entry in self.fused],
             "skipped": [{"name": entry.name, "reason": entry.reason} for entry in self.skipped],
+            "fallbacks": [dataclasses.asdict(fallback) for fallback in self.fallbacks],
         }
 
     def __str__(self) -> str:
@@ -49,6 +66,9 @@ class Report:
         if self.skipped:
             lines += ["", "not fused:"]
             lines += _table([(entry.name, entry.reason or "") for entry in self.skipped])
+        if self.fallbacks:
+            lines += ["", "left the fused path:"]
+            lines += _table([(fallback.name, str(fallback)) for fallback in self.fallbacks])
         return "\n".join(lines)
 
 
@@ -56,7 +76,11 @@ skipped_reasons: weakref.WeakKeyDictionary[nn.Module, dict[str, str]] = weakref.
 
 
 def report(model: nn.Module) -> Report:
-    """What is fused in the model and which plan each block last ran, what is not and why."""
+    """What is fused in the model and which plan each block last ran, what is not and why.
+
+    `fallbacks` are the calls so far that left the fused path, by module and reason, those of Blocks too.
+    Calls inside torch.compile are not counted: its graph shows whether it holds onepass's operators.
+    """
     fused: list[Entry] = []
     skipped = [Entry(name, reason=reason) for name, reason in skipped_reasons.get(model, {}).items()]
     covered: set[nn.Module] = set()
@@ -72,10 +96,8 @@ def report(model: nn.Module) -> Report:
             continue
         covered.update(state.inlined)
         fused += _entries(name or "", state, root_name(model))
-        for called, count in state.fallbacks.items():
-            text = f"{count} calls ran the original forward: {called}"
-            skipped.append(Entry(name or root_name(model), reason=text))
-    return Report(fused, skipped)
+    fallbacks = [found for name, module in model.named_modules() for found in _fallbacks(name, module, model)]
+    return Report(fused, skipped, fallbacks)
 
 
 def root_name(model: nn.Module) -> str:
@@ -100,6 +122,24 @@ def _entries(name: str, state: State, root_name: str) -> list[Entry]:
         where = full[0] if full else name or root_name
         entries.append(Entry(where, call.block, _plan(call), None, modes, full))
     return entries
+
+
+def _fallbacks(name: str, module: nn.Module, model: nn.Module) -> Iterator[Fallback]:
+    """Those of the module's own calls, then those of its chains, named as their entries are."""
+    name = name or root_name(model)
+    if isinstance(module, Block):
+        yield from (Fallback(name, calls, reason) for reason, calls in module.fallbacks.items())
+    state = state_of(module)
+    if state is None:
+        return
+    counts: Counter[tuple[str, str]] = Counter()
+    sites = [(name, state.site)]
+    for call in (call for variant in state.variants for call in variant.calls):
+        where = _join("" if module is model else name, call.modules[0]) if call.modules else name
+        sites.append((where, call.site))
+    for where, site in sites:
+        counts.update({(where, reason): calls for reason, calls in dict(site.counts).items()})
+    yield from (Fallback(where, calls, reason) for (where, reason), calls in counts.items())
 
 
 def _join(name: str, path: str) -> str:

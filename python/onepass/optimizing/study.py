@@ -152,6 +152,7 @@ class _Session:
             for entry in found.fused
         ]
         skipped = [(entry.name, entry.reason) for entry in found.skipped]
+        skipped += [(fallback.name, str(fallback)) for fallback in found.fallbacks]
         shapes = [_describe_input(x) for x in self.inputs[0]]
         return Study(self.file.name, self.file.path, shapes, steps, fused, skipped)
 

@@ -1,0 +1,89 @@
+"""Calls that leave the fused path: each site warns once per reason and counts them all."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+import threading
+import warnings
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+ORIGINAL = "the original forward"
+STAGES = "PyTorch's own stages"
+CONVOLUTION = "PyTorch's own convolution"
+REFERENCE = "the library's reference"
+
+_LIBRARIES = tuple(f"{pathlib.Path(file).parent}/" for file in (__file__, torch.__file__))
+_lock = threading.Lock()
+
+
+class FallbackWarning(UserWarning):
+    """A call of a fused module, of a Block or of functional.run did not run the library's kernels.
+
+    Given once for each module or block and reason; onepass.report and `Block.fallbacks` have the counts.
+    """
+
+
+class Site:
+    """Where calls leave the fused path: counts them by what ran and why. A copy starts at zero.
+
+    `said` holds what was warned of; the chains of one module share it.
+    """
+
+    __slots__ = ("counts", "name", "said")
+
+    def __init__(self, name: str, said: set[str] | None = None) -> None:
+        self.name = name
+        self.counts: dict[str, int] = {}
+        self.said: set[str] = set() if said is None else said
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Site, (self.name,)
+
+
+by_text: dict[str, Site] = {}  # of blocks that no module owns
+
+
+def left(site: Site | str, ran: str, reason: str) -> None:
+    """Counts a call that left the fused path and warns if its site has not said so; a block's text is a site.
+
+    Nothing happens while torch.compile traces: a warning would break the graph.
+    """
+    if torch.compiler.is_compiling():
+        return
+    text = f"{ran}: {reason}"
+    with _lock:
+        if isinstance(site, str):
+            site = by_text.setdefault(site, Site(site))
+        site.counts[text] = site.counts.get(text, 0) + 1
+        if text in site.said:
+            return
+        site.said.add(text)
+    warn(f"{site.name} left the fused path and ran {text}")
+
+
+def warn(message: str) -> None:
+    """Warns at the innermost line that is neither PyTorch's nor this package's."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((*_LIBRARIES, "<onepass ")):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, FallbackWarning, stacklevel=level)
+
+
+def counted(count: int, text: str) -> str:
+    """A count of a site as a report has it."""
+    return f"{count} {'call' if count == 1 else 'calls'} ran {text}"
+
+
+def why_transformed() -> str | None:
+    """Why no operator of the library may run now: something transforms or records PyTorch's own."""
+    if torch._C._are_functorch_transforms_active():
+        return "inside a torch.func transform (vmap, grad, jvp and the like)"
+    if forward_ad._current_level >= 0:
+        return "inside torch.autograd.forward_ad.dual_level()"
+    if torch._C._is_tracing():
+        return "torch.jit.trace records the call; torch.compile and torch.export keep it fused"
+    return None

@@ -3,6 +3,7 @@
 from onepass import functional
 from onepass._fallback import FallbackWarning
 from onepass._library import __version__, available, unavailable_reason
+from onepass._numerics import numerics
 from onepass.block import Block
 from onepass.explain import explain
 from onepass.fuse import fuse, unfuse
@@ -17,6 +18,7 @@ __all__ = [
     "explain",
     "functional",
     "fuse",
+    "numerics",
     "report",
     "tune",
     "unavailable_reason",

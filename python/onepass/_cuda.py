@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from onepass import _eager, _fallback, _library, tuning
+from onepass import _eager, _fallback, _library, _numerics, tuning
 from onepass._autograd import is_exporting, once_differentiable
 from onepass._conv_gradients import memory_format
 from onepass._description import Description, constant, describe
@@ -33,17 +33,18 @@ def apply(
     conv = description.conv
     if conv is None:
         return _run_tail(description, input, parameters, out_dtype, site)
+    policy = _policy_of(site)
     if torch.compiler.is_dynamo_compiling() and _is_decided_later(input, parameters, out_dtype):
-        return torch.ops.onepass.cuda_block.default(input, list(parameters), block)
-    if is_fused_whole(description, input, parameters, out_dtype, site):
-        numerics = numerics_of(input.dtype)
+        return torch.ops.onepass.cuda_block.default(input, list(parameters), block, policy)
+    words = _words_of_whole(description, input, parameters, out_dtype, policy, site)
+    if words is not None:
         if any(_wanted(input, parameters)):
             if description.after_conv is None:
-                return _Convolution.apply(description, input, *parameters)
-            return _Whole.apply(block, numerics, input, *parameters)
-        return _call(torch.ops.onepass.whole_forward.default, input, parameters, block, numerics)
+                return _Convolution.apply(description, words, input, *parameters)
+            return _Whole.apply(block, words, input, *parameters)
+        return _call(torch.ops.onepass.whole_forward.default, input, parameters, block, words[0])
     count = description.conv_parameters
-    convolved = _convolve(description, input, parameters[:count])
+    convolved = _convolve(description, input, parameters[:count], policy)
     if description.after_conv is None:
         return convolved if out_dtype is None else convolved.to(out_dtype)
     return _run_tail(description.after_conv, convolved, parameters[count:], out_dtype, site)
@@ -52,40 +53,56 @@ def apply(
 # --- Blocks with a convolution that is run here ---
 
 
-def _convolve(description: Description, input: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+def _policy_of(site: Site | str) -> str:
+    own = None if isinstance(site, str) else site.numerics
+    return own or _numerics.default()
+
+
+def _convolve(
+    description: Description, input: Tensor, parameters: Sequence[Tensor], policy: str
+) -> Tensor:
     """The convolution alone: PyTorch's, but where its gradients are wanted and predicted to gain here."""
     alone = description.conv_alone
-    wanted = alone is not None and any(_wanted(input, parameters))
-    if wanted and is_fused_whole(alone, input, parameters, None):
-        return _Convolution.apply(alone, input, *parameters)
+    if alone is not None and any(_wanted(input, parameters)):
+        words = _words_of_whole(alone, input, parameters, None, policy)
+        if words is not None:
+            return _Convolution.apply(alone, words, input, *parameters)
     return _eager.convolve(description.conv, input, *parameters)
 
 
-def is_fused_whole(
+Words = tuple[str, str]  # the numerics of an operator: of the forward pass, of the gradients
+
+
+def _words_of_whole(
     description: Description,
     input: Tensor,
     parameters: Sequence[Tensor],
     out_dtype: torch.dtype | None,
+    policy: str,
     site: Site | str | None = None,
-) -> bool:
-    """Whether the convolution runs here too: one element type, no autocast, and the plan predicts a gain.
+) -> Words | None:
+    """How the convolution runs here too: one element type, no autocast, and the plan predicts a gain; None
+    where it is PyTorch's.
 
     Where gradients are wanted, the gain of the whole training step. While something traces, when sizes may be
     symbolic, the convolution is PyTorch's. `site` counts the calls whose types alone speak against it.
     """
     if torch.compiler.is_compiling() or isinstance(input, FakeTensor):
-        return False
+        return None
     if not _has_one_type(input, parameters, out_dtype):
         if site is not None:
             _note_types(description, input, parameters, site)
-        return False
-    how = _how(description, input)
+        return None
+    conv, weight = description.conv, parameters[0]
+    forward = _numerics.forward_words(policy, conv, input, weight)
     wanted = _wanted(input, parameters)
     if any(wanted):
-        return _is_worth_training(*how, wanted)
-    if tuning.is_tuning() and (chosen := _tuned(description, input, parameters, how)) is not None:
-        return chosen
-    return _is_worth_fusing(*how)
+        backward = _numerics.backward_words(policy, conv, input, weight, wanted)
+        return (forward, backward) if _is_worth_training(*_how(description, input, backward), wanted) else None
+    how = _how(description, input, forward)
+    chosen = _tuned(description, input, parameters, how, forward) if tuning.is_tuning() else None
+    is_worth = _is_worth_fusing(*how) if chosen is None else chosen
+    return (forward, forward) if is_worth else None
 
 
 def _has_one_type(input: Tensor, parameters: Sequence[Tensor], out_dtype: torch.dtype | None) -> bool:
@@ -107,8 +124,8 @@ def _note_types(
         if description.after_conv is None:  # else the tail says it
             _fallback.left(site, _fallback.CONVOLUTION, reason)
         return
-    block, sizes, _, last, device = _how(description, input)
-    how, wanted = (block, sizes, mode_of(low), last, device), _wanted(input, parameters)
+    block, sizes, _, last, device = _how(description, input, "")
+    how, wanted = (block, sizes, _numerics.mode_of(low, ""), last, device), _wanted(input, parameters)
     if not (_is_worth_training(*how, wanted) if any(wanted) else _is_worth_fusing(*how)):
         return
     reason = "its tensors have different types; cast its parameters and its input to one to run fused"
@@ -124,7 +141,7 @@ def _is_decided_later(input: Tensor, parameters: Sequence[Tensor], out_dtype: to
     return not any(_wanted(input, parameters)) and _has_one_type(input, parameters, out_dtype)
 
 
-def _lowered_block(input: Tensor, parameters: Sequence[Tensor], block: str) -> Tensor:
+def _lowered_block(input: Tensor, parameters: Sequence[Tensor], block: str, policy: str) -> Tensor:
     """Whole where the sizes are known and the plan predicts a gain; else PyTorch's convolution, which its
     compiler lays out as it likes, and the rest.
     """
@@ -132,44 +149,34 @@ def _lowered_block(input: Tensor, parameters: Sequence[Tensor], block: str) -> T
     count = description.conv_parameters
     known = all(isinstance(size, int) for size in input.shape)
     with torch.no_grad():
-        if known and _is_worth_fusing(*_how(description, input)):
-            numerics = numerics_of(input.dtype)
-            return torch.ops.onepass.whole_forward.default(input, parameters, block, numerics)
+        words = _numerics.forward_words(policy, description.conv, input, parameters[0]) if known else ""
+        if known and _is_worth_fusing(*_how(description, input, words)):
+            return torch.ops.onepass.whole_forward.default(input, parameters, block, words)
         convolved = _eager.convolve(description.conv, input, *parameters[:count])
         if description.after_conv is None:
             return convolved
         tail = description.after_conv.text
-        return torch.ops.onepass.forward.default(convolved, parameters[count:], tail, None)
+        strict = _numerics.tail_words(policy)
+        return torch.ops.onepass.forward.default(convolved, parameters[count:], tail, None, strict)
 
 
 if _library.available():
     _operators = torch.library.Library("onepass", "FRAGMENT")
-    _operators.define("cuda_block(Tensor input, Tensor[] parameters, str block) -> Tensor")
+    _operators.define("cuda_block(Tensor input, Tensor[] parameters, str block, str policy) -> Tensor")
     _operators.impl("cuda_block", _lowered_block, "CompositeImplicitAutograd")
 
 
-def _how(description: Description, input: Tensor) -> tuple[str, tuple[int, ...], str, bool, str]:
+def _how(description: Description, input: Tensor, words: str) -> tuple[str, tuple[int, ...], str, bool, str]:
     """What a choice is made by."""
     last = memory_format(input) != torch.contiguous_format
-    return description.text, tuple(input.shape), mode_of(input.dtype), last, str(input.device)
+    mode = _numerics.mode_of(input.dtype, words)
+    return description.text, tuple(input.shape), mode, last, str(input.device)
 
 
 def _wanted(input: Tensor, parameters: Sequence[Tensor]) -> tuple[bool, ...]:
     """Which gradients are: the input's, then each parameter's."""
     enabled = torch.is_grad_enabled()
     return tuple(enabled and tensor.requires_grad for tensor in (input, *parameters))
-
-
-def mode_of(dtype: torch.dtype) -> str:
-    """The arithmetic of a convolution on tensors of this type, by PyTorch's switch."""
-    if dtype == torch.float32 and torch.backends.cudnn.conv.fp32_precision == "tf32":
-        return "tf32"
-    return {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}[dtype]
-
-
-def numerics_of(dtype: torch.dtype) -> str:
-    """The words of the mode besides the type, as operators on tensors take them."""
-    return "tf32" if mode_of(dtype) == "tf32" else ""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -184,7 +191,7 @@ _choices: dict[tuple[Any, ...], bool] = {}
 
 
 def _tuned(
-    description: Description, input: Tensor, parameters: Sequence[Tensor], how: tuple[Any, ...]
+    description: Description, input: Tensor, parameters: Sequence[Tensor], how: tuple[Any, ...], words: str
 ) -> bool | None:
     """Whether the block is faster whole than as PyTorch's convolution and the rest, as measured; None where
     the prediction is not close, or nothing can be measured now.
@@ -205,7 +212,7 @@ def _tuned(
             return convolved
         return _run_tail(description.after_conv, convolved, parameters[count:], None, block)
 
-    ways = {"whole": lambda: whole(input, parameters, block, numerics_of(input.dtype)), "parts": parts}
+    ways = {"whole": lambda: whole(input, parameters, block, words), "parts": parts}
     question = f"{block} @ {sizes} {mode} {'nhwc' if last else 'nchw'}: whole or parts"
     _choices[how] = tuning.faster(input.device, question, ways) == "whole"
     return _choices[how]
@@ -223,17 +230,17 @@ class _Convolution(torch.autograd.Function):
     """A convolution alone, whose gradients are computed here, from its input and its weights."""
 
     @staticmethod
-    def forward(ctx: Any, alone: Description, input: Tensor, *parameters: Tensor) -> Tensor:
-        ctx.how = alone.text, numerics_of(input.dtype)
+    def forward(ctx: Any, alone: Description, words: Words, input: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.how = alone.text, words[1]
         ctx.save_for_backward(input, *parameters)
-        if _is_worth_fusing(*_how(alone, input)):
-            return _call(torch.ops.onepass.whole_forward.default, input, parameters, *ctx.how)
+        if _is_worth_fusing(*_how(alone, input, words[0])):
+            return _call(torch.ops.onepass.whole_forward.default, input, parameters, alone.text, words[0])
         return _eager.convolve(alone.conv, input, *parameters)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        wanted = ctx.needs_input_grad[1:]
+        wanted = ctx.needs_input_grad[2:]
         input, *parameters = ctx.saved_tensors
         input = input.contiguous(memory_format=memory_format(input))
         operator = torch.ops.onepass.whole_backward.default
@@ -241,7 +248,7 @@ class _Convolution(torch.autograd.Function):
         gradients = _call(
             operator, output_gradient, input, parameters, nothing, nothing, *ctx.how, list(wanted)
         )
-        return None, *(gradient if want else None for gradient, want in zip(gradients, wanted))
+        return None, None, *(gradient if want else None for gradient, want in zip(gradients, wanted))
 
 
 class _Whole(torch.autograd.Function):
@@ -251,10 +258,10 @@ class _Whole(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, block: str, numerics: str, input: Tensor, *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, block: str, words: Words, input: Tensor, *parameters: Tensor) -> Tensor:
         operator = torch.ops.onepass.whole_forward_with_statistics.default
-        output, statistics = _call(operator, input, parameters, block, numerics)
-        ctx.how = block, numerics
+        output, statistics = _call(operator, input, parameters, block, words[0])
+        ctx.how = block, words[1]
         # Means are small, and spare the gradients a pass.
         kept = output if output.dim() == 2 else statistics.new_empty(0)
         ctx.save_for_backward(input, statistics, kept, *parameters)
@@ -295,9 +302,10 @@ def _run_tail(
         _fallback.left(site, _fallback.STAGES, reason)
         output = _eager.run(description.text, input, parameters)
         return output if out_dtype is None else output.to(out_dtype)
+    words = _numerics.tail_words(_policy_of(site))
     if differentiate and torch.is_grad_enabled() and not is_exporting():
-        return _Tail.apply(description.text, out_dtype, input, *parameters)
-    return _call(torch.ops.onepass.forward.default, input, parameters, description.text, out_dtype)
+        return _Tail.apply(description.text, out_dtype, words, input, *parameters)
+    return _call(torch.ops.onepass.forward.default, input, parameters, description.text, out_dtype, words)
 
 
 class BuildFailed(RuntimeError):
@@ -349,19 +357,20 @@ class _Tail(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, tail: str, out_dtype: torch.dtype | None, input: Tensor, *parameters: Tensor
+        ctx: Any, tail: str, out_dtype: torch.dtype | None, words: str, input: Tensor, *parameters: Tensor
     ) -> Tensor:
         operator = torch.ops.onepass.forward_with_statistics.default
-        output, statistics = _call(operator, input, parameters, tail, out_dtype)
-        ctx.tail = tail
+        output, statistics = _call(operator, input, parameters, tail, out_dtype, words)
+        ctx.how = tail, words
         ctx.save_for_backward(input, statistics, *parameters)
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        wanted = ctx.needs_input_grad[2:]
+        wanted = ctx.needs_input_grad[3:]
         input, statistics, *parameters = ctx.saved_tensors
         operator = torch.ops.onepass.backward.default
-        gradients = _call(operator, output_gradient, input, parameters, statistics, ctx.tail, wanted)
-        return None, None, *(gradient if want else None for gradient, want in zip(gradients, wanted))
+        tail, words = ctx.how
+        gradients = _call(operator, output_gradient, input, parameters, statistics, tail, wanted, words)
+        return None, None, None, *(gradient if want else None for gradient, want in zip(gradients, wanted))

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from onepass import _cuda
-from onepass._description import Description
+from onepass import _cuda, _numerics, _rounding
+from onepass._description import Conv, Description
 
 DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
@@ -20,52 +20,82 @@ def explain(
     device: str,
     strategy: str = "",
     backward: bool = False,
+    numerics: str | None = None,
 ) -> str:
     """As onepass.explain; `device` is "cuda", "cuda:1" or an architecture, "cuda:sm_90a"."""
     conv, tail = description.conv, description.tail
     reason = _why_eager(dtype, device)
+    policy = numerics or _numerics.default()
+    mode, said = "", ""
+    if conv is not None and reason is None:
+        mode, said = _mode(policy, conv, sizes, dtype, layout, device, backward)
     if conv is not None and reason is None and _is_whole(strategy):
-        mode = _cuda.mode_of(dtype)
         arguments = (description.text, sizes, mode, layout, device)
         wanted = [True] * (1 + len(description.parameters))
         trains = torch.ops.onepass.cuda_is_worth_training(*arguments, wanted)
         if backward and (strategy or trains):
-            return torch.ops.onepass.cuda_explain(*arguments, strategy, True)
+            return torch.ops.onepass.cuda_explain(*arguments, strategy, True) + said
         if not backward and (strategy or torch.ops.onepass.cuda_is_worth_fusing(*arguments)):
             plan = torch.ops.onepass.cuda_explain(*arguments, strategy, False)
             if trains:
                 rows = torch.ops.onepass.cuda_explain(*arguments, "", True)
                 how = f"the same, then {_chosen(rows)}"
-            elif tail and _trains_alone(description, sizes, dtype, layout, device):
+            elif tail and _trains_alone(description, sizes, mode, layout, device):
                 how = "the convolution and the rest apart, its gradients by gemm_backward"
             else:
                 how = "PyTorch's own convolution, then the rest"
-            return f"{plan}  where gradients are wanted: {how}\n"
+            return f"{plan}{said}  where gradients are wanted: {how}\n"
     if not tail:
         return f"{description.text}\n\n-> PyTorch's own convolution\n"
     if reason is not None:
         return f"{description.text}\n\neager: PyTorch's own kernels run the stages one by one: {reason}\n"
     shape = description.conv_output_shape(sizes)
-    plan = torch.ops.onepass.cuda_explain(tail, shape, DTYPES[dtype], layout, device, strategy, backward)
+    tail_mode = _numerics.mode_of(dtype, _numerics.tail_words(policy))
+    plan = torch.ops.onepass.cuda_explain(tail, shape, tail_mode, layout, device, strategy, backward)
     note = "  tensors that do not lie dense in this order are copied first\n"
     if conv is None:
         return plan + note
-    if not backward or not _trains_alone(description, sizes, dtype, layout, device):
+    if not backward or not _trains_alone(description, sizes, mode, layout, device):
         return f"{description.text}\n\n-> PyTorch's own convolution, then {_chosen(plan)}\n\n{plan}{note}"
-    alone, mode = description.conv_alone, _cuda.mode_of(dtype)
+    alone = description.conv_alone
     convolution = torch.ops.onepass.cuda_explain(alone.text, sizes, mode, layout, device, "", True)
     how = f"-> {_chosen(plan)}, then {_chosen(convolution)}"
     return f"{description.text}\n\n{how}\n\n{plan}{note}\n{convolution}"
 
 
 def _trains_alone(
-    description: Description, sizes: Sequence[int], dtype: torch.dtype, layout: str, device: str
+    description: Description, sizes: Sequence[int], mode: str, layout: str, device: str
 ) -> bool:
     """Whether the gradients of the convolution, apart from what follows it, are computed here."""
     alone = description.conv_alone
     wanted = [True] * (1 + len(alone.parameters))
-    mode = _cuda.mode_of(dtype)
     return torch.ops.onepass.cuda_is_worth_training(alone.text, sizes, mode, layout, device, wanted)
+
+
+def _mode(
+    policy: str,
+    conv: Conv,
+    sizes: Sequence[int],
+    dtype: torch.dtype,
+    layout: str,
+    device: str,
+    backward: bool,
+) -> tuple[str, str]:
+    """The mode of the convolution, and a line that says why where it is PyTorch's choice. A GPU that is not
+    there cannot be asked: its TF32 kernels are assumed.
+    """
+    words = _numerics.known_words(policy, dtype)
+    if words is not None:
+        return _numerics.mode_of(dtype, words), ""
+    if ":sm_" in device:
+        return "tf32", "  PyTorch is not asked whether it rounds this convolution to TF32: taken to\n"
+    order = torch.contiguous_format
+    if layout == "nhwc":
+        order = {4: torch.channels_last, 5: torch.channels_last_3d}.get(len(sizes), order)
+    answers = _rounding.answers(conv, tuple(sizes), order, torch.device(device), backward)
+    rounds = all(answers[1:]) if backward else answers[0]
+    how = "rounds this convolution to TF32" if rounds else "computes this convolution in fp32"
+    return ("tf32" if rounds else "near_f32"), f"  PyTorch's default {how}, and so does this\n"
 
 
 def _chosen(plan: str) -> str:

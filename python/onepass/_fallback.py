@@ -30,18 +30,20 @@ class FallbackWarning(UserWarning):
 class Site:
     """Where calls leave the fused path: counts them by what ran and why. A copy starts at zero.
 
-    `said` holds what was warned of; the chains of one module share it.
+    `said` holds what was warned of; the chains of one module share it. `numerics` is the policy of its blocks,
+    None for onepass.numerics().
     """
 
-    __slots__ = ("counts", "name", "said")
+    __slots__ = ("counts", "name", "numerics", "said")
 
-    def __init__(self, name: str, said: set[str] | None = None) -> None:
+    def __init__(self, name: str, said: set[str] | None = None, numerics: str | None = None) -> None:
         self.name = name
+        self.numerics = numerics
         self.counts: dict[str, int] = {}
         self.said: set[str] = set() if said is None else said
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Site, (self.name,)
+        return Site, (self.name, None, self.numerics)
 
 
 by_text: dict[str, Site] = {}  # of blocks that no module owns

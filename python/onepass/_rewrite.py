@@ -60,7 +60,7 @@ def _replace(
     nodes = chain.nodes
     externals = list(dict.fromkeys(replaced.get(node, node) for node in chain.externals))
     text = _text(chain)
-    call = Call(text, tuple(chain.modules), text, Site(site.name, site.said))
+    call = Call(text, tuple(chain.modules), text, Site(site.name, site.said, site.numerics))
     function = _fused(chain, call, _original(chain, externals, name))
     # As early as its operands allow, so that it reads its input where the first stage did.
     order = {node: index for index, node in enumerate(graph.nodes)}

@@ -56,16 +56,21 @@ NEVER = (False, False, False)
 
 def rounds(conv: Conv, input: Tensor, weight: Tensor, gradients: bool) -> tuple[bool, ...]:
     """The answers for this very convolution; "no" where PyTorch cannot be asked (a capture, no memory)."""
-    order = memory_format(input, weight)
+    return answers(conv, tuple(input.shape), memory_format(input, weight), input.device, gradients)
+
+
+def answers(
+    conv: Conv, sizes: tuple[int, ...], order: torch.memory_format, device: torch.device, gradients: bool
+) -> tuple[bool, ...]:
+    """As rounds, of an input of these sizes."""
     flags = torch.backends.cudnn
     deterministic = flags.deterministic or torch.are_deterministic_algorithms_enabled()
-    how = (conv, tuple(input.shape), order, input.device, gradients)
-    key = (*how, flags.benchmark, deterministic, flags.enabled)
+    key = (conv.text, sizes, order, device, gradients, flags.benchmark, deterministic, flags.enabled)
     if key not in _known:
-        if input.numel() == 0 or torch.cuda.is_current_stream_capturing():
+        if 0 in sizes or torch.cuda.is_current_stream_capturing():
             return NEVER
         try:
-            _known[key] = _ask(*how)
+            _known[key] = _ask(conv, sizes, order, device, gradients)
         except torch.OutOfMemoryError:
             return NEVER
     return _known[key]

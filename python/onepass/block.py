@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from onepass import _ops
+from onepass import _numerics, _ops
 from onepass._description import Conv, Description, Norm, Pointwise, Stage, describe
 from onepass._fallback import Site
 
@@ -24,7 +24,7 @@ class Block(nn.Module):
     Parameters are called as in the language (`conv_weight`, `conv_bias`, `norm_weight`, `norm_bias`, `prelu`)
     and initialised as PyTorch's modules of the same stages, built in order, would be. What `channel_mul`,
     `channel_add` and `residual_add` read is given to the call by name. A block without a convolution that has
-    parameters per channel needs `channels`.
+    parameters per channel needs `channels`. `numerics` is as of onepass.fuse.
 
     A call that leaves the fused path (inside torch.func transforms, on a type or device without kernels) warns
     once per reason with FallbackWarning; `fallbacks` counts them all.
@@ -39,11 +39,14 @@ class Block(nn.Module):
         channels: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        numerics: str | None = None,
     ) -> None:
         super().__init__()
+        if numerics is not None:
+            _numerics.checked(numerics)
         description = describe(text)
         self.text = description.text
-        self._site = Site(description.text)
+        self._site = Site(description.text, numerics=numerics)
         self.argument_names = tuple(_argument_names(description))
         for name, parameter in _initial_parameters(description, channels, device, dtype):
             self.register_parameter(name, parameter)

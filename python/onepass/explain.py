@@ -24,18 +24,19 @@ def explain(
     device: torch.device | str = "cpu",
     strategy: str = "",
     backward: bool = False,
+    numerics: str | None = None,
 ) -> str:
     """Every strategy with its predicted time or the reason against it, then the numbers of the chosen one.
 
     `strategy` forces a row of the table; `threads` is torch.get_num_threads() unless given. With `backward`
     it is about all gradients: those of the tail, then those of the convolution. `device` may also name an
-    architecture, "cuda:sm_90a", whether there is such a GPU or not.
+    architecture, "cuda:sm_90a", whether there is such a GPU or not. `numerics` is as of onepass.fuse.
     """
     text = block.text if isinstance(block, Block) else block
     kind = str(device).partition(":")[0]
     if kind == "cuda":
         return _cuda_explain.explain(
-            describe(text), sizes, dtype, _LAYOUTS[layout], str(device), strategy, backward
+            describe(text), sizes, dtype, _LAYOUTS[layout], str(device), strategy, backward, numerics
         )
     if torch.device(device).type != "cpu":
         return f"{describe(text).text}\n\neager: on {kind} PyTorch's own kernels run the stages one by one\n"

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from onepass import _fallback, _library, _swap
+from onepass import _fallback, _library, _numerics, _swap
 from onepass._fallback import Site
 from onepass._match import Chain, Graph
 from onepass._rewrite import compile_graph, rewrite
@@ -22,16 +22,21 @@ FilterFn = Callable[[str, nn.Module], bool]
 _NORMS = (*NORM_TYPES, nn.modules.batchnorm._BatchNorm)
 
 
-def fuse(model: nn.Module, *, conv: str = "fuse", filter_fn: FilterFn | None = None) -> nn.Module:
+def fuse(
+    model: nn.Module, *, conv: str = "fuse", filter_fn: FilterFn | None = None, numerics: str | None = None
+) -> nn.Module:
     """Makes every matching chain of the model run as one block, in place, and returns the model.
 
     Parameters, names, order, state_dict, hooks and optimizers stay as they are. conv="keep" leaves
     convolutions to PyTorch and fuses what follows them. filter_fn(name, module) says whether a module's
-    forward may be rewritten. A call that leaves the fused path warns once per module and reason with
+    forward may be rewritten. `numerics` is "pytorch", "strict" or "fast" for this model's blocks, and what
+    onepass.numerics() says unless given. A call that leaves the fused path warns once per module and reason with
     FallbackWarning, and onepass.report(model) counts it.
     """
     if conv not in ("fuse", "keep"):
         raise ValueError(f'conv is {conv!r}, must be "fuse" or "keep"')
+    if numerics is not None:
+        _numerics.checked(numerics)
     unfuse(model)
     reasons: dict[str, str] = {}
     skipped_reasons[model] = reasons
@@ -39,7 +44,7 @@ def fuse(model: nn.Module, *, conv: str = "fuse", filter_fn: FilterFn | None = N
         reasons[root_name(model)] = f"onepass cannot run: {_library.unavailable_reason()}"
         _fallback.warn(f"{root_name(model)} is not fused: {reasons[root_name(model)]}")
         return model
-    Session(model, conv, filter_fn or (lambda name, module: True), reasons).run()
+    Session(model, conv, filter_fn or (lambda name, module: True), reasons, numerics=numerics).run()
     return model
 
 
@@ -51,12 +56,14 @@ def unfuse(model: nn.Module) -> nn.Module:
     return model
 
 
-def fuse_one(module: nn.Module, name: str, conv: str, patterns: Iterable[Pattern]) -> None:
+def fuse_one(
+    module: nn.Module, name: str, conv: str, patterns: Iterable[Pattern], numerics: str | None = None
+) -> None:
     """Fuses the chains of one module's own forward; the copy of a fused module calls it."""
     if not _library.available():
         _fallback.warn(f"a fused model is loaded unfused: onepass cannot run: {_library.unavailable_reason()}")
         return
-    rewriter = Rewriter(module, name, conv)
+    rewriter = Rewriter(module, name, conv, numerics)
     try:
         rewriter.run(patterns)
     except Refused as refused:
@@ -75,8 +82,10 @@ class Session:
         filter_fn: FilterFn,
         reasons: dict[str, str],
         rewriter: type[Rewriter] | None = None,
+        numerics: str | None = None,
     ) -> None:
         self.rewriter = rewriter or Rewriter
+        self.numerics = numerics
         self.model = model
         self.conv = conv
         self.filter_fn = filter_fn
@@ -101,7 +110,7 @@ class Session:
     def _analyse(self, name: str, module: nn.Module) -> Rewriter | None:
         if is_leaf(module):
             return None
-        rewriter = self.rewriter(module, name, self.conv)
+        rewriter = self.rewriter(module, name, self.conv, self.numerics)
         try:
             rewriter.run([*call_patterns(module), *self.observed.get(module, ())])
         except Refused as refused:
@@ -130,11 +139,11 @@ def _has_norms(module: nn.Module) -> bool:
 class Rewriter:
     """Traces one module in both modes, finds the chains of its own forward and makes its variants."""
 
-    def __init__(self, module: nn.Module, name: str, conv: str) -> None:
+    def __init__(self, module: nn.Module, name: str, conv: str, numerics: str | None = None) -> None:
         self.module = module
         self.name = name
         self.conv = conv
-        self.site = Site(name or root_name(module))
+        self.site = Site(name or root_name(module), numerics=numerics)
         self.patterns: list[Pattern] = []
         self.variants: list[Any] = []
         self.watched: dict[str, None] = {}
@@ -159,7 +168,7 @@ class Rewriter:
         """Swaps the module's class if anything is fused."""
         if not self.variants:
             return
-        options = {"conv": self.conv, "patterns": self.patterns}
+        options = {"conv": self.conv, "patterns": self.patterns, "numerics": self.site.numerics}
         watched = [self.watched_module(path) for path in self.watched]
         state = State(
             self.name,

@@ -1,0 +1,88 @@
+"""What a block's result is to be: PyTorch's default for its convolution, fp32 throughout, or the fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from onepass import _rounding
+from onepass._description import Conv, constant
+
+POLICIES = ("pytorch", "strict", "fast")
+_DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+_default = ["pytorch"]
+
+
+def numerics(policy: str | None = None) -> str:
+    """The policy of blocks that have none of their own; sets it where one is given.
+
+    "pytorch": the result that PyTorch's settings give for this very convolution (cuDNN rounds the operands of
+    some to TF32 and of others not). "strict": fp32 throughout, values before a norm held in fp32, no approximate
+    activation. "fast": TF32 for every convolution, and weights that are right on average alone where that
+    saves a product. On a GPU; a CPU always computes in fp32. docs/numerics.md has the figures.
+    """
+    if policy is not None:
+        _default[0] = checked(policy)
+    return _default[0]
+
+
+def checked(policy: str) -> str:
+    """The policy; raises ValueError where there is no such."""
+    if policy not in POLICIES:
+        raise ValueError(f'numerics is {policy!r}, must be "pytorch", "strict" or "fast"')
+    return policy
+
+
+@constant
+def default() -> str:
+    """The policy in force; a compiled graph keeps it."""
+    return _default[0]
+
+
+@constant
+def allows_tf32() -> bool:
+    """PyTorch's switch for convolutions of float32."""
+    return torch.backends.cudnn.conv.fp32_precision == "tf32"
+
+
+# --- A policy as the words of operators: those of a problem string behind the element type ---
+
+
+def tail_words(policy: str) -> str:
+    """Of a block without a convolution."""
+    return "strict" if policy == "strict" else ""
+
+
+def forward_words(policy: str, conv: Conv, input: Tensor, weight: Tensor) -> str:
+    """Of a block with this convolution. Where PyTorch may round to TF32, it is asked whether it does."""
+    words = known_words(policy, input.dtype)
+    if words is not None:
+        return words
+    return "tf32" if _rounding.rounds(conv, input, weight, False)[0] else "near_f32"
+
+
+def backward_words(policy: str, conv: Conv, input: Tensor, weight: Tensor, wanted: Sequence[bool]) -> str:
+    """Of the gradients: of two that one kernel computes, the more exact."""
+    words = known_words(policy, input.dtype)
+    if words is not None:
+        return words
+    answers = _rounding.rounds(conv, input, weight, True)[1:]
+    return "near_f32" if any(want and not answer for want, answer in zip(wanted, answers)) else "tf32"
+
+
+def known_words(policy: str, dtype: torch.dtype) -> str | None:
+    """None where PyTorch must be asked."""
+    if policy == "strict":
+        return "strict"
+    if dtype != torch.float32:
+        return ""
+    if policy == "fast":
+        return "tf32 fast"
+    return None if allows_tf32() else ""
+
+
+def mode_of(dtype: torch.dtype, words: str) -> str:
+    """The element type and the words, as in a problem string: a precision stands for f32."""
+    return words if words.startswith(("tf32", "near_f32")) else f"{_DTYPES[dtype]} {words}".rstrip()

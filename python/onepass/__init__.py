@@ -2,6 +2,7 @@
 
 from onepass import functional
 from onepass._library import __version__, available, unavailable_reason
+from onepass._redone import SlowPathWarning
 from onepass.block import Block
 from onepass.explain import explain
 from onepass.fuse import fuse, unfuse
@@ -10,6 +11,7 @@ from onepass.tuning import tune
 
 __all__ = [
     "Block",
+    "SlowPathWarning",
     "__version__",
     "available",
     "explain",

@@ -15,13 +15,18 @@ from onepass import _eager, _library, tuning
 from onepass._autograd import is_exporting, once_differentiable
 from onepass._conv_gradients import memory_format
 from onepass._description import Description, constant, describe
+from onepass._redone import Site, counter
 from onepass._types import result_dtype
 
 FUSED_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def apply(
-    block: str, input: Tensor, parameters: Sequence[Tensor], out_dtype: torch.dtype | None = None
+    block: str,
+    input: Tensor,
+    parameters: Sequence[Tensor],
+    out_dtype: torch.dtype | None = None,
+    site: Site | None = None,
 ) -> Tensor:
     """As _ops.apply. A convolution that runs here has PyTorch's precision; all others are PyTorch's own."""
     description = describe(block)
@@ -34,11 +39,12 @@ def apply(
         tf32 = mode_of(input.dtype) == "tf32"
         if any(_wanted(input, parameters)):
             if description.after_conv is None:
-                return _Convolution.apply(description, input, *parameters)
-            return _Whole.apply(block, tf32, input, *parameters)
-        return _call(torch.ops.onepass.whole_forward.default, input, parameters, block, tf32)
+                return _Convolution.apply(description, site, input, *parameters)
+            return _Whole.apply(block, tf32, site, input, *parameters)
+        operator = torch.ops.onepass.whole_forward.default
+        return _call(operator, input, parameters, block, tf32, counter(site, input))
     count = description.conv_parameters
-    convolved = _convolve(description, input, parameters[:count])
+    convolved = _convolve(description, input, parameters[:count], site)
     if description.after_conv is None:
         return convolved if out_dtype is None else convolved.to(out_dtype)
     return _run_tail(description.after_conv, convolved, parameters[count:], out_dtype)
@@ -47,12 +53,14 @@ def apply(
 # --- Blocks with a convolution that is run here ---
 
 
-def _convolve(description: Description, input: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+def _convolve(
+    description: Description, input: Tensor, parameters: Sequence[Tensor], site: Site | None
+) -> Tensor:
     """The convolution alone: PyTorch's, but where its gradients are wanted and predicted to gain here."""
     alone = description.conv_alone
     wanted = alone is not None and any(_wanted(input, parameters))
     if wanted and is_fused_whole(alone, input, parameters, None):
-        return _Convolution.apply(alone, input, *parameters)
+        return _Convolution.apply(alone, site, input, *parameters)
     return _eager.convolve(description.conv, input, *parameters)
 
 
@@ -187,17 +195,20 @@ class _Convolution(torch.autograd.Function):
     """A convolution alone, whose gradients are computed here, from its input and its weights."""
 
     @staticmethod
-    def forward(ctx: Any, alone: Description, input: Tensor, *parameters: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, alone: Description, site: Site | None, input: Tensor, *parameters: Tensor
+    ) -> Tensor:
         ctx.how = alone.text, mode_of(input.dtype) == "tf32"
         ctx.save_for_backward(input, *parameters)
         if _is_worth_fusing(*_how(alone, input)):
-            return _call(torch.ops.onepass.whole_forward.default, input, parameters, *ctx.how)
+            operator = torch.ops.onepass.whole_forward.default
+            return _call(operator, input, parameters, *ctx.how, counter(site, input))
         return _eager.convolve(alone.conv, input, *parameters)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        wanted = ctx.needs_input_grad[1:]
+        wanted = ctx.needs_input_grad[2:]
         input, *parameters = ctx.saved_tensors
         input = input.contiguous(memory_format=memory_format(input))
         operator = torch.ops.onepass.whole_backward.default
@@ -205,7 +216,7 @@ class _Convolution(torch.autograd.Function):
         gradients = _call(
             operator, output_gradient, input, parameters, nothing, nothing, *ctx.how, list(wanted)
         )
-        return None, *(gradient if want else None for gradient, want in zip(gradients, wanted))
+        return None, None, *(gradient if want else None for gradient, want in zip(gradients, wanted))
 
 
 class _Whole(torch.autograd.Function):
@@ -215,9 +226,11 @@ class _Whole(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, block: str, tf32: bool, input: Tensor, *parameters: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, block: str, tf32: bool, site: Site | None, input: Tensor, *parameters: Tensor
+    ) -> Tensor:
         operator = torch.ops.onepass.whole_forward_with_statistics.default
-        output, statistics = _call(operator, input, parameters, block, tf32)
+        output, statistics = _call(operator, input, parameters, block, tf32, counter(site, input))
         ctx.how = block, tf32
         # Means are small, and spare the gradients a pass.
         kept = output if output.dim() == 2 else statistics.new_empty(0)
@@ -227,11 +240,11 @@ class _Whole(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        wanted = ctx.needs_input_grad[2:]
+        wanted = ctx.needs_input_grad[3:]
         input, statistics, kept, *parameters = ctx.saved_tensors
         operator = torch.ops.onepass.whole_backward.default
         gradients = _call(operator, output_gradient, input, parameters, statistics, kept, *ctx.how, wanted)
-        return None, None, *(gradient if want else None for gradient, want in zip(gradients, wanted))
+        return None, None, None, *(gradient if want else None for gradient, want in zip(gradients, wanted))
 
 
 # --- Tails ---

@@ -13,19 +13,25 @@ from onepass import _cuda, _eager, _library
 from onepass._autograd import is_exporting, once_differentiable
 from onepass._conv_gradients import conv_gradients_by_torch, memory_format
 from onepass._description import Conv, Description, Pointwise, describe
+from onepass._redone import Site
 from onepass._types import DTYPES, lowered_dtype, result_dtype
 
 
 def apply(
-    block: str, input: Tensor, parameters: Sequence[Tensor], *, out_dtype: torch.dtype | None = None
+    block: str,
+    input: Tensor,
+    parameters: Sequence[Tensor],
+    *,
+    out_dtype: torch.dtype | None = None,
+    site: Site | None = None,
 ) -> Tensor:
     """Runs the block; `parameters` are in the order of the block's stages.
 
     Differentiable once. The output has PyTorch's type for these stages, also under autocast, unless a type is
-    given.
+    given. `site` counts samples that a GPU computes again.
     """
     if input.is_cuda:
-        return _cuda.apply(block, input, parameters, out_dtype)
+        return _cuda.apply(block, input, parameters, out_dtype, site)
     if not (input.is_cpu or input.is_meta):
         output = _eager.run(block, input, parameters)
         return output if out_dtype is None else output.to(out_dtype)
@@ -299,12 +305,14 @@ def _fake_block_backward(
     return [g if want else g.new_empty(0) for g, want in zip(gradients, wanted, strict=True)]
 
 
-def _fake_whole_forward(input: Tensor, parameters: Sequence[Tensor], block: str, tf32: bool) -> Tensor:
+def _fake_whole_forward(
+    input: Tensor, parameters: Sequence[Tensor], block: str, tf32: bool, redone: int = -1
+) -> Tensor:
     return _fake_forward(input, parameters, block)
 
 
 def _fake_whole_forward_with_statistics(
-    input: Tensor, parameters: Sequence[Tensor], block: str, tf32: bool
+    input: Tensor, parameters: Sequence[Tensor], block: str, tf32: bool, redone: int = -1
 ) -> tuple[Tensor, Tensor]:
     return _fake_forward_with_statistics(input, parameters, block)
 

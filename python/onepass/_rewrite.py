@@ -15,6 +15,7 @@ from torch import Tensor, fx
 from onepass import _ops
 from onepass._description import describe
 from onepass._match import Chain
+from onepass._redone import Site
 from onepass._stages import Attribute, Operand
 
 _numbers = itertools.count()
@@ -27,6 +28,7 @@ class Call:
     block: str
     modules: tuple[str, ...]
     key: str  # the block before any run
+    site: Site
     input: tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device] | None = None
 
 
@@ -40,22 +42,30 @@ def compile_graph(graph: fx.Graph, name: str) -> Callable[..., Any]:
     return namespace["forward"]
 
 
-def rewrite(graph: fx.Graph, chains: Sequence[Chain], name: str) -> list[Call]:
+Sites = dict[tuple[str, tuple[str, ...]], Site]  # by block and modules: those of a chain in every mode
+
+
+def rewrite(graph: fx.Graph, chains: Sequence[Chain], name: str, sites: Sites) -> list[Call]:
     """Replaces each chain of the graph by one call; the graph gets a first input, the module itself."""
     first = next(iter(graph.nodes))
     with graph.inserting_before(first):
         module = graph.placeholder("onepass_module")
     replaced: dict[fx.Node, fx.Node] = {}
-    return [_replace(graph, module, chain, replaced, name) for chain in chains]
+    return [_replace(graph, module, chain, replaced, name, sites) for chain in chains]
 
 
 def _replace(
-    graph: fx.Graph, module: fx.Node, chain: Chain, replaced: dict[fx.Node, fx.Node], name: str
+    graph: fx.Graph,
+    module: fx.Node,
+    chain: Chain,
+    replaced: dict[fx.Node, fx.Node],
+    name: str,
+    sites: Sites,
 ) -> Call:
     nodes = chain.nodes
     externals = list(dict.fromkeys(replaced.get(node, node) for node in chain.externals))
     text = _text(chain)
-    call = Call(text, tuple(chain.modules), text)
+    call = Call(text, tuple(chain.modules), text, _site(text, tuple(chain.modules), name, sites))
     function = _fused(chain, call, _original(chain, externals, name))
     # As early as its operands allow, so that it reads its input where the first stage did.
     order = {node: index for index, node in enumerate(graph.nodes)}
@@ -70,6 +80,14 @@ def _replace(
     for node in reversed(nodes):
         graph.erase_node(node)
     return call
+
+
+def _site(text: str, modules: tuple[str, ...], name: str, sites: Sites) -> Site:
+    """Called as the report calls the chain: by its first module, by the one whose forward it is in, or by its
+    text.
+    """
+    path = ".".join(part for part in (name, *modules[:1]) if part)
+    return sites.setdefault((text, modules), Site(path or text))
 
 
 class _Lookup:
@@ -121,7 +139,7 @@ def _fused(chain: Chain, call: Call, original: Callable[..., Any]) -> Callable[.
     fits = _input_check(chain.dimensions)
     bind = _operand_binder(chain)
     shape_of = _shape_before_tail(chain)
-    text = call.block
+    text, site = call.block, call.site
     keeps = any(stage.keep_dimensions for stage in chain.stages)
     ones = (1,) * (chain.dimensions - 2) if keeps and chain.dimensions is not None else ()
 
@@ -138,7 +156,7 @@ def _fused(chain: Chain, call: Call, original: Callable[..., Any]) -> Callable[.
         if not torch.compiler.is_compiling():
             call.block = block
             call.input = (input.shape, input.stride(), input.dtype, input.device)
-        output = _ops.apply(block, input, parameters)
+        output = _ops.apply(block, input, parameters, site=site)
         return output.reshape(output.shape + ones) if ones else output
 
     return run

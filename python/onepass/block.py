@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from onepass import _ops
 from onepass._description import Conv, Description, Norm, Pointwise, Stage, describe
+from onepass._redone import Site
 
 _CONVS = {
     False: (nn.Conv1d, nn.Conv2d, nn.Conv3d),
@@ -37,6 +38,7 @@ class Block(nn.Module):
         super().__init__()
         description = describe(text)
         self.text = description.text
+        self.site = Site(description.text)
         self.argument_names = tuple(_argument_names(description))
         for name, parameter in _initial_parameters(description, channels, device, dtype):
             self.register_parameter(name, parameter)
@@ -47,7 +49,7 @@ class Block(nn.Module):
             raise TypeError(f"{self.text}: {_mistake(arguments, self.argument_names)}")
         own = self._parameters
         parameters = [own[name] if name in own else arguments[name] for name in describe(self.text).names]
-        return _ops.apply(self.text, x, parameters)
+        return _ops.apply(self.text, x, parameters, site=self.site)
 
     def extra_repr(self) -> str:
         """The block's text."""

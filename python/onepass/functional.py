@@ -6,6 +6,7 @@ from torch import Tensor
 
 from onepass import _ops
 from onepass._description import describe
+from onepass._redone import site_of_text
 
 
 def run(text: str, x: Tensor, **parameters: Tensor) -> Tensor:
@@ -13,7 +14,7 @@ def run(text: str, x: Tensor, **parameters: Tensor) -> Tensor:
 
     `run("group_norm(4) | relu", x, norm_weight=w, norm_bias=b)`
     """
-    return _ops.apply(text, x, ordered(text, parameters))
+    return _ops.apply(text, x, ordered(text, parameters), site=site_of_text(text))
 
 
 def ordered(text: str, parameters: dict[str, Tensor]) -> list[Tensor]:

@@ -10,7 +10,7 @@ from torch import fx, nn
 
 from onepass import _library, _swap
 from onepass._match import Chain, Graph
-from onepass._rewrite import compile_graph, rewrite
+from onepass._rewrite import Sites, compile_graph, rewrite
 from onepass._stages import NORM_TYPES
 from onepass._swap import State, Variant, Watched
 from onepass._trace import Pattern, Refused, Trace, call_patterns, flags_of, is_leaf, trace
@@ -131,6 +131,7 @@ class Rewriter:
         self.conv = conv
         self.patterns: list[Pattern] = []
         self.variants: list[Any] = []
+        self.sites: Sites = {}
         self.watched: dict[str, None] = {}
         self.inlined: dict[str, nn.Module] = {}
         self.replaced: set[nn.Module] = set()
@@ -200,7 +201,7 @@ class Rewriter:
         self.replaced |= {self.module.get_submodule(path) for chain in chains for path in chain.modules}
 
     def _variant(self, traced: Trace, chains: list[Chain], pattern: Pattern) -> Any:
-        calls = rewrite(traced.graph, chains, self.name)
+        calls = rewrite(traced.graph, chains, self.name, self.sites)
         return Variant(traced.training, pattern, compile_graph(traced.graph, self.name or "model"), calls)
 
     def _watch(self, path: str) -> None:

@@ -10,8 +10,10 @@ from torch import nn
 
 from onepass import _library
 from onepass._conv_gradients import format_of
+from onepass._redone import Site, explanation
 from onepass._rewrite import Call
 from onepass._swap import State, state_of, why_original
+from onepass.block import Block
 from onepass.explain import explain
 
 
@@ -28,17 +30,27 @@ class Entry:
 
 
 @dataclasses.dataclass(frozen=True)
+class Redone:
+    """A layer of which a GPU computed samples again, since their values left its fast range."""
+
+    name: str
+    samples: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Report:
     """All entries of a model; prints as a table."""
 
     fused: list[Entry]
     skipped: list[Entry]
+    redone: list[Redone] = dataclasses.field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
             "fused": [dataclasses.asdict(entry) for entry in self.fused],
             "skipped": [{"name": entry.name, "reason": entry.reason} for entry in self.skipped],
+            "redone": [dataclasses.asdict(layer) for layer in self.redone],
         }
 
     def __str__(self) -> str:
@@ -49,6 +61,9 @@ class Report:
         if self.skipped:
             lines += ["", "not fused:"]
             lines += _table([(entry.name, entry.reason or "") for entry in self.skipped])
+        if self.redone:
+            lines += ["", "slow:"]
+            lines += _table([(layer.name, explanation(layer.samples)) for layer in self.redone])
         return "\n".join(lines)
 
 
@@ -56,7 +71,9 @@ skipped_reasons: weakref.WeakKeyDictionary[nn.Module, dict[str, str]] = weakref.
 
 
 def report(model: nn.Module) -> Report:
-    """What is fused in the model and which plan each block last ran, what is not and why."""
+    """What is fused in the model and which plan each block last ran, what is not and why; and which layers a
+    GPU computed samples of again, for which it waits for the GPU's work.
+    """
     fused: list[Entry] = []
     skipped = [Entry(name, reason=reason) for name, reason in skipped_reasons.get(model, {}).items()]
     covered: set[nn.Module] = set()
@@ -75,7 +92,19 @@ def report(model: nn.Module) -> Report:
         for called, count in state.fallbacks.items():
             text = f"{count} calls ran the original forward: {called}"
             skipped.append(Entry(name or root_name(model), reason=text))
-    return Report(fused, skipped)
+    return Report(fused, skipped, _redone(model))
+
+
+def _redone(model: nn.Module) -> list[Redone]:
+    sites: dict[Site, str] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, Block):
+            sites.setdefault(module.site, name or module.text)
+        state = state_of(module)
+        for call in (call for variant in state.variants for call in variant.calls) if state else ():
+            sites.setdefault(call.site, call.site.name)
+    found = [Redone(name, site.samples(wait=True)) for site, name in sites.items()]
+    return [layer for layer in found if layer.samples > 0]
 
 
 def root_name(model: nn.Module) -> str:

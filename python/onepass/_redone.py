@@ -1,0 +1,90 @@
+"""Samples that a GPU computes again, since their values leave the range of its fast arithmetic: counted by
+kernels for each call site, seen by the host without waiting.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import Any
+
+import torch
+
+NONE = -1  # what operators take for no counter
+_EVERY = 64  # calls between two looks
+
+
+class SlowPathWarning(UserWarning):
+    """Samples of a layer are computed again, in a slower way."""
+
+
+class Site:
+    """A place in a model that runs a block, with a counter on each GPU that it runs on.
+
+    Counters are made when first used, also while a graph is captured, and are in host memory that kernels
+    reach: a look is a read of it. Copies and pickles begin anew.
+    """
+
+    __slots__ = ("_calls", "_counters", "_next_look", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._counters: dict[int, int] = {}
+        self._calls = 0
+        self._next_look = 2
+
+    def counter(self, device: torch.device) -> int:
+        """The number of the counter for a call on this GPU. Looks now and then, and warns once."""
+        self._calls += 1
+        if self._calls == self._next_look:
+            self._look()
+        number = self._counters.get(device.index)
+        if number is None:
+            number = self._counters.setdefault(device.index, torch.ops.onepass.cuda_new_counter(device.index))
+        return number
+
+    def samples(self, *, wait: bool = False) -> int:
+        """How many were computed again so far: of all calls after waiting, else of those that have ended."""
+        if wait:
+            for device in self._counters:
+                torch.cuda.synchronize(device)
+        return sum(torch.ops.onepass.cuda_counted(number) for number in self._counters.values())
+
+    def _look(self) -> None:
+        count = self.samples()
+        if count == 0:
+            self._next_look = self._calls + _EVERY - self._calls % _EVERY
+            return
+        self._next_look = 0  # never again
+        warnings.warn(SlowPathWarning(f"{self.name}: {explanation(count)}"), stacklevel=2)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Site:
+        return Site(self.name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Site, (self.name,)
+
+
+def explanation(samples: int) -> str:
+    """What happened to so many samples, and what helps."""
+    count = "1 sample" if samples == 1 else f"{samples} samples"
+    return (
+        f"{count} had values that leave f16's range and were computed again in f32, right but up to 20 times "
+        'slower: scale the input to the order of 1, take numerics="strict" or run in bfloat16 (an input that '
+        "does not begin on 16 bytes may be the reason too)"
+    )
+
+
+def counter(site: Site | None, input: torch.Tensor) -> int:
+    """What an operator on this input takes: the number of the site's counter."""
+    return NONE if site is None else site.counter(input.device)
+
+
+def site_of_text(text: str) -> Site | None:
+    """The site of a block that is called as a function: one for all calls of the text."""
+    return None if torch.compiler.is_compiling() else _shared_site(text)
+
+
+@functools.lru_cache(maxsize=4096)
+def _shared_site(text: str) -> Site:
+    return Site(text)

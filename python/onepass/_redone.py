@@ -40,7 +40,7 @@ class Site:
             self._look()
         number = self._counters.get(device.index)
         if number is None:
-            number = self._counters.setdefault(device.index, torch.ops.onepass.cuda_new_counter(device.index))
+            number = self._counters.setdefault(device.index, _new_counter(device.index))
         return number
 
     def samples(self, *, wait: bool = False) -> int:
@@ -48,7 +48,7 @@ class Site:
         if wait:
             for device in self._counters:
                 torch.cuda.synchronize(device)
-        return sum(torch.ops.onepass.cuda_counted(number) for number in self._counters.values())
+        return sum(map(_counted, self._counters.values()))
 
     def _look(self) -> None:
         count = self.samples()
@@ -63,6 +63,14 @@ class Site:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Site, (self.name,)
+
+
+def _new_counter(device: int) -> int:
+    return torch.ops.onepass.cuda_new_counter(device)
+
+
+def _counted(number: int) -> int:
+    return torch.ops.onepass.cuda_counted(number)
 
 
 def explanation(samples: int) -> str:

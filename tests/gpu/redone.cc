@@ -16,7 +16,6 @@ using Redone = GpuTest;
 
 const Device gpu = Device::cuda();
 
-// One of a group of the convolution counts as much as all groups: a sample.
 constexpr const char* texts[] = {
     "conv2d(24,72,k=3,p=1) | relu @ 5x24x11x9 tf32",
     "conv2d(24,72,k=3,p=1) | relu | group_norm(4) @ 5x24x11x9 f32",
@@ -46,15 +45,17 @@ std::vector<PlanText> all_rows() {
   return list;
 }
 
-// These samples alone.
-Operands with_large_samples(const Problem& problem, const std::vector<size_t>& samples) {
+// Two samples are large: one in a part of its first channel, so in one group of the convolution, the other in
+// all. By a power of two: operands stay what they are rounded to.
+Operands with_large_samples(const Problem& problem) {
   Operands operands = random_operands(problem, Distribution::normal, 5);
   const size_t size = operands.input.size() / static_cast<size_t>(problem.input.sizes[0]);
-  for (const size_t sample : samples) {
-    // A power of two: operands stay what they are rounded to. Of one channel, so of one group.
-    for (size_t i = sample * size; i < sample * size + size / 48; ++i)
+  const auto enlarge = [&](size_t sample, size_t count) {
+    for (size_t i = sample * size; i < sample * size + count; ++i)
       operands.input[i] = static_cast<float>(operands.input[i] * 0x1p20);
-  }
+  };
+  enlarge(1, size / 48);
+  enlarge(3, size);
   return operands;
 }
 
@@ -85,7 +86,7 @@ TEST_F(Redone, SamplesAreCountedOnceARun) {
     const Plan p = plan(problem, {row, ""});
     const int64_t once = speculates(p) ? 2 : 0;
     const Operands plain = random_operands(problem, Distribution::normal, 5);
-    const Operands large = with_large_samples(problem, {1, 3});
+    const Operands large = with_large_samples(problem);
     ForwardMemory memory(problem, plain, p.workspace_bytes(), Place(stream, Placement::vectors));
     Arguments arguments = memory.arguments();
     cuda::Memory on_gpu(0, sizeof(int64_t));

@@ -8,6 +8,8 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <set>
+#include <string_view>
 #include <thread>
 
 #include "cuda/context.h"
@@ -311,6 +313,53 @@ TEST_F(RuntimeTest, FailedLoadIsTriedAgain) {
   fail("", 0);
   Function(kernel("again"), Device::cuda(0), {}).launch(Parameters{}, Stream{});
   EXPECT_EQ(state_->launches.size(), 1u);
+}
+
+// ---- Counters of samples that are computed again
+
+TEST_F(RuntimeTest, CountersAreZeroAndApartAlsoWhileAnotherThreadCaptures) {
+  state_->capturing = true;
+  std::set<int64_t*> counters;
+  for (int i = 0; i < 1100; ++i) {  // more than a page has
+    int64_t* const counter = new_counter(i % 2);
+    EXPECT_EQ(value_of(counter), 0);
+    *counter = i + 1;
+    EXPECT_EQ(value_of(counter), i + 1);
+    counters.insert(counter);
+  }
+  EXPECT_EQ(counters.size(), 1100u);
+}
+
+TEST_F(RuntimeTest, CounterThatCannotBeHadIsAnError) {
+  // Until a page is full: how many are left is the other tests' doing.
+  fail("cuMemHostAlloc", 2);
+  const std::string words = sentence_of([] {
+    for (int i = 0; i < 600; ++i) new_counter(0);
+  });
+  expect_has(words, "host memory for counters cannot be had: CUDA_ERROR_OUT_OF_MEMORY");
+  fail("", 0);
+  EXPECT_EQ(value_of(new_counter(0)), 0);
+}
+
+// The counter reaches the last launch, which does samples again, and no other.
+TEST_F(RuntimeTest, PlanHandsItsCounterToTheLaunchThatComputesAgain) {
+  const Problem problem = Problem::parse("conv2d(16,16,k=1) | relu @ 2x16x4x4 tf32", Device::cuda(0));
+  const Plan forced = plan(problem, {.strategy = "gemm_mma", .target = ""});
+  std::vector<float> memory(8192 + forced.workspace_bytes());
+  void* aligned = memory.data();
+  size_t space = memory.size() * sizeof(float);
+  std::align(64, 1, aligned, space);
+  int64_t* const counter = new_counter(0);
+  const std::string_view address(reinterpret_cast<const char*>(&counter), sizeof counter);
+  for (int64_t* const redone : {counter, static_cast<int64_t*>(nullptr)}) {
+    state_->launches.clear();
+    forced.run({aligned, aligned, {aligned, aligned}, nullptr, redone}, aligned, Stream{});
+    ASSERT_GE(state_->launches.size(), 2u);
+    for (const stub::LaunchRecord& launch : state_->launches) {
+      const bool is_last = &launch == &state_->launches.back();
+      EXPECT_EQ(launch.parameters.find(address) != std::string::npos, is_last && redone != nullptr);
+    }
+  }
 }
 
 // ---- Memory and time

@@ -52,6 +52,13 @@ class ONEPASS_API Memory {
 // Waits for all work of the device. Throws Error where some of it failed.
 ONEPASS_API void synchronize(int device);
 
+// A counter for Arguments::redone, zero at first, that the host reads without waiting for the GPU: in host
+// memory that kernels reach, never freed, since a captured launch may add to it at any later time. Of one
+// GPU: additions by several are not atomic.
+ONEPASS_API int64_t* new_counter(int device);
+// What launches that have ended have added to it, and perhaps some that still run.
+ONEPASS_API int64_t value_of(const int64_t* counter);
+
 // Seconds of GPU time between two points of the default stream.
 class ONEPASS_API Timer {
  public:

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -24,6 +25,9 @@ struct Arguments {
   // Where not null and the block has a norm: gets mean and 1 / sqrt(variance + eps) of each slab, as
   // [batch][groups][2]. It is what the backward pass of the block reads besides the input and the parameters.
   float* statistics = nullptr;
+  // Where not null: a GPU's plan adds the number of samples that it computes again in f32, since their values
+  // leave the range of its fast arithmetic. Memory of the GPU, or a counter of cuda::new_counter.
+  int64_t* redone = nullptr;
 };
 
 struct PlanOptions {

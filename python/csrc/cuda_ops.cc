@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "boxed.h"
+#include "cuda_counters.h"
 #include "cuda_problem.h"
 #include "cuda_stream.h"
 #include "cuda_tuning.h"
@@ -209,33 +210,35 @@ void copy_some(std::vector<Tensor>& parameters, const std::vector<bool>& copied,
 }
 
 Tensor run_whole(const CudaWhole& prepared, const Tensor& input, std::vector<Tensor> parameters,
-                 float* statistics, const Place& place) {
+                 float* statistics, int64_t redone, const Place& place) {
   const Plan& plan = prepared.plan;
   Tensor output = empty(plan.problem().output, place);
   copy_some(parameters, prepared.copied, prepared.layouts);
   const Workspace workspace(plan.workspace_bytes(), place);
-  plan.run({input.const_data_ptr(), output.mutable_data_ptr(), addresses_of(parameters), statistics},
+  plan.run({input.const_data_ptr(), output.mutable_data_ptr(), addresses_of(parameters), statistics,
+            counter_of(redone, place.index)},
            workspace.data(), current_stream(place.index));
   return output;
 }
 
+// `redone`: the number of a counter of samples that are computed again, or no_counter.
 Tensor whole_forward(const Tensor& input, const std::vector<Tensor>& parameters, const std::string& block,
-                     const std::string& numerics) {
+                     const std::string& numerics, int64_t redone) {
   const CallSpecs specs(input, parameters);
   const Place place = place_of(input);
-  return run_whole(*whole_plan(block, specs, numerics, place), input, parameters, nullptr, place);
+  return run_whole(*whole_plan(block, specs, numerics, place), input, parameters, nullptr, redone, place);
 }
 
 std::tuple<Tensor, Tensor> whole_forward_with_statistics(const Tensor& input,
                                                          const std::vector<Tensor>& parameters,
                                                          const std::string& block,
-                                                         const std::string& numerics) {
+                                                         const std::string& numerics, int64_t redone) {
   const CallSpecs specs(input, parameters);
   const Place place = place_of(input);
   const auto prepared = whole_plan(block, specs, numerics, place);
   Tensor statistics = empty(prepared->statistics, place);
   auto* memory = static_cast<float*>(statistics.mutable_data_ptr());
-  return {run_whole(*prepared, input, parameters, memory, place), statistics};
+  return {run_whole(*prepared, input, parameters, memory, redone, place), statistics};
 }
 
 bool is_worth_fusing(const std::string& block, const std::vector<int64_t>& sizes, const std::string& mode,
@@ -346,10 +349,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(onepass, library) {
   library.def(
       "cuda_explain(str block, int[] sizes, str mode, str layout, str device, str strategy, bool backward) "
       "-> str");
-  library.def("whole_forward(Tensor input, Tensor[] parameters, str block, str numerics) -> Tensor");
   library.def(
-      "whole_forward_with_statistics(Tensor input, Tensor[] parameters, str block, str numerics) -> (Tensor, "
-      "Tensor)");
+      "whole_forward(Tensor input, Tensor[] parameters, str block, str numerics, int redone=-1) -> Tensor");
+  library.def(
+      "whole_forward_with_statistics(Tensor input, Tensor[] parameters, str block, str numerics, int redone=-1) "
+      "-> (Tensor, Tensor)");
   library.def(
       "whole_backward(Tensor output_gradient, Tensor input, Tensor[] parameters, Tensor statistics, "
       "Tensor output, str block, str numerics, bool[] wanted) -> Tensor[]");

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from onepass._redone import Counted
+
 ORIGINAL = "the original forward"
 STAGES = "PyTorch's own stages"
 CONVOLUTION = "PyTorch's own convolution"
@@ -27,26 +29,35 @@ class FallbackWarning(UserWarning):
     """
 
 
-class Site:
-    """Where calls leave the fused path: counts them by what ran and why. A copy starts at zero.
+class Site(Counted):
+    """A place in a model that runs a block. It counts calls that leave the fused path, by what ran and why, and
+    samples that a GPU computes again. A copy starts at zero.
 
     `said` holds what was warned of; the chains of one module share it. `numerics` is the policy of its blocks,
-    None for onepass.numerics().
+    None for onepass.numerics(). `layer` is what a report calls the block, `name` the module that runs it.
     """
 
     __slots__ = ("counts", "name", "numerics", "said")
 
-    def __init__(self, name: str, said: set[str] | None = None, numerics: str | None = None) -> None:
+    def __init__(
+        self, name: str, said: set[str] | None = None, numerics: str | None = None, layer: str | None = None
+    ) -> None:
+        super().__init__(layer or name)
         self.name = name
         self.numerics = numerics
         self.counts: dict[str, int] = {}
         self.said: set[str] = set() if said is None else said
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Site, (self.name, None, self.numerics)
+        return Site, (self.name, None, self.numerics, self.layer)
 
 
 by_text: dict[str, Site] = {}  # of blocks that no module owns
+
+
+def site_of_text(text: str) -> Site:
+    """Of a block that is called as a function: one for all calls of the text."""
+    return by_text.get(text) or by_text.setdefault(text, Site(text))
 
 
 def left(site: Site | str, ran: str, reason: str) -> None:
@@ -59,7 +70,7 @@ def left(site: Site | str, ran: str, reason: str) -> None:
     text = f"{ran}: {reason}"
     with _lock:
         if isinstance(site, str):
-            site = by_text.setdefault(site, Site(site))
+            site = site_of_text(site)
         site.counts[text] = site.counts.get(text, 0) + 1
         if text in site.said:
             return

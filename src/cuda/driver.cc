@@ -83,6 +83,7 @@ const Driver* open_driver() {
   library.find("cuOccupancyMaxActiveClusters", driver->cuOccupancyMaxActiveClusters);
   library.find("cuMemGetInfo_v2", driver->cuMemGetInfo);
   library.find("cuMemAlloc_v2", driver->cuMemAlloc);
+  library.find("cuMemHostAlloc", driver->cuMemHostAlloc);
   library.find("cuMemFree_v2", driver->cuMemFree);
   library.find("cuMemcpyHtoD_v2", driver->cuMemcpyHtoD);
   library.find("cuMemcpyDtoH_v2", driver->cuMemcpyDtoH);

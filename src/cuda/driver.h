@@ -93,6 +93,7 @@ struct Driver {
                                              const LaunchConfig* config);
   CudaResult (*cuMemGetInfo)(size_t* free, size_t* total);
   CudaResult (*cuMemAlloc)(DevicePointer* memory, size_t bytes);
+  CudaResult (*cuMemHostAlloc)(void** memory, size_t bytes, unsigned flags);
   CudaResult (*cuMemFree)(DevicePointer memory);
   CudaResult (*cuMemcpyHtoD)(DevicePointer to, const void* from, size_t bytes);
   CudaResult (*cuMemcpyDtoH)(void* to, DevicePointer from, size_t bytes);

@@ -198,6 +198,7 @@ void ThinWorkspace::launch(const Function& function, const Number& blocks, const
   words.add(batch_);
   words.add(wave_units);
   words.add(only_words);
+  words.add(arguments.redone);
   words.add(arguments.parameters);
   if (!is_cleared) clear(at(workspace, control_), cleared_bytes_, stream, problem.device);
   words.launch(function, stream, blocks);

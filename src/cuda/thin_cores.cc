@@ -73,6 +73,7 @@ Source source(const Problem& problem, const ThinShape& shape, const CoresNumbers
               "  extern __shared__ float shared[];\n" +
               wait_source() +
               "  if (!Agent::has_work(p)) return;\n"
+              "  Agent::count_marked(p);\n"
               "  Mainloop::load_weights(p, shared);\n"
               "  Agent{p, shared + Mainloop::shared_floats, Mainloop{shared}}.run();\n"
               "}\n"};

@@ -472,6 +472,7 @@ class ThinWgmma final : public Kernel {
     words.add(shape_.batch);
     words.add(1);  // a unit a wave
     words.add(clusters_);
+    words.add(nullptr);  // redone
     words.add(arguments.parameters);
     words.launch(function_, stream, blocks_);
     if (redo_) redo_->launch_marked(arguments, redo_workspace, marks, clusters_, stream);

@@ -225,6 +225,13 @@ STUB CudaResult cuMemAlloc_v2(DevicePointer* memory, size_t bytes) {
   return result;
 }
 
+STUB CudaResult cuMemHostAlloc(void** memory, size_t bytes, unsigned) {
+  const CudaResult result = unsafe_result_of("cuMemHostAlloc");
+  // As the driver's memory: whatever was there before.
+  if (result == 0) *memory = std::memset(std::aligned_alloc(256, (bytes + 255) / 256 * 256), 0xa5, bytes);
+  return result;
+}
+
 STUB CudaResult cuMemFree_v2(DevicePointer memory) {
   std::free(memory);
   return unsafe_result_of("cuMemFree");

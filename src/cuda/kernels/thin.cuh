@@ -36,6 +36,7 @@ struct ThinParameters {
   int64 batch;
   int64 wave_units;
   int64 only_words;
+  uint64* redone;  // where not null: gets the number of samples that `only` marks (count_marked)
   const void* parameter[Count > 0 ? Count : 1];
 
   // Elements go one by one.
@@ -486,6 +487,22 @@ struct Thin {
     uint32 any = redo_none;
     for (int64 i = threadIdx.x; i < p.only_words; i += Numbers::threads) any |= p.only[p.batch + i];
     return __syncthreads_or(static_cast<int>(any)) != 0;
+  }
+
+  // Adds the number of marked samples to the caller's counter, by the first block. A sample counts once,
+  // however many groups of its convolution are marked. Sums of integers are the same in any order.
+  static __device__ __forceinline__ void count_marked(const Parameters& p) {
+    if (blockIdx.x != 0 || p.redone == nullptr || p.only == nullptr) return;
+    constexpr int parts = Convolution::groups;
+    const bool all = p.only[p.batch] == redo_all;
+    uint32 count = 0;
+    for (int64 n = threadIdx.x; n < p.batch / parts; n += Numbers::threads) {
+      bool is_marked = all;
+      for (int i = 0; i < parts && !is_marked; ++i) is_marked = p.only[n * parts + i] != 0;
+      count += is_marked ? 1u : 0u;
+    }
+    count = __reduce_add_sync(0xffffffffu, count);
+    if (threadIdx.x % 32 == 0 && count != 0) atomicAdd(p.redone, static_cast<uint64>(count));
   }
 
   __device__ __forceinline__ void run() const {

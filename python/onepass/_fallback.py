@@ -91,12 +91,17 @@ def counted(count: int, text: str) -> str:
     return f"{count} {'call' if count == 1 else 'calls'} ran {text}"
 
 
+# Both are constants to Dynamo.
+transforming = torch._C._are_functorch_transforms_active
+tracing = torch._C._get_tracing_state
+
+
 def why_transformed() -> str | None:
     """Why no operator of the library may run now: something transforms or records PyTorch's own."""
-    if torch._C._are_functorch_transforms_active():
+    if transforming():
         return "inside a torch.func transform (vmap, grad, jvp and the like)"
     if forward_ad._current_level >= 0:
         return "inside torch.autograd.forward_ad.dual_level()"
-    if torch._C._is_tracing():
+    if tracing():
         return "torch.jit.trace records the call; torch.compile and torch.export keep it fused"
     return None

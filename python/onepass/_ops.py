@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from onepass import _cuda, _eager, _fallback, _library
 from onepass._autograd import is_exporting, once_differentiable
 from onepass._conv_gradients import conv_gradients_by_torch, memory_format
 from onepass._description import Conv, Description, Pointwise, describe
-from onepass._fallback import Site
+from onepass._fallback import Site, tracing, transforming
 from onepass._types import lowered_dtype, result_dtype
 
 
@@ -31,9 +32,11 @@ def apply(
     given. Inside transforms and tracers PyTorch runs the stages. `site` counts the calls that leave the fused
     path; without one the block's text does.
     """
-    if not torch.compiler.is_compiling() and (reason := _fallback.why_transformed()) is not None:
-        return _run_stages(block, input, parameters, out_dtype, block if site is None else site, reason)
-    return run_block(block, input, parameters, out_dtype, block if site is None else site)
+    counter = block if site is None else site
+    if (transforming() or forward_ad._current_level >= 0 or tracing()) and not torch.compiler.is_compiling():
+        reason = _fallback.why_transformed()
+        return _run_stages(block, input, parameters, out_dtype, counter, reason)
+    return run_block(block, input, parameters, out_dtype, counter)
 
 
 def _run_stages(

@@ -143,8 +143,8 @@ def _forward(module: nn.Module, state: State) -> Callable[..., Any]:
         "note": _note,
         "plain": _PLAIN,
         "is_compiling": torch.compiler.is_compiling,
-        "transforming": torch._C._are_functorch_transforms_active,
-        "tracing": torch._C._get_tracing_state,
+        "transforming": _fallback.transforming,
+        "tracing": _fallback.tracing,
         "forward_ad": forward_ad,
     }
     namespace |= {name: getattr(torch.nn.modules.module, name) for name in _GLOBAL_HOOKS}
@@ -200,7 +200,7 @@ def _signature(module: nn.Module, namespace: dict[str, Any]) -> tuple[str, str]:
 def _guards(module: nn.Module, state: State, namespace: dict[str, Any]) -> list[str]:
     guards = [f"not {parameter.name}" for parameter in parameters_of(module) if is_variadic(parameter)]
     guards += [f"not {name}" for name in _GLOBAL_HOOKS] + ["not transforming()"]
-    guards += ["not tracing()", "forward_ad._current_level < 0"]
+    guards += ["forward_ad._current_level < 0", "not tracing()"]
     numbers = {watched.path: i for i, watched in enumerate(state.watched)}
     for i, watched in enumerate(state.watched):
         guards += _flag_guards(f"m{i}", watched.flags)
@@ -240,8 +240,8 @@ def _branch(module: nn.Module, number: int, variant: Variant, namespace: dict[st
 
 
 def _given(module: nn.Module) -> str:
-    named = [parameter.name for parameter in parameters_of(module) if not is_variadic(parameter)]
-    return "{" + ", ".join(f"{name!r}: {name}" for name in named) + "}"
+    names = [parameter.name for parameter in parameters_of(module)]
+    return "{" + ", ".join(f"{name!r}: {name}" for name in names) + "}"
 
 
 def _note(module: nn.Module, state: State, arguments: dict[str, Any]) -> None:

@@ -20,8 +20,9 @@ def blocks(model: nn.Module) -> list[str]:
 
 
 def reasons(model: nn.Module) -> str:
-    """All reasons of what is not fused, as one text."""
-    return "\n".join(f"{entry.name}: {entry.reason}" for entry in report(model).skipped)
+    """All reasons of what is not fused and of what left the fused path, as one text."""
+    found = report(model)
+    return "\n".join(f"{entry.name}: {entry.reason}" for entry in (*found.skipped, *found.fallbacks))
 
 
 def assert_same(

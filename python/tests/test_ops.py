@@ -394,16 +394,14 @@ def test_double_backward_is_refused() -> None:
 
 
 @pytest.mark.parametrize("text", ["relu", "conv1d(8,8,k=1,bias=false) | relu"])
-def test_transforms_of_torch_func_are_refused_with_the_alternative(text: str) -> None:
+def test_transforms_of_torch_func_run_the_stages(text: str) -> None:
     x, parameters = torch.randn(3, 2, 8, 5), example(text)[1]
-    run = lambda a: apply(text, a, parameters)  # noqa: E731
-    sentence = r"do not run inside torch\.func transforms.*: call onepass\.unfuse\(model\) before, or run"
-    with pytest.raises(RuntimeError, match=sentence):
-        torch.vmap(run)(x)
-    for transform in (torch.func.grad, torch.func.jacrev, torch.func.jacfwd):
-        with pytest.raises(RuntimeError, match=sentence):
-            transform(lambda a: run(a).sum())(x[0])
-    assert run(x[0]).shape == x[0].shape
+    run, wanted = (lambda a, by=by: by(text, a, parameters) for by in (apply, _eager.run))
+    torch.testing.assert_close(torch.vmap(run)(x), torch.vmap(wanted)(x))
+    for transform in (torch.func.grad, torch.func.jacrev, torch.func.jacfwd, torch.func.hessian):
+        found, expected = (transform(lambda a, by=by: by(a).tanh().sum())(x[0]) for by in (run, wanted))
+        torch.testing.assert_close(found, expected)
+        assert found.count_nonzero() > 0
 
 
 def test_checkpointing() -> None:

@@ -58,11 +58,14 @@ x = torch.randn(2, 3, 9, 9, device="cuda")
 assert "NVRTC" in _cuda.unavailable_reason(), _cuda.unavailable_reason()
 torch.testing.assert_close(block(x), _eager.run(block.text, x, list(block.parameters())))
 block(x).sum().backward()
+((reason, calls),) = block.fallbacks.items()
+assert "NVRTC" in reason and calls == 2, block.fallbacks
 print(onepass.explain(block, x.shape, device="cuda"))
 """
         missing = {"ONEPASS_NVRTC": "/no/libnvrtc.so"}
         result = python("-c", program, **missing)
         self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(result.stderr.count("FallbackWarning"), 1, result.stderr)
         self.assertIn("eager: ", result.stdout)
         self.assertIn("/no/libnvrtc.so", result.stdout)
         self.assertIn("/no/libnvrtc.so", python("-m", "onepass", "doctor", **missing).stdout)

@@ -4,6 +4,7 @@ from onepass import functional
 from onepass._fallback import FallbackWarning
 from onepass._library import __version__, available, unavailable_reason
 from onepass._numerics import numerics
+from onepass._redone import SlowPathWarning
 from onepass.block import Block
 from onepass.explain import explain
 from onepass.fuse import fuse, unfuse
@@ -13,6 +14,7 @@ from onepass.tuning import tune
 __all__ = [
     "Block",
     "FallbackWarning",
+    "SlowPathWarning",
     "__version__",
     "available",
     "explain",

@@ -16,6 +16,7 @@ from onepass._autograd import is_exporting, once_differentiable
 from onepass._conv_gradients import memory_format
 from onepass._description import Description, constant, describe
 from onepass._fallback import Site
+from onepass._redone import counter
 from onepass._types import result_dtype
 
 FUSED_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -40,11 +41,12 @@ def apply(
     if words is not None:
         if any(_wanted(input, parameters)):
             if description.after_conv is None:
-                return _Convolution.apply(description, words, input, *parameters)
-            return _Whole.apply(block, words, input, *parameters)
-        return _call(torch.ops.onepass.whole_forward.default, input, parameters, block, words[0])
+                return _Convolution.apply(description, words, site, input, *parameters)
+            return _Whole.apply(block, words, site, input, *parameters)
+        operator = torch.ops.onepass.whole_forward.default
+        return _call(operator, input, parameters, block, words[0], counter(site, input))
     count = description.conv_parameters
-    convolved = _convolve(description, input, parameters[:count], policy)
+    convolved = _convolve(description, input, parameters[:count], policy, site)
     if description.after_conv is None:
         return convolved if out_dtype is None else convolved.to(out_dtype)
     return _run_tail(description.after_conv, convolved, parameters[count:], out_dtype, site)
@@ -59,14 +61,14 @@ def _policy_of(site: Site | str) -> str:
 
 
 def _convolve(
-    description: Description, input: Tensor, parameters: Sequence[Tensor], policy: str
+    description: Description, input: Tensor, parameters: Sequence[Tensor], policy: str, site: Site | str
 ) -> Tensor:
     """The convolution alone: PyTorch's, but where its gradients are wanted and predicted to gain here."""
     alone = description.conv_alone
     if alone is not None and any(_wanted(input, parameters)):
         words = _words_of_whole(alone, input, parameters, None, policy)
         if words is not None:
-            return _Convolution.apply(alone, words, input, *parameters)
+            return _Convolution.apply(alone, words, site, input, *parameters)
     return _eager.convolve(description.conv, input, *parameters)
 
 
@@ -230,17 +232,20 @@ class _Convolution(torch.autograd.Function):
     """A convolution alone, whose gradients are computed here, from its input and its weights."""
 
     @staticmethod
-    def forward(ctx: Any, alone: Description, words: Words, input: Tensor, *parameters: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, alone: Description, words: Words, site: Site | str, input: Tensor, *parameters: Tensor
+    ) -> Tensor:
         ctx.how = alone.text, words[1]
         ctx.save_for_backward(input, *parameters)
         if _is_worth_fusing(*_how(alone, input, words[0])):
-            return _call(torch.ops.onepass.whole_forward.default, input, parameters, alone.text, words[0])
+            operator = torch.ops.onepass.whole_forward.default
+            return _call(operator, input, parameters, alone.text, words[0], counter(site, input))
         return _eager.convolve(alone.conv, input, *parameters)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        wanted = ctx.needs_input_grad[2:]
+        wanted = ctx.needs_input_grad[3:]
         input, *parameters = ctx.saved_tensors
         input = input.contiguous(memory_format=memory_format(input))
         operator = torch.ops.onepass.whole_backward.default
@@ -248,7 +253,7 @@ class _Convolution(torch.autograd.Function):
         gradients = _call(
             operator, output_gradient, input, parameters, nothing, nothing, *ctx.how, list(wanted)
         )
-        return None, None, *(gradient if want else None for gradient, want in zip(gradients, wanted))
+        return None, None, None, *(gradient if want else None for gradient, want in zip(gradients, wanted))
 
 
 class _Whole(torch.autograd.Function):
@@ -258,9 +263,11 @@ class _Whole(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, block: str, words: Words, input: Tensor, *parameters: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, block: str, words: Words, site: Site | str, input: Tensor, *parameters: Tensor
+    ) -> Tensor:
         operator = torch.ops.onepass.whole_forward_with_statistics.default
-        output, statistics = _call(operator, input, parameters, block, words[0])
+        output, statistics = _call(operator, input, parameters, block, words[0], counter(site, input))
         ctx.how = block, words[1]
         # Means are small, and spare the gradients a pass.
         kept = output if output.dim() == 2 else statistics.new_empty(0)
@@ -270,11 +277,11 @@ class _Whole(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        wanted = ctx.needs_input_grad[2:]
+        wanted = ctx.needs_input_grad[3:]
         input, statistics, kept, *parameters = ctx.saved_tensors
         operator = torch.ops.onepass.whole_backward.default
         gradients = _call(operator, output_gradient, input, parameters, statistics, kept, *ctx.how, wanted)
-        return None, None, *(gradient if want else None for gradient, want in zip(gradients, wanted))
+        return None, None, None, *(gradient if want else None for gradient, want in zip(gradients, wanted))
 
 
 # --- Tails ---

@@ -381,12 +381,14 @@ def _fake_block_backward(
     return [g if want else g.new_empty(0) for g, want in zip(gradients, wanted, strict=True)]
 
 
-def _fake_whole_forward(input: Tensor, parameters: Sequence[Tensor], block: str, numerics: str) -> Tensor:
+def _fake_whole_forward(
+    input: Tensor, parameters: Sequence[Tensor], block: str, numerics: str, redone: int = -1
+) -> Tensor:
     return _fake_forward(input, parameters, block)
 
 
 def _fake_whole_forward_with_statistics(
-    input: Tensor, parameters: Sequence[Tensor], block: str, numerics: str
+    input: Tensor, parameters: Sequence[Tensor], block: str, numerics: str, redone: int = -1
 ) -> tuple[Tensor, Tensor]:
     return _fake_forward_with_statistics(input, parameters, block)
 

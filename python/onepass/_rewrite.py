@@ -28,7 +28,7 @@ class Call:
     block: str
     modules: tuple[str, ...]
     key: str  # the block before any run
-    site: Site  # counts the runs that left the fused path
+    site: Site  # counts the runs that left the fused path, and samples computed again
     input: tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device] | None = None
 
 
@@ -60,7 +60,8 @@ def _replace(
     nodes = chain.nodes
     externals = list(dict.fromkeys(replaced.get(node, node) for node in chain.externals))
     text = _text(chain)
-    call = Call(text, tuple(chain.modules), text, Site(site.name, site.said, site.numerics))
+    layer = ".".join(part for part in (name, *chain.modules[:1]) if part) or text
+    call = Call(text, tuple(chain.modules), text, Site(site.name, site.said, site.numerics, layer))
     function = _fused(chain, call, _original(chain, externals, name))
     # As early as its operands allow, so that it reads its input where the first stage did.
     order = {node: index for index, node in enumerate(graph.nodes)}

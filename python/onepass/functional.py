@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from onepass import _fallback, _ops
 from onepass._description import describe
-from onepass._redone import site_of_text
 
 
 def run(text: str, x: Tensor, **parameters: Tensor) -> Tensor:
@@ -15,7 +15,8 @@ def run(text: str, x: Tensor, **parameters: Tensor) -> Tensor:
     `run("group_norm(4) | relu", x, norm_weight=w, norm_bias=b)`. A call that leaves the fused path warns once
     per text and reason with FallbackWarning; `fallbacks(text)` counts them all.
     """
-    return _ops.apply(text, x, ordered(text, parameters), site=site_of_text(text))
+    site = None if torch.compiler.is_compiling() else _fallback.site_of_text(text)
+    return _ops.apply(text, x, ordered(text, parameters), site=site)
 
 
 def fallbacks(text: str) -> dict[str, int]:

@@ -12,6 +12,7 @@ from torch import nn
 
 from onepass import _fallback, _library
 from onepass._conv_gradients import format_of
+from onepass._redone import explanation
 from onepass._rewrite import Call
 from onepass._swap import State, state_of, why_original
 from onepass.block import Block
@@ -43,12 +44,21 @@ class Fallback:
 
 
 @dataclasses.dataclass(frozen=True)
+class Redone:
+    """A layer of which a GPU computed samples again, since their values left its fast range."""
+
+    name: str
+    samples: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Report:
     """All entries of a model, and the calls that left the fused path; prints as a table."""
 
     fused: list[Entry]
     skipped: list[Entry]
     fallbacks: list[Fallback] = dataclasses.field(default_factory=list)
+    redone: list[Redone] = dataclasses.field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -56,6 +66,7 @@ class Report:
             "fused": [dataclasses.asdict(entry) for entry in self.fused],
             "skipped": [{"name": entry.name, "reason": entry.reason} for entry in self.skipped],
             "fallbacks": [dataclasses.asdict(fallback) for fallback in self.fallbacks],
+            "redone": [dataclasses.asdict(layer) for layer in self.redone],
         }
 
     def __str__(self) -> str:
@@ -69,6 +80,9 @@ class Report:
         if self.fallbacks:
             lines += ["", "left the fused path:"]
             lines += _table([(fallback.name, str(fallback)) for fallback in self.fallbacks])
+        if self.redone:
+            lines += ["", "slow:"]
+            lines += _table([(layer.name, explanation(layer.samples)) for layer in self.redone])
         return "\n".join(lines)
 
 
@@ -79,6 +93,7 @@ def report(model: nn.Module) -> Report:
     """What is fused in the model and which plan each block last ran, what is not and why.
 
     `fallbacks` are the calls so far that left the fused path, by module and reason, those of Blocks too.
+    `redone` are samples that a GPU computed again: it waits for the GPU to count them.
     Calls inside torch.compile are not counted: its graph shows whether it holds onepass's operators.
     """
     fused: list[Entry] = []
@@ -97,7 +112,18 @@ def report(model: nn.Module) -> Report:
         covered.update(state.inlined)
         fused += _entries(name or "", state, root_name(model))
     fallbacks = [found for name, module in model.named_modules() for found in _fallbacks(name, module, model)]
-    return Report(fused, skipped, fallbacks)
+    return Report(fused, skipped, fallbacks, _redone(model))
+
+
+def _redone(model: nn.Module) -> list[Redone]:
+    samples: dict[str, int] = {}
+    for name, module in model.named_modules():
+        sites = [(name or module.text, module._site)] if isinstance(module, Block) and module._site else []
+        state = state_of(module)
+        calls = [call for variant in state.variants for call in variant.calls] if state else []
+        for layer, site in [*sites, *((call.site.layer, call.site) for call in calls)]:
+            samples[layer] = samples.get(layer, 0) + site.samples(wait=True)
+    return [Redone(layer, count) for layer, count in samples.items() if count > 0]
 
 
 def root_name(model: nn.Module) -> str:

@@ -14,8 +14,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import onepass
-from onepass import _cuda, _redone
-from onepass._redone import Site
+from onepass import _cuda, _fallback, _redone
+from onepass._fallback import Site
 
 pytestmark = pytest.mark.skipif(not onepass.available(), reason=str(onepass.unavailable_reason()))
 
@@ -94,12 +94,12 @@ def test_each_gpu_has_a_counter_of_its_own(counters: Counters) -> None:
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda block: pickle.loads(pickle.dumps(block))])
 def test_copies_of_a_block_count_anew(counters: Counters, copied: Any) -> None:
     block = onepass.Block("conv2d(3,8,k=3) | relu")
-    number = block.site.counter(GPU)
+    number = block._site.counter(GPU)
     counters.values[number] = 4
     other = copied(block)
-    assert block.site.samples() == 4
-    assert other.site.samples() == 0
-    assert other.site.counter(GPU) != number
+    assert block._site.samples() == 4
+    assert other._site.samples() == 0
+    assert other._site.counter(GPU) != number
     assert not [name for name in block.state_dict() if "site" in name]
 
 
@@ -118,7 +118,8 @@ def calls(counters: Counters, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str
     monkeypatch.setattr(_cuda, "_call", call)
     monkeypatch.setattr(_cuda, "_asked", [None])
     monkeypatch.setattr(_cuda, "_is_worth_fusing", lambda *how: True)
-    monkeypatch.setattr(_cuda, "is_fused_whole", lambda *how: not torch.compiler.is_compiling())
+    words = ("tf32", "tf32")
+    monkeypatch.setattr(_cuda, "_words_of_whole", lambda *how: None if torch.compiler.is_compiling() else words)
     return made
 
 
@@ -138,12 +139,12 @@ def test_a_block_hands_on_its_counter(counters: Counters, calls: list) -> None:
 
 
 def test_a_function_has_a_counter_for_each_text(counters: Counters, calls: list) -> None:
-    _redone._shared_site.cache_clear()  # other tests' counters
+    _fallback.by_text.clear()  # other tests' counters
     with FakeTensorMode(), torch.no_grad():
         x, weight = torch.empty(2, 3, 9, 9, device="cuda"), torch.empty(8, 3, 3, 3, device="cuda")
         for text in ("conv2d(3,8,k=3,bias=false)", "conv2d(3,8,k=3,bias=false) | relu") * 2:
             onepass.functional.run(text, x, conv_weight=weight)
-    _redone._shared_site.cache_clear()
+    _fallback.by_text.clear()
     assert [number for _, number in calls] == [0, 1, 0, 1]
 
 
@@ -216,5 +217,5 @@ def test_a_layer_has_one_site_in_both_modes(counters: Counters, calls: list) -> 
 
 def test_the_report_names_blocks_by_their_path(counters: Counters) -> None:
     model = nn.Sequential(nn.Identity(), onepass.Block(BLOCK))
-    counters.values[model[1].site.counter(GPU)] = 2
+    counters.values[model[1]._site.counter(GPU)] = 2
     assert [(layer.name, layer.samples) for layer in onepass.report(model).redone] == [("1", 2)]

@@ -29,7 +29,7 @@ def apply(
     out_dtype: torch.dtype | None,
     site: Site | str,
 ) -> Tensor:
-    """As _ops.run_block. A convolution that runs here has PyTorch's precision; all others are PyTorch's own."""
+    """As _ops.run_block. A convolution that runs here has PyTorch's precision; others are PyTorch's own."""
     description = describe(block)
     conv = description.conv
     if conv is None:

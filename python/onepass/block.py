@@ -26,7 +26,7 @@ class Block(nn.Module):
     `channel_add` and `residual_add` read is given to the call by name. A block without a convolution that has
     parameters per channel needs `channels`. `numerics` is as of onepass.fuse.
 
-    A call that leaves the fused path (inside torch.func transforms, on a type or device without kernels) warns
+    A call that leaves the fused path (in torch.func transforms, on a type or device without kernels) warns
     once per reason with FallbackWarning; `fallbacks` counts them all.
     """
 

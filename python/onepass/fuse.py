@@ -61,7 +61,8 @@ def fuse_one(
 ) -> None:
     """Fuses the chains of one module's own forward; the copy of a fused module calls it."""
     if not _library.available():
-        _fallback.warn(f"a fused model is loaded unfused: onepass cannot run: {_library.unavailable_reason()}")
+        reason = _library.unavailable_reason()
+        _fallback.warn(f"a fused model is loaded unfused: onepass cannot run: {reason}")
         return
     rewriter = Rewriter(module, name, conv, numerics)
     try:

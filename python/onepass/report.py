@@ -186,9 +186,12 @@ def _plan(call: Call) -> str | None:
 
 
 def _chosen(explanation: str) -> str:
-    """The row of an explanation that is marked as chosen."""
+    """The row of an explanation that is marked as chosen, and those whose kernels do not compile."""
     lines = [line.strip() for line in explanation.splitlines() if line.strip()]
-    return next((line for line in lines if line.startswith(("*", "->", "eager:"))), lines[-1])
+    chosen = next((line for line in lines if line.startswith(("*", "->", "eager:"))), lines[-1])
+    rows = [line.partition(" no: kernel ") for line in lines]
+    unbuilt = [f"{row.strip()} is left out: kernel {why}" for row, _, why in rows if " compile" in why]
+    return "; ".join((chosen, *unbuilt))
 
 
 def _note(entry: Entry) -> str:

@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -433,6 +434,21 @@ def test_a_kernel_that_does_not_compile_is_said_and_not_tried_again(monkeypatch:
     ]
     assert list(block.fallbacks.values()) == [2]
     assert len(tried) == 1
+
+
+def test_the_report_names_a_row_whose_kernel_does_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    fused = fuse(Inner())
+    fused(image())
+    rows = (
+        "gemm_turns              no: kernel gemm_turns does not compile: NVRTC_ERROR_COMPILATION",
+        "gemm_fused              no: the block has no convolution",
+        "* tail_slab             0.003 ms predicted",
+    )
+    text = "\n".join(("problem", "", *rows))
+    monkeypatch.setattr(sys.modules["onepass.report"], "explain", lambda *_, **__: text)
+    (entry,) = report(fused).fused
+    left_out = "gemm_turns is left out: kernel gemm_turns does not compile: NVRTC_ERROR_COMPILATION"
+    assert entry.plan == f"* tail_slab             0.003 ms predicted; {left_out}"
 
 
 @pytest.mark.parametrize("gains", [False, True])

@@ -25,9 +25,8 @@ def said(call: Callable[[], Any]) -> list[str]:
 
 
 def given(dtype: torch.dtype = torch.float32) -> tuple[onepass.Block, torch.Tensor]:
-    return onepass.Block(WORTH_IT, device="cuda", dtype=dtype), torch.randn(
-        8, 3, 64, 64, device="cuda", dtype=dtype
-    )
+    x = torch.randn(8, 3, 64, 64, device="cuda", dtype=dtype)
+    return onepass.Block(WORTH_IT, device="cuda", dtype=dtype), x
 
 
 class Fallback(GpuTest):

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <sstream>
 #include <thread>
 
 #include "cuda/gpu.h"
@@ -46,6 +47,7 @@ const std::vector<Kernel>& kernels() {
       // The same in 16 bits, sums exchanged while the next slab is begun; rows shorter than a warp's part.
       {"tail_overlapped", "swish | group_norm(4) | hardswish @ 128x16x31x63x63 bf16", with_clusters},
       {"tail_overlapped", "relu | group_norm(8) @ 16x128x34x34x34 bf16", tuned},
+      {"tail_overlapped", "swish | group_norm(4) | hardswish @ 128x16x31x63x63 bf16 strict", tuned},
       {"tail_overlapped", "gelu | group_norm(1) | channel_mul(per=sample) | silu @ 8x320x16x16 f16", tuned},
       // Channels before and after space, means, without a norm.
       {"tail_streamed", "swish | group_norm(4) | hardswish @ 128x16x31x63x63", all},
@@ -63,6 +65,11 @@ const std::vector<Kernel>& kernels() {
       // Means and classes of a transposed convolution, operands rounded, split and as they are; several row
       // tiles; a convolution alone.
       {"thin_backward", "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 1024x3x16x32x32 tf32", tuned},
+      {"thin_backward", "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 1024x3x16x32x32 tf32 fast",
+       tuned},
+      {"thin_backward",
+       "conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish @ 128x3x16x32x32 bf16 strict",
+       tuned},
       {"thin_backward",
        "conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish @ 128x3x16x32x32 tf32", tuned},
       {"thin_backward",
@@ -98,6 +105,8 @@ const std::vector<Kernel>& kernels() {
       {"thin_samples", "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 1024x3x16x32x32 tf32", all},
       {"thin_samples", "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 1024x3x16x32x32",
        tuned_and_oldest},
+      {"thin_samples", "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 1024x3x16x32x32 near_f32",
+       tuned_and_oldest},
       {"thin_samples", "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 1024x3x16x32x32 bf16",
        tuned_and_oldest},
       {"thin_samples", "conv2d(5,33,k=3,s=2,p=1) | swish | group_norm(3) | gelu | mean @ 64x5x37x41 f16",
@@ -106,6 +115,12 @@ const std::vector<Kernel>& kernels() {
       // several channel tiles, two passes, strides and dilation, more units than producers hold.
       {"thin_wgmma", "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 1024x3x16x32x32 tf32", tuned},
       {"thin_wgmma", "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 1024x3x16x32x32", tuned},
+      {"thin_wgmma", "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 1024x3x16x32x32 tf32 fast",
+       tuned},
+      {"thin_wgmma", "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 1024x3x16x32x32 near_f32", tuned},
+      {"thin_wgmma", "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 16x3x16x32x32 near_f32", tuned},
+      {"thin_wgmma", "conv2d(4,40,k=3,p=1) | silu | group_norm(8) | mean @ 64x4x40x41 near_f32 nhwc", tuned},
+      {"thin_wgmma", "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 64x3x8x9x8 near_f32", tuned},
       {"thin_wgmma", "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 1024x3x16x32x32 bf16", tuned},
       {"thin_wgmma", "conv2d(5,33,k=3,s=2,p=1) | swish | group_norm(3) | gelu | mean @ 64x5x37x41 f16",
        tuned},
@@ -125,6 +140,9 @@ const std::vector<Kernel>& kernels() {
        "conv1d(4,5,k=9,d=2) | sigmoid | channel_mul(per=sample) | group_norm(5) | gelu @ 8x4x9000 f16", all},
       {"thin_mma", "conv_transpose2d(6,20,k=4,s=2,p=1) | relu @ 8x6x33x35", tuned},
       {"thin_mma", "conv2d(8,64,k=4,p=2) | hardswish | group_norm(4) | silu @ 16x8x256x256 tf32", tuned},
+      {"thin_mma",
+       "conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish @ 128x3x16x32x32 bf16 strict",
+       tuned},
       {"thin_mma", "conv2d(1,64,k=5,p=2) | hardswish | group_norm(4) | silu @ 16x1x256x256", tuned},
       // On every GPU a slab in a block; sets of channels on clusters, operands split, channels after space,
       // classes of a transposed convolution, a tensor that a stage reads.
@@ -157,6 +175,8 @@ const std::vector<Kernel>& kernels() {
       {"gemm_wgmma", "conv_transpose3d(64,128,k=3,bias=false) | relu | group_norm(8) @ 16x64x32x32x32 tf32",
        tuned},
       {"gemm_wgmma", "conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 128x64x256x256 bf16", tuned},
+      {"gemm_wgmma", "conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 128x64x256x256 bf16 strict",
+       tuned},
       // Values that leave while the next tile is multiplied.
       {"gemm_wgmma", "conv_transpose3d(64,128,k=3,bias=false) | relu | group_norm(8) @ 16x64x32x32x32 bf16",
        tuned},
@@ -436,8 +456,14 @@ TEST(CudaKernels, RowsRefuseArchitecturesTheyDoNotHave) {
       expect_refusal("gemm_turns", "conv2d(32,32) | group_norm(4) @ 2x32x9x16 bf16", architecture,
                      "it needs wgmma");
     } else {
-      expect_refusal("gemm_turns", "conv2d(32,32) | group_norm(4) @ 2x32x9x16 f32", architecture,
-                     "strict f32");
+      for (const char* const mode : {"f32", "near_f32"}) {
+        expect_refusal("gemm_turns", std::string("conv2d(32,32) | group_norm(4) @ 2x32x9x16 ") + mode,
+                       architecture, "not rounded");
+      }
+      for (const char* const mode : {"f32 strict", "f16 strict", "bf16 strict"}) {
+        expect_refusal("gemm_turns", std::string("conv2d(32,32) | group_norm(4) @ 2x32x9x16 ") + mode,
+                       architecture, "strict: values before the norm are held as f32");
+      }
       expect_refusal("gemm_turns", "conv2d(32,32) | relu @ 2x32x9x16 bf16", architecture, "a norm");
       expect_refusal("gemm_turns", "conv2d(32,32,groups=2) | group_norm(4) @ 2x32x9x16 bf16", architecture,
                      "has groups");
@@ -460,6 +486,70 @@ TEST(CudaKernels, RowsRefuseArchitecturesTheyDoNotHave) {
     expect_refusal("gemm_mma", "conv2d(32,8) @ 2x32x9x9", architecture, "fewer than 16 channels");
     expect_refusal("gemm_mma", "conv1d(16,16,k=16000,p=9000) @ 2x16x900", architecture, "too large");
     expect_refusal("direct", "relu @ 2x3x4x5 f64", architecture, "f64");
+  }
+}
+
+// The lines of explain that say what a plan computes more coarsely than f32 throughout.
+std::vector<std::string> numerics_of(const std::string& row, const std::string& text) {
+  std::vector<std::string> lines;
+  const std::string begin = "  numerics: ";
+  std::istringstream words(explained(row, text, "sm_90a"));
+  for (std::string line; std::getline(words, line);) {
+    if (line.starts_with(begin)) lines.push_back(line.substr(begin.size()));
+  }
+  return lines;
+}
+
+TEST(CudaKernels, ExplainNamesWhatIsCoarserThanF32) {
+  const std::string mean = "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 1024x3x16x32x32 ";
+  const std::string wide = "conv_transpose2d(64,64,k=3) | swish | group_norm(8) @ 128x64x256x256 ";
+  const std::string tail = "swish | group_norm(4) | hardswish @ 128x16x31x63x63 ";
+  const std::string thin = "conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) @ 128x3x16x32x32 ";
+  const std::string rounded = "operands of the convolution are rounded to tf32";
+  const std::string input = "the convolution's input is rounded to tf32";
+  const std::string dithered = "weights are dithered: tf32 values that are right on average";
+  const std::string redone = "samples that leave f16's range are computed again on CUDA cores";
+  const std::string in_20_bits = "values before the norm are held as integers of 20 bits";
+  const std::string as_f16 = "values before the norm are held as f16";
+  const std::string approximate = "activations are approximate: by tanh.approx, off by up to 6e-6";
+  const std::string swish = "swish is approximate: off by less than rounding its argument to 16 bits takes";
+  using Lines = std::vector<std::string>;
+  EXPECT_EQ(numerics_of("thin_wgmma", mean), Lines{redone});
+  EXPECT_EQ(numerics_of("thin_wgmma", mean + "near_f32"), (Lines{input, redone}));
+  EXPECT_EQ(numerics_of("thin_wgmma", mean + "tf32"), (Lines{rounded, redone}));
+  EXPECT_EQ(numerics_of("thin_wgmma", mean + "tf32 fast"), (Lines{input, dithered, redone}));
+  EXPECT_EQ(numerics_of("thin_samples", mean + "near_f32"), (Lines{input, redone}));
+  EXPECT_EQ(numerics_of("thin_backward", mean + "near_f32"), Lines{});
+  EXPECT_EQ(numerics_of("thin_cores", mean + "tf32"), Lines{rounded});
+  EXPECT_EQ(numerics_of("gemm_turns", wide + "tf32"), (Lines{rounded, in_20_bits, redone, approximate}));
+  EXPECT_EQ(numerics_of("gemm_turns", wide + "bf16"), (Lines{as_f16, approximate}));
+  EXPECT_EQ(numerics_of("gemm_wgmma", wide + "bf16"), Lines{approximate});
+  EXPECT_EQ(numerics_of("gemm_wgmma", wide + "bf16 strict"), Lines{});
+  EXPECT_EQ(numerics_of("gemm_wgmma", wide + "near_f32"), Lines{redone});
+  EXPECT_EQ(numerics_of("tail_overlapped", tail + "bf16"), (Lines{as_f16, approximate}));
+  EXPECT_EQ(numerics_of("tail_overlapped", tail + "bf16 strict"), Lines{});
+  EXPECT_EQ(numerics_of("tail_backward_resident", tail + "bf16"), Lines{approximate});
+  EXPECT_EQ(numerics_of("tail_backward_resident", tail + "bf16 strict"), Lines{});
+  EXPECT_EQ(numerics_of("thin_mma", thin + "bf16"), Lines{swish});
+  EXPECT_EQ(numerics_of("thin_mma", thin + "bf16 strict"), Lines{});
+}
+
+// The fewest products that a precision asks for: what a mean averages out is not computed.
+TEST(CudaKernels, MeansHaveTheProductsOfTheirPrecision) {
+  const std::string many = "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 8x3x16x32x32 ";
+  const std::string few = "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 8x3x8x9x8 ";
+  for (const std::string row : {"thin_wgmma", "thin_samples"}) {
+    const auto products = [&](const std::string& text) {
+      return number_before(explained(row, text, "sm_90a"), " products of 16-bit parts");
+    };
+    EXPECT_EQ(products(many + "f32"), 3) << row;
+    EXPECT_EQ(products(many + "f32 strict"), 3) << row;
+    EXPECT_EQ(products(many + "near_f32"), 2) << row;
+    EXPECT_EQ(products(few + "near_f32"), 3) << row;
+    EXPECT_EQ(products(many + "tf32"), 1) << row;
+    EXPECT_EQ(products(many + "tf32 fast"), 1) << row;
+    EXPECT_EQ(products(few + "tf32 fast"), 1) << row;
+    EXPECT_EQ(products(many + "bf16"), 1) << row;
   }
 }
 

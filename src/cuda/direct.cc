@@ -5,6 +5,7 @@
 #include <optional>
 #include <sstream>
 
+#include "cuda/notes.h"
 #include "cuda/tail.h"
 
 namespace onepass {
@@ -114,6 +115,7 @@ Problem tail_problem(const Problem& problem, const TensorSpec& input, const Tens
   const size_t conv_parameters = problem.parameters.size() - tail.parameters.size();
   tail.input = input;
   tail.output = output;
+  tail.numerics = tail_numerics(problem);
   tail.parameters.assign(problem.parameters.begin() + static_cast<std::ptrdiff_t>(conv_parameters),
                          problem.parameters.end());
   return tail;
@@ -151,6 +153,8 @@ class DirectKernel final : public Kernel {
     out << "workspace: " << workspace_bytes() << " bytes\n";
     return out.str();
   }
+
+  std::vector<std::string> numerics() const override { return tail_ ? tail_->kernel->numerics() : Notes{}; }
 
   void launch(const Arguments& arguments, void* workspace, Stream stream) const override {
     const auto parameter = [&](size_t i) { return i < conv_parameters_ ? arguments.parameters[i] : nullptr; };

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cuda/gpu.h"
+#include "cuda/tail.h"
 #include "onepass/cuda.h"
 #include "plan/strategy.h"
 
@@ -46,8 +47,10 @@ std::optional<Problem> tail_of(const Problem& problem) {
   if (all.size() == 1) return std::nullopt;
   std::vector<Stage> stages(all.begin() + 1, all.end());
   const Layout layout = problem.input.strides[1] == 1 ? Layout::nhwc : Layout::nchw;
-  return Problem(Block(std::move(stages)), problem.block.conv_output_shape(problem.input.sizes),
-                 problem.input.dtype, problem.device, layout);
+  Problem tail(Block(std::move(stages)), problem.block.conv_output_shape(problem.input.sizes),
+               problem.input.dtype, problem.device, layout);
+  tail.numerics = tail_numerics(problem);
+  return tail;
 }
 
 double tail_seconds(const Problem& problem) {

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "cuda/gemm.h"
+#include "cuda/notes.h"
 
 namespace onepass {
 namespace cuda {
@@ -356,6 +357,10 @@ class GemmBackward final : public BackwardKernel {
     out << "saved by forward: the input\n"
         << "workspace: " << workspace_bytes() << " bytes\n";
     return out.str();
+  }
+
+  std::vector<std::string> numerics() const override {
+    return where(pack_gradient_ && scales(), note::operands_rounded);
   }
 
   void launch(const BackwardArguments& arguments, void* workspace, Stream stream) const override {

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "cuda/gemm.h"
+#include "cuda/notes.h"
 
 namespace onepass {
 
@@ -311,6 +312,12 @@ class GemmMma final : public Kernel {
     return out.str();
   }
 
+  std::vector<std::string> numerics() const override {
+    return where(problem_.input.dtype == DType::f32 && numbers_.parts == 1, note::operands_rounded) +
+           where(problem_.input.dtype == DType::f32, note::redone) +
+           notes_of_chains(problem_.block, bits_of(problem_, problem_.output.dtype));
+  }
+
   void launch(const Arguments& arguments, void* workspace, Stream stream) const override {
     if (shape_.batch == 0) return;
     clear(at(workspace, control_), cleared_bytes_, stream, problem_.device);
@@ -483,7 +490,7 @@ class GemmMma final : public Kernel {
 
   Source source() const {
     return {"onepass_gemm_mma",
-            "#include \"gemm_mma.cuh\"\n" + tail_source(problem_, bits_of(problem_.output.dtype)) +
+            "#include \"gemm_mma.cuh\"\n" + tail_source(problem_, bits_of(problem_, problem_.output.dtype)) +
                 thin_source(problem_, shape_) + numbers_source() +
                 "using Agent = onepass::GemmMma<onepass::Convolution, onepass::Tail, Numbers>;\n"
                 "extern \"C\" __global__ void __launch_bounds__(" +

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "cuda/gemm.h"
+#include "cuda/notes.h"
 
 namespace onepass {
 namespace cuda {
@@ -42,6 +43,7 @@ std::optional<Problem> tail_of(const Problem& problem) {
                problem.device, layout);
   tail.input = TensorSpec::dense(DType::f32, sizes, layout);
   tail.output = problem.output;
+  tail.numerics = tail_numerics(problem);
   tail.parameters.assign(problem.parameters.end() - std::ssize(tail.parameters), problem.parameters.end());
   return tail;
 }
@@ -262,6 +264,10 @@ class GemmPacked final : public Kernel {
         << "workspace: " << workspace_bytes() << " bytes\n"
         << tail_.kernel->describe();
     return out.str();
+  }
+
+  std::vector<std::string> numerics() const override {
+    return where(guards(), note::operands_rounded) + where(guards(), note::redone) + tail_.kernel->numerics();
   }
 
   void launch(const Arguments& arguments, void* workspace, Stream stream) const override {

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "cuda/gemm.h"
+#include "cuda/notes.h"
 #include "onepass/error.h"
 
 namespace onepass {
@@ -260,6 +261,17 @@ class GemmTurns final : public Kernel {
     return out.str();
   }
 
+  std::vector<std::string> numerics() const override {
+    if (rounds(problem_)) {
+      return Notes{note::operands_rounded, note::held_in_20_bits, note::redone} +
+             notes_of_chains(problem_.block, 16);
+    }
+    const std::vector<TailParts::Stage>& before = shape_.parts.before;
+    const bool is_gelu = before.size() == 1 && before[0].pointwise.op == Op::gelu;
+    return Notes{note::held_as_f16} +
+           (is_gelu ? Notes{note::approximate_gelu} : notes_of_chains(problem_.block, 16));
+  }
+
   void launch(const Arguments& arguments, void* workspace, Stream stream) const override {
     if (shape_.batch == 0) return;
     clear(at(workspace, marks_), cleared_bytes_, stream, problem_.device);
@@ -426,7 +438,8 @@ std::string refusal(const Problem& problem) {
   const ThinShape shape(problem);
   if (!shape.parts.norm || shape.parts.mean) return "it is for a block with a norm and no mean";
   if (problem.output.dtype != problem.input.dtype) return "the output is of another type";
-  if (rounds(problem) && problem.precision != Precision::tf32) return "strict f32";
+  if (problem.numerics == Numerics::strict) return "strict: values before the norm are held as f32";
+  if (rounds(problem) && problem.precision != Precision::tf32) return "operands of f32 that are not rounded";
   if (shape.channels > tile_channels)
     return "more than " + std::to_string(tile_channels) + " output channels";
   if (shape.classes() > 1 || FlatGeometry(shape).has_stride(shape)) return "the convolution has a stride";

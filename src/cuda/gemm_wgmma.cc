@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "cuda/gemm.h"
+#include "cuda/notes.h"
 
 namespace onepass {
 namespace cuda {
@@ -501,6 +502,11 @@ class GemmWgmma final : public Kernel {
     return out.str();
   }
 
+  std::vector<std::string> numerics() const override {
+    return where(guards() && numbers_.parts == 1, note::operands_rounded) + where(guards(), note::redone) +
+           notes_of_chains(problem_.block, bits_of(problem_, problem_.output.dtype));
+  }
+
   void launch(const Arguments& arguments, void* workspace, Stream stream) const override {
     if (shape_.batch == 0) return;
     clear(at(workspace, control_), cleared_bytes_, stream, problem_.device);
@@ -637,7 +643,7 @@ class GemmWgmma final : public Kernel {
 
   Source source() const {
     return {"onepass_gemm_wgmma",
-            "#include \"gemm.cuh\"\n" + tail_source(problem_, bits_of(problem_.output.dtype)) +
+            "#include \"gemm.cuh\"\n" + tail_source(problem_, bits_of(problem_, problem_.output.dtype)) +
                 thin_source(problem_, shape_) +
                 product_source(numbers_.columns, problem_.input.dtype == DType::bf16) + numbers_source() +
                 "using Agent = onepass::Gemm<onepass::Convolution, onepass::Tail, Numbers>;\n"

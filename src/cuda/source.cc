@@ -405,6 +405,14 @@ std::string chain_source(const char* name, const std::vector<TailParts::Stage>& 
          "}  // namespace onepass\n\n";
 }
 
+bool has_short_form(const Block& block) {
+  return std::any_of(block.stages().begin(), block.stages().end(), [](const Stage& stage) {
+    const auto* pointwise = std::get_if<Pointwise>(&stage);
+    return pointwise != nullptr && (pointwise->op == Op::sigmoid || pointwise->op == Op::swish ||
+                                    pointwise->op == Op::gelu || pointwise->op == Op::gelu_tanh);
+  });
+}
+
 std::string tail_source(const Problem& problem, int bits) {
   const Conv* conv = problem.block.conv();
   return TailWriter(problem, bits, nullptr, conv ? conv->groups : 1).text();

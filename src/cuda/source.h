@@ -84,7 +84,13 @@ std::string whole_tail_source(const Problem& problem);
 // The same with gradients.
 std::string tail_source(const BackwardProblem& problem, int bits = 32);
 
-inline int bits_of(DType result) { return byte_size(result) == 2 ? 16 : 32; }
+// Whether one of the stages is computed by sigmoid or by the normal distribution function, which have a
+// shorter form of 16 bits (kernels/pointwise.cuh).
+bool has_short_form(const Block& block);
+
+inline int bits_of(const Problem& problem, DType result) {
+  return byte_size(result) == 2 && problem.numerics != Numerics::strict ? 16 : 32;
+}
 
 // What a kernel does first that may be launched before the one before it has ended (Launch::waits).
 inline std::string wait_source() {

@@ -325,6 +325,7 @@ std::vector<Candidate> tail_candidates(const Problem& tail) {
   const Layout layout = tail.input.strides[1] == 1 && sizes[1] > 1 ? Layout::nhwc : Layout::nchw;
   Problem some(tail.block, sizes, tail.output.dtype, tail.device, layout);
   some.input.dtype = tail.input.dtype;
+  some.numerics = tail.numerics;
   std::vector<Candidate> candidates;
   for (const Strategy* row : strategies(Device::Kind::cuda)) {
     if (!row->name.starts_with("tail_") || !row->refusal(tail).empty() || !row->refusal(some).empty())

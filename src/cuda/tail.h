@@ -38,6 +38,11 @@ struct TailShape {
   Number elements() const { return rows() * spatial; }
 };
 
+// Those of what follows a convolution: nothing in it is coarser in "fast".
+inline Numerics tail_numerics(const Problem& problem) {
+  return problem.numerics == Numerics::strict ? Numerics::strict : Numerics::pytorch;
+}
+
 // Why no tail kernel can take the problem; empty where one can.
 std::string tail_refusal(const Problem& problem);
 std::string tail_refusal(const BackwardProblem& problem);

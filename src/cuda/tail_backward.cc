@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "cuda/kernels/aligned.cuh"
+#include "cuda/notes.h"
 #include "cuda/tail.h"
 
 namespace onepass {
@@ -50,6 +51,12 @@ class TailBackward final : public BackwardKernel {
         << "saved by forward: the input and the statistics of each slab\n"
         << "workspace: " << workspace_bytes() << " bytes\n";
     return out.str();
+  }
+
+  std::vector<std::string> numerics() const override {
+    return work_.nothing() ? Notes{}
+                           : notes_of_chains(problem_.forward.block,
+                                             bits_of(problem_.forward, problem_.input_gradient.dtype));
   }
 
   void launch(const BackwardArguments& arguments, void* workspace, Stream stream) const override {
@@ -99,7 +106,8 @@ class TailBackward final : public BackwardKernel {
   Source source() const {
     return {"onepass_tail_backward",
             "#include \"tail_backward.cuh\"\n" +
-                tail_source(problem_, bits_of(problem_.input_gradient.dtype)) + numbers_.source() +
+                tail_source(problem_, bits_of(problem_.forward, problem_.input_gradient.dtype)) +
+                numbers_.source() +
                 "using Agent = onepass::TailBackward<onepass::Tail, Numbers, Walk, true>;\n"
                 "using Unaligned = onepass::TailBackward<onepass::Tail, UnalignedNumbers, UnalignedWalk, "
                 "false>;\n"

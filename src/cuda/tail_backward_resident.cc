@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "cuda/kernels/aligned.cuh"
+#include "cuda/notes.h"
 #include "cuda/tail.h"
 
 namespace onepass {
@@ -189,6 +190,10 @@ class TailBackwardResident final : public BackwardKernel {
     return out.str();
   }
 
+  std::vector<std::string> numerics() const override {
+    return notes_of_chains(problem_.forward.block, bits_of(problem_.forward, problem_.input_gradient.dtype));
+  }
+
   void launch(const BackwardArguments& arguments, void* workspace, Stream stream) const override {
     if (shape_.elements() == 0) {
       clear_gradients(problem_, arguments, stream);
@@ -217,7 +222,7 @@ class TailBackwardResident final : public BackwardKernel {
   Source source() const {
     std::ostringstream out;
     out << "#include \"tail_backward_resident.cuh\"\n"
-        << tail_source(problem_, bits_of(problem_.input_gradient.dtype))
+        << tail_source(problem_, bits_of(problem_.forward, problem_.input_gradient.dtype))
         << Constants()
                .add("threads", numbers_.threads)
                .add("width", shape_.width)

@@ -3,6 +3,7 @@
 #include <optional>
 #include <sstream>
 
+#include "cuda/notes.h"
 #include "cuda/tail.h"
 
 namespace onepass {
@@ -80,6 +81,10 @@ class TailResident final : public Kernel {
     return out.str();
   }
 
+  std::vector<std::string> numerics() const override {
+    return notes_of_chains(problem_.block, bits_of(problem_, problem_.output.dtype));
+  }
+
   void launch(const Arguments& arguments, void*, Stream stream) const override {
     if (shape_.elements() == 0) return;
     const Alignment alignment(shape_, problem_, arguments);
@@ -100,7 +105,7 @@ class TailResident final : public Kernel {
   Source source() const {
     std::ostringstream out;
     out << "#include \"tail_resident.cuh\"\n"
-        << tail_source(problem_, bits_of(problem_.output.dtype))
+        << tail_source(problem_, bits_of(problem_, problem_.output.dtype))
         << Constants()
                .add("threads", numbers_.threads)
                .add("width", shape_.width)

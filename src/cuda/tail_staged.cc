@@ -6,6 +6,7 @@
 #include <optional>
 #include <sstream>
 
+#include "cuda/notes.h"
 #include "cuda/tail.h"
 
 namespace onepass {
@@ -63,6 +64,7 @@ struct StagedNumbers : ClusterNumbers {
     return std::to_string(held) + " of them in shared memory\nstaging: " + std::to_string(slots) +
            " chunks of " + std::to_string(chunk) + " vectors a thread";
   }
+  static Notes notes() { return {}; }
 };
 
 // Slabs of 16 bits: the sums of one are exchanged while the next is begun.
@@ -100,6 +102,7 @@ struct OverlappedNumbers : ClusterNumbers {
     return std::to_string(doubled) + " of them with two places, " + std::to_string(single) +
            " with one, the others in registers" + (halves ? "; those wait as f16" : "");
   }
+  Notes notes() const { return where(halves, note::held_as_f16); }
 };
 
 // The smallest cluster that has room for a slab, and for a ring into which 0.3 of the next one arrives: with
@@ -161,6 +164,7 @@ std::optional<OverlappedNumbers> OverlappedNumbers::find(const Problem& problem,
   constexpr int least_vectors = 8;
   const bool halves =
       problem.input.dtype == DType::bf16 && problem.output.dtype == DType::bf16 &&
+      problem.numerics != Numerics::strict &&
       std::any_of(shape.parts.before.begin(), shape.parts.before.end(),
                   [](const TailParts::Stage& stage) { return is_costly(stage.pointwise.op); });
   // In registers: 64 values of 128 registers, less where a row has more than weight and bias. What waits as
@@ -249,6 +253,10 @@ class ClusterTail final : public Kernel {
     return out.str();
   }
 
+  std::vector<std::string> numerics() const override {
+    return numbers_.notes() + notes_of_chains(problem_.block, bits_of(problem_, problem_.output.dtype));
+  }
+
   void launch(const Arguments& arguments, void*, Stream stream) const override {
     if (shape_.elements() == 0) return;
     const Alignment alignment(shape_, problem_, arguments);
@@ -276,7 +284,7 @@ class ClusterTail final : public Kernel {
     const std::string name = "onepass_" + std::string(Numbers::row);
     std::ostringstream out;
     out << "#include \"" << Numbers::row << ".cuh\"\n"
-        << tail_source(problem_, bits_of(problem_.output.dtype)) << constants.numbers()
+        << tail_source(problem_, bits_of(problem_, problem_.output.dtype)) << constants.numbers()
         << "using Agent = onepass::" << Numbers::agent << "<onepass::Tail, Numbers>;\n"
         << "static_assert(sizeof(Agent::Shared) <= " << shared_bytes() << ");\n"
         << "extern \"C\" __global__ void __launch_bounds__(" << numbers_.threads << ", 1) " << name

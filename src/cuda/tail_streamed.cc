@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <sstream>
 
+#include "cuda/notes.h"
 #include "cuda/tail.h"
 
 namespace onepass {
@@ -58,6 +59,10 @@ class TailStreamed final : public Kernel {
     return out.str();
   }
 
+  std::vector<std::string> numerics() const override {
+    return notes_of_chains(problem_.block, bits_of(problem_, problem_.output.dtype));
+  }
+
   void launch(const Arguments& arguments, void* workspace, Stream stream) const override {
     if (shape_.elements() == 0) return;
     const Alignment alignment(shape_, problem_, arguments);
@@ -93,8 +98,8 @@ class TailStreamed final : public Kernel {
 
   Source source() const {
     return {"onepass_tail_streamed",
-            "#include \"tail_streamed.cuh\"\n" + tail_source(problem_, bits_of(problem_.output.dtype)) +
-                numbers_.source() +
+            "#include \"tail_streamed.cuh\"\n" +
+                tail_source(problem_, bits_of(problem_, problem_.output.dtype)) + numbers_.source() +
                 "using Agent = onepass::TailStreamed<onepass::Tail, Numbers, Walk, true>;\n"
                 "using Unaligned = onepass::TailStreamed<onepass::Tail, UnalignedNumbers, UnalignedWalk, "
                 "false>;\n"

@@ -113,6 +113,7 @@ class ThinCores final : public Kernel {
   static std::string refusal(const Problem& problem);
   size_t workspace_bytes() const override;
   std::string describe() const override;
+  std::vector<std::string> numerics() const override;
   void launch(const Arguments& arguments, void* workspace, Stream stream) const override;
   void launch_marked(const Arguments& arguments, void* workspace, void* marks, Stream stream) const;
   // The same where a kernel before has left `mark_words` words behind the marks, and zeros in control(): four
@@ -126,6 +127,23 @@ class ThinCores final : public Kernel {
   struct Parts;
   std::unique_ptr<const Parts> parts_;
 };
+
+// The f16 parts that a block that ends in a mean has of each operand of its convolution: 1 is rounded, to
+// nearest even at 10 bits, 2 are as exact as f32. 16-bit operands are 1 part.
+struct OperandParts {
+  int64_t input = 1;
+  int64_t weight = 1;
+
+  OperandParts(const Problem& problem, const ThinShape& shape);
+  int64_t products() const { return input + weight - 1; }
+};
+
+// What they leave out, for explain.
+std::vector<std::string> parts_notes(const Problem& problem, const ThinShape& shape);
+
+// Whether the forward pass of the problem may dither weights (thin_wgmma), so that they are as they are on
+// average; else a tf32 convolution rounds them.
+bool dithers_weights(const Problem& problem);
 
 // Few terms a sum and few output channels.
 bool is_thin(const ThinShape& shape);

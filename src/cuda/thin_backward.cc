@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "cuda/gemm.h"
+#include "cuda/notes.h"
 #include "cuda/thin.h"
 
 namespace onepass {
@@ -85,8 +86,10 @@ struct ThinBackwardNumbers {
                       const Gpu& gpu)
       : shape_(shape), work_(work) {
     const Problem& forward = problem.forward;
-    splits = forward.precision != Precision::tf32 &&
-             !(is_16_bits(forward.input.dtype) && is_16_bits(forward.parameters[0].dtype));
+    // Strict numerics keep gradients between the products as exact as f32 in 16 bits too.
+    splits = forward.numerics == Numerics::strict ||
+             (forward.precision != Precision::tf32 &&
+              !(is_16_bits(forward.input.dtype) && is_16_bits(forward.parameters[0].dtype)));
     const Conv& conv = *forward.block.conv();
     transposed_ = conv.transposed;
     const auto rank = static_cast<size_t>(conv.rank);
@@ -173,7 +176,7 @@ struct ThinBackwardNumbers {
             .flag("wants_bias", work_.bias)
             .flag("may_read_output", work_.may_read_output)
             .flag("has_tensors", !shape_.parts.tensor_parameters().empty())
-            .flag("makes_up_for_weights", problem.forward.precision == Precision::tf32 && shape_.parts.mean)
+            .flag("makes_up_for_weights", shape_.parts.mean && dithers_weights(problem.forward))
             .text();
     text += function("int", "tile", tile) + function("int", "tiles", tiles) +
             function("int", "window", window) + function("int", "low", low) +
@@ -574,6 +577,12 @@ class ThinBackward final : public BackwardKernel {
         << '\n'
         << "workspace: " << workspace_bytes() << " bytes\n";
     return out.str();
+  }
+
+  std::vector<std::string> numerics() const override {
+    return !function_ || numbers_.splits                   ? Notes{}
+           : problem_.forward.precision == Precision::tf32 ? Notes{note::operands_rounded}
+                                                           : Notes{note::gradients_rounded};
   }
 
   void launch(const BackwardArguments& arguments, void* workspace, Stream stream) const override {

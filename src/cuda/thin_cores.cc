@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <sstream>
 
+#include "cuda/notes.h"
 #include "cuda/thin.h"
 
 namespace onepass {
@@ -123,6 +124,10 @@ std::string ThinCores::describe() const {
       << "blocks: " << describe_blocks(blocks, function) << "passes: " << shape.passes() << '\n'
       << "workspace: " << workspace_bytes() << " bytes\n";
   return out.str();
+}
+
+std::vector<std::string> ThinCores::numerics() const {
+  return where(parts_->problem.precision == Precision::tf32, note::operands_rounded);
 }
 
 void ThinCores::launch(const Arguments& arguments, void* workspace, Stream stream) const {

@@ -36,6 +36,8 @@ class ThinInplace final : public Kernel {
     return out.str();
   }
 
+  std::vector<std::string> numerics() const override { return numbers_.notes(problem_); }
+
   void launch(const Arguments& arguments, void* workspace, Stream stream) const override {
     workspace_.launch(function_, blocks_, problem_, arguments, workspace, nullptr, lag_tiles_, stream,
                       ring_samples());

@@ -31,6 +31,7 @@ struct MmaNumbers {
   bool pairs = false;
   bool begins_with_swish = false;
   bool swish_alone = false;
+  bool strict = false;         // no function is shorter in 16 bits
   bool computes_once = false;  // outputs are computed once, and normalised in place
   int64_t most_tile_cells = int64_t{1} << 31;
   // Of what is computed once and does not wait in the output: rows that are filled up (0: they are not), and
@@ -50,6 +51,8 @@ struct MmaNumbers {
 
   // Of what is multiplied and how, the begin of a description.
   std::string describe_convolution(const Problem& problem, const ThinShape& shape) const;
+  // What is coarser than f32, for explain.
+  std::vector<std::string> notes(const Problem& problem) const;
 
   double before_instructions(const ThinShape& shape) const;
   // Outputs of a span that a lane has.

@@ -1,4 +1,5 @@
 // How a sample is cut into tiles for products by mma.sync, and what a tile takes.
+#include "cuda/notes.h"
 #include "cuda/thin_mma.h"
 
 #include <algorithm>
@@ -135,6 +136,7 @@ MmaNumbers::MmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu
   const std::vector<TailParts::Stage>& before = shape.parts.before;
   swish_alone = before.size() == 1 && before[0].pointwise.op == Op::swish;
   begins_with_swish = !before.empty() && before[0].pointwise.op == Op::swish;
+  strict = problem.numerics == Numerics::strict;
   pairs = begins_with_swish || (!before.empty() && before[0].pointwise.op == Op::sigmoid);
   // But not where most are held in registers meanwhile (kernels/thin_mma.cuh: Held) and the loops of two
   // spans, with what puts rows together behind them, are more instructions than warps can have at hand.
@@ -201,7 +203,8 @@ std::string MmaNumbers::source(const std::string& more) const {
                                   .flag("splits", splits)
                                   .flag("pairs", pairs)
                                   .flag("begins_with_swish", begins_with_swish)
-                                  .flag("swish_alone", swish_alone);
+                                  .flag("swish_alone", swish_alone)
+                                  .flag("strict", strict);
   const std::string rest = pairs ? "  using Rest = onepass::BeforeRest;\n" : "";
   return "struct Numbers {\n" + rest + constants.text() + more + "};\n";
 }
@@ -212,6 +215,11 @@ std::string MmaNumbers::describe_convolution(const Problem& problem, const ThinS
                      (shape.classes() == 1 ? " class, " : " classes, ");
   if (splits) return text + "operands split in two";
   return text + (problem.precision == Precision::tf32 ? "operands rounded to tf32" : "operands as they are");
+}
+
+std::vector<std::string> MmaNumbers::notes(const Problem& problem) const {
+  return where(problem.precision == Precision::tf32, note::operands_rounded) +
+         where(begins_with_swish && !strict && byte_size(problem.output.dtype) == 2, note::approximate_swish);
 }
 
 double MmaNumbers::before_instructions(const ThinShape& shape) const {

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "cuda/gemm.h"
+#include "cuda/notes.h"
 #include "cuda/thin_mma.h"
 
 namespace onepass {
@@ -263,6 +264,11 @@ class ThinResident final : public Kernel {
     return out.str();
   }
 
+  std::vector<std::string> numerics() const override {
+    return where(problem_.precision == Precision::tf32, note::operands_rounded) +
+           notes_of_chains(problem_.block, bits_of(problem_, problem_.output.dtype));
+  }
+
   void launch(const Arguments& arguments, void*, Stream stream) const override {
     if (shape_.batch == 0) return;
     Words words;
@@ -287,7 +293,8 @@ class ThinResident final : public Kernel {
 
   Source source() const {
     return {"onepass_thin_resident",
-            "#include \"thin_resident.cuh\"\n" + tail_source(problem_, bits_of(problem_.output.dtype)) +
+            "#include \"thin_resident.cuh\"\n" +
+                tail_source(problem_, bits_of(problem_, problem_.output.dtype)) +
                 numbers_.rest_source(problem_, shape_) + thin_source(problem_, shape_) + numbers_.source() +
                 "using Agent = onepass::ThinResident<onepass::Convolution, onepass::Tail, Numbers>;\n"
                 "extern \"C\" __global__ void __launch_bounds__(" +

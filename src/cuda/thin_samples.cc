@@ -4,6 +4,7 @@
 #include <optional>
 #include <sstream>
 
+#include "cuda/notes.h"
 #include "cuda/thin.h"
 
 namespace onepass {
@@ -11,6 +12,9 @@ namespace cuda {
 namespace {
 
 constexpr int64_t samples = 8;
+
+// f32 elements may not be halves: their samples are done again.
+bool guards(const Problem& problem) { return problem.input.dtype == DType::f32; }
 
 // How a unit of eight samples is cut into strips of output rows; nothing here depends on the batch.
 struct SamplesNumbers {
@@ -29,10 +33,9 @@ struct SamplesNumbers {
 
   SamplesNumbers(const Problem& problem, const ThinShape& shape) {
     const auto& [outer, middle, last] = shape.axes;
-    if (problem.input.dtype == DType::f32) {
-      weight_parts = 2;
-      input_parts = problem.precision == Precision::tf32 ? 1 : 2;
-    }
+    const OperandParts parts(problem, shape);
+    input_parts = parts.input;
+    weight_parts = parts.weight;
     columns = input_parts == 2 || last.out == 1 ? 1 : 2;
     rows = strip_rows(middle.out);
     tiles = divide_up(middle.out, rows);
@@ -90,7 +93,7 @@ class ThinSamples final : public Kernel {
       : problem_(problem),
         shape_(problem),
         numbers_(problem, shape_),
-        workspace_(shape_, samples, numbers_.tiles, numbers_.weight_parts == 2 ? shape_.in_channels + 1 : 0),
+        workspace_(shape_, samples, numbers_.tiles, guards(problem) ? shape_.in_channels + 1 : 0),
         function_(
             source(), problem.device,
             {1, static_cast<uint32_t>(numbers_.threads), 1, static_cast<uint32_t>(numbers_.shared_bytes)}) {
@@ -98,7 +101,7 @@ class ThinSamples final : public Kernel {
     const Number units = divide_up(shape_.batch, samples);
     wave_units_ = clamp(divide_up(2 * resident, numbers_.tiles), 1, maximum(1, units)).called("wave_units");
     blocks_ = clamp(units * numbers_.tiles * shape_.passes(), 1, resident);
-    if (numbers_.weight_parts == 2) redo_.emplace(problem);
+    if (guards(problem)) redo_.emplace(problem);
   }
 
   size_t workspace_bytes() const override {
@@ -107,8 +110,7 @@ class ThinSamples final : public Kernel {
 
   std::string describe() const override {
     std::ostringstream out;
-    out << "convolution: " << shape_.terms() << " terms, "
-        << numbers_.input_parts * numbers_.weight_parts - (numbers_.input_parts == 2 ? 1 : 0)
+    out << "convolution: " << shape_.terms() << " terms, " << OperandParts(problem_, shape_).products()
         << " products of 16-bit parts\n"
         << "tile: " << samples << " samples, " << numbers_.rows << " rows, " << numbers_.tiles
         << " tiles a unit\n"
@@ -116,6 +118,10 @@ class ThinSamples final : public Kernel {
         << (redo_ ? "then: thin_cores for samples that f16 has no room for\n" : "")
         << "workspace: " << workspace_bytes() << " bytes\n";
     return out.str();
+  }
+
+  std::vector<std::string> numerics() const override {
+    return parts_notes(problem_, shape_) + where(redo_.has_value(), note::redone);
   }
 
   void launch(const Arguments& arguments, void* workspace, Stream stream) const override {
@@ -167,7 +173,7 @@ std::string refusal(const Problem& problem) {
     return "a window and the weights take " + std::to_string(numbers.shared_bytes) +
            " bytes of shared memory";
   }
-  return numbers.weight_parts == 2 ? ThinCores::refusal(problem) : "";
+  return guards(problem) ? ThinCores::refusal(problem) : "";
 }
 
 double seconds(const Problem& problem, const PlanOptions&) {

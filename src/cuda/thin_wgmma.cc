@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/notes.h"
 #include "cuda/thin.h"
 
 namespace onepass {
@@ -48,6 +49,7 @@ struct WgmmaNumbers {
   bool paired = false;  // two warps finish what a plane ends; A is kept for every turn
   int64_t input_parts = 1;
   int64_t weight_parts = 1;
+  bool may_dither = false;  // weights of tf32, in "fast" numerics
   bool dithers = false;     // weights are halves that are right on average
   int64_t weight_sets = 1;  // that strips have: dithered weights of other versions
   int64_t slots = 1;
@@ -59,10 +61,11 @@ struct WgmmaNumbers {
 
   WgmmaNumbers(const Problem& problem, const ThinShape& shape) {
     const auto& [outer, middle, last] = shape.axes;
-    if (problem.input.dtype == DType::f32) {
-      weight_parts = 2;
-      input_parts = problem.precision == Precision::tf32 ? 1 : 2;
-    }
+    const OperandParts parts(problem, shape);
+    input_parts = parts.input;
+    weight_parts = parts.weight;
+    may_dither =
+        problem.numerics == Numerics::fast && problem.precision == Precision::tf32 && averages_out(shape);
     channel_blocks =
         std::min(divide_up(shape.channels, block_rows), std::max<int64_t>(1, product_blocks / outer.kernel));
     choose_core(shape);
@@ -173,15 +176,14 @@ struct WgmmaNumbers {
            last.kernel % core_columns != 0 || cores % 2 != 0;
   }
 
-  // Whether the weights of tf32 may be dithered. The planes that a strip ends take every version of its turns
-  // often enough that what they have on average is the exact weight: numbers of times differ by one, so that
-  // with four of each weights are off by a sixteenth of a unit of the last place, rounded to nearest by half
-  // of one. And there are so many positions that what differs between them, 0.4 units a term, averages out to
-  // a fiftieth of one.
-  bool may_dither(const ThinShape& shape) const {
+  // Whether dithered weights are right on average. The planes that a strip ends take every version of its
+  // turns often enough that what they have on average is the exact weight: numbers of times differ by one, so
+  // that with four of each weights are off by a sixteenth of a unit of the last place, rounded to nearest by
+  // half of one. And there are so many positions that what differs between them, 0.4 units a term, averages
+  // out to a fiftieth of one.
+  static bool averages_out(const ThinShape& shape) {
     const ThinAxis& outer = shape.axes[0];
-    return input_parts == 1 && weight_parts == 2 && outer.kernel >= 2 && outer.out >= 4 * outer.kernel &&
-           shape.spatial >= 512;
+    return outer.kernel >= 2 && outer.out >= 4 * outer.kernel && shape.spatial >= 512;
   }
 
   // What rows of lanes take where a thread can load them by vectors, into 32 registers; else 0.
@@ -263,16 +265,12 @@ struct WgmmaNumbers {
     };
     const int64_t weight_rows = ((outer.kernel - 1) * channel_blocks + product_blocks) * block_rows;
     const int64_t paired_rows = outer.kernel * product_blocks * block_rows;
-    if (may_dither(shape)) {
-      weight_parts = 1;
+    if (may_dither) {
       for (weight_sets = strips; weight_sets > 1 && bytes_with(weight_sets * paired_rows) > most_bytes;)
         weight_sets /= 2;
       dithers =
           weight_sets * outer.kernel >= least_versions && bytes_with(weight_sets * paired_rows) <= most_bytes;
-      if (!dithers) {
-        weight_parts = 2;
-        weight_sets = 1;
-      }
+      if (!dithers) weight_sets = 1;
     }
     paired = dithers || (outer.kernel >= 2 && bytes_with(paired_rows) <= most_bytes);
     shared_bytes = bytes_with(paired ? weight_sets * paired_rows : weight_rows);
@@ -455,6 +453,12 @@ class ThinWgmma final : public Kernel {
     return out.str();
   }
 
+  std::vector<std::string> numerics() const override {
+    return (numbers_.dithers ? Notes{note::input_rounded, note::weights_dithered}
+                             : parts_notes(problem_, shape_)) +
+           where(redo_.has_value(), note::redone);
+  }
+
   void launch(const Arguments& arguments, void* workspace, Stream stream) const override {
     if (shape_.batch == 0) return;
     const LaunchChain chain;
@@ -530,6 +534,11 @@ double seconds(const Problem& problem, const PlanOptions&) {
 }
 
 }  // namespace
+
+bool dithers_weights(const Problem& problem) {
+  return problem.numerics == Numerics::fast && refusal(problem).empty() && WgmmaPlan(problem).numbers.dithers;
+}
+
 }  // namespace cuda
 
 extern const Strategy cuda_thin_wgmma{

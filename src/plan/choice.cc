@@ -60,6 +60,7 @@ std::string explain_choice(const std::string& problem, const std::string& chosen
   }
   std::istringstream lines(built.describe());
   for (std::string line; std::getline(lines, line);) out << "  " << line << '\n';
+  for (const std::string& line : built.numerics()) out << "  numerics: " << line << '\n';
   return out.str();
 }
 

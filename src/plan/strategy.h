@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "onepass/backward.h"
 #include "onepass/plan.h"
@@ -19,6 +20,8 @@ class BuiltStrategy {
   virtual size_t workspace_bytes() const = 0;
   // The numbers it runs with, one "name: value" a line, for explain.
   virtual std::string describe() const = 0;
+  // What it computes more coarsely than f32 throughout, a line of explain each.
+  virtual std::vector<std::string> numerics() const { return {}; }
 };
 
 // A strategy runs by an executor or on a stream, as the device of its problem has it; asked for the other it

@@ -17,6 +17,12 @@ inline double sigmoid_error(const Device& device, DType result) {
   return device.kind == Device::Kind::cuda && byte_size(result) == 2 ? 0x1p-17 : 0;
 }
 
+// Whether a row may round the input of the convolution to tf32 and leave its weights as they are: in
+// near_f32, where it is averaged over many positions (OperandParts in cuda/thin.h).
+inline bool may_round_input(const Problem& problem) {
+  return problem.precision == Precision::near_f32 && problem.block.has_mean();
+}
+
 // What the error of a sigmoid, or of the normal distribution function, is multiplied by in the operation at
 // x; beyond 20 both are exact.
 inline double sigmoid_scale(Op op, double x) {
@@ -29,7 +35,8 @@ inline double sigmoid_scale(Op op, double x) {
 enum class Waits { as_it_is, as_f16, in_20_bits };
 
 inline Waits waits(const Problem& problem) {
-  if (problem.device.kind != Device::Kind::cuda || problem.output.dtype != problem.input.dtype ||
+  if (problem.device.kind != Device::Kind::cuda || problem.numerics == Numerics::strict ||
+      problem.output.dtype != problem.input.dtype ||
       std::holds_alternative<Mean>(problem.block.stages().back()))
     return Waits::as_it_is;
   const bool is_short = byte_size(problem.input.dtype) == 2;
@@ -67,7 +74,7 @@ inline double sigmoid_error(const Problem& problem) {
   if (how == Waits::as_f16 && problem.block.conv() != nullptr &&
       std::any_of(stages.begin(), stages.end(), is_gelu))
     return 0x1p-15;
-  return sigmoid_error(problem.device, problem.output.dtype);
+  return problem.numerics == Numerics::strict ? 0 : sigmoid_error(problem.device, problem.output.dtype);
 }
 
 }  // namespace onepass::tool

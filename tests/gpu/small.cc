@@ -65,7 +65,8 @@ TEST_F(Small, Forward) {
             "conv_transpose3d(3,4,k=3,s=2,p=1) | swish @ 1x3x3x4x5 f16 nhwc",
             "conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish @ 2x3x4x5x6 tf32",
             "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 11x3x5x6x7 f16 nhwc",
-            "conv3d(3,8,k=2) | hardswish | group_norm(4) | mean @ 9x3x4x5x6 bf16 nhwc"}),
+            "conv3d(3,8,k=2) | hardswish | group_norm(4) | mean @ 9x3x4x5x6 bf16 nhwc",
+            "conv2d(3,8,k=3) | relu | group_norm(2) | mean @ 2x3x25x26 near_f32"}),
       {.seed = 1, .options = {.statistics = true}}, "");
 }
 

@@ -78,7 +78,7 @@ class BoundedForward {
                  const std::vector<std::vector<double>>& parameters, double sigmoid_error,
                  bool with_statistics, std::vector<Expected>* stage_inputs = nullptr)
       : arithmetic_(problem.output.dtype),
-        truncates_(problem.precision == Precision::tf32),
+        truncates_(problem.precision == Precision::tf32 || tool::may_round_input(problem)),
         splits_(problem.device.kind == Device::Kind::cuda && problem.input.dtype == DType::f32 &&
                 !truncates_),
         waits_(tool::waits(problem)),

@@ -6,8 +6,9 @@
 //   convolution   e = 4 u sqrt(K) (sqrt(sum of (w x)^2) + |v|), K the terms of a sum with the bias: rounding
 //                 errors add up like a random walk along partial sums that are one too. A missing or a wrong
 //                 term is off by about sqrt(sum of (w x)^2 / K): 2e6 / K times as much. In tf32, whose
-//                 operands are given as rounded, u K / 2 of that besides: tensor cores cut sums off after 8
-//                 terms. In f32 on a GPU 8 u besides: operands split in two leave so much of a term.
+//                 operands are given as rounded, and in near_f32 before a mean, whose input is, u K / 2 of
+//                 that besides: tensor cores cut sums off after 8 terms. In f32 on a GPU 8 u besides:
+//                 operands split in two leave so much of a term.
 //   pointwise     e = the change of the operation between x - e and x + e, plus 8 u (|x| + |v|): 4 ulp for an
 //                 approximation, and 0.5 x (1 + erf) cancels. Operations that only select or multiply: 8 u
 //                 |v|; hardsigmoid: 8 u. In 16 bits on a GPU sigmoids and gelu's distribution

@@ -78,7 +78,9 @@ class BoundedBackward {
                   const std::vector<double>& output_gradient)
       : problem_(problem.forward),
         multiplies_tf32_(has_tf32_products(problem.forward)),
-        sigmoid_error_(tool::sigmoid_error(problem.forward.device, problem.input_gradient.dtype)),
+        sigmoid_error_(problem.forward.numerics == Numerics::strict
+                           ? 0
+                           : tool::sigmoid_error(problem.forward.device, problem.input_gradient.dtype)),
         sizes_(problem.forward.block.conv_output_shape(problem.forward.input.sizes)),
         input_(input),
         parameters_(parameters),

@@ -12,6 +12,7 @@
 #include "block/convert.h"
 #include "reference/tensor_access.h"
 #include "support/guarded_memory.h"
+#include "tool/judged_error.h"
 
 namespace onepass::testing {
 namespace {
@@ -130,8 +131,11 @@ Operands random_operands(const Problem& problem, Distribution distribution, uint
                                                 is_weight ? weight_scale(*problem.block.conv()) : 1,
                                                 seed + i + 1));
   }
-  if (problem.precision == Precision::tf32) {
+  const bool rounds = problem.precision == Precision::tf32;
+  if (rounds || tool::may_round_input(problem)) {
     for (double& value : operands.input) value = round_to_tf32(value);
+  }
+  if (rounds) {
     for (double& value : operands.parameters[0]) value = round_to_tf32(value);
   }
   return operands;
@@ -300,6 +304,7 @@ std::vector<float> reference_statistics(const Problem& problem, const Operands& 
   Problem on_cpu = problem;
   on_cpu.device = Device::cpu();
   on_cpu.precision = Precision::f32;
+  on_cpu.numerics = Numerics::pytorch;
   SerialExecutor executor;
   return run(plan(on_cpu, {"reference", ""}), operands, executor, {.statistics = true}).statistics;
 }

@@ -217,6 +217,18 @@ void mix_types(Dice& dice, BackwardProblem& problem) {
   }
 }
 
+// A precision of f32, and numerics that it has.
+void choose_numerics(Dice& dice, Problem& problem) {
+  if (problem.input.dtype == DType::f32) {
+    problem.precision = dice.chance(0.6)   ? Precision::tf32
+                        : dice.chance(0.5) ? Precision::near_f32
+                                           : Precision::f32;
+  }
+  if (!dice.chance(0.2)) return;
+  if (problem.precision == Precision::tf32) problem.numerics = Numerics::fast;
+  if (problem.precision == Precision::f32) problem.numerics = Numerics::strict;
+}
+
 }  // namespace
 
 Problem random_problem(uint64_t seed, Device device) {
@@ -235,7 +247,7 @@ Problem random_thin_problem(uint64_t seed, Device device) {
     int64_t terms = conv.in_channels;
     for (const int64_t size : conv.kernel) terms *= size;
     if (conv.groups != 1 || terms > 512 || conv.out_channels > 64) continue;
-    if (problem.input.dtype == DType::f32 && dice.chance(0.6)) problem.precision = Precision::tf32;
+    choose_numerics(dice, problem);
     return problem;
   }
 }
@@ -269,7 +281,7 @@ Problem random_wide_problem(uint64_t seed, Device device) {
     int64_t products = conv.in_channels / conv.groups;
     for (const int64_t size : conv.kernel) products *= size;
     if (element_count(problem.block.conv_output_shape(sizes)) > most_products / products) continue;
-    if (problem.input.dtype == DType::f32 && dice.chance(0.6)) problem.precision = Precision::tf32;
+    choose_numerics(dice, problem);
     problem.validate();
     return problem;
   }

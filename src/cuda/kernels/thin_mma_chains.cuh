@@ -55,9 +55,10 @@ struct ThinMmaChains : ThinMmaLayout<C, Tail, Numbers> {
   // most, by 3e-7 of the swish, two terms up to 0.3 by 7e-7 of it. 16 bits: tanh.approx is off by 2^-11 of
   // its value, so that a swish is by x^2 2^-13 or less, within what rounding x to the output's type takes
   // from it where |x| is at most 1 (f16) or 2.5 (bf16). bf16 has one term up to 0.3 for classes with few
-  // taps, off by 3.2e-4 of the swish, a sixth of what that rounding takes.
+  // taps, off by 3.2e-4 of the swish, a sixth of what that rounding takes. Strict numerics have the forms of
+  // f32 there too.
   static constexpr bool narrows = Numbers::begins_with_swish;
-  static constexpr bool takes_tanh = Output::bytes == 2;
+  static constexpr bool takes_tanh = Output::bytes == 2 && !Numbers::strict;
   static constexpr int most_terms = 4;
   static constexpr __device__ int swish_terms(int rz, int ry, int rx) {
     const int taps = Terms::taps(rz, ry, rx);
@@ -73,7 +74,7 @@ struct ThinMmaChains : ThinMmaLayout<C, Tail, Numbers> {
   }
   // The largest |x| for so many terms.
   static constexpr __device__ float most_narrow(int terms) {
-    if (terms == 4) return is_same<Output, bf16> ? 2.5f : 1.0f;
+    if (terms == 4) return takes_tanh && is_same<Output, bf16> ? 2.5f : 1.0f;
     return terms == 3 ? 0.6f : splits && terms == 2 ? 0.2f : 0.3f;
   }
   static constexpr float most_wide = Numbers::pairs ? 1e5f : 1e30f;

@@ -569,6 +569,35 @@ TEST_F(CacheTest, PlansGoOnWithTheNextRow) {
   expect_has(result.output, "onepass: warning: strategy ");
 }
 
+// A GPU that has no room for a row's kernel, as where another process has a part of it: blocks that wait for
+// each other (gemm_turns, gemm_wgmma), clusters (tail_staged, thin_resident), both at once.
+TEST(DISABLED_Child, PlansWithoutARowThatHasNoRoom) {
+  const std::pair<std::string, std::string> problems[]{
+      {"gemm_turns", "conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 8x64x256x256 tf32"},
+      {"gemm_wgmma", "conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 8x64x256x256"},
+      {"thin_resident", "conv2d(4,16,k=3,p=1) | swish | group_norm(4) @ 4x4x64x64 tf32"},
+      {"tail_staged", "swish | group_norm(4) @ 64x16x128x128"},
+  };
+  for (const auto& [row, text] : problems) {
+    SCOPED_TRACE(row);
+    const Problem problem = Problem::parse(text, Device::cuda());
+    stub_state().room = SIZE_MAX;
+    EXPECT_EQ(plan(problem).strategy(), row);
+    stub_state().room = 64 << 10;
+    const Plan second = plan(problem);
+    EXPECT_NE(second.strategy(), row);
+    expect_has(second.explain(), "no: kernel onepass_" + row + " has no room: the GPU runs 0 of its ");
+    expect_has(sentence_of([&] { plan(problem, {row, ""}); }), "must be at least 1");
+  }
+}
+
+TEST_F(CacheTest, PlansGoOnWhereARowHasNoRoom) {
+  const ChildResult result = run_child("PlansWithoutARowThatHasNoRoom",
+                                       {{"ONEPASS_NVRTC", stub_path}, {"ONEPASS_CUDA_DRIVER", stub_path}});
+  EXPECT_EQ(result.exit_code, 0) << result.output;
+  expect_has(result.output, "onepass: warning: strategy gemm_turns is left out");
+}
+
 TEST(DISABLED_Child, PlansATailInsideARowWithoutOneThatDoesNotCompile) {
   const auto direct = [](const char* sizes) {
     const std::string block = "conv1d(2,8,k=1) | swish | group_norm(2) @ ";

@@ -12,6 +12,7 @@
 #include "cuda/recording.h"
 #include "cuda/sha256.h"
 #include "onepass/error.h"
+#include "plan/build_error.h"
 
 namespace onepass::cuda {
 namespace {
@@ -136,14 +137,26 @@ void Function::Loaded::allow(const std::string& name, const Launch& launch) {
     result = driver().cuFuncSetAttribute(function, non_portable_cluster_size_allowed, 1);
   }
   if (result != cuda_success) {
-    fail(result, "kernel " + name + " cannot have " + std::to_string(launch.shared_bytes) +
-                     " bytes of shared memory in clusters of " + std::to_string(launch.cluster));
+    throw BuildError("kernel " + name + " cannot have " + std::to_string(launch.shared_bytes) +
+                     " bytes of shared memory in clusters of " + std::to_string(launch.cluster) + ": " +
+                     driver().words(result));
   }
 }
 
 Function::Function(const Source& source, const Device& device, const Launch& launch)
     : gpu_(&gpu_of(device)), launch_(launch), source_(source), cubin_(compile(source, gpu_->architecture)) {
-  if (device.architecture.empty()) loaded_ = Loaded::find_or_load(source.name, cubin_, launch, device.index);
+  if (!device.architecture.empty()) return;
+  loaded_ = Loaded::find_or_load(source.name, cubin_, launch, device.index);
+  require_resident(1);
+}
+
+void Function::require_resident(int64_t clusters) const {
+  const int count = count_resident_clusters();
+  if (count >= clusters) return;
+  throw BuildError("kernel " + source_.name + " has no room: the GPU runs " + std::to_string(count) +
+                   " of its " +
+                   (launch_.cluster == 1 ? "blocks" : "clusters of " + std::to_string(launch_.cluster)) +
+                   " at a time, must be at least " + std::to_string(clusters));
 }
 
 std::string Function::resident_name() const {

@@ -49,7 +49,7 @@ class LaunchChain {
 
 // Compiled for the device's architecture and, unless the device only names an architecture, loaded there at
 // once with its attributes set (dynamic shared memory, clusters of more than 8): nothing is loaded in a
-// capture.
+// capture. Throws BuildError where the GPU refuses the attributes or has no room for one cluster.
 class Function {
  public:
   Function(const Source& source, const Device& device, const Launch& launch);
@@ -57,9 +57,11 @@ class Function {
   const Launch& numbers() const { return launch_; }
   const Cubin& cubin() const { return cubin_; }
   const Source& source() const { return source_; }
-  // How many clusters (blocks, where the cluster is 1) of this launch the whole GPU runs at a time; a typical
-  // figure where there is no GPU.
+  // How many clusters (blocks, where the cluster is 1) of this launch the whole GPU runs at a time, at least
+  // one; a typical figure where there is no GPU.
   Number resident_clusters() const;
+  // Throws BuildError unless so many of them run at a time: those that wait for each other would hang.
+  void require_resident(int64_t clusters) const;
   // What formulas call that figure: a name of its own for each kernel.
   std::string resident_name() const;
 

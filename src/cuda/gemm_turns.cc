@@ -210,16 +210,12 @@ class GemmTurns final : public Kernel {
         function_(source(), problem.device,
                   {1, static_cast<uint32_t>(threads), 1, static_cast<uint32_t>(numbers_.shared_bytes), true}),
         redo_(problem) {
-    // Whole samples, as many as there is room for at a time. Where there is none for one, no block: a merger
-    // alone would wait for ever.
+    // Whole samples, as many as there is room for at a time. An exported plan asks its own GPU; where that
+    // has no room for one there is no block, since a merger alone would wait for ever.
+    function_.require_resident(numbers_.position_tiles + mergers);
     const Number samples =
         minimum(shape_.batch, divide(function_.resident_clusters() - mergers, numbers_.position_tiles));
     blocks_ = samples * numbers_.position_tiles + minimum(samples, 1) * mergers;
-    if (shape_.batch > 0 && blocks_ <= 0) {
-      throw Error("gemm_turns: the GPU runs " + std::to_string(function_.resident_clusters().value()) +
-                  " blocks at a time, and a sample takes " +
-                  std::to_string(numbers_.position_tiles + mergers));
-    }
     packed_ = regions_.add(numbers_.weight_bytes());
     map_ = regions_.add(128);
     statistics_ = regions_.add(shape_.slabs() * 2 * 4);

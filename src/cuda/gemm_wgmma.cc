@@ -442,8 +442,10 @@ class GemmWgmma final : public Kernel {
     blocks_ =
         clamp(shape_.batch * numbers_.tiles() * (numbers_.stored ? 1 : numbers_.passes(shape_)), 1, resident);
     // Held units begin together: as many as there is room for, whole.
-    if (numbers_.held)
+    if (numbers_.held) {
+      function_.require_resident(numbers_.unit_tiles());
       blocks_ = minimum(units, divide(resident, numbers_.unit_tiles())) * numbers_.unit_tiles();
+    }
     const int64_t group_rows = rows_of(shape_) / shape_.groups;
     const int64_t spans =
         numbers_.tile_channels % group_rows == 0 ? 1 : (group_rows - 1) / numbers_.tile_channels + 2;

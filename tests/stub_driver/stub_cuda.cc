@@ -202,13 +202,14 @@ STUB CudaResult cuLaunchKernelEx(const LaunchConfig* config, FunctionHandle, voi
 }
 
 STUB CudaResult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, FunctionHandle, int threads,
-                                                            size_t) {
-  *blocks = 2048 / threads;
+                                                            size_t shared_bytes) {
+  *blocks = shared_bytes > state.room ? 0 : 2048 / threads;
   return work_result_of("cuOccupancyMaxActiveBlocksPerMultiprocessor");
 }
 
 STUB CudaResult cuOccupancyMaxActiveClusters(int* clusters, FunctionHandle, const LaunchConfig* config) {
-  *clusters = config->attribute_count == 1 ? static_cast<int>(128 / config->attributes->x) : 0;
+  const bool fits = config->attribute_count == 1 && config->shared_bytes <= state.room;
+  *clusters = fits ? static_cast<int>(128 / config->attributes->x) : 0;
   return work_result_of("cuOccupancyMaxActiveClusters");
 }
 

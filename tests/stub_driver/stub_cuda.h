@@ -33,7 +33,8 @@ struct State {
   int error = 1;                       // with this code
   std::atomic<bool> capturing{false};  // as if another thread captured a stream in the default mode
   size_t free_bytes = size_t{1} << 30;
-  std::string refused;  // a source with these words does not compile
+  size_t room = SIZE_MAX;  // a kernel with more dynamic shared memory has no room on a multiprocessor
+  std::string refused;     // a source with these words does not compile
   // Between two events, by the launch before the second of them; 2.5 where not set.
   std::function<float(const LaunchRecord&)> milliseconds;
 

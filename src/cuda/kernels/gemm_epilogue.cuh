@@ -121,13 +121,13 @@ struct GemmEpilogue : GemmEpilogueMoments<C, Tail, Numbers> {
     const int count = slab_count(item);
     if constexpr (Numbers::held) {
       for (int i = agent_warp; i < count; i += agent_warps) {
-        const float2 statistics = slabs.statistics(item.n, first + i);
+        const auto statistics = slabs.statistics(item.n, first + i);
         if (lane != 0) continue;
-        s.statistics[agent][i] = statistics;
+        s.statistics[agent][i] = {statistics.mean, statistics.factor};
         if (position_part(item) == 0) {
           float* to = p.statistics + 2 * (item.n * slabs_of_sample + first + i);
-          to[0] = statistics.x;
-          to[1] = statistics.y;
+          to[0] = statistics.mean;
+          to[1] = statistics.rstd;
         }
       }
     } else {
@@ -167,15 +167,22 @@ struct GemmEpilogue : GemmEpilogueMoments<C, Tail, Numbers> {
       const bool in_range = c < rows;
       const int own = in_range ? c : 0;
       const int channel = own / classes;
-      float scale = 1.0f, shift = 0.0f;
+      // Held: as one multiply-add; what it multiplies by is 0 then where all values are the same.
+      float mean = 0.0f, scale = 1.0f, shift = 0.0f;
       if constexpr (Tail::has_norm) {
         const int slab = in_range ? c / group_rows - first_slab(item) : 0;
         const float2 statistics = s.statistics[agent][slab];
         const int of_norm = Tail::channel(item.n, channel);
+        mean = statistics.x;
         scale = (reads_affine_early ? affine.weight[h] : Tail::weight(p, of_norm)) * statistics.y;
-        shift = fmaf(-statistics.x, scale, reads_affine_early ? affine.bias[h] : Tail::bias(p, of_norm));
+        shift = reads_affine_early ? affine.bias[h] : Tail::bias(p, of_norm);
+        if constexpr (Numbers::held) shift = fmaf(-mean, scale, shift);
         if constexpr (Numbers::guards && Numbers::held) {
-          if (item.position_tile == 0 && in_range && lane % 4 == 0) Staging::judge(p, item.n, fabsf(scale));
+          if (item.position_tile == 0 && in_range && lane % 4 == 0) {
+            // Equal values are divided by the root of eps: they may be equal because f16 has no room for x.
+            const float weight = reads_affine_early ? affine.weight[h] : Tail::weight(p, of_norm);
+            Staging::judge(p, item.n, fabsf(statistics.y == 0.0f ? weight * rsqrtf(Tail::eps) : scale));
+          }
         }
       }
       ChannelValues<After, 1> values;
@@ -189,7 +196,8 @@ struct GemmEpilogue : GemmEpilogueMoments<C, Tail, Numbers> {
         if constexpr (Numbers::after_reads_tensors) {
           if (columns.has(i)) tensors.load(p, begin + columns.offset(i));
         }
-        if constexpr (Tail::has_norm) value = fmaf(value, scale, shift);
+        if constexpr (Tail::has_norm)
+          value = Numbers::held ? fmaf(value, scale, shift) : normalise(value, mean, scale, shift);
         value = After::value(value, values.value[0], tensors, 0);
         if constexpr (Tail::has_mean) total += columns.has(i) ? value : 0.0f;
       }

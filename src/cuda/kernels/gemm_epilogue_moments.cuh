@@ -33,15 +33,14 @@ struct GemmEpilogueMoments : GemmEpilogueOutputs<C, Tail, Numbers> {
     const int count = columns.count();
     const float own_count = static_cast<float>(count);
     const float quad_count = lanes_sum<4>(own_count);
-    const float per_count = count > 0 ? 1.0f / own_count : 0.0f;
     const bool all = __all_sync(0xffffffffu, count == 2 * pairs);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       Moments own{own_count, 0.0f, 0.0f};
       if (all) {
-        moments<true>(d, h, columns, per_count, own);
+        moments<true>(d, h, columns, own);
       } else {
-        moments<false>(d, h, columns, per_count, own);
+        moments<false>(d, h, columns, own);
       }
       float mean, m2;
       team_moments<4, gemm::consumer_threads>(own, quad_count, nullptr, mean, m2);
@@ -51,22 +50,29 @@ struct GemmEpilogueMoments : GemmEpilogueOutputs<C, Tail, Numbers> {
 
   template <bool all>
   static __device__ __forceinline__ void moments(const float (&d)[sums], int h, const Columns& columns,
-                                                 float per_count, Moments& own) {
-    float sum[4] = {};
+                                                 Moments& own) {
+    // Distances from a value: of equal ones they are 0.
+    PivotSums<4> distances;
+    distances.pivot = first_value<all>(d, h, columns);
 #pragma unroll
     for (int i = 0; i < 2 * pairs; ++i) {
-      const float value = d[i / 2 * 4 + h * 2 + i % 2];
-      sum[i % 4] += all || columns.has(i) ? value : 0.0f;
+      const float distance = d[i / 2 * 4 + h * 2 + i % 2] - distances.pivot;
+      distances.add_distance(all || columns.has(i) ? distance : 0.0f, i);
     }
-    own.mean = ((sum[0] + sum[1]) + (sum[2] + sum[3])) * per_count;
-    float m2[4] = {};
+    float moved;
+    distances.finish(own.count, moved, own.m2);
+    own.mean = distances.pivot + moved;
+  }
+  // Of the thread's row h, one that the output has, if there is any.
+  template <bool all>
+  static __device__ __forceinline__ float first_value(const float (&d)[sums], int h, const Columns& columns) {
+    float first = d[h * 2];
+    if constexpr (!all) {
 #pragma unroll
-    for (int i = 0; i < 2 * pairs; ++i) {
-      const float distance = d[i / 2 * 4 + h * 2 + i % 2] - own.mean;
-      const float counted = all || columns.has(i) ? distance : 0.0f;
-      m2[i % 4] = fmaf(counted, counted, m2[i % 4]);
+      for (int i = 2 * pairs - 1; i > 0; --i) first = columns.has(i) ? d[i / 2 * 4 + h * 2 + i % 2] : first;
+      first = columns.has(0) ? d[h * 2] : first;
     }
-    own.m2 = (m2[0] + m2[1]) + (m2[2] + m2[3]);
+    return first;
   }
 
   // Where the rows of a warp are whole slabs, and no other warp has positions of them, it leaves their parts.
@@ -88,24 +94,20 @@ struct GemmEpilogueMoments : GemmEpilogueOutputs<C, Tail, Numbers> {
     const float elements = lanes_sum<lanes>(static_cast<float>((3 - sets) * count));
 #pragma unroll
     for (int h = 0; h < sets; ++h) {
-      const auto sum_of = [&](auto&& term) {
-        float sum[8] = {};
+      // Distances from one of the slab's values: of equal ones they are 0.
+      PivotSums<4> distances;
+      distances.pivot = first_mean<lanes>(static_cast<float>(count), first_value<all>(d, h, columns));
 #pragma unroll
-        for (int i = 0; i < 2 * pairs; ++i) {
+      for (int i = 0; i < 2 * pairs; ++i) {
 #pragma unroll
-          for (int k = h; k < h + 3 - sets; ++k) {
-            if (all || columns.has(i)) term(d[i / 2 * 4 + k * 2 + i % 2], sum[i % 4 + 4 * (k - h)]);
-          }
+        for (int k = h; k < h + 3 - sets; ++k) {
+          if (all || columns.has(i)) distances.add(d[i / 2 * 4 + k * 2 + i % 2], i % 2 + 2 * (k - h));
         }
-        return lanes_sum<lanes>(((sum[0] + sum[1]) + (sum[2] + sum[3])) +
-                                ((sum[4] + sum[5]) + (sum[6] + sum[7])));
-      };
-      const float total = sum_of([](float value, float& sum) { sum += value; });
-      const float mean = elements > 0.0f ? total / elements : 0.0f;
-      const float m2 = sum_of([&](float value, float& sum) {
-        const float distance = value - mean;
-        sum = fmaf(distance, distance, sum);
-      });
+      }
+      float moved, m2;
+      distances.sum_lanes<lanes>();
+      distances.finish(elements, moved, m2);
+      const float mean = distances.pivot + moved;
       const int first = item.channel_tile * Numbers::tile_channels + row(h);
       if (lane % lanes == 0 && exists(first))
         __stcg(slabs.part(item.n, first / group_rows, item.channel_tile, position_part(item)),

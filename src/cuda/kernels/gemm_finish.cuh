@@ -30,20 +30,21 @@ struct GemmFinish {
 
   const Parameters& p;
 
-  // The norm of a channel as one multiply-add, and what the chain reads of it.
+  // The norm of a channel, and what the chain reads of it.
   struct Channel {
-    float scale, shift;
+    float mean, scale, bias;
     ChannelValues<After, 1> values;
 
     __device__ __forceinline__ Channel(const Parameters& p, int64 n, int c) {
       const float* statistics = p.statistics + 2 * (n * slabs + c / Tail::group_channels);
+      mean = __ldg(statistics);
       scale = Tail::weight(p, c) * __ldg(statistics + 1);
-      shift = fmaf(-__ldg(statistics), scale, Tail::bias(p, c));
+      bias = Tail::bias(p, c);
       values.load(p, n, c);
     }
     template <class Tensors>
     __device__ __forceinline__ float value(float x, const Tensors& tensors, int k) const {
-      return After::value(fmaf(x, scale, shift), values.value[0], tensors, k);
+      return After::value(normalise(x, mean, scale, bias), values.value[0], tensors, k);
     }
   };
 

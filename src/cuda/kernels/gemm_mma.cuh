@@ -599,23 +599,22 @@ struct GemmMma {
     const int count = __popc(inside);
     const float own_count = static_cast<float>(count);
     const float quad_count = lanes_sum<4>(own_count);
-    const float per_count = count > 0 ? 1.0f / own_count : 0.0f;
 #pragma unroll
     for (int i = 0; i < row_tiles; ++i) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        float sum[2] = {};
+        // Distances from a value: of equal ones they are 0.
+        PivotSums<2> sums;
+#pragma unroll
+        for (int j = 2 * column_tiles - 1; j >= 0; --j)
+          sums.pivot = (inside >> j & 1u) != 0 ? d[i][j / 2][2 * h + j % 2] : sums.pivot;
 #pragma unroll
         for (int j = 0; j < 2 * column_tiles; ++j)
-          sum[j % 2] += (inside >> j & 1u) != 0 ? d[i][j / 2][2 * h + j % 2] : 0.0f;
-        Moments own{own_count, (sum[0] + sum[1]) * per_count, 0.0f};
-        float m2[2] = {};
-#pragma unroll
-        for (int j = 0; j < 2 * column_tiles; ++j) {
-          const float distance = (inside >> j & 1u) != 0 ? d[i][j / 2][2 * h + j % 2] - own.mean : 0.0f;
-          m2[j % 2] = fmaf(distance, distance, m2[j % 2]);
-        }
-        own.m2 = m2[0] + m2[1];
+          sums.add_distance((inside >> j & 1u) != 0 ? d[i][j / 2][2 * h + j % 2] - sums.pivot : 0.0f, j);
+        Moments own{own_count, 0.0f, 0.0f};
+        float moved;
+        sums.finish(own_count, moved, own.m2);
+        own.mean = sums.pivot + moved;
         float mean, all_m2;
         team_moments<4, threads>(own, quad_count, nullptr, mean, all_m2);
         if (lane % 4 == 0)
@@ -698,10 +697,11 @@ struct GemmMma {
         for (int i = lane; i < Tail::group_channels; i += 32) {
           const int c = slab * Tail::group_channels + i;
           const int of_norm = Tail::channel(n, c);
-          const float scale = Tail::weight(p, of_norm) * per_deviation;
-          if constexpr (Numbers::guards) gemm::judge<Tail, Numbers>(p, n, fabsf(scale));
+          const float weight = Tail::weight(p, of_norm);
+          if constexpr (Numbers::guards) gemm::judge<Tail, Numbers>(p, n, fabsf(weight * per_deviation));
           if constexpr (Tail::mean_follows_norm) {
             const int64 row = n * Tail::channels + c;
+            const float scale = weight * norm_factor<Tail>(per_deviation, mean, m2);
             store_one<Output>(p.output, row, fmaf(row_mean(row) - mean, scale, Tail::bias(p, of_norm)));
           }
         }

@@ -37,8 +37,13 @@ struct GemmSlabs {
            position;
   }
 
-  // By one warp: mean and 1 / deviation of a slab from all its parts.
-  __device__ __forceinline__ float2 statistics(int64 n, int slab) const {
+  // By one warp: mean and 1 / deviation of a slab from all its parts, and what its norm multiplies by.
+  struct Statistics {
+    float mean;
+    float rstd;
+    float factor;
+  };
+  __device__ __forceinline__ Statistics statistics(int64 n, int slab) const {
     const int first_tile = slab * group_rows / Numbers::tile_channels;
     const int last_tile = ((slab + 1) * group_rows - 1) / Numbers::tile_channels;
     const int count = (last_tile - first_tile + 1) * position_parts;
@@ -54,13 +59,16 @@ struct GemmSlabs {
 #pragma unroll
       for (int i = 0; i < of_lane; ++i)
         own[i] = lane + 32 * i < count ? __ldcg(parts + lane + 32 * i) : float4{0.0f, 0.0f, 0.0f, 0.0f};
+      // As distances from the first part's.
+      const float from = first_mean<32>(own[0].x, own[0].y);
 #pragma unroll
-      for (int i = 0; i < of_lane; ++i) sum = fmaf(own[i].x, own[i].y, sum);
-      mean = lanes_sum<32>(sum) / elements;
+      for (int i = 0; i < of_lane; ++i) sum = fmaf(own[i].x, own[i].y - from, sum);
+      const float moved = lanes_sum<32>(sum) / elements;
+      mean = from + moved;
       m2 = 0.0f;
 #pragma unroll
       for (int i = 0; i < of_lane; ++i) {
-        const float distance = own[i].y - mean;
+        const float distance = own[i].y - from - moved;
         m2 += fmaf(own[i].x * distance, distance, own[i].z);
       }
       m2 = lanes_sum<32>(m2);
@@ -70,27 +78,28 @@ struct GemmSlabs {
       for (int i = lane; i < count; i += 32) merge(own, __ldcg(parts + i));
       team_moments<32, gemm::consumer_threads>(own, elements, nullptr, mean, m2);
     }
-    return {mean, 1.0f / sqrtf(m2 / elements + Tail::eps)};
+    const float rstd = 1.0f / sqrtf(m2 / elements + Tail::eps);
+    return {mean, rstd, norm_factor<Tail>(rstd, mean, m2)};
   }
 
   // By one warp: the slab's statistics, and what is known then.
   __device__ __forceinline__ void finish(int64 n, int slab) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    const float2 statistics = this->statistics(n, slab);
+    const Statistics own = statistics(n, slab);
     float* to = p.statistics + 2 * (n * slabs_of_sample + slab);
     if (lane == 0) {
-      to[0] = statistics.x;
-      to[1] = statistics.y;
+      to[0] = own.mean;
+      to[1] = own.rstd;
     }
     for (int i = lane; i < Tail::group_channels; i += 32) {
       const int c = slab * Tail::group_channels + i;
       const int of_norm = Tail::channel(n, c);
-      const float scale = Tail::weight(p, of_norm) * statistics.y;
-      if constexpr (Numbers::guards) gemm::judge<Tail, Numbers>(p, n, fabsf(scale));
+      const float weight = Tail::weight(p, of_norm);
+      if constexpr (Numbers::guards) gemm::judge<Tail, Numbers>(p, n, fabsf(weight * own.rstd));
       if constexpr (Tail::mean_follows_norm) {
         const float mean = row_sum(n * Tail::channels + c) / static_cast<float>(Tail::spatial);
         store_one<Output>(p.output, n * Tail::channels + c,
-                          fmaf(mean - statistics.x, scale, Tail::bias(p, of_norm)));
+                          fmaf(mean - own.mean, weight * own.factor, Tail::bias(p, of_norm)));
       }
     }
   }

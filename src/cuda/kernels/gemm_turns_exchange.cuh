@@ -49,7 +49,7 @@ struct GemmTurnsExchange {
   __device__ __forceinline__ void ask(int64 n, uint32 slab, uint32 to) const {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(result(n, slab)) : "memory");
   }
-  // Mean and 1 / deviation of a slab; `all` is what came when it was asked for.
+  // Mean of a slab and what its norm multiplies by; `all` is what came when it was asked for.
   __device__ __forceinline__ float2 wait(int64 n, uint32 slab, uint64 all) const {
     while (!is_there(all))
       asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(all) : "l"(result(n, slab)) : "memory");
@@ -105,8 +105,8 @@ struct GemmTurnsExchange {
     asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to), "l"(both) : "memory");
   }
 
-  // The parts of a slab: mean and M2. After those of all samples: mean and 1 / deviation of each slab, pairs
-  // of a sample.
+  // The parts of a slab: mean and M2. After those of all samples: of each slab the mean and what its norm
+  // multiplies by, pairs of a sample.
   __device__ __forceinline__ uint64* part(int64 n, uint32 slab) const {
     return reinterpret_cast<uint64*>(p.parts) + (n * slabs + slab) * (2 * pairs);
   }
@@ -166,11 +166,13 @@ struct GemmTurnsExchange {
     } while (!has_all);
     const float origin = __shfl_sync(mask, low(two[0][0]), 0, team);
     float sum = 0.0f, square = 0.0f;
+    bool is_flat = true;
 #pragma unroll
     for (int i = 0; i < of_lane; ++i) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         if (2 * (lane + team * i) + e < parts) {
+          is_flat = is_flat && high(two[i][e]) == 0.0f;
           const float distance = low(two[i][e]) - origin;
           sum = fmaf(counts[i][e], distance, sum);
           square += fmaf(counts[i][e] * distance, distance, high(two[i][e]));
@@ -184,8 +186,12 @@ struct GemmTurnsExchange {
     const float variance = fmaf(-sum, sum, square);  // NaN stays what it is
     const float2 all{origin + sum,
                      inverse_root(fmaf(times * times, Tail::eps, variance < 0.0f ? 0.0f : variance))};
+    // All values the same: what parts' means differ by is how their sums were rounded. The norm multiplies by
+    // 0 then, and gives its bias exactly.
+    const float least = all.x * 0x1p-19f;
+    is_flat = __all_sync(mask, is_flat) && variance <= least * least && Tail::eps > 0.0f;
     if (lane == 0) {
-      leave(result(n, slab), both(all.x, all.y));
+      leave(result(n, slab), both(all.x, is_flat ? 0.0f : all.y));
       float* const to = p.statistics + 2 * (n * slabs + slab);
       to[0] = all.x / times;
       to[1] = all.y * times;

@@ -250,6 +250,9 @@ struct GemmTurnsMoments : GemmTurnsThread {
 #pragma unroll
     for (int k = 0; k < own_slabs; ++k) {
       if (lane % slab_lanes == 0 && (rows % 64 == 0 || row(k) < rows)) {
+        // Values that differ by less than tensor cores cut off sums (2^-16) are the same.
+        const float least = own[k] * 0x1p-16f;
+        if (m2[k] <= least * least) m2[k] = 0.0f;
         const uint32 slab = static_cast<uint32>(row(k)) / group_rows;
         exchange().leave_part(n, slab, position_tile(), group, own[k], m2[k]);
         s.held[tile & 1u][group][slab] = float2{own[k], unit[k]};

@@ -45,12 +45,12 @@ struct Moments {
   float m2 = 0.0f;
 
   // Takes in `n` elements of this mean and M2 (Chan). The quotient is a weight: its error of 1 ulp moves the
-  // mean by that part of the distance between the two means.
+  // mean by that part of the distance between the two means. The first mean is taken as it is.
   __device__ __forceinline__ void merge(float n, float other_mean, float other_m2) {
     const float total = count + n;
     float weight;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(weight) : "f"(total));
-    weight *= n;
+    weight = count > 0.0f ? weight * n : 1.0f;
     const float distance = other_mean - mean;
     mean = fmaf(distance, weight, mean);
     m2 = fmaf(distance * distance, count * weight, m2 + other_m2);
@@ -58,27 +58,128 @@ struct Moments {
   }
 };
 
-// The moments of the elements of `Threads` threads together; `elements` is their number. Two sums instead of
-// a tree of merges: the mean first, then every thread's M2 moved to it. Lanes is 32 or less for a team inside
-// a warp, else Threads.
+// What a norm multiplies distances from its mean by, given 1 / deviation: 0 where all values of the slab are
+// the same number, as M2 says. x * scale + shift is then the shift, which is the norm's bias exactly. Without
+// an eps the result is no number, as PyTorch's.
+template <class Tail>
+__device__ __forceinline__ float norm_factor(float rstd, float mean, float m2) {
+  const float least = mean * 0x1p-25f;  // less than half of what two numbers near the mean differ by
+  return Tail::eps > 0.0f && m2 <= least * least ? 0.0f : rstd;
+}
+
+// A norm that knows its mean and deviation alone. An instruction more than x * scale + shift, and exact where
+// x is the mean. Not fused with what computed x: that leaves what rounding took from x.
+__device__ __forceinline__ float normalise(float x, float mean, float scale, float bias) {
+  return fmaf(__fsub_rn(x, mean), scale, bias);
+}
+
+// Sums of distances from a pivot, the mean of some first values, and of their squares. Of equal values all
+// distances are the same (0, or what a fused multiply-add leaves), and so is their mean.
+template <int Lines>
+struct PivotSums {
+  float pivot = 0.0f;
+  float sum[Lines] = {};
+  float square[Lines] = {};
+
+  // The mean of values, exactly if they are equal.
+  template <int Count>
+  static __device__ __forceinline__ float mean_of(const float (&value)[Count]) {
+    float all = 0.0f;
+#pragma unroll
+    for (int k = 1; k < Count; ++k) all += value[k] - value[0];
+    return fmaf(all, 1.0f / Count, value[0]);
+  }
+
+  __device__ __forceinline__ void add_distance(float distance, int k) {
+    sum[k % Lines] += distance;
+    square[k % Lines] = fmaf(distance, distance, square[k % Lines]);
+  }
+  // The value's distance.
+  __device__ __forceinline__ float add(float value, int k) {
+    const float distance = value - pivot;
+    add_distance(distance, k);
+    return distance;
+  }
+
+  // Those of `Lanes` neighbouring lanes that have the same pivot, in each of them.
+  template <int Lanes>
+  __device__ __forceinline__ void sum_lanes() {
+#pragma unroll
+    for (int k = 1; k < Lines; ++k) {
+      sum[0] += sum[k];
+      square[0] += square[k];
+      sum[k] = square[k] = 0.0f;
+    }
+    sum[0] = lanes_sum<Lanes>(sum[0]);
+    square[0] = lanes_sum<Lanes>(square[0]);
+  }
+
+  // The mean's distance from the pivot, and M2.
+  __device__ __forceinline__ void finish(float count, float& moved, float& m2) const {
+    float all = sum[0], squares = square[0];
+#pragma unroll
+    for (int k = 1; k < Lines; ++k) {
+      all += sum[k];
+      squares += square[k];
+    }
+    float per_element;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(per_element) : "f"(count));
+    moved = count > 0.0f ? all * per_element : 0.0f;
+    // Not below zero: what is left of equal values. NaN stays.
+    const float left = fmaf(-all, moved, squares);
+    m2 = left < 0.0f ? 0.0f : left;
+  }
+};
+
+// Of `Lanes` neighbouring lanes the mean of the first one that has elements.
+template <int Lanes>
+__device__ __forceinline__ float first_mean(float count, float mean) {
+  const uint32 first = threadIdx.x % 32 & ~(Lanes - 1u);
+  const uint32 team = Lanes == 32 ? 0xffffffffu : ((1u << (Lanes % 32)) - 1u) << first;
+  const uint32 have = __ballot_sync(0xffffffffu, count > 0.0f) & team;
+  return __shfl_sync(0xffffffffu, mean, have == 0 ? first : __ffs(static_cast<int>(have)) - 1);
+}
+
+// The moments of `Lanes` neighbouring lanes together, in each of them: the mean first, as its distance
+// `moved` from one of theirs (`from`), then every M2 moved to it. Two sums instead of a tree of merges. Equal
+// means stay what they are, and large ones lose nothing.
+template <int Lanes>
+__device__ __forceinline__ void lanes_moments(const Moments& own, float per_element, float& from,
+                                              float& moved, float& m2) {
+  from = first_mean<Lanes>(own.count, own.mean);
+  const float distance = own.mean - from;
+  moved = lanes_sum<Lanes>(own.count * distance) * per_element;
+  m2 = lanes_sum<Lanes>(fmaf(own.count * (distance - moved), distance - moved, own.m2));
+}
+
+// The moments of the elements of `Threads` threads together; `elements` is their number. Lanes is 32 or less
+// for a team inside a warp, else Threads. `scratch` holds 3 * Threads / 32 floats.
 template <int Lanes, int Threads>
 __device__ __forceinline__ void team_moments(const Moments& own, float elements, float* scratch, float& mean,
                                              float& m2) {
-  float sum[1] = {own.count * own.mean};
+  float from, moved;
+  const float per_element = elements > 0.0f ? 1.0f / elements : 0.0f;
   if constexpr (Lanes <= 32) {
-    sum[0] = lanes_sum<Lanes>(sum[0]);
+    lanes_moments<Lanes>(own, per_element, from, moved, m2);
   } else {
-    block_sum<Threads>(sum, scratch);
+    constexpr int warps = Threads / 32;
+    const int warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+    Moments part{lanes_sum<32>(own.count), 0.0f, 0.0f};
+    lanes_moments<32>(own, part.count > 0.0f ? 1.0f / part.count : 0.0f, from, moved, part.m2);
+    part.mean = from + moved;
+    __syncthreads();
+    if (lane == 0) {
+      scratch[warp] = part.count;
+      scratch[warps + warp] = part.mean;
+      scratch[2 * warps + warp] = part.m2;
+    }
+    __syncthreads();
+    const bool is_one = lane < warps;
+    part = is_one ? Moments{scratch[lane], scratch[warps + lane], scratch[2 * warps + lane]} : Moments{};
+    lanes_moments<32>(part, per_element, from, moved, m2);
   }
-  mean = elements > 0.0f ? sum[0] / elements : 0.0f;
-  const float distance = own.mean - mean;
-  float square[1] = {fmaf(own.count * distance, distance, own.m2)};
-  if constexpr (Lanes <= 32) {
-    square[0] = lanes_sum<Lanes>(square[0]);
-  } else {
-    block_sum<Threads>(square, scratch);
-  }
-  m2 = square[0];
+  mean = from + moved;
 }
 
 }  // namespace onepass

@@ -347,11 +347,15 @@ struct TailOverlapped {
       } else if (part.has(0)) {
         careful(0, value);
       }
+      // As distances from the first one: of equal values the mean is that value.
+      const float first = __shfl_sync(0xffffffffu, value[0], 0);
       float sum = 0.0f;
 #pragma unroll
-      for (int k = 0; k < width; ++k) sum += value[k];
+      for (int k = 0; k < width; ++k) sum += value[k] - first;
+      if (!plain && !part.has(0)) sum = 0.0f;
       const auto elements = static_cast<float>((part.count < 32 ? part.count : 32) * width);
-      sums.shift = lanes_sum<32>(sum) * (part.count > 0 ? pointwise::reciprocal_fast(elements) : 0.0f);
+      sums.shift =
+          fmaf(lanes_sum<32>(sum), part.count > 0 ? pointwise::reciprocal_fast(elements) : 0.0f, first);
       if (plain || part.has(0)) sum_vector(piece, 0, value, sums);
     }
     if (plain) {
@@ -373,16 +377,16 @@ struct TailOverlapped {
     }
   }
 
-  // Mean and M2 of `count` parts together, the same in every lane, and the number of their elements: the
-  // mean, then every part's M2 moved to it.
+  // Mean and M2 of `count` parts together, the same in every lane, and the number of their elements.
   template <int count>
   static __device__ __forceinline__ float merge(const float4* parts, float& mean, float& m2) {
     static_assert((count & (count - 1)) == 0 && count <= 32);
     const float4 own = parts[threadIdx.x % count];
     const float elements = lanes_sum<count>(own.x);
-    mean = lanes_sum<count>(own.x * own.y) * (elements > 0.0f ? 1.0f / elements : 0.0f);
-    const float distance = own.y - mean;
-    m2 = lanes_sum<count>(fmaf(own.x * distance, distance, own.z));
+    float from, moved;
+    lanes_moments<count>(Moments{own.x, own.y, own.z}, elements > 0.0f ? 1.0f / elements : 0.0f, from, moved,
+                         m2);
+    mean = from + moved;
     return elements;
   }
 
@@ -431,7 +435,8 @@ struct TailOverlapped {
     return square <= largest * largest && rstd <= 8192.0f;
   }
 
-  __device__ __forceinline__ void receive(int round, float& mean, float& rstd) const {
+  // The slab's mean, 1 / deviation, and what the norm's weight is multiplied by.
+  __device__ __forceinline__ void receive(int round, float& mean, float& rstd, float& factor) const {
     float m2 = 0.0f;
     constexpr float per_element = 1.0f / static_cast<float>(slab_elements);
 #if __CUDA_ARCH__ >= 900
@@ -446,6 +451,7 @@ struct TailOverlapped {
     }
 #endif
     rstd = rsqrtf(m2 * per_element + Tail::eps);
+    factor = norm_factor<Tail>(rstd, mean, m2);
   }
 
   // What a row brings to the sums, and to the output.
@@ -456,8 +462,8 @@ struct TailOverlapped {
     float after[After::channel_operands > 0 ? After::channel_operands : 1];
     float scale, shift;  // of the norm; before its statistics are known, its weight and bias
 
-    __device__ __forceinline__ void norm(float mean, float rstd) {
-      scale *= rstd;
+    __device__ __forceinline__ void norm(float mean, float factor) {
+      scale *= factor;
       shift = fmaf(-mean, scale, shift);
     }
   };
@@ -641,7 +647,7 @@ struct TailOverlapped {
         sum_piece<true>(next, piece, next_rows, before.before, sums);
       }
 
-      float mean = 0.0f, rstd = 0.0f;
+      float mean = 0.0f, rstd = 0.0f, factor = 0.0f;
       float moved_mean = 0.0f;  // from the shift
       auto rows = [&] {
         if constexpr (few_rows) {
@@ -649,29 +655,29 @@ struct TailOverlapped {
         } else {
           return rows_of([&](int r) {
             load_row(current, r, row);
-            row.norm(moved_mean, rstd);
+            row.norm(moved_mean, factor);
           });
         }
       }();
       Part second = next;  // the slab after the next
       if (slab + clusters < slabs) second = part_of(slab + clusters);
       if (has_current) {
-        receive(round - 1, mean, rstd);
+        receive(round - 1, mean, rstd, factor);
         if (p.statistics != nullptr && block == 0 && threadIdx.x == 0) {
           p.statistics[2 * static_cast<int64>(current)] = mean;
           p.statistics[2 * static_cast<int64>(current) + 1] = rstd;
         }
         moved_mean = mean - shift;
         const bool fits = fits_halves(square, rstd);
-        row_0.norm(moved_mean, rstd);
-        row_1.norm(moved_mean, rstd);
+        row_0.norm(moved_mean, factor);
+        row_1.norm(moved_mean, factor);
         row = row_0;
         if constexpr (!few_rows) {
           rows.row = own_row;
           rows.end = (own_row + 1) * spatial;
         }
         if (edge_position >= 0) {
-          edge_row.norm(mean, rstd);
+          edge_row.norm(mean, factor);
           typename After::template Tensors<1> tensors;
           tensors.load(p, part.begin + edge_position);
           store_one<typename Tail::Output>(

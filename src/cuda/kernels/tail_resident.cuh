@@ -136,45 +136,43 @@ struct TailResident {
     }
   }
 
-  // Mean and 1 / deviation of the slab from each thread's values: within the warp, the block, the cluster.
-  // Each level is two sums: the mean, then M2 moved to it.
-  __device__ __forceinline__ void reduce(const float (&h)[vectors][width], const Share& share, float sum,
-                                         float edge, bool has_edge, const Range& range, int block,
-                                         float& mean, float& rstd) const {
+  // Sums of a thread: distances from the mean of its first vector, which then stand for its values.
+  using Sums = PivotSums<4>;
+
+  // Statistics of the slab as a thread uses them.
+  struct Norm {
+    float mean;
+    float rstd;
+    float moved;   // the mean's distance from the thread's pivot
+    float factor;  // of the norm's weight
+  };
+
+  // The norm from each thread's sums: within the warp, the block, the cluster. Each level is two sums: the
+  // mean's distance from one of the parts', then M2 moved to it.
+  __device__ __forceinline__ Norm reduce(const Sums& sums, float count, const Range& range, int block) const {
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
+    Moments own{count, 0.0f, 0.0f};
+    float moved, m2;
+    sums.finish(count, moved, own.m2);
+    own.mean = sums.pivot + moved;
     float elements = range.elements(block * block_vectors + warp * warp_vectors, warp_vectors);
-    mean = lanes_sum<32>(sum) * (elements > 0.0f ? pointwise::reciprocal_fast(elements) : 0.0f);
-    float squares[width] = {};
-    if (has_edge) squares[0] = (edge - mean) * (edge - mean);
-    const auto square = [&](int i) {
-#pragma unroll
-      for (int k = 0; k < width; ++k) {
-        const float distance = h[i][k] - mean;
-        squares[k] = fmaf(distance, distance, squares[k]);
-      }
-    };
-    if (share.mine == vectors) {
-      for_each_vector<true>(share, square);
-    } else {
-      for_each_vector<false>(share, square);
-    }
-    float m2 = 0.0f;
-#pragma unroll
-    for (int k = 0; k < width; ++k) m2 += squares[k];
-    m2 = lanes_sum<32>(m2);
+    float from;
+    lanes_moments<32>(own, elements > 0.0f ? pointwise::reciprocal_fast(elements) : 0.0f, from, moved, m2);
     if constexpr (warps > 1) {
       if (lane == 0) {
-        shared.warp[0][warp] = mean;
+        shared.warp[0][warp] = from + moved;
         shared.warp[1][warp] = m2;
       }
       __syncthreads();
       if (blocks == 1 || warp == 0) {
-        const float own =
-            lane < warps ? range.elements(block * block_vectors + lane * warp_vectors, warp_vectors) : 0.0f;
         elements = range.elements(block * block_vectors, block_vectors);
-        merge(own, lane < warps ? shared.warp[0][lane] : 0.0f, lane < warps ? shared.warp[1][lane] : 0.0f,
-              elements > 0.0f ? 1.0f / elements : 0.0f, mean, m2);
+        Moments part;
+        if (lane < warps) {
+          part = {range.elements(block * block_vectors + lane * warp_vectors, warp_vectors),
+                  shared.warp[0][lane], shared.warp[1][lane]};
+        }
+        lanes_moments<32>(part, elements > 0.0f ? 1.0f / elements : 0.0f, from, moved, m2);
       }
     }
     constexpr float per_element = 1.0f / static_cast<float>(slab_elements);
@@ -183,29 +181,29 @@ struct TailResident {
       // Sent with a count of its bytes: a barrier of the cluster would first wait for all that was stored.
       if (threadIdx.x == 0) barrier::expect(&shared.received, blocks * 8);
       if (threadIdx.x < blocks) {
-        barrier::send(shared.exchange[block], mean, m2, &shared.received, lane);
+        barrier::send(shared.exchange[block], from + moved, m2, &shared.received, lane);
       }
       barrier::wait(&shared.received, 0);
-      const float own = lane < blocks ? range.elements(lane * block_vectors, block_vectors) : 0.0f;
-      merge(own, lane < blocks ? shared.exchange[lane][0] : 0.0f,
-            lane < blocks ? shared.exchange[lane][1] : 0.0f, per_element, mean, m2);
+      Moments part;
+      if (lane < blocks) {
+        part = {range.elements(lane * block_vectors, block_vectors), shared.exchange[lane][0],
+                shared.exchange[lane][1]};
+      }
+      lanes_moments<32>(part, per_element, from, moved, m2);
     }
 #endif
-    rstd = rsqrtf(m2 * per_element + Tail::eps);
+    Norm norm;
+    norm.mean = from + moved;
+    norm.rstd = rsqrtf(m2 * per_element + Tail::eps);
+    norm.moved = (from - sums.pivot) + moved;
+    norm.factor = norm_factor<Tail>(norm.rstd, norm.mean, m2);
+    return norm;
   }
 
-  // The mean and M2 of a warp's lanes, each with `elements` of its own; per_element is 1 / their sum.
-  static __device__ __forceinline__ void merge(float elements, float own_mean, float own_m2,
-                                               float per_element, float& mean, float& m2) {
-    mean = lanes_sum<32>(elements * own_mean) * per_element;
-    const float distance = own_mean - mean;
-    m2 = lanes_sum<32>(fmaf(elements * distance, distance, own_m2));
-  }
-
-  // The before-chain of the thread's vectors and their sums.
+  // The before-chain of the thread's vectors and their sums. What stays are distances from the pivot.
   template <bool plain>
   __device__ __forceinline__ void activate(const Share& share, const Range& range, int64 n, int first_channel,
-                                           float (&h)[vectors][width], float (&sums)[width]) const {
+                                           float (&h)[vectors][width], Sums& sums) const {
     float operands[Before::channel_operands > 0 ? Before::channel_operands : 1];
     const auto load_row = [&](int row) { Before::load_channel(p, n, first_channel + row, operands); };
     auto rows = cursor(load_row);
@@ -224,8 +222,9 @@ struct TailResident {
       } else {
         part(0, width);
       }
+      if (i == 0) sums.pivot = Sums::mean_of(h[0]);
 #pragma unroll
-      for (int k = 0; k < width; ++k) sums[k] += h[i][k];
+      for (int k = 0; k < width; ++k) h[i][k] = sums.add(h[i][k], k);
     };
     Packed<Input, width> packed[vectors];
     for_each_vector<plain>(share,
@@ -273,7 +272,7 @@ struct TailResident {
     const bool plain = share.plain && p.is_aligned(aligned_output);
 
     float h[vectors][width];
-    float sums[width] = {};
+    Sums sums;
     if (plain) {
       activate<true>(share, range, n, first_channel, h, sums);
     } else {
@@ -288,10 +287,9 @@ struct TailResident {
       typename Before::template Tensors<1> tensors;
       tensors.load(p, range.begin + edge_position);
       edge = Before::value(load_one<Input>(p.input, range.begin + edge_position), operands, tensors, 0);
+      if (share.mine == 0) sums.pivot = edge;
+      edge = sums.add(edge, 0);
     }
-    float sum = edge;
-#pragma unroll
-    for (int k = 0; k < width; ++k) sum += sums[k];
 
     // The values of the warp's row are on their way while the sums are.
     float scale, shift;
@@ -303,16 +301,15 @@ struct TailResident {
       After::load_channel(p, n, first_channel + row, operands);
     };
     if (plain) ask_row(share.row);
-    float mean, rstd;
-    reduce(h, share, sum, edge, has_edge, range, block, mean, rstd);
+    const Norm norm = reduce(sums, static_cast<float>(share.mine * width + (has_edge ? 1 : 0)), range, block);
     if (p.statistics != nullptr && block == 0 && thread == 0) {
-      p.statistics[2 * slab] = mean;
-      p.statistics[2 * slab + 1] = rstd;
+      p.statistics[2 * slab] = norm.mean;
+      p.statistics[2 * slab + 1] = norm.rstd;
     }
 
     const auto scale_row = [&] {
-      scale = weight * rstd;
-      shift = fmaf(-mean, scale, bias);
+      scale = weight * norm.factor;
+      shift = fmaf(-norm.moved, scale, bias);
     };
     const auto load_row = [&](int row) {
       ask_row(row);

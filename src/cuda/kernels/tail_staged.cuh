@@ -289,55 +289,40 @@ struct TailStaged {
   }
 
   // Sums of a thread: distances from the mean of a vector of its own, and their squares. That vector is one
-  // of 37 at most: whatever the values are, their mean is no more than 6 deviations away from it.
-  struct Sums {
-    float pivot = 0.0f;
-    float sum[lines] = {};
-    float square[lines] = {};
+  // of 37 at most: whatever the values are, their mean is no more than 6 deviations away from it. Distances
+  // stand for the values then.
+  using Sums = PivotSums<lines>;
 
-    __device__ __forceinline__ void begin(const float (&value)[width]) {
-      float all = 0.0f;
-#pragma unroll
-      for (int k = 0; k < width; ++k) all += value[k];
-      pivot = all * (1.0f / width);
-    }
-    __device__ __forceinline__ void add(float value, int k) {
-      const float distance = value - pivot;
-      sum[k % lines] += distance;
-      square[k % lines] = fmaf(distance, distance, square[k % lines]);
-    }
-  };
-
-  // Mean and M2 of `count` parts together, the same in every lane, and the number of their elements: the
-  // mean, then every part's M2 moved to it.
+  // Mean (as a distance from one of theirs) and M2 of `count` parts together, the same in every lane, and the
+  // number of their elements.
   template <int count>
-  static __device__ __forceinline__ float merge(const float4* parts, float& mean, float& m2) {
+  static __device__ __forceinline__ float merge(const float4* parts, float& from, float& moved, float& m2) {
     static_assert((count & (count - 1)) == 0 && count <= 32);
     const float4 own = parts[threadIdx.x % count];
     const float elements = lanes_sum<count>(own.x);
-    mean = lanes_sum<count>(own.x * own.y) * (elements > 0.0f ? 1.0f / elements : 0.0f);
-    const float distance = own.y - mean;
-    m2 = lanes_sum<count>(fmaf(own.x * distance, distance, own.z));
+    lanes_moments<count>(Moments{own.x, own.y, own.z}, elements > 0.0f ? 1.0f / elements : 0.0f, from, moved,
+                         m2);
     return elements;
   }
 
-  // Mean and 1 / deviation of the slab from each thread's values: of the warp, of the block, of the cluster.
-  __device__ __forceinline__ void reduce(const Sums& sums, const Share& share, bool has_edge, int round,
-                                         float& mean, float& rstd) const {
+  // Statistics of the slab as a thread uses them.
+  struct Norm {
+    float mean;
+    float rstd;
+    float moved;   // the mean's distance from the thread's pivot
+    float factor;  // of the norm's weight
+  };
+
+  // The norm from each thread's sums: of the warp, of the block, of the cluster.
+  __device__ __forceinline__ Norm reduce(const Sums& sums, const Share& share, bool has_edge,
+                                         int round) const {
     const int lane = threadIdx.x % 32;
     float elements = static_cast<float>(share.elements);
-    float sum = sums.sum[0], m2 = sums.square[0];
-#pragma unroll
-    for (int k = 1; k < lines; ++k) {
-      sum += sums.sum[k];
-      m2 += sums.square[k];
-    }
-    const float own = static_cast<float>(share.mine * width + (has_edge ? 1 : 0));
-    const float moved = own > 0.0f ? sum * pointwise::reciprocal_fast(own) : 0.0f;
-    m2 = pointwise::maximum(fmaf(-sum, moved, m2), 0.0f);
-    const float own_mean = sums.pivot + moved;
-    mean = lanes_sum<32>(own * own_mean) * (elements > 0.0f ? pointwise::reciprocal_fast(elements) : 0.0f);
-    m2 = lanes_sum<32>(fmaf(own * (own_mean - mean), own_mean - mean, m2));
+    Moments own{static_cast<float>(share.mine * width + (has_edge ? 1 : 0)), 0.0f, 0.0f};
+    float from, moved, m2;
+    sums.finish(own.count, moved, own.m2);
+    own.mean = sums.pivot + moved;
+    lanes_moments<32>(own, elements > 0.0f ? pointwise::reciprocal_fast(elements) : 0.0f, from, moved, m2);
 
     // The next round's sums of a warp come when it has read those of this one, and the ones after that when
     // all have given theirs of the next: two buffers suffice.
@@ -347,25 +332,30 @@ struct TailStaged {
     const uint32 phase = round / 2 & 1;
     const int warp = threadIdx.x / 32;
     if (lane == 0) {
-      shared.of_warps[parity][warp] = float4{elements, mean, m2, 0.0f};
+      shared.of_warps[parity][warp] = float4{elements, from + moved, m2, 0.0f};
       barrier::arrive(&shared.told[parity]);
     }
     if (blocks == 1 || warp == 0) {
       barrier::wait(&shared.told[parity], phase);
-      elements = merge<warps>(shared.of_warps[parity], mean, m2);
+      elements = merge<warps>(shared.of_warps[parity], from, moved, m2);
     }
     if constexpr (blocks > 1) {
       // Sent with a count of its bytes: a barrier of the cluster would first wait for all that was stored.
       if (threadIdx.x == 0) barrier::expect(&shared.received[parity], blocks * 16);
       if (threadIdx.x < blocks) {
-        barrier::send(&shared.of_blocks[parity][block], float4{elements, mean, m2, 0.0f},
+        barrier::send(&shared.of_blocks[parity][block], float4{elements, from + moved, m2, 0.0f},
                       &shared.received[parity], lane);
       }
       barrier::wait(&shared.received[parity], phase);
-      merge<blocks>(shared.of_blocks[parity], mean, m2);
+      merge<blocks>(shared.of_blocks[parity], from, moved, m2);
     }
 #endif
-    rstd = rsqrtf(m2 * per_element + Tail::eps);
+    Norm norm;
+    norm.mean = from + moved;
+    norm.rstd = rsqrtf(m2 * per_element + Tail::eps);
+    norm.moved = (from - sums.pivot) + moved;
+    norm.factor = norm_factor<Tail>(norm.rstd, norm.mean, m2);
+    return norm;
   }
 
   // A whole vector goes past the first-level cache, but not out of the second at once: 1% of s60, 2% of s61.
@@ -409,9 +399,9 @@ struct TailStaged {
                 if (k >= from && k < to) value[k] = Before::value(value[k], operands, tensors, k);
               }
             });
-            if (i == held || (i == 0 && share.mine <= held)) sums.begin(value);
+            if (i == held || (i == 0 && share.mine <= held)) sums.pivot = Sums::mean_of(value);
 #pragma unroll
-            for (int k = 0; k < width; ++k) sums.add(value[k], k);
+            for (int k = 0; k < width; ++k) value[k] = sums.add(value[k], k);
             keep(i, value);
           });
     };
@@ -458,7 +448,7 @@ struct TailStaged {
     }
     if (place.has_edge) {
       if (share.mine == 0) sums.pivot = edge;
-      sums.add(edge, 0);
+      edge = sums.add(edge, 0);
     }
   }
 
@@ -467,7 +457,7 @@ struct TailStaged {
     float edge = 0.0f;
     Sums sums;
     activate(place_of(slab), slabs, clusters, round, ring, h, edge, sums);
-    float mean, rstd;
+    Norm norm;
     float weight = 1.0f, bias = 0.0f;
     float operands[After::channel_operands > 0 ? After::channel_operands : 1];
     const auto ask_row = [&](const Place& place, int row) {
@@ -479,11 +469,11 @@ struct TailStaged {
       const Place place = place_of(slab);
       // The values of the warp's first row are on their way while the sums are.
       if constexpr (after_by_row) ask_row(place, place.share.begin / spatial);
-      reduce(sums, place.share, place.has_edge, round, mean, rstd);
+      norm = reduce(sums, place.share, place.has_edge, round);
     }
     if (p.statistics != nullptr && block == 0 && threadIdx.x == 0) {
-      p.statistics[2 * static_cast<int64>(slab)] = mean;
-      p.statistics[2 * static_cast<int64>(slab) + 1] = rstd;
+      p.statistics[2 * static_cast<int64>(slab)] = norm.mean;
+      p.statistics[2 * static_cast<int64>(slab) + 1] = norm.rstd;
     }
 
     const Place place = place_of(slab);
@@ -491,8 +481,8 @@ struct TailStaged {
     const int64 begin = place.range.begin;
     float scale, shift;
     const auto scale_row = [&] {
-      scale = weight * rstd;
-      shift = fmaf(-mean, scale, bias);
+      scale = weight * norm.factor;
+      shift = fmaf(-norm.moved, scale, bias);
     };
     scale_row();
     auto rows = rows_of([&](int row) {

@@ -32,33 +32,18 @@ struct TailStreamed {
     struct Row {
       ChannelValues<Before, Rows> before;
     };
-    // Of a planar row: distances from the mean of a thread's first vectors. 3 instructions an element, where
-    // merging each chunk's moments takes 4 and a reciprocal.
-    struct Distances {
-      static constexpr int lines = 2;  // additions that do not wait for each other
-      float count = 0.0f, from = 0.0f;
-      float sum[lines] = {}, square[lines] = {};
-
-      __device__ __forceinline__ void add(float value, int k) {
-        const float distance = value - from;
-        sum[k % lines] += distance;
-        square[k % lines] = fmaf(distance, distance, square[k % lines]);
-      }
-      __device__ __forceinline__ Moments moments() const {
-        Moments own;
-        const float all = sum[0] + sum[1];
-        const float distance = all * (count > 0.0f ? pointwise::reciprocal_fast(count) : 0.0f);
-        own.count = count;
-        own.mean = from + distance;
-        // Not below zero: what is left of equal values.
-        own.m2 = pointwise::maximum(fmaf(-distance, all, square[0] + square[1]), 0.0f);
-        return own;
-      }
-    };
+    // Distances from the mean of a thread's first vectors. 3 instructions an element, where merging each
+    // chunk's moments takes 4 and a reciprocal.
     template <int Rows>
     struct Sums {
-      Moments row[Rows];    // interleaved
-      Distances distances;  // planar
+      float count = 0.0f;  // of each row
+      PivotSums<Rows == 1 ? 2 : 1> row[Rows];
+
+      __device__ __forceinline__ Moments moments(int r) const {
+        float moved, m2;
+        row[r].finish(count, moved, m2);
+        return {count, row[r].pivot + moved, m2};
+      }
     };
 
     template <int Rows>
@@ -93,64 +78,45 @@ struct TailStreamed {
       int vectors = Count;
       if constexpr (!is_same<HowMany, All>) vectors = how_many;
       const float count = static_cast<float>(vectors * of_vector);
-      const float per_element =
-          is_same<HowMany, All> ? 1.0f / (Count * of_vector) : pointwise::reciprocal_fast(count);
-      if constexpr (!Numbers::interleaved) {
-        static_assert(Rows == 1);
-        Distances& distances = sums.distances;
-        if (distances.count == 0.0f) {
+      if (sums.count == 0.0f) {
+        const float per_element =
+            is_same<HowMany, All> ? 1.0f / (Count * of_vector) : pointwise::reciprocal_fast(count);
+        constexpr int asked = Rows == 1 ? Count : 1;  // of several rows the first value is enough
+#pragma unroll
+        for (int r = 0; r < Rows; ++r) {
+          // Computed again: the compiler would give up fused multiplications elsewhere to use it here.
+          const auto again = [&](int i, int k) {
+            float value = x[i].at(k);
+            asm volatile("" : "+f"(value));
+            return Before::value(value, row.before.value[r], tensors[i], k);
+          };
+          const float first = again(0, r);
           float sum = 0.0f;
 #pragma unroll
-          for (int i = 0; i < Count; ++i) {
+          for (int i = 0; i < asked; ++i) {
             if (!is_in(i, how_many)) break;
 #pragma unroll
-            for (int k = 0; k < Width; ++k) {
-              // Computed again: the compiler would give up fused multiplications elsewhere to use it here.
-              float again = x[i].at(k);
-              asm volatile("" : "+f"(again));
-              sum += Before::value(again, row.before.value[0], tensors[i], k);
+            for (int k = 0; k < of_vector; ++k) {
+              if (i + k > 0) sum += again(i, r + k) - first;
             }
           }
-          distances.from = sum * per_element;
+          sums.row[r].pivot = fmaf(sum, per_element, first);
         }
-#pragma unroll
-        for (int i = 0; i < Count; ++i) {
-          if (!is_in(i, how_many)) break;
-#pragma unroll
-          for (int k = 0; k < Width; ++k) distances.add(h[i][k], k);
-        }
-        distances.count += count;
-        return;
       }
 #pragma unroll
-      for (int r = 0; r < Rows; ++r) {
-        float sum = 0.0f;
+      for (int i = 0; i < Count; ++i) {
+        if (!is_in(i, how_many)) break;
 #pragma unroll
-        for (int i = 0; i < Count; ++i) {
-          if (!is_in(i, how_many)) break;
-#pragma unroll
-          for (int k = 0; k < of_vector; ++k) sum += h[i][r + k];
-        }
-        const float mean = sum * per_element;
-        float m2 = 0.0f;
-#pragma unroll
-        for (int i = 0; i < Count; ++i) {
-          if (!is_in(i, how_many)) break;
-#pragma unroll
-          for (int k = 0; k < of_vector; ++k) {
-            const float distance = h[i][r + k] - mean;
-            m2 = fmaf(distance, distance, m2);
-          }
-        }
-        sums.row[r].merge(count, mean, m2);
+        for (int k = 0; k < Width; ++k) sums.row[Rows == 1 ? 0 : k].add(h[i][k], k);
       }
+      sums.count += count;
     }
 
     template <int team, int Rows>
     __device__ __forceinline__ void finish(const Row<Rows>&, const Sums<Rows>& sums, int64 row_index,
                                            int piece, bool in_range) const {
       if constexpr (!Numbers::interleaved) {
-        const Moments own = sums.distances.moments();
+        const Moments own = sums.moments(0);
         float mean, m2;
         float count = own.count;
         if constexpr (team <= 32) {
@@ -168,17 +134,19 @@ struct TailStreamed {
         __syncthreads();
 #pragma unroll
         for (int r = 0; r < Rows; ++r) {
-          // Of a warp's lanes: the mean first, then every lane's M2 moved to it.
-          const Moments own = sums.row[r];
+          // Of a warp's lanes: the mean first, as its distance from that of the first one, then every lane's
+          // M2 moved to it.
+          const Moments own = sums.moments(r);
           const float count = Split::warp_sum(own.count);
-          const float mean = Split::warp_sum(own.count * own.mean) *
-                             (count > 0.0f ? pointwise::reciprocal_fast(count) : 0.0f);
-          const float distance = own.mean - mean;
-          const float m2 = Split::warp_sum(fmaf(own.count * distance, distance, own.m2));
+          const float from = __shfl_sync(0xffffffffu, own.mean, threadIdx.x % (team < 32 ? team : 32));
+          const float distance = own.mean - from;
+          const float moved = Split::warp_sum(own.count * distance) *
+                              (count > 0.0f ? pointwise::reciprocal_fast(count) : 0.0f);
+          const float m2 = Split::warp_sum(fmaf(own.count * (distance - moved), distance - moved, own.m2));
           if (Split::holds()) {
             const int place = Split::place(r, Split::holder());
             scratch[place] = count;
-            scratch[part + place] = team < 32 ? mean : own.mean;
+            scratch[part + place] = team < 32 ? from + moved : own.mean;
             scratch[2 * part + place] = team < 32 ? m2 : own.m2;
           }
         }
@@ -217,8 +185,9 @@ struct TailStreamed {
     struct Row {
       ChannelValues<Before, Rows> before;
       ChannelValues<After, Rows> after;
+      float mean[Rows];
       float scale[Rows];
-      float shift[Rows];
+      float bias[Rows];
     };
     template <int Rows>
     using Sums = PlainSums<Numbers, Tail::has_mean ? 1 : 0, Rows>;
@@ -233,9 +202,9 @@ struct TailStreamed {
         for (int r = 0; r < Rows; ++r) {
           const float* slab = p.statistics + 2 * (n * (Tail::channels / Tail::group_channels) +
                                                   (c + r) / Tail::group_channels);
-          const float mean = load_shared_by_blocks(slab);
+          row.mean[r] = load_shared_by_blocks(slab);
           row.scale[r] = Tail::weight(p, c + r) * load_shared_by_blocks(slab + 1);
-          row.shift[r] = fmaf(-mean, row.scale[r], Tail::bias(p, c + r));
+          row.bias[r] = Tail::bias(p, c + r);
         }
       }
       return row;
@@ -263,7 +232,8 @@ struct TailStreamed {
         for (int k = 0; k < Width; ++k) {
           const int r = Rows == 1 ? 0 : k;
           value[k] = Before::value(value[k], row.before.value[r], before[i], k);
-          if constexpr (Tail::has_norm) value[k] = fmaf(value[k], row.scale[r], row.shift[r]);
+          if constexpr (Tail::has_norm)
+            value[k] = normalise(value[k], row.mean[r], row.scale[r], row.bias[r]);
           value[k] = After::value(value[k], row.after.value[r], after[i], k);
           if constexpr (Tail::has_mean) sums.value[r][0] += value[k];
         }

@@ -156,11 +156,12 @@ __device__ __forceinline__ int64 element_index(int64 n, int slot, int offset) {
          (channel_of<Tail, Numbers>(slot) * static_cast<int>(Convolution::stride(1)) + offset);
 }
 
-// The norm of a channel of a sample, as one multiply-add.
+// The norm of a channel of a sample.
 template <class Tail>
 struct ChannelNorm {
+  float mean = 0.0f;
   float scale = 1.0f;
-  float shift = 0.0f;
+  float bias = 0.0f;
 
   template <class Parameters>
   __device__ __forceinline__ void load(const Parameters& p, int64 n, int channel) {
@@ -168,11 +169,14 @@ struct ChannelNorm {
       constexpr int groups = Tail::channels / Tail::group_channels;
       const float* slab = p.statistics + 2 * (n * groups + channel / Tail::group_channels);
       const int own = Tail::channel(n, channel);
+      mean = load_shared_by_blocks(slab);
       scale = Tail::weight(p, own) * load_shared_by_blocks(slab + 1);
-      shift = fmaf(-load_shared_by_blocks(slab), scale, Tail::bias(p, own));
+      bias = Tail::bias(p, own);
     }
   }
-  __device__ __forceinline__ float apply(float x) const { return Tail::has_norm ? fmaf(x, scale, shift) : x; }
+  __device__ __forceinline__ float apply(float x) const {
+    return Tail::has_norm ? normalise(x, mean, scale, bias) : x;
+  }
 };
 
 // Slots of a thread, and what the before-chain takes of their channels.
@@ -243,29 +247,31 @@ struct MomentsEpilogue {
     float added = Count;
     if constexpr (!is_same<Which, All>) added = static_cast<float>(__popc(which.bits));
     if (!is_same<Which, All> && added == 0.0f) return;
-    const float total = rows.count + added;
-    const float per_added = is_same<Which, All> ? 1.0f / Count : pointwise::reciprocal_fast(added);
-    const float weight = added * pointwise::reciprocal_fast(total);
-    const float spread = rows.count * weight;
+    // Distances from the mean so far, at first from a value: of equal values they are 0.
+    if (rows.count == 0.0f) {
+#pragma unroll
+      for (int r = 0; r < Rows; ++r) {
+#pragma unroll
+        for (int i = Count - 1; i >= 0; --i) rows.mean[r] = has(i, which) ? h[r][i] : rows.mean[r];
+      }
+    }
+    rows.count += added;
+    const float per_element = pointwise::reciprocal_fast(rows.count);
 #pragma unroll
     for (int r = 0; r < Rows; ++r) {
-      float sum = 0.0f;
+      float sum = 0.0f, square = 0.0f;
 #pragma unroll
-      for (int i = 0; i < Count; ++i) sum += has(i, which) ? h[r][i] : 0.0f;
-      const float mean = Count == 1 ? h[r][0] : sum * per_added;
-      float m2 = 0.0f;
-      if constexpr (Count > 1) {
-#pragma unroll
-        for (int i = 0; i < Count; ++i) {
-          const float distance = has(i, which) ? h[r][i] - mean : 0.0f;
-          m2 = fmaf(distance, distance, m2);
-        }
+      for (int i = 0; i < Count; ++i) {
+        const float distance = has(i, which) ? h[r][i] - rows.mean[r] : 0.0f;
+        sum += distance;
+        square = fmaf(distance, distance, square);
       }
-      const float distance = mean - rows.mean[r];
-      rows.mean[r] = fmaf(distance, weight, rows.mean[r]);
-      rows.m2[r] = fmaf(distance * distance, spread, rows.m2[r] + m2);
+      const float moved = sum * per_element;
+      rows.mean[r] += moved;
+      // Rounding may leave less than zero of equal values.
+      const float added_m2 = fmaf(-sum, moved, square);
+      rows.m2[r] += added_m2 < 0.0f ? 0.0f : added_m2;
     }
-    rows.count = total;
   }
 
   template <int team, int Rows>

@@ -136,9 +136,14 @@ struct ThinMma : ThinMmaOutputs<C, Tail, Numbers> {
         tile.n, 0, sets > 1 ? sets : count, [&](int group, float, float mean, float m2) {
           constexpr float elements = static_cast<float>(Tail::group_channels * Tail::spatial);
           if (lane == 0) {
+            const float rstd = 1.0f / sqrtf(m2 / elements + Tail::eps);
             float* to = p.statistics + 2 * (tile.n * groups + group);
             to[0] = mean;
-            to[1] = 1.0f / sqrtf(m2 / elements + Tail::eps);
+            to[1] = rstd;
+            // For pass 2, where the first part was: all lanes have read it.
+            float* norm = part_of(tile.n, 0) + group * 3;
+            norm[0] = mean;
+            norm[1] = norm_factor<Tail>(rstd, mean, m2);
           }
         });
     if (lane == 0) release(counters + 2, 1u);  // it wrote them all itself

@@ -91,7 +91,27 @@ struct ThinMmaOutputs : ThinMmaMoments<C, Tail, Numbers> {
   struct Chains {
     Operands<Before> before;
     Operands<After> after;
-    ChannelNorm<Tail> norm[halves];
+    // The norm as one multiply-add.
+    struct {
+      float scale = 1.0f, shift = 0.0f;
+    } norm[halves];
+
+    // Of a lane's channels from 16 m on.
+    __device__ __forceinline__ void load_norm(const Parameters& p, int64 n, int m, int quad) {
+      if constexpr (Tail::has_norm) {
+        constexpr int groups = Tail::channels / Tail::group_channels;
+#pragma unroll
+        for (int half = 0; half < halves; ++half) {
+          const int channel = m * 16 + row_channel(half, quad);
+          const int existing = channel < channels ? channel : 0;
+          // thin_mma.cuh leaves mean and factor of a slab where its first part was.
+          const float* slab = p.parts + (n * Numbers::tiles * groups + existing / Tail::group_channels) * 3;
+          const int own = Tail::channel(n, existing);
+          norm[half].scale = Tail::weight(p, own) * load_shared_by_blocks(slab + 1);
+          norm[half].shift = fmaf(-load_shared_by_blocks(slab), norm[half].scale, Tail::bias(p, own));
+        }
+      }
+    }
 
     // Where they go: from row to row, from channel to channel.
     static constexpr int row_stride = out_x;
@@ -105,7 +125,8 @@ struct ThinMmaOutputs : ThinMmaMoments<C, Tail, Numbers> {
     template <Way way, int rz, int ry>
     __device__ __forceinline__ void begin(const Sums&) {}
     __device__ __forceinline__ float finish(int half, float x, bool) const {
-      return Base::template apply<After>(norm[half].apply(x), after.row[half]);
+      if constexpr (Tail::has_norm) x = fmaf(x, norm[half].scale, norm[half].shift);
+      return Base::template apply<After>(x, after.row[half]);
     }
     template <class Pieces>
     static __device__ __forceinline__ void store_piece(const Pieces& pieces, void* to, int index,
@@ -509,11 +530,7 @@ struct ThinMmaOutputs : ThinMmaMoments<C, Tail, Numbers> {
       Chains chains;
       chains.before.load(p, tile.n, m, quad);
       chains.after.load(p, tile.n, m, quad);
-#pragma unroll
-      for (int half = 0; half < halves; ++half) {
-        const int channel = m * 16 + row_channel(half, quad);
-        chains.norm[half].load(p, tile.n, channel < channels ? channel : 0);
-      }
+      chains.load_norm(p, tile.n, m, quad);
       for_constant<classes_z>([&](auto rz_) {
         constexpr int rz = decltype(rz_)::value;
         if (has_plane(tile, rz)) write_plane<way, rz>(tile, w, chains, m);

@@ -368,7 +368,7 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
 #pragma unroll 1
       for (int i = lane; i < group_channels; i += 32) {
         const int channel = group * group_channels + i;
-        const float scale = all.affine[channel][0] * rstd;
+        const float scale = all.affine[channel][0] * norm_factor<Tail>(rstd, mean, m2);
         all.norm[channel][0] = scale;
         all.norm[channel][1] = fmaf(-mean, scale, all.affine[channel][1]);
       }

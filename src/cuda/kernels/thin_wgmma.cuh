@@ -86,11 +86,16 @@ struct Rotating : WgmmaOutputs<Convolution, Tail, Numbers, Product> {
       float count[2], mean[2], m2[2];
       if constexpr (row_groups > 1) {
         count[0] = lanes_sum<team>(state[0].count + state[1].count);
-        const float sum =
-            lanes_sum<team>(fmaf(state[0].count, state[0].mean[r], state[1].count * state[1].mean[r]));
-        mean[0] = count[0] > 0.0f ? sum / count[0] : 0.0f;
-        const float d0 = state[0].mean[r] - mean[0];
-        const float d1 = state[1].mean[r] - mean[0];
+        // As distances from one of their means: equal ones stay what they are.
+        const float from = first_mean<team>(state[0].count + state[1].count,
+                                            state[0].count > 0.0f ? state[0].mean[r] : state[1].mean[r]);
+        float d0 = state[0].mean[r] - from;
+        float d1 = state[1].mean[r] - from;
+        const float sum = lanes_sum<team>(fmaf(state[0].count, d0, state[1].count * d1));
+        const float moved = count[0] > 0.0f ? sum / count[0] : 0.0f;
+        mean[0] = from + moved;
+        d0 -= moved;
+        d1 -= moved;
         m2[0] = lanes_sum<team>(fmaf(state[0].count * d0, d0, state[0].m2[r]) +
                                 fmaf(state[1].count * d1, d1, state[1].m2[r]));
       } else {
@@ -199,8 +204,11 @@ struct Rotating : WgmmaOutputs<Convolution, Tail, Numbers, Product> {
       for_each_part(slot < Numbers::slots ? slot : 0, [&](const float* part) {
         if (part[0] > 0.0f) all.merge(part[0], part[1], part[2]);
       });
-      const float mean = lanes_sum<group>(all.mean) * (1.0f / group);
-      const float distance = all.mean - mean;
+      // As distances from the first channel's.
+      const float from = __shfl_sync(0xffffffffu, all.mean, threadIdx.x % 32 & ~(group - 1));
+      const float moved = lanes_sum<group>(all.mean - from) * (1.0f / group);
+      const float mean = from + moved;
+      const float distance = all.mean - from - moved;
       const float m2 = lanes_sum<group>(fmaf(distance * distance, spatial, all.m2));
       const float rstd = 1.0f / sqrtf(m2 / (spatial * group) + Tail::eps);
       if (!is_one) continue;
@@ -240,9 +248,9 @@ struct Rotating : WgmmaOutputs<Convolution, Tail, Numbers, Product> {
     for (int slab = thread; slab < samples * groups; slab += 128) {
       if (n + slab / groups >= p.batch) break;
       const float(*rows)[2] = shared.moments + slab * Tail::group_channels;
-      float mean = 0.0f;
-      for (int c = 0; c < Tail::group_channels; ++c) mean += rows[c][0];
-      mean *= 1.0f / Tail::group_channels;
+      float moved = 0.0f;  // from the first channel's
+      for (int c = 1; c < Tail::group_channels; ++c) moved += rows[c][0] - rows[0][0];
+      const float mean = fmaf(moved, 1.0f / Tail::group_channels, rows[0][0]);
       float m2 = 0.0f;
       for (int c = 0; c < Tail::group_channels; ++c) {
         const float distance = rows[c][0] - mean;

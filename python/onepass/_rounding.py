@@ -67,7 +67,7 @@ def answers(
     deterministic = flags.deterministic or torch.are_deterministic_algorithms_enabled()
     key = (conv.text, sizes, order, device, gradients, flags.benchmark, deterministic, flags.enabled)
     if key not in _known:
-        if 0 in sizes or torch.cuda.is_current_stream_capturing():
+        if 0 in sizes or not torch.cuda.is_available() or torch.cuda.is_current_stream_capturing():
             return NEVER
         try:
             _known[key] = _ask(conv, sizes, order, device, gradients)

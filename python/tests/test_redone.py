@@ -207,12 +207,14 @@ def test_a_fused_layer_warns_with_its_path_and_is_in_the_report(counters: Counte
     assert "slow:\n  head  1 sample had values that leave f16's range" in str(found)
 
 
-def test_a_layer_has_one_site_in_both_modes(counters: Counters, calls: list) -> None:
+def test_the_report_adds_up_a_layers_modes(counters: Counters, calls: list) -> None:
     model = fused_net()
     with FAKES, torch.no_grad():
         for mode in (True, False):
             model.train(mode)(torch.empty(2, 3, 9, 9, device="cuda"))
-    assert [number for _, number in calls] == [0, 1, 0, 1]
+    assert [number for _, number in calls] == [0, 1, 2, 3]
+    counters.values[:] = 0, 2, 0, 5
+    assert [(layer.name, layer.samples) for layer in onepass.report(model).redone] == [("head", 7)]
 
 
 def test_the_report_names_blocks_by_their_path(counters: Counters) -> None:

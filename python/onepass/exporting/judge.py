@@ -129,15 +129,20 @@ def _milliseconds(call: Callable[[], Any]) -> float:
 
 
 def _print_times(original: Any, exported: Any) -> None:
+    """With gradients enabled, as a script that does not think of them runs a model, and without."""
     inputs = _inputs(original, 1)
-    times = {}
-    for name, model in (("original", original.Model), ("exported", exported.ModelNew)):
-        made = model(*original.get_init_inputs()).cuda().eval()
-        with torch.no_grad():
-            times[name] = _milliseconds(lambda made=made: made(*inputs))
-    ratio = times["original"] / times["exported"]
-    both = f"original {times['original']:.3f} ms, exported {times['exported']:.3f} ms"
-    print(f"  {both}: {ratio:.2f} times as fast")
+    models = {
+        name: model(*original.get_init_inputs()).cuda().eval()
+        for name, model in (("original", original.Model), ("exported", exported.ModelNew))
+    }
+    for enabled, heading in ((True, "gradients enabled"), (False, "under no_grad")):
+        with torch.set_grad_enabled(enabled):
+            times = {name: _milliseconds(lambda m=model: m(*inputs)) for name, model in models.items()}
+        ratio = times["original"] / times["exported"]
+        both = f"original {times['original']:.3f} ms, exported {times['exported']:.3f} ms"
+        print(f"  {heading}: {both}: {ratio:.2f} times as fast")
+    for reason, calls in exported.ModelNew.why().items():
+        print(f"  {reason} ({calls} calls)")
 
 
 def main() -> None:

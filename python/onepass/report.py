@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
+from collections import Counter
 from typing import Any
 
 from torch import nn
@@ -103,8 +104,10 @@ def _redone(model: nn.Module) -> list[Redone]:
         state = state_of(module)
         for call in (call for variant in state.variants for call in variant.calls) if state else ():
             sites.setdefault(call.site, call.site.name)
-    found = [Redone(name, site.samples(wait=True)) for site, name in sites.items()]
-    return [layer for layer in found if layer.samples > 0]
+    samples: Counter[str] = Counter()  # chains of a layer in several forwards are one
+    for site, name in sites.items():
+        samples[name] += site.samples(wait=True)
+    return [Redone(name, count) for name, count in samples.items() if count > 0]
 
 
 def root_name(model: nn.Module) -> str:

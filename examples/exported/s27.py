@@ -496,6 +496,7 @@ struct ThinParameters {
   int64 batch;
   int64 wave_units;
   int64 only_words;
+  uint64* redone;  // where not null: gets the number of samples that `only` marks (count_marked)
   const void* parameter[Count > 0 ? Count : 1];
 
   // Elements go one by one.
@@ -953,6 +954,22 @@ struct Thin {
     uint32 any = redo_none;
     for (int64 i = threadIdx.x; i < p.only_words; i += Numbers::threads) any |= p.only[p.batch + i];
     return __syncthreads_or(static_cast<int>(any)) != 0;
+  }
+
+  // Adds the number of marked samples to the caller's counter, by the first block. A sample counts once,
+  // however many groups of its convolution are marked. Sums of integers are the same in any order.
+  static __device__ __forceinline__ void count_marked(const Parameters& p) {
+    if (blockIdx.x != 0 || p.redone == nullptr || p.only == nullptr) return;
+    constexpr int parts = Convolution::groups;
+    const bool all = p.only[p.batch] == redo_all;
+    uint32 count = 0;
+    for (int64 n = threadIdx.x; n < p.batch / parts; n += Numbers::threads) {
+      bool is_marked = all;
+      for (int i = 0; i < parts && !is_marked; ++i) is_marked = p.only[n * parts + i] != 0;
+      count += is_marked ? 1u : 0u;
+    }
+    count = __reduce_add_sync(0xffffffffu, count);
+    if (threadIdx.x % 32 == 0 && count != 0) atomicAdd(p.redone, static_cast<uint64>(count));
   }
 
   __device__ __forceinline__ void run() const {
@@ -3668,6 +3685,7 @@ __global__ void __launch_bounds__(256, 2) onepass_thin_cores(const __grid_consta
   onepass::allow_kernel_after();
   onepass::wait_for_kernel_before();
   if (!Agent::has_work(p)) return;
+  Agent::count_marked(p);
   Mainloop::load_weights(p, shared);
   Agent{p, shared + Mainloop::shared_floats, Mainloop{shared}}.run();
 }
@@ -3719,6 +3737,7 @@ void block_1_tf32(const void* input, void* output, const void* const* parameters
         word(batch),                 // batch
         word(1),                     // wave_units
         word(number),                // only_words
+        0,                           // redone
         word(parameters[0]),         // parameter[0]
         word(parameters[1]),         // parameter[1]
         word(parameters[2]),         // parameter[2]
@@ -3741,6 +3760,7 @@ void block_1_tf32(const void* input, void* output, const void* const* parameters
         word(batch),                                // batch
         word(clamp(divide_up(resident_thin_cores * 2, 11), 1, std::max<int64_t>(1, batch))),  // wave_units
         word(number),                               // only_words
+        0,                                          // redone
         word(parameters[0]),                        // parameter[0]
         word(parameters[1]),                        // parameter[1]
         word(parameters[2]),                        // parameter[2]
@@ -4066,6 +4086,7 @@ __global__ void __launch_bounds__(256, 2) onepass_thin_cores(const __grid_consta
   onepass::allow_kernel_after();
   onepass::wait_for_kernel_before();
   if (!Agent::has_work(p)) return;
+  Agent::count_marked(p);
   Mainloop::load_weights(p, shared);
   Agent{p, shared + Mainloop::shared_floats, Mainloop{shared}}.run();
 }
@@ -4117,6 +4138,7 @@ void block_1_f32(const void* input, void* output, const void* const* parameters,
         word(batch),                 // batch
         word(1),                     // wave_units
         word(number),                // only_words
+        0,                           // redone
         word(parameters[0]),         // parameter[0]
         word(parameters[1]),         // parameter[1]
         word(parameters[2]),         // parameter[2]
@@ -4139,6 +4161,7 @@ void block_1_f32(const void* input, void* output, const void* const* parameters,
         word(batch),                                // batch
         word(clamp(divide_up(resident_thin_cores * 2, 11), 1, std::max<int64_t>(1, batch))),  // wave_units
         word(number),                               // only_words
+        0,                                          // redone
         word(parameters[0]),                        // parameter[0]
         word(parameters[1]),                        // parameter[1]
         word(parameters[2]),                        // parameter[2]
@@ -4218,7 +4241,7 @@ at::Tensor run_block_1_tf32(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s27_d4919163, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s27_e773458e, CUDA, library) {
   library.impl("block_1_tf32", run_block_1_tf32);
 }
 """
@@ -4290,12 +4313,12 @@ at::Tensor run_block_1_f32(const at::Tensor& input, at::TensorList parameters) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s27_d4919163, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s27_e773458e, CUDA, library) {
   library.impl("block_1_f32", run_block_1_f32);
 }
 """
 
-_NAMESPACE = "onepass_s27_d4919163"
+_NAMESPACE = "onepass_s27_e773458e"
 # What each extension is built of, when one of its operators is first called.
 _EXTENSIONS = {
     "tf32": (_BINDING_TF32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32, _HOST_CODE, _LAUNCHES_TF32]),
@@ -4453,9 +4476,9 @@ def _run_1(self, x):
     parameters = [self.conv.weight, self.conv.bias, self.group_norm.weight, self.group_norm.bias]
     if not _wants_gradients(x, parameters):
         if _rounds_to_tf32() and _fits("block_1_tf32", x, parameters):
-            return torch.ops.onepass_s27_d4919163.block_1_tf32(x, parameters)
+            return torch.ops.onepass_s27_e773458e.block_1_tf32(x, parameters)
         if not _rounds_to_tf32() and _fits("block_1_f32", x, parameters):
-            return torch.ops.onepass_s27_d4919163.block_1_f32(x, parameters)
+            return torch.ops.onepass_s27_e773458e.block_1_f32(x, parameters)
     conv = self.conv(x)
     hardswish = torch.nn.functional.hardswish(conv, inplace = False)
     group_norm = self.group_norm(hardswish)

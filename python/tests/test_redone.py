@@ -1,4 +1,4 @@
-"""Samples that a GPU computes again: when the host looks, what it says, and that calls hand on their counters.
+"""Samples that a GPU computes again: when the host looks, what it says, that calls hand on their counters.
 
 Counters are lists here: nothing needs a GPU.
 """
@@ -71,8 +71,9 @@ def test_a_site_warns_once_with_its_name(counters: Counters, seen: int, warned: 
         if call == warned:
             (warning,) = caught
             assert warning.category is onepass.SlowPathWarning
-            assert str(warning.message).startswith("encoder.conv1: 3 samples had values that leave f16's range")
-            assert "20 times slower" in str(warning.message)
+            said = str(warning.message)
+            assert said.startswith("encoder.conv1: 3 samples had values that leave f16's range")
+            assert "20 times slower" in said
         else:
             assert not caught
         if call == seen:

@@ -54,13 +54,24 @@ def describe_device() -> dict[str, str]:
     if code != 0:
         raise SystemExit("the GPU suite does not start")
     (test,) = tests_of(report)
-    return {key: test[key] for key in ("device", "description", "device_code_hash")}
+    return {key: test[key] for key in ("device", "description", "device_code_hash", "turns_in_all")}
 
 
 def path_of(device: dict[str, str]) -> pathlib.Path:
     """Where the device's results are."""
     name = re.sub(r"[^a-z0-9]+", "-", device["device"].lower()).strip("-")
     return ROOT / "results" / f"{name}.json"
+
+
+def read(device: dict[str, str], part: str) -> dict[str, Any]:
+    """One part of the device's file; empty where there is none."""
+    path = path_of(device)
+    return json.loads(path.read_text()).get(part, {}) if path.exists() else {}
+
+
+def belongs_to(part: dict[str, Any], device: dict[str, str]) -> bool:
+    """Whether a part was written by this device code."""
+    return part.get("device_code_hash") == device["device_code_hash"]
 
 
 def write(device: dict[str, str], part: str, content: dict[str, Any]) -> pathlib.Path:

@@ -11,6 +11,7 @@ TEST_F(Gpu, IsDescribed) {
   RecordProperty("device", cuda::gpu_of(Device::cuda()).name);
   RecordProperty("description", cuda::describe_device(0));
   RecordProperty("device_code_hash", cuda::device_code_hash());
+  RecordProperty("turns_in_all", std::to_string(turns_in_all));
 }
 
 }  // namespace

@@ -1,0 +1,60 @@
+// What the GPU suite goes through: its long lists of problems, the rows that take each, and the part of all
+// pairs that one run takes.
+//
+// A kernel takes the compiler most of a second, so a run takes every tenth pair of a problem and a row.
+// ONEPASS_TEST_TURN says which: ten runs, one of each turn, take every pair. scripts/gpu_test.py counts.
+// Nothing here needs a GPU: tests/turns_test.cc goes through all turns.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "onepass/backward.h"
+#include "onepass/problem.h"
+
+namespace onepass::testing {
+
+inline constexpr int64_t turns_in_all = 10;
+
+struct ProblemAndRow {
+  Problem problem;
+  std::string row;
+};
+
+// The forward rows that take the problem.
+std::vector<std::string> accepting_rows(const Problem& problem);
+// Those of them whose names begin so.
+std::vector<std::string> rows_named(const std::string& prefix, const Problem& problem);
+bool accepts(const BackwardProblem& problem);
+
+// So many of the rows of the problem at this index; in all turns every row.
+std::vector<std::string> rows_in_turn(std::vector<std::string> rows, int64_t index, size_t count,
+                                      int64_t turn);
+// One row for each problem; in all turns every row of every problem. Empty where no row takes it.
+using RowsOf = std::function<std::vector<std::string>(const Problem& problem)>;
+std::vector<std::string> one_row_each(const std::vector<Problem>& problems, const RowsOf& rows_of,
+                                      int64_t turn);
+// Every tenth problem; in all turns every problem.
+std::vector<Problem> in_turn(const std::vector<Problem>& problems, int64_t turn);
+
+// tests/cases.txt without f64, which no GPU row takes.
+std::vector<Problem> gpu_cases(const Device& device);
+// Every tenth pair of a case and a row. Pairs of matrix products, whose kernels take the compiler longest,
+// are dealt by themselves: every turn has as many.
+std::vector<ProblemAndRow> cases_in_turn(const Device& device, int64_t turn);
+
+// Wide convolutions as matrix products, each in one or two of four modes.
+std::vector<Problem> wide_problems(const Device& device);
+// Rows of matrix products but gemm_mma, which takes what gemm_wgmma does and has a part of its own.
+std::vector<std::string> wide_rows(const Problem& problem);
+
+// Thin convolutions, each in two of four modes.
+std::vector<Problem> thin_problems(const Device& device);
+std::vector<std::string> thin_rows(const Problem& problem);
+// Those whose gradients a turn takes, by index: eight of thirteen.
+std::vector<int64_t> thin_gradients_in_turn(int64_t count, int64_t turn);
+
+}  // namespace onepass::testing

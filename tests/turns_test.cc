@@ -8,7 +8,10 @@
 #include <string>
 #include <utility>
 
+#include "cuda/compile.h"
 #include "onepass/error.h"
+#include "onepass/onepass.h"
+#include "plan/strategy.h"
 #include "support/backward_harness.h"
 #include "support/lists.h"
 #include "support/settings.h"
@@ -94,6 +97,39 @@ TEST(Turns, TakeEveryRowTwoAtATime) {
   }
   EXPECT_EQ(rows_in_turn({"a", "b"}, 3, 2, 1).size(), 2u);
   EXPECT_TRUE(rows_in_turn({}, 3, 2, 1).empty());
+}
+
+// A plan that is made, not only a row that does not refuse: constructors refuse too.
+TEST(Sanitizer, HasAProblemForEveryRow) {
+  const cuda::WithoutCompiling quickly;
+  for (const Strategy* row : strategies(Device::Kind::cuda)) {
+    int64_t planned = 0;
+    for (const auto& [prefix, problems] : small_forward(gpu)) {
+      for (const Problem& problem : problems) {
+        const std::vector<std::string> rows = rows_named(prefix, problem);
+        if (std::find(rows.begin(), rows.end(), row->name) == rows.end()) continue;
+        EXPECT_NO_THROW(plan(problem, {std::string(row->name), ""})) << row->name << ": " << problem.text();
+        ++planned;
+      }
+    }
+    EXPECT_GT(planned, 0) << "compute-sanitizer never sees " << row->name
+                          << ": no problem of Small.* is its own";
+  }
+}
+
+TEST(Sanitizer, HasAProblemForEveryBackwardRow) {
+  const cuda::WithoutCompiling quickly;
+  for (const BackwardStrategy* row : backward_strategies(Device::Kind::cuda)) {
+    int64_t planned = 0;
+    for (const Problem& forward : small_backward(gpu)) {
+      const BackwardProblem problem(forward);
+      if (!row->refusal(problem).empty()) continue;
+      EXPECT_NO_THROW(plan_backward(problem, {std::string(row->name), ""})) << row->name << forward.text();
+      ++planned;
+    }
+    EXPECT_GT(planned, 0) << "compute-sanitizer never sees " << row->name
+                          << ": no problem of Small.* is its own";
+  }
 }
 
 class TurnOfTheEnvironment : public ::testing::Test {

@@ -100,27 +100,7 @@ TEST_F(Gemm, AgreesWithTheReferenceOnRandomProblems) {
 // orders, groups of the norm that are one of the convolution's and a part of one, chains that read values of
 // channels and tensors, means, strides, classes of transposed ones; by every row.
 TEST_F(Gemm, AgreesWithTheReferenceInGroups) {
-  std::vector<Problem> problems;
-  for (const char* const text :
-       {"conv2d(64,128,k=3,p=1,groups=2) | relu | group_norm(8) | silu @ 3x64x14x15 tf32",
-        "conv2d(64,128,k=3,p=1,groups=2) | relu | group_norm(8) | silu @ 3x64x14x15 bf16 nhwc",
-        "conv2d(51,60,k=3,p=1,groups=3,bias=false) | group_norm(3) | gelu @ 2x51x13x11 f16",
-        "conv2d(80,80,k=3,s=2,p=1,groups=5) | channel_mul | group_norm(10) | channel_add(per=sample) @ "
-        "3x80x17x18 f32",
-        "conv2d(48,48,k=3,p=1,groups=3) | prelu(per=channel) | instance_norm(affine=true) | residual_add @ "
-        "2x48x9x40 tf32 nhwc",
-        "conv1d(32,96,k=5,groups=2) | swish | group_norm(4) | relu | mean @ 5x32x300 bf16",
-        "conv1d(34,34,k=3,p=1,groups=2) | mean @ 3x34x97 tf32",
-        "conv3d(64,72,k=3,p=1,groups=4) | leaky_relu(0.1) | group_norm(12) | mean @ 2x64x5x6x7 f16 nhwc",
-        "conv3d(32,160,k=3,p=1,groups=2) | residual_add | tanh @ 2x32x6x7x9 bf16",
-        "conv_transpose2d(36,40,k=3,p=1,groups=2) | channel_add | group_norm(2) | prelu(per=channel) @ "
-        "3x36x11x12 tf32",
-        "conv_transpose2d(48,36,k=2,s=2,groups=2) | relu | group_norm(6) @ 2x48x9x11 bf16 nhwc",
-        "conv_transpose2d(34,34,k=4,s=2,p=1,groups=2) | swish | group_norm(2) @ 2x34x7x9 tf32",
-        "conv_transpose3d(32,32,k=3,s=2,p=1,op=1,groups=2) | relu | group_norm(4) @ 2x32x5x4x6 bf16",
-        "conv2d(96,256,k=3,p=1,groups=2) | relu | group_norm(2) @ 1x96x40x41 f32 nhwc"}) {
-    problems.push_back(Problem::parse(text, gpu));
-  }
+  const std::vector<Problem> problems = grouped_problems(gpu);
   try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
     const Problem& problem = problems[static_cast<size_t>(index)];
     const std::vector<std::string> rows = rows_named("gemm_", problem);
@@ -217,31 +197,7 @@ TEST_F(Gemm, StoresATileWhileTheNextIsMultiplied) {
 // that channels do not fill, chains that read values of channels; many samples a block. Inputs and outputs on
 // 16 bytes and on none, and inputs alone: another kernel does all samples again where they are on none.
 TEST_F(Gemm, TurnsAgreeWithTheReference) {
-  std::vector<Problem> problems;
-  for (const char* const text :
-       {"conv_transpose2d(16,64,k=3) | gelu | group_norm(8) @ 2x16x38x256 bf16",
-        "conv_transpose2d(40,64,k=3) | gelu | group_norm(8) @ 4x40x4x168 bf16",
-        "conv2d(16,48,k=3,p=1) | relu | group_norm(6) | silu @ 150x16x6x24 bf16",
-        "conv2d(17,20,k=5,p=2) | swish | group_norm(5) @ 5x17x31x48 bf16",
-        "conv1d(48,64,k=3,p=1) | group_norm(4) @ 300x48x64 bf16",
-        "conv1d(40,16,k=9,d=2) | hardswish | group_norm(1) @ 7x40x2000 bf16",
-        "conv3d(16,32,k=3,p=1) | leaky_relu(0.1) | instance_norm @ 3x16x9x10x24 bf16",
-        "conv_transpose3d(24,16,k=3,bias=false) | group_norm(16) | gelu @ 4x24x9x10x16 bf16",
-        "conv2d(16,64,k=1) | channel_mul | group_norm(4) | channel_add @ 40x16x20x40 bf16",
-        "conv3d(16,16,k=1) | group_norm(4) @ 8x16x8x8x8 bf16",
-        "conv_transpose2d(16,64,k=3) | gelu | group_norm(8) @ 2x16x38x256 f16",
-        "conv_transpose2d(40,64,k=3) | gelu | group_norm(8) @ 4x40x4x168 f16",
-        "conv2d(32,64,k=1) | relu | group_norm(8) | relu @ 40x32x5x40 bf16",
-        "conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 7x64x16x256 tf32",
-        "conv2d(17,20,k=5,p=2) | swish | group_norm(5) | relu @ 5x17x31x48 tf32",
-        "conv1d(40,16,k=9,d=2) | hardswish | group_norm(1) @ 7x40x2000 tf32",
-        "conv_transpose2d(24,64,k=4) | group_norm(64) | tanh @ 3x24x21x40 tf32",
-        "conv3d(16,32,k=3,p=1) | leaky_relu(0.1) | instance_norm @ 3x16x9x10x24 tf32",
-        "conv2d(24,40,k=1) | silu | group_norm(5) | channel_add @ 200x24x33x16 tf32",
-        "conv2d(16,24,k=1) | instance_norm | relu @ 3x16x12x24 tf32",
-        "conv2d(16,24,k=3,p=1) | group_norm(6) @ 2x16x38x256 tf32"}) {
-    problems.push_back(Problem::parse(text, gpu));
-  }
+  const std::vector<Problem> problems = turns_problems(gpu);
   const std::vector<std::string> row{"gemm_turns"};
   try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
     const Problem& problem = problems[static_cast<size_t>(index)];
@@ -317,36 +273,6 @@ TEST_F(GemmMma, AgreesWithTheReferenceOnHardData) {
 
 // --- Gradients of a convolution alone ---
 
-std::vector<Problem> wide_convolutions() {
-  std::vector<Problem> problems;
-  for (const char* const text : {
-           // The workloads, small.
-           "conv_transpose2d(64,64,k=3) @ 3x64x30x31 tf32",
-           "conv_transpose2d(64,64,k=3) @ 3x64x30x32 bf16",
-           "conv_transpose3d(64,128,k=3,bias=false) @ 2x64x5x6x7 bf16 nhwc",
-           // Few taps and many, padding and dilation, channels that fill no tile, several tiles. Modes and
-           // orders by turns: a kernel takes the compiler long.
-           "conv1d(17,33,k=9,d=3,p=4) @ 3x17x80 f16",
-           "conv2d(24,70,k=3,d=2,p=2) @ 2x24x29x31 tf32 nhwc",
-           "conv2d(16,20,k=2) @ 2x16x18x21 tf32",
-           "conv2d(130,200,k=3,p=1) @ 2x130x14x13 bf16",
-           "conv3d(20,33,k=3,p=1) @ 2x20x6x7x9 tf32",
-           "conv_transpose1d(24,48,k=4,p=1) @ 3x24x411 f16",
-           "conv_transpose2d(16,20,k=5,d=2,p=3) @ 2x16x9x8 bf16 nhwc",
-           "conv2d(16,16,k=3,p=1) @ 5x16x150x130 tf32",
-           // In groups: each a product by itself, several together, channels that fill nothing.
-           "conv2d(64,96,k=3,p=1,groups=2) @ 3x64x17x19 tf32",
-           "conv2d(64,64,k=3,p=1,groups=4) @ 3x64x17x19 bf16 nhwc",
-           "conv2d(51,60,k=3,p=1,groups=3) @ 2x51x13x11 f16",
-           "conv1d(128,64,k=5,groups=4) @ 3x128x80 tf32 nhwc",
-           "conv_transpose2d(96,54,k=3,p=1,groups=3) @ 2x96x11x12 tf32",
-           "conv_transpose3d(64,64,k=3,p=1,groups=4) @ 2x64x6x7x9 bf16",
-       }) {
-    problems.push_back(Problem::parse(text, gpu));
-  }
-  return problems;
-}
-
 std::string gradient_errors(const BackwardProblem& problem, const Check& check, const GpuStream& stream) {
   return backward_errors("gemm_backward", problem, check, stream);
 }
@@ -354,7 +280,7 @@ std::string gradient_errors(const BackwardProblem& problem, const Check& check, 
 using GemmBackward = GpuTest;
 
 TEST_F(GemmBackward, AgreesWithTheReferenceInEveryMode) {
-  const std::vector<Problem> problems = wide_convolutions();
+  const std::vector<Problem> problems = wide_gradients(gpu);
   try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
     return gradient_errors(
         BackwardProblem(problems[static_cast<size_t>(index)]),

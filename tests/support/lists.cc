@@ -120,6 +120,25 @@ constexpr const char* thin_blocks[] = {
     "conv2d(3,16,k=3) | swish | group_norm(4) | relu @ 300x3x20x18 ",
 };
 
+// For compute-sanitizer. Every type, both orders; slabs in a warp, a block and a cluster.
+constexpr const char* small_tails[] = {
+    "swish | group_norm(4) | hardswish @ 2x8x7x9",
+    "swish | group_norm(2) | hardswish @ 2x8x71x73",
+    "gelu | group_norm(2) | residual_add @ 2x4x95x97 bf16",
+    "group_norm(3) | channel_mul(per=sample) | silu @ 3x12x33 f16",
+    "relu | group_norm(2) | swish @ 2x24x9x11 nhwc",
+    "hardswish | group_norm(2) | mean @ 3x8x19x21",
+    "prelu(per=channel) | instance_norm(affine=true) | tanh | mean @ 2x6x13x11 bf16 nhwc",
+    "gelu | channel_add | residual_add @ 2x7x19x5",
+    "mean @ 2x3x5000",
+};
+
+std::vector<Problem> parsed(std::span<const char* const> texts, const Device& device) {
+  std::vector<Problem> problems;
+  for (const char* const text : texts) problems.push_back(Problem::parse(text, device));
+  return problems;
+}
+
 Problem parsed(const char* block, const char* mode, bool interleaved, const Device& device) {
   return Problem::parse(block + std::string(mode) + (interleaved ? " nhwc" : ""), device);
 }
@@ -232,6 +251,135 @@ std::vector<int64_t> thin_gradients_in_turn(int64_t count, int64_t turn) {
     if ((5 * i + turn) % 13 < 8) chosen.push_back(i);
   }
   return chosen;
+}
+
+std::vector<Problem> grouped_problems(const Device& device) {
+  std::vector<Problem> problems;
+  for (const char* const text :
+       {"conv2d(64,128,k=3,p=1,groups=2) | relu | group_norm(8) | silu @ 3x64x14x15 tf32",
+        "conv2d(64,128,k=3,p=1,groups=2) | relu | group_norm(8) | silu @ 3x64x14x15 bf16 nhwc",
+        "conv2d(51,60,k=3,p=1,groups=3,bias=false) | group_norm(3) | gelu @ 2x51x13x11 f16",
+        "conv2d(80,80,k=3,s=2,p=1,groups=5) | channel_mul | group_norm(10) | channel_add(per=sample) @ "
+        "3x80x17x18 f32",
+        "conv2d(48,48,k=3,p=1,groups=3) | prelu(per=channel) | instance_norm(affine=true) | residual_add @ "
+        "2x48x9x40 tf32 nhwc",
+        "conv1d(32,96,k=5,groups=2) | swish | group_norm(4) | relu | mean @ 5x32x300 bf16",
+        "conv1d(34,34,k=3,p=1,groups=2) | mean @ 3x34x97 tf32",
+        "conv3d(64,72,k=3,p=1,groups=4) | leaky_relu(0.1) | group_norm(12) | mean @ 2x64x5x6x7 f16 nhwc",
+        "conv3d(32,160,k=3,p=1,groups=2) | residual_add | tanh @ 2x32x6x7x9 bf16",
+        "conv_transpose2d(36,40,k=3,p=1,groups=2) | channel_add | group_norm(2) | prelu(per=channel) @ "
+        "3x36x11x12 tf32",
+        "conv_transpose2d(48,36,k=2,s=2,groups=2) | relu | group_norm(6) @ 2x48x9x11 bf16 nhwc",
+        "conv_transpose2d(34,34,k=4,s=2,p=1,groups=2) | swish | group_norm(2) @ 2x34x7x9 tf32",
+        "conv_transpose3d(32,32,k=3,s=2,p=1,op=1,groups=2) | relu | group_norm(4) @ 2x32x5x4x6 bf16",
+        "conv2d(96,256,k=3,p=1,groups=2) | relu | group_norm(2) @ 1x96x40x41 f32 nhwc"}) {
+    problems.push_back(Problem::parse(text, device));
+  }
+  return problems;
+}
+
+std::vector<Problem> turns_problems(const Device& device) {
+  std::vector<Problem> problems;
+  for (const char* const text :
+       {"conv_transpose2d(16,64,k=3) | gelu | group_norm(8) @ 2x16x38x256 bf16",
+        "conv_transpose2d(40,64,k=3) | gelu | group_norm(8) @ 4x40x4x168 bf16",
+        "conv2d(16,48,k=3,p=1) | relu | group_norm(6) | silu @ 150x16x6x24 bf16",
+        "conv2d(17,20,k=5,p=2) | swish | group_norm(5) @ 5x17x31x48 bf16",
+        "conv1d(48,64,k=3,p=1) | group_norm(4) @ 300x48x64 bf16",
+        "conv1d(40,16,k=9,d=2) | hardswish | group_norm(1) @ 7x40x2000 bf16",
+        "conv3d(16,32,k=3,p=1) | leaky_relu(0.1) | instance_norm @ 3x16x9x10x24 bf16",
+        "conv_transpose3d(24,16,k=3,bias=false) | group_norm(16) | gelu @ 4x24x9x10x16 bf16",
+        "conv2d(16,64,k=1) | channel_mul | group_norm(4) | channel_add @ 40x16x20x40 bf16",
+        "conv3d(16,16,k=1) | group_norm(4) @ 8x16x8x8x8 bf16",
+        "conv_transpose2d(16,64,k=3) | gelu | group_norm(8) @ 2x16x38x256 f16",
+        "conv_transpose2d(40,64,k=3) | gelu | group_norm(8) @ 4x40x4x168 f16",
+        "conv2d(32,64,k=1) | relu | group_norm(8) | relu @ 40x32x5x40 bf16",
+        "conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 7x64x16x256 tf32",
+        "conv2d(17,20,k=5,p=2) | swish | group_norm(5) | relu @ 5x17x31x48 tf32",
+        "conv1d(40,16,k=9,d=2) | hardswish | group_norm(1) @ 7x40x2000 tf32",
+        "conv_transpose2d(24,64,k=4) | group_norm(64) | tanh @ 3x24x21x40 tf32",
+        "conv3d(16,32,k=3,p=1) | leaky_relu(0.1) | instance_norm @ 3x16x9x10x24 tf32",
+        "conv2d(24,40,k=1) | silu | group_norm(5) | channel_add @ 200x24x33x16 tf32",
+        "conv2d(16,24,k=1) | instance_norm | relu @ 3x16x12x24 tf32",
+        "conv2d(16,24,k=3,p=1) | group_norm(6) @ 2x16x38x256 tf32"}) {
+    problems.push_back(Problem::parse(text, device));
+  }
+  return problems;
+}
+
+std::vector<Problem> wide_gradients(const Device& device) {
+  std::vector<Problem> problems;
+  for (const char* const text : {
+           // The workloads, small.
+           "conv_transpose2d(64,64,k=3) @ 3x64x30x31 tf32",
+           "conv_transpose2d(64,64,k=3) @ 3x64x30x32 bf16",
+           "conv_transpose3d(64,128,k=3,bias=false) @ 2x64x5x6x7 bf16 nhwc",
+           // Few taps and many, padding and dilation, channels that fill no tile, several tiles. Modes and
+           // orders by turns: a kernel takes the compiler long.
+           "conv1d(17,33,k=9,d=3,p=4) @ 3x17x80 f16",
+           "conv2d(24,70,k=3,d=2,p=2) @ 2x24x29x31 tf32 nhwc",
+           "conv2d(16,20,k=2) @ 2x16x18x21 tf32",
+           "conv2d(130,200,k=3,p=1) @ 2x130x14x13 bf16",
+           "conv3d(20,33,k=3,p=1) @ 2x20x6x7x9 tf32",
+           "conv_transpose1d(24,48,k=4,p=1) @ 3x24x411 f16",
+           "conv_transpose2d(16,20,k=5,d=2,p=3) @ 2x16x9x8 bf16 nhwc",
+           "conv2d(16,16,k=3,p=1) @ 5x16x150x130 tf32",
+           // In groups: each a product by itself, several together, channels that fill nothing.
+           "conv2d(64,96,k=3,p=1,groups=2) @ 3x64x17x19 tf32",
+           "conv2d(64,64,k=3,p=1,groups=4) @ 3x64x17x19 bf16 nhwc",
+           "conv2d(51,60,k=3,p=1,groups=3) @ 2x51x13x11 f16",
+           "conv1d(128,64,k=5,groups=4) @ 3x128x80 tf32 nhwc",
+           "conv_transpose2d(96,54,k=3,p=1,groups=3) @ 2x96x11x12 tf32",
+           "conv_transpose3d(64,64,k=3,p=1,groups=4) @ 2x64x6x7x9 bf16",
+       }) {
+    problems.push_back(Problem::parse(text, device));
+  }
+  return problems;
+}
+
+std::vector<SmallProblems> small_forward(const Device& device) {
+  constexpr const char* convolutions[] = {
+      "conv2d(3,8,p=1) | relu | group_norm(2) @ 2x3x9x7",
+      "conv_transpose3d(3,4,k=3,s=2,p=1) | swish @ 1x3x3x4x5 f16 nhwc",
+      "conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish @ 2x3x4x5x6 tf32",
+      "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 11x3x5x6x7 f16 nhwc",
+      "conv3d(3,8,k=2) | hardswish | group_norm(4) | mean @ 9x3x4x5x6 bf16 nhwc",
+  };
+  constexpr const char* wide[] = {
+      "conv_transpose2d(16,24,k=3) | gelu | group_norm(3) @ 2x16x9x11 tf32",
+      "conv2d(16,16,k=3,p=1) | relu | group_norm(2) @ 2x16x9x11 bf16 nhwc",
+      "conv3d(16,24,k=2) | group_norm(2) | swish | mean @ 2x16x4x5x6",
+  };
+  // More slabs than blocks or clusters: what is staged, exchanged and waited for is used again.
+  constexpr const char* many_slabs[] = {
+      "swish | group_norm(1) | hardswish @ 140x2x131x131 bf16",
+      "gelu | group_norm(2) @ 36x4x151x153",
+      "group_norm(1) | relu @ 9x2x407x409",
+  };
+  // Several tiles a sample, which exchange moments; values held as f16 and as integers.
+  constexpr const char* by_turns[] = {
+      "conv2d(16,16,k=3,p=1) | relu | group_norm(4) @ 3x16x24x40 bf16",
+      "conv2d(16,24,k=3,p=1) | gelu | group_norm(6) | relu @ 3x16x20x36 tf32",
+  };
+  std::vector<Problem> all = parsed(small_tails, device);
+  for (Problem& problem : parsed(convolutions, device)) all.push_back(std::move(problem));
+  return {{"", std::move(all)},
+          {"gemm_", parsed(wide, device)},
+          {"tail_", parsed(many_slabs, device)},
+          {"gemm_turns", parsed(by_turns, device)}};
+}
+
+std::vector<Problem> small_backward(const Device& device) {
+  constexpr const char* convolutions[] = {
+      "conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish @ 2x3x3x4x5 tf32",
+      "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 3x3x5x6x7 tf32",
+      "conv2d(3,8,p=1) | relu | group_norm(2) @ 2x3x9x7",
+      "conv2d(24,40,k=3,p=1) @ 2x24x9x7 tf32",
+      "conv_transpose2d(16,16,k=3) @ 2x16x6x7 bf16 nhwc",
+  };
+  std::vector<Problem> all = parsed(small_tails, device);
+  for (Problem& problem : parsed(convolutions, device)) all.push_back(std::move(problem));
+  return all;
 }
 
 }  // namespace onepass::testing

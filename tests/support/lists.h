@@ -57,4 +57,24 @@ std::vector<std::string> thin_rows(const Problem& problem);
 // Those whose gradients a turn takes, by index: eight of thirteen.
 std::vector<int64_t> thin_gradients_in_turn(int64_t count, int64_t turn);
 
+// Convolutions in groups, each a product by itself: channels of a group that fill tiles and that do not, both
+// orders, groups of the norm that are one of the convolution's and a part of one, chains that read values of
+// channels and tensors, means, strides, classes of transposed ones.
+std::vector<Problem> grouped_problems(const Device& device);
+// For gemm_turns: boxes that fill samples and that do not, values that leave by rows and by columns, one to
+// three dimensions, rows of an odd number of outputs and of few, slabs of one channel to sixteen, chunks that
+// channels do not fill, chains that read values of channels; many samples a block.
+std::vector<Problem> turns_problems(const Device& device);
+// Wide convolutions alone, for gradients.
+std::vector<Problem> wide_gradients(const Device& device);
+
+// What runs under compute-sanitizer, which slows kernels a hundredfold. Every row of both tables takes one of
+// these.
+struct SmallProblems {
+  std::string prefix;  // of the rows that they are for
+  std::vector<Problem> problems;
+};
+std::vector<SmallProblems> small_forward(const Device& device);
+std::vector<Problem> small_backward(const Device& device);
+
 }  // namespace onepass::testing

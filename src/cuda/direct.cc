@@ -139,6 +139,12 @@ class DirectKernel final : public Kernel {
     plan_tail(middle);
   }
 
+  // Operands of tf32 are not rounded.
+  Accuracy accuracy() const override {
+    Accuracy own = tail_ ? tail_->kernel->accuracy() : Accuracy{};
+    own.tf32 = Accuracy::Tf32::whole;
+    return own;
+  }
   size_t workspace_bytes() const override { return static_cast<size_t>(regions_.total().value()); }
 
   std::string describe() const override {

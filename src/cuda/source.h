@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "onepass/backward.h"
+#include "onepass/plan.h"
 #include "onepass/problem.h"
 
 namespace onepass::cuda {
@@ -89,6 +90,12 @@ inline int bits_of(DType result) { return byte_size(result) == 2 ? 16 : 32; }
 // What a kernel does first that may be launched before the one before it has ended (Launch::waits).
 inline std::string wait_source() {
   return "  onepass::allow_kernel_after();\n  onepass::wait_for_kernel_before();\n";
+}
+
+// Of chains that results of 16 bits have in their short form (bits_of): sigmoids and the normal distribution
+// function by tanh.approx, off by 4e-6 and 6e-6.
+inline Accuracy accuracy_of_chains(const Problem& problem) {
+  return {.sigmoid = bits_of(problem.output.dtype) == 16 ? 0x1p-17 : 0};
 }
 
 }  // namespace onepass::cuda

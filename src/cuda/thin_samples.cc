@@ -101,6 +101,8 @@ class ThinSamples final : public Kernel {
     if (numbers_.weight_parts == 2) redo_.emplace(problem);
   }
 
+  // Weights of f32 are two halves, which have 22 bits.
+  Accuracy accuracy() const override { return {.tf32 = Accuracy::Tf32::weights_whole}; }
   size_t workspace_bytes() const override {
     return static_cast<size_t>(workspace_.bytes().value()) + (redo_ ? redo_->workspace_bytes() : 0);
   }

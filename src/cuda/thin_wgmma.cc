@@ -434,6 +434,10 @@ class ThinWgmma final : public Kernel {
   }
 
  public:
+  // Weights of f32 are two halves, which have 22 bits, or dithered.
+  Accuracy accuracy() const override {
+    return {.tf32 = numbers_.dithers ? Accuracy::Tf32::weights_dithered : Accuracy::Tf32::weights_whole};
+  }
   size_t workspace_bytes() const override {
     return static_cast<size_t>(regions_.total().value()) + (redo_ ? redo_->workspace_bytes() : 0);
   }

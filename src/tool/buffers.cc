@@ -93,16 +93,15 @@ void for_each_offset(const TensorSpec& spec, size_t dimension, int64_t offset, V
 }
 
 // Fills memory in pieces, whatever the strides: a value belongs to its place.
-void fill_random(const TensorSpec& spec, Precision precision, Distribution values, uint64_t seed,
-                 void* memory, Executor& executor) {
+void fill_random(const TensorSpec& spec, Distribution values, uint64_t seed, void* memory,
+                 Executor& executor) {
   constexpr int64_t piece = 1 << 16;
   const int64_t element_bytes = byte_size(spec.dtype);
   const int64_t count = spec.byte_span() / element_bytes;
   executor.for_each((count + piece - 1) / piece, [&](int64_t task, int) {
     for (int64_t i = task * piece; i < std::min(count, (task + 1) * piece); ++i) {
       const double value = values.mean + values.deviation * random_normal(seed, static_cast<uint64_t>(i));
-      store_element(spec.dtype, precision == Precision::tf32 ? round_to_tf32(value) : value,
-                    static_cast<char*>(memory) + i * element_bytes);
+      store_element(spec.dtype, value, static_cast<char*>(memory) + i * element_bytes);
     }
   });
 }
@@ -171,11 +170,11 @@ Tensors::Tensors(const Plan& plan, uint64_t seed, Executor& executor, Pages page
       workspace(host_workspace_bytes(plan), pages) {
   const Problem& problem = plan.problem();
   const std::vector<Parameter> named = problem.block.parameters(problem.input.sizes);
-  fill_random(problem.input, problem.precision, {}, mix(seed), input.data(), executor);
+  fill_random(problem.input, {}, mix(seed), input.data(), executor);
   for (size_t i = 0; i < named.size(); ++i) {
     parameters.push_back(sized_for(problem.parameters[i], pages));
-    fill_random(problem.parameters[i], problem.precision, distribution(problem.block, named[i]),
-                mix(seed + (i + 1) * 0x10001), parameters.back().data(), executor);
+    fill_random(problem.parameters[i], distribution(problem.block, named[i]), mix(seed + (i + 1) * 0x10001),
+                parameters.back().data(), executor);
   }
 } catch (const std::bad_alloc&) {
   refuse_memory(call_bytes(plan));

@@ -352,10 +352,10 @@ def seconds_before(tests: dict[str, Any]) -> dict[str, float]:
 
 
 def turn_to_take(tests: dict[str, Any], device: dict[str, str]) -> tuple[int, list[int]]:
-    """The turn after that of the run before, which wrote `tests`, or the same one where that did not pass; and
-    the turns that have passed on this device code and these tests.
+    """The turn after that of the run before, which wrote `tests`, or the same one where that did not pass;
+    and the turns that have passed on this device code and by these tests.
     """
-    passed = tests.get("turns", []) if gpu_results.belongs_to(tests, device) else []
+    passed = tests.get("turns", []) if gpu_results.belongs_to(tests, device, "tests") else []
     last = tests.get("turn", -1)
     turn = last + 1 if last < 0 or tests.get("passed") else last
     return turn % int(device["turns_in_all"]), passed

@@ -1,5 +1,6 @@
 """Which part of its lists the GPU suite takes in a run, and what results/<device>.json says of it."""
 
+import json
 import pathlib
 import sys
 from typing import Any
@@ -7,7 +8,14 @@ from typing import Any
 import pytest
 
 SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
-DEVICE = {"device": "A GPU", "description": "none", "device_code_hash": "new", "turns_in_all": "3"}
+DEVICE = {
+    "device": "A GPU",
+    "architecture": "sm_90a",
+    "description": "none",
+    "device_code_hash": "new",
+    "tests_hash": "new",
+    "turns_in_all": "3",
+}
 
 
 @pytest.fixture
@@ -44,10 +52,22 @@ def test_a_turn_that_failed_is_taken_again(gpu_test: Any) -> None:
     assert (again["turn"], again["turns"]) == (1, [0, 1])
 
 
-def test_turns_of_other_device_code_do_not_count(gpu_test: Any) -> None:
-    run_once(gpu_test, {**DEVICE, "device_code_hash": "old"})
+@pytest.mark.parametrize("changed", ["device_code_hash", "tests_hash"])
+def test_turns_of_other_device_code_or_tests_do_not_count(gpu_test: Any, changed: str) -> None:
+    run_once(gpu_test, {**DEVICE, changed: "old"})
     tests = run_once(gpu_test, DEVICE)
     assert (tests["turn"], tests["turns"]) == (1, [1])
+
+
+def test_each_part_names_what_it_belongs_to(gpu_test: Any) -> None:
+    results = gpu_test.gpu_results
+    run_once(gpu_test, DEVICE)
+    results.write(DEVICE, "benchmarks", {"passed": True})
+    names = {part: set(results.read(DEVICE, part)) for part in ("tests", "benchmarks")}
+    assert {"device_code_hash", "tests_hash"} <= names["tests"]
+    assert "device_code_hash" in names["benchmarks"] and "tests_hash" not in names["benchmarks"]
+    whole = json.loads(results.path_of(DEVICE).read_text())
+    assert whole["device"]["architecture"] == "sm_90a"
 
 
 def test_the_suite_is_told_its_turn(gpu_test: Any, monkeypatch: pytest.MonkeyPatch) -> None:

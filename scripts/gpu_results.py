@@ -49,12 +49,21 @@ def tests_of(report: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def describe_device() -> dict[str, str]:
-    """The GPU's name, what the library says of it, and the hash of the device code."""
+    """The GPU's name and architecture, what the library says of it, the number of turns, and two hashes: of
+    what plans do on it, and of the tests (tests/support/results_hash.h).
+    """
     code, report = run_suite("--gtest_filter=Gpu.IsDescribed", "--gtest_brief=1")
     if code != 0:
         raise SystemExit("the GPU suite does not start")
     (test,) = tests_of(report)
-    return {key: test[key] for key in ("device", "description", "device_code_hash")}
+    keys = ("device", "architecture", "description", "device_code_hash", "tests_hash", "turns_in_all")
+    return {key: test[key] for key in keys}
+
+
+def hashes_of(device: dict[str, str], part: str) -> dict[str, str]:
+    """What a part of the results belongs to: the tests' part to the tests too."""
+    names = ("device_code_hash", "tests_hash") if part == "tests" else ("device_code_hash",)
+    return {name: device[name] for name in names}
 
 
 def path_of(device: dict[str, str]) -> pathlib.Path:
@@ -63,13 +72,28 @@ def path_of(device: dict[str, str]) -> pathlib.Path:
     return ROOT / "results" / f"{name}.json"
 
 
+def read(device: dict[str, str], part: str) -> dict[str, Any]:
+    """One part of the device's file; empty where there is none."""
+    path = path_of(device)
+    return json.loads(path.read_text()).get(part, {}) if path.exists() else {}
+
+
+def belongs_to(content: dict[str, Any], device: dict[str, str], part: str) -> bool:
+    """Whether a part was written by this device code, and by these tests where it is theirs."""
+    return all(content.get(name) == value for name, value in hashes_of(device, part).items())
+
+
 def write(device: dict[str, str], part: str, content: dict[str, Any]) -> pathlib.Path:
-    """Replaces one part of the device's file, with today's date and the hash of the device code."""
+    """Replaces one part of the device's file, with today's date and what it belongs to."""
     path = path_of(device)
     result = json.loads(path.read_text()) if path.exists() else {}
-    result["device"] = {"name": device["device"], "description": device["description"]}
+    result["device"] = {
+        "name": device["device"],
+        "architecture": device["architecture"],
+        "description": device["description"],
+    }
     result[part] = {
-        "device_code_hash": device["device_code_hash"],
+        **hashes_of(device, part),
         "date": datetime.date.today().isoformat(),
         **content,
     }

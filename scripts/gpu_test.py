@@ -1,6 +1,6 @@
 """The test suite of a machine with a GPU, after scripts/gpu_build.sh: "tests" of results/<device>.json.
 
-    python3 scripts/gpu_test.py [--seconds 285] [--only cpp,python] [--filter PATTERN]
+    python3 scripts/gpu_test.py [--seconds 285] [--only cpp,python] [--filter PATTERN] [--turn K]
 
 Every test of the C++ suite, every test of python/tests_gpu and the C++ suite's small set under
 compute-sanitizer are jobs, several at once: most of their time goes into compiling kernels, which leaves the
@@ -8,6 +8,10 @@ GPU idle. A test of the C++ suite compiles on all cores, behind (in the schedule
 package, each of which is one thread for most of its time. Jobs that take all memory, or measure time, come
 last, one by one. What fails is printed at once; what is missing, or did not run in time, fails. The results
 are written after every job.
+
+A run takes one part, a turn, of all pairs of a problem and a row (tests/support/lists.h). Each run takes the
+turn after that of the run before, or the same one again where that failed. The results name the turns that
+have passed on this device code: "turns", of "turns_in_all".
 """
 
 from __future__ import annotations
@@ -338,16 +342,23 @@ def find_jobs(chosen: list[str]) -> list[Job]:
     return [*cpp, *python, *sanitized]
 
 
-def seconds_before(device: dict[str, str]) -> dict[str, float]:
+def seconds_before(tests: dict[str, Any]) -> dict[str, float]:
     """What each job took in the run before: the longest begin first."""
-    path = gpu_results.path_of(device)
     found: dict[str, float] = {}
-    if path.exists():
-        tests = json.loads(path.read_text()).get("tests", {})
-        for suite in SUITES:
-            taken = tests.get(suite, {}).get("test_seconds", {})
-            found |= {Job(suite, name).title(): seconds for name, seconds in taken.items()}
+    for suite in SUITES:
+        taken = tests.get(suite, {}).get("test_seconds", {})
+        found |= {Job(suite, name).title(): seconds for name, seconds in taken.items()}
     return found
+
+
+def turn_to_take(tests: dict[str, Any], device: dict[str, str]) -> tuple[int, list[int]]:
+    """The turn after that of the run before, which wrote `tests`, or the same one where that did not pass;
+    and the turns that have passed on this device code and by these tests.
+    """
+    passed = tests.get("turns", []) if gpu_results.belongs_to(tests, device, "tests") else []
+    last = tests.get("turn", -1)
+    turn = last + 1 if last < 0 or tests.get("passed") else last
+    return turn % int(device["turns_in_all"]), passed
 
 
 def summary(suite: str, jobs: list[Job]) -> dict[str, Any]:
@@ -364,12 +375,28 @@ def summary(suite: str, jobs: list[Job]) -> dict[str, Any]:
     }
 
 
-def content_of(jobs: list[Job], seconds: float) -> dict[str, Any]:
+@dataclasses.dataclass
+class Turn:
+    """The part of the lists that this run takes, of so many; those that have passed before it."""
+
+    number: int
+    in_all: int
+    passed: list[int]
+
+    def content(self, passed: bool) -> dict[str, Any]:
+        """Of the results' part."""
+        turns = {*self.passed, self.number} if passed else set(self.passed)
+        return {"turn": self.number, "turns": sorted(turns), "turns_in_all": self.in_all}
+
+
+def content_of(jobs: list[Job], seconds: float, turn: Turn) -> dict[str, Any]:
     """Of the results' part."""
     failed = [job for job in jobs if job.failed or not job.ran]
+    passed = bool(jobs) and not failed
     return {
-        "passed": bool(jobs) and not failed,
+        "passed": passed,
         "seconds": round(seconds, 1),
+        **turn.content(passed),
         "failures": [job.title() for job in failed],
         "words": {job.title(): job.words[:4000] if job.failed else "not run in time" for job in failed},
         **{suite: summary(suite, jobs) for suite in SUITES},
@@ -384,6 +411,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=285)
     parser.add_argument("--only", default=",".join(SUITES), help="suites, with commas between")
     parser.add_argument("--filter", default="", help="a regular expression of the names of the tests to run")
+    parser.add_argument("--turn", type=int, help="instead of the one after the last")
     arguments = parser.parse_args()
     chosen = arguments.only.split(",")
     if unknown := [name for name in chosen if name not in SUITES]:
@@ -393,8 +421,15 @@ def main() -> None:
     gpu_results.keep_bytecode()
     device = gpu_results.describe_device()
     print(device["description"], flush=True)
+    recorded = gpu_results.read(device, "tests")
+    number, passed = turn_to_take(recorded, device)
+    turn = Turn(number if arguments.turn is None else arguments.turn, int(device["turns_in_all"]), passed)
+    if not 0 <= turn.number < turn.in_all:
+        sys.exit(f"gpu_test.py: turn {turn.number}, must be from 0 to {turn.in_all - 1}")
+    os.environ["ONEPASS_TEST_TURN"] = str(turn.number)
+    print(f"turn {turn.number} of 0 to {turn.in_all - 1}; passed before: {turn.passed}", flush=True)
     jobs = [job for job in find_jobs(chosen) if re.search(arguments.filter, job.title())]
-    before = seconds_before(device)
+    before = seconds_before(recorded)
     # The longest first. A group has its first one's place.
     jobs.sort(key=lambda job: (not re.search(FIRST, job.title()), -before.get(job.title(), SLOW)))
     whole, lock = chosen == list(SUITES) and not arguments.filter, threading.Lock()
@@ -402,7 +437,7 @@ def main() -> None:
     def report() -> None:
         if whole:
             with lock:
-                gpu_results.write(device, "tests", content_of(jobs, time.monotonic() - begin))
+                gpu_results.write(device, "tests", content_of(jobs, time.monotonic() - begin, turn))
 
     alone = [job for job in jobs if job.alone]
     before_those = end - PART_ALONE * arguments.seconds * bool(alone)

@@ -1,4 +1,6 @@
-// Nothing is merged that no GPU has run: results/<GPU>.json belongs to the device code as it is.
+// Nothing is merged that no GPU has run: results/<GPU>.json belongs to what plans do as they are, its tests'
+// part to the tests as they are, and what failed, was skipped, left out or missed is written down with its
+// reason.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -6,9 +8,10 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <sstream>
 #include <string>
 
-#include "onepass/cuda.h"
+#include "support/results_hash.h"
 
 // The build defines it; without it tests run in the root of the source tree.
 #ifndef ONEPASS_SOURCE_DIR
@@ -32,31 +35,56 @@ std::map<std::string, Json> gpu_results() {
   return results;
 }
 
+struct Hashes {
+  std::string plans;
+  std::string tests;
+};
+
 // What is wrong with the part of a result that a command writes; empty where nothing is.
 std::string fault(const std::string& file, const Json& result, const std::string& part,
-                  const std::string& command) {
-  const std::string advice = ": run `" + command + "` on a machine with that GPU and commit results/" + file;
+                  const Hashes& hashes) {
+  const std::string advice = ": run `make " + std::string(part == "tests" ? "test" : "bench") +
+                             "-gpu` on a machine with that GPU and commit results/" + file;
   if (!result.contains(part)) return "results/" + file + " has no " + part + advice;
   const Json& found = result.at(part);
-  if (found.value("device_code_hash", "") != cuda::device_code_hash())
-    return "device code changed since the " + part + " of results/" + file + advice;
+  if (found.value("device_code_hash", "") != hashes.plans)
+    return "kernels, launches or chosen rows changed since the " + part + " of results/" + file + advice;
+  if (part == "tests" && found.value("tests_hash", "") != hashes.tests)
+    return "the tests of a GPU changed since the tests of results/" + file + advice;
   return "";
 }
 
-// "NAME: why" a line: what a GPU has seen fail and nobody has mended yet.
-std::set<std::string> known_failures() {
+struct KnownFailures {
   std::set<std::string> names;
-  std::ifstream file(ONEPASS_SOURCE_DIR "/tests/gpu/known_failures.txt");
+  std::string mistakes;  // lines that are no "NAME -- why"
+};
+
+KnownFailures read_known_failures(std::istream& file) {
+  KnownFailures known;
   for (std::string line; std::getline(file, line);) {
-    if (!line.empty() && line.front() != '#') names.insert(line.substr(0, line.find(": ")));
+    if (line.empty() || line.front() == '#') continue;
+    const size_t end = line.find(" -- ");
+    if (end == std::string::npos || end == 0 || line.find_first_not_of(' ', end + 4) == std::string::npos) {
+      known.mistakes += line + '\n';
+    } else {
+      known.names.insert(line.substr(0, end));
+    }
   }
-  return names;
+  return known;
 }
 
+// Every failure, skip, left-out case and missed target.
 std::set<std::string> failures(const Json& result) {
   std::set<std::string> names;
-  for (const Json& name : result.at("tests").at("failures")) names.insert(name.get<std::string>());
-  for (const Json& entry : result.at("benchmarks").at("entries")) {
+  const Json& tests = result.at("tests");
+  for (const Json& name : tests.at("failures")) names.insert(name.get<std::string>());
+  for (const auto& [suite, content] : tests.items()) {
+    if (!content.is_object() || !content.contains("skipped")) continue;
+    for (const auto& [name, words] : content.at("skipped").items())
+      names.insert("skipped " + suite + ' ' + name);
+  }
+  const Json& benchmarks = result.at("benchmarks");
+  for (const Json& entry : benchmarks.at("entries")) {
     if (entry.at("passed").get<bool>()) continue;
     std::string name = entry.at("group").get<std::string>();
     for (const char* const part : {"workload", "dtype", "layout"}) {
@@ -65,19 +93,72 @@ std::set<std::string> failures(const Json& result) {
     }
     names.insert(std::move(name));
   }
+  for (const Json& name : benchmarks.at("left_out")) names.insert("left out " + name.get<std::string>());
+  for (const Json& target : benchmarks.at("targets")) {
+    if (!target.at("met").get<bool>()) names.insert("missed " + target.at("what").get<std::string>());
+  }
   return names;
 }
 
-TEST(GpuResults, BelongToTheDeviceCodeAsItIs) {
+TEST(GpuResults, BelongToThePlansAndTestsAsTheyAre) {
   const std::map<std::string, Json> results = gpu_results();
   ASSERT_FALSE(results.empty()) << "no GPU has run this code: run `make test-gpu` and `make bench-gpu` on a "
                                    "machine with a GPU and commit results/<GPU>.json";
-  for (const auto& [file, result] : results) {
-    EXPECT_EQ(fault(file, result, "tests", "make test-gpu"), "");
-    EXPECT_EQ(fault(file, result, "benchmarks", "make bench-gpu"), "");
+  std::ifstream file(ONEPASS_SOURCE_DIR "/tests/gpu/known_failures.txt");
+  const KnownFailures known = read_known_failures(file);
+  EXPECT_EQ(known.mistakes, "") << "lines of tests/gpu/known_failures.txt are \"NAME -- why\"";
+  const std::string tests = testing::tests_hash();
+  for (const auto& [name, result] : results) {
+    const std::string architecture = result.at("device").value("architecture", "sm_90a");
+    const Hashes hashes{testing::plans_hash(architecture), tests};
+    EXPECT_EQ(fault(name, result, "tests", hashes), "");
+    EXPECT_EQ(fault(name, result, "benchmarks", hashes), "");
     if (HasFailure()) continue;
-    EXPECT_EQ(failures(result), known_failures()) << "tests/gpu/known_failures.txt lists what failed and why";
+    EXPECT_EQ(failures(result), known.names)
+        << "tests/gpu/known_failures.txt lists what failed, was skipped, left out or missed, and why";
   }
+}
+
+Json good_result() {
+  return Json::parse(R"({
+    "tests": {"device_code_hash": "p", "tests_hash": "t", "failures": [], "turns": [0],
+              "cpp": {"skipped": {}}, "python": {"skipped": {}}},
+    "benchmarks": {"device_code_hash": "p", "left_out": [],
+                   "entries": [{"passed": true, "group": "tail", "workload": "s60", "dtype": "fp32",
+                                "layout": "nchw"}],
+                   "targets": [{"what": "tail s60: ms", "met": true}]}})");
+}
+
+TEST(GateOfResults, TellsWhichPartHasToBeMadeAnew) {
+  const Json result = good_result();
+  EXPECT_EQ(fault("a.json", result, "tests", {"p", "t"}), "");
+  EXPECT_EQ(fault("a.json", result, "benchmarks", {"p", "t"}), "");
+  EXPECT_NE(fault("a.json", result, "tests", {"other", "t"}).find("make test-gpu"), std::string::npos);
+  EXPECT_NE(fault("a.json", result, "benchmarks", {"other", "t"}).find("make bench-gpu"), std::string::npos);
+  EXPECT_NE(fault("a.json", result, "tests", {"p", "other"}), "");
+  EXPECT_EQ(fault("a.json", result, "benchmarks", {"p", "other"}), "");  // tests do not gate benchmarks
+  EXPECT_NE(fault("a.json", Json::object(), "tests", {"p", "t"}), "");
+}
+
+TEST(GateOfResults, SeesFailuresSkipsLeftOutCasesAndMissedTargets) {
+  Json result = good_result();
+  EXPECT_TRUE(failures(result).empty());
+  result["tests"]["failures"].push_back("Forward.Agrees");
+  result["tests"]["python"]["skipped"]["test_streams.Streams.test_two"] = "one GPU";
+  result["benchmarks"]["left_out"].push_back("block s60 fp32");
+  result["benchmarks"]["targets"][0]["met"] = false;
+  result["benchmarks"]["entries"][0]["passed"] = false;
+  EXPECT_EQ(failures(result),
+            (std::set<std::string>{"Forward.Agrees", "skipped python test_streams.Streams.test_two",
+                                   "left out block s60 fp32", "missed tail s60: ms", "tail s60 fp32 nchw"}));
+}
+
+TEST(GateOfResults, WantsAReasonForEachKnownFailure) {
+  std::istringstream file(
+      "# a comment\n\nmissed tail s60: ms -- 2% over, memory clock\nForward.Agrees\nA -- \n");
+  const KnownFailures known = read_known_failures(file);
+  EXPECT_EQ(known.names, std::set<std::string>{"missed tail s60: ms"});
+  EXPECT_EQ(known.mistakes, "Forward.Agrees\nA -- \n");
 }
 
 }  // namespace

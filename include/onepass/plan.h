@@ -45,12 +45,30 @@ struct Candidate {
   std::string reason;  // why it was refused; empty where it accepts
 };
 
+// What the results of a row may be off by besides roundings of f32, and what it makes of tf32 operands. A
+// judge of its results grants this much and no more.
+struct Accuracy {
+  // How values before the norm are held until its statistics are there.
+  enum class Held : uint8_t { as_computed, as_f16, in_20_bits };
+  // What a convolution of tf32 multiplies. rounded: both operands, to nearest even. weights_whole: only x is
+  // rounded. weights_dithered: x is rounded, weights are right on average over the outputs of a mean. whole:
+  // operands as they are.
+  enum class Tf32 : uint8_t { rounded, weights_whole, weights_dithered, whole };
+
+  Held held = Held::as_computed;
+  Tf32 tf32 = Tf32::rounded;
+  double sigmoid = 0;  // the error of a sigmoid, or of the normal distribution function
+
+  bool operator==(const Accuracy&) const = default;
+};
+
 class ONEPASS_API Plan {
  public:
   const Problem& problem() const { return problem_; }
   const std::string& strategy() const { return strategy_; }
   const std::vector<Candidate>& candidates() const { return candidates_; }
   size_t workspace_bytes() const;
+  Accuracy accuracy() const;
   // Every row with its cost or its reason, then the numbers of the chosen one.
   std::string explain() const;
 

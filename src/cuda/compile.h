@@ -31,4 +31,14 @@ Cubin compile(const Source& source, const std::string& architecture);
 // The same for several kernels at once, in parallel; in the order given.
 std::vector<Cubin> compile(std::span<const Source> sources, const std::string& architecture);
 
+// While one lives, kernels that this thread asks for are not compiled: each is an empty Cubin, and NVRTC is
+// not needed. Plans for an architecture are made and recorded in milliseconds. None of them can run.
+class WithoutCompiling {
+ public:
+  WithoutCompiling();
+  ~WithoutCompiling();
+  WithoutCompiling(const WithoutCompiling&) = delete;
+  WithoutCompiling& operator=(const WithoutCompiling&) = delete;
+};
+
 }  // namespace onepass::cuda

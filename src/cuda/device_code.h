@@ -1,6 +1,7 @@
 // The device code inside the library: the text of src/cuda/kernels and of the table of activations.
 #pragma once
 
+#include <set>
 #include <span>
 #include <string_view>
 
@@ -13,5 +14,7 @@ struct DeviceFile {
 
 // Always in the same order. Written at build time by cmake/embed.cmake.
 std::span<const DeviceFile> device_files();
+// Those that a text includes, directly or not, in that order.
+std::set<const DeviceFile*> included_files(std::string_view text);
 
 }  // namespace onepass::cuda

@@ -244,6 +244,7 @@ class GemmPacked final : public Kernel {
     redo_memory_ = regions_.add(redo_.bytes());
   }
 
+  Accuracy accuracy() const override { return tail_.kernel->accuracy(); }
   size_t workspace_bytes() const override {
     return static_cast<size_t>(regions_.total().value()) + tail_.kernel->workspace_bytes();
   }

@@ -463,6 +463,7 @@ class GemmWgmma final : public Kernel {
     values_ = regions_.add(when(has_own_values(), shape_.rows() * shape_.spatial * 4));
   }
 
+  Accuracy accuracy() const override { return accuracy_of_chains(problem_); }
   size_t workspace_bytes() const override {
     return static_cast<size_t>(regions_.total().value()) + redo_.workspace_bytes();
   }

@@ -50,8 +50,8 @@ void Recording::note(const void* base, const void* address, const Number& offset
 
 void Recording::launch(const Function& function, const Number& blocks, std::vector<Number> words) {
   const Launch& numbers = function.numbers();
-  const Kernel kernel{function.source(),    numbers.threads,     numbers.cluster,
-                      numbers.shared_bytes, numbers.cooperative, function.resident_name()};
+  const Kernel kernel{function.source(),   numbers.threads, numbers.cluster,         numbers.shared_bytes,
+                      numbers.cooperative, numbers.waits,   function.resident_name()};
   auto known = std::find(kernels_.begin(), kernels_.end(), kernel);
   if (known == kernels_.end()) known = kernels_.insert(known, kernel);
   steps_.push_back({static_cast<int>(known - kernels_.begin()), blocks.value() == 0 ? numbers.blocks : blocks,

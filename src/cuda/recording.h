@@ -21,6 +21,7 @@ class Recording {
     uint32_t cluster = 1;
     uint32_t shared_bytes = 0;
     bool cooperative = false;
+    bool waits = false;
     std::string resident;  // what formulas call the clusters of it that a GPU runs at a time
 
     bool operator==(const Kernel&) const = default;

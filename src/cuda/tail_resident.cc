@@ -70,6 +70,7 @@ class TailResident final : public Kernel {
         function_(source(), problem.device, launch_numbers()),
         blocks_(shape_.slabs() * numbers_.blocks) {}
 
+  Accuracy accuracy() const override { return accuracy_of_chains(problem_); }
   size_t workspace_bytes() const override { return 0; }
 
   std::string describe() const override {

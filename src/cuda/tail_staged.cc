@@ -39,6 +39,7 @@ struct StagedNumbers : ClusterNumbers {
   static constexpr bool waits = true;
   static constexpr double of_copy = 1.2;  // H200: 1.15 to 1.22 times a copy in f32
   double of_value() const { return 6.5e-8; }
+  static Accuracy::Held held_values() { return Accuracy::Held::as_computed; }
 
   int held = 0;   // vectors of a thread in shared memory
   int chunk = 1;  // vectors of a thread that arrive together
@@ -75,6 +76,7 @@ struct OverlappedNumbers : ClusterNumbers {
   static constexpr double of_copy = 1.2;
   // H200: a slab of s60 and s19 in bf16 takes 8.2 and 9.0 us, of s61 11.1.
   double of_value() const { return halves ? 5.1e-8 : 5.7e-8; }
+  Accuracy::Held held_values() const { return halves ? Accuracy::Held::as_f16 : Accuracy::Held::as_computed; }
 
   static constexpr int at_once = 4;  // vectors in the body of a loop over those in shared memory
 
@@ -241,6 +243,11 @@ class ClusterTail final : public Kernel {
         function_(source(), problem.device, launch_numbers()),
         blocks_(minimum(shape_.slabs(), function_.resident_clusters()) * numbers_.blocks) {}
 
+  Accuracy accuracy() const override {
+    Accuracy own = accuracy_of_chains(problem_);
+    own.held = numbers_.held_values();
+    return own;
+  }
   size_t workspace_bytes() const override { return 0; }
 
   std::string describe() const override {

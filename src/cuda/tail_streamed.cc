@@ -49,6 +49,7 @@ class TailStreamed final : public Kernel {
     statistics_ = regions_.add(when(shape_.parts.norm, shape_.slabs() * 2 * 4));
   }
 
+  Accuracy accuracy() const override { return accuracy_of_chains(problem_); }
   size_t workspace_bytes() const override { return static_cast<size_t>(regions_.total().value()); }
 
   std::string describe() const override {

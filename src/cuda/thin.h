@@ -136,6 +136,11 @@ struct OperandParts {
 
   OperandParts(const Problem& problem, const ThinShape& shape);
   int64_t products() const { return input + weight - 1; }
+  // What they leave out, for a judge of results.
+  Accuracy accuracy() const {
+    using Tf32 = Accuracy::Tf32;
+    return {.tf32 = input == 2 ? Tf32::whole : weight == 2 ? Tf32::weights_whole : Tf32::rounded};
+  }
 };
 
 // What they leave out, for explain.

@@ -21,6 +21,7 @@ class ThinInplace final : public Kernel {
                    ring_samples() * (numbers_.kept_length * 4)),
         blocks_(clamp(shape_.batch * numbers_.tiles + lag_tiles_, 1, function_.resident_clusters())) {}
 
+  Accuracy accuracy() const override { return accuracy_of_chains(problem_); }
   size_t workspace_bytes() const override { return workspace_.bytes(); }
 
   std::string describe() const override {

@@ -29,6 +29,7 @@ class ThinMma final : public Kernel {
     blocks_ = clamp((shape_.batch + lag_samples_) * numbers_.tiles, 1, resident);
   }
 
+  Accuracy accuracy() const override { return accuracy_of_chains(problem_); }
   size_t workspace_bytes() const override { return workspace_.bytes(); }
 
   std::string describe() const override {

@@ -251,6 +251,7 @@ class ThinResident final : public Kernel {
         function_(source(), problem.device, launch_numbers()),
         blocks_(clusters() * numbers_.blocks) {}
 
+  Accuracy accuracy() const override { return accuracy_of_chains(problem_); }
   size_t workspace_bytes() const override { return 0; }
 
   std::string describe() const override {

@@ -104,6 +104,8 @@ class ThinSamples final : public Kernel {
     if (guards(problem)) redo_.emplace(problem);
   }
 
+  // Weights of f32 are two halves, which have 22 bits.
+  Accuracy accuracy() const override { return OperandParts(problem_, shape_).accuracy(); }
   size_t workspace_bytes() const override {
     return static_cast<size_t>(workspace_.bytes().value()) + (redo_ ? redo_->workspace_bytes() : 0);
   }

@@ -432,6 +432,11 @@ class ThinWgmma final : public Kernel {
   }
 
  public:
+  // Weights of f32 are two halves, which have 22 bits, or dithered.
+  Accuracy accuracy() const override {
+    if (numbers_.dithers) return {.tf32 = Accuracy::Tf32::weights_dithered};
+    return OperandParts(problem_, shape_).accuracy();
+  }
   size_t workspace_bytes() const override {
     return static_cast<size_t>(regions_.total().value()) + (redo_ ? redo_->workspace_bytes() : 0);
   }

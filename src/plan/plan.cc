@@ -29,6 +29,8 @@ Plan plan(const Problem& problem, const PlanOptions& options) {
 
 size_t Plan::workspace_bytes() const { return kernel_->workspace_bytes(); }
 
+Accuracy Plan::accuracy() const { return kernel_->accuracy(); }
+
 std::string Plan::explain() const {
   return explain_choice(problem_.text(), strategy_, problem_.device, candidates_, *kernel_);
 }

@@ -94,7 +94,7 @@ void for_each_offset(const TensorSpec& spec, size_t dimension, int64_t offset, V
 }
 
 // Fills memory in pieces, whatever the strides: a value belongs to its place.
-void fill_random(const TensorSpec& spec, bool rounds, Distribution values, uint64_t seed, void* memory,
+void fill_random(const TensorSpec& spec, Distribution values, uint64_t seed, void* memory,
                  Executor& executor) {
   constexpr int64_t piece = 1 << 16;
   const int64_t element_bytes = byte_size(spec.dtype);
@@ -102,8 +102,7 @@ void fill_random(const TensorSpec& spec, bool rounds, Distribution values, uint6
   executor.for_each((count + piece - 1) / piece, [&](int64_t task, int) {
     for (int64_t i = task * piece; i < std::min(count, (task + 1) * piece); ++i) {
       const double value = values.mean + values.deviation * random_normal(seed, static_cast<uint64_t>(i));
-      store_element(spec.dtype, rounds ? round_to_tf32(value) : value,
-                    static_cast<char*>(memory) + i * element_bytes);
+      store_element(spec.dtype, value, static_cast<char*>(memory) + i * element_bytes);
     }
   });
 }
@@ -172,13 +171,11 @@ Tensors::Tensors(const Plan& plan, uint64_t seed, Executor& executor, Pages page
       workspace(host_workspace_bytes(plan), pages) {
   const Problem& problem = plan.problem();
   const std::vector<Parameter> named = problem.block.parameters(problem.input.sizes);
-  // As a kernel may round them: the reference does not.
-  const bool rounds = problem.precision == Precision::tf32;
-  fill_random(problem.input, rounds || may_round_input(problem), {}, mix(seed), input.data(), executor);
+  fill_random(problem.input, {}, mix(seed), input.data(), executor);
   for (size_t i = 0; i < named.size(); ++i) {
     parameters.push_back(sized_for(problem.parameters[i], pages));
-    fill_random(problem.parameters[i], rounds, distribution(problem.block, named[i]),
-                mix(seed + (i + 1) * 0x10001), parameters.back().data(), executor);
+    fill_random(problem.parameters[i], distribution(problem.block, named[i]), mix(seed + (i + 1) * 0x10001),
+                parameters.back().data(), executor);
   }
 } catch (const std::bad_alloc&) {
   refuse_memory(call_bytes(plan));

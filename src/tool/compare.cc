@@ -41,7 +41,9 @@ std::vector<std::vector<double>> sample_parameters(const Problem& problem, const
 Problem one_sample(const Problem& problem) {
   Shape sizes = problem.input.sizes;
   sizes[0] = 1;
-  return Problem(problem.block, sizes, problem.output.dtype, problem.device);
+  Problem single(problem.block, sizes, problem.output.dtype, problem.device);
+  single.precision = problem.precision;
+  return single;
 }
 
 // Doubles of one sample: the values and bounds of expected.h, and what the reference copies.
@@ -134,8 +136,9 @@ Comparison compare_samples(const Plan& plan, const Tensors& tensors, int64_t fir
       show_progress("reference in double, about " + significant(seconds, 2) + " s: sample " +
                     std::to_string(n - first + 1) + " of " + std::to_string(last - first));
     }
-    const Expected expected = expected_output(single, sample_values(problem.input, tensors.input.data(), n),
-                                              sample_parameters(problem, tensors, n), executor);
+    const Expected expected =
+        expected_output(single, sample_values(problem.input, tensors.input.data(), n),
+                        sample_parameters(problem, tensors, n), plan.accuracy(), executor);
     accumulator.add_sample(n, sample_values(problem.output, tensors.output.data(), n), expected);
   }
   clear_progress();

@@ -69,11 +69,11 @@ struct Slab {
 class BoundedForward {
  public:
   BoundedForward(const Problem& problem, Values input, const std::vector<Values>& parameters,
-                 Executor& executor)
+                 const Accuracy& accuracy, Executor& executor)
       : roundoff_(problem.output.dtype == DType::f64 ? 0x1p-53 : 0x1p-24),
         underflow_(problem.output.dtype == DType::f64 ? 0x1p-1074 : 0x1p-149),
-        waits_(waits(problem)),
-        sigmoid_error_(sigmoid_error(problem)),
+        accuracy_(accuracy),
+        dithering_(problem.precision == Precision::tf32 ? dithering(accuracy) : 0),
         executor_(executor),
         sizes_(problem.input.sizes),
         values_(std::move(input)),
@@ -120,9 +120,8 @@ class BoundedForward {
     sizes_ = Block({conv}).output_shape(sizes_);
     bounds_.assign(values_.size(), 0);
     for_each_element([&](size_t i) {
-      set_bound(
-          i, 0,
-          conv_factor * roundoff_ * std::sqrt(terms) * (walk + std::abs(values_[i])) + terms * underflow_);
+      const double rounding = conv_factor * roundoff_ * std::sqrt(terms) * (walk + std::abs(values_[i]));
+      set_bound(i, 0, rounding + dithering_ * walk + terms * underflow_);
     });
   }
 
@@ -138,7 +137,7 @@ class BoundedForward {
       }
       set_bound(i, inherited,
                 stage_factor * roundoff_ * rounding_scale(pointwise.op, x[i], values_[i]) +
-                    sigmoid_error_ * sigmoid_scale(pointwise.op, x[i]));
+                    accuracy_.sigmoid * sigmoid_scale(pointwise.op, x[i]));
     });
   }
 
@@ -165,9 +164,9 @@ class BoundedForward {
         const double shift = norm.affine ? std::abs((*parameters[1])[c]) : 0;
         const double xhat = std::abs(x[i] - slab.mean) * slab.rstd;
         const double rounding = scale * (xhat + std::abs(slab.mean) * slab.rstd) + shift;
-        const double waiting = scale * waiting_error(waits_, xhat, slab.farthest * slab.rstd);
+        const double holding = scale * holding_error(accuracy_.held, xhat, slab.farthest * slab.rstd);
         set_bound(i, inherited_by_norm(slab, bounds_[i], xhat, scale),
-                  stage_factor * roundoff_ * rounding + waiting);
+                  stage_factor * roundoff_ * rounding + holding);
       }
     });
   }
@@ -225,8 +224,8 @@ class BoundedForward {
 
   double roundoff_;
   double underflow_;  // the most that one operation loses among denormals
-  Waits waits_;       // what the norm gets
-  double sigmoid_error_;
+  Accuracy accuracy_;
+  double dithering_;
   Executor& executor_;
   Shape sizes_;
   Values values_;
@@ -236,14 +235,16 @@ class BoundedForward {
 }  // namespace
 
 const char* const tolerance_rule =
-    "roundings of 2^-24 (f64: 2^-53) carried through the block (on a GPU 2^-17 of a sigmoid or of gelu's "
-    "distribution function in 16 bits, and 2^-11 of what a norm gets in bf16 tails and behind convolutions "
-    "of 16 to 64 channels in 16 bits, where gelu's may be off by 2^-15; behind those in tf32 2^-17 too, and "
-    "2^-18 of the farthest value that a norm gets), then one to the output's type";
+    "roundings of 2^-24 (f64: 2^-53) carried through the block, then one to the output's type. Operands of "
+    "tf32 are rounded first, to nearest even. Rows of a GPU that need more are granted it, no others: 2^-17 "
+    "(gemm_turns with gelu 2^-15) of a sigmoid or of gelu's distribution function, 2^-11 or 2^-18 of values "
+    "held as f16 or in 20 bits before a norm";
 
 Expected expected_output(const Problem& problem, std::vector<double> input,
-                         const std::vector<std::vector<double>>& parameters, Executor& executor) {
-  return BoundedForward(problem, std::move(input), parameters, executor).result();
+                         std::vector<std::vector<double>> parameters, const Accuracy& accuracy,
+                         Executor& executor) {
+  if (problem.block.conv() != nullptr) round_operands(problem, accuracy, input, parameters[0]);
+  return BoundedForward(problem, std::move(input), parameters, accuracy, executor).result();
 }
 
 double reference_seconds(const Problem& asked) {

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "onepass/executor.h"
+#include "onepass/plan.h"
 #include "onepass/problem.h"
 
 namespace onepass::tool {
@@ -31,9 +32,11 @@ struct Expected {
   std::vector<double> bounds;  // infinite where the result is noise
 };
 
-// `problem` has batch 1; `input` and `parameters` are dense NCHW.
+// `problem` has batch 1; `input` and `parameters` are dense NCHW. Operands of tf32 are rounded as the row
+// says.
 Expected expected_output(const Problem& problem, std::vector<double> input,
-                         const std::vector<std::vector<double>>& parameters, Executor& executor);
+                         std::vector<std::vector<double>> parameters, const Accuracy& accuracy,
+                         Executor& executor);
 
 // What the reference would take for the problem, seconds.
 double reference_seconds(const Problem& problem);

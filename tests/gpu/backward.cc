@@ -8,7 +8,6 @@
 #include "onepass/onepass.h"
 #include "support/cases.h"
 #include "support/random_problem.h"
-#include "support/settings.h"
 
 namespace onepass::testing {
 namespace {
@@ -17,15 +16,14 @@ using Backward = GpuTest;
 
 const Device gpu = Device::cuda();
 
-// Statistics by the plan's row, or of cases by the row that their forward is tested by: its kernels are
-// there.
-void check_all(const std::vector<Problem>& problems, const Check& check, bool are_cases = false) {
+// Statistics by the plan's row, or by any row, another one in each turn.
+void check_all(const std::vector<Problem>& problems, const Check& check, bool by_any_row = false) {
   try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
     const Problem& problem = problems[static_cast<size_t>(index)];
     Check own = check;
     own.seed += static_cast<uint64_t>(index);
-    const std::string forward_row = are_cases ? row_of_case(problem) : "";
-    return backward_errors(BackwardProblem(problem), own, stream, nullptr, forward_row);
+    const std::vector<std::string> rows = rows_in_turn(accepting_rows(problem), index, 1, turn());
+    return backward_errors(BackwardProblem(problem), own, stream, nullptr, by_any_row ? rows.at(0) : "");
   });
 }
 
@@ -37,7 +35,7 @@ TEST_F(Backward, AgreesWithTheReferenceOnEveryTailOfTheList) {
 }
 
 TEST_F(Backward, AgreesWithTheReferenceOnTheTailsOfConvolutions) {
-  const std::vector<Problem> tails = every(16, tails_of_convolutions(gpu));
+  const std::vector<Problem> tails = in_turn(tails_of_convolutions(gpu), turn());
   EXPECT_GT(tails.size(), 15u);
   check_all(tails, {.placements = {Placement::elements, Placement::vectors}, .seed = 1000});
 }

@@ -1,6 +1,7 @@
 // What the suite runs on, for results/<device>.json.
 #include "cuda/gpu.h"
 #include "gpu/pool.h"
+#include "support/results_hash.h"
 
 namespace onepass::testing {
 namespace {
@@ -8,9 +9,13 @@ namespace {
 using Gpu = GpuTest;
 
 TEST_F(Gpu, IsDescribed) {
-  RecordProperty("device", cuda::gpu_of(Device::cuda()).name);
+  const cuda::Gpu& gpu = cuda::gpu_of(Device::cuda());
+  RecordProperty("device", gpu.name);
+  RecordProperty("architecture", gpu.architecture);
   RecordProperty("description", cuda::describe_device(0));
-  RecordProperty("device_code_hash", cuda::device_code_hash());
+  RecordProperty("device_code_hash", plans_hash(gpu.architecture));
+  RecordProperty("tests_hash", tests_hash());
+  RecordProperty("turns_in_all", std::to_string(turns_in_all));
 }
 
 }  // namespace

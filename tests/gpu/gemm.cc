@@ -11,7 +11,6 @@
 #include "onepass/onepass.h"
 #include "plan/strategy.h"
 #include "support/random_problem.h"
-#include "support/settings.h"
 
 namespace onepass::testing {
 namespace {
@@ -22,104 +21,18 @@ const Device gpu = Device::cuda();
 
 constexpr const char* modes[] = {"f32", "tf32", "f16", "bf16"};
 
-// Sizes that are no multiple of anything, every kind of chain, both orders; channels that do not fill a
-// product or a tile, groups within and across tiles, units held in registers and computed twice.
-constexpr const char* blocks[] = {
-    // The workloads, small.
-    "conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 2x64x6x256 ",
-    "conv_transpose3d(64,128,k=3,bias=false) | relu | group_norm(8) @ 2x64x5x6x7 ",
-    // One, two and three dimensions; padding, dilation, kernels of all shapes.
-    "conv1d(16,16,k=1) | relu @ 3x16x97 ",
-    "conv1d(16,24,k=3,p=1) | group_norm(3) | gelu @ 2x16x1300 ",
-    "conv1d(17,33,k=9,d=3,p=4) | instance_norm(affine=true) | mean @ 3x17x80 ",
-    "conv1d(32,64,k=5) | swish | mean @ 2x32x700 ",
-    "conv2d(16,64,k=7,p=3,bias=false) | group_norm(32) | relu @ 2x16x21x19 ",
-    "conv2d(20,32,k=3,p=same) | group_norm(8) | silu | mean @ 2x20x17x19 ",
-    "conv2d(48,40,k=1) | mean @ 2x48x23x25 ",
-    "conv2d(24,70,k=3,d=2,p=2) | swish @ 2x24x29x31 ",
-    "conv2d(16,24,k=4) | prelu(per=channel) | instance_norm | channel_add(per=sample) @ 2x16x18x21 ",
-    "conv2d(64,16,k=1) | group_norm(1) | tanh @ 3x64x15x16 ",
-    "conv2d(18,17,k=5,p=2) | channel_mul(per=sample) | group_norm(17) | residual_add | relu @ 2x18x13x14 ",
-    "conv2d(32,320,k=3,p=1) | silu | group_norm(32) @ 2x32x16x16 ",
-    "conv2d(40,130,k=3,p=1) | residual_add | group_norm(2) | gelu @ 2x40x24x23 ",
-    "conv2d(96,192,k=3,p=1) | group_norm(1) | mish @ 2x96x9x8 ",
-    "conv2d(130,64,k=3,p=1) | relu | group_norm(4) @ 1x130x40x41 ",
-    "conv2d(16,16,k=11x1,p=5x0) | elu(0.5) | group_norm(4) @ 2x16x33x12 ",
-    "conv2d(16,32,k=3,p=5,d=3) | leaky_relu(0.1) | group_norm(4) @ 2x16x11x9 ",
-    "conv3d(16,32,k=3,p=1) | leaky_relu(0.1) | group_norm(2) | hardswish @ 2x16x6x7x9 ",
-    "conv3d(16,33,k=2) | gelu | group_norm(3) | swish | mean @ 3x16x8x9x11 ",
-    "conv3d(32,16,k=3,d=2,p=1x2x0) | hardswish | mean @ 2x32x9x8x7 ",
-    "conv3d(16,80,k=1x3x3,p=0x1x1) | relu6 | instance_norm(affine=true) @ 2x16x5x20x21 ",
-    // Strides, also of more than the kernel, with dilation, and of one dimension alone.
-    "conv1d(16,16,k=4,s=2,p=1) | relu | group_norm(4) @ 3x16x301 ",
-    "conv2d(24,72,k=3,s=2,p=1) | silu | group_norm(8) @ 2x24x33x30 ",
-    "conv2d(32,20,k=1,s=2) | relu @ 2x32x13x14 ",
-    "conv2d(16,32,k=3,s=3x2,d=2x3,p=4) | group_norm(2) | gelu | mean @ 2x16x31x29 ",
-    "conv2d(16,16,k=2,s=5x1) | tanh @ 2x16x23x24 ",
-    "conv3d(16,40,k=3,s=2,p=1) | leaky_relu(0.1) | instance_norm(affine=true) @ 2x16x9x8x11 ",
-    "conv3d(20,24,k=3x3x1,s=1x2x1,p=1) | relu | group_norm(3) @ 2x20x5x9x7 ",
-    // Transposed ones.
-    "conv_transpose1d(24,48,k=4,p=1) | swish @ 3x24x411 ",
-    "conv_transpose1d(16,16,k=4,d=2) | group_norm(4) | relu @ 4x16x63 ",
-    "conv_transpose2d(32,80,k=3,p=1) | relu | group_norm(2) | gelu @ 2x32x11x13 ",
-    "conv_transpose2d(16,20,k=5,d=2,p=3) | tanh | residual_add @ 2x16x9x8 ",
-    "conv_transpose2d(36,20,k=3x1) | prelu | instance_norm(affine=true) | prelu(per=channel) @ 2x36x30x32 ",
-    "conv_transpose3d(16,24,k=2) | group_norm(2) | swish | mean @ 2x16x5x4x6 ",
-    "conv_transpose3d(32,72,k=3,p=2,bias=false) | clamp(-0.5,0.5) | group_norm(6) @ 2x32x6x7x8 ",
-    // Transposed ones with a stride, whose outputs meet the same elements.
-    "conv_transpose1d(16,33,k=3,s=3) | swish @ 3x16x211 ",
-    "conv_transpose2d(24,20,k=2,s=2) | leaky_relu(0.1) | instance_norm(affine=true) | relu @ 2x24x9x11 ",
-    "conv_transpose2d(32,16,k=4x2,s=4x2,bias=false) | group_norm(4) | residual_add @ 2x32x7x9 ",
-    "conv_transpose2d(16,72,k=2x3,s=2x1,p=0x1) | channel_add | group_norm(8) | tanh @ 2x16x8x30 ",
-    "conv_transpose3d(16,24,k=2,s=2) | gelu | group_norm(3) @ 2x16x4x5x6 ",
-    "conv_transpose1d(16,16,k=2,s=2) | group_norm(2) | swish @ 1x16x84002 ",
-    // Boxes of outputs.
-    "conv2d(16,64,k=3,p=1) | relu | group_norm(4) @ 1x16x150x301 ",
-    "conv3d(16,64,k=3,p=1) | instance_norm | leaky_relu(0.1) @ 1x16x9x40x90 ",
-    // More tiles in a unit than a GPU holds.
-    "conv1d(16,16,k=3) | swish | group_norm(2) | hardswish @ 1x16x84001 ",
-    "conv1d(16,128,k=1) | relu | group_norm(1) @ 1x16x42000 ",
-};
-
-// Each block in one of the four modes, every fourth one in another too, by turns.
-std::vector<Problem> in_every_mode() {
-  std::vector<Problem> problems;
-  for (size_t i = 0; i < std::size(blocks); ++i) {
-    for (size_t j = 0; j < std::size(modes); ++j) {
-      if (j != i % 4 && (i % 4 != i / 4 % 4 || j != (i + 2) % 4)) continue;
-      const bool interleaved = i % 5 == 1 || (i + j) % 9 == 4;
-      problems.push_back(
-          Problem::parse(blocks[i] + std::string(modes[j]) + (interleaved ? " nhwc" : ""), gpu));
-    }
-  }
-  return problems;
-}
-
-// gemm_mma takes what gemm_wgmma does, and has tests of its own below.
-std::vector<std::string> gemm_rows(const Problem& problem) {
-  std::vector<std::string> rows = rows_named("gemm_", problem);
-  std::erase(rows, "gemm_mma");
-  return rows;
-}
-
 std::vector<std::string> portable_rows(const Problem& problem) { return rows_named("gemm_mma", problem); }
 
 // One of the rows that take the problem, by turns, also where problems are the same block in each mode: a row
 // has several kernels.
 std::vector<std::string> gemm_row(const Problem& problem, int64_t index) {
-  const std::vector<std::string> rows = gemm_rows(problem);
-  if (rows.empty()) return {};
-  return {rows[static_cast<size_t>(index + index / std::ssize(modes)) % rows.size()]};
+  return rows_in_turn(wide_rows(problem), index + index / std::ssize(modes), 1, turn());
 }
 
 TEST_F(Gemm, AgreesWithTheReferenceInEveryMode) {
-  const std::vector<Problem> problems = in_every_mode();
+  const std::vector<Problem> problems = wide_problems(gpu);
   EXPECT_GE(problems.size(), 55u);  // with those below it is over a hundred
-  const std::vector<std::string> rows = one_row_each(problems, [](const Problem& problem) {
-    std::vector<std::string> own = gemm_rows(problem);
-    std::erase(own, "gemm_turns");  // has a list of its own too
-    return own;
-  });
+  const std::vector<std::string> rows = one_row_each(problems, wide_rows, turn());
   try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
     const Problem& problem = problems[static_cast<size_t>(index)];
     const std::string& row = rows[static_cast<size_t>(index)];
@@ -187,27 +100,7 @@ TEST_F(Gemm, AgreesWithTheReferenceOnRandomProblems) {
 // orders, groups of the norm that are one of the convolution's and a part of one, chains that read values of
 // channels and tensors, means, strides, classes of transposed ones; by every row.
 TEST_F(Gemm, AgreesWithTheReferenceInGroups) {
-  std::vector<Problem> problems;
-  for (const char* const text :
-       {"conv2d(64,128,k=3,p=1,groups=2) | relu | group_norm(8) | silu @ 3x64x14x15 tf32",
-        "conv2d(64,128,k=3,p=1,groups=2) | relu | group_norm(8) | silu @ 3x64x14x15 bf16 nhwc",
-        "conv2d(51,60,k=3,p=1,groups=3,bias=false) | group_norm(3) | gelu @ 2x51x13x11 f16",
-        "conv2d(80,80,k=3,s=2,p=1,groups=5) | channel_mul | group_norm(10) | channel_add(per=sample) @ "
-        "3x80x17x18 f32",
-        "conv2d(48,48,k=3,p=1,groups=3) | prelu(per=channel) | instance_norm(affine=true) | residual_add @ "
-        "2x48x9x40 tf32 nhwc",
-        "conv1d(32,96,k=5,groups=2) | swish | group_norm(4) | relu | mean @ 5x32x300 bf16",
-        "conv1d(34,34,k=3,p=1,groups=2) | mean @ 3x34x97 tf32",
-        "conv3d(64,72,k=3,p=1,groups=4) | leaky_relu(0.1) | group_norm(12) | mean @ 2x64x5x6x7 f16 nhwc",
-        "conv3d(32,160,k=3,p=1,groups=2) | residual_add | tanh @ 2x32x6x7x9 bf16",
-        "conv_transpose2d(36,40,k=3,p=1,groups=2) | channel_add | group_norm(2) | prelu(per=channel) @ "
-        "3x36x11x12 tf32",
-        "conv_transpose2d(48,36,k=2,s=2,groups=2) | relu | group_norm(6) @ 2x48x9x11 bf16 nhwc",
-        "conv_transpose2d(34,34,k=4,s=2,p=1,groups=2) | swish | group_norm(2) @ 2x34x7x9 tf32",
-        "conv_transpose3d(32,32,k=3,s=2,p=1,op=1,groups=2) | relu | group_norm(4) @ 2x32x5x4x6 bf16",
-        "conv2d(96,256,k=3,p=1,groups=2) | relu | group_norm(2) @ 1x96x40x41 f32 nhwc"}) {
-    problems.push_back(Problem::parse(text, gpu));
-  }
+  const std::vector<Problem> problems = grouped_problems(gpu);
   try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
     const Problem& problem = problems[static_cast<size_t>(index)];
     const std::vector<std::string> rows = rows_named("gemm_", problem);
@@ -243,8 +136,9 @@ TEST_F(Gemm, DoesSamplesAgainThatHalvesCannotHold) {
       for (size_t i = size; i < 2 * size; ++i)
         operands.input[i] = static_cast<float>(operands.input[i] * scale);
       for (const std::string& row : rows_named("gemm_", problem)) {
-        const Outcome outcome = run(plan(problem, {row, ""}), operands, stream);
-        const Comparison comparison = compare(problem, operands, outcome.output);
+        const Plan by_row = plan(problem, {row, ""});
+        const Outcome outcome = run(by_row, operands, stream);
+        const Comparison comparison = compare(problem, operands, outcome.output, by_row.accuracy());
         if (comparison.failures > 0)
           return row + ", " + std::to_string(std::ilogb(scale)) + " bits up: " + problem.text() + "\n  " +
                  comparison.text();
@@ -260,7 +154,7 @@ TEST_F(Gemm, WhatIsNotFiniteReachesOnlyTheOutputsThatMeetIt) {
       "conv_transpose2d(20,24,k=3) | swish @ 2x20x7x6 ", "conv3d(16,16,k=3,p=1) | relu @ 2x16x6x9x7 ",
       "conv2d(24,20,k=3,p=2) | tanh @ 2x24x9x11 ",
       "conv2d(16,32,k=2) | hardswish | group_norm(4) | mean @ 3x16x6x8 "});
-  const std::vector<std::string> rows = one_row_each(problems, gemm_rows);
+  const std::vector<std::string> rows = one_row_each(problems, wide_rows, turn());
   try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
     const auto i = static_cast<size_t>(index);
     return not_finite_errors(problems[i], std::span(&rows[i], 1), stream);
@@ -273,7 +167,7 @@ TEST_F(Gemm, GivesTheSameBits) {
       std::vector<const char*>{"conv_transpose2d(32,64,k=3) | gelu | group_norm(8) @ 5x32x40x42 ",
                                "conv2d(16,130,k=3,p=1) | gelu | group_norm(2) | swish | mean @ 5x16x30x31 ",
                                "conv1d(16,16,k=3) | group_norm(2) | relu @ 2x16x84001 "});
-  const std::vector<std::string> rows = one_row_each(problems, gemm_rows);
+  const std::vector<std::string> rows = one_row_each(problems, wide_rows, turn());
   try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
     const auto i = static_cast<size_t>(index);
     return other_bits(problems[i], std::span(&rows[i], 1), 10, stream);
@@ -304,31 +198,7 @@ TEST_F(Gemm, StoresATileWhileTheNextIsMultiplied) {
 // that channels do not fill, chains that read values of channels; many samples a block. Inputs and outputs on
 // 16 bytes and on none, and inputs alone: another kernel does all samples again where they are on none.
 TEST_F(Gemm, TurnsAgreeWithTheReference) {
-  std::vector<Problem> problems;
-  for (const char* const text :
-       {"conv_transpose2d(16,64,k=3) | gelu | group_norm(8) @ 2x16x38x256 bf16",
-        "conv_transpose2d(40,64,k=3) | gelu | group_norm(8) @ 4x40x4x168 bf16",
-        "conv2d(16,48,k=3,p=1) | relu | group_norm(6) | silu @ 150x16x6x24 bf16",
-        "conv2d(17,20,k=5,p=2) | swish | group_norm(5) @ 5x17x31x48 bf16",
-        "conv1d(48,64,k=3,p=1) | group_norm(4) @ 300x48x64 bf16",
-        "conv1d(40,16,k=9,d=2) | hardswish | group_norm(1) @ 7x40x2000 bf16",
-        "conv3d(16,32,k=3,p=1) | leaky_relu(0.1) | instance_norm @ 3x16x9x10x24 bf16",
-        "conv_transpose3d(24,16,k=3,bias=false) | group_norm(16) | gelu @ 4x24x9x10x16 bf16",
-        "conv2d(16,64,k=1) | channel_mul | group_norm(4) | channel_add @ 40x16x20x40 bf16",
-        "conv3d(16,16,k=1) | group_norm(4) @ 8x16x8x8x8 bf16",
-        "conv_transpose2d(16,64,k=3) | gelu | group_norm(8) @ 2x16x38x256 f16",
-        "conv_transpose2d(40,64,k=3) | gelu | group_norm(8) @ 4x40x4x168 f16",
-        "conv2d(32,64,k=1) | relu | group_norm(8) | relu @ 40x32x5x40 bf16",
-        "conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 7x64x16x256 tf32",
-        "conv2d(17,20,k=5,p=2) | swish | group_norm(5) | relu @ 5x17x31x48 tf32",
-        "conv1d(40,16,k=9,d=2) | hardswish | group_norm(1) @ 7x40x2000 tf32",
-        "conv_transpose2d(24,64,k=4) | group_norm(64) | tanh @ 3x24x21x40 tf32",
-        "conv3d(16,32,k=3,p=1) | leaky_relu(0.1) | instance_norm @ 3x16x9x10x24 tf32",
-        "conv2d(24,40,k=1) | silu | group_norm(5) | channel_add @ 200x24x33x16 tf32",
-        "conv2d(16,24,k=1) | instance_norm | relu @ 3x16x12x24 tf32",
-        "conv2d(16,24,k=3,p=1) | group_norm(6) @ 2x16x38x256 tf32"}) {
-    problems.push_back(Problem::parse(text, gpu));
-  }
+  const std::vector<Problem> problems = turns_problems(gpu);
   const std::vector<std::string> row{"gemm_turns"};
   try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
     const Problem& problem = problems[static_cast<size_t>(index)];
@@ -356,10 +226,10 @@ TEST_F(Gemm, TurnsAgreeWithTheReference) {
 
 using GemmMma = GpuTest;
 
-// A part of the list above, another one in each run, and transposed convolutions whose outputs meet different
-// elements by their stride, some of them none.
+// A part of the list above, another one in each turn, and transposed convolutions whose outputs meet
+// different elements by their stride, some of them none.
 TEST_F(GemmMma, AgreesWithTheReferenceInEveryMode) {
-  std::vector<Problem> problems = every(8, in_every_mode());
+  std::vector<Problem> problems = in_turn(wide_problems(gpu), turn());
   for (const char* const text :
        {"conv_transpose2d(32,40,k=4,s=2,p=1) | relu | group_norm(4) @ 2x32x19x20 tf32",
         "conv_transpose2d(16,24,k=5,s=2x3,d=3x1) | swish | group_norm(6) | mean @ 2x16x5x6 f32",
@@ -404,36 +274,6 @@ TEST_F(GemmMma, AgreesWithTheReferenceOnHardData) {
 
 // --- Gradients of a convolution alone ---
 
-std::vector<Problem> wide_convolutions() {
-  std::vector<Problem> problems;
-  for (const char* const text : {
-           // The workloads, small.
-           "conv_transpose2d(64,64,k=3) @ 3x64x30x31 tf32",
-           "conv_transpose2d(64,64,k=3) @ 3x64x30x32 bf16",
-           "conv_transpose3d(64,128,k=3,bias=false) @ 2x64x5x6x7 bf16 nhwc",
-           // Few taps and many, padding and dilation, channels that fill no tile, several tiles. Modes and
-           // orders by turns: a kernel takes the compiler long.
-           "conv1d(17,33,k=9,d=3,p=4) @ 3x17x80 f16",
-           "conv2d(24,70,k=3,d=2,p=2) @ 2x24x29x31 tf32 nhwc",
-           "conv2d(16,20,k=2) @ 2x16x18x21 tf32",
-           "conv2d(130,200,k=3,p=1) @ 2x130x14x13 bf16",
-           "conv3d(20,33,k=3,p=1) @ 2x20x6x7x9 tf32",
-           "conv_transpose1d(24,48,k=4,p=1) @ 3x24x411 f16",
-           "conv_transpose2d(16,20,k=5,d=2,p=3) @ 2x16x9x8 bf16 nhwc",
-           "conv2d(16,16,k=3,p=1) @ 5x16x150x130 tf32",
-           // In groups: each a product by itself, several together, channels that fill nothing.
-           "conv2d(64,96,k=3,p=1,groups=2) @ 3x64x17x19 tf32",
-           "conv2d(64,64,k=3,p=1,groups=4) @ 3x64x17x19 bf16 nhwc",
-           "conv2d(51,60,k=3,p=1,groups=3) @ 2x51x13x11 f16",
-           "conv1d(128,64,k=5,groups=4) @ 3x128x80 tf32 nhwc",
-           "conv_transpose2d(96,54,k=3,p=1,groups=3) @ 2x96x11x12 tf32",
-           "conv_transpose3d(64,64,k=3,p=1,groups=4) @ 2x64x6x7x9 bf16",
-       }) {
-    problems.push_back(Problem::parse(text, gpu));
-  }
-  return problems;
-}
-
 std::string gradient_errors(const BackwardProblem& problem, const Check& check, const GpuStream& stream) {
   return backward_errors("gemm_backward", problem, check, stream);
 }
@@ -441,7 +281,7 @@ std::string gradient_errors(const BackwardProblem& problem, const Check& check, 
 using GemmBackward = GpuTest;
 
 TEST_F(GemmBackward, AgreesWithTheReferenceInEveryMode) {
-  const std::vector<Problem> problems = wide_convolutions();
+  const std::vector<Problem> problems = wide_gradients(gpu);
   try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
     return gradient_errors(
         BackwardProblem(problems[static_cast<size_t>(index)]),

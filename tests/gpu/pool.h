@@ -14,6 +14,8 @@
 #include "support/backward_harness.h"
 #include "support/gpu.h"
 #include "support/harness.h"
+#include "support/lists.h"
+#include "support/settings.h"
 
 namespace onepass::testing {
 
@@ -34,29 +36,7 @@ void try_all(int64_t count, const Attempt& attempt);
 // tests. Returns how many were tried.
 int64_t try_for(int64_t seconds, const Attempt& attempt);
 
-// The forward rows that take the problem.
-std::vector<std::string> accepting_rows(const Problem& problem);
-// Those of them whose names begin so.
-std::vector<std::string> rows_named(const std::string& prefix, const Problem& problem);
-bool accepts(const BackwardProblem& problem);
-// A list of problems meets all rows without a kernel of each for every problem: so many of these rows, by
-// turns.
-std::vector<std::string> by_turns(std::vector<std::string> rows, int64_t turn, size_t count);
-// One row for each problem: of those that may be taken the one that problems of its mode and order have met
-// least, then that all problems have, then that takes the fewest. Empty where there is none.
-using RowsOf = std::function<std::vector<std::string>(const Problem& problem)>;
-std::vector<std::string> one_row_each(const std::vector<Problem>& problems, const RowsOf& rows_of);
-// A row that takes the problem, another one for another problem and the same one in every list, so that its
-// kernels are there. Rows of matrix products, whose kernels take the compiler longest and which have lists of
-// their own, have one problem in four. Empty where none takes it.
-std::string row_of_case(const Problem& problem);
-// Every `step`th of the problems, from a place that the seed of the run decides.
-std::vector<Problem> every(int64_t step, const std::vector<Problem>& problems);
 // The kernels of the problem by each row are compiled side by side: a test that goes on alone finds them.
-struct ProblemAndRow {
-  Problem problem;
-  std::string row;
-};
 void compile_all(const std::vector<ProblemAndRow>& list);
 // What to ask for where each of so many gradients may be wanted or not: none, all, each alone and all but
 // one.

@@ -10,7 +10,6 @@
 #include "gpu/pool.h"
 #include "onepass/onepass.h"
 #include "support/random_problem.h"
-#include "support/settings.h"
 
 namespace onepass::testing {
 namespace {
@@ -21,74 +20,10 @@ const Device gpu = Device::cuda();
 
 constexpr const char* modes[] = {"f32", "tf32", "f16", "bf16"};
 
-// Sizes that are no multiple of anything, every kind of chain, both orders.
-constexpr const char* blocks[] = {
-    // The workloads, small.
-    "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 5x3x7x13x11 ",
-    "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 2x3x16x32x32 ",
-    "conv_transpose3d(3,16,k=3,s=2) | swish | group_norm(4) | hardswish @ 2x3x5x9x7 ",
-    "conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish @ 3x3x4x8x10 ",
-    // More samples than multiprocessors: a cluster does not share one.
-    "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 150x3x5x9x8 ",
-    "conv2d(5,24,k=3) | relu | group_norm(8) | mean @ 290x5x6x7 ",
-    // One, two and three dimensions; strides, padding, dilation.
-    "conv1d(1,8,k=5) | relu @ 3x1x97 ",
-    "conv1d(4,12,k=3,s=2,p=1) | group_norm(3) | gelu @ 4x4x133 ",
-    "conv1d(2,64,k=9,d=3,p=4) | instance_norm(affine=true) | mean @ 3x2x80 ",
-    "conv2d(3,64,k=7,s=2,p=3,bias=false) | group_norm(32) | relu @ 2x3x33x31 ",
-    "conv2d(3,32,k=3,p=same) | group_norm(8) | silu | mean @ 3x3x17x19 ",
-    "conv2d(1,9,k=2) | mean @ 4x1x23x5 ",
-    "conv2d(5,7,k=3,s=3,d=2,p=2) | swish | mean @ 2x5x29x31 ",
-    "conv2d(8,24,k=4,s=2) | prelu(per=channel) | instance_norm | channel_add(per=sample) @ 2x8x18x21 ",
-    "conv2d(4,16,k=1) | group_norm(1) | tanh @ 3x4x15x16 ",
-    // Rows of whole sectors, rows in pieces that end within sectors, many tiles.
-    "conv2d(1,24,k=5,p=2) | hardswish | group_norm(4) | silu @ 2x1x40x64 ",
-    "conv2d(2,24,k=4,p=2) | swish | group_norm(24) @ 2x2x30x140 ",
-    "conv2d(2,17,k=5,p=2) | channel_mul(per=sample) | group_norm(17) | residual_add | relu @ 2x2x13x14 ",
-    "conv3d(1,8,k=3,p=1) | leaky_relu(0.1) | group_norm(2) | mish @ 2x1x6x7x9 ",
-    "conv3d(4,33,k=2,s=2) | gelu | group_norm(3) | mean @ 3x4x8x9x11 ",
-    "conv3d(2,5,k=3,d=2) | hardswish | mean @ 2x2x9x8x7 ",
-    "conv3d(3,12,k=3x1x2,s=1x2x1,p=1x0x1) | group_norm(4) | relu @ 2x3x7x10x9 ",
-    // Transposed ones: classes without taps, more output than input, dilation that meets no tap.
-    "conv_transpose1d(3,8,k=2,s=3) | swish @ 3x3x41 ",
-    "conv_transpose1d(2,16,k=4,s=2,p=1) | group_norm(4) | relu @ 4x2x63 ",
-    "conv_transpose2d(3,8,k=4,s=2,p=1) | relu | group_norm(2) | gelu @ 2x3x11x13 ",
-    "conv_transpose2d(4,12,k=3,s=3,op=2) | group_norm(3) | mean @ 2x4x7x6 ",
-    "conv_transpose2d(1,3,k=5,s=4,d=2,p=3) | tanh | residual_add @ 2x1x9x8 ",
-    "conv_transpose2d(6,20,k=3) | prelu | instance_norm(affine=true) | prelu(per=channel) @ 2x6x10x12 ",
-    "conv_transpose3d(2,8,k=2,s=2) | group_norm(2) | swish | mean @ 3x2x5x4x6 ",
-    "conv_transpose3d(1,4,k=3,s=2,d=2,p=1,bias=false) | relu6 @ 2x1x4x5x3 ",
-    "conv_transpose3d(2,24,k=4,s=2,p=1) | silu | group_norm(6) | residual_add @ 2x2x3x6x7 ",
-    // Slabs on many blocks: sets of channels, one of them smaller; groups across products; one dimension;
-    // planes and rows that do not divide; more samples than clusters.
-    "conv2d(8,64,k=5,p=2) | hardswish | group_norm(4) | silu @ 3x8x40x44 ",
-    "conv2d(4,40,k=3,p=1) | relu | group_norm(5) | gelu @ 2x4x61x67 ",
-    "conv2d(3,48,k=3,s=2) | group_norm(4) | channel_mul | residual_add | relu @ 2x3x97x91 ",
-    "conv1d(3,16,k=7) | swish | group_norm(2) | tanh @ 2x3x20011 ",
-    "conv3d(2,16,k=3,p=1) | gelu | group_norm(16) @ 2x2x21x23x25 ",
-    "conv_transpose2d(5,16,k=4,s=2,p=1) | mish | group_norm(1) | hardswish @ 2x5x41x37 ",
-    "conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish @ 2x3x8x16x16 ",
-    "conv2d(3,16,k=3) | swish | group_norm(4) | relu @ 300x3x20x18 ",
-};
-
-// Each block in two of the four modes, by turns.
-std::vector<Problem> in_every_mode() {
-  std::vector<Problem> problems;
-  for (size_t i = 0; i < std::size(blocks); ++i) {
-    for (size_t j = 0; j < std::size(modes); ++j) {
-      if (i % 2 != j % 2) continue;
-      const bool interleaved = problems.size() % 3 == 0;
-      problems.push_back(
-          Problem::parse(blocks[i] + std::string(modes[j]) + (interleaved ? " nhwc" : ""), gpu));
-    }
-  }
-  return problems;
-}
-
 // One row for each problem: kernels of all rows for every problem take longer to compile than a suite may
 // last. The same ones whenever a list is gone through: their kernels are there.
-std::vector<std::string> thin_rows(const std::vector<Problem>& problems) {
-  return one_row_each(problems, [](const Problem& problem) { return rows_named("thin_", problem); });
+std::vector<std::string> rows_of(const std::vector<Problem>& problems) {
+  return one_row_each(problems, thin_rows, turn());
 }
 
 // Each of the blocks in two of the four modes, by turns.
@@ -102,8 +37,8 @@ std::vector<Problem> in_two_modes(std::span<const char* const> texts) {
 }
 
 TEST_F(Thin, AgreesWithTheReferenceInEveryMode) {
-  const std::vector<Problem> problems = in_every_mode();
-  const std::vector<std::string> rows = thin_rows(problems);
+  const std::vector<Problem> problems = thin_problems(gpu);
+  const std::vector<std::string> rows = rows_of(problems);
   EXPECT_GE(problems.size(), 60u);
   try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
     const Problem& problem = problems[static_cast<size_t>(index)];
@@ -125,7 +60,7 @@ TEST_F(Thin, AgreesWithTheReferenceOnHardData) {
         "conv2d(4,8,k=3,p=1) | relu @ 2x4x11x9 "}) {
     for (const char* const mode : modes) problems.push_back(Problem::parse(text + std::string(mode), gpu));
   }
-  const std::vector<std::string> rows = thin_rows(problems);
+  const std::vector<std::string> rows = rows_of(problems);
   try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
     const auto i = static_cast<size_t>(index);
     return forward_errors(problems[i], std::span(&rows[i], 1),
@@ -147,7 +82,7 @@ TEST_F(Thin, WhatIsNotFiniteReachesOnlyTheOutputsThatMeetIt) {
       "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 3x3x6x8x9 ",
       "conv2d(3,40,k=3,p=1) | hardswish | group_norm(5) | relu @ 3x3x33x35 ",
       "conv_transpose2d(2,8,k=3,s=2) | swish | group_norm(2) | silu @ 3x2x9x24 "});
-  const std::vector<std::string> rows = thin_rows(problems);
+  const std::vector<std::string> rows = rows_of(problems);
   try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
     const auto i = static_cast<size_t>(index);
     return not_finite_errors(problems[i], std::span(&rows[i], 1), stream);
@@ -156,8 +91,8 @@ TEST_F(Thin, WhatIsNotFiniteReachesOnlyTheOutputsThatMeetIt) {
 
 // Rounding is to nearest even: rounding x before changes no bit.
 TEST_F(Thin, RoundsInputsToTf32) {
-  const std::vector<Problem> problems = in_every_mode();
-  const std::vector<std::string> rows = thin_rows(problems);
+  const std::vector<Problem> problems = thin_problems(gpu);
+  const std::vector<std::string> rows = rows_of(problems);
   try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
     const Problem& problem = problems[static_cast<size_t>(index)];
     if (problem.precision != Precision::tf32) return std::string();
@@ -205,13 +140,14 @@ TEST_F(Thin, MeansOfNearF32AndFastAreNotOffByRoundedWeights) {
     give_more_bits(given.input);
     give_more_bits(given.parameters[0]);
     for (size_t i = 0; i < rounded[0].size(); ++i) rounded[0][i] = round_to_tf32(given.parameters[0][i]);
-    const std::vector<double> exact = expected_output(problem, given.input, given.parameters).values;
+    const Accuracy whole{.tf32 = Accuracy::Tf32::weights_whole};
+    const std::vector<double> exact = expected_output(problem, given.input, given.parameters, whole).values;
     const auto distance = [&](const std::vector<double>& values) {
       double sum = 0;
       for (size_t i = 0; i < exact.size(); ++i) sum += (values[i] - exact[i]) * (values[i] - exact[i]);
       return std::sqrt(sum / static_cast<double>(exact.size()));
     };
-    const double limit = 0.3 * distance(expected_output(problem, given.input, rounded).values);
+    const double limit = 0.3 * distance(expected_output(problem, given.input, rounded, whole).values);
     const bool is_fast = problem.numerics == Numerics::fast;
     for (const std::string row : {"thin_wgmma", is_fast ? "thin_wgmma" : "thin_samples"}) {
       if (rows_named(row, problem).empty()) return row + " does not take " + problem.text();
@@ -254,7 +190,7 @@ TEST_F(Thin, AgreesWithTheReferenceOnRandomProblems) {
   const int64_t tried = try_for(6, [first](int64_t index, const GpuStream& stream) {
     const uint64_t seed = first + static_cast<uint64_t>(index);
     const Problem problem = random_thin_problem(seed, gpu);
-    const std::vector<std::string> rows = by_turns(rows_named("thin_", problem), index, 1);
+    const std::vector<std::string> rows = rows_in_turn(thin_rows(problem), index, 1, turn());
     if (rows.empty()) return "no thin row takes " + problem.text();
     const size_t next = seed % std::size(distributions);
     const Check check{.distributions = {distributions[next], Distribution::normal},
@@ -278,7 +214,7 @@ TEST_F(Thin, AgreesWithTheReferenceOnManySamples) {
     for (const char* const mode : {"f32", "tf32 nhwc", "bf16"})
       problems.push_back(Problem::parse(text + std::string(mode), gpu));
   }
-  const std::vector<std::string> rows = thin_rows(problems);
+  const std::vector<std::string> rows = rows_of(problems);
   try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
     const auto i = static_cast<size_t>(index);
     return forward_errors(problems[i], std::span(&rows[i], 1),
@@ -299,7 +235,7 @@ TEST_F(Thin, GivesTheSameBits) {
         "conv2d(3,24,k=3,p=1) | gelu | group_norm(6) | swish | mean @ 5x3x40x41 "}) {
     for (const char* const mode : modes) problems.push_back(Problem::parse(text + std::string(mode), gpu));
   }
-  const std::vector<std::string> rows = thin_rows(problems);
+  const std::vector<std::string> rows = rows_of(problems);
   try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
     const auto i = static_cast<size_t>(index);
     return other_bits(problems[i], std::span(&rows[i], 1), 20, stream);
@@ -313,21 +249,18 @@ std::string soonest(const Problem& problem) {
   return rows_named("thin_cores", problem).empty() ? "" : "thin_cores";
 }
 
-// Eight of thirteen of the forward's problems: a backward kernel takes the compiler three seconds.
-// The forward is by the row that it is tested by.
+// Eight of thirteen of the forward's problems, others in other turns: a backward kernel takes the compiler
+// three seconds. The forward is by the row that it is tested by.
 TEST_F(ThinBackward, AgreesWithTheReferenceInEveryMode) {
-  const std::vector<Problem> problems = in_every_mode();
-  const std::vector<std::string> rows = thin_rows(problems);
-  std::vector<int64_t> chosen;
-  for (int64_t i = 0; i < std::ssize(problems); ++i) {
-    if (5 * i % 13 < 8) chosen.push_back(i);
-  }
+  const std::vector<Problem> problems = thin_problems(gpu);
+  const std::vector<std::string> rows = rows_of(problems);
+  const std::vector<int64_t> chosen = thin_gradients_in_turn(std::ssize(problems), turn());
   EXPECT_GE(chosen.size(), 48u);  // with those below it is over sixty
   std::mutex mutex;
   GradientComparison total;
   int64_t refused = 0;
-  try_all(std::ssize(chosen), [&](int64_t turn, const GpuStream& stream) {
-    const int64_t index = chosen[static_cast<size_t>(turn)];
+  try_all(std::ssize(chosen), [&](int64_t place, const GpuStream& stream) {
+    const int64_t index = chosen[static_cast<size_t>(place)];
     const BackwardProblem problem(problems[static_cast<size_t>(index)]);
     if (!accepts(problem)) {  // its weights, split, take more than shared memory
       const std::lock_guard lock(mutex);

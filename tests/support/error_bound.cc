@@ -75,27 +75,29 @@ double rounding_scale(Op op, double x, double v) {
 class BoundedForward {
  public:
   BoundedForward(const Problem& problem, const std::vector<double>& input,
-                 const std::vector<std::vector<double>>& parameters, double sigmoid_error,
+                 const std::vector<std::vector<double>>& parameters, const Accuracy& accuracy,
                  bool with_statistics, std::vector<Expected>* stage_inputs = nullptr)
       : arithmetic_(problem.output.dtype),
-        truncates_(problem.precision == Precision::tf32 || tool::may_round_input(problem)),
+        truncates_(problem.precision == Precision::tf32 || tool::rounds_input(problem, accuracy)),
         splits_(problem.device.kind == Device::Kind::cuda && problem.input.dtype == DType::f32 &&
                 !truncates_),
-        waits_(tool::waits(problem)),
-        sigmoid_error_(sigmoid_error),
+        accuracy_(accuracy),
+        dithering_(problem.precision == Precision::tf32 ? tool::dithering(accuracy) : 0),
         with_statistics_(with_statistics),
         input_(input),
         parameters_(parameters),
         input_sizes_(problem.input.sizes),
         sizes_(problem.block.conv_output_shape(problem.input.sizes)),
         values_(input) {
+    if (problem.block.conv() != nullptr) tool::round_operands(problem, accuracy, input_, parameters_[0]);
     if (problem.block.conv() != nullptr) values_.resize(static_cast<size_t>(sizes_.elements()));
     bounds_.assign(values_.size(), 0);
-    if (with_statistics && sigmoid_error > 0 && problem.block.norm() != nullptr) exact_bounds_ = bounds_;
+    const bool is_granted = accuracy.sigmoid > 0 || dithering_ > 0;
+    if (with_statistics && is_granted && problem.block.norm() != nullptr) exact_bounds_ = bounds_;
     const std::vector<Stage>& stages = problem.block.stages();
     for (size_t i = 0; i < stages.size(); ++i) {
       if (stage_inputs != nullptr) {
-        stage_inputs->push_back(i == 0 ? Expected{input, std::vector<double>(input.size(), 0)}
+        stage_inputs->push_back(i == 0 ? Expected{input_, std::vector<double>(input_.size(), 0)}
                                        : Expected{values_, bounds_});
         if (i + 1 == stages.size()) return;  // nobody gets what the last one gives
       }
@@ -130,9 +132,11 @@ class BoundedForward {
       const double walk = std::sqrt(bounds_[i]) + std::abs(values_[i]);
       const double roundings =
           conv_factor * std::sqrt(terms) + (truncates_ ? terms / 2 : 0) + (splits_ ? split_factor : 0);
-      set_bound(i, 0, roundings * arithmetic_.roundoff * walk + terms * arithmetic_.underflow);
+      const double rounding = roundings * arithmetic_.roundoff * walk + terms * arithmetic_.underflow;
+      const double dithered = dithering_ * std::sqrt(bounds_[i]);
+      if (!exact_bounds_.empty()) exact_bounds_[i] = bound(i, 0, rounding);
+      set_bound(i, 0, rounding + dithered);
     }
-    if (!exact_bounds_.empty()) exact_bounds_ = bounds_;
   }
 
   void apply(const Pointwise& pointwise) {
@@ -146,7 +150,8 @@ class BoundedForward {
       const double rounding =
           stage_factor * arithmetic_.roundoff * rounding_scale(pointwise.op, x, values_[i]);
       const auto inherited = [&](double e) { return e > 0 && e < infinity ? change(pointwise, x, p, e) : e; };
-      set_bound(i, inherited(bounds_[i]), rounding + sigmoid_error_ * tool::sigmoid_scale(pointwise.op, x));
+      set_bound(i, inherited(bounds_[i]),
+                rounding + accuracy_.sigmoid * tool::sigmoid_scale(pointwise.op, x));
       if (!exact_bounds_.empty()) exact_bounds_[i] = bound(i, inherited(exact_bounds_[i]), rounding);
     }
   }
@@ -183,9 +188,9 @@ class BoundedForward {
         const double shift = norm.affine ? std::abs(bias[c]) : 0;
         const double xhat = std::abs(x[i] - slab.mean) * slab.rstd;
         const double rounding = scale * (xhat + std::abs(slab.mean) * slab.rstd) + shift;
-        const double waiting = scale * tool::waiting_error(waits_, xhat, slab.farthest * slab.rstd);
+        const double holding = scale * tool::holding_error(accuracy_.held, xhat, slab.farthest * slab.rstd);
         set_bound(i, inherited_by_norm(slab, bounds_[i], xhat, scale),
-                  stage_factor * arithmetic_.roundoff * rounding + waiting);
+                  stage_factor * arithmetic_.roundoff * rounding + holding);
       }
     }
     exact_bounds_.clear();
@@ -245,19 +250,20 @@ class BoundedForward {
 
   Arithmetic arithmetic_;
   bool truncates_;
-  bool splits_;        // operands of f32 in two
-  tool::Waits waits_;  // what the norm gets
-  double sigmoid_error_;
+  bool splits_;  // operands of f32 in two
+  Accuracy accuracy_;
+  double dithering_;
   bool with_statistics_;
-  const std::vector<double>& input_;
-  const std::vector<std::vector<double>>& parameters_;
+  std::vector<double> input_;  // in tf32 rounded as the row does
+  std::vector<std::vector<double>> parameters_;
   size_t used_parameters_ = 0;
   Sizes input_sizes_;
   Sizes sizes_;  // after the convolution
   SerialExecutor executor_;
   std::vector<double> values_;
   std::vector<double> bounds_;
-  // Up to the norm: what the bounds were if sigmoids were as exact as everything else; empty where they are.
+  // Up to the norm: what the bounds were if sigmoids and weights were as exact as everything else; empty
+  // where they are.
   std::vector<double> exact_bounds_;
   std::vector<double> statistics_;
   std::vector<double> granted_;
@@ -266,26 +272,23 @@ class BoundedForward {
 }  // namespace
 
 Expected expected_output(const Problem& problem, const std::vector<double>& input,
-                         const std::vector<std::vector<double>>& parameters) {
-  return expected_output(problem, input, parameters, tool::sigmoid_error(problem));
-}
-
-Expected expected_output(const Problem& problem, const std::vector<double>& input,
-                         const std::vector<std::vector<double>>& parameters, double sigmoid_error) {
-  return BoundedForward(problem, input, parameters, sigmoid_error, false).result();
+                         const std::vector<std::vector<double>>& parameters, const Accuracy& accuracy) {
+  return BoundedForward(problem, input, parameters, accuracy, false).result();
 }
 
 Expected expected_with_statistics(const Problem& problem, const std::vector<double>& input,
-                                  const std::vector<std::vector<double>>& parameters) {
-  const double sigmoid_error = tool::sigmoid_error(problem);
-  return BoundedForward(problem, input, parameters, sigmoid_error, true).result();
+                                  const std::vector<std::vector<double>>& parameters,
+                                  const Accuracy& accuracy) {
+  return BoundedForward(problem, input, parameters, accuracy, true).result();
 }
 
 std::vector<Expected> expected_stage_inputs(const Problem& problem, const std::vector<double>& input,
                                             const std::vector<std::vector<double>>& parameters,
                                             double sigmoid_error) {
   std::vector<Expected> stage_inputs;
-  BoundedForward(problem, input, parameters, sigmoid_error, false, &stage_inputs);
+  // Operands are given as the kernels multiply them.
+  const Accuracy accuracy{.tf32 = Accuracy::Tf32::whole, .sigmoid = sigmoid_error};
+  BoundedForward(problem, input, parameters, accuracy, false, &stage_inputs);
   return stage_inputs;
 }
 

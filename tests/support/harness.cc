@@ -118,7 +118,8 @@ std::vector<double> random_tensor(const TensorSpec& spec, Distribution distribut
   return as_stored(spec, values);
 }
 
-Operands random_operands(const Problem& problem, Distribution distribution, uint64_t seed) {
+Operands random_operands(const Problem& problem, Distribution distribution, uint64_t seed,
+                         Tf32Operands kind) {
   Operands operands;
   operands.input = random_tensor(problem.input, distribution, 1, seed);
   const std::vector<Parameter> parameters = problem.block.parameters(problem.input.sizes);
@@ -131,18 +132,16 @@ Operands random_operands(const Problem& problem, Distribution distribution, uint
                                                 is_weight ? weight_scale(*problem.block.conv()) : 1,
                                                 seed + i + 1));
   }
-  const bool rounds = problem.precision == Precision::tf32;
-  if (rounds || tool::may_round_input(problem)) {
+  if (problem.precision == Precision::tf32 && kind == Tf32Operands::rounded) {
     for (double& value : operands.input) value = round_to_tf32(value);
-  }
-  if (rounds) {
     for (double& value : operands.parameters[0]) value = round_to_tf32(value);
   }
   return operands;
 }
 
-Comparison compare(const Problem& problem, const Operands& operands, const std::vector<double>& actual) {
-  return compare(problem, expected_output(problem, operands.input, operands.parameters), actual);
+Comparison compare(const Problem& problem, const Operands& operands, const std::vector<double>& actual,
+                   const Accuracy& accuracy) {
+  return compare(problem, expected_output(problem, operands.input, operands.parameters, accuracy), actual);
 }
 
 Comparison compare(const Problem& problem, const Expected& expected, const std::vector<double>& actual) {
@@ -286,7 +285,7 @@ Outcome run_and_compare(const Problem& problem, const Operands& operands, size_t
 
 Outcome run_and_compare(const Plan& plan, const Operands& operands, const Place& place) {
   Outcome outcome = run(plan, operands, place);
-  outcome.comparison = compare(plan.problem(), operands, outcome.output);
+  outcome.comparison = compare(plan.problem(), operands, outcome.output, plan.accuracy());
   return outcome;
 }
 

@@ -36,8 +36,7 @@ inline constexpr Distribution distributions[] = {
 };
 std::string_view name(Distribution distribution);
 
-// Dense NCHW values, each representable in the element type of its tensor; in tf32, where the problem's
-// convolution multiplies them so.
+// Dense NCHW values, each representable in the element type of its tensor.
 struct Operands {
   std::vector<double> input;
   std::vector<std::vector<double>> parameters;
@@ -45,7 +44,11 @@ struct Operands {
 // Values of one tensor, dense NCHW, times `scale`.
 std::vector<double> random_tensor(const TensorSpec& spec, Distribution distribution, double scale,
                                   uint64_t seed);
-Operands random_operands(const Problem& problem, Distribution distribution, uint64_t seed);
+// Where the problem's convolution multiplies tf32, x and the weights are drawn as such, or as f32 that the
+// row rounds. The judge rounds as the row says it does (tool/judged_error.h).
+enum class Tf32Operands : uint8_t { rounded, unrounded };
+Operands random_operands(const Problem& problem, Distribution distribution, uint64_t seed,
+                         Tf32Operands operands = Tf32Operands::rounded);
 
 struct Comparison {
   double max_abs_error = 0;
@@ -62,7 +65,8 @@ struct Comparison {
 };
 
 // `actual` is the output as dense NCHW values.
-Comparison compare(const Problem& problem, const Operands& operands, const std::vector<double>& actual);
+Comparison compare(const Problem& problem, const Operands& operands, const std::vector<double>& actual,
+                   const Accuracy& accuracy = {});
 // The same where what is expected is known already.
 Comparison compare(const Problem& problem, const Expected& expected, const std::vector<double>& actual);
 

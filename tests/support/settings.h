@@ -1,14 +1,19 @@
-// What the environment says about random tests: ONEPASS_SEED and ONEPASS_TEST_SCALE.
+// What the environment says about tests: ONEPASS_SEED, ONEPASS_TEST_SCALE and ONEPASS_TEST_TURN.
 #pragma once
 
 #include <cstdint>
 
 namespace onepass::testing {
 
-// ONEPASS_SEED, or a fixed number: a run repeats unless asked otherwise. Printed once, on first use.
+// ONEPASS_SEED, or a number that the turn decides: a run repeats unless asked otherwise. Printed once, on
+// first use.
 uint64_t base_seed();
 
 // `count` times ONEPASS_TEST_SCALE (1 where it is not set), at least 1.
 int64_t scaled(int64_t count);
+
+// ONEPASS_TEST_TURN (0 where it is not set): which part of its long lists the GPU suite takes (lists.h).
+// Throws Error where it is no number from 0 on.
+int64_t turn();
 
 }  // namespace onepass::testing

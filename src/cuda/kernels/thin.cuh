@@ -49,19 +49,6 @@ enum RedoWord : uint32 { redo_none = 0, redo_some = 1, redo_all = 2 };
 // What f32 elements are multiplied by where f16 parts stand for them (thin_samples.cuh).
 constexpr float thin_input_scale = 32.0f;
 
-// To nearest, ties to even, at 10 bits; what is not finite stays.
-__device__ __forceinline__ float round_to_tf32(float x) {
-#if __CUDA_ARCH__ >= 900
-  uint32 bits;
-  asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
-  return __uint_as_float(bits);
-#else
-  const uint32 bits = __float_as_uint(x);
-  const uint32 rounded = (bits + 0xfffu + (bits >> 13 & 1u)) & ~0x1fffu;
-  return (bits & 0x7f800000u) == 0x7f800000u ? x : __uint_as_float(rounded);
-#endif
-}
-
 // A convolution in groups is as many convolutions, each of channels of its own: what is called a sample here
 // is what one group has of one, so that there are `groups` times as many.
 template <class C>

@@ -80,6 +80,19 @@ __device__ __forceinline__ void store_one(void* base, int64 index, float value) 
   }
 }
 
+// To nearest, ties to even, at 10 bits; what is not finite stays.
+__device__ __forceinline__ float round_to_tf32(float x) {
+#if __CUDA_ARCH__ >= 900
+  uint32 bits;
+  asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+  return __uint_as_float(bits);
+#else
+  const uint32 bits = __float_as_uint(x);
+  const uint32 rounded = (bits + 0xfffu + (bits >> 13 & 1u)) & ~0x1fffu;
+  return (bits & 0x7f800000u) == 0x7f800000u ? x : __uint_as_float(rounded);
+#endif
+}
+
 // `Width` neighbours as they lie in memory: loaded early, converted when they are needed.
 template <class T, int Width>
 struct Packed {

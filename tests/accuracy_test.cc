@@ -1,0 +1,143 @@
+// What rows of a GPU say that they are off by, and that no other row is granted it: without a GPU.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <set>
+#include <string>
+
+#include "block/convert.h"
+#include "cuda/compile.h"
+#include "onepass/onepass.h"
+#include "support/harness.h"
+#include "support/lists.h"
+
+namespace onepass::testing {
+namespace {
+
+const Device gpu = Device::cuda_architecture("sm_90a");
+
+Accuracy accuracy_of(const std::string& row, const std::string& text) {
+  const cuda::WithoutCompiling quickly;
+  return plan(Problem::parse(text, gpu), {row, ""}).accuracy();
+}
+
+using Held = Accuracy::Held;
+using Tf32 = Accuracy::Tf32;
+
+// The values of the dearest workloads are held as f16 by two rows and as integers by one.
+TEST(AccuracyOfRows, OnlyTwoRowsHoldValuesInFewerBits) {
+  const cuda::WithoutCompiling quickly;
+  std::set<std::string> holding;
+  for (const std::vector<Problem>& problems :
+       {gpu_cases(gpu), wide_problems(gpu), turns_problems(gpu), small_backward(gpu),
+        std::vector{Problem::parse("gelu | group_norm(8) @ 2x64x258x258 bf16", gpu)}}) {
+    for (const Problem& problem : problems) {
+      for (const std::string& row : accepting_rows(problem)) {
+        if (plan(problem, {row, ""}).accuracy().held != Held::as_computed) holding.insert(row);
+      }
+    }
+  }
+  EXPECT_EQ(holding, (std::set<std::string>{"gemm_turns", "tail_overlapped"}));
+}
+
+TEST(AccuracyOfRows, IsTheRowsOwnAndNotTheProblems) {
+  const std::string bf16 = "conv2d(16,48,k=3,p=1) | relu | group_norm(6) | silu @ 150x16x6x24 bf16";
+  EXPECT_EQ(accuracy_of("gemm_turns", bf16).held, Held::as_f16);
+  EXPECT_EQ(accuracy_of("gemm_wgmma", bf16).held, Held::as_computed);
+  EXPECT_EQ(accuracy_of("gemm_mma", bf16).held, Held::as_computed);
+  const std::string tf32 = "conv2d(16,24,k=1) | gelu | instance_norm | relu @ 3x16x12x24 tf32";
+  EXPECT_EQ(accuracy_of("gemm_turns", tf32), (Accuracy{Held::in_20_bits, Tf32::rounded, 0x1p-17}));
+  EXPECT_EQ(accuracy_of("gemm_wgmma", tf32), Accuracy{});
+  const std::string tail = "gelu | group_norm(8) @ 2x64x258x258 bf16";
+  EXPECT_EQ(accuracy_of("tail_overlapped", tail).held, Held::as_f16);
+  EXPECT_EQ(accuracy_of("tail_streamed", tail), (Accuracy{.sigmoid = 0x1p-17}));
+  // Nothing costly before the norm: it is computed again, not held.
+  EXPECT_EQ(accuracy_of("tail_overlapped", "relu | group_norm(8) @ 2x64x258x258 bf16").held,
+            Held::as_computed);
+  const std::string thin = "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 11x3x5x6x7 tf32";
+  EXPECT_EQ(accuracy_of("thin_samples", thin).tf32, Tf32::rounded);
+  const std::string many = "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 11x3x16x32x32 ";
+  EXPECT_EQ(accuracy_of("thin_wgmma", many + "near_f32").tf32, Tf32::weights_whole);
+  EXPECT_EQ(accuracy_of("thin_wgmma", many + "tf32").tf32, Tf32::rounded);
+  EXPECT_EQ(accuracy_of("thin_wgmma", many + "tf32 fast").tf32, Tf32::weights_dithered);
+  EXPECT_EQ(accuracy_of("thin_wgmma", many + "f32").tf32, Tf32::whole);
+  EXPECT_EQ(accuracy_of("thin_cores", thin).tf32, Tf32::rounded);
+  EXPECT_EQ(accuracy_of("direct", thin).tf32, Tf32::rounded);
+}
+
+// An output that is off by what f16 takes from it passes where the row holds f16, and nowhere else.
+TEST(AccuracyOfRows, WidensTheBoundOfItsOwnRow) {
+  const Problem problem = Problem::parse("conv2d(16,48,k=3,p=1) | group_norm(6) @ 2x16x6x24 f32", gpu);
+  const Operands operands = random_operands(problem, Distribution::normal, 1);
+  std::vector<double> off = expected_output(problem, operands.input, operands.parameters).values;
+  EXPECT_EQ(compare(problem, operands, off).failures, 0);
+  const std::vector<double>& weight = operands.parameters[2];  // of the norm
+  for (size_t i = 0; i < off.size(); ++i) off[i] += 0x1p-10 * weight[i / (6 * 24) % 48];
+  EXPECT_GT(compare(problem, operands, off).failures, 0);
+  EXPECT_EQ(compare(problem, operands, off, {.held = Held::as_f16}).failures, 0);
+  EXPECT_GT(compare(problem, operands, off, {.held = Held::in_20_bits}).failures, 0);
+}
+
+double cut_to_tf32(double value) {
+  const double unit = std::ldexp(1.0, std::ilogb(value == 0 ? 1 : value) - 10);
+  return std::trunc(value / unit) * unit;
+}
+
+Operands changed(Operands operands, double (*of_input)(double), double (*of_weight)(double)) {
+  for (double& value : operands.input) value = of_input(value);
+  for (double& value : operands.parameters[0]) value = of_weight(value);
+  return operands;
+}
+
+// Half of the tests draw operands of tf32 that are not rounded: a kernel that cuts them off, or rounds
+// weights that it says are whole, is seen.
+TEST(UnroundedOperands, ShowHowARowRounds) {
+  const Problem problem =
+      Problem::parse("conv2d(16,24,k=3,p=1) | swish | group_norm(4) @ 2x16x7x9 tf32", gpu);
+  const Operands given = random_operands(problem, Distribution::normal, 1, Tf32Operands::unrounded);
+  const auto as_they_are = [](double value) { return value; };
+  // What an implementation would give that multiplies these operands exactly.
+  const auto output_of = [&](const Operands& operands) {
+    return expected_output(problem, operands.input, operands.parameters, {.tf32 = Tf32::whole}).values;
+  };
+  const std::vector<double> rounded = output_of(changed(given, round_to_tf32, round_to_tf32));
+  const std::vector<double> cut = output_of(changed(given, cut_to_tf32, round_to_tf32));
+  const std::vector<double> cut_weights = output_of(changed(given, round_to_tf32, cut_to_tf32));
+  const std::vector<double> whole_weights = output_of(changed(given, round_to_tf32, as_they_are));
+  const auto failures = [&](const std::vector<double>& actual, Tf32 row) {
+    return compare(problem, given, actual, {.tf32 = row}).failures;
+  };
+  EXPECT_EQ(failures(rounded, Tf32::rounded), 0);
+  EXPECT_GT(failures(cut, Tf32::rounded), 100);
+  EXPECT_GT(failures(cut_weights, Tf32::rounded), 100);
+  EXPECT_GT(failures(whole_weights, Tf32::rounded), 100);
+  EXPECT_EQ(failures(whole_weights, Tf32::weights_whole), 0);
+  EXPECT_GT(failures(rounded, Tf32::weights_whole), 100);
+  EXPECT_EQ(failures(output_of(given), Tf32::whole), 0);
+  EXPECT_GT(failures(rounded, Tf32::whole), 100);
+  // Rounded operands, which the other half draws, show none of it.
+  const Operands before = random_operands(problem, Distribution::normal, 1);
+  EXPECT_EQ(before.input, changed(given, round_to_tf32, as_they_are).input);
+  EXPECT_EQ(compare(problem, before, output_of(changed(before, cut_to_tf32, cut_to_tf32))).failures, 0);
+}
+
+// Means whose weights are dithered: right on average, so that weights off by a tenth of a unit pass.
+// Weights of 6 bits do not.
+TEST(UnroundedOperands, GrantDitheredWeightsTheirAverage) {
+  const Problem problem =
+      Problem::parse("conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 2x3x16x20x20 tf32", gpu);
+  const Operands given = random_operands(problem, Distribution::uniform, 1, Tf32Operands::unrounded);
+  const auto output_of = [&](double (*of_weight)(double)) {
+    const Operands used = changed(given, round_to_tf32, of_weight);
+    return expected_output(problem, used.input, used.parameters, {.tf32 = Tf32::whole}).values;
+  };
+  const auto failures = [&](const std::vector<double>& actual) {
+    return compare(problem, given, actual, {.tf32 = Tf32::weights_dithered}).failures;
+  };
+  EXPECT_EQ(failures(output_of([](double w) { return w; })), 0);
+  EXPECT_EQ(failures(output_of([](double w) { return w + 0.1 * (cut_to_tf32(w) - w); })), 0);
+  EXPECT_GT(failures(output_of([](double w) { return w - 16 * (w - cut_to_tf32(w)); })), 0);
+}
+
+}  // namespace
+}  // namespace onepass::testing

@@ -89,8 +89,8 @@ TEST_F(Thin, WhatIsNotFiniteReachesOnlyTheOutputsThatMeetIt) {
   });
 }
 
-// Rounding is to nearest even: rounding x before changes no bit.
-TEST_F(Thin, RoundsInputsToTf32) {
+// Rounding is to nearest even: rounding x and the weights before changes no bit.
+TEST_F(Thin, RoundsOperandsToTf32) {
   const std::vector<Problem> problems = thin_problems(gpu);
   const std::vector<std::string> rows = rows_of(problems);
   try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
@@ -99,13 +99,17 @@ TEST_F(Thin, RoundsInputsToTf32) {
     Operands given = random_operands(problem, Distribution::normal, 9);
     Operands rounded = given;
     // Ties, a bit beside them, and anything.
-    for (size_t i = 0; i < given.input.size(); ++i) {
-      const double x = rounded.input[i];
-      const double half = std::ldexp(1.0, std::ilogb(x == 0 ? 1 : x) - 11);
-      const double beside[] = {half, half * (1 - 0x1p-12), half * (1 + 0x1p-12), half * 0.3};
-      given.input[i] = static_cast<float>(x + beside[i % 4]);
-      rounded.input[i] = round_to_tf32(given.input[i]);
-    }
+    const auto move = [](std::vector<double>& values, std::vector<double>& as_rounded) {
+      for (size_t i = 0; i < values.size(); ++i) {
+        const double x = as_rounded[i];
+        const double half = std::ldexp(1.0, std::ilogb(x == 0 ? 1 : x) - 11);
+        const double beside[] = {half, half * (1 - 0x1p-12), half * (1 + 0x1p-12), half * 0.3};
+        values[i] = static_cast<float>(x + beside[i % 4]);
+        as_rounded[i] = round_to_tf32(values[i]);
+      }
+    };
+    move(given.input, rounded.input);
+    move(given.parameters[0], rounded.parameters[0]);
     // The row that is compared with the reference: its kernel is there.
     const std::string& row = rows[static_cast<size_t>(index)];
     const Plan p = plan(problem, {row, ""});

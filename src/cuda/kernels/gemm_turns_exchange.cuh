@@ -189,7 +189,8 @@ struct GemmTurnsExchange {
     // All values the same: what parts' means differ by is how their sums were rounded. The norm multiplies by
     // 0 then, and gives its bias exactly.
     const float least = all.x * 0x1p-19f;
-    is_flat = __all_sync(mask, is_flat) && variance <= least * least && Tail::eps > 0.0f;
+    is_flat = __all_sync(mask, is_flat) && variance <= least * least && Tail::eps > 0.0f &&
+              (fabsf(all.x) > 0x1p-35f || all.x == 0.0f);  // else squares may have been too small for f32
     if (lane == 0) {
       leave(result(n, slab), both(all.x, is_flat ? 0.0f : all.y));
       float* const to = p.statistics + 2 * (n * slabs + slab);

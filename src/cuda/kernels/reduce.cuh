@@ -64,7 +64,9 @@ struct Moments {
 template <class Tail>
 __device__ __forceinline__ float norm_factor(float rstd, float mean, float m2) {
   const float least = mean * 0x1p-25f;  // less than half of what two numbers near the mean differ by
-  return Tail::eps > 0.0f && m2 <= least * least ? 0.0f : rstd;
+  // Below 2^-35 squares of what they differ by are no normal numbers, and M2 says nothing.
+  const bool is_known = Tail::eps > 0.0f && fabsf(mean) > 0x1p-35f;
+  return is_known && m2 <= least * least ? 0.0f : rstd;
 }
 
 // A norm that knows its mean and deviation alone. An instruction more than x * scale + shift, and exact where

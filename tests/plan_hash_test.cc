@@ -5,13 +5,8 @@
 #include <string>
 
 #include "cuda/compile.h"
-#include "cuda/device_code.h"
 #include "cuda/plan_hash.h"
-#include "cuda/record_plan.h"
 #include "onepass/onepass.h"
-#include "plan/strategy.h"
-#include "support/lists.h"
-#include "support/results_hash.h"
 
 namespace onepass {
 namespace {
@@ -69,46 +64,6 @@ TEST(PlanHash, OfGradientsIsThatOfWhatIsWanted) {
   problem.wanted[1] = false;
   EXPECT_NE(all, cuda::plan_hash(plan_backward(problem, {"tail_backward", ""})));
 }
-
-// A header that no problem's kernels include would change unseen.
-TEST(PlanHash, OfTheListsHasEveryHeader) {
-  const cuda::WithoutCompiling quickly;
-  const Device device = Device::cuda_architecture("sm_90a");
-  std::set<std::string> unseen;
-  for (const cuda::DeviceFile& file : cuda::device_files()) unseen.insert(std::string(file.name));
-  const auto see = [&unseen](const cuda::Recording& recording) {
-    for (const cuda::Recording::Kernel& kernel : recording.kernels()) {
-      for (const cuda::DeviceFile* file : cuda::included_files(kernel.source.text))
-        unseen.erase(std::string(file->name));
-    }
-  };
-  void* workspace = nullptr;
-  for (const Problem& problem : testing::problems_of_results(device)) {
-    for (const std::string& row : testing::accepting_rows(problem)) {
-      cuda::Recording recording;
-      cuda::record(plan(problem, {row, ""}), false, recording, workspace);
-      see(recording);
-    }
-  }
-  for (const Problem& forward : testing::gradients_of_results(device)) {
-    const BackwardProblem problem(forward);
-    for (const BackwardStrategy* row : backward_strategies(Device::Kind::cuda)) {
-      if (!row->refusal(problem).empty()) continue;
-      cuda::Recording recording;
-      cuda::record(plan_backward(problem, {std::string(row->name), ""}), recording, workspace);
-      see(recording);
-    }
-  }
-  EXPECT_EQ(unseen, std::set<std::string>{});
-}
-
-TEST(PlanHash, OfTheListsDiffersBetweenArchitectures) {
-  const std::string hash = testing::plans_hash("sm_90a");
-  EXPECT_EQ(hash.size(), 64u);
-  EXPECT_NE(hash, testing::plans_hash("sm_80"));
-}
-
-TEST(TestsHash, IsMade) { EXPECT_EQ(testing::tests_hash().size(), 64u); }
 
 }  // namespace
 }  // namespace onepass

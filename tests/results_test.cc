@@ -11,6 +11,12 @@
 #include <sstream>
 #include <string>
 
+#include "cuda/compile.h"
+#include "cuda/device_code.h"
+#include "cuda/record_plan.h"
+#include "onepass/onepass.h"
+#include "plan/strategy.h"
+#include "support/lists.h"
 #include "support/results_hash.h"
 
 // The build defines it; without it tests run in the root of the source tree.
@@ -160,6 +166,46 @@ TEST(GateOfResults, WantsAReasonForEachKnownFailure) {
   EXPECT_EQ(known.names, std::set<std::string>{"missed tail s60: ms"});
   EXPECT_EQ(known.mistakes, "Forward.Agrees\nA -- \n");
 }
+
+// A header that no problem's kernels include would change unseen.
+TEST(HashOfPlans, HasEveryHeader) {
+  const cuda::WithoutCompiling quickly;
+  const Device device = Device::cuda_architecture("sm_90a");
+  std::set<std::string> unseen;
+  for (const cuda::DeviceFile& file : cuda::device_files()) unseen.insert(std::string(file.name));
+  const auto see = [&unseen](const cuda::Recording& recording) {
+    for (const cuda::Recording::Kernel& kernel : recording.kernels()) {
+      for (const cuda::DeviceFile* file : cuda::included_files(kernel.source.text))
+        unseen.erase(std::string(file->name));
+    }
+  };
+  void* workspace = nullptr;
+  for (const Problem& problem : testing::problems_of_results(device)) {
+    for (const std::string& row : testing::accepting_rows(problem)) {
+      cuda::Recording recording;
+      cuda::record(plan(problem, {row, ""}), false, recording, workspace);
+      see(recording);
+    }
+  }
+  for (const Problem& forward : testing::gradients_of_results(device)) {
+    const BackwardProblem problem(forward);
+    for (const BackwardStrategy* row : backward_strategies(Device::Kind::cuda)) {
+      if (!row->refusal(problem).empty()) continue;
+      cuda::Recording recording;
+      cuda::record(plan_backward(problem, {std::string(row->name), ""}), recording, workspace);
+      see(recording);
+    }
+  }
+  EXPECT_EQ(unseen, std::set<std::string>{});
+}
+
+TEST(HashOfPlans, DiffersBetweenArchitectures) {
+  const std::string hash = testing::plans_hash("sm_90a");
+  EXPECT_EQ(hash.size(), 64u);
+  EXPECT_NE(hash, testing::plans_hash("sm_80"));
+}
+
+TEST(HashOfTests, IsMade) { EXPECT_EQ(testing::tests_hash().size(), 64u); }
 
 }  // namespace
 }  // namespace onepass

@@ -113,7 +113,8 @@ std::string text_of(const Recording& recording, const Number& workspace_bytes) {
     text += "step " + std::to_string(step.kernel) + '\n';
     for (const Number* number : numbers_of(step)) text += texts.text(*number) + '\n';
   }
-  for (const auto& [name, formula] : texts.constants()) text += name + " = " + formula + '\n';
+  for (const auto& [name, formula] : texts.constants())
+    text.append(name).append(" = ").append(formula).append("\n");
   // What formulas call the clusters of a kernel that a GPU runs at a time holds a hash of its text.
   for (size_t i = 0; i < recording.kernels().size(); ++i)
     text = replaced(std::move(text), recording.kernels()[i].resident, "resident_" + std::to_string(i));

@@ -1,6 +1,7 @@
 // Tensors of more than 2^31 elements, compared where they are cut into samples: at the beginning, where
 // 32-bit numbers of elements and bytes end, and at the end.
 #include <cmath>
+#include <list>
 #include <set>
 
 #include "block/convert.h"
@@ -152,8 +153,8 @@ TEST_F(Large, ForwardIsRightBeyondTwoToThe31Elements) {
     const Parameters parameters(problem, stream);
     const std::vector<int64_t> samples = telling_samples(problem);
     // Once for all rows that are as accurate: the reference of millions of elements takes seconds.
-    std::vector<std::pair<Accuracy, std::vector<Expected>>> known;
-    const auto expected_of = [&](const Accuracy& accuracy) {
+    std::list<std::pair<Accuracy, std::vector<Expected>>> known;
+    const auto expected_of = [&](const Accuracy& accuracy) -> const std::vector<Expected>& {
       for (const auto& [own, expected] : known) {
         if (own == accuracy) return expected;
       }
@@ -167,7 +168,7 @@ TEST_F(Large, ForwardIsRightBeyondTwoToThe31Elements) {
       const std::string what = row + ": " + problem.text();
       SCOPED_TRACE(what);
       const Plan p = plan(problem, {row, ""});
-      const std::vector<Expected> expected = expected_of(p.accuracy());
+      const std::vector<Expected>& expected = expected_of(p.accuracy());
       cuda::Memory output(0, bytes_of(problem.output));
       output.fill(0xff);
       const cuda::Memory workspace(0, p.workspace_bytes());

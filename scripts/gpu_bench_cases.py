@@ -90,13 +90,15 @@ class Case:
     cudnn_benchmark: bool = False
     precision: str = "tf32"  # of fp32 convolutions
     batch: int = 0  # as many samples as the workload has
+    numerics: str = "pytorch"
 
     def text(self) -> str:
         """For the log."""
         benchmark = ", cudnn.benchmark" if self.cudnn_benchmark else ""
         precision = "" if self.precision == "tf32" else f", {self.precision}"
         batch = f", batch {self.batch}" if self.batch else ""
-        return f"{self.group} {self.workload} {self.dtype} {self.layout}{batch}{benchmark}{precision}"
+        numerics = "" if self.numerics == "pytorch" else f", {self.numerics}"
+        return f"{self.group} {self.workload} {self.dtype} {self.layout}{batch}{benchmark}{precision}{numerics}"
 
     def names(self) -> tuple[str, ...]:
         """Of all ways."""
@@ -412,7 +414,8 @@ def block_ways(case: Case, names: tuple[str, ...]) -> dict[str, Model]:
         layout = memory_format("channels_last" if name == "channels_last" else case.layout, x.dim())
         own = copy.deepcopy(module).to(dtype).to(memory_format=layout)
         given = x[: case.batch or None].to(dtype).contiguous(memory_format=layout).detach()
-        ways[name] = Model(onepass.fuse(own) if name == "onepass" else compiled(own, name), given)
+        fused = name == "onepass"
+        ways[name] = Model(onepass.fuse(own, numerics=case.numerics) if fused else compiled(own, name), given)
     return ways
 
 
@@ -512,6 +515,7 @@ def cases() -> Iterator[Case]:
     for name in WORKLOADS:
         yield Case("block", name, rivals=everyone)
         yield Case("block", name, precision="ieee", rivals=("eager",))
+    yield Case("block", "s27", rivals=("eager",), numerics="fast")
     for dtype, name in itertools.product(("bf16", "fp16"), WORKLOADS):
         yield Case("block", name, dtype, rivals=two if dtype == "bf16" else ("eager",))
     for name in WORKLOADS:

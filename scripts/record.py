@@ -297,6 +297,7 @@ def gpu_table(result: dict) -> list:
         ratios = [f"{seconds[rival]['median'] / ours['median']:.2f}" for rival in ("eager", "compile")]
         floor = f"{ours['median'] / entry['floor_seconds']:.2f}" if "floor_seconds" in entry else ""
         precision = ", TF32 off" if entry.get("precision") == "ieee" else ""
+        precision += ", fast" if entry.get("numerics") == "fast" else ""
         batch = f", batch {entry['batch']}" if entry.get("batch") else ""
         lines.append(
             f"| {entry['workload']} {entry['dtype']}{precision}{batch} | {GPU_GROUPS[entry['group']]} "

@@ -3,8 +3,10 @@
 # It needs PyTorch and a CUDA toolkit: load_inline builds the kernels at the first call on a GPU.
 #   block_1_tf32: thin_mma, conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish
 #   block_1_f32: thin_mma, conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish
+#   block_1_f32: thin_mma, conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish
 #
 # The original file follows, then the kernels, then ModelNew at the end.
+
 
 """Workload s60: ConvTranspose3d -> Swish -> GroupNorm -> HardSwish."""
 import torch
@@ -44,9 +46,11 @@ def get_init_inputs():
 # The kernels
 import functools
 import threading
+import warnings
 
 import torch
 import torch.utils.cpp_extension
+
 
 _CUDA_HEAD = r"""
 #include <cuda_runtime.h>
@@ -59,6 +63,7 @@ _CUDA_HEAD = r"""
 #include <stdexcept>
 #include <string>
 """
+
 
 _DEVICE_CODE = r"""
 // --------------------------------------------------------------------------------------------------
@@ -114,6 +119,19 @@ __device__ __forceinline__ void store_one(void* base, int64 index, float value) 
   } else {
     static_cast<uint16*>(base)[index] = static_cast<uint16>(T::pack(value, 0.0f));
   }
+}
+
+// To nearest, ties to even, at 10 bits; what is not finite stays.
+__device__ __forceinline__ float round_to_tf32(float x) {
+#if __CUDA_ARCH__ >= 900
+  uint32 bits;
+  asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+  return __uint_as_float(bits);
+#else
+  const uint32 bits = __float_as_uint(x);
+  const uint32 rounded = (bits + 0xfffu + (bits >> 13 & 1u)) & ~0x1fffu;
+  return (bits & 0x7f800000u) == 0x7f800000u ? x : __uint_as_float(rounded);
+#endif
 }
 
 // `Width` neighbours as they lie in memory: loaded early, converted when they are needed.
@@ -347,29 +365,6 @@ __device__ __forceinline__ float lanes_sum(float value) {
   return value;
 }
 
-// The sums of `Count` values over the block, in every thread. `scratch` holds Count * Threads / 32 floats and
-// is free again after the next barrier of the block.
-template <int Threads, int Count>
-__device__ __forceinline__ void block_sum(float (&value)[Count], float* scratch) {
-  constexpr int warps = Threads / 32;
-#pragma unroll
-  for (int i = 0; i < Count; ++i) value[i] = lanes_sum<32>(value[i]);
-  if constexpr (warps > 1) {
-    const int warp = threadIdx.x / 32;
-    const int lane = threadIdx.x % 32;
-    __syncthreads();
-    if (lane == 0) {
-#pragma unroll
-      for (int i = 0; i < Count; ++i) scratch[i * warps + warp] = value[i];
-    }
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < Count; ++i) {
-      value[i] = lanes_sum<32>(lane < warps ? scratch[i * warps + lane] : 0.0f);
-    }
-  }
-}
-
 // Elements seen so far as their count, mean and sum of squared distances from it.
 struct Moments {
   float count = 0.0f;
@@ -377,12 +372,12 @@ struct Moments {
   float m2 = 0.0f;
 
   // Takes in `n` elements of this mean and M2 (Chan). The quotient is a weight: its error of 1 ulp moves the
-  // mean by that part of the distance between the two means.
+  // mean by that part of the distance between the two means. The first mean is taken as it is.
   __device__ __forceinline__ void merge(float n, float other_mean, float other_m2) {
     const float total = count + n;
     float weight;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(weight) : "f"(total));
-    weight *= n;
+    weight = count > 0.0f ? weight * n : 1.0f;
     const float distance = other_mean - mean;
     mean = fmaf(distance, weight, mean);
     m2 = fmaf(distance * distance, count * weight, m2 + other_m2);
@@ -390,27 +385,72 @@ struct Moments {
   }
 };
 
-// The moments of the elements of `Threads` threads together; `elements` is their number. Two sums instead of
-// a tree of merges: the mean first, then every thread's M2 moved to it. Lanes is 32 or less for a team inside
-// a warp, else Threads.
+// What a norm multiplies distances from its mean by, given 1 / deviation: 0 where all values of the slab are
+// the same number, as M2 says. x * scale + shift is then the shift, which is the norm's bias exactly. Without
+// an eps the result is no number, as PyTorch's.
+template <class Tail>
+__device__ __forceinline__ float norm_factor(float rstd, float mean, float m2) {
+  const float least = mean * 0x1p-25f;  // less than half of what two numbers near the mean differ by
+  // Below 2^-35 squares of what they differ by are no normal numbers, and M2 says nothing.
+  const bool is_known = Tail::eps > 0.0f && fabsf(mean) > 0x1p-35f;
+  return is_known && m2 <= least * least ? 0.0f : rstd;
+}
+
+// A norm that knows its mean and deviation alone. An instruction more than x * scale + shift, and exact where
+// x is the mean. Not fused with what computed x: that leaves what rounding took from x.
+__device__ __forceinline__ float normalise(float x, float mean, float scale, float bias) {
+  return fmaf(__fsub_rn(x, mean), scale, bias);
+}
+
+// Of `Lanes` neighbouring lanes the mean of the first one that has elements.
+template <int Lanes>
+__device__ __forceinline__ float first_mean(float count, float mean) {
+  const uint32 first = threadIdx.x % 32 & ~(Lanes - 1u);
+  const uint32 team = Lanes == 32 ? 0xffffffffu : ((1u << (Lanes % 32)) - 1u) << first;
+  const uint32 have = __ballot_sync(0xffffffffu, count > 0.0f) & team;
+  return __shfl_sync(0xffffffffu, mean, have == 0 ? first : __ffs(static_cast<int>(have)) - 1);
+}
+
+// The moments of `Lanes` neighbouring lanes together, in each of them: the mean first, as its distance
+// `moved` from one of theirs (`from`), then every M2 moved to it. Two sums instead of a tree of merges. Equal
+// means stay what they are, and large ones lose nothing.
+template <int Lanes>
+__device__ __forceinline__ void lanes_moments(const Moments& own, float per_element, float& from,
+                                              float& moved, float& m2) {
+  from = first_mean<Lanes>(own.count, own.mean);
+  const float distance = own.mean - from;
+  moved = lanes_sum<Lanes>(own.count * distance) * per_element;
+  m2 = lanes_sum<Lanes>(fmaf(own.count * (distance - moved), distance - moved, own.m2));
+}
+
+// The moments of the elements of `Threads` threads together; `elements` is their number. Lanes is 32 or less
+// for a team inside a warp, else Threads. `scratch` holds 3 * Threads / 32 floats.
 template <int Lanes, int Threads>
 __device__ __forceinline__ void team_moments(const Moments& own, float elements, float* scratch, float& mean,
                                              float& m2) {
-  float sum[1] = {own.count * own.mean};
+  float from, moved;
+  const float per_element = elements > 0.0f ? 1.0f / elements : 0.0f;
   if constexpr (Lanes <= 32) {
-    sum[0] = lanes_sum<Lanes>(sum[0]);
+    lanes_moments<Lanes>(own, per_element, from, moved, m2);
   } else {
-    block_sum<Threads>(sum, scratch);
+    constexpr int warps = Threads / 32;
+    const int warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+    Moments part{lanes_sum<32>(own.count), 0.0f, 0.0f};
+    lanes_moments<32>(own, part.count > 0.0f ? 1.0f / part.count : 0.0f, from, moved, part.m2);
+    part.mean = from + moved;
+    __syncthreads();
+    if (lane == 0) {
+      scratch[warp] = part.count;
+      scratch[warps + warp] = part.mean;
+      scratch[2 * warps + warp] = part.m2;
+    }
+    __syncthreads();
+    const bool is_one = lane < warps;
+    part = is_one ? Moments{scratch[lane], scratch[warps + lane], scratch[2 * warps + lane]} : Moments{};
+    lanes_moments<32>(part, per_element, from, moved, m2);
   }
-  mean = elements > 0.0f ? sum[0] / elements : 0.0f;
-  const float distance = own.mean - mean;
-  float square[1] = {fmaf(own.count * distance, distance, own.m2)};
-  if constexpr (Lanes <= 32) {
-    square[0] = lanes_sum<Lanes>(square[0]);
-  } else {
-    block_sum<Threads>(square, scratch);
-  }
-  m2 = square[0];
+  mean = from + moved;
 }
 
 // --------------------------------------------------------------------------------------------------
@@ -509,19 +549,6 @@ struct ThinParameters {
   __device__ __forceinline__ bool is_aligned(int) const { return false; }
 };
 
-// To nearest, ties to even, at 10 bits; what is not finite stays.
-__device__ __forceinline__ float round_to_tf32(float x) {
-#if __CUDA_ARCH__ >= 900
-  uint32 bits;
-  asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
-  return __uint_as_float(bits);
-#else
-  const uint32 bits = __float_as_uint(x);
-  const uint32 rounded = (bits + 0xfffu + (bits >> 13 & 1u)) & ~0x1fffu;
-  return (bits & 0x7f800000u) == 0x7f800000u ? x : __uint_as_float(rounded);
-#endif
-}
-
 // Which of a fragment's positions are the tile's: all, or those with a bit.
 struct Mask {
   uint32 bits;
@@ -531,11 +558,12 @@ __device__ __forceinline__ bool has(int i, Mask mask) { return mask.bits >> i & 
 
 __device__ __forceinline__ bool has(int, All) { return true; }
 
-// The norm of a channel of a sample, as one multiply-add.
+// The norm of a channel of a sample.
 template <class Tail>
 struct ChannelNorm {
+  float mean = 0.0f;
   float scale = 1.0f;
-  float shift = 0.0f;
+  float bias = 0.0f;
 
   template <class Parameters>
   __device__ __forceinline__ void load(const Parameters& p, int64 n, int channel) {
@@ -543,11 +571,14 @@ struct ChannelNorm {
       constexpr int groups = Tail::channels / Tail::group_channels;
       const float* slab = p.statistics + 2 * (n * groups + channel / Tail::group_channels);
       const int own = Tail::channel(n, channel);
+      mean = load_shared_by_blocks(slab);
       scale = Tail::weight(p, own) * load_shared_by_blocks(slab + 1);
-      shift = fmaf(-load_shared_by_blocks(slab), scale, Tail::bias(p, own));
+      bias = Tail::bias(p, own);
     }
   }
-  __device__ __forceinline__ float apply(float x) const { return Tail::has_norm ? fmaf(x, scale, shift) : x; }
+  __device__ __forceinline__ float apply(float x) const {
+    return Tail::has_norm ? normalise(x, mean, scale, bias) : x;
+  }
 };
 
 // --------------------------------------------------------------------------------------------------
@@ -923,9 +954,10 @@ struct ThinMmaChains : ThinMmaLayout<C, Tail, Numbers> {
   // most, by 3e-7 of the swish, two terms up to 0.3 by 7e-7 of it. 16 bits: tanh.approx is off by 2^-11 of
   // its value, so that a swish is by x^2 2^-13 or less, within what rounding x to the output's type takes
   // from it where |x| is at most 1 (f16) or 2.5 (bf16). bf16 has one term up to 0.3 for classes with few
-  // taps, off by 3.2e-4 of the swish, a sixth of what that rounding takes.
+  // taps, off by 3.2e-4 of the swish, a sixth of what that rounding takes. Strict numerics have the forms of
+  // f32 there too.
   static constexpr bool narrows = Numbers::begins_with_swish;
-  static constexpr bool takes_tanh = Output::bytes == 2;
+  static constexpr bool takes_tanh = Output::bytes == 2 && !Numbers::strict;
   static constexpr int most_terms = 4;
   static constexpr __device__ int swish_terms(int rz, int ry, int rx) {
     const int taps = Terms::taps(rz, ry, rx);
@@ -941,7 +973,7 @@ struct ThinMmaChains : ThinMmaLayout<C, Tail, Numbers> {
   }
   // The largest |x| for so many terms.
   static constexpr __device__ float most_narrow(int terms) {
-    if (terms == 4) return is_same<Output, bf16> ? 2.5f : 1.0f;
+    if (terms == 4) return takes_tanh && is_same<Output, bf16> ? 2.5f : 1.0f;
     return terms == 3 ? 0.6f : splits && terms == 2 ? 0.2f : 0.3f;
   }
   static constexpr float most_wide = Numbers::pairs ? 1e5f : 1e30f;
@@ -2040,7 +2072,27 @@ struct ThinMmaOutputs : ThinMmaMoments<C, Tail, Numbers> {
   struct Chains {
     Operands<Before> before;
     Operands<After> after;
-    ChannelNorm<Tail> norm[halves];
+    // The norm as one multiply-add.
+    struct {
+      float scale = 1.0f, shift = 0.0f;
+    } norm[halves];
+
+    // Of a lane's channels from 16 m on.
+    __device__ __forceinline__ void load_norm(const Parameters& p, int64 n, int m, int quad) {
+      if constexpr (Tail::has_norm) {
+        constexpr int groups = Tail::channels / Tail::group_channels;
+#pragma unroll
+        for (int half = 0; half < halves; ++half) {
+          const int channel = m * 16 + row_channel(half, quad);
+          const int existing = channel < channels ? channel : 0;
+          // thin_mma.cuh leaves mean and factor of a slab where its first part was.
+          const float* slab = p.parts + (n * Numbers::tiles * groups + existing / Tail::group_channels) * 3;
+          const int own = Tail::channel(n, existing);
+          norm[half].scale = Tail::weight(p, own) * load_shared_by_blocks(slab + 1);
+          norm[half].shift = fmaf(-load_shared_by_blocks(slab), norm[half].scale, Tail::bias(p, own));
+        }
+      }
+    }
 
     // Where they go: from row to row, from channel to channel.
     static constexpr int row_stride = out_x;
@@ -2054,7 +2106,8 @@ struct ThinMmaOutputs : ThinMmaMoments<C, Tail, Numbers> {
     template <Way way, int rz, int ry>
     __device__ __forceinline__ void begin(const Sums&) {}
     __device__ __forceinline__ float finish(int half, float x, bool) const {
-      return Base::template apply<After>(norm[half].apply(x), after.row[half]);
+      if constexpr (Tail::has_norm) x = fmaf(x, norm[half].scale, norm[half].shift);
+      return Base::template apply<After>(x, after.row[half]);
     }
     template <class Pieces>
     static __device__ __forceinline__ void store_piece(const Pieces& pieces, void* to, int index,
@@ -2458,11 +2511,7 @@ struct ThinMmaOutputs : ThinMmaMoments<C, Tail, Numbers> {
       Chains chains;
       chains.before.load(p, tile.n, m, quad);
       chains.after.load(p, tile.n, m, quad);
-#pragma unroll
-      for (int half = 0; half < halves; ++half) {
-        const int channel = m * 16 + row_channel(half, quad);
-        chains.norm[half].load(p, tile.n, channel < channels ? channel : 0);
-      }
+      chains.load_norm(p, tile.n, m, quad);
       for_constant<classes_z>([&](auto rz_) {
         constexpr int rz = decltype(rz_)::value;
         if (has_plane(tile, rz)) write_plane<way, rz>(tile, w, chains, m);
@@ -2651,9 +2700,14 @@ struct ThinMma : ThinMmaOutputs<C, Tail, Numbers> {
         tile.n, 0, sets > 1 ? sets : count, [&](int group, float, float mean, float m2) {
           constexpr float elements = static_cast<float>(Tail::group_channels * Tail::spatial);
           if (lane == 0) {
+            const float rstd = 1.0f / sqrtf(m2 / elements + Tail::eps);
             float* to = p.statistics + 2 * (tile.n * groups + group);
             to[0] = mean;
-            to[1] = 1.0f / sqrtf(m2 / elements + Tail::eps);
+            to[1] = rstd;
+            // For pass 2, where the first part was: all lanes have read it.
+            float* norm = part_of(tile.n, 0) + group * 3;
+            norm[0] = mean;
+            norm[1] = norm_factor<Tail>(rstd, mean, m2);
           }
         });
     if (lane == 0) release(counters + 2, 1u);  // it wrote them all itself
@@ -2750,6 +2804,7 @@ struct ThinMma : ThinMmaOutputs<C, Tail, Numbers> {
 
 }  // namespace onepass
 """
+
 
 _HOST_CODE = r"""
 // Host code that all launches share. Plain pointers: nothing here knows of PyTorch.
@@ -2878,6 +2933,7 @@ int64_t aligned_bits(std::initializer_list<Vectors> tensors, int64_t phase, bool
 }  // namespace
 """
 
+
 _KERNELS_TF32 = r"""
 // ==================================================================================================
 // block_1_tf32: forward
@@ -2888,6 +2944,7 @@ _KERNELS_TF32 = r"""
 //   convolution: 81 terms, 14 products of 8 classes, operands rounded to tf32, weights in shared memory
 //   tile: 4 rows of 32 cells, 128 tiles a sample, 1 row stored at a time
 //   passes: 2
+//   numerics: operands of the convolution are rounded to tf32
 // ==================================================================================================
 
 namespace block_1_tf32_thin_mma {
@@ -3055,6 +3112,7 @@ struct Numbers {
   static constexpr bool pairs = true;
   static constexpr bool begins_with_swish = true;
   static constexpr bool swish_alone = true;
+  static constexpr bool strict = false;
 };
 using Agent = onepass::ThinMma<onepass::Convolution, onepass::Tail, Numbers>;
 __global__ void __launch_bounds__(512, 1) onepass_thin_mma(const __grid_constant__ Agent::Parameters p) {
@@ -3065,6 +3123,7 @@ __global__ void __launch_bounds__(512, 1) onepass_thin_mma(const __grid_constant
 
 }  // namespace block_1_tf32_thin_mma
 """
+
 
 _LAUNCHES_TF32 = r"""
 namespace {
@@ -3116,6 +3175,7 @@ void block_1_tf32(const void* input, void* output, const void* const* parameters
 }
 """
 
+
 _KERNELS_F32 = r"""
 // ==================================================================================================
 // block_1_f32: forward
@@ -3128,7 +3188,7 @@ _KERNELS_F32 = r"""
 //   passes: 2
 // ==================================================================================================
 
-namespace block_1_f32_thin_mma {
+namespace block_1_near_f32_thin_mma {
 namespace onepass {
 using namespace ::onepass;
 }
@@ -3293,6 +3353,7 @@ struct Numbers {
   static constexpr bool pairs = true;
   static constexpr bool begins_with_swish = true;
   static constexpr bool swish_alone = true;
+  static constexpr bool strict = false;
 };
 using Agent = onepass::ThinMma<onepass::Convolution, onepass::Tail, Numbers>;
 __global__ void __launch_bounds__(512, 1) onepass_thin_mma(const __grid_constant__ Agent::Parameters p) {
@@ -3301,14 +3362,15 @@ __global__ void __launch_bounds__(512, 1) onepass_thin_mma(const __grid_constant
   Agent{p, all, all.warp[threadIdx.x / 32]}.run();
 }
 
-}  // namespace block_1_f32_thin_mma
+}  // namespace block_1_near_f32_thin_mma
 """
+
 
 _LAUNCHES_F32 = r"""
 namespace {
 
-Kernel block_1_f32_thin_mma_kernel("block_1_f32_thin_mma",
-    reinterpret_cast<const void*>(&block_1_f32_thin_mma::onepass_thin_mma), 512, 1, 230160, false);
+Kernel block_1_near_f32_thin_mma_kernel("block_1_near_f32_thin_mma",
+    reinterpret_cast<const void*>(&block_1_near_f32_thin_mma::onepass_thin_mma), 512, 1, 230160, false);
 
 }  // namespace
 
@@ -3321,7 +3383,7 @@ int64_t block_1_f32_workspace_bytes(int64_t batch, int device) {
 
 void block_1_f32(const void* input, void* output, const void* const* parameters,
                  char* workspace, int64_t batch, int device, cudaStream_t stream) {
-  const int64_t resident = block_1_f32_thin_mma_kernel.resident(device);
+  const int64_t resident = block_1_near_f32_thin_mma_kernel.resident(device);
   const int64_t offset_2 = divide_up((batch + 1) * 16, 256) * 256 + divide_up((batch + 1) * 4, 256) * 256;
   const int64_t offset_3 = offset_2 + divide_up(batch * 16, 256) * 256;
   const int64_t offset_4 = offset_3 + divide_up(batch * 24576, 256) * 256;
@@ -3347,12 +3409,13 @@ void block_1_f32(const void* input, void* output, const void* const* parameters,
         word(parameters[2]),         // parameter[2]
         word(parameters[3]),         // parameter[3]
     };
-    static_assert(sizeof words == sizeof(block_1_f32_thin_mma::Agent::Parameters));
+    static_assert(sizeof words == sizeof(block_1_near_f32_thin_mma::Agent::Parameters));
     const int64_t blocks = clamp((batch + lag_samples) * 128, 1, resident);
-    block_1_f32_thin_mma_kernel.launch(words, blocks, device, stream);
+    block_1_near_f32_thin_mma_kernel.launch(words, blocks, device, stream);
   }
 }
 """
+
 
 _BINDING_TF32 = r"""
 // What PyTorch calls: checks, memory from its allocator, its current stream.
@@ -3421,10 +3484,11 @@ at::Tensor run_block_1_tf32(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s60_139dfebc, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s60_19d9d47d, CUDA, library) {
   library.impl("block_1_tf32", run_block_1_tf32);
 }
 """
+
 
 _BINDING_F32 = r"""
 // What PyTorch calls: checks, memory from its allocator, its current stream.
@@ -3493,12 +3557,13 @@ at::Tensor run_block_1_f32(const at::Tensor& input, at::TensorList parameters) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s60_139dfebc, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s60_19d9d47d, CUDA, library) {
   library.impl("block_1_f32", run_block_1_f32);
 }
 """
 
-_NAMESPACE = "onepass_s60_139dfebc"
+
+_NAMESPACE = "onepass_s60_19d9d47d"
 # What each extension is built of, when one of its operators is first called.
 _EXTENSIONS = {
     "tf32": (_BINDING_TF32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32, _HOST_CODE, _LAUNCHES_TF32]),
@@ -3508,15 +3573,9 @@ _OPERATORS = {  # name: (extension, schema)
     "block_1_tf32": ("tf32", "block_1_tf32(Tensor input, Tensor[] parameters) -> Tensor"),
     "block_1_f32": ("f32", "block_1_f32(Tensor input, Tensor[] parameters) -> Tensor"),
 }
-# What each takes: type, sizes after the batch, order in memory; the same of its parameters.
+# What each block takes: type, sizes after the batch, order in memory; the same of its parameters.
 _FITTING = {
-    "block_1_tf32": (torch.float32, (3, 16, 32, 32), torch.contiguous_format, [
-        ((3, 16, 3, 3, 3), torch.contiguous_format),
-        ((16,), torch.contiguous_format),
-        ((16,), torch.contiguous_format),
-        ((16,), torch.contiguous_format),
-    ]),
-    "block_1_f32": (torch.float32, (3, 16, 32, 32), torch.contiguous_format, [
+    "block_1": (torch.float32, (3, 16, 32, 32), torch.contiguous_format, [
         ((3, 16, 3, 3, 3), torch.contiguous_format),
         ((16,), torch.contiguous_format),
         ((16,), torch.contiguous_format),
@@ -3531,125 +3590,348 @@ _NVCC = ["-O3", "-gencode=arch=compute_90a,code=sm_90a"]
 def _fake_block_1_tf32(input, parameters):
     return torch.empty((input.shape[0], 16, 31, 63, 63), dtype=input.dtype, device=input.device)
 
+
 def _fake_block_1_f32(input, parameters):
     return torch.empty((input.shape[0], 16, 31, 63, 63), dtype=input.dtype, device=input.device)
 
 
 _building = threading.RLock()
-_stubs = {}  # of each extension that is not built yet: registrations that build it
-_failed = set()  # extensions that could not be
+_built = {}  # extension: why it could not be built, or "" where it was
 
 
 def _build(extension):
-    """Compiles and loads an extension, which registers its operators for CUDA."""
+    """Compiles and loads an extension, which registers its operators for CUDA; why that failed, or ""."""
     with _building:
-        stub = _stubs.pop(extension, None)
-        if stub is None:
-            return
-        stub._destroy()
-        binding, cuda = _EXTENSIONS[extension]
-        try:
-            torch.utils.cpp_extension.load_inline(
-                name=f"{_NAMESPACE}_{extension}",
-                cpp_sources=[binding],
-                cuda_sources=list(cuda),
-                extra_cuda_cflags=_NVCC,
-                is_python_module=False,
-                no_implicit_headers=True,
-            )
-        except Exception as error:
-            _failed.add(extension)
-            raise RuntimeError("the kernels cannot be built; later calls run the original code") from error
+        if extension not in _built:
+            binding, cuda = _EXTENSIONS[extension]
+            try:
+                torch.utils.cpp_extension.load_inline(
+                    name=f"{_NAMESPACE}_{extension}",
+                    cpp_sources=[binding],
+                    cuda_sources=list(cuda),
+                    extra_cuda_cflags=_NVCC,
+                    is_python_module=False,
+                    no_implicit_headers=True,
+                )
+                _built[extension] = ""
+            except Exception as error:
+                lines = str(error).strip().splitlines() or [type(error).__name__]
+                _built[extension] = f"the kernels could not be built ({lines[0]})"
+        return _built[extension]
 
 
 def _register():
-    """Declares the operators, which torch.compile then knows; the first call of one builds its extension."""
+    """Declares the operators, so that torch.compile knows them before they are built.
+
+    NAME_recomputed is for compiled code that wants gradients: its backward pass is the original's.
+    """
     namespace = getattr(torch.ops, _NAMESPACE)
     if hasattr(namespace, "exported"):  # the same file, imported under another name
         return
     namespace.exported = library = torch.library.Library(_NAMESPACE, "FRAGMENT")  # kept
-    for name, (extension, schema) in _OPERATORS.items():
+    for name, (_, schema) in _OPERATORS.items():
         library.define(schema)
         torch.library.register_fake(f"{_NAMESPACE}::{name}", globals()[f"_fake_{name}"], lib=library)
-        if extension not in _stubs:
-            _stubs[extension] = torch.library.Library(_NAMESPACE, "IMPL", "CUDA")
-
-        def build_and_run(*args, _name=name, _extension=extension):
-            _build(_extension)
-            return getattr(getattr(torch.ops, _NAMESPACE), _name)(*args)
-
-        _stubs[extension].impl(name, build_and_run)
+        if name in _STAGES:
+            _register_recomputed(library, name)
 
 
-_register()
+def _register_recomputed(library, name):
+    def run(x, parameters):
+        return getattr(getattr(torch.ops, _NAMESPACE), name)(x, parameters)
+
+    def keep(ctx, inputs, output):
+        x, parameters = inputs
+        ctx.wanted = [tensor.requires_grad for tensor in (x, *parameters)]
+        ctx.save_for_backward(x, *parameters)
+
+    def backward(ctx, output_gradient):
+        first, *others = _recomputed_gradients(
+            _STAGES[name], ctx.saved_tensors, ctx.wanted, output_gradient
+        )
+        return first, others
+
+    recomputed = f"{name}_recomputed"
+    library.define(f"{recomputed}(Tensor input, Tensor[] parameters) -> Tensor")
+    library.impl(recomputed, run, "CompositeExplicitAutograd")
+    qualified = f"{_NAMESPACE}::{recomputed}"
+    torch.library.register_fake(qualified, globals()[f"_fake_{name}"], lib=library)
+    torch.library.register_autograd(qualified, backward, setup_context=keep, lib=library)
 
 
 # ----------------------------------------------------------------------------------------------------
-# When a kernel runs: every other call runs the original code.
+# When a kernel runs. Every other call runs the original code and says why.
+
+_reasons = {}  # why calls ran the original code: how many did
 
 
-_gpus = {}  # by index
+def _note(block, why):
+    """Counts a call that runs the original code; the first of its kind warns."""
+    sentence = f"ModelNew: {block} runs the original code: {why}"
+    _reasons[sentence] = _reasons.get(sentence, 0) + 1
+    if _reasons[sentence] == 1:
+        warnings.warn(sentence, RuntimeWarning, stacklevel=4)
 
 
-@torch.compiler.assume_constant_result
-def _is_built_for(device, name):
-    if device not in _gpus:
-        _gpus[device] = torch.cuda.get_device_properties(device)
-    gpu = _gpus[device]
-    if gpu.multi_processor_count < _LEAST_MULTIPROCESSORS.get(name, 1):
-        return False
-    return (gpu.major, gpu.minor) == (9, 0)
+_note_compiled = torch.compiler.assume_constant_result(_note)  # while a compiler traces
 
 
-@torch.compiler.assume_constant_result
-def _rounds_to_tf32():
-    """PyTorch's switch for convolutions at the call; torch.compile keeps what it is at the trace."""
-    return torch.backends.cudnn.conv.fp32_precision == "tf32"
+def _say(block, why):
+    if torch.compiler.is_compiling():
+        _note_compiled(block, why)
+    else:
+        _note(block, why)
+
+
+def _shown(tensor):
+    """Its sizes; a compiler may have symbols for them."""
+    return "" if torch.compiler.is_compiling() else f" {tuple(tensor.shape)}"
 
 
 def _wants_gradients(x, parameters):
     return torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in parameters))
 
 
-@torch.compiler.assume_constant_result
-def _can_be_built(name):
-    return _OPERATORS[name][0] not in _failed
+def _is_forward_mode():
+    return not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0
 
 
-def _fits(name, x, parameters):
-    """Whether these are tensors of the type, the sizes and the order in memory that the kernel is for."""
-    dtype, sizes, memory_format, wanted = _FITTING[name]
-    if not _can_be_built(name):
-        return False
-    if not x.is_cuda or x.dtype != dtype or x.shape[1:] != sizes or torch.is_autocast_enabled("cuda"):
-        return False
-    if not x.is_contiguous(memory_format=memory_format) or not _is_built_for(x.device.index, name):
-        return False
-    if name in _MOST_SAMPLES and x.shape[0] > _MOST_SAMPLES[name]:
-        return False
+def _unlike(block, x, parameters):
+    """Why these are not tensors that the kernels of the block are for; "" where they are."""
+    dtype, sizes, memory_format, wanted = _FITTING[block]
+    if not x.is_cuda:
+        return "the input is not on a GPU"
+    if torch.is_autocast_enabled("cuda"):
+        return "autocast is on"
+    if x.dtype != dtype:
+        return f"the input is {x.dtype}, not {dtype}"
+    if x.shape[1:] != sizes:
+        return f"the input's sizes{_shown(x)} are not the {(-1, *sizes)} it was written for"
+    if not x.is_contiguous(memory_format=memory_format):
+        return f"the input is not dense in {memory_format}"
     if torch._C._are_functorch_transforms_active():
-        return False
-    for parameter, (shape, order) in zip(parameters, wanted):
+        return "a torch.func transform is active"
+    if _is_forward_mode():
+        return "forward-mode differentiation is active"
+    for index, (parameter, (shape, order)) in enumerate(zip(parameters, wanted)):
         first = x.shape[:1] if shape[:1] == (-1,) else shape[:1]
-        if parameter.shape[:1] != first or parameter.shape[1:] != shape[1:] or parameter.dtype != dtype:
-            return False
-        if parameter.device != x.device or not parameter.is_contiguous(memory_format=order):
-            return False
-    return True
+        if parameter.shape[:1] != first or parameter.shape[1:] != shape[1:]:
+            return f"parameter {index} has the sizes{_shown(parameter)}, not {shape}"
+        if parameter.dtype != dtype or parameter.device != x.device:
+            return f"parameter {index} is {parameter.dtype} on {parameter.device}, unlike the input"
+        if not parameter.is_contiguous(memory_format=order):
+            return f"parameter {index} is not dense"
+    return ""
 
 
-def _is_as_specialised(model):
-    """Whether the model's modules are what the kernels were written for."""
+_gpus = {}  # by index
+
+
+@torch.compiler.assume_constant_result
+def _unable(name, device):
+    """Why the operator does not run on this GPU; "" where it does, and is built."""
+    if device not in _gpus:
+        _gpus[device] = torch.cuda.get_device_properties(device)
+    gpu = _gpus[device]
+    if (gpu.major, gpu.minor) != (9, 0):
+        return f"the GPU is sm_{gpu.major}{gpu.minor}, the kernels are for sm_90a"
+    least = _LEAST_MULTIPROCESSORS.get(name, 1)
+    if gpu.multi_processor_count < least:
+        return f"the GPU has {gpu.multi_processor_count} multiprocessors, the kernel needs {least}"
+    return _build(_OPERATORS[name][0])
+
+
+def _too_many(name, x):
+    if name in _MOST_SAMPLES and x.shape[0] > _MOST_SAMPLES[name]:
+        return f"the batch has more than {_MOST_SAMPLES[name]} samples"
+    return ""
+
+
+def _attempt(block, x, parameters):
+    """The block by its kernels, and ""; or None and why not: "" where PyTorch's convolution is the plan."""
+    why = _unlike(block, x, parameters)
+    if why:
+        return None, why
+    gradients = _wants_gradients(x, parameters)
+    mode = _mode(block, x, gradients)
+    name, pair, wants_input = _WAYS[block].get(mode, ("", (), True))
+    if gradients and pair and (wants_input or not x.requires_grad):
+        why = _too_many(pair[0], x) or _unable(pair[0], x.device.index) or _unable(pair[1], x.device.index)
+        if not why:
+            return _Trained.apply(*pair, x, *parameters), ""
+    elif gradients and block in _TRAINED_TAILS:
+        return None, ""
+    if not name:
+        return None, why
+    why = _too_many(name, x) or _unable(name, x.device.index)
+    if why:
+        return None, why
+    operators = getattr(torch.ops, _NAMESPACE)
+    if not gradients:
+        return getattr(operators, name)(x, parameters), ""
+    if torch.compiler.is_compiling():
+        return getattr(operators, f"{name}_recomputed")(x, parameters), ""
+    return _Recomputed.apply(name, x, *parameters), ""
+
+
+def _recomputed_gradients(stages, tensors, wanted, output_gradient):
+    """Of these tensors: runs the original stages once more and differentiates them."""
+    again = torch.is_grad_enabled()  # gradients of the gradients are wanted
+    with torch.enable_grad():
+        if again:  # views: one of the tensors may have been computed from another
+            tensors = [tensor.view_as(tensor) for tensor in tensors]
+        else:
+            tensors = [tensor.detach().requires_grad_(want) for tensor, want in zip(tensors, wanted)]
+        asked = [tensor for tensor, want in zip(tensors, wanted) if want]
+        output = stages(*tensors)
+        found = torch.autograd.grad(output, asked, output_gradient, create_graph=again, allow_unused=True)
+    gradients = iter(found)
+    return [next(gradients) if want else None for want in wanted]
+
+
+class _Recomputed(torch.autograd.Function):
+    """A block whose gradients are wanted: keeps its tensors alone, its backward pass is the original's."""
+
+    @staticmethod
+    def forward(ctx, name, x, *parameters):
+        ctx.name = name
+        ctx.save_for_backward(x, *parameters)
+        return getattr(getattr(torch.ops, _NAMESPACE), name)(x, parameters)
+
+    @staticmethod
+    def backward(ctx, output_gradient):
+        wanted = ctx.needs_input_grad[1:]
+        return None, *_recomputed_gradients(_STAGES[ctx.name], ctx.saved_tensors, wanted, output_gradient)
+
+
+def _unlike_specialised(model):
+    """Why the model's modules are not what the kernels were written for; "" where they are."""
     for path, (text, flags) in _SPECIALISED.items():
         try:
             module = model.get_submodule(path)
         except AttributeError:
+            return f"it has no module {path}"
+        found = f"{type(module).__name__}({module.extra_repr()})"
+        if text and found != text:
+            return f"{path} is {found}, not {text}"
+        for name, value in flags.items():
+            if getattr(module, name, None) != value:
+                return f"{path or 'the model'}.{name} is {getattr(module, name, None)!r}, not {value!r}"
+    return ""
+
+
+# For each part of a block, by the precision of its convolution ("": there is one): the operator,
+# those of a training step, and whether they give the input's gradient.
+_WAYS = {
+    "block_1": {
+        "tf32": ('block_1_tf32', (), True),
+        "near_f32": ('block_1_f32', (), True),
+        "f32": ('block_1_f32', (), True),
+    },
+}
+_TRAINED_TAILS = []  # of these blocks the part after PyTorch's convolution
+
+
+def _convolve_1(x, weight):
+    return torch.conv_transpose3d(x, weight, None, (2, 2, 2), (1, 1, 1), (0, 0, 0), 1, (1, 1, 1))
+
+
+_CONVOLUTIONS = {"block_1": _convolve_1}
+_BATCHES = {'block_1': 128}
+_IS_TRANSPOSED = {'block_1': True}
+
+
+_asked = {}  # whether PyTorch's convolution rounds its operands to TF32
+
+
+def _rounds_to_tf32(block, batch, device, gradients):
+    """Whether PyTorch's own convolution of the block, and its gradients where they are computed here, round
+    their operands to TF32. cuDNN decides that for every size by how fast it expects its kernels to be, so it
+    is asked: with a factor that TF32 does not have. Where it cannot be asked, the answer is no.
+    """
+    flags = torch.backends.cudnn
+    key = (block, batch, device, gradients, flags.benchmark, flags.deterministic, flags.enabled)
+    if key not in _asked:
+        if batch == 0 or torch.cuda.is_current_stream_capturing():
             return False
-        if text and f"{type(module).__name__}({module.extra_repr()})" != text:
+        try:
+            _asked[key] = _ask(block, batch, torch.device("cuda", device), gradients)
+        except torch.OutOfMemoryError:
             return False
-        if any(getattr(module, name, None) != value for name, value in flags.items()):
-            return False
-    return True
+    return _asked[key]
+
+
+_rounds_compiled = torch.compiler.assume_constant_result(_rounds_to_tf32)
+
+
+def _rounds_operands(convolve, input, weight, transposed, gradients):
+    """Whether operands are rounded: in the forward pass, then for the gradients of the input and the weight.
+
+    `input` and `weight` are of the convolution's sizes and are overwritten. A factor of 1 + 2^-12 is rounded to
+    1. Weights of one input channel and the gradient of one position are not zero, so that sums of few terms
+    show it.
+    """
+    results = []
+    for factor in (1.0, 1.0 + 2.0 ** (-12)):
+        x, w = (input.fill_(1.0), weight.zero_())
+        (w[:1] if transposed else w[:, :1]).fill_(factor)
+        with torch.no_grad():
+            found = [convolve(x, w).amax()]
+        if gradients:
+            with torch.enable_grad():
+                leaves = [t.detach().requires_grad_() for t in (x, w)]
+                y = convolve(*leaves)
+                direction = torch.zeros_like(y)
+                centre = (0, slice(None), *(size // 2 for size in y.shape[2:]))
+                direction[centre] = factor
+                dx, dw = torch.autograd.grad(y, leaves, direction)
+            found += [dx.amax() / factor, dw.amax()]
+        results.append(torch.stack(found))
+    return (results[1] / results[0] < 1.0 + 2.0 ** (-13)).tolist()
+
+
+def _ask(block, batch, device, gradients):
+    _, sizes, memory_format, parameters = _FITTING[block]
+    with torch.no_grad():
+        x = torch.empty((batch, *sizes), device=device, memory_format=memory_format)
+        w = torch.empty(parameters[0][0], device=device)
+        return all(_rounds_operands(_CONVOLUTIONS[block], x, w, _IS_TRANSPOSED[block], gradients))
+
+
+@torch.compiler.assume_constant_result
+def _allows_tf32():
+    """PyTorch's switch at the call; torch.compile keeps what it is at the trace."""
+    return torch.backends.cudnn.conv.fp32_precision == "tf32"
+
+
+def _mode(block, x, gradients):
+    if block not in _CONVOLUTIONS:
+        return ""
+    if not _allows_tf32():
+        return "f32"
+    trained = gradients and any(pair for _, pair, _ in _WAYS[block].values())
+    if torch.compiler.is_compiling():  # decided once, for the batch that get_inputs() gives
+        rounds = _rounds_compiled(block, _BATCHES[block], x.device.index, trained)
+    else:
+        rounds = _rounds_to_tf32(block, x.shape[0], x.device.index, trained)
+    return "tf32" if rounds else "near_f32"
+
+
+def _stages_1(x, p0, p1, p2, p3):
+    conv_transpose3d = torch.conv_transpose3d(x, p0, p1, (2, 2, 2), (1, 1, 1), (0, 0, 0), 1, (1, 1, 1))
+    sigmoid = torch.sigmoid(conv_transpose3d)
+    mul = sigmoid * conv_transpose3d
+    group_norm = torch.nn.functional.group_norm(mul, 4, p2, p3, 1e-05)
+    return torch.nn.functional.hardswish(group_norm, inplace = False)
+
+
+# The original code of each operator.
+_STAGES = {
+    "block_1_tf32": _stages_1,
+    "block_1_f32": _stages_1,
+}
+_register()
+
 
 def _run_1(self, x):
     """conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish"""
@@ -3659,16 +3941,17 @@ def _run_1(self, x):
         self.group_norm.weight,
         self.group_norm.bias,
     ]
-    if not _wants_gradients(x, parameters):
-        if _rounds_to_tf32() and _fits("block_1_tf32", x, parameters):
-            return torch.ops.onepass_s60_139dfebc.block_1_tf32(x, parameters)
-        if not _rounds_to_tf32() and _fits("block_1_f32", x, parameters):
-            return torch.ops.onepass_s60_139dfebc.block_1_f32(x, parameters)
+    result, why = _attempt("block_1", x, parameters)
+    if result is not None:
+        return result
     conv_transpose = self.conv_transpose(x)
+    if why:
+        _say('block_1', why)
     sigmoid = torch.sigmoid(conv_transpose)
     mul = sigmoid * conv_transpose
     group_norm = self.group_norm(mul)
     return torch.nn.functional.hardswish(group_norm, inplace = False)
+
 
 # What the kernels were written for: another model of the class runs as it was.
 _SPECIALISED = {
@@ -3683,9 +3966,15 @@ class ModelNew(Model):
     @functools.wraps(Model.__init__)
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self._fused = _is_as_specialised(self)
+        self._unlike = _unlike_specialised(self)
 
     def forward(self, x):
-        if not self._fused:
+        if self._unlike:
+            _say("forward", self._unlike)
             return super().forward(x)
         return _run_1(self, x)
+
+    @staticmethod
+    def why():
+        """Why calls of this file's models ran the original code, and how many did."""
+        return dict(_reasons)

@@ -10,7 +10,7 @@ import sys
 import unittest
 
 import torch
-from support import ROOT, GpuTest, alone
+from support import ROOT, GpuTest
 from test_export import EXAMPLES, WORKLOADS, load, milliseconds, models
 
 import onepass
@@ -40,7 +40,6 @@ class Stranger(GpuTest):
         if torch.cuda.get_device_capability() != (9, 0):
             raise unittest.SkipTest("the examples are for sm_90a")
 
-    @alone
     def test_files_are_right_and_as_fast_as_the_library(self) -> None:
         for name in WORKLOADS:
             with self.subTest(workload=name):

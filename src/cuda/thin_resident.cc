@@ -278,7 +278,7 @@ class ThinResident final : public Kernel {
     words.add(arguments.statistics);
     for (int unused = 0; unused < 5; ++unused) words.add(nullptr);
     words.add(shape_.batch);
-    for (int unused = 0; unused < 2; ++unused) words.add(int64_t{0});
+    for (int unused = 0; unused < 3; ++unused) words.add(int64_t{0});  // wave_units, only_words, redone
     words.add(arguments.parameters);
     words.launch(function_, stream, blocks_);
   }

@@ -179,7 +179,8 @@ def _plan(call: Call) -> str | None:
     sizes, strides, dtype, device = call.input
     layout = format_of(sizes, strides)
     try:
-        text = explain(call.block, sizes, dtype=dtype, layout=layout, device=device)
+        numerics = call.site.numerics
+        text = explain(call.block, sizes, dtype=dtype, layout=layout, device=device, numerics=numerics)
     except (ValueError, TypeError, RuntimeError) as error:
         return str(error).splitlines()[0]
     return _chosen(text)

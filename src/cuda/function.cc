@@ -40,6 +40,12 @@ LaunchConfig config_of(const Launch& launch, int64_t blocks, LaunchAttributes& a
   return config;
 }
 
+bool is_capturing(StreamHandle stream) {
+  int status = 0;  // CU_STREAM_CAPTURE_STATUS_NONE
+  const CudaResult result = driver().cuStreamIsCapturing(stream, &status);
+  return result == cuda_success && status != 0;
+}
+
 int threads_per_multiprocessor(const Gpu& gpu) {
   const bool workstation = (gpu.compute_major == 8 && gpu.compute_minor != 0) || gpu.compute_major == 12;
   return workstation ? 1536 : 2048;
@@ -196,6 +202,10 @@ void Function::launch(const void* parameters, size_t bytes, Stream stream, const
   LaunchAttributes attributes;
   LaunchConfig config = config_of(launch_, blocks.value(), attributes);
   config.stream = static_cast<StreamHandle>(stream.handle);
+  // A captured kernel cannot have both attributes (CUDA_ERROR_INVALID_VALUE): it begins when the one before it
+  // has ended.
+  if (launch_.cooperative && config.attribute_count > 1 && is_capturing(config.stream))
+    config.attribute_count = 1;
   // CU_LAUNCH_PARAM_BUFFER_POINTER, _BUFFER_SIZE, _END: the driver reads no more than these bytes.
   void* extra[] = {reinterpret_cast<void*>(1), const_cast<void*>(parameters), reinterpret_cast<void*>(2),
                    &bytes, nullptr};

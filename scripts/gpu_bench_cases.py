@@ -98,7 +98,8 @@ class Case:
         precision = "" if self.precision == "tf32" else f", {self.precision}"
         batch = f", batch {self.batch}" if self.batch else ""
         numerics = "" if self.numerics == "pytorch" else f", {self.numerics}"
-        return f"{self.group} {self.workload} {self.dtype} {self.layout}{batch}{benchmark}{precision}{numerics}"
+        settings = f"{batch}{benchmark}{precision}{numerics}"
+        return f"{self.group} {self.workload} {self.dtype} {self.layout}{settings}"
 
     def names(self) -> tuple[str, ...]:
         """Of all ways."""

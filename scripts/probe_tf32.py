@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Asks PyTorch which convolutions its default settings round to TF32: draws convolutions, runs each forward and
+"""Which convolutions PyTorch's default settings round to TF32: draws convolutions, runs each forward and
 backward with TF32 allowed, and compares with fp64 on exact operands and on operands rounded to TF32.
 
     python3 scripts/probe_tf32.py --seconds 150 --out probe.json
+    python3 scripts/probe_tf32.py --benchmark --out probe_benchmark.json
 
 Writes one line of JSON for each convolution and prints how many were fp32, tf32 or neither. Needs a GPU and
-PyTorch alone.
+PyTorch alone. cudnn.benchmark is for a whole run: PyTorch keeps the plan it has for given sizes.
 """
 
 from __future__ import annotations
@@ -105,9 +106,10 @@ def kernels_of(call: Any) -> list[str]:
     return [event.key[:120] for event in seen.key_averages()]
 
 
-def probe(case: dict[str, Any], benchmarks: tuple[bool, ...], names: bool) -> dict[str, Any]:
+def probe(case: dict[str, Any], names: bool) -> dict[str, Any]:
     n, groups = case["dims"], case["groups"]
-    shape = (case["cin"], case["cout"] // groups) if case["transposed"] else (case["cout"], case["cin"] // groups)
+    outer, inner = ("cin", "cout") if case["transposed"] else ("cout", "cin")
+    shape = (case[outer], case[inner] // groups)
     x = torch.randn(case["batch"], case["cin"], *case["size"], device="cuda")
     w = torch.randn(*shape, *[case["k"]] * n, device="cuda")
     if case["channels_last"]:
@@ -121,16 +123,11 @@ def probe(case: dict[str, Any], benchmarks: tuple[bool, ...], names: bool) -> di
         xs, ws, dys = (change(t).double() for t in (x[:judged], w, dy[:judged]))
         sides[name] = (convolve(case, xs, ws), *gradients(case, dys, xs, ws))
     record = dict(case)
-    for benchmark in benchmarks:
-        torch.backends.cudnn.benchmark = benchmark
-        y = convolve(case, x, w)
-        dx, dw = gradients(case, dy, x, w)
-        found = {}
-        for i, (what, t) in enumerate((("forward", y[:judged]), ("dx", dx[:judged]), ("dw", dw))):
-            found[what] = verdict(t, sides["exact"][i], sides["tf32"][i])
-        record["benchmark" if benchmark else "default"] = found
+    y = convolve(case, x, w)
+    dx, dw = gradients(case, dy, x, w)
+    for i, (what, found) in enumerate((("forward", y[:judged]), ("dx", dx[:judged]), ("dw", dw))):
+        record[what] = verdict(found, sides["exact"][i], sides["tf32"][i])
     if names:
-        torch.backends.cudnn.benchmark = False
         record["kernels"] = kernels_of(lambda: convolve(case, x, w))
     return record
 
@@ -140,15 +137,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=150, help="stop drawing after so long")
     parser.add_argument("--cases", type=int, default=3000, help="at most so many convolutions")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--benchmark-every", type=int, default=5, help="of so many, one with cudnn.benchmark too")
+    parser.add_argument("--benchmark", action="store_true", help="with cudnn.benchmark")
     parser.add_argument("--names-every", type=int, default=4, help="of so many, one with its kernels' names")
     parser.add_argument("--out", type=Path, default=Path("probe_tf32.json"))
     arguments = parser.parse_args()
     torch.backends.cudnn.conv.fp32_precision = "tf32"
+    torch.backends.cudnn.benchmark = arguments.benchmark
     rng = random.Random(arguments.seed)
     torch.manual_seed(arguments.seed)
     device = torch.cuda.get_device_name()
     about = {"device": device, "torch": torch.__version__, "cudnn": torch.backends.cudnn.version()}
+    about["benchmark"] = arguments.benchmark
     print(about, "seed", arguments.seed, flush=True)
     counts: Counter[str] = Counter()
     end = time.monotonic() + arguments.seconds
@@ -158,12 +157,11 @@ def main() -> None:
             if time.monotonic() > end:
                 break
             case = draw(rng)
-            benchmarks = (False, True) if number % arguments.benchmark_every == 0 else (False,)
             try:
-                record = probe(case, benchmarks, number % arguments.names_every == 0)
+                record = probe(case, number % arguments.names_every == 0)
             except RuntimeError as error:
                 record = {**case, "error": str(error).splitlines()[0]}
-            counts[record["default"]["forward"]["is"] if "default" in record else "error"] += 1
+            counts[record["forward"]["is"] if "forward" in record else "error"] += 1
             file.write(json.dumps(record) + "\n")
     print(sum(counts.values()), "convolutions, forward:", dict(counts))
 

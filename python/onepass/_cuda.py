@@ -100,7 +100,9 @@ def _words_of_whole(
     wanted = _wanted(input, parameters)
     if any(wanted):
         backward = _numerics.backward_words(policy, conv, input, weight, wanted)
-        return (forward, backward) if _is_worth_training(*_how(description, input, backward), wanted) else None
+        return (
+            (forward, backward) if _is_worth_training(*_how(description, input, backward), wanted) else None
+        )
     how = _how(description, input, forward)
     chosen = _tuned(description, input, parameters, how, forward) if tuning.is_tuning() else None
     is_worth = _is_worth_fusing(*how) if chosen is None else chosen

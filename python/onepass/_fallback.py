@@ -30,11 +30,12 @@ class FallbackWarning(UserWarning):
 
 
 class Site(Counted):
-    """A place in a model that runs a block. It counts calls that leave the fused path, by what ran and why, and
-    samples that a GPU computes again. A copy starts at zero.
+    """A place in a model that runs a block.
 
-    `said` holds what was warned of; the chains of one module share it. `numerics` is the policy of its blocks,
-    None for onepass.numerics(). `layer` is what a report calls the block, `name` the module that runs it.
+    It counts calls that leave the fused path, by what ran and why, and samples that a GPU computes again. A
+    copy starts at zero. `said` holds what was warned of; the chains of one module share it. `numerics` is the
+    policy of its blocks, None for onepass.numerics(). `layer` is what a report calls the block, `name` the
+    module that runs it.
     """
 
     __slots__ = ("counts", "name", "numerics", "said")

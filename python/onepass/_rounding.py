@@ -1,7 +1,8 @@
 """Whether PyTorch's own convolution of given sizes rounds its operands to TF32, where that is allowed.
 
-cuDNN decides it for every convolution by how fast it expects its kernels to be (scripts/probe_tf32.py: of 6,960
-drawn ones 45% were rounded, by no property that predicts it). So PyTorch is asked, once for each convolution.
+cuDNN decides it for every convolution by how fast it expects its kernels to be. Of 6,960 that
+scripts/probe_tf32.py drew, 45% were rounded, and no property of them predicts which (docs/numerics.md). So
+PyTorch is asked, once for each convolution.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ def asked(
 ) -> list[bool]:
     """Whether operands are rounded: in the forward pass, then for the gradients of the input and the weight.
 
-    `input` and `weight` are of the convolution's sizes and are overwritten. A factor of 1 + 2^-12 is rounded to
-    1. Weights of one input channel and the gradient of one position are not zero, so that sums of few terms
-    show it.
+    `input` and `weight` are of the convolution's sizes and are overwritten. A factor of 1 + 2^-12 is rounded
+    to 1. All weights but those of one input channel are zero, and so is the output's gradient but at one
+    position: sums of few terms keep the factor.
     """
     results = []
     for factor in (1.0, 1.0 + 2.0**-12):

@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
         "--numerics",
         choices=("pytorch", "strict", "fast"),
         default="pytorch",
-        help="pytorch: as PyTorch's default computes each convolution; strict: fp32 throughout; fast: coarser",
+        help="pytorch: as PyTorch computes each convolution; strict: fp32 throughout; fast: coarser",
     )
     parser.add_argument(
         "--arch", metavar="sm_XX", help=f"the GPU to write for: the one present, else {DEFAULT_ARCHITECTURE}"

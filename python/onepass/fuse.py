@@ -30,8 +30,8 @@ def fuse(
     Parameters, names, order, state_dict, hooks and optimizers stay as they are. conv="keep" leaves
     convolutions to PyTorch and fuses what follows them. filter_fn(name, module) says whether a module's
     forward may be rewritten. `numerics` is "pytorch", "strict" or "fast" for this model's blocks, and what
-    onepass.numerics() says unless given. A call that leaves the fused path warns once per module and reason with
-    FallbackWarning, and onepass.report(model) counts it.
+    onepass.numerics() says unless given. A call that leaves the fused path warns once per module and reason
+    with FallbackWarning, and onepass.report(model) counts it.
     """
     if conv not in ("fuse", "keep"):
         raise ValueError(f'conv is {conv!r}, must be "fuse" or "keep"')

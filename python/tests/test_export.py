@@ -287,9 +287,7 @@ def test_second_derivatives_are_the_originals(
     module = exported(tmp_path, "nested", *options)
     run_on_cpu(module, monkeypatch)
     new, old = module.ModelNew().double().eval(), module.Model().double().eval()
-    monkeypatch.setattr(
-        module, "_FITTING", {k: (torch.float64, *v[1:]) for k, v in module._FITTING.items()}
-    )
+    monkeypatch.setattr(module, "_FITTING", {k: (torch.float64, *v[1:]) for k, v in module._FITTING.items()})
     old.load_state_dict(new.state_dict())
     penalties = []
     for model in (new, old):
@@ -551,7 +549,10 @@ REFUSED = {
         "branches or loops",
     ),
     "a name": (SMALL + "\n\ndef _attempt():\n    return 1\n", "has the name _attempt"),
-    "a method": (SMALL.replace("    def forward", "    def why(self):\n        pass\n\n    def forward"), "the name why"),
+    "a method": (
+        SMALL.replace("    def forward", "    def why(self):\n        pass\n\n    def forward"),
+        "the name why",
+    ),
     "not Python": ("class Model(", "not Python"),
 }
 

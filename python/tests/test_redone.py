@@ -120,7 +120,9 @@ def calls(counters: Counters, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str
     monkeypatch.setattr(_cuda, "_asked", [None])
     monkeypatch.setattr(_cuda, "_is_worth_fusing", lambda *how: True)
     words = ("tf32", "tf32")
-    monkeypatch.setattr(_cuda, "_words_of_whole", lambda *how: None if torch.compiler.is_compiling() else words)
+    monkeypatch.setattr(
+        _cuda, "_words_of_whole", lambda *how: None if torch.compiler.is_compiling() else words
+    )
     return made
 
 

@@ -73,7 +73,9 @@ def main() -> None:
             worst = max(worst, (found - wanted).abs().max().item())
             wrong += not torch.allclose(found, wanted, rtol=TOLERANCE, atol=TOLERANCE)
             del wanted, found
-    flush = torch.empty(2 * torch.cuda.get_device_properties(0).L2_cache_size, dtype=torch.int8, device="cuda")
+    flush = torch.empty(
+        2 * torch.cuda.get_device_properties(0).L2_cache_size, dtype=torch.int8, device="cuda"
+    )
     times = {name: milliseconds(lambda model=model: model(*inputs), flush) for name, model in models.items()}
     words = [str(warning.message) for warning in said if "original code" in str(warning.message)]
     found = {"wrong": wrong, "difference": worst, "times": times, "warnings": words}

@@ -120,7 +120,8 @@ class PytorchDefault(GpuTest):
             if block in NAMED and errors[name] <= eager:
                 continue
             apart = (found - wanted).abs().max().item()
-            return f"{block} @ {sizes} {layout}, {name}: {apart:.1e} apart, errors {errors[name]:.1e} and {eager:.1e}"
+            judged = f"{apart:.1e} apart, errors {errors[name]:.1e} and {eager:.1e}"
+            return f"{block} @ {sizes} {layout}, {name}: {judged}"
         return ""
 
     def check(self, problems: list[tuple[str, tuple[int, ...], str]]) -> None:

@@ -17,7 +17,6 @@ from onepass import _rounding
 from onepass._match import Chain
 from onepass._stages import CONV_TYPES, Attribute, exact_type
 from onepass.exporting.chains import Found
-from onepass.exporting.launcher import NotExported
 
 MARK = "onepass_export_"  # before the names of the blocks in code that torch.fx writes
 
@@ -104,7 +103,8 @@ def _expression(parameter: Any, replaced: dict[fx.Node, fx.Node]) -> str:
 def run_text(chain: Chain, found: Found, name: str, tail: str, replaced: dict[fx.Node, fx.Node]) -> str:
     """A function of the module and what the chain reads: kernels where they fit, else the original code.
 
-    `name` has the block's kernels, `tail` those of what follows PyTorch's convolution; "" where there are none.
+    `name` has the block's kernels, `tail` those of what follows PyTorch's convolution; "" where there are
+    none.
     """
     description = found.description
     externals = list(dict.fromkeys(replaced.get(node, node).name for node in chain.externals))
@@ -257,7 +257,9 @@ def convolution_text(chain: Chain, found: Found, root: nn.Module) -> str:
     x, weight = (graph.placeholder(text) for text in ("x", "weight"))
     node = stage.nodes[-1]
     if node.op == "call_module":
-        graph.output(graph.call_function(*_convolution(root.get_submodule(str(node.target)), x, weight, None)))
+        graph.output(
+            graph.call_function(*_convolution(root.get_submodule(str(node.target)), x, weight, None))
+        )
     else:
         given = inspect.signature(_plain(node.target, found)).bind(*node.args, **node.kwargs).arguments
         given = {key: value for key, value in given.items() if key not in ("input", "weight", "bias")}

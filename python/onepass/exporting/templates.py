@@ -296,14 +296,14 @@ def _mode(block, x, gradients):
         rounds = _rounds_to_tf32(block, x.shape[0], x.device.index, trained)
     return "tf32" if rounds else "near_f32"
 ''',
-    "strict": '''
+    "strict": """
 def _mode(block, x, gradients):
     return "f32" if block in _CONVOLUTIONS else ""
-''',
-    "fast": '''
+""",
+    "fast": """
 def _mode(block, x, gradients):
     return "tf32" if block in _CONVOLUTIONS else ""
-''',
+""",
 }
 
 TRAINING = '''

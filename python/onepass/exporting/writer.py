@@ -122,7 +122,9 @@ class Writer:
         codes = (
             block_code.stages_text(chain, found, root, replaced, tail=False),
             block_code.stages_text(chain, found, root, replaced, tail=True) if is_conv and found.tail else "",
-            block_code.convolution_text(chain, found, root) if is_conv and found.dtype == torch.float32 else "",
+            block_code.convolution_text(chain, found, root)
+            if is_conv and found.dtype == torch.float32
+            else "",
         )
         key = (found.block, found.sizes, found.dtype, found.layout, found.parameters, given, codes)
         if key not in self.by_problem:
@@ -253,7 +255,7 @@ class Writer:
             lines += [f'    "{o.name}": ("{key or "common"}", "{launcher.schema(o)}"),' for o in group]
         lines += [
             "}",
-            "# What each block takes: type, sizes after the batch, order in memory; the same of its parameters.",
+            "# What each block takes: type, sizes after the batch, order in memory; and of its parameters.",
             "_FITTING = {",
             *(_fitting(name, operator.problem) for name, operator in self._by_part().items()),
             "}",
@@ -279,8 +281,8 @@ class Writer:
     def _runtime(self) -> str:
         """When kernels run, and the tables that it is decided by."""
         lines = [
-            "# For each part of a block, by the precision of its convolution (\"\": there is one): the operator,",
-            "# those of a training step, and whether they give the input's gradient.",
+            '# For each part of a block, by the precision of its convolution ("": there is one): the',
+            "# operator, those of a training step, and whether they give the input's gradient.",
             "_WAYS = {",
         ]
         for block in self.blocks:
@@ -293,7 +295,10 @@ class Writer:
             if block.tail or block.train:
                 lines.append(_ways(block.tail_name, {"": (block.tail, block.train)}))
         trained = sorted(block.name for block in self.blocks if block.train and block.tail_name != block.name)
-        lines += ["}", f"_TRAINED_TAILS = {trained!r}  # of these blocks the part after PyTorch's convolution"]
+        lines += [
+            "}",
+            f"_TRAINED_TAILS = {trained!r}  # of these blocks the part after PyTorch's convolution",
+        ]
         asks = [block for block in self.blocks if block.convolution and (block.whole or block.whole_train)]
         for number, block in enumerate(asks):
             lines += ["", "", f"def _convolve_{number + 1}{block.convolution}".rstrip()]
@@ -319,11 +324,17 @@ class Writer:
             whole = [*block.whole.values(), *(pair[0] for pair in block.whole_train.values())]
             tail = [*([block.tail] if block.tail else []), *(block.train or ())[:1]]
             is_conv = block.found.description.conv is not None
-            for operators, code in ((whole, block.stages), (tail, block.tail_stages if is_conv else block.stages)):
+            for operators, code in (
+                (whole, block.stages),
+                (tail, block.tail_stages if is_conv else block.stages),
+            ):
                 if operators:
                     number += 1
                     yield f"def _stages_{number}{code}"
-                    named += [f'    "{name}": _stages_{number},' for name in dict.fromkeys(o.name for o in operators)]
+                    named += [
+                        f'    "{name}": _stages_{number},'
+                        for name in dict.fromkeys(o.name for o in operators)
+                    ]
         yield "\n".join(["# The original code of each operator.", "_STAGES = {", *named, "}", "_register()"])
 
     def _classes(self, forwards: Sequence[tuple[Fused, str]]) -> str:

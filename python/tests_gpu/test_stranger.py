@@ -54,7 +54,7 @@ class Stranger(GpuTest):
                     (library,) = milliseconds([lambda model=model, x=x: model(x)])
                 ours, eager = found["times"]["ModelNew"], found["times"]["Model"]
                 print(
-                    f"{name}: eager {eager:.3f} ms, exported {ours:.3f} ms, {eager / ours:.1f} times as fast; "
+                    f"{name}: eager {eager:.3f} ms, exported {ours:.3f} ms, {eager / ours:.1f} times faster; "
                     f"library {library:.3f} ms; difference {found['difference']:.1e}"
                 )
                 self.assertLess(ours, max(1.05 * library, library + HOST_MILLISECONDS))

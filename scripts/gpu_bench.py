@@ -1,6 +1,6 @@
 """The benchmark of a machine with a GPU, after scripts/gpu_build.sh: "benchmarks" of results/<device>.json.
 
-    python3 scripts/gpu_bench.py [--seconds 270] [--only tail,block] [--filter PATTERN]
+    python3 scripts/gpu_bench.py [--seconds 440] [--only tail,block] [--filter PATTERN]
     python3 scripts/gpu_bench.py --compile FOLDER     only the rivals' compilers
     python3 scripts/gpu_bench.py --compiled FOLDER    the rest, later
 
@@ -345,7 +345,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=270)
+    parser.add_argument("--seconds", type=float, default=440)
     parser.add_argument("--only", help="groups, with commas between; nothing is written then")
     parser.add_argument("--filter", default="", help="a regular expression of cases, the same")
     parser.add_argument("--compile", help="a folder: only the rivals compile, into it")

@@ -112,11 +112,13 @@ struct GemmTurnsOutputs : GemmTurnsThread {
     Norm norm;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int channel = rows % 64 == 0 || row(h) < rows ? row(h) : 0;
-      // Rows that the output has not are not stored.
+      const bool exists = rows % 64 == 0 || row(h) < rows;
+      const int channel = exists ? row(h) : 0;
       const uint32 slab = static_cast<uint32>(channel) / group_rows;
       const float2 all = exchange.wait(n, slab, s.asked[warp][(slab - first_asked()) % warp_slabs]);
-      const float2 held = s.held[tile & 1u][group][slab];
+      // Rows that the output has not are not stored; what is held of the first slab is another warp's.
+      float2 held{0.0f, 0.0f};
+      if (exists) held = s.held[tile & 1u][group][slab];
       const float4 affine = s.channels[channel];
       const float scale = affine.y * all.y;
       norm.scale[h] = scale * held.y;
@@ -216,6 +218,7 @@ struct GemmTurnsOutputs : GemmTurnsThread {
       __syncwarp();
     } else {
       put_rows<runs - 1>(n, at, norm);
+      __syncwarp();  // `held` has been read
     }
   }
   template <int run, class At>
@@ -302,6 +305,7 @@ struct GemmTurnsOutputs : GemmTurnsThread {
         }
       }
     }
+    __syncwarp();  // `held` has been read
   }
 
   // The held values leave eight channels of 64 columns at a time through shared memory, so that a warp writes
@@ -359,13 +363,23 @@ struct GemmTurnsOutputs : GemmTurnsThread {
   static constexpr bool four_ends =
       is_four_ends(Numbers::box_x) && is_four_ends((Geometry::outputs(2) - 1) % Numbers::box_x + 1);
 
+  // Lanes beside a row's vectors load from its first words, of the same banks: behind it may be what the next
+  // warp stages.
+  static constexpr __device__ int folded_words() {
+    int words = 32;
+    while (words > rows_at_once * row_pitch) words /= 2;
+    return words;
+  }
+  static constexpr int folded = folded_words();
+  static_assert(folded >= 4);
+
   // Where a lane's words of a row of the box lie.
   struct Places {
-    unsigned char* output;  // the warp's first channel
-    uint32 staged;          // where it writes
-    uint32 vectors;         // its first vector, staged; and how far on that is in the output
-    int vector_bytes;
-    uint32 ends;  // its word of those beside vectors
+    unsigned char* output;         // the warp's first channel
+    uint32 staged;                 // where it writes
+    uint32 vectors[lane_vectors];  // of its first row, staged
+    int vector_bytes;              // how far on the first of them is in the output
+    uint32 ends;                   // its word of those beside vectors
     int end_bytes;
     uint32 ends_again;  // and another, where there are so many
     int end_bytes_again;
@@ -381,18 +395,22 @@ struct GemmTurnsOutputs : GemmTurnsThread {
                static_cast<int64>(of.first_row() * row_bytes + row.x * Output::bytes);
       // In words modulo four, of the first channel.
       const uint32 shift = static_cast<uint32>(reinterpret_cast<uint64>(output)) / 4 % 4;
-      const uint32 stage = barrier::shared_address(of.s.values[of.warp]) + 4 * shift;
+      const uint32 values = barrier::shared_address(of.s.values[of.warp]);
+      const uint32 stage = values + 4 * shift;
       const auto lane = static_cast<uint32>(of.lane);
       staged = stage + (lane / 4 * row_pitch + lane % 4) * 4;
       // Words of its row before the first vector of 16 bytes that has any.
       const uint32 r = lane / row_lanes;
       const int before = static_cast<int>((shift + r * row_pitch) % 4);
       const int first = 4 * static_cast<int>(lane % row_lanes) - before;
-      vectors = stage + r * row_pitch * 4 + static_cast<uint32>(4 * first);
       vector_bytes = static_cast<int>(r) * row_bytes + 4 * first;
 #pragma unroll
-      for (int u = 0; u < lane_vectors; ++u)
-        has_vector[u] = first + 4 * u * row_lanes >= 0 && first + 4 * u * row_lanes + 4 <= words;
+      for (int u = 0; u < lane_vectors; ++u) {
+        const int own = first + 4 * u * row_lanes;
+        has_vector[u] = own >= 0 && own + 4 <= words;
+        const uint32 from = (shift + r * row_pitch + static_cast<uint32>(own)) * 4;
+        vectors[u] = values + (has_vector[u] ? from : from % (4 * folded));
+      }
       // The first words of a row and the last ones, four lanes for each.
       const uint32 e = lane / 4;
       const int begins = static_cast<int>(-(shift + e * row_pitch) % 4u);
@@ -440,14 +458,16 @@ struct GemmTurnsOutputs : GemmTurnsThread {
         uint4& to = vector[u][i];
         asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(to.x), "=r"(to.y), "=r"(to.z), "=r"(to.w)
-                     : "r"(places.vectors + (u * row_lanes * 4 + i * rows_at_once * row_pitch) * 4)
+                     : "r"(places.vectors[u] + i * rows_at_once * row_pitch * 4)
                      : "memory");
       }
     }
-    uint32 end, end_again;
+    uint32 end, end_again = 0;
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(end) : "r"(places.ends) : "memory");
-    if constexpr (!four_ends)
-      asm volatile("ld.shared.b32 %0, [%1];" : "=r"(end_again) : "r"(places.ends_again) : "memory");
+    if constexpr (!four_ends) {
+      if (places.has_end_again)
+        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(end_again) : "r"(places.ends_again) : "memory");
+    }
     if constexpr (number + 1 < 2 * runs) make_piece<(number + 1) / 2>((number + 1) % 2, n, held, norm, piece);
     unsigned char* const to = places.output + 8 * h * row_bytes;
     const int left = rows % 64 == 0 ? 8 : rows - first_row() - 8 * h;  // channels

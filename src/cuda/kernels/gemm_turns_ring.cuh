@@ -63,8 +63,10 @@ struct GemmTurnsRing {
     const uint32 word = 4 * (lane % lanes) + part * 8 * first_pairs;
     const bool has = lane % lanes < 2 * pairs_of(part) && word >= shift && word + 4 <= end;
     const int channel = static_cast<int>(lane / lanes);
-    const uint32 from =
-        stage + (lane / lanes * pitch + (part == 0 || word < pitch ? word : word - pitch)) * 4;
+    // Lanes beside a short row load from its first words: behind it may be what the next warp stages.
+    constexpr bool fits = 4 * lanes - part * 8 <= pitch;
+    const uint32 place = !fits && !has ? 0 : part == 0 || word < pitch ? word : word - pitch;
+    const uint32 from = stage + (lane / lanes * pitch + place) * 4;
     const uint64 to =
         output + (first + channel) * channel_bytes + static_cast<int64>(static_cast<int>(word - shift)) * 4;
     store_ends<part>(first, left);

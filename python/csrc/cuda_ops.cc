@@ -352,7 +352,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(onepass, library) {
   library.def(
       "whole_forward(Tensor input, Tensor[] parameters, str block, str numerics, int redone=-1) -> Tensor");
   library.def(
-      "whole_forward_with_statistics(Tensor input, Tensor[] parameters, str block, str numerics, int redone=-1) "
+      "whole_forward_with_statistics(Tensor input, Tensor[] parameters, str block, str numerics, int "
+      "redone=-1) "
       "-> (Tensor, Tensor)");
   library.def(
       "whole_backward(Tensor output_gradient, Tensor input, Tensor[] parameters, Tensor statistics, "

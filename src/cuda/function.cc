@@ -202,8 +202,8 @@ void Function::launch(const void* parameters, size_t bytes, Stream stream, const
   LaunchAttributes attributes;
   LaunchConfig config = config_of(launch_, blocks.value(), attributes);
   config.stream = static_cast<StreamHandle>(stream.handle);
-  // A captured kernel cannot have both attributes (CUDA_ERROR_INVALID_VALUE): it begins when the one before it
-  // has ended.
+  // A captured kernel cannot have both attributes (CUDA_ERROR_INVALID_VALUE): it begins when the one before
+  // it has ended.
   if (launch_.cooperative && config.attribute_count > 1 && is_capturing(config.stream))
     config.attribute_count = 1;
   // CU_LAUNCH_PARAM_BUFFER_POINTER, _BUFFER_SIZE, _END: the driver reads no more than these bytes.

@@ -133,7 +133,7 @@ struct ThinInplace : ThinMma<C, KeptTail<Tail>, Numbers> {
       }
     }
     __device__ __forceinline__ float finish(int half, float x, bool is_own) {
-      const float distance = x - own.pivot[half];
+      const float distance = distance_from(x, own.pivot[half]);
       if (is_own) {
         own.sum[half] += distance;
         own.square[half] = fmaf(distance, distance, own.square[half]);

@@ -107,8 +107,8 @@ struct ThinMmaChains : ThinMmaLayout<C, Tail, Numbers> {
   static __device__ __forceinline__ void before(float& a, float& b, const ChannelValues<Before, 1>& own,
                                                 float pivot) {
     if constexpr (!Numbers::pairs) {
-      a = apply<Before>(a, own) - pivot;
-      b = apply<Before>(b, own) - pivot;
+      a = distance_from(apply<Before>(a, own), pivot);
+      b = distance_from(apply<Before>(b, own), pivot);
     } else {
       using Rest = typename Numbers::Rest;
       if constexpr (way == narrow) {
@@ -127,8 +127,8 @@ struct ThinMmaChains : ThinMmaLayout<C, Tail, Numbers> {
         b = Numbers::begins_with_swish ? b * of_b : of_b;
       }
       const typename Rest::template Tensors<1> none;
-      a = Rest::value(a, own.value[0], none, 0) - pivot;
-      b = Rest::value(b, own.value[0], none, 0) - pivot;
+      a = distance_from(Rest::value(a, own.value[0], none, 0), pivot);
+      b = distance_from(Rest::value(b, own.value[0], none, 0), pivot);
     }
   }
 };

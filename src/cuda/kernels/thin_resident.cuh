@@ -220,7 +220,7 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
         for (int i = 0; i < 2; ++i) {
           compute_here(pair[i]);
           if (!exists[span / spans_x] || ends(cell_of(tile, column, span), i, rx)) continue;
-          const float distance = pair[i] - own.pivot[half];
+          const float distance = distance_from(pair[i], own.pivot[half]);
           own.sum[half] += distance;
           own.square[half] = fmaf(distance, distance, own.square[half]);
           if (in_range[half])

@@ -127,7 +127,7 @@ struct ThinInplace : ThinMma<C, KeptTail<Tail>, Numbers> {
         is_new = false;
         for_constant<halves>([&](auto half) {
           float first = sum[0][0][half * 2], second = sum[0][0][half * 2 + 1];
-          Base::template before<way, swish_terms(0, 0, 0)>(first, second, before.row[half], 0.0f);
+          Base::template before<way, swish_terms(0, 0, 0)>(first, second, before.row[half]);
           own.pivot[half] = __shfl_sync(0xffffffffu, first, threadIdx.x % 32 & ~3);
         });
       }

@@ -215,7 +215,7 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
       Sums sum;
       this->template convolve<rz, ry>(sum, w, c, held);
       for_each_pair(sum, [&](auto half, auto rx, auto span, float* pair) {
-        Base::template before<way, swish_terms(rz, ry, rx)>(pair[0], pair[1], operands.row[half], 0.0f);
+        Base::template before<way, swish_terms(rz, ry, rx)>(pair[0], pair[1], operands.row[half]);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           compute_here(pair[i]);

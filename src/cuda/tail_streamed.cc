@@ -121,7 +121,7 @@ class TailStreamed final : public Kernel {
     return {maximum(1, tickets()),
             static_cast<uint32_t>(numbers_.threads),
             1,
-            static_cast<uint32_t>(numbers_.scratch_floats(4, 3) * 4),
+            static_cast<uint32_t>(numbers_.scratch_floats(4, 4) * 4),
             false,
             true};
   }

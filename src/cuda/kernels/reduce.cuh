@@ -84,7 +84,9 @@ struct ExactMoments {
       return;
     }
     const float total = count + other.count;
-    const float weight = other.count / total;
+    float weight;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(weight) : "f"(total));
+    weight *= other.count;
     const float distance = (other.mean - mean) + (other.low - low);
     mean = sum_and_rest(mean, fmaf(distance, weight, low), low);
     m2 = fmaf(distance * (count * weight), distance, m2 + other.m2);

@@ -140,23 +140,27 @@ struct TailStreamed {
           const float m2 = Split::warp_sum(fmaf(own.count * (distance - moved), distance - moved, own.m2));
           if (Split::holds()) {
             const int place = Split::place(r, Split::holder());
+            float low;
+            const float mean = sum_and_rest(from, moved, low);
             scratch[place] = count;
-            scratch[part + place] = team < 32 ? from + moved : own.mean;
+            scratch[part + place] = team < 32 ? mean : own.mean;
             scratch[2 * part + place] = team < 32 ? m2 : own.m2;
+            scratch[3 * part + place] = team < 32 ? low : own.low;
           }
         }
         __syncthreads();
         if (in_range) {
           Split::template for_each_row<Rows>([&](int, int r) {
-            Moments all;
+            ExactMoments all;
 #pragma unroll
             for (int holder = 0; holder < Split::holders; ++holder) {
               const int place = Split::place(r, holder);
               if (scratch[place] > 0.0f) {
-                all.merge(scratch[place], scratch[part + place], scratch[2 * part + place]);
+                all.merge({scratch[place], scratch[part + place], scratch[2 * part + place],
+                           scratch[3 * part + place]});
               }
             }
-            store(row_index + r, piece, {all.count, all.mean, all.m2, 0.0f});
+            store(row_index + r, piece, all);
           });
         }
       }

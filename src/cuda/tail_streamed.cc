@@ -44,7 +44,7 @@ class TailStreamed final : public Kernel {
                       : clamp(tickets(), 1, function_.resident_clusters());
     const Number parts = shape_.rows() * numbers_.pieces;
     control_ = regions_.add(control_bytes());
-    parts_ = regions_.add(when(shape_.parts.norm, parts * 3 * 4));
+    parts_ = regions_.add(when(shape_.parts.norm, parts * 4 * 4));
     sums_ = regions_.add(when(shape_.parts.mean, parts * 4));
     statistics_ = regions_.add(when(shape_.parts.norm, shape_.slabs() * 2 * 4));
   }
@@ -121,7 +121,7 @@ class TailStreamed final : public Kernel {
     return {maximum(1, tickets()),
             static_cast<uint32_t>(numbers_.threads),
             1,
-            static_cast<uint32_t>(numbers_.scratch_floats(3, 3) * 4),
+            static_cast<uint32_t>(numbers_.scratch_floats(4, 4) * 4),
             false,
             true};
   }

@@ -56,7 +56,7 @@ struct GemmEpilogueMoments : GemmEpilogueOutputs<C, Tail, Numbers> {
     distances.pivot = first_value<all>(d, h, columns);
 #pragma unroll
     for (int i = 0; i < 2 * pairs; ++i) {
-      const float distance = d[i / 2 * 4 + h * 2 + i % 2] - distances.pivot;
+      const float distance = distance_from(d[i / 2 * 4 + h * 2 + i % 2], distances.pivot);
       distances.add_distance(all || columns.has(i) ? distance : 0.0f, i);
     }
     float moved;

@@ -610,7 +610,8 @@ struct GemmMma {
           sums.pivot = (inside >> j & 1u) != 0 ? d[i][j / 2][2 * h + j % 2] : sums.pivot;
 #pragma unroll
         for (int j = 0; j < 2 * column_tiles; ++j)
-          sums.add_distance((inside >> j & 1u) != 0 ? d[i][j / 2][2 * h + j % 2] - sums.pivot : 0.0f, j);
+          sums.add_distance(
+              (inside >> j & 1u) != 0 ? distance_from(d[i][j / 2][2 * h + j % 2], sums.pivot) : 0.0f, j);
         Moments own{own_count, 0.0f, 0.0f};
         float moved;
         sums.finish(own_count, moved, own.m2);

@@ -271,7 +271,7 @@ struct TailOverlapped {
     float sum[lines] = {};
     float square[lines] = {};
 
-    __device__ __forceinline__ void add(float value, int k) { add_distance(value - shift, k); }
+    __device__ __forceinline__ void add(float value, int k) { add_distance(distance_from(value, shift), k); }
     __device__ __forceinline__ void add_distance(float distance, int k) {
       sum[k % lines] += distance;
       square[k % lines] = fmaf(distance, distance, square[k % lines]);
@@ -284,7 +284,7 @@ struct TailOverlapped {
     __device__ __forceinline__ void add_and_move(float (&value)[width]) {
 #pragma unroll
       for (int k = 0; k < width; ++k) {
-        value[k] -= shift;
+        value[k] = distance_from(value[k], shift);
         add_distance(value[k], k);
       }
     }
@@ -351,7 +351,7 @@ struct TailOverlapped {
       const float first = __shfl_sync(0xffffffffu, value[0], 0);
       float sum = 0.0f;
 #pragma unroll
-      for (int k = 0; k < width; ++k) sum += value[k] - first;
+      for (int k = 0; k < width; ++k) sum += distance_from(value[k], first);
       if (!plain && !part.has(0)) sum = 0.0f;
       const auto elements = static_cast<float>((part.count < 32 ? part.count : 32) * width);
       sums.shift =

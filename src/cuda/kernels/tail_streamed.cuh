@@ -18,7 +18,7 @@ struct TailStreamed {
   using Parameters = TailParameters<Tail::parameters>;
   using Before = typename Tail::Before;
   using After = typename Tail::After;
-  static constexpr int part_floats = 3;  // count, mean, M2
+  static constexpr int part_floats = 4;  // count, mean, M2, what the mean has no bits for
 
   const Parameters& p;
   float* scratch;
@@ -39,10 +39,11 @@ struct TailStreamed {
       float count = 0.0f;  // of each row
       PivotSums<Rows == 1 ? 2 : 1> row[Rows];
 
-      __device__ __forceinline__ Moments moments(int r) const {
-        float moved, m2;
+      __device__ __forceinline__ ExactMoments moments(int r) const {
+        float moved, m2, low;
         row[r].finish(count, moved, m2);
-        return {count, row[r].pivot + moved, m2};
+        const float mean = sum_and_rest(row[r].pivot, moved, low);
+        return {count, mean, m2, low};
       }
     };
 
@@ -84,20 +85,14 @@ struct TailStreamed {
         constexpr int asked = Rows == 1 ? Count : 1;  // of several rows the first value is enough
 #pragma unroll
         for (int r = 0; r < Rows; ++r) {
-          // Computed again: the compiler would give up fused multiplications elsewhere to use it here.
-          const auto again = [&](int i, int k) {
-            float value = x[i].at(k);
-            asm volatile("" : "+f"(value));
-            return Before::value(value, row.before.value[r], tensors[i], k);
-          };
-          const float first = again(0, r);
+          const float first = h[0][r];
           float sum = 0.0f;
 #pragma unroll
           for (int i = 0; i < asked; ++i) {
             if (!is_in(i, how_many)) break;
 #pragma unroll
             for (int k = 0; k < of_vector; ++k) {
-              if (i + k > 0) sum += again(i, r + k) - first;
+              if (i + k > 0) sum += distance_from(h[i][r + k], first);
             }
           }
           sums.row[r].pivot = fmaf(sum, per_element, first);
@@ -116,8 +111,8 @@ struct TailStreamed {
     __device__ __forceinline__ void finish(const Row<Rows>&, const Sums<Rows>& sums, int64 row_index,
                                            int piece, bool in_range) const {
       if constexpr (!Numbers::interleaved) {
-        const Moments own = sums.moments(0);
-        float mean, m2;
+        const ExactMoments own = sums.moments(0);
+        float mean, low, m2;
         float count = own.count;
         if constexpr (team <= 32) {
           count = lanes_sum<team>(count);
@@ -126,8 +121,8 @@ struct TailStreamed {
           block_sum<Numbers::threads>(all, scratch);
           count = all[0];
         }
-        team_moments<team, Numbers::threads>(own, count, scratch, mean, m2);
-        if (in_range && threadIdx.x % team == 0) store(row_index, piece, count, mean, m2);
+        team_moments<team, Numbers::threads>(own, count, scratch, mean, low, m2);
+        if (in_range && threadIdx.x % team == 0) store(row_index, piece, {count, mean, m2, low});
       } else {
         using Split = ColumnSplit<Numbers, team>;
         constexpr int part = Rows * Split::holders * team;
@@ -136,43 +131,47 @@ struct TailStreamed {
         for (int r = 0; r < Rows; ++r) {
           // Of a warp's lanes: the mean first, as its distance from that of the first one, then every lane's
           // M2 moved to it.
-          const Moments own = sums.moments(r);
+          const ExactMoments own = sums.moments(r);
           const float count = Split::warp_sum(own.count);
           const float from = __shfl_sync(0xffffffffu, own.mean, threadIdx.x % (team < 32 ? team : 32));
-          const float distance = own.mean - from;
+          const float distance = own.distance(from);
           const float moved = Split::warp_sum(own.count * distance) *
                               (count > 0.0f ? pointwise::reciprocal_fast(count) : 0.0f);
           const float m2 = Split::warp_sum(fmaf(own.count * (distance - moved), distance - moved, own.m2));
           if (Split::holds()) {
             const int place = Split::place(r, Split::holder());
+            float low;
+            const float mean = sum_and_rest(from, moved, low);
             scratch[place] = count;
-            scratch[part + place] = team < 32 ? from + moved : own.mean;
+            scratch[part + place] = team < 32 ? mean : own.mean;
             scratch[2 * part + place] = team < 32 ? m2 : own.m2;
+            scratch[3 * part + place] = team < 32 ? low : own.low;
           }
         }
         __syncthreads();
         if (in_range) {
           Split::template for_each_row<Rows>([&](int, int r) {
-            Moments all;
+            ExactMoments all;
 #pragma unroll
             for (int holder = 0; holder < Split::holders; ++holder) {
               const int place = Split::place(r, holder);
               if (scratch[place] > 0.0f) {
-                all.merge(scratch[place], scratch[part + place], scratch[2 * part + place]);
+                all.merge({scratch[place], scratch[part + place], scratch[2 * part + place],
+                           scratch[3 * part + place]});
               }
             }
-            store(row_index + r, piece, all.count, all.mean, all.m2);
+            store(row_index + r, piece, all);
           });
         }
       }
     }
 
-    __device__ __forceinline__ void store(int64 row_index, int piece, float count, float mean,
-                                          float m2) const {
+    __device__ __forceinline__ void store(int64 row_index, int piece, const ExactMoments& own) const {
       float* part = p.parts + (row_index * Walk::pieces + piece) * part_floats;
-      part[0] = count;
-      part[1] = mean;
-      part[2] = m2;
+      part[0] = own.count;
+      part[1] = own.mean;
+      part[2] = own.m2;
+      part[3] = own.low;
     }
   };
 
@@ -200,11 +199,12 @@ struct TailStreamed {
       if constexpr (Tail::has_norm) {
 #pragma unroll
         for (int r = 0; r < Rows; ++r) {
-          const float* slab = p.statistics + 2 * (n * (Tail::channels / Tail::group_channels) +
-                                                  (c + r) / Tail::group_channels);
-          row.mean[r] = load_shared_by_blocks(slab);
-          row.scale[r] = Tail::weight(p, c + r) * load_shared_by_blocks(slab + 1);
-          row.bias[r] = Tail::bias(p, c + r);
+          const int64 slab = n * (Tail::channels / Tail::group_channels) + (c + r) / Tail::group_channels;
+          const float* statistics = p.statistics + 2 * slab;
+          row.mean[r] = load_shared_by_blocks(statistics);
+          row.scale[r] = Tail::weight(p, c + r) * load_shared_by_blocks(statistics + 1);
+          const float low = load_shared_by_blocks(low_of(p, slab));
+          row.bias[r] = fmaf(-low, row.scale[r], Tail::bias(p, c + r));
         }
       }
       return row;
@@ -255,42 +255,50 @@ struct TailStreamed {
   };
 
   // --- Between the passes: the statistics of a unit's slabs ---
+  static constexpr int per_slab = Tail::group_channels * Walk::pieces;
+  // What a slab's mean has no bits for: in its first part, which has been read then.
+  static __device__ __forceinline__ float* low_of(const Parameters& p, int64 slab) {
+    return p.parts + slab * per_slab * part_floats + 3;
+  }
+
+  static __device__ __forceinline__ ExactMoments load_part(const float* part) {
+    return {load_shared_by_blocks(part), load_shared_by_blocks(part + 1), load_shared_by_blocks(part + 2),
+            load_shared_by_blocks(part + 3)};
+  }
+
   __device__ __forceinline__ void finish_moments(int64 unit) const {
-    constexpr int per_slab = Tail::group_channels * Walk::pieces;
     // The whole block for the one slab of a planar unit, a warp for each slab of an interleaved one.
     constexpr int team = Walk::slabs_of_unit == 1 ? Numbers::threads : 32;
     const int lane = threadIdx.x % team;
     for (int s = threadIdx.x / team; s < Walk::slabs_of_unit; s += Numbers::threads / team) {
       const int64 slab = unit * Walk::slabs_of_unit + s;
       const float* parts = p.parts + slab * per_slab * part_floats;
-      Moments own;
+      ExactMoments own;
 #pragma unroll 4
       for (int i = lane; i < per_slab; i += team) {
-        const float count = load_shared_by_blocks(parts + i * part_floats);
-        const float part_mean = load_shared_by_blocks(parts + i * part_floats + 1);
-        const float part_m2 = load_shared_by_blocks(parts + i * part_floats + 2);
-        if (count > 0.0f) own.merge(count, part_mean, part_m2);
+        const ExactMoments part = load_part(parts + i * part_floats);
+        if (part.count > 0.0f) own.merge(part);
       }
       constexpr float elements = static_cast<float>(Tail::group_channels * Tail::spatial);
-      float mean, m2;
-      team_moments<team, Numbers::threads>(own, elements, scratch, mean, m2);
+      float mean, low, m2;
+      team_moments<team, Numbers::threads>(own, elements, scratch, mean, low, m2);
       const float rstd = 1.0f / sqrtf(m2 / elements + Tail::eps);
       if (lane == 0) {
         p.statistics[2 * slab] = mean;
         p.statistics[2 * slab + 1] = rstd;
+        if constexpr (!Tail::mean_follows_norm) *low_of(p, slab) = low;
       }
       if constexpr (Tail::mean_follows_norm) {
         for (int c = lane; c < Tail::group_channels; c += team) {
           Moments row;
           for (int i = 0; i < Walk::pieces; ++i) {
-            const float* part = parts + (c * Walk::pieces + i) * part_floats;
-            const float count = load_shared_by_blocks(part);
-            if (count > 0.0f) row.merge(count, load_shared_by_blocks(part + 1), 0.0f);
+            const ExactMoments part = load_part(parts + (c * Walk::pieces + i) * part_floats);
+            if (part.count > 0.0f) row.merge(part.count, part.mean, 0.0f);
           }
           const int64 row_index = slab * Tail::group_channels + c;
           const int channel = static_cast<int>(row_index % Tail::channels);
           const float value =
-              fmaf((row.mean - mean) * rstd, Tail::weight(p, channel), Tail::bias(p, channel));
+              fmaf(((row.mean - mean) - low) * rstd, Tail::weight(p, channel), Tail::bias(p, channel));
           store_one<typename Tail::Output>(p.output, row_index, value);
         }
       }

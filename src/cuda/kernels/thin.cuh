@@ -249,7 +249,7 @@ struct MomentsEpilogue {
       float sum = 0.0f, square = 0.0f;
 #pragma unroll
       for (int i = 0; i < Count; ++i) {
-        const float distance = has(i, which) ? h[r][i] - rows.mean[r] : 0.0f;
+        const float distance = has(i, which) ? distance_from(h[r][i], rows.mean[r]) : 0.0f;
         sum += distance;
         square = fmaf(distance, distance, square);
       }

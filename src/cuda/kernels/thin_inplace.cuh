@@ -127,13 +127,13 @@ struct ThinInplace : ThinMma<C, KeptTail<Tail>, Numbers> {
         is_new = false;
         for_constant<halves>([&](auto half) {
           float first = sum[0][0][half * 2], second = sum[0][0][half * 2 + 1];
-          Base::template before<way, swish_terms(0, 0, 0)>(first, second, before.row[half], 0.0f);
+          Base::template before<way, swish_terms(0, 0, 0)>(first, second, before.row[half]);
           own.pivot[half] = __shfl_sync(0xffffffffu, first, threadIdx.x % 32 & ~3);
         });
       }
     }
     __device__ __forceinline__ float finish(int half, float x, bool is_own) {
-      const float distance = x - own.pivot[half];
+      const float distance = distance_from(x, own.pivot[half]);
       if (is_own) {
         own.sum[half] += distance;
         own.square[half] = fmaf(distance, distance, own.square[half]);

@@ -47,7 +47,7 @@ struct ThinMmaChains : ThinMmaLayout<C, Tail, Numbers> {
     return Chain::value(x, own.value[0], none, 0);
   }
 
-  // Two values of a channel through the before-chain, from which `pivot` is taken. A special function takes
+  // Two values of a channel through the before-chain. A special function takes
   // as long as eight other instructions: in the narrow way a swish, h + h tanh(h) with h = x / 2, has one or
   // none. f32: h tanh(h) is h^2 by a polynomial of h^2, the shorter the smaller sums are, and those of
   // classes with fewer taps mostly are: of at most half as many as others have three terms up to 0.6, of
@@ -103,32 +103,43 @@ struct ThinMmaChains : ThinMmaLayout<C, Tail, Numbers> {
   // Computes a value here: the compiler would move all of it behind a branch of the few that are not taken.
   static __device__ __forceinline__ void compute_here(float& x) { asm volatile("" : "+f"(x)); }
 
+  static __device__ __forceinline__ float wide_sigmoid(float x) {
+    constexpr float factor = -log2_e / scale;
+    return pointwise::reciprocal_fast(fmaf(pointwise::exp2_fast(x * factor), scale, scale));
+  }
   template <Way way, int terms>
-  static __device__ __forceinline__ void before(float& a, float& b, const ChannelValues<Before, 1>& own,
-                                                float pivot) {
+  static __device__ __forceinline__ void before(float& a, float& b, const ChannelValues<Before, 1>& own) {
     if constexpr (!Numbers::pairs) {
-      a = apply<Before>(a, own) - pivot;
-      b = apply<Before>(b, own) - pivot;
+      a = apply<Before>(a, own);
+      b = apply<Before>(b, own);
     } else {
       using Rest = typename Numbers::Rest;
       if constexpr (way == narrow) {
         a = narrow_swish<terms>(a);
         b = narrow_swish<terms>(b);
       } else {
-        constexpr float factor = -log2_e / scale;
-        const float of_a = pointwise::reciprocal_fast(fmaf(pointwise::exp2_fast(a * factor), scale, scale));
-        const float of_b = pointwise::reciprocal_fast(fmaf(pointwise::exp2_fast(b * factor), scale, scale));
-        if constexpr (Numbers::swish_alone) {
-          a = fmaf(a, of_a, -pivot);
-          b = fmaf(b, of_b, -pivot);
-          return;
-        }
+        const float of_a = wide_sigmoid(a), of_b = wide_sigmoid(b);
         a = Numbers::begins_with_swish ? a * of_a : of_a;
         b = Numbers::begins_with_swish ? b * of_b : of_b;
       }
       const typename Rest::template Tensors<1> none;
-      a = Rest::value(a, own.value[0], none, 0) - pivot;
-      b = Rest::value(b, own.value[0], none, 0) - pivot;
+      a = Rest::value(a, own.value[0], none, 0);
+      b = Rest::value(b, own.value[0], none, 0);
+    }
+  }
+  // Their distances from the pivot. Those of a swish alone are one instruction everywhere: of equal values
+  // they are the same, if not 0.
+  template <Way way, int terms>
+  static __device__ __forceinline__ void before(float& a, float& b, const ChannelValues<Before, 1>& own,
+                                                float pivot) {
+    if constexpr (Numbers::pairs && Numbers::swish_alone && way != narrow) {
+      const float of_a = wide_sigmoid(a), of_b = wide_sigmoid(b);
+      a = fmaf(a, of_a, -pivot);
+      b = fmaf(b, of_b, -pivot);
+    } else {
+      before<way, terms>(a, b, own);
+      a = distance_from(a, pivot);
+      b = distance_from(b, pivot);
     }
   }
 };

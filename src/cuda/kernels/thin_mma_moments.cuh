@@ -71,7 +71,7 @@ struct ThinMmaMoments : ThinMmaProducts<C, Tail, Numbers> {
     this->template convolve<0, 0>(sum, w, c);
     for_constant<halves>([&](auto half) {
       float* pair = sum[0][0] + half * 2;
-      Base::template before<way, swish_terms(0, 0, 0)>(pair[0], pair[1], operands.row[half], 0.0f);
+      Base::template before<way, swish_terms(0, 0, 0)>(pair[0], pair[1], operands.row[half]);
       own.pivot[half] = __shfl_sync(0xffffffffu, pair[0], lane & ~3);
     });
   }

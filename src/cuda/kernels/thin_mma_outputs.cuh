@@ -170,8 +170,7 @@ struct ThinMmaOutputs : ThinMmaMoments<C, Tail, Numbers> {
         const bool exists = has_row(tile, y + span / spans_x, ry);
         for_constant<classes_x>([&](auto rx) {
           float* pair = sum[rx][span] + half * 2;
-          Base::template before<way, swish_terms(rz, ry, rx)>(pair[0], pair[1], chains.before.row[half],
-                                                              0.0f);
+          Base::template before<way, swish_terms(rz, ry, rx)>(pair[0], pair[1], chains.before.row[half]);
 #pragma unroll
           for (int i = 0; i < 2; ++i)
             value[i * classes_x + rx] =
@@ -214,7 +213,7 @@ struct ThinMmaOutputs : ThinMmaMoments<C, Tail, Numbers> {
       this->template convolve<rz, ry>(sum, w, c, held);
       chains.template begin<way, rz, ry>(sum);
       for_each_pair(sum, [&](auto half, auto rx, auto span, float* pair) {
-        Base::template before<way, swish_terms(rz, ry, rx)>(pair[0], pair[1], chains.before.row[half], 0.0f);
+        Base::template before<way, swish_terms(rz, ry, rx)>(pair[0], pair[1], chains.before.row[half]);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           pair[i] = chains.finish(
@@ -281,7 +280,7 @@ struct ThinMmaOutputs : ThinMmaMoments<C, Tail, Numbers> {
       this->template convolve<rz, ry>(sum, w, c, held);
       chains.template begin<way, rz, ry>(sum);
       for_each_pair(sum, [&](auto half, auto rx, auto span, float* pair) {
-        Base::template before<way, swish_terms(rz, ry, rx)>(pair[0], pair[1], chains.before.row[half], 0.0f);
+        Base::template before<way, swish_terms(rz, ry, rx)>(pair[0], pair[1], chains.before.row[half]);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const bool ends_before = ends(cell_of(tile, column, span), i, rx);
@@ -317,7 +316,7 @@ struct ThinMmaOutputs : ThinMmaMoments<C, Tail, Numbers> {
         constexpr int rx = decltype(k_)::value / halves % classes_x;
         constexpr int span = decltype(k_)::value / halves / classes_x;
         float* pair = sum[rx][span] + half * 2;
-        Base::template before<way, swish_terms(rz, 0, rx)>(pair[0], pair[1], chains.before.row[half], 0.0f);
+        Base::template before<way, swish_terms(rz, 0, rx)>(pair[0], pair[1], chains.before.row[half]);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           float value = chains.finish(half, pair[i], false);

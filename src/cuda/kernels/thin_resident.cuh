@@ -215,12 +215,12 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
       Sums sum;
       this->template convolve<rz, ry>(sum, w, c, held);
       for_each_pair(sum, [&](auto half, auto rx, auto span, float* pair) {
-        Base::template before<way, swish_terms(rz, ry, rx)>(pair[0], pair[1], operands.row[half], 0.0f);
+        Base::template before<way, swish_terms(rz, ry, rx)>(pair[0], pair[1], operands.row[half]);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           compute_here(pair[i]);
           if (!exists[span / spans_x] || ends(cell_of(tile, column, span), i, rx)) continue;
-          const float distance = pair[i] - own.pivot[half];
+          const float distance = distance_from(pair[i], own.pivot[half]);
           own.sum[half] += distance;
           own.square[half] = fmaf(distance, distance, own.square[half]);
           if (in_range[half])

@@ -495,8 +495,11 @@ struct Moments {
   float mean = 0.0f;
   float m2 = 0.0f;
 
+  __device__ __forceinline__ float distance(float from) const { return mean - from; }
+
   // Takes in `n` elements of this mean and M2 (Chan). The quotient is a weight: its error of 1 ulp moves the
-  // mean by that part of the distance between the two means. The first mean is taken as it is.
+  // mean by that part of the distance between the two means. The first mean is taken as it is. Its square may
+  // be more than f32 has room for.
   __device__ __forceinline__ void merge(float n, float other_mean, float other_m2) {
     const float total = count + n;
     float weight;
@@ -504,10 +507,47 @@ struct Moments {
     weight = count > 0.0f ? weight * n : 1.0f;
     const float distance = other_mean - mean;
     mean = fmaf(distance, weight, mean);
-    m2 = fmaf(distance * distance, count * weight, m2 + other_m2);
+    m2 = fmaf(distance * (count * weight), distance, m2 + other_m2);
     count = total;
   }
 };
+
+// a + b, and what rounding took from it (Knuth).
+__device__ __forceinline__ float sum_and_rest(float a, float b, float& rest) {
+  const float sum = a + b;
+  const float of_b = sum - a;
+  rest = (a - (sum - of_b)) + (b - of_b);
+  return sum;
+}
+
+// Moments whose mean is two numbers: `low` is what rounding took from it.
+struct ExactMoments {
+  float count = 0.0f;
+  float mean = 0.0f;
+  float m2 = 0.0f;
+  float low = 0.0f;
+
+  __device__ __forceinline__ float distance(float from) const { return (mean - from) + low; }
+
+  __device__ __forceinline__ void merge(const ExactMoments& other) {
+    if (count == 0.0f) {
+      *this = other;
+      return;
+    }
+    const float total = count + other.count;
+    float weight;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(weight) : "f"(total));
+    weight *= other.count;
+    const float distance = (other.mean - mean) + (other.low - low);
+    mean = sum_and_rest(mean, fmaf(distance, weight, low), low);
+    m2 = fmaf(distance * (count * weight), distance, m2 + other.m2);
+    count = total;
+  }
+};
+
+// How far a value is from a mean, or from a pivot. Never fused with the product that the value may be: a
+// value that is rounded in one place and not in another differs from itself.
+__device__ __forceinline__ float distance_from(float value, float mean) { return __fsub_rn(value, mean); }
 
 // What a norm multiplies distances from its mean by, given 1 / deviation: 0 where all values of the slab are
 // the same number, as M2 says. x * scale + shift is then the shift, which is the norm's bias exactly. Without
@@ -521,13 +561,13 @@ __device__ __forceinline__ float norm_factor(float rstd, float mean, float m2) {
 }
 
 // A norm that knows its mean and deviation alone. An instruction more than x * scale + shift, and exact where
-// x is the mean. Not fused with what computed x: that leaves what rounding took from x.
+// x is the mean.
 __device__ __forceinline__ float normalise(float x, float mean, float scale, float bias) {
-  return fmaf(__fsub_rn(x, mean), scale, bias);
+  return fmaf(distance_from(x, mean), scale, bias);
 }
 
-// Sums of distances from a pivot, the mean of some first values, and of their squares. Of equal values all
-// distances are the same (0, or what a fused multiply-add leaves), and so is their mean.
+// Sums of distances from a pivot, the mean of some first values, and of their squares. Those of
+// equal values are 0.
 template <int Lines>
 struct PivotSums {
   float pivot = 0.0f;
@@ -539,7 +579,7 @@ struct PivotSums {
   static __device__ __forceinline__ float mean_of(const float (&value)[Count]) {
     float all = 0.0f;
 #pragma unroll
-    for (int k = 1; k < Count; ++k) all += value[k] - value[0];
+    for (int k = 1; k < Count; ++k) all += distance_from(value[k], value[0]);
     return fmaf(all, 1.0f / Count, value[0]);
   }
 
@@ -549,7 +589,7 @@ struct PivotSums {
   }
   // The value's distance.
   __device__ __forceinline__ float add(float value, int k) {
-    const float distance = value - pivot;
+    const float distance = distance_from(value, pivot);
     add_distance(distance, k);
     return distance;
   }
@@ -596,20 +636,21 @@ __device__ __forceinline__ float first_mean(float count, float mean) {
 // The moments of `Lanes` neighbouring lanes together, in each of them: the mean first, as its distance
 // `moved` from one of theirs (`from`), then every M2 moved to it. Two sums instead of a tree of merges. Equal
 // means stay what they are, and large ones lose nothing.
-template <int Lanes>
-__device__ __forceinline__ void lanes_moments(const Moments& own, float per_element, float& from,
-                                              float& moved, float& m2) {
+template <int Lanes, class Own>
+__device__ __forceinline__ void lanes_moments(const Own& own, float per_element, float& from, float& moved,
+                                              float& m2) {
   from = first_mean<Lanes>(own.count, own.mean);
-  const float distance = own.mean - from;
+  const float distance = own.distance(from);
   moved = lanes_sum<Lanes>(own.count * distance) * per_element;
   m2 = lanes_sum<Lanes>(fmaf(own.count * (distance - moved), distance - moved, own.m2));
 }
 
 // The moments of the elements of `Threads` threads together; `elements` is their number. Lanes is 32 or less
-// for a team inside a warp, else Threads. `scratch` holds 3 * Threads / 32 floats.
-template <int Lanes, int Threads>
-__device__ __forceinline__ void team_moments(const Moments& own, float elements, float* scratch, float& mean,
-                                             float& m2) {
+// for a team inside a warp, else Threads. `scratch` holds 4 * Threads / 32 floats. `low` is what the mean has
+// no bits for.
+template <int Lanes, int Threads, class Own>
+__device__ __forceinline__ void team_moments(const Own& own, float elements, float* scratch, float& mean,
+                                             float& low, float& m2) {
   float from, moved;
   const float per_element = elements > 0.0f ? 1.0f / elements : 0.0f;
   if constexpr (Lanes <= 32) {
@@ -618,21 +659,31 @@ __device__ __forceinline__ void team_moments(const Moments& own, float elements,
     constexpr int warps = Threads / 32;
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
-    Moments part{lanes_sum<32>(own.count), 0.0f, 0.0f};
+    ExactMoments part{lanes_sum<32>(own.count), 0.0f, 0.0f, 0.0f};
     lanes_moments<32>(own, part.count > 0.0f ? 1.0f / part.count : 0.0f, from, moved, part.m2);
-    part.mean = from + moved;
+    part.mean = sum_and_rest(from, moved, part.low);
     __syncthreads();
     if (lane == 0) {
       scratch[warp] = part.count;
       scratch[warps + warp] = part.mean;
       scratch[2 * warps + warp] = part.m2;
+      scratch[3 * warps + warp] = part.low;
     }
     __syncthreads();
-    const bool is_one = lane < warps;
-    part = is_one ? Moments{scratch[lane], scratch[warps + lane], scratch[2 * warps + lane]} : Moments{};
+    part = {};
+    if (lane < warps) {
+      part = {scratch[lane], scratch[warps + lane], scratch[2 * warps + lane], scratch[3 * warps + lane]};
+    }
     lanes_moments<32>(part, per_element, from, moved, m2);
   }
-  mean = from + moved;
+  mean = sum_and_rest(from, moved, low);
+}
+
+template <int Lanes, int Threads>
+__device__ __forceinline__ void team_moments(const Moments& own, float elements, float* scratch, float& mean,
+                                             float& m2) {
+  float low;
+  team_moments<Lanes, Threads>(own, elements, scratch, mean, low, m2);
 }
 
 // --------------------------------------------------------------------------------------------------
@@ -1005,7 +1056,7 @@ struct MomentsEpilogue {
       float sum = 0.0f, square = 0.0f;
 #pragma unroll
       for (int i = 0; i < Count; ++i) {
-        const float distance = has(i, which) ? h[r][i] - rows.mean[r] : 0.0f;
+        const float distance = has(i, which) ? distance_from(h[r][i], rows.mean[r]) : 0.0f;
         sum += distance;
         square = fmaf(distance, distance, square);
       }
@@ -2964,8 +3015,10 @@ struct GemmTurnsRing {
     const uint32 word = 4 * (lane % lanes) + part * 8 * first_pairs;
     const bool has = lane % lanes < 2 * pairs_of(part) && word >= shift && word + 4 <= end;
     const int channel = static_cast<int>(lane / lanes);
-    const uint32 from =
-        stage + (lane / lanes * pitch + (part == 0 || word < pitch ? word : word - pitch)) * 4;
+    // Lanes beside a short row load from its first words: behind it may be what the next warp stages.
+    constexpr bool fits = 4 * lanes - part * 8 <= pitch;
+    const uint32 place = !fits && !has ? 0 : part == 0 || word < pitch ? word : word - pitch;
+    const uint32 from = stage + (lane / lanes * pitch + place) * 4;
     const uint64 to =
         output + (first + channel) * channel_bytes + static_cast<int64>(static_cast<int>(word - shift)) * 4;
     store_ends<part>(first, left);
@@ -3117,11 +3170,13 @@ struct GemmTurnsOutputs : GemmTurnsThread {
     Norm norm;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int channel = rows % 64 == 0 || row(h) < rows ? row(h) : 0;
-      // Rows that the output has not are not stored.
+      const bool exists = rows % 64 == 0 || row(h) < rows;
+      const int channel = exists ? row(h) : 0;
       const uint32 slab = static_cast<uint32>(channel) / group_rows;
       const float2 all = exchange.wait(n, slab, s.asked[warp][(slab - first_asked()) % warp_slabs]);
-      const float2 held = s.held[tile & 1u][group][slab];
+      // Rows that the output has not are not stored; what is held of the first slab is another warp's.
+      float2 held{0.0f, 0.0f};
+      if (exists) held = s.held[tile & 1u][group][slab];
       const float4 affine = s.channels[channel];
       const float scale = affine.y * all.y;
       norm.scale[h] = scale * held.y;
@@ -3221,6 +3276,7 @@ struct GemmTurnsOutputs : GemmTurnsThread {
       __syncwarp();
     } else {
       put_rows<runs - 1>(n, at, norm);
+      __syncwarp();  // `held` has been read
     }
   }
   template <int run, class At>
@@ -3307,6 +3363,7 @@ struct GemmTurnsOutputs : GemmTurnsThread {
         }
       }
     }
+    __syncwarp();  // `held` has been read
   }
 
   // The held values leave eight channels of 64 columns at a time through shared memory, so that a warp writes
@@ -3364,13 +3421,23 @@ struct GemmTurnsOutputs : GemmTurnsThread {
   static constexpr bool four_ends =
       is_four_ends(Numbers::box_x) && is_four_ends((Geometry::outputs(2) - 1) % Numbers::box_x + 1);
 
+  // Lanes beside a row's vectors load from its first words, of the same banks: behind it may be what the next
+  // warp stages.
+  static constexpr __device__ int folded_words() {
+    int words = 32;
+    while (words > rows_at_once * row_pitch) words /= 2;
+    return words;
+  }
+  static constexpr int folded = folded_words();
+  static_assert(folded >= 4);
+
   // Where a lane's words of a row of the box lie.
   struct Places {
-    unsigned char* output;  // the warp's first channel
-    uint32 staged;          // where it writes
-    uint32 vectors;         // its first vector, staged; and how far on that is in the output
-    int vector_bytes;
-    uint32 ends;  // its word of those beside vectors
+    unsigned char* output;         // the warp's first channel
+    uint32 staged;                 // where it writes
+    uint32 vectors[lane_vectors];  // of its first row, staged
+    int vector_bytes;              // how far on the first of them is in the output
+    uint32 ends;                   // its word of those beside vectors
     int end_bytes;
     uint32 ends_again;  // and another, where there are so many
     int end_bytes_again;
@@ -3386,18 +3453,22 @@ struct GemmTurnsOutputs : GemmTurnsThread {
                static_cast<int64>(of.first_row() * row_bytes + row.x * Output::bytes);
       // In words modulo four, of the first channel.
       const uint32 shift = static_cast<uint32>(reinterpret_cast<uint64>(output)) / 4 % 4;
-      const uint32 stage = barrier::shared_address(of.s.values[of.warp]) + 4 * shift;
+      const uint32 values = barrier::shared_address(of.s.values[of.warp]);
+      const uint32 stage = values + 4 * shift;
       const auto lane = static_cast<uint32>(of.lane);
       staged = stage + (lane / 4 * row_pitch + lane % 4) * 4;
       // Words of its row before the first vector of 16 bytes that has any.
       const uint32 r = lane / row_lanes;
       const int before = static_cast<int>((shift + r * row_pitch) % 4);
       const int first = 4 * static_cast<int>(lane % row_lanes) - before;
-      vectors = stage + r * row_pitch * 4 + static_cast<uint32>(4 * first);
       vector_bytes = static_cast<int>(r) * row_bytes + 4 * first;
 #pragma unroll
-      for (int u = 0; u < lane_vectors; ++u)
-        has_vector[u] = first + 4 * u * row_lanes >= 0 && first + 4 * u * row_lanes + 4 <= words;
+      for (int u = 0; u < lane_vectors; ++u) {
+        const int own = first + 4 * u * row_lanes;
+        has_vector[u] = own >= 0 && own + 4 <= words;
+        const uint32 from = (shift + r * row_pitch + static_cast<uint32>(own)) * 4;
+        vectors[u] = values + (has_vector[u] ? from : from % (4 * folded));
+      }
       // The first words of a row and the last ones, four lanes for each.
       const uint32 e = lane / 4;
       const int begins = static_cast<int>(-(shift + e * row_pitch) % 4u);
@@ -3445,14 +3516,16 @@ struct GemmTurnsOutputs : GemmTurnsThread {
         uint4& to = vector[u][i];
         asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(to.x), "=r"(to.y), "=r"(to.z), "=r"(to.w)
-                     : "r"(places.vectors + (u * row_lanes * 4 + i * rows_at_once * row_pitch) * 4)
+                     : "r"(places.vectors[u] + i * rows_at_once * row_pitch * 4)
                      : "memory");
       }
     }
-    uint32 end, end_again;
+    uint32 end, end_again = 0;
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(end) : "r"(places.ends) : "memory");
-    if constexpr (!four_ends)
-      asm volatile("ld.shared.b32 %0, [%1];" : "=r"(end_again) : "r"(places.ends_again) : "memory");
+    if constexpr (!four_ends) {
+      if (places.has_end_again)
+        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(end_again) : "r"(places.ends_again) : "memory");
+    }
     if constexpr (number + 1 < 2 * runs) make_piece<(number + 1) / 2>((number + 1) % 2, n, held, norm, piece);
     unsigned char* const to = places.output + 8 * h * row_bytes;
     const int left = rows % 64 == 0 ? 8 : rows - first_row() - 8 * h;  // channels
@@ -5051,7 +5124,7 @@ struct GemmEpilogueMoments : GemmEpilogueOutputs<C, Tail, Numbers> {
     distances.pivot = first_value<all>(d, h, columns);
 #pragma unroll
     for (int i = 0; i < 2 * pairs; ++i) {
-      const float distance = d[i / 2 * 4 + h * 2 + i % 2] - distances.pivot;
+      const float distance = distance_from(d[i / 2 * 4 + h * 2 + i % 2], distances.pivot);
       distances.add_distance(all || columns.has(i) ? distance : 0.0f, i);
     }
     float moved;
@@ -7649,7 +7722,7 @@ at::Tensor run_block_1_tf32(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s19_e94a33f3, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s19_ab458398, CUDA, library) {
   library.impl("block_1_tf32", run_block_1_tf32);
 }
 """
@@ -7722,13 +7795,13 @@ at::Tensor run_block_1_f32(const at::Tensor& input, at::TensorList parameters) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s19_e94a33f3, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s19_ab458398, CUDA, library) {
   library.impl("block_1_f32", run_block_1_f32);
 }
 """
 
 
-_NAMESPACE = "onepass_s19_e94a33f3"
+_NAMESPACE = "onepass_s19_ab458398"
 # What each extension is built of, when one of its operators is first called.
 _EXTENSIONS = {
     "tf32": (_BINDING_TF32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32, _HOST_CODE, _LAUNCHES_TF32]),
@@ -7738,7 +7811,7 @@ _OPERATORS = {  # name: (extension, schema)
     "block_1_tf32": ("tf32", "block_1_tf32(Tensor input, Tensor[] parameters) -> Tensor"),
     "block_1_f32": ("f32", "block_1_f32(Tensor input, Tensor[] parameters) -> Tensor"),
 }
-# What each block takes: type, sizes after the batch, order in memory; the same of its parameters.
+# What each block takes: type, sizes after the batch, order in memory; and of its parameters.
 _FITTING = {
     "block_1": (torch.float32, (64, 256, 256), torch.contiguous_format, [
         ((64, 64, 3, 3), torch.contiguous_format),
@@ -7985,8 +8058,8 @@ def _unlike_specialised(model):
     return ""
 
 
-# For each part of a block, by the precision of its convolution ("": there is one): the operator,
-# those of a training step, and whether they give the input's gradient.
+# For each part of a block, by the precision of its convolution ("": there is one): the
+# operator, those of a training step, and whether they give the input's gradient.
 _WAYS = {
     "block_1": {
         "tf32": ('block_1_tf32', (), True),
@@ -8032,9 +8105,9 @@ _rounds_compiled = torch.compiler.assume_constant_result(_rounds_to_tf32)
 def _rounds_operands(convolve, input, weight, transposed, gradients):
     """Whether operands are rounded: in the forward pass, then for the gradients of the input and the weight.
 
-    `input` and `weight` are of the convolution's sizes and are overwritten. A factor of 1 + 2^-12 is rounded to
-    1. Weights of one input channel and the gradient of one position are not zero, so that sums of few terms
-    show it.
+    `input` and `weight` are of the convolution's sizes and are overwritten. A factor of 1 + 2^-12 is rounded
+    to 1. All weights but those of one input channel are zero, and so is the output's gradient but at one
+    position: sums of few terms keep the factor.
     """
     results = []
     for factor in (1.0, 1.0 + 2.0 ** (-12)):

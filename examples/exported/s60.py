@@ -371,8 +371,11 @@ struct Moments {
   float mean = 0.0f;
   float m2 = 0.0f;
 
+  __device__ __forceinline__ float distance(float from) const { return mean - from; }
+
   // Takes in `n` elements of this mean and M2 (Chan). The quotient is a weight: its error of 1 ulp moves the
-  // mean by that part of the distance between the two means. The first mean is taken as it is.
+  // mean by that part of the distance between the two means. The first mean is taken as it is. Its square may
+  // be more than f32 has room for.
   __device__ __forceinline__ void merge(float n, float other_mean, float other_m2) {
     const float total = count + n;
     float weight;
@@ -380,10 +383,47 @@ struct Moments {
     weight = count > 0.0f ? weight * n : 1.0f;
     const float distance = other_mean - mean;
     mean = fmaf(distance, weight, mean);
-    m2 = fmaf(distance * distance, count * weight, m2 + other_m2);
+    m2 = fmaf(distance * (count * weight), distance, m2 + other_m2);
     count = total;
   }
 };
+
+// a + b, and what rounding took from it (Knuth).
+__device__ __forceinline__ float sum_and_rest(float a, float b, float& rest) {
+  const float sum = a + b;
+  const float of_b = sum - a;
+  rest = (a - (sum - of_b)) + (b - of_b);
+  return sum;
+}
+
+// Moments whose mean is two numbers: `low` is what rounding took from it.
+struct ExactMoments {
+  float count = 0.0f;
+  float mean = 0.0f;
+  float m2 = 0.0f;
+  float low = 0.0f;
+
+  __device__ __forceinline__ float distance(float from) const { return (mean - from) + low; }
+
+  __device__ __forceinline__ void merge(const ExactMoments& other) {
+    if (count == 0.0f) {
+      *this = other;
+      return;
+    }
+    const float total = count + other.count;
+    float weight;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(weight) : "f"(total));
+    weight *= other.count;
+    const float distance = (other.mean - mean) + (other.low - low);
+    mean = sum_and_rest(mean, fmaf(distance, weight, low), low);
+    m2 = fmaf(distance * (count * weight), distance, m2 + other.m2);
+    count = total;
+  }
+};
+
+// How far a value is from a mean, or from a pivot. Never fused with the product that the value may be: a
+// value that is rounded in one place and not in another differs from itself.
+__device__ __forceinline__ float distance_from(float value, float mean) { return __fsub_rn(value, mean); }
 
 // What a norm multiplies distances from its mean by, given 1 / deviation: 0 where all values of the slab are
 // the same number, as M2 says. x * scale + shift is then the shift, which is the norm's bias exactly. Without
@@ -397,9 +437,9 @@ __device__ __forceinline__ float norm_factor(float rstd, float mean, float m2) {
 }
 
 // A norm that knows its mean and deviation alone. An instruction more than x * scale + shift, and exact where
-// x is the mean. Not fused with what computed x: that leaves what rounding took from x.
+// x is the mean.
 __device__ __forceinline__ float normalise(float x, float mean, float scale, float bias) {
-  return fmaf(__fsub_rn(x, mean), scale, bias);
+  return fmaf(distance_from(x, mean), scale, bias);
 }
 
 // Of `Lanes` neighbouring lanes the mean of the first one that has elements.
@@ -414,20 +454,21 @@ __device__ __forceinline__ float first_mean(float count, float mean) {
 // The moments of `Lanes` neighbouring lanes together, in each of them: the mean first, as its distance
 // `moved` from one of theirs (`from`), then every M2 moved to it. Two sums instead of a tree of merges. Equal
 // means stay what they are, and large ones lose nothing.
-template <int Lanes>
-__device__ __forceinline__ void lanes_moments(const Moments& own, float per_element, float& from,
-                                              float& moved, float& m2) {
+template <int Lanes, class Own>
+__device__ __forceinline__ void lanes_moments(const Own& own, float per_element, float& from, float& moved,
+                                              float& m2) {
   from = first_mean<Lanes>(own.count, own.mean);
-  const float distance = own.mean - from;
+  const float distance = own.distance(from);
   moved = lanes_sum<Lanes>(own.count * distance) * per_element;
   m2 = lanes_sum<Lanes>(fmaf(own.count * (distance - moved), distance - moved, own.m2));
 }
 
 // The moments of the elements of `Threads` threads together; `elements` is their number. Lanes is 32 or less
-// for a team inside a warp, else Threads. `scratch` holds 3 * Threads / 32 floats.
-template <int Lanes, int Threads>
-__device__ __forceinline__ void team_moments(const Moments& own, float elements, float* scratch, float& mean,
-                                             float& m2) {
+// for a team inside a warp, else Threads. `scratch` holds 4 * Threads / 32 floats. `low` is what the mean has
+// no bits for.
+template <int Lanes, int Threads, class Own>
+__device__ __forceinline__ void team_moments(const Own& own, float elements, float* scratch, float& mean,
+                                             float& low, float& m2) {
   float from, moved;
   const float per_element = elements > 0.0f ? 1.0f / elements : 0.0f;
   if constexpr (Lanes <= 32) {
@@ -436,21 +477,31 @@ __device__ __forceinline__ void team_moments(const Moments& own, float elements,
     constexpr int warps = Threads / 32;
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
-    Moments part{lanes_sum<32>(own.count), 0.0f, 0.0f};
+    ExactMoments part{lanes_sum<32>(own.count), 0.0f, 0.0f, 0.0f};
     lanes_moments<32>(own, part.count > 0.0f ? 1.0f / part.count : 0.0f, from, moved, part.m2);
-    part.mean = from + moved;
+    part.mean = sum_and_rest(from, moved, part.low);
     __syncthreads();
     if (lane == 0) {
       scratch[warp] = part.count;
       scratch[warps + warp] = part.mean;
       scratch[2 * warps + warp] = part.m2;
+      scratch[3 * warps + warp] = part.low;
     }
     __syncthreads();
-    const bool is_one = lane < warps;
-    part = is_one ? Moments{scratch[lane], scratch[warps + lane], scratch[2 * warps + lane]} : Moments{};
+    part = {};
+    if (lane < warps) {
+      part = {scratch[lane], scratch[warps + lane], scratch[2 * warps + lane], scratch[3 * warps + lane]};
+    }
     lanes_moments<32>(part, per_element, from, moved, m2);
   }
-  mean = from + moved;
+  mean = sum_and_rest(from, moved, low);
+}
+
+template <int Lanes, int Threads>
+__device__ __forceinline__ void team_moments(const Moments& own, float elements, float* scratch, float& mean,
+                                             float& m2) {
+  float low;
+  team_moments<Lanes, Threads>(own, elements, scratch, mean, low, m2);
 }
 
 // --------------------------------------------------------------------------------------------------
@@ -946,7 +997,7 @@ struct ThinMmaChains : ThinMmaLayout<C, Tail, Numbers> {
     return Chain::value(x, own.value[0], none, 0);
   }
 
-  // Two values of a channel through the before-chain, from which `pivot` is taken. A special function takes
+  // Two values of a channel through the before-chain. A special function takes
   // as long as eight other instructions: in the narrow way a swish, h + h tanh(h) with h = x / 2, has one or
   // none. f32: h tanh(h) is h^2 by a polynomial of h^2, the shorter the smaller sums are, and those of
   // classes with fewer taps mostly are: of at most half as many as others have three terms up to 0.6, of
@@ -1002,32 +1053,43 @@ struct ThinMmaChains : ThinMmaLayout<C, Tail, Numbers> {
   // Computes a value here: the compiler would move all of it behind a branch of the few that are not taken.
   static __device__ __forceinline__ void compute_here(float& x) { asm volatile("" : "+f"(x)); }
 
+  static __device__ __forceinline__ float wide_sigmoid(float x) {
+    constexpr float factor = -log2_e / scale;
+    return pointwise::reciprocal_fast(fmaf(pointwise::exp2_fast(x * factor), scale, scale));
+  }
   template <Way way, int terms>
-  static __device__ __forceinline__ void before(float& a, float& b, const ChannelValues<Before, 1>& own,
-                                                float pivot) {
+  static __device__ __forceinline__ void before(float& a, float& b, const ChannelValues<Before, 1>& own) {
     if constexpr (!Numbers::pairs) {
-      a = apply<Before>(a, own) - pivot;
-      b = apply<Before>(b, own) - pivot;
+      a = apply<Before>(a, own);
+      b = apply<Before>(b, own);
     } else {
       using Rest = typename Numbers::Rest;
       if constexpr (way == narrow) {
         a = narrow_swish<terms>(a);
         b = narrow_swish<terms>(b);
       } else {
-        constexpr float factor = -log2_e / scale;
-        const float of_a = pointwise::reciprocal_fast(fmaf(pointwise::exp2_fast(a * factor), scale, scale));
-        const float of_b = pointwise::reciprocal_fast(fmaf(pointwise::exp2_fast(b * factor), scale, scale));
-        if constexpr (Numbers::swish_alone) {
-          a = fmaf(a, of_a, -pivot);
-          b = fmaf(b, of_b, -pivot);
-          return;
-        }
+        const float of_a = wide_sigmoid(a), of_b = wide_sigmoid(b);
         a = Numbers::begins_with_swish ? a * of_a : of_a;
         b = Numbers::begins_with_swish ? b * of_b : of_b;
       }
       const typename Rest::template Tensors<1> none;
-      a = Rest::value(a, own.value[0], none, 0) - pivot;
-      b = Rest::value(b, own.value[0], none, 0) - pivot;
+      a = Rest::value(a, own.value[0], none, 0);
+      b = Rest::value(b, own.value[0], none, 0);
+    }
+  }
+  // Their distances from the pivot. Those of a swish alone are one instruction everywhere: of equal values
+  // they are the same, if not 0.
+  template <Way way, int terms>
+  static __device__ __forceinline__ void before(float& a, float& b, const ChannelValues<Before, 1>& own,
+                                                float pivot) {
+    if constexpr (Numbers::pairs && Numbers::swish_alone && way != narrow) {
+      const float of_a = wide_sigmoid(a), of_b = wide_sigmoid(b);
+      a = fmaf(a, of_a, -pivot);
+      b = fmaf(b, of_b, -pivot);
+    } else {
+      before<way, terms>(a, b, own);
+      a = distance_from(a, pivot);
+      b = distance_from(b, pivot);
     }
   }
 };
@@ -1825,7 +1887,7 @@ struct ThinMmaMoments : ThinMmaProducts<C, Tail, Numbers> {
     this->template convolve<0, 0>(sum, w, c);
     for_constant<halves>([&](auto half) {
       float* pair = sum[0][0] + half * 2;
-      Base::template before<way, swish_terms(0, 0, 0)>(pair[0], pair[1], operands.row[half], 0.0f);
+      Base::template before<way, swish_terms(0, 0, 0)>(pair[0], pair[1], operands.row[half]);
       own.pivot[half] = __shfl_sync(0xffffffffu, pair[0], lane & ~3);
     });
   }
@@ -2151,8 +2213,7 @@ struct ThinMmaOutputs : ThinMmaMoments<C, Tail, Numbers> {
         const bool exists = has_row(tile, y + span / spans_x, ry);
         for_constant<classes_x>([&](auto rx) {
           float* pair = sum[rx][span] + half * 2;
-          Base::template before<way, swish_terms(rz, ry, rx)>(pair[0], pair[1], chains.before.row[half],
-                                                              0.0f);
+          Base::template before<way, swish_terms(rz, ry, rx)>(pair[0], pair[1], chains.before.row[half]);
 #pragma unroll
           for (int i = 0; i < 2; ++i)
             value[i * classes_x + rx] =
@@ -2195,7 +2256,7 @@ struct ThinMmaOutputs : ThinMmaMoments<C, Tail, Numbers> {
       this->template convolve<rz, ry>(sum, w, c, held);
       chains.template begin<way, rz, ry>(sum);
       for_each_pair(sum, [&](auto half, auto rx, auto span, float* pair) {
-        Base::template before<way, swish_terms(rz, ry, rx)>(pair[0], pair[1], chains.before.row[half], 0.0f);
+        Base::template before<way, swish_terms(rz, ry, rx)>(pair[0], pair[1], chains.before.row[half]);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           pair[i] = chains.finish(
@@ -2262,7 +2323,7 @@ struct ThinMmaOutputs : ThinMmaMoments<C, Tail, Numbers> {
       this->template convolve<rz, ry>(sum, w, c, held);
       chains.template begin<way, rz, ry>(sum);
       for_each_pair(sum, [&](auto half, auto rx, auto span, float* pair) {
-        Base::template before<way, swish_terms(rz, ry, rx)>(pair[0], pair[1], chains.before.row[half], 0.0f);
+        Base::template before<way, swish_terms(rz, ry, rx)>(pair[0], pair[1], chains.before.row[half]);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const bool ends_before = ends(cell_of(tile, column, span), i, rx);
@@ -2298,7 +2359,7 @@ struct ThinMmaOutputs : ThinMmaMoments<C, Tail, Numbers> {
         constexpr int rx = decltype(k_)::value / halves % classes_x;
         constexpr int span = decltype(k_)::value / halves / classes_x;
         float* pair = sum[rx][span] + half * 2;
-        Base::template before<way, swish_terms(rz, 0, rx)>(pair[0], pair[1], chains.before.row[half], 0.0f);
+        Base::template before<way, swish_terms(rz, 0, rx)>(pair[0], pair[1], chains.before.row[half]);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           float value = chains.finish(half, pair[i], false);
@@ -3484,7 +3545,7 @@ at::Tensor run_block_1_tf32(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s60_19d9d47d, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s60_93428ad6, CUDA, library) {
   library.impl("block_1_tf32", run_block_1_tf32);
 }
 """
@@ -3557,13 +3618,13 @@ at::Tensor run_block_1_f32(const at::Tensor& input, at::TensorList parameters) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s60_19d9d47d, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s60_93428ad6, CUDA, library) {
   library.impl("block_1_f32", run_block_1_f32);
 }
 """
 
 
-_NAMESPACE = "onepass_s60_19d9d47d"
+_NAMESPACE = "onepass_s60_93428ad6"
 # What each extension is built of, when one of its operators is first called.
 _EXTENSIONS = {
     "tf32": (_BINDING_TF32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32, _HOST_CODE, _LAUNCHES_TF32]),
@@ -3573,7 +3634,7 @@ _OPERATORS = {  # name: (extension, schema)
     "block_1_tf32": ("tf32", "block_1_tf32(Tensor input, Tensor[] parameters) -> Tensor"),
     "block_1_f32": ("f32", "block_1_f32(Tensor input, Tensor[] parameters) -> Tensor"),
 }
-# What each block takes: type, sizes after the batch, order in memory; the same of its parameters.
+# What each block takes: type, sizes after the batch, order in memory; and of its parameters.
 _FITTING = {
     "block_1": (torch.float32, (3, 16, 32, 32), torch.contiguous_format, [
         ((3, 16, 3, 3, 3), torch.contiguous_format),
@@ -3820,8 +3881,8 @@ def _unlike_specialised(model):
     return ""
 
 
-# For each part of a block, by the precision of its convolution ("": there is one): the operator,
-# those of a training step, and whether they give the input's gradient.
+# For each part of a block, by the precision of its convolution ("": there is one): the
+# operator, those of a training step, and whether they give the input's gradient.
 _WAYS = {
     "block_1": {
         "tf32": ('block_1_tf32', (), True),
@@ -3867,9 +3928,9 @@ _rounds_compiled = torch.compiler.assume_constant_result(_rounds_to_tf32)
 def _rounds_operands(convolve, input, weight, transposed, gradients):
     """Whether operands are rounded: in the forward pass, then for the gradients of the input and the weight.
 
-    `input` and `weight` are of the convolution's sizes and are overwritten. A factor of 1 + 2^-12 is rounded to
-    1. Weights of one input channel and the gradient of one position are not zero, so that sums of few terms
-    show it.
+    `input` and `weight` are of the convolution's sizes and are overwritten. A factor of 1 + 2^-12 is rounded
+    to 1. All weights but those of one input channel are zero, and so is the output's gradient but at one
+    position: sums of few terms keep the factor.
     """
     results = []
     for factor in (1.0, 1.0 + 2.0 ** (-12)):

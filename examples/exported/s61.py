@@ -442,8 +442,11 @@ struct Moments {
   float mean = 0.0f;
   float m2 = 0.0f;
 
+  __device__ __forceinline__ float distance(float from) const { return mean - from; }
+
   // Takes in `n` elements of this mean and M2 (Chan). The quotient is a weight: its error of 1 ulp moves the
-  // mean by that part of the distance between the two means. The first mean is taken as it is.
+  // mean by that part of the distance between the two means. The first mean is taken as it is. Its square may
+  // be more than f32 has room for.
   __device__ __forceinline__ void merge(float n, float other_mean, float other_m2) {
     const float total = count + n;
     float weight;
@@ -451,10 +454,47 @@ struct Moments {
     weight = count > 0.0f ? weight * n : 1.0f;
     const float distance = other_mean - mean;
     mean = fmaf(distance, weight, mean);
-    m2 = fmaf(distance * distance, count * weight, m2 + other_m2);
+    m2 = fmaf(distance * (count * weight), distance, m2 + other_m2);
     count = total;
   }
 };
+
+// a + b, and what rounding took from it (Knuth).
+__device__ __forceinline__ float sum_and_rest(float a, float b, float& rest) {
+  const float sum = a + b;
+  const float of_b = sum - a;
+  rest = (a - (sum - of_b)) + (b - of_b);
+  return sum;
+}
+
+// Moments whose mean is two numbers: `low` is what rounding took from it.
+struct ExactMoments {
+  float count = 0.0f;
+  float mean = 0.0f;
+  float m2 = 0.0f;
+  float low = 0.0f;
+
+  __device__ __forceinline__ float distance(float from) const { return (mean - from) + low; }
+
+  __device__ __forceinline__ void merge(const ExactMoments& other) {
+    if (count == 0.0f) {
+      *this = other;
+      return;
+    }
+    const float total = count + other.count;
+    float weight;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(weight) : "f"(total));
+    weight *= other.count;
+    const float distance = (other.mean - mean) + (other.low - low);
+    mean = sum_and_rest(mean, fmaf(distance, weight, low), low);
+    m2 = fmaf(distance * (count * weight), distance, m2 + other.m2);
+    count = total;
+  }
+};
+
+// How far a value is from a mean, or from a pivot. Never fused with the product that the value may be: a
+// value that is rounded in one place and not in another differs from itself.
+__device__ __forceinline__ float distance_from(float value, float mean) { return __fsub_rn(value, mean); }
 
 // What a norm multiplies distances from its mean by, given 1 / deviation: 0 where all values of the slab are
 // the same number, as M2 says. x * scale + shift is then the shift, which is the norm's bias exactly. Without
@@ -468,13 +508,13 @@ __device__ __forceinline__ float norm_factor(float rstd, float mean, float m2) {
 }
 
 // A norm that knows its mean and deviation alone. An instruction more than x * scale + shift, and exact where
-// x is the mean. Not fused with what computed x: that leaves what rounding took from x.
+// x is the mean.
 __device__ __forceinline__ float normalise(float x, float mean, float scale, float bias) {
-  return fmaf(__fsub_rn(x, mean), scale, bias);
+  return fmaf(distance_from(x, mean), scale, bias);
 }
 
-// Sums of distances from a pivot, the mean of some first values, and of their squares. Of equal values all
-// distances are the same (0, or what a fused multiply-add leaves), and so is their mean.
+// Sums of distances from a pivot, the mean of some first values, and of their squares. Those of
+// equal values are 0.
 template <int Lines>
 struct PivotSums {
   float pivot = 0.0f;
@@ -486,7 +526,7 @@ struct PivotSums {
   static __device__ __forceinline__ float mean_of(const float (&value)[Count]) {
     float all = 0.0f;
 #pragma unroll
-    for (int k = 1; k < Count; ++k) all += value[k] - value[0];
+    for (int k = 1; k < Count; ++k) all += distance_from(value[k], value[0]);
     return fmaf(all, 1.0f / Count, value[0]);
   }
 
@@ -496,7 +536,7 @@ struct PivotSums {
   }
   // The value's distance.
   __device__ __forceinline__ float add(float value, int k) {
-    const float distance = value - pivot;
+    const float distance = distance_from(value, pivot);
     add_distance(distance, k);
     return distance;
   }
@@ -543,20 +583,21 @@ __device__ __forceinline__ float first_mean(float count, float mean) {
 // The moments of `Lanes` neighbouring lanes together, in each of them: the mean first, as its distance
 // `moved` from one of theirs (`from`), then every M2 moved to it. Two sums instead of a tree of merges. Equal
 // means stay what they are, and large ones lose nothing.
-template <int Lanes>
-__device__ __forceinline__ void lanes_moments(const Moments& own, float per_element, float& from,
-                                              float& moved, float& m2) {
+template <int Lanes, class Own>
+__device__ __forceinline__ void lanes_moments(const Own& own, float per_element, float& from, float& moved,
+                                              float& m2) {
   from = first_mean<Lanes>(own.count, own.mean);
-  const float distance = own.mean - from;
+  const float distance = own.distance(from);
   moved = lanes_sum<Lanes>(own.count * distance) * per_element;
   m2 = lanes_sum<Lanes>(fmaf(own.count * (distance - moved), distance - moved, own.m2));
 }
 
 // The moments of the elements of `Threads` threads together; `elements` is their number. Lanes is 32 or less
-// for a team inside a warp, else Threads. `scratch` holds 3 * Threads / 32 floats.
-template <int Lanes, int Threads>
-__device__ __forceinline__ void team_moments(const Moments& own, float elements, float* scratch, float& mean,
-                                             float& m2) {
+// for a team inside a warp, else Threads. `scratch` holds 4 * Threads / 32 floats. `low` is what the mean has
+// no bits for.
+template <int Lanes, int Threads, class Own>
+__device__ __forceinline__ void team_moments(const Own& own, float elements, float* scratch, float& mean,
+                                             float& low, float& m2) {
   float from, moved;
   const float per_element = elements > 0.0f ? 1.0f / elements : 0.0f;
   if constexpr (Lanes <= 32) {
@@ -565,21 +606,31 @@ __device__ __forceinline__ void team_moments(const Moments& own, float elements,
     constexpr int warps = Threads / 32;
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
-    Moments part{lanes_sum<32>(own.count), 0.0f, 0.0f};
+    ExactMoments part{lanes_sum<32>(own.count), 0.0f, 0.0f, 0.0f};
     lanes_moments<32>(own, part.count > 0.0f ? 1.0f / part.count : 0.0f, from, moved, part.m2);
-    part.mean = from + moved;
+    part.mean = sum_and_rest(from, moved, part.low);
     __syncthreads();
     if (lane == 0) {
       scratch[warp] = part.count;
       scratch[warps + warp] = part.mean;
       scratch[2 * warps + warp] = part.m2;
+      scratch[3 * warps + warp] = part.low;
     }
     __syncthreads();
-    const bool is_one = lane < warps;
-    part = is_one ? Moments{scratch[lane], scratch[warps + lane], scratch[2 * warps + lane]} : Moments{};
+    part = {};
+    if (lane < warps) {
+      part = {scratch[lane], scratch[warps + lane], scratch[2 * warps + lane], scratch[3 * warps + lane]};
+    }
     lanes_moments<32>(part, per_element, from, moved, m2);
   }
-  mean = from + moved;
+  mean = sum_and_rest(from, moved, low);
+}
+
+template <int Lanes, int Threads>
+__device__ __forceinline__ void team_moments(const Moments& own, float elements, float* scratch, float& mean,
+                                             float& m2) {
+  float low;
+  team_moments<Lanes, Threads>(own, elements, scratch, mean, low, m2);
 }
 
 // --------------------------------------------------------------------------------------------------
@@ -952,7 +1003,7 @@ struct MomentsEpilogue {
       float sum = 0.0f, square = 0.0f;
 #pragma unroll
       for (int i = 0; i < Count; ++i) {
-        const float distance = has(i, which) ? h[r][i] - rows.mean[r] : 0.0f;
+        const float distance = has(i, which) ? distance_from(h[r][i], rows.mean[r]) : 0.0f;
         sum += distance;
         square = fmaf(distance, distance, square);
       }
@@ -2833,7 +2884,7 @@ struct GemmEpilogueMoments : GemmEpilogueOutputs<C, Tail, Numbers> {
     distances.pivot = first_value<all>(d, h, columns);
 #pragma unroll
     for (int i = 0; i < 2 * pairs; ++i) {
-      const float distance = d[i / 2 * 4 + h * 2 + i % 2] - distances.pivot;
+      const float distance = distance_from(d[i / 2 * 4 + h * 2 + i % 2], distances.pivot);
       distances.add_distance(all || columns.has(i) ? distance : 0.0f, i);
     }
     float moved;
@@ -5571,7 +5622,7 @@ at::Tensor run_block_1_tf32(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s61_733ea332, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s61_876c239d, CUDA, library) {
   library.impl("block_1_tf32", run_block_1_tf32);
 }
 """
@@ -5642,13 +5693,13 @@ at::Tensor run_block_1_f32(const at::Tensor& input, at::TensorList parameters) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s61_733ea332, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s61_876c239d, CUDA, library) {
   library.impl("block_1_f32", run_block_1_f32);
 }
 """
 
 
-_NAMESPACE = "onepass_s61_733ea332"
+_NAMESPACE = "onepass_s61_876c239d"
 # What each extension is built of, when one of its operators is first called.
 _EXTENSIONS = {
     "tf32": (_BINDING_TF32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32, _HOST_CODE, _LAUNCHES_TF32]),
@@ -5658,7 +5709,7 @@ _OPERATORS = {  # name: (extension, schema)
     "block_1_tf32": ("tf32", "block_1_tf32(Tensor input, Tensor[] parameters) -> Tensor"),
     "block_1_f32": ("f32", "block_1_f32(Tensor input, Tensor[] parameters) -> Tensor"),
 }
-# What each block takes: type, sizes after the batch, order in memory; the same of its parameters.
+# What each block takes: type, sizes after the batch, order in memory; and of its parameters.
 _FITTING = {
     "block_1": (torch.float32, (64, 32, 32, 32), torch.contiguous_format, [
         ((64, 128, 3, 3, 3), torch.contiguous_format),
@@ -5904,8 +5955,8 @@ def _unlike_specialised(model):
     return ""
 
 
-# For each part of a block, by the precision of its convolution ("": there is one): the operator,
-# those of a training step, and whether they give the input's gradient.
+# For each part of a block, by the precision of its convolution ("": there is one): the
+# operator, those of a training step, and whether they give the input's gradient.
 _WAYS = {
     "block_1": {
         "tf32": ('block_1_tf32', (), True),
@@ -5951,9 +6002,9 @@ _rounds_compiled = torch.compiler.assume_constant_result(_rounds_to_tf32)
 def _rounds_operands(convolve, input, weight, transposed, gradients):
     """Whether operands are rounded: in the forward pass, then for the gradients of the input and the weight.
 
-    `input` and `weight` are of the convolution's sizes and are overwritten. A factor of 1 + 2^-12 is rounded to
-    1. Weights of one input channel and the gradient of one position are not zero, so that sums of few terms
-    show it.
+    `input` and `weight` are of the convolution's sizes and are overwritten. A factor of 1 + 2^-12 is rounded
+    to 1. All weights but those of one input channel are zero, and so is the output's gradient but at one
+    position: sums of few terms keep the factor.
     """
     results = []
     for factor in (1.0, 1.0 + 2.0 ** (-12)):

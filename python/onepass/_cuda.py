@@ -97,9 +97,11 @@ def _words_of_whole(
         return None
     conv, weight = description.conv, parameters[0]
     forward = _numerics.forward_words(policy, conv, input, weight)
+    if forward is None:
+        return None
     wanted = _wanted(input, parameters)
     if any(wanted):
-        backward = _numerics.backward_words(policy, conv, input, weight, wanted)
+        backward = _numerics.backward_words(policy, description, input, weight, wanted)
         return (
             (forward, backward) if _is_worth_training(*_how(description, input, backward), wanted) else None
         )
@@ -153,8 +155,8 @@ def _lowered_block(input: Tensor, parameters: Sequence[Tensor], block: str, poli
     count = description.conv_parameters
     known = all(isinstance(size, int) for size in input.shape)
     with torch.no_grad():
-        words = _numerics.forward_words(policy, description.conv, input, parameters[0]) if known else ""
-        if known and _is_worth_fusing(*_how(description, input, words)):
+        words = _numerics.forward_words(policy, description.conv, input, parameters[0]) if known else None
+        if words is not None and _is_worth_fusing(*_how(description, input, words)):
             return torch.ops.onepass.whole_forward.default(input, parameters, block, words)
         convolved = _eager.convolve(description.conv, input, *parameters[:count])
         if description.after_conv is None:

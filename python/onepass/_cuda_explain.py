@@ -29,7 +29,7 @@ def explain(
     mode, said = "", ""
     if conv is not None and reason is None:
         mode, said = _mode(policy, conv, sizes, dtype, layout, device, backward)
-    if conv is not None and reason is None and _is_whole(strategy):
+    if conv is not None and reason is None and mode and _is_whole(strategy):
         arguments = (description.text, sizes, mode, layout, device)
         wanted = [True] * (1 + len(description.parameters))
         trains = torch.ops.onepass.cuda_is_worth_training(*arguments, wanted)
@@ -55,7 +55,7 @@ def explain(
     note = "  tensors that do not lie dense in this order are copied first\n"
     if conv is None:
         return plan + note
-    if not backward or not _trains_alone(description, sizes, mode, layout, device):
+    if not backward or not mode or not _trains_alone(description, sizes, mode, layout, device):
         return f"{description.text}\n\n-> PyTorch's own convolution, then {_chosen(plan)}\n\n{plan}{note}"
     alone = description.conv_alone
     convolution = torch.ops.onepass.cuda_explain(alone.text, sizes, mode, layout, device, "", True)
@@ -93,9 +93,16 @@ def _mode(
     if layout == "nhwc":
         order = {4: torch.channels_last, 5: torch.channels_last_3d}.get(len(sizes), order)
     answers = _rounding.answers(conv, tuple(sizes), order, torch.device(device), backward)
-    rounds = all(answers[1:]) if backward else answers[0]
-    how = "rounds this convolution to TF32" if rounds else "computes this convolution in fp32"
-    return ("tf32" if rounds else "near_f32"), f"  PyTorch's default {how}, and so does this\n"
+    if backward:
+        answers = ("fp32" if "fp32" in answers[1:] else "tf32",)
+    said = {
+        "fp32": "computes this convolution in fp32, and so does this",
+        "tf32": "rounds this convolution to TF32, and so does this",
+        "tf32_away": "rounds this convolution to TF32, ties away from zero, and so does this",
+        "other": "rounds this convolution in a way that no kernel here does: it is left to PyTorch",
+    }[answers[0]]
+    mode = {"fp32": "near_f32", "other": ""}.get(answers[0], answers[0])
+    return mode, f"  PyTorch's default {said}\n"
 
 
 def _chosen(plan: str) -> str:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from onepass import _rounding
-from onepass._description import Conv, constant
+from onepass._description import Conv, Description, Mean, constant
 
 POLICIES = ("pytorch", "strict", "fast")
 _DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -55,21 +55,37 @@ def tail_words(policy: str) -> str:
     return "strict" if policy == "strict" else ""
 
 
-def forward_words(policy: str, conv: Conv, input: Tensor, weight: Tensor) -> str:
-    """Of a block with this convolution. Where PyTorch may round to TF32, it is asked whether it does."""
+# What PyTorch's convolution does, as a precision of ours.
+_PRECISIONS = {"fp32": "near_f32", "tf32": "tf32", "tf32_away": "tf32_away"}
+
+
+def forward_words(policy: str, conv: Conv, input: Tensor, weight: Tensor) -> str | None:
+    """Of a block with this convolution. Where PyTorch may round to TF32, it is asked whether it does; None
+    where it rounds as no kernel here does, so that the convolution is left to it.
+    """
     words = known_words(policy, input.dtype)
     if words is not None:
         return words
-    return "tf32" if _rounding.rounds(conv, input, weight, False)[0] else "near_f32"
+    return _PRECISIONS.get(_rounding.rounds(conv, input, weight, False)[0])
 
 
-def backward_words(policy: str, conv: Conv, input: Tensor, weight: Tensor, wanted: Sequence[bool]) -> str:
-    """Of the gradients: of two that one kernel computes, the more exact."""
+def backward_words(
+    policy: str, description: Description, input: Tensor, weight: Tensor, wanted: Sequence[bool]
+) -> str:
+    """Of the gradients: of two that one kernel computes, the more exact.
+
+    A block is computed anew for its gradients. Where its convolution was fp32, it is again; before a mean it
+    is enough that weights are right on average, as for "fast".
+    """
     words = known_words(policy, input.dtype)
     if words is not None:
         return words
-    answers = _rounding.rounds(conv, input, weight, True)[1:]
-    return "near_f32" if any(want and not answer for want, answer in zip(wanted, answers)) else "tf32"
+    forward, *gradients = _rounding.rounds(description.conv, input, weight, True)
+    if any(want and answer == "fp32" for want, answer in zip(wanted, gradients)):
+        return "near_f32"
+    if forward != "fp32" or description.after_conv is None:
+        return "tf32"
+    return "tf32 fast" if isinstance(description.stages[-1], Mean) else "near_f32"
 
 
 def known_words(policy: str, dtype: torch.dtype) -> str | None:

@@ -26,15 +26,16 @@ def asked(
     weight: Tensor,
     transposed: bool,
     gradients: bool,
-) -> list[bool]:
-    """Whether operands are rounded: in the forward pass, then for the gradients of the input and the weight.
+) -> list[str]:
+    """How operands are rounded: in the forward pass, then for the gradients of the input and the weight.
 
-    `input` and `weight` are of the convolution's sizes and are overwritten. A factor of 1 + 2^-12 is rounded
-    to 1. All weights but those of one input channel are zero, and so is the output's gradient but at one
-    position: sums of few terms keep the factor.
+    "fp32": not at all. "tf32": to nearest, ties to even. "tf32_away": to nearest, ties away from zero.
+    "other": otherwise. `input` and `weight` are of the convolution's sizes and are overwritten. Factors that
+    lie between two values of TF32 tell. All weights but those of one input channel are zero, and so is the
+    output's gradient but at one position: sums of few terms keep the factor.
     """
     results = []
-    for factor in (1.0, 1.0 + 2.0**-12):
+    for factor in (1.0, 1.0 + 2.0**-11, 1.0 + 3.0 * 2.0**-11):
         x, w = input.fill_(1.0), weight.zero_()
         (w[:1] if transposed else w[:, :1]).fill_(factor)
         with torch.no_grad():
@@ -45,24 +46,30 @@ def asked(
                 y = convolve(*leaves)
                 direction = torch.zeros_like(y)
                 centre = (0, slice(None), *(size // 2 for size in y.shape[2:]))
-                direction[centre] = factor
-                dx, dw = torch.autograd.grad(y, leaves, direction)
-            found += [dx.amax() / factor, dw.amax()]
+                direction[centre] = 1.0
+                (dx,) = torch.autograd.grad(y, leaves[:1], direction, retain_graph=True)
+                (dw,) = torch.autograd.grad(y, leaves[1:], direction * factor)
+            found += [dx.amax(), dw.amax()]
         results.append(torch.stack(found))
-    return (results[1] / results[0] < 1.0 + 2.0**-13).tolist()
+    ulps = ((torch.stack(results[1:]) / results[0] - 1.0) * 2.0**11).T.tolist()
+    kinds = {"fp32": (1, 3), "tf32": (0, 4), "tf32_away": (2, 4)}
+    return [
+        next((k for k, own in kinds.items() if all(abs(a - b) < 0.3 for a, b in zip(pair, own))), "other")
+        for pair in ulps
+    ]
 
 
-NEVER = (False, False, False)
+NEVER = ("fp32", "fp32", "fp32")
 
 
-def rounds(conv: Conv, input: Tensor, weight: Tensor, gradients: bool) -> tuple[bool, ...]:
-    """The answers for this very convolution; "no" where PyTorch cannot be asked (a capture, no memory)."""
+def rounds(conv: Conv, input: Tensor, weight: Tensor, gradients: bool) -> tuple[str, ...]:
+    """The answers for this very convolution; "fp32" where PyTorch cannot be asked (a capture, no memory)."""
     return answers(conv, tuple(input.shape), memory_format(input, weight), input.device, gradients)
 
 
 def answers(
     conv: Conv, sizes: tuple[int, ...], order: torch.memory_format, device: torch.device, gradients: bool
-) -> tuple[bool, ...]:
+) -> tuple[str, ...]:
     """As rounds, of an input of these sizes."""
     flags = torch.backends.cudnn
     deterministic = flags.deterministic or torch.are_deterministic_algorithms_enabled()
@@ -77,12 +84,12 @@ def answers(
     return _known[key]
 
 
-_known: dict[tuple[Any, ...], tuple[bool, ...]] = {}
+_known: dict[tuple[Any, ...], tuple[str, ...]] = {}
 
 
 def _ask(
     conv: Conv, sizes: tuple[int, ...], order: torch.memory_format, device: torch.device, gradients: bool
-) -> tuple[bool, ...]:
+) -> tuple[str, ...]:
     outer, inner = conv.out_channels, conv.in_channels // conv.groups
     if conv.transposed:
         outer, inner = conv.in_channels, conv.out_channels // conv.groups
@@ -90,4 +97,4 @@ def _ask(
         x = torch.empty(sizes, device=device, memory_format=order)
         w = torch.empty((outer, inner, *conv.kernel), device=device, memory_format=order)
         convolve = functools.partial(_eager.convolve, conv)
-        return (*asked(convolve, x, w, conv.transposed, gradients), False, False)[:3]
+        return (*asked(convolve, x, w, conv.transposed, gradients), "fp32", "fp32")[:3]

@@ -200,8 +200,8 @@ def run_on_cpu(module: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> lis
         library.impl(name, implementation(name))
     monkeypatch.setattr(module, "_unlike", unlike)
     monkeypatch.setattr(module, "_unable", lambda name, device: "")
-    monkeypatch.setattr(module, "_rounds_to_tf32", lambda *_: True)
-    monkeypatch.setattr(module, "_rounds_compiled", lambda *_: True)
+    monkeypatch.setattr(module, "_precision", lambda *_: "tf32")
+    monkeypatch.setattr(module, "_precision_compiled", lambda *_: "tf32")
     monkeypatch.setattr(module, "_cpu_library", library, raising=False)
     return calls
 

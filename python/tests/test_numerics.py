@@ -27,27 +27,41 @@ CONVOLUTIONS = {
 }
 
 
-def rounded(x: Tensor) -> Tensor:
-    """To TF32, to nearest even."""
+def even(x: Tensor) -> Tensor:
+    """To TF32, to nearest, ties to even."""
     bits = x.contiguous().view(torch.int32)
     return ((bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF).view(torch.float32)
 
 
+def away(x: Tensor) -> Tensor:
+    """To nearest, ties away from zero."""
+    return ((x.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+def cut(x: Tensor) -> Tensor:
+    """Towards zero."""
+    return (x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
+ROUNDINGS = {"fp32": lambda x: x, "tf32": even, "tf32_away": away, "other": cut}
+
+
 class Rounding(torch.autograd.Function):
-    """A convolution that rounds what `rounds` says: operands of the forward pass, of dx and of dw."""
+    """A convolution that rounds as `kinds` say: operands of the forward pass, of dx and of dw."""
 
     @staticmethod
-    def forward(ctx: Any, conv: Conv, rounds: tuple[bool, bool, bool], x: Tensor, w: Tensor) -> Tensor:
-        ctx.how = conv, rounds
+    def forward(ctx: Any, conv: Conv, kinds: tuple[str, str, str], x: Tensor, w: Tensor) -> Tensor:
+        ctx.how = conv, kinds
         ctx.save_for_backward(x, w)
-        return _eager.convolve(conv, *((rounded(x), rounded(w)) if rounds[0] else (x, w)))
+        change = ROUNDINGS[kinds[0]]
+        return _eager.convolve(conv, change(x), change(w))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        conv, rounds = ctx.how
+        conv, kinds = ctx.how
         found = []
-        for index, does in enumerate(rounds[1:]):
-            tensors = [rounded(t) if does else t for t in (*ctx.saved_tensors, gradient)]
+        for index, kind in enumerate(kinds[1:]):
+            tensors = [ROUNDINGS[kind](t) for t in (*ctx.saved_tensors, gradient)]
             with torch.enable_grad():
                 leaves = [t.detach().requires_grad_() for t in tensors[:2]]
                 found.append(torch.autograd.grad(_eager.convolve(conv, *leaves), leaves, tensors[2])[index])
@@ -66,19 +80,22 @@ def exported_asking() -> Any:
     """The same function as exported files have it."""
     namespace: dict[str, Any] = {"torch": torch}
     exec(block_code.asking_text(), namespace)
-    return namespace["_rounds_operands"]
+    return namespace["_rounding_of"]
 
 
 @pytest.mark.parametrize("text", list(CONVOLUTIONS))
-@pytest.mark.parametrize("rounds", [(False,) * 3, (True,) * 3, (True, False, True), (False, True, False)])
-def test_what_a_convolution_rounds_is_found(text: str, rounds: tuple[bool, bool, bool]) -> None:
+@pytest.mark.parametrize(
+    "kinds",
+    [*((kind,) * 3 for kind in ROUNDINGS), ("tf32", "fp32", "tf32_away"), ("fp32", "other", "tf32")],
+)
+def test_how_a_convolution_rounds_is_found(text: str, kinds: tuple[str, str, str]) -> None:
     conv = describe(text).conv
-    convolve = functools.partial(Rounding.apply, conv, rounds)
+    convolve = functools.partial(Rounding.apply, conv, kinds)
     for asked in (_rounding.asked, exported_asking()):
         found = asked(convolve, *tensors_of(conv, CONVOLUTIONS[text]), conv.transposed, True)
-        assert tuple(found) == rounds
+        assert tuple(found) == kinds
         found = asked(convolve, *tensors_of(conv, CONVOLUTIONS[text]), conv.transposed, False)
-        assert found == [rounds[0]]
+        assert found == [kinds[0]]
 
 
 @pytest.fixture
@@ -86,11 +103,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """PyTorch is taken to have a GPU; what it is asked is listed."""
     asked: list[Any] = []
 
-    def ask(conv: Conv, sizes: Any, order: Any, device: Any, gradients: bool) -> tuple[bool, ...]:
+    def ask(conv: Conv, sizes: Any, order: Any, device: Any, gradients: bool) -> tuple[str, ...]:
         asked.append((conv.text, sizes))
         if "out of memory" in asked:
             raise torch.OutOfMemoryError
-        return (True, True, True)
+        return ("tf32", "tf32", "tf32")
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -108,14 +125,14 @@ def test_pytorch_is_asked_once_for_each_convolution_and_setting(
     gpu: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(3):
-        assert _rounding.rounds(*question())[0]
+        assert _rounding.rounds(*question())[0] == "tf32"
     assert len(gpu) == 1
-    assert _rounding.rounds(*question(batch=3))[0] and len(gpu) == 2
+    assert _rounding.rounds(*question(batch=3))[0] == "tf32" and len(gpu) == 2
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    assert _rounding.rounds(*question())[0] and len(gpu) == 3
+    assert _rounding.rounds(*question())[0] == "tf32" and len(gpu) == 3
 
 
-def test_the_answer_is_no_where_pytorch_cannot_be_asked(
+def test_the_answer_is_fp32_where_pytorch_cannot_be_asked(
     gpu: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
@@ -125,22 +142,27 @@ def test_the_answer_is_no_where_pytorch_cannot_be_asked(
     gpu.append("out of memory")
     assert _rounding.rounds(*question()) == _rounding.NEVER
     gpu.clear()
-    assert _rounding.rounds(*question())[0], "a later call asks again"
+    assert _rounding.rounds(*question())[0] == "tf32", "a later call asks again"
     assert _rounding.rounds(*question(batch=0)) == _rounding.NEVER
 
 
+NO_MEAN, MEAN = "conv2d(3,8,k=3) | relu | group_norm(4)", "conv2d(3,8,k=3) | group_norm(4) | mean"
+
+
 @pytest.mark.parametrize(
-    ("policy", "dtype", "allowed", "rounds", "forward", "backward"),
+    ("policy", "dtype", "allowed", "answers", "forward", "backward"),
     [
-        ("pytorch", torch.float32, True, (True, True, True), "tf32", "tf32"),
-        ("pytorch", torch.float32, True, (False, True, True), "near_f32", "tf32"),
-        ("pytorch", torch.float32, True, (True, False, True), "tf32", "near_f32"),
-        ("pytorch", torch.float32, False, (True, True, True), "", ""),
-        ("strict", torch.float32, True, (True, True, True), "strict", "strict"),
-        ("fast", torch.float32, False, (False, False, False), "tf32 fast", "tf32 fast"),
-        ("pytorch", torch.bfloat16, True, (True, True, True), "", ""),
-        ("fast", torch.float16, True, (True, True, True), "", ""),
-        ("strict", torch.bfloat16, True, (True, True, True), "strict", "strict"),
+        ("pytorch", torch.float32, True, ("tf32", "tf32", "tf32_away"), "tf32", "tf32"),
+        ("pytorch", torch.float32, True, ("tf32_away", "tf32", "other"), "tf32_away", "tf32"),
+        ("pytorch", torch.float32, True, ("other", "tf32", "tf32"), None, "tf32"),
+        ("pytorch", torch.float32, True, ("fp32", "tf32", "tf32"), "near_f32", "near_f32"),
+        ("pytorch", torch.float32, True, ("tf32", "fp32", "tf32"), "tf32", "near_f32"),
+        ("pytorch", torch.float32, False, ("tf32", "tf32", "tf32"), "", ""),
+        ("strict", torch.float32, True, ("tf32", "tf32", "tf32"), "strict", "strict"),
+        ("fast", torch.float32, False, ("fp32", "fp32", "fp32"), "tf32 fast", "tf32 fast"),
+        ("pytorch", torch.bfloat16, True, ("tf32", "tf32", "tf32"), "", ""),
+        ("fast", torch.float16, True, ("tf32", "tf32", "tf32"), "", ""),
+        ("strict", torch.bfloat16, True, ("tf32", "tf32", "tf32"), "strict", "strict"),
     ],
 )
 def test_words_of_a_policy(
@@ -148,22 +170,35 @@ def test_words_of_a_policy(
     policy: str,
     dtype: torch.dtype,
     allowed: bool,
-    rounds: tuple[bool, ...],
-    forward: str,
+    answers: tuple[str, ...],
+    forward: str | None,
     backward: str,
 ) -> None:
     monkeypatch.setattr(_numerics, "allows_tf32", lambda: allowed)
-    monkeypatch.setattr(_rounding, "rounds", lambda *_: rounds)
+    monkeypatch.setattr(_rounding, "rounds", lambda *_: answers)
     conv, x, w, _ = question()
     x, w = x.to(dtype), w.to(dtype)
     assert _numerics.forward_words(policy, conv, x, w) == forward
-    assert _numerics.backward_words(policy, conv, x, w, (True, True)) == backward
-    # A gradient that nobody wants does not decide.
-    assert _numerics.backward_words(policy, conv, x, w, (False, True)).replace("near_f32", "tf32") == (
-        backward.replace("near_f32", "tf32")
-    )
-    mode = _numerics.mode_of(dtype, forward)
-    assert torch.ops.onepass.cuda_predicted_gain(conv.text, x.shape, mode, "nchw", "cuda:sm_90a") > 0
+    assert _numerics.backward_words(policy, describe(NO_MEAN), x, w, (True, True)) == backward
+    for words in (forward, backward):
+        if words is not None:
+            mode = _numerics.mode_of(dtype, words)
+            assert torch.ops.onepass.cuda_predicted_gain(conv.text, x.shape, mode, "nchw", "cuda:sm_90a") > 0
+
+
+def test_gradients_that_nobody_wants_do_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_numerics, "allows_tf32", lambda: True)
+    monkeypatch.setattr(_rounding, "rounds", lambda *_: ("tf32", "fp32", "tf32"))
+    _, x, w, _ = question()
+    assert _numerics.backward_words("pytorch", describe(NO_MEAN), x, w, (False, True)) == "tf32"
+    assert _numerics.backward_words("pytorch", describe(NO_MEAN), x, w, (True, True)) == "near_f32"
+
+
+def test_before_a_mean_weights_are_right_on_average(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_numerics, "allows_tf32", lambda: True)
+    monkeypatch.setattr(_rounding, "rounds", lambda *_: ("fp32", "tf32", "tf32"))
+    _, x, w, _ = question()
+    assert _numerics.backward_words("pytorch", describe(MEAN), x, w, (True, True)) == "tf32 fast"
 
 
 def test_the_default_policy() -> None:

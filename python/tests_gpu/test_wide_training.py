@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import unittest
+from collections.abc import Iterator
 from unittest import mock
 
 import torch
 from support import FORMATS, GpuTest, is_in_format, warm
 from test_thin_training import gradients_of, leaves_of
 
-from onepass import _cuda, _eager, _ops
+from onepass import _cuda, _eager, _ops, _rounding
 from onepass._description import describe
 
 BLOCKS = (
@@ -22,10 +24,15 @@ BLOCKS = (
 
 
 class WideTrainingTest(GpuTest):
-    def always(self) -> mock._patch:
-        """Small convolutions too are run here, alone."""
+    @contextlib.contextmanager
+    def always(self) -> Iterator[None]:
+        """Small convolutions too are run here, alone, in TF32 whatever PyTorch would do."""
         alone = {describe(text).conv_alone.text for text, _ in BLOCKS}
-        return mock.patch.object(_cuda, "_is_worth_training", lambda block, *_: block in alone)
+        with (
+            mock.patch.object(_cuda, "_is_worth_training", lambda block, *_: block in alone),
+            mock.patch.object(_rounding, "rounds", lambda *_: ("tf32", "tf32", "tf32")),
+        ):
+            yield
 
     def test_gradients_are_those_of_the_stages(self) -> None:
         cases = itertools.product(

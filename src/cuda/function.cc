@@ -202,14 +202,16 @@ void Function::launch(const void* parameters, size_t bytes, Stream stream, const
   LaunchAttributes attributes;
   LaunchConfig config = config_of(launch_, blocks.value(), attributes);
   config.stream = static_cast<StreamHandle>(stream.handle);
-  // A captured kernel cannot have both attributes (CUDA_ERROR_INVALID_VALUE): it begins when the one before
-  // it has ended.
-  if (launch_.cooperative && config.attribute_count > 1 && is_capturing(config.stream))
-    config.attribute_count = 1;
   // CU_LAUNCH_PARAM_BUFFER_POINTER, _BUFFER_SIZE, _END: the driver reads no more than these bytes.
   void* extra[] = {reinterpret_cast<void*>(1), const_cast<void*>(parameters), reinterpret_cast<void*>(2),
                    &bytes, nullptr};
-  const CudaResult result = driver().cuLaunchKernelEx(&config, loaded_->function, nullptr, extra);
+  void* one[] = {const_cast<void*>(parameters)};
+  // A captured cooperative kernel takes neither a buffer nor a programmatic dependency
+  // (CUDA_ERROR_INVALID_VALUE): it begins when the kernel before it has ended.
+  const bool is_captured = launch_.cooperative && is_capturing(config.stream);
+  if (is_captured) config.attribute_count = 1;
+  const CudaResult result = driver().cuLaunchKernelEx(&config, loaded_->function, is_captured ? one : nullptr,
+                                                      is_captured ? nullptr : extra);
   if (result != cuda_success) {
     fail(result, "kernel " + source_.name + " cannot be launched with " + std::to_string(config.grid_x) +
                      " blocks of " + std::to_string(config.block_x) + " threads");

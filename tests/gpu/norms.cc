@@ -216,7 +216,7 @@ std::string sample_differences(const Problem& problem, const std::string& row, c
   for (const int64_t some : {int64_t{1}, int64_t{3}}) {
     const Problem fewer = with_batch(problem, some);
     const Plan own = plan(fewer, {row, ""});
-    for (const int64_t n : {int64_t{0}, batch / 2, batch - some}) {
+    for (const int64_t n : {int64_t{0}, std::min(batch / 2, batch - some), batch - some}) {
       if (!lies_alike(problem, n)) continue;
       const Operands cut{samples_of(operands.input, batch, n, some), operands.parameters};
       if (!same_bits(run(own, cut, place).output, samples_of(together, batch, n, some)))

@@ -285,7 +285,7 @@ def asking_text() -> str:
     tree = ast.parse(inspect.getsource(_rounding.asked))
     function = tree.body[0]
     assert isinstance(function, ast.FunctionDef)
-    function.name, function.returns = "_rounds_operands", None
+    function.name, function.returns = "_rounding_of", None
     for argument in function.args.args:
         argument.annotation = None
     return ast.unparse(tree)

@@ -244,27 +244,27 @@ def _unlike_specialised(model):
 # Which kernels a convolution of f32 tensors takes, by --numerics.
 MODE = {
     "pytorch": '''
-_asked = {}  # whether PyTorch's convolution rounds its operands to TF32
+_asked = {}  # how PyTorch's convolution rounds its operands
 
 
-def _rounds_to_tf32(block, batch, device, gradients):
-    """Whether PyTorch's own convolution of the block, and its gradients where they are computed here, round
-    their operands to TF32. cuDNN decides that for every size by how fast it expects its kernels to be, so it
-    is asked: with a factor that TF32 does not have. Where it cannot be asked, the answer is no.
+def _precision(block, batch, device, gradients):
+    """How PyTorch's own convolution of the block rounds its operands: "tf32", "tf32_away", "other", or
+    "near_f32" where it, or one of its gradients that are computed here, does not. cuDNN decides that for every
+    size by how fast it expects its kernels to be, so it is asked. Where it cannot be: "near_f32".
     """
     flags = torch.backends.cudnn
     key = (block, batch, device, gradients, flags.benchmark, flags.deterministic, flags.enabled)
     if key not in _asked:
         if batch == 0 or torch.cuda.is_current_stream_capturing():
-            return False
+            return "near_f32"
         try:
             _asked[key] = _ask(block, batch, torch.device("cuda", device), gradients)
         except torch.OutOfMemoryError:
-            return False
+            return "near_f32"
     return _asked[key]
 
 
-_rounds_compiled = torch.compiler.assume_constant_result(_rounds_to_tf32)
+_precision_compiled = torch.compiler.assume_constant_result(_precision)
 
 
 @ASKED@
@@ -275,7 +275,8 @@ def _ask(block, batch, device, gradients):
     with torch.no_grad():
         x = torch.empty((batch, *sizes), device=device, memory_format=memory_format)
         w = torch.empty(parameters[0][0], device=device)
-        return all(_rounds_operands(_CONVOLUTIONS[block], x, w, _IS_TRANSPOSED[block], gradients))
+        answers = _rounding_of(_CONVOLUTIONS[block], x, w, _IS_TRANSPOSED[block], gradients)
+    return "near_f32" if "fp32" in answers else answers[0]
 
 
 @torch.compiler.assume_constant_result
@@ -291,10 +292,8 @@ def _mode(block, x, gradients):
         return "f32"
     trained = gradients and any(pair for _, pair, _ in _WAYS[block].values())
     if torch.compiler.is_compiling():  # decided once, for the batch that get_inputs() gives
-        rounds = _rounds_compiled(block, _BATCHES[block], x.device.index, trained)
-    else:
-        rounds = _rounds_to_tf32(block, x.shape[0], x.device.index, trained)
-    return "tf32" if rounds else "near_f32"
+        return _precision_compiled(block, _BATCHES[block], x.device.index, trained)
+    return _precision(block, x.shape[0], x.device.index, trained)
 ''',
     "strict": """
 def _mode(block, x, gradients):

@@ -1,7 +1,10 @@
 // What rows of a GPU say that they are off by, and that no other row is granted it: without a GPU.
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
+#include <cstdint>
+#include <limits>
 #include <set>
 #include <string>
 
@@ -120,6 +123,55 @@ TEST(UnroundedOperands, ShowHowARowRounds) {
   const Operands before = random_operands(problem, Distribution::normal, 1);
   EXPECT_EQ(before.input, changed(given, round_to_tf32, as_they_are).input);
   EXPECT_EQ(compare(problem, before, output_of(changed(before, cut_to_tf32, cut_to_tf32))).failures, 0);
+}
+
+// In tf32_away ties go away from zero: operands that are ties and rounded to even are seen.
+TEST(UnroundedOperands, ShowWhichWayTiesGo) {
+  for (const bool away : {false, true}) {
+    const Problem problem =
+        Problem::parse(std::string("conv2d(16,24,k=3,p=1) | swish | group_norm(4) @ 2x16x7x9 ") +
+                           (away ? "tf32_away" : "tf32"),
+                       gpu);
+    const auto to_tie = [](double value) {
+      const double x = round_to_tf32(value);
+      return x + std::copysign(std::ldexp(1.0, std::ilogb(x == 0 ? 1 : x) - 11), x);
+    };
+    const Operands given = changed(random_operands(problem, Distribution::normal, 1), to_tie, to_tie);
+    const auto failures = [&](double (*round)(double)) {
+      const Operands used = changed(given, round, round);
+      const Accuracy whole{.tf32 = Tf32::whole};
+      return compare(problem, given, expected_output(problem, used.input, used.parameters, whole).values)
+          .failures;
+    };
+    const int64_t to_even = failures(round_to_tf32);
+    const int64_t away_from_zero = failures(round_to_tf32_away);
+    EXPECT_EQ(away ? away_from_zero : to_even, 0);
+    EXPECT_GT(away ? to_even : away_from_zero, 100);
+    // Operands drawn rounded are the same either way.
+    const Operands before = random_operands(problem, Distribution::normal, 1);
+    EXPECT_EQ(before.input, changed(before, round_to_tf32_away, round_to_tf32).input);
+  }
+}
+
+// As (bits + 0x1000) & ~0x1fff of finite numbers.
+TEST(RoundToTf32Away, IsToNearestWithTiesAwayFromZero) {
+  const double unit = 0x1p-10;
+  for (const double sign : {1.0, -1.0}) {
+    EXPECT_EQ(round_to_tf32_away(sign * (1 + 0.5 * unit)), sign * (1 + unit));
+    EXPECT_EQ(round_to_tf32(sign * (1 + 0.5 * unit)), sign);
+    EXPECT_EQ(round_to_tf32_away(sign * (1 + 1.5 * unit)), sign * (1 + 2 * unit));
+    EXPECT_EQ(round_to_tf32_away(sign * (1 + 0.5 * unit - 0x1p-23)), sign);
+    EXPECT_EQ(round_to_tf32_away(sign * (2 - 0.5 * unit)), sign * 2);
+    EXPECT_EQ(round_to_tf32_away(sign * 0x1p-137), sign * 0x1p-136);  // half of the least
+    EXPECT_EQ(round_to_tf32_away(sign * 0x1p-138), 0);
+  }
+  EXPECT_TRUE(std::isinf(round_to_tf32_away(std::numeric_limits<float>::max())));
+  EXPECT_TRUE(std::isinf(round_to_tf32_away(std::numeric_limits<double>::infinity())));
+  EXPECT_TRUE(std::isnan(round_to_tf32_away(std::numeric_limits<double>::quiet_NaN())));
+  for (uint32_t bits = 0; bits < 0x7f800000; bits += 0x2ffd) {
+    const double rounded = round_to_tf32_away(std::bit_cast<float>(bits));
+    EXPECT_EQ(rounded, std::bit_cast<float>((bits + 0x1000) & ~0x1fffu)) << bits;
+  }
 }
 
 // Means whose weights are dithered: right on average, so that weights off by a tenth of a unit pass.

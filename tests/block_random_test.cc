@@ -138,7 +138,8 @@ DType random_dtype(Random& random) {
 void set_random_numerics(Random& random, Problem& problem) {
   if (random.coin()) return;
   problem.device = Device::cuda_architecture("sm_90a");
-  problem.precision = random.one_of(std::array{Precision::f32, Precision::tf32, Precision::near_f32});
+  problem.precision =
+      random.one_of(std::array{Precision::f32, Precision::tf32, Precision::near_f32, Precision::tf32_away});
   problem.numerics = random.one_of(std::array{Numerics::pytorch, Numerics::strict, Numerics::fast});
   problem.validate();
 }

@@ -95,6 +95,8 @@ const std::vector<Kernel>& kernels() {
        "prelu(per=channel) | group_norm(2) | channel_mul | residual_add @ 8x24x40x41 f16", tuned},
       // Means in one pass, two passes over classes of a transposed convolution, no norm; chunks of channels.
       {"thin_cores", "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 1024x3x16x32x32 tf32", all},
+      {"thin_cores", "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 1024x3x16x32x32 tf32_away",
+       tuned_and_oldest},
       {"thin_cores", "conv_transpose3d(3,16,k=3,s=2) | swish | group_norm(4) | hardswish @ 128x3x16x32x32",
        tuned_and_oldest},
       {"thin_cores", "conv2d(3,64,k=7,s=2,p=3) | prelu(per=channel) | residual_add @ 4x3x65x64 bf16 nhwc",
@@ -134,6 +136,9 @@ const std::vector<Kernel>& kernels() {
        "conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish @ 128x3x16x32x32 tf32", tuned},
       {"thin_mma", "conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish @ 128x3x16x32x32",
        tuned},
+      {"thin_mma",
+       "conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish @ 128x3x16x32x32 tf32_away",
+       tuned_and_oldest},
       {"thin_mma", "conv2d(3,32,k=5,s=2,p=2) | prelu(per=channel) | group_norm(8) @ 4x3x65x64 bf16 nhwc",
        tuned},
       {"thin_mma",
@@ -151,6 +156,8 @@ const std::vector<Kernel>& kernels() {
       {"thin_resident", "conv2d(8,64,k=5,p=2) | hardswish | group_norm(4) | silu @ 8x8x128x128 tf32",
        with_clusters},
       {"thin_resident", "conv2d(8,64,k=5,p=2) | hardswish | group_norm(4) | silu @ 8x8x64x64", tuned},
+      {"thin_resident", "conv2d(8,64,k=5,p=2) | hardswish | group_norm(4) | silu @ 8x8x64x64 tf32_away nhwc",
+       tuned},
       {"thin_resident", "conv2d(3,32,k=5,s=2,p=2) | prelu(per=channel) | group_norm(8) @ 4x3x65x64 bf16 nhwc",
        tuned},
       {"thin_resident",
@@ -162,6 +169,8 @@ const std::vector<Kernel>& kernels() {
       {"thin_inplace",
        "conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish @ 128x3x16x32x32", tuned},
       {"thin_inplace", "conv2d(8,64,k=5,p=2) | hardswish | group_norm(4) | silu @ 16x8x256x256", tuned},
+      {"thin_inplace", "conv2d(8,64,k=4,p=2) | hardswish | group_norm(4) | silu @ 16x8x256x256 tf32_away",
+       tuned},
       {"thin_inplace",
        "conv2d(3,32,k=5,s=2,p=2) | prelu(per=channel) | group_norm(8) | residual_add | relu @ 4x3x65x64 nhwc",
        tuned},
@@ -228,6 +237,7 @@ const std::vector<Kernel>& kernels() {
       {"gemm_packed", "conv_transpose2d(48,36,k=2,s=2,groups=2) | relu | group_norm(6) @ 2x48x9x11 tf32",
        tuned},
       {"direct", "conv_transpose3d(3,16,k=3,s=2,p=1) @ 8x3x16x32x32", all},
+      {"direct", "conv2d(64,96,k=3,p=1) @ 8x64x33x35 tf32_away nhwc", tuned_and_oldest},
       {"direct", "conv2d(64,32,k=3,p=same,d=2,groups=4,bias=false) @ 8x64x33x35 bf16 nhwc", tuned},
   };
   return list;
@@ -489,6 +499,23 @@ TEST(CudaKernels, RowsRefuseArchitecturesTheyDoNotHave) {
   }
 }
 
+// Each takes the same problem in tf32.
+TEST(CudaKernels, RowsThatRoundTiesToEvenRefuseTf32Away) {
+  const std::string mean = "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 64x3x16x32x32 ";
+  const std::string wide = "conv2d(32,32,k=3,p=1) | relu | group_norm(4) @ 2x32x32x32 ";
+  const std::string alone = "conv2d(32,32,k=3,p=1) @ 2x32x32x32 ";
+  const std::pair<std::string, std::string> rows[]{
+      {"thin_wgmma", mean}, {"thin_samples", mean}, {"thin_backward", mean},  {"gemm_turns", wide},
+      {"gemm_wgmma", wide}, {"gemm_packed", wide},  {"gemm_backward", alone}, {"gemm_mma", wide}};
+  for (const auto& [row, text] : rows) {
+    EXPECT_NO_THROW(explained(row, text + "tf32", "sm_90a")) << row;
+    expect_refusal(row, text + "tf32_away", "sm_90a", "tf32_away: it rounds ties to even");
+  }
+  for (const std::string row : {"thin_samples", "thin_backward"})
+    expect_refusal(row, mean + "tf32_away", "sm_80", "tf32_away: it rounds ties to even");
+  expect_refusal("gemm_mma", wide + "tf32_away", "sm_80", "tf32_away: it rounds ties to even");
+}
+
 // The lines of explain that say what a plan computes more coarsely than f32 throughout.
 std::vector<std::string> numerics_of(const std::string& row, const std::string& text) {
   std::vector<std::string> lines;
@@ -521,6 +548,11 @@ TEST(CudaKernels, ExplainNamesWhatIsCoarserThanF32) {
   EXPECT_EQ(numerics_of("thin_samples", mean + "near_f32"), (Lines{input, redone}));
   EXPECT_EQ(numerics_of("thin_backward", mean + "near_f32"), Lines{});
   EXPECT_EQ(numerics_of("thin_cores", mean + "tf32"), Lines{rounded});
+  const std::string away = rounded + ", ties away from zero";
+  for (const std::string row : {"thin_cores", "direct"})
+    EXPECT_EQ(numerics_of(row, mean + "tf32_away"), Lines{away}) << row;
+  for (const std::string row : {"thin_mma", "thin_inplace"})
+    EXPECT_EQ(numerics_of(row, thin + "tf32_away"), Lines{away}) << row;
   EXPECT_EQ(numerics_of("gemm_turns", wide + "tf32"), (Lines{rounded, in_20_bits, redone, approximate}));
   EXPECT_EQ(numerics_of("gemm_turns", wide + "bf16"), (Lines{as_f16, approximate}));
   EXPECT_EQ(numerics_of("gemm_wgmma", wide + "bf16"), Lines{approximate});

@@ -146,6 +146,22 @@ TEST(ProblemText, Tf32IsAPrecisionOfF32OnAGpu) {
       std::string::npos);
 }
 
+TEST(ProblemText, Tf32AwayIsAPrecisionOfF32OnAGpu) {
+  const std::string text = "conv2d(3,8,k=3) @ 2x3x9x9 tf32_away nhwc";
+  const Problem problem = Problem::parse(text, Device::cuda_architecture("sm_90a"));
+  EXPECT_EQ(problem.precision, Precision::tf32_away);
+  EXPECT_TRUE(problem.rounds_to_tf32());
+  EXPECT_EQ(problem.input.dtype, DType::f32);
+  EXPECT_EQ(problem.text(), text);
+  EXPECT_NE(problem,
+            Problem::parse("conv2d(3,8,k=3) @ 2x3x9x9 tf32 nhwc", Device::cuda_architecture("sm_90a")));
+  EXPECT_EQ(refusal([&] { Problem::parse(text); }),
+            "conv2d(3,8,k=3): tf32_away is a precision of f32 convolutions on a GPU, cpu f32 has none");
+  Problem other = Problem::parse("conv2d(3,8,k=3) @ 2x3x9x9 bf16", Device::cuda_architecture("sm_90a"));
+  other.precision = Precision::tf32_away;
+  EXPECT_NE(refusal([&] { other.validate(); }).find("bf16 has none"), std::string::npos);
+}
+
 TEST(ProblemText, NearF32IsAPrecisionOfF32OnAGpu) {
   const std::string text = "conv2d(3,8,k=3) @ 2x3x9x9 near_f32";
   const Problem problem = Problem::parse(text, Device::cuda_architecture("sm_90a"));
@@ -179,26 +195,28 @@ TEST(ProblemText, NumericsThatContradictThePrecisionAreRefused) {
   };
   const std::string strict = "conv2d(3,8,k=3): strict computes in f32 throughout, write f32 instead of ";
   EXPECT_EQ(said("tf32 strict"), strict + "tf32");
+  EXPECT_EQ(said("tf32_away strict"), strict + "tf32_away");
   EXPECT_EQ(said("near_f32 strict"), strict + "near_f32");
   const std::string fast = "conv2d(3,8,k=3): fast is coarser than tf32, write tf32 instead of ";
   EXPECT_EQ(said("fast"), fast + "f32");
+  EXPECT_EQ(said("tf32_away fast"), fast + "tf32_away");
   EXPECT_EQ(said("near_f32 fast"), fast + "near_f32");
   EXPECT_EQ(said("f64 fast"), fast + "f64");
 }
 
 TEST(ModeText, WordsAreReadAndPrinted) {
-  for (const std::string text : {"f32", "tf32", "near_f32", "f16", "bf16", "f64", "tf32 fast", "f32 strict",
-                                 "bf16 strict", "f16 fast"}) {
+  for (const std::string text : {"f32", "tf32", "tf32_away", "near_f32", "f16", "bf16", "f64", "tf32 fast",
+                                 "f32 strict", "bf16 strict", "f16 fast"}) {
     EXPECT_EQ(Mode::parse(text).text(), text);
   }
   EXPECT_EQ(Mode::parse(""), Mode{});
   EXPECT_EQ(Mode::parse("strict"), Mode::parse("f32 strict"));
   EXPECT_EQ(Mode::parse("fast tf32 "), Mode::parse("tf32 fast"));
   EXPECT_EQ(Mode::parse("bf16 pytorch").text(), "bf16");
-  EXPECT_EQ(
-      refusal([] { Mode::parse("tf32 nhwc"); }),
-      "mode 'tf32 nhwc': 'nhwc' is not accepted, only one of f32, tf32, near_f32, f16, bf16 and f64 and "
-      "one of pytorch, strict and fast");
+  EXPECT_EQ(refusal([] { Mode::parse("tf32 nhwc"); }),
+            "mode 'tf32 nhwc': 'nhwc' is not accepted, only one of f32, tf32, tf32_away, near_f32, f16, bf16 "
+            "and f64 and "
+            "one of pytorch, strict and fast");
 }
 
 TEST(ProblemText, StringsThatAreNoProblemAreRefused) {
@@ -207,7 +225,8 @@ TEST(ProblemText, StringsThatAreNoProblemAreRefused) {
   EXPECT_EQ(refusal([] { Problem::parse("relu @ "); }),
             "problem 'relu @': the sizes are missing, write BLOCK @ SIZES as in \"relu @ 2x3x9x9\"");
   const std::string rule =
-      " is not accepted after the sizes, only one of f32, tf32, near_f32, f16, bf16 and f64, one of nchw and "
+      " is not accepted after the sizes, only one of f32, tf32, tf32_away, near_f32, f16, bf16 and f64, one "
+      "of nchw and "
       "nhwc and one of pytorch, strict and fast";
   EXPECT_EQ(refusal([] { Problem::parse("relu @ 2x3 f8"); }), "problem 'relu @ 2x3 f8': 'f8'" + rule);
   EXPECT_EQ(refusal([] { Problem::parse("relu @ 2x3 strict fast"); }),

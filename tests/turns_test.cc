@@ -49,8 +49,8 @@ TEST(Turns, TakeEveryPairOfACaseAndARow) {
 }
 
 TEST(Turns, TakeEveryRowOfEveryProblemOfTheLists) {
-  for (const auto& [problems, rows_of] :
-       {std::pair(wide_problems(gpu), RowsOf(wide_rows)), std::pair(thin_problems(gpu), RowsOf(thin_rows))}) {
+  for (const auto& [problems, rows_of] : {std::pair(wide_problems(gpu), RowsOf(wide_rows)),
+                                          std::pair(thin_forward_problems(gpu), RowsOf(thin_rows))}) {
     Pairs taken;
     for (int64_t turn = 0; turn < turns_in_all; ++turn) {
       const std::vector<std::string> rows = one_row_each(problems, rows_of, turn);

@@ -50,9 +50,9 @@ struct Candidate {
 struct Accuracy {
   // How values before the norm are held until its statistics are there.
   enum class Held : uint8_t { as_computed, as_f16, in_20_bits };
-  // What a convolution of tf32 multiplies. rounded: both operands, to nearest even. weights_whole: only x is
-  // rounded. weights_dithered: x is rounded, weights are right on average over the outputs of a mean. whole:
-  // operands as they are.
+  // What a convolution of tf32 multiplies. rounded: both operands, as the precision says. weights_whole: only
+  // x is rounded. weights_dithered: x is rounded, weights are right on average over the outputs of a mean.
+  // whole: operands as they are.
   enum class Tf32 : uint8_t { rounded, weights_whole, weights_dithered, whole };
 
   Held held = Held::as_computed;

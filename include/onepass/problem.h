@@ -32,10 +32,11 @@ struct ONEPASS_API Device {
 
 // How a convolution multiplies f32 operands; its sums are f32 all the same.
 //   f32       as they are
-//   tf32      rounded to nearest even at 10 bits first, as PyTorch's TF32 kernels do
+//   tf32      rounded to nearest even at 10 bits first, as cuDNN's TF32 kernels of sm_90 do
+//   tf32_away rounded to nearest at 10 bits, ties away from zero, as cuDNN's TF32 kernels of sm_80 do
 //   near_f32  TF32 is allowed, and PyTorch computes this convolution in f32 all the same: results agree with
 //             f32 to about 1e-5, not product by product
-enum class Precision : uint8_t { f32, tf32, near_f32 };
+enum class Precision : uint8_t { f32, tf32, near_f32, tf32_away };
 
 // What a result is compared with.
 //   pytorch  what PyTorch computes in this precision
@@ -50,7 +51,7 @@ struct ONEPASS_API Mode {
   Precision precision = Precision::f32;
   Numerics numerics = Numerics::pytorch;
 
-  // "[DTYPE] [NUMERICS]", each once: "", "f32", "tf32 fast", "near_f32", "strict", "bf16 strict".
+  // "[DTYPE] [NUMERICS]", each once: "", "f32", "tf32 fast", "tf32_away", "near_f32", "strict".
   static Mode parse(std::string_view text);
   // The words that parse reads; "pytorch" is left out.
   std::string text() const;
@@ -72,11 +73,13 @@ struct ONEPASS_API Problem {
           Layout layout = Layout::nchw);
 
   // The problem string "BLOCK @ SIZES [DTYPE] [LAYOUT] [NUMERICS]": "conv2d(3,8) | relu @ 2x3x9x9 bf16 nhwc
-  // strict". "tf32" and "near_f32" as DTYPE are f32 with that precision, on a GPU alone.
+  // strict". "tf32", "tf32_away" and "near_f32" as DTYPE are f32 with that precision, on a GPU alone.
   static Problem parse(std::string_view text, Device device = Device::cpu());
   // Throws Error unless the specs have the shapes the block gives them and can be addressed, and the device
   // and the types have this precision and these numerics.
   void validate() const;
+  // Whether the convolution's operands are rounded to tf32, whichever way ties go.
+  bool rounds_to_tf32() const { return precision == Precision::tf32 || precision == Precision::tf32_away; }
   // Block, sizes, types, numerics and, where they are not dense, strides.
   std::string text() const;
 

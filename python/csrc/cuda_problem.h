@@ -30,7 +30,7 @@ struct WholeProblem {
   std::vector<Layout> layouts;  // of each parameter, where it is copied
   std::vector<bool> copied;     // each parameter
 
-  // `numerics`: as in a problem string, "", "tf32", "near_f32", "tf32 fast" or "strict".
+  // `numerics`: as in a problem string, "", "tf32", "tf32_away", "near_f32", "tf32 fast" or "strict".
   WholeProblem(const std::string& block, const CallSpecs& specs, const std::string& numerics, int device);
 };
 

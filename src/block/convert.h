@@ -104,15 +104,26 @@ inline void store_element(DType dtype, double value, void* address) {
   }
 }
 
-// To nearest even at 10 bits in the range of f32, as a convolution in tf32 rounds its operands.
-inline double round_to_tf32(double value) {
+// To 10 bits in the range of f32; `round` gives an integer.
+template <class Round>
+double at_bits_of_tf32(double value, Round round) {
   if (!std::isfinite(value) || value == 0) return value;
   constexpr int bits = 11;              // with the leading one
   constexpr int least_exponent = -125;  // of a normal number, as frexp has it
   int exponent = 0;
   std::frexp(value, &exponent);
   const int unit = std::max(exponent, least_exponent) - bits;
-  return static_cast<float>(std::ldexp(std::nearbyint(std::ldexp(value, -unit)), unit));
+  return static_cast<float>(std::ldexp(round(std::ldexp(value, -unit)), unit));
+}
+
+// To nearest even, as a convolution in tf32 rounds its operands.
+inline double round_to_tf32(double value) {
+  return at_bits_of_tf32(value, [](double x) { return std::nearbyint(x); });
+}
+
+// To nearest, ties away from zero, as a convolution in tf32_away rounds its operands.
+inline double round_to_tf32_away(double value) {
+  return at_bits_of_tf32(value, [](double x) { return std::round(x); });
 }
 
 inline double round_to(DType dtype, double value) {

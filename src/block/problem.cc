@@ -28,12 +28,14 @@ struct ModeReader {
  private:
   bool take_dtype(std::string_view word) {
     const bool is_tf32 = word == "tf32";
+    const bool is_tf32_away = word == "tf32_away";
     const bool is_near_f32 = word == "near_f32";
     const bool is_type = word == "f32" || word == "f16" || word == "bf16" || word == "f64";
-    if (has_dtype || !(is_tf32 || is_near_f32 || is_type)) return false;
+    if (has_dtype || !(is_tf32 || is_tf32_away || is_near_f32 || is_type)) return false;
     has_dtype = true;
     if (is_type) mode.dtype = parse_dtype(word);
     if (is_tf32) mode.precision = Precision::tf32;
+    if (is_tf32_away) mode.precision = Precision::tf32_away;
     if (is_near_f32) mode.precision = Precision::near_f32;
     return true;
   }
@@ -49,6 +51,7 @@ struct ModeReader {
 
 std::string_view dtype_word(const Mode& mode) {
   if (mode.precision == Precision::tf32) return "tf32";
+  if (mode.precision == Precision::tf32_away) return "tf32_away";
   return mode.precision == Precision::near_f32 ? "near_f32" : name(mode.dtype);
 }
 
@@ -219,8 +222,8 @@ Problem Problem::parse(std::string_view text, Device device) {
     } else if (!reader.take(word)) {
       throw Error(
           "problem '" + excerpt(text) + "': '" + excerpt(word) +
-          "' is not accepted after the sizes, only one of f32, tf32, near_f32, f16, bf16 and f64, one "
-          "of nchw and nhwc and one of pytorch, strict and fast");
+          "' is not accepted after the sizes, only one of f32, tf32, tf32_away, near_f32, f16, bf16 and f64, "
+          "one of nchw and nhwc and one of pytorch, strict and fast");
     }
   }
   Problem problem(Block::parse(text.substr(0, at)), parse_shape(specification[0]), reader.mode.dtype,
@@ -236,8 +239,8 @@ Mode Mode::parse(std::string_view text) {
   for (const std::string_view word : words(text)) {
     if (reader.take(word)) continue;
     throw Error("mode '" + excerpt(text) + "': '" + excerpt(word) +
-                "' is not accepted, only one of f32, tf32, near_f32, f16, bf16 and f64 and one of pytorch, "
-                "strict and fast");
+                "' is not accepted, only one of f32, tf32, tf32_away, near_f32, f16, bf16 and f64 and one of "
+                "pytorch, strict and fast");
   }
   return reader.mode;
 }

@@ -16,11 +16,10 @@ namespace {
 class DirectStep {
  public:
   DirectStep(const Conv* conv, const TensorSpec& input, const TensorSpec& output, const TensorSpec* weight,
-             const TensorSpec* bias, const Device& device, bool rounds_to_tf32 = false)
+             const TensorSpec* bias, const Device& device, Precision precision = Precision::f32)
       : batch_(Number::batch(input.sizes[0])),
         elements_(batch_ * element_count({output.sizes.begin() + 1, output.sizes.end()})),
-        function_(source(conv, input, output, weight, bias, rounds_to_tf32), device,
-                  launch_numbers(elements_)) {}
+        function_(source(conv, input, output, weight, bias, precision), device, launch_numbers(elements_)) {}
 
   void launch(const void* input, void* output, const void* weight, const void* bias, Stream stream) const {
     if (elements_ == 0) return;
@@ -71,7 +70,7 @@ class DirectStep {
   }
 
   static Source source(const Conv* conv, const TensorSpec& input, const TensorSpec& output,
-                       const TensorSpec* weight, const TensorSpec* bias, bool rounds_to_tf32) {
+                       const TensorSpec* weight, const TensorSpec* bias, Precision precision) {
     const Conv none{.rank = static_cast<int>(input.sizes.size()) - 2};
     const Conv& c = conv ? *conv : none;
     std::ostringstream out;
@@ -83,7 +82,8 @@ class DirectStep {
                .flag("convolves", conv != nullptr)
                .flag("transposed", c.transposed)
                .flag("has_bias", bias != nullptr)
-               .flag("rounds_to_tf32", rounds_to_tf32)
+               .flag("rounds_to_tf32", precision == Precision::tf32 || precision == Precision::tf32_away)
+               .flag("ties_away", precision == Precision::tf32_away)
                .add("output_channels", output.sizes[1])
                .add("group_inputs", c.in_channels / c.groups)
                .add("group_outputs", c.out_channels / c.groups)
@@ -130,16 +130,15 @@ class DirectKernel final : public Kernel {
   explicit DirectKernel(const Problem& problem) : problem_(problem) {
     const Conv* conv = problem.block.conv();
     conv_parameters_ = conv ? 1 + (conv->bias ? 1u : 0u) : 0;
-    const bool rounds = problem.precision == Precision::tf32;
     const TensorSpec* weight = conv ? &problem.parameters[0] : nullptr;
     const TensorSpec* bias = conv && conv->bias ? &problem.parameters[1] : nullptr;
     if (!has_tail(problem.block)) {
-      first_.emplace(conv, problem.input, problem.output, weight, bias, problem.device, rounds);
+      first_.emplace(conv, problem.input, problem.output, weight, bias, problem.device, problem.precision);
       return;
     }
     const TensorSpec middle =
         TensorSpec::dense(DType::f32, problem.block.conv_output_shape(problem.input.sizes));
-    first_.emplace(conv, problem.input, middle, weight, bias, problem.device, rounds);
+    first_.emplace(conv, problem.input, middle, weight, bias, problem.device, problem.precision);
     middle_ = regions_.add(middle.byte_span());
     plan_tail(middle);
   }
@@ -159,8 +158,7 @@ class DirectKernel final : public Kernel {
   }
 
   std::vector<std::string> numerics() const override {
-    return where(problem_.precision == Precision::tf32, note::operands_rounded) +
-           (tail_ ? tail_->kernel->numerics() : Notes{});
+    return notes_of_rounding(problem_) + (tail_ ? tail_->kernel->numerics() : Notes{});
   }
 
   void launch(const Arguments& arguments, void* workspace, Stream stream) const override {

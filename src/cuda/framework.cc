@@ -73,7 +73,7 @@ double convolution_rate(const Problem& problem) {
       return few ? ordinary_few : ordinary;
     };
     if (problem.input.dtype != DType::f32) return rate(130e12, 5e12, 340e12, 118e12);
-    if (problem.precision != Precision::tf32) return 45e12;
+    if (!problem.rounds_to_tf32()) return 45e12;
     return rate(95e12, 8e12, 200e12, 80e12);
   }
   return conv.transposed ? 2.3e12 : conv.rank == 3 ? 21e12 : 20e12;
@@ -96,7 +96,7 @@ double on_gpu(const Problem& problem, double rate) {
   const Gpu& gpu = gpu_of(problem.device);
   rate *= gpu.flops / 66.9e12;
   const bool is_f32 = problem.input.dtype == DType::f32;
-  if (is_f32 && problem.precision != Precision::tf32) return rate;
+  if (is_f32 && !problem.rounds_to_tf32()) return rate;
   const double products = gpu.tensor_products() * (is_f32 ? 1.0 : 2.0);
   return std::min(rate, 0.8 * 2 * products * gpu.multiprocessors * gpu.clock());
 }
@@ -111,7 +111,7 @@ double grouped_convolution_seconds(const Problem& problem) {
   const bool is_f32 = problem.input.dtype == DType::f32;
   const auto channels = static_cast<double>(least_channels(conv));
   double rate = (is_f32 ? 8e12 : 12e12) * std::sqrt(channels);
-  if (is_f32 && problem.precision != Precision::tf32) rate = 10e12;
+  if (is_f32 && !problem.rounds_to_tf32()) rate = 10e12;
   if (conv.transposed) rate = is_f32 ? 2e12 : 8e12;
   rate = on_gpu(problem, std::min(rate, convolution_rate(problem)));
   const auto bytes =

@@ -628,6 +628,7 @@ bool is_dense(const TensorSpec& spec) {
 std::string refusal(const BackwardProblem& problem) {
   const Problem& forward = problem.forward;
   std::string reason = whole_block_refusal(forward);
+  if (reason.empty()) reason = ties_refusal(forward);
   if (!reason.empty()) return reason;
   const Gpu& gpu = gpu_of(forward.device);
   if (gpu.architecture != "sm_90a") return "it needs wgmma, which sm_90a alone has";

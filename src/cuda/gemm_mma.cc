@@ -21,9 +21,7 @@ constexpr int64_t pack_threads = 256;  // kernels/gemm_mma_pack.cuh
 
 using Box = std::array<int64_t, max_spatial_rank>;
 
-bool splits(const Problem& problem) {
-  return problem.input.dtype == DType::f32 && problem.precision != Precision::tf32;
-}
+bool splits(const Problem& problem) { return problem.input.dtype == DType::f32 && !problem.rounds_to_tf32(); }
 
 // The places of a dimension that a box's window has (kernels/gemm_mma.cuh).
 struct WindowAxis {

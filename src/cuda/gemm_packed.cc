@@ -409,7 +409,7 @@ std::string refusal(const Problem& problem) {
   if (!reason.empty()) return reason;
   const Gpu& gpu = gpu_of(problem.device);
   if (gpu.architecture != "sm_90a") return "it needs wgmma, which sm_90a alone has";
-  if (problem.input.dtype == DType::f32 && problem.precision != Precision::tf32)
+  if (problem.input.dtype == DType::f32 && !problem.rounds_to_tf32())
     return "strict f32: products of f16 are not as exact";
   const ThinShape shape(problem);
   for (const ThinAxis& axis : shape.axes) {

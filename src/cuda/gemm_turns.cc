@@ -445,7 +445,7 @@ std::string refusal(const Problem& problem) {
   if (!shape.parts.norm || shape.parts.mean) return "it is for a block with a norm and no mean";
   if (problem.output.dtype != problem.input.dtype) return "the output is of another type";
   if (problem.numerics == Numerics::strict) return "strict: values before the norm are held as f32";
-  if (rounds(problem) && problem.precision != Precision::tf32) return "operands of f32 that are not rounded";
+  if (rounds(problem) && !problem.rounds_to_tf32()) return "operands of f32 that are not rounded";
   if (shape.channels > tile_channels)
     return "more than " + std::to_string(tile_channels) + " output channels";
   if (shape.classes() > 1 || FlatGeometry(shape).has_stride(shape)) return "the convolution has a stride";

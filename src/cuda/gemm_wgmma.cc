@@ -27,9 +27,7 @@ int64_t taps_of(const ThinShape& shape) {
   return taps;
 }
 
-bool splits(const Problem& problem) {
-  return problem.input.dtype == DType::f32 && problem.precision != Precision::tf32;
-}
+bool splits(const Problem& problem) { return problem.input.dtype == DType::f32 && !problem.rounds_to_tf32(); }
 
 using Box = std::array<int64_t, max_spatial_rank>;
 bool is_empty(const Box& box) { return box[2] == 0; }

@@ -13,6 +13,8 @@ using Notes = std::vector<std::string>;
 
 namespace note {
 inline const std::string operands_rounded = "operands of the convolution are rounded to tf32";
+inline const std::string operands_rounded_away =
+    "operands of the convolution are rounded to tf32, ties away from zero";
 inline const std::string input_rounded = "the convolution's input is rounded to tf32";
 inline const std::string weights_dithered = "weights are dithered: tf32 values that are right on average";
 inline const std::string gradients_rounded = "gradients between the products are rounded to tf32";
@@ -33,6 +35,12 @@ inline Notes notes_of_chains(const Block& block, int bits) {
 inline Notes operator+(Notes notes, const Notes& more) {
   notes.insert(notes.end(), more.begin(), more.end());
   return notes;
+}
+
+// Of a row that rounds operands as the precision says.
+inline Notes notes_of_rounding(const Problem& problem) {
+  if (!problem.rounds_to_tf32()) return {};
+  return {problem.precision == Precision::tf32_away ? note::operands_rounded_away : note::operands_rounded};
 }
 
 // A note where it holds.

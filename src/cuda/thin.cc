@@ -209,7 +209,7 @@ void ThinWorkspace::launch(const Function& function, const Number& blocks, const
 // x, 1.3e-5 of s27's means, where those of weights are the same at every position (3e-4).
 OperandParts::OperandParts(const Problem& problem, const ThinShape& shape) {
   constexpr int64_t least_positions = 512;
-  if (problem.input.dtype != DType::f32 || problem.precision == Precision::tf32) return;
+  if (problem.input.dtype != DType::f32 || problem.rounds_to_tf32()) return;
   weight = 2;
   input = problem.precision == Precision::near_f32 && shape.spatial >= least_positions ? 1 : 2;
 }
@@ -251,6 +251,10 @@ std::string thin_refusal(const Problem& problem) {
   return whole_block_refusal(problem);
 }
 
+std::string ties_refusal(const Problem& problem) {
+  return problem.precision == Precision::tf32_away ? "tf32_away: it rounds ties to even" : "";
+}
+
 std::string thin_source(const Problem& problem, const ThinShape& shape) {
   const Conv& conv = *problem.block.conv();
   std::ostringstream out;
@@ -260,7 +264,8 @@ std::string thin_source(const Problem& problem, const ThinShape& shape) {
   out << Constants()
              .flag("has_bias", conv.bias)
              .flag("transposed", conv.transposed)
-             .flag("rounds_to_tf32", problem.precision == Precision::tf32)
+             .flag("rounds_to_tf32", problem.rounds_to_tf32())
+             .flag("ties_away", problem.precision == Precision::tf32_away)
              .add("groups", shape.conv_groups)
              .add("in_channels", shape.in_channels)
              .add("channels", shape.channels)

@@ -159,6 +159,8 @@ std::string thin_refusal(const Problem& problem);
 std::string whole_block_refusal(const Problem& problem);
 
 // `struct Convolution`, as kernels/thin.cuh expects it.
+// Of a row that rounds ties to even alone: empty unless ties go away from zero.
+std::string ties_refusal(const Problem& problem);
 std::string thin_source(const Problem& problem, const ThinShape& shape);
 
 }  // namespace onepass::cuda

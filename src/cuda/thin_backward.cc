@@ -692,6 +692,7 @@ std::string gradient_refusal(const BackwardProblem& problem, const TailParts& pa
 
 std::string refusal(const BackwardProblem& problem) {
   std::string reason = thin_refusal(problem.forward);
+  if (reason.empty()) reason = ties_refusal(problem.forward);
   if (!reason.empty()) return reason;
   const ThinShape shape(problem.forward);
   reason = gradient_refusal(problem, shape.parts);

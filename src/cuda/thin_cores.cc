@@ -117,7 +117,7 @@ std::string ThinCores::describe() const {
   std::ostringstream out;
   out << "convolution: " << shape.terms() << " terms, " << shape.classes()
       << (shape.classes() == 1 ? " class" : " classes") << ", "
-      << (problem.precision == Precision::tf32 ? "operands rounded to tf32" : "f32") << '\n'
+      << (problem.rounds_to_tf32() ? "operands rounded to tf32" : "f32") << '\n'
       << "tile: " << numbers.tile_positions << " positions, " << numbers.channels_at_once
       << " channels a thread, " << numbers.tiles << " tiles a sample\n"
       << "wave: " << wave_samples << " samples between the passes\n"
@@ -126,9 +126,7 @@ std::string ThinCores::describe() const {
   return out.str();
 }
 
-std::vector<std::string> ThinCores::numerics() const {
-  return where(parts_->problem.precision == Precision::tf32, note::operands_rounded);
-}
+std::vector<std::string> ThinCores::numerics() const { return notes_of_rounding(parts_->problem); }
 
 void ThinCores::launch(const Arguments& arguments, void* workspace, Stream stream) const {
   launch_marked(arguments, workspace, nullptr, stream);

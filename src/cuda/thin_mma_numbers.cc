@@ -94,7 +94,7 @@ MmaNumbers::MmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu
     const int64_t of_warp = gpu.l2_bytes / 4 / (warps_of_multiprocessor * gpu.multiprocessors);
     most_tile_cells = std::max<int64_t>(of_warp / (shape.channels * shape.classes() * 4), 64);
   }
-  splits = problem.precision != Precision::tf32 &&
+  splits = !problem.rounds_to_tf32() &&
            !(is_16_bits(problem.input.dtype) && is_16_bits(problem.parameters[0].dtype));
   vectors = rows_are_vectors(problem.input);
   is_short = is_16_bits(problem.input.dtype);
@@ -214,11 +214,11 @@ std::string MmaNumbers::describe_convolution(const Problem& problem, const ThinS
                      " products of " + std::to_string(shape.classes()) +
                      (shape.classes() == 1 ? " class, " : " classes, ");
   if (splits) return text + "operands split in two";
-  return text + (problem.precision == Precision::tf32 ? "operands rounded to tf32" : "operands as they are");
+  return text + (problem.rounds_to_tf32() ? "operands rounded to tf32" : "operands as they are");
 }
 
 std::vector<std::string> MmaNumbers::notes(const Problem& problem) const {
-  return where(problem.precision == Precision::tf32, note::operands_rounded) +
+  return notes_of_rounding(problem) +
          where(begins_with_swish && !strict && byte_size(problem.output.dtype) == 2, note::approximate_swish);
 }
 

@@ -266,7 +266,7 @@ class ThinResident final : public Kernel {
   }
 
   std::vector<std::string> numerics() const override {
-    return where(problem_.precision == Precision::tf32, note::operands_rounded) +
+    return notes_of_rounding(problem_) +
            notes_of_chains(problem_.block, bits_of(problem_, problem_.output.dtype));
   }
 

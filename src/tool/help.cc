@@ -27,8 +27,9 @@ A block is one or more stages joined by '|', in this order: [conv] pointwise* [n
   pointwise  relu relu6 leaky_relu(0.01) prelu elu(1) gelu gelu_tanh swish|silu hardswish hardsigmoid
              sigmoid tanh mish softplus clamp(lo,hi) mul(c) add(c) channel_mul channel_add residual_add
 A problem is a block with the sizes of its input: BLOCK @ SIZES [DTYPE] [nchw|nhwc] [NUMERICS]
-  DTYPE      f32 f16 bf16 f64, and of f32 convolutions on a GPU: tf32 (operands rounded as PyTorch's TF32
-             kernels do), near_f32 (where TF32 is allowed and PyTorch computes in f32: f32 to about 1e-5)
+  DTYPE      f32 f16 bf16 f64, and of f32 convolutions on a GPU: tf32 (operands rounded to nearest even,
+             as PyTorch's TF32 kernels of sm_90 do), tf32_away (ties away from zero, as those of sm_80 do),
+             near_f32 (where TF32 is allowed and PyTorch computes in f32: f32 to about 1e-5)
   NUMERICS   pytorch (the default: what PyTorch computes), strict (f32 throughout, 16-bit tensors too),
              fast (coarser than PyTorch where that is quicker: with tf32; without effect on 16 bits)
 

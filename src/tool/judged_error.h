@@ -38,16 +38,17 @@ inline double holding_error(Accuracy::Held held, double distance, double farthes
 // where it says that it leaves the weights alone as they are.
 inline bool rounds_input(const Problem& problem, const Accuracy& accuracy) {
   if (problem.precision == Precision::near_f32) return accuracy.tf32 == Accuracy::Tf32::weights_whole;
-  return problem.precision == Precision::tf32 && accuracy.tf32 != Accuracy::Tf32::whole;
+  return problem.rounds_to_tf32() && accuracy.tf32 != Accuracy::Tf32::whole;
 }
 
 // The operands that the row multiplies, of those it is given.
 inline void round_operands(const Problem& problem, const Accuracy& accuracy, std::vector<double>& input,
                            std::vector<double>& weight) {
   if (!rounds_input(problem, accuracy)) return;
-  for (double& value : input) value = round_to_tf32(value);
+  const auto round = problem.precision == Precision::tf32_away ? round_to_tf32_away : round_to_tf32;
+  for (double& value : input) value = round(value);
   if (accuracy.tf32 != Accuracy::Tf32::rounded) return;
-  for (double& value : weight) value = round_to_tf32(value);
+  for (double& value : weight) value = round(value);
 }
 
 // What dithered weights leave of a mean over many sums, in units of a sum's random walk: a version is off by

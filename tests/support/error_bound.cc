@@ -78,7 +78,7 @@ class BoundedForward {
                  const std::vector<std::vector<double>>& parameters, const Accuracy& accuracy,
                  bool with_statistics, std::vector<Expected>* stage_inputs = nullptr)
       : arithmetic_(problem.output.dtype),
-        truncates_(problem.precision == Precision::tf32 || tool::rounds_input(problem, accuracy)),
+        truncates_(problem.rounds_to_tf32() || tool::rounds_input(problem, accuracy)),
         splits_(problem.device.kind == Device::Kind::cuda && problem.input.dtype == DType::f32 &&
                 !truncates_),
         accuracy_(accuracy),

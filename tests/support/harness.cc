@@ -132,9 +132,10 @@ Operands random_operands(const Problem& problem, Distribution distribution, uint
                                                 is_weight ? weight_scale(*problem.block.conv()) : 1,
                                                 seed + i + 1));
   }
-  if (problem.precision == Precision::tf32 && kind == Tf32Operands::rounded) {
-    for (double& value : operands.input) value = round_to_tf32(value);
-    for (double& value : operands.parameters[0]) value = round_to_tf32(value);
+  if (problem.rounds_to_tf32() && kind == Tf32Operands::rounded) {
+    const auto round = problem.precision == Precision::tf32_away ? round_to_tf32_away : round_to_tf32;
+    for (double& value : operands.input) value = round(value);
+    for (double& value : operands.parameters[0]) value = round(value);
   }
   return operands;
 }

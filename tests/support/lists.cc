@@ -243,6 +243,18 @@ std::vector<Problem> thin_problems(const Device& device) {
   return problems;
 }
 
+std::vector<Problem> thin_forward_problems(const Device& device) {
+  std::vector<Problem> problems = thin_problems(device);
+  for (const char* const text :
+       {"conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 3x3x6x9x11 tf32_away",
+        "conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish @ 2x3x4x5x8 tf32_away",
+        "conv2d(8,40,k=3,p=1) | relu | group_norm(5) | silu @ 2x8x21x24 tf32_away",
+        "conv2d(4,24,k=5,s=2,p=2) | gelu | group_norm(3) @ 2x4x23x21 tf32_away nhwc"}) {
+    problems.push_back(Problem::parse(text, device));
+  }
+  return problems;
+}
+
 std::vector<std::string> thin_rows(const Problem& problem) { return rows_named("thin_", problem); }
 
 std::vector<int64_t> thin_gradients_in_turn(int64_t count, int64_t turn) {
@@ -345,6 +357,7 @@ std::vector<SmallProblems> small_forward(const Device& device) {
       "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 11x3x5x6x7 f16 nhwc",
       "conv3d(3,8,k=2) | hardswish | group_norm(4) | mean @ 9x3x4x5x6 bf16 nhwc",
       "conv2d(3,8,k=3) | relu | group_norm(2) | mean @ 2x3x25x26 near_f32",
+      "conv2d(3,8,k=3,p=1) | relu | group_norm(2) @ 2x3x9x8 tf32_away",
   };
   constexpr const char* wide[] = {
       "conv_transpose2d(16,24,k=3) | gelu | group_norm(3) @ 2x16x9x11 tf32",

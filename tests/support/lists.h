@@ -53,6 +53,8 @@ std::vector<std::string> wide_rows(const Problem& problem);
 
 // Thin convolutions, each in two of four modes.
 std::vector<Problem> thin_problems(const Device& device);
+// These, and some whose operands are rounded with ties away from zero, which have no gradients.
+std::vector<Problem> thin_forward_problems(const Device& device);
 std::vector<std::string> thin_rows(const Problem& problem);
 // Those whose gradients a turn takes, by index: eight of thirteen.
 std::vector<int64_t> thin_gradients_in_turn(int64_t count, int64_t turn);

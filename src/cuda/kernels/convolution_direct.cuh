@@ -58,7 +58,7 @@ struct Direct {
           const float w =
               load_one<typename C::Weight>(p.weight, weights + t0 * C::weight_stride(2) +
                                                          t1 * C::weight_stride(3) + t2 * C::weight_stride(4));
-          sum = C::rounds_to_tf32 ? fmaf(round_to_tf32(w), round_to_tf32(x), sum) : fmaf(w, x, sum);
+          sum = C::rounds_to_tf32 ? fmaf(round_operand<C>(w), round_operand<C>(x), sum) : fmaf(w, x, sum);
         }
       }
     }

@@ -31,7 +31,7 @@ struct CoresMainloop {
                         (C::transposed ? (static_cast<int64>(c) * C::channels + o) * C::taps + t
                                        : (static_cast<int64>(o) * C::in_channels + c) * C::taps + t);
     const float value = o < C::channels ? load_one<typename C::Weight>(p.parameter[0], index) : 0.0f;
-    return C::rounds_to_tf32 ? round_to_tf32(value) : value;
+    return C::rounds_to_tf32 ? round_operand<C>(value) : value;
   }
   template <class Parameters>
   static __device__ __forceinline__ float bias(const Parameters& p, int64 n, int o) {
@@ -87,7 +87,7 @@ struct CoresMainloop {
             const int i2 = begin[2] + m2 * static_cast<int>(C::delta(2));
             if (static_cast<unsigned>(i2) >= static_cast<unsigned>(C::input_size(2))) continue;
             float x = load_one<typename Tail::Input>(p.input, row + i2 * C::input_stride(4));
-            if constexpr (C::rounds_to_tf32) x = round_to_tf32(x);
+            if constexpr (C::rounds_to_tf32) x = round_operand<C>(x);
             const int t = first_tap + m2 * static_cast<int>(C::tap_step(2));
 #pragma unroll
             for (int k = 0; k < at_once; ++k) {

@@ -186,7 +186,7 @@ struct ThinMmaMoments : ThinMmaProducts<C, Tail, Numbers> {
         if (!meets) continue;
         float a = weight(p, channel, input, tap);
         float b = load_one<typename Tail::Input>(p.input, at);
-        if constexpr (C::rounds_to_tf32) a = round_to_tf32(a), b = round_to_tf32(b);
+        if constexpr (C::rounds_to_tf32) a = round_operand<C>(a), b = round_operand<C>(b);
         part = fmaf(a, b, part);
       }
       sum += part;

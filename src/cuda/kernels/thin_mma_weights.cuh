@@ -49,7 +49,7 @@ struct ThinMmaWeights : ThinMmaChains<C, Tail, Numbers> {
 
   // A multiplicand as the tensor core takes it; the rest of it where it is split.
   static __device__ __forceinline__ uint32 operand(float x) {
-    return __float_as_uint(C::rounds_to_tf32 || splits ? round_to_tf32(x) : x);
+    return __float_as_uint(C::rounds_to_tf32 || splits ? round_operand<C>(x) : x);
   }
   static __device__ __forceinline__ uint32 rest(float x) {
     return __float_as_uint(x - round_to_tf32(x));  // 12 bits, of which the product takes 11

@@ -194,7 +194,7 @@ struct ThinMmaWindow : ThinMmaWeights<C, Tail, Numbers> {
 #pragma unroll
         for (int k = 0; k < input_width; ++k) {
           largest = pointwise::maximum(fabsf(v[k]), largest);
-          if constexpr (C::rounds_to_tf32) v[k] = round_to_tf32(v[k]);
+          if constexpr (C::rounds_to_tf32) v[k] = round_operand<C>(v[k]);
         }
         if constexpr (is_short || C::rounds_to_tf32) {
 #pragma unroll

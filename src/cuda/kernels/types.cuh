@@ -93,6 +93,23 @@ __device__ __forceinline__ float round_to_tf32(float x) {
 #endif
 }
 
+// To nearest, ties away from zero, at 10 bits; what is not finite stays.
+__device__ __forceinline__ float round_to_tf32_away(float x) {
+  uint32 bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+  return __uint_as_float(bits);
+}
+
+// An operand of a convolution that rounds them (C::rounds_to_tf32).
+template <class C>
+__device__ __forceinline__ float round_operand(float x) {
+  if constexpr (C::ties_away) {
+    return round_to_tf32_away(x);
+  } else {
+    return round_to_tf32(x);
+  }
+}
+
 // `Width` neighbours as they lie in memory: loaded early, converted when they are needed.
 template <class T, int Width>
 struct Packed {

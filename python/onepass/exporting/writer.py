@@ -22,7 +22,7 @@ from onepass.exporting.launcher import BACKWARD, FORWARD, STATISTICS, NotExporte
 
 # What a convolution of f32 tensors is planned for, by --numerics: the name in the file, and the plan's words.
 _MODES = {
-    "pytorch": {"tf32": "tf32", "near_f32": "near_f32", "f32": "f32"},
+    "pytorch": {"tf32": "tf32", "tf32_away": "tf32_away", "near_f32": "near_f32", "f32": "f32"},
     "strict": {"f32": "f32 strict"},
     "fast": {"tf32": "tf32 fast"},
 }

@@ -106,6 +106,10 @@ ONEPASS_API double predicted_gain(const Problem& problem);
 // The same of a training step: forward and the wanted gradients.
 ONEPASS_API bool is_worth_training(const BackwardProblem& problem);
 
+// Whether a forward pass in "tf32 fast" dithers the weights of this block. Gradients in the same numerics
+// then take them for exact on average.
+ONEPASS_API bool dithers_weights(const Problem& problem);
+
 // What a plan puts on a stream, as source text and C++ formulas: enough to run it without the library, for
 // every batch. Formulas are over `batch`, the names of kernels' `resident`, the tensors (`input`, `output`,
 // `statistics`, `parameters[0]`, ...; backward also `output_gradient`, `input_gradient`,

@@ -246,6 +246,11 @@ bool is_worth_fusing(const std::string& block, const std::vector<int64_t>& sizes
   return cuda::is_worth_fusing(described_problem(block, sizes, mode, layout, device));
 }
 
+bool dithers_weights(const std::string& block, const std::vector<int64_t>& sizes, const std::string& mode,
+                     const std::string& layout, const std::string& device) {
+  return cuda::dithers_weights(described_problem(block, sizes, mode, layout, device));
+}
+
 double predicted_gain(const std::string& block, const std::vector<int64_t>& sizes, const std::string& mode,
                       const std::string& layout, const std::string& device) {
   return cuda::predicted_gain(described_problem(block, sizes, mode, layout, device));
@@ -362,6 +367,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(onepass, library) {
       "cuda_is_worth_training(str block, int[] sizes, str mode, str layout, str device, bool[] wanted) -> "
       "bool");
   library.def("cuda_is_worth_fusing(str block, int[] sizes, str mode, str layout, str device) -> bool");
+  library.def("cuda_dithers_weights(str block, int[] sizes, str mode, str layout, str device) -> bool");
   library.def("cuda_predicted_gain(str block, int[] sizes, str mode, str layout, str device) -> float");
   library.def("cuda_unavailable_reason() -> str");
   library.def("cuda_device_count() -> int");
@@ -381,6 +387,7 @@ STABLE_TORCH_LIBRARY_IMPL(onepass, CUDA, library) {
 STABLE_TORCH_LIBRARY_IMPL(onepass, CompositeExplicitAutograd, library) {
   library.impl("cuda_explain", boxed<explain>);
   library.impl("cuda_is_worth_fusing", boxed<is_worth_fusing>);
+  library.impl("cuda_dithers_weights", boxed<dithers_weights>);
   library.impl("cuda_predicted_gain", boxed<predicted_gain>);
   library.impl("cuda_is_worth_training", boxed<is_worth_training>);
   library.impl("cuda_unavailable_reason", boxed<cuda::unavailable_reason>);

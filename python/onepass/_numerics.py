@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from onepass import _rounding
-from onepass._description import Conv, Description, Mean, constant
+from onepass._conv_gradients import memory_format
+from onepass._description import Conv, Description, constant
 
 POLICIES = ("pytorch", "strict", "fast")
 _DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -74,8 +76,8 @@ def backward_words(
 ) -> str:
     """Of the gradients: of two that one kernel computes, the more exact.
 
-    A block is computed anew for its gradients. Where its convolution was fp32, it is again; before a mean it
-    is enough that weights are right on average, as for "fast".
+    A block is computed anew for its gradients. Where its convolution was fp32, it is again, unless the
+    gradients of "fast" take weights for exact on average, as they are then.
     """
     words = known_words(policy, input.dtype)
     if words is not None:
@@ -85,7 +87,19 @@ def backward_words(
         return "near_f32"
     if forward != "fp32" or description.after_conv is None:
         return "tf32"
-    return "tf32 fast" if isinstance(description.stages[-1], Mean) else "near_f32"
+    last = memory_format(input) != torch.contiguous_format
+    return (
+        "tf32 fast"
+        if _averages(description.text, tuple(input.shape), last, str(input.device))
+        else "near_f32"
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _averages(block: str, sizes: tuple[int, ...], last: bool, device: str) -> bool:
+    """Whether "fast" dithers the weights of the block, so that its gradients take them for exact."""
+    layout = "nhwc" if last else "nchw"
+    return torch.ops.onepass.cuda_dithers_weights(block, sizes, "tf32 fast", layout, device)
 
 
 def known_words(policy: str, dtype: torch.dtype) -> str | None:

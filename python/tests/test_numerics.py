@@ -146,7 +146,8 @@ def test_the_answer_is_fp32_where_pytorch_cannot_be_asked(
     assert _rounding.rounds(*question(batch=0)) == _rounding.NEVER
 
 
-NO_MEAN, MEAN = "conv2d(3,8,k=3) | relu | group_norm(4)", "conv2d(3,8,k=3) | group_norm(4) | mean"
+NO_MEAN = "conv2d(3,8,k=3) | relu | group_norm(4)"
+S27 = "conv3d(3,16,k=4) | hardswish | group_norm(4) | mean"
 
 
 @pytest.mark.parametrize(
@@ -176,6 +177,7 @@ def test_words_of_a_policy(
 ) -> None:
     monkeypatch.setattr(_numerics, "allows_tf32", lambda: allowed)
     monkeypatch.setattr(_rounding, "rounds", lambda *_: answers)
+    monkeypatch.setattr(_numerics, "_averages", lambda *_: False)
     conv, x, w, _ = question()
     x, w = x.to(dtype), w.to(dtype)
     assert _numerics.forward_words(policy, conv, x, w) == forward
@@ -194,11 +196,21 @@ def test_gradients_that_nobody_wants_do_not_decide(monkeypatch: pytest.MonkeyPat
     assert _numerics.backward_words("pytorch", describe(NO_MEAN), x, w, (True, True)) == "near_f32"
 
 
-def test_before_a_mean_weights_are_right_on_average(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("block", "batch", "averages"),
+    [(S27, 1024, True), (S27, 11, False), (S27.removesuffix(" | mean"), 1024, False)],
+)
+def test_gradients_average_weights_where_many_positions_do(block: str, batch: int, averages: bool) -> None:
+    assert _numerics._averages(block, (batch, 3, 16, 32, 32), False, "cuda:sm_90a") == averages
+
+
+def test_gradients_of_an_fp32_forward_that_averages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_numerics, "allows_tf32", lambda: True)
+    monkeypatch.setattr(_numerics, "_averages", lambda *_: True)
     monkeypatch.setattr(_rounding, "rounds", lambda *_: ("fp32", "tf32", "tf32"))
     _, x, w, _ = question()
-    assert _numerics.backward_words("pytorch", describe(MEAN), x, w, (True, True)) == "tf32 fast"
+    assert _numerics.backward_words("pytorch", describe(S27), x, w, (True, True)) == "tf32 fast"
+    assert _numerics.backward_words("pytorch", describe(NO_MEAN), x, w, (True, True)) == "tf32 fast"
 
 
 def test_the_default_policy() -> None:

@@ -146,10 +146,6 @@ struct OperandParts {
 // What they leave out, for explain.
 std::vector<std::string> parts_notes(const Problem& problem, const ThinShape& shape);
 
-// Whether the forward pass of the problem may dither weights (thin_wgmma), so that they are as they are on
-// average; else a tf32 convolution rounds them.
-bool dithers_weights(const Problem& problem);
-
 // Few terms a sum and few output channels.
 bool is_thin(const ThinShape& shape);
 

@@ -8,6 +8,7 @@
 
 #include "cuda/notes.h"
 #include "cuda/thin.h"
+#include "onepass/cuda.h"
 
 namespace onepass {
 namespace cuda {

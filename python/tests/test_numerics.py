@@ -128,7 +128,7 @@ def test_pytorch_is_asked_once_for_each_convolution_and_setting(
         assert _rounding.rounds(*question())[0] == "tf32"
     assert len(gpu) == 1
     assert _rounding.rounds(*question(batch=3))[0] == "tf32" and len(gpu) == 2
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     assert _rounding.rounds(*question())[0] == "tf32" and len(gpu) == 3
 
 

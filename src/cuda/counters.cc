@@ -3,6 +3,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <vector>
 
 #include "cuda/context.h"
 #include "cuda/driver.h"
@@ -13,14 +14,15 @@ namespace {
 
 constexpr size_t page_counters = 512;  // 4 KiB: one allocation serves the layers of a model
 
-struct Page {
-  int64_t* counters = nullptr;
-  size_t used = page_counters;
+// Of one device. All pages are kept: a graph may be replayed after its layer is gone.
+struct DevicePages {
+  std::vector<int64_t*> pages;
+  size_t used = page_counters;  // of the last one
 };
 
 struct Pages {
   std::mutex mutex;
-  std::map<int, Page> of_device;  // the last of each
+  std::map<int, DevicePages> of_device;
 };
 
 // Never destroyed: kernels may still add while the process ends.
@@ -46,9 +48,12 @@ int64_t* allocate_page(int device) {
 int64_t* new_counter(int device) {
   Pages& kept = pages();
   const std::lock_guard lock(kept.mutex);
-  Page& page = kept.of_device[device];
-  if (page.used == page_counters) page = {allocate_page(device), 0};
-  return page.counters + page.used++;
+  DevicePages& own = kept.of_device[device];
+  if (own.used == page_counters) {
+    own.pages.push_back(allocate_page(device));
+    own.used = 0;
+  }
+  return own.pages.back() + own.used++;
 }
 
 int64_t value_of(const int64_t* counter) {

@@ -206,8 +206,9 @@ void Function::launch(const void* parameters, size_t bytes, Stream stream, const
   void* extra[] = {reinterpret_cast<void*>(1), const_cast<void*>(parameters), reinterpret_cast<void*>(2),
                    &bytes, nullptr};
   void* one[] = {const_cast<void*>(parameters)};
-  // A captured cooperative kernel takes neither a buffer nor a programmatic dependency
-  // (CUDA_ERROR_INVALID_VALUE): it begins when the kernel before it has ended.
+  // A captured cooperative kernel takes no buffer of parameters: with one the launch fails, with or without a
+  // programmatic dependency (CUDA_ERROR_INVALID_VALUE, driver 13.0). The dependency is left out too: with
+  // plain parameters it was not tried.
   const bool is_captured = launch_.cooperative && is_capturing(config.stream);
   if (is_captured) config.attribute_count = 1;
   const CudaResult result = driver().cuLaunchKernelEx(&config, loaded_->function, is_captured ? one : nullptr,

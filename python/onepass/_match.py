@@ -95,6 +95,7 @@ class Graph:
         self, traced: Trace, conv: str, mutating: Iterable[nn.Module], opaque: Iterable[nn.Module]
     ) -> None:
         self.root = traced.root
+        self.recorder = traced.recorder
         self.training = traced.training
         self.nodes = list(traced.graph.nodes)
         self.order = {node: index for index, node in enumerate(self.nodes)}
@@ -113,6 +114,10 @@ class Graph:
         """The module that a call_module node calls."""
         return self.root.get_submodule(str(node.target))
 
+    def read(self, node: fx.Node) -> nn.Module:
+        """The module that a call_module node calls, for reading attributes: they become facts."""
+        return self.recorder.at(str(node.target)).object
+
     def _read(self, node: fx.Node) -> Iterator[Stage]:
         for read in (self._single, self._addition, self._product):
             try:
@@ -127,8 +132,9 @@ class Graph:
     def _single(self, node: fx.Node) -> Iterator[Stage]:
         if node.op == "call_module":
             module, path = self.module(node), str(node.target)
-            if not has_hooks(module) and "forward" not in vars(module):
-                stage = module_reader(module, self.training)(module, path, *node.args, **node.kwargs)
+            if not has_hooks(module) and vars(module).keys().isdisjoint(("forward", "_conv_forward")):
+                reader = module_reader(module)
+                stage = reader(self.read(node), path, *node.args, **node.kwargs)
                 yield dataclasses.replace(stage, module=path)
         elif node.op in ("call_function", "call_method"):
             yield function_reader(node.target, self.root)(*node.args, **node.kwargs)
@@ -213,7 +219,8 @@ class Graph:
         """The tensors that a node writes."""
         if node.op == "call_module":
             module = self.module(node)
-            writes = getattr(module, "inplace", False) or module in self.mutating | self.opaque
+            in_place = "inplace" in vars(module) and self.read(node).inplace
+            writes = in_place or module in self.mutating | self.opaque
             return node.all_input_nodes if writes else []
         if node.op not in ("call_function", "call_method"):
             return []

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import linecache
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,12 +15,14 @@ import torch
 from torch import Tensor, fx
 
 from onepass import _fallback, _ops
-from onepass._description import describe
+from onepass._description import Norm, describe
+from onepass._facts import constant_key
 from onepass._fallback import Site
 from onepass._match import Chain
 from onepass._stages import Attribute, Operand
 
 _numbers = itertools.count()
+_compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}  # equal texts over equal constants are one function
 
 
 @dataclasses.dataclass
@@ -31,38 +35,71 @@ class Call:
     site: Site  # counts the runs that left the fused path, and samples computed again
     input: tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device] | None = None
 
+    def renewed(self, said: set[str]) -> Call:
+        """For a copy of the module: nothing has run yet."""
+        site = Site(self.site.name, said, self.site.numerics, self.site.layer)
+        return Call(self.key, self.modules, self.key, site)
+
+
+def compile_once(source: str, constants: dict[str, Any], name: str, wanted: str) -> Callable[..., Any]:
+    """The function `wanted` of the source; the same for equal sources over equal constants."""
+    key = (source, wanted, *((name, constant_key(value)) for name, value in sorted(constants.items())))
+    if key not in _compiled:
+        filename = f"<onepass {name} {next(_numbers)}>"
+        linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+        namespace = dict(constants)
+        exec(compile(source, filename, "exec"), namespace)
+        if len(_compiled) > _MOST_COMPILED:
+            _compiled.clear()
+        _compiled[key] = namespace[wanted]
+    return _compiled[key]
+
+
+_MOST_COMPILED = 10_000
+
 
 def compile_graph(graph: fx.Graph, name: str) -> Callable[..., Any]:
     """The graph as a function of the module and the graph's inputs."""
     code = graph.python_code("self")
-    filename = f"<onepass {name} {next(_numbers)}>"
-    linecache.cache[filename] = (len(code.src), None, code.src.splitlines(keepends=True), filename)
-    namespace = dict(code.globals)
-    exec(compile(code.src, filename, "exec"), namespace)
-    return namespace["forward"]
+    return compile_once(code.src, dict(code.globals), name, "forward")
 
 
-def rewrite(graph: fx.Graph, chains: Sequence[Chain], name: str, site: Site) -> list[Call]:
+def rewrite(
+    graph: fx.Graph, chains: Sequence[Chain], name: str, site: Site, first_number: int = 0
+) -> list[Call]:
     """Replaces each chain of the graph by one call; the graph gets a first input, the module itself.
 
-    A chain that leaves the fused path is counted by itself, and warned of as its module is: by `site`.
+    A chain that leaves the fused path is counted by itself, and warned of as its module is: by `site`. The
+    calls are found on the module by their numbers, so that equal modules share the code.
     """
+    for number, node in enumerate([node for node in graph.nodes if node.op == "placeholder"]):
+        node.target = f"onepass_{number}"  # a user's name may be that of a function in the code
+        node._rename(node.target)
     first = next(iter(graph.nodes))
     with graph.inserting_before(first):
         module = graph.placeholder("onepass_module")
     replaced: dict[fx.Node, fx.Node] = {}
-    return [_replace(graph, module, chain, replaced, name, site) for chain in chains]
+    return [
+        _replace(graph, module, chain, replaced, name, site, number)
+        for number, chain in enumerate(chains, first_number)
+    ]
 
 
 def _replace(
-    graph: fx.Graph, module: fx.Node, chain: Chain, replaced: dict[fx.Node, fx.Node], name: str, site: Site
+    graph: fx.Graph,
+    module: fx.Node,
+    chain: Chain,
+    replaced: dict[fx.Node, fx.Node],
+    name: str,
+    site: Site,
+    number: int,
 ) -> Call:
     nodes = chain.nodes
     externals = list(dict.fromkeys(replaced.get(node, node) for node in chain.externals))
     text = _text(chain)
     layer = ".".join(part for part in (name, *chain.modules[:1]) if part) or text
     call = Call(text, tuple(chain.modules), text, Site(site.name, site.said, site.numerics, layer))
-    function = _fused(chain, call, _original(chain, externals, name))
+    function = _fused(_spec(chain, text, _original(chain, externals, name)))
     # As early as its operands allow, so that it reads its input where the first stage did.
     order = {node: index for index, node in enumerate(graph.nodes)}
     anchor = max((nodes[0], *externals), key=order.__getitem__)
@@ -70,7 +107,7 @@ def _replace(
         given = [parameter for stage in chain.stages for parameter in stage.parameters]
         lookup = _Lookup(graph, module)
         parameters = [_parameter(lookup, parameter, replaced) for parameter in given]
-        result = graph.call_function(function, (module, externals, parameters))
+        result = graph.call_function(function, (module, number, externals, parameters))
     replaced[nodes[-1]] = result
     nodes[-1].replace_all_uses_with(result)
     for node in reversed(nodes):
@@ -123,33 +160,104 @@ def _text(chain: Chain) -> str:
     return " | ".join(names.get(stage.text, stage.text) for stage in chain.written)
 
 
-def _fused(chain: Chain, call: Call, original: Callable[..., Any]) -> Callable[..., Any]:
-    fits = _input_check(chain.dimensions)
-    bind = _operand_binder(chain)
-    shape_of = _shape_before_tail(chain)
-    text, site = call.block, call.site
-    keeps = any(stage.keep_dimensions for stage in chain.stages)
-    ones = (1,) * (chain.dimensions - 2) if keeps and chain.dimensions is not None else ()
+@dataclasses.dataclass(frozen=True)
+class _Spec:
+    """What a fused call is made from; equal specs have one function."""
 
-    def run(module: Any, externals: list[Any], parameters: list[Any]) -> Tensor:
-        input = externals[0]
+    text: str
+    texts: tuple[str, ...]  # of the written stages
+    slots: tuple[tuple[int, str], ...]  # of the parameters that are operands: number and operation
+    places: tuple[int, ...]  # of the stages of operands
+    conv: str | None
+    dimensions: int | None
+    trailing: int  # dimensions of one element that the result keeps
+    verified: bool  # PyTorch refuses to normalise single elements
+    original: Callable[..., Any]
+
+
+def _spec(chain: Chain, text: str, original: Callable[..., Any]) -> _Spec:
+    parameters = [parameter for stage in chain.stages for parameter in stage.parameters]
+    keeps = any(stage.keep_dimensions for stage in chain.stages)
+    return _Spec(
+        text,
+        tuple(stage.text for stage in chain.written),
+        tuple((i, parameter.op) for i, parameter in enumerate(parameters) if isinstance(parameter, Operand)),
+        tuple(i for i, stage in enumerate(chain.written) if stage.kind == "operand"),
+        chain.stages[0].text if chain.stages[0].kind == "conv" else None,
+        chain.dimensions,
+        chain.dimensions - 2 if keeps and chain.dimensions is not None else 0,
+        any(stage.kind == "norm" for stage in chain.stages),
+        original,
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _fused(spec: _Spec) -> Callable[..., Any]:
+    fits = _input_check(spec.dimensions)
+    bind = _operand_binder(spec)
+    shape_of = _shape_before_tail(spec)
+    text, original = spec.text, spec.original
+    ones = (1,) * spec.trailing
+    lonely = _single_elements(spec) if spec.verified else None
+
+    def run(module: Any, number: int, externals: list[Any], parameters: list[Any]) -> Tensor:
+        call, input = module._onepass.calls[number], externals[0]
         if not fits(input):
-            _fallback.left(site, _fallback.STAGES, _why_unfit(input, chain.dimensions))
+            _fallback.left(call.site, _fallback.STAGES, _why_unfit(input, spec.dimensions))
             return original(module, *externals)
         block = text
         if bind is not None:
             bound = bind(shape_of(input), parameters)
             if bound is None:
-                _fallback.left(site, _fallback.STAGES, _UNBOUND)
+                _fallback.left(call.site, _fallback.STAGES, _UNBOUND)
                 return original(module, *externals)
             block, parameters = bound
-        if not torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            output = _ops.run_block(block, input, parameters, None, call.site)
+        else:
+            if lonely is not None and input.numel() <= _FEW and lonely(shape_of(input)):
+                return original(module, *externals)  # which raises
             call.block = block
             call.input = (input.shape, input.stride(), input.dtype, input.device)
-        output = _ops.run_block(block, input, parameters, None, site)
+            try:
+                output = _ops.run_block(block, input, parameters, None, call.site)
+            except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
+                return _redo(call, original, module, externals, error)
         return output.reshape(output.shape + ones) if ones else output
 
     return run
+
+
+_FEW = 1 << 16  # elements: larger inputs leave more than one to normalise
+
+
+def _redo(
+    call: Call, original: Callable[..., Any], module: Any, externals: list[Any], error: Exception
+) -> Tensor:
+    """What the library refuses PyTorch computes, or refuses in its own words."""
+    if isinstance(error, torch.OutOfMemoryError):
+        raise error
+    try:
+        output = original(module, *externals)
+    except Exception as own:
+        raise own from None
+    _fallback.left(
+        call.site, _fallback.STAGES, str(error).splitlines()[0] if str(error) else "it was refused"
+    )
+    return output
+
+
+def _single_elements(spec: _Spec) -> Callable[[tuple[int, ...]], bool]:
+    """Whether PyTorch refuses to normalise a tensor of this shape: each value would be alone."""
+    norm = next(stage for stage in describe(spec.text).stages if isinstance(stage, Norm))
+
+    def lonely(shape: tuple[int, ...]) -> bool:
+        values = math.prod(shape[2:])
+        if not norm.instance:
+            values *= shape[0] * shape[1] // norm.group_count(shape[1])
+        return values == 1 and 0 not in shape
+
+    return lonely
 
 
 def _input_check(dimensions: int | None) -> Callable[[Tensor], bool]:
@@ -167,10 +275,10 @@ def _why_unfit(input: Tensor, dimensions: int | None) -> str:
 _UNBOUND = "a tensor that is added or multiplied is neither of the input's shape nor one value per channel"
 
 
-def _shape_before_tail(chain: Chain) -> Callable[[Tensor], tuple[int, ...]]:
-    if chain.stages[0].kind != "conv":
+def _shape_before_tail(spec: _Spec) -> Callable[[Tensor], tuple[int, ...]]:
+    if spec.conv is None:
         return lambda input: tuple(input.shape)
-    conv = describe(chain.stages[0].text).conv
+    conv = describe(spec.conv).conv
 
     def shape(input: Tensor) -> tuple[int, ...]:
         spatial = [conv.output_size(d, size) for d, size in enumerate(input.shape[2:])]
@@ -182,14 +290,11 @@ def _shape_before_tail(chain: Chain) -> Callable[[Tensor], tuple[int, ...]]:
 Binder = Callable[[tuple[int, ...], list[Any]], tuple[str, list[Any]] | None]
 
 
-def _operand_binder(chain: Chain) -> Binder | None:
+def _operand_binder(spec: _Spec) -> Binder | None:
     """Finds the block's text and parameters once the operands' shapes are known; None without operands."""
-    parameters = [parameter for stage in chain.stages for parameter in stage.parameters]
-    slots = [(i, parameter.op) for i, parameter in enumerate(parameters) if isinstance(parameter, Operand)]
+    slots, texts, places = spec.slots, spec.texts, spec.places
     if not slots:
         return None
-    texts = [stage.text for stage in chain.written]
-    places = [i for i, stage in enumerate(chain.written) if stage.kind == "operand"]
     blocks: dict[tuple[str, ...], str] = {}
 
     def bind(shape: tuple[int, ...], given: list[Any]) -> tuple[str, list[Any]] | None:

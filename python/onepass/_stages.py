@@ -13,7 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
-from torch.nn.utils import parametrize
+
+from onepass._shadow import class_of
 
 
 class NoMatch(Exception):
@@ -30,9 +31,9 @@ class Attribute:
 
 
 def _attribute(module: nn.Module, path: str, name: str) -> Attribute | None:
-    if getattr(module, name) is None:
-        return None
-    return Attribute(path, name, computed=name not in module._parameters)
+    if name in module._parameters:
+        return None if module._parameters.get(name) is None else Attribute(path, name, computed=False)
+    return Attribute(path, name, computed=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,8 +237,18 @@ def _conv_module(module: Any, path: str, input: Any) -> Stage:
     weight, bias = _weights(module, path)
     geometry = {"s": module.stride, "p": module.padding, "d": module.dilation}
     geometry |= {"op": module.output_padding} if writer.transposed else {}
-    sizes = module.weight.shape
+    sizes = _weight_sizes(module, writer.transposed)
     return writer.stage(input, weight, bias, sizes, module.groups, **geometry)
+
+
+def _weight_sizes(module: Any, transposed: bool) -> tuple[int, ...]:
+    """Of a convolution's weight; one that is computed at each access is not computed for that."""
+    weight = module._parameters.get("weight")
+    if weight is not None:
+        return tuple(weight.shape)
+    channels = (module.in_channels, module.out_channels)
+    first, second = channels if transposed else reversed(channels)
+    return (first, second // module.groups, *module.kernel_size)
 
 
 def _conv_function(writer: _Conv, root: nn.Module) -> Callable[..., Stage]:
@@ -291,6 +302,7 @@ _MODULES: dict[type, Callable[[Any, str, Any], Stage]] = {
     nn.Hardtanh: lambda m, _, x: _hardtanh(x, m.min_val, m.max_val, m.inplace),
     nn.Identity: lambda m, _, x: identity(x),
 }
+_FORWARDS = {cls: cls.forward for cls in _MODULES}
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 
 
@@ -342,7 +354,8 @@ _CONV_FUNCTIONS = {
 
 def exact_type(module: nn.Module) -> type:
     """The module's class; of a parametrised module, the class it was before."""
-    return type(module).__bases__[0] if parametrize.is_parametrized(module) else type(module)
+    cls = module.__class__
+    return cls.__bases__[0] if "parametrizations" in module._modules else cls
 
 
 def static_shape(node: Any, root: nn.Module) -> tuple[int, ...]:
@@ -366,10 +379,12 @@ def _on_meta(node: Any, root: nn.Module) -> Any:
     return node.target(*args, **kwargs)
 
 
-def module_reader(module: nn.Module, training: bool) -> Callable[..., Stage]:
+def module_reader(module: nn.Module) -> Callable[..., Stage]:
     """What reads the call of a module from the module, its path and the arguments."""
-    if type(module) in _DROPOUTS:
-        return lambda m, _, input: _dropout(input, m.p, training)
+    if class_of(module) in _DROPOUTS:
+        return lambda m, _, input: _dropout(input, m.p, m.training)
+    if class_of(module).forward is not _FORWARDS.get(exact_type(module)):
+        raise NoMatch  # patched since PyTorch was loaded
     try:
         return _MODULES[exact_type(module)]
     except KeyError:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import abc
+import copy
 import dataclasses
-from collections.abc import Callable
+import threading
+import weakref
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -12,9 +16,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from onepass import _fallback
+from onepass._facts import Code, Fact, Outside, Watch
 from onepass._fallback import Site
-from onepass._rewrite import Call
-from onepass._trace import HOOK_DICTS, Pattern, is_variadic, parameters_of
+from onepass._rewrite import Call, compile_once
+from onepass._trace import Pattern, is_variadic, parameters_of
 
 _GLOBAL_HOOKS = (
     "_global_forward_hooks",
@@ -22,29 +27,45 @@ _GLOBAL_HOOKS = (
     "_global_backward_hooks",
     "_global_backward_pre_hooks",
 )
-_AGAIN = "call onepass.fuse(model) again"
 _PLAIN = (Tensor, nn.Parameter, FakeTensor)
+_MOST_TRACES = 4  # of one module after changes: one that changes at each call would be traced at each
+
+
+@dataclasses.dataclass(frozen=True)
+class Reason:
+    """Why the original forward runs; a lasting change, or something that may go again, as a hook."""
+
+    text: str
+    changed: bool = False
 
 
 @dataclasses.dataclass
 class Variant:
-    """One rewritten forward: for a mode and a way of calling it."""
+    """One rewritten forward: for a mode and a way of calling it, while its facts hold."""
 
     training: bool
     pattern: Pattern
     function: Callable[..., Any]
     calls: list[Call]
+    facts: list[Fact]
+    outside: list[Outside]
+    watch: Watch
 
-
-@dataclasses.dataclass(frozen=True)
-class Watched:
-    """A module whose own call the rewritten forwards leave out, and what must hold for that."""
-
-    path: str
-    module: nn.Module
-    type: type
-    follows_mode: bool  # its code may depend on its training flag
-    flags: dict[str, Any]
+    def why_not(self, root: nn.Module) -> Reason | None:
+        """Which fact does not hold."""
+        for fact in self.facts:
+            try:
+                module = root.get_submodule(fact.path)
+                reason, changed = fact.why(module, root), fact.is_change(module)
+            except AttributeError:
+                reason, changed = "the module was removed after fusing", True
+            if reason is not None:
+                return Reason(f"{fact.path or 'the module'}: {reason}", changed)
+        for name in self.outside:
+            if (reason := name.why()) is not None:
+                return Reason(reason, True)
+        reason = self.watch.why(root)
+        return None if reason is None else Reason(f"the module: {reason}", True)
 
 
 @dataclasses.dataclass(eq=False)
@@ -55,10 +76,26 @@ class State:
     original: type
     options: dict[str, Any]
     variants: list[Variant]
-    watched: list[Watched]
-    inlined: list[nn.Module]
+    inlined: list[str]  # the paths of modules whose code is part of the rewritten forward
     site: Site
-    modules: tuple[nn.Module, ...] = ()
+    forward: Callable[..., Any]
+    calls: list[Call]
+    watches: list[Watch]
+    traces: int = 0  # after changes
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> State:
+        """For a copy of the module, which runs the same code. Nothing is traced again."""
+        said: set[str] = set()
+        calls = [call.renewed(said) for call in self.calls]
+        variants, first = [], 0
+        for variant in self.variants:
+            count = len(variant.calls)
+            own, watch = calls[first : first + count], copy.deepcopy(variant.watch, memo)
+            variants.append(dataclasses.replace(variant, calls=own, watch=watch))
+            first += count
+        site = Site(self.site.name, said, self.site.numerics)
+        watches = [variant.watch for variant in variants]
+        return dataclasses.replace(self, variants=variants, site=site, calls=calls, watches=watches, traces=0)
 
 
 def state_of(module: nn.Module) -> State | None:
@@ -71,111 +108,141 @@ def why_not_swappable(module: nn.Module) -> str | None:
     cls = type(module)
     if "forward" in vars(module):
         return "its forward is set on the object"
-    if cls.__reduce_ex__ is not object.__reduce_ex__ or cls.__reduce__ is not object.__reduce__:
+    own = "_onepass_original" not in vars(cls)
+    reduces = cls.__reduce_ex__ is not object.__reduce_ex__ or cls.__reduce__ is not object.__reduce__
+    if own and reduces:
         return "its class says itself how it is pickled"
-    if "__slots__" in vars(cls):
+    if "__slots__" in vars(cls) and own:
         return "its class has slots"
     return None
 
 
-def install(module: nn.Module, state: State) -> None:
-    """Gives the module a class of its own whose forward runs the variants."""
-    state.modules = tuple(watched.module for watched in state.watched)
+# --- One class for each class that is fused -----------------------------------------------------------------
+
+
+class _Silent(nn.Module):
+    """Keeps __init_subclass__ of a user's class from being called for the class made here."""
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        pass
+
+
+_classes: weakref.WeakValueDictionary[tuple[int, int], type] = weakref.WeakValueDictionary()
+_lock = threading.RLock()
+
+
+def fused_class(cls: type) -> type:
+    """The class that fused modules of a class have: one, which its metaclass and registries do not hear of."""
+    with _lock:
+        key = (id(cls), id(cls.forward))
+        found = _classes.get(key)
+        if found is None or found._onepass_original is not cls:
+            found = _classes[key] = _make_class(cls)
+        return found
+
+
+def _make_class(cls: type) -> type:
     body = {
-        "forward": _forward(module, state),
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__doc__": cls.__doc__,
         "_onepass": None,
-        "__module__": state.original.__module__,
-        "__qualname__": state.original.__qualname__,
-        "__doc__": state.original.__doc__,
+        "_onepass_original": cls,
+        "forward": _entry(cls),
         "__reduce_ex__": _reduce,
+        "__copy__": _copy,
+        "__deepcopy__": _deepcopy,
+        "__prepare_scriptable__": _prepare_scriptable,
     }
-    module.__class__ = type(state.original.__name__, (state.original,), body)
+    for name in ("__copy__", "__deepcopy__"):
+        if hasattr(cls, name):
+            del body[name]
+    meta = type(cls)
+    make = abc.ABCMeta.__new__ if issubclass(meta, abc.ABCMeta) else type.__new__
+    return make(meta, cls.__name__, (_Silent, cls), body)
+
+
+def install(module: nn.Module, state: State) -> None:
+    """Gives the module the class of fused modules, whose forward runs the variants."""
     vars(module)["_onepass"] = state
+    module.__class__ = fused_class(state.original)
 
 
 def uninstall(module: nn.Module) -> None:
     """Gives the module its class back."""
-    state = vars(module).pop("_onepass", None)
-    if state is not None and "_onepass" in vars(type(module)):
-        module.__class__ = state.original
-
-
-def why_original(module: nn.Module, state: State) -> str | None:
-    """Why a call of the module now would run the original forward, whatever its arguments."""
-    if any(getattr(torch.nn.modules.module, name) for name in _GLOBAL_HOOKS):
-        return "a hook on all modules is registered; remove it to run fused"
-    for watched in state.watched:
-        reason = _why_changed(module, watched)
-        if reason is not None:
-            return f"{watched.path or 'the module'}: {reason}"
-    if not any(variant.training is module.training for variant in state.variants):
-        return f"nothing fuses in {'training' if module.training else 'evaluation'} mode"
-    return None
-
-
-def _why_changed(root: nn.Module, watched: Watched) -> str | None:
-    module = watched.module
-    try:
-        found = root.get_submodule(watched.path)
-    except AttributeError:
-        found = None
-    if found is not module:
-        return f"the module was replaced after fusing; {_AGAIN}"
-    if watched.path and type(module) is not watched.type:
-        return f"its class is now {type(module).__name__}; {_AGAIN}"
-    if watched.path and any(getattr(module, name) for name in HOOK_DICTS):
-        return "a hook is on it; remove it to run fused"
-    if watched.path and "forward" in vars(module):
-        return "its forward is set on the object; delete it to run fused"
-    if watched.follows_mode and module.training is not root.training:
-        return "its training flag differs from its parent's; call train() or eval() of the parent"
-    changed = [name for name, value in watched.flags.items() if getattr(module, name, None) != value]
-    return f"its attribute {changed[0]} was changed after fusing; {_AGAIN}" if changed else None
+    vars(module).pop("_onepass", None)
+    if "_onepass_original" in vars(type(module)):
+        module.__class__ = type(module)._onepass_original
 
 
 # --- The forward --------------------------------------------------------------------------------------------
 
 
-def _forward(module: nn.Module, state: State) -> Callable[..., Any]:
-    """Generates the forward: one `if` over the guards, then the variant for the mode and the arguments."""
-    namespace: dict[str, Any] = {
-        "original": state.original.forward,
-        "note": _note,
-        "plain": _PLAIN,
-        "is_compiling": torch.compiler.is_compiling,
-        "transforming": _fallback.transforming,
-        "tracing": _fallback.tracing,
-        "forward_ad": forward_ad,
-    }
-    namespace |= {name: getattr(torch.nn.modules.module, name) for name in _GLOBAL_HOOKS}
-    signature, arguments = _signature(module, namespace)
-    guards = _guards(module, state, namespace)
-    lines = [f"def forward(self{signature}):", "    fused = self._onepass", "    if fused is not None:"]
-    lines += [f"        ({''.join(f'm{i}, ' for i in range(len(state.watched)))}) = fused.modules"]
-    lines += [
-        "        training = self.training",
-        "        if (",
-        *(f"            {guard}" for guard in guards),
-        "        ):",
+def _prefix(parameters: Iterable[Any]) -> str:
+    """What no name of the user's begins with."""
+    prefix = "onepass_"
+    names = [parameter.name for parameter in parameters]
+    while any(name.startswith(prefix) for name in names):
+        prefix = f"_{prefix}"
+    return prefix
+
+
+def _entry(cls: type) -> Callable[..., Any]:
+    """The forward of the class of fused modules: that of the module's state, or the original."""
+    parameters = parameters_of(cls)
+    prefix = _prefix(parameters)
+    constants: dict[str, Any] = {f"{prefix}class": cls}
+    signature, arguments = _signature(parameters, prefix, constants)
+    lines = [
+        f"def forward({prefix}self{signature}):",
+        f"    {prefix}state = {prefix}self._onepass",
+        f"    if {prefix}state is not None:",
+        f"        return {prefix}state.forward({prefix}self{arguments})",
+        f"    return {prefix}class.forward({prefix}self{arguments})",
+        "",
     ]
-    lines += [
-        f"            {line}"
-        for i, variant in enumerate(state.variants)
-        for line in _branch(module, i, variant, namespace)
-    ]
-    lines += ["        if not is_compiling():", f"            note(self, fused, {_given(module)})"]
-    lines += [f"    return original(self{arguments})"]
-    exec(compile("\n".join(lines), f"<onepass {state.name or 'model'}>", "exec"), namespace)
-    forward = namespace["forward"]
-    for name in ("__doc__", "__annotations__", "__module__", "__qualname__"):
-        setattr(forward, name, getattr(state.original.forward, name, None))
+    forward = compile_once("\n".join(lines), constants, cls.__name__, "forward")
+    for name in ("__doc__", "__annotations__", "__module__", "__qualname__", "__wrapped__"):
+        value = cls.forward if name == "__wrapped__" else getattr(cls.forward, name, None)
+        setattr(forward, name, value)
     return forward
 
 
-def _signature(module: nn.Module, namespace: dict[str, Any]) -> tuple[str, str]:
+def generate(module: nn.Module, name: str, original: type, variants: list[Variant]) -> Callable[..., Any]:
+    """The forward of a state: the variant for the mode and the arguments whose facts hold, or the original."""
+    parameters = parameters_of(original)
+    p = _prefix(parameters)
+    constants: dict[str, Any] = {
+        f"{p}class": original,
+        f"{p}note": _note,
+        f"{p}plain": _PLAIN,
+        f"{p}type": type,
+        f"{p}is_compiling": torch.compiler.is_compiling,
+        f"{p}transforming": _fallback.transforming,
+        f"{p}tracing": _fallback.tracing,
+        f"{p}forward_ad": forward_ad,
+    }
+    constants |= {f"{p}{hooks}": getattr(torch.nn.modules.module, hooks) for hooks in _GLOBAL_HOOKS}
+    signature, arguments = _signature(parameters, p, constants)
+    guards = [f"not {parameter.name}" for parameter in parameters if is_variadic(parameter)]
+    guards += [f"not {p}{hooks}" for hooks in _GLOBAL_HOOKS]
+    guards += [f"not {p}transforming()", f"{p}forward_ad._current_level < 0", f"not {p}tracing()"]
+    lines = [f"def forward({p}self{signature}):", f"    if {' and '.join(guards)}:"]
+    for i, variant in enumerate(variants):
+        lines += [f"        {line}" for line in _branch(module, parameters, i, variant, p, constants)]
+    given = "{" + ", ".join(f"{q.name!r}: {q.name}" for q in parameters) + "}"
+    lines += [
+        f"    if not {p}is_compiling():",
+        f"        {p}note({p}self, {given})",
+        f"    return {p}class.forward({p}self{arguments})",
+        "",
+    ]
+    return compile_once("\n".join(lines), constants, name or "model", "forward")
+
+
+def _signature(parameters: list[Any], prefix: str, constants: dict[str, Any]) -> tuple[str, str]:
     """The parameters as written in a def, and as passed on to the original forward."""
     written, passed = [], []
-    parameters = parameters_of(module)
     kinds = [parameter.kind for parameter in parameters]
     for i, parameter in enumerate(parameters):
         name = parameter.name
@@ -188,8 +255,8 @@ def _signature(module: nn.Module, namespace: dict[str, Any]) -> tuple[str, str]:
             passed.append(star + name)
         default = ""
         if parameter.default is not parameter.empty:
-            namespace[f"default_{name}"] = parameter.default
-            default = f"=default_{name}"
+            constants[f"{prefix}default_{name}"] = parameter.default
+            default = f"={prefix}default_{name}"
         written.append(star + name + default)
         positional_only_ends = i + 1 == len(kinds) or kinds[i + 1] is not parameter.POSITIONAL_ONLY
         if parameter.kind is parameter.POSITIONAL_ONLY and positional_only_ends:
@@ -197,60 +264,92 @@ def _signature(module: nn.Module, namespace: dict[str, Any]) -> tuple[str, str]:
     return "".join(f", {text}" for text in written), "".join(f", {text}" for text in passed)
 
 
-def _guards(module: nn.Module, state: State, namespace: dict[str, Any]) -> list[str]:
-    guards = [f"not {parameter.name}" for parameter in parameters_of(module) if is_variadic(parameter)]
-    guards += [f"not {name}" for name in _GLOBAL_HOOKS] + ["not transforming()"]
-    guards += ["forward_ad._current_level < 0", "not tracing()"]
-    numbers = {watched.path: i for i, watched in enumerate(state.watched)}
-    for i, watched in enumerate(state.watched):
-        guards += _flag_guards(f"m{i}", watched.flags)
-        if not watched.path:
-            continue
-        namespace[f"type{i}"] = watched.type
-        parent, _, name = watched.path.rpartition(".")
-        guards += [f"m{numbers[parent]}._modules.get({name!r}) is m{i}", f"type(m{i}) is type{i}"]
-        guards += [f"not m{i}.{hooks}" for hooks in HOOK_DICTS]
-        guards += [f"'forward' not in m{i}.__dict__"]
-        guards += [f"m{i}.training is training"] if watched.follows_mode else []
-    return [guards[0], *(f"and {guard}" for guard in guards[1:])]
-
-
-def _flag_guards(name: str, flags: dict[str, Any]) -> list[str]:
-    exact = (bool, type(None))
+def _branch(
+    module: nn.Module, parameters: list[Any], number: int, variant: Variant, p: str, constants: dict[str, Any]
+) -> list[str]:
+    constants[f"{p}variant{number}"] = variant.function
+    constants[f"{p}holds{number}"] = _holds(module, variant, number, p)
+    tensors = variant.pattern.tensors([q.name for q in parameters if not is_variadic(q)])
+    conditions = [f"{p}self.training" if variant.training else f"not {p}self.training"]
+    conditions += [f"{p}type({name}) in {p}plain" for name in tensors]
+    code = Code(f"{p}v{number}", module)
+    for name, value in variant.pattern.constants:
+        if value is not None and type(value) is not bool:
+            conditions.append(f"{p}type({name}) is {code.constant(type(value))}")
+        code.conditions.clear()
+        code.is_value(name, value)
+        conditions += code.conditions
+    constants |= code.constants
+    passed = "".join(f", {name}" for name in tensors)
     return [
-        f"{name}.{flag} {'is' if type(value) in exact else '=='} {value!r}" for flag, value in flags.items()
+        f"if {' and '.join(conditions)} and {p}holds{number}({p}self):",
+        f"    return {p}variant{number}({p}self, {p}self{passed})",
     ]
 
 
-def _branch(module: nn.Module, number: int, variant: Variant, namespace: dict[str, Any]) -> list[str]:
-    namespace[f"variant{number}"] = variant.function
-    named = [parameter.name for parameter in parameters_of(module) if not is_variadic(parameter)]
-    tensors = variant.pattern.tensors(named)
-    conditions = ["training" if variant.training else "not training"]
-    conditions += [f"type({name}) in plain" for name in tensors]
-    for name, value in variant.pattern.constants:
-        same = f"{name} is {value!r}" if value is None or type(value) is bool else f"{name} == {value!r}"
-        conditions.append(
-            same
-            if type(value) in (bool, type(None))
-            else f"type({name}) is {type(value).__name__} and {same}"
-        )
-    passed = "".join(f", {name}" for name in tensors)
-    return [f"if {' and '.join(conditions)}:", f"    return variant{number}(self, self{passed})"]
+def _holds(module: nn.Module, variant: Variant, number: int, p: str) -> Callable[[nn.Module], bool]:
+    """A function that says whether the variant's facts hold."""
+    outside = Code(p, module)
+    for name in variant.outside:
+        name.condition(outside)
+    code = Code(p, module)
+    for fact in variant.facts:
+        fact.condition(code)
+    constants = dict(code.constants)
+    if outside.conditions:
+        text = f"def outside():\n    return {_joined(outside.conditions)}\n"
+        function = compile_once(text, outside.constants, "names outside", "outside")
+        constants[f"{p}outside"] = torch._dynamo.assume_constant_result(function)
+        code.add(f"{p}outside()")
+    if variant.watch:
+        constants[f"{p}is_compiling"] = torch.compiler.is_compiling
+        code.add(f"not {p}is_compiling()")
+        code.add(f"{p}self._onepass.watches[{number}].holds({p}self)")
+    lines = [
+        f"def holds({p}self):",
+        "    try:",
+        f"        return {_joined(code.conditions)}",
+        "    except (AttributeError, KeyError, TypeError, ValueError):",
+        "        return False",
+        "",
+    ]
+    return compile_once("\n".join(lines), constants, "facts", "holds")
 
 
-def _given(module: nn.Module) -> str:
-    names = [parameter.name for parameter in parameters_of(module)]
-    return "{" + ", ".join(f"{name!r}: {name}" for name in names) + "}"
+def _joined(conditions: list[str]) -> str:
+    return "(" + "\n            and ".join(conditions or ["True"]) + ")"
 
 
-def _note(module: nn.Module, state: State, arguments: dict[str, Any]) -> None:
-    """Counts a call that ran the original forward, with the reason."""
-    reason = why_original(module, state) or _fallback.why_transformed()
-    if reason is None:
+def why_original(module: nn.Module, state: State) -> Reason | None:
+    """Why a call of the module now would run the original forward, whatever its arguments."""
+    if any(getattr(torch.nn.modules.module, name) for name in _GLOBAL_HOOKS):
+        return Reason("a hook on all modules is registered; remove it to run fused")
+    variants = [variant for variant in state.variants if variant.training is module.training]
+    if not variants:
+        return Reason(f"nothing fuses in {'training' if module.training else 'evaluation'} mode")
+    reasons = [variant.why_not(module) for variant in variants]
+    return None if None in reasons else reasons[0]
+
+
+def _note(module: nn.Module, arguments: dict[str, Any]) -> None:
+    """Counts a call that runs the original forward; after a lasting change the module is traced again."""
+    state = state_of(module)
+    if state is None or not state.variants:
+        return
+    transformed = _fallback.why_transformed()
+    reason = why_original(module, state)
+    again = reason is not None and reason.changed and transformed is None and state.traces < _MOST_TRACES
+    text = transformed if reason is None else reason.text
+    if text is None:
         kinds = ", ".join(f"{name}: {_kind(value)}" for name, value in arguments.items())
-        reason = f"called in a way that was not traced ({kinds})"
-    _fallback.left(state.site, _fallback.ORIGINAL, reason)
+        text = f"called in a way that was not traced ({kinds})"
+    _fallback.left(state.site, _fallback.ORIGINAL, f"{text}; it is traced again" if again else text)
+    if again:
+        from onepass.fuse import fuse_again  # here, for fuse imports this module
+
+        with _lock:
+            if state_of(module) is state:
+                fuse_again(module, state)
 
 
 def _kind(value: Any) -> str:
@@ -261,13 +360,23 @@ def _kind(value: Any) -> str:
 # --- Copies -------------------------------------------------------------------------------------------------
 
 
+def _copy(self: nn.Module) -> Any:
+    """As copy.copy does for a class without a method of its own."""
+    return copy._reconstruct(self, None, *object.__reduce_ex__(self, 4))
+
+
+def _deepcopy(self: nn.Module, memo: dict[int, Any]) -> Any:
+    """As copy.deepcopy does for a class without a method of its own; the state copies itself."""
+    return copy._reconstruct(self, memo, *object.__reduce_ex__(self, 4))
+
+
 def _reduce(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
-    """Pickles and copies as the original class with the options of fusing: the copy fuses itself."""
+    """Pickles as the original class with the options of fusing: what is loaded fuses itself."""
     state = state_of(self)
     values = object.__reduce_ex__(self, 2)[2]
     if isinstance(values, dict):
         values = {name: value for name, value in values.items() if name != "_onepass"}
-    original = next(cls for cls in type(self).__mro__[1:] if "_onepass" not in vars(cls))
+    original = type(self)._onepass_original
     if state is None:
         return _new, (original,), values
     return _new_fused, (original, state.name, state.options), values
@@ -287,5 +396,12 @@ def _new_fused(cls: type, name: str, options: dict[str, Any]) -> nn.Module:
 
         fuse_one(self, name, **options)
 
-    loading = type(cls.__name__, (cls,), {"__setstate__": set_state})
+    make = abc.ABCMeta.__new__ if issubclass(type(cls), abc.ABCMeta) else type.__new__
+    loading = make(type(cls), cls.__name__, (_Silent, cls), {"__setstate__": set_state})
     return loading.__new__(loading)
+
+
+def _prepare_scriptable(self: nn.Module) -> Any:
+    raise RuntimeError(
+        f"torch.jit.script cannot compile the fused {type(self).__name__}: call onepass.unfuse(model) first"
+    )

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import inspect
 import operator
 import random
 import sys
-import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.utils.checkpoint
 from torch import Tensor, fx, nn
 from torch.fx.proxy import ParameterProxy, TraceError
 
+from onepass import _facts
+from onepass._facts import Outside
+from onepass._observe import RANDOM, Observer
+from onepass._refused import Refused, raised
+from onepass._shadow import HOOK_DICTS, Recorder, Shadow, class_of
+
 SIMPLE_TYPES = (bool, int, float, str, type(None))
-HOOK_DICTS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
-class Refused(Exception):
-    """A module cannot be traced; the message is one sentence."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +45,8 @@ class Trace:
     root: nn.Module
     training: bool
     graph: fx.Graph
+    recorder: Recorder  # the shadows, with the facts that the trace rests on
+    outside: list[Outside]
     inlined: dict[str, nn.Module]  # by path: modules whose Python code was run to get the graph
     opaque: dict[nn.Module, str]  # modules left as calls, with the reason
     observed: dict[nn.Module, set[Pattern]]  # how other modules' forwards were called
@@ -57,19 +60,16 @@ def has_hooks(module: nn.Module) -> bool:
 def is_leaf(module: nn.Module) -> bool:
     """Whether a module is PyTorch's own, so that its call is one operation."""
     own = type(module).__module__.startswith(("torch.nn.", "torch.ao.nn."))
-    return (own and not isinstance(module, nn.Sequential)) or isinstance(module, torch.jit.ScriptModule)
+    compiled = type(module).__module__.startswith("torch._dynamo")
+    scripted = isinstance(module, torch.jit.ScriptModule)
+    return (own and not isinstance(module, nn.Sequential)) or compiled or scripted
 
 
-def class_of(module: nn.Module) -> type:
-    """The module's class; of a fused module, the class it was before."""
-    state = vars(module).get("_onepass")
-    return type(module) if state is None else state.original
-
-
-def parameters_of(module: nn.Module) -> list[inspect.Parameter]:
-    """The parameters of the module's forward, without self."""
+def parameters_of(module: nn.Module | type) -> list[inspect.Parameter]:
+    """The parameters of the forward of a module or of a class, without self."""
+    cls = module if isinstance(module, type) else class_of(module)
     try:
-        return list(inspect.signature(class_of(module).forward).parameters.values())[1:]
+        return list(inspect.signature(cls.forward).parameters.values())[1:]
     except (TypeError, ValueError):
         raise Refused("its forward has no readable signature") from None
 
@@ -89,27 +89,30 @@ def call_patterns(module: nn.Module) -> list[Pattern]:
     return [pattern for pattern in dict.fromkeys(patterns) if pattern is not None]
 
 
-def flags_of(module: nn.Module) -> dict[str, Any]:
-    """The plain attributes that the module's forward reads: a trace holds while they have these values."""
-    names = _names_read(class_of(module), "forward", set())
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if name in names and name != "training" and type(value) in SIMPLE_TYPES
-    }
-
-
 def trace(
     root: nn.Module, pattern: Pattern, training: bool, inline: Callable[[nn.Module], bool] = lambda _: True
 ) -> Trace:
-    """Traces a forward; `inline` says which modules that are not PyTorch's own are traced through."""
-    with _modes(root, training), _unchanged(root), torch.enable_grad(), _no_checkpointing():
-        tracer = _Tracer(root, pattern, inline)
+    """Traces a forward; `inline` says which modules that are not PyTorch's own are traced through.
+
+    Neither the model nor PyTorch is changed, and other threads may run both.
+    """
+    reason: str | None = None
+    with _random_states(), torch.enable_grad():
+        tracer = _Tracer(root, pattern, training, inline)
         try:
-            graph = tracer.trace(root)
+            tracer.run()
         except Exception as error:
-            raise Refused(_reason(error)) from error
-    return Trace(root, training, graph, tracer.inlined, tracer.opaque, tracer.observed)
+            reason = _reason(error)
+    recorder = tracer.recorder
+    changed = recorder.why_changed()
+    kept = tracer.stand_ins_kept_outside()
+    if reason or changed or kept:
+        raise Refused(reason or changed or kept)
+    recorder.tracing = False
+    return Trace(
+        root, training, tracer.graph, recorder, list(tracer.observer.outside), tracer.inlined, tracer.opaque,
+        tracer.observed,
+    )  # fmt: skip
 
 
 def _pattern(constants: dict[str, Any]) -> Pattern | None:
@@ -124,102 +127,47 @@ def _may_be_tensor(parameter: inspect.Parameter) -> bool:
     return parameter.default is None and (not annotated or "Tensor" in str(parameter.annotation))
 
 
-def _names_read(cls: type, method: str, seen: set[str]) -> set[str]:
-    """All names in the code of a method and of the methods it calls."""
-    seen.add(method)
-    function = inspect.unwrap(getattr(cls, method))
-    codes = [function.__code__] if isinstance(function, types.FunctionType) else []
-    names: set[str] = set()
-    while codes:
-        code = codes.pop()
-        names.update(code.co_names)
-        codes.extend(constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-    called = [
-        name
-        for name in names - seen
-        if isinstance(inspect.getattr_static(cls, name, None), types.FunctionType)
-    ]
-    for name in called:
-        if name not in seen and not hasattr(nn.Module, name):
-            names |= _names_read(cls, name, seen)
-    return names
+_BRANCHES = "its forward branches or loops on a tensor's value, shape or type"
 
 
 def _reason(error: Exception) -> str:
     if isinstance(error, Refused):
         return str(error)
     if isinstance(error, TraceError):
-        return "its forward branches or loops on a tensor's value, shape or type"
+        return _BRANCHES
     first_line = (str(error).strip() or "no message").splitlines()[0]
     return f"its forward cannot be traced ({type(error).__name__}: {first_line[:120]})"
 
 
 @contextlib.contextmanager
-def _modes(root: nn.Module, training: bool) -> Iterator[None]:
-    """Sets the training flag of every module, and back."""
-    before = [(module, module.training) for module in root.modules()]
-    try:
-        for module, _ in before:
-            module.training = training
-        yield
-    finally:
-        for module, mode in before:
-            module.training = mode
-
-
-@contextlib.contextmanager
-def _unchanged(root: nn.Module) -> Iterator[None]:
-    """Undoes what a traced forward did outside the graph, and refuses it: a rewritten one would not do it."""
-    before = [(module, dict(vars(module)), dict(module._buffers)) for module in root.modules()]
-    states, changed = _random_states(), set()
+def _random_states() -> Iterator[None]:
+    """Puts the random number generators back, and refuses a forward that used them."""
+    generators: list[tuple[Callable[[], Any], Callable[[Any], None]]] = [
+        (torch.get_rng_state, torch.set_rng_state),
+        (random.getstate, random.setstate),
+    ]
+    if (numpy := sys.modules.get("numpy")) is not None:
+        generators.append((numpy.random.get_state, numpy.random.set_state))
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        generators.append((torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all))
+    before = [get() for get, _ in generators]
     try:
         yield
     finally:
-        drawn = not _same_states(states, _random_states())
-        torch.set_rng_state(states[0])
-        random.setstate(states[1])
-        for module, attributes, buffers in before:
-            changed |= _restore(vars(module), attributes) | _restore(module._buffers, buffers)
-    if changed:
-        raise Refused(f"its forward sets the attribute {min(changed)}")
+        drawn = [i for i, (get, _) in enumerate(generators) if not _equal(before[i], get())]
+        for i in drawn:
+            generators[i][1](before[i])
     if drawn:
-        raise Refused("its forward draws random numbers that do not depend on its input")
+        raise Refused(RANDOM)
 
 
-def _random_states() -> tuple[Any, ...]:
-    """What the global random number generators hold."""
-    numpy = sys.modules.get("numpy")
-    keys = () if numpy is None else numpy.random.get_state()[1:3]
-    return torch.get_rng_state(), random.getstate(), *(torch.as_tensor(key) for key in keys)
-
-
-def _same_states(some: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
-    same = [torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in zip(some, others, strict=True)]
-    return all(same)
-
-
-def _restore(values: dict[str, Any], before: dict[str, Any]) -> set[str]:
-    names = {name for name in values.keys() | before.keys() if values.get(name) is not before.get(name)}
-    if names:
-        values.clear()
-        values.update(before)
-    return names
-
-
-@contextlib.contextmanager
-def _no_checkpointing() -> Iterator[None]:
-    """Refuses forwards that checkpoint activations: the graph would lose the checkpoints."""
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise Refused("its forward checkpoints activations")
-
-    name = "_checkpoint_without_reentrant_generator"
-    original = getattr(torch.utils.checkpoint, name)
-    setattr(torch.utils.checkpoint, name, refuse)
-    try:
-        yield
-    finally:
-        setattr(torch.utils.checkpoint, name, original)
+def _equal(some: Any, other: Any) -> bool:
+    """Whether two states are the same: tensors, arrays, or tuples of numbers and arrays."""
+    if isinstance(some, Tensor):
+        return torch.equal(some, other)
+    if isinstance(some, list) or (isinstance(some, tuple) and any(hasattr(part, "dtype") for part in some)):
+        return all(map(_equal, some, other))
+    return some.tobytes() == other.tobytes() if hasattr(some, "tobytes") else some == other
 
 
 def _contexts() -> tuple[bool, ...]:
@@ -238,7 +186,7 @@ class _Typed:
     def __class__(self) -> type:  # type: ignore[override]
         caller = sys._getframe(1)
         package = caller.f_globals.get("__name__", "").partition(".")[0]
-        if package == "torch" and caller.f_code.co_name != "is_tensor":
+        if package in ("torch", "onepass") and caller.f_code.co_name != "is_tensor":
             return type(self)
         if self.node.op in ("placeholder", "call_module", "get_attr"):
             return Tensor
@@ -277,16 +225,44 @@ class _Value(_Typed, fx.Proxy):
 
 
 class _Weight(_Typed, ParameterProxy):
-    """A parameter of the traced module: its shape is known."""
+    """A parameter of the traced module: its shape is known, and a fact."""
+
+    def _noted(self) -> Tensor:
+        tracer: _Tracer = self.tracer
+        tracer.recorder.tensor_property(self.param, "shape")
+        return self.param
+
+    @property
+    def shape(self) -> torch.Size:  # type: ignore[override]
+        return self._noted().shape
+
+    def size(self, *dim: Any) -> Any:
+        return self._noted().size(*dim)
+
+    def dim(self) -> int:
+        return self._noted().dim()
+
+    @property
+    def ndim(self) -> int:
+        return self._noted().ndim
+
+    def numel(self) -> int:
+        return self._noted().numel()
+
+    def nelement(self) -> int:
+        return self._noted().nelement()
 
 
 class _Tracer(fx.Tracer):
     """Leaves as calls the modules that cannot be traced, and notes which call each node belongs to."""
 
-    proxy_buffer_attributes = True
-
-    def __init__(self, root: nn.Module, pattern: Pattern, inline: Callable[[nn.Module], bool]) -> None:
-        super().__init__(param_shapes_constant=True)
+    def __init__(
+        self, root: nn.Module, pattern: Pattern, training: bool, inline: Callable[[nn.Module], bool]
+    ) -> None:
+        super().__init__()
+        self.root = root
+        self.graph = fx.Graph(tracer_cls=fx.Tracer)
+        self.tensor_attrs: dict[Any, str] = {}
         self.pattern = pattern
         self.inline = inline
         self.inlined: dict[str, nn.Module] = {}
@@ -297,14 +273,18 @@ class _Tracer(fx.Tracer):
         self.weights: dict[str, fx.Proxy] = {}
         self.contexts = _contexts()
         self.names = {id(p): n for n, p in [*root.named_parameters(), *root.named_buffers()]}
+        self.made: list[weakref.ref[fx.Proxy]] = []
+        self.recorder = Recorder(root, training, self)
+        self.observer = Observer(self.recorder)
 
-    def proxy(self, node: fx.Node) -> fx.Proxy:
-        return _Value(node, self)
-
-    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
+    def run(self) -> None:
+        """Runs the forward on stand-ins."""
         constants = dict(self.pattern.constants)
         positional, keywords = [], {}
-        for parameter in parameters_of(self.root):
+        parameters = parameters_of(self.root)
+        if parameters and is_variadic(parameters[0]):
+            raise Refused("its forward takes any arguments")
+        for parameter in parameters:
             if is_variadic(parameter):
                 continue
             name = parameter.name
@@ -313,26 +293,64 @@ class _Tracer(fx.Tracer):
                 keywords[name] = value
             else:
                 positional.append(value)
-        return lambda: root_fn(self.root, *positional, **keywords), []
+        with self.observer.watching(), raised():
+            result = class_of(self.root).forward(self.recorder.root.object, *positional, **keywords)
+        self.create_node("output", "output", (self.create_arg(result),), {})
 
-    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
-        name = self.names.get(id(attr_val)) if isinstance(attr_val, Tensor) else None
+    def stand_ins_kept_outside(self) -> str | None:
+        """Whether the forward stored a value where it outlives the call: taken out again, in lists and dicts."""
+        own = {id(weight) for weight in self.weights.values()}
+
+        def alive() -> list[fx.Proxy]:
+            return [p for made in self.made if (p := made()) is not None and id(p) not in own]
+
+        if not alive():
+            return None
+        gc.collect()
+        found = alive()
+        for proxy in found:
+            for holder in gc.get_referrers(proxy):
+                if holder is not found:
+                    _take_out(holder, proxy)
+        return "its forward keeps a tensor outside" if found else None
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        proxy = _Value(node, self)
+        self.made.append(weakref.ref(proxy))
+        return proxy
+
+    def tensor(self, tensor: Tensor) -> Any:
+        """The stand-in of a parameter or buffer."""
+        name = self.names.get(id(tensor))
         if name is None:
-            return attr_val
-        if name not in parameter_proxy_cache:
+            return tensor
+        if name not in self.weights:
             node = self.create_node("get_attr", name, (), {})
-            is_parameter = isinstance(attr_val, nn.Parameter)
-            parameter_proxy_cache[name] = (
-                _Weight(self, node, name, attr_val) if is_parameter else self.proxy(node)
-            )
-        self.weights = parameter_proxy_cache
-        return parameter_proxy_cache[name]
+            is_parameter = isinstance(tensor, nn.Parameter)
+            self.weights[name] = _Weight(self, node, name, tensor) if is_parameter else self.proxy(node)
+        return self.weights[name]
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        raise Refused(_BRANCHES)
+
+    def iter(self, obj: fx.Proxy) -> Any:
+        try:
+            return super().iter(obj)
+        except TraceError:
+            raise Refused(_BRANCHES) from None
+
+    def keys(self, obj: fx.Proxy) -> Any:
+        raise Refused(_BRANCHES)
 
     def create_arg(self, a: Any) -> Any:
         if isinstance(a, fx.Proxy):
             return a.node
-        if isinstance(a, Tensor) and id(a) not in self.names:
-            raise Refused("its forward makes a tensor that does not depend on its input")
+        if isinstance(a, Tensor):
+            if id(a) not in self.names:
+                raise Refused("its forward makes a tensor that does not depend on its input")
+            return self.tensor(a).node
+        if isinstance(a, nn.Module):
+            raise Refused("its forward gives a module to a function")
         return super().create_arg(a)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
@@ -342,42 +360,50 @@ class _Tracer(fx.Tracer):
         node.meta["calls"] = tuple(self.calls)
         return node
 
-    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        path = self.path_of_module(m)
+    def call(self, shadow: Shadow, args: Any, kwargs: Any) -> Any:
+        """What the call of a module gives: one node, or what its forward gives."""
+        module, path = shadow.module, shadow.path
         reason = None
-        if not is_leaf(m):
-            self._observe(m, args, kwargs)
-            reason = self._why_kept(m)
-        if is_leaf(m) or reason is not None:
+        if not is_leaf(module):
+            self._observe(module, args, kwargs)
+            reason = self._why_kept(module)
+        if is_leaf(module) or reason is not None:
             if reason:
-                self.opaque[m] = reason
+                self.opaque[module] = reason
             return self.create_proxy("call_module", path, args, kwargs)
-        last = next(iter(reversed(self.graph.nodes)), None)
+        last, mark = next(iter(reversed(self.graph.nodes)), None), len(self.recorder.journal)
+        outside = dict(self.observer.outside)
         try:
-            return self._trace_through(m, path, args, kwargs)
+            return self._trace_through(shadow, path, args, kwargs)
         except Exception as error:
-            self._erase_after(last)
-            self.opaque[m] = _reason(error)
-            self.inlined = {
-                p: i for p, i in self.inlined.items() if p != path and not p.startswith(path + ".")
-            }
-            return self.create_proxy("call_module", path, args, kwargs)
+            self.opaque[module] = _reason(error)
+        self.observer.resume()
+        self.observer.outside = outside
+        self.recorder.forget_after(mark)
+        self._erase_after(last)
+        self.inlined = {p: i for p, i in self.inlined.items() if p != path and not p.startswith(path + ".")}
+        return self.create_proxy("call_module", path, args, kwargs)
 
     def _why_kept(self, module: nn.Module) -> str | None:
         if has_hooks(module):
-            return "a hook is on it"
+            return _facts.A_HOOK
         if "forward" in vars(module):
-            return "its forward is set on the object"
+            return _facts.OWN_FORWARD
+        if class_of(module).__call__ is not nn.Module.__call__:
+            return "its class says itself how it is called"
+        if class_of(module).__getattribute__ is not object.__getattribute__:
+            return "its class says itself how attributes are read"
         return None if self.inline(module) else ""
 
-    def _trace_through(self, module: nn.Module, path: str, args: Any, kwargs: Any) -> Any:
+    def _trace_through(self, shadow: Shadow, path: str, args: Any, kwargs: Any) -> Any:
         self.call_count += 1
         self.calls.append((self.call_count, path))
         try:
-            result = class_of(module).forward(module, *args, **kwargs)
+            with raised():
+                result = class_of(shadow.module).forward(shadow.object, *args, **kwargs)
         finally:
             self.calls.pop()
-        self.inlined[path] = module
+        self.inlined[path] = shadow.module
         return result
 
     def _erase_after(self, last: fx.Node | None) -> None:
@@ -403,3 +429,11 @@ class _Tracer(fx.Tracer):
         pattern = _pattern(constants)
         if pattern is not None:
             self.observed.setdefault(module, set()).add(pattern)
+
+
+def _take_out(holder: Any, value: Any) -> None:
+    if isinstance(holder, list):
+        holder[:] = [item for item in holder if item is not value]
+    elif isinstance(holder, dict) and not isinstance(holder.get("__name__"), str):
+        for key in [key for key, item in holder.items() if item is value]:
+            del holder[key]

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import fx, nn
 
 from onepass import _fallback, _library, _numerics, _swap
+from onepass._facts import Fact, Outside, Typed, is_pure
 from onepass._fallback import Site
 from onepass._match import Chain, Graph
+from onepass._observe import globals_of
+from onepass._refused import Refused
 from onepass._rewrite import compile_graph, rewrite
+from onepass._shadow import class_of, shared_classes, user_classes
 from onepass._stages import NORM_TYPES
-from onepass._swap import State, Variant, Watched
-from onepass._trace import Pattern, Refused, Trace, call_patterns, flags_of, is_leaf, trace
+from onepass._swap import State, Variant
+from onepass._trace import Pattern, Trace, call_patterns, is_leaf, trace
 from onepass.report import root_name, skipped_reasons
 
 FilterFn = Callable[[str, nn.Module], bool]
@@ -44,7 +52,8 @@ def fuse(
         reasons[root_name(model)] = f"onepass cannot run: {_library.unavailable_reason()}"
         _fallback.warn(f"{root_name(model)} is not fused: {reasons[root_name(model)]}")
         return model
-    Session(model, conv, filter_fn or (lambda name, module: True), reasons, numerics=numerics).run()
+    with shared_classes():
+        Session(model, conv, filter_fn or (lambda name, module: True), reasons, numerics=numerics).run()
     return model
 
 
@@ -59,18 +68,31 @@ def unfuse(model: nn.Module) -> nn.Module:
 def fuse_one(
     module: nn.Module, name: str, conv: str, patterns: Iterable[Pattern], numerics: str | None = None
 ) -> None:
-    """Fuses the chains of one module's own forward; the copy of a fused module calls it."""
+    """Fuses the chains of one module's own forward; what is loaded from a file calls it."""
     if not _library.available():
         reason = _library.unavailable_reason()
         _fallback.warn(f"a fused model is loaded unfused: onepass cannot run: {reason}")
         return
     rewriter = Rewriter(module, name, conv, numerics)
     try:
-        rewriter.run(patterns)
+        with shared_classes():
+            rewriter.run(patterns)
     except Refused as refused:
-        _fallback.warn(f"{rewriter.site.name} is fused no more in the copy: {refused}")
+        _fallback.warn(f"{rewriter.site.name} is fused no more: {refused}")
         return
     rewriter.install()
+
+
+def fuse_again(module: nn.Module, state: State) -> None:
+    """Fuses a module anew after something that its forward reads was changed; its counts go on."""
+    rewriter = Rewriter(module, state.name, state.options["conv"], state.options["numerics"])
+    rewriter.site = state.site
+    try:
+        with shared_classes():
+            rewriter.run([*call_patterns(module), *state.options["patterns"]])
+    except Refused as refused:
+        _fallback.warn(f"{state.site.name} is fused no more: {refused}")
+    rewriter.install(always=True, traces=state.traces + 1)
 
 
 class Session:
@@ -147,7 +169,6 @@ class Rewriter:
         self.site = Site(name or root_name(module), numerics=numerics)
         self.patterns: list[Pattern] = []
         self.variants: list[Any] = []
-        self.watched: dict[str, None] = {}
         self.inlined: dict[str, nn.Module] = {}
         self.replaced: set[nn.Module] = set()
         self.observed: dict[nn.Module, set[Pattern]] = {}
@@ -165,22 +186,28 @@ class Rewriter:
         if refusals and None not in refusals:
             raise Refused(refusals[0])
 
-    def install(self) -> None:
+    def install(self, always: bool = False, traces: int = 0) -> None:
         """Swaps the module's class if anything is fused."""
-        if not self.variants:
+        if not self.variants and not always:
             return
         options = {"conv": self.conv, "patterns": self.patterns, "numerics": self.site.numerics}
-        watched = [self.watched_module(path) for path in self.watched]
+        original = class_of(self.module)
+        for variant in self.variants:
+            variant.facts = [self._retyped(fact) for fact in variant.facts]
+        forward = _swap.generate(self.module, self.name, original, self.variants)
+        calls = [call for variant in self.variants for call in variant.calls]
+        watches = [variant.watch for variant in self.variants]
+        inlined = list(self.inlined)
         state = State(
-            self.name,
-            type(self.module),
-            options,
-            self.variants,
-            watched,
-            list(self.inlined.values()),
-            self.site,
+            self.name, original, options, self.variants, inlined, self.site, forward, calls, watches, traces
         )
         _swap.install(self.module, state)
+
+    def _retyped(self, fact: Fact) -> Fact:
+        """A class may have been swapped since the trace, by fusing."""
+        if not isinstance(fact, Typed):
+            return fact
+        return dataclasses.replace(fact, type=type(self.module.get_submodule(fact.path)))
 
     def _try(self, pattern: Pattern, training: bool) -> str | None:
         try:
@@ -215,35 +242,65 @@ class Rewriter:
 
     def _rewrite(self, traced: Trace, chains: list[Chain], pattern: Pattern) -> None:
         self.variants.append(self._variant(traced, chains, pattern))
-        self._watch("")
         self.inlined |= traced.inlined
-        for path in [*traced.inlined, *(path for chain in chains for path in chain.leaves)]:
-            self._watch(path)
         self.replaced |= {self.module.get_submodule(path) for chain in chains for path in chain.modules}
 
     def _variant(self, traced: Trace, chains: list[Chain], pattern: Pattern) -> Any:
-        calls = rewrite(traced.graph, chains, self.name, self.site)
-        return Variant(traced.training, pattern, compile_graph(traced.graph, self.name or "model"), calls)
-
-    def _watch(self, path: str) -> None:
-        """Notes a module, its parents first, whose own call the rewritten forward leaves out."""
-        if path and path not in self.watched:
-            self._watch(path.rpartition(".")[0])
-        self.watched.setdefault(path)
-
-    def watched_module(self, path: str) -> Watched:
-        """What must hold for a module whose own call is left out."""
-        module = self.module.get_submodule(path)
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            return Watched(path, module, type(module), True, {"p": module.p})
-        own = not path or not is_leaf(module)
-        return Watched(path, module, type(module), own, flags_of(module) if own else {})
+        facts, outside = _facts_of(traced, chains)
+        first = sum(len(variant.calls) for variant in self.variants)
+        calls = rewrite(traced.graph, chains, self.name, self.site, first)
+        function = compile_graph(traced.graph, self.name or "model")
+        return Variant(traced.training, pattern, function, calls, facts, outside, traced.recorder.watch)
 
     def _note_lonely(self, graph: Graph) -> None:
         for node in graph.nodes:
             if node.op != "call_module" or not isinstance(graph.module(node), _NORMS) or node in graph.taken:
                 continue
             self.lonely.setdefault(graph.module(node), _why_alone(graph, node))
+
+
+def _facts_of(traced: Trace, chains: list[Chain]) -> tuple[list[Fact], list[Outside]]:
+    """What must hold for the rewritten forward: all that was read of modules whose own calls it leaves out."""
+    leaves = {path for chain in chains for path in chain.leaves}
+    facts: list[Fact] = []
+    outside = dict.fromkeys(traced.outside)
+    for shadow in traced.recorder.shadows.values():
+        path, module = shadow.path, shadow.module
+        called = is_leaf(module) and path not in leaves and not isinstance(module, _HOLDERS)
+        kept = [fact for fact in shadow.facts if not called or getattr(fact, "name", "") == "inplace"]
+        if path in leaves or path in traced.inlined or not path:
+            facts.append(Typed(path, type(module), True))
+        facts += kept
+        if path in leaves:
+            outside |= dict.fromkeys(_methods_of(class_of(module)))
+        elif path in traced.inlined or not path:
+            outside |= dict.fromkeys(_names_of(class_of(module)))
+    return facts, list(outside)
+
+
+_HOLDERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+
+
+def _methods_of(cls: type) -> Iterator[Outside]:
+    """What a module of PyTorch's runs when it is called: its methods, and the functions that they call."""
+    for name in ("forward", "_conv_forward"):
+        base = next((base for base in cls.__mro__ if name in vars(base)), None)
+        if base is None:
+            continue
+        method = vars(base)[name]
+        yield Outside.of(base, name, method)
+        for space, *names in globals_of(method.__code__).reads:
+            if len(names) == 1 and (module := method.__globals__.get(space)) in (F, torch):
+                yield Outside.of(module, names[0], getattr(module, names[0]))
+
+
+def _names_of(cls: type) -> Iterator[Outside]:
+    """What user's classes hold besides code: read through the class it is not seen."""
+    for base in user_classes(cls):
+        for name, value in vars(base).items():
+            if not name.startswith("__") and is_pure(value) and not callable(value):
+                yield Outside.of(base, name, copy.deepcopy(value))
+    yield Outside.of(cls, "__call__", vars(cls).get("__call__"))
 
 
 def _why_alone(graph: Graph, node: fx.Node) -> str:

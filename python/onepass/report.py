@@ -106,10 +106,10 @@ def report(model: nn.Module) -> Report:
         reason = why_original(module, state)
         if reason is not None:
             skipped.append(
-                Entry(name or root_name(model), reason=f"fused, but runs its original forward: {reason}")
+                Entry(name or root_name(model), reason=f"fused, but runs its original forward: {reason.text}")
             )
             continue
-        covered.update(state.inlined)
+        covered.update(module.get_submodule(path) for path in state.inlined)
         fused += _entries(name or "", state, root_name(model))
     fallbacks = [found for name, module in model.named_modules() for found in _fallbacks(name, module, model)]
     return Report(fused, skipped, fallbacks, _redone(model))

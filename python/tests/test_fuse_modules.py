@@ -80,7 +80,7 @@ def test_unfuse_gives_the_class_back() -> None:
 
 def test_fusing_twice_is_fusing_once() -> None:
     model = fuse(fuse(Net()), conv="keep")
-    assert type(model).__mro__[1] is Net
+    assert [cls for cls in type(model).__mro__ if cls.__name__ == "Net"] == [type(model), Net]
     assert all(not block.startswith("conv") for block in blocks(model))
 
 
@@ -165,8 +165,8 @@ def test_switching_modes_switches_the_forward() -> None:
 def test_a_child_in_another_mode_runs_the_original() -> None:
     fused, original = pair(Net(dropout=0.5))
     for model in (fused, original):
-        model.train()
-        model.block[1].eval()
+        model.eval()
+        model.block[1].train()
     assert_same(fused, original, image())
     assert "training flag differs" in reasons(fused)
 
@@ -261,7 +261,7 @@ def test_a_replaced_child_runs() -> None:
     fused.conv1 = nn.Conv2d(3, 8, 3, padding=1, stride=2)
     original.conv1 = copy.deepcopy(fused.conv1)
     assert_same(fused, original, image())
-    assert "replaced after fusing" in reasons(fused)
+    assert "conv1: its attribute stride was changed after fusing" in reasons(fused)
 
 
 def test_a_forward_set_on_a_child_runs() -> None:

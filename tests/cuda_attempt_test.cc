@@ -113,6 +113,11 @@ class AttemptTest : public ::testing::Test {
     return list;
   }
   size_t markers() const { return names_with(".compiling-").size(); }
+  std::string record_path() const {
+    const std::vector<std::string> names = names_with(".condemned-");
+    EXPECT_EQ(names.size(), 1u);
+    return names.empty() ? "no record" : path_of(names.front());
+  }
   size_t records() const { return names_with(".condemned-").size(); }
   void wait_for_markers(size_t count) const {
     const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
@@ -247,7 +252,7 @@ TEST_F(AttemptTest, FileSystemWithoutLocksMeansNoMarkers) {
   for (const int error : {ENOLCK, EOPNOTSUPP, EINVAL}) {
     const ChildEnvironment refused{{"ONEPASS_TEST_FLOCK_ERROR", std::to_string(error)}};
     EXPECT_NE(run_fragile(with_fault("kill", refused)).exit_code, 0);
-    EXPECT_TRUE(names_with("").empty()) << names_with("").front();
+    EXPECT_TRUE(names_with("").empty());
     write_bytes(path_of(".compiling-" + file_name(key_) + "-1"), "");
     {
       const ScopedVariable variable("ONEPASS_TEST_FLOCK_ERROR", std::to_string(error));
@@ -272,7 +277,7 @@ TEST_F(AttemptTest, CrashInTheChildCondemnsTheKernel) {
     expect_has(second.output, elsewhere);
     ASSERT_EQ(records(), 1u);
     EXPECT_EQ(markers(), 0u);
-    const std::string record = path_of(names_with(".condemned-").front());
+    const std::string record = record_path();
     expect_has(second.output, " UTC; remove " + record + " to try again\n");
     expect_has(read_bytes(record), "\nended by ");
     // The record is enough: a compiler that would not crash is not asked.
@@ -300,7 +305,7 @@ TEST_F(AttemptTest, NewVersionOfTheCompilerTriesAgainInAChild) {
   const ChildResult still = run_fragile(with_fault("crash", newer));
   EXPECT_EQ(still.exit_code, 0);
   expect_has(still.output, "is not compiled: NVRTC 99.2 of ");
-  expect_has(read_bytes(path_of(names_with(".condemned-").front())), "\nNVRTC 99.2 of ");
+  expect_has(read_bytes(record_path()), "\nNVRTC 99.2 of ");
   const ChildEnvironment newest{{"ONEPASS_STUB_MINOR", "3"}};
   const ChildResult mended = run_fragile(with_fault("", newest));
   expect_has(mended.output, good);
@@ -321,7 +326,7 @@ TEST_F(AttemptTest, AnotherBuildOfTheSameVersionTriesAgain) {
 
 TEST_F(AttemptTest, DamagedRecordIsASuspicion) {
   condemn("crash");
-  write_bytes(path_of(names_with(".condemned-").front()), "onepass condemned kernel 1\nNVRTC 99.1");
+  write_bytes(record_path(), "onepass condemned kernel 1\nNVRTC 99.1");
   const ChildResult result = run_fragile(with_fault(""));
   expect_has(result.output, good);
   expect_has(result.output, elsewhere);
@@ -381,6 +386,7 @@ TEST_F(AttemptTest, OddProgramsHaveItToo) {
   expect_has(run_child("CompilesInAnOddProgram", with_fault("")).output, "\n0 //fragile\n");
   expect_has(run_child("CompilesInAnOddProgram", with_fault("crash")).output, "\n1 ended by ");
   expect_has(run_child("CompilesInAnOddProgram", with_fault("kill")).output, "\n2 ended by signal 9");
+  expect_has(run_child("CompilesInAnOddProgram", with_fault("orphan")).output, "\n2 ended by a signal");
 }
 
 TEST_F(AttemptTest, WithoutAProcessOfItsOwnASuspectIsCompiledHereWithAWarning) {

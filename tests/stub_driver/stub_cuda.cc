@@ -3,9 +3,11 @@
 // $ONEPASS_STUB_GPUS says how many there are (2). The first is an H200, the others A100s. "Device" memory is
 // the process's own. Text compiles to itself; "#error" in it fails, and what follows "//log " is the log.
 // On text with the words $ONEPASS_STUB_FAULT_AT the compiler waits until there is a file $ONEPASS_STUB_GATE,
-// then does what $ONEPASS_STUB_FAULT says: crash, exit, be killed (kill). Its version
-// is 99.$ONEPASS_STUB_MINOR (1).
+// then does what $ONEPASS_STUB_FAULT says: crash, exit, be killed (kill), kill its parent (orphan). Its
+// version is 99.$ONEPASS_STUB_MINOR (1).
 #include "stub_cuda.h"
+
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -332,6 +334,10 @@ void suffer(const std::string& fault) {
   while (!gate.empty() && !std::ifstream(gate)) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   if (fault == "crash") std::raise(SIGSEGV);
   if (fault == "kill") std::raise(SIGKILL);
+  if (fault == "orphan") {
+    kill(getppid(), SIGKILL);
+    pause();
+  }
   if (fault == "exit") std::_Exit(3);
 }
 

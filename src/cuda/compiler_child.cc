@@ -138,7 +138,7 @@ ChildOutcome outcome_of(const std::string& bytes, std::chrono::milliseconds limi
     case ChildState::failed:
       return {Kind::not_run, {}, body.substr(0, reply.words_bytes)};
     case ChildState::hung:
-      return {Kind::crashed, {}, "not ended within " + std::to_string(limit.count()) + " ms"};
+      return {Kind::crashed, {}, "stopped after " + std::to_string(limit.count()) + " ms"};
     case ChildState::exited:
       return {Kind::crashed, {}, "ended by exit(" + std::to_string(reply.number) + ")"};
     case ChildState::signalled:

@@ -375,6 +375,8 @@ TEST_F(CacheTest, EntriesAreListedAndCleared) {
   write_cached(key_, cubin_);
   write_bytes(folder() + "/broken-sm_80-00.cubin", "damaged");
   write_bytes(folder() + "/.writing-1-2", "left by a killed process");
+  write_bytes(folder() + "/.compiling-tail-sm_80-00.cubin-1", "");
+  write_bytes(folder() + "/.condemned-tail-sm_80-00.cubin.txt", "a record");
   write_bytes(folder() + "/notes.txt", "of the user");
   const std::vector<CacheEntry> entries = cache_entries();
   ASSERT_EQ(entries.size(), 2u);
@@ -517,35 +519,6 @@ TEST(DISABLED_Child, ReportsWhatTheAssemblerGaveUp) {
 TEST_F(CacheTest, SerialisedWgmmaIsAnError) {
   const ChildResult result = run_child("ReportsWhatTheAssemblerGaveUp", {{"ONEPASS_NVRTC", stub_path}});
   EXPECT_EQ(result.exit_code, 0) << result.output;
-}
-
-TEST(DISABLED_Child, CompilesWhatTheCompilerCrashesOn) {
-  std::printf("%s\n", sentence_of([] { compile(Source{"fatal", "//crash"}, "sm_80"); }).c_str());
-  EXPECT_EQ(compile(Source{"harmless", "harmless"}, "sm_80").image, "harmless");
-}
-
-TEST_F(CacheTest, KernelThatTheCompilerCrashesOnIsTriedTwice) {
-  const test::ChildEnvironment stub{{"ONEPASS_NVRTC", stub_path}};
-  const std::string sentence =
-      "kernel fatal is not compiled: the compiler ended the last processes that tried";
-  for (int i = 0; i < 2; ++i) {
-    const ChildResult crashed = run_child("CompilesWhatTheCompilerCrashesOn", stub);
-    EXPECT_NE(crashed.exit_code, 0);
-    EXPECT_EQ(count_of(crashed.output, sentence), 0) << crashed.output;
-  }
-  const ChildResult third = run_child("CompilesWhatTheCompilerCrashesOn", stub);
-  EXPECT_EQ(third.exit_code, 0) << third.output;
-  expect_has(third.output, sentence);
-  clear_cache();
-  EXPECT_NE(run_child("CompilesWhatTheCompilerCrashesOn", stub).exit_code, 0) << "forgotten with the rest";
-}
-
-TEST_F(CacheTest, AttemptsThatEndWellLeaveNothingBehind) {
-  const test::ChildEnvironment stub{{"ONEPASS_NVRTC", stub_path}};
-  run_child("CompilesWhatTheCompilerCrashesOn", stub);
-  EXPECT_EQ(names().size(), 1u);
-  run_child("CompilesTwoKernels", stub);
-  EXPECT_EQ(names().size(), 3u);
 }
 
 TEST(DISABLED_Child, PlansWithoutARowThatDoesNotCompile) {

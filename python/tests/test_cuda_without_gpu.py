@@ -1,5 +1,10 @@
 """Blocks of CUDA tensors as far as no GPU is needed: types, shapes, traced graphs, explanations."""
 
+import os
+import pathlib
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 
 import pytest
@@ -259,3 +264,40 @@ def test_a_cpu_has_one_arithmetic_and_checks_the_words() -> None:
         assert torch.equal(output, _ops.apply("tanh | mean", x, []))
     with pytest.raises(ValueError, match="'strickt' is not accepted"):
         torch.ops.onepass.forward(x, [], "tanh | mean", None, "strickt")
+
+
+EXPLAINS = """
+import onepass, torch
+how = ("swish | group_norm(4)", [2, 8, 16, 16], "f32", "nchw", "cuda:sm_90a", "tail_resident", False)
+print(torch.ops.onepass.cuda_explain(*how))
+"""
+
+
+def marker_of_a_killed_process(cache: pathlib.Path, environment: dict[str, str]) -> pathlib.Path:
+    """Kills a process while it compiles; once more where it was too fast."""
+    for _ in range(5):
+        process = subprocess.Popen(
+            [sys.executable, "-c", EXPLAINS], env=environment, stdout=subprocess.DEVNULL
+        )
+        while process.poll() is None and not list(cache.glob(".compiling-*")):
+            time.sleep(0.002)
+        process.kill()
+        process.wait()
+        if markers := list(cache.glob(".compiling-*")):
+            return markers[0]
+        for file in cache.iterdir():
+            file.unlink()
+    raise AssertionError("five processes compiled the kernel before they were killed")
+
+
+def test_kernels_of_killed_processes_are_compiled_in_a_process_of_their_own(tmp_path: pathlib.Path) -> None:
+    environment = {**os.environ, "ONEPASS_CACHE_DIR": str(tmp_path)}
+    marker = marker_of_a_killed_process(tmp_path, environment)
+    name = marker.name[: marker.name.index(".cubin-") + len(".cubin-")]
+    (tmp_path / f"{name}99999991").write_bytes(b"")  # as if there had been a second one
+    next_one = subprocess.run(
+        [sys.executable, "-c", EXPLAINS], env=environment, capture_output=True, text=True
+    )
+    assert (next_one.returncode, next_one.stderr) == (0, "")
+    assert "tail_resident on cuda:sm_90a" in next_one.stdout
+    assert [file.suffix for file in tmp_path.iterdir()] == [".cubin"]

@@ -3,7 +3,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <future>
 #include <map>
 #include <mutex>
@@ -11,8 +14,11 @@
 #include <string_view>
 #include <system_error>
 #include <thread>
+#include <utility>
 
+#include "cuda/attempt.h"
 #include "cuda/cache.h"
+#include "cuda/compiler.h"
 #include "cuda/device_code.h"
 #include "cuda/driver.h"
 #include "cuda/sha256.h"
@@ -49,73 +55,27 @@ std::vector<std::string> options_for(const std::string& architecture) {
           "--ptxas-options=-v"};  // registers and spills, in the log
 }
 
-// Everything that decides the machine code.
-std::string hash_of(const Source& source, const std::string& architecture) {
+// Everything that decides the machine code; without the compiler where it is to be known to all of them.
+std::string hash_of(const Source& source, const std::string& architecture, const std::string& compiler) {
   Sha256 hash;
-  hash.add_field(nvrtc().version).add_field(source.name).add_field(source.text);
+  hash.add_field(compiler).add_field(source.name).add_field(source.text);
   for (const std::string& option : options_for(architecture)) hash.add_field(option);
   for (const DeviceFile* file : included_files(source.text)) hash.add_field(file->name).add_field(file->text);
   return hash.hex();
 }
 
-class Program {
- public:
-  explicit Program(const Source& source) : name_(source.name) {
-    std::vector<const char*> names;
-    std::vector<const char*> texts;
-    for (const DeviceFile* file : included_files(source.text)) {
-      names.push_back(file->name.data());
-      texts.push_back(file->text.data());
-    }
-    const std::string file = source.name + ".cu";
-    require(nvrtc().nvrtcCreateProgram(&program_, source.text.c_str(), file.c_str(),
-                                       static_cast<int>(names.size()), texts.data(), names.data()),
-            "");
-  }
-  ~Program() { nvrtc().nvrtcDestroyProgram(&program_); }
-  Program(const Program&) = delete;
-  Program& operator=(const Program&) = delete;
+// For the records of kernels on which a compiler crashed. A version has builds that differ: the size tells
+// most of them apart.
+std::string compiler_name() {
+  std::error_code ignored;
+  const auto bytes = std::filesystem::file_size(nvrtc().path, ignored);
+  return "NVRTC " + nvrtc().version + (ignored ? "" : " of " + std::to_string(bytes) + " bytes");
+}
 
-  // Returns the log.
-  std::string compile(const std::string& architecture) {
-    const std::vector<std::string> options = options_for(architecture);
-    std::vector<const char*> pointers;
-    pointers.reserve(options.size());
-    for (const std::string& option : options) pointers.push_back(option.c_str());
-    const CudaResult result =
-        nvrtc().nvrtcCompileProgram(program_, static_cast<int>(pointers.size()), pointers.data());
-    std::string text = log();
-    require(result, text);
-    return text;
-  }
-
-  std::string image() const {
-    size_t bytes = 0;
-    require(nvrtc().nvrtcGetCUBINSize(program_, &bytes), "");
-    std::string text(bytes, '\0');
-    require(nvrtc().nvrtcGetCUBIN(program_, text.data()), "");
-    return text;
-  }
-
- private:
-  std::string log() const {
-    size_t bytes = 0;  // with the null character
-    if (nvrtc().nvrtcGetProgramLogSize(program_, &bytes) != cuda_success || bytes < 2) return "";
-    std::string text(bytes, '\0');
-    nvrtc().nvrtcGetProgramLog(program_, text.data());
-    text.resize(bytes - 1);
-    return text;
-  }
-
-  void require(CudaResult result, const std::string& log) const {
-    if (result == cuda_success) return;
-    throw BuildError("kernel " + name_ + " does not compile: " + nvrtc().nvrtcGetErrorString(result) +
-                     (log.empty() ? "" : "\n" + log));
-  }
-
-  std::string name_;
-  ProgramHandle program_ = nullptr;
-};
+CompilerInput input_for(const Source& source, const std::string& architecture) {
+  const std::set<const DeviceFile*> headers = included_files(source.text);
+  return {source.name + ".cu", source.text, options_for(architecture), {headers.begin(), headers.end()}};
+}
 
 // The sum of the numbers before each occurrence of the words: "32 registers" -> 32.
 int sum_before(std::string_view log, std::string_view words) {
@@ -140,27 +100,63 @@ std::string lost_performance(const std::string& log) {
   return "";
 }
 
-Cubin compile_now(const Source& source, const std::string& architecture) {
-  Program program(source);
-  const std::string log = program.compile(architecture);
+Cubin cubin_of(const Source& source, CompilerOutput output) {
+  if (output.result != cuda_success) {
+    throw BuildError("kernel " + source.name + " does not compile: " + output.words +
+                     (output.log.empty() ? "" : "\n" + output.log));
+  }
+  const std::string& log = output.log;
   if (const std::string line = lost_performance(log); !line.empty()) {
     throw BuildError("kernel " + source.name + " is not compiled as it was written: " + line);
   }
-  return {program.image(), sum_before(log, " registers"),
+  return {std::move(output.image), sum_before(log, " registers"),
           sum_before(log, " bytes spill stores") + sum_before(log, " bytes spill loads"),
           sum_before(log, " bytes smem")};
+}
+
+[[noreturn]] void refuse(const std::string& kernel, const Condemnation& record) {
+  throw BuildError("kernel " + kernel + " is not compiled: " + record.compiler + " was " + record.how +
+                   " on it at " + record.when + "; remove " + record.file + " to try again");
+}
+
+// A kernel that a process did not live to see compiled, be it for the compiler or for an interrupt.
+CompilerOutput compile_suspect(const CacheKey& kernel, const CompilerInput& input, Attempts& attempts) {
+  using Kind = ChildOutcome::Kind;
+  // A hundred times what a kernel takes: half a second to three seconds.
+  constexpr std::chrono::minutes limit{5};
+  ChildOutcome outcome = run_compiler_in_child(input, limit);
+  if (outcome.kind == Kind::crashed) refuse(kernel.kernel, attempts.condemn(outcome.how));
+  if (outcome.kind == Kind::interrupted) {
+    throw BuildError("kernel " + kernel.kernel + " is not compiled: the process that compiled it was " +
+                     outcome.how + "; the next call tries again");
+  }
+  if (outcome.kind == Kind::not_run) {
+    std::fprintf(
+        stderr,
+        "onepass: warning: kernel %s was not compiled to its end before and has no process of its own "
+        "now: %s; compiled in this one\n",
+        kernel.kernel.c_str(), outcome.how.c_str());
+    const CompileMarker marker(kernel);
+    outcome.output = run_compiler(input);
+  }
+  attempts.forget();
+  return std::move(outcome.output);
+}
+
+CompilerOutput compile_guarded(const Source& source, const std::string& architecture) {
+  const CacheKey kernel{source.name, architecture, hash_of(source, architecture, "")};
+  const CompilerInput input = input_for(source, architecture);
+  Attempts attempts(kernel, compiler_name());
+  if (attempts.condemnation()) refuse(kernel.kernel, *attempts.condemnation());
+  if (attempts.is_suspect()) return compile_suspect(kernel, input, attempts);
+  const CompileMarker marker(kernel);
+  return run_compiler(input);
 }
 
 Cubin read_or_compile(const Source& source, const std::string& architecture, const std::string& hash) {
   const CacheKey key{source.name, architecture, hash};
   if (std::optional<Cubin> cached = read_cached(key)) return *std::move(cached);
-  const CompileAttempt attempt(key);
-  if (attempt.is_fatal()) {
-    throw BuildError("kernel " + source.name +
-                     " is not compiled: the compiler ended the last processes that tried; \"onepass cache "
-                     "clear\" lets it be tried again");
-  }
-  Cubin cubin = compile_now(source, architecture);
+  Cubin cubin = cubin_of(source, compile_guarded(source, architecture));
   write_cached(key, cubin);
   return cubin;
 }
@@ -212,7 +208,7 @@ WithoutCompiling::~WithoutCompiling() { --without_compiling; }
 Cubin compile(const Source& source, const std::string& architecture) {
   if (without_compiling > 0) return {};
   static Compiled& compiled = *new Compiled;
-  const std::string hash = hash_of(source, architecture);
+  const std::string hash = hash_of(source, architecture, nvrtc().version);
   return compiled.find_or(hash, [&] { return read_or_compile(source, architecture, hash); });
 }
 

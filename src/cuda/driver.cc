@@ -101,11 +101,9 @@ const Driver* open_driver() {
 
 // NVRTC asks the loader for its builtins by name, and a toolkit's folder need not be on the loader's path:
 // once loaded from beside it, they are found.
-void load_builtins(const Nvrtc& nvrtc) {
+std::string builtins_of(const Nvrtc& nvrtc) {
   const std::string folder = nvrtc.path.substr(0, nvrtc.path.rfind('/') + 1);
-  if (folder.empty()) return;
-  const std::string file = folder + "libnvrtc-builtins.so." + nvrtc.version;
-  static_cast<void>(dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL));
+  return folder.empty() ? "" : folder + "libnvrtc-builtins.so." + nvrtc.version;
 }
 
 const Nvrtc* open_nvrtc() {
@@ -125,7 +123,8 @@ const Nvrtc* open_nvrtc() {
   int minor = 0;
   nvrtc->nvrtcVersion(&major, &minor);
   nvrtc->version = version_text(major, minor);
-  load_builtins(*nvrtc);
+  nvrtc->builtins = builtins_of(*nvrtc);
+  if (!nvrtc->builtins.empty()) static_cast<void>(dlopen(nvrtc->builtins.c_str(), RTLD_NOW | RTLD_LOCAL));
   return nvrtc.release();
 }
 

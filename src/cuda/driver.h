@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "cuda/nvrtc_call.h"
+
 namespace onepass::cuda {
 
 using ContextHandle = struct CUctx_st*;
@@ -14,12 +16,8 @@ using ModuleHandle = struct CUmod_st*;
 using FunctionHandle = struct CUfunc_st*;
 using StreamHandle = struct CUstream_st*;
 using EventHandle = struct CUevent_st*;
-using ProgramHandle = struct _nvrtcProgram*;
 using DevicePointer = void*;  // CUdeviceptr, an integer of the same size
 
-// What the functions return: 0 for success.
-using CudaResult = int;
-inline constexpr CudaResult cuda_success = 0;
 inline constexpr CudaResult cuda_out_of_memory = 2;
 
 // CUlaunchAttribute with the values used: the size of a cluster, or (x is 1) that blocks run at the same time
@@ -112,20 +110,10 @@ struct Driver {
   std::string version() const;  // "13.0"
 };
 
-struct Nvrtc {
-  CudaResult (*nvrtcVersion)(int* major, int* minor);
-  const char* (*nvrtcGetErrorString)(CudaResult error);
-  CudaResult (*nvrtcCreateProgram)(ProgramHandle* program, const char* text, const char* name, int headers,
-                                   const char* const* header_texts, const char* const* header_names);
-  CudaResult (*nvrtcDestroyProgram)(ProgramHandle* program);
-  CudaResult (*nvrtcCompileProgram)(ProgramHandle program, int count, const char* const* options);
-  CudaResult (*nvrtcGetProgramLogSize)(ProgramHandle program, size_t* bytes);
-  CudaResult (*nvrtcGetProgramLog)(ProgramHandle program, char* log);
-  CudaResult (*nvrtcGetCUBINSize)(ProgramHandle program, size_t* bytes);
-  CudaResult (*nvrtcGetCUBIN)(ProgramHandle program, char* image);
-
+struct Nvrtc : NvrtcFunctions {
   std::string path;
-  std::string version;  // "13.0"
+  std::string version;   // "13.0"
+  std::string builtins;  // the library that it loads by name, beside it
 };
 
 // Opened and started at the first call, then kept; a failed attempt is made again by the next call, since a

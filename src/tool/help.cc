@@ -63,7 +63,8 @@ sizes. Without --file the list is tests/cases.txt of the working directory.)";
 
 const char* const cache_help = R"(
 Kernels for GPUs are compiled when first needed and kept in $ONEPASS_CACHE_DIR, else $XDG_CACHE_HOME/onepass,
-else ~/.cache/onepass. clear removes them; they are compiled again when needed.)";
+else ~/.cache/onepass. clear removes them; they are compiled again when needed. It also removes the records of
+kernels on which the compiler crashed, which are then tried again.)";
 
 std::string check_help() {
   return std::string(R"(

@@ -2,13 +2,19 @@
 //
 // $ONEPASS_STUB_GPUS says how many there are (2). The first is an H200, the others A100s. "Device" memory is
 // the process's own. Text compiles to itself; "#error" in it fails, and what follows "//log " is the log.
+// On text with the words $ONEPASS_STUB_FAULT_AT the compiler waits until there is a file $ONEPASS_STUB_GATE,
+// then does what $ONEPASS_STUB_FAULT says: crash, exit, be killed (kill), kill its parent (orphan). Its
+// version is 99.$ONEPASS_STUB_MINOR (1).
 #include "stub_cuda.h"
+
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -317,11 +323,29 @@ struct StubProgram {
 
 StubProgram* program_of(ProgramHandle handle) { return reinterpret_cast<StubProgram*>(handle); }
 
+// By the environment, which a process that compiles for another has too.
+std::string setting(const char* variable) {
+  const char* value = std::getenv(variable);
+  return value == nullptr ? "" : value;
+}
+
+void suffer(const std::string& fault) {
+  const std::string gate = setting("ONEPASS_STUB_GATE");
+  while (!gate.empty() && !std::ifstream(gate)) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  if (fault == "crash") std::raise(SIGSEGV);
+  if (fault == "kill") std::raise(SIGKILL);
+  if (fault == "orphan") {
+    kill(getppid(), SIGKILL);
+    pause();
+  }
+  if (fault == "exit") std::_Exit(3);
+}
+
 }  // namespace
 
 STUB CudaResult nvrtcVersion(int* major, int* minor) {
   *major = 99;
-  *minor = 1;
+  *minor = setting("ONEPASS_STUB_MINOR").empty() ? 1 : std::stoi(setting("ONEPASS_STUB_MINOR"));
   return 0;
 }
 
@@ -355,7 +379,7 @@ STUB CudaResult nvrtcCompileProgram(ProgramHandle program, int, const char* cons
   const auto has = [&](const std::string& words) {
     return !words.empty() && text.find(words) != std::string::npos;
   };
-  if (has("//crash")) std::raise(SIGKILL);
+  if (has(setting("ONEPASS_STUB_FAULT_AT"))) suffer(setting("ONEPASS_STUB_FAULT"));
   return has("#error") || has(state.refused) ? 6 : 0;
 }
 

@@ -12,12 +12,16 @@ import dataclasses
 import enum
 import functools
 import pathlib
+import random
 import sysconfig
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from onepass._refused import Refused
 
 LIBRARIES = tuple(f"{pathlib.Path(file).parent}/" for file in (__file__, torch.__file__))
 STANDARD = tuple(f"{path}/" for path in {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
@@ -114,6 +118,17 @@ def constant_key(value: Any) -> Any:
     if isinstance(value, _BY_IDENTITY) and type(value) is not bool and value is not None:
         return id(value)
     return (type(value), repr(value)) if is_pure(value) else id(value)
+
+
+def refuse_generators(value: Any, name: str) -> None:
+    """An object that each use changes has no value that could be compared."""
+    random_numbers = type(value).__module__.startswith("numpy.random") or isinstance(
+        value, random.Random | torch.Generator
+    )
+    if random_numbers:
+        raise Refused("its forward draws random numbers that do not depend on its input")
+    if isinstance(value, Iterator):
+        raise Refused(f"its forward reads the iterator {name}")
 
 
 def is_pure(value: Any, depth: int = 0) -> bool:
@@ -406,7 +421,8 @@ class Outside:
     @classmethod
     def of(cls, space: Any, name: str, value: Any) -> Outside:
         """The fact that a name has this value; a function has its code too."""
-        code = value.__code__ if isinstance(value, types.FunctionType) else None
+        function = getattr(value, "__func__", value)
+        code = function.__code__ if isinstance(function, types.FunctionType) else None
         return cls(space, id(space), name, value, code)
 
     def condition(self, code: Code) -> None:
@@ -416,7 +432,8 @@ class Outside:
             found = f"{space}.__dict__.get({self.name!r})"
         code.is_value(found, self.value)
         if self.code is not None:
-            code.add(f"{code.constant(self.value)}.__code__ is {code.constant(self.code)}")
+            function = code.constant(getattr(self.value, "__func__", self.value))
+            code.add(f"{function}.__code__ is {code.constant(self.code)}")
 
     def why(self) -> str | None:
         if isinstance(self.space, dict):
@@ -425,8 +442,24 @@ class Outside:
             where, found = self.space.__name__, vars(self.space).get(self.name)
         else:
             where, found = self.space.__name__, getattr(self.space, self.name, _MISSING)
-        is_same = same(found, self.value) and (self.code is None or found.__code__ is self.code)
+        own = self.code is None or getattr(getattr(found, "__func__", found), "__code__", None) is self.code
+        is_same = same(found, self.value) and own
         return None if is_same else f"{where}.{self.name} was changed after fusing"
+
+
+@dataclasses.dataclass(frozen=True)
+class Untouched:
+    """Nothing was set on a class that was made here for fused modules."""
+
+    cls: type
+    count: int  # of its names
+
+    def condition(self, code: Code) -> None:
+        code.add(f"len({code.constant(self.cls)}.__dict__) == {self.count}")
+
+    def why(self) -> str | None:
+        same = len(vars(self.cls)) == self.count
+        return None if same else f"attributes of {self.cls.__name__} were set after fusing"
 
 
 # --- What is compared by looking into it --------------------------------------------------------------------

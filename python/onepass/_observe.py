@@ -7,9 +7,7 @@ functions sees what is done with real tensors.
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import copy
 import datetime
 import dis
 import functools
@@ -29,7 +27,6 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
 from onepass import _facts
-from onepass._facts import Outside
 from onepass._refused import Refused
 from onepass._shadow import Recorder, is_own_code, is_shadow, shadow_of
 
@@ -63,7 +60,6 @@ class Observer:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self.outside: dict[Outside, None] = {}
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -128,33 +124,18 @@ class Observer:
         for cls in type(module).__mro__:
             value = vars(cls).get(code.co_name)
             if value is not None and _code_of(value) is code:
-                self._note(cls, code.co_name, value)
+                self.recorder.note_outside(cls, code.co_name, value)
 
-    def _read(self, space: dict[str, Any], chain: tuple[str, ...]) -> None:
-        name, *rest = chain
-        if name not in space:
-            return
-        value = space[name]
-        while isinstance(value, (types.ModuleType, type)) and rest:
-            inner, *rest = rest
-            found = vars(value).get(inner, value)
-            if found is value:
+    def _read(self, space: Any, chain: tuple[str, ...]) -> None:
+        """Notes a global `a.b.c`: the names as far as they lead through modules and classes."""
+        for name in chain:
+            names = space if isinstance(space, dict) else vars(space)
+            if name not in names:
                 return
-            self._note(value, inner, found)
-            value = found
-        if not isinstance(value, types.ModuleType) and space[name] is value:
-            self._note(space, name, value)
-
-    def _note(self, space: Any, name: str, value: Any) -> None:
-        fact = Outside.of(space, name, value)
-        if fact in self.outside or isinstance(value, (Tensor, nn.Module)):
-            return
-        if type(value) in (list, dict, set, collections.deque) and _facts.is_pure(value):
-            self.recorder.lent.object(value)
-            fact = Outside.of(space, name, copy.deepcopy(value))
-        elif not _facts.is_pure(value) and not isinstance(value, property | classmethod | staticmethod):
-            self.recorder.watch.object(value)
-        self.outside[fact] = None
+            self.recorder.note_outside(space, name, names[name])
+            space = names[name]
+            if not isinstance(space, types.ModuleType | type):
+                return
 
     def _c_call(self, frame: types.FrameType, function: Any) -> None:
         owner = getattr(function, "__self__", None)

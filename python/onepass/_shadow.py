@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from onepass import _facts
-from onepass._facts import Fact
+from onepass._facts import Fact, Outside
 from onepass._refused import Refused
 
 HOOK_DICTS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -94,8 +94,7 @@ class Shadow:
     def own(self, name: str, value: Any) -> Any:
         """An attribute of the object: containers are copied, so that what the forward changes is seen."""
         self.note(_facts.of_value(self.path, name, vars(self.module).get(name), self.recorder.watch))
-        if isinstance(value, Iterator):
-            raise Refused(f"its forward reads the iterator {name}")
+        _facts.refuse_generators(value, name)
         if isinstance(value, types.MethodType) and value.__self__ is self.module:
             return types.MethodType(value.__func__, self.object)
         if not isinstance(value, (*_CONTAINERS, tuple)) or name in self.copies:
@@ -139,6 +138,7 @@ class Recorder:
             for name, tensor in vars(module)[kind].items()
         }
         self.journal: list[tuple[Shadow, Fact]] = []  # in the order in which they were noted
+        self.outside: dict[Outside, None] = {}
         self.classes: dict[type, dict[str, Any]] = {}  # user's classes and what they held
         self.known = {module: path for path, module in reversed(list(root.named_modules()))}
         self.root = self.shadow(root, "")
@@ -181,6 +181,19 @@ class Recorder:
             members = self.at(parent).module._modules
             self.shadow(members[name], path)
         return self.paths[path]
+
+    def note_outside(self, space: Any, name: str, value: Any) -> None:
+        """Keeps the value of a name of a file, a class or a Python module that traced code used."""
+        fact = Outside.of(space, name, value)
+        if fact in self.outside or isinstance(value, (Tensor, nn.Module)):
+            return
+        _facts.refuse_generators(value, name)
+        if isinstance(value, _CONTAINERS) and _facts.is_pure(value):
+            self.lent.object(value)
+            fact = Outside.of(space, name, copy.deepcopy(value))
+        elif not _facts.is_pure(value) and not hasattr(type(value), "__get__"):
+            self.watch.object(value)
+        self.outside[fact] = None
 
     def tensor_property(self, tensor: Tensor, name: str) -> None:
         """Python code uses a property of a tensor: noted if it is one of the modules'."""
@@ -301,9 +314,12 @@ class ShadowObject:
             return shadow.own(name, values[name])
         if on_class is None:
             return object.__getattribute__(self, name)
-        if not hasattr(type(on_class), "__set__"):
+        if hasattr(type(on_class), "__set__"):
+            _note_method(shadow, name)
+        else:
             if hasattr(type(on_class), "__get__"):
                 shadow.note(_facts.NotOwn(shadow.path, name))
+                _note_method(shadow, name)
             else:
                 shadow.note(_facts.of_value(shadow.path, name, on_class, shadow.recorder.watch, own=False))
         return object.__getattribute__(self, name)
@@ -331,6 +347,14 @@ class ShadowObject:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise Refused("its forward copies a module")
+
+
+def _note_method(shadow: Shadow, name: str) -> None:
+    """A method or property that is looked up must stay what its class has."""
+    for base in user_classes(class_of(shadow.module)):
+        if name in vars(base):
+            shadow.recorder.note_outside(base, name, vars(base)[name])
+            return
 
 
 def shadow_of(value: Any) -> Shadow:

@@ -16,9 +16,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from onepass import _fallback
-from onepass._facts import Code, Fact, Outside, Watch
+from onepass._facts import Code, Fact, Outside, Untouched, Watch
 from onepass._fallback import Site
 from onepass._rewrite import Call, compile_once
+from onepass._shadow import class_of
 from onepass._trace import Pattern, is_variadic, parameters_of
 
 _GLOBAL_HOOKS = (
@@ -61,7 +62,7 @@ class Variant:
                 reason, changed = "the module was removed after fusing", True
             if reason is not None:
                 return Reason(f"{fact.path or 'the module'}: {reason}", changed)
-        for name in self.outside:
+        for name in (*self.outside, _untouched(root)):
             if (reason := name.why()) is not None:
                 return Reason(reason, True)
         reason = self.watch.why(root)
@@ -80,22 +81,22 @@ class State:
     site: Site
     forward: Callable[..., Any]
     calls: list[Call]
-    watches: list[Watch]
     traces: int = 0  # after changes
 
     def __deepcopy__(self, memo: dict[int, Any]) -> State:
         """For a copy of the module, which runs the same code. Nothing is traced again."""
         said: set[str] = set()
-        calls = [call.renewed(said) for call in self.calls]
-        variants, first = [], 0
-        for variant in self.variants:
-            count = len(variant.calls)
-            own, watch = calls[first : first + count], copy.deepcopy(variant.watch, memo)
-            variants.append(dataclasses.replace(variant, calls=own, watch=watch))
-            first += count
+        renewed = {id(call): call.renewed(said) for call in self.calls}
+        variants = [
+            dataclasses.replace(
+                variant,
+                calls=[renewed[id(call)] for call in variant.calls],
+                watch=copy.deepcopy(variant.watch, memo),
+            )
+            for variant in self.variants
+        ]
         site = Site(self.site.name, said, self.site.numerics)
-        watches = [variant.watch for variant in variants]
-        return dataclasses.replace(self, variants=variants, site=site, calls=calls, watches=watches, traces=0)
+        return dataclasses.replace(self, variants=variants, site=site, calls=list(renewed.values()), traces=0)
 
 
 def state_of(module: nn.Module) -> State | None:
@@ -159,7 +160,9 @@ def _make_class(cls: type) -> type:
             del body[name]
     meta = type(cls)
     make = abc.ABCMeta.__new__ if issubclass(meta, abc.ABCMeta) else type.__new__
-    return make(meta, cls.__name__, (_Silent, cls), body)
+    made = make(meta, cls.__name__, (_Silent, cls), body)
+    made._onepass_names = len(vars(made)) + 1
+    return made
 
 
 def install(module: nn.Module, state: State) -> None:
@@ -292,6 +295,7 @@ def _holds(module: nn.Module, variant: Variant, number: int, p: str) -> Callable
     outside = Code(p, module)
     for name in variant.outside:
         name.condition(outside)
+    _untouched(module).condition(outside)
     code = Code(p, module)
     for fact in variant.facts:
         fact.condition(code)
@@ -304,7 +308,7 @@ def _holds(module: nn.Module, variant: Variant, number: int, p: str) -> Callable
     if variant.watch:
         constants[f"{p}is_compiling"] = torch.compiler.is_compiling
         code.add(f"not {p}is_compiling()")
-        code.add(f"{p}self._onepass.watches[{number}].holds({p}self)")
+        code.add(f"{p}self._onepass.variants[{number}].watch.holds({p}self)")
     lines = [
         f"def holds({p}self):",
         "    try:",
@@ -314,6 +318,11 @@ def _holds(module: nn.Module, variant: Variant, number: int, p: str) -> Callable
         "",
     ]
     return compile_once("\n".join(lines), constants, "facts", "holds")
+
+
+def _untouched(module: nn.Module) -> Untouched:
+    cls = fused_class(class_of(module))
+    return Untouched(cls, cls._onepass_names)
 
 
 def _joined(conditions: list[str]) -> str:

@@ -110,7 +110,7 @@ def trace(
         raise Refused(reason or changed or kept)
     recorder.tracing = False
     return Trace(
-        root, training, tracer.graph, recorder, list(tracer.observer.outside), tracer.inlined, tracer.opaque,
+        root, training, tracer.graph, recorder, list(recorder.outside), tracer.inlined, tracer.opaque,
         tracer.observed,
     )  # fmt: skip
 
@@ -372,13 +372,13 @@ class _Tracer(fx.Tracer):
                 self.opaque[module] = reason
             return self.create_proxy("call_module", path, args, kwargs)
         last, mark = next(iter(reversed(self.graph.nodes)), None), len(self.recorder.journal)
-        outside = dict(self.observer.outside)
+        outside = dict(self.recorder.outside)
         try:
             return self._trace_through(shadow, path, args, kwargs)
         except Exception as error:
             self.opaque[module] = _reason(error)
         self.observer.resume()
-        self.observer.outside = outside
+        self.recorder.outside = outside
         self.recorder.forget_after(mark)
         self._erase_after(last)
         self.inlined = {p: i for p, i in self.inlined.items() if p != path and not p.startswith(path + ".")}

@@ -18,7 +18,7 @@ from onepass._fallback import Site
 from onepass._match import Chain, Graph
 from onepass._observe import globals_of
 from onepass._refused import Refused
-from onepass._rewrite import compile_graph, rewrite
+from onepass._rewrite import Call, compile_graph, rewrite
 from onepass._shadow import class_of, shared_classes, user_classes
 from onepass._stages import NORM_TYPES
 from onepass._swap import State, Variant
@@ -84,15 +84,22 @@ def fuse_one(
 
 
 def fuse_again(module: nn.Module, state: State) -> None:
-    """Fuses a module anew after something that its forward reads was changed; its counts go on."""
+    """Fuses a module anew after something that its forward reads was changed.
+
+    Its counts go on, and what was fused before runs again if the change is undone.
+    """
+    state.traces += 1
     rewriter = Rewriter(module, state.name, state.options["conv"], state.options["numerics"])
     rewriter.site = state.site
+    rewriter.calls = list(state.calls)
     try:
         with shared_classes():
             rewriter.run([*call_patterns(module), *state.options["patterns"]])
-    except Refused as refused:
-        _fallback.warn(f"{state.site.name} is fused no more: {refused}")
-    rewriter.install(always=True, traces=state.traces + 1)
+    except Refused:
+        return
+    if rewriter.variants:
+        rewriter.variants += state.variants
+        rewriter.install(state.traces)
 
 
 class Session:
@@ -169,6 +176,7 @@ class Rewriter:
         self.site = Site(name or root_name(module), numerics=numerics)
         self.patterns: list[Pattern] = []
         self.variants: list[Any] = []
+        self.calls: list[Call] = []  # of all variants, by their numbers
         self.inlined: dict[str, nn.Module] = {}
         self.replaced: set[nn.Module] = set()
         self.observed: dict[nn.Module, set[Pattern]] = {}
@@ -186,26 +194,31 @@ class Rewriter:
         if refusals and None not in refusals:
             raise Refused(refusals[0])
 
-    def install(self, always: bool = False, traces: int = 0) -> None:
+    def install(self, traces: int = 0) -> None:
         """Swaps the module's class if anything is fused."""
-        if not self.variants and not always:
+        if not self.variants:
             return
         options = {"conv": self.conv, "patterns": self.patterns, "numerics": self.site.numerics}
         original = class_of(self.module)
         for variant in self.variants:
             variant.facts = [self._retyped(fact) for fact in variant.facts]
         forward = _swap.generate(self.module, self.name, original, self.variants)
-        calls = [call for variant in self.variants for call in variant.calls]
-        watches = [variant.watch for variant in self.variants]
-        inlined = list(self.inlined)
         state = State(
-            self.name, original, options, self.variants, inlined, self.site, forward, calls, watches, traces
+            self.name,
+            original,
+            options,
+            self.variants,
+            list(self.inlined),
+            self.site,
+            forward,
+            self.calls,
+            traces,
         )
         _swap.install(self.module, state)
 
     def _retyped(self, fact: Fact) -> Fact:
         """A class may have been swapped since the trace, by fusing."""
-        if not isinstance(fact, Typed):
+        if not isinstance(fact, Typed) or fact.type is not class_of(self.module.get_submodule(fact.path)):
             return fact
         return dataclasses.replace(fact, type=type(self.module.get_submodule(fact.path)))
 
@@ -247,8 +260,8 @@ class Rewriter:
 
     def _variant(self, traced: Trace, chains: list[Chain], pattern: Pattern) -> Any:
         facts, outside = _facts_of(traced, chains)
-        first = sum(len(variant.calls) for variant in self.variants)
-        calls = rewrite(traced.graph, chains, self.name, self.site, first)
+        calls = rewrite(traced.graph, chains, self.name, self.site, len(self.calls))
+        self.calls += calls
         function = compile_graph(traced.graph, self.name or "model")
         return Variant(traced.training, pattern, function, calls, facts, outside, traced.recorder.watch)
 

@@ -14,7 +14,7 @@ from onepass import _fallback, _library
 from onepass._conv_gradients import format_of
 from onepass._redone import explanation
 from onepass._rewrite import Call
-from onepass._swap import State, state_of, why_original
+from onepass._swap import Variant, state_of, why_original
 from onepass.block import Block
 from onepass.explain import explain
 
@@ -110,7 +110,10 @@ def report(model: nn.Module) -> Report:
             )
             continue
         covered.update(module.get_submodule(path) for path in state.inlined)
-        fused += _entries(name or "", state, root_name(model))
+        variants = [
+            variant for variant in state.variants if variant.why_not(module) is None
+        ] or state.variants
+        fused += _entries(name or "", variants, root_name(model))
     fallbacks = [found for name, module in model.named_modules() for found in _fallbacks(name, module, model)]
     return Report(fused, skipped, fallbacks, _redone(model))
 
@@ -120,7 +123,7 @@ def _redone(model: nn.Module) -> list[Redone]:
     for name, module in model.named_modules():
         sites = [(name or module.text, module._site)] if isinstance(module, Block) and module._site else []
         state = state_of(module)
-        calls = [call for variant in state.variants for call in variant.calls] if state else []
+        calls = state.calls if state else []
         for layer, site in [*sites, *((call.site.layer, call.site) for call in calls)]:
             samples[layer] = samples.get(layer, 0) + site.samples(wait=True)
     return [Redone(layer, count) for layer, count in samples.items() if count > 0]
@@ -130,11 +133,11 @@ def root_name(model: nn.Module) -> str:
     return f"({type(model).__name__})"
 
 
-def _entries(name: str, state: State, root_name: str) -> list[Entry]:
+def _entries(name: str, variants: list[Variant], root_name: str) -> list[Entry]:
     """One entry for each chain, with the modes in which it runs."""
     found: dict[tuple[str, tuple[str, ...]], list[tuple[str, Call]]] = {}
-    ran = {variant.pattern for variant in state.variants if any(call.input for call in variant.calls)}
-    for variant in state.variants:
+    ran = {variant.pattern for variant in variants if any(call.input for call in variant.calls)}
+    for variant in variants:
         if ran and variant.pattern not in ran:
             continue
         for call in variant.calls:
@@ -160,7 +163,7 @@ def _fallbacks(name: str, module: nn.Module, model: nn.Module) -> Iterator[Fallb
         return
     counts: Counter[tuple[str, str]] = Counter()
     sites = [(name, state.site)]
-    for call in (call for variant in state.variants for call in variant.calls):
+    for call in state.calls:
         where = _join("" if module is model else name, call.modules[0]) if call.modules else name
         sites.append((where, call.site))
     for where, site in sites:

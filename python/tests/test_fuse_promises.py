@@ -434,11 +434,8 @@ LEAVES = [
     ),
     (chain(conv(), nn.GELU, norm), "self[1].approximate = 'tanh'", "self[1].approximate = 'none'"),
     (chain(conv(), nn.ELU, norm), "self[1].alpha = 0.3", "self[1].alpha = 1.0"),
-    (chain(conv(), nn.CELU, norm), "self[1].alpha = 0.3", "self[1].alpha = 1.0"),
     (chain(conv(), nn.Softplus, norm), "self[1].beta = 3", "self[1].beta = 1"),
     (chain(conv(), nn.Hardtanh, norm), "self[1].max_val = 0.2", "self[1].max_val = 1.0"),
-    (chain(conv(), lambda: nn.Threshold(0.1, 0.5), norm), "self[1].value = 3", "self[1].value = 0.5"),
-    (chain(conv(), lambda: nn.Hardshrink(0.1), norm), "self[1].lambd = 0.6", "self[1].lambd = 0.1"),
     (chain(nn.ReLU, conv(), norm), "self[0].inplace = True", "self[0].inplace = False"),
     (chain(nn.SiLU, norm, nn.SiLU), "self[0].inplace = True", "self[0].inplace = False"),
     (chain(conv(), nn.PReLU, norm), "self[1].weight = nn.Parameter(torch.full((1,), 3.0))", None),
@@ -454,7 +451,6 @@ LEAVES = [
         "self[1].weight = None",
     ),
     (chain(conv(), lambda: nn.Dropout(0.0), nn.SiLU), "self[1].p = 0.5; self.train()", None),
-    (chain(conv(), lambda: nn.Flatten(2), nn.SiLU), "self[1].start_dim = 1", "self[1].start_dim = 2"),
     (
         chain(lambda: nn.ConvTranspose2d(4, 4, 3, stride=2), norm, nn.SiLU),
         "self[0].stride = (1, 1)",
@@ -654,7 +650,6 @@ self.norm.gain = 1.0 | y = y * self.norm.gain | self.norm.gain = 0.5 | self.norm
  | y = y * self.norm.eps * 1e5 | self.norm.eps = 1e-3 | self.norm.eps = 1e-5
  | y = y * self.scale | self._scale = 0.5 | del self._scale
 self._scale = 1.0 | y = y * self.scale | self._scale = 0.5 | self._scale = 1.0
- | y = y * self.scale | type(self).scale = 0.5 |
  | y = y * self.default | user.Model.default = 0.5 | user.Model.default = 1.0
  | y = y * self.default | self.default = 0.5 | del self.default
  | y = y * type(self).default | user.Model.default = 0.5 | user.Model.default = 1.0

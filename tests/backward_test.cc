@@ -99,16 +99,10 @@ TEST(TailBackward, AgreesWithTheReferenceOnHardData) {
 TEST(TailBackward, HasTheCornersOfTheReference) {
   constexpr double infinity = std::numeric_limits<double>::infinity();
   constexpr double nan = std::numeric_limits<double>::quiet_NaN();
-  const std::vector<double> corners{0,  -0.0, -3,  3,     6,        -6,   20,        20.5, 25, -1e-3,
-                                    85, -85,  104, -1e15, infinity, 1e15, -infinity, nan,  1,  -1};
+  const std::vector<double> corners = corner_values();
   SerialExecutor executor;
   const Shape sizes{1, 1, static_cast<int64_t>(corners.size())};
-  for (int op = 0; op < op_count; ++op) {
-    Pointwise pointwise;
-    pointwise.op = static_cast<Op>(op);
-    pointwise.a = constant_count(pointwise.op) > 0 ? -3 : 0;
-    pointwise.b = constant_count(pointwise.op) > 1 ? 3 : 0;
-    if (argument_kind(pointwise.op) == ArgumentKind::channel) pointwise.per = Per::channel;
+  for (const Pointwise& pointwise : corner_stages()) {
     const BackwardProblem problem(Problem(Block({pointwise}), sizes));
     SCOPED_TRACE(problem.text());
     BackwardOperands operands = random_backward_operands(problem, Distribution::normal, 1);

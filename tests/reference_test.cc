@@ -403,6 +403,14 @@ TEST(PointwiseOps, PiecewiseLinear) {
       {"clamp(-1,2)", -3, -1},
       {"clamp(-1,2)", 0.5, 0.5},
       {"clamp(-1,2)", 3, 2},
+      {"clamp(2,-1)", 0, -1},
+      {"clamp(0,inf)", -3, 0},
+      {"clamp(0,inf)", 1e30, 1e30},
+      {"clamp(-inf,6)", 7, 6},
+      {"clamp(-inf,6)", -1e30, -1e30},
+      {"hardtanh", -3, -1},
+      {"hardtanh", 0.5, 0.5},
+      {"hardtanh(-1,2)", 3, 2},
       {"mul(-2)", 3, -6},
       {"add(-2)", 3, 1},
   });
@@ -463,7 +471,8 @@ TEST(PointwiseOps, InfinitiesGoWherePytorchsGo) {
       {"tanh", -inf, -1},        {"mish", inf, inf},       {"mish", -inf, nan},
       {"softplus", inf, inf},    {"softplus", -inf, 0},    {"clamp(-1,2)", inf, 2},
       {"clamp(-1,2)", -inf, -1}, {"mul(0)", inf, nan},     {"mul(-1)", inf, -inf},
-      {"add(1)", -inf, -inf},
+      {"add(1)", -inf, -inf},    {"clamp(0,inf)", inf, inf}, {"clamp(-inf,6)", -inf, -inf},
+      {"hardtanh", inf, 1},      {"hardtanh", -inf, -1},
   });
 }
 

@@ -269,7 +269,9 @@ TEST(BlockRefusal, StagesBuiltInCodeThatMeanNothing) {
   EXPECT_NE(refusal([&] { Block({conv}); }).find("must be at most 2147483647"), std::string::npos);
   const double nan = std::numeric_limits<double>::quiet_NaN();
   EXPECT_EQ(refusal([&] { Block({Pointwise{Op::mul, nan}}); }), "mul(nan): the constant nan must be finite");
-  EXPECT_EQ(refusal([&] { Block({Pointwise{Op::clamp, 0, nan}}); }),
+  EXPECT_EQ(refusal([&] {
+              Block({Pointwise{Op::clamp, 0, nan}});
+            }),
             "clamp(0,nan): the limit is nan, must be a number, inf or -inf");
   EXPECT_EQ(refusal([&] {
               Block({Norm{Norm::Kind::group, 1, nan, true}});

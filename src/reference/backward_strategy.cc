@@ -54,8 +54,8 @@ class ReferenceBackwardKernel final : public BackwardKernel {
     for_each_parameter([&](size_t i, size_t at, size_t count) {
       load_tensor(forward.parameters[i], arguments.parameters[i], parameters.subspan(at, count));
     });
-    reference::backward(block_, input_sizes_, activation_sizes_, input, parameters, output_gradient,
-                        scratch, input_gradient, parameter_gradients, executor);
+    reference::backward(block_, input_sizes_, activation_sizes_, input, parameters, output_gradient, scratch,
+                        input_gradient, parameter_gradients, executor);
     if (problem_.wants_input())
       store_tensor(problem_.input_gradient, input_gradient, arguments.input_gradient);
     for_each_parameter([&](size_t i, size_t at, size_t count) {

@@ -66,8 +66,8 @@ class ReferenceKernel final : public Kernel {
 
     load_tensor(problem_.input, arguments.input, input);
     load_parameters(arguments, parameters);
-    reference::forward(block_, input_sizes_, activation_sizes_, input, parameters, scratch, output,
-                       executor, arguments.statistics);
+    reference::forward(block_, input_sizes_, activation_sizes_, input, parameters, scratch, output, executor,
+                       arguments.statistics);
     store_tensor(problem_.output, output, arguments.output);
   }
 

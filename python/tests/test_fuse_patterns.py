@@ -144,21 +144,21 @@ INF, NAN = float("inf"), float("nan")
 @pytest.mark.parametrize(
     "code",
     [
-        lambda x: x.clamp(NAN, 1),
-        lambda x: x.clamp(max=NAN),
-        lambda x: x.clamp(torch.zeros(()), torch.ones(())),
-        lambda x: x.clamp_min(torch.zeros(())),
-        lambda x: F.threshold(x, 1, 0),
-        lambda x: F.threshold(x, 0, 0.5),
-        lambda x: F.leaky_relu(x, INF),
-        lambda x: F.elu(x, NAN),
-        lambda x: x * INF,
-        lambda x: x + NAN,
-        lambda x: x / 1e-310,
+        lambda m, x: x.clamp(NAN, 1),
+        lambda m, x: x.clamp(max=NAN),
+        lambda m, x: x.clamp(m.norm.bias[0], m.norm.weight[0]),
+        lambda m, x: x.clamp_min(m.norm.bias[0]),
+        lambda m, x: F.threshold(x, 1, 0),
+        lambda m, x: F.threshold(x, 0, 0.5),
+        lambda m, x: F.leaky_relu(x, INF),
+        lambda m, x: F.elu(x, NAN),
+        lambda m, x: x * INF,
+        lambda m, x: x + NAN,
+        lambda m, x: x / 1e-310,
     ],
 )
 def test_constants_outside_the_language_end_the_chain(code) -> None:
-    model = Lambda(lambda m, x: code(m.norm(m.conv(x)))).eval()
+    model = Lambda(lambda m, x: code(m, m.norm(m.conv(x)))).eval()
     fused = fuse(copy.deepcopy(model))
     assert blocks(fused) == [f"{CONV} | group_norm(2)"]
     x = image()

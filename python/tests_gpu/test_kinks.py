@@ -3,8 +3,17 @@
 import unittest
 
 import torch
-from kinks import ACTIVATIONS, FINITE, POINTS, assert_same, points
-from support import GpuTest, in_format, warm, with_gradients
+from support import (
+    ACTIVATIONS,
+    FINITE,
+    POINTS,
+    GpuTest,
+    assert_same,
+    in_format,
+    points,
+    warm,
+    with_gradients,
+)
 from torch import Tensor
 
 from onepass import _eager, _ops

@@ -611,9 +611,9 @@ TEST(CudaKernels, LimitsAreWrittenAsTheyAre) {
   const Problem problem = Problem::parse("clamp(-3.4028234663852886e38,inf) | hardtanh(-inf,0.1) @ 2x4x9x11",
                                          Device::cuda_architecture("sm_90a"));
   const std::string source = cuda::export_plan(plan(problem), false).kernels.at(0).source;
-  for (const char* const limits :
+  for (const char* const literals :
        {", -3.40282347e+38f, __int_as_float(0x7f800000))", ", __int_as_float(0xff800000), 0.100000001f)"}) {
-    EXPECT_NE(source.find(limits), std::string::npos) << limits << " is not in\n" << source;
+    EXPECT_NE(source.find(literals), std::string::npos) << literals << " is not in\n" << source;
   }
 }
 

@@ -115,6 +115,23 @@ TEST(TailBackward, HasTheCornersOfTheReference) {
   }
 }
 
+// An f32 element that is 0.1 rounded is at a limit of 0.1, which as a double is below it.
+TEST(TailBackward, LimitsAreRoundedAsElementsAre) {
+  SerialExecutor executor;
+  for (const char* const strategy : {"reference_backward", "tail_backward"}) {
+    for (const char* const text : {"clamp(-1,0.1) @ 1x1x2", "hardtanh(-1,0.7) @ 1x1x2"}) {
+      const BackwardProblem problem(Problem::parse(text));
+      BackwardOperands operands = random_backward_operands(problem, Distribution::normal, 1);
+      const bool is_clamp = text[0] == 'c';
+      const float limit = is_clamp ? 0.1f : 0.7f;  // 0.7f is below 0.7
+      operands.forward.input = {limit, std::nextafter(limit, 0.0f)};
+      operands.output_gradient = {2, 2};
+      const BackwardOutcome outcome = run(plan_backward(problem, {strategy, ""}), operands, executor);
+      EXPECT_EQ(outcome.gradients[0], (std::vector<double>{is_clamp ? 2.0 : 0.0, 2.0})) << strategy << text;
+    }
+  }
+}
+
 // With a mean of 10,000 standard deviations the gradients are as good as the statistics allow, not lost.
 TEST(TailBackward, LargeMeansKeepTheirGradients) {
   ThreadExecutor executor(thread_count);

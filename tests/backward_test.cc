@@ -99,16 +99,10 @@ TEST(TailBackward, AgreesWithTheReferenceOnHardData) {
 TEST(TailBackward, HasTheCornersOfTheReference) {
   constexpr double infinity = std::numeric_limits<double>::infinity();
   constexpr double nan = std::numeric_limits<double>::quiet_NaN();
-  const std::vector<double> corners{0,  -0.0, -3,  3,     6,        -6,   20,        20.5, 25, -1e-3,
-                                    85, -85,  104, -1e15, infinity, 1e15, -infinity, nan,  1,  -1};
+  const std::vector<double> corners = corner_values();
   SerialExecutor executor;
   const Shape sizes{1, 1, static_cast<int64_t>(corners.size())};
-  for (int op = 0; op < op_count; ++op) {
-    Pointwise pointwise;
-    pointwise.op = static_cast<Op>(op);
-    pointwise.a = constant_count(pointwise.op) > 0 ? -3 : 0;
-    pointwise.b = constant_count(pointwise.op) > 1 ? 3 : 0;
-    if (argument_kind(pointwise.op) == ArgumentKind::channel) pointwise.per = Per::channel;
+  for (const Pointwise& pointwise : corner_stages()) {
     const BackwardProblem problem(Problem(Block({pointwise}), sizes));
     SCOPED_TRACE(problem.text());
     BackwardOperands operands = random_backward_operands(problem, Distribution::normal, 1);
@@ -117,6 +111,23 @@ TEST(TailBackward, HasTheCornersOfTheReference) {
       operands.output_gradient.assign(corners.size(), gradient);
       const BackwardOutcome outcome = run(plan_backward(problem), operands, executor);
       EXPECT_EQ(compare(problem, operands, outcome).errors, "");
+    }
+  }
+}
+
+// An f32 element that is 0.1 rounded is at a limit of 0.1, which as a double is below it.
+TEST(TailBackward, LimitsAreRoundedAsElementsAre) {
+  SerialExecutor executor;
+  for (const char* const strategy : {"reference_backward", "tail_backward"}) {
+    for (const char* const text : {"clamp(-1,0.1) @ 1x1x2", "hardtanh(-1,0.7) @ 1x1x2"}) {
+      const BackwardProblem problem(Problem::parse(text));
+      BackwardOperands operands = random_backward_operands(problem, Distribution::normal, 1);
+      const bool is_clamp = text[0] == 'c';
+      const float limit = is_clamp ? 0.1f : 0.7f;  // 0.7f is below 0.7
+      operands.forward.input = {limit, std::nextafter(limit, 0.0f)};
+      operands.output_gradient = {2, 2};
+      const BackwardOutcome outcome = run(plan_backward(problem, {strategy, ""}), operands, executor);
+      EXPECT_EQ(outcome.gradients[0], (std::vector<double>{is_clamp ? 2.0 : 0.0, 2.0})) << strategy << text;
     }
   }
 }

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <iostream>
+#include <limits>
 #include <random>
 
 #include "block_properties.h"
@@ -84,7 +85,12 @@ Pointwise random_pointwise(Random& random) {
   Pointwise pointwise;
   pointwise.op = static_cast<Op>(random.between(0, op_count - 1));
   if (constant_count(pointwise.op) > 0) pointwise.a = random.constant();
-  if (constant_count(pointwise.op) > 1) pointwise.b = random.constant();
+  if (constant_count(pointwise.op) > 1) {
+    constexpr double infinity = std::numeric_limits<double>::infinity();
+    pointwise.b = random.between(0, 3) == 0 ? infinity : random.constant();
+    if (random.between(0, 3) == 0) pointwise.a = -infinity;
+    if (pointwise.op == Op::hardtanh) pointwise.b = std::max(pointwise.a, pointwise.b);
+  }
   const ArgumentKind kind = argument_kind(pointwise.op);
   if (kind == ArgumentKind::slope) pointwise.per = random.coin() ? Per::tensor : Per::channel;
   if (kind == ArgumentKind::channel) pointwise.per = random.coin() ? Per::channel : Per::sample;

@@ -55,6 +55,8 @@ TEST(BlockText, EveryNonDefaultIsPrinted) {
   EXPECT_EQ(canonical("instance_norm(affine=true)"), "instance_norm(affine=true)");
   EXPECT_EQ(canonical("leaky_relu(0.2)"), "leaky_relu(0.2)");
   EXPECT_EQ(canonical("clamp(-1,6)"), "clamp(-1,6)");
+  EXPECT_EQ(canonical("clamp(-inf,6) | clamp(0, inf)"), "clamp(-inf,6) | clamp(0,inf)");
+  EXPECT_EQ(canonical("hardtanh | hardtanh(-1,1) | hardtanh(0,1)"), "hardtanh | hardtanh | hardtanh(0)");
   EXPECT_EQ(canonical("mul(0) | add(0)"), "mul(0) | add(0)");
   EXPECT_EQ(canonical("prelu(per=channel)"), "prelu(per=channel)");
   EXPECT_EQ(canonical("channel_add(per=sample)"), "channel_add(per=sample)");
@@ -169,6 +171,12 @@ TEST(BlockRefusal, NumbersThatAreNoneNameTheirKey) {
   EXPECT_EQ(refusal_of("mul(1e999)"), "mul(1e999): the constant is 1e999, must be a finite number");
   EXPECT_EQ(refusal_of("group_norm(1,eps=nan)"),
             "group_norm(1,eps=nan): eps is nan, must be a finite number");
+  EXPECT_EQ(refusal_of("mul(inf)"), "mul(inf): the constant is inf, must be a finite number");
+  EXPECT_EQ(refusal_of("clamp(0,nan)"), "clamp(0,nan): the limit is nan, must be a number, inf or -inf");
+  EXPECT_EQ(refusal_of("clamp(0,1e400)"),
+            "clamp(0,1e400): the limit is 1e400, must be a number, inf or -inf");
+  EXPECT_EQ(refusal_of("hardtanh(2,-1)"),
+            "hardtanh(2,-1): the lower limit is 2, must be at most the upper limit -1");
   EXPECT_EQ(refusal_of("conv2d(3,8,bias=1)"), "conv2d(3,8,bias=1): bias is 1, must be true or false");
   EXPECT_EQ(refusal_of("prelu(per=sample)"), "prelu(per=sample): per is sample, must be tensor or channel");
   EXPECT_EQ(refusal_of("channel_mul(per=tensor)"),
@@ -261,6 +269,10 @@ TEST(BlockRefusal, StagesBuiltInCodeThatMeanNothing) {
   EXPECT_NE(refusal([&] { Block({conv}); }).find("must be at most 2147483647"), std::string::npos);
   const double nan = std::numeric_limits<double>::quiet_NaN();
   EXPECT_EQ(refusal([&] { Block({Pointwise{Op::mul, nan}}); }), "mul(nan): the constant nan must be finite");
+  EXPECT_EQ(refusal([&] {
+              Block({Pointwise{Op::clamp, 0, nan}});
+            }),
+            "clamp(0,nan): the limit is nan, must be a number, inf or -inf");
   EXPECT_EQ(refusal([&] {
               Block({Norm{Norm::Kind::group, 1, nan, true}});
             }),

@@ -59,6 +59,8 @@ const std::vector<Kernel>& kernels() {
       {"tail_backward", "swish | group_norm(4) | hardswish @ 128x16x31x63x63", all},
       {"tail_backward", "gelu | group_norm(8) @ 16x64x258x258 bf16 nhwc", tuned_and_oldest},
       {"tail_backward", "hardswish | group_norm(4) | mean @ 1024x16x13x29x29", tuned_and_oldest},
+      {"tail_backward", "hardtanh | elu | group_norm(4) | clamp(0,inf) | relu6 @ 8x24x40x41",
+       tuned_and_oldest},
       {"tail_backward",
        "prelu(per=channel) | group_norm(2) | channel_mul(per=sample) | residual_add @ 8x24x40x41", tuned},
       {"tail_backward", "residual_add | group_norm(3) | mish | prelu @ 8x24x7x9 f16 nhwc", tuned},
@@ -601,6 +603,17 @@ TEST(CudaKernels, WideConvolutionsAreProductsOnEveryArchitecture) {
       EXPECT_EQ(chosen == "gemm_mma", architecture != "sm_90a") << architecture << ": " << text;
     }
     EXPECT_TRUE(cuda::is_worth_fusing(Problem::parse(text, Device::cuda_architecture("sm_80")))) << text;
+  }
+}
+
+// The largest f32 is a limit of its own: infinity is beyond it.
+TEST(CudaKernels, LimitsAreWrittenAsTheyAre) {
+  const Problem problem = Problem::parse("clamp(-3.4028234663852886e38,inf) | hardtanh(-inf,0.1) @ 2x4x9x11",
+                                         Device::cuda_architecture("sm_90a"));
+  const std::string source = cuda::export_plan(plan(problem), false).kernels.at(0).source;
+  for (const char* const literals :
+       {", -3.40282347e+38f, __int_as_float(0x7f800000))", ", __int_as_float(0xff800000), 0.100000001f)"}) {
+    EXPECT_NE(source.find(literals), std::string::npos) << literals << " is not in\n" << source;
   }
 }
 

@@ -403,6 +403,14 @@ TEST(PointwiseOps, PiecewiseLinear) {
       {"clamp(-1,2)", -3, -1},
       {"clamp(-1,2)", 0.5, 0.5},
       {"clamp(-1,2)", 3, 2},
+      {"clamp(2,-1)", 0, -1},
+      {"clamp(0,inf)", -3, 0},
+      {"clamp(0,inf)", 1e30, 1e30},
+      {"clamp(-inf,6)", 7, 6},
+      {"clamp(-inf,6)", -1e30, -1e30},
+      {"hardtanh", -3, -1},
+      {"hardtanh", 0.5, 0.5},
+      {"hardtanh(-1,2)", 3, 2},
       {"mul(-2)", 3, -6},
       {"add(-2)", 3, 1},
   });
@@ -453,17 +461,18 @@ TEST(PointwiseOps, NanComesOutOfEach) {
 
 TEST(PointwiseOps, InfinitiesGoWherePytorchsGo) {
   expect_pointwise({
-      {"relu", inf, inf},        {"relu", -inf, 0},        {"relu6", inf, 6},
-      {"relu6", -inf, 0},        {"leaky_relu", inf, inf}, {"leaky_relu", -inf, -inf},
-      {"elu", inf, inf},         {"elu", -inf, -1},        {"gelu", inf, inf},
-      {"gelu", -inf, nan},       {"gelu_tanh", inf, inf},  {"gelu_tanh", -inf, nan},
-      {"swish", inf, inf},       {"swish", -inf, nan},     {"hardswish", inf, inf},
-      {"hardswish", -inf, nan},  {"hardsigmoid", inf, 1},  {"hardsigmoid", -inf, 0},
-      {"sigmoid", inf, 1},       {"sigmoid", -inf, 0},     {"tanh", inf, 1},
-      {"tanh", -inf, -1},        {"mish", inf, inf},       {"mish", -inf, nan},
-      {"softplus", inf, inf},    {"softplus", -inf, 0},    {"clamp(-1,2)", inf, 2},
-      {"clamp(-1,2)", -inf, -1}, {"mul(0)", inf, nan},     {"mul(-1)", inf, -inf},
-      {"add(1)", -inf, -inf},
+      {"relu", inf, inf},        {"relu", -inf, 0},          {"relu6", inf, 6},
+      {"relu6", -inf, 0},        {"leaky_relu", inf, inf},   {"leaky_relu", -inf, -inf},
+      {"elu", inf, inf},         {"elu", -inf, -1},          {"gelu", inf, inf},
+      {"gelu", -inf, nan},       {"gelu_tanh", inf, inf},    {"gelu_tanh", -inf, nan},
+      {"swish", inf, inf},       {"swish", -inf, nan},       {"hardswish", inf, inf},
+      {"hardswish", -inf, nan},  {"hardsigmoid", inf, 1},    {"hardsigmoid", -inf, 0},
+      {"sigmoid", inf, 1},       {"sigmoid", -inf, 0},       {"tanh", inf, 1},
+      {"tanh", -inf, -1},        {"mish", inf, inf},         {"mish", -inf, nan},
+      {"softplus", inf, inf},    {"softplus", -inf, 0},      {"clamp(-1,2)", inf, 2},
+      {"clamp(-1,2)", -inf, -1}, {"mul(0)", inf, nan},       {"mul(-1)", inf, -inf},
+      {"add(1)", -inf, -inf},    {"clamp(0,inf)", inf, inf}, {"clamp(-inf,6)", -inf, -inf},
+      {"hardtanh", inf, 1},      {"hardtanh", -inf, -1},
   });
 }
 

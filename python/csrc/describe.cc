@@ -2,6 +2,7 @@
 #include "describe.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <sstream>
 
@@ -19,6 +20,8 @@ class Object {
   Object& number(std::string_view key, int64_t value) { return raw(key, std::to_string(value)); }
   Object& truth(std::string_view key, bool value) { return raw(key, value ? "true" : "false"); }
   Object& real(std::string_view key, double value) {
+    // As Python's json reads them.
+    if (std::isinf(value)) return raw(key, value > 0 ? "Infinity" : "-Infinity");
     std::ostringstream out;
     out.precision(std::numeric_limits<double>::max_digits10);
     out << value;

@@ -25,6 +25,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor, float, float], Tensor]] = {
     "mish": lambda x, a, b: F.mish(x),
     "softplus": lambda x, a, b: F.softplus(x),
     "clamp": lambda x, a, b: torch.clamp(x, a, b),
+    "hardtanh": lambda x, a, b: F.hardtanh(x, a, b),
     "mul": lambda x, a, b: x * a,
     "add": lambda x, a, b: x + a,
 }

@@ -6,7 +6,9 @@ Each reader takes the arguments of the PyTorch function whose meaning it reads.
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -64,10 +66,17 @@ class Stage:
 
 def number(value: Any) -> str:
     """A constant as the language writes it."""
-    if type(value) not in (int, float):
+    if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
         raise NoMatch
     text = str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(float(value))
     return text.replace("e-0", "e-").replace("e+", "e")
+
+
+def _limit(value: Any) -> str:
+    """A limit of a clamp, which may be infinite."""
+    if type(value) is float and math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    return number(value)
 
 
 def _activation(text: str, input: Any, inplace: Any = False) -> Stage:
@@ -97,13 +106,31 @@ def _softplus(input: Any, beta: Any = 1.0, threshold: Any = 20.0) -> Stage:
 
 
 def _clamp(input: Any, min: Any = None, max: Any = None, inplace: Any = False) -> Stage:
-    if max is None and type(min) in (int, float) and min == 0:
-        return _activation("relu", input, inplace)
-    return _activation(f"clamp({number(min)},{number(max)})", input, inplace)
+    if min is None and max is None:
+        raise NoMatch
+    low, high = -math.inf if min is None else min, math.inf if max is None else max
+    return _activation(f"clamp({_limit(low)},{_limit(high)})", input, inplace)
+
+
+def _clamp_min(input: Any, min: Any, inplace: Any = False) -> Stage:
+    return _clamp(input, min=min, inplace=inplace)
+
+
+def _clamp_max(input: Any, max: Any, inplace: Any = False) -> Stage:
+    return _clamp(input, max=max, inplace=inplace)
 
 
 def _hardtanh(input: Any, min_val: Any = -1.0, max_val: Any = 1.0, inplace: Any = False) -> Stage:
-    return _clamp(input, min_val, max_val, inplace)
+    text = f"hardtanh({_limit(min_val)},{_limit(max_val)})"
+    if min_val > max_val:  # an error, which is PyTorch's to raise
+        raise NoMatch
+    return _activation(text, input, inplace)
+
+
+def _threshold(input: Any, threshold: Any, value: Any, inplace: Any = False) -> Stage:
+    if (number(threshold), number(value)) != ("0", "0"):
+        raise NoMatch
+    return _activation("relu", input, inplace)
 
 
 def _prelu(input: Any, weight: Any, slopes: int) -> Stage:
@@ -300,6 +327,7 @@ _MODULES: dict[type, Callable[[Any, str, Any], Stage]] = {
     nn.Mish: lambda m, _, x: _activation("mish", x, m.inplace),
     nn.Softplus: lambda m, _, x: _softplus(x, m.beta, m.threshold),
     nn.Hardtanh: lambda m, _, x: _hardtanh(x, m.min_val, m.max_val, m.inplace),
+    nn.Threshold: lambda m, _, x: _threshold(x, m.threshold, m.value, m.inplace),
     nn.Identity: lambda m, _, x: identity(x),
 }
 _FORWARDS = {cls: cls.forward for cls in _MODULES}
@@ -322,6 +350,10 @@ _FUNCTIONS: dict[Any, Callable[..., Stage]] = {
     F.mish: _simple("mish"),
     F.softplus: _softplus,
     F.hardtanh: _hardtanh,
+    F.hardtanh_: _in_place(_hardtanh),
+    F.leaky_relu_: _in_place(_leaky_relu),
+    F.elu_: _in_place(_elu),
+    F.threshold: _threshold,
     F.group_norm: _group_norm,
     torch.group_norm: lambda *args, cudnn_enabled=True, **kwargs: _group_norm(*args[:5], **kwargs),
     F.instance_norm: _instance_norm,
@@ -340,6 +372,9 @@ _NAMED: dict[str, Callable[..., Stage]] = {
     "tanh": _simple("tanh"),
     "clamp": _clamp,
     "clip": _clamp,
+    "clamp_min": _clamp_min,
+    "clamp_max": _clamp_max,
+    "threshold": _threshold,
     "div": _div,
     "sub": _sub,
     "neg": _neg,

@@ -57,6 +57,8 @@ STAGES = (
     "mish",
     "softplus",
     "clamp(-1,1)",
+    "clamp(0,inf)",
+    "hardtanh(-1,1)",
     "mul(2)",
     "add(1)",
 )

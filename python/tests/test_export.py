@@ -113,6 +113,12 @@ def get_init_inputs():
     return []
 """
 
+LIMITS = (
+    SMALL.replace("channels)\n\n", "channels)\n        self.act = nn.Hardtanh(0.0, float('inf'))\n\n")
+    .replace("torch.relu(self.norm(self.conv(x)))", "self.act(self.norm(self.conv(x).clamp(-1e30, LARGEST)))")
+    .replace("\n\nclass", '\nLARGEST = float("inf")\n\n\nclass', 1)
+)
+
 HALVES = (
     SMALL.replace("channels)\n\n", "channels)\n        self.to(torch.bfloat16)\n\n")
     .replace("torch.relu(self.norm(self.conv(x)))", "gelu(self.norm(silu(self.conv(x))))")
@@ -146,7 +152,7 @@ def text_of(name: str, *options: str) -> str:
         folder = pathlib.Path(os.environ.get("TMPDIR", "/tmp")) / f"onepass_export_{os.getpid()}"
         folder.mkdir(exist_ok=True)
         path = folder / f"{name}.py"
-        path.write_text({"nested": NESTED, "small": SMALL}[name])
+        path.write_text({"nested": NESTED, "small": SMALL, "limits": LIMITS}[name])
     return export.export(str(path), "sm_90a", conv, "train" in options, f"{name}_new.py")
 
 
@@ -278,6 +284,20 @@ def gradients_of(model: nn.Module, inputs: list[Tensor]) -> list[Tensor]:
     output = model(*inputs)
     output.backward(torch.linspace(-1, 1, output.numel()).reshape(output.shape))
     return [output.detach(), *(x.grad for x in inputs), *(p.grad for p in model.parameters())]
+
+
+@pytest.mark.parametrize("options", [(), ("train",)])
+def test_infinite_limits_are_written_as_code(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    module = exported(tmp_path, "limits", *options)
+    calls = run_on_cpu(module, monkeypatch)
+    new, old = module.ModelNew(), module.Model()
+    old.load_state_dict(new.state_dict())
+    inputs = module.get_inputs()
+    for mine, theirs in zip(gradients_of(new, inputs), gradients_of(old, inputs), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+    assert calls
 
 
 @pytest.mark.parametrize("options", [(), ("train",)])

@@ -60,7 +60,9 @@ ACTIVATION_MODULES = [
     (nn.Tanh(), "tanh"),
     (nn.Mish(), "mish"),
     (nn.Softplus(), "softplus"),
-    (nn.Hardtanh(-0.5, 2.0), "clamp(-0.5,2)"),
+    (nn.Hardtanh(-0.5, 2.0), "hardtanh(-0.5,2)"),
+    (nn.Hardtanh(0.0, float("inf")), "hardtanh(0,inf)"),
+    (nn.Threshold(0, 0), "relu"),
 ]
 
 
@@ -82,7 +84,23 @@ ACTIVATION_CODE = [
     (lambda x: torch.relu(x), "relu"),
     (lambda x: torch.relu_(x), "relu"),
     (lambda x: F.relu(x, True), "relu"),
-    (lambda x: x.clamp(min=0), "relu"),
+    (lambda x: F.relu_(x), "relu"),
+    (lambda x: F.threshold(x, 0, 0.0), "relu"),
+    (lambda x: torch.threshold(x, 0, 0), "relu"),
+    (lambda x: torch.threshold_(x, 0, 0), "relu"),
+    (lambda x: x.clamp(min=0), "clamp(0,inf)"),
+    (lambda x: x.clamp_(max=0.5), "clamp(-inf,0.5)"),
+    (lambda x: x.clamp_min(-0.5), "clamp(-0.5,inf)"),
+    (lambda x: torch.clamp_min_(x, 0), "clamp(0,inf)"),
+    (lambda x: torch.clamp_max(x, 0.5), "clamp(-inf,0.5)"),
+    (lambda x: x.clamp_max_(max=1), "clamp(-inf,1)"),
+    (lambda x: torch.clip(x, 0.5, -0.5), "clamp(0.5,-0.5)"),
+    (lambda x: x.clip(float("-inf"), 1), "clamp(-inf,1)"),
+    (lambda x: F.hardtanh(x), "hardtanh(-1,1)"),
+    (lambda x: F.hardtanh(x, -0.5, max_val=0.25, inplace=True), "hardtanh(-0.5,0.25)"),
+    (lambda x: F.hardtanh_(x, 0, 1), "hardtanh(0,1)"),
+    (lambda x: F.leaky_relu_(x, 0.1), "leaky_relu(0.1)"),
+    (lambda x: F.elu_(x), "elu(1)"),
     (lambda x: F.leaky_relu(x, 0.1), "leaky_relu(0.1)"),
     (lambda x: F.gelu(x, approximate="tanh"), "gelu_tanh"),
     (lambda x: F.softplus(x), "softplus"),
@@ -118,6 +136,39 @@ def test_what_changes_nothing_drops_out(code) -> None:
 def test_an_activation_outside_the_language_ends_the_chain(activation: nn.Module) -> None:
     model = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.GroupNorm(2, 8), activation).eval()
     assert blocks(fuse(model)) == [f"{CONV} | group_norm(2)"]
+
+
+INF, NAN = float("inf"), float("nan")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        lambda m, x: x.clamp(NAN, 1),
+        lambda m, x: x.clamp(max=NAN),
+        lambda m, x: x.clamp(m.norm.bias[0], m.norm.weight[0]),
+        lambda m, x: x.clamp_min(m.norm.bias[0]),
+        lambda m, x: F.threshold(x, 1, 0),
+        lambda m, x: F.threshold(x, 0, 0.5),
+        lambda m, x: F.leaky_relu(x, INF),
+        lambda m, x: F.elu(x, NAN),
+        lambda m, x: x * INF,
+        lambda m, x: x + NAN,
+        lambda m, x: x / 1e-310,
+    ],
+)
+def test_constants_outside_the_language_end_the_chain(code) -> None:
+    model = Lambda(lambda m, x: code(m, m.norm(m.conv(x)))).eval()
+    fused = fuse(copy.deepcopy(model))
+    assert blocks(fused) == [f"{CONV} | group_norm(2)"]
+    x = image()
+    torch.testing.assert_close(fused(x), model(x), rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+def test_limits_that_pytorch_refuses_are_refused_by_pytorch() -> None:
+    fused = fuse(Lambda(lambda m, x: F.hardtanh(m.norm(m.conv(x)), 1, -1)))
+    with pytest.raises(ValueError, match="min_val cannot be greater than max_val"):
+        fused(image())
 
 
 # --- Convolutions -------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ sys.path.insert(0, str(ROOT / "python"))
 sys.path.append(str(ROOT / "python" / "tests"))
 
 from block_cases import BLOCKS, STAGES, assert_as_exact, example, parameter_shape  # noqa: E402, F401
+from kinks import ACTIVATIONS, FINITE, POINTS, assert_same, points  # noqa: E402, F401
 
 from onepass import _cuda, _eager, _ops  # noqa: E402
 

@@ -128,8 +128,15 @@ void check(const Norm& norm) {
 
 void check(const Pointwise& pointwise) {
   for (const double constant : {pointwise.a, pointwise.b}) {
-    if (!std::isfinite(constant))
+    if (has_limits(pointwise.op) && std::isnan(constant))
+      fail(pointwise, "the limit is nan, must be a number, inf or -inf");
+    if (!has_limits(pointwise.op) && !std::isfinite(constant))
       fail(pointwise, "the constant " + number_text(constant) + " must be finite");
+  }
+  // PyTorch's hardtanh refuses them as well, where its clamp gives the upper limit.
+  if (pointwise.op == Op::hardtanh && pointwise.a > pointwise.b) {
+    fail(pointwise, "the lower limit is " + number_text(pointwise.a) + ", must be at most the upper limit " +
+                        number_text(pointwise.b));
   }
   const ArgumentKind argument = argument_kind(pointwise.op);
   const Per usual = default_per(argument);

@@ -28,6 +28,7 @@ class StageSource {
   size_t positional_count() const { return positional_.size(); }
   int64_t whole(size_t index, std::string_view key) const { return whole(key, positional_[index]); }
   double real(size_t index) const { return real("the constant", positional_[index]); }
+  double limit(size_t index) const;
 
   // The value of a key, or the default where the text does not give it.
   std::string_view word(std::string_view key, std::string_view otherwise) const;
@@ -114,6 +115,12 @@ int64_t StageSource::whole(std::string_view key, std::string_view value) const {
 double StageSource::real(std::string_view key, std::string_view value) const {
   const auto number = parse_real(value);
   if (!number) fail(std::string(key) + " is " + excerpt(value) + ", must be a finite number");
+  return *number;
+}
+
+double StageSource::limit(size_t index) const {
+  const auto number = parse_limit(positional_[index]);
+  if (!number) fail("the limit is " + excerpt(positional_[index]) + ", must be a number, inf or -inf");
   return *number;
 }
 
@@ -253,7 +260,9 @@ Pointwise read_pointwise(const StageSource& source, Op op) {
                                                           [](double value) { return std::isnan(value); }));
   source.accept(required, most, has_per ? Words{"per"} : Words{}, pointwise_signature(row));
   std::array<double, 2> constants = row.defaults;
-  for (size_t i = 0; i < source.positional_count(); ++i) constants[i] = source.real(i);
+  for (size_t i = 0; i < source.positional_count(); ++i) {
+    constants[i] = has_limits(op) ? source.limit(i) : source.real(i);
+  }
   return {op, constants[0], constants[1], has_per ? read_per(source, row.argument) : Per::tensor};
 }
 

@@ -19,6 +19,9 @@ struct PointwiseRow {
 
 const PointwiseRow& pointwise_row(Op op);
 
+// Whether its constants are limits, which may be infinite.
+inline bool has_limits(Op op) { return constant_count(op) == 2; }
+
 // What `per` is when the text does not say: one slope, one value per channel.
 Per default_per(ArgumentKind argument);
 std::string_view per_name(Per per);

@@ -91,11 +91,16 @@ std::string_view whole_number_rule(std::string_view text) {
   return text.front() == '-' ? "must not be negative" : "must be at most 2147483647";
 }
 
-std::optional<double> parse_real(std::string_view text) {
+std::optional<double> parse_limit(std::string_view text) {
   double value = 0;
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (code != std::errc{} || end != text.data() + text.size() || !std::isfinite(value)) return std::nullopt;
+  if (code != std::errc{} || end != text.data() + text.size() || std::isnan(value)) return std::nullopt;
   return value;
+}
+
+std::optional<double> parse_real(std::string_view text) {
+  const auto value = parse_limit(text);
+  return value && std::isfinite(*value) ? value : std::nullopt;
 }
 
 }  // namespace onepass

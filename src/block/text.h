@@ -30,5 +30,7 @@ std::optional<int64_t> parse_whole(std::string_view text);
 std::string_view whole_number_rule(std::string_view text);
 // A finite double that is all of the text.
 std::optional<double> parse_real(std::string_view text);
+// The same, or an infinity.
+std::optional<double> parse_limit(std::string_view text);
 
 }  // namespace onepass

@@ -33,6 +33,7 @@ float least_value(const Step& step) {
     case Op::mish:  // at -1.19
       return -0.309f;
     case Op::clamp:
+    case Op::hardtanh:
       return std::min(step.a, step.b);
     default:
       return unknown;

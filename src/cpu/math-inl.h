@@ -97,6 +97,11 @@ HWY_INLINE V where_at_most(V t, V limit, V yes, V no) {
   return hn::IfThenElse(hn::Le(t, limit), yes, no);
 }
 
+template <class V>
+HWY_INLINE V where_below(V t, V limit, V yes, V no) {
+  return hn::IfThenElse(hn::Lt(t, limit), yes, no);
+}
+
 namespace math {
 
 template <class V>

@@ -2,6 +2,7 @@
 #include "cuda/source.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iomanip>
 #include <sstream>
 
@@ -12,7 +13,7 @@ namespace {
 std::string literal(double value) {
   const auto number = static_cast<float>(value);
   std::ostringstream out;
-  if (number > 3e38f || number < -3e38f || number != number) {
+  if (std::isinf(number)) {
     out << "__int_as_float(" << (number > 0 ? "0x7f800000" : "0xff800000") << ')';
     return out.str();
   }

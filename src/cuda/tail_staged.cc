@@ -148,6 +148,7 @@ bool is_costly(Op op) {
     case Op::leaky_relu:
     case Op::prelu:
     case Op::clamp:
+    case Op::hardtanh:
     case Op::mul:
     case Op::add:
     case Op::channel_mul:

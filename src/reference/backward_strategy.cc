@@ -18,6 +18,7 @@ class ReferenceBackwardKernel final : public BackwardKernel {
  public:
   explicit ReferenceBackwardKernel(const BackwardProblem& problem)
       : problem_(problem),
+        block_(reference::with_limits_of(problem.forward.input.dtype, problem.forward.block)),
         input_sizes_(problem.forward.input.sizes),
         activation_sizes_(problem.forward.block.conv_output_shape(problem.forward.input.sizes)),
         scratch_elements_(static_cast<size_t>(
@@ -53,8 +54,8 @@ class ReferenceBackwardKernel final : public BackwardKernel {
     for_each_parameter([&](size_t i, size_t at, size_t count) {
       load_tensor(forward.parameters[i], arguments.parameters[i], parameters.subspan(at, count));
     });
-    reference::backward(forward.block, input_sizes_, activation_sizes_, input, parameters, output_gradient,
-                        scratch, input_gradient, parameter_gradients, executor);
+    reference::backward(block_, input_sizes_, activation_sizes_, input, parameters, output_gradient, scratch,
+                        input_gradient, parameter_gradients, executor);
     if (problem_.wants_input())
       store_tensor(problem_.input_gradient, input_gradient, arguments.input_gradient);
     for_each_parameter([&](size_t i, size_t at, size_t count) {
@@ -82,6 +83,7 @@ class ReferenceBackwardKernel final : public BackwardKernel {
   }
 
   BackwardProblem problem_;
+  Block block_;
   reference::Sizes input_sizes_;
   reference::Sizes activation_sizes_;
   size_t scratch_elements_ = 0;

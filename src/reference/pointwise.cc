@@ -17,6 +17,7 @@ double minimum(double x, double limit) { return x > limit ? limit : x; }
 double maximum(double x, double limit) { return x < limit ? limit : x; }
 double where_positive(double t, double yes, double no) { return t > 0 ? yes : no; }
 double where_at_most(double t, double limit, double yes, double no) { return t <= limit ? yes : no; }
+double where_below(double t, double limit, double yes, double no) { return t < limit ? yes : no; }
 double sigmoid(double x) { return 1 / (1 + exp(-x)); }
 double ramp(double x) { return minimum(maximum(x + 3, 0), 6) / 6; }
 double normal_density(double x) { return 0.39894228040143267794 * exp(-0.5 * x * x); }

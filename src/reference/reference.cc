@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "block/stages.h"
 #include "reference/loops.h"
 
 namespace onepass::reference {
@@ -65,6 +66,17 @@ void normalise(const Norm& norm, const Sizes& sizes, Values weight, Values bias,
       if (norm.affine) value = value * weight[index_of(c)] + bias[index_of(c)];
     }
   });
+}
+
+Block with_limits_of(DType dtype, const Block& block) {
+  std::vector<Stage> stages = block.stages();
+  for (Stage& stage : stages) {
+    auto* pointwise = std::get_if<Pointwise>(&stage);
+    if (pointwise == nullptr || !has_limits(pointwise->op) || dtype == DType::f64) continue;
+    pointwise->a = static_cast<float>(pointwise->a);
+    pointwise->b = static_cast<float>(pointwise->b);
+  }
+  return Block(std::move(stages));
 }
 
 int64_t argument_elements(const Pointwise& pointwise, const Sizes& sizes) {

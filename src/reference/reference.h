@@ -8,6 +8,7 @@
 
 #include "onepass/block.h"
 #include "onepass/executor.h"
+#include "onepass/tensor.h"
 
 namespace onepass::reference {
 
@@ -45,6 +46,10 @@ struct PointwiseGradient {
   double p = 0;
 };
 PointwiseGradient pointwise_gradient(const Pointwise& pointwise, double x, double p, double g);
+
+// The block with the limits that elements of this type are compared with, in PyTorch too: f64 as written,
+// others in f32, so that an element which is the limit rounded to f32 is at the limit.
+Block with_limits_of(DType dtype, const Block& block);
 
 // x := pointwise_value(x, p) for each element.
 void apply_pointwise(const Pointwise& pointwise, const Sizes& sizes, Values argument, std::span<double> x,

@@ -38,6 +38,7 @@ class ReferenceKernel final : public Kernel {
  public:
   explicit ReferenceKernel(const Problem& problem)
       : problem_(problem),
+        block_(reference::with_limits_of(problem.input.dtype, problem.block)),
         input_sizes_(problem.input.sizes),
         activation_sizes_(problem.block.conv_output_shape(problem.input.sizes)),
         parts_(problem) {
@@ -65,8 +66,8 @@ class ReferenceKernel final : public Kernel {
 
     load_tensor(problem_.input, arguments.input, input);
     load_parameters(arguments, parameters);
-    reference::forward(problem_.block, input_sizes_, activation_sizes_, input, parameters, scratch, output,
-                       executor, arguments.statistics);
+    reference::forward(block_, input_sizes_, activation_sizes_, input, parameters, scratch, output, executor,
+                       arguments.statistics);
     store_tensor(problem_.output, output, arguments.output);
   }
 
@@ -79,6 +80,7 @@ class ReferenceKernel final : public Kernel {
   }
 
   Problem problem_;
+  Block block_;
   reference::Sizes input_sizes_;
   reference::Sizes activation_sizes_;
   Parts parts_;

@@ -48,6 +48,7 @@ double rounding_scale(Op op, double x, double v) {
     case Op::leaky_relu:
     case Op::prelu:
     case Op::clamp:
+    case Op::hardtanh:
     case Op::mul:
     case Op::channel_mul:
       return std::abs(v);

@@ -25,7 +25,8 @@ A block is one or more stages joined by '|', in this order: [conv] pointwise* [n
              layer_norm(eps=1e-5, affine=true), over channels and space
   mean       over space: (batch, channels) is left
   pointwise  relu relu6 leaky_relu(0.01) prelu elu(1) gelu gelu_tanh swish|silu hardswish hardsigmoid
-             sigmoid tanh mish softplus clamp(lo,hi) mul(c) add(c) channel_mul channel_add residual_add
+             sigmoid tanh mish softplus clamp(lo,hi) hardtanh(-1,1) mul(c) add(c) channel_mul channel_add
+             residual_add; a limit may be inf or -inf: clamp(0,inf)
 A problem is a block with the sizes of its input: BLOCK @ SIZES [DTYPE] [nchw|nhwc] [NUMERICS]
   DTYPE      f32 f16 bf16 f64, and of f32 convolutions on a GPU: tf32 (operands rounded to nearest even,
              as PyTorch's TF32 kernels of sm_90 do), tf32_away (ties away from zero, as those of sm_80 do),

@@ -121,15 +121,11 @@ TEST_F(Backward, AgreesWithTheReferenceOnRandomLargeTails) {
 TEST_F(Backward, HasTheCornersOfTheReference) {
   constexpr double infinity = std::numeric_limits<double>::infinity();
   constexpr double nan = std::numeric_limits<double>::quiet_NaN();
-  const std::vector<double> corners{0,  -0.0, -3,  3,     6,        -6,   20,        20.5, 25, -1e-3,
-                                    85, -85,  104, -1e15, infinity, 1e15, -infinity, nan,  1,  -1};
+  const std::vector<double> corners = corner_values();
   const Shape sizes{1, 1, static_cast<int64_t>(corners.size())};
-  try_all(op_count, [&](int64_t op, const GpuStream& stream) {
-    Pointwise pointwise;
-    pointwise.op = static_cast<Op>(op);
-    pointwise.a = constant_count(pointwise.op) > 0 ? -3 : 0;
-    pointwise.b = constant_count(pointwise.op) > 1 ? 3 : 0;
-    if (argument_kind(pointwise.op) == ArgumentKind::channel) pointwise.per = Per::channel;
+  const std::vector<Pointwise> stages = corner_stages();
+  try_all(std::ssize(stages), [&](int64_t index, const GpuStream& stream) {
+    const Pointwise& pointwise = stages[static_cast<size_t>(index)];
     const BackwardProblem problem(Problem(Block({pointwise}), sizes, DType::f32, gpu));
     const BackwardPlan backward = plan_backward(problem);
     BackwardOperands operands = random_backward_operands(problem, Distribution::normal, 1);

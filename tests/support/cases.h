@@ -4,10 +4,18 @@
 #include <string>
 #include <vector>
 
+#include "onepass/block.h"
+
 namespace onepass::testing {
 
 // One string a case, comments and empty lines left out. Throws Error when the file cannot be read.
 std::vector<std::string> read_cases();
+
+// Every operation with constants at which corners lie, limits also on one side, equal and, where they may be,
+// reversed.
+std::vector<Pointwise> corner_stages();
+// Those corners, and values far beyond.
+std::vector<double> corner_values();
 
 // Small blocks for data of every distribution, on which a careless implementation loses its digits.
 inline constexpr const char* hard_blocks[] = {

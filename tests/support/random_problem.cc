@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 #include <optional>
 #include <random>
 
@@ -94,7 +95,11 @@ Pointwise random_pointwise(Dice& dice) {
   pointwise.op = static_cast<Op>(dice.number(0, op_count - 1));
   pointwise.per = random_per(dice, pointwise.op);
   if (constant_count(pointwise.op) >= 1) pointwise.a = dice.real(-2, 2);
-  if (constant_count(pointwise.op) >= 2) pointwise.b = pointwise.a + dice.real(0, 3);
+  if (constant_count(pointwise.op) >= 2) {
+    constexpr double infinity = std::numeric_limits<double>::infinity();
+    pointwise.b = dice.chance(0.2) ? infinity : pointwise.a + dice.real(0, 3);
+    if (dice.chance(0.2)) pointwise.a = -infinity;
+  }
   return pointwise;
 }
 

@@ -59,6 +59,7 @@ def statements(graph: fx.Graph, name_of: Callable[[str, Any], str]) -> list[str]
             continue
         text = re.sub(rf"\b{re.escape(name)}\b", name_of(name, value), text)
     text = re.sub(r"\btorch\._C\._nn\.(\w+)", _functional, text)
+    text = re.sub(r"(?<![\w.])inf\b", "torch.inf", text)  # fx has it as a name of its own
     # One statement and its return are one line.
     text = re.sub(r"(?:^|(?<=\n))(\w+) = (.*?)(?:;  [\w =]* = None)?\nreturn \1$", r"return \2", text)
     return text.splitlines()
@@ -167,6 +168,7 @@ _ACTIVATIONS: dict[type, tuple[Callable[..., Any], tuple[str, ...]]] = {
     nn.Mish: (F.mish, ()),
     nn.Softplus: (F.softplus, ("beta", "threshold")),
     nn.Hardtanh: (F.hardtanh, ("min_val", "max_val")),
+    nn.Threshold: (F.threshold, ("threshold", "value")),
 }
 
 

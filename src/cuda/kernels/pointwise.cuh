@@ -56,6 +56,9 @@ __device__ __forceinline__ float where_positive(float t, float yes, float no) { 
 __device__ __forceinline__ float where_at_most(float t, float limit, float yes, float no) {
   return t <= limit ? yes : no;
 }
+__device__ __forceinline__ float where_below(float t, float limit, float yes, float no) {
+  return t < limit ? yes : no;
+}
 
 // The normal distribution function. In 16 bits (1 + tanh(x p(x^2))) / 2, p fitted with the weight of the
 // result: 1.5e-6. x p(x^2) grows with x, to infinity. Else 2^q(|x|) below zero and 1 - 2^q(|x|) above, q
@@ -136,8 +139,8 @@ struct Along {
   friend __device__ __forceinline__ float where_at_most(Along x, float limit, float yes, float no) {
     return pointwise::where_at_most(x.t, x.at(limit), yes, no);
   }
-  friend __device__ __forceinline__ float where_at_most(float limit, Along x, float yes, float no) {
-    return pointwise::where_at_most(x.at(limit), x.t, yes, no);
+  friend __device__ __forceinline__ float where_below(Along x, float limit, float yes, float no) {
+    return pointwise::where_below(x.t, x.at(limit), yes, no);
   }
 };
 

@@ -94,6 +94,10 @@ def _path(path: str) -> str:
 
 
 def _expression(parameter: Any, replaced: dict[fx.Node, fx.Node]) -> str:
+    """A parameter is looked up in its dictionary: 0.1 us, as an attribute of a module 1."""
+    if isinstance(parameter, Attribute) and not parameter.computed:
+        steps = "".join(f'._modules["{part}"]' for part in parameter.module.split(".") if part)
+        return f'self{steps}._parameters["{parameter.name}"]'
     if isinstance(parameter, Attribute):
         return f"{_path(parameter.module)}.{parameter.name}"
     node, suffix = parameter

@@ -175,21 +175,25 @@ def run_on_cpu(module: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> lis
     assert blocks.keys() == module._OPERATORS.keys()
     calls: list[str] = []
 
-    def unlike(block: str, x: Tensor, parameters: list[Tensor]) -> str:
+    def fits(block: str, x: Tensor, parameters: list[Tensor]) -> bool:
         dtype, sizes, _, wanted = module._FITTING[block]
         same = [
-            p.shape[1:] == s[1:] and (s[:1] == (-1,) or p.shape == s) for p, (s, _) in zip(parameters, wanted)
+            p.dtype == dtype and p.shape[1:] == s[1:] and (s[:1] == (-1,) or p.shape == s)
+            for p, (s, _) in zip(parameters, wanted)
         ]
-        fits = x.dtype == dtype and x.shape[1:] == sizes and len(parameters) == len(wanted) and all(same)
-        return "" if fits else "another type or size"
+        return x.dtype == dtype and x.shape[1:] == sizes and len(parameters) == len(wanted) and all(same)
+
+    def unlike(block: str, x: Tensor, parameters: list[Tensor]) -> str:
+        why = module._unusual(x, parameters)
+        return why or ("" if fits(block, x, parameters) else "another type or size")
 
     def implementation(name: str) -> Any:
         part = re.sub(r"_(tf32|tf32_away|near_f32|f32)?(_?train|_?backward)?$", "", name)
 
         def run(*tensors: Any) -> Any:
             given = tensors[1:3] if name.endswith("_backward") else tensors
-            if why := unlike(part, *given):  # as the operators of a GPU look at their tensors
-                raise RuntimeError(why)
+            if not fits(part, *given):  # as the operators of a GPU look at their tensors
+                raise RuntimeError(f"{name}: another type or size")
             calls.append(name)
             if name.endswith("_backward"):
                 gradient, x, parameters, statistics = tensors

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import enum
 import inspect
+import json
+import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -94,36 +96,45 @@ class Guards:
 
     def text(self) -> str:
         """All of them."""
-        head = ["# The classes and methods that the kernels stand for, as this file found them."]
+        head = ["# The classes, methods and functions that the kernels stand for, as this file found them."]
         head += [f"{name} = {self.expression(cls)}" for cls, name in self.classes.items()]
-        head += [f"{name} = {self.classes[cls]}.{method}" for (cls, method), name in self.methods.items()]
-        functions = {
-            name: value for name, value in self.globals.items() if isinstance(value, types.FunctionType)
-        }
-        head += [f"_{name}_function = {name}" for name in functions]
-        lines = ["def _patched():", '    """What was changed for all modules; "" where nothing was."""']
-        lines += _if(" or ".join(f"_global{hooks}" for hooks in HOOK_DICTS), "a hook on all modules is registered")
-        lines += _if("_Module.__call__ is not _Module_call", "torch.nn.Module.__call__ was replaced")
-        for (cls, method), name in self.methods.items():
-            is_bound = isinstance(inspect.getattr_static(cls, method), classmethod)
-            differs = "!=" if is_bound else "is not"
-            condition = f"{self.classes[cls]}.{method} {differs} {name}"
-            lines += _if(condition, f"{cls.__name__}.{method} was replaced")
-        for name, value in self.globals.items():
-            other = f"{name} is not _{name}_function" if name in functions else differs_from(name, value, self)
-            lines += _if(other, f"{name} of this file was changed") if other else []
-        parts = ["\n".join(head), "\n".join([*lines, '    return ""'])]
+        head += [f"{name} = {self._method(*key)}" for key, name in self.methods.items()]
+        head += [f"_{name}_function = {name}" for name, value in self.globals.items() if _is_function(value)]
+        parts = ["\n".join(head), "\n".join(self._patched())]
         for number, body in enumerate(self.functions):
-            title = f'def _changed_{number + 1}(self):\n    """What is not as the fused code has it, or ""."""'
+            title = (
+                f'def _changed_{number + 1}(self):\n    """What is not as the fused code has it, or ""."""'
+            )
             parts.append(f"{title}\n{body}")
         return "\n\n\n".join(parts)
+
+    def _patched(self) -> list[str]:
+        lines = ["def _patched():", '    """What was changed for all modules; "" where nothing was."""']
+        lines += _if((f"_global{hooks}" for hooks in HOOK_DICTS), "a hook on all modules is registered")
+        lines += _if("_module_class.__call__ is not _module_call", "torch.nn.Module.__call__ was replaced")
+        for (cls, method), name in self.methods.items():
+            is_bound = isinstance(inspect.getattr_static(cls, method), classmethod)
+            condition = f"{self._method(cls, method)} {'!=' if is_bound else 'is not'} {name}"
+            lines += _if(condition, f"{cls.__name__}.{method} was replaced")
+        for name, value in self.globals.items():
+            other = f"{name} is not _{name}_function" if _is_function(value) else None
+            if not isinstance(value, (type, types.ModuleType)):
+                other = other or differs_from(name, value, self)
+            lines += _if(other, f"{name} of this file was changed") if other else []
+        return [*lines, '    return ""']
+
+    def _method(self, cls: type, name: str) -> str:
+        """The expression of a method; those that PyTorch keeps to itself are not in all its versions."""
+        if _is_pytorchs(cls) and name.startswith("_"):
+            return f'getattr({self.classes[cls]}, "{name}", None)'
+        return f"{self.classes[cls]}.{name}"
 
     def reads(self, cls: type) -> Reads:
         """What the code of a class reads; its methods are compared from now on."""
         if cls not in self._reads:
             self._reads[cls] = found = Reads(cls, self.file)
             for name in found.methods:
-                self.methods[cls, name] = f"{self.name(cls)}_{name}"
+                self.methods[cls, name] = f"{self.name(cls).removesuffix('_class')}_{name}"
             self.globals |= found.globals
         return self._reads[cls]
 
@@ -131,9 +142,11 @@ class Guards:
         """The file's own name for a class."""
         if cls not in self.classes:
             if self.expression(cls) is None:
-                raise NotExported(f"its class {cls.__qualname__} cannot be named outside the function it is in")
+                raise NotExported(
+                    f"its class {cls.__qualname__} cannot be named outside the function it is in"
+                )
             taken = [known.__name__ for known in self.classes].count(cls.__name__)
-            self.classes[cls] = f"_{cls.__name__}" + (f"_{taken + 1}" if taken else "")
+            self.classes[cls] = f"_{cls.__name__}{taken + 1 if taken else ''}_class"
         return self.classes[cls]
 
     def expression(self, value: Any) -> str | None:
@@ -148,9 +161,17 @@ class Guards:
             plain = getattr(value, "__name__", "")
             if plain and _found(sys.modules[place], plain) is value:
                 return f"{place}.{plain}"
-        if home in sys.modules and home != self.file.__name__ and _found(sys.modules[home], qualified) is value:
+        if (
+            home in sys.modules
+            and home != self.file.__name__
+            and _found(sys.modules[home], qualified) is value
+        ):
             return f'sys.modules["{home}"].{qualified}'
         return None
+
+
+def _is_function(value: Any) -> bool:
+    return isinstance(value, (types.FunctionType, types.BuiltinFunctionType))
 
 
 def _found(place: Any, qualified: str) -> Any:
@@ -179,8 +200,7 @@ def literal(value: Any, guards: Guards, paths: dict[nn.Module, str]) -> str | No
         return cls and f"{cls}.{value.name}"
     if type(value) in (tuple, list, dict, set, frozenset, torch.Size):
         return _container(value, lambda inner: literal(inner, guards, paths))
-    is_code = isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType))
-    return guards.expression(value) if is_code else None
+    return guards.expression(value) if isinstance(value, type) or _is_function(value) else None
 
 
 def _container(value: Any, inner: Callable[[Any], str | None]) -> str | None:
@@ -207,15 +227,20 @@ def differs_from(
     text = literal(value, guards, paths or {})
     if text is None:
         return None
-    is_one = value is None or isinstance(value, (bool, type, types.FunctionType, types.BuiltinFunctionType))
+    is_one = value is None or isinstance(value, (bool, type)) or _is_function(value)
     return f"{expression} is not {text}" if is_one else f"{expression} != {text}"
 
 
 # --- A function ---------------------------------------------------------------------------------------------
 
 
-def _if(condition: str, reason: str, is_code: bool = False) -> list[str]:
-    return [f"    if {condition}:", f"        return {reason if is_code else repr(reason)}"]
+def _if(conditions: str | Iterable[str], reason: str, is_code: bool = False) -> list[str]:
+    """Where one of the conditions holds, the reason is returned."""
+    given = [conditions] if isinstance(conditions, str) else list(conditions)
+    head = [f"    if {' or '.join(given)}:"]
+    if len(head[0]) > 100 and len(given) > 1:
+        head = ["    if (", f"        {given[0]}", *(f"        or {other}" for other in given[1:]), "    ):"]
+    return [*head, f"        return {reason if is_code else json.dumps(reason)}"]
 
 
 class _Body:
@@ -242,15 +267,17 @@ class _Body:
         for path, module in self._reached():
             found += self._lookup(path, module) if path else []
             found += [line[4:] for line in self._checks(path, module)]
-        inner = [f"    {line}" for line in found]
-        missing = ["except KeyError as error:", '    return f"the attribute {error} was removed"']
+        text = "\n".join(found)
+        unused = {name for name in self.variables.values() if len(re.findall(rf"\b{name}\b", text)) == 1}
+        inner = [f"    {line}" for line in found if line.partition(" = ")[0] not in unused]
+        missing = ["except KeyError:", '    return "an attribute was removed"']
         return ["try:", *inner, *missing, "return _patched()"]
 
     def _reads(self, path: str) -> Reads:
         return self.guards.reads(base_of(self.root.get_submodule(path)))
 
     def _reached(self) -> Iterator[tuple[str, nn.Module]]:
-        """The modules that the traced code gets hold of: those watched, children it names, what containers hold."""
+        """What the traced code gets hold of: what is watched, children it names, what containers hold."""
         for path, module in self.root.named_modules(remove_duplicate=False):
             parent, _, name = path.rpartition(".")
             if path in self.watched:
@@ -268,7 +295,7 @@ class _Body:
         self.variables[path] = variable
         lines = [f'module = {self.variables[parent]}["_modules"].get("{name}")']
         if path not in self.left_out and not self.outer & _ASKS_TYPES:
-            lines += ["if module is None:", f"    return {f'{path} was removed'!r}"]
+            lines += ["if module is None:", f'    return "{path} was removed"']
         else:
             cls = self.guards.name(base_of(module))
             condition = f"not isinstance(module, {cls})"
@@ -282,8 +309,7 @@ class _Body:
         variable = self.variables[path]
         lines: list[str] = []
         if path in self.left_out and path:
-            hooks = (f'{variable}["{hooks}"]' for hooks in HOOK_DICTS)
-            lines += _if(" or ".join(hooks), f"a hook is on {path}")
+            lines += _if((f'{variable}["{hooks}"]' for hooks in HOOK_DICTS), f"a hook is on {path}")
             if path in self.own or isinstance(module, nn.modules.dropout._DropoutNd):
                 differs = f"{path}.training differs from its parent's"
                 lines += _if(f'{variable}["training"] is not own["training"]', differs)
@@ -295,28 +321,32 @@ class _Body:
 
     def _methods(self, path: str) -> list[str]:
         methods = [name for name in self._reads(path).methods if path or name != "forward"]
-        own = " or ".join(f'"{name}" in {self.variables[path]}' for name in methods)
+        own = [f'"{name}" in {self.variables[path]}' for name in methods]
         return _if(own, f"a method of {path or 'the model'} is set on the object") if own else []
 
     def _tensors(self, path: str, module: nn.Module) -> list[str]:
-        """Parameters and buffers that are there, or None."""
+        """Parameters and buffers that are there, or None; a replica of a model has plain attributes."""
         lines: list[str] = []
+        own = self.variables[path]
         for kind in ("_parameters", "_buffers"):
             for name, tensor in vars(module)[kind].items():
                 if name in self._reads(path).names:
-                    given = f'{self.variables[path]}["{kind}"].get("{name}")'
-                    full = _joined(path, name)
+                    given, full = f'{own}["{kind}"].get("{name}")', _joined(path, name)
                     if tensor is None:
-                        lines += _if(f"{given} is not None", f"{full} was added")
+                        added = (f"{given} is not None", f'{own}.get("{name}") is not None')
+                        lines += _if(added, f"{full} was added")
                     else:
-                        lines += _if(f"{given} is None", f"{full} was removed")
+                        removed = f'{given} is None and {own}.get("{name}") is None'
+                        lines += _if(removed, f"{full} was removed")
         return lines
 
     def _children(self, path: str, module: nn.Module) -> list[str]:
         """Names in a container, and of children that are None."""
         given, title = f'{self.variables[path]}["_modules"]', path or "the model"
         if isinstance(module, _CONTAINERS) or (path in self.own and self.outer & _LISTS_CHILDREN):
-            return _if(f"tuple({given}) != {tuple(module._modules)!r}", f"the children of {title} were changed")
+            return _if(
+                f"tuple({given}) != {tuple(module._modules)!r}", f"the children of {title} were changed"
+            )
         absent = [name for name, child in module._modules.items() if child is None and name in self.outer]
         return [
             line
@@ -331,7 +361,8 @@ class _Body:
             names = names | self._reads(path).names
             values = _class_values(base_of(module)) | values
         for name in sorted(names & values.keys()):
-            if name == "training" or hasattr(nn.Module, name) or name in vars(_EMPTY):
+            is_private = _is_pytorchs(base_of(module)) and name.startswith("_")  # not in all its versions
+            if name in vars(_EMPTY) or is_private:
                 continue
             given = f'{variable}["{name}"]' if is_sure else f'{variable}.get("{name}")'
             if name not in vars(module):  # of the class, until the object has one
@@ -364,7 +395,11 @@ def _joined(path: str, name: str) -> str:
     return ".".join(part for part in (path, name) if part)
 
 
-_EMPTY = nn.Module()  # whose attributes are PyTorch's own
+def _is_pytorchs(cls: type) -> bool:
+    return cls.__module__.startswith("torch.nn.")
+
+
+_EMPTY = nn.Module()  # whose attributes are of every module, `training` too
 
 
 def _class_values(cls: type) -> dict[str, Any]:

@@ -13,6 +13,13 @@ import torch.utils.cpp_extension
 """
 
 REGISTRATION = '''
+def _check_devices(input, parameters):
+    """A parameter on the meta device brings a call of real tensors here."""
+    for parameter in parameters:
+        if parameter.device != input.device:
+            raise RuntimeError(f"a parameter is on {parameter.device}, the input on {input.device}")
+
+
 @FAKES@
 
 
@@ -209,7 +216,7 @@ def _attempt(block, x, parameters):
     if torch.compiler.is_compiling():
         return _attempt_compiled(block, x, parameters)
     if type(x) not in _PLAIN or x.is_nested:
-        return None, f"the input is a {type(x).__name__}"
+        return None, f"the input is a {'nested tensor' if type(x) in _PLAIN else type(x).__name__}"
     key = _key(block, x, parameters)
     run = _known.get(key)
     if run is None:
@@ -328,15 +335,19 @@ _global_forward_hooks = torch.nn.modules.module._global_forward_hooks
 _global_forward_pre_hooks = torch.nn.modules.module._global_forward_pre_hooks
 _global_backward_hooks = torch.nn.modules.module._global_backward_hooks
 _global_backward_pre_hooks = torch.nn.modules.module._global_backward_pre_hooks
-_Module = torch.nn.Module
-_Module_call = _Module.__call__
+_module_class = torch.nn.Module
+_module_call = _module_class.__call__
 
 
 def _replaced(path, module, cls):
+    if torch.compiler.is_compiling():
+        return f"{path} was replaced"
     return f"{path} is {'None' if module is None else type(module).__name__}, not {cls.__name__}"
 
 
 def _differs(name, value, wanted):
+    if torch.compiler.is_compiling():  # which may have a symbol for the value
+        return f"{name} was changed"
     return f"{name} is {value!r}, not {wanted!r}"
 '''
 
@@ -398,7 +409,7 @@ def _mode(block, x, gradients):
 
 
 def _settings(block):
-    """What decides of the precision besides sizes, read as torch.backends.cudnn does, in a third of its time."""
+    """What decides the precision besides sizes. The properties of torch.backends.cudnn take 4 us, these 1."""
     if block not in _CONVOLUTIONS:
         return ()
     return (
@@ -442,7 +453,8 @@ class _Trained(torch.autograd.Function):
         x, statistics, *parameters = ctx.saved_tensors
         wanted = ctx.needs_input_grad[2:]
         is_wanted_again = torch.is_grad_enabled()  # gradients of these gradients
-        is_batched = torch._C._are_functorch_transforms_active()  # many gradients at a time
+        # Many gradients at a time, of is_grads_batched or vmap, are a tensor without memory of its own.
+        is_batched = not torch._C._has_storage(output_gradient)
         if not torch.compiler.is_compiling() and (is_wanted_again or is_batched):
             stages = _STAGES[ctx.forward_name]
             return None, None, *_recomputed_gradients(stages, (x, *parameters), wanted, output_gradient)

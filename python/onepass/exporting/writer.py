@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import hashlib
 import inspect
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -353,11 +354,10 @@ class Writer:
         lines = [
             "class ModelNew(Model):",
             f'    """{_class_doc(self.blocks)}"""',
-            "",
-            "    @functools.wraps(Model.__init__)",
-            "    def __init__(self, *args, **kwargs):",
-            "        super().__init__(*args, **kwargs)",
         ]
+        if inner:
+            lines += ["", "    @functools.wraps(Model.__init__)", "    def __init__(self, *args, **kwargs):"]
+            lines.append("        super().__init__(*args, **kwargs)")
         for one, _ in inner:
             cls = self.guards.name(base_of(one.rewriter.module))
             lines.append(f"        _replace_forward(self, {one.path!r}, {cls}, {names[one.path]})")
@@ -453,18 +453,18 @@ def _forward_text(fused: Fused, bodies: dict[bool, list[str]], changed: str, ori
         f"def forward(self{signature}):",
         f"    why = {changed}(self)",
         "    if why:",
-        f"        _say({name!r}, why)",
+        f'        _say("{name}", why)',
         f"        {original}",
     ]
     for condition, why in _argument_checks(fused):
-        lines += [f"    if {condition}:", f"        _say({name!r}, {why!r})", f"        {original}"]
+        lines += [f"    if {condition}:", f'        _say("{name}", {json.dumps(why)})', f"        {original}"]
     modes = sorted(bodies)
     same_code = len(modes) == 2 and bodies[False] == bodies[True]
     if len(modes) == 1:
         other = "training" if modes == [False] else "evaluation"
         lines += [
             "    if self.training:" if modes == [False] else "    if not self.training:",
-            f"        _say({name!r}, 'the model is in {other} mode')",
+            f'        _say("{name}", "the model is in {other} mode")',
             f"        {original}",
         ]
     if len(modes) == 1 or same_code:
@@ -600,7 +600,7 @@ def _fake(operator: Operator) -> str:
     last = {4: "torch.channels_last", 5: "torch.channels_last_3d"}.get(len(problem.output))
     order = f", memory_format={last}" if problem.layout == "nhwc" and last else ""
     empty = f"torch.empty(({sizes}), dtype=input.dtype, device=input.device{order})"
-    lines = [f"def _fake_{operator.name}(input, parameters):"]
+    lines = [f"def _fake_{operator.name}(input, parameters):", "    _check_devices(input, parameters)"]
     if operator.what == STATISTICS:
         slabs = f"(input.shape[0], {problem.groups}, 2)" if problem.groups else "(0,)"
         lines.append(f"    statistics = input.new_empty({slabs}, dtype=torch.float32)")

@@ -452,10 +452,10 @@ class _Trained(torch.autograd.Function):
     def backward(ctx, output_gradient):
         x, statistics, *parameters = ctx.saved_tensors
         wanted = ctx.needs_input_grad[2:]
-        is_wanted_again = torch.is_grad_enabled()  # gradients of these gradients
-        # Many gradients at a time, of is_grads_batched or vmap, are a tensor without memory of its own.
-        is_batched = not torch._C._has_storage(output_gradient)
-        if not torch.compiler.is_compiling() and (is_wanted_again or is_batched):
+        # Gradients of these gradients too; or many at a time, of is_grads_batched: a tensor without memory.
+        if not torch.compiler.is_compiling() and (
+            torch.is_grad_enabled() or not torch._C._has_storage(output_gradient)
+        ):
             stages = _STAGES[ctx.forward_name]
             return None, None, *_recomputed_gradients(stages, (x, *parameters), wanted, output_gradient)
         order = _ORDERS[ctx.forward_name] if output_gradient.dim() == x.dim() else torch.contiguous_format

@@ -47,6 +47,7 @@ def get_init_inputs():
 # ----------------------------------------------------------------------------------------------------
 # The kernels
 import functools
+import sys
 import threading
 import warnings
 
@@ -4986,19 +4987,30 @@ _LEAST_MULTIPROCESSORS = {}  # of those that do not run on any such GPU
 _NVCC = ["-O3", "-gencode=arch=compute_90a,code=sm_90a"]
 
 
+def _check_devices(input, parameters):
+    """A parameter on the meta device brings a call of real tensors here."""
+    for parameter in parameters:
+        if parameter.device != input.device:
+            raise RuntimeError(f"a parameter is on {parameter.device}, the input on {input.device}")
+
+
 def _fake_block_1_tf32(input, parameters):
+    _check_devices(input, parameters)
     return torch.empty((input.shape[0], 16, 31, 63, 63), dtype=input.dtype, device=input.device)
 
 
 def _fake_block_1_tf32_away(input, parameters):
+    _check_devices(input, parameters)
     return torch.empty((input.shape[0], 16, 31, 63, 63), dtype=input.dtype, device=input.device)
 
 
 def _fake_block_1_f32(input, parameters):
+    _check_devices(input, parameters)
     return torch.empty((input.shape[0], 16, 31, 63, 63), dtype=input.dtype, device=input.device)
 
 
 def _fake_block_1_tail(input, parameters):
+    _check_devices(input, parameters)
     return torch.empty((input.shape[0], 16, 31, 63, 63), dtype=input.dtype, device=input.device)
 
 
@@ -5099,13 +5111,30 @@ def _wants_gradients(x, parameters):
     return torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in parameters))
 
 
-def _is_forward_mode():
-    return not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0
+def _unusual(x, parameters):
+    """Why no kernel may run now, whatever it computes; a compiler knows its own tensors and modes."""
+    if torch.compiler.is_compiling():
+        return "a torch.func transform is active" if torch._C._are_functorch_transforms_active() else ""
+    for tensor in (x, *parameters):
+        if type(tensor) not in _PLAIN:
+            return f"a tensor is a {type(tensor).__name__}"
+    if x.layout != torch.strided:
+        return f"the input is {x.layout}"
+    if torch._C._are_functorch_transforms_active():
+        return "a torch.func transform is active"
+    if torch.autograd.forward_ad._current_level >= 0:
+        return "forward-mode differentiation is active"
+    if torch._C._is_tracing():
+        return "torch.jit traces the call"
+    return ""
 
 
 def _unlike(block, x, parameters):
     """Why these are not tensors that the kernels of the block are for; "" where they are."""
     dtype, sizes, memory_format, wanted = _FITTING[block]
+    why = _unusual(x, parameters)
+    if why:
+        return why
     if not x.is_cuda:
         return "the input is not on a GPU"
     if torch.is_autocast_enabled("cuda"):
@@ -5116,10 +5145,6 @@ def _unlike(block, x, parameters):
         return f"the input's sizes{_shown(x)} are not the {(-1, *sizes)} it was written for"
     if not x.is_contiguous(memory_format=memory_format):
         return f"the input is not dense in {memory_format}"
-    if torch._C._are_functorch_transforms_active():
-        return "a torch.func transform is active"
-    if _is_forward_mode():
-        return "forward-mode differentiation is active"
     for index, (parameter, (shape, order)) in enumerate(zip(parameters, wanted)):
         first = x.shape[:1] if shape[:1] == (-1,) else shape[:1]
         if parameter.shape[:1] != first or parameter.shape[1:] != shape[1:]:
@@ -5154,31 +5179,116 @@ def _too_many(name, x):
     return ""
 
 
-def _attempt(block, x, parameters):
-    """The block by its kernels, and ""; or None and why not: "" where PyTorch's convolution is the plan."""
+def _way(block, x, parameters, gradients):
+    """Names of the operators that run the block, of a training step both; why there are none, "" where
+    PyTorch's convolution is the plan; and whether the next such call has the same answer.
+    """
     why = _unlike(block, x, parameters)
     if why:
-        return None, why
-    gradients = _wants_gradients(x, parameters)
-    mode = _mode(block, x, gradients)
+        return (), why, False
+    mode, settled = _mode(block, x, gradients)
     name, pair, wants_input = _WAYS[block].get(mode, ("", (), True))
+    device = x.device.index
     if gradients and pair and (wants_input or not x.requires_grad):
-        why = _too_many(pair[0], x) or _unable(pair[0], x.device.index) or _unable(pair[1], x.device.index)
+        why = _too_many(pair[0], x) or _unable(pair[0], device) or _unable(pair[1], device)
         if not why:
-            return _Trained.apply(*pair, x, *parameters), ""
+            return pair, "", settled
     elif gradients and block in _TRAINED_TAILS:
-        return None, ""
+        return (), "", settled
     if not name:
-        return None, why
-    why = _too_many(name, x) or _unable(name, x.device.index)
-    if why:
-        return None, why
-    operators = getattr(torch.ops, _NAMESPACE)
-    if not gradients:
-        return getattr(operators, name)(x, parameters), ""
+        return (), why, settled and not why
+    why = _too_many(name, x) or _unable(name, device)
+    return ((), why, False) if why else ((name,), "", settled)
+
+
+def _attempt(block, x, parameters):
+    """The block by its kernels, and ""; or None and why not: "" where PyTorch's convolution is the plan."""
     if torch.compiler.is_compiling():
-        return getattr(operators, f"{name}_recomputed")(x, parameters), ""
-    return _Recomputed.apply(name, x, *parameters), ""
+        return _attempt_compiled(block, x, parameters)
+    if type(x) not in _PLAIN or x.is_nested:
+        return None, f"the input is a {'nested tensor' if type(x) in _PLAIN else type(x).__name__}"
+    key = _key(block, x, parameters)
+    run = _known.get(key)
+    if run is None:
+        gradients = _wants_gradients(x, parameters)
+        names, why, settled = _way(block, x, parameters, gradients)
+        run = _runner(names, gradients, parameters)
+        if not settled:
+            return (run(x, parameters), "") if names else (None, why)
+        _known[key] = run
+    try:
+        return run(x, parameters), ""
+    except RuntimeError:  # the operators look at what the key has not: types, sizes and order in memory
+        why = _unlike(block, x, parameters)
+        if not why:
+            raise
+        return None, why
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_known = {}  # by _key: what runs such calls
+
+
+def _key(block, x, parameters):
+    """What decides how a call runs, besides what the operators look at."""
+    gradients = torch.is_grad_enabled()
+    if gradients:
+        gradients = x.requires_grad
+        for parameter in parameters:
+            gradients = gradients or parameter.requires_grad
+    return (
+        block,
+        x.shape,
+        x.get_device(),
+        gradients,
+        x.requires_grad,
+        torch.is_autocast_enabled(),
+        torch._C._are_functorch_transforms_active(),
+        torch._C._is_tracing(),
+        torch.autograd.forward_ad._current_level,
+        *map(type, parameters),
+        *_settings(block),
+    )
+
+
+def _runner(names, gradients, parameters):
+    """A function of x and the parameters that runs these operators; none of them: it gives None."""
+    if not names:
+        return _left_to_pytorch
+    if not gradients:
+        return _operator(names[0])
+    function = _Recomputed if len(names) == 1 else _Trained
+    # Function.apply without its Python part (5 us), which is for transforms; what that does for tensors that
+    # outlived a transform is done for the input, and a torch.nn.Parameter is none.
+    quick = super(torch.autograd.Function, function).apply
+    if any(type(parameter) is not torch.nn.Parameter for parameter in parameters):
+        quick = function.apply
+    unwrapped = torch._C._functorch.unwrap_if_dead
+    if len(names) == 1:
+        (name,) = names
+        return lambda x, parameters: quick(name, unwrapped(x), *parameters)
+    forward, backward = names
+    return lambda x, parameters: quick(forward, backward, unwrapped(x), *parameters)
+
+
+@functools.cache
+def _operator(name):
+    return getattr(getattr(torch.ops, _NAMESPACE), name).default
+
+
+def _left_to_pytorch(x, parameters):
+    return None
+
+
+def _attempt_compiled(block, x, parameters):
+    gradients = _wants_gradients(x, parameters)
+    names, why, _ = _way(block, x, parameters, gradients)
+    if not names:
+        return None, why
+    if len(names) == 2:
+        return _Trained.apply(*names, x, *parameters), ""
+    name = f"{names[0]}_recomputed" if gradients else names[0]
+    return getattr(getattr(torch.ops, _NAMESPACE), name)(x, parameters), ""
 
 
 def _recomputed_gradients(stages, tensors, wanted, output_gradient):
@@ -5203,7 +5313,7 @@ class _Recomputed(torch.autograd.Function):
     def forward(ctx, name, x, *parameters):
         ctx.name = name
         ctx.save_for_backward(x, *parameters)
-        return getattr(getattr(torch.ops, _NAMESPACE), name)(x, parameters)
+        return _operator(name)(x, parameters)
 
     @staticmethod
     def backward(ctx, output_gradient):
@@ -5211,20 +5321,24 @@ class _Recomputed(torch.autograd.Function):
         return None, *_recomputed_gradients(_STAGES[ctx.name], ctx.saved_tensors, wanted, output_gradient)
 
 
-def _unlike_specialised(model):
-    """Why the model's modules are not what the kernels were written for; "" where they are."""
-    for path, (text, flags) in _SPECIALISED.items():
-        try:
-            module = model.get_submodule(path)
-        except AttributeError:
-            return f"it has no module {path}"
-        found = f"{type(module).__name__}({module.extra_repr()})"
-        if text and found != text:
-            return f"{path} is {found}, not {text}"
-        for name, value in flags.items():
-            if getattr(module, name, None) != value:
-                return f"{path or 'the model'}.{name} is {getattr(module, name, None)!r}, not {value!r}"
-    return ""
+_global_forward_hooks = torch.nn.modules.module._global_forward_hooks
+_global_forward_pre_hooks = torch.nn.modules.module._global_forward_pre_hooks
+_global_backward_hooks = torch.nn.modules.module._global_backward_hooks
+_global_backward_pre_hooks = torch.nn.modules.module._global_backward_pre_hooks
+_module_class = torch.nn.Module
+_module_call = _module_class.__call__
+
+
+def _replaced(path, module, cls):
+    if torch.compiler.is_compiling():
+        return f"{path} was replaced"
+    return f"{path} is {'None' if module is None else type(module).__name__}, not {cls.__name__}"
+
+
+def _differs(name, value, wanted):
+    if torch.compiler.is_compiling():  # which may have a symbol for the value
+        return f"{name} was changed"
+    return f"{name} is {value!r}, not {wanted!r}"
 
 
 # For each part of a block, by the precision of its convolution ("": there is one): the
@@ -5257,18 +5371,18 @@ _asked = {}  # how PyTorch's convolution rounds its operands
 
 def _precision(block, batch, device, gradients):
     """How PyTorch's own convolution of the block rounds its operands: "tf32", "tf32_away", "other", or
-    "near_f32" where it, or one of its gradients that are computed here, does not. cuDNN decides that for every
-    size by how fast it expects its kernels to be, so it is asked. Where it cannot be: "near_f32".
+    "near_f32" where it, or one of its gradients that are computed here, does not. cuDNN decides that for
+    every size by how fast it expects its kernels to be, so it is asked; "" where it cannot be now.
     """
     flags = torch.backends.cudnn
     key = (block, batch, device, gradients, flags.benchmark, flags.deterministic, flags.enabled)
     if key not in _asked:
         if batch == 0 or torch.cuda.is_current_stream_capturing():
-            return "near_f32"
+            return ""
         try:
             _asked[key] = _ask(block, batch, torch.device("cuda", device), gradients)
         except torch.OutOfMemoryError:
-            return "near_f32"
+            return ""
     return _asked[key]
 
 
@@ -5321,14 +5435,28 @@ def _allows_tf32():
 
 
 def _mode(block, x, gradients):
+    """The precision of the block's convolution, and whether the next such call has the same."""
     if block not in _CONVOLUTIONS:
-        return ""
+        return "", True
     if not _allows_tf32():
-        return "f32"
+        return "f32", True
     trained = gradients and any(pair for _, pair, _ in _WAYS[block].values())
     if torch.compiler.is_compiling():  # decided once, for the batch that get_inputs() gives
-        return _precision_compiled(block, _BATCHES[block], x.device.index, trained)
-    return _precision(block, x.shape[0], x.device.index, trained)
+        return _precision_compiled(block, _BATCHES[block], x.device.index, trained) or "near_f32", True
+    precision = _precision(block, x.shape[0], x.device.index, trained)
+    return precision or "near_f32", bool(precision)
+
+
+def _settings(block):
+    """What decides the precision besides sizes. The properties of torch.backends.cudnn take 4 us, these 1."""
+    if block not in _CONVOLUTIONS:
+        return ()
+    return (
+        torch._C._get_fp32_precision_getter("cuda", "conv"),
+        torch._C._get_cudnn_benchmark(),
+        torch._C._get_cudnn_deterministic(),
+        torch._C._get_cudnn_enabled(),
+    )
 
 
 def _stages_1(x, p0, p1, p2, p3):
@@ -5358,12 +5486,20 @@ _register()
 
 def _run_1(self, x):
     """conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish"""
-    parameters = [
-        self.conv_transpose.weight,
-        self.conv_transpose.bias,
-        self.group_norm.weight,
-        self.group_norm.bias,
-    ]
+    try:
+        parameters = [
+            self._modules["conv_transpose"]._parameters["weight"],
+            self._modules["conv_transpose"]._parameters["bias"],
+            self._modules["group_norm"]._parameters["weight"],
+            self._modules["group_norm"]._parameters["bias"],
+        ]
+    except KeyError:
+        parameters = [
+            self.conv_transpose.weight,
+            self.conv_transpose.bias,
+            self.group_norm.weight,
+            self.group_norm.bias,
+        ]
     result, why = _attempt("block_1", x, parameters)
     if result is not None:
         return result
@@ -5378,24 +5514,109 @@ def _run_1(self, x):
     return torch.nn.functional.hardswish(group_norm, inplace = False)
 
 
-# What the kernels were written for: another model of the class runs as it was.
-_SPECIALISED = {
-    'conv_transpose': ('ConvTranspose3d(3, 16, kernel_size=(3, 3, 3), stride=(2, 2, 2), padding=(1, 1, 1))', {}),
-    'group_norm': ('GroupNorm(4, 16, eps=1e-05, affine=True)', {}),
-}
+# The classes, methods and functions that the kernels stand for, as this file found them.
+_Model_class = Model
+_ConvTranspose3d_class = torch.nn.modules.conv.ConvTranspose3d
+_GroupNorm_class = torch.nn.modules.normalization.GroupNorm
+_Model_forward = _Model_class.forward
+_ConvTranspose3d_forward = _ConvTranspose3d_class.forward
+_ConvTranspose3d__output_padding = getattr(_ConvTranspose3d_class, "_output_padding", None)
+_GroupNorm_forward = _GroupNorm_class.forward
+
+
+def _patched():
+    """What was changed for all modules; "" where nothing was."""
+    if (
+        _global_forward_hooks
+        or _global_forward_pre_hooks
+        or _global_backward_hooks
+        or _global_backward_pre_hooks
+    ):
+        return "a hook on all modules is registered"
+    if _module_class.__call__ is not _module_call:
+        return "torch.nn.Module.__call__ was replaced"
+    if _Model_class.forward is not _Model_forward:
+        return "Model.forward was replaced"
+    if _ConvTranspose3d_class.forward is not _ConvTranspose3d_forward:
+        return "ConvTranspose3d.forward was replaced"
+    if getattr(_ConvTranspose3d_class, "_output_padding", None) is not _ConvTranspose3d__output_padding:
+        return "ConvTranspose3d._output_padding was replaced"
+    if _GroupNorm_class.forward is not _GroupNorm_forward:
+        return "GroupNorm.forward was replaced"
+    return ""
+
+
+def _changed_1(self):
+    """What is not as the fused code has it, or ""."""
+    try:
+        own = self.__dict__
+        module = own["_modules"].get("conv_transpose")
+        if type(module) is not _ConvTranspose3d_class:
+            return _replaced("conv_transpose", module, _ConvTranspose3d_class)
+        own_conv_transpose = module.__dict__
+        if (
+            own_conv_transpose["_forward_hooks"]
+            or own_conv_transpose["_forward_pre_hooks"]
+            or own_conv_transpose["_backward_hooks"]
+            or own_conv_transpose["_backward_pre_hooks"]
+        ):
+            return "a hook is on conv_transpose"
+        if "forward" in own_conv_transpose or "_output_padding" in own_conv_transpose:
+            return "a method of conv_transpose is set on the object"
+        if own_conv_transpose["_parameters"].get("weight") is None and own_conv_transpose.get("weight") is None:
+            return "conv_transpose.weight was removed"
+        if own_conv_transpose["_parameters"].get("bias") is None and own_conv_transpose.get("bias") is None:
+            return "conv_transpose.bias was removed"
+        if own_conv_transpose["dilation"] != (1, 1, 1):
+            return _differs("conv_transpose.dilation", own_conv_transpose["dilation"], (1, 1, 1))
+        if own_conv_transpose["groups"] != 1:
+            return _differs("conv_transpose.groups", own_conv_transpose["groups"], 1)
+        if own_conv_transpose["kernel_size"] != (3, 3, 3):
+            return _differs("conv_transpose.kernel_size", own_conv_transpose["kernel_size"], (3, 3, 3))
+        if own_conv_transpose["output_padding"] != (0, 0, 0):
+            return _differs("conv_transpose.output_padding", own_conv_transpose["output_padding"], (0, 0, 0))
+        if own_conv_transpose["padding"] != (1, 1, 1):
+            return _differs("conv_transpose.padding", own_conv_transpose["padding"], (1, 1, 1))
+        if own_conv_transpose["padding_mode"] != 'zeros':
+            return _differs("conv_transpose.padding_mode", own_conv_transpose["padding_mode"], 'zeros')
+        if own_conv_transpose["stride"] != (2, 2, 2):
+            return _differs("conv_transpose.stride", own_conv_transpose["stride"], (2, 2, 2))
+        module = own["_modules"].get("group_norm")
+        if type(module) is not _GroupNorm_class:
+            return _replaced("group_norm", module, _GroupNorm_class)
+        own_group_norm = module.__dict__
+        if (
+            own_group_norm["_forward_hooks"]
+            or own_group_norm["_forward_pre_hooks"]
+            or own_group_norm["_backward_hooks"]
+            or own_group_norm["_backward_pre_hooks"]
+        ):
+            return "a hook is on group_norm"
+        if "forward" in own_group_norm:
+            return "a method of group_norm is set on the object"
+        if own_group_norm["_parameters"].get("weight") is None and own_group_norm.get("weight") is None:
+            return "group_norm.weight was removed"
+        if own_group_norm["_parameters"].get("bias") is None and own_group_norm.get("bias") is None:
+            return "group_norm.bias was removed"
+        if own_group_norm["eps"] != 1e-05:
+            return _differs("group_norm.eps", own_group_norm["eps"], 1e-05)
+        if own_group_norm["num_groups"] != 4:
+            return _differs("group_norm.num_groups", own_group_norm["num_groups"], 4)
+    except KeyError:
+        return "an attribute was removed"
+    return _patched()
 
 
 class ModelNew(Model):
     """Model with its block in one pass over memory: same parameters, same results."""
 
-    @functools.wraps(Model.__init__)
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self._unlike = _unlike_specialised(self)
-
     def forward(self, x):
-        if self._unlike:
-            _say("forward", self._unlike)
+        why = _changed_1(self)
+        if why:
+            _say("forward", why)
+            return super().forward(x)
+        if not isinstance(x, torch.Tensor):
+            _say("forward", "x is no tensor")
             return super().forward(x)
         return _run_1(self, x)
 

@@ -79,7 +79,7 @@ class Redone(GpuTest):
             output = block(self.image)
         for _ in range(3):
             graph.replay()
-        self.assertEqual(block.site.samples(wait=True), 12)
+        self.assertEqual(block._site.samples(wait=True), 12)
         wanted = _eager.run(text, self.image, list(block.parameters()))
         torch.testing.assert_close(output, wanted, rtol=1e-2, atol=1e-2)
 
@@ -88,7 +88,7 @@ class Redone(GpuTest):
         self.image[5] *= 1e5
         with torch.enable_grad():
             self.assertTrue(block(self.image).requires_grad)
-        self.assertEqual(block.site.samples(wait=True), 1)
+        self.assertEqual(block._site.samples(wait=True), 1)
 
 
 if __name__ == "__main__":

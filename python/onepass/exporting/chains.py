@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -236,6 +237,8 @@ def read(chain: Chain, fused: Fused) -> Found | None:
         expressions.append(expression)
     block = " | ".join(texts)
     description = describe(block)
+    if _has_slabs_of_one(description, shape):
+        return None
     per_sample = [_has_batch(description, i) for i in range(len(sizes))]
     sizes = [(BATCH, *s[1:]) if has else s for s, has in zip(sizes, per_sample, strict=True)]
     trailing = input.dim() - 2 if any(stage.keep_dimensions for stage in chain.stages) else 0
@@ -254,6 +257,13 @@ def read(chain: Chain, fused: Fused) -> Found | None:
         trailing,
         {e[0]: tuple(values[e[0]].shape) for e in expressions if not isinstance(e, Attribute)},
     )
+
+
+def _has_slabs_of_one(description: Description, shape: tuple[int, ...]) -> bool:
+    """Whether a norm's slab is one element: PyTorch's norm refuses those of a single sample."""
+    if description.norm is None:
+        return False
+    return math.prod(shape[1:]) == description.norm.group_count(shape[1])
 
 
 def _suffix(operand: Tensor, fitted: Tensor) -> str:

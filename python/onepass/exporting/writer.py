@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import hashlib
 import inspect
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -15,9 +16,10 @@ from torch import fx, nn
 
 from onepass import __version__
 from onepass._match import Chain
-from onepass._trace import parameters_of
+from onepass._trace import is_variadic, parameters_of
 from onepass.exporting import block_code, launcher, templates
 from onepass.exporting.chains import Found, Fused, Variant, read
+from onepass.exporting.guards import Guards, base_of
 from onepass.exporting.launcher import BACKWARD, FORWARD, STATISTICS, NotExported, Operator, Planner, Problem
 
 # What a convolution of f32 tensors is planned for, by --numerics: the name in the file, and the plan's words.
@@ -79,6 +81,7 @@ class Writer:
         self.blocks: list[Block] = []
         self.by_problem: dict[Any, Block] = {}
         self.functions: list[str] = []
+        self.guards = Guards(inspect.getmodule(type(model)))
 
     def write(self, fused: Sequence[Fused]) -> str:
         """The whole file; raises NotExported where nothing is left to export."""
@@ -105,6 +108,7 @@ class Writer:
             self._runtime(),
             *self._original_stages(),
             *self.functions,
+            self.guards.text(),
             self._classes(forwards),
         ]
         _check_names(self.request.text, "\n\n".join(piece for piece in pieces[2:] if piece))
@@ -186,7 +190,10 @@ class Writer:
                 bodies[variant.training] = body
         if not bodies:
             return None
-        return _forward_text(fused, bodies)
+        rewriter = fused.rewriter
+        changed = self.guards.function(rewriter.module, rewriter.watched, rewriter.inlined)
+        original = f"{self.guards.name(base_of(rewriter.module))}.forward" if fused.path else ""
+        return _forward_text(fused, bodies, changed, original)
 
     def _body(self, variant: Variant, fused: Fused) -> list[str] | None:
         graph = variant.traced.graph
@@ -343,30 +350,17 @@ class Writer:
         inner = [(one, code) for one, code in forwards if one.path]
         codes = list(dict.fromkeys(code for _, code in inner))
         names = {one.path: f"_forward_{codes.index(code) + 1}" for one, code in inner}
-        parts = [
-            code.replace("def forward(", f"def _forward_{i + 1}(", 1).replace(
-                "super().forward(", "super(type(self), self).forward("
-            )
-            for i, code in enumerate(codes)
-        ]
-        specialised = _specialised(forwards)
+        parts = [code.replace("def forward(", f"def _forward_{i + 1}(", 1) for i, code in enumerate(codes)]
         lines = [
-            "# What the kernels were written for: another model of the class runs as it was.",
-            "_SPECIALISED = {",
-            *(f"    {path!r}: {value!r}," for path, value in specialised.items()),
-            "}",
-            "",
-            "",
             "class ModelNew(Model):",
             f'    """{_class_doc(self.blocks)}"""',
-            "",
-            "    @functools.wraps(Model.__init__)",
-            "    def __init__(self, *args, **kwargs):",
-            "        super().__init__(*args, **kwargs)",
-            "        self._unlike = _unlike_specialised(self)",
         ]
-        for path, name in names.items():
-            lines.append(f"        _replace_forward(self, {path!r}, {name})")
+        if inner:
+            lines += ["", "    @functools.wraps(Model.__init__)", "    def __init__(self, *args, **kwargs):"]
+            lines.append("        super().__init__(*args, **kwargs)")
+        for one, _ in inner:
+            cls = self.guards.name(base_of(one.rewriter.module))
+            lines.append(f"        _replace_forward(self, {one.path!r}, {cls}, {names[one.path]})")
         if root is not None:
             lines += ["", *(f"    {line}".rstrip() for line in root.splitlines())]
         lines += [
@@ -448,29 +442,29 @@ def _limits(
     return limits
 
 
-def _forward_text(fused: Fused, bodies: dict[bool, list[str]]) -> str:
+def _forward_text(fused: Fused, bodies: dict[bool, list[str]], changed: str, original: str) -> str:
+    """The forward; `original` is the function that it runs otherwise, "" for the class's own."""
     module = fused.rewriter.module
     signature, passed = _signature(module)
-    lines = [f"def forward(self{signature}):"]
-    original = f"return super().forward({passed})"
-    name = type(module).__name__
-    if not fused.path:
-        lines += ["    if self._unlike:", '        _say("forward", self._unlike)', f"        {original}"]
-    for argument, value in fused.variants[0].pattern.constants:
-        same = "is not" if value is None or isinstance(value, bool) else "!="
-        why = f"{argument} is not {value!r}"
-        lines += [
-            f"    if {argument} {same} {value!r}:",
-            f"        _say({name + '.forward'!r}, {why!r})",
-            f"        {original}",
-        ]
+    name = f"{type(module).__name__}.forward" if fused.path else "forward"
+    given = [part for part in ("self" if original else "", passed) if part]
+    original = f"return {original or 'super().forward'}({', '.join(given)})"
+    lines = [
+        f"def forward(self{signature}):",
+        f"    why = {changed}(self)",
+        "    if why:",
+        f'        _say("{name}", why)',
+        f"        {original}",
+    ]
+    for condition, why in _argument_checks(fused):
+        lines += [f"    if {condition}:", f'        _say("{name}", {json.dumps(why)})', f"        {original}"]
     modes = sorted(bodies)
     same_code = len(modes) == 2 and bodies[False] == bodies[True]
     if len(modes) == 1:
         other = "training" if modes == [False] else "evaluation"
         lines += [
             "    if self.training:" if modes == [False] else "    if not self.training:",
-            f"        _say({name + '.forward'!r}, 'the model is in {other} mode')",
+            f'        _say("{name}", "the model is in {other} mode")',
             f"        {original}",
         ]
     if len(modes) == 1 or same_code:
@@ -479,6 +473,22 @@ def _forward_text(fused: Fused, bodies: dict[bool, list[str]]) -> str:
         lines += ["    if self.training:", *(f"        {line}" for line in bodies[True])]
         lines += [f"    {line}" for line in bodies[False]]
     return "\n".join(lines)
+
+
+def _argument_checks(fused: Fused) -> Iterator[tuple[str, str]]:
+    """Conditions that a call is not as it was traced, and what to say then."""
+    constants = dict(fused.variants[0].pattern.constants)
+    for parameter in parameters_of(fused.rewriter.module):
+        name = parameter.name
+        if is_variadic(parameter):
+            yield name, f"{name} is not empty"
+        elif name not in constants:
+            yield f"not isinstance({name}, torch.Tensor)", f"{name} is no tensor"
+        else:
+            value = constants[name]
+            is_one = value is None or isinstance(value, bool)
+            other = f"type({name}) is not {type(value).__name__} or {name} != {value!r}"
+            yield f"{name} is not {value!r}" if is_one else other, f"{name} is not {value!r}"
 
 
 def _signature(module: nn.Module) -> tuple[str, str]:
@@ -500,21 +510,6 @@ def _signature(module: nn.Module) -> tuple[str, str]:
         passed.append(f"{star}{by_name}{parameter.name}")
     text = ast.unparse(arguments)
     return f", {text}" if text else "", ", ".join(passed)
-
-
-def _specialised(forwards: Sequence[tuple[Fused, str]]) -> dict[str, Any]:
-    """What must be so of each module that is left out: its class and what it was made with."""
-    found: dict[str, Any] = {}
-    for fused, _ in forwards:
-        for path in fused.rewriter.watched:
-            watched = fused.rewriter.watched_module(path)
-            full = ".".join(part for part in (fused.path, path) if part)
-            module = watched.module
-            leaf = not list(module.children())
-            text = f"{type(module).__name__}({module.extra_repr()})" if leaf and path else ""
-            if text or watched.flags:
-                found[full] = (text, dict(sorted(watched.flags.items())))
-    return found
 
 
 # --- Pieces of the file -----------------------------------------------------------------------------
@@ -605,7 +600,7 @@ def _fake(operator: Operator) -> str:
     last = {4: "torch.channels_last", 5: "torch.channels_last_3d"}.get(len(problem.output))
     order = f", memory_format={last}" if problem.layout == "nhwc" and last else ""
     empty = f"torch.empty(({sizes}), dtype=input.dtype, device=input.device{order})"
-    lines = [f"def _fake_{operator.name}(input, parameters):"]
+    lines = [f"def _fake_{operator.name}(input, parameters):", "    _check_devices(input, parameters)"]
     if operator.what == STATISTICS:
         slabs = f"(input.shape[0], {problem.groups}, 2)" if problem.groups else "(0,)"
         lines.append(f"    statistics = input.new_empty({slabs}, dtype=torch.float32)")

@@ -3,47 +3,71 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from onepass import _fallback
+
+Run = Callable[..., Tensor]
+
 
 def is_exporting() -> bool:
-    """Whether torch.export records this call: its graphs are for inference and shall hold the fused operator.
+    """Whether torch.export records this call: its graphs shall hold the fused operator.
 
     Dynamo takes is_exporting() for true under torch.compile too, where gradients are needed.
     """
     return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
 
 
-class _SecondGradient(torch.autograd.Function):
-    """Gives on what it gets, and refuses to be differentiated: gradients of gradients are not computed."""
-
-    @staticmethod
-    def forward(ctx: Any, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(tensor.detach() for tensor in tensors[:count])
-
-    @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> None:
-        raise RuntimeError(
-            "onepass blocks can be differentiated once: run the stages as PyTorch modules for more"
+def gradients_of(
+    run: Run, tensors: Sequence[Tensor], wanted: Sequence[bool], output_gradient: Tensor
+) -> list[Tensor | None]:
+    """The gradients of what `run` computes by PyTorch's own operators, differentiable where that is wanted."""
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # One name for each argument: the same tensor may be given twice.
+        own = [tensor.view_as(tensor) if tensor.requires_grad else tensor for tensor in tensors]
+        own = [
+            tensor if tensor.requires_grad or not want else tensor.detach().requires_grad_()
+            for tensor, want in zip(own, wanted, strict=True)
+        ]
+        output = run(*own)
+        sources = [tensor for tensor, want in zip(own, wanted, strict=True) if want]
+        found = iter(
+            torch.autograd.grad(
+                output, sources, output_gradient.to(output.dtype), create_graph=again, allow_unused=True
+            )
         )
+    return [next(found) if want else None for want in wanted]
 
 
-def once_differentiable(backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., Any]:
-    """Makes the gradients' own gradients an error; PyTorch's decorator may leave them out in silence."""
+def _is_batched(tensor: Tensor) -> bool:
+    """Whether a tensor stands for many, as in torch.autograd.grad(is_grads_batched=True)."""
+    functorch = torch._C._functorch
+    return functorch.is_functorch_wrapped_tensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
+
+
+def differentiable_again(backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., Any]:
+    """Makes a backward of kernels one that can itself be differentiated, and run on many gradients at once.
+
+    Then PyTorch's own operators compute the gradients. `ctx.stages()` gives the block's text, a function of
+    the tensors that PyTorch runs, the tensors, and how many arguments of the forward come before them.
+    """
 
     @functools.wraps(backward)
-    def guarded(ctx: Any, *output_gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        if not torch.is_grad_enabled():
-            return backward(ctx, *output_gradients)
-        with torch.no_grad():
-            gradients = backward(ctx, *output_gradients)
-        present = [gradient for gradient in gradients if gradient is not None]
-        sources = [tensor for tensor in (*ctx.saved_tensors, *output_gradients) if tensor is not None]
-        refusing = iter(_SecondGradient.apply(len(present), *present, *sources))
-        return tuple(None if gradient is None else next(refusing) for gradient in gradients)
+    def guarded(ctx: Any, output_gradient: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.compiler.is_compiling():
+            return backward(ctx, output_gradient)
+        batched = _is_batched(output_gradient)
+        if not torch.is_grad_enabled() and not batched:
+            return backward(ctx, output_gradient)
+        text, run, tensors, first = ctx.stages(ctx)
+        what = "many gradients at once are wanted" if batched else "gradients of gradients are wanted"
+        _fallback.left(text, _fallback.STAGES, what)
+        wanted = ctx.needs_input_grad[first:]
+        return (*(None,) * first, *gradients_of(run, tensors, wanted, output_gradient))
 
     return guarded

@@ -26,6 +26,7 @@ from onepass._trace import Trace, has_hooks
 
 _ADD = {"add": False, "add_": True, operator.add: False, operator.iadd: True, torch.add: False}
 _MUL = {"mul": False, "mul_": True, operator.mul: False, operator.imul: True, torch.mul: False}
+MOST_STAGES = 64  # of a block: longer chains are cut
 _IN_PLACE = {
     getattr(operator, name) for name in dir(operator) if name[0] == "i" and hasattr(operator, name[1:])
 }
@@ -262,9 +263,11 @@ class Graph:
     def _rank(self, chain: Chain) -> tuple[int, int, int]:
         return -len(chain.written), -len(chain.stages), self.order[chain.nodes[0]]
 
-    def _longest(self, node: fx.Node, last: bool, norm_follows: bool) -> list[Stage]:
-        """The longest run of stages that ends with this node."""
+    def _longest(self, node: fx.Node, last: bool, norm_follows: bool, room: int = MOST_STAGES) -> list[Stage]:
+        """The longest run of stages that ends with this node, of those that one block holds."""
         best: list[Stage] = []
+        if room == 0:
+            return best
         for stage in self.stages[node]:
             is_norm = stage.kind == "norm"
             if (is_norm and norm_follows) or (stage.kind == "mean" and not last):
@@ -273,7 +276,7 @@ class Graph:
                 continue
             before: list[Stage] = []
             if stage.kind != "conv" and set(stage.main.users) <= set(stage.nodes):
-                before = self._longest(stage.main, False, norm_follows or is_norm)
+                before = self._longest(stage.main, False, norm_follows or is_norm, room - 1)
             stages = self._without_hazards([*before, stage]) if last else [*before, stage]
             if _weight(stages) > _weight(best) or not best:
                 best = stages

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from onepass import _cuda, _eager, _fallback, _library
-from onepass._autograd import is_exporting, once_differentiable
+from onepass._autograd import differentiable_again, gradients_of, is_exporting
 from onepass._conv_gradients import conv_gradients_by_torch, memory_format
 from onepass._description import Conv, Description, Pointwise, describe
 from onepass._fallback import Site, tracing, transforming
@@ -28,7 +28,7 @@ def apply(
 ) -> Tensor:
     """Runs the block; `parameters` are in the order of the block's stages.
 
-    Differentiable once. The output has PyTorch's type for these stages, also under autocast, unless a type is
+    Differentiable; gradients of gradients are PyTorch's own. The output has PyTorch's type for these stages, also under autocast, unless a type is
     given. Inside transforms and tracers PyTorch runs the stages. `site` counts the calls that leave the fused
     path; without one the block's text does.
     """
@@ -60,6 +60,8 @@ def run_block(
     site: Site | str,
 ) -> Tensor:
     """As apply, where nothing transforms or records PyTorch's operators."""
+    if is_exporting() and torch.is_grad_enabled() and any(t.requires_grad for t in (input, *parameters)):
+        return torch.ops.onepass.forward_for_training.default(input, list(parameters), block, out_dtype)
     if input.is_cuda:
         return _run_on_cuda(block, input, parameters, out_dtype, site)
     if not (input.is_cpu or input.is_meta):
@@ -77,7 +79,7 @@ def run_block(
         reason = _why_reference(out_dtype, dtype, *(parameter.dtype for parameter in parameters))
         if reason is not None and not input.is_meta:
             _fallback.left(site, _fallback.REFERENCE, reason)
-    if differentiate and torch.is_grad_enabled() and not is_exporting():
+    if differentiate and torch.is_grad_enabled():
         if low is not None:
             input, parameters = _lowered(describe(block), input, parameters, low)
         return _Differentiable.apply(block, out_dtype, input, *parameters)
@@ -150,6 +152,8 @@ class _Differentiable(torch.autograd.Function):
     ) -> Tensor:
         description = describe(block)
         ctx.block = block
+        ctx.stages = _stages_again
+        ctx.bias = None
         if description.conv is None:
             output, statistics = torch.ops.onepass.forward_with_statistics.default(
                 input, parameters, block, out_dtype
@@ -159,14 +163,17 @@ class _Differentiable(torch.autograd.Function):
         output, activation, statistics = torch.ops.onepass.block_forward.default(
             input, parameters, block, out_dtype
         )
-        # No gradient depends on the convolution's bias: PyTorch does not keep it either.
+        # No gradient depends on the convolution's bias: PyTorch does not keep it either. Gradients of gradients
+        # do, by the value it has then.
+        if description.conv.bias and not torch.compiler.is_compiling():
+            ctx.bias = parameters[1]
         ctx.save_for_backward(
             input, activation, statistics, parameters[0], *parameters[description.conv_parameters :]
         )
         return output
 
     @staticmethod
-    @once_differentiable
+    @differentiable_again
     def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor | None, ...]:
         description = describe(ctx.block)
         wanted = ctx.needs_input_grad[2:]
@@ -181,6 +188,26 @@ class _Differentiable(torch.autograd.Function):
                 ctx.maybe_clear_saved_tensors()  # unless the graph is retained
             gradients = _block_gradients(description, output_gradient, saved, wanted)
         return None, None, *(gradient if want else None for gradient, want in zip(gradients, wanted))
+
+
+def _stages_again(ctx: Any) -> tuple[str, Any, list[Tensor], int]:
+    """What differentiable_again needs. Values are those of the forward pass, whatever became of the bias."""
+    description = describe(ctx.block)
+    if description.conv is None:
+        input, _, *parameters = ctx.saved_tensors
+        return ctx.block, lambda x, *own: _eager.run(ctx.block, x, own), [input, *parameters], 2
+    input, activation, _, weight, *tail_parameters = ctx.saved_tensors
+    conv, tail = description.conv, description.tail
+    count = description.conv_parameters
+
+    def run(x: Tensor, *own: Tensor) -> Tensor:
+        convolved = _eager.convolve(conv, x, *own[:count])
+        if tail:
+            convolved = convolved + (activation.to(convolved.dtype) - convolved).detach()
+        return _eager.run(tail, convolved, own[count:]) if tail else convolved
+
+    bias = () if ctx.bias is None else (ctx.bias,)
+    return ctx.block, run, [input, weight, *bias, *tail_parameters], 2
 
 
 # From this size on the convolution's output is freed before the convolution's gradients are allocated; below,
@@ -414,7 +441,50 @@ def _fake_whole_backward(
     return [g if want else g.new_empty(0) for g, want in zip(gradients, wanted, strict=True)]
 
 
+# --- In exported programs ---
+
+
+def _forward_for_training(
+    input: Tensor, parameters: Sequence[Tensor], block: str, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    with torch.no_grad():
+        return run_block(block, input, parameters, out_dtype, block)
+
+
+def _keep_arguments(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    input, parameters, ctx.block, ctx.out_dtype = inputs
+    ctx.save_for_backward(input, *parameters)
+
+
+def _exported_gradients(ctx: Any, output_gradient: Tensor) -> tuple[Any, ...]:
+    input, *parameters = ctx.saved_tensors
+    wanted = (ctx.needs_input_grad[0], *ctx.needs_input_grad[1])
+
+    def run(x: Tensor, *own: Tensor) -> Tensor:
+        return _run_for_gradients(ctx.block, x, own, ctx.out_dtype)
+
+    gradient, *own = gradients_of(run, [input, *parameters], wanted, output_gradient)
+    return gradient, own, None, None
+
+
+def _run_for_gradients(
+    block: str, input: Tensor, parameters: Sequence[Tensor], out_dtype: torch.dtype | None
+) -> Tensor:
+    if is_exporting() or torch.compiler.is_compiling():
+        return _eager.run(block, input, parameters)
+    return run_block(block, input, parameters, out_dtype, block)
+
+
 if _library.available():
+    _operators = torch.library.Library("onepass", "FRAGMENT")
+    _operators.define(
+        "forward_for_training(Tensor input, Tensor[] parameters, str block, ScalarType? out_dtype=None) -> Tensor"
+    )
+    _operators.impl("forward_for_training", _forward_for_training, "CompositeExplicitAutograd")
+    torch.library.register_fake("onepass::forward_for_training", _fake_forward)
+    torch.library.register_autograd(
+        "onepass::forward_for_training", _exported_gradients, setup_context=_keep_arguments
+    )
     torch.library.register_fake("onepass::forward", _fake_forward)
     torch.library.register_fake("onepass::forward_with_statistics", _fake_forward_with_statistics)
     torch.library.register_fake("onepass::backward", _fake_backward)

@@ -23,7 +23,6 @@ from onepass import _facts
 from onepass._facts import Fact, Outside
 from onepass._refused import Refused
 
-HOOK_DICTS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _MEMBERS = ("_parameters", "_buffers", "_modules")
 _KEY = "_onepass_shadow"
 _CONTAINERS = (list, dict, set, collections.deque, bytearray)
@@ -304,7 +303,7 @@ class ShadowObject:
             if not is_own_code(sys._getframe(1).f_code):
                 raise Refused("its forward reads __dict__ of a module")
             return values
-        if name.startswith("__") or name in HOOK_DICTS or name in _MEMBERS:
+        if name.startswith("__") or name in _facts.HOOKS or name in _MEMBERS:
             return object.__getattribute__(self, name)
         if name == "training":
             shadow.note(_facts.Mode(shadow.path))

@@ -21,7 +21,7 @@ from onepass import _facts
 from onepass._facts import Outside
 from onepass._observe import RANDOM, Observer
 from onepass._refused import Refused, raised
-from onepass._shadow import HOOK_DICTS, Recorder, Shadow, class_of
+from onepass._shadow import Recorder, Shadow, class_of
 
 SIMPLE_TYPES = (bool, int, float, str, type(None))
 
@@ -54,7 +54,7 @@ class Trace:
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether something else runs when the module is called."""
-    return any(getattr(module, name, None) for name in HOOK_DICTS)
+    return any(getattr(module, name, None) for name in _facts.HOOKS)
 
 
 def is_leaf(module: nn.Module) -> bool:

@@ -176,6 +176,7 @@ class Rewriter:
         self.site = Site(name or root_name(module), numerics=numerics)
         self.patterns: list[Pattern] = []
         self.variants: list[Any] = []
+        self.watched: dict[str, None] = {}  # paths of modules whose calls are left out, parents first
         self.calls: list[Call] = []  # of all variants, by their numbers
         self.inlined: dict[str, nn.Module] = {}
         self.replaced: set[nn.Module] = set()
@@ -256,6 +257,8 @@ class Rewriter:
     def _rewrite(self, traced: Trace, chains: list[Chain], pattern: Pattern) -> None:
         self.variants.append(self._variant(traced, chains, pattern))
         self.inlined |= traced.inlined
+        for path in ("", *traced.inlined, *(path for chain in chains for path in chain.leaves)):
+            self._watch(path)
         self.replaced |= {self.module.get_submodule(path) for chain in chains for path in chain.modules}
 
     def _variant(self, traced: Trace, chains: list[Chain], pattern: Pattern) -> Any:
@@ -264,6 +267,11 @@ class Rewriter:
         self.calls += calls
         function = compile_graph(traced.graph, self.name or "model")
         return Variant(traced.training, pattern, function, calls, facts, outside, traced.recorder.watch)
+
+    def _watch(self, path: str) -> None:
+        if path and path not in self.watched:
+            self._watch(path.rpartition(".")[0])
+        self.watched.setdefault(path)
 
     def _note_lonely(self, graph: Graph) -> None:
         for node in graph.nodes:

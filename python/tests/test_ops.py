@@ -374,7 +374,7 @@ def test_export_with_dynamic_batch_holds_the_fused_operator() -> None:
     batch = torch.export.Dim("batch")
     program = torch.export.export(block, (torch.randn(2, 3, 8, 8),), dynamic_shapes={"x": {0: batch}})
     called = [node.target for node in program.graph.nodes if node.op == "call_function"]
-    assert called == [torch.ops.onepass.forward.default]
+    assert called == [torch.ops.onepass.forward_for_training.default]
     for count in (1, 4):
         x = torch.randn(count, 3, 8, 8)
         torch.testing.assert_close(program.module()(x), block(x))
@@ -385,12 +385,35 @@ def test_meta_tensors_have_shapes() -> None:
     assert apply("relu | mean", x, []).shape == (2, 8)
 
 
-def test_double_backward_is_refused() -> None:
+@pytest.mark.parametrize(
+    "block", ["swish | group_norm(4)", "conv2d(8,8,k=3) | swish | group_norm(4) | mean", "conv2d(8,8,k=3)"]
+)
+def test_gradients_of_gradients_are_pytorchs(block: str) -> None:
     x = torch.randn(2, 8, 5, 5, requires_grad=True)
-    output = apply("swish | group_norm(4,affine=false)", x, [])
-    (gradient,) = torch.autograd.grad(output.sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="differentiated once"):
-        (gradient.square().sum() + x.sum()).backward()
+    own = list(onepass.Block(block, channels=8).parameters())
+    found = []
+    for run in (apply, _eager.run):
+        output = run(block, x, own)
+        first = torch.autograd.grad(output.square().sum(), (x, *own), create_graph=True)
+        penalty = sum(g.square().sum() for g in first)
+        found.append(torch.autograd.grad(penalty, (x, *own), allow_unused=True))
+    for some, other in zip(*found, strict=True):
+        assert (some is None) == (other is None)
+        if some is not None:
+            torch.testing.assert_close(some, other, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("block", ["swish | group_norm(4)", "conv2d(8,8,k=3) | swish | group_norm(4)"])
+def test_many_gradients_at_once_are_pytorchs(block: str) -> None:
+    x = torch.randn(1, 8, 4, 4, requires_grad=True)
+    own = list(onepass.Block(block, channels=8).parameters())
+    found = []
+    for run in (apply, _eager.run):
+        output = run(block, x, own)
+        many = torch.randn(3, *output.shape, generator=torch.Generator().manual_seed(0))
+        found.append(torch.autograd.grad(output, (x, *own), many, is_grads_batched=True))
+    for some, other in zip(*found, strict=True):
+        torch.testing.assert_close(some, other, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("text", ["relu", "conv1d(8,8,k=1,bias=false) | relu"])

@@ -19,7 +19,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from onepass._trace import HOOK_DICTS, is_leaf
+from onepass._facts import HOOKS
+from onepass._trace import is_leaf
 from onepass.exporting.launcher import NotExported
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -110,7 +111,7 @@ class Guards:
 
     def _patched(self) -> list[str]:
         lines = ["def _patched():", '    """What was changed for all modules; "" where nothing was."""']
-        lines += _if((f"_global{hooks}" for hooks in HOOK_DICTS), "a hook on all modules is registered")
+        lines += _if((f"_global{hooks}" for hooks in HOOKS), "a hook on all modules is registered")
         lines += _if("_module_class.__call__ is not _module_call", "torch.nn.Module.__call__ was replaced")
         for (cls, method), name in self.methods.items():
             is_bound = isinstance(inspect.getattr_static(cls, method), classmethod)
@@ -309,7 +310,7 @@ class _Body:
         variable = self.variables[path]
         lines: list[str] = []
         if path in self.left_out and path:
-            lines += _if((f'{variable}["{hooks}"]' for hooks in HOOK_DICTS), f"a hook is on {path}")
+            lines += _if((f'{variable}["{hooks}"]' for hooks in HOOKS), f"a hook is on {path}")
             if path in self.own or isinstance(module, nn.modules.dropout._DropoutNd):
                 differs = f"{path}.training differs from its parent's"
                 lines += _if(f'{variable}["training"] is not own["training"]', differs)

@@ -6,7 +6,9 @@ Each reader takes the arguments of the PyTorch function whose meaning it reads.
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -62,8 +64,8 @@ class Stage:
 
 
 def number(value: Any) -> str:
-    """A constant as the language writes it."""
-    if type(value) not in (int, float):
+    """A constant as the language writes it: finite ones alone."""
+    if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
         raise NoMatch
     text = str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(float(value))
     return text.replace("e-0", "e-").replace("e+", "e")
@@ -96,7 +98,7 @@ def _softplus(input: Any, beta: Any = 1.0, threshold: Any = 20.0) -> Stage:
 
 
 def _clamp(input: Any, min: Any = None, max: Any = None, inplace: Any = False) -> Stage:
-    if max is None and type(min) in (int, float) and min == 0:
+    if max in (None, math.inf) and type(min) in (int, float) and min == 0:
         return _activation("relu", input, inplace)
     return _activation(f"clamp({number(min)},{number(max)})", input, inplace)
 

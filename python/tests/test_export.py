@@ -125,7 +125,7 @@ HALVES = (
 def loads_alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a file loads alone takes a process that imports PyTorch, two seconds: the tests of it look."""
     if request.node.name not in LOADED_ALONE:
-        monkeypatch.setattr(export, "_check_alone", lambda path, text: None)
+        monkeypatch.setattr(export, "_check_alone", lambda path: None)
 
 
 def load(path: pathlib.Path) -> types.ModuleType:

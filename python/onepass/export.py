@@ -51,6 +51,8 @@ def _export(argv: list[str]) -> int:
             )
     except (BadModelFile, NotExported) as error:
         raise BadRequest(str(error)) from error
+    if not arguments.arch and not torch.cuda.is_available():
+        print(f"PyTorch sees no GPU: the file is for {architecture} (--arch names another)")
     print("\n".join(found.summary))
     good, said = _judged(found.text, arguments, why_not)
     print(said)
@@ -141,7 +143,7 @@ def _check_class(path: str, model: object) -> None:
 
 
 def _first_reason(reasons: dict[str, str]) -> str:
-    return "".join(f" ({name or 'the model'}: {reason})" for name, reason in list(reasons.items())[:1])
+    return "".join(f" ({name}: {reason})" for name, reason in list(reasons.items())[:1])
 
 
 def _check_alone(path: str) -> None:

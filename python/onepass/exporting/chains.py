@@ -82,13 +82,14 @@ def find(file: ModelFile, model: nn.Module, conv: str) -> tuple[list[Fused], dic
             name = rewriter.name
             if name in inlined:
                 continue
+            shown = name or f"({type(model).__name__})"
             if name not in calls:
-                reasons[name] = "the inputs of get_inputs() do not lead to a call of it"
+                reasons[shown] = "the inputs of get_inputs() do not lead to a call of it"
             elif found := _fused(rewriter, *calls[name], samples):
                 fused.append(found)
                 inlined |= {".".join(p for p in (name, path) if p) for path in rewriter.inlined}
             else:
-                reasons[name] = _why_not_so(rewriter, calls[name][1])
+                reasons[shown] = _why_not_so(rewriter, calls[name][1])
     return fused, reasons | _lonely(session)
 
 

@@ -13,11 +13,10 @@ def lines(writer: Writer, reasons: Mapping[str, str]) -> Iterator[str]:
     for block in writer.blocks:
         sizes = "x".join(map(str, block.found.sizes))
         yield f"  {block.name}: {block.found.block} @ {sizes}"
-        for operator in block.operators:
-            yield f"    {operator.name}: {operator.strategy}, {operator.problem.block}"
+        strategies = {operator.name: operator.strategy for operator in block.operators}
+        yield from (f"    {name}: {strategy}" for name, strategy in strategies.items())
         yield from (f"    {sentence}" for sentence in _kept(block, writer))
-    left = {name or "the model": reason for name, reason in (reasons | writer.left_out).items()}
-    if left:
+    if left := {**reasons, **writer.left_out}:
         yield "not fused:"
         yield from (f"  {name}: {reason}" for name, reason in left.items())
 
@@ -28,6 +27,6 @@ def _kept(block: Block, writer: Writer) -> Iterator[str]:
         missing = [mode for mode in modes if mode not in block.whole]
         if missing:
             where = f" in {', '.join(missing)}" if len(modes) > 1 else ""
-            yield f"the convolution{where} stays PyTorch's: no kernel is predicted to be faster"
+            yield f"without gradients the convolution{where} stays PyTorch's, predicted to be as fast"
     if writer.request.train and not block.train and not block.whole_train:
         yield "the backward pass runs the original code: no kernel for it"

@@ -27,6 +27,6 @@ def _kept(block: Block, writer: Writer) -> Iterator[str]:
         missing = [mode for mode in modes if mode not in block.whole]
         if missing:
             where = f" in {', '.join(missing)}" if len(modes) > 1 else ""
-            yield f"without gradients the convolution{where} stays PyTorch's, predicted to be as fast"
+            yield f"without gradients the convolution{where} stays PyTorch's: no kernel is predicted to gain"
     if writer.request.train and not block.train and not block.whole_train:
         yield "the backward pass runs the original code: no kernel for it"

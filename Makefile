@@ -3,7 +3,8 @@ JOBS ?= $(shell nproc)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export CTEST_PARALLEL_LEVEL := $(JOBS)
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
-# Without it the BLAS in PyTorch's wheels for AArch64 (NVPL) does not end in some products of doubles on Neoverse V1.
+# Without it the BLAS in PyTorch's wheels for AArch64 (NVPL) runs SVE on a Neoverse V1 whose virtual machine hides SVE,
+# and products never end. The package sets it too (_before_torch.py); this is for programs without the package.
 export NVPL_BLAS_DEBUG_CPU_TYPE ?= 1
 
 .DEFAULT_GOAL := help

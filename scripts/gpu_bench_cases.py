@@ -390,7 +390,7 @@ def loaded(workload: str) -> tuple[nn.Module, Tensor]:
         return loaded_layer(workload, DEVICE)
     file = model_file.load(str(ROOT / "examples" / f"{workload}.py"))
     with DEVICE:
-        (x,) = file.inputs(DEVICE, 42, None)
+        (x,) = file.inputs(DEVICE, 42, None).leaves
     return file.build(DEVICE, 42), x
 
 

@@ -59,6 +59,8 @@ class ToolTest : public ::testing::Test {
     return directory_ / name;
   }
 
+  const std::filesystem::path& directory() const { return directory_; }
+
   // The request is refused with code 2 and one sentence that has `words`, and nothing else is printed.
   void expect_refused(const std::vector<std::string>& arguments, const std::string& words) const {
     const Result result = run(arguments);
@@ -80,8 +82,13 @@ TEST_F(ToolTest, HelpShowsTheBlockLanguageAndExitCodes) {
        {"explain", "check", "bench", "cases", "Examples:", "group_norm(groups", "Exit codes:"}) {
     EXPECT_NE(result.out.find(words), std::string::npos) << words;
   }
-  for (const char* command : {"explain", "check", "bench", "cases", "cache"})
+  for (const char* command : {"explain", "check", "bench", "cases", "cache"}) {
     EXPECT_EQ(run({command, "--help"}).exit_code, 0);
+    EXPECT_EQ(run({"help", command}).out, run({command, "--help"}).out);
+  }
+  EXPECT_EQ(run({}).out, result.out);
+  EXPECT_EQ(run({}).exit_code, 0);
+  EXPECT_EQ(run({"help"}).out, result.out);
 }
 
 TEST_F(ToolTest, VersionIsPrinted) {
@@ -91,14 +98,54 @@ TEST_F(ToolTest, VersionIsPrinted) {
 }
 
 TEST_F(ToolTest, BadCommandLinesAreRefused) {
-  expect_refused({}, "give a command");
-  expect_refused({"frobnicate"}, "give a command");
+  expect_refused({"--json"}, "give a command: explain, check");
+  expect_refused({"frobnicate"},
+                 "unknown command 'frobnicate', there are explain, check, bench, cases, cache");
+  expect_refused({"banch", small_problem}, "unknown command 'banch', did you mean bench?");
+  expect_refused({""}, "unknown command ''");
+  expect_refused({"help", "explian"}, "did you mean explain?");
   expect_refused({"check"}, "a block is missing");
   expect_refused({"check", small_problem, "--bogus"}, "--bogus");
   expect_refused({"check", small_problem, "--threads", "0"}, "--threads");
   expect_refused({"check", small_problem, "--seed", "x"}, "--seed");
   expect_refused({"check", small_problem, "--file", "list.txt"}, "give one of the two");
   expect_refused({"bench"}, "a block is missing");
+}
+
+TEST_F(ToolTest, NumbersOutOfRangeAreRefusedWithTheRange) {
+  for (const char* seconds : {"nan", "inf", "-inf", "1e30", "-1", "-1e-3", "soon"}) {
+    expect_refused({"bench", small_problem, "--seconds", seconds},
+                   std::string(seconds) + " must be a number from 0 to 3600");
+  }
+  for (const char* threads : {"0", "-1", "4096", "1.5", "99999999999999999999"}) {
+    expect_refused({"check", small_problem, "--threads", threads},
+                   std::string(threads) + " must be a whole number from 1 to 1024");
+  }
+}
+
+TEST_F(ToolTest, JsonIsAloneOnStandardOutput) {
+  const std::string list = write_file("two.txt", "relu @ 1x2x3\nswish | group_norm(1) @ 1x2x4\n");
+  const std::vector<std::vector<std::string>> commands{
+      {"explain", small_problem},
+      {"check", small_problem},
+      {"check", "--file", list},
+      {"bench", small_problem, "--seconds", "0", "--threads", "1"},
+      {"bench", "--file", list, "--peaks", "--seconds", "0", "--threads", "1"},
+      {"cases", "--file", list},
+      {"cache", "list"}};
+  for (std::vector<std::string> command : commands) {
+    command.emplace_back("--json");
+    const Result result = run(command);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_TRUE(json::accept(result.out)) << command.front() << ": " << result.out;
+  }
+}
+
+TEST_F(ToolTest, OutputThatCannotBeWrittenIsSaid) {
+  const std::string command = quoted(ONEPASS_TOOL_PATH) + " explain " + quoted(small_problem);
+  const int status = std::system((command + " >/dev/full 2>" + quoted(write_file("said", ""))).c_str());
+  EXPECT_EQ(WEXITSTATUS(status), 2);
+  EXPECT_EQ(read_file(directory() / "said"), "onepass: standard output cannot be written\n");
 }
 
 TEST_F(ToolTest, BadBlocksAndSizesAreRefused) {

@@ -1,6 +1,6 @@
 """onepass: convolution blocks in one pass over memory."""
 
-from onepass import functional
+from onepass import _before_torch, functional  # noqa: F401  (before PyTorch, which functional imports)
 from onepass._fallback import FallbackWarning
 from onepass._library import __version__, available, unavailable_reason
 from onepass._numerics import numerics

@@ -65,7 +65,7 @@ class Stage:
 
 
 def number(value: Any) -> str:
-    """A constant as the language writes it."""
+    """A constant as the language writes it: finite ones alone."""
     if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
         raise NoMatch
     text = str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(float(value))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
+import re
 
 import torch
 
-from onepass import _cuda, _library
+from onepass import _before_torch, _cuda, _library
+from onepass._command_line import GOOD, WRONG, Parser, run
 
 
 def report() -> list[tuple[str, str]]:
@@ -18,6 +21,7 @@ def report() -> list[tuple[str, str]]:
         ("torch", torch.__version__),
         ("library", _library.unavailable_reason() or f"{_library.PATH.name} is loaded"),
         ("cpu", _cpu()),
+        ("blas", _blas()),
         *_gpus(),
     ]
 
@@ -27,6 +31,20 @@ def _cpu() -> str:
         return "not used: the library is not loaded"
     targets = json.loads(torch.ops.onepass.describe_library())["cpu_targets"]
     return f"{', '.join(targets)} with {torch.get_num_threads()} threads (torch.set_num_threads changes it)"
+
+
+def _blas() -> str:
+    """PyTorch's library of matrix products, and whether it needs a setting on this CPU."""
+    built = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
+    name = built.group(1) if built else "unknown"
+    variable = _before_torch.BLAS_VARIABLE
+    given = os.environ.get(variable)
+    if not _before_torch.hides_sve(platform.machine(), _before_torch.cpuinfo()):
+        return name if given is None else f"{name}, {variable}={given}"
+    if _before_torch.was_set:
+        return f"{name}, {variable}={given} set by onepass: NVPL would use SVE, which this CPU does not show"
+    needs = "" if given == _before_torch.GENERIC_BLAS else f", must be {_before_torch.GENERIC_BLAS} or unset"
+    return f"{name}, {variable}={given} by the environment{needs}: this CPU shows no SVE"
 
 
 def _gpus() -> list[tuple[str, str]]:
@@ -47,10 +65,12 @@ def _gpus() -> list[tuple[str, str]]:
 
 
 def main(argv: list[str]) -> int:
-    """Prints the report; returns 1 where blocks cannot run."""
-    if argv:
-        print("usage: python -m onepass doctor")
-        return 2
+    """Prints the report; 1 where blocks cannot run, else as --help says."""
+    return run(_doctor, argv)
+
+
+def _doctor(argv: list[str]) -> int:
+    Parser(prog="python -m onepass doctor", description=__doc__).parse_args(argv)
     for name, finding in report():
         print(f"{name:<8} {finding}")
-    return 0 if _library.available() else 1
+    return GOOD if _library.available() else WRONG

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import os
+import dataclasses
 import pathlib
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
 
 import torch
 
-from onepass import _library
-from onepass._command_line import BAD_REQUEST, GOOD, WRONG, BadRequest, Parser
-from onepass.exporting import chains, verify
+from onepass import _library, _output_file
+from onepass._command_line import GOOD, WRONG, BadRequest, Parser, complain, output_is_for_results, run
+from onepass.exporting import chains, summary, verify
 from onepass.exporting.writer import NotExported, Request, Writer
 from onepass.optimizing import model_file
 from onepass.optimizing.model_file import BadModelFile
@@ -22,26 +23,44 @@ from onepass.optimizing.model_file import BadModelFile
 DEFAULT_ARCHITECTURE = "sm_90a"
 
 
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """The text of an exported file, and what it has fused, in lines for people."""
+
+    text: str
+    summary: list[str]
+
+
 def main(argv: list[str]) -> int:
-    """Runs the command; 0 where the file was written, 1 where it would be wrong, 2 for a bad request."""
+    """Runs the command; 0 where the file was written, 1 where it would be wrong, else as --help says."""
+    return run(_export, argv)
+
+
+def _export(argv: list[str]) -> int:
+    arguments = _parser().parse_args(argv)
+    if not arguments.output.endswith(".py"):
+        raise BadRequest(f"-o {arguments.output}: must end in .py")
+    _output_file.check("-o", arguments.output, [arguments.file])
+    architecture = arguments.arch or _architecture()
+    why_not = _why_not_verified(arguments.verify, architecture)
+    name = pathlib.Path(arguments.output).name
     try:
-        arguments = _parser().parse_args(argv)
-        output = pathlib.Path(arguments.output)
-        _check_output(output)
-        architecture = arguments.arch or _architecture()
-        verifies = _verifies(arguments.verify, architecture)
-        text = export(
-            arguments.file, architecture, arguments.conv, arguments.train, output.name, arguments.numerics
-        )
-        if verifies:
-            if not _verified(text, arguments, output):
-                return WRONG
-        else:
-            _publish(text, output)
-    except (BadRequest, BadModelFile, NotExported) as error:
-        print(f"onepass: {error}", file=sys.stderr)
-        return BAD_REQUEST
-    print(f"wrote {output}", file=sys.stderr)
+        with output_is_for_results():
+            found = exported(
+                arguments.file, architecture, arguments.conv, arguments.train, name, arguments.numerics
+            )
+    except (BadModelFile, NotExported) as error:
+        raise BadRequest(str(error)) from error
+    if not arguments.arch and not torch.cuda.is_available():
+        print(f"PyTorch sees no GPU: the file is for {architecture} (--arch names another)")
+    print("\n".join(found.summary))
+    good, said = _judged(found.text, arguments, why_not)
+    print(said)
+    if not good:
+        complain(f"{arguments.output} was not written: the exported model is wrong")
+        return WRONG
+    _output_file.publish(arguments.output, found.text)
+    print(f"wrote {arguments.output}", file=sys.stderr)
     return GOOD
 
 
@@ -49,12 +68,21 @@ def export(
     path: str, architecture: str, conv: str, train: bool, output: str, numerics: str = "pytorch"
 ) -> str:
     """The text of the exported file; raises NotExported or BadModelFile with one sentence."""
+    return exported(path, architecture, conv, train, output, numerics).text
+
+
+def exported(path: str, architecture: str, conv: str, train: bool, output: str, numerics: str) -> Exported:
+    """The same with what was fused and what not."""
     if not _library.available():
         raise NotExported(f"onepass cannot run: {_library.unavailable_reason()}")
     file = model_file.load(path)
-    text = pathlib.Path(path).read_text(encoding="utf-8")
-    _check_alone(path, text)
+    _check_class(path, file.module.Model)
+    _check_alone(path)
     model = file.build(torch.device("cpu"))
+    if type(model) is not file.module.Model:
+        raise NotExported(
+            f"{path}: Model makes a {type(model).__name__}, must make a Model, for ModelNew derives from it"
+        )
     fused, reasons = chains.find(file, model, conv)
     if not fused:
         raise NotExported(f"{path}: nothing to fuse{_first_reason(reasons)}")
@@ -66,10 +94,12 @@ def export(
     ]
     name = pathlib.Path(path).name
     command = shlex.join(["python", "-m", "onepass", "export", name, "-o", output, *options])
+    writer = Writer(Request(path, file.text, architecture, train, numerics, command), model)
     try:
-        return Writer(Request(path, text, architecture, train, numerics, command), model).write(fused)
+        text = writer.write(fused)
     except NotExported as error:
-        raise NotExported(f"{path}: {error}") from None
+        raise NotExported(f"{path}: {error}{_first_reason(writer.left_out)}") from None
+    return Exported(text, list(summary.lines(writer, reasons)))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -104,71 +134,54 @@ def _architecture() -> str:
     return torch.ops.onepass.cuda_describe_device(torch.cuda.current_device()).split(", ")[1]
 
 
-def _check_output(path: pathlib.Path) -> None:
-    if path.is_dir() or not path.resolve().parent.is_dir():
-        raise BadRequest(f"-o {path}: there is no such folder, or it is one")
-    if path.suffix != ".py":
-        raise BadRequest(f"-o {path}: must end in .py")
+def _check_class(path: str, model: object) -> None:
+    if not (isinstance(model, type) and issubclass(model, torch.nn.Module)):
+        raise NotExported(
+            f"{path}: Model is a {type(model).__name__}, must be a class derived from torch.nn.Module, "
+            "for ModelNew derives from it"
+        )
 
 
 def _first_reason(reasons: dict[str, str]) -> str:
     return "".join(f" ({name}: {reason})" for name, reason in list(reasons.items())[:1])
 
 
-def _check_alone(path: str, text: str) -> None:
+def _check_alone(path: str) -> None:
     """The file will be copied into another: it must load without its neighbours."""
     with tempfile.TemporaryDirectory() as folder:
         copy = pathlib.Path(folder) / "model_alone.py"
-        copy.write_text(text, encoding="utf-8")
-        run = subprocess.run(
+        shutil.copy(path, copy)
+        process = subprocess.run(
             [sys.executable, "-c", "import model_alone; model_alone.Model"],
             cwd=folder,
             capture_output=True,
             text=True,
+            errors="replace",
         )
-    if run.returncode != 0:
-        last = (run.stderr.strip().splitlines() or ["no message"])[-1]
+    if process.returncode != 0:
+        last = (process.stderr.strip().splitlines() or ["no message"])[-1]
         raise NotExported(f"{path}: does not load without the files beside it: {last}")
 
 
-def _publish(text: str, output: pathlib.Path) -> None:
-    """Writes beside the place and renames: a half-written file is never left behind."""
-    handle, name = tempfile.mkstemp(dir=output.resolve().parent, prefix=f".{output.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, output)
-    except BaseException:
-        pathlib.Path(name).unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def _verifies(asked: bool | None, architecture: str) -> bool:
-    """Whether the file is built and compared; only the GPU that it is for can do that."""
-    if asked and not torch.cuda.is_available():
-        raise BadRequest("--verify: PyTorch sees no CUDA device on this machine")
-    present = torch.cuda.is_available() and _architecture() == architecture
-    if asked and not present:
-        raise BadRequest(f"--verify: the file is for {architecture}, the GPU here is {_architecture()}")
-    return present if asked is None else asked
-
-
-def _verified(text: str, arguments: argparse.Namespace, output: pathlib.Path) -> bool:
-    """Builds and compares in a fresh process; writes the file where it is right."""
-    with tempfile.TemporaryDirectory() as folder:
-        new = pathlib.Path(folder) / output.name
-        new.write_text(text, encoding="utf-8")
-        good, said = verify.run(pathlib.Path(arguments.file), new, arguments.train)
-    print(said)
-    if good:
-        _publish(text, output)
+def _why_not_verified(asked: bool | None, architecture: str) -> str:
+    """Why the file is not built and compared; "" where it is, which only the GPU that it is for can do."""
+    if not torch.cuda.is_available():
+        why = "PyTorch sees no CUDA device on this machine"
+    elif (here := _architecture()) != architecture:
+        why = f"the file is for {architecture}, the GPU here is {here}"
     else:
-        print(f"onepass: {output} was not written: the exported model is wrong", file=sys.stderr)
-    return good
+        return "" if asked is not False else "--no-verify"
+    if asked:
+        raise BadRequest(f"--verify: {why}")
+    return why
+
+
+def _judged(text: str, arguments: argparse.Namespace, why_not: str) -> tuple[bool, str]:
+    """Whether the file may be written, and how far that was looked at: in a fresh process without onepass."""
+    original = pathlib.Path(arguments.file)
+    if not why_not:
+        good, said = verify.run(original, text, arguments.train)
+        return good, f"{said}\nverified on this GPU against the original" if good else said
+    if wrong := verify.why_not_importable(original, text):
+        return False, f"not verified: {why_not}; the exported file cannot be imported: {wrong}"
+    return True, f"not verified: {why_not}; imported, and ModelNew made, in a process without onepass"

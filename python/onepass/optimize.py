@@ -5,41 +5,53 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import pathlib
+import math
 import shlex
 import sys
+from typing import Any
 
 import torch
 
-from onepass._command_line import BAD_REQUEST, GOOD, INTERRUPTED, WRONG, BadRequest, Parser
+from onepass import _output_file
+from onepass._command_line import (
+    BAD_REQUEST,
+    FAILED,
+    GOOD,
+    WRONG,
+    BadRequest,
+    Number,
+    Parser,
+    complain,
+    describe,
+    output_is_for_results,
+    run,
+)
 from onepass.optimizing import console, machine, measure, model_file, page
 from onepass.optimizing.model_file import BadModelFile
 from onepass.optimizing.study import Options, Study, study
 
+MOST_THREADS = 1024
+MOST_SECONDS = 3600
+
 
 def main(argv: list[str]) -> int:
-    """Runs the command; 0 where every result is right, 1 where one is wrong, 2 for a bad request."""
-    try:
-        arguments = _parser().parse_args(argv)
-        device = _device(arguments.device)
-        batches = _batches(arguments.batch, len(arguments.files))
-        _check_report(arguments.report)
-        if arguments.threads is not None:
-            torch.set_num_threads(arguments.threads)
-        studies, refused = _study_all(arguments, device, batches)
-    except BadRequest as error:
-        return _complain(str(error))
-    except KeyboardInterrupt:
-        print("onepass: interrupted, nothing was written", file=sys.stderr)
-        return INTERRUPTED
+    """Runs the command; 0 where every result is right, 1 where one is wrong, else as --help says."""
+    return run(_optimize, argv)
+
+
+def _optimize(argv: list[str]) -> int:
+    arguments = _parser().parse_args(argv)
+    device = _device(arguments.device)
+    batches = _batches(arguments.batch, len(arguments.files))
+    if arguments.report is not None:
+        _output_file.check("--report", arguments.report, arguments.files)
+    if arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
+    with output_is_for_results():
+        studies, status = _study_all(arguments, device, batches)
     if studies:
         _publish(studies, arguments, device, shlex.join(["python", "-m", "onepass", "optimize", *argv]))
-    return BAD_REQUEST if refused else WRONG if any(found.wrong for found in studies) else GOOD
-
-
-def _complain(sentence: str) -> int:
-    print(f"onepass: {sentence}", file=sys.stderr)
-    return BAD_REQUEST
+    return status or (WRONG if any(found.wrong for found in studies) else GOOD)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -51,32 +63,27 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch", metavar="N", help="cut the inputs to N samples; N,M,... one for each file")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="cuda where PyTorch sees one, else cpu")
     parser.add_argument(
-        "--threads", type=_positive(int), metavar="N", help="CPU threads, PyTorch's number unless given"
+        "--threads",
+        type=Number(int, 1, MOST_THREADS),
+        metavar="N",
+        help=f"CPU threads, 1 to {MOST_THREADS}; PyTorch's number unless given",
     )
     parser.add_argument(
         "--conv", choices=("fuse", "keep"), default="fuse", help="keep: PyTorch's convolutions stay"
     )
     parser.add_argument(
-        "--seconds", type=_positive(float), default=2.0, help="measuring time for each variant"
+        "--seconds",
+        type=Number(float, 0, MOST_SECONDS),
+        default=2.0,
+        help=f"measuring time for each variant, 0 to {MOST_SECONDS}; 2 unless given",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    parser.add_argument("--json", action="store_true", help="print JSON alone, instead of the table")
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--report", metavar="PATH", default="report.html", help="where the page goes: report.html"
     )
     where.add_argument("--no-report", dest="report", action="store_const", const=None, help="write no page")
     return parser
-
-
-def _positive(kind: type) -> type:
-    def number(text: str) -> float:
-        value = kind(text)
-        if not value > 0:
-            raise ValueError
-        return value
-
-    number.__name__ = "positive number"
-    return number
 
 
 def _device(name: str | None) -> torch.device:
@@ -97,17 +104,11 @@ def _batches(text: str | None, files: int) -> list[int | None]:
     return batches * files if len(batches) == 1 else batches
 
 
-def _check_report(path: str | None) -> None:
-    """Before anything is measured, not after."""
-    if path is not None and (not pathlib.Path(path).parent.is_dir() or pathlib.Path(path).is_dir()):
-        raise BadRequest(f"--report {path}: there is no such folder, or it is one")
-
-
 def _study_all(
     arguments: argparse.Namespace, device: torch.device, batches: list[int | None]
-) -> tuple[list[Study], bool]:
-    """Every file that can be studied; whether one was refused, which is said at once."""
-    studies, refused = [], False
+) -> tuple[list[Study], int]:
+    """Every file that can be studied, and the exit code of the last that cannot, which is said at once."""
+    studies, status = [], GOOD
     for path, batch in zip(arguments.files, batches, strict=True):
         options = Options(device, batch, arguments.conv, arguments.train, arguments.seconds)
         try:
@@ -117,21 +118,40 @@ def _study_all(
                     study(file, options, lambda what, done, n=file.name: progress(f"{n}: {what}", done))
                 )
         except BadModelFile as error:
-            _complain(str(error))
-            refused = True
-    return studies, refused
+            complain(str(error))
+            status = BAD_REQUEST
+        except Exception as error:
+            if sys.flags.dev_mode:
+                raise
+            complain(f"{path}: an error of onepass itself: {describe(error)}")
+            status = FAILED
+    return studies, status
 
 
 def _publish(studies: list[Study], arguments: argparse.Namespace, device: torch.device, command: str) -> None:
+    """The page first: the reader of the table may leave before its end."""
     facts = machine.describe(device)
     method = measure.MEMORY_METHOD[device.type]
-    if arguments.json:
-        found = [dataclasses.asdict(one) | {"right": not one.wrong} for one in studies]
-        print(
-            json.dumps({"machine": facts, "command": command, "memory": method, "studies": found}, indent=1)
-        )
-    else:
-        console.print_studies(studies)
-    if arguments.report is not None:
-        page.write(arguments.report, page.render(studies, facts, command, method))
-        print(f"wrote {arguments.report}", file=sys.stderr)
+    try:
+        if arguments.report is not None:
+            _output_file.publish(arguments.report, page.render(studies, facts, command, method))
+            print(f"wrote {arguments.report}", file=sys.stderr)
+    finally:
+        if arguments.json:
+            found = [dataclasses.asdict(one) | {"right": not one.wrong} for one in studies]
+            _print_json({"machine": facts, "command": command, "memory": method, "studies": found})
+        else:
+            console.print_studies(studies)
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    print(json.dumps(_finite(value), indent=1, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: null."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

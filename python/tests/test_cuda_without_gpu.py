@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import onepass
 from onepass import _cuda, _eager, _ops
 from onepass.optimizing import variants
+from onepass.optimizing.model_file import as_arguments
 
 pytestmark = pytest.mark.skipif(not onepass.available(), reason=str(onepass.unavailable_reason()))
 
@@ -157,7 +158,7 @@ def test_explain_for_an_architecture() -> None:
 
 
 def test_the_variants_of_a_gpu() -> None:
-    inputs = [torch.zeros(1, 3, 4, 4)]
+    inputs = as_arguments([torch.zeros(1, 3, 4, 4)])
     names = [name for name, _ in variants.makers(lambda: None, inputs, "fuse", torch.device("cuda"))]
     plain = ["eager", "compile", "max-autotune", "channels_last", "onepass"]
     assert names == [name + suffix for name in plain for suffix in ("", " bench")]

@@ -30,7 +30,7 @@ def without_library(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def test_doctor_reports_what_is_there() -> None:
     result = python("-m", "onepass", "doctor")
     assert result.returncode == 0
-    for found in (onepass.__version__, torch.__version__, "is loaded", "threads", "cuda"):
+    for found in (onepass.__version__, torch.__version__, "is loaded", "threads", "cuda", "\nblas "):
         assert found in result.stdout
 
 
@@ -88,6 +88,5 @@ def test_import_leaves_the_compiler_alone() -> None:
 def test_unknown_commands_list_the_known_ones() -> None:
     result = python("-m", "onepass", "frobnicate")
     assert result.returncode == 2
-    assert "unknown command 'frobnicate'" in result.stderr
-    assert "doctor" in result.stderr
+    assert result.stderr == "onepass: unknown command 'frobnicate', there are doctor, export, optimize\n"
     assert python("-m", "onepass").returncode == 0

@@ -25,8 +25,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onepass import available, export, unavailable_reason
+import onepass
+from onepass import _output_file, available, export, unavailable_reason
 from onepass.exporting import device_code, launcher, verify
+from onepass.exporting.writer import Writer
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 WORKLOADS = ("s60", "s19", "s61", "s27")
@@ -131,7 +133,7 @@ HALVES = (
 def loads_alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a file loads alone takes a process that imports PyTorch, two seconds: the tests of it look."""
     if request.node.name not in LOADED_ALONE:
-        monkeypatch.setattr(export, "_check_alone", lambda path, text: None)
+        monkeypatch.setattr(export, "_check_alone", lambda path: None)
 
 
 def load(path: pathlib.Path) -> types.ModuleType:
@@ -554,10 +556,8 @@ def test_judge(tmp_path: pathlib.Path, case: str) -> None:
 
 
 def test_judge_refuses_a_file_that_imports_onepass(tmp_path: pathlib.Path) -> None:
-    exported = tmp_path / "exported.py"
-    exported.write_text("import onepass\n" + SMALL)
     (tmp_path / "original.py").write_text(SMALL)
-    good, said = verify.run(tmp_path / "original.py", exported, train=False)
+    good, said = verify.run(tmp_path / "original.py", "import onepass\n" + SMALL, train=False)
     assert not good and "imports onepass" in said
 
 
@@ -583,6 +583,24 @@ REFUSED = {
         "the name why",
     ),
     "not Python": ("class Model(", "not Python"),
+    "not UTF-8": (SMALL.encode() + "# café\n".encode("latin-1"), "is not text in UTF-8"),
+    "a function": (
+        SMALL.replace("class Model", "class Own") + "\n\ndef Model():\n    return Own()\n",
+        "Model is a function, must be a class",
+    ),
+    "a lambda": (SMALL.replace("class Model", "class Own") + "\n\nModel = lambda: Own()\n", "is a function"),
+    "another class": (
+        SMALL.replace("class Model", "class Own") + "\n\nclass Model(Own):\n    def __new__(cls):\n"
+        "        return Own()\n",
+        "Model makes a Own, must make a Model",
+    ),
+    "a dict": (
+        SMALL.replace("[torch.rand(4, 3, 12, 12)]", "[{'a': torch.rand(4, 3, 12, 12)}]").replace(
+            "self.conv(x)", "self.conv(x['a'])"
+        ),
+        "x is a dict, must be a tensor",
+    ),
+    "an end": (SMALL.replace("torch.rand(4, 3, 12, 12)", "exit(5)"), "get_inputs() raises SystemExit: 5"),
 }
 
 
@@ -593,7 +611,7 @@ def test_refusal_is_one_sentence_and_writes_nothing(
     text, said = REFUSED[case]
     path, output = tmp_path / "model.py", tmp_path / "out" / "new.py"
     output.parent.mkdir()
-    path.write_text(text)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
     (tmp_path / "beside_it.py").write_text("")
     assert export.main([str(path), "-o", str(output), "--no-verify"]) == 2
     error = capsys.readouterr().err
@@ -605,6 +623,9 @@ def test_refusal_is_one_sentence_and_writes_nothing(
     ("options", "said"),
     [
         (["-o", "nowhere/new.py"], "no such folder"),
+        (["-o", "/proc/new.py"], "cannot be written"),
+        (["-o", "model.py"], "is the model file model.py itself"),
+        (["-o", "../{folder}/model.py"], "is the model file model.py itself"),
         (["-o", "new.txt"], "must end in .py"),
         (["-o", "new.py", "--arch", "sm_75"], "sm_75"),
         ([], "required"),
@@ -622,8 +643,9 @@ def test_bad_requests(
         return
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.py").write_text(SMALL)
-    assert export.main(["model.py", *options]) == 2
+    assert export.main(["model.py", *(option.format(folder=tmp_path.name) for option in options)]) == 2
     assert said in capsys.readouterr().err
+    assert (tmp_path / "model.py").read_text() == SMALL
     assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == {"model.py"}
 
 
@@ -636,7 +658,7 @@ def test_failed_write_leaves_the_old_file(tmp_path: pathlib.Path, monkeypatch: p
 
     monkeypatch.setattr(os, "replace", refuse)
     with pytest.raises(OSError, match="full"):
-        export._publish("new", output)
+        _output_file.publish(output, "new")
     assert output.read_text() == "old" and len(list(tmp_path.iterdir())) == 1
 
 
@@ -644,9 +666,119 @@ def test_command_writes_the_file(tmp_path: pathlib.Path, capsys: pytest.CaptureF
     path, output = tmp_path / "model.py", tmp_path / "new.py"
     path.write_text(SMALL)
     assert export.main([str(path), "-o", str(output), "--arch", "sm_80", "--no-verify"]) == 0
+    said = capsys.readouterr().out
+    assert "fused for sm_80:\n  block_1: conv2d(3,8,k=3) | group_norm(2) | relu @ 4x3x12x12\n" in said
+    assert "not verified: " in said and "imported, and ModelNew made" in said
     text = output.read_text()
     assert SMALL.rstrip() in text and "(8, 0)" in text and "arch=compute_80,code=sm_80" in text
     assert output.stat().st_mode & 0o777 == path.stat().st_mode & 0o777
+
+
+@pytest.mark.parametrize("link", ["symlink_to", "hardlink_to"])
+def test_links_to_the_model_file_are_not_written(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], link: str
+) -> None:
+    path, output = tmp_path / "model.py", tmp_path / "new.py"
+    path.write_text(SMALL)
+    getattr(output, link)(path)
+    assert export.main([str(path), "-o", str(output), "--no-verify"]) == 2
+    assert "is the model file" in capsys.readouterr().err
+    assert path.read_text() == SMALL and output.samefile(path)
+
+
+BROKEN = {
+    "on import": ("\nclass ModelNew(lambda: 0):\n    pass\n", "TypeError"),
+    "when called": ("\ndef _run_99(x):\n    return x * inf\n", "it uses inf, which it does not define"),
+    "when made": ("\nModelNew.__init__ = lambda self: 1 / 0\n", "ZeroDivisionError"),
+    "with onepass": ("\nimport onepass\n", "imports onepass"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_file_that_is_broken_does_not_take_the_place_of_a_good_one(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    case: str,
+) -> None:
+    addition, said = BROKEN[case]
+    path, output = tmp_path / "model.py", tmp_path / "new.py"
+    path.write_text(SMALL)
+    output.write_text("old")
+    write = Writer.write
+    monkeypatch.setattr(Writer, "write", lambda self, fused: write(self, fused) + addition)
+    assert export.main([str(path), "-o", str(output), "--no-verify"]) == 1
+    captured = capsys.readouterr()
+    assert said in captured.out and "was not written" in captured.err
+    assert output.read_text() == "old" and len(list(tmp_path.glob("*.py"))) == 2
+
+
+NO_NUMBERS = {
+    "a default": SMALL.replace("def forward(self, x)", "def forward(self, x, most=float('inf'))").replace(
+        "(self.conv(x)))", "(self.conv(x))) * min(most, 3.0)"
+    ),
+    "behind the block": SMALL.replace("return torch.relu", "y = torch.relu").replace(
+        "(self.conv(x)))",
+        "(self.conv(x)))\n        return y.masked_fill(y < 1, -float('inf')) + 'inf'.count('i')",
+    ),
+    "a limit": SMALL.replace(
+        "torch.relu(self.norm(self.conv(x)))", "self.norm(self.conv(x)).clamp(0, torch.inf)"
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NO_NUMBERS)
+def test_constants_that_are_no_numbers(tmp_path: pathlib.Path, case: str) -> None:
+    path, output = tmp_path / "model.py", tmp_path / "new.py"
+    path.write_text(NO_NUMBERS[case])
+    output.write_text(export.export(str(path), "sm_90a", "fuse", False, "new.py"))
+    assert verify.why_not_importable(path, output.read_text()) == ""
+    module = load(output)
+    new, old = module.ModelNew(), module.Model()
+    old.load_state_dict(new.state_dict())
+    x = module.get_inputs()[0]
+    with pytest.warns(RuntimeWarning, match="not on a GPU"):
+        assert torch.equal(new(x), old(x))
+
+
+@pytest.mark.parametrize("constant", ["float('inf')", "-float('inf')", "float('nan')", "10**400"])
+def test_stages_with_constants_that_are_no_numbers_stay(tmp_path: pathlib.Path, constant: str) -> None:
+    path = tmp_path / "model.py"
+    leaky = f"torch.nn.functional.leaky_relu(self.conv(x), {constant})"
+    path.write_text(SMALL.replace("self.norm(self.conv(x))", f"self.norm({leaky})"))
+    module = load(path)
+    report = onepass.report(onepass.fuse(module.Model()))
+    assert all("leaky_relu" not in entry.block for entry in report.fused)
+
+
+@pytest.mark.parametrize("old", ["[torch.rand(4, 3, 12, 12)]", "[]"])
+def test_inputs_by_name(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], old: str) -> None:
+    path, output = tmp_path / "model.py", tmp_path / "new.py"
+    new = {"[]": "{'channels': 16}"}.get(old, "{'x': torch.rand(4, 3, 12, 12)}")
+    path.write_text(SMALL.replace(f"return {old}", f"return {new}"))
+    assert export.main([str(path), "-o", str(output), "--no-verify"]) == 0
+    assert "block_1" in capsys.readouterr().out
+
+
+def test_a_declared_encoding_is_read(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "model.py"
+    path.write_bytes(f"# coding: latin-1\nNAME = 'café'\n{SMALL}".encode("latin-1"))
+    (tmp_path / "new.py").write_text(export.export(str(path), "sm_90a", "fuse", False, "new.py"), "utf-8")
+    assert load(tmp_path / "new.py").NAME == "café"
+
+
+def test_what_is_not_fused_is_said_with_the_reason(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "nested.py"
+    path.write_text(
+        NESTED.replace(
+            "for block in self.blocks:",
+            "if x.sum() > 0:\n            h = h + 1\n        for block in self.blocks:",
+        )
+    )
+    said = export.exported(str(path), "sm_90a", "fuse", False, "new.py", "pytorch").summary
+    at = said.index("not fused:")
+    assert any("group_norm(2) | residual_add | relu @ 4x16x16x16" in line for line in said[:at])
+    assert any(line.startswith("  (Model): ") and "branches" in line for line in said[at:]), said
 
 
 # --- The committed examples ---------------------------------------------------------------------------

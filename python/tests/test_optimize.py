@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pathlib
@@ -18,8 +19,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onepass import available, optimize, unavailable_reason
-from onepass.optimizing import measure, model_file, page, study, variants, verify
+from onepass import _command_line, _output_file, available, optimize, unavailable_reason
+from onepass.optimizing import console, measure, model_file, study, variants, verify
 from onepass.optimizing.chart import Bar, bars
 from onepass.optimizing.measure import Timing
 
@@ -145,6 +146,106 @@ def test_command_line_with_two_files_and_compile(model_path: str) -> None:
     assert "<h2>s27</h2>" in pathlib.Path("page.html").read_text()
 
 
+DICTS = {
+    "inputs by name": (
+        MODEL.replace("[torch.rand(6, 3, 20, 20)]", "{'x': torch.rand(6, 3, 20, 20)}"),
+        "gradient of input x",
+    ),
+    "a dict of tensors": (
+        MODEL.replace("[torch.rand(6, 3, 20, 20)]", "[{'a': torch.rand(6, 3, 20, 20), 'b': 2}]").replace(
+            "self.conv(x)", "self.conv(x['a'] * x['b'])"
+        ),
+        "gradient of input 0['a']",
+    ),
+    "arguments by name": (MODEL.replace("return [8]", "return {'channels': 8}"), "gradient of input 0"),
+    "a dict as argument": (
+        MODEL.replace("return [8]", "return [{'c': 8}]").replace(
+            "super().__init__()", "super().__init__(); channels = channels['c']"
+        ),
+        "gradient of input 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DICTS)
+def test_dicts_of_inputs(
+    case: str, model_path: str, without_compile: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, gradient = DICTS[case]
+    pathlib.Path(model_path).write_text(text)
+    assert run(model_path, "--train", "--batch", "2", "--json", "--no-report") == 0
+    row = json_rows(capsys.readouterr().out, step=1)["onepass"]
+    assert gradient in {check["name"] for check in row["checks"]}
+
+
+def test_json_is_alone_on_standard_output_and_strict(
+    model_path: str,
+    without_compile: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pathlib.Path(model_path).write_text("print('hello')\n" + MODEL)
+    perturb(monkeypatch, CHANGES["NaN"])  # an error that is no number
+    assert run(model_path, "--json", "--no-report") == 1
+    captured = capsys.readouterr()
+    json.loads(captured.out, parse_constant=lambda name: pytest.fail(name))
+    assert "hello" in captured.err
+
+
+def test_report_is_written_though_the_reader_of_the_table_leaves(
+    model_path: str,
+    without_compile: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def leave(*_: Any) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(console, "print_studies", leave)
+    assert run(model_path) == _command_line.CLOSED_PIPE
+    assert files() == ["report.html"]
+    assert capsys.readouterr().err == "wrote report.html\n"
+
+
+def test_table_is_printed_though_the_disk_is_full(
+    model_path: str,
+    without_compile: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(_output_file.os, "replace", refuse)
+    assert run(model_path) == 2
+    captured = capsys.readouterr()
+    assert "model, forward" in captured.out
+    assert captured.err == "onepass: report.html: No space left on device, the file was not written\n"
+    assert files() == []
+
+
+def test_an_error_of_onepass_is_one_line_and_loses_no_other_file(
+    model_path: str,
+    without_compile: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    good = optimize.study
+
+    def fail(file: Any, *arguments: Any) -> Any:
+        if file.name == "bad":
+            raise AssertionError("an oversight")
+        return good(file, *arguments)
+
+    bad = pathlib.Path(model_path).with_name("bad.py")
+    bad.write_text(MODEL)
+    monkeypatch.setattr(optimize, "study", fail)
+    assert run(str(bad), model_path) == _command_line.FAILED
+    captured = capsys.readouterr()
+    assert "bad.py: an error of onepass itself: AssertionError: an oversight\n" in captured.err
+    assert "model, forward" in captured.out and files() == ["report.html"]
+
+
 # --- Wrong results ----------------------------------------------------------------
 
 
@@ -252,7 +353,10 @@ BAD_FILES = {
     MODEL.replace("def get_init_inputs", "def other"): "misses get_init_inputs;",
     MODEL.replace("torch.rand(6, 3, 20, 20)", "1 / 0"): "get_inputs() raises ZeroDivisionError",
     MODEL.replace("torch.rand(6, 3, 20, 20)", "torch.rand(6, 2, 20, 20)"): "the model raises RuntimeError",
+    MODEL.replace("torch.rand(6, 3, 20, 20)", "exit(7)"): "get_inputs() raises SystemExit: 7",
     MODEL.replace("return [8]", "return [8, 9]"): "Model(*get_init_inputs()) raises TypeError",
+    MODEL.replace("return [8]", "return {'width': 8}"): "Model(**get_init_inputs()) raises TypeError",
+    MODEL.replace("return [8]", "return 8"): "get_init_inputs() gives a int, must give a list or a dict",
     MODEL.replace("return nn.functional.hardswish", "return 3 and str"): "no floating-point tensor",
     MODEL.replace("class Model(nn.Module)", "def Model(c): return c\nclass Other(nn.Module)"): "gives a int",
 }
@@ -272,9 +376,21 @@ BAD_REQUESTS = {
     ("--batch", "0"): "--batch 0: must be",
     ("--batch", "2,3"): "--batch 2,3: must be",
     ("--batch", "7"): "--batch 7 is more than the 6 samples",
-    ("--threads", "-1"): "invalid positive number value: '-1'",
-    ("--seconds", "long"): "invalid positive number value: 'long'",
+    ("--threads", "-1"): "--threads: -1 must be a whole number from 1 to 1024",
+    ("--threads", "0"): "--threads: 0 must be a whole number from 1 to 1024",
+    ("--threads", "4096"): "--threads: 4096 must be a whole number from 1 to 1024",
+    ("--threads", "1e400"): "--threads: 1e400 must be a whole number from 1 to 1024",
+    ("--seconds", "long"): "--seconds: long must be a number from 0 to 3600",
+    ("--seconds", "nan"): "--seconds: nan must be a number from 0 to 3600",
+    ("--seconds", "inf"): "--seconds: inf must be a number from 0 to 3600",
+    ("--seconds", "-inf"): "--seconds: -inf must be a number from 0 to 3600",
+    ("--seconds", "1e30"): "--seconds: 1e30 must be a number from 0 to 3600",
+    ("--seconds", "-1e-3"): "--seconds: -1e-3 must be a number from 0 to 3600",
     ("--report", "no/such/folder.html"): "there is no such folder",
+    ("--report", "."): "is a folder",
+    ("--report", "/proc/report.html"): "cannot be written",
+    ("--report", "/dev/null"): "is not a regular file",
+    ("--report", "../model.py"): "is the model file",
     ("--conv", "drop"): "invalid choice: 'drop'",
     ("--fast",): "unrecognized arguments: --fast",
 }
@@ -288,8 +404,10 @@ def test_bad_request(
     without_compile: None,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    before = pathlib.Path(model_path).read_bytes()
     assert optimize.main([model_path, "--device", "cpu", *options]) == 2
     assert_one_sentence(capsys, sentence)
+    assert pathlib.Path(model_path).read_bytes() == before
     assert files() == []
 
 
@@ -335,8 +453,8 @@ def test_interrupted_study_writes_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(measure, "interleaved", interrupt)
-    assert run(model_path) == optimize.INTERRUPTED
-    assert "interrupted" in capsys.readouterr().err
+    assert run(model_path) == _command_line.INTERRUPTED
+    assert_one_sentence(capsys, "interrupted")
     assert files() == []
 
 
@@ -345,9 +463,9 @@ def test_interrupted_write_keeps_the_old_report(
 ) -> None:
     target = tmp_path / "report.html"
     target.write_text("old")
-    monkeypatch.setattr(page.os, "replace", interrupt)
+    monkeypatch.setattr(_output_file.os, "replace", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        page.write(str(target), "new")
+        _output_file.publish(str(target), "new")
     assert target.read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 
@@ -359,8 +477,9 @@ def test_same_seed_gives_the_same_model_and_inputs(model_path: str) -> None:
     file = model_file.load(model_path)
     first, second = (file.build(CPU).state_dict() for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
-    assert torch.equal(file.inputs(CPU, 1, 2)[0], file.inputs(CPU, 1, None)[0][:2])
-    assert not torch.equal(file.inputs(CPU, 1, 2)[0], file.inputs(CPU, 2, 2)[0])
+    first, second = file.inputs(CPU, 1, 2).leaves[0], file.inputs(CPU, 2, 2).leaves[0]
+    assert torch.equal(first, file.inputs(CPU, 1, None).leaves[0][:2])
+    assert not torch.equal(first, second)
 
 
 def test_rule_is_about_the_error_in_units_of_pytorchs_own() -> None:

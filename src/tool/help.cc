@@ -34,6 +34,7 @@ A problem is a block with the sizes of its input: BLOCK @ SIZES [DTYPE] [nchw|nh
   NUMERICS   pytorch (the default: what PyTorch computes), strict (f32 throughout, 16-bit tensors too),
              fast (coarser than PyTorch where that is quicker: with tf32; without effect on 16 bits)
 
+With --json, JSON alone is printed on stdout; progress and warnings go to stderr.
 Exit codes: 0 good, 1 a result is wrong, 2 the request cannot be served (one sentence on stderr).)";
 
 const char* const explain_help = R"(

@@ -1,8 +1,15 @@
 // onepass: explains, checks and times convolution blocks from the command line.
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <iostream>
 #include <new>
+#include <numeric>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "onepass/error.h"
 #include "tool/commands.h"
@@ -11,6 +18,38 @@
 
 namespace onepass::tool {
 namespace {
+
+constexpr int most_threads = 1024;
+constexpr double most_seconds = 3600;
+
+// A number from `least` to `most`; CLI::Range lets NaN pass.
+template <class T>
+CLI::Validator range(T least, T most) {
+  return CLI::Validator(
+      [=](const std::string& text) {
+        T value{};
+        const bool good = CLI::detail::lexical_cast(text, value) && value >= least && value <= most;
+        return good ? std::string()
+                    : text + " must be a " + (std::is_integral_v<T> ? "whole " : "") + "number from " +
+                          std::to_string(std::lround(least)) + " to " + std::to_string(std::lround(most));
+      },
+      "");
+}
+
+// How many letters must be changed, added or left out to make one word of the other.
+size_t distance(const std::string& from, const std::string& to) {
+  std::vector<size_t> row(to.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 0; i < from.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i + 1);
+    for (size_t j = 0; j < to.size(); ++j) {
+      const size_t replaced = diagonal + (from[i] == to[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({replaced, row[j] + 1, row[j + 1] + 1});
+    }
+  }
+  return row.back();
+}
 
 void add_problem_options(CLI::App& command, Options& options) {
   command.add_option("block", options.block,
@@ -25,8 +64,8 @@ void add_plan_options(CLI::App& command, Options& options) {
       .add_option("--device", options.device,
                   "cpu (default), cuda, cuda:1 or, to explain, an architecture: cuda:sm_90a")
       ->type_name("NAME");
-  command.add_option("--threads", options.threads, "Threads of the CPU to use; default: all")
-      ->check(CLI::Range(1, 1024))
+  command.add_option("--threads", options.threads, "Threads of the CPU to use, 1 to 1024; default: all")
+      ->check(range(1, most_threads))
       ->type_name("N");
   command.add_option("--strategy", options.strategy, "Force this strategy; explain lists them")
       ->type_name("NAME");
@@ -35,7 +74,7 @@ void add_plan_options(CLI::App& command, Options& options) {
   command.add_flag(
       "--tune", options.tune,
       "On a GPU: time the strategies predicted to be close and take the fastest; remembered on disk");
-  command.add_flag("--json", options.json, "Print JSON");
+  command.add_flag("--json", options.json, "Print JSON alone");
 }
 
 void add_file_option(CLI::App& command, Options& options) {
@@ -61,13 +100,20 @@ class Tool {
     add_cache();
   }
 
-  int run(int argc, char** argv) {
+  int run(std::vector<std::string> arguments) {
+    if (arguments.empty()) arguments = {"--help"};
+    if (arguments.front() == "help") {
+      arguments.erase(arguments.begin());
+      arguments.resize(std::min<size_t>(arguments.size(), 1));
+      arguments.emplace_back("--help");
+    }
+    refuse_unknown_command(arguments.front());
     try {
-      app_.parse(argc, argv);
+      app_.parse(std::vector(arguments.rbegin(), arguments.rend()));  // CLI11 takes them from the back
     } catch (const CLI::Success& help_or_version) {
       return app_.exit(help_or_version);
     } catch (const CLI::RequiredError&) {
-      throw Error("give a command: explain, check, bench, cases or cache (see onepass --help)");
+      throw Error("give a command: " + commands() + " (see onepass --help)");
     } catch (const CLI::ParseError& error) {
       throw Error(std::string(error.what()) + " (see onepass --help)");
     }
@@ -75,6 +121,30 @@ class Tool {
   }
 
  private:
+  std::string commands() const {
+    std::string names;
+    for (const CLI::App* command : app_.get_subcommands({})) {
+      names += (names.empty() ? "" : ", ") + command->get_name();
+    }
+    return names;
+  }
+
+  void refuse_unknown_command(const std::string& name) const {
+    if (name.starts_with('-')) return;
+    std::string nearest;
+    size_t least = name.size() / 2 + 1;  // a word of which more is another is no misspelling
+    for (const CLI::App* command : app_.get_subcommands({})) {
+      const size_t letters = distance(name, command->get_name());
+      if (letters == 0) return;
+      if (letters < least) {
+        least = letters;
+        nearest = command->get_name();
+      }
+    }
+    throw Error("unknown command '" + name + "', " +
+                (nearest.empty() ? "there are " + commands() : "did you mean " + nearest + "?"));
+  }
+
   CLI::App& add(const char* name, const char* description, int (*command)(const Options&)) {
     CLI::App& added = *app_.add_subcommand(name, description);
     added.callback([this, command] { command_ = command; });
@@ -105,8 +175,10 @@ class Tool {
     add_file_option(command, options_);
     add_plan_options(command, options_);
     add_seed_option(command, options_);
-    command.add_option("--seconds", options_.seconds, "Time for the repeats of one problem; default: 1.5")
-        ->check(CLI::Range(0.0, 3600.0))
+    command
+        .add_option("--seconds", options_.seconds,
+                    "Time for the repeats of one problem, 0 to 3600; default: 1.5")
+        ->check(range(0.0, most_seconds))
         ->type_name("S");
     command.add_flag("--small-pages", options_.small_pages,
                      "Keep tensors of the CPU out of huge pages, as most programs allocate them");
@@ -147,7 +219,9 @@ int report(const std::string& sentence) {
 
 int main(int argc, char** argv) {
   try {
-    return onepass::tool::Tool().run(argc, argv);
+    const int status = onepass::tool::Tool().run({argv + 1, argv + argc});
+    if (!std::cout.flush()) throw onepass::Error("standard output cannot be written");
+    return status;
   } catch (const std::bad_alloc&) {
     return onepass::tool::report("the problem needs more memory than this machine has");
   } catch (const std::exception& error) {

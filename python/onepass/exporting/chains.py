@@ -19,7 +19,7 @@ from onepass._stages import Attribute, Operand
 from onepass._trace import Pattern, Trace, is_variadic, parameters_of
 from onepass.exporting.launcher import BATCH
 from onepass.fuse import Rewriter, Session
-from onepass.optimizing.model_file import ModelFile
+from onepass.optimizing.model_file import Arguments, ModelFile, as_arguments
 
 
 @dataclasses.dataclass
@@ -80,11 +80,17 @@ def find(file: ModelFile, model: nn.Module, conv: str) -> tuple[list[Fused], dic
         calls, samples = _example_calls(file, model, [rewriter.name for rewriter in rewriters])
         inlined: set[str] = set()  # whose code is part of an outer forward
         for rewriter in rewriters:
-            if rewriter.name in inlined or rewriter.name not in calls:
+            name = rewriter.name
+            if name in inlined:
                 continue
-            if found := _fused(rewriter, *calls[rewriter.name], samples):
+            shown = name or f"({type(model).__name__})"
+            if name not in calls:
+                reasons[shown] = "the inputs of get_inputs() do not lead to a call of it"
+            elif found := _fused(rewriter, *calls[name], samples):
                 fused.append(found)
-                inlined |= {".".join(p for p in (rewriter.name, path) if p) for path in rewriter.inlined}
+                inlined |= {".".join(p for p in (name, path) if p) for path in rewriter.inlined}
+            else:
+                reasons[shown] = _why_not_so(rewriter, calls[name][1])
     return fused, reasons | _lonely(session)
 
 
@@ -105,25 +111,20 @@ def _example_calls(file: ModelFile, model: nn.Module, paths: Sequence[str]) -> t
     """
     try:
         return _meta_calls(file, model, paths), 1
-    except Exception:
+    except (Exception, SystemExit):
         inputs = file.inputs(torch.device("cpu"), 0, None)
-        batch = next((x.shape[0] for x in inputs if isinstance(x, Tensor) and x.dim() > 0), 1)
-        inputs = [
-            x[:1].clone() if isinstance(x, Tensor) and x.dim() > 0 and x.shape[0] == batch else x
-            for x in inputs
-        ]
+        batch = next((x.shape[0] for x in inputs.tensors().values() if x.dim() > 0), 1)
+        inputs = inputs.map(lambda x: x[:1].clone() if x.dim() > 0 and x.shape[0] == batch else x)
         return file.run(lambda: _calls(copy.deepcopy(model).eval(), inputs, paths)), batch
 
 
 def _meta_calls(file: ModelFile, model: nn.Module, paths: Sequence[str]) -> Calls:
     with torch.device("meta"):
-        given = file.module.get_inputs()
-    inputs = given if isinstance(given, (list, tuple)) else [given]
-    inputs = [x.to("meta") if isinstance(x, Tensor) else x for x in inputs]
+        inputs = as_arguments(file.module.get_inputs()).map(lambda x: x.to("meta"))
     return _calls(copy.deepcopy(model).to("meta").eval(), inputs, paths)
 
 
-def _calls(model: nn.Module, inputs: Sequence[Any], paths: Sequence[str]) -> Calls:
+def _calls(model: nn.Module, inputs: Arguments, paths: Sequence[str]) -> Calls:
     calls: Calls = {}
 
     def note(path: str) -> Any:
@@ -134,7 +135,7 @@ def _calls(model: nn.Module, inputs: Sequence[Any], paths: Sequence[str]) -> Cal
 
     handles = [model.get_submodule(p).register_forward_pre_hook(note(p), with_kwargs=True) for p in paths]
     with torch.no_grad():
-        model(*inputs)
+        inputs.call(model)
     for handle in handles:
         handle.remove()
     return calls
@@ -166,6 +167,15 @@ def _is_called_so(pattern: Pattern, arguments: dict[str, Any]) -> bool:
         else name not in constants
         for name, value in arguments.items()
     )
+
+
+def _why_not_so(rewriter: Rewriter, given: dict[str, Any]) -> str:
+    """Why no trace of the module is of such a call."""
+    for name, value in given.items():
+        if isinstance(value, (dict, list, tuple)):
+            return f"{name} is a {type(value).__name__}, must be a tensor or a constant"
+    shown = ", ".join(f"{n}={v!r}" for n, v in given.items() if not isinstance(v, Tensor))
+    return f"it is called as it was not traced: {shown}" if shown else "it is called as it was not traced"
 
 
 class _Values(fx.Interpreter):

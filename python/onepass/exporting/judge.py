@@ -9,12 +9,13 @@ import importlib.abc
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.utils.benchmark
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 FRESH_INPUTS = 3
 
@@ -27,33 +28,43 @@ class _NoOnepass(importlib.abc.MetaPathFinder):
             raise ImportError("the exported file imports onepass")
 
 
-def _inputs(module: Any, seed: int) -> list[Any]:
+Inputs = list[Any] | dict[str, Any]  # by position or by name; tensors may lie inside lists and dicts
+
+
+def _call(function: Callable[..., Any], given: Any) -> Any:
+    if isinstance(given, Mapping):
+        return function(**given)
+    return function(*given) if isinstance(given, (list, tuple)) else function(given)
+
+
+def _inputs(module: Any, seed: int) -> Inputs:
     torch.manual_seed(seed)
     given = module.get_inputs()
-    given = given if isinstance(given, (list, tuple)) else [given]
-    return [x.cuda() if isinstance(x, Tensor) else x for x in given]
+    given = dict(given) if isinstance(given, Mapping) else given
+    given = given if isinstance(given, (list, tuple, dict)) else [given]
+    return pytree.tree_map_only(Tensor, lambda x: x.cuda(), given)
 
 
-def _outputs(model: nn.Module, inputs: list[Any]) -> list[Tensor]:
-    result = model(*inputs)
+def _outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
+    result = _call(model, inputs)
     tensors = result if isinstance(result, (list, tuple)) else [result]
     return [x for x in tensors if isinstance(x, Tensor) and x.is_floating_point()]
 
 
 def _cast(
-    inputs: list[Any], dtype: torch.dtype | None, train: bool, noise: Callable[[Tensor], Tensor] | None = None
-) -> list[Any]:
-    cast = []
-    for x in inputs:
-        if isinstance(x, Tensor) and x.is_floating_point():
-            x = x.detach().clone() if dtype is None else x.detach().to(dtype)
-            x = noise(x) if noise else x
-            x = x.requires_grad_(train)
-        cast.append(x)
-    return cast
+    inputs: Inputs, dtype: torch.dtype | None, train: bool, noise: Callable[[Tensor], Tensor] | None = None
+) -> Inputs:
+    def cast(x: Tensor) -> Tensor:
+        if not x.is_floating_point():
+            return x
+        x = x.detach().clone() if dtype is None else x.detach().to(dtype)
+        x = noise(x) if noise else x
+        return x.requires_grad_(train)
+
+    return pytree.tree_map_only(Tensor, cast, inputs)
 
 
-def _results(model: nn.Module, inputs: list[Any], directions: list[Tensor], train: bool) -> dict[str, Tensor]:
+def _results(model: nn.Module, inputs: Inputs, directions: list[Tensor], train: bool) -> dict[str, Tensor]:
     """Outputs by number and, where it trains, gradients by name."""
     model.zero_grad(set_to_none=True)
     torch.manual_seed(0)  # the same dropout for everyone
@@ -63,18 +74,18 @@ def _results(model: nn.Module, inputs: list[Any], directions: list[Tensor], trai
     if not train:
         return found
     torch.autograd.backward(outputs, [d.to(o) for d, o in zip(directions, outputs)])
-    for i, x in enumerate(inputs):
+    for keys, x in pytree.tree_leaves_with_path(inputs):
         if isinstance(x, Tensor) and x.grad is not None:
-            found[f"gradient of input {i}"] = x.grad
+            found[f"gradient of input {pytree.keystr(keys)}"] = x.grad
     gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     return found | {f"gradient of {name}": gradient for name, gradient in gradients.items()}
 
 
 def _faults(rules: Any, original: Any, exported: Any, train: bool) -> list[str]:
     torch.manual_seed(42)
-    old = original.Model(*original.get_init_inputs()).cuda().train(train)
+    old = _call(original.Model, original.get_init_inputs()).cuda().train(train)
     torch.manual_seed(42)
-    new = exported.ModelNew(*exported.get_init_inputs()).cuda().train(train)
+    new = _call(exported.ModelNew, exported.get_init_inputs()).cuda().train(train)
     new.load_state_dict(old.state_dict())
     exact = copy.deepcopy(old).double()
     rule = None
@@ -104,7 +115,7 @@ def _faults(rules: Any, original: Any, exported: Any, train: bool) -> list[str]:
 
 
 def _jump(
-    rules: Any, exact: nn.Module, inputs: list[Any], directions: list[Tensor], name: str, here: Tensor
+    rules: Any, exact: nn.Module, inputs: Inputs, directions: list[Tensor], name: str, here: Tensor
 ) -> float:
     """How far a gradient jumps when the inputs change by rounding errors."""
 
@@ -132,12 +143,12 @@ def _print_times(original: Any, exported: Any) -> None:
     """With gradients enabled, as a script that does not think of them runs a model, and without."""
     inputs = _inputs(original, 1)
     models = {
-        name: model(*original.get_init_inputs()).cuda().eval()
+        name: _call(model, original.get_init_inputs()).cuda().eval()
         for name, model in (("original", original.Model), ("exported", exported.ModelNew))
     }
     for enabled, heading in ((True, "gradients enabled"), (False, "under no_grad")):
         with torch.set_grad_enabled(enabled):
-            times = {name: _milliseconds(lambda m=model: m(*inputs)) for name, model in models.items()}
+            times = {name: _milliseconds(lambda m=model: _call(m, inputs)) for name, model in models.items()}
         ratio = times["original"] / times["exported"]
         both = f"original {times['original']:.3f} ms, exported {times['exported']:.3f} ms"
         print(f"  {heading}: {both}: {ratio:.2f} times as fast")
@@ -156,10 +167,10 @@ def main() -> None:
     import rules
 
     inputs = _inputs(original, 0)
-    model = exported.ModelNew(*exported.get_init_inputs()).cuda().eval()
+    model = _call(exported.ModelNew, exported.get_init_inputs()).cuda().eval()
     start = time.perf_counter()
     with torch.no_grad():
-        model(*inputs)
+        _call(model, inputs)
     torch.cuda.synchronize()
     print(f"built in {time.perf_counter() - start:.0f} s")
     del model, inputs

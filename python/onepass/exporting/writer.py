@@ -6,8 +6,10 @@ import ast
 import dataclasses
 import hashlib
 import inspect
+import io
 import json
 import re
+import tokenize
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -82,6 +84,7 @@ class Writer:
         self.by_problem: dict[Any, Block] = {}
         self.functions: list[str] = []
         self.guards = Guards(inspect.getmodule(type(model)))
+        self.left_out: dict[str, str] = {}  # chains without a kernel, and why
 
     def write(self, fused: Sequence[Fused]) -> str:
         """The whole file; raises NotExported where nothing is left to export."""
@@ -111,6 +114,7 @@ class Writer:
             self.guards.text(),
             self._classes(forwards),
         ]
+        pieces[2:] = [_with_literals(piece) for piece in pieces[2:]]
         _check_names(self.request.text, "\n\n".join(piece for piece in pieces[2:] if piece))
         return "\n\n\n".join(piece.strip("\n") for piece in pieces if piece) + "\n"
 
@@ -119,7 +123,11 @@ class Writer:
     def _block(self, chain: Chain, fused: Fused, replaced: dict[fx.Node, fx.Node]) -> Block | None:
         found = read(chain, fused)
         given = not fused.path and chain.externals[0].op == "placeholder"  # whose gradient is rarely wanted
+        text = " | ".join(stage.text for stage in chain.written)
         if found is None or found.dtype not in _WORDS:
+            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in _WORDS)
+            kind = f"its type is {found.dtype}" if found else "its tensors have other shapes or mixed types"
+            self.left_out[text] = f"{kind}, kernels take the block language's in {known}"
             return None
         root = fused.rewriter.module
         is_conv = found.description.conv is not None
@@ -134,11 +142,12 @@ class Writer:
         if key not in self.by_problem:
             block = self._plan(found, f"block_{len(self.by_problem) + 1}", given, codes)
             if not block.operators:
+                self.left_out[text] = "no kernel is predicted to be faster than PyTorch's"
                 return None
             self.by_problem[key] = block
         return dataclasses.replace(self.by_problem[key], found=found)
 
-    def _modes(self, dtype: torch.dtype) -> dict[str, str]:
+    def modes(self, dtype: torch.dtype) -> dict[str, str]:
         """What the file calls the precisions of a convolution of this type, and the words of their plans."""
         numerics = self.request.numerics
         if dtype == torch.float32:
@@ -146,7 +155,7 @@ class Writer:
         return {"": _WORDS[dtype] + (" strict" if numerics == "strict" else "")}
 
     def _plan(self, found: Found, name: str, given: bool, codes: tuple[str, str, str]) -> Block:
-        description, modes = found.description, self._modes(found.dtype)
+        description, modes = found.description, self.modes(found.dtype)
         whole: dict[str, Operator] = {}
         whole_train: dict[str, tuple[Operator, Operator]] = {}
         if description.conv is not None:
@@ -296,7 +305,7 @@ class Writer:
         for block in self.blocks:
             ways = {
                 mode: (block.whole.get(mode), block.whole_train.get(mode))
-                for mode in self._modes(block.found.dtype)
+                for mode in self.modes(block.found.dtype)
                 if mode in block.whole or mode in block.whole_train
             }
             lines += [_ways(block.name, ways)] if ways else []
@@ -526,6 +535,24 @@ def _check_names(original: str, added: str) -> None:
         defined |= {node.name} if isinstance(node, (ast.FunctionDef, ast.ClassDef)) else set()
     if both := sorted(taken & defined):
         raise NotExported(f"has the name {both[0]}, which the exported file defines")
+
+
+def _with_literals(piece: str) -> str:
+    """torch.fx and repr write inf and nan, which Python does not know: names become expressions."""
+    if not re.search(r"\b(inf|nan)\b", piece):
+        return piece
+    lines = piece.splitlines(keepends=True)
+    previous = ""
+    found = []
+    for token in tokenize.generate_tokens(io.StringIO(piece).readline):
+        if token.type == tokenize.NAME and token.string in ("inf", "nan") and previous != ".":
+            found.append(token)
+        previous = token.string
+    for token in reversed(found):
+        row, column = token.start
+        line = lines[row - 1]
+        lines[row - 1] = f'{line[:column]}float("{token.string}"){line[column + 3 :]}'
+    return "".join(lines)
 
 
 def _string(name: str, text: str) -> str:

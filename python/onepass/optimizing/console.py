@@ -21,6 +21,14 @@ COLUMNS = ("model", "variant", "ms, median (10% to 90%)", "speed", "peak MiB", "
 NUMERIC = (2, 3, 4, 5)
 
 
+class _Output(Console):
+    """Leaves a reader that went away to the command."""
+
+    def on_broken_pipe(self) -> None:
+        """Raises what was caught."""
+        raise BrokenPipeError
+
+
 @contextlib.contextmanager
 def progress_bar() -> Iterator[Callable[[str, float], None]]:
     """Yields a function (text, share done); shows nothing where standard error is not a terminal."""
@@ -33,7 +41,7 @@ def progress_bar() -> Iterator[Callable[[str, float], None]]:
 
 def print_studies(studies: Sequence[Study]) -> None:
     """Prints the table, then a sentence for each step and what was left out."""
-    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+    console = _Output(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
     console.print(_table(studies))
     for study in studies:
         for step in study.steps:

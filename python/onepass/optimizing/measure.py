@@ -54,7 +54,7 @@ def interleaved(
     start = time.perf_counter()
     with _without_collector():
         while (spent := time.perf_counter() - start) < budget or len(taken[order[0]]) < LEAST_ROUNDS:
-            progress(min(spent / budget, 1.0))
+            progress(min(spent / budget, 1.0) if budget else 1.0)
             shuffle(order)
             for name in order:
                 taken[name].append(timer(calls[name]))

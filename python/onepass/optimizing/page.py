@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pathlib
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
@@ -51,20 +48,6 @@ summary { cursor: pointer; color: var(--soft); font-size: .9rem; }
 .chart .accent { fill: var(--accent); }
 .chart .whisker { stroke: var(--ink); stroke-width: 1.5; fill: none; }
 """
-
-
-def write(path: str, page: str) -> None:
-    """Writes the page whole or not at all."""
-    target = pathlib.Path(path)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(page)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 def render(studies: Sequence[Study], machine: Mapping[str, str], command: str, memory_method: str) -> str:

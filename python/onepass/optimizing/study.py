@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,11 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from onepass._command_line import describe
 from onepass._description import describe as describe_block
 from onepass.explain import explain
 from onepass.optimizing import measure, steps, variants, verify
 from onepass.optimizing.measure import Timing
-from onepass.optimizing.model_file import ModelFile, describe
+from onepass.optimizing.model_file import Arguments, ModelFile
 from onepass.optimizing.steps import Step
 from onepass.optimizing.variants import EAGER, ONEPASS, Variant
 from onepass.optimizing.verify import Check, Rule
@@ -153,7 +155,7 @@ class _Session:
         ]
         skipped = [(entry.name, entry.reason) for entry in found.skipped]
         skipped += [(fallback.name, str(fallback)) for fallback in found.fallbacks]
-        shapes = [_describe_input(x) for x in self.inputs[0]]
+        shapes = [_describe_input(x) for x in self.inputs[0].leaves]
         return Study(self.file.name, self.file.path, shapes, steps, fused, skipped)
 
     def _build(self) -> nn.Module:
@@ -176,7 +178,7 @@ class _Session:
         variant = self.variants[ONEPASS]
         variant.call.eval()
         with torch.no_grad(), calls:
-            variant.call(*variant.prepare(self.inputs[0], train=False))
+            variant.prepare(self.inputs[0], train=False).call(variant.call)
         texts: dict[str, list[str]] = {}
         for block, sizes, dtype in calls.seen:
             texts.setdefault(block, []).append(explain(block, sizes, dtype=dtype, device=self.options.device))
@@ -213,7 +215,7 @@ class _BlockCalls(TorchDispatchMode):
 class _Judge:
     """What one set of inputs gives in PyTorch and in double precision."""
 
-    def __init__(self, session: _Session, step: Step, inputs: list[Any]) -> None:
+    def __init__(self, session: _Session, step: Step, inputs: Arguments) -> None:
         self.step = step
         self.inputs = inputs
         self.exact_variant = session.exact
@@ -242,12 +244,13 @@ class _Judge:
         return {key[0]: verify.kink(above[key], self.exact[key], below[key]) for key in gradients}
 
     def _exactly(self, noise: float) -> Results:
-        doubled = [_doubled(x, noise, seed) for seed, x in enumerate(self.inputs)]
+        seeds = itertools.count()
+        doubled = self.inputs.map(lambda x: _doubled(x, noise, next(seeds)))
         return _results(self.exact_variant, self.step, doubled, [d.double() for d in self.directions])
 
 
-def _doubled(x: Any, noise: float, seed: int) -> Any:
-    if not isinstance(x, Tensor) or not x.is_floating_point():
+def _doubled(x: Tensor, noise: float, seed: int) -> Tensor:
+    if not x.is_floating_point():
         return x
     return x.double() + noise * verify.rounding_noise(x.double(), seed) if noise else x.double()
 
@@ -272,17 +275,17 @@ def _judge(session: _Session, step: Step, i: int) -> _Judge:
     return _Judge(session, step, session.inputs[i])
 
 
-def _directions(eager: Variant, inputs: Sequence[Any]) -> list[Tensor]:
+def _directions(eager: Variant, inputs: Arguments) -> list[Tensor]:
     """Random gradients of the outputs: a sum of all outputs would hide errors that cancel."""
     torch.manual_seed(0)
     with torch.no_grad():
-        outputs = steps.floating(eager.call(*inputs))
+        outputs = steps.floating(inputs.call(eager.call))
     if not outputs:
         raise ValueError("the model returns no floating-point tensor")
     return [torch.randn_like(output) for output in outputs]
 
 
-def _results(variant: Variant, step: Step, inputs: Sequence[Any], directions: Sequence[Tensor]) -> Results:
+def _results(variant: Variant, step: Step, inputs: Arguments, directions: Sequence[Tensor]) -> Results:
     torch.manual_seed(0)  # the same dropout for everyone
     prepared = variant.prepare(inputs, step.train)
     outputs = step.run(variant, prepared, directions)
@@ -334,6 +337,6 @@ def _measure(session: _Session, step: Step, rows: dict[str, Row], judge: _Judge,
 
 
 def _timed_call(
-    variant: Variant, step: Step, prepared: list[Any], judge: _Judge
+    variant: Variant, step: Step, prepared: Arguments, judge: _Judge
 ) -> Callable[[], list[Tensor]]:
     return lambda: step.run(variant, prepared, judge.directions)

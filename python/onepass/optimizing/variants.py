@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 
 from onepass.fuse import fuse
+from onepass.optimizing.model_file import Arguments
 
 EAGER, COMPILE, CHANNELS_LAST, ONEPASS = "eager", "compile", "channels_last", "onepass"
 MAX_AUTOTUNE = "max-autotune"
@@ -33,9 +33,9 @@ class Variant:
         """What is set while the variant runs, its backward pass included."""
         return _cudnn_benchmark() if self.benchmark else contextlib.nullcontext()
 
-    def prepare(self, inputs: Sequence[Any], train: bool) -> list[Any]:
+    def prepare(self, inputs: Arguments, train: bool) -> Arguments:
         """Copies of the inputs as this variant wants them, floating ones with gradients where it trains."""
-        return [self._prepare(x, train) if isinstance(x, Tensor) else x for x in inputs]
+        return inputs.map(lambda x: self._prepare(x, train))
 
     def _prepare(self, x: Tensor, train: bool) -> Tensor:
         fits = x.dim() in _CHANNELS_LAST and self.layout in (_CHANNELS_LAST[x.dim()], torch.preserve_format)
@@ -58,14 +58,14 @@ def is_ours(name: str) -> bool:
     return name.removesuffix(BENCH) == ONEPASS
 
 
-def channels_last_format(inputs: Sequence[Any]) -> torch.memory_format | None:
+def channels_last_format(inputs: Arguments) -> torch.memory_format | None:
     """The channels-last format of the first image or volume among the inputs."""
-    dimensions = (x.dim() for x in inputs if isinstance(x, Tensor))
+    dimensions = (x.dim() for x in inputs.tensors().values())
     return next((_CHANNELS_LAST[d] for d in dimensions if d in _CHANNELS_LAST), None)
 
 
 def makers(
-    build: Callable[[], nn.Module], inputs: Sequence[Any], conv: str, device: torch.device
+    build: Callable[[], nn.Module], inputs: Arguments, conv: str, device: torch.device
 ) -> Iterator[tuple[str, Callable[[], Variant]]]:
     """The variants of a model by name; making one may fail, with the reason in the exception.
 

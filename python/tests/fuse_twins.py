@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import importlib.util
 import itertools
-import pathlib
 import random
 import sys
-import tempfile
 import textwrap
 import types
 import warnings
@@ -18,6 +15,7 @@ from typing import Any
 
 import numpy
 import torch
+from fuse_snippets import load
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -25,60 +23,8 @@ from onepass import FallbackWarning, fuse, report
 
 Edit = str | Callable[[nn.Module], Any]
 
-HEADER = """
-import collections, dataclasses, enum, functools, itertools, logging, math, os, random, threading, time, types
-import warnings
-import numpy
-import torch
-import torch.nn.functional as F
-from torch import nn
-"""
-
-_folder = tempfile.TemporaryDirectory(prefix="onepass_users_")
-_numbers = itertools.count()
 _OWN = frozenset(vars(nn.Module()))  # what every module has
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-
-
-def load(source: str) -> types.ModuleType:
-    """Imports a user's file: a real one, so that its source can be read and its classes pickled."""
-    name = f"onepass_user_{next(_numbers)}"
-    path = pathlib.Path(_folder.name, f"{name}.py")
-    path.write_text(source)
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def model_source(
-    init: str = "", step: str = "", *, header: str = "", arguments: str = "x", members: str = ""
-) -> str:
-    """A file with a Model of two chains and a step of the user's between them; Parent calls it in its own."""
-    return f"""{HEADER}
-{textwrap.dedent(header)}
-class Model(nn.Module):
-{textwrap.indent(textwrap.dedent(members), "    ")}
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3, padding=1)
-        self.norm = nn.GroupNorm(2, 4)
-        self.act = nn.SiLU()
-        self.mix = nn.Conv2d(4, 4, 1)
-{textwrap.indent(textwrap.dedent(init), "        ")}
-    def forward(self, {arguments}):
-        y = self.act(self.norm(self.conv(x)))
-{textwrap.indent(textwrap.dedent(step), "        ")}
-        return self.act(self.norm(self.mix(y)))
-class Parent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = Model()
-        self.norm = nn.GroupNorm(1, 4)
-    def forward(self, *args, **kwargs):
-        return F.gelu(self.norm(self.inner(*args, **kwargs)))
-"""
 
 
 def seed_all(seed: int) -> None:
@@ -129,7 +75,7 @@ def _key(key: Any) -> Any:
 
 
 def stores(model: nn.Module) -> dict[str, Any]:
-    """What calls may have stored: weights, buffers, attributes of modules, and the globals of their files."""
+    """What calls may have stored: weights, buffers, attributes of modules and classes, and globals."""
     found: dict[str, Any] = {"state_dict": snapshot(dict(model.state_dict()))}
     for name, module in model.named_modules():
         own = {k: v for k, v in vars(module).items() if k not in _OWN and not k.startswith("_onepass")}
@@ -137,9 +83,16 @@ def stores(model: nn.Module) -> dict[str, Any]:
         found[f"children of {name!r}"] = [key for key, child in module._modules.items() if child is not None]
         file = sys.modules.get(type(module).__module__)
         if file is not None and file.__name__.startswith("onepass_user_"):
-            named = {key: value for key, value in vars(file).items() if key.isupper()}
-            found["globals"] = snapshot(named)
+            found["globals"] = snapshot({key: value for key, value in vars(file).items() if key.isupper()})
+            cls = type(module)
+            names = {key for base in cls.__mro__ for key, v in vars(base).items() if _is_stored(key, v)}
+            found[f"class of {name!r}"] = {key: snapshot(getattr(cls, key)) for key in sorted(names)}
     return found
+
+
+def _is_stored(name: str, value: Any) -> bool:
+    """Whether an attribute of a class may be something that a forward stores."""
+    return not name.startswith(("__", "_onepass")) and isinstance(value, (bool, int, float, list, Tensor))
 
 
 def alike(found: Any, wanted: Any, rtol: float = 1e-4, atol: float = 1e-5, path: str = "") -> None:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from fuse_snippets import EFFECTS, NAMES, READ, SURROUNDINGS, load, model_source, rows, user_source
 from fuse_support import blocks
-from fuse_twins import Edit, Twins, alike, differs, seed_all, snapshot
+from fuse_twins import Edit, Twins, alike, bfloat16, differs, seed_all, snapshot
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
@@ -50,10 +50,6 @@ class Wrapped(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.gelu(self.norm(self.inner(x)))
-
-
-def bfloat16() -> torch.autocast:
-    return torch.autocast("cpu", dtype=torch.bfloat16)
 
 
 # --- 1. Names of arguments ----------------------------------------------------------------------------------
@@ -149,14 +145,13 @@ def test_a_forward_reads_its_surroundings_at_each_call(
 ) -> None:
     monkeypatch.setattr(time, "time", lambda: 1.0)
     twins = Twins.of(model_source(step=step), name)
-    near = {"rtol": 0.05, "atol": 0.05}
     for training in (True, False):
         twins.edit(lambda m, training=training: m.train(training))
         twins.same(image())
         twins.same(image(), leaf=False)
         twins.same(image(), context=torch.no_grad)
         twins.same(image(), context=torch.inference_mode)
-        twins.same(image(), context=bfloat16, **near)
+        twins.same(image(), context=bfloat16, near=(0.05, 0.05))
         twins.same(image(), context=torch.no_grad, leaf=False)
     twins.edit("self.conv.train(not self.conv.training)")
     twins.same(image())

@@ -275,10 +275,25 @@ def _runner(names, gradients, parameters):
         quick = function.apply
     unwrapped = torch._C._functorch.unwrap_if_dead
     if len(names) == 1:
-        (name,) = names
-        return lambda x, parameters: quick(name, unwrapped(x), *parameters)
+        return _launched_first(*names, quick, unwrapped)
     forward, backward = names
     return lambda x, parameters: quick(forward, backward, unwrapped(x), *parameters)
+
+
+def _launched_first(name, attach, unwrapped):
+    """Launches the kernels, then tells autograd of them, which takes as long again."""
+    operator = _operator(name)
+
+    def run(x, parameters):
+        x = unwrapped(x)
+        torch._C._set_grad_enabled(False)
+        try:
+            output = operator(x, parameters)
+        finally:
+            torch._C._set_grad_enabled(True)
+        return attach(name, output, x, *parameters)
+
+    return run
 
 
 @functools.cache
@@ -317,18 +332,19 @@ def _recomputed_gradients(stages, tensors, wanted, output_gradient):
 
 
 class _Recomputed(torch.autograd.Function):
-    """A block whose gradients are wanted: keeps its tensors alone, its backward pass is the original's."""
+    """A block's output whose gradients are wanted: keeps the tensors, its backward pass is the original's."""
 
     @staticmethod
-    def forward(ctx, name, x, *parameters):
+    def forward(ctx, name, output, *tensors):
         ctx.name = name
-        ctx.save_for_backward(x, *parameters)
-        return _operator(name)(x, parameters)
+        ctx.mark_dirty(output)  # no copy, and no view
+        ctx.save_for_backward(*tensors)
+        return output
 
     @staticmethod
     def backward(ctx, output_gradient):
-        wanted = ctx.needs_input_grad[1:]
-        return None, *_recomputed_gradients(_STAGES[ctx.name], ctx.saved_tensors, wanted, output_gradient)
+        stages, wanted = _STAGES[ctx.name], ctx.needs_input_grad[2:]
+        return None, None, *_recomputed_gradients(stages, ctx.saved_tensors, wanted, output_gradient)
 
 
 _global_forward_hooks = torch.nn.modules.module._global_forward_hooks

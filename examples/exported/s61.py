@@ -6360,6 +6360,7 @@ _BINDING_TF32 = r"""
 
 #include <array>
 #include <initializer_list>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -6372,25 +6373,39 @@ namespace {
 
 constexpr int64_t any = -1;  // the batch
 
+// Without streams: where several copies of the standard library are loaded, printing a number may crash.
+[[noreturn]] void refuse(const char* op, const std::string& why) {
+  throw std::runtime_error(std::string(op) + ": " + why);
+}
+
+std::string listed(at::IntArrayRef sizes) {
+  std::string text;
+  for (const int64_t size : sizes) text += (text.empty() ? "" : ", ") + std::to_string(size);
+  return "(" + text + ")";
+}
+
 void check_tensor(const char* op, const char* what, const at::Tensor& tensor, at::IntArrayRef sizes,
                   at::ScalarType type, at::MemoryFormat format, const at::Device& device) {
   bool fits = tensor.device() == device && tensor.scalar_type() == type &&
               tensor.dim() == static_cast<int64_t>(sizes.size()) && tensor.is_contiguous(format);
   for (size_t d = 0; fits && d < sizes.size(); ++d) fits = sizes[d] == any || tensor.size(d) == sizes[d];
-  TORCH_CHECK(fits, op, ": ", what, " must be a dense ", type, " tensor on ", device, " of sizes ", sizes,
-              " (-1: any), is ", tensor.scalar_type(), " on ", tensor.device(), " of sizes ", tensor.sizes(),
-              " and strides ", tensor.strides());
+  if (fits) return;
+  refuse(op, std::string(what) + " must be a dense " + c10::toString(type) + " tensor on the input's GPU of sizes " +
+                 listed(sizes) + " (-1: any), is " + c10::toString(tensor.scalar_type()) + " of sizes " +
+                 listed(tensor.sizes()) + " and strides " + listed(tensor.strides()));
 }
 
 void check_cuda(const char* op, const at::Tensor& input) {
-  TORCH_CHECK(input.is_cuda(), op, ": the input must be on a GPU, is on ", input.device());
+  if (!input.is_cuda()) refuse(op, "the input must be on a GPU");
 }
 
 at::Tensor run_block_1_tf32(const at::Tensor& input, at::TensorList parameters) {
   check_cuda("block_1_tf32", input);
   check_tensor("block_1_tf32", "the input", input, {any, 64, 32, 32, 32}, at::kFloat,
                at::MemoryFormat::Contiguous, input.device());
-  TORCH_CHECK(parameters.size() == 3, "block_1_tf32: takes 3 parameters, got ", parameters.size());
+  if (parameters.size() != 3) {
+    refuse("block_1_tf32", "takes 3 parameters");
+  }
   check_tensor("block_1_tf32", "parameter 0", parameters[0], {64, 128, 3, 3, 3}, at::kFloat,
                at::MemoryFormat::Contiguous, input.device());
   check_tensor("block_1_tf32", "parameter 1", parameters[1], {128}, at::kFloat,
@@ -6431,6 +6446,7 @@ _BINDING_F32 = r"""
 
 #include <array>
 #include <initializer_list>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -6443,25 +6459,39 @@ namespace {
 
 constexpr int64_t any = -1;  // the batch
 
+// Without streams: where several copies of the standard library are loaded, printing a number may crash.
+[[noreturn]] void refuse(const char* op, const std::string& why) {
+  throw std::runtime_error(std::string(op) + ": " + why);
+}
+
+std::string listed(at::IntArrayRef sizes) {
+  std::string text;
+  for (const int64_t size : sizes) text += (text.empty() ? "" : ", ") + std::to_string(size);
+  return "(" + text + ")";
+}
+
 void check_tensor(const char* op, const char* what, const at::Tensor& tensor, at::IntArrayRef sizes,
                   at::ScalarType type, at::MemoryFormat format, const at::Device& device) {
   bool fits = tensor.device() == device && tensor.scalar_type() == type &&
               tensor.dim() == static_cast<int64_t>(sizes.size()) && tensor.is_contiguous(format);
   for (size_t d = 0; fits && d < sizes.size(); ++d) fits = sizes[d] == any || tensor.size(d) == sizes[d];
-  TORCH_CHECK(fits, op, ": ", what, " must be a dense ", type, " tensor on ", device, " of sizes ", sizes,
-              " (-1: any), is ", tensor.scalar_type(), " on ", tensor.device(), " of sizes ", tensor.sizes(),
-              " and strides ", tensor.strides());
+  if (fits) return;
+  refuse(op, std::string(what) + " must be a dense " + c10::toString(type) + " tensor on the input's GPU of sizes " +
+                 listed(sizes) + " (-1: any), is " + c10::toString(tensor.scalar_type()) + " of sizes " +
+                 listed(tensor.sizes()) + " and strides " + listed(tensor.strides()));
 }
 
 void check_cuda(const char* op, const at::Tensor& input) {
-  TORCH_CHECK(input.is_cuda(), op, ": the input must be on a GPU, is on ", input.device());
+  if (!input.is_cuda()) refuse(op, "the input must be on a GPU");
 }
 
 at::Tensor run_block_1_f32(const at::Tensor& input, at::TensorList parameters) {
   check_cuda("block_1_f32", input);
   check_tensor("block_1_f32", "the input", input, {any, 64, 32, 32, 32}, at::kFloat,
                at::MemoryFormat::Contiguous, input.device());
-  TORCH_CHECK(parameters.size() == 3, "block_1_f32: takes 3 parameters, got ", parameters.size());
+  if (parameters.size() != 3) {
+    refuse("block_1_f32", "takes 3 parameters");
+  }
   check_tensor("block_1_f32", "parameter 0", parameters[0], {64, 128, 3, 3, 3}, at::kFloat,
                at::MemoryFormat::Contiguous, input.device());
   check_tensor("block_1_f32", "parameter 1", parameters[1], {128}, at::kFloat,
@@ -6502,6 +6532,7 @@ _BINDING = r"""
 
 #include <array>
 #include <initializer_list>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -6514,25 +6545,39 @@ namespace {
 
 constexpr int64_t any = -1;  // the batch
 
+// Without streams: where several copies of the standard library are loaded, printing a number may crash.
+[[noreturn]] void refuse(const char* op, const std::string& why) {
+  throw std::runtime_error(std::string(op) + ": " + why);
+}
+
+std::string listed(at::IntArrayRef sizes) {
+  std::string text;
+  for (const int64_t size : sizes) text += (text.empty() ? "" : ", ") + std::to_string(size);
+  return "(" + text + ")";
+}
+
 void check_tensor(const char* op, const char* what, const at::Tensor& tensor, at::IntArrayRef sizes,
                   at::ScalarType type, at::MemoryFormat format, const at::Device& device) {
   bool fits = tensor.device() == device && tensor.scalar_type() == type &&
               tensor.dim() == static_cast<int64_t>(sizes.size()) && tensor.is_contiguous(format);
   for (size_t d = 0; fits && d < sizes.size(); ++d) fits = sizes[d] == any || tensor.size(d) == sizes[d];
-  TORCH_CHECK(fits, op, ": ", what, " must be a dense ", type, " tensor on ", device, " of sizes ", sizes,
-              " (-1: any), is ", tensor.scalar_type(), " on ", tensor.device(), " of sizes ", tensor.sizes(),
-              " and strides ", tensor.strides());
+  if (fits) return;
+  refuse(op, std::string(what) + " must be a dense " + c10::toString(type) + " tensor on the input's GPU of sizes " +
+                 listed(sizes) + " (-1: any), is " + c10::toString(tensor.scalar_type()) + " of sizes " +
+                 listed(tensor.sizes()) + " and strides " + listed(tensor.strides()));
 }
 
 void check_cuda(const char* op, const at::Tensor& input) {
-  TORCH_CHECK(input.is_cuda(), op, ": the input must be on a GPU, is on ", input.device());
+  if (!input.is_cuda()) refuse(op, "the input must be on a GPU");
 }
 
 at::Tensor run_block_1_tail(const at::Tensor& input, at::TensorList parameters) {
   check_cuda("block_1_tail", input);
   check_tensor("block_1_tail", "the input", input, {any, 128, 34, 34, 34}, at::kFloat,
                at::MemoryFormat::Contiguous, input.device());
-  TORCH_CHECK(parameters.size() == 2, "block_1_tail: takes 2 parameters, got ", parameters.size());
+  if (parameters.size() != 2) {
+    refuse("block_1_tail", "takes 2 parameters");
+  }
   check_tensor("block_1_tail", "parameter 0", parameters[0], {128}, at::kFloat,
                at::MemoryFormat::Contiguous, input.device());
   check_tensor("block_1_tail", "parameter 1", parameters[1], {128}, at::kFloat,
@@ -6836,6 +6881,8 @@ def _key(block, x, parameters):
     return (
         block,
         x.shape,
+        x.stride(),
+        x.dtype,
         x.get_device(),
         gradients,
         x.requires_grad,

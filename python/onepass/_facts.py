@@ -13,6 +13,7 @@ import enum
 import functools
 import pathlib
 import random
+import sys
 import sysconfig
 import types
 from collections.abc import Iterator
@@ -49,7 +50,7 @@ _MOST_VALUES = 1000  # of an object's own, that are compared
 class Code:
     """Collects conditions: text over `{prefix}...` names, and the constants that these stand for."""
 
-    def __init__(self, prefix: str, root: nn.Module) -> None:
+    def __init__(self, prefix: str, root: nn.Module | None) -> None:
         self.prefix = prefix
         self.root = root
         self.conditions: list[str] = []
@@ -74,7 +75,7 @@ class Code:
             members = self.member(parent, "_modules")
             variable = f"{self.prefix}m{len(self.modules)}"
             wanted = self.constant(type(self.root.get_submodule(path)))
-            self.conditions.append(f"type({variable} := {members}.get({name!r})) is {wanted}")
+            self.add(f"{self.builtin(type)}({variable} := {members}.get({name!r})) is {wanted}")
             self.modules[path] = variable
         return self.modules[path]
 
@@ -92,7 +93,14 @@ class Code:
             self.members[path, name] = variable
         return self.members[path, name]
 
+    def builtin(self, function: Any) -> str:
+        """The name of a function that no argument of a user's can have."""
+        name = f"{self.prefix}{function.__name__}"
+        self.constants[name] = function
+        return name
+
     def add(self, condition: str) -> None:
+        """One more condition."""
         self.conditions.append(condition)
 
     def is_value(self, expression: str, value: Any) -> None:
@@ -309,7 +317,8 @@ class Value(Fact):
         code.is_value(expression, self.value)
 
     def why(self, module: nn.Module, root: nn.Module) -> str | None:
-        found = getattr(module, self.name, _MISSING)
+        moved = self.own and self.name not in vars(module)  # as an attribute does that becomes a module
+        found = _MISSING if moved else getattr(module, self.name, _MISSING)
         return None if same(found, self.value) else f"its attribute {self.name} was changed after fusing"
 
 
@@ -321,7 +330,8 @@ class Kind(Fact):
     type: type = dataclasses.field(compare=False)
 
     def condition(self, code: Code) -> None:
-        code.add(f"type({code.module(self.path)}.{self.name}) is {code.constant(self.type)}")
+        found = f"{code.module(self.path)}.{self.name}"
+        code.add(f"{code.builtin(type)}({found}) is {code.constant(self.type)}")
 
     def why(self, module: nn.Module, root: nn.Module) -> str | None:
         found = getattr(module, self.name, None)
@@ -348,9 +358,15 @@ class Absent(Fact):
     name: str
 
     def condition(self, code: Code) -> None:
-        for kind in ("__dict__", "_modules", "_parameters", "_buffers"):
-            code.add(f"{self.name!r} not in {code.member(self.path, kind)}")
-        code.add(f"not hasattr(type({code.module(self.path)}), {self.name!r})")
+        # A failing hasattr takes 1 us; but torch.compile sees that it is asked.
+        module, name = code.module(self.path), repr(self.name)
+        members = [code.member(self.path, k) for k in ("__dict__", "_modules", "_parameters", "_buffers")]
+        quick = " and ".join(f"{name} not in {values}" for values in members)
+        has, kind = code.builtin(hasattr), code.builtin(type)
+        code.add(
+            f"(not {has}({module}, {name}) if {code.builtin(torch.compiler.is_compiling)}()"
+            f" else {quick} and not {has}({kind}({module}), {name}))"
+        )
 
     def why(self, module: nn.Module, root: nn.Module) -> str | None:
         there = hasattr(module, self.name)
@@ -423,7 +439,15 @@ class Outside:
         """The fact that a name has this value; a function has its code too."""
         function = getattr(value, "__func__", value)
         code = function.__code__ if isinstance(function, types.FunctionType) else None
+        if isinstance(space, dict):
+            module = sys.modules.get(space.get("__name__", ""))
+            space = module if module is not None and vars(module) is space else space
         return cls(space, id(space), name, value, code)
+
+    @property
+    def is_setting(self) -> bool:
+        """Whether it is a value of a file, of which torch.compile shall know too."""
+        return isinstance(self.space, types.ModuleType) and is_pure(self.value) and not callable(self.value)
 
     def condition(self, code: Code) -> None:
         space = code.constant(self.space)

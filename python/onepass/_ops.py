@@ -60,7 +60,8 @@ def run_block(
     site: Site | str,
 ) -> Tensor:
     """As apply, where nothing transforms or records PyTorch's operators."""
-    if is_exporting() and torch.is_grad_enabled() and any(t.requires_grad for t in (input, *parameters)):
+    exporting = torch.compiler.is_exporting() and is_exporting() and torch.is_grad_enabled()
+    if exporting and any(tensor.requires_grad for tensor in (input, *parameters)):
         return torch.ops.onepass.forward_for_training.default(input, list(parameters), block, out_dtype)
     if input.is_cuda:
         return _run_on_cuda(block, input, parameters, out_dtype, site)
@@ -452,7 +453,8 @@ def _forward_for_training(
 
 
 def _keep_arguments(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    input, parameters, ctx.block, ctx.out_dtype = inputs
+    input, parameters, ctx.block, *more = inputs
+    ctx.out_dtype, ctx.more = more[0] if more else None, len(more)  # defaults may be left out
     ctx.save_for_backward(input, *parameters)
 
 
@@ -464,7 +466,7 @@ def _exported_gradients(ctx: Any, output_gradient: Tensor) -> tuple[Any, ...]:
         return _run_for_gradients(ctx.block, x, own, ctx.out_dtype)
 
     gradient, *own = gradients_of(run, [input, *parameters], wanted, output_gradient)
-    return gradient, own, None, None
+    return gradient, own, None, *(None,) * ctx.more
 
 
 def _run_for_gradients(

@@ -217,6 +217,11 @@ def _fused(spec: _Spec) -> Callable[..., Any]:
         else:
             if lonely is not None and input.numel() <= _FEW and lonely(shape_of(input)):
                 return original(module, *externals)  # which raises
+            dtype = input.dtype
+            for parameter in parameters:
+                if parameter.dtype is not dtype and not torch.is_autocast_enabled(input.device.type):
+                    _fallback.left(call.site, _fallback.STAGES, _MIXED)
+                    return original(module, *externals)
             call.block = block
             call.input = (input.shape, input.stride(), input.dtype, input.device)
             try:
@@ -228,6 +233,7 @@ def _fused(spec: _Spec) -> Callable[..., Any]:
     return run
 
 
+_MIXED = "its tensors have several types and autocast is off"
 _FEW = 1 << 16  # elements: larger inputs leave more than one to normalise
 
 

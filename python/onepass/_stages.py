@@ -68,6 +68,8 @@ def number(value: Any) -> str:
     """A constant as the language writes it: finite ones alone."""
     if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
         raise NoMatch
+    if type(value) is int and not -(1 << 63) <= value < 1 << 63:
+        raise NoMatch  # which PyTorch does not take
     text = str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(float(value))
     return text.replace("e-0", "e-").replace("e+", "e")
 

@@ -51,6 +51,8 @@ class Variant:
     facts: list[Fact]
     outside: list[Outside]
     watch: Watch
+    number: int  # among all that the module ever had
+    holds: Callable[[nn.Module], bool] | None = None  # says whether the facts do
 
     def why_not(self, root: nn.Module) -> Reason | None:
         """Which fact does not hold."""
@@ -80,23 +82,29 @@ class State:
     inlined: list[str]  # the paths of modules whose code is part of the rewritten forward
     site: Site
     forward: Callable[..., Any]
-    calls: list[Call]
+    calls: list[Call]  # by their numbers
+    watches: list[Watch]  # by the variants' numbers
     traces: int = 0  # after changes
 
     def __deepcopy__(self, memo: dict[int, Any]) -> State:
         """For a copy of the module, which runs the same code. Nothing is traced again."""
         said: set[str] = set()
         renewed = {id(call): call.renewed(said) for call in self.calls}
+        watches = [copy.deepcopy(watch, memo) for watch in self.watches]
         variants = [
             dataclasses.replace(
-                variant,
-                calls=[renewed[id(call)] for call in variant.calls],
-                watch=copy.deepcopy(variant.watch, memo),
+                variant, calls=[renewed[id(call)] for call in variant.calls], watch=watches[variant.number]
             )
             for variant in self.variants
         ]
-        site = Site(self.site.name, said, self.site.numerics)
-        return dataclasses.replace(self, variants=variants, site=site, calls=list(renewed.values()), traces=0)
+        return dataclasses.replace(
+            self,
+            variants=variants,
+            site=Site(self.site.name, said, self.site.numerics),
+            calls=list(renewed.values()),
+            watches=watches,
+            traces=0,
+        )
 
 
 def state_of(module: nn.Module) -> State | None:
@@ -211,7 +219,7 @@ def _entry(cls: type) -> Callable[..., Any]:
     return forward
 
 
-def generate(module: nn.Module, name: str, original: type, variants: list[Variant]) -> Callable[..., Any]:
+def generate(name: str, original: type, variants: list[Variant]) -> Callable[..., Any]:
     """The forward of a state: the variant for the mode and the arguments whose facts hold, or the original."""
     parameters = parameters_of(original)
     p = _prefix(parameters)
@@ -232,7 +240,7 @@ def generate(module: nn.Module, name: str, original: type, variants: list[Varian
     guards += [f"not {p}transforming()", f"{p}forward_ad._current_level < 0", f"not {p}tracing()"]
     lines = [f"def forward({p}self{signature}):", f"    if {' and '.join(guards)}:"]
     for i, variant in enumerate(variants):
-        lines += [f"        {line}" for line in _branch(module, parameters, i, variant, p, constants)]
+        lines += [f"        {line}" for line in _branch(parameters, i, variant, p, constants)]
     given = "{" + ", ".join(f"{q.name!r}: {q.name}" for q in parameters) + "}"
     lines += [
         f"    if not {p}is_compiling():",
@@ -268,17 +276,17 @@ def _signature(parameters: list[Any], prefix: str, constants: dict[str, Any]) ->
 
 
 def _branch(
-    module: nn.Module, parameters: list[Any], number: int, variant: Variant, p: str, constants: dict[str, Any]
+    parameters: list[Any], number: int, variant: Variant, p: str, constants: dict[str, Any]
 ) -> list[str]:
     constants[f"{p}variant{number}"] = variant.function
-    constants[f"{p}holds{number}"] = _holds(module, variant, number, p)
+    constants[f"{p}holds{number}"] = variant.holds
     tensors = variant.pattern.tensors([q.name for q in parameters if not is_variadic(q)])
     conditions = [f"{p}self.training" if variant.training else f"not {p}self.training"]
     conditions += [f"{p}type({name}) in {p}plain" for name in tensors]
-    code = Code(f"{p}v{number}", module)
+    code = Code(f"{p}v{number}_", None)
     for name, value in variant.pattern.constants:
-        if value is not None and type(value) is not bool:
-            conditions.append(f"{p}type({name}) is {code.constant(type(value))}")
+        if type(value) is str:
+            conditions.append(f"{p}type({name}) is {code.constant(str)}")
         code.conditions.clear()
         code.is_value(name, value)
         conditions += code.conditions
@@ -290,13 +298,13 @@ def _branch(
     ]
 
 
-def _holds(module: nn.Module, variant: Variant, number: int, p: str) -> Callable[[nn.Module], bool]:
-    """A function that says whether the variant's facts hold."""
-    outside = Code(p, module)
+def holds(module: nn.Module, variant: Variant) -> Callable[[nn.Module], bool]:
+    """A function that says whether the variant's facts hold, which they do now."""
+    p = "onepass_"
+    outside, code = Code(p, module), Code(p, module)
     for name in variant.outside:
-        name.condition(outside)
+        name.condition(code if name.is_setting else outside)
     _untouched(module).condition(outside)
-    code = Code(p, module)
     for fact in variant.facts:
         fact.condition(code)
     constants = dict(code.constants)
@@ -308,7 +316,7 @@ def _holds(module: nn.Module, variant: Variant, number: int, p: str) -> Callable
     if variant.watch:
         constants[f"{p}is_compiling"] = torch.compiler.is_compiling
         code.add(f"not {p}is_compiling()")
-        code.add(f"{p}self._onepass.variants[{number}].watch.holds({p}self)")
+        code.add(f"{p}self._onepass.watches[{variant.number}].holds({p}self)")
     lines = [
         f"def holds({p}self):",
         "    try:",

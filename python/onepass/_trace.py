@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.proxy import ParameterProxy, TraceError
+from torch.utils._python_dispatch import _disable_current_modes
 
 from onepass import _facts
 from onepass._facts import Outside
@@ -150,13 +151,15 @@ def _random_states() -> Iterator[None]:
         generators.append((numpy.random.get_state, numpy.random.set_state))
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         generators.append((torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all))
-    before = [get() for get, _ in generators]
+    with _disable_current_modes():
+        before = [get() for get, _ in generators]
     try:
         yield
     finally:
-        drawn = [i for i, (get, _) in enumerate(generators) if not _equal(before[i], get())]
-        for i in drawn:
-            generators[i][1](before[i])
+        with _disable_current_modes():
+            drawn = [i for i, (get, _) in enumerate(generators) if not _equal(before[i], get())]
+            for i in drawn:
+                generators[i][1](before[i])
     if drawn:
         raise Refused(RANDOM)
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from onepass import _fallback, _library, _numerics, _swap
-from onepass._facts import Fact, Outside, Typed, is_pure
+from onepass._facts import Fact, Outside, Typed, Watch, is_pure
 from onepass._fallback import Site
 from onepass._match import Chain, Graph
 from onepass._observe import globals_of
@@ -91,7 +91,7 @@ def fuse_again(module: nn.Module, state: State) -> None:
     state.traces += 1
     rewriter = Rewriter(module, state.name, state.options["conv"], state.options["numerics"])
     rewriter.site = state.site
-    rewriter.calls = list(state.calls)
+    rewriter.calls, rewriter.watches = list(state.calls), list(state.watches)
     try:
         with shared_classes():
             rewriter.run([*call_patterns(module), *state.options["patterns"]])
@@ -178,6 +178,7 @@ class Rewriter:
         self.variants: list[Any] = []
         self.watched: dict[str, None] = {}  # paths of modules whose calls are left out, parents first
         self.calls: list[Call] = []  # of all variants, by their numbers
+        self.watches: list[Watch] = []  # by the variants' numbers
         self.inlined: dict[str, nn.Module] = {}
         self.replaced: set[nn.Module] = set()
         self.observed: dict[nn.Module, set[Pattern]] = {}
@@ -202,8 +203,10 @@ class Rewriter:
         options = {"conv": self.conv, "patterns": self.patterns, "numerics": self.site.numerics}
         original = class_of(self.module)
         for variant in self.variants:
-            variant.facts = [self._retyped(fact) for fact in variant.facts]
-        forward = _swap.generate(self.module, self.name, original, self.variants)
+            if variant.holds is None:
+                variant.facts = [self._retyped(fact) for fact in variant.facts]
+                variant.holds = _swap.holds(self.module, variant)
+        forward = _swap.generate(self.name, original, self.variants)
         state = State(
             self.name,
             original,
@@ -213,13 +216,14 @@ class Rewriter:
             self.site,
             forward,
             self.calls,
+            self.watches,
             traces,
         )
         _swap.install(self.module, state)
 
     def _retyped(self, fact: Fact) -> Fact:
         """A class may have been swapped since the trace, by fusing."""
-        if not isinstance(fact, Typed) or fact.type is not class_of(self.module.get_submodule(fact.path)):
+        if not isinstance(fact, Typed):
             return fact
         return dataclasses.replace(fact, type=type(self.module.get_submodule(fact.path)))
 
@@ -266,7 +270,9 @@ class Rewriter:
         calls = rewrite(traced.graph, chains, self.name, self.site, len(self.calls))
         self.calls += calls
         function = compile_graph(traced.graph, self.name or "model")
-        return Variant(traced.training, pattern, function, calls, facts, outside, traced.recorder.watch)
+        self.watches.append(traced.recorder.watch)
+        number = len(self.watches) - 1
+        return Variant(traced.training, pattern, function, calls, facts, outside, self.watches[-1], number)
 
     def _watch(self, path: str) -> None:
         if path and path not in self.watched:

@@ -468,6 +468,7 @@ BINDING_HEAD = """\
 
 #include <array>
 #include <initializer_list>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -479,18 +480,30 @@ namespace {
 
 constexpr int64_t any = -1;  // the batch
 
+// Without streams: where several copies of the standard library are loaded, printing a number may crash.
+[[noreturn]] void refuse(const char* op, const std::string& why) {
+  throw std::runtime_error(std::string(op) + ": " + why);
+}
+
+std::string listed(at::IntArrayRef sizes) {
+  std::string text;
+  for (const int64_t size : sizes) text += (text.empty() ? "" : ", ") + std::to_string(size);
+  return "(" + text + ")";
+}
+
 void check_tensor(const char* op, const char* what, const at::Tensor& tensor, at::IntArrayRef sizes,
                   at::ScalarType type, at::MemoryFormat format, const at::Device& device) {
   bool fits = tensor.device() == device && tensor.scalar_type() == type &&
               tensor.dim() == static_cast<int64_t>(sizes.size()) && tensor.is_contiguous(format);
   for (size_t d = 0; fits && d < sizes.size(); ++d) fits = sizes[d] == any || tensor.size(d) == sizes[d];
-  TORCH_CHECK(fits, op, ": ", what, " must be a dense ", type, " tensor on ", device, " of sizes ", sizes,
-              " (-1: any), is ", tensor.scalar_type(), " on ", tensor.device(), " of sizes ", tensor.sizes(),
-              " and strides ", tensor.strides());
+  if (fits) return;
+  refuse(op, std::string(what) + " must be a dense " + c10::toString(type) + " tensor on the input's GPU of sizes " +
+                 listed(sizes) + " (-1: any), is " + c10::toString(tensor.scalar_type()) + " of sizes " +
+                 listed(tensor.sizes()) + " and strides " + listed(tensor.strides()));
 }
 
 void check_cuda(const char* op, const at::Tensor& input) {
-  TORCH_CHECK(input.is_cuda(), op, ": the input must be on a GPU, is on ", input.device());
+  if (!input.is_cuda()) refuse(op, "the input must be on a GPU");
 }
 
 """
@@ -525,8 +538,9 @@ def _format(problem: Problem, dimensions: int) -> str:
 def _parameter_checks(operator: Operator) -> list[str]:
     problem = operator.problem
     lines = [
-        f'  TORCH_CHECK(parameters.size() == {len(problem.parameters)}, "{operator.name}: takes '
-        f'{len(problem.parameters)} parameters, got ", parameters.size());'
+        f"  if (parameters.size() != {len(problem.parameters)}) {{",
+        f'    refuse("{operator.name}", "takes {len(problem.parameters)} parameters");',
+        "  }",
     ]
     for i, sizes in enumerate(problem.parameters):
         dimensions = len(sizes) if sizes[:1] == (BATCH,) and len(sizes) > 2 else 0

@@ -249,6 +249,8 @@ def _key(block, x, parameters):
     return (
         block,
         x.shape,
+        x.stride(),
+        x.dtype,
         x.get_device(),
         gradients,
         x.requires_grad,

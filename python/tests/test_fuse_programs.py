@@ -194,22 +194,21 @@ class Author:
         generator = torch.Generator().manual_seed(self.draw.randrange(1000))
         return torch.randn(sizes, generator=generator, dtype=dtype)
 
-    def write_class(self, name: str, path: str, depth: int) -> list[str]:
+    def write_class(self, owner: str, path: str, depth: int) -> list[str]:
         """Returns the ways to call it: what follows the first argument."""
-        init, steps = [], []
-        core = [("conv", "conv"), ("norm", "norm"), ("act", self.act()), ("mix", "conv"), ("", "")]
-        for attribute, kind in core:
-            if attribute:
-                init.append(f"self.{attribute} = {self.layer(kind, f'self.{attribute}', path)}")
-            for _ in range(self.draw.choice((0, 0, 1, 1, 2)) if depth < 2 else self.draw.choice((0, 0, 1))):
-                more_init, more_steps = self.part(name, path, depth)
+        core = [("conv", "conv"), ("norm", "norm"), ("act", self.act()), ("mix", "conv")]
+        init = [f"self.{name} = {self.layer(kind, f'self.{name}', path)}" for name, kind in core]
+        steps: list[str] = []
+        for call in (*(f"y = self.{name}(y)" for name, _ in core), "pass"):
+            for _ in range(self.draw.choice((0, 0, 1, 1, 2) if depth < 2 else (0, 0, 1))):
+                more_init, more_steps = self.part(owner, path, depth)
                 init += more_init
                 steps += more_steps
-            steps += [f"y = self.{attribute}(y)"] if attribute and self.draw.random() < 0.9 else []
+            steps += [call] if self.draw.random() < 0.9 else []
         body = "\n".join(steps)
         first, signature, extra, calls = self.signature(body)
         result = self.draw.choice(("y", "y", "y", "(y, x)", "{'y': y}")) if depth == 0 else "y"
-        lines = [f"class {name}(nn.Module):", textwrap.indent(MEMBERS, "    ")]
+        lines = [f"class {owner}(nn.Module):", textwrap.indent(MEMBERS, "    ")]
         lines += ["    def __init__(self):", "        super().__init__()"]
         lines += [textwrap.indent("\n".join(init), "        ")]
         lines += [f"    def forward(self, {signature}):"]
@@ -397,14 +396,12 @@ def test_program(number: int) -> None:
 
 
 def test_most_programs_are_fused_and_run() -> None:
-    sessions = [Session(seed) for seed in range(30)]
-    fused = failed = calls = 0
-    for session in sessions:
-        twins = Twins.of(session.author.source, "make")
-        fused += bool(blocks(twins.fused))
-        session.twins = twins
+    fused = failed = 0
+    for seed in range(40):
+        session = Session(seed)
+        session.twins = Twins.of(session.author.source, "make")
+        fused += bool(blocks(session.twins.fused))
         session.call()
         failed += session.failed
-        calls += 1
     assert fused > 20, fused
-    assert failed < 0.2 * calls, (failed, calls)
+    assert failed < 4, failed

@@ -34,7 +34,7 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def classes_stay() -> Iterator[None]:
     """Whatever a test does, nn.Module is what it was; if not, the tests after it do not suffer."""
-    before = {name: vars(nn.Module)[name] for name in ("__call__", "__getattr__", "__setattr__", "__init__")}
+    before = {name: vars(nn.Module)[name] for name in ("__call__", "__getattr__")}
     yield
     changed = [name for name, value in before.items() if vars(nn.Module)[name] is not value]
     for name in changed:
@@ -594,7 +594,7 @@ def test_a_norm_of_one_element_raises_as_eager(
     convolved = first is not nn.ReLU
     x = image(*sizes) if convolved else image(*sizes)[..., :1, :1]
     twins = Twins(lambda: nn.Sequential(first(), norm(4 if convolved else 3), nn.SiLU()).train(training))
-    twins.same(x)
+    twins.same(x, near=(1e-3, 1e-3))  # its gradient is a rounding error times 300, which is 1 / sqrt(eps)
     twins.same(image(2, 3, 5, 4))
 
 
@@ -1067,8 +1067,8 @@ MAKES = {
     "padded": simple,
     "wrapped": Wrapped,
     "valid": lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU()),
-    "norm": lambda: nn.Sequential(nn.GroupNorm(3, 3), nn.ReLU(), nn.Tanh()),
-    "instance": lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.InstanceNorm2d(4), nn.ReLU()),
+    "norm": lambda: nn.Sequential(nn.GroupNorm(1, 3), nn.SiLU(), nn.Tanh()),
+    "instance": lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.InstanceNorm2d(4), nn.SiLU()),
     "pooled": lambda: nn.Sequential(simple(), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
     "transposed": lambda: nn.Sequential(nn.ConvTranspose2d(3, 4, 3, stride=2), nn.GroupNorm(2, 4), nn.ReLU()),
     "acts": lambda: nn.Sequential(nn.ReLU(), nn.Tanh(), nn.SiLU()),
@@ -1107,7 +1107,7 @@ WRONG = {
     "number": lambda: 1.0,
     "string": lambda: "image",
     "array": lambda: image().numpy(),
-    "expanded": lambda: image(1, 3, 1, 1).expand(2, 3, 5, 4),
+    "expanded": lambda: image(1, 3, 5, 1).expand(2, 3, 5, 4),
     "strided": lambda: image(2, 3, 10, 8)[..., ::2, ::2],
     "transposed": lambda: image(2, 3, 4, 5).transpose(2, 3),
     "channels last": lambda: image().to(memory_format=torch.channels_last),
@@ -1118,8 +1118,9 @@ WRONG = {
 @pytest.mark.parametrize("make", MAKES)
 def test_a_wrong_input_is_answered_as_by_eager(make: str, what: str) -> None:
     twins = Twins(MAKES[make])
+    near = (0.03, 0.03) if what.endswith("float16") else (1e-4, 1e-5)
     for context in (torch.enable_grad, torch.no_grad):
-        twins.same(WRONG[what](), context=context, leaf=what != "sparse")
+        twins.same(WRONG[what](), context=context, leaf=what != "sparse", near=near)
     twins.same_on_the_fused_path(image())
 
 

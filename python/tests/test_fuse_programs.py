@@ -228,7 +228,7 @@ class Author:
             (first, "", [""]),
             (f"{first}, {name}=False", f"y = -y if {name} else y", ["", ", True", f", {name}=True"]),
             (f"{first}, {name}=None", f"y = y if {name} is None else y + {name}", ["", f", {name}=x * 0.5"]),
-            (f"{first}, *, {name}=1.0", f"y = y * {name}", ["", f", {name}=0.5", f", {name}=float('inf')"]),
+            (f"{first}, *, {name}=1.0", f"y = y * {name}", ["", f", {name}=0.5"]),
             (f"{first}, *{name}", f"y = -y if {name} else y", ["", ", 1"]),
             (f"{first}, **{name}", f"y = -y if {name} else y", ["", ", more=1"]),
             (f"{first}, {name}", f"y = y * {name}", [", 0.5", ", x * 0.5", f", {name}=2"]),
@@ -307,7 +307,8 @@ class Author:
 
     def residual(self, owner: str, path: str, depth: int) -> tuple[list[str], list[str]]:
         kept = f"kept{next(self.numbers)}"
-        init, steps = self.part(owner, path, depth + 1)
+        # No snippet: many negate, and the sum would be 0, where norms and kinks have no derivative.
+        init, steps = self.draw.choice((self.chain, self.listed, self.named, self.user))(owner, path, depth)
         return init, [f"{kept} = y", *steps, self.draw.choice((f"y = y + {kept}", f"y += {kept}"))]
 
     def optional(self, owner: str, path: str, depth: int) -> tuple[list[str], list[str]]:

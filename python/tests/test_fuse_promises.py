@@ -1142,17 +1142,29 @@ def behind_setattr(parent: nn.Module, child: nn.Module) -> None:
     object.__setattr__(child, "parent", parent)
 
 
+def of_parent(duplicate: Callable[[Any], Any], model: nn.Module, child: str) -> nn.Module:
+    return duplicate(model)
+
+
+def of_child(duplicate: Callable[[Any], Any], model: nn.Module, child: str) -> nn.Module:
+    kept = duplicate(model.get_submodule(child)).parent
+    return kept[0] if isinstance(kept, list) else kept
+
+
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+@pytest.mark.parametrize("copied", [of_parent, of_child])
 @pytest.mark.parametrize("child", ["inner", "inner.0", "norm"])
 @pytest.mark.parametrize("refer", [in_a_list, behind_setattr])
-def test_copies_that_hold_their_parent_stay_fused(refer: Any, child: str, duplicate: Any) -> None:
+def test_copies_that_hold_their_parent_stay_fused(
+    refer: Any, child: str, copied: Any, duplicate: Any
+) -> None:
     def make() -> nn.Module:
         model = Wrapped()
         refer(model, model.get_submodule(child))
         return model
 
     fused, eager = pair(make)
-    twin = duplicate(fused)
+    twin = copied(duplicate, fused, child)
     assert blocks(fused)
     assert blocks(twin) == blocks(fused)
     close(twin(image()), eager(image()))

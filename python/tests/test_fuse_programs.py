@@ -194,22 +194,21 @@ class Author:
         generator = torch.Generator().manual_seed(self.draw.randrange(1000))
         return torch.randn(sizes, generator=generator, dtype=dtype)
 
-    def write_class(self, name: str, path: str, depth: int) -> list[str]:
+    def write_class(self, owner: str, path: str, depth: int) -> list[str]:
         """Returns the ways to call it: what follows the first argument."""
-        init, steps = [], []
-        core = [("conv", "conv"), ("norm", "norm"), ("act", self.act()), ("mix", "conv"), ("", "")]
-        for attribute, kind in core:
-            if attribute:
-                init.append(f"self.{attribute} = {self.layer(kind, f'self.{attribute}', path)}")
-            for _ in range(self.draw.choice((0, 0, 1, 1, 2)) if depth < 2 else self.draw.choice((0, 0, 1))):
-                more_init, more_steps = self.part(name, path, depth)
+        core = [("conv", "conv"), ("norm", "norm"), ("act", self.act()), ("mix", "conv")]
+        init = [f"self.{name} = {self.layer(kind, f'self.{name}', path)}" for name, kind in core]
+        steps: list[str] = []
+        for call in (*(f"y = self.{name}(y)" for name, _ in core), "pass"):
+            for _ in range(self.draw.choice((0, 0, 1, 1, 2) if depth < 2 else (0, 0, 1))):
+                more_init, more_steps = self.part(owner, path, depth)
                 init += more_init
                 steps += more_steps
-            steps += [f"y = self.{attribute}(y)"] if attribute and self.draw.random() < 0.9 else []
+            steps += [call] if self.draw.random() < 0.9 else []
         body = "\n".join(steps)
         first, signature, extra, calls = self.signature(body)
         result = self.draw.choice(("y", "y", "y", "(y, x)", "{'y': y}")) if depth == 0 else "y"
-        lines = [f"class {name}(nn.Module):", textwrap.indent(MEMBERS, "    ")]
+        lines = [f"class {owner}(nn.Module):", textwrap.indent(MEMBERS, "    ")]
         lines += ["    def __init__(self):", "        super().__init__()"]
         lines += [textwrap.indent("\n".join(init), "        ")]
         lines += [f"    def forward(self, {signature}):"]
@@ -229,7 +228,7 @@ class Author:
             (first, "", [""]),
             (f"{first}, {name}=False", f"y = -y if {name} else y", ["", ", True", f", {name}=True"]),
             (f"{first}, {name}=None", f"y = y if {name} is None else y + {name}", ["", f", {name}=x * 0.5"]),
-            (f"{first}, *, {name}=1.0", f"y = y * {name}", ["", f", {name}=0.5", f", {name}=float('inf')"]),
+            (f"{first}, *, {name}=1.0", f"y = y * {name}", ["", f", {name}=0.5"]),
             (f"{first}, *{name}", f"y = -y if {name} else y", ["", ", 1"]),
             (f"{first}, **{name}", f"y = -y if {name} else y", ["", ", more=1"]),
             (f"{first}, {name}", f"y = y * {name}", [", 0.5", ", x * 0.5", f", {name}=2"]),
@@ -308,7 +307,8 @@ class Author:
 
     def residual(self, owner: str, path: str, depth: int) -> tuple[list[str], list[str]]:
         kept = f"kept{next(self.numbers)}"
-        init, steps = self.part(owner, path, depth + 1)
+        # No snippet: many negate, and the sum would be 0, where norms and kinks have no derivative.
+        init, steps = self.draw.choice((self.chain, self.listed, self.named, self.user))(owner, path, depth)
         return init, [f"{kept} = y", *steps, self.draw.choice((f"y = y + {kept}", f"y += {kept}"))]
 
     def optional(self, owner: str, path: str, depth: int) -> tuple[list[str], list[str]]:
@@ -397,14 +397,12 @@ def test_program(number: int) -> None:
 
 
 def test_most_programs_are_fused_and_run() -> None:
-    sessions = [Session(seed) for seed in range(30)]
-    fused = failed = calls = 0
-    for session in sessions:
-        twins = Twins.of(session.author.source, "make")
-        fused += bool(blocks(twins.fused))
-        session.twins = twins
+    fused = failed = 0
+    for seed in range(40):
+        session = Session(seed)
+        session.twins = Twins.of(session.author.source, "make")
+        fused += bool(blocks(session.twins.fused))
         session.call()
         failed += session.failed
-        calls += 1
     assert fused > 20, fused
-    assert failed < 0.2 * calls, (failed, calls)
+    assert failed < 4, failed

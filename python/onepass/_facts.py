@@ -108,11 +108,10 @@ class Code:
         if isinstance(value, _BY_IDENTITY) or not is_pure(value):
             self.add(f"{expression} is {_literal(value) or self.constant(value)}")
         elif isinstance(value, float) and (value != value or value == 0):  # nan; zeros have a sign
-            self.add(f"repr({expression}) == {repr(value)!r}")
+            self.add(f"{self.builtin(repr)}({expression}) == {repr(value)!r}")
         elif type(value) in (int, float):  # True is 1
-            self.add(
-                f"type({expression}) is {type(value).__name__} and {expression} == {self.constant(value)}"
-            )
+            self.add(f"{self.builtin(type)}({expression}) is {self.constant(type(value))}")
+            self.add(f"{expression} == {self.constant(value)}")
         else:
             self.add(f"{expression} == {self.constant(value)}")
 

@@ -453,8 +453,7 @@ def _forward_for_training(
 
 
 def _keep_arguments(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    input, parameters, ctx.block, *more = inputs
-    ctx.out_dtype, ctx.more = more[0] if more else None, len(more)  # defaults may be left out
+    input, parameters, ctx.block, ctx.out_dtype = inputs
     ctx.save_for_backward(input, *parameters)
 
 
@@ -466,7 +465,8 @@ def _exported_gradients(ctx: Any, output_gradient: Tensor) -> tuple[Any, ...]:
         return _run_for_gradients(ctx.block, x, own, ctx.out_dtype)
 
     gradient, *own = gradients_of(run, [input, *parameters], wanted, output_gradient)
-    return gradient, own, None, *(None,) * ctx.more
+    others = len(ctx.needs_input_grad) - 2
+    return gradient, own, *(None,) * others
 
 
 def _run_for_gradients(

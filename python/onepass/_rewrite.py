@@ -219,7 +219,7 @@ def _fused(spec: _Spec) -> Callable[..., Any]:
                 return original(module, *externals)  # which raises
             dtype = input.dtype
             for parameter in parameters:
-                if parameter.dtype is not dtype and not torch.is_autocast_enabled(input.device.type):
+                if parameter.dtype is not dtype and _is_for_pytorch(input, parameters):
                     _fallback.left(call.site, _fallback.STAGES, _MIXED)
                     return original(module, *externals)
             call.block = block
@@ -233,7 +233,15 @@ def _fused(spec: _Spec) -> Callable[..., Any]:
     return run
 
 
-_MIXED = "its tensors have several types and autocast is off"
+_MIXED = "its tensors have several types, which PyTorch may refuse"
+
+
+def _is_for_pytorch(input: Tensor, parameters: list[Any]) -> bool:
+    """Of tensors of several types: autocast brings all but doubles together."""
+    doubles = any(tensor.dtype is torch.float64 for tensor in (input, *parameters))
+    return doubles or not torch.is_autocast_enabled(input.device.type)
+
+
 _FEW = 1 << 16  # elements: larger inputs leave more than one to normalise
 
 

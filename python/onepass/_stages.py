@@ -135,6 +135,13 @@ def _threshold(input: Any, threshold: Any, value: Any, inplace: Any = False) -> 
     return _activation("relu", input, inplace)
 
 
+def _relu6(input: Any, min_val: Any, max_val: Any, inplace: Any) -> Stage:
+    """The module is a Hardtanh, whose limits may be set."""
+    if (min_val, max_val) != (0, 6):
+        return _hardtanh(input, min_val, max_val, inplace)
+    return _activation("relu6", input, inplace)
+
+
 def _prelu(input: Any, weight: Any, slopes: int) -> Stage:
     stage = _activation("prelu" if slopes == 1 else "prelu(per=channel)", input)
     return dataclasses.replace(stage, parameters=(weight,))
@@ -316,7 +323,7 @@ _MODULES: dict[type, Callable[[Any, str, Any], Stage]] = {
     nn.GroupNorm: _group_norm_module,
     **{norm: _instance_norm_module for norm in NORM_TYPES[1:]},
     nn.ReLU: lambda m, _, x: _activation("relu", x, m.inplace),
-    nn.ReLU6: lambda m, _, x: _activation("relu6", x, m.inplace),
+    nn.ReLU6: lambda m, _, x: _relu6(x, m.min_val, m.max_val, m.inplace),
     nn.LeakyReLU: lambda m, _, x: _leaky_relu(x, m.negative_slope, m.inplace),
     nn.PReLU: lambda m, path, x: _prelu(x, _attribute(m, path, "weight"), m.num_parameters),
     nn.ELU: lambda m, _, x: _elu(x, m.alpha, m.inplace),

@@ -97,18 +97,18 @@ def trace(
 
     Neither the model nor PyTorch is changed, and other threads may run both.
     """
-    reason: str | None = None
-    with _random_states(), torch.enable_grad():
+    reasons: list[str | None] = []
+    with torch.enable_grad():
         tracer = _Tracer(root, pattern, training, inline)
         try:
-            tracer.run()
+            with _random_states():
+                tracer.run()
         except Exception as error:
-            reason = _reason(error)
+            reasons.append(_reason(error))
     recorder = tracer.recorder
-    changed = recorder.why_changed()
-    kept = tracer.stand_ins_kept_outside()
-    if reason or changed or kept:
-        raise Refused(reason or changed or kept)
+    reasons += [recorder.why_changed(), tracer.stand_ins_kept_outside()]
+    for reason in filter(None, reasons):
+        raise Refused(reason)
     recorder.tracing = False
     return Trace(
         root, training, tracer.graph, recorder, list(recorder.outside), tracer.inlined, tracer.opaque,

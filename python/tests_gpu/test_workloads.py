@@ -29,7 +29,7 @@ def load_workload(name: str) -> tuple[nn.Module, Tensor]:
     file = model_file.load(str(pathlib.Path(ROOT) / "examples" / f"{name}.py"))
     file.module.batch_size = WORKLOADS[name]  # instead of gigabytes from which samples are cut
     device = torch.device("cuda")
-    return file.build(device, seed=42), file.inputs(device, 42, None)[0]
+    return file.build(device, seed=42), file.inputs(device, 42, None).leaves[0]
 
 
 def step(model: nn.Module, x: Tensor, direction: Tensor | None) -> dict[str, Tensor]:
@@ -52,7 +52,7 @@ def warm_workloads(run: Callable[[nn.Module, Tensor], object], *dtypes: torch.dt
     calls = []
     for name, dtype, memory_format in itertools.product(WORKLOADS, dtypes, FORMATS):
         model, x = load_workload(name)
-        fused = onepass.fuse(model.to(dtype))  # not in threads: torch.fx patches modules while it traces
+        fused = onepass.fuse(model.to(dtype))
         x = in_format(x.to(dtype), memory_format)
         calls.append(lambda model=fused, x=x: run(model, x))
     warm(calls)

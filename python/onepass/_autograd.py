@@ -25,7 +25,7 @@ def is_exporting() -> bool:
 def gradients_of(
     run: Run, tensors: Sequence[Tensor], wanted: Sequence[bool], output_gradient: Tensor
 ) -> list[Tensor | None]:
-    """The gradients of what `run` computes by PyTorch's own operators, differentiable where that is wanted."""
+    """The gradients of what `run` computes by PyTorch's operators, differentiable where that is wanted."""
     again = torch.is_grad_enabled()
     with torch.enable_grad():
         # One name for each argument: the same tensor may be given twice.

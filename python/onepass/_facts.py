@@ -11,12 +11,13 @@ import copy
 import dataclasses
 import enum
 import functools
+import itertools
 import pathlib
 import random
 import sys
 import sysconfig
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -48,12 +49,16 @@ _MOST_VALUES = 1000  # of an object's own, that are compared
 
 
 class Code:
-    """Collects conditions: text over `{prefix}...` names, and the constants that these stand for."""
+    """Collects conditions: text over `{prefix}...` names, and the constants that these stand for.
+
+    Besides texts, `conditions` has assignments (a name and its value) and comparisons of which several become
+    one of tuples, which is twice as fast.
+    """
 
     def __init__(self, prefix: str, root: nn.Module | None) -> None:
         self.prefix = prefix
         self.root = root
-        self.conditions: list[str] = []
+        self.conditions: list[str | tuple[str, str] | _Equal] = []
         self.constants: dict[str, Any] = {}
         self.modules = {"": f"{prefix}self"}
         self.members: dict[tuple[str, str], str] = {}
@@ -75,7 +80,8 @@ class Code:
             members = self.member(parent, "_modules")
             variable = f"{self.prefix}m{len(self.modules)}"
             wanted = self.constant(type(self.root.get_submodule(path)))
-            self.add(f"{self.builtin(type)}({variable} := {members}.get({name!r})) is {wanted}")
+            self.conditions.append((variable, f"{members}[{name!r}]"))
+            self.add(f"{self.builtin(type)}({variable}) is {wanted}")
             self.modules[path] = variable
         return self.modules[path]
 
@@ -85,11 +91,11 @@ class Code:
             module = self.module(path)
             if name == "__dict__":
                 variable = f"{module}d"
-                self.conditions.append(f"({variable} := {module}.__dict__) is not None")
+                self.conditions.append((variable, f"{module}.__dict__"))
             else:
                 values = self.member(path, "__dict__")
                 variable = f"{module}{name[1]}"
-                self.conditions.append(f"({variable} := {values}[{name!r}]) is not None")
+                self.conditions.append((variable, f"{values}[{name!r}]"))
             self.members[path, name] = variable
         return self.members[path, name]
 
@@ -103,21 +109,56 @@ class Code:
         """One more condition."""
         self.conditions.append(condition)
 
-    def is_value(self, expression: str, value: Any) -> None:
-        """The expression has this value."""
+    def lines(self) -> list[str]:
+        """The body of a function that says whether all conditions hold."""
+        lines: list[str] = []
+        for is_assignment, run in itertools.groupby(self.conditions, lambda c: isinstance(c, tuple)):
+            if is_assignment:
+                lines += [" = ".join(pair) for pair in run]
+            else:
+                lines += [f"if not ({' and '.join(_texts(run))}):", "    return False"]
+        return [*lines, "return True"]
+
+    def texts(self) -> list[str]:
+        """The conditions, of which none is an assignment."""
+        return list(_texts(self.conditions))
+
+    def is_value(self, expression: str, value: Any, strict: bool = True) -> None:
+        """The expression has this value; `strict`: and its type, for True is 1."""
         if isinstance(value, _BY_IDENTITY) or not is_pure(value):
             self.add(f"{expression} is {_literal(value) or self.constant(value)}")
         elif isinstance(value, float) and (value != value or value == 0):  # nan; zeros have a sign
             self.add(f"{self.builtin(repr)}({expression}) == {repr(value)!r}")
-        elif type(value) in (int, float):  # True is 1
+        elif strict and type(value) in (int, float):
             self.add(f"{self.builtin(type)}({expression}) is {self.constant(type(value))}")
             self.add(f"{expression} == {self.constant(value)}")
         else:
-            self.add(f"{expression} == {self.constant(value)}")
+            self.conditions.append(_Equal(expression, _literal(value) or self.constant(value)))
+
+
+@dataclasses.dataclass
+class _Equal:
+    """An expression that equals another."""
+
+    some: str
+    other: str
+
+
+def _texts(conditions: Iterable[str | _Equal]) -> Iterator[str]:
+    given = list(conditions)
+    equal = [condition for condition in given if isinstance(condition, _Equal)]
+    yield from (condition for condition in given if isinstance(condition, str))
+    if len(equal) > 1:
+        yield f"({', '.join(e.some for e in equal)}) == ({', '.join(e.other for e in equal)})"
+    else:
+        yield from (f"{e.some} == {e.other}" for e in equal)
 
 
 def _literal(value: Any) -> str | None:
-    return repr(value) if value is None or type(value) is bool else None
+    """A value that code may hold itself."""
+    plain = (bool, int, str, type(None))
+    is_plain = type(value) in plain or (type(value) is tuple and all(type(item) in plain for item in value))
+    return repr(value) if is_plain else None
 
 
 def constant_key(value: Any) -> Any:
@@ -288,7 +329,7 @@ class Member(Fact):
     given: bool = dataclasses.field(compare=False)
 
     def condition(self, code: Code) -> None:
-        found = f"{code.member(self.path, self.kind)}.get({self.name!r})"
+        found = f"{code.member(self.path, self.kind)}[{self.name!r}]"
         code.add(f"{found} is {'not ' if self.given else ''}None")
 
     def why(self, module: nn.Module, root: nn.Module) -> str | None:
@@ -307,13 +348,14 @@ class Value(Fact):
     name: str
     value: Any = dataclasses.field(compare=False)
     own: bool = dataclasses.field(compare=False)
+    strict: bool = dataclasses.field(compare=False)
 
     def condition(self, code: Code) -> None:
         if self.own:
             expression = f"{code.member(self.path, '__dict__')}[{self.name!r}]"
         else:
             expression = f"{code.module(self.path)}.{self.name}"
-        code.is_value(expression, self.value)
+        code.is_value(expression, self.value, self.strict)
 
     def why(self, module: nn.Module, root: nn.Module) -> str | None:
         moved = self.own and self.name not in vars(module)  # as an attribute does that becomes a module
@@ -408,13 +450,15 @@ class Property(Fact):
         return None if found == self.value else f"{self.property} of its {self.name} changed after fusing"
 
 
-def of_value(path: str, name: str, value: Any, watch: Watch, own: bool = True) -> Fact:
+def of_value(
+    path: str, name: str, value: Any, watch: Watch, *, own: bool = True, strict: bool = True
+) -> Fact:
     """The fact of an attribute that was read; what it holds is watched where its value does not say all."""
     if is_pure(value):
         closed = isinstance(value, types.FunctionType) and value.__closure__
         if closed:
             watch.function(value)
-        return Value(path, name, copy.deepcopy(value) if not callable(value) else value, own)
+        return Value(path, name, copy.deepcopy(value) if not callable(value) else value, own, strict)
     if not isinstance(value, (Tensor, nn.Module)):
         watch.attribute(path, name, value)
     return Kind(path, name, type(value))
@@ -438,6 +482,8 @@ class Outside:
         """The fact that a name has this value; a function has its code too."""
         function = getattr(value, "__func__", value)
         code = function.__code__ if isinstance(function, types.FunctionType) else None
+        if code is not None and code.co_filename.startswith(LIBRARIES):
+            code = None  # nobody sets the code of PyTorch's functions
         if isinstance(space, dict):
             module = sys.modules.get(space.get("__name__", ""))
             space = module if module is not None and vars(module) is space else space
@@ -451,7 +497,7 @@ class Outside:
     def condition(self, code: Code) -> None:
         space = code.constant(self.space)
         found = f"{space}.get({self.name!r})" if isinstance(self.space, dict) else f"{space}.{self.name}"
-        if isinstance(self.space, type):
+        if isinstance(self.space, type) and getattr(self.space, self.name, None) is not self.value:
             found = f"{space}.__dict__.get({self.name!r})"
         code.is_value(found, self.value)
         if self.code is not None:

@@ -1,8 +1,8 @@
 """Watching the Python code of a traced forward, in its thread alone.
 
-A profile function sees each call before it happens: of user's code, whose globals are noted as facts; of what a
-rewritten forward would lose (prints, random numbers, custom gradients), which stops the trace. A mode of torch
-functions sees what is done with real tensors.
+A profile function sees each call before it happens: of user's code, whose globals are noted as facts; of what
+a rewritten forward would lose (prints, random numbers, custom gradients), which stops the trace. A mode of
+torch functions sees what is done with real tensors.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import datetime
 import dis
 import functools
+import itertools
 import logging
 import os
 import random
@@ -39,15 +40,16 @@ _AMBIENT = {
     torch.get_num_threads: "the number of threads",
 }
 _SURROUNDINGS = {
-    "_datetime", "_io", "_random", "_socket", "_thread", "_threading_local", "datetime", "io", "nt", "os", "posix", "queue",
-    "random", "signal", "socket", "subprocess", "sys", "threading", "time",
+    "_datetime", "_io", "_random", "_socket", "_thread", "_threading_local", "datetime", "io", "nt", "os",
+    "posix", "queue", "random", "signal", "socket", "subprocess", "sys", "threading", "time",
 }  # fmt: skip
 _EFFECTS = {print: "prints", input: "reads the console", open: "opens a file", warnings.warn: "warns"}
 _RANDOM = (
     "rand", "randn", "randint", "randperm", "bernoulli", "normal", "multinomial", "poisson", "rand_like",
     "randn_like", "randint_like", "dropout", "feature_dropout", "alpha_dropout", "manual_seed", "seed",
 )  # fmt: skip
-_WRITES = {"__setitem__", "__set__", *(f"__i{op}__" for op in "add sub mul truediv floordiv mod pow".split())}
+_OPERATIONS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
+_WRITES = {"__setitem__", "__set__", *(f"__i{operation}__" for operation in _OPERATIONS)}
 _PROPERTIES = ("dtype", "device", "shape", "requires_grad", "is_cuda", "is_cpu", "ndim", "layout")
 _CALLS = {nn.Module.__call__.__code__, nn.Module._call_impl.__code__}
 _COMPILED = f"{_facts.LIBRARIES[1]}_dynamo/"
@@ -212,7 +214,7 @@ def _code_of(value: Any) -> types.CodeType | None:
 def _catches(code: types.CodeType) -> bool:
     """Whether code has an `except`: what fails in a trace only would be caught."""
     names = [i.opname for i in dis.get_instructions(code) if i.opname not in ("CACHE", "NOP")]
-    bare = any(pair == ("PUSH_EXC_INFO", "POP_TOP") for pair in zip(names, names[1:]))
+    bare = any(pair == ("PUSH_EXC_INFO", "POP_TOP") for pair in itertools.pairwise(names))
     return bare or "CHECK_EXC_MATCH" in names or "JUMP_IF_NOT_EXC_MATCH" in names
 
 
@@ -282,8 +284,14 @@ class _RealTensors(TorchFunctionMode):
         return True
 
 
-_METHODS = {"size": "shape", "dim": "ndim", "numel": "shape", "nelement": "shape", "is_floating_point": "dtype",
-            "__len__": "shape"}  # fmt: skip
+_METHODS = {
+    "size": "shape",
+    "dim": "ndim",
+    "numel": "shape",
+    "nelement": "shape",
+    "is_floating_point": "dtype",
+    "__len__": "shape",
+}
 
 
 def _flat(value: Any) -> Iterator[Any]:

@@ -28,8 +28,8 @@ def apply(
 ) -> Tensor:
     """Runs the block; `parameters` are in the order of the block's stages.
 
-    Differentiable; gradients of gradients are PyTorch's own. The output has PyTorch's type for these stages, also under autocast, unless a type is
-    given. Inside transforms and tracers PyTorch runs the stages. `site` counts the calls that leave the fused
+    Differentiable; gradients of gradients are PyTorch's own. The output has PyTorch's type for these stages,
+    also under autocast, unless a type is given. Inside transforms and tracers PyTorch runs the stages. `site` counts the calls that leave the fused
     path; without one the block's text does.
     """
     counter = block if site is None else site
@@ -58,12 +58,15 @@ def run_block(
     parameters: Sequence[Tensor],
     out_dtype: torch.dtype | None,
     site: Site | str,
+    of_modules: bool = False,
 ) -> Tensor:
-    """As apply, where nothing transforms or records PyTorch's operators."""
-    exporting = torch.compiler.is_exporting() and is_exporting() and torch.is_grad_enabled()
-    if exporting and any(tensor.requires_grad for tensor in (input, *parameters)):
-        return torch.ops.onepass.forward_for_training.default(input, list(parameters), block, out_dtype)
+    """As apply, where nothing transforms or records PyTorch's operators.
+
+    `of_modules`: raises TypeError for tensors of several types, which PyTorch's modules may refuse.
+    """
     if input.is_cuda:
+        if of_modules:
+            _require_one_type(input, parameters, "cuda")
         return _run_on_cuda(block, input, parameters, out_dtype, site)
     if not (input.is_cpu or input.is_meta):
         reason = f"the library has no kernels for {input.device.type}"
@@ -76,15 +79,26 @@ def run_block(
         same = same and parameter.dtype == dtype
         differentiate = differentiate or parameter.requires_grad
     if not same:
+        if of_modules:
+            _require_one_type(input, parameters, "cpu")
         out_dtype = out_dtype or result_dtype(describe(block), input, parameters, low)
         reason = _why_reference(out_dtype, dtype, *(parameter.dtype for parameter in parameters))
         if reason is not None and not input.is_meta:
             _fallback.left(site, _fallback.REFERENCE, reason)
     if differentiate and torch.is_grad_enabled():
+        if is_exporting():
+            return torch.ops.onepass.forward_for_training.default(input, list(parameters), block, out_dtype)
         if low is not None:
             input, parameters = _lowered(describe(block), input, parameters, low)
         return _Differentiable.apply(block, out_dtype, input, *parameters)
     return torch.ops.onepass.forward.default(input, parameters, block, out_dtype)
+
+
+def _require_one_type(input: Tensor, parameters: Sequence[Tensor], device: str) -> None:
+    """Autocast brings all but doubles together."""
+    dtypes = {tensor.dtype for tensor in (input, *parameters)}
+    if len(dtypes) > 1 and (torch.float64 in dtypes or not torch.is_autocast_enabled(device)):
+        raise TypeError("its tensors have several types, which PyTorch may refuse")
 
 
 # What the vectorised kernels of this CPU compute. The library's reference computes everything.
@@ -111,6 +125,8 @@ def _run_on_cuda(
     site: Site | str,
 ) -> Tensor:
     """PyTorch runs the stages of a block for which no kernel can be built: not tried again for its sizes."""
+    if torch.is_grad_enabled() and is_exporting() and any(t.requires_grad for t in (input, *parameters)):
+        return torch.ops.onepass.forward_for_training.default(input, list(parameters), block, out_dtype)
     if _unbuilt and (reason := _unbuilt.get(_call_key(block, input, parameters))) is not None:
         return _run_stages(block, input, parameters, out_dtype, site, reason)
     try:
@@ -164,8 +180,8 @@ class _Differentiable(torch.autograd.Function):
         output, activation, statistics = torch.ops.onepass.block_forward.default(
             input, parameters, block, out_dtype
         )
-        # No gradient depends on the convolution's bias: PyTorch does not keep it either. Gradients of gradients
-        # do, by the value it has then.
+        # No gradient depends on the convolution's bias: PyTorch does not keep it either. Gradients of
+        # gradients do, on the value it has then.
         if description.conv.bias and not torch.compiler.is_compiling():
             ctx.bias = parameters[1]
         ctx.save_for_backward(
@@ -480,7 +496,8 @@ def _run_for_gradients(
 if _library.available():
     _operators = torch.library.Library("onepass", "FRAGMENT")
     _operators.define(
-        "forward_for_training(Tensor input, Tensor[] parameters, str block, ScalarType? out_dtype=None) -> Tensor"
+        "forward_for_training(Tensor input, Tensor[] parameters, str block, ScalarType? out_dtype=None) "
+        "-> Tensor"
     )
     _operators.impl("forward_for_training", _forward_for_training, "CompositeExplicitAutograd")
     torch.library.register_fake("onepass::forward_for_training", _fake_forward)

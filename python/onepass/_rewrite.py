@@ -198,7 +198,7 @@ def _fused(spec: _Spec) -> Callable[..., Any]:
     shape_of = _shape_before_tail(spec)
     text, original = spec.text, spec.original
     ones = (1,) * spec.trailing
-    lonely = _single_elements(spec) if spec.verified else None
+    few, lonely = _single_elements(spec) if spec.verified else (-1, None)
 
     def run(module: Any, number: int, externals: list[Any], parameters: list[Any]) -> Tensor:
         call, input = module._onepass.calls[number], externals[0]
@@ -215,34 +215,17 @@ def _fused(spec: _Spec) -> Callable[..., Any]:
         if torch.compiler.is_compiling():
             output = _ops.run_block(block, input, parameters, None, call.site)
         else:
-            if lonely is not None and input.numel() <= _FEW and lonely(shape_of(input)):
+            if lonely is not None and input.size(-1) <= few and lonely(shape_of(input)):
                 return original(module, *externals)  # which raises
-            dtype = input.dtype
-            for parameter in parameters:
-                if parameter.dtype is not dtype and _is_for_pytorch(input, parameters):
-                    _fallback.left(call.site, _fallback.STAGES, _MIXED)
-                    return original(module, *externals)
             call.block = block
             call.input = (input.shape, input.stride(), input.dtype, input.device)
             try:
-                output = _ops.run_block(block, input, parameters, None, call.site)
+                output = _ops.run_block(block, input, parameters, None, call.site, True)
             except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
                 return _redo(call, original, module, externals, error)
         return output.reshape(output.shape + ones) if ones else output
 
     return run
-
-
-_MIXED = "its tensors have several types, which PyTorch may refuse"
-
-
-def _is_for_pytorch(input: Tensor, parameters: list[Any]) -> bool:
-    """Of tensors of several types: autocast brings all but doubles together."""
-    doubles = any(tensor.dtype is torch.float64 for tensor in (input, *parameters))
-    return doubles or not torch.is_autocast_enabled(input.device.type)
-
-
-_FEW = 1 << 16  # elements: larger inputs leave more than one to normalise
 
 
 def _redo(
@@ -261,9 +244,14 @@ def _redo(
     return output
 
 
-def _single_elements(spec: _Spec) -> Callable[[tuple[int, ...]], bool]:
-    """Whether PyTorch refuses to normalise a tensor of this shape: each value would be alone."""
+def _single_elements(spec: _Spec) -> tuple[int, Callable[[tuple[int, ...]], bool]]:
+    """Whether PyTorch refuses to normalise a tensor of this shape, for each value would be alone.
+
+    Asked only for inputs whose last dimension is no longer than the first of what is returned.
+    """
     norm = next(stage for stage in describe(spec.text).stages if isinstance(stage, Norm))
+    conv = None if spec.conv is None else describe(spec.conv).conv
+    few = 1 if conv is None else conv.stride[-1] + conv.dilation[-1] * (conv.kernel[-1] - 1)
 
     def lonely(shape: tuple[int, ...]) -> bool:
         values = math.prod(shape[2:])
@@ -271,7 +259,7 @@ def _single_elements(spec: _Spec) -> Callable[[tuple[int, ...]], bool]:
             values *= shape[0] * shape[1] // norm.group_count(shape[1])
         return values == 1 and 0 not in shape
 
-    return lonely
+    return few, lonely
 
 
 def _input_check(dimensions: int | None) -> Callable[[Tensor], bool]:

@@ -1,8 +1,8 @@
 """Shadows: stand-ins of a model's modules on which a forward is traced.
 
-A shadow has the methods of its module's class and a copy of its attributes. So a traced forward changes nothing
-of the model, calls of modules reach the tracer without any patch of PyTorch, and everything that is read is
-noted as a fact that later calls check again.
+A shadow has the methods of its module's class and a copy of its attributes. So a traced forward changes
+nothing of the model, calls of modules reach the tracer without any patch of PyTorch, and everything that is
+read is noted as a fact that later calls check again.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ class Shadow:
 
     def own(self, name: str, value: Any) -> Any:
         """An attribute of the object: containers are copied, so that what the forward changes is seen."""
-        self.note(_facts.of_value(self.path, name, vars(self.module).get(name), self.recorder.watch))
+        strict = bool(user_classes(class_of(self.module)))
+        kept = vars(self.module).get(name)
+        self.note(_facts.of_value(self.path, name, kept, self.recorder.watch, strict=strict))
         _facts.refuse_generators(value, name)
         if isinstance(value, types.MethodType) and value.__self__ is self.module:
             return types.MethodType(value.__func__, self.object)
@@ -255,7 +257,7 @@ class _Members(dict):
     def _all(self) -> list[tuple[str, Any]]:
         self.owner.note(_facts.Names(self.owner.path, self.kind, tuple(super().keys())))
         if self.kind == "_modules":
-            return [(name, self._stand_in(name)) for name in super().keys()]
+            return [(name, self._stand_in(name)) for name in dict.keys(self)]
         return list(super().items())
 
     def __getitem__(self, name: str) -> Any:

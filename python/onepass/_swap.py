@@ -141,7 +141,7 @@ _lock = threading.RLock()
 
 
 def fused_class(cls: type) -> type:
-    """The class that fused modules of a class have: one, which its metaclass and registries do not hear of."""
+    """The class that fused modules of a class have: one, unknown to its metaclass and registries."""
     with _lock:
         key = (id(cls), id(cls.forward))
         found = _classes.get(key)
@@ -220,7 +220,7 @@ def _entry(cls: type) -> Callable[..., Any]:
 
 
 def generate(name: str, original: type, variants: list[Variant]) -> Callable[..., Any]:
-    """The forward of a state: the variant for the mode and the arguments whose facts hold, or the original."""
+    """The forward of a state: the variant for mode and arguments whose facts hold, or the original."""
     parameters = parameters_of(original)
     p = _prefix(parameters)
     constants: dict[str, Any] = {
@@ -289,7 +289,7 @@ def _branch(
             conditions.append(f"{p}type({name}) is {code.constant(str)}")
         code.conditions.clear()
         code.is_value(name, value)
-        conditions += code.conditions
+        conditions += code.texts()
     constants |= code.constants
     passed = "".join(f", {name}" for name in tensors)
     return [
@@ -309,8 +309,8 @@ def holds(module: nn.Module, variant: Variant) -> Callable[[nn.Module], bool]:
         fact.condition(code)
     constants = dict(code.constants)
     if outside.conditions:
-        text = f"def outside():\n    return {_joined(outside.conditions)}\n"
-        function = compile_once(text, outside.constants, "names outside", "outside")
+        text = "".join(f"    {line}\n" for line in outside.lines())
+        function = compile_once(f"def outside():\n{text}", outside.constants, "names outside", "outside")
         constants[f"{p}outside"] = torch._dynamo.assume_constant_result(function)
         code.add(f"{p}outside()")
     if variant.watch:
@@ -320,7 +320,7 @@ def holds(module: nn.Module, variant: Variant) -> Callable[[nn.Module], bool]:
     lines = [
         f"def holds({p}self):",
         "    try:",
-        f"        return {_joined(code.conditions)}",
+        *(f"        {line}" for line in code.lines()),
         "    except (AttributeError, KeyError, TypeError, ValueError):",
         "        return False",
         "",
@@ -331,10 +331,6 @@ def holds(module: nn.Module, variant: Variant) -> Callable[[nn.Module], bool]:
 def _untouched(module: nn.Module) -> Untouched:
     cls = fused_class(class_of(module))
     return Untouched(cls, cls._onepass_names)
-
-
-def _joined(conditions: list[str]) -> str:
-    return "(" + "\n            and ".join(conditions or ["True"]) + ")"
 
 
 def why_original(module: nn.Module, state: State) -> Reason | None:

@@ -287,7 +287,7 @@ class Rewriter:
 
 
 def _facts_of(traced: Trace, chains: list[Chain]) -> tuple[list[Fact], list[Outside]]:
-    """What must hold for the rewritten forward: all that was read of modules whose own calls it leaves out."""
+    """What must hold for the rewritten forward: all that was read of modules whose calls it leaves out."""
     leaves = {path for chain in chains for path in chain.leaves}
     facts: list[Fact] = []
     outside = dict.fromkeys(traced.outside)
@@ -327,7 +327,7 @@ def _names_of(cls: type) -> Iterator[Outside]:
         for name, value in vars(base).items():
             if not name.startswith("__") and is_pure(value) and not callable(value):
                 yield Outside.of(base, name, copy.deepcopy(value))
-    yield Outside.of(cls, "__call__", vars(cls).get("__call__"))
+        yield Outside.of(base, "__call__", vars(base).get("__call__"))
 
 
 def _why_alone(graph: Graph, node: fx.Node) -> str:

@@ -8488,10 +8488,10 @@ void check_tensor(const char* op, const char* what, const at::Tensor& tensor, at
               tensor.dim() == static_cast<int64_t>(sizes.size()) && tensor.is_contiguous(format);
   for (size_t d = 0; fits && d < sizes.size(); ++d) fits = sizes[d] == any || tensor.size(d) == sizes[d];
   if (fits) return;
-  refuse(op, std::string(what) + " must be a dense " + c10::toString(type) +
-                 " tensor on the input's GPU of sizes " + listed(sizes) + " (-1: any), is " +
-                 c10::toString(tensor.scalar_type()) + " of sizes " + listed(tensor.sizes()) + " and strides " +
-                 listed(tensor.strides()));
+  const std::string wanted = std::string(c10::toString(type)) + " tensor on the input's GPU of sizes ";
+  refuse(op, std::string(what) + " must be a dense " + wanted + listed(sizes) + " (-1: any), is " +
+                 c10::toString(tensor.scalar_type()) + " of sizes " + listed(tensor.sizes()) +
+                 " and strides " + listed(tensor.strides()));
 }
 
 void check_cuda(const char* op, const at::Tensor& input) {
@@ -8577,10 +8577,10 @@ void check_tensor(const char* op, const char* what, const at::Tensor& tensor, at
               tensor.dim() == static_cast<int64_t>(sizes.size()) && tensor.is_contiguous(format);
   for (size_t d = 0; fits && d < sizes.size(); ++d) fits = sizes[d] == any || tensor.size(d) == sizes[d];
   if (fits) return;
-  refuse(op, std::string(what) + " must be a dense " + c10::toString(type) +
-                 " tensor on the input's GPU of sizes " + listed(sizes) + " (-1: any), is " +
-                 c10::toString(tensor.scalar_type()) + " of sizes " + listed(tensor.sizes()) + " and strides " +
-                 listed(tensor.strides()));
+  const std::string wanted = std::string(c10::toString(type)) + " tensor on the input's GPU of sizes ";
+  refuse(op, std::string(what) + " must be a dense " + wanted + listed(sizes) + " (-1: any), is " +
+                 c10::toString(tensor.scalar_type()) + " of sizes " + listed(tensor.sizes()) +
+                 " and strides " + listed(tensor.strides()));
 }
 
 void check_cuda(const char* op, const at::Tensor& input) {
@@ -8666,10 +8666,10 @@ void check_tensor(const char* op, const char* what, const at::Tensor& tensor, at
               tensor.dim() == static_cast<int64_t>(sizes.size()) && tensor.is_contiguous(format);
   for (size_t d = 0; fits && d < sizes.size(); ++d) fits = sizes[d] == any || tensor.size(d) == sizes[d];
   if (fits) return;
-  refuse(op, std::string(what) + " must be a dense " + c10::toString(type) +
-                 " tensor on the input's GPU of sizes " + listed(sizes) + " (-1: any), is " +
-                 c10::toString(tensor.scalar_type()) + " of sizes " + listed(tensor.sizes()) + " and strides " +
-                 listed(tensor.strides()));
+  const std::string wanted = std::string(c10::toString(type)) + " tensor on the input's GPU of sizes ";
+  refuse(op, std::string(what) + " must be a dense " + wanted + listed(sizes) + " (-1: any), is " +
+                 c10::toString(tensor.scalar_type()) + " of sizes " + listed(tensor.sizes()) +
+                 " and strides " + listed(tensor.strides()));
 }
 
 void check_cuda(const char* op, const at::Tensor& input) {

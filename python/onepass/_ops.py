@@ -29,8 +29,8 @@ def apply(
     """Runs the block; `parameters` are in the order of the block's stages.
 
     Differentiable; gradients of gradients are PyTorch's own. The output has PyTorch's type for these stages,
-    also under autocast, unless a type is given. Inside transforms and tracers PyTorch runs the stages. `site` counts the calls that leave the fused
-    path; without one the block's text does.
+    also under autocast, unless a type is given. Inside transforms and tracers PyTorch runs the stages. `site`
+    counts the calls that leave the fused path; without one the block's text does.
     """
     counter = block if site is None else site
     if (transforming() or forward_ad._current_level >= 0 or tracing()) and not torch.compiler.is_compiling():

@@ -301,7 +301,7 @@ class _Tracer(fx.Tracer):
         self.create_node("output", "output", (self.create_arg(result),), {})
 
     def stand_ins_kept_outside(self) -> str | None:
-        """Whether the forward stored a value that outlives the call; it is taken out of lists and dicts again."""
+        """Whether the forward stored a value that outlives the call: lists and dicts lose it again."""
         own = {id(weight) for weight in self.weights.values()}
 
         def alive() -> list[fx.Proxy]:

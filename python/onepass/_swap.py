@@ -85,6 +85,7 @@ class State:
     calls: list[Call]  # by their numbers
     watches: list[Watch]  # by the variants' numbers
     traces: int = 0  # after changes
+    waits: bool = False  # for its first trace: it was loaded before the modules it holds were whole
 
     def __deepcopy__(self, memo: dict[int, Any]) -> State:
         """For a copy of the module, which runs the same code. Nothing is traced again."""
@@ -110,6 +111,24 @@ class State:
 def state_of(module: nn.Module) -> State | None:
     """The state of a fused module."""
     return vars(module).get("_onepass")
+
+
+def defer(module: nn.Module, name: str, options: dict[str, Any]) -> None:
+    """Lets a module that cannot be traced yet be traced when it is first called or reported on."""
+    original, site = type(module), Site(name or f"({type(module).__name__})", numerics=options["numerics"])
+    forward = generate(name, original, [])
+    install(module, State(name, original, options, [], [], site, forward, [], [], waits=True))
+
+
+def settle(module: nn.Module) -> None:
+    """Traces a module that waits for it."""
+    from onepass.fuse import fuse_one  # here, for fuse imports this module
+
+    with _lock:
+        state = state_of(module)
+        if state is not None and state.waits:
+            uninstall(module)
+            fuse_one(module, state.name, **state.options)
 
 
 def why_not_swappable(module: nn.Module) -> str | None:
@@ -239,6 +258,7 @@ def generate(name: str, original: type, variants: list[Variant]) -> Callable[...
     guards += [f"not {p}{hooks}" for hooks in _GLOBAL_HOOKS]
     guards += [f"not {p}transforming()", f"{p}forward_ad._current_level < 0", f"not {p}tracing()"]
     lines = [f"def forward({p}self{signature}):", f"    if {' and '.join(guards)}:"]
+    lines += [] if variants else ["        pass"]
     for i, variant in enumerate(variants):
         lines += [f"        {line}" for line in _branch(parameters, i, variant, p, constants)]
     given = "{" + ", ".join(f"{q.name!r}: {q.name}" for q in parameters) + "}"
@@ -347,7 +367,10 @@ def why_original(module: nn.Module, state: State) -> Reason | None:
 def _note(module: nn.Module, arguments: dict[str, Any]) -> None:
     """Counts a call that runs the original forward; after a lasting change the module is traced again."""
     state = state_of(module)
-    if state is None or not state.variants:
+    if state is None:
+        return
+    if state.waits:
+        settle(module)
         return
     transformed = _fallback.why_transformed()
     reason = why_original(module, state)
@@ -407,7 +430,10 @@ def _new_fused(cls: type, name: str, options: dict[str, Any]) -> nn.Module:
         self.__setstate__(values)
         from onepass.fuse import fuse_one  # here, for fuse imports this module
 
-        fuse_one(self, name, **options)
+        try:
+            fuse_one(self, name, **options)
+        except Exception:  # part of it is still to come, as where a child refers to its parent
+            defer(self, name, options)
 
     make = abc.ABCMeta.__new__ if issubclass(type(cls), abc.ABCMeta) else type.__new__
     loading = make(type(cls), cls.__name__, (_Silent, cls), {"__setstate__": set_state})

@@ -14,7 +14,7 @@ from onepass import _fallback, _library
 from onepass._conv_gradients import format_of
 from onepass._redone import explanation
 from onepass._rewrite import Call
-from onepass._swap import Variant, state_of, why_original
+from onepass._swap import Variant, settle, state_of, why_original
 from onepass.block import Block
 from onepass.explain import explain
 
@@ -100,6 +100,7 @@ def report(model: nn.Module) -> Report:
     skipped = [Entry(name, reason=reason) for name, reason in skipped_reasons.get(model, {}).items()]
     covered: set[nn.Module] = set()
     for name, module in model.named_modules():
+        settle(module)
         state = state_of(module)
         if state is None or module in covered:
             continue

@@ -91,12 +91,18 @@ def test_gradients_of_large_operands_lie_as_the_input(with_kernels) -> None:
     assert all(gradient.is_contiguous(memory_format=torch.channels_last) for gradient in gradients)
 
 
-def test_export_holds_pytorchs_convolution_and_one_operator(with_kernels) -> None:
-    with FakeTensorMode():
+@pytest.mark.parametrize(
+    ("gradients", "operators"),
+    [
+        (False, ["aten.conv2d.default", "onepass.forward.default"]),
+        (True, ["onepass.forward_for_training.default"]),
+    ],
+)
+def test_export_holds_operators(with_kernels, gradients: bool, operators: list[str]) -> None:
+    with FakeTensorMode(), torch.set_grad_enabled(gradients):
         block = onepass.Block("conv2d(3,8,k=3) | swish | group_norm(4) | mean", device="cuda")
         program = torch.export.export(block, (torch.empty(2, 3, 9, 9, device="cuda"),))
-    targets = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
-    assert targets == ["aten.conv2d.default", "onepass.forward.default"]
+    assert [str(node.target) for node in program.graph.nodes if node.op == "call_function"] == operators
 
 
 def test_compile_traces_one_graph(with_kernels) -> None:

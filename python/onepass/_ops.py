@@ -33,7 +33,9 @@ def apply(
     counts the calls that leave the fused path; without one the block's text does.
     """
     counter = block if site is None else site
-    if (transforming() or forward_ad._current_level >= 0 or tracing()) and not torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
+        return run_traced(block, input, parameters, out_dtype, counter)
+    if transforming() or forward_ad._current_level >= 0 or tracing():
         reason = _fallback.why_transformed()
         return _run_stages(block, input, parameters, out_dtype, counter, reason)
     return run_block(block, input, parameters, out_dtype, counter)
@@ -50,6 +52,20 @@ def _run_stages(
     _fallback.left(site, _fallback.STAGES, reason)
     output = _eager.run(block, input, parameters)
     return output if out_dtype is None else output.to(out_dtype)
+
+
+def run_traced(
+    block: str,
+    input: Tensor,
+    parameters: Sequence[Tensor],
+    out_dtype: torch.dtype | None,
+    site: Site | str,
+) -> Tensor:
+    """As apply, while torch.compile or torch.export traces. ONNX has PyTorch's operators alone."""
+    if is_exporting() and torch.onnx.is_in_onnx_export():
+        output = _eager.run(block, input, parameters)
+        return output if out_dtype is None else output.to(out_dtype)
+    return run_block(block, input, parameters, out_dtype, site)
 
 
 def run_block(

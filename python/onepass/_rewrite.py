@@ -213,7 +213,7 @@ def _fused(spec: _Spec) -> Callable[..., Any]:
                 return original(module, *externals)
             block, parameters = bound
         if torch.compiler.is_compiling():
-            output = _ops.run_block(block, input, parameters, None, call.site)
+            output = _ops.run_traced(block, input, parameters, None, call.site)
         else:
             if lonely is not None and input.size(-1) <= few and lonely(shape_of(input)):
                 return original(module, *externals)  # which raises

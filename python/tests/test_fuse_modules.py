@@ -575,6 +575,15 @@ def test_export_holds_the_blocks() -> None:
     torch.testing.assert_close(program.module()(x), original(x), rtol=1e-4, atol=1e-5)
 
 
+def test_onnx_gets_pytorchs_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.onnx._internal.exporter._flags._is_onnx_exporting", True)
+    fused, original = pair(Net().eval())
+    x = image()
+    program = torch.export.export(fused, (x,))
+    assert "onepass" not in program.graph_module.code
+    torch.testing.assert_close(program.module()(x), original(x), rtol=1e-4, atol=1e-5)
+
+
 def test_activation_checkpointing_around_a_fused_module() -> None:
     fused, original = pair(Net())
 

@@ -31,14 +31,16 @@ from onepass import _facts
 from onepass._refused import Refused
 from onepass._shadow import Recorder, is_own_code, is_shadow, shadow_of
 
+# What a forward may ask of PyTorch, and the answer may be another at the next call.
 _AMBIENT = {
-    torch.is_grad_enabled: "gradients are enabled",
-    torch.is_inference_mode_enabled: "inference mode is on",
-    torch.is_autocast_enabled: "autocast is on",
-    torch.is_autocast_cpu_enabled: "autocast is on",
-    torch.get_default_dtype: "the default type",
-    torch.get_num_threads: "the number of threads",
+    torch.is_grad_enabled: "whether gradients are enabled",
+    torch.is_inference_mode_enabled: "whether inference mode is on",
+    torch.is_autocast_enabled: "whether autocast is on",
+    torch.is_autocast_cpu_enabled: "whether autocast is on",
+    torch.get_default_dtype: "for the default type",
+    torch.get_num_threads: "for the number of threads",
 }
+# Python's modules whose functions depend on more than their arguments, or do more than return.
 _SURROUNDINGS = {
     "_datetime", "_io", "_random", "_socket", "_thread", "_threading_local", "datetime", "io", "nt", "os",
     "posix", "queue", "random", "signal", "socket", "subprocess", "sys", "threading", "time",
@@ -58,7 +60,7 @@ _LOGGING = logging.__file__
 
 
 class Observer:
-    """Watches while it is entered."""
+    """Watches what traced code calls."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -152,9 +154,7 @@ class Observer:
         except TypeError:
             return
         if what is not None:
-            raise Refused(
-                f"its forward asks whether {what}" if "on" in what else f"its forward asks for {what}"
-            )
+            raise Refused(f"its forward asks {what}")
         if function in _EFFECTS:
             raise Refused(f"its forward {_EFFECTS[function]}")
         if isinstance(owner, random.Random):
@@ -191,7 +191,6 @@ def _kind(code: types.CodeType) -> str:
 
 
 RANDOM = "its forward draws random numbers that do not depend on its input"
-_OWN_PACKAGES = {"torch", "onepass", "builtins", "math", "operator", "functools", "typing", "numpy"}
 
 
 def _set_profile(before: Any) -> None:

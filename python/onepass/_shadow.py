@@ -26,6 +26,7 @@ from onepass._refused import Refused
 _MEMBERS = ("_parameters", "_buffers", "_modules")
 _KEY = "_onepass_shadow"
 _CONTAINERS = (list, dict, set, collections.deque, bytearray)
+_MISSING = object()
 
 
 class Tracer(Protocol):
@@ -225,7 +226,8 @@ class Recorder:
 
     def why_changed(self) -> str | None:
         """What the traced code changed outside the graph; objects that are not modules are put back."""
-        restored = self._restored_class() or self.watch.restore() or self.lent.restore()
+        changed = [self._restored_class(), self.watch.restore(), self.lent.restore()]
+        restored = next(filter(None, changed), None)
         names = [name for shadow in self.shadows.values() if (name := shadow.changed())]
         if names:
             return f"its forward sets the attribute {min(names)}"
@@ -313,7 +315,7 @@ class ShadowObject:
         on_class = _static(class_of(shadow.module), name)
         if name in values and not hasattr(type(on_class), "__set__"):
             return shadow.own(name, values[name])
-        if on_class is None:
+        if on_class is _MISSING:
             return object.__getattribute__(self, name)
         if hasattr(type(on_class), "__set__"):
             _note_method(shadow, name)
@@ -372,7 +374,7 @@ def _static(cls: type, name: str) -> Any:
     for base in cls.__mro__:
         if name in vars(base):
             return vars(base)[name]
-    return None
+    return _MISSING
 
 
 # What a class of shadows does not take over from the class of the module.

@@ -82,6 +82,7 @@ MEMBERS = """
 shared = []
 total = 0
 default = 1.0
+nothing = None
 table = {"scale": 1.0}
 described = Descriptor()
 @property
@@ -294,6 +295,8 @@ self.norm.gain = 1.0 | y = y * self.norm.gain | self.norm.gain = 0.5 | self.norm
 self._scale = 1.0 | y = y * self.scale | self._scale = 0.5 | self._scale = 1.0
  | y = y * self.default | user.Model.default = 0.5 | user.Model.default = 1.0
  | y = y * self.default | self.default = 0.5 | del self.default
+ | y = y if self.nothing is None else -y | user.Model.nothing = 1 | user.Model.nothing = None
+ | y = y if self.nothing is None else -y | self.nothing = 1 | del self.nothing
  | y = y * type(self).default | user.Model.default = 0.5 | user.Model.default = 1.0
  | y = y * Model.default | user.Model.default = 0.5 | user.Model.default = 1.0
  | y = y * self.table['scale'] | user.Model.table['scale'] = 0.5 | user.Model.table['scale'] = 1.0

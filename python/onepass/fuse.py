@@ -252,6 +252,8 @@ class Rewriter:
 
     def _trace_again(self, pattern: Pattern, training: bool, needed: set[str], whole: Trace) -> Trace:
         """Traces through only the modules that chains of this forward reach into: others run as they are."""
+        if needed.issuperset(whole.inlined):
+            return whole
         inline = {self.module.get_submodule(path) for path in needed}
         try:
             return trace(self.module, pattern, training, inline.__contains__)

@@ -38,6 +38,9 @@ class Tracer(Protocol):
     def tensor(self, tensor: Tensor) -> Any:
         """What stands for a parameter or buffer."""
 
+    def close(self) -> None:
+        """Lets go of the model."""
+
 
 def class_of(module: nn.Module) -> type:
     """The module's class; of a fused module, the class it was before."""
@@ -223,6 +226,16 @@ class Recorder:
         for shadow, fact in self.journal[mark:]:
             del shadow.facts[fact]
         del self.journal[mark:]
+
+    def close(self) -> None:
+        """Lets go of the model: references in circles would keep its memory until the next collection."""
+        self.tracer.close()
+        self.tracer = None
+        for shadow in self.shadows.values():
+            shadow.values.clear()
+            shadow.object = shadow.recorder = None
+        for kept in (self.shadows, self.paths, self.known, self.journal, self.classes):
+            kept.clear()
 
     def why_changed(self) -> str | None:
         """What the traced code changed outside the graph; objects that are not modules are put back."""

@@ -46,7 +46,7 @@ class Trace:
     root: nn.Module
     training: bool
     graph: fx.Graph
-    recorder: Recorder  # the shadows, with the facts that the trace rests on
+    recorder: Recorder  # the shadows, with the facts that the trace rests on; to be closed
     outside: list[Outside]
     inlined: dict[str, nn.Module]  # by path: modules whose Python code was run to get the graph
     opaque: dict[nn.Module, str]  # modules left as calls, with the reason
@@ -108,6 +108,7 @@ def trace(
     recorder = tracer.recorder
     reasons += [recorder.why_changed(), tracer.stand_ins_kept_outside()]
     for reason in filter(None, reasons):
+        recorder.close()
         raise Refused(reason)
     recorder.tracing = False
     return Trace(
@@ -299,6 +300,11 @@ class _Tracer(fx.Tracer):
         with self.observer.watching(), raised():
             result = class_of(self.root).forward(self.recorder.root.object, *positional, **keywords)
         self.create_node("output", "output", (self.create_arg(result),), {})
+
+    def close(self) -> None:
+        """Lets go of the model."""
+        self.weights.clear()
+        self.root = self.recorder = self.observer = None
 
     def stand_ins_kept_outside(self) -> str | None:
         """Whether the forward stored a value that outlives the call: lists and dicts lose it again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import itertools
@@ -236,6 +237,10 @@ class Rewriter:
 
     def _add_variant(self, pattern: Pattern, training: bool) -> None:
         whole = trace(self.module, pattern, training)
+        with contextlib.closing(whole.recorder):
+            self._add_chains(whole, pattern, training)
+
+    def _add_chains(self, whole: Trace, pattern: Pattern, training: bool) -> None:
         for module, patterns in whole.observed.items():
             self.observed.setdefault(module, set()).update(patterns)
         graph = Graph(whole, self.conv, (), whole.opaque)
@@ -249,6 +254,8 @@ class Rewriter:
         chains = Graph(traced, self.conv, mutating, whole.opaque).chains()
         if chains:
             self._rewrite(traced, chains, pattern)
+        if traced is not whole:
+            traced.recorder.close()
 
     def _trace_again(self, pattern: Pattern, training: bool, needed: set[str], whole: Trace) -> Trace:
         """Traces through only the modules that chains of this forward reach into: others run as they are."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import io
 import json
 import pickle
 import random
 import socket
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -492,6 +494,20 @@ def test_asking_for_the_type_is_answered_as_for_a_tensor() -> None:
     assert len(blocks(fused)) == 2
     x = image()
     torch.testing.assert_close(fused([x, x]), original([x, x]), rtol=1e-4, atol=1e-5)
+
+
+def test_a_fused_model_is_freed_at_once() -> None:
+    fuse(Net())  # what PyTorch imports late
+    gc.collect()
+    gc.disable()
+    try:
+        model = fuse(Net())
+        model(image())
+        kept = [weakref.ref(parameter) for parameter in model.parameters()]
+        del model
+        assert not any(reference() is not None for reference in kept)
+    finally:
+        gc.enable()
 
 
 def test_without_the_library_the_model_stays(monkeypatch: pytest.MonkeyPatch) -> None:

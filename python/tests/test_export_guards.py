@@ -318,9 +318,13 @@ def test_a_call_like_one_before_asks_nothing_again(
         with mode():
             assert torch.equal(guarded.new(guarded.x), output)
     assert asked == [] and len(guarded.calls) == 4 * BLOCKS
-    monkeypatch.setattr(torch.backends.cudnn, "deterministic", not torch.backends.cudnn.deterministic)
-    with pytest.warns(RuntimeWarning, match="asked again"):
-        guarded.new(guarded.x)
+    before = torch.backends.cudnn.deterministic
+    torch._C._set_cudnn_deterministic(not before)
+    try:
+        with pytest.warns(RuntimeWarning, match="asked again"):
+            guarded.new(guarded.x)
+    finally:
+        torch._C._set_cudnn_deterministic(before)
     assert asked
 
 

@@ -307,9 +307,12 @@ def _group_norm_module(module: Any, path: str, input: Any) -> Stage:
     return _group_norm(input, module.num_groups, *_weights(module, path), module.eps)
 
 
+_RUNNING = ("running_mean", "running_var")
+
+
 def _instance_norm_module(module: Any, path: str, input: Any) -> Stage:
-    if module.track_running_stats:
-        raise NoMatch
+    if module.track_running_stats or any(module._buffers.get(name) is not None for name in _RUNNING):
+        raise NoMatch  # buffers are written whatever the flag says
     weight, bias = _weights(module, path)
     stage = _instance_norm(input, weight=weight, bias=bias, eps=module.eps)
     rank = {nn.InstanceNorm1d: 1, nn.InstanceNorm2d: 2, nn.InstanceNorm3d: 3}[exact_type(module)]

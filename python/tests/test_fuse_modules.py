@@ -483,6 +483,15 @@ def test_buffers_written_in_forward_are_written() -> None:
     assert len(blocks(fused)) == 2
 
 
+def test_running_statistics_are_written_whatever_the_flag_says() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, track_running_stats=True), nn.ReLU())
+    model[1].track_running_stats = False
+    fused, original = pair(model)
+    assert_same(fused, original, image())
+    for name, buffer in original.named_buffers():
+        torch.testing.assert_close(fused.get_buffer(name), buffer)
+
+
 def test_asking_for_the_type_is_answered_as_for_a_tensor() -> None:
     class Asking(Net):
         def forward(self, x: Tensor | list[Tensor]) -> Tensor:

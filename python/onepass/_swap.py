@@ -218,19 +218,30 @@ def _prefix(parameters: Iterable[Any]) -> str:
 
 
 def _entry(cls: type) -> Callable[..., Any]:
-    """The forward of the class of fused modules: that of the module's state, or the original."""
-    parameters = parameters_of(cls)
-    prefix = _prefix(parameters)
-    constants: dict[str, Any] = {f"{prefix}class": cls}
-    signature, arguments = _signature(parameters, prefix, constants)
+    """The forward of the class of fused modules: that of the module's state, or the original.
+
+    Arguments are bound by what it calls: the class's forward may be replaced by one with others.
+    """
     lines = [
-        f"def forward({prefix}self{signature}):",
-        f"    {prefix}state = {prefix}self._onepass",
-        f"    if {prefix}state is not None:",
-        f"        return {prefix}state.forward({prefix}self{arguments})",
-        f"    return {prefix}class.forward({prefix}self{arguments})",
+        "def forward(self, /, *args, **kwargs):",
+        "    state = self._onepass",
+        "    if state is not None:",
+        "        if cls.forward is original and original.__code__ is code:",
+        "            return state.forward(self, *args, **kwargs)",
+        "        if not is_compiling():",
+        "            note(self, {})",
+        "    return cls.forward(self, *args, **kwargs)",
         "",
     ]
+    constants = {
+        "cls": cls,
+        "original": cls.forward,
+        "code": getattr(cls.forward, "__code__", None),
+        "note": _note,
+        "is_compiling": torch.compiler.is_compiling,
+    }
+    if constants["code"] is None:
+        lines[3] = "        if cls.forward is original:"
     forward = compile_once("\n".join(lines), constants, cls.__name__, "forward")
     for name in ("__doc__", "__annotations__", "__module__", "__qualname__", "__wrapped__"):
         value = cls.forward if name == "__wrapped__" else getattr(cls.forward, name, None)

@@ -77,7 +77,7 @@ FUNCTIONS = {
 EDITS = {
     "conv": """
         M.bias = None
-        M.bias = nn.Parameter(torch.arange(4.0, dtype=user.DTYPE))
+        M.bias = nn.Parameter(torch.arange(1.0, 5.0, dtype=user.DTYPE))
         M.padding_mode = 'circular'
         M.padding, M.dilation = (2,) * #, (2,) * #
         M.stride = (2,) * #
@@ -91,8 +91,8 @@ EDITS = {
         M.eps = 0.5
         M.num_groups = 4
         M.weight = None
-        M.weight = nn.Parameter(torch.arange(4.0, dtype=user.DTYPE))
-        M.bias = nn.Parameter(torch.arange(4.0, dtype=user.DTYPE))
+        M.weight = nn.Parameter(torch.arange(1.0, 5.0, dtype=user.DTYPE))
+        M.bias = nn.Parameter(torch.arange(1.0, 5.0, dtype=user.DTYPE))
         M.track_running_stats = not M.track_running_stats
     """,
     "smooth": """

@@ -28,7 +28,10 @@ pytestmark = [
 ]
 
 COUNT = max(1, round(300 * float(os.environ.get("ONEPASS_TEST_SCALE", "1"))))
-SEED = int(os.environ.get("ONEPASS_TEST_SEED", random.SystemRandom().randrange(1 << 31)))
+# "random" draws new programs. One in a thousand or so lies at a kink of its activations, where twins may
+# differ by rounding alone: not for a run that must be the same tomorrow.
+SEED = os.environ.get("ONEPASS_TEST_SEED", "20261117")
+SEED = random.SystemRandom().randrange(1 << 31) if SEED == "random" else int(SEED)
 
 # --- Pieces: # is the number of dimensions, M a layer -------------------------------------------------------
 

@@ -97,7 +97,6 @@ class Graph:
     ) -> None:
         self.root = traced.root
         self.recorder = traced.recorder
-        self.training = traced.training
         self.nodes = list(traced.graph.nodes)
         self.order = {node: index for index, node in enumerate(self.nodes)}
         self.keep_conv = conv == "keep"

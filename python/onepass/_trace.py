@@ -19,7 +19,6 @@ from torch.fx.proxy import ParameterProxy, TraceError
 from torch.utils._python_dispatch import _disable_current_modes
 
 from onepass import _facts
-from onepass._facts import Outside
 from onepass._observe import RANDOM, Observer
 from onepass._refused import Refused, raised
 from onepass._shadow import Recorder, Shadow, class_of
@@ -47,7 +46,6 @@ class Trace:
     training: bool
     graph: fx.Graph
     recorder: Recorder  # the shadows, with the facts that the trace rests on; to be closed
-    outside: list[Outside]
     inlined: dict[str, nn.Module]  # by path: modules whose Python code was run to get the graph
     opaque: dict[nn.Module, str]  # modules left as calls, with the reason
     observed: dict[nn.Module, set[Pattern]]  # how other modules' forwards were called
@@ -112,7 +110,7 @@ def trace(
         raise Refused(reason)
     recorder.tracing = False
     return Trace(
-        root, training, tracer.graph, recorder, list(recorder.outside), tracer.inlined, tracer.opaque,
+        root, training, tracer.graph, recorder, tracer.inlined, tracer.opaque,
         tracer.observed,
     )  # fmt: skip
 

@@ -299,7 +299,7 @@ def _facts_of(traced: Trace, chains: list[Chain]) -> tuple[list[Fact], list[Outs
     """What must hold for the rewritten forward: all that was read of modules whose calls it leaves out."""
     leaves = {path for chain in chains for path in chain.leaves}
     facts: list[Fact] = []
-    outside = dict.fromkeys(traced.outside)
+    outside = dict(traced.recorder.outside)
     for shadow in traced.recorder.shadows.values():
         path, module = shadow.path, shadow.module
         called = is_leaf(module) and path not in leaves and not isinstance(module, _HOLDERS)

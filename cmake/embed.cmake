@@ -1,5 +1,7 @@
-# Writes the texts of device code into a C++ source: cmake -D OUTPUT=FILE -D FILES=PATH,... -P embed.cmake
+# Writes the texts of device code into a C++ source:
+#   cmake -D OUTPUT=FILE -D FOLDER=PATH -D FILES=PATH,... -P embed.cmake
 #
+# A file below FOLDER is named by its path there, any other by its name: so kernels include it.
 # Each text is a row of raw string literals: compilers limit the length of one.
 set(piece_bytes 8000)
 set(delimiter onepass)
@@ -7,7 +9,12 @@ set(delimiter onepass)
 string(REPLACE "," ";" paths "${FILES}")
 set(rows "")
 foreach(path IN LISTS paths)
-  get_filename_component(name "${path}" NAME)
+  cmake_path(IS_PREFIX FOLDER "${path}" is_below)
+  if(is_below)
+    cmake_path(RELATIVE_PATH path BASE_DIRECTORY "${FOLDER}" OUTPUT_VARIABLE name)
+  else()
+    cmake_path(GET path FILENAME name)
+  endif()
   file(READ "${path}" text)
   string(FIND "${text}" ")${delimiter}\"" clash)
   if(NOT clash EQUAL -1)
@@ -23,7 +30,7 @@ foreach(path IN LISTS paths)
 endforeach()
 
 file(WRITE "${OUTPUT}" "// Written by cmake/embed.cmake.
-#include \"cuda/device_code.h\"
+#include \"cuda/runtime/device_code.h\"
 
 #include <array>
 

@@ -6,7 +6,7 @@ if(PROGRAM)
 endif()
 
 file(WRITE "${OUTPUT}" "// Written by cmake/embed_program.cmake.
-#include \"cuda/compiler.h\"
+#include \"cuda/runtime/compiler.h\"
 
 namespace onepass::cuda {
 namespace {

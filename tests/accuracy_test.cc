@@ -1,4 +1,4 @@
-// What rows of a GPU say that they are off by, and that no other row is granted it: without a GPU.
+// What rows of a GPU say that they are off by, and that no other row is allowed it: without a GPU.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -9,7 +9,7 @@
 #include <string>
 
 #include "block/convert.h"
-#include "cuda/compile.h"
+#include "cuda/runtime/compile.h"
 #include "onepass/onepass.h"
 #include "support/harness.h"
 #include "support/lists.h"
@@ -32,7 +32,7 @@ TEST(AccuracyOfRows, OnlyTwoRowsHoldValuesInFewerBits) {
   const cuda::WithoutCompiling quickly;
   std::set<std::string> holding;
   for (const std::vector<Problem>& problems :
-       {gpu_cases(gpu), wide_problems(gpu), turns_problems(gpu), small_backward(gpu),
+       {gpu_cases(gpu), wide_problems(gpu), pingpong_problems(gpu), small_backward(gpu),
         std::vector{Problem::parse("gelu | group_norm(8) @ 2x64x258x258 bf16", gpu)}}) {
     for (const Problem& problem : problems) {
       for (const std::string& row : accepting_rows(problem)) {
@@ -40,16 +40,16 @@ TEST(AccuracyOfRows, OnlyTwoRowsHoldValuesInFewerBits) {
       }
     }
   }
-  EXPECT_EQ(holding, (std::set<std::string>{"gemm_turns", "tail_overlapped"}));
+  EXPECT_EQ(holding, (std::set<std::string>{"gemm_pingpong", "tail_overlapped"}));
 }
 
 TEST(AccuracyOfRows, IsTheRowsOwnAndNotTheProblems) {
   const std::string bf16 = "conv2d(16,48,k=3,p=1) | relu | group_norm(6) | silu @ 150x16x6x24 bf16";
-  EXPECT_EQ(accuracy_of("gemm_turns", bf16).held, Held::as_f16);
+  EXPECT_EQ(accuracy_of("gemm_pingpong", bf16).held, Held::as_f16);
   EXPECT_EQ(accuracy_of("gemm_wgmma", bf16).held, Held::as_computed);
   EXPECT_EQ(accuracy_of("gemm_mma", bf16).held, Held::as_computed);
   const std::string tf32 = "conv2d(16,24,k=1) | gelu | instance_norm | relu @ 3x16x12x24 tf32";
-  EXPECT_EQ(accuracy_of("gemm_turns", tf32), (Accuracy{Held::in_20_bits, Tf32::rounded, 0x1p-17}));
+  EXPECT_EQ(accuracy_of("gemm_pingpong", tf32), (Accuracy{Held::in_20_bits, Tf32::rounded, 0x1p-17}));
   EXPECT_EQ(accuracy_of("gemm_wgmma", tf32), Accuracy{});
   const std::string tail = "gelu | group_norm(8) @ 2x64x258x258 bf16";
   EXPECT_EQ(accuracy_of("tail_overlapped", tail).held, Held::as_f16);

@@ -17,11 +17,11 @@
 #include <filesystem>
 #include <thread>
 
-#include "cuda/attempt.h"
-#include "cuda/cache.h"
-#include "cuda/compile.h"
-#include "cuda/compiler.h"
-#include "cuda/sha256.h"
+#include "cuda/runtime/attempt.h"
+#include "cuda/runtime/cache.h"
+#include "cuda/runtime/compile.h"
+#include "cuda/runtime/compiler.h"
+#include "cuda/runtime/sha256.h"
 #include "onepass/cuda.h"
 #include "onepass/error.h"
 #include "onepass/plan.h"
@@ -345,7 +345,7 @@ TEST_F(AttemptTest, PlansGoOnWithTheNextRow) {
   const std::string row = text.substr(star, text.find(' ', star) - star);
   clear_cache();
   environment["ONEPASS_STUB_FAULT"] = "crash";
-  environment["ONEPASS_STUB_FAULT_AT"] = "#include \"" + row + ".cuh\"";
+  environment["ONEPASS_STUB_FAULT_AT"] = "onepass_" + row + "(";
   EXPECT_NE(run_child("PlansATail", environment).exit_code, 0);
   const ChildResult second = run_child("PlansATail", environment);
   EXPECT_EQ(second.exit_code, 0) << second.output;
@@ -404,7 +404,7 @@ TEST(CompilerChild, SaysTheSameAsThisProcess) {
   for (const std::string body : {"*x = 1;", "*x = undeclared;"}) {
     const CompilerInput input{
         "one.cu",
-        "#include \"types.cuh\"\nextern \"C\" __global__ void one(float* x) {" + body + "}",
+        "#include \"device/types.cuh\"\nextern \"C\" __global__ void one(float* x) {" + body + "}",
         {"--gpu-architecture=sm_90a", "--std=c++20", "--device-as-default-execution-space",
          "--ptxas-options=-v"},
         {}};

@@ -12,13 +12,13 @@
 #include <set>
 #include <thread>
 
-#include "cuda/cache.h"
-#include "cuda/compile.h"
-#include "cuda/device_code.h"
-#include "cuda/driver.h"
-#include "cuda/gpu.h"
-#include "cuda/library.h"
-#include "cuda/sha256.h"
+#include "cuda/costs/gpu.h"
+#include "cuda/runtime/cache.h"
+#include "cuda/runtime/compile.h"
+#include "cuda/runtime/device_code.h"
+#include "cuda/runtime/driver.h"
+#include "cuda/runtime/library.h"
+#include "cuda/runtime/sha256.h"
 #include "onepass/cuda.h"
 #include "onepass/error.h"
 #include "onepass/plan.h"
@@ -191,14 +191,14 @@ TEST(Compile, EmbeddedFilesAreThoseOfTheSourceTree) {
   std::set<std::string> embedded;
   for (const DeviceFile& file : device_files()) {
     const std::string name(file.name);
-    const std::string folder = name.ends_with(".def") ? "include/onepass/" : "src/cuda/kernels/";
+    const std::string folder = name.ends_with(".def") ? "include/onepass/" : "src/cuda/";
     EXPECT_TRUE(file.text == read_bytes(folder + name)) << name << " changed after the build";
     EXPECT_EQ(file.text.data()[file.text.size()], '\0');
     embedded.insert(name);
   }
   std::set<std::string> present{"pointwise.def"};
-  for (const auto& item : files::directory_iterator("src/cuda/kernels")) {
-    present.insert(item.path().filename());
+  for (const auto& item : files::recursive_directory_iterator("src/cuda")) {
+    if (item.path().extension() == ".cuh") present.insert(item.path().lexically_relative("src/cuda"));
   }
   EXPECT_EQ(embedded, present);
   EXPECT_EQ(cuda::device_code_hash().size(), 64u);
@@ -239,8 +239,8 @@ TEST_F(CacheTest, SpillsAndSharedMemoryAreReported) {
 }
 
 TEST_F(CacheTest, EmbeddedHeadersAreIncludedByName) {
-  const Source source{"one",
-                      "#include \"types.cuh\"\nextern \"C\" __global__ void one(float* x) { *x = 1; }"};
+  const Source source{
+      "one", "#include \"device/types.cuh\"\nextern \"C\" __global__ void one(float* x) { *x = 1; }"};
   EXPECT_GT(compile(source, "sm_80").image.size(), 0u);
 }
 
@@ -524,7 +524,7 @@ TEST_F(CacheTest, SerialisedWgmmaIsAnError) {
 TEST(DISABLED_Child, PlansWithoutARowThatDoesNotCompile) {
   const Problem problem = Problem::parse("swish | group_norm(2) @ 2x8x9x7", Device::cuda());
   const std::string first = plan(problem).strategy();
-  stub_state().refused = "#include \"" + first + ".cuh\"";
+  stub_state().refused = "onepass_" + first + "(";
   const Problem other = Problem::parse("swish | group_norm(2) @ 2x8x9x8", Device::cuda());
   const Plan second = plan(other);
   EXPECT_NE(second.strategy(), first);
@@ -543,10 +543,10 @@ TEST_F(CacheTest, PlansGoOnWithTheNextRow) {
 }
 
 // A GPU that has no room for a row's kernel, as where another process has a part of it: blocks that wait for
-// each other (gemm_turns, gemm_wgmma), clusters (tail_staged, thin_resident), both at once.
+// each other (gemm_pingpong, gemm_wgmma), clusters (tail_staged, thin_resident), both at once.
 TEST(DISABLED_Child, PlansWithoutARowThatHasNoRoom) {
   const std::pair<std::string, std::string> problems[]{
-      {"gemm_turns", "conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 8x64x256x256 tf32"},
+      {"gemm_pingpong", "conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 8x64x256x256 tf32"},
       {"gemm_wgmma", "conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 8x64x256x256"},
       {"thin_resident", "conv2d(4,16,k=3,p=1) | swish | group_norm(4) @ 4x4x64x64 tf32"},
       {"tail_staged", "swish | group_norm(4) @ 64x16x128x128"},
@@ -568,7 +568,7 @@ TEST_F(CacheTest, PlansGoOnWhereARowHasNoRoom) {
   const ChildResult result = run_child("PlansWithoutARowThatHasNoRoom",
                                        {{"ONEPASS_NVRTC", stub_path}, {"ONEPASS_CUDA_DRIVER", stub_path}});
   EXPECT_EQ(result.exit_code, 0) << result.output;
-  expect_has(result.output, "onepass: warning: strategy gemm_turns is left out");
+  expect_has(result.output, "onepass: warning: strategy gemm_pingpong is left out");
 }
 
 TEST(DISABLED_Child, PlansATailInsideARowWithoutOneThatDoesNotCompile) {
@@ -581,7 +581,7 @@ TEST(DISABLED_Child, PlansATailInsideARowWithoutOneThatDoesNotCompile) {
     return text.substr(begin, text.find(' ', begin) - begin);
   };
   const std::string first = tail_of(direct("2x2x63"));
-  stub_state().refused = "#include \"" + first + ".cuh\"";
+  stub_state().refused = "onepass_" + first + "(";
   const std::string second = tail_of(direct("2x2x64"));
   EXPECT_NE(second, first);
   EXPECT_EQ(second.rfind("tail_", 0), 0u) << second;

@@ -10,7 +10,7 @@
 #include <sstream>
 #include <thread>
 
-#include "cuda/gpu.h"
+#include "cuda/costs/gpu.h"
 #include "onepass/backward.h"
 #include "onepass/cuda.h"
 #include "onepass/error.h"
@@ -200,14 +200,14 @@ const std::vector<Kernel>& kernels() {
        tuned},
       // Values that leave by rows and by columns; planes of a window, rows too short to be staged, few copies
       // of x.
-      {"gemm_turns", "conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 128x64x256x256 f16", tuned},
-      {"gemm_turns", "conv3d(16,32,k=3,p=1) | leaky_relu | instance_norm @ 3x16x9x10x24 bf16", tuned},
-      {"gemm_turns", "conv3d(16,16,k=1) | group_norm(4) @ 8x16x8x8x8 bf16", tuned},
-      {"gemm_turns", "conv1d(40,16,k=9,d=2) | hardswish | group_norm(1) @ 7x40x2000 bf16", tuned},
+      {"gemm_pingpong", "conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 128x64x256x256 f16", tuned},
+      {"gemm_pingpong", "conv3d(16,32,k=3,p=1) | leaky_relu | instance_norm @ 3x16x9x10x24 bf16", tuned},
+      {"gemm_pingpong", "conv3d(16,16,k=1) | group_norm(4) @ 8x16x8x8x8 bf16", tuned},
+      {"gemm_pingpong", "conv1d(40,16,k=9,d=2) | hardswish | group_norm(1) @ 7x40x2000 bf16", tuned},
       // Rounded, values held as integers; an odd number of fours, channels that fill no tile.
-      {"gemm_turns", "conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 128x64x256x256 tf32", tuned},
-      {"gemm_turns", "conv2d(17,20,k=5,p=2) | swish | group_norm(5) @ 5x17x31x48 tf32", tuned},
-      {"gemm_turns", "conv3d(16,32,k=3,p=1) | leaky_relu(0.1) | instance_norm @ 3x16x9x10x24 tf32", tuned},
+      {"gemm_pingpong", "conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 128x64x256x256 tf32", tuned},
+      {"gemm_pingpong", "conv2d(17,20,k=5,p=2) | swish | group_norm(5) @ 5x17x31x48 tf32", tuned},
+      {"gemm_pingpong", "conv3d(16,32,k=3,p=1) | leaky_relu(0.1) | instance_norm @ 3x16x9x10x24 tf32", tuned},
       // Each mode; both orders, classes of a transposed convolution as tiles and as rows, strides; values in
       // the output and in the workspace, means of both kinds.
       {"gemm_mma", "conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 128x64x256x256 tf32", all},
@@ -270,7 +270,7 @@ const std::map<std::string, Assembled> limits{
     {"thin_inplace", {128, 704}},   // 512; as thin_mma
     {"gemm_packed", {168, 0}},      // 384
     {"gemm_wgmma", {168, 1536}},    // 384; once a tile: places of a row in outputs that are not contiguous
-    {"gemm_turns", {128, 512}},     // 512, of which those that multiply have 152 or 160; once a tile
+    {"gemm_pingpong", {128, 512}},     // 512, of which those that multiply have 152 or 160; once a tile
     {"gemm_mma", {255, 256}},       // 256; once a tile
     {"direct", {64, 0}},            // 1,024
 };
@@ -463,33 +463,33 @@ TEST(CudaKernels, RowsRefuseArchitecturesTheyDoNotHave) {
       expect_refusal("gemm_wgmma", "conv_transpose2d(32,32,s=2) @ 2x32x9x9 tf32", architecture,
                      "by its stride");
     }
-    expect_refusal("gemm_turns", "relu @ 2x3x4x5 bf16", architecture, "no convolution");
+    expect_refusal("gemm_pingpong", "relu @ 2x3x4x5 bf16", architecture, "no convolution");
     if (architecture != "sm_90a") {
-      expect_refusal("gemm_turns", "conv2d(32,32) | group_norm(4) @ 2x32x9x16 bf16", architecture,
+      expect_refusal("gemm_pingpong", "conv2d(32,32) | group_norm(4) @ 2x32x9x16 bf16", architecture,
                      "it needs wgmma");
     } else {
       for (const char* const mode : {"f32", "near_f32"}) {
-        expect_refusal("gemm_turns", std::string("conv2d(32,32) | group_norm(4) @ 2x32x9x16 ") + mode,
+        expect_refusal("gemm_pingpong", std::string("conv2d(32,32) | group_norm(4) @ 2x32x9x16 ") + mode,
                        architecture, "not rounded");
       }
       for (const char* const mode : {"f32 strict", "f16 strict", "bf16 strict"}) {
-        expect_refusal("gemm_turns", std::string("conv2d(32,32) | group_norm(4) @ 2x32x9x16 ") + mode,
+        expect_refusal("gemm_pingpong", std::string("conv2d(32,32) | group_norm(4) @ 2x32x9x16 ") + mode,
                        architecture, "strict: values before the norm are held as f32");
       }
-      expect_refusal("gemm_turns", "conv2d(32,32) | relu @ 2x32x9x16 bf16", architecture, "a norm");
-      expect_refusal("gemm_turns", "conv2d(32,32,groups=2) | group_norm(4) @ 2x32x9x16 bf16", architecture,
+      expect_refusal("gemm_pingpong", "conv2d(32,32) | relu @ 2x32x9x16 bf16", architecture, "a norm");
+      expect_refusal("gemm_pingpong", "conv2d(32,32,groups=2) | group_norm(4) @ 2x32x9x16 bf16", architecture,
                      "has groups");
-      expect_refusal("gemm_turns", "conv2d(32,80) | group_norm(4) @ 2x32x9x16 bf16", architecture,
+      expect_refusal("gemm_pingpong", "conv2d(32,80) | group_norm(4) @ 2x32x9x16 bf16", architecture,
                      "more than 64 output channels");
-      expect_refusal("gemm_turns", "conv2d(32,32,s=2) | group_norm(4) @ 2x32x9x16 bf16", architecture,
+      expect_refusal("gemm_pingpong", "conv2d(32,32,s=2) | group_norm(4) @ 2x32x9x16 bf16", architecture,
                      "a stride");
-      expect_refusal("gemm_turns", "conv2d(32,48) | group_norm(2) @ 2x32x9x16 bf16", architecture,
+      expect_refusal("gemm_pingpong", "conv2d(32,48) | group_norm(2) @ 2x32x9x16 bf16", architecture,
                      "within 16 channels");
-      expect_refusal("gemm_turns", "conv1d(16,32) | group_norm(4) @ 2x16x96 bf16", architecture,
+      expect_refusal("gemm_pingpong", "conv1d(16,32) | group_norm(4) @ 2x16x96 bf16", architecture,
                      "too small to be shared");
-      expect_refusal("gemm_turns", "conv2d(32,32) | group_norm(4) @ 2x32x9x15 bf16", architecture,
+      expect_refusal("gemm_pingpong", "conv2d(32,32) | group_norm(4) @ 2x32x9x15 bf16", architecture,
                      "whole vectors");
-      expect_refusal("gemm_turns", "conv2d(64,64,k=3) | group_norm(8) @ 2x64x512x512 bf16", architecture,
+      expect_refusal("gemm_pingpong", "conv2d(64,64,k=3) | group_norm(8) @ 2x64x512x512 bf16", architecture,
                      "too large to be held");
     }
     expect_refusal("gemm_mma", "relu @ 2x3x4x5", architecture, "no convolution");
@@ -507,7 +507,7 @@ TEST(CudaKernels, RowsThatRoundTiesToEvenRefuseTf32Away) {
   const std::string wide = "conv2d(32,32,k=3,p=1) | relu | group_norm(4) @ 2x32x32x32 ";
   const std::string alone = "conv2d(32,32,k=3,p=1) @ 2x32x32x32 ";
   const std::pair<std::string, std::string> rows[]{
-      {"thin_wgmma", mean}, {"thin_samples", mean}, {"thin_backward", mean},  {"gemm_turns", wide},
+      {"thin_wgmma", mean}, {"thin_samples", mean}, {"thin_backward", mean},  {"gemm_pingpong", wide},
       {"gemm_wgmma", wide}, {"gemm_packed", wide},  {"gemm_backward", alone}, {"gemm_mma", wide}};
   for (const auto& [row, text] : rows) {
     EXPECT_NO_THROW(explained(row, text + "tf32", "sm_90a")) << row;
@@ -555,8 +555,8 @@ TEST(CudaKernels, ExplainNamesWhatIsCoarserThanF32) {
     EXPECT_EQ(numerics_of(row, mean + "tf32_away"), Lines{away}) << row;
   for (const std::string row : {"thin_mma", "thin_inplace"})
     EXPECT_EQ(numerics_of(row, thin + "tf32_away"), Lines{away}) << row;
-  EXPECT_EQ(numerics_of("gemm_turns", wide + "tf32"), (Lines{rounded, in_20_bits, redone, approximate}));
-  EXPECT_EQ(numerics_of("gemm_turns", wide + "bf16"), (Lines{as_f16, approximate}));
+  EXPECT_EQ(numerics_of("gemm_pingpong", wide + "tf32"), (Lines{rounded, in_20_bits, redone, approximate}));
+  EXPECT_EQ(numerics_of("gemm_pingpong", wide + "bf16"), (Lines{as_f16, approximate}));
   EXPECT_EQ(numerics_of("gemm_wgmma", wide + "bf16"), Lines{approximate});
   EXPECT_EQ(numerics_of("gemm_wgmma", wide + "bf16 strict"), Lines{});
   EXPECT_EQ(numerics_of("gemm_wgmma", wide + "near_f32"), Lines{redone});

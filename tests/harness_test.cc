@@ -502,21 +502,21 @@ TEST(Harness, GrantsStatisticsTheErrorOfSigmoids) {
   const Problem problem = Problem::parse("gelu | group_norm(2) @ 2x4x9 bf16", Device::cuda());
   const Accuracy coarse{.sigmoid = 0x1p-17};
   const Operands operands = random_operands(problem, Distribution::uniform, 1);
-  EXPECT_TRUE(expected_with_statistics(problem, operands.input, operands.parameters).granted.empty());
-  EXPECT_TRUE(expected_output(problem, operands.input, operands.parameters, coarse).granted.empty());
+  EXPECT_TRUE(expected_with_statistics(problem, operands.input, operands.parameters).allowed.empty());
+  EXPECT_TRUE(expected_output(problem, operands.input, operands.parameters, coarse).allowed.empty());
   const std::vector<float> right = reference_statistics(problem, operands);
-  const std::vector<double> granted =
-      expected_with_statistics(problem, operands.input, operands.parameters, coarse).granted;
-  ASSERT_EQ(granted.size(), right.size());
+  const std::vector<double> allowed =
+      expected_with_statistics(problem, operands.input, operands.parameters, coarse).allowed;
+  ASSERT_EQ(allowed.size(), right.size());
   for (size_t i = 0; i < right.size(); i += 2) {
     // Values of a uniform distribution are below 1.
-    EXPECT_GT(granted[i], 0x1p-17 * 0.1);
-    EXPECT_LT(granted[i], 0x1p-17);
-    const double room = granted[i] + 4e-6 / right[i + 1];
-    for (const auto& [part, is_granted] : {std::pair{0.9, true}, std::pair{1.5, false}}) {
+    EXPECT_GT(allowed[i], 0x1p-17 * 0.1);
+    EXPECT_LT(allowed[i], 0x1p-17);
+    const double room = allowed[i] + 4e-6 / right[i + 1];
+    for (const auto& [part, is_allowed] : {std::pair{0.9, true}, std::pair{1.5, false}}) {
       std::vector<float> moved = right;
       moved[i] += static_cast<float>(part * room);
-      EXPECT_EQ(statistics_error(right, moved, granted).empty(), is_granted) << i;
+      EXPECT_EQ(statistics_error(right, moved, allowed).empty(), is_allowed) << i;
     }
   }
 }

@@ -1,5 +1,5 @@
 // Numbers of launches: their values, and the formulas that give them for other batches.
-#include "cuda/number.h"
+#include "cuda/runtime/number.h"
 
 #include <gtest/gtest.h>
 

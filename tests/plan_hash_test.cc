@@ -4,8 +4,8 @@
 #include <set>
 #include <string>
 
-#include "cuda/compile.h"
-#include "cuda/plan_hash.h"
+#include "cuda/export/plan_hash.h"
+#include "cuda/runtime/compile.h"
 #include "onepass/onepass.h"
 
 namespace onepass {

@@ -11,9 +11,9 @@
 #include <sstream>
 #include <string>
 
-#include "cuda/compile.h"
-#include "cuda/device_code.h"
-#include "cuda/record_plan.h"
+#include "cuda/export/record_plan.h"
+#include "cuda/runtime/compile.h"
+#include "cuda/runtime/device_code.h"
 #include "onepass/onepass.h"
 #include "plan/strategy.h"
 #include "support/lists.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "cuda/compile.h"
+#include "cuda/runtime/compile.h"
 #include "onepass/error.h"
 #include "onepass/onepass.h"
 #include "plan/strategy.h"

@@ -483,7 +483,7 @@ def test_namespaces_end_where_they_do() -> None:
 
 def test_specialisations_are_of_stages_that_are_there() -> None:
     files = dict(json.loads(torch.ops.onepass.cuda_device_code()))
-    source = '#include "pointwise.cuh"\nusing Own = pointwise::Folded<pointwise::relu_stage<32>>;\n'
+    source = '#include "device/pointwise.cuh"\nusing Own = pointwise::Folded<pointwise::relu_stage<32>>;\n'
     text = device_code.merge(files, [source])
     assert "struct Folded {" in text
     assert "struct relu_stage" in text

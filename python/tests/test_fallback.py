@@ -449,14 +449,14 @@ def test_the_report_names_a_row_whose_kernel_does_not_compile(monkeypatch: pytes
     fused = fuse(Inner())
     fused(image())
     rows = (
-        "gemm_turns              no: kernel gemm_turns does not compile: NVRTC_ERROR_COMPILATION",
+        "gemm_pingpong              no: kernel gemm_pingpong does not compile: NVRTC_ERROR_COMPILATION",
         "gemm_fused              no: the block has no convolution",
         "* tail_slab             0.003 ms predicted",
     )
     text = "\n".join(("problem", "", *rows))
     monkeypatch.setattr(sys.modules["onepass.report"], "explain", lambda *_, **__: text)
     (entry,) = report(fused).fused
-    left_out = "gemm_turns is left out: kernel gemm_turns does not compile: NVRTC_ERROR_COMPILATION"
+    left_out = "gemm_pingpong is left out: kernel gemm_pingpong does not compile: NVRTC_ERROR_COMPILATION"
     assert entry.plan == f"* tail_slab             0.003 ms predicted; {left_out}"
 
 

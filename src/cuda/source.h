@@ -1,4 +1,4 @@
-// Device code of a tail's problem: its types, sizes and chains as the structs that src/cuda/kernels expects.
+// Device code of a tail's problem: its types, sizes and chains as the structs that kernels expect.
 #pragma once
 
 #include <cstdint>
@@ -49,7 +49,7 @@ struct BackwardWork {
   int second_sums = 0;
 
   BackwardWork(const BackwardProblem& problem, const TailParts& parts);
-  bool nothing() const { return !first && !second; }
+  bool is_empty() const { return !first && !second; }
 };
 
 int64_t spatial_elements(const Shape& shape);
@@ -86,7 +86,7 @@ std::string whole_tail_source(const Problem& problem);
 std::string tail_source(const BackwardProblem& problem, int bits = 32);
 
 // Whether one of the stages is computed by sigmoid or by the normal distribution function, which have a
-// shorter form of 16 bits (kernels/pointwise.cuh).
+// shorter form of 16 bits (device/pointwise.cuh).
 bool has_short_form(const Block& block);
 
 inline int bits_of(const Problem& problem, DType result) {

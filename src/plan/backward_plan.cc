@@ -1,7 +1,7 @@
 // Choosing a strategy for a backward problem, printing the choice, running it.
 #include <utility>
 
-#include "cuda/tune.h"
+#include "cuda/runtime/tune.h"
 #include "onepass/backward.h"
 #include "plan/choice.h"
 

@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "cuda/tune.h"
+#include "cuda/runtime/tune.h"
 #include "plan/choice.h"
 
 namespace onepass {

@@ -1,5 +1,5 @@
 // What kernels may be off by besides the roundings of f32: one rule for the tool's judge and for the tests'.
-// A plan says what its row needs (Plan::accuracy); no other row is granted it.
+// A plan says what its row needs (Plan::accuracy); no other row gets it.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // What the suite runs on, for results/<device>.json.
-#include "cuda/gpu.h"
+#include "cuda/costs/gpu.h"
 #include "gpu/pool.h"
 #include "support/results_hash.h"
 

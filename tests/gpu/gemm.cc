@@ -198,8 +198,8 @@ TEST_F(Gemm, StoresATileWhileTheNextIsMultiplied) {
 // that channels do not fill, chains that read values of channels; many samples a block. Inputs and outputs on
 // 16 bytes and on none, and inputs alone: another kernel does all samples again where they are on none.
 TEST_F(Gemm, TurnsAgreeWithTheReference) {
-  const std::vector<Problem> problems = turns_problems(gpu);
-  const std::vector<std::string> row{"gemm_turns"};
+  const std::vector<Problem> problems = pingpong_problems(gpu);
+  const std::vector<std::string> row{"gemm_pingpong"};
   try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
     const Problem& problem = problems[static_cast<size_t>(index)];
     // Hard data, whose statistics may be anything, by turns and on small ones alone: the reference takes its

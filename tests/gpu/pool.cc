@@ -115,7 +115,7 @@ std::string row_errors(const Plan& plan, const Check& check, const std::vector<O
         if (!outcome.passed()) return what + "\n  " + outcome.text() + '\n';
         if (!check.options.statistics || problem.block.norm() == nullptr) continue;
         const std::vector<float> statistics(expected[i].statistics.begin(), expected[i].statistics.end());
-        const std::string error = statistics_error(statistics, outcome.statistics, expected[i].granted);
+        const std::string error = statistics_error(statistics, outcome.statistics, expected[i].allowed);
         if (!error.empty()) return what + "\n  " + error + '\n';
       } catch (const Error& error) {
         rethrow_if_lost(what + "\n  " + error.what());

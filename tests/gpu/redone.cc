@@ -121,7 +121,7 @@ TEST_F(Redone, SamplesAreCountedOnceARun) {
   });
   if (cuda::describe_device(0).find("sm_90a") == std::string::npos) return;  // others have fewer rows
   for (const char* const row :
-       {"gemm_wgmma", "gemm_mma", "gemm_packed", "gemm_turns", "thin_samples", "thin_wgmma"}) {
+       {"gemm_wgmma", "gemm_mma", "gemm_packed", "gemm_pingpong", "thin_samples", "thin_wgmma"}) {
     EXPECT_TRUE(speculating.contains(row)) << row;
   }
 }

@@ -19,7 +19,7 @@
 #include <mutex>
 #include <thread>
 
-#include "cuda/driver.h"
+#include "cuda/runtime/driver.h"
 
 namespace {
 

@@ -93,8 +93,8 @@ class BoundedForward {
     if (problem.block.conv() != nullptr) tool::round_operands(problem, accuracy, input_, parameters_[0]);
     if (problem.block.conv() != nullptr) values_.resize(static_cast<size_t>(sizes_.elements()));
     bounds_.assign(values_.size(), 0);
-    const bool is_granted = accuracy.sigmoid > 0 || dithering_ > 0;
-    if (with_statistics && is_granted && problem.block.norm() != nullptr) exact_bounds_ = bounds_;
+    const bool is_allowed = accuracy.sigmoid > 0 || dithering_ > 0;
+    if (with_statistics && is_allowed && problem.block.norm() != nullptr) exact_bounds_ = bounds_;
     const std::vector<Stage>& stages = problem.block.stages();
     for (size_t i = 0; i < stages.size(); ++i) {
       if (stage_inputs != nullptr) {

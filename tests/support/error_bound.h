@@ -42,11 +42,11 @@ struct Expected {
   std::vector<double> statistics = {};
   // What they may be off by, the latter relatively, besides roundings: that of sigmoids in 16 bits. Empty
   // where there is nothing.
-  std::vector<double> granted = {};
+  std::vector<double> allowed = {};
 };
 
 // `input` and `parameters` are dense NCHW, already rounded to the element types of the problem. Operands of
-// tf32 are rounded here, as the row says. What a row needs besides is granted to it alone (Plan::accuracy).
+// tf32 are rounded here, as the row says. What a row needs besides is allowed to it alone (Plan::accuracy).
 Expected expected_output(const Problem& problem, const std::vector<double>& input,
                          const std::vector<std::vector<double>>& parameters, const Accuracy& accuracy = {});
 // The same with the statistics of slabs.

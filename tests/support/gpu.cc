@@ -11,8 +11,8 @@
 #include <thread>
 #include <utility>
 
-#include "cuda/context.h"
-#include "cuda/library.h"
+#include "cuda/runtime/context.h"
+#include "cuda/runtime/library.h"
 #include "onepass/error.h"
 
 namespace onepass::testing {
@@ -65,7 +65,7 @@ const StreamFunctions& functions() {
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds longest_wait{120};
 
-class Waits {
+class WaitList {
  public:
   size_t add(const std::string& what) {
     const std::lock_guard lock(mutex_);
@@ -102,9 +102,9 @@ class Waits {
 };
 
 // Never destroyed: the guard outlives everything.
-Waits& waits() {
-  static Waits& list = *[] {
-    auto* made = new Waits;
+WaitList& waits() {
+  static WaitList& list = *[] {
+    auto* made = new WaitList;
     std::thread([made] { made->guard(); }).detach();
     return made;
   }();

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <string>
 
-#include "cuda/driver.h"
+#include "cuda/runtime/driver.h"
 #include "onepass/cuda.h"
 #include "onepass/executor.h"
 

@@ -310,7 +310,7 @@ std::vector<float> reference_statistics(const Problem& problem, const Operands& 
 }
 
 std::string statistics_error(const std::vector<float>& expected, const std::vector<float>& actual,
-                             const std::vector<double>& granted) {
+                             const std::vector<double>& allowed) {
   constexpr double tolerance = 4e-6;
   constexpr double roundings = 8 * 0x1p-24;  // of a mean far from zero: the rule of error_bound.h
   for (size_t i = 0; i < expected.size(); i += 2) {
@@ -319,9 +319,9 @@ std::string statistics_error(const std::vector<float>& expected, const std::vect
     const double rstd_error = std::abs(actual[i + 1] / rstd - 1);
     double mean_tolerance = tolerance + roundings * std::abs(expected[i]) * rstd;
     double rstd_tolerance = tolerance;
-    if (!granted.empty()) {
-      mean_tolerance += granted[i] * rstd;
-      rstd_tolerance += granted[i + 1];
+    if (!allowed.empty()) {
+      mean_tolerance += allowed[i] * rstd;
+      rstd_tolerance += allowed[i + 1];
     }
     if (mean_error <= mean_tolerance && rstd_error <= rstd_tolerance) continue;
     std::ostringstream text;

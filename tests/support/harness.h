@@ -130,10 +130,10 @@ Outcome run_and_compare(const Plan& plan, Distribution distribution, uint64_t se
 int64_t slab_count(const Problem& problem);
 // The statistics of the problem's slabs, by the reference on the CPU.
 std::vector<float> reference_statistics(const Problem& problem, const Operands& operands);
-// The first slab whose mean or deviation is further from `expected` than 4e-6 deviations, and what is granted
-// besides (Expected::granted), in words; empty where there is none.
+// The first slab whose mean or deviation is further from `expected` than 4e-6 deviations, and what is allowed
+// besides (Expected::allowed), in words; empty where there is none.
 std::string statistics_error(const std::vector<float>& expected, const std::vector<float>& actual,
-                             const std::vector<double>& granted = {});
+                             const std::vector<double>& allowed = {});
 
 // NaN is the same as NaN.
 bool same_bits(const std::vector<double>& a, const std::vector<double>& b);

@@ -290,7 +290,7 @@ std::vector<Problem> grouped_problems(const Device& device) {
   return problems;
 }
 
-std::vector<Problem> turns_problems(const Device& device) {
+std::vector<Problem> pingpong_problems(const Device& device) {
   std::vector<Problem> problems;
   for (const char* const text :
        {"conv_transpose2d(16,64,k=3) | gelu | group_norm(8) @ 2x16x38x256 bf16",
@@ -380,7 +380,7 @@ std::vector<SmallProblems> small_forward(const Device& device) {
   return {{"", std::move(all)},
           {"gemm_", parsed(wide, device)},
           {"tail_", parsed(many_slabs, device)},
-          {"gemm_turns", parsed(by_turns, device)}};
+          {"gemm_pingpong", parsed(by_turns, device)}};
 }
 
 std::vector<Problem> small_backward(const Device& device) {

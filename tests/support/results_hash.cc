@@ -8,9 +8,9 @@
 #include <set>
 #include <vector>
 
-#include "cuda/compile.h"
-#include "cuda/plan_hash.h"
-#include "cuda/sha256.h"
+#include "cuda/export/plan_hash.h"
+#include "cuda/runtime/compile.h"
+#include "cuda/runtime/sha256.h"
 #include "onepass/error.h"
 #include "onepass/onepass.h"
 #include "plan/build_error.h"
@@ -62,7 +62,7 @@ std::vector<Problem> problems_of_results(const Device& device) {
   Problems all = gpu_cases(device);
   append(all, measured_problems(device));
   for (const Problems& list : {wide_problems(device), thin_forward_problems(device), grouped_problems(device),
-                               turns_problems(device)})
+                               pingpong_problems(device)})
     append(all, list);
   for (const auto& [prefix, problems] : small_forward(device)) append(all, problems);
   append(all, hard_blocks, device);

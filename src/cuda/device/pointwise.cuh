@@ -1,0 +1,163 @@
+// The pointwise stages on a GPU: the formulas of pointwise.def over the functions below, in f32.
+//
+// Errors, absolute, of values up to a few units: sigmoid 2e-7, normal_cdf 2e-7; the others are CUDA's own,
+// within 2 ulp. sigmoid is 4 instructions and normal_cdf 15, where CUDA's expf and division, or erff, take 20
+// to 30. Where results are rounded to 16 bits (`Bits`, else 32), sigmoid is 3 instructions and 4e-6,
+// normal_cdf 8 and 6e-6, one of each a special function (H200; PTX promises 2^-12 of it); so too where f32 is
+// rounded to less on its way (gemm_pingpong.cuh in tf32).
+#pragma once
+
+#include "device/types.cuh"
+
+namespace onepass::pointwise {
+
+__device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float reciprocal_fast(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float exp(float x) { return ::expf(x); }
+__device__ __forceinline__ float expm1(float x) { return ::expm1f(x); }
+__device__ __forceinline__ float log1p(float x) { return ::log1pf(x); }
+__device__ __forceinline__ float tanh(float x) { return ::tanhf(x); }
+
+__device__ __forceinline__ float tanh_fast(float x) {
+  float y;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+template <int Bits>
+__device__ __forceinline__ float sigmoid(float x) {
+  if constexpr (Bits == 16) return fmaf(0.5f, tanh_fast(0.5f * x), 0.5f);
+  return reciprocal_fast(1.0f + exp2_fast(x * -1.4426950408889634f));
+}
+
+// NaN in the first operand comes out.
+__device__ __forceinline__ float maximum(float x, float y) {
+  float z;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+  return z;
+}
+__device__ __forceinline__ float minimum(float x, float y) {
+  float z;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+  return z;
+}
+
+__device__ __forceinline__ float where_positive(float t, float yes, float no) { return t > 0.0f ? yes : no; }
+__device__ __forceinline__ float where_at_most(float t, float limit, float yes, float no) {
+  return t <= limit ? yes : no;
+}
+__device__ __forceinline__ float where_below(float t, float limit, float yes, float no) {
+  return t < limit ? yes : no;
+}
+
+// The normal distribution function. In 16 bits (1 + tanh(x p(x^2))) / 2, p fitted with the weight of the
+// result: 1.5e-6. x p(x^2) grows with x, to infinity. Else 2^q(|x|) below zero and 1 - 2^q(|x|) above, q
+// fitted to log2(erfc(t / sqrt(2)) / 2) with the weight of its value: 5e-8. Its leading coefficient is
+// negative. So both have tails that end in 0, and gelu(-inf) = -inf * 0 in NaN.
+template <int Bits>
+__device__ __forceinline__ float normal_cdf(float x) {
+  if constexpr (Bits == 16) {
+    const float u = x * x;
+    float p = 1.4185306e-06f;
+    p = fmaf(p, u, -3.6600019e-05f);
+    p = fmaf(p, u, -8.8219580e-05f);
+    p = fmaf(p, u, 3.6392809e-02f);
+    p = fmaf(p, u, 7.9786956e-01f);
+    return fmaf(0.5f, tanh_fast(x * p), 0.5f);
+  }
+  const float t = fabsf(x);
+  float q = -1.1736173064491595e-06f;
+  q = fmaf(q, t, 2.1615800505969673e-05f);
+  q = fmaf(q, t, -1.1198675929335877e-04f);
+  q = fmaf(q, t, -2.9152806382626295e-04f);
+  q = fmaf(q, t, 7.2333719581365585e-03f);
+  q = fmaf(q, t, -5.2591834217309950e-02f);
+  q = fmaf(q, t, -4.5918384194374084e-01f);
+  q = fmaf(q, t, -1.1511071920394897f);
+  const float below = exp2_fast(fmaf(q, t, -1.0f));
+  return x > 0.0f ? 1.0f - below : below;
+}
+
+// Its derivative, e^(-x^2 / 2) / sqrt(2 pi), as a power of two: within 1e-7.
+__device__ __forceinline__ float normal_density(float x) {
+  return exp2_fast(fmaf(x * x, -0.72134752044448170f, -1.3257480647361594f));
+}
+
+__device__ __forceinline__ float ramp(float x) { return __saturatef(fmaf(x, 1.0f / 6.0f, 0.5f)); }
+
+#define K(number) static_cast<float>(number)
+#define sigmoid(x) sigmoid<Bits>(x)
+#define normal_cdf(x) normal_cdf<Bits>(x)
+#define ONEPASS_POINTWISE(NAME, CONSTANTS, A, B, ARGUMENT, VALUE, GRADIENT, ARGUMENT_GRADIENT)               \
+  template <int Bits>                                                                                        \
+  struct NAME##_stage {                                                                                      \
+    static __device__ __forceinline__ float value(float x, float p, float a, float b) { return VALUE; }      \
+    template <class X>                                                                                       \
+    static __device__ __forceinline__ float gradient(X x, float p, float a, float b, float g) {              \
+      return GRADIENT;                                                                                       \
+    }                                                                                                        \
+    static __device__ __forceinline__ float argument_gradient(float x, float p, float a, float b, float g) { \
+      return ARGUMENT_GRADIENT;                                                                              \
+    }                                                                                                        \
+  };
+#include "pointwise.def"
+#undef ONEPASS_POINTWISE
+#undef normal_cdf
+#undef sigmoid
+#undef K
+
+// A stage's input x, given as t = scale x + shift with a scale above 0: what gradients may do with it. All
+// but the comparisons is done at compile time.
+struct Along {
+  float t;
+  float scale;
+  float shift;
+
+  struct Multiple {
+    float t;
+    float scale;
+    float shift;
+    float factor;
+    __device__ __forceinline__ float operator+(float addend) const {
+      const bool is_given = factor == scale && addend == shift;
+      return is_given ? t : fmaf(t - shift, factor / scale, addend);
+    }
+  };
+  __device__ __forceinline__ Multiple operator*(float factor) const { return {t, scale, shift, factor}; }
+
+  __device__ __forceinline__ float at(float limit) const { return limit * scale + shift; }
+  friend __device__ __forceinline__ float where_at_most(Along x, float limit, float yes, float no) {
+    return pointwise::where_at_most(x.t, x.at(limit), yes, no);
+  }
+  friend __device__ __forceinline__ float where_below(Along x, float limit, float yes, float no) {
+    return pointwise::where_below(x.t, x.at(limit), yes, no);
+  }
+};
+
+// A gradient in fewer instructions where the stage's input x is itself an affine function: given that line of
+// x which the gradient has, t = scale x + shift.
+template <class Stage>
+struct Folded {
+  static constexpr bool exists = false;
+};
+template <int Bits>
+struct Folded<hardswish_stage<Bits>> {
+  static constexpr bool exists = true;
+  static constexpr float scale = 1.0f / 3.0f;
+  static constexpr float shift = 0.5f;
+  static __device__ __forceinline__ float gradient(float t, float g) {
+    return hardswish_stage<Bits>::gradient(Along{t, scale, shift}, 0.0f, 0.0f, 0.0f, g);
+  }
+};
+
+}  // namespace onepass::pointwise

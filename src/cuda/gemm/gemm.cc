@@ -1,0 +1,224 @@
+// What strategies that compute a wide convolution as an implicit matrix product share.
+#include "cuda/gemm/gemm.h"
+
+#include <algorithm>
+#include <cmath>
+#include <sstream>
+
+namespace onepass::cuda {
+
+FlatGeometry::FlatGeometry(const ThinShape& shape) {
+  std::array<int64_t, max_spatial_rank> pitches{};
+  for (size_t d = 0; d < max_spatial_rank; ++d) {
+    const ThinAxis& axis = shape.axes[d];
+    const int64_t out = axis.classes[0].positions;
+    for (int64_t m = 0; m < axis.classes[0].count; ++m) {
+      const int64_t place = axis.classes[0].base + m * axis.delta;
+      const int64_t phase = (place % axis.step + axis.step) % axis.step;
+      const int64_t offset = (place - phase) / axis.step;
+      low[d] = m == 0 ? offset : std::min(low[d], offset);
+      high[d] = m == 0 ? offset : std::max(high[d], offset);
+      if (std::find(phases[d].begin(), phases[d].end(), phase) == phases[d].end()) phases[d].push_back(phase);
+    }
+    std::sort(phases[d].begin(), phases[d].end());
+    // What lies before a row is at the end of the one before, beyond its input: both are zeros there.
+    const int64_t in = divide_up(axis.in, axis.step);
+    pitches[d] = std::max({out, in - std::min<int64_t>(low[d], 0), out + high[d]});
+  }
+  pitch = pitches[2];
+  plane = pitch * pitches[1];
+  const auto last = [&](size_t d) { return shape.axes[d].classes[0].positions - 1; };
+  positions = last(0) * plane + last(1) * pitch + last(2) + 1;
+}
+
+FlatGeometry::Windows FlatGeometry::windows(const ThinShape& shape, int64_t tile_positions) const {
+  const auto reach = [&](size_t d) { return high[d] - low[d]; };
+  const int64_t in_row = tile_positions + reach(2);
+  const int64_t in_plane = in_row + reach(1) * pitch;
+  Windows best{0, 1, in_plane + reach(0) * plane};
+  if (has_stride(shape)) {
+    for (const auto& own : phases) best.count *= std::ssize(own);
+    return best;
+  }
+  const auto taps = [&](size_t d) { return shape.axes[d].classes[0].count; };
+  const Windows planes{1, taps(0), in_plane};
+  const Windows rows{2, taps(0) * taps(1), in_row};
+  if (planes.all() < best.all()) best = planes;
+  if (rows.all() < best.all()) best = rows;
+  return best;
+}
+
+bool FlatGeometry::has_stride(const ThinShape& shape) const {
+  return std::any_of(shape.axes.begin(), shape.axes.end(),
+                     [](const ThinAxis& axis) { return axis.step > 1; });
+}
+
+std::string FlatGeometry::source() const {
+  std::string count = "  static constexpr __device__ int phases(int d) { return ";
+  std::string values = "  static constexpr __device__ int phase(int d, int i) {\n    return ";
+  for (size_t d = 0; d < phases.size(); ++d) {
+    count += "d == " + std::to_string(d) + " ? " + std::to_string(phases[d].size()) + " : ";
+    for (size_t i = 0; i < phases[d].size(); ++i) {
+      values += "d == " + std::to_string(d) + " && i == " + std::to_string(i) + " ? " +
+                std::to_string(phases[d][i]) + " : ";
+    }
+  }
+  return count + "1; }\n" + values + "0;\n  }\n";
+}
+
+bool classes_meet_alike(const ThinShape& shape) {
+  return std::all_of(shape.axes.begin(), shape.axes.end(), [](const ThinAxis& axis) {
+    return axis.classes[0].count > 0 &&
+           std::all_of(axis.classes.begin(), axis.classes.end(), [&](const ThinAxis::Class& own) {
+             return own.base == axis.classes[0].base && own.count == axis.classes[0].count &&
+                    own.positions == axis.classes[0].positions;
+           });
+  });
+}
+
+double steepness(const TailParts& parts) {
+  double product = 1;
+  for (const auto* stages : {&parts.before, &parts.after}) {
+    for (const TailParts::Stage& stage : *stages) {
+      switch (stage.pointwise.op) {
+        case Op::leaky_relu:
+        case Op::elu:
+          product *= std::max(1.0, std::abs(stage.pointwise.a));
+          break;
+        case Op::mul:
+          product *= std::abs(stage.pointwise.a);
+          break;
+        case Op::gelu:
+        case Op::gelu_tanh:
+        case Op::swish:
+        case Op::mish:
+          product *= 1.13;
+          break;
+        case Op::hardswish:
+          product *= 1.5;
+          break;
+        default:
+          break;  // at most 1, or a parameter
+      }
+    }
+  }
+  return product;
+}
+
+namespace {
+
+constexpr int64_t finish_threads = 256;
+constexpr int64_t finish_piece = 4096;
+
+Source finish_source(const Problem& problem, const ThinShape& shape, bool planar) {
+  const bool mean = shape.parts.mean;
+  const std::string name = mean ? "onepass_gemm_mma_mean" : "onepass_gemm_finish";
+  return {name, std::string("#include \"") + (mean ? "gemm/mma.cuh" : "gemm/store/finish.cuh") + "\"\n" +
+                    whole_tail_source(problem) + "struct Numbers {\n" +
+                    Constants()
+                        .add("threads", finish_threads)
+                        .add("piece", finish_piece)
+                        .add("pieces", divide_up(shape.spatial, finish_piece))
+                        .flag("interleaved", !planar)
+                        .text() +
+                    "};\nusing Agent = onepass::" + (mean ? "GemmMmaMean" : "GemmFinish") +
+                    "<onepass::Tail, Numbers>;\n"
+                    "extern \"C\" __global__ void __launch_bounds__(" +
+                    std::to_string(finish_threads) + ") " + name +
+                    "(const __grid_constant__ Agent::Parameters p) {\n"
+                    "  Agent{p}.run();\n"
+                    "}\n"};
+}
+
+Number finish_blocks(const ThinShape& shape, bool planar) {
+  if (shape.parts.mean) return shape.rows();
+  return planar ? shape.rows() * divide_up(shape.spatial, finish_piece)
+                : divide_up(shape.rows() * shape.spatial, finish_piece);
+}
+
+}  // namespace
+
+GemmFinish::GemmFinish(const Problem& problem, const ThinShape& shape, bool planar)
+    : samples_(shape.samples),
+      function_(finish_source(problem, shape, planar), problem.device,
+                Launch{maximum(1, finish_blocks(shape, planar)), finish_threads}) {}
+
+void GemmFinish::launch(const Arguments& arguments, const void* values, const void* statistics,
+                        Stream stream) const {
+  Words words;
+  words.add(values);
+  words.add(arguments.output);
+  words.add(statistics);
+  words.add(samples_);
+  words.add(arguments.parameters);
+  words.launch(function_, stream, 0);
+}
+
+std::string describe_groups(const ThinShape& shape) {
+  if (shape.conv_groups == 1) return "";
+  return " in each of " + std::to_string(shape.conv_groups) + " groups, each a sample of its own";
+}
+
+std::string wgmma_statement(int64_t columns, bool is_bf16, int64_t first_sum, int64_t first) {
+  const int64_t sums = columns / 2;
+  std::ostringstream out;
+  out << "    asm volatile(\"{.reg .pred p; setp.ne.b32 p, %" << sums + 2
+      << ", 0; wgmma.mma_async.sync.aligned.m64n" << columns << "k16.f32."
+      << (is_bf16 ? "bf16.bf16" : "f16.f16") << " {";
+  for (int64_t i = 0; i < sums; ++i) out << (i > 0 ? ", " : "") << '%' << i;
+  out << "}, %" << sums << ", %" << sums + 1 << ", p, 1, 1, 0, 0;}\"\n        : ";
+  for (int64_t i = 0; i < sums; ++i) out << (i > 0 ? ", " : "") << "\"+f\"(d[" << first_sum + i << "])";
+  // A position is 16 bytes, the unit of a descriptor's address.
+  out << "\n        : \"l\"(a), \"l\"(b + " << first << "), \"r\"(add));\n";
+  return out.str();
+}
+
+double gemm_chain_instructions(const std::vector<TailParts::Stage>& stages) {
+  double count = 0;
+  for (const TailParts::Stage& stage : stages) {
+    switch (stage.pointwise.op) {
+      case Op::gelu:
+        count += 17;
+        break;
+      case Op::gelu_tanh:
+      case Op::tanh:
+      case Op::mish:
+      case Op::softplus:
+      case Op::elu:
+        count += 30;
+        break;
+      case Op::swish:
+      case Op::sigmoid:
+      case Op::residual_add:
+        count += 6;
+        break;
+      default:
+        count += 2;
+    }
+  }
+  return count;
+}
+
+double scattered_seconds(const Problem& problem, const ThinShape& shape) {
+  if (shape.classes() == 1 || shape.parts.mean || problem.output.strides[1] != 1) return 0;
+  const auto sectors = static_cast<double>(shape.rows() * shape.spatial) *
+                       static_cast<double>(std::min<int64_t>(8, shape.classes())) / 8;
+  constexpr double part_of_rate = 0.45;  // written in parts of sectors
+  return 32 * sectors / (part_of_rate * gpu_of(problem.device).bytes_per_second);
+}
+
+std::string wide_refusal(const Problem& problem) {
+  std::string reason = whole_block_refusal(problem);
+  if (reason.empty()) reason = ties_refusal(problem);
+  if (!reason.empty()) return reason;
+  const Conv& conv = *problem.block.conv();
+  const char* const where = conv.groups == 1 ? "" : " in a group";
+  if (std::min(conv.in_channels, conv.out_channels) / conv.groups < least_wide_channels)
+    return "fewer than " + std::to_string(least_wide_channels) + " channels" + where;
+  if (conv.out_channels / conv.groups > most_channels_of_cores)
+    return "more than " + std::to_string(most_channels_of_cores) + " output channels" + where;
+  if (problem.parameters[0].dtype != problem.input.dtype) return "the weights are of another type than x";
+  return "";
+}
+
+}  // namespace onepass::cuda

@@ -1,0 +1,107 @@
+// What strategies that compute a wide convolution as an implicit matrix product share: the flat index of a
+// sample's positions (gemm/wgmma.cuh) and how it is cut into tiles.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cuda/thin/thin.h"
+
+namespace onepass::cuda {
+
+// A convolution over one flat index of positions: pitches at which a tap is a shift. Of stride s, every s-th
+// position of x from a phase on is an input by itself, in which taps of that phase are shifts.
+struct FlatGeometry {
+  std::array<int64_t, max_spatial_rank> low{}, high{};          // the least and largest offset of a tap
+  std::array<std::vector<int64_t>, max_spatial_rank> phases{};  // that taps meet
+  int64_t pitch = 1;                                            // positions of a row
+  int64_t plane = 1;                                            // of a plane
+  int64_t positions = 1;                                        // of a sample, up to the last output
+
+  explicit FlatGeometry(const ThinShape& shape);
+
+  // The window of x that neighbouring positions meet, cut so that it is small: `split` dimensions have a
+  // window for each of their taps. With a stride it is one for each phase.
+  struct Windows {
+    int64_t split = 0;
+    int64_t count = 1;
+    int64_t positions = 1;  // of each
+    int64_t all() const { return count * positions; }
+  };
+  Windows windows(const ThinShape& shape, int64_t tile_positions) const;
+  // The index of a box of outputs by itself, of stride 1: its pitches are those of what it meets of x.
+  int64_t pitch_of(const std::array<int64_t, max_spatial_rank>& box) const {
+    return box[2] + high[2] - low[2];
+  }
+  int64_t plane_of(const std::array<int64_t, max_spatial_rank>& box) const {
+    return pitch_of(box) * (box[1] + high[1] - low[1]);
+  }
+  int64_t positions_of(const std::array<int64_t, max_spatial_rank>& box) const {
+    return (box[0] - 1) * plane_of(box) + (box[1] - 1) * pitch_of(box) + box[2];
+  }
+  bool has_stride(const ThinShape& shape) const;
+  // The phases as functions of `struct Numbers`.
+  std::string source() const;
+};
+
+// Whether the classes of a transposed convolution meet the same elements of x, as those of a kernel that is
+// as large as its stride: then they are rows of one product.
+bool classes_meet_alike(const ThinShape& shape);
+
+// Tiles that go across samples are cut for the number of samples. While a plan is exported that is the
+// plan's, whatever batch formulas are tried with: its kernels run any.
+class CutFor {
+ public:
+  explicit CutFor(int64_t batch) : before_(std::exchange(batch_, batch)) {}
+  ~CutFor() { batch_ = before_; }
+  CutFor(const CutFor&) = delete;
+  CutFor& operator=(const CutFor&) = delete;
+  static int64_t instead_of(int64_t batch) { return batch_ > 0 ? batch_ : batch; }
+
+ private:
+  static inline thread_local int64_t batch_ = 0;
+  int64_t before_;
+};
+
+// How much a chain can enlarge a difference, apart from slopes and factors that are parameters.
+double steepness(const TailParts& parts);
+
+// Goes over values that a launch before has left in memory, from the norm on: gemm/store/finish.cuh, or
+// GemmMmaMean where a mean follows.
+class GemmFinish {
+ public:
+  // `planar`: values lie with channels before space, else after it.
+  GemmFinish(const Problem& problem, const ThinShape& shape, bool planar);
+  void launch(const Arguments& arguments, const void* values, const void* statistics, Stream stream) const;
+
+ private:
+  Number samples_;
+  Function function_;
+};
+
+// " in each of 4 groups, each a sample of its own", where a convolution has some.
+std::string describe_groups(const ThinShape& shape);
+
+// A statement of a warpgroup's product of 64 rows, `d[...] += a b`, 16 terms each (`d[...] = a b` unless
+// `add`). The sums of its columns begin at d[first_sum], its columns `first` positions after b's.
+std::string wgmma_statement(int64_t columns, bool is_bf16, int64_t first_sum, int64_t first);
+
+// Instructions a chain takes for an element, about.
+double gemm_chain_instructions(const std::vector<TailParts::Stage>& stages);
+
+// What storing an output takes at least where classes of a transposed convolution are neighbouring rows of a
+// product and channels lie side by side: runs of as few channels as there are rows of one class among eight,
+// a sector of 32 bytes each. 0.30 ms of 128 channels doubled at 64 x 64 (16 samples, 4 classes), 2.5 of 32 at
+// 64^3 (2 samples, 8 classes).
+double scattered_seconds(const Problem& problem, const ThinShape& shape);
+
+// What products of matrices are for, and gradients by them too.
+inline constexpr int64_t least_wide_channels = 16;  // of the input and of the output, in a group
+
+// Why no row takes the problem as a product of matrices with the launch that does samples again.
+std::string wide_refusal(const Problem& problem);
+
+}  // namespace onepass::cuda

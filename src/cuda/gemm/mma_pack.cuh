@@ -1,0 +1,99 @@
+// The weights of a wide convolution as gemm_mma.cuh reads them: vectors of 16 bytes,
+//   [group][class][channel tile][chunk of input channels][tap][part][vector][row of the tile]
+// and zeros where there is no channel. f32 weights are rounded to tf32, or split in two of it.
+#pragma once
+
+#include "gemm/mma.cuh"
+
+namespace onepass {
+
+struct GemmMmaPackParameters {
+  const void* weights;
+  void* packed;
+  uint32* only;  // marked where a weight is not finite, as in gemm_mma.cuh
+  int64 batch;
+};
+
+// A thread has a vector of a row and all its taps, one after the other as they lie in memory.
+template <class C, class Tail, class Numbers>
+struct GemmMmaPack {
+  static constexpr int threads = 256;
+  using Geometry = GemmMmaGeometry<C, Numbers>;
+  using Weight = typename C::Weight;
+  static constexpr int of_vector = 16 / Weight::bytes;
+  static constexpr int padded_rows = Numbers::channel_tiles * Numbers::tile_rows;
+  static constexpr int all_vectors = Numbers::chunks * Numbers::vectors;
+
+  const GemmMmaPackParameters& p;
+
+  // Where weights of an input and an output channel of a group begin.
+  static __device__ __forceinline__ int64 first_of(int group, int o, int c) {
+    return group * group_weights<C> + (C::transposed ? static_cast<int64>(c) * C::channels + o
+                                                     : static_cast<int64>(o) * C::in_channels + c) *
+                                          C::taps;
+  }
+
+  __device__ __forceinline__ void run() const {
+    const int64 index = static_cast<int64>(blockIdx.x) * threads + threadIdx.x;
+    const int row = static_cast<int>(index % padded_rows);
+    const int vector = static_cast<int>(index / padded_rows % all_vectors);
+    const int rest = static_cast<int>(index / padded_rows / all_vectors);
+    if (rest >= C::groups * Geometry::classes) return;
+    const int group = C::groups == 1 ? 0 : rest / Geometry::classes;
+    const int of_tiles = rest - group * Geometry::classes;  // class of the tiles
+    const int channel = row / Geometry::row_classes;
+    const ThinClass<C> own(Numbers::merges_classes ? row - channel * Geometry::row_classes : of_tiles);
+    const int taps = own.count[0] * own.count[1] * own.count[2];
+    constexpr int of_step = Numbers::parts * Numbers::vectors * Numbers::tile_rows;
+    const int channel_tile = row / Numbers::tile_rows;
+    const int chunk = vector / Numbers::vectors;
+    uint4* to = static_cast<uint4*>(p.packed) +
+                (static_cast<int64>(group * Geometry::taps_before(Geometry::classes) +
+                                    Geometry::taps_before(of_tiles)) *
+                     Numbers::channel_tiles +
+                 static_cast<int64>(channel_tile) * taps) *
+                    (Numbers::chunks * of_step) +
+                static_cast<int64>(chunk) * taps * of_step + vector % Numbers::vectors * Numbers::tile_rows +
+                row % Numbers::tile_rows;
+    bool finite = true;
+    int t = 0;
+    for (int m0 = 0; m0 < own.count[0]; ++m0) {
+      for (int m1 = 0; m1 < own.count[1]; ++m1) {
+        for (int m2 = 0; m2 < own.count[2]; ++m2, ++t) {
+          const int tap = static_cast<int>(
+              ((own.first[0] + m0 * C::tap_step(0)) * C::kernel(1) + own.first[1] + m1 * C::tap_step(1)) *
+                  C::kernel(2) +
+              own.first[2] + m2 * C::tap_step(2));
+          float value[of_vector];
+#pragma unroll
+          for (int k = 0; k < of_vector; ++k) {
+            const int c = vector * of_vector + k;
+            const bool exists = channel < C::channels && c < C::in_channels;
+            value[k] = exists ? load_one<Weight>(p.weights, first_of(group, channel, c) + tap) : 0.0f;
+            finite &= fabsf(value[k]) <= most_split;
+          }
+          uint4* place = to + static_cast<int64>(t) * of_step;
+          if constexpr (Weight::bytes == 2) {
+            *place = {Weight::pack(value[0], value[1]), Weight::pack(value[2], value[3]),
+                      Weight::pack(value[4], value[5]), Weight::pack(value[6], value[7])};
+          } else {
+#pragma unroll
+            for (int part = 0; part < Numbers::parts; ++part) {
+              uint32 word[4];
+#pragma unroll
+              for (int k = 0; k < 4; ++k) {
+                const float rounded = round_to_tf32(value[k]);
+                word[k] = __float_as_uint(rounded);
+                value[k] -= rounded;
+              }
+              place[part * Numbers::vectors * Numbers::tile_rows] = {word[0], word[1], word[2], word[3]};
+            }
+          }
+        }
+      }
+    }
+    if (!finite) atomicMax(p.only + p.batch, static_cast<uint32>(redo_all));
+  }
+};
+
+}  // namespace onepass

@@ -1,0 +1,62 @@
+// gemm_pingpong.cuh: rows of x that come and go together.
+#pragma once
+
+#include "gemm/pingpong/shared.cuh"
+
+namespace onepass {
+
+// A warpgroup's outputs are some rows of the box and meet some rows of its window alone. So the window is
+// turned by bands of rows, of all channels, from the top: the next tile's first rows come when the first
+// warpgroup has multiplied, and nobody waits for the last one.
+template <class C, class Numbers>
+struct GemmPingpongBands {
+  using Geometry = GemmGeometry<C, Numbers>;
+  static constexpr int rows = Numbers::band_copies * Numbers::copy_y;  // of a band
+  static constexpr int count = Numbers::bands;
+  static constexpr int last_row = (Numbers::box_z - 1) * Geometry::rows_of_plane + Numbers::box_y - 1;
+
+  // The rows of the box that a warpgroup has, the first and the last.
+  static constexpr __device__ int first_of(int group) {
+    const int row = group * Numbers::columns / Numbers::pitch;
+    return row < last_row ? row : last_row;
+  }
+  static constexpr __device__ int last_of(int group) {
+    const int row = ((group + 1) * Numbers::columns - 1) / Numbers::pitch;
+    return row < last_row ? row : last_row;
+  }
+
+  // Taps by rows, from the top of the window: the first tap of a row, and how far down it is.
+  static constexpr int taps_of_row = static_cast<int>(C::count(2, 0));
+  static constexpr int tap_rows = Numbers::taps / taps_of_row;
+  static constexpr __device__ int tap_of(int d, int i) {
+    return C::delta(d) < 0 ? static_cast<int>(C::count(d, 0)) - 1 - i : i;
+  }
+  static constexpr __device__ int first_tap(int i) {
+    const int high = static_cast<int>(C::count(1, 0));
+    return (tap_of(0, i / high) * high + tap_of(1, i % high)) * taps_of_row;
+  }
+  static constexpr __device__ int depth(int i) {
+    const int high = static_cast<int>(C::count(1, 0));
+    return (Geometry::offset(0, tap_of(0, i / high)) - Geometry::low(0)) * Geometry::rows_of_plane +
+           Geometry::offset(1, tap_of(1, i % high)) - Geometry::low(1);
+  }
+
+  // The bands that a warpgroup meets at a row of taps, the first and the last.
+  static constexpr __device__ int first_band(int group, int i) { return (first_of(group) + depth(i)) / rows; }
+  static constexpr __device__ int last_band(int group, int i) { return (last_of(group) + depth(i)) / rows; }
+  static constexpr __device__ int readers(int band) {
+    int count = 0;
+    for (int g = 0; g < Numbers::groups; ++g)
+      count += first_band(g, 0) <= band && band <= last_band(g, tap_rows - 1) ? 1 : 0;
+    return count;
+  }
+  // Copies of eight channels; of the last band there may be fewer.
+  static constexpr int copies = 2 * Numbers::chunks * Numbers::band_copies;
+  static constexpr __device__ int copies_of(int band) {
+    const int left = 2 * Numbers::chunks * Numbers::copies - band * copies;
+    return left < copies ? left : copies;
+  }
+  static constexpr __device__ int least_copies() { return copies_of(count - 1); }
+};
+
+}  // namespace onepass

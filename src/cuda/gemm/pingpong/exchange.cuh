@@ -1,0 +1,246 @@
+// gemm_pingpong.cuh: the statistics of a sample, from the moments that its tiles leave.
+#pragma once
+
+#include "gemm/pingpong/shared.cuh"
+
+namespace onepass {
+
+// A block that has no tile merges what the warpgroups of all tiles leave, a warp for each slab, and leaves
+// what it comes to for them. What is left is 8 bytes that arrive at once, in memory that was cleared, with a
+// sign where there is none otherwise: whoever reads it knows whether it is there. So nothing is released and
+// nothing counted, which would be trips to L2 one after the other behind stores of outputs; and of the warps
+// that ask again and again none has anything else to do.
+template <class C, class Tail, class Numbers>
+struct GemmPingpongExchange {
+  using Parameters = GemmPingpongParameters<Tail::parameters>;
+  static constexpr int slabs = GemmSlabs<C, Tail, Numbers>::slabs_of_sample;
+  static constexpr int parts = Numbers::position_tiles * Numbers::groups;  // of a slab
+  static constexpr int pairs = (parts + 1) / 2;                            // that are read at a time
+  static constexpr int mergers = 1;                                        // blocks
+
+  const Parameters& p;
+
+  // Samples that the blocks with tiles have at a time.
+  static __device__ __forceinline__ int samples() {
+    return (static_cast<int>(gridDim.x) - mergers) / Numbers::position_tiles;
+  }
+  static __device__ __forceinline__ bool is_merger() {
+    return blockIdx.x >= static_cast<uint32>(samples() * Numbers::position_tiles);
+  }
+
+  // --- By a warpgroup ---
+  // How many elements its parts have, once.
+  __device__ __forceinline__ void leave_count(int tile, int group, float count) const {
+    asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(p.sums + tile * Numbers::groups + group),
+                 "f"(count + 1.0f)
+                 : "memory");
+  }
+  __device__ __forceinline__ void leave_part(int64 n, uint32 slab, int tile, int group, float mean,
+                                             float m2) const {
+    leave(part(n, slab) + (tile * Numbers::groups + group), both(mean, m2));
+  }
+  // By a converting warp: the bits of the largest magnitude that it met of the sample's x in the tile.
+  __device__ __forceinline__ void leave_largest(int64 n, int tile, uint32 warp, uint32 bits) const {
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(largest(n, tile) + warp), "r"(bits | sign)
+                 : "memory");
+  }
+  // What is known of the statistics of two slabs, the first of them even, comes to shared memory, past the
+  // first-level cache.
+  __device__ __forceinline__ void ask(int64 n, uint32 slab, uint32 to) const {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(result(n, slab)) : "memory");
+  }
+  // Mean of a slab and what its norm multiplies by; `all` is what came when it was asked for.
+  __device__ __forceinline__ float2 wait(int64 n, uint32 slab, uint64 all) const {
+    while (!is_there(all))
+      asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(all) : "l"(result(n, slab)) : "memory");
+    return float2{low(all), high(all)};
+  }
+
+  // --- By a merger ---
+  // Slabs of few parts take few lanes, which wait for those of their own alone.
+  __device__ __forceinline__ void run() const {
+    const int lane = static_cast<int>(threadIdx.x % team);
+    const uint32 mask =
+        team == 32 ? 0xffffffffu : ((1u << (team % 32)) - 1u) << (threadIdx.x % 32 / team * team);
+    float counts[of_lane][2];
+#pragma unroll
+    for (int i = 0; i < of_lane; ++i) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int number = 2 * (lane + team * i) + e;
+        counts[i][e] = 1.0f;
+        if (number < parts) {
+          do {
+            asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];"
+                         : "=f"(counts[i][e])
+                         : "l"(p.sums + number)
+                         : "memory");
+          } while (counts[i][e] == 0.0f);
+        }
+        counts[i][e] -= 1.0f;
+      }
+    }
+    const int64 all = p.batch * slabs;
+#pragma unroll 1
+    for (int64 i = threadIdx.x / team; i < all; i += blockDim.x / team) {
+      const int64 n = i / slabs;
+      merge(n, static_cast<uint32>(i - n * slabs), lane, mask, counts);
+    }
+  }
+
+ private:
+  // Two numbers, the second of them not negative.
+  static constexpr uint32 sign = 0x80000000u;
+  static __device__ __forceinline__ uint64 both(float low, float high) {
+    return static_cast<uint64>(__float_as_uint(high) | sign) << 32 | __float_as_uint(low);
+  }
+  static __device__ __forceinline__ bool is_there(uint64 both) { return both >> 63 != 0; }
+  static __device__ __forceinline__ float low(uint64 both) {
+    return __uint_as_float(static_cast<uint32>(both));
+  }
+  static __device__ __forceinline__ float high(uint64 both) {
+    return __uint_as_float(static_cast<uint32>(both >> 32) & ~sign);
+  }
+  static __device__ __forceinline__ void leave(uint64* to, uint64 both) {
+    asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to), "l"(both) : "memory");
+  }
+
+  // The parts of a slab: mean and M2. After those of all samples: of each slab the mean and what its norm
+  // multiplies by, pairs of a sample.
+  __device__ __forceinline__ uint64* part(int64 n, uint32 slab) const {
+    return reinterpret_cast<uint64*>(p.parts) + (n * slabs + slab) * (2 * pairs);
+  }
+  __device__ __forceinline__ uint64* result(int64 n, uint32 slab) const {
+    return part(p.batch, 0) + n * ((slabs + 1) / 2 * 2) + slab;
+  }
+
+  // Of each converting warp.
+  __device__ __forceinline__ uint32* largest(int64 n, int tile) const {
+    return p.guard + (n * Numbers::position_tiles + tile) * pingpong::converting_warps;
+  }
+
+  // Better than the instruction's by a step of Newton's, if it is finite.
+  static __device__ __forceinline__ float inverse_root(float x) {
+    const float y = rsqrtf(x);
+    const float better = fmaf(fmaf(-0.5f * x * y, y, 0.5f), y, y);
+    return x > 0.0f && y > 0.0f ? better : y;
+  }
+
+  static constexpr int team = pairs > 16 ? 32 : pairs > 8 ? 16 : pairs > 4 ? 8 : pairs > 2 ? 4 : 2;  // lanes
+  static constexpr int of_lane = (pairs + team - 1) / team;
+  static __device__ __forceinline__ float add_lanes(float value, uint32 mask) {
+#pragma unroll
+    for (int offset = team / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(mask, value, offset);
+    return value;
+  }
+  // Sums of distances from the first part's mean, and of their squares: in one pass. That mean is one of
+  // them, so that it is no further from the mean of all than the root of their number in deviations.
+  __device__ __forceinline__ void merge(int64 n, uint32 slab, int lane, uint32 mask,
+                                        const float (&counts)[of_lane][2]) const {
+    constexpr float elements = static_cast<float>(Tail::group_channels * Tail::spatial);
+    const uint64* const from = part(n, slab) + 2 * lane;
+    uint64 two[of_lane][2];
+#pragma unroll
+    for (int i = 0; i < of_lane; ++i) {
+      two[i][0] = 2 * (lane + team * i) < parts ? 0 : ~uint64{0};
+      two[i][1] = 2 * (lane + team * i) + 1 < parts ? 0 : ~uint64{0};
+    }
+    // All that are not there yet, again and again.
+    bool has_all;
+    do {
+      has_all = true;
+#pragma unroll
+      for (int i = 0; i < of_lane; ++i) {
+        if (!is_there(two[i][0] & two[i][1])) {
+          asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%2];"
+                       : "=l"(two[i][0]), "=l"(two[i][1])
+                       : "l"(from + 2 * team * i)
+                       : "memory");
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < of_lane; ++i) {
+        if (parts % 2 != 0 && 2 * (lane + team * i) + 1 == parts) two[i][1] = ~uint64{0};
+        has_all = has_all && is_there(two[i][0] & two[i][1]);
+      }
+    } while (!has_all);
+    const float origin = __shfl_sync(mask, low(two[0][0]), 0, team);
+    float sum = 0.0f, square = 0.0f;
+    bool is_flat = true;
+#pragma unroll
+    for (int i = 0; i < of_lane; ++i) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        if (2 * (lane + team * i) + e < parts) {
+          is_flat = is_flat && high(two[i][e]) == 0.0f;
+          const float distance = low(two[i][e]) - origin;
+          sum = fmaf(counts[i][e], distance, sum);
+          square += fmaf(counts[i][e] * distance, distance, high(two[i][e]));
+        }
+      }
+    }
+    sum = add_lanes(sum, mask) * (1.0f / elements);
+    square = add_lanes(square, mask) * (1.0f / elements);
+    using Twice = PingpongTwice<typename Tail::Before::Only, Tail::Output::bytes>;
+    constexpr float times = Twice::exists ? 2.0f : 1.0f;
+    const float variance = fmaf(-sum, sum, square);  // NaN stays what it is
+    const float2 all{origin + sum,
+                     inverse_root(fmaf(times * times, Tail::eps, variance < 0.0f ? 0.0f : variance))};
+    // All values the same: what parts' means differ by is how their sums were rounded. The norm multiplies by
+    // 0 then, and gives its bias exactly.
+    const float least = all.x * 0x1p-19f;
+    is_flat = __all_sync(mask, is_flat) && variance <= least * least && Tail::eps > 0.0f &&
+              (fabsf(all.x) > 0x1p-35f || all.x == 0.0f);  // else squares may have been too small for f32
+    if (lane == 0) {
+      leave(result(n, slab), both(all.x, is_flat ? 0.0f : all.y));
+      float* const to = p.statistics + 2 * (n * slabs + slab);
+      to[0] = all.x / times;
+      to[1] = all.y * times;
+    }
+    if constexpr (Numbers::guards) judge(n, slab, all.y * times, lane, mask);
+  }
+  // Whether f16 has room for the sample's x; by all slabs, each with its own deviation.
+  __device__ __forceinline__ void judge(int64 n, uint32 slab, float scale, int lane, uint32 mask) const {
+    constexpr int count = (Numbers::position_tiles + team - 1) / team;
+    static_assert(pingpong::converting_warps == 4);
+    uint4 own[count];
+    const auto has = [](const uint4& bits) { return (bits.x & bits.y & bits.z & bits.w & sign) != 0; };
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      const uint32 none = lane + team * i < Numbers::position_tiles ? 0 : sign;
+      own[i] = uint4{none, none, none, none};
+    }
+    // All that are not there yet, again and again.
+    bool has_all;
+    do {
+      has_all = true;
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        if (!has(own[i])) {
+          asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                       : "=r"(own[i].x), "=r"(own[i].y), "=r"(own[i].z), "=r"(own[i].w)
+                       : "l"(largest(n, lane + team * i))
+                       : "memory");
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < count; ++i) has_all = has_all && has(own[i]);
+    } while (!has_all);
+    uint32 most = 0;
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      most = max(most, max(max(own[i].x, own[i].y), max(own[i].z, own[i].w)) & ~sign);
+    }
+#pragma unroll
+    for (int offset = team / 2; offset > 0; offset /= 2) {
+      const uint32 other = __shfl_xor_sync(mask, most, offset);
+      most = other > most ? other : most;
+    }
+    for (int i = lane; i < Tail::group_channels; i += team) {
+      const float weight = Tail::weight(p, static_cast<int>(slab) * Tail::group_channels + i);
+      gemm::judge<Tail, Numbers>(p, n, __uint_as_float(most), fabsf(weight * scale));
+    }
+  }
+};
+
+}  // namespace onepass

@@ -1,0 +1,89 @@
+// gemm_pingpong.cuh: what its kernels are given, and the tensor map of x.
+#pragma once
+
+#include "gemm/hold/slabs.cuh"
+#include "gemm/source/pack.cuh"
+
+namespace onepass {
+
+template <int Count>
+struct GemmPingpongParameters : GemmParameters<Count> {
+  const void* map;  // of x
+};
+
+struct GemmPingpongPackParameters : GemmPackParameters {
+  const void* input;
+  void* map;
+};
+
+// How x lies, as copies of boxes want to know it: [x][channel][y][z][sample].
+template <class C, class Input, class Numbers>
+struct GemmTensorMap {
+  struct alignas(128) Map {
+    uint32 word[32];
+  };
+
+  // By one warp. Copies want x on 16 bytes; where it is not, all samples are left to be done again.
+  static __device__ __forceinline__ void build(const GemmPingpongPackParameters& p) {
+#if __CUDA_ARCH__ >= 900
+    const uint64 input = reinterpret_cast<uint64>(p.input) & ~uint64{15};
+    const int64 batch = p.batch;
+    __shared__ Map map;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    map.word[lane] = 0;
+    __syncwarp();
+    if (lane == 0) {
+      const uint32 a = barrier::shared_address(&map);
+      asm volatile("tensormap.replace.tile.global_address.shared::cta.b1024.b64 [%0], %1;" ::"r"(a),
+                   "l"(input)
+                   : "memory");
+      asm volatile("tensormap.replace.tile.rank.shared::cta.b1024.b32 [%0], 4;" ::"r"(a) : "memory");
+      dimension<0>(a, C::input_size(2), Numbers::raw_pitch);
+      dimension<1>(a, C::in_channels, 8);
+      dimension<2>(a, C::input_size(1), Numbers::copy_y);
+      dimension<3>(a, C::input_size(0), 1);
+      dimension<4>(a, batch, 1);
+      stride<0>(a, C::input_stride(1));
+      // Dimensions of one element have none.
+      stride<1>(a, C::input_size(1) > 1 ? C::input_stride(3) : C::input_stride(1));
+      stride<2>(a, C::input_size(0) > 1 ? C::input_stride(2) : C::input_stride(1));
+      stride<3>(a, C::input_stride(0));
+      // Any type of as many bits: zeros are the same.
+      constexpr int type = Input::bytes == 2 ? 1 : 2;
+      asm volatile("tensormap.replace.tile.elemtype.shared::cta.b1024.b32 [%0], %1;" ::"r"(a), "n"(type)
+                   : "memory");
+      asm volatile("tensormap.replace.tile.interleave_layout.shared::cta.b1024.b32 [%0], 0;" ::"r"(a)
+                   : "memory");
+      asm volatile("tensormap.replace.tile.swizzle_mode.shared::cta.b1024.b32 [%0], 0;" ::"r"(a) : "memory");
+      asm volatile("tensormap.replace.tile.fill_mode.shared::cta.b1024.b32 [%0], 0;" ::"r"(a) : "memory");
+    }
+    __syncwarp();
+    static_cast<uint32*>(p.map)[lane] = map.word[lane];
+    if (lane == 0 && reinterpret_cast<uint64>(p.input) % 16 != 0)
+      atomicMax(p.only + batch, static_cast<uint32>(redo_all));
+#endif
+  }
+
+ private:
+#if __CUDA_ARCH__ >= 900
+  template <int d>
+  static __device__ __forceinline__ void dimension(uint32 a, int64 size, int box) {
+    asm volatile("tensormap.replace.tile.global_dim.shared::cta.b1024.b32 [%0], %1, %2;" ::"r"(a), "n"(d),
+                 "r"(static_cast<uint32>(size))
+                 : "memory");
+    asm volatile("tensormap.replace.tile.box_dim.shared::cta.b1024.b32 [%0], %1, %2;" ::"r"(a), "n"(d),
+                 "r"(box)
+                 : "memory");
+    asm volatile("tensormap.replace.tile.element_stride.shared::cta.b1024.b32 [%0], %1, 1;" ::"r"(a), "n"(d)
+                 : "memory");
+  }
+  template <int d>
+  static __device__ __forceinline__ void stride(uint32 a, int64 elements) {
+    asm volatile("tensormap.replace.tile.global_stride.shared::cta.b1024.b64 [%0], %1, %2;" ::"r"(a), "n"(d),
+                 "l"(elements * Input::bytes)
+                 : "memory");
+  }
+#endif
+};
+
+}  // namespace onepass

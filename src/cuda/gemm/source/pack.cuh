@@ -1,0 +1,175 @@
+// The weights of a wide convolution as gemm.cuh reads them: 16-bit elements,
+//   [group][channel tile][chunk of input channels][tap][part][8 input channels][output channel][8]
+// and zeros where there is no channel. f32 weights are scaled by a power of two for each output channel, so
+// that f16 has room for all of them, and where they are split the second part is what the first leaves.
+#pragma once
+
+#include "device/reduce.cuh"
+#include "gemm/gemm.cuh"
+
+namespace onepass {
+
+struct GemmPackParameters {
+  const void* weights;
+  void* packed;
+  float*
+      scales;    // of each channel, one over what it was scaled by; then the largest sum of magnitudes (zero)
+  uint32* only;  // where not null: marked where a weight is not finite, as in gemm.cuh
+  int64 batch;
+};
+
+// A block for every `pack_channels` output channels, those that only fill a tile too. Where `pack_staged`, it
+// reads its weights once, to shared memory.
+template <class C, class Numbers>
+struct GemmPack {
+  static constexpr int threads = 256;
+  static constexpr int warps = threads / 32;
+  static constexpr int channels = Numbers::pack_channels;
+  static constexpr int taps = Numbers::taps;
+  static constexpr int terms = C::in_channels * taps;
+  static constexpr int classes = static_cast<int>(C::classes(0) * C::classes(1) * C::classes(2));
+  static constexpr int rows = static_cast<int>(C::channels) * classes;  // as GemmGeometry has them
+  using Rows = GroupedRows<C, Numbers::padded_channels, rows>;
+  static_assert(Rows::of_group % channels == 0);
+  using Weight = typename C::Weight;
+  using Operand = typename Numbers::Operand;
+  static constexpr int team = threads / channels;  // threads that measure a channel
+  static_assert(team % 32 == 0);
+
+  const GemmPackParameters& p;
+  unsigned char* staged;  // [channel][term]
+
+  // Where the weight of a term (input channel, tap of the row's class) lies.
+  static __device__ __forceinline__ int64 index(int row, int term) {
+    return Rows::group(row) * group_weights<C> + index_in_group(Rows::in_group(row), term);
+  }
+  static __device__ __forceinline__ int64 index_in_group(int row, int term) {
+    if constexpr (!C::transposed) return static_cast<int64>(row) * terms + term;
+    const int c = term / taps;
+    const int o = row / classes;
+    int own = row - o * classes;
+    int rest = term - c * taps;
+    int tap = 0;
+    int step = 1;
+#pragma unroll
+    for (int d = 2; d >= 0; --d) {
+      const int count = static_cast<int>(C::count(d, 0));
+      const int of_dimension = static_cast<int>(C::classes(d));
+      tap += step * static_cast<int>(C::first(d, own % of_dimension) + rest % count * C::tap_step(d));
+      step *= static_cast<int>(C::kernel(d));
+      own /= of_dimension;
+      rest /= count;
+    }
+    return (static_cast<int64>(c) * C::channels + o) * C::taps + tap;
+  }
+
+  // Copies the weights of a channel and leaves the largest magnitude (NaN where there is one) and the sum of
+  // all; by `team` threads each.
+  __device__ __forceinline__ void measure(int first, float (&largest)[channels],
+                                          float (&sum)[channels]) const {
+    __shared__ uint32 of_warp[warps];
+    __shared__ float sum_of_warp[warps];
+    const int own = static_cast<int>(threadIdx.x) / team;
+    const int o = first + own;
+    float most = 0.0f, total = 0.0f;
+    if (Rows::exists(o)) {
+#pragma unroll 4
+      for (int i = static_cast<int>(threadIdx.x) % team; i < terms; i += team) {
+        const int64 from = index(o, i);
+        if constexpr (Numbers::pack_staged) {
+          using Word = typename gemm::Word<Weight::bytes>::Type;
+          reinterpret_cast<Word*>(staged)[own * terms + i] = static_cast<const Word*>(p.weights)[from];
+        }
+        const float w = fabsf(load_one<Weight>(p.weights, from));
+        most = w > most || w != w ? w : most;
+        total += w;
+      }
+    }
+    // Magnitudes in order are their bits in order, and NaN is beyond infinity.
+    const uint32 bits = __reduce_max_sync(0xffffffffu, __float_as_uint(most));
+    total = lanes_sum<32>(total);
+    if (threadIdx.x % 32 == 0) {
+      of_warp[threadIdx.x / 32] = bits;
+      sum_of_warp[threadIdx.x / 32] = total;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < channels; ++k) {
+      uint32 all = 0;
+      sum[k] = 0.0f;
+      for (int i = k * warps / channels; i < (k + 1) * warps / channels; ++i) {
+        all = all > of_warp[i] ? all : of_warp[i];
+        sum[k] += sum_of_warp[i];
+      }
+      largest[k] = __uint_as_float(all);
+    }
+  }
+
+  __device__ __forceinline__ float weight(int o, int own, int term) const {
+    if constexpr (Numbers::pack_staged) return load_one<Weight>(staged, own * terms + term);
+    return load_one<Weight>(p.weights, index(o, term));
+  }
+
+  __device__ __forceinline__ void run() const {
+    const int first = static_cast<int>(blockIdx.x) * channels;
+    float largest[channels], sum[channels], scale[channels];
+    measure(first, largest, sum);
+#pragma unroll
+    for (int k = 0; k < channels; ++k) {
+      scale[k] = 1.0f;
+      if (!Rows::exists(first + k)) continue;
+      const bool finite = largest[k] <= 3.4028235e38f;
+      if (Numbers::guards && finite && largest[k] > 0.0f) {
+        // To [2^13, 2^14), as far as the scale and its inverse are normal numbers.
+        int exponent = 13 - (static_cast<int>(__float_as_uint(largest[k]) >> 23) - 127);
+        exponent = exponent > 120 ? 120 : exponent < -120 ? -120 : exponent;
+        scale[k] = __uint_as_float(static_cast<uint32>(127 + exponent) << 23);
+      }
+      if (threadIdx.x == 0) {
+        p.scales[first + k] = 1.0f / scale[k] / (Numbers::parts == 2 ? gemm::split_scale : 1.0f);
+        // Sums are positive: their bits are in order.
+        atomicMax(reinterpret_cast<uint32*>(p.scales + Numbers::padded_channels), __float_as_uint(sum[k]));
+        if (!finite && p.only != nullptr) atomicMax(p.only + p.batch, static_cast<uint32>(redo_all));
+      }
+    }
+    constexpr int eights = Numbers::chunks * taps * (Numbers::chunk_channels / 8);
+    for (int i = threadIdx.x; i < eights * channels; i += threads) {
+      // Output channels run fastest, for the stores; then taps.
+      const int own = i % channels;
+      const int o = first + own;
+      const int tap = i / channels % taps;
+      const int eight = i / channels / taps;  // of all input channels
+      float factor = scale[0];
+#pragma unroll
+      for (int k = 1; k < channels; ++k) factor = own == k ? scale[k] : factor;
+      float value[8];
+#pragma unroll
+      for (int k = 0; k < 8; ++k) {
+        const int c = eight * 8 + k;
+        value[k] = Rows::exists(o) && c < C::in_channels ? weight(o, own, c * taps + tap) * factor : 0.0f;
+      }
+      constexpr int eights_of_chunk = Numbers::chunk_channels / 8;
+      const int64 of_tap =
+          (static_cast<int64>(o / Numbers::tile_channels) * Numbers::chunks + eight / eights_of_chunk) *
+              taps +
+          tap;
+#pragma unroll
+      for (int part = 0; part < Numbers::parts; ++part) {
+        const int64 place = (of_tap * Numbers::parts + part) * eights_of_chunk + eight % eights_of_chunk;
+        uint32 word[4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          word[k] = Operand::pack(value[2 * k], value[2 * k + 1]);
+          float first, second;
+          Operand::unpack(word[k], first, second);
+          value[2 * k] -= first;
+          value[2 * k + 1] -= second;
+        }
+        static_cast<uint4*>(p.packed)[place * Numbers::tile_channels + o % Numbers::tile_channels] =
+            uint4{word[0], word[1], word[2], word[3]};
+      }
+    }
+  }
+};
+
+}  // namespace onepass

@@ -1,0 +1,159 @@
+// Moments of a tile's rows, and the parts of slabs they become, for gemm_epilogue.cuh.
+#pragma once
+
+#include "gemm/store/outputs.cuh"
+
+namespace onepass {
+
+template <class C, class Tail, class Numbers>
+struct GemmEpilogueMoments : GemmEpilogueOutputs<C, Tail, Numbers> {
+  using Base = GemmEpilogueOutputs<C, Tail, Numbers>;
+  using Base::agent_warp;
+  using Base::agent_warps;
+  using Base::apart;
+  using Base::exists;
+  using Base::first_slab;
+  using Base::group;
+  using Base::group_rows;
+  using Base::lane;
+  using Base::p;
+  using Base::pairs;
+  using Base::position_part;
+  using Base::row;
+  using Base::s;
+  using Base::slab_count;
+  using Base::slabs;
+  using Base::sums;
+  using Base::warp;
+  using typename Base::Columns;
+  using typename Base::Item;
+
+  // Of the tile's rows, left in shared memory; every consumer, and a barrier follows.
+  __device__ __forceinline__ void row_moments(const Columns& columns, const float (&d)[sums]) const {
+    const int count = columns.count();
+    const float own_count = static_cast<float>(count);
+    const float quad_count = lanes_sum<4>(own_count);
+    const bool all = __all_sync(0xffffffffu, count == 2 * pairs);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      Moments own{own_count, 0.0f, 0.0f};
+      if (all) {
+        moments<true>(d, h, columns, own);
+      } else {
+        moments<false>(d, h, columns, own);
+      }
+      float mean, m2;
+      team_moments<4, gemm::consumer_threads>(own, quad_count, nullptr, mean, m2);
+      if (lane % 4 == 0) s.rows(group, warp % 4 * 16 + lane / 4 + 8 * h) = float4{quad_count, mean, m2, 0.0f};
+    }
+  }
+
+  template <bool all>
+  static __device__ __forceinline__ void moments(const float (&d)[sums], int h, const Columns& columns,
+                                                 Moments& own) {
+    // Distances from a value: of equal ones they are 0.
+    PivotSums<4> distances;
+    distances.pivot = first_value<all>(d, h, columns);
+#pragma unroll
+    for (int i = 0; i < 2 * pairs; ++i) {
+      const float distance = distance_from(d[i / 2 * 4 + h * 2 + i % 2], distances.pivot);
+      distances.add_distance(all || columns.has(i) ? distance : 0.0f, i);
+    }
+    float moved;
+    distances.finish(own.count, moved, own.m2);
+    own.mean = distances.pivot + moved;
+  }
+  // Of the thread's row h, one that the output has, if there is any.
+  template <bool all>
+  static __device__ __forceinline__ float first_value(const float (&d)[sums], int h, const Columns& columns) {
+    float first = d[h * 2];
+    if constexpr (!all) {
+#pragma unroll
+      for (int i = 2 * pairs - 1; i > 0; --i) first = columns.has(i) ? d[i / 2 * 4 + h * 2 + i % 2] : first;
+      first = columns.has(0) ? d[h * 2] : first;
+    }
+    return first;
+  }
+
+  // Where the rows of a warp are whole slabs, and no other warp has positions of them, it leaves their parts.
+  static constexpr bool rows_are_slabs = Numbers::rows_are_slabs;
+  __device__ __forceinline__ void leave_parts(const Item& item, const Columns& columns,
+                                              const float (&d)[sums]) const {
+    const int count = columns.count();
+    if (__all_sync(0xffffffffu, count == 2 * pairs)) {
+      leave_parts<true>(item, columns, count, d);
+    } else {
+      leave_parts<false>(item, columns, count, d);
+    }
+  }
+  template <bool all>
+  __device__ __forceinline__ void leave_parts(const Item& item, const Columns& columns, int count,
+                                              const float (&d)[sums]) const {
+    constexpr int sets = group_rows == 16 ? 1 : 2;  // of the thread's two rows
+    constexpr int lanes = group_rows == 16 ? 32 : 4 * group_rows;
+    const float elements = lanes_sum<lanes>(static_cast<float>((3 - sets) * count));
+#pragma unroll
+    for (int h = 0; h < sets; ++h) {
+      // Distances from one of the slab's values: of equal ones they are 0.
+      PivotSums<4> distances;
+      distances.pivot = first_mean<lanes>(static_cast<float>(count), first_value<all>(d, h, columns));
+#pragma unroll
+      for (int i = 0; i < 2 * pairs; ++i) {
+#pragma unroll
+        for (int k = h; k < h + 3 - sets; ++k) {
+          if (all || columns.has(i)) distances.add(d[i / 2 * 4 + k * 2 + i % 2], i % 2 + 2 * (k - h));
+        }
+      }
+      float moved, m2;
+      distances.sum_lanes<lanes>();
+      distances.finish(elements, moved, m2);
+      const float mean = distances.pivot + moved;
+      const int first = item.channel_tile * Numbers::tile_channels + row(h);
+      if (lane % lanes == 0 && exists(first))
+        __stcg(slabs.part(item.n, first / group_rows, item.channel_tile, position_part(item)),
+               float4{elements, mean, m2, 0.0f});
+    }
+  }
+
+  // A warp for each slab of the tile: its rows here become one part.
+  __device__ __forceinline__ void store_parts(const Item& item) const {
+    const int begin = item.channel_tile * Numbers::tile_channels;
+    const int count = slab_count(item);
+    for (int i = agent_warp; i < count; i += agent_warps) {
+      const int slab = first_slab(item) + i;
+      int first = slab * group_rows - begin;
+      int last = first + group_rows;
+      first = first < 0 ? 0 : first;
+      last = last < Numbers::tile_channels ? last : Numbers::tile_channels;
+      Moments own;
+      if constexpr (apart) {
+        for (int r = first + lane; r < last; r += 32) slabs.merge(own, s.rows(group, r));
+      } else if constexpr (Numbers::groups_share_positions) {
+        for (int r = first + lane; r < last; r += 32) slabs.merge(own, s.rows(r / 64, r % 64));
+      } else {
+        for (int r = 2 * first + lane; r < 2 * last; r += 32) slabs.merge(own, s.rows(r % 2, r / 2));
+      }
+      const float elements = lanes_sum<32>(own.count);
+      float mean, m2;
+      team_moments<32, gemm::consumer_threads>(own, elements, nullptr, mean, m2);
+      if (lane == 0)
+        __stcg(slabs.part(item.n, slab, item.channel_tile, position_part(item)),
+               float4{elements, mean, m2, 0.0f});
+    }
+    if constexpr (Tail::mean_follows_norm) {
+      // The means of channels are wanted too.
+      for (int r = static_cast<int>(threadIdx.x); r < Numbers::tile_channels; r += gemm::consumer_threads) {
+        if (begin + r >= Tail::channels) break;
+        float sum;
+        if constexpr (Numbers::groups_share_positions) {
+          sum = s.rows(r / 64, r % 64).x * s.rows(r / 64, r % 64).y;
+        } else {
+          sum = s.rows(0, r).x * s.rows(0, r).y + s.rows(1, r).x * s.rows(1, r).y;
+        }
+        p.sums[(item.n * Tail::channels + begin + r) * Numbers::position_tiles + item.position_tile] = sum;
+      }
+    }
+  }
+};
+
+}  // namespace onepass

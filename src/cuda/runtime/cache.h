@@ -1,0 +1,23 @@
+// Compiled kernels on disk: a file for each, in a folder that nobody else may write to.
+//
+// Nothing here fails: what cannot be read is compiled again and what cannot be written is kept in memory,
+// with one warning in the life of a process.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "cuda/runtime/compile.h"
+
+namespace onepass::cuda {
+
+struct CacheKey {
+  std::string kernel;
+  std::string architecture;
+  std::string hash;  // of all that decides the machine code
+};
+
+std::optional<Cubin> read_cached(const CacheKey& key);
+void write_cached(const CacheKey& key, const Cubin& cubin);
+
+}  // namespace onepass::cuda

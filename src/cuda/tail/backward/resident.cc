@@ -1,0 +1,298 @@
+// The row "tail_backward_resident": gradients of a tail whose slab, x and dy, stays on the chip.
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <sstream>
+
+#include "cuda/device/aligned.cuh"
+#include "cuda/notes.h"
+#include "cuda/tail/tail.h"
+
+namespace onepass {
+namespace cuda {
+namespace {
+
+// How a slab is spread over the warps of a cluster.
+struct Numbers {
+  int threads = 0;
+  int vectors = 0;      // of a thread
+  int blocks = 1;       // in a cluster
+  int64_t pieces = 1;   // of a row, each a warp's
+  int chunk = 1;        // vectors of a thread that arrive together
+  int lag = 1;          // chunks between sending for one and its arithmetic
+  bool staged = false;  // dy waits in shared memory, not in registers; then there are no chunks
+  int doubled = 0;      // vectors of a thread with two places there
+  int kept = 0;         // with one there and one in registers
+  // In the body of a loop: with one, s60 and s19 take 1.80 and 1.51 times their floor, with two 1.68
+  // and 1.48.
+  static constexpr int at_once = 2;
+
+  // `element_bytes`: of x, and of dy where it is beside it.
+  int64_t shared_bytes(const TailShape& shape, int64_t element_bytes, int sums) const {
+    const int64_t warps = threads / 32;
+    const int64_t stage =
+        int64_t{vectors + doubled} * threads * shape.width * element_bytes + warps * 16 + 128;
+    const int64_t arrivals = std::max<int64_t>(4, divide_up(vectors, chunk));
+    const int64_t exchange = (staged && blocks > 1 ? blocks : blocks * warps) * 32 + warps * 32 + 96;
+    return (stage + arrivals * warps * 8 + exchange + warps * sums * 8 + 127) / 128 * 128;
+  }
+};
+
+// A thread has at most this many elements. Where dy of them is in its registers, the body is unrolled over
+// them, so that it grows beyond what the instruction cache holds. 128 elements of bf16 took 1.5 times as long
+// as 64.
+constexpr int64_t held_values = 80;
+constexpr int64_t most_values = 96;     // where dy is a value of the row
+constexpr int64_t staged_values = 128;  // where the loops over them are loops
+constexpr int threads_of_multiprocessor = 512;
+constexpr int control_bytes = 4;  // how many blocks have finished
+
+// Vectors lie within rows, which may begin anywhere.
+TailShape shape_of(const BackwardProblem& problem) {
+  const TailParts parts(problem.forward.block, problem.forward.input.sizes);
+  TailShape shape(problem.forward, large_gradients(problem, parts));
+  shape.width = shape.slab_width;
+  return shape;
+}
+
+int sums_of(const BackwardProblem& problem, const TailShape& shape) {
+  const BackwardWork work(problem, shape.parts);
+  return work.first_sums + work.second_sums;
+}
+
+// How many chunks a thread's elements are cut into: fewer spill less, more begin earlier. H200, times the
+// floor with 2, 3 and 4: s60 (64 elements) 1.32, 1.27, 1.24; s19 (68) 1.30, -, 1.59; s61
+// (80) 1.41, 1.30, 1.50.
+int chunks_of(int64_t elements) { return elements <= 64 ? 4 : elements <= 72 ? 2 : 3; }
+
+// With 16 bits dy waits beside x in shared memory.
+bool is_staged(const BackwardProblem& problem, const TailParts& parts) {
+  return parts.mean ? byte_size(problem.forward.input.dtype) == 2
+                    : byte_size(problem.output_gradient.dtype) == 2;
+}
+
+// Of an element in shared memory.
+int64_t staged_bytes(const BackwardProblem& problem, const TailParts& parts) {
+  const bool with_gradient = is_staged(problem, parts) && !parts.mean;
+  return byte_size(problem.forward.input.dtype) +
+         (with_gradient ? byte_size(problem.output_gradient.dtype) : 0);
+}
+
+std::optional<Numbers> find_numbers(const BackwardProblem& problem, const TailShape& shape) {
+  const Gpu& gpu = gpu_of(problem.forward.device);
+  const bool staged = is_staged(problem, shape.parts);
+  const int64_t element_bytes = staged_bytes(problem, shape.parts);
+  const int64_t vectors = shape.spatial / shape.width;
+  const int64_t rows = std::max<int64_t>(1, divide_up(vectors, 32));  // of 32 vectors
+  const int64_t most = (staged ? staged_values : shape.parts.mean ? most_values : held_values) / shape.width;
+  for (int blocks = 1; blocks <= gpu.largest_cluster(); blocks *= 2) {
+    for (const int threads : {128, 256, 512}) {
+      if (blocks > 1 && threads < threads_of_multiprocessor) continue;
+      const int64_t pieces = int64_t{blocks} * threads / 32 / shape.group_channels();
+      if (pieces < 1) continue;
+      const int64_t share = divide_up(rows, pieces);
+      if (share > most) continue;
+      Numbers numbers{threads, static_cast<int>(share), blocks, divide_up(rows, share)};
+      const int64_t room = gpu.shared_bytes_per_block * threads / threads_of_multiprocessor;
+      const auto fits = [&] {
+        return numbers.shared_bytes(shape, element_bytes, sums_of(problem, shape)) <= room;
+      };
+      if (staged) {
+        numbers.staged = true;
+        // As many pieces as there are warps for: each has `share` vectors or one less.
+        numbers.pieces = std::min(pieces, rows);
+        numbers.chunk = numbers.vectors;
+        // All warps have the doubled ones.
+        numbers.doubled = static_cast<int>(rows / numbers.pieces);
+        while (numbers.doubled > 0 && !fits()) --numbers.doubled;
+        // Where that is less than half, some of the others have a second place in registers. Elsewhere that
+        // takes longer than it saves: their bodies follow each other, and are not a loop.
+        constexpr int most_kept = 4;
+        if (2 * numbers.doubled < numbers.vectors) {
+          numbers.kept = std::min(most_kept, numbers.vectors - numbers.doubled);
+        }
+      } else {
+        numbers.chunk = static_cast<int>(divide_up(share, chunks_of(share * shape.width)));
+      }
+      if (fits()) return numbers;
+    }
+  }
+  return std::nullopt;
+}
+
+// Gradients of arguments that are not one value a channel are summed in another way.
+bool has_other_sums(const BackwardProblem& problem, const TailParts& parts) {
+  for (const auto* stages : {&parts.before, &parts.after}) {
+    for (const TailParts::Stage& stage : *stages) {
+      if (stage.parameter < 0 || argument_kind(stage.pointwise.op) == ArgumentKind::tensor) continue;
+      if (stage.pointwise.per != Per::channel &&
+          problem.wants_parameter(static_cast<size_t>(stage.parameter))) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+std::string refusal(const BackwardProblem& problem) {
+  std::string reason = tail_refusal(problem);
+  if (!reason.empty()) return reason;
+  if (!problem.wants_input()) return "the input's gradient is not wanted";
+  const TailShape shape = shape_of(problem);
+  const Gpu& gpu = gpu_of(problem.forward.device);
+  if (shape.parts.norm == nullptr) return "the block has no norm";
+  if (shape.order != Order::planar) return "channels lie after space: a row is not contiguous";
+  if (!gpu.has_clusters())
+    return "it needs bulk copies and clusters, which are not used on " + gpu.architecture;
+  if (shape.width == 1) return "a slab of a few elements has no 16 bytes to copy";
+  if (has_other_sums(problem, shape.parts)) {
+    return "a gradient is wanted that is not one value for each channel";
+  }
+  if (!find_numbers(problem, shape)) {
+    return "a slab of " + std::to_string(shape.group_channels()) + " channels of " +
+           std::to_string(shape.spatial) + " elements does not fit on " +
+           std::to_string(gpu.largest_cluster()) + " multiprocessors";
+  }
+  return "";
+}
+
+class TailBackwardResident final : public BackwardKernel {
+ public:
+  explicit TailBackwardResident(const BackwardProblem& problem)
+      : problem_(problem),
+        shape_(shape_of(problem)),
+        sum_count_(sums_of(problem, shape_)),
+        numbers_(*find_numbers(problem, shape_)),
+        function_(source(), problem.forward.device, launch_numbers()) {
+    clusters_ = clamp(shape_.slabs(), 1, function_.resident_clusters()).called("clusters");
+    // Groups that one cluster meets on its way.
+    segments_ =
+        (divide_up(divide_up(shape_.slabs(), clusters_), maximum(1, shape_.batch)) + 1).called("segments");
+    control_ = regions_.add(control_bytes);
+    sums_ =
+        regions_.add(clusters_ * segments_ * (numbers_.blocks * (numbers_.threads / 32) * sum_count_ * 8));
+  }
+
+  size_t workspace_bytes() const override { return static_cast<size_t>(regions_.total().value()); }
+  bool reads_statistics() const override { return true; }
+
+  std::string describe() const override {
+    std::ostringstream out;
+    out << "slab: " << shape_.slab_elements() << " elements on " << numbers_.blocks
+        << (numbers_.blocks > 1 ? " multiprocessors" : " multiprocessor") << ", a row in " << numbers_.pieces
+        << (numbers_.pieces > 1 ? " pieces" : " piece") << '\n'
+        << "thread: " << numbers_.vectors << " vectors of " << shape_.width << " elements"
+        << (numbers_.staged ? ", " + std::to_string(numbers_.doubled) + " of them with two places" : "")
+        << (numbers_.kept > 0 ? ", " + std::to_string(numbers_.kept) + " with one and registers" : "") << '\n'
+        << "blocks: " << describe_blocks(clusters_ * numbers_.blocks, function_)
+        << "saved by forward: the input and the statistics of each slab\n"
+        << "workspace: " << workspace_bytes() << " bytes\n";
+    return out.str();
+  }
+
+  std::vector<std::string> numerics() const override {
+    return notes_of_chains(problem_.forward.block, bits_of(problem_.forward, problem_.input_gradient.dtype));
+  }
+
+  void launch(const BackwardArguments& arguments, void* workspace, Stream stream) const override {
+    if (shape_.elements() == 0) {
+      clear_gradients(problem_, arguments, stream);
+      return;
+    }
+    const Alignment alignment(shape_, problem_, arguments);
+    Words words;
+    words.add(arguments.input);
+    words.add(arguments.output_gradient);
+    words.add(arguments.statistics);
+    words.add(at(workspace, control_));
+    words.add(at(workspace, sums_));
+    for (int unused = 0; unused < 3; ++unused) words.add(nullptr);
+    words.add(arguments.input_gradient);
+    words.add(alignment.bits());
+    words.add(alignment.phase());
+    words.add(shape_.batch);
+    words.add(segments_);
+    words.add(arguments.parameters);
+    words.add(arguments.parameter_gradients);
+    clear(at(workspace, control_), control_bytes, stream, problem_.forward.device);
+    words.launch(function_, stream, clusters_ * numbers_.blocks);
+  }
+
+ private:
+  Source source() const {
+    std::ostringstream out;
+    out << "#include \"tail/backward/resident.cuh\"\n"
+        << tail_source(problem_, bits_of(problem_.forward, problem_.input_gradient.dtype))
+        << Constants()
+               .add("threads", numbers_.threads)
+               .add("width", shape_.width)
+               .add("vectors", numbers_.vectors)
+               .add("blocks", numbers_.blocks)
+               .add("pieces", numbers_.pieces)
+               .add("chunk", numbers_.chunk)
+               .add("lag", numbers_.lag)
+               .flag("staged", numbers_.staged)
+               .add("doubled", numbers_.doubled)
+               .add("kept", numbers_.kept)
+               .add("at_once", numbers_.at_once)
+               .numbers()
+        << "using Agent = onepass::TailBackwardResident<onepass::Tail, Numbers>;\n"
+        << "static_assert(sizeof(Agent::Shared) <= " << launch_numbers().shared_bytes << ");\n"
+        << "extern \"C\" __global__ void __launch_bounds__(" << numbers_.threads << ", "
+        << threads_of_multiprocessor / numbers_.threads
+        << ") onepass_tail_backward_resident(const __grid_constant__ Agent::Parameters p) {\n"
+        << "  extern __shared__ __align__(128) unsigned char memory[];\n"
+        << "  Agent{p, *reinterpret_cast<Agent::Shared*>(memory)}.run();\n"
+        << "}\n";
+    return {"onepass_tail_backward_resident", out.str()};
+  }
+
+  Launch launch_numbers() const {
+    const int64_t bytes = numbers_.shared_bytes(shape_, staged_bytes(problem_, shape_.parts), sum_count_);
+    return {numbers_.blocks, static_cast<uint32_t>(numbers_.threads), static_cast<uint32_t>(numbers_.blocks),
+            static_cast<uint32_t>(bytes)};
+  }
+
+  BackwardProblem problem_;
+  TailShape shape_;
+  int sum_count_;
+  Numbers numbers_;
+  Function function_;
+  Number clusters_;
+  Number segments_;
+  Regions regions_;
+  Region control_, sums_;
+};
+
+double seconds(const BackwardProblem& problem, const PlanOptions&) {
+  const TailShape shape = shape_of(problem);
+  const Gpu& gpu = gpu_of(problem.forward.device);
+  const Numbers numbers = *find_numbers(problem, shape);
+  const double bytes = backward_bytes(problem, shape);
+  const double clusters =
+      std::max(1, gpu.multiprocessors * threads_of_multiprocessor / numbers.threads / numbers.blocks -
+                      (numbers.blocks > 8 ? 1 : 0));
+  const double rounds = std::ceil(static_cast<double>(shape.slabs().value()) / clusters);
+  // What a slab takes a cluster whatever it moves: sums, then each element of a thread. H200: s60, s19, s61
+  // and s27 in bf16 7.0, 7.3, 8.7 and 7.4 us.
+  const double element =
+      numbers.staged ? (shape.parts.mean ? 5e-8 : 6.3e-8) : (shape.parts.mean ? 7.5e-8 : 1.1e-7);
+  const double latency = rounds * (3e-6 + element * numbers.vectors * shape.width);
+  // H200: 1.24, 1.30, 1.30 and 1.45 times the floor for s60, s19, s61 and s27 in f32, in
+  // bf16 1.40, 1.40, 1.38 and 1.39. Where less than half has two places, the rest is waited for: 1.86 for s61
+  // without those in registers.
+  const bool waits = numbers.staged && 2 * (numbers.doubled + numbers.kept) < numbers.vectors;
+  const double memory = waits ? 1.86 : numbers.blocks > 1 ? 1.3 : 1.45;
+  return 6e-6 + std::max(latency, memory * bytes / gpu.bytes_per_second);
+}
+
+}  // namespace
+}  // namespace cuda
+
+extern const BackwardStrategy cuda_tail_backward_resident{
+    "tail_backward_resident", cuda::refusal, cuda::seconds,
+    [](const BackwardProblem& problem, const PlanOptions&) -> std::shared_ptr<const BackwardKernel> {
+      return std::make_shared<const cuda::TailBackwardResident>(problem);
+    }};
+
+}  // namespace onepass

@@ -1,0 +1,163 @@
+// The row "tail_backward": all gradients of a block without convolution in one launch.
+#include <algorithm>
+#include <optional>
+#include <sstream>
+
+#include "cuda/device/aligned.cuh"
+#include "cuda/notes.h"
+#include "cuda/tail/tail.h"
+
+namespace onepass {
+namespace cuda {
+namespace {
+
+constexpr int64_t control_words = 4;  // of the whole launch, and of each unit
+
+TailShape shape_of(const BackwardProblem& problem) {
+  const TailParts parts(problem.forward.block, problem.forward.input.sizes);
+  return {problem.forward, large_gradients(problem, parts)};
+}
+
+class TailBackward final : public BackwardKernel {
+ public:
+  explicit TailBackward(const BackwardProblem& problem)
+      : problem_(problem),
+        shape_(shape_of(problem)),
+        work_(problem, shape_.parts),
+        numbers_(shape_, bytes_read(problem, shape_), gpu_of(problem.forward.device)),
+        function_(work_.is_empty() ? std::nullopt
+                                  : std::optional<Function>(std::in_place, source(), problem.forward.device,
+                                                            launch_numbers())) {
+    if (work_.is_empty()) return;
+    blocks_ = clamp(tickets(), 1, function_->resident_clusters());
+    const Number parts = shape_.rows() * numbers_.pieces;
+    control_ = regions_.add(control_bytes());
+    const int moved = shape_.parts.norm != nullptr ? 1 : 0;  // sums of xhat
+    parts_ = regions_.add(parts * (work_.first_sums + moved) * 4);
+    sums_ = regions_.add(parts * work_.second_sums * 4);
+    totals_ = regions_.add(shape_.rows() * (work_.first_sums + work_.second_sums + moved) * 4);
+    slab_sums_ = regions_.add(shape_.slabs() * 2 * 4);
+  }
+
+  size_t workspace_bytes() const override { return static_cast<size_t>(regions_.total().value()); }
+  bool reads_statistics() const override { return shape_.parts.norm != nullptr && !work_.is_empty(); }
+
+  std::string describe() const override {
+    if (work_.is_empty()) return "passes: none, no gradient is wanted\n";
+    std::ostringstream out;
+    out << numbers_.describe() << "blocks: " << describe_blocks(blocks_, *function_)
+        << "passes: " << (work_.first ? 1 : 0) + (work_.second ? 1 : 0)
+        << (work_.third ? ", then sums over the batch" : "") << '\n'
+        << "saved by forward: the input and the statistics of each slab\n"
+        << "workspace: " << workspace_bytes() << " bytes\n";
+    return out.str();
+  }
+
+  std::vector<std::string> numerics() const override {
+    return work_.is_empty() ? Notes{}
+                           : notes_of_chains(problem_.forward.block,
+                                             bits_of(problem_.forward, problem_.input_gradient.dtype));
+  }
+
+  void launch(const BackwardArguments& arguments, void* workspace, Stream stream) const override {
+    if (work_.is_empty()) return;
+    if (shape_.elements() == 0) {
+      clear_gradients(problem_, arguments, stream);
+      return;
+    }
+    const Alignment alignment(shape_, problem_, arguments);
+    Words words;
+    words.add(arguments.input);
+    words.add(arguments.output_gradient);
+    words.add(arguments.statistics);
+    words.add(at(workspace, control_));
+    words.add(at(workspace, parts_));
+    words.add(at(workspace, sums_));
+    words.add(at(workspace, totals_));
+    words.add(at(workspace, slab_sums_));
+    words.add(arguments.input_gradient);
+    words.add(alignment.bits());
+    words.add(alignment.phase());
+    words.add(shape_.batch);
+    words.add(numbers_.wave_units);
+    words.add(arguments.parameters);
+    words.add(arguments.parameter_gradients);
+    clear(at(workspace, control_), control_bytes(), stream, problem_.forward.device);
+    words.launch(*function_, stream, blocks_);
+  }
+
+ private:
+  static int64_t bytes_read(const BackwardProblem& problem, const TailShape& shape) {
+    return byte_size(problem.forward.input.dtype) +
+           (shape.parts.mean ? 0 : byte_size(problem.output_gradient.dtype));
+  }
+
+  Number control_bytes() const { return (numbers_.units(shape_.batch) + 1) * control_words * 4; }
+
+  // The work in tickets; blocks take one after the other.
+  Number tickets() const {
+    const Number tiles = numbers_.wave_units * numbers_.tiles_of_unit;
+    const Number first = when(work_.first, tiles);
+    const Number second = when(work_.second, tiles);
+    const int64_t third = work_.third ? (shape_.channels + numbers_.threads - 1) / numbers_.threads : 0;
+    return first + numbers_.waves(shape_.batch) * (first + second) + third;
+  }
+
+  Source source() const {
+    return {"onepass_tail_backward",
+            "#include \"tail/backward/streamed.cuh\"\n" +
+                tail_source(problem_, bits_of(problem_.forward, problem_.input_gradient.dtype)) +
+                numbers_.source() +
+                "using Agent = onepass::TailBackward<onepass::Tail, Numbers, Walk, true>;\n"
+                "using Unaligned = onepass::TailBackward<onepass::Tail, UnalignedNumbers, UnalignedWalk, "
+                "false>;\n"
+                "extern \"C\" __global__ void __launch_bounds__(" +
+                std::to_string(numbers_.threads) + ", " + std::to_string(numbers_.blocks_wanted) +
+                ") onepass_tail_backward(const __grid_constant__ Agent::Parameters p) {\n"
+                "  extern __shared__ float scratch[];\n"
+                "  if (p.is_aligned(onepass::aligned_all)) {\n"
+                "    Agent{p, scratch}.run();\n"
+                "  } else {\n"
+                "    Unaligned{p, scratch}.run();\n"
+                "  }\n"
+                "}\n"};
+  }
+
+  Launch launch_numbers() const {
+    const int sums = std::max(work_.first_sums + 1, work_.second_sums);
+    return {maximum(1, tickets()), static_cast<uint32_t>(numbers_.threads), 1,
+            static_cast<uint32_t>(numbers_.scratch_floats(sums, 1) * 4)};
+  }
+
+  BackwardProblem problem_;
+  TailShape shape_;
+  BackwardWork work_;
+  StreamNumbers numbers_;
+  std::optional<Function> function_;
+  Number blocks_ = 1;
+  Regions regions_;
+  Region control_, parts_, sums_, totals_, slab_sums_;
+};
+
+double seconds(const BackwardProblem& problem, const PlanOptions&) {
+  const TailShape shape = shape_of(problem);
+  const Gpu& gpu = gpu_of(problem.forward.device);
+  // H200, times the floor: 1.66, 1.72, 1.69 for s60, s19 and s61 in f32 and 1.86, 1.87, 1.71 in bf16; s27,
+  // where arithmetic counts, 1.9 and 2.8. What pass 1 has read is in memory again when pass 2 comes for it.
+  const bool wide = byte_size(problem.forward.input.dtype) == 4;
+  double times = 1.1;
+  if (shape.parts.norm != nullptr) times = shape.parts.mean ? (wide ? 1.9 : 2.7) : (wide ? 1.7 : 1.8);
+  return 6e-6 + times * backward_bytes(problem, shape) / gpu.bytes_per_second;
+}
+
+}  // namespace
+}  // namespace cuda
+
+extern const BackwardStrategy cuda_tail_backward{
+    "tail_backward", [](const BackwardProblem& problem) { return cuda::tail_refusal(problem); },
+    cuda::seconds,
+    [](const BackwardProblem& problem, const PlanOptions&) -> std::shared_ptr<const BackwardKernel> {
+      return std::make_shared<const cuda::TailBackward>(problem);
+    }};
+
+}  // namespace onepass

@@ -1,0 +1,157 @@
+// The row "tail_streamed": one launch, tickets, at most two passes; slabs of any size, both orders.
+#include <algorithm>
+#include <sstream>
+
+#include "cuda/notes.h"
+#include "cuda/tail/tail.h"
+
+namespace onepass {
+namespace cuda {
+namespace {
+
+constexpr int64_t control_words = 4;  // of the whole launch, and of each unit
+
+// A mean that follows from the moments is one pass over rows that do not wait for each other. Where slabs are
+// small and many, a block takes a whole one, each warp rows of its own: no barrier is between their loads.
+StreamNumbers numbers_of(const TailShape& shape, const Problem& problem) {
+  const Gpu& gpu = gpu_of(problem.device);
+  StreamNumbers numbers(shape, byte_size(problem.input.dtype), gpu);
+  constexpr int64_t most_elements = 1 << 18;
+  constexpr int64_t most_warps = 8;
+  const int64_t rows = shape.group_channels();
+  if (shape.order != Order::planar || !shape.parts.mean_follows_norm() || numbers.pieces > 1 ||
+      numbers.team <= 32 || shape.slab_elements() > most_elements ||
+      shape.slabs() < 4 * int64_t{gpu.multiprocessors}) {
+    return numbers;
+  }
+  const int64_t warps = std::min(rows, most_warps);
+  numbers.threads = static_cast<int>(32 * warps);
+  numbers.team = 32;
+  numbers.rows_per_tile = divide_up(rows, warps) * warps;
+  numbers.tiles_of_unit = 1;
+  numbers.blocks_wanted = 1024 / numbers.threads;
+  return numbers;
+}
+
+class TailStreamed final : public Kernel {
+ public:
+  explicit TailStreamed(const Problem& problem)
+      : problem_(problem),
+        shape_(problem),
+        numbers_(numbers_of(shape_, problem)),
+        function_(source(), problem.device, launch_numbers()) {
+    blocks_ = alone() ? maximum(1, numbers_.units(shape_.batch))
+                      : clamp(tickets(), 1, function_.resident_clusters());
+    const Number parts = shape_.rows() * numbers_.pieces;
+    control_ = regions_.add(control_bytes());
+    parts_ = regions_.add(when(shape_.parts.norm, parts * 4 * 4));
+    sums_ = regions_.add(when(shape_.parts.mean, parts * 4));
+    statistics_ = regions_.add(when(shape_.parts.norm, shape_.slabs() * 2 * 4));
+  }
+
+  Accuracy accuracy() const override { return accuracy_of_chains(problem_); }
+  size_t workspace_bytes() const override { return static_cast<size_t>(regions_.total().value()); }
+
+  std::string describe() const override {
+    std::ostringstream out;
+    out << numbers_.describe() << "blocks: " << describe_blocks(blocks_, function_)
+        << "passes: " << (shape_.parts.norm && !shape_.parts.mean_follows_norm() ? 2 : 1) << '\n'
+        << "workspace: " << workspace_bytes() << " bytes\n";
+    return out.str();
+  }
+
+  std::vector<std::string> numerics() const override {
+    return notes_of_chains(problem_.block, bits_of(problem_, problem_.output.dtype));
+  }
+
+  void launch(const Arguments& arguments, void* workspace, Stream stream) const override {
+    if (shape_.elements() == 0) return;
+    const Alignment alignment(shape_, problem_, arguments);
+    Words words;
+    words.add(arguments.input);
+    words.add(arguments.output);
+    words.add(arguments.statistics ? static_cast<void*>(arguments.statistics) : at(workspace, statistics_));
+    words.add(at(workspace, control_));
+    words.add(at(workspace, parts_));
+    words.add(at(workspace, sums_));
+    words.add(alignment.bits());
+    words.add(alignment.phase());
+    words.add(shape_.batch);
+    words.add(numbers_.wave_units);
+    words.add(arguments.parameters);
+    if (!alone()) clear(at(workspace, control_), control_bytes(), stream, problem_.device);
+    words.launch(function_, stream, blocks_);
+  }
+
+ private:
+  // A unit is one tile and one pass: a block has it to itself, and nothing is shared.
+  bool alone() const { return shape_.parts.mean_follows_norm() && numbers_.tiles_of_unit == 1; }
+
+  Number control_bytes() const { return (numbers_.units(shape_.batch) + 1) * control_words * 4; }
+
+  // The work in tickets; blocks take one after the other.
+  Number tickets() const {
+    const Number tiles = numbers_.wave_units * numbers_.tiles_of_unit;
+    const Number first = when(shape_.parts.norm, tiles);
+    const Number second = when(!shape_.parts.mean_follows_norm(), tiles);
+    return first + numbers_.waves(shape_.batch) * (first + second);
+  }
+
+  Source source() const {
+    return {"onepass_tail_streamed",
+            "#include \"tail/streamed.cuh\"\n" +
+                tail_source(problem_, bits_of(problem_, problem_.output.dtype)) + numbers_.source() +
+                "using Agent = onepass::TailStreamed<onepass::Tail, Numbers, Walk, true>;\n"
+                "using Unaligned = onepass::TailStreamed<onepass::Tail, UnalignedNumbers, UnalignedWalk, "
+                "false>;\n"
+                "extern \"C\" __global__ void __launch_bounds__(" +
+                std::to_string(numbers_.threads) + ", " + std::to_string(numbers_.blocks_wanted) +
+                ") onepass_tail_streamed(const __grid_constant__ Agent::Parameters p) {\n"
+                "  extern __shared__ float scratch[];\n" +
+                wait_source() +
+                "  if (p.is_aligned(onepass::aligned_all)) {\n"
+                "    Agent{p, scratch}.run();\n"
+                "  } else {\n"
+                "    Unaligned{p, scratch}.run();\n"
+                "  }\n"
+                "}\n"};
+  }
+
+  Launch launch_numbers() const {
+    return {maximum(1, tickets()),
+            static_cast<uint32_t>(numbers_.threads),
+            1,
+            static_cast<uint32_t>(numbers_.scratch_floats(4, 4) * 4),
+            false,
+            true};
+  }
+
+  Problem problem_;
+  TailShape shape_;
+  StreamNumbers numbers_;
+  Function function_;
+  Number blocks_ = 1;
+  Regions regions_;
+  Region control_, parts_, sums_, statistics_;
+};
+
+double seconds(const Problem& problem, const PlanOptions&) {
+  const TailShape shape(problem);
+  const Gpu& gpu = gpu_of(problem.device);
+  const double bytes = static_cast<double>(shape.elements()) * static_cast<double>(shape.element_bytes);
+  // H200: 1.63, 1.62 and 1.67 times a copy on the tails of s60, s19 and s61, 1.25 to 1.41 for s27's single
+  // pass.
+  const bool again = shape.parts.norm && !shape.parts.mean_follows_norm();
+  return (again ? 16e-6 : 8e-6) + (again ? 1.63 : 1.3) * bytes / gpu.bytes_per_second;
+}
+
+}  // namespace
+}  // namespace cuda
+
+extern const Strategy cuda_tail_streamed{
+    "tail_streamed", [](const Problem& problem) { return cuda::tail_refusal(problem); }, cuda::seconds,
+    [](const Problem& problem, const PlanOptions&) -> std::shared_ptr<const Kernel> {
+      return std::make_shared<const cuda::TailStreamed>(problem);
+    }};
+
+}  // namespace onepass

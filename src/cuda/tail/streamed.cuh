@@ -1,0 +1,379 @@
+// A tail in one launch and at most two passes over the tensor, for slabs of any size and both layouts.
+//
+//   pass 1   x -> before-chain -> moments of each row's pieces; the last block of a unit merges them
+//   pass 2   x -> before-chain -> norm -> after-chain -> y, or its sums where the block ends in a mean
+//
+// Work is taken by ticket: pass 1 of a wave of units, then pass 2 of the wave before. Pass 2 so finds its x
+// in the second-level cache, and waits only for lower tickets. Moves x twice (once from memory) and y once. A
+// mean directly after the norm follows from the moments: pass 1 alone.
+#pragma once
+
+#include "tail/tail.cuh"
+
+namespace onepass {
+
+// `Aligned`: all vectors of the launch lie on 16 bytes, and no other path is in the loops.
+template <class Tail, class Numbers, class Walk, bool Aligned>
+struct TailStreamed {
+  using Parameters = TailParameters<Tail::parameters>;
+  using Before = typename Tail::Before;
+  using After = typename Tail::After;
+  static constexpr int part_floats = 4;  // count, mean, M2, what the mean has no bits for
+
+  const Parameters& p;
+  float* scratch;
+
+  // --- Pass 1 ---
+  struct MomentsPass {
+    const Parameters& p;
+    float* scratch;
+
+    template <int Rows>
+    struct Row {
+      ChannelValues<Before, Rows> before;
+    };
+    // Distances from the mean of a thread's first vectors. 3 instructions an element, where merging each
+    // chunk's moments takes 4 and a reciprocal.
+    template <int Rows>
+    struct Sums {
+      float count = 0.0f;  // of each row
+      PivotSums<Rows == 1 ? 2 : 1> row[Rows];
+
+      __device__ __forceinline__ ExactMoments moments(int r) const {
+        float moved, m2, low;
+        row[r].finish(count, moved, m2);
+        const float mean = sum_and_rest(row[r].pivot, moved, low);
+        return {count, mean, m2, low};
+      }
+    };
+
+    template <int Rows>
+    __device__ __forceinline__ Row<Rows> row(int64 n, int64 c) const {
+      Row<Rows> row;
+      row.before.load(p, n, c);
+      return row;
+    }
+
+    template <int Width, int Count, int Rows, class HowMany>
+    __device__ __forceinline__ void chunk(const Row<Rows>& row, int64 index, int64 step, HowMany how_many,
+                                          Sums<Rows>& sums) const {
+      Packed<typename Tail::Input, Width> x[Count];
+      typename Before::template Tensors<Width> tensors[Count];
+#pragma unroll
+      for (int i = 0; i < Count; ++i) {
+        if (!is_in(i, how_many)) break;
+        x[i].load(p.input, index + i * step, Aligned || p.is_aligned(aligned_input));
+        tensors[i].load(p, index + i * step);
+      }
+      float h[Count][Width];
+#pragma unroll
+      for (int i = 0; i < Count; ++i) {
+        if (!is_in(i, how_many)) break;
+        x[i].unpack(h[i]);
+#pragma unroll
+        for (int k = 0; k < Width; ++k)
+          h[i][k] = Before::value(h[i][k], row.before.value[Rows == 1 ? 0 : k], tensors[i], k);
+      }
+      // Rows == 1: all are one row's. Else element k of every vector is row k's.
+      constexpr int of_vector = Rows == 1 ? Width : 1;
+      int vectors = Count;
+      if constexpr (!is_same<HowMany, All>) vectors = how_many;
+      const float count = static_cast<float>(vectors * of_vector);
+      if (sums.count == 0.0f) {
+        const float per_element =
+            is_same<HowMany, All> ? 1.0f / (Count * of_vector) : pointwise::reciprocal_fast(count);
+        constexpr int asked = Rows == 1 ? Count : 1;  // of several rows the first value is enough
+#pragma unroll
+        for (int r = 0; r < Rows; ++r) {
+          const float first = h[0][r];
+          float sum = 0.0f;
+#pragma unroll
+          for (int i = 0; i < asked; ++i) {
+            if (!is_in(i, how_many)) break;
+#pragma unroll
+            for (int k = 0; k < of_vector; ++k) {
+              if (i + k > 0) sum += distance_from(h[i][r + k], first);
+            }
+          }
+          sums.row[r].pivot = fmaf(sum, per_element, first);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < Count; ++i) {
+        if (!is_in(i, how_many)) break;
+#pragma unroll
+        for (int k = 0; k < Width; ++k) sums.row[Rows == 1 ? 0 : k].add(h[i][k], k);
+      }
+      sums.count += count;
+    }
+
+    template <int team, int Rows>
+    __device__ __forceinline__ void finish(const Row<Rows>&, const Sums<Rows>& sums, int64 row_index,
+                                           int piece, bool in_range) const {
+      if constexpr (!Numbers::interleaved) {
+        const ExactMoments own = sums.moments(0);
+        float mean, low, m2;
+        float count = own.count;
+        if constexpr (team <= 32) {
+          count = lanes_sum<team>(count);
+        } else {
+          float all[1] = {count};
+          block_sum<Numbers::threads>(all, scratch);
+          count = all[0];
+        }
+        team_moments<team, Numbers::threads>(own, count, scratch, mean, low, m2);
+        if (in_range && threadIdx.x % team == 0) store(row_index, piece, {count, mean, m2, low});
+      } else {
+        using Split = ColumnSplit<Numbers, team>;
+        constexpr int part = Rows * Split::holders * team;
+        __syncthreads();
+#pragma unroll
+        for (int r = 0; r < Rows; ++r) {
+          // Of a warp's lanes: the mean first, as its distance from that of the first one, then every lane's
+          // M2 moved to it.
+          const ExactMoments own = sums.moments(r);
+          const float count = Split::warp_sum(own.count);
+          const float from = __shfl_sync(0xffffffffu, own.mean, threadIdx.x % (team < 32 ? team : 32));
+          const float distance = own.distance(from);
+          const float moved = Split::warp_sum(own.count * distance) *
+                              (count > 0.0f ? pointwise::reciprocal_fast(count) : 0.0f);
+          const float m2 = Split::warp_sum(fmaf(own.count * (distance - moved), distance - moved, own.m2));
+          if (Split::holds()) {
+            const int place = Split::place(r, Split::holder());
+            float low;
+            const float mean = sum_and_rest(from, moved, low);
+            scratch[place] = count;
+            scratch[part + place] = team < 32 ? mean : own.mean;
+            scratch[2 * part + place] = team < 32 ? m2 : own.m2;
+            scratch[3 * part + place] = team < 32 ? low : own.low;
+          }
+        }
+        __syncthreads();
+        if (in_range) {
+          Split::template for_each_row<Rows>([&](int, int r) {
+            ExactMoments all;
+#pragma unroll
+            for (int holder = 0; holder < Split::holders; ++holder) {
+              const int place = Split::place(r, holder);
+              if (scratch[place] > 0.0f) {
+                all.merge({scratch[place], scratch[part + place], scratch[2 * part + place],
+                           scratch[3 * part + place]});
+              }
+            }
+            store(row_index + r, piece, all);
+          });
+        }
+      }
+    }
+
+    __device__ __forceinline__ void store(int64 row_index, int piece, const ExactMoments& own) const {
+      float* part = p.parts + (row_index * Walk::pieces + piece) * part_floats;
+      part[0] = own.count;
+      part[1] = own.mean;
+      part[2] = own.m2;
+      part[3] = own.low;
+    }
+  };
+
+  // --- Pass 2 ---
+  struct ApplyPass {
+    const Parameters& p;
+    float* scratch;
+
+    template <int Rows>
+    struct Row {
+      ChannelValues<Before, Rows> before;
+      ChannelValues<After, Rows> after;
+      float mean[Rows];
+      float scale[Rows];
+      float bias[Rows];
+    };
+    template <int Rows>
+    using Sums = PlainSums<Numbers, Tail::has_mean ? 1 : 0, Rows>;
+
+    template <int Rows>
+    __device__ __forceinline__ Row<Rows> row(int64 n, int64 c) const {
+      Row<Rows> row;
+      row.before.load(p, n, c);
+      row.after.load(p, n, c);
+      if constexpr (Tail::has_norm) {
+#pragma unroll
+        for (int r = 0; r < Rows; ++r) {
+          const int64 slab = n * (Tail::channels / Tail::group_channels) + (c + r) / Tail::group_channels;
+          const float* statistics = p.statistics + 2 * slab;
+          row.mean[r] = load_shared_by_blocks(statistics);
+          row.scale[r] = Tail::weight(p, c + r) * load_shared_by_blocks(statistics + 1);
+          const float low = load_shared_by_blocks(low_of(p, slab));
+          row.bias[r] = fmaf(-low, row.scale[r], Tail::bias(p, c + r));
+        }
+      }
+      return row;
+    }
+
+    template <int Width, int Count, int Rows, class HowMany>
+    __device__ __forceinline__ void chunk(const Row<Rows>& row, int64 index, int64 step, HowMany how_many,
+                                          Sums<Rows>& sums) const {
+      Packed<typename Tail::Input, Width> x[Count];
+      typename Before::template Tensors<Width> before[Count];
+      typename After::template Tensors<Width> after[Count];
+#pragma unroll
+      for (int i = 0; i < Count; ++i) {
+        if (!is_in(i, how_many)) break;
+        x[i].template load<true>(p.input, index + i * step, Aligned || p.is_aligned(aligned_input));
+        before[i].load(p, index + i * step);
+        after[i].load(p, index + i * step);
+      }
+#pragma unroll
+      for (int i = 0; i < Count; ++i) {
+        if (!is_in(i, how_many)) break;
+        float value[Width];
+        x[i].unpack(value);
+#pragma unroll
+        for (int k = 0; k < Width; ++k) {
+          const int r = Rows == 1 ? 0 : k;
+          value[k] = Before::value(value[k], row.before.value[r], before[i], k);
+          if constexpr (Tail::has_norm)
+            value[k] = normalise(value[k], row.mean[r], row.scale[r], row.bias[r]);
+          value[k] = After::value(value[k], row.after.value[r], after[i], k);
+          if constexpr (Tail::has_mean) sums.value[r][0] += value[k];
+        }
+        if constexpr (!Tail::has_mean) {
+          Packed<typename Tail::Output, Width> y;
+          y.pack(value);
+          y.store(p.output, index + i * step, Aligned || p.is_aligned(aligned_output));
+        }
+      }
+    }
+
+    template <int team, int Rows>
+    __device__ __forceinline__ void finish(const Row<Rows>&, Sums<Rows>& sums, int64 row_index, int piece,
+                                           bool in_range) const {
+      sums.template finish<team>(in_range, scratch, [&](int r, const float* total) {
+        p.sums[(row_index + r) * Walk::pieces + piece] = total[0];
+      });
+    }
+  };
+
+  // --- Between the passes: the statistics of a unit's slabs ---
+  static constexpr int per_slab = Tail::group_channels * Walk::pieces;
+  // What a slab's mean has no bits for: in its first part, which has been read then.
+  static __device__ __forceinline__ float* low_of(const Parameters& p, int64 slab) {
+    return p.parts + slab * per_slab * part_floats + 3;
+  }
+
+  static __device__ __forceinline__ ExactMoments load_part(const float* part) {
+    return {load_shared_by_blocks(part), load_shared_by_blocks(part + 1), load_shared_by_blocks(part + 2),
+            load_shared_by_blocks(part + 3)};
+  }
+
+  __device__ __forceinline__ void finish_moments(int64 unit) const {
+    // The whole block for the one slab of a planar unit, a warp for each slab of an interleaved one.
+    constexpr int team = Walk::slabs_of_unit == 1 ? Numbers::threads : 32;
+    const int lane = threadIdx.x % team;
+    for (int s = threadIdx.x / team; s < Walk::slabs_of_unit; s += Numbers::threads / team) {
+      const int64 slab = unit * Walk::slabs_of_unit + s;
+      const float* parts = p.parts + slab * per_slab * part_floats;
+      ExactMoments own;
+#pragma unroll 4
+      for (int i = lane; i < per_slab; i += team) {
+        const ExactMoments part = load_part(parts + i * part_floats);
+        if (part.count > 0.0f) own.merge(part);
+      }
+      constexpr float elements = static_cast<float>(Tail::group_channels * Tail::spatial);
+      float mean, low, m2;
+      team_moments<team, Numbers::threads>(own, elements, scratch, mean, low, m2);
+      const float rstd = 1.0f / sqrtf(m2 / elements + Tail::eps);
+      if (lane == 0) {
+        p.statistics[2 * slab] = mean;
+        p.statistics[2 * slab + 1] = rstd;
+        if constexpr (!Tail::mean_follows_norm) *low_of(p, slab) = low;
+      }
+      if constexpr (Tail::mean_follows_norm) {
+        for (int c = lane; c < Tail::group_channels; c += team) {
+          Moments row;
+          for (int i = 0; i < Walk::pieces; ++i) {
+            const ExactMoments part = load_part(parts + (c * Walk::pieces + i) * part_floats);
+            if (part.count > 0.0f) row.merge(part.count, part.mean, 0.0f);
+          }
+          const int64 row_index = slab * Tail::group_channels + c;
+          const int channel = static_cast<int>(row_index % Tail::channels);
+          const float value =
+              fmaf(((row.mean - mean) - low) * rstd, Tail::weight(p, channel), Tail::bias(p, channel));
+          store_one<typename Tail::Output>(p.output, row_index, value);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void finish_mean(int64 unit) const {
+    constexpr float per_element = 1.0f / static_cast<float>(Tail::spatial);
+    for (int r = threadIdx.x; r < Walk::rows_of_unit; r += Numbers::threads) {
+      const int64 row_index = unit * Walk::rows_of_unit + r;
+      double total = 0.0;
+      for (int i = 0; i < Walk::pieces; ++i)
+        total += load_shared_by_blocks(p.sums + row_index * Walk::pieces + i);
+      store_one<typename Tail::Output>(p.output, row_index, static_cast<float>(total) * per_element);
+    }
+  }
+
+  static constexpr int tiles = Walk::tiles_of_unit;
+  static constexpr int first_tiles = Tail::has_norm ? tiles : 0;
+  static constexpr int second_tiles = Tail::mean_follows_norm ? 0 : tiles;
+
+  __device__ __forceinline__ void first(int64 unit, int tile, uint32* counters) const {
+    MomentsPass pass{p, scratch};
+    Walk::run(p, unit, tile, pass);
+    if (arrives_last(counters, tiles)) {
+      finish_moments(unit);
+      publish(counters + 2, 1u);
+    }
+  }
+
+  __device__ __forceinline__ void second(int64 unit, int tile, uint32* counters) const {
+    if constexpr (Tail::has_norm) {
+      if (threadIdx.x == 0) wait_for(counters + 2, 1u);
+      __syncthreads();
+    }
+    ApplyPass pass{p, scratch};
+    Walk::run(p, unit, tile, pass);
+    if constexpr (Tail::has_mean) {
+      if (arrives_last(counters + 1, tiles)) finish_mean(unit);
+    }
+  }
+
+  // A unit is one tile and one pass: a block has it to itself.
+  static constexpr bool alone = first_tiles == 1 && second_tiles == 0;
+
+  __device__ __forceinline__ void run() const {
+    if constexpr (alone) {
+      const int64 unit = blockIdx.x;
+      if (unit >= Walk::units(p.batch)) return;
+      MomentsPass pass{p, scratch};
+      Walk::run(p, unit, 0, pass);
+      __syncthreads();  // all parts are there
+      finish_moments(unit);
+    } else {
+      run_tickets();
+    }
+  }
+
+  __device__ __forceinline__ void run_tickets() const {
+    using Items = Schedule<first_tiles, second_tiles>;
+    const int64 units = Walk::units(p.batch);
+    const int64 tickets = Items::tickets(units, p.wave_units);
+    Tickets own(p.control);
+#pragma unroll 1
+    for (int64 ticket = own.take(); ticket < tickets; ticket = own.take()) {
+      const Items item(ticket, p.wave_units);
+      if (item.unit >= units) continue;
+      uint32* counters = p.control + 4 + item.unit * 4;
+      if (item.is_first) {
+        if constexpr (first_tiles > 0) first(item.unit, item.tile, counters);
+      } else {
+        if constexpr (second_tiles > 0) second(item.unit, item.tile, counters);
+      }
+    }
+  }
+};
+
+}  // namespace onepass

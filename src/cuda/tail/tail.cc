@@ -1,0 +1,353 @@
+// What the strategies for tails share.
+#include "cuda/tail/tail.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include "cuda/device/aligned.cuh"
+#include "plan/choice.h"
+
+namespace onepass::cuda {
+namespace {
+
+// Whether a tensor lies dense in this order, whatever the strides of dimensions of one element are.
+bool lies(const TensorSpec& spec, Order order) {
+  const Layout layout = order == Order::planar ? Layout::nchw : Layout::nhwc;
+  const Shape strides = TensorSpec::dense(spec.dtype, spec.sizes, layout).strides;
+  for (size_t d = 0; d < spec.sizes.size(); ++d) {
+    if (spec.sizes[d] > 1 && spec.strides[d] != strides[d]) return false;
+  }
+  return true;
+}
+
+bool all_lie(const std::vector<const TensorSpec*>& specs, Order order) {
+  return std::all_of(specs.begin(), specs.end(),
+                     [order](const TensorSpec* spec) { return lies(*spec, order); });
+}
+
+// The tensors of the input's size.
+std::vector<const TensorSpec*> large_tensors(const Problem& problem, const TailParts& parts) {
+  std::vector<const TensorSpec*> specs{&problem.input};
+  if (!parts.mean) specs.push_back(&problem.output);
+  for (const int index : parts.tensor_parameters())
+    specs.push_back(&problem.parameters[static_cast<size_t>(index)]);
+  return specs;
+}
+
+bool has_f64(const Problem& problem) {
+  const auto is_f64 = [](const TensorSpec& spec) { return spec.dtype == DType::f64; };
+  return is_f64(problem.input) || is_f64(problem.output) ||
+         std::any_of(problem.parameters.begin(), problem.parameters.end(), is_f64);
+}
+
+std::string order_refusal(const std::vector<const TensorSpec*>& specs) {
+  if (all_lie(specs, Order::planar) || all_lie(specs, Order::interleaved)) return "";
+  return "the tensors are not all dense with channels before, or all with channels after, space";
+}
+
+// 16 bytes of the narrowest tensor.
+int widest_vector(const std::vector<const TensorSpec*>& specs) {
+  int width = 4;
+  for (const TensorSpec* spec : specs) {
+    width = std::max<int>(width, static_cast<int>(16 / byte_size(spec->dtype)));
+  }
+  return width;
+}
+
+// Where vectors lie within rows, or within the channels of a position.
+int vector_width(int widest, Order order, int64_t channels, int64_t spatial) {
+  if (order == Order::planar) {
+    // Rows shorter than this are mostly beginnings and ends.
+    constexpr int64_t least_vectors = 16;
+    return spatial >= least_vectors * widest || spatial % widest == 0 ? widest : 1;
+  }
+  int width = widest;
+  while (width > 1 && channels % width != 0) width /= 2;
+  return width;
+}
+
+int64_t power_of_two_above(int64_t value) {
+  int64_t power = 1;
+  while (power < value) power *= 2;
+  return power;
+}
+
+}  // namespace
+
+std::vector<const TensorSpec*> large_gradients(const BackwardProblem& problem, const TailParts& parts) {
+  std::vector<const TensorSpec*> specs;
+  if (!parts.mean) specs.push_back(&problem.output_gradient);
+  if (problem.wants_input()) specs.push_back(&problem.input_gradient);
+  for (const int index : parts.tensor_parameters()) {
+    const auto i = static_cast<size_t>(index);
+    if (problem.wants_parameter(i)) specs.push_back(&problem.parameter_gradients[i]);
+  }
+  return specs;
+}
+
+TailShape::TailShape(const Problem& problem) : TailShape(problem, {}) {}
+
+TailShape::TailShape(const Problem& problem, const std::vector<const TensorSpec*>& gradients)
+    : parts(problem.block, problem.input.sizes) {
+  std::vector<const TensorSpec*> specs = large_tensors(problem, parts);
+  for (const TensorSpec* spec : specs) element_bytes += byte_size(spec->dtype);
+  specs.insert(specs.end(), gradients.begin(), gradients.end());
+  order = all_lie(specs, Order::planar) ? Order::planar : Order::interleaved;
+  batch = Number::batch(problem.input.sizes[0]);
+  channels = problem.input.sizes[1];
+  groups = parts.norm ? parts.norm->group_count(channels) : 1;
+  spatial = spatial_elements(problem.input.sizes);
+  const int widest = widest_vector(specs);
+  width = vector_width(widest, order, channels, spatial);
+  slab_width = slab_elements() >= 4 * widest ? widest : 1;
+}
+
+std::string tail_refusal(const Problem& problem) {
+  if (problem.block.conv() != nullptr) return "the block has a convolution";
+  if (has_f64(problem)) return "f64 is not computed on the GPU";
+  const TailParts parts(problem.block, problem.input.sizes);
+  if (parts.mean && !lies(problem.output, Order::planar)) return "the means are not dense";
+  return order_refusal(large_tensors(problem, parts));
+}
+
+std::string tail_refusal(const BackwardProblem& problem) {
+  std::string reason = tail_refusal(problem.forward);
+  if (!reason.empty()) return reason;
+  const TailParts parts(problem.forward.block, problem.forward.input.sizes);
+  std::vector<const TensorSpec*> specs = large_tensors(problem.forward, parts);
+  if (!parts.mean) specs.erase(specs.begin() + 1);  // the output itself is not read
+  const auto gradients = large_gradients(problem, parts);
+  specs.insert(specs.end(), gradients.begin(), gradients.end());
+  bool f64 = problem.output_gradient.dtype == DType::f64;
+  for (const TensorSpec* spec : gradients) f64 |= spec->dtype == DType::f64;
+  return f64 ? "f64 is not computed on the GPU" : order_refusal(specs);
+}
+
+Alignment::Alignment(const TailShape& shape, const TensorSpec& input, const void* pointer)
+    : width_(shape.width),
+      phase_(shape.order == Order::planar
+                 ? static_cast<int64_t>(reinterpret_cast<uintptr_t>(pointer) /
+                                        static_cast<uintptr_t>(byte_size(input.dtype))) %
+                       shape.width
+                 : 0) {
+  if (recording_ && shape.order == Order::planar) {
+    phase_text_ = "phase_of(" + recording_->address(pointer).text() + ", " +
+                  std::to_string(byte_size(input.dtype)) + ", " + std::to_string(shape.width) + ")";
+  }
+  add(aligned_input, input, pointer);
+}
+
+Alignment::Alignment(const TailShape& shape, const Problem& problem, const Arguments& arguments)
+    : Alignment(shape, problem.input, arguments.input) {
+  add(aligned_output, problem.output, arguments.output);
+  for (const int i : shape.parts.tensor_parameters()) {
+    const auto index = static_cast<size_t>(i);
+    add_parameter(aligned_parameter, i, problem.parameters[index], arguments.parameters[index]);
+  }
+}
+
+Alignment::Alignment(const TailShape& shape, const BackwardProblem& problem,
+                     const BackwardArguments& arguments)
+    : Alignment(shape, problem.forward.input, arguments.input) {
+  add(aligned_output_gradient, problem.output_gradient, arguments.output_gradient);
+  if (problem.wants_input()) add(aligned_input_gradient, problem.input_gradient, arguments.input_gradient);
+  for (const int i : shape.parts.tensor_parameters()) {
+    const auto index = static_cast<size_t>(i);
+    add_parameter(aligned_parameter, i, problem.forward.parameters[index], arguments.parameters[index]);
+    add_parameter(aligned_gradient, i, problem.parameter_gradients[index],
+                  arguments.parameter_gradients[index]);
+  }
+}
+
+void Alignment::add_parameter(int bit, int index, const TensorSpec& spec, const void* pointer) {
+  constexpr int most = aligned_gradient - aligned_parameter;  // others count as not aligned
+  if (index < most) {
+    add(bit + index, spec, pointer);
+  } else {
+    all_ = false;
+  }
+}
+
+Number Alignment::bits() const {
+  const auto value = static_cast<int64_t>(bits_ | (all_ ? uint64_t{1} << aligned_all : 0));
+  if (!recording_) return value;
+  return Number::named(value,
+                       "aligned_bits({" + tensors_text_ + "}, " + phase().text() + (all_ ? ")" : ", false)"));
+}
+
+Number Alignment::phase() const {
+  return phase_text_.empty() ? Number(phase_) : Number::named(phase_, phase_text_);
+}
+
+void Alignment::add(int bit, const TensorSpec& spec, const void* pointer) {
+  const auto bytes = static_cast<uintptr_t>(byte_size(spec.dtype));
+  const auto elements = std::min<uintptr_t>(static_cast<uintptr_t>(width_), 16 / bytes);
+  const uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
+  const bool aligned =
+      address % bytes == 0 && address / bytes % elements == static_cast<uintptr_t>(phase_) % elements;
+  if (recording_) {
+    tensors_text_ += (tensors_text_.empty() ? "{" : ", {") + std::to_string(bit) + ", " +
+                     recording_->address(pointer).text() + ", " + std::to_string(bytes) + ", " +
+                     std::to_string(elements) + "}";
+  }
+  if (aligned) bits_ |= uint64_t{1} << bit;
+  all_ &= aligned;
+}
+
+double backward_bytes(const BackwardProblem& problem, const TailShape& shape) {
+  int64_t bytes = byte_size(problem.forward.input.dtype) + byte_size(problem.input_gradient.dtype);
+  if (!shape.parts.mean) bytes += byte_size(problem.output_gradient.dtype);
+  for (const int i : shape.parts.tensor_parameters()) {
+    const auto index = static_cast<size_t>(i);
+    bytes += byte_size(problem.forward.parameters[index].dtype);
+    if (problem.wants_parameter(index)) bytes += byte_size(problem.parameter_gradients[index].dtype);
+  }
+  return static_cast<double>(shape.elements().value()) * static_cast<double>(bytes);
+}
+
+void clear_gradients(const BackwardProblem& problem, const BackwardArguments& arguments, Stream stream) {
+  for (size_t i = 0; i < problem.parameter_gradients.size(); ++i) {
+    const auto bytes = static_cast<size_t>(problem.parameter_gradients[i].byte_span());
+    if (problem.wants_parameter(i) && bytes > 0) {
+      clear(arguments.parameter_gradients[i], bytes, stream, problem.forward.device);
+    }
+  }
+}
+
+StreamNumbers::StreamNumbers(const TailShape& shape, int64_t bytes_of_element, const Gpu& gpu)
+    : order(shape.order), width(shape.width) {
+  vectors_in_flight = width >= 8 ? 2 : width == 1 ? 8 : 4;
+  // Loads of a thread in a tile, one after the other: each tile costs a ticket, a sum over the block and an
+  // arrival. 1, 2, 4 and 8: 0.350, 0.280, 0.220 and 0.213 ms for s27's tail, 0.95, 0.81, 0.77 and 0.76 for
+  // s60's.
+  constexpr int64_t chunks = 4;
+  const int64_t tile_elements = chunks * int64_t{threads} * width * vectors_in_flight;
+  int64_t unit_elements = 0;
+  if (order == Order::planar) {
+    const int64_t vectors = shape.spatial / width;
+    constexpr int64_t most_vectors_of_lane = 16;
+    team = vectors > 32 * most_vectors_of_lane
+               ? threads
+               : static_cast<int>(
+                     std::min<int64_t>(32, power_of_two_above(divide_up(vectors, vectors_in_flight))));
+    piece_vectors = chunks * int64_t{threads} * vectors_in_flight;
+    pieces = team == threads ? std::max<int64_t>(1, divide_up(vectors, piece_vectors)) : 1;
+    const int64_t at_once = threads / team;
+    rows_per_tile =
+        std::min(divide_up(shape.group_channels(), at_once),
+                 std::max<int64_t>(1, tile_elements / std::max<int64_t>(1, shape.spatial * at_once))) *
+        at_once;
+    units_per_sample = shape.groups;
+    unit_elements = shape.slab_elements();
+    tiles_of_unit =
+        pieces > 1 ? shape.group_channels() * pieces : divide_up(shape.group_channels(), rows_per_tile);
+  } else {
+    team = static_cast<int>(std::min<int64_t>(threads, power_of_two_above(shape.channels / width)));
+    // Each piece leaves moments of all channels behind, and one block merges them: longer pieces than planar
+    // ones. 25 positions of 320 channels a piece took 7.6 times the floor, one thread a row. Pieces of a
+    // half, a quarter and twice the size: s61's backward 1.08, 1.46 and 1.02 of the time, s60's 0.90, 0.95
+    // and 1.09.
+    piece_positions = std::max<int64_t>(16 * (threads / team), 4 * tile_elements / shape.channels);
+    pieces = divide_up(shape.spatial, piece_positions);
+    // Where both passes read one tensor of 16 bits, twice as many loads in flight: s60, s19, s61 and s27 take
+    // 0.83, 0.85, 0.86 and 0.82 of the time. With dy beside it s60 would spill.
+    if (width >= 8 && bytes_of_element <= 2) vectors_in_flight = 4;
+    unit_elements = shape.channels * shape.spatial;
+    tiles_of_unit = pieces;
+  }
+  // As many as the compiler has registers for without spilling: 64 a thread on sm_90 for tiles of one
+  // row, 80 for others and before, more after it and where operands or values of several channels take them.
+  if (order == Order::planar && !shape.parts.has_operands() && gpu.compute_major <= 9) {
+    blocks_wanted = gpu.compute_major == 9 && rows_per_tile == 1 ? 4 : 3;
+  }
+  // Two waves and the output of one are in the second-level cache at a time.
+  constexpr int64_t cache_share = 3;
+  wave_units = clamp(gpu.l2_bytes / cache_share / std::max<int64_t>(1, unit_elements * bytes_of_element), 1,
+                     maximum(1, units(shape.batch)))
+                   .called("wave_units");
+}
+
+std::string StreamNumbers::source() const {
+  const std::string numbers = Constants()
+                                  .flag("interleaved", order == Order::interleaved)
+                                  .add("threads", threads)
+                                  .add("width", width)
+                                  .add("vectors_in_flight", vectors_in_flight)
+                                  .add("team", team)
+                                  .add("pieces", pieces)
+                                  .add("piece_vectors", piece_vectors)
+                                  .add("piece_positions", piece_positions)
+                                  .add("rows_per_tile", rows_per_tile)
+                                  .numbers();
+  // One vector at a time where the tensors do not lie on 16 bytes: rare, and it must not cost registers.
+  const char* walk = order == Order::planar ? "PlanarWalk" : "InterleavedWalk";
+  std::ostringstream out;
+  out << numbers << "struct UnalignedNumbers : Numbers {\n  static constexpr int vectors_in_flight = 1;\n};\n"
+      << "using Walk = onepass::" << walk << "<onepass::Tail, Numbers>;\n"
+      << "using UnalignedWalk = onepass::" << walk << "<onepass::Tail, UnalignedNumbers>;\n";
+  return out.str();
+}
+
+std::string StreamNumbers::describe() const {
+  std::ostringstream out;
+  out << "order: " << (order == Order::planar ? "channels before space" : "channels after space") << '\n'
+      << "vector: " << width << " elements, " << vectors_in_flight << " a thread in flight\n"
+      << "tile: "
+      << (pieces > 1 ? "a piece of " + std::to_string(pieces) : std::to_string(rows_per_tile) + " rows")
+      << ", " << team << " threads " << (order == Order::planar ? "a row" : "along channels") << '\n'
+      << "wave: " << wave_units << (order == Order::planar ? " slabs" : " samples")
+      << " between the passes\n";
+  return out.str();
+}
+
+std::string describe_blocks(int64_t blocks, const Function& function) {
+  std::ostringstream out;
+  out << blocks << " of " << function.numbers().threads << " threads, " << function.cubin().registers
+      << " registers";
+  if (function.cubin().spilled_bytes > 0)
+    out << " and " << function.cubin().spilled_bytes << " spilled bytes";
+  if (function.numbers().shared_bytes > 0)
+    out << ", " << function.numbers().shared_bytes << " bytes of shared memory";
+  out << '\n';
+  return out.str();
+}
+
+int64_t StreamNumbers::scratch_floats(int64_t count, int64_t at_once) const {
+  return order == Order::planar ? std::max<int64_t>(count, 2) * (threads / 32) : at_once * width * threads;
+}
+
+namespace {
+
+// The rows for a tail inside another row, with what they cost for some samples.
+std::vector<Candidate> tail_candidates(const Problem& tail) {
+  Shape sizes = tail.input.sizes;
+  sizes[0] = 8;
+  const Layout layout = tail.input.strides[1] == 1 && sizes[1] > 1 ? Layout::nhwc : Layout::nchw;
+  Problem some(tail.block, sizes, tail.output.dtype, tail.device, layout);
+  some.input.dtype = tail.input.dtype;
+  some.numerics = tail.numerics;
+  std::vector<Candidate> candidates;
+  for (const Strategy* row : strategies(Device::Kind::cuda)) {
+    if (!row->name.starts_with("tail_") || !row->refusal(tail).empty() || !row->refusal(some).empty())
+      continue;
+    candidates.push_back({std::string(row->name), row->seconds(some, {}), ""});
+  }
+  return candidates;
+}
+
+}  // namespace
+
+const Strategy* tail_row(const Problem& tail) {
+  const std::vector<Candidate> candidates = tail_candidates(tail);
+  if (candidates.empty()) return nullptr;
+  return &find_row(strategies(Device::Kind::cuda), choose(candidates, "").strategy);
+}
+
+BuiltTail build_tail(const Problem& tail) {
+  std::vector<Candidate> candidates = tail_candidates(tail);
+  BuiltTail built{choose(candidates, "").strategy, nullptr};
+  built.kernel = build_chosen(strategies(Device::Kind::cuda), tail, PlanOptions{}, candidates, built.row);
+  return built;
+}
+
+}  // namespace onepass::cuda

@@ -1,0 +1,182 @@
+// What the strategies for tails share: which problems they take, how tensors lie, the words a kernel is
+// given.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cuda/costs/gpu.h"
+#include "cuda/runtime/function.h"
+#include "cuda/runtime/number.h"
+#include "cuda/runtime/recording.h"
+#include "cuda/source.h"
+#include "plan/strategy.h"
+
+namespace onepass::cuda {
+
+// Sizes of a tail and how its tensors lie.
+struct TailShape {
+  TailParts parts;
+  Order order = Order::planar;
+  Number batch;
+  int64_t channels = 0;
+  int64_t groups = 1;  // 1 without a norm
+  int64_t spatial = 1;
+  int width = 1;       // elements in a vector that lies within a row, or a group's channels: up to 16 bytes
+  int slab_width = 1;  // in one that lies within a slab: 16 bytes of the narrowest tensor
+  int64_t element_bytes = 0;  // of all tensors of the input's size that the forward moves, for one element
+
+  explicit TailShape(const Problem& problem);
+  TailShape(const Problem& problem, const std::vector<const TensorSpec*>& gradients);
+
+  int64_t group_channels() const { return channels / groups; }
+  int64_t slab_elements() const { return group_channels() * spatial; }
+  Number slabs() const { return batch * groups; }
+  Number rows() const { return batch * channels; }
+  Number elements() const { return rows() * spatial; }
+};
+
+// Those of what follows a convolution: nothing in it is coarser in "fast".
+inline Numerics tail_numerics(const Problem& problem) {
+  return problem.numerics == Numerics::strict ? Numerics::strict : Numerics::pytorch;
+}
+
+// Why no tail kernel can take the problem; empty where one can.
+std::string tail_refusal(const Problem& problem);
+std::string tail_refusal(const BackwardProblem& problem);
+
+// The gradients of the input's size.
+std::vector<const TensorSpec*> large_gradients(const BackwardProblem& problem, const TailParts& parts);
+// What a backward pass moves that reads x and dy once and writes dx once.
+double backward_bytes(const BackwardProblem& problem, const TailShape& shape);
+// An empty batch has no gradient for its weights but zero.
+void clear_gradients(const BackwardProblem& problem, const BackwardArguments& arguments, Stream stream);
+
+// The eight-byte words of a kernel's parameter struct, in the order of its members.
+class Words {
+ public:
+  void add(const void* pointer) {
+    words_.push_back(static_cast<int64_t>(reinterpret_cast<intptr_t>(pointer)));
+    if (recording_) formulas_.push_back(recording_->address(pointer));
+  }
+  void add(const Number& number) {
+    words_.push_back(number);
+    if (recording_) formulas_.push_back(number);
+  }
+  // An array of pointers; one of no elements still takes a word.
+  template <class Pointer>
+  void add(const std::vector<Pointer>& pointers) {
+    for (const Pointer pointer : pointers) add(static_cast<const void*>(pointer));
+    if (pointers.empty()) add(nullptr);
+  }
+  void launch(const Function& function, Stream stream, const Number& blocks) const {
+    if (recording_) {
+      recording_->launch(function, blocks, formulas_);
+    } else {
+      function.launch(words_.data(), words_.size() * sizeof(int64_t), stream, blocks);
+    }
+  }
+
+ private:
+  Recording* recording_ = Recording::current();
+  std::vector<int64_t> words_;
+  std::vector<Number> formulas_;  // of the words, where they are recorded
+};
+
+// Which tensors' vectors lie on 16 bytes, where the grid of vectors is the input's.
+class Alignment {
+ public:
+  Alignment(const TailShape& shape, const TensorSpec& input, const void* pointer);
+  // Of a forward call: the input, the output and the tensors that stages read.
+  Alignment(const TailShape& shape, const Problem& problem, const Arguments& arguments);
+  // Of a backward call: all tensors of the input's size.
+  Alignment(const TailShape& shape, const BackwardProblem& problem, const BackwardArguments& arguments);
+  // A parameter of the input's size, or its gradient: `bit` is that of the first one.
+  void add_parameter(int bit, int index, const TensorSpec& spec, const void* pointer);
+  void add(int bit, const TensorSpec& spec, const void* pointer);
+  Number bits() const;
+  Number phase() const;
+
+ private:
+  Recording* recording_ = Recording::current();
+  int width_;
+  int64_t phase_;
+  uint64_t bits_ = 0;
+  bool all_ = true;
+  std::string phase_text_;    // of a recording: a formula of the input's address
+  std::string tensors_text_;  // and what `aligned` is asked about
+};
+
+// The numbers of a pass by tickets: how a unit is cut into tiles.
+struct StreamNumbers {
+  Order order = Order::planar;
+  int threads = 256;
+  int width = 1;
+  int vectors_in_flight = 4;
+  int team = 256;               // threads of a row; interleaved: threads along channels
+  int64_t pieces = 1;           // of a row
+  int64_t piece_vectors = 0;    // planar
+  int64_t piece_positions = 0;  // interleaved
+  int64_t rows_per_tile = 1;    // where a row is one piece
+  Number wave_units = 1;
+  int64_t units_per_sample = 1;
+  int64_t tiles_of_unit = 1;
+  int blocks_wanted = 2;  // that a multiprocessor should have room for
+
+  // `bytes_of_element`: what both passes read of an element.
+  StreamNumbers(const TailShape& shape, int64_t bytes_of_element, const Gpu& gpu);
+
+  Number units(const Number& batch) const { return batch * units_per_sample; }
+  Number waves(const Number& batch) const { return divide_up(units(batch), wave_units); }
+  // `struct Numbers` and the walk's type, for launches with all vectors on 16 bytes and for others.
+  std::string source() const;
+  std::string describe() const;
+  // Floats that sums of `count` values a row need in shared memory, `at_once` of them at a time where the
+  // order is interleaved.
+  int64_t scratch_floats(int64_t count, int64_t at_once) const;
+};
+
+// The row for a tail inside another row: the fastest for some samples, so that bits do not depend on how many
+// there are. Null where none takes it.
+const Strategy* tail_row(const Problem& tail);
+
+// That row's kernel, or the next one's where it cannot be compiled.
+struct BuiltTail {
+  std::string row;
+  std::shared_ptr<const Kernel> kernel;
+};
+BuiltTail build_tail(const Problem& tail);
+
+// Regions of a workspace, each aligned to 256 bytes.
+struct Region {
+  Number begin;
+  Number bytes;
+};
+class Regions {
+ public:
+  Region add(const Number& bytes) {
+    Region region{total_, round_up(bytes, 256)};
+    if (region.bytes.value() > 0)
+      total_ = (total_ + region.bytes).called("offset_" + std::to_string(++count_));
+    return region;
+  }
+  const Number& total() const { return total_; }
+
+ private:
+  Number total_;
+  int count_ = 0;
+};
+
+// "26 of 256 threads, 45 registers": how many blocks, and what a thread of the function takes.
+std::string describe_blocks(int64_t blocks, const Function& function);
+
+inline void* at(void* workspace, const Region& region) {
+  void* address = static_cast<char*>(workspace) + region.begin.value();
+  if (Recording* recording = Recording::current())
+    recording->note(workspace, address, region.begin, region.bytes);
+  return address;
+}
+
+}  // namespace onepass::cuda

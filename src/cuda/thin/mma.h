@@ -1,0 +1,93 @@
+// How the rows that multiply by mma.sync (thin_mma and those that share its pieces) cut a sample into tiles.
+#pragma once
+
+#include "cuda/thin/thin.h"
+
+namespace onepass::cuda {
+
+bool is_dense(const TensorSpec& tensor, Layout layout);
+
+// How a sample is cut into tiles; nothing here depends on the batch.
+struct MmaNumbers {
+  int64_t threads = 256;
+  int64_t spans_y = 1, spans_x = 1;  // of 8 cells in an item: rows of cells, or neighbours of a row
+  int64_t tile_y = 1, tile_x = 0;
+  int64_t tiles_y = 1, tiles_x = 1, tiles = 1;
+  int64_t stage_y = 1;                         // rows of cells put together at a time
+  int64_t chunk_pitch = 0, channel_pitch = 0;  // in elements
+  int64_t window_z = 1, window_y = 1, window_x = 1;
+  int64_t lead = 0, row_pitch = 0, plane = 0;  // of the window, in elements
+  int64_t products = 0, row_tiles = 1;
+  int64_t stage_bytes = 0, shared_bytes = 0;
+  int64_t piece = 0;  // neighbouring outputs that are stored as they are computed; 0: rows are put together
+  bool prefetches = false;   // the next window has a place of its own
+  bool overlaps = false;     // tiles compute what others have of their last sectors
+  bool interleaved = false;  // the output has its channels after space
+  bool vectors = false;      // rows of the input are
+  bool is_short = false;     // the input has 16 bits
+  bool weights_in_registers = false;
+  bool holds_weights = false;  // of a class of z, in place of several spans that share them
+  bool splits = false;
+  bool pairs = false;
+  bool begins_with_swish = false;
+  bool swish_alone = false;
+  bool strict = false;         // no function is shorter in 16 bits
+  bool computes_once = false;  // outputs are computed once, and normalised in place
+  int64_t most_tile_cells = int64_t{1} << 31;
+  // Of what is computed once and does not wait in the output: rows that are filled up (0: they are not), and
+  // elements of a sample.
+  int64_t kept_pitch = 0, kept_length = 0;
+
+  // Of `thin_mma` or, where outputs are computed once, `thin_inplace`.
+  MmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu, bool computes_once = false);
+
+  int64_t warps() const { return threads / 32; }
+  int64_t weight_bytes() const;
+  int64_t window_bytes(const ThinShape& shape) const;
+
+  // `struct Numbers` of these, and of `more` constants; what it takes of the before-chain.
+  std::string source(const std::string& more = "") const;
+  std::string rest_source(const Problem& problem, const ThinShape& shape) const;
+
+  // Of what is multiplied and how, the begin of a description.
+  std::string describe_convolution(const Problem& problem, const ThinShape& shape) const;
+  // What is coarser than f32, for explain.
+  std::vector<std::string> notes(const Problem& problem) const;
+
+  double before_instructions(const ThinShape& shape) const;
+  // Outputs of a span that a lane has.
+  static double span_outputs(const ThinShape& shape);
+  // What their chains, their norm and their stores take.
+  double output_instructions(const ThinShape& shape) const;
+
+  // Those of the products of a span of 8 cells, 16 channels, and of taking a window, about.
+  double span_instructions(const ThinShape& shape) const;
+  double window_instructions(const ThinShape& shape) const;
+  // Instructions of a warp for a tile in all passes, as counted in what the compiler makes of it.
+  double tile_instructions(const ThinShape& shape) const;
+  // Outputs of a tile, those that are filled up too.
+  int64_t tile_outputs(const ThinShape& shape) const;
+
+ protected:
+  // The window of a tile of so many rows of cells, and what follows from window_y.
+  void lay_window(const ThinShape& shape, int64_t rows, int64_t cells_x);
+  void lay_planes(const ThinShape& shape);
+
+ private:
+  // Tiles, and how they lie in shared memory. tile_x stays 0 where not even one item fits a warp's share.
+  void cut(const ThinShape& shape, int64_t bytes, int64_t budget);
+
+  // Tiles of `cells_x` cells of a row, `several`: of which as many as fit are put together at a time,
+  // `overlapping`: pieces of rows are whole sectors. Whether such a tile fits.
+  bool cut_rows(const ThinShape& shape, int64_t bytes, int64_t budget, int64_t cells_x, bool several,
+                bool overlapping);
+};
+
+// Why such a row cannot take a thin problem whose output is stored; empty where it can.
+std::string mma_refusal(const Problem& problem, const MmaNumbers& numbers);
+// Why values that wait for their norm cannot be computed once; empty where they can.
+std::string computed_once_refusal(const ThinShape& shape);
+// What a launch takes that moves its bytes in so many seconds.
+double mma_seconds(const Problem& problem, const ThinShape& shape, const MmaNumbers& numbers, double moved);
+
+}  // namespace onepass::cuda

@@ -1,0 +1,156 @@
+// What the pieces of thin_mma.cuh share: sizes, how windows, weights and staged rows lie in shared memory,
+// and how a sample is cut into tiles.
+#pragma once
+
+#include "thin/mma/terms.cuh"
+
+namespace onepass {
+
+template <class C, class Tail, class Numbers>
+struct ThinMmaLayout {
+  using Parameters = ThinParameters<Tail::parameters>;
+  using Before = typename Tail::Before;
+  using After = typename Tail::After;
+  using Output = typename Tail::Output;
+  using Terms = ThinTerms<C>;
+  using Term = typename Terms::Term;
+  using Patterns = ThinPatterns<C, Numbers::plane, Numbers::window_y, Numbers::row_pitch>;
+
+  static constexpr int threads = Numbers::threads;
+  static constexpr int warps = Numbers::warps;
+  static constexpr int channels = C::channels;
+  static constexpr int row_tiles = Numbers::row_tiles;  // of 16 channels, that a block has
+  static constexpr int vectors = Terms::vectors;
+  static constexpr int products = Terms::products;
+  static constexpr int groups = channels / Tail::group_channels;
+  static constexpr int classes_z = Terms::classes(0);
+  static constexpr int classes_y = Terms::classes(1);
+  static constexpr int classes_x = Terms::classes(2);
+  static constexpr int out_z = static_cast<int>(C::output_size(0));
+  static constexpr int out_y = static_cast<int>(C::output_size(1));
+  static constexpr int out_x = static_cast<int>(C::output_size(2));
+  static constexpr int cells_y = (out_y + classes_y - 1) / classes_y;
+  static constexpr int cells_x = (out_x + classes_x - 1) / classes_x;
+  static constexpr int tile_y = Numbers::tile_y;
+  static constexpr int tile_x = Numbers::tile_x;
+  // An item is `spans` times 8 cells: neighbours of a row, or of so many rows.
+  static constexpr int spans_y = Numbers::spans_y;
+  static constexpr int spans_x = Numbers::spans_x;
+  static constexpr int spans = spans_y * spans_x;
+  static constexpr int columns = tile_x / (8 * spans_x);
+  static constexpr int halves = channels > 8 ? 2 : 1;  // of a product's 16 rows
+  // A lane has row `quad` of each half. Where channels lie after space those are neighbours.
+  static constexpr bool interleaved = Numbers::interleaved;
+  static constexpr __device__ int row_channel(int half, int quad) {
+    return interleaved && halves == 2 ? 2 * quad + half : half * 8 + quad;
+  }
+  // The window: rows begin `lead` elements early, where a vector of the input does.
+  static constexpr int window_z = Numbers::window_z;
+  static constexpr int window_y = Numbers::window_y;
+  static constexpr int window_x = Numbers::window_x;
+  static constexpr int lead = Numbers::lead;
+  static constexpr int row_pitch = Numbers::row_pitch;
+  static constexpr int plane = Numbers::plane;
+  static constexpr int window_words = C::in_channels * plane;
+  static constexpr int input_width = 16 / Tail::Input::bytes;
+  // Of 16 bits only vectors can be copied asynchronously: they come as they are, and are converted then.
+  // Where shared memory suffices (`prefetches`) the next window arrives in a place of its own while a pass
+  // runs, else behind it, of 16 bits where the pass put its outputs together.
+  static constexpr bool prefetches = Numbers::prefetches;
+  static constexpr bool is_short = Tail::Input::bytes == 2;
+  static constexpr int raw_plane = window_z * window_y * row_pitch;
+  static constexpr int raw_elements = is_short && Numbers::rows_are_vectors ? C::in_channels * raw_plane : 0;
+  static_assert(prefetches || raw_elements * 2 <= Numbers::stage_bytes);
+  static constexpr int windows = prefetches && !is_short ? 2 : 1;
+  static constexpr int patterns = Patterns::table.count > 0 ? Patterns::table.count : 1;
+  static_assert(patterns < Patterns::most);
+  static_assert(plane % 8 == 0 && row_pitch % input_width == 0);
+  static constexpr bool in_registers = Numbers::weights_in_registers;
+  static constexpr bool splits = Numbers::splits;
+  // In shared memory: the weights, unless one set of registers holds them all, then their rests, where they
+  // are split.
+  static constexpr bool shares_weights = !in_registers || row_tiles > 1;
+  static constexpr int first_rest = shares_weights ? products * row_tiles : 0;
+  static constexpr int shared_weights = first_rest + (splits ? products * row_tiles : 0);
+
+  // Rows on their way out: one class of z, all of y and x, `stage_y` rows of cells, 16 channels. A chunk is
+  // what is contiguous in the output: all of that where tiles have whole rows, else one class of y of a row.
+  static constexpr bool whole_rows = Numbers::tiles_x == 1;
+  static constexpr int stage_y = Numbers::stage_y;
+  static_assert(stage_y % spans_y == 0 && tile_y % stage_y == 0);
+  static constexpr bool is_direct = Numbers::piece > 0;  // without a stage
+  static constexpr int width = 16 / Output::bytes;
+  static constexpr int sector = 32 / Output::bytes;
+  // Sectors that two tiles have parts of are the former's as a whole: it computes what it has not.
+  static constexpr bool overlaps = Numbers::overlaps;
+  static constexpr int chunk_elements = whole_rows ? stage_y * classes_y * out_x : tile_x * classes_x;
+  static constexpr int chunk_pitch = Numbers::chunk_pitch;
+  static constexpr int channel_pitch = Numbers::channel_pitch;
+  static constexpr int staged_channels = channels < 16 ? channels : 16;
+
+  struct alignas(16) WarpShared {
+    alignas(16) unsigned char stage[Numbers::stage_bytes];
+    alignas(16) float x[windows * window_words];
+    alignas(16) uint16 raw[prefetches && raw_elements > 0 ? raw_elements : 8];
+    float moments[row_tiles * 16][3];
+  };
+  struct alignas(16) Shared {
+    WarpShared warp[warps];
+    alignas(16) uint32 weights[shared_weights > 0 ? shared_weights : 1][32][4];
+    uint32 drawn;
+  };
+  static_assert(sizeof(Shared) <= Numbers::shared_bytes);
+
+  const Parameters& p;
+  Shared& s;
+  WarpShared& area;  // the warp's
+  const int lane = threadIdx.x % 32;
+  const int quad = lane / 4;  // of a product: the output channel, and that 8 further
+  const int in_quad = lane % 4;
+
+  const int first_channel;  // that the block has
+
+  __device__ __forceinline__ ThinMmaLayout(const Parameters& parameters, Shared& all, WarpShared& own,
+                                           int first = 0)
+      : p(parameters), s(all), area(own), first_channel(first) {}
+
+  struct Tile {
+    int64 n;
+    int index;    // within the sample
+    int z, y, x;  // its first cell
+
+    explicit __device__ __forceinline__ Tile(int64 i)
+        : n(i / Numbers::tiles),
+          index(static_cast<int>(i % Numbers::tiles)),
+          z(index / (Numbers::tiles_x * Numbers::tiles_y)),
+          y(index / Numbers::tiles_x % Numbers::tiles_y * tile_y),
+          x(index % Numbers::tiles_x * tile_x) {}
+    __device__ __forceinline__ Tile(int64 sample, int first_z, int first_y, int first_x)
+        : n(sample), index(0), z(first_z), y(first_y), x(first_x) {}
+  };
+
+  template <class Body>
+  static __device__ __forceinline__ void for_each_class(Body&& body) {
+    for_constant<classes_z>([&](auto rz) {
+      for_constant<classes_y>([&](auto ry) { for_constant<classes_x>([&](auto rx) { body(rz, ry, rx); }); });
+    });
+  }
+
+  static __device__ __forceinline__ float weight(const Parameters& p, int channel, int input, int tap) {
+    if (channel >= channels || input >= C::in_channels) return 0.0f;
+    const int index = C::transposed ? (input * channels + channel) * C::taps + tap
+                                    : (channel * C::in_channels + input) * C::taps + tap;
+    return load_one<typename C::Weight>(p.parameter[0], index);
+  }
+  static __device__ __forceinline__ float bias(const Parameters& p, int channel) {
+    if constexpr (C::has_bias) return load_one<typename C::Bias>(p.parameter[1], channel);
+    return 0.0f;
+  }
+
+  // What sums are times the convolution's. For a swish they are halved, which is exact: x sigmoid(x) =
+  // h tanh(h) + h with h = x / 2.
+  static constexpr float log2_e = 1.4426950408889634f;
+  static constexpr float scale = Numbers::begins_with_swish ? 0.5f : 1.0f;
+};
+
+}  // namespace onepass

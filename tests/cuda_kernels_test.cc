@@ -270,7 +270,7 @@ const std::map<std::string, Assembled> limits{
     {"thin_inplace", {128, 704}},   // 512; as thin_mma
     {"gemm_packed", {168, 0}},      // 384
     {"gemm_wgmma", {168, 1536}},    // 384; once a tile: places of a row in outputs that are not contiguous
-    {"gemm_pingpong", {128, 512}},     // 512, of which those that multiply have 152 or 160; once a tile
+    {"gemm_pingpong", {128, 512}},  // 512, of which those that multiply have 152 or 160; once a tile
     {"gemm_mma", {255, 256}},       // 256; once a tile
     {"direct", {64, 0}},            // 1,024
 };

@@ -128,6 +128,7 @@ struct ExportedStep {
   int kernel = -1;  // negative: bytes of memory are set to zero instead
   std::string blocks;
   std::vector<std::string> words;  // of eight bytes: the parameter struct
+  std::vector<std::string> names;  // of its members, one for each word
   std::string memory;
   std::string bytes;
 };

@@ -55,8 +55,8 @@ std::string json(const cuda::ExportedKernel& kernel) {
 
 std::string json(const cuda::ExportedStep& step) {
   return "{\"kernel\": " + std::to_string(step.kernel) + ", \"blocks\": " + quoted(step.blocks) +
-         ", \"words\": " + list(step.words, quoted) + ", \"memory\": " + quoted(step.memory) +
-         ", \"bytes\": " + quoted(step.bytes) + "}";
+         ", \"words\": " + list(step.words, quoted) + ", \"names\": " + list(step.names, quoted) +
+         ", \"memory\": " + quoted(step.memory) + ", \"bytes\": " + quoted(step.bytes) + "}";
 }
 
 std::string json(const cuda::ExportedPlan& plan, const std::string& strategy, const std::string& explained) {

@@ -239,7 +239,8 @@ const char* const tolerance_rule =
     "roundings of 2^-24 (f64: 2^-53) carried through the block, then one to the output's type. Operands of "
     "tf32 are rounded first, to nearest even (tf32_away: ties away from zero). Rows of a GPU that need more "
     "get it, no others: 2^-17 "
-    "(gemm_pingpong with gelu 2^-15) of a sigmoid or of gelu's distribution function, 2^-11 or 2^-18 of values "
+    "(gemm_pingpong with gelu 2^-15) of a sigmoid or of gelu's distribution function, 2^-11 or 2^-18 of "
+    "values "
     "held as f16 or in 20 bits before a norm";
 
 Expected expected_output(const Problem& problem, std::vector<double> input,

@@ -10,6 +10,7 @@ _INCLUDE = re.compile(r'^#include "([^"]+)"$')
 _NAMESPACE = re.compile(r"^(?:inline )?namespace ([\w:]+) \{$")
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _TABLE = "pointwise.def"
+_PARAMETERS = "device/parameters.cuh"  # macros alone
 _AFTER_TEMPLATE = r"\n|struct|class|constexpr|using|__device__|static|inline"
 _MEMBER_TABLE = re.compile(r"^ *static constexpr ([A-Z]\w*) (\w+) = (\w+)\(\);\n", re.MULTILINE)
 _STAGE = re.compile(r"\bpointwise::(\w+)_stage<\d+>(?:::(\w+)\()?")
@@ -98,9 +99,12 @@ def _read(
     if name in seen:
         return
     seen.add(name)
+    if name == _PARAMETERS:
+        return
     text = files[name]
     opening, _, body = text.partition("#pragma once\n")
     openings[name] = opening.rstrip()
+    body = _expand_parameters(body)
     if _TABLE in _included(body):
         body = _expand_table(body, files[_TABLE], sources)
     for inner in _included(body):
@@ -243,6 +247,18 @@ def _without_empty_conditions(items: list[Item]) -> list[Item]:
                 changed = True
                 break
     return items
+
+
+def _expand_parameters(body: str) -> str:
+    """Structs of parameters as kernels see them: the macros of device/parameters.cuh expanded."""
+    body = re.sub(
+        r"^ONEPASS_COUNTED_PARAMETERS\((\w+)\)", r"template <int Count>\nstruct \1", body, flags=re.MULTILINE
+    )
+    body = re.sub(r"^ONEPASS_PARAMETERS\((\w+)\)", r"struct \1", body, flags=re.MULTILINE)
+    body = re.sub(r"^(  )ONEPASS_WORD\((.+), (\w+)\);", r"\1\2 \3;", body, flags=re.MULTILINE)
+    return re.sub(
+        r"^(  )ONEPASS_WORDS\((.+), (\w+)\);", r"\1\2 \3[Count > 0 ? Count : 1];", body, flags=re.MULTILINE
+    )
 
 
 # --- The table of activations -----------------------------------------------------------------------

@@ -55,8 +55,6 @@ class Kernel:
     cluster: int
     shared_bytes: int
     cooperative: bool  # blocks wait for each other: all run at the same time
-    parameters: str  # the type of its parameter struct
-    words: list[str]  # what the members of that struct are called
 
 
 @dataclasses.dataclass
@@ -121,8 +119,6 @@ class Planner:
         key = tuple(kernel[name] for name in ("source", "threads", "cluster", "shared_bytes", "cooperative"))
         if key not in self.kernels:
             name = kernel["name"].removeprefix("onepass_")
-            index = plan["kernels"].index(kernel)
-            count = next(len(s["words"]) for s in plan["steps"] if s["kernel"] == index)
             self.kernels[key] = Kernel(
                 f"{operator}_{name}",
                 kernel["name"],
@@ -131,48 +127,8 @@ class Planner:
                 kernel["cluster"],
                 kernel["shared_bytes"],
                 kernel["cooperative"],
-                _parameter_type(kernel["source"], kernel["name"]),
-                _word_names(kernel["source"], self.files, count),
             )
         return self.kernels[key]
-
-
-def _parameter_type(source: str, kernel: str) -> str:
-    match = re.search(rf"{kernel}\(const __grid_constant__ ([\w:]+) \w+\)", source)
-    if match is None:
-        raise NotExported(f"{kernel} takes something else than one struct")
-    return match.group(1)
-
-
-def _word_names(source: str, files: Mapping[str, str], count: int) -> list[str]:
-    """The members of the parameter struct, a name for each word; "" where they are not found."""
-    texts = [source, *_all_included(source, files)]
-    alias = next((m for text in texts if (m := re.search(r"using Parameters = (\w+)", text))), None)
-    name = alias.group(1) if alias else "DirectParameters"
-    body = next((m for t in texts if (m := re.search(rf"struct {name} \{{(.*?)\n\}};", t, re.DOTALL))), None)
-    if body is None:
-        return [""] * count
-    code = re.sub(r"//.*", "", body.group(1))
-    members = re.findall(r"^  [\w ]+\*?\s+(\w+)(\[[^\]]*\])?;", code, re.MULTILINE)
-    arrays = sum(bool(size) for _, size in members)
-    length = (count - len(members) + arrays) // arrays if arrays else 0
-    names: list[str] = []
-    for member, size in members:
-        names += [f"{member}[{i}]" for i in range(length)] if size else [member]
-    return names if len(names) == count else [""] * count
-
-
-def _all_included(text: str, files: Mapping[str, str]) -> list[str]:
-    found: dict[str, str] = {}
-
-    def visit(text: str) -> None:
-        for name in re.findall(r'#include "([^"]+)"', text):
-            if name not in found:
-                found[name] = files[name]
-                visit(files[name])
-
-    visit(text)
-    return list(found.values())
 
 
 # --- CUDA -------------------------------------------------------------------------------------------
@@ -287,6 +243,10 @@ uint64_t word(T* pointer) {
   return reinterpret_cast<uint64_t>(pointer);
 }
 inline uint64_t word(int64_t number) { return static_cast<uint64_t>(number); }
+template <class Parameters>
+constexpr size_t parameter_bytes(void (*)(Parameters)) {
+  return sizeof(Parameters);
+}
 
 // Elements from the last boundary of a vector to the tensor's first.
 int64_t phase_of(const void* tensor, int64_t element_bytes, int64_t vector_elements) {
@@ -442,13 +402,13 @@ def _launch(operator: Operator, step: dict[str, Any], renamed: Mapping[str, str]
     short = [len(text) for text in texts if len(text) < 48]
     width = max(short, default=0)
     lines = ["  {", "    const uint64_t words[] = {"]
-    for text, name in zip(texts, kernel.words, strict=True):
-        lines.append(f"        {text.ljust(width)}  // {name}" if name else f"        {text}")
+    for text, name in zip(texts, step["names"] or [""] * len(texts), strict=True):
+        lines.append(f"        {text.ljust(width)}  // {name}")
     blocks = _renamed(step["blocks"], renamed)
     return [
         *lines,
         "    };",
-        f"    static_assert(sizeof words == sizeof({kernel.namespace}::{kernel.parameters}));",
+        f"    static_assert(sizeof words == parameter_bytes(&{kernel.namespace}::{kernel.name}));",
         f"    const int64_t blocks = {blocks};",
         f"    {kernel.namespace}_kernel.launch(words, blocks, device, stream);",
         "  }",

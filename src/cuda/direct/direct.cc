@@ -6,13 +6,15 @@
 #include <sstream>
 
 #include "cuda/notes.h"
+#include "cuda/runtime/parameters.h"
 #include "cuda/tail/tail.h"
+#include "direct/parameters.cuh"
 
 namespace onepass {
 namespace cuda {
 namespace {
 
-// One launch of convolution_direct.cuh: a convolution, or a copy where there is none.
+// One launch of the kernel in direct.cuh: a convolution, or a copy where there is none.
 class DirectStep {
  public:
   DirectStep(const Conv* conv, const TensorSpec& input, const TensorSpec& output, const TensorSpec* weight,
@@ -23,13 +25,13 @@ class DirectStep {
 
   void launch(const void* input, void* output, const void* weight, const void* bias, Stream stream) const {
     if (elements_ == 0) return;
-    Words words;
-    words.add(input);
-    words.add(output);
-    words.add(weight);
-    words.add(bias);
-    words.add(batch_);
-    words.launch(function_, stream, 0);
+    DirectParameters p;
+    p.input = input;
+    p.output = output;
+    p.weight = weight;
+    p.bias = bias;
+    p.batch = batch_;
+    p.launch(function_, stream);
   }
 
   std::string describe() const { return describe_blocks(function_.numbers().blocks, function_); }

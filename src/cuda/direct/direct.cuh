@@ -7,16 +7,9 @@
 #pragma once
 
 #include "device/types.cuh"
+#include "direct/parameters.cuh"
 
 namespace onepass {
-
-struct DirectParameters {
-  const void* input;
-  void* output;
-  const void* weight;
-  const void* bias;
-  int64 batch;
-};
 
 template <class Convolution>
 struct Direct {

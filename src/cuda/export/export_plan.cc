@@ -97,8 +97,8 @@ ExportedPlan text_of(const std::string& strategy, const Recording& recording, co
                             kernel.shared_bytes, kernel.cooperative, kernel.resident});
   }
   for (const Recording::Step& step : recording.steps()) {
-    ExportedStep text{
-        step.kernel, texts.text(step.blocks), {}, texts.text(step.memory), texts.text(step.bytes)};
+    ExportedStep text{step.kernel, texts.text(step.blocks), {},
+                      step.names,  texts.text(step.memory), texts.text(step.bytes)};
     for (const Number& word : step.words) {
       text.words.push_back(texts.text(word));
       // A constant that is one of the addresses was never named.

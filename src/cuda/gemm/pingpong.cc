@@ -95,7 +95,7 @@ struct PingpongNumbers {
   }
 
   PingpongNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu, const FlatGeometry& flat,
-               const Box& tried)
+                  const Box& tried)
       : box(tried) {
     const int64_t bytes = byte_size(problem.input.dtype);
     const int64_t vector = 16 / bytes;
@@ -398,16 +398,17 @@ class GemmPingpong final : public Kernel {
   }
 
   Source pack_source() const {
-    return {"onepass_gemm_pingpong_pack",
-            "#include \"gemm/pingpong.cuh\"\nstruct Product;\n" + tail_source(problem_) +
-                thin_source(problem_, shape_) + numbers_source() +
-                "extern \"C\" __global__ void __launch_bounds__(256)\n"
-                "onepass_gemm_pingpong_pack(const __grid_constant__ onepass::GemmPingpongPackParameters p) {\n"
-                "  extern __shared__ __align__(16) unsigned char staged[];\n"
-                "  onepass::GemmPack<onepass::Convolution, Numbers>{p, staged}.run();\n"
-                "  if (blockIdx.x == 0 && threadIdx.x < 32)\n"
-                "    onepass::GemmTensorMap<onepass::Convolution, onepass::Tail::Input, Numbers>::build(p);\n"
-                "}\n"};
+    return {
+        "onepass_gemm_pingpong_pack",
+        "#include \"gemm/pingpong.cuh\"\nstruct Product;\n" + tail_source(problem_) +
+            thin_source(problem_, shape_) + numbers_source() +
+            "extern \"C\" __global__ void __launch_bounds__(256)\n"
+            "onepass_gemm_pingpong_pack(const __grid_constant__ onepass::GemmPingpongPackParameters p) {\n"
+            "  extern __shared__ __align__(16) unsigned char staged[];\n"
+            "  onepass::GemmPack<onepass::Convolution, Numbers>{p, staged}.run();\n"
+            "  if (blockIdx.x == 0 && threadIdx.x < 32)\n"
+            "    onepass::GemmTensorMap<onepass::Convolution, onepass::Tail::Input, Numbers>::build(p);\n"
+            "}\n"};
   }
 
   Problem problem_;

@@ -48,18 +48,19 @@ void Recording::note(const void* base, const void* address, const Number& offset
     memory_.insert_or_assign(address, Memory{from_first, first, end});
 }
 
-void Recording::launch(const Function& function, const Number& blocks, std::vector<Number> words) {
+void Recording::launch(const Function& function, const Number& blocks, std::vector<Number> words,
+                       std::vector<std::string> names) {
   const Launch& numbers = function.numbers();
   const Kernel kernel{function.source(),   numbers.threads, numbers.cluster,         numbers.shared_bytes,
                       numbers.cooperative, numbers.waits,   function.resident_name()};
   auto known = std::find(kernels_.begin(), kernels_.end(), kernel);
   if (known == kernels_.end()) known = kernels_.insert(known, kernel);
   steps_.push_back({static_cast<int>(known - kernels_.begin()), blocks.value() == 0 ? numbers.blocks : blocks,
-                    std::move(words), 0, 0});
+                    std::move(words), std::move(names), 0, 0});
 }
 
 void Recording::clear(const void* memory, const Number& bytes) {
-  steps_.push_back({-1, 0, {}, address(memory), bytes});
+  steps_.push_back({-1, 0, {}, {}, address(memory), bytes});
 }
 
 Number Recording::end_of(const void* base) const {

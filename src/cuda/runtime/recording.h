@@ -31,6 +31,7 @@ class Recording {
     int kernel = -1;
     Number blocks;
     std::vector<Number> words;
+    std::vector<std::string> names;  // of the words; empty where the row has none for them
     Number memory;
     Number bytes;
   };
@@ -51,7 +52,8 @@ class Recording {
   // An address in memory that was named before, and how many bytes there are.
   void note(const void* base, const void* address, const Number& offset, const Number& bytes);
 
-  void launch(const Function& function, const Number& blocks, std::vector<Number> words);
+  void launch(const Function& function, const Number& blocks, std::vector<Number> words,
+              std::vector<std::string> names = {});
   void clear(const void* memory, const Number& bytes);
 
   const std::vector<Kernel>& kernels() const { return kernels_; }

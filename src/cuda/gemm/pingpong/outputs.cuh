@@ -77,7 +77,7 @@ struct GemmPingpongOutputs : GemmPingpongThread {
   __device__ __forceinline__ void ask(int64 n) const {
     if (2 * lane < warp_slabs)
       GemmPingpongExchange<C, Tail, Numbers>{p}.ask(n, first_asked() + 2 * static_cast<uint32>(lane),
-                                                 barrier::shared_address(&s.asked[warp][2 * lane]));
+                                                    barrier::shared_address(&s.asked[warp][2 * lane]));
   }
 
   __device__ __forceinline__ void finish(uint32 tile, int64 n, const Held& held) const {

@@ -136,7 +136,9 @@ struct GemmPingpongCopies {
     to_tile(index, [&] { to_next(); });
   }
   // That a block passes from one tile to the next.
-  static __device__ __forceinline__ int samples() { return GemmPingpongExchange<C, Tail, Numbers>::samples(); }
+  static __device__ __forceinline__ int samples() {
+    return GemmPingpongExchange<C, Tail, Numbers>::samples();
+  }
   __device__ __forceinline__ void next() {
     index += pingpong::converting_warps;
     to_tile(index, [&] { to_next(); });
@@ -252,7 +254,8 @@ struct GemmPingpongConverter {
         if constexpr (rounds) {
           if (copy.n != own.n) {
             const uint32 bits = staging.take_largest();
-            if (is_first) GemmPingpongExchange<C, Tail, Numbers>{p}.leave_largest(own.n, tile, own_warp, bits);
+            if (is_first)
+              GemmPingpongExchange<C, Tail, Numbers>{p}.leave_largest(own.n, tile, own_warp, bits);
           }
         }
       }

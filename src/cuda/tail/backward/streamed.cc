@@ -26,8 +26,8 @@ class TailBackward final : public BackwardKernel {
         work_(problem, shape_.parts),
         numbers_(shape_, bytes_read(problem, shape_), gpu_of(problem.forward.device)),
         function_(work_.is_empty() ? std::nullopt
-                                  : std::optional<Function>(std::in_place, source(), problem.forward.device,
-                                                            launch_numbers())) {
+                                   : std::optional<Function>(std::in_place, source(), problem.forward.device,
+                                                             launch_numbers())) {
     if (work_.is_empty()) return;
     blocks_ = clamp(tickets(), 1, function_->resident_clusters());
     const Number parts = shape_.rows() * numbers_.pieces;
@@ -55,8 +55,8 @@ class TailBackward final : public BackwardKernel {
 
   std::vector<std::string> numerics() const override {
     return work_.is_empty() ? Notes{}
-                           : notes_of_chains(problem_.forward.block,
-                                             bits_of(problem_.forward, problem_.input_gradient.dtype));
+                            : notes_of_chains(problem_.forward.block,
+                                              bits_of(problem_.forward, problem_.input_gradient.dtype));
   }
 
   void launch(const BackwardArguments& arguments, void* workspace, Stream stream) const override {

@@ -33,9 +33,7 @@ def cpu_model() -> str:
 
 
 def source_hash() -> str:
-    """Of everything that decides how the CPU strategies compute; the lines of the lists that name a GPU's
-    strategies do not.
-    """
+    """A hash of the sources that decide how CPU strategies compute, without lines that name a GPU's."""
     digest = hashlib.sha256()
     for folder in ("include", "src/block", "src/plan", "src/cpu"):
         for path in sorted((ROOT / folder).rglob("*")):
@@ -63,7 +61,7 @@ def run_tests(binary: pathlib.Path) -> dict:
 
 
 def test_binaries(build: pathlib.Path) -> list:
-    """All but gpu_test, which scripts/gpu_test.py runs, and results_test, about what is committed."""
+    """All but gpu_test, which scripts/gpu_test.py runs, and results_test, which checks what is committed."""
     found = sorted((build / "tests").glob("*_test"))
     return [binary for binary in found if binary.name not in ("gpu_test", "results_test")]
 
@@ -108,7 +106,7 @@ def record(arguments: argparse.Namespace) -> None:
 
 
 def record_suite(arguments: argparse.Namespace) -> None:
-    """The tests again where the times of earlier sources stay."""
+    """Runs the tests again and keeps the recorded times, which may be of earlier sources."""
     build = pathlib.Path(arguments.build).resolve()
     path = result_path(arguments.out)
     suite = {}

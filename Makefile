@@ -13,7 +13,7 @@ export NVPL_BLAS_DEBUG_CPU_TYPE ?= 1
 help:
 	@echo "make demo     optimise four PyTorch models: verify, measure, write out/report.html"
 	@echo "make test     build everything and run every test that needs no GPU"
-	@echo "make test-gpu, make bench-gpu   on a machine with a GPU, offline: test, measure, write results/<GPU>.json"
+	@echo "make test-gpu, make bench-gpu   on a machine with a GPU, offline: test, measure, write results/<GPU>.json and its pages"
 	@echo "make examples write examples/exported anew, after kernels or plans changed"
 	@echo "make python   build the PyTorch operators into python/onepass"
 	@echo "make tool     build the command-line tool, build/release/onepass"
@@ -51,11 +51,11 @@ examples: python
 # With what the machine has: nothing is installed.
 test-gpu:
 	@scripts/gpu_build.sh
-	@python3 scripts/gpu_test.py
+	@python3 scripts/gpu_test.py; status=$$?; python3 scripts/record.py pages; exit $$status
 
 bench-gpu:
 	@scripts/gpu_build.sh
-	@python3 scripts/gpu_bench.py
+	@python3 scripts/gpu_bench.py; status=$$?; python3 scripts/record.py pages; exit $$status
 
 format:
 	@scripts/setup.sh lint

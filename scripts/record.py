@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Records what this machine runs and how fast into results/, and writes the README's table from there.
+"""Records what this machine runs and how fast into results/, and writes the pages that show it.
 
     scripts/record.py run [--build build/release] [--threads 1 2]   the test suite and the benchmark
     scripts/record.py suite [--build build/release] [--only cpu_test] the test suite alone, written as it goes
     scripts/record.py models [--threads 2] [--seconds 10]           five real models, with and without onepass
-    scripts/record.py table                                         the table, from all recorded results
+    scripts/record.py pages                                         what README.md and docs/ show of results/
 
 models runs in a Python that has the package, PyTorch and python/tests/requirements-models.txt.
 """
@@ -17,14 +17,12 @@ import os
 import pathlib
 import platform
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "results"
-WORKLOADS = ROOT / "bench" / "workloads.txt"
+import results_pages
+from results_pages import RESULTS, ROOT, WORKLOADS
 
 
 def cpu_model() -> str:
@@ -35,9 +33,7 @@ def cpu_model() -> str:
 
 
 def source_hash() -> str:
-    """Of everything that decides how the CPU strategies compute; the lines of the lists that name a GPU's
-    strategies do not.
-    """
+    """A hash of the sources that decide how CPU strategies compute, without lines that name a GPU's."""
     digest = hashlib.sha256()
     for folder in ("include", "src/block", "src/plan", "src/cpu"):
         for path in sorted((ROOT / folder).rglob("*")):
@@ -65,20 +61,9 @@ def run_tests(binary: pathlib.Path) -> dict:
 
 
 def test_binaries(build: pathlib.Path) -> list:
-    """All but gpu_test, which scripts/gpu_test.py runs, and results_test, about what is committed."""
+    """All but gpu_test, which scripts/gpu_test.py runs, and results_test, which checks what is committed."""
     found = sorted((build / "tests").glob("*_test"))
     return [binary for binary in found if binary.name not in ("gpu_test", "results_test")]
-
-
-def workload_names() -> dict:
-    """Problem text -> the name in the comment above it."""
-    names, name = {}, ""
-    for line in WORKLOADS.read_text().splitlines():
-        if line.startswith("#"):
-            name = line.lstrip("# ")
-        elif line.strip():
-            names[line.strip()] = name
-    return names
 
 
 def run_bench(build: pathlib.Path, threads: int) -> list:
@@ -121,7 +106,7 @@ def record(arguments: argparse.Namespace) -> None:
 
 
 def record_suite(arguments: argparse.Namespace) -> None:
-    """The tests again where the times of earlier sources stay."""
+    """Runs the tests again and keeps the recorded times, which may be of earlier sources."""
     build = pathlib.Path(arguments.build).resolve()
     path = result_path(arguments.out)
     suite = {}
@@ -190,168 +175,9 @@ def record_models(arguments: argparse.Namespace) -> None:
     print(f"wrote {path}")
 
 
-def models_table(models: dict) -> list:
-    lines = [
-        "",
-        f"Real models with random weights, forward, {models['threads']} threads, "
-        f"PyTorch {models['torch']}, {models['date']}:",
-        "",
-        "| model | input | eager, ms (10% to 90%) | onepass, ms (10% to 90%) | times as fast |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for entry in models["rows"]:
-        times = [
-            f"{t['median'] * 1e3:.0f} ({t['p10'] * 1e3:.0f} to {t['p90'] * 1e3:.0f})"
-            for t in (entry["seconds"]["eager"], entry["seconds"]["onepass"])
-        ]
-        lines.append(
-            f"| {entry['model']} | {entry['inputs'][0]} | {times[0]} | {times[1]} | {entry['speed_up']:.2f} |"
-        )
-    return lines
-
-
-def row(entry: dict, name: str) -> str:
-    seconds = entry["seconds"]
-    gflops = f"{entry['gflops']:.1f} ({entry['gflops_share']:.0%})" if entry["gflops"] else ""
-    spread = f"{seconds['median'] * 1e3:.1f} ({seconds['p10'] * 1e3:.1f} to {seconds['p90'] * 1e3:.1f})"
-    problem = entry["problem"].replace("|", "\\|")
-    return f"| {name} | `{problem}` | {spread} | {gflops} | {entry['times_floor']:.2f} |"
-
-
-def machine_table(result: dict) -> list:
-    names = {re.sub(r"\s+", "", text): name for text, name in workload_names().items()}
-    lines = []
-    targets = sorted({t for entry in result["suite"].values() for t in entry["targets"]})
-    tests = sum(entry["tests"] for entry in result["suite"].values())
-    failures = sum(entry["failures"] for entry in result["suite"].values())
-    machine = result["machine"]
-    now = source_hash()
-    tested, measured = (
-        ", earlier sources than these" if found != now else ""
-        for found in (result.get("suite_source_hash", result["source_hash"]), result["source_hash"])
-    )
-    lines.append(
-        f"**{machine['model']}** ({machine['architecture']}): "
-        f"{tests} tests on {', '.join(targets)}, {failures} "
-        f"failures ({result.get('suite_date', result['date'])}{tested}); times of {result['date']}{measured}."
-    )
-    for threads, entries in result["bench"].items():
-        peak = entries[0]["peaks"]["gflops"]
-        pages = ", large tensors in huge pages" if entries[0].get("pages") == "huge" else ""
-        lines += [
-            "",
-            f"{threads} thread{'s' if threads != '1' else ''}, measured peak {peak:.0f} GFLOP/s{pages}:",
-            "",
-            "| | problem | ms, median (10% to 90%) | GFLOP/s (share of peak) | times the floor* |",
-            "| --- | --- | --- | --- | --- |",
-        ]
-        for entry in entries:
-            key = re.sub(r"\s+", "", entry["problem"].removesuffix(" f32"))
-            lines.append(row(entry, names.get(key, "")))
-    return lines + (models_table(result["models"]) if "models" in result else [])
-
-
-GPU_GROUPS = {
-    "tail": "forward of the tail alone",
-    "tail_backward": "its gradients",
-    "block": "whole block",
-    "training": "training step",
-}
-
-
-def gpu_tests(tests: dict) -> str:
-    """How many tests of a GPU passed, what failed, and how many its time did not reach."""
-    suites = [suite for suite in tests.values() if isinstance(suite, dict) and "not_run" in suite]
-    failed = [name for suite in suites for name in suite["failures"]]
-    waiting = sum(len(suite["not_run"]) for suite in suites)
-    skipped = {name: why for suite in suites for name, why in suite.get("skipped", {}).items()}
-    passed = sum(suite["tests"] for suite in suites) - len(failed) - waiting - len(skipped)
-    words = f"Of its tests {passed} passed, {len(failed)} failed"
-    words += f" ({', '.join(failed)})" if failed else ""
-    words += f", {waiting} were not reached in its time (`tests/gpu/known_failures.txt`)" if waiting else ""
-    words += f", {len(skipped)} skipped ({', '.join(sorted(set(skipped.values())))})" if skipped else ""
-    return words + "."
-
-
-def gpu_table(result: dict) -> list:
-    """What a GPU of results/ has measured: tails and their gradients, whole blocks, training steps."""
-    benchmarks = result["benchmarks"]
-    lost = [entry["group"] for entry in benchmarks["entries"] if "error" in entry]
-    kinds = ", ".join(name for group, name in GPU_GROUPS.items() if group in lost)
-    words = f" {len(lost)} of its measurements failed ({kinds})." if lost else ""
-    lines = [
-        f"**{result['device']['name']}**, {benchmarks['date']}, PyTorch {benchmarks['torch']}, CUDA events, "
-        f"cold L2. {gpu_tests(result['tests'])}{words}",
-        "",
-        "| | | ms, median (10% to 90%) | times as fast as eager | as torch.compile | times the floor** |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for entry in benchmarks["entries"]:
-        seconds = entry.get("seconds", {})
-        if entry["layout"] != "contiguous" or "compile" not in seconds:
-            continue
-        if entry["group"] not in GPU_GROUPS:
-            continue
-        ours = seconds["onepass"]
-        spread = f"{ours['median'] * 1e3:.3f} ({ours['p10'] * 1e3:.3f} to {ours['p90'] * 1e3:.3f})"
-        ratios = [f"{seconds[rival]['median'] / ours['median']:.2f}" for rival in ("eager", "compile")]
-        floor = f"{ours['median'] / entry['floor_seconds']:.2f}" if "floor_seconds" in entry else ""
-        precision = ", TF32 off" if entry.get("precision") == "ieee" else ""
-        precision += ", fast" if entry.get("numerics") == "fast" else ""
-        batch = f", batch {entry['batch']}" if entry.get("batch") else ""
-        lines.append(
-            f"| {entry['workload']} {entry['dtype']}{precision}{batch} | {GPU_GROUPS[entry['group']]} "
-            f"| {spread} | {ratios[0]} | {ratios[1]} | {floor} |"
-        )
-    return [*lines, *gpu_sweeps(benchmarks["entries"])]
-
-
-SWEEPS = {
-    "thin": "Thin convolutions",
-    "layer": "Layers of real models",
-    "grouped": "Convolutions in groups",
-}
-
-
-def gpu_sweeps(entries: list) -> list:
-    """How the blocks of a sweep compare with the best of their rivals, a line a sweep."""
-    ratios: dict = {}
-    for entry in entries:
-        seconds = {name: timing["median"] for name, timing in entry.get("seconds", {}).items()}
-        if entry["group"] in SWEEPS and seconds:
-            best = min(other for name, other in seconds.items() if name != "onepass")
-            ratios.setdefault((entry["group"], entry["dtype"]), []).append(best / seconds["onepass"])
-    return [
-        line
-        for (group, dtype), found in ratios.items()
-        for line in (
-            "",
-            f"{SWEEPS[group]}, {dtype}, forward, {len(found)} of them, against the best of eager, channels "
-            f"last and torch.compile with cudnn.benchmark: {statistics.geometric_mean(found):.2f} "
-            f"times as fast in the geometric mean, {min(found):.2f} to {max(found):.2f}.",
-        )
-    ]
-
-
-def table(_: argparse.Namespace) -> None:
-    lines = []
-    for path in sorted(RESULTS.glob("*.json")):
-        result = json.loads(path.read_text())
-        if "suite" in result:
-            lines += [*machine_table(result), ""]
-        elif "benchmarks" in result:
-            lines += [*gpu_table(result), ""]
-    lines.append(
-        "\\* the time to write the output and evaluate each activation once, measured in the same run. "
-        "`make bench` measures again and rewrites this table.  \n"
-        "\\*\\* reading and writing the tensors once, "
-        "measured in the same run. `make bench-gpu` measures on a GPU."
-    )
-    readme = ROOT / "README.md"
-    begin, end = "<!-- results:begin -->", "<!-- results:end -->"
-    text = readme.read_text()
-    head, rest = text.split(begin)
-    readme.write_text(head + begin + "\n" + "\n".join(lines) + "\n" + end + rest.split(end)[1])
+def write_pages(_: argparse.Namespace) -> None:
+    """README.md, docs/results.md and docs/speed*.svg, from all recorded results."""
+    results_pages.write()
 
 
 def main() -> None:
@@ -375,7 +201,7 @@ def main() -> None:
     models.add_argument("--only", help="part of a model's name")
     models.add_argument("--out")
     models.set_defaults(call=record_models)
-    commands.add_parser("table").set_defaults(call=table)
+    commands.add_parser("pages").set_defaults(call=write_pages)
     arguments = parser.parse_args()
     arguments.call(arguments)
 

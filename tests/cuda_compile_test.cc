@@ -12,7 +12,7 @@
 #include <set>
 #include <thread>
 
-#include "cuda/costs/gpu.h"
+#include "cuda/runtime/gpu.h"
 #include "cuda/runtime/cache.h"
 #include "cuda/runtime/compile.h"
 #include "cuda/runtime/device_code.h"

@@ -10,7 +10,7 @@
 #include <sstream>
 #include <thread>
 
-#include "cuda/costs/gpu.h"
+#include "cuda/runtime/gpu.h"
 #include "onepass/backward.h"
 #include "onepass/cuda.h"
 #include "onepass/error.h"

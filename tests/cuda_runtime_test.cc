@@ -12,7 +12,7 @@
 #include <string_view>
 #include <thread>
 
-#include "cuda/costs/gpu.h"
+#include "cuda/runtime/gpu.h"
 #include "cuda/runtime/context.h"
 #include "cuda/runtime/driver.h"
 #include "cuda/runtime/function.h"

@@ -362,6 +362,35 @@ std::vector<int> TailParts::tensor_parameters() const {
   return list;
 }
 
+double steepness(const TailParts& parts) {
+  double product = 1;
+  for (const auto* stages : {&parts.before, &parts.after}) {
+    for (const TailParts::Stage& stage : *stages) {
+      switch (stage.pointwise.op) {
+        case Op::leaky_relu:
+        case Op::elu:
+          product *= std::max(1.0, std::abs(stage.pointwise.a));
+          break;
+        case Op::mul:
+          product *= std::abs(stage.pointwise.a);
+          break;
+        case Op::gelu:
+        case Op::gelu_tanh:
+        case Op::swish:
+        case Op::mish:
+          product *= 1.13;
+          break;
+        case Op::hardswish:
+          product *= 1.5;
+          break;
+        default:
+          break;  // at most 1, or a parameter
+      }
+    }
+  }
+  return product;
+}
+
 BackwardWork::BackwardWork(const BackwardProblem& problem, const TailParts& parts) {
   const auto wants = [&](int index) {
     return index >= 0 && problem.wants_parameter(static_cast<size_t>(index));

@@ -37,6 +37,9 @@ struct TailParts {
   std::vector<int> tensor_parameters() const;
 };
 
+// How much a chain can enlarge a difference, apart from slopes and factors that are parameters.
+double steepness(const TailParts& parts);
+
 // Which passes of the backward kernel run, and what each sums of a row.
 struct BackwardWork {
   bool first = false;  // sums of dz and dz xhat, and of the after-chain's operands

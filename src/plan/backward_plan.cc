@@ -1,9 +1,9 @@
 // Choosing a strategy for a backward problem, printing the choice, running it.
 #include <utility>
 
-#include "cuda/runtime/tune.h"
 #include "onepass/backward.h"
 #include "plan/choice.h"
+#include "plan/tuner.h"
 
 namespace onepass {
 namespace {
@@ -27,10 +27,10 @@ BackwardPlan plan_backward(const BackwardProblem& problem, const PlanOptions& op
   const auto table = backward_strategies(problem.forward.device.kind);
   if (!options.strategy.empty()) find_row(table, options.strategy);
   std::vector<Candidate> candidates = consider(table, problem, options);
-  const bool tuned =
-      options.tune && options.strategy.empty() && problem.forward.device.kind == Device::Kind::cuda;
-  std::string chosen =
-      tuned ? cuda::fastest_row(problem, candidates, options) : choose(candidates, options.strategy).strategy;
+  const Tuner* const tuning =
+      options.tune && options.strategy.empty() ? tuner(problem.forward.device.kind) : nullptr;
+  std::string chosen = tuning ? tuning->backward(problem, candidates, options)
+                              : choose(candidates, options.strategy).strategy;
   auto kernel = build_chosen(table, problem, options, candidates, chosen);
   return {problem, chosen, std::move(candidates), std::move(kernel)};
 }

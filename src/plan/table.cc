@@ -1,8 +1,9 @@
-// The lists of strategies, forward and backward: a new kernel is its file and its line here.
+// The tables of rows, forward and backward, and of tuners. A new row is its own file and a line here.
 #include <array>
 
 #include "onepass/error.h"
 #include "plan/strategy.h"
+#include "plan/tuner.h"
 
 namespace onepass {
 
@@ -33,6 +34,8 @@ extern const BackwardStrategy cuda_tail_backward_resident;
 extern const BackwardStrategy cuda_tail_backward;
 extern const BackwardStrategy cuda_thin_backward;
 extern const BackwardStrategy cuda_gemm_backward;
+
+extern const Tuner cuda_tuner;
 
 namespace {
 
@@ -79,5 +82,7 @@ std::span<const BackwardStrategy* const> backward_strategies(Device::Kind device
   if (device == Device::Kind::cuda) return cuda_table;
   return table;
 }
+
+const Tuner* tuner(Device::Kind device) { return device == Device::Kind::cuda ? &cuda_tuner : nullptr; }
 
 }  // namespace onepass

@@ -1,5 +1,5 @@
 // What the suite runs on, for results/<device>.json.
-#include "cuda/costs/gpu.h"
+#include "cuda/runtime/gpu.h"
 #include "gpu/pool.h"
 #include "support/results_hash.h"
 

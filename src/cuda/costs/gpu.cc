@@ -1,13 +1,7 @@
-// Sizes and rates of GPUs: asked of the driver, or those of a typical one.
+// Sizes and rates of GPUs. Each line says where its figures come from.
 #include "cuda/costs/gpu.h"
 
 #include <array>
-#include <map>
-#include <memory>
-#include <mutex>
-
-#include "cuda/runtime/context.h"
-#include "onepass/error.h"
 
 namespace onepass::cuda {
 namespace {
@@ -15,109 +9,43 @@ namespace {
 constexpr int64_t kib = 1024;
 constexpr int64_t mib = 1024 * kib;
 
-// A large copy reaches this share of what memory clock and bus width give: 0.88 on an H200.
-constexpr double copy_share = 0.88;
+struct CopyRate {
+  std::string_view name;  // a part of the GPU's name
+  double bytes_per_second;
+};
 
-// What plans are made for where no GPU is present. Bandwidth: measured on the H200, copy_share of the data
-// sheet for the others.
-const std::vector<Gpu>& typical_gpus() {
-  static const std::vector<Gpu> list{
-      {"sm_80", "A100 (typical)", 8, 0, 108, 163 * kib, 164 * kib, 40 * mib, 1.4e12, 19.5e12},
-      {"sm_86", "RTX 3090 (typical)", 8, 6, 82, 99 * kib, 100 * kib, 6 * mib, 8.2e11, 35.6e12},
-      {"sm_89", "L40S (typical)", 8, 9, 142, 99 * kib, 100 * kib, 96 * mib, 7.6e11, 91.6e12},
-      {"sm_90a", "H200 (typical)", 9, 0, 132, 227 * kib, 228 * kib, 50 * mib, 4.22e12, 66.9e12},
-      {"sm_100", "B200 (typical)", 10, 0, 148, 227 * kib, 228 * kib, 126 * mib, 7.0e12, 74.5e12},
-      {"sm_120", "RTX 5090 (typical)", 12, 0, 170, 99 * kib, 100 * kib, 96 * mib, 1.58e12, 104.8e12},
+// Measured by copies of gigabytes between buffers of the device.
+constexpr std::array copy_rates{
+    CopyRate{"H200", 4.22e12},  // 2026-11-15, driver 13.0
+};
+
+}  // namespace
+
+// Sizes are the data sheets'. The copy rate of the H200 is measured; others are copy_share of the data sheet's.
+std::span<const Gpu> typical_gpus() {
+  static const std::array list{
+      Gpu{"sm_80", "A100 (typical)", 8, 0, 108, 163 * kib, 164 * kib, 40 * mib, 1.4e12, 19.5e12},
+      Gpu{"sm_86", "RTX 3090 (typical)", 8, 6, 82, 99 * kib, 100 * kib, 6 * mib, 8.2e11, 35.6e12},
+      Gpu{"sm_89", "L40S (typical)", 8, 9, 142, 99 * kib, 100 * kib, 96 * mib, 7.6e11, 91.6e12},
+      Gpu{"sm_90a", "H200 (typical)", 9, 0, 132, 227 * kib, 228 * kib, 50 * mib, 4.22e12, 66.9e12},
+      Gpu{"sm_100", "B200 (typical)", 10, 0, 148, 227 * kib, 228 * kib, 126 * mib, 7.0e12, 74.5e12},
+      Gpu{"sm_120", "RTX 5090 (typical)", 12, 0, 170, 99 * kib, 100 * kib, 96 * mib, 1.58e12, 104.8e12},
   };
   return list;
 }
 
-const Gpu* typical_gpu(const std::string& architecture) {
+const Gpu* typical_gpu(std::string_view architecture) {
   for (const Gpu& gpu : typical_gpus()) {
     if (gpu.architecture == architecture) return &gpu;
   }
   return nullptr;
 }
 
-const Gpu& named_architecture(const std::string& architecture) {
-  if (const Gpu* gpu = typical_gpu(architecture)) return *gpu;
-  std::string names;
-  for (const std::string& name : known_architectures()) names += (names.empty() ? "" : ", ") + name;
-  throw Error("architecture \"" + architecture + "\" is unknown, must be one of " + names);
-}
-
-// wgmma and setmaxnreg exist only in the architecture-specific sm_90a.
-std::string architecture_of(int major, int minor) {
-  return "sm_" + std::to_string(major) + std::to_string(minor) + (major == 9 && minor == 0 ? "a" : "");
-}
-
-int attribute(DeviceAttribute which, int device) {
-  int value = 0;
-  check(driver().cuDeviceGetAttribute(&value, which, device), "a property of a GPU cannot be read");
-  return value;
-}
-
-std::string name_of(int device) {
-  std::array<char, 256> name{};
-  check(driver().cuDeviceGetName(name.data(), static_cast<int>(name.size()), device),
-        "the name of a GPU cannot be read");
-  return name.data();
-}
-
-// GPUs whose copy was measured, by a part of their name.
-double copy_rate(const std::string& name, int device) {
-  if (name.find("H200") != std::string::npos) return 4.22e12;
-  const double clock = 1e3 * attribute(memory_clock_kilohertz, device);
-  return copy_share * 2 * clock * attribute(memory_bus_bits, device) / 8;  // two transfers a clock
-}
-
-double fp32_flops(const Gpu& gpu, int device) {
-  return 2e3 * attribute(clock_kilohertz, device) * gpu.lanes() * gpu.multiprocessors;
-}
-
-Gpu ask_driver(int index) {
-  const int device = device_handle(index);
-  Gpu gpu;
-  gpu.name = name_of(device);
-  gpu.compute_major = attribute(compute_capability_major, device);
-  gpu.compute_minor = attribute(compute_capability_minor, device);
-  gpu.architecture = architecture_of(gpu.compute_major, gpu.compute_minor);
-  gpu.multiprocessors = attribute(multiprocessor_count, device);
-  gpu.shared_bytes_per_block = attribute(shared_memory_per_block_optin, device);
-  gpu.shared_bytes_per_multiprocessor = attribute(shared_memory_per_multiprocessor, device);
-  gpu.l2_bytes = attribute(l2_cache_bytes, device);
-  gpu.bytes_per_second = copy_rate(gpu.name, device);
-  gpu.flops = fp32_flops(gpu, device);
-  // Virtual machines and integrated GPUs may hide their clocks: a cost must not be infinite.
-  const Gpu* typical = typical_gpu(gpu.architecture);
-  if (gpu.bytes_per_second <= 0) gpu.bytes_per_second = typical ? typical->bytes_per_second : 5e11;
-  if (gpu.flops <= 0) gpu.flops = typical ? typical->flops : 2e13;
-  return gpu;
-}
-
-const Gpu& present_gpu(int index) {
-  static std::mutex& mutex = *new std::mutex;
-  static auto& known = *new std::map<int, std::unique_ptr<const Gpu>>;
-  const std::lock_guard lock(mutex);
-  std::unique_ptr<const Gpu>& gpu = known[index];
-  if (!gpu) gpu = std::make_unique<const Gpu>(ask_driver(index));
-  return *gpu;
-}
-
-}  // namespace
-
-const Gpu& gpu_of(const Device& device) {
-  if (device.kind != Device::Kind::cuda) throw Error("device " + device.text() + " is no GPU");
-  return device.architecture.empty() ? present_gpu(device.index) : named_architecture(device.architecture);
-}
-
-const std::vector<std::string>& known_architectures() {
-  static const std::vector<std::string> list = [] {
-    std::vector<std::string> names;
-    for (const Gpu& gpu : typical_gpus()) names.push_back(gpu.architecture);
-    return names;
-  }();
-  return list;
+double measured_copy_rate(std::string_view name) {
+  for (const CopyRate& rate : copy_rates) {
+    if (name.find(rate.name) != std::string_view::npos) return rate.bytes_per_second;
+  }
+  return 0;
 }
 
 }  // namespace onepass::cuda

@@ -1,11 +1,10 @@
-// What a plan needs to know of a GPU: its architecture, its sizes and its rates.
+// Sizes and rates of GPUs as data: what costs are computed from.
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
-#include <vector>
-
-#include "onepass/problem.h"
+#include <string_view>
 
 namespace onepass::cuda {
 
@@ -23,24 +22,30 @@ struct Gpu {
 
   double clock() const { return flops / 2 / lanes() / multiprocessors; }
   int lanes() const { return compute_major == 8 && compute_minor == 0 ? 64 : 128; }  // of a multiprocessor
-  // Multiply-adds of tf32 that a multiprocessor does in a clock by mma.sync; of 16 bits it does twice as
-  // many.
+  // tf32 multiply-adds of a multiprocessor per clock by mma.sync. In 16 bits it does twice as many.
   int tensor_products() const {
     if (compute_major == 8) return compute_minor == 0 ? 512 : compute_minor == 9 ? 256 : 128;
     return compute_major == 12 ? 128 : 512;
   }
 
   bool has_clusters() const { return compute_major >= 9 && compute_major != 12; }
-  // Blocks in the largest cluster kernels ask for; 1 where there are none.
+  // Blocks in the largest cluster that kernels ask for; 1 where there are no clusters.
   int largest_cluster() const { return compute_major == 9 || compute_major == 10 ? 16 : 1; }
 };
 
-// The GPU of a device, or, where the device names an architecture, a typical GPU of it: sm_80, sm_86, sm_89,
-// sm_90a, sm_100 and sm_120. Throws Error where there is no such GPU, no driver, or the architecture is
-// unknown. Asked once of the driver, then remembered.
-const Gpu& gpu_of(const Device& device);
+// One GPU for each known architecture, oldest first: plans are made for it where no GPU is present.
+std::span<const Gpu> typical_gpus();
+// The one of an architecture; null where it has none.
+const Gpu* typical_gpu(std::string_view architecture);
 
-// The architectures with a checked-in typical GPU, oldest first.
-const std::vector<std::string>& known_architectures();
+// The copy rate of a GPU by its name; 0 where none was measured.
+double measured_copy_rate(std::string_view name);
+
+// A large copy reaches this share of what memory clock and bus width give: 0.88 on an H200 (2026-11-15).
+inline constexpr double copy_share = 0.88;
+
+// Guesses for a GPU that hides its clocks and has an unknown architecture: a cost must not be infinite.
+inline constexpr double guessed_bytes_per_second = 5e11;
+inline constexpr double guessed_flops = 2e13;
 
 }  // namespace onepass::cuda

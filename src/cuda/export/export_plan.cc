@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "cuda/export/record_plan.h"
-#include "cuda/gemm/gemm.h"
+#include "cuda/runtime/cut_for.h"
 #include "cuda/runtime/device_code.h"
 #include "cuda/runtime/recording.h"
 #include "onepass/cuda.h"

@@ -5,9 +5,9 @@
 #include <array>
 #include <cstdint>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "cuda/runtime/cut_for.h"
 #include "cuda/thin/thin.h"
 
 namespace onepass::cuda {
@@ -50,24 +50,6 @@ struct FlatGeometry {
 // Whether the classes of a transposed convolution meet the same elements of x, as those of a kernel that is
 // as large as its stride: then they are rows of one product.
 bool classes_meet_alike(const ThinShape& shape);
-
-// Tiles that go across samples are cut for the number of samples. While a plan is exported that is the
-// plan's, whatever batch formulas are tried with: its kernels run any.
-class CutFor {
- public:
-  explicit CutFor(int64_t batch) : before_(std::exchange(batch_, batch)) {}
-  ~CutFor() { batch_ = before_; }
-  CutFor(const CutFor&) = delete;
-  CutFor& operator=(const CutFor&) = delete;
-  static int64_t instead_of(int64_t batch) { return batch_ > 0 ? batch_ : batch; }
-
- private:
-  static inline thread_local int64_t batch_ = 0;
-  int64_t before_;
-};
-
-// How much a chain can enlarge a difference, apart from slopes and factors that are parameters.
-double steepness(const TailParts& parts);
 
 // Goes over values that a launch before has left in memory, from the norm on: gemm/store/finish.cuh, or
 // GemmMmaMean where a mean follows.

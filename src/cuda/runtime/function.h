@@ -6,8 +6,8 @@
 #include <memory>
 #include <string>
 
-#include "cuda/costs/gpu.h"
 #include "cuda/runtime/compile.h"
+#include "cuda/runtime/gpu.h"
 #include "cuda/runtime/number.h"
 #include "onepass/executor.h"
 #include "onepass/problem.h"

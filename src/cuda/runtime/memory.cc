@@ -4,9 +4,9 @@
 #include <memory>
 #include <utility>
 
-#include "cuda/costs/gpu.h"
 #include "cuda/runtime/context.h"
 #include "cuda/runtime/driver.h"
+#include "cuda/runtime/gpu.h"
 #include "onepass/cuda.h"
 #include "onepass/error.h"
 

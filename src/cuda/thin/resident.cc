@@ -5,8 +5,8 @@
 #include <numeric>
 #include <sstream>
 
-#include "cuda/gemm/gemm.h"
 #include "cuda/notes.h"
+#include "cuda/runtime/cut_for.h"
 #include "cuda/thin/mma.h"
 
 namespace onepass {

@@ -5,7 +5,6 @@
 #include <optional>
 #include <sstream>
 
-#include "cuda/gemm/gemm.h"
 #include "cuda/notes.h"
 #include "cuda/thin/thin.h"
 #include "onepass/cuda.h"

@@ -1,9 +1,11 @@
-// Runs the close rows of a plan on memory of its own, and remembers which was fastest.
-#include "cuda/runtime/tune.h"
+// Tuning on a GPU: runs the rows whose predictions are close, and keeps the fastest one's name on disk.
+#include "plan/tuner.h"
 
 #include <algorithm>
 #include <functional>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "cuda/runtime/cache.h"
 #include "cuda/runtime/compile.h"
@@ -12,7 +14,8 @@
 #include "onepass/error.h"
 #include "plan/choice.h"
 
-namespace onepass::cuda {
+namespace onepass {
+namespace cuda {
 namespace {
 
 // A prediction is off by less than this: on an H200 the largest factor seen is 1.6.
@@ -29,15 +32,15 @@ std::vector<const Candidate*> close_ones(const std::vector<Candidate>& candidate
   return found;
 }
 
-// A choice is kept as a kernel would be, with the answer in place of machine code: the folder's rules, the
-// list and the clearing of the cache hold for it too.
+// A choice is stored in the kernel cache, with the answer in place of machine code. The cache's limits, list and
+// clearing so cover it too.
 CacheKey key_of(int device, const std::string& question) {
   Sha256 hash;
   hash.add_field(question).add_field(device_code_hash()).add_field(describe_device(device));
   return {"tuned", "choice", hash.hex()};
 }
 
-// The memory of a tensor, cleared: zeros take no row's way for what is not finite.
+// The memory of a tensor, all zeros: no row takes its path for values that are not finite.
 Memory cleared(const Device& device, const TensorSpec& spec) {
   Memory memory(device.index, std::max<size_t>(static_cast<size_t>(spec.byte_span()), 16));
   memory.fill(0);
@@ -75,6 +78,8 @@ double median_seconds(int device, const std::function<void()>& launch) {
   return seconds[repeats / 2];
 }
 
+// The name of the row; the cheapest by prediction where no other is close, or where they cannot be measured: no
+// memory is left, or the plan is for another GPU than those present.
 template <class Measure>
 std::string fastest(const std::string& problem, const Device& device,
                     const std::vector<Candidate>& candidates, const Measure& measure) {
@@ -103,19 +108,8 @@ std::string fastest(const std::string& problem, const Device& device,
   }
 }
 
-}  // namespace
-
-std::string remembered_choice(int device, const std::string& question) {
-  const std::optional<Cubin> known = read_cached(key_of(device, question));
-  return known ? known->image : "";
-}
-
-void remember_choice(int device, const std::string& question, const std::string& answer) {
-  write_cached(key_of(device, question), {answer, 0, 0, 0});
-}
-
-std::string fastest_row(const Problem& problem, const std::vector<Candidate>& candidates,
-                        const PlanOptions& options) {
+std::string fastest_forward(const Problem& problem, const std::vector<Candidate>& candidates,
+                            const PlanOptions& options) {
   const auto measure = [&](const std::string& name) {
     const auto kernel = find_row(strategies(Device::Kind::cuda), name).build(problem, options);
     const Tensors tensors(problem);
@@ -128,8 +122,8 @@ std::string fastest_row(const Problem& problem, const std::vector<Candidate>& ca
   return fastest(problem.text(), problem.device, candidates, measure);
 }
 
-std::string fastest_row(const BackwardProblem& problem, const std::vector<Candidate>& candidates,
-                        const PlanOptions& options) {
+std::string fastest_backward(const BackwardProblem& problem, const std::vector<Candidate>& candidates,
+                             const PlanOptions& options) {
   const Problem& forward = problem.forward;
   const Device& device = forward.device;
   const auto measure = [&](const std::string& name) {
@@ -162,4 +156,19 @@ std::string fastest_row(const BackwardProblem& problem, const std::vector<Candid
   return fastest(problem.text(), device, candidates, measure);
 }
 
-}  // namespace onepass::cuda
+}  // namespace
+
+std::string remembered_choice(int device, const std::string& question) {
+  const std::optional<Cubin> known = read_cached(key_of(device, question));
+  return known ? known->image : "";
+}
+
+void remember_choice(int device, const std::string& question, const std::string& answer) {
+  write_cached(key_of(device, question), {answer, 0, 0, 0});
+}
+
+}  // namespace cuda
+
+extern const Tuner cuda_tuner{cuda::fastest_forward, cuda::fastest_backward};
+
+}  // namespace onepass

@@ -12,11 +12,11 @@
 #include <set>
 #include <thread>
 
-#include "cuda/runtime/gpu.h"
 #include "cuda/runtime/cache.h"
 #include "cuda/runtime/compile.h"
 #include "cuda/runtime/device_code.h"
 #include "cuda/runtime/driver.h"
+#include "cuda/runtime/gpu.h"
 #include "cuda/runtime/library.h"
 #include "cuda/runtime/sha256.h"
 #include "onepass/cuda.h"

@@ -12,10 +12,10 @@
 #include <string_view>
 #include <thread>
 
-#include "cuda/runtime/gpu.h"
 #include "cuda/runtime/context.h"
 #include "cuda/runtime/driver.h"
 #include "cuda/runtime/function.h"
+#include "cuda/runtime/gpu.h"
 #include "onepass/cuda.h"
 #include "onepass/error.h"
 #include "stub_driver/stub_cuda.h"

@@ -1,8 +1,8 @@
 // A block on the CPU: the convolution or the input feeds panels to the chain, a slab is normalised while in
 // cache.
 //
-// The work goes in waves of units. A unit is a sample, or one slab of it where pre-norm values are kept
-// aside.
+// The work goes in waves of units. A unit is a sample, or one slab of it where values before the norm are
+// kept in the workspace.
 //   first pass   panels of the convolution (or of the input) -> steps up to the norm -> statistics -> middle
 //   finish       statistics of a unit's blocks, merged in a fixed order -> centre, scale and shift per
 //   channel second pass  middle -> norm and the steps after it -> output, or sums for the mean
@@ -74,10 +74,6 @@ class BlockKernel final : public Kernel {
               region.pixels};
     }
   };
-  struct Unit {
-    int64_t sample = 0;
-    Range channels;
-  };
   // A place for running statistics while a block is processed, and how far they are.
   struct Running {
     float* mean = nullptr;
@@ -95,8 +91,7 @@ class BlockKernel final : public Kernel {
   void choose_wave();
   void lay_out_workspace();
 
-  int64_t unit_count() const { return batch_ * units_per_sample_; }
-  Unit unit_at(int64_t unit) const;
+  int64_t unit_count() const { return batch_ * units_.per_sample; }
   Endpoint middle_of(const Call& call, int64_t unit) const;
   float* worker_floats(const Call& call, int worker) const;
   Running running_of(const Call& call, int worker) const;
@@ -144,11 +139,10 @@ class BlockKernel final : public Kernel {
   bool mean_of_norm_ = false;  // the mean of a norm's output follows from the statistics
   double eps_ = 0;
   int64_t group_count_ = 1;  // slabs of a sample
-  int64_t units_per_sample_ = 1;
   int64_t batch_ = 0;
   int64_t channels_ = 0;
   int64_t pixels_ = 0;
-  int64_t unit_channels_ = 0;
+  Units units_;
   int64_t wave_units_ = 1;
   int64_t panel_floats_ = 0;
 

@@ -425,13 +425,3 @@ void fill_convolution(Isa& isa) {
 }  // namespace onepass::cpu
 HWY_AFTER_NAMESPACE();
 #endif
-
-#if HWY_ONCE
-namespace onepass::cpu {
-
-void add_convolution_functions(int64_t target, Isa& isa) {
-  ONEPASS_FOR_TARGET(target, fill_convolution(isa));
-}
-
-}  // namespace onepass::cpu
-#endif

@@ -378,11 +378,3 @@ void fill_gradient(Isa& isa) {
 }  // namespace onepass::cpu
 HWY_AFTER_NAMESPACE();
 #endif
-
-#if HWY_ONCE
-namespace onepass::cpu {
-
-void add_gradient_functions(int64_t target, Isa& isa) { ONEPASS_FOR_TARGET(target, fill_gradient(isa)); }
-
-}  // namespace onepass::cpu
-#endif

@@ -26,6 +26,39 @@ inline Orientation orientation_of(const TensorMap& map) {
   return map.channel_stride == 1 && map.pixel_stride != 1 ? Orientation::interleaved : Orientation::planar;
 }
 
+// The channels of one sample that are processed together: all of them, or those of a slab.
+struct Unit {
+  int64_t sample = 0;
+  Range channels;
+};
+
+// How samples are cut into units of equally many channels.
+struct Units {
+  int64_t per_sample = 1;
+  int64_t channels = 0;
+
+  Unit at(int64_t unit) const {
+    const int64_t part = unit % per_sample;
+    return {unit / per_sample, {part * channels, (part + 1) * channels}};
+  }
+};
+
+// Offsets of aligned parts of a workspace, in floats.
+class WorkspaceLayout {
+ public:
+  explicit WorkspaceLayout(int64_t taken) : end_(taken) {}
+  // The offset of the next part.
+  int64_t take(int64_t floats) {
+    const int64_t begin = round_up(end_, alignment_floats);
+    end_ = begin + floats;
+    return begin;
+  }
+  int64_t floats() const { return end_; }
+
+ private:
+  int64_t end_;
+};
+
 // A unit's channels and pixels cut into tasks.
 struct Grid {
   int64_t channels = 0;

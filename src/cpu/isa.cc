@@ -9,10 +9,17 @@
 #include <cctype>
 #include <memory>
 
+#include "cpu/dispatch.h"
 #include "cpu/supported_targets.h"
 #include "onepass/error.h"
 
 namespace onepass::cpu {
+
+// In the files compiled once per target.
+ONEPASS_DECLARE_FOR_TARGETS(void fill_steps(Isa& isa); void fill_statistics(Isa& isa);
+                            void fill_transfers(Isa& isa); void fill_gradient(Isa& isa);
+                            void fill_convolution(Isa& isa);)
+
 namespace {
 
 std::string lower_case_name(int64_t target) {
@@ -27,9 +34,11 @@ std::vector<const Isa*> make_isas() {
   for (const int64_t target : supported_targets()) {
     auto isa = std::make_unique<Isa>();
     isa->name = lower_case_name(target);
-    add_panel_functions(target, *isa);
-    add_gradient_functions(target, *isa);
-    add_convolution_functions(target, *isa);
+    ONEPASS_FOR_TARGET(target, fill_steps(*isa));
+    ONEPASS_FOR_TARGET(target, fill_statistics(*isa));
+    ONEPASS_FOR_TARGET(target, fill_transfers(*isa));
+    ONEPASS_FOR_TARGET(target, fill_gradient(*isa));
+    ONEPASS_FOR_TARGET(target, fill_convolution(*isa));
     if (isa->load == nullptr) continue;
     result.push_back(isa.get());
     owned.push_back(std::move(isa));

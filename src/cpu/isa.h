@@ -193,9 +193,4 @@ const std::vector<const Isa*>& isas();
 // The one of this name, or the best for an empty name; throws Error for one that cannot run here.
 const Isa& find_isa(std::string_view name);
 
-// Filled in by the files compiled once per target; `target` is Highway's bit.
-void add_panel_functions(int64_t target, Isa& isa);
-void add_gradient_functions(int64_t target, Isa& isa);
-void add_convolution_functions(int64_t target, Isa& isa);
-
 }  // namespace onepass::cpu

@@ -1,6 +1,6 @@
 // Sigmoids of arguments near 0 by polynomials, with the sums of their results, compiled once per SIMD target.
 //
-// Apart from panel.cc because instructions here stay in the order of the source: every vector in flight takes
+// Apart from steps.cc because instructions here stay in the order of the source: every vector in flight takes
 // one step of the polynomial, then all take the next. GCC's first scheduler would have more values at a time
 // than there are registers, and swish with its sums would take 5.2 cycles a vector instead of 4.3.
 #include "cpu/targets.h"

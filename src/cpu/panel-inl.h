@@ -101,6 +101,34 @@ HWY_INLINE void store_some(V v, float* to, int64_t count) {
   std::memcpy(to, buffer, static_cast<size_t>(count) * sizeof(float));
 }
 
+HWY_INLINE float lane_sum(V v) { return hn::GetLane(hn::SumOfLanes(D(), v)); }
+
+// Distances from a mean, or from 0 (kCentred false), which saves an instruction of three.
+template <bool kCentred = true>
+HWY_INLINE RowSums planar_distances(const float* x, int64_t count, float mean = 0) {
+  const D d;
+  const V centre = hn::Set(d, mean);
+  V sum[4] = {hn::Zero(d), hn::Zero(d), hn::Zero(d), hn::Zero(d)};
+  V squares[4] = {hn::Zero(d), hn::Zero(d), hn::Zero(d), hn::Zero(d)};
+  int64_t c = 0;
+  for (; c + 4 * lanes <= count; c += 4 * lanes) {
+    for (int v = 0; v < 4; ++v) {
+      V distance = hn::LoadU(d, x + c + v * lanes);
+      if constexpr (kCentred) distance = hn::Sub(distance, centre);
+      sum[v] = hn::Add(sum[v], distance);
+      squares[v] = hn::MulAdd(distance, distance, squares[v]);
+    }
+  }
+  RowSums rest;
+  for (; c < count; ++c) {
+    rest.sum += x[c] - mean;
+    rest.squares += (x[c] - mean) * (x[c] - mean);
+  }
+  rest.sum += lane_sum(hn::Add(hn::Add(sum[0], sum[1]), hn::Add(sum[2], sum[3])));
+  rest.squares += lane_sum(hn::Add(hn::Add(squares[0], squares[1]), hn::Add(squares[2], squares[3])));
+  return rest;
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace onepass::cpu
 HWY_AFTER_NAMESPACE();

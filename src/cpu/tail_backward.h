@@ -2,12 +2,13 @@
 // two where the block has a norm.
 //
 // With h the norm's input, z its output, xhat = (h - mean) rstd and M elements in a slab:
-//   first pass   panels of x and dy -> steps recomputed -> dz, and for each channel the sums of dz and of dz
-//   xhat finish       S1 = sum of gamma dz and S2 = sum of gamma dz xhat over the slab second pass  dh = rstd
-//   (gamma dz - S1 / M - xhat S2 / M), then back through the steps before the norm to dx
-// Gradients of arguments are summed in the pass that meets them: per panel in f32, over panels, blocks and
-// samples in double and in a fixed order. The work goes in waves of units, slabs or samples, small enough
-// that the second pass finds x and the gradient in a cache.
+//   first pass   panels of x and dy -> steps recomputed -> dz; sums of dz and of dz xhat for each channel
+//   finish       S1 = sum of gamma dz and S2 = sum of gamma dz xhat over the slab
+//   second pass  dh = rstd (gamma dz - S1 / M - xhat S2 / M), then back through the steps before the norm to
+//   dx
+// Gradients of arguments are summed in the pass that meets them: per panel in f32, beyond it in double and in
+// a fixed order. The work goes in waves of units (slabs or samples). The second pass finds x and the gradient
+// of its wave in a cache.
 #pragma once
 
 #include <optional>
@@ -67,10 +68,6 @@ class TailBackward final : public BackwardKernel {
     float* floats;
     int64_t first_unit = 0;  // of the wave
   };
-  struct Unit {
-    int64_t sample = 0;
-    Range channels;
-  };
   // One panel on its way back.
   struct Work {
     const Call& call;
@@ -84,6 +81,8 @@ class TailBackward final : public BackwardKernel {
     PanelView x;
     PanelView gradient;  // of what the steps taken back so far got
   };
+  // Panels of a worker behind the inputs of the steps.
+  enum Extra : size_t { gradient_panel, operand_panel, argument_panel, extra_panels };
   // What a unit holds per channel.
   enum Row : int { centre, inverse, scale, shift, offset, slope, mean_gradient, row_count };
 
@@ -95,8 +94,7 @@ class TailBackward final : public BackwardKernel {
   bool wants(size_t parameter) const { return problem_.wants_parameter(parameter); }
   size_t add_sum(Pass& pass, Sum sum);
 
-  int64_t unit_count() const { return batch_ * units_per_sample_; }
-  Unit unit_at(int64_t unit) const;
+  int64_t unit_count() const { return batch_ * units_.per_sample; }
   float* row(const Call& call, int64_t unit, Row row) const;
   double* partial_sums(const Call& call, int64_t unit, int64_t block, size_t sum) const;
   double* totals(const Call& call, size_t total) const;
@@ -142,11 +140,10 @@ class TailBackward final : public BackwardKernel {
   bool sums_for_norm_ = false;
   Kept kept_ = Kept::nothing;
   int64_t group_count_ = 1;
-  int64_t units_per_sample_ = 1;
   int64_t batch_ = 0;
   int64_t channels_ = 0;
   int64_t pixels_ = 0;
-  int64_t unit_channels_ = 0;
+  Units units_;
   int64_t wave_units_ = 1;
   int64_t panel_elements_ = 0;
   size_t total_count_ = 0;

@@ -29,8 +29,8 @@ BackwardPlan plan_backward(const BackwardProblem& problem, const PlanOptions& op
   std::vector<Candidate> candidates = consider(table, problem, options);
   const Tuner* const tuning =
       options.tune && options.strategy.empty() ? tuner(problem.forward.device.kind) : nullptr;
-  std::string chosen = tuning ? tuning->backward(problem, candidates, options)
-                              : choose(candidates, options.strategy).strategy;
+  std::string chosen =
+      tuning ? tuning->backward(problem, candidates, options) : choose(candidates, options.strategy).strategy;
   auto kernel = build_chosen(table, problem, options, candidates, chosen);
   return {problem, chosen, std::move(candidates), std::move(kernel)};
 }

@@ -20,10 +20,9 @@ Plan plan(const Problem& problem, const PlanOptions& options) {
   const auto table = strategies(problem.device.kind);
   if (!options.strategy.empty()) find_row(table, options.strategy);
   std::vector<Candidate> candidates = consider(table, problem, options);
-  const Tuner* const tuning =
-      options.tune && options.strategy.empty() ? tuner(problem.device.kind) : nullptr;
-  std::string chosen = tuning ? tuning->forward(problem, candidates, options)
-                              : choose(candidates, options.strategy).strategy;
+  const Tuner* const tuning = options.tune && options.strategy.empty() ? tuner(problem.device.kind) : nullptr;
+  std::string chosen =
+      tuning ? tuning->forward(problem, candidates, options) : choose(candidates, options.strategy).strategy;
   std::shared_ptr<const Kernel> kernel = build_chosen(table, problem, options, candidates, chosen);
   return {problem, chosen, std::move(candidates), std::move(kernel)};
 }

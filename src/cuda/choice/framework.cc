@@ -24,7 +24,8 @@ int64_t least_channels(const Conv& conv) {
   return std::min(conv.in_channels, conv.out_channels) / conv.groups;
 }
 
-// The least prediction of the rows of a family, whose names begin with it; infinite where none takes the problem.
+// The least prediction of the rows of a family, whose names begin with it; infinite where none takes the
+// problem.
 template <class Row, class AnyProblem>
 double least_seconds(std::span<const Row* const> table, const AnyProblem& problem, std::string_view family) {
   double least = infinity;
@@ -133,8 +134,7 @@ double grouped_convolution_rate(const Problem& problem) {
 
 double grouped_convolution_seconds(const Problem& problem) {
   const Gpu& gpu = gpu_of(problem.device);
-  const double rate =
-      on_gpu(problem, std::min(grouped_convolution_rate(problem), convolution_rate(problem)));
+  const double rate = on_gpu(problem, std::min(grouped_convolution_rate(problem), convolution_rate(problem)));
   const double bytes = moved_elements(problem) * as_double(byte_size(problem.input.dtype));
   const double copies = is_channels_last(problem) ? 0 : copy_seconds(problem, bytes);
   return framework::launch_seconds + copies +
@@ -146,8 +146,8 @@ double convolution_seconds(const Problem& problem) {
   const Gpu& gpu = gpu_of(problem.device);
   const double rate = on_gpu(problem, convolution_rate(problem)) * filled_part(problem);
   const double elements = moved_elements(problem);
-  // Thin ones are copied into other layouts: one sample of s27, 0.2 M elements, takes 45 us, 1 to 8 channels of 16
-  // images (9 M) 76.
+  // Thin ones are copied into other layouts: one sample of s27, 0.2 M elements, takes 45 us, 1 to 8 channels
+  // of 16 images (9 M) 76.
   const bool is_copied = !is_wide(*problem.block.conv()) && elements > framework::copied_elements;
   return (is_copied ? framework::thin_launch_seconds : framework::launch_seconds) +
          std::max(operations(problem) / rate, (is_copied ? 2 : 1) * elements *

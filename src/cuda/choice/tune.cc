@@ -32,8 +32,8 @@ std::vector<const Candidate*> close_ones(const std::vector<Candidate>& candidate
   return found;
 }
 
-// A choice is stored in the kernel cache, with the answer in place of machine code. The cache's limits, list and
-// clearing so cover it too.
+// A choice is stored in the kernel cache, with the answer in place of machine code. The cache's limits, list
+// and clearing so cover it too.
 CacheKey key_of(int device, const std::string& question) {
   Sha256 hash;
   hash.add_field(question).add_field(device_code_hash()).add_field(describe_device(device));
@@ -78,8 +78,8 @@ double median_seconds(int device, const std::function<void()>& launch) {
   return seconds[repeats / 2];
 }
 
-// The name of the row; the cheapest by prediction where no other is close, or where they cannot be measured: no
-// memory is left, or the plan is for another GPU than those present.
+// The name of the row; the cheapest by prediction where no other is close, or where they cannot be measured:
+// no memory is left, or the plan is for another GPU than those present.
 template <class Measure>
 std::string fastest(const std::string& problem, const Device& device,
                     const std::vector<Candidate>& candidates, const Measure& measure) {

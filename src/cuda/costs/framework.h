@@ -1,7 +1,7 @@
 // Rates of PyTorch's own convolutions as data. choice/framework.cc predicts their time from these figures.
 //
-// All were measured on an H200 with cuDNN 9.19, tensors in the caller's layout. Rates are operations a second, a
-// multiply-add counted as two. Each struct gives its date and the range of the measured figures.
+// All were measured on an H200 with cuDNN 9.19, tensors in the caller's layout. Rates are operations a
+// second, a multiply-add counted as two. Each struct gives its date and the range of the measured figures.
 #pragma once
 
 #include <cstdint>
@@ -29,9 +29,9 @@ inline constexpr double short_copy_share = 0.5;
 // Thin convolutions of fewer elements, input and output together, are not copied.
 inline constexpr double copied_elements = 1e5;
 
-// Wide convolutions without groups (2026-11-15). Layers of U-Nets and decoders with 128 to 2560 channels run at 110
-// to 250 TFLOP/s in tf32 and 230 to 430 in 16 bits. Volumes of 32 channels run at 80 and 118. Transposed ones of 64
-// channels and more (s19, s61) run at 92 and 126, of 64 to 32 channels at 8 and 5.
+// Wide convolutions without groups (2026-11-15). Layers of U-Nets and decoders with 128 to 2560 channels run
+// at 110 to 250 TFLOP/s in tf32 and 230 to 430 in 16 bits. Volumes of 32 channels run at 80 and 118.
+// Transposed ones of 64 channels and more (s19, s61) run at 92 and 126, of 64 to 32 channels at 8 and 5.
 struct WideRates {
   double ordinary, ordinary_few, transposed, transposed_few;
 };
@@ -39,43 +39,45 @@ inline constexpr WideRates wide_tf32{200e12, 80e12, 95e12, 8e12};
 inline constexpr WideRates wide_short{340e12, 118e12, 130e12, 5e12};
 inline constexpr double wide_f32 = 45e12;
 
-// Thin convolutions without groups (2026-11-15). s27 (3 to 16 channels in three dimensions) runs at 21 TFLOP/s, s60,
-// a transposed one, at 2.3. Two-dimensional ones run at 14 (8 to 8 channels, kernel 5) to 25 (8 to 64, kernel 4).
+// Thin convolutions without groups (2026-11-15). s27 (3 to 16 channels in three dimensions) runs at 21
+// TFLOP/s, s60, a transposed one, at 2.3. Two-dimensional ones run at 14 (8 to 8 channels, kernel 5) to 25 (8
+// to 64, kernel 4).
 struct ThinRates {
   double transposed, volume, other;
 };
 inline constexpr ThinRates thin{2.3e12, 21e12, 20e12};
-// Their gradients (2026-11-15). They take 6 of the 10.4 ms of s60's step and 15 of the 19.4 ms of s27's, at the best
-// settings; s27's take 130 ms without cudnn.benchmark.
+// Their gradients (2026-11-15). They take 6 of the 10.4 ms of s60's step and 15 of the 19.4 ms of s27's, at
+// the best settings; s27's take 130 ms without cudnn.benchmark.
 inline constexpr ThinRates thin_backward{1.7e12, 9e12, 60e12};
 
-// A wide convolution runs in tiles of 128 channels by 128 positions, and splits sums where tiles are few (2026-11-15).
-// 320 channels at 8^3 with two samples, 24 tiles, take 65 us in tf32 and 40 in bf16: two to three times as long as
-// at the full rate.
+// A wide convolution runs in tiles of 128 channels by 128 positions, and splits sums where tiles are few
+// (2026-11-15). 320 channels at 8^3 with two samples, 24 tiles, take 65 us in tf32 and 40 in bf16: two to
+// three times as long as at the full rate.
 inline constexpr double tile_channels = 128;
 inline constexpr double tile_positions = 128;
 inline constexpr double most_splits = 2.5;
 
-// Convolutions in groups of c channels, the rate per sqrt(c) (2026-11-17, ten layers of 16 to 112 channels a group).
-// In 16 bits with channels last 45 to 49 TFLOP/s for 16 channels, 77 to 157 for 32, 24 to 185 for more. tf32 has two
-// thirds of it. Without tensor cores 2 to 17. Transposed ones 2 in tf32, 6 to 9 in 16 bits.
+// Convolutions in groups of c channels, the rate per sqrt(c) (2026-11-17, ten layers of 16 to 112 channels a
+// group). In 16 bits with channels last 45 to 49 TFLOP/s for 16 channels, 77 to 157 for 32, 24 to 185 for
+// more. tf32 has two thirds of it. Without tensor cores 2 to 17. Transposed ones 2 in tf32, 6 to 9 in 16
+// bits.
 inline constexpr double grouped_tf32_per_root = 8e12;
 inline constexpr double grouped_short_per_root = 12e12;
 inline constexpr double grouped_f32 = 10e12;
 inline constexpr double grouped_transposed_f32 = 2e12;
 inline constexpr double grouped_transposed_short = 8e12;
 
-// Gradients of wide convolutions without groups (2026-11-15, eleven layers). With channels last and 96 channels and
-// more 290 TFLOP/s for the input's and 155 for the weights' in tf32, 620 in 16 bits. Fewer channels give that much
-// less.
+// Gradients of wide convolutions without groups (2026-11-15, eleven layers). With channels last and 96
+// channels and more 290 TFLOP/s for the input's and 155 for the weights' in tf32, 620 in 16 bits. Fewer
+// channels give that much less.
 inline constexpr double wide_input_gradient_tf32 = 290e12;
 inline constexpr double wide_weight_gradient_tf32 = 155e12;
 inline constexpr double wide_gradient_short = 620e12;
 inline constexpr double full_gradient_channels = 96;
 
-// Gradients of convolutions in groups of c channels, the rate per sqrt(c) (2026-11-17, eight layers). With channels
-// last in 16 bits 71 to 79 TFLOP/s for 16 channels, 119 to 192 for 32, 130 to 370 for 64, 54 to 80 for 112. tf32 has
-// two thirds of it for the input's and a third for the weights'.
+// Gradients of convolutions in groups of c channels, the rate per sqrt(c) (2026-11-17, eight layers). With
+// channels last in 16 bits 71 to 79 TFLOP/s for 16 channels, 119 to 192 for 32, 130 to 370 for 64, 54 to 80
+// for 112. tf32 has two thirds of it for the input's and a third for the weights'.
 inline constexpr double grouped_input_gradient_tf32_per_root = 13e12;
 inline constexpr double grouped_weight_gradient_tf32_per_root = 6e12;
 inline constexpr double grouped_gradient_short_per_root = 20e12;

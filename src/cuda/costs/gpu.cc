@@ -21,7 +21,8 @@ constexpr std::array copy_rates{
 
 }  // namespace
 
-// Sizes are the data sheets'. The copy rate of the H200 is measured; others are copy_share of the data sheet's.
+// Sizes are the data sheets'. The copy rate of the H200 is measured; others are copy_share of the data
+// sheet's.
 std::span<const Gpu> typical_gpus() {
   static const std::array list{
       Gpu{"sm_80", "A100 (typical)", 8, 0, 108, 163 * kib, 164 * kib, 40 * mib, 1.4e12, 19.5e12},

@@ -6,8 +6,8 @@
 
 namespace onepass::cuda {
 
-// Some rows cut tiles across samples, so their kernels depend on the batch they are cut for. An export tries its
-// formulas with other batches. While a CutFor lives, plans of its thread are cut for its batch instead.
+// Some rows cut tiles across samples, so their kernels depend on the batch they are cut for. An export tries
+// its formulas with other batches. While a CutFor lives, plans of its thread are cut for its batch instead.
 class CutFor {
  public:
   explicit CutFor(int64_t batch) : before_(std::exchange(batch_, batch)) {}

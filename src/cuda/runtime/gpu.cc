@@ -62,7 +62,8 @@ Gpu ask_driver(int index) {
   gpu.flops = fp32_flops(gpu, device);
   // Virtual machines and integrated GPUs may hide their clocks.
   const Gpu* typical = typical_gpu(gpu.architecture);
-  if (gpu.bytes_per_second <= 0) gpu.bytes_per_second = typical ? typical->bytes_per_second : guessed_bytes_per_second;
+  if (gpu.bytes_per_second <= 0)
+    gpu.bytes_per_second = typical ? typical->bytes_per_second : guessed_bytes_per_second;
   if (gpu.flops <= 0) gpu.flops = typical ? typical->flops : guessed_flops;
   return gpu;
 }

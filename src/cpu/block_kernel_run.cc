@@ -1,0 +1,362 @@
+// Runs a block on the CPU: waves of tasks, the panels of a task, and the statistics between the passes.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "block/convert.h"
+#include "cpu/block_kernel.h"
+
+namespace onepass::cpu {
+namespace {
+
+// Rows of planar panels from this length on are worth a call of their own for each step.
+constexpr int64_t least_row_floats = 512;
+constexpr float unbounded = std::numeric_limits<float>::infinity();
+
+// The form of a step for arguments of at most this magnitude.
+Affine form_within(float bound) {
+  if (bound <= tiny_limit) return Affine::tiny;
+  if (bound <= small_limit) return Affine::small;
+  return bound <= narrow_limit ? Affine::narrow : Affine::none;
+}
+
+}  // namespace
+
+// ------------------------------------------------------------------------------------- units and memory
+
+// Pixels of the block whose statistics stand at this index.
+int64_t BlockKernel::block_pixels(const Pass& pass, int64_t block) const {
+  if (&pass == &first_ && convolution_) return convolution_->block_pixels(block);
+  return even_part(pixels_, pass.grid.pixel_parts, block).size();
+}
+
+// Means of a unit's channels in one block, then as many sums of squared distances.
+float* BlockKernel::statistics_of(const Call& call, int64_t unit, int64_t block) const {
+  const int64_t blocks = std::max(first_.statistics_blocks, second_.statistics_blocks);
+  return call.floats + statistics_at_ + ((unit - call.first_unit) * blocks + block) * 2 * units_.channels;
+}
+
+// Centre, scale and shift of a unit's channels.
+float* BlockKernel::coefficients_of(const Call& call, int64_t unit) const {
+  return call.floats + coefficients_at_ + (unit - call.first_unit) * 3 * (units_.channels + Chain::slack());
+}
+
+// Two panels, running statistics, and what the convolution needs.
+float* BlockKernel::worker_floats(const Call& call, int worker) const {
+  return call.floats + workers_at_ + worker * worker_floats_;
+}
+
+BlockKernel::Running BlockKernel::running_of(const Call& call, int worker) const {
+  float* mean = worker_floats(call, worker) + 2 * panel_floats_;
+  return {mean, mean + units_.channels + Chain::slack(), 0};
+}
+
+BlockKernel::Endpoint BlockKernel::middle_of(const Call& call, int64_t unit) const {
+  if (middle_ == Middle::output) return {&output_, call.arguments.output};
+  if (middle_ == Middle::input) return {&input_, call.arguments.input};
+  if (middle_ == Middle::none) return {};
+  const float* slab = call.floats + slab_at_ + (unit - call.first_unit) * units_.channels * pixels_;
+  return {&slab_, slab, units_.at(unit).channels.begin};
+}
+
+// --------------------------------------------------------------------------------------------- running
+
+void BlockKernel::run(const Arguments& arguments, void* workspace, Executor& executor) const {
+  if (batch_ == 0) return;
+  Call call{arguments, static_cast<float*>(workspace), 0};
+  chain_.load_parameters(problem_, arguments.parameters, call.floats);
+  if (convolution_) {
+    const float* bias = chain_.values_or_null(chain_.conv_bias, 0, call.floats);
+    convolution_->pack(arguments.parameters[0], bias, call.floats + packed_at_, executor);
+  }
+  const int64_t groups = group_count_ / units_.per_sample;  // slabs of a unit
+  const int64_t tasks = first_tasks();
+  const int64_t second_tasks = second_.grid.count();
+  const auto second = [&](const Call& of, int64_t index, int worker) {
+    second_pass(of, of.first_unit + index / second_tasks, index % second_tasks, worker);
+  };
+  // Threads that find no more tasks of a first pass go on with the second pass of the wave before, whose last
+  // quarter waits for them: tasks of a convolution are long, and else one thread would wait for the other at
+  // the end of each wave (s60 on two threads: 0.3 of 11.2 ms).
+  const bool overlaps = convolution_ && middle_ == Middle::output && executor.concurrency() > 1;
+  Call before = call;
+  int64_t waiting = 0;  // tasks of that second pass
+  for (int64_t first = 0; first < unit_count(); first += wave_units_) {
+    call.first_unit = first;
+    const int64_t units = std::min(wave_units_, unit_count() - first);
+    const int64_t early = waiting - waiting / 4;
+    const int64_t late = early + units * tasks;
+    executor.for_each(units * tasks + waiting, [&](int64_t index, int worker) {
+      if (index < early) return second(before, index, worker);
+      if (index >= late) return second(before, early + index - late, worker);
+      first_pass(call, first + (index - early) / tasks, (index - early) % tasks, worker);
+    });
+    if (!statistics_) continue;
+    executor.for_each(units * groups,
+                      [&](int64_t index, int) { finish(call, first + index / groups, index % groups); });
+    if (middle_ == Middle::none) continue;
+    before.first_unit = first;
+    waiting = units * second_tasks;
+    if (overlaps) continue;
+    executor.for_each(waiting, [&](int64_t index, int worker) { second(call, index, worker); });
+    waiting = 0;
+    if (!mean_) continue;
+    executor.for_each(units * units_.channels, [&](int64_t index, int) {
+      finish_mean(call, first + index / units_.channels, index % units_.channels);
+    });
+  }
+  if (waiting == 0) return;
+  executor.for_each(waiting, [&](int64_t index, int worker) { second(before, index, worker); });
+}
+
+int64_t BlockKernel::first_tasks() const {
+  if (!convolution_) return first_.grid.count();
+  size_t segments = 0;
+  for (size_t i = 0; i + 1 < unit_segments_.size(); ++i) {
+    segments = std::max(segments, unit_segments_[i + 1] - unit_segments_[i]);
+  }
+  return ceil_div(static_cast<int64_t>(segments), convolution_->segments_per_task()) *
+         convolution_->block_count();
+}
+
+void BlockKernel::first_pass(const Call& call, int64_t unit, int64_t task, int worker) const {
+  if (convolution_) return convolve_task(call, unit, task, worker);
+  Endpoint sink;
+  if (middle_ == Middle::output || !statistics_) sink = {&output_, call.arguments.output};
+  stream_task(call, first_, unit, task, worker, {&input_, call.arguments.input}, sink, statistics_);
+}
+
+void BlockKernel::convolve_task(const Call& call, int64_t unit, int64_t task, int worker) const {
+  const auto part = static_cast<size_t>(unit % units_.per_sample);
+  const int64_t block = task % convolution_->block_count();
+  const auto count = static_cast<size_t>(convolution_->segments_per_task());
+  const size_t begin = unit_segments_[part] + static_cast<size_t>(task / convolution_->block_count()) * count;
+  const size_t end = std::min(begin + count, unit_segments_[part + 1]);
+  Endpoint sink = middle_of(call, unit);
+  if (!statistics_) sink = {&output_, call.arguments.output};
+  for (size_t segment = begin; segment < end; ++segment) {
+    Running running = running_of(call, worker);
+    float* scratch = running.m2 + units_.channels + Chain::slack();
+    const auto consume = [&](const Panel& sums) {
+      const Panel panel = oriented(sums, worker_floats(call, worker));
+      process(call, first_, unit, worker, panel.region, {panel.data, panel.stride}, panel.bound, panel.data,
+              panel.stride, sink, statistics_ ? &running : nullptr);
+    };
+    const bool window_is_staged = segment > begin && convolution_->share_window(segment - 1, segment);
+    convolution_->run(call.arguments.input, call.floats + packed_at_, scratch, units_.at(unit).sample,
+                      segment, block, window_is_staged, consume);
+    if (statistics_) {
+      keep_statistics(call, unit, convolution_->segments()[segment].channels, block, running);
+    }
+  }
+}
+
+// A panel of the convolution in the orientation of the first pass.
+Panel BlockKernel::oriented(const Panel& panel, float* scratch) const {
+  if (first_.orientation == convolution_->orientation()) return panel;
+  const int64_t pixels = panel.region.pixels.size();
+  TransferArguments t;
+  t.panel = panel.data;
+  t.panel_stride = panel.stride;
+  t.rows = pixels;
+  t.cols = panel.region.channels.size();
+  t.tensor = reinterpret_cast<char*>(scratch);
+  t.row_stride = 1;
+  t.col_stride = pixels;
+  isa_.store(t);
+  return {scratch, pixels, panel.region, panel.bound};
+}
+
+void BlockKernel::second_pass(const Call& call, int64_t unit, int64_t task, int worker) const {
+  const Endpoint sink = mean_ ? Endpoint{} : Endpoint{&output_, call.arguments.output};
+  stream_task(call, second_, unit, task, worker, middle_of(call, unit), sink, mean_);
+}
+
+// The panels of one task, from a tensor through the steps of the pass.
+void BlockKernel::stream_task(const Call& call, const Pass& pass, int64_t unit, int64_t task, int worker,
+                              const Endpoint& source, const Endpoint& sink, bool statistics) const {
+  const Unit whole = units_.at(unit);
+  const Range part = pass.grid.channel_range(task);
+  const Range channels{whole.channels.begin + part.begin, whole.channels.begin + part.end};
+  const Range pixels = pass.grid.pixel_range(task);
+  const PanelExtent panel(pass.orientation, channels.size(), pixels.size(), stream_panel_floats);
+  float* scratch = worker_floats(call, worker);
+  for (int64_t c = channels.begin; c < channels.end; c += panel.channels) {
+    Region region{whole.sample, {c, std::min(channels.end, c + panel.channels)}, {}};
+    Running running = running_of(call, worker);
+    for (int64_t p = pixels.begin; p < pixels.end; p += panel.pixels) {
+      region.pixels = {p, std::min(pixels.end, p + panel.pixels)};
+      const PanelView view =
+          panel_view(isa_, *source.map, source.base, source.local(region), pass.orientation, scratch);
+      process(call, pass, unit, worker, region, view, unbounded, scratch, region.cols(pass.orientation), sink,
+              statistics ? &running : nullptr);
+    }
+    if (statistics) keep_statistics(call, unit, region.channels, task % pass.grid.pixel_parts, running);
+  }
+}
+
+void BlockKernel::process(const Call& call, const Pass& pass, int64_t unit, int worker, const Region& region,
+                          PanelView source, float bound, float* scratch, int64_t scratch_stride,
+                          const Endpoint& sink, Running* running) const {
+  // Channel by channel where rows are long: what reads a row finds it in L1, whatever else the
+  // panel holds (s60: 0.4 of 24 ms).
+  if (pass.orientation == Orientation::planar && region.channels.size() > 1 &&
+      region.pixels.size() >= least_row_floats) {
+    const int64_t pixels_before = running != nullptr ? running->pixels : 0;
+    for (int64_t c = 0; c < region.channels.size(); ++c) {
+      const int64_t channel = region.channels.begin + c;
+      Running of_channel;
+      if (running != nullptr) of_channel = {running->mean + c, running->m2 + c, pixels_before};
+      process(call, pass, unit, worker, {region.sample, {channel, channel + 1}, region.pixels},
+              {source.data + c * source.stride, source.stride}, bound, scratch + c * scratch_stride,
+              scratch_stride, sink, running != nullptr ? &of_channel : nullptr);
+    }
+    if (running != nullptr) running->pixels += region.pixels.size();
+    return;
+  }
+  const bool in_place = sink.map != nullptr && sink.map->is_panel(pass.orientation);
+  RowSums sums;
+  for (size_t i = 0; i < pass.steps.size(); ++i) {
+    float* to = scratch;
+    int64_t to_stride = scratch_stride;
+    const bool last = i + 1 == pass.steps.size();
+    if (in_place && last) {
+      to = reinterpret_cast<float*>(address(*sink.map, sink.base, sink.local(region)));
+      to_stride = sink.map->panel_stride(pass.orientation);
+    }
+    apply_step(call, pass.steps[i], unit, worker, region, pass.orientation, source, bound, to, to_stride,
+               last && region.rows(pass.orientation) == 1 ? &sums : nullptr);
+    source = {to, to_stride};
+    bound = unbounded;
+  }
+  if (running != nullptr) {
+    const int64_t rows = region.rows(pass.orientation);
+    const int64_t cols = region.cols(pass.orientation);
+    isa_.statistics[static_cast<int>(pass.orientation)](
+        {source.data, source.stride, rows, cols, running->mean, running->m2, running->pixels, &sums});
+    running->pixels += region.pixels.size();
+  }
+  const bool stored = in_place && !pass.steps.empty();
+  if (sink.map != nullptr && !stored) {
+    transfer(isa_, Direction::store, *sink.map, sink.base, sink.local(region), pass.orientation,
+             const_cast<float*>(source.data), source.stride);
+  }
+}
+
+void BlockKernel::apply_step(const Call& call, const Step& step, int64_t unit, int worker,
+                             const Region& region, Orientation orientation, PanelView source, float bound,
+                             float* to, int64_t to_stride, RowSums* sums) const {
+  StepContext context{
+      call.floats, &call.arguments.parameters, {}, worker_floats(call, worker) + panel_floats_};
+  if (step.affine == Affine::norm) {
+    context.norm.first_channel = units_.at(unit).channels.begin;
+    context.norm.centre = coefficients_of(call, unit);
+    context.norm.scale = context.norm.centre + units_.channels + Chain::slack();
+    context.norm.shift = context.norm.scale + units_.channels + Chain::slack();
+  }
+  StepArguments s = chain_.step_arguments(isa_, step, context, region, orientation, source);
+  s.dst = to;
+  s.dst_stride = to_stride;
+  s.sums = sums;
+  Affine affine = step.affine;
+  if (affine == Affine::none) affine = form_within(bound);
+  if (affine == Affine::norm && norm_stays_raised(s, region.channels.size())) affine = Affine::raised;
+  isa_.steps[step.function][static_cast<int>(affine)][static_cast<int>(orientation)](s);
+}
+
+// Whether the norm leaves all of these channels above raised_limit. A norm of values with a lower end, such
+// as swish has, seldom brings one that is near its mean as far down as where hardswish is cut off.
+bool BlockKernel::norm_stays_raised(const StepArguments& step, int64_t channels) const {
+  constexpr float most = 1e4f;  // of what is added up: it rounds by less than raised_limit is from -3
+  for (int64_t c = 0; c < channels; ++c) {
+    const float least = (chain_.least_before_norm - step.centre[c]) * step.scale[c];
+    const bool increases = step.scale[c] >= 0;
+    if (!(increases && least >= -most && least + step.shift[c] >= raised_limit)) return false;
+  }
+  return true;
+}
+
+// ------------------------------------------------------------------------------------------ statistics
+
+void BlockKernel::keep_statistics(const Call& call, int64_t unit, const Range& channels, int64_t block,
+                                  const Running& running) const {
+  const int64_t first = channels.begin - units_.at(unit).channels.begin;
+  float* mean = statistics_of(call, unit, block) + first;
+  std::copy_n(running.mean, channels.size(), mean);
+  std::copy_n(running.m2, channels.size(), mean + units_.channels);
+}
+
+// All blocks of one channel, in order; in double, so that many blocks lose nothing.
+BlockKernel::Moments BlockKernel::channel_moments(const Call& call, const Pass& pass, int64_t unit,
+                                                  int64_t channel) const {
+  Moments total;
+  double count = 0;
+  for (int64_t block = 0; block < pass.statistics_blocks; ++block) {
+    const float* at = statistics_of(call, unit, block) + channel;
+    const auto pixels = static_cast<double>(block_pixels(pass, block));
+    const double delta = at[0] - total.mean;
+    total.mean += std::isfinite(delta) ? delta * pixels / (count + pixels) : at[0];
+    total.m2 += at[units_.channels] + delta * delta * count * pixels / (count + pixels);
+    count += pixels;
+  }
+  return total;
+}
+
+// One slab: its mean and deviation from those of its channels, then what the norm does to each channel.
+void BlockKernel::finish(const Call& call, int64_t unit, int64_t group) const {
+  const Unit whole = units_.at(unit);
+  const int64_t count = channels_ / group_count_;
+  const int64_t begin = group * count;  // channel of the unit
+  const bool norm = problem_.block.norm() != nullptr;
+  if (!norm) {
+    for (int64_t c = begin; c < begin + count; ++c) {
+      store_mean(call, whole, c, channel_moments(call, first_, unit, c).mean);
+    }
+    return;
+  }
+  double mean = 0;
+  for (int64_t c = begin; c < begin + count; ++c) mean += channel_moments(call, first_, unit, c).mean;
+  mean /= static_cast<double>(count);
+  double m2 = 0;
+  for (int64_t c = begin; c < begin + count; ++c) {
+    const Moments moments = channel_moments(call, first_, unit, c);
+    const double distance = moments.mean - mean;
+    m2 += moments.m2 + distance * distance * static_cast<double>(pixels_);
+  }
+  const double variance = m2 / (static_cast<double>(count) * static_cast<double>(pixels_));
+  const double rstd = 1 / std::sqrt(variance + eps_);
+  if (call.arguments.statistics != nullptr) {
+    const int64_t slab = whole.sample * group_count_ + whole.channels.begin / count + group;
+    call.arguments.statistics[2 * slab] = static_cast<float>(mean);
+    call.arguments.statistics[2 * slab + 1] = static_cast<float>(rstd);
+  }
+  const float* weight = chain_.values_or_null(chain_.norm_weight, whole.sample, call.floats);
+  const float* bias = chain_.values_or_null(chain_.norm_bias, whole.sample, call.floats);
+  float* centre = coefficients_of(call, unit);
+  float* scale = centre + units_.channels + Chain::slack();
+  float* shift = scale + units_.channels + Chain::slack();
+  for (int64_t c = begin; c < begin + count; ++c) {
+    const int64_t channel = whole.channels.begin + c;
+    const double gamma = weight != nullptr ? weight[channel] : 1;
+    const double beta = bias != nullptr ? bias[channel] : 0;
+    centre[c] = static_cast<float>(mean);
+    scale[c] = static_cast<float>(rstd * gamma);
+    shift[c] = static_cast<float>(beta);
+    if (mean_of_norm_) {
+      const double channel_mean = channel_moments(call, first_, unit, c).mean;
+      store_mean(call, whole, c, (channel_mean - mean) * rstd * gamma + beta);
+    }
+  }
+}
+
+void BlockKernel::finish_mean(const Call& call, int64_t unit, int64_t channel) const {
+  store_mean(call, units_.at(unit), channel, channel_moments(call, second_, unit, channel).mean);
+}
+
+void BlockKernel::store_mean(const Call& call, const Unit& unit, int64_t channel, double value) const {
+  const int64_t absolute = unit.channels.begin + channel;
+  const Region region{unit.sample, {absolute, absolute + 1}, {0, 1}};
+  store_element(output_.dtype, value, address(output_, call.arguments.output, region));
+}
+
+}  // namespace onepass::cpu

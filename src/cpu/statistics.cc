@@ -1,0 +1,212 @@
+// Running statistics of panels, compiled once per SIMD target: mean, M2 and the largest magnitude.
+#include "cpu/targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/statistics.cc"
+#include <hwy/foreach_target.h>
+//
+#include <hwy/highway.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "cpu/dispatch.h"
+#include "cpu/isa.h"
+#include "cpu/panel-inl.h"
+
+#if !ONEPASS_TARGET_IS_EMULATED
+HWY_BEFORE_NAMESPACE();
+namespace onepass::cpu {
+namespace HWY_NAMESPACE {
+
+// Weights of the merge of nb new values into na old ones (Chan): the counts are known, so one division each.
+struct Merge {
+  float toward_new;  // nb / (na + nb)
+  float spread;      // na * nb / (na + nb)
+
+  Merge(int64_t na, int64_t nb)
+      : toward_new(static_cast<float>(static_cast<double>(nb) / static_cast<double>(na + nb))),
+        spread(static_cast<float>(static_cast<double>(na) * static_cast<double>(nb) /
+                                  static_cast<double>(na + nb))) {}
+};
+
+// Lanes are channels: pixels are rows. kVectors vectors of channels at a time, so that sums do not wait on
+// one another. Two passes over the panel, which is in L1: a mean, then the distances from it and their own
+// mean, which takes the rounding of the first back out (a constant slab has variance 0, not its ulp squared).
+template <int kVectors>
+HWY_INLINE void interleaved_statistics_of(const StatisticsArguments& arguments, int64_t c,
+                                          const Merge& merge) {
+  const StatisticsArguments s = arguments;
+  const D d;
+  V sum[kVectors];
+  V rest[kVectors];
+  V m2[kVectors];
+  for (int v = 0; v < kVectors; ++v) sum[v] = rest[v] = m2[v] = hn::Zero(d);
+  for (int64_t r = 0; r < s.rows; ++r) {
+    const float* x = s.src + r * s.stride + c;
+    for (int v = 0; v < kVectors; ++v) sum[v] = hn::Add(sum[v], hn::LoadU(d, x + v * lanes));
+  }
+  const V per_row = hn::Set(d, 1.0f / static_cast<float>(s.rows));
+  for (int v = 0; v < kVectors; ++v) sum[v] = hn::Mul(sum[v], per_row);
+  for (int64_t r = 0; r < s.rows; ++r) {
+    const float* x = s.src + r * s.stride + c;
+    for (int v = 0; v < kVectors; ++v) {
+      const V distance = hn::Sub(hn::LoadU(d, x + v * lanes), sum[v]);
+      rest[v] = hn::Add(rest[v], distance);
+      m2[v] = hn::MulAdd(distance, distance, m2[v]);
+    }
+  }
+  for (int v = 0; v < kVectors; ++v) {
+    // Around an infinite mean there are no distances: it stays as it is.
+    const V correction = hn::Mul(rest[v], per_row);
+    sum[v] = hn::Add(sum[v], hn::IfThenElseZero(hn::IsFinite(correction), correction));
+    m2[v] = hn::NegMulAdd(correction, rest[v], m2[v]);
+  }
+  for (int v = 0; v < kVectors; ++v) {
+    float* mean_at = s.mean + c + v * lanes;
+    float* m2_at = s.m2 + c + v * lanes;
+    if (s.pixels_before == 0) {
+      hn::StoreU(sum[v], d, mean_at);
+      hn::StoreU(m2[v], d, m2_at);
+      continue;
+    }
+    const V old_mean = hn::LoadU(d, mean_at);
+    const V delta = hn::Sub(sum[v], old_mean);
+    const V merged = hn::MulAdd(delta, hn::Set(d, merge.toward_new), old_mean);
+    hn::StoreU(hn::IfThenElse(hn::IsFinite(delta), merged, hn::Add(sum[v], old_mean)), d, mean_at);
+    const V between = hn::Mul(hn::Mul(delta, delta), hn::Set(d, merge.spread));
+    hn::StoreU(hn::Add(hn::Add(hn::LoadU(d, m2_at), m2[v]), between), d, m2_at);
+  }
+}
+
+// The last vector of a panel whose columns are no multiple of a vector goes through a copy: what lies behind
+// the last column belongs to another tensor.
+void interleaved_statistics_rest(const StatisticsArguments& s, int64_t c, const Merge& merge) {
+  constexpr int64_t rows_at_once = 64;
+  HWY_ALIGN float copy[rows_at_once * lanes] = {};
+  const int64_t rest = s.cols - c;
+  StatisticsArguments part = s;
+  part.src = copy;
+  part.stride = lanes;
+  part.mean = s.mean + c;
+  part.m2 = s.m2 + c;
+  if (s.rows <= rows_at_once) {
+    for (int64_t r = 0; r < s.rows; ++r) {
+      std::memcpy(copy + r * lanes, s.src + r * s.stride + c, static_cast<size_t>(rest) * sizeof(float));
+    }
+    return interleaved_statistics_of<1>(part, 0, merge);
+  }
+  for (int64_t first = 0; first < s.rows; first += rows_at_once) {
+    StatisticsArguments strip = s;
+    strip.src = s.src + first * s.stride;
+    strip.rows = first + rows_at_once < s.rows ? rows_at_once : s.rows - first;
+    strip.pixels_before = s.pixels_before + first;
+    interleaved_statistics_rest(strip, c, Merge(strip.pixels_before, strip.rows));
+  }
+}
+
+void interleaved_statistics(const StatisticsArguments& s) {
+  const Merge merge(s.pixels_before, s.rows);
+  int64_t c = 0;
+  for (; c + 4 * lanes <= s.cols; c += 4 * lanes) interleaved_statistics_of<4>(s, c, merge);
+  for (; c + lanes <= s.cols; c += lanes) interleaved_statistics_of<1>(s, c, merge);
+  if (c < s.cols) interleaved_statistics_rest(s, c, merge);
+}
+
+HWY_INLINE float planar_sum(const float* x, int64_t count) {
+  const D d;
+  V sum[4] = {hn::Zero(d), hn::Zero(d), hn::Zero(d), hn::Zero(d)};
+  int64_t c = 0;
+  for (; c + 4 * lanes <= count; c += 4 * lanes) {
+    for (int v = 0; v < 4; ++v) sum[v] = hn::Add(sum[v], hn::LoadU(d, x + c + v * lanes));
+  }
+  for (; c + lanes <= count; c += lanes) sum[0] = hn::Add(sum[0], hn::LoadU(d, x + c));
+  if (c < count) sum[1] = hn::Add(sum[1], load_some(x + c, count - c));
+  return lane_sum(hn::Add(hn::Add(sum[0], sum[1]), hn::Add(sum[2], sum[3])));
+}
+
+// A panel's values around their own mean take from the squares around 0 at most this share: the difference
+// keeps all but two bits.
+constexpr float least_spread = 0.25f;
+
+// Lanes are pixels: one channel a row. Around 0 where neither what came before nor the panel itself has a
+// mean that outweighs its deviation, and where that takes no pass or only one. Else the first panel of a
+// block takes two passes, a mean and the distances from it, and the others one around the running mean:
+// should that be far from theirs, the distance between the two dominates what is merged.
+void planar_statistics(const StatisticsArguments& s) {
+  const Merge merge(s.pixels_before, s.cols);
+  const float per_pixel = 1.0f / static_cast<float>(s.cols);
+  const bool known = s.sums != nullptr && s.sums->known;
+  for (int64_t r = 0; r < s.rows; ++r) {
+    const float* x = s.src + r * s.stride;
+    const auto merge_with = [&](float mean, float m2) HWY_ATTR {
+      if (s.pixels_before == 0) {
+        s.mean[r] = mean;
+        s.m2[r] = m2;
+        return;
+      }
+      const float delta = mean - s.mean[r];
+      s.mean[r] += std::isfinite(delta) ? delta * merge.toward_new : mean;
+      s.m2[r] += m2 + delta * delta * merge.spread;
+    };
+    const bool first_panel = s.pixels_before == 0;
+    const auto spread_before = [&]() HWY_ATTR {
+      const float of_mean = s.mean[r] * s.mean[r] * static_cast<float>(s.pixels_before);
+      return s.m2[r] >= least_spread * (s.m2[r] + of_mean);
+    };
+    if (first_panel ? known : spread_before()) {
+      const RowSums around = known ? *s.sums : planar_distances<false>(x, s.cols);
+      const float m2 = around.squares - around.sum * (around.sum * per_pixel);
+      if (m2 >= least_spread * around.squares && std::isfinite(m2)) {
+        merge_with(around.sum * per_pixel, m2);
+        continue;
+      }
+    }
+    if (!first_panel) {
+      const RowSums around = planar_distances(x, s.cols, s.mean[r]);
+      const float delta = around.sum * per_pixel;
+      const float m2 = around.squares - around.sum * delta + delta * delta * merge.spread;
+      if (std::isfinite(m2)) {
+        s.mean[r] += delta * merge.toward_new;
+        s.m2[r] += m2;
+        continue;
+      }
+    }
+    const float first = planar_sum(x, s.cols) * per_pixel;
+    const RowSums distances = planar_distances(x, s.cols, first);
+    const float correction = distances.sum * per_pixel;
+    merge_with(std::isfinite(correction) ? first + correction : first,
+               distances.squares - distances.sum * correction);
+  }
+}
+
+// Magnitudes compare as integers, NaN above infinity.
+float largest(const float* panel, int64_t stride, int64_t rows, int64_t cols) {
+  const D d;
+  const hn::RebindToSigned<D> bits;
+  const auto magnitude = [&](V x) { return hn::BitCast(bits, hn::Abs(x)); };
+  auto most = hn::Zero(bits);
+  auto other = most;
+  for (int64_t r = 0; r < rows; ++r) {
+    const float* x = panel + r * stride;
+    int64_t c = 0;
+    for (; c + 2 * lanes <= cols; c += 2 * lanes) {
+      most = hn::Max(most, magnitude(hn::LoadU(d, x + c)));
+      other = hn::Max(other, magnitude(hn::LoadU(d, x + c + lanes)));
+    }
+    for (; c + lanes <= cols; c += lanes) most = hn::Max(most, magnitude(hn::LoadU(d, x + c)));
+    if (c < cols) other = hn::Max(other, magnitude(load_some(x + c, cols - c)));
+  }
+  return hn::GetLane(hn::BitCast(d, hn::MaxOfLanes(bits, hn::Max(most, other))));
+}
+
+void fill_statistics(Isa& isa) {
+  isa.statistics[static_cast<int>(Orientation::planar)] = &planar_statistics;
+  isa.statistics[static_cast<int>(Orientation::interleaved)] = &interleaved_statistics;
+  isa.largest = &largest;
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace onepass::cpu
+HWY_AFTER_NAMESPACE();
+#endif

@@ -304,7 +304,7 @@ TEST_F(RuntimeTest, ErrorsOfTheDriverCarryTheKernelAndItsWords) {
              "kernel greedy cannot have 300000 bytes of shared memory in clusters of 16");
   fail("cuOccupancyMaxActiveBlocksPerMultiprocessor", 12345);
   expect_has(sentence_of([&] { function.resident_clusters(); }),
-             "kernel failing cannot be had: CUDA error 12345");
+             "kernel failing cannot be determined: CUDA error 12345");
 }
 
 TEST_F(RuntimeTest, FailedLoadIsTriedAgain) {
@@ -336,7 +336,7 @@ TEST_F(RuntimeTest, CounterThatCannotBeHadIsAnError) {
   const std::string words = sentence_of([] {
     for (int i = 0; i < 600; ++i) new_counter(0);
   });
-  expect_has(words, "host memory for counters cannot be had: CUDA_ERROR_OUT_OF_MEMORY");
+  expect_has(words, "host memory for counters cannot be allocated: CUDA_ERROR_OUT_OF_MEMORY");
   fail("", 0);
   EXPECT_EQ(value_of(new_counter(0)), 0);
 }

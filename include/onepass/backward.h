@@ -1,5 +1,4 @@
-// The backward pass of a block: its problem, its memory and its plan, as problem.h and plan.h have them for
-// forward.
+// The backward pass of a block: its problem, its memory and its plan. It mirrors problem.h and plan.h.
 #pragma once
 
 #include <cstddef>
@@ -24,15 +23,14 @@ struct ONEPASS_API BackwardProblem {
   std::vector<TensorSpec> parameter_gradients;  // one for each of forward.parameters
   std::vector<bool> wanted;                     // the input's gradient, then each parameter's
 
-  // All gradients wanted, dense in the layout of the forward's tensors and of the types of what they belong
-  // to.
+  // All gradients are wanted and dense. Each has the type and layout of the tensor it belongs to.
   explicit BackwardProblem(Problem forward);
 
   bool wants_input() const { return wanted[0]; }
   bool wants_parameter(size_t index) const { return wanted[index + 1]; }
 
-  // Throws Error unless the specs have the shapes the block gives them and can be addressed. The gradient of
-  // what is not wanted is not looked at.
+  // Throws Error unless the specs have the shapes the block gives them and can be addressed. Specs of
+  // gradients that are not wanted are not checked.
   void validate() const;
   // The forward's text and what is wanted of it.
   std::string text() const;
@@ -63,7 +61,7 @@ class ONEPASS_API BackwardPlan {
   bool may_overwrite_input() const;
   std::string explain() const;
 
-  // As Plan::run. What it writes overlaps nothing that it reads, but for an input that it may overwrite.
+  // As Plan::run. Outputs must not overlap inputs, except where may_overwrite_input() allows it.
   void run(const BackwardArguments& arguments, void* workspace, Executor& executor) const;
   void run(const BackwardArguments& arguments, void* workspace, Stream stream) const;
 

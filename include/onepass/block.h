@@ -63,8 +63,8 @@ inline constexpr int op_count = 0
     ;
 #undef ONEPASS_POINTWISE
 
-// What a pointwise operation reads besides x: nothing, a slope (one, or one per channel), a vector
-// (one value per channel, or per sample and channel), or a tensor of the same shape.
+// What a pointwise operation reads besides x. A slope is one value, or one per channel. A channel argument
+// has one value per channel, or per sample and channel. A tensor has the shape of x.
 enum class ArgumentKind : uint8_t { none, slope, channel, tensor };
 
 // How many values a slope or channel argument holds.

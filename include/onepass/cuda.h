@@ -1,4 +1,4 @@
-// GPUs as the library finds them: which there are, memory for callers without a framework, the compile cache.
+// GPUs: which are present, their memory for callers without a framework, the compile cache, exported plans.
 #pragma once
 
 #include <cstddef>
@@ -21,15 +21,15 @@ ONEPASS_API int device_count();
 // "NVIDIA H200, sm_90a, 132 multiprocessors, 139.8 GiB; driver 13.0, NVRTC 13.0 from /path/libnvrtc.so.13"
 ONEPASS_API std::string describe_device(int index);
 
-// What a GPU can do at most, as plans assume it: bytes read plus bytes written in a second of a large copy,
-// and operations of fp32 multiply-adds outside tensor cores, two each.
+// The peak rates of a GPU that plans assume. Bytes are those that a large copy reads and writes in a second.
+// Operations are fp32 multiply-adds on CUDA cores, counted as two each.
 struct Rates {
   double bytes_per_second = 0;
   double flops = 0;
 };
 ONEPASS_API Rates device_rates(int index);
 
-// Memory of a GPU. Throws Error where it cannot be had, naming the bytes asked for and those free.
+// Memory of a GPU. Throws Error where it cannot be allocated, naming the bytes asked for and those free.
 class ONEPASS_API Memory {
  public:
   Memory(int device, size_t bytes);
@@ -52,11 +52,11 @@ class ONEPASS_API Memory {
 // Waits for all work of the device. Throws Error where some of it failed.
 ONEPASS_API void synchronize(int device);
 
-// A counter for Arguments::redone, zero at first, that the host reads without waiting for the GPU: in host
-// memory that kernels reach, never freed, since a captured launch may add to it at any later time. Of one
-// GPU: additions by several are not atomic.
+// A counter for Arguments::redone, zero at first. It lies in host memory that kernels reach, so the host
+// reads it without waiting. It is never freed: a captured launch may add to it at any later time. It belongs
+// to one GPU: additions by several are not atomic.
 ONEPASS_API int64_t* new_counter(int device);
-// What launches that have ended have added to it, and perhaps some that still run.
+// Includes all launches that have ended, and perhaps some that still run.
 ONEPASS_API int64_t value_of(const int64_t* counter);
 
 // Seconds of GPU time between two points of the default stream.
@@ -92,28 +92,27 @@ ONEPASS_API std::string device_code_hash();
 // Whether work put on this stream now is recorded into a graph instead of run.
 ONEPASS_API bool is_captured(int device, Stream stream);
 
-// What a caller has measured on a GPU and chosen, kept on disk with the kernels: the answer to a question,
-// empty where there is none. It is forgotten with other device code, another GPU or another driver.
+// Choices that a caller has measured on a GPU, kept on disk with the kernels: an answer by its question. The
+// answer is empty where none is stored. Other device code, another GPU or another driver invalidates it.
 ONEPASS_API std::string remembered_choice(int device, const std::string& question);
 ONEPASS_API void remember_choice(int device, const std::string& question, const std::string& answer);
 
-// Whether a caller who could run the convolution of this block by PyTorch should run it here instead: a row
-// takes the convolution with all that follows it, and is predicted to be faster than PyTorch's convolution
-// and the rest together.
+// Whether a caller should run the whole block here instead of PyTorch's convolution and then the tail. That
+// is so where a row takes the whole block and is predicted to be faster.
 ONEPASS_API bool is_worth_fusing(const Problem& problem);
-// How many times as fast; 0 where no row takes the convolution too.
+// The predicted ratio of the two times; 0 where no row takes the convolution.
 ONEPASS_API double predicted_gain(const Problem& problem);
-// The same of a training step: forward and the wanted gradients.
+// The same for a training step: forward and the wanted gradients.
 ONEPASS_API bool is_worth_training(const BackwardProblem& problem);
 
 // Whether a forward pass in "tf32 fast" dithers the weights of this block. Gradients in the same numerics
-// then take them for exact on average.
+// then treat the weights as exact on average.
 ONEPASS_API bool dithers_weights(const Problem& problem);
 
-// What a plan puts on a stream, as source text and C++ formulas: enough to run it without the library, for
-// every batch. Formulas are over `batch`, the names of kernels' `resident`, the tensors (`input`, `output`,
-// `statistics`, `parameters[0]`, ...; backward also `output_gradient`, `input_gradient`,
-// `parameter_gradients[0]`, ...), `workspace`, std::min, std::max, and the functions divide_up, clamp,
+// A plan as source text and C++ formulas: enough to run it without the library, for every batch. Formulas use
+// `batch`, `workspace`, the names in ExportedKernel::resident, and the tensors. Tensors are `input`,
+// `output`, `statistics`, `parameters[0]`, ... Those of a backward plan also are `output_gradient`,
+// `input_gradient`, `parameter_gradients[0]`, ... The functions are std::min, std::max, divide_up, clamp,
 // phase_of and aligned_bits.
 struct ExportedKernel {
   std::string name;    // of the __global__ function
@@ -142,7 +141,7 @@ struct ExportedPlan {
   std::vector<ExportedStep> steps;
   std::string workspace_bytes;
 };
-// Throws Error where some number depends on the batch in a way that no formula tells.
+// Throws Error where a number depends on the batch and no formula gives it.
 ONEPASS_API ExportedPlan export_plan(const Plan& plan, bool with_statistics);
 ONEPASS_API ExportedPlan export_plan(const BackwardPlan& plan);
 

@@ -1,4 +1,4 @@
-// The one exception the library throws: a sentence a user can act on.
+// The one exception that the library throws: a sentence that a user can act on.
 #pragma once
 
 #include <stdexcept>

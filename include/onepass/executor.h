@@ -1,4 +1,4 @@
-// Who runs a plan: the caller's thread pool behind two functions, or a stream of the GPU.
+// Where a plan runs: on the caller's thread pool, behind two functions, or on a stream of a GPU.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What the shared library shows: everything else has hidden visibility.
+// Marks the symbols that the shared library exports. All others have hidden visibility.
 #pragma once
 
 #if defined(ONEPASS_STATIC)

@@ -1,5 +1,5 @@
-// A plan: the strategy chosen for a problem with all its numbers. Chosen once, holds no weights, safe to
-// share.
+// A plan: the strategy chosen for a problem, with all its numbers. It is immutable, holds no weights and may
+// be shared between threads.
 #pragma once
 
 #include <cstddef>
@@ -22,19 +22,19 @@ struct Arguments {
   const void* input = nullptr;
   void* output = nullptr;
   std::vector<const void*> parameters;  // in the order of Problem::parameters
-  // Where not null and the block has a norm: gets mean and 1 / sqrt(variance + eps) of each slab, as
-  // [batch][groups][2]. It is what the backward pass of the block reads besides the input and the parameters.
+  // Gets mean and 1 / sqrt(variance + eps) of each slab as [batch][groups][2], where it is not null and the
+  // block has a norm. The backward pass reads it besides the input and the parameters.
   float* statistics = nullptr;
-  // Where not null: a GPU's plan adds the number of samples that it computes again in f32, since their values
-  // leave the range of its fast arithmetic. Memory of the GPU, or a counter of cuda::new_counter.
+  // Where it is not null, a GPU's plan adds the number of samples that overflow its fast arithmetic and are
+  // recomputed in f32. It is memory of the GPU or a counter of cuda::new_counter.
   int64_t* redone = nullptr;
 };
 
 struct PlanOptions {
   std::string strategy;  // force this row of the table; empty: the cheapest that accepts
   std::string target;    // force this SIMD target ("neon", "avx2", "avx3"); empty: the best the CPU runs
-  // Where several rows of a GPU are predicted to be close: run them on memory of the plan's own and take the
-  // fastest, which is remembered on disk. Not while a stream is being captured.
+  // Measure the rows of a GPU whose predictions are close, on memory of the plan's own. The fastest is taken
+  // and remembered on disk. Must not be used while a stream is captured.
   bool tune = false;
 };
 
@@ -45,14 +45,16 @@ struct Candidate {
   std::string reason;  // why it was refused; empty where it accepts
 };
 
-// What the results of a row may be off by besides roundings of f32, and what it makes of tf32 operands. A
-// judge of its results grants this much and no more.
+// The declared error of a row besides roundings of f32, and its treatment of tf32 operands. Tests grant a row
+// this much and no more.
 struct Accuracy {
-  // How values before the norm are held until its statistics are there.
+  // Storage precision of values before the norm.
   enum class Held : uint8_t { as_computed, as_f16, in_20_bits };
-  // What a convolution of tf32 multiplies. rounded: both operands, as the precision says. weights_whole: only
-  // x is rounded. weights_dithered: x is rounded, weights are right on average over the outputs of a mean.
-  // whole: operands as they are.
+  // The operands of a tf32 convolution:
+  //   rounded           both are rounded, as the precision says
+  //   weights_whole     only x is rounded
+  //   weights_dithered  x is rounded; weights are exact on average over the outputs of a mean
+  //   whole             nothing is rounded
   enum class Tf32 : uint8_t { rounded, weights_whole, weights_dithered, whole };
 
   Held held = Held::as_computed;
@@ -72,10 +74,10 @@ class ONEPASS_API Plan {
   // Every row with its cost or its reason, then the numbers of the chosen one.
   std::string explain() const;
 
-  // Runs the block. `workspace` has workspace_bytes() bytes, aligned to 64, one per concurrent call.
-  // Never allocates; the executor runs at most problem().device.threads tasks at once.
+  // Runs the block. `workspace` has workspace_bytes() bytes aligned to 64; each concurrent call needs its
+  // own. It never allocates. The executor runs at most problem().device.threads tasks at once.
   void run(const Arguments& arguments, void* workspace, Executor& executor) const;
-  // The same for a plan of a GPU: all memory is that GPU's, the work is put on the stream and not waited for.
+  // The same for a plan of a GPU. All memory is that GPU's. The call returns once the work is on the stream.
   void run(const Arguments& arguments, void* workspace, Stream stream) const;
 
  private:

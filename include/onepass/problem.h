@@ -1,4 +1,4 @@
-// A problem: a block with everything that decides how it can run (shapes, strides, types, device).
+// A problem: a block with the shapes, strides, types, device and numerics that decide how it can run.
 #pragma once
 
 #include <string>
@@ -30,7 +30,7 @@ struct ONEPASS_API Device {
   bool operator==(const Device&) const = default;
 };
 
-// How a convolution multiplies f32 operands; its sums are f32 all the same.
+// How a convolution multiplies f32 operands. Its sums are always f32.
 //   f32       as they are
 //   tf32      rounded to nearest even at 10 bits first, as cuDNN's TF32 kernels of sm_90 do
 //   tf32_away rounded to nearest at 10 bits, ties away from zero, as cuDNN's TF32 kernels of sm_80 do
@@ -75,8 +75,8 @@ struct ONEPASS_API Problem {
   // The problem string "BLOCK @ SIZES [DTYPE] [LAYOUT] [NUMERICS]": "conv2d(3,8) | relu @ 2x3x9x9 bf16 nhwc
   // strict". "tf32", "tf32_away" and "near_f32" as DTYPE are f32 with that precision, on a GPU alone.
   static Problem parse(std::string_view text, Device device = Device::cpu());
-  // Throws Error unless the specs have the shapes the block gives them and can be addressed, and the device
-  // and the types have this precision and these numerics.
+  // Throws Error unless the specs have the shapes that the block gives them and can be addressed. The device
+  // and the types must support the precision and the numerics.
   void validate() const;
   // Whether the convolution's operands are rounded to tf32, whichever way ties go.
   bool rounds_to_tf32() const { return precision == Precision::tf32 || precision == Precision::tf32_away; }

@@ -1,4 +1,4 @@
-// Building a Block: every stage brought to its one form, checked, and its place in the order checked.
+// Construction of a Block: normalises every stage, checks its values and its place in the order.
 #include "onepass/block.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Integer arithmetic that says when a result does not fit, and the largest number the block language takes.
+// Integer arithmetic that reports overflow, and the largest number of the block language.
 #pragma once
 
 #include <cstdint>

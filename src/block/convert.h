@@ -1,4 +1,4 @@
-// Conversions between the bits of each element type and numbers: exact on loading, one rounding on storing.
+// Conversions between numbers and the bits of each element type. Loading is exact, storing rounds once.
 #pragma once
 
 #include <algorithm>

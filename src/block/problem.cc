@@ -1,5 +1,4 @@
-// Problems: built from a block and sizes, read and printed as problem strings, checked, and their work
-// counted.
+// Problems: construction, problem strings, checks and the count of multiply-adds.
 #include "onepass/problem.h"
 
 #include <algorithm>

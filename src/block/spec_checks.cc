@@ -1,4 +1,4 @@
-// What problems demand of the specs of their tensors.
+// Checks of the tensor specs of a problem.
 #include "block/spec_checks.h"
 
 #include <algorithm>

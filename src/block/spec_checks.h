@@ -1,5 +1,4 @@
-// What problems demand of the specs of their tensors; each check throws Error with the tensor's name in
-// front.
+// Checks of the tensor specs of a problem. Each throws Error that begins with the tensor's name.
 #pragma once
 
 #include <string_view>

@@ -1,4 +1,4 @@
-// What parsing, printing, validation and shapes share about the stages of a block.
+// Facts about stages that parsing, printing, validation and shapes share.
 #pragma once
 
 #include <array>

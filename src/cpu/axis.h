@@ -1,8 +1,8 @@
 // One spatial dimension of a convolution, ordinary or transposed, as a set of dense ones.
 //
 // An ordinary convolution reads input i = o * stride - padding + k * dilation. A transposed one of stride s
-// is s ordinary ones of step 1: output o = r + s * j of class r meets only the taps k with (r + padding - k *
-// dilation) divisible by s, at input i = j + (r + padding - k * dilation) / s. Both are
+// is s ordinary ones of step 1, its classes. Output o = r + s * j of class r meets only taps k with (r +
+// padding - k * dilation) divisible by s. The input is i = j + (r + padding - k * dilation) / s. Both are
 //   i = j * step + offset(tap),   o = r + classes * j
 // so that no tap is ever multiplied with an inserted zero.
 #pragma once

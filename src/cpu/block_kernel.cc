@@ -88,9 +88,9 @@ void BlockKernel::choose_passes() {
   unit_segments_.push_back(segments.size());
 }
 
-// Panels of a convolution change orientation in L1 where the values then go to memory the other way: the last
-// step writes whole rows, which costs nothing beside an activation, while storing a transposed panel costs
-// 0.35 ns an element (s60 on Neoverse-V1: 32 instead of 37 ms).
+// Panels of a convolution are transposed in L1 where the output has the other orientation. The last step then
+// writes whole rows, which costs nothing beside an activation. Storing a transposed panel would cost 0.35 ns
+// an element (s60 on Neoverse-V1: 32 instead of 37 ms).
 Orientation BlockKernel::first_orientation() const {
   if (!convolution_) return orientation_of(input_);
   const bool to_output = middle_ == Middle::output || !statistics_;

@@ -1,4 +1,4 @@
-// A block on the CPU: the convolution or the input feeds panels to the chain, a slab is normalised while in
+// A block on the CPU. The convolution or the input feeds panels to the chain; a slab is normalised while in
 // cache.
 //
 // The work goes in waves of units. A unit is a sample, or one slab of it where values before the norm are

@@ -75,9 +75,9 @@ void BlockKernel::run(const Arguments& arguments, void* workspace, Executor& exe
   const auto second = [&](const Call& of, int64_t index, int worker) {
     second_pass(of, of.first_unit + index / second_tasks, index % second_tasks, worker);
   };
-  // Threads that find no more tasks of a first pass go on with the second pass of the wave before, whose last
-  // quarter waits for them: tasks of a convolution are long, and else one thread would wait for the other at
-  // the end of each wave (s60 on two threads: 0.3 of 11.2 ms).
+  // Threads that run out of first-pass tasks take the second pass of the previous wave; its last quarter is
+  // kept for them. Tasks of a convolution are long: otherwise a thread would idle at the end of each wave
+  // (s60 on two threads: 0.3 of 11.2 ms).
   const bool overlaps = convolution_ && middle_ == Middle::output && executor.concurrency() > 1;
   Call before = call;
   int64_t waiting = 0;  // tasks of that second pass
@@ -264,8 +264,8 @@ void BlockKernel::apply_step(const Call& call, const Step& step, int64_t unit, i
   isa_.steps[step.function][static_cast<int>(affine)][static_cast<int>(orientation)](s);
 }
 
-// Whether the norm leaves all of these channels above raised_limit. A norm of values with a lower end, such
-// as swish has, seldom brings one that is near its mean as far down as where hardswish is cut off.
+// Whether the norm leaves all of these channels above raised_limit. Values with a lower bound, such as those
+// of swish, seldom fall below the cut-off of hardswish after the norm.
 bool BlockKernel::norm_stays_raised(const StepArguments& step, int64_t channels) const {
   constexpr float most = 1e4f;  // of what is added up: it rounds by less than raised_limit is from -3
   for (int64_t c = 0; c < channels; ++c) {

@@ -1,5 +1,5 @@
-// The gradients of a convolution alone on the CPU: that of its input is another convolution, those of its
-// weights and its bias are sums over positions.
+// The gradients of a convolution alone on the CPU. The input's is another convolution; those of weights and
+// bias are sums over positions.
 #pragma once
 
 #include <memory>

@@ -1,10 +1,10 @@
 // The multiply-adds of a convolution: register tiles over staged input rows, compiled once per SIMD target.
 //
-// Channel tile: lanes are output channels, a tile is `vectors` vectors x `pixels` pixels, and a term costs
+// Channel tile: lanes are output channels, and a tile is `vectors` vectors x `pixels` pixels. A term costs
 // `vectors` weight loads and one load per lane group of pixels. Any pixel count up to the tile's fits without
 // waste, so a row of 29 pixels runs as 6+6+6+6+5. NEON multiplies by a lane of the loaded pixels (Broadcast
-// folds into the instruction), x86 by a broadcast load.
-// Pixel tile: lanes are pixels, for depthwise and other convolutions with a handful of output channels.
+// folds into the instruction), x86 by a broadcast load. Pixel tile: lanes are pixels, for depthwise and other
+// convolutions with a handful of output channels.
 #include "cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -76,8 +76,8 @@ HWY_INLINE void multiply_add(V (&acc)[kPixels][kVectors], const float* HWY_RESTR
 #endif
 
 // One tile at x. The next term's address is computed a term ahead: multiply-adds that wait for an address
-// fill the scheduler, and on Neoverse-V1 that costs 67 instead of 75 of a peak of 83 GFLOP/s. So offsets has
-// an entry behind the last.
+// fill the scheduler. On Neoverse-V1 a tile so runs at 75 instead of 67 of a peak of 83 GFLOP/s. So offsets
+// has an entry behind the last.
 template <int kVectors, int kPixels>
 HWY_INLINE void channel_tile_at(const ChannelTileArguments& t, const float* HWY_RESTRICT x,
                                 float* HWY_RESTRICT out) {
@@ -189,8 +189,9 @@ struct PixelCursor {
   }
 };
 
-// `steps` times a term of both classes (kBoth) and one of a single class, whose sums are `one` (kOne): 36
-// products of registers that 9 loads fill, on Neoverse-V1 3.5 a cycle where a class at a time has 2.7.
+// `steps` times a term of both classes (kBoth) and one of a single class, whose sums are `one` (kOne). These
+// are 36 products of registers that 9 loads fill. On Neoverse-V1 they run at 3.5 a cycle, a class at a time
+// at 2.7.
 template <bool kBoth, bool kOne, int kChannels, int kVectors>
 HWY_INLINE void add_pixel_terms(V (&first)[kChannels][kVectors], V (&second)[kChannels][kVectors],
                                 V (&one)[kChannels][kVectors], PixelCursor& both, PixelCursor& single,
@@ -233,8 +234,8 @@ HWY_INLINE void add_pixel_terms(V (&first)[kChannels][kVectors], V (&second)[kCh
 }
 
 // Which lists of terms a call has. A kernel of three and a stride of two make as many terms of both classes
-// as of one of them: a single loop without the branches between those of the general case, which take a fifth
-// of a tile of nine terms.
+// as of one of them. A single loop serves both. The branches of the general case would take a fifth of a tile
+// of nine terms.
 enum class TermLists : uint8_t { one_class, both_and_first, both_and_second, any };
 
 template <TermLists kLists, int kClasses, int kChannels, int kVectors>
@@ -275,9 +276,8 @@ HWY_INLINE void interleave(V& a, V& b) {
   }
 }
 
-// How the sums of a tile go to their place: all of its pixels exist, lie side by side and are overwritten;
-// the same at the end of a row, where those of the last vector of each class may be missing; or any other
-// way.
+// How the sums of a tile are stored. First: all pixels exist, are contiguous and are overwritten. Second: the
+// same at the end of a row, where pixels of the last vector may be missing. Third: any other way.
 enum class Placing : uint8_t { whole, row_end, any };
 
 // The first `count` of a vector's sums. What lies behind the end of a row is read and written back.

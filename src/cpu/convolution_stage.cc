@@ -12,8 +12,8 @@ namespace {
 // weights.
 constexpr int64_t block_sum_floats = 100 * 1024;
 // A finished panel is turned and read three to five times by the steps that follow: 32 KiB, half of L1. Where
-// pixels are contiguous the steps take one channel at a time, and each may have as much: the fewer panels,
-// the less they cost to hand on (s60: 21.0 ms instead of 22.0 with 32 KiB for four channels).
+// pixels are contiguous the steps take one channel at a time, and each channel may have this much. Fewer
+// panels cost less to hand on (s60: 21.0 ms instead of 22.0 with 32 KiB for four channels).
 constexpr int64_t panel_floats = 8 * 1024;
 // Fewer pixels than this in a panel and the weights, not the sums, would stream through L1.
 constexpr int64_t min_panel_pixels = 96;
@@ -43,8 +43,8 @@ std::array<Axis, 3> make_axes(const Conv& conv, const Shape& input, const Shape&
   return axes;
 }
 
-// Where neither of two neighbouring dimensions is convolved and the input's pixels lie evenly, they are one
-// long row: a 1x1 convolution of 8x8 pixels runs over rows of 64.
+// Two neighbouring dimensions that are not convolved become one long row where the input's pixels are evenly
+// spaced. A 1x1 convolution of 8x8 pixels so runs over rows of 64.
 void merge_identity_axes(std::array<Axis, 3>& axes, TensorMap& input) {
   for (size_t outer : {size_t{1}, size_t{0}}) {
     const size_t inner = 2;
@@ -84,8 +84,8 @@ std::array<int64_t, 3> cheapest_cut(const Axis& depth, const Axis& height, int64
   return counts;
 }
 
-// Cuts into whole planes, or a plane into runs of lines: where a channel's pixels are contiguous, panels of
-// many lines in a row cost less to hand on and to write than the input rows staged twice.
+// Cuts into whole planes, or a plane into runs of lines. Where a channel's pixels are contiguous, long panels
+// save more than the input rows that are staged twice cost.
 std::array<int64_t, 3> plane_cut(const Axis& depth, const Axis& height, int64_t rows) {
   if (rows < height.out) return {depth.out, ceil_div(height.out, rows), 1};
   int64_t planes = rows / height.out;

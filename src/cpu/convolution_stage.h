@@ -1,10 +1,11 @@
-// A convolution as work on the CPU: cut into blocks of pixels and segments of channels, input rows staged in
-// f32, sums handed on as panels while they are in a cache.
+// A convolution on the CPU, cut into blocks of pixels and segments of channels. Input rows are staged in f32,
+// and sums are handed on as panels while in cache.
 //
-// A task is one block of one segment of one sample. For each chunk of input channels (at most about 256 terms
-// of a sum, which also bounds rounding) it copies the window of the input that the block meets into f32 rows
-// without borders, then runs register tiles over it. Strides become phases: every s-th input position of a
-// row is stored contiguously, so that neighbouring outputs always read neighbouring floats.
+// A task is one block of one segment of one sample. A task takes the input channels in chunks of at most
+// about 256 terms of a sum, which also bounds rounding. For each chunk it copies the block's input window
+// into f32 rows without borders. Then it runs register tiles over them. Strides become phases: every s-th
+// input position of a row is stored contiguously, so that neighbouring outputs always read neighbouring
+// floats.
 #pragma once
 
 #include <array>
@@ -83,8 +84,8 @@ class ConvolutionStage {
 
  private:
   // Terms that share what they are multiplied for: one class of outputs, or two of them. A width tap meets
-  // the same input for each; terms come in the order [depth tap][height tap][input channel of a chunk][width
-  // tap], so that the taps of a row that fall outside the input are left out as whole ranges.
+  // the same input for each. Terms come in the order [depth tap][height tap][input channel of a chunk][width
+  // tap]. Taps of a row outside the input are so left out as whole ranges.
   struct TermList {
     struct WidthTap {
       int64_t offset = 0;                               // in a staged row
@@ -95,9 +96,9 @@ class ConvolutionStage {
     // Staged floats from the row's base, for chunks of the larger and of the smaller size.
     std::array<std::vector<int32_t>, 2> offsets;
   };
-  // What a call of the tiles computes: a dense convolution, the outputs whose position has this residue in
-  // each dimension, or the two that alternate along rows. Two have terms of both, of the first and of the
-  // second alone, so that an input they both meet is loaded once.
+  // The outputs of one call of the tiles: all of a dense convolution, those of one residue class, or those of
+  // two classes that alternate along rows. Two have terms of both, of the first and of the second alone, so
+  // that an input they both meet is loaded once.
   struct OutputClass {
     std::array<int64_t, 3> index{};        // of the first one
     std::array<std::vector<Tap>, 2> taps;  // of depth and height

@@ -25,9 +25,10 @@ constexpr Rates rates[] = {
     // GB/s.
     {"neon", 64e9, 52e9, 0.20, 0.80, 0.30, 0.15, 20e9},
     {"neon_without_aes", 64e9, 52e9, 0.20, 0.80, 0.30, 0.15, 20e9},
-    // Xeon with AVX-512, peak 165 to 180 GFLOP/s. Eight convolutions of 2 to 64 channels: channel tiles 78 to
-    // 125 GFLOP/s, pixel tiles 49 to 79; on AVX2 35 to 68 and 33 to 48. Turning panels takes 0.3 to 1.3 ns an
-    // element on AVX-512, 0.2 to 0.7 on AVX2; swish 0.3 and 0.4, gelu 0.5 and 0.65. One core writes 8 GB/s.
+    // Xeon with AVX-512, peak 165 to 180 GFLOP/s. Eight convolutions of 2 to 64 channels: channel tiles run
+    // at 78 to 125 GFLOP/s, pixel tiles at 49 to 79. On AVX2 they run at 35 to 68 and 33 to 48. Turning
+    // panels takes 0.3 to 1.3 ns an element on AVX-512, 0.2 to 0.7 on AVX2; swish 0.3 and 0.4, gelu 0.5 and
+    // 0.65. One core writes 8 GB/s.
     {"avx3", 100e9, 65e9, 0.14, 0.30, 0.10, 0.50, 12e9},
     {"avx2", 55e9, 40e9, 0.15, 0.40, 0.12, 0.40, 12e9},
 };
@@ -90,8 +91,9 @@ double predicted_seconds(const Problem& problem, const Isa& isa, const BlockKern
   return seconds / problem.device.threads + hand_out_seconds;
 }
 
-// A step taken back costs about as much as the step. Those before the norm are recomputed in each pass and
-// taken back in the last, those after it are both in each, unless what the first pass found is kept.
+// A step taken back costs about as much as the step. Steps before the norm are recomputed in each pass and
+// differentiated in the last. Steps after it are recomputed and differentiated in each, unless the first pass
+// keeps its result.
 double predicted_seconds(const BackwardProblem& problem, const Isa& isa, const TailBackward& kernel) {
   const Rates& rate = rates_of(isa);
   const auto elements = static_cast<double>(element_count(problem.forward.input.sizes));

@@ -1,4 +1,4 @@
-// What the CPU strategies cost: seconds from multiply-adds, elements and bytes, with constants per SIMD
+// The cost model of the CPU rows: seconds from multiply-adds, elements and bytes, with constants per SIMD
 // target.
 #pragma once
 

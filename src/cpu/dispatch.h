@@ -5,8 +5,8 @@
 //   ONEPASS_FOR_TARGET(target, f())         calls N_NEON::f() where target == HWY_NEON, and so on
 #pragma once
 
-// Highway's emulation of vectors in plain C++, the baseline on x86: it would take minutes to compile and be
-// slower than the reference, so kernels leave it out.
+// Highway's emulation of vectors in plain C++, the baseline on x86. Kernels leave it out: it would take
+// minutes to compile and be slower than the reference.
 #define ONEPASS_TARGET_IS_EMULATED (HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SCALAR)
 
 #if defined(__clang__)

@@ -1,4 +1,4 @@
-// The way back over panels: gradients of pointwise steps and of the norm, compiled once per SIMD target.
+// Gradients of pointwise steps and of the norm over panels, compiled once per SIMD target.
 #include "cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -49,8 +49,8 @@ struct GradientFormula;
 //   row_sums(r), column_sums(v, c)   what was summed since
 // Sums of vector v lie in element v of an array: chains that do not wait on one another.
 
-// Additions in one chain: equal terms round alike, so that a chain of n is off by up to n / 2 ulp (1e-6 of a
-// sum of 256 equal gradients behind a mean).
+// Additions in one chain. Equal terms round alike, so a chain of n is off by up to n / 2 ulp (1e-6 for 256
+// equal gradients behind a mean).
 constexpr int64_t chain_length = 32;
 
 template <class Body, class Arguments>

@@ -1,7 +1,6 @@
-// How streaming passes cut a tensor: tasks over channels and pixels, panels within a task, waves within a
-// cache.
+// How streaming passes cut a tensor into waves, units, tasks and panels, and the parts of their workspace.
 //
-// All of it depends on the problem alone, never on the thread count: that is why the bits do not.
+// All of it depends on the problem alone, never on the thread count, so results do not depend on it either.
 #pragma once
 
 #include <algorithm>

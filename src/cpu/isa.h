@@ -1,8 +1,8 @@
-// What a SIMD target gives the CPU strategies: one table of functions per target, compiled from the same
-// source.
+// The functions that a SIMD target provides: one table per target, compiled from the same source.
 //
-// The functions work on panels: two-dimensional f32 blocks of one sample, small enough for a cache, with
-// channels along rows (planar: pixels are contiguous) or along columns (interleaved: channels are).
+// The functions work on panels: two-dimensional f32 blocks of one sample, small enough for a cache. In a
+// planar panel a row is a channel, so pixels are contiguous. In an interleaved one a row is a pixel, so
+// channels are.
 #pragma once
 
 #include <cstdint>
@@ -75,21 +75,20 @@ struct StatisticsArguments {
   const RowSums* sums = nullptr;  // of a panel of one row, where they may be known
 };
 
-// The way back through one step over a panel. step.src is what the step's affine part got, step.dst gets the
-// gradient of what its operation got, step.operand is read as by the step.
+// The gradient of one step over a panel. `step.src` is the input of the step's affine part. `step.dst` gets
+// the gradient of its operation's input. `step.operand` is read as in the forward step.
 struct GradientArguments {
   StepArguments step;
   const float* gradient = nullptr;  // of the step's result; may be step.dst
   int64_t gradient_stride = 0;
-  // Where the argument's gradient is asked for: the sum over the panel's pixels for each channel, with a
-  // vector of slack, or a panel where the argument is a tensor.
+  // The argument's gradient, where it is asked for. It is the sum over the panel's pixels for each channel,
+  // with a vector of slack, or a panel for a tensor.
   float* argument = nullptr;
   int64_t argument_stride = 0;
 };
 using GradientFunction = void (*)(const GradientArguments& arguments);
 
-// The way back through a norm over a panel of its input x and of the gradient of its output before its
-// weight.
+// The gradient of a norm over a panel of its input x and of the gradient of its output before its weight.
 struct NormGradientArguments {
   const float* x = nullptr;
   int64_t x_stride = 0;
@@ -124,8 +123,8 @@ struct TransferArguments {
 
 // One row of output pixels of a convolution for one tile of output channels, lanes along channels:
 //   acc[p * pixel_stride + o] (+)= bias[o] + sum over terms t of x[offsets[t] + p] * weights[t * tile + o]
-// with tile = vectors * lanes. x may be read up to one vector past the last pixel's element; offsets has one
-// more entry than terms, which is read and not used.
+// Here tile = vectors * lanes. x may be read up to one vector past the last pixel's element. One entry of
+// offsets behind the last term is read and not used.
 struct ChannelTileArguments {
   const float* x = nullptr;
   const int32_t* offsets = nullptr;
@@ -142,9 +141,9 @@ struct ChannelTileArguments {
 // The same for a few output channels, lanes along pixels:
 //   acc[o * channel_stride + (p * classes + k) * pixel_stride] (+)= bias[o] + the sum of class k at x + p
 // for some rows of pixels. Two classes are the sub-convolutions of rows whose outputs alternate; an input
-// that both meet is loaded once. So one class has one list of terms, weights[t * channels + o]; two have
-// three: those of both classes, weights[(t * 2 + k) * channels + o], of the first alone and of the second
-// alone. Up to a vector behind the last pixel of a row of acc may be read and written back.
+// that both meet is loaded once. One class has one list of terms, weights[t * channels + o]. Two classes have
+// three lists: terms of both, weights[(t * 2 + k) * channels + o], terms of the first alone, and terms of the
+// second alone. Up to a vector behind the last pixel of a row of acc may be read and written back.
 struct PixelTerms {
   const int32_t* offsets = nullptr;
   int64_t terms = 0;

@@ -7,8 +7,8 @@
 // float gave at most 1.9 ulp, tanh's. The polynomials are minimax fits made for this file.
 //
 // The times are for one Neoverse-V1 core at 2.6 GHz, four vectors an iteration (sigmoid six), argument and
-// result in L1. About 60 vector instructions wait there at a time, fewer than it takes to cover the latency
-// of a chain of 45 cycles: the four vectors have to be interleaved, which GCC's first scheduler does. With
+// result in L1. The scheduler holds about 60 vector instructions, too few to cover the latency of a chain of
+// 45 cycles. The four vectors have to be interleaved, which GCC's first scheduler does. With
 // -fno-schedule-insns, or one vector an iteration, all of these take 1.2 to 1.4 times as long.
 
 #if defined(ONEPASS_CPU_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -41,9 +41,9 @@ struct alignas(64) Repeated {
 };
 
 // The vector of constants at this aligned address, for a product with x to be added to. AArch64's fused
-// multiply-add overwrites its addend, so a constant in a register is copied before each use: one vector
-// instruction more, where a load costs none (hardswish on Neoverse-V1: 1.6 instead of 1.9 cycles a vector).
-// Naming x keeps the compiler from loading only once.
+// multiply-add overwrites its addend, so a constant in a register is copied before each use. A load saves
+// that instruction (hardswish on Neoverse-V1: 1.6 instead of 1.9 cycles a vector). Naming x keeps the
+// compiler from loading only once.
 template <class V>
 HWY_INLINE V addend(const float* at, [[maybe_unused]] V x) {
 #if HWY_ARCH_ARM_A64 && HWY_TARGET != HWY_EMU128 && HWY_TARGET != HWY_SCALAR
@@ -55,8 +55,8 @@ HWY_INLINE V addend(const float* at, [[maybe_unused]] V x) {
 #endif
 }
 
-// minimum and maximum give NaN where a is NaN. Highway's Min and Max do not promise that: on AArch64 they are
-// fminnm and fmaxnm, which drop a NaN, as does the scalar fallback; on x86 they give the second operand.
+// minimum and maximum give NaN where a is NaN. Highway's Min and Max do not promise that. On AArch64 they are
+// fminnm and fmaxnm, which drop a NaN, as does the scalar fallback. On x86 they give the second operand.
 template <class V>
 HWY_INLINE V minimum(V a, V b) {
 #if HWY_ARCH_X86 && HWY_TARGET != HWY_EMU128 && HWY_TARGET != HWY_SCALAR
@@ -124,8 +124,8 @@ HWY_INLINE V polynomial(V x, double highest, C... rest) {
 }
 
 // Adding 1.5 * 2^23 rounds to the nearest integer, which is then also the low bits of the sum. With the
-// exponent bias of 127 added, shifting those bits into the exponent field gives 2^n: 0 for n = -127, infinity
-// for n = 128.
+// exponent bias of 127 added, those bits shifted into the exponent field give 2^n. That is 0 for n = -127 and
+// infinity for n = 128.
 constexpr double kRound = 12582912.0;
 constexpr double kRoundBiased = kRound + 127.0;
 
@@ -136,8 +136,8 @@ HWY_INLINE V shift_into_exponent(V rounded) {
   return hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(bits, rounded)));
 }
 
-// ln 2 in two floats, the first of 16 bits: n * kLn2High is exact, so x - n ln 2 is right without a fused
-// multiply-add too (64 ulp at x = 83 if it is not exact).
+// ln 2 in two floats, the first of 16 bits, so that n * kLn2High is exact. So x - n ln 2 is right without a
+// fused multiply-add too (64 ulp at x = 83 if it is not exact).
 constexpr double kLog2E = 1.44269504088896341;
 constexpr double kLn2High = 45426.0 / 65536.0;
 constexpr double kLn2Low = 1.42860682030941723e-6;

@@ -1,8 +1,8 @@
-// Sigmoids of arguments near 0 by polynomials, with the sums of their results, compiled once per SIMD target.
+// Sigmoids of arguments near 0 by polynomials, with sums of their results, compiled once per SIMD target.
 //
-// Apart from steps.cc because instructions here stay in the order of the source: every vector in flight takes
-// one step of the polynomial, then all take the next. GCC's first scheduler would have more values at a time
-// than there are registers, and swish with its sums would take 5.2 cycles a vector instead of 4.3.
+// Apart from steps.cc because instructions here stay in the order of the source. Every vector in flight takes
+// one step of the polynomial, then all take the next. GCC's first scheduler would keep more values than there
+// are registers. Swish with its sums would take 5.2 cycles a vector instead of 4.3.
 #include "cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE

@@ -1,5 +1,5 @@
-// What the functions over panels share: vectors, the coefficients of a step, parts of a vector; compiled once
-// for each Highway target.
+// Building blocks of functions over panels: vectors, coefficients of a step, partial vectors, row sums.
+// Compiled once per SIMD target.
 
 #if defined(ONEPASS_CPU_PANEL_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ONEPASS_CPU_PANEL_INL_H_
@@ -26,8 +26,8 @@ using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 constexpr int64_t lanes = static_cast<int64_t>(hn::MaxLanes(D()));
 
-// Vectors in flight: one exponential is a chain of 45 cycles and the scheduler holds about 60 operations, so
-// GCC interleaves these (a longer swish took 0.77 ns an element with four, 0.97 with one).
+// Vectors in flight. One exponential is a chain of 45 cycles and the scheduler holds about 60 operations, so
+// GCC interleaves these. A longer swish took 0.77 ns an element with four, 0.97 with one.
 constexpr int in_flight = 4;
 
 // Of a polynomial: three registers each.

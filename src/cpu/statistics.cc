@@ -32,7 +32,8 @@ struct Merge {
 
 // Lanes are channels: pixels are rows. kVectors vectors of channels at a time, so that sums do not wait on
 // one another. Two passes over the panel, which is in L1: a mean, then the distances from it and their own
-// mean, which takes the rounding of the first back out (a constant slab has variance 0, not its ulp squared).
+// mean. The second mean removes the rounding of the first: a constant slab has variance 0, not its ulp
+// squared.
 template <int kVectors>
 HWY_INLINE void interleaved_statistics_of(const StatisticsArguments& arguments, int64_t c,
                                           const Merge& merge) {
@@ -79,8 +80,8 @@ HWY_INLINE void interleaved_statistics_of(const StatisticsArguments& arguments, 
   }
 }
 
-// The last vector of a panel whose columns are no multiple of a vector goes through a copy: what lies behind
-// the last column belongs to another tensor.
+// A last vector that columns do not fill goes through a copy: memory behind the last column belongs to
+// another tensor.
 void interleaved_statistics_rest(const StatisticsArguments& s, int64_t c, const Merge& merge) {
   constexpr int64_t rows_at_once = 64;
   HWY_ALIGN float copy[rows_at_once * lanes] = {};
@@ -129,10 +130,10 @@ HWY_INLINE float planar_sum(const float* x, int64_t count) {
 // keeps all but two bits.
 constexpr float least_spread = 0.25f;
 
-// Lanes are pixels: one channel a row. Around 0 where neither what came before nor the panel itself has a
-// mean that outweighs its deviation, and where that takes no pass or only one. Else the first panel of a
-// block takes two passes, a mean and the distances from it, and the others one around the running mean:
-// should that be far from theirs, the distance between the two dominates what is merged.
+// Lanes are pixels: one channel a row. Sums are taken around 0 where neither the values before nor the panel
+// have a mean that outweighs their deviation. That costs one pass at most. Otherwise the first panel of a
+// block takes two passes: its mean, then distances from it. Later panels take one pass around the running
+// mean. If their own mean is far from it, the distance between the two dominates the merged M2.
 void planar_statistics(const StatisticsArguments& s) {
   const Merge merge(s.pixels_before, s.cols);
   const float per_pixel = 1.0f / static_cast<float>(s.cols);

@@ -69,10 +69,10 @@ struct Formula {
 constexpr bool has_sigmoid(int step) {
   return step == static_cast<int>(Op::swish) || step == static_cast<int>(Op::sigmoid);
 }
-// Vectors of a step in flight: the registers hold six of a sigmoid, seven of its form without clamps (swish
-// 0.50 ns an element instead of 0.51), four of a longer function (tanh 10% slower with six), and ten of a
-// cheap step where all share their coefficients and there are 32 registers (norm and hardswish 2.4 cycles a
-// vector instead of 2.9).
+// Vectors of a step in flight, as many as registers hold. A sigmoid has six, its form without clamps seven
+// (swish 0.50 ns an element instead of 0.51). A longer function has four (tanh is 10% slower with six). A
+// cheap step whose vectors share coefficients has ten where there are 32 registers (norm and hardswish 2.4
+// cycles a vector instead of 2.9).
 constexpr int in_flight_of(int step, Affine affine, Orientation orientation) {
   for (const Op op : {Op::elu, Op::gelu, Op::gelu_tanh, Op::tanh, Op::mish, Op::softplus}) {
     if (step == static_cast<int>(op)) return in_flight;
@@ -138,7 +138,7 @@ HWY_INLINE void step_row(const StepRow& row, int64_t c, int64_t cols, V a, V b,
   if (c < cols) step_rest(row, c, cols - c, a, b, coefficients);
 }
 
-// Arguments are copied in these functions: a vector store may alias them, and reloading them in every
+// Arguments are copied in these functions, because a vector store may alias them. Reloading them in every
 // iteration takes a quarter of the time of a cheap step.
 template <int kStep, Affine kAffine>
 void planar_step(const StepArguments& arguments) {
@@ -167,9 +167,9 @@ HWY_NOINLINE void far_columns(const StepRow& row, int64_t c, int64_t end, RowSum
   sums.squares += part.squares;
 }
 
-// Strip by strip by the polynomial. A strip that turns out to have an argument too far from 0 is done over by
-// the exponential; so is the rest of a row more than half of whose strips did, and a row that is stepped in
-// place, where nothing can be done over.
+// Strip by strip by the polynomial. A strip with an argument too far from 0 is redone by the exponential.
+// Once more than half of a row's strips were redone, its rest takes the exponential at once. So does a row
+// that is stepped in place, where nothing can be redone.
 template <int kStep, Affine kAffine>
 void planar_near_step(const StepArguments& arguments) {
   const StepArguments s = arguments;

@@ -1,7 +1,7 @@
 // Which of the compiled SIMD targets this CPU runs; after cpu/targets.h and hwy/highway.h.
 //
-// hwy::SupportedTargets says the same, but it would be the one symbol for which libonepass and the wheel need
-// libhwy.so on the machine they run on. tests/cpu_test.cc compares the two.
+// It replaces hwy::SupportedTargets, the one symbol for which libonepass and the wheel would need libhwy.so
+// at run time. A test, tests/cpu_test.cc, compares the two.
 #pragma once
 
 #if HWY_ARCH_X86

@@ -9,8 +9,9 @@
 namespace onepass::cpu {
 namespace {
 
-// Floats of all panels that a step back touches: what is left of a L1 of 64 KiB beside the streams (twice as
-// much takes 1.7 times as long on relu | group_norm of 128 interleaved channels, a third of it 3% longer).
+// Floats of all panels that one gradient step touches: what a L1 of 64 KiB has left beside the streams. For
+// relu | group_norm of 128 interleaved channels, twice as much takes 1.7 times as long, a third of it 3%
+// longer.
 constexpr int64_t live_panel_floats = 12 * 1024;
 constexpr int64_t least_panel_floats = 1024;
 // Partial sums of a wave.
@@ -72,8 +73,8 @@ void TailBackward::choose_passes() {
   if (input && input_gradient_.is_panel(orientation_)) kept_ = worth_keeping();
 }
 
-// A second way through an exponential or another tensor costs more than a way to a cache and back: dz is kept
-// to spare what is behind the norm, else h to spare the last step before it.
+// Recomputing an exponential or reading another tensor again costs more than a round trip to a cache. So dz
+// is kept to spare the steps after the norm, or else h to spare the last step before it.
 Kept TailBackward::worth_keeping() const {
   const auto is_dear = [](const Step& step) {
     return step.tensor >= 0 || (step.function != identity_step && !is_cheap(static_cast<Op>(step.function)));

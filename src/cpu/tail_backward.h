@@ -1,5 +1,5 @@
-// Gradients of a block without a convolution on the CPU: one pass over the input and the output's gradient,
-// two where the block has a norm.
+// Gradients of a block without a convolution on the CPU. One pass over input and output gradient, two with a
+// norm.
 //
 // With h the norm's input, z its output, xhat = (h - mean) rstd and M elements in a slab:
 //   first pass   panels of x and dy -> steps recomputed -> dz; sums of dz and of dz xhat for each channel

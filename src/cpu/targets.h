@@ -1,5 +1,6 @@
-// Which SIMD targets are compiled: included before hwy/foreach_target.h and hwy/highway.h in every file that
-// uses Highway, in a paragraph of its own (clang-format sorts the includes of one paragraph).
+// The SIMD targets that are compiled. Every file that uses Highway includes this before hwy/foreach_target.h
+// and hwy/highway.h. It stands in a paragraph of its own, because clang-format sorts the includes of one
+// paragraph.
 //
 // Highway gives each target a bit, the better the target the lower, and leaves gaps for targets to come:
 //   x86   0..7 better than AVX3, 8 AVX3 (AVX-512), 9 AVX2, 10..14 AVX and SSE
@@ -14,8 +15,8 @@
 
 #define HWY_DISABLED_TARGETS (0xFFLL | (0x1FLL << 10) | (0x1FFFLL << 15) | ONEPASS_SECOND_NEON)
 
-// Highway would put SCALAR (one lane, half of the operations) in EMU128's place with GCC, for bugs of its in
-// products of 16-bit integers (google/highway issues 765 and 1683), which no kernel here has.
+// With GCC, Highway would replace EMU128 by SCALAR, which has one lane and half of the operations. The reason
+// is bugs in products of 16-bit integers (google/highway issues 765 and 1683), which no kernel here has.
 #define HWY_BROKEN_EMU128 0
 
 #include <hwy/detect_targets.h>

@@ -15,8 +15,8 @@ constexpr int64_t max_block_terms = 256;
 // A window stays in L2 while the tiles of a segment pass over it.
 constexpr int64_t window_budget_floats = 96 * 1024;
 constexpr int64_t max_window_floats = int64_t{1} << 28;
-// Channels of a segment. A convolution of few taps does little with what is staged, so it takes more: 1x1
-// with 64 and 16 channels would stage for as long as it multiplies.
+// Channels of a segment. A convolution of few taps does little with what is staged, so its segments are
+// larger. A 1x1 with 64 and 16 channels would stage for as long as it multiplies.
 constexpr int64_t least_fine_channels = 16;
 constexpr int64_t most_fine_channels = 128;
 constexpr int64_t coarse_channels = 64;

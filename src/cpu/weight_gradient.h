@@ -4,11 +4,11 @@
 // with coarse the output's gradient and fine the input; of a transposed convolution it is the other way
 // round.
 //
-// With channels last on both sides it is the forward's channel tile under other names: lanes are coarse
-// channels, what are pixels there are the fine channels of a row of taps (contiguous), and the terms of a sum
-// are positions. A task takes a segment (some coarse and some fine channels of a group) over a part of the
-// positions: it stages windows of the fine side in f32, zero beside the rows, and blocks of at most 256
-// coarse positions, which end a chain of additions. Parts are summed in double and in order; their number
+// With channels last on both sides it is the forward's channel tile under other names. Lanes are coarse
+// channels. The tile's pixels are the contiguous fine channels of a row of taps, and the terms of a sum are
+// positions. A task takes a segment, some coarse and some fine channels of a group, over a part of the
+// positions. It stages windows of the fine side in f32, with zeros beside the rows. Blocks have at most 256
+// coarse positions, which ends a chain of additions. Parts are summed in double and in order; their number
 // depends on the problem alone, so that the bits do not depend on threads.
 #pragma once
 

@@ -1,5 +1,5 @@
-// What a kernel computes more coarsely than f32 throughout: the lines "numerics: ..." of explain, in the same
-// words for every row.
+// The lines "numerics: ..." of explain: what a kernel computes in less than f32, in the same words for every
+// row.
 #pragma once
 
 #include <string>

@@ -101,8 +101,8 @@ inline std::string wait_source() {
   return "  onepass::allow_kernel_after();\n  onepass::wait_for_kernel_before();\n";
 }
 
-// Of chains that results of 16 bits have in their short form (bits_of): sigmoids and the normal distribution
-// function by tanh.approx, off by 4e-6 and 6e-6.
+// The error of chains in the short form of 16-bit results (bits_of). Sigmoids and the normal distribution
+// function use tanh.approx, off by 4e-6 and 6e-6.
 inline Accuracy accuracy_of_chains(const Problem& problem) {
   return {.sigmoid = bits_of(problem, problem.output.dtype) == 16 ? 0x1p-17 : 0};
 }

@@ -1,4 +1,4 @@
-// What a row throws that has no kernel for a problem it accepted: others may have one.
+// Thrown by a row whose kernel cannot be built for an accepted problem. The plan then tries the next row.
 #pragma once
 
 #include "onepass/error.h"

@@ -1,4 +1,4 @@
-// The choice among strategies, its text, the checks of a call.
+// The choice among rows, its text, and checks of a call.
 #include "plan/choice.h"
 
 #include <cstdint>
@@ -31,7 +31,7 @@ const Candidate& choose(const std::vector<Candidate>& candidates, const std::str
   return *best;
 }
 
-void leave_out(std::vector<Candidate>& candidates, const std::string& row, const BuildError& error) {
+void drop_row(std::vector<Candidate>& candidates, const std::string& row, const BuildError& error) {
   const std::string words = error.what();
   bool others = false;
   for (Candidate& candidate : candidates) {

@@ -1,5 +1,4 @@
-// What forward and backward plans share: the choice among the rows of a table, its text, the checks of a
-// call.
+// Shared by forward and backward plans: the choice among rows, its text, and checks of a call.
 #pragma once
 
 #include <span>
@@ -39,10 +38,11 @@ std::vector<Candidate> consider(std::span<const Row* const> table, const Problem
 // The row to build, of those considered: the forced one or the cheapest.
 const Candidate& choose(const std::vector<Candidate>& candidates, const std::string& forced);
 
-// Gives the row that could not be built its reason, and warns. Rethrows what it threw where no other accepts.
-void leave_out(std::vector<Candidate>& candidates, const std::string& row, const BuildError& error);
+// Marks the row that could not be built with its reason, and warns. Rethrows the error where no other row
+// accepts.
+void drop_row(std::vector<Candidate>& candidates, const std::string& row, const BuildError& error);
 
-// Builds the chosen row, or the next best where that has no kernel after all; a forced one has to have it.
+// Builds the chosen row, or the next best one where that fails. A forced row must build.
 template <class Row, class ProblemType>
 auto build_chosen(std::span<const Row* const> table, const ProblemType& problem, const PlanOptions& options,
                   std::vector<Candidate>& candidates, std::string& chosen) {
@@ -51,7 +51,7 @@ auto build_chosen(std::span<const Row* const> table, const ProblemType& problem,
       return find_row(table, chosen).build(problem, options);
     } catch (const BuildError& error) {
       if (!options.strategy.empty()) throw;
-      leave_out(candidates, chosen, error);
+      drop_row(candidates, chosen, error);
       chosen = choose(candidates, "").strategy;
     }
   }

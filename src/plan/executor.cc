@@ -1,4 +1,4 @@
-// The executor every caller has: the calling thread.
+// The executor that runs tasks on the calling thread.
 #include "onepass/executor.h"
 
 namespace onepass {

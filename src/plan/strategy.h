@@ -1,4 +1,4 @@
-// The tables of strategies: each row is a name, what it accepts, what it costs and how it is built.
+// The tables of rows (strategies). A row has a name, a refusal, a cost and a build function.
 #pragma once
 
 #include <cstddef>
@@ -20,15 +20,14 @@ class BuiltStrategy {
   virtual size_t workspace_bytes() const = 0;
   // The numbers it runs with, one "name: value" a line, for explain.
   virtual std::string describe() const = 0;
-  // What it computes more coarsely than f32 throughout, a line of explain each.
+  // What it computes in less than f32, one line of explain each.
   virtual std::vector<std::string> numerics() const { return {}; }
 };
 
-// A strategy runs by an executor or on a stream, as the device of its problem has it; asked for the other it
-// throws Error.
+// A strategy of a CPU runs by an executor, one of a GPU on a stream. Asked for the other it throws Error.
 class Kernel : public BuiltStrategy {
  public:
-  // What it is off by besides roundings of f32: tests and the tool grant it this alone.
+  // Its declared error besides roundings of f32. Tests and the tool grant it this alone.
   virtual Accuracy accuracy() const { return {}; }
   virtual void run(const Arguments& arguments, void* workspace, Executor& executor) const;
   virtual void launch(const Arguments& arguments, void* workspace, Stream stream) const;
@@ -54,8 +53,8 @@ struct StrategyRow {
 using Strategy = StrategyRow<Problem, Kernel>;
 using BackwardStrategy = StrategyRow<BackwardProblem, BackwardKernel>;
 
-// The rows of a device, in order of preference where costs are equal; the last accepts everything the device
-// computes.
+// The rows of a device, in order of preference where costs are equal. The last forward row accepts every
+// problem that the device computes.
 std::span<const Strategy* const> strategies(Device::Kind device);
 std::span<const BackwardStrategy* const> backward_strategies(Device::Kind device);
 

@@ -22,8 +22,8 @@ void for_each_position(const Extents& box, Visit&& visit) {
 
 // The fine side is the input of a convolution and the output of a transposed one; the coarse side is the
 // other. Tap k, applied at position q of the coarse side, lies at q * stride + k * dilation - padding of the
-// fine side. Calls visit(first on the coarse side, first on the fine side, how many) for each row of coarse
-// positions whose tap lies inside: one coarse position after another, and every stride-th fine one.
+// fine side. Calls visit(first coarse, first fine, count) for each row of coarse positions whose tap lies
+// inside. Coarse positions follow each other; fine ones are a stride apart.
 template <class Visit>
 void for_each_row_of_tap(const Conv& conv, const Extents& k, const Extents& coarse, const Extents& fine,
                          Visit&& visit) {

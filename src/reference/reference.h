@@ -47,8 +47,8 @@ struct PointwiseGradient {
 };
 PointwiseGradient pointwise_gradient(const Pointwise& pointwise, double x, double p, double g);
 
-// The block with the limits that elements of this type are compared with, in PyTorch too: f64 as written,
-// others in f32, so that an element which is the limit rounded to f32 is at the limit.
+// The block with its limits rounded as PyTorch compares them: f64 as written, other types in f32. An element
+// that equals the rounded limit so is at the limit.
 Block with_limits_of(DType dtype, const Block& block);
 
 // x := pointwise_value(x, p) for each element.

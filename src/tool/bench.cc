@@ -1,5 +1,4 @@
-// onepass bench: how long a plan takes, beside what this machine can do at most. Only right results are
-// timed.
+// onepass bench: times a plan and compares it with the machine's peak. Only correct results are timed.
 #include <algorithm>
 #include <cmath>
 #include <iostream>

@@ -13,8 +13,8 @@
 
 namespace onepass::tool {
 
-// How large buffers lie in memory. Huge: in pages of 2 MiB where the system gives them, as programs that work
-// on large arrays ask for; writing 60 MB through pages of 4 KiB can take the TLB longer than the memory.
+// How large buffers lie in memory. Huge: in pages of 2 MiB where the system gives them. Programs that work on
+// large arrays ask for them: with pages of 4 KiB, writing 60 MB can be bound by the TLB.
 enum class Pages : uint8_t { small, huge };
 // What the system gives where huge pages are asked for.
 Pages given_pages(Pages asked);

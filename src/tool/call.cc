@@ -1,4 +1,4 @@
-// A plan with its tensors: on the CPU as they are, on a GPU as copies.
+// A plan with its tensors: in place on the CPU, as copies on a GPU.
 #include "tool/call.h"
 
 #include <optional>

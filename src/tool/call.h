@@ -1,4 +1,4 @@
-// A plan with its tensors where its device reaches them: run, timed, its output brought back.
+// A plan with its tensors in the memory of its device. It is run, timed and its output copied back.
 #pragma once
 
 #include <cstdint>

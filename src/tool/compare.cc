@@ -1,4 +1,4 @@
-// Compares what a plan wrote with what the block should give, and says where the two differ most.
+// Compares a plan's output with the expected result and reports where the two differ most.
 #include "tool/compare.h"
 
 #include <algorithm>

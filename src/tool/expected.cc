@@ -1,4 +1,4 @@
-// The result a block should have for one sample, and how far a good implementation may be from it.
+// The expected result of a block for one sample, and the error that an implementation may have.
 #include "tool/expected.h"
 
 #include <algorithm>

@@ -1,8 +1,8 @@
-// The result a block should have for one sample, and how far a good implementation may be from it.
+// The expected result of a block for one sample, and the error that an implementation may have.
 //
-// The reference runs stage by stage in double, and a bound goes along with every value. u is the unit
-// roundoff of the arithmetic (2^-24 for f32, f16 and bf16 tensors, 2^-53 for f64); v is the value, e the
-// bound before a stage.
+// The reference runs stage by stage in double, and a bound goes along with every value. The unit roundoff of
+// the arithmetic is u: 2^-24 for f32, f16 and bf16 tensors, 2^-53 for f64. A value is v, its bound before a
+// stage e.
 //
 //   convolution   4 u sqrt(K) (sqrt(K) rms(w) rms(x) + |v|), K terms in a sum: errors add up as a random walk
 //   pointwise     what the operation makes of x - e and x + e, plus 8 u (|x| + |v|); 8 u |v| where it selects
@@ -14,9 +14,9 @@
 //                 checked
 //   mean          mean(e) + (8 + sqrt(positions) / 4) u mean|x|
 //
-// A result passes between v - e and v + e, both rounded to the type of the output.
-// tests/support/error_bound.h is the same rule for any data; here all terms of a sum are alike, since the
-// tool draws them.
+// A result passes between v - e and v + e, both rounded to the type of the output. The tests have the same
+// rule for any data (tests/support/error_bound.h). Here all terms of a sum are alike, since the tool draws
+// them.
 #pragma once
 
 #include <vector>

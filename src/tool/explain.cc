@@ -1,4 +1,4 @@
-// onepass explain: which strategy a problem gets, what the others would cost or why they refuse.
+// onepass explain: the strategy of a problem, and the costs or refusals of the others.
 #include <iostream>
 
 #include "tool/commands.h"

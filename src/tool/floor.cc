@@ -1,5 +1,5 @@
-// The least a block can take whatever its convolution costs: measured for the CPU, by the copy rate for a
-// GPU.
+// The least time a block can take, whatever its convolution costs. Measured on a CPU, computed from the copy
+// rate for a GPU.
 #include "tool/floor.h"
 
 #include <memory>

@@ -1,5 +1,5 @@
-// The least a block can take whatever its convolution costs: write the output, evaluate each activation once;
-// on a GPU, read every input and write the output.
+// The least time a block can take, whatever its convolution costs. On a CPU: write the output and evaluate
+// each activation once. On a GPU: read every input and write the output.
 #pragma once
 
 #include <string>

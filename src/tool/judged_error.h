@@ -1,5 +1,5 @@
-// What kernels may be off by besides the roundings of f32: one rule for the tool's judge and for the tests'.
-// A plan says what its row needs (Plan::accuracy); no other row gets it.
+// The error that kernels may have besides roundings of f32, one rule for the tool and the tests. A plan
+// declares what its row needs (Plan::accuracy); no other row gets it.
 #pragma once
 
 #include <algorithm>
@@ -12,9 +12,9 @@
 
 namespace onepass::tool {
 
-// Of gradients, whatever row computes them, and of the forward that wrote their statistics: kernels whose
-// results are rounded to 16 bits compute sigmoids and the normal distribution function by tanh.approx
-// (bits_of in cuda/source.h), off by 4e-6 and 6e-6.
+// The accuracy of gradients by any row, and of the forward that wrote their statistics. Kernels with 16-bit
+// results compute sigmoids and the normal distribution function by tanh.approx (bits_of in cuda/source.h),
+// off by 4e-6 and 6e-6.
 inline double sigmoid_error(const Device& device, DType result) {
   return device.kind == Device::Kind::cuda && byte_size(result) == 2 ? 0x1p-17 : 0;
 }
@@ -25,17 +25,17 @@ inline double sigmoid_scale(Op op, double x) {
   return op == Op::sigmoid ? 1 : op == Op::swish || op == Op::gelu ? std::min(std::abs(x), 20.0) : 0;
 }
 
-// What an element is off by that was held before its norm, in deviations: itself, and the farthest of its
-// slab, are so far from the mean. f16 holds the distance from a value near the mean. Integers are parts of
-// the farthest of some elements, from a mean of their own.
+// The error, in deviations, of an element that was held before its norm. Arguments are its distance from the
+// mean and the largest of its slab. In f16 the distance from a value near the mean is held. Integers are
+// parts of the farthest of some elements, from a mean of their own.
 inline double holding_error(Accuracy::Held held, double distance, double farthest) {
   return held == Accuracy::Held::as_f16       ? 0x1p-11 * (distance + 4)
          : held == Accuracy::Held::in_20_bits ? 0x1p-18 * farthest
                                               : 0;
 }
 
-// Whether the row rounds the input of the convolution to tf32: in tf32 unless it says otherwise, in near_f32
-// where it says that it leaves the weights alone as they are.
+// Whether the row rounds the input of the convolution to tf32. In tf32 it does unless it says otherwise. In
+// near_f32 it does where it says that only the weights are whole.
 inline bool rounds_input(const Problem& problem, const Accuracy& accuracy) {
   if (problem.precision == Precision::near_f32) return accuracy.tf32 == Accuracy::Tf32::weights_whole;
   return problem.rounds_to_tf32() && accuracy.tf32 != Accuracy::Tf32::whole;
@@ -51,8 +51,8 @@ inline void round_operands(const Problem& problem, const Accuracy& accuracy, std
   for (double& value : weight) value = round(value);
 }
 
-// What dithered weights leave of a mean over many sums, in units of a sum's random walk: a version is off by
-// up to a unit of 2^-10, all versions together by a twelfth of one.
+// The error that dithered weights leave in a mean over many sums, in units of a sum's random walk. One
+// version is off by up to a unit of 2^-10, all versions together by a twelfth of it.
 inline constexpr double dithering_error = 0x1p-11;
 inline double dithering(const Accuracy& accuracy) {
   return accuracy.tf32 == Accuracy::Tf32::weights_dithered ? dithering_error : 0;

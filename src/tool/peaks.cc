@@ -1,8 +1,8 @@
-// What this machine can do at most, measured: multiply-adds per second and bytes per second.
+// The measured peaks of this machine: multiply-adds per second and bytes per second.
 //
-// The multiply-add loop mixes loads in. On Neoverse-V1 24 accumulators without a load run at half the rate of
-// the same loop with 3 loads from L1 (41.6 and 83.2 GFLOP/s a core), so several shapes run and the best one
-// counts.
+// The multiply-add loop mixes loads in. Several shapes run and the best one counts. On Neoverse-V1, 24
+// accumulators without a load run at half the rate of the same loop with 3 loads from L1 (41.6 and 83.2
+// GFLOP/s a core).
 #include "cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE

@@ -1,4 +1,4 @@
-// What this machine can do at most: multiply-adds per second and bytes per second.
+// The measured peaks of this machine: multiply-adds per second and bytes per second.
 #pragma once
 
 #include <string>

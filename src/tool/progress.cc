@@ -1,4 +1,4 @@
-// A line on stderr that says what is going on: only on a terminal, wiped when there is something to print.
+// A progress line on stderr, on a terminal alone. It is wiped before other output.
 #include "tool/progress.h"
 
 #include <unistd.h>

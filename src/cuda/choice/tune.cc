@@ -23,7 +23,7 @@ constexpr double close = 3;
 constexpr int repeats = 7;
 constexpr size_t flushed_bytes = size_t{256} << 20;  // more than a second-level cache holds
 
-std::vector<const Candidate*> close_ones(const std::vector<Candidate>& candidates) {
+std::vector<const Candidate*> close_candidates(const std::vector<Candidate>& candidates) {
   const double least = choose(candidates, "").seconds;
   std::vector<const Candidate*> found;
   for (const Candidate& candidate : candidates) {
@@ -78,13 +78,13 @@ double median_seconds(int device, const std::function<void()>& launch) {
   return seconds[repeats / 2];
 }
 
-// The name of the row; the cheapest by prediction where no other is close, or where they cannot be measured:
-// no memory is left, or the plan is for another GPU than those present.
+// The name of the fastest row. It is the cheapest by prediction where no other is close or nothing can be
+// measured: no memory is left, or the GPU is not present.
 template <class Measure>
 std::string fastest(const std::string& problem, const Device& device,
                     const std::vector<Candidate>& candidates, const Measure& measure) {
   std::string predicted = choose(candidates, "").strategy;
-  const std::vector<const Candidate*> rows = close_ones(candidates);
+  const std::vector<const Candidate*> rows = close_candidates(candidates);
   if (rows.size() < 2 || !device.architecture.empty()) return predicted;
   try {
     std::string question = problem + ": the fastest of";

@@ -47,20 +47,20 @@ struct ThinRates {
 };
 inline constexpr ThinRates thin{2.3e12, 21e12, 20e12};
 // Their gradients (2026-11-15). They take 6 of the 10.4 ms of s60's step and 15 of the 19.4 ms of s27's, at
-// the best settings; s27's take 130 ms without cudnn.benchmark.
+// the best settings. Without cudnn.benchmark s27's take 130 ms.
 inline constexpr ThinRates thin_backward{1.7e12, 9e12, 60e12};
 
 // A wide convolution runs in tiles of 128 channels by 128 positions, and splits sums where tiles are few
-// (2026-11-15). 320 channels at 8^3 with two samples, 24 tiles, take 65 us in tf32 and 40 in bf16: two to
-// three times as long as at the full rate.
+// (2026-11-15). Two samples of 320 channels at 8^3, 24 tiles, take 65 us in tf32 and 40 in bf16. That is two
+// to three times as long as at the full rate.
 inline constexpr double tile_channels = 128;
 inline constexpr double tile_positions = 128;
 inline constexpr double most_splits = 2.5;
 
 // Convolutions in groups of c channels, the rate per sqrt(c) (2026-11-17, ten layers of 16 to 112 channels a
 // group). In 16 bits with channels last 45 to 49 TFLOP/s for 16 channels, 77 to 157 for 32, 24 to 185 for
-// more. tf32 has two thirds of it. Without tensor cores 2 to 17. Transposed ones 2 in tf32, 6 to 9 in 16
-// bits.
+// more. Rates in tf32 are two thirds of it. Without tensor cores 2 to 17. Transposed ones 2 in tf32, 6 to 9
+// in 16 bits.
 inline constexpr double grouped_tf32_per_root = 8e12;
 inline constexpr double grouped_short_per_root = 12e12;
 inline constexpr double grouped_f32 = 10e12;
@@ -77,7 +77,7 @@ inline constexpr double full_gradient_channels = 96;
 
 // Gradients of convolutions in groups of c channels, the rate per sqrt(c) (2026-11-17, eight layers). With
 // channels last in 16 bits 71 to 79 TFLOP/s for 16 channels, 119 to 192 for 32, 130 to 370 for 64, 54 to 80
-// for 112. tf32 has two thirds of it for the input's and a third for the weights'.
+// for 112. Rates in tf32 are two thirds of it for the input's and a third for the weights'.
 inline constexpr double grouped_input_gradient_tf32_per_root = 13e12;
 inline constexpr double grouped_weight_gradient_tf32_per_root = 6e12;
 inline constexpr double grouped_gradient_short_per_root = 20e12;

@@ -1,6 +1,6 @@
-// The row "direct": every block of the language on a GPU without a framework. A plain convolution (or a copy,
-// where tensors lie in an order no tail kernel takes) into a dense f32 workspace, the tail, and a copy to
-// where the output lies. The last row: right for everything, fast for nothing.
+// The row "direct": every block on a GPU, with any strides. A plain convolution, or a copy where there is
+// none, writes a dense f32 workspace. A tail kernel runs on it, and a last copy writes an output of other
+// strides. It is the fallback: correct for everything, fast for nothing.
 #include <algorithm>
 #include <optional>
 #include <sstream>

@@ -1,5 +1,5 @@
-// Plans as source text: each is run into a Recording, for its own batch and for others, which its formulas
-// have to give the numbers of.
+// Plans as source text. A plan is run into a Recording, for its own batch and for others, and its formulas
+// must give the numbers of all.
 #include <algorithm>
 #include <cstdint>
 #include <optional>

@@ -1,4 +1,4 @@
-// What a plan would do on a GPU, as a hash: its row, its kernels and its launches.
+// The hash of what a plan does on a GPU: its row, its kernels and its launches.
 #include "cuda/export/plan_hash.h"
 
 #include <algorithm>

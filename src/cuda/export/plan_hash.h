@@ -1,4 +1,4 @@
-// What a plan would do on a GPU, as a hash: its row, its kernels and its launches.
+// The hash of what a plan does on a GPU: its row, its kernels and its launches.
 //
 // Comments and blank lines of device code do not count, nor does host code that changes neither kernels nor
 // launches. Nothing is compiled or run: it takes milliseconds and no GPU. The plan's device must name an

@@ -1,12 +1,11 @@
-// What is kept on disk of attempts to compile a kernel, for a compiler that crashes and takes the process
-// along.
+// Records on disk of attempts to compile a kernel, because a compiler that crashes takes the process along.
 //
 // A marker is a file that a process holds locked (flock) while it compiles. The system frees the lock however
 // the process ends, on every host and in every container that shares the folder. A marker that nobody holds
 // was left by a process that crashed or was interrupted: its kernel is suspect. A kernel is condemned by a
 // record, written when the compiler crashed on it in a process of its own. Where the file system has no locks
-// there are no markers. Nothing here fails: what cannot be read or written is as if it were not there, with
-// one warning in the life of a process.
+// there are no markers. Nothing here throws: files that cannot be read or written count as absent, with one
+// warning per process.
 #pragma once
 
 #include <optional>

@@ -1,7 +1,7 @@
 // Compiled kernels on disk: a file for each, in a folder that nobody else may write to.
 //
-// Nothing here fails: what cannot be read is compiled again and what cannot be written is kept in memory,
-// with one warning in the life of a process.
+// Nothing here throws. A kernel that cannot be read is compiled again; one that cannot be written stays in
+// memory. There is one warning per process.
 #pragma once
 
 #include <optional>

@@ -1,4 +1,5 @@
-// The folder of the cache: who may write there, how files are read and written. All of it throws Fault.
+// The folder of the cache: its owner and permissions, and how files are read and written. All of it throws
+// Fault.
 #pragma once
 
 #include <unistd.h>

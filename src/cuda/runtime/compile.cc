@@ -1,4 +1,4 @@
-// NVRTC on the embedded headers, asked once for each kernel: memory first, then the disk, then the compiler.
+// Compiles a kernel with the embedded headers: looks in memory, then on disk, then asks NVRTC.
 #include "cuda/runtime/compile.h"
 
 #include <algorithm>
@@ -133,8 +133,8 @@ CompilerOutput compile_suspect(const CacheKey& kernel, const CompilerInput& inpu
   if (outcome.kind == Kind::not_run) {
     std::fprintf(
         stderr,
-        "onepass: warning: kernel %s was not compiled to its end before and has no process of its own "
-        "now: %s; compiled in this one\n",
+        "onepass: warning: kernel %s was not compiled to its end before; no child process can compile it "
+        "(%s), so this process does\n",
         kernel.kernel.c_str(), outcome.how.c_str());
     const CompileMarker marker(kernel);
     outcome.output = run_compiler(input);

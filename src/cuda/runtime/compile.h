@@ -1,4 +1,4 @@
-// Kernels from source text to machine code: NVRTC, and the cache that saves asking it twice.
+// Compiles kernels from source text to machine code by NVRTC, with a cache in memory and on disk.
 #pragma once
 
 #include <span>
@@ -25,8 +25,8 @@ struct Cubin {
 };
 
 // From memory, from the disk cache, or compiled now. Throws BuildError with the kernel's name and the
-// compiler's log where it does not compile, where the compiler reports serialised wgmma or an ignored
-// setmaxnreg, and where the compiler has crashed on the kernel before.
+// compiler's log where it does not compile. It also throws where the compiler serialises wgmma, ignores
+// setmaxnreg, or has crashed on the kernel before.
 Cubin compile(const Source& source, const std::string& architecture);
 // The same for several kernels at once, in parallel; in the order given.
 std::vector<Cubin> compile(std::span<const Source> sources, const std::string& architecture);

@@ -1,4 +1,4 @@
-// The compiler as it is: what goes in, what comes out.
+// Calls of NVRTC, in this process or in a child process: their input and output.
 #pragma once
 
 #include <chrono>

@@ -1,10 +1,9 @@
 // NVRTC in a process of its own: a small program (child/compile_child.cc) that the library carries.
 //
 // The program is run from memory by posix_spawn: a C++ program, Python and a wheel without executables all
-// have it. A fork that calls NVRTC at once would not do. Locks that other threads hold while the process is
-// copied, those of NVRTC among them, are never released in the copy, and a compiler that waits for one would
-// be taken for one that hangs. posix_spawn also copies no page tables, of which a process with a GPU has
-// many.
+// have it. A fork that calls NVRTC at once would not do. In a forked copy, locks that other threads held,
+// those of NVRTC among them, are never released. A compiler that waits for one would count as one that hangs.
+// A process with a GPU has many page tables, and posix_spawn copies none.
 //
 // The program watches a process of its own and writes how it ended into the reply. The status of a child
 // would not do: a program that ignores SIGCHLD, or waits for all children, has it.

@@ -1,4 +1,4 @@
-// Working on a GPU from any thread: its primary context made current, a stream capture elsewhere not
+// Work on a GPU from any thread: its primary context is made current, and captures of other threads are not
 // disturbed.
 #pragma once
 
@@ -15,7 +15,7 @@ int device_handle(int index);
 // kept: a caller may have captured work in it.
 ContextHandle primary_context(int index);
 
-// Makes the context current until the end of the scope; what was current is so again then.
+// Makes the context current until the end of the scope, then restores the previous one.
 class CurrentContext {
  public:
   explicit CurrentContext(ContextHandle wanted);
@@ -27,8 +27,8 @@ class CurrentContext {
   bool pushed_ = false;
 };
 
-// Loading code and allocating memory are refused while any thread captures a stream in the default mode;
-// neither is part of a capture, so the check is off for this thread until the end of the scope.
+// The driver refuses to load code or allocate memory while any thread captures a stream in the default mode.
+// Neither is part of a capture, so the check is off for this thread until the end of the scope.
 class OutsideCapture {
  public:
   OutsideCapture();

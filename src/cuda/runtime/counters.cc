@@ -38,7 +38,7 @@ int64_t* allocate_page(int device) {
   const OutsideCapture outside;
   void* memory = nullptr;
   check(driver().cuMemHostAlloc(&memory, page_counters * sizeof(int64_t), portable_and_mapped),
-        "host memory for counters cannot be had");
+        "host memory for counters cannot be allocated");
   std::memset(memory, 0, page_counters * sizeof(int64_t));
   return static_cast<int64_t*>(memory);
 }

@@ -99,8 +99,8 @@ const Driver* open_driver() {
   return driver.release();
 }
 
-// NVRTC asks the loader for its builtins by name, and a toolkit's folder need not be on the loader's path:
-// once loaded from beside it, they are found.
+// NVRTC asks the loader for its builtins by name, and a toolkit's folder need not be on the loader's path.
+// Loading them from NVRTC's folder first makes that succeed.
 std::string builtins_of(const Nvrtc& nvrtc) {
   const std::string folder = nvrtc.path.substr(0, nvrtc.path.rfind('/') + 1);
   return folder.empty() ? "" : folder + "libnvrtc-builtins.so." + nvrtc.version;

@@ -1,5 +1,5 @@
-// The CUDA driver and NVRTC: opened when first needed, never linked. The functions used are declared here, as
-// cuda.h and nvrtc.h have them, so that one build serves machines with and without a GPU or a toolkit.
+// The CUDA driver and NVRTC: opened when first needed, never linked. The functions are declared here as in
+// cuda.h and nvrtc.h. One build so serves machines with and without a GPU or a toolkit.
 #pragma once
 
 #include <cstddef>
@@ -20,8 +20,8 @@ using DevicePointer = void*;  // CUdeviceptr, an integer of the same size
 
 inline constexpr CudaResult cuda_out_of_memory = 2;
 
-// CUlaunchAttribute with the values used: the size of a cluster, or (x is 1) that blocks run at the same time
-// or that the kernel may begin before the one before it on the stream has ended.
+// CUlaunchAttribute with the values used. For a cluster, x is its size. The other two are flags with x = 1:
+// all blocks are resident, or the kernel may begin before its predecessor has ended.
 struct LaunchAttribute {
   static constexpr int cooperative = 2;
   static constexpr int cluster_dimension = 4;
@@ -116,13 +116,13 @@ struct Nvrtc : NvrtcFunctions {
   std::string builtins;  // the library that it loads by name, beside it
 };
 
-// Opened and started at the first call, then kept; a failed attempt is made again by the next call, since a
-// library may appear in the process. They throw Error that says what is missing.
+// Opened and started at the first call, then kept. After a failure the next call tries again: the process may
+// have loaded the library meanwhile. They throw Error that says what is missing.
 const Driver& driver();
 const Nvrtc& nvrtc();  // needs neither a GPU nor the driver
 
-// The folders beside the loader's path where NVRTC may be: of the toolkit, and of a PyTorch or nvidia wheel
-// that one of the loaded libraries belongs to.
+// Folders besides the loader's path where NVRTC may be: the toolkit's, and those of a PyTorch or nvidia wheel
+// with a loaded library.
 std::vector<std::string> nvrtc_folders(const std::vector<std::string>& loaded);
 
 // Throws Error "WHAT: the driver's words" unless the result is success.

@@ -190,7 +190,8 @@ int Function::count_resident_clusters() const {
     const LaunchConfig config = config_of(launch_, 0, attributes);
     result = driver().cuOccupancyMaxActiveClusters(&count, loaded_->function, &config);
   }
-  if (result != cuda_success) fail(result, "the occupancy of kernel " + source_.name + " cannot be had");
+  if (result != cuda_success)
+    fail(result, "the occupancy of kernel " + source_.name + " cannot be determined");
   return count;
 }
 

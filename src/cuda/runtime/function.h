@@ -22,13 +22,14 @@ struct Launch {
   uint32_t shared_bytes = 0;  // dynamic
   // Blocks wait for each other: none starts before all can run at the same time. Not with clusters.
   bool cooperative = false;
-  // It calls wait_for_kernel_before (device/types.cuh) before it touches memory: in a LaunchChain it may
-  // begin before the kernel before it has ended.
+  // It calls wait_for_kernel_before (device/types.cuh) before it touches memory. In a LaunchChain it may so
+  // begin before its predecessor has ended.
   bool waits = false;
 };
 
-// While it lives, launches of this thread are a row of kernels on one stream, each of which may begin when
-// all blocks of the one before have begun, if it waits by itself: 1 to 2 us less between two of them.
+// While it lives, launches of this thread follow each other on one stream by programmatic dependent launch. A
+// kernel that waits by itself may begin when all blocks of its predecessor have begun. That saves 1 to 2 us
+// between two kernels.
 class LaunchChain {
  public:
   LaunchChain();
@@ -47,9 +48,9 @@ class LaunchChain {
   bool has_kernel_ = false;
 };
 
-// Compiled for the device's architecture and, unless the device only names an architecture, loaded there at
-// once with its attributes set (dynamic shared memory, clusters of more than 8): nothing is loaded in a
-// capture. Throws BuildError where the GPU refuses the attributes or has no room for one cluster.
+// Compiled for the device's architecture and loaded at once, with its attributes set (dynamic shared memory,
+// clusters of more than 8). Nothing is loaded in a capture, nor where the device only names an architecture.
+// Throws BuildError where the GPU refuses the attributes or has no room for one cluster.
 class Function {
  public:
   Function(const Source& source, const Device& device, const Launch& launch);
@@ -57,8 +58,8 @@ class Function {
   const Launch& numbers() const { return launch_; }
   const Cubin& cubin() const { return cubin_; }
   const Source& source() const { return source_; }
-  // How many clusters (blocks, where the cluster is 1) of this launch the whole GPU runs at a time, at least
-  // one; a typical figure where there is no GPU.
+  // How many clusters of this launch the whole GPU runs at a time, at least one; a typical figure where there
+  // is no GPU. Blocks count where the cluster is 1.
   Number resident_clusters() const;
   // Throws BuildError unless so many of them run at a time: those that wait for each other would hang.
   void require_resident(int64_t clusters) const;

@@ -1,4 +1,4 @@
-// Shared libraries opened at run time: dlopen, and what is tried before giving up.
+// Opens shared libraries at run time by dlopen, trying each place in turn.
 #include "cuda/runtime/library.h"
 
 #include <dlfcn.h>

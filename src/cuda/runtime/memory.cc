@@ -1,4 +1,4 @@
-// Memory and time of a GPU for callers without a framework, and what there is to say about the GPUs.
+// Memory and timers of a GPU for callers without a framework, and descriptions of the GPUs.
 #include <array>
 #include <cstdio>
 #include <memory>
@@ -102,7 +102,8 @@ void Memory::upload(const void* from, size_t bytes) {
 }
 
 void Memory::download(void* to, size_t bytes) const {
-  if (bytes > bytes_) throw Error(std::to_string(bytes) + " bytes are not in " + std::to_string(bytes_));
+  if (bytes > bytes_)
+    throw Error(std::to_string(bytes) + " bytes are more than the memory has: " + std::to_string(bytes_));
   if (bytes == 0) return;
   const CurrentContext current(primary_context(device_));
   check(driver().cuMemcpyDtoH(to, data_, bytes), "memory cannot be copied from the GPU");
@@ -123,7 +124,7 @@ bool is_captured(int device, Stream stream) {
   const CurrentContext current(primary_context(device));
   int status = 0;  // none
   check(driver().cuStreamIsCapturing(static_cast<StreamHandle>(stream.handle), &status),
-        "the state of a stream cannot be asked for");
+        "the state of a stream cannot be read");
   return status != 0;
 }
 
@@ -143,8 +144,8 @@ Timer::Timer(int device) : events_(nullptr) {
   auto events = std::make_unique<Events>();
   events->context = primary_context(device);
   const CurrentContext current(events->context);
-  check(driver().cuEventCreate(&events->start, 0), "a timer of the GPU cannot be had");
-  check(driver().cuEventCreate(&events->stop, 0), "a timer of the GPU cannot be had");
+  check(driver().cuEventCreate(&events->start, 0), "a timer of the GPU cannot be created");
+  check(driver().cuEventCreate(&events->stop, 0), "a timer of the GPU cannot be created");
   events_ = events.release();
 }
 

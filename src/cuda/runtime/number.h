@@ -91,8 +91,8 @@ class FormulaTexts {
   std::vector<std::pair<std::string, std::string>> constants_;
 };
 
-// Of a Number with integers and with Numbers: a template, for the built-in operators take a Number's value as
-// gladly.
+// Operators of a Number with integers and Numbers. They are templates, because the built-in operators would
+// match a Number's value equally well.
 template <class A, class B>
 concept NumberPair = (std::same_as<A, Number> && (std::same_as<B, Number> || std::integral<B>)) ||
                      (std::integral<A> && std::same_as<B, Number>);

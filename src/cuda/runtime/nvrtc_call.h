@@ -1,5 +1,5 @@
-// One compilation by NVRTC, for this process (compiler.h) and for one of its own (child/compile_child.cc):
-// that program has no C++ library, so there is none here.
+// One compilation by NVRTC, for this process (compiler.h) and for the child (child/compile_child.cc). The
+// child has no C++ library, so this header uses none.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Launches written down instead of run.
+// Records launches instead of running them.
 #include "cuda/runtime/recording.h"
 
 #include <algorithm>

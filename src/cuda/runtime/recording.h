@@ -1,7 +1,7 @@
-// Launches written down instead of run: how a plan becomes source text that needs no library.
+// Records launches instead of running them. A plan so becomes source text that needs no library.
 //
 // While a Recording lives, what this thread's plans would put on a stream is kept as steps whose numbers and
-// addresses are formulas. Rows know nothing of it: Words, clear, at and Function speak to it.
+// addresses are formulas. Rows do not know of it: Parameters, clear, at and Function report to it.
 #pragma once
 
 #include <map>

@@ -1,4 +1,4 @@
-// SHA-256: names cached files and tells damaged ones.
+// SHA-256. It names cached files and detects damaged ones.
 #pragma once
 
 #include <array>

@@ -1,5 +1,5 @@
-// The program that compiles one kernel in a process of its own, where the compiler may crash: protocol.h says
-// what it reads from stdin and writes to stdout.
+// The program that compiles one kernel in a process of its own, where the compiler may crash. What it reads
+// from stdin and writes to stdout is in protocol.h.
 //
 // It needs the C library alone. A C++ library may lie where only the program that has it loaded looks.
 #include <dlfcn.h>
@@ -132,8 +132,8 @@ NvrtcCall read_call(Request& request, int file, Reply* reply) {
   _exit(0);
 }
 
-// Waits for the process in steps and counts them instead of reading a clock: the time in which this one is
-// stopped (Ctrl-Z, a sleeping machine) does not count. False at the limit.
+// Waits for the process in steps and counts them instead of reading a clock. Time in which this one is
+// stopped (Ctrl-Z, a sleeping machine) so does not count. False at the limit.
 bool wait_for(pid_t process, uint64_t milliseconds, int& status) {
   constexpr uint64_t step = 5;
   for (uint64_t waited = 0; waitpid(process, &status, WNOHANG) != process; waited += step) {

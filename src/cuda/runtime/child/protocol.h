@@ -1,9 +1,9 @@
-// What the library and the program that compiles for it (compile_child.cc) say to each other, in two files.
+// The request and the answer between the library and the program that compiles for it (compile_child.cc).
 //
-// The request: the limit in milliseconds, NVRTC's path, the path of its builtins, the file, the text, the
-// number of options and each, the number of headers and the name and text of each. Numbers have eight bytes;
-// a text comes after its length and before a null character. The reply: a Reply, then the words, the log, the
-// image.
+// The request has the limit in milliseconds, NVRTC's path, the path of its builtins, the file and the text.
+// Then come the number of options and each, the number of headers, and the name and text of each. Numbers
+// have eight bytes; a text comes after its length and before a null character. The reply: a Reply, then the
+// words, the log, the image.
 #pragma once
 
 #include <cstdint>

@@ -20,7 +20,7 @@ Conv adjoint(const Conv& conv, const Shape& input_sizes, const Shape& output_siz
   std::swap(back.in_channels, back.out_channels);
   back.bias = false;
   back.output_padding = {0, 0, 0};
-  // A strided convolution does not see what is left over at the far end: output padding brings it back.
+  // A strided convolution ignores the remainder at the far end. Output padding restores it.
   for (size_t d = 0; back.transposed && d < static_cast<size_t>(conv.rank); ++d) {
     const int64_t span = conv.dilation[d] * (conv.kernel[d] - 1) + 1;
     const int64_t seen = (output_sizes[d + 2] - 1) * conv.stride[d] + span - 2 * conv.padding_before[d];

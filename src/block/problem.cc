@@ -16,7 +16,7 @@ namespace {
 
 constexpr int max_threads = 1024;
 
-// Takes a word of a mode; false where it is none, or says again what was said.
+// Reads one word of a mode; false where it is unknown or repeats an earlier one.
 struct ModeReader {
   Mode mode;
   bool has_dtype = false;

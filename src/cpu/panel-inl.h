@@ -35,7 +35,7 @@ constexpr int near_in_flight = HWY_TARGET == HWY_AVX2 ? 4 : 8;
 
 // A step with a sigmoid over `count` elements (whole vectors) by the polynomial of its form (small or tiny).
 // Adds the results and their squares to totals, two vectors. False where an argument is too far from 0 for
-// the polynomial: the results are then of no use, and nothing was added. In near.cc.
+// the polynomial: the results are then invalid, and nothing was added. Defined in near.cc.
 bool near_strip(Op op, Affine affine, const float* src, float* dst, int64_t count, float* totals);
 
 constexpr ArgumentKind argument_of[step_count] = {

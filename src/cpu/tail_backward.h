@@ -68,7 +68,7 @@ class TailBackward final : public BackwardKernel {
     float* floats;
     int64_t first_unit = 0;  // of the wave
   };
-  // One panel on its way back.
+  // One panel whose gradient is computed.
   struct Work {
     const Call& call;
     const Pass& pass;

@@ -21,8 +21,8 @@
 
 #include <hwy/detect_targets.h>
 
-// Since 1.0.4 there are two NEONs, which differ in AES alone: of no use here, so only the one of the build's
-// baseline is compiled. Highway's macros expand where they are used, hence after this line.
+// Since 1.0.4 there are two NEONs, which differ in AES alone. Nothing here uses it, so only the one of the
+// build's baseline is compiled. Highway's macros expand where they are used, hence after this line.
 #if !defined(HWY_NEON_WITHOUT_AES)
 #define ONEPASS_SECOND_NEON 0
 #elif defined(__ARM_FEATURE_AES)

@@ -1,4 +1,4 @@
-// Device code of a tail's problem.
+// Generates the device code of a problem's tail.
 #include "cuda/source.h"
 
 #include <algorithm>
@@ -23,7 +23,7 @@ std::string literal(double value) {
 
 std::string type(const TensorSpec& spec) { return std::string(name(spec.dtype)); }
 
-// Where the value of a channel lies in what a stage reads: one for all, one per channel, or per sample and
+// The index of a channel's value in a stage's argument: one for all, one per channel, or per sample and
 // channel.
 std::string channel_index(const TensorSpec& spec, Per per) {
   if (per == Per::tensor) return "0";
@@ -47,7 +47,7 @@ std::vector<const TailParts::Stage*> channel_stages(const std::vector<TailParts:
 // One chain as a struct.
 class ChainWriter {
  public:
-  // `groups`: of the convolution, where the chain is that of one of them.
+  // `groups`: of the convolution, where the chain belongs to one of them.
   ChainWriter(const char* name, const std::vector<TailParts::Stage>& stages, int bits, const Problem& problem,
               const BackwardProblem* backward, int64_t groups = 1)
       : name_(name), stages_(stages), bits_(bits), problem_(problem), backward_(backward), groups_(groups) {

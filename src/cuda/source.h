@@ -1,4 +1,5 @@
-// Device code of a tail's problem: its types, sizes and chains as the structs that kernels expect.
+// Generates the device code of a problem's tail: its types, sizes and chains as the structs that kernels
+// expect.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +17,13 @@ namespace onepass::cuda {
 // dimensions.
 enum class Order : uint8_t { planar, interleaved };
 
-// What the stages of a block after its convolution are to a kernel.
+// The stages after the convolution as kernels see them: a chain, a norm, a chain, a mean.
 struct TailParts {
   struct Stage {
     Pointwise pointwise;
-    int parameter = -1;  // index of what it reads, -1 where it reads nothing
+    int parameter = -1;  // index of its argument, -1 where it has none
   };
-  std::vector<Stage> before;  // the norm; nothing where there is no norm
+  std::vector<Stage> before;  // stages before the norm; empty where there is no norm
   std::vector<Stage> after;
   const Norm* norm = nullptr;
   int norm_weight = -1;
@@ -40,13 +41,12 @@ struct TailParts {
 // How much a chain can enlarge a difference, apart from slopes and factors that are parameters.
 double steepness(const TailParts& parts);
 
-// Which passes of the backward kernel run, and what each sums of a row.
+// Which passes of the backward kernel run, and how many sums of a row each takes.
 struct BackwardWork {
-  bool first = false;  // sums of dz and dz xhat, and of the after-chain's operands
-  bool second =
-      false;           // the input's gradient, those of tensors, and sums of what the first pass does not sum
-  bool third = false;  // sums over the batch
-  int after_sums = 0;  // operands of the after-chain that are summed: all, where one is wanted
+  bool first = false;   // sums of dz and dz xhat, and of the after-chain's operands
+  bool second = false;  // the gradients of the input and of tensors, and the sums that the first pass lacks
+  bool third = false;   // sums over the batch
+  int after_sums = 0;   // operands of the after-chain that are summed: all, where one is wanted
   int before_sums = 0;
   int first_sums = 0;
   int second_sums = 0;
@@ -79,10 +79,10 @@ class Constants {
 std::string chain_source(const char* name, const std::vector<TailParts::Stage>& stages,
                          const Problem& problem);
 
-// `struct Before`, `struct After` and `struct Tail` of a forward problem: of what follows the convolution,
-// where there is one. `Tail::Input` is the type of the problem's input all the same. `bits` is what results
-// are rounded to where the chains' functions may be shorter for it (bits_of), else 32. After a convolution in
-// groups it is that of one group (ThinShape); `whole_tail_source` is that of all.
+// `struct Before`, `struct After` and `struct Tail` of a forward problem, without its convolution.
+// `Tail::Input` is the type of the problem's input. `bits` is 16 where the chains may use their short form
+// (bits_of), else 32. After a convolution in groups the tail is that of one group (ThinShape);
+// `whole_tail_source` gives that of all groups.
 std::string tail_source(const Problem& problem, int bits = 32);
 std::string whole_tail_source(const Problem& problem);
 // The same with gradients.
@@ -96,7 +96,7 @@ inline int bits_of(const Problem& problem, DType result) {
   return byte_size(result) == 2 && problem.numerics != Numerics::strict ? 16 : 32;
 }
 
-// What a kernel does first that may be launched before the one before it has ended (Launch::waits).
+// The first statements of a kernel that may begin before its predecessor has ended (Launch::waits).
 inline std::string wait_source() {
   return "  onepass::allow_kernel_after();\n  onepass::wait_for_kernel_before();\n";
 }

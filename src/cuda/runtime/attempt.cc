@@ -31,7 +31,7 @@ std::string marker_stem(const CacheKey& kernel) {
   return std::string(marker_prefix) + file_name(kernel) + '-';
 }
 
-// Whether nobody holds a marker that is still there. The lock is shared: two that look at once both see it.
+// Whether a marker exists and is not locked. The test takes a shared lock, so two tests at once both see it.
 bool is_left(int folder, const std::string& name) {
   const Descriptor file = open_file(folder, name);
   if (!file || !lock(file.get(), LOCK_SH)) return false;
@@ -135,7 +135,7 @@ CompileMarker::CompileMarker(const CacheKey& kernel) {
   }
 }
 
-// Locked under a temporary name, then renamed: nobody sees a marker that is not held yet.
+// Locked under a temporary name, then renamed: a marker is never visible without its lock.
 void CompileMarker::make(const CacheKey& kernel) {
   folder_ = open_or_make_folder();
   const std::string temporary = temporary_name();

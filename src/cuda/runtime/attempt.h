@@ -1,8 +1,8 @@
 // Records on disk of attempts to compile a kernel, because a compiler that crashes takes the process along.
 //
 // A marker is a file that a process holds locked (flock) while it compiles. The system frees the lock however
-// the process ends, on every host and in every container that shares the folder. A marker that nobody holds
-// was left by a process that crashed or was interrupted: its kernel is suspect. A kernel is condemned by a
+// the process ends, on every host and in every container that shares the folder. A marker without a lock was
+// left by a process that crashed or was interrupted: its kernel is suspect. A kernel is condemned by a
 // record, written when the compiler crashed on it in a process of its own. Where the file system has no locks
 // there are no markers. Nothing here throws: files that cannot be read or written count as absent, with one
 // warning per process.
@@ -35,9 +35,9 @@ class Attempts {
   // Whether a process ended while it compiled the kernel, or another compiler crashed on it.
   bool is_suspect() const { return !left_.empty(); }
 
-  // The compiler came to an end: removes what was left.
+  // The compiler returned: removes markers and records of earlier attempts.
   void forget() const;
-  // The compiler did not: writes the record, which it returns, and removes what was left.
+  // The compiler crashed: writes the record, returns it, and removes those of earlier attempts.
   Condemnation condemn(const std::string& how);
 
  private:
@@ -52,7 +52,7 @@ class Attempts {
   std::vector<std::string> left_;  // markers that nobody holds, a record of another compiler
 };
 
-// That this process compiles the kernel, for as long as it lives.
+// Marks on disk, for as long as it lives, that this process compiles the kernel.
 class CompileMarker {
  public:
   explicit CompileMarker(const CacheKey& kernel);

@@ -1,4 +1,4 @@
-// Compiled kernels on disk: a file for each, in a folder that nobody else may write to.
+// Compiled kernels on disk, one file each, in a folder that only its owner may write to.
 //
 // Nothing here throws. A kernel that cannot be read is compiled again; one that cannot be written stays in
 // memory. There is one warning per process.

@@ -119,7 +119,7 @@ Cubin cubin_of(const Source& source, CompilerOutput output) {
                    " on it at " + record.when + "; remove " + record.file + " to try again");
 }
 
-// A kernel that a process did not live to see compiled, be it for the compiler or for an interrupt.
+// Compiles a kernel during whose last compilation the process ended, by a crash or an interrupt.
 CompilerOutput compile_suspect(const CacheKey& kernel, const CompilerInput& input, Attempts& attempts) {
   using Kind = ChildOutcome::Kind;
   // A hundred times what a kernel takes: half a second to three seconds.
@@ -230,7 +230,7 @@ std::vector<Cubin> compile(std::span<const Source> sources, const std::string& a
   std::vector<std::thread> helpers;
   try {
     while (helpers.size() + 1 < std::min(processors, sources.size())) helpers.emplace_back(work);
-  } catch (const std::system_error&) {  // no more threads to be had: those there are do it
+  } catch (const std::system_error&) {  // no more threads: the ones that run do all
   }
   work();
   for (std::thread& helper : helpers) helper.join();

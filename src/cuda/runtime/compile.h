@@ -16,7 +16,7 @@ struct Source {
   bool operator==(const Source&) const = default;
 };
 
-// Machine code for one architecture, and what the assembler said of it.
+// Machine code for one architecture, and the assembler's figures for it.
 struct Cubin {
   std::string image;
   int registers = 0;      // a thread

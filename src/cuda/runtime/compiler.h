@@ -34,7 +34,7 @@ struct ChildOutcome {
     ended,        // there is an output
     crashed,      // by itself: a signal of a fault, a call of exit, no end within the limit
     interrupted,  // killed from outside: nothing is known of the kernel
-    not_run,      // no process was to be had
+    not_run,      // no process could be started
   };
   Kind kind = Kind::not_run;
   CompilerOutput output;

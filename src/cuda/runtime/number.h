@@ -69,7 +69,7 @@ inline Number clamp(const Number& value, const Number& low, const Number& high) 
 inline Number round_up(const Number& a, int64_t multiple) {
   return multiply(quotient_up(a, multiple), multiple);
 }
-// `value` where it is so, else 0.
+// `value` where the condition holds, else 0.
 inline Number when(bool so, const Number& value) { return so ? value : Number(); }
 
 // Formulas as text, those that several of them share written once, as constants with a name.

@@ -40,7 +40,7 @@ class Recording {
   ~Recording();
   Recording(const Recording&) = delete;
   Recording& operator=(const Recording&) = delete;
-  // Launches run again; what was written down stays.
+  // Launches run again; the recorded steps stay.
   void stop();
   // That of this thread; null where launches run.
   static Recording* current();

@@ -14,7 +14,7 @@ enum class ChildState : int32_t {
   none,      // the program did not start
   watching,  // it did, and came to no end: it was killed
   answered,
-  failed,  // what the program needs was not to be had: the words say what
+  failed,  // something that the program needs is missing: the words say what
   signalled,
   exited,
   hung,

@@ -44,11 +44,11 @@ const std::vector<Kernel>& kernels() {
       {"tail_staged", "swish | group_norm(4) | hardswish @ 128x16x31x63x63", with_clusters},
       {"tail_staged", "gelu | group_norm(8) @ 128x64x258x258", tuned},
       {"tail_staged", "gelu | group_norm(32) | channel_mul(per=sample) | silu @ 8x320x32x32 f16", tuned},
-      // The same in 16 bits, sums exchanged while the next slab is begun; rows shorter than a warp's part.
-      {"tail_overlapped", "swish | group_norm(4) | hardswish @ 128x16x31x63x63 bf16", with_clusters},
-      {"tail_overlapped", "relu | group_norm(8) @ 16x128x34x34x34 bf16", tuned},
-      {"tail_overlapped", "swish | group_norm(4) | hardswish @ 128x16x31x63x63 bf16 strict", tuned},
-      {"tail_overlapped", "gelu | group_norm(1) | channel_mul(per=sample) | silu @ 8x320x16x16 f16", tuned},
+      // The same in 16 bits, moments exchanged while the next slab is begun; rows shorter than a warp's part.
+      {"tail_staged", "swish | group_norm(4) | hardswish @ 128x16x31x63x63 bf16", with_clusters},
+      {"tail_staged", "relu | group_norm(8) @ 16x128x34x34x34 bf16", tuned},
+      {"tail_staged", "swish | group_norm(4) | hardswish @ 128x16x31x63x63 bf16 strict", tuned},
+      {"tail_staged", "gelu | group_norm(1) | channel_mul(per=sample) | silu @ 8x320x16x16 f16", tuned},
       // Channels before and after space, means, without a norm.
       {"tail_streamed", "swish | group_norm(4) | hardswish @ 128x16x31x63x63", all},
       {"tail_streamed", "gelu | group_norm(8) @ 16x64x258x258 bf16 nhwc", tuned_and_oldest},
@@ -255,8 +255,7 @@ struct Assembled {
 // hundreds of instructions, for a step of occupancy: those of s19's backward with 64 registers.
 const std::map<std::string, Assembled> limits{
     {"tail_resident", {128, 0}},             // 512 threads
-    {"tail_staged", {128, 16}},              // 512; on sm_100, outside the loops
-    {"tail_overlapped", {128, 64}},          // 512; values of a row, where rows are short
+    {"tail_staged", {128, 64}},              // 512; values of a row, where rows are short
     {"tail_streamed", {128, 64}},            // 512
     {"tail_backward", {128, 192}},           // 512
     {"tail_backward_resident", {128, 704}},  // 512; values of a row, once for hundreds of instructions
@@ -339,9 +338,9 @@ TEST(CudaKernels, EveryRowIsCompiledForEveryArchitectureItTakes) {
   for (const std::string& row : rows) {
     EXPECT_TRUE(limits.contains(row)) << row;
     const std::vector<std::string>& wanted =
-        row == "thin_wgmma" || (row.starts_with("gemm_") && row != "gemm_mma")                ? tuned
-        : row == "tail_staged" || row == "tail_overlapped" || row == "tail_backward_resident" ? with_clusters
-                                                                                              : all;
+        row == "thin_wgmma" || (row.starts_with("gemm_") && row != "gemm_mma") ? tuned
+        : row == "tail_staged" || row == "tail_backward_resident"              ? with_clusters
+                                                                               : all;
     const bool compiled = std::any_of(kernels().begin(), kernels().end(), [&](const Kernel& kernel) {
       return kernel.row == row && kernel.architectures == wanted;
     });
@@ -560,8 +559,8 @@ TEST(CudaKernels, ExplainNamesWhatIsCoarserThanF32) {
   EXPECT_EQ(numerics_of("gemm_wgmma", wide + "bf16"), Lines{approximate});
   EXPECT_EQ(numerics_of("gemm_wgmma", wide + "bf16 strict"), Lines{});
   EXPECT_EQ(numerics_of("gemm_wgmma", wide + "near_f32"), Lines{redone});
-  EXPECT_EQ(numerics_of("tail_overlapped", tail + "bf16"), (Lines{as_f16, approximate}));
-  EXPECT_EQ(numerics_of("tail_overlapped", tail + "bf16 strict"), Lines{});
+  EXPECT_EQ(numerics_of("tail_staged", tail + "bf16"), (Lines{as_f16, approximate}));
+  EXPECT_EQ(numerics_of("tail_staged", tail + "bf16 strict"), Lines{});
   EXPECT_EQ(numerics_of("tail_backward_resident", tail + "bf16"), Lines{approximate});
   EXPECT_EQ(numerics_of("tail_backward_resident", tail + "bf16 strict"), Lines{});
   EXPECT_EQ(numerics_of("thin_mma", thin + "bf16"), Lines{swish});

@@ -49,6 +49,8 @@ struct StrategyRow {
   // Predicted seconds on this machine with the device's threads, from checked-in constants.
   double (*seconds)(const ProblemType& problem, const PlanOptions& options);
   std::shared_ptr<const KernelType> (*build)(const ProblemType& problem, const PlanOptions& options);
+  // Made for blocks without a convolution. Other rows build one for what follows their convolution.
+  bool takes_tails = false;
 };
 using Strategy = StrategyRow<Problem, Kernel>;
 using BackwardStrategy = StrategyRow<BackwardProblem, BackwardKernel>;

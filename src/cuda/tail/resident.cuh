@@ -7,7 +7,7 @@
 #pragma once
 
 #include "device/barrier.cuh"
-#include "tail/tail.cuh"
+#include "tail/slab.cuh"
 
 namespace onepass {
 
@@ -66,42 +66,6 @@ struct TailResident {
     return range;
   }
 
-  // The values of the channel that a vector lies in. A thread's vectors go upwards, so that they change
-  // rarely.
-  template <class Load>
-  struct RowCursor {
-    int row = 0;
-    int end = 0;  // the position where the row ends
-    Load load;
-
-    // Calls f(first, last) for the parts [first, last) of the vector at `position` that lie in one row.
-    template <int Width, class F>
-    __device__ __forceinline__ void visit(int position, F&& f) {
-      if (position + Width > end) {
-        row = position / spatial;
-        end = row * spatial + spatial;
-        load(row);
-        if (Width > 1 && position + Width > end) {
-#pragma unroll
-          for (int k = 0; k < Width; ++k) {
-            if (position + k >= end) {
-              ++row;
-              end += spatial;
-              load(row);
-            }
-            f(k, k + 1);
-          }
-          return;
-        }
-      }
-      f(0, Width);
-    }
-  };
-  template <class Load>
-  static __device__ __forceinline__ RowCursor<Load> cursor(Load load) {
-    return {0, 0, load};
-  }
-
   // What of a slab this thread keeps.
   struct Share {
     int first;     // the warp's first vector
@@ -139,17 +103,10 @@ struct TailResident {
   // Sums of a thread: distances from the mean of its first vector, which then stand for its values.
   using Sums = PivotSums<4>;
 
-  // Statistics of the slab as a thread uses them.
-  struct Norm {
-    float mean;
-    float rstd;
-    float moved;   // the mean's distance from the thread's pivot
-    float factor;  // of the norm's weight
-  };
-
   // The norm from each thread's sums: within the warp, the block, the cluster. Each level is two sums: the
   // mean's distance from one of the parts', then M2 moved to it.
-  __device__ __forceinline__ Norm reduce(const Sums& sums, float count, const Range& range, int block) const {
+  __device__ __forceinline__ SlabNorm reduce(const Sums& sums, float count, const Range& range,
+                                             int block) const {
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
     Moments own{count, 0.0f, 0.0f};
@@ -192,12 +149,7 @@ struct TailResident {
       lanes_moments<32>(part, per_element, from, moved, m2);
     }
 #endif
-    Norm norm;
-    norm.mean = from + moved;
-    norm.rstd = rsqrtf(m2 * per_element + Tail::eps);
-    norm.moved = (from - sums.pivot) + moved;
-    norm.factor = norm_factor<Tail>(norm.rstd, norm.mean, m2);
-    return norm;
+    return SlabNorm::of<Tail>(from, moved, m2, sums.pivot);
   }
 
   // The before-chain of the thread's vectors and their sums. What stays are distances from the pivot.
@@ -206,7 +158,7 @@ struct TailResident {
                                            float (&h)[vectors][width], Sums& sums) const {
     float operands[Before::channel_operands > 0 ? Before::channel_operands : 1];
     const auto load_row = [&](int row) { Before::load_channel(p, n, first_channel + row, operands); };
-    auto rows = cursor(load_row);
+    auto rows = row_cursor<spatial>(load_row);
     if constexpr (plain) load_row(share.row);
     const auto one = [&](int i) {
       typename Before::template Tensors<width> tensors;
@@ -242,7 +194,7 @@ struct TailResident {
                                          const float& shift, const float* operands, const LoadRow& load_row,
                                          float (&h)[vectors][width]) const {
     constexpr bool by_row = Tail::has_affine || After::channel_operands > 0;
-    auto rows = cursor(load_row);
+    auto rows = row_cursor<spatial>(load_row);
     for_each_vector<plain>(share, [&](int i) {
       typename After::template Tensors<width> tensors;
       tensors.load(p, range.begin + share.position_of(i));
@@ -259,7 +211,7 @@ struct TailResident {
       }
       Packed<typename Tail::Output, width> y;
       y.pack(h[i]);
-      y.store(p.output, range.begin + share.position_of(i), plain || p.is_aligned(aligned_output));
+      y.store(p.output, range.begin + share.position_of(i), plain || is_aligned(p, aligned_output));
     });
   }
 
@@ -269,7 +221,7 @@ struct TailResident {
     const int64 n = slab / groups;
     const int first_channel = static_cast<int>(slab % groups) * static_cast<int>(Tail::group_channels);
     const int thread = threadIdx.x;
-    const bool plain = share.plain && p.is_aligned(aligned_output);
+    const bool plain = share.plain && is_aligned(p, aligned_output);
 
     float h[vectors][width];
     Sums sums;
@@ -295,13 +247,14 @@ struct TailResident {
     float scale, shift;
     float operands[After::channel_operands > 0 ? After::channel_operands : 1];
     float weight = 1.0f, bias = 0.0f;
-    const auto ask_row = [&](int row) {
+    const auto fetch_row = [&](int row) {
       weight = Tail::weight(p, first_channel + row);
       bias = Tail::bias(p, first_channel + row);
       After::load_channel(p, n, first_channel + row, operands);
     };
-    if (plain) ask_row(share.row);
-    const Norm norm = reduce(sums, static_cast<float>(share.mine * width + (has_edge ? 1 : 0)), range, block);
+    if (plain) fetch_row(share.row);
+    const SlabNorm norm =
+        reduce(sums, static_cast<float>(share.mine * width + (has_edge ? 1 : 0)), range, block);
     if (p.statistics != nullptr && block == 0 && thread == 0) {
       p.statistics[2 * slab] = norm.mean;
       p.statistics[2 * slab + 1] = norm.rstd;
@@ -312,7 +265,7 @@ struct TailResident {
       shift = fmaf(-norm.moved, scale, bias);
     };
     const auto load_row = [&](int row) {
-      ask_row(row);
+      fetch_row(row);
       scale_row();
     };
     if (plain) {

@@ -3,7 +3,9 @@
 #include <sstream>
 
 #include "cuda/notes.h"
+#include "cuda/runtime/parameters.h"
 #include "cuda/tail/tail.h"
+#include "tail/parameters.cuh"
 
 namespace onepass {
 namespace cuda {
@@ -35,6 +37,18 @@ StreamNumbers numbers_of(const TailShape& shape, const Problem& problem) {
 
 class TailStreamed final : public Kernel {
  public:
+  static std::string refusal(const Problem& problem) { return tail_refusal(problem); }
+
+  static double seconds(const Problem& problem, const PlanOptions&) {
+    const TailShape shape(problem);
+    const Gpu& gpu = gpu_of(problem.device);
+    const double bytes = static_cast<double>(shape.elements()) * static_cast<double>(shape.element_bytes);
+    // H200: 1.63, 1.62 and 1.67 times a copy on the tails of s60, s19 and s61, 1.25 to 1.41 for s27's single
+    // pass.
+    const bool again = shape.parts.norm && !shape.parts.mean_follows_norm();
+    return (again ? 16e-6 : 8e-6) + (again ? 1.63 : 1.3) * bytes / gpu.bytes_per_second;
+  }
+
   explicit TailStreamed(const Problem& problem)
       : problem_(problem),
         shape_(problem),
@@ -67,20 +81,21 @@ class TailStreamed final : public Kernel {
   void launch(const Arguments& arguments, void* workspace, Stream stream) const override {
     if (shape_.elements() == 0) return;
     const Alignment alignment(shape_, problem_, arguments);
-    Words words;
-    words.add(arguments.input);
-    words.add(arguments.output);
-    words.add(arguments.statistics ? static_cast<void*>(arguments.statistics) : at(workspace, statistics_));
-    words.add(at(workspace, control_));
-    words.add(at(workspace, parts_));
-    words.add(at(workspace, sums_));
-    words.add(alignment.bits());
-    words.add(alignment.phase());
-    words.add(shape_.batch);
-    words.add(numbers_.wave_units);
-    words.add(arguments.parameters);
+    TailParameters p;
+    p.input = arguments.input;
+    p.output = arguments.output;
+    p.statistics =
+        arguments.statistics ? static_cast<void*>(arguments.statistics) : at(workspace, statistics_);
+    p.control = at(workspace, control_);
+    p.parts = at(workspace, parts_);
+    p.sums = at(workspace, sums_);
+    p.aligned = alignment.bits();
+    p.phase = alignment.phase();
+    p.batch = shape_.batch;
+    p.wave_units = numbers_.wave_units;
+    p.parameter = arguments.parameters;
     if (!alone()) clear(at(workspace, control_), control_bytes(), stream, problem_.device);
-    words.launch(function_, stream, blocks_);
+    p.launch(function_, stream, blocks_);
   }
 
  private:
@@ -109,7 +124,7 @@ class TailStreamed final : public Kernel {
                 ") onepass_tail_streamed(const __grid_constant__ Agent::Parameters p) {\n"
                 "  extern __shared__ float scratch[];\n" +
                 wait_source() +
-                "  if (p.is_aligned(onepass::aligned_all)) {\n"
+                "  if (is_aligned(p, onepass::aligned_all)) {\n"
                 "    Agent{p, scratch}.run();\n"
                 "  } else {\n"
                 "    Unaligned{p, scratch}.run();\n"
@@ -135,23 +150,9 @@ class TailStreamed final : public Kernel {
   Region control_, parts_, sums_, statistics_;
 };
 
-double seconds(const Problem& problem, const PlanOptions&) {
-  const TailShape shape(problem);
-  const Gpu& gpu = gpu_of(problem.device);
-  const double bytes = static_cast<double>(shape.elements()) * static_cast<double>(shape.element_bytes);
-  // H200: 1.63, 1.62 and 1.67 times a copy on the tails of s60, s19 and s61, 1.25 to 1.41 for s27's single
-  // pass.
-  const bool again = shape.parts.norm && !shape.parts.mean_follows_norm();
-  return (again ? 16e-6 : 8e-6) + (again ? 1.63 : 1.3) * bytes / gpu.bytes_per_second;
-}
-
 }  // namespace
 }  // namespace cuda
 
-extern const Strategy cuda_tail_streamed{
-    "tail_streamed", [](const Problem& problem) { return cuda::tail_refusal(problem); }, cuda::seconds,
-    [](const Problem& problem, const PlanOptions&) -> std::shared_ptr<const Kernel> {
-      return std::make_shared<const cuda::TailStreamed>(problem);
-    }};
+extern const Strategy cuda_tail_streamed = cuda::tail_strategy<cuda::TailStreamed>("tail_streamed");
 
 }  // namespace onepass

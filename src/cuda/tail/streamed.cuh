@@ -8,6 +8,7 @@
 // mean directly after the norm follows from the moments: pass 1 alone.
 #pragma once
 
+#include "tail/parameters.cuh"
 #include "tail/tail.cuh"
 
 namespace onepass {
@@ -62,7 +63,7 @@ struct TailStreamed {
 #pragma unroll
       for (int i = 0; i < Count; ++i) {
         if (!is_in(i, how_many)) break;
-        x[i].load(p.input, index + i * step, Aligned || p.is_aligned(aligned_input));
+        x[i].load(p.input, index + i * step, Aligned || is_aligned(p, aligned_input));
         tensors[i].load(p, index + i * step);
       }
       float h[Count][Width];
@@ -219,7 +220,7 @@ struct TailStreamed {
 #pragma unroll
       for (int i = 0; i < Count; ++i) {
         if (!is_in(i, how_many)) break;
-        x[i].template load<true>(p.input, index + i * step, Aligned || p.is_aligned(aligned_input));
+        x[i].template load<true>(p.input, index + i * step, Aligned || is_aligned(p, aligned_input));
         before[i].load(p, index + i * step);
         after[i].load(p, index + i * step);
       }
@@ -240,7 +241,7 @@ struct TailStreamed {
         if constexpr (!Tail::has_mean) {
           Packed<typename Tail::Output, Width> y;
           y.pack(value);
-          y.store(p.output, index + i * step, Aligned || p.is_aligned(aligned_output));
+          y.store(p.output, index + i * step, Aligned || is_aligned(p, aligned_output));
         }
       }
     }

@@ -1,4 +1,4 @@
-// What the strategies for tails share.
+// What the rows for tails share.
 #include "cuda/tail/tail.h"
 
 #include <algorithm>
@@ -102,12 +102,28 @@ TailShape::TailShape(const Problem& problem, const std::vector<const TensorSpec*
   slab_width = slab_elements() >= 4 * widest ? widest : 1;
 }
 
+TailShape TailShape::by_slabs(const Problem& problem) {
+  TailShape shape(problem);
+  shape.width = shape.slab_width;
+  return shape;
+}
+
 std::string tail_refusal(const Problem& problem) {
   if (problem.block.conv() != nullptr) return "the block has a convolution";
   if (has_f64(problem)) return "f64 is not computed on the GPU";
   const TailParts parts(problem.block, problem.input.sizes);
   if (parts.mean && !lies(problem.output, Order::planar)) return "the means are not dense";
   return order_refusal(large_tensors(problem, parts));
+}
+
+std::string slab_refusal(const Problem& problem) {
+  std::string reason = tail_refusal(problem);
+  if (!reason.empty()) return reason;
+  const TailShape shape(problem);
+  if (shape.parts.norm == nullptr) return "the block has no norm";
+  if (shape.parts.mean) return "the block ends in a mean";
+  if (shape.order != Order::planar) return "channels lie after space: a slab is not contiguous";
+  return "";
 }
 
 std::string tail_refusal(const BackwardProblem& problem) {
@@ -318,7 +334,7 @@ int64_t StreamNumbers::scratch_floats(int64_t count, int64_t at_once) const {
 
 namespace {
 
-// The rows for a tail inside another row, with what they cost for some samples.
+// The rows for a tail inside another row, with their cost for 8 samples.
 std::vector<Candidate> tail_candidates(const Problem& tail) {
   Shape sizes = tail.input.sizes;
   sizes[0] = 8;
@@ -328,8 +344,7 @@ std::vector<Candidate> tail_candidates(const Problem& tail) {
   some.numerics = tail.numerics;
   std::vector<Candidate> candidates;
   for (const Strategy* row : strategies(Device::Kind::cuda)) {
-    if (!row->name.starts_with("tail_") || !row->refusal(tail).empty() || !row->refusal(some).empty())
-      continue;
+    if (!row->takes_tails || !row->refusal(tail).empty() || !row->refusal(some).empty()) continue;
     candidates.push_back({std::string(row->name), row->seconds(some, {}), ""});
   }
   return candidates;

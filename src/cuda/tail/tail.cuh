@@ -13,43 +13,16 @@
 
 namespace onepass {
 
-template <int Count>
-struct TailParameters {
-  const void* input;
-  void* output;
-  float* statistics;  // [batch][groups][2]: mean, 1 / deviation
-  uint32* control;    // zero: a ticket, then two counters and a flag for each unit
-  float* parts;       // of rows, one for each piece
-  float* sums;        // of rows, one for each piece
-  uint64 aligned;
-  int64 phase;  // elements from the last 16-byte boundary to the input's first
-  int64 batch;
-  int64 wave_units;
-  const void* parameter[Count > 0 ? Count : 1];
-
-  __device__ __forceinline__ bool is_aligned(int bit) const { return (aligned >> bit) & 1; }
-};
-
-template <int Count>
-struct TailBackwardParameters {
-  const void* input;
-  const void* output_gradient;
-  const float* statistics;
-  uint32* control;   // zero: a ticket, a count of finished units, then two counters and a flag for each unit
-  float* parts;      // of rows, for each piece: the sums of the first pass
-  float* sums;       // of rows, for each piece: the sums of the second pass
-  float* totals;     // of rows: the sums of both passes over all pieces
-  float* slab_sums;  // of slabs: what the second pass needs of the first
-  void* input_gradient;
-  uint64 aligned;
-  int64 phase;
-  int64 batch;
-  int64 wave_units;
-  const void* parameter[Count > 0 ? Count : 1];
-  void* gradient[Count > 0 ? Count : 1];
-
-  __device__ __forceinline__ bool is_aligned(int bit) const { return (aligned >> bit) & 1; }
-};
+// Whether vectors of a tensor lie on 16 bytes, by its AlignedBit. Kernels whose parameters do not say it load
+// such tensors element by element.
+template <class Parameters>
+__device__ __forceinline__ bool is_aligned(const Parameters& p, int bit) {
+  if constexpr (requires { p.aligned; }) {
+    return (p.aligned >> bit) & 1;
+  } else {
+    return false;
+  }
+}
 
 // Loads and stores that other blocks of the same launch wrote or will read: past the first-level cache.
 __device__ __forceinline__ float load_shared_by_blocks(const float* address) { return __ldcg(address); }

@@ -1,5 +1,4 @@
-// What the strategies for tails share: which problems they take, how tensors lie, the words a kernel is
-// given.
+// What the rows for tails share: which problems they take, how tensors lie, how a pass is cut into tiles.
 #pragma once
 
 #include <cstdint>
@@ -30,6 +29,8 @@ struct TailShape {
 
   explicit TailShape(const Problem& problem);
   TailShape(const Problem& problem, const std::vector<const TensorSpec*>& gradients);
+  // Where vectors may run over the ends of rows: only the slab's own ends count.
+  static TailShape by_slabs(const Problem& problem);
 
   int64_t group_channels() const { return channels / groups; }
   int64_t slab_elements() const { return group_channels() * spatial; }
@@ -46,6 +47,8 @@ inline Numerics tail_numerics(const Problem& problem) {
 // Why no tail kernel can take the problem; empty where one can.
 std::string tail_refusal(const Problem& problem);
 std::string tail_refusal(const BackwardProblem& problem);
+// The same for kernels that hold a slab on the chip.
+std::string slab_refusal(const Problem& problem);
 
 // The gradients of the input's size.
 std::vector<const TensorSpec*> large_gradients(const BackwardProblem& problem, const TailParts& parts);
@@ -54,7 +57,7 @@ double backward_bytes(const BackwardProblem& problem, const TailShape& shape);
 // An empty batch has no gradient for its weights but zero.
 void clear_gradients(const BackwardProblem& problem, const BackwardArguments& arguments, Stream stream);
 
-// The eight-byte words of a kernel's parameter struct, in the order of its members.
+// The eight-byte words of a kernel's parameters by position, for rows that have no struct of them yet.
 class Words {
  public:
   void add(const void* pointer) {
@@ -109,6 +112,24 @@ class Alignment {
   std::string tensors_text_;  // and what `aligned` is asked about
 };
 
+// What kernels are given that hold a slab on the chip.
+template <class Parameters>
+void set_slab_parameters(Parameters& p, const TailShape& shape, const Problem& problem,
+                         const Arguments& arguments) {
+  const Alignment alignment(shape, problem, arguments);
+  p.input = arguments.input;
+  p.output = arguments.output;
+  p.statistics = arguments.statistics;
+  p.control = nullptr;
+  p.parts = nullptr;
+  p.sums = nullptr;
+  p.aligned = alignment.bits();
+  p.phase = alignment.phase();
+  p.batch = shape.batch;
+  p.wave_units = 1;
+  p.parameter = arguments.parameters;
+}
+
 // The numbers of a pass by tickets: how a unit is cut into tiles.
 struct StreamNumbers {
   Order order = Order::planar;
@@ -138,8 +159,25 @@ struct StreamNumbers {
   int64_t scratch_floats(int64_t count, int64_t at_once) const;
 };
 
-// The row for a tail inside another row: the fastest for some samples, so that bits do not depend on how many
-// there are. Null where none takes it.
+// The row of a class that is its kernel and has its refusal and its cost.
+template <class Row>
+constexpr Strategy tail_strategy(std::string_view name) {
+  return {name, Row::refusal, Row::seconds,
+          [](const Problem& problem, const PlanOptions&) -> std::shared_ptr<const Kernel> {
+            return std::make_shared<const Row>(problem);
+          },
+          true};
+}
+template <class Row>
+constexpr BackwardStrategy tail_backward_strategy(std::string_view name) {
+  return {name, Row::refusal, Row::seconds,
+          [](const BackwardProblem& problem, const PlanOptions&) -> std::shared_ptr<const BackwardKernel> {
+            return std::make_shared<const Row>(problem);
+          }};
+}
+
+// The row for a tail inside another row: the fastest for 8 samples, so that bits do not depend on the batch.
+// Null where none takes it.
 const Strategy* tail_row(const Problem& tail);
 
 // That row's kernel, or the next one's where it cannot be compiled.

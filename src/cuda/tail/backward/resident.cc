@@ -1,42 +1,17 @@
 // The row "tail_backward_resident": gradients of a tail whose slab, x and dy, stays on the chip.
 #include <algorithm>
 #include <cmath>
-#include <optional>
 #include <sstream>
 
-#include "cuda/device/aligned.cuh"
 #include "cuda/notes.h"
+#include "cuda/row_numbers.h"
+#include "cuda/runtime/parameters.h"
 #include "cuda/tail/tail.h"
+#include "tail/backward/parameters.cuh"
 
 namespace onepass {
 namespace cuda {
 namespace {
-
-// How a slab is spread over the warps of a cluster.
-struct Numbers {
-  int threads = 0;
-  int vectors = 0;      // of a thread
-  int blocks = 1;       // in a cluster
-  int64_t pieces = 1;   // of a row, each a warp's
-  int chunk = 1;        // vectors of a thread that arrive together
-  int lag = 1;          // chunks between sending for one and its arithmetic
-  bool staged = false;  // dy waits in shared memory, not in registers; then there are no chunks
-  int doubled = 0;      // vectors of a thread with two places there
-  int kept = 0;         // with one there and one in registers
-  // In the body of a loop: with one, s60 and s19 take 1.80 and 1.51 times their floor, with two 1.68
-  // and 1.48.
-  static constexpr int at_once = 2;
-
-  // `element_bytes`: of x, and of dy where it is beside it.
-  int64_t shared_bytes(const TailShape& shape, int64_t element_bytes, int sums) const {
-    const int64_t warps = threads / 32;
-    const int64_t stage =
-        int64_t{vectors + doubled} * threads * shape.width * element_bytes + warps * 16 + 128;
-    const int64_t arrivals = std::max<int64_t>(4, divide_up(vectors, chunk));
-    const int64_t exchange = (staged && blocks > 1 ? blocks : blocks * warps) * 32 + warps * 32 + 96;
-    return (stage + arrivals * warps * 8 + exchange + warps * sums * 8 + 127) / 128 * 128;
-  }
-};
 
 // A thread has at most this many elements. Where dy of them is in its registers, the body is unrolled over
 // them, so that it grows beyond what the instruction cache holds. 128 elements of bf16 took 1.5 times as long
@@ -55,70 +30,93 @@ TailShape shape_of(const BackwardProblem& problem) {
   return shape;
 }
 
-int sums_of(const BackwardProblem& problem, const TailShape& shape) {
-  const BackwardWork work(problem, shape.parts);
-  return work.first_sums + work.second_sums;
-}
-
 // How many chunks a thread's elements are cut into: fewer spill less, more begin earlier. H200, times the
 // floor with 2, 3 and 4: s60 (64 elements) 1.32, 1.27, 1.24; s19 (68) 1.30, -, 1.59; s61
 // (80) 1.41, 1.30, 1.50.
 int chunks_of(int64_t elements) { return elements <= 64 ? 4 : elements <= 72 ? 2 : 3; }
 
-// With 16 bits dy waits beside x in shared memory.
-bool is_staged(const BackwardProblem& problem, const TailParts& parts) {
-  return parts.mean ? byte_size(problem.forward.input.dtype) == 2
-                    : byte_size(problem.output_gradient.dtype) == 2;
-}
+// How a slab is spread over the warps of a cluster.
+struct Numbers {
+  int width = 1;
+  int input_bytes = 0;     // of an element of x in shared memory
+  int gradient_bytes = 0;  // of dy beside it; 0 where it is in registers or a value of the row
+  int sums = 0;            // of a row
+  int threads = 0;
+  int vectors = 0;      // of a thread
+  int blocks = 0;       // in a cluster; 0 where the slab fits none
+  int64_t pieces = 1;   // of a row, each a warp's
+  int chunk = 1;        // vectors of a thread that arrive together
+  int lag = 1;          // chunks between the request of one and its arithmetic
+  bool staged = false;  // dy waits in shared memory, not in registers; then there are no chunks
+  int doubled = 0;      // vectors of a thread with two places there
+  int kept = 0;         // with one there and one in registers
+  // In the body of a loop: with one, s60 and s19 take 1.80 and 1.51 times their floor, with two 1.68
+  // and 1.48.
+  static constexpr int at_once = 2;
 
-// Of an element in shared memory.
-int64_t staged_bytes(const BackwardProblem& problem, const TailParts& parts) {
-  const bool with_gradient = is_staged(problem, parts) && !parts.mean;
-  return byte_size(problem.forward.input.dtype) +
-         (with_gradient ? byte_size(problem.output_gradient.dtype) : 0);
-}
-
-std::optional<Numbers> find_numbers(const BackwardProblem& problem, const TailShape& shape) {
-  const Gpu& gpu = gpu_of(problem.forward.device);
-  const bool staged = is_staged(problem, shape.parts);
-  const int64_t element_bytes = staged_bytes(problem, shape.parts);
-  const int64_t vectors = shape.spatial / shape.width;
-  const int64_t rows = std::max<int64_t>(1, divide_up(vectors, 32));  // of 32 vectors
-  const int64_t most = (staged ? staged_values : shape.parts.mean ? most_values : held_values) / shape.width;
-  for (int blocks = 1; blocks <= gpu.largest_cluster(); blocks *= 2) {
-    for (const int threads : {128, 256, 512}) {
-      if (blocks > 1 && threads < threads_of_multiprocessor) continue;
-      const int64_t pieces = int64_t{blocks} * threads / 32 / shape.group_channels();
-      if (pieces < 1) continue;
-      const int64_t share = divide_up(rows, pieces);
-      if (share > most) continue;
-      Numbers numbers{threads, static_cast<int>(share), blocks, divide_up(rows, share)};
-      const int64_t room = gpu.shared_bytes_per_block * threads / threads_of_multiprocessor;
-      const auto fits = [&] {
-        return numbers.shared_bytes(shape, element_bytes, sums_of(problem, shape)) <= room;
-      };
-      if (staged) {
-        numbers.staged = true;
-        // As many pieces as there are warps for: each has `share` vectors or one less.
-        numbers.pieces = std::min(pieces, rows);
-        numbers.chunk = numbers.vectors;
-        // All warps have the doubled ones.
-        numbers.doubled = static_cast<int>(rows / numbers.pieces);
-        while (numbers.doubled > 0 && !fits()) --numbers.doubled;
-        // Where that is less than half, some of the others have a second place in registers. Elsewhere that
-        // takes longer than it saves: their bodies follow each other, and are not a loop.
-        constexpr int most_kept = 4;
-        if (2 * numbers.doubled < numbers.vectors) {
-          numbers.kept = std::min(most_kept, numbers.vectors - numbers.doubled);
-        }
-      } else {
-        numbers.chunk = static_cast<int>(divide_up(share, chunks_of(share * shape.width)));
-      }
-      if (fits()) return numbers;
-    }
+  explicit Numbers(const BackwardProblem& problem) {
+    const TailShape shape = shape_of(problem);
+    const bool mean = shape.parts.mean;
+    const BackwardWork work(problem, shape.parts);
+    width = shape.width;
+    sums = work.first_sums + work.second_sums;
+    input_bytes = static_cast<int>(byte_size(problem.forward.input.dtype));
+    // With 16 bits dy waits beside x in shared memory.
+    const auto dy_bytes = static_cast<int>(byte_size(problem.output_gradient.dtype));
+    staged = (mean ? input_bytes : dy_bytes) == 2;
+    gradient_bytes = staged && !mean ? dy_bytes : 0;
+    if (!find(shape, gpu_of(problem.forward.device))) blocks = 0;
   }
-  return std::nullopt;
-}
+
+  bool fits() const { return blocks > 0; }
+
+  // The size of the kernel's `Shared`.
+  int64_t shared_bytes() const {
+    const int64_t warps = threads / 32;
+    const int64_t elements = int64_t{vectors + doubled} * threads * width;
+    const int64_t gradient = gradient_bytes > 0 ? elements * gradient_bytes : warps * 16;
+    const int64_t senders = staged && blocks > 1 ? blocks : blocks * warps;
+    const int64_t exchange = 2 * 16 * (senders + (staged ? warps : 1)) + 40;
+    const int64_t arrivals = staged ? 4 : divide_up(vectors, chunk);
+    return round_up(elements * input_bytes + gradient + exchange + warps * (arrivals + sums) * 8, 128);
+  }
+
+ private:
+  bool find(const TailShape& shape, const Gpu& gpu) {
+    const int64_t rows = std::max<int64_t>(1, divide_up(shape.spatial / width, 32));  // of 32 vectors
+    const int64_t most = (staged ? staged_values : shape.parts.mean ? most_values : held_values) / width;
+    for (blocks = 1; blocks <= gpu.largest_cluster(); blocks *= 2) {
+      for (const int size : {128, 256, 512}) {
+        threads = size;
+        if (blocks > 1 && threads < threads_of_multiprocessor) continue;
+        const int64_t all_pieces = int64_t{blocks} * threads / 32 / shape.group_channels();
+        if (all_pieces < 1) continue;
+        const int64_t share = divide_up(rows, all_pieces);
+        if (share > most) continue;
+        vectors = static_cast<int>(share);
+        const int64_t room = gpu.shared_bytes_per_block * threads / threads_of_multiprocessor;
+        doubled = kept = 0;
+        if (staged) {
+          // As many pieces as there are warps for: each has `share` vectors or one less.
+          pieces = std::min(all_pieces, rows);
+          chunk = vectors;
+          // All warps have the doubled ones.
+          doubled = static_cast<int>(rows / pieces);
+          while (doubled > 0 && shared_bytes() > room) --doubled;
+          // Where that is less than half, some of the others have a second place in registers. Elsewhere that
+          // takes longer than it saves: their bodies follow each other, and are not a loop.
+          constexpr int most_kept = 4;
+          if (2 * doubled < vectors) kept = std::min(most_kept, vectors - doubled);
+        } else {
+          pieces = divide_up(rows, share);
+          chunk = static_cast<int>(divide_up(share, chunks_of(share * width)));
+        }
+        if (shared_bytes() <= room) return true;
+      }
+    }
+    return false;
+  }
+};
 
 // Gradients of arguments that are not one value a channel are summed in another way.
 bool has_other_sums(const BackwardProblem& problem, const TailParts& parts) {
@@ -134,35 +132,57 @@ bool has_other_sums(const BackwardProblem& problem, const TailParts& parts) {
   return false;
 }
 
-std::string refusal(const BackwardProblem& problem) {
-  std::string reason = tail_refusal(problem);
-  if (!reason.empty()) return reason;
-  if (!problem.wants_input()) return "the input's gradient is not wanted";
-  const TailShape shape = shape_of(problem);
-  const Gpu& gpu = gpu_of(problem.forward.device);
-  if (shape.parts.norm == nullptr) return "the block has no norm";
-  if (shape.order != Order::planar) return "channels lie after space: a row is not contiguous";
-  if (!gpu.has_clusters())
-    return "it needs bulk copies and clusters, which are not used on " + gpu.architecture;
-  if (shape.width == 1) return "a slab of a few elements has no 16 bytes to copy";
-  if (has_other_sums(problem, shape.parts)) {
-    return "a gradient is wanted that is not one value for each channel";
-  }
-  if (!find_numbers(problem, shape)) {
-    return "a slab of " + std::to_string(shape.group_channels()) + " channels of " +
-           std::to_string(shape.spatial) + " elements does not fit on " +
-           std::to_string(gpu.largest_cluster()) + " multiprocessors";
-  }
-  return "";
-}
-
 class TailBackwardResident final : public BackwardKernel {
  public:
+  static std::string refusal(const BackwardProblem& problem) {
+    std::string reason = tail_refusal(problem);
+    if (!reason.empty()) return reason;
+    if (!problem.wants_input()) return "the input's gradient is not wanted";
+    const TailShape shape = shape_of(problem);
+    const Gpu& gpu = gpu_of(problem.forward.device);
+    if (shape.parts.norm == nullptr) return "the block has no norm";
+    if (shape.order != Order::planar) return "channels lie after space: a row is not contiguous";
+    if (!gpu.has_clusters())
+      return "it needs bulk copies and clusters, which are not used on " + gpu.architecture;
+    if (shape.width == 1) return "a slab of a few elements has no 16 bytes to copy";
+    if (has_other_sums(problem, shape.parts)) {
+      return "a gradient is wanted that is not one value for each channel";
+    }
+    if (!numbers_of<Numbers>(problem)->fits()) {
+      return "a slab of " + std::to_string(shape.group_channels()) + " channels of " +
+             std::to_string(shape.spatial) + " elements does not fit on " +
+             std::to_string(gpu.largest_cluster()) + " multiprocessors";
+    }
+    return "";
+  }
+
+  static double seconds(const BackwardProblem& problem, const PlanOptions&) {
+    const TailShape shape = shape_of(problem);
+    const Gpu& gpu = gpu_of(problem.forward.device);
+    const auto found = numbers_of<Numbers>(problem);
+    const Numbers& numbers = *found;
+    const double bytes = backward_bytes(problem, shape);
+    const double clusters =
+        std::max(1, gpu.multiprocessors * threads_of_multiprocessor / numbers.threads / numbers.blocks -
+                        (numbers.blocks > 8 ? 1 : 0));
+    const double rounds = std::ceil(static_cast<double>(shape.slabs().value()) / clusters);
+    // What a slab takes a cluster whatever it moves: sums, then each element of a thread. H200: s60, s19, s61
+    // and s27 in bf16 7.0, 7.3, 8.7 and 7.4 us.
+    const double element =
+        numbers.staged ? (shape.parts.mean ? 5e-8 : 6.3e-8) : (shape.parts.mean ? 7.5e-8 : 1.1e-7);
+    const double latency = rounds * (3e-6 + element * numbers.vectors * shape.width);
+    // H200: 1.24, 1.30, 1.30 and 1.45 times the floor for s60, s19, s61 and s27 in f32, in
+    // bf16 1.40, 1.40, 1.38 and 1.39. Where less than half has two places, the rest is waited for: 1.86 for
+    // s61 without those in registers.
+    const bool waits = numbers.staged && 2 * (numbers.doubled + numbers.kept) < numbers.vectors;
+    const double memory = waits ? 1.86 : numbers.blocks > 1 ? 1.3 : 1.45;
+    return 6e-6 + std::max(latency, memory * bytes / gpu.bytes_per_second);
+  }
+
   explicit TailBackwardResident(const BackwardProblem& problem)
       : problem_(problem),
         shape_(shape_of(problem)),
-        sum_count_(sums_of(problem, shape_)),
-        numbers_(*find_numbers(problem, shape_)),
+        numbers_(*numbers_of<Numbers>(problem)),
         function_(source(), problem.forward.device, launch_numbers()) {
     clusters_ = clamp(shape_.slabs(), 1, function_.resident_clusters()).called("clusters");
     // Groups that one cluster meets on its way.
@@ -170,7 +190,7 @@ class TailBackwardResident final : public BackwardKernel {
         (divide_up(divide_up(shape_.slabs(), clusters_), maximum(1, shape_.batch)) + 1).called("segments");
     control_ = regions_.add(control_bytes);
     sums_ =
-        regions_.add(clusters_ * segments_ * (numbers_.blocks * (numbers_.threads / 32) * sum_count_ * 8));
+        regions_.add(clusters_ * segments_ * (numbers_.blocks * (numbers_.threads / 32) * numbers_.sums * 8));
   }
 
   size_t workspace_bytes() const override { return static_cast<size_t>(regions_.total().value()); }
@@ -200,22 +220,24 @@ class TailBackwardResident final : public BackwardKernel {
       return;
     }
     const Alignment alignment(shape_, problem_, arguments);
-    Words words;
-    words.add(arguments.input);
-    words.add(arguments.output_gradient);
-    words.add(arguments.statistics);
-    words.add(at(workspace, control_));
-    words.add(at(workspace, sums_));
-    for (int unused = 0; unused < 3; ++unused) words.add(nullptr);
-    words.add(arguments.input_gradient);
-    words.add(alignment.bits());
-    words.add(alignment.phase());
-    words.add(shape_.batch);
-    words.add(segments_);
-    words.add(arguments.parameters);
-    words.add(arguments.parameter_gradients);
+    TailBackwardParameters p;
+    p.input = arguments.input;
+    p.output_gradient = arguments.output_gradient;
+    p.statistics = arguments.statistics;
+    p.control = at(workspace, control_);
+    p.parts = at(workspace, sums_);
+    p.sums = nullptr;
+    p.totals = nullptr;
+    p.slab_sums = nullptr;
+    p.input_gradient = arguments.input_gradient;
+    p.aligned = alignment.bits();
+    p.phase = alignment.phase();
+    p.batch = shape_.batch;
+    p.wave_units = segments_;
+    p.parameter = arguments.parameters;
+    p.gradient = arguments.parameter_gradients;
     clear(at(workspace, control_), control_bytes, stream, problem_.forward.device);
-    words.launch(function_, stream, clusters_ * numbers_.blocks);
+    p.launch(function_, stream, clusters_ * numbers_.blocks);
   }
 
  private:
@@ -237,7 +259,7 @@ class TailBackwardResident final : public BackwardKernel {
                .add("at_once", numbers_.at_once)
                .numbers()
         << "using Agent = onepass::TailBackwardResident<onepass::Tail, Numbers>;\n"
-        << "static_assert(sizeof(Agent::Shared) <= " << launch_numbers().shared_bytes << ");\n"
+        << "static_assert(sizeof(Agent::Shared) == " << numbers_.shared_bytes() << ");\n"
         << "extern \"C\" __global__ void __launch_bounds__(" << numbers_.threads << ", "
         << threads_of_multiprocessor / numbers_.threads
         << ") onepass_tail_backward_resident(const __grid_constant__ Agent::Parameters p) {\n"
@@ -248,14 +270,12 @@ class TailBackwardResident final : public BackwardKernel {
   }
 
   Launch launch_numbers() const {
-    const int64_t bytes = numbers_.shared_bytes(shape_, staged_bytes(problem_, shape_.parts), sum_count_);
     return {numbers_.blocks, static_cast<uint32_t>(numbers_.threads), static_cast<uint32_t>(numbers_.blocks),
-            static_cast<uint32_t>(bytes)};
+            static_cast<uint32_t>(numbers_.shared_bytes())};
   }
 
   BackwardProblem problem_;
   TailShape shape_;
-  int sum_count_;
   Numbers numbers_;
   Function function_;
   Number clusters_;
@@ -264,35 +284,10 @@ class TailBackwardResident final : public BackwardKernel {
   Region control_, sums_;
 };
 
-double seconds(const BackwardProblem& problem, const PlanOptions&) {
-  const TailShape shape = shape_of(problem);
-  const Gpu& gpu = gpu_of(problem.forward.device);
-  const Numbers numbers = *find_numbers(problem, shape);
-  const double bytes = backward_bytes(problem, shape);
-  const double clusters =
-      std::max(1, gpu.multiprocessors * threads_of_multiprocessor / numbers.threads / numbers.blocks -
-                      (numbers.blocks > 8 ? 1 : 0));
-  const double rounds = std::ceil(static_cast<double>(shape.slabs().value()) / clusters);
-  // What a slab takes a cluster whatever it moves: sums, then each element of a thread. H200: s60, s19, s61
-  // and s27 in bf16 7.0, 7.3, 8.7 and 7.4 us.
-  const double element =
-      numbers.staged ? (shape.parts.mean ? 5e-8 : 6.3e-8) : (shape.parts.mean ? 7.5e-8 : 1.1e-7);
-  const double latency = rounds * (3e-6 + element * numbers.vectors * shape.width);
-  // H200: 1.24, 1.30, 1.30 and 1.45 times the floor for s60, s19, s61 and s27 in f32, in
-  // bf16 1.40, 1.40, 1.38 and 1.39. Where less than half has two places, the rest is waited for: 1.86 for s61
-  // without those in registers.
-  const bool waits = numbers.staged && 2 * (numbers.doubled + numbers.kept) < numbers.vectors;
-  const double memory = waits ? 1.86 : numbers.blocks > 1 ? 1.3 : 1.45;
-  return 6e-6 + std::max(latency, memory * bytes / gpu.bytes_per_second);
-}
-
 }  // namespace
 }  // namespace cuda
 
-extern const BackwardStrategy cuda_tail_backward_resident{
-    "tail_backward_resident", cuda::refusal, cuda::seconds,
-    [](const BackwardProblem& problem, const PlanOptions&) -> std::shared_ptr<const BackwardKernel> {
-      return std::make_shared<const cuda::TailBackwardResident>(problem);
-    }};
+extern const BackwardStrategy cuda_tail_backward_resident =
+    cuda::tail_backward_strategy<cuda::TailBackwardResident>("tail_backward_resident");
 
 }  // namespace onepass

@@ -1,5 +1,5 @@
-// How x and dy of tail_backward_resident.cuh arrive: by bulk copies into the warp's part of shared memory, dy
-// in f32 in registers.
+// tail_backward_resident: how x and dy arrive. Bulk copies bring them to the warp's part of shared memory; dy
+// in f32 is loaded into registers.
 #pragma once
 
 #include "tail/backward/resident_layout.cuh"
@@ -7,87 +7,71 @@
 namespace onepass {
 
 template <class Tail, class Numbers>
-struct TailBackwardResidentCopies : TailBackwardResidentLayout<Tail, Numbers> {
-  using Base = TailBackwardResidentLayout<Tail, Numbers>;
-  using Base::chunk;
-  using Base::chunks;
-  using Base::doubled;
-  using Base::even_piece;
-  using Base::gradient_bytes;
-  using Base::holds;
-  using Base::kept_piece;
-  using Base::lane;
-  using Base::odd_piece;
-  using Base::p;
-  using Base::shared;
-  using Base::single;
-  using Base::single_piece;
-  using Base::stages;
-  using Base::vector_bytes;
-  using Base::vectors;
-  using Base::warp;
-  using Base::width;
-  using typename Base::Held;
-  using typename Base::Input;
-  using typename Base::OutputGradient;
-  using typename Base::Part;
+struct TailBackwardResidentCopies {
+  using L = TailBackwardResidentLayout<Tail, Numbers>;
+  using Input = typename L::Input;
+  using OutputGradient = typename L::OutputGradient;
+  using Held = typename L::Held;
+  using Part = typename L::Part;
 
-  // Sends for `most` vectors of x from the warp's vector `first` on, and for dy where it is staged; by one
-  // lane.
+  // Requests `most` vectors of x from the warp's vector `first` on, and dy where it is staged; by one lane.
   template <bool plain, bool aligned = plain>
-  __device__ __forceinline__ void ask(const Part& part, int first, int most, int place,
-                                      uint64* arrived) const {
+  static __device__ __forceinline__ void request(const L& block, const Part& part, int first, int most,
+                                                 int place, uint64* arrived) {
 #if __CUDA_ARCH__ >= 900
-    if (lane() != 0) return;
+    if (block.lane() != 0) return;
     const int left = part.left - first * 32;
     const int own = plain || left > most * 32 ? most * 32 : left < 0 ? 0 : left;
-    const auto bytes = static_cast<uint32>(own * vector_bytes);
-    const bool copies_gradient = stages && (aligned || p.is_aligned(aligned_output_gradient));
-    const auto more = static_cast<uint32>(copies_gradient ? own * gradient_bytes : 0);
-    barrier::expect(arrived, bytes + more);  // nothing to come is waited for all the same
+    const auto bytes = static_cast<uint32>(own * L::vector_bytes);
+    const bool copies_gradient = L::stages && (aligned || is_aligned(block.p, aligned_output_gradient));
+    const auto more = static_cast<uint32>(copies_gradient ? own * L::gradient_bytes : 0);
+    barrier::expect(arrived, bytes + more);  // a phase of 0 bytes is waited for too
     if (own > 0) {
-      const int64 index = part.index + first * 32 * width;
-      barrier::copy(shared.stage[warp()] + place * 32 * vector_bytes,
-                    static_cast<const char*>(p.input) + index * Input::bytes, bytes, arrived);
+      const int64 index = part.index + first * 32 * L::width;
+      barrier::copy(block.shared.stage[block.warp()] + place * 32 * L::vector_bytes,
+                    static_cast<const char*>(block.p.input) + index * Input::bytes, bytes, arrived);
       if (copies_gradient) {
-        barrier::copy(shared.gradient[warp()] + place * 32 * gradient_bytes,
-                      static_cast<const char*>(p.output_gradient) + index * OutputGradient::bytes, more,
+        barrier::copy(block.shared.gradient[block.warp()] + place * 32 * L::gradient_bytes,
+                      static_cast<const char*>(block.p.output_gradient) + index * OutputGradient::bytes, more,
                       arrived);
       }
     }
 #endif
   }
   template <bool plain>
-  __device__ __forceinline__ void ask_chunk(const Part& part, int c) const {
-    const int most = c < chunks - 1 ? chunk : vectors - (chunks - 1) * chunk;
-    ask<plain>(part, c * chunk, most, c * chunk, &shared.arrived[warp()][c]);
+  static __device__ __forceinline__ void request_chunk(const L& block, const Part& part, int c) {
+    const int most = c < L::chunks - 1 ? L::chunk : L::vectors - (L::chunks - 1) * L::chunk;
+    request<plain>(block, part, c * L::chunk, most, c * L::chunk, &block.shared.arrived[block.warp()][c]);
   }
   static __device__ __forceinline__ int first_of(int piece) {
-    return piece == single_piece ? doubled : piece == kept_piece ? doubled + single : 0;
+    return piece == L::single_piece ? L::doubled : piece == L::kept_piece ? L::doubled + L::single : 0;
   }
   // The end of a piece of a warp that has `mine` vectors.
   static __device__ __forceinline__ int end_of(int piece, int mine) {
-    const int end = piece == single_piece ? doubled + single : piece == kept_piece ? vectors : doubled;
+    const int end = piece == L::single_piece ? L::doubled + L::single
+                    : piece == L::kept_piece ? L::vectors
+                                             : L::doubled;
     return mine < end ? mine : end;
   }
   static __device__ __forceinline__ int place_of(int piece) {
-    return piece == even_piece     ? 0
-           : piece == odd_piece    ? doubled
-           : piece == single_piece ? 2 * doubled
-                                   : 2 * doubled + single;
+    return piece == L::even_piece     ? 0
+           : piece == L::odd_piece    ? L::doubled
+           : piece == L::single_piece ? 2 * L::doubled
+                                      : 2 * L::doubled + L::single;
   }
   template <bool aligned>
-  __device__ __forceinline__ void ask_piece(const Part& part, int piece, int mine) const {
-    if constexpr (stages && !aligned) {
-      // What bulk copies cannot take: each lane puts what it reads again.
-      if (!p.is_aligned(aligned_output_gradient)) {
+  static __device__ __forceinline__ void request_piece(const L& block, const Part& part, int piece,
+                                                       int mine) {
+    if constexpr (L::stages && !aligned) {
+      // Bulk copies need 16 bytes of alignment: each lane copies the vectors it reads again.
+      if (!is_aligned(block.p, aligned_output_gradient)) {
         const int end = end_of(piece, mine);
 #pragma unroll 1
         for (int i = first_of(piece); i < end; ++i) {
           if (!part.template has<false>(i)) continue;
-          Packed<OutputGradient, width> dy;
-          dy.load(p.output_gradient, part.index + i * 32 * width, false);
-          dy.store_shared(gradient_at(piece, i));
+          Packed<OutputGradient, L::width> dy;
+          dy.load(block.p.output_gradient, part.index + i * 32 * L::width, false);
+          dy.store_shared(gradient_at(block, piece, i));
         }
       }
     }
@@ -96,30 +80,32 @@ struct TailBackwardResidentCopies : TailBackwardResidentLayout<Tail, Numbers> {
 #endif
     __syncwarp();
     const int most = end_of(piece, mine) - first_of(piece);
-    ask<false, aligned>(part, first_of(piece), most > 0 ? most : 0, place_of(piece),
-                        &shared.arrived[warp()][piece]);
+    request<false, aligned>(block, part, first_of(piece), most > 0 ? most : 0, place_of(piece),
+                            &block.shared.arrived[block.warp()][piece]);
   }
-  __device__ __forceinline__ const unsigned char* stage_at(int piece, int i) const {
-    return shared.stage[warp()] + ((place_of(piece) + i - first_of(piece)) * 32 + lane()) * vector_bytes;
+  static __device__ __forceinline__ const unsigned char* stage_at(const L& block, int piece, int i) {
+    return block.shared.stage[block.warp()] +
+           ((place_of(piece) + i - first_of(piece)) * 32 + block.lane()) * L::vector_bytes;
   }
-  __device__ __forceinline__ unsigned char* gradient_at(int piece, int i) const {
-    return shared.gradient[warp()] + ((place_of(piece) + i - first_of(piece)) * 32 + lane()) * gradient_bytes;
+  static __device__ __forceinline__ unsigned char* gradient_at(const L& block, int piece, int i) {
+    return block.shared.gradient[block.warp()] +
+           ((place_of(piece) + i - first_of(piece)) * 32 + block.lane()) * L::gradient_bytes;
   }
 
   template <bool plain, class F>
   static __device__ __forceinline__ void for_each_vector(const Part& part, int c, F&& f) {
 #pragma unroll
-    for (int i = 0; i < vectors; ++i) {
-      if (i >= c * chunk && i < (c + 1) * chunk && part.template has<plain>(i)) f(i);
+    for (int i = 0; i < L::vectors; ++i) {
+      if (i >= c * L::chunk && i < (c + 1) * L::chunk && part.template has<plain>(i)) f(i);
     }
   }
 
   template <bool plain>
-  __device__ __forceinline__ void load_gradient(const Part& part, int c, Held& held) const {
-    if constexpr (holds) {
+  static __device__ __forceinline__ void load_gradient(const L& block, const Part& part, int c, Held& held) {
+    if constexpr (L::holds) {
       for_each_vector<plain>(part, c, [&](int i) {
-        held[i].template load<true>(p.output_gradient, part.index + i * 32 * width,
-                                    plain || p.is_aligned(aligned_output_gradient));
+        held[i].template load<true>(block.p.output_gradient, part.index + i * 32 * L::width,
+                                    plain || is_aligned(block.p, aligned_output_gradient));
       });
     }
   }

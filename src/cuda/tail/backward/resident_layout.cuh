@@ -1,8 +1,8 @@
-// What the pieces of tail_backward_resident.cuh share: sizes, shared memory, and which part of a slab a warp
-// has.
+// tail_backward_resident: sizes, shared memory, and which part of a slab a warp has.
 #pragma once
 
 #include "device/barrier.cuh"
+#include "tail/backward/parameters.cuh"
 #include "tail/tail.cuh"
 
 namespace onepass {
@@ -69,8 +69,8 @@ struct TailBackwardResidentLayout {
     alignas(128) unsigned char gradient[warps][stages ? (vectors + doubled) * 32 * gradient_bytes : 16];
     float4 exchange[2][senders];  // sums of the cluster's warps, or blocks, by parity of the round
     float4 of_warps[2][staged ? warps : 1];
-    uint64 told[2];
-    uint32 tellers;
+    uint64 warps_given[2];
+    uint32 warps_counted;
     uint64 arrived[warps][arrivals];
     uint64 received[2];
     double sums[warps][total_sums];  // of the warp's row, over the samples so far

@@ -1,5 +1,5 @@
-// The two parts of tail_backward_resident.cuh on elements: x and dy to dz and its sums, then to dx; of
-// vectors, of chunks and pieces of them, and of what lies beside them.
+// tail_backward_resident: the arithmetic of both parts. The first turns x and dy into dz and its sums, the
+// second into dx; by vectors, by chunks and pieces of them, and for the elements beside vectors.
 #pragma once
 
 #include "tail/backward/resident_copies.cuh"
@@ -7,39 +7,19 @@
 namespace onepass {
 
 template <class Tail, class Numbers>
-struct TailBackwardResidentVectors : TailBackwardResidentCopies<Tail, Numbers> {
-  using Base = TailBackwardResidentCopies<Tail, Numbers>;
-  using Base::after_sums;
-  using Base::at_once;
-  using Base::before_sums;
-  using Base::doubled;
-  using Base::end_of;
-  using Base::first_of;
-  using Base::gradient_at;
-  using Base::holds;
-  using Base::kept;
-  using Base::kept_piece;
-  using Base::lane;
-  using Base::p;
-  using Base::shared;
-  using Base::single;
-  using Base::single_piece;
-  using Base::stage_at;
-  using Base::stages;
-  using Base::vector_bytes;
-  using Base::vectors;
-  using Base::warp;
-  using Base::width;
-  using typename Base::Affine;
-  using typename Base::After;
-  using typename Base::Before;
-  using typename Base::Folded;
-  using typename Base::Held;
-  using typename Base::Input;
-  using typename Base::OutputGradient;
-  using typename Base::Part;
-  using typename Base::Row;
-  using typename Base::Sums;
+struct TailBackwardResidentVectors {
+  using L = TailBackwardResidentLayout<Tail, Numbers>;
+  using Copies = TailBackwardResidentCopies<Tail, Numbers>;
+  using Before = typename L::Before;
+  using After = typename L::After;
+  using Folded = typename L::Folded;
+  using Input = typename L::Input;
+  using OutputGradient = typename L::OutputGradient;
+  using Held = typename L::Held;
+  using Part = typename L::Part;
+  using Row = typename L::Row;
+  using Affine = typename L::Affine;
+  using Sums = typename L::Sums;
 
   // dz of an element of distance d, and what the after-chain's operands get.
   template <class Tensors, class Gradients>
@@ -59,28 +39,29 @@ struct TailBackwardResidentVectors : TailBackwardResidentCopies<Tail, Numbers> {
     sums.product = fmaf(dz, d, sums.product);
     sums.distance += d;
 #pragma unroll
-    for (int s = 0; s < after_sums; ++s) sums.after[s] += channel_gradients[s];
+    for (int s = 0; s < L::after_sums; ++s) sums.after[s] += channel_gradients[s];
   }
 
   // The first part, of one vector: given dy, which dz replaces.
-  using Arrived = Packed<Input, width>;
+  using Arrived = Packed<Input, L::width>;
   static __device__ __forceinline__ Arrived arrived_at(const unsigned char* from) {
     Arrived packed;
     packed.load_shared(from);
     return packed;
   }
-  __device__ __forceinline__ void first_of_vector(int64 index, const Arrived& packed, const Row& row,
-                                                  float (&given)[width], Sums& sums) const {
-    float x[width];
+  static __device__ __forceinline__ void first_of_vector(const L& block, int64 index, const Arrived& packed,
+                                                         const Row& row, float (&given)[L::width],
+                                                         Sums& sums) {
+    float x[L::width];
     packed.unpack(x);
-    typename Before::template Tensors<width> before;
-    before.load(p, index);
-    typename After::template Tensors<width> after;
-    after.load(p, index);
-    typename After::template TensorGradients<width> gradients;
+    typename Before::template Tensors<L::width> before;
+    before.load(block.p, index);
+    typename After::template Tensors<L::width> after;
+    after.load(block.p, index);
+    typename After::template TensorGradients<L::width> gradients;
     float channel_gradients[After::channel_operands > 0 ? After::channel_operands : 1];
 #pragma unroll
-    for (int k = 0; k < width; ++k) {
+    for (int k = 0; k < L::width; ++k) {
       const float d = Before::value(x[k], row.before, before, k) - row.mean;
       if constexpr (Tail::mean_follows_norm) {
         sums.distance += d;
@@ -90,101 +71,109 @@ struct TailBackwardResidentVectors : TailBackwardResidentCopies<Tail, Numbers> {
         given[k] = dz;
       }
     }
-    gradients.store(p, index);
+    gradients.store(block.p, index);
   }
 
   // The second part, of one vector.
-  __device__ __forceinline__ void second_of_vector(int64 index, const Arrived& packed, const Row& row,
-                                                   const Affine& affine, const float (&given)[width],
-                                                   bool aligned, float* before_totals) const {
-    float value[width];
+  static __device__ __forceinline__ void second_of_vector(const L& block, int64 index, const Arrived& packed,
+                                                          const Row& row, const Affine& affine,
+                                                          const float (&given)[L::width], bool aligned,
+                                                          float* before_totals) {
+    float value[L::width];
     packed.unpack(value);
-    typename Before::template Tensors<width> before;
-    before.load(p, index);
-    typename After::template Tensors<width> after;
-    if constexpr (!holds) after.load(p, index);
-    typename Before::template TensorGradients<width> gradients;
+    typename Before::template Tensors<L::width> before;
+    before.load(block.p, index);
+    typename After::template Tensors<L::width> after;
+    if constexpr (!L::holds) after.load(block.p, index);
+    typename Before::template TensorGradients<L::width> gradients;
 #pragma unroll
-    for (int k = 0; k < width; ++k) {
-      value[k] = element<width>(row, affine, value[k], given[k], before, after, k, gradients, before_totals);
+    for (int k = 0; k < L::width; ++k) {
+      value[k] =
+          element<L::width>(row, affine, value[k], given[k], before, after, k, gradients, before_totals);
     }
-    Packed<typename Tail::InputGradient, width> dx;
+    Packed<typename Tail::InputGradient, L::width> dx;
     dx.pack(value);
-    dx.store(p.input_gradient, index, aligned);
-    gradients.store(p, index);
+    dx.store(block.p.input_gradient, index, aligned);
+    gradients.store(block.p, index);
   }
 
   // dy of a vector, or dz where that is held.
-  __device__ __forceinline__ void read_held(const Row& row, const Held& held, int i,
-                                            float (&given)[width]) const {
-    if constexpr (holds) {
+  static __device__ __forceinline__ void read_held(const L& block, const Row& row, const Held& held, int i,
+                                                   float (&given)[L::width]) {
+    if constexpr (L::holds) {
       held[i].unpack(given);
     } else {
 #pragma unroll
-      for (int k = 0; k < width; ++k) given[k] = row.dy;
+      for (int k = 0; k < L::width; ++k) given[k] = row.dy;
     }
   }
   // The two parts of one chunk, where nothing is staged.
   template <bool plain>
-  __device__ __forceinline__ void first(const Part& part, int c, const Row& row, int round, Held& held,
-                                        Sums& sums) const {
+  static __device__ __forceinline__ void first(const L& block, const Part& part, int c, const Row& row,
+                                               int round, Held& held, Sums& sums) {
 #if __CUDA_ARCH__ >= 900
-    barrier::wait(&shared.arrived[warp()][c], round & 1);
+    barrier::wait(&block.shared.arrived[block.warp()][c], round & 1);
 #endif
-    this->template for_each_vector<plain>(part, c, [&](int i) {
-      float given[width];
-      read_held(row, held, i, given);
-      first_of_vector(part.index + i * 32 * width,
-                      arrived_at(shared.stage[warp()] + (i * 32 + lane()) * vector_bytes), row, given, sums);
-      if constexpr (holds) held[i].pack(given);
+    Copies::template for_each_vector<plain>(part, c, [&](int i) {
+      float given[L::width];
+      read_held(block, row, held, i, given);
+      first_of_vector(
+          block, part.index + i * 32 * L::width,
+          arrived_at(block.shared.stage[block.warp()] + (i * 32 + block.lane()) * L::vector_bytes), row,
+          given, sums);
+      if constexpr (L::holds) held[i].pack(given);
     });
   }
   template <bool plain>
-  __device__ __forceinline__ void second(const Part& part, int c, const Row& row, const Affine& affine,
-                                         const Held& held, float* before_totals) const {
-    this->template for_each_vector<plain>(part, c, [&](int i) {
-      float given[width];
-      read_held(row, held, i, given);
-      second_of_vector(part.index + i * 32 * width,
-                       arrived_at(shared.stage[warp()] + (i * 32 + lane()) * vector_bytes), row, affine,
-                       given, plain || p.is_aligned(aligned_input_gradient), before_totals);
+  static __device__ __forceinline__ void second(const L& block, const Part& part, int c, const Row& row,
+                                                const Affine& affine, const Held& held,
+                                                float* before_totals) {
+    Copies::template for_each_vector<plain>(part, c, [&](int i) {
+      float given[L::width];
+      read_held(block, row, held, i, given);
+      second_of_vector(
+          block, part.index + i * 32 * L::width,
+          arrived_at(block.shared.stage[block.warp()] + (i * 32 + block.lane()) * L::vector_bytes), row,
+          affine, given, plain || is_aligned(block.p, aligned_input_gradient), before_totals);
     });
   }
 
   // dy of a vector in shared memory, or the row's.
-  __device__ __forceinline__ void read_given(const Row& row, int piece, int i, float (&given)[width]) const {
-    if constexpr (stages) {
-      Packed<OutputGradient, width> dy;
-      dy.load_shared(gradient_at(piece, i));
+  static __device__ __forceinline__ void read_given(const L& block, const Row& row, int piece, int i,
+                                                    float (&given)[L::width]) {
+    if constexpr (L::stages) {
+      Packed<OutputGradient, L::width> dy;
+      dy.load_shared(Copies::gradient_at(block, piece, i));
       dy.unpack(given);
     } else {
 #pragma unroll
-      for (int k = 0; k < width; ++k) given[k] = row.dy;
+      for (int k = 0; k < L::width; ++k) given[k] = row.dy;
     }
   }
   // The vectors of a piece through f. The last ones of a warp, which others may have, are asked about one by
   // one; so are all where a tensor's vectors do not lie on 16 bytes.
   template <bool aligned, class F>
-  __device__ __forceinline__ void for_each_of_piece(const Part& part, int piece, int mine, F&& f) const {
+  static __device__ __forceinline__ void for_each_of_piece(const L& block, const Part& part, int piece,
+                                                           int mine, F&& f) {
     constexpr int uncertain = 2;
-    constexpr int least = vectors - uncertain > doubled ? vectors - uncertain : doubled;
+    constexpr int least = L::vectors - uncertain > L::doubled ? L::vectors - uncertain : L::doubled;
     // Of those with one place, all where one body has them.
-    constexpr bool has_all = single <= at_once || least > doubled + single;
-    constexpr int certain = has_all ? doubled + single : least;
-    const int to_end = (part.left + lane()) / 32;  // vectors that all lanes have
+    constexpr bool has_all = L::single <= L::at_once || least > L::doubled + L::single;
+    constexpr int certain = has_all ? L::doubled + L::single : least;
+    const int to_end = (part.left + block.lane()) / 32;  // vectors that all lanes have
     const int full = to_end < mine ? to_end : mine;
-    const bool is_single = piece == single_piece;
-    int i = first_of(piece);
-    if (aligned && full >= (is_single ? certain : doubled)) {
+    const bool is_single = piece == L::single_piece;
+    int i = Copies::first_of(piece);
+    if (aligned && full >= (is_single ? certain : L::doubled)) {
       if (is_single) {
-#pragma unroll at_once
-        for (i = doubled; i < certain; ++i) f(i);
+#pragma unroll(L::at_once)
+        for (i = L::doubled; i < certain; ++i) f(i);
       } else {
-#pragma unroll at_once
-        for (i = 0; i < doubled; ++i) f(i);
+#pragma unroll(L::at_once)
+        for (i = 0; i < L::doubled; ++i) f(i);
       }
     }
-    const int end = end_of(piece, mine);
+    const int end = Copies::end_of(piece, mine);
 #pragma unroll 1
     for (; i < end; ++i) {
       if (part.template has<false>(i)) f(i);
@@ -193,69 +182,72 @@ struct TailBackwardResidentVectors : TailBackwardResidentCopies<Tail, Numbers> {
 
   // What waits in registers: x, and dy or dz.
   struct Kept {
-    Arrived x[kept > 0 ? kept : 1];
-    Packed<OutputGradient, width> given[kept > 0 && stages ? kept : 1];
+    Arrived x[L::kept > 0 ? L::kept : 1];
+    Packed<OutputGradient, L::width> given[L::kept > 0 && L::stages ? L::kept : 1];
   };
   // The second part of what is kept, where `part` has it, then the first part of the next slab's.
   template <bool aligned>
-  __device__ __forceinline__ void turn_kept(Kept& waiting, int mine, bool has_part, const Part& part,
-                                            const Row& row, const Affine& affine, float* before_totals,
-                                            bool has_next, const Part& next, const Row& next_row,
-                                            uint32 phase, Sums& sums) const {
-    if constexpr (kept > 0) {
+  static __device__ __forceinline__ void turn_kept(const L& block, Kept& waiting, int mine, bool has_part,
+                                                   const Part& part, const Row& row, const Affine& affine,
+                                                   float* before_totals, bool has_next, const Part& next,
+                                                   const Row& next_row, uint32 phase, Sums& sums) {
+    if constexpr (L::kept > 0) {
 #if __CUDA_ARCH__ >= 900
-      if (has_next) barrier::wait(&shared.arrived[warp()][kept_piece], phase);
+      if (has_next) barrier::wait(&block.shared.arrived[block.warp()][L::kept_piece], phase);
 #endif
 #pragma unroll
-      for (int i = vectors - kept; i < vectors; ++i) {
-        Arrived& x = waiting.x[i - (vectors - kept)];
-        Packed<OutputGradient, width>& held = waiting.given[stages ? i - (vectors - kept) : 0];
-        float given[width];
+      for (int i = L::vectors - L::kept; i < L::vectors; ++i) {
+        Arrived& x = waiting.x[i - (L::vectors - L::kept)];
+        Packed<OutputGradient, L::width>& held = waiting.given[L::stages ? i - (L::vectors - L::kept) : 0];
+        float given[L::width];
         if (has_part && i < mine && part.template has<false>(i)) {
-          if constexpr (stages) {
+          if constexpr (L::stages) {
             held.unpack(given);
           } else {
 #pragma unroll
-            for (int k = 0; k < width; ++k) given[k] = row.dy;
+            for (int k = 0; k < L::width; ++k) given[k] = row.dy;
           }
-          second_of_vector(part.index + i * 32 * width, x, row, affine, given,
-                           aligned || p.is_aligned(aligned_input_gradient), before_totals);
+          second_of_vector(block, part.index + i * 32 * L::width, x, row, affine, given,
+                           aligned || is_aligned(block.p, aligned_input_gradient), before_totals);
         }
         if (has_next && i < mine && next.template has<false>(i)) {
-          x.load_shared(stage_at(kept_piece, i));
-          if constexpr (stages) {
-            held.load_shared(gradient_at(kept_piece, i));
+          x.load_shared(Copies::stage_at(block, L::kept_piece, i));
+          if constexpr (L::stages) {
+            held.load_shared(Copies::gradient_at(block, L::kept_piece, i));
             held.unpack(given);
           } else {
 #pragma unroll
-            for (int k = 0; k < width; ++k) given[k] = next_row.dy;
+            for (int k = 0; k < L::width; ++k) given[k] = next_row.dy;
           }
-          first_of_vector(next.index + i * 32 * width, x, next_row, given, sums);
+          first_of_vector(block, next.index + i * 32 * L::width, x, next_row, given, sums);
         }
       }
     }
   }
   // The two parts of one piece, where it waits in shared memory.
   template <bool aligned>
-  __device__ __forceinline__ void first_of_piece(const Part& part, int piece, int mine, const Row& row,
-                                                 uint32 phase, Sums& sums) const {
+  static __device__ __forceinline__ void first_of_piece(const L& block, const Part& part, int piece, int mine,
+                                                        const Row& row, uint32 phase, Sums& sums) {
 #if __CUDA_ARCH__ >= 900
-    barrier::wait(&shared.arrived[warp()][piece], phase);
+    barrier::wait(&block.shared.arrived[block.warp()][piece], phase);
 #endif
-    for_each_of_piece<aligned>(part, piece, mine, [&](int i) {
-      float given[width];
-      read_given(row, piece, i, given);
-      first_of_vector(part.index + i * 32 * width, arrived_at(stage_at(piece, i)), row, given, sums);
+    for_each_of_piece<aligned>(block, part, piece, mine, [&](int i) {
+      float given[L::width];
+      read_given(block, row, piece, i, given);
+      first_of_vector(block, part.index + i * 32 * L::width, arrived_at(Copies::stage_at(block, piece, i)),
+                      row, given, sums);
     });
   }
   template <bool aligned>
-  __device__ __forceinline__ void second_of_piece(const Part& part, int piece, int mine, const Row& row,
-                                                  const Affine& affine, float* before_totals) const {
-    for_each_of_piece<aligned>(part, piece, mine, [&](int i) {
-      float given[width];
-      read_given(row, piece, i, given);
-      second_of_vector(part.index + i * 32 * width, arrived_at(stage_at(piece, i)), row, affine, given,
-                       aligned || p.is_aligned(aligned_input_gradient), before_totals);
+  static __device__ __forceinline__ void second_of_piece(const L& block, const Part& part, int piece,
+                                                         int mine, const Row& row, const Affine& affine,
+                                                         float* before_totals) {
+    for_each_of_piece<aligned>(block, part, piece, mine, [&](int i) {
+      float given[L::width];
+      read_given(block, row, piece, i, given);
+      second_of_vector(block, part.index + i * 32 * L::width, arrived_at(Copies::stage_at(block, piece, i)),
+                       row, affine, given, aligned || is_aligned(block.p, aligned_input_gradient),
+                       before_totals);
     });
   }
 
@@ -272,7 +264,7 @@ struct TailBackwardResidentVectors : TailBackwardResidentCopies<Tail, Numbers> {
       dh = fmaf(d, affine.slope, fmaf(affine.scale, row.dy, affine.offset));
     } else {
       float dz = given;
-      if constexpr (!holds) {
+      if constexpr (!L::holds) {
         float unused[After::channel_operands > 0 ? After::channel_operands : 1];
         typename After::template TensorGradients<Width> ignored;
         dz = normed_gradient(row, d, after, k, given, unused, ignored);
@@ -282,7 +274,7 @@ struct TailBackwardResidentVectors : TailBackwardResidentCopies<Tail, Numbers> {
     float channel_gradients[Before::channel_operands > 0 ? Before::channel_operands : 1];
     const float dx = Before::gradient(x, row.before, before, k, dh, channel_gradients, gradients);
 #pragma unroll
-    for (int s = 0; s < before_sums; ++s) before_totals[s] += channel_gradients[s];
+    for (int s = 0; s < L::before_sums; ++s) before_totals[s] += channel_gradients[s];
     return dx;
   }
 
@@ -294,18 +286,19 @@ struct TailBackwardResidentVectors : TailBackwardResidentCopies<Tail, Numbers> {
     float x = 0.0f, given = 0.0f;  // dy, then dz where it is held
   };
 
-  __device__ __forceinline__ void load_edge(int64 at, Edge& edge) const {
+  static __device__ __forceinline__ void load_edge(const L& block, int64 at, Edge& edge) {
     if (at < 0) return;
-    edge.arrived.load(p.input, at, false);
-    if constexpr (!Tail::has_mean) edge.arrived_gradient.load(p.output_gradient, at, false);
+    edge.arrived.load(block.p.input, at, false);
+    if constexpr (!Tail::has_mean) edge.arrived_gradient.load(block.p.output_gradient, at, false);
   }
 
-  __device__ __forceinline__ void first_edge(int64 at, const Row& row, Edge& edge, Sums& sums) const {
+  static __device__ __forceinline__ void first_edge(const L& block, int64 at, const Row& row, Edge& edge,
+                                                    Sums& sums) {
     if (at < 0) return;
     typename Before::template Tensors<1> before;
-    before.load(p, at);
+    before.load(block.p, at);
     typename After::template Tensors<1> after;
-    after.load(p, at);
+    after.load(block.p, at);
     typename After::template TensorGradients<1> gradients;
     float channel_gradients[After::channel_operands > 0 ? After::channel_operands : 1];
     edge.x = edge.arrived.at(0);
@@ -316,22 +309,23 @@ struct TailBackwardResidentVectors : TailBackwardResidentCopies<Tail, Numbers> {
     } else {
       const float dz = normed_gradient(row, d, after, 0, edge.given, channel_gradients, gradients);
       add(sums, dz, d, channel_gradients);
-      if constexpr (holds) edge.given = dz;
-      gradients.store(p, at);
+      if constexpr (L::holds) edge.given = dz;
+      gradients.store(block.p, at);
     }
   }
 
-  __device__ __forceinline__ void second_edge(int64 at, const Row& row, const Affine& affine,
-                                              const Edge& edge, float* before_totals) const {
+  static __device__ __forceinline__ void second_edge(const L& block, int64 at, const Row& row,
+                                                     const Affine& affine, const Edge& edge,
+                                                     float* before_totals) {
     if (at < 0) return;
     typename Before::template Tensors<1> before;
-    before.load(p, at);
+    before.load(block.p, at);
     typename After::template Tensors<1> after;
-    if constexpr (!holds) after.load(p, at);
+    if constexpr (!L::holds) after.load(block.p, at);
     typename Before::template TensorGradients<1> gradients;
     const float dx = element<1>(row, affine, edge.x, edge.given, before, after, 0, gradients, before_totals);
-    store_one<typename Tail::InputGradient>(p.input_gradient, at, dx);
-    gradients.store(p, at);
+    store_one<typename Tail::InputGradient>(block.p.input_gradient, at, dx);
+    gradients.store(block.p, at);
   }
 };
 

@@ -3,9 +3,10 @@
 #include <optional>
 #include <sstream>
 
-#include "cuda/device/aligned.cuh"
 #include "cuda/notes.h"
+#include "cuda/runtime/parameters.h"
 #include "cuda/tail/tail.h"
+#include "tail/backward/parameters.cuh"
 
 namespace onepass {
 namespace cuda {
@@ -20,6 +21,19 @@ TailShape shape_of(const BackwardProblem& problem) {
 
 class TailBackward final : public BackwardKernel {
  public:
+  static std::string refusal(const BackwardProblem& problem) { return tail_refusal(problem); }
+
+  static double seconds(const BackwardProblem& problem, const PlanOptions&) {
+    const TailShape shape = shape_of(problem);
+    const Gpu& gpu = gpu_of(problem.forward.device);
+    // H200, times the floor: 1.66, 1.72, 1.69 for s60, s19 and s61 in f32 and 1.86, 1.87, 1.71 in bf16; s27,
+    // where arithmetic counts, 1.9 and 2.8. What pass 1 has read is in memory again when pass 2 comes for it.
+    const bool wide = byte_size(problem.forward.input.dtype) == 4;
+    double times = 1.1;
+    if (shape.parts.norm != nullptr) times = shape.parts.mean ? (wide ? 1.9 : 2.7) : (wide ? 1.7 : 1.8);
+    return 6e-6 + times * backward_bytes(problem, shape) / gpu.bytes_per_second;
+  }
+
   explicit TailBackward(const BackwardProblem& problem)
       : problem_(problem),
         shape_(shape_of(problem)),
@@ -66,24 +80,24 @@ class TailBackward final : public BackwardKernel {
       return;
     }
     const Alignment alignment(shape_, problem_, arguments);
-    Words words;
-    words.add(arguments.input);
-    words.add(arguments.output_gradient);
-    words.add(arguments.statistics);
-    words.add(at(workspace, control_));
-    words.add(at(workspace, parts_));
-    words.add(at(workspace, sums_));
-    words.add(at(workspace, totals_));
-    words.add(at(workspace, slab_sums_));
-    words.add(arguments.input_gradient);
-    words.add(alignment.bits());
-    words.add(alignment.phase());
-    words.add(shape_.batch);
-    words.add(numbers_.wave_units);
-    words.add(arguments.parameters);
-    words.add(arguments.parameter_gradients);
+    TailBackwardParameters p;
+    p.input = arguments.input;
+    p.output_gradient = arguments.output_gradient;
+    p.statistics = arguments.statistics;
+    p.control = at(workspace, control_);
+    p.parts = at(workspace, parts_);
+    p.sums = at(workspace, sums_);
+    p.totals = at(workspace, totals_);
+    p.slab_sums = at(workspace, slab_sums_);
+    p.input_gradient = arguments.input_gradient;
+    p.aligned = alignment.bits();
+    p.phase = alignment.phase();
+    p.batch = shape_.batch;
+    p.wave_units = numbers_.wave_units;
+    p.parameter = arguments.parameters;
+    p.gradient = arguments.parameter_gradients;
     clear(at(workspace, control_), control_bytes(), stream, problem_.forward.device);
-    words.launch(*function_, stream, blocks_);
+    p.launch(*function_, stream, blocks_);
   }
 
  private:
@@ -115,7 +129,7 @@ class TailBackward final : public BackwardKernel {
                 std::to_string(numbers_.threads) + ", " + std::to_string(numbers_.blocks_wanted) +
                 ") onepass_tail_backward(const __grid_constant__ Agent::Parameters p) {\n"
                 "  extern __shared__ float scratch[];\n"
-                "  if (p.is_aligned(onepass::aligned_all)) {\n"
+                "  if (is_aligned(p, onepass::aligned_all)) {\n"
                 "    Agent{p, scratch}.run();\n"
                 "  } else {\n"
                 "    Unaligned{p, scratch}.run();\n"
@@ -139,25 +153,10 @@ class TailBackward final : public BackwardKernel {
   Region control_, parts_, sums_, totals_, slab_sums_;
 };
 
-double seconds(const BackwardProblem& problem, const PlanOptions&) {
-  const TailShape shape = shape_of(problem);
-  const Gpu& gpu = gpu_of(problem.forward.device);
-  // H200, times the floor: 1.66, 1.72, 1.69 for s60, s19 and s61 in f32 and 1.86, 1.87, 1.71 in bf16; s27,
-  // where arithmetic counts, 1.9 and 2.8. What pass 1 has read is in memory again when pass 2 comes for it.
-  const bool wide = byte_size(problem.forward.input.dtype) == 4;
-  double times = 1.1;
-  if (shape.parts.norm != nullptr) times = shape.parts.mean ? (wide ? 1.9 : 2.7) : (wide ? 1.7 : 1.8);
-  return 6e-6 + times * backward_bytes(problem, shape) / gpu.bytes_per_second;
-}
-
 }  // namespace
 }  // namespace cuda
 
-extern const BackwardStrategy cuda_tail_backward{
-    "tail_backward", [](const BackwardProblem& problem) { return cuda::tail_refusal(problem); },
-    cuda::seconds,
-    [](const BackwardProblem& problem, const PlanOptions&) -> std::shared_ptr<const BackwardKernel> {
-      return std::make_shared<const cuda::TailBackward>(problem);
-    }};
+extern const BackwardStrategy cuda_tail_backward =
+    cuda::tail_backward_strategy<cuda::TailBackward>("tail_backward");
 
 }  // namespace onepass

@@ -10,9 +10,10 @@
 // The stored mean is rounded, and the mean of xhat says by how much: sums of dz xhat are moved by it. Where
 // the mean is a hundred deviations from zero, gradients of weights are twenty times as exact.
 // Without a norm everything is pass 2 and the whole chain the after-chain. Tickets and waves as in
-// tail_streamed.cuh.
+// tail/streamed.cuh.
 #pragma once
 
+#include "tail/backward/parameters.cuh"
 #include "tail/tail.cuh"
 
 namespace onepass {
@@ -100,10 +101,10 @@ struct TailBackward {
 #pragma unroll
       for (int i = 0; i < Count; ++i) {
         if (!is_in(i, how_many)) break;
-        x[i].template load<second>(p.input, index + i * step, Aligned || p.is_aligned(aligned_input));
+        x[i].template load<second>(p.input, index + i * step, Aligned || is_aligned(p, aligned_input));
         if constexpr (!Tail::has_mean) {
           dy[i].template load<second>(p.output_gradient, index + i * step,
-                                      Aligned || p.is_aligned(aligned_output_gradient));
+                                      Aligned || is_aligned(p, aligned_output_gradient));
         }
         before[i].load(p, index + i * step);
         after[i].load(p, index + i * step);
@@ -126,7 +127,7 @@ struct TailBackward {
           if constexpr (Tail::wants_input) {
             Packed<typename Tail::InputGradient, Width> dx;
             dx.pack(value);
-            dx.store(p.input_gradient, index + i * step, Aligned || p.is_aligned(aligned_input_gradient));
+            dx.store(p.input_gradient, index + i * step, Aligned || is_aligned(p, aligned_input_gradient));
           }
           before_gradients.store(p, index + i * step);
           after_gradients.store(p, index + i * step);

@@ -1,0 +1,22 @@
+// What the forward kernels of tails are given.
+#pragma once
+
+#include "device/parameters.cuh"
+
+namespace onepass {
+
+ONEPASS_COUNTED_PARAMETERS(TailParameters) {
+  ONEPASS_WORD(const void*, input);
+  ONEPASS_WORD(void*, output);
+  ONEPASS_WORD(float*, statistics);  // [batch][groups][2]: mean, 1 / deviation
+  ONEPASS_WORD(uint32*, control);    // zero: a ticket, then two counters and a flag for each unit
+  ONEPASS_WORD(float*, parts);       // moments of rows, one set for each piece
+  ONEPASS_WORD(float*, sums);        // sums of rows, one for each piece
+  ONEPASS_WORD(uint64, aligned);     // bits of AlignedBit
+  ONEPASS_WORD(int64, phase);        // elements from the last 16-byte boundary to the input's first
+  ONEPASS_WORD(int64, batch);
+  ONEPASS_WORD(int64, wave_units);
+  ONEPASS_WORDS(const void*, parameter);
+};
+
+}  // namespace onepass

@@ -1,0 +1,465 @@
+// The schedule "overlapped" of tail_staged, for 16-bit elements: the moments of one slab are exchanged while
+// the next one is begun.
+//
+// A warp's part of a slab arrives by bulk copies, in three pieces:
+//   doubled   has two places, for slabs in turn: that of the next slab is summed while the moments of this
+//   one
+//             are exchanged. It stays as it arrived, and the before-chain is computed again for the output;
+//             or its result is computed once and waits in the same place (see `holds_f16`).
+//   single    has one place, which is requested again as soon as the output is written
+//   kept      results of the before-chain wait in registers: as one vector's output is written, the next
+//             slab's takes its place
+// Elements before the first vector and after the last one are kept by the first block, one a thread.
+#pragma once
+
+#include "tail/staged/overlapped_moments.cuh"
+
+namespace onepass {
+
+template <class Tail, class Numbers>
+struct StagedOverlapped {
+  using L = OverlappedLayout<Tail, Numbers>;
+  using S = typename L::S;
+  using Pieces = OverlappedPieces<Tail, Numbers>;
+  using Statistics = OverlappedMoments<Tail, Numbers>;
+  using Parameters = typename L::Parameters;
+  using Shared = typename L::Shared;
+  using Part = typename L::Part;
+  using Sums = typename Statistics::Sums;
+  using Before = typename Tail::Before;
+  using After = typename Tail::After;
+  using Input = typename Tail::Input;
+
+  // The kernel's one copy of what it is given: with a second one registers are allocated differently.
+  Pieces pieces;
+
+  // A warp's part lies in two rows at most: the values of both are loaded at the beginning.
+  static constexpr bool few_rows = S::vectors * 32 * S::width <= S::spatial;
+  // Stands for a RowCursor then. `row` is what the current one has.
+  template <class Values>
+  struct TwoRows {
+    int end;  // of the first
+    const Values& first;
+    const Values& second;
+    Values& row;
+
+    __device__ __forceinline__ bool covers(int begin, int last) {
+      row = begin >= end ? second : first;
+      return last <= end || begin >= end;
+    }
+    template <int Width, class F>
+    __device__ __forceinline__ void visit(int position, F&& f) {
+#pragma unroll
+      for (int k = 0; k < Width; ++k) {
+        row = position + k >= end ? second : first;
+        f(k, k + 1);
+      }
+    }
+  };
+
+  // Whether the vectors [from, to) of the part are all there, the last of a full part aside, in one row.
+  template <bool by_row, class R>
+  static __device__ __forceinline__ bool is_plain(const Part& part, int from, int to, R& rows) {
+    bool plain = part.full();
+    if constexpr (by_row) {
+      const int end = to * 32 < part.count ? to * 32 : part.count;
+      const bool covered = rows.covers(part.position + from * 32 * S::width, part.position + end * S::width);
+      plain = plain && covered;
+    }
+    return plain;
+  }
+  // After lanes may have gone on to different rows.
+  template <bool by_row, class R>
+  static __device__ __forceinline__ void forget(R& rows) {
+    if constexpr (by_row && !few_rows) rows.end = 0;
+  }
+  // The parts of vector i for f.
+  template <bool by_row, class R, class F>
+  static __device__ __forceinline__ void visit(const Part& part, int i, R& rows, F&& f) {
+    if constexpr (by_row) {
+      rows.template visit<S::width>(part.position + (i * 32 + static_cast<int>(threadIdx.x % 32)) * S::width,
+                                    f);
+    } else {
+      f(0, S::width);
+    }
+  }
+
+  // What the norm gets of vector i: the before-chain of what arrived. parts(f) calls f for parts in one row.
+  template <class Parts>
+  __device__ __forceinline__ void activate(const unsigned char* from, const Part& part, int i,
+                                           const float* operands, Parts&& parts,
+                                           float (&value)[S::width]) const {
+    Packed<Input, S::width> packed;
+    packed.load_shared(from);
+    packed.unpack(value);
+    typename Before::template Tensors<S::width> tensors;
+    tensors.load(pieces.p, part.index_of(i));
+    parts([&](int first, int last) {
+#pragma unroll
+      for (int k = 0; k < S::width; ++k) {
+        if (k >= first && k < last) value[k] = Before::value(value[k], operands, tensors, k);
+      }
+    });
+  }
+
+  // Adds a vector to the sums. Its values become distances where those are held.
+  static __device__ __forceinline__ void add(float (&value)[S::width], Sums& sums) {
+#pragma unroll
+    for (int k = 0; k < S::width; ++k) {
+      const float distance = sums.add(value[k], k);
+      if constexpr (L::holds_f16) value[k] = distance;
+    }
+  }
+  // The same of a piece in shared memory, where it waits for the output.
+  __device__ __forceinline__ void sum_vector(int piece, int i, float (&value)[S::width], Sums& sums) const {
+    add(value, sums);
+    if constexpr (L::holds_f16) {
+      Packed<f16, S::width> packed;
+      packed.pack(value);
+      packed.store_shared(pieces.vector_of(piece, i));
+    }
+  }
+
+  // Sums of a piece that is not kept.
+  template <bool is_first, class R>
+  __device__ __forceinline__ void sum_piece(const Part& part, int piece, R& rows, const float* operands,
+                                            Sums& sums) const {
+    const int from = L::first_of(piece), to = from + L::count_of(piece);
+    const auto whole = [](auto&& f) { f(0, S::width); };
+    const bool plain = is_plain<S::before_by_row>(part, from, to, rows);
+    const auto careful = [&](int i, float(&value)[S::width]) {
+      activate(
+          pieces.vector_of(piece, i), part, i, operands,
+          [&](auto&& f) { visit<S::before_by_row>(part, i, rows, f); }, value);
+    };
+    if constexpr (is_first) {
+      float value[S::width] = {};
+      if (plain) {
+        activate(pieces.vector_of(piece, 0), part, 0, operands, whole, value);
+      } else if (part.has(0)) {
+        careful(0, value);
+      }
+      // As distances from the first one: of equal values the mean is that value.
+      const float first = __shfl_sync(0xffffffffu, value[0], 0);
+      float sum = 0.0f;
+#pragma unroll
+      for (int k = 0; k < S::width; ++k) sum += distance_from(value[k], first);
+      if (!plain && !part.has(0)) sum = 0.0f;
+      const auto elements = static_cast<float>((part.count < 32 ? part.count : 32) * S::width);
+      sums.pivot =
+          fmaf(lanes_sum<32>(sum), part.count > 0 ? pointwise::reciprocal_fast(elements) : 0.0f, first);
+      if (plain || part.has(0)) sum_vector(piece, 0, value, sums);
+    }
+    if (plain) {
+#pragma unroll(L::at_once)
+      for (int i = from + (is_first ? 1 : 0); i < to; ++i) {
+        float value[S::width];
+        activate(pieces.vector_of(piece, i), part, i, operands, whole, value);
+        sum_vector(piece, i, value, sums);
+      }
+    } else {
+#pragma unroll 1
+      for (int i = from + (is_first ? 1 : 0); i < to; ++i) {
+        if (!part.has(i)) continue;
+        float value[S::width];
+        careful(i, value);
+        sum_vector(piece, i, value, sums);
+      }
+      forget<S::before_by_row>(rows);
+    }
+  }
+
+  // What a row brings to the sums, and to the output.
+  struct BeforeValues {
+    float before[Before::channel_operands > 0 ? Before::channel_operands : 1];
+  };
+  struct RowValues : BeforeValues {
+    float after[After::channel_operands > 0 ? After::channel_operands : 1];
+    float scale, shift;  // of the norm; before its statistics are known, its weight and bias
+
+    __device__ __forceinline__ void norm(float mean, float factor) {
+      scale *= factor;
+      shift = fmaf(-mean, scale, shift);
+    }
+  };
+  __device__ __forceinline__ void load_before(int slab, int row, BeforeValues& values) const {
+    const int channel = slab % S::groups * static_cast<int>(Tail::group_channels) + row;
+    Before::load_channel(pieces.p, slab / S::groups, channel, values.before);
+  }
+  __device__ __forceinline__ void load_row(int slab, int row, RowValues& values) const {
+    const int channel = slab % S::groups * static_cast<int>(Tail::group_channels) + row;
+    values.scale = Tail::weight(pieces.p, channel);
+    values.shift = Tail::bias(pieces.p, channel);
+    After::load_channel(pieces.p, slab / S::groups, channel, values.after);
+    Before::load_channel(pieces.p, slab / S::groups, channel, values.before);
+  }
+  static __device__ __forceinline__ int row_after(int row) {
+    return row + 1 < static_cast<int>(Tail::group_channels) ? row + 1 : row;
+  }
+
+  // What waits for the output in shared memory.
+  template <bool yes, class A, class B>
+  struct Choice {
+    using Type = A;
+  };
+  template <class A, class B>
+  struct Choice<false, A, B> {
+    using Type = B;
+  };
+  using Waiting = typename Choice<L::holds_f16, f16, Input>::Type;
+
+  // Output of vector i. Raw: `value` is what arrived, else what the norm gets.
+  template <bool is_raw, class Parts>
+  __device__ __forceinline__ void finish(const Part& part, int i, const RowValues& row, bool aligned,
+                                         Parts&& parts, float (&value)[S::width]) const {
+    const int64 index = part.index_of(i);
+    typename Before::template Tensors<S::width> before;
+    if constexpr (is_raw) before.load(pieces.p, index);
+    typename After::template Tensors<S::width> after;
+    after.load(pieces.p, index);
+    parts([&](int first, int last) {
+#pragma unroll
+      for (int k = 0; k < S::width; ++k) {
+        if (k >= first && k < last) {
+          if constexpr (is_raw) value[k] = Before::value(value[k], row.before, before, k);
+          value[k] = After::value(fmaf(value[k], row.scale, row.shift), row.after, after, k);
+        }
+      }
+    });
+    Packed<typename Tail::Output, S::width> y;
+    y.pack(value);
+    y.store(pieces.p.output, index, aligned);
+  }
+
+  // Output of a piece that is not kept. Halves: distances from `shift`, where they fit.
+  template <class R>
+  __device__ __forceinline__ void finish_piece(const Part& part, int piece, R& rows, const RowValues& row,
+                                               float shift, bool fits) const {
+    constexpr bool by_row = S::after_by_row || S::before_by_row;
+    const int from = L::first_of(piece), to = from + L::count_of(piece);
+    const bool aligned = is_aligned(pieces.p, aligned_output);
+    const bool plain = is_plain<by_row>(part, from, to, rows);
+    const auto waiting = [&](int i, float(&value)[S::width]) {
+      Packed<Waiting, S::width> packed;
+      packed.load_shared(pieces.vector_of(piece, i));
+      packed.unpack(value);
+    };
+    if (plain && aligned && (!L::holds_f16 || fits)) {
+#pragma unroll(L::at_once)
+      for (int i = from; i < to; ++i) {
+        float value[S::width];
+        waiting(i, value);
+        finish<!L::holds_f16>(
+            part, i, row, true, [](auto&& f) { f(0, S::width); }, value);
+      }
+    } else {
+#pragma unroll 1
+      for (int i = from; i < to; ++i) {
+        if (!part.has(i)) continue;
+        float value[S::width];
+        if (!L::holds_f16 || fits) {
+          waiting(i, value);
+        } else {
+          Packed<Input, S::width> packed;
+          packed.load(pieces.p.input, part.index_of(i), true);
+          packed.unpack(value);
+          typename Before::template Tensors<S::width> tensors;
+          tensors.load(pieces.p, part.index_of(i));
+          visit<by_row>(part, i, rows, [&](int first, int last) {
+#pragma unroll
+            for (int k = 0; k < S::width; ++k) {
+              if (k >= first && k < last) value[k] = Before::value(value[k], row.before, tensors, k) - shift;
+            }
+          });
+          forget<by_row>(rows);
+        }
+        finish<!L::holds_f16>(
+            part, i, row, aligned, [&](auto&& f) { visit<by_row>(part, i, rows, f); }, value);
+      }
+      forget<by_row>(rows);
+    }
+  }
+
+  __device__ __forceinline__ void run() const {
+    const int slabs = static_cast<int>(pieces.p.batch) * S::groups;
+    const int clusters = static_cast<int>(gridDim.x) / S::blocks;
+    int slab = static_cast<int>(blockIdx.x) / S::blocks;  // the one that is summed
+#if __CUDA_ARCH__ >= 900
+    if (pieces.lane() == 0) {
+      for (int i = 0; i < L::pieces; ++i) barrier::initialise(&pieces.shared.arrived[pieces.warp()][i]);
+    }
+    __syncwarp();
+    Part next = pieces.part_of(slab);
+    if (slab < slabs) {
+      pieces.request(next, L::even_piece);
+      if constexpr (L::single > 0) pieces.request(next, L::single_piece);
+      pieces.request(next, L::kept_piece);
+    }
+    if (slab + clusters < slabs) pieces.request(pieces.part_of(slab + clusters), L::odd_piece);
+    if (threadIdx.x == 0) {
+      initialise_exchange<S::warps>(pieces.shared);
+      pieces.shared.warps_counted = 0;
+    }
+    start_cluster<S::blocks>();
+
+    float h[L::kept][S::width];
+#pragma unroll
+    for (int i = 0; i < L::kept; ++i) {
+#pragma unroll
+      for (int k = 0; k < S::width; ++k) h[i][k] = 0.0f;
+    }
+    float edge = 0.0f;
+    // Of the warp's part of the slab whose output is due: what its values were moved by, and their squares.
+    float shift = 0.0f, square = 0.0f;
+    Part part = next;
+#pragma unroll 1
+    for (int round = 0;; ++round, slab += clusters) {
+      const bool has_current = round > 0;
+      const bool more = slab < slabs;
+      const int current = slab - clusters;
+      const uint32 parity = round & 1;
+      constexpr bool by_row = S::after_by_row || S::before_by_row;
+      const int own_row = part.position / S::spatial;
+      const int edge_position = has_current ? pieces.edge_of(part) : -1;
+      RowValues row, row_0, row_1, edge_row;
+      row.scale = row_0.scale = row_1.scale = edge_row.scale = 1.0f;
+      row.shift = row_0.shift = row_1.shift = edge_row.shift = 0.0f;
+      // The values of the warp's rows are on their way while sums are.
+      if (by_row && has_current) {
+        load_row(current, own_row, row_0);
+        if (few_rows) load_row(current, row_after(own_row), row_1);
+        if (edge_position >= 0) load_row(current, edge_position / S::spatial, edge_row);
+      }
+      Sums sums;
+      BeforeValues before, before_0, before_1;
+      auto next_rows = [&] {
+        if constexpr (few_rows) {
+          const int next_row = next.position / S::spatial;
+          if (S::before_by_row && more) {
+            load_before(slab, next_row, before_0);
+            load_before(slab, row_after(next_row), before_1);
+          }
+          return TwoRows<BeforeValues>{(next_row + 1) * S::spatial, before_0, before_1, before};
+        } else {
+          return row_cursor<S::spatial, true>([&](int r) { load_before(slab, r, before); });
+        }
+      }();
+      // Converted where it is used: the sums of all warps would wait for the one that waits for it.
+      Packed<Input, 1> next_edge;
+      if (more) {
+        const int position = pieces.edge_of(next);
+        if (position >= 0) next_edge.load(pieces.p.input, next.begin + position, false);
+        const int piece = parity == 0 ? L::even_piece : L::odd_piece;
+        pieces.wait(piece, round / 2 & 1);
+        sum_piece<true>(next, piece, next_rows, before.before, sums);
+      }
+
+      float mean = 0.0f, rstd = 0.0f, factor = 0.0f;
+      float moved_mean = 0.0f;  // from the shift
+      auto rows = [&] {
+        if constexpr (few_rows) {
+          return TwoRows<RowValues>{(own_row + 1) * S::spatial, row_0, row_1, row};
+        } else {
+          return row_cursor<S::spatial, true>([&](int r) {
+            load_row(current, r, row);
+            row.norm(moved_mean, factor);
+          });
+        }
+      }();
+      Part second = next;  // the slab after the next
+      if (slab + clusters < slabs) second = pieces.part_of(slab + clusters);
+      if (has_current) {
+        Statistics::receive(pieces.shared, round - 1, mean, rstd, factor);
+        if (pieces.p.statistics != nullptr && pieces.block == 0 && threadIdx.x == 0) {
+          pieces.p.statistics[2 * static_cast<int64>(current)] = mean;
+          pieces.p.statistics[2 * static_cast<int64>(current) + 1] = rstd;
+        }
+        moved_mean = mean - shift;
+        const bool fits = Statistics::fits_f16(square, rstd);
+        row_0.norm(moved_mean, factor);
+        row_1.norm(moved_mean, factor);
+        row = row_0;
+        if constexpr (!few_rows) {
+          rows.row = own_row;
+          rows.end = (own_row + 1) * S::spatial;
+        }
+        if (edge_position >= 0) {
+          edge_row.norm(mean, factor);
+          typename After::template Tensors<1> tensors;
+          tensors.load(pieces.p, part.begin + edge_position);
+          store_one<typename Tail::Output>(
+              pieces.p.output, part.begin + edge_position,
+              After::value(fmaf(edge, edge_row.scale, edge_row.shift), edge_row.after, tensors, 0));
+        }
+        if constexpr (L::single > 0) {
+          finish_piece(part, L::single_piece, rows, row, shift, fits);
+          if (more) pieces.request_again(next, L::single_piece);
+        }
+        const int piece = parity == 0 ? L::odd_piece : L::even_piece;
+        finish_piece(part, piece, rows, row, shift, fits);
+        if (slab + clusters < slabs) pieces.request_again(second, piece);
+      }
+      // Output of what is kept, and what takes its place.
+      if (more) pieces.wait(L::kept_piece, parity);
+      {
+        const bool aligned = is_aligned(pieces.p, aligned_output);
+        bool plain = aligned && has_current && more;
+        if (has_current) plain = is_plain<S::after_by_row>(part, L::raw, S::vectors, rows) && plain;
+        if (more) plain = is_plain<S::before_by_row>(next, L::raw, S::vectors, next_rows) && plain;
+        const auto whole = [](auto&& f) { f(0, S::width); };
+        if (plain) {
+#pragma unroll
+          for (int i = L::raw; i < S::vectors; ++i) {
+            if (i < S::vectors - L::uncertain || part.has(i))
+              finish<false>(part, i, row, true, whole, h[i - L::raw]);
+            if (i < S::vectors - L::uncertain || next.has(i)) {
+              activate(pieces.vector_of(L::kept_piece, i), next, i, before.before, whole, h[i - L::raw]);
+              add(h[i - L::raw], sums);
+            }
+          }
+        } else {
+#pragma unroll
+          for (int i = L::raw; i < S::vectors; ++i) {
+            if (has_current && part.has(i)) {
+              finish<false>(
+                  part, i, row, aligned, [&](auto&& f) { visit<S::after_by_row>(part, i, rows, f); },
+                  h[i - L::raw]);
+            }
+            if (more && next.has(i)) {
+              activate(
+                  pieces.vector_of(L::kept_piece, i), next, i, before.before,
+                  [&](auto&& f) { visit<S::before_by_row>(next, i, next_rows, f); }, h[i - L::raw]);
+              add(h[i - L::raw], sums);
+            }
+          }
+          forget<S::before_by_row>(next_rows);
+        }
+      }
+      if (slab + clusters < slabs) pieces.request_again(second, L::kept_piece);
+      if (!more) break;
+      if constexpr (L::single > 0) {
+        pieces.wait(L::single_piece, parity);
+        sum_piece<false>(next, L::single_piece, next_rows, before.before, sums);
+      }
+      const int position = pieces.edge_of(next);
+      if (position >= 0) {
+        if constexpr (S::before_by_row) load_before(slab, position / S::spatial, before);
+        typename Before::template Tensors<1> tensors;
+        tensors.load(pieces.p, next.begin + position);
+        edge = Before::value(next_edge.at(0), before.before, tensors, 0);
+        sums.add(edge, 0);
+      }
+      const float own_square = Statistics::send(pieces, next, sums, round);
+      if constexpr (L::holds_f16) {
+        shift = sums.pivot;
+        square = own_square;
+      }
+      part = next;
+      next = second;
+    }
+    leave_cluster<S::blocks>();
+#endif
+  }
+};
+
+}  // namespace onepass

@@ -133,14 +133,20 @@ void ThinCores::launch(const Arguments& arguments, void* workspace, Stream strea
 }
 
 void ThinCores::launch_marked(const Arguments& arguments, void* workspace, void* marks, Stream stream) const {
-  parts_->workspace.launch(parts_->function, parts_->blocks, parts_->problem, arguments, workspace, marks,
-                           parts_->wave_samples, stream);
+  if (parts_->shape.batch == 0) return;
+  parts_->workspace.clear(workspace, stream, parts_->problem.device);
+  launch_marked(arguments, workspace, marks, 1, stream);
 }
 
 void ThinCores::launch_marked(const Arguments& arguments, void* workspace, void* marks,
                               const Number& mark_words, Stream stream) const {
-  parts_->workspace.launch(parts_->function, parts_->blocks, parts_->problem, arguments, workspace, marks,
-                           parts_->wave_samples, stream, mark_words, true);
+  if (parts_->shape.batch == 0) return;
+  ThinParameters p;
+  parts_->workspace.fill(p, arguments, workspace);
+  p.only = marks;
+  p.only_words = mark_words;
+  p.wave_units = parts_->wave_samples;
+  p.launch(parts_->function, stream, parts_->blocks);
 }
 
 const Number& ThinCores::bytes() const { return parts_->workspace.bytes(); }

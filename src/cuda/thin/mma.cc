@@ -51,7 +51,12 @@ class ThinMma final : public Kernel {
   std::vector<std::string> numerics() const override { return numbers_.notes(problem_); }
 
   void launch(const Arguments& arguments, void* workspace, Stream stream) const override {
-    workspace_.launch(function_, blocks_, problem_, arguments, workspace, nullptr, lag_samples_, stream);
+    if (shape_.batch == 0) return;
+    workspace_.clear(workspace, stream, problem_.device);
+    ThinParameters p;
+    workspace_.fill(p, arguments, workspace);
+    p.wave_units = lag_samples_;
+    p.launch(function_, stream, blocks_);
   }
 
  private:

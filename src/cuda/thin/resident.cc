@@ -272,15 +272,21 @@ class ThinResident final : public Kernel {
 
   void launch(const Arguments& arguments, void*, Stream stream) const override {
     if (shape_.batch == 0) return;
-    Words words;
-    words.add(arguments.input);
-    words.add(arguments.output);
-    words.add(arguments.statistics);
-    for (int unused = 0; unused < 5; ++unused) words.add(nullptr);
-    words.add(shape_.batch);
-    for (int unused = 0; unused < 3; ++unused) words.add(int64_t{0});  // wave_units, only_words, redone
-    words.add(arguments.parameters);
-    words.launch(function_, stream, blocks_);
+    ThinParameters p;
+    p.input = arguments.input;
+    p.output = arguments.output;
+    p.statistics = arguments.statistics;
+    p.control = nullptr;
+    p.parts = nullptr;
+    p.sums = nullptr;
+    p.only = nullptr;
+    p.guard = nullptr;
+    p.batch = shape_.batch;
+    p.wave_units = 0;
+    p.only_words = 0;
+    p.redone = nullptr;
+    p.parameter = arguments.parameters;
+    p.launch(function_, stream, blocks_);
   }
 
  private:

@@ -127,8 +127,14 @@ class ThinSamples final : public Kernel {
   }
 
   void launch(const Arguments& arguments, void* workspace, Stream stream) const override {
+    if (shape_.batch == 0) return;
     void* marks = workspace_.marks(workspace);
-    workspace_.launch(function_, blocks_, problem_, arguments, workspace, marks, wave_units_, stream);
+    workspace_.clear(workspace, stream, problem_.device);
+    ThinParameters p;
+    workspace_.fill(p, arguments, workspace);
+    p.only = marks;
+    p.wave_units = wave_units_;
+    p.launch(function_, stream, blocks_);
     if (redo_) redo_->launch_marked(arguments, at(workspace, Region{workspace_.bytes(), 0}), marks, stream);
   }
 

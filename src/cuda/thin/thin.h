@@ -12,7 +12,9 @@
 #include <string>
 #include <vector>
 
+#include "cuda/runtime/parameters.h"
 #include "cuda/tail/tail.h"
+#include "thin/parameters.cuh"
 
 namespace onepass::cuda {
 
@@ -73,7 +75,7 @@ struct ThinShape {
   int passes() const { return parts.norm && !parts.mean_follows_norm() ? 2 : 1; }
 };
 
-// The memory between the passes and the words of thin/thin.cuh's parameter struct.
+// The memory between the passes, and the parameters that lie there.
 class ThinWorkspace {
  public:
   // Units of so many samples have `tiles` tiles; a mainloop leaves `guard_words` of each sample.
@@ -86,11 +88,10 @@ class ThinWorkspace {
   void* marks(void* workspace) const { return guard_words_ > 0 ? at(workspace, marks_) : nullptr; }
   // What is zero before a launch, where it is not cleared by the launch itself.
   void* control(void* workspace) const { return at(workspace, control_); }
-  // Clears what must be zero unless that is done, then launches. `only`, and how many words stand behind
-  // those of the samples: thin/thin.cuh.
-  void launch(const Function& function, const Number& blocks, const Problem& problem,
-              const Arguments& arguments, void* workspace, void* only, const Number& wave_units,
-              Stream stream, const Number& only_words = 1, bool is_cleared = false) const;
+  // Sets every parameter of a launch: all samples, no lag between the passes, one RedoWord.
+  void fill(ThinParameters& p, const Arguments& arguments, void* workspace) const;
+  // Zeros what must be zero before a launch.
+  void clear(void* workspace, Stream stream, const Device& device) const;
 
  private:
   Number batch_;

@@ -1,9 +1,16 @@
-// How the rows that multiply by mma.sync (thin_mma and those that share its pieces) cut a sample into tiles.
+// What the rows that multiply by mma.sync share: how a sample is cut into tiles, and the kernel's source.
 #pragma once
 
 #include "cuda/thin/thin.h"
 
 namespace onepass::cuda {
+
+// Where values wait until the statistics of the norm are known: a parameter of the kernel in thin/mma.cuh.
+enum class Hold : uint8_t {
+  recompute,  // nowhere: both passes compute them
+  in_output,  // in the output, or in a ring of the workspace
+  in_cluster  // in the shared memory of a cluster
+};
 
 bool is_dense(const TensorSpec& tensor, Layout layout);
 
@@ -32,14 +39,13 @@ struct MmaNumbers {
   bool begins_with_swish = false;
   bool swish_alone = false;
   bool strict = false;         // no function is shorter in 16 bits
-  bool computes_once = false;  // outputs are computed once, and normalised in place
+  bool computes_once = false;  // outputs are computed once and wait in memory
   int64_t most_tile_cells = int64_t{1} << 31;
   // Of what is computed once and does not wait in the output: rows that are filled up (0: they are not), and
   // elements of a sample.
   int64_t kept_pitch = 0, kept_length = 0;
 
-  // Of `thin_mma` or, where outputs are computed once, `thin_inplace`.
-  MmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu, bool computes_once = false);
+  MmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu, Hold hold);
 
   int64_t warps() const { return threads / 32; }
   int64_t weight_bytes() const;
@@ -82,6 +88,11 @@ struct MmaNumbers {
   bool cut_rows(const ThinShape& shape, int64_t bytes, int64_t budget, int64_t cells_x, bool several,
                 bool overlapping);
 };
+
+// The kernel with its values held so. `tail`: its chains and types; `more`: constants that the hold needs;
+// `blocks`: that a multiprocessor is to have room for.
+Source mma_source(Hold hold, const Problem& problem, const ThinShape& shape, const MmaNumbers& numbers,
+                  const std::string& tail, const std::string& more, int64_t blocks);
 
 // Why such a row cannot take a thin problem whose output is stored; empty where it can.
 std::string mma_refusal(const Problem& problem, const MmaNumbers& numbers);

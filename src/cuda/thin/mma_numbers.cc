@@ -85,8 +85,8 @@ bool is_dense(const TensorSpec& tensor, Layout layout) {
   return tensor.strides == TensorSpec::dense(tensor.dtype, tensor.sizes, layout).strides;
 }
 
-MmaNumbers::MmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu, bool once)
-    : computes_once(once) {
+MmaNumbers::MmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu, Hold hold)
+    : computes_once(hold == Hold::in_output) {
   if (computes_once) {
     // What all warps have computed and not yet normalised should be in the second-level cache; but tiles of
     // less than 64 cells are not faster for it (H200).
@@ -120,7 +120,7 @@ MmaNumbers::MmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu
     piece = 2 * classes_x;
     if (!rows_are_sectors) kept_pitch = round_up(shape.axes[2].out, 8 * classes_x);
   }
-  // A vector more than there are elements (thin/inplace.cuh: values_of).
+  // A vector more than there are elements (thin/hold/in_output.cuh: values_of).
   kept_length = round_up(
       shape.channels * (kept_pitch > 0 ? shape.spatial / shape.axes[2].out * kept_pitch : shape.spatial) + 8,
       64);
@@ -138,7 +138,7 @@ MmaNumbers::MmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu
   begins_with_swish = !before.empty() && before[0].pointwise.op == Op::swish;
   strict = problem.numerics == Numerics::strict;
   pairs = begins_with_swish || (!before.empty() && before[0].pointwise.op == Op::sigmoid);
-  // But not where most are held in registers meanwhile (thin/mma.cuh: Held) and the loops of two
+  // But not where most are held in registers meanwhile (thin/mma/weights.cuh: Held) and the loops of two
   // spans, with what puts rows together behind them, are more instructions than warps can have at hand.
   constexpr int64_t most_held = 10;
   constexpr double most_instructions = 550;
@@ -404,6 +404,30 @@ std::string MmaNumbers::rest_source(const Problem& problem, const ThinShape& sha
   if (!pairs) return "";
   const std::vector<TailParts::Stage>& before = shape.parts.before;
   return chain_source("BeforeRest", {before.begin() + 1, before.end()}, problem);
+}
+
+Source mma_source(Hold hold, const Problem& problem, const ThinShape& shape, const MmaNumbers& numbers,
+                  const std::string& tail, const std::string& more, int64_t blocks) {
+  struct Names {
+    const char *kernel, *header, *type;
+  };
+  const Names names = hold == Hold::recompute ? Names{"onepass_thin_mma", "recompute", "HoldByRecomputing"}
+                      : hold == Hold::in_output
+                          ? Names{"onepass_thin_inplace", "in_output", "HoldInOutput"}
+                          : Names{"onepass_thin_resident", "in_cluster", "HoldInCluster"};
+  return {names.kernel,
+          "#include \"thin/mma.cuh\"\n#include \"thin/hold/" + std::string(names.header) + ".cuh\"\n" + tail +
+              numbers.rest_source(problem, shape) + thin_source(problem, shape) + numbers.source(more) +
+              "using Hold = onepass::" + names.type +
+              "<onepass::Convolution, onepass::Tail, Numbers>;\n"
+              "using Agent = onepass::ThinMma<Hold>;\n"
+              "extern \"C\" __global__ void __launch_bounds__(" +
+              std::to_string(numbers.threads) + ", " + std::to_string(blocks) + ") " + names.kernel +
+              "(const __grid_constant__ Agent::Parameters p) {\n"
+              "  extern __shared__ __align__(128) unsigned char shared[];\n" +
+              (hold == Hold::in_cluster ? wait_source() : "") +
+              "  Agent::run(p, shared);\n"
+              "}\n"};
 }
 
 std::string computed_once_refusal(const ThinShape& shape) {

@@ -8,6 +8,7 @@
 #include "cuda/gemm/gemm.h"
 #include "cuda/notes.h"
 #include "cuda/thin/mma.h"
+#include "cuda/thin/searched.h"
 
 namespace onepass {
 namespace cuda {
@@ -27,7 +28,7 @@ struct ResidentNumbers : MmaNumbers {
   bool channels_last = false;
 
   ResidentNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu)
-      : MmaNumbers(problem, shape, gpu) {
+      : MmaNumbers(problem, shape, gpu, Hold::in_cluster) {
     const int64_t group_channels = shape.channels / shape.groups;
     unit_channels = std::min(shape.channels, std::lcm(int64_t{16}, group_channels));
     sets = divide_up(shape.channels, unit_channels);
@@ -41,20 +42,21 @@ struct ResidentNumbers : MmaNumbers {
     cut(shape, gpu, width);
   }
 
-  std::string source() const {
-    return MmaNumbers::source(Constants()
-                                  .add("blocks", blocks)
-                                  .add("unit_channels", unit_channels)
-                                  .add("part_z", part_z)
-                                  .add("part_y", part_y)
-                                  .add("part_x", part_x)
-                                  .add("run_pitch", run_pitch)
-                                  .add("held_pitch", held_pitch)
-                                  .add("held_floats", unit_channels * held_pitch)
-                                  .add("all_bytes", all_bytes)
-                                  .add("output_piece", output_piece)
-                                  .flag("channels_last", channels_last)
-                                  .text());
+  // Constants of the kernel besides those of MmaNumbers.
+  std::string constants() const {
+    return Constants()
+        .add("blocks", blocks)
+        .add("unit_channels", unit_channels)
+        .add("part_z", part_z)
+        .add("part_y", part_y)
+        .add("part_x", part_x)
+        .add("run_pitch", run_pitch)
+        .add("held_pitch", held_pitch)
+        .add("held_floats", unit_channels * held_pitch)
+        .add("all_bytes", all_bytes)
+        .add("output_piece", output_piece)
+        .flag("channels_last", channels_last)
+        .text();
   }
 
   static int64_t cells(const ThinShape& shape, size_t d) {
@@ -242,12 +244,17 @@ struct ResidentNumbers : MmaNumbers {
   }
 };
 
+std::shared_ptr<const ResidentNumbers> numbers_of(const Problem& problem, const ThinShape& shape) {
+  return searched<ResidentNumbers>(problem, CutFor::instead_of(0),
+                                   [&] { return ResidentNumbers(problem, shape, gpu_of(problem.device)); });
+}
+
 class ThinResident final : public Kernel {
  public:
   explicit ThinResident(const Problem& problem)
       : problem_(problem),
         shape_(problem),
-        numbers_(problem, shape_, gpu_of(problem.device)),
+        numbers_(*numbers_of(problem, shape_)),
         function_(source(), problem.device, launch_numbers()),
         blocks_(clusters() * numbers_.blocks) {}
 
@@ -299,18 +306,9 @@ class ThinResident final : public Kernel {
   }
 
   Source source() const {
-    return {"onepass_thin_resident",
-            "#include \"thin/resident.cuh\"\n" +
-                tail_source(problem_, bits_of(problem_, problem_.output.dtype)) +
-                numbers_.rest_source(problem_, shape_) + thin_source(problem_, shape_) + numbers_.source() +
-                "using Agent = onepass::ThinResident<onepass::Convolution, onepass::Tail, Numbers>;\n"
-                "extern \"C\" __global__ void __launch_bounds__(" +
-                std::to_string(numbers_.threads) + ", " + std::to_string(numbers_.of_multiprocessor) +
-                ") onepass_thin_resident(const __grid_constant__ Agent::Parameters p) {\n"
-                "  extern __shared__ __align__(128) unsigned char shared[];\n" +
-                wait_source() +
-                "  Agent::run(p, *reinterpret_cast<Agent::Shared*>(shared));\n"
-                "}\n"};
+    return mma_source(Hold::in_cluster, problem_, shape_, numbers_,
+                      tail_source(problem_, bits_of(problem_, problem_.output.dtype)), numbers_.constants(),
+                      numbers_.of_multiprocessor);
   }
 
   Launch launch_numbers() const {
@@ -338,7 +336,8 @@ std::string refusal(const Problem& problem) {
   if (!is_dense(problem.output, Layout::nchw) && !is_dense(problem.output, Layout::nhwc))
     return "the output does not lie dense with channels before or after space";
   const Gpu& gpu = gpu_of(problem.device);
-  const ResidentNumbers numbers(problem, shape, gpu);
+  const std::shared_ptr<const ResidentNumbers> found = numbers_of(problem, shape);
+  const ResidentNumbers& numbers = *found;
   constexpr int64_t most_products = 256;
   if (numbers.products > most_products)
     return std::to_string(numbers.products) + " products of 8 cells, more than " +
@@ -354,9 +353,9 @@ std::string refusal(const Problem& problem) {
 double seconds(const Problem& problem, const PlanOptions&) {
   const ThinShape shape(problem);
   const Gpu& gpu = gpu_of(problem.device);
-  const ResidentNumbers numbers(problem, shape, gpu);
+  const std::shared_ptr<const ResidentNumbers> numbers = numbers_of(problem, shape);
   // Elements of 16 bits are two of a word: 1 to 1.3 times what is counted.
-  return (numbers.is_short ? 1.15 : 1.0) * numbers.seconds(shape, gpu, shape.batch) +
+  return (numbers->is_short ? 1.15 : 1.0) * numbers->seconds(shape, gpu, shape.batch) +
          static_cast<double>(problem.input.byte_span()) / gpu.bytes_per_second;
 }
 

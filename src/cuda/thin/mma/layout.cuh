@@ -6,8 +6,11 @@
 
 namespace onepass {
 
-template <class C, class Tail, class Numbers>
+template <class OfConvolution, class OfTail, class OfNumbers>
 struct ThinMmaLayout {
+  using C = OfConvolution;
+  using Tail = OfTail;
+  using Numbers = OfNumbers;
   using Parameters = ThinParameters<Tail::parameters>;
   using Before = typename Tail::Before;
   using After = typename Tail::After;
@@ -101,19 +104,6 @@ struct ThinMmaLayout {
   };
   static_assert(sizeof(Shared) <= Numbers::shared_bytes);
 
-  const Parameters& p;
-  Shared& s;
-  WarpShared& area;  // the warp's
-  const int lane = threadIdx.x % 32;
-  const int quad = lane / 4;  // of a product: the output channel, and that 8 further
-  const int in_quad = lane % 4;
-
-  const int first_channel;  // that the block has
-
-  __device__ __forceinline__ ThinMmaLayout(const Parameters& parameters, Shared& all, WarpShared& own,
-                                           int first = 0)
-      : p(parameters), s(all), area(own), first_channel(first) {}
-
   struct Tile {
     int64 n;
     int index;    // within the sample
@@ -147,10 +137,26 @@ struct ThinMmaLayout {
     return 0.0f;
   }
 
+  static __device__ __forceinline__ int64 output_index(int64 n, int channel, int z, int y, int x) {
+    return n * C::stride(0) + channel * C::stride(1) + z * C::stride(2) + y * C::stride(3) + x * C::stride(4);
+  }
+
   // What sums are times the convolution's. For a swish they are halved, which is exact: x sigmoid(x) =
   // h tanh(h) + h with h = x / 2.
   static constexpr float log2_e = 1.4426950408889634f;
   static constexpr float scale = Numbers::begins_with_swish ? 0.5f : 1.0f;
+};
+
+// What a warp works with; every piece has a copy.
+template <class L>
+struct ThinMmaWarp {
+  const typename L::Parameters& p;
+  typename L::Shared& shared;
+  typename L::WarpShared& area;  // the warp's
+  const int first_channel = 0;   // that the block has
+  const int lane = threadIdx.x % 32;
+  const int quad = lane / 4;  // of a product: the output channel, and that 8 further
+  const int in_quad = lane % 4;
 };
 
 }  // namespace onepass

@@ -1,132 +1,84 @@
-// A thin convolution with its chains and norm, computed once and kept on the chip: x is read once, y written
-// once, and nothing else is in memory.
+// HoldInCluster: values wait for the norm in the shared memory of a cluster. The row "thin_resident": x is
+// read once, y is written once, and nothing else is in memory.
 //
 //   x -> convolution -> before-chain -> held in shared memory -> norm -> after-chain -> y
 //
 // A *unit* is the channels of a sample that are whole slabs and whole products (16 channels each), at most
 // all of them. A cluster of `blocks` blocks has a unit, each block a *part*: a box of cells, `part_z` planes
-// by `part_y` rows of tiles (of one row: `part_x` tiles). A warp computes tiles of the part as in
-// thin_mma.cuh, whose pieces these are, and leaves the values where `held` has them as f32, [channel][output
-// plane][rows of the part], each such run with the 16-byte phase of where it goes (channels that lie after
-// space need none). Every block merges the moments of all rows of tiles, which lie in the blocks' shared
-// memory, in one order, so that bits do not depend on how many blocks there are. Then it goes over its runs:
-// a vector of 16 bytes a lane, whatever the products' layout is.
+// by `part_y` rows of tiles (of one row: `part_x` tiles). A warp computes tiles of the part and leaves values
+// in `held` as f32, [channel][output plane][rows of the part]. Each such run has the 16-byte phase of where
+// it goes (channels that lie after space need none). Every block merges the moments of all rows of tiles,
+// which lie in the blocks' shared memory, in one order: bits do not depend on how many blocks there are. Then
+// it goes over its runs, a vector of 16 bytes a lane.
 //
-// A cluster takes one sample after the other, of as few sets of channels as can be; the first windows of the
-// next one are on their way while sums are exchanged and outputs leave.
+// A cluster takes one sample after the other, of as few sets of channels as possible. The first windows of
+// the next sample arrive while sums are exchanged and outputs are stored.
 #pragma once
 
 #include "device/barrier.cuh"
+#include "thin/mma/careful.cuh"
 #include "thin/mma/moments.cuh"
+#include "thin/mma/window.cuh"
 
 namespace onepass {
 
 template <class C, class Tail, class Numbers>
-struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
-  using Base = ThinMmaMoments<C, Tail, Numbers>;
-  using Base::area;
-  using Base::careful;
-  using Base::careful_value;
-  using Base::cell_of;
-  using Base::cells_x;
-  using Base::cells_y;
-  using Base::channels;
-  using Base::classes_x;
-  using Base::classes_y;
-  using Base::classes_z;
-  using Base::clear_window;
-  using Base::columns;
-  using Base::columns_of;
-  using Base::compute_here;
-  using Base::count_of;
-  using Base::ends;
-  using Base::first_channel;
-  using Base::for_each_output;
-  using Base::for_each_pair;
-  using Base::halves;
-  using Base::has_plane;
-  using Base::has_row;
-  using Base::in_quad;
-  using Base::in_registers;
-  using Base::input_limits;
-  using Base::items_of;
-  using Base::lane;
-  using Base::load_weights;
-  using Base::narrow;
-  using Base::narrows;
-  using Base::out_x;
-  using Base::out_y;
-  using Base::out_z;
-  using Base::p;
-  using Base::prefetches;
-  using Base::quad;
-  using Base::row_channel;
-  using Base::row_tiles;
-  using Base::rows_of;
-  using Base::send_for_window;
-  using Base::share_weights_at_once;
-  using Base::spans_x;
-  using Base::spans_y;
-  using Base::store_moments;
-  using Base::swish_terms;
-  using Base::take_window;
-  using Base::threads;
-  using Base::tile_x;
-  using Base::tile_y;
-  using Base::warps;
-  using Base::wide;
-  using Base::width;
-  using Base::window_words;
-  using Base::windows;
-  using typename Base::After;
-  using typename Base::Before;
-  using typename Base::Columns;
-  using typename Base::Distances;
-  using typename Base::Limits;
-  using typename Base::Output;
-  using typename Base::Parameters;
-  using typename Base::Sums;
-  using typename Base::Tile;
-  using typename Base::WarpShared;
-  using typename Base::Way;
-  using typename Base::Weights;
+struct HoldInCluster {
+  using L = ThinMmaLayout<C, Tail, Numbers>;
+  using Chains = ThinMmaChains<L>;
+  using Weights = ThinMmaWeights<L>;
+  using Products = ThinMmaProducts<L>;
+  using Careful = ThinMmaCareful<L>;
+  using Way = typename Chains::Way;
+  using Fragments = typename Weights::Fragments;
+  using Limits = typename Weights::Limits;
+  using Columns = typename Products::Columns;
+  using Sums = typename Products::Sums;
+  using Distances = typename ThinMmaMoments<L>::Distances;
+  using After = typename L::After;
+  using Before = typename L::Before;
+  using Output = typename L::Output;
+  using Parameters = typename L::Parameters;
+  using Tile = typename L::Tile;
+  using WarpShared = typename L::WarpShared;
   template <class Chain>
-  using Operands = typename Base::template Operands<Chain>;
+  using Operands = typename Chains::template Operands<Chain>;
   template <int rz>
-  using Held = typename Base::template Held<rz>;
+  using Held = typename Weights::template Held<rz>;
 
   static constexpr int blocks = Numbers::blocks;
   static constexpr int unit_channels = Numbers::unit_channels;
-  static constexpr int sets = (channels + unit_channels - 1) / unit_channels;
+  static constexpr int sets = (L::channels + unit_channels - 1) / unit_channels;
   static constexpr int group_channels = Tail::group_channels;
   static constexpr int unit_groups = unit_channels / group_channels;
   static constexpr bool channels_last = Numbers::channels_last;
   static constexpr int tiles_x = Numbers::tiles_x;
   static constexpr int tiles_y = Numbers::tiles_y;
-  static constexpr int cells_z = (out_z + classes_z - 1) / classes_z;
+  static constexpr int cells_z = (L::out_z + L::classes_z - 1) / L::classes_z;
   static constexpr int part_z = Numbers::part_z;
   static constexpr int part_y = Numbers::part_y;
   static constexpr int part_x =
       Numbers::part_x;  // tiles: less than a row of them only where there is one row
   static constexpr int parts_y = (tiles_y + part_y - 1) / part_y;
   static constexpr int parts_x = (tiles_x + part_x - 1) / part_x;
-  static_assert(parts_x == 1 || out_y == 1);
-  static constexpr int most_planes = part_z * classes_z;  // of a part's outputs
-  static constexpr int most_rows = part_y * tile_y * classes_y < out_y ? part_y * tile_y * classes_y : out_y;
-  static constexpr int most_of_row = parts_x > 1 ? part_x* tile_x* classes_x : out_x;
+  static_assert(parts_x == 1 || L::out_y == 1);
+  static constexpr int most_planes = part_z * L::classes_z;  // of a part's outputs
+  static constexpr int most_rows =
+      part_y * L::tile_y * L::classes_y < L::out_y ? part_y * L::tile_y * L::classes_y : L::out_y;
+  static constexpr int most_of_row = parts_x > 1 ? part_x* L::tile_x* L::classes_x : L::out_x;
   static constexpr int run_pitch = Numbers::run_pitch;    // in elements
   static constexpr int held_pitch = Numbers::held_pitch;  // of a channel
-  static_assert(channels_last || run_pitch >= most_rows * most_of_row + width - 1);
+  static_assert(channels_last || run_pitch >= most_rows * most_of_row + L::width - 1);
 
   // A *strip*: a row of tiles; of one row, a tile.
-  static constexpr bool by_row = out_y > 1;
+  static constexpr bool by_row = L::out_y > 1;
   static constexpr int strip_tiles = by_row ? tiles_x : 1;
   static constexpr int part_strips = part_z * part_y * (by_row ? 1 : part_x);
   static constexpr int all_strips = cells_z * tiles_y * (by_row ? 1 : tiles_x);
   static constexpr int slots = part_z * part_y * part_x;  // for the part's tiles
 
   struct alignas(16) Shared {
-    typename Base::Shared mma;
+    typename L::Shared mma;
     // Count, mean and M2: of the part's strips, of this sample and the one before; of its tiles.
     float4 strips[2][part_strips][unit_groups];
     float tiles[slots][unit_groups][3];
@@ -136,10 +88,12 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
   };
   static_assert(sizeof(Shared) <= Numbers::all_bytes);
 
+  const ThinMmaWarp<L> warp;
   Shared& all;
-
-  __device__ __forceinline__ ThinResident(const Parameters& parameters, Shared& shared, int set)
-      : Base(parameters, shared.mma, shared.mma.warp[threadIdx.x / 32], set * unit_channels), all(shared) {}
+  const Weights weights{warp};
+  const ThinMmaWindow<L> window{warp};
+  const Products products{warp};
+  const ThinMmaMoments<L> moments{warp};
 
   // What the block has of a sample.
   struct Part {
@@ -148,48 +102,49 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
 
     explicit __device__ __forceinline__ Part(int index)
         : z(index / (parts_x * parts_y) * part_z),
-          y(index / parts_x % parts_y * part_y * tile_y),
-          x(index % parts_x * part_x * tile_x),
-          planes(least(most_planes, out_z - z * classes_z)),
-          length(parts_x > 1 ? least(most_of_row, out_x - x * classes_x)
-                             : least(part_y * tile_y * classes_y, out_y - y * classes_y) * out_x) {}
+          y(index / parts_x % parts_y * part_y * L::tile_y),
+          x(index % parts_x * part_x * L::tile_x),
+          planes(least(most_planes, L::out_z - z * L::classes_z)),
+          length(parts_x > 1
+                     ? least(most_of_row, L::out_x - x * L::classes_x)
+                     : least(part_y * L::tile_y * L::classes_y, L::out_y - y * L::classes_y) * L::out_x) {}
 
     __device__ __forceinline__ Tile tile(int64 n, int slot) const {
-      return Tile(n, z + slot / (part_x * part_y), y + slot / part_x % part_y * tile_y,
-                  x + slot % part_x * tile_x);
+      return Tile(n, z + slot / (part_x * part_y), y + slot / part_x % part_y * L::tile_y,
+                  x + slot % part_x * L::tile_x);
     }
     // The first slot from this one on, in steps of the block's warps, that has a tile; `slots` or more where
     // there is none.
     __device__ __forceinline__ int from(int slot) const {
       constexpr bool has_all = cells_z % part_z == 0 && tiles_y % part_y == 0 && tiles_x % part_x == 0;
       if constexpr (!has_all) {
-        while (slot < slots && !exists(tile(0, slot))) slot += warps;
+        while (slot < slots && !exists(tile(0, slot))) slot += L::warps;
       }
       return slot;
     }
     static __device__ __forceinline__ bool exists(const Tile& tile) {
-      return tile.z < cells_z && tile.y < cells_y && tile.x < cells_x;
+      return tile.z < cells_z && tile.y < L::cells_y && tile.x < L::cells_x;
     }
     static __device__ __forceinline__ int least(int a, int b) { return a < b ? a : b; }
   };
 
   // How many of the unit's channels there are.
   static __device__ __forceinline__ int channels_from(int first) {
-    return channels % unit_channels == 0 || channels - first > unit_channels ? unit_channels
-                                                                             : channels - first;
+    return L::channels % unit_channels == 0 || L::channels - first > unit_channels ? unit_channels
+                                                                                   : L::channels - first;
   }
 
   // Where a run goes, channel and plane counted from the block's first: its first element in the output.
   static __device__ __forceinline__ int64 run_index(const Part& part, int64 n, int channel, int plane) {
-    return n * C::stride(0) + channel * C::stride(1) + (part.z * classes_z + plane) * C::stride(2) +
-           part.y * classes_y * C::stride(3) + part.x * classes_x * C::stride(4);
+    return n * C::stride(0) + channel * C::stride(1) + (part.z * L::classes_z + plane) * C::stride(2) +
+           part.y * L::classes_y * C::stride(3) + part.x * L::classes_x * C::stride(4);
   }
   // Elements from the last 16-byte boundary to there.
   static __device__ __forceinline__ int phase(const Parameters& p, int64 index) {
     if constexpr (channels_last) return 0;
     return static_cast<int>((static_cast<uint32>(reinterpret_cast<uint64>(p.output) / Output::bytes) +
                              static_cast<uint32>(index)) %
-                            width);
+                            L::width);
   }
   // Where it is held.
   static __device__ __forceinline__ float* run_of(const Parameters& p, Shared& all, const Part& part, int64 n,
@@ -201,69 +156,71 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
   // --- Values of a tile, to where they are held ---
   // An item's outputs of one class of z. `to`: where the lane's first ones go in the tile's first row.
   template <Way way, int rz>
-  __device__ __forceinline__ void keep_item(Distances& own, const Weights& w, const Held<rz>& held,
+  __device__ __forceinline__ void keep_item(Distances& own, const Fragments& w, const Held<rz>& held,
                                             const Operands<Before>& operands, const Tile& tile, int y,
-                                            int column, float* const (&to)[halves],
-                                            const bool (&in_range)[halves]) const {
-    const Columns c = columns_of(w, y, column);
-    const int first = y * classes_y * out_x + column * spans_x * 8 * classes_x;
-    for_constant<classes_y>([&](auto ry_) {
+                                            int column, float* const (&to)[L::halves],
+                                            const bool (&in_range)[L::halves]) const {
+    const Columns c = products.columns_of(w, y, column);
+    const int first = y * L::classes_y * L::out_x + column * L::spans_x * 8 * L::classes_x;
+    for_constant<L::classes_y>([&](auto ry_) {
       constexpr int ry = decltype(ry_)::value;
-      bool exists[spans_y];
+      bool exists[L::spans_y];
 #pragma unroll
-      for (int i = 0; i < spans_y; ++i) exists[i] = has_row(tile, y + i, ry);
+      for (int i = 0; i < L::spans_y; ++i) exists[i] = Products::has_row(tile, y + i, ry);
       Sums sum;
-      this->template convolve<rz, ry>(sum, w, c, held);
-      for_each_pair(sum, [&](auto half, auto rx, auto span, float* pair) {
-        Base::template before<way, swish_terms(rz, ry, rx)>(pair[0], pair[1], operands.row[half]);
+      products.template convolve<rz, ry>(sum, w, c, held);
+      Products::for_each_pair(sum, [&](auto half, auto rx, auto span, float* pair) {
+        Chains::template before<way, Chains::swish_terms(rz, ry, rx)>(pair[0], pair[1], operands.row[half]);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          compute_here(pair[i]);
-          if (!exists[span / spans_x] || ends(cell_of(tile, column, span), i, rx)) continue;
+          Chains::compute_here(pair[i]);
+          if (!exists[span / L::spans_x] || Products::ends(products.cell_of(tile, column, span), i, rx))
+            continue;
           const float distance = distance_from(pair[i], own.pivot[half]);
           own.sum[half] += distance;
           own.square[half] = fmaf(distance, distance, own.square[half]);
           if (in_range[half])
-            to[half][first + (span / spans_x * classes_y + ry) * out_x +
-                     (span % spans_x * 8 + i) * classes_x + rx] = pair[i];
+            to[half][first + (span / L::spans_x * L::classes_y + ry) * L::out_x +
+                     (span % L::spans_x * 8 + i) * L::classes_x + rx] = pair[i];
         }
       });
     });
   }
 
   template <Way way>
-  __device__ __forceinline__ void keep(const Part& part, const Tile& tile, Weights& w) const {
-    const int items = items_of(rows_of(tile));
-    const float count = lanes_sum<4>(static_cast<float>(count_of(tile)));
-    const int own_channels = channels_from(first_channel);
+  __device__ __forceinline__ void keep(const Part& part, const Tile& tile, Fragments& w) const {
+    const int items = Products::items_of(Products::rows_of(tile));
+    const float count = lanes_sum<4>(static_cast<float>(moments.count_of(tile)));
+    const int own_channels = channels_from(warp.first_channel);
 #pragma unroll 1
-    for (int m = 0; m < row_tiles; ++m) {
-      if constexpr (row_tiles > 1) load_weights(w, m);
+    for (int m = 0; m < L::row_tiles; ++m) {
+      if constexpr (L::row_tiles > 1) weights.load_weights(w, m);
       Operands<Before> operands;
-      operands.load(p, tile.n, first_channel / 16 + m, quad);
+      operands.load(warp.p, tile.n, warp.first_channel / 16 + m, warp.quad);
       Distances own;
-      this->template begin<way>(own, w, columns_of(w, 0, 0), operands);
-      for_constant<classes_z>([&](auto rz_) {
+      moments.template begin<way>(own, w, products.columns_of(w, 0, 0), operands);
+      for_constant<L::classes_z>([&](auto rz_) {
         constexpr int rz = decltype(rz_)::value;
-        if (!has_plane(tile, rz)) return;
-        float* to[halves];
-        bool in_range[halves];
+        if (!Products::has_plane(tile, rz)) return;
+        float* to[L::halves];
+        bool in_range[L::halves];
 #pragma unroll
-        for (int half = 0; half < halves; ++half) {
-          const int channel = m * 16 + row_channel(half, quad);
+        for (int half = 0; half < L::halves; ++half) {
+          const int channel = m * 16 + L::row_channel(half, warp.quad);
           in_range[half] =
-              (unit_channels % 16 == 0 && channels % unit_channels == 0) || channel < own_channels;
-          to[half] = run_of(p, all, part, tile.n, first_channel, in_range[half] ? channel : 0,
-                            (tile.z - part.z) * classes_z + rz) +
-                     (tile.y - part.y) * classes_y * out_x + (tile.x - part.x + 2 * in_quad) * classes_x;
+              (unit_channels % 16 == 0 && L::channels % unit_channels == 0) || channel < own_channels;
+          to[half] = run_of(warp.p, all, part, tile.n, warp.first_channel, in_range[half] ? channel : 0,
+                            (tile.z - part.z) * L::classes_z + rz) +
+                     (tile.y - part.y) * L::classes_y * L::out_x +
+                     (tile.x - part.x + 2 * warp.in_quad) * L::classes_x;
         }
-        const Held<rz> held = this->template hold_weights<rz>(w);
+        const Held<rz> held = weights.template hold_weights<rz>(w);
 #pragma unroll 1
         for (int item = 0; item < items; ++item)
-          keep_item<way, rz>(own, w, held, operands, tile, item / columns * spans_y, item % columns, to,
-                             in_range);
+          keep_item<way, rz>(own, w, held, operands, tile, item / L::columns * L::spans_y, item % L::columns,
+                             to, in_range);
       });
-      store_moments(own, m, count);
+      moments.store_moments(own, m, count);
     }
   }
 
@@ -274,15 +231,17 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
 #pragma unroll 1
     for (int channel = 0; channel < own_channels; ++channel) {
       Moments moments;
-      for_each_output(tile, [&](int z, int y, int x) {
-        const float value = careful_value(p, tile.n, first + channel, z, y, x);
-        run_of(p, all, part, tile.n, first, channel,
-               z - part.z * classes_z)[(y - part.y * classes_y) * out_x + x - part.x * classes_x] = value;
+      Careful::for_each_output(tile, [&](int z, int y, int x) {
+        const float value = Careful::value(p, tile.n, first + channel, z, y, x);
+        run_of(
+            p, all, part, tile.n, first, channel,
+            z - part.z * L::classes_z)[(y - part.y * L::classes_y) * L::out_x + x - part.x * L::classes_x] =
+            value;
         moments.merge(1.0f, value, 0.0f);
       });
       const float elements = lanes_sum<32>(moments.count);
       float mean, m2;
-      team_moments<32, threads>(moments, elements, nullptr, mean, m2);
+      team_moments<32, L::threads>(moments, elements, nullptr, mean, m2);
       if (threadIdx.x % 32 == 0) {
         area.moments[channel][0] = elements;
         area.moments[channel][1] = mean;
@@ -296,11 +255,11 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
   __device__ __forceinline__ void merge_channels(int slot, int parity) const {
     __syncwarp();
 #pragma unroll 1
-    for (int group = lane; group < unit_groups; group += 32) {
+    for (int group = warp.lane; group < unit_groups; group += 32) {
       Moments moments;
 #pragma unroll 1
       for (int i = 0; i < group_channels; ++i) {
-        const float* from = area.moments[group * group_channels + i];
+        const float* from = warp.area.moments[group * group_channels + i];
         moments.merge(from[0], from[1], from[2]);
       }
       if constexpr (strip_tiles == 1) {
@@ -319,7 +278,7 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
     if constexpr (strip_tiles > 1) {
       __syncthreads();
 #pragma unroll 1
-      for (int i = threadIdx.x; i < part_strips * unit_groups; i += threads) {
+      for (int i = threadIdx.x; i < part_strips * unit_groups; i += L::threads) {
         const int strip = i / unit_groups, group = i % unit_groups;
         Moments moments;
 #pragma unroll 1
@@ -343,12 +302,12 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
   __device__ __forceinline__ void merge_strips(int64 n, int parity) const {
     wait_for_cluster();
     constexpr float elements = static_cast<float>(group_channels * Tail::spatial);
-    const int own_groups = channels_from(first_channel) / group_channels;
+    const int own_groups = channels_from(warp.first_channel) / group_channels;
 #pragma unroll 1
-    for (int group = threadIdx.x / 32; group < own_groups; group += warps) {
+    for (int group = threadIdx.x / 32; group < own_groups; group += L::warps) {
       Moments own;
 #pragma unroll 4
-      for (int i = lane; i < all_strips; i += 32) {
+      for (int i = warp.lane; i < all_strips; i += 32) {
         constexpr int of_row = by_row ? 1 : tiles_x, of_part = by_row ? 1 : part_x;
         const int z = i / (tiles_y * of_row), y = i / of_row % tiles_y, x = i % of_row;
         const int block = (z / part_z * parts_y + y / part_y) * parts_x + x / of_part;
@@ -357,16 +316,16 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
         own.merge(v.x, v.y, v.z);
       }
       float mean, m2;
-      team_moments<32, threads>(own, elements, nullptr, mean, m2);
+      team_moments<32, L::threads>(own, elements, nullptr, mean, m2);
       const float rstd = 1.0f / sqrtf(m2 / elements + Tail::eps);
-      if (lane == 0 && p.statistics != nullptr && blockIdx.x % blocks == 0) {
-        float* to =
-            p.statistics + 2 * (n * (channels / group_channels) + first_channel / group_channels + group);
+      if (warp.lane == 0 && warp.p.statistics != nullptr && blockIdx.x % blocks == 0) {
+        float* to = warp.p.statistics +
+                    2 * (n * (L::channels / group_channels) + warp.first_channel / group_channels + group);
         to[0] = mean;
         to[1] = rstd;
       }
 #pragma unroll 1
-      for (int i = lane; i < group_channels; i += 32) {
+      for (int i = warp.lane; i < group_channels; i += 32) {
         const int channel = group * group_channels + i;
         const float scale = all.affine[channel][0] * norm_factor<Tail>(rstd, mean, m2);
         all.norm[channel][0] = scale;
@@ -396,46 +355,46 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
 
   // Channels before space: some lanes for each run, a vector a lane.
   __device__ __forceinline__ void finish_runs(const Part& part, int64 n) const {
-    constexpr int team = power_of_two((most_rows * most_of_row + 2 * width - 2) / width);
-    constexpr int vector_bytes = width * Output::bytes;
+    constexpr int team = power_of_two((most_rows * most_of_row + 2 * L::width - 2) / L::width);
+    constexpr int vector_bytes = L::width * Output::bytes;
     static_assert(vector_bytes == 16);
-    const int runs = channels_from(first_channel) * part.planes;
+    const int runs = channels_from(warp.first_channel) * part.planes;
     const int own = threadIdx.x % team;
 #pragma unroll 1
-    for (int run = threadIdx.x / team; run < runs; run += threads / team) {
+    for (int run = threadIdx.x / team; run < runs; run += L::threads / team) {
       const int channel = run / part.planes;
       const int plane = run - channel * part.planes;
       const float scale = all.norm[channel][0], shift = all.norm[channel][1];
       ChannelValues<After, 1> operands;
-      operands.load(p, n, first_channel + channel);
-      const int64 index = run_index(part, n, first_channel + channel, plane);
-      const int before = phase(p, index);
+      operands.load(warp.p, n, warp.first_channel + channel);
+      const int64 index = run_index(part, n, warp.first_channel + channel, plane);
+      const int before = phase(warp.p, index);
       const float* from = all.held + channel * held_pitch + plane * run_pitch;
 #pragma unroll 2
-      for (int i = own * width; i < before + part.length; i += team * width) {
-        float value[width];
+      for (int i = own * L::width; i < before + part.length; i += team * L::width) {
+        float value[L::width];
 #pragma unroll
-        for (int k = 0; k < width; k += 4) {
+        for (int k = 0; k < L::width; k += 4) {
           const float4 v = *reinterpret_cast<const float4*>(from + i + k);
           value[k] = v.x, value[k + 1] = v.y, value[k + 2] = v.z, value[k + 3] = v.w;
         }
         const int64 first = index - before + i;
-        if (i >= before && i + width <= before + part.length) {
-          typename After::template Tensors<width> tensors;
-          tensors.load(p, first);
+        if (i >= before && i + L::width <= before + part.length) {
+          typename After::template Tensors<L::width> tensors;
+          tensors.load(warp.p, first);
 #pragma unroll
-          for (int k = 0; k < width; ++k)
+          for (int k = 0; k < L::width; ++k)
             value[k] = After::value(fmaf(value[k], scale, shift), operands.value[0], tensors, k);
-          Packed<Output, width> packed;
+          Packed<Output, L::width> packed;
           packed.pack(value);
-          packed.store(p.output, first, true);
+          packed.store(warp.p.output, first, true);
         } else {
 #pragma unroll
-          for (int k = 0; k < width; ++k) {
+          for (int k = 0; k < L::width; ++k) {
             if (i + k < before || i + k >= before + part.length) continue;
             typename After::template Tensors<1> tensors;
-            tensors.load(p, first + k);
-            store_one<Output>(p.output, first + k,
+            tensors.load(warp.p, first + k);
+            store_one<Output>(warp.p.output, first + k,
                               After::value(fmaf(value[k], scale, shift), operands.value[0], tensors, 0));
           }
         }
@@ -447,26 +406,27 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
   template <bool aligned>
   __device__ __forceinline__ void finish_positions(const Part& part, int64 n) const {
     constexpr int piece = Numbers::output_piece;
-    static_assert(piece == 1 || (piece == width && channels % width == 0 && unit_channels % width == 0));
-    const int pieces = channels_from(first_channel) / piece;
-    const int at_once = threads / pieces;  // positions
+    static_assert(piece == 1 ||
+                  (piece == L::width && L::channels % L::width == 0 && unit_channels % L::width == 0));
+    const int pieces = channels_from(warp.first_channel) / piece;
+    const int at_once = L::threads / pieces;  // positions
     const int channel = static_cast<int>(threadIdx.x) % pieces * piece;
     const int own = static_cast<int>(threadIdx.x) / pieces;
     if (own >= at_once) return;
     ChannelValues<After, piece> operands;
-    operands.load(p, n, first_channel + channel);
+    operands.load(warp.p, n, warp.first_channel + channel);
     float scale[piece], shift[piece];
 #pragma unroll
     for (int k = 0; k < piece; ++k) scale[k] = all.norm[channel + k][0], shift[k] = all.norm[channel + k][1];
 #pragma unroll 1
     for (int plane = 0; plane < part.planes; ++plane) {
-      const int64 index = run_index(part, n, first_channel + channel, plane);
+      const int64 index = run_index(part, n, warp.first_channel + channel, plane);
       const float* from = all.held + channel * held_pitch + plane * run_pitch;
 #pragma unroll 2
       for (int i = own; i < part.length; i += at_once) {
         const int64 at = index + static_cast<int64>(i) * C::stride(4);
         typename After::template Tensors<piece> tensors;
-        tensors.load(p, at);
+        tensors.load(warp.p, at);
         float value[piece];
 #pragma unroll
         for (int k = 0; k < piece; ++k)
@@ -474,7 +434,7 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
               After::value(fmaf(from[k * held_pitch + i], scale[k], shift[k]), operands.value[k], tensors, k);
         Packed<Output, piece> packed;
         packed.pack(value);
-        packed.store(p.output, at, aligned);
+        packed.store(warp.p.output, at, aligned);
       }
     }
   }
@@ -482,7 +442,7 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
   __device__ __forceinline__ void finish(const Part& part, int64 n) const {
     if constexpr (!channels_last) {
       finish_runs(part, n);
-    } else if (reinterpret_cast<uint64>(p.output) % 16 == 0) {
+    } else if (reinterpret_cast<uint64>(warp.p.output) % 16 == 0) {
       finish_positions<true>(part, n);
     } else {
       finish_positions<false>(part, n);
@@ -492,19 +452,18 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
   // --- Work ---
   // The block's part of samples `first` to `last`, without it.
   __device__ __forceinline__ void run_samples(int64 first, int64 last) const {
-    for (int i = threadIdx.x; i < channels_from(first_channel); i += threads) {
-      all.affine[i][0] = Tail::weight(p, first_channel + i);
-      all.affine[i][1] = Tail::bias(p, first_channel + i);
+    for (int i = threadIdx.x; i < channels_from(warp.first_channel); i += L::threads) {
+      all.affine[i][0] = Tail::weight(warp.p, warp.first_channel + i);
+      all.affine[i][1] = Tail::bias(warp.p, warp.first_channel + i);
     }
-    share_weights_at_once();
-    clear_window();
+    weights.share_weights_at_once();
+    window.clear();
     __syncthreads();
     const Part part(static_cast<int>(blockIdx.x) % blocks);
-    const int warp = threadIdx.x / 32;
-    const int first_slot = part.from(warp);
-    float* window = area.x;
-    if (first_slot < slots) send_for_window(part.tile(first, first_slot), window);
-    Weights w;
+    const int first_slot = part.from(threadIdx.x / 32);
+    float* place = warp.area.x;
+    if (first_slot < slots) window.send_for(part.tile(first, first_slot), place);
+    Fragments w;
     Limits limits;
     bool has_weights = false;
     int parity = 0;
@@ -513,25 +472,25 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
 #pragma unroll 1
       for (int slot = first_slot, next_slot; slot < slots; slot = next_slot) {
         // Anew after a tile that needs care, as in thin_mma.cuh.
-        if (!has_weights) limits = input_limits(w);
+        if (!has_weights) limits = weights.input_limits(w);
         const Tile tile = part.tile(n, slot);
-        const Way way = take_window(tile, limits, window);
-        w.window = window;
-        if (windows > 1) window = area.x + (window_words - (window - area.x));
-        next_slot = part.from(slot + warps);
+        const Way way = window.take(tile, limits, place);
+        w.window = place;
+        if (L::windows > 1) place = warp.area.x + (L::window_words - (place - warp.area.x));
+        next_slot = part.from(slot + L::warps);
         const int64 next = next_slot < slots ? n : n + 1;
         const Tile next_tile = part.tile(next, next_slot < slots ? next_slot : first_slot);
-        if (prefetches && next < last) send_for_window(next_tile, window);
-        if (narrows && way == narrow) {
-          keep<narrow>(part, tile, w);
-        } else if (way != careful) {
-          keep<wide>(part, tile, w);
+        if (L::prefetches && next < last) window.send_for(next_tile, place);
+        if (Chains::narrows && way == Chains::narrow) {
+          keep<Chains::narrow>(part, tile, w);
+        } else if (way != Chains::careful) {
+          keep<Chains::wide>(part, tile, w);
         }
         __syncwarp();
-        if (!prefetches && next < last) send_for_window(next_tile, window);
-        if (way == careful) keep_carefully(p, all, area, part, tile, first_channel);
+        if (!L::prefetches && next < last) window.send_for(next_tile, place);
+        if (way == Chains::careful) keep_carefully(warp.p, all, warp.area, part, tile, warp.first_channel);
         merge_channels(slot, parity);
-        has_weights = !in_registers || way != careful;
+        has_weights = !L::in_registers || way != Chains::careful;
       }
       merge_tiles(parity);
       merge_strips(n, parity);
@@ -551,7 +510,9 @@ struct ThinResident : ThinMmaMoments<C, Tail, Numbers> {
     for (int64 unit = units * cluster / clusters; unit < last;) {
       const int64 set = unit / p.batch;
       const int64 end = (set + 1) * p.batch < last ? (set + 1) * p.batch : last;
-      ThinResident(p, shared, static_cast<int>(set)).run_samples(unit - set * p.batch, end - set * p.batch);
+      HoldInCluster{{p, shared.mma, shared.mma.warp[threadIdx.x / 32], static_cast<int>(set) * unit_channels},
+                    shared}
+          .run_samples(unit - set * p.batch, end - set * p.batch);
       unit = end;
     }
   }

@@ -42,9 +42,11 @@ __device__ __forceinline__ void sync(int barrier) {
 
 }  // namespace warpgroup
 
-template <class Convolution, class Tail, class Numbers>
+template <class Convolution, class OfTail, class OfNumbers>
 struct WgmmaLayout {
   using C = Convolution;
+  using Tail = OfTail;
+  using Numbers = OfNumbers;
   using Input = typename Tail::Input;
   using Parameters = ThinParameters<Tail::parameters>;
   static constexpr bool splits = Input::bytes == 4;
@@ -161,12 +163,6 @@ struct WgmmaLayout {
   };
 
   static_assert(parts == 1 || !two_passes, "blocks of a cluster do not wait for a norm");
-
-  const Parameters& p;
-  Shared& shared;
-
-  __device__ __forceinline__ WgmmaLayout(const Parameters& parameters, Shared& of_block)
-      : p(parameters), shared(of_block) {}
 
   static __device__ __forceinline__ int rank() {
     return parts == 1 ? 0 : static_cast<int>(blockIdx.x) % parts;

@@ -164,9 +164,7 @@ std::string ThinCores::refusal(const Problem& problem) {
   return "";
 }
 
-namespace {
-
-double seconds(const Problem& problem, const PlanOptions&) {
+double ThinCores::seconds(const Problem& problem, const PlanOptions&) {
   const ThinShape shape(problem);
   const Gpu& gpu = gpu_of(problem.device);
   const double bytes =
@@ -182,13 +180,8 @@ double seconds(const Problem& problem, const PlanOptions&) {
          bytes / gpu.bytes_per_second;
 }
 
-}  // namespace
 }  // namespace cuda
 
-extern const Strategy cuda_thin_cores{
-    "thin_cores", cuda::ThinCores::refusal, cuda::seconds,
-    [](const Problem& problem, const PlanOptions&) -> std::shared_ptr<const Kernel> {
-      return std::make_shared<const cuda::ThinCores>(problem);
-    }};
+extern constexpr Strategy cuda_thin_cores = cuda::row_of<cuda::ThinCores>("thin_cores");
 
 }  // namespace onepass

@@ -12,25 +12,14 @@ namespace cuda {
 namespace {
 
 template <Hold hold>
-struct ThinMmaRow {
-  static std::shared_ptr<const MmaNumbers> numbers_of(const Problem& problem, const ThinShape& shape) {
-    return searched<MmaNumbers>(problem, 0,
-                                [&] { return MmaNumbers(problem, shape, gpu_of(problem.device), hold); });
-  }
-
+class ThinMma final : public Kernel {
+ public:
+  // Why it cannot take the problem; empty where it can.
   static std::string refusal(const Problem& problem);
+  // Predicted time.
   static double seconds(const Problem& problem, const PlanOptions&);
 
-  class Kernel;
-  static std::shared_ptr<const onepass::Kernel> build(const Problem& problem, const PlanOptions&) {
-    return std::make_shared<const Kernel>(problem);
-  }
-};
-
-template <Hold hold>
-class ThinMmaRow<hold>::Kernel final : public onepass::Kernel {
- public:
-  explicit Kernel(const Problem& problem)
+  explicit ThinMma(const Problem& problem)
       : problem_(problem),
         shape_(problem),
         numbers_(*numbers_of(problem, shape_)),
@@ -80,6 +69,11 @@ class ThinMmaRow<hold>::Kernel final : public onepass::Kernel {
   }
 
  private:
+  static std::shared_ptr<const MmaNumbers> numbers_of(const Problem& problem, const ThinShape& shape) {
+    return searched<MmaNumbers>(problem, 0,
+                                [&] { return MmaNumbers(problem, shape, gpu_of(problem.device), hold); });
+  }
+
   Number resident_warps() const { return function_.resident_clusters() * numbers_.warps(); }
 
   // A tile's second pass comes when all tiles of its sample are most likely measured: every warp has one at a
@@ -125,7 +119,7 @@ class ThinMmaRow<hold>::Kernel final : public onepass::Kernel {
 };
 
 template <>
-std::string ThinMmaRow<Hold::recompute>::refusal(const Problem& problem) {
+std::string ThinMma<Hold::recompute>::refusal(const Problem& problem) {
   std::string reason = thin_refusal(problem);
   if (!reason.empty()) return reason;
   const ThinShape shape(problem);
@@ -135,7 +129,7 @@ std::string ThinMmaRow<Hold::recompute>::refusal(const Problem& problem) {
 }
 
 template <>
-double ThinMmaRow<Hold::recompute>::seconds(const Problem& problem, const PlanOptions&) {
+double ThinMma<Hold::recompute>::seconds(const Problem& problem, const PlanOptions&) {
   const ThinShape shape(problem);
   const double bytes = static_cast<double>(problem.output.byte_span()) +
                        static_cast<double>(problem.input.byte_span()) * shape.passes();
@@ -144,7 +138,7 @@ double ThinMmaRow<Hold::recompute>::seconds(const Problem& problem, const PlanOp
 }
 
 template <>
-std::string ThinMmaRow<Hold::in_output>::refusal(const Problem& problem) {
+std::string ThinMma<Hold::in_output>::refusal(const Problem& problem) {
   std::string reason = thin_refusal(problem);
   if (!reason.empty()) return reason;
   const ThinShape shape(problem);
@@ -158,7 +152,7 @@ std::string ThinMmaRow<Hold::in_output>::refusal(const Problem& problem) {
 }
 
 template <>
-double ThinMmaRow<Hold::in_output>::seconds(const Problem& problem, const PlanOptions&) {
+double ThinMma<Hold::in_output>::seconds(const Problem& problem, const PlanOptions&) {
   const ThinShape shape(problem);
   const std::shared_ptr<const MmaNumbers> numbers = numbers_of(problem, shape);
   // Values once each way and the output, most of it beside nothing else: the warps that move them do not
@@ -177,15 +171,11 @@ double ThinMmaRow<Hold::in_output>::seconds(const Problem& problem, const PlanOp
   return spread * (launched + 0.1 * (launched - 1.8e-5) + moved / gpu_of(problem.device).bytes_per_second);
 }
 
-using Recompute = ThinMmaRow<Hold::recompute>;
-using InOutput = ThinMmaRow<Hold::in_output>;
-
 }  // namespace
 }  // namespace cuda
 
-extern const Strategy cuda_thin_mma{"thin_mma", cuda::Recompute::refusal, cuda::Recompute::seconds,
-                                    cuda::Recompute::build};
-extern const Strategy cuda_thin_inplace{"thin_inplace", cuda::InOutput::refusal, cuda::InOutput::seconds,
-                                        cuda::InOutput::build};
+extern constexpr Strategy cuda_thin_mma = cuda::row_of<cuda::ThinMma<cuda::Hold::recompute>>("thin_mma");
+extern constexpr Strategy cuda_thin_inplace =
+    cuda::row_of<cuda::ThinMma<cuda::Hold::in_output>>("thin_inplace");
 
 }  // namespace onepass

@@ -251,6 +251,11 @@ std::shared_ptr<const ResidentNumbers> numbers_of(const Problem& problem, const 
 
 class ThinResident final : public Kernel {
  public:
+  // Why it cannot take the problem; empty where it can.
+  static std::string refusal(const Problem& problem);
+  // Predicted time.
+  static double seconds(const Problem& problem, const PlanOptions&);
+
   explicit ThinResident(const Problem& problem)
       : problem_(problem),
         shape_(problem),
@@ -327,7 +332,7 @@ class ThinResident final : public Kernel {
   Number blocks_;
 };
 
-std::string refusal(const Problem& problem) {
+std::string ThinResident::refusal(const Problem& problem) {
   std::string reason = thin_refusal(problem);
   if (!reason.empty()) return reason;
   const ThinShape shape(problem);
@@ -350,7 +355,7 @@ std::string refusal(const Problem& problem) {
   return "";
 }
 
-double seconds(const Problem& problem, const PlanOptions&) {
+double ThinResident::seconds(const Problem& problem, const PlanOptions&) {
   const ThinShape shape(problem);
   const Gpu& gpu = gpu_of(problem.device);
   const std::shared_ptr<const ResidentNumbers> numbers = numbers_of(problem, shape);
@@ -362,10 +367,6 @@ double seconds(const Problem& problem, const PlanOptions&) {
 }  // namespace
 }  // namespace cuda
 
-extern const Strategy cuda_thin_resident{
-    "thin_resident", cuda::refusal, cuda::seconds,
-    [](const Problem& problem, const PlanOptions&) -> std::shared_ptr<const Kernel> {
-      return std::make_shared<const cuda::ThinResident>(problem);
-    }};
+extern constexpr Strategy cuda_thin_resident = cuda::row_of<cuda::ThinResident>("thin_resident");
 
 }  // namespace onepass

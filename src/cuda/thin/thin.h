@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cuda/runtime/parameters.h"
@@ -101,6 +102,15 @@ class ThinWorkspace {
   Region control_, marks_, guard_, parts_, sums_, statistics_;
 };
 
+// A row of the table: its class has refusal(), seconds() and a constructor from the problem.
+template <class Row>
+constexpr Strategy row_of(std::string_view name) {
+  return {name, Row::refusal, Row::seconds,
+          [](const Problem& problem, const PlanOptions&) -> std::shared_ptr<const Kernel> {
+            return std::make_shared<const Row>(problem);
+          }};
+}
+
 // The row that takes every thin problem, and computes any convolution of at most `most_channels_of_cores`
 // channels a group: what a kernel of halves could not represent is done again by it.
 // `marks`: of the samples to compute, nullptr for all.
@@ -110,8 +120,10 @@ class ThinCores final : public Kernel {
   explicit ThinCores(const Problem& problem);
   ~ThinCores() override;
 
-  // Why it cannot take the problem.
+  // Why it cannot take the problem; empty where it can.
   static std::string refusal(const Problem& problem);
+  // Predicted time.
+  static double seconds(const Problem& problem, const PlanOptions&);
   size_t workspace_bytes() const override;
   std::string describe() const override;
   std::vector<std::string> numerics() const override;

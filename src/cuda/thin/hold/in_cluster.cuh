@@ -16,6 +16,7 @@
 #pragma once
 
 #include "device/barrier.cuh"
+#include "thin/hold/cluster_layout.cuh"
 #include "thin/mma/careful.cuh"
 #include "thin/mma/moments.cuh"
 #include "thin/mma/window.cuh"
@@ -25,6 +26,9 @@ namespace onepass {
 template <class C, class Tail, class Numbers>
 struct HoldInCluster {
   using L = ThinMmaLayout<C, Tail, Numbers>;
+  using K = ThinClusterLayout<L>;
+  using Shared = typename K::Shared;
+  using Part = typename K::Part;
   using Chains = ThinMmaChains<L>;
   using Weights = ThinMmaWeights<L>;
   using Products = ThinMmaProducts<L>;
@@ -46,112 +50,12 @@ struct HoldInCluster {
   template <int rz>
   using Held = typename Weights::template Held<rz>;
 
-  static constexpr int blocks = Numbers::blocks;
-  static constexpr int unit_channels = Numbers::unit_channels;
-  static constexpr int sets = (L::channels + unit_channels - 1) / unit_channels;
-  static constexpr int group_channels = Tail::group_channels;
-  static constexpr int unit_groups = unit_channels / group_channels;
-  static constexpr bool channels_last = Numbers::channels_last;
-  static constexpr int tiles_x = Numbers::tiles_x;
-  static constexpr int tiles_y = Numbers::tiles_y;
-  static constexpr int cells_z = (L::out_z + L::classes_z - 1) / L::classes_z;
-  static constexpr int part_z = Numbers::part_z;
-  static constexpr int part_y = Numbers::part_y;
-  static constexpr int part_x =
-      Numbers::part_x;  // tiles: less than a row of them only where there is one row
-  static constexpr int parts_y = (tiles_y + part_y - 1) / part_y;
-  static constexpr int parts_x = (tiles_x + part_x - 1) / part_x;
-  static_assert(parts_x == 1 || L::out_y == 1);
-  static constexpr int most_planes = part_z * L::classes_z;  // of a part's outputs
-  static constexpr int most_rows =
-      part_y * L::tile_y * L::classes_y < L::out_y ? part_y * L::tile_y * L::classes_y : L::out_y;
-  static constexpr int most_of_row = parts_x > 1 ? part_x* L::tile_x* L::classes_x : L::out_x;
-  static constexpr int run_pitch = Numbers::run_pitch;    // in elements
-  static constexpr int held_pitch = Numbers::held_pitch;  // of a channel
-  static_assert(channels_last || run_pitch >= most_rows * most_of_row + L::width - 1);
-
-  // A *strip*: a row of tiles; of one row, a tile.
-  static constexpr bool by_row = L::out_y > 1;
-  static constexpr int strip_tiles = by_row ? tiles_x : 1;
-  static constexpr int part_strips = part_z * part_y * (by_row ? 1 : part_x);
-  static constexpr int all_strips = cells_z * tiles_y * (by_row ? 1 : tiles_x);
-  static constexpr int slots = part_z * part_y * part_x;  // for the part's tiles
-
-  struct alignas(16) Shared {
-    typename L::Shared mma;
-    // Count, mean and M2: of the part's strips, of this sample and the one before; of its tiles.
-    float4 strips[2][part_strips][unit_groups];
-    float tiles[slots][unit_groups][3];
-    float affine[unit_channels][2];  // the norm's weight and bias
-    float norm[unit_channels][2];    // scale and shift
-    alignas(16) float held[Numbers::held_floats];
-  };
-  static_assert(sizeof(Shared) <= Numbers::all_bytes);
-
   const ThinMmaWarp<L> warp;
   Shared& all;
   const Weights weights{warp};
   const ThinMmaWindow<L> window{warp};
   const Products products{warp};
   const ThinMmaMoments<L> moments{warp};
-
-  // What the block has of a sample.
-  struct Part {
-    int z, y, x;         // its first cell
-    int planes, length;  // of its outputs: planes, elements of a run
-
-    explicit __device__ __forceinline__ Part(int index)
-        : z(index / (parts_x * parts_y) * part_z),
-          y(index / parts_x % parts_y * part_y * L::tile_y),
-          x(index % parts_x * part_x * L::tile_x),
-          planes(least(most_planes, L::out_z - z * L::classes_z)),
-          length(parts_x > 1
-                     ? least(most_of_row, L::out_x - x * L::classes_x)
-                     : least(part_y * L::tile_y * L::classes_y, L::out_y - y * L::classes_y) * L::out_x) {}
-
-    __device__ __forceinline__ Tile tile(int64 n, int slot) const {
-      return Tile(n, z + slot / (part_x * part_y), y + slot / part_x % part_y * L::tile_y,
-                  x + slot % part_x * L::tile_x);
-    }
-    // The first slot from this one on, in steps of the block's warps, that has a tile; `slots` or more where
-    // there is none.
-    __device__ __forceinline__ int from(int slot) const {
-      constexpr bool has_all = cells_z % part_z == 0 && tiles_y % part_y == 0 && tiles_x % part_x == 0;
-      if constexpr (!has_all) {
-        while (slot < slots && !exists(tile(0, slot))) slot += L::warps;
-      }
-      return slot;
-    }
-    static __device__ __forceinline__ bool exists(const Tile& tile) {
-      return tile.z < cells_z && tile.y < L::cells_y && tile.x < L::cells_x;
-    }
-    static __device__ __forceinline__ int least(int a, int b) { return a < b ? a : b; }
-  };
-
-  // How many of the unit's channels there are.
-  static __device__ __forceinline__ int channels_from(int first) {
-    return L::channels % unit_channels == 0 || L::channels - first > unit_channels ? unit_channels
-                                                                                   : L::channels - first;
-  }
-
-  // Where a run goes, channel and plane counted from the block's first: its first element in the output.
-  static __device__ __forceinline__ int64 run_index(const Part& part, int64 n, int channel, int plane) {
-    return n * C::stride(0) + channel * C::stride(1) + (part.z * L::classes_z + plane) * C::stride(2) +
-           part.y * L::classes_y * C::stride(3) + part.x * L::classes_x * C::stride(4);
-  }
-  // Elements from the last 16-byte boundary to there.
-  static __device__ __forceinline__ int phase(const Parameters& p, int64 index) {
-    if constexpr (channels_last) return 0;
-    return static_cast<int>((static_cast<uint32>(reinterpret_cast<uint64>(p.output) / Output::bytes) +
-                             static_cast<uint32>(index)) %
-                            L::width);
-  }
-  // Where it is held.
-  static __device__ __forceinline__ float* run_of(const Parameters& p, Shared& all, const Part& part, int64 n,
-                                                  int first, int channel, int plane) {
-    return all.held + channel * held_pitch + plane * run_pitch +
-           phase(p, run_index(part, n, first + channel, plane));
-  }
 
   // --- Values of a tile, to where they are held ---
   // An item's outputs of one class of z. `to`: where the lane's first ones go in the tile's first row.
@@ -191,7 +95,7 @@ struct HoldInCluster {
   __device__ __forceinline__ void keep(const Part& part, const Tile& tile, Fragments& w) const {
     const int items = Products::items_of(Products::rows_of(tile));
     const float count = lanes_sum<4>(static_cast<float>(moments.count_of(tile)));
-    const int own_channels = channels_from(warp.first_channel);
+    const int own_channels = K::channels_from(warp.first_channel);
 #pragma unroll 1
     for (int m = 0; m < L::row_tiles; ++m) {
       if constexpr (L::row_tiles > 1) weights.load_weights(w, m);
@@ -208,9 +112,9 @@ struct HoldInCluster {
         for (int half = 0; half < L::halves; ++half) {
           const int channel = m * 16 + L::row_channel(half, warp.quad);
           in_range[half] =
-              (unit_channels % 16 == 0 && L::channels % unit_channels == 0) || channel < own_channels;
-          to[half] = run_of(warp.p, all, part, tile.n, warp.first_channel, in_range[half] ? channel : 0,
-                            (tile.z - part.z) * L::classes_z + rz) +
+              (K::unit_channels % 16 == 0 && L::channels % K::unit_channels == 0) || channel < own_channels;
+          to[half] = K::run_of(warp.p, all, part, tile.n, warp.first_channel, in_range[half] ? channel : 0,
+                               (tile.z - part.z) * L::classes_z + rz) +
                      (tile.y - part.y) * L::classes_y * L::out_x +
                      (tile.x - part.x + 2 * warp.in_quad) * L::classes_x;
         }
@@ -227,13 +131,13 @@ struct HoldInCluster {
   // The same of a tile that needs care.
   static __device__ __noinline__ void keep_carefully(const Parameters& p, Shared& all, WarpShared& area,
                                                      const Part part, const Tile tile, int first) {
-    const int own_channels = channels_from(first);
+    const int own_channels = K::channels_from(first);
 #pragma unroll 1
     for (int channel = 0; channel < own_channels; ++channel) {
       Moments moments;
       Careful::for_each_output(tile, [&](int z, int y, int x) {
         const float value = Careful::value(p, tile.n, first + channel, z, y, x);
-        run_of(
+        K::run_of(
             p, all, part, tile.n, first, channel,
             z - part.z * L::classes_z)[(y - part.y * L::classes_y) * L::out_x + x - part.x * L::classes_x] =
             value;
@@ -255,14 +159,14 @@ struct HoldInCluster {
   __device__ __forceinline__ void merge_channels(int slot, int parity) const {
     __syncwarp();
 #pragma unroll 1
-    for (int group = warp.lane; group < unit_groups; group += 32) {
+    for (int group = warp.lane; group < K::unit_groups; group += 32) {
       Moments moments;
 #pragma unroll 1
-      for (int i = 0; i < group_channels; ++i) {
-        const float* from = warp.area.moments[group * group_channels + i];
+      for (int i = 0; i < K::group_channels; ++i) {
+        const float* from = warp.area.moments[group * K::group_channels + i];
         moments.merge(from[0], from[1], from[2]);
       }
-      if constexpr (strip_tiles == 1) {
+      if constexpr (K::strip_tiles == 1) {
         all.strips[parity][slot][group] = float4{moments.count, moments.mean, moments.m2, 0.0f};
       } else {
         float* to = all.tiles[slot][group];
@@ -275,15 +179,15 @@ struct HoldInCluster {
   }
 
   __device__ __forceinline__ void merge_tiles(int parity) const {
-    if constexpr (strip_tiles > 1) {
+    if constexpr (K::strip_tiles > 1) {
       __syncthreads();
 #pragma unroll 1
-      for (int i = threadIdx.x; i < part_strips * unit_groups; i += L::threads) {
-        const int strip = i / unit_groups, group = i % unit_groups;
+      for (int i = threadIdx.x; i < K::part_strips * K::unit_groups; i += L::threads) {
+        const int strip = i / K::unit_groups, group = i % K::unit_groups;
         Moments moments;
 #pragma unroll 1
-        for (int x = 0; x < strip_tiles; ++x) {
-          const float* from = all.tiles[strip * strip_tiles + x][group];
+        for (int x = 0; x < K::strip_tiles; ++x) {
+          const float* from = all.tiles[strip * K::strip_tiles + x][group];
           moments.merge(from[0], from[1], from[2]);
         }
         all.strips[parity][strip][group] = float4{moments.count, moments.mean, moments.m2, 0.0f};
@@ -294,39 +198,39 @@ struct HoldInCluster {
   // Those of the same strip and group in another block of the cluster.
   static __device__ __forceinline__ float4 load_of(const float4* own, int block) {
 #if __CUDA_ARCH__ >= 900
-    if constexpr (blocks > 1) return barrier::load_of_block(own, block);
+    if constexpr (K::blocks > 1) return barrier::load_of_block(own, block);
 #endif
     return *own;
   }
 
   __device__ __forceinline__ void merge_strips(int64 n, int parity) const {
     wait_for_cluster();
-    constexpr float elements = static_cast<float>(group_channels * Tail::spatial);
-    const int own_groups = channels_from(warp.first_channel) / group_channels;
+    constexpr float elements = static_cast<float>(K::group_channels * Tail::spatial);
+    const int own_groups = K::channels_from(warp.first_channel) / K::group_channels;
 #pragma unroll 1
     for (int group = threadIdx.x / 32; group < own_groups; group += L::warps) {
       Moments own;
 #pragma unroll 4
-      for (int i = warp.lane; i < all_strips; i += 32) {
-        constexpr int of_row = by_row ? 1 : tiles_x, of_part = by_row ? 1 : part_x;
-        const int z = i / (tiles_y * of_row), y = i / of_row % tiles_y, x = i % of_row;
-        const int block = (z / part_z * parts_y + y / part_y) * parts_x + x / of_part;
-        const int strip = (z % part_z * part_y + y % part_y) * of_part + x % of_part;
+      for (int i = warp.lane; i < K::all_strips; i += 32) {
+        constexpr int of_row = K::by_row ? 1 : K::tiles_x, of_part = K::by_row ? 1 : K::part_x;
+        const int z = i / (K::tiles_y * of_row), y = i / of_row % K::tiles_y, x = i % of_row;
+        const int block = (z / K::part_z * K::parts_y + y / K::part_y) * K::parts_x + x / of_part;
+        const int strip = (z % K::part_z * K::part_y + y % K::part_y) * of_part + x % of_part;
         const float4 v = load_of(&all.strips[parity][strip][group], block);
         own.merge(v.x, v.y, v.z);
       }
       float mean, m2;
       team_moments<32, L::threads>(own, elements, nullptr, mean, m2);
       const float rstd = 1.0f / sqrtf(m2 / elements + Tail::eps);
-      if (warp.lane == 0 && warp.p.statistics != nullptr && blockIdx.x % blocks == 0) {
-        float* to = warp.p.statistics +
-                    2 * (n * (L::channels / group_channels) + warp.first_channel / group_channels + group);
+      if (warp.lane == 0 && warp.p.statistics != nullptr && blockIdx.x % K::blocks == 0) {
+        float* to = warp.p.statistics + 2 * (n * (L::channels / K::group_channels) +
+                                             warp.first_channel / K::group_channels + group);
         to[0] = mean;
         to[1] = rstd;
       }
 #pragma unroll 1
-      for (int i = warp.lane; i < group_channels; i += 32) {
-        const int channel = group * group_channels + i;
+      for (int i = warp.lane; i < K::group_channels; i += 32) {
+        const int channel = group * K::group_channels + i;
         const float scale = all.affine[channel][0] * norm_factor<Tail>(rstd, mean, m2);
         all.norm[channel][0] = scale;
         all.norm[channel][1] = fmaf(-mean, scale, all.affine[channel][1]);
@@ -338,7 +242,7 @@ struct HoldInCluster {
   // For all threads of all blocks; what they wrote before is then visible.
   static __device__ __forceinline__ void wait_for_cluster() {
 #if __CUDA_ARCH__ >= 900
-    if constexpr (blocks > 1) {
+    if constexpr (K::blocks > 1) {
       barrier::cluster_sync();
       return;
     }
@@ -355,10 +259,10 @@ struct HoldInCluster {
 
   // Channels before space: some lanes for each run, a vector a lane.
   __device__ __forceinline__ void finish_runs(const Part& part, int64 n) const {
-    constexpr int team = power_of_two((most_rows * most_of_row + 2 * L::width - 2) / L::width);
+    constexpr int team = power_of_two((K::most_rows * K::most_of_row + 2 * L::width - 2) / L::width);
     constexpr int vector_bytes = L::width * Output::bytes;
     static_assert(vector_bytes == 16);
-    const int runs = channels_from(warp.first_channel) * part.planes;
+    const int runs = K::channels_from(warp.first_channel) * part.planes;
     const int own = threadIdx.x % team;
 #pragma unroll 1
     for (int run = threadIdx.x / team; run < runs; run += L::threads / team) {
@@ -367,9 +271,9 @@ struct HoldInCluster {
       const float scale = all.norm[channel][0], shift = all.norm[channel][1];
       ChannelValues<After, 1> operands;
       operands.load(warp.p, n, warp.first_channel + channel);
-      const int64 index = run_index(part, n, warp.first_channel + channel, plane);
-      const int before = phase(warp.p, index);
-      const float* from = all.held + channel * held_pitch + plane * run_pitch;
+      const int64 index = K::run_index(part, n, warp.first_channel + channel, plane);
+      const int before = K::phase(warp.p, index);
+      const float* from = all.held + channel * K::held_pitch + plane * K::run_pitch;
 #pragma unroll 2
       for (int i = own * L::width; i < before + part.length; i += team * L::width) {
         float value[L::width];
@@ -407,8 +311,8 @@ struct HoldInCluster {
   __device__ __forceinline__ void finish_positions(const Part& part, int64 n) const {
     constexpr int piece = Numbers::output_piece;
     static_assert(piece == 1 ||
-                  (piece == L::width && L::channels % L::width == 0 && unit_channels % L::width == 0));
-    const int pieces = channels_from(warp.first_channel) / piece;
+                  (piece == L::width && L::channels % L::width == 0 && K::unit_channels % L::width == 0));
+    const int pieces = K::channels_from(warp.first_channel) / piece;
     const int at_once = L::threads / pieces;  // positions
     const int channel = static_cast<int>(threadIdx.x) % pieces * piece;
     const int own = static_cast<int>(threadIdx.x) / pieces;
@@ -420,8 +324,8 @@ struct HoldInCluster {
     for (int k = 0; k < piece; ++k) scale[k] = all.norm[channel + k][0], shift[k] = all.norm[channel + k][1];
 #pragma unroll 1
     for (int plane = 0; plane < part.planes; ++plane) {
-      const int64 index = run_index(part, n, warp.first_channel + channel, plane);
-      const float* from = all.held + channel * held_pitch + plane * run_pitch;
+      const int64 index = K::run_index(part, n, warp.first_channel + channel, plane);
+      const float* from = all.held + channel * K::held_pitch + plane * K::run_pitch;
 #pragma unroll 2
       for (int i = own; i < part.length; i += at_once) {
         const int64 at = index + static_cast<int64>(i) * C::stride(4);
@@ -430,8 +334,8 @@ struct HoldInCluster {
         float value[piece];
 #pragma unroll
         for (int k = 0; k < piece; ++k)
-          value[k] =
-              After::value(fmaf(from[k * held_pitch + i], scale[k], shift[k]), operands.value[k], tensors, k);
+          value[k] = After::value(fmaf(from[k * K::held_pitch + i], scale[k], shift[k]), operands.value[k],
+                                  tensors, k);
         Packed<Output, piece> packed;
         packed.pack(value);
         packed.store(warp.p.output, at, aligned);
@@ -440,7 +344,7 @@ struct HoldInCluster {
   }
 
   __device__ __forceinline__ void finish(const Part& part, int64 n) const {
-    if constexpr (!channels_last) {
+    if constexpr (!K::channels_last) {
       finish_runs(part, n);
     } else if (reinterpret_cast<uint64>(warp.p.output) % 16 == 0) {
       finish_positions<true>(part, n);
@@ -452,17 +356,17 @@ struct HoldInCluster {
   // --- Work ---
   // The block's part of samples `first` to `last`, without it.
   __device__ __forceinline__ void run_samples(int64 first, int64 last) const {
-    for (int i = threadIdx.x; i < channels_from(warp.first_channel); i += L::threads) {
+    for (int i = threadIdx.x; i < K::channels_from(warp.first_channel); i += L::threads) {
       all.affine[i][0] = Tail::weight(warp.p, warp.first_channel + i);
       all.affine[i][1] = Tail::bias(warp.p, warp.first_channel + i);
     }
     weights.share_weights_at_once();
     window.clear();
     __syncthreads();
-    const Part part(static_cast<int>(blockIdx.x) % blocks);
+    const Part part(static_cast<int>(blockIdx.x) % K::blocks);
     const int first_slot = part.from(threadIdx.x / 32);
     float* place = warp.area.x;
-    if (first_slot < slots) window.send_for(part.tile(first, first_slot), place);
+    if (first_slot < K::slots) window.send_for(part.tile(first, first_slot), place);
     Fragments w;
     Limits limits;
     bool has_weights = false;
@@ -470,7 +374,7 @@ struct HoldInCluster {
 #pragma unroll 1
     for (int64 n = first; n < last; ++n) {
 #pragma unroll 1
-      for (int slot = first_slot, next_slot; slot < slots; slot = next_slot) {
+      for (int slot = first_slot, next_slot; slot < K::slots; slot = next_slot) {
         // Anew after a tile that needs care, as in thin_mma.cuh.
         if (!has_weights) limits = weights.input_limits(w);
         const Tile tile = part.tile(n, slot);
@@ -478,8 +382,8 @@ struct HoldInCluster {
         w.window = place;
         if (L::windows > 1) place = warp.area.x + (L::window_words - (place - warp.area.x));
         next_slot = part.from(slot + L::warps);
-        const int64 next = next_slot < slots ? n : n + 1;
-        const Tile next_tile = part.tile(next, next_slot < slots ? next_slot : first_slot);
+        const int64 next = next_slot < K::slots ? n : n + 1;
+        const Tile next_tile = part.tile(next, next_slot < K::slots ? next_slot : first_slot);
         if (L::prefetches && next < last) window.send_for(next_tile, place);
         if (Chains::narrows && way == Chains::narrow) {
           keep<Chains::narrow>(part, tile, w);
@@ -503,15 +407,16 @@ struct HoldInCluster {
 
   // Units are numbered with samples running fastest, and each cluster has some that follow each other.
   static __device__ __forceinline__ void run(const Parameters& p, Shared& shared) {
-    const int64 units = p.batch * sets;
-    const int64 clusters = gridDim.x / blocks, cluster = blockIdx.x / blocks;
+    const int64 units = p.batch * K::sets;
+    const int64 clusters = gridDim.x / K::blocks, cluster = blockIdx.x / K::blocks;
     const int64 last = units * (cluster + 1) / clusters;
 #pragma unroll 1
     for (int64 unit = units * cluster / clusters; unit < last;) {
       const int64 set = unit / p.batch;
       const int64 end = (set + 1) * p.batch < last ? (set + 1) * p.batch : last;
-      HoldInCluster{{p, shared.mma, shared.mma.warp[threadIdx.x / 32], static_cast<int>(set) * unit_channels},
-                    shared}
+      HoldInCluster{
+          {p, shared.mma, shared.mma.warp[threadIdx.x / 32], static_cast<int>(set) * K::unit_channels},
+          shared}
           .run_samples(unit - set * p.batch, end - set * p.batch);
       unit = end;
     }

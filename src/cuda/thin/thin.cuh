@@ -7,7 +7,7 @@
 //            a mean
 //
 // Pass 1 is left out without a norm, pass 2 where a mean follows the norm directly. Work is taken by ticket
-// as in tail_streamed.cuh: pass 1 of a wave of samples, then pass 2 of the wave before. Moves x once or twice
+// as in tail/streamed.cuh: pass 1 of a wave of samples, then pass 2 of the wave before. Moves x once or twice
 // and y once.
 //
 // `Convolution` is the problem's, generated (src/cuda/thin/thin.cc); so is `Tail`. Three parts make a kernel:
@@ -27,7 +27,7 @@ namespace onepass {
 // The words behind those of the samples: redo_all in the first one speaks for all samples.
 enum RedoWord : uint32 { redo_none = 0, redo_some = 1, redo_all = 2 };
 
-// What f32 elements are multiplied by where f16 parts stand for them (thin_samples.cuh).
+// What f32 elements are multiplied by where f16 parts stand for them (thin/samples.cuh).
 constexpr float thin_input_scale = 32.0f;
 
 // A convolution in groups is as many convolutions, each of channels of its own: what is called a sample here

@@ -23,7 +23,7 @@
 // blocks have tiles or planes of it each: moments or sums of its channels never leave the chip, and the first
 // block writes the means. Moves x once (halo columns of a tile come from the second-level cache).
 //
-// Precisions and scales are those of thin_samples.cuh. What f16 has no room for, and what is not finite where
+// Precisions and scales are those of thin/samples.cuh. What f16 has no room for, and what is not finite where
 // terms are filled up, is done again by thin_cores.
 //
 // Here are the ends of a unit and the threads' parts; of the pieces _layout has what they share, _weights A,

@@ -1,4 +1,4 @@
-// What HoldInCluster keeps where: parts of a sample, shared memory of a block, runs of held values.
+// Sizes of HoldInCluster: parts of a sample, shared memory of a block, runs of held values.
 #pragma once
 
 #include "thin/mma/layout.cuh"
@@ -56,7 +56,7 @@ struct ThinClusterLayout {
   };
   static_assert(sizeof(Shared) <= Numbers::all_bytes);
 
-  // What the block has of a sample.
+  // The part of a sample that a block has.
   struct Part {
     int z, y, x;         // its first cell
     int planes, length;  // of its outputs: planes, elements of a run
@@ -74,7 +74,7 @@ struct ThinClusterLayout {
       return Tile(n, z + slot / (part_x * part_y), y + slot / part_x % part_y * L::tile_y,
                   x + slot % part_x * L::tile_x);
     }
-    // The first slot from this one on, in steps of the block's warps, that has a tile; `slots` or more where
+    // The first slot from this one on, in steps of the block's warps, that has a tile; at least `slots` where
     // there is none.
     __device__ __forceinline__ int from(int slot) const {
       constexpr bool has_all = cells_z % part_z == 0 && tiles_y % part_y == 0 && tiles_x % part_x == 0;
@@ -89,13 +89,13 @@ struct ThinClusterLayout {
     static __device__ __forceinline__ int least(int a, int b) { return a < b ? a : b; }
   };
 
-  // How many of the unit's channels there are.
+  // Channels of the unit that exist.
   static __device__ __forceinline__ int channels_from(int first) {
     return L::channels % unit_channels == 0 || L::channels - first > unit_channels ? unit_channels
                                                                                    : L::channels - first;
   }
 
-  // Where a run goes, channel and plane counted from the block's first: its first element in the output.
+  // Index of a run's first element in the output. Channel and plane count from the block's first.
   static __device__ __forceinline__ int64 run_index(const Part& part, int64 n, int channel, int plane) {
     return n * C::stride(0) + channel * C::stride(1) + (part.z * L::classes_z + plane) * C::stride(2) +
            part.y * L::classes_y * C::stride(3) + part.x * L::classes_x * C::stride(4);
@@ -107,7 +107,7 @@ struct ThinClusterLayout {
                              static_cast<uint32>(index)) %
                             L::width);
   }
-  // Where it is held.
+  // Where the run is held.
   static __device__ __forceinline__ float* run_of(const Parameters& p, Shared& all, const Part& part, int64 n,
                                                   int first, int channel, int plane) {
     return all.held + channel * held_pitch + plane * run_pitch +

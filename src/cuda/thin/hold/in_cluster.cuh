@@ -57,8 +57,8 @@ struct HoldInCluster {
   const Products products{warp};
   const ThinMmaMoments<L> moments{warp};
 
-  // --- Values of a tile, to where they are held ---
-  // An item's outputs of one class of z. `to`: where the lane's first ones go in the tile's first row.
+  // --- Values of a tile go to where they are held ---
+  // An item's outputs of one class of z. `to`: the lane's first output in the tile's first row.
   template <Way way, int rz>
   __device__ __forceinline__ void keep_item(Distances& own, const Fragments& w, const Held<rz>& held,
                                             const Operands<Before>& operands, const Tile& tile, int y,
@@ -128,7 +128,7 @@ struct HoldInCluster {
     }
   }
 
-  // The same of a tile that needs care.
+  // The same for a tile that is computed carefully.
   static __device__ __noinline__ void keep_carefully(const Parameters& p, Shared& all, WarpShared& area,
                                                      const Part part, const Tile tile, int first) {
     const int own_channels = K::channels_from(first);
@@ -154,8 +154,8 @@ struct HoldInCluster {
     }
   }
 
-  // --- Statistics: of a tile's channels to those of its groups, of a strip's tiles, of all strips of the
-  // unit: in the same order whatever the parts are ---
+  // --- Statistics: channels of a tile, groups, tiles of a strip, strips of the unit, in an order that does
+  // not depend on the parts ---
   __device__ __forceinline__ void merge_channels(int slot, int parity) const {
     __syncwarp();
 #pragma unroll 1
@@ -195,7 +195,7 @@ struct HoldInCluster {
     }
   }
 
-  // Those of the same strip and group in another block of the cluster.
+  // Moments of a strip and group in another block of the cluster.
   static __device__ __forceinline__ float4 load_of(const float4* own, int block) {
 #if __CUDA_ARCH__ >= 900
     if constexpr (K::blocks > 1) return barrier::load_of_block(own, block);
@@ -239,7 +239,7 @@ struct HoldInCluster {
     __syncthreads();
   }
 
-  // For all threads of all blocks; what they wrote before is then visible.
+  // Waits for all threads of all blocks; their writes are then visible.
   static __device__ __forceinline__ void wait_for_cluster() {
 #if __CUDA_ARCH__ >= 900
     if constexpr (K::blocks > 1) {
@@ -306,7 +306,7 @@ struct HoldInCluster {
     }
   }
 
-  // Channels after space: `piece` neighbouring ones of a position a thread, the same ones all along.
+  // Channels after space: a thread has `piece` neighbouring channels, the same at every position.
   template <bool aligned>
   __device__ __forceinline__ void finish_positions(const Part& part, int64 n) const {
     constexpr int piece = Numbers::output_piece;
@@ -354,7 +354,7 @@ struct HoldInCluster {
   }
 
   // --- Work ---
-  // The block's part of samples `first` to `last`, without it.
+  // The block's part of samples `first` to `last`, exclusive.
   __device__ __forceinline__ void run_samples(int64 first, int64 last) const {
     for (int i = threadIdx.x; i < K::channels_from(warp.first_channel); i += L::threads) {
       all.affine[i][0] = Tail::weight(warp.p, warp.first_channel + i);
@@ -375,7 +375,7 @@ struct HoldInCluster {
     for (int64 n = first; n < last; ++n) {
 #pragma unroll 1
       for (int slot = first_slot, next_slot; slot < K::slots; slot = next_slot) {
-        // Anew after a tile that needs care, as in thin_mma.cuh.
+        // Loaded again after a careful tile: registers are not saved across its calls.
         if (!has_weights) limits = weights.input_limits(w);
         const Tile tile = part.tile(n, slot);
         const Way way = window.take(tile, limits, place);
@@ -399,13 +399,13 @@ struct HoldInCluster {
       merge_tiles(parity);
       merge_strips(n, parity);
       finish(part, n);
-      __syncthreads();  // what is held has left
+      __syncthreads();  // held values are stored
       parity ^= 1;
     }
-    wait_for_cluster();  // none leaves, or begins with other channels, while others may read its moments
+    wait_for_cluster();  // other blocks may still read this one's moments
   }
 
-  // Units are numbered with samples running fastest, and each cluster has some that follow each other.
+  // Units are numbered with samples running fastest. Each cluster has consecutive units.
   static __device__ __forceinline__ void run(const Parameters& p, Shared& shared) {
     const int64 units = p.batch * K::sets;
     const int64 clusters = gridDim.x / K::blocks, cluster = blockIdx.x / K::blocks;

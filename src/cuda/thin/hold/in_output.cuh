@@ -63,37 +63,37 @@ struct HoldInOutput {
     HoldInOutput{{p, shared, shared.warp[threadIdx.x / 32]}}.run();
   }
 
-  // Rows of the ring, where those of the output are no whole sectors, are filled up.
+  // Rows of the ring are padded where rows of the output are not whole sectors.
   static constexpr bool fills_up = Numbers::kept_pitch > 0;
   static constexpr int row_pitch = fills_up ? Numbers::kept_pitch : L::out_x;
   static constexpr bool in_place = is_same<Output, f32> && !fills_up;
   static constexpr int elements = static_cast<int>(L::channels * Tail::spatial);  // of a sample
-  // Of a vector: what one lane stores at a time. Where rows are filled up values do not lie as the output
-  // does, and lanes load neighbours.
+  // Elements of a vector that a lane stores. With padded rows, values and output lie differently, and lanes
+  // load neighbouring elements.
   static constexpr int width = (fills_up ? 4 : 16) / Output::bytes;
   static_assert(Tail::has_norm && !Tail::has_mean && !L::prefetches);
 
   static __device__ __forceinline__ char* output_of(const Parameters& p, int64 n) {
     return static_cast<char*>(p.output) + n * elements * Output::bytes;
   }
-  // Samples of the ring, which lies where those kernels whose block ends in a mean have sums.
+  // Samples of the ring. It lies where kernels of blocks with a mean have sums.
   static __device__ __forceinline__ int64 ring_samples(const Parameters& p) { return p.only_words; }
-  // Values of a sample between the passes. In the ring they begin as far from a vector as the output does.
+  // Values of a sample between the passes. In the ring they have the 16-byte phase of the output.
   static __device__ __forceinline__ float* values_of(const Parameters& p, int64 n) {
     if constexpr (in_place) return reinterpret_cast<float*>(output_of(p, n));
     const auto phase = reinterpret_cast<uint64>(output_of(p, n)) / Output::bytes % width;
     return p.sums + n % ring_samples(p) * Numbers::kept_length + (fills_up ? 0 : phase);
   }
-  // Where an element lies among them.
+  // The place of an element among them.
   static __device__ __forceinline__ int place_of(int element) {
     return fills_up ? element + element / L::out_x * (row_pitch - L::out_x) : element;
   }
-  // Counts the shares of a sample that are finished: others may then have its place in the ring.
+  // Counts finished shares of a sample. Its place in the ring is free when all are finished.
   static __device__ __forceinline__ uint32* finished_shares(const Parameters& p, int64 n) {
     return p.control + 4 + n * 4 + 1;
   }
 
-  // --- Pass 1: values as they are, and the sums of their distances from the quad's first ---
+  // --- Pass 1: stores values, and sums their distances from the quad's first ---
   struct Kept {
     typename Chains::template Operands<Before> before;
     Distances own;
@@ -128,7 +128,7 @@ struct HoldInOutput {
       }
       return x;
     }
-    // Read again soon.
+    // Read again soon: keep in L2.
     template <class Pieces>
     static __device__ __forceinline__ void store_piece(const Pieces& pieces, void* to, int index,
                                                        bool aligned) {
@@ -181,7 +181,7 @@ struct HoldInOutput {
   // --- Pass 2 ---
   static constexpr int step = 32 * width;  // elements of a warp's vectors
   using Tensors = typename After::template Tensors<width>;
-  // Vectors of a lane: 16 registers, more where stages read tensors.
+  // Vectors of a lane in flight: 16 registers, more where stages read tensors.
   static constexpr int in_flight = (sizeof(Tensors) > 1 ? 8 : 16) / width;
 
   // Norm and after-chain of a channel.
@@ -200,8 +200,8 @@ struct HoldInOutput {
     }
   };
 
-  // The channels of a vector's elements: one where they lie before space; else those of a lane's vectors are
-  // the same all along where the warp's are whole positions.
+  // The channels of a vector's elements: one where channels lie before space. Otherwise a lane's channels
+  // stay the same where a warp's vectors cover whole positions.
   struct OneChannel {
     Channel channel;
     __device__ __forceinline__ void move_to(const Parameters&, int64, int) {}
@@ -221,7 +221,7 @@ struct HoldInOutput {
     __device__ __forceinline__ const Channel& of(int k) const { return channel[k]; }
   };
 
-  // Those of a vector of the output.
+  // Loads the values of a vector of the output.
   static __device__ __forceinline__ void load_values(float (&value)[width], const float* values,
                                                      int element) {
     if constexpr (fills_up) {
@@ -264,7 +264,7 @@ struct HoldInOutput {
     }
   }
 
-  // Elements `first` to `last`: those before the first vector and behind the last are loaded before the
+  // Elements `first` to `last`. Those before the first vector and behind the last are loaded before the
   // vectors and stored after them. `vectors(first, last)`; `channel(element)`.
   template <class Vectors, class ChannelOf>
   __device__ __forceinline__ void normalise_run(int64 n, int first, int last, Vectors&& vectors,
@@ -286,7 +286,7 @@ struct HoldInOutput {
     }
   }
 
-  // Where share `index` of a sample begins: with a line of the output.
+  // Share `index` of a sample begins at a line of the output.
   static __device__ __forceinline__ int begin_of(const char* output, int index) {
     constexpr int line = 128 / Output::bytes;
     constexpr int64 length = (elements + Numbers::tiles - 1) / Numbers::tiles;
@@ -332,7 +332,7 @@ struct HoldInOutput {
     }
   }
 
-  // --- Work: thin_mma.cuh has how tickets are drawn ---
+  // --- Schedule ---
   __device__ __forceinline__ void run() const {
     if (threadIdx.x == 0) warp.shared.drawn = 0;
     weights.share_weights();
@@ -358,7 +358,7 @@ struct HoldInOutput {
       const uint32 drawn = tickets.draw(neighbours, any_block);
       int64 next;
       if (ticket < tiles) {
-        // Anew after a tile that needs care: they are not kept in memory over the calls there.
+        // Loaded again after a careful tile: registers are not saved across its calls.
         if (!has_weights) limits = weights.input_limits(w);
         const Tile tile(ticket);
         if constexpr (!in_place) {

@@ -74,7 +74,7 @@ struct HoldByRecomputing {
       }
     }
 
-    // Where they go: from row to row, from channel to channel.
+    // Where values go: strides of rows and channels.
     static constexpr int row_stride = L::out_x;
     static constexpr int64 channel_stride = Tail::spatial;
     static __device__ __forceinline__ int64 index(int channel, int z, int y, int x) {
@@ -94,7 +94,7 @@ struct HoldByRecomputing {
                                                        bool aligned) {
       pieces.store(to, index, aligned);
     }
-    // Nobody reads them again soon.
+    // Not read again soon: evict first.
     template <class Vector>
     static __device__ __forceinline__ void store(void* to, Vector value) {
       __stcs(static_cast<Vector*>(to), value);
@@ -132,8 +132,8 @@ struct HoldByRecomputing {
     }
   }
 
-  // The passes of a warp, one after the other: of a ticket the first pass of one tile and the second of the
-  // tile `lag` before, each where there is such a tile.
+  // A pass of a ticket: pass 1 of its tile, or pass 2 of the tile `lag` before, each where there is such a
+  // tile.
   struct Pass {
     int64 ticket;
     bool is_second;
@@ -167,7 +167,7 @@ struct HoldByRecomputing {
     bool has_weights = false;
 #pragma unroll 1
     while (true) {
-      // Anew after a tile that needs care: they are not kept in memory over the calls there.
+      // Loaded again after a careful tile: registers are not saved across its calls.
       if (!has_weights) limits = weights.input_limits(w);
       const Tile tile = tile_of(pass);
       if (Tail::has_norm && pass.is_second) {

@@ -5,8 +5,8 @@
 
 namespace onepass {
 
-// Such tiles are rare: the code is small and apart. Functions are static, for the address of an object would
-// make all its shared memory generic.
+// Such tiles are rare. Functions are static: the address of an object would make all its shared memory
+// generic.
 template <class L>
 struct ThinMmaCareful {
   using C = typename L::C;
@@ -91,8 +91,9 @@ struct ThinMmaCareful {
   }
 
   // body(z, y, x) for the lane's outputs of a channel that the tile stores in `sample`. Where tiles overlap
-  // those are whole sectors, as in `send`: each of its runs (all rows of a plane, or a row) begins and ends
-  // with the first sector that begins in it or behind it, but where a plane or a row does.
+  // these are whole sectors, as in ThinMmaSend. A run (all rows of a plane, or a row) then starts at the
+  // first sector that begins in it. It ends where the next run starts. The first and the last run of a plane,
+  // or row, have its ends.
   template <class Body>
   static __device__ __forceinline__ void for_each_stored(const char* sample, const Tile& tile, int channel,
                                                          Body&& body) {

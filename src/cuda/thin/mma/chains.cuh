@@ -1,5 +1,5 @@
-// The chains of a thin_mma.cuh kernel on the values of a lane, and how closely a tile's sums are known: a
-// swish of sums that are small takes fewer instructions.
+// The chains of a kernel on the values of a lane, and the ways to compute a tile: small sums need fewer
+// instructions for a swish.
 #pragma once
 
 #include "thin/mma/layout.cuh"
@@ -14,7 +14,8 @@ struct ThinMmaChains {
   using Parameters = typename L::Parameters;
   using Terms = typename L::Terms;
 
-  // --- The largest |x| of a tile in each of three ways ---
+  // How a tile is computed, by the largest |x| of its window: by short forms of the chain, by exact ones, or
+  // output by output.
   enum Way { narrow, wide, careful };
 
   // --- Chains ---
@@ -37,16 +38,16 @@ struct ThinMmaChains {
     return Chain::value(x, own.value[0], none, 0);
   }
 
-  // Two values of a channel through the before-chain. A special function takes
-  // as long as eight other instructions: in the narrow way a swish, h + h tanh(h) with h = x / 2, has one or
-  // none. f32: h tanh(h) is h^2 by a polynomial of h^2, the shorter the smaller sums are, and those of
-  // classes with fewer taps mostly are: of at most half as many as others have three terms up to 0.6, of
-  // fewer two up to 0.3 (0.2 where operands are not rounded), of others four up to 1. All are off by 1e-7 at
-  // most, by 3e-7 of the swish, two terms up to 0.3 by 7e-7 of it. 16 bits: tanh.approx is off by 2^-11 of
-  // its value, so that a swish is by x^2 2^-13 or less, within what rounding x to the output's type takes
-  // from it where |x| is at most 1 (f16) or 2.5 (bf16). bf16 has one term up to 0.3 for classes with few
-  // taps, off by 3.2e-4 of the swish, a sixth of what that rounding takes. Strict numerics have the forms of
-  // f32 there too.
+  // Two values of a channel through the before-chain. A special function takes as long as eight other
+  // instructions. In the narrow way a swish, h + h tanh(h) with h = x / 2, has one of them or none.
+  // f32: h tanh(h) is h^2 times a polynomial of h^2. Small sums need fewer terms, and classes with fewer taps
+  // have smaller sums. Classes with at most half of the most taps have three terms, up to |x| = 0.6. Those
+  // with at most a quarter (an eighth where operands are split) have two, up to 0.3 (0.2). Others have four,
+  // up to 1. Errors are at most 1e-7, and 3e-7 of the swish; 7e-7 with two terms up to 0.3.
+  // 16 bits: tanh.approx is off by 2^-11 of its value, so that a swish is off by at most x^2 2^-13. Rounding
+  // to the output's type takes more where |x| is at most 1 (f16) or 2.5 (bf16). bf16 has one term up to 0.3
+  // for classes with few taps: off by 3.2e-4 of the swish, a sixth of what rounding takes. Strict numerics
+  // use the forms of f32.
   static constexpr bool narrows = Numbers::begins_with_swish;
   static constexpr bool takes_tanh = Output::bytes == 2 && !Numbers::strict;
   static constexpr int most_terms = 4;
@@ -91,7 +92,8 @@ struct ThinMmaChains {
     }
   }
 
-  // Computes a value here: the compiler would move all of it behind a branch of the few that are not taken.
+  // Forces the value to be computed here. Otherwise the compiler moves the computation behind a rarely
+  // skipped branch.
   static __device__ __forceinline__ void compute_here(float& x) { asm volatile("" : "+f"(x)); }
 
   static __device__ __forceinline__ float wide_sigmoid(float x) {
@@ -118,8 +120,8 @@ struct ThinMmaChains {
       b = Rest::value(b, own.value[0], none, 0);
     }
   }
-  // Their distances from the pivot. Those of a swish alone are one instruction everywhere: of equal values
-  // they are the same, if not 0.
+  // Distances of the two values from the pivot. For a swish alone they are one instruction everywhere: equal
+  // values have equal distances, though not always 0.
   template <Way way, int terms>
   static __device__ __forceinline__ void before(float& a, float& b, const ChannelValues<Before, 1>& own,
                                                 float pivot) {

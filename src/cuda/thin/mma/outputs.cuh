@@ -35,8 +35,8 @@ struct ThinMmaOutputs {
   const Products products{warp};
   const Send send{warp};
 
-  // An item's outputs from where they are computed to memory. `to`: those of channel 16 m in the tile's first
-  // row and column. `piece` of a lane's neighbours are one vector of memory where `aligned`.
+  // Stores an item's outputs as they are computed. `to`: channel 16 m in the tile's first row and column.
+  // `piece` neighbours of a lane are one vector of memory where `aligned`.
   template <Way way, int rz, class Values>
   __device__ __forceinline__ void store(const Tile& tile, const Fragments& w, const Held<rz>& held,
                                         Values& values, int y, int column, char* to, int count,
@@ -86,8 +86,8 @@ struct ThinMmaOutputs {
     });
   }
 
-  // The same where channels lie after space: a lane's two channels of a position are neighbours, and those of
-  // eight lanes whole sectors.
+  // The same where channels lie after space. A lane's two channels of a position are neighbours, and eight
+  // lanes have whole sectors.
   template <Way way, int rz, bool aligned, class Values>
   __device__ __forceinline__ void store_interleaved(const Tile& tile, const Fragments& w,
                                                     const Held<rz>& held, Values& values, int y, int column,
@@ -147,9 +147,9 @@ struct ThinMmaOutputs {
     });
   }
 
-  // An item's outputs of one class of z to where they lie in the warp's stage, whose row `row` of cells it
-  // begins with. `start` is the phase of the lane's channel in the stage's first row (8 channels further it
-  // is the same: a vector has 4 or 8 elements).
+  // Puts an item's outputs of one class of z into the warp's stage, from row `row` of cells on. `start` is
+  // the phase of the lane's channel in the stage's first row. It is the same 8 channels further: a vector has
+  // 4 or 8 elements.
   template <Way way, int rz, class Values>
   __device__ __forceinline__ void put(const Tile& tile, const Fragments& w, const Held<rz>& held,
                                       Values& values, int y, int column, int row, int start) const {
@@ -183,8 +183,8 @@ struct ThinMmaOutputs {
           float value = values.finish(
               half, pair[i], is_own && Products::has_row(tile, y + span / L::spans_x, ry) && !ends_before);
           Chains::compute_here(value);
-          // A row of cells that the output has in part is the last of its chunk: what lies behind is not
-          // sent. Nor are channels there are not.
+          // A row of cells that lies partly beyond the output is the last of its chunk. Elements behind the
+          // end of a chunk and channels beyond the last are not sent.
           const bool in_range = L::staged_channels % 8 == 0 || half * 8 + warp.quad < L::staged_channels;
           if (in_range && !ends_before)
             store_one<Output>(to[span / L::spans_x],
@@ -195,11 +195,11 @@ struct ThinMmaOutputs {
     });
   }
 
-  // Items that have the outputs of a sector.
+  // Items that cover a sector.
   static constexpr int more_columns =
       (L::sector + 8 * L::spans_x * L::classes_x - 1) / (8 * L::spans_x * L::classes_x);
 
-  // The first outputs of the row of cells behind the tile, for the sector where its last row ends.
+  // The first outputs of the row of cells after the tile, for the sector in which its last row ends.
   template <Way way, int rz, class Values>
   __device__ __forceinline__ void put_next(const Fragments& w, const Held<rz>& held, Values& values, int rows,
                                            int start) const {
@@ -261,7 +261,7 @@ struct ThinMmaOutputs {
       }
       return;
     }
-    // Rows go on in the sector where the row before ends, where sectors are no longer than rows.
+    // Consecutive rows share a sector where a row has at least a sector of elements.
     constexpr bool carries = L::whole_rows && L::out_x >= L::sector;
     const bool is_last = L::whole_rows ? tile.y + L::tile_y >= L::cells_y : tile.x + L::tile_x >= L::cells_x;
     const bool is_first = L::whole_rows ? tile.y == 0 : tile.x == 0;

@@ -1,4 +1,4 @@
-// The products of thin_mma.cuh: columns of the window times weights, and which outputs their sums are.
+// Products by mma.sync: columns of the window times weights, and the outputs that their sums belong to.
 #pragma once
 
 #include "thin/mma/window.cuh"
@@ -19,7 +19,7 @@ struct ThinMmaProducts {
   const ThinMmaWarp<L> warp;
   const Weights weights{warp};
 
-  // What the lane's cells have of a group's terms.
+  // Elements of the window for a group's terms, of the lane's cells.
   static constexpr int box_z = Terms::reach(0) + 1, box_y = Terms::reach(1) + 1, box_x = Terms::reach(2) + 1;
   static constexpr bool preloads = L::classes_z * L::classes_y > 1 && Terms::taps_at_once == 1 &&
                                    L::vectors* box_z* box_y* box_x* L::spans <= 32;
@@ -62,7 +62,7 @@ struct ThinMmaProducts {
         constexpr int i = decltype(i_)::value;
         constexpr int vector = i / (box_x * box_y * box_z);
         constexpr int all = C::in_channels;
-        // The last four channels may lie in another way, those there are.
+        // The last group of input channels may have fewer than four, at other distances.
         constexpr int pattern = vector == L::vectors - 1 && all % 4 != 0 ? L::patterns - 1 : 0;
 #pragma unroll
         for (int span = 0; span < L::spans; ++span)
@@ -114,8 +114,8 @@ struct ThinMmaProducts {
     });
   }
 
-  // The same where x = x1 + x2, w = w1 + w2: small terms before large ones where columns are in registers,
-  // else apart; the tensor core truncates its sums, so that at most 64 terms are added in it.
+  // The same where x = x1 + x2 and w = w1 + w2. Small products are added before large ones where columns are
+  // in registers, else in sums of their own. The tensor core truncates its sums: it adds at most 64 terms.
   template <int rz, int ry, int rx, class HeldWeights>
   __device__ __forceinline__ void convolve_split(Sums& sum, const Fragments& w, const Columns& c,
                                                  const HeldWeights& held) const {
@@ -174,7 +174,7 @@ struct ThinMmaProducts {
     });
   }
 
-  // The first of the lane's two neighbours in a span of an item.
+  // The first of the lane's two neighbouring cells in a span of an item.
   __device__ __forceinline__ int cell_of(const Tile& tile, int column, int span) const {
     return tile.x + (column * L::spans_x + span % L::spans_x) * 8 + 2 * warp.in_quad;
   }

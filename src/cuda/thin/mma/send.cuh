@@ -1,4 +1,4 @@
-// Rows that a warp has put together in shared memory, to memory in whole sectors.
+// Stores rows that a warp has put together in shared memory, in whole sectors.
 #pragma once
 
 #include "thin/mma/layout.cuh"
@@ -22,24 +22,26 @@ struct ThinMmaSend {
 
   const ThinMmaWarp<L> warp;
 
-  // Elements from the 16-byte boundary before it to where a channel goes whose channel 0 goes to `to`.
+  // The phase of a channel whose channel 0 goes to `to`: elements from the last 16-byte boundary.
   static __device__ __forceinline__ int phase(const char* to, int channel) {
     return static_cast<int>((static_cast<uint32>(reinterpret_cast<uint64>(to)) / Output::bytes +
                              static_cast<uint32>(channel) * static_cast<uint32>(Tail::spatial % L::width)) %
                             L::width);
   }
 
-  // How a chunk begins and ends: with a sector of which the rest is there too (kept from the chunk before, or
-  // computed besides), which another chunk has or will have, or of which the rest is not this warp's.
+  // The sector at either end of a chunk:
+  // own     part of a sector that no other chunk writes; stored element by element
+  // others  another chunk writes it
+  // shared  written here as a whole: the rest is kept from the chunk before, or computed as well
   enum Side { own, others, shared };
 
-  // What the warp put together to where it belongs: some lanes for each channel, a vector a lane, whole
-  // sectors (L2 takes several times as long for parts of one). A chunk lies behind a vector for what was
-  // kept.
+  // Sends a chunk: `lanes_of_chunk` lanes for each channel, a vector a lane, whole sectors. (L2 takes several
+  // times as long for parts of a sector.) The chunk lies one vector behind the begin of the stage, where the
+  // rest of the chunk before is kept.
   static constexpr int most_vectors = (L::sector - 1 + L::chunk_elements) / L::sector * 2;
   static constexpr int lanes_of_chunk = 8;
   static constexpr int at_once = 32 / lanes_of_chunk;
-  // Phases repeat after `period` channels: the addresses of a few serve all.
+  // Phases repeat after `period` channels: few addresses serve all channels.
   static constexpr int period = Tail::spatial % L::sector == 0       ? 1
                                 : Tail::spatial * 2 % L::sector == 0 ? 2
                                 : Tail::spatial * 4 % L::sector == 0 ? 4
@@ -47,7 +49,7 @@ struct ThinMmaSend {
                                                                      : 16;
   static constexpr int residues = period > at_once ? period / at_once : 1;
 
-  // The vectors of a chunk, from that in which it begins.
+  // The vectors of a chunk, counted from the one in which it begins.
   struct Vectors {
     int odd;    // the first is the second of its sector
     int shift;  // elements before the chunk's first
@@ -56,14 +58,14 @@ struct ThinMmaSend {
         : odd(static_cast<int>(at / 16 % 2)),
           shift(static_cast<int>(at % 16) / Output::bytes),
           end(shift + length) {}
-    // Of the first sector that begins in the chunk.
+    // Vector of the first sector that begins in the chunk.
     __device__ __forceinline__ int first_whole() const { return shift == 0 && odd == 0 ? 0 : 2 - odd; }
-    // Behind the last sector that ends in the chunk.
+    // Vector behind the last sector that ends in the chunk.
     __device__ __forceinline__ int last_whole() const { return ((odd + end / L::width) & ~1) - odd; }
     __device__ __forceinline__ bool ends_within() const { return (odd * L::width + end) % L::sector != 0; }
   };
 
-  // `count`: of channels.
+  // `count`: channels.
   template <class Values>
   __device__ __forceinline__ void send(unsigned char* stage, char* to, int count, int length, Side begin,
                                        Side end) const {
@@ -71,7 +73,7 @@ struct ThinMmaSend {
     const int vector = warp.lane % lanes_of_chunk;  // from the sector in which the chunk begins
     const char* first = to + sub * Tail::spatial * Output::bytes;
     const unsigned char* from = stage + sub * L::channel_pitch * Output::bytes + 16 + vector * 16;
-    // A lane's sector ends in the chunk where the chunk begins so many bytes behind its own first sector.
+    // A lane stores its sector where it ends within the chunk: where the phase is at least this.
     const int least = (vector / 2 + 1) * 32 - length * Output::bytes;
     const bool takes_first = begin == shared || vector >= 2;
 #pragma unroll
@@ -79,7 +81,7 @@ struct ThinMmaSend {
       const uint64 at = reinterpret_cast<uint64>(first + j * at_once * Tail::spatial * Output::bytes);
       const int phase = static_cast<int>(at) & 31;
       uint64 place = at - phase + vector * 16;
-      asm volatile("" : "+l"(place));  // one address, not one for each distance from it
+      asm volatile("" : "+l"(place));  // keeps one address in registers instead of one for each offset
       const unsigned char* from_vector = from - (phase & 16);
       const bool takes = takes_first || phase == 0;
       constexpr int in_flight = 4;
@@ -89,7 +91,8 @@ struct ThinMmaSend {
         for (int k = j * at_once; k < L::staged_channels; k += residues * at_once) {
           if (L::channels % (L::row_tiles > 1 ? 16 : at_once) != 0 && k + sub >= count) continue;
           const int64 ahead = static_cast<int64>(k - j * at_once) * Tail::spatial * Output::bytes;
-          // Those that are not sent as well: what lies there is the warp's own, and loads need not wait.
+          // Loads all vectors, also those that are not stored: it is the warp's own memory, and loads do not
+          // wait for the test.
           uint4 data[in_flight];
 #pragma unroll
           for (int i = 0; i < in_flight; ++i) {
@@ -108,7 +111,7 @@ struct ThinMmaSend {
         }
       }
     }
-    // Two lanes for each channel see to the ends.
+    // Two lanes for each channel store the ends.
     const int channel = warp.lane / 2;
     const uint64 at = reinterpret_cast<uint64>(to + channel * Tail::spatial * Output::bytes);
     const Vectors vectors(at, length);
@@ -140,7 +143,7 @@ struct ThinMmaSend {
     } else if (end == others) {
       __syncwarp();
       uint4 rest;
-      // The next chunk's first vector is that in which this one ends, or the one behind.
+      // The next chunk begins in the vector in which this one ends, or in the one behind.
       const int vector = vectors.end / L::width - warp.lane % 2;
       if (channel < count) rest = *reinterpret_cast<const uint4*>(of_channel + vector * 16);
       __syncwarp();

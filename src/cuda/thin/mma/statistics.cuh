@@ -1,6 +1,5 @@
-// Statistics of a sample that many warps compute: moments of channels become those of groups, of 32 tiles
-// those of a set, of the sets those of the sample. The warp that comes last merges, so that loads of a
-// sample's second pass do not follow each other.
+// Merges the moments of a sample's tiles. Channels are merged to groups, 32 tiles to a set, and sets to the
+// sample. The warp that arrives last merges: a sample's second pass does not wait for a chain of loads.
 #pragma once
 
 #include "thin/mma/layout.cuh"
@@ -95,13 +94,13 @@ struct ThinMmaStatistics {
             float* to = warp.p.statistics + 2 * (tile.n * L::groups + group);
             to[0] = mean;
             to[1] = rstd;
-            // For pass 2, where the first part was: all lanes have read it.
+            // Pass 2 reads it where the first part was. All lanes have read that part.
             float* norm = part_of(tile.n, 0) + group * 3;
             norm[0] = mean;
             norm[1] = norm_factor<Tail>(rstd, mean, m2);
           }
         });
-    if (warp.lane == 0) release(counters + 2, 1u);  // it wrote them all itself
+    if (warp.lane == 0) release(counters + 2, 1u);  // lane 0 wrote all of them
   }
 };
 

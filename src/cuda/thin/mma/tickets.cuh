@@ -9,11 +9,11 @@ template <class L>
 struct ThinMmaTickets {
   const ThinMmaWarp<L> warp;
 
-  // The next ticket, in lane 0. A block's warps take `neighbours` of them, whose rows and windows lie beside
-  // each other; where there are few, all multiprocessors have some. Where there are many (`any_block`) those
-  // behind the first of each warp go to whichever is free: it takes longer to ask all multiprocessors, but
-  // none is left with more than others. What a ticket waits for has lower ones: those of this block are taken
-  // before it, those of others are or will be.
+  // Draws the next ticket, in lane 0. The warps of a block take `neighbours` consecutive tickets, whose rows
+  // and windows lie beside each other. With few tickets every multiprocessor gets some. With many
+  // (`any_block`), tickets after the first of each warp go to whichever warp is free. An atomic of the whole
+  // GPU takes longer, but the load is balanced. A ticket waits only for lower ones: those of this block are
+  // taken before it, those of other blocks are or will be taken.
   __device__ __forceinline__ uint32 draw(uint32 neighbours, bool any_block) const {
     if (warp.lane != 0) return 0;
     const uint32 turn = atomicAdd(&warp.shared.drawn, 1u);

@@ -1,5 +1,4 @@
-// The weights of a thin_mma.cuh kernel as its products take them, and how large x may be for each way to
-// compute a tile.
+// Weights as the products read them, and how large x may be for each way to compute a tile.
 #pragma once
 
 #include "thin/mma/chains.cuh"
@@ -15,7 +14,7 @@ struct ThinMmaWeights {
 
   const ThinMmaWarp<L> warp;
 
-  // --- Weights of 16 channels, as the products take them ---
+  // The weights of 16 channels.
   struct Fragments {
     uint32 a[L::in_registers ? L::products : 1][4];
     const uint32 (*shared)[32][4];  // of these channels
@@ -23,7 +22,7 @@ struct ThinMmaWeights {
     float bias[4];                  // as sums lie: two cells of a channel, two of that 8 further
   };
 
-  // A multiplicand as the tensor core takes it; the rest of it where it is split.
+  // An operand as the tensor core reads it, and its low part where it is split.
   static __device__ __forceinline__ uint32 operand(float x) {
     return __float_as_uint(C::rounds_to_tf32 || L::splits ? round_operand<C>(x) : x);
   }
@@ -31,8 +30,8 @@ struct ThinMmaWeights {
     return __float_as_uint(x - round_to_tf32(x));  // 12 bits, of which the product takes 11
   }
 
-  // body(product, which two of its four registers, tap and input channel of the lane) for all terms; there is
-  // no such channel where there is no term.
+  // body(product, first of two of its four registers, tap, input channel of the lane) for all terms. The
+  // channel is C::in_channels where the lane has no term.
   template <class Body>
   __device__ __forceinline__ void for_each_term(Body&& body) const {
     L::for_each_class([&](auto rz_, auto ry_, auto rx_) {
@@ -53,7 +52,7 @@ struct ThinMmaWeights {
     });
   }
 
-  // Those of the block's channels 16 m and on.
+  // Loads the weights of the block's channels from 16 m on.
   __device__ __forceinline__ void load_weights(Fragments& w, int m) const {
     w.shared = warp.shared.weights + m * L::products;
     if constexpr (L::in_registers && !L::shares_weights) {
@@ -74,8 +73,9 @@ struct ThinMmaWeights {
     for (int half = 0; half < 2; ++half) {
       const int channel = warp.first_channel + m * 16 + L::row_channel(half, warp.quad);
       const float value = channel < L::channels ? L::scale * L::bias(warp.p, channel) : 0.0f;
-      // The first product takes four registers in a row. Of two equal ones the compiler would keep one and
-      // copy it for each product, one instruction an output; it does not know that the neighbour's is equal.
+      // The first product reads four consecutive registers. Of two equal registers the compiler would keep
+      // one and copy it for each product, one instruction an output. It does not know that the neighbouring
+      // lane's value is equal.
       w.bias[half * 2] = value;
       w.bias[half * 2 + 1] = __shfl_xor_sync(0xffffffffu, value, 1);
     }
@@ -102,9 +102,8 @@ struct ThinMmaWeights {
     }
   }
 
-  // The same, some halves of products of a warp at a time, whose loads are under way together: a block begins
-  // 2 us earlier with 25 products. (With it thin_mma's kernel of s60 in strict f32 spills 126 bytes and is 2%
-  // slower.)
+  // The same with loads of several halves of products in flight: a block begins 2 us earlier with 25
+  // products. (With it the recomputing kernel of s60 in strict f32 spills 126 bytes and is 2% slower.)
   __device__ __forceinline__ void share_weights_at_once() const {
     if constexpr (L::shared_weights > 0) {
       constexpr int at_once = 4;
@@ -155,7 +154,7 @@ struct ThinMmaWeights {
     }
   }
 
-  // The weights of one class of z in registers, while a pass goes over its outputs, where they fit.
+  // The weights of one class of z in registers during a pass, where they fit.
   static constexpr int most_held = 10;
   template <int rz>
   struct Held {
@@ -181,7 +180,7 @@ struct ThinMmaWeights {
     }
     return held;
   }
-  // Weights of a product, from there or from where they lie.
+  // Weights of a product, from held registers or from shared memory.
   template <bool of_rest, class HeldWeights>
   __device__ __forceinline__ void take_weights(uint32 (&a)[4], const Fragments& w, const HeldWeights& held,
                                                int index) const {
@@ -198,7 +197,7 @@ struct ThinMmaWeights {
     float narrow, wide;  // NaN where there is none
   };
 
-  // Leaves the weights of the last channels in `w`.
+  // Limits of |x| for the narrow and the wide way. Leaves the weights of the last channels in `w`.
   __device__ __forceinline__ Limits input_limits(Fragments& w) const {
     float largest[Chains::most_terms + 1] =
         {};                     // sum of a class's |w|, of those with so many terms of a swish

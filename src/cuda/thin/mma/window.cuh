@@ -1,4 +1,4 @@
-// The window of x that a warp of thin_mma.cuh has in shared memory for its tile.
+// The window of x that a warp has in shared memory for its tile.
 #pragma once
 
 #include "thin/mma/weights.cuh"
@@ -18,10 +18,10 @@ struct ThinMmaWindow {
 
   const ThinMmaWarp<L> warp;
 
-  // --- The window of x ---
+  // Where a window begins in the input.
   struct Origin {
-    int z, y, x;       // of the window's first row, without what leads
-    const char* from;  // where they lie in channel 0; the input may not have them
+    int z, y, x;       // of the window's first row, behind `lead`
+    const char* from;  // its address in channel 0; may lie outside the input
   };
   __device__ __forceinline__ Origin origin_of(const Tile& tile) const {
     const int z = tile.z * static_cast<int>(C::step(0)) + Terms::low(0);
@@ -36,8 +36,8 @@ struct ThinMmaWindow {
     return static_cast<unsigned>(position) < static_cast<unsigned>(size);
   }
 
-  // body(where the channel 0 of a position goes, whether the input has it, where it lies) for the lane's
-  // positions of the window: row by row 32 neighbours at a time, then what is left of all rows together.
+  // body(place in channel 0 of the window, whether it lies in the input, address) for the lane's positions of
+  // the window. Rows go 32 neighbours at a time, then the remainders of all rows together.
   template <class Body>
   __device__ __forceinline__ void for_each_position(const Tile& tile, Body&& body) const {
     constexpr int bytes = Tail::Input::bytes;
@@ -72,8 +72,8 @@ struct ThinMmaWindow {
     }
   }
 
-  // body(where a vector goes, how many of its bytes the input has, where it lies) for the lane's vectors of
-  // the window, several rows at a time; channels go `plane_to` elements apart.
+  // body(place in the window, bytes of it in the input, address) for the lane's vectors of the window,
+  // several rows at a time. Channels are `plane_to` elements apart.
   template <int plane_to, class Body>
   __device__ __forceinline__ void for_each_vector(const Tile& tile, Body&& body) const {
     constexpr int bytes = Tail::Input::bytes;
@@ -83,7 +83,7 @@ struct ThinMmaWindow {
     const Origin o = origin_of(tile);
     const int own_row = warp.lane / lanes, own = warp.lane - own_row * lanes;
     if (own_row >= rows) return;
-    // Few vectors one after the other: what the input has of a row is then found once for all channels.
+    // With few vectors all loops are unrolled: the bounds of a row are tested once for all channels.
     constexpr int rows_at_once = (L::window_y + rows - 1) / rows;
     constexpr bool all_at_once =
         (of_row + lanes - 1) / lanes * rows_at_once * L::window_z * C::in_channels <= 32;
@@ -122,7 +122,7 @@ struct ThinMmaWindow {
     return Numbers::rows_are_vectors && reinterpret_cast<uint64>(warp.p.input) % 16 == 0;
   }
 
-  // What fills up is zero always.
+  // Padding of the window is zero at all times.
   __device__ __forceinline__ void clear() const {
     for (int i = warp.lane; i < L::windows * L::window_words; i += 32) warp.area.x[i] = 0.0f;
     __syncwarp();
@@ -132,8 +132,8 @@ struct ThinMmaWindow {
     return L::prefetches ? reinterpret_cast<unsigned char*>(warp.area.raw) : warp.area.stage;
   }
 
-  // Sends for the window of a tile; no lane reads what was there. Where the input has nothing none is read,
-  // and there are zeros.
+  // Starts the copy of a tile's window; no lane reads the old one any more. Positions outside the input
+  // become zeros.
   __device__ __forceinline__ void send_for(const Tile& tile, float* x) const {
     if (by_vectors()) {
       for_each_vector<L::is_short ? L::raw_plane : L::plane>(tile, [&](int to, int bytes, const char* from) {
@@ -156,7 +156,7 @@ struct ThinMmaWindow {
     }
   }
 
-  // Waits for it.
+  // Waits for the window, converts it, and says how the tile is computed.
   __device__ __forceinline__ Way take(const Tile& tile, const Limits& limits, float* x) const {
     float largest = 0.0f;
     if (L::is_short && !by_vectors()) {
@@ -189,7 +189,7 @@ struct ThinMmaWindow {
         }
       };
       if constexpr (L::is_short && L::plane == L::raw_plane) {
-        // Lanes behind the end have the last vector as well: no branches.
+        // Lanes behind the end take the last vector again: no branches.
         constexpr int last = L::window_words - L::input_width;
 #pragma unroll 1
         for (int first = 0; first < L::window_words; first += 32 * L::input_width) {

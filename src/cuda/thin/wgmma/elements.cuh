@@ -1,4 +1,4 @@
-// Elements of x on their way to the ring of thin_wgmma.cuh, one by one, and the guard of their range.
+// Elements of x on their way to the ring of thin/wgmma.cuh, one by one, and the guard of their range.
 #pragma once
 
 #include "thin/wgmma/layout.cuh"

@@ -1,4 +1,4 @@
-// What the pieces of thin_wgmma.cuh share: the numbers of a plan, shared memory and its ring.
+// What the pieces of thin/wgmma.cuh share: the numbers of a plan, shared memory and its ring.
 #pragma once
 
 #include "device/barrier.cuh"

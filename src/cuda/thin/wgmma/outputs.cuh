@@ -1,4 +1,4 @@
-// What becomes of the sums of thin_wgmma.cuh that a plane ends: the chain, and sums or moments of its values.
+// What becomes of the sums of thin/wgmma.cuh that a plane ends: the chain, and sums or moments of its values.
 #pragma once
 
 #include "thin/wgmma/products.cuh"

@@ -1,4 +1,4 @@
-// The threads that load, of thin_wgmma.cuh: whole rows by vectors, or elements.
+// The threads that load, of thin/wgmma.cuh: whole rows by vectors, or elements.
 #pragma once
 
 #include "thin/wgmma/elements.cuh"

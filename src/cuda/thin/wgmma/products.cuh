@@ -1,4 +1,4 @@
-// Products of a plane of thin_wgmma.cuh, and where their operands and their sums lie.
+// Products of a plane of thin/wgmma.cuh, and where their operands and their sums lie.
 #pragma once
 
 #include "thin/wgmma/layout.cuh"

@@ -1,4 +1,4 @@
-// Weights of thin_wgmma.cuh as the tensor cores read them: A, for every turn, scaled, split or dithered.
+// Weights of thin/wgmma.cuh as the tensor cores read them: A, for every turn, scaled, split or dithered.
 #pragma once
 
 #include "thin/wgmma/layout.cuh"

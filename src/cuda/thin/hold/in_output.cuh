@@ -57,7 +57,6 @@ struct HoldInOutput {
   const ThinMmaMoments<L> moments{warp};
   const ThinMmaOutputs<L> outputs{warp};
   const ThinMmaStatistics<L> statistics{warp};
-  const ThinMmaTickets<L> tickets{warp};
 
   static __device__ __forceinline__ void run(const Parameters& p, Shared& shared) {
     HoldInOutput{{p, shared, shared.warp[threadIdx.x / 32]}}.run();
@@ -340,13 +339,9 @@ struct HoldInOutput {
     __syncthreads();
     const int64 tiles = warp.p.batch * Numbers::tiles;
     const int64 lag = warp.p.wave_units;
-    const int64 of_block = (tiles + lag) / gridDim.x;
-    const uint32 neighbours = of_block < 1          ? 1
-                              : of_block < L::warps ? static_cast<uint32>(of_block)
-                                                    : L::warps;
-    const bool any_block = of_block >= 4 * L::warps;
+    const ThinMmaTickets<L> tickets{warp, tiles + lag};
     const auto broadcast = [](uint32 drawn) { return __shfl_sync(0xffffffffu, drawn, 0); };
-    int64 ticket = broadcast(tickets.draw(neighbours, any_block));
+    int64 ticket = broadcast(tickets.draw());
     if (ticket >= tiles + lag) return;
     if (ticket < tiles) window.send_for(Tile(ticket), warp.area.x);
     Fragments w;
@@ -355,7 +350,7 @@ struct HoldInOutput {
     bool has_weights = false;
 #pragma unroll 1
     while (true) {
-      const uint32 drawn = tickets.draw(neighbours, any_block);
+      const uint32 drawn = tickets.draw();
       int64 next;
       if (ticket < tiles) {
         // Loaded again after a careful tile: registers are not saved across its calls.

@@ -42,7 +42,6 @@ struct HoldByRecomputing {
   const ThinMmaMoments<L> moments{warp};
   const ThinMmaOutputs<L> outputs{warp};
   const ThinMmaStatistics<L> statistics{warp};
-  const ThinMmaTickets<L> tickets{warp};
 
   static __device__ __forceinline__ void run(const Parameters& p, Shared& shared) {
     HoldByRecomputing{{p, shared, shared.warp[threadIdx.x / 32]}}.run();
@@ -153,12 +152,8 @@ struct HoldByRecomputing {
     const auto tile_of = [&](const Pass& pass) {
       return Tile(pass.is_second ? pass.ticket - lag : pass.ticket);
     };
-    const int64 of_block = (tiles + lag) / gridDim.x;
-    const uint32 neighbours = of_block < 1          ? 1
-                              : of_block < L::warps ? static_cast<uint32>(of_block)
-                                                    : L::warps;
-    const bool any_block = of_block >= 4 * L::warps;
-    Pass pass = first_pass(tickets.draw(neighbours, any_block));
+    const ThinMmaTickets<L> tickets{warp, tiles + lag};
+    Pass pass = first_pass(tickets.draw());
     if (pass.ticket >= tiles + lag) return;
     float* place = warp.area.x;
     window.send_for(tile_of(pass), place);
@@ -175,7 +170,7 @@ struct HoldByRecomputing {
         __syncwarp();
       }
       const bool stays = !pass.is_second && pass.ticket >= lag;
-      const uint32 drawn = stays ? 0 : tickets.draw(neighbours, any_block);
+      const uint32 drawn = stays ? 0 : tickets.draw();
       const Way way = window.take(tile, limits, place);
       const Pass next = stays ? Pass{pass.ticket, true} : first_pass(drawn);
       const bool ends = next.ticket >= tiles + lag;

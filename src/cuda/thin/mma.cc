@@ -76,8 +76,8 @@ class ThinMma final : public Kernel {
 
   Number resident_warps() const { return function_.resident_clusters() * numbers_.warps(); }
 
-  // A tile's second pass comes when all tiles of its sample are most likely measured: every warp has one at a
-  // time, and some are late. What is left of the last round of tickets makes that longer.
+  // Pass 2 of a tile comes when all tiles of its sample are most likely measured: every warp has one at a
+  // time, and some are late. The rest of the last round of tickets is added.
   Number lag_samples() const {
     const Number warps = resident_warps();
     const Number least = minimum(shape_.batch, 1 + divide_up(warps, numbers_.tiles));
@@ -145,7 +145,7 @@ std::string ThinMma<Hold::in_output>::refusal(const Problem& problem) {
   reason = computed_once_refusal(shape);
   if (!reason.empty()) return reason;
   const std::shared_ptr<const MmaNumbers> numbers = numbers_of(problem, shape);
-  // What the second pass adds to the index of an element before it compares.
+  // Pass 2 adds this much at most to an element's index before it compares.
   constexpr int64_t most_values = (int64_t{1} << 31) - 4096;
   if (numbers->kept_length >= most_values) return "a sample has too many elements, rows filled up to sectors";
   return mma_refusal(problem, *numbers);
@@ -155,16 +155,15 @@ template <>
 double ThinMma<Hold::in_output>::seconds(const Problem& problem, const PlanOptions&) {
   const ThinShape shape(problem);
   const std::shared_ptr<const MmaNumbers> numbers = numbers_of(problem, shape);
-  // Values once each way and the output, most of it beside nothing else: the warps that move them do not
-  // multiply meanwhile. H200, images of 256 x 256, 8 to 64 channels, kernel 5, tf32: 0.24 ms without the
-  // second pass, 0.32 with it.
+  // Values once each way and the output, mostly not overlapped: the warps that move them do not multiply.
+  // H200, images of 256 x 256, 8 to 64 channels, kernel 5, tf32: 0.24 ms without pass 2, 0.32 with it.
   const double values = static_cast<double>(numbers->kept_length) * 4 * static_cast<double>(shape.batch);
   const double moved = static_cast<double>(problem.input.byte_span()) +
                        0.5 * (2 * values + static_cast<double>(problem.output.byte_span()));
   const double launched = mma_seconds(problem, shape, *numbers, 0);
-  // Classes of a transposed convolution leave every few elements of a row: 64 to 32 channels, volumes of 64,
-  // take 0.94 ms for 0.66, others up to 1.4 times what is counted, and one sample of s60 0.039 for 0.030.
-  // Values of 16 bits go through a ring: images take 1.2 to 1.6 times what is counted, volumes and strides up
+  // Classes of a transposed convolution store every other element of a row: 64 to 32 channels, volumes of 64,
+  // take 0.94 ms instead of 0.66. Others take up to 1.4 times the count, and one sample of s60 0.039 instead
+  // of 0.030. 16-bit values go through a ring: images take 1.2 to 1.6 times the count, volumes and strides up
   // to 2.3 times.
   const bool is_hard = shape.axes[0].out > 1 || shape.axes[2].step > 1;
   const double spread = shape.classes() > 1 ? 1.45 : !numbers->is_short ? 1.0 : is_hard ? 1.75 : 1.3;

@@ -1,5 +1,5 @@
-// The row "thin_resident": a thin convolution with chains and norm on tensor cores, computed once, its slabs
-// in the shared memory of a cluster until they are normalised.
+// The row "thin_resident": a thin convolution with chains and norm on tensor cores. Values are computed once
+// and wait in the shared memory of a cluster.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -21,7 +21,7 @@ struct ResidentNumbers : MmaNumbers {
   int64_t unit_channels = 0;      // of a cluster: whole slabs
   int64_t sets = 1;               // of so many channels
   int64_t blocks = 0;             // of a cluster; 0: a unit does not fit
-  int64_t of_multiprocessor = 1;  // blocks that it is to have room for
+  int64_t of_multiprocessor = 1;  // resident blocks of a multiprocessor
   int64_t part_z = 1, part_y = 1, part_x = 1;
   int64_t run_pitch = 0, held_pitch = 0, all_bytes = 0;
   int64_t output_piece = 1;  // neighbouring channels stored at once
@@ -71,15 +71,14 @@ struct ResidentNumbers : MmaNumbers {
   // Instructions of a warp for a tile.
   double tile_instructions(const ThinShape& shape) const {
     const double spans = number(tile_y * tile_x) / 8;
-    // Two lanes meet in a bank where neighbouring outputs read every other element.
+    // Bank conflicts where neighbouring outputs read every other element.
     const double convolution = span_instructions(shape) * (shape.axes[2].step > 1 ? 2 : 1);
     const double outputs = span_outputs(shape) * (before_instructions(shape) + 8);
     return 500 + window_instructions(shape) + (prefetches ? 0 : 300) +
            number(row_tiles) * (spans * (convolution + outputs) + convolution + 100);
   }
 
-  // A cluster's blocks are on neighbouring multiprocessors, of which an H200 has seven times 16 and some
-  // more.
+  // The blocks of a cluster are in one GPC: an H200 has seven of 16 multiprocessors and some more.
   int64_t clusters_at_once(const Gpu& gpu, int64_t blocks_at_once) const {
     if (blocks <= 2) return gpu.multiprocessors * blocks_at_once / blocks;
     constexpr int64_t neighbours = 16;
@@ -88,8 +87,8 @@ struct ResidentNumbers : MmaNumbers {
            with_clusters % neighbours * blocks_at_once / blocks;
   }
 
-  // Seconds for so many samples, as measured on an H200. All clusters are in step: they compute, wait for
-  // each other and store at the same time, but where a multiprocessor has two blocks.
+  // Seconds for `batch` samples, fitted on an H200. All clusters compute, wait and store at the same time,
+  // unless a multiprocessor has two blocks.
   double seconds(const ThinShape& shape, const Gpu& gpu, int64_t batch) const {
     const double units = number(batch * sets);
     const double at_once = std::min(units, number(clusters_at_once(gpu, of_multiprocessor)));
@@ -105,7 +104,7 @@ struct ResidentNumbers : MmaNumbers {
     const double store = std::max(3e-7, bytes / gpu.bytes_per_second);
     const double tensors = 1.5e-6 * static_cast<double>(shape.parts.tensor_parameters().size());
     const double strips = number(cells(shape, 0) * tiles_y * (shape.axes[1].out > 1 ? 1 : tiles_x));
-    // Sums of all blocks, each of 32 strips at a time; weights at first.
+    // Sums of all blocks, 32 strips at a time; weights at the beginning.
     const double waits = 4.2e-6 + 5e-7 * std::floor(strips / 32) + tensors;
     const double begin = 4.6e-6 + 1.6e-7 * number(products);
     // One block of 256 threads has twice the registers.
@@ -125,8 +124,8 @@ struct ResidentNumbers : MmaNumbers {
     if (spans_y == 1 && (!weights_in_registers || shape.classes() > 1) && classes_x <= 2) spans_x = 2;
   }
 
-  // Bits depend on the tile alone: that is chosen for few and for many samples together, all else for as
-  // many as there are. `blocks` stays 0 where nothing fits.
+  // Bits depend on the tile alone. The tile is chosen for few and for many samples together, everything else
+  // for the actual batch. `blocks` stays 0 where nothing fits.
   void cut(const ThinShape& shape, const Gpu& gpu, int64_t width) {
     constexpr int64_t few = 4, many = 64;
     const int64_t cells_x = cells(shape, 2), cells_y = cells(shape, 1);
@@ -151,7 +150,7 @@ struct ResidentNumbers : MmaNumbers {
     *this = best.blocks > 0 ? best.spread(shape, gpu, width, planned_batch(shape)) : none;
   }
 
-  // So many and some fewer samples have the same kernel.
+  // Batches up to this one have the same kernel.
   static int64_t planned_batch(const ThinShape& shape) {
     const int64_t batch = CutFor::instead_of(shape.batch);
     int64_t planned = 1;
@@ -168,7 +167,7 @@ struct ResidentNumbers : MmaNumbers {
     lay_window(shape, tile_y, tile_x);
   }
 
-  // These tiles over warps, blocks and clusters, as takes least for so many samples; `blocks` is 0 where
+  // Spreads the tiles over warps, blocks and clusters, at least cost for `batch` samples; `blocks` is 0 where
   // nothing fits.
   ResidentNumbers spread(const ThinShape& shape, const Gpu& gpu, int64_t width, int64_t batch) const {
     ResidentNumbers best = *this;
@@ -218,7 +217,7 @@ struct ResidentNumbers : MmaNumbers {
     return shared_bytes < budget;
   }
 
-  // How a part is held; whether it fits.
+  // Lays out the held values of a part; whether they fit.
   bool lay(const ThinShape& shape, int64_t width, int64_t budget) {
     const auto classes = [&](size_t d) { return std::ssize(shape.axes[d].classes); };
     const int64_t parts_x = divide_up(tiles_x, part_x);
@@ -302,7 +301,7 @@ class ThinResident final : public Kernel {
   }
 
  private:
-  // No more than have a unit in every round, and such that none has those of two sets, where that can be.
+  // No more clusters than have a unit in every round. Where possible none has units of two sets.
   Number clusters() const {
     const Number units = maximum(1, shape_.batch * numbers_.sets).called("units");
     const Number resident = maximum(1, function_.resident_clusters()).called("clusters_at_once");
@@ -359,7 +358,7 @@ double ThinResident::seconds(const Problem& problem, const PlanOptions&) {
   const ThinShape shape(problem);
   const Gpu& gpu = gpu_of(problem.device);
   const std::shared_ptr<const ResidentNumbers> numbers = numbers_of(problem, shape);
-  // Elements of 16 bits are two of a word: 1 to 1.3 times what is counted.
+  // 16-bit elements are two of a word: 1 to 1.3 times the count.
   return (numbers->is_short ? 1.15 : 1.0) * numbers->seconds(shape, gpu, shape.batch) +
          static_cast<double>(problem.input.byte_span()) / gpu.bytes_per_second;
 }

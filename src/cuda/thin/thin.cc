@@ -203,8 +203,8 @@ void ThinWorkspace::clear(void* workspace, Stream stream, const Device& device) 
   cuda::clear(at(workspace, control_), cleared_bytes_, stream, device);
 }
 
-// In near_f32 rounding x alone does, where enough positions are averaged: its errors are as random as
-// x, 1.3e-5 of s27's means, where those of weights are the same at every position (3e-4).
+// near_f32 rounds x alone where enough positions are averaged. Errors of x are random, 1.3e-5 of s27's means;
+// those of weights are the same at every position (3e-4).
 OperandParts::OperandParts(const Problem& problem, const ThinShape& shape) {
   constexpr int64_t least_positions = 512;
   if (problem.input.dtype != DType::f32 || problem.rounds_to_tf32()) return;

@@ -29,12 +29,12 @@ std::string product_source(int64_t columns, DType type) {
   out << "}, %" << count << ", %" << count + 1 << ", p, 1, 1, 0, 1;}\"\n        : ";
   for (int64_t i = 0; i < count; ++i) out << (i > 0 ? ", " : "") << "\"+f\"(d[" << i << "])";
   out << "\n        : \"l\"(a), \"l\"(b), \"r\"(static_cast<int>(accumulates)));\n  }\n";
-  // `so` is the same for a warp. bra.uni says it, for products are serialised where their accumulators are
-  // written on a path that the compiler takes for divergent.
+  // `so` is the same in a warp, which bra.uni says. Products are serialised where the compiler believes that
+  // their accumulators are written on a divergent path.
   out << "  template <bool first, bool second>\n"
       << "  static __device__ __forceinline__ void begin_where(float (&d)[" << count
       << "], bool so, float a, float b) {\n";
-  // The first eight of a warp's rows, the second, or both.
+  // The first eight of a warp's rows, the second eight, or both.
   const auto begin = [&](bool first, bool second) {
     std::vector<int64_t> which;
     for (int64_t i = 0; i < count; ++i) {

@@ -3,13 +3,13 @@
 //
 //   D[tap of dimension 0, channel][position, lane] += A[tap, channel][term] B[term][position, lane]
 //
-// An input plane is multiplied once, by all taps of the first dimension that meet it: rows of plane slot b of
-// the accumulators belong to output plane d with (d + turn) % taps == b, and A is read from a place that
-// turns with the input plane. A slot is complete after its last tap; its warps then apply the chain and go on
-// with zeros. A warp has 16 channels of one slot, or, `paired`, eight channels of two slots: then two warps
-// share what a plane ends, which takes half as long, but A lies in memory once for every turn. A warpgroup
-// has two strips of a tile, half a turn apart: two of its warps finish what a plane ends in the first, the
-// others what it ends in the second.
+// An input plane is multiplied once, by all taps of the first dimension. Plane slot b of the accumulators
+// belongs to output plane d with (d + turn) % taps == b, and A is read from a place that turns with the input
+// plane. A slot is complete after its last tap: its warps apply the chain and start again from zeros. A warp
+// has 16 channels of one slot, or, `paired`, eight channels of two slots. Then two warps share the outputs
+// that a plane completes, in half the time, but A is in shared memory once for every turn. A warpgroup has
+// two strips of a tile, half a turn apart: two of its warps finish outputs of the first strip, the others
+// those of the second.
 //
 // A lane is a row group of a sample: lane (s, g) of position (r, w) is output row r + g * lane_rows of sample
 // s. Elements of eight lanes lie side by side (a unit of 16 bytes), so that every tap is a legal start of a
@@ -23,11 +23,11 @@
 // blocks have tiles or planes of it each: moments or sums of its channels never leave the chip, and the first
 // block writes the means. Moves x once (halo columns of a tile come from the second-level cache).
 //
-// Precisions and scales are those of thin/samples.cuh. What f16 has no room for, and what is not finite where
-// terms are filled up, is done again by thin_cores.
+// Precisions and scales are those of thin/samples.cuh. Samples whose values overflow f16 are computed again
+// on CUDA cores (thin/cores.cuh). So are samples with values that are not finite, where products are padded.
 //
-// Here are the ends of a unit and the threads' parts; of the pieces _layout has what they share, _weights A,
-// _elements and _producer what comes into the ring, _products and _outputs what becomes of it.
+// The pieces in wgmma/: layout (sizes and shared memory), weights (A), elements and producer (what fills the
+// ring), products and outputs (the mainloop and its epilogue). The ends of a unit are here.
 #pragma once
 
 #include "thin/wgmma/outputs.cuh"
@@ -68,7 +68,7 @@ struct ThinWgmma {
       float count[2], mean[2], m2[2];
       if constexpr (L::row_groups > 1) {
         count[0] = lanes_sum<team>(state[0].count + state[1].count);
-        // As distances from one of their means: equal ones stay what they are.
+        // As distances from one of the means: equal means stay exact.
         const float from = first_mean<team>(state[0].count + state[1].count,
                                             state[0].count > 0.0f ? state[0].mean[r] : state[1].mean[r]);
         float d0 = state[0].mean[r] - from;
@@ -114,7 +114,7 @@ struct ThinWgmma {
     }
   }
 
-  // For each warp that has values of a slot.
+  // Calls take(moments or sum) for each warp that has values of a slot.
   template <class Take>
   __device__ __forceinline__ void for_each_warp(int slot, Take&& take) const {
     const int eight = slot % C::channels / 8 % (2 * L::channel_blocks);
@@ -128,7 +128,7 @@ struct ThinWgmma {
     }
   }
 
-  // By one warpgroup, when all have left their moments, or sums: those of the block.
+  // Merges the block's moments, or sums; by one warpgroup, when all warps have left theirs.
   template <bool is_first>
   __device__ __forceinline__ void leave_part() const {
     for (int slot = threadIdx.x % 128; slot < Numbers::slots; slot += 128) {
@@ -147,7 +147,7 @@ struct ThinWgmma {
     }
   }
 
-  // A unit's moments, or sums, of a slot: from its parts, or from the warps of the block that has it.
+  // Calls take() for each part of a unit: blocks of a cluster, or warps of the one block.
   template <class Take>
   __device__ __forceinline__ void for_each_part(int slot, Take&& take) const {
     if constexpr (L::parts == 1) return for_each_warp(slot, take);
@@ -162,8 +162,8 @@ struct ThinWgmma {
     for (int i = 0; i < L::parts; ++i) take(part[i]);
   }
 
-  // By one warpgroup, or by one warp of it, when all have left their moments. Channels of a slab are
-  // neighbouring lanes, where they are a power of two: nothing is waited for between them.
+  // Finishes a unit by one warpgroup, or one of its warps. Channels of a slab are neighbouring lanes where
+  // their number is a power of two: no barrier is needed.
   static constexpr bool by_lanes =
       (Tail::group_channels & (Tail::group_channels - 1)) == 0 && Tail::group_channels <= 32;
   template <int finishers>
@@ -205,7 +205,7 @@ struct ThinWgmma {
     }
   }
 
-  // By one warpgroup, when all have left their moments.
+  // Finishes a unit; by one warpgroup, when all warps have left their moments.
   __device__ __forceinline__ void finish_moments(int64 n) const {
     if constexpr (by_lanes) {
       if constexpr (L::parts > 1) {
@@ -272,7 +272,7 @@ struct ThinWgmma {
     }
   }
 
-  // One pass over a unit. The warpgroup that comes last merges, the others go on.
+  // One pass over a unit. The warpgroup that arrives last merges; the other goes on.
   template <bool is_first>
   __device__ __forceinline__ void pass_over(int64 n, Ring& ring) const {
     const int lane = threadIdx.x % 32;
@@ -295,7 +295,7 @@ struct ThinWgmma {
         for (int e = 0; e < 2; ++e)
           slot[e][r] = Products::sample_of_lane(e) * C::channels + (o < C::channels ? o : 0);
       }
-      // The values of a channel that a sample beyond the batch would have are those of the last one.
+      // A sample beyond the batch reads the operands of the last sample.
       const int64 last = p.batch - 1;
       const auto within = [&](int s) { return n + s > last ? static_cast<int>(last - n) : s; };
       int read[2][L::state_rows];
@@ -341,7 +341,7 @@ struct ThinWgmma {
     }
   }
 
-  // Whether a warpgroup could come to the end of a unit while another still merges the one before: the ring
+  // Whether a warpgroup could reach the end of a unit while the other still merges the one before. The ring
   // keeps them less than `planes` planes apart.
   static constexpr bool ends_may_meet = L::channel_tiles * L::part_tiles * L::window_planes <= L::planes;
 
@@ -360,7 +360,7 @@ struct ThinWgmma {
       shared.arrived = 0;
       shared.redo = redo_none;
     }
-    // What the end of a unit reads: the cache has it by then.
+    // Prefetches what the end of a unit reads.
     if (threadIdx.x < Tail::parameters) barrier::prefetch(p.parameter[threadIdx.x]);
     if constexpr (L::guards) {  // the counters of the launch that does samples again
       for (int64 i = static_cast<int64>(blockIdx.x) * Numbers::threads + threadIdx.x; i < 4 * (p.batch + 1);
@@ -380,8 +380,10 @@ struct ThinWgmma {
       if constexpr (!L::all_prepare) {
         weights.load_weights();
         barrier::release_to_copies();
-        barrier::arrive(&shared.prepared);  // producers wait for it: compute-sanitizer takes barriers at two
-        weights.sync_preparing();           // places of the code for two
+        // Producers wait for it. Not one bar.sync for all: compute-sanitizer takes a barrier at two places of
+        // the code for two barriers.
+        barrier::arrive(&shared.prepared);
+        weights.sync_preparing();
       }
       Ring ring;
 #pragma unroll 1

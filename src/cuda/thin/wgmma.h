@@ -17,8 +17,8 @@ inline constexpr int64_t product_blocks = 4;
 // Of dithered weights: these are off by a twelfth of a unit at most.
 inline constexpr int64_t least_versions = 6;
 
-// How a unit (8 / row_groups samples) is cut into tiles. On the batch depends only whether a cluster shares a
-// unit, where there are few of them.
+// How a unit (8 / row_groups samples) is cut into tiles. Only the sharing of a unit by a cluster, for few
+// units, depends on the batch.
 struct WgmmaNumbers {
   int64_t row_groups = lanes;  // lanes of a sample
   int64_t lane_rows = 1;       // output rows of a lane
@@ -33,11 +33,11 @@ struct WgmmaNumbers {
   int64_t window_columns = 1;
   int64_t row_units = 1;         // that a row of the window takes
   bool columns_lie_near = true;  // nearest in memory
-  int64_t row_bytes = 0;         // of the input: rows that lanes are parts of, where they are vectors
+  int64_t row_bytes = 0;         // of the input's rows along lanes, where they are vectors
   bool loads_rows = false;       // a thread loads a whole one
   int64_t planes = 4;            // of the ring
   int64_t channel_blocks = 1;
-  bool paired = false;  // two warps finish what a plane ends; A is kept for every turn
+  bool paired = false;  // two warps finish a plane's outputs; A is kept for every turn
   int64_t input_parts = 1;
   int64_t weight_parts = 1;
   bool may_dither = false;  // weights of tf32, in "fast" numerics
@@ -55,18 +55,17 @@ struct WgmmaNumbers {
   int64_t samples() const { return lanes / row_groups; }
   int64_t parts() const { return tile_parts * plane_parts; }
 
-  // The batch that few samples are planned for, so that neighbours have the same kernel and the same bits; 0
-  // where they are many.
+  // The batch that a plan for few samples is made for: neighbouring batches have the same kernel and bits. 0
+  // for many samples.
   static int64_t representative(int64_t batch);
 
-  // Of all units, one after the other on each cluster.
+  // Clocks of all units, one after the other on each cluster.
   double all_clocks(const ThinShape& shape, int64_t batch, const Gpu& gpu) const;
 
-  // Of a plane, where a round of the slots is one of the ring: what its products read is known when the
-  // kernel is compiled.
+  // Clocks saved on a plane where a round of the slots is one of the ring: operand addresses are constants.
   double spared_clocks(const ThinShape& shape, int64_t window_planes) const;
 
-  // By which orders of the dimensions are compared: as the kernel, it is the same for neighbouring batches.
+  // By this orders of the dimensions are compared. Like the kernel, it is the same for neighbouring batches.
   double cost(const ThinShape& shape, const Problem& problem) const;
 
   // A cluster for each unit, of as many blocks as pay.
@@ -74,34 +73,32 @@ struct WgmmaNumbers {
   int64_t threads() const { return consumers + producers; }
   int64_t products() const { return weight_parts + input_parts - 1; }
 
-  // A launch of 384 threads has 168 registers for each. Parts of sums that are added up need more of them,
-  // and leave fewer for elements on their way; two rows of f32 elements need more for these.
+  // A launch of 384 threads has 168 registers for each. Partial sums need more of them, and leave fewer for
+  // elements in flight. Two rows of f32 elements in flight need more.
   int64_t consumer_registers() const { return input_parts == 2 ? 208 : has_long_rows() ? 192 : 200; }
   int64_t producer_registers() const { return 3 * 168 - 2 * consumer_registers(); }
   int64_t most_elements() const { return input_parts == 2 ? 18 : 36; }
   int64_t most_row_words() const { return input_parts == 2 ? 32 : has_long_rows() ? 64 : 48; }
-  // And few enough columns that the others need no more.
+  // With few columns, so that consumers need no more registers.
   bool has_long_rows() const { return loads_rows && row_bytes > 96 && columns <= 13; }
 
-  // Whether samples may have to be done again: f32 elements may not be halves, and what is not finite must
-  // not be multiplied by the zeros that fill up a product.
+  // Whether samples may have to be computed again. f32 elements may overflow f16, and values that are not
+  // finite must not meet the zeros that pad a product.
   bool guards(const Problem& problem, const ThinShape& shape) const;
 
-  // Whether dithered weights are right on average. The planes that a strip ends take every version of its
-  // turns often enough that what they have on average is the exact weight: numbers of times differ by one, so
-  // that with four of each weights are off by a sixteenth of a unit of the last place, rounded to nearest by
-  // half of one. And there are so many positions that what differs between them, 0.4 units a term, averages
-  // out to a fiftieth of one.
+  // Whether dithered weights are right on average. The planes that a strip completes take every version of
+  // its turns, with counts that differ by one. With four of each, weights are off by a sixteenth of a unit of
+  // the last place (half a unit when rounded to nearest). The difference between positions, 0.4 units a term,
+  // averages out to a fiftieth over enough positions.
   static bool averages_out(const ThinShape& shape);
 
-  // What rows of lanes take where a thread can load them by vectors, into 32 registers; else 0.
+  // Bytes of rows along lanes where a thread can load them by vectors into 32 registers; else 0.
   static int64_t vector_row_bytes(const Problem& problem, const ThinShape& shape);
 
-  // Of a unit in a plane, as bits of a word.
+  // Copies of a unit in a plane, as bits of a word.
   int64_t copies(const ThinShape& shape) const;
 
-  // The fewest cores, then the fewest rows kept, some of them more than once. Columns of a core are
-  // neighbours.
+  // Chooses the fewest cores, then the fewest rows stored. Columns of a core are neighbours.
   void choose_core(const ThinShape& shape);
   static int64_t cores_with(const ThinShape& shape, int64_t channels, int64_t rows, int64_t columns);
 

@@ -7,7 +7,7 @@
 namespace onepass::cuda::wgmma {
 namespace {
 
-// Of the spatial dimension whose neighbours lie nearest.
+// The stride of the spatial dimension whose neighbours are nearest.
 int64_t nearest_stride(const TensorSpec& spec) {
   return *std::min_element(spec.strides.begin() + 2, spec.strides.end());
 }
@@ -139,7 +139,7 @@ void WgmmaNumbers::cut(const ThinShape& shape, int64_t most_bytes, int64_t of_sa
   const int64_t window_rows = starts + (core_rows - 1) * middle.delta;
   loads_rows = row_bytes > 0 && row_groups == lanes && lane_rows <= tile_rows &&
                shape.in_channels * window_columns <= producers && window_rows * core_rows <= 32;
-  // Units of neighbouring rows that are stored at a time are not to lie in the same banks.
+  // Units of neighbouring rows that are stored at the same time must lie in different banks.
   const int64_t near_channels = std::min<int64_t>(core_channels, 2);
   const bool collide =
       !loads_rows && core_rows > 1 && window_columns * core_rows * core_channels % (2 * near_channels) == 0;
@@ -167,12 +167,11 @@ void WgmmaNumbers::cut(const ThinShape& shape, int64_t most_bytes, int64_t of_sa
   }
   paired = dithers || (outer.kernel >= 2 && bytes_with(paired_rows) <= most_bytes);
   shared_bytes = bytes_with(paired ? weight_sets * paired_rows : weight_rows);
-  // Of a plane, in clocks of 1.65 GHz (an H200's at such work): products, of which a strip's takes 4 a
-  // column, or what reading A and B takes; finishing outputs and passing planes on, which tensor cores wait
-  // for (an instruction of any warp takes a clock of theirs), and adding up parts of sums; and loads that
-  // products do not hide: x comes anew for every channel tile, which strided loads make dearer (4 to 64
-  // channels, kernel 3: 0.198 ms with them; once, without, 0.189). H200, s27: 0.184 ms with one product
-  // of f32 elements, 0.170 of 16 bits, 0.41 with three.
+  // Clocks of a plane at 1.65 GHz (an H200's at such work). Products take 4 clocks a column of a strip, or
+  // the time to read A and B. Tensor cores wait for the epilogue and for the passing on of planes, and for
+  // partial sums to be added. Loads that products do not hide come on top: x is loaded again for every
+  // channel tile, at a higher price where loads are strided. (4 to 64 channels, kernel 3: 0.198 ms with them;
+  // 0.189 without.) H200, s27: 0.184 ms with one product of f32 elements, 0.170 of 16 bits, 0.41 with three.
   const int64_t product_clocks = std::max(4 * columns, 16 + 2 * columns);
   const int64_t loaded_rows = shape.in_channels * std::min(window_rows, lane_rows * middle.step);
   const int64_t other_clocks = 250 + (input_parts == 2 ? 45 : 30) * columns +

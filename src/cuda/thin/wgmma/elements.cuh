@@ -1,4 +1,4 @@
-// Elements of x on their way to the ring of thin/wgmma.cuh, one by one, and the guard of their range.
+// Loads elements of x one by one into the ring of thin/wgmma.cuh, and guards their range.
 #pragma once
 
 #include "thin/wgmma/layout.cuh"
@@ -16,7 +16,8 @@ struct WgmmaElements {
   Shared& shared;
 
   // --- Producers ---
-  // What is staged, in order: items of a plane, planes of a tile, tiles, passes and channels, units.
+  // A position in the order of staging: items of a plane, planes of a tile, tiles, repeats (passes and
+  // channels), units.
   struct Place {
     int unit;
     int repeat = 0;
@@ -40,11 +41,11 @@ struct WgmmaElements {
     }
   };
 
-  // A thread's part of a chunk. Neighbours have channels that lie side by side in shared memory, but not more
-  // of them than leave whole sectors to a load: 8 to 32 channels, kernel 3, took 0.158 ms with eight and with
-  // four, 0.151 with two, 0.160 with one.
+  // A thread's part of a chunk. Neighbouring threads have neighbouring channels of shared memory, but so few
+  // that a load has whole sectors. 8 to 32 channels, kernel 3: 0.158 ms with eight and with four, 0.151 with
+  // two, 0.160 with one.
   static constexpr int near_channels = L::core_channels < 2 ? L::core_channels : 2;
-  // Neighbours have elements that lie near each other, but eight of them store to different banks.
+  // Neighbouring threads load neighbouring elements, but eight of them store to different banks.
   static constexpr bool rows_first = C::input_stride(3) < C::input_stride(4);
   static constexpr int near_columns = L::window_columns % 4 == 0 ? 4 : 1;
   struct Unit {
@@ -79,7 +80,7 @@ struct WgmmaElements {
     return m < L::loaded ? x[s][m < L::loaded ? m : 0] : 0.0f;
   }
 
-  // An element of 16 bits stays what it is in memory.
+  // 16-bit elements keep their bits.
   static __device__ __forceinline__ float load_element(const void* base, int64 index) {
     if constexpr (L::splits) return static_cast<const float*>(base)[index];
     return __uint_as_float(static_cast<const uint16*>(base)[index]);
@@ -90,7 +91,7 @@ struct WgmmaElements {
     low = 0;
   }
 
-  // Where a unit's elements of a tile lie: the first one of plane 0, and which of its rows there are.
+  // Where a unit's elements of a tile lie: the first one of plane 0, and its rows in the input.
   struct Source {
     const char* first;
     int begin, end;
@@ -132,8 +133,7 @@ struct WgmmaElements {
     }
   }
 
-  // Where a unit goes in a plane, in bytes, and which copies of it there are: a bit for each shift and row of
-  // a core.
+  // Where a unit goes in a plane, in bytes, and its copies: a bit for each shift and row of a core.
   struct Target {
     uint32 offset;
     uint32 copies;
@@ -152,7 +152,7 @@ struct WgmmaElements {
           if (unit.is_one && q >= 0 && q < L::starts) copies |= 1u << (m * L::core_rows + i);
         }
       }
-      // Two words of a loop that has few registers: what follows from them is not to be kept beside them.
+      // The loop has few registers: the compiler must not keep values derived from these two.
       asm volatile("" : "+r"(offset), "+r"(copies));
     }
   };
@@ -178,7 +178,7 @@ struct WgmmaElements {
         split_elements(element(x, 2 * j / L::row_groups, 2 * j % L::row_groups + m),
                        element(x, (2 * j + 1) / L::row_groups, (2 * j + 1) % L::row_groups + m), high[j],
                        low[j]);
-        // A further shift has one element that those before had not, in the last lane of a sample.
+        // A further shift adds one element, in the last lane of a sample.
         const bool has_new =
             (2 * j + 1) % L::row_groups == L::row_groups - 1 && L::row_groups - 1 + m < L::loaded;
         if (L::guards && (m == 0 || has_new)) {
@@ -216,7 +216,7 @@ struct WgmmaElements {
     for (int k = 0; k < guard_words; ++k) largest[k] = 0;
   }
 
-  // Whether f16 has this channel of a sample exactly; asked where none of its elements is large.
+  // Whether a channel of a sample is exact in f16; tested where all its elements are small.
   __device__ __forceinline__ bool is_exact(int64 n, int c) const {
     constexpr int elements = static_cast<int>(C::input_size(0) * C::input_size(1) * C::input_size(2));
     bool exact = true;
@@ -239,7 +239,7 @@ struct WgmmaElements {
     return __all_sync(0xffffffffu, exact);
   }
 
-  // Of all parts.
+  // The largest magnitude over all parts.
   __device__ __forceinline__ uint32 largest_of(int c, int s) const {
     uint32 result = shared.largest[c][s];
     for (int part = 1; part < L::parts; ++part)
@@ -247,7 +247,7 @@ struct WgmmaElements {
     return result;
   }
 
-  // By all producers, when a unit is staged: which of its samples are to be done again.
+  // Marks the samples of a staged unit that are to be computed again; by all producers.
   __device__ __forceinline__ void judge(int64 n) const {
     constexpr uint32 not_finite = is_same<Input, bf16> ? 0x7f80u : 0x7c00u;
     constexpr uint32 least = 0x3800u;  // 0.5, of scaled elements
@@ -265,7 +265,7 @@ struct WgmmaElements {
     }
   }
 
-  // When a unit is staged, by all producers. A cluster's have what they found when the first block judges it.
+  // Ends a staged unit; by all producers. In a cluster the first block judges what all blocks found.
   __device__ __forceinline__ void end_unit(int64 n) const {
     if constexpr (L::parts > 1) {
       barrier::cluster_sync();
@@ -284,7 +284,7 @@ struct WgmmaElements {
     }
   }
 
-  // Where there are few items to a plane a thread keeps where their elements come from and go to.
+  // With few items to a plane a thread keeps their sources and targets in registers.
   static constexpr bool keeps_items = L::items > 1 && L::items <= 8;
   static constexpr int kept_in_flight = L::fitting < 1          ? 1
                                         : L::fitting > 4        ? (L::items < 4 ? L::items : 4)

@@ -1,4 +1,4 @@
-// What becomes of the sums of thin/wgmma.cuh that a plane ends: the chain, and sums or moments of its values.
+// The epilogue of thin/wgmma.cuh: the chain on completed sums, and sums or moments of its values.
 #pragma once
 
 #include "thin/wgmma/products.cuh"
@@ -23,13 +23,14 @@ struct WgmmaOutputs {
   using MomentsPass = MomentsEpilogue<C, Tail, Numbers>;
   using ApplyPass = ApplyEpilogue<C, Tail, Numbers>;
 
-  // What came after the last time that moments were brought up to date: sums of distances from the mean then.
+  // Values since the last update of the moments: sums of distances from the mean of that time.
   struct Recent {
     static constexpr int most = 16;  // planes
     float sum[2][L::state_rows] = {};
     float squares[2][L::state_rows] = {};
 
-    // Behind which rounds moments are brought up to date: the first that ends an output, and every so many.
+    // After which rounds moments are updated: the first that completes an output, and then every `apart`
+    // planes.
     static __device__ __forceinline__ bool is_over(int first_of_round) {
       constexpr int first = (L::taps0 - 1) / Products::round_planes * Products::round_planes;
       constexpr int apart = most / Products::round_planes * Products::round_planes;
@@ -60,9 +61,9 @@ struct WgmmaOutputs {
     }
   }
 
-  // Moments take distances from the mean so far (at first from the first value): sums of one look at each
-  // value, of which none stays in a register. The mean moves little, so that what is subtracted when moments
-  // are brought up to date is small beside the sum of squares.
+  // Moments take distances from the mean so far, at first from the first value. Each value is read once and
+  // none stays in a register. The mean moves little: the correction at an update is small beside the sum of
+  // squares.
   template <int First, int Count, class State>
   __device__ __forceinline__ void take(const MomentsPass& pass, State (&state)[2], const Sums& sums, int d,
                                        int row, int column, const float (&unscale)[L::state_rows],
@@ -71,7 +72,7 @@ struct WgmmaOutputs {
     using Before = typename Tail::Before;
     float sum[2][L::state_rows], squares[2][L::state_rows];
     const auto value_of = [&](float product, int e, int r, int k) {
-      // A lane without a row takes values of the last one, and keeps nothing of them.
+      // A lane without a row reads values of the last row and drops them.
       const int q1 = row + Products::first_row_of_lane(e);
       typename Before::template Tensors<1> tensors;
       tensors.load(p, element_index<C, Tail, Numbers>(
@@ -93,7 +94,7 @@ struct WgmmaOutputs {
       for (int e = 0; e < 2; ++e) {
 #pragma unroll
         for (int r = 0; r < L::state_rows; ++r) {
-          // Not to be kept for what follows, where it and the distance are one instruction.
+          // Computed again below, where it and the distance are one instruction.
           float product = sums[2 * (First + r) + e];
           asm volatile("" : "+f"(product));
           const float first = value_of(product, e, r, 0);
@@ -101,7 +102,7 @@ struct WgmmaOutputs {
         }
       }
     }
-    // Step by step of some columns: of as many values as hide each other's latency.
+    // Some columns at a time: as many values as hide each other's latency.
     constexpr int at_once = 4 / L::state_rows;
 #pragma unroll
     for (int first = 0; first < Count; first += at_once) {
@@ -155,7 +156,7 @@ struct WgmmaOutputs {
     recent = {};
   }
 
-  // Never a branch: sums of the four would follow each other instead of hiding each other's latency.
+  // Never a branch: otherwise the four sums would wait for each other.
   static __device__ __forceinline__ float select(bool so, float a, float b) {
     float result;
     asm("{.reg .pred p; setp.ne.b32 p, %3, 0; selp.f32 %0, %1, %2, p;}"
@@ -183,7 +184,7 @@ struct WgmmaOutputs {
                                           const float (&bias)[L::state_rows]) const {
     const int group = L::uniform(threadIdx.x / 128);
     const int warp = L::uniform(threadIdx.x / 32 % 4);
-    // A warp whose channels there are not has nothing to finish: its weights are zeros.
+    // A warp without channels has zero weights and nothing to finish.
     const bool has_channels = channel_tile * L::channel_blocks * 16 + Products::channels_of(warp, 0) * 8 <
                               static_cast<int>(C::channels);
     constexpr int across = L::strips / L::tile_rows;  // strips side by side
@@ -202,7 +203,7 @@ struct WgmmaOutputs {
     const uint64 base_a =
         Products::base_of(L::weight_sets == 1 ? weights[0] : L::uniform(weights[0]), Products::upper_a);
     const uint64 base_b = Products::base_of(L::uniform(windows[0]), Products::upper_b);
-    // The grid has one dimension: a zero that the compiler does not know, for it would move a constant twice.
+    // A zero that the compiler does not know (the grid has one dimension): it would move a constant twice.
     const float zero = __uint_as_float(gridDim.y - 1);
     const float begin[2] = {L::begins_with_bias ? bias[0] : zero,
                             L::begins_with_bias ? bias[L::state_rows - 1] : zero};
@@ -219,10 +220,10 @@ struct WgmmaOutputs {
                                       : (L::taps0 - 1 - turn) * L::channel_blocks * 16;
       constexpr uint32 of_slot = L::input_parts * L::plane_units;
       if constexpr (Products::knows_slots) {
-        // From the first strip's to the second's.
+        // Distance from the first strip's to the second's.
         constexpr uint32 of_set = L::weight_sets == L::strips ? sizeof(shared.weight[0][0]) / 16 : 0;
         constexpr uint32 apart = across == 1 ? L::step1 * L::row_units : L::columns * L::step2 * L::pitch;
-        // Ones that are not the same: what is common to both strips would be computed apart.
+        // Two different ones: otherwise the compiler computes the common part of both strips separately.
         return {{own * of_set + turned, own * apart + plane * of_slot},
                 own == 0 ? gridDim.y : gridDim.z,
                 base_a,
@@ -234,8 +235,8 @@ struct WgmmaOutputs {
               0,
               0};
     };
-    // The outputs that a plane ends, and the next ones begun in their place. A warp has its first eight rows,
-    // its second or, not paired, both in the slot that ends.
+    // Finishes the outputs that a plane completes and begins the next ones in their place. A warp has its
+    // first eight rows, its second or, not paired, both in the completed slot.
     const auto finish_plane = [&]<int own, int plane>(Sums& sums) {
       const int strip = group * 2 + own;
       const int row = tile / L::column_tiles * L::tile_rows + strip / across;
@@ -245,8 +246,8 @@ struct WgmmaOutputs {
       const bool is_output = (plane >= L::taps0 - 1 || q >= L::taps0 - 1) &&
                              (L::parts == 1 || d < C::output_size(0)) && row < L::lane_rows;
       const int ending = (turn_of(own, plane) + 1) % L::taps0;
-      // A warp, and a lane that has rows at all, has its first output in the first tile and in one of the
-      // first two rounds.
+      // The first output of a warp, and of a lane with rows, is in the first tile and one of the first two
+      // rounds.
       const bool may_be_first = tile == L::first_tile() && first_of_round < 2 * L::taps0;
       const auto finish_rows = [&]<int r>() {
         if (L::paired && Products::round_planes > 1 && ending % 2 != r) return;  // known here
@@ -270,14 +271,14 @@ struct WgmmaOutputs {
       if (threadIdx.x % 32 == 0)
         barrier::arrive(&shared.empty[Products::knows_slots ? plane : (ring.count + plane) % L::planes]);
     };
-    // A plane's part of sums, where the tensor cores are not to add up more.
+    // Adds a plane's partial sums, where the tensor cores must not add up more.
     const auto add = [&](Sums& sums, Sums& part) {
       Products::arrived(part);
 #pragma unroll
       for (int i = 0; i < L::columns * 4; ++i) sums[i] += part[i];
     };
-    // A part belongs to one strip after the other: the second one's products are under way while outputs of
-    // the first are finished.
+    // The strips take turns with `part`: products of the second are in flight while outputs of the first are
+    // finished.
     Sums part;
     const auto multiply_in_parts = [&] {
       wait_for(0);
@@ -299,8 +300,7 @@ struct WgmmaOutputs {
       Products::multiply_planes(first, second, operands_of(0, 0), operands_of(1, 0));
       const auto go_on = [&]<int plane>() {
         constexpr bool is_last = plane == count - 1;
-        // All four warps finish outputs at a time, some of them those of the first strip, the others those of
-        // the second.
+        // All four warps finish outputs at the same time, some of the first strip, the others of the second.
         warpgroup::wait<0>();
         Products::arrived(first);
         Products::arrived(second);
@@ -345,7 +345,7 @@ struct WgmmaOutputs {
     if constexpr (is_same<Pass, MomentsPass>) bring_up_to_date(state, recent);
   }
 
-  // The columns that there are.
+  // The columns of the output that the strip has.
   template <int First, class Pass, class State>
   __device__ __forceinline__ void take_columns(const Pass& pass, State (&state)[2], const Sums& sums, int d,
                                                int row, int column, const float (&unscale)[L::state_rows],

@@ -1,4 +1,4 @@
-// The threads that load, of thin/wgmma.cuh: whole rows by vectors, or elements.
+// The producer warps of thin/wgmma.cuh: they load whole rows by vectors, or elements.
 #pragma once
 
 #include "thin/wgmma/elements.cuh"
@@ -26,9 +26,9 @@ struct WgmmaProducer {
   const Elements elements{p, shared};
 
   // --- Producers of rows ---
-  // Where lanes lie along memory, and a tile has all of them, a thread loads a whole row by vectors and makes
-  // of it the units of all rows of the window: a quarter of the loads, and of the warps that wait for them.
-  // A warp has one of `row_chunks` parts of a plane, of every few planes.
+  // Where lanes lie along memory and a tile has all of them, a thread loads a whole row by vectors. It makes
+  // the units of all rows of the window from it: a quarter of the loads, and of the warps that wait for them.
+  // A warp has one of `row_chunks` parts of a plane, of every `planes_apart`-th plane.
   static constexpr bool loads_rows = Numbers::loads_rows;
   static constexpr int plane_rows = C::in_channels * L::window_columns;
   static constexpr int row_chunks = plane_rows <= 32 ? 1 : plane_rows <= 64 ? 2 : 4;
@@ -44,10 +44,10 @@ struct WgmmaProducer {
   using RowWords = uint32[row_vectors * 4];
   static constexpr int planes_apart = L::producers / 32 / row_chunks;  // of a warp
   static constexpr int row_unit_planes = L::repeats * L::part_tiles * L::window_planes;
-  // Where registers have room for two rows on their way, and a warp's rows of a unit are an even number.
+  // Two rows are in flight where registers allow and a warp has an even number of rows in a unit.
   static constexpr int rows_in_flight =
       8 * row_vectors <= Numbers::most_row_words && row_unit_planes % (2 * planes_apart) == 0 ? 2 : 1;
-  // Whether all that a plane has of the window is in the input, whatever the tile.
+  // Whether the window of every plane lies in the input, for every tile.
   static constexpr bool has_all_planes =
       C::base(0, 0) >= 0 && C::base(2, 0) >= 0 && row_unit_planes % planes_apart == 0 &&
       (L::plane_parts - 1) * L::part_planes + L::window_planes - 1 + C::base(0, 0) < C::input_size(0) &&
@@ -79,7 +79,7 @@ struct WgmmaProducer {
     const int c = own / L::window_columns;
     const int column = own % L::window_columns;
     const bool is_one = own < plane_rows;
-    // Neighbours store different copies of a row at a time: to different banks.
+    // Neighbouring threads store different copies of a row at a time: to different banks.
     char* place[L::core_rows];
     uint32 copies = 0;
 #pragma unroll
@@ -99,7 +99,7 @@ struct WgmmaProducer {
     int ahead_unit = L::first_unit();
     int ahead_index = first_of_warp;  // planes of the unit
     RowWords x[rows_in_flight] = {};
-    // Where a unit's rows of a warp lie at the same distance, all of them inside: where the next one lies.
+    // The address of the next row, where a warp's rows of a unit are equally spaced and inside the input.
     constexpr bool in_line = has_all_planes && L::part_tiles * L::repeats == 1;
     constexpr auto bytes = static_cast<int64>(Input::bytes);
     const char* next = static_cast<const char*>(p.input);
@@ -145,7 +145,7 @@ struct WgmmaProducer {
     if constexpr (!L::all_prepare) barrier::wait(&shared.prepared, 0);
     uint32 before = 0;  // planes of the units before
     uint32 largest = 0;
-    // Whether each of a warp's rows on their way always goes to the same slot.
+    // Whether each of a warp's rows in flight always goes to the same slot.
     constexpr bool keeps_slots = rows_in_flight * planes_apart == L::planes && unit_planes % L::planes == 0;
     uint32 kept_parity = 1;  // the first time round slots are free
     const auto store_row = [&](RowWords& from, int index, int i) {
@@ -164,7 +164,7 @@ struct WgmmaProducer {
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
             pack_lanes(from, row, j, high[j], low[j]);
-            // A further shift has one element that those before had not, in the last lane.
+            // A further shift adds one element, in the last lane.
             const bool has_new = row < L::shift || j == 3;
             if (L::guards && has_new) largest = __vmaxu2(largest, high[j] & 0x7fff7fffu);
           }

@@ -1,4 +1,4 @@
-// Products of a plane of thin/wgmma.cuh, and where their operands and their sums lie.
+// The mainloop of thin/wgmma.cuh: products of a plane, and where their operands and sums lie.
 #pragma once
 
 #include "thin/wgmma/layout.cuh"
@@ -15,7 +15,7 @@ struct WgmmaProducts {
     if (!L::paired) return warp / L::channel_blocks;
     return L::taps0 == 2 ? r : warp / 2 * 2 + r;
   }
-  // Eight channels of a tile's.
+  // The warp's eight channels, in eights of the tile.
   static __device__ __forceinline__ int channels_of(int warp, int r) {
     if (!L::paired) return warp % L::channel_blocks * 2 + r;
     return L::taps0 == 2 ? warp : warp % 2;
@@ -24,11 +24,11 @@ struct WgmmaProducts {
     return plane_slot(warp, r) < L::taps0 && channels_of(warp, r) < 2 * L::channel_blocks;
   }
 
-  // Planes that are unrolled: a round of the slots, so that what a plane ends is known when this is compiled.
-  // Sums that begin anew with every plane are not carried through several: products would be serialised, for
-  // the compiler takes other registers each time.
+  // Planes that are unrolled: a round of the slots, so that the completed slot of each plane is a constant.
+  // Partial sums that begin with every plane are not unrolled: the compiler takes other registers each time
+  // and serialises products.
   static constexpr int round_planes = L::promotes ? 1 : L::taps0;
-  // Whether a round begins at the ring's first slot: what a plane's products read is then known.
+  // Whether a round begins at the ring's first slot: operand addresses of a plane are then constants.
   static constexpr bool knows_slots = round_planes == L::planes && L::window_planes % L::planes == 0;
 
   // --- Consumers ---
@@ -63,18 +63,18 @@ struct WgmmaProducts {
   static constexpr uint32 upper_a = 8;
   static constexpr uint32 upper_b = L::pitch * L::step2;
 
-  // The lower halves of what describes A and B.
+  // The lower halves of the descriptors of A and B.
   struct Places {
     uint32 a, b;
   };
-  // Those of a plane's first product; where slots are known `at` lies so far behind the strips' `base`.
+  // Operands of a plane's first product. Where slots are known, `at` is relative to the strips' `base`.
   struct Operands {
     Places at;
     uint32 one;
     uint64 base_a, base_b;
   };
 
-  // How far the operands of a plane's product `i` lie behind those of its first.
+  // Offset of the operands of a plane's product `i` from those of its first.
   static constexpr __device__ Places behind(int i) {
     const int core = 2 * (i / products);
     const int part = i % products;  // of the weights, then of the input
@@ -85,8 +85,8 @@ struct WgmmaProducts {
         static_cast<uint32>(core_offset(core) | distance << 16) + (part == 2 ? L::plane_units : 0)};
   }
 
-  // Product `i` of a strip's plane. A part begins anew, which the compiler does not know: else it would take
-  // other registers each time, and serialise products.
+  // Product `i` of a strip's plane. The compiler does not know that a partial sum begins from zero: otherwise
+  // it takes other registers each time and serialises products.
   static __device__ __forceinline__ void multiply(Sums& sums, const Operands& begin, int i) {
     const bool accumulates = L::promotes ? gridDim.y > 1 : !L::begins_always;
     const uint32 a = begin.at.a + behind(i).a;
@@ -99,8 +99,9 @@ struct WgmmaProducts {
     }
   }
 
-  // base + distance, one instruction for both halves, where `one` is 1 and the compiler does not know it (it
-  // makes four of two halves). A power of two it would shift, so there are three more: see `base_of`.
+  // base + distance as one instruction for both halves. `one` is 1, which the compiler does not know: it
+  // would make four instructions. It would shift by a power of two, so that 3 is added to every distance and
+  // taken from `base_of`.
   static constexpr uint32 more = 3;
   static __device__ __forceinline__ uint64 moved(uint64 base, uint32 one, uint32 distance) {
     uint64 result;
@@ -111,14 +112,14 @@ struct WgmmaProducts {
     return warpgroup::wide(lower, upper) - more;
   }
 
-  // All products of a strip's plane, as a group that is under way.
+  // All products of a strip's plane, as one group in flight.
   static __device__ __forceinline__ void multiply_plane(Sums& sums, const Operands& begin) {
     warpgroup::fence();
 #pragma unroll
     for (int i = 0; i < L::steps * products; ++i) multiply(sums, begin, i);
     warpgroup::commit();
   }
-  // Those of two strips by turns: a product waits for the one before that has the same sums.
+  // Products of two strips by turns: a product waits for the one before with the same sums.
   static __device__ __forceinline__ void multiply_planes(Sums& first, Sums& second,
                                                          const Operands& begin_first,
                                                          const Operands& begin_second) {
@@ -131,7 +132,7 @@ struct WgmmaProducts {
     warpgroup::commit();
   }
 
-  // What products write is not to be read before it has been waited for, which the compiler does not know.
+  // Tells the compiler that products have written the sums.
   static __device__ __forceinline__ void arrived(Sums& sums) {
 #pragma unroll
     for (int i = 0; i < L::columns * 4; ++i) asm volatile("" : "+f"(sums[i])::"memory");

@@ -1,4 +1,4 @@
-// Weights of thin/wgmma.cuh as the tensor cores read them: A, for every turn, scaled, split or dithered.
+// A of thin/wgmma.cuh as the tensor cores read it: weights for every turn, scaled, split or dithered.
 #pragma once
 
 #include "thin/wgmma/layout.cuh"
@@ -16,7 +16,7 @@ struct WgmmaWeights {
   Shared& shared;
 
   // --- Weights ---
-  // They are brought together in the ring, where it has room for them: each is read several times.
+  // They are staged in the ring where they fit: each is read several times.
   static constexpr int terms = C::in_channels * static_cast<int>(C::taps);
   static constexpr int weights = static_cast<int>(C::channels) * terms;
   static constexpr int raw_pitch = terms | 1;  // of a channel: neighbours lie in different banks
@@ -64,7 +64,8 @@ struct WgmmaWeights {
     return c * static_cast<int>(C::taps) + tap;
   }
 
-  // The power of two that takes the channel's largest weight to [2^13, 2^14); flags what has none.
+  // Finds the power of two that scales the channel's largest weight to [2^13, 2^14). Flags channels without
+  // one.
   __device__ __forceinline__ void find_scales() const {
     const int lane = threadIdx.x % 32;
     for (int o = threadIdx.x / 32; o < L::channel_tiles * L::channel_blocks * 16; o += preparing / 32) {
@@ -158,14 +159,14 @@ struct WgmmaWeights {
   static constexpr int versions = L::weight_sets * L::turns;
   static_assert(!L::dithers || versions <= 16);
 
-  // Rows of a strip take all versions that differ by `weight_sets`, and strips of a row do.
+  // Rows of a strip take all versions that differ by `weight_sets`; strips of a row take the others.
   __device__ __forceinline__ uint32 version_of(int set, int turn) const {
     return static_cast<uint32>(L::weight_sets * ((turn + set + L::first_plane()) % L::turns) + set);
   }
 
-  // The halves below eight weights, and for each of them bits of the versions that are the next one. What all
-  // versions of a weight lack goes to the next one of its channel: neighbouring taps meet the same values
-  // (s27, uniform values: means are off by up to 1.9e-5 instead of 3.9e-5).
+  // The halves below eight weights, and for each a bit for every version that is the half above. The error
+  // that all versions share goes to the next weight of the channel: neighbouring taps meet similar values.
+  // (s27, uniform values: means are off by up to 1.9e-5 instead of 3.9e-5.)
   static __device__ __forceinline__ void dither(float (&w)[8], uint32 first, uint32 (&below)[4],
                                                 uint32 (&next)[4]) {
     constexpr uint32 step = 0x2000 / versions;  // of the 13 bits that halves lack

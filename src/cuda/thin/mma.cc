@@ -61,10 +61,10 @@ class ThinMma final : public Kernel {
   void launch(const Arguments& arguments, void* workspace, Stream stream) const override {
     if (shape_.batch == 0) return;
     workspace_.clear(workspace, stream, problem_.device);
-    ThinParameters p;
+    ThinMmaParameters p;
     workspace_.fill(p, arguments, workspace);
-    p.wave_units = lag_;
-    p.only_words = hold == Hold::recompute ? Number(1) : ring_samples();
+    p.ring_samples = ring_samples();
+    p.lag = lag_;
     p.launch(function_, stream, blocks_);
   }
 

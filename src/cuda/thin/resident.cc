@@ -283,19 +283,11 @@ class ThinResident final : public Kernel {
 
   void launch(const Arguments& arguments, void*, Stream stream) const override {
     if (shape_.batch == 0) return;
-    ThinParameters p;
+    ThinClusterParameters p;
     p.input = arguments.input;
     p.output = arguments.output;
     p.statistics = arguments.statistics;
-    p.control = nullptr;
-    p.parts = nullptr;
-    p.sums = nullptr;
-    p.only = nullptr;
-    p.guard = nullptr;
     p.batch = shape_.batch;
-    p.wave_units = 0;
-    p.only_words = 0;
-    p.redone = nullptr;
     p.parameter = arguments.parameters;
     p.launch(function_, stream, blocks_);
   }

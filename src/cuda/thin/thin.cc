@@ -199,6 +199,18 @@ void ThinWorkspace::fill(ThinParameters& p, const Arguments& arguments, void* wo
   p.parameter = arguments.parameters;
 }
 
+void ThinWorkspace::fill(ThinMmaParameters& p, const Arguments& arguments, void* workspace) const {
+  p.input = arguments.input;
+  p.output = arguments.output;
+  p.statistics = arguments.statistics ? static_cast<void*>(arguments.statistics) : at(workspace, statistics_);
+  p.control = at(workspace, control_);
+  p.sets = at(workspace, guard_);
+  p.parts = at(workspace, parts_);
+  p.ring = at(workspace, sums_);
+  p.batch = batch_;
+  p.parameter = arguments.parameters;
+}
+
 void ThinWorkspace::clear(void* workspace, Stream stream, const Device& device) const {
   cuda::clear(at(workspace, control_), cleared_bytes_, stream, device);
 }

@@ -175,9 +175,8 @@ struct ThinRows {
 //   epilogue.take(rows, h, offset, which): h[row][position], offset[position] in a channel, All or a Mask
 //   epilogue.template finish<team>(rows): by every thread of the block
 //   epilogue.store(tile): once, when all channels are finished
-template <class Convolution, class Tail, class Numbers>
+template <class Convolution, class Tail, class Numbers, class Parameters>
 struct MomentsEpilogue {
-  using Parameters = ThinParameters<Tail::parameters>;
   using Before = typename Tail::Before;
   const Parameters& p;
   float* scratch;  // 3 * Numbers::warps * Numbers::slots floats
@@ -276,9 +275,8 @@ struct MomentsEpilogue {
   }
 };
 
-template <class Convolution, class Tail, class Numbers>
+template <class Convolution, class Tail, class Numbers, class Parameters>
 struct ApplyEpilogue {
-  using Parameters = ThinParameters<Tail::parameters>;
   using Before = typename Tail::Before;
   using After = typename Tail::After;
   const Parameters& p;
@@ -360,8 +358,8 @@ struct ApplyEpilogue {
 template <class Convolution, class Tail, class Numbers, class Mainloop>
 struct Thin {
   using Parameters = ThinParameters<Tail::parameters>;
-  using MomentsPass = MomentsEpilogue<Convolution, Tail, Numbers>;
-  using ApplyPass = ApplyEpilogue<Convolution, Tail, Numbers>;
+  using MomentsPass = MomentsEpilogue<Convolution, Tail, Numbers, Parameters>;
+  using ApplyPass = ApplyEpilogue<Convolution, Tail, Numbers, Parameters>;
   static constexpr int samples = Mainloop::samples;  // of a unit
   static constexpr int groups = Tail::channels / Tail::group_channels;
   static constexpr int first_tiles = Tail::has_norm ? Numbers::tiles : 0;

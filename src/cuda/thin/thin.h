@@ -90,6 +90,8 @@ class ThinWorkspace {
   void* control(void* workspace) const { return at(workspace, control_); }
   // Sets every parameter of a launch: all samples, no lag between the passes, one RedoWord.
   void fill(ThinParameters& p, const Arguments& arguments, void* workspace) const;
+  // Sets the parameters of a launch that lie there, and those of every launch.
+  void fill(ThinMmaParameters& p, const Arguments& arguments, void* workspace) const;
   // Zeros what must be zero before a launch.
   void clear(void* workspace, Stream stream, const Device& device) const;
 

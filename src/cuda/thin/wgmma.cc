@@ -130,20 +130,14 @@ class ThinWgmma final : public Kernel {
     const LaunchChain chain;
     void* marks = redo_ ? at(workspace, marks_) : nullptr;
     void* redo_workspace = redo_ ? at(workspace, Region{regions_.total(), 0}) : nullptr;
-    ThinParameters p;
+    ThinWgmmaParameters p;
     p.input = arguments.input;
     p.output = arguments.output;
     p.statistics =
         arguments.statistics ? static_cast<void*>(arguments.statistics) : at(workspace, statistics_);
     p.control = redo_ ? redo_->control(redo_workspace) : nullptr;
-    p.parts = nullptr;
-    p.sums = nullptr;
     p.only = marks;
-    p.guard = nullptr;
     p.batch = shape_.batch;
-    p.wave_units = 1;
-    p.only_words = clusters_;
-    p.redone = nullptr;
     p.parameter = arguments.parameters;
     p.launch(function_, stream, blocks_);
     if (redo_) redo_->launch_marked(arguments, redo_workspace, marks, clusters_, stream);

@@ -25,7 +25,7 @@ namespace onepass {
 
 template <class C, class Tail, class Numbers>
 struct HoldInCluster {
-  using L = ThinMmaLayout<C, Tail, Numbers>;
+  using L = ThinMmaLayout<C, Tail, Numbers, ThinClusterParameters<Tail::parameters>>;
   using K = ThinClusterLayout<L>;
   using Shared = typename K::Shared;
   using Part = typename K::Part;

@@ -34,7 +34,7 @@ struct KeptTail : Tail {
 
 template <class C, class Tail, class Numbers>
 struct HoldInOutput {
-  using L = ThinMmaLayout<C, KeptTail<Tail>, Numbers>;
+  using L = ThinMmaLayout<C, KeptTail<Tail>, Numbers, ThinMmaParameters<Tail::parameters>>;
   using Chains = ThinMmaChains<L>;
   using Weights = ThinMmaWeights<L>;
   using Products = ThinMmaProducts<L>;
@@ -75,13 +75,11 @@ struct HoldInOutput {
   static __device__ __forceinline__ char* output_of(const Parameters& p, int64 n) {
     return static_cast<char*>(p.output) + n * elements * Output::bytes;
   }
-  // Samples of the ring. It lies where kernels of blocks with a mean have sums.
-  static __device__ __forceinline__ int64 ring_samples(const Parameters& p) { return p.only_words; }
   // Values of a sample between the passes. In the ring they have the 16-byte phase of the output.
   static __device__ __forceinline__ float* values_of(const Parameters& p, int64 n) {
     if constexpr (in_place) return reinterpret_cast<float*>(output_of(p, n));
     const auto phase = reinterpret_cast<uint64>(output_of(p, n)) / Output::bytes % width;
-    return p.sums + n % ring_samples(p) * Numbers::kept_length + (fills_up ? 0 : phase);
+    return p.ring + n % p.ring_samples * Numbers::kept_length + (fills_up ? 0 : phase);
   }
   // The place of an element among them.
   static __device__ __forceinline__ int place_of(int element) {
@@ -338,7 +336,7 @@ struct HoldInOutput {
     window.clear();
     __syncthreads();
     const int64 tiles = warp.p.batch * Numbers::tiles;
-    const int64 lag = warp.p.wave_units;
+    const int64 lag = warp.p.lag;
     const ThinMmaTickets<L> tickets{warp, tiles + lag};
     const auto broadcast = [](uint32 drawn) { return __shfl_sync(0xffffffffu, drawn, 0); };
     int64 ticket = broadcast(tickets.draw());
@@ -357,8 +355,8 @@ struct HoldInOutput {
         if (!has_weights) limits = weights.input_limits(w);
         const Tile tile(ticket);
         if constexpr (!in_place) {
-          if (warp.lane == 0 && tile.n >= ring_samples(warp.p))
-            wait_for(finished_shares(warp.p, tile.n - ring_samples(warp.p)), Numbers::tiles);
+          if (warp.lane == 0 && tile.n >= warp.p.ring_samples)
+            wait_for(finished_shares(warp.p, tile.n - warp.p.ring_samples), Numbers::tiles);
           __syncwarp();
         }
         const Way way = window.take(tile, limits, warp.area.x);

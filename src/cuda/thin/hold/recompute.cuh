@@ -18,7 +18,7 @@ namespace onepass {
 
 template <class C, class Tail, class Numbers>
 struct HoldByRecomputing {
-  using L = ThinMmaLayout<C, Tail, Numbers>;
+  using L = ThinMmaLayout<C, Tail, Numbers, ThinMmaParameters<Tail::parameters>>;
   using Chains = ThinMmaChains<L>;
   using Weights = ThinMmaWeights<L>;
   using Products = ThinMmaProducts<L>;
@@ -144,7 +144,7 @@ struct HoldByRecomputing {
     window.clear();
     __syncthreads();
     const int64 tiles = warp.p.batch * Numbers::tiles;
-    const int64 lag = Tail::has_norm ? warp.p.wave_units * Numbers::tiles : 0;
+    const int64 lag = Tail::has_norm ? warp.p.lag * Numbers::tiles : 0;
     const auto first_pass = [&](uint32 drawn) {
       const uint32 ticket = __shfl_sync(0xffffffffu, drawn, 0);
       return Pass{ticket, !Tail::has_norm || ticket >= tiles};

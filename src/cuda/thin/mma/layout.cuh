@@ -6,12 +6,12 @@
 
 namespace onepass {
 
-template <class OfConvolution, class OfTail, class OfNumbers>
+template <class OfConvolution, class OfTail, class OfNumbers, class OfParameters>
 struct ThinMmaLayout {
   using C = OfConvolution;
   using Tail = OfTail;
   using Numbers = OfNumbers;
-  using Parameters = ThinParameters<Tail::parameters>;
+  using Parameters = OfParameters;
   using Before = typename Tail::Before;
   using After = typename Tail::After;
   using Output = typename Tail::Output;

@@ -73,7 +73,7 @@ struct ThinMmaStatistics {
     const int first = tile.index / tiles_of_set * tiles_of_set;
     const int left = Numbers::tiles - first;
     const int count = left < tiles_of_set ? left : tiles_of_set;
-    if (!arrives_last(warp.p.guard + tile.n * sets + tile.index / tiles_of_set, count)) return;
+    if (!arrives_last(warp.p.sets + tile.n * sets + tile.index / tiles_of_set, count)) return;
     uint32* counters = warp.p.control + 4 + tile.n * 4;
     if constexpr (sets > 1) {
       merge_parts<1>(tile.n, first, count, [&](int group, float elements, float mean, float m2) {

@@ -48,7 +48,7 @@ struct WgmmaLayout {
   using Tail = OfTail;
   using Numbers = OfNumbers;
   using Input = typename Tail::Input;
-  using Parameters = ThinParameters<Tail::parameters>;
+  using Parameters = ThinWgmmaParameters<Tail::parameters>;
   static constexpr bool splits = Input::bytes == 4;
   static constexpr int input_parts = Numbers::input_parts;
   static constexpr int weight_parts = Numbers::weight_parts;

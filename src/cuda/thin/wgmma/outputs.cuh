@@ -20,8 +20,8 @@ struct WgmmaOutputs {
   const Parameters& p;
   Shared& shared;
 
-  using MomentsPass = MomentsEpilogue<C, Tail, Numbers>;
-  using ApplyPass = ApplyEpilogue<C, Tail, Numbers>;
+  using MomentsPass = MomentsEpilogue<C, Tail, Numbers, Parameters>;
+  using ApplyPass = ApplyEpilogue<C, Tail, Numbers, Parameters>;
 
   // Values since the last update of the moments: sums of distances from the mean of that time.
   struct Recent {

@@ -23,7 +23,7 @@
 // f16 denormal is off by at most 2^-24 of the channel's largest element.
 #pragma once
 
-#include "thin/thin.cuh"
+#include "thin/halves.cuh"
 
 namespace onepass {
 
@@ -167,26 +167,13 @@ struct SamplesMainloop {
         const float scale = splits ? 1.0f / (shared.unscale[o] * thin_input_scale) : 1.0f;
         const float w0 = weight_at(p, o, term, t1) * scale;
         const float w1 = weight_at(p, o, term + 1, t1) * scale;
-        split(w0, w1, high[j], low[j]);
+        split_pair<Input>(w0, w1, high[j], low[j]);
       }
       shared.weight[tile][g][t1][0][lane] = uint4{high[0], high[1], high[2], high[3]};
       if constexpr (weight_parts == 2)
         shared.weight[tile][g][t1][weight_parts - 1][lane] = uint4{low[0], low[1], low[2], low[3]};
     }
     __syncthreads();
-  }
-
-  // A pair as 16-bit elements, and their low parts.
-  static __device__ __forceinline__ void split(float a, float b, uint32& high, uint32& low) {
-    if constexpr (splits) {
-      high = f16::pack(a, b);
-      float ha, hb;
-      f16::unpack(high, ha, hb);
-      low = f16::pack(a - ha, b - hb);
-    } else {
-      high = Input::pack(a, b);
-      low = 0;
-    }
   }
 
   // --- The window ---
@@ -238,7 +225,7 @@ struct SamplesMainloop {
     }
     uint32 high[4], low[4];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) split(x[2 * j], x[2 * j + 1], high[j], low[j]);
+    for (int j = 0; j < 4; ++j) split_pair<Input>(x[2 * j], x[2 * j + 1], high[j], low[j]);
     *place = uint4{high[0], high[1], high[2], high[3]};
     if constexpr (input_parts == 2) place[planes * plane_units] = uint4{low[0], low[1], low[2], low[3]};
     if constexpr (splits) {
@@ -289,30 +276,6 @@ struct SamplesMainloop {
     }
   }
 
-  // Whether a channel of a sample is exact in f16; tested where all its elements are small.
-  template <class Parameters>
-  static __device__ __forceinline__ bool is_exact(const Parameters& p, int64 n, int c) {
-    constexpr int elements = static_cast<int>(C::input_size(0) * C::input_size(1) * C::input_size(2));
-    bool exact = true;
-    for (int i = threadIdx.x % 32; i < elements; i += 32) {
-      const int i2 = i % static_cast<int>(C::input_size(2));
-      const int i1 = i / static_cast<int>(C::input_size(2)) % static_cast<int>(C::input_size(1));
-      const int i0 = i / static_cast<int>(C::input_size(1) * C::input_size(2));
-      float x =
-          load_one<Input>(p.input, n * C::input_stride(0) + c * C::input_stride(1) + i0 * C::input_stride(2) +
-                                       i1 * C::input_stride(3) + i2 * C::input_stride(4)) *
-          thin_input_scale;
-      if (input_parts == 1) x = round_to_tf32(x);
-      uint32 high, low;
-      split(x, 0.0f, high, low);
-      float h, l, none;
-      f16::unpack(high, h, none);
-      f16::unpack(low, l, none);
-      exact &= input_parts == 1 ? h == x : h + l == x;
-    }
-    return __all_sync(0xffffffffu, exact);
-  }
-
   // Marks the samples that are to be computed again; by the last block of a unit, a warp for each sample.
   template <class Parameters>
   __device__ __forceinline__ void finish_samples(const Parameters& p, int64 n) const {
@@ -322,7 +285,7 @@ struct SamplesMainloop {
         const uint32* guard = p.guard + (n + s) * words;
         bool redo = __ldcg(guard) != 0;
         for (int c = 0; c < C::in_channels && !redo; ++c) {
-          if (__ldcg(guard + 1 + c) == 0) redo = !is_exact(p, n + s, c);
+          if (__ldcg(guard + 1 + c) == 0) redo = !is_exact_in_f16<C, Input, input_parts>(p.input, n + s, c);
         }
         if (redo && threadIdx.x % 32 == 0) {
           p.only[n + s] = 1;

@@ -86,7 +86,7 @@ struct WgmmaElements {
     return __uint_as_float(static_cast<const uint16*>(base)[index]);
   }
   static __device__ __forceinline__ void split_elements(float a, float b, uint32& high, uint32& low) {
-    if constexpr (L::splits) return L::split(a, b, high, low);
+    if constexpr (L::splits) return split_pair<Input>(a, b, high, low);
     high = __byte_perm(__float_as_uint(a), __float_as_uint(b), 0x5410);
     low = 0;
   }
@@ -216,29 +216,6 @@ struct WgmmaElements {
     for (int k = 0; k < guard_words; ++k) largest[k] = 0;
   }
 
-  // Whether a channel of a sample is exact in f16; tested where all its elements are small.
-  __device__ __forceinline__ bool is_exact(int64 n, int c) const {
-    constexpr int elements = static_cast<int>(C::input_size(0) * C::input_size(1) * C::input_size(2));
-    bool exact = true;
-    for (int i = threadIdx.x % 32; i < elements; i += 32) {
-      const int i2 = i % static_cast<int>(C::input_size(2));
-      const int i1 = i / static_cast<int>(C::input_size(2)) % static_cast<int>(C::input_size(1));
-      const int i0 = i / static_cast<int>(C::input_size(1) * C::input_size(2));
-      float x =
-          load_one<Input>(p.input, n * C::input_stride(0) + c * C::input_stride(1) + i0 * C::input_stride(2) +
-                                       i1 * C::input_stride(3) + i2 * C::input_stride(4)) *
-          thin_input_scale;
-      if (L::input_parts == 1) x = round_to_tf32(x);
-      uint32 high, low;
-      L::split(x, 0.0f, high, low);
-      float h, l, none;
-      f16::unpack(high, h, none);
-      f16::unpack(low, l, none);
-      exact &= L::input_parts == 1 ? h == x : h + l == x;
-    }
-    return __all_sync(0xffffffffu, exact);
-  }
-
   // The largest magnitude over all parts.
   __device__ __forceinline__ uint32 largest_of(int c, int s) const {
     uint32 result = shared.largest[c][s];
@@ -256,7 +233,8 @@ struct WgmmaElements {
       bool redo = false;
       for (int c = 0; c < C::in_channels && !redo; ++c) {
         const uint32 largest = largest_of(c, s);
-        redo = largest >= not_finite || (L::splits && largest < least && !is_exact(n + s, c));
+        redo = largest >= not_finite || (L::splits && largest < least &&
+                                         !is_exact_in_f16<C, Input, L::input_parts>(p.input, n + s, c));
       }
       if (threadIdx.x % 32 == 0) {
         p.only[n + s] = redo ? 1u : 0u;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "device/barrier.cuh"
-#include "thin/thin.cuh"
+#include "thin/halves.cuh"
 
 namespace onepass {
 
@@ -182,19 +182,6 @@ struct WgmmaLayout {
   // Consumers prepare the weights while the producers' first elements arrive. Where partial sums are added up
   // all threads do it: producers have few registers and would spill elements.
   static constexpr bool all_prepare = input_parts == 2 && parts == 1;
-
-  // A pair as 16-bit elements, and their low parts.
-  static __device__ __forceinline__ void split(float a, float b, uint32& high, uint32& low) {
-    if constexpr (splits) {
-      high = f16::pack(a, b);
-      float ha, hb;
-      f16::unpack(high, ha, hb);
-      low = f16::pack(a - ha, b - hb);
-    } else {
-      high = Input::pack(a, b);
-      low = 0;
-    }
-  }
 
   // Planes that a warpgroup has multiplied.
   struct Ring {

@@ -20,8 +20,8 @@ __device__ __forceinline__ void split_pair(float a, float b, uint32& high, uint3
 }
 
 // Whether a channel of a sample is exact in f16; tested where all its elements are small. By a warp.
-template <class C, class Input, int input_parts>
-__device__ __forceinline__ bool is_exact_in_f16(const void* input, int64 n, int c) {
+template <class C, class Input, int input_parts, class Parameters>
+__device__ __forceinline__ bool is_exact_in_f16(const Parameters& p, int64 n, int c) {
   constexpr int elements = static_cast<int>(C::input_size(0) * C::input_size(1) * C::input_size(2));
   bool exact = true;
   for (int i = threadIdx.x % 32; i < elements; i += 32) {
@@ -29,8 +29,8 @@ __device__ __forceinline__ bool is_exact_in_f16(const void* input, int64 n, int 
     const int i1 = i / static_cast<int>(C::input_size(2)) % static_cast<int>(C::input_size(1));
     const int i0 = i / static_cast<int>(C::input_size(1) * C::input_size(2));
     float x =
-        load_one<Input>(input, n * C::input_stride(0) + c * C::input_stride(1) + i0 * C::input_stride(2) +
-                                   i1 * C::input_stride(3) + i2 * C::input_stride(4)) *
+        load_one<Input>(p.input, n * C::input_stride(0) + c * C::input_stride(1) + i0 * C::input_stride(2) +
+                                     i1 * C::input_stride(3) + i2 * C::input_stride(4)) *
         thin_input_scale;
     if (input_parts == 1) x = round_to_tf32(x);
     uint32 high, low;

@@ -285,7 +285,7 @@ struct SamplesMainloop {
         const uint32* guard = p.guard + (n + s) * words;
         bool redo = __ldcg(guard) != 0;
         for (int c = 0; c < C::in_channels && !redo; ++c) {
-          if (__ldcg(guard + 1 + c) == 0) redo = !is_exact_in_f16<C, Input, input_parts>(p.input, n + s, c);
+          if (__ldcg(guard + 1 + c) == 0) redo = !is_exact_in_f16<C, Input, input_parts>(p, n + s, c);
         }
         if (redo && threadIdx.x % 32 == 0) {
           p.only[n + s] = 1;

@@ -233,8 +233,8 @@ struct WgmmaElements {
       bool redo = false;
       for (int c = 0; c < C::in_channels && !redo; ++c) {
         const uint32 largest = largest_of(c, s);
-        redo = largest >= not_finite || (L::splits && largest < least &&
-                                         !is_exact_in_f16<C, Input, L::input_parts>(p.input, n + s, c));
+        redo = largest >= not_finite ||
+               (L::splits && largest < least && !is_exact_in_f16<C, Input, L::input_parts>(p, n + s, c));
       }
       if (threadIdx.x % 32 == 0) {
         p.only[n + s] = redo ? 1u : 0u;

@@ -1,5 +1,5 @@
-// The row "thin_cores": a thin convolution with all that follows it in one launch, on CUDA cores. Every
-// problem the thin rows take, in exactly the arithmetic its precision names.
+// The row "thin_cores": a thin convolution with all stages after it in one launch, on CUDA cores. It takes
+// every problem of the thin rows, in exactly the arithmetic of its precision.
 #include <algorithm>
 #include <sstream>
 
@@ -28,13 +28,13 @@ struct CoresNumbers {
     tiles_of_class = divide_up(positions, tile_positions);
     tiles = tiles_of_class * shape.classes();
     slots = shape.channels;
-    // Each channel has its values of the chains and of both passes in registers.
+    // Each channel has its chain operands and the values of both passes in registers.
     const size_t operands =
         shape.parts.has_operands() ? shape.parts.before.size() + shape.parts.after.size() : 0;
     const int64_t most = operands > 2 ? 4 : operands > 0 || shape.passes() == 2 ? 8 : 16;
     channels_at_once = 4;
     while (channels_at_once < std::min(most, shape.channels)) channels_at_once *= 2;
-    // Weights of a wide convolution come from memory as x does, and those that samples do not share.
+    // Weights of a wide convolution, and weights that samples do not share, are read from memory.
     weights_in_shared = is_thin(shape) && shape.conv_groups == 1;
   }
 
@@ -42,7 +42,7 @@ struct CoresNumbers {
   int64_t weight_floats(const ThinShape& shape) const {
     return divide_up(shape.channels, channels_at_once) * channels_at_once * shape.terms();
   }
-  // Weights, biases and what sums over the block need.
+  // Weights, biases and scratch for sums over the block.
   int64_t shared_bytes(const ThinShape& shape) const {
     const int64_t biases = divide_up(shape.channels, channels_at_once) * channels_at_once;
     return 4 * ((weights_in_shared ? weight_floats(shape) + biases : 0) + 3 * warps() * shape.channels);
@@ -100,7 +100,7 @@ struct ThinCores::Parts {
                  {1, static_cast<uint32_t>(numbers.threads), 1,
                   static_cast<uint32_t>(numbers.shared_bytes(shape)), false, true}) {
     const Number resident = function.resident_clusters();
-    // Twice as many tiles as run at a time: pass 2 of a wave then finds pass 1 done.
+    // Twice as many tiles as run at a time: pass 2 of a wave finds pass 1 done.
     wave_samples =
         clamp(divide_up(2 * resident, numbers.tiles), 1, maximum(1, shape.batch)).called("wave_samples");
     blocks = clamp(shape.batch * numbers.tiles * shape.passes(), 1, resident);
@@ -133,14 +133,20 @@ void ThinCores::launch(const Arguments& arguments, void* workspace, Stream strea
 }
 
 void ThinCores::launch_marked(const Arguments& arguments, void* workspace, void* marks, Stream stream) const {
-  parts_->workspace.launch(parts_->function, parts_->blocks, parts_->problem, arguments, workspace, marks,
-                           parts_->wave_samples, stream);
+  if (parts_->shape.batch == 0) return;
+  parts_->workspace.clear(workspace, stream, parts_->problem.device);
+  launch_marked(arguments, workspace, marks, 1, stream);
 }
 
 void ThinCores::launch_marked(const Arguments& arguments, void* workspace, void* marks,
                               const Number& mark_words, Stream stream) const {
-  parts_->workspace.launch(parts_->function, parts_->blocks, parts_->problem, arguments, workspace, marks,
-                           parts_->wave_samples, stream, mark_words, true);
+  if (parts_->shape.batch == 0) return;
+  ThinParameters p;
+  parts_->workspace.fill(p, arguments, workspace);
+  p.only = marks;
+  p.only_words = mark_words;
+  p.wave_units = parts_->wave_samples;
+  p.launch(parts_->function, stream, parts_->blocks);
 }
 
 const Number& ThinCores::bytes() const { return parts_->workspace.bytes(); }
@@ -158,17 +164,15 @@ std::string ThinCores::refusal(const Problem& problem) {
   return "";
 }
 
-namespace {
-
-double seconds(const Problem& problem, const PlanOptions&) {
+double ThinCores::seconds(const Problem& problem, const PlanOptions&) {
   const ThinShape shape(problem);
   const Gpu& gpu = gpu_of(problem.device);
   const double bytes =
       static_cast<double>(problem.input.byte_span()) + static_cast<double>(problem.output.byte_span());
   // H200: 3.92 ms for s27 (192 terms an output) and 2.85 for s60 (10 terms, twice).
   const auto outputs = static_cast<double>(shape.rows() * shape.spatial);
-  // What one thread does after the other, however few of them there are, a position of every class: with one
-  // sample s27 takes 0.09 ms, s60 0.09, an image of 32 x 32 with 3 to 16 channels and kernel 3 0.045.
+  // Serial work of a thread, for a position of every class, however few threads there are. One sample of s27
+  // takes 0.09 ms, of s60 0.09, an image of 32 x 32 with 3 to 16 channels and kernel 3 0.045.
   const double cells = std::max(1.0, outputs / static_cast<double>(shape.channels * shape.classes()));
   const double serial = 2.4e-8 * static_cast<double>(problem.conv_multiply_adds()) / cells;
   return shape.passes() * (1e-5 + serial + 6 * static_cast<double>(problem.conv_multiply_adds()) / gpu.flops +
@@ -176,13 +180,8 @@ double seconds(const Problem& problem, const PlanOptions&) {
          bytes / gpu.bytes_per_second;
 }
 
-}  // namespace
 }  // namespace cuda
 
-extern const Strategy cuda_thin_cores{
-    "thin_cores", cuda::ThinCores::refusal, cuda::seconds,
-    [](const Problem& problem, const PlanOptions&) -> std::shared_ptr<const Kernel> {
-      return std::make_shared<const cuda::ThinCores>(problem);
-    }};
+extern constexpr Strategy cuda_thin_cores = cuda::row_of<cuda::ThinCores>("thin_cores");
 
 }  // namespace onepass

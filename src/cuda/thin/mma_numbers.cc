@@ -1,4 +1,4 @@
-// How a sample is cut into tiles for products by mma.sync, and what a tile takes.
+// The search of tiles for products by mma.sync, the kernel's source, and the cost of a launch.
 #include "cuda/notes.h"
 #include "cuda/thin/mma.h"
 
@@ -85,11 +85,11 @@ bool is_dense(const TensorSpec& tensor, Layout layout) {
   return tensor.strides == TensorSpec::dense(tensor.dtype, tensor.sizes, layout).strides;
 }
 
-MmaNumbers::MmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu, bool once)
-    : computes_once(once) {
+MmaNumbers::MmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu, Hold hold)
+    : computes_once(hold == Hold::in_output) {
   if (computes_once) {
-    // What all warps have computed and not yet normalised should be in the second-level cache; but tiles of
-    // less than 64 cells are not faster for it (H200).
+    // Values of all warps that are not yet normalised should fit the second-level cache. Tiles of less than
+    // 64 cells gain nothing (H200).
     constexpr int64_t warps_of_multiprocessor = 16;
     const int64_t of_warp = gpu.l2_bytes / 4 / (warps_of_multiprocessor * gpu.multiprocessors);
     most_tile_cells = std::max<int64_t>(of_warp / (shape.channels * shape.classes() * 4), 64);
@@ -104,14 +104,14 @@ MmaNumbers::MmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu
     most_of_plane = std::max(most_of_plane, product_count(shape, z));
   }
   row_tiles = divide_up(shape.channels, 16);
-  // What else a thread has in its 128 is about 70, more with two spans of several classes.
+  // Other values take about 70 of a thread's 128 registers, more with two spans of several classes.
   const int64_t most_registers = shape.classes() > 1 ? 32 : 56;
   weights_in_registers = products * 4 <= most_registers;
-  // Several rows at a time: a row of x serves the taps of several rows of outputs, a weight all of them.
+  // Several rows at a time: a row of x serves several rows of outputs, and a weight serves all of them.
   const int64_t classes_x = std::ssize(shape.axes[2].classes);
   constexpr int64_t most_products = 128;  // written out one after the other
   const int64_t bytes = computes_once ? 4 : byte_size(problem.output.dtype);
-  // The lanes of a quad have 8 neighbouring cells: sectors of 32 bytes, where rows consist of such.
+  // The lanes of a quad have 8 neighbouring cells: whole sectors of 32 bytes where rows are whole sectors.
   const bool rows_are_sectors = shape.axes[2].out * bytes % 32 == 0;
   interleaved = !is_planar(problem.output);
   if (interleaved) {
@@ -120,7 +120,7 @@ MmaNumbers::MmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu
     piece = 2 * classes_x;
     if (!rows_are_sectors) kept_pitch = round_up(shape.axes[2].out, 8 * classes_x);
   }
-  // A vector more than there are elements (thin/inplace.cuh: values_of).
+  // One vector longer than the elements (thin/hold/in_output.cuh: values_of).
   kept_length = round_up(
       shape.channels * (kept_pitch > 0 ? shape.spatial / shape.axes[2].out * kept_pitch : shape.spatial) + 8,
       64);
@@ -130,23 +130,22 @@ MmaNumbers::MmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu
         std::clamp<int64_t>(most_products / std::max<int64_t>(products, 1), 1, splits || !is_direct ? 2 : 4);
     while (spans_y > 1 && (spans_y > shape.axes[1].out || spans_y == 3)) --spans_y;
   }
-  // Two spans where their sums fit registers: weights from shared memory serve both, and what takes long in
-  // one goes on beside the other.
+  // Two spans where their sums fit registers: weights from shared memory serve both, and long instructions of
+  // one overlap with the other.
   if (spans_y == 1 && (!weights_in_registers || shape.classes() > 1) && classes_x <= 2) spans_x = 2;
   const std::vector<TailParts::Stage>& before = shape.parts.before;
   swish_alone = before.size() == 1 && before[0].pointwise.op == Op::swish;
   begins_with_swish = !before.empty() && before[0].pointwise.op == Op::swish;
   strict = problem.numerics == Numerics::strict;
   pairs = begins_with_swish || (!before.empty() && before[0].pointwise.op == Op::sigmoid);
-  // But not where most are held in registers meanwhile (thin/mma.cuh: Held) and the loops of two
-  // spans, with what puts rows together behind them, are more instructions than warps can have at hand.
+  // One span where most weights are held in registers (thin/mma/weights.cuh: Held) and two spans with their
+  // stores would exceed the instruction cache.
   constexpr int64_t most_held = 10;
   constexpr double most_instructions = 550;
   holds_weights = spans_x == 2 && shape.classes() > 1 && !is_direct && most_of_plane <= most_held &&
                   2 * output_instructions(shape) > most_instructions;
   if (holds_weights) spans_x = 1;
-  // Two blocks a multiprocessor where that leaves enough shared memory to each; large weights are shared
-  // by more warps.
+  // Two blocks a multiprocessor where shared memory suffices. Large weights are shared by more warps.
   constexpr int64_t large_weights = 4 << 10;
   const auto fits = [&](int64_t threads_of_block, int64_t blocks) {
     threads = threads_of_block;
@@ -237,12 +236,12 @@ double MmaNumbers::output_instructions(const ThinShape& shape) const {
 
 double MmaNumbers::span_instructions(const ThinShape& shape) const {
   const auto number = [](int64_t n) { return static_cast<double>(n); };
-  // What a product takes besides itself: its columns, of which rows share some, and its weights.
+  // Besides the product itself: its columns, some shared between rows, and its weights.
   const double rows = number(spans_y), taps_y = number(Offsets(shape.axes[1]).reach() + 1);
   const double loads = shape.classes() > 1 ? 1 : 2 * (rows + taps_y - 1) / (rows * taps_y);
   const double weights = (weights_in_registers ? 0 : 1) + (splits ? 1 : 0);
-  // A vector of weights keeps shared memory busy for as long as several instructions. (Those of one span
-  // are counted as those of two: they are held.)
+  // A vector of weights occupies shared memory for several instructions. (Held weights of one span count as
+  // those of two.)
   const double of_product = (splits ? 3 : 1) + loads * (splits ? 4 : 1) +
                             8 * weights / number(spans_y * (holds_weights ? 2 : spans_x));
   return number(products) * of_product + 12 / number(spans_y * spans_x);
@@ -262,7 +261,7 @@ double MmaNumbers::tile_instructions(const ThinShape& shape) const {
   const double stages = number(tile_y / stage_y * std::ssize(shape.axes[0].classes));
   const bool whole = tiles_x == 1;
   const double chunks = whole ? 1 : number(stage_y * std::ssize(shape.axes[1].classes));
-  // Sectors in parts, of every piece of a row: a second-level cache takes its time for them.
+  // Partial sectors for every piece of a row: the second-level cache is slow with them.
   const bool has_parts = !whole && !overlaps && shape.axes[2].out % 8 != 0;
   const double stored = piece > 0 ? 0 : stages * (60 + chunks * (whole ? 100 : has_parts ? 240 : 140));
   const int64_t more_columns =
@@ -274,7 +273,7 @@ double MmaNumbers::tile_instructions(const ThinShape& shape) const {
   const double second = (spans + more) * (convolution + of_span * (before + after + 3)) + stored;
   const double first = spans * (convolution + of_span * (before + 3));
   const double window = window_instructions(shape);
-  // While a warp waits for its window others have the slots, not always all of them.
+  // While a warp waits for its window, others have most of the issue slots.
   const double waiting = prefetches ? 0 : 500;
   if (computes_once) {
     const double kept = (spans + more) * (convolution + of_span * (before + 4)) + stored;
@@ -296,7 +295,7 @@ void MmaNumbers::lay_window(const ThinShape& shape, int64_t rows, int64_t cells_
 }
 
 void MmaNumbers::lay_planes(const ThinShape& shape) {
-  // Eight cells of four channels are 32 neighbouring words then, as far as banks are concerned.
+  // Eight cells of four channels are then in 32 different banks.
   plane = round_up(window_z * window_y * row_pitch, 8);
   while (shape.in_channels > 1 && plane % 16 != 8) plane += 8;
 }
@@ -317,10 +316,10 @@ void MmaNumbers::cut(const ThinShape& shape, int64_t bytes, int64_t budget) {
     last = candidate;
     for (int choice = 0; choice < 8; ++choice) {
       prefetches = choice % 2 == 1;
-      // What is computed once has another pass to go on with while its next window arrives.
+      // With values computed once, pass 2 runs while the next window arrives.
       if (prefetches && computes_once) continue;
       if (!cut_rows(shape, bytes, budget, candidate, choice / 2 % 2 == 1, choice / 4 == 0)) continue;
-      // What a tile does beyond the row's end is work as well.
+      // Work beyond the row's end counts.
       const double cost = tile_instructions(shape) * static_cast<double>(tiles);
       if (best.tile_x > 0 && cost >= least) continue;
       best = *this;
@@ -341,9 +340,9 @@ bool MmaNumbers::cut_rows(const ThinShape& shape, int64_t bytes, int64_t budget,
   const auto fits = [&](int64_t rows, int64_t rows_of_stage) {
     const bool whole = cells_x >= cells(2);
     const int64_t sector = 32 / bytes;
-    // Where tiles end within sectors, and the next one has all that is missing.
+    // Where tiles end within sectors and the next tile has the rest of the sector.
     const int64_t last = shape.axes[2].out - (divide_up(cells(2), cells_x) - 1) * cells_x * classes(2);
-    // Which tile stores an element must not depend on the sample: they may compute it in different ways.
+    // Which tile stores an element must not depend on the sample: tiles may compute it in different ways.
     const bool samples_are_sectors = shape.channels * spatial % sector == 0;
     overlaps = piece == 0 && shape.axes[2].out % sector != 0 && samples_are_sectors &&
                (whole ? rows < cells(1) && shape.axes[2].out >= sector : overlapping && last >= sector);
@@ -367,7 +366,7 @@ bool MmaNumbers::cut_rows(const ThinShape& shape, int64_t bytes, int64_t budget,
         lay_planes(shape);
       }
     }
-    // As it arrives it lies there too.
+    // A 16-bit window arrives there too.
     if (is_short && vectors && !prefetches)
       stage_bytes =
           std::max(stage_bytes, round_up(shape.in_channels * window_z * window_y * row_pitch * 2, 16));
@@ -380,8 +379,8 @@ bool MmaNumbers::cut_rows(const ThinShape& shape, int64_t bytes, int64_t budget,
   if (!fits(stage_y, stage_y) || (cells_x > 8 * spans_x && stage_y * cells_x > most_cells)) return false;
   tile_x = cells_x;
   tiles_x = divide_up(cells(2), tile_x);
-  // A vector for every lane at a time, where whole rows are short; then as many rows as the window may
-  // have, but so many tiles that all warps of a GPU have some of a few samples.
+  // Where whole rows are short, a vector for every lane at a time. Then as many rows as the window allows,
+  // but enough tiles for all warps of a GPU with few samples.
   const auto takes = [&](int64_t rows) {
     return rows <= round_up(cells(1), spans_y) && rows * shape.axes[2].out * classes(1) <= 32 * width &&
            fits(rows, rows);
@@ -404,6 +403,30 @@ std::string MmaNumbers::rest_source(const Problem& problem, const ThinShape& sha
   if (!pairs) return "";
   const std::vector<TailParts::Stage>& before = shape.parts.before;
   return chain_source("BeforeRest", {before.begin() + 1, before.end()}, problem);
+}
+
+Source mma_source(Hold hold, const Problem& problem, const ThinShape& shape, const MmaNumbers& numbers,
+                  const std::string& tail, const std::string& more, int64_t blocks) {
+  struct Names {
+    const char *kernel, *header, *type;
+  };
+  const Names names = hold == Hold::recompute ? Names{"onepass_thin_mma", "recompute", "HoldByRecomputing"}
+                      : hold == Hold::in_output
+                          ? Names{"onepass_thin_inplace", "in_output", "HoldInOutput"}
+                          : Names{"onepass_thin_resident", "in_cluster", "HoldInCluster"};
+  return {names.kernel,
+          "#include \"thin/mma.cuh\"\n#include \"thin/hold/" + std::string(names.header) + ".cuh\"\n" + tail +
+              numbers.rest_source(problem, shape) + thin_source(problem, shape) + numbers.source(more) +
+              "using Hold = onepass::" + names.type +
+              "<onepass::Convolution, onepass::Tail, Numbers>;\n"
+              "using Agent = onepass::ThinMma<Hold>;\n"
+              "extern \"C\" __global__ void __launch_bounds__(" +
+              std::to_string(numbers.threads) + ", " + std::to_string(blocks) + ") " + names.kernel +
+              "(const __grid_constant__ Agent::Parameters p) {\n"
+              "  extern __shared__ __align__(128) unsigned char shared[];\n" +
+              (hold == Hold::in_cluster ? wait_source() : "") +
+              "  Agent::run(p, shared);\n"
+              "}\n"};
 }
 
 std::string computed_once_refusal(const ThinShape& shape) {
@@ -433,28 +456,27 @@ std::string mma_refusal(const Problem& problem, const MmaNumbers& numbers) {
 
 double mma_seconds(const Problem& problem, const ThinShape& shape, const MmaNumbers& numbers, double moved) {
   const Gpu& gpu = gpu_of(problem.device);
-  // Half of the slots are taken where each of a multiprocessor's 16 warps has many tiles (s60: eight), a
-  // third where it has one and all of them load, multiply and store at the same time; some warps alone are
-  // faster. Loops of one span, whose instructions are at hand, take more of them.
+  // Half of the issue slots are used where each of a multiprocessor's 16 warps has many tiles (s60: eight). A
+  // third is used where each has one: all load, multiply and store at the same time. Few warps alone are
+  // faster. Loops of one span, in the instruction cache, use more slots.
   const double warps = 16.0 * gpu.multiprocessors;
   const double tiles = static_cast<double>(numbers.tiles) * static_cast<double>(shape.batch);
   const double rounds = tiles / warps;
   const double instructions = numbers.tile_instructions(shape) * std::max(tiles, warps / 4);
   const double slots = ((numbers.holds_weights ? 0.6 : 0.78) + 0.8 / std::max(rounds, 1.0)) * 2;
-  // Windows of more than eight channels leave room for small tiles alone: 64 channels (to 32, at 64^3
-  // doubled) take 2.17 times what is counted in f32 and 3 times in 16 bits.
+  // Windows of more than eight channels allow small tiles alone: 64 to 32 channels, at 64^3 doubled, take
+  // 2.17 times the count in f32 and 3 times in 16 bits.
   const double wide = std::clamp((static_cast<double>(shape.in_channels) - 8) / 56, 0.0, 1.0);
   const double crowded = 1 + wide * (problem.input.dtype == DType::f32 ? 1.17 : 2.0);
-  // Weights that all warps read of shared memory for every product, of images with few input channels: 8 to
-  // 64 with kernel 5 take 1.2 times what is counted in tf32 and bf16, with three products for each what is
-  // counted.
+  // Weights that all warps read from shared memory for every product, of images with few input channels. 8 to
+  // 64 channels with kernel 5 take 1.2 times the count in tf32 and bf16; with three products each, the count.
   const bool waits = !numbers.splits && !numbers.weights_in_registers && numbers.row_tiles > 1 &&
                      shape.classes() == 1 && shape.in_channels <= 8;
-  // Two lanes meet in a bank where neighbouring outputs read every other element: 3 to 64 channels, kernel 7,
-  // stride 2 at 224 x 224 take 1.9 to 2.2 times what is counted.
+  // Bank conflicts where neighbouring outputs read every other element: 3 to 64 channels, kernel 7, stride 2
+  // at 224 x 224 take 1.9 to 2.2 times the count.
   const double waiting = shape.axes[2].step > 1 ? 1.9 : waits ? 1.2 : 1.0;
-  // Few products for what a tile takes besides: with two passes kernels of 3 take 1.3 to 1.6 times what is
-  // counted in tf32, images of 16 bits twice as long (3 input channels, one product a row, do not).
+  // Few products beside a tile's other work: with two passes, kernels of 3 take 1.3 to 1.6 times the count in
+  // tf32, images of 16 bits twice the count. (3 input channels, one product a row, do not.)
   const bool is_volume = shape.axes[0].out > 1;
   const bool is_brief = !numbers.computes_once && !numbers.splits && shape.classes() == 1 &&
                         shape.axes[2].step == 1 && Offsets(shape.axes[2]).reach() <= 2 &&

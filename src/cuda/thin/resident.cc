@@ -1,5 +1,5 @@
-// The row "thin_resident": a thin convolution with chains and norm on tensor cores, computed once, its slabs
-// in the shared memory of a cluster until they are normalised.
+// The row "thin_resident": a thin convolution with chains and norm on tensor cores. Values are computed once
+// and wait in the shared memory of a cluster.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -8,6 +8,7 @@
 #include "cuda/notes.h"
 #include "cuda/runtime/cut_for.h"
 #include "cuda/thin/mma.h"
+#include "cuda/thin/searched.h"
 
 namespace onepass {
 namespace cuda {
@@ -20,14 +21,14 @@ struct ResidentNumbers : MmaNumbers {
   int64_t unit_channels = 0;      // of a cluster: whole slabs
   int64_t sets = 1;               // of so many channels
   int64_t blocks = 0;             // of a cluster; 0: a unit does not fit
-  int64_t of_multiprocessor = 1;  // blocks that it is to have room for
+  int64_t of_multiprocessor = 1;  // resident blocks of a multiprocessor
   int64_t part_z = 1, part_y = 1, part_x = 1;
   int64_t run_pitch = 0, held_pitch = 0, all_bytes = 0;
   int64_t output_piece = 1;  // neighbouring channels stored at once
   bool channels_last = false;
 
   ResidentNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu)
-      : MmaNumbers(problem, shape, gpu) {
+      : MmaNumbers(problem, shape, gpu, Hold::in_cluster) {
     const int64_t group_channels = shape.channels / shape.groups;
     unit_channels = std::min(shape.channels, std::lcm(int64_t{16}, group_channels));
     sets = divide_up(shape.channels, unit_channels);
@@ -41,20 +42,21 @@ struct ResidentNumbers : MmaNumbers {
     cut(shape, gpu, width);
   }
 
-  std::string source() const {
-    return MmaNumbers::source(Constants()
-                                  .add("blocks", blocks)
-                                  .add("unit_channels", unit_channels)
-                                  .add("part_z", part_z)
-                                  .add("part_y", part_y)
-                                  .add("part_x", part_x)
-                                  .add("run_pitch", run_pitch)
-                                  .add("held_pitch", held_pitch)
-                                  .add("held_floats", unit_channels * held_pitch)
-                                  .add("all_bytes", all_bytes)
-                                  .add("output_piece", output_piece)
-                                  .flag("channels_last", channels_last)
-                                  .text());
+  // Constants of the kernel besides those of MmaNumbers.
+  std::string constants() const {
+    return Constants()
+        .add("blocks", blocks)
+        .add("unit_channels", unit_channels)
+        .add("part_z", part_z)
+        .add("part_y", part_y)
+        .add("part_x", part_x)
+        .add("run_pitch", run_pitch)
+        .add("held_pitch", held_pitch)
+        .add("held_floats", unit_channels * held_pitch)
+        .add("all_bytes", all_bytes)
+        .add("output_piece", output_piece)
+        .flag("channels_last", channels_last)
+        .text();
   }
 
   static int64_t cells(const ThinShape& shape, size_t d) {
@@ -69,15 +71,14 @@ struct ResidentNumbers : MmaNumbers {
   // Instructions of a warp for a tile.
   double tile_instructions(const ThinShape& shape) const {
     const double spans = number(tile_y * tile_x) / 8;
-    // Two lanes meet in a bank where neighbouring outputs read every other element.
+    // Bank conflicts where neighbouring outputs read every other element.
     const double convolution = span_instructions(shape) * (shape.axes[2].step > 1 ? 2 : 1);
     const double outputs = span_outputs(shape) * (before_instructions(shape) + 8);
     return 500 + window_instructions(shape) + (prefetches ? 0 : 300) +
            number(row_tiles) * (spans * (convolution + outputs) + convolution + 100);
   }
 
-  // A cluster's blocks are on neighbouring multiprocessors, of which an H200 has seven times 16 and some
-  // more.
+  // The blocks of a cluster are in one GPC: an H200 has seven of 16 multiprocessors and some more.
   int64_t clusters_at_once(const Gpu& gpu, int64_t blocks_at_once) const {
     if (blocks <= 2) return gpu.multiprocessors * blocks_at_once / blocks;
     constexpr int64_t neighbours = 16;
@@ -86,8 +87,8 @@ struct ResidentNumbers : MmaNumbers {
            with_clusters % neighbours * blocks_at_once / blocks;
   }
 
-  // Seconds for so many samples, as measured on an H200. All clusters are in step: they compute, wait for
-  // each other and store at the same time, but where a multiprocessor has two blocks.
+  // Seconds for `batch` samples, fitted on an H200. All clusters compute, wait and store at the same time,
+  // unless a multiprocessor has two blocks.
   double seconds(const ThinShape& shape, const Gpu& gpu, int64_t batch) const {
     const double units = number(batch * sets);
     const double at_once = std::min(units, number(clusters_at_once(gpu, of_multiprocessor)));
@@ -103,7 +104,7 @@ struct ResidentNumbers : MmaNumbers {
     const double store = std::max(3e-7, bytes / gpu.bytes_per_second);
     const double tensors = 1.5e-6 * static_cast<double>(shape.parts.tensor_parameters().size());
     const double strips = number(cells(shape, 0) * tiles_y * (shape.axes[1].out > 1 ? 1 : tiles_x));
-    // Sums of all blocks, each of 32 strips at a time; weights at first.
+    // Sums of all blocks, 32 strips at a time; weights at the beginning.
     const double waits = 4.2e-6 + 5e-7 * std::floor(strips / 32) + tensors;
     const double begin = 4.6e-6 + 1.6e-7 * number(products);
     // One block of 256 threads has twice the registers.
@@ -123,8 +124,8 @@ struct ResidentNumbers : MmaNumbers {
     if (spans_y == 1 && (!weights_in_registers || shape.classes() > 1) && classes_x <= 2) spans_x = 2;
   }
 
-  // Bits depend on the tile alone: that is chosen for few and for many samples together, all else for as
-  // many as there are. `blocks` stays 0 where nothing fits.
+  // Bits depend on the tile alone. The tile is chosen for few and for many samples together, everything else
+  // for the actual batch. `blocks` stays 0 where nothing fits.
   void cut(const ThinShape& shape, const Gpu& gpu, int64_t width) {
     constexpr int64_t few = 4, many = 64;
     const int64_t cells_x = cells(shape, 2), cells_y = cells(shape, 1);
@@ -149,7 +150,7 @@ struct ResidentNumbers : MmaNumbers {
     *this = best.blocks > 0 ? best.spread(shape, gpu, width, planned_batch(shape)) : none;
   }
 
-  // So many and some fewer samples have the same kernel.
+  // Batches up to this one have the same kernel.
   static int64_t planned_batch(const ThinShape& shape) {
     const int64_t batch = CutFor::instead_of(shape.batch);
     int64_t planned = 1;
@@ -166,7 +167,7 @@ struct ResidentNumbers : MmaNumbers {
     lay_window(shape, tile_y, tile_x);
   }
 
-  // These tiles over warps, blocks and clusters, as takes least for so many samples; `blocks` is 0 where
+  // Spreads the tiles over warps, blocks and clusters, at least cost for `batch` samples; `blocks` is 0 where
   // nothing fits.
   ResidentNumbers spread(const ThinShape& shape, const Gpu& gpu, int64_t width, int64_t batch) const {
     ResidentNumbers best = *this;
@@ -216,7 +217,7 @@ struct ResidentNumbers : MmaNumbers {
     return shared_bytes < budget;
   }
 
-  // How a part is held; whether it fits.
+  // Lays out the held values of a part; whether they fit.
   bool lay(const ThinShape& shape, int64_t width, int64_t budget) {
     const auto classes = [&](size_t d) { return std::ssize(shape.axes[d].classes); };
     const int64_t parts_x = divide_up(tiles_x, part_x);
@@ -242,12 +243,22 @@ struct ResidentNumbers : MmaNumbers {
   }
 };
 
+std::shared_ptr<const ResidentNumbers> numbers_of(const Problem& problem, const ThinShape& shape) {
+  return searched<ResidentNumbers>(problem, CutFor::instead_of(0),
+                                   [&] { return ResidentNumbers(problem, shape, gpu_of(problem.device)); });
+}
+
 class ThinResident final : public Kernel {
  public:
+  // Why it cannot take the problem; empty where it can.
+  static std::string refusal(const Problem& problem);
+  // Predicted time.
+  static double seconds(const Problem& problem, const PlanOptions&);
+
   explicit ThinResident(const Problem& problem)
       : problem_(problem),
         shape_(problem),
-        numbers_(problem, shape_, gpu_of(problem.device)),
+        numbers_(*numbers_of(problem, shape_)),
         function_(source(), problem.device, launch_numbers()),
         blocks_(clusters() * numbers_.blocks) {}
 
@@ -272,19 +283,17 @@ class ThinResident final : public Kernel {
 
   void launch(const Arguments& arguments, void*, Stream stream) const override {
     if (shape_.batch == 0) return;
-    Words words;
-    words.add(arguments.input);
-    words.add(arguments.output);
-    words.add(arguments.statistics);
-    for (int unused = 0; unused < 5; ++unused) words.add(nullptr);
-    words.add(shape_.batch);
-    for (int unused = 0; unused < 3; ++unused) words.add(int64_t{0});  // wave_units, only_words, redone
-    words.add(arguments.parameters);
-    words.launch(function_, stream, blocks_);
+    ThinClusterParameters p;
+    p.input = arguments.input;
+    p.output = arguments.output;
+    p.statistics = arguments.statistics;
+    p.batch = shape_.batch;
+    p.parameter = arguments.parameters;
+    p.launch(function_, stream, blocks_);
   }
 
  private:
-  // No more than have a unit in every round, and such that none has those of two sets, where that can be.
+  // No more clusters than have a unit in every round. Where possible none has units of two sets.
   Number clusters() const {
     const Number units = maximum(1, shape_.batch * numbers_.sets).called("units");
     const Number resident = maximum(1, function_.resident_clusters()).called("clusters_at_once");
@@ -293,18 +302,9 @@ class ThinResident final : public Kernel {
   }
 
   Source source() const {
-    return {"onepass_thin_resident",
-            "#include \"thin/resident.cuh\"\n" +
-                tail_source(problem_, bits_of(problem_, problem_.output.dtype)) +
-                numbers_.rest_source(problem_, shape_) + thin_source(problem_, shape_) + numbers_.source() +
-                "using Agent = onepass::ThinResident<onepass::Convolution, onepass::Tail, Numbers>;\n"
-                "extern \"C\" __global__ void __launch_bounds__(" +
-                std::to_string(numbers_.threads) + ", " + std::to_string(numbers_.of_multiprocessor) +
-                ") onepass_thin_resident(const __grid_constant__ Agent::Parameters p) {\n"
-                "  extern __shared__ __align__(128) unsigned char shared[];\n" +
-                wait_source() +
-                "  Agent::run(p, *reinterpret_cast<Agent::Shared*>(shared));\n"
-                "}\n"};
+    return mma_source(Hold::in_cluster, problem_, shape_, numbers_,
+                      tail_source(problem_, bits_of(problem_, problem_.output.dtype)), numbers_.constants(),
+                      numbers_.of_multiprocessor);
   }
 
   Launch launch_numbers() const {
@@ -323,7 +323,7 @@ class ThinResident final : public Kernel {
   Number blocks_;
 };
 
-std::string refusal(const Problem& problem) {
+std::string ThinResident::refusal(const Problem& problem) {
   std::string reason = thin_refusal(problem);
   if (!reason.empty()) return reason;
   const ThinShape shape(problem);
@@ -332,7 +332,8 @@ std::string refusal(const Problem& problem) {
   if (!is_dense(problem.output, Layout::nchw) && !is_dense(problem.output, Layout::nhwc))
     return "the output does not lie dense with channels before or after space";
   const Gpu& gpu = gpu_of(problem.device);
-  const ResidentNumbers numbers(problem, shape, gpu);
+  const std::shared_ptr<const ResidentNumbers> found = numbers_of(problem, shape);
+  const ResidentNumbers& numbers = *found;
   constexpr int64_t most_products = 256;
   if (numbers.products > most_products)
     return std::to_string(numbers.products) + " products of 8 cells, more than " +
@@ -345,22 +346,18 @@ std::string refusal(const Problem& problem) {
   return "";
 }
 
-double seconds(const Problem& problem, const PlanOptions&) {
+double ThinResident::seconds(const Problem& problem, const PlanOptions&) {
   const ThinShape shape(problem);
   const Gpu& gpu = gpu_of(problem.device);
-  const ResidentNumbers numbers(problem, shape, gpu);
-  // Elements of 16 bits are two of a word: 1 to 1.3 times what is counted.
-  return (numbers.is_short ? 1.15 : 1.0) * numbers.seconds(shape, gpu, shape.batch) +
+  const std::shared_ptr<const ResidentNumbers> numbers = numbers_of(problem, shape);
+  // 16-bit elements are two of a word: 1 to 1.3 times the count.
+  return (numbers->is_short ? 1.15 : 1.0) * numbers->seconds(shape, gpu, shape.batch) +
          static_cast<double>(problem.input.byte_span()) / gpu.bytes_per_second;
 }
 
 }  // namespace
 }  // namespace cuda
 
-extern const Strategy cuda_thin_resident{
-    "thin_resident", cuda::refusal, cuda::seconds,
-    [](const Problem& problem, const PlanOptions&) -> std::shared_ptr<const Kernel> {
-      return std::make_shared<const cuda::ThinResident>(problem);
-    }};
+extern constexpr Strategy cuda_thin_resident = cuda::row_of<cuda::ThinResident>("thin_resident");
 
 }  // namespace onepass

@@ -89,6 +89,11 @@ struct SamplesNumbers {
 
 class ThinSamples final : public Kernel {
  public:
+  // Why it cannot take the problem; empty where it can.
+  static std::string refusal(const Problem& problem);
+  // Predicted time.
+  static double seconds(const Problem& problem, const PlanOptions&);
+
   explicit ThinSamples(const Problem& problem)
       : problem_(problem),
         shape_(problem),
@@ -127,8 +132,14 @@ class ThinSamples final : public Kernel {
   }
 
   void launch(const Arguments& arguments, void* workspace, Stream stream) const override {
+    if (shape_.batch == 0) return;
     void* marks = workspace_.marks(workspace);
-    workspace_.launch(function_, blocks_, problem_, arguments, workspace, marks, wave_units_, stream);
+    workspace_.clear(workspace, stream, problem_.device);
+    ThinParameters p;
+    workspace_.fill(p, arguments, workspace);
+    p.only = marks;
+    p.wave_units = wave_units_;
+    p.launch(function_, stream, blocks_);
     if (redo_) redo_->launch_marked(arguments, at(workspace, Region{workspace_.bytes(), 0}), marks, stream);
   }
 
@@ -162,7 +173,7 @@ class ThinSamples final : public Kernel {
   Number blocks_ = 1;
 };
 
-std::string refusal(const Problem& problem) {
+std::string ThinSamples::refusal(const Problem& problem) {
   std::string reason = thin_refusal(problem);
   if (reason.empty()) reason = ties_refusal(problem);
   if (!reason.empty()) return reason;
@@ -179,7 +190,7 @@ std::string refusal(const Problem& problem) {
   return guards(problem) ? ThinCores::refusal(problem) : "";
 }
 
-double seconds(const Problem& problem, const PlanOptions&) {
+double ThinSamples::seconds(const Problem& problem, const PlanOptions&) {
   const ThinShape shape(problem);
   const SamplesNumbers numbers(problem, shape);
   const Gpu& gpu = gpu_of(problem.device);
@@ -213,10 +224,6 @@ double seconds(const Problem& problem, const PlanOptions&) {
 }  // namespace
 }  // namespace cuda
 
-extern const Strategy cuda_thin_samples{
-    "thin_samples", cuda::refusal, cuda::seconds,
-    [](const Problem& problem, const PlanOptions&) -> std::shared_ptr<const Kernel> {
-      return std::make_shared<const cuda::ThinSamples>(problem);
-    }};
+extern constexpr Strategy cuda_thin_samples = cuda::row_of<cuda::ThinSamples>("thin_samples");
 
 }  // namespace onepass

@@ -3,12 +3,11 @@
 //
 //   D[channel, sample] += A[channel, term] B[term, sample]   (m16n8k16, at one output position)
 //
-// Elements of eight samples lie side by side in shared memory (16 bytes a position), so that every tap of
-// every position is a legal matrix row (ldmatrix.trans): nothing is shifted or kept twice, no position is
-// wasted, and a thread's sums belong to the same channels and samples throughout. A term is (input channel,
-// tap of the first and of the last dimension), 16 a product. The taps of the middle dimension slide: a window
-// row's B serves all output rows that it meets, `Numbers::rows` of them at `Numbers::columns` columns in
-// registers.
+// Elements of eight samples lie side by side in shared memory (16 bytes a position). Every tap of every
+// position is then a legal matrix row (ldmatrix.trans): nothing is shifted or stored twice. A thread's sums
+// belong to the same channels and samples throughout. A term is (input channel, tap of the first and of the
+// last dimension), 16 a product. The taps of the middle dimension slide: B of a window row serves all output
+// rows that it meets, `Numbers::rows` of them at `Numbers::columns` columns in registers.
 //
 // A tile is a strip of output rows, over all columns and all of the first dimension, whose input planes pass
 // through a ring in shared memory. Moves x (rows + halo) / rows times, mostly from the second-level cache,
@@ -18,13 +17,13 @@
 //   tf32   x as one (the same 10 bits as TF32), weights as two (22 bits: as good as exact)
 //   f32    both as two, three products, sums moved to CUDA cores' f32 after each group of 16 terms times the
 //          middle taps
-// after multiplication by powers of two: weights of a channel to [2^13, 2^14), x by 2^5. What f16 has no room
-// for is done again by thin_cores: samples with an element of 2047 or more (or not finite), and those with a
-// channel in which nothing reaches 2^-6 and something is not exact in f16. Elsewhere an f16 denormal is off
-// by at most 2^-24 of the channel's largest element.
+// Operands are scaled by powers of two first: weights of a channel to [2^13, 2^14), x by 2^5. Samples whose
+// values overflow f16 are computed again on CUDA cores: those with an element of 2047 or more, or not finite.
+// So are samples with a channel in which nothing reaches 2^-6 and something is not exact in f16. Elsewhere an
+// f16 denormal is off by at most 2^-24 of the channel's largest element.
 #pragma once
 
-#include "thin/thin.cuh"
+#include "thin/halves.cuh"
 
 namespace onepass {
 
@@ -86,7 +85,7 @@ struct SamplesMainloop {
   static_assert(input_parts == 1 || columns == 1, "a load of four matrices is two columns or two parts");
 
   static constexpr int scratch_floats = 3 * Numbers::warps * Numbers::slots;
-  // What epilogues leave there is read before the next tile is staged, but after the last row tile.
+  // Epilogues read it before the next tile is staged, but after the last row tile.
   static constexpr bool scratch_in_ring =
       row_tiles == 1 && 4 * scratch_floats <= 16 * input_parts * planes * plane_units;
 
@@ -118,7 +117,8 @@ struct SamplesMainloop {
     return load_one<typename C::Weight>(p.parameter[0], (o * C::in_channels + c) * C::taps + tap);
   }
 
-  // The power of two that takes the channel's largest weight to [2^13, 2^14); flags what has none.
+  // Finds the power of two that scales the channel's largest weight to [2^13, 2^14). Flags channels without
+  // one.
   template <class Parameters>
   static __device__ __forceinline__ void find_scales(const Parameters& p, Shared& shared) {
     const int lane = threadIdx.x % 32;
@@ -167,7 +167,7 @@ struct SamplesMainloop {
         const float scale = splits ? 1.0f / (shared.unscale[o] * thin_input_scale) : 1.0f;
         const float w0 = weight_at(p, o, term, t1) * scale;
         const float w1 = weight_at(p, o, term + 1, t1) * scale;
-        split(w0, w1, high[j], low[j]);
+        split_pair<Input>(w0, w1, high[j], low[j]);
       }
       shared.weight[tile][g][t1][0][lane] = uint4{high[0], high[1], high[2], high[3]};
       if constexpr (weight_parts == 2)
@@ -176,21 +176,8 @@ struct SamplesMainloop {
     __syncthreads();
   }
 
-  // A pair as 16-bit elements, and what is left of it.
-  static __device__ __forceinline__ void split(float a, float b, uint32& high, uint32& low) {
-    if constexpr (splits) {
-      high = f16::pack(a, b);
-      float ha, hb;
-      f16::unpack(high, ha, hb);
-      low = f16::pack(a - ha, b - hb);
-    } else {
-      high = Input::pack(a, b);
-      low = 0;
-    }
-  }
-
   // --- The window ---
-  // Window plane q of the strip that begins at output row `first_row` into its place in the ring.
+  // Stages window plane q of the strip that begins at output row `first_row`.
   template <class Parameters>
   __device__ __forceinline__ void stage(const Parameters& p, int64 n, int first_row, int q, bool looks,
                                         uint32 (&largest)[4]) const {
@@ -238,7 +225,7 @@ struct SamplesMainloop {
     }
     uint32 high[4], low[4];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) split(x[2 * j], x[2 * j + 1], high[j], low[j]);
+    for (int j = 0; j < 4; ++j) split_pair<Input>(x[2 * j], x[2 * j + 1], high[j], low[j]);
     *place = uint4{high[0], high[1], high[2], high[3]};
     if constexpr (input_parts == 2) place[planes * plane_units] = uint4{low[0], low[1], low[2], low[3]};
     if constexpr (splits) {
@@ -247,8 +234,8 @@ struct SamplesMainloop {
     }
   }
 
-  // Remembers the channels of samples in which something reaches the least magnitude. All lanes of a warp,
-  // with neighbouring units, scaled where they are the plane's: the first lane of each channel speaks for it.
+  // Notes the channels of samples in which an element reaches the least magnitude. By all lanes of a warp,
+  // which have neighbouring units, scaled. The first lane of each channel writes.
   __device__ __forceinline__ void look(const float (&x)[samples], int u) const {
     if constexpr (splits) {
       constexpr int channel_units = window_rows * window_columns;
@@ -267,8 +254,8 @@ struct SamplesMainloop {
     }
   }
 
-  // Leaves for finish_samples what this tile found: word 0 of a sample where f16 overflowed (or x did), then
-  // one for each channel in which something reaches the least magnitude.
+  // Leaves the findings of a tile for finish_samples: word 0 of a sample where f16 (or x) overflowed, then a
+  // word for each channel with an element of the least magnitude.
   template <class Parameters>
   __device__ __forceinline__ void leave_guard(const Parameters& p, int64 n,
                                               const uint32 (&largest)[4]) const {
@@ -289,31 +276,7 @@ struct SamplesMainloop {
     }
   }
 
-  // Whether f16 has this channel of a sample exactly; asked where none of its elements is large.
-  template <class Parameters>
-  static __device__ __forceinline__ bool is_exact(const Parameters& p, int64 n, int c) {
-    constexpr int elements = static_cast<int>(C::input_size(0) * C::input_size(1) * C::input_size(2));
-    bool exact = true;
-    for (int i = threadIdx.x % 32; i < elements; i += 32) {
-      const int i2 = i % static_cast<int>(C::input_size(2));
-      const int i1 = i / static_cast<int>(C::input_size(2)) % static_cast<int>(C::input_size(1));
-      const int i0 = i / static_cast<int>(C::input_size(1) * C::input_size(2));
-      float x =
-          load_one<Input>(p.input, n * C::input_stride(0) + c * C::input_stride(1) + i0 * C::input_stride(2) +
-                                       i1 * C::input_stride(3) + i2 * C::input_stride(4)) *
-          thin_input_scale;
-      if (input_parts == 1) x = round_to_tf32(x);
-      uint32 high, low;
-      split(x, 0.0f, high, low);
-      float h, l, none;
-      f16::unpack(high, h, none);
-      f16::unpack(low, l, none);
-      exact &= input_parts == 1 ? h == x : h + l == x;
-    }
-    return __all_sync(0xffffffffu, exact);
-  }
-
-  // By the last block of a unit, a warp for each sample: what is to be done again.
+  // Marks the samples that are to be computed again; by the last block of a unit, a warp for each sample.
   template <class Parameters>
   __device__ __forceinline__ void finish_samples(const Parameters& p, int64 n) const {
     if constexpr (splits) {
@@ -322,7 +285,7 @@ struct SamplesMainloop {
         const uint32* guard = p.guard + (n + s) * words;
         bool redo = __ldcg(guard) != 0;
         for (int c = 0; c < C::in_channels && !redo; ++c) {
-          if (__ldcg(guard + 1 + c) == 0) redo = !is_exact(p, n + s, c);
+          if (__ldcg(guard + 1 + c) == 0) redo = !is_exact_in_f16<C, Input, input_parts>(p, n + s, c);
         }
         if (redo && threadIdx.x % 32 == 0) {
           p.only[n + s] = 1;
@@ -464,7 +427,7 @@ struct SamplesMainloop {
 #pragma unroll 1
       for (int d = 0; d < outputs; ++d) {
         const int begin = d * step;
-        __syncthreads();  // nobody reads the planes any more that are replaced
+        __syncthreads();  // the planes that are replaced are read
         for (int q = staged > begin ? staged : begin; q < begin + span; ++q)
           stage(p, n, first_row, q, d == 0, largest);
         staged = begin + span;

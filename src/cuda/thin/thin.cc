@@ -183,30 +183,40 @@ ThinWorkspace::ThinWorkspace(const ThinShape& shape, int64_t samples, int64_t ti
   statistics_ = regions_.add(when(shape.parts.norm, shape.slabs() * 2 * 4));
 }
 
-void ThinWorkspace::launch(const Function& function, const Number& blocks, const Problem& problem,
-                           const Arguments& arguments, void* workspace, void* only, const Number& wave_units,
-                           Stream stream, const Number& only_words, bool is_cleared) const {
-  if (batch_ == 0) return;
-  Words words;
-  words.add(arguments.input);
-  words.add(arguments.output);
-  words.add(arguments.statistics ? static_cast<void*>(arguments.statistics) : at(workspace, statistics_));
-  words.add(at(workspace, control_));
-  words.add(at(workspace, parts_));
-  words.add(at(workspace, sums_));
-  words.add(only);
-  words.add(at(workspace, guard_));
-  words.add(batch_);
-  words.add(wave_units);
-  words.add(only_words);
-  words.add(arguments.redone);
-  words.add(arguments.parameters);
-  if (!is_cleared) clear(at(workspace, control_), cleared_bytes_, stream, problem.device);
-  words.launch(function, stream, blocks);
+void ThinWorkspace::fill(ThinParameters& p, const Arguments& arguments, void* workspace) const {
+  p.input = arguments.input;
+  p.output = arguments.output;
+  p.statistics = arguments.statistics ? static_cast<void*>(arguments.statistics) : at(workspace, statistics_);
+  p.control = at(workspace, control_);
+  p.parts = at(workspace, parts_);
+  p.sums = at(workspace, sums_);
+  p.only = nullptr;
+  p.guard = at(workspace, guard_);
+  p.batch = batch_;
+  p.wave_units = 1;
+  p.only_words = 1;
+  p.redone = arguments.redone;
+  p.parameter = arguments.parameters;
 }
 
-// In near_f32 rounding x alone does, where enough positions are averaged: its errors are as random as
-// x, 1.3e-5 of s27's means, where those of weights are the same at every position (3e-4).
+void ThinWorkspace::fill(ThinMmaParameters& p, const Arguments& arguments, void* workspace) const {
+  p.input = arguments.input;
+  p.output = arguments.output;
+  p.statistics = arguments.statistics ? static_cast<void*>(arguments.statistics) : at(workspace, statistics_);
+  p.control = at(workspace, control_);
+  p.sets = at(workspace, guard_);
+  p.parts = at(workspace, parts_);
+  p.ring = at(workspace, sums_);
+  p.batch = batch_;
+  p.parameter = arguments.parameters;
+}
+
+void ThinWorkspace::clear(void* workspace, Stream stream, const Device& device) const {
+  cuda::clear(at(workspace, control_), cleared_bytes_, stream, device);
+}
+
+// near_f32 rounds x alone where enough positions are averaged. Errors of x are random, 1.3e-5 of s27's means;
+// those of weights are the same at every position (3e-4).
 OperandParts::OperandParts(const Problem& problem, const ThinShape& shape) {
   constexpr int64_t least_positions = 512;
   if (problem.input.dtype != DType::f32 || problem.rounds_to_tf32()) return;

@@ -1,56 +1,35 @@
-// A thin convolution and all that follows it in one launch, its output in no memory.
+// A thin convolution with its chains, norm and mean in one launch, on a mainloop that computes sums. The
+// convolution's output is never in memory.
 //
 //   pass 1   x -> convolution -> before-chain -> moments of each channel's tiles; the last block of a sample
 //            merges them
-//   pass 2   x -> convolution -> before-chain -> norm -> after-chain -> y, or its sums where the block ends
-//   in
-//            a mean
+//   pass 2   x -> convolution -> before-chain -> norm -> after-chain -> y, or sums of y for a mean
 //
 // Pass 1 is left out without a norm, pass 2 where a mean follows the norm directly. Work is taken by ticket
-// as in tail_streamed.cuh: pass 1 of a wave of samples, then pass 2 of the wave before. Moves x once or twice
+// as in tail/streamed.cuh: pass 1 of a wave of samples, then pass 2 of the wave before. Moves x once or twice
 // and y once.
 //
 // `Convolution` is the problem's, generated (src/cuda/thin/thin.cc); so is `Tail`. Three parts make a kernel:
-//   Mainloop   computes a tile of a sample's sums and hands them to an epilogue, fragment by fragment. It
-//   says
-//              how a warp's lanes share them: Mainloop::team neighbouring lanes have the same rows (channels
-//              of samples), and a tile is one of Mainloop::samples samples.
-//   Epilogue   MomentsEpilogue or ApplyEpilogue: the chain, and what becomes of its values.
-//   Thin       the tickets, and what the last block of a sample does.
+//   Mainloop   computes a tile of sums and hands them to an epilogue, fragment by fragment. Mainloop::team
+//              neighbouring lanes have the same rows (channels of samples). A tile has Mainloop::samples
+//              samples.
+//   Epilogue   MomentsEpilogue or ApplyEpilogue: the chain, then moments, sums or stores.
+//   Thin       the tickets, and the merges by the last block of a sample.
 #pragma once
 
 #include "tail/tail.cuh"
+#include "thin/parameters.cuh"
 
 namespace onepass {
 
-template <int Count>
-struct ThinParameters {
-  const void* input;
-  void* output;
-  float* statistics;  // [batch][groups][2]: mean, 1 / deviation
-  uint32* control;    // zero: a ticket, then two counters and a flag for each sample
-  float* parts;       // of channels, for each tile: count, mean, M2
-  float* sums;        // of channels, for each tile
-  uint32* only;   // where not null: a word for each sample, then `only_words` (RedoWord); others are left out
-  uint32* guard;  // zero: what a mainloop found of each sample (thin_samples.cuh)
-  int64 batch;
-  int64 wave_units;
-  int64 only_words;
-  uint64* redone;  // where not null: gets the number of samples that `only` marks (count_marked)
-  const void* parameter[Count > 0 ? Count : 1];
-
-  // Elements go one by one.
-  __device__ __forceinline__ bool is_aligned(int) const { return false; }
-};
-
-// The words behind those of the samples: redo_all in the first one speaks for all samples.
+// The words behind those of the samples: redo_all in the first one marks all samples.
 enum RedoWord : uint32 { redo_none = 0, redo_some = 1, redo_all = 2 };
 
-// What f32 elements are multiplied by where f16 parts stand for them (thin_samples.cuh).
+// The factor of f32 elements that are split into f16 parts (thin/samples.cuh).
 constexpr float thin_input_scale = 32.0f;
 
-// A convolution in groups is as many convolutions, each of channels of its own: what is called a sample here
-// is what one group has of one, so that there are `groups` times as many.
+// A convolution in groups is as many convolutions, each of its own channels. A group of a sample is treated
+// as a sample of its own, so that there are `groups` times as many.
 template <class C>
 __device__ __forceinline__ int group_of(int64 n) {
   return C::groups == 1 ? 0 : static_cast<int>(n % C::groups);
@@ -65,7 +44,7 @@ template <class C>
 __device__ __forceinline__ int64 input_origin(int64 n) {
   return origin<C>(n, C::input_stride(0), C::input_stride(1), static_cast<int>(C::in_channels));
 }
-// In the output, and in tensors that stages read.
+// The same in the output, and in tensors that stages read.
 template <class C>
 __device__ __forceinline__ int64 output_origin(int64 n) {
   return origin<C>(n, C::stride(0), C::stride(1), static_cast<int>(C::channels));
@@ -119,14 +98,14 @@ struct ThinClass {
   }
 };
 
-// Which of a fragment's positions are the tile's: all, or those with a bit.
+// The positions of a fragment that belong to the tile: all, or those with a bit set.
 struct Mask {
   uint32 bits;
 };
 __device__ __forceinline__ bool has(int i, Mask mask) { return mask.bits >> i & 1u; }
 __device__ __forceinline__ bool has(int, All) { return true; }
 
-// A slot is a channel of one of the samples that a tile has.
+// A slot is a channel of one of a tile's samples.
 template <class Tail, class Numbers>
 __device__ __forceinline__ int channel_of(int slot) {
   return Numbers::slots == Tail::channels ? slot : slot % Tail::channels;
@@ -166,7 +145,7 @@ struct ChannelNorm {
   }
 };
 
-// Slots of a thread, and what the before-chain takes of their channels.
+// The slots of a thread, with the before-chain's operands of their channels.
 template <class Tail, class Numbers, int Rows>
 struct ThinRows {
   ChannelValues<typename Tail::Before, 1> before[Rows];
@@ -191,15 +170,13 @@ struct ThinRows {
 
 // What a mainloop does with its sums:
 //   Epilogue epilogue{p, scratch, n}
-//   auto rows = epilogue.begin(channel, in_range): a thread's rows are these channels; one that is not in
-//   range
-//     has a valid channel all the same, and nothing becomes of its values
+//   auto rows = epilogue.begin(slot, in_range): a thread's rows. A row that is not in range has a valid slot,
+//     and its values are dropped.
 //   epilogue.take(rows, h, offset, which): h[row][position], offset[position] in a channel, All or a Mask
-//   epilogue.template finish<team>(rows): every thread of the block; the lanes of a team have the same
-//   channels epilogue.store(tile): once, when all channels are finished
-template <class Convolution, class Tail, class Numbers>
+//   epilogue.template finish<team>(rows): by every thread of the block
+//   epilogue.store(tile): once, when all channels are finished
+template <class Convolution, class Tail, class Numbers, class Parameters>
 struct MomentsEpilogue {
-  using Parameters = ThinParameters<Tail::parameters>;
   using Before = typename Tail::Before;
   const Parameters& p;
   float* scratch;  // 3 * Numbers::warps * Numbers::slots floats
@@ -234,7 +211,7 @@ struct MomentsEpilogue {
     float added = Count;
     if constexpr (!is_same<Which, All>) added = static_cast<float>(__popc(which.bits));
     if (!is_same<Which, All> && added == 0.0f) return;
-    // Distances from the mean so far, at first from a value: of equal values they are 0.
+    // Distances from the mean so far, at first from the first value: equal values have distance 0.
     if (rows.count == 0.0f) {
 #pragma unroll
       for (int r = 0; r < Rows; ++r) {
@@ -255,7 +232,7 @@ struct MomentsEpilogue {
       }
       const float moved = sum * per_element;
       rows.mean[r] += moved;
-      // Rounding may leave less than zero of equal values.
+      // Rounding may leave equal values a little below zero.
       const float added_m2 = fmaf(-sum, moved, square);
       rows.m2[r] += added_m2 < 0.0f ? 0.0f : added_m2;
     }
@@ -298,9 +275,8 @@ struct MomentsEpilogue {
   }
 };
 
-template <class Convolution, class Tail, class Numbers>
+template <class Convolution, class Tail, class Numbers, class Parameters>
 struct ApplyEpilogue {
-  using Parameters = ThinParameters<Tail::parameters>;
   using Before = typename Tail::Before;
   using After = typename Tail::After;
   const Parameters& p;
@@ -382,8 +358,8 @@ struct ApplyEpilogue {
 template <class Convolution, class Tail, class Numbers, class Mainloop>
 struct Thin {
   using Parameters = ThinParameters<Tail::parameters>;
-  using MomentsPass = MomentsEpilogue<Convolution, Tail, Numbers>;
-  using ApplyPass = ApplyEpilogue<Convolution, Tail, Numbers>;
+  using MomentsPass = MomentsEpilogue<Convolution, Tail, Numbers, Parameters>;
+  using ApplyPass = ApplyEpilogue<Convolution, Tail, Numbers, Parameters>;
   static constexpr int samples = Mainloop::samples;  // of a unit
   static constexpr int groups = Tail::channels / Tail::group_channels;
   static constexpr int first_tiles = Tail::has_norm ? Numbers::tiles : 0;
@@ -474,7 +450,7 @@ struct Thin {
     }
   }
 
-  // Whether there is anything to do at all: asked before weights are loaded.
+  // Whether any sample is to be computed; tested before weights are loaded.
   static __device__ __forceinline__ bool has_work(const Parameters& p) {
     if (p.only == nullptr) return true;
     uint32 any = redo_none;
@@ -502,7 +478,7 @@ struct Thin {
     using Items = Schedule<first_tiles, second_tiles>;
     const int64 units = (p.batch + samples - 1) / samples;
     const int64 tickets = Items::tickets(units, p.wave_units);
-    // A mainloop of several samples leaves words there, and heeds none.
+    // A mainloop of several samples writes these words and computes all samples.
     const bool all = samples > 1 || p.only == nullptr || p.only[p.batch] == redo_all;
     Tickets own(p.control);
 #pragma unroll 1

@@ -2,17 +2,19 @@
 // classes, and its device code.
 //
 // A convolution is thin where a sum has few terms and there are few output channels: the first and last
-// layers of a network. Its output is computed where it is needed, as often as it is needed, and is in no
-// memory.
+// layers of a network. Such an output is cheaper to compute again than to store.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "cuda/runtime/parameters.h"
 #include "cuda/tail/tail.h"
+#include "thin/parameters.cuh"
 
 namespace onepass::cuda {
 
@@ -45,9 +47,9 @@ struct ThinShape {
   std::array<ThinAxis, max_spatial_rank> axes;  // a block of rank 1 has two neutral dimensions before its own
   Order order{0, 1, 2};                         // which of those dimensions an axis is
   TailParts parts;
-  // A convolution in groups is as many convolutions, each of channels of its own. To kernels that take it, a
-  // sample is what one group has of one: there are `conv_groups` times as many, neighbours in memory where
-  // channels come before space. Channels, and groups of the norm, are those of one.
+  // A convolution in groups is as many convolutions, each of its own channels. A group of a sample is treated
+  // as a sample of its own: there are `conv_groups` times as many, neighbours in memory where channels come
+  // before space. Channels and groups of the norm are those of one.
   int64_t conv_groups = 1;
   Number samples;  // of the problem
   Number batch;
@@ -73,24 +75,25 @@ struct ThinShape {
   int passes() const { return parts.norm && !parts.mean_follows_norm() ? 2 : 1; }
 };
 
-// The memory between the passes and the words of thin/thin.cuh's parameter struct.
+// The memory between the passes, and the parameters that lie there.
 class ThinWorkspace {
  public:
-  // Units of so many samples have `tiles` tiles; a mainloop leaves `guard_words` of each sample.
-  // Values that wait between the passes take `kept_bytes`, where sums of means would lie.
+  // Units of `samples` samples have `tiles` tiles; a mainloop leaves `guard_words` words of each sample.
+  // Values that wait between the passes take `kept_bytes`, in place of sums.
   ThinWorkspace(const ThinShape& shape, int64_t samples, int64_t tiles, int64_t guard_words,
                 const Number& kept_bytes = 0);
 
   const Number& bytes() const { return regions_.total(); }
-  // Where samples are marked that are to be done again; only where there are guard words.
+  // Marks of samples that are to be computed again; null without guard words.
   void* marks(void* workspace) const { return guard_words_ > 0 ? at(workspace, marks_) : nullptr; }
-  // What is zero before a launch, where it is not cleared by the launch itself.
+  // Counters that must be zero before a launch.
   void* control(void* workspace) const { return at(workspace, control_); }
-  // Clears what must be zero unless that is done, then launches. `only`, and how many words stand behind
-  // those of the samples: thin/thin.cuh.
-  void launch(const Function& function, const Number& blocks, const Problem& problem,
-              const Arguments& arguments, void* workspace, void* only, const Number& wave_units,
-              Stream stream, const Number& only_words = 1, bool is_cleared = false) const;
+  // Sets every parameter of a launch: all samples, no lag between the passes, one RedoWord.
+  void fill(ThinParameters& p, const Arguments& arguments, void* workspace) const;
+  // Sets the parameters of a launch that lie there, and those of every launch.
+  void fill(ThinMmaParameters& p, const Arguments& arguments, void* workspace) const;
+  // Zeros what must be zero before a launch.
+  void clear(void* workspace, Stream stream, const Device& device) const;
 
  private:
   Number batch_;
@@ -100,23 +103,34 @@ class ThinWorkspace {
   Region control_, marks_, guard_, parts_, sums_, statistics_;
 };
 
-// The row that takes every thin problem, and computes any convolution of at most `most_channels_of_cores`
-// channels a group: what a kernel of halves could not represent is done again by it.
-// `marks`: of the samples to compute, nullptr for all.
+// A row of the table: its class has refusal(), seconds() and a constructor from the problem.
+template <class Row>
+constexpr Strategy row_of(std::string_view name) {
+  return {name, Row::refusal, Row::seconds,
+          [](const Problem& problem, const PlanOptions&) -> std::shared_ptr<const Kernel> {
+            return std::make_shared<const Row>(problem);
+          }};
+}
+
+// The row that takes every thin problem. It also computes any convolution of at most `most_channels_of_cores`
+// channels a group: samples that overflow the halves of other kernels are computed again by it. `marks`: the
+// samples to compute, nullptr for all.
 inline constexpr int64_t most_channels_of_cores = 2048;
 class ThinCores final : public Kernel {
  public:
   explicit ThinCores(const Problem& problem);
   ~ThinCores() override;
 
-  // Why it cannot take the problem.
+  // Why it cannot take the problem; empty where it can.
   static std::string refusal(const Problem& problem);
+  // Predicted time.
+  static double seconds(const Problem& problem, const PlanOptions&);
   size_t workspace_bytes() const override;
   std::string describe() const override;
   std::vector<std::string> numerics() const override;
   void launch(const Arguments& arguments, void* workspace, Stream stream) const override;
   void launch_marked(const Arguments& arguments, void* workspace, void* marks, Stream stream) const;
-  // The same where a kernel before has left `mark_words` words behind the marks, and zeros in control(): four
+  // The same after a kernel that left `mark_words` RedoWords behind the marks, and zeros in control(): four
   // words for each sample and four more.
   void launch_marked(const Arguments& arguments, void* workspace, void* marks, const Number& mark_words,
                      Stream stream) const;
@@ -128,22 +142,22 @@ class ThinCores final : public Kernel {
   std::unique_ptr<const Parts> parts_;
 };
 
-// The f16 parts that a block that ends in a mean has of each operand of its convolution: 1 is rounded, to
-// nearest even at 10 bits, 2 are as exact as f32. 16-bit operands are 1 part.
+// The f16 parts of each operand, in a block that ends in a mean: 1 is rounded to nearest even at 10 bits, 2
+// are as exact as f32. 16-bit operands have 1 part.
 struct OperandParts {
   int64_t input = 1;
   int64_t weight = 1;
 
   OperandParts(const Problem& problem, const ThinShape& shape);
   int64_t products() const { return input + weight - 1; }
-  // What they leave out, for a judge of results.
+  // The error of these parts, for a judge of results.
   Accuracy accuracy() const {
     using Tf32 = Accuracy::Tf32;
     return {.tf32 = input == 2 ? Tf32::whole : weight == 2 ? Tf32::weights_whole : Tf32::rounded};
   }
 };
 
-// What they leave out, for explain.
+// The same for explain.
 std::vector<std::string> parts_notes(const Problem& problem, const ThinShape& shape);
 
 // Few terms a sum and few output channels.
@@ -151,12 +165,12 @@ bool is_thin(const ThinShape& shape);
 
 // Why no kernel for thin convolutions can take the problem; empty where one can.
 std::string thin_refusal(const Problem& problem);
-// Of what holds for wide convolutions too: that there is one, its groups, types and layouts.
+// The part of it that holds for wide convolutions too: groups, types and layouts.
 std::string whole_block_refusal(const Problem& problem);
 
-// `struct Convolution`, as thin/thin.cuh expects it.
-// Of a row that rounds ties to even alone: empty unless ties go away from zero.
+// Why a row that rounds ties to even cannot take the problem: ties go away from zero.
 std::string ties_refusal(const Problem& problem);
+// `struct Convolution`, as thin/thin.cuh expects it.
 std::string thin_source(const Problem& problem, const ThinShape& shape);
 
 }  // namespace onepass::cuda

@@ -3,13 +3,13 @@
 //
 //   D[tap of dimension 0, channel][position, lane] += A[tap, channel][term] B[term][position, lane]
 //
-// An input plane is multiplied once, by all taps of the first dimension that meet it: rows of plane slot b of
-// the accumulators belong to output plane d with (d + turn) % taps == b, and A is read from a place that
-// turns with the input plane. A slot is complete after its last tap; its warps then apply the chain and go on
-// with zeros. A warp has 16 channels of one slot, or, `paired`, eight channels of two slots: then two warps
-// share what a plane ends, which takes half as long, but A lies in memory once for every turn. A warpgroup
-// has two strips of a tile, half a turn apart: two of its warps finish what a plane ends in the first, the
-// others what it ends in the second.
+// An input plane is multiplied once, by all taps of the first dimension. Plane slot b of the accumulators
+// belongs to output plane d with (d + turn) % taps == b, and A is read from a place that turns with the input
+// plane. A slot is complete after its last tap: its warps apply the chain and start again from zeros. A warp
+// has 16 channels of one slot, or, `paired`, eight channels of two slots. Then two warps share the outputs
+// that a plane completes, in half the time, but A is in shared memory once for every turn. A warpgroup has
+// two strips of a tile, half a turn apart: two of its warps finish outputs of the first strip, the others
+// those of the second.
 //
 // A lane is a row group of a sample: lane (s, g) of position (r, w) is output row r + g * lane_rows of sample
 // s. Elements of eight lanes lie side by side (a unit of 16 bytes), so that every tap is a legal start of a
@@ -23,11 +23,11 @@
 // blocks have tiles or planes of it each: moments or sums of its channels never leave the chip, and the first
 // block writes the means. Moves x once (halo columns of a tile come from the second-level cache).
 //
-// Precisions and scales are those of thin_samples.cuh. What f16 has no room for, and what is not finite where
-// terms are filled up, is done again by thin_cores.
+// Precisions and scales are those of thin/samples.cuh. Samples whose values overflow f16 are computed again
+// on CUDA cores (thin/cores.cuh). So are samples with values that are not finite, where products are padded.
 //
-// Here are the ends of a unit and the threads' parts; of the pieces _layout has what they share, _weights A,
-// _elements and _producer what comes into the ring, _products and _outputs what becomes of it.
+// The pieces in wgmma/: layout (sizes and shared memory), weights (A), elements and producer (what fills the
+// ring), products and outputs (the mainloop and its epilogue). The ends of a unit are here.
 #pragma once
 
 #include "thin/wgmma/outputs.cuh"
@@ -36,57 +36,39 @@
 
 namespace onepass {
 
-template <class Convolution, class Tail, class Numbers, class Product>
-struct Rotating : WgmmaOutputs<Convolution, Tail, Numbers, Product> {
-  using Base = WgmmaOutputs<Convolution, Tail, Numbers, Product>;
-  using Base::all_prepare;
-  using Base::Base;
-  using Base::channel_blocks;
-  using Base::channel_tiles;
-  using Base::channels_of;
-  using Base::consume;
-  using Base::consumer_warps;
-  using Base::consumers;
-  using Base::first_unit;
-  using Base::guards;
-  using Base::is_used;
-  using Base::p;
-  using Base::paired;
-  using Base::part_tiles;
-  using Base::parts;
-  using Base::planes;
-  using Base::producers;
-  using Base::rank;
-  using Base::row_groups;
-  using Base::sample_of_lane;
-  using Base::samples;
-  using Base::shared;
-  using Base::state_rows;
-  using Base::taps0;
-  using Base::two_passes;
-  using Base::unit_step;
-  using Base::warpgroups;
-  using Base::window_planes;
-  using typename Base::ApplyPass;
-  using typename Base::C;
-  using typename Base::MomentsPass;
-  using typename Base::Ring;
+template <class Convolution, class OfTail, class OfNumbers, class Product>
+struct ThinWgmma {
+  using L = WgmmaLayout<Convolution, OfTail, OfNumbers>;
+  using Products = WgmmaProducts<L, Product>;
+  using Outputs = WgmmaOutputs<L, Product>;
+  using MomentsPass = typename Outputs::MomentsPass;
+  using ApplyPass = typename Outputs::ApplyPass;
+  using C = typename L::C;
+  using Tail = typename L::Tail;
+  using Numbers = typename L::Numbers;
+  using Parameters = typename L::Parameters;
+  using Ring = typename L::Ring;
+  using Shared = typename L::Shared;
+
+  const Parameters& p;
+  Shared& shared;
+  const Outputs outputs{p, shared};
 
   // A warp's moments, or sums, of its slots.
-  static constexpr int team = row_groups > 1 ? row_groups / 2 : 1;  // lanes that share a sample
+  static constexpr int team = L::row_groups > 1 ? L::row_groups / 2 : 1;  // lanes that share a sample
   __device__ __forceinline__ float* scratch_of(int slot) const {
     return shared.scratch[threadIdx.x / 32][slot];
   }
 
   template <class State>
-  __device__ __forceinline__ void leave_moments(const State (&state)[2], const int (&slot)[2][state_rows],
-                                                const bool (&in_range)[state_rows]) const {
+  __device__ __forceinline__ void leave_moments(const State (&state)[2], const int (&slot)[2][L::state_rows],
+                                                const bool (&in_range)[L::state_rows]) const {
 #pragma unroll
-    for (int r = 0; r < state_rows; ++r) {
+    for (int r = 0; r < L::state_rows; ++r) {
       float count[2], mean[2], m2[2];
-      if constexpr (row_groups > 1) {
+      if constexpr (L::row_groups > 1) {
         count[0] = lanes_sum<team>(state[0].count + state[1].count);
-        // As distances from one of their means: equal ones stay what they are.
+        // As distances from one of the means: equal means stay exact.
         const float from = first_mean<team>(state[0].count + state[1].count,
                                             state[0].count > 0.0f ? state[0].mean[r] : state[1].mean[r]);
         float d0 = state[0].mean[r] - from;
@@ -107,7 +89,7 @@ struct Rotating : WgmmaOutputs<Convolution, Tail, Numbers, Product> {
         }
       }
 #pragma unroll
-      for (int e = 0; e < (row_groups > 1 ? 1 : 2); ++e) {
+      for (int e = 0; e < (L::row_groups > 1 ? 1 : 2); ++e) {
         if (in_range[r] && threadIdx.x % team == 0) {
           float* place = scratch_of(slot[e][r]);
           place[0] = count[e];
@@ -119,34 +101,34 @@ struct Rotating : WgmmaOutputs<Convolution, Tail, Numbers, Product> {
   }
 
   template <class State>
-  __device__ __forceinline__ void leave_sums(const State (&state)[2], const int (&slot)[2][state_rows],
-                                             const bool (&in_range)[state_rows]) const {
+  __device__ __forceinline__ void leave_sums(const State (&state)[2], const int (&slot)[2][L::state_rows],
+                                             const bool (&in_range)[L::state_rows]) const {
 #pragma unroll
-    for (int r = 0; r < state_rows; ++r) {
+    for (int r = 0; r < L::state_rows; ++r) {
       const float both = lanes_sum<team>(state[0].sum[r] + state[1].sum[r]);
 #pragma unroll
-      for (int e = 0; e < (row_groups > 1 ? 1 : 2); ++e) {
+      for (int e = 0; e < (L::row_groups > 1 ? 1 : 2); ++e) {
         if (in_range[r] && threadIdx.x % team == 0)
-          scratch_of(slot[e][r])[0] = row_groups > 1 ? both : state[e].sum[r];
+          scratch_of(slot[e][r])[0] = L::row_groups > 1 ? both : state[e].sum[r];
       }
     }
   }
 
-  // For each warp that has values of a slot.
+  // Calls take(moments or sum) for each warp that has values of a slot.
   template <class Take>
   __device__ __forceinline__ void for_each_warp(int slot, Take&& take) const {
-    const int eight = slot % C::channels / 8 % (2 * channel_blocks);
-    constexpr int holders = paired ? (taps0 == 2 ? 1 : 2) : taps0;
-    constexpr int apart = paired ? 2 : channel_blocks;
-    const int first = paired ? eight : eight / 2;
+    const int eight = slot % C::channels / 8 % (2 * L::channel_blocks);
+    constexpr int holders = L::paired ? (L::taps0 == 2 ? 1 : 2) : L::taps0;
+    constexpr int apart = L::paired ? 2 : L::channel_blocks;
+    const int first = L::paired ? eight : eight / 2;
 #pragma unroll
-    for (int group = 0; group < warpgroups; ++group) {
+    for (int group = 0; group < L::warpgroups; ++group) {
 #pragma unroll
       for (int t = 0; t < holders; ++t) take(shared.scratch[group * 4 + t * apart + first][slot]);
     }
   }
 
-  // By one warpgroup, when all have left their moments, or sums: those of the block.
+  // Merges the block's moments, or sums; by one warpgroup, when all warps have left theirs.
   template <bool is_first>
   __device__ __forceinline__ void leave_part() const {
     for (int slot = threadIdx.x % 128; slot < Numbers::slots; slot += 128) {
@@ -165,23 +147,23 @@ struct Rotating : WgmmaOutputs<Convolution, Tail, Numbers, Product> {
     }
   }
 
-  // A unit's moments, or sums, of a slot: from its parts, or from the warps of the block that has it.
+  // Calls take() for each part of a unit: blocks of a cluster, or warps of the one block.
   template <class Take>
   __device__ __forceinline__ void for_each_part(int slot, Take&& take) const {
-    if constexpr (parts == 1) return for_each_warp(slot, take);
-    float part[parts][3];  // all on their way at a time
+    if constexpr (L::parts == 1) return for_each_warp(slot, take);
+    float part[L::parts][3];  // all on their way at a time
 #pragma unroll
-    for (int i = 0; i < parts; ++i) {
+    for (int i = 0; i < L::parts; ++i) {
 #pragma unroll
       for (int k = 0; k < 3; ++k)
-        part[i][k] = barrier::load_of_block(&shared.part[parts == 1 ? 0 : slot][k], i);
+        part[i][k] = barrier::load_of_block(&shared.part[L::parts == 1 ? 0 : slot][k], i);
     }
 #pragma unroll
-    for (int i = 0; i < parts; ++i) take(part[i]);
+    for (int i = 0; i < L::parts; ++i) take(part[i]);
   }
 
-  // By one warpgroup, or by one warp of it, when all have left their moments. Channels of a slab are
-  // neighbouring lanes, where they are a power of two: nothing is waited for between them.
+  // Finishes a unit by one warpgroup, or one of its warps. Channels of a slab are neighbouring lanes where
+  // their number is a power of two: no barrier is needed.
   static constexpr bool by_lanes =
       (Tail::group_channels & (Tail::group_channels - 1)) == 0 && Tail::group_channels <= 32;
   template <int finishers>
@@ -223,10 +205,10 @@ struct Rotating : WgmmaOutputs<Convolution, Tail, Numbers, Product> {
     }
   }
 
-  // By one warpgroup, when all have left their moments.
+  // Finishes a unit; by one warpgroup, when all warps have left their moments.
   __device__ __forceinline__ void finish_moments(int64 n) const {
     if constexpr (by_lanes) {
-      if constexpr (parts > 1) {
+      if constexpr (L::parts > 1) {
         finish_by_lanes<128>(n, threadIdx.x % 128);
       } else if (threadIdx.x % 128 < 32) {
         finish_by_lanes<32>(n, threadIdx.x % 32);
@@ -245,7 +227,7 @@ struct Rotating : WgmmaOutputs<Convolution, Tail, Numbers, Product> {
     warpgroup::sync<128>(1 + threadIdx.x / 128);
     constexpr int groups = Tail::channels / Tail::group_channels;
     constexpr auto spatial = static_cast<float>(Tail::spatial);
-    for (int slab = thread; slab < samples * groups; slab += 128) {
+    for (int slab = thread; slab < L::samples * groups; slab += 128) {
       if (n + slab / groups >= p.batch) break;
       const float(*rows)[2] = shared.moments + slab * Tail::group_channels;
       float moved = 0.0f;  // from the first channel's
@@ -290,48 +272,50 @@ struct Rotating : WgmmaOutputs<Convolution, Tail, Numbers, Product> {
     }
   }
 
-  // One pass over a unit. The warpgroup that comes last merges, the others go on.
+  // One pass over a unit. The warpgroup that arrives last merges; the other goes on.
   template <bool is_first>
   __device__ __forceinline__ void pass_over(int64 n, Ring& ring) const {
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32 % 4;
-    if constexpr (ends_may_meet) warpgroup::sync<consumers>(5);
+    if constexpr (ends_may_meet) warpgroup::sync<L::consumers>(5);
 #pragma unroll 1
-    for (int tile = 0; tile < channel_tiles; ++tile) {
-      int slot[2][state_rows];
-      bool in_range[state_rows];
-      float unscale[state_rows], bias[state_rows];
+    for (int tile = 0; tile < L::channel_tiles; ++tile) {
+      int slot[2][L::state_rows];
+      bool in_range[L::state_rows];
+      float unscale[L::state_rows], bias[L::state_rows];
 #pragma unroll
-      for (int r = 0; r < state_rows; ++r) {
-        const bool is_one = is_used(warp, r);
-        const int o = tile * channel_blocks * 16 + (is_one ? channels_of(warp, r) * 8 : 0) + lane / 4;
+      for (int r = 0; r < L::state_rows; ++r) {
+        const bool is_one = Products::is_used(warp, r);
+        const int o =
+            tile * L::channel_blocks * 16 + (is_one ? Products::channels_of(warp, r) * 8 : 0) + lane / 4;
         unscale[r] = shared.unscale[o];
         bias[r] = shared.bias[o];
         in_range[r] = o < C::channels && is_one;
 #pragma unroll
-        for (int e = 0; e < 2; ++e) slot[e][r] = sample_of_lane(e) * C::channels + (o < C::channels ? o : 0);
+        for (int e = 0; e < 2; ++e)
+          slot[e][r] = Products::sample_of_lane(e) * C::channels + (o < C::channels ? o : 0);
       }
-      // The values of a channel that a sample beyond the batch would have are those of the last one.
+      // A sample beyond the batch reads the operands of the last sample.
       const int64 last = p.batch - 1;
       const auto within = [&](int s) { return n + s > last ? static_cast<int>(last - n) : s; };
-      int read[2][state_rows];
+      int read[2][L::state_rows];
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
 #pragma unroll
-        for (int r = 0; r < state_rows; ++r)
+        for (int r = 0; r < L::state_rows; ++r)
           read[e][r] = within(slot[e][r] / C::channels) * C::channels + slot[e][r] % C::channels;
       }
       if constexpr (is_first) {
         const MomentsPass pass{p, nullptr, n};
         decltype(pass.begin(read[0], in_range)) state[2] = {pass.begin(read[0], in_range),
                                                             pass.begin(read[1], in_range)};
-        consume(pass, state, tile, ring, unscale, bias);
+        outputs.consume(pass, state, tile, ring, unscale, bias);
         leave_moments(state, slot, in_range);
       } else {
         const ApplyPass pass{p, nullptr, n};
         decltype(pass.begin(read[0], in_range)) state[2] = {pass.begin(read[0], in_range),
                                                             pass.begin(read[1], in_range)};
-        consume(pass, state, tile, ring, unscale, bias);
+        outputs.consume(pass, state, tile, ring, unscale, bias);
         leave_sums(state, slot, in_range);
       }
     }
@@ -339,71 +323,72 @@ struct Rotating : WgmmaOutputs<Convolution, Tail, Numbers, Product> {
     warpgroup::sync<128>(1 + group);
     if (threadIdx.x % 128 == 0) {
       __threadfence_block();
-      shared.group_is_last[group] = atomicAdd(&shared.arrived, 1u) % warpgroups == warpgroups - 1;
+      shared.group_is_last[group] = atomicAdd(&shared.arrived, 1u) % L::warpgroups == L::warpgroups - 1;
       __threadfence_block();
     }
     warpgroup::sync<128>(1 + group);
-    if constexpr (parts > 1) {
+    if constexpr (L::parts > 1) {
       if (shared.group_is_last[group]) leave_part<is_first>();
       barrier::cluster_sync();
-      if (rank() == 0 && group == 0) finish<is_first>(n);
+      if (L::rank() == 0 && group == 0) finish<is_first>(n);
       barrier::cluster_sync();
     } else if (shared.group_is_last[group]) {
       finish<is_first>(n);
     }
-    if constexpr (is_first && two_passes) {
+    if constexpr (is_first && L::two_passes) {
       __threadfence();
-      warpgroup::sync<consumers>(5);
+      warpgroup::sync<L::consumers>(5);
     }
   }
 
-  // Whether a warpgroup could come to the end of a unit while another still merges the one before: the ring
+  // Whether a warpgroup could reach the end of a unit while the other still merges the one before. The ring
   // keeps them less than `planes` planes apart.
-  static constexpr bool ends_may_meet = channel_tiles * part_tiles * window_planes <= planes;
+  static constexpr bool ends_may_meet = L::channel_tiles * L::part_tiles * L::window_planes <= L::planes;
 
   __device__ __forceinline__ void run() const {
-    using Weights = WgmmaWeights<Convolution, Tail, Numbers>;
-    using Producer = WgmmaProducer<Convolution, Tail, Numbers>;
-    const Weights weights(p, shared);
-    const Producer producer(p, shared);
-    if constexpr (guards) allow_kernel_after();
+    using Producer = WgmmaProducer<L>;
+    const WgmmaWeights<L> weights{p, shared};
+    const Producer producer{p, shared};
+    if constexpr (L::guards) allow_kernel_after();
     if (threadIdx.x == 0) {
-      for (int i = 0; i < planes; ++i) {
+      for (int i = 0; i < L::planes; ++i) {
         barrier::initialise(&shared.full[i],
-                            producer.rows_are_aligned() ? Producer::row_chunks : producers / 32);
-        barrier::initialise(&shared.empty[i], consumer_warps);
+                            producer.rows_are_aligned() ? Producer::row_chunks : L::producers / 32);
+        barrier::initialise(&shared.empty[i], L::consumer_warps);
       }
-      barrier::initialise(&shared.prepared, consumers);
+      barrier::initialise(&shared.prepared, L::consumers);
       shared.arrived = 0;
       shared.redo = redo_none;
     }
-    // What the end of a unit reads: the cache has it by then.
+    // Prefetches what the end of a unit reads.
     if (threadIdx.x < Tail::parameters) barrier::prefetch(p.parameter[threadIdx.x]);
-    if constexpr (guards) {  // the counters of the launch that does samples again
+    if constexpr (L::guards) {  // the counters of the launch that does samples again
       for (int64 i = static_cast<int64>(blockIdx.x) * Numbers::threads + threadIdx.x; i < 4 * (p.batch + 1);
            i += static_cast<int64>(gridDim.x) * Numbers::threads)
         p.control[i] = 0;
     }
-    for (int i = threadIdx.x; i < C::in_channels * samples; i += Numbers::threads)
-      shared.largest[i / samples][i % samples] = 0;
+    for (int i = threadIdx.x; i < C::in_channels * L::samples; i += Numbers::threads)
+      shared.largest[i / L::samples][i % L::samples] = 0;
     __syncthreads();
-    if constexpr (all_prepare) {
+    if constexpr (L::all_prepare) {
       weights.load_weights();
       barrier::release_to_copies();
       __syncthreads();
     }
-    if (threadIdx.x < consumers) {
+    if (threadIdx.x < L::consumers) {
       warpgroup::take_registers<Numbers::consumer_registers>();
-      if constexpr (!all_prepare) {
+      if constexpr (!L::all_prepare) {
         weights.load_weights();
         barrier::release_to_copies();
-        barrier::arrive(&shared.prepared);  // producers wait for it: compute-sanitizer takes barriers at two
-        weights.sync_preparing();           // places of the code for two
+        // Producers wait for it. Not one bar.sync for all: compute-sanitizer takes a barrier at two places of
+        // the code for two barriers.
+        barrier::arrive(&shared.prepared);
+        weights.sync_preparing();
       }
       Ring ring;
 #pragma unroll 1
-      for (int64 n = static_cast<int64>(first_unit()) * samples; n < p.batch;
-           n += static_cast<int64>(unit_step()) * samples) {
+      for (int64 n = static_cast<int64>(L::first_unit()) * L::samples; n < p.batch;
+           n += static_cast<int64>(L::unit_step()) * L::samples) {
         if constexpr (Tail::has_norm) pass_over<true>(n, ring);
         if constexpr (!Tail::mean_follows_norm) pass_over<false>(n, ring);
       }

@@ -1,42 +1,33 @@
-// The chains of a thin_mma.cuh kernel on the values of a lane, and how closely a tile's sums are known: a
-// swish of sums that are small takes fewer instructions.
+// The chains of a kernel on the values of a lane, and the ways to compute a tile: small sums need fewer
+// instructions for a swish.
 #pragma once
 
 #include "thin/mma/layout.cuh"
 
 namespace onepass {
 
-template <class C, class Tail, class Numbers>
-struct ThinMmaChains : ThinMmaLayout<C, Tail, Numbers> {
-  using Base = ThinMmaLayout<C, Tail, Numbers>;
-  using Base::Base;
-  using Base::channels;
-  using Base::classes_x;
-  using Base::classes_y;
-  using Base::classes_z;
-  using Base::halves;
-  using Base::log2_e;
-  using Base::row_channel;
-  using Base::scale;
-  using Base::splits;
-  using typename Base::Before;
-  using typename Base::Output;
-  using typename Base::Parameters;
-  using typename Base::Terms;
+template <class L>
+struct ThinMmaChains {
+  using Numbers = typename L::Numbers;
+  using Before = typename L::Before;
+  using Output = typename L::Output;
+  using Parameters = typename L::Parameters;
+  using Terms = typename L::Terms;
 
-  // --- The largest |x| of a tile in each of three ways ---
+  // How a tile is computed, by the largest |x| of its window: by short forms of the chain, by exact ones, or
+  // output by output.
   enum Way { narrow, wide, careful };
 
   // --- Chains ---
   template <class Chain>
   struct Operands {
-    ChannelValues<Chain, 1> row[halves];
+    ChannelValues<Chain, 1> row[L::halves];
     // Of a lane's channels from 16 m on.
     __device__ __forceinline__ void load(const Parameters& p, int64 n, int m, int quad) {
 #pragma unroll
-      for (int half = 0; half < halves; ++half) {
-        const int channel = m * 16 + row_channel(half, quad);
-        row[half].load(p, n, channel < channels ? channel : 0);
+      for (int half = 0; half < L::halves; ++half) {
+        const int channel = m * 16 + L::row_channel(half, quad);
+        row[half].load(p, n, channel < L::channels ? channel : 0);
       }
     }
   };
@@ -47,16 +38,16 @@ struct ThinMmaChains : ThinMmaLayout<C, Tail, Numbers> {
     return Chain::value(x, own.value[0], none, 0);
   }
 
-  // Two values of a channel through the before-chain. A special function takes
-  // as long as eight other instructions: in the narrow way a swish, h + h tanh(h) with h = x / 2, has one or
-  // none. f32: h tanh(h) is h^2 by a polynomial of h^2, the shorter the smaller sums are, and those of
-  // classes with fewer taps mostly are: of at most half as many as others have three terms up to 0.6, of
-  // fewer two up to 0.3 (0.2 where operands are not rounded), of others four up to 1. All are off by 1e-7 at
-  // most, by 3e-7 of the swish, two terms up to 0.3 by 7e-7 of it. 16 bits: tanh.approx is off by 2^-11 of
-  // its value, so that a swish is by x^2 2^-13 or less, within what rounding x to the output's type takes
-  // from it where |x| is at most 1 (f16) or 2.5 (bf16). bf16 has one term up to 0.3 for classes with few
-  // taps, off by 3.2e-4 of the swish, a sixth of what that rounding takes. Strict numerics have the forms of
-  // f32 there too.
+  // Two values of a channel through the before-chain. A special function takes as long as eight other
+  // instructions. In the narrow way a swish, h + h tanh(h) with h = x / 2, has one of them or none.
+  // f32: h tanh(h) is h^2 times a polynomial of h^2. Small sums need fewer terms, and classes with fewer taps
+  // have smaller sums. Classes with at most half of the most taps have three terms, up to |x| = 0.6. Those
+  // with at most a quarter (an eighth where operands are split) have two, up to 0.3 (0.2). Others have four,
+  // up to 1. Errors are at most 1e-7, and 3e-7 of the swish; 7e-7 with two terms up to 0.3.
+  // 16 bits: tanh.approx is off by 2^-11 of its value, so that a swish is off by at most x^2 2^-13. Rounding
+  // to the output's type takes more where |x| is at most 1 (f16) or 2.5 (bf16). bf16 has one term up to 0.3
+  // for classes with few taps: off by 3.2e-4 of the swish, a sixth of what rounding takes. Strict numerics
+  // use the forms of f32.
   static constexpr bool narrows = Numbers::begins_with_swish;
   static constexpr bool takes_tanh = Output::bytes == 2 && !Numbers::strict;
   static constexpr int most_terms = 4;
@@ -64,18 +55,19 @@ struct ThinMmaChains : ThinMmaLayout<C, Tail, Numbers> {
     const int taps = Terms::taps(rz, ry, rx);
     if (taps == 0 || taps * 2 > Terms::most_taps()) return 4;
     if (takes_tanh) return is_same<Output, bf16> && taps * 4 <= Terms::most_taps() ? 1 : 4;
-    return taps * (splits ? 8 : 4) > Terms::most_taps() ? 3 : 2;
+    return taps * (L::splits ? 8 : 4) > Terms::most_taps() ? 3 : 2;
   }
   static constexpr __device__ bool has_swish_terms(int terms) {
     bool found = terms == most_terms;
-    for (int i = 0; i < classes_z * classes_y * classes_x; ++i)
-      found |= swish_terms(i / (classes_y * classes_x), i / classes_x % classes_y, i % classes_x) == terms;
+    for (int i = 0; i < L::classes_z * L::classes_y * L::classes_x; ++i)
+      found |= swish_terms(i / (L::classes_y * L::classes_x), i / L::classes_x % L::classes_y,
+                           i % L::classes_x) == terms;
     return found;
   }
   // The largest |x| for so many terms.
   static constexpr __device__ float most_narrow(int terms) {
     if (terms == 4) return takes_tanh && is_same<Output, bf16> ? 2.5f : 1.0f;
-    return terms == 3 ? 0.6f : splits && terms == 2 ? 0.2f : 0.3f;
+    return terms == 3 ? 0.6f : L::splits && terms == 2 ? 0.2f : 0.3f;
   }
   static constexpr float most_wide = Numbers::pairs ? 1e5f : 1e30f;
 
@@ -89,7 +81,7 @@ struct ThinMmaChains : ThinMmaLayout<C, Tail, Numbers> {
       return fmaf(h, tanh_h, h);
     } else {
       constexpr float factors[3][4] = {
-          {splits ? 0.99999577f : 0.9999784f, splits ? -0.33166003f : -0.32957235f},
+          {L::splits ? 0.99999577f : 0.9999784f, L::splits ? -0.33166003f : -0.32957235f},
           {0.9999955f, -0.3329557f, 0.12506282f},
           {0.9999971f, -0.33318973f, 0.13132429f, -0.04309195f}};
       const float square = h * h;
@@ -100,12 +92,13 @@ struct ThinMmaChains : ThinMmaLayout<C, Tail, Numbers> {
     }
   }
 
-  // Computes a value here: the compiler would move all of it behind a branch of the few that are not taken.
+  // Forces the value to be computed here. Otherwise the compiler moves the computation behind a rarely
+  // skipped branch.
   static __device__ __forceinline__ void compute_here(float& x) { asm volatile("" : "+f"(x)); }
 
   static __device__ __forceinline__ float wide_sigmoid(float x) {
-    constexpr float factor = -log2_e / scale;
-    return pointwise::reciprocal_fast(fmaf(pointwise::exp2_fast(x * factor), scale, scale));
+    constexpr float factor = -L::log2_e / L::scale;
+    return pointwise::reciprocal_fast(fmaf(pointwise::exp2_fast(x * factor), L::scale, L::scale));
   }
   template <Way way, int terms>
   static __device__ __forceinline__ void before(float& a, float& b, const ChannelValues<Before, 1>& own) {
@@ -127,8 +120,8 @@ struct ThinMmaChains : ThinMmaLayout<C, Tail, Numbers> {
       b = Rest::value(b, own.value[0], none, 0);
     }
   }
-  // Their distances from the pivot. Those of a swish alone are one instruction everywhere: of equal values
-  // they are the same, if not 0.
+  // Distances of the two values from the pivot. For a swish alone they are one instruction everywhere: equal
+  // values have equal distances, though not always 0.
   template <Way way, int terms>
   static __device__ __forceinline__ void before(float& a, float& b, const ChannelValues<Before, 1>& own,
                                                 float pivot) {

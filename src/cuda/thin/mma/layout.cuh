@@ -1,14 +1,17 @@
-// What the pieces of thin_mma.cuh share: sizes, how windows, weights and staged rows lie in shared memory,
-// and how a sample is cut into tiles.
+// Sizes that the pieces of thin/mma.cuh share: how windows, weights and staged rows lie in shared memory, and
+// how a sample is cut into tiles.
 #pragma once
 
 #include "thin/mma/terms.cuh"
 
 namespace onepass {
 
-template <class C, class Tail, class Numbers>
+template <class OfConvolution, class OfTail, class OfNumbers, class OfParameters>
 struct ThinMmaLayout {
-  using Parameters = ThinParameters<Tail::parameters>;
+  using C = OfConvolution;
+  using Tail = OfTail;
+  using Numbers = OfNumbers;
+  using Parameters = OfParameters;
   using Before = typename Tail::Before;
   using After = typename Tail::After;
   using Output = typename Tail::Output;
@@ -19,7 +22,7 @@ struct ThinMmaLayout {
   static constexpr int threads = Numbers::threads;
   static constexpr int warps = Numbers::warps;
   static constexpr int channels = C::channels;
-  static constexpr int row_tiles = Numbers::row_tiles;  // of 16 channels, that a block has
+  static constexpr int row_tiles = Numbers::row_tiles;  // tiles of 16 channels in a block
   static constexpr int vectors = Terms::vectors;
   static constexpr int products = Terms::products;
   static constexpr int groups = channels / Tail::group_channels;
@@ -33,18 +36,19 @@ struct ThinMmaLayout {
   static constexpr int cells_x = (out_x + classes_x - 1) / classes_x;
   static constexpr int tile_y = Numbers::tile_y;
   static constexpr int tile_x = Numbers::tile_x;
-  // An item is `spans` times 8 cells: neighbours of a row, or of so many rows.
+  // An item is `spans` times 8 cells: neighbours of one row, or of several rows.
   static constexpr int spans_y = Numbers::spans_y;
   static constexpr int spans_x = Numbers::spans_x;
   static constexpr int spans = spans_y * spans_x;
   static constexpr int columns = tile_x / (8 * spans_x);
   static constexpr int halves = channels > 8 ? 2 : 1;  // of a product's 16 rows
-  // A lane has row `quad` of each half. Where channels lie after space those are neighbours.
+  // A lane has row `quad` of each half. Where channels lie after space, the two rows are neighbouring
+  // channels.
   static constexpr bool interleaved = Numbers::interleaved;
   static constexpr __device__ int row_channel(int half, int quad) {
     return interleaved && halves == 2 ? 2 * quad + half : half * 8 + quad;
   }
-  // The window: rows begin `lead` elements early, where a vector of the input does.
+  // The window: rows begin `lead` elements early, at a vector of the input.
   static constexpr int window_z = Numbers::window_z;
   static constexpr int window_y = Numbers::window_y;
   static constexpr int window_x = Numbers::window_x;
@@ -53,9 +57,9 @@ struct ThinMmaLayout {
   static constexpr int plane = Numbers::plane;
   static constexpr int window_words = C::in_channels * plane;
   static constexpr int input_width = 16 / Tail::Input::bytes;
-  // Of 16 bits only vectors can be copied asynchronously: they come as they are, and are converted then.
-  // Where shared memory suffices (`prefetches`) the next window arrives in a place of its own while a pass
-  // runs, else behind it, of 16 bits where the pass put its outputs together.
+  // 16-bit elements are copied asynchronously as vectors and converted afterwards. With `prefetches` the next
+  // window has a place of its own and arrives while a pass runs. Otherwise it arrives after the pass, 16-bit
+  // elements in the stage of the outputs.
   static constexpr bool prefetches = Numbers::prefetches;
   static constexpr bool is_short = Tail::Input::bytes == 2;
   static constexpr int raw_plane = window_z * window_y * row_pitch;
@@ -67,21 +71,22 @@ struct ThinMmaLayout {
   static_assert(plane % 8 == 0 && row_pitch % input_width == 0);
   static constexpr bool in_registers = Numbers::weights_in_registers;
   static constexpr bool splits = Numbers::splits;
-  // In shared memory: the weights, unless one set of registers holds them all, then their rests, where they
-  // are split.
+  // Shared memory holds the weights, unless one set of registers holds them all, then the low parts of split
+  // weights.
   static constexpr bool shares_weights = !in_registers || row_tiles > 1;
   static constexpr int first_rest = shares_weights ? products * row_tiles : 0;
   static constexpr int shared_weights = first_rest + (splits ? products * row_tiles : 0);
 
-  // Rows on their way out: one class of z, all of y and x, `stage_y` rows of cells, 16 channels. A chunk is
-  // what is contiguous in the output: all of that where tiles have whole rows, else one class of y of a row.
+  // The stage of rows: one class of z, all classes of y and x, `stage_y` rows of cells, 16 channels. A chunk
+  // is what is contiguous in the output: the whole stage where tiles have whole rows, else a row of one class
+  // of y.
   static constexpr bool whole_rows = Numbers::tiles_x == 1;
   static constexpr int stage_y = Numbers::stage_y;
   static_assert(stage_y % spans_y == 0 && tile_y % stage_y == 0);
   static constexpr bool is_direct = Numbers::piece > 0;  // without a stage
   static constexpr int width = 16 / Output::bytes;
   static constexpr int sector = 32 / Output::bytes;
-  // Sectors that two tiles have parts of are the former's as a whole: it computes what it has not.
+  // The earlier tile writes a sector that two tiles share, and recomputes the later tile's part of it.
   static constexpr bool overlaps = Numbers::overlaps;
   static constexpr int chunk_elements = whole_rows ? stage_y * classes_y * out_x : tile_x * classes_x;
   static constexpr int chunk_pitch = Numbers::chunk_pitch;
@@ -100,19 +105,6 @@ struct ThinMmaLayout {
     uint32 drawn;
   };
   static_assert(sizeof(Shared) <= Numbers::shared_bytes);
-
-  const Parameters& p;
-  Shared& s;
-  WarpShared& area;  // the warp's
-  const int lane = threadIdx.x % 32;
-  const int quad = lane / 4;  // of a product: the output channel, and that 8 further
-  const int in_quad = lane % 4;
-
-  const int first_channel;  // that the block has
-
-  __device__ __forceinline__ ThinMmaLayout(const Parameters& parameters, Shared& all, WarpShared& own,
-                                           int first = 0)
-      : p(parameters), s(all), area(own), first_channel(first) {}
 
   struct Tile {
     int64 n;
@@ -147,10 +139,26 @@ struct ThinMmaLayout {
     return 0.0f;
   }
 
-  // What sums are times the convolution's. For a swish they are halved, which is exact: x sigmoid(x) =
+  static __device__ __forceinline__ int64 output_index(int64 n, int channel, int z, int y, int x) {
+    return n * C::stride(0) + channel * C::stride(1) + z * C::stride(2) + y * C::stride(3) + x * C::stride(4);
+  }
+
+  // Sums are the convolution's times this factor. For a swish they are halved, which is exact: x sigmoid(x) =
   // h tanh(h) + h with h = x / 2.
   static constexpr float log2_e = 1.4426950408889634f;
   static constexpr float scale = Numbers::begins_with_swish ? 0.5f : 1.0f;
+};
+
+// The state of a warp; every piece has a copy.
+template <class L>
+struct ThinMmaWarp {
+  const typename L::Parameters& p;
+  typename L::Shared& shared;
+  typename L::WarpShared& area;  // the warp's
+  const int first_channel = 0;   // of the block
+  const int lane = threadIdx.x % 32;
+  const int quad = lane / 4;  // output channel of a product; the lane has the one 8 further too
+  const int in_quad = lane % 4;
 };
 
 }  // namespace onepass

@@ -1,5 +1,6 @@
-// What the products of thin_mma.cuh are: the terms of each class of a convolution in groups of four, where
-// they lie in a window in shared memory, and the instructions that multiply them.
+// The terms of each class in groups of four, one for each lane of a quad. A group has four input channels of
+// a tap. With one or two input channels it has four or two taps. (Not with many taps: a thread has an address
+// for each pattern of four taps.)
 #pragma once
 
 #include "thin/thin.cuh"
@@ -89,8 +90,8 @@ struct ThinTerms {
   static constexpr __device__ int groups(int rz, int ry, int rx) {
     return (taps(rz, ry, rx) + taps_at_once - 1) / taps_at_once * vectors;
   }
-  // Of lane `lane` of a quad. One that does not exist stands where another of its group does: what is read
-  // there is finite, and its weight zero.
+  // The term of a lane of a quad. A term that does not exist reads the element of another term of its group:
+  // it is finite, and its weight is zero.
   static constexpr __device__ Term term(int rz, int ry, int rx, int group, int lane) {
     const int first = group / vectors * taps_at_once;
     int i = first + (taps_at_once > 1 ? lane / static_cast<int>(C::in_channels) : 0);
@@ -98,8 +99,8 @@ struct ThinTerms {
     const bool exists = i < taps(rz, ry, rx) && channel < C::in_channels;
     if (i >= taps(rz, ry, rx)) i = first;
     if (channel >= C::in_channels) channel = static_cast<int>(C::in_channels) - 1;
-    // A product's two groups lie in registers side by side: of several classes those of a pair of planes do
-    // in most.
+    // The two groups of a product are in neighbouring registers. With several classes, a pair of planes gives
+    // such groups in most of them.
     const bool planes_first = taps_at_once == 1 && classes(0) * classes(1) * classes(2) > 1;
     const int before_x = planes_first ? count(0, rz) : 1;
     const int x = i / before_x % count(2, rx);
@@ -125,8 +126,8 @@ struct ThinTerms {
   static constexpr int products = products_before(classes(0), 0, 0);
 };
 
-// How far apart the terms of a group lie in shared memory, where channels, planes and rows of the window are
-// so many words apart: only so many different ways there are.
+// Distances between the terms of a group in shared memory, given the pitches of channels, planes and rows.
+// There are few different patterns.
 template <class C, int Plane, int RowsOfPlane, int Row>
 struct ThinPatterns {
   using Terms = ThinTerms<C>;

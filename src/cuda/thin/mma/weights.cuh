@@ -1,65 +1,40 @@
-// The weights of a thin_mma.cuh kernel as its products take them, and how large x may be for each way to
-// compute a tile.
+// Weights as the products read them, and how large x may be for each way to compute a tile.
 #pragma once
 
 #include "thin/mma/chains.cuh"
 
 namespace onepass {
 
-template <class C, class Tail, class Numbers>
-struct ThinMmaWeights : ThinMmaChains<C, Tail, Numbers> {
-  using Base = ThinMmaChains<C, Tail, Numbers>;
-  using Base::Base;
-  using Base::bias;
-  using Base::channels;
-  using Base::first_channel;
-  using Base::first_rest;
-  using Base::for_each_class;
-  using Base::has_swish_terms;
-  using Base::in_quad;
-  using Base::in_registers;
-  using Base::lane;
-  using Base::most_narrow;
-  using Base::most_terms;
-  using Base::most_wide;
-  using Base::p;
-  using Base::products;
-  using Base::quad;
-  using Base::row_channel;
-  using Base::row_tiles;
-  using Base::s;
-  using Base::scale;
-  using Base::shared_weights;
-  using Base::shares_weights;
-  using Base::spans_y;
-  using Base::splits;
-  using Base::swish_terms;
-  using Base::warps;
-  using Base::weight;
-  using typename Base::Term;
-  using typename Base::Terms;
+template <class L>
+struct ThinMmaWeights {
+  using C = typename L::C;
+  using Chains = ThinMmaChains<L>;
+  using Term = typename L::Term;
+  using Terms = typename L::Terms;
 
-  // --- Weights of 16 channels, as the products take them ---
-  struct Weights {
-    uint32 a[in_registers ? products : 1][4];
+  const ThinMmaWarp<L> warp;
+
+  // The weights of 16 channels.
+  struct Fragments {
+    uint32 a[L::in_registers ? L::products : 1][4];
     const uint32 (*shared)[32][4];  // of these channels
     const float* window;            // of the tile
     float bias[4];                  // as sums lie: two cells of a channel, two of that 8 further
   };
 
-  // A multiplicand as the tensor core takes it; the rest of it where it is split.
+  // An operand as the tensor core reads it, and its low part where it is split.
   static __device__ __forceinline__ uint32 operand(float x) {
-    return __float_as_uint(C::rounds_to_tf32 || splits ? round_operand<C>(x) : x);
+    return __float_as_uint(C::rounds_to_tf32 || L::splits ? round_operand<C>(x) : x);
   }
   static __device__ __forceinline__ uint32 rest(float x) {
     return __float_as_uint(x - round_to_tf32(x));  // 12 bits, of which the product takes 11
   }
 
-  // body(product, which two of its four registers, tap and input channel of the lane) for all terms; there is
-  // no such channel where there is no term.
+  // body(product, first of two of its four registers, tap, input channel of the lane) for all terms. The
+  // channel is C::in_channels where the lane has no term.
   template <class Body>
   __device__ __forceinline__ void for_each_term(Body&& body) const {
-    for_each_class([&](auto rz_, auto ry_, auto rx_) {
+    L::for_each_class([&](auto rz_, auto ry_, auto rx_) {
       constexpr int rz = decltype(rz_)::value;
       constexpr int ry = decltype(ry_)::value;
       constexpr int rx = decltype(rx_)::value;
@@ -69,68 +44,71 @@ struct ThinMmaWeights : ThinMmaChains<C, Tail, Numbers> {
         int tap = 0, input = 0;
         for_constant<4>([&](auto lane_) {
           constexpr Term t = Terms::term(rz, ry, rx, i, decltype(lane_)::value);
-          if (in_quad == lane_) tap = t.tap, input = t.exists ? t.channel : static_cast<int>(C::in_channels);
+          if (warp.in_quad == lane_)
+            tap = t.tap, input = t.exists ? t.channel : static_cast<int>(C::in_channels);
         });
         body(Constant<first + i / 2>{}, Constant<i % 2 * 2>{}, tap, input);
       });
     });
   }
 
-  // Those of the block's channels 16 m and on.
-  __device__ __forceinline__ void load_weights(Weights& w, int m) const {
-    w.shared = s.weights + m * products;
-    if constexpr (in_registers && !shares_weights) {
+  // Loads the weights of the block's channels from 16 m on.
+  __device__ __forceinline__ void load_weights(Fragments& w, int m) const {
+    w.shared = warp.shared.weights + m * L::products;
+    if constexpr (L::in_registers && !L::shares_weights) {
       for_each_term([&](auto product, auto place, int tap, int input) {
         for_constant<2>([&](auto half) {
-          w.a[product][place + half] =
-              operand(scale * weight(p, first_channel + row_channel(half, quad), input, tap));
+          w.a[product][place + half] = operand(
+              L::scale * L::weight(warp.p, warp.first_channel + L::row_channel(half, warp.quad), input, tap));
         });
       });
-    } else if constexpr (in_registers) {
+    } else if constexpr (L::in_registers) {
 #pragma unroll
-      for (int i = 0; i < products; ++i) {
-        const uint4 v = *reinterpret_cast<const uint4*>(w.shared[i][lane]);
+      for (int i = 0; i < L::products; ++i) {
+        const uint4 v = *reinterpret_cast<const uint4*>(w.shared[i][warp.lane]);
         w.a[i][0] = v.x, w.a[i][1] = v.y, w.a[i][2] = v.z, w.a[i][3] = v.w;
       }
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int channel = first_channel + m * 16 + row_channel(half, quad);
-      const float value = channel < channels ? scale * bias(p, channel) : 0.0f;
-      // The first product takes four registers in a row. Of two equal ones the compiler would keep one and
-      // copy it for each product, one instruction an output; it does not know that the neighbour's is equal.
+      const int channel = warp.first_channel + m * 16 + L::row_channel(half, warp.quad);
+      const float value = channel < L::channels ? L::scale * L::bias(warp.p, channel) : 0.0f;
+      // The first product reads four consecutive registers. Of two equal registers the compiler would keep
+      // one and copy it for each product, one instruction an output. It does not know that the neighbouring
+      // lane's value is equal.
       w.bias[half * 2] = value;
       w.bias[half * 2 + 1] = __shfl_xor_sync(0xffffffffu, value, 1);
     }
   }
 
   __device__ __forceinline__ void share_weights() const {
-    if constexpr (shared_weights > 0) {
+    if constexpr (L::shared_weights > 0) {
       int turn = threadIdx.x / 32;
       for_each_term([&](auto product, auto place, int tap, int input) {
         if (turn-- == 0) {
-          turn = warps - 1;
+          turn = L::warps - 1;
 #pragma unroll 1
-          for (int half = 0; half < 2 * row_tiles; ++half) {
-            const int channel = first_channel + half / 2 * 16 + row_channel(half % 2, quad);
-            const float value = scale * weight(p, channel, input, tap);
-            const int to = half / 2 * products + product;
-            if constexpr (shares_weights) s.weights[to][lane][place + half % 2] = operand(value);
-            if constexpr (splits) s.weights[first_rest + to][lane][place + half % 2] = rest(value);
+          for (int half = 0; half < 2 * L::row_tiles; ++half) {
+            const int channel = warp.first_channel + half / 2 * 16 + L::row_channel(half % 2, warp.quad);
+            const float value = L::scale * L::weight(warp.p, channel, input, tap);
+            const int to = half / 2 * L::products + product;
+            if constexpr (L::shares_weights)
+              warp.shared.weights[to][warp.lane][place + half % 2] = operand(value);
+            if constexpr (L::splits)
+              warp.shared.weights[L::first_rest + to][warp.lane][place + half % 2] = rest(value);
           }
         }
       });
     }
   }
 
-  // The same, some halves of products of a warp at a time, whose loads are under way together: a block begins
-  // 2 us earlier with 25 products. (With it thin_mma's kernel of s60 in strict f32 spills 126 bytes and is 2%
-  // slower.)
+  // The same with loads of several halves of products in flight: a block begins 2 us earlier with 25
+  // products. (With it the recomputing kernel of s60 in strict f32 spills 126 bytes and is 2% slower.)
   __device__ __forceinline__ void share_weights_at_once() const {
-    if constexpr (shared_weights > 0) {
+    if constexpr (L::shared_weights > 0) {
       constexpr int at_once = 4;
-      constexpr int own = (2 * products + warps - 1) / warps;
-      const int warp = threadIdx.x / 32;
+      constexpr int own = (2 * L::products + L::warps - 1) / L::warps;
+      const int own_warp = threadIdx.x / 32;
       for_constant<(own + at_once - 1) / at_once>([&](auto part_) {
         constexpr int first = decltype(part_)::value * at_once;
         int taps[at_once] = {}, inputs[at_once];
@@ -138,24 +116,26 @@ struct ThinMmaWeights : ThinMmaChains<C, Tail, Numbers> {
         for (int i = 0; i < at_once; ++i) inputs[i] = static_cast<int>(C::in_channels);
         for_each_term([&](auto product, auto place, int tap, int input) {
           constexpr int index = 2 * decltype(product)::value + decltype(place)::value / 2;
-          constexpr int i = index / warps - first;
+          constexpr int i = index / L::warps - first;
           if constexpr (i >= 0 && i < at_once) {
-            if (index % warps == warp) taps[i] = tap, inputs[i] = input;
+            if (index % L::warps == own_warp) taps[i] = tap, inputs[i] = input;
           }
         });
 #pragma unroll 1
-        for (int half = 0; half < 2 * row_tiles; ++half) {
-          const int channel = first_channel + half / 2 * 16 + row_channel(half % 2, quad);
+        for (int half = 0; half < 2 * L::row_tiles; ++half) {
+          const int channel = warp.first_channel + half / 2 * 16 + L::row_channel(half % 2, warp.quad);
           float values[at_once];
 #pragma unroll
-          for (int i = 0; i < at_once; ++i) values[i] = scale * weight(p, channel, inputs[i], taps[i]);
+          for (int i = 0; i < at_once; ++i)
+            values[i] = L::scale * L::weight(warp.p, channel, inputs[i], taps[i]);
 #pragma unroll
           for (int i = 0; i < at_once; ++i) {
-            const int index = (first + i) * warps + warp;
-            if (index >= 2 * products) continue;
-            const int to = half / 2 * products + index / 2, place = index % 2 * 2 + half % 2;
-            if constexpr (shares_weights) s.weights[to][lane][place] = operand(values[i]);
-            if constexpr (splits) s.weights[first_rest + to][lane][place] = rest(values[i]);
+            const int index = (first + i) * L::warps + own_warp;
+            if (index >= 2 * L::products) continue;
+            const int to = half / 2 * L::products + index / 2, place = index % 2 * 2 + half % 2;
+            if constexpr (L::shares_weights) warp.shared.weights[to][warp.lane][place] = operand(values[i]);
+            if constexpr (L::splits)
+              warp.shared.weights[L::first_rest + to][warp.lane][place] = rest(values[i]);
           }
         }
       });
@@ -163,45 +143,46 @@ struct ThinMmaWeights : ThinMmaChains<C, Tail, Numbers> {
   }
 
   template <bool of_rest>
-  __device__ __forceinline__ void take_weights(uint32 (&a)[4], const Weights& w, int index) const {
-    if constexpr (in_registers && !of_rest) {
+  __device__ __forceinline__ void take_weights(uint32 (&a)[4], const Fragments& w, int index) const {
+    if constexpr (L::in_registers && !of_rest) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) a[i] = w.a[index][i];
     } else {
-      const uint4 v = *reinterpret_cast<const uint4*>(w.shared[(of_rest ? first_rest : 0) + index][lane]);
+      const uint4 v =
+          *reinterpret_cast<const uint4*>(w.shared[(of_rest ? L::first_rest : 0) + index][warp.lane]);
       a[0] = v.x, a[1] = v.y, a[2] = v.z, a[3] = v.w;
     }
   }
 
-  // The weights of one class of z in registers, while a pass goes over its outputs, where they fit.
+  // The weights of one class of z in registers during a pass, where they fit.
   static constexpr int most_held = 10;
   template <int rz>
   struct Held {
     static constexpr int first = Terms::products_before(rz, 0, 0);
     static constexpr int count = Terms::products_before(rz + 1, 0, 0) - first;
-    static constexpr bool fits = !in_registers && spans_y == 1 && count > 0 &&
-                                 count*(splits ? 2 : 1) <= most_held;
+    static constexpr bool fits = !L::in_registers && L::spans_y == 1 && count > 0 &&
+                                 count*(L::splits ? 2 : 1) <= most_held;
     uint32 a[fits ? count : 1][4];
-    uint32 rest[fits && splits ? count : 1][4];
+    uint32 rest[fits && L::splits ? count : 1][4];
   };
   struct NotHeld {
     static constexpr bool fits = false;
   };
   template <int rz>
-  __device__ __forceinline__ Held<rz> hold_weights(const Weights& w) const {
+  __device__ __forceinline__ Held<rz> hold_weights(const Fragments& w) const {
     Held<rz> held;
     if constexpr (Held<rz>::fits) {
 #pragma unroll
       for (int i = 0; i < Held<rz>::count; ++i) {
         take_weights<false>(held.a[i], w, Held<rz>::first + i);
-        if constexpr (splits) take_weights<true>(held.rest[i], w, Held<rz>::first + i);
+        if constexpr (L::splits) take_weights<true>(held.rest[i], w, Held<rz>::first + i);
       }
     }
     return held;
   }
-  // Weights of a product, from there or from where they lie.
+  // Weights of a product, from held registers or from shared memory.
   template <bool of_rest, class HeldWeights>
-  __device__ __forceinline__ void take_weights(uint32 (&a)[4], const Weights& w, const HeldWeights& held,
+  __device__ __forceinline__ void take_weights(uint32 (&a)[4], const Fragments& w, const HeldWeights& held,
                                                int index) const {
     if constexpr (HeldWeights::fits) {
 #pragma unroll
@@ -216,14 +197,15 @@ struct ThinMmaWeights : ThinMmaChains<C, Tail, Numbers> {
     float narrow, wide;  // NaN where there is none
   };
 
-  // Leaves the weights of the last channels in `w`.
-  __device__ __forceinline__ Limits input_limits(Weights& w) const {
-    float largest[most_terms + 1] = {};  // sum of a class's |w|, of those with so many terms of a swish
-    float largest_bias = 0.0f;           // NaN stays
+  // Limits of |x| for the narrow and the wide way. Leaves the weights of the last channels in `w`.
+  __device__ __forceinline__ Limits input_limits(Fragments& w) const {
+    float largest[Chains::most_terms + 1] =
+        {};                     // sum of a class's |w|, of those with so many terms of a swish
+    float largest_bias = 0.0f;  // NaN stays
 #pragma unroll 1
-    for (int m = 0; m < row_tiles; ++m) {
+    for (int m = 0; m < L::row_tiles; ++m) {
       load_weights(w, m);
-      for_each_class([&](auto rz, auto ry, auto rx) {
+      L::for_each_class([&](auto rz, auto ry, auto rx) {
         constexpr int groups = Terms::groups(rz, ry, rx);
         constexpr int first = Terms::products_before(rz, ry, rx);
         float sum[2] = {};
@@ -235,7 +217,7 @@ struct ThinMmaWeights : ThinMmaChains<C, Tail, Numbers> {
         });
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          float& of_terms = largest[swish_terms(rz, ry, rx)];
+          float& of_terms = largest[Chains::swish_terms(rz, ry, rx)];
           of_terms = pointwise::maximum(lanes_sum<4>(sum[half]), of_terms);
         }
       });
@@ -246,25 +228,25 @@ struct ThinMmaWeights : ThinMmaChains<C, Tail, Numbers> {
 #pragma unroll
     for (int offset = 16; offset >= 4; offset /= 2) {
 #pragma unroll
-      for (int i = 0; i <= most_terms; ++i) {
-        if (has_swish_terms(i))
+      for (int i = 0; i <= Chains::most_terms; ++i) {
+        if (Chains::has_swish_terms(i))
           largest[i] = pointwise::maximum(__shfl_xor_sync(0xffffffffu, largest[i], offset), largest[i]);
       }
       largest_bias = pointwise::maximum(__shfl_xor_sync(0xffffffffu, largest_bias, offset), largest_bias);
     }
     // Rounded weights may be smaller than they were by 2^-11.
     const auto limit = [&](float most, float of_weights) {
-      return of_weights <= 1e30f ? (most * (scale < 0.0f ? -scale : scale) - largest_bias) /
+      return of_weights <= 1e30f ? (most * (L::scale < 0.0f ? -L::scale : L::scale) - largest_bias) /
                                        pointwise::maximum(of_weights, 1e-30f) * 0.998f
                                  : __int_as_float(0x7fffffff);
     };
-    Limits limits = {limit(most_narrow(most_terms), largest[most_terms]),
-                     limit(most_wide, largest[most_terms])};
+    Limits limits = {limit(Chains::most_narrow(Chains::most_terms), largest[Chains::most_terms]),
+                     limit(Chains::most_wide, largest[Chains::most_terms])};
 #pragma unroll
-    for (int i = 0; i < most_terms; ++i) {
-      if (!has_swish_terms(i)) continue;
-      limits.narrow = pointwise::minimum(limit(most_narrow(i), largest[i]), limits.narrow);
-      limits.wide = pointwise::minimum(limit(most_wide, largest[i]), limits.wide);
+    for (int i = 0; i < Chains::most_terms; ++i) {
+      if (!Chains::has_swish_terms(i)) continue;
+      limits.narrow = pointwise::minimum(limit(Chains::most_narrow(i), largest[i]), limits.narrow);
+      limits.wide = pointwise::minimum(limit(Chains::most_wide, largest[i]), limits.wide);
     }
     return limits;
   }

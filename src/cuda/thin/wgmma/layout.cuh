@@ -1,15 +1,15 @@
-// What the pieces of thin_wgmma.cuh share: the numbers of a plan, shared memory and its ring.
+// Sizes that the pieces of thin/wgmma.cuh share, shared memory and its ring.
 #pragma once
 
 #include "device/barrier.cuh"
-#include "thin/thin.cuh"
+#include "thin/halves.cuh"
 
 namespace onepass {
 
 namespace warpgroup {
 
-// What the tensor cores read of shared memory: a start, the distance of matrices along K and, in the upper
-// half, along M or N, each in units of 16 bytes; no swizzle.
+// A matrix descriptor: its start, the distance of matrices along K and, in the upper half, along M or N, in
+// units of 16 bytes; no swizzle.
 __device__ __forceinline__ uint32 descriptor(uint32 address, uint32 along_k) {
   return (address & 0x3ffffu) >> 4 | along_k << 16;
 }
@@ -19,7 +19,7 @@ __device__ __forceinline__ uint64 wide(uint32 lower, uint32 upper) {
 
 __device__ __forceinline__ void fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Until no more than `Left` groups of products are under way.
+// Waits until at most `Left` groups of products are in flight.
 template <int Left>
 __device__ __forceinline__ void wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Left) : "memory");
@@ -42,15 +42,18 @@ __device__ __forceinline__ void sync(int barrier) {
 
 }  // namespace warpgroup
 
-template <class Convolution, class Tail, class Numbers>
+template <class Convolution, class OfTail, class OfNumbers>
 struct WgmmaLayout {
   using C = Convolution;
+  using Tail = OfTail;
+  using Numbers = OfNumbers;
   using Input = typename Tail::Input;
-  using Parameters = ThinParameters<Tail::parameters>;
+  using Parameters = ThinWgmmaParameters<Tail::parameters>;
   static constexpr bool splits = Input::bytes == 4;
   static constexpr int input_parts = Numbers::input_parts;
   static constexpr int weight_parts = Numbers::weight_parts;
-  // Whether parts of sums leave the tensor cores: with one tap in the first dimension there is one part.
+  // Whether partial sums are added up outside the tensor cores. With one tap in the first dimension there is
+  // one part.
   static constexpr bool promotes = input_parts == 2 && C::kernel(0) > 1;
   static constexpr int weight_sets = Numbers::weight_sets;  // other versions, where weights are dithered
   static constexpr bool dithers = Numbers::dithers;
@@ -120,19 +123,19 @@ struct WgmmaLayout {
   static constexpr int row_bases = window_rows < shift ? window_rows : shift;
   static constexpr int base_groups = (row_bases + core_rows - 1) / core_rows;
   static constexpr int shifts = (window_rows - 1) / shift;
-  // That a unit has of a sample, and how many of them there can be: rows below the input are zeros.
+  // Values that a unit has of a sample, and how many can lie in the input: rows below it are zeros.
   static constexpr int values = row_groups + shifts;
   static constexpr int rows_below = static_cast<int>((C::input_size(1) - C::base(1, 0) + shift - 1) / shift);
   static constexpr int loaded = values < rows_below ? values : rows_below;
-  // Whether those rows are in the input, whatever the tile: without padding they mostly are.
+  // Whether those rows lie in the input for every tile, as they mostly do without padding.
   static constexpr int last_row = (lane_rows - 1) / tile_rows * tile_rows * step1 +
                                   static_cast<int>(C::base(1, 0)) + row_bases - 1 + (loaded - 1) * shift;
   static constexpr bool has_all_rows = C::base(1, 0) >= 0 && last_row < C::input_size(1);
   static constexpr int units = C::in_channels * base_groups * window_columns * core_rows;
   static constexpr int chunks = (units + producers - 1) / producers;
   static constexpr int plane_units = C::in_channels / core_channels * starts * row_units;
-  // A thread loads an item at a time: its units of a plane, or one of them where they are many; as many items
-  // ahead as registers have room for.
+  // A thread loads an item at a time: its units of a plane, or one of them where they are many. As many items
+  // are in flight as registers allow.
   static constexpr int most_elements = Numbers::most_elements;
   static constexpr int item_chunks = chunks * samples * loaded <= most_elements ? chunks : 1;
   static constexpr int items = chunks / item_chunks;  // of a plane
@@ -162,12 +165,6 @@ struct WgmmaLayout {
 
   static_assert(parts == 1 || !two_passes, "blocks of a cluster do not wait for a norm");
 
-  const Parameters& p;
-  Shared& shared;
-
-  __device__ __forceinline__ WgmmaLayout(const Parameters& parameters, Shared& of_block)
-      : p(parameters), shared(of_block) {}
-
   static __device__ __forceinline__ int rank() {
     return parts == 1 ? 0 : static_cast<int>(blockIdx.x) % parts;
   }
@@ -179,25 +176,12 @@ struct WgmmaLayout {
 
   // With one tap in the first dimension every plane is an output: its first product does not accumulate.
   static constexpr bool begins_always = taps0 == 1;
-  // Elsewhere sums of 16-bit elements begin as the bias, and need no scale: they are the outputs.
+  // Otherwise sums of 16-bit elements begin at the bias and need no scale: they are the outputs.
   static constexpr bool begins_with_bias = !splits && !begins_always;
 
-  // Weights are prepared by the consumers, while the producers' first elements are on their way. Where parts
-  // of sums are added up all threads do it: producers have few registers there, and would spill elements.
+  // Consumers prepare the weights while the producers' first elements arrive. Where partial sums are added up
+  // all threads do it: producers have few registers and would spill elements.
   static constexpr bool all_prepare = input_parts == 2 && parts == 1;
-
-  // A pair as 16-bit elements, and what is left of it.
-  static __device__ __forceinline__ void split(float a, float b, uint32& high, uint32& low) {
-    if constexpr (splits) {
-      high = f16::pack(a, b);
-      float ha, hb;
-      f16::unpack(high, ha, hb);
-      low = f16::pack(a - ha, b - hb);
-    } else {
-      high = Input::pack(a, b);
-      low = 0;
-    }
-  }
 
   // Planes that a warpgroup has multiplied.
   struct Ring {
@@ -208,7 +192,7 @@ struct WgmmaLayout {
   };
   static_assert(planes == 2 || planes == 4 || planes == 8);
 
-  // The same in all lanes, and known to be by the compiler: descriptors are then computed once for a warp.
+  // A value that the compiler knows to be the same in all lanes: descriptors are computed once for a warp.
   static __device__ __forceinline__ uint32 uniform(uint32 value) {
     return __shfl_sync(0xffffffffu, value, 0);
   }

@@ -1,75 +1,39 @@
-// What becomes of the sums of thin_wgmma.cuh that a plane ends: the chain, and sums or moments of its values.
+// The epilogue of thin/wgmma.cuh: the chain on completed sums, and sums or moments of its values.
 #pragma once
 
 #include "thin/wgmma/products.cuh"
 
 namespace onepass {
 
-template <class Convolution, class Tail, class Numbers, class Product>
-struct WgmmaOutputs : WgmmaProducts<Convolution, Tail, Numbers, Product> {
-  using Base = WgmmaProducts<Convolution, Tail, Numbers, Product>;
-  using Base::arrived;
-  using Base::Base;
-  using Base::base_of;
-  using Base::begins_always;
-  using Base::begins_with_bias;
-  using Base::channel_blocks;
-  using Base::channels_of;
-  using Base::column_tiles;
-  using Base::columns;
-  using Base::first_plane;
-  using Base::first_row_of_lane;
-  using Base::first_tile;
-  using Base::has_row_always;
-  using Base::input_parts;
-  using Base::knows_slots;
-  using Base::lane_rows;
-  using Base::multiply_plane;
-  using Base::multiply_planes;
-  using Base::output_of;
-  using Base::p;
-  using Base::paired;
-  using Base::part_tiles;
-  using Base::parts;
-  using Base::pitch;
-  using Base::plane_slot;
-  using Base::plane_units;
-  using Base::planes;
-  using Base::promotes;
-  using Base::round_planes;
-  using Base::row_units;
-  using Base::shared;
-  using Base::state_rows;
-  using Base::step1;
-  using Base::step2;
-  using Base::strips;
-  using Base::taps0;
-  using Base::tile_columns;
-  using Base::tile_rows;
-  using Base::uniform;
-  using Base::upper_a;
-  using Base::upper_b;
-  using Base::weight_sets;
-  using Base::weight_units;
-  using Base::window_planes;
-  using typename Base::C;
-  using typename Base::Operands;
-  using typename Base::Ring;
-  using typename Base::Sums;
+template <class L, class Product>
+struct WgmmaOutputs {
+  using Products = WgmmaProducts<L, Product>;
+  using Operands = typename Products::Operands;
+  using Sums = typename Products::Sums;
+  using C = typename L::C;
+  using Tail = typename L::Tail;
+  using Numbers = typename L::Numbers;
+  using Parameters = typename L::Parameters;
+  using Ring = typename L::Ring;
+  using Shared = typename L::Shared;
 
-  using MomentsPass = MomentsEpilogue<Convolution, Tail, Numbers>;
-  using ApplyPass = ApplyEpilogue<Convolution, Tail, Numbers>;
+  const Parameters& p;
+  Shared& shared;
 
-  // What came after the last time that moments were brought up to date: sums of distances from the mean then.
+  using MomentsPass = MomentsEpilogue<C, Tail, Numbers, Parameters>;
+  using ApplyPass = ApplyEpilogue<C, Tail, Numbers, Parameters>;
+
+  // Values since the last update of the moments: sums of distances from the mean of that time.
   struct Recent {
     static constexpr int most = 16;  // planes
-    float sum[2][state_rows] = {};
-    float squares[2][state_rows] = {};
+    float sum[2][L::state_rows] = {};
+    float squares[2][L::state_rows] = {};
 
-    // Behind which rounds moments are brought up to date: the first that ends an output, and every so many.
+    // After which rounds moments are updated: the first that completes an output, and then every `apart`
+    // planes.
     static __device__ __forceinline__ bool is_over(int first_of_round) {
-      constexpr int first = (taps0 - 1) / round_planes * round_planes;
-      constexpr int apart = most / round_planes * round_planes;
+      constexpr int first = (L::taps0 - 1) / Products::round_planes * Products::round_planes;
+      constexpr int apart = most / Products::round_planes * Products::round_planes;
       return first_of_round >= first && (first_of_round - first) % apart == 0;
     }
   };
@@ -78,44 +42,45 @@ struct WgmmaOutputs : WgmmaProducts<Convolution, Tail, Numbers, Product> {
   // `Count` columns.
   template <int First, int Count, class State>
   __device__ __forceinline__ void take(const ApplyPass& pass, State (&state)[2], const Sums& sums, int d,
-                                       int row, int column, const float (&unscale)[state_rows],
-                                       const float (&bias)[state_rows], Recent& recent, bool) const {
+                                       int row, int column, const float (&unscale)[L::state_rows],
+                                       const float (&bias)[L::state_rows], Recent& recent, bool) const {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      const int q1 = row + first_row_of_lane(e);
+      const int q1 = row + Products::first_row_of_lane(e);
       if (q1 >= C::output_size(1)) continue;
-      float h[state_rows][Count];
+      float h[L::state_rows][Count];
       int offset[Count];
 #pragma unroll
       for (int k = 0; k < Count; ++k) {
 #pragma unroll
-        for (int r = 0; r < state_rows; ++r)
-          h[r][k] = output_of(sums[4 * k + 2 * (First + r) + e], unscale[r], bias[r]);
+        for (int r = 0; r < L::state_rows; ++r)
+          h[r][k] = Products::output_of(sums[4 * k + 2 * (First + r) + e], unscale[r], bias[r]);
         offset[k] = offset_of(d, q1, column + k);
       }
       pass.take(state[e], h, offset, All{});
     }
   }
 
-  // Moments take distances from the mean so far (at first from the first value): sums of one look at each
-  // value, of which none stays in a register. The mean moves little, so that what is subtracted when moments
-  // are brought up to date is small beside the sum of squares.
+  // Moments take distances from the mean so far, at first from the first value. Each value is read once and
+  // none stays in a register. The mean moves little: the correction at an update is small beside the sum of
+  // squares.
   template <int First, int Count, class State>
   __device__ __forceinline__ void take(const MomentsPass& pass, State (&state)[2], const Sums& sums, int d,
-                                       int row, int column, const float (&unscale)[state_rows],
-                                       const float (&bias)[state_rows], Recent& recent,
+                                       int row, int column, const float (&unscale)[L::state_rows],
+                                       const float (&bias)[L::state_rows], Recent& recent,
                                        bool may_be_first) const {
     using Before = typename Tail::Before;
-    float sum[2][state_rows], squares[2][state_rows];
+    float sum[2][L::state_rows], squares[2][L::state_rows];
     const auto value_of = [&](float product, int e, int r, int k) {
-      // A lane without a row takes values of the last one, and keeps nothing of them.
-      const int q1 = row + first_row_of_lane(e);
+      // A lane without a row reads values of the last row and drops them.
+      const int q1 = row + Products::first_row_of_lane(e);
       typename Before::template Tensors<1> tensors;
-      tensors.load(p, element_index<Convolution, Tail, Numbers>(
+      tensors.load(p, element_index<C, Tail, Numbers>(
                           pass.n, state[e].slot[r],
                           offset_of(d, q1 < C::output_size(1) ? q1 : static_cast<int>(C::output_size(1)) - 1,
                                     column + k)));
-      return Before::value(output_of(product, unscale[r], bias[r]), state[e].before[r].value[0], tensors, 0);
+      return Before::value(Products::output_of(product, unscale[r], bias[r]), state[e].before[r].value[0],
+                           tensors, 0);
     };
     const auto value = [&](int e, int r, int k) {
       return value_of(sums[4 * k + 2 * (First + r) + e], e, r, k);
@@ -123,13 +88,13 @@ struct WgmmaOutputs : WgmmaProducts<Convolution, Tail, Numbers, Product> {
     bool is_one[2];
 #pragma unroll
     for (int e = 0; e < 2; ++e)
-      is_one[e] = has_row_always(e) || row + first_row_of_lane(e) < C::output_size(1);
+      is_one[e] = Products::has_row_always(e) || row + Products::first_row_of_lane(e) < C::output_size(1);
     if (may_be_first) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
 #pragma unroll
-        for (int r = 0; r < state_rows; ++r) {
-          // Not to be kept for what follows, where it and the distance are one instruction.
+        for (int r = 0; r < L::state_rows; ++r) {
+          // Computed again below, where it and the distance are one instruction.
           float product = sums[2 * (First + r) + e];
           asm volatile("" : "+f"(product));
           const float first = value_of(product, e, r, 0);
@@ -137,17 +102,18 @@ struct WgmmaOutputs : WgmmaProducts<Convolution, Tail, Numbers, Product> {
         }
       }
     }
-    // Step by step of some columns: of as many values as hide each other's latency.
-    constexpr int at_once = 4 / state_rows;
+    // Some columns at a time: as many values as hide each other's latency.
+    constexpr int at_once = 4 / L::state_rows;
 #pragma unroll
     for (int first = 0; first < Count; first += at_once) {
-      float distance[at_once][2][state_rows];
+      float distance[at_once][2][L::state_rows];
 #pragma unroll
       for (int k = 0; k < at_once && first + k < Count; ++k) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
 #pragma unroll
-          for (int r = 0; r < state_rows; ++r) distance[k][e][r] = value(e, r, first + k) - state[e].mean[r];
+          for (int r = 0; r < L::state_rows; ++r)
+            distance[k][e][r] = value(e, r, first + k) - state[e].mean[r];
         }
       }
 #pragma unroll
@@ -155,7 +121,7 @@ struct WgmmaOutputs : WgmmaProducts<Convolution, Tail, Numbers, Product> {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
 #pragma unroll
-          for (int r = 0; r < state_rows; ++r) {
+          for (int r = 0; r < L::state_rows; ++r) {
             const float own = distance[k][e][r];
             sum[e][r] = first + k == 0 ? own : sum[e][r] + own;
             squares[e][r] = first + k == 0 ? own * own : fmaf(own, own, squares[e][r]);
@@ -166,7 +132,7 @@ struct WgmmaOutputs : WgmmaProducts<Convolution, Tail, Numbers, Product> {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
 #pragma unroll
-      for (int r = 0; r < state_rows; ++r) {
+      for (int r = 0; r < L::state_rows; ++r) {
         add_where(is_one[e], recent.sum[e][r], sum[e][r], e);
         add_where(is_one[e], recent.squares[e][r], squares[e][r], e);
       }
@@ -181,7 +147,7 @@ struct WgmmaOutputs : WgmmaProducts<Convolution, Tail, Numbers, Product> {
       const float count = state[e].count;
       const float per_value = count > 0.0f ? pointwise::reciprocal_fast(count) : 0.0f;
 #pragma unroll
-      for (int r = 0; r < state_rows; ++r) {
+      for (int r = 0; r < L::state_rows; ++r) {
         const float moved = recent.sum[e][r] * per_value;
         state[e].mean[r] += moved;
         state[e].m2[r] += not_below_zero(fmaf(-recent.sum[e][r], moved, recent.squares[e][r]));
@@ -190,7 +156,7 @@ struct WgmmaOutputs : WgmmaProducts<Convolution, Tail, Numbers, Product> {
     recent = {};
   }
 
-  // Never a branch: sums of the four would follow each other instead of hiding each other's latency.
+  // Never a branch: otherwise the four sums would wait for each other.
   static __device__ __forceinline__ float select(bool so, float a, float b) {
     float result;
     asm("{.reg .pred p; setp.ne.b32 p, %3, 0; selp.f32 %0, %1, %2, p;}"
@@ -200,7 +166,7 @@ struct WgmmaOutputs : WgmmaProducts<Convolution, Tail, Numbers, Product> {
   }
 
   static __device__ __forceinline__ void add_where(bool so, float& sum, float value, int e) {
-    sum = has_row_always(e) ? sum + value : select(so, sum + value, sum);
+    sum = Products::has_row_always(e) ? sum + value : select(so, sum + value, sum);
   }
 
   // Rounding may leave a sum of squares below zero.
@@ -214,110 +180,113 @@ struct WgmmaOutputs : WgmmaProducts<Convolution, Tail, Numbers, Product> {
   // All tiles of a unit, `channel_tile` of its channels.
   template <class Pass, class State>
   __device__ __forceinline__ void consume(const Pass& pass, State (&state)[2], int channel_tile, Ring& ring,
-                                          const float (&unscale)[state_rows],
-                                          const float (&bias)[state_rows]) const {
-    const int group = uniform(threadIdx.x / 128);
-    const int warp = uniform(threadIdx.x / 32 % 4);
-    // A warp whose channels there are not has nothing to finish: its weights are zeros.
-    const bool has_channels =
-        channel_tile * channel_blocks * 16 + channels_of(warp, 0) * 8 < static_cast<int>(C::channels);
-    constexpr int across = strips / tile_rows;  // strips side by side
-    uint32 weights[2];                          // of the strips
+                                          const float (&unscale)[L::state_rows],
+                                          const float (&bias)[L::state_rows]) const {
+    const int group = L::uniform(threadIdx.x / 128);
+    const int warp = L::uniform(threadIdx.x / 32 % 4);
+    // A warp without channels has zero weights and nothing to finish.
+    const bool has_channels = channel_tile * L::channel_blocks * 16 + Products::channels_of(warp, 0) * 8 <
+                              static_cast<int>(C::channels);
+    constexpr int across = L::strips / L::tile_rows;  // strips side by side
+    uint32 weights[2];                                // of the strips
     uint32 windows[2];
 #pragma unroll
     for (int own = 0; own < 2; ++own) {
       const int strip = group * 2 + own;
-      const int set = weight_sets == 1 ? 0 : weight_sets == strips ? strip : group % weight_sets;
+      const int set = L::weight_sets == 1 ? 0 : L::weight_sets == L::strips ? strip : group % L::weight_sets;
       weights[own] =
-          warpgroup::descriptor(barrier::shared_address(shared.weight[channel_tile][set]), weight_units);
-      const int offset = (strip / across * step1 * row_units + strip % across * columns * step2 * pitch) * 16;
+          warpgroup::descriptor(barrier::shared_address(shared.weight[channel_tile][set]), L::weight_units);
+      const int offset =
+          (strip / across * L::step1 * L::row_units + strip % across * L::columns * L::step2 * L::pitch) * 16;
       windows[own] = warpgroup::descriptor(barrier::shared_address(shared.x[0][0]) + offset, 0);
     }
-    const uint64 base_a = base_of(weight_sets == 1 ? weights[0] : uniform(weights[0]), upper_a);
-    const uint64 base_b = base_of(uniform(windows[0]), upper_b);
-    // The grid has one dimension: a zero that the compiler does not know, for it would move a constant twice.
+    const uint64 base_a =
+        Products::base_of(L::weight_sets == 1 ? weights[0] : L::uniform(weights[0]), Products::upper_a);
+    const uint64 base_b = Products::base_of(L::uniform(windows[0]), Products::upper_b);
+    // A zero that the compiler does not know (the grid has one dimension): it would move a constant twice.
     const float zero = __uint_as_float(gridDim.y - 1);
-    const float begin[2] = {begins_with_bias ? bias[0] : zero,
-                            begins_with_bias ? bias[state_rows - 1] : zero};
+    const float begin[2] = {L::begins_with_bias ? bias[0] : zero,
+                            L::begins_with_bias ? bias[L::state_rows - 1] : zero};
     Recent recent;
     Sums first, second;
     int tile = 0;
     int first_of_round = 0;
     const auto turn_of = [&](int own, int plane) {
-      return ((round_planes == 1 ? first_of_round : 0) + plane + own * (taps0 / 2)) % taps0;
+      return ((Products::round_planes == 1 ? first_of_round : 0) + plane + own * (L::taps0 / 2)) % L::taps0;
     };
     const auto operands_of = [&](int own, int plane) -> Operands {
       const uint32 turn = turn_of(own, plane);
-      const uint32 turned = paired ? turn * static_cast<uint32>(sizeof(shared.weight[0][0][0]) / 16)
-                                   : (taps0 - 1 - turn) * channel_blocks * 16;
-      constexpr uint32 of_slot = input_parts * plane_units;
-      if constexpr (knows_slots) {
-        // From the first strip's to the second's.
-        constexpr uint32 of_set = weight_sets == strips ? sizeof(shared.weight[0][0]) / 16 : 0;
-        constexpr uint32 apart = across == 1 ? step1 * row_units : columns * step2 * pitch;
-        // Ones that are not the same: what is common to both strips would be computed apart.
+      const uint32 turned = L::paired ? turn * static_cast<uint32>(sizeof(shared.weight[0][0][0]) / 16)
+                                      : (L::taps0 - 1 - turn) * L::channel_blocks * 16;
+      constexpr uint32 of_slot = L::input_parts * L::plane_units;
+      if constexpr (Products::knows_slots) {
+        // Distance from the first strip's to the second's.
+        constexpr uint32 of_set = L::weight_sets == L::strips ? sizeof(shared.weight[0][0]) / 16 : 0;
+        constexpr uint32 apart = across == 1 ? L::step1 * L::row_units : L::columns * L::step2 * L::pitch;
+        // Two different ones: otherwise the compiler computes the common part of both strips separately.
         return {{own * of_set + turned, own * apart + plane * of_slot},
                 own == 0 ? gridDim.y : gridDim.z,
                 base_a,
                 base_b};
       }
-      return {
-          {uniform(weights[own] + turned), uniform(windows[own] + (ring.count + plane) % planes * of_slot)},
-          1,
-          0,
-          0};
+      return {{L::uniform(weights[own] + turned),
+               L::uniform(windows[own] + (ring.count + plane) % L::planes * of_slot)},
+              1,
+              0,
+              0};
     };
-    // The outputs that a plane ends, and the next ones begun in their place. A warp has its first eight rows,
-    // its second or, not paired, both in the slot that ends.
+    // Finishes the outputs that a plane completes and begins the next ones in their place. A warp has its
+    // first eight rows, its second or, not paired, both in the completed slot.
     const auto finish_plane = [&]<int own, int plane>(Sums& sums) {
       const int strip = group * 2 + own;
-      const int row = tile / column_tiles * tile_rows + strip / across;
-      const int column = tile % column_tiles * tile_columns + strip % across * columns;
+      const int row = tile / L::column_tiles * L::tile_rows + strip / across;
+      const int column = tile % L::column_tiles * L::tile_columns + strip % across * L::columns;
       const int q = first_of_round + plane;
-      const int d = first_plane() + q - (taps0 - 1);
-      const bool is_output =
-          (plane >= taps0 - 1 || q >= taps0 - 1) && (parts == 1 || d < C::output_size(0)) && row < lane_rows;
-      const int ending = (turn_of(own, plane) + 1) % taps0;
-      // A warp, and a lane that has rows at all, has its first output in the first tile and in one of the
-      // first two rounds.
-      const bool may_be_first = tile == first_tile() && first_of_round < 2 * taps0;
+      const int d = L::first_plane() + q - (L::taps0 - 1);
+      const bool is_output = (plane >= L::taps0 - 1 || q >= L::taps0 - 1) &&
+                             (L::parts == 1 || d < C::output_size(0)) && row < L::lane_rows;
+      const int ending = (turn_of(own, plane) + 1) % L::taps0;
+      // The first output of a warp, and of a lane with rows, is in the first tile and one of the first two
+      // rounds.
+      const bool may_be_first = tile == L::first_tile() && first_of_round < 2 * L::taps0;
       const auto finish_rows = [&]<int r>() {
-        if (paired && round_planes > 1 && ending % 2 != r) return;  // known here
-        const bool is_own = plane_slot(warp, r) == ending;
+        if (L::paired && Products::round_planes > 1 && ending % 2 != r) return;  // known here
+        const bool is_own = Products::plane_slot(warp, r) == ending;
         if (is_own && has_channels && is_output)
           take_columns<r>(pass, state, sums, d, row, column, unscale, bias, recent, may_be_first);
-        if constexpr (!begins_always)
-          Product::template begin_where<!paired || r == 0, !paired || r == 1>(sums, is_own, begin[0],
-                                                                              begin[1]);
+        if constexpr (!L::begins_always)
+          Product::template begin_where<!L::paired || r == 0, !L::paired || r == 1>(sums, is_own, begin[0],
+                                                                                    begin[1]);
       };
       finish_rows.template operator()<0>();
-      if constexpr (paired) finish_rows.template operator()<1>();
+      if constexpr (L::paired) finish_rows.template operator()<1>();
     };
     const auto wait_for = [&](int plane) {
       const Ring at{ring.count + plane};
-      barrier::wait(&shared.full[knows_slots ? plane : at.slot()], knows_slots ? ring.parity() : at.parity());
+      barrier::wait(&shared.full[Products::knows_slots ? plane : at.slot()],
+                    Products::knows_slots ? ring.parity() : at.parity());
     };
     const auto leave = [&](int plane) {
       __syncwarp();
       if (threadIdx.x % 32 == 0)
-        barrier::arrive(&shared.empty[knows_slots ? plane : (ring.count + plane) % planes]);
+        barrier::arrive(&shared.empty[Products::knows_slots ? plane : (ring.count + plane) % L::planes]);
     };
-    // A plane's part of sums, where the tensor cores are not to add up more.
+    // Adds a plane's partial sums, where the tensor cores must not add up more.
     const auto add = [&](Sums& sums, Sums& part) {
-      arrived(part);
+      Products::arrived(part);
 #pragma unroll
-      for (int i = 0; i < columns * 4; ++i) sums[i] += part[i];
+      for (int i = 0; i < L::columns * 4; ++i) sums[i] += part[i];
     };
-    // A part belongs to one strip after the other: the second one's products are under way while outputs of
-    // the first are finished.
+    // The strips take turns with `part`: products of the second are in flight while outputs of the first are
+    // finished.
     Sums part;
     const auto multiply_in_parts = [&] {
       wait_for(0);
-      multiply_plane(part, operands_of(0, 0));
+      Products::multiply_plane(part, operands_of(0, 0));
       const Operands next = operands_of(1, 0);
       warpgroup::wait<0>();
       add(first, part);
-      multiply_plane(part, next);
+      Products::multiply_plane(part, next);
       finish_plane.template operator()<0, 0>(first);
       warpgroup::wait<0>();
       leave(0);
@@ -326,16 +295,15 @@ struct WgmmaOutputs : WgmmaProducts<Convolution, Tail, Numbers, Product> {
       ring.count += 1;
     };
     const auto multiply_round = [&]<int count>() {
-      if constexpr (promotes) return multiply_in_parts();
+      if constexpr (L::promotes) return multiply_in_parts();
       wait_for(0);
-      multiply_planes(first, second, operands_of(0, 0), operands_of(1, 0));
+      Products::multiply_planes(first, second, operands_of(0, 0), operands_of(1, 0));
       const auto go_on = [&]<int plane>() {
         constexpr bool is_last = plane == count - 1;
-        // All four warps finish outputs at a time, some of them those of the first strip, the others those of
-        // the second.
+        // All four warps finish outputs at the same time, some of the first strip, the others of the second.
         warpgroup::wait<0>();
-        arrived(first);
-        arrived(second);
+        Products::arrived(first);
+        Products::arrived(second);
         leave(plane);
         Operands next_first, next_second;  // known when outputs are finished
         if constexpr (!is_last) next_first = operands_of(0, plane + 1);
@@ -344,7 +312,7 @@ struct WgmmaOutputs : WgmmaProducts<Convolution, Tail, Numbers, Product> {
         finish_plane.template operator()<1, plane>(second);
         if constexpr (!is_last) {
           wait_for(plane + 1);
-          multiply_planes(first, second, next_first, next_second);
+          Products::multiply_planes(first, second, next_first, next_second);
         }
       };
       go_on.template operator()<0>();
@@ -353,42 +321,42 @@ struct WgmmaOutputs : WgmmaProducts<Convolution, Tail, Numbers, Product> {
       if constexpr (count > 3) go_on.template operator()<3>();
       ring.count += count;
     };
-    static_assert(round_planes <= 4);
+    static_assert(Products::round_planes <= 4);
 #pragma unroll 1
-    for (tile = first_tile(); tile < first_tile() + part_tiles; ++tile) {
-      if constexpr (!begins_always) {
+    for (tile = L::first_tile(); tile < L::first_tile() + L::part_tiles; ++tile) {
+      if constexpr (!L::begins_always) {
 #pragma unroll
-        for (int i = 0; i < columns * 4; ++i) {
+        for (int i = 0; i < L::columns * 4; ++i) {
           first[i] = begin[i % 4 / 2];
           second[i] = begin[i % 4 / 2];
         }
       }
 #pragma unroll 1
-      for (first_of_round = 0; first_of_round + round_planes <= window_planes;
-           first_of_round += round_planes) {
-        multiply_round.template operator()<round_planes>();
+      for (first_of_round = 0; first_of_round + Products::round_planes <= L::window_planes;
+           first_of_round += Products::round_planes) {
+        multiply_round.template operator()<Products::round_planes>();
         if constexpr (is_same<Pass, MomentsPass>) {
           if (Recent::is_over(first_of_round)) bring_up_to_date(state, recent);
         }
       }
-      if constexpr (window_planes % round_planes != 0)
-        multiply_round.template operator()<window_planes % round_planes>();
+      if constexpr (L::window_planes % Products::round_planes != 0)
+        multiply_round.template operator()<L::window_planes % Products::round_planes>();
     }
     if constexpr (is_same<Pass, MomentsPass>) bring_up_to_date(state, recent);
   }
 
-  // The columns that there are.
+  // The columns of the output that the strip has.
   template <int First, class Pass, class State>
   __device__ __forceinline__ void take_columns(const Pass& pass, State (&state)[2], const Sums& sums, int d,
-                                               int row, int column, const float (&unscale)[state_rows],
-                                               const float (&bias)[state_rows], Recent& recent,
+                                               int row, int column, const float (&unscale)[L::state_rows],
+                                               const float (&bias)[L::state_rows], Recent& recent,
                                                bool may_be_first) const {
-    constexpr int left = static_cast<int>(C::output_size(2)) % columns;
-    if (column + columns <= C::output_size(2)) {
-      take<First, columns>(pass, state, sums, d, row, column, unscale, bias, recent, may_be_first);
+    constexpr int left = static_cast<int>(C::output_size(2)) % L::columns;
+    if (column + L::columns <= C::output_size(2)) {
+      take<First, L::columns>(pass, state, sums, d, row, column, unscale, bias, recent, may_be_first);
     } else if (left > 0 && column < C::output_size(2)) {
-      take<First, left == 0 ? columns : left>(pass, state, sums, d, row, column, unscale, bias, recent,
-                                              may_be_first);
+      take<First, left == 0 ? L::columns : left>(pass, state, sums, d, row, column, unscale, bias, recent,
+                                                 may_be_first);
     }
   }
 };

@@ -1,23 +1,28 @@
-// A thin convolution and its chains and norm in one launch, by tensor cores, each output computed once: it is
-// normalised while the second-level cache has it.
+// HoldInOutput: values wait for the norm in memory, most of them in the second-level cache. The row
+// "thin_inplace": each output is computed once.
 //
 //   pass 1   x -> convolution -> before-chain -> values as they are, moments of a tile; the last tile of a
 //            sample merges them
 //   pass 2   values -> norm -> after-chain -> y
 //
-// Values between the passes are f32, so that nothing is rounded but the output: in y itself where it is f32
-// and rows are whole sectors (or channels lie after space), and is then normalised in place; else in a ring
-// of samples in the workspace, rows filled up, so that lanes store what they compute as it is.
-// Pass 1 computes tiles as thin_mma.cuh does. Pass 2 knows nothing of them: a sample has as many *shares* as
-// tiles, each what lies between two lines of 128 bytes of y, and goes over them in vectors.
+// Values between the passes are f32: nothing is rounded but the output. Where y is f32 and its rows are whole
+// sectors (or channels lie after space), values lie in y itself and are normalised in place. Elsewhere they
+// lie in a ring of samples in the workspace, with rows padded so that lanes store values as they compute
+// them. Pass 2 goes over a sample in *shares*, as many as it has tiles, each between two lines of 128 bytes
+// of y.
 //
-// Work is taken by ticket: pass 1 of a tile, then pass 2 of the share `lag` tickets before, while the next
-// tile's window arrives. The lag is a sample's tiles and twice as many as are computed at a time, not more:
-// what lies between the passes should fit the second-level cache. Moves x once and y once, and its
-// values once each way within that cache.
+// A ticket is pass 1 of a tile, then pass 2 of the share `lag` tickets before, while the next tile's window
+// arrives. The lag is a sample's tiles and twice as many as are computed at a time: what lies between the
+// passes should fit the second-level cache. Moves x once and y once, and values once each way within that
+// cache.
 #pragma once
 
-#include "thin/mma.cuh"
+#include "thin/mma/careful.cuh"
+#include "thin/mma/moments.cuh"
+#include "thin/mma/outputs.cuh"
+#include "thin/mma/statistics.cuh"
+#include "thin/mma/tickets.cuh"
+#include "thin/mma/window.cuh"
 
 namespace onepass {
 
@@ -28,94 +33,74 @@ struct KeptTail : Tail {
 };
 
 template <class C, class Tail, class Numbers>
-struct ThinInplace : ThinMma<C, KeptTail<Tail>, Numbers> {
-  using Base = ThinMma<C, KeptTail<Tail>, Numbers>;
-  using Base::area;
-  using Base::Base;
-  using Base::careful;
-  using Base::careful_value;
-  using Base::channels;
-  using Base::classes_z;
-  using Base::clear_window;
-  using Base::count_of;
-  using Base::draw;
-  using Base::halves;
-  using Base::has_plane;
-  using Base::in_registers;
-  using Base::input_limits;
-  using Base::interleaved;
-  using Base::lane;
-  using Base::load_weights;
-  using Base::measure_carefully;
-  using Base::merge;
-  using Base::narrow;
-  using Base::narrows;
-  using Base::out_x;
-  using Base::out_y;
-  using Base::out_z;
-  using Base::output_index;
-  using Base::p;
-  using Base::quad;
-  using Base::row_tiles;
-  using Base::s;
-  using Base::send_for_window;
-  using Base::share_weights;
-  using Base::store_moments;
-  using Base::swish_terms;
-  using Base::take_window;
-  using Base::warps;
-  using Base::wide;
-  using typename Base::After;
-  using typename Base::Before;
-  using typename Base::Distances;
-  using typename Base::Limits;
-  using typename Base::Parameters;
-  using typename Base::Sums;
-  using typename Base::Tile;
-  using typename Base::Way;
-  using typename Base::Weights;
+struct HoldInOutput {
+  using L = ThinMmaLayout<C, KeptTail<Tail>, Numbers, ThinMmaParameters<Tail::parameters>>;
+  using Chains = ThinMmaChains<L>;
+  using Weights = ThinMmaWeights<L>;
+  using Products = ThinMmaProducts<L>;
+  using Careful = ThinMmaCareful<L>;
+  using Way = typename Chains::Way;
+  using Fragments = typename Weights::Fragments;
+  using Limits = typename Weights::Limits;
+  using Sums = typename Products::Sums;
+  using Distances = typename ThinMmaMoments<L>::Distances;
+  using After = typename L::After;
+  using Before = typename L::Before;
   using Output = typename Tail::Output;
-  // Rows of the ring, where those of the output are no whole sectors, are filled up.
+  using Parameters = typename L::Parameters;
+  using Shared = typename L::Shared;
+  using Tile = typename L::Tile;
+
+  const ThinMmaWarp<L> warp;
+  const Weights weights{warp};
+  const ThinMmaWindow<L> window{warp};
+  const ThinMmaMoments<L> moments{warp};
+  const ThinMmaOutputs<L> outputs{warp};
+  const ThinMmaStatistics<L> statistics{warp};
+
+  static __device__ __forceinline__ void run(const Parameters& p, Shared& shared) {
+    HoldInOutput{{p, shared, shared.warp[threadIdx.x / 32]}}.run();
+  }
+
+  // Rows of the ring are padded where rows of the output are not whole sectors.
   static constexpr bool fills_up = Numbers::kept_pitch > 0;
-  static constexpr int row_pitch = fills_up ? Numbers::kept_pitch : out_x;
+  static constexpr int row_pitch = fills_up ? Numbers::kept_pitch : L::out_x;
   static constexpr bool in_place = is_same<Output, f32> && !fills_up;
-  static constexpr int elements = static_cast<int>(channels * Tail::spatial);  // of a sample
-  // Of a vector: what one lane stores at a time. Where rows are filled up values do not lie as the output
-  // does, and lanes load neighbours.
+  static constexpr int elements = static_cast<int>(L::channels * Tail::spatial);  // of a sample
+  // Elements of a vector that a lane stores. With padded rows, values and output lie differently, and lanes
+  // load neighbouring elements.
   static constexpr int width = (fills_up ? 4 : 16) / Output::bytes;
-  static_assert(Tail::has_norm && !Tail::has_mean && !Base::prefetches);
+  static_assert(Tail::has_norm && !Tail::has_mean && !L::prefetches);
 
   static __device__ __forceinline__ char* output_of(const Parameters& p, int64 n) {
     return static_cast<char*>(p.output) + n * elements * Output::bytes;
   }
-  // Samples of the ring, which lies where those kernels whose block ends in a mean have sums.
-  static __device__ __forceinline__ int64 ring_samples(const Parameters& p) { return p.only_words; }
-  // Values of a sample between the passes. In the ring they begin as far from a vector as the output does.
+  // Values of a sample between the passes. In the ring they have the 16-byte phase of the output.
   static __device__ __forceinline__ float* values_of(const Parameters& p, int64 n) {
     if constexpr (in_place) return reinterpret_cast<float*>(output_of(p, n));
     const auto phase = reinterpret_cast<uint64>(output_of(p, n)) / Output::bytes % width;
-    return p.sums + n % ring_samples(p) * Numbers::kept_length + (fills_up ? 0 : phase);
+    return p.ring + n % p.ring_samples * Numbers::kept_length + (fills_up ? 0 : phase);
   }
-  // Where an element lies among them.
+  // The place of an element among them.
   static __device__ __forceinline__ int place_of(int element) {
-    return fills_up ? element + element / out_x * (row_pitch - out_x) : element;
+    return fills_up ? element + element / L::out_x * (row_pitch - L::out_x) : element;
   }
-  // Counts the shares of a sample that are finished: others may then have its place in the ring.
+  // Counts finished shares of a sample. Its place in the ring is free when all are finished.
   static __device__ __forceinline__ uint32* finished_shares(const Parameters& p, int64 n) {
     return p.control + 4 + n * 4 + 1;
   }
 
-  // --- Pass 1: values as they are, and the sums of their distances from the quad's first ---
+  // --- Pass 1: stores values, and sums their distances from the quad's first ---
   struct Kept {
-    typename Base::template Operands<Before> before;
+    typename Chains::template Operands<Before> before;
     Distances own;
     bool is_new = true;
 
     static constexpr int row_stride = row_pitch;
-    static constexpr int64 channel_stride = fills_up ? out_z * out_y * row_pitch : Tail::spatial;
+    static constexpr int64 channel_stride = fills_up ? L::out_z * L::out_y * row_pitch : Tail::spatial;
     static __device__ __forceinline__ int64 index(int channel, int z, int y, int x) {
-      return fills_up ? ((channel * out_z + z) * out_y + y) * row_pitch + x
-                      : output_index(0, channel, z, y, x);
+      return fills_up ? ((channel * L::out_z + z) * L::out_y + y) * row_pitch + x
+                      : L::output_index(0, channel, z, y, x);
     }
     static __device__ __forceinline__ char* sample(const Parameters& p, int64 n) {
       return reinterpret_cast<char*>(values_of(p, n));
@@ -125,9 +110,9 @@ struct ThinInplace : ThinMma<C, KeptTail<Tail>, Numbers> {
       if constexpr (rz == 0 && ry == 0) {
         if (!is_new) return;
         is_new = false;
-        for_constant<halves>([&](auto half) {
+        for_constant<L::halves>([&](auto half) {
           float first = sum[0][0][half * 2], second = sum[0][0][half * 2 + 1];
-          Base::template before<way, swish_terms(0, 0, 0)>(first, second, before.row[half]);
+          Chains::template before<way, Chains::swish_terms(0, 0, 0)>(first, second, before.row[half]);
           own.pivot[half] = __shfl_sync(0xffffffffu, first, threadIdx.x % 32 & ~3);
         });
       }
@@ -140,7 +125,7 @@ struct ThinInplace : ThinMma<C, KeptTail<Tail>, Numbers> {
       }
       return x;
     }
-    // Read again soon.
+    // Read again soon: keep in L2.
     template <class Pieces>
     static __device__ __forceinline__ void store_piece(const Pieces& pieces, void* to, int index,
                                                        bool aligned) {
@@ -165,27 +150,27 @@ struct ThinInplace : ThinMma<C, KeptTail<Tail>, Numbers> {
   };
 
   template <Way way>
-  __device__ __forceinline__ void keep(const Tile& tile, Weights& w) const {
-    const float count = lanes_sum<4>(static_cast<float>(count_of(tile)));
+  __device__ __forceinline__ void keep(const Tile& tile, Fragments& w) const {
+    const float count = lanes_sum<4>(static_cast<float>(moments.count_of(tile)));
 #pragma unroll 1
-    for (int m = 0; m < row_tiles; ++m) {
-      if constexpr (row_tiles > 1) load_weights(w, m);
+    for (int m = 0; m < L::row_tiles; ++m) {
+      if constexpr (L::row_tiles > 1) weights.load_weights(w, m);
       Kept kept;
-      kept.before.load(p, tile.n, m, quad);
-      for_constant<classes_z>([&](auto rz_) {
+      kept.before.load(warp.p, tile.n, m, warp.quad);
+      for_constant<L::classes_z>([&](auto rz_) {
         constexpr int rz = decltype(rz_)::value;
-        if (has_plane(tile, rz)) this->template write_plane<way, rz>(tile, w, kept, m);
+        if (Products::has_plane(tile, rz)) outputs.template write_plane<way, rz>(tile, w, kept, m);
       });
-      store_moments(kept.own, m, count);
+      moments.store_moments(kept.own, m, count);
     }
   }
 
   static __device__ __noinline__ void keep_carefully(const Parameters& p, const Tile tile) {
 #pragma unroll 1
-    for (int channel = 0; channel < channels; ++channel) {
+    for (int channel = 0; channel < L::channels; ++channel) {
       float* values = values_of(p, tile.n);
-      Base::for_each_stored(reinterpret_cast<char*>(values), tile, channel, [&](int z, int y, int x) {
-        values[Kept::index(channel, z, y, x)] = careful_value(p, tile.n, channel, z, y, x);
+      Careful::for_each_stored(reinterpret_cast<char*>(values), tile, channel, [&](int z, int y, int x) {
+        values[Kept::index(channel, z, y, x)] = Careful::value(p, tile.n, channel, z, y, x);
       });
     }
   }
@@ -193,7 +178,7 @@ struct ThinInplace : ThinMma<C, KeptTail<Tail>, Numbers> {
   // --- Pass 2 ---
   static constexpr int step = 32 * width;  // elements of a warp's vectors
   using Tensors = typename After::template Tensors<width>;
-  // Vectors of a lane: 16 registers, more where stages read tensors.
+  // Vectors of a lane in flight: 16 registers, more where stages read tensors.
   static constexpr int in_flight = (sizeof(Tensors) > 1 ? 8 : 16) / width;
 
   // Norm and after-chain of a channel.
@@ -212,20 +197,20 @@ struct ThinInplace : ThinMma<C, KeptTail<Tail>, Numbers> {
     }
   };
 
-  // The channels of a vector's elements: one where they lie before space; else those of a lane's vectors are
-  // the same all along where the warp's are whole positions.
+  // The channels of a vector's elements: one where channels lie before space. Otherwise a lane's channels
+  // stay the same where a warp's vectors cover whole positions.
   struct OneChannel {
     Channel channel;
     __device__ __forceinline__ void move_to(const Parameters&, int64, int) {}
     __device__ __forceinline__ const Channel& of(int) const { return channel; }
   };
   struct Neighbours {
-    static constexpr bool stays = step % channels == 0;
+    static constexpr bool stays = step % L::channels == 0;
     Channel channel[width];
 
     __device__ __forceinline__ void load(const Parameters& p, int64 n, int element) {
 #pragma unroll
-      for (int k = 0; k < width; ++k) channel[k] = Channel(p, n, (element + k) % channels);
+      for (int k = 0; k < width; ++k) channel[k] = Channel(p, n, (element + k) % L::channels);
     }
     __device__ __forceinline__ void move_to(const Parameters& p, int64 n, int element) {
       if constexpr (!stays) load(p, n, element);
@@ -233,7 +218,7 @@ struct ThinInplace : ThinMma<C, KeptTail<Tail>, Numbers> {
     __device__ __forceinline__ const Channel& of(int k) const { return channel[k]; }
   };
 
-  // Those of a vector of the output.
+  // Loads the values of a vector of the output.
   static __device__ __forceinline__ void load_values(float (&value)[width], const float* values,
                                                      int element) {
     if constexpr (fills_up) {
@@ -251,22 +236,22 @@ struct ThinInplace : ThinMma<C, KeptTail<Tail>, Numbers> {
   // Elements `first` to `last` of sample `n`, whole vectors.
   template <class Channels>
   __device__ __forceinline__ void normalise_vectors(int64 n, int first, int last, Channels& of_vector) const {
-    const float* values = values_of(p, n);
-    char* output = output_of(p, n);
+    const float* values = values_of(warp.p, n);
+    char* output = output_of(warp.p, n);
 #pragma unroll 1
-    for (int begin = first + lane * width; begin < last; begin += in_flight * step) {
+    for (int begin = first + warp.lane * width; begin < last; begin += in_flight * step) {
       float value[in_flight][width];
       Tensors tensors[in_flight];
 #pragma unroll
       for (int i = 0; i < in_flight; ++i) {
         if (begin + i * step >= last) break;
         load_values(value[i], values, begin + i * step);
-        tensors[i].load(p, n * elements + begin + i * step);
+        tensors[i].load(warp.p, n * elements + begin + i * step);
       }
 #pragma unroll
       for (int i = 0; i < in_flight; ++i) {
         if (begin + i * step >= last) break;
-        of_vector.move_to(p, n, begin + i * step);
+        of_vector.move_to(warp.p, n, begin + i * step);
 #pragma unroll
         for (int k = 0; k < width; ++k) value[i][k] = of_vector.of(k).value(value[i][k], tensors[i], k);
         Packed<Output, width> packed;
@@ -276,29 +261,29 @@ struct ThinInplace : ThinMma<C, KeptTail<Tail>, Numbers> {
     }
   }
 
-  // Elements `first` to `last`: those before the first vector and behind the last are loaded before the
+  // Elements `first` to `last`. Those before the first vector and behind the last are loaded before the
   // vectors and stored after them. `vectors(first, last)`; `channel(element)`.
   template <class Vectors, class ChannelOf>
   __device__ __forceinline__ void normalise_run(int64 n, int first, int last, Vectors&& vectors,
                                                 ChannelOf&& channel) const {
-    char* output = output_of(p, n);
+    char* output = output_of(warp.p, n);
     const auto phase = static_cast<int>(
         (reinterpret_cast<uint64>(output) / Output::bytes + static_cast<uint64>(first)) % width);
     const int left = last - first;
     const int head = phase == 0 ? 0 : width - phase < left ? width - phase : left;
     const int whole = (left - head) / width * width;
-    const int edge = lane < head ? first + lane : first + whole + lane;
+    const int edge = warp.lane < head ? first + warp.lane : first + whole + warp.lane;
     float value = 0.0f;
-    if (edge < last) value = load_shared_by_blocks(values_of(p, n) + place_of(edge));
+    if (edge < last) value = load_shared_by_blocks(values_of(warp.p, n) + place_of(edge));
     vectors(first + head, first + head + whole);
     if (edge < last) {
       typename After::template Tensors<1> tensors;
-      tensors.load(p, n * elements + edge);
+      tensors.load(warp.p, n * elements + edge);
       store_one<Output>(output, edge, channel(edge).value(value, tensors, 0));
     }
   }
 
-  // Where share `index` of a sample begins: with a line of the output.
+  // Share `index` of a sample begins at a line of the output.
   static __device__ __forceinline__ int begin_of(const char* output, int index) {
     constexpr int line = 128 / Output::bytes;
     constexpr int64 length = (elements + Numbers::tiles - 1) / Numbers::tiles;
@@ -313,25 +298,25 @@ struct ThinInplace : ThinMma<C, KeptTail<Tail>, Numbers> {
   __device__ __forceinline__ void normalise(int64 share) const {
     const int64 n = share / Numbers::tiles;
     const int index = static_cast<int>(share % Numbers::tiles);
-    const int begin = begin_of(output_of(p, n), index), end = begin_of(output_of(p, n), index + 1);
-    if (lane == 0) wait_for(p.control + 4 + n * 4 + 2, 1u);
+    const int begin = begin_of(output_of(warp.p, n), index), end = begin_of(output_of(warp.p, n), index + 1);
+    if (warp.lane == 0) wait_for(warp.p.control + 4 + n * 4 + 2, 1u);
     __syncwarp();
-    if constexpr (interleaved) {
+    if constexpr (L::interleaved) {
       Neighbours neighbours;
       normalise_run(
           n, begin, end,
           [&](int first, int last) {
-            if constexpr (Neighbours::stays) neighbours.load(p, n, first + lane * width);
+            if constexpr (Neighbours::stays) neighbours.load(warp.p, n, first + warp.lane * width);
             normalise_vectors(n, first, last, neighbours);
           },
-          [&](int element) { return Channel(p, n, element % channels); });
+          [&](int element) { return Channel(warp.p, n, element % L::channels); });
     } else {
       constexpr int spatial = static_cast<int>(Tail::spatial);
 #pragma unroll 1
       for (int first = begin; first < end;) {
         const int channel = first / spatial;
         const int last = end - channel * spatial < spatial ? end : (channel + 1) * spatial;
-        OneChannel own{Channel(p, n, channel)};
+        OneChannel own{Channel(warp.p, n, channel)};
         normalise_run(
             n, first, last, [&](int from, int to) { normalise_vectors(n, from, to, own); },
             [&](int) { return own.channel; });
@@ -340,57 +325,55 @@ struct ThinInplace : ThinMma<C, KeptTail<Tail>, Numbers> {
     }
     if constexpr (!in_place) {
       __syncwarp();
-      if (lane == 0) count_up(finished_shares(p, n));
+      if (warp.lane == 0) count_up(finished_shares(warp.p, n));
     }
   }
 
-  // --- Work: thin_mma.cuh has how tickets are drawn ---
+  // --- Schedule ---
   __device__ __forceinline__ void run() const {
-    if (threadIdx.x == 0) s.drawn = 0;
-    share_weights();
-    clear_window();
+    if (threadIdx.x == 0) warp.shared.drawn = 0;
+    weights.share_weights();
+    window.clear();
     __syncthreads();
-    const int64 tiles = p.batch * Numbers::tiles;
-    const int64 lag = p.wave_units;
-    const int64 of_block = (tiles + lag) / gridDim.x;
-    const uint32 neighbours = of_block < 1 ? 1 : of_block < warps ? static_cast<uint32>(of_block) : warps;
-    const bool any_block = of_block >= 4 * warps;
+    const int64 tiles = warp.p.batch * Numbers::tiles;
+    const int64 lag = warp.p.lag;
+    const ThinMmaTickets<L> tickets{warp, tiles + lag};
     const auto broadcast = [](uint32 drawn) { return __shfl_sync(0xffffffffu, drawn, 0); };
-    int64 ticket = broadcast(draw(neighbours, any_block));
+    int64 ticket = broadcast(tickets.draw());
     if (ticket >= tiles + lag) return;
-    if (ticket < tiles) send_for_window(Tile(ticket), area.x);
-    Weights w;
-    w.window = area.x;
+    if (ticket < tiles) window.send_for(Tile(ticket), warp.area.x);
+    Fragments w;
+    w.window = warp.area.x;
     Limits limits;
     bool has_weights = false;
 #pragma unroll 1
     while (true) {
-      const uint32 drawn = draw(neighbours, any_block);
+      const uint32 drawn = tickets.draw();
       int64 next;
       if (ticket < tiles) {
-        // Anew after a tile that needs care: they are not kept in memory over the calls there.
-        if (!has_weights) limits = input_limits(w);
+        // Loaded again after a careful tile: registers are not saved across its calls.
+        if (!has_weights) limits = weights.input_limits(w);
         const Tile tile(ticket);
         if constexpr (!in_place) {
-          if (lane == 0 && tile.n >= ring_samples(p))
-            wait_for(finished_shares(p, tile.n - ring_samples(p)), Numbers::tiles);
+          if (warp.lane == 0 && tile.n >= warp.p.ring_samples)
+            wait_for(finished_shares(warp.p, tile.n - warp.p.ring_samples), Numbers::tiles);
           __syncwarp();
         }
-        const Way way = take_window(tile, limits, area.x);
-        if (narrows && way == narrow) {
-          keep<narrow>(tile, w);
-        } else if (way != careful) {
-          keep<wide>(tile, w);
+        const Way way = window.take(tile, limits, warp.area.x);
+        if (Chains::narrows && way == Chains::narrow) {
+          keep<Chains::narrow>(tile, w);
+        } else if (way != Chains::careful) {
+          keep<Chains::wide>(tile, w);
         }
         __syncwarp();
         next = broadcast(drawn);
-        if (next < tiles) send_for_window(Tile(next), area.x);
-        if (way == careful) {
-          measure_carefully(p, area, tile);
-          keep_carefully(p, tile);
+        if (next < tiles) window.send_for(Tile(next), warp.area.x);
+        if (way == Chains::careful) {
+          Careful::measure(warp.p, warp.area, tile);
+          keep_carefully(warp.p, tile);
         }
-        merge(tile);
-        has_weights = !in_registers || way != careful;
+        statistics.merge(tile);
+        has_weights = !L::in_registers || way != Chains::careful;
       } else {
         next = broadcast(drawn);
       }

@@ -1,28 +1,16 @@
-// What the kernels of gemm/backward/gradients.cuh share: ring buffers, the flat index of positions, and the
-// powers of two that scale f32 elements into the range of f16.
+// What the kernels of gemm/backward/gradients.cuh share: the flat index of positions, and the powers of two
+// that scale f32 elements into the range of f16.
 #pragma once
 
 #include "device/barrier.cuh"
 #include "device/reduce.cuh"
+#include "device/ring.cuh"
 #include "device/types.cuh"
 #include "gemm/backward/parameters.cuh"
 
 namespace onepass {
 
 namespace gradients {
-
-// A stage of a ring buffer and the parity of its barriers' phase.
-template <int Stages>
-struct Ring {
-  int stage = 0;
-  uint32 round = 0;
-  __device__ __forceinline__ void next() {
-    if (++stage == Stages) {
-      stage = 0;
-      round ^= 1u;
-    }
-  }
-};
 
 // How far tap `t` lies from a position in the flat index, forwards or backwards.
 template <class N, int Sign = 1>

@@ -52,7 +52,7 @@ struct GemmInputGradient {
   }
 
   __device__ __forceinline__ void send() const {
-    gradients::Ring<N::stages> ring;
+    Ring<N::stages> ring;
     if constexpr (N::weights_resident) {
       barrier::expect(&s.weights_full, steps * weight_bytes);
       for (int i = 0; i < steps; ++i)
@@ -92,7 +92,7 @@ struct GemmInputGradient {
   }
 
   __device__ __forceinline__ void multiply() const {
-    gradients::Ring<N::stages> ring;
+    Ring<N::stages> ring;
     const int thread = static_cast<int>(threadIdx.x);
     const int lane = thread % 32;
     const int warpgroup = thread / 128;

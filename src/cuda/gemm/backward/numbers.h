@@ -1,6 +1,7 @@
 // The numbers of the row "gemm_backward": the flat index of positions, and how products are cut into tiles.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 

@@ -1,4 +1,4 @@
-// What the kernels of the row "gemm_backward" are given.
+// The parameters of the kernels of the row "gemm_backward".
 #pragma once
 
 #include "device/parameters.cuh"

@@ -76,7 +76,7 @@ struct GemmWeightGradient {
 
   // The producer thread. The ring of v restarts with each item, once the item before is used up.
   __device__ __forceinline__ void send() const {
-    gradients::Ring<N::stages> ring, before;
+    Ring<N::stages> ring, before;
     bool first = true;
     for_each_item([&](const Item& item) {
       if (!first) barrier::wait(&s.empty[before.stage], before.round);
@@ -122,7 +122,7 @@ struct GemmWeightGradient {
   }
 
   __device__ __forceinline__ void multiply() const {
-    gradients::Ring<N::stages> ring;
+    Ring<N::stages> ring;
     const int thread = static_cast<int>(threadIdx.x);
     const int group = thread / 128;
     const int lane = thread % 32;

@@ -14,9 +14,7 @@ struct ThinGradientConvolution {
   using Vector = typename L::Vector;
 
   typename L::Shared& s;
-  const int lane = threadIdx.x % 32;
-  const int quad = threadIdx.x % 32 / 4;
-  const int in_quad = threadIdx.x % 4;
+  const WarpThread thread{};
 
   template <int row_tile, int row_taps>
   __device__ __forceinline__ void convolve(const typename Terms::Class& own, int window,
@@ -26,14 +24,14 @@ struct ThinGradientConvolution {
     const Operand* from = s.passes.window + window;
 #pragma unroll 1
     for (int k = 0; k < own.steps; ++k) {
-      const Operand* entry = from + s.step_window[(own.step + k) * 4 + in_quad];
+      const Operand* entry = from + s.step_window[(own.step + k) * 4 + thread.in_quad];
       const int fragment = own.fragment + k * (row_taps * L::products);
       // Weights of several rows stay in registers.
       uint4 held[L::chunk_rows > 1 ? row_taps : 1][L::products][L::parts];
       const auto load_weights = [&](int tap, int product, uint4(&a)[L::parts]) {
 #pragma unroll
         for (int i = 0; i < L::parts; ++i)
-          a[i] = s.weight[i][(fragment + tap * L::products + product) * L::row_tiles + row_tile][lane];
+          a[i] = s.weight[i][(fragment + tap * L::products + product) * L::row_tiles + row_tile][thread.lane];
       };
       if constexpr (L::chunk_rows > 1) {
 #pragma unroll
@@ -89,7 +87,7 @@ struct ThinGradientConvolution {
       sums[row].finish();
 #pragma unroll
       for (int i = 0; i < L::spans * 4; ++i) {
-        const int c = row_tile * 16 + i % 4 / 2 * 8 + quad;
+        const int c = row_tile * 16 + i % 4 / 2 * 8 + thread.quad;
         const float sum = sums[row].total[i / 4][i % 4];
         h[row * L::spans + i / 4][i % 4] = L::halves ? fmaf(sum, s.unscale[c], s.bias[c]) : sum + s.bias[c];
       }
@@ -119,8 +117,8 @@ struct ThinGradientConvolution {
     for (int i = 0; i < L::spans * 4; ++i) h[i / 4][i % 4] = 0.0f;
 #pragma unroll
     for (int k = 0; k < steps; ++k) {
-      const uint4 a = s.weight[0][(first + k) * L::row_tiles + row_tile][lane];
-      const Operand* entry = from + s.step_window[(first + k) * 4 + in_quad];
+      const uint4 a = s.weight[0][(first + k) * L::row_tiles + row_tile][thread.lane];
+      const Operand* entry = from + s.step_window[(first + k) * 4 + thread.in_quad];
 #pragma unroll
       for (int i = 0; i < L::spans; ++i) {
         const Vector x =
@@ -130,7 +128,7 @@ struct ThinGradientConvolution {
     }
 #pragma unroll
     for (int i = 0; i < L::spans * 4; ++i) {
-      const int c = row_tile * 16 + i % 4 / 2 * 8 + quad;
+      const int c = row_tile * 16 + i % 4 / 2 * 8 + thread.quad;
       h[i / 4][i % 4] = fmaf(h[i / 4][i % 4], s.unscale[c], s.bias[c]);
     }
   }

@@ -16,10 +16,7 @@ struct ThinGradientElements {
 
   const typename L::Parameters& p;
   typename L::Shared& s;
-  const int warp = threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
-  const int quad = threadIdx.x % 32 / 4;
-  const int in_quad = threadIdx.x % 4;
+  const WarpThread thread{};
 
   // Values of each channel of the sample.
   template <bool second>
@@ -128,7 +125,7 @@ struct ThinGradientElements {
 #pragma unroll
         for (int k = 0; k < Count; ++k) {
           const float sum = lanes_sum<4>(sums.value[i / 2][i % 2][k]);
-          if (in_quad == 0) s.passes.sum[warp][i * 8 + quad][k] = sum;
+          if (thread.in_quad == 0) s.passes.sum[thread.warp][i * 8 + thread.quad][k] = sum;
         }
       }
       __syncthreads();
@@ -146,12 +143,12 @@ struct ThinGradientElements {
     uint32 most = 0;
 #pragma unroll
     for (int i = 0; i < L::row_tiles * 2; ++i) {
-      const RowValues& row = s.row[i * 8 + quad];
+      const RowValues& row = s.row[i * 8 + thread.quad];
       const uint32 own = finite_magnitude(sums.peak[i / 2][i % 2] * row.rstd * row.gamma);
       most = most > own ? most : own;
     }
     most = __reduce_max_sync(0xffffffffu, most);
-    if (lane == 0) atomicMax(p.peaks + n, most);
+    if (thread.lane == 0) atomicMax(p.peaks + n, most);
   }
 };
 

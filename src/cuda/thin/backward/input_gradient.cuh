@@ -61,10 +61,7 @@ struct ThinInputGradient {
   const typename L::Parameters& p;
   typename L::Shared& s;
   const ThinGradientPlanes<L> planes{s};
-  const int warp = threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
-  const int quad = threadIdx.x % 32 / 4;
-  const int in_quad = threadIdx.x % 4;
+  const WarpThread thread{};
 
   static constexpr int live = Numbers::back_live;
   static constexpr int back_at_once = Numbers::back_spans_at_once;
@@ -106,8 +103,8 @@ struct ThinInputGradient {
                : wanted ? Geometry::plane_tap(q0, plane + i)
                         : -1;
     }
-    const Operand* of_lane =
-        s.back_window.ring[buffer] + (item.chunk * back_at_once * 8 + quad) * back_pitch + in_quad * 4;
+    const Operand* of_lane = s.back_window.ring[buffer] +
+                             (item.chunk * back_at_once * 8 + thread.quad) * back_pitch + thread.in_quad * 4;
 #pragma unroll(regular&& L::halves&& C::kernel(1) <= 4 ? 4 : 1)
     for (int k1 = 0; k1 < static_cast<int>(C::kernel(1)); ++k1) {
       const int q1 = Geometry::met(1, i1, k1);
@@ -124,7 +121,7 @@ struct ThinInputGradient {
           for (int i = 0; i < live; ++i) {
             if (tap[i] < 0) continue;
             const int step = (tap[i] * static_cast<int>(C::kernel(1)) + k1) * L::row_tiles + k;
-            const uint4 a = s.back[0][step * L::column_tiles + item.tile][lane];
+            const uint4 a = s.back[0][step * L::column_tiles + item.tile][thread.lane];
 #pragma unroll
             for (int j = 0; j < back_at_once; ++j) multiply_halves(sums[i].total[j], a, dh[j].x, dh[j].y);
           }
@@ -142,7 +139,7 @@ struct ThinInputGradient {
               uint4 a[L::parts];
 #pragma unroll
               for (int part = 0; part < L::parts; ++part)
-                a[part] = s.back[part][(step + half) * L::column_tiles + item.tile][lane];
+                a[part] = s.back[part][(step + half) * L::column_tiles + item.tile][thread.lane];
               float b[back_at_once][2];
 #pragma unroll
               for (int j = 0; j < back_at_once; ++j) {
@@ -159,11 +156,11 @@ struct ThinInputGradient {
 
   __device__ __forceinline__ void put_products(PlaneSums& sums, const BackItem& item, int buffer) const {
     sums.finish();
-    const int row = item.tile * 16 + quad;
+    const int row = item.tile * 16 + thread.quad;
 #pragma unroll
     for (int i = 0; i < back_at_once; ++i) {
       if (item.chunk * back_at_once + i >= Numbers::back_spans) break;
-      const int column = (item.chunk * back_at_once + i) * 8 + 2 * in_quad;
+      const int column = (item.chunk * back_at_once + i) * 8 + 2 * thread.in_quad;
       auto& to = s.back_window.product[buffer][item.row];
       if (row < L::column_rows)
         *reinterpret_cast<float2*>(&to[row][column]) = float2{sums.total[i][0], sums.total[i][1]};
@@ -179,7 +176,7 @@ struct ThinInputGradient {
     constexpr int tile_1 = Numbers::back_tile(1);
     constexpr int tile_2 = Numbers::back_tile(2);
 #pragma unroll 1
-    for (int column = lane; column < tile_2; column += 32) {
+    for (int column = thread.lane; column < tile_2; column += 32) {
       const int i2 = x + column;
       if (i2 >= static_cast<int>(C::input_size(2))) break;
       int from[L::column_taps];
@@ -201,13 +198,14 @@ struct ThinInputGradient {
       };
       if constexpr (row_per_warp || (tile_1 * 2 >= L::warps && C::in_channels <= 4)) {
 #pragma unroll 1
-        for (int row = warp; row < tile_1 && y + row < static_cast<int>(C::input_size(1)); row += L::warps) {
+        for (int row = thread.warp; row < tile_1 && y + row < static_cast<int>(C::input_size(1));
+             row += L::warps) {
 #pragma unroll(C::in_channels <= 4 ? C::in_channels : 2)
           for (int c = 0; c < C::in_channels; ++c) store(row, c);
         }
       } else {
 #pragma unroll 2
-        for (int i = warp; i < tile_1 * C::in_channels; i += L::warps) {
+        for (int i = thread.warp; i < tile_1 * C::in_channels; i += L::warps) {
           if (y + i / C::in_channels >= static_cast<int>(C::input_size(1))) break;
           store(i / C::in_channels, i % C::in_channels);
         }
@@ -232,8 +230,8 @@ struct ThinInputGradient {
     int q_end = Geometry::last_met(0, last_z - 1) + 1;
     q_end = q_end < static_cast<int>(C::output_size(0)) ? q_end : static_cast<int>(C::output_size(0));
     const Operand* sample = L::ring_of(p, n);
-    const BackItem item{warp / (row_chunks * L::column_tiles), warp % L::column_tiles,
-                        warp / L::column_tiles % row_chunks};
+    const BackItem item{thread.warp / (row_chunks * L::column_tiles), thread.warp % L::column_tiles,
+                        thread.warp / L::column_tiles % row_chunks};
     const bool active = item.row < Numbers::back_tile(1) && y + item.row < static_cast<int>(C::input_size(1));
     PlaneSums sums[live];
     planes.release_to_copies();

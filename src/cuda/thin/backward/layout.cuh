@@ -14,6 +14,14 @@ __device__ __forceinline__ bool is_aligned(const ThinBackwardParameters<Count>&,
   return false;
 }
 
+// A thread's place in its block and, as products have it, in its warp.
+struct WarpThread {
+  const int warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  const int quad = threadIdx.x % 32 / 4;
+  const int in_quad = threadIdx.x % 4;
+};
+
 // The pieces of the kernel are templates of this one type.
 template <class Convolution, class TailOfBlock, class NumbersOfPlan>
 struct ThinBackwardLayout {

@@ -1,8 +1,10 @@
 // The numbers of the row "thin_backward": how a sample is cut into tiles and tickets.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <iterator>
 #include <string>
 
 #include "cuda/thin/thin.h"

@@ -1,4 +1,4 @@
-// What the kernels of the row "thin_backward" are given.
+// The parameters of the kernels of the row "thin_backward".
 #pragma once
 
 #include "device/parameters.cuh"
@@ -9,7 +9,7 @@ namespace onepass {
 ONEPASS_COUNTED_PARAMETERS(ThinBackwardParameters) {
   ONEPASS_WORD(const void*, input);
   ONEPASS_WORD(const void*, output_gradient);
-  ONEPASS_WORD(const void*, output);  // or null; read where it makes pass 1 superfluous
+  ONEPASS_WORD(const void*, output);  // or null; it may replace pass 1
   ONEPASS_WORD(const float*, statistics);
   // Zero before the launch: a ticket, then for each sample arrivals of pass 1, a flag, arrivals of passes 2
   // and 3.

@@ -28,21 +28,17 @@ struct ThinGradientPasses {
   const ThinStagedGradient<L> staged_gradient{p, s};
   const ThinGradientElements<L> elements{p, s};
   const ThinWeightGradient<L> weights{p, s};
-  const int warp = threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
-  const int quad = threadIdx.x % 32 / 4;
-  const int in_quad = threadIdx.x % 4;
+  const WarpThread thread{};
 
   // One row tile of a chunk. `whole`: all positions of the chunk are in the output.
   template <bool second, bool whole, int row_tile, class Sums>
   __device__ __forceinline__ void process_row_tile(const Tile& tile, int first_class, const Chunk& chunk,
                                                    const float* staged, Sums& sums) const {
     constexpr int further = static_cast<int>(C::stride(4));
-    const int64 output = tile.n * C::stride(0) + (row_tile * 16 + quad) * C::stride(1) +
+    const int64 output = tile.n * C::stride(0) + (row_tile * 16 + thread.quad) * C::stride(1) +
                          chunk.q[0] * C::stride(2) + chunk.q[1] * C::stride(3) +
                          chunk.cell * (L::classes_x * C::stride(4));
-    // Without tensors beside them, elements that do not exist are masked, not skipped: the code has no
-    // branches.
+    // Without tensors beside them, elements that do not exist are masked instead of skipped: no branches.
     constexpr bool masks = (L::chunk_rows > 1 || L::halves) && !Numbers::has_tensors;
     // Tile `t` of the chunk is span t % spans of row t / spans.
     const auto is_valid = [&](int x, int t, int k) {
@@ -50,7 +46,7 @@ struct ThinGradientPasses {
                        chunk.cell + t % L::spans * 8 + k < static_cast<int>(C::positions(2, x)));
     };
     const auto is_channel = [&](int half) {
-      return L::channels % 16 == 0 || row_tile * 16 + half * 8 + quad < L::channels;
+      return L::channels % 16 == 0 || row_tile * 16 + half * 8 + thread.quad < L::channels;
     };
     const auto offset = [&](int half, int x, int t, int k) {
       return half * 8 * static_cast<int>(C::stride(1)) +
@@ -81,9 +77,9 @@ struct ThinGradientPasses {
     if constexpr (ThinStagedGradient<L>::stages) staged_gradient.read(staged, g);
     Operand* to_ring = nullptr;
     if constexpr (second && Numbers::wants_input) {
-      to_ring =
-          tile.ring + (chunk.q[0] * L::ring_stride(0) + chunk.q[1] * L::ring_stride(1) +
-                       chunk.cell * L::classes_x * L::rows + row_tile * 16 + (L::halves ? 2 * quad : quad));
+      to_ring = tile.ring + (chunk.q[0] * L::ring_stride(0) + chunk.q[1] * L::ring_stride(1) +
+                             chunk.cell * L::classes_x * L::rows + row_tile * 16 +
+                             (L::halves ? 2 * thread.quad : thread.quad));
     }
     const auto ring_offset = [](int half, int x, int t, int k) {
       return half * 8 + t / L::spans * static_cast<int>(C::classes(1)) * L::ring_stride(1) +
@@ -94,7 +90,7 @@ struct ThinGradientPasses {
     float after_values[2][After::channel_operands > 0 ? After::channel_operands : 1];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int c = row_tile * 16 + half * 8 + quad;
+      const int c = row_tile * 16 + half * 8 + thread.quad;
       row[half] = s.row[c];
       Before::load_channel(p, tile.n, is_channel(half) ? c : 0, before_values[half]);
       After::load_channel(p, tile.n, is_channel(half) ? c : 0, after_values[half]);
@@ -140,7 +136,8 @@ struct ThinGradientPasses {
           }
           if constexpr (Numbers::wants_weight) {
             const int flat = chunk.flat + t / L::spans * Numbers::tile(2) + t % L::spans * 8;
-            uint4& to = s.passes.half_dh[weights.half_group(first_class + x, row_tile, flat / 16)][lane];
+            uint4& to =
+                s.passes.half_dh[weights.half_group(first_class + x, row_tile, flat / 16)][thread.lane];
             reinterpret_cast<uint2*>(&to)[flat / 8 % 2] = uint2{own, other};
           }
         }
@@ -148,7 +145,8 @@ struct ThinGradientPasses {
     } else if constexpr (second && Numbers::wants_weight) {
 #pragma unroll
       for (int x = 0; x < L::classes_x; ++x) {
-        float* to = &s.passes.dh[first_class + x][row_tile * 8 + quad][(chunk.flat + 2 * in_quad) * 2];
+        float* to =
+            &s.passes.dh[first_class + x][row_tile * 8 + thread.quad][(chunk.flat + 2 * thread.in_quad) * 2];
 #pragma unroll
         for (int t = 0; t < L::chunk_tiles; ++t)
           *reinterpret_cast<float4*>(to + (t / L::spans * Numbers::tile(2) + t % L::spans * 8) * 2) =
@@ -164,14 +162,14 @@ struct ThinGradientPasses {
       const int row_tile = i % L::row_tiles;
       const int t = i / L::row_tiles % L::chunk_tiles;
       const int x = i / (L::row_tiles * L::chunk_tiles);
-      const int flat =
-          chunk.flat + t / L::spans * Numbers::tile(2) + t % L::spans * 8 + (L::halves ? 0 : 2 * in_quad);
+      const int flat = chunk.flat + t / L::spans * Numbers::tile(2) + t % L::spans * 8 +
+                       (L::halves ? 0 : 2 * thread.in_quad);
       if constexpr (L::halves) {
-        uint4& to = s.passes.half_dh[weights.half_group(first_class + x, row_tile, flat / 16)][lane];
+        uint4& to = s.passes.half_dh[weights.half_group(first_class + x, row_tile, flat / 16)][thread.lane];
         reinterpret_cast<uint2*>(&to)[flat / 8 % 2] = uint2{0u, 0u};
         continue;
       }
-      *reinterpret_cast<float4*>(&s.passes.dh[first_class + x][row_tile * 8 + quad][flat * 2]) =
+      *reinterpret_cast<float4*>(&s.passes.dh[first_class + x][row_tile * 8 + thread.quad][flat * 2]) =
           float4{0.0f, 0.0f, 0.0f, 0.0f};
     }
   }
@@ -183,23 +181,23 @@ struct ThinGradientPasses {
   template <bool second, class Sums>
   __device__ __forceinline__ void process_tile(const Tile& tile, int next, int& buffer, Sums& sums) const {
 #pragma unroll 1
-    for (int item = warp; item < items_of_tile; item += L::warps) {
+    for (int item = thread.warp; item < items_of_tile; item += L::warps) {
       const float* staged = nullptr;
       if constexpr (ThinStagedGradient<L>::stages) {
-        staged = s.passes.staged[warp][buffer];
+        staged = s.passes.staged[thread.warp][buffer];
         buffer ^= 1;
         __syncwarp();  // all lanes have read the other buffer
         if (item + L::warps < items_of_tile) {
           staged_gradient.start(tile, item + L::warps, buffer);
         } else if (next >= 0) {
-          staged_gradient.start(Tile(tile.n, tile.ring, next), warp, buffer);
+          staged_gradient.start(Tile(tile.n, tile.ring, next), thread.warp, buffer);
         } else {
           staged_gradient.start_none();
         }
         staged_gradient.wait();
       }
       const int first_class = item / L::chunks * L::classes_x;
-      const Chunk chunk(tile, item % L::chunks, ThinClass<C>(first_class), quad, in_quad);
+      const Chunk chunk(tile, item % L::chunks, ThinClass<C>(first_class), thread);
       if (!chunk.has_row(0)) {
         if constexpr (second && Numbers::wants_weight) clear_gradients(first_class, chunk);
         continue;
@@ -242,7 +240,7 @@ struct ThinGradientPasses {
     int buffer = 0;
     Operand* ring = second && Numbers::wants_input ? L::ring_of(p, n) : nullptr;
     if constexpr (ThinStagedGradient<L>::stages) {
-      if (warp < items_of_tile) staged_gradient.start(Tile(n, ring, first), warp, buffer);
+      if (thread.warp < items_of_tile) staged_gradient.start(Tile(n, ring, first), thread.warp, buffer);
     }
 #pragma unroll 1
     for (int index = first; index < last; ++index) {

@@ -14,7 +14,7 @@ struct ThinGradientSlabs {
 
   const typename L::Parameters& p;
   typename L::Shared& s;
-  const int lane = threadIdx.x % 32;
+  const WarpThread thread{};
 
   // By one block, when the slabs' sums are known: the scale of dh of the sample. |xhat| is at most the root
   // of the number of a slab's elements.
@@ -78,7 +78,7 @@ struct ThinGradientSlabs {
       }
     }
     most = __reduce_max_sync(0xffffffffu, most);
-    if (lane == 0) atomicMax(&s.most, most);
+    if (thread.lane == 0) atomicMax(&s.most, most);
     __syncthreads();
     if (threadIdx.x == 0) p.scales[2 * n] = scale_for_halves(__uint_as_float(s.most));
     __syncthreads();

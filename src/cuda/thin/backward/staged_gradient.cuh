@@ -17,10 +17,7 @@ struct ThinStagedGradient {
 
   const typename L::Parameters& p;
   typename L::Shared& s;
-  const int warp = threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
-  const int quad = threadIdx.x % 32 / 4;
-  const int in_quad = threadIdx.x % 4;
+  const WarpThread thread{};
 
   static constexpr bool stages = Numbers::stages_gradient;
   static constexpr int staged_columns = 32;
@@ -34,17 +31,17 @@ struct ThinStagedGradient {
   // Starts the copies of an item of the tile.
   __device__ __forceinline__ void start(const ThinGradientTile<L>& tile, int item, int buffer) const {
     const int first_class = item / L::chunks * L::classes_x;
-    const ThinGradientChunk<L> chunk(tile, item % L::chunks, ThinClass<C>(first_class), quad, in_quad);
-    const int column = chunk.first_cell * L::classes_x + lane;
+    const ThinGradientChunk<L> chunk(tile, item % L::chunks, ThinClass<C>(first_class), thread);
+    const int column = chunk.first_cell * L::classes_x + thread.lane;
     const bool valid = chunk.has_row(0) && column < static_cast<int>(C::output_size(2));
     const float* from = static_cast<const float*>(p.output_gradient);
     if (valid) {
       from += tile.n * C::stride(0) + (chunk.q[0] * static_cast<int>(C::stride(2)) +
                                        chunk.q[1] * static_cast<int>(C::stride(3)) + column);
     }
-    float* to = s.passes.staged[warp][buffer];
-    const uint32 even = barrier::shared_address(to + staged_column(0, lane));
-    const uint32 odd = barrier::shared_address(to + staged_column(1, lane));
+    float* to = s.passes.staged[thread.warp][buffer];
+    const uint32 even = barrier::shared_address(to + staged_column(0, thread.lane));
+    const uint32 odd = barrier::shared_address(to + staged_column(1, thread.lane));
 #pragma unroll
     for (int c = 0; c < L::channels; ++c) {
       copy_word((c % 2 == 0 ? even : odd) + c / 2 * (2 * staged_columns * 4), from + c * C::stride(1), valid);
@@ -67,7 +64,7 @@ struct ThinStagedGradient {
           float of[2 * L::classes_x];
         };
         const Run run = *reinterpret_cast<const Run*>(
-            staged + staged_column(half * 8 + quad, (t * 8 + 2 * in_quad) * L::classes_x));
+            staged + staged_column(half * 8 + thread.quad, (t * 8 + 2 * thread.in_quad) * L::classes_x));
 #pragma unroll
         for (int i = 0; i < 2 * L::classes_x; ++i)
           g[i % L::classes_x][t][half * 2 + i / L::classes_x] = run.of[i];

@@ -16,7 +16,7 @@ struct GradientTerms {
   static constexpr int row_tiles = (C::channels + 15) / 16;
   static constexpr int vector = Numbers::vector;
   static constexpr int products = Numbers::halves ? 1 : vector / 2;
-  static constexpr int components = C::in_channels < vector ? C::in_channels : vector;  // that are ever real
+  static constexpr int components = C::in_channels < vector ? C::in_channels : vector;  // that are channels
   static constexpr int vectors = (C::in_channels + vector - 1) / vector;
   static constexpr int weight_stride =
       C::transposed ? C::taps : C::in_channels * C::taps;  // of an output channel
@@ -132,8 +132,7 @@ struct GradientTerms {
 
   // Rounded weights shift all sums of a channel alike, which shows after a norm and in long sums. Where the
   // last vector of channels has a free component, it compensates most of that at no cost: the mean of the
-  // channels times what rounding drops of their weights. Only for forward passes with exact weights. -1:
-  // none.
+  // channels times what rounding drops of their weights. Only for forward passes with exact weights; else -1.
   static constexpr int spare = Numbers::compensates_weights && C::in_channels % vector != 0
                                    ? static_cast<int>(C::in_channels % vector)
                                    : -1;

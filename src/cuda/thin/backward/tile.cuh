@@ -45,7 +45,7 @@ struct ThinGradientChunk {
   int q[2];        // plane and first row of the output
 
   __device__ __forceinline__ ThinGradientChunk(const ThinGradientTile<L>& tile, int index,
-                                               const ThinClass<C>& of_class, int quad, int in_quad) {
+                                               const ThinClass<C>& of_class, const WarpThread& thread) {
     constexpr int blocks = Numbers::tile(1) / L::chunk_rows;
     const int column = index % L::row_chunks_of_tile * (L::spans * 8);
     const int j1 = index / L::row_chunks_of_tile % blocks * L::chunk_rows;
@@ -53,10 +53,10 @@ struct ThinGradientChunk {
     flat = (j0 * Numbers::tile(1) + j1) * Numbers::tile(2) + column;
     window = ((j0 * static_cast<int>(C::step(0)) * Numbers::window(1) + j1 * static_cast<int>(C::step(1))) *
                   Numbers::window(2) +
-              (column + quad) * static_cast<int>(C::step(2))) *
+              (column + thread.quad) * static_cast<int>(C::step(2))) *
              L::vector;
     first_cell = tile.origin[2] + column;
-    cell = first_cell + 2 * in_quad;
+    cell = first_cell + 2 * thread.in_quad;
     q[0] = of_class.r[0] + static_cast<int>(C::classes(0)) * (tile.origin[0] + j0);
     q[1] = of_class.r[1] + static_cast<int>(C::classes(1)) * (tile.origin[1] + j1);
   }

@@ -16,10 +16,7 @@ struct ThinWeightGradient {
 
   const typename L::Parameters& p;
   typename L::Shared& s;
-  const int warp = threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
-  const int quad = threadIdx.x % 32 / 4;
-  const int in_quad = threadIdx.x % 4;
+  const WarpThread thread{};
 
   // The index of a fragment of f16 dh.
   static __device__ __forceinline__ int half_group(int class_index, int row_tile, int group) {
@@ -38,8 +35,9 @@ struct ThinWeightGradient {
     constexpr int column = static_cast<int>(C::step(2)) * L::vector;  // from a position's to the next one's
     constexpr int steps = Numbers::tile(2) / 16;
     constexpr int blocks = Numbers::tile(0) * (Numbers::tile(1) / L::chunk_rows);
-    const Operand* window = s.passes.window + s.group_window[job * 8 + quad] + 2 * in_quad * column;
-    const uint4* dh = &s.passes.half_dh[half_group(class_index, row_tile, 0)][lane];
+    const Operand* window =
+        s.passes.window + s.group_window[job * 8 + thread.quad] + 2 * thread.in_quad * column;
+    const uint4* dh = &s.passes.half_dh[half_group(class_index, row_tile, 0)][thread.lane];
 #pragma unroll(L::chunk_rows > 1 ? 1 : 4)
     for (int item = part; item < blocks * steps; item += job_parts) {
       const int row = item / steps * L::chunk_rows;
@@ -89,9 +87,9 @@ struct ThinWeightGradient {
     if constexpr (L::halves) {
       if (exists) multiply_halves_of<row_taps>(sums, class_index, row_tile, job, part);
     } else if (exists) {
-      const float* dh = s.passes.dh[class_index][row_tile * 8 + quad] + 4 * in_quad;
-      const float* window = s.passes.window + s.group_window[job * 8 + quad] +
-                            2 * in_quad * static_cast<int>(C::step(2)) * L::vector;
+      const float* dh = s.passes.dh[class_index][row_tile * 8 + thread.quad] + 4 * thread.in_quad;
+      const float* window = s.passes.window + s.group_window[job * 8 + thread.quad] +
+                            2 * thread.in_quad * static_cast<int>(C::step(2)) * L::vector;
       constexpr int steps = Numbers::tile(2) / 8;
 #pragma unroll 1
       for (int block = 0; block < Numbers::tile(0) * (Numbers::tile(1) / L::chunk_rows); ++block) {
@@ -149,7 +147,7 @@ struct ThinWeightGradient {
         for (int i = rest; i < row_taps * L::components; i += job_parts) {
           sums[i / L::components].finish();
           const auto& value = sums[i / L::components].total[i % L::components];
-          float4& total = s.passes.weight[unit + i][lane];
+          float4& total = s.passes.weight[unit + i][thread.lane];
           const float4 before = total;
           total = {before.x + value[0], before.y + value[1], before.z + value[2], before.w + value[3]};
         }
@@ -174,7 +172,7 @@ struct ThinWeightGradient {
   __device__ __forceinline__ void multiply() const {
 #pragma unroll 1
     for (int first = 0; first < Numbers::jobs * job_parts; first += L::warps) {
-      const int index = first + warp;
+      const int index = first + thread.warp;
       const bool exists = index < Numbers::jobs * job_parts;
       const int job = exists ? index / job_parts : 0;
       const int class_index = L::classes == 1 ? 0 : Terms::class_of_job(s.of_class, job);

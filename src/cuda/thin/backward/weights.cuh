@@ -14,8 +14,7 @@ struct ThinGradientWeights {
 
   const typename L::Parameters& p;
   typename L::Shared& s;
-  const int warp = threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
+  const WarpThread thread{};
 
   __device__ __forceinline__ float weight(int o, int index) const {
     if (o >= L::channels || index < 0) return 0.0f;
@@ -55,17 +54,17 @@ struct ThinGradientWeights {
     constexpr int taps = static_cast<int>(C::taps);
     if (threadIdx.x == 0) s.most = 0;
     __syncthreads();
-    for (int o = warp; o < L::rows; o += L::warps) {
+    for (int o = thread.warp; o < L::rows; o += L::warps) {
       uint32 most = 0;
       if (o < L::channels) {
-        for (int i = lane; i < static_cast<int>(C::in_channels) * taps; i += 32) {
+        for (int i = thread.lane; i < static_cast<int>(C::in_channels) * taps; i += 32) {
           const uint32 own =
               finite_magnitude(weight(o, i / taps * static_cast<int>(Terms::channel_stride) + i % taps));
           most = most > own ? most : own;
         }
       }
       most = __reduce_max_sync(0xffffffffu, most);
-      if (lane == 0) {
+      if (thread.lane == 0) {
         s.weight_scale[o] = scale_for_halves(__uint_as_float(most));
         atomicMax(&s.most, most);
       }

@@ -15,8 +15,7 @@ struct ThinGradientWindow {
 
   const typename L::Parameters& p;
   typename L::Shared& s;
-  const int warp = threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
+  const WarpThread thread{};
 
   // Updates the offsets of entries for a ring buffer that begins at plane `turn`.
   __device__ __forceinline__ void rotate(int turn) const {
@@ -41,7 +40,7 @@ struct ThinGradientWindow {
     for (int d = 0; d < 3; ++d) first[d] = tile.origin[d] * static_cast<int>(C::step(d)) + Numbers::low(d);
     const char* sample = static_cast<const char*>(p.input) + tile.n * C::input_stride(0) * Input::bytes;
 #pragma unroll 2
-    for (int row = warp; row < all_rows; row += L::warps) {
+    for (int row = thread.warp; row < all_rows; row += L::warps) {
       const int i1 = first[1] + row % Numbers::window(1);
       int plane = Numbers::window(0) - planes + row / Numbers::window(1) % planes;
       const int i0 = first[0] + plane;
@@ -58,7 +57,7 @@ struct ThinGradientWindow {
                          i1 * static_cast<int>(C::input_stride(3));
 #pragma unroll
       for (int v = 0; v < rounds; ++v) {
-        const int column = v * 32 + lane;
+        const int column = v * 32 + thread.lane;
         const int i2 = first[2] + column;
         // Known at compile time: no tile has an input in these columns.
         const bool is_empty =

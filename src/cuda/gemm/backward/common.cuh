@@ -1,25 +1,39 @@
-// What the kernels of gemm_gradients.cuh share: rings of buffers, and the powers of two that f32 elements are
-// multiplied by.
+// What the kernels of gemm/backward/gradients.cuh share: the flat index of positions, and the powers of two
+// that scale f32 elements into the range of f16.
 #pragma once
 
 #include "device/barrier.cuh"
 #include "device/reduce.cuh"
+#include "device/ring.cuh"
 #include "device/types.cuh"
+#include "gemm/backward/parameters.cuh"
 
 namespace onepass {
 
 namespace gradients {
 
-// A place in a ring and how often it came round.
-template <int Stages>
-struct Ring {
-  int stage = 0;
-  uint32 round = 0;
-  __device__ __forceinline__ void next() {
-    if (++stage == Stages) {
-      stage = 0;
-      round ^= 1u;
-    }
+// How far tap `t` lies from a position in the flat index, forwards or backwards.
+template <class N, int Sign = 1>
+__device__ __forceinline__ int tap_shift(int t) {
+  const int m2 = t % N::kernel2;
+  const int m1 = t / N::kernel2 % N::kernel1;
+  const int m0 = t / (N::kernel2 * N::kernel1);
+  return Sign * ((m0 * N::dilation0 - N::padding0) * N::plane + (m1 * N::dilation1 - N::padding1) * N::pitch +
+                 m2 * N::dilation2 - N::padding2);
+}
+
+// A position of the flat index as sample, plane, row and column.
+template <class N>
+struct FlatPosition {
+  uint32 n, z, y, x;
+
+  explicit __device__ __forceinline__ FlatPosition(uint32 flat) {
+    n = flat / static_cast<uint32>(N::sample);
+    const uint32 in_sample = flat - n * static_cast<uint32>(N::sample);
+    z = in_sample / static_cast<uint32>(N::plane);
+    const uint32 in_plane = in_sample - z * static_cast<uint32>(N::plane);
+    y = in_plane / static_cast<uint32>(N::pitch);
+    x = in_plane - y * static_cast<uint32>(N::pitch);
   }
 };
 
@@ -31,23 +45,26 @@ __device__ __forceinline__ float scale_to(uint32 largest, int to) {
   return __uint_as_float(static_cast<uint32>(127 + exponent) << 23);
 }
 
-// What a packed tensor was multiplied by. `words`: the bits of the largest finite magnitude of a part of the
-// elements, then of all of them.
+// The scale of the first packing pass, from the largest magnitude among the probed elements. It leaves room
+// for magnitudes 128 times larger, and 22 bits below the largest before f16 drops some.
+__device__ __forceinline__ float probed_scale(uint32 largest) { return scale_to(largest, 8); }
+
+// The scale of a packed tensor. `words`: the bits of the largest finite magnitude of the probed elements,
+// then of all elements.
 struct Scale {
   float value;
-  bool is_second;
+  bool is_corrected;  // the probed scale did not fit: the tensor is packed again
 
   explicit __device__ __forceinline__ Scale(const uint32* words) {
-    // Room for larger ones than were seen, and 22 bits below the largest before f16 drops some.
-    value = scale_to(__ldcg(words), 8);
+    value = probed_scale(__ldcg(words));
     const uint32 largest = __ldcg(words + 1);
     const float scaled = __uint_as_float(largest) * value;
-    is_second = largest != 0 && !(scaled < 65504.0f && scaled >= 0x1p-2f);
-    if (is_second) value = scale_to(largest, 14);
+    is_corrected = largest != 0 && !(scaled < 65504.0f && scaled >= 0x1p-2f);
+    if (is_corrected) value = scale_to(largest, 14);
   }
 };
 
-// The largest finite magnitude, as bits.
+// Raises `largest` to the magnitude of x, as bits, if that is finite.
 __device__ __forceinline__ void keep_largest(uint32& largest, float x) {
   const uint32 bits = __float_as_uint(x) & 0x7fffffffu;
   largest = bits < 0x7f800000u && bits > largest ? bits : largest;

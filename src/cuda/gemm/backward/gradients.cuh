@@ -1,22 +1,22 @@
 // The gradients of a wide convolution of stride 1, as matrix products on Hopper's tensor cores.
 //
-// Both are sums over a convolution "v -> u" of stride 1 (the forward one, or, where that is transposed, its
-// adjoint): tap t of u's position p lies at v's position p + shift(t) in one flat index of positions, in
-// which rows, planes and samples have pitches that leave zeros between them wherever a tap can reach beyond
-// (as gemm.cuh has it for a sample).
+// Both gradients are sums over a convolution "v -> u" of stride 1: the forward one, or the adjoint of a
+// transposed one. Positions have one flat index: tap t of u's position p lies at v's position p + shift(t).
+// The pitches of rows, planes and samples leave zeros wherever a tap can reach beyond one of them.
 //
-// First both tensors are packed: 16-bit elements, [eight channels][position][8], zeros where nothing is. f32
-// elements are multiplied by a power of two, so that f16, which has tf32's ten bits, has room for them: one
-// that fits what a part of the elements showed, and where that turns out not to fit the rest, another one by
-// a second launch. A position is 16 bytes: it can be the start of an operand of either order.
+// Both tensors are packed first: 16-bit elements, [eight channels][position][8], zeros in the gaps. A packed
+// position is 16 bytes and can begin an operand of either order. f32 elements are scaled by a power of two
+// into the range of f16, which has tf32's ten bits. The first scale comes from probed elements. If it does
+// not fit all elements, a further launch packs the tensor again.
 //
-//   GemmWeightGradient   G[u][v][t] = sum over p of U[u][p] V[v][p + shift(t)]: both operands have their
-//                        channels contiguous and positions as terms. A block has 64 channels of u, some of v
-//                        and some taps, for a part of all positions; V passes through a ring, so that a
-//                        position is loaded once for all taps. Parts are added in a fixed order by
-//                        GemmWeightSum.
-//   GemmInputGradient    dx[c][p] = sum over o and t of W[c][o][t] DH[o][p +- shift(t)]: weights are the left
-//                        operand, positions the columns; what gemm.cuh does, of packed positions.
+//   GemmPackTensor       packs a tensor; sums of channels for dbias
+//   GemmWeightGradient   G[u][v][t] = sum over p of U[u][p] V[v][p + shift(t)]. Positions are the terms. A
+//                        block has 64 channels of u, some of v and some taps, for a part of all positions. V
+//                        passes through a ring buffer: a position is loaded once for all taps.
+//   GemmWeightSum        adds the parts of G in a fixed order
+//   GemmPackAdjoint      packs the weights for dx
+//   GemmInputGradient    dx[c][p] = sum over o and t of W[c][o][t] DH[o][p +- shift(t)]. Weights are the left
+//                        operand, positions the columns.
 #pragma once
 
 #include "gemm/backward/input_gradient.cuh"

@@ -1,20 +1,13 @@
-// dx of gemm_gradients.cuh: dx[c][p] = sum over o and t of W[c][o][t] DH[o][p +- shift(t)].
+// The input's gradient of a wide convolution: dx[c][p] = sum over o and t of W[c][o][t] DH[o][p +- shift(t)].
+//
+// A tile is 64 channels by 512 positions, 256 for each of two consumer warpgroups. One producer thread copies
+// windows of dh, and weights unless they are resident, into a ring buffer. One consumer runs behind the
+// other, so that one stores while the other multiplies.
 #pragma once
 
 #include "gemm/backward/common.cuh"
 
 namespace onepass {
-
-struct GemmInputParameters {
-  const void* packed;   // dh
-  const void* weights;  // as GemmPackAdjoint leaves them
-  const float* scales;  // what a channel's sums are multiplied by
-  const uint32* largest;
-  void* output;
-  int64 batch;
-  int64 length;
-  int64 tiles;  // of positions
-};
 
 template <class N>
 struct GemmInputGradient {
@@ -26,7 +19,7 @@ struct GemmInputGradient {
   static constexpr int group_tiles = (N::channels + 63) / 64;  // of channels
   static constexpr int channel_tiles = N::conv_groups * group_tiles;
   static constexpr int steps = N::tap_groups * N::chunks;  // of a tile
-  static constexpr int weight_slots = N::weights_stay ? steps : N::stages;
+  static constexpr int weight_slots = N::weights_resident ? steps : N::stages;
   static constexpr int sums = columns / 2;
 
   struct Shared {
@@ -37,21 +30,15 @@ struct GemmInputGradient {
     uint64 weights_full;
     uint64 ahead;
   };
-  static_assert(sizeof(Shared) <= N::shared_bytes);
+  static_assert(sizeof(Shared) == N::shared_bytes);
 
-  const GemmInputParameters& p;
+  const GemmInputGradientParameters& p;
   Shared& s;
 
-  static __device__ __forceinline__ int shift(int t) {
-    const int m2 = t % N::kernel2;
-    const int m1 = t / N::kernel2 % N::kernel1;
-    const int m0 = t / (N::kernel2 * N::kernel1);
-    return N::sign * ((m0 * N::dilation0 - N::padding0) * N::plane +
-                      (m1 * N::dilation1 - N::padding1) * N::pitch + m2 * N::dilation2 - N::padding2);
-  }
   // The least shift of a group of taps.
   static __device__ __forceinline__ int first_shift(int group) {
-    return shift(N::sign > 0 ? group * N::group_taps : (group + 1) * N::group_taps - 1);
+    return gradients::tap_shift<N, N::sign>(N::sign > 0 ? group * N::group_taps
+                                                        : (group + 1) * N::group_taps - 1);
   }
 
   template <class Body>
@@ -65,8 +52,8 @@ struct GemmInputGradient {
   }
 
   __device__ __forceinline__ void send() const {
-    gradients::Ring<N::stages> ring;
-    if constexpr (N::weights_stay) {
+    Ring<N::stages> ring;
+    if constexpr (N::weights_resident) {
       barrier::expect(&s.weights_full, steps * weight_bytes);
       for (int i = 0; i < steps; ++i)
         barrier::copy(s.weights[i], static_cast<const unsigned char*>(p.weights) + i * weight_bytes,
@@ -82,12 +69,12 @@ struct GemmInputGradient {
 #pragma unroll 1
         for (int chunk = 0; chunk < N::chunks; ++chunk, ++step) {
           barrier::wait(&s.empty[ring.stage], ring.round ^ 1u);
-          barrier::expect(&s.full[ring.stage], window_bytes + (N::weights_stay ? 0 : weight_bytes));
+          barrier::expect(&s.full[ring.stage], window_bytes + (N::weights_resident ? 0 : weight_bytes));
           for (int g = 0; g < 2; ++g) {
             barrier::copy(s.x[ring.stage] + g * N::window * 16, from + (chunk * 2 + g) * p.length,
                           N::window * 16, &s.full[ring.stage]);
           }
-          if constexpr (!N::weights_stay) {
+          if constexpr (!N::weights_resident) {
             barrier::copy(s.weights[ring.stage],
                           static_cast<const unsigned char*>(p.weights) +
                               (static_cast<int64>(channel_tile) * steps + step) * weight_bytes,
@@ -105,7 +92,7 @@ struct GemmInputGradient {
   }
 
   __device__ __forceinline__ void multiply() const {
-    gradients::Ring<N::stages> ring;
+    Ring<N::stages> ring;
     const int thread = static_cast<int>(threadIdx.x);
     const int lane = thread % 32;
     const int warpgroup = thread / 128;
@@ -113,9 +100,9 @@ struct GemmInputGradient {
     const uint32 w_begin = barrier::shared_address(s.weights[0]);
     float unscale = 1.0f;
     if constexpr (N::scales) unscale = 1.0f / gradients::Scale(p.largest).value;
-    if constexpr (N::weights_stay) barrier::wait(&s.weights_full, 0);
-    // One warpgroup begins some steps after the other and stays behind it: one stores while the other has the
-    // tensor cores for itself.
+    if constexpr (N::weights_resident) barrier::wait(&s.weights_full, 0);
+    // The second warpgroup begins `lag` steps after the first: while one stores, the other has the tensor
+    // cores to itself.
     if (N::lag > 0 && warpgroup == 1) barrier::wait(&s.ahead, 0);
     int left = N::lag;
     for_each_tile([&](int64 position, int channel_tile) {
@@ -128,12 +115,13 @@ struct GemmInputGradient {
         for (int chunk = 0; chunk < N::chunks; ++chunk, ++step) {
           barrier::wait(&s.full[ring.stage], ring.round);
           const uint32 x = x_begin + ring.stage * window_bytes;
-          const uint32 w = w_begin + (N::weights_stay ? step : ring.stage) * weight_bytes;
+          const uint32 w = w_begin + (N::weights_resident ? step : ring.stage) * weight_bytes;
           asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
           for (int t = 0; t < N::group_taps; ++t) {
-            const uint32 own =
-                N::tap_groups == 1 ? shift(t) - first_shift(0) : shift(group * N::group_taps + t) - low;
+            const uint32 own = N::tap_groups == 1
+                                   ? gradients::tap_shift<N, N::sign>(t) - first_shift(0)
+                                   : gradients::tap_shift<N, N::sign>(group * N::group_taps + t) - low;
             N::Product::run(d, descriptor(w + t * 2 * 64 * 16, 64 * 16),
                             descriptor(x + own * 16, N::window * 16), scale);
             scale = 1;
@@ -155,37 +143,32 @@ struct GemmInputGradient {
     });
   }
 
-  // A position of the flat index that moves on.
+  // A column of the products that steps through the flat index.
   struct Cursor {
-    uint32 n, z, y;
+    gradients::FlatPosition<N> at;
     int x;
-    int64 row;    // where its row lies in the first channel
-    bool inside;  // whether there is such a row
+    int64 row;    // offset of its row in the first channel
+    bool inside;  // the row exists
 
-    __device__ __forceinline__ Cursor(uint32 position, int64 batch) {
-      n = position / static_cast<uint32>(N::sample);
-      const uint32 in_sample = position - n * static_cast<uint32>(N::sample);
-      z = in_sample / static_cast<uint32>(N::plane);
-      const uint32 in_plane = in_sample - z * static_cast<uint32>(N::plane);
-      y = in_plane / static_cast<uint32>(N::pitch);
-      x = static_cast<int>(in_plane - y * static_cast<uint32>(N::pitch));
+    __device__ __forceinline__ Cursor(uint32 position, int64 batch)
+        : at(position), x(static_cast<int>(at.x)) {
       find_row(batch);
     }
     __device__ __forceinline__ void find_row(int64 batch) {
-      inside = n < static_cast<uint32>(batch) && z < static_cast<uint32>(N::size0) &&
-               y < static_cast<uint32>(N::size1);
-      row = static_cast<int64>(n) * N::stride_n + z * N::stride0 + y * N::stride1;
+      inside = at.n < static_cast<uint32>(batch) && at.z < static_cast<uint32>(N::size0) &&
+               at.y < static_cast<uint32>(N::size1);
+      row = static_cast<int64>(at.n) * N::stride_n + at.z * N::stride0 + at.y * N::stride1;
     }
     __device__ __forceinline__ void move(int columns, int64 batch) {
       x += columns;
       if (x < N::pitch) return;
       do {
         x -= N::pitch;
-        if (++y == N::plane / N::pitch) {
-          y = 0;
-          if (++z == N::sample / N::plane) {
-            z = 0;
-            ++n;
+        if (++at.y == N::plane / N::pitch) {
+          at.y = 0;
+          if (++at.z == N::sample / N::plane) {
+            at.z = 0;
+            ++at.n;
           }
         }
       } while (x >= N::pitch);
@@ -194,8 +177,8 @@ struct GemmInputGradient {
     __device__ __forceinline__ bool exists() const { return inside && x < N::size2; }
   };
 
-  // Columns of a thread are every fourth pair; rows are even long, so that a pair lies in one of them.
-  // `channel` of the convolution's group.
+  // A thread has every fourth pair of columns. Pitches of rows are even: a pair lies in one row. `channel` is
+  // counted within the convolution's group.
   __device__ __forceinline__ void store(int64 position, int group, int channel, float unscale,
                                         float (&d)[sums]) const {
     using Output = typename N::Output;
@@ -237,7 +220,8 @@ struct GemmInputGradient {
     }
   }
 
-  // 16-bit elements: four neighbours of two pairs each of four lanes, so that these store a whole sector.
+  // 16-bit elements: lanes of a quad exchange pairs until each has four neighbours. Together they store a
+  // whole sector.
   __device__ __forceinline__ void store_quads(int64 position, int64 begin, const float (&scale)[2],
                                               const bool (&has)[2], float (&d)[sums]) const {
     using Output = typename N::Output;
@@ -252,7 +236,7 @@ struct GemmInputGradient {
         const int at = 8 * i + 2 * h;
         const uint32 a = Output::pack(d[at] * scale[h], d[at + 1] * scale[h]);
         const uint32 b = Output::pack(d[at + 4] * scale[h], d[at + 5] * scale[h]);
-        // The lower two lanes get the first eight columns, the upper two the others; then each its four.
+        // The lower two lanes take the first eight columns, the upper two the others. Then each takes four.
         const uint32 other = __shfl_xor_sync(0xffffffffu, upper ? a : b, 2);
         const uint32 low = upper ? other : a;
         const uint32 high = upper ? b : other;

@@ -1,59 +1,49 @@
-// The tensors of gemm_gradients.cuh packed: 16-bit elements, [eight channels][position][8].
+// Packs a tensor for the products of gemm/backward/gradients.cuh: 16-bit elements,
+// [eight channels][position][8].
 #pragma once
 
 #include "gemm/backward/common.cuh"
 
 namespace onepass {
 
-struct GemmPackedParameters {
-  const void* tensor;
-  void* packed;
-  uint32* largest;  // two words, zero before the first launch
-  float* sums;      // of each channel, for each part of the positions: where they are wanted
-  int64 batch;
-  int64 length;  // positions of eight channels
-  int64 parts;   // of the positions
-  int64 pass;    // 0: a look at a part of the elements; 1: packs them; 2: again, where they did not fit
-};
-
-// Packs a tensor. A piece of work is a part of the positions of `lanes` groups of eight channels: one, or,
-// where channels lie side by side, some, so that a warp reads whole lines.
+// A block packs a part of the positions of `lanes` octets of channels. That is one octet, or several where
+// channels are contiguous, so that a warp reads whole lines.
 template <class T>
 struct GemmPackTensor {
   static constexpr int threads = 256;
   static constexpr int lanes = T::lanes;
   static constexpr int at_once = threads / lanes;  // positions
   static constexpr bool scales = T::Type::bytes == 4;
-  // Whether eight channels may be vectors.
+  // Eight channels can be loaded as vectors.
   static constexpr bool vectors_fit = T::stride_c == 1 && T::channels % 8 == 0;
-  static constexpr int eights = T::groups / T::conv_groups;  // of a group of the convolution
+  static constexpr int group_octets = T::octets / T::conv_groups;  // of a group of the convolution
   using Operand = typename T::Operand;
 
-  const GemmPackedParameters& p;
+  const GemmPackTensorParameters& p;
 
   __device__ __forceinline__ void run() const {
-    if (scales && p.pass == 0) {
-      glance();
+    if (scales && p.pass == pack_probe) {
+      probe();
     } else if (vectors_fit && reinterpret_cast<uint64>(p.tensor) % 16 == 0) {
-      pack<vectors_fit>(p.pass == 2);
+      pack<vectors_fit>(p.pass == pack_again);
     } else {
-      pack<false>(p.pass == 2);
+      pack<false>(p.pass == pack_again);
     }
   }
 
  private:
-  // Runs of 32 elements, evenly apart.
-  __device__ __forceinline__ void glance() const {
+  // Finds the largest magnitude in runs of 32 elements, evenly spaced.
+  __device__ __forceinline__ void probe() const {
     uint32 largest = 0;
     const int64 count = T::elements * p.batch;
     const int64 runs = (count + 31) / 32;
-    const int64 looked = runs < T::glances ? runs : T::glances;
-    const int64 apart = runs / looked;
+    const int64 probes = runs < T::probes ? runs : T::probes;
+    const int64 spacing = runs / probes;
     const int lane = threadIdx.x % 32;
     const int warps = static_cast<int>(gridDim.x) * (threads / 32);
 #pragma unroll 4
-    for (int i = blockIdx.x * (threads / 32) + threadIdx.x / 32; i < looked; i += warps) {
-      const int64 at = i * apart * 32 + lane;
+    for (int i = blockIdx.x * (threads / 32) + threadIdx.x / 32; i < probes; i += warps) {
+      const int64 at = i * spacing * 32 + lane;
       if (at < count) gradients::keep_largest(largest, load_one<typename T::Type>(p.tensor, at));
     }
     largest = __reduce_max_sync(0xffffffffu, largest);
@@ -61,29 +51,29 @@ struct GemmPackTensor {
   }
 
   template <bool in_vectors>
-  __device__ __forceinline__ void pack(bool is_second) const {
+  __device__ __forceinline__ void pack(bool is_again) const {
     float scale = 1.0f;
     if constexpr (scales) {
-      if (is_second) {
+      if (is_again) {
         const gradients::Scale own(p.largest);
-        if (!own.is_second) return;
+        if (!own.is_corrected) return;
         scale = own.value;
       } else {
-        scale = gradients::scale_to(__ldcg(p.largest), 8);
+        scale = gradients::probed_scale(__ldcg(p.largest));
       }
     }
-    constexpr int pieces = T::groups / lanes;
+    constexpr int pieces = T::octets / lanes;
     for (int64 i = blockIdx.x; i < p.parts * pieces; i += gridDim.x) {
       const int64 part = i / pieces;
-      pack_part<in_vectors>(part, static_cast<int>(i - part * pieces) * lanes, scale, is_second);
+      pack_part<in_vectors>(part, static_cast<int>(i - part * pieces) * lanes, scale, is_again);
     }
   }
 
   template <bool in_vectors>
-  __device__ __forceinline__ void pack_part(int64 part, int first_group, float scale, bool is_second) const {
-    const int group = first_group + static_cast<int>(threadIdx.x) % lanes;
+  __device__ __forceinline__ void pack_part(int64 part, int first_octet, float scale, bool is_again) const {
+    const int octet = first_octet + static_cast<int>(threadIdx.x) % lanes;
     const int64 begin = part * T::part_positions + threadIdx.x / lanes;
-    auto* const to = static_cast<uint4*>(p.packed) + group * p.length;
+    auto* const to = static_cast<uint4*>(p.packed) + octet * p.length;
     float sum[8] = {};
     uint32 largest = 0;
 #pragma unroll 2
@@ -91,8 +81,8 @@ struct GemmPackTensor {
       const int64 place = begin + r;
       if (place >= p.length) break;
       float x[8];
-      load<in_vectors>(place - T::margin, group, x);
-      if (scales && !is_second) {
+      load<in_vectors>(place - T::margin, octet, x);
+      if (scales && !is_again) {
 #pragma unroll
         for (int k = 0; k < 8; ++k) gradients::keep_largest(largest, x[k]);
       }
@@ -105,16 +95,16 @@ struct GemmPackTensor {
       for (int k = 0; k < 4; ++k) word[k] = Operand::pack(x[2 * k] * scale, x[2 * k + 1] * scale);
       to[place] = uint4{word[0], word[1], word[2], word[3]};
     }
-    if (is_second) return;
+    if (is_again) return;
     if constexpr (scales) {
       largest = __reduce_max_sync(0xffffffffu, largest);
       if (threadIdx.x % 32 == 0 && largest > __ldcg(p.largest + 1)) atomicMax(p.largest + 1, largest);
     }
-    if constexpr (T::has_sums) leave_sums(part, first_group, sum);
+    if constexpr (T::has_sums) leave_sums(part, first_octet, sum);
   }
 
-  // Over the threads of each group of channels, in order.
-  __device__ __forceinline__ void leave_sums(int64 part, int first_group, float (&sum)[8]) const {
+  // Adds the sums of the threads of each octet, in a fixed order.
+  __device__ __forceinline__ void leave_sums(int64 part, int first_octet, float (&sum)[8]) const {
     constexpr int warps = threads / 32;
     __shared__ float scratch[8][lanes][warps];
     const int lane = threadIdx.x % 32;
@@ -132,27 +122,21 @@ struct GemmPackTensor {
       float total = 0.0f;
 #pragma unroll
       for (int w = 0; w < warps; ++w) total += scratch[k][own][w];
-      p.sums[((first_group + own) * 8 + k) * p.parts + part] = total;
+      p.sums[((first_octet + own) * 8 + k) * p.parts + part] = total;
     }
     __syncthreads();
   }
 
-  // Eight channels of a flat position; zeros where nothing is.
+  // Loads eight channels of a flat position; zeros in the gaps.
   template <bool in_vectors>
-  __device__ __forceinline__ void load(int64 flat, int group, float (&x)[8]) const {
-    const auto whole = static_cast<uint32>(flat);
-    const uint32 n = whole / static_cast<uint32>(T::sample);
-    const uint32 in_sample = whole - n * static_cast<uint32>(T::sample);
-    const uint32 z = in_sample / static_cast<uint32>(T::plane);
-    const uint32 in_plane = in_sample - z * static_cast<uint32>(T::plane);
-    const uint32 y = in_plane / static_cast<uint32>(T::pitch);
-    const uint32 column = in_plane - y * static_cast<uint32>(T::pitch);
+  __device__ __forceinline__ void load(int64 flat, int octet, float (&x)[8]) const {
+    const gradients::FlatPosition<T> position(static_cast<uint32>(flat));
+    const uint32 n = position.n, z = position.z, y = position.y, column = position.x;
     const bool inside = flat >= 0 && n < static_cast<uint32>(p.batch) && z < static_cast<uint32>(T::size0) &&
                         y < static_cast<uint32>(T::size1) && column < static_cast<uint32>(T::size2);
-    // Of the group's channels in a convolution in groups.
-    const int whole_group = T::conv_groups == 1 ? 0 : group / eights;
-    const int first = (group - whole_group * eights) * 8;
-    const int64 at = static_cast<int64>(n) * T::stride_n + (whole_group * T::channels + first) * T::stride_c +
+    const int group = T::conv_groups == 1 ? 0 : octet / group_octets;  // of the convolution
+    const int first = (octet - group * group_octets) * 8;              // channel of the group
+    const int64 at = static_cast<int64>(n) * T::stride_n + (group * T::channels + first) * T::stride_c +
                      z * T::stride0 + y * T::stride1 + column * T::stride2;
     if constexpr (in_vectors) {
       if (inside && first < T::channels) {
@@ -166,7 +150,7 @@ struct GemmPackTensor {
     } else {
 #pragma unroll
       for (int k = 0; k < 8; ++k) {
-        const bool exists = inside && (T::channels == eights * 8 || first + k < T::channels);
+        const bool exists = inside && (T::channels == group_octets * 8 || first + k < T::channels);
         x[k] = exists ? load_one<typename T::Type>(p.tensor, at + k * T::stride_c) : 0.0f;
       }
     }

@@ -1,28 +1,21 @@
-// The weights for dx of gemm_gradients.cuh, packed.
+// Packs the weights as the left operand of gemm/backward/input_gradient.cuh, channel by channel scaled.
 #pragma once
 
 #include "gemm/backward/common.cuh"
 
 namespace onepass {
 
-struct GemmAdjointParameters {
-  const void* weights;
-  void* packed;
-  float* scales;
-};
-
-// The weights as the left operand: [tile of 64 channels][tap group][16 channels of dh][tap][8 of them]
-// [channel][8]. A block for each channel of dx, those that only fill a tile too; groups of a convolution
-// begin tiles.
+// Layout: [tile of 64 channels][tap group][16 channels of dh][tap][8 of them][channel][8]. There is a block
+// for each channel of dx, and for those that fill up a tile. Each group of a convolution begins a tile.
 template <class N>
 struct GemmPackAdjoint {
   static constexpr int threads = 256;
   static constexpr int terms = N::in_channels * N::taps;
 
-  const GemmAdjointParameters& p;
+  const GemmPackAdjointParameters& p;
 
   static constexpr int group_rows = (N::channels + 63) / 64 * 64;
-  // Of the group's channels.
+  // Channel within its group.
   static __device__ __forceinline__ int in_group(int o) { return N::conv_groups == 1 ? o : o % group_rows; }
 
   static __device__ __forceinline__ int64 index(int padded, int c, int t) {
@@ -54,24 +47,24 @@ struct GemmPackAdjoint {
       scale = gradients::scale_to(largest, 13);
     }
     if (threadIdx.x == 0) p.scales[o] = 1.0f / scale;
-    constexpr int eights = N::chunks * 2;
-    for (int i = threadIdx.x; i < eights * N::taps; i += threads) {
+    constexpr int octets = N::chunks * 2;
+    for (int i = threadIdx.x; i < octets * N::taps; i += threads) {
       const int tap = i % N::taps;
-      const int eight = i / N::taps;
+      const int octet = i / N::taps;
       float x[8];
 #pragma unroll
       for (int k = 0; k < 8; ++k) {
-        const int c = eight * 8 + k;
+        const int c = octet * 8 + k;
         x[k] = exists && c < N::in_channels
                    ? load_one<typename N::Weight>(p.weights, index(o, c, tap)) * scale
                    : 0.0f;
       }
       const int64 place =
-          ((static_cast<int64>(o / 64) * N::tap_groups + tap / N::group_taps) * N::chunks + eight / 2) *
+          ((static_cast<int64>(o / 64) * N::tap_groups + tap / N::group_taps) * N::chunks + octet / 2) *
               N::group_taps +
           tap % N::group_taps;
       using Operand = typename N::Operand;
-      static_cast<uint4*>(p.packed)[(place * 2 + eight % 2) * 64 + o % 64] =
+      static_cast<uint4*>(p.packed)[(place * 2 + octet % 2) * 64 + o % 64] =
           uint4{Operand::pack(x[0], x[1]), Operand::pack(x[2], x[3]), Operand::pack(x[4], x[5]),
                 Operand::pack(x[6], x[7])};
     }

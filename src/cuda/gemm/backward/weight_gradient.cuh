@@ -1,61 +1,55 @@
-// dweight of gemm_gradients.cuh, as parts: G[u][v][t] = sum over p of U[u][p] V[v][p + shift(t)].
+// The weights' gradient of a wide convolution, as parts of a sum over positions:
+// G[u][v][t] = sum over p of U[u][p] V[v][p + shift(t)].
+//
+// A tile is 64 channels of u, `columns` of v and `warpgroup_taps` taps for each of three consumer warpgroups.
+// One producer thread copies chunks of 128 positions into a ring buffer.
 #pragma once
 
 #include "gemm/backward/common.cuh"
 
 namespace onepass {
 
-struct GemmWeightParameters {
-  const void* u;  // packed
-  const void* v;
-  float* parts;
-  int64 length;  // positions of eight channels
-  int64 chunks;  // of positions
-  int64 splits;
-};
-
-// N: what a problem's numbers are.
 template <class N>
 struct GemmWeightGradient {
   static constexpr int warpgroups = N::warpgroups;
   static constexpr int consumers = warpgroups * 128;
   static constexpr int chunk = N::chunk;  // positions
-  static constexpr int u_groups = 8;
-  static constexpr int v_groups = N::columns / 8;
+  static constexpr int u_octets = 8;      // of a tile
+  static constexpr int v_octets = N::columns / 8;
   static constexpr int ring_positions = (N::stages + N::lag) * chunk;
-  static constexpr int ring_pitch = ring_positions + 16;  // the first ones again at the end
-  static constexpr int u_bytes = u_groups * chunk * 16;
-  static constexpr int v_bytes = v_groups * chunk * 16;
+  static constexpr int ring_pitch = ring_positions + 16;  // the first 16 are repeated at the end
+  static constexpr int u_bytes = u_octets * chunk * 16;
+  static constexpr int v_bytes = v_octets * chunk * 16;
   static constexpr int sums = N::columns / 2;
-  static constexpr int taps = N::taps_each;
+  static constexpr int taps = N::warpgroup_taps;
   static constexpr int block_taps = warpgroups * taps;
   static constexpr int tap_groups = (N::taps + block_taps - 1) / block_taps;
   static constexpr int u_tiles = (N::u_channels + 63) / 64;
   static constexpr int v_tiles = (N::v_channels + N::columns - 1) / N::columns;
   static constexpr int group_tiles = u_tiles * v_tiles * tap_groups;
-  static constexpr int groups = N::conv_groups / N::together;
+  static constexpr int groups = N::conv_groups / N::merged_groups;
   static constexpr int tiles = groups * group_tiles;
-  // Packed ones of a group.
-  static constexpr int u_eights = (N::u_channels + 15) / 16 * 2;
-  static constexpr int v_eights = (N::v_channels + 15) / 16 * 2;
+  // Packed octets of a group of the convolution.
+  static constexpr int group_u_octets = (N::u_channels + 15) / 16 * 2;
+  static constexpr int group_v_octets = (N::v_channels + 15) / 16 * 2;
   static constexpr int tile_sums = consumers * taps * sums;
 
   struct Shared {
     alignas(128) unsigned char u[N::stages][u_bytes];
-    alignas(128) unsigned char v[v_groups * ring_pitch * 16];
+    alignas(128) unsigned char v[v_octets * ring_pitch * 16];
     uint64 full[N::stages];
     uint64 empty[N::stages];
   };
-  static_assert(sizeof(Shared) <= N::shared_bytes);
+  static_assert(sizeof(Shared) == N::shared_bytes);
 
-  const GemmWeightParameters& p;
+  const GemmWeightGradientParameters& p;
   Shared& s;
 
   struct Item {
     int group, u_tile, v_tile, tap_group;
     int64 begin, end;  // chunks
     int64 index;
-    __device__ __forceinline__ Item(int64 i, const GemmWeightParameters& p) : index(i) {
+    __device__ __forceinline__ Item(int64 i, const GemmWeightGradientParameters& p) : index(i) {
       const int64 split = i / tiles;
       int tile = static_cast<int>(i - split * tiles);
       group = groups == 1 ? 0 : tile / group_tiles;
@@ -75,32 +69,27 @@ struct GemmWeightGradient {
     for (int64 i = blockIdx.x; i < count; i += gridDim.x) body(Item(i, p));
   }
 
-  // Where a tap lies from the position.
+  // Taps that fill up the last group repeat the last tap.
   static __device__ __forceinline__ int shift(int tap) {
-    const int t = tap < N::taps ? tap : N::taps - 1;
-    const int m2 = t % N::kernel2;
-    const int m1 = t / N::kernel2 % N::kernel1;
-    const int m0 = t / (N::kernel2 * N::kernel1);
-    return (m0 * N::dilation0 - N::padding0) * N::plane + (m1 * N::dilation1 - N::padding1) * N::pitch +
-           m2 * N::dilation2 - N::padding2;
+    return gradients::tap_shift<N>(tap < N::taps ? tap : N::taps - 1);
   }
 
-  // One thread. The ring of v begins anew with each item, when all of the one before is used.
+  // The producer thread. The ring of v restarts with each item, once the item before is used up.
   __device__ __forceinline__ void send() const {
-    gradients::Ring<N::stages> ring, before;
+    Ring<N::stages> ring, before;
     bool first = true;
     for_each_item([&](const Item& item) {
       if (!first) barrier::wait(&s.empty[before.stage], before.round);
       const auto* u = static_cast<const uint4*>(p.u) +
-                      (item.group * u_eights + item.u_tile * u_groups) * p.length + N::margin;
+                      (item.group * group_u_octets + item.u_tile * u_octets) * p.length + N::margin;
       const auto* v = static_cast<const uint4*>(p.v) +
-                      (item.group * v_eights + item.v_tile * v_groups) * p.length + N::margin +
+                      (item.group * group_v_octets + item.v_tile * v_octets) * p.length + N::margin +
                       shift(item.tap_group * block_taps);
-      // Groups of channels that there are.
-      const int u_left = (N::u_channels + 7) / 8 - item.u_tile * u_groups;
-      const int v_left = (N::v_channels + 7) / 8 - item.v_tile * v_groups;
-      const int u_count = u_left < u_groups ? u_left : u_groups;
-      const int v_count = v_left < v_groups ? v_left : v_groups;
+      // Octets that exist.
+      const int u_left = (N::u_channels + 7) / 8 - item.u_tile * u_octets;
+      const int v_left = (N::v_channels + 7) / 8 - item.v_tile * v_octets;
+      const int u_count = u_left < u_octets ? u_left : u_octets;
+      const int v_count = v_left < v_octets ? v_left : v_octets;
       int slot = 0;
 #pragma unroll 1
       for (int64 i = item.begin; i < item.end; ++i) {
@@ -133,12 +122,12 @@ struct GemmWeightGradient {
   }
 
   __device__ __forceinline__ void multiply() const {
-    gradients::Ring<N::stages> ring;
+    Ring<N::stages> ring;
     const int thread = static_cast<int>(threadIdx.x);
     const int group = thread / 128;
     const int lane = thread % 32;
     const int warp = thread / 32 % 4;
-    // Of a warp's 16 rows by 16 positions: four matrices of eight rows and positions.
+    // ldmatrix: a warp's 16 rows by 16 positions are four matrices of 8 by 8.
     const uint32 own_u = barrier::shared_address(s.u[0]) +
                          ((2 * warp + (lane / 8 & 1)) * chunk + (lane / 16) * 8 + lane % 8) * 16;
     const uint32 v_begin = barrier::shared_address(s.v) >> 4;
@@ -184,7 +173,7 @@ struct GemmWeightGradient {
             for (int j = 0; j < sums; ++j) asm volatile("" : "+f"(d[t][j])::"memory");
           }
         }
-        // What was read of U may be overwritten by copies.
+        // Copies may overwrite what was read of U.
         barrier::release_to_copies();
         __syncwarp();
         if (lane == 0) barrier::arrive(&s.empty[ring.stage]);

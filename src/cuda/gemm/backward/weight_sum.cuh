@@ -1,23 +1,14 @@
-// The parts of dweight that gemm_weight_gradient.cuh leaves, added up in a fixed order; and dbias.
+// Adds the parts of dweight that gemm/backward/weight_gradient.cuh leaves, and the sums of dbias, in a fixed
+// order.
 #pragma once
 
 #include "gemm/backward/weight_gradient.cuh"
 
 namespace onepass {
 
-struct GemmWeightSumParameters {
-  const float* parts;
-  const float* sums;  // of channels, as GemmPackTensor leaves them; null where there are none
-  const uint32* gradient_largest;
-  const uint32* input_largest;
-  void* weight;
-  void* bias;
-  int64 splits;
-  int64 sum_parts;  // of positions, of which sums were left
-};
-
-// Adds up the parts. Many of them: eight warps take turns for 32 sums each. Few: a block has eight channels
-// of u in a tile, and stores rows of the gradient as they lie. Then a block for each channel of the bias.
+// With eight parts or more, the eight warps of a block share the parts of 32 sums. With fewer, a block has
+// eight channels of u of a tile and stores contiguous rows of the gradient. One more block for each channel
+// of the bias.
 template <class N>
 struct GemmWeightSum {
   using Gradient = GemmWeightGradient<N>;
@@ -43,10 +34,10 @@ struct GemmWeightSum {
     }
     if (p.splits < ways) {
       for (int i = blockIdx.x; i < Gradient::tiles * 8; i += N::weight_blocks)
-        rows(i / 8, i % 8, scale, other_scale, scratch);
+        sum_rows(i / 8, i % 8, scale, other_scale, scratch);
     } else {
       for (int64 i = blockIdx.x; i < step / 32; i += N::weight_blocks)
-        in_turns(i * 32, scale, other_scale, scratch[0]);
+        sum_by_warps(i * 32, scale, other_scale, scratch[0]);
     }
   }
 
@@ -60,19 +51,19 @@ struct GemmWeightSum {
           tap(index % Gradient::tap_groups * Gradient::block_taps) {}
   };
 
-  // Of groups of the convolution that are a product together, what each has with its own v.
+  // Of groups merged into one product, only what a group has with its own v is stored.
   __device__ __forceinline__ void store(int group, int u, int v, int tap, float sum) const {
     if (tap >= N::taps || u >= N::u_channels || v >= N::v_channels) return;
-    constexpr int own_u = N::u_channels / N::together;
-    constexpr int own_v = N::v_channels / N::together;
-    if (N::together > 1 && u / own_u != v / own_v) return;
+    constexpr int own_u = N::u_channels / N::merged_groups;
+    constexpr int own_v = N::v_channels / N::merged_groups;
+    if (N::merged_groups > 1 && u / own_u != v / own_v) return;
     const int64 row = static_cast<int64>(group) * N::u_channels + u;
-    const int column = N::together == 1 ? v : v % own_v;
+    const int column = N::merged_groups == 1 ? v : v % own_v;
     store_one<typename N::Weight>(p.weight, (row * own_v + column) * N::taps + tap, sum);
   }
 
-  __device__ __forceinline__ void in_turns(int64 first, float scale, float other_scale,
-                                           float* scratch) const {
+  __device__ __forceinline__ void sum_by_warps(int64 first, float scale, float other_scale,
+                                               float* scratch) const {
     const int lane = threadIdx.x % 32;
     const int way = threadIdx.x / 32;
     const int64 element = first + lane;
@@ -95,18 +86,18 @@ struct GemmWeightSum {
     __syncthreads();
   }
 
-  // Channels of u that lie together: eight rows of a warp's sixteen.
-  __device__ __forceinline__ void rows(int tile_index, int eight, float scale, float other_scale,
-                                       float (&scratch)[8][row_sums + 1]) const {
+  // Eight channels of u: half of a warp's sixteen rows.
+  __device__ __forceinline__ void sum_rows(int tile_index, int octet, float scale, float other_scale,
+                                           float (&scratch)[8][row_sums + 1]) const {
     const int lane = threadIdx.x % 32;
     const float* const from =
-        p.parts + static_cast<int64>(tile_index) * Gradient::tile_sums + eight / 2 * 32 + lane;
+        p.parts + static_cast<int64>(tile_index) * Gradient::tile_sums + octet / 2 * 32 + lane;
     for (int i = threadIdx.x / 32; i < row_sums / 4; i += ways) {
-      // Of a tap and eight channels of v, every second of a lane's two.
+      // A lane has two neighbouring channels of each octet of v; `e` is which of them.
       const int e = i % 2;
       const int o = i / 2 % (N::columns / 8);
       const int tap = i / 2 / (N::columns / 8);
-      const float* const own = from + (tap * Gradient::sums + o * 4 + eight % 2 * 2 + e) * 128;
+      const float* const own = from + (tap * Gradient::sums + o * 4 + octet % 2 * 2 + e) * 128;
       float sum = 0.0f;
       for (int s = 0; s < p.splits; ++s) sum += __ldcg(own + s * step);
       scratch[lane / 4][(o * 8 + lane % 4 * 2 + e) * Gradient::block_taps + tap] = sum * scale * other_scale;
@@ -116,7 +107,7 @@ struct GemmWeightSum {
     for (int i = threadIdx.x; i < 8 * row_sums; i += threads) {
       const int row = i / row_sums;
       const int at = i - row * row_sums;
-      store(tile.group, tile.u + eight * 8 + row, tile.v + at / Gradient::block_taps,
+      store(tile.group, tile.u + octet * 8 + row, tile.v + at / Gradient::block_taps,
             tile.tap + at % Gradient::block_taps, scratch[row][at]);
     }
     __syncthreads();
@@ -124,10 +115,10 @@ struct GemmWeightSum {
 
   __device__ __forceinline__ void bias(int channel, float* scratch) const {
     float sum[1] = {};
-    // Among the packed ones.
-    constexpr int eights = (N::out_channels + 15) / 16 * 2;
+    // The channel's place among the packed ones.
+    constexpr int octets = (N::out_channels + 15) / 16 * 2;
     const int group = N::conv_groups == 1 ? 0 : channel / N::out_channels;
-    const int packed = channel + group * (eights * 8 - N::out_channels);
+    const int packed = channel + group * (octets * 8 - N::out_channels);
     for (int64 i = threadIdx.x; i < p.sum_parts; i += threads) sum[0] += p.sums[packed * p.sum_parts + i];
     block_sum<threads>(sum, scratch);
     if (threadIdx.x == 0) store_one<typename N::Weight>(p.bias, channel, sum[0]);

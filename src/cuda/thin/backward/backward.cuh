@@ -1,25 +1,25 @@
-// The gradients of a thin convolution and all that follows it, the convolution computed anew where its output
-// is needed.
+// The gradients of a thin convolution and all that follows it. The convolution is computed anew where its
+// output is needed.
 //
 // With h the convolution's output, dh its gradient, z the norm's output and M elements in a slab:
 //   pass 1   x -> h; dy -> dz; for each channel the sums of dz, of dz xhat and of what the after-chain reads.
 //            The last block of a sample merges them to the slabs' means over M of gamma dz and gamma dz xhat
-//   pass 2   x -> h -> dh as in tail_backward.cuh, a tile in shared memory at a time;
-//            dweight[o, term] += sum over positions dh[o, q] x[term, q] by tensor cores; dh to the ring
+//   pass 2   x -> h -> dh as in tail/backward, a tile in shared memory at a time;
+//            dweight[o, term] += sum over positions dh[o, q] x[term, q] by tensor cores; dh to a ring buffer
 //   pass 3   dx: rows D[(input channel, last tap), q] = sum over outer taps and o of w dh[o, q] by tensor
-//            cores, shifted and added to dx[input channel, i] as they leave
-// Pass 1 is left out without a norm, pass 3 where dx is not wanted, products that nobody wants in pass 2.
+//            cores, shifted and added to dx[input channel, i] as they are stored
+// Pass 1 is left out without a norm, pass 3 where dx is not wanted, and unwanted products of pass 2.
 //
-// Work is taken by ticket, sample after sample: pass 1 of sample n, pass 2 of an earlier and pass 3 of a
-// still earlier one, so that dy and dh come from the second-level cache; blocks wait only for lower tickets.
-// The ring has dh of a few samples: nothing of the convolution's size is in memory. Gradients of weights
-// leave as one part for each ticket, which the last block of a sample adds; sums over the batch are a second
-// launch (ThinReduce), in double and in order.
+// Work is taken by ticket, sample after sample: pass 1 of sample n, pass 2 of an earlier one, pass 3 of a
+// still earlier one. So dy and dh come from the second-level cache. Blocks wait only for lower tickets. The
+// ring buffer holds dh of a few samples: nothing of the convolution's size is in memory. Each ticket leaves
+// its sums of dweight; the last block of a sample adds them. A second launch (ThinReduce) sums over the
+// batch.
 //
-// Operands of products are halves scaled by powers of two (thin_backward_slabs.cuh), tf32, or split in two
-// with three products (strict f32, at most 64 terms in the tensor core). dh is rounded as an operand is.
-// What x of a sample is multiplied by is found by a ticket of its own, a sample ahead. Moves x and dy twice,
-// x once more where it is measured, dh once each way through the second-level cache, dx once.
+// Operands are f16 scaled by powers of two, tf32, or split in two with three products (strict f32, at most 64
+// terms in the tensor core). dh is rounded as an operand is. For f16, a ticket of its own finds the scale of
+// x, one sample ahead. x and dy are read twice, x once more for its scale. dh goes once each way through the
+// second-level cache, dx is written once.
 #pragma once
 
 #include "thin/backward/input_gradient.cuh"
@@ -30,23 +30,25 @@
 namespace onepass {
 
 template <class Convolution, class Tail, class Numbers>
-struct ThinBackward : ThinGradients<Convolution, Tail, Numbers> {
-  using Base = ThinGradients<Convolution, Tail, Numbers>;
-  using Base::Base;
-  using Base::halves;
-  using Base::p;
-  using Base::s;
+struct ThinBackward {
+  using L = ThinBackwardLayout<Convolution, Tail, Numbers>;
+  using Parameters = typename L::Parameters;
+  using Shared = typename L::Shared;
+  static constexpr bool halves = L::halves;
+
+  const Parameters& p;
+  Shared& s;
 
   static constexpr int second_tickets = Numbers::has_second ? Numbers::segments : 0;
   static constexpr int third_tickets =
       Numbers::wants_input ? Numbers::back_tiles(0) * Numbers::back_tiles(1) * Numbers::back_tiles(2) : 0;
 
-  // Whether the last ticket of pass 2 of a sample adds parts of dweight; until then, and until pass 3 is
-  // done, the sample has its place in the rings.
+  // The last ticket of pass 2 of a sample adds the parts of dweight. The sample keeps its place in the ring
+  // buffers until then and until pass 3 is done.
   static constexpr bool merges = Numbers::wants_weight && Numbers::segments > 1;
   static constexpr uint32 third_done = third_tickets + (merges ? 1 : 0);
 
-  // What the flag of a sample says.
+  // The flag of a sample.
   static constexpr uint32 x_measured = 1;
   static constexpr uint32 slabs_summed = 2;
 
@@ -60,32 +62,32 @@ struct ThinBackward : ThinGradients<Convolution, Tail, Numbers> {
   __device__ __forceinline__ void run() const {
     const bool by_output = Numbers::may_read_output && p.output != nullptr;
     const int first_tickets = !Numbers::has_first ? 0 : by_output ? 1 : Numbers::segments;
-    // What x of a sample is multiplied by is found a sample ahead, or where the output spares pass 1 with it.
-    const int zero_tickets = halves && !by_output ? 1 : 0;
-    const int of_sample = zero_tickets + first_tickets + second_tickets + third_tickets;
+    // The scale of x is found a sample ahead, or with pass 1 where the output replaces that.
+    const int measure_tickets = halves && !by_output ? 1 : 0;
+    const int of_sample = measure_tickets + first_tickets + second_tickets + third_tickets;
     const int64 first_lag = Numbers::has_first ? p.first_lag : 0;
     const int64 second_lag = Numbers::wants_input ? p.second_lag : 0;
-    const int64 tickets = (p.batch + zero_tickets + first_lag + second_lag) * of_sample;
-    ThinGradientWeights<Convolution, Tail, Numbers>(p, s).prepare();
-    const ThinGradientSlabs<Convolution, Tail, Numbers> slabs(p, s);
-    const ThinGradientPasses<Convolution, Tail, Numbers> passes(p, s);
-    const ThinInputGradient<Convolution, Tail, Numbers> input(p, s);
-    uint32 turns = 0;
+    const int64 tickets = (p.batch + measure_tickets + first_lag + second_lag) * of_sample;
+    ThinGradientWeights<L>{p, s}.prepare();
+    const ThinGradientSlabs<L> slabs{p, s};
+    const ThinGradientPasses<L> passes{p, s};
+    const ThinInputGradient<L> input{p, s};
+    uint32 planes = 0;  // that pass 3 has loaded
     Tickets own(p.control);
 #pragma unroll 1
     for (int64 ticket = own.take(); ticket < tickets; ticket = own.take()) {
       auto sample = static_cast<int64>(static_cast<uint32>(ticket) / static_cast<uint32>(of_sample));
       int item = static_cast<int>(static_cast<uint32>(ticket) % static_cast<uint32>(of_sample));
       if constexpr (halves) {
-        if (item < zero_tickets) {
+        if (item < measure_tickets) {
           if (sample < p.batch) {
             slabs.measure(sample);
             publish(counters(sample) + 1, x_measured);
           }
           continue;
         }
-        item -= zero_tickets;
-        sample -= zero_tickets;
+        item -= measure_tickets;
+        sample -= measure_tickets;
       }
       if (item < first_tickets) {
         if constexpr (Numbers::has_first) {
@@ -97,7 +99,7 @@ struct ThinBackward : ThinGradients<Convolution, Tail, Numbers> {
               wait_for(counters(sample) + 1, x_measured);
             }
           }
-          // By the output alone, or all of it by this block where that is not enough.
+          // From the output alone. Where that is not accurate enough, this block does all of pass 1.
           bool is_done = false;
           if constexpr (Numbers::may_read_output) {
             is_done = by_output && slabs.output_is_enough(sample);
@@ -126,7 +128,7 @@ struct ThinBackward : ThinGradients<Convolution, Tail, Numbers> {
           passes.template pass<true>(n, item);
           if constexpr (merges) {
             if (arrives_last(counters(n) + 2, second_tickets)) {
-              passes.merge_weights(n);
+              passes.weights.merge(n);
               arrive(counters(n) + 3);
             }
           } else if constexpr (Numbers::wants_input) {
@@ -139,7 +141,7 @@ struct ThinBackward : ThinGradients<Convolution, Tail, Numbers> {
         const int64 n = sample - first_lag - second_lag;
         if (n < 0 || n >= p.batch) continue;
         if (threadIdx.x == 0) wait_for(counters(n) + 2, second_tickets);
-        input.back(n, item - second_tickets, turns);
+        input.back(n, item - second_tickets, planes);
         arrive(counters(n) + 3);
       }
     }

@@ -1,4 +1,4 @@
-// Products on tensor cores for gradients of thin convolutions: operands of tf32, split in two, or halves.
+// Products on tensor cores for gradients of thin convolutions: operands are tf32, two tf32 each, or f16.
 #pragma once
 
 #include "thin/thin.cuh"
@@ -38,7 +38,7 @@ __device__ __forceinline__ uint32 pack_halves(float first, float second) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
   return word;
 }
-// The low halves of two words, and their high ones.
+// The low 16 bits of two words in one, and their high 16 bits.
 __device__ __forceinline__ uint32 low_halves(uint32 first, uint32 second) {
   return __byte_perm(first, second, 0x5410);
 }
@@ -46,25 +46,25 @@ __device__ __forceinline__ uint32 high_halves(uint32 first, uint32 second) {
   return __byte_perm(first, second, 0x7632);
 }
 
-// The power of two that takes `most` to the upper end of f16, and what is 2^28 times smaller to where f16
-// begins to drop bits; 1 where there is nothing to measure.
+// The power of two that takes `most` to the upper end of f16; 1 if it is 0 or not finite. f16 begins to drop
+// bits of values 2^28 times smaller.
 __device__ __forceinline__ float scale_for_halves(float most) {
   if (!(most > 0.0f) || !(most < __uint_as_float(0x7f800000u))) return 1.0f;
   int exponent = 13 + 127 - static_cast<int>(__float_as_uint(most) >> 23);
   exponent = exponent < -120 ? -120 : exponent > 126 ? 126 : exponent;
   return __uint_as_float(static_cast<uint32>(exponent + 127) << 23);
 }
-// 1 / scale, of a power of two as above.
+// 1 / scale, of a power of two.
 __device__ __forceinline__ float inverse_of_power(float scale) {
   return __uint_as_float(0x7f000000u - __float_as_uint(scale));
 }
-// Magnitudes that are not finite bound nothing: what they reach is not finite either.
+// The bits of |x|, or 0 if x is not finite: results that it reaches are not finite whatever the scale.
 __device__ __forceinline__ uint32 finite_magnitude(float x) {
   const uint32 bits = __float_as_uint(x) & 0x7fffffffu;
   return bits < 0x7f800000u ? bits : 0u;
 }
 
-// x = high + low, both tf32, up to 2^-22 of it.
+// x = high + low, both tf32, with an error of at most 2^-22 |x|.
 __device__ __forceinline__ void split_tf32(float x, float& high, float& low) {
   high = round_to_tf32(x);
   low = round_to_tf32(x - high);
@@ -79,7 +79,7 @@ __device__ __forceinline__ void split_tf32(const uint4& x, uint4& high, uint4& l
   low = {__float_as_uint(l[0]), __float_as_uint(l[1]), __float_as_uint(l[2]), __float_as_uint(l[3])};
 }
 
-// Sums of products. Split ones are moved to the CUDA cores' f32 after every 64 terms.
+// Sums of products. Those of split operands move to f32 sums of the CUDA cores after every 64 terms.
 template <bool splits, int Count>
 struct ProductSums {
   static constexpr int steps_in_core = 8;
@@ -99,7 +99,7 @@ struct ProductSums {
       }
     }
   }
-  // A step of 8 terms: `a` rounded or, where it is split, as two; b as it is in memory.
+  // A step of 8 terms: `a` rounded, or split in two; b as it is in memory.
   __device__ __forceinline__ void add(const uint4 (&a)[splits ? 2 : 1], const float (&b)[Count][2]) {
 #pragma unroll
     for (int i = 0; i < Count; ++i) {

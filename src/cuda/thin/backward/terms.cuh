@@ -5,11 +5,10 @@
 
 namespace onepass {
 
-// The convolution's terms. The window of x has vectors of input channels; an entry is such a vector and a
-// tap. Where a chunk has several rows, an entry has taps of the first and last dimension alone and meets
-// every tap of the dimension between them ("row tap"), so that what is loaded of a row of x serves all rows
-// of outputs that meet it. A step is four entries, one for each lane of a quad; a group is the eight entries
-// that are the columns of a product of dweight.
+// The window of x has vectors of input channels. An entry is such a vector and a tap. Where a chunk has
+// several rows, an entry has taps of the first and last dimension alone; the taps between them are its row
+// taps. A row of x is then loaded once for all output rows that read it. A step is four entries, one for each
+// lane of a quad. A group is the eight entries that are the columns of a product of dweight.
 template <class Convolution, class Numbers>
 struct GradientTerms {
   using C = Convolution;
@@ -17,13 +16,14 @@ struct GradientTerms {
   static constexpr int row_tiles = (C::channels + 15) / 16;
   static constexpr int vector = Numbers::vector;
   static constexpr int products = Numbers::halves ? 1 : vector / 2;
-  static constexpr int components = C::in_channels < vector ? C::in_channels : vector;  // that are ever real
+  static constexpr int components = C::in_channels < vector ? C::in_channels : vector;  // that are channels
   static constexpr int vectors = (C::in_channels + vector - 1) / vector;
   static constexpr int weight_stride =
       C::transposed ? C::taps : C::in_channels * C::taps;  // of an output channel
   static constexpr int channel_stride = C::transposed ? C::channels * C::taps : C::taps;
 
-  static constexpr bool has_rows = Numbers::chunk_rows > 1;
+  static constexpr int chunk_rows = Numbers::chunk_rows;
+  static constexpr bool has_rows = chunk_rows > 1;
   static constexpr int most_row_taps =
       has_rows ? static_cast<int>((C::kernel(1) + C::tap_step(1) - 1) / C::tap_step(1)) : 1;
   static constexpr __device__ bool has_row_taps(int count) {
@@ -37,17 +37,17 @@ struct GradientTerms {
     int row_taps;
     int step;  // the first
     int steps;
-    int fragment;  // the first of its operands: steps, their row taps, products
-    int job;       // the first of its products of dweight: groups of a tile of rows, then those of the next
+    int fragment;  // its first fragment of weights: [step][row tap][product]
+    int job;       // its first product of dweight: [row tile][group]
     int groups;
-    int unit;  // the first of its sums of dweight: jobs, their row taps, components
+    int unit;  // its first sum of dweight: [job][row tap][component]
   };
 
-  // Entries of a class with the last tap running fastest, then the first, then the vector of channels.
+  // Entries of a class are ordered [vector of channels][first tap][last tap].
   struct Entry {
     int tap;      // -1 beyond the last entry
     int channel;  // the first of the vector
-    int window;   // from the window's vector of a position with j = 0, in the window's first plane
+    int window;   // offset from a position's vector, without the plane
     int plane;    // of the window
   };
 
@@ -75,7 +75,7 @@ struct GradientTerms {
     return own.groups * row_tiles * own.row_taps * components;
   }
 
-  // The class that has a step, an operand, a job or a unit.
+  // The class of a step, a fragment, a job or a unit.
   static __device__ int class_of_step(const Class* found, int step) {
     int i = 0;
     while (step >= found[i].step + found[i].steps) ++i;
@@ -97,7 +97,7 @@ struct GradientTerms {
     return i;
   }
 
-  // What fills up a step or a group reads what the last entry reads.
+  // Entries that pad a step or a group read what the last entry reads.
   static __device__ Entry entry(int class_index, int index, int row_tap) {
     const ThinClass<C> own(class_index);
     const int entries = entries_of(own);
@@ -123,19 +123,43 @@ struct GradientTerms {
             (of_vectors * Numbers::window(0) * Numbers::window(1) + at[1]) * Numbers::window(2) + at[2],
             at[0]};
   }
-  // In elements, where the window's planes lie in a ring that begins at plane `turn`.
+  // In elements, of a window whose ring buffer begins at plane `turn`.
   static __device__ __forceinline__ int window_of(int rest, int plane, int turn) {
     plane += turn;
     if (plane >= Numbers::window(0)) plane -= Numbers::window(0);
     return (rest + plane * (Numbers::window(1) * Numbers::window(2))) * vector;
   }
 
-  // Rounding weights moves all sums of a channel alike, and a norm and long sums let that show. Where the
-  // last vector of channels is not full, the mean of its channels times what rounding drops of their weights
-  // makes up for most of it, at no cost. Only where the forward had exact weights; -1 where there is no room.
-  static constexpr int spare = Numbers::makes_up_for_weights && C::in_channels % vector != 0
+  // Rounded weights shift all sums of a channel alike, which shows after a norm and in long sums. Where the
+  // last vector of channels has a free component, it compensates most of that at no cost: the mean of the
+  // channels times what rounding drops of their weights. Only for forward passes with exact weights; else -1.
+  static constexpr int spare = Numbers::compensates_weights && C::in_channels % vector != 0
                                    ? static_cast<int>(C::in_channels % vector)
                                    : -1;
+
+  // Rows of x that the rows of a chunk read by `row_taps` row taps, counted from the first tap of the first
+  // output row.
+  static constexpr __device__ int first_x_row(int row_taps) {
+    return C::delta(1) < 0 ? (row_taps - 1) * static_cast<int>(C::delta(1)) : 0;
+  }
+  static constexpr __device__ int x_rows(int row_taps) {
+    const int delta = static_cast<int>(C::delta(1) < 0 ? -C::delta(1) : C::delta(1));
+    return (chunk_rows - 1) * static_cast<int>(C::step(1)) + (row_taps - 1) * delta + 1;
+  }
+  // The output row that reads `x_row` by tap `tap`; -1 if there is none.
+  static constexpr __device__ int row_of(int x_row, int tap) {
+    const int distance = x_row - tap * static_cast<int>(C::delta(1));
+    const int step = static_cast<int>(C::step(1));
+    if (distance < 0 || distance % step != 0 || distance / step >= chunk_rows) return -1;
+    return distance / step;
+  }
+  static constexpr __device__ bool is_read(int x_row, int row_taps) {
+    for (int tap = 0; tap < row_taps; ++tap) {
+      if (row_of(x_row, tap) >= 0) return true;
+    }
+    return false;
+  }
+  static constexpr int x_row_elements = Numbers::window(1) > 0 ? Numbers::window(2) * vector : 0;
 
   // The index of a weight without its output channel; -1 where there is none.
   static __device__ __forceinline__ int weight_index(const Entry& entry, int component) {

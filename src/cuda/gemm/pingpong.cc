@@ -7,6 +7,8 @@
 
 #include "cuda/gemm/gemm.h"
 #include "cuda/notes.h"
+#include "cuda/runtime/parameters.h"
+#include "gemm/parameters.cuh"
 #include "onepass/error.h"
 
 namespace onepass {
@@ -29,13 +31,13 @@ using Box = std::array<int64_t, max_spatial_rank>;
 
 // How a sample is cut into boxes, and shared memory; nothing here depends on the batch.
 struct PingpongNumbers {
-  int64_t columns = 0;        // of a warpgroup; 0 where nothing fits
-  bool by_rows = false;       // values leave a row of the box at a time
-  int64_t held_words = 0;     // of a thread
-  int64_t waiting_words = 0;  // of those, in shared memory
-  int64_t row_pitch = 0;      // of staged rows, in words
-  Box box{1, 1, 1};           // outputs of a tile
-  Box boxes{1, 1, 1};         // of a sample
+  int64_t columns = 0;            // of a warpgroup; 0 where nothing fits
+  bool store_rows = false;        // values leave a row of the box at a time
+  int64_t held_words = 0;         // of a thread
+  int64_t held_shared_words = 0;  // of those, in shared memory
+  int64_t row_pitch = 0;          // of staged rows, in words
+  Box box{1, 1, 1};               // outputs of a tile
+  Box boxes{1, 1, 1};             // of a sample
   int64_t position_tiles = 1;
   int64_t pitch = 1, plane = 1;  // of a box's index of positions
   int64_t window_y = 1, window_z = 1;
@@ -84,7 +86,7 @@ struct PingpongNumbers {
   // Of each warp, on their way to memory: eight channels of a row of the box, or of 64 columns.
   int64_t value_words(int64_t bytes) const {
     if (bytes == 4) return 4;
-    return by_rows ? round_up(8 * row_pitch + 3, 4) : 8 * (16 * bytes + 4);
+    return store_rows ? round_up(8 * row_pitch + 3, 4) : 8 * (16 * bytes + 4);
   }
   // Of 32 bytes of eight channels, or 32 positions, each.
   int64_t steps_of_row(int64_t bytes) const {
@@ -119,12 +121,12 @@ struct PingpongNumbers {
     constexpr int64_t most_of_box = 256;
     if (std::max({raw_pitch, window_y, window_z}) > most_of_box) return;
     const int64_t own = columns_of(flat, box);
-    by_rows =
+    store_rows =
         pitch % 8 == 0 && own % pitch == 0 && box[2] % 2 == 0 && shape.axes[2].classes[0].positions % 2 == 0;
     // Channels of a staged row lie as they do in memory, modulo 16 bytes.
     const int64_t out_bytes = byte_size(problem.output.dtype);
     row_pitch = pitch * out_bytes / 4;
-    while (by_rows && bytes == 2 && (problem.output.strides[1] * out_bytes / 4 - row_pitch) % 4 != 0)
+    while (store_rows && bytes == 2 && (problem.output.strides[1] * out_bytes / 4 - row_pitch) % 4 != 0)
       ++row_pitch;
     const int64_t held = bytes == 2 ? own / 4 : own / 16 * 5 + own / 2 % 8 / 4 * 3;
     const int64_t most_own = bytes == 2 ? 34 : 38;
@@ -134,16 +136,16 @@ struct PingpongNumbers {
       const int64_t eights = pitch / 8;
       const int64_t first = eights > 16 ? 16 : eights > 8 ? 8 : eights > 4 ? 4 : 2;
       row_pitch = 8 * std::min(first, eights - 1) + 8;
-      by_rows = by_rows && eights > 1 && eights <= 2 * first && problem.output.strides[1] % 4 == 0 &&
-                row_pitch / 4 < held;
-      if (by_rows) least_waiting = std::max(least_waiting, row_pitch / 4);
+      store_rows = store_rows && eights > 1 && eights <= 2 * first && problem.output.strides[1] % 4 == 0 &&
+                   row_pitch / 4 < held;
+      if (store_rows) least_waiting = std::max(least_waiting, row_pitch / 4);
     }
     // At first the columns' places lie there: not all have room where rows are short.
-    by_rows = by_rows && (bytes == 2 ? 4 * value_words(out_bytes) : 128 * least_waiting) >= own;
+    store_rows = store_rows && (bytes == 2 ? 4 * value_words(out_bytes) : 128 * least_waiting) >= own;
     const int64_t asked = round_up(16 * shape.groups / shape.channels, 2);  // statistics of a warp's slabs
     const int64_t fixed =
         round_up(chunks * 2 * window * 16, 128) + weight_bytes() + groups * 16 * value_words(out_bytes) +
-        (least_waiting > 0 ? 0 : groups * 64) + (by_rows ? 2 : groups * own) * 4 + 64 * 16 +
+        (least_waiting > 0 ? 0 : groups * 64) + (store_rows ? 2 : groups * own) * 4 + 64 * 16 +
         (2 * std::min(most_bands, window_z * window_y) + 1 + groups) * 8 +
         groups * (2 * shape.groups * 8 + 4 * 8 + 4 * 8 * asked) + groups * (own / pitch + 1) * 8 + 160;
     // Three copies have room for each converting warp, or two, if need be of fewer rows: those that are ahead
@@ -167,7 +169,7 @@ struct PingpongNumbers {
     const int64_t few_own = bytes == 2 ? 27 : 35;
     const int64_t more =
         std::min(left / word_bytes, std::max<int64_t>(0, std::min(held, most_own) - few_own));
-    waiting_words = least_waiting + more;
+    held_shared_words = least_waiting + more;
     left -= more * word_bytes;
     // As many rows as a warpgroup has: others are waited for no sooner.
     band_copies = std::max({own / pitch / copy_y, divide_up(copies, most_bands), int64_t{1}});
@@ -191,7 +193,7 @@ struct PingpongNumbers {
         gemm_chain_instructions(shape.parts.before) + gemm_chain_instructions(shape.parts.after);
     // Outputs that do not leave by rows are stored by 4 bytes.
     const double own =
-        multiplied + n / 2 * (3.6 * instructions + (by_rows ? 91 : 120) + (bytes == 4 ? 78 : 0)) + 1500;
+        multiplied + n / 2 * (3.6 * instructions + (store_rows ? 91 : 120) + (bytes == 4 ? 78 : 0)) + 1500;
     const auto steps = static_cast<double>(copy_y * steps_of_row(bytes));
     const auto all = static_cast<double>(divide_up(chunks * 2 * copies, converting_warps));
     return std::max(own, all * (550 + 75 * steps) + (bands > 1 ? 0 : 2 * multiplied));
@@ -259,8 +261,8 @@ class GemmPingpong final : public Kernel {
         << 16 * n.chunks << " channels in " << n.bands << " bands, " << n.raw_slots
         << " copies of 8 channels and " << n.copy_y << " rows ahead\n"
         << "blocks: " << describe_blocks(blocks_, function_) << "passes: 1, values held as "
-        << (rounds(problem_) ? "integers of 20 bits, " : "f16, ") << n.held_words - n.waiting_words
-        << " words of a thread in registers, " << n.waiting_words << " in shared memory\n"
+        << (rounds(problem_) ? "integers of 20 bits, " : "f16, ") << n.held_words - n.held_shared_words
+        << " words of a thread in registers, " << n.held_shared_words << " in shared memory\n"
         << "then: thin_cores, if x does not begin on 16 bytes"
         << (rounds(problem_) ? ", and for samples that f16 has no room for\n" : "\n")
         << "workspace: " << workspace_bytes() << " bytes\n";
@@ -281,32 +283,29 @@ class GemmPingpong final : public Kernel {
   void launch(const Arguments& arguments, void* workspace, Stream stream) const override {
     if (shape_.batch == 0) return;
     clear(at(workspace, marks_), cleared_bytes_, stream, problem_.device);
-    Words pack;
-    pack.add(arguments.parameters[0]);
-    pack.add(at(workspace, packed_));
-    pack.add(at(workspace, scales_));
-    pack.add(at(workspace, marks_));
-    pack.add(shape_.batch);
-    pack.add(arguments.input);
-    pack.add(at(workspace, map_));
-    pack.launch(pack_, stream, 0);
-    Words words;
-    words.add(arguments.input);
-    words.add(arguments.output);
-    words.add(static_cast<void*>(nullptr));
-    words.add(arguments.statistics ? static_cast<void*>(arguments.statistics) : at(workspace, statistics_));
-    words.add(static_cast<void*>(nullptr));
-    words.add(at(workspace, parts_));
-    words.add(at(workspace, counts_));
-    words.add(at(workspace, marks_));
-    words.add(at(workspace, guard_));
-    words.add(at(workspace, packed_));
-    words.add(at(workspace, scales_));
-    words.add(shape_.batch);
-    words.add(1);
-    words.add(arguments.parameters);
-    words.add(at(workspace, map_));
-    words.launch(function_, stream, blocks_);
+    PingpongPackParameters pack;
+    pack.weights = arguments.parameters[0];
+    pack.packed = at(workspace, packed_);
+    pack.scales = at(workspace, scales_);
+    pack.only = at(workspace, marks_);
+    pack.batch = shape_.batch;
+    pack.input = arguments.input;
+    pack.map = at(workspace, map_);
+    pack.launch(pack_, stream);
+    PingpongParameters p;
+    p.output = arguments.output;
+    p.statistics =
+        arguments.statistics ? static_cast<void*>(arguments.statistics) : at(workspace, statistics_);
+    p.parts = at(workspace, parts_);
+    p.counts = at(workspace, counts_);
+    p.only = at(workspace, marks_);
+    p.guard = at(workspace, guard_);
+    p.packed = at(workspace, packed_);
+    p.scales = at(workspace, scales_);
+    p.batch = shape_.batch;
+    p.map = at(workspace, map_);
+    p.parameter = arguments.parameters;
+    p.launch(function_, stream, blocks_);
     redo_.launch_marked(arguments, at(workspace, Region{regions_.total(), 0}), at(workspace, marks_), 1,
                         stream);
   }
@@ -348,11 +347,9 @@ class GemmPingpong final : public Kernel {
                .add("groups", groups)
                .add("tile_channels", tile_channels)
                .add("columns", n.columns)
-               .add("waiting_words", n.waiting_words)
+               .add("held_shared_words", n.held_shared_words)
                .add("row_pitch", n.row_pitch)
                .add("position_tiles", n.position_tiles)
-               .add("channel_tiles", 1)
-               .add("unit_channel_tiles", 1)
                .add("padded_channels", tile_channels)
                .add("chunk_channels", 16)
                .add("chunks", n.chunks)
@@ -361,11 +358,8 @@ class GemmPingpong final : public Kernel {
                .add("raw_pitch", n.raw_pitch)
                .add("raw_vectors", n.raw_vectors)
                .add("raw_slots", n.raw_slots)
-               .flag("apart", false)
-               .flag("held", true)
-               .flag("stored", false)
                .flag("guards", rounds(problem_))
-               .flag("by_rows", n.by_rows)
+               .flag("store_rows", n.store_rows)
                .add("shared_bytes", n.shared_bytes)
                .add("pack_channels", 1)
                .flag("pack_staged", packs_staged())
@@ -398,17 +392,18 @@ class GemmPingpong final : public Kernel {
   }
 
   Source pack_source() const {
-    return {
-        "onepass_gemm_pingpong_pack",
-        "#include \"gemm/pingpong.cuh\"\nstruct Product;\n" + tail_source(problem_) +
-            thin_source(problem_, shape_) + numbers_source() +
-            "extern \"C\" __global__ void __launch_bounds__(256)\n"
-            "onepass_gemm_pingpong_pack(const __grid_constant__ onepass::GemmPingpongPackParameters p) {\n"
-            "  extern __shared__ __align__(16) unsigned char staged[];\n"
-            "  onepass::GemmPack<onepass::Convolution, Numbers>{p, staged}.run();\n"
-            "  if (blockIdx.x == 0 && threadIdx.x < 32)\n"
-            "    onepass::GemmTensorMap<onepass::Convolution, onepass::Tail::Input, Numbers>::build(p);\n"
-            "}\n"};
+    return {"onepass_gemm_pingpong_pack",
+            "#include \"gemm/pingpong/map.cuh\"\n#include \"gemm/source/pack.cuh\"\nstruct Product;\n" +
+                tail_source(problem_) + thin_source(problem_, shape_) + numbers_source() +
+                "extern \"C\" __global__ void __launch_bounds__(256)\n"
+                "onepass_gemm_pingpong_pack(const __grid_constant__ onepass::PingpongPackParameters p) {\n"
+                "  extern __shared__ __align__(16) unsigned char staged[];\n"
+                "  onepass::GemmPack<onepass::Convolution, Numbers, onepass::PingpongPackParameters>{p, "
+                "staged}.run();\n"
+                "  if (blockIdx.x == 0 && threadIdx.x < 32)\n"
+                "    onepass::pingpong::TensorMap<onepass::Convolution, onepass::Tail::Input, "
+                "Numbers>::build(p);\n"
+                "}\n"};
   }
 
   Problem problem_;

@@ -6,21 +6,13 @@
 
 #include "device/reduce.cuh"
 #include "gemm/gemm.cuh"
+#include "gemm/parameters.cuh"
 
 namespace onepass {
 
-struct GemmPackParameters {
-  const void* weights;
-  void* packed;
-  float*
-      scales;    // of each channel, one over what it was scaled by; then the largest sum of magnitudes (zero)
-  uint32* only;  // where not null: marked where a weight is not finite, as in gemm.cuh
-  int64 batch;
-};
-
 // A block for every `pack_channels` output channels, those that only fill a tile too. Where `pack_staged`, it
 // reads its weights once, to shared memory.
-template <class C, class Numbers>
+template <class C, class Numbers, class Parameters = GemmPackParameters>
 struct GemmPack {
   static constexpr int threads = 256;
   static constexpr int warps = threads / 32;
@@ -36,7 +28,7 @@ struct GemmPack {
   static constexpr int team = threads / channels;  // threads that measure a channel
   static_assert(team % 32 == 0);
 
-  const GemmPackParameters& p;
+  const Parameters& p;
   unsigned char* staged;  // [channel][term]
 
   // Where the weight of a term (input channel, tap of the row's class) lies.

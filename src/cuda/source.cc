@@ -100,8 +100,8 @@ class ChainWriter {
     out_ << "    template <class P>\n    __device__ __forceinline__ void load(const P& p, int64 index) {\n";
     for (size_t i = 0; i < tensors_.size(); ++i) {
       const int index = tensors_[i]->parameter;
-      out_ << "      t" << i << ".load(p.parameter[" << index << "], index, p.is_aligned(aligned_parameter + "
-           << index << "));\n";
+      out_ << "      t" << i << ".load(p.parameter[" << index
+           << "], index, is_aligned(p, aligned_parameter + " << index << "));\n";
     }
     out_ << "    }\n  };\n";
   }
@@ -158,7 +158,7 @@ class ChainWriter {
       const int index = tensors_[i]->parameter;
       out_ << "      Packed<" << type(backward_->parameter_gradients[static_cast<size_t>(index)])
            << ", Width> packed" << i << ";\n      packed" << i << ".pack(g" << i << ");\n      packed" << i
-           << ".store(p.gradient[" << index << "], index, p.is_aligned(aligned_gradient + " << index
+           << ".store(p.gradient[" << index << "], index, is_aligned(p, aligned_gradient + " << index
            << "));\n";
     }
     out_ << "    }\n  };\n";

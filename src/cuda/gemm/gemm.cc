@@ -5,6 +5,9 @@
 #include <cmath>
 #include <sstream>
 
+#include "cuda/runtime/parameters.h"
+#include "gemm/parameters.cuh"
+
 namespace onepass::cuda {
 
 FlatGeometry::FlatGeometry(const ThinShape& shape) {
@@ -145,13 +148,13 @@ GemmFinish::GemmFinish(const Problem& problem, const ThinShape& shape, bool plan
 
 void GemmFinish::launch(const Arguments& arguments, const void* values, const void* statistics,
                         Stream stream) const {
-  Words words;
-  words.add(values);
-  words.add(arguments.output);
-  words.add(statistics);
-  words.add(samples_);
-  words.add(arguments.parameters);
-  words.launch(function_, stream, 0);
+  GemmFinishParameters p;
+  p.values = values;
+  p.output = arguments.output;
+  p.statistics = statistics;
+  p.batch = samples_;
+  p.parameter = arguments.parameters;
+  p.launch(function_, stream);
 }
 
 std::string describe_groups(const ThinShape& shape) {

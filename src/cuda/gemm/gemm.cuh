@@ -3,30 +3,10 @@
 #pragma once
 
 #include "device/barrier.cuh"
+#include "gemm/parameters.cuh"
 #include "thin/thin.cuh"
 
 namespace onepass {
-
-template <int Count>
-struct GemmParameters {
-  const void* input;
-  void* output;
-  float* values;        // where pass 1 leaves them for pass 2, laid out as the output
-  float* statistics;    // [batch][groups][2]: mean, 1 / deviation
-  uint32* control;      // zero: two counters and a flag for each unit, four words
-  float4* parts;        // of slabs, for each tile that has channels of it: count, mean, M2
-  float* sums;          // of rows, for each range of positions
-  uint32* only;         // zero: a word for each sample that is to be done again, then one for all (RedoWord)
-  uint32* guard;        // zero: the bits of the largest magnitude in each sample
-  const void* packed;   // weights as gemm_pack.cuh leaves them
-  const float* scales;  // what a channel's sums are multiplied by, then the largest sum of magnitudes
-  int64 batch;
-  int64 wave_units;
-  const void* parameter[Count > 0 ? Count : 1];
-
-  // Elements go one by one.
-  __device__ __forceinline__ bool is_aligned(int) const { return false; }
-};
 
 // The rows of a product with those that only fill a tile, `padded` of all groups of channels: the `rows` of
 // each group begin a tile.

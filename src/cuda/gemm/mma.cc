@@ -9,6 +9,8 @@
 
 #include "cuda/gemm/gemm.h"
 #include "cuda/notes.h"
+#include "cuda/runtime/parameters.h"
+#include "gemm/parameters.cuh"
 
 namespace onepass {
 
@@ -320,32 +322,40 @@ class GemmMma final : public Kernel {
   void launch(const Arguments& arguments, void* workspace, Stream stream) const override {
     if (shape_.batch == 0) return;
     clear(at(workspace, control_), cleared_bytes_, stream, problem_.device);
-    Words pack;
-    pack.add(arguments.parameters[0]);
-    pack.add(at(workspace, packed_));
-    if (!packs_classes()) pack.add(at(workspace, scales_));
-    pack.add(at(workspace, marks_));
-    pack.add(shape_.batch);
-    pack.launch(pack_, stream, 0);
+    if (packs_classes()) {
+      GemmMmaPackParameters pack;
+      pack.weights = arguments.parameters[0];
+      pack.packed = at(workspace, packed_);
+      pack.only = at(workspace, marks_);
+      pack.batch = shape_.batch;
+      pack.launch(pack_, stream);
+    } else {
+      GemmPackParameters pack;
+      pack.weights = arguments.parameters[0];
+      pack.packed = at(workspace, packed_);
+      pack.scales = at(workspace, scales_);
+      pack.only = at(workspace, marks_);
+      pack.batch = shape_.batch;
+      pack.launch(pack_, stream);
+    }
     void* const values = has_own_values() ? at(workspace, values_) : arguments.output;
     void* const statistics =
         arguments.statistics ? static_cast<void*>(arguments.statistics) : at(workspace, statistics_);
-    Words words;
-    words.add(arguments.input);
-    words.add(arguments.output);
-    words.add(values);
-    words.add(statistics);
-    words.add(at(workspace, control_));
-    words.add(at(workspace, parts_));
-    words.add(at(workspace, sums_));
-    words.add(at(workspace, marks_));
-    words.add(at(workspace, guard_));
-    words.add(at(workspace, packed_));
-    words.add(at(workspace, scales_));
-    words.add(shape_.batch);
-    words.add(Number(0));  // no waves
-    words.add(arguments.parameters);
-    words.launch(function_, stream, 0);
+    GemmMmaParameters p;
+    p.input = arguments.input;
+    p.output = arguments.output;
+    p.values = values;
+    p.statistics = statistics;
+    p.control = at(workspace, control_);
+    p.parts = at(workspace, parts_);
+    p.sums = at(workspace, sums_);
+    p.only = at(workspace, marks_);
+    p.guard = at(workspace, guard_);
+    p.packed = at(workspace, packed_);
+    p.scales = at(workspace, scales_);
+    p.batch = shape_.batch;
+    p.parameter = arguments.parameters;
+    p.launch(function_, stream);
     if (finish_) finish_->launch(arguments, values, statistics, stream);
     redo_.launch_marked(arguments, at(workspace, Region{regions_.total(), 0}), at(workspace, marks_), stream);
   }

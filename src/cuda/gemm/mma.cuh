@@ -111,7 +111,7 @@ struct alignas(16) GemmMmaShared {
 
 template <class C, class Tail, class Numbers>
 struct GemmMma {
-  using Parameters = GemmParameters<Tail::parameters>;
+  using Parameters = GemmMmaParameters<Tail::parameters>;
   using Shared = GemmMmaShared<C, Tail, Numbers>;
   using Geometry = GemmMmaGeometry<C, Numbers>;
   using Input = typename Tail::Input;

@@ -7,13 +7,6 @@
 
 namespace onepass {
 
-struct GemmMmaPackParameters {
-  const void* weights;
-  void* packed;
-  uint32* only;  // marked where a weight is not finite, as in gemm_mma.cuh
-  int64 batch;
-};
-
 // A thread has a vector of a row and all its taps, one after the other as they lie in memory.
 template <class C, class Tail, class Numbers>
 struct GemmMmaPack {

@@ -10,6 +10,8 @@
 
 #include "cuda/gemm/gemm.h"
 #include "cuda/notes.h"
+#include "cuda/runtime/parameters.h"
+#include "gemm/parameters.cuh"
 
 namespace onepass {
 namespace cuda {
@@ -22,9 +24,6 @@ constexpr int64_t most_columns = 256;
 constexpr int64_t most_stages = 8;
 constexpr int64_t most_piece_bytes = 100 << 10;
 constexpr int64_t least_taps = 3;  // else x is copied for too few products
-
-// As in gemm/packed.cuh.
-enum Step : int { step_pack, step_pack_again, step_judge };
 
 // In which order the convolution's output lies.
 Layout layout_of_values(const Problem& problem) {
@@ -279,30 +278,31 @@ class GemmPacked final : public Kernel {
                                   ? arguments.statistics
                                   : static_cast<float*>(at(workspace, statistics_));
     void* const redo = at(workspace, redo_memory_);
-    const auto words_of = [&](Step step) {
-      Words words;
-      words.add(arguments.input);
-      words.add(at(workspace, values_));
-      words.add(statistics);
-      words.add(at(workspace, marks_));
-      words.add(at(workspace, guard_));
-      words.add(at(workspace, packed_input_));
-      words.add(at(workspace, packed_weights_));
-      words.add(at(workspace, scales_));
-      words.add(at(workspace, row_largest_));
-      words.add(at(workspace, row_sums_));
-      words.add(at(workspace, piece_marks_));
-      words.add(redo_.control(redo));
-      words.add(int64_t{step});
-      words.add(shape_.batch);
-      words.add(length_);
-      words.add(tiles_);
-      words.add(arguments.parameters);
-      return words;
+    PackedGemmParameters p;
+    p.input = arguments.input;
+    p.values = at(workspace, values_);
+    p.statistics = statistics;
+    p.only = at(workspace, marks_);
+    p.guard = at(workspace, guard_);
+    p.packed_input = at(workspace, packed_input_);
+    p.packed_weights = at(workspace, packed_weights_);
+    p.scales = at(workspace, scales_);
+    p.row_largest = at(workspace, row_largest_);
+    p.row_sums = at(workspace, row_sums_);
+    p.piece_marks = at(workspace, piece_marks_);
+    p.control = redo_.control(redo);
+    p.batch = shape_.batch;
+    p.length = length_;
+    p.tiles = tiles_;
+    p.parameter = arguments.parameters;
+    const auto launch_step = [&](PackedGemmStep step, const Number& blocks) {
+      p.step = int64_t{step};
+      p.launch(*steps_, stream, blocks);
     };
-    words_of(step_pack).launch(*steps_, stream, input_items_ + weight_items());
-    if (guards()) words_of(step_pack_again).launch(*steps_, stream, numbers_.padded_channels() / piece_rows);
-    words_of(step_pack).launch(*product_, stream, blocks_);
+    launch_step(step_pack, input_items_ + weight_items());
+    if (guards()) launch_step(step_pack_again, numbers_.padded_channels() / piece_rows);
+    p.step = int64_t{step_pack};
+    p.launch(*product_, stream, blocks_);
     Arguments tail;
     tail.input = at(workspace, values_);
     tail.output = arguments.output;
@@ -310,7 +310,7 @@ class GemmPacked final : public Kernel {
     tail.parameters.assign(arguments.parameters.end() - std::ssize(tail_problem_.parameters),
                            arguments.parameters.end());
     tail_.kernel->launch(tail, at(workspace, Region{regions_.total(), 0}), stream);
-    if (guards()) words_of(step_judge).launch(*steps_, stream, shape_.batch);
+    if (guards()) launch_step(step_judge, shape_.batch);
     redo_.launch_marked(arguments, redo, at(workspace, marks_), 1, stream);
   }
 

@@ -20,29 +20,6 @@
 
 namespace onepass {
 
-template <int Count>
-struct PackedGemmParameters {
-  const void* input;
-  float* values;            // the convolution's output
-  const float* statistics;  // [batch][groups][2] of the norm: mean, 1 / deviation
-  uint32* only;             // f32: zero. A word for each sample that is to be done again, then one for all
-  uint32* guard;            // zero: the bits of the largest magnitude in each sample, scaled as it is packed
-  void* packed_input;
-  void* packed_weights;
-  float* scales;        // what a channel's sums are multiplied by, then the largest sum of magnitudes (zero)
-  uint32* row_largest;  // zero: the bits of the largest magnitude of each row of f32 weights
-  uint64* row_sums;     // zero: of their magnitudes, in units of 2^-20
-  uint32* piece_marks;  // 16 bits: a word for each piece of weights, whether it has one that is not finite
-  uint32* control;      // of the kernel that does samples again: four words for each and four more
-  int64 step;           // which launch this is (PackedGemmStep)
-  int64 batch;
-  int64 length;  // positions of eight packed channels
-  int64 tiles;   // of positions
-  const void* parameter[Count > 0 ? Count : 1];
-};
-
-enum PackedGemmStep : int { step_pack, step_pack_again, step_judge };
-
 // The flat index and where taps lie in it.
 template <class C, class Numbers>
 struct PackedGemmGeometry {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "gemm/gemm.cuh"
-#include "gemm/parameters.cuh"
 
 namespace onepass::pingpong {
 

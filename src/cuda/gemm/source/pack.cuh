@@ -6,7 +6,6 @@
 
 #include "device/reduce.cuh"
 #include "gemm/gemm.cuh"
-#include "gemm/parameters.cuh"
 
 namespace onepass {
 

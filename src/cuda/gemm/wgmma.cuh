@@ -221,17 +221,17 @@ struct Gemm {
       }
       GemmMainloop<C, Tail, Numbers> mainloop{s, {}, {}};
       using Epilogue = GemmEpilogue<C, Tail, Numbers>;
-      const Epilogue epilogue{p, s};
-      typename Epilogue::Leaving leaving;
+      const Epilogue epilogue{{p, s}};
+      typename Epilogue::Deferred deferred;
       float d[Numbers::columns / 2];
       for_each_item([&](const Item& item) {
         epilogue.prepare(item);
         mainloop.run(d, [&] {
-          if constexpr (Epilogue::late_vectors > 0) epilogue.put_some(leaving);
+          if constexpr (Epilogue::defers) epilogue.outputs.store_some(deferred);
         });
-        epilogue.run(item, d, leaving);
+        epilogue.run(item, d, deferred);
       });
-      if constexpr (Epilogue::late_vectors > 0) epilogue.put_rest(leaving);
+      if constexpr (Epilogue::defers) epilogue.outputs.store_rest(deferred);
     }
   }
 };

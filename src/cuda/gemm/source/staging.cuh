@@ -404,12 +404,8 @@ struct GemmStaging {
       // Nobody else waits for the sample's last tile: the last warp judges.
       if (item.channel_tile == 0 &&
           count_up(p.control + item.unit * 4 + 2) == static_cast<uint32>(Numbers::position_tiles * warps) - 1)
-        judge(p, item.n, 1.0f);
+        gemm::judge<Tail, Numbers>(p, item.n, 1.0f);
     }
-  }
-
-  static __device__ __forceinline__ void judge(const Parameters& p, int64 n, float scale) {
-    gemm::judge<Tail, Numbers>(p, n, scale);
   }
 };
 

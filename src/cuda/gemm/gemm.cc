@@ -115,16 +115,16 @@ constexpr int64_t finish_piece = 4096;
 
 Source finish_source(const Problem& problem, const ThinShape& shape, bool planar) {
   const bool mean = shape.parts.mean;
-  const std::string name = mean ? "onepass_gemm_mma_mean" : "onepass_gemm_finish";
-  return {name, std::string("#include \"") + (mean ? "gemm/mma.cuh" : "gemm/store/finish.cuh") + "\"\n" +
-                    whole_tail_source(problem) + "struct Numbers {\n" +
+  const std::string name = mean ? "onepass_gemm_mean" : "onepass_gemm_finish";
+  return {name, std::string("#include \"") + (mean ? "gemm/store/mean.cuh" : "gemm/store/finish.cuh") +
+                    "\"\n" + whole_tail_source(problem) + "struct Numbers {\n" +
                     Constants()
                         .add("threads", finish_threads)
                         .add("piece", finish_piece)
                         .add("pieces", divide_up(shape.spatial, finish_piece))
                         .flag("interleaved", !planar)
                         .text() +
-                    "};\nusing Agent = onepass::" + (mean ? "GemmMmaMean" : "GemmFinish") +
+                    "};\nusing Agent = onepass::" + (mean ? "GemmMean" : "GemmFinish") +
                     "<onepass::Tail, Numbers>;\n"
                     "extern \"C\" __global__ void __launch_bounds__(" +
                     std::to_string(finish_threads) + ") " + name +

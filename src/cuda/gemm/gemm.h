@@ -70,7 +70,7 @@ class CutFor {
 double steepness(const TailParts& parts);
 
 // Goes over values that a launch before has left in memory, from the norm on: gemm/store/finish.cuh, or
-// GemmMmaMean where a mean follows.
+// gemm/store/mean.cuh where a mean follows.
 class GemmFinish {
  public:
   // `planar`: values lie with channels before space, else after it.

@@ -19,7 +19,7 @@ extern const Strategy cuda_gemm_wgmma;
 namespace cuda {
 namespace {
 
-constexpr int64_t pack_threads = 256;  // gemm/mma_pack.cuh
+constexpr int64_t pack_threads = 256;  // gemm/mma/pack.cuh
 
 using Box = std::array<int64_t, max_spatial_rank>;
 
@@ -514,7 +514,7 @@ class GemmMma final : public Kernel {
     const std::string problem = tail_source(problem_) + thin_source(problem_, shape_) + numbers_source();
     if (packs_classes()) {
       return {"onepass_gemm_mma_pack",
-              "#include \"gemm/mma_pack.cuh\"\n" + problem +
+              "#include \"gemm/mma/pack.cuh\"\n" + problem +
                   "extern \"C\" __global__ void __launch_bounds__(256)\n"
                   "onepass_gemm_mma_pack(const __grid_constant__ onepass::GemmMmaPackParameters p) {\n"
                   "  onepass::GemmMmaPack<onepass::Convolution, onepass::Tail, Numbers>{p}.run();\n"

@@ -25,9 +25,9 @@ struct GemmEpilogue {
   static constexpr int slabs_of_sample = Consumer::slabs_of_sample;
   static constexpr bool defers = Outputs::late_vectors > 0;
 
-  const Consumer t;
-  const Outputs outputs{t};
-  const TileMoments moments{t};
+  const Consumer thread;
+  const Outputs outputs{thread};
+  const TileMoments moments{thread};
 
   // The index of a row's scale, among the tiles of its group of channels.
   static __device__ __forceinline__ int scale_index(const Item& item, int row) {
@@ -38,22 +38,22 @@ struct GemmEpilogue {
   __device__ __forceinline__ void activate(const Item& item, const Columns& columns, float (&d)[sums]) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int c = item.channel_tile * Numbers::tile_channels + t.row(h);
+      const int c = item.channel_tile * Numbers::tile_channels + thread.row(h);
       const int own = c < rows ? c : 0;
       const int channel = own / classes;
-      const float scale = Numbers::guards ? __ldg(t.p.scales + scale_index(item, own)) : 1.0f;
+      const float scale = Numbers::guards ? __ldg(thread.p.scales + scale_index(item, own)) : 1.0f;
       float bias = 0.0f;
       if constexpr (C::has_bias)
-        bias = load_one<typename C::Bias>(t.p.parameter[1], Tail::channel(item.n, channel));
+        bias = load_one<typename C::Bias>(thread.p.parameter[1], Tail::channel(item.n, channel));
       ChannelValues<Before, 1> values;
-      values.load(t.p, item.n, channel);
+      values.load(thread.p, item.n, channel);
       const int64 begin = output_origin<C>(item.n) + Geometry::row_offset(own);
 #pragma unroll
       for (int i = 0; i < 2 * pairs; ++i) {
         float& value = d[i / 2 * 4 + h * 2 + i % 2];
         typename Before::template Tensors<1> tensors;
         if constexpr (Numbers::before_reads_tensors) {
-          if (columns.has(i)) tensors.load(t.p, begin + columns.offset(i));
+          if (columns.has(i)) tensors.load(thread.p, begin + columns.offset(i));
         }
         if constexpr (Numbers::guards) {
           value = fmaf(value, scale, bias);
@@ -67,10 +67,10 @@ struct GemmEpilogue {
 
   // --- After the last tile of a unit ---
   __device__ __forceinline__ bool arrives_last(uint32* counter) const {
-    t.sync();
-    if (t.agent_thread == 0) t.s.last[t.agent] = count_up(counter) == Consumer::unit_parts - 1;
-    t.sync();
-    return t.s.last[t.agent];
+    thread.sync();
+    if (thread.agent_thread == 0) thread.s.last[thread.agent] = count_up(counter) == Consumer::unit_parts - 1;
+    thread.sync();
+    return thread.s.last[thread.agent];
   }
 
   // Statistics of all slabs of the unit, by the last block.
@@ -79,8 +79,8 @@ struct GemmEpilogue {
     const int end =
         first + (Numbers::unit_channel_tiles == Numbers::channel_tiles ? slabs_of_sample
                                                                        : Consumer::slab_count(item));
-    for (int slab = first + t.agent_warp; slab < end; slab += Consumer::agent_warps)
-      t.slabs.finish(item.n, slab);
+    for (int slab = first + thread.agent_warp; slab < end; slab += Consumer::agent_warps)
+      thread.slabs.finish(item.n, slab);
   }
 
   __device__ __forceinline__ void finish_mean(const Item& item) const {
@@ -90,7 +90,7 @@ struct GemmEpilogue {
     for (int c = first + static_cast<int>(threadIdx.x); c < end && c < Tail::channels;
          c += gemm::consumer_threads) {
       const int64 row = item.n * Tail::channels + c;
-      store_one<Output>(t.p.output, row, t.slabs.row_sum(row) / static_cast<float>(Tail::spatial));
+      store_one<Output>(thread.p.output, row, thread.slabs.row_sum(row) / static_cast<float>(Tail::spatial));
     }
   }
 
@@ -100,23 +100,23 @@ struct GemmEpilogue {
     const int first = Consumer::first_slab(item);
     const int count = Consumer::slab_count(item);
     if constexpr (Numbers::held) {
-      for (int i = t.agent_warp; i < count; i += Consumer::agent_warps) {
-        const auto statistics = t.slabs.statistics(item.n, first + i);
-        if (t.lane != 0) continue;
-        t.s.statistics[t.agent][i] = {statistics.mean, statistics.factor};
-        if (t.position_part(item) == 0) {
-          float* to = t.p.statistics + 2 * (item.n * slabs_of_sample + first + i);
+      for (int i = thread.agent_warp; i < count; i += Consumer::agent_warps) {
+        const auto statistics = thread.slabs.statistics(item.n, first + i);
+        if (thread.lane != 0) continue;
+        thread.s.statistics[thread.agent][i] = {statistics.mean, statistics.factor};
+        if (thread.position_part(item) == 0) {
+          float* to = thread.p.statistics + 2 * (item.n * slabs_of_sample + first + i);
           to[0] = statistics.mean;
           to[1] = statistics.rstd;
         }
       }
     } else {
-      for (int i = t.agent_thread; i < count; i += Consumer::agent_threads) {
-        const float* from = t.p.statistics + 2 * (item.n * slabs_of_sample + first + i);
-        t.s.statistics[t.agent][i] = {load_shared_by_blocks(from), load_shared_by_blocks(from + 1)};
+      for (int i = thread.agent_thread; i < count; i += Consumer::agent_threads) {
+        const float* from = thread.p.statistics + 2 * (item.n * slabs_of_sample + first + i);
+        thread.s.statistics[thread.agent][i] = {load_shared_by_blocks(from), load_shared_by_blocks(from + 1)};
       }
     }
-    t.sync();
+    thread.sync();
   }
 
   // The norm's weight and bias of the thread's rows, read before the wait for other tiles. Where a chain
@@ -130,10 +130,10 @@ struct GemmEpilogue {
     Affine affine;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int c = item.channel_tile * Numbers::tile_channels + t.row(h);
+      const int c = item.channel_tile * Numbers::tile_channels + thread.row(h);
       const int channel = Tail::channel(item.n, (c < rows ? c : 0) / classes);
-      affine.weight[h] = Tail::weight(t.p, channel);
-      affine.bias[h] = Tail::bias(t.p, channel);
+      affine.weight[h] = Tail::weight(thread.p, channel);
+      affine.bias[h] = Tail::bias(thread.p, channel);
     }
     return affine;
   }
@@ -143,7 +143,7 @@ struct GemmEpilogue {
                                         float (&d)[sums]) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int c = item.channel_tile * Numbers::tile_channels + t.row(h);
+      const int c = item.channel_tile * Numbers::tile_channels + thread.row(h);
       const bool in_range = c < rows;
       const int own = in_range ? c : 0;
       const int channel = own / classes;
@@ -151,23 +151,23 @@ struct GemmEpilogue {
       float mean = 0.0f, scale = 1.0f, shift = 0.0f;
       if constexpr (Tail::has_norm) {
         const int slab = in_range ? c / Consumer::group_rows - Consumer::first_slab(item) : 0;
-        const float2 statistics = t.s.statistics[t.agent][slab];
+        const float2 statistics = thread.s.statistics[thread.agent][slab];
         const int of_norm = Tail::channel(item.n, channel);
         mean = statistics.x;
-        scale = (reads_affine_early ? affine.weight[h] : Tail::weight(t.p, of_norm)) * statistics.y;
-        shift = reads_affine_early ? affine.bias[h] : Tail::bias(t.p, of_norm);
+        scale = (reads_affine_early ? affine.weight[h] : Tail::weight(thread.p, of_norm)) * statistics.y;
+        shift = reads_affine_early ? affine.bias[h] : Tail::bias(thread.p, of_norm);
         if constexpr (Numbers::held) shift = fmaf(-mean, scale, shift);
         if constexpr (Numbers::guards && Numbers::held) {
-          if (item.position_tile == 0 && in_range && t.lane % 4 == 0) {
+          if (item.position_tile == 0 && in_range && thread.lane % 4 == 0) {
             // Values may be equal because x underflows f16. Their factor would be 1 / sqrt(eps).
-            const float weight = reads_affine_early ? affine.weight[h] : Tail::weight(t.p, of_norm);
-            gemm::judge<Tail, Numbers>(t.p, item.n,
+            const float weight = reads_affine_early ? affine.weight[h] : Tail::weight(thread.p, of_norm);
+            gemm::judge<Tail, Numbers>(thread.p, item.n,
                                        fabsf(statistics.y == 0.0f ? weight * rsqrtf(Tail::eps) : scale));
           }
         }
       }
       ChannelValues<After, 1> values;
-      values.load(t.p, item.n, channel);
+      values.load(thread.p, item.n, channel);
       const int64 begin = output_origin<C>(item.n) + Geometry::row_offset(own);
       float total = 0.0f;
 #pragma unroll
@@ -175,7 +175,7 @@ struct GemmEpilogue {
         float& value = d[i / 2 * 4 + h * 2 + i % 2];
         typename After::template Tensors<1> tensors;
         if constexpr (Numbers::after_reads_tensors) {
-          if (columns.has(i)) tensors.load(t.p, begin + columns.offset(i));
+          if (columns.has(i)) tensors.load(thread.p, begin + columns.offset(i));
         }
         if constexpr (Tail::has_norm)
           value = Numbers::held ? fmaf(value, scale, shift) : normalise(value, mean, scale, shift);
@@ -184,7 +184,8 @@ struct GemmEpilogue {
       }
       if constexpr (Tail::has_mean) {
         total = lanes_sum<4>(total);
-        if (t.lane % 4 == 0) t.s.rows(t.group, t.warp % 4 * 16 + t.lane / 4 + 8 * h).x = total;
+        if (thread.lane % 4 == 0)
+          thread.s.rows(thread.group, thread.warp % 4 * 16 + thread.lane / 4 + 8 * h).x = total;
       }
     }
     if constexpr (Tail::has_mean) {
@@ -192,9 +193,11 @@ struct GemmEpilogue {
       const int begin = item.channel_tile * Numbers::tile_channels;
       for (int r = static_cast<int>(threadIdx.x); r < Numbers::tile_channels; r += gemm::consumer_threads) {
         if (begin + r >= Tail::channels) break;
-        const float sum = Numbers::groups_share_positions ? t.s.rows(r / 64, r % 64).x
-                                                          : t.s.rows(0, r % 64).x + t.s.rows(1, r % 64).x;
-        t.p.sums[(item.n * Tail::channels + begin + r) * Numbers::position_tiles + item.position_tile] = sum;
+        const float sum = Numbers::groups_share_positions
+                              ? thread.s.rows(r / 64, r % 64).x
+                              : thread.s.rows(0, r % 64).x + thread.s.rows(1, r % 64).x;
+        thread.p.sums[(item.n * Tail::channels + begin + r) * Numbers::position_tiles + item.position_tile] =
+            sum;
       }
     }
   }
@@ -204,15 +207,16 @@ struct GemmEpilogue {
     if constexpr (Geometry::contiguous) return;
     // Independent warpgroups have offsets of their own.
     constexpr int count = Consumer::apart ? Numbers::columns : Numbers::tile_positions;
-    const int first = Consumer::apart ? t.first_column() : 0;
-    for (int i = t.agent_thread; i < count; i += Consumer::agent_threads)
-      t.s.offsets[first + i] = Geometry::target(item.position_tile, first + i);
+    const int first = Consumer::apart ? thread.first_column() : 0;
+    for (int i = thread.agent_thread; i < count; i += Consumer::agent_threads)
+      thread.s.offsets[first + i] = Geometry::target(item.position_tile, first + i);
   }
 
   __device__ __forceinline__ void run(const Item& item, float (&d)[sums], Deferred& deferred) const {
-    uint32* counters = t.p.control + item.unit * 4;
-    if constexpr (!Geometry::contiguous) t.sync();
-    const Columns columns(t.s.offsets, Consumer::tile_position(item), t.first_column() + 2 * (t.lane % 4));
+    uint32* counters = thread.p.control + item.unit * 4;
+    if constexpr (!Geometry::contiguous) thread.sync();
+    const Columns columns(thread.s.offsets, Consumer::tile_position(item),
+                          thread.first_column() + 2 * (thread.lane % 4));
     activate(item, columns, d);
     Affine affine{};
     if constexpr (Tail::has_norm) {
@@ -223,32 +227,32 @@ struct GemmEpilogue {
           moments.leave_parts(item, columns, d);
         } else {
           moments.row_moments(columns, d);
-          if constexpr (Numbers::stored) outputs.template store<f32, true>(t.p.values, item, d);
-          t.sync();
+          if constexpr (Numbers::stored) outputs.template store<f32, true>(thread.p.values, item, d);
+          thread.sync();
           moments.store_parts(item);
         }
         if constexpr (Numbers::held && !Tail::mean_follows_norm) {
-          t.sync();
-          if (t.agent_thread == 0) {
+          thread.sync();
+          if (thread.agent_thread == 0) {
             gemm::arrive(counters);
             wait_for(counters, Consumer::unit_parts);
           }
         } else if constexpr (Numbers::stored) {
           // Another launch merges the parts: the block does not wait for its stores.
-          t.sync();
+          thread.sync();
           return;
         } else {
           if (arrives_last(counters)) {
             finish_moments(item);
-            t.sync();
-            if (t.agent_thread == 0) release(counters + 2, 1u);
+            thread.sync();
+            if (thread.agent_thread == 0) release(counters + 2, 1u);
           }
           return;
         }
       } else if (threadIdx.x == 0) {
         wait_for(counters + 2, 1u);
       }
-      t.sync();
+      thread.sync();
       load_statistics(item);
     }
     apply(item, columns, affine, d);
@@ -257,11 +261,12 @@ struct GemmEpilogue {
     } else if (outputs.stores_late()) {
       if constexpr (defers) outputs.defer(item, d, deferred);
     } else {
-      outputs.template store<Output, false>(t.p.output, item, d);
+      outputs.template store<Output, false>(thread.p.output, item, d);
     }
     // Shared memory must be free before the next tile writes to it. Held tiles pass other barriers before
     // that.
-    if constexpr (Tail::has_mean || !Geometry::contiguous || (Tail::has_norm && !Numbers::held)) t.sync();
+    if constexpr (Tail::has_mean || !Geometry::contiguous || (Tail::has_norm && !Numbers::held))
+      thread.sync();
   }
 };
 

@@ -14,7 +14,7 @@ struct GemmTileMoments {
   static constexpr int pairs = Consumer::pairs;
   static constexpr int group_rows = Consumer::group_rows;
 
-  const Consumer t;
+  const Consumer thread;
 
   // Leaves the moments of the tile's rows in shared memory. By every consumer; a barrier must follow.
   __device__ __forceinline__ void row_moments(const Columns& columns, const float (&d)[sums]) const {
@@ -32,8 +32,9 @@ struct GemmTileMoments {
       }
       float mean, m2;
       team_moments<4, gemm::consumer_threads>(own, quad_count, nullptr, mean, m2);
-      if (t.lane % 4 == 0)
-        t.s.rows(t.group, t.warp % 4 * 16 + t.lane / 4 + 8 * h) = float4{quad_count, mean, m2, 0.0f};
+      if (thread.lane % 4 == 0)
+        thread.s.rows(thread.group, thread.warp % 4 * 16 + thread.lane / 4 + 8 * h) =
+            float4{quad_count, mean, m2, 0.0f};
     }
   }
 
@@ -97,9 +98,9 @@ struct GemmTileMoments {
       distances.sum_lanes<lanes>();
       distances.finish(elements, moved, m2);
       const float mean = distances.pivot + moved;
-      const int first = item.channel_tile * Numbers::tile_channels + t.row(h);
-      if (t.lane % lanes == 0 && Consumer::exists(first))
-        __stcg(t.slabs.part(item.n, first / group_rows, item.channel_tile, t.position_part(item)),
+      const int first = item.channel_tile * Numbers::tile_channels + thread.row(h);
+      if (thread.lane % lanes == 0 && Consumer::exists(first))
+        __stcg(thread.slabs.part(item.n, first / group_rows, item.channel_tile, thread.position_part(item)),
                float4{elements, mean, m2, 0.0f});
     }
   }
@@ -108,7 +109,7 @@ struct GemmTileMoments {
   __device__ __forceinline__ void store_parts(const Item& item) const {
     const int begin = item.channel_tile * Numbers::tile_channels;
     const int count = Consumer::slab_count(item);
-    for (int i = t.agent_warp; i < count; i += Consumer::agent_warps) {
+    for (int i = thread.agent_warp; i < count; i += Consumer::agent_warps) {
       const int slab = Consumer::first_slab(item) + i;
       int first = slab * group_rows - begin;
       int last = first + group_rows;
@@ -116,17 +117,20 @@ struct GemmTileMoments {
       last = last < Numbers::tile_channels ? last : Numbers::tile_channels;
       Moments own;
       if constexpr (Consumer::apart) {
-        for (int r = first + t.lane; r < last; r += 32) t.slabs.merge(own, t.s.rows(t.group, r));
+        for (int r = first + thread.lane; r < last; r += 32)
+          thread.slabs.merge(own, thread.s.rows(thread.group, r));
       } else if constexpr (Numbers::groups_share_positions) {
-        for (int r = first + t.lane; r < last; r += 32) t.slabs.merge(own, t.s.rows(r / 64, r % 64));
+        for (int r = first + thread.lane; r < last; r += 32)
+          thread.slabs.merge(own, thread.s.rows(r / 64, r % 64));
       } else {
-        for (int r = 2 * first + t.lane; r < 2 * last; r += 32) t.slabs.merge(own, t.s.rows(r % 2, r / 2));
+        for (int r = 2 * first + thread.lane; r < 2 * last; r += 32)
+          thread.slabs.merge(own, thread.s.rows(r % 2, r / 2));
       }
       const float elements = lanes_sum<32>(own.count);
       float mean, m2;
       team_moments<32, gemm::consumer_threads>(own, elements, nullptr, mean, m2);
-      if (t.lane == 0)
-        __stcg(t.slabs.part(item.n, slab, item.channel_tile, t.position_part(item)),
+      if (thread.lane == 0)
+        __stcg(thread.slabs.part(item.n, slab, item.channel_tile, thread.position_part(item)),
                float4{elements, mean, m2, 0.0f});
     }
     if constexpr (Tail::mean_follows_norm) {
@@ -135,11 +139,12 @@ struct GemmTileMoments {
         if (begin + r >= Tail::channels) break;
         float sum;
         if constexpr (Numbers::groups_share_positions) {
-          sum = t.s.rows(r / 64, r % 64).x * t.s.rows(r / 64, r % 64).y;
+          sum = thread.s.rows(r / 64, r % 64).x * thread.s.rows(r / 64, r % 64).y;
         } else {
-          sum = t.s.rows(0, r).x * t.s.rows(0, r).y + t.s.rows(1, r).x * t.s.rows(1, r).y;
+          sum = thread.s.rows(0, r).x * thread.s.rows(0, r).y + thread.s.rows(1, r).x * thread.s.rows(1, r).y;
         }
-        t.p.sums[(item.n * Tail::channels + begin + r) * Numbers::position_tiles + item.position_tile] = sum;
+        thread.p.sums[(item.n * Tail::channels + begin + r) * Numbers::position_tiles + item.position_tile] =
+            sum;
       }
     }
   }

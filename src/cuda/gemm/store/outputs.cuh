@@ -17,7 +17,7 @@ struct GemmOutputs {
   static constexpr int pairs = Consumer::pairs;
   static constexpr int classes = Consumer::classes;
 
-  const Consumer t;
+  const Consumer thread;
 
   // Four neighbouring columns lie side by side in the output, at offsets that are multiples of four.
   static constexpr bool vectors_fit =
@@ -31,10 +31,10 @@ struct GemmOutputs {
       store_halves<Type>(to, item, d);
       return;
     }
-    float(&stage)[8][Shared::value_pitch] = t.s.stage(t.warp);
+    float(&stage)[8][Shared::value_pitch] = thread.s.stage(thread.warp);
     int in_vectors = vectors_fit && reinterpret_cast<uint64>(to) % (4 * Type::bytes) == 0;
-    const int first_row = item.channel_tile * Numbers::tile_channels + t.row(0) - t.lane / 4;
-    const int first_position = Consumer::tile_position(item) + t.first_column();
+    const int first_row = item.channel_tile * Numbers::tile_channels + thread.row(0) - thread.lane / 4;
+    const int first_position = Consumer::tile_position(item) + thread.first_column();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int channel = first_row + 8 * h;
@@ -46,18 +46,18 @@ struct GemmOutputs {
         __syncwarp();
 #pragma unroll
         for (int k = 0; k < columns / 8; ++k) {
-          *reinterpret_cast<float2*>(&stage[t.lane / 4][8 * k + 2 * (t.lane % 4)]) =
+          *reinterpret_cast<float2*>(&stage[thread.lane / 4][8 * k + 2 * (thread.lane % 4)]) =
               float2{d[(j + k) * 4 + h * 2], d[(j + k) * 4 + h * 2 + 1]};
         }
         __syncwarp();
         // Tested at each step: two loops would keep the values of both in registers.
         asm volatile("" : "+r"(in_vectors));
         if (vectors_fit && in_vectors) {
-          const int column = t.lane % 8 * 4;
+          const int column = thread.lane % 8 * 4;
           const int position = first_position + j * 8 + column;
           const bool has = position < Geometry::positions && column < columns;
 #pragma unroll
-          for (int r = t.lane / 8; r < 8; r += 4) {
+          for (int r = thread.lane / 8; r < 8; r += 4) {
             const float4 four = *reinterpret_cast<const float4*>(&stage[r][column]);
             if (has && Consumer::exists(channel + r)) {
               const float value[4] = {four.x, four.y, four.z, four.w};
@@ -91,18 +91,18 @@ struct GemmOutputs {
   };
 
   __device__ __forceinline__ bool stores_late() const {
-    return late_vectors > 0 && reinterpret_cast<uint64>(t.p.output) % 16 == 0;
+    return late_vectors > 0 && reinterpret_cast<uint64>(thread.p.output) % 16 == 0;
   }
 
   // By a warp: step `i` of storing `vectors` of each row.
   template <int vectors>
   __device__ __forceinline__ void store_vectors(const Deferred& deferred, int i) const {
-    const int v = i * 32 + t.lane;
+    const int v = i * 32 + thread.lane;
     const int r = v / vectors;
     const int column = (v - r * vectors) * 16;
     if (r < deferred.rows && column < deferred.bytes && (vectors % 2 == 0 || r < 16)) {
       const uint4 vector =
-          *reinterpret_cast<const uint4*>(t.s.values[t.warp] + r * Numbers::late_pitch + column);
+          *reinterpret_cast<const uint4*>(thread.s.values[thread.warp] + r * Numbers::late_pitch + column);
       __stcs(reinterpret_cast<uint4*>(deferred.to + r * (C::stride(1) * Output::bytes) + column), vector);
     }
   }
@@ -137,8 +137,9 @@ struct GemmOutputs {
     constexpr int row_vectors = Numbers::late_pitch / 16;
     constexpr bool in_turn = row_vectors % 2 == 0;
     static_assert(row_vectors % 4 != 0);
-    const int late = in_turn ? t.lane / 16 : 0;
-    unsigned char* const own = t.s.values[t.warp] + t.lane / 4 * Numbers::late_pitch + t.lane % 4 * 4;
+    const int late = in_turn ? thread.lane / 16 : 0;
+    unsigned char* const own =
+        thread.s.values[thread.warp] + thread.lane / 4 * Numbers::late_pitch + thread.lane % 4 * 4;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
 #pragma unroll
@@ -159,9 +160,9 @@ struct GemmOutputs {
 
   // Keeps the tile's values to be stored later.
   __device__ __forceinline__ void defer(const Item& item, const float (&d)[sums], Deferred& deferred) const {
-    const int first_row = item.channel_tile * Numbers::tile_channels + t.row(0) - t.lane / 4;
-    const int first_position = Consumer::tile_position(item) + t.first_column();
-    deferred.to = static_cast<unsigned char*>(t.p.output) +
+    const int first_row = item.channel_tile * Numbers::tile_channels + thread.row(0) - thread.lane / 4;
+    const int first_position = Consumer::tile_position(item) + thread.first_column();
+    deferred.to = static_cast<unsigned char*>(thread.p.output) +
                   (output_origin<C>(item.n) + first_row * C::stride(1) + first_position) * Output::bytes;
     deferred.bytes = (Geometry::positions - first_position) * Output::bytes;
     deferred.rows = Consumer::rows - first_row;
@@ -183,11 +184,11 @@ struct GemmOutputs {
     constexpr int lanes = 64 / width;         // that have a row
     constexpr int pitch = 64 + 8;             // words of eight rows lie in different banks
     static_assert(Shared::value_bytes >= 8 * pitch * 2);
-    auto* const stage = reinterpret_cast<uint16*>(t.s.values[t.warp]);
+    auto* const stage = reinterpret_cast<uint16*>(thread.s.values[thread.warp]);
     int in_vectors = reinterpret_cast<uint64>(to) % (width * 2) == 0;
-    const int first_row = item.channel_tile * Numbers::tile_channels + t.row(0) - t.lane / 4;
-    const int first_position = Consumer::tile_position(item) + t.first_column();
-    const int column = t.lane % lanes * width;
+    const int first_row = item.channel_tile * Numbers::tile_channels + thread.row(0) - thread.lane / 4;
+    const int first_position = Consumer::tile_position(item) + thread.first_column();
+    const int column = thread.lane % lanes * width;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int channel = first_row + 8 * h;
@@ -200,7 +201,7 @@ struct GemmOutputs {
 #pragma unroll
           for (int k = 0; k < 8; ++k) {
             if (j + k >= pairs) break;
-            *reinterpret_cast<uint32*>(stage + t.lane / 4 * pitch + 8 * k + 2 * (t.lane % 4)) =
+            *reinterpret_cast<uint32*>(stage + thread.lane / 4 * pitch + 8 * k + 2 * (thread.lane % 4)) =
                 Type::pack(d[(j + k) * 4 + h * 2], d[(j + k) * 4 + h * 2 + 1]);
           }
           __syncwarp();
@@ -208,7 +209,7 @@ struct GemmOutputs {
           const bool has = position < Geometry::positions && j * 8 + column < Numbers::columns;
 #pragma unroll
           for (int r = 0; r < 8; r += 32 / lanes) {
-            const int own = r + t.lane / lanes;
+            const int own = r + thread.lane / lanes;
             Packed<Type, width> some;
             some.load(stage + own * pitch, column, true);
             if (has && Consumer::exists(channel + own))
@@ -222,7 +223,8 @@ struct GemmOutputs {
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
               if (i + k >= pairs) break;
-              *reinterpret_cast<float2*>(&t.s.stage(t.warp)[t.lane / 4][8 * k + 2 * (t.lane % 4)]) =
+              *reinterpret_cast<float2*>(
+                  &thread.s.stage(thread.warp)[thread.lane / 4][8 * k + 2 * (thread.lane % 4)]) =
                   float2{d[(i + k) * 4 + h * 2], d[(i + k) * 4 + h * 2 + 1]};
             }
             __syncwarp();
@@ -241,17 +243,18 @@ struct GemmOutputs {
     constexpr int side_by_side = 8 % C::classes(2) == 0 ? static_cast<int>(C::classes(2)) : 1;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const int of_rows = (i * 32 + t.lane) % (32 * side_by_side);
-      const int column = channels_last ? t.lane / 8 + 4 * i : of_rows / side_by_side;
-      const int r = channels_last ? t.lane % 8 : i / side_by_side * side_by_side + of_rows % side_by_side;
+      const int of_rows = (i * 32 + thread.lane) % (32 * side_by_side);
+      const int column = channels_last ? thread.lane / 8 + 4 * i : of_rows / side_by_side;
+      const int r =
+          channels_last ? thread.lane % 8 : i / side_by_side * side_by_side + of_rows % side_by_side;
       int offset;
       if constexpr (Geometry::contiguous) {
         offset = first_position + j * 8 + column;
         if (offset >= Geometry::positions) offset = -1;
       } else {
-        offset = column < columns ? t.s.offsets[t.first_column() + j * 8 + column] : -1;
+        offset = column < columns ? thread.s.offsets[thread.first_column() + j * 8 + column] : -1;
       }
-      const float value = t.s.stage(t.warp)[r][column];
+      const float value = thread.s.stage(thread.warp)[r][column];
       if (offset >= 0 && column < columns && Consumer::exists(channel + r))
         store_one<Type>(to, first_of(channel, begin, r) + offset, value);
     }

@@ -162,6 +162,10 @@ std::string describe_groups(const ThinShape& shape) {
   return " in each of " + std::to_string(shape.conv_groups) + " groups, each a sample of its own";
 }
 
+namespace {
+
+// A statement `d[...] += a b` of 16 terms (`d[...] = a b` unless `add`). The sums of its columns begin at
+// d[first_sum], its columns `first` positions after b's.
 std::string wgmma_statement(int64_t columns, bool is_bf16, int64_t first_sum, int64_t first) {
   const int64_t sums = columns / 2;
   std::ostringstream out;
@@ -173,6 +177,21 @@ std::string wgmma_statement(int64_t columns, bool is_bf16, int64_t first_sum, in
   for (int64_t i = 0; i < sums; ++i) out << (i > 0 ? ", " : "") << "\"+f\"(d[" << first_sum + i << "])";
   // A position is 16 bytes, the unit of a descriptor's address.
   out << "\n        : \"l\"(a), \"l\"(b + " << first << "), \"r\"(add));\n";
+  return out.str();
+}
+
+}  // namespace
+
+std::string wgmma_source(int64_t columns, bool is_bf16) {
+  constexpr int64_t most = 256;
+  const int64_t products = columns > most ? 2 : 1;
+  std::ostringstream out;
+  out << "struct Product {\n"
+         "  static __device__ __forceinline__ void run(float (&d)["
+      << columns / 2 << "], onepass::uint64 a, onepass::uint64 b, int add) {\n";
+  for (int64_t i = 0; i < products; ++i)
+    out << wgmma_statement(columns / products, is_bf16, i * columns / products / 2, i * columns / products);
+  out << "  }\n};\n";
   return out.str();
 }
 

@@ -85,9 +85,9 @@ class GemmFinish {
 // " in each of 4 groups, each a sample of its own", where a convolution has some.
 std::string describe_groups(const ThinShape& shape);
 
-// A statement of a warpgroup's product of 64 rows, `d[...] += a b`, 16 terms each (`d[...] = a b` unless
-// `add`). The sums of its columns begin at d[first_sum], its columns `first` positions after b's.
-std::string wgmma_statement(int64_t columns, bool is_bf16, int64_t first_sum, int64_t first);
+// `struct Product`: the product of a warpgroup, 64 rows by `columns` positions, of 16 terms. More columns
+// than one instruction has (256) are two instructions side by side.
+std::string wgmma_source(int64_t columns, bool is_bf16);
 
 // Instructions a chain takes for an element, about.
 double gemm_chain_instructions(const std::vector<TailParts::Stage>& stages);

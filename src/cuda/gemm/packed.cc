@@ -189,23 +189,6 @@ struct PackedNumbers {
   }
 };
 
-// The product of a warpgroup, as a struct.
-std::string product_source(int64_t columns, bool is_bf16) {
-  const int64_t sums = columns / 2;
-  std::ostringstream out;
-  out << "struct Product {\n"
-         "  static __device__ __forceinline__ void run(float (&d)["
-      << sums << "], onepass::uint64 a, onepass::uint64 b, int add) {\n"
-      << "    asm volatile(\"{.reg .pred p; setp.ne.b32 p, %" << sums + 2
-      << ", 0; wgmma.mma_async.sync.aligned.m64n" << columns << "k16.f32."
-      << (is_bf16 ? "bf16.bf16" : "f16.f16") << " {";
-  for (int64_t i = 0; i < sums; ++i) out << (i > 0 ? ", " : "") << '%' << i;
-  out << "}, %" << sums << ", %" << sums + 1 << ", p, 1, 1, 0, 0;}\"\n        : ";
-  for (int64_t i = 0; i < sums; ++i) out << (i > 0 ? ", " : "") << "\"+f\"(d[" << i << "])";
-  out << "\n        : \"l\"(a), \"l\"(b), \"r\"(add));\n  }\n};\n";
-  return out.str();
-}
-
 class GemmPacked final : public Kernel {
  public:
   explicit GemmPacked(const Problem& problem)
@@ -329,8 +312,7 @@ class GemmPacked final : public Kernel {
       return d + rank < max_spatial_rank ? int64_t{0} : values.strides[2 + d + rank - max_spatial_rank];
     };
     std::ostringstream out;
-    out << "#include \"gemm/packed.cuh\"\n"
-        << tail_source(problem_) << thin_source(problem_, shape_)
+    out << tail_source(problem_) << thin_source(problem_, shape_)
         << "struct Numbers {\n  using Operand = onepass::"
         << (problem_.input.dtype == DType::bf16 ? "bf16" : "f16") << ";\n  using Product = ::Product;\n"
         << "  static constexpr float steepness = " << std::showpoint << steepness(shape_.parts) << "f;\n"
@@ -379,13 +361,14 @@ class GemmPacked final : public Kernel {
                       own + "}.run();\n}\n"};
   }
   Source steps_source() const {
-    return kernel("onepass_gemm_packed_steps", "PackedGemmSteps", "struct Product;\n",
-                  std::to_string(pack_threads), ", shared");
+    return kernel("onepass_gemm_packed_steps", "PackedGemmSteps",
+                  "#include \"gemm/packed.cuh\"\nstruct Product;\n", std::to_string(pack_threads),
+                  ", shared");
   }
   Source product_kernel_source() const {
     return kernel("onepass_gemm_packed", "PackedGemm",
-                  "#include \"gemm/packed.cuh\"\n" +
-                      product_source(numbers_.columns, problem_.input.dtype == DType::bf16),
+                  "#include \"gemm/packed/product.cuh\"\n" +
+                      wgmma_source(numbers_.columns, problem_.input.dtype == DType::bf16),
                   std::to_string(threads) + ", 1", ", *reinterpret_cast<Agent::Shared*>(shared)");
   }
 

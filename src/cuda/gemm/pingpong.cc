@@ -368,20 +368,11 @@ class GemmPingpong final : public Kernel {
     return out.str();
   }
 
-  std::string product_source() const {
-    const PingpongNumbers& n = numbers_;
-    std::ostringstream out;
-    out << "struct Product {\n  static __device__ __forceinline__ void run(float (&d)[" << n.columns / 2
-        << "], onepass::uint64 a, onepass::uint64 b, int add) {\n"
-        << wgmma_statement(n.columns, is_bf16(), 0, 0) << "  }\n};\n";
-    return out.str();
-  }
-
   // Chains are those of 16 bits in tf32 too: 6e-6 does not show beside rounded operands.
   Source source() const {
     return {"onepass_gemm_pingpong",
             "#include \"gemm/pingpong.cuh\"\n" + tail_source(problem_, 16) + thin_source(problem_, shape_) +
-                product_source() + numbers_source() +
+                wgmma_source(numbers_.columns, is_bf16()) + numbers_source() +
                 "using Agent = onepass::GemmPingpong<onepass::Convolution, onepass::Tail, Numbers>;\n"
                 "extern \"C\" __global__ void __launch_bounds__(" +
                 std::to_string(threads) +

@@ -403,20 +403,6 @@ struct WgmmaNumbers {
   }
 };
 
-// The product of a warpgroup, as a struct.
-std::string product_source(int64_t columns, bool is_bf16) {
-  // More columns than one instruction has: two, side by side.
-  const int64_t products = columns > 256 ? 2 : 1;
-  std::ostringstream out;
-  out << "struct Product {\n"
-         "  static __device__ __forceinline__ void run(float (&d)["
-      << columns / 2 << "], onepass::uint64 a, onepass::uint64 b, int add) {\n";
-  for (int64_t i = 0; i < products; ++i)
-    out << wgmma_statement(columns / products, is_bf16, i * columns / products / 2, i * columns / products);
-  out << "  }\n};\n";
-  return out.str();
-}
-
 class GemmWgmma final : public Kernel {
  public:
   explicit GemmWgmma(const Problem& problem)
@@ -649,7 +635,7 @@ class GemmWgmma final : public Kernel {
             "#include \"gemm/wgmma.cuh\"\n" +
                 tail_source(problem_, bits_of(problem_, problem_.output.dtype)) +
                 thin_source(problem_, shape_) +
-                product_source(numbers_.columns, problem_.input.dtype == DType::bf16) + numbers_source() +
+                wgmma_source(numbers_.columns, problem_.input.dtype == DType::bf16) + numbers_source() +
                 "using Agent = onepass::Gemm<onepass::Convolution, onepass::Tail, Numbers>;\n"
                 "extern \"C\" __global__ void __launch_bounds__(" +
                 std::to_string(threads) +

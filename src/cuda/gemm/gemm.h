@@ -2,6 +2,7 @@
 // sample's positions (gemm/wgmma.cuh) and how it is cut into tiles.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string>
@@ -15,6 +16,8 @@ namespace onepass::cuda {
 // A convolution over one flat index of positions: pitches at which a tap is a shift. Of stride s, every s-th
 // position of x from a phase on is an input by itself, in which taps of that phase are shifts.
 struct FlatGeometry {
+  using Box = std::array<int64_t, max_spatial_rank>;  // of outputs
+
   std::array<int64_t, max_spatial_rank> low{}, high{};          // the least and largest offset of a tap
   std::array<std::vector<int64_t>, max_spatial_rank> phases{};  // that taps meet
   int64_t pitch = 1;                                            // positions of a row
@@ -33,13 +36,9 @@ struct FlatGeometry {
   };
   Windows windows(const ThinShape& shape, int64_t tile_positions) const;
   // The index of a box of outputs by itself, of stride 1: its pitches are those of what it meets of x.
-  int64_t pitch_of(const std::array<int64_t, max_spatial_rank>& box) const {
-    return box[2] + high[2] - low[2];
-  }
-  int64_t plane_of(const std::array<int64_t, max_spatial_rank>& box) const {
-    return pitch_of(box) * (box[1] + high[1] - low[1]);
-  }
-  int64_t positions_of(const std::array<int64_t, max_spatial_rank>& box) const {
+  int64_t pitch_of(const Box& box) const { return box[2] + high[2] - low[2]; }
+  int64_t plane_of(const Box& box) const { return pitch_of(box) * (box[1] + high[1] - low[1]); }
+  int64_t positions_of(const Box& box) const {
     return (box[0] - 1) * plane_of(box) + (box[1] - 1) * pitch_of(box) + box[2];
   }
   bool has_stride(const ThinShape& shape) const;
@@ -65,6 +64,27 @@ class CutFor {
   static inline thread_local int64_t batch_ = 0;
   int64_t before_;
 };
+
+// The size of a kernel's Shared struct, added up member by member as the struct declares them. Each kernel
+// asserts that the figure it is launched with is sizeof(Shared).
+class StructBytes {
+ public:
+  StructBytes& add(int64_t bytes, int64_t alignment) {
+    bytes_ = round_up(bytes_, alignment) + bytes;
+    most_alignment_ = std::max(most_alignment_, alignment);
+    return *this;
+  }
+  int64_t total() const { return round_up(bytes_, most_alignment_); }
+
+ private:
+  int64_t bytes_ = 0;
+  int64_t most_alignment_ = 1;
+};
+
+// Whether f32 operands are split in two of f16 instead of rounded.
+inline bool splits_operands(const Problem& problem) {
+  return problem.input.dtype == DType::f32 && !problem.rounds_to_tf32();
+}
 
 // How much a chain can enlarge a difference, apart from slopes and factors that are parameters.
 double steepness(const TailParts& parts);

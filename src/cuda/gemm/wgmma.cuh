@@ -44,7 +44,7 @@ struct Gemm {
   using Geometry = GemmGeometry<C, Numbers>;
   static constexpr int threads = gemm::consumer_threads + gemm::staging_warps * 32;
   static constexpr int groups = Numbers::taps / Numbers::group_taps;
-  static_assert(sizeof(Shared) <= Numbers::shared_bytes);
+  static_assert(sizeof(Shared) == Numbers::shared_bytes);
   static_assert(Numbers::chunk_channels % 16 == 0 && Numbers::columns % 8 == 0);
 
   const Parameters& p;

@@ -112,7 +112,7 @@ struct GemmMmaBlock {
   static constexpr int slabs_of_sample = Tail::channels / Tail::group_channels;
   static constexpr int spans = Numbers::spans;  // channel tiles that a slab may reach into
   static constexpr int position_parts = Geometry::classes * Numbers::position_tiles;
-  static_assert(sizeof(Shared) <= Numbers::shared_bytes);
+  static_assert(sizeof(Shared) == Numbers::shared_bytes);
   static_assert(column_tiles % 4 == 0 && vectors % 2 == 0);
 
   const Parameters& p;

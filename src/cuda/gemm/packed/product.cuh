@@ -35,7 +35,7 @@ struct PackedGemm {
     uint64 full[stages];
     uint64 empty[stages];
   };
-  static_assert(sizeof(Shared) <= Numbers::shared_bytes);
+  static_assert(sizeof(Shared) == Numbers::shared_bytes);
 
   const Parameters& p;
   Shared& s;

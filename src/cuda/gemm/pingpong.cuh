@@ -46,7 +46,7 @@ struct GemmPingpong {
   // Registers of a consumer thread and of a converting one.
   static constexpr int registers = L::is_f32 ? 160 : 152;
   static constexpr int converting_registers = L::is_f32 ? 32 : 56;
-  static_assert(sizeof(Shared) <= Numbers::shared_bytes);
+  static_assert(sizeof(Shared) == Numbers::shared_bytes);
 
   const Parameters& p;
   Shared& s;

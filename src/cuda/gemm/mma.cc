@@ -71,7 +71,7 @@ class GemmMma final : public Kernel {
         << "blocks: " << describe_blocks(shape_.batch * n.tiles(shape_), function_);
     if (finish_)
       out << "second: values " << (has_own_values() ? "of the workspace" : "of the output") << '\n';
-    out << "then: thin_cores for samples that f16 has no room for, or that are not finite\n"
+    out << "then: thin_cores for samples whose values overflow f16 or are not finite\n"
         << "workspace: " << workspace_bytes() << " bytes\n";
     return out.str();
   }
@@ -237,7 +237,7 @@ class GemmMma final : public Kernel {
                .add("most_taps", std::max<int64_t>(1, n.most_taps))
                .flag("chain_reads_tensors", reads_tensors)
                .add("shared_bytes", n.shared_bytes)
-               // Of gemm_pack.cuh alone.
+               // Of gemm/source/pack.cuh alone.
                .add("tile_channels", n.tile.rows())
                .add("chunk_channels", n.chunk_channels())
                .add("taps", n.most_taps)

@@ -94,7 +94,7 @@ class GemmPacked final : public Kernel {
         << "stages: " << n.stages << " of " << n.chunk_channels << " channels, " << n.group_taps
         << " taps, a window of " << n.window << " positions\n"
         << "blocks: " << describe_blocks(blocks_, *product_) << "then: " << tail_.row
-        << (guards() ? ", thin_cores for samples that f16 has no room for" : "") << '\n'
+        << (guards() ? ", thin_cores for samples whose values overflow f16" : "") << '\n'
         << "workspace: " << workspace_bytes() << " bytes\n"
         << tail_.kernel->describe();
     return out.str();

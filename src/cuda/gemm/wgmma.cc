@@ -103,7 +103,7 @@ class GemmWgmma final : public Kernel {
                                             " columns stored while the next tile is multiplied"
                                       : "")
         << '\n'
-        << "then: thin_cores for samples that f16 has no room for\n"
+        << "then: thin_cores for samples whose values overflow f16\n"
         << "workspace: " << workspace_bytes() << " bytes\n";
     return out.str();
   }

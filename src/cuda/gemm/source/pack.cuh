@@ -1,7 +1,7 @@
-// The weights of a wide convolution as gemm.cuh reads them: 16-bit elements,
+// Packs the weights of a wide convolution as mainloops read them: 16-bit elements,
 //   [group][channel tile][chunk of input channels][tap][part][8 input channels][output channel][8]
 // and zeros where there is no channel. f32 weights are scaled by a power of two for each output channel, so
-// that f16 has room for all of them, and where they are split the second part is what the first leaves.
+// that all fit in f16. Where they are split, the second part is the remainder of the first.
 #pragma once
 
 #include "device/reduce.cuh"

@@ -1,5 +1,5 @@
-// What follows the convolution from the norm on, where gemm.cuh has left the values before it in memory and
-// the statistics of slabs: read once, written once.
+// The norm and what follows it, of values and statistics that another launch left in memory: read once,
+// written once.
 #pragma once
 
 #include "device/types.cuh"

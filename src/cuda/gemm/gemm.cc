@@ -5,6 +5,9 @@
 #include <cmath>
 #include <sstream>
 
+#include "cuda/runtime/parameters.h"
+#include "gemm/parameters.cuh"
+
 namespace onepass::cuda {
 
 FlatGeometry::FlatGeometry(const ThinShape& shape) {
@@ -83,16 +86,16 @@ constexpr int64_t finish_piece = 4096;
 
 Source finish_source(const Problem& problem, const ThinShape& shape, bool planar) {
   const bool mean = shape.parts.mean;
-  const std::string name = mean ? "onepass_gemm_mma_mean" : "onepass_gemm_finish";
-  return {name, std::string("#include \"") + (mean ? "gemm/mma.cuh" : "gemm/store/finish.cuh") + "\"\n" +
-                    whole_tail_source(problem) + "struct Numbers {\n" +
+  const std::string name = mean ? "onepass_gemm_mean" : "onepass_gemm_finish";
+  return {name, std::string("#include \"") + (mean ? "gemm/store/mean.cuh" : "gemm/store/finish.cuh") +
+                    "\"\n" + whole_tail_source(problem) + "struct Numbers {\n" +
                     Constants()
                         .add("threads", finish_threads)
                         .add("piece", finish_piece)
                         .add("pieces", divide_up(shape.spatial, finish_piece))
                         .flag("interleaved", !planar)
                         .text() +
-                    "};\nusing Agent = onepass::" + (mean ? "GemmMmaMean" : "GemmFinish") +
+                    "};\nusing Agent = onepass::" + (mean ? "GemmMean" : "GemmFinish") +
                     "<onepass::Tail, Numbers>;\n"
                     "extern \"C\" __global__ void __launch_bounds__(" +
                     std::to_string(finish_threads) + ") " + name +
@@ -116,13 +119,13 @@ GemmFinish::GemmFinish(const Problem& problem, const ThinShape& shape, bool plan
 
 void GemmFinish::launch(const Arguments& arguments, const void* values, const void* statistics,
                         Stream stream) const {
-  Words words;
-  words.add(values);
-  words.add(arguments.output);
-  words.add(statistics);
-  words.add(samples_);
-  words.add(arguments.parameters);
-  words.launch(function_, stream, 0);
+  GemmFinishParameters p;
+  p.values = values;
+  p.output = arguments.output;
+  p.statistics = statistics;
+  p.batch = samples_;
+  p.parameter = arguments.parameters;
+  p.launch(function_, stream);
 }
 
 std::string describe_groups(const ThinShape& shape) {
@@ -130,6 +133,10 @@ std::string describe_groups(const ThinShape& shape) {
   return " in each of " + std::to_string(shape.conv_groups) + " groups, each a sample of its own";
 }
 
+namespace {
+
+// A statement `d[...] += a b` of 16 terms (`d[...] = a b` unless `add`). The sums of its columns begin at
+// d[first_sum], its columns `first` positions after b's.
 std::string wgmma_statement(int64_t columns, bool is_bf16, int64_t first_sum, int64_t first) {
   const int64_t sums = columns / 2;
   std::ostringstream out;
@@ -141,6 +148,21 @@ std::string wgmma_statement(int64_t columns, bool is_bf16, int64_t first_sum, in
   for (int64_t i = 0; i < sums; ++i) out << (i > 0 ? ", " : "") << "\"+f\"(d[" << first_sum + i << "])";
   // A position is 16 bytes, the unit of a descriptor's address.
   out << "\n        : \"l\"(a), \"l\"(b + " << first << "), \"r\"(add));\n";
+  return out.str();
+}
+
+}  // namespace
+
+std::string wgmma_source(int64_t columns, bool is_bf16) {
+  constexpr int64_t most = 256;
+  const int64_t products = columns > most ? 2 : 1;
+  std::ostringstream out;
+  out << "struct Product {\n"
+         "  static __device__ __forceinline__ void run(float (&d)["
+      << columns / 2 << "], onepass::uint64 a, onepass::uint64 b, int add) {\n";
+  for (int64_t i = 0; i < products; ++i)
+    out << wgmma_statement(columns / products, is_bf16, i * columns / products / 2, i * columns / products);
+  out << "  }\n};\n";
   return out.str();
 }
 

@@ -1,32 +1,12 @@
-// What the parts of gemm.cuh share: parameters, the flat index of positions, the order of tiles, shared
-// memory.
+// What the kernels of wide convolutions share: the flat index of positions, the order of tiles, shared memory
+// of gemm/wgmma.cuh, barriers.
 #pragma once
 
 #include "device/barrier.cuh"
+#include "gemm/parameters.cuh"
 #include "thin/thin.cuh"
 
 namespace onepass {
-
-template <int Count>
-struct GemmParameters {
-  const void* input;
-  void* output;
-  float* values;        // where pass 1 leaves them for pass 2, laid out as the output
-  float* statistics;    // [batch][groups][2]: mean, 1 / deviation
-  uint32* control;      // zero: two counters and a flag for each unit, four words
-  float4* parts;        // of slabs, for each tile that has channels of it: count, mean, M2
-  float* sums;          // of rows, for each range of positions
-  uint32* only;         // zero: a word for each sample that is to be done again, then one for all (RedoWord)
-  uint32* guard;        // zero: the bits of the largest magnitude in each sample
-  const void* packed;   // weights as gemm_pack.cuh leaves them
-  const float* scales;  // what a channel's sums are multiplied by, then the largest sum of magnitudes
-  int64 batch;
-  int64 wave_units;
-  const void* parameter[Count > 0 ? Count : 1];
-
-  // Elements go one by one.
-  __device__ __forceinline__ bool is_aligned(int) const { return false; }
-};
 
 // The rows of a product with those that only fill a tile, `padded` of all groups of channels: the `rows` of
 // each group begin a tile.
@@ -58,9 +38,9 @@ struct GemmGeometry {
     for (int i = 0; i < Numbers::phases(d); ++i) before += Numbers::phase(d, i) < phase(d, m) ? 1 : 0;
     return before;
   }
-  // A transposed convolution of stride s is as many convolutions (classes) of which each has every s-th
-  // output. They meet the same x here, so that those of a channel are rows of one product: row `channel *
-  // classes + class`, and a position is that of one output of each.
+  // A transposed convolution of stride s is s convolutions (classes), each with every s-th output. Here they
+  // read the same x, so that the classes of a channel are rows of one product: row `channel * classes +
+  // class`. A position has one output of each class.
   static constexpr int classes = static_cast<int>(C::classes(0) * C::classes(1) * C::classes(2));
   static constexpr int rows = static_cast<int>(C::channels) * classes;
   static constexpr __device__ int outputs(int d) { return static_cast<int>(C::positions(d, 0)); }
@@ -259,7 +239,7 @@ struct GemmGeometry {
   }
 };
 
-// What a block works on: one tile of a unit, in one of the passes.
+// A work item of a block: one tile of a unit, in one of the passes.
 template <class Tail, class Numbers>
 struct GemmItem {
   static constexpr int unit_tiles = Numbers::unit_channel_tiles * Numbers::position_tiles;
@@ -420,9 +400,9 @@ __device__ __forceinline__ bool has_room(uint64* empty, uint32 round) {
   return __shfl_sync(0xffffffffu, is_free, 0) != 0;
 }
 
-// Marks a sample that f16 has no room for. Of a magnitude below 2^-14 f16 drops up to 2^-25: what becomes of
-// that, at most, must not show where values are of the order of 1 (after a norm, which multiplies by
-// `scale`), or beside what is dropped of the largest (without one).
+// Marks a sample whose values overflow or underflow f16. A magnitude below 2^-14 loses up to 2^-25. After a
+// norm, which multiplies by `scale`, the effect must not show beside values of the order of 1; without a norm
+// it must not show beside the rounding of the largest value.
 template <class Tail, class Numbers, class Parameters>
 __device__ __forceinline__ void judge(const Parameters& p, int64 n, float largest, float scale) {
   constexpr float limit = 65504.0f;
@@ -447,12 +427,12 @@ __device__ __forceinline__ void judge(const Parameters& p, int64 n, float scale)
   judge<Tail, Numbers>(p, n, __uint_as_float(__ldcg(p.guard + n)), scale);
 }
 
-// Adds one to a counter of the launch, as count_up, without waiting for what it was.
+// Adds one to a counter of the launch, as count_up, without reading it.
 __device__ __forceinline__ void arrive(uint32* counter) {
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
 }
 
-// A place in a ring and how often it came round.
+// A stage of a ring buffer, and the phase of its barrier.
 template <int Stages>
 struct Ring {
   int stage = 0;

@@ -2,12 +2,14 @@
 // sample's positions (gemm/wgmma.cuh) and how it is cut into tiles.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "cuda/runtime/cut_for.h"
+#include "cuda/row_numbers.h"
+#include "cuda/struct_bytes.h"
 #include "cuda/thin/thin.h"
 
 namespace onepass::cuda {
@@ -15,6 +17,8 @@ namespace onepass::cuda {
 // A convolution over one flat index of positions: pitches at which a tap is a shift. Of stride s, every s-th
 // position of x from a phase on is an input by itself, in which taps of that phase are shifts.
 struct FlatGeometry {
+  using Box = std::array<int64_t, max_spatial_rank>;  // of outputs
+
   std::array<int64_t, max_spatial_rank> low{}, high{};          // the least and largest offset of a tap
   std::array<std::vector<int64_t>, max_spatial_rank> phases{};  // that taps meet
   int64_t pitch = 1;                                            // positions of a row
@@ -33,13 +37,9 @@ struct FlatGeometry {
   };
   Windows windows(const ThinShape& shape, int64_t tile_positions) const;
   // The index of a box of outputs by itself, of stride 1: its pitches are those of what it meets of x.
-  int64_t pitch_of(const std::array<int64_t, max_spatial_rank>& box) const {
-    return box[2] + high[2] - low[2];
-  }
-  int64_t plane_of(const std::array<int64_t, max_spatial_rank>& box) const {
-    return pitch_of(box) * (box[1] + high[1] - low[1]);
-  }
-  int64_t positions_of(const std::array<int64_t, max_spatial_rank>& box) const {
+  int64_t pitch_of(const Box& box) const { return box[2] + high[2] - low[2]; }
+  int64_t plane_of(const Box& box) const { return pitch_of(box) * (box[1] + high[1] - low[1]); }
+  int64_t positions_of(const Box& box) const {
     return (box[0] - 1) * plane_of(box) + (box[1] - 1) * pitch_of(box) + box[2];
   }
   bool has_stride(const ThinShape& shape) const;
@@ -51,8 +51,20 @@ struct FlatGeometry {
 // as large as its stride: then they are rows of one product.
 bool classes_meet_alike(const ThinShape& shape);
 
+// The numbers of a row, made of the problem, its shape and its GPU.
+template <class Numbers>
+std::shared_ptr<const Numbers> wide_numbers(const Problem& problem) {
+  return searched<Numbers>(problem, 0,
+                           [&] { return Numbers(problem, ThinShape(problem), gpu_of(problem.device)); });
+}
+
+// Whether f32 operands are split in two of f16 instead of rounded.
+inline bool splits_operands(const Problem& problem) {
+  return problem.input.dtype == DType::f32 && !problem.rounds_to_tf32();
+}
+
 // Goes over values that a launch before has left in memory, from the norm on: gemm/store/finish.cuh, or
-// GemmMmaMean where a mean follows.
+// gemm/store/mean.cuh where a mean follows.
 class GemmFinish {
  public:
   // `planar`: values lie with channels before space, else after it.
@@ -67,9 +79,9 @@ class GemmFinish {
 // " in each of 4 groups, each a sample of its own", where a convolution has some.
 std::string describe_groups(const ThinShape& shape);
 
-// A statement of a warpgroup's product of 64 rows, `d[...] += a b`, 16 terms each (`d[...] = a b` unless
-// `add`). The sums of its columns begin at d[first_sum], its columns `first` positions after b's.
-std::string wgmma_statement(int64_t columns, bool is_bf16, int64_t first_sum, int64_t first);
+// `struct Product`: the product of a warpgroup, 64 rows by `columns` positions, of 16 terms. More columns
+// than one instruction has (256) are two instructions side by side.
+std::string wgmma_source(int64_t columns, bool is_bf16);
 
 // Instructions a chain takes for an element, about.
 double gemm_chain_instructions(const std::vector<TailParts::Stage>& stages);

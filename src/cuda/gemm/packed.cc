@@ -1,39 +1,27 @@
 // The row "gemm_packed": a wide convolution of stride 1 as a matrix product over the positions of all samples
-// (gemm/packed.cuh), then what follows it as a tail. For layers whose samples have too few tiles for
-// "gemm_wgmma" to fill a GPU.
+// (gemm/packed.cuh), then what follows it as a tail. For layers whose samples have too few tiles to fill a
+// GPU.
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <optional>
 #include <sstream>
 #include <utility>
 
-#include "cuda/gemm/gemm.h"
+#include "cuda/gemm/packed_numbers.h"
 #include "cuda/notes.h"
+#include "cuda/runtime/parameters.h"
+#include "gemm/parameters.cuh"
 
 namespace onepass {
 namespace cuda {
 namespace {
 
 constexpr int64_t threads = 384;  // gemm/packed.cuh
-constexpr int64_t pack_threads = 256;
-constexpr int64_t piece_rows = 32;
-constexpr int64_t most_columns = 256;
-constexpr int64_t most_stages = 8;
+constexpr int64_t pack_threads = GemmPackedNumbers::pack_threads;
+constexpr int64_t piece_rows = GemmPackedNumbers::piece_rows;
 constexpr int64_t most_piece_bytes = 100 << 10;
 constexpr int64_t least_taps = 3;  // else x is copied for too few products
 
-// As in gemm/packed.cuh.
-enum Step : int { step_pack, step_pack_again, step_judge };
-
-// In which order the convolution's output lies.
-Layout layout_of_values(const Problem& problem) {
-  const Shape sizes = problem.block.conv_output_shape(problem.input.sizes);
-  const TensorSpec& like = problem.output.sizes == sizes ? problem.output : problem.input;
-  return like.strides[1] == 1 && like.sizes[1] > 1 ? Layout::nhwc : Layout::nchw;
-}
-
-// What follows the convolution, of its output as f32; none where nothing does.
+// The tail after the convolution, of its output as f32; none where nothing follows.
 std::optional<Problem> tail_of(const Problem& problem) {
   const std::vector<Stage>& all = problem.block.stages();
   if (all.size() == 1) return std::nullopt;
@@ -48,175 +36,19 @@ std::optional<Problem> tail_of(const Problem& problem) {
   return tail;
 }
 
-// How positions are cut into tiles and shared memory into stages.
-struct PackedNumbers {
-  int64_t columns = 0;  // positions of a warpgroup; 0 where nothing fits
-  // What the two warpgroups of a block have: two halves of 128 channels, two runs of positions, or tiles of
-  // their own, by turns.
-  enum class Groups { channels, positions, turns };
-  Groups shared_by = Groups::positions;
-  int64_t tile_channels = 64, tile_positions = 0;
-  int64_t pitch = 1, plane = 1, sample = 1;
-  int64_t margin = 0, behind = 0;  // positions before the first sample and behind the last tile
-  int64_t taps = 1, group_taps = 1;
-  int64_t input_channels = 16;  // a multiple of 16
-  int64_t chunk_channels = 16;
-  int64_t conv_groups = 1;     // input channels and rows are those of each
-  int64_t rows = 1;            // of the product: channels of the output, for each class
-  bool mixes_classes = false;  // in the runs that are stored
-  int64_t window = 0;
-  int64_t stages = 0;
-  int64_t piece_bytes = 16;    // of weights being packed, in shared memory
-  int64_t last_positions = 1;  // of the last sample
-  double clocks = 0;
-
-  PackedNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu) {
-    const FlatGeometry flat(shape);
-    set_index(shape, flat);
-    mixes_classes = shape.classes() > 1 && layout_of_values(problem) == Layout::nchw;
-    piece_bytes = round_up(piece_rows * ((16 * taps * byte_size(problem.input.dtype) / 4) | 1) * 4, 8) +
-                  pack_threads * 8;
-    const PackedNumbers empty = *this;
-    // The taps of a stage decide in which order a sum is added up: those that suit some samples, however many
-    // there are.
-    constexpr int64_t some = 8;
-    const std::array<int64_t, 3> groups{taps, taps_of(shape, 1) * taps_of(shape, 2), taps_of(shape, 2)};
-    PackedNumbers best = empty;
-    for (const int64_t group : groups) best.take_better(empty.cut_best(shape, flat, gpu, group, some));
-    if (best.columns > 0)
-      *this = empty.cut_best(shape, flat, gpu, best.group_taps, CutFor::instead_of(shape.samples));
-  }
-
-  int64_t groups() const { return taps / group_taps; }
-  int64_t chunks() const { return input_channels / chunk_channels; }
-  int64_t steps() const { return groups() * chunks(); }
-  int64_t channel_tiles() const { return conv_groups * divide_up(rows, tile_channels); }
-  int64_t padded_channels() const { return channel_tiles() * tile_channels; }
-  int64_t x_bytes() const { return window * chunk_channels * 2; }
-  int64_t weight_stage_bytes() const { return group_taps * chunk_channels * tile_channels * 2; }
-  int64_t weight_bytes() const { return padded_channels() * input_channels * taps * 2; }
-  int64_t shared_bytes(int64_t count) const {
-    return count * (round_up(x_bytes(), 128) + weight_stage_bytes() + 16) + 8 * 8 * 40 * 4 +
-           (shared_by == Groups::turns ? 2 : 1) * tile_positions * 4 + 256;
-  }
-  Number tiles(const Number& batch) const {
-    return divide_up(batch * sample - (sample - last_positions), tile_positions);
-  }
-  Number length(const Number& batch) const { return margin + tiles(batch) * tile_positions + behind; }
-
- private:
-  static int64_t taps_of(const ThinShape& shape, size_t d) { return shape.axes[d].classes[0].count; }
-
-  void set_index(const ThinShape& shape, const FlatGeometry& flat) {
-    conv_groups = shape.conv_groups;
-    rows = shape.channels * shape.classes();
-    input_channels = round_up(shape.in_channels, 16);
-    taps = taps_of(shape, 0) * taps_of(shape, 1) * taps_of(shape, 2);
-    pitch = flat.pitch;
-    plane = flat.plane;
-    const ThinAxis& first = shape.axes[0];
-    const int64_t out = first.classes[0].positions;
-    sample = plane * std::max({out, first.in - std::min<int64_t>(flat.low[0], 0), out + flat.high[0]});
-    last_positions = flat.positions;
-    const auto shift = [&](const std::array<int64_t, max_spatial_rank>& offset) {
-      return offset[0] * plane + offset[1] * pitch + offset[2];
-    };
-    margin = std::max<int64_t>(0, -shift(flat.low));
-    behind = std::max<int64_t>(0, shift(flat.high));
-  }
-
-  void take_better(const PackedNumbers& other) {
-    if (other.columns > 0 && (columns == 0 || other.clocks < clocks)) *this = other;
-  }
-
-  // The fastest tiles of so many samples.
-  PackedNumbers cut_best(const ThinShape& shape, const FlatGeometry& flat, const Gpu& gpu, int64_t group,
-                         int64_t samples) const {
-    PackedNumbers best = *this;
-    for (const Groups by : {Groups::positions, Groups::channels, Groups::turns}) {
-      if (by == Groups::channels && rows <= 64) continue;
-      // By turns what stores most is slower: 64 to 32 channels doubled at 64^3 0.64 ms, and else 0.55.
-      if (by == Groups::turns && shape.classes() > 1) continue;
-      for (int64_t own = most_columns; own >= 32; own -= 8) {
-        PackedNumbers tried = *this;
-        tried.cut(shape, flat, gpu, group, by, own, samples);
-        best.take_better(tried);
-      }
-    }
-    return best;
-  }
-
-  void cut(const ThinShape& shape, const FlatGeometry& flat, const Gpu& gpu, int64_t group, Groups by,
-           int64_t own, int64_t samples) {
-    group_taps = group;
-    shared_by = by;
-    tile_channels = by == Groups::channels ? 128 : 64;
-    tile_positions = by == Groups::positions ? 2 * own : own;
-    const auto reach = [&](size_t d) { return flat.high[d] - flat.low[d]; };
-    window = tile_positions + reach(2);
-    if (group > taps_of(shape, 2)) window += reach(1) * pitch;
-    if (group > taps_of(shape, 1) * taps_of(shape, 2)) window += reach(0) * plane;
-    // Few taps make a chunk of 16 channels a short one.
-    chunk_channels = 16;
-    while (group_taps * chunk_channels < 64 && input_channels % (2 * chunk_channels) == 0)
-      chunk_channels *= 2;
-    while (stages < most_stages && shared_bytes(stages + 1) <= gpu.shared_bytes_per_block) ++stages;
-    if (stages < 3) return;
-    columns = own;
-    clocks = predict(samples, gpu);
-  }
-
-  // Of the whole GPU: tensor cores at work, or what comes through the second-level cache, 46 bytes a clock to
-  // each multiprocessor at most (320 channels at 8^3); where both come near, each a little slower (2560
-  // channels at 16 x 16 pixels: 26 bytes a clock, 97% of the tensor cores' rate).
-  double predict(int64_t samples, const Gpu& gpu) const {
-    const int64_t terms = taps * input_channels;
-    const bool turns = shared_by == Groups::turns;
-    const bool in_groups = conv_groups > 1;
-    const auto products = static_cast<double>(terms * columns) / (turns ? 32 : 16);
-    const auto bytes = static_cast<double>(steps() * (x_bytes() + weight_stage_bytes()));
-    // In groups tiles of the same positions share no x: 448 channels in 4 at 28 x 28, 1232 in 11 at 14 x 14
-    // take 1.2 to 1.4 of the time.
-    const double multiplied = (turns ? 1.04 : 1.0) * (in_groups ? 1.2 : 1.0) * products *
-                              std::pow(1 + std::pow(bytes / products / 46, 4), 0.25);
-    // What a warp stores, 16 rows of its columns; classes of an output side by side are longer runs. Groups
-    // of 16 and 32 channels (512 in 32 at 28 x 28, 128 in 4 at 32^3) take as long as of 64.
-    const double stored = static_cast<double>(columns * (in_groups ? 64 : std::min<int64_t>(rows, 64))) / 64;
-    const double after = mixes_classes ? 2000 + 32 * stored : 3000 + 51 * stored;
-    const auto of_block =
-        static_cast<double>(divide_up(tiles(Number(samples)) * channel_tiles(), gpu.multiprocessors));
-    if (turns) return 2000 + of_block * std::max(multiplied, (multiplied + after) / 2) + after / 2;
-    return 2000 + of_block * (multiplied + after);
-  }
-};
-
-// The product of a warpgroup, as a struct.
-std::string product_source(int64_t columns, bool is_bf16) {
-  const int64_t sums = columns / 2;
-  std::ostringstream out;
-  out << "struct Product {\n"
-         "  static __device__ __forceinline__ void run(float (&d)["
-      << sums << "], onepass::uint64 a, onepass::uint64 b, int add) {\n"
-      << "    asm volatile(\"{.reg .pred p; setp.ne.b32 p, %" << sums + 2
-      << ", 0; wgmma.mma_async.sync.aligned.m64n" << columns << "k16.f32."
-      << (is_bf16 ? "bf16.bf16" : "f16.f16") << " {";
-  for (int64_t i = 0; i < sums; ++i) out << (i > 0 ? ", " : "") << '%' << i;
-  out << "}, %" << sums << ", %" << sums + 1 << ", p, 1, 1, 0, 0;}\"\n        : ";
-  for (int64_t i = 0; i < sums; ++i) out << (i > 0 ? ", " : "") << "\"+f\"(d[" << i << "])";
-  out << "\n        : \"l\"(a), \"l\"(b), \"r\"(add));\n  }\n};\n";
-  return out.str();
-}
-
 class GemmPacked final : public Kernel {
  public:
+  static std::string refusal(const Problem& problem);
+  static double seconds(const Problem& problem, const PlanOptions& options);
+
   explicit GemmPacked(const Problem& problem)
       : problem_(problem),
         shape_(problem),
-        numbers_(problem, shape_, gpu_of(problem.device)),
+        numbers_(*wide_numbers<GemmPackedNumbers>(problem)),
         tail_problem_(*tail_of(problem)),
         tail_(build_tail(tail_problem_)),
         redo_(problem) {
-    const PackedNumbers& n = numbers_;
+    const GemmPackedNumbers& n = numbers_;
     const Device& device = problem.device;
     compile(std::vector<Source>{steps_source(), product_kernel_source()}, gpu_of(device).architecture);
     steps_.emplace(
@@ -250,18 +82,18 @@ class GemmPacked final : public Kernel {
   }
 
   std::string describe() const override {
-    const PackedNumbers& n = numbers_;
+    const GemmPackedNumbers& n = numbers_;
     std::ostringstream out;
     out << "convolution: " << shape_.in_channels * n.taps << " terms"
         << (n.conv_groups == 1 ? "" : " in each of " + std::to_string(n.conv_groups) + " groups")
         << ", operands packed first, " << (guards() ? "rounded to f16, as to tf32" : "as they are") << '\n'
         << "tile: " << n.tile_channels << " channels, " << n.tile_positions << " positions of all samples, "
         << tiles_.value() * n.channel_tiles() << " tiles"
-        << (n.shared_by == PackedNumbers::Groups::turns ? ", warpgroups by turns\n" : "\n")
+        << (n.shared_by == GemmPackedNumbers::Groups::turns ? ", warpgroups by turns\n" : "\n")
         << "stages: " << n.stages << " of " << n.chunk_channels << " channels, " << n.group_taps
         << " taps, a window of " << n.window << " positions\n"
         << "blocks: " << describe_blocks(blocks_, *product_) << "then: " << tail_.row
-        << (guards() ? ", thin_cores for samples that f16 has no room for" : "") << '\n'
+        << (guards() ? ", thin_cores for samples whose values overflow f16" : "") << '\n'
         << "workspace: " << workspace_bytes() << " bytes\n"
         << tail_.kernel->describe();
     return out.str();
@@ -279,30 +111,31 @@ class GemmPacked final : public Kernel {
                                   ? arguments.statistics
                                   : static_cast<float*>(at(workspace, statistics_));
     void* const redo = at(workspace, redo_memory_);
-    const auto words_of = [&](Step step) {
-      Words words;
-      words.add(arguments.input);
-      words.add(at(workspace, values_));
-      words.add(statistics);
-      words.add(at(workspace, marks_));
-      words.add(at(workspace, guard_));
-      words.add(at(workspace, packed_input_));
-      words.add(at(workspace, packed_weights_));
-      words.add(at(workspace, scales_));
-      words.add(at(workspace, row_largest_));
-      words.add(at(workspace, row_sums_));
-      words.add(at(workspace, piece_marks_));
-      words.add(redo_.control(redo));
-      words.add(int64_t{step});
-      words.add(shape_.batch);
-      words.add(length_);
-      words.add(tiles_);
-      words.add(arguments.parameters);
-      return words;
+    PackedGemmParameters p;
+    p.input = arguments.input;
+    p.values = at(workspace, values_);
+    p.statistics = statistics;
+    p.only = at(workspace, marks_);
+    p.guard = at(workspace, guard_);
+    p.packed_input = at(workspace, packed_input_);
+    p.packed_weights = at(workspace, packed_weights_);
+    p.scales = at(workspace, scales_);
+    p.row_largest = at(workspace, row_largest_);
+    p.row_sums = at(workspace, row_sums_);
+    p.piece_marks = at(workspace, piece_marks_);
+    p.control = redo_.control(redo);
+    p.batch = shape_.batch;
+    p.length = length_;
+    p.tiles = tiles_;
+    p.parameter = arguments.parameters;
+    const auto launch_step = [&](PackedGemmStep step, const Number& blocks) {
+      p.step = int64_t{step};
+      p.launch(*steps_, stream, blocks);
     };
-    words_of(step_pack).launch(*steps_, stream, input_items_ + weight_items());
-    if (guards()) words_of(step_pack_again).launch(*steps_, stream, numbers_.padded_channels() / piece_rows);
-    words_of(step_pack).launch(*product_, stream, blocks_);
+    launch_step(step_pack, input_items_ + weight_items());
+    if (guards()) launch_step(step_pack_again, numbers_.padded_channels() / piece_rows);
+    p.step = int64_t{step_pack};
+    p.launch(*product_, stream, blocks_);
     Arguments tail;
     tail.input = at(workspace, values_);
     tail.output = arguments.output;
@@ -310,7 +143,7 @@ class GemmPacked final : public Kernel {
     tail.parameters.assign(arguments.parameters.end() - std::ssize(tail_problem_.parameters),
                            arguments.parameters.end());
     tail_.kernel->launch(tail, at(workspace, Region{regions_.total(), 0}), stream);
-    if (guards()) words_of(step_judge).launch(*steps_, stream, shape_.batch);
+    if (guards()) launch_step(step_judge, shape_.batch);
     redo_.launch_marked(arguments, redo, at(workspace, marks_), 1, stream);
   }
 
@@ -321,7 +154,7 @@ class GemmPacked final : public Kernel {
   }
 
   std::string structs() const {
-    const PackedNumbers& n = numbers_;
+    const GemmPackedNumbers& n = numbers_;
     // Dense: two and then three spatial dimensions, as the convolution's.
     const TensorSpec& values = tail_problem_.input;
     const auto stride = [&](size_t d) {
@@ -329,8 +162,7 @@ class GemmPacked final : public Kernel {
       return d + rank < max_spatial_rank ? int64_t{0} : values.strides[2 + d + rank - max_spatial_rank];
     };
     std::ostringstream out;
-    out << "#include \"gemm/packed.cuh\"\n"
-        << tail_source(problem_) << thin_source(problem_, shape_)
+    out << tail_source(problem_) << thin_source(problem_, shape_)
         << "struct Numbers {\n  using Operand = onepass::"
         << (problem_.input.dtype == DType::bf16 ? "bf16" : "f16") << ";\n  using Product = ::Product;\n"
         << "  static constexpr float steepness = " << std::showpoint << steepness(shape_.parts) << "f;\n"
@@ -348,8 +180,8 @@ class GemmPacked final : public Kernel {
                .add("chunks", n.chunks())
                .add("steps", n.steps())
                .add("columns", n.columns)
-               .flag("groups_share_positions", n.shared_by == PackedNumbers::Groups::channels)
-               .flag("groups_take_turns", n.shared_by == PackedNumbers::Groups::turns)
+               .flag("groups_share_positions", n.shared_by == GemmPackedNumbers::Groups::channels)
+               .flag("groups_take_turns", n.shared_by == GemmPackedNumbers::Groups::turns)
                .add("tile_channels", n.tile_channels)
                .add("padded_channels", n.padded_channels())
                .add("window", n.window)
@@ -379,19 +211,20 @@ class GemmPacked final : public Kernel {
                       own + "}.run();\n}\n"};
   }
   Source steps_source() const {
-    return kernel("onepass_gemm_packed_steps", "PackedGemmSteps", "struct Product;\n",
-                  std::to_string(pack_threads), ", shared");
+    return kernel("onepass_gemm_packed_steps", "PackedGemmSteps",
+                  "#include \"gemm/packed.cuh\"\nstruct Product;\n", std::to_string(pack_threads),
+                  ", shared");
   }
   Source product_kernel_source() const {
     return kernel("onepass_gemm_packed", "PackedGemm",
-                  "#include \"gemm/packed.cuh\"\n" +
-                      product_source(numbers_.columns, problem_.input.dtype == DType::bf16),
+                  "#include \"gemm/packed/product.cuh\"\n" +
+                      wgmma_source(numbers_.columns, problem_.input.dtype == DType::bf16),
                   std::to_string(threads) + ", 1", ", *reinterpret_cast<Agent::Shared*>(shared)");
   }
 
   Problem problem_;
   ThinShape shape_;
-  PackedNumbers numbers_;
+  GemmPackedNumbers numbers_;
   Problem tail_problem_;
   BuiltTail tail_;
   ThinCores redo_;
@@ -404,7 +237,7 @@ class GemmPacked final : public Kernel {
       values_, statistics_, redo_memory_;
 };
 
-std::string refusal(const Problem& problem) {
+std::string GemmPacked::refusal(const Problem& problem) {
   std::string reason = wide_refusal(problem);
   if (!reason.empty()) return reason;
   const Gpu& gpu = gpu_of(problem.device);
@@ -421,7 +254,8 @@ std::string refusal(const Problem& problem) {
   const std::optional<Problem> tail = tail_of(problem);
   if (!tail) return "nothing follows the convolution";
   if (tail_row(*tail) == nullptr) return "no row takes what follows the convolution";
-  const PackedNumbers numbers(problem, shape, gpu);
+  const auto found = wide_numbers<GemmPackedNumbers>(problem);
+  const GemmPackedNumbers& numbers = *found;
   if (numbers.columns == 0) return "the window of a tile is too large";
   if (numbers.piece_bytes > most_piece_bytes) return "a kernel of " + std::to_string(numbers.taps) + " taps";
   constexpr int64_t most = int64_t{1} << 31;  // positions, pieces of work, elements of the output
@@ -434,10 +268,11 @@ std::string refusal(const Problem& problem) {
   return "";
 }
 
-double seconds(const Problem& problem, const PlanOptions&) {
+double GemmPacked::seconds(const Problem& problem, const PlanOptions&) {
   const ThinShape shape(problem);
   const Gpu& gpu = gpu_of(problem.device);
-  const PackedNumbers numbers(problem, shape, gpu);
+  const auto found = wide_numbers<GemmPackedNumbers>(problem);
+  const GemmPackedNumbers& numbers = *found;
   const Problem tail = *tail_of(problem);
   const bool guards = problem.input.dtype == DType::f32;
   const auto weights = static_cast<double>(problem.parameters[0].byte_span());
@@ -454,10 +289,6 @@ double seconds(const Problem& problem, const PlanOptions&) {
 }  // namespace
 }  // namespace cuda
 
-extern const Strategy cuda_gemm_packed{
-    "gemm_packed", cuda::refusal, cuda::seconds,
-    [](const Problem& problem, const PlanOptions&) -> std::shared_ptr<const Kernel> {
-      return std::make_shared<const cuda::GemmPacked>(problem);
-    }};
+extern const Strategy cuda_gemm_packed = cuda::row_of<cuda::GemmPacked>("gemm_packed");
 
 }  // namespace onepass

@@ -1,32 +1,32 @@
-// A wide convolution and all that follows it in one launch, as an implicit matrix product on Hopper's tensor
-// cores.
+// The kernel of the row "gemm_wgmma": a wide convolution and all that follows it in one launch, as an
+// implicit matrix product by Hopper's wgmma.
 //
-// The positions of a sample are one flat index: rows and planes of x are given pitches (in thought) at which
-// a tap is a shift of the index, whatever the padding: `pitch` positions a row, those beyond the input zero.
-// A tile is `tile_positions` neighbours of that index, or of that of a box of outputs, by `tile_channels`
-// output channels. Its window of x
-// lies in shared memory as 16-bit elements, [eight channels][position], 16 bytes a position: a product of 16
-// input channels at any tap then begins at a legal address. Weights are the left operand, positions the
-// right.
+// The positions of a sample are one flat index. Rows and planes of x get pitches at which every tap is a
+// shift of the index, whatever the padding; positions beyond the input are zero. A tile is `tile_positions`
+// neighbours of that index, or of the index of a box of outputs, by `tile_channels` output channels. Its
+// window of x lies in shared memory as 16-bit elements, [eight channels][position], 16 bytes a position. A
+// product of 16 input channels then begins at a legal address for any tap. Weights are the left operand,
+// positions the right.
 //
-//   three warps     x -> 16 bits -> a ring of stages, `chunk_channels` input channels each. Where x lies
-//                   dense with channels before space, it comes to them by bulk copies of eight channels, in a
-//                   ring of its own; else a fourth warp helps to load it
-//   one warp        sends those copies, and packed weights to another ring, a group of taps of such a chunk
-//                   each
-//   two warpgroups  products of every tap, then the epilogue, while the rings fill for the next tile
+//   three warps     convert x to 16 bits, to a ring buffer of `chunk_channels` input channels a stage. Dense
+//   x
+//                   with channels before space arrives by bulk copies of eight channels, in a ring of its
+//                   own; else these warps load it, with a fourth
+//   one warp        starts those copies, and copies of packed weights to a ring: a stage is a group of taps
+//   two warpgroups  mainloop and epilogue, while the rings fill for the next tile
 //
-// Where the block has a norm, the tiles of a unit (channels of a sample that are whole slabs) either are all
-// on the chip at a time: each holds its values in registers until it has read the moments of the others
-// ("held"). Or they are left in memory, where another kernel finds them ("stored", gemm_finish.cuh). Or there
-// are two passes, pass 1 of a wave of units, then pass 2 of the wave before, which computes values again.
+// With a norm, the tiles of a unit (channels of a sample that are whole slabs) do one of three things. They
+// are all in flight at once, and each holds its values in registers until it has read the moments of the
+// others
+// ("held"). They store their values for another kernel ("stored", gemm/store/finish.cuh). Or there are two
+// passes: pass 1 of a wave of units, then pass 2 of the wave before, which computes the values again.
 //
-// f32 operands are rounded to f16 in tf32's precision, as exactly as to tf32, or split in two of them
-// otherwise: three products, and sums that leave the tensor cores, which truncate, after at most 64 terms. A
-// sample that f16 has no room for is marked, and done again by another kernel.
+// f32 operands are rounded to f16 for tf32, which is as exact, or split in two f16 otherwise: three products,
+// and sums that leave the tensor cores, which truncate, after at most 64 terms. Samples whose values overflow
+// f16 are marked and recomputed by another kernel.
 //
-// Items go to blocks in turn, so that producers and consumers know them without asking each other; blocks
-// that wait for each other are launched to run at the same time.
+// Tiles are assigned to blocks round robin, so that producers and consumers know them without communication.
+// Blocks that wait for each other are launched cooperatively.
 #pragma once
 
 #include "gemm/product/mainloop.cuh"
@@ -44,7 +44,7 @@ struct Gemm {
   using Geometry = GemmGeometry<C, Numbers>;
   static constexpr int threads = gemm::consumer_threads + gemm::staging_warps * 32;
   static constexpr int groups = Numbers::taps / Numbers::group_taps;
-  static_assert(sizeof(Shared) <= Numbers::shared_bytes);
+  static_assert(sizeof(Shared) == Numbers::shared_bytes);
   static_assert(Numbers::chunk_channels % 16 == 0 && Numbers::columns % 8 == 0);
 
   const Parameters& p;
@@ -61,7 +61,7 @@ struct Gemm {
     }
   }
 
-  // Whether x comes by copies: they begin on 16 bytes.
+  // Whether x arrives by copies, which need it on 16 bytes.
   __device__ __forceinline__ bool copies() const {
     return Numbers::copies && reinterpret_cast<uint64>(p.input) % 16 == 0;
   }
@@ -86,7 +86,7 @@ struct Gemm {
     __syncthreads();
   }
 
-  // One thread. A stage it waits for is freed by products whose x it has staged before, so that it is freed.
+  // One thread. It waits only for stages of products whose x is already staged, so it cannot deadlock.
   __device__ __forceinline__ void send_weights(const Item& item, int chunk,
                                                gemm::Ring<Numbers::weight_stages>& ring) const {
 #pragma unroll 1
@@ -107,7 +107,7 @@ struct Gemm {
     barrier::copy(s.weights[stage], from, bytes, &s.weights_full[stage]);
   }
 
-  // The steps of all items of this block, one after the other.
+  // A position in the sequence of steps of all tiles of this block.
   template <int Steps>
   struct Cursor {
     const Parameters& p;
@@ -140,7 +140,7 @@ struct Gemm {
     }
   };
 
-  // By one warp: copies and weights, each as soon as there is room for them.
+  // By one warp: starts copies of x and of weights as soon as their stages are free.
   __device__ __forceinline__ void send() const {
     using Staging = GemmStaging<C, Tail, Numbers>;
     const Staging staging{p, s};
@@ -153,7 +153,7 @@ struct Gemm {
     typename Staging::Copies copies(x.item);
 #pragma unroll 1
     while (x.more || weights.more) {
-      // Weights first, all that there is room for: x takes longer to send for and has more time.
+      // Weights first, as many as fit: copies of x take longer to start and have more time.
 #pragma unroll 1
       while (weights.more && gemm::has_room(&s.weights_empty[ring.stage], ring.round)) {
         if (lane == 0) send_weights(weights.item, weights.step, ring.stage);
@@ -191,7 +191,7 @@ struct Gemm {
 
   __device__ __forceinline__ void run() const {
     start();
-    // Together what the launch gives a block of 384 threads: 168 each.
+    // Together they take what the launch gives a block of 384 threads: 168 registers each.
     constexpr bool many_sums = Numbers::columns > 256;
     if (threadIdx.x >= gemm::consumer_threads) {
       if constexpr (many_sums) {
@@ -221,17 +221,17 @@ struct Gemm {
       }
       GemmMainloop<C, Tail, Numbers> mainloop{s, {}, {}};
       using Epilogue = GemmEpilogue<C, Tail, Numbers>;
-      const Epilogue epilogue{p, s};
-      typename Epilogue::Leaving leaving;
+      const Epilogue epilogue{{p, s}};
+      typename Epilogue::Deferred deferred;
       float d[Numbers::columns / 2];
       for_each_item([&](const Item& item) {
         epilogue.prepare(item);
         mainloop.run(d, [&] {
-          if constexpr (Epilogue::late_vectors > 0) epilogue.put_some(leaving);
+          if constexpr (Epilogue::defers) epilogue.outputs.store_some(deferred);
         });
-        epilogue.run(item, d, leaving);
+        epilogue.run(item, d, deferred);
       });
-      if constexpr (Epilogue::late_vectors > 0) epilogue.put_rest(leaving);
+      if constexpr (Epilogue::defers) epilogue.outputs.store_rest(deferred);
     }
   }
 };

@@ -35,6 +35,17 @@ __device__ __forceinline__ bool is_aligned(const Parameters& p, int bit) {
   }
 }
 
+// Whether vectors of a tensor lie on 16 bytes, by its AlignedBit. Kernels whose parameters do not say it load
+// such tensors element by element.
+template <class Parameters>
+__device__ __forceinline__ bool is_aligned(const Parameters& p, int bit) {
+  if constexpr (requires { p.aligned; }) {
+    return (p.aligned >> bit) & 1;
+  } else {
+    return false;
+  }
+}
+
 // Loads and stores that other blocks of the same launch wrote or will read: past the first-level cache.
 __device__ __forceinline__ float load_shared_by_blocks(const float* address) { return __ldcg(address); }
 

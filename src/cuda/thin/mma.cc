@@ -5,7 +5,7 @@
 #include <sstream>
 
 #include "cuda/thin/mma.h"
-#include "cuda/thin/searched.h"
+#include "cuda/row_numbers.h"
 
 namespace onepass {
 namespace cuda {

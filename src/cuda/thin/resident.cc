@@ -8,7 +8,7 @@
 #include "cuda/notes.h"
 #include "cuda/runtime/cut_for.h"
 #include "cuda/thin/mma.h"
-#include "cuda/thin/searched.h"
+#include "cuda/row_numbers.h"
 
 namespace onepass {
 namespace cuda {

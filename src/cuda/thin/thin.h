@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cuda/runtime/parameters.h"
+#include "cuda/row_numbers.h"
 #include "cuda/tail/tail.h"
 #include "thin/parameters.cuh"
 
@@ -102,15 +103,6 @@ class ThinWorkspace {
   Regions regions_;
   Region control_, marks_, guard_, parts_, sums_, statistics_;
 };
-
-// A row of the table: its class has refusal(), seconds() and a constructor from the problem.
-template <class Row>
-constexpr Strategy row_of(std::string_view name) {
-  return {name, Row::refusal, Row::seconds,
-          [](const Problem& problem, const PlanOptions&) -> std::shared_ptr<const Kernel> {
-            return std::make_shared<const Row>(problem);
-          }};
-}
 
 // The row that takes every thin problem. It also computes any convolution of at most `most_channels_of_cores`
 // channels a group: samples that overflow the halves of other kernels are computed again by it. `marks`: the

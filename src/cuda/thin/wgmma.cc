@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cuda/notes.h"
-#include "cuda/thin/searched.h"
+#include "cuda/row_numbers.h"
 #include "cuda/thin/wgmma.h"
 #include "onepass/cuda.h"
 

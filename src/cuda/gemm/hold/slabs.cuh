@@ -1,11 +1,11 @@
-// Statistics of slabs from the parts that tiles of gemm.cuh leave.
+// Statistics of slabs from the parts that the tiles of gemm/wgmma.cuh leave.
 #pragma once
 
 #include "gemm/gemm.cuh"
 
 namespace onepass {
 
-// The slabs of a norm, of which each tile that has channels of one leaves a part.
+// Each tile with channels of a slab leaves a part of it.
 template <class C, class Tail, class Numbers>
 struct GemmSlabs {
   using Parameters = GemmParameters<Tail::parameters>;

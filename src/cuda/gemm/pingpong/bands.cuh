@@ -1,31 +1,34 @@
-// gemm_pingpong.cuh: rows of x that come and go together.
+// Bands: rows of a tile's window that are staged and released together.
 #pragma once
 
-#include "gemm/pingpong/shared.cuh"
+#include "gemm/pingpong/layout.cuh"
 
-namespace onepass {
+namespace onepass::pingpong {
 
-// A warpgroup's outputs are some rows of the box and meet some rows of its window alone. So the window is
-// turned by bands of rows, of all channels, from the top: the next tile's first rows come when the first
-// warpgroup has multiplied, and nobody waits for the last one.
-template <class C, class Numbers>
-struct GemmPingpongBands {
-  using Geometry = GemmGeometry<C, Numbers>;
+// A warpgroup computes some rows of the box and reads only some rows of the window. The window is staged in
+// bands of rows with all channels, from the top. The next tile's first rows arrive when the first warpgroup
+// has multiplied; they do not wait for the last one.
+template <class L>
+struct Bands {
+  using C = typename L::C;
+  using Numbers = typename L::Numbers;
+  using Geometry = typename L::Geometry;
   static constexpr int rows = Numbers::band_copies * Numbers::copy_y;  // of a band
   static constexpr int count = Numbers::bands;
   static constexpr int last_row = (Numbers::box_z - 1) * Geometry::rows_of_plane + Numbers::box_y - 1;
 
-  // The rows of the box that a warpgroup has, the first and the last.
+  // The first and the last row of the box that a warpgroup computes.
   static constexpr __device__ int first_of(int group) {
-    const int row = group * Numbers::columns / Numbers::pitch;
+    const int row = group * L::columns / Numbers::pitch;
     return row < last_row ? row : last_row;
   }
   static constexpr __device__ int last_of(int group) {
-    const int row = ((group + 1) * Numbers::columns - 1) / Numbers::pitch;
+    const int row = ((group + 1) * L::columns - 1) / Numbers::pitch;
     return row < last_row ? row : last_row;
   }
 
-  // Taps by rows, from the top of the window: the first tap of a row, and how far down it is.
+  // Taps by rows of the kernel, from the top of the window: the first tap of row i, and its depth in window
+  // rows.
   static constexpr int taps_of_row = static_cast<int>(C::count(2, 0));
   static constexpr int tap_rows = Numbers::taps / taps_of_row;
   static constexpr __device__ int tap_of(int d, int i) {
@@ -41,16 +44,17 @@ struct GemmPingpongBands {
            Geometry::offset(1, tap_of(1, i % high)) - Geometry::low(1);
   }
 
-  // The bands that a warpgroup meets at a row of taps, the first and the last.
+  // The first and the last band that a warpgroup reads at a row of taps.
   static constexpr __device__ int first_band(int group, int i) { return (first_of(group) + depth(i)) / rows; }
   static constexpr __device__ int last_band(int group, int i) { return (last_of(group) + depth(i)) / rows; }
+  // Warpgroups that read a band.
   static constexpr __device__ int readers(int band) {
     int count = 0;
-    for (int g = 0; g < Numbers::groups; ++g)
+    for (int g = 0; g < L::groups; ++g)
       count += first_band(g, 0) <= band && band <= last_band(g, tap_rows - 1) ? 1 : 0;
     return count;
   }
-  // Copies of eight channels; of the last band there may be fewer.
+  // Copies of eight channels. The last band may have fewer.
   static constexpr int copies = 2 * Numbers::chunks * Numbers::band_copies;
   static constexpr __device__ int copies_of(int band) {
     const int left = 2 * Numbers::chunks * Numbers::copies - band * copies;
@@ -59,4 +63,4 @@ struct GemmPingpongBands {
   static constexpr __device__ int least_copies() { return copies_of(count - 1); }
 };
 
-}  // namespace onepass
+}  // namespace onepass::pingpong

@@ -1,63 +1,54 @@
-// gemm_pingpong.cuh: the statistics of a sample, from the moments that its tiles leave.
+// The exchange of moments between the blocks of the ping-pong kernel: from parts of slabs to statistics.
 #pragma once
 
-#include "gemm/pingpong/shared.cuh"
+#include "gemm/pingpong/doubled.cuh"
+#include "gemm/pingpong/layout.cuh"
 
-namespace onepass {
+namespace onepass::pingpong {
 
-// A block that has no tile merges what the warpgroups of all tiles leave, a warp for each slab, and leaves
-// what it comes to for them. What is left is 8 bytes that arrive at once, in memory that was cleared, with a
-// sign where there is none otherwise: whoever reads it knows whether it is there. So nothing is released and
-// nothing counted, which would be trips to L2 one after the other behind stores of outputs; and of the warps
-// that ask again and again none has anything else to do.
-template <class C, class Tail, class Numbers>
-struct GemmPingpongExchange {
-  using Parameters = GemmPingpongParameters<Tail::parameters>;
-  static constexpr int slabs = GemmSlabs<C, Tail, Numbers>::slabs_of_sample;
-  static constexpr int parts = Numbers::position_tiles * Numbers::groups;  // of a slab
-  static constexpr int pairs = (parts + 1) / 2;                            // that are read at a time
-  static constexpr int mergers = 1;                                        // blocks
+// An extra block without a tile merges the parts that the warpgroups of all tiles publish, a team of lanes
+// for each slab, and publishes the statistics. Each value is one 8-byte store to cleared memory; the sign bit
+// of its second number marks it valid. So nothing is released or counted, which would queue trips to L2
+// behind the stores of outputs. The warps that poll have nothing else to do.
+template <class L>
+struct Exchange {
+  using Tail = typename L::Tail;
+  static constexpr int slabs = L::slabs;
+  static constexpr int parts = L::position_tiles * L::groups;  // of a slab
+  static constexpr int pairs = (parts + 1) / 2;                // parts are read by pairs
 
-  const Parameters& p;
-
-  // Samples that the blocks with tiles have at a time.
-  static __device__ __forceinline__ int samples() {
-    return (static_cast<int>(gridDim.x) - mergers) / Numbers::position_tiles;
-  }
-  static __device__ __forceinline__ bool is_merger() {
-    return blockIdx.x >= static_cast<uint32>(samples() * Numbers::position_tiles);
-  }
+  const typename L::Parameters& p;
 
   // --- By a warpgroup ---
-  // How many elements its parts have, once.
-  __device__ __forceinline__ void leave_count(int tile, int group, float count) const {
-    asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(p.sums + tile * Numbers::groups + group),
+  // The number of elements of its parts, once.
+  __device__ __forceinline__ void publish_count(int tile, int group, float count) const {
+    asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(p.counts + tile * L::groups + group),
                  "f"(count + 1.0f)
                  : "memory");
   }
-  __device__ __forceinline__ void leave_part(int64 n, uint32 slab, int tile, int group, float mean,
-                                             float m2) const {
-    leave(part(n, slab) + (tile * Numbers::groups + group), both(mean, m2));
+  __device__ __forceinline__ void publish_part(int64 n, uint32 slab, int tile, int group, float mean,
+                                               float m2) const {
+    publish(part(n, slab) + (tile * L::groups + group), encode(mean, m2));
   }
-  // By a converting warp: the bits of the largest magnitude that it met of the sample's x in the tile.
-  __device__ __forceinline__ void leave_largest(int64 n, int tile, uint32 warp, uint32 bits) const {
+  // By a converting warp: the bits of the largest magnitude of x in its part of the tile.
+  __device__ __forceinline__ void publish_largest(int64 n, int tile, uint32 warp, uint32 bits) const {
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(largest(n, tile) + warp), "r"(bits | sign)
                  : "memory");
   }
-  // What is known of the statistics of two slabs, the first of them even, comes to shared memory, past the
-  // first-level cache.
-  __device__ __forceinline__ void ask(int64 n, uint32 slab, uint32 to) const {
+  // Copies the statistics of two slabs, the first of them even, to shared memory at `to`, valid or not. The
+  // copy bypasses L1 and takes no register.
+  __device__ __forceinline__ void prefetch(int64 n, uint32 slab, uint32 to) const {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(result(n, slab)) : "memory");
   }
-  // Mean of a slab and what its norm multiplies by; `all` is what came when it was asked for.
+  // Mean of a slab and the norm's factor; `all` was prefetched.
   __device__ __forceinline__ float2 wait(int64 n, uint32 slab, uint64 all) const {
-    while (!is_there(all))
+    while (!is_valid(all))
       asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(all) : "l"(result(n, slab)) : "memory");
     return float2{low(all), high(all)};
   }
 
   // --- By a merger ---
-  // Slabs of few parts take few lanes, which wait for those of their own alone.
+  // Slabs of few parts take few lanes, so that a team waits only for its own slab.
   __device__ __forceinline__ void run() const {
     const int lane = static_cast<int>(threadIdx.x % team);
     const uint32 mask =
@@ -73,7 +64,7 @@ struct GemmPingpongExchange {
           do {
             asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];"
                          : "=f"(counts[i][e])
-                         : "l"(p.sums + number)
+                         : "l"(p.counts + number)
                          : "memory");
           } while (counts[i][e] == 0.0f);
         }
@@ -89,37 +80,37 @@ struct GemmPingpongExchange {
   }
 
  private:
-  // Two numbers, the second of them not negative.
+  // Two numbers in 8 bytes. The second is not negative; its sign bit marks the pair valid.
   static constexpr uint32 sign = 0x80000000u;
-  static __device__ __forceinline__ uint64 both(float low, float high) {
+  static __device__ __forceinline__ uint64 encode(float low, float high) {
     return static_cast<uint64>(__float_as_uint(high) | sign) << 32 | __float_as_uint(low);
   }
-  static __device__ __forceinline__ bool is_there(uint64 both) { return both >> 63 != 0; }
-  static __device__ __forceinline__ float low(uint64 both) {
-    return __uint_as_float(static_cast<uint32>(both));
+  static __device__ __forceinline__ bool is_valid(uint64 pair) { return pair >> 63 != 0; }
+  static __device__ __forceinline__ float low(uint64 pair) {
+    return __uint_as_float(static_cast<uint32>(pair));
   }
-  static __device__ __forceinline__ float high(uint64 both) {
-    return __uint_as_float(static_cast<uint32>(both >> 32) & ~sign);
+  static __device__ __forceinline__ float high(uint64 pair) {
+    return __uint_as_float(static_cast<uint32>(pair >> 32) & ~sign);
   }
-  static __device__ __forceinline__ void leave(uint64* to, uint64 both) {
-    asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to), "l"(both) : "memory");
+  static __device__ __forceinline__ void publish(uint64* to, uint64 pair) {
+    asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to), "l"(pair) : "memory");
   }
 
-  // The parts of a slab: mean and M2. After those of all samples: of each slab the mean and what its norm
-  // multiplies by, pairs of a sample.
+  // The parts of a slab: mean and M2. Behind the parts of all samples come the results: the mean of each slab
+  // and the norm's factor.
   __device__ __forceinline__ uint64* part(int64 n, uint32 slab) const {
-    return reinterpret_cast<uint64*>(p.parts) + (n * slabs + slab) * (2 * pairs);
+    return p.parts + (n * slabs + slab) * (2 * pairs);
   }
   __device__ __forceinline__ uint64* result(int64 n, uint32 slab) const {
     return part(p.batch, 0) + n * ((slabs + 1) / 2 * 2) + slab;
   }
 
-  // Of each converting warp.
+  // The largest magnitudes that the converting warps of a tile saw.
   __device__ __forceinline__ uint32* largest(int64 n, int tile) const {
-    return p.guard + (n * Numbers::position_tiles + tile) * pingpong::converting_warps;
+    return p.guard + (n * L::position_tiles + tile) * converting_warps;
   }
 
-  // Better than the instruction's by a step of Newton's, if it is finite.
+  // rsqrtf, improved by one Newton step where it is finite.
   static __device__ __forceinline__ float inverse_root(float x) {
     const float y = rsqrtf(x);
     const float better = fmaf(fmaf(-0.5f * x * y, y, 0.5f), y, y);
@@ -133,8 +124,8 @@ struct GemmPingpongExchange {
     for (int offset = team / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(mask, value, offset);
     return value;
   }
-  // Sums of distances from the first part's mean, and of their squares: in one pass. That mean is one of
-  // them, so that it is no further from the mean of all than the root of their number in deviations.
+  // One pass over the parts: sums of distances from the first part's mean, and of their squares. That mean is
+  // at most sqrt(parts) deviations from the mean of all.
   __device__ __forceinline__ void merge(int64 n, uint32 slab, int lane, uint32 mask,
                                         const float (&counts)[of_lane][2]) const {
     constexpr float elements = static_cast<float>(Tail::group_channels * Tail::spatial);
@@ -145,13 +136,13 @@ struct GemmPingpongExchange {
       two[i][0] = 2 * (lane + team * i) < parts ? 0 : ~uint64{0};
       two[i][1] = 2 * (lane + team * i) + 1 < parts ? 0 : ~uint64{0};
     }
-    // All that are not there yet, again and again.
+    // Polls all that are not valid yet.
     bool has_all;
     do {
       has_all = true;
 #pragma unroll
       for (int i = 0; i < of_lane; ++i) {
-        if (!is_there(two[i][0] & two[i][1])) {
+        if (!is_valid(two[i][0] & two[i][1])) {
           asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%2];"
                        : "=l"(two[i][0]), "=l"(two[i][1])
                        : "l"(from + 2 * team * i)
@@ -161,7 +152,7 @@ struct GemmPingpongExchange {
 #pragma unroll
       for (int i = 0; i < of_lane; ++i) {
         if (parts % 2 != 0 && 2 * (lane + team * i) + 1 == parts) two[i][1] = ~uint64{0};
-        has_all = has_all && is_there(two[i][0] & two[i][1]);
+        has_all = has_all && is_valid(two[i][0] & two[i][1]);
       }
     } while (!has_all);
     const float origin = __shfl_sync(mask, low(two[0][0]), 0, team);
@@ -181,36 +172,35 @@ struct GemmPingpongExchange {
     }
     sum = add_lanes(sum, mask) * (1.0f / elements);
     square = add_lanes(square, mask) * (1.0f / elements);
-    using Twice = PingpongTwice<typename Tail::Before::Only, Tail::Output::bytes>;
-    constexpr float times = Twice::exists ? 2.0f : 1.0f;
-    const float variance = fmaf(-sum, sum, square);  // NaN stays what it is
+    constexpr float times = Doubled<typename Tail::Before::Only, L::Output::bytes>::exists ? 2.0f : 1.0f;
+    const float variance = fmaf(-sum, sum, square);  // NaN stays NaN
     const float2 all{origin + sum,
                      inverse_root(fmaf(times * times, Tail::eps, variance < 0.0f ? 0.0f : variance))};
-    // All values the same: what parts' means differ by is how their sums were rounded. The norm multiplies by
-    // 0 then, and gives its bias exactly.
+    // Where all values are equal, the means of parts differ only by rounding. The norm's factor is then 0 and
+    // the result is exactly its bias.
     const float least = all.x * 0x1p-19f;
     is_flat = __all_sync(mask, is_flat) && variance <= least * least && Tail::eps > 0.0f &&
-              (fabsf(all.x) > 0x1p-35f || all.x == 0.0f);  // else squares may have been too small for f32
+              (fabsf(all.x) > 0x1p-35f || all.x == 0.0f);  // below, squares may have underflowed
     if (lane == 0) {
-      leave(result(n, slab), both(all.x, is_flat ? 0.0f : all.y));
+      publish(result(n, slab), encode(all.x, is_flat ? 0.0f : all.y));
       float* const to = p.statistics + 2 * (n * slabs + slab);
       to[0] = all.x / times;
       to[1] = all.y * times;
     }
-    if constexpr (Numbers::guards) judge(n, slab, all.y * times, lane, mask);
+    if constexpr (L::Numbers::guards) judge(n, slab, all.y * times, lane, mask);
   }
-  // Whether f16 has room for the sample's x; by all slabs, each with its own deviation.
+  // Marks the sample where its x does not fit in f16. Every slab checks with its own deviation.
   __device__ __forceinline__ void judge(int64 n, uint32 slab, float scale, int lane, uint32 mask) const {
-    constexpr int count = (Numbers::position_tiles + team - 1) / team;
-    static_assert(pingpong::converting_warps == 4);
+    constexpr int count = (L::position_tiles + team - 1) / team;
+    static_assert(converting_warps == 4);
     uint4 own[count];
     const auto has = [](const uint4& bits) { return (bits.x & bits.y & bits.z & bits.w & sign) != 0; };
 #pragma unroll
     for (int i = 0; i < count; ++i) {
-      const uint32 none = lane + team * i < Numbers::position_tiles ? 0 : sign;
+      const uint32 none = lane + team * i < L::position_tiles ? 0 : sign;
       own[i] = uint4{none, none, none, none};
     }
-    // All that are not there yet, again and again.
+    // Polls all that are not valid yet.
     bool has_all;
     do {
       has_all = true;
@@ -238,9 +228,9 @@ struct GemmPingpongExchange {
     }
     for (int i = lane; i < Tail::group_channels; i += team) {
       const float weight = Tail::weight(p, static_cast<int>(slab) * Tail::group_channels + i);
-      gemm::judge<Tail, Numbers>(p, n, __uint_as_float(most), fabsf(weight * scale));
+      gemm::judge<Tail, typename L::Numbers>(p, n, __uint_as_float(most), fabsf(weight * scale));
     }
   }
 };
 
-}  // namespace onepass
+}  // namespace onepass::pingpong

@@ -1,14 +1,12 @@
-// gemm_pingpong.cuh: how values wait for their norm.
+// How the ping-pong kernel holds a tile's values until the statistics of their slabs are known.
 #pragma once
 
 #include "gemm/pingpong/shared.cuh"
 
-namespace onepass {
+namespace onepass::pingpong {
 
-// The sum of a thread's pair j, row h and element e is number j * 4 + h * 2 + e.
-namespace pingpong {
-
-// Pairs of f16, for outputs of 16 bits. Values are divided by `unit` of their row: 1, or about a deviation.
+// Pairs of f16, for outputs of 16 bits. Values are divided by the `unit` of their row: 1, or about a standard
+// deviation.
 struct HeldF16 {
   static constexpr __device__ int words(int sums) { return sums / 2; }
 
@@ -27,20 +25,19 @@ struct HeldF16 {
   }
 };
 
-// Integers of 20 bits, for outputs of f32, in 2^-19 of the largest distance in the part: they are off by half
-// of that, and by as much again where `origin` is taken off together with the norm. Eight are four words of
-// their lower halves and one of what is above, a byte of which has that of values k and k + 4.
+// 20-bit integers, for outputs of f32. The unit is 2^-19 of the largest distance in the part. The error is
+// half a unit, and as much again because `origin` is subtracted together with the norm. Eight values take
+// five words: four of lower halves, and one whose byte k has the upper bits of values k and k + 4.
 struct HeldInt20 {
-  static constexpr float most = 524280.0f;  // that a value is, with room for a rounded division
-  // What an integer lies above: 0 for the lowest of them, as a float of 2^23 and more has it in its lowest
-  // bits.
+  static constexpr float most = 524280.0f;  // the largest value, with room for a rounded division
+  // The offset of the encoding: a float from 2^23 on has the integer in its lowest bits.
   static constexpr float origin = 8388608.0f + 524288.0f;
   static constexpr __device__ int words(int sums) { return sums / 8 * 5 + sums % 8 / 4 * 3; }
-  // Of the eight from number 8 * g on.
+  // Values of group g: those from number 8 * g on.
   static constexpr __device__ int values_of(int sums, int g) { return sums - 8 * g < 8 ? 4 : 8; }
   static constexpr __device__ int groups(int sums) { return (sums + 7) / 8; }
 
-  // The third bytes of four.
+  // The third byte of each of four words.
   static __device__ __forceinline__ uint32 third_bytes(const uint32* bits) {
     return __byte_perm(__byte_perm(bits[0], bits[1], 0x0062), __byte_perm(bits[2], bits[3], 0x6200), 0x7610);
   }
@@ -62,10 +59,10 @@ struct HeldInt20 {
       to[5 * g + values / 2] = (low & 0x0f0f0f0fu) | (high & 0xf0f0f0f0u);
     }
   }
-  // The exponent of 2^23, in a register: as an immediate it would take the place of what bytes are chosen by.
-  // The block has one thread in that dimension, which the assembler does not know.
+  // The exponent of 2^23, in a register: the instruction has one immediate, which selects bytes. threadIdx.y
+  // is 0, which the assembler does not know.
   static __device__ __forceinline__ uint32 exponent() { return 0x4b000000u | threadIdx.y; }
-  // Value i of eight: the integer, and `origin`.
+  // Value i of eight: the integer plus `origin`.
   static __device__ __forceinline__ float unpack(uint32 lower, uint32 above, uint32 exponent, int i) {
     constexpr uint32 third[4] = {0x0410, 0x0532, 0x0610, 0x0732};
     const uint32 bits = __byte_perm(lower, i < 4 ? above : above >> 4, third[i % 4]);
@@ -73,6 +70,43 @@ struct HeldInt20 {
   }
 };
 
-}  // namespace pingpong
+// The held values of a thread: the first words in registers, the others in shared memory. With HeldF16, word
+// 2 * j + h is pair j of row h.
+template <class L>
+struct Hold {
+  using Format = typename gemm::If<L::is_f32, HeldInt20, HeldF16>::Type;
+  static constexpr int words = Format::words(L::sums);
+  static constexpr int in_registers = words - L::Numbers::held_shared_words;
+  static_assert(in_registers > 0);
+  struct Words {
+    uint32 value[words];
+  };
+  struct Registers {
+    uint32 value[in_registers];
+  };
 
-}  // namespace onepass
+  Shared<L>& s;
+  const Thread& thread;
+
+  // Encodes distances from the mean, divided by the `unit` of their row.
+  static __device__ __forceinline__ void pack(const float (&d)[L::sums], const float (&unit)[2], Words& to) {
+    Format::pack(d, unit, to.value);
+  }
+  // Replaces the values of the tile before, which have been stored.
+  __device__ __forceinline__ void hold(const Words& next, Registers& held) const {
+#pragma unroll
+    for (int i = 0; i < words; ++i) {
+      if (i < in_registers) {
+        held.value[i] = next.value[i];
+      } else {
+        s.held_words[thread.warp][32 * (i - in_registers) + thread.lane] = next.value[i];
+      }
+    }
+  }
+  __device__ __forceinline__ uint32 word(int i, const Registers& held) const {
+    return i < in_registers ? held.value[i]
+                            : s.held_words[thread.warp][32 * (i - in_registers) + thread.lane];
+  }
+};
+
+}  // namespace onepass::pingpong

@@ -1,30 +1,19 @@
-// gemm_pingpong.cuh: what its kernels are given, and the tensor map of x.
+// The tensor map of x for the ping-pong kernel's bulk copies of boxes.
 #pragma once
 
-#include "gemm/hold/slabs.cuh"
-#include "gemm/source/pack.cuh"
+#include "gemm/pingpong/layout.cuh"
 
-namespace onepass {
+namespace onepass::pingpong {
 
-template <int Count>
-struct GemmPingpongParameters : GemmParameters<Count> {
-  const void* map;  // of x
-};
-
-struct GemmPingpongPackParameters : GemmPackParameters {
-  const void* input;
-  void* map;
-};
-
-// How x lies, as copies of boxes want to know it: [x][channel][y][z][sample].
+// Dimensions of the map, innermost first: [x][channel][y][z][sample].
 template <class C, class Input, class Numbers>
-struct GemmTensorMap {
+struct TensorMap {
   struct alignas(128) Map {
     uint32 word[32];
   };
 
-  // By one warp. Copies want x on 16 bytes; where it is not, all samples are left to be done again.
-  static __device__ __forceinline__ void build(const GemmPingpongPackParameters& p) {
+  // By one warp. Copies need x on 16 bytes; where it is not, all samples are marked to be done again.
+  static __device__ __forceinline__ void build(const PingpongPackParameters& p) {
 #if __CUDA_ARCH__ >= 900
     const uint64 input = reinterpret_cast<uint64>(p.input) & ~uint64{15};
     const int64 batch = p.batch;
@@ -44,11 +33,11 @@ struct GemmTensorMap {
       dimension<3>(a, C::input_size(0), 1);
       dimension<4>(a, batch, 1);
       stride<0>(a, C::input_stride(1));
-      // Dimensions of one element have none.
+      // A dimension of one element has no stride of its own.
       stride<1>(a, C::input_size(1) > 1 ? C::input_stride(3) : C::input_stride(1));
       stride<2>(a, C::input_size(0) > 1 ? C::input_stride(2) : C::input_stride(1));
       stride<3>(a, C::input_stride(0));
-      // Any type of as many bits: zeros are the same.
+      // Any type of this width will do: all have the same zeros.
       constexpr int type = Input::bytes == 2 ? 1 : 2;
       asm volatile("tensormap.replace.tile.elemtype.shared::cta.b1024.b32 [%0], %1;" ::"r"(a), "n"(type)
                    : "memory");
@@ -86,4 +75,4 @@ struct GemmTensorMap {
 #endif
 };
 
-}  // namespace onepass
+}  // namespace onepass::pingpong

@@ -1,64 +1,52 @@
-// gemm_pingpong.cuh: the chain before the norm, and moments.
+// The first part of the ping-pong kernel's epilogue: the chain before the norm, and moments.
 #pragma once
 
 #include "gemm/pingpong/exchange.cuh"
 #include "gemm/pingpong/held.cuh"
 
-namespace onepass {
+namespace onepass::pingpong {
 
-// Which columns of a warpgroup have an output where the box is whole.
-template <class Geometry, class Numbers>
-struct GemmPingpongBox {
+// Which columns of a tile have an output in a whole box (one that the output does not cut off).
+template <class L>
+struct WholeBox {
+  using Numbers = typename L::Numbers;
+  using Geometry = typename L::Geometry;
   static constexpr __device__ bool has(int i) {
     const int y = i / Numbers::pitch;
     const int z = y / Geometry::rows_of_plane;
     return i % Numbers::pitch < Numbers::box_x && y - z * Geometry::rows_of_plane < Numbers::box_y &&
            z < Numbers::box_z;
   }
-  // A bit for each eight columns of which some have none, in any warpgroup.
+  // A bit for each eight columns of a warpgroup; set where a column has no output in some warpgroup.
   static constexpr __device__ uint64 gaps() {
     uint64 bits = 0;
-    for (int i = 0; i < Numbers::groups * Numbers::columns; ++i) {
-      if (!has(i)) bits |= uint64{1} << (i % Numbers::columns / 8);
+    for (int i = 0; i < L::groups * L::columns; ++i) {
+      if (!has(i)) bits |= uint64{1} << (i % L::columns / 8);
     }
     return bits;
   }
 };
 
-// What a warpgroup does with a tile's sums.
-// The sum of the thread's pair j, row h and element e is number j * 4 + h * 2 + e.
-template <class C, class Tail, class Numbers>
-struct GemmPingpongMoments : GemmPingpongThread {
-  using Parameters = GemmPingpongParameters<Tail::parameters>;
-  using Shared = GemmPingpongShared<C, Tail, Numbers>;
-  using Before = typename Tail::Before;
-  using Twice = PingpongTwice<typename Before::Only, Tail::Output::bytes>;
-  using Geometry = GemmGeometry<C, Numbers>;
-  using Slabs = GemmSlabs<C, Tail, Numbers>;
-  using Box = GemmPingpongBox<Geometry, Numbers>;
-  static constexpr int columns = Numbers::columns;
-  static constexpr int sums = columns / 2;
-  static constexpr int pairs = columns / 8;  // of columns, in each row of a thread
-  static constexpr int group_rows = Slabs::group_rows;
-  static constexpr int rows = Geometry::rows;
+template <class L>
+struct TileMoments {
+  using Numbers = typename L::Numbers;
+  using Before = typename L::Tail::Before;
+  using DoubledChain = Doubled<typename Before::Only, L::Output::bytes>;
+  using Box = WholeBox<L>;
+  static constexpr int columns = L::columns;
+  static constexpr int sums = L::sums;
+  static constexpr int pairs = L::pairs;
+  static constexpr int group_rows = L::group_rows;
   static constexpr uint64 gaps = Box::gaps();
-  static_assert(pairs <= 64);
-  static_assert(16 % group_rows == 0 && Geometry::classes == 1);
 
-  const Parameters& p;
-  Shared& s;
+  const typename L::Parameters& p;
+  Shared<L>& s;
+  Thread thread;
 
-  __device__ __forceinline__ GemmPingpongExchange<C, Tail, Numbers> exchange() const { return {p}; }
-  // That the block has of every sample.
-  // Asked again each time: a register less.
-  static __device__ __forceinline__ int position_tile() {
-    uint32 block;
-    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
-    return static_cast<int>(block % Numbers::position_tiles);
-  }
+  __device__ __forceinline__ Exchange<L> exchange() const { return {p}; }
 
-  // Which of the thread's columns have an output; and whether the warp's box is whole: all but those beside
-  // it have.
+  // A bit for each of the thread's columns that has an output, and one that says whether the warp's box is
+  // whole.
   struct Mask {
     uint32 bits[(2 * pairs + 1 + 31) / 32];
 
@@ -72,7 +60,7 @@ struct GemmPingpongMoments : GemmPingpongThread {
   __device__ __forceinline__ Mask mask() const {
     Mask mask{};
     bool whole = true;
-    const int first = group * columns + 2 * (lane % 4);
+    const int first = thread.group * columns + 2 * (thread.lane % 4);
 #pragma unroll
     for (int j = 0; j < pairs; ++j) {
 #pragma unroll
@@ -82,26 +70,29 @@ struct GemmPingpongMoments : GemmPingpongThread {
         whole = whole && (has || !Box::has(first + 8 * j + e));
       }
     }
-    // The same of all slabs.
+    // All slabs of the warp have the same count.
     const float elements = lanes_sum<slab_lanes>(static_cast<float>((3 - own_slabs) * count_of(mask)));
     whole = __all_sync(0xffffffffu, whole);
-    if (lane == 0) s.elements[warp] = float2{elements > 0.0f ? 1.0f / elements : 0.0f, whole ? 1.0f : 0.0f};
-    if (lane == 0 && warp % 4 == 0) exchange().leave_count(position_tile(), group, elements);
+    if (thread.lane == 0)
+      s.elements[thread.warp] = float2{elements > 0.0f ? 1.0f / elements : 0.0f, whole ? 1.0f : 0.0f};
+    if (thread.lane == 0 && thread.warp % 4 == 0)
+      exchange().publish_count(L::reload_tile_of_block(), thread.group, elements);
     __syncwarp();
     mask.set(2 * pairs, whole);
-    return again(mask);
+    return reload(mask);
   }
-  // Asked again each time: answers for all columns, or terms of the bits, would be kept in registers. Of
-  // whole rows nothing is kept.
-  static constexpr bool keeps_mask = !Numbers::by_rows;
-  __device__ __forceinline__ Mask again(const Mask& mask) const {
+  // Reloads the bits at each use: the compiler would otherwise keep a predicate for each column in registers.
+  // Kernels that store rows keep no mask; they compute it from the rows' lengths.
+  static constexpr bool keeps_mask = !Numbers::store_rows;
+  __device__ __forceinline__ Mask reload(const Mask& mask) const {
     Mask asked = mask;
     if constexpr (!keeps_mask) {
       constexpr int row_pairs = Numbers::pitch / 8;
       asked = Mask{};
 #pragma unroll
       for (int r = 0; r < pairs / row_pairs; ++r) {
-        const int left = s.rows[group * (pairs / row_pairs) + r].y - lane % 4;  // pairs, of four lanes
+        const int left =
+            s.rows[thread.group * (pairs / row_pairs) + r].y - thread.lane % 4;  // pairs, of four lanes
         const uint32 own = left > 0 ? (left + 3) / 4 : 0;
 #pragma unroll
         for (int i = 0; i < static_cast<int>(sizeof(asked.bits) / 4); ++i) {
@@ -123,10 +114,10 @@ struct GemmPingpongMoments : GemmPingpongThread {
     return count;
   }
 
-  // Which of the thread's two rows lie in which of its slabs: of one, or of two.
+  // The thread's two rows lie in one slab or in two.
   static constexpr int own_slabs = group_rows == 16 ? 1 : 2;
   static constexpr int slab_lanes = group_rows == 16 ? 32 : 4 * group_rows;
-  // A value of every slab of the thread, summed over the slab's lanes.
+  // Sums a value of each of the thread's slabs over the slab's lanes.
   static __device__ __forceinline__ void add_lanes(float (&value)[own_slabs]) {
 #pragma unroll
     for (int offset = slab_lanes / 2; offset > 0; offset /= 2) {
@@ -135,7 +126,7 @@ struct GemmPingpongMoments : GemmPingpongThread {
     }
   }
 
-  // Sums of each of the thread's slabs, as some that do not wait for each other.
+  // Partial sums of each of the thread's slabs. Four independent chains hide the latency of additions.
   struct Sums {
     static constexpr int lines = 4;
     float sum[own_slabs][lines] = {};
@@ -159,18 +150,18 @@ struct GemmPingpongMoments : GemmPingpongThread {
       }
     }
   };
-  // Whether sum i has an output where the box is whole: known to the compiler but for a few, and to the lane
-  // where warpgroups have whole rows.
+  // Whether sum i has an output in a whole box. The compiler knows it for most columns. Where warpgroups have
+  // whole rows, the lane decides.
   static constexpr bool by_lane =
-      Numbers::by_rows && Numbers::box_z == 1 && Numbers::groups * columns == Numbers::box_y * Numbers::pitch;
+      Numbers::store_rows && Numbers::box_z == 1 && L::groups * columns == Numbers::box_y * Numbers::pitch;
   __device__ __forceinline__ bool is_inside(const Mask& mask, int i) const {
     if ((gaps >> (i / 4) & 1u) == 0) return true;
-    if constexpr (by_lane) return i / 4 % (Numbers::pitch / 8) * 8 + lane % 4 * 2 + i % 2 < Numbers::box_x;
+    if constexpr (by_lane)
+      return i / 4 % (Numbers::pitch / 8) * 8 + thread.lane % 4 * 2 + i % 2 < Numbers::box_x;
     return mask.has(i / 4, i % 2);
   }
 
-  // Products are added to the bias.
-  // Scaled sums of f32 become what they are and get their bias at once.
+  // Accumulators start from the bias. Sums of f32 operands are scaled, and get their bias with the scale.
   static constexpr bool scales = Numbers::guards;
   static constexpr bool bias_first = !scales;
   __device__ __forceinline__ void begin(float (&d)[sums]) const {
@@ -178,33 +169,33 @@ struct GemmPingpongMoments : GemmPingpongThread {
     load_bias(bias);
 #pragma unroll
     for (int i = 0; i < sums; ++i) {
-      // A register of its own for each: where the compiler has one copied to all, it has products wait for
-      // each other.
+      // Each accumulator is set by its own instruction. Where the compiler copies one register to all, it
+      // serialises the products.
       asm volatile("mov.b32 %0, %1;" : "=f"(d[i]) : "f"(bias[i / 2 % 2]));
     }
   }
   __device__ __forceinline__ void load_bias(float (&bias)[2]) const {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) bias[h] = s.channels[rows % 64 == 0 || row(h) < rows ? row(h) : 0].x;
+    for (int h = 0; h < 2; ++h) bias[h] = s.channels[L::channel_of(thread.row(h))].x;
   }
 
-  // The chain, in place; and the values' sums, if the box is whole.
+  // Applies the chain in place, and sums the values as if the box were whole.
   __device__ __forceinline__ void activate(int64 n, const Mask& mask, float (&d)[sums], Sums& all) const {
     float bias[2], scale[2];
     if constexpr (scales) {
       load_bias(bias);
 #pragma unroll
-      for (int h = 0; h < 2; ++h) scale[h] = s.channels[rows % 64 == 0 || row(h) < rows ? row(h) : 0].w;
+      for (int h = 0; h < 2; ++h) scale[h] = s.channels[L::channel_of(thread.row(h))].w;
     }
     ChannelValues<Before, 1> values[2];
 #pragma unroll
-    for (int h = 0; h < 2; ++h) values[h].load(p, n, rows % 64 == 0 || row(h) < rows ? row(h) : 0);
-    const Mask asked = keeps_mask || by_lane ? mask : again(mask);
+    for (int h = 0; h < 2; ++h) values[h].load(p, n, L::channel_of(thread.row(h)));
+    const Mask asked = keeps_mask || by_lane ? mask : reload(mask);
 #pragma unroll
     for (int i = 0; i < sums; ++i) {
       if constexpr (scales) d[i] = fmaf(d[i], scale[i / 2 % 2], bias[i / 2 % 2]);
-      if constexpr (Twice::exists) {
-        d[i] = Twice::value(d[i]);
+      if constexpr (DoubledChain::exists) {
+        d[i] = DoubledChain::value(d[i]);
       } else {
         typename Before::template Tensors<1> tensors;
         d[i] = Before::value(d[i], values[i / 2 % 2].value[0], tensors, 0);
@@ -213,15 +204,15 @@ struct GemmPingpongMoments : GemmPingpongThread {
     }
   }
 
-  // The moments of the warp's slabs, left for all tiles. Values become distances from their slab's mean;
-  // `unit` is what they wait in, of the thread's rows: 1 or their deviation, if that is far from 1; of f32
-  // what makes the largest one an integer.
-  __device__ __forceinline__ void leave_parts(uint32 tile, int64 n, const Mask& mask, float (&values)[sums],
-                                              Sums& of_whole, float (&unit)[2]) const {
+  // Publishes the moments of the warp's slabs and turns values into distances from their part's mean. `unit`
+  // is what held values of the thread's rows are divided by: 1, or the deviation where that is far from 1.
+  // For f32 the largest distance becomes the largest 20-bit integer.
+  __device__ __forceinline__ void publish_parts(uint32 tile, int64 n, const Mask& mask, float (&values)[sums],
+                                                Sums& of_whole, float (&unit)[2]) const {
     float own[own_slabs], m2[own_slabs], most[own_slabs];
-    const float2 elements = s.elements[warp];
+    const float2 elements = s.elements[thread.warp];
     const bool whole = keeps_mask ? mask.whole() : elements.y != 0.0f;
-    // Values are changed where both ways have met again, so that they are where they were.
+    // Values are changed only after both branches have joined, so that they stay in the same registers.
     if (!whole) add_up(mask, values, of_whole);
     of_whole.finish(own);
 #pragma unroll
@@ -235,13 +226,13 @@ struct GemmPingpongMoments : GemmPingpongThread {
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      if constexpr (Shared::direct) {
-        // No less where all values are the same, or nearly: what an integer is worth is what they are off by.
-        unit[h] = fmaxf(most[h % own_slabs], 0x1p-100f) * (1.0f / pingpong::HeldInt20::most);
+      if constexpr (L::is_f32) {
+        // The lower bound is for values that are all equal, or nearly.
+        unit[h] = fmaxf(most[h % own_slabs], 0x1p-100f) * (1.0f / HeldInt20::most);
         continue;
       }
-      // Of as few elements as a part has none is further off than 200 deviations. Any unit that is about as
-      // large will do.
+      // In a part of so few elements no value is further than 200 deviations from the mean. Any unit of about
+      // that size will do.
       float variance = m2[h % own_slabs] * elements.x;
       variance = variance > 0x1p+126f ? 0x1p+126f : variance;
       const bool is_near = variance > 0x1p-12f && variance < 0x1p+12f;
@@ -249,19 +240,19 @@ struct GemmPingpongMoments : GemmPingpongThread {
     }
 #pragma unroll
     for (int k = 0; k < own_slabs; ++k) {
-      if (lane % slab_lanes == 0 && (rows % 64 == 0 || row(k) < rows)) {
-        // Values that differ by less than tensor cores cut off sums (2^-16) are the same.
+      if (thread.lane % slab_lanes == 0 && L::has_row(thread.row(k))) {
+        // Values that differ by less than the tensor cores' truncation (2^-16) count as equal.
         const float least = own[k] * 0x1p-16f;
         if (m2[k] <= least * least) m2[k] = 0.0f;
-        const uint32 slab = static_cast<uint32>(row(k)) / group_rows;
-        exchange().leave_part(n, slab, position_tile(), group, own[k], m2[k]);
-        s.held[tile & 1u][group][slab] = float2{own[k], unit[k]};
+        const uint32 slab = static_cast<uint32>(thread.row(k)) / group_rows;
+        exchange().publish_part(n, slab, L::reload_tile_of_block(), thread.group, own[k], m2[k]);
+        s.held_scales[tile & 1u][thread.group][slab] = float2{own[k], unit[k]};
       }
     }
     __syncwarp();
   }
   __device__ __forceinline__ void add_up(const Mask& mask, const float (&values)[sums], Sums& all) const {
-    const Mask asked = again(mask);
+    const Mask asked = reload(mask);
     all = Sums{};
 #pragma unroll
     for (int i = 0; i < sums; ++i) {
@@ -271,18 +262,18 @@ struct GemmPingpongMoments : GemmPingpongThread {
   template <bool whole>
   __device__ __forceinline__ void add_up_squares(const Mask& mask, const float (&distances)[sums],
                                                  float (&m2)[own_slabs], float (&most)[own_slabs]) const {
-    const Mask asked = whole && by_lane ? mask : again(mask);
+    const Mask asked = whole && by_lane ? mask : reload(mask);
     Sums squares, largest;
 #pragma unroll
     for (int i = 0; i < sums; ++i) {
       if (whole ? is_inside(asked, i) : asked.has(i / 4, i % 2)) {
         squares.of(i) = fmaf(distances[i], distances[i], squares.of(i));
-        if constexpr (Shared::direct) largest.of(i) = fmaxf(largest.of(i), fabsf(distances[i]));
+        if constexpr (L::is_f32) largest.of(i) = fmaxf(largest.of(i), fabsf(distances[i]));
       }
     }
     squares.finish(m2);
-    if constexpr (Shared::direct) largest.finish_largest(most);
+    if constexpr (L::is_f32) largest.finish_largest(most);
   }
 };
 
-}  // namespace onepass
+}  // namespace onepass::pingpong

@@ -1,21 +1,22 @@
-// gemm_pingpong.cuh: rows of f32 on their way to memory.
+// Stages rows of f32 outputs in shared memory so that they are stored as 16-byte vectors.
 #pragma once
 
-#include "gemm/pingpong/shared.cuh"
+#include "gemm/pingpong/layout.cuh"
 
-namespace onepass {
+namespace onepass::pingpong {
 
-// Stores are paid for by lines that they touch, and a warp's values lie in eight channels: a row of the box
-// leaves by 16 bytes, as many neighbours at once as can. It passes through shared memory, eight channels at a
-// time and in two parts, in a ring of `pitch` words for each channel: what the first part leaves of 16 bytes
-// goes with the second. Words lie there as they do in memory, modulo 16 bytes; channels are a multiple of
-// that.
-template <class C, class Numbers>
-struct GemmPingpongRing {
-  static constexpr int pairs = Numbers::pitch / 8;  // that a lane has of a row, in every channel
+// The cost of a store is the number of lines it touches, and a warp's values lie in eight channels. A row of
+// the box is therefore staged, eight channels at a time and in two parts, in a ring buffer of `pitch` words
+// for each channel. The second part completes the vector that the first part ended in. Words have the same
+// alignment modulo 16 bytes as in memory; the stride of channels is a multiple of 16 bytes.
+template <class L>
+struct RowRing {
+  using C = typename L::C;
+  using Numbers = typename L::Numbers;
+  static constexpr int pairs = Numbers::pitch / 8;  // of a lane, in a row of every channel
   static constexpr int pitch = Numbers::row_pitch;
   static constexpr int words = 8 * pitch;  // of all channels
-  // The first part's pairs, of a lane. All but the first of the others come round.
+  // Pairs of a lane in the first part. All but the first pair of the second part wrap around.
   static constexpr int first_pairs = pitch / 8 - 1;
   static constexpr __device__ int pairs_of(int part) { return part == 0 ? first_pairs : pairs - first_pairs; }
   static constexpr __device__ int lanes_of(int part) {
@@ -25,15 +26,15 @@ struct GemmPingpongRing {
   static_assert(C::stride(1) % 4 == 0);
   static constexpr int64 channel_bytes = C::stride(1) * 4;
 
-  uint32 stage;    // where the ring begins, in bytes
-  uint64 output;   // where the row's first output of the warp's first channel goes
-  uint32 shift;    // words: that output's place in 16 bytes
-  uint32 end;      // behind the last word
-  uint32 staged;   // where the lane's first pair goes
-  uint32 wrapped;  // and its first of the second part
+  uint32 stage;    // address of the ring
+  uint64 output;   // address of the row's first output in the warp's first channel
+  uint32 shift;    // that address modulo 16 bytes, in words
+  uint32 end;      // one past the last word
+  uint32 staged;   // address of the lane's first pair
+  uint32 wrapped;  // address of its first pair of the second part
   uint32 lane;
 
-  __device__ __forceinline__ GemmPingpongRing(uint32 stage, uint64 output, int outputs, int lane)
+  __device__ __forceinline__ RowRing(uint32 stage, uint64 output, int outputs, int lane)
       : stage(stage),
         output(output),
         shift(static_cast<uint32>(output) / 4 % 4),
@@ -46,7 +47,7 @@ struct GemmPingpongRing {
     wrapped = begin + (next < pitch ? next : next - pitch) * 4;
   }
 
-  // The lane's pair j of the row, of its channel.
+  // Stages the lane's pair j of the row, in its channel.
   __device__ __forceinline__ void put(int j, float value, float next) const {
     const uint32 to = j < first_pairs    ? staged + 32 * j
                       : j == first_pairs ? wrapped
@@ -54,7 +55,7 @@ struct GemmPingpongRing {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(value), "f"(next) : "memory");
   }
 
-  // A part that all lanes have put, of eight channels from `first` on, `left` of which there are.
+  // Stores a part that all lanes have staged: eight channels from `first` on, of which `left` exist.
   template <int part>
   __device__ __forceinline__ void store(int first, int left) const {
     constexpr int lanes = lanes_of(part);
@@ -63,7 +64,7 @@ struct GemmPingpongRing {
     const uint32 word = 4 * (lane % lanes) + part * 8 * first_pairs;
     const bool has = lane % lanes < 2 * pairs_of(part) && word >= shift && word + 4 <= end;
     const int channel = static_cast<int>(lane / lanes);
-    // Lanes beside a short row load from its first words: behind it may be what the next warp stages.
+    // Lanes beyond a short row load its first words: behind it the next warp may stage.
     constexpr bool fits = 4 * lanes - part * 8 <= pitch;
     const uint32 place = !fits && !has ? 0 : part == 0 || word < pitch ? word : word - pitch;
     const uint32 from = stage + (lane / lanes * pitch + place) * 4;
@@ -92,14 +93,14 @@ struct GemmPingpongRing {
   }
 
  private:
-  // What is beside vectors, when a part has been put: the first two outputs, and the last.
+  // Stores the outputs outside of whole vectors: the first two and the last two.
   template <int part>
   __device__ __forceinline__ void store_ends(int first, int left) const {
     if (part == 0 && shift != 0 && end > shift) store_two(shift, first, left);
     if (end % 4 != 0 && end > shift && (end <= 8 * first_pairs) == (part == 0))
       store_two(end - 2, first, left);
   }
-  // Two words of each channel, by eight lanes.
+  // Stores two words of each channel, by eight lanes.
   __device__ __forceinline__ void store_two(uint32 word, int first, int left) const {
     if (static_cast<int>(lane) >= (left < 8 ? left : 8)) return;
     const uint32 from = stage + (lane * pitch + (word < pitch ? word : word - pitch)) * 4;
@@ -110,4 +111,4 @@ struct GemmPingpongRing {
   }
 };
 
-}  // namespace onepass
+}  // namespace onepass::pingpong

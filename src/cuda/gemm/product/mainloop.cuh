@@ -1,11 +1,12 @@
-// The products of a tile, for gemm.cuh.
+// The mainloop of gemm/wgmma.cuh: the products of a tile.
 #pragma once
 
 #include "gemm/gemm.cuh"
+#include "gemm/product/wgmma.cuh"
 
 namespace onepass {
 
-// Computes a tile's sums: rows are output channels, columns positions.
+// Rows of the sums are output channels, columns are positions.
 template <class C, class Tail, class Numbers>
 struct GemmMainloop {
   using Geometry = GemmGeometry<C, Numbers>;
@@ -21,21 +22,14 @@ struct GemmMainloop {
   gemm::Ring<Numbers::x_stages> x;
   gemm::Ring<Numbers::weight_stages> weights;
 
-  // Of an operand by rows of 16 bytes, eight of them together, the next eight channels `leading` bytes on.
-  static __device__ __forceinline__ uint64 descriptor(uint32 address, uint32 leading) {
-    return static_cast<uint64>(address >> 4) | static_cast<uint64>(leading >> 4) << 16 |
-           static_cast<uint64>(128 >> 4) << 32;
-  }
-
-  // The first warpgroup cannot be two tiles ahead, or the second would miss that it was told of one.
+  // The first warpgroup must not be two tiles ahead: the named barrier would merge two arrivals into one.
   static constexpr int steps_of_chunk = Numbers::taps / Numbers::group_taps;
   static_assert(Numbers::stagger == 0 || Numbers::x_stages < Numbers::chunks + Numbers::stagger ||
                 (!Numbers::weights_stay &&
                  Numbers::weight_stages < (Numbers::chunks + Numbers::stagger) * steps_of_chunk));
 
-  // The second warpgroup begins `stagger` chunks after the first, if any: one multiplies while the other is
-  // in its epilogue. `beside` is called when a group of products has begun: what it does takes no time of the
-  // tensor cores.
+  // The second warpgroup begins `stagger` chunks after the first, so that one multiplies while the other runs
+  // its epilogue. `beside` is called after each group of products is issued; it overlaps with them.
   template <class Beside>
   __device__ __forceinline__ void run(float (&d)[sums], Beside&& beside) {
     if (Numbers::stagger > 0 && threadIdx.x / 128 == 1) gemm::wait_for_first();
@@ -57,7 +51,7 @@ struct GemmMainloop {
   }
 
  private:
-  // All products. Sums of several parts are taken out of the tensor cores after each group: `take` is called.
+  // All products. With split operands `take` is called after each group, to add its sums in f32.
   template <class Take, class Beside>
   __device__ __forceinline__ void multiply(float (&d)[sums], Take&& take, Beside&& beside) {
     const int lane = threadIdx.x % 32;
@@ -66,7 +60,7 @@ struct GemmMainloop {
                            (Numbers::groups_share_positions ? 0u : group * Numbers::columns * 16);
     const uint32 weights_begin =
         barrier::shared_address(s.weights[0]) + (Numbers::groups_share_positions ? group * 64 * 16 : 0u);
-    int scale = 0;  // the first product has no sums before it
+    int scale = 0;  // the first product overwrites the sums
     int x_before = -1, weights_before = -1;
     const auto release = [&] {
       if (lane == 0) {
@@ -80,7 +74,7 @@ struct GemmMainloop {
       const uint32 x_stage = x_begin + x.stage * Numbers::x_stage_bytes;
 #pragma unroll 1
       for (int g = 0; g < groups; ++g) {
-        // Weights that stay are loaded once: the first round of their barriers is over for good.
+        // Weights that stay are loaded once: their barriers never leave the first phase.
         barrier::wait(&s.weights_full[weights.stage], Numbers::weights_stay ? 0u : weights.round);
         const uint32 w_stage = weights_begin + weights.stage * Numbers::weight_stage_bytes;
         if constexpr (Numbers::parts == 2) scale = 0;
@@ -90,17 +84,18 @@ struct GemmMainloop {
           const uint32 shift = groups == 1 ? Geometry::tap_shift(t) * 16u : s.tap_shifts[g * group_taps + t];
 #pragma unroll
           for (int k = 0; k < steps; ++k) {
-            // Small products first, then that of the first parts.
+            // The products of second parts come first: they are small.
 #pragma unroll
             for (int product = Numbers::parts == 2 ? 2 : 0; product >= 0; --product) {
               const int of_weights = product == 1 ? 1 : 0;
               const int of_x = product == 2 ? 1 : 0;
-              Product::run(d,
-                           descriptor(w_stage + ((t * Numbers::parts + of_weights) * steps + k) *
-                                                    Numbers::tile_channels * 32,
-                                      Numbers::tile_channels * 16),
-                           descriptor(x_stage + shift + (of_x * steps + k) * 2 * window_bytes, window_bytes),
-                           scale);
+              Product::run(
+                  d,
+                  wgmma::descriptor(
+                      w_stage + ((t * Numbers::parts + of_weights) * steps + k) * Numbers::tile_channels * 32,
+                      Numbers::tile_channels * 16),
+                  wgmma::descriptor(x_stage + shift + (of_x * steps + k) * 2 * window_bytes, window_bytes),
+                  scale);
               scale = 1;
             }
           }
@@ -108,7 +103,7 @@ struct GemmMainloop {
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
         if constexpr (Numbers::parts == 1) {
           beside();
-          // The group before is done: its stages are free.
+          // The group before has finished: its stages are free.
           asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
           release();
           weights_before = weights.stage;

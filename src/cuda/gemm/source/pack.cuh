@@ -1,7 +1,7 @@
-// The weights of a wide convolution as gemm.cuh reads them: 16-bit elements,
+// Packs the weights of a wide convolution as mainloops read them: 16-bit elements,
 //   [group][channel tile][chunk of input channels][tap][part][8 input channels][output channel][8]
 // and zeros where there is no channel. f32 weights are scaled by a power of two for each output channel, so
-// that f16 has room for all of them, and where they are split the second part is what the first leaves.
+// that all fit in f16. Where they are split, the second part is the remainder of the first.
 #pragma once
 
 #include "device/reduce.cuh"
@@ -9,18 +9,9 @@
 
 namespace onepass {
 
-struct GemmPackParameters {
-  const void* weights;
-  void* packed;
-  float*
-      scales;    // of each channel, one over what it was scaled by; then the largest sum of magnitudes (zero)
-  uint32* only;  // where not null: marked where a weight is not finite, as in gemm.cuh
-  int64 batch;
-};
-
 // A block for every `pack_channels` output channels, those that only fill a tile too. Where `pack_staged`, it
 // reads its weights once, to shared memory.
-template <class C, class Numbers>
+template <class C, class Numbers, class Parameters = GemmPackParameters>
 struct GemmPack {
   static constexpr int threads = 256;
   static constexpr int warps = threads / 32;
@@ -36,7 +27,7 @@ struct GemmPack {
   static constexpr int team = threads / channels;  // threads that measure a channel
   static_assert(team % 32 == 0);
 
-  const GemmPackParameters& p;
+  const Parameters& p;
   unsigned char* staged;  // [channel][term]
 
   // Where the weight of a term (input channel, tap of the row's class) lies.

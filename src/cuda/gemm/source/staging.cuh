@@ -1,4 +1,4 @@
-// What brings x to shared memory as 16-bit elements, for gemm.cuh.
+// The source of gemm/wgmma.cuh: brings x to shared memory as 16-bit elements.
 #pragma once
 
 #include "gemm/gemm.cuh"
@@ -21,8 +21,7 @@ struct GemmStaging {
 
   // --- x by copies ---
   static constexpr int converters = gemm::converting_warps * 32;
-  // Elements of 16 bits are read from shared memory by two neighbours, if those of every pair lie side by
-  // side in x, or both outside.
+  // 16-bit elements are read from shared memory by pairs, if every pair is contiguous in x or outside of it.
   static constexpr bool by_pairs =
       Input::bytes == 2 && Numbers::slot_channels == 8 && !Numbers::boxed && !Geometry::has_stride &&
       Geometry::pitch % 2 == 0 && Geometry::plane % 2 == 0 && Geometry::low(2) % 2 == 0 &&
@@ -38,7 +37,7 @@ struct GemmStaging {
   const Parameters& p;
   GemmShared<C, Tail, Numbers>& s;
 
-  // What of a channel a run of the tile's window has: elements from `first`, so many; on 16 bytes.
+  // The elements of a channel that a run of the tile's window reads, rounded to 16 bytes.
   struct Range {
     int first;
     int count;
@@ -50,8 +49,8 @@ struct GemmStaging {
     }
   };
 
-  // What the lanes of a warp send for of each channel of a tile that is a box where its runs are short: a
-  // bulk copy takes 75 clocks however short it is, so that vectors go one by one.
+  // Copies by vectors, for boxes with short runs: a bulk copy takes 75 clocks however short it is. These are
+  // the vectors of each channel that the lanes of a warp copy.
   struct Vectors {
     static constexpr int of_run = Numbers::raw_pitch / vector;
     static constexpr int pieces = (Geometry::runs * of_run + 31) / 32;
@@ -69,7 +68,7 @@ struct GemmStaging {
     }
   };
 
-  // One warp: the vectors of a slot's channels of the tile, for which there is room.
+  // One warp: copies the vectors of a slot's channels. The slot is free.
   __device__ __forceinline__ void send(const Item& item, const Vectors& vectors, int channel,
                                        gemm::Ring<Numbers::raw_slots>& ring) const {
     const int left = C::in_channels - channel;
@@ -191,7 +190,7 @@ struct GemmStaging {
             }
           }
         }
-        // Copies that overwrite what was read begin behind the barrier, and it has been used by then.
+        // Copies that overwrite the slot start after this barrier, when all reads have finished.
         if (exists) {
           __syncwarp();
           if (threadIdx.x % 32 == 0) barrier::arrive(&s.raw_empty[raw.stage]);
@@ -201,7 +200,7 @@ struct GemmStaging {
       if constexpr (guards) {
         if (chunk == Numbers::chunks - 1) leave_guard(item, largest, gemm::converting_warps);
       }
-      // What was written is read by products. Once a chunk: the fence waits for all stores before it.
+      // Releases the stores to wgmma, once a chunk: the fence waits for all stores before it.
       barrier::release_to_copies();
       __syncwarp();
       if (threadIdx.x % 32 == 0) barrier::arrive(&s.x_full[ring.stage]);
@@ -220,8 +219,7 @@ struct GemmStaging {
         bits[k] = exists ? *reinterpret_cast<const uint32*>(from + k * raw_channel_bytes) : 0u;
       }
     }
-    // Of eight lanes that store at a time four begin with the second position: each then has banks of its
-    // own.
+    // Of eight lanes that store together, four begin with the second position. This avoids bank conflicts.
     __device__ __forceinline__ void pack(unsigned char* to, float&, bool) const {
       const bool second = threadIdx.x % 8 >= 4;
       store(to + (second ? 16 : 0), second ? 0x7632u : 0x5410u);
@@ -237,7 +235,7 @@ struct GemmStaging {
   };
 
   // --- x by loads ---
-  // Some channels of a position: on their way from memory, then as 16 bits each.
+  // Some channels of a position: first as loaded, then as 16 bits each.
   template <int Count>
   struct Channels {
     typename gemm::Word<Input::bytes>::Type bits[Count];
@@ -364,7 +362,7 @@ struct GemmStaging {
             x[i][1].template load<in_vectors>(from + 8 * C::input_stride(1) * Input::bytes, bytes[first + i],
                                               exists && has_second && has, channel + 8);
           }
-          // Keeps the compiler from loading some when others have come.
+          // Keeps the compiler from waiting between the loads.
           __syncwarp();
 #pragma unroll
           for (int i = 0; i < at_once; ++i) {
@@ -401,15 +399,11 @@ struct GemmStaging {
     if (threadIdx.x % 32 != 0) return;
     atomicMax(p.guard + item.n, bits);
     if constexpr (!Tail::has_norm) {
-      // Nobody else waits for the sample's last tile: the last warp judges.
+      // Without a norm no block waits for the sample's last tile: the last warp judges.
       if (item.channel_tile == 0 &&
           count_up(p.control + item.unit * 4 + 2) == static_cast<uint32>(Numbers::position_tiles * warps) - 1)
-        judge(p, item.n, 1.0f);
+        gemm::judge<Tail, Numbers>(p, item.n, 1.0f);
     }
-  }
-
-  static __device__ __forceinline__ void judge(const Parameters& p, int64 n, float scale) {
-    gemm::judge<Tail, Numbers>(p, n, scale);
   }
 };
 

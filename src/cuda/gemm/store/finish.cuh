@@ -1,21 +1,12 @@
-// What follows the convolution from the norm on, where gemm.cuh has left the values before it in memory and
-// the statistics of slabs: read once, written once.
+// The norm and what follows it, of values and statistics that another launch left in memory: read once,
+// written once.
 #pragma once
 
+#include "device/types.cuh"
+#include "gemm/parameters.cuh"
 #include "tail/tail.cuh"
 
 namespace onepass {
-
-template <int Count>
-struct GemmFinishParameters {
-  const float* values;  // laid out as the output, perhaps in its place
-  void* output;
-  const float* statistics;  // [batch][groups][2]: mean, 1 / deviation
-  int64 batch;
-  const void* parameter[Count > 0 ? Count : 1];
-
-  __device__ __forceinline__ bool is_aligned(int) const { return false; }
-};
 
 // `Numbers`: threads, pieces of a channel (of a sample, where channels come after space), whether they do.
 template <class Tail, class Numbers>

@@ -1,34 +1,22 @@
-// Moments of a tile's rows, and the parts of slabs they become, for gemm_epilogue.cuh.
+// Moments of a tile's rows, and the parts of slabs they become, for gemm/wgmma.cuh.
 #pragma once
 
-#include "gemm/store/outputs.cuh"
+#include "gemm/store/consumer.cuh"
 
 namespace onepass {
 
 template <class C, class Tail, class Numbers>
-struct GemmEpilogueMoments : GemmEpilogueOutputs<C, Tail, Numbers> {
-  using Base = GemmEpilogueOutputs<C, Tail, Numbers>;
-  using Base::agent_warp;
-  using Base::agent_warps;
-  using Base::apart;
-  using Base::exists;
-  using Base::first_slab;
-  using Base::group;
-  using Base::group_rows;
-  using Base::lane;
-  using Base::p;
-  using Base::pairs;
-  using Base::position_part;
-  using Base::row;
-  using Base::s;
-  using Base::slab_count;
-  using Base::slabs;
-  using Base::sums;
-  using Base::warp;
-  using typename Base::Columns;
-  using typename Base::Item;
+struct GemmTileMoments {
+  using Consumer = GemmConsumer<C, Tail, Numbers>;
+  using Columns = typename Consumer::Columns;
+  using Item = typename Consumer::Item;
+  static constexpr int sums = Consumer::sums;
+  static constexpr int pairs = Consumer::pairs;
+  static constexpr int group_rows = Consumer::group_rows;
 
-  // Of the tile's rows, left in shared memory; every consumer, and a barrier follows.
+  const Consumer thread;
+
+  // Leaves the moments of the tile's rows in shared memory. By every consumer; a barrier must follow.
   __device__ __forceinline__ void row_moments(const Columns& columns, const float (&d)[sums]) const {
     const int count = columns.count();
     const float own_count = static_cast<float>(count);
@@ -44,14 +32,16 @@ struct GemmEpilogueMoments : GemmEpilogueOutputs<C, Tail, Numbers> {
       }
       float mean, m2;
       team_moments<4, gemm::consumer_threads>(own, quad_count, nullptr, mean, m2);
-      if (lane % 4 == 0) s.rows(group, warp % 4 * 16 + lane / 4 + 8 * h) = float4{quad_count, mean, m2, 0.0f};
+      if (thread.lane % 4 == 0)
+        thread.s.rows(thread.group, thread.warp % 4 * 16 + thread.lane / 4 + 8 * h) =
+            float4{quad_count, mean, m2, 0.0f};
     }
   }
 
   template <bool all>
   static __device__ __forceinline__ void moments(const float (&d)[sums], int h, const Columns& columns,
                                                  Moments& own) {
-    // Distances from a value: of equal ones they are 0.
+    // Distances from one of the values: they are 0 where all are equal.
     PivotSums<4> distances;
     distances.pivot = first_value<all>(d, h, columns);
 #pragma unroll
@@ -63,7 +53,7 @@ struct GemmEpilogueMoments : GemmEpilogueOutputs<C, Tail, Numbers> {
     distances.finish(own.count, moved, own.m2);
     own.mean = distances.pivot + moved;
   }
-  // Of the thread's row h, one that the output has, if there is any.
+  // A value of the thread's row h that has an output, if there is one.
   template <bool all>
   static __device__ __forceinline__ float first_value(const float (&d)[sums], int h, const Columns& columns) {
     float first = d[h * 2];
@@ -75,7 +65,7 @@ struct GemmEpilogueMoments : GemmEpilogueOutputs<C, Tail, Numbers> {
     return first;
   }
 
-  // Where the rows of a warp are whole slabs, and no other warp has positions of them, it leaves their parts.
+  // Where a warp has whole slabs and all their positions, it leaves their parts directly.
   static constexpr bool rows_are_slabs = Numbers::rows_are_slabs;
   __device__ __forceinline__ void leave_parts(const Item& item, const Columns& columns,
                                               const float (&d)[sums]) const {
@@ -94,7 +84,7 @@ struct GemmEpilogueMoments : GemmEpilogueOutputs<C, Tail, Numbers> {
     const float elements = lanes_sum<lanes>(static_cast<float>((3 - sets) * count));
 #pragma unroll
     for (int h = 0; h < sets; ++h) {
-      // Distances from one of the slab's values: of equal ones they are 0.
+      // Distances from one of the slab's values: they are 0 where all are equal.
       PivotSums<4> distances;
       distances.pivot = first_mean<lanes>(static_cast<float>(count), first_value<all>(d, h, columns));
 #pragma unroll
@@ -108,49 +98,53 @@ struct GemmEpilogueMoments : GemmEpilogueOutputs<C, Tail, Numbers> {
       distances.sum_lanes<lanes>();
       distances.finish(elements, moved, m2);
       const float mean = distances.pivot + moved;
-      const int first = item.channel_tile * Numbers::tile_channels + row(h);
-      if (lane % lanes == 0 && exists(first))
-        __stcg(slabs.part(item.n, first / group_rows, item.channel_tile, position_part(item)),
+      const int first = item.channel_tile * Numbers::tile_channels + thread.row(h);
+      if (thread.lane % lanes == 0 && Consumer::exists(first))
+        __stcg(thread.slabs.part(item.n, first / group_rows, item.channel_tile, thread.position_part(item)),
                float4{elements, mean, m2, 0.0f});
     }
   }
 
-  // A warp for each slab of the tile: its rows here become one part.
+  // One warp for each slab of the tile merges the slab's rows to one part.
   __device__ __forceinline__ void store_parts(const Item& item) const {
     const int begin = item.channel_tile * Numbers::tile_channels;
-    const int count = slab_count(item);
-    for (int i = agent_warp; i < count; i += agent_warps) {
-      const int slab = first_slab(item) + i;
+    const int count = Consumer::slab_count(item);
+    for (int i = thread.agent_warp; i < count; i += Consumer::agent_warps) {
+      const int slab = Consumer::first_slab(item) + i;
       int first = slab * group_rows - begin;
       int last = first + group_rows;
       first = first < 0 ? 0 : first;
       last = last < Numbers::tile_channels ? last : Numbers::tile_channels;
       Moments own;
-      if constexpr (apart) {
-        for (int r = first + lane; r < last; r += 32) slabs.merge(own, s.rows(group, r));
+      if constexpr (Consumer::apart) {
+        for (int r = first + thread.lane; r < last; r += 32)
+          thread.slabs.merge(own, thread.s.rows(thread.group, r));
       } else if constexpr (Numbers::groups_share_positions) {
-        for (int r = first + lane; r < last; r += 32) slabs.merge(own, s.rows(r / 64, r % 64));
+        for (int r = first + thread.lane; r < last; r += 32)
+          thread.slabs.merge(own, thread.s.rows(r / 64, r % 64));
       } else {
-        for (int r = 2 * first + lane; r < 2 * last; r += 32) slabs.merge(own, s.rows(r % 2, r / 2));
+        for (int r = 2 * first + thread.lane; r < 2 * last; r += 32)
+          thread.slabs.merge(own, thread.s.rows(r % 2, r / 2));
       }
       const float elements = lanes_sum<32>(own.count);
       float mean, m2;
       team_moments<32, gemm::consumer_threads>(own, elements, nullptr, mean, m2);
-      if (lane == 0)
-        __stcg(slabs.part(item.n, slab, item.channel_tile, position_part(item)),
+      if (thread.lane == 0)
+        __stcg(thread.slabs.part(item.n, slab, item.channel_tile, thread.position_part(item)),
                float4{elements, mean, m2, 0.0f});
     }
     if constexpr (Tail::mean_follows_norm) {
-      // The means of channels are wanted too.
+      // Means of channels follow from the sums of rows.
       for (int r = static_cast<int>(threadIdx.x); r < Numbers::tile_channels; r += gemm::consumer_threads) {
         if (begin + r >= Tail::channels) break;
         float sum;
         if constexpr (Numbers::groups_share_positions) {
-          sum = s.rows(r / 64, r % 64).x * s.rows(r / 64, r % 64).y;
+          sum = thread.s.rows(r / 64, r % 64).x * thread.s.rows(r / 64, r % 64).y;
         } else {
-          sum = s.rows(0, r).x * s.rows(0, r).y + s.rows(1, r).x * s.rows(1, r).y;
+          sum = thread.s.rows(0, r).x * thread.s.rows(0, r).y + thread.s.rows(1, r).x * thread.s.rows(1, r).y;
         }
-        p.sums[(item.n * Tail::channels + begin + r) * Numbers::position_tiles + item.position_tile] = sum;
+        thread.p.sums[(item.n * Tail::channels + begin + r) * Numbers::position_tiles + item.position_tile] =
+            sum;
       }
     }
   }

@@ -1,22 +1,19 @@
-// What the pieces of gemm_epilogue.cuh share: which rows and columns of a tile a thread has, and who merges.
+// A consumer thread of gemm/wgmma.cuh: its rows and columns of a tile, and the group of threads it works
+// with.
 #pragma once
 
 #include "gemm/hold/slabs.cuh"
-#include "gemm/source/columns.cuh"
+#include "gemm/store/columns.cuh"
 
 namespace onepass {
 
-// A thread has two rows, and of each every fourth pair of columns.
+// A thread has two rows of the tile, and every fourth pair of columns in each.
 template <class C, class Tail, class Numbers>
-struct GemmEpilogueLayout {
+struct GemmConsumer {
   using Parameters = GemmParameters<Tail::parameters>;
   using Geometry = GemmGeometry<C, Numbers>;
   using Shared = GemmShared<C, Tail, Numbers>;
   using Item = GemmItem<Tail, Numbers>;
-  using Before = typename Tail::Before;
-  using After = typename Tail::After;
-  using Output = typename Tail::Output;
-  using Staging = GemmStaging<C, Tail, Numbers>;
   static constexpr int sums = Numbers::columns / 2;
   static constexpr int pairs = Numbers::columns / 8;  // of columns, in each row of a thread
   using Columns = GemmColumns<Geometry, 2 * pairs>;
@@ -33,7 +30,7 @@ struct GemmEpilogueLayout {
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int group = warp / 4;
 
-  // Where the warpgroups have their own positions, each goes its own way: what they merge is an agent's.
+  // An agent merges the moments of a tile: the block, or each warpgroup where they work independently.
   static constexpr bool apart = Numbers::apart;
   static constexpr int agent_threads = apart ? 128 : gemm::consumer_threads;
   static constexpr int agent_warps = agent_threads / 32;
@@ -53,10 +50,14 @@ struct GemmEpilogueLayout {
     return item.position_tile * agents + agent;
   }
 
+  // Rows beyond the output only fill a tile.
+  static __device__ __forceinline__ bool exists(int row) {
+    return rows % Numbers::tile_channels == 0 || row < rows;
+  }
   __device__ __forceinline__ int row(int h) const {
     return (Numbers::groups_share_positions ? group * 64 : 0) + warp % 4 * 16 + lane / 4 + 8 * h;
   }
-  // Of the tile's positions, the first that this warpgroup has.
+  // The first of the tile's positions that this warpgroup has.
   __device__ __forceinline__ int first_column() const {
     return Numbers::groups_share_positions ? 0 : group * Numbers::columns;
   }
@@ -66,7 +67,7 @@ struct GemmEpilogueLayout {
   static __device__ __forceinline__ int first_slab(const Item& item) {
     return item.channel_tile * Numbers::tile_channels / group_rows;
   }
-  // The slabs that this tile has channels of.
+  // Slabs with channels in this tile.
   static __device__ __forceinline__ int slab_count(const Item& item) {
     const int end = (item.channel_tile + 1) * Numbers::tile_channels;
     const int last = ((end < rows ? end : rows) - 1) / group_rows;

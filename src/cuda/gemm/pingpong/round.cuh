@@ -1,31 +1,31 @@
-// gemm_pingpong.cuh: x of 32 bits, rounded to f16 as it is turned.
+// Rounds f32 x to f16 on its way to the window, and keeps its largest magnitude.
 #pragma once
 
 #include "gemm/pingpong/shared.cuh"
 
-namespace onepass {
+namespace onepass::pingpong {
 
-// As GemmPingpongStaging: what a copy left is [row][eight channels][raw_pitch]. A lane has a position, whose
-// eight channels are loaded one by one and stored at once.
-template <class C, class Tail, class Numbers>
-struct GemmPingpongRounding {
-  using Input = typename Tail::Input;
-  using Geometry = GemmGeometry<C, Numbers>;
+// As Transpose: a copy left [row][eight channels][raw_pitch]. A lane has one position. It loads the eight
+// channels one by one and stores them at once.
+template <class L>
+struct Round {
+  using Numbers = typename L::Numbers;
+  using Geometry = typename L::Geometry;
   static constexpr int vector = 4;
-  static_assert(Input::bytes == 4);
+  static_assert(L::Input::bytes == 4);
   // A step is 32 positions of a row.
   static constexpr int row_steps = (Numbers::raw_pitch + 31) / 32;
   static constexpr int steps = Numbers::copy_y * row_steps;
 
   uint32 to;             // where the lane's first position goes in the window, in bytes
-  uint32 inside = 0;     // a bit for each step of a row: whether it goes there
+  uint32 inside = 0;     // a bit for each step of a row: whether the lane's position is in the window
   float largest = 0.0f;  // magnitude of a tile's elements; NaN where there is one
 
   static __device__ __forceinline__ int first_of(const typename Geometry::Box& box) {
     return (box.first[2] + Geometry::low(2)) & ~(vector - 1);
   }
 
-  explicit __device__ __forceinline__ GemmPingpongRounding(int tile) {
+  explicit __device__ __forceinline__ Round(int tile) {
     const typename Geometry::Box box(tile);
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int first = lane - (box.first[2] + Geometry::low(2) - first_of(box));
@@ -41,7 +41,7 @@ struct GemmPingpongRounding {
   struct Words {
     uint32 value[steps][4];
   };
-  // Lanes that have no element in the last step load that of the first.
+  // Lanes without an element in the last step load that of the first.
   __device__ __forceinline__ void load(uint32 raw, Words& to) {
     const uint32 lane = threadIdx.x % 32;
     const uint32 own = raw + 4 * lane;
@@ -62,7 +62,7 @@ struct GemmPingpongRounding {
       }
 #pragma unroll
       for (int c = 0; c < 4; ++c) to.value[i][c] = f16::pack(x[2 * c], x[2 * c + 1]);
-        // Not one after the other, each of which would wait for the one before.
+        // As a tree: a chain of maxima would be eight dependent instructions.
 #pragma unroll
       for (int apart = 4; apart > 0; apart /= 2) {
 #pragma unroll
@@ -88,17 +88,17 @@ struct GemmPingpongRounding {
     }
   }
 
-  // Of the warp, when it has turned its part of a tile; then none.
+  // The bits of the warp's largest magnitude of a tile; resets it for the next tile.
   __device__ __forceinline__ uint32 take_largest() {
-    // Magnitudes in order are their bits in order, and NaN is beyond infinity.
+    // Bits of magnitudes are ordered as the magnitudes are, and NaN is above infinity.
     const uint32 bits = __reduce_max_sync(0xffffffffu, __float_as_uint(largest));
     largest = 0.0f;
     return bits;
   }
 
  private:
-  // Whether all lanes have a place in this step of a row, wherever it begins.
+  // Whether all lanes of this step are in the window, wherever the row begins.
   static constexpr __device__ bool is_inside(int k) { return k > 0 && 32 * k + 31 < Numbers::pitch; }
 };
 
-}  // namespace onepass
+}  // namespace onepass::pingpong

@@ -1,12 +1,12 @@
-// Which columns of a tile a thread of gemm_epilogue.cuh has, and where they lie in the output.
+// The columns of a tile that a consumer thread of gemm/wgmma.cuh has, and where they lie in the output.
 #pragma once
 
-#include "gemm/source/staging.cuh"
+#include "gemm/gemm.cuh"
 
 namespace onepass {
 
-// The columns of a thread: every fourth pair. Column i is i / 2 * 8 + i % 2 after the first. `offsets`: where
-// columns of the tile lie in a channel.
+// A thread has every fourth pair of columns: column i is i / 2 * 8 + i % 2 after the first. `offsets` are
+// those of the tile's columns in a channel. They are computed where the flat index is the output's own.
 template <class Geometry, int Columns, bool contiguous = Geometry::contiguous>
 struct GemmColumns {
   const int* own;

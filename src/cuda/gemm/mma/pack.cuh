@@ -1,20 +1,14 @@
-// The weights of a wide convolution as gemm_mma.cuh reads them: vectors of 16 bytes,
+// Packs weights for the row "gemm_mma" where classes of a transposed convolution are tiles of their own:
+// vectors of 16 bytes,
 //   [group][class][channel tile][chunk of input channels][tap][part][vector][row of the tile]
 // and zeros where there is no channel. f32 weights are rounded to tf32, or split in two of it.
 #pragma once
 
-#include "gemm/mma.cuh"
+#include "gemm/mma/layout.cuh"
 
 namespace onepass {
 
-struct GemmMmaPackParameters {
-  const void* weights;
-  void* packed;
-  uint32* only;  // marked where a weight is not finite, as in gemm_mma.cuh
-  int64 batch;
-};
-
-// A thread has a vector of a row and all its taps, one after the other as they lie in memory.
+// A thread packs a vector of a row with all its taps, which are neighbours in memory.
 template <class C, class Tail, class Numbers>
 struct GemmMmaPack {
   static constexpr int threads = 256;
@@ -26,7 +20,7 @@ struct GemmMmaPack {
 
   const GemmMmaPackParameters& p;
 
-  // Where weights of an input and an output channel of a group begin.
+  // Offset of the taps of an input and an output channel of a group.
   static __device__ __forceinline__ int64 first_of(int group, int o, int c) {
     return group * group_weights<C> + (C::transposed ? static_cast<int64>(c) * C::channels + o
                                                      : static_cast<int64>(o) * C::in_channels + c) *

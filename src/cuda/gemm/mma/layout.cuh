@@ -1,0 +1,152 @@
+// Where things lie in the kernel of the row "gemm_mma": geometry, shared memory, and the threads of a block.
+#pragma once
+
+#include "device/mma.cuh"
+#include "gemm/gemm.cuh"
+
+namespace onepass {
+
+// The largest magnitude that splits in two parts of tf32.
+constexpr float most_split = 0x1.ffep127f;
+
+template <class C, class Numbers>
+struct GemmMmaGeometry {
+  // Classes of a transposed convolution that read the same x are rows of one product, row
+  // `channel * row_classes + class`. Other classes are tiles of their own.
+  static constexpr int all_classes = static_cast<int>(C::classes(0) * C::classes(1) * C::classes(2));
+  static constexpr int row_classes = Numbers::merges_classes ? all_classes : 1;
+  static constexpr int classes = Numbers::merges_classes ? 1 : all_classes;
+  static constexpr int rows = static_cast<int>(C::channels) * row_classes;
+
+  static __device__ __forceinline__ int64 sample_offset(int64 n) {
+    return origin<C>(n, Numbers::stride(0), Numbers::stride(1), static_cast<int>(C::channels));
+  }
+  // Offset of a row's outputs in a sample.
+  static __device__ __forceinline__ int64 row_offset(int row) {
+    if constexpr (row_classes == 1) return row * Numbers::stride(1);
+    const int channel = row / row_classes;
+    const ThinClass<C> own(row - channel * row_classes);
+    int64 offset = channel * Numbers::stride(1);
+#pragma unroll
+    for (int d = 0; d < 3; ++d) offset += own.r[d] * Numbers::stride(d + 2);
+    return offset;
+  }
+
+  // Entries of a dimension of the window: `width` entries are a step of the convolution apart, and the next
+  // `width` begin `unit` further.
+  static __device__ __forceinline__ int place(int d, int entry) {
+    const int run = entry / Numbers::width(d);
+    return (entry - run * Numbers::width(d)) * static_cast<int>(C::step(d)) + run * Numbers::unit(d);
+  }
+  static constexpr __device__ int spread(int d) {
+    return static_cast<int>(C::delta(d) < 0 ? -C::delta(d) : C::delta(d));
+  }
+  // Distance of tap `m` from the first entry of the window.
+  static __device__ __forceinline__ int tap_shift(const ThinClass<C>& own, int d, int m) {
+    const int index = C::delta(d) < 0 ? own.count[d] - 1 - m : m;
+    if (Numbers::compact(d)) return index * Numbers::width(d);
+    const int distance = index * spread(d);
+    const int step = static_cast<int>(C::step(d));
+    return distance % step * Numbers::width(d) + distance / step;
+  }
+  // First input of the window of a box that begins at output 0.
+  static __device__ __forceinline__ int low(const ThinClass<C>& own, int d) {
+    return own.base[d] - (C::delta(d) < 0 ? (own.count[d] - 1) * spread(d) : 0);
+  }
+  static constexpr int window = Numbers::entries(0) * Numbers::entries(1) * Numbers::entries(2);
+
+  // Taps of all classes before `index`.
+  static __device__ __forceinline__ int taps_before(int index) {
+    int taps = 0;
+    for (int i = 0; i < index; ++i) {
+      const ThinClass<C> own(i);
+      taps += own.count[0] * own.count[1] * own.count[2];
+    }
+    return taps;
+  }
+};
+
+template <class C, class Tail, class Numbers>
+struct alignas(16) GemmMmaShared {
+  static constexpr int warps = Numbers::threads / 32;
+  // 32 columns, padded so that pairs of four rows, and 16 rows of a column, lie in different banks.
+  static constexpr int value_pitch = 40;
+  struct Rings {
+    uint4 x[2][Numbers::parts][Numbers::vectors][Numbers::window_pitch];
+    uint4 weights[Numbers::stages][Numbers::group_taps][Numbers::parts][Numbers::vectors][Numbers::tile_rows];
+  };
+  // After the mainloop.
+  struct Finish {
+    float4 rows[Numbers::warps_n][Numbers::tile_rows];  // moments
+    float values[warps][16][value_pitch];               // staged outputs
+  };
+  union {
+    Rings rings;
+    Finish finish;
+  };
+  int sources[Numbers::window_pitch];    // offsets of the window's entries in a channel of x, -1: outside
+  int targets[Numbers::tile_positions];  // offsets of the tile's positions in a channel, -1: outside
+  int tap_shifts[Numbers::most_taps];    // in bytes
+};
+
+// A thread of a block, and the sizes of what the block computes.
+template <class C, class Tail, class Numbers>
+struct GemmMmaBlock {
+  using Parameters = GemmMmaParameters<Tail::parameters>;
+  using Shared = GemmMmaShared<C, Tail, Numbers>;
+  using Geometry = GemmMmaGeometry<C, Numbers>;
+  using Input = typename Tail::Input;
+  static constexpr int threads = Numbers::threads;
+  static constexpr int row_tiles = Numbers::row_tiles;        // of 16, of a warp
+  static constexpr int column_tiles = Numbers::column_tiles;  // of 8
+  static constexpr int warp_rows = 16 * row_tiles;
+  static constexpr int warp_columns = 8 * column_tiles;
+  static constexpr int vectors = Numbers::vectors;      // of a chunk
+  static constexpr int of_vector = Numbers::of_vector;  // channels
+  static constexpr int steps = vectors / 2;             // products of a tap
+  static constexpr bool splits = Numbers::parts == 2;
+  static constexpr int window = Geometry::window;
+  static constexpr int rows = Geometry::rows;
+  static constexpr int padded_rows = Numbers::channel_tiles * Numbers::tile_rows;
+  static constexpr int group_rows = Tail::group_channels * Geometry::row_classes;
+  static constexpr int slabs_of_sample = Tail::channels / Tail::group_channels;
+  static constexpr int spans = Numbers::spans;  // channel tiles that a slab may reach into
+  static constexpr int position_parts = Geometry::classes * Numbers::position_tiles;
+  static_assert(sizeof(Shared) == Numbers::shared_bytes);
+  static_assert(column_tiles % 4 == 0 && vectors % 2 == 0);
+
+  const Parameters& p;
+  Shared& s;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % 32;
+  const int warp = thread / 32;
+  const int first_row = warp / Numbers::warps_n * warp_rows;  // of the warp, in the tile
+  const int first_column = warp % Numbers::warps_n * warp_columns;
+
+  struct Item {
+    int64 n;
+    int class_index;
+    int channel_tile;
+    int position_tile;
+
+    // Consecutive blocks read the same x.
+    __device__ __forceinline__ explicit Item(uint32 index) {
+      constexpr uint32 of_sample = Geometry::classes * Numbers::channel_tiles * Numbers::position_tiles;
+      const uint32 sample = index / of_sample;
+      uint32 rest = index - sample * of_sample;
+      n = sample;
+      class_index = static_cast<int>(rest / (Numbers::channel_tiles * Numbers::position_tiles));
+      rest -= static_cast<uint32>(class_index * Numbers::channel_tiles * Numbers::position_tiles);
+      position_tile = static_cast<int>(rest / Numbers::channel_tiles);
+      channel_tile = static_cast<int>(rest) - position_tile * Numbers::channel_tiles;
+    }
+  };
+
+  // A thread has rows lane / 4 + 8 h of each 16, and two of each eight columns.
+  __device__ __forceinline__ int row(int i, int h) const { return first_row + i * 16 + lane / 4 + 8 * h; }
+  __device__ __forceinline__ int column(int j) const {
+    return first_column + j / 2 * 8 + 2 * (lane % 4) + j % 2;
+  }
+};
+
+}  // namespace onepass

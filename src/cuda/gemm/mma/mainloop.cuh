@@ -1,0 +1,215 @@
+// The mainloop of the row "gemm_mma": weights by asynchronous copies, products by mma.sync.
+#pragma once
+
+#include "gemm/mma/source.cuh"
+
+namespace onepass {
+
+template <class C, class Tail, class Numbers>
+struct GemmMmaMainloop {
+  using Block = GemmMmaBlock<C, Tail, Numbers>;
+  using Source = GemmMmaSource<C, Tail, Numbers>;
+  using Geometry = typename Block::Geometry;
+  using Item = typename Block::Item;
+  using Product = typename Numbers::Product;
+  static constexpr int threads = Block::threads;
+  static constexpr int row_tiles = Block::row_tiles;
+  static constexpr int column_tiles = Block::column_tiles;
+  static constexpr int vectors = Block::vectors;
+  static constexpr int of_vector = Block::of_vector;
+  static constexpr int steps = vectors / 2;  // products of a tap
+  static constexpr bool splits = Block::splits;
+
+  const Block block;
+  const Source source{block};
+
+  // First entry of the window that the tile's i-th position reads.
+  static __device__ __forceinline__ int first_place(int i) {
+    const int row = i / Numbers::box(2);
+    int plane = row / Numbers::box(1);
+    // Positions that only fill the tile read the first entry.
+    if (plane >= Numbers::box(0)) return 0;
+    return (plane * Numbers::entries(1) + row - plane * Numbers::box(1)) * Numbers::entries(2) + i -
+           row * Numbers::box(2);
+  }
+
+  static constexpr int of_tap = Numbers::parts * vectors * Numbers::tile_rows;  // vectors
+  static constexpr int of_group = Numbers::group_taps * of_tap;
+
+  // Starts the copies of a group of taps; `from` is the first vector of this thread.
+  __device__ __forceinline__ void send_weights(const uint4* from, int stage) const {
+    const uint32 to = barrier::shared_address(&block.s.rings.weights[stage][0][0][0][0]) + block.thread * 16;
+#pragma unroll
+    for (int i = 0; i < (of_group + threads - 1) / threads; ++i) {
+      if (of_group % threads == 0 || i * threads + block.thread < of_group)
+        mma::copy_vector(to + i * threads * 16, from + i * threads);
+    }
+  }
+
+  using Sums = float[row_tiles][column_tiles][4];
+
+  __device__ __forceinline__ void multiply(Sums& d, uint32 weights, uint32 x,
+                                           const uint32 (&places)[column_tiles / 2]) const {
+    constexpr uint32 weights_part = vectors * Numbers::tile_rows * 16;
+    constexpr uint32 x_part = vectors * Numbers::window_pitch * 16;
+#pragma unroll
+    for (int k = 0; k < steps; ++k) {
+      uint32 b[Numbers::parts][column_tiles / 2][4];
+#pragma unroll
+      for (int part = 0; part < Numbers::parts; ++part) {
+#pragma unroll
+        for (int j = 0; j < column_tiles / 2; ++j)
+          mma::load_matrices(b[part][j], x + places[j] + part * x_part + k * 2 * Numbers::window_pitch * 16);
+      }
+#pragma unroll
+      for (int i = 0; i < row_tiles; ++i) {
+        uint32 a[Numbers::parts][4];
+        const uint32 own = weights + (k * 2 * Numbers::tile_rows + i * 16) * 16;
+#pragma unroll
+        for (int part = 0; part < Numbers::parts; ++part)
+          mma::load_matrices(a[part], own + part * weights_part);
+          // Small products first.
+#pragma unroll
+        for (int product = splits ? 2 : 0; product >= 0; --product) {
+          const int of_weights = product == 1 ? Numbers::parts - 1 : 0;
+          const int of_x = product == 2 ? Numbers::parts - 1 : 0;
+#pragma unroll
+          for (int j = 0; j < column_tiles; ++j)
+            Product::run(d[i][j], a[of_weights], &b[of_x][j / 2][j % 2 * 2]);
+        }
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void clear(Sums& d) {
+#pragma unroll
+    for (int i = 0; i < row_tiles; ++i) {
+#pragma unroll
+      for (int j = 0; j < column_tiles; ++j) {
+#pragma unroll
+        for (int k = 0; k < 4; ++k) d[i][j][k] = 0.0f;
+      }
+    }
+  }
+  static __device__ __forceinline__ void add(Sums& to, const Sums& d) {
+#pragma unroll
+    for (int i = 0; i < row_tiles; ++i) {
+#pragma unroll
+      for (int j = 0; j < column_tiles; ++j) {
+#pragma unroll
+        for (int k = 0; k < 4; ++k) to[i][j][k] += d[i][j][k];
+      }
+    }
+  }
+
+  __device__ __forceinline__ void convolve(const Item& item, const ThinClass<C>& own, Sums& sums) const {
+    const int taps = own.count[0] * own.count[1] * own.count[2];
+    const uint4* weights =
+        static_cast<const uint4*>(block.p.packed) +
+        (static_cast<int64>(group_of<C>(item.n) * Geometry::taps_before(Geometry::classes) +
+                            Geometry::taps_before(item.class_index)) *
+             Numbers::channel_tiles +
+         static_cast<int64>(item.channel_tile) * taps) *
+            (Numbers::chunks * of_tap) +
+        block.thread;
+    const int groups = taps / Numbers::group_taps;
+    const int all = groups * Numbers::chunks;
+    constexpr int ahead = Numbers::stages - 1;
+#pragma unroll
+    for (int i = 0; i < ahead; ++i) {
+      if (i < all) send_weights(weights, i);
+      weights += of_group;
+      mma::commit();
+    }
+    const bool in_vectors = Source::vectors_fit && reinterpret_cast<uint64>(block.p.input) % 16 == 0;
+    float largest = 0.0f;
+    typename Source::Vector x[Numbers::batch_vectors];
+#pragma unroll 1
+    for (int i = 0; i < Source::rounds; ++i) {
+      source.load(item, in_vectors, 0, i, x);
+      source.store(in_vectors, 0, x, largest);
+    }
+    uint32 places[column_tiles / 2];
+#pragma unroll
+    for (int j = 0; j < column_tiles / 2; ++j) {
+      places[j] = static_cast<uint32>(
+                      block.lane / 8 % 2 * Numbers::window_pitch +
+                      first_place(block.first_column + j * 16 + block.lane / 16 * 8 + block.lane % 8)) *
+                  16;
+    }
+    const uint32 weights_begin =
+        barrier::shared_address(&block.s.rings.weights[0][0][0][0][0]) +
+        static_cast<uint32>(block.lane / 16 * Numbers::tile_rows + block.first_row + block.lane % 16) * 16;
+    const uint32 x_begin = barrier::shared_address(&block.s.rings.x[0][0][0][0]);
+    constexpr uint32 x_bytes = Numbers::parts * vectors * Numbers::window_pitch * 16;
+    // Split operands: at most 64 terms are summed in the tensor cores, which truncate.
+    Sums partial;
+    Sums& d = splits ? partial : sums;
+    constexpr int most_terms = 64;
+    constexpr int taps_together =
+        most_terms / (vectors * of_vector) > 0 ? most_terms / (vectors * of_vector) : 1;
+    clear(sums);
+    if constexpr (splits) clear(partial);
+    int together = 0;
+    int step = 0;
+    int stage = 0;
+    constexpr int batches = Numbers::group_batches;  // of loads of x, during a group
+#pragma unroll 1
+    for (int chunk = 0; chunk < Numbers::chunks; ++chunk) {
+      const uint32 window_begin = x_begin + (chunk % 2) * x_bytes;
+      const bool more = chunk + 1 < Numbers::chunks;
+#pragma unroll 1
+      for (int group = 0; group < groups; ++group) {
+        mma::wait<ahead - 1>();
+        // This step's weights and window have arrived, and the stage of the step before is free.
+        __syncthreads();
+        const int free = stage == 0 ? ahead : stage - 1;
+        if (step + ahead < all) send_weights(weights, free);
+        weights += of_group;
+        mma::commit();
+#pragma unroll
+        for (int t = 0; t < Numbers::group_taps; ++t) {
+          // A single batch of loads overlaps with the whole group.
+          const int number = group * batches + t;
+          const bool loads = t < batches && more && number < Source::rounds;
+          if (loads) source.load(item, in_vectors, chunk + 1, number, x);
+          multiply(d, weights_begin + (stage * of_group + t * of_tap) * 16,
+                   window_begin + block.s.tap_shifts[group * Numbers::group_taps + t], places);
+          if (batches > 1 && loads) source.store(in_vectors, (chunk + 1) % 2, x, largest);
+          if constexpr (splits) {
+            if (++together == taps_together) {
+              add(sums, partial);
+              clear(partial);
+              together = 0;
+            }
+          }
+        }
+        if (batches == 1 && more && group < Source::rounds)
+          source.store(in_vectors, (chunk + 1) % 2, x, largest);
+        ++step;
+        stage = stage == ahead ? 0 : stage + 1;
+      }
+      if (more && taps > 0) {
+#pragma unroll 1
+        for (int i = groups * batches; i < Source::rounds; ++i) {
+          source.load(item, in_vectors, chunk + 1, i, x);
+          source.store(in_vectors, (chunk + 1) % 2, x, largest);
+        }
+      }
+    }
+    if constexpr (splits) add(sums, partial);
+    if constexpr (Numbers::guards) {
+      // Bits of magnitudes are ordered as the magnitudes are, and NaN is above infinity.
+      const uint32 bits = __reduce_max_sync(0xffffffffu, __float_as_uint(largest));
+      if (block.lane == 0 && item.channel_tile == 0) atomicMax(block.p.guard + item.n, bits);
+    } else if constexpr (splits) {
+      if (!(largest <= most_split)) {
+        block.p.only[item.n] = 1;
+        atomicMax(block.p.only + block.p.batch, static_cast<uint32>(redo_some));
+      }
+    }
+    mma::wait<0>();
+  }
+};
+
+}  // namespace onepass

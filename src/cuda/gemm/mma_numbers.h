@@ -1,0 +1,85 @@
+// The numbers of the row "gemm_mma": tiles, stages and predicted clocks.
+#pragma once
+
+#include <array>
+#include <vector>
+
+#include "cuda/gemm/gemm.h"
+
+namespace onepass::cuda {
+
+// The entries of one dimension of a box's window (gemm/mma.cuh).
+struct WindowAxis {
+  int64_t entries = 1;
+  int64_t width = 1;
+  int64_t unit = 1;
+  bool compact = false;  // each tap has entries of its own
+
+  WindowAxis() = default;
+  WindowAxis(const ThinAxis& axis, int64_t box);
+};
+
+// How a sample is cut into tiles. Nothing here depends on the batch.
+struct GemmMmaNumbers {
+  using Box = FlatGeometry::Box;
+  struct Tile {
+    int64_t row_tiles, column_tiles, warps_m, warps_n;
+    int64_t rows() const { return 16 * row_tiles * warps_m; }
+    int64_t positions() const { return 8 * column_tiles * warps_n; }
+    int64_t threads() const { return 32 * warps_m * warps_n; }
+  };
+
+  Tile tile{};
+  int64_t conv_groups = 1;  // each with weights of its own
+  bool merges_classes = false;
+  Box box{}, boxes{1, 1, 1};
+  std::array<WindowAxis, max_spatial_rank> axes;
+  int64_t position_tiles = 1, channel_tiles = 1;
+  bool halves = false;  // f32 operands are rounded to f16, or split in two of it
+  int64_t parts = 1;
+  int64_t vectors = 4, of_vector = 8, chunks = 1;
+  int64_t stages = 4;
+  int64_t group_taps = 1;  // of a stage
+  int64_t batch_vectors = 1, group_batches = 1;
+  int64_t window_pitch = 0;
+  int64_t staged_vectors = 0;  // of a chunk, rounded up to a vector for each thread
+  int64_t all_taps = 0, most_taps = 0, least_taps = 0, common_taps = 0;  // of classes
+  int64_t shared_bytes = 0;                                              // 0 where nothing fits
+  int64_t blocks_wanted = 2;                                             // of a multiprocessor
+  double clocks = 0;                                                     // of a multiprocessor, for a sample
+
+  GemmMmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu);
+
+  int64_t classes(const ThinShape& shape) const { return merges_classes ? 1 : shape.classes(); }
+  int64_t rows(const ThinShape& shape) const {
+    return shape.channels * (merges_classes ? shape.classes() : 1);
+  }
+  int64_t tiles(const ThinShape& shape) const { return classes(shape) * channel_tiles * position_tiles; }
+  int64_t window() const { return axes[0].entries * axes[1].entries * axes[2].entries; }
+  int64_t chunk_channels() const { return vectors * of_vector; }
+  int64_t weight_bytes() const {
+    return conv_groups * all_taps * channel_tiles * chunks * parts * vectors * tile.rows() * 16;
+  }
+  int64_t spans(const ThinShape& shape) const {
+    const int64_t group_rows = rows(shape) / shape.groups;
+    return tile.rows() % group_rows == 0 ? 1 : (group_rows - 1) / tile.rows() + 2;
+  }
+
+ private:
+  static int64_t positions_of(const ThinAxis& axis);
+
+  // Boxes of at most `most` positions that cover the output evenly.
+  static std::vector<Box> boxes_of(const ThinShape& shape, int64_t most);
+
+  GemmMmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu, const Tile& wanted,
+                 const Box& tried);
+
+  void count_taps(const ThinShape& shape);
+
+  // sizeof(GemmMmaShared).
+  int64_t bytes_of_shared() const;
+
+  double predict(const Problem& problem, const ThinShape& shape, const Gpu& gpu) const;
+};
+
+}  // namespace onepass::cuda

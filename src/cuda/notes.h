@@ -37,10 +37,14 @@ inline Notes operator+(Notes notes, const Notes& more) {
   return notes;
 }
 
+// How a row that rounds operands to tf32 treats ties.
+inline const std::string& rounding_note(const Problem& problem) {
+  return problem.precision == Precision::tf32_away ? note::operands_rounded_away : note::operands_rounded;
+}
 // Of a row that rounds operands as the precision says.
 inline Notes notes_of_rounding(const Problem& problem) {
   if (!problem.rounds_to_tf32()) return {};
-  return {problem.precision == Precision::tf32_away ? note::operands_rounded_away : note::operands_rounded};
+  return {rounding_note(problem)};
 }
 
 // A note where it holds.

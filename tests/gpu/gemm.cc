@@ -45,6 +45,17 @@ TEST_F(Gemm, AgreesWithTheReferenceInEveryMode) {
   });
 }
 
+TEST_F(Gemm, RoundsOperandsToTf32) {
+  const std::vector<Problem> problems = wide_problems(gpu);
+  const std::vector<std::string> rows = one_row_each(problems, wide_rows, turn());
+  try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
+    const auto i = static_cast<size_t>(index);
+    std::vector<std::string> tried{rows[i]};
+    if (problems[i].precision == Precision::tf32_away) tried.push_back("gemm_mma");
+    return rounding_errors(problems[i], tried, stream);
+  });
+}
+
 // Each of the blocks in two of the four modes, by turns.
 std::vector<Problem> in_two_modes(std::span<const char* const> texts) {
   std::vector<Problem> problems;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <limits>
 #include <list>
@@ -11,6 +12,7 @@
 #include <thread>
 #include <utility>
 
+#include "block/convert.h"
 #include "onepass/error.h"
 #include "plan/strategy.h"
 #include "support/thread_executor.h"
@@ -256,6 +258,33 @@ std::string not_finite_errors(const Problem& problem, std::span<const std::strin
                  problem.text() + "\n  " + comparison.text();
       }
     }
+  }
+  return "";
+}
+
+std::string rounding_errors(const Problem& problem, std::span<const std::string> rows,
+                            const GpuStream& stream) {
+  if (!problem.rounds_to_tf32()) return "";
+  const auto round = problem.precision == Precision::tf32_away ? round_to_tf32_away : round_to_tf32;
+  Operands given = random_operands(problem, Distribution::normal, 9);
+  Operands rounded = given;
+  // Ties, a bit beside them, and anything.
+  const auto move = [&](std::vector<double>& values, std::vector<double>& as_rounded) {
+    for (size_t i = 0; i < values.size(); ++i) {
+      const double x = as_rounded[i];
+      const double half = std::ldexp(1.0, std::ilogb(x == 0 ? 1 : x) - 11);
+      const double beside[] = {half, half * (1 - 0x1p-12), half * (1 + 0x1p-12), half * 0.3};
+      values[i] = static_cast<float>(x + beside[i % 4]);
+      as_rounded[i] = round(values[i]);
+    }
+  };
+  move(given.input, rounded.input);
+  move(given.parameters[0], rounded.parameters[0]);
+  for (const std::string& row : rows) {
+    const Plan p = plan(problem, {row, ""});
+    const Outcome a = run(p, given, stream);
+    const Outcome b = run(p, rounded, stream);
+    if (!same_bits(a.output, b.output)) return row + " rounds otherwise: " + problem.text();
   }
   return "";
 }

@@ -59,6 +59,10 @@ std::string forward_errors(const Problem& problem, const Check& check, const Gpu
 // others.
 std::string not_finite_errors(const Problem& problem, std::span<const std::string> rows,
                               const GpuStream& stream);
+// Operands of tf32 are rounded to nearest, ties to even or away from zero as the problem says: rounding x and
+// the weights beforehand changes no bit. Empty for other problems.
+std::string rounding_errors(const Problem& problem, std::span<const std::string> rows,
+                            const GpuStream& stream);
 // Whether a row gives the same bits in so many runs, with statistics asked for and without, and for each
 // sample alone.
 std::string other_bits(const Problem& problem, std::span<const std::string> rows, int runs,

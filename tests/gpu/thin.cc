@@ -89,39 +89,15 @@ TEST_F(Thin, WhatIsNotFiniteReachesOnlyTheOutputsThatMeetIt) {
   });
 }
 
-// Rounding is to nearest, ties to even or away from zero: rounding x and the weights before changes no bit.
 TEST_F(Thin, RoundsOperandsToTf32) {
   const std::vector<Problem> problems = thin_forward_problems(gpu);
   const std::vector<std::string> rows = rows_of(problems);
   try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
     const Problem& problem = problems[static_cast<size_t>(index)];
-    if (!problem.rounds_to_tf32()) return std::string();
-    const bool away = problem.precision == Precision::tf32_away;
-    const auto round = away ? round_to_tf32_away : round_to_tf32;
-    Operands given = random_operands(problem, Distribution::normal, 9);
-    Operands rounded = given;
-    // Ties, a bit beside them, and anything.
-    const auto move = [&](std::vector<double>& values, std::vector<double>& as_rounded) {
-      for (size_t i = 0; i < values.size(); ++i) {
-        const double x = as_rounded[i];
-        const double half = std::ldexp(1.0, std::ilogb(x == 0 ? 1 : x) - 11);
-        const double beside[] = {half, half * (1 - 0x1p-12), half * (1 + 0x1p-12), half * 0.3};
-        values[i] = static_cast<float>(x + beside[i % 4]);
-        as_rounded[i] = round(values[i]);
-      }
-    };
-    move(given.input, rounded.input);
-    move(given.parameters[0], rounded.parameters[0]);
     // The row that is compared with the reference: its kernel is there.
     std::vector<std::string> tried{rows[static_cast<size_t>(index)]};
-    if (away) tried.push_back("direct");
-    for (const std::string& row : tried) {
-      const Plan p = plan(problem, {row, ""});
-      const Outcome a = run(p, given, stream);
-      const Outcome b = run(p, rounded, stream);
-      if (!same_bits(a.output, b.output)) return row + " rounds otherwise: " + problem.text();
-    }
-    return std::string();
+    if (problem.precision == Precision::tf32_away) tried.push_back("direct");
+    return rounding_errors(problem, tried, stream);
   });
 }
 

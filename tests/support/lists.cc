@@ -225,6 +225,12 @@ std::vector<Problem> wide_problems(const Device& device) {
       problems.push_back(parsed(wide_blocks[i], modes[j], i % 5 == 1 || (i + j) % 9 == 4, device));
     }
   }
+  for (const char* const text :
+       {"conv2d(32,64,k=3,p=1) | relu | group_norm(8) @ 2x32x21x24 tf32_away",
+        "conv3d(24,48,k=3,p=1) | instance_norm(affine=true) | leaky_relu(0.01) @ 2x24x5x9x11 tf32_away nhwc",
+        "conv_transpose2d(16,64,k=3) | gelu | group_norm(8) @ 2x16x38x256 tf32_away"}) {
+    problems.push_back(Problem::parse(text, device));
+  }
   return problems;
 }
 
@@ -247,6 +253,7 @@ std::vector<Problem> thin_forward_problems(const Device& device) {
   std::vector<Problem> problems = thin_problems(device);
   for (const char* const text :
        {"conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 3x3x6x9x11 tf32_away",
+        "conv3d(8,32,k=3) | hardswish | group_norm(4) | mean @ 9x8x6x9x11 tf32_away",
         "conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish @ 2x3x4x5x8 tf32_away",
         "conv2d(8,40,k=3,p=1) | relu | group_norm(5) | silu @ 2x8x21x24 tf32_away",
         "conv2d(4,24,k=5,s=2,p=2) | gelu | group_norm(3) @ 2x4x23x21 tf32_away nhwc"}) {

@@ -110,6 +110,17 @@ __device__ __forceinline__ float round_operand(float x) {
   }
 }
 
+// Two operands as a pair of 16-bit elements. f16 rounds as tf32 does: ties to even, unless the convolution
+// rounds them away from zero.
+template <class C, class Operand>
+__device__ __forceinline__ uint32 pack_operands(float a, float b) {
+  if constexpr (C::ties_away) {
+    return Operand::pack(round_to_tf32_away(a), round_to_tf32_away(b));
+  } else {
+    return Operand::pack(a, b);
+  }
+}
+
 // `Width` neighbours as they lie in memory: loaded early, converted when they are needed.
 template <class T, int Width>
 struct Packed {

@@ -202,7 +202,6 @@ double scattered_seconds(const Problem& problem, const ThinShape& shape) {
 
 std::string wide_refusal(const Problem& problem) {
   std::string reason = whole_block_refusal(problem);
-  if (reason.empty()) reason = ties_refusal(problem);
   if (!reason.empty()) return reason;
   const Conv& conv = *problem.block.conv();
   const char* const where = conv.groups == 1 ? "" : " in a group";

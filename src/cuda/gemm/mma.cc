@@ -76,7 +76,7 @@ class GemmMma final : public Kernel {
   }
 
   std::vector<std::string> numerics() const override {
-    return where(problem_.input.dtype == DType::f32 && numbers_.parts == 1, note::operands_rounded) +
+    return where(problem_.input.dtype == DType::f32 && numbers_.parts == 1, rounding_note(problem_)) +
            where(problem_.input.dtype == DType::f32, note::redone) +
            notes_of_chains(problem_.block, bits_of(problem_, problem_.output.dtype));
   }

@@ -100,7 +100,8 @@ class GemmPacked final : public Kernel {
   }
 
   std::vector<std::string> numerics() const override {
-    return where(guards(), note::operands_rounded) + where(guards(), note::redone) + tail_.kernel->numerics();
+    return where(guards(), rounding_note(problem_)) + where(guards(), note::redone) +
+           tail_.kernel->numerics();
   }
 
   void launch(const Arguments& arguments, void* workspace, Stream stream) const override {

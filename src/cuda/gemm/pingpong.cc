@@ -97,7 +97,7 @@ class GemmPingpong final : public Kernel {
 
   std::vector<std::string> numerics() const override {
     if (rounds(problem_)) {
-      return Notes{note::operands_rounded, note::held_in_20_bits, note::redone} +
+      return Notes{rounding_note(problem_), note::held_in_20_bits, note::redone} +
              notes_of_chains(problem_.block, 16);
     }
     const std::vector<TailParts::Stage>& before = shape_.parts.before;

@@ -108,7 +108,7 @@ class GemmWgmma final : public Kernel {
   }
 
   std::vector<std::string> numerics() const override {
-    return where(guards() && numbers_.parts == 1, note::operands_rounded) + where(guards(), note::redone) +
+    return where(guards() && numbers_.parts == 1, rounding_note(problem_)) + where(guards(), note::redone) +
            notes_of_chains(problem_.block, bits_of(problem_, problem_.output.dtype));
   }
 

@@ -31,7 +31,7 @@ class Recording {
     int kernel = -1;
     Number blocks;
     std::vector<Number> words;
-    std::vector<std::string> names;  // of the words; empty where the row has none for them
+    std::vector<std::string> names;  // of the words
     Number memory;
     Number bytes;
   };
@@ -53,7 +53,7 @@ class Recording {
   void note(const void* base, const void* address, const Number& offset, const Number& bytes);
 
   void launch(const Function& function, const Number& blocks, std::vector<Number> words,
-              std::vector<std::string> names = {});
+              std::vector<std::string> names);
   void clear(const void* memory, const Number& bytes);
 
   const std::vector<Kernel>& kernels() const { return kernels_; }

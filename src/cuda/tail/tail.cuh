@@ -13,37 +13,19 @@
 
 namespace onepass {
 
-// Whether vectors of a tensor lie on 16 bytes, by its AlignedBit. Kernels whose parameters do not say it load
-// such tensors element by element.
+// A kernel's AlignedBits; none where its parameters do not say them.
 template <class Parameters>
-__device__ __forceinline__ bool is_aligned(const Parameters& p, int bit) {
-  if constexpr (requires { p.aligned; }) {
-    return (p.aligned >> bit) & 1;
-  } else {
-    return false;
-  }
+__device__ __forceinline__ auto aligned_bits_of(const Parameters& p, int) -> decltype(p.aligned) {
+  return p.aligned;
 }
-
-// Whether vectors of a tensor lie on 16 bytes, by its AlignedBit. Kernels whose parameters do not say it load
-// such tensors element by element.
 template <class Parameters>
-__device__ __forceinline__ bool is_aligned(const Parameters& p, int bit) {
-  if constexpr (requires { p.aligned; }) {
-    return (p.aligned >> bit) & 1;
-  } else {
-    return false;
-  }
+__device__ __forceinline__ uint64 aligned_bits_of(const Parameters&, long) {
+  return 0;
 }
-
-// Whether vectors of a tensor lie on 16 bytes, by its AlignedBit. Kernels whose parameters do not say it load
-// such tensors element by element.
+// Whether vectors of a tensor lie on 16 bytes, by its AlignedBit. Others are loaded element by element.
 template <class Parameters>
 __device__ __forceinline__ bool is_aligned(const Parameters& p, int bit) {
-  if constexpr (requires { p.aligned; }) {
-    return (p.aligned >> bit) & 1;
-  } else {
-    return false;
-  }
+  return (aligned_bits_of(p, 0) >> bit) & 1;
 }
 
 // Loads and stores that other blocks of the same launch wrote or will read: past the first-level cache.

@@ -57,37 +57,6 @@ double backward_bytes(const BackwardProblem& problem, const TailShape& shape);
 // An empty batch has no gradient for its weights but zero.
 void clear_gradients(const BackwardProblem& problem, const BackwardArguments& arguments, Stream stream);
 
-// The eight-byte words of a kernel's parameters by position, for rows that have no struct of them yet.
-class Words {
- public:
-  void add(const void* pointer) {
-    words_.push_back(static_cast<int64_t>(reinterpret_cast<intptr_t>(pointer)));
-    if (recording_) formulas_.push_back(recording_->address(pointer));
-  }
-  void add(const Number& number) {
-    words_.push_back(number);
-    if (recording_) formulas_.push_back(number);
-  }
-  // An array of pointers; one of no elements still takes a word.
-  template <class Pointer>
-  void add(const std::vector<Pointer>& pointers) {
-    for (const Pointer pointer : pointers) add(static_cast<const void*>(pointer));
-    if (pointers.empty()) add(nullptr);
-  }
-  void launch(const Function& function, Stream stream, const Number& blocks) const {
-    if (recording_) {
-      recording_->launch(function, blocks, formulas_);
-    } else {
-      function.launch(words_.data(), words_.size() * sizeof(int64_t), stream, blocks);
-    }
-  }
-
- private:
-  Recording* recording_ = Recording::current();
-  std::vector<int64_t> words_;
-  std::vector<Number> formulas_;  // of the words, where they are recorded
-};
-
 // Which tensors' vectors lie on 16 bytes, where the grid of vectors is the input's.
 class Alignment {
  public:

@@ -6,10 +6,10 @@
 namespace onepass {
 
 // A pair as 16-bit elements, and their low parts.
-template <class Input>
+template <class C, class Input>
 __device__ __forceinline__ void split_pair(float a, float b, uint32& high, uint32& low) {
   if constexpr (Input::bytes == 4) {
-    high = f16::pack(a, b);
+    high = pack_operands<C, f16>(a, b);
     float ha, hb;
     f16::unpack(high, ha, hb);
     low = f16::pack(a - ha, b - hb);
@@ -32,9 +32,9 @@ __device__ __forceinline__ bool is_exact_in_f16(const Parameters& p, int64 n, in
         load_one<Input>(p.input, n * C::input_stride(0) + c * C::input_stride(1) + i0 * C::input_stride(2) +
                                      i1 * C::input_stride(3) + i2 * C::input_stride(4)) *
         thin_input_scale;
-    if (input_parts == 1) x = round_to_tf32(x);
+    if (input_parts == 1) x = round_operand<C>(x);
     uint32 high, low;
-    split_pair<Input>(x, 0.0f, high, low);
+    split_pair<C, Input>(x, 0.0f, high, low);
     float h, l, none;
     f16::unpack(high, h, none);
     f16::unpack(low, l, none);

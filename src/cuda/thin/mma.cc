@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <sstream>
 
-#include "cuda/thin/mma.h"
 #include "cuda/row_numbers.h"
+#include "cuda/thin/mma.h"
 
 namespace onepass {
 namespace cuda {

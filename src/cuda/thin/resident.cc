@@ -6,9 +6,9 @@
 #include <sstream>
 
 #include "cuda/notes.h"
+#include "cuda/row_numbers.h"
 #include "cuda/runtime/cut_for.h"
 #include "cuda/thin/mma.h"
-#include "cuda/row_numbers.h"
 
 namespace onepass {
 namespace cuda {

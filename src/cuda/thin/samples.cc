@@ -175,7 +175,6 @@ class ThinSamples final : public Kernel {
 
 std::string ThinSamples::refusal(const Problem& problem) {
   std::string reason = thin_refusal(problem);
-  if (reason.empty()) reason = ties_refusal(problem);
   if (!reason.empty()) return reason;
   if (!problem.block.has_mean()) return "the block does not end in a mean";
   if (problem.block.conv()->transposed) return "the convolution is transposed";

@@ -167,7 +167,7 @@ struct SamplesMainloop {
         const float scale = splits ? 1.0f / (shared.unscale[o] * thin_input_scale) : 1.0f;
         const float w0 = weight_at(p, o, term, t1) * scale;
         const float w1 = weight_at(p, o, term + 1, t1) * scale;
-        split_pair<Input>(w0, w1, high[j], low[j]);
+        split_pair<C, Input>(w0, w1, high[j], low[j]);
       }
       shared.weight[tile][g][t1][0][lane] = uint4{high[0], high[1], high[2], high[3]};
       if constexpr (weight_parts == 2)
@@ -225,7 +225,7 @@ struct SamplesMainloop {
     }
     uint32 high[4], low[4];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) split_pair<Input>(x[2 * j], x[2 * j + 1], high[j], low[j]);
+    for (int j = 0; j < 4; ++j) split_pair<C, Input>(x[2 * j], x[2 * j + 1], high[j], low[j]);
     *place = uint4{high[0], high[1], high[2], high[3]};
     if constexpr (input_parts == 2) place[planes * plane_units] = uint4{low[0], low[1], low[2], low[3]};
     if constexpr (splits) {

@@ -227,7 +227,7 @@ OperandParts::OperandParts(const Problem& problem, const ThinShape& shape) {
 std::vector<std::string> parts_notes(const Problem& problem, const ThinShape& shape) {
   const OperandParts parts(problem, shape);
   if (problem.input.dtype != DType::f32 || parts.input == 2) return {};
-  return {parts.weight == 2 ? note::input_rounded : note::operands_rounded};
+  return {parts.weight == 2 ? note::input_rounded : rounding_note(problem)};
 }
 
 bool is_thin(const ThinShape& shape) {

@@ -12,8 +12,8 @@
 #include <string_view>
 #include <vector>
 
-#include "cuda/runtime/parameters.h"
 #include "cuda/row_numbers.h"
+#include "cuda/runtime/parameters.h"
 #include "cuda/tail/tail.h"
 #include "thin/parameters.cuh"
 

@@ -175,7 +175,6 @@ class ThinWgmma final : public Kernel {
 
 std::string ThinWgmma::refusal(const Problem& problem) {
   std::string reason = thin_refusal(problem);
-  if (reason.empty()) reason = ties_refusal(problem);
   if (!reason.empty()) return reason;
   const Gpu& gpu = gpu_of(problem.device);
   if (gpu.compute_major != 9) return "warpgroup products are of sm_90a alone";

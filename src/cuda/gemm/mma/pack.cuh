@@ -76,7 +76,7 @@ struct GemmMmaPack {
               uint32 word[4];
 #pragma unroll
               for (int k = 0; k < 4; ++k) {
-                const float rounded = round_to_tf32(value[k]);
+                const float rounded = round_operand<C>(value[k]);
                 word[k] = __float_as_uint(rounded);
                 value[k] -= rounded;
               }

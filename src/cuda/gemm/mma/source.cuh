@@ -112,7 +112,7 @@ struct GemmMmaSource {
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
             if constexpr (Numbers::guards) {
-              operand[j] = f16::pack(value[2 * j], value[2 * j + 1]);
+              operand[j] = pack_operands<C, f16>(value[2 * j], value[2 * j + 1]);
               if constexpr (splits) {
                 float first, second;
                 f16::unpack(operand[j], first, second);
@@ -120,7 +120,7 @@ struct GemmMmaSource {
                 value[2 * j + 1] -= second;
               }
             } else {
-              const float rounded = round_to_tf32(value[j]);
+              const float rounded = round_operand<C>(value[j]);
               operand[j] = __float_as_uint(rounded);
               if constexpr (splits) value[j] -= rounded;
             }

@@ -95,9 +95,11 @@ struct PackedGemmOperands {
     if (place < p.length) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        static_cast<uint4*>(p.packed_input)[(2 * pair + half) * p.length + place] = uint4{
-            Operand::pack(x[8 * half], x[8 * half + 1]), Operand::pack(x[8 * half + 2], x[8 * half + 3]),
-            Operand::pack(x[8 * half + 4], x[8 * half + 5]), Operand::pack(x[8 * half + 6], x[8 * half + 7])};
+        static_cast<uint4*>(p.packed_input)[(2 * pair + half) * p.length + place] =
+            uint4{pack_operands<C, Operand>(x[8 * half], x[8 * half + 1]),
+                  pack_operands<C, Operand>(x[8 * half + 2], x[8 * half + 3]),
+                  pack_operands<C, Operand>(x[8 * half + 4], x[8 * half + 5]),
+                  pack_operands<C, Operand>(x[8 * half + 6], x[8 * half + 7])};
       }
     }
     if constexpr (Numbers::guards) {

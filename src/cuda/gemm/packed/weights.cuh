@@ -158,8 +158,10 @@ struct PackedGemmWeightPieces {
     const int64 place = (step * Numbers::group_taps + tap % Numbers::group_taps) * stage_chunks * 2 +
                         chunk % stage_chunks * 2 + half;
     static_cast<uint4*>(p.packed_weights)[place * Numbers::tile_channels + o % Numbers::tile_channels] =
-        uint4{Operand::pack(x[0] * scale, x[1] * scale), Operand::pack(x[2] * scale, x[3] * scale),
-              Operand::pack(x[4] * scale, x[5] * scale), Operand::pack(x[6] * scale, x[7] * scale)};
+        uint4{pack_operands<C, Operand>(x[0] * scale, x[1] * scale),
+              pack_operands<C, Operand>(x[2] * scale, x[3] * scale),
+              pack_operands<C, Operand>(x[4] * scale, x[5] * scale),
+              pack_operands<C, Operand>(x[6] * scale, x[7] * scale)};
   }
 };
 

@@ -61,7 +61,7 @@ struct Round {
                      : "memory");
       }
 #pragma unroll
-      for (int c = 0; c < 4; ++c) to.value[i][c] = f16::pack(x[2 * c], x[2 * c + 1]);
+      for (int c = 0; c < 4; ++c) to.value[i][c] = pack_operands<typename L::C, f16>(x[2 * c], x[2 * c + 1]);
         // As a tree: a chain of maxima would be eight dependent instructions.
 #pragma unroll
       for (int apart = 4; apart > 0; apart /= 2) {

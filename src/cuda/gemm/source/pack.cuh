@@ -150,7 +150,7 @@ struct GemmPack {
         uint32 word[4];
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
-          word[k] = Operand::pack(value[2 * k], value[2 * k + 1]);
+          word[k] = pack_operands<C, Operand>(value[2 * k], value[2 * k + 1]);
           float first, second;
           Operand::unpack(word[k], first, second);
           value[2 * k] -= first;

@@ -289,7 +289,7 @@ struct GemmStaging {
           if (!is_last) v[k] *= gemm::split_scale;
         }
 #pragma unroll
-        for (int k = 0; k < Count / 2; ++k) word[k] = Operand::pack(v[2 * k], v[2 * k + 1]);
+        for (int k = 0; k < Count / 2; ++k) word[k] = pack_operands<C, Operand>(v[2 * k], v[2 * k + 1]);
         if (!is_last || Numbers::parts == 1) {
 #pragma unroll
           for (int k = 0; k < Count; ++k) largest = gemm::largest_of(largest, v[k]);

@@ -8,12 +8,6 @@
 
 namespace onepass {
 
-// Elements are loaded and stored one by one.
-template <int Count>
-__device__ __forceinline__ bool is_aligned(const ThinBackwardParameters<Count>&, int) {
-  return false;
-}
-
 // A thread's place in its block and, as products have it, in its warp.
 struct WarpThread {
   const int warp = threadIdx.x / 32;

@@ -31,9 +31,6 @@ ONEPASS_COUNTED_PARAMETERS(ThinBackwardParameters) {
   ONEPASS_WORD(int64, ring_samples);
   ONEPASS_WORDS(const void*, parameter);
   ONEPASS_WORDS(void*, gradient);
-#if defined(__CUDACC__)
-  __device__ __forceinline__ bool is_aligned(int) const { return false; }
-#endif
 };
 
 }  // namespace onepass

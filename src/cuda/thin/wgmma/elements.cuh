@@ -86,7 +86,7 @@ struct WgmmaElements {
     return __uint_as_float(static_cast<const uint16*>(base)[index]);
   }
   static __device__ __forceinline__ void split_elements(float a, float b, uint32& high, uint32& low) {
-    if constexpr (L::splits) return split_pair<Input>(a, b, high, low);
+    if constexpr (L::splits) return split_pair<C, Input>(a, b, high, low);
     high = __byte_perm(__float_as_uint(a), __float_as_uint(b), 0x5410);
     low = 0;
   }

@@ -62,8 +62,8 @@ struct WgmmaProducer {
     const bool has_a = a >= 0 && a < row_elements;
     const bool has_b = b >= 0 && b < row_elements;
     if constexpr (L::splits) {
-      split_pair<typename L::Input>(has_a ? __uint_as_float(x[has_a ? a : 0]) : 0.0f,
-                                    has_b ? __uint_as_float(x[has_b ? b : 0]) : 0.0f, high, low);
+      split_pair<C, typename L::Input>(has_a ? __uint_as_float(x[has_a ? a : 0]) : 0.0f,
+                                       has_b ? __uint_as_float(x[has_b ? b : 0]) : 0.0f, high, low);
     } else {
       high = __byte_perm(has_a ? x[has_a ? a / 2 : 0] : 0, has_b ? x[has_b ? b / 2 : 0] : 0,
                          (a & 1 ? 0x32 : 0x10) | (b & 1 ? 0x7600 : 0x5400));

@@ -120,7 +120,7 @@ struct WgmmaWeights {
         dither(w, static_cast<uint32>(o * terms + term_of(t0, core, 0)), high, low);
       } else {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) split_pair<typename L::Input>(w[2 * j], w[2 * j + 1], high[j], low[j]);
+        for (int j = 0; j < 4; ++j) split_pair<C, typename L::Input>(w[2 * j], w[2 * j + 1], high[j], low[j]);
       }
 #pragma unroll
       for (int place = 0; place < places; ++place) {

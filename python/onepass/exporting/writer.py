@@ -19,7 +19,7 @@ from torch import fx, nn
 from onepass import __version__
 from onepass._match import Chain
 from onepass._trace import is_variadic, parameters_of
-from onepass.exporting import block_code, launcher, templates
+from onepass.exporting import binding, block_code, host_code, launcher, templates
 from onepass.exporting.chains import Found, Fused, Variant, read
 from onepass.exporting.guards import Guards, base_of
 from onepass.exporting.launcher import BACKWARD, FORWARD, STATISTICS, NotExported, Operator, Planner, Problem
@@ -100,7 +100,7 @@ class Writer:
             digest.update(part.encode())
         namespace = f"onepass_{_identifier(self.request.path)}_{digest.hexdigest()[:8]}"
         groups = _groups(operators)
-        bindings = {key: launcher.binding_text(group, namespace) for key, group in groups.items()}
+        bindings = {key: binding.binding_text(group, namespace) for key, group in groups.items()}
         pieces = [
             _heading(self.request, self.blocks),
             self.request.text.rstrip() + "\n",
@@ -245,9 +245,9 @@ class Writer:
 
     def _sources(self, operators: Sequence[Operator]) -> dict[str, str]:
         parts = {
-            "cuda_head": launcher.CUDA_HEAD,
+            "cuda_head": host_code.CUDA_HEAD,
             "device_code": launcher.shared_text(operators, self.planner.files),
-            "host_code": launcher.HOST_CODE,
+            "host_code": host_code.HOST_CODE,
         }
         for key, group in _groups(operators).items():
             parts[f"kernels{_upper(key).lower()}"] = launcher.kernels_text(group)
@@ -269,7 +269,7 @@ class Writer:
             )
         lines += ["}", "_OPERATORS = {  # name: (extension, schema)"]
         for key, group in groups.items():
-            lines += [f'    "{o.name}": ("{key or "common"}", "{launcher.schema(o)}"),' for o in group]
+            lines += [f'    "{o.name}": ("{key or "common"}", "{binding.schema(o)}"),' for o in group]
         lines += [
             "}",
             "# What each block takes: type, sizes after the batch, order in memory; and of its parameters.",

@@ -16,7 +16,9 @@ import torch
 from onepass import _library, _output_file
 from onepass._command_line import GOOD, WRONG, BadRequest, Parser, complain, output_is_for_results, run
 from onepass.exporting import chains, summary, verify
-from onepass.exporting.writer import NotExported, Request, Writer
+from onepass.exporting.launcher import NotExported
+from onepass.exporting.planning import Request
+from onepass.exporting.writer import Writer
 from onepass.optimizing import model_file
 from onepass.optimizing.model_file import BadModelFile
 
@@ -98,7 +100,7 @@ def exported(path: str, architecture: str, conv: str, train: bool, output: str, 
     try:
         text = writer.write(fused)
     except NotExported as error:
-        raise NotExported(f"{path}: {error}{_first_reason(writer.left_out)}") from None
+        raise NotExported(f"{path}: {error}{_first_reason(writer.planned.left_out)}") from None
     return Exported(text, list(summary.lines(writer, reasons)))
 
 

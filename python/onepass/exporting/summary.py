@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from onepass.exporting.writer import Block, Writer
+from onepass.exporting.planning import Block
+from onepass.exporting.writer import Writer
 
 
 def lines(writer: Writer, reasons: Mapping[str, str]) -> Iterator[str]:
@@ -16,14 +17,14 @@ def lines(writer: Writer, reasons: Mapping[str, str]) -> Iterator[str]:
         strategies = {operator.name: operator.strategy for operator in block.operators}
         yield from (f"    {name}: {strategy}" for name, strategy in strategies.items())
         yield from (f"    {sentence}" for sentence in _kept(block, writer))
-    if left := {**reasons, **writer.left_out}:
+    if left := {**reasons, **writer.planned.left_out}:
         yield "not fused:"
         yield from (f"  {name}: {reason}" for name, reason in left.items())
 
 
 def _kept(block: Block, writer: Writer) -> Iterator[str]:
     if block.found.description.conv is not None:
-        modes = writer.modes(block.found.dtype)
+        modes = writer.planned.modes(block.found.dtype)
         missing = [mode for mode in modes if mode not in block.whole]
         if missing:
             where = f" in {', '.join(missing)}" if len(modes) > 1 else ""

@@ -42,11 +42,16 @@ def convolve(conv: Conv, x: Tensor, weight: Tensor, bias: Tensor | None = None) 
     if conv.transposed:
         padding = (conv.padding_before, conv.output_padding)
         return function(x, weight, bias, conv.stride, *padding, conv.groups, conv.dilation)
-    padding = conv.padding_before
-    if padding != conv.padding_after:
-        pairs = zip(reversed(conv.padding_before), reversed(conv.padding_after), strict=True)
-        x, padding = F.pad(x, [size for pair in pairs for size in pair]), (0,) * conv.rank
+    x, padding = padded(conv, x)
     return function(x, weight, bias, conv.stride, padding, conv.dilation, conv.groups)
+
+
+def padded(conv: Conv, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """The input and the padding that PyTorch's convolution takes: uneven padding is part of the input."""
+    if conv.padding_before == conv.padding_after:
+        return x, conv.padding_before
+    pairs = zip(reversed(conv.padding_before), reversed(conv.padding_after), strict=True)
+    return F.pad(x, [size for pair in pairs for size in pair]), (0,) * conv.rank
 
 
 def _over_space(values: Tensor, x: Tensor) -> Tensor:

@@ -6,215 +6,19 @@ holds. Texts and constants are equal for equal modules, so that these share thei
 
 from __future__ import annotations
 
-import collections
 import copy
 import dataclasses
-import enum
-import functools
-import itertools
-import pathlib
-import random
 import sys
-import sysconfig
 import types
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from onepass._refused import Refused
-
-LIBRARIES = tuple(f"{pathlib.Path(file).parent}/" for file in (__file__, torch.__file__))
-STANDARD = tuple(f"{path}/" for path in {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
-
-_SCALARS = (int, float, complex, str, bytes)
-_BY_IDENTITY = (
-    bool,
-    type(None),
-    type,
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    types.ModuleType,
-    types.MethodDescriptorType,
-    type(Ellipsis),
-    enum.Enum,
-    torch.dtype,
-    torch.layout,
-    torch.memory_format,
-)
-_PURE = (*_SCALARS, torch.device, torch.Size, slice, range)
-_MISSING = object()
-_MOST_VALUES = 1000  # of an object's own, that are compared
-
-
-class Code:
-    """Collects conditions: text over `{prefix}...` names, and the constants that these stand for.
-
-    Besides texts, `conditions` has assignments (a name and its value) and comparisons of which several become
-    one of tuples, which is twice as fast.
-    """
-
-    def __init__(self, prefix: str, root: nn.Module | None) -> None:
-        self.prefix = prefix
-        self.root = root
-        self.conditions: list[str | tuple[str, str] | _Equal] = []
-        self.constants: dict[str, Any] = {}
-        self.modules = {"": f"{prefix}self"}
-        self.members: dict[tuple[str, str], str] = {}
-
-    def constant(self, value: Any) -> str:
-        """The name of a constant."""
-        key = constant_key(value)
-        for name, other in self.constants.items():
-            if constant_key(other) == key:
-                return name
-        name = f"{self.prefix}c{len(self.constants)}"
-        self.constants[name] = value
-        return name
-
-    def module(self, path: str) -> str:
-        """The variable of the module at a path, which must have the class that it has now."""
-        if path not in self.modules:
-            parent, _, name = path.rpartition(".")
-            members = self.member(parent, "_modules")
-            variable = f"{self.prefix}m{len(self.modules)}"
-            wanted = self.constant(type(self.root.get_submodule(path)))
-            self.conditions.append((variable, f"{members}[{name!r}]"))
-            self.add(f"{self.builtin(type)}({variable}) is {wanted}")
-            self.modules[path] = variable
-        return self.modules[path]
-
-    def member(self, path: str, name: str) -> str:
-        """The variable of `__dict__`, `_modules`, `_parameters` or `_buffers` of the module at a path."""
-        if (path, name) not in self.members:
-            module = self.module(path)
-            if name == "__dict__":
-                variable = f"{module}d"
-                self.conditions.append((variable, f"{module}.__dict__"))
-            else:
-                values = self.member(path, "__dict__")
-                variable = f"{module}{name[1]}"
-                self.conditions.append((variable, f"{values}[{name!r}]"))
-            self.members[path, name] = variable
-        return self.members[path, name]
-
-    def builtin(self, function: Any) -> str:
-        """The name of a function that no argument of a user's can have."""
-        name = f"{self.prefix}{function.__name__}"
-        self.constants[name] = function
-        return name
-
-    def add(self, condition: str) -> None:
-        """One more condition."""
-        self.conditions.append(condition)
-
-    def lines(self) -> list[str]:
-        """The body of a function that says whether all conditions hold."""
-        lines: list[str] = []
-        for is_assignment, run in itertools.groupby(self.conditions, lambda c: isinstance(c, tuple)):
-            if is_assignment:
-                lines += [" = ".join(pair) for pair in run]
-            else:
-                lines += [f"if not ({' and '.join(_texts(run))}):", "    return False"]
-        return [*lines, "return True"]
-
-    def texts(self) -> list[str]:
-        """The conditions, of which none is an assignment."""
-        return list(_texts(self.conditions))
-
-    def is_value(self, expression: str, value: Any, strict: bool = True) -> None:
-        """The expression has this value; `strict`: and its type, for True is 1."""
-        if isinstance(value, _BY_IDENTITY) or not is_pure(value):
-            self.add(f"{expression} is {_literal(value) or self.constant(value)}")
-        elif isinstance(value, float) and (value != value or value == 0):  # nan; zeros have a sign
-            self.add(f"{self.builtin(repr)}({expression}) == {repr(value)!r}")
-        elif strict and type(value) in (int, float):
-            self.add(f"{self.builtin(type)}({expression}) is {self.constant(type(value))}")
-            self.add(f"{expression} == {self.constant(value)}")
-        else:
-            self.conditions.append(_Equal(expression, _literal(value) or self.constant(value)))
-
-
-@dataclasses.dataclass
-class _Equal:
-    """An expression that equals another."""
-
-    some: str
-    other: str
-
-
-def _texts(conditions: Iterable[str | _Equal]) -> Iterator[str]:
-    given = list(conditions)
-    equal = [condition for condition in given if isinstance(condition, _Equal)]
-    yield from (condition for condition in given if isinstance(condition, str))
-    if len(equal) > 1:
-        yield f"({', '.join(e.some for e in equal)}) == ({', '.join(e.other for e in equal)})"
-    else:
-        yield from (f"{e.some} == {e.other}" for e in equal)
-
-
-def _literal(value: Any) -> str | None:
-    """A value that code may hold itself."""
-    plain = (bool, int, str, type(None))
-    is_plain = type(value) in plain or (type(value) is tuple and all(type(item) in plain for item in value))
-    return repr(value) if is_plain else None
-
-
-def constant_key(value: Any) -> Any:
-    """Equal for constants that may stand for each other in compiled code."""
-    if isinstance(value, _BY_IDENTITY) and type(value) is not bool and value is not None:
-        return id(value)
-    return (type(value), repr(value)) if is_pure(value) else id(value)
-
-
-def refuse_generators(value: Any, name: str) -> None:
-    """An object that each use changes has no value that could be compared."""
-    random_numbers = type(value).__module__.startswith("numpy.random") or isinstance(
-        value, random.Random | torch.Generator
-    )
-    if random_numbers:
-        raise Refused("its forward draws random numbers that do not depend on its input")
-    if isinstance(value, Iterator):
-        raise Refused(f"its forward reads the iterator {name}")
-
-
-def is_pure(value: Any, depth: int = 0) -> bool:
-    """Whether a value is compared by value: numbers, text and containers of them."""
-    if isinstance(value, _BY_IDENTITY) or type(value) in _PURE:
-        return True
-    if depth > 8:
-        return False
-    if type(value) in (list, tuple, set, frozenset, collections.deque):
-        return len(value) <= _MOST_VALUES and all(is_pure(item, depth + 1) for item in value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return all(is_pure(item, depth + 1) for item in value)
-    if type(value) in (dict, collections.OrderedDict):
-        return len(value) <= _MOST_VALUES and all(
-            is_pure(k, depth + 1) and is_pure(v, depth + 1) for k, v in value.items()
-        )
-    return False
-
-
-def same(some: Any, other: Any) -> bool:
-    """Whether two containers hold the same, in the same order; what is no container by identity or value."""
-    if some is other:
-        return True
-    if type(some) is not type(other) or isinstance(some, (Tensor, nn.Module)):
-        return False
-    if isinstance(some, dict):
-        return len(some) == len(other) and all(
-            same(a, b) and same(dict.__getitem__(some, a), dict.__getitem__(other, b))
-            for a, b in zip(dict.keys(some), dict.keys(other))
-        )
-    if isinstance(some, (list, tuple, collections.deque)):
-        return len(some) == len(other) and all(map(same, some, other))
-    if isinstance(some, float):
-        return repr(some) == repr(other)
-    if type(some) in _PURE or isinstance(some, (set, frozenset, bytearray)):
-        return bool(some == other)
-    return False
-
+from onepass._conditions import Code
+from onepass._own_code import LIBRARIES
+from onepass._values import MISSING, is_pure, same
+from onepass._watch import Watch
 
 # --- Facts of modules ---------------------------------------------------------------------------------------
 
@@ -260,8 +64,8 @@ class Child(Fact):
             code.module(self.full)
 
     def why(self, module: nn.Module, root: nn.Module) -> str | None:
-        found = module._modules.get(self.name, _MISSING)
-        if found is _MISSING or (found is not None) is not self.given:
+        found = module._modules.get(self.name, MISSING)
+        if found is MISSING or (found is not None) is not self.given:
             return f"its module {self.name} was replaced after fusing"
         if self.given and self.alias != self.full and found is not root.get_submodule(self.alias):
             return f"its module {self.name} was replaced after fusing"
@@ -359,7 +163,7 @@ class Value(Fact):
 
     def why(self, module: nn.Module, root: nn.Module) -> str | None:
         moved = self.own and self.name not in vars(module)  # as an attribute does that becomes a module
-        found = _MISSING if moved else getattr(module, self.name, _MISSING)
+        found = MISSING if moved else getattr(module, self.name, MISSING)
         return None if same(found, self.value) else f"its attribute {self.name} was changed after fusing"
 
 
@@ -446,7 +250,7 @@ class Property(Fact):
         code.is_value(tensor, self.value)
 
     def why(self, module: nn.Module, root: nn.Module) -> str | None:
-        found = getattr(vars(module)[self.kind].get(self.name), self.property, _MISSING)
+        found = getattr(vars(module)[self.kind].get(self.name), self.property, MISSING)
         return None if found == self.value else f"{self.property} of its {self.name} changed after fusing"
 
 
@@ -510,7 +314,7 @@ class Outside:
         elif isinstance(self.space, type):
             where, found = self.space.__name__, vars(self.space).get(self.name)
         else:
-            where, found = self.space.__name__, getattr(self.space, self.name, _MISSING)
+            where, found = self.space.__name__, getattr(self.space, self.name, MISSING)
         own = self.code is None or getattr(getattr(found, "__func__", found), "__code__", None) is self.code
         is_same = same(found, self.value) and own
         return None if is_same else f"{where}.{self.name} was changed after fusing"
@@ -529,152 +333,3 @@ class Untouched:
     def why(self) -> str | None:
         same = len(vars(self.cls)) == self.count
         return None if same else f"attributes of {self.cls.__name__} were set after fusing"
-
-
-# --- What is compared by looking into it --------------------------------------------------------------------
-
-
-@dataclasses.dataclass
-class _Seen:
-    """An object, and a copy of what it held."""
-
-    object: Any
-    held: Any
-
-    def holds(self) -> bool:
-        return same(_content(self.object), self.held)
-
-
-@dataclasses.dataclass
-class _Place:
-    """An attribute that holds an object."""
-
-    path: str
-    name: str
-    object: Any
-
-
-class Watch:
-    """Objects that a traced forward used and that are no modules: each with what it holds."""
-
-    def __init__(self) -> None:
-        self.places: list[_Place] = []
-        self.seen: list[_Seen] = []
-
-    def __bool__(self) -> bool:
-        return bool(self.seen)
-
-    def attribute(self, path: str, name: str, value: Any) -> None:
-        """Watches an object that an attribute holds."""
-        self.places.append(_Place(path, name, value))
-        self.object(value)
-
-    def function(self, function: types.FunctionType) -> None:
-        """Watches what a function took from where it was defined."""
-        for cell in function.__closure__ or ():
-            self.object(cell)
-
-    def object(self, value: Any, depth: int = 0) -> None:
-        """Watches an object and those it holds."""
-        if any(seen.object is value for seen in self.seen) or depth > 4 or len(self.seen) > 100:
-            return
-        content = _content(value)
-        if content is None or len(content) > _MOST_VALUES:
-            return
-        self.seen.append(_Seen(value, _kept(content)))
-        for item in content.values() if isinstance(content, dict) else content:
-            if not is_pure(item) and not isinstance(item, (Tensor, nn.Module)):
-                self.object(item, depth + 1)
-
-    def holds(self, root: nn.Module) -> bool:
-        """Whether all are where they were and hold what they held."""
-        for place in self.places:
-            module = root
-            for name in place.path.split(".") if place.path else ():
-                module = module._modules[name]
-            if getattr(module, place.name, _MISSING) is not place.object:
-                return False
-        return all(seen.holds() for seen in self.seen)
-
-    def why(self, root: nn.Module) -> str | None:
-        """Which one changed."""
-        for place in self.places:
-            if getattr(root.get_submodule(place.path), place.name, _MISSING) is not place.object:
-                return f"its attribute {place.name} was changed after fusing"
-        for seen in self.seen:
-            if not seen.holds():
-                place = next((p.name for p in self.places if p.object is seen.object), None)
-                what = f"its attribute {place}" if place else f"a {type(seen.object).__name__} that it reads"
-                return f"{what} was changed after fusing"
-        return None
-
-    def restore(self) -> str | None:
-        """Gives changed objects their content back; names one."""
-        changed = [seen for seen in self.seen if not seen.holds()]
-        for seen in changed:
-            _put_back(seen.object, seen.held)
-        return f"a {type(changed[0].object).__name__}" if changed else None
-
-
-def _content(value: Any) -> Any:
-    """What an object holds, as a container of its own."""
-    if isinstance(value, types.CellType):
-        try:
-            return [value.cell_contents]
-        except ValueError:
-            return []
-    if isinstance(value, (list, tuple, dict, set, frozenset, collections.deque)):
-        return value
-    if isinstance(value, functools.partial):
-        return [value.func, value.args, value.keywords]
-    if isinstance(value, types.MethodType):
-        return [value.__func__, value.__self__]
-    if isinstance(value, (*_BY_IDENTITY, Tensor, nn.Module, *_PURE)):
-        return None
-    values = getattr(value, "__dict__", None)
-    slots = [name for cls in type(value).__mro__ for name in _slots(cls) if hasattr(value, name)]
-    if slots:
-        return {**(values or {}), **{name: getattr(value, name) for name in slots}}
-    return values
-
-
-def _slots(cls: type) -> tuple[str, ...]:
-    slots = vars(cls).get("__slots__", ())
-    names = (slots,) if isinstance(slots, str) else tuple(slots)
-    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
-
-
-def _kept(value: Any) -> Any:
-    """A copy of a container and of those in it that are compared by value."""
-    if isinstance(value, dict):
-        twin = copy.copy(value) if type(value) in (dict, collections.OrderedDict) else dict(value)
-        for key, item in value.items():
-            twin[key] = copy.deepcopy(item) if is_pure(item) and not callable(item) else item
-        return twin if type(twin) is type(value) else _as(value, twin)
-    return copy.copy(value)
-
-
-def _as(value: Any, twin: dict[Any, Any]) -> Any:
-    try:
-        return copy.copy(value)
-    except Exception:
-        return twin
-
-
-def _put_back(value: Any, held: Any) -> None:
-    if isinstance(value, (list, bytearray)):
-        value[:] = held
-    elif isinstance(value, collections.deque):
-        value.clear()
-        value.extend(held)
-    elif isinstance(value, (dict, set)):
-        value.clear()
-        value.update(held)
-    elif isinstance(value, types.CellType):
-        value.cell_contents = held[0]
-    elif isinstance(held, dict):
-        for name in {*(_content(value) or {}), *held}:
-            if name in held:
-                object.__setattr__(value, name, held[name])
-            else:
-                object.__delattr__(value, name)

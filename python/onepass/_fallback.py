@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 import sys
 import threading
 import warnings
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from onepass._own_code import LIBRARIES
 from onepass._redone import Counted
 
 ORIGINAL = "the original forward"
@@ -18,7 +18,6 @@ STAGES = "PyTorch's own stages"
 CONVOLUTION = "PyTorch's own convolution"
 REFERENCE = "the library's reference"
 
-_LIBRARIES = tuple(f"{pathlib.Path(file).parent}/" for file in (__file__, torch.__file__))
 _lock = threading.Lock()
 
 
@@ -82,7 +81,7 @@ def left(site: Site | str, ran: str, reason: str) -> None:
 def warn(message: str) -> None:
     """Warns at the innermost line that is neither PyTorch's nor this package's."""
     level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith((*_LIBRARIES, "<onepass ")):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((*LIBRARIES, "<onepass ")):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, FallbackWarning, stacklevel=level)
 

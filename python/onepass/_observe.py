@@ -27,9 +27,9 @@ import torch.utils.checkpoint
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
-from onepass import _facts
+from onepass._own_code import LIBRARIES, is_own_code
 from onepass._refused import Refused
-from onepass._shadow import Recorder, is_own_code, is_shadow, shadow_of
+from onepass._shadow import Recorder, is_shadow, shadow_of
 
 # What a forward may ask of PyTorch, and the answer may be another at the next call.
 _AMBIENT = {
@@ -54,7 +54,7 @@ _OPERATIONS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
 _WRITES = {"__setitem__", "__set__", *(f"__i{operation}__" for operation in _OPERATIONS)}
 _PROPERTIES = ("dtype", "device", "shape", "requires_grad", "is_cuda", "is_cpu", "ndim", "layout")
 _CALLS = {nn.Module.__call__.__code__, nn.Module._call_impl.__code__}
-_COMPILED = f"{_facts.LIBRARIES[1]}_dynamo/"
+_COMPILED = f"{LIBRARIES[1]}_dynamo/"
 _CHECKPOINT = torch.utils.checkpoint.__file__
 _LOGGING = logging.__file__
 

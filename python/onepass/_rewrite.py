@@ -16,10 +16,10 @@ from torch import Tensor, fx
 
 from onepass import _fallback, _ops
 from onepass._description import Norm, describe
-from onepass._facts import constant_key
 from onepass._fallback import Site
 from onepass._match import Chain
 from onepass._stages import Attribute, Operand
+from onepass._values import constant_key
 
 _numbers = itertools.count()
 _compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}  # equal texts over equal constants are one function
@@ -302,7 +302,7 @@ def _operand_binder(spec: _Spec) -> Binder | None:
     def bind(shape: tuple[int, ...], given: list[Any]) -> tuple[str, list[Any]] | None:
         bound, found = list(given), []
         for index, op in slots:
-            text, bound[index] = _fit(op, given[index], shape)
+            text, bound[index] = fit(op, given[index], shape)
             if text is None:
                 return None
             found.append(text)
@@ -315,7 +315,7 @@ def _operand_binder(spec: _Spec) -> Binder | None:
     return bind
 
 
-def _fit(op: str, operand: Any, shape: tuple[int, ...]) -> tuple[str | None, Any]:
+def fit(op: str, operand: Any, shape: tuple[int, ...]) -> tuple[str | None, Any]:
     """The stage that adds or multiplies with an operand of this shape, and the operand as it takes it."""
     if not isinstance(operand, Tensor):
         return None, operand

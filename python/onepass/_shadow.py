@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
-import functools
 import sys
 import threading
 import types
@@ -21,12 +20,14 @@ from torch import Tensor, nn
 
 from onepass import _facts
 from onepass._facts import Fact, Outside
+from onepass._own_code import is_own_code
 from onepass._refused import Refused
+from onepass._values import MISSING, is_pure, refuse_generators, same
+from onepass._watch import Watch
 
 _MEMBERS = ("_parameters", "_buffers", "_modules")
 _KEY = "_onepass_shadow"
 _CONTAINERS = (list, dict, set, collections.deque, bytearray)
-_MISSING = object()
 
 
 class Tracer(Protocol):
@@ -52,18 +53,6 @@ def user_classes(cls: type) -> list[type]:
     return [
         base for base in cls.__mro__ if base.__module__.partition(".")[0] not in ("torch", "builtins", "abc")
     ]
-
-
-def is_own_code(code: types.CodeType) -> bool:
-    """Whether code is PyTorch's, this package's or Python's own: what it reads is not a user's."""
-    return _is_own_file(code.co_filename)
-
-
-@functools.cache
-def _is_own_file(name: str) -> bool:
-    if "site-packages" in name and not name.startswith(_facts.LIBRARIES):
-        return False
-    return name.startswith((*_facts.LIBRARIES, *_facts.STANDARD, "<frozen", "<__array_function__"))
 
 
 class Shadow:
@@ -99,7 +88,7 @@ class Shadow:
         strict = bool(user_classes(class_of(self.module)))
         kept = vars(self.module).get(name)
         self.note(_facts.of_value(self.path, name, kept, self.recorder.watch, strict=strict))
-        _facts.refuse_generators(value, name)
+        refuse_generators(value, name)
         if isinstance(value, types.MethodType) and value.__self__ is self.module:
             return types.MethodType(value.__func__, self.object)
         if not isinstance(value, (*_CONTAINERS, tuple)) or name in self.copies:
@@ -116,7 +105,7 @@ class Shadow:
         for name in self.values.keys() ^ before.keys():
             return name
         for name, (value, pristine) in self.copies.items():
-            if self.values[name] is not value or not _facts.same(value, pristine):
+            if self.values[name] is not value or not same(value, pristine):
                 return name
         for name, value in self.values.items():
             kept = name in (_KEY, "training", *_MEMBERS) or name in self.copies
@@ -134,8 +123,8 @@ class Recorder:
         self.tracing = True
         self.shadows: dict[nn.Module, Shadow] = {}
         self.paths: dict[str, Shadow] = {}
-        self.watch = _facts.Watch()  # what later calls compare
-        self.lent = _facts.Watch()  # what the traced code may have changed, besides
+        self.watch = Watch()  # what later calls compare
+        self.lent = Watch()  # what the traced code may have changed, besides
         self.tensors = {
             id(tensor): (path, kind, name)
             for path, module in root.named_modules()
@@ -192,11 +181,11 @@ class Recorder:
         fact = Outside.of(space, name, value)
         if fact in self.outside or isinstance(value, (Tensor, nn.Module)):
             return
-        _facts.refuse_generators(value, name)
-        if isinstance(value, _CONTAINERS) and _facts.is_pure(value):
+        refuse_generators(value, name)
+        if isinstance(value, _CONTAINERS) and is_pure(value):
             self.lent.object(value)
             fact = Outside.of(space, name, copy.deepcopy(value))
-        elif not _facts.is_pure(value) and not hasattr(type(value), "__get__"):
+        elif not is_pure(value) and not hasattr(type(value), "__get__"):
             self.watch.object(value)
         self.outside[fact] = None
 
@@ -328,7 +317,7 @@ class ShadowObject:
         on_class = _static(class_of(shadow.module), name)
         if name in values and not hasattr(type(on_class), "__set__"):
             return shadow.own(name, values[name])
-        if on_class is _MISSING:
+        if on_class is MISSING:
             return object.__getattribute__(self, name)
         if hasattr(type(on_class), "__set__"):
             _note_method(shadow, name)
@@ -387,7 +376,7 @@ def _static(cls: type, name: str) -> Any:
     for base in cls.__mro__:
         if name in vars(base):
             return vars(base)[name]
-    return _MISSING
+    return MISSING
 
 
 # What a class of shadows does not take over from the class of the module.

@@ -16,11 +16,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from onepass import _fallback
-from onepass._facts import Code, Fact, Outside, Untouched, Watch
+from onepass._conditions import Code
+from onepass._facts import Fact, Outside, Untouched
 from onepass._fallback import Site
 from onepass._rewrite import Call, compile_once
 from onepass._shadow import class_of
 from onepass._trace import Pattern, is_variadic, parameters_of
+from onepass._watch import Watch
 
 _GLOBAL_HOOKS = (
     "_global_forward_hooks",

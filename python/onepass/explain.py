@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from onepass import _cuda_explain, _library, _ops
+from onepass import _cuda_explain, _library
+from onepass._conv_gradients import has_input_gradient
 from onepass._description import Description, describe
 from onepass.block import Block
 
@@ -60,7 +61,7 @@ def _backward_plans(
     if description.tail:
         tail_sizes = description.conv_output_shape(sizes)
         yield torch.ops.onepass.explain_backward(description.tail, tail_sizes, *how)
-    if conv is not None and not _ops.has_input_gradient(conv):
+    if conv is not None and not has_input_gradient(conv):
         yield (
             f"backward of {conv.text}: by PyTorch's convolution_backward, for the library has no convolution "
             "that gives the input's gradient; without that one conv_backward runs\n"

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from onepass import _fallback, _library, _numerics, _swap
-from onepass._facts import Fact, Outside, Typed, Watch, is_pure
+from onepass._facts import Fact, Outside, Typed
 from onepass._fallback import Site
 from onepass._match import Chain, Graph
 from onepass._observe import globals_of
@@ -24,6 +24,8 @@ from onepass._shadow import class_of, shared_classes, user_classes
 from onepass._stages import NORM_TYPES
 from onepass._swap import State, Variant
 from onepass._trace import Pattern, Trace, call_patterns, is_leaf, trace
+from onepass._values import is_pure
+from onepass._watch import Watch
 from onepass.report import root_name, skipped_reasons
 
 FilterFn = Callable[[str, nn.Module], bool]

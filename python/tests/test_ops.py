@@ -14,7 +14,7 @@ from block_cases import BLOCKS, SMALL, assert_as_exact, exact, example
 from torch import Tensor, nn
 
 import onepass
-from onepass import _eager, _ops
+from onepass import _differentiable, _eager
 from onepass._description import describe
 from onepass._ops import apply
 from onepass.optimizing import measure
@@ -497,7 +497,7 @@ def test_a_saved_tensor_that_someone_else_holds_is_not_overwritten(holder: str) 
     if holder == "node":
         output = apply(text, leaves[0], leaves[1:])
         held += [tensor for tensor in output.grad_fn.saved_tensors if not tensor.requires_grad]
-    assert any(tensor.nbytes >= _ops._LARGE_BYTES for tensor in held)
+    assert any(tensor.nbytes >= _differentiable._LARGE_BYTES for tensor in held)
     before = [tensor.clone() for tensor in held]
     output.square().sum().backward()
     assert all(torch.equal(a, b) for a, b in zip(held, before, strict=True))

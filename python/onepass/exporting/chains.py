@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 
 from onepass._description import Description, describe
 from onepass._match import Chain
-from onepass._rewrite import _fit
+from onepass._rewrite import fit
 from onepass._stages import Attribute, Operand
 from onepass._trace import Pattern, Trace, is_variadic, parameters_of
 from onepass.exporting.launcher import BATCH
@@ -234,7 +234,7 @@ def read(chain: Chain, fused: Fused) -> Found | None:
         if isinstance(parameter, Attribute):
             tensor = getattr(module.get_submodule(parameter.module), parameter.name)
         elif isinstance(parameter, Operand):
-            text, tensor = _fit(parameter.op, values[parameter.node], shape)
+            text, tensor = fit(parameter.op, values[parameter.node], shape)
             if text is None:
                 return None
             texts[next(operands)] = text

@@ -19,9 +19,17 @@ class Code:
     one of tuples, which is twice as fast.
     """
 
-    def __init__(self, prefix: str, root: nn.Module | None) -> None:
+    def __init__(
+        self,
+        prefix: str,
+        root: nn.Module | None,
+        types: dict[str, type] | None = None,
+        of_replica: bool = False,
+    ) -> None:
         self.prefix = prefix
         self.root = root
+        self.types = {} if types is None else types  # of the modules, by path: noted when first asked for
+        self.of_replica = of_replica  # parameters are plain attributes
         self.conditions: list[str | tuple[str, str] | _Equal] = []
         self.constants: dict[str, Any] = {}
         self.modules = {"": f"{prefix}self"}
@@ -38,12 +46,14 @@ class Code:
         return name
 
     def module(self, path: str) -> str:
-        """The variable of the module at a path, which must have the class that it has now."""
+        """The variable of the module at a path, which must have the class that was noted."""
         if path not in self.modules:
             parent, _, name = path.rpartition(".")
             members = self.member(parent, "_modules")
             variable = f"{self.prefix}m{len(self.modules)}"
-            wanted = self.constant(type(self.root.get_submodule(path)))
+            if path not in self.types:
+                self.types[path] = type(self.root.get_submodule(path))
+            wanted = self.constant(self.types[path])
             self.conditions.append((variable, f"{members}[{name!r}]"))
             self.add(f"{self.builtin(type)}({variable}) is {wanted}")
             self.modules[path] = variable
@@ -62,6 +72,11 @@ class Code:
                 self.conditions.append((variable, f"{values}[{name!r}]"))
             self.members[path, name] = variable
         return self.members[path, name]
+
+    def tensor(self, path: str, kind: str, name: str) -> str:
+        """The expression of a parameter or buffer that is there."""
+        plain = self.of_replica and kind == "_parameters"
+        return f"{self.member(path, '__dict__' if plain else kind)}[{name!r}]"
 
     def builtin(self, function: Any) -> str:
         """The name of a function that no argument of a user's can have."""

@@ -133,16 +133,35 @@ class Member(Fact):
     given: bool = dataclasses.field(compare=False)
 
     def condition(self, code: Code) -> None:
-        found = f"{code.member(self.path, self.kind)}[{self.name!r}]"
-        code.add(f"{found} is {'not ' if self.given else ''}None")
+        if not self.given:
+            code.add(f"{code.member(self.path, self.kind)}[{self.name!r}] is None")
+        elif code.of_replica:
+            found = code.tensor(self.path, self.kind, self.name)
+            code.add(f"{code.builtin(type)}({found}) in {code.constant((Tensor, nn.Parameter))}")
+        else:
+            code.add(f"{code.tensor(self.path, self.kind, self.name)} is not None")
 
     def why(self, module: nn.Module, root: nn.Module) -> str | None:
-        found = vars(module)[self.kind].get(self.name)
+        found = _tensor_of(module, self.kind, self.name)
         if (found is not None) is self.given:
             return None
         if self.given and isinstance(getattr(module, self.name, None), Tensor):
             return f"its {self.name} is not among its {self.kind[1:]}"
         return f"its {self.name} was {'removed' if self.given else 'added'} after fusing"
+
+
+def _tensor_of(module: nn.Module, kind: str, name: str) -> Tensor | None:
+    """The parameter or buffer. A replica of torch.nn.DataParallel has parameters as plain attributes."""
+    found = vars(module)[kind].get(name)
+    if found is None and kind == "_parameters" and is_replica(module):
+        plain = vars(module).get(name)
+        return plain if type(plain) in (Tensor, nn.Parameter) else None
+    return found
+
+
+def is_replica(module: nn.Module) -> bool:
+    """Whether torch.nn.DataParallel made the module for one call."""
+    return "_is_replica" in vars(module)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,11 +265,11 @@ class Property(Fact):
     value: Any = dataclasses.field(compare=False)
 
     def condition(self, code: Code) -> None:
-        tensor = f"{code.member(self.path, self.kind)}[{self.name!r}].{self.property}"
-        code.is_value(tensor, self.value)
+        tensor = code.tensor(self.path, self.kind, self.name)
+        code.is_value(f"{tensor}.{self.property}", self.value)
 
     def why(self, module: nn.Module, root: nn.Module) -> str | None:
-        found = getattr(vars(module)[self.kind].get(self.name), self.property, MISSING)
+        found = getattr(_tensor_of(module, self.kind, self.name), self.property, MISSING)
         return None if found == self.value else f"{self.property} of its {self.name} changed after fusing"
 
 
@@ -326,6 +345,7 @@ class Untouched:
 
     cls: type
     count: int  # of its names
+    is_setting = False
 
     def condition(self, code: Code) -> None:
         code.add(f"len({code.constant(self.cls)}.__dict__) == {self.count}")

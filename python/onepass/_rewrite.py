@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import itertools
@@ -58,10 +59,31 @@ def compile_once(source: str, constants: dict[str, Any], name: str, wanted: str)
 _MOST_COMPILED = 10_000
 
 
-def compile_graph(graph: fx.Graph, name: str) -> Callable[..., Any]:
-    """The graph as a function of the module and the graph's inputs."""
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A graph as Python text: a function of the module and the graph's inputs."""
+
+    text: str
+    constants: dict[str, Any]
+    name: str
+
+    def compiled(self) -> Callable[..., Any]:
+        """The function."""
+        return compile_once(self.text, self.constants, self.name, "forward")
+
+    def for_replicas(self) -> Source:
+        """The same of a replica of torch.nn.DataParallel, whose parameters are plain attributes."""
+        tree = ast.parse(self.text)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and node.attr == "_parameters":
+                node.attr = "__dict__"
+        return Source(ast.unparse(tree), self.constants, f"{self.name}, a replica")
+
+
+def source_of(graph: fx.Graph, name: str) -> Source:
+    """The text of a graph."""
     code = graph.python_code("self")
-    return compile_once(code.src, dict(code.globals), name, "forward")
+    return Source(code.src, dict(code.globals), name)
 
 
 def rewrite(
@@ -151,7 +173,7 @@ def _original(chain: Chain, externals: list[fx.Node], name: str) -> Callable[...
     for node in chain.nodes:
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(copies[chain.nodes[-1]])
-    return compile_graph(graph, f"{name}, one chain unfused")
+    return source_of(graph, f"{name}, one chain unfused").compiled()
 
 
 def _text(chain: Chain) -> str:

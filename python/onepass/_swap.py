@@ -1,4 +1,4 @@
-"""Installing a rewritten forward by swapping a module's class; guards run the original where they must."""
+"""Swapping the class of a fused module: its forward runs the variants, and a change traces it again."""
 
 from __future__ import annotations
 
@@ -11,140 +11,120 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.autograd import forward_ad
+from torch import nn
 
-from onepass import _fallback
-from onepass._conditions import Code
-from onepass._facts import Fact, Outside, Untouched
+from onepass import _fallback, _library
+from onepass._dispatch import generate, holds
+from onepass._facts import Fact, Typed, Untouched, is_replica
 from onepass._fallback import Site
-from onepass._rewrite import Call, compile_once
-from onepass._shadow import class_of
-from onepass._trace import Pattern, is_variadic, parameters_of
-from onepass._watch import Watch
+from onepass._refused import Refused
+from onepass._rewrite import compile_once
+from onepass._rewriter import Rewriter
+from onepass._shadow import class_of, shared_classes
+from onepass._state import State, root_name, state_of, why_original
+from onepass._trace import Pattern, call_patterns
 
-_GLOBAL_HOOKS = (
-    "_global_forward_hooks",
-    "_global_forward_pre_hooks",
-    "_global_backward_hooks",
-    "_global_backward_pre_hooks",
-)
-_PLAIN = (Tensor, nn.Parameter, FakeTensor)
 _MOST_TRACES = 4  # of one module after changes: one that changes at each call would be traced at each
+_lock = threading.RLock()
 
 
-@dataclasses.dataclass(frozen=True)
-class Reason:
-    """Why the original forward runs; a lasting change, or something that may go again, as a hook."""
-
-    text: str
-    changed: bool = False
-
-
-@dataclasses.dataclass
-class Variant:
-    """One rewritten forward: for a mode and a way of calling it, while its facts hold."""
-
-    training: bool
-    pattern: Pattern
-    function: Callable[..., Any]
-    calls: list[Call]
-    facts: list[Fact]
-    outside: list[Outside]
-    watch: Watch
-    number: int  # among all that the module ever had
-    holds: Callable[[nn.Module], bool] | None = None  # says whether the facts do
-
-    def why_not(self, root: nn.Module) -> Reason | None:
-        """Which fact does not hold."""
-        for fact in self.facts:
-            try:
-                module = root.get_submodule(fact.path)
-                reason, changed = fact.why(module, root), fact.is_change(module)
-            except AttributeError:
-                reason, changed = "the module was removed after fusing", True
-            if reason is not None:
-                return Reason(f"{fact.path or 'the module'}: {reason}", changed)
-        for name in (*self.outside, _untouched(root)):
-            if (reason := name.why()) is not None:
-                return Reason(reason, True)
-        reason = self.watch.why(root)
-        return None if reason is None else Reason(f"the module: {reason}", True)
+def install(rewriter: Rewriter, traces: int = 0) -> None:
+    """Swaps the class of the rewriter's module if anything is fused."""
+    if not rewriter.variants:
+        return
+    module, original = rewriter.module, class_of(rewriter.module)
+    cls = fused_class(original)
+    for variant in rewriter.variants:
+        if variant.holds is None:
+            variant.facts = [_retyped(fact, module) for fact in variant.facts]
+            variant.outside.append(Untouched(cls, cls._onepass_names))
+            variant.holds = holds(module, variant)
+    state = State(
+        rewriter.name,
+        original,
+        {"conv": rewriter.conv, "patterns": rewriter.patterns, "numerics": rewriter.site.numerics},
+        rewriter.variants,
+        list(rewriter.inlined),
+        rewriter.site,
+        generate(rewriter.name, original, rewriter.variants, _note),
+        rewriter.calls,
+        rewriter.watches,
+        traces,
+    )
+    _set_state(module, state)
 
 
-@dataclasses.dataclass(eq=False)
-class State:
-    """What a fused module holds besides its class."""
-
-    name: str
-    original: type
-    options: dict[str, Any]
-    variants: list[Variant]
-    inlined: list[str]  # the paths of modules whose code is part of the rewritten forward
-    site: Site
-    forward: Callable[..., Any]
-    calls: list[Call]  # by their numbers
-    watches: list[Watch]  # by the variants' numbers
-    traces: int = 0  # after changes
-    waits: bool = False  # for its first trace: it was loaded before the modules it holds were whole
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> State:
-        """For a copy of the module, which runs the same code. Nothing is traced again."""
-        said: set[str] = set()
-        renewed = {id(call): call.renewed(said) for call in self.calls}
-        watches = [copy.deepcopy(watch, memo) for watch in self.watches]
-        variants = [
-            dataclasses.replace(
-                variant, calls=[renewed[id(call)] for call in variant.calls], watch=watches[variant.number]
-            )
-            for variant in self.variants
-        ]
-        return dataclasses.replace(
-            self,
-            variants=variants,
-            site=Site(self.site.name, said, self.site.numerics),
-            calls=list(renewed.values()),
-            watches=watches,
-            traces=0,
-        )
+def _retyped(fact: Fact, root: nn.Module) -> Fact:
+    """A class may have been swapped since the trace, by fusing."""
+    if not isinstance(fact, Typed):
+        return fact
+    return dataclasses.replace(fact, type=type(root.get_submodule(fact.path)))
 
 
-def state_of(module: nn.Module) -> State | None:
-    """The state of a fused module."""
-    return vars(module).get("_onepass")
+def _set_state(module: nn.Module, state: State) -> None:
+    state.owner = weakref.ref(module)
+    vars(module)["_onepass"] = state
+    module.__class__ = fused_class(state.original)
 
 
-def defer(module: nn.Module, name: str, options: dict[str, Any]) -> None:
-    """Lets a module that cannot be traced yet be traced when it is first called or reported on."""
-    original, site = type(module), Site(name or f"({type(module).__name__})", numerics=options["numerics"])
-    forward = generate(name, original, [])
-    install(module, State(name, original, options, [], [], site, forward, [], [], waits=True))
+def uninstall(module: nn.Module) -> None:
+    """Gives the module its class back."""
+    vars(module).pop("_onepass", None)
+    if "_onepass_original" in vars(type(module)):
+        module.__class__ = type(module)._onepass_original
 
 
 def settle(module: nn.Module) -> None:
     """Traces a module that waits for it."""
-    from onepass.fuse import fuse_one  # here, for fuse imports this module
-
     with _lock:
         state = state_of(module)
         if state is not None and state.waits:
             uninstall(module)
-            fuse_one(module, state.name, **state.options)
+            _fuse_one(module, state.name, **state.options)
 
 
-def why_not_swappable(module: nn.Module) -> str | None:
-    """Why a module's class cannot be swapped."""
-    cls = type(module)
-    if "forward" in vars(module):
-        return "its forward is set on the object"
-    own = "_onepass_original" not in vars(cls)
-    reduces = cls.__reduce_ex__ is not object.__reduce_ex__ or cls.__reduce__ is not object.__reduce__
-    if own and reduces:
-        return "its class says itself how it is pickled"
-    if "__slots__" in vars(cls) and own:
-        return "its class has slots"
-    return None
+def _defer(module: nn.Module, name: str, options: dict[str, Any]) -> None:
+    """Lets a module that cannot be traced yet be traced when it is first called or reported on."""
+    original, site = type(module), Site(name or root_name(module), numerics=options["numerics"])
+    forward = generate(name, original, [], _note)
+    _set_state(module, State(name, original, options, [], [], site, forward, [], [], waits=True))
+
+
+def _fuse_one(
+    module: nn.Module, name: str, conv: str, patterns: Iterable[Pattern], numerics: str | None = None
+) -> None:
+    """Fuses the chains of one module's own forward."""
+    if not _library.available():
+        reason = _library.unavailable_reason()
+        _fallback.warn(f"a fused model is loaded unfused: onepass cannot run: {reason}")
+        return
+    rewriter = Rewriter(module, name, conv, numerics)
+    try:
+        with shared_classes():
+            rewriter.run(patterns)
+    except Refused as refused:
+        _fallback.warn(f"{rewriter.site.name} is fused no more: {refused}")
+        return
+    install(rewriter)
+
+
+def _fuse_again(module: nn.Module, state: State) -> None:
+    """Fuses a module anew after something that its forward reads was changed.
+
+    Its counts go on, and what was fused before runs again if the change is undone.
+    """
+    state.traces += 1
+    rewriter = Rewriter(module, state.name, state.options["conv"], state.options["numerics"])
+    rewriter.site = state.site
+    rewriter.calls, rewriter.watches = list(state.calls), list(state.watches)
+    try:
+        with shared_classes():
+            rewriter.run([*call_patterns(module), *state.options["patterns"]])
+    except Refused:
+        return
+    if rewriter.variants:
+        rewriter.variants += state.variants
+        install(rewriter, state.traces)
 
 
 # --- One class for each class that is fused -----------------------------------------------------------------
@@ -158,7 +138,6 @@ class _Silent(nn.Module):
 
 
 _classes: weakref.WeakValueDictionary[tuple[int, int], type] = weakref.WeakValueDictionary()
-_lock = threading.RLock()
 
 
 def fused_class(cls: type) -> type:
@@ -194,29 +173,7 @@ def _make_class(cls: type) -> type:
     return made
 
 
-def install(module: nn.Module, state: State) -> None:
-    """Gives the module the class of fused modules, whose forward runs the variants."""
-    vars(module)["_onepass"] = state
-    module.__class__ = fused_class(state.original)
-
-
-def uninstall(module: nn.Module) -> None:
-    """Gives the module its class back."""
-    vars(module).pop("_onepass", None)
-    if "_onepass_original" in vars(type(module)):
-        module.__class__ = type(module)._onepass_original
-
-
 # --- The forward --------------------------------------------------------------------------------------------
-
-
-def _prefix(parameters: Iterable[Any]) -> str:
-    """What no name of the user's begins with."""
-    prefix = "onepass_"
-    names = [parameter.name for parameter in parameters]
-    while any(name.startswith(prefix) for name in names):
-        prefix = f"_{prefix}"
-    return prefix
 
 
 def _entry(cls: type) -> Callable[..., Any]:
@@ -231,7 +188,7 @@ def _entry(cls: type) -> Callable[..., Any]:
         "        if cls.forward is original and original.__code__ is code:",
         "            return state.forward(self, *args, **kwargs)",
         "        if not is_compiling():",
-        "            note(self, {})",
+        "            note_replaced(self)",
         "    return cls.forward(self, *args, **kwargs)",
         "",
     ]
@@ -239,7 +196,7 @@ def _entry(cls: type) -> Callable[..., Any]:
         "cls": cls,
         "original": cls.forward,
         "code": getattr(cls.forward, "__code__", None),
-        "note": _note,
+        "note_replaced": _note_replaced,
         "is_compiling": torch.compiler.is_compiling,
     }
     if constants["code"] is None:
@@ -251,154 +208,74 @@ def _entry(cls: type) -> Callable[..., Any]:
     return forward
 
 
-def generate(name: str, original: type, variants: list[Variant]) -> Callable[..., Any]:
-    """The forward of a state: the variant for mode and arguments whose facts hold, or the original."""
-    parameters = parameters_of(original)
-    p = _prefix(parameters)
-    constants: dict[str, Any] = {
-        f"{p}class": original,
-        f"{p}note": _note,
-        f"{p}plain": _PLAIN,
-        f"{p}type": type,
-        f"{p}is_compiling": torch.compiler.is_compiling,
-        f"{p}transforming": _fallback.transforming,
-        f"{p}tracing": _fallback.tracing,
-        f"{p}forward_ad": forward_ad,
-    }
-    constants |= {f"{p}{hooks}": getattr(torch.nn.modules.module, hooks) for hooks in _GLOBAL_HOOKS}
-    signature, arguments = _signature(parameters, p, constants)
-    guards = [f"not {parameter.name}" for parameter in parameters if is_variadic(parameter)]
-    guards += [f"not {p}{hooks}" for hooks in _GLOBAL_HOOKS]
-    guards += [f"not {p}transforming()", f"{p}forward_ad._current_level < 0", f"not {p}tracing()"]
-    lines = [f"def forward({p}self{signature}):", f"    if {' and '.join(guards)}:"]
-    lines += [] if variants else ["        pass"]
-    for i, variant in enumerate(variants):
-        lines += [f"        {line}" for line in _branch(parameters, i, variant, p, constants)]
-    given = "{" + ", ".join(f"{q.name!r}: {q.name}" for q in parameters) + "}"
-    lines += [
-        f"    if not {p}is_compiling():",
-        f"        {p}note({p}self, {given})",
-        f"    return {p}class.forward({p}self{arguments})",
-        "",
-    ]
-    return compile_once("\n".join(lines), constants, name or "model", "forward")
+def _note(module: nn.Module, arguments: dict[str, Any]) -> Callable[..., Any] | None:
+    """Counts a call that runs the original forward; after a lasting change the module is traced again.
 
-
-def _signature(parameters: list[Any], prefix: str, constants: dict[str, Any]) -> tuple[str, str]:
-    """The parameters as written in a def, and as passed on to the original forward."""
-    written, passed = [], []
-    kinds = [parameter.kind for parameter in parameters]
-    for i, parameter in enumerate(parameters):
-        name = parameter.name
-        star = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
-        if parameter.kind is parameter.KEYWORD_ONLY:
-            if not {parameter.VAR_POSITIONAL, parameter.KEYWORD_ONLY} & set(kinds[:i]):
-                written.append("*")
-            passed.append(f"{name}={name}")
-        else:
-            passed.append(star + name)
-        default = ""
-        if parameter.default is not parameter.empty:
-            constants[f"{prefix}default_{name}"] = parameter.default
-            default = f"={prefix}default_{name}"
-        written.append(star + name + default)
-        positional_only_ends = i + 1 == len(kinds) or kinds[i + 1] is not parameter.POSITIONAL_ONLY
-        if parameter.kind is parameter.POSITIONAL_ONLY and positional_only_ends:
-            written.append("/")
-    return "".join(f", {text}" for text in written), "".join(f", {text}" for text in passed)
-
-
-def _branch(
-    parameters: list[Any], number: int, variant: Variant, p: str, constants: dict[str, Any]
-) -> list[str]:
-    constants[f"{p}variant{number}"] = variant.function
-    constants[f"{p}holds{number}"] = variant.holds
-    tensors = variant.pattern.tensors([q.name for q in parameters if not is_variadic(q)])
-    conditions = [f"{p}self.training" if variant.training else f"not {p}self.training"]
-    conditions += [f"{p}type({name}) in {p}plain" for name in tensors]
-    code = Code(f"{p}v{number}_", None)
-    for name, value in variant.pattern.constants:
-        if type(value) is str:
-            conditions.append(f"{p}type({name}) is {code.constant(str)}")
-        code.conditions.clear()
-        code.is_value(name, value)
-        conditions += code.texts()
-    constants |= code.constants
-    passed = "".join(f", {name}" for name in tensors)
-    return [
-        f"if {' and '.join(conditions)} and {p}holds{number}({p}self):",
-        f"    return {p}variant{number}({p}self, {p}self{passed})",
-    ]
-
-
-def holds(module: nn.Module, variant: Variant) -> Callable[[nn.Module], bool]:
-    """A function that says whether the variant's facts hold, which they do now."""
-    p = "onepass_"
-    outside, code = Code(p, module), Code(p, module)
-    for name in variant.outside:
-        name.condition(code if name.is_setting else outside)
-    _untouched(module).condition(outside)
-    for fact in variant.facts:
-        fact.condition(code)
-    constants = dict(code.constants)
-    if outside.conditions:
-        text = "".join(f"    {line}\n" for line in outside.lines())
-        function = compile_once(f"def outside():\n{text}", outside.constants, "names outside", "outside")
-        constants[f"{p}outside"] = torch._dynamo.assume_constant_result(function)
-        code.add(f"{p}outside()")
-    if variant.watch:
-        constants[f"{p}is_compiling"] = torch.compiler.is_compiling
-        code.add(f"not {p}is_compiling()")
-        code.add(f"{p}self._onepass.watches[{variant.number}].holds({p}self)")
-    lines = [
-        f"def holds({p}self):",
-        "    try:",
-        *(f"        {line}" for line in code.lines()),
-        "    except (AttributeError, KeyError, TypeError, ValueError):",
-        "        return False",
-        "",
-    ]
-    return compile_once("\n".join(lines), constants, "facts", "holds")
-
-
-def _untouched(module: nn.Module) -> Untouched:
-    cls = fused_class(class_of(module))
-    return Untouched(cls, cls._onepass_names)
-
-
-def why_original(module: nn.Module, state: State) -> Reason | None:
-    """Why a call of the module now would run the original forward, whatever its arguments."""
-    if any(getattr(torch.nn.modules.module, name) for name in _GLOBAL_HOOKS):
-        return Reason("a hook on all modules is registered; remove it to run fused")
-    variants = [variant for variant in state.variants if variant.training is module.training]
-    if not variants:
-        return Reason(f"nothing fuses in {'training' if module.training else 'evaluation'} mode")
-    reasons = [variant.why_not(module) for variant in variants]
-    return None if None in reasons else reasons[0]
-
-
-def _note(module: nn.Module, arguments: dict[str, Any]) -> None:
-    """Counts a call that runs the original forward; after a lasting change the module is traced again."""
+    Returns the forward that a replica of torch.nn.DataParallel runs instead.
+    """
     state = state_of(module)
     if state is None:
-        return
+        return None
     if state.waits:
-        settle(module)
-        return
+        settle(state.owner() or module)
+        return None
+    if is_replica(module) and not state.of_replica:
+        return _share_with(module, state)
     transformed = _fallback.why_transformed()
     reason = why_original(module, state)
-    again = reason is not None and reason.changed and transformed is None and state.traces < _MOST_TRACES
+    source = None
+    if reason is not None and reason.changed and transformed is None:
+        source = _traceable(module, state)
     text = transformed if reason is None else reason.text
     if text is None:
         kinds = ", ".join(f"{name}: {_kind(value)}" for name, value in arguments.items())
         text = f"called in a way that was not traced ({kinds})"
-    _fallback.left(state.site, _fallback.ORIGINAL, f"{text}; it is traced again" if again else text)
-    if again:
-        from onepass.fuse import fuse_again  # here, for fuse imports this module
-
+    _fallback.left(state.site, _fallback.ORIGINAL, f"{text}; it is traced again" if source else text)
+    if source is not None:
         with _lock:
-            if state_of(module) is state:
-                fuse_again(module, state)
+            if (now := _traceable(module, state)) is not None:
+                _fuse_again(*now)
+    return None
+
+
+def _note_replaced(module: nn.Module) -> None:
+    """Notes a call of a module whose class has another forward now."""
+    state = state_of(module)
+    if state is not None and is_replica(module) and not state.of_replica:
+        _share_with(module, state)
+    _note(module, {})
+
+
+def _traceable(module: nn.Module, state: State) -> tuple[nn.Module, State] | None:
+    """The module to trace after a change, with its state: a replica's is the one it was made of."""
+    if state.of_replica:
+        owner = state.owner()
+        own = None if owner is None else state_of(owner)
+        if own is None or own.replicas is not state:
+            return None
+        module, state = owner, own
+        reason = why_original(module, state)
+        if reason is None or not reason.changed:
+            return None
+    return (module, state) if state_of(module) is state and state.traces < _MOST_TRACES else None
+
+
+def _share_with(replica: nn.Module, state: State) -> Callable[..., Any]:
+    """Lets a replica run the code of its module while the facts hold for the replica's own values."""
+    with _lock:
+        if state.replicas is None:
+            variants = [
+                dataclasses.replace(
+                    variant,
+                    function=variant.source.for_replicas().compiled(),
+                    holds=holds(replica, variant, of_replica=True),
+                )
+                for variant in state.variants
+            ]
+            forward = generate(state.name, state.original, variants, _note)
+            state.replicas = dataclasses.replace(state, variants=variants, forward=forward, of_replica=True)
+    vars(replica)["_onepass"] = state.replicas
+    return state.replicas.forward
 
 
 def _kind(value: Any) -> str:
@@ -416,7 +293,10 @@ def _copy(self: nn.Module) -> Any:
 
 def _deepcopy(self: nn.Module, memo: dict[int, Any]) -> Any:
     """As copy.deepcopy does for a class without a method of its own; the state copies itself."""
-    return copy._reconstruct(self, memo, *object.__reduce_ex__(self, 4))
+    twin = copy._reconstruct(self, memo, *object.__reduce_ex__(self, 4))
+    if (state := state_of(twin)) is not None:
+        state.owner = weakref.ref(twin)
+    return twin
 
 
 def _reduce(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
@@ -441,12 +321,10 @@ def _new_fused(cls: type, name: str, options: dict[str, Any]) -> nn.Module:
     def set_state(self: nn.Module, values: Any) -> None:
         self.__class__ = cls
         self.__setstate__(values)
-        from onepass.fuse import fuse_one  # here, for fuse imports this module
-
         try:
-            fuse_one(self, name, **options)
+            _fuse_one(self, name, **options)
         except Exception:  # part of it is still to come, as where a child refers to its parent
-            defer(self, name, options)
+            _defer(self, name, options)
 
     make = abc.ABCMeta.__new__ if issubclass(type(cls), abc.ABCMeta) else type.__new__
     loading = make(type(cls), cls.__name__, (_Silent, cls), {"__setstate__": set_state})

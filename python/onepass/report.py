@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import weakref
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +13,8 @@ from onepass import _fallback, _library
 from onepass._conv_gradients import format_of
 from onepass._redone import explanation
 from onepass._rewrite import Call
-from onepass._swap import Variant, settle, state_of, why_original
+from onepass._state import Variant, root_name, skipped_reasons, state_of, why_original
+from onepass._swap import settle
 from onepass.block import Block
 from onepass.explain import explain
 
@@ -86,9 +86,6 @@ class Report:
         return "\n".join(lines)
 
 
-skipped_reasons: weakref.WeakKeyDictionary[nn.Module, dict[str, str]] = weakref.WeakKeyDictionary()
-
-
 def report(model: nn.Module) -> Report:
     """What is fused in the model and which plan each block last ran, what is not and why.
 
@@ -128,10 +125,6 @@ def _redone(model: nn.Module) -> list[Redone]:
         for layer, site in [*sites, *((call.site.layer, call.site) for call in calls)]:
             samples[layer] = samples.get(layer, 0) + site.samples(wait=True)
     return [Redone(layer, count) for layer, count in samples.items() if count > 0]
-
-
-def root_name(model: nn.Module) -> str:
-    return f"({type(model).__name__})"
 
 
 def _entries(name: str, variants: list[Variant], root_name: str) -> list[Entry]:

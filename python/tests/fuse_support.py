@@ -73,3 +73,20 @@ def check(
     if expect is not None:
         assert blocks(fused) == expect, blocks(fused)
     return fused
+
+
+def replica_of(model: nn.Module) -> nn.Module:
+    """As torch.nn.parallel.replicate: every module copied, its parameters plain tensors."""
+    modules = list(model.modules())
+    copies = {module: module._replicate_for_data_parallel() for module in modules}
+    for module, twin in copies.items():
+        for name, child in module._modules.items():
+            twin._modules[name] = None
+            if child is not None:
+                setattr(twin, name, copies[child])
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                twin._parameters[name] = None
+            else:
+                setattr(twin, name, parameter * 1)
+    return copies[model]

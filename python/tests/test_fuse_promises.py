@@ -732,23 +732,6 @@ def flatten_weights(model: nn.Module) -> None:
                 setattr(module, name, parameter.detach().clone() * 2)
 
 
-def replica(model: nn.Module) -> nn.Module:
-    """As torch.nn.parallel.replicate: every module copied, its parameters plain tensors."""
-    modules = list(model.modules())
-    copies = {module: module._replicate_for_data_parallel() for module in modules}
-    for module, twin in copies.items():
-        for name, child in module._modules.items():
-            twin._modules[name] = None
-            if child is not None:
-                setattr(twin, name, copies[child])
-        for name, parameter in module._parameters.items():
-            if parameter is None:
-                twin._parameters[name] = None
-            else:
-                setattr(twin, name, parameter * 1)
-    return copies[model]
-
-
 @pytest.mark.parametrize("called", [False, True])
 @pytest.mark.parametrize("make", [simple, Wrapped])
 def test_weights_that_are_plain_tensors(make: Callable[[], nn.Module], called: bool) -> None:
@@ -758,17 +741,6 @@ def test_weights_that_are_plain_tensors(make: Callable[[], nn.Module], called: b
     twins.edit(flatten_weights)
     twins.same(image())
     twins.same(image(), context=torch.no_grad)
-
-
-@pytest.mark.parametrize("make", [simple, Wrapped])
-def test_replicas_run_and_give_gradients_to_the_model(make: Callable[[], nn.Module]) -> None:
-    fused, eager = pair(make)
-    results = []
-    for model in (fused, eager):
-        replicas = [replica(model) for _ in range(2)]
-        sum(twin(image()).square().sum() * (i + 1) for i, twin in enumerate(replicas)).backward()
-        results.append({name: p.grad for name, p in model.named_parameters()})
-    close(*results, rtol=1e-3, atol=1e-3)
 
 
 class Doubled(nn.Module):

@@ -232,7 +232,7 @@ def test_a_model_has_a_policy_of_its_own_and_so_do_its_copies() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU())
     onepass.fuse(model, numerics="strict")
     for own in (model, copy.deepcopy(model)):
-        sites = [call.site for v in onepass._swap.state_of(own).variants for call in v.calls]
+        sites = [call.site for v in onepass._state.state_of(own).variants for call in v.calls]
         assert [site.numerics for site in sites] == ["strict"] * len(sites) and sites
     block = onepass.Block("conv2d(3,8,k=3) | relu", numerics="fast")
     assert copy.deepcopy(block)._site.numerics == "fast"

@@ -15,10 +15,11 @@ from torch import Tensor, fx, nn
 from onepass._description import Description, describe
 from onepass._match import Chain
 from onepass._rewrite import fit
+from onepass._rewriter import Rewriter
 from onepass._stages import Attribute, Operand
 from onepass._trace import Pattern, Trace, is_variadic, parameters_of
 from onepass.exporting.launcher import BATCH
-from onepass.fuse import Rewriter, Session
+from onepass.fuse import Session
 from onepass.optimizing.model_file import Arguments, ModelFile, as_arguments
 
 

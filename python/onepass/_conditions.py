@@ -34,6 +34,7 @@ class Code:
         self.constants: dict[str, Any] = {}
         self.modules = {"": f"{prefix}self"}
         self.members: dict[tuple[str, str], str] = {}
+        self.tensors: dict[tuple[str, str, str], str] = {}
 
     def constant(self, value: Any) -> str:
         """The name of a constant."""
@@ -74,9 +75,14 @@ class Code:
         return self.members[path, name]
 
     def tensor(self, path: str, kind: str, name: str) -> str:
-        """The expression of a parameter or buffer that is there."""
-        plain = self.of_replica and kind == "_parameters"
-        return f"{self.member(path, '__dict__' if plain else kind)}[{name!r}]"
+        """The variable of a parameter or buffer that is there."""
+        if (path, kind, name) not in self.tensors:
+            plain = self.of_replica and kind == "_parameters"
+            members = self.member(path, "__dict__" if plain else kind)
+            variable = f"{self.prefix}t{len(self.tensors)}"
+            self.conditions.append((variable, f"{members}[{name!r}]"))
+            self.tensors[path, kind, name] = variable
+        return self.tensors[path, kind, name]
 
     def builtin(self, function: Any) -> str:
         """The name of a function that no argument of a user's can have."""
@@ -88,15 +94,15 @@ class Code:
         """One more condition."""
         self.conditions.append(condition)
 
-    def lines(self) -> list[str]:
-        """The body of a function that says whether all conditions hold."""
+    def lines(self, result: str, otherwise: str) -> list[str]:
+        """The body of a function that returns one expression where all conditions hold, or else another."""
         lines: list[str] = []
         for is_assignment, run in itertools.groupby(self.conditions, lambda c: isinstance(c, tuple)):
             if is_assignment:
                 lines += [" = ".join(pair) for pair in run]
             else:
-                lines += [f"if not ({' and '.join(_texts(run))}):", "    return False"]
-        return [*lines, "return True"]
+                lines += [f"if not ({' and '.join(_texts(run))}):", f"    return {otherwise}"]
+        return [*lines, f"return {result}"]
 
     def texts(self) -> list[str]:
         """The conditions, of which none is an assignment."""

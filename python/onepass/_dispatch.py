@@ -53,7 +53,7 @@ def generate(
     guards += [f"not {p}{hooks}" for hooks in GLOBAL_HOOKS]
     guards += [f"not {p}transforming()", f"{p}forward_ad._current_level < 0", f"not {p}tracing()"]
     lines = [f"def forward({p}self{signature}):", f"    if {' and '.join(guards)}:"]
-    lines += [] if variants else ["        pass"]
+    lines += [f"        {p}training = {p}self.training"]
     for i, variant in enumerate(variants):
         lines += [f"        {line}" for line in _branch(parameters, i, variant, p, constants)]
     given = "{" + ", ".join(f"{q.name!r}: {q.name}" for q in parameters) + "}"
@@ -96,9 +96,9 @@ def _branch(
     parameters: list[Any], number: int, variant: Variant, p: str, constants: dict[str, Any]
 ) -> list[str]:
     constants[f"{p}variant{number}"] = variant.function
-    constants[f"{p}holds{number}"] = variant.holds
+    constants[f"{p}find{number}"] = variant.find
     tensors = variant.pattern.tensors([q.name for q in parameters if not is_variadic(q)])
-    conditions = [f"{p}self.training" if variant.training else f"not {p}self.training"]
+    conditions = [f"{p}training" if variant.training else f"not {p}training"]
     conditions += [f"{p}type({name}) in {p}plain" for name in tensors]
     code = Code(f"{p}v{number}_", None)
     for name, value in variant.pattern.constants:
@@ -110,13 +110,17 @@ def _branch(
     constants |= code.constants
     passed = "".join(f", {name}" for name in tensors)
     return [
-        f"if {' and '.join(conditions)} and {p}holds{number}({p}self):",
-        f"    return {p}variant{number}({p}self, {p}self{passed})",
+        f"if {' and '.join(conditions)}:",
+        f"    {p}tensors = {p}find{number}({p}self)",
+        f"    if {p}tensors is not None:",
+        f"        return {p}variant{number}({p}self, {p}self{passed}, {p}tensors)",
     ]
 
 
-def holds(module: nn.Module, variant: Variant, of_replica: bool = False) -> Callable[[nn.Module], bool]:
-    """A function that says whether the variant's facts hold for a module, or for a replica of it."""
+def finder(
+    module: nn.Module, variant: Variant, of_replica: bool = False
+) -> Callable[[nn.Module], tuple[Any, ...] | None]:
+    """A function that gives the variant's tensors if its facts hold for a module, or for a replica of it."""
     p = "onepass_"
     outside, code = Code(p, module), Code(p, module, variant.types, of_replica)
     for name in variant.outside:
@@ -125,7 +129,7 @@ def holds(module: nn.Module, variant: Variant, of_replica: bool = False) -> Call
         fact.condition(code)
     constants = dict(code.constants)
     if outside.conditions:
-        text = "".join(f"    {line}\n" for line in outside.lines())
+        text = "".join(f"    {line}\n" for line in outside.lines("True", "False"))
         function = compile_once(f"def outside():\n{text}", outside.constants, "names outside", "outside")
         constants[f"{p}outside"] = torch._dynamo.assume_constant_result(function)
         code.add(f"{p}outside()")
@@ -133,12 +137,13 @@ def holds(module: nn.Module, variant: Variant, of_replica: bool = False) -> Call
         constants[f"{p}is_compiling"] = torch.compiler.is_compiling
         code.add(f"not {p}is_compiling()")
         code.add(f"{p}self._onepass.watches[{variant.number}].holds({p}self)")
+    tensors = "".join(f"{code.tensor(t.module, '_parameters', t.name)}, " for t in variant.tensors)
     lines = [
-        f"def holds({p}self):",
+        f"def find({p}self):",
         "    try:",
-        *(f"        {line}" for line in code.lines()),
+        *(f"        {line}" for line in code.lines(f"({tensors})", "None")),
         "    except (AttributeError, KeyError, TypeError, ValueError):",
-        "        return False",
+        "        return None",
         "",
     ]
-    return compile_once("\n".join(lines), constants, "facts", "holds")
+    return compile_once("\n".join(lines), constants, "facts", "find")

@@ -91,9 +91,14 @@ def counted(count: int, text: str) -> str:
     return f"{count} {'call' if count == 1 else 'calls'} ran {text}"
 
 
-# Both are constants to Dynamo.
-transforming = torch._C._are_functorch_transforms_active
-tracing = torch._C._get_tracing_state
+transforming = torch._C._are_functorch_transforms_active  # a constant to Dynamo
+_is_tracing = torch._C._is_tracing
+
+
+@torch._dynamo.assume_constant_result
+def tracing() -> bool:
+    """Whether torch.jit.trace records; in half the time of _get_tracing_state, which Dynamo would know."""
+    return _is_tracing()
 
 
 def why_transformed() -> str | None:

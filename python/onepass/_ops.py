@@ -17,6 +17,8 @@ from onepass._fakes import fake_forward
 from onepass._fallback import Site, tracing, transforming
 from onepass._types import lowered_dtype, result_dtype
 
+_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+
 
 def apply(
     block: str,
@@ -62,10 +64,11 @@ def run_traced(
     site: Site | str,
 ) -> Tensor:
     """As apply, while torch.compile or torch.export traces. ONNX has PyTorch's operators alone."""
-    if is_exporting() and torch.onnx.is_in_onnx_export():
+    exporting = is_exporting()
+    if exporting and torch.onnx.is_in_onnx_export():
         output = _eager.run(block, input, parameters)
         return output if out_dtype is None else output.to(out_dtype)
-    return run_block(block, input, parameters, out_dtype, site)
+    return run_block(block, input, parameters, out_dtype, site, exporting=exporting)
 
 
 def run_block(
@@ -75,25 +78,29 @@ def run_block(
     out_dtype: torch.dtype | None,
     site: Site | str,
     of_modules: bool = False,
+    exporting: bool = False,
 ) -> Tensor:
     """As apply, where nothing transforms or records PyTorch's operators.
 
     `of_modules`: raises TypeError for tensors of several types, which PyTorch's modules may refuse.
+    `exporting`: torch.export records the call.
     """
     if input.is_cuda:
         if of_modules:
             _require_one_type(input, parameters, "cuda")
-        return _run_on_cuda(block, input, parameters, out_dtype, site)
+        return _run_on_cuda(block, input, parameters, out_dtype, site, exporting)
     if not (input.is_cpu or input.is_meta):
         reason = f"the library has no kernels for {input.device.type}"
         return _run_stages(block, input, parameters, out_dtype, site, reason)
     _library.require()
-    low = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
-    dtype, differentiate = input.dtype, input.requires_grad
-    same = low is None and dtype in _COMPUTED
+    low = None
+    if _is_any_autocast_enabled() and torch.is_autocast_enabled("cpu"):  # which takes 0.3 us to say
+        low = torch.get_autocast_dtype("cpu")
+    dtype, grad = input.dtype, torch.is_grad_enabled()
+    same, differentiate = low is None and dtype in _COMPUTED, grad and input.requires_grad
     for parameter in parameters:
-        same = same and parameter.dtype == dtype
-        differentiate = differentiate or parameter.requires_grad
+        same = same and parameter.dtype is dtype
+        differentiate = differentiate or (grad and parameter.requires_grad)
     if not same:
         if of_modules:
             _require_one_type(input, parameters, "cpu")
@@ -101,13 +108,16 @@ def run_block(
         reason = _why_reference(out_dtype, dtype, *(parameter.dtype for parameter in parameters))
         if reason is not None and not input.is_meta:
             _fallback.left(site, _fallback.REFERENCE, reason)
-    if differentiate and torch.is_grad_enabled():
-        if is_exporting():
+    if differentiate:
+        if exporting:
             return torch.ops.onepass.forward_for_training.default(input, list(parameters), block, out_dtype)
         if low is not None:
             input, parameters = _lowered(describe(block), input, parameters, low)
         return Differentiable.apply(block, out_dtype, input, *parameters)
-    return torch.ops.onepass.forward.default(input, parameters, block, out_dtype)
+    return _forward(input, parameters, block, out_dtype)
+
+
+_forward = torch.ops.onepass.forward.default if _library.available() else None
 
 
 def _require_one_type(input: Tensor, parameters: Sequence[Tensor], device: str) -> None:
@@ -139,9 +149,10 @@ def _run_on_cuda(
     parameters: Sequence[Tensor],
     out_dtype: torch.dtype | None,
     site: Site | str,
+    exporting: bool,
 ) -> Tensor:
     """PyTorch runs the stages of a block for which no kernel can be built: not tried again for its sizes."""
-    if torch.is_grad_enabled() and is_exporting() and any(t.requires_grad for t in (input, *parameters)):
+    if exporting and _wants_gradients(input, parameters):
         return torch.ops.onepass.forward_for_training.default(input, list(parameters), block, out_dtype)
     if _unbuilt and (reason := _unbuilt.get(_call_key(block, input, parameters))) is not None:
         return _run_stages(block, input, parameters, out_dtype, site, reason)
@@ -154,8 +165,12 @@ def _run_on_cuda(
 
 
 def _call_key(block: str, input: Tensor, parameters: Sequence[Tensor]) -> tuple[Any, ...]:
-    wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (input, *parameters))
+    wanted = _wants_gradients(input, parameters)
     return block, input.shape, input.stride(), input.dtype, input.device, wanted
+
+
+def _wants_gradients(input: Tensor, parameters: Sequence[Tensor]) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (input, *parameters))
 
 
 def _lowered(

@@ -17,7 +17,7 @@ from onepass._fallback import Site
 from onepass._match import Chain, Graph
 from onepass._observe import globals_of
 from onepass._refused import Refused
-from onepass._rewrite import Call, rewrite, source_of
+from onepass._rewrite import Call, compile_graph, rewrite
 from onepass._shadow import class_of, user_classes
 from onepass._stages import NORM_TYPES
 from onepass._state import Variant, root_name
@@ -120,14 +120,12 @@ class Rewriter:
 
     def _variant(self, traced: Trace, chains: list[Chain], pattern: Pattern) -> Any:
         facts, outside = _facts_of(traced, chains)
-        calls = rewrite(traced.graph, chains, self.name, self.site, len(self.calls))
+        calls, tensors = rewrite(traced.graph, chains, self.name, self.site, len(self.calls))
         self.calls += calls
-        source = source_of(traced.graph, self.name or "model")
+        function = compile_graph(traced.graph, self.name or "model")
         number, watch = len(self.watches), traced.recorder.watch
         self.watches.append(watch)
-        return Variant(
-            traced.training, pattern, source, source.compiled(), calls, facts, outside, watch, number
-        )
+        return Variant(traced.training, pattern, function, tensors, calls, facts, outside, watch, number)
 
     def _watch(self, path: str) -> None:
         if path and path not in self.watched:

@@ -13,7 +13,8 @@ from torch import nn
 
 from onepass._facts import Fact, Outside, Untouched
 from onepass._fallback import Site
-from onepass._rewrite import Call, Source
+from onepass._rewrite import Call
+from onepass._stages import Attribute
 from onepass._trace import Pattern
 from onepass._watch import Watch
 
@@ -46,14 +47,14 @@ class Variant:
 
     training: bool
     pattern: Pattern
-    source: Source
-    function: Callable[..., Any]
+    function: Callable[..., Any]  # of the module, what it is called with, and the tensors
+    tensors: list[Attribute]  # the parameters that it takes, which `find` finds
     calls: list[Call]
     facts: list[Fact]
     outside: list[Outside | Untouched]
     watch: Watch
     number: int  # among all that the module ever had
-    holds: Callable[[nn.Module], bool] | None = None  # says whether the facts do
+    find: Callable[[nn.Module], tuple[Any, ...] | None] | None = None  # None where a fact does not hold
     types: dict[str, type] = dataclasses.field(default_factory=dict)  # of the modules that it reads, by path
 
     def why_not(self, root: nn.Module) -> Reason | None:

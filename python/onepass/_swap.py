@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from onepass import _fallback, _library
-from onepass._dispatch import generate, holds
+from onepass._dispatch import finder, generate
 from onepass._facts import Fact, Typed, Untouched, is_replica
 from onepass._fallback import Site
 from onepass._refused import Refused
@@ -35,10 +35,10 @@ def install(rewriter: Rewriter, traces: int = 0) -> None:
     module, original = rewriter.module, class_of(rewriter.module)
     cls = fused_class(original)
     for variant in rewriter.variants:
-        if variant.holds is None:
+        if variant.find is None:
             variant.facts = [_retyped(fact, module) for fact in variant.facts]
-            variant.outside.append(Untouched(cls, cls._onepass_names))
-            variant.holds = holds(module, variant)
+            variant.outside.append(cls._onepass_untouched)
+            variant.find = finder(module, variant)
     state = State(
         rewriter.name,
         original,
@@ -169,7 +169,7 @@ def _make_class(cls: type) -> type:
     meta = type(cls)
     make = abc.ABCMeta.__new__ if issubclass(meta, abc.ABCMeta) else type.__new__
     made = make(meta, cls.__name__, (_Silent, cls), body)
-    made._onepass_names = len(vars(made)) + 1
+    made._onepass_untouched = Untouched(made, vars(made), len(vars(made)) + 1)
     return made
 
 
@@ -186,6 +186,8 @@ def _entry(cls: type) -> Callable[..., Any]:
         "    state = self._onepass",
         "    if state is not None:",
         "        if cls.forward is original and original.__code__ is code:",
+        "            if len(args) == 1 and not kwargs:",  # the usual call, in half the time
+        "                return state.forward(self, args[0])",
         "            return state.forward(self, *args, **kwargs)",
         "        if not is_compiling():",
         "            note_replaced(self)",
@@ -265,11 +267,7 @@ def _share_with(replica: nn.Module, state: State) -> Callable[..., Any]:
     with _lock:
         if state.replicas is None:
             variants = [
-                dataclasses.replace(
-                    variant,
-                    function=variant.source.for_replicas().compiled(),
-                    holds=holds(replica, variant, of_replica=True),
-                )
+                dataclasses.replace(variant, find=finder(replica, variant, of_replica=True))
                 for variant in state.variants
             ]
             forward = generate(state.name, state.original, variants, _note)

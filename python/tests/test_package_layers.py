@@ -1,4 +1,4 @@
-"""The layers of the package: no import circle, and no file that nobody reads to its end."""
+"""The layers of the package: no import circle, and no file over 500 lines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_LINES = 500
 
 
 def imports_of(sources: dict[str, str]) -> dict[str, set[str]]:
-    """The files of a package that each of its files imports, also in functions; files are named as modules."""
+    """What each file of a package imports of the package, also in functions; files are named as modules."""
     return {name: set(_imports(name, text, sources)) for name, text in sources.items()}
 
 

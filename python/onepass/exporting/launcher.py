@@ -131,8 +131,6 @@ class Planner:
         return self.kernels[key]
 
 
-
-
 def kernel_text(kernel: Kernel) -> str:
     """The kernel's problem, numbers and entry, in a namespace of its own."""
     inner = "namespace onepass {\nusing namespace ::onepass;\n}\n\n"

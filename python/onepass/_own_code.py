@@ -4,13 +4,38 @@ from __future__ import annotations
 
 import functools
 import pathlib
+import sys
 import sysconfig
 import types
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 
 LIBRARIES = tuple(f"{pathlib.Path(file).parent}/" for file in (__file__, torch.__file__))
 _STANDARD = tuple(f"{path}/" for path in {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
+
+Function = TypeVar("Function", bound=Callable)
+
+
+def unseen(function: Function) -> Function:
+    """Runs a function that calls no user's code without the profile function that watches a trace.
+
+    It sees four events for each call inside, which took a third of the time of fuse.
+    """
+
+    @functools.wraps(function)
+    def run(*args, **kwargs):
+        profile = sys.getprofile()
+        if not callable(profile):  # none, or a profiler written in C: nothing watches
+            return function(*args, **kwargs)
+        sys.setprofile(None)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            sys.setprofile(profile)
+
+    return run
 
 
 def is_own_code(code: types.CodeType) -> bool:

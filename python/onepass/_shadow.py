@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from onepass import _facts
 from onepass._facts import Fact, Outside
-from onepass._own_code import is_own_code
+from onepass._own_code import is_own_code, unseen
 from onepass._refused import Refused
 from onepass._values import MISSING, is_pure, refuse_generators, same
 from onepass._watch import Watch
@@ -58,15 +58,16 @@ def user_classes(cls: type) -> list[type]:
 class Shadow:
     """What a shadow knows of itself."""
 
-    __slots__ = ("copies", "facts", "module", "object", "path", "recorder", "values")
+    __slots__ = ("cls", "copies", "facts", "module", "object", "path", "recorder", "values")
 
     def __init__(self, module: nn.Module, path: str, recorder: Recorder) -> None:
         self.module = module
+        self.cls = class_of(module)
         self.path = path
         self.recorder = recorder
         self.facts: dict[Fact, None] = {}
         self.copies: dict[str, tuple[Any, Any]] = {}  # by attribute: what the forward sees, and another copy
-        self.object = object.__new__(_shadow_class(class_of(module)))
+        self.object = object.__new__(_shadow_class(self.cls))
         values = dict(vars(module))
         values.pop("_onepass", None)
         values["training"] = recorder.training
@@ -83,9 +84,10 @@ class Shadow:
             self.facts[fact] = None
             self.recorder.journal.append((self, fact))
 
+    @unseen
     def own(self, name: str, value: Any) -> Any:
         """An attribute of the object: containers are copied, so that what the forward changes is seen."""
-        strict = bool(user_classes(class_of(self.module)))
+        strict = bool(user_classes(self.cls))
         kept = vars(self.module).get(name)
         self.note(_facts.of_value(self.path, name, kept, self.recorder.watch, strict=strict))
         refuse_generators(value, name)
@@ -147,7 +149,7 @@ class Recorder:
         return found
 
     def _lend_classes(self, shadow: Shadow) -> None:
-        for cls in (type(shadow.object), *user_classes(class_of(shadow.module))):
+        for cls in (type(shadow.object), *user_classes(shadow.cls)):
             if cls not in self.classes:
                 self.classes[cls] = dict(vars(cls))
                 for name, value in vars(cls).items():
@@ -244,6 +246,7 @@ class _Members(dict):
         self.kind = kind
         self.owner = owner
 
+    @unseen
     def _stand_in(self, name: str) -> Any:
         owner, member = self.owner, super().__getitem__(name)
         if self.kind != "_modules":
@@ -304,7 +307,7 @@ class ShadowObject:
         if shadow is None:
             return object.__getattribute__(self, name)
         if name == "__class__":
-            return class_of(shadow.module)
+            return shadow.cls
         if name == "__dict__":
             if not is_own_code(sys._getframe(1).f_code):
                 raise Refused("its forward reads __dict__ of a module")
@@ -314,19 +317,8 @@ class ShadowObject:
         if name == "training":
             shadow.note(_facts.Mode(shadow.path))
             return values["training"]
-        on_class = _static(class_of(shadow.module), name)
-        if name in values and not hasattr(type(on_class), "__set__"):
+        if _is_own(shadow, name):
             return shadow.own(name, values[name])
-        if on_class is MISSING:
-            return object.__getattribute__(self, name)
-        if hasattr(type(on_class), "__set__"):
-            _note_method(shadow, name)
-        else:
-            if hasattr(type(on_class), "__get__"):
-                shadow.note(_facts.NotOwn(shadow.path, name))
-                _note_method(shadow, name)
-            else:
-                shadow.note(_facts.of_value(shadow.path, name, on_class, shadow.recorder.watch, own=False))
         return object.__getattribute__(self, name)
 
     def __getattr__(self, name: str) -> Any:
@@ -334,7 +326,7 @@ class ShadowObject:
         try:
             if shadow is None:
                 raise AttributeError(name)
-            return class_of(shadow.module).__getattr__(self, name)  # type: ignore[attr-defined]
+            return shadow.cls.__getattr__(self, name)  # type: ignore[attr-defined]
         except AttributeError:
             if shadow is not None:
                 shadow.note(_facts.Absent(shadow.path, name))
@@ -354,9 +346,28 @@ class ShadowObject:
         raise Refused("its forward copies a module")
 
 
+@unseen
+def _is_own(shadow: Shadow, name: str) -> bool:
+    """Whether an attribute is the object's own; what its class has is noted."""
+    on_class = _static(shadow.cls, name)
+    if on_class is MISSING:
+        return name in shadow.values
+    has_setter = hasattr(type(on_class), "__set__")
+    if name in shadow.values and not has_setter:
+        return True
+    if has_setter:
+        _note_method(shadow, name)
+    elif hasattr(type(on_class), "__get__"):
+        shadow.note(_facts.NotOwn(shadow.path, name))
+        _note_method(shadow, name)
+    else:
+        shadow.note(_facts.of_value(shadow.path, name, on_class, shadow.recorder.watch, own=False))
+    return False
+
+
 def _note_method(shadow: Shadow, name: str) -> None:
     """A method or property that is looked up must stay what its class has."""
-    for base in user_classes(class_of(shadow.module)):
+    for base in user_classes(shadow.cls):
         if name in vars(base):
             shadow.recorder.note_outside(base, name, vars(base)[name])
             return

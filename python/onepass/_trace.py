@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from onepass import _facts
 from onepass._observe import RANDOM, Observer
+from onepass._own_code import unseen
 from onepass._refused import Refused, raised
 from onepass._shadow import Recorder, Shadow, class_of
 
@@ -349,6 +350,10 @@ class _Tracer(fx.Tracer):
     def keys(self, obj: fx.Proxy) -> Any:
         raise Refused(_BRANCHES)
 
+    @unseen
+    def create_proxy(self, *args: Any, **kwargs: Any) -> fx.Proxy:
+        return super().create_proxy(*args, **kwargs)
+
     def create_arg(self, a: Any) -> Any:
         if isinstance(a, fx.Proxy):
             return a.node
@@ -370,13 +375,7 @@ class _Tracer(fx.Tracer):
     def call(self, shadow: Shadow, args: Any, kwargs: Any) -> Any:
         """What the call of a module gives: one node, or what its forward gives."""
         module, path = shadow.module, shadow.path
-        reason = None
-        if not is_leaf(module):
-            self._observe(module, args, kwargs)
-            reason = self._why_kept(module)
-        if is_leaf(module) or reason is not None:
-            if reason:
-                self.opaque[module] = reason
+        if self._is_kept(module, args, kwargs):
             return self.create_proxy("call_module", path, args, kwargs)
         last, mark = next(iter(reversed(self.graph.nodes)), None), len(self.recorder.journal)
         outside = dict(self.recorder.outside)
@@ -390,6 +389,17 @@ class _Tracer(fx.Tracer):
         self._erase_after(last)
         self.inlined = {p: i for p, i in self.inlined.items() if p != path and not p.startswith(path + ".")}
         return self.create_proxy("call_module", path, args, kwargs)
+
+    @unseen
+    def _is_kept(self, module: nn.Module, args: Any, kwargs: Any) -> bool:
+        """Whether the call of a module stays one node."""
+        if is_leaf(module):
+            return True
+        self._observe(module, args, kwargs)
+        reason = self._why_kept(module)
+        if reason:
+            self.opaque[module] = reason
+        return reason is not None
 
     def _why_kept(self, module: nn.Module) -> str | None:
         if has_hooks(module):

@@ -16,8 +16,8 @@ import torch
 from onepass import _library, _output_file
 from onepass._command_line import GOOD, WRONG, BadRequest, Parser, complain, output_is_for_results, run
 from onepass.exporting import chains, summary, verify
-from onepass.exporting.launcher import NotExported
-from onepass.exporting.planning import Request
+from onepass.exporting.blocks import Request
+from onepass.exporting.plans import NotExported
 from onepass.exporting.writer import Writer
 from onepass.optimizing import model_file
 from onepass.optimizing.model_file import BadModelFile

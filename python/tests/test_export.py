@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 import onepass
 from onepass import _output_file, available, export, unavailable_reason
-from onepass.exporting import device_code, launcher, verify
+from onepass.exporting import device_code, plans, verify
 from onepass.exporting.writer import Writer
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -865,10 +865,10 @@ def test_functions_of_16_bits_are_those_of_the_library(tmp_path: pathlib.Path) -
     (extension,) = load(tmp_path / "new.py")._EXTENSIONS.values()
     _, device_code, kernels, _, _ = extension[1]
     found = instructions(compile_by_nvrtc(device_code + kernels, "compute_90a"))
-    planner = launcher.Planner("sm_90a")
+    planner = plans.Planner("sm_90a")
     tail, sizes = "swish | group_norm(2) | gelu", (4, 8, 10, 10)
-    problem = launcher.Problem(tail, sizes, "bf16", "nchw", sizes, ((8,), (8,)), 2)
-    (kernel,) = planner.operator("block_1", launcher.FORWARD, problem).kernels
+    problem = plans.Problem(tail, sizes, "bf16", "nchw", sizes, ((8,), (8,)), 2)
+    (kernel,) = planner.operator("block_1", plans.FORWARD, problem).kernels
     assert found == instructions(compile_by_nvrtc(kernel.source, "compute_90a", planner.files))
     assert found["tanh.approx.f32"] > 0  # the short sigmoid
 
@@ -886,10 +886,10 @@ def test_wide_blocks_of_16_bits_are_those_of_the_library(tmp_path: pathlib.Path)
     found = instructions(compile_by_nvrtc(device_code + kernels, "compute_90a"))
     block, sizes = "conv_transpose2d(64,64,k=3) | gelu | group_norm(8)", (128, 64, 256, 256)
     parameters = ((64, 64, 3, 3), (64,), (64,), (64,))
-    problem = launcher.Problem(block, sizes, "bf16", "nchw", (128, 64, 258, 258), parameters, 8)
-    planner = launcher.Planner("sm_90a")
+    problem = plans.Problem(block, sizes, "bf16", "nchw", (128, 64, 258, 258), parameters, 8)
+    planner = plans.Planner("sm_90a")
     of_library: collections.Counter[str] = collections.Counter()
-    for kernel in planner.operator("block_1", launcher.FORWARD, problem).kernels:
+    for kernel in planner.operator("block_1", plans.FORWARD, problem).kernels:
         of_library += instructions(compile_by_nvrtc(kernel.source, "compute_90a", planner.files))
     assert found == of_library
     assert found["tanh.approx.f32"] > 0
@@ -919,8 +919,8 @@ def test_a_row_that_does_not_take_any_batch_is_left_at_its_limit(tmp_path: pathl
 
 
 def test_a_training_step_is_left_at_the_limit_of_its_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = {launcher.STATISTICS: 9, launcher.BACKWARD: 7}
-    monkeypatch.setattr(launcher.Operator, "most_samples", property(lambda self: limits.get(self.what)))
+    limits = {plans.STATISTICS: 9, plans.BACKWARD: 7}
+    monkeypatch.setattr(plans.Operator, "most_samples", property(lambda self: limits.get(self.what)))
     written = export.export(str(ROOT / "examples" / "s27.py"), "sm_90a", "keep", True, "s27_new.py")
     assert "_MOST_SAMPLES = {'block_1_train': 7}" in written
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onepass.exporting.launcher import BACKWARD, BATCH, STATISTICS, Operator, Problem, declaration
+from onepass.exporting.launcher import declaration
+from onepass.exporting.plans import BACKWARD, BATCH, STATISTICS, Operator, Problem
 
 BINDING_HEAD = """\
 // What PyTorch calls: checks, memory from its allocator, its current stream.

@@ -18,7 +18,7 @@ from onepass._rewrite import fit
 from onepass._rewriter import Rewriter
 from onepass._stages import Attribute, Operand
 from onepass._trace import Pattern, Trace, is_variadic, parameters_of
-from onepass.exporting.launcher import BATCH
+from onepass.exporting.plans import BATCH
 from onepass.fuse import Session
 from onepass.optimizing.model_file import Arguments, ModelFile, as_arguments
 

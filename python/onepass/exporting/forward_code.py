@@ -11,7 +11,7 @@ from torch import nn
 
 from onepass._trace import is_variadic, parameters_of
 from onepass.exporting.chains import Fused
-from onepass.exporting.launcher import NotExported
+from onepass.exporting.plans import NotExported
 
 
 def forward_text(fused: Fused, bodies: dict[bool, list[str]], changed: str, original: str) -> str:

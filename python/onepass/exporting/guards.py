@@ -21,7 +21,7 @@ from torch.nn.utils import parametrize
 
 from onepass._facts import HOOKS
 from onepass._trace import is_leaf
-from onepass.exporting.launcher import NotExported
+from onepass.exporting.plans import NotExported
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _LISTS_CHILDREN = {"children", "named_children", "modules", "named_modules", "_modules"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from onepass.exporting.planning import Block
+from onepass.exporting.blocks import Block
 from onepass.exporting.writer import Writer
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from onepass.exporting import binding, block_code, launcher, templates
-from onepass.exporting.launcher import BACKWARD, FORWARD, STATISTICS, Operator, Problem
-from onepass.exporting.planning import BACKWARD_SUFFIX, TRAIN, Block, Blocks, Request
+from onepass.exporting import binding, block_code, templates
+from onepass.exporting.blocks import BACKWARD_SUFFIX, TRAIN, Block, Blocks, Request
+from onepass.exporting.plans import BACKWARD, BATCH, FORWARD, STATISTICS, Operator, Problem
 
 
 def groups(operators: Iterable[Operator]) -> dict[str, list[Operator]]:
@@ -164,7 +164,7 @@ def _order(problem: Problem, dimensions: int) -> str:
 def _fitting(name: str, problem: Problem) -> str:
     dtype = {"f16": "torch.float16", "bf16": "torch.bfloat16"}.get(problem.mode.split()[0], "torch.float32")
     parameters = [
-        f"({sizes!r}, {_order(problem, len(sizes) if sizes[:1] == (launcher.BATCH,) else 0)})"
+        f"({sizes!r}, {_order(problem, len(sizes) if sizes[:1] == (BATCH,) else 0)})"
         for sizes in problem.parameters
     ]
     head = f'    "{name}": ({dtype}, {problem.sizes[1:]!r}, {_order(problem, len(problem.sizes))}, ['

@@ -16,11 +16,11 @@ from torch import fx, nn
 from onepass._library import __version__
 from onepass._match import Chain
 from onepass.exporting import binding, block_code, host_code, launcher, tables, templates
+from onepass.exporting.blocks import Block, Blocks, Request
 from onepass.exporting.chains import Fused, Variant
 from onepass.exporting.forward_code import forward_text
 from onepass.exporting.guards import Guards, base_of
-from onepass.exporting.launcher import NotExported, Operator
-from onepass.exporting.planning import Block, Blocks, Request
+from onepass.exporting.plans import NotExported, Operator
 
 
 class Writer:

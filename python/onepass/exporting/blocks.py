@@ -1,4 +1,4 @@
-"""Planning of an exported file's blocks: the operators that compute each chain of the model."""
+"""The blocks of an exported file: the operators that compute each chain of the model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import fx
 from onepass._match import Chain
 from onepass.exporting import block_code
 from onepass.exporting.chains import Found, Fused, read
-from onepass.exporting.launcher import BACKWARD, FORWARD, STATISTICS, Operator, Planner, Problem
+from onepass.exporting.plans import BACKWARD, FORWARD, STATISTICS, Operator, Planner, Problem
 
 # What a convolution of f32 tensors is planned for, by --numerics: the name in the file, and the plan's words.
 _MODES = {

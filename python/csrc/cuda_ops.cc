@@ -109,7 +109,7 @@ std::vector<const void*> addresses_of(const std::vector<Tensor>& tensors) {
   return list;
 }
 
-// Memory of one launch, for which most plans have no use.
+// The workspace of one launch; most plans need none.
 class Workspace {
  public:
   Workspace(size_t bytes, const Place& place) {
@@ -313,7 +313,7 @@ std::vector<Tensor> backward(const Tensor& output_gradient, const Tensor& input,
   return run_backward(prepared->plan, gradient, read.input, read.parameters, statistics, nullptr, place);
 }
 
-// `output`: of a mean, what the forward gave; else anything, an empty tensor.
+// `output`: the forward's output where the block ends in a mean. Otherwise it is not read and may be empty.
 std::vector<Tensor> whole_backward(const Tensor& output_gradient, const Tensor& input,
                                    std::vector<Tensor> parameters, const Tensor& statistics,
                                    const Tensor& output, const std::string& block,

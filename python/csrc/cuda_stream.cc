@@ -14,7 +14,7 @@ namespace {
 using GetStream = AOTITorchError (*)(int32_t device_index, void** stream);
 
 GetStream find_get_stream() {
-  // Whoever made a tensor on a GPU has loaded it.
+  // A tensor on a GPU exists only in a process that has loaded it.
   void* library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD);
   void* function = library ? dlsym(library, "aoti_torch_get_current_cuda_stream") : nullptr;
   if (!function) throw Error("this PyTorch has no CUDA: libtorch_cuda.so is not in the process");

@@ -1,4 +1,4 @@
-// Whether plans are tuned on the GPU: off until somebody asks.
+// Whether plans are tuned on the GPU: off by default.
 #pragma once
 
 #include "onepass/plan.h"

@@ -155,8 +155,8 @@ void check_statistics(const Tensor& statistics, const BackwardPlan& plan) {
 // Where the input's gradient goes.
 enum class InputGradient : bool { own_memory, over_input };
 
-// Gradients of the parameters that the problem has, read from `parameters` where the plan reads them. One
-// that goes over the input leaves an empty tensor.
+// The gradients of the input and of the problem's parameters. A gradient that is written over the input is
+// an empty tensor in the result.
 std::vector<Tensor> run_backward(const BackwardPlanOfCall& prepared, const Tensor& output_gradient,
                                  const Tensor& input, const std::vector<Tensor>& parameters,
                                  const Tensor& statistics, InputGradient where = InputGradient::own_memory) {

@@ -63,7 +63,7 @@ class PlanCache {
     return entry->second.value;
   }
 
-  // Every use has its own time, so that this leaves at most half of what was used since the last time.
+  // Uses have distinct times, so exactly the older half is forgotten.
   void forget_older_half() {
     std::vector<uint64_t> uses;
     for (const auto& [bytes, entry] : entries_) uses.push_back(entry.last_use);

@@ -1,6 +1,5 @@
-// Tasks on at::parallel_for. It hands out ranges, not thread numbers, and inside another parallel region it
-// hands all of them to the caller: so the ranges are over workers, and each worker takes tasks until none is
-// left.
+// Tasks on at::parallel_for. It gives out ranges rather than thread numbers, and in a nested parallel region
+// the caller gets all of them. The ranges are therefore over workers; each takes tasks until none is left.
 #include "torch_executor.h"
 
 #include <torch/csrc/stable/ops.h>

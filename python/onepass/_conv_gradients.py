@@ -1,4 +1,4 @@
-"""The gradients of a convolution by PyTorch, and the order tensors lie in."""
+"""The gradients of a convolution by PyTorch, and the memory format of tensors."""
 
 from __future__ import annotations
 

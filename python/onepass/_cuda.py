@@ -1,4 +1,4 @@
-"""Running a block on CUDA tensors: whole where that is faster, else the convolution and what follows it."""
+"""Running a block on CUDA tensors: whole where that is faster, else a tail after PyTorch's convolution."""
 
 from __future__ import annotations
 

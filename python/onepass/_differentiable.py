@@ -149,7 +149,7 @@ def _tail_gradients(
 def _has_no_other_holder(tensors: list[Tensor], index: int) -> bool:
     """Whether the list alone holds the tensor and its memory.
 
-    The graph does where it is retained, and whoever looked at saved tensors, in a hook or by grad_fn, may.
+    A retained graph holds it too. So may a hook on saved tensors, or code that read them from grad_fn.
     """
     # getrefcount counts its own argument too, and the storage's count the object of untyped_storage().
     return (

@@ -1,4 +1,4 @@
-"""A block as plain PyTorch calls: the tests' judge, and how it runs where the library does not."""
+"""A block as plain PyTorch calls: the reference of the tests, and the fallback without the library."""
 
 from __future__ import annotations
 

@@ -308,7 +308,7 @@ class Outside:
         function = getattr(value, "__func__", value)
         code = function.__code__ if isinstance(function, types.FunctionType) else None
         if code is not None and code.co_filename.startswith(LIBRARIES):
-            code = None  # nobody sets the code of PyTorch's functions
+            code = None  # PyTorch's functions keep their code
         if isinstance(space, dict):
             module = sys.modules.get(space.get("__name__", ""))
             space = module if module is not None and vars(module) is space else space

@@ -282,7 +282,7 @@ class Graph:
         return best
 
     def _without_hazards(self, stages: list[Stage]) -> list[Stage]:
-        """The last stages that may run as one: nobody sees what they write, nobody writes what they read."""
+        """The last stages that may run as one: no other node reads their writes or writes what they read."""
         while stages:
             chain = Chain(stages)
             nodes = set(chain.nodes)
@@ -295,7 +295,7 @@ class Graph:
         return stages if len(dimensions) <= 1 else []
 
     def _is_private(self, mutated: fx.Node | None, chain: Chain) -> bool:
-        """Whether nobody reads a tensor that a stage writes but the stage itself."""
+        """Whether only the stage itself reads the tensor that it writes."""
         if mutated is None:
             return True
         own = set(chain.nodes)

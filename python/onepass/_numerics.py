@@ -1,4 +1,4 @@
-"""What a block's result is to be: PyTorch's default for its convolution, fp32 throughout, or the fastest."""
+"""The numerics of a block: PyTorch's precision for its convolution, fp32 throughout, or the fastest."""
 
 from __future__ import annotations
 

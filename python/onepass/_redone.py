@@ -1,5 +1,6 @@
-"""Samples that a GPU computes again, since their values leave the range of its fast arithmetic: counted by
-kernels for each call site, seen by the host without waiting.
+"""Samples whose values overflow f16 and that a GPU computes again in f32.
+
+Kernels count them for each call site; the host reads the counts without waiting.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ def _fused(spec: _Spec) -> Callable[..., Any]:
     shape_of = _shape_before_tail(spec)
     text, original = spec.text, spec.original
     ones = (1,) * spec.trailing
-    few, lonely = _single_elements(spec) if spec.verified else (-1, None)
+    narrow, is_single = _single_elements(spec) if spec.verified else (-1, None)
 
     def run(module: Any, number: int, externals: list[Any], parameters: list[Any]) -> Tensor:
         call, input = module._onepass.calls[number], externals[0]
@@ -217,7 +217,7 @@ def _fused(spec: _Spec) -> Callable[..., Any]:
         if torch.compiler.is_compiling():
             output = _ops.run_traced(block, input, parameters, None, call.site)
         else:
-            if lonely is not None and shape[-1] <= few and lonely(shape_of(input)):
+            if is_single is not None and shape[-1] <= narrow and is_single(shape_of(input)):
                 return original(module, *externals)  # which raises
             call.block = block
             call.input = (shape, input.stride(), dtype, input.device)
@@ -247,21 +247,21 @@ def _redo(
 
 
 def _single_elements(spec: _Spec) -> tuple[int, Callable[[tuple[int, ...]], bool]]:
-    """Whether PyTorch refuses to normalise a tensor of this shape, for each value would be alone.
+    """A width, and a function: whether a norm of this shape has one element per slab, which PyTorch refuses.
 
-    Asked only for inputs whose last dimension is no longer than the first of what is returned.
+    The function is asked only for inputs that are no wider.
     """
     norm = next(stage for stage in describe(spec.text).stages if isinstance(stage, Norm))
     conv = None if spec.conv is None else describe(spec.conv).conv
-    few = 1 if conv is None else conv.stride[-1] + conv.dilation[-1] * (conv.kernel[-1] - 1)
+    narrow = 1 if conv is None else conv.stride[-1] + conv.dilation[-1] * (conv.kernel[-1] - 1)
 
-    def lonely(shape: tuple[int, ...]) -> bool:
+    def is_single(shape: tuple[int, ...]) -> bool:
         values = math.prod(shape[2:])
         if not norm.instance:
             values *= shape[0] * shape[1] // norm.group_count(shape[1])
         return values == 1 and 0 not in shape
 
-    return few, lonely
+    return narrow, is_single
 
 
 def _why_unfit(input: Tensor, dimensions: int | None) -> str:

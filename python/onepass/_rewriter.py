@@ -58,7 +58,7 @@ class Rewriter:
         self.inlined: dict[str, nn.Module] = {}
         self.replaced: set[nn.Module] = set()
         self.observed: dict[nn.Module, set[Pattern]] = {}
-        self.lonely: dict[nn.Module, str] = {}
+        self.unfused: dict[nn.Module, str] = {}  # norms, and why each runs by itself
 
     def run(self, patterns: Iterable[Pattern]) -> None:
         """Raises Refused where no way of calling the module can be traced."""
@@ -89,7 +89,7 @@ class Rewriter:
             self.observed.setdefault(module, set()).update(patterns)
         graph = Graph(whole, self.conv, (), whole.opaque)
         chains = graph.chains()
-        self._note_lonely(graph)
+        self._note_unfused(graph)
         needed = set().union(*(_crossed(chain) for chain in chains if _belongs(chain)))
         if not any(map(_belongs, chains)):
             return
@@ -132,11 +132,11 @@ class Rewriter:
             self._watch(path.rpartition(".")[0])
         self.watched.setdefault(path)
 
-    def _note_lonely(self, graph: Graph) -> None:
+    def _note_unfused(self, graph: Graph) -> None:
         for node in graph.nodes:
             if node.op != "call_module" or not isinstance(graph.module(node), NORMS) or node in graph.taken:
                 continue
-            self.lonely.setdefault(graph.module(node), _why_alone(graph, node))
+            self.unfused.setdefault(graph.module(node), _why_alone(graph, node))
 
 
 def _facts_of(traced: Trace, chains: list[Chain]) -> tuple[list[Fact], list[Outside]]:

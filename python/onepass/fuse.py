@@ -23,9 +23,12 @@ def fuse(
 
     Parameters, names, order, state_dict, hooks and optimizers stay as they are. conv="keep" leaves
     convolutions to PyTorch and fuses what follows them. filter_fn(name, module) says whether a module's
-    forward may be rewritten. `numerics` is "pytorch", "strict" or "fast" for this model's blocks, and what
-    onepass.numerics() says unless given. A call that leaves the fused path warns once per module and reason
-    with FallbackWarning, and onepass.report(model) counts it.
+    forward may be rewritten. `numerics` is "pytorch", "strict" or "fast" for this model's blocks; the default
+    is that of onepass.numerics(). A call that leaves the fused path warns once per module and reason with
+    FallbackWarning, and onepass.report(model) counts it. Replicas of torch.nn.DataParallel run fused too.
+
+    A pickled fused model loads only where onepass is installed: call onepass.unfuse before pickling it for
+    elsewhere.
     """
     if conv not in ("fuse", "keep"):
         raise ValueError(f'conv is {conv!r}, must be "fuse" or "keep"')
@@ -70,7 +73,7 @@ class Session:
         self.filter_fn = filter_fn
         self.reasons = reasons
         self.observed: dict[nn.Module, set[Pattern]] = {}
-        self.lonely: dict[nn.Module, str] = {}
+        self.unfused: dict[nn.Module, str] = {}  # norms, and why each runs by itself
         self.fused: set[nn.Module] = set()
 
     def rewriters(self) -> list[Rewriter]:
@@ -84,7 +87,9 @@ class Session:
             self.fused |= rewriter.replaced
         for name, module in self.model.named_modules():
             if isinstance(module, NORMS) and module not in self.fused:
-                self.reasons[name] = self.lonely.get(module, "it is called by a module that cannot be traced")
+                self.reasons[name] = self.unfused.get(
+                    module, "it is called by a module that cannot be traced"
+                )
 
     def _analyse(self, name: str, module: nn.Module) -> Rewriter | None:
         if is_leaf(module):
@@ -101,14 +106,14 @@ class Session:
         if not rewriter.variants:
             return None
         if not self.filter_fn(name, module):
-            self.lonely.update(dict.fromkeys(rewriter.replaced, "filter_fn leaves its module out"))
+            self.unfused.update(dict.fromkeys(rewriter.replaced, "filter_fn leaves its module out"))
             return None
         return rewriter
 
     def _learn(self, rewriter: Rewriter) -> None:
         for module, patterns in rewriter.observed.items():
             self.observed.setdefault(module, set()).update(patterns)
-        self.lonely = rewriter.lonely | self.lonely
+        self.unfused = rewriter.unfused | self.unfused
 
 
 def _has_norms(module: nn.Module) -> bool:

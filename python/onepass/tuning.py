@@ -1,10 +1,10 @@
-"""Opt-in tuning on a GPU: what is predicted to be close is timed, the choice kept on disk.
+"""Opt-in tuning on a GPU: strategies of similar predicted cost are timed, and the choice is kept on disk.
 
     onepass.tune()        # or ONEPASS_TUNE=1 in the environment
 
-From then on the first call of a block with new sizes runs the strategies that the plan holds for close on
-memory of its own, and, where a strategy takes the convolution too, both that and PyTorch's convolution with
-the fused rest. Results are the same within roundings; plans made before stay as they are.
+From then on the first call of a block with new sizes times these strategies on memory of its own. Where one
+includes the convolution, PyTorch's convolution with a fused tail is timed too. Results differ by rounding
+alone. Plans that were made before do not change.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def tune(enabled: bool = True) -> None:
 
 
 def is_tuning() -> bool:
-    """Whether it is on; tells the operators so, once they are there."""
+    """Whether tuning is on; tells the operators once they are loaded."""
     if not _state["told"] and _library.available():
         torch.ops.onepass.cuda_set_tuning(_state["wanted"])
         _state["told"] = True
@@ -37,7 +37,7 @@ def is_tuning() -> bool:
 
 
 def faster(device: torch.device, question: str, ways: dict[str, Callable[[], Any]]) -> str:
-    """The name of the way that takes least time on this GPU: remembered, or measured now."""
+    """The name of the fastest way on this GPU: remembered, or measured now."""
     index = torch.cuda.current_device() if device.index is None else device.index
     known = torch.ops.onepass.cuda_remembered_choice(index, question)
     if known in ways:

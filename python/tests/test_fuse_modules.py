@@ -7,9 +7,12 @@ import gc
 import inspect
 import io
 import json
+import pathlib
 import pickle
 import random
 import socket
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -648,3 +651,34 @@ def test_data_parallel_gradients_agree(tmp_path: Any) -> None:
     for some, other, wanted in zip(fused, fused_other, original, strict=True):
         torch.testing.assert_close(some, other)
         torch.testing.assert_close(some, wanted, rtol=1e-3, atol=1e-5)
+
+
+_LOADS = """
+import pickle
+import sys
+
+import torch
+
+sys.modules["onepass"] = None  # as where it is not installed
+pickled, result, saved = sys.argv[1:]
+with open(pickled, "rb") as file:
+    models = [pickle.load(file), torch.load(saved, weights_only=False)]
+for model in models:
+    assert torch.equal(model(torch.ones(1, 2, 3, 3)), torch.load(result))
+"""
+
+
+@pytest.mark.parametrize("unfused", [True, False])
+def test_a_model_pickled_after_unfuse_loads_without_onepass(tmp_path: pathlib.Path, unfused: bool) -> None:
+    model = fuse(nn.Sequential(nn.Conv2d(2, 4, 1), nn.GroupNorm(2, 4), nn.ReLU()))
+    if unfused:
+        model = unfuse(model)
+    paths = [tmp_path / name for name in ("pickled", "result", "saved")]
+    paths[0].write_bytes(pickle.dumps(model))
+    torch.save(model(torch.ones(1, 2, 3, 3)), paths[1])
+    torch.save(model, paths[2])
+    command = [sys.executable, "-c", _LOADS, *map(str, paths)]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert (result.returncode == 0) is unfused, result.stderr
+    assert unfused or "onepass" in result.stderr
+    assert "onepass.unfuse" in fuse.__doc__

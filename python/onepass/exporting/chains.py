@@ -92,12 +92,12 @@ def find(file: ModelFile, model: nn.Module, conv: str) -> tuple[list[Fused], dic
                 inlined |= {".".join(p for p in (name, path) if p) for path in rewriter.inlined}
             else:
                 reasons[shown] = _why_not_so(rewriter, calls[name][1])
-    return fused, reasons | _lonely(session)
+    return fused, reasons | _unfused(session)
 
 
-def _lonely(session: Session) -> dict[str, str]:
+def _unfused(session: Session) -> dict[str, str]:
     names = {module: name for name, module in session.model.named_modules()}
-    return {names[module]: reason for module, reason in session.lonely.items() if module in names}
+    return {names[module]: reason for module, reason in session.unfused.items() if module in names}
 
 
 # --- The example call -------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The library's device code as a person would want to read it: headers merged, what nobody uses left out."""
+"""The library's device code as one readable text: headers merged, unused code removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an exported forward was written from, as Python code that checks it at every call.
+"""Guards of an exported forward: Python code that checks at every call what it was written from.
 
 A trace holds while the modules whose calls it leaves out are the same: their classes and methods, attributes
 that their code reads, hooks, parameters, children. A function `_changed_N` of the file says what is not.

@@ -33,7 +33,7 @@ _TRACED = re.compile(r"_(run|stages|forward|convolve)_\d+|forward")
 
 
 def _missing_names(module: types.ModuleType) -> list[str]:
-    """Names that traced code uses and nobody defines: calls would fail."""
+    """Names that traced code uses and the file does not define: calls would fail."""
     functions = (vars(module) | vars(module.ModelNew)).items()
     own = [f.__code__ for name, f in functions if _TRACED.fullmatch(name) and inspect.isfunction(f)]
     steps = (step for code in own for inner in _codes(code) for step in dis.get_instructions(inner))

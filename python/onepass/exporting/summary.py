@@ -1,4 +1,4 @@
-"""What an exported file has in one pass, what not and why, in lines for people."""
+"""What an exported file fuses, what it does not fuse and why, as lines of text."""
 
 from __future__ import annotations
 

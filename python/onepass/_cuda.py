@@ -148,8 +148,9 @@ def _is_decided_later(input: Tensor, parameters: Sequence[Tensor], out_dtype: to
 
 
 def _lowered_block(input: Tensor, parameters: Sequence[Tensor], block: str, policy: str) -> Tensor:
-    """Whole where the sizes are known and the plan predicts a gain; else PyTorch's convolution, which its
-    compiler lays out as it likes, and the rest.
+    """Whole where the sizes are known and the plan predicts a gain; else PyTorch's convolution and the tail.
+
+    Then PyTorch's compiler chooses the layout of the convolution.
     """
     description = describe(block)
     count = description.conv_parameters
@@ -199,8 +200,9 @@ _choices: dict[tuple[Any, ...], bool] = {}
 def _tuned(
     description: Description, input: Tensor, parameters: Sequence[Tensor], how: tuple[Any, ...], words: str
 ) -> bool | None:
-    """Whether the block is faster whole than as PyTorch's convolution and the rest, as measured; None where
-    the prediction is not close, or nothing can be measured now.
+    """Whether the block is measured to be faster whole than as PyTorch's convolution and the tail.
+
+    None where the predictions are not close, or nothing can be measured now.
     """
     if how in _choices:
         return _choices[how]

@@ -62,8 +62,9 @@ _PRECISIONS = {"fp32": "near_f32", "tf32": "tf32", "tf32_away": "tf32_away"}
 
 
 def forward_words(policy: str, conv: Conv, input: Tensor, weight: Tensor) -> str | None:
-    """Of a block with this convolution. Where PyTorch may round to TF32, it is asked whether it does; None
-    where it rounds as no kernel here does, so that the convolution is left to it.
+    """Of a block with this convolution. Where PyTorch may round to TF32, it is asked whether it does.
+
+    None where it rounds as no kernel here does: then PyTorch runs the convolution.
     """
     words = known_words(policy, input.dtype)
     if words is not None:

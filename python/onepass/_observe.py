@@ -1,8 +1,8 @@
 """Watching the Python code of a traced forward, in its thread alone.
 
-A profile function sees each call before it happens: of user's code, whose globals are noted as facts; of what
-a rewritten forward would lose (prints, random numbers, custom gradients), which stops the trace. A mode of
-torch functions sees what is done with real tensors.
+A profile function sees each call before it happens. Globals that user's code reads become facts. A call that
+a rewritten forward would lose stops the trace: prints, random numbers, custom gradients. A mode of torch
+functions sees what is done with real tensors.
 """
 
 from __future__ import annotations

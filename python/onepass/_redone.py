@@ -20,8 +20,8 @@ class SlowPathWarning(UserWarning):
 class Counted:
     """Of a place in a model that runs a block: a counter on each GPU that it runs on.
 
-    Counters are made when first used, also while a graph is captured, and are in host memory that kernels
-    reach: a look is a read of it.
+    Counters are made when first used, also while a graph is captured. They are in host memory that kernels
+    reach, so the host only reads memory.
     """
 
     __slots__ = ("_calls", "_counters", "_next_look", "layer")

@@ -1,8 +1,8 @@
 """Shadows: stand-ins of a model's modules on which a forward is traced.
 
-A shadow has the methods of its module's class and a copy of its attributes. So a traced forward changes
-nothing of the model, calls of modules reach the tracer without any patch of PyTorch, and everything that is
-read is noted as a fact that later calls check again.
+A shadow has the methods of its module's class and a copy of its attributes. A traced forward therefore
+changes nothing of the model, and calls of modules reach the tracer without any patch of PyTorch. Everything
+that is read is noted as a fact, which later calls check again.
 """
 
 from __future__ import annotations

@@ -286,7 +286,7 @@ class _Tracer(fx.Tracer):
         positional, keywords = [], {}
         parameters = parameters_of(self.root)
         if parameters and is_variadic(parameters[0]):
-            raise Refused("its forward takes any arguments")
+            raise Refused("its forward takes only variadic arguments")
         for parameter in parameters:
             if is_variadic(parameter):
                 continue

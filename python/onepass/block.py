@@ -21,13 +21,13 @@ _CALL_ARGUMENTS = ("channel", "tensor")  # kinds of arguments that a call gives,
 class Block(nn.Module):
     """Runs a block of the onepass language, as `Block("conv2d(3,16,k=3) | relu | group_norm(4)")`.
 
-    Parameters are called as in the language (`conv_weight`, `conv_bias`, `norm_weight`, `norm_bias`, `prelu`)
-    and initialised as PyTorch's modules of the same stages, built in order, would be. What `channel_mul`,
-    `channel_add` and `residual_add` read is given to the call by name. A block without a convolution that has
-    parameters per channel needs `channels`. `numerics` is as of onepass.fuse.
+    Parameters have the language's names: `conv_weight`, `conv_bias`, `norm_weight`, `norm_bias`, `prelu`. They
+    are initialised as PyTorch's modules of the same stages, built in order. The operands of `channel_mul`,
+    `channel_add` and `residual_add` are keyword arguments of the call. A block without a convolution that has
+    parameters per channel needs `channels`. `numerics` is that of onepass.fuse.
 
-    A call that leaves the fused path (in torch.func transforms, on a type or device without kernels) warns
-    once per reason with FallbackWarning; `fallbacks` counts them all.
+    A call may leave the fused path: in torch.func transforms, on a type or device without kernels. It warns
+    once per reason with FallbackWarning, and `fallbacks` counts all such calls.
     """
 
     _site: Site | None = None  # of Blocks saved before there were any
@@ -108,7 +108,7 @@ def _module(stage: Stage, channels: int | None, options: dict) -> nn.Module | No
         isinstance(stage, Pointwise) and stage.op == "prelu" and stage.per == "channel"
     )
     if per_channel and channels is None:
-        raise ValueError(f"{stage.text}: how many channels? Give Block channels=, for no convolution says it")
+        raise ValueError(f"{stage.text}: how many channels? Without a convolution Block needs channels=")
     if isinstance(stage, Norm) and stage.affine:
         return nn.GroupNorm(stage.group_count(channels), channels, stage.eps, **options)
     if isinstance(stage, Pointwise) and stage.op == "prelu":

@@ -1,7 +1,7 @@
 """Guards of an exported forward: Python code that checks at every call what it was written from.
 
-A trace holds while the modules whose calls it leaves out are the same: their classes and methods, attributes
-that their code reads, hooks, parameters, children. A function `_changed_N` of the file says what is not.
+A trace holds while the modules whose calls it leaves out are the same: classes, methods, attributes that
+code reads, hooks, parameters and children. A function `_changed_N` of the file says what changed.
 """
 
 from __future__ import annotations

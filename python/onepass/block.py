@@ -21,10 +21,10 @@ _CALL_ARGUMENTS = ("channel", "tensor")  # kinds of arguments that a call gives,
 class Block(nn.Module):
     """Runs a block of the onepass language, as `Block("conv2d(3,16,k=3) | relu | group_norm(4)")`.
 
-    Parameters have the language's names: `conv_weight`, `conv_bias`, `norm_weight`, `norm_bias`, `prelu`. They
-    are initialised as PyTorch's modules of the same stages, built in order. The operands of `channel_mul`,
-    `channel_add` and `residual_add` are keyword arguments of the call. A block without a convolution that has
-    parameters per channel needs `channels`. `numerics` is that of onepass.fuse.
+    Parameters have the language's names: `conv_weight`, `conv_bias`, `norm_weight`, `norm_bias`, `prelu`.
+    They are initialised as PyTorch's modules of the same stages, built in order. The operands of
+    `channel_mul`, `channel_add` and `residual_add` are keyword arguments of the call. A block without a
+    convolution that has parameters per channel needs `channels`. `numerics` is that of onepass.fuse.
 
     A call may leave the fused path: in torch.func transforms, on a type or device without kernels. It warns
     once per reason with FallbackWarning, and `fallbacks` counts all such calls.

@@ -44,7 +44,7 @@ def generate(
         f"{p}type": type,
         f"{p}is_compiling": torch.compiler.is_compiling,
         f"{p}transforming": _fallback.transforming,
-        f"{p}tracing": _fallback.tracing,
+        f"{p}tracing": torch._dynamo.assume_constant_result(_fallback.tracing),
         f"{p}forward_ad": forward_ad,
     }
     constants |= {f"{p}{hooks}": getattr(torch.nn.modules.module, hooks) for hooks in GLOBAL_HOOKS}

@@ -95,9 +95,8 @@ transforming = torch._C._are_functorch_transforms_active  # a constant to Dynamo
 _is_tracing = torch._C._is_tracing
 
 
-@torch._dynamo.assume_constant_result
 def tracing() -> bool:
-    """Whether torch.jit.trace records; in half the time of _get_tracing_state, which Dynamo would know."""
+    """Whether torch.jit.trace records. It takes half the time of _get_tracing_state."""
     return _is_tracing()
 
 

@@ -1,7 +1,8 @@
 # ModelNew: the Model of s19.py, fused for sm_90a by onepass 0.1.0:
 #   python -m onepass export s19.py -o s19.py --arch sm_90a
 # It needs PyTorch and a CUDA toolkit: load_inline builds the kernels at the first call on a GPU.
-#   block_1_tf32: gemm_turns, conv_transpose2d(64,64,k=3) | gelu | group_norm(8)
+#   block_1_tf32: gemm_pingpong, conv_transpose2d(64,64,k=3) | gelu | group_norm(8)
+#   block_1_tf32_away: gemm_pingpong, conv_transpose2d(64,64,k=3) | gelu | group_norm(8)
 #   block_1_f32: gemm_wgmma, conv_transpose2d(64,64,k=3) | gelu | group_norm(8)
 #   block_1_f32: gemm_wgmma, conv_transpose2d(64,64,k=3) | gelu | group_norm(8)
 #   block_1_tail: tail_staged, gelu | group_norm(8)
@@ -164,6 +165,17 @@ __device__ __forceinline__ float round_operand(float x) {
     return round_to_tf32_away(x);
   } else {
     return round_to_tf32(x);
+  }
+}
+
+// Two operands as a pair of 16-bit elements. f16 rounds as tf32 does: ties to even, unless the convolution
+// rounds them away from zero.
+template <class C, class Operand>
+__device__ __forceinline__ uint32 pack_operands(float a, float b) {
+  if constexpr (C::ties_away) {
+    return Operand::pack(round_to_tf32_away(a), round_to_tf32_away(b));
+  } else {
+    return Operand::pack(a, b);
   }
 }
 
@@ -401,6 +413,10 @@ __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
+__device__ __forceinline__ void prefetch(const void* pointer) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(pointer));
+}
+
 // Sends two floats to another block of the cluster, to the place of this block's own, and counts their eight
 // bytes at its barrier.
 __device__ __forceinline__ void send(float* own, float x, float y, uint64* barrier, uint32 block) {
@@ -430,9 +446,77 @@ __device__ __forceinline__ void send(float4* own, float4 v, uint64* barrier, uin
 }  // namespace onepass::barrier
 
 // --------------------------------------------------------------------------------------------------
-// Which bit of a launch's `aligned` belongs to which tensor; shared by host and device.
+// What the kernels of wide convolutions are given.
 
 namespace onepass {
+
+// The row "gemm_wgmma", and the launch that merges moments where values are stored between passes.
+template <int Count>
+struct GemmParameters {
+  const void* input;
+  void* output;
+  float* values;        // between the passes, laid out as the output
+  float* statistics;    // [batch][groups][2]: mean, 1 / deviation
+  uint32* control;      // zero: two counters and a flag for each unit, four words
+  float4* parts;        // of slabs, for each tile with channels of it: count, mean, M2
+  float* sums;          // of rows, for each range of positions
+  uint32* only;         // zero: a redo mark for each sample, then one for all (RedoWord)
+  uint32* guard;        // zero: bits of the largest magnitude in each sample
+  const void* packed;   // weights as gemm/source/pack.cuh leaves them
+  const float* scales;  // factor of each channel's sums, then the largest sum of magnitudes
+  int64 batch;
+  int64 wave_units;
+  const void* parameter[Count > 0 ? Count : 1];
+};
+
+// The norm and what follows, of values that another launch left in memory (gemm/store/finish.cuh).
+template <int Count>
+struct GemmFinishParameters {
+  const float* values;  // laid out as the output, perhaps in its place
+  void* output;
+  const float* statistics;  // [batch][groups][2]: mean, 1 / deviation
+  int64 batch;
+  const void* parameter[Count > 0 ? Count : 1];
+};
+
+// Packing of weights (gemm/source/pack.cuh).
+struct GemmPackParameters {
+  const void* weights;
+  void* packed;
+  float* scales;  // per channel: 1 / its scale; then (zero) the largest sum of magnitudes
+  uint32* only;   // redo marks; [batch] is set where a weight is not finite
+  int64 batch;
+};
+
+// Packing of weights for the row "gemm_pingpong", which builds the tensor map of x too.
+struct PingpongPackParameters {
+  const void* weights;
+  void* packed;
+  float* scales;
+  uint32* only;
+  int64 batch;
+  const void* input;
+  void* map;
+};
+
+// The row "gemm_pingpong".
+template <int Count>
+struct PingpongParameters {
+  void* output;
+  float* statistics;  // [batch][groups][2]: mean, 1 / deviation
+  uint64* parts;      // zero: moments of each slab's parts, then the merged statistics
+  float* counts;      // zero: elements of each part, plus one
+  uint32* only;       // zero: a redo mark for each sample, then one for all (RedoWord)
+  uint32* guard;      // zero: bits of the largest magnitude that each converting warp saw
+  const void* packed;
+  const float* scales;
+  int64 batch;
+  const void* map;  // the tensor map of x
+  const void* parameter[Count > 0 ? Count : 1];
+};
+
+// --------------------------------------------------------------------------------------------------
+// Which bit of a launch's `aligned` belongs to which tensor; shared by host and device.
 
 // Set where vectors of the grid that fits the input lie on 16 bytes in this tensor too.
 enum AlignedBit {
@@ -454,7 +538,7 @@ enum AlignedBit {
 // within 2 ulp. sigmoid is 4 instructions and normal_cdf 15, where CUDA's expf and division, or erff, take 20
 // to 30. Where results are rounded to 16 bits (`Bits`, else 32), sigmoid is 3 instructions and 4e-6,
 // normal_cdf 8 and 6e-6, one of each a special function (H200; PTX promises 2^-12 of it); so too where f32 is
-// rounded to less on its way (gemm_turns.cuh in tf32).
+// rounded to less on its way (gemm_pingpong.cuh in tf32).
 
 namespace onepass::pointwise {
 
@@ -476,6 +560,13 @@ __device__ __forceinline__ float tanh_fast(float x) {
   float y;
   asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+
+// NaN in the first operand comes out.
+__device__ __forceinline__ float maximum(float x, float y) {
+  float z;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+  return z;
 }
 
 // The normal distribution function. In 16 bits (1 + tanh(x p(x^2))) / 2, p fitted with the weight of the
@@ -735,22 +826,22 @@ __device__ __forceinline__ void team_moments(const Moments& own, float elements,
 // sample. A *unit* is what shares a synchronisation: a slab where tensors are planar (channels before space),
 // a sample where they are interleaved.
 
-template <int Count>
-struct TailParameters {
-  const void* input;
-  void* output;
-  float* statistics;  // [batch][groups][2]: mean, 1 / deviation
-  uint32* control;    // zero: a ticket, then two counters and a flag for each unit
-  float* parts;       // of rows, one for each piece
-  float* sums;        // of rows, one for each piece
-  uint64 aligned;
-  int64 phase;  // elements from the last 16-byte boundary to the input's first
-  int64 batch;
-  int64 wave_units;
-  const void* parameter[Count > 0 ? Count : 1];
+// A kernel's AlignedBits; none where its parameters do not say them.
+template <class Parameters>
+__device__ __forceinline__ auto aligned_bits_of(const Parameters& p, int) -> decltype(p.aligned) {
+  return p.aligned;
+}
 
-  __device__ __forceinline__ bool is_aligned(int bit) const { return (aligned >> bit) & 1; }
-};
+template <class Parameters>
+__device__ __forceinline__ uint64 aligned_bits_of(const Parameters&, long) {
+  return 0;
+}
+
+// Whether vectors of a tensor lie on 16 bytes, by its AlignedBit. Others are loaded element by element.
+template <class Parameters>
+__device__ __forceinline__ bool is_aligned(const Parameters& p, int bit) {
+  return (aligned_bits_of(p, 0) >> bit) & 1;
+}
 
 // Loads and stores that other blocks of the same launch wrote or will read: past the first-level cache.
 __device__ __forceinline__ float load_shared_by_blocks(const float* address) { return __ldcg(address); }
@@ -864,51 +955,50 @@ struct ChannelValues {
 struct All {};
 
 // --------------------------------------------------------------------------------------------------
-// A thin convolution and all that follows it in one launch, its output in no memory.
-//
-//   pass 1   x -> convolution -> before-chain -> moments of each channel's tiles; the last block of a sample
-//            merges them
-//   pass 2   x -> convolution -> before-chain -> norm -> after-chain -> y, or its sums where the block ends
-//   in
-//            a mean
-//
-// Pass 1 is left out without a norm, pass 2 where a mean follows the norm directly. Work is taken by ticket
-// as in tail_streamed.cuh: pass 1 of a wave of samples, then pass 2 of the wave before. Moves x once or twice
-// and y once.
-//
-// `Convolution` is the problem's, generated (src/cuda/thin.cc); so is `Tail`. Three parts make a kernel:
-//   Mainloop   computes a tile of a sample's sums and hands them to an epilogue, fragment by fragment. It
-//   says
-//              how a warp's lanes share them: Mainloop::team neighbouring lanes have the same rows (channels
-//              of samples), and a tile is one of Mainloop::samples samples.
-//   Epilogue   MomentsEpilogue or ApplyEpilogue: the chain, and what becomes of its values.
-//   Thin       the tickets, and what the last block of a sample does.
+// What the forward kernels of thin convolutions are given.
 
+// Of thin/thin.cuh: kernels on a mainloop and an epilogue.
 template <int Count>
 struct ThinParameters {
   const void* input;
   void* output;
   float* statistics;  // [batch][groups][2]: mean, 1 / deviation
   uint32* control;    // zero: a ticket, then two counters and a flag for each sample
-  float* parts;       // of channels, for each tile: count, mean, M2
-  float* sums;        // of channels, for each tile
-  uint32* only;   // where not null: a word for each sample, then `only_words` (RedoWord); others are left out
-  uint32* guard;  // zero: what a mainloop found of each sample (thin_samples.cuh)
+  float* parts;       // moments of channels, for each tile: count, mean, M2
+  float* sums;        // sums of channels, for each tile
+  uint32* only;       // null: all samples; else a word for each sample, then RedoWords
+  uint32* guard;      // zero: findings of the mainloop for each sample
   int64 batch;
-  int64 wave_units;
-  int64 only_words;
-  uint64* redone;  // where not null: gets the number of samples that `only` marks (count_marked)
+  int64 wave_units;  // units between the passes
+  int64 only_words;  // RedoWords behind the words of the samples
+  uint64* redone;    // not null: counts the samples that `only` marks
   const void* parameter[Count > 0 ? Count : 1];
-
-  // Elements go one by one.
-  __device__ __forceinline__ bool is_aligned(int) const { return false; }
 };
 
-// The words behind those of the samples: redo_all in the first one speaks for all samples.
+// --------------------------------------------------------------------------------------------------
+// A thin convolution with its chains, norm and mean in one launch, on a mainloop that computes sums. The
+// convolution's output is never in memory.
+//
+//   pass 1   x -> convolution -> before-chain -> moments of each channel's tiles; the last block of a sample
+//            merges them
+//   pass 2   x -> convolution -> before-chain -> norm -> after-chain -> y, or sums of y for a mean
+//
+// Pass 1 is left out without a norm, pass 2 where a mean follows the norm directly. Work is taken by ticket
+// as in tail/streamed.cuh: pass 1 of a wave of samples, then pass 2 of the wave before. Moves x once or twice
+// and y once.
+//
+// `Convolution` is the problem's, generated (src/cuda/thin/thin.cc); so is `Tail`. Three parts make a kernel:
+//   Mainloop   computes a tile of sums and hands them to an epilogue, fragment by fragment. Mainloop::team
+//              neighbouring lanes have the same rows (channels of samples). A tile has Mainloop::samples
+//              samples.
+//   Epilogue   MomentsEpilogue or ApplyEpilogue: the chain, then moments, sums or stores.
+//   Thin       the tickets, and the merges by the last block of a sample.
+
+// The words behind those of the samples: redo_all in the first one marks all samples.
 enum RedoWord : uint32 { redo_none = 0, redo_some = 1, redo_all = 2 };
 
-// A convolution in groups is as many convolutions, each of channels of its own: what is called a sample here
-// is what one group has of one, so that there are `groups` times as many.
+// A convolution in groups is as many convolutions, each of its own channels. A group of a sample is treated
+// as a sample of its own, so that there are `groups` times as many.
 template <class C>
 __device__ __forceinline__ int group_of(int64 n) {
   return C::groups == 1 ? 0 : static_cast<int>(n % C::groups);
@@ -926,7 +1016,7 @@ __device__ __forceinline__ int64 input_origin(int64 n) {
   return origin<C>(n, C::input_stride(0), C::input_stride(1), static_cast<int>(C::in_channels));
 }
 
-// In the output, and in tensors that stages read.
+// The same in the output, and in tensors that stages read.
 template <class C>
 __device__ __forceinline__ int64 output_origin(int64 n) {
   return origin<C>(n, C::stride(0), C::stride(1), static_cast<int>(C::channels));
@@ -981,7 +1071,7 @@ struct ThinClass {
   }
 };
 
-// Which of a fragment's positions are the tile's: all, or those with a bit.
+// The positions of a fragment that belong to the tile: all, or those with a bit set.
 struct Mask {
   uint32 bits;
 };
@@ -990,7 +1080,7 @@ __device__ __forceinline__ bool has(int i, Mask mask) { return mask.bits >> i & 
 
 __device__ __forceinline__ bool has(int, All) { return true; }
 
-// A slot is a channel of one of the samples that a tile has.
+// A slot is a channel of one of a tile's samples.
 template <class Tail, class Numbers>
 __device__ __forceinline__ int channel_of(int slot) {
   return Numbers::slots == Tail::channels ? slot : slot % Tail::channels;
@@ -1031,7 +1121,7 @@ struct ChannelNorm {
   }
 };
 
-// Slots of a thread, and what the before-chain takes of their channels.
+// The slots of a thread, with the before-chain's operands of their channels.
 template <class Tail, class Numbers, int Rows>
 struct ThinRows {
   ChannelValues<typename Tail::Before, 1> before[Rows];
@@ -1056,15 +1146,13 @@ struct ThinRows {
 
 // What a mainloop does with its sums:
 //   Epilogue epilogue{p, scratch, n}
-//   auto rows = epilogue.begin(channel, in_range): a thread's rows are these channels; one that is not in
-//   range
-//     has a valid channel all the same, and nothing becomes of its values
+//   auto rows = epilogue.begin(slot, in_range): a thread's rows. A row that is not in range has a valid slot,
+//     and its values are dropped.
 //   epilogue.take(rows, h, offset, which): h[row][position], offset[position] in a channel, All or a Mask
-//   epilogue.template finish<team>(rows): every thread of the block; the lanes of a team have the same
-//   channels epilogue.store(tile): once, when all channels are finished
-template <class Convolution, class Tail, class Numbers>
+//   epilogue.template finish<team>(rows): by every thread of the block
+//   epilogue.store(tile): once, when all channels are finished
+template <class Convolution, class Tail, class Numbers, class Parameters>
 struct MomentsEpilogue {
-  using Parameters = ThinParameters<Tail::parameters>;
   using Before = typename Tail::Before;
   const Parameters& p;
   float* scratch;  // 3 * Numbers::warps * Numbers::slots floats
@@ -1099,7 +1187,7 @@ struct MomentsEpilogue {
     float added = Count;
     if constexpr (!is_same<Which, All>) added = static_cast<float>(__popc(which.bits));
     if (!is_same<Which, All> && added == 0.0f) return;
-    // Distances from the mean so far, at first from a value: of equal values they are 0.
+    // Distances from the mean so far, at first from the first value: equal values have distance 0.
     if (rows.count == 0.0f) {
 #pragma unroll
       for (int r = 0; r < Rows; ++r) {
@@ -1120,7 +1208,7 @@ struct MomentsEpilogue {
       }
       const float moved = sum * per_element;
       rows.mean[r] += moved;
-      // Rounding may leave less than zero of equal values.
+      // Rounding may leave equal values a little below zero.
       const float added_m2 = fmaf(-sum, moved, square);
       rows.m2[r] += added_m2 < 0.0f ? 0.0f : added_m2;
     }
@@ -1163,9 +1251,8 @@ struct MomentsEpilogue {
   }
 };
 
-template <class Convolution, class Tail, class Numbers>
+template <class Convolution, class Tail, class Numbers, class Parameters>
 struct ApplyEpilogue {
-  using Parameters = ThinParameters<Tail::parameters>;
   using Before = typename Tail::Before;
   using After = typename Tail::After;
   const Parameters& p;
@@ -1247,8 +1334,8 @@ struct ApplyEpilogue {
 template <class Convolution, class Tail, class Numbers, class Mainloop>
 struct Thin {
   using Parameters = ThinParameters<Tail::parameters>;
-  using MomentsPass = MomentsEpilogue<Convolution, Tail, Numbers>;
-  using ApplyPass = ApplyEpilogue<Convolution, Tail, Numbers>;
+  using MomentsPass = MomentsEpilogue<Convolution, Tail, Numbers, Parameters>;
+  using ApplyPass = ApplyEpilogue<Convolution, Tail, Numbers, Parameters>;
   static constexpr int samples = Mainloop::samples;  // of a unit
   static constexpr int groups = Tail::channels / Tail::group_channels;
   static constexpr int first_tiles = Tail::has_norm ? Numbers::tiles : 0;
@@ -1339,7 +1426,7 @@ struct Thin {
     }
   }
 
-  // Whether there is anything to do at all: asked before weights are loaded.
+  // Whether any sample is to be computed; tested before weights are loaded.
   static __device__ __forceinline__ bool has_work(const Parameters& p) {
     if (p.only == nullptr) return true;
     uint32 any = redo_none;
@@ -1367,7 +1454,7 @@ struct Thin {
     using Items = Schedule<first_tiles, second_tiles>;
     const int64 units = (p.batch + samples - 1) / samples;
     const int64 tickets = Items::tickets(units, p.wave_units);
-    // A mainloop of several samples leaves words there, and heeds none.
+    // A mainloop of several samples writes these words and computes all samples.
     const bool all = samples > 1 || p.only == nullptr || p.only[p.batch] == redo_all;
     Tickets own(p.control);
 #pragma unroll 1
@@ -1385,29 +1472,8 @@ struct Thin {
 };
 
 // --------------------------------------------------------------------------------------------------
-// What the parts of gemm.cuh share: parameters, the flat index of positions, the order of tiles, shared
-// memory.
-
-template <int Count>
-struct GemmParameters {
-  const void* input;
-  void* output;
-  float* values;        // where pass 1 leaves them for pass 2, laid out as the output
-  float* statistics;    // [batch][groups][2]: mean, 1 / deviation
-  uint32* control;      // zero: two counters and a flag for each unit, four words
-  float4* parts;        // of slabs, for each tile that has channels of it: count, mean, M2
-  float* sums;          // of rows, for each range of positions
-  uint32* only;         // zero: a word for each sample that is to be done again, then one for all (RedoWord)
-  uint32* guard;        // zero: the bits of the largest magnitude in each sample
-  const void* packed;   // weights as gemm_pack.cuh leaves them
-  const float* scales;  // what a channel's sums are multiplied by, then the largest sum of magnitudes
-  int64 batch;
-  int64 wave_units;
-  const void* parameter[Count > 0 ? Count : 1];
-
-  // Elements go one by one.
-  __device__ __forceinline__ bool is_aligned(int) const { return false; }
-};
+// What the kernels of wide convolutions share: the flat index of positions, the order of tiles, shared memory
+// of gemm/wgmma.cuh, barriers.
 
 // The rows of a product with those that only fill a tile, `padded` of all groups of channels: the `rows` of
 // each group begin a tile.
@@ -1439,9 +1505,9 @@ struct GemmGeometry {
     for (int i = 0; i < Numbers::phases(d); ++i) before += Numbers::phase(d, i) < phase(d, m) ? 1 : 0;
     return before;
   }
-  // A transposed convolution of stride s is as many convolutions (classes) of which each has every s-th
-  // output. They meet the same x here, so that those of a channel are rows of one product: row `channel *
-  // classes + class`, and a position is that of one output of each.
+  // A transposed convolution of stride s is s convolutions (classes), each with every s-th output. Here they
+  // read the same x, so that the classes of a channel are rows of one product: row `channel * classes +
+  // class`. A position has one output of each class.
   static constexpr int classes = static_cast<int>(C::classes(0) * C::classes(1) * C::classes(2));
   static constexpr int rows = static_cast<int>(C::channels) * classes;
   static constexpr __device__ int outputs(int d) { return static_cast<int>(C::positions(d, 0)); }
@@ -1640,7 +1706,7 @@ struct GemmGeometry {
   }
 };
 
-// What a block works on: one tile of a unit, in one of the passes.
+// A work item of a block: one tile of a unit, in one of the passes.
 template <class Tail, class Numbers>
 struct GemmItem {
   static constexpr int unit_tiles = Numbers::unit_channel_tiles * Numbers::position_tiles;
@@ -1802,9 +1868,9 @@ __device__ __forceinline__ bool has_room(uint64* empty, uint32 round) {
   return __shfl_sync(0xffffffffu, is_free, 0) != 0;
 }
 
-// Marks a sample that f16 has no room for. Of a magnitude below 2^-14 f16 drops up to 2^-25: what becomes of
-// that, at most, must not show where values are of the order of 1 (after a norm, which multiplies by
-// `scale`), or beside what is dropped of the largest (without one).
+// Marks a sample whose values overflow or underflow f16. A magnitude below 2^-14 loses up to 2^-25. After a
+// norm, which multiplies by `scale`, the effect must not show beside values of the order of 1; without a norm
+// it must not show beside the rounding of the largest value.
 template <class Tail, class Numbers, class Parameters>
 __device__ __forceinline__ void judge(const Parameters& p, int64 n, float largest, float scale) {
   constexpr float limit = 65504.0f;
@@ -1830,12 +1896,12 @@ __device__ __forceinline__ void judge(const Parameters& p, int64 n, float scale)
   judge<Tail, Numbers>(p, n, __uint_as_float(__ldcg(p.guard + n)), scale);
 }
 
-// Adds one to a counter of the launch, as count_up, without waiting for what it was.
+// Adds one to a counter of the launch, as count_up, without reading it.
 __device__ __forceinline__ void arrive(uint32* counter) {
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
 }
 
-// A place in a ring and how often it came round.
+// A stage of a ring buffer, and the phase of its barrier.
 template <int Stages>
 struct Ring {
   int stage = 0;
@@ -1856,25 +1922,180 @@ struct Ring {
 }  // namespace onepass::gemm
 
 // --------------------------------------------------------------------------------------------------
-// The weights of a wide convolution as gemm.cuh reads them: 16-bit elements,
+// The sizes of the ping-pong kernel, and what one of its threads has of a tile.
+
+namespace onepass::pingpong {
+
+constexpr int converting_warps = 4;
+
+constexpr int mergers = 1;  // blocks without a tile, which merge moments
+
+template <class Conv, class TailOfBlock, class NumbersOfKernel>
+struct Layout {
+  using C = Conv;
+  using Tail = TailOfBlock;
+  using Numbers = NumbersOfKernel;
+  using Parameters = PingpongParameters<Tail::parameters>;
+  using Geometry = GemmGeometry<C, Numbers>;
+  using Input = typename Tail::Input;
+  using Output = typename Tail::Output;
+
+  static constexpr int groups = Numbers::groups;  // consumer warpgroups
+  static constexpr int consumers = 128 * groups;
+  static constexpr int threads = consumers + converting_warps * 32;
+  static constexpr int columns = Numbers::columns;  // positions of a warpgroup
+  static constexpr int sums = columns / 2;          // accumulators of a thread
+  static constexpr int pairs = columns / 8;         // of neighbouring columns, in each row of a thread
+  static constexpr int rows = Geometry::rows;       // output channels
+  static constexpr int group_rows = Tail::group_channels;
+  static constexpr int slabs = Tail::channels / Tail::group_channels;  // of a sample
+  static constexpr int position_tiles = Numbers::position_tiles;
+  static constexpr bool is_f32 = Output::bytes == 4;
+  static_assert(groups == 3 && pairs <= 64);
+  static_assert(16 % group_rows == 0 && Geometry::classes == 1);
+
+  // A product has 64 rows; those beyond `rows` only fill it.
+  static __device__ __forceinline__ bool has_row(int row) { return rows % 64 == 0 || row < rows; }
+  static __device__ __forceinline__ int channel_of(int row) { return has_row(row) ? row : 0; }
+
+  // Samples in flight: the blocks with tiles have one tile each.
+  static __device__ __forceinline__ int samples() {
+    return (static_cast<int>(gridDim.x) - mergers) / position_tiles;
+  }
+  static __device__ __forceinline__ bool is_merger() {
+    return blockIdx.x >= static_cast<uint32>(samples() * position_tiles);
+  }
+  // A block has the same tile of every sample that it works on.
+  static __device__ __forceinline__ int tile_of_block() {
+    return static_cast<int>(blockIdx.x % static_cast<uint32>(position_tiles));
+  }
+  static __device__ __forceinline__ int first_sample() {
+    return static_cast<int>(blockIdx.x / static_cast<uint32>(position_tiles));
+  }
+  // The same, read again at each call. This saves a register.
+  static __device__ __forceinline__ int reload_tile_of_block() {
+    uint32 block;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+    return static_cast<int>(block % position_tiles);
+  }
+};
+
+// Returns 0; the compiler does not know it and moves no code past this point. Values that were computed too
+// early would not fit in registers. The clock is read and masked with threadIdx.y, which is always 0.
+__device__ __forceinline__ uint32 opaque_zero() {
+  uint32 now;
+  asm volatile("mov.u32 %0, %%clock;" : "=r"(now)::"memory");
+  return now & threadIdx.y;
+}
+
+// A consumer thread. It has two rows of a product and every fourth pair of columns in each. The sum of pair
+// j, row h and element e is number j * 4 + h * 2 + e.
+struct Thread {
+  uint32 index;
+  int lane = static_cast<int>(index % 32u);
+  int warp = static_cast<int>(index / 32u);
+  int group = static_cast<int>(index / 128u);
+
+  // Reads the thread's index again. Values derived from it would otherwise stay in registers.
+  static __device__ __forceinline__ Thread reload() {
+    uint32 own;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(own));
+    return {own};
+  }
+
+  __device__ __forceinline__ int row(int h) const {
+    return static_cast<int>(index % 128u / 32u * 16u + index % 32u / 4u) + 8 * h;
+  }
+  // The first of the warp's 16 rows.
+  __device__ __forceinline__ int first_row() const { return static_cast<int>(index % 128u / 32u * 16u); }
+};
+
+// --------------------------------------------------------------------------------------------------
+// The tensor map of x for the ping-pong kernel's bulk copies of boxes.
+
+// Dimensions of the map, innermost first: [x][channel][y][z][sample].
+template <class C, class Input, class Numbers>
+struct TensorMap {
+  struct alignas(128) Map {
+    uint32 word[32];
+  };
+
+  // By one warp. Copies need x on 16 bytes; where it is not, all samples are marked to be done again.
+  static __device__ __forceinline__ void build(const PingpongPackParameters& p) {
+#if __CUDA_ARCH__ >= 900
+    const uint64 input = reinterpret_cast<uint64>(p.input) & ~uint64{15};
+    const int64 batch = p.batch;
+    __shared__ Map map;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    map.word[lane] = 0;
+    __syncwarp();
+    if (lane == 0) {
+      const uint32 a = barrier::shared_address(&map);
+      asm volatile("tensormap.replace.tile.global_address.shared::cta.b1024.b64 [%0], %1;" ::"r"(a),
+                   "l"(input)
+                   : "memory");
+      asm volatile("tensormap.replace.tile.rank.shared::cta.b1024.b32 [%0], 4;" ::"r"(a) : "memory");
+      dimension<0>(a, C::input_size(2), Numbers::raw_pitch);
+      dimension<1>(a, C::in_channels, 8);
+      dimension<2>(a, C::input_size(1), Numbers::copy_y);
+      dimension<3>(a, C::input_size(0), 1);
+      dimension<4>(a, batch, 1);
+      stride<0>(a, C::input_stride(1));
+      // A dimension of one element has no stride of its own.
+      stride<1>(a, C::input_size(1) > 1 ? C::input_stride(3) : C::input_stride(1));
+      stride<2>(a, C::input_size(0) > 1 ? C::input_stride(2) : C::input_stride(1));
+      stride<3>(a, C::input_stride(0));
+      // Any type of this width will do: all have the same zeros.
+      constexpr int type = Input::bytes == 2 ? 1 : 2;
+      asm volatile("tensormap.replace.tile.elemtype.shared::cta.b1024.b32 [%0], %1;" ::"r"(a), "n"(type)
+                   : "memory");
+      asm volatile("tensormap.replace.tile.interleave_layout.shared::cta.b1024.b32 [%0], 0;" ::"r"(a)
+                   : "memory");
+      asm volatile("tensormap.replace.tile.swizzle_mode.shared::cta.b1024.b32 [%0], 0;" ::"r"(a) : "memory");
+      asm volatile("tensormap.replace.tile.fill_mode.shared::cta.b1024.b32 [%0], 0;" ::"r"(a) : "memory");
+    }
+    __syncwarp();
+    static_cast<uint32*>(p.map)[lane] = map.word[lane];
+    if (lane == 0 && reinterpret_cast<uint64>(p.input) % 16 != 0)
+      atomicMax(p.only + batch, static_cast<uint32>(redo_all));
+#endif
+  }
+
+ private:
+#if __CUDA_ARCH__ >= 900
+  template <int d>
+  static __device__ __forceinline__ void dimension(uint32 a, int64 size, int box) {
+    asm volatile("tensormap.replace.tile.global_dim.shared::cta.b1024.b32 [%0], %1, %2;" ::"r"(a), "n"(d),
+                 "r"(static_cast<uint32>(size))
+                 : "memory");
+    asm volatile("tensormap.replace.tile.box_dim.shared::cta.b1024.b32 [%0], %1, %2;" ::"r"(a), "n"(d),
+                 "r"(box)
+                 : "memory");
+    asm volatile("tensormap.replace.tile.element_stride.shared::cta.b1024.b32 [%0], %1, 1;" ::"r"(a), "n"(d)
+                 : "memory");
+  }
+  template <int d>
+  static __device__ __forceinline__ void stride(uint32 a, int64 elements) {
+    asm volatile("tensormap.replace.tile.global_stride.shared::cta.b1024.b64 [%0], %1, %2;" ::"r"(a), "n"(d),
+                 "l"(elements * Input::bytes)
+                 : "memory");
+  }
+#endif
+};
+
+}  // namespace onepass::pingpong
+
+// --------------------------------------------------------------------------------------------------
+// Packs the weights of a wide convolution as mainloops read them: 16-bit elements,
 //   [group][channel tile][chunk of input channels][tap][part][8 input channels][output channel][8]
 // and zeros where there is no channel. f32 weights are scaled by a power of two for each output channel, so
-// that f16 has room for all of them, and where they are split the second part is what the first leaves.
+// that all fit in f16. Where they are split, the second part is the remainder of the first.
 
 namespace onepass {
 
-struct GemmPackParameters {
-  const void* weights;
-  void* packed;
-  float*
-      scales;    // of each channel, one over what it was scaled by; then the largest sum of magnitudes (zero)
-  uint32* only;  // where not null: marked where a weight is not finite, as in gemm.cuh
-  int64 batch;
-};
-
 // A block for every `pack_channels` output channels, those that only fill a tile too. Where `pack_staged`, it
 // reads its weights once, to shared memory.
-template <class C, class Numbers>
+template <class C, class Numbers, class Parameters = GemmPackParameters>
 struct GemmPack {
   static constexpr int threads = 256;
   static constexpr int warps = threads / 32;
@@ -1890,7 +2111,7 @@ struct GemmPack {
   static constexpr int team = threads / channels;  // threads that measure a channel
   static_assert(team % 32 == 0);
 
-  const GemmPackParameters& p;
+  const Parameters& p;
   unsigned char* staged;  // [channel][term]
 
   // Where the weight of a term (input channel, tap of the row's class) lies.
@@ -2013,7 +2234,7 @@ struct GemmPack {
         uint32 word[4];
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
-          word[k] = Operand::pack(value[2 * k], value[2 * k + 1]);
+          word[k] = pack_operands<C, Operand>(value[2 * k], value[2 * k + 1]);
           float first, second;
           Operand::unpack(word[k], first, second);
           value[2 * k] -= first;
@@ -2026,223 +2247,216 @@ struct GemmPack {
   }
 };
 
-// --------------------------------------------------------------------------------------------------
-// Statistics of slabs from the parts that tiles of gemm.cuh leave.
-
-// The slabs of a norm, of which each tile that has channels of one leaves a part.
-template <class C, class Tail, class Numbers>
-struct GemmSlabs {
-  using Parameters = GemmParameters<Tail::parameters>;
-  using Output = typename Tail::Output;
-  static constexpr int group_rows = Tail::group_channels * GemmGeometry<C, Numbers>::classes;
-  static constexpr int slabs_of_sample = Tail::channels / Tail::group_channels;
-  // Channel tiles a slab may have channels in.
-  static constexpr int spans = (group_rows - 1) / Numbers::tile_channels + 2;
-  static constexpr bool one_span = Numbers::tile_channels % group_rows == 0;
-  static constexpr int agents = Numbers::apart ? 2 : 1;  // that leave parts of a tile
-  static constexpr int position_parts = Numbers::position_tiles * agents;
-
-  const Parameters& p;
-
-  // Where values are stored: a warp for each slab, after all tiles.
-  __device__ __forceinline__ void run() const {
-    const int64 own = (static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
-    if (own >= p.batch * slabs_of_sample) return;
-    const int64 n = own / slabs_of_sample;
-    finish(n, static_cast<int>(own - n * slabs_of_sample));
-  }
-
-  static __device__ __forceinline__ void merge(Moments& own, const float4& other) {
-    if (other.x > 0.0f) own.merge(other.x, other.y, other.z);
-  }
-  __device__ __forceinline__ float4* part(int64 n, int slab, int channel_tile, int position) const {
-    const int span = one_span ? 0 : channel_tile - slab * group_rows / Numbers::tile_channels;
-    return p.parts + ((n * slabs_of_sample + slab) * (one_span ? 1 : spans) + span) * position_parts +
-           position;
-  }
-
-  // By one warp: mean and 1 / deviation of a slab from all its parts, and what its norm multiplies by.
-  struct Statistics {
-    float mean;
-    float rstd;
-    float factor;
-  };
-  __device__ __forceinline__ Statistics statistics(int64 n, int slab) const {
-    const int first_tile = slab * group_rows / Numbers::tile_channels;
-    const int last_tile = ((slab + 1) * group_rows - 1) / Numbers::tile_channels;
-    const int count = (last_tile - first_tile + 1) * position_parts;
-    const float4* parts = part(n, slab, first_tile, 0);
-    constexpr float elements = static_cast<float>(Tail::group_channels * Tail::spatial);
-    constexpr int of_lane = ((one_span ? 1 : spans) * position_parts + 31) / 32;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    float mean, m2;
-    if constexpr (of_lane <= 8) {
-      // All at once, the mean first: blocks wait for this.
-      float4 own[of_lane];
-      float sum = 0.0f;
-#pragma unroll
-      for (int i = 0; i < of_lane; ++i)
-        own[i] = lane + 32 * i < count ? __ldcg(parts + lane + 32 * i) : float4{0.0f, 0.0f, 0.0f, 0.0f};
-      // As distances from the first part's.
-      const float from = first_mean<32>(own[0].x, own[0].y);
-#pragma unroll
-      for (int i = 0; i < of_lane; ++i) sum = fmaf(own[i].x, own[i].y - from, sum);
-      const float moved = lanes_sum<32>(sum) / elements;
-      mean = from + moved;
-      m2 = 0.0f;
-#pragma unroll
-      for (int i = 0; i < of_lane; ++i) {
-        const float distance = own[i].y - from - moved;
-        m2 += fmaf(own[i].x * distance, distance, own[i].z);
-      }
-      m2 = lanes_sum<32>(m2);
-    } else {
-      Moments own;
-#pragma unroll 4
-      for (int i = lane; i < count; i += 32) merge(own, __ldcg(parts + i));
-      team_moments<32, gemm::consumer_threads>(own, elements, nullptr, mean, m2);
-    }
-    const float rstd = 1.0f / sqrtf(m2 / elements + Tail::eps);
-    return {mean, rstd, norm_factor<Tail>(rstd, mean, m2)};
-  }
-
-  // By one warp: the slab's statistics, and what is known then.
-  __device__ __forceinline__ void finish(int64 n, int slab) const {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const Statistics own = statistics(n, slab);
-    float* to = p.statistics + 2 * (n * slabs_of_sample + slab);
-    if (lane == 0) {
-      to[0] = own.mean;
-      to[1] = own.rstd;
-    }
-    for (int i = lane; i < Tail::group_channels; i += 32) {
-      const int c = slab * Tail::group_channels + i;
-      const int of_norm = Tail::channel(n, c);
-      const float weight = Tail::weight(p, of_norm);
-      if constexpr (Numbers::guards) gemm::judge<Tail, Numbers>(p, n, fabsf(weight * own.rstd));
-      if constexpr (Tail::mean_follows_norm) {
-        const float mean = row_sum(n * Tail::channels + c) / static_cast<float>(Tail::spatial);
-        store_one<Output>(p.output, n * Tail::channels + c,
-                          fmaf(mean - own.mean, weight * own.factor, Tail::bias(p, of_norm)));
-      }
-    }
-  }
-
-  __device__ __forceinline__ float row_sum(int64 row) const {
-    double total = 0.0;
-    for (int i = 0; i < Numbers::position_tiles; ++i)
-      total += static_cast<double>(__ldcg(p.sums + row * Numbers::position_tiles + i));
-    return static_cast<float>(total);
-  }
-};
-
-// --------------------------------------------------------------------------------------------------
-// gemm_turns.cuh: what its kernels are given, and the tensor map of x.
-
-template <int Count>
-struct GemmTurnsParameters : GemmParameters<Count> {
-  const void* map;  // of x
-};
-
-struct GemmTurnsPackParameters : GemmPackParameters {
-  const void* input;
-  void* map;
-};
-
-// How x lies, as copies of boxes want to know it: [x][channel][y][z][sample].
-template <class C, class Input, class Numbers>
-struct GemmTensorMap {
-  struct alignas(128) Map {
-    uint32 word[32];
-  };
-
-  // By one warp. Copies want x on 16 bytes; where it is not, all samples are left to be done again.
-  static __device__ __forceinline__ void build(const GemmTurnsPackParameters& p) {
-#if __CUDA_ARCH__ >= 900
-    const uint64 input = reinterpret_cast<uint64>(p.input) & ~uint64{15};
-    const int64 batch = p.batch;
-    __shared__ Map map;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    map.word[lane] = 0;
-    __syncwarp();
-    if (lane == 0) {
-      const uint32 a = barrier::shared_address(&map);
-      asm volatile("tensormap.replace.tile.global_address.shared::cta.b1024.b64 [%0], %1;" ::"r"(a),
-                   "l"(input)
-                   : "memory");
-      asm volatile("tensormap.replace.tile.rank.shared::cta.b1024.b32 [%0], 4;" ::"r"(a) : "memory");
-      dimension<0>(a, C::input_size(2), Numbers::raw_pitch);
-      dimension<1>(a, C::in_channels, 8);
-      dimension<2>(a, C::input_size(1), Numbers::copy_y);
-      dimension<3>(a, C::input_size(0), 1);
-      dimension<4>(a, batch, 1);
-      stride<0>(a, C::input_stride(1));
-      // Dimensions of one element have none.
-      stride<1>(a, C::input_size(1) > 1 ? C::input_stride(3) : C::input_stride(1));
-      stride<2>(a, C::input_size(0) > 1 ? C::input_stride(2) : C::input_stride(1));
-      stride<3>(a, C::input_stride(0));
-      // Any type of as many bits: zeros are the same.
-      constexpr int type = Input::bytes == 2 ? 1 : 2;
-      asm volatile("tensormap.replace.tile.elemtype.shared::cta.b1024.b32 [%0], %1;" ::"r"(a), "n"(type)
-                   : "memory");
-      asm volatile("tensormap.replace.tile.interleave_layout.shared::cta.b1024.b32 [%0], 0;" ::"r"(a)
-                   : "memory");
-      asm volatile("tensormap.replace.tile.swizzle_mode.shared::cta.b1024.b32 [%0], 0;" ::"r"(a) : "memory");
-      asm volatile("tensormap.replace.tile.fill_mode.shared::cta.b1024.b32 [%0], 0;" ::"r"(a) : "memory");
-    }
-    __syncwarp();
-    static_cast<uint32*>(p.map)[lane] = map.word[lane];
-    if (lane == 0 && reinterpret_cast<uint64>(p.input) % 16 != 0)
-      atomicMax(p.only + batch, static_cast<uint32>(redo_all));
-#endif
-  }
-
- private:
-#if __CUDA_ARCH__ >= 900
-  template <int d>
-  static __device__ __forceinline__ void dimension(uint32 a, int64 size, int box) {
-    asm volatile("tensormap.replace.tile.global_dim.shared::cta.b1024.b32 [%0], %1, %2;" ::"r"(a), "n"(d),
-                 "r"(static_cast<uint32>(size))
-                 : "memory");
-    asm volatile("tensormap.replace.tile.box_dim.shared::cta.b1024.b32 [%0], %1, %2;" ::"r"(a), "n"(d),
-                 "r"(box)
-                 : "memory");
-    asm volatile("tensormap.replace.tile.element_stride.shared::cta.b1024.b32 [%0], %1, 1;" ::"r"(a), "n"(d)
-                 : "memory");
-  }
-  template <int d>
-  static __device__ __forceinline__ void stride(uint32 a, int64 elements) {
-    asm volatile("tensormap.replace.tile.global_stride.shared::cta.b1024.b64 [%0], %1, %2;" ::"r"(a), "n"(d),
-                 "l"(elements * Input::bytes)
-                 : "memory");
-  }
-#endif
-};
-
 }  // namespace onepass
 
 // --------------------------------------------------------------------------------------------------
-// gemm_turns.cuh: the shared memory of a block.
+// Bands: rows of a tile's window that are staged and released together.
 
-namespace onepass::turns {
+namespace onepass::pingpong {
 
-constexpr int converting_warps = 4;
+// A warpgroup computes some rows of the box and reads only some rows of the window. The window is staged in
+// bands of rows with all channels, from the top. The next tile's first rows arrive when the first warpgroup
+// has multiplied; they do not wait for the last one.
+template <class L>
+struct Bands {
+  using C = typename L::C;
+  using Numbers = typename L::Numbers;
+  using Geometry = typename L::Geometry;
+  static constexpr int rows = Numbers::band_copies * Numbers::copy_y;  // of a band
+  static constexpr int count = Numbers::bands;
+  static constexpr int last_row = (Numbers::box_z - 1) * Geometry::rows_of_plane + Numbers::box_y - 1;
 
-}  // namespace onepass::turns
+  // The first and the last row of the box that a warpgroup computes.
+  static constexpr __device__ int first_of(int group) {
+    const int row = group * L::columns / Numbers::pitch;
+    return row < last_row ? row : last_row;
+  }
+  static constexpr __device__ int last_of(int group) {
+    const int row = ((group + 1) * L::columns - 1) / Numbers::pitch;
+    return row < last_row ? row : last_row;
+  }
 
-namespace onepass {
+  // Taps by rows of the kernel, from the top of the window: the first tap of row i, and its depth in window
+  // rows.
+  static constexpr int taps_of_row = static_cast<int>(C::count(2, 0));
+  static constexpr int tap_rows = Numbers::taps / taps_of_row;
+  static constexpr __device__ int tap_of(int d, int i) {
+    return C::delta(d) < 0 ? static_cast<int>(C::count(d, 0)) - 1 - i : i;
+  }
+  static constexpr __device__ int first_tap(int i) {
+    const int high = static_cast<int>(C::count(1, 0));
+    return (tap_of(0, i / high) * high + tap_of(1, i % high)) * taps_of_row;
+  }
+  static constexpr __device__ int depth(int i) {
+    const int high = static_cast<int>(C::count(1, 0));
+    return (Geometry::offset(0, tap_of(0, i / high)) - Geometry::low(0)) * Geometry::rows_of_plane +
+           Geometry::offset(1, tap_of(1, i % high)) - Geometry::low(1);
+  }
 
-// A chain that is x s(x), s by tanh: twice that is x + x t, an instruction less. A norm does not notice, if
-// its eps is multiplied by 4. `Bytes` are those of an output.
+  // The first and the last band that a warpgroup reads at a row of taps.
+  static constexpr __device__ int first_band(int group, int i) { return (first_of(group) + depth(i)) / rows; }
+  static constexpr __device__ int last_band(int group, int i) { return (last_of(group) + depth(i)) / rows; }
+  // Warpgroups that read a band.
+  static constexpr __device__ int readers(int band) {
+    int count = 0;
+    for (int g = 0; g < L::groups; ++g)
+      count += first_band(g, 0) <= band && band <= last_band(g, tap_rows - 1) ? 1 : 0;
+    return count;
+  }
+  // Copies of eight channels. The last band may have fewer.
+  static constexpr int copies = 2 * Numbers::chunks * Numbers::band_copies;
+  static constexpr __device__ int copies_of(int band) {
+    const int left = 2 * Numbers::chunks * Numbers::copies - band * copies;
+    return left < copies ? left : copies;
+  }
+  static constexpr __device__ int least_copies() { return copies_of(count - 1); }
+};
+
+// --------------------------------------------------------------------------------------------------
+// The shared memory of a block of the ping-pong kernel.
+
+template <class L>
+struct alignas(128) Shared {
+  using Numbers = typename L::Numbers;
+  static constexpr int groups = L::groups;
+  static constexpr int warps = 4 * groups;
+  // Slabs of a warp's 16 rows, rounded up to pairs.
+  static constexpr int warp_slabs = (16 / L::group_rows + 1) & ~1;
+  static constexpr int raw_bytes = Numbers::copy_y * 8 * Numbers::raw_pitch * L::Input::bytes;
+  static constexpr int half_bytes = Numbers::window * 16;  // eight channels of a window
+  static constexpr int weight_bytes = Numbers::taps * 64 * 32;
+  // Outputs of 16 bits are staged here by each warp: eight channels of a row of the box, or of 64 columns.
+  // Pitches are in words and put neighbouring channels in different banks. Outputs of f32 are staged in
+  // `held_words`, or stored directly.
+  static constexpr int block_pitch = 16 * L::Output::bytes + 4;
+  static constexpr int row_pitch = Numbers::row_pitch;
+  static constexpr int staged_words = L::is_f32             ? 4
+                                      : Numbers::store_rows ? (8 * row_pitch + 6) / 4 * 4
+                                                            : 8 * block_pitch;
+  static_assert(L::is_f32 || !Numbers::store_rows || row_pitch >= Numbers::pitch / 2);
+
+  alignas(128) unsigned char x[Numbers::chunks][2 * half_bytes];
+  alignas(128) unsigned char weights[Numbers::chunks][weight_bytes];
+  alignas(128) unsigned char raw[Numbers::raw_slots][(raw_bytes + 127) / 128 * 128];  // x as it is in memory
+  alignas(16) uint32 staged[warps][staged_words];
+  // The part of the held values that has no room in registers.
+  alignas(16) uint32 held_words[warps][Numbers::held_shared_words > 0 ? 32 * Numbers::held_shared_words : 4];
+  // Rows of the box: offset of the row in a channel, pairs of outputs.
+  int2 rows[groups * ((L::columns + Numbers::pitch - 1) / Numbers::pitch)];
+  alignas(8) int column_offsets[Numbers::store_rows ? 2 : groups * L::columns];
+  float2 held_scales[2][groups][L::slabs];           // of held values: the mean taken off, the unit
+  alignas(16) uint64 statistics[warps][warp_slabs];  // prefetched statistics of each warp's slabs
+  float2 elements[warps];  // 1 / elements of a slab in a warp's columns; 1 if the warp's box is whole
+  // Bias, the norm's weight and bias, the scale of sums. A load from memory would stall each tile.
+  float4 channels[64];
+  uint64 x_full[Numbers::bands];
+  uint64 x_empty[Numbers::bands];
+  uint64 weights_full;
+  uint64 raw_full[Numbers::raw_slots];
+  uint64 turn[groups];
+
+  // Offsets of the tile's positions in a channel, -1 where there is no output. Kernels that store rows need
+  // them only until `rows` and the masks are made; until then they lie where outputs are staged.
+  __device__ __forceinline__ int* offsets() {
+    if constexpr (Numbers::store_rows) {
+      static_assert((L::is_f32 ? sizeof(held_words) : sizeof(staged)) >= sizeof(int) * groups * L::columns);
+      return L::is_f32 ? reinterpret_cast<int*>(held_words) : reinterpret_cast<int*>(staged);
+    } else {
+      return column_offsets;
+    }
+  }
+};
+
+// --------------------------------------------------------------------------------------------------
+// The mainloop of the ping-pong kernel: a warpgroup's products of one tile.
+
+template <class L>
+struct Mainloop {
+  using Numbers = typename L::Numbers;
+  using Geometry = typename L::Geometry;
+  static constexpr int sums = L::sums;
+
+  Shared<L>& s;
+  const int lane;
+  const int group;
+
+  // The descriptor of an operand without swizzle. `begin` is its lower half: the address and the distance
+  // to the next eight channels, in units of 16 bytes.
+  static __device__ __forceinline__ uint64 descriptor(uint32 begin, int bytes) {
+    return static_cast<uint64>(128 >> 4) << 32 | (begin + static_cast<uint32>(bytes >> 4));
+  }
+
+  // Waits for the warpgroup's turn. The turn passes to the next warpgroup when all products are issued.
+  // `adds`: d holds values that products are added to.
+  template <bool adds>
+  __device__ __forceinline__ void run(uint32 tile, float (&d)[sums]) const {
+    const uint32 round = tile & 1u;
+    barrier::wait(&s.turn[group], round);
+    // The shuffles tell the compiler that these are uniform: descriptors are made in uniform registers.
+    const uint32 x_begin =
+        __shfl_sync(0xffffffffu,
+                    (barrier::shared_address(s.x[0]) >> 4) + static_cast<uint32>(group * L::columns), 0) +
+        (static_cast<uint32>(Shared<L>::half_bytes >> 4) << 16);
+    const uint32 weights_begin =
+        __shfl_sync(0xffffffffu, barrier::shared_address(s.weights[0]) >> 4, 0) | 64u << 16;
+    const int own = __shfl_sync(0xffffffffu, group, 0);
+    int arrived = Bands<L>::first_band(own, 0);  // bands before it are in shared memory
+    int released = arrived;                      // bands before it are free again
+    barrier::wait(&s.weights_full, 0u);
+#pragma unroll
+    for (int i = 0; i < Bands<L>::tap_rows; ++i) {
+#pragma unroll 1
+      for (; arrived <= Bands<L>::last_band(own, i); ++arrived) barrier::wait(&s.x_full[arrived], round);
+      asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+      for (int chunk = 0; chunk < Numbers::chunks; ++chunk) {
+#pragma unroll
+        for (int t = Bands<L>::first_tap(i); t < Bands<L>::first_tap(i) + Bands<L>::taps_of_row; ++t) {
+          Numbers::Product::run(
+              d, descriptor(weights_begin, chunk * Shared<L>::weight_bytes + t * 64 * 32),
+              descriptor(x_begin, chunk * 2 * Shared<L>::half_bytes + Geometry::tap_shift(t) * 16),
+              adds || i + chunk > 0 || t > Bands<L>::first_tap(0) ? 1 : 0);
+        }
+      }
+      asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+      if (i > 0) {
+        asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+        release(released, Bands<L>::first_band(own, i));
+      }
+    }
+    if (lane == 0) barrier::arrive(&s.turn[group == L::groups - 1 ? 0 : group + 1]);
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    release(released, arrived);
+#pragma unroll
+    for (int i = 0; i < sums; ++i) asm volatile("" : "+f"(d[i])::"memory");
+  }
+
+ private:
+  // Frees bands `from` to `to` - 1, which the warp has read.
+  __device__ __forceinline__ void release(int& from, int to) const {
+#pragma unroll 1
+    for (; from < to; ++from) {
+      if (lane == 0) barrier::arrive(&s.x_empty[from]);
+    }
+  }
+};
+
+// --------------------------------------------------------------------------------------------------
+// Activations of the form x s(x) with s by tanh, computed as twice their value.
+//
+// Twice the value is x + x tanh(...), which saves an instruction. A norm gives the same result if its eps is
+// multiplied by 4.
+
+// `Bytes` are those of an output element.
 template <class Stage, int Bytes>
-struct TurnsTwice {
+struct Doubled {
   static constexpr bool exists = false;
 };
 
-// Of f32 with the polynomial of pointwise::normal_cdf, whose error is 6e-6; of 16 bits, an eighth of whose
-// rounding is no more, with a term less and 2.9e-5.
+// f32 outputs take the polynomial of pointwise::normal_cdf, with an error of 6e-6. 16-bit outputs take one
+// term less and have an error of 2.9e-5, an eighth of their rounding.
 template <int Bytes>
-struct TurnsTwice<pointwise::gelu_stage<16>, Bytes> {
+struct Doubled<pointwise::gelu_stage<16>, Bytes> {
   static constexpr bool exists = true;
   static __device__ __forceinline__ float value(float x) {
     const float u = x * x;
@@ -2263,210 +2477,52 @@ struct TurnsTwice<pointwise::gelu_stage<16>, Bytes> {
   }
 };
 
-// The compiler moves nothing past a look at the clock, if something comes of it: where values were made too
-// early, registers would not suffice. `0`, which the compiler does not know to be that: a block has one
-// thread in the second dimension.
-
-}  // namespace onepass
-
-namespace onepass::turns {
-
-__device__ __forceinline__ uint32 nothing() {
-  uint32 now;
-  asm volatile("mov.u32 %0, %%clock;" : "=r"(now)::"memory");
-  return now & threadIdx.y;
-}
-
-}  // namespace onepass::turns
-
-namespace onepass {
-
-// A thread of the warpgroups that multiply. It has two rows of a product, and of each every fourth pair of
-// columns.
-struct GemmTurnsThread {
-  uint32 thread;
-  int lane = static_cast<int>(thread % 32u);
-  int warp = static_cast<int>(thread / 32u);
-  int group = static_cast<int>(thread / 128u);
-
-  __device__ __forceinline__ int row(int h) const {
-    return static_cast<int>(thread % 128u / 32u * 16u + thread % 32u / 4u) + 8 * h;
-  }
-  // The first of the warp's rows.
-  __device__ __forceinline__ int first_row() const { return static_cast<int>(thread % 128u / 32u * 16u); }
-};
-
-// The shared memory of a block.
-template <class C, class Tail, class Numbers>
-struct alignas(128) GemmTurnsShared {
-  using Input = typename Tail::Input;
-  using Output = typename Tail::Output;
-  static constexpr int slabs = GemmSlabs<C, Tail, Numbers>::slabs_of_sample;
-  // Of a warp's 16 rows, with the one before where that makes pairs.
-  static constexpr int warp_slabs = (16 / GemmSlabs<C, Tail, Numbers>::group_rows + 1) & ~1;
-  static constexpr int raw_bytes = Numbers::copy_y * 8 * Numbers::raw_pitch * Input::bytes;
-  static constexpr int half_bytes = Numbers::window * 16;  // eight channels of a window
-  static constexpr int weight_bytes = Numbers::taps * 64 * 32;
-  // Values on their way to memory, of each warp: eight channels of a row of the box, as they lie in memory
-  // modulo 16 bytes, or of 64 columns. Words of a channel, so that others begin in other banks.
-  static constexpr int block_pitch = 16 * Output::bytes + 4;
-  static constexpr int row_pitch = Numbers::row_pitch;
-  // Of f32 they are staged where values waited, or leave from where they are.
-  static constexpr bool direct = Output::bytes == 4;
-  static constexpr int value_words = direct             ? 4
-                                     : Numbers::by_rows ? (8 * row_pitch + 6) / 4 * 4
-                                                        : 8 * block_pitch;
-  static_assert(direct || !Numbers::by_rows || row_pitch >= Numbers::pitch / 2);
-
-  alignas(128) unsigned char x[Numbers::chunks][2 * half_bytes];
-  alignas(128) unsigned char weights[Numbers::chunks][weight_bytes];
-  alignas(128) unsigned char raw[Numbers::raw_slots][(raw_bytes + 127) / 128 * 128];
-  alignas(16) uint32 values[4 * Numbers::groups][value_words];
-  alignas(
-      16) uint32 waiting[4 * Numbers::groups][Numbers::waiting_words > 0 ? 32 * Numbers::waiting_words : 4];
-  int2 rows[Numbers::groups * ((Numbers::columns + Numbers::pitch - 1) /
-                               Numbers::pitch)];  // of the box: where in a channel, pairs of outputs
-  alignas(8) int kept_offsets[Numbers::by_rows ? 2 : Numbers::groups * Numbers::columns];
-  float2 held[2][Numbers::groups]
-             [slabs];  // of slabs: what was taken off held values, what they were divided by
-  alignas(
-      16) uint64 asked[4 * Numbers::groups][warp_slabs];  // what is known of statistics, of each warp's slabs
-  float2 elements[4 * Numbers::groups];  // 1 by those of a slab in a warp's columns; 1 if the box is whole
-  // Bias, weight and bias of the norm, what sums are multiplied by: a load from memory would be waited for
-  // each time.
-  float4 channels[64];
-  uint64 x_full[Numbers::bands];
-  uint64 x_empty[Numbers::bands];
-  uint64 weights_full;
-  uint64 raw_full[Numbers::raw_slots];
-  uint64 turn[Numbers::groups];
-
-  // Where in a channel the tile's positions lie, or -1. Rows of the box need them until `rows` and masks have
-  // been made of them: they lie in place of values till then.
-  __device__ __forceinline__ int* offsets() {
-    if constexpr (Numbers::by_rows) {
-      static_assert((direct ? sizeof(waiting) : sizeof(values)) >=
-                    sizeof(int) * Numbers::groups * Numbers::columns);
-      return direct ? reinterpret_cast<int*>(waiting) : reinterpret_cast<int*>(values);
-    } else {
-      return kept_offsets;
-    }
-  }
-};
-
 // --------------------------------------------------------------------------------------------------
-// gemm_turns.cuh: rows of x that come and go together.
+// The exchange of moments between the blocks of the ping-pong kernel: from parts of slabs to statistics.
 
-// A warpgroup's outputs are some rows of the box and meet some rows of its window alone. So the window is
-// turned by bands of rows, of all channels, from the top: the next tile's first rows come when the first
-// warpgroup has multiplied, and nobody waits for the last one.
-template <class C, class Numbers>
-struct GemmTurnsBands {
-  using Geometry = GemmGeometry<C, Numbers>;
-  static constexpr int rows = Numbers::band_copies * Numbers::copy_y;  // of a band
-  static constexpr int count = Numbers::bands;
-  static constexpr int last_row = (Numbers::box_z - 1) * Geometry::rows_of_plane + Numbers::box_y - 1;
+// An extra block without a tile merges the parts that the warpgroups of all tiles publish, a team of lanes
+// for each slab, and publishes the statistics. Each value is one 8-byte store to cleared memory; the sign bit
+// of its second number marks it valid. So nothing is released or counted, which would queue trips to L2
+// behind the stores of outputs. The warps that poll have nothing else to do.
+template <class L>
+struct Exchange {
+  using Tail = typename L::Tail;
+  static constexpr int slabs = L::slabs;
+  static constexpr int parts = L::position_tiles * L::groups;  // of a slab
+  static constexpr int pairs = (parts + 1) / 2;                // parts are read by pairs
 
-  // The rows of the box that a warpgroup has, the first and the last.
-  static constexpr __device__ int first_of(int group) {
-    const int row = group * Numbers::columns / Numbers::pitch;
-    return row < last_row ? row : last_row;
-  }
-  static constexpr __device__ int last_of(int group) {
-    const int row = ((group + 1) * Numbers::columns - 1) / Numbers::pitch;
-    return row < last_row ? row : last_row;
-  }
-
-  // Taps by rows, from the top of the window: the first tap of a row, and how far down it is.
-  static constexpr int taps_of_row = static_cast<int>(C::count(2, 0));
-  static constexpr int tap_rows = Numbers::taps / taps_of_row;
-  static constexpr __device__ int tap_of(int d, int i) {
-    return C::delta(d) < 0 ? static_cast<int>(C::count(d, 0)) - 1 - i : i;
-  }
-  static constexpr __device__ int first_tap(int i) {
-    const int high = static_cast<int>(C::count(1, 0));
-    return (tap_of(0, i / high) * high + tap_of(1, i % high)) * taps_of_row;
-  }
-  static constexpr __device__ int depth(int i) {
-    const int high = static_cast<int>(C::count(1, 0));
-    return (Geometry::offset(0, tap_of(0, i / high)) - Geometry::low(0)) * Geometry::rows_of_plane +
-           Geometry::offset(1, tap_of(1, i % high)) - Geometry::low(1);
-  }
-
-  // The bands that a warpgroup meets at a row of taps, the first and the last.
-  static constexpr __device__ int first_band(int group, int i) { return (first_of(group) + depth(i)) / rows; }
-  static constexpr __device__ int last_band(int group, int i) { return (last_of(group) + depth(i)) / rows; }
-  static constexpr __device__ int readers(int band) {
-    int count = 0;
-    for (int g = 0; g < Numbers::groups; ++g)
-      count += first_band(g, 0) <= band && band <= last_band(g, tap_rows - 1) ? 1 : 0;
-    return count;
-  }
-  // Copies of eight channels; of the last band there may be fewer.
-  static constexpr int copies = 2 * Numbers::chunks * Numbers::band_copies;
-  static constexpr __device__ int copies_of(int band) {
-    const int left = 2 * Numbers::chunks * Numbers::copies - band * copies;
-    return left < copies ? left : copies;
-  }
-  static constexpr __device__ int least_copies() { return copies_of(count - 1); }
-};
-
-// --------------------------------------------------------------------------------------------------
-// gemm_turns.cuh: the statistics of a sample, from the moments that its tiles leave.
-
-// A block that has no tile merges what the warpgroups of all tiles leave, a warp for each slab, and leaves
-// what it comes to for them. What is left is 8 bytes that arrive at once, in memory that was cleared, with a
-// sign where there is none otherwise: whoever reads it knows whether it is there. So nothing is released and
-// nothing counted, which would be trips to L2 one after the other behind stores of outputs; and of the warps
-// that ask again and again none has anything else to do.
-template <class C, class Tail, class Numbers>
-struct GemmTurnsExchange {
-  using Parameters = GemmTurnsParameters<Tail::parameters>;
-  static constexpr int slabs = GemmSlabs<C, Tail, Numbers>::slabs_of_sample;
-  static constexpr int parts = Numbers::position_tiles * Numbers::groups;  // of a slab
-  static constexpr int pairs = (parts + 1) / 2;                            // that are read at a time
-  static constexpr int mergers = 1;                                        // blocks
-
-  const Parameters& p;
-
-  // Samples that the blocks with tiles have at a time.
-  static __device__ __forceinline__ int samples() {
-    return (static_cast<int>(gridDim.x) - mergers) / Numbers::position_tiles;
-  }
-  static __device__ __forceinline__ bool is_merger() {
-    return blockIdx.x >= static_cast<uint32>(samples() * Numbers::position_tiles);
-  }
+  const typename L::Parameters& p;
 
   // --- By a warpgroup ---
-  // How many elements its parts have, once.
-  __device__ __forceinline__ void leave_count(int tile, int group, float count) const {
-    asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(p.sums + tile * Numbers::groups + group),
+  // The number of elements of its parts, once.
+  __device__ __forceinline__ void publish_count(int tile, int group, float count) const {
+    asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(p.counts + tile * L::groups + group),
                  "f"(count + 1.0f)
                  : "memory");
   }
-  __device__ __forceinline__ void leave_part(int64 n, uint32 slab, int tile, int group, float mean,
-                                             float m2) const {
-    leave(part(n, slab) + (tile * Numbers::groups + group), both(mean, m2));
+  __device__ __forceinline__ void publish_part(int64 n, uint32 slab, int tile, int group, float mean,
+                                               float m2) const {
+    publish(part(n, slab) + (tile * L::groups + group), encode(mean, m2));
   }
-  // By a converting warp: the bits of the largest magnitude that it met of the sample's x in the tile.
-  __device__ __forceinline__ void leave_largest(int64 n, int tile, uint32 warp, uint32 bits) const {
+  // By a converting warp: the bits of the largest magnitude of x in its part of the tile.
+  __device__ __forceinline__ void publish_largest(int64 n, int tile, uint32 warp, uint32 bits) const {
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(largest(n, tile) + warp), "r"(bits | sign)
                  : "memory");
   }
-  // What is known of the statistics of two slabs, the first of them even, comes to shared memory, past the
-  // first-level cache.
-  __device__ __forceinline__ void ask(int64 n, uint32 slab, uint32 to) const {
+  // Copies the statistics of two slabs, the first of them even, to shared memory at `to`, valid or not. The
+  // copy bypasses L1 and takes no register.
+  __device__ __forceinline__ void prefetch(int64 n, uint32 slab, uint32 to) const {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(result(n, slab)) : "memory");
   }
-  // Mean of a slab and what its norm multiplies by; `all` is what came when it was asked for.
+  // Mean of a slab and the norm's factor; `all` was prefetched.
   __device__ __forceinline__ float2 wait(int64 n, uint32 slab, uint64 all) const {
-    while (!is_there(all))
+    while (!is_valid(all))
       asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(all) : "l"(result(n, slab)) : "memory");
     return float2{low(all), high(all)};
   }
 
   // --- By a merger ---
-  // Slabs of few parts take few lanes, which wait for those of their own alone.
+  // Slabs of few parts take few lanes, so that a team waits only for its own slab.
   __device__ __forceinline__ void run() const {
     const int lane = static_cast<int>(threadIdx.x % team);
     const uint32 mask =
@@ -2482,7 +2538,7 @@ struct GemmTurnsExchange {
           do {
             asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];"
                          : "=f"(counts[i][e])
-                         : "l"(p.sums + number)
+                         : "l"(p.counts + number)
                          : "memory");
           } while (counts[i][e] == 0.0f);
         }
@@ -2498,37 +2554,37 @@ struct GemmTurnsExchange {
   }
 
  private:
-  // Two numbers, the second of them not negative.
+  // Two numbers in 8 bytes. The second is not negative; its sign bit marks the pair valid.
   static constexpr uint32 sign = 0x80000000u;
-  static __device__ __forceinline__ uint64 both(float low, float high) {
+  static __device__ __forceinline__ uint64 encode(float low, float high) {
     return static_cast<uint64>(__float_as_uint(high) | sign) << 32 | __float_as_uint(low);
   }
-  static __device__ __forceinline__ bool is_there(uint64 both) { return both >> 63 != 0; }
-  static __device__ __forceinline__ float low(uint64 both) {
-    return __uint_as_float(static_cast<uint32>(both));
+  static __device__ __forceinline__ bool is_valid(uint64 pair) { return pair >> 63 != 0; }
+  static __device__ __forceinline__ float low(uint64 pair) {
+    return __uint_as_float(static_cast<uint32>(pair));
   }
-  static __device__ __forceinline__ float high(uint64 both) {
-    return __uint_as_float(static_cast<uint32>(both >> 32) & ~sign);
+  static __device__ __forceinline__ float high(uint64 pair) {
+    return __uint_as_float(static_cast<uint32>(pair >> 32) & ~sign);
   }
-  static __device__ __forceinline__ void leave(uint64* to, uint64 both) {
-    asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to), "l"(both) : "memory");
+  static __device__ __forceinline__ void publish(uint64* to, uint64 pair) {
+    asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to), "l"(pair) : "memory");
   }
 
-  // The parts of a slab: mean and M2. After those of all samples: of each slab the mean and what its norm
-  // multiplies by, pairs of a sample.
+  // The parts of a slab: mean and M2. Behind the parts of all samples come the results: the mean of each slab
+  // and the norm's factor.
   __device__ __forceinline__ uint64* part(int64 n, uint32 slab) const {
-    return reinterpret_cast<uint64*>(p.parts) + (n * slabs + slab) * (2 * pairs);
+    return p.parts + (n * slabs + slab) * (2 * pairs);
   }
   __device__ __forceinline__ uint64* result(int64 n, uint32 slab) const {
     return part(p.batch, 0) + n * ((slabs + 1) / 2 * 2) + slab;
   }
 
-  // Of each converting warp.
+  // The largest magnitudes that the converting warps of a tile saw.
   __device__ __forceinline__ uint32* largest(int64 n, int tile) const {
-    return p.guard + (n * Numbers::position_tiles + tile) * turns::converting_warps;
+    return p.guard + (n * L::position_tiles + tile) * converting_warps;
   }
 
-  // Better than the instruction's by a step of Newton's, if it is finite.
+  // rsqrtf, improved by one Newton step where it is finite.
   static __device__ __forceinline__ float inverse_root(float x) {
     const float y = rsqrtf(x);
     const float better = fmaf(fmaf(-0.5f * x * y, y, 0.5f), y, y);
@@ -2542,8 +2598,8 @@ struct GemmTurnsExchange {
     for (int offset = team / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(mask, value, offset);
     return value;
   }
-  // Sums of distances from the first part's mean, and of their squares: in one pass. That mean is one of
-  // them, so that it is no further from the mean of all than the root of their number in deviations.
+  // One pass over the parts: sums of distances from the first part's mean, and of their squares. That mean is
+  // at most sqrt(parts) deviations from the mean of all.
   __device__ __forceinline__ void merge(int64 n, uint32 slab, int lane, uint32 mask,
                                         const float (&counts)[of_lane][2]) const {
     constexpr float elements = static_cast<float>(Tail::group_channels * Tail::spatial);
@@ -2554,13 +2610,13 @@ struct GemmTurnsExchange {
       two[i][0] = 2 * (lane + team * i) < parts ? 0 : ~uint64{0};
       two[i][1] = 2 * (lane + team * i) + 1 < parts ? 0 : ~uint64{0};
     }
-    // All that are not there yet, again and again.
+    // Polls all that are not valid yet.
     bool has_all;
     do {
       has_all = true;
 #pragma unroll
       for (int i = 0; i < of_lane; ++i) {
-        if (!is_there(two[i][0] & two[i][1])) {
+        if (!is_valid(two[i][0] & two[i][1])) {
           asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%2];"
                        : "=l"(two[i][0]), "=l"(two[i][1])
                        : "l"(from + 2 * team * i)
@@ -2570,7 +2626,7 @@ struct GemmTurnsExchange {
 #pragma unroll
       for (int i = 0; i < of_lane; ++i) {
         if (parts % 2 != 0 && 2 * (lane + team * i) + 1 == parts) two[i][1] = ~uint64{0};
-        has_all = has_all && is_there(two[i][0] & two[i][1]);
+        has_all = has_all && is_valid(two[i][0] & two[i][1]);
       }
     } while (!has_all);
     const float origin = __shfl_sync(mask, low(two[0][0]), 0, team);
@@ -2590,36 +2646,35 @@ struct GemmTurnsExchange {
     }
     sum = add_lanes(sum, mask) * (1.0f / elements);
     square = add_lanes(square, mask) * (1.0f / elements);
-    using Twice = TurnsTwice<typename Tail::Before::Only, Tail::Output::bytes>;
-    constexpr float times = Twice::exists ? 2.0f : 1.0f;
-    const float variance = fmaf(-sum, sum, square);  // NaN stays what it is
+    constexpr float times = Doubled<typename Tail::Before::Only, L::Output::bytes>::exists ? 2.0f : 1.0f;
+    const float variance = fmaf(-sum, sum, square);  // NaN stays NaN
     const float2 all{origin + sum,
                      inverse_root(fmaf(times * times, Tail::eps, variance < 0.0f ? 0.0f : variance))};
-    // All values the same: what parts' means differ by is how their sums were rounded. The norm multiplies by
-    // 0 then, and gives its bias exactly.
+    // Where all values are equal, the means of parts differ only by rounding. The norm's factor is then 0 and
+    // the result is exactly its bias.
     const float least = all.x * 0x1p-19f;
     is_flat = __all_sync(mask, is_flat) && variance <= least * least && Tail::eps > 0.0f &&
-              (fabsf(all.x) > 0x1p-35f || all.x == 0.0f);  // else squares may have been too small for f32
+              (fabsf(all.x) > 0x1p-35f || all.x == 0.0f);  // below, squares may have underflowed
     if (lane == 0) {
-      leave(result(n, slab), both(all.x, is_flat ? 0.0f : all.y));
+      publish(result(n, slab), encode(all.x, is_flat ? 0.0f : all.y));
       float* const to = p.statistics + 2 * (n * slabs + slab);
       to[0] = all.x / times;
       to[1] = all.y * times;
     }
-    if constexpr (Numbers::guards) judge(n, slab, all.y * times, lane, mask);
+    if constexpr (L::Numbers::guards) judge(n, slab, all.y * times, lane, mask);
   }
-  // Whether f16 has room for the sample's x; by all slabs, each with its own deviation.
+  // Marks the sample where its x does not fit in f16. Every slab checks with its own deviation.
   __device__ __forceinline__ void judge(int64 n, uint32 slab, float scale, int lane, uint32 mask) const {
-    constexpr int count = (Numbers::position_tiles + team - 1) / team;
-    static_assert(turns::converting_warps == 4);
+    constexpr int count = (L::position_tiles + team - 1) / team;
+    static_assert(converting_warps == 4);
     uint4 own[count];
     const auto has = [](const uint4& bits) { return (bits.x & bits.y & bits.z & bits.w & sign) != 0; };
 #pragma unroll
     for (int i = 0; i < count; ++i) {
-      const uint32 none = lane + team * i < Numbers::position_tiles ? 0 : sign;
+      const uint32 none = lane + team * i < L::position_tiles ? 0 : sign;
       own[i] = uint4{none, none, none, none};
     }
-    // All that are not there yet, again and again.
+    // Polls all that are not valid yet.
     bool has_all;
     do {
       has_all = true;
@@ -2647,22 +2702,17 @@ struct GemmTurnsExchange {
     }
     for (int i = lane; i < Tail::group_channels; i += team) {
       const float weight = Tail::weight(p, static_cast<int>(slab) * Tail::group_channels + i);
-      gemm::judge<Tail, Numbers>(p, n, __uint_as_float(most), fabsf(weight * scale));
+      gemm::judge<Tail, typename L::Numbers>(p, n, __uint_as_float(most), fabsf(weight * scale));
     }
   }
 };
 
 // --------------------------------------------------------------------------------------------------
-// gemm_turns.cuh: how values wait for their norm.
+// How the ping-pong kernel holds a tile's values until the statistics of their slabs are known.
 
-// The sum of a thread's pair j, row h and element e is number j * 4 + h * 2 + e.
-
-}  // namespace onepass
-
-namespace onepass::turns {
-
-// Pairs of f16, for outputs of 16 bits. Values are divided by `unit` of their row: 1, or about a deviation.
-struct Halves {
+// Pairs of f16, for outputs of 16 bits. Values are divided by the `unit` of their row: 1, or about a standard
+// deviation.
+struct HeldF16 {
   static constexpr __device__ int words(int sums) { return sums / 2; }
 
   template <int sums, int count>
@@ -2680,20 +2730,19 @@ struct Halves {
   }
 };
 
-// Integers of 20 bits, for outputs of f32, in 2^-19 of the largest distance in the part: they are off by half
-// of that, and by as much again where `origin` is taken off together with the norm. Eight are four words of
-// their lower halves and one of what is above, a byte of which has that of values k and k + 4.
-struct Twenties {
-  static constexpr float most = 524280.0f;  // that a value is, with room for a rounded division
-  // What an integer lies above: 0 for the lowest of them, as a float of 2^23 and more has it in its lowest
-  // bits.
+// 20-bit integers, for outputs of f32. The unit is 2^-19 of the largest distance in the part. The error is
+// half a unit, and as much again because `origin` is subtracted together with the norm. Eight values take
+// five words: four of lower halves, and one whose byte k has the upper bits of values k and k + 4.
+struct HeldInt20 {
+  static constexpr float most = 524280.0f;  // the largest value, with room for a rounded division
+  // The offset of the encoding: a float from 2^23 on has the integer in its lowest bits.
   static constexpr float origin = 8388608.0f + 524288.0f;
   static constexpr __device__ int words(int sums) { return sums / 8 * 5 + sums % 8 / 4 * 3; }
-  // Of the eight from number 8 * g on.
+  // Values of group g: those from number 8 * g on.
   static constexpr __device__ int values_of(int sums, int g) { return sums - 8 * g < 8 ? 4 : 8; }
   static constexpr __device__ int groups(int sums) { return (sums + 7) / 8; }
 
-  // The third bytes of four.
+  // The third byte of each of four words.
   static __device__ __forceinline__ uint32 third_bytes(const uint32* bits) {
     return __byte_perm(__byte_perm(bits[0], bits[1], 0x0062), __byte_perm(bits[2], bits[3], 0x6200), 0x7610);
   }
@@ -2715,10 +2764,10 @@ struct Twenties {
       to[5 * g + values / 2] = (low & 0x0f0f0f0fu) | (high & 0xf0f0f0f0u);
     }
   }
-  // The exponent of 2^23, in a register: as an immediate it would take the place of what bytes are chosen by.
-  // The block has one thread in that dimension, which the assembler does not know.
+  // The exponent of 2^23, in a register: the instruction has one immediate, which selects bytes. threadIdx.y
+  // is 0, which the assembler does not know.
   static __device__ __forceinline__ uint32 exponent() { return 0x4b000000u | threadIdx.y; }
-  // Value i of eight: the integer, and `origin`.
+  // Value i of eight: the integer plus `origin`.
   static __device__ __forceinline__ float unpack(uint32 lower, uint32 above, uint32 exponent, int i) {
     constexpr uint32 third[4] = {0x0410, 0x0532, 0x0610, 0x0732};
     const uint32 bits = __byte_perm(lower, i < 4 ? above : above >> 4, third[i % 4]);
@@ -2726,66 +2775,89 @@ struct Twenties {
   }
 };
 
-}  // namespace onepass::turns
+// The held values of a thread: the first words in registers, the others in shared memory. With HeldF16, word
+// 2 * j + h is pair j of row h.
+template <class L>
+struct Hold {
+  using Format = typename gemm::If<L::is_f32, HeldInt20, HeldF16>::Type;
+  static constexpr int words = Format::words(L::sums);
+  static constexpr int in_registers = words - L::Numbers::held_shared_words;
+  static_assert(in_registers > 0);
+  struct Words {
+    uint32 value[words];
+  };
+  struct Registers {
+    uint32 value[in_registers];
+  };
+
+  Shared<L>& s;
+  const Thread& thread;
+
+  // Encodes distances from the mean, divided by the `unit` of their row.
+  static __device__ __forceinline__ void pack(const float (&d)[L::sums], const float (&unit)[2], Words& to) {
+    Format::pack(d, unit, to.value);
+  }
+  // Replaces the values of the tile before, which have been stored.
+  __device__ __forceinline__ void hold(const Words& next, Registers& held) const {
+#pragma unroll
+    for (int i = 0; i < words; ++i) {
+      if (i < in_registers) {
+        held.value[i] = next.value[i];
+      } else {
+        s.held_words[thread.warp][32 * (i - in_registers) + thread.lane] = next.value[i];
+      }
+    }
+  }
+  __device__ __forceinline__ uint32 word(int i, const Registers& held) const {
+    return i < in_registers ? held.value[i]
+                            : s.held_words[thread.warp][32 * (i - in_registers) + thread.lane];
+  }
+};
 
 // --------------------------------------------------------------------------------------------------
-// gemm_turns.cuh: the chain before the norm, and moments.
+// The first part of the ping-pong kernel's epilogue: the chain before the norm, and moments.
 
-namespace onepass {
-
-// Which columns of a warpgroup have an output where the box is whole.
-template <class Geometry, class Numbers>
-struct GemmTurnsBox {
+// Which columns of a tile have an output in a whole box (one that the output does not cut off).
+template <class L>
+struct WholeBox {
+  using Numbers = typename L::Numbers;
+  using Geometry = typename L::Geometry;
   static constexpr __device__ bool has(int i) {
     const int y = i / Numbers::pitch;
     const int z = y / Geometry::rows_of_plane;
     return i % Numbers::pitch < Numbers::box_x && y - z * Geometry::rows_of_plane < Numbers::box_y &&
            z < Numbers::box_z;
   }
-  // A bit for each eight columns of which some have none, in any warpgroup.
+  // A bit for each eight columns of a warpgroup; set where a column has no output in some warpgroup.
   static constexpr __device__ uint64 gaps() {
     uint64 bits = 0;
-    for (int i = 0; i < Numbers::groups * Numbers::columns; ++i) {
-      if (!has(i)) bits |= uint64{1} << (i % Numbers::columns / 8);
+    for (int i = 0; i < L::groups * L::columns; ++i) {
+      if (!has(i)) bits |= uint64{1} << (i % L::columns / 8);
     }
     return bits;
   }
 };
 
-// What a warpgroup does with a tile's sums.
-// The sum of the thread's pair j, row h and element e is number j * 4 + h * 2 + e.
-template <class C, class Tail, class Numbers>
-struct GemmTurnsMoments : GemmTurnsThread {
-  using Parameters = GemmTurnsParameters<Tail::parameters>;
-  using Shared = GemmTurnsShared<C, Tail, Numbers>;
-  using Before = typename Tail::Before;
-  using Twice = TurnsTwice<typename Before::Only, Tail::Output::bytes>;
-  using Geometry = GemmGeometry<C, Numbers>;
-  using Slabs = GemmSlabs<C, Tail, Numbers>;
-  using Box = GemmTurnsBox<Geometry, Numbers>;
-  static constexpr int columns = Numbers::columns;
-  static constexpr int sums = columns / 2;
-  static constexpr int pairs = columns / 8;  // of columns, in each row of a thread
-  static constexpr int group_rows = Slabs::group_rows;
-  static constexpr int rows = Geometry::rows;
+template <class L>
+struct TileMoments {
+  using Numbers = typename L::Numbers;
+  using Before = typename L::Tail::Before;
+  using DoubledChain = Doubled<typename Before::Only, L::Output::bytes>;
+  using Box = WholeBox<L>;
+  static constexpr int columns = L::columns;
+  static constexpr int sums = L::sums;
+  static constexpr int pairs = L::pairs;
+  static constexpr int group_rows = L::group_rows;
   static constexpr uint64 gaps = Box::gaps();
-  static_assert(pairs <= 64);
-  static_assert(16 % group_rows == 0 && Geometry::classes == 1);
 
-  const Parameters& p;
-  Shared& s;
+  const typename L::Parameters& p;
+  Shared<L>& s;
+  Thread thread;
 
-  __device__ __forceinline__ GemmTurnsExchange<C, Tail, Numbers> exchange() const { return {p}; }
-  // That the block has of every sample.
-  // Asked again each time: a register less.
-  static __device__ __forceinline__ int position_tile() {
-    uint32 block;
-    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
-    return static_cast<int>(block % Numbers::position_tiles);
-  }
+  __device__ __forceinline__ Exchange<L> exchange() const { return {p}; }
 
-  // Which of the thread's columns have an output; and whether the warp's box is whole: all but those beside
-  // it have.
+  // A bit for each of the thread's columns that has an output, and one that says whether the warp's box is
+  // whole.
   struct Mask {
     uint32 bits[(2 * pairs + 1 + 31) / 32];
 
@@ -2799,7 +2871,7 @@ struct GemmTurnsMoments : GemmTurnsThread {
   __device__ __forceinline__ Mask mask() const {
     Mask mask{};
     bool whole = true;
-    const int first = group * columns + 2 * (lane % 4);
+    const int first = thread.group * columns + 2 * (thread.lane % 4);
 #pragma unroll
     for (int j = 0; j < pairs; ++j) {
 #pragma unroll
@@ -2809,26 +2881,29 @@ struct GemmTurnsMoments : GemmTurnsThread {
         whole = whole && (has || !Box::has(first + 8 * j + e));
       }
     }
-    // The same of all slabs.
+    // All slabs of the warp have the same count.
     const float elements = lanes_sum<slab_lanes>(static_cast<float>((3 - own_slabs) * count_of(mask)));
     whole = __all_sync(0xffffffffu, whole);
-    if (lane == 0) s.elements[warp] = float2{elements > 0.0f ? 1.0f / elements : 0.0f, whole ? 1.0f : 0.0f};
-    if (lane == 0 && warp % 4 == 0) exchange().leave_count(position_tile(), group, elements);
+    if (thread.lane == 0)
+      s.elements[thread.warp] = float2{elements > 0.0f ? 1.0f / elements : 0.0f, whole ? 1.0f : 0.0f};
+    if (thread.lane == 0 && thread.warp % 4 == 0)
+      exchange().publish_count(L::reload_tile_of_block(), thread.group, elements);
     __syncwarp();
     mask.set(2 * pairs, whole);
-    return again(mask);
+    return reload(mask);
   }
-  // Asked again each time: answers for all columns, or terms of the bits, would be kept in registers. Of
-  // whole rows nothing is kept.
-  static constexpr bool keeps_mask = !Numbers::by_rows;
-  __device__ __forceinline__ Mask again(const Mask& mask) const {
+  // Reloads the bits at each use: the compiler would otherwise keep a predicate for each column in registers.
+  // Kernels that store rows keep no mask; they compute it from the rows' lengths.
+  static constexpr bool keeps_mask = !Numbers::store_rows;
+  __device__ __forceinline__ Mask reload(const Mask& mask) const {
     Mask asked = mask;
     if constexpr (!keeps_mask) {
       constexpr int row_pairs = Numbers::pitch / 8;
       asked = Mask{};
 #pragma unroll
       for (int r = 0; r < pairs / row_pairs; ++r) {
-        const int left = s.rows[group * (pairs / row_pairs) + r].y - lane % 4;  // pairs, of four lanes
+        const int left =
+            s.rows[thread.group * (pairs / row_pairs) + r].y - thread.lane % 4;  // pairs, of four lanes
         const uint32 own = left > 0 ? (left + 3) / 4 : 0;
 #pragma unroll
         for (int i = 0; i < static_cast<int>(sizeof(asked.bits) / 4); ++i) {
@@ -2850,10 +2925,10 @@ struct GemmTurnsMoments : GemmTurnsThread {
     return count;
   }
 
-  // Which of the thread's two rows lie in which of its slabs: of one, or of two.
+  // The thread's two rows lie in one slab or in two.
   static constexpr int own_slabs = group_rows == 16 ? 1 : 2;
   static constexpr int slab_lanes = group_rows == 16 ? 32 : 4 * group_rows;
-  // A value of every slab of the thread, summed over the slab's lanes.
+  // Sums a value of each of the thread's slabs over the slab's lanes.
   static __device__ __forceinline__ void add_lanes(float (&value)[own_slabs]) {
 #pragma unroll
     for (int offset = slab_lanes / 2; offset > 0; offset /= 2) {
@@ -2862,7 +2937,7 @@ struct GemmTurnsMoments : GemmTurnsThread {
     }
   }
 
-  // Sums of each of the thread's slabs, as some that do not wait for each other.
+  // Partial sums of each of the thread's slabs. Four independent chains hide the latency of additions.
   struct Sums {
     static constexpr int lines = 4;
     float sum[own_slabs][lines] = {};
@@ -2886,18 +2961,18 @@ struct GemmTurnsMoments : GemmTurnsThread {
       }
     }
   };
-  // Whether sum i has an output where the box is whole: known to the compiler but for a few, and to the lane
-  // where warpgroups have whole rows.
+  // Whether sum i has an output in a whole box. The compiler knows it for most columns. Where warpgroups have
+  // whole rows, the lane decides.
   static constexpr bool by_lane =
-      Numbers::by_rows && Numbers::box_z == 1 && Numbers::groups * columns == Numbers::box_y * Numbers::pitch;
+      Numbers::store_rows && Numbers::box_z == 1 && L::groups * columns == Numbers::box_y * Numbers::pitch;
   __device__ __forceinline__ bool is_inside(const Mask& mask, int i) const {
     if ((gaps >> (i / 4) & 1u) == 0) return true;
-    if constexpr (by_lane) return i / 4 % (Numbers::pitch / 8) * 8 + lane % 4 * 2 + i % 2 < Numbers::box_x;
+    if constexpr (by_lane)
+      return i / 4 % (Numbers::pitch / 8) * 8 + thread.lane % 4 * 2 + i % 2 < Numbers::box_x;
     return mask.has(i / 4, i % 2);
   }
 
-  // Products are added to the bias.
-  // Scaled sums of f32 become what they are and get their bias at once.
+  // Accumulators start from the bias. Sums of f32 operands are scaled, and get their bias with the scale.
   static constexpr bool scales = Numbers::guards;
   static constexpr bool bias_first = !scales;
   __device__ __forceinline__ void begin(float (&d)[sums]) const {
@@ -2905,33 +2980,33 @@ struct GemmTurnsMoments : GemmTurnsThread {
     load_bias(bias);
 #pragma unroll
     for (int i = 0; i < sums; ++i) {
-      // A register of its own for each: where the compiler has one copied to all, it has products wait for
-      // each other.
+      // Each accumulator is set by its own instruction. Where the compiler copies one register to all, it
+      // serialises the products.
       asm volatile("mov.b32 %0, %1;" : "=f"(d[i]) : "f"(bias[i / 2 % 2]));
     }
   }
   __device__ __forceinline__ void load_bias(float (&bias)[2]) const {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) bias[h] = s.channels[rows % 64 == 0 || row(h) < rows ? row(h) : 0].x;
+    for (int h = 0; h < 2; ++h) bias[h] = s.channels[L::channel_of(thread.row(h))].x;
   }
 
-  // The chain, in place; and the values' sums, if the box is whole.
+  // Applies the chain in place, and sums the values as if the box were whole.
   __device__ __forceinline__ void activate(int64 n, const Mask& mask, float (&d)[sums], Sums& all) const {
     float bias[2], scale[2];
     if constexpr (scales) {
       load_bias(bias);
 #pragma unroll
-      for (int h = 0; h < 2; ++h) scale[h] = s.channels[rows % 64 == 0 || row(h) < rows ? row(h) : 0].w;
+      for (int h = 0; h < 2; ++h) scale[h] = s.channels[L::channel_of(thread.row(h))].w;
     }
     ChannelValues<Before, 1> values[2];
 #pragma unroll
-    for (int h = 0; h < 2; ++h) values[h].load(p, n, rows % 64 == 0 || row(h) < rows ? row(h) : 0);
-    const Mask asked = keeps_mask || by_lane ? mask : again(mask);
+    for (int h = 0; h < 2; ++h) values[h].load(p, n, L::channel_of(thread.row(h)));
+    const Mask asked = keeps_mask || by_lane ? mask : reload(mask);
 #pragma unroll
     for (int i = 0; i < sums; ++i) {
       if constexpr (scales) d[i] = fmaf(d[i], scale[i / 2 % 2], bias[i / 2 % 2]);
-      if constexpr (Twice::exists) {
-        d[i] = Twice::value(d[i]);
+      if constexpr (DoubledChain::exists) {
+        d[i] = DoubledChain::value(d[i]);
       } else {
         typename Before::template Tensors<1> tensors;
         d[i] = Before::value(d[i], values[i / 2 % 2].value[0], tensors, 0);
@@ -2940,15 +3015,15 @@ struct GemmTurnsMoments : GemmTurnsThread {
     }
   }
 
-  // The moments of the warp's slabs, left for all tiles. Values become distances from their slab's mean;
-  // `unit` is what they wait in, of the thread's rows: 1 or their deviation, if that is far from 1; of f32
-  // what makes the largest one an integer.
-  __device__ __forceinline__ void leave_parts(uint32 tile, int64 n, const Mask& mask, float (&values)[sums],
-                                              Sums& of_whole, float (&unit)[2]) const {
+  // Publishes the moments of the warp's slabs and turns values into distances from their part's mean. `unit`
+  // is what held values of the thread's rows are divided by: 1, or the deviation where that is far from 1.
+  // For f32 the largest distance becomes the largest 20-bit integer.
+  __device__ __forceinline__ void publish_parts(uint32 tile, int64 n, const Mask& mask, float (&values)[sums],
+                                                Sums& of_whole, float (&unit)[2]) const {
     float own[own_slabs], m2[own_slabs], most[own_slabs];
-    const float2 elements = s.elements[warp];
+    const float2 elements = s.elements[thread.warp];
     const bool whole = keeps_mask ? mask.whole() : elements.y != 0.0f;
-    // Values are changed where both ways have met again, so that they are where they were.
+    // Values are changed only after both branches have joined, so that they stay in the same registers.
     if (!whole) add_up(mask, values, of_whole);
     of_whole.finish(own);
 #pragma unroll
@@ -2962,13 +3037,13 @@ struct GemmTurnsMoments : GemmTurnsThread {
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      if constexpr (Shared::direct) {
-        // No less where all values are the same, or nearly: what an integer is worth is what they are off by.
-        unit[h] = fmaxf(most[h % own_slabs], 0x1p-100f) * (1.0f / turns::Twenties::most);
+      if constexpr (L::is_f32) {
+        // The lower bound is for values that are all equal, or nearly.
+        unit[h] = fmaxf(most[h % own_slabs], 0x1p-100f) * (1.0f / HeldInt20::most);
         continue;
       }
-      // Of as few elements as a part has none is further off than 200 deviations. Any unit that is about as
-      // large will do.
+      // In a part of so few elements no value is further than 200 deviations from the mean. Any unit of about
+      // that size will do.
       float variance = m2[h % own_slabs] * elements.x;
       variance = variance > 0x1p+126f ? 0x1p+126f : variance;
       const bool is_near = variance > 0x1p-12f && variance < 0x1p+12f;
@@ -2976,19 +3051,19 @@ struct GemmTurnsMoments : GemmTurnsThread {
     }
 #pragma unroll
     for (int k = 0; k < own_slabs; ++k) {
-      if (lane % slab_lanes == 0 && (rows % 64 == 0 || row(k) < rows)) {
-        // Values that differ by less than tensor cores cut off sums (2^-16) are the same.
+      if (thread.lane % slab_lanes == 0 && L::has_row(thread.row(k))) {
+        // Values that differ by less than the tensor cores' truncation (2^-16) count as equal.
         const float least = own[k] * 0x1p-16f;
         if (m2[k] <= least * least) m2[k] = 0.0f;
-        const uint32 slab = static_cast<uint32>(row(k)) / group_rows;
-        exchange().leave_part(n, slab, position_tile(), group, own[k], m2[k]);
-        s.held[tile & 1u][group][slab] = float2{own[k], unit[k]};
+        const uint32 slab = static_cast<uint32>(thread.row(k)) / group_rows;
+        exchange().publish_part(n, slab, L::reload_tile_of_block(), thread.group, own[k], m2[k]);
+        s.held_scales[tile & 1u][thread.group][slab] = float2{own[k], unit[k]};
       }
     }
     __syncwarp();
   }
   __device__ __forceinline__ void add_up(const Mask& mask, const float (&values)[sums], Sums& all) const {
-    const Mask asked = again(mask);
+    const Mask asked = reload(mask);
     all = Sums{};
 #pragma unroll
     for (int i = 0; i < sums; ++i) {
@@ -2998,653 +3073,44 @@ struct GemmTurnsMoments : GemmTurnsThread {
   template <bool whole>
   __device__ __forceinline__ void add_up_squares(const Mask& mask, const float (&distances)[sums],
                                                  float (&m2)[own_slabs], float (&most)[own_slabs]) const {
-    const Mask asked = whole && by_lane ? mask : again(mask);
+    const Mask asked = whole && by_lane ? mask : reload(mask);
     Sums squares, largest;
 #pragma unroll
     for (int i = 0; i < sums; ++i) {
       if (whole ? is_inside(asked, i) : asked.has(i / 4, i % 2)) {
         squares.of(i) = fmaf(distances[i], distances[i], squares.of(i));
-        if constexpr (Shared::direct) largest.of(i) = fmaxf(largest.of(i), fabsf(distances[i]));
+        if constexpr (L::is_f32) largest.of(i) = fmaxf(largest.of(i), fabsf(distances[i]));
       }
     }
     squares.finish(m2);
-    if constexpr (Shared::direct) largest.finish_largest(most);
+    if constexpr (L::is_f32) largest.finish_largest(most);
   }
 };
 
 // --------------------------------------------------------------------------------------------------
-// gemm_turns.cuh: rows of f32 on their way to memory.
+// Rounds f32 x to f16 on its way to the window, and keeps its largest magnitude.
 
-// Stores are paid for by lines that they touch, and a warp's values lie in eight channels: a row of the box
-// leaves by 16 bytes, as many neighbours at once as can. It passes through shared memory, eight channels at a
-// time and in two parts, in a ring of `pitch` words for each channel: what the first part leaves of 16 bytes
-// goes with the second. Words lie there as they do in memory, modulo 16 bytes; channels are a multiple of
-// that.
-template <class C, class Numbers>
-struct GemmTurnsRing {
-  static constexpr int pairs = Numbers::pitch / 8;  // that a lane has of a row, in every channel
-  static constexpr int pitch = Numbers::row_pitch;
-  static constexpr int words = 8 * pitch;  // of all channels
-  // The first part's pairs, of a lane. All but the first of the others come round.
-  static constexpr int first_pairs = pitch / 8 - 1;
-  static constexpr __device__ int pairs_of(int part) { return part == 0 ? first_pairs : pairs - first_pairs; }
-  static constexpr __device__ int lanes_of(int part) {
-    return pairs_of(part) <= 4 ? 8 : pairs_of(part) <= 8 ? 16 : 32;
-  }
-  static_assert(pitch % 8 == 0 && pairs_of(1) > 0 && pairs_of(1) <= first_pairs && first_pairs <= 16);
-  static_assert(C::stride(1) % 4 == 0);
-  static constexpr int64 channel_bytes = C::stride(1) * 4;
-
-  uint32 stage;    // where the ring begins, in bytes
-  uint64 output;   // where the row's first output of the warp's first channel goes
-  uint32 shift;    // words: that output's place in 16 bytes
-  uint32 end;      // behind the last word
-  uint32 staged;   // where the lane's first pair goes
-  uint32 wrapped;  // and its first of the second part
-  uint32 lane;
-
-  __device__ __forceinline__ GemmTurnsRing(uint32 stage, uint64 output, int outputs, int lane)
-      : stage(stage),
-        output(output),
-        shift(static_cast<uint32>(output) / 4 % 4),
-        end(shift + static_cast<uint32>(outputs)),
-        lane(static_cast<uint32>(lane)) {
-    const uint32 first = shift + this->lane % 4 * 2;
-    const uint32 begin = stage + this->lane / 4 * (pitch * 4);
-    staged = begin + first * 4;
-    const uint32 next = first + 8 * first_pairs;
-    wrapped = begin + (next < pitch ? next : next - pitch) * 4;
-  }
-
-  // The lane's pair j of the row, of its channel.
-  __device__ __forceinline__ void put(int j, float value, float next) const {
-    const uint32 to = j < first_pairs    ? staged + 32 * j
-                      : j == first_pairs ? wrapped
-                                         : staged + static_cast<uint32>(32 * j - 4 * pitch);
-    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(value), "f"(next) : "memory");
-  }
-
-  // A part that all lanes have put, of eight channels from `first` on, `left` of which there are.
-  template <int part>
-  __device__ __forceinline__ void store(int first, int left) const {
-    constexpr int lanes = lanes_of(part);
-    constexpr int channels = 32 / lanes;  // that are stored at once
-    constexpr int batch = channels < 8 ? 2 : 1;
-    const uint32 word = 4 * (lane % lanes) + part * 8 * first_pairs;
-    const bool has = lane % lanes < 2 * pairs_of(part) && word >= shift && word + 4 <= end;
-    const int channel = static_cast<int>(lane / lanes);
-    // Lanes beside a short row load from its first words: behind it may be what the next warp stages.
-    constexpr bool fits = 4 * lanes - part * 8 <= pitch;
-    const uint32 place = !fits && !has ? 0 : part == 0 || word < pitch ? word : word - pitch;
-    const uint32 from = stage + (lane / lanes * pitch + place) * 4;
-    const uint64 to =
-        output + (first + channel) * channel_bytes + static_cast<int64>(static_cast<int>(word - shift)) * 4;
-    store_ends<part>(first, left);
-#pragma unroll
-    for (int k = 0; k < 8 / channels; k += batch) {
-      uint4 value[batch];
-#pragma unroll
-      for (int i = 0; i < batch; ++i) {
-        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(value[i].x), "=r"(value[i].y), "=r"(value[i].z), "=r"(value[i].w)
-                     : "r"(from + static_cast<uint32>((k + i) * channels * pitch * 4))
-                     : "memory");
-      }
-#pragma unroll
-      for (int i = 0; i < batch; ++i) {
-        if (has && channel + (k + i) * channels < left) {
-          asm volatile(
-              "st.global.cs.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to + (k + i) * channels * channel_bytes),
-              "r"(value[i].x), "r"(value[i].y), "r"(value[i].z), "r"(value[i].w));
-        }
-      }
-    }
-  }
-
- private:
-  // What is beside vectors, when a part has been put: the first two outputs, and the last.
-  template <int part>
-  __device__ __forceinline__ void store_ends(int first, int left) const {
-    if (part == 0 && shift != 0 && end > shift) store_two(shift, first, left);
-    if (end % 4 != 0 && end > shift && (end <= 8 * first_pairs) == (part == 0))
-      store_two(end - 2, first, left);
-  }
-  // Two words of each channel, by eight lanes.
-  __device__ __forceinline__ void store_two(uint32 word, int first, int left) const {
-    if (static_cast<int>(lane) >= (left < 8 ? left : 8)) return;
-    const uint32 from = stage + (lane * pitch + (word < pitch ? word : word - pitch)) * 4;
-    const uint64 to = output + (first + static_cast<int64>(lane)) * channel_bytes + 4 * (word - shift);
-    uint32 own, next;
-    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(own), "=r"(next) : "r"(from) : "memory");
-    asm volatile("st.global.cs.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(own), "r"(next));
-  }
-};
-
-// --------------------------------------------------------------------------------------------------
-// gemm_turns.cuh: values that wait for their norm, and what becomes of them then.
-
-// What a warpgroup holds of a tile, and stores when the moments of the other tiles have come.
-template <class C, class Tail, class Numbers>
-struct GemmTurnsOutputs : GemmTurnsThread {
-  using Parameters = GemmTurnsParameters<Tail::parameters>;
-  using Shared = GemmTurnsShared<C, Tail, Numbers>;
-  using Output = typename Tail::Output;
-  using After = typename Tail::After;
-  static constexpr int columns = Numbers::columns;
-  static constexpr int sums = columns / 2;
-  static constexpr int pairs = columns / 8;  // of columns, in each row of a thread
-  static constexpr int group_rows = GemmSlabs<C, Tail, Numbers>::group_rows;
-  using Geometry = GemmGeometry<C, Numbers>;
-  static constexpr int rows = Geometry::rows;
-  static constexpr bool direct = Shared::direct;
-
-  const Parameters& p;
-  Shared& s;
-
-  // Values leave by pieces, eight channels of a row of the box, or of 64 columns.
-  static constexpr int piece_pairs = Numbers::by_rows ? Numbers::pitch / 8 : 8;
-  static constexpr int runs = (pairs + piece_pairs - 1) / piece_pairs;  // of columns
-  static constexpr __device__ int pairs_of(int run) {
-    return pairs - run * piece_pairs < piece_pairs ? pairs - run * piece_pairs : piece_pairs;
-  }
-
-  // Values that wait for the moments of other tiles: the first words in registers and those after them in
-  // shared memory. Pairs of f16 are number 2 * j + h of pair j and row h.
-  using Format = typename gemm::If<direct, turns::Twenties, turns::Halves>::Type;
-  static constexpr int words = Format::words(sums);
-  static constexpr int own = words - Numbers::waiting_words;
-  static_assert(own > 0);
-  struct Words {
-    uint32 value[words];
-  };
-  struct Held {
-    uint32 value[own];
-  };
-
-  // Distances from the mean as they wait, divided by `unit` of their row.
-  static __device__ __forceinline__ void pack(const float (&d)[sums], const float (&unit)[2], Words& to) {
-    Format::pack(d, unit, to.value);
-  }
-  // Those held before have been stored.
-  __device__ __forceinline__ void hold(const Words& next, Held& held) const {
-#pragma unroll
-    for (int i = 0; i < words; ++i) {
-      if (i < own) {
-        held.value[i] = next.value[i];
-      } else {
-        s.waiting[warp][32 * (i - own) + lane] = next.value[i];
-      }
-    }
-  }
-  __device__ __forceinline__ uint32 word(int i, const Held& held) const {
-    return i < own ? held.value[i] : s.waiting[warp][32 * (i - own) + lane];
-  }
-
-  // What the thread's rows are multiplied by and what is added then.
-  struct Norm {
-    float scale[2];
-    float shift[2];
-  };
-  // Statistics are asked for some time before they are waited for, without a register.
-  static constexpr int warp_slabs = Shared::warp_slabs;
-  __device__ __forceinline__ uint32 first_asked() const {
-    return static_cast<uint32>(first_row()) / group_rows & ~1u;
-  }
-  __device__ __forceinline__ void ask(int64 n) const {
-    if (2 * lane < warp_slabs)
-      GemmTurnsExchange<C, Tail, Numbers>{p}.ask(n, first_asked() + 2 * static_cast<uint32>(lane),
-                                                 barrier::shared_address(&s.asked[warp][2 * lane]));
-  }
-
-  __device__ __forceinline__ void finish(uint32 tile, int64 n, const Held& held) const {
-    const Norm norm = this->norm(tile, n);
-    if constexpr (direct) {
-      const bool in_pairs = pairs_fit && reinterpret_cast<uint64>(p.output) % 8 == 0;
-      if constexpr (Numbers::by_rows) {
-        put_wide(n, held, norm, in_pairs);
-      } else {
-        put_columns(n, held, norm, in_pairs);
-      }
-    } else if constexpr (Numbers::by_rows) {
-      uint32 piece[piece_pairs];
-      make_piece<0>(0, n, held, norm, piece);
-      put_rows_from<0>(n, held, norm, piece);
-    } else {
-      finish_from<0>(n, held, norm);
-    }
-  }
-  template <int run>
-  __device__ __forceinline__ void finish_from(int64 n, const Held& held, const Norm& norm) const {
-    if constexpr (run < runs) {
-      put_block<run>(n, held, norm);
-      finish_from<run + 1>(n, held, norm);
-    }
-  }
-
-  __device__ __forceinline__ Norm norm(uint32 tile, int64 n) const {
-    asm volatile("cp.async.wait_all;" ::: "memory");
-    __syncwarp();
-    const GemmTurnsExchange<C, Tail, Numbers> exchange{p};
-    Norm norm;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const bool exists = rows % 64 == 0 || row(h) < rows;
-      const int channel = exists ? row(h) : 0;
-      const uint32 slab = static_cast<uint32>(channel) / group_rows;
-      const float2 all = exchange.wait(n, slab, s.asked[warp][(slab - first_asked()) % warp_slabs]);
-      // Rows that the output has not are not stored; what is held of the first slab is another warp's.
-      float2 held{0.0f, 0.0f};
-      if (exists) held = s.held[tile & 1u][group][slab];
-      const float4 affine = s.channels[channel];
-      const float scale = affine.y * all.y;
-      norm.scale[h] = scale * held.y;
-      norm.shift[h] = fmaf(held.x - all.x, scale, affine.z);
-      if constexpr (direct) norm.shift[h] = fmaf(-Format::origin, norm.scale[h], norm.shift[h]);
-    }
-    return norm;
-  }
-
-  // What the chain reads of the thread's row h; of some row where there is none.
-  __device__ __forceinline__ ChannelValues<After, 1> channel_of(int64 n, int h) const {
-    ChannelValues<After, 1> channel;
-    channel.load(p, n, rows % 64 == 0 || row(h) < rows ? row(h) : 0);
-    return channel;
-  }
-  // The thread's pairs of a piece, done.
-  template <int run>
-  __device__ __forceinline__ void make_piece(int h, int64 n, const Held& held, const Norm& norm,
-                                             uint32 (&to)[pairs_of(run)]) const {
-    constexpr int count = pairs_of(run);
-    const ChannelValues<After, 1> channel = channel_of(n, h);
-    // All of them before the first is stored: the compiler does not know that they lie elsewhere.
-    uint32 waited[count];
-#pragma unroll
-    for (int k = 0; k < count; ++k) waited[k] = word(2 * (run * piece_pairs + k) + h, held);
-#pragma unroll
-    for (int k = 0; k < count; ++k) {
-      float two[2];
-      f16::unpack(waited[k], two[0], two[1]);
-#pragma unroll
-      for (float& value : two) {
-        typename After::template Tensors<1> tensors;
-        value = After::value(fmaf(value, norm.scale[h], norm.shift[h]), channel.value[0], tensors, 0);
-      }
-      to[k] = Output::pack(two[0], two[1]);
-    }
-  }
-  // Two neighbouring columns lie side by side in the output, or neither has an output.
-  static constexpr bool pairs_fit = Numbers::box_x % 2 == 0 && Numbers::pitch % 2 == 0 &&
-                                    C::output_size(2) % 2 == 0 && C::stride(0) % 2 == 0 &&
-                                    C::stride(1) % 2 == 0 && C::stride(2) % 2 == 0 && C::stride(3) % 2 == 0;
-
-  // Two neighbours.
-  static __device__ __forceinline__ void put(unsigned char* begin, int2 offsets, uint32 word, bool in_pairs) {
-    auto* const to = reinterpret_cast<uint16*>(begin);
-    if (in_pairs) {
-      if (offsets.x >= 0) __stcs(reinterpret_cast<uint32*>(to + offsets.x), word);
-    } else {
-      if (offsets.x >= 0) to[offsets.x] = static_cast<uint16>(word);
-      if (offsets.y >= 0) to[offsets.y] = static_cast<uint16>(word >> 16);
-    }
-  }
-
-  // --- Outputs of f32 ---
-  // The thread's pair j of its row h, done; `at` has its words.
-  template <class At>
-  __device__ __forceinline__ void make_pair(int j, int h, const At& at, const Norm& norm,
-                                            const ChannelValues<After, 1>& channel, float (&two)[2]) const {
-    const int g = j / 2;
-    const int values = Format::values_of(sums, g);
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int i = 4 * (j % 2) + 2 * h + e;
-      typename After::template Tensors<1> tensors;
-      two[e] =
-          After::value(fmaf(Format::unpack(at(5 * g + i / 2), at(5 * g + values / 2), Format::exponent(), i),
-                            norm.scale[h], norm.shift[h]),
-                       channel.value[0], tensors, 0);
-    }
-  }
-  // Four lanes have 32 bytes of a channel, and what is written of a sector meets the rest of it in L2.
-  // Nothing of the output is read: what comes after may be computed before.
-  static __device__ __forceinline__ void store_two(uint64 to, const float (&two)[2]) {
-    asm volatile("st.global.cs.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(two[0]), "f"(two[1]));
-  }
-  static __device__ __forceinline__ void store_one(uint64 to, float value) {
-    asm volatile("st.global.f32 [%0], %1;" ::"l"(to), "f"(value));
-  }
-  // Where the thread's row h of a sample is.
-  __device__ __forceinline__ uint64 output_of(int64 n, int h) const {
-    return __cvta_generic_to_global(static_cast<unsigned char*>(p.output)) +
-           static_cast<uint64>((n * C::stride(0) + row(h) * C::stride(1)) * 4);
-  }
-
-  // Whole rows of the box, the last one first: its values are those that waited where rows are staged.
-  static constexpr int row_pairs = Numbers::pitch / 8;
-  static constexpr int staged_words = Numbers::row_pitch / 4;  // of a thread
-  __device__ __forceinline__ void put_wide(int64 n, const Held& held, const Norm& norm, bool in_pairs) const {
-    Words all;
-#pragma unroll
-    for (int i = 0; i < words; ++i) {
-      if (i < own + staged_words) all.value[i] = word(i, held);
-    }
-    const auto at = [&](int i) { return i < own + staged_words ? all.value[i] : word(i, held); };
-    if (in_pairs) {
-      put_rings<runs - 1>(n, at, norm);
-      __syncwarp();
-    } else {
-      put_rows<runs - 1>(n, at, norm);
-      __syncwarp();  // `held` has been read
-    }
-  }
-  template <int run, class At>
-  __device__ __forceinline__ void put_rings(int64 n, const At& at, const Norm& norm) const {
-    if constexpr (run >= 0) {
-      using Ring = GemmTurnsRing<C, Numbers>;
-      const int2 place = s.rows[group * runs + run];
-      Ring ring(barrier::shared_address(s.waiting[warp]),
-                __cvta_generic_to_global(static_cast<unsigned char*>(p.output) +
-                                         (n * C::stride(0) + first_row() * C::stride(1) + place.x) * 4),
-                2 * place.y, lane);
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const ChannelValues<After, 1> channel = channel_of(n, h);
-        const int left = rows % 64 == 0 ? 8 : rows - first_row() - 8 * h;  // channels
-        const auto put = [&](int first, int count) {
-          __syncwarp();
-          ring.lane |= turns::nothing();
-#pragma unroll
-          for (int j = first; j < first + count; ++j) {
-            float two[2];
-            make_pair(run * row_pairs + j, h, at, norm, channel, two);
-            ring.put(j, two[0], two[1]);
-          }
-          __syncwarp();
-        };
-        put(0, Ring::first_pairs);
-        ring.template store<0>(8 * h, left);
-        put(Ring::first_pairs, row_pairs - Ring::first_pairs);
-        ring.template store<1>(8 * h, left);
-      }
-      put_rings<run - 1>(n, at, norm);
-    }
-  }
-  // The same where outputs are not on 8 bytes.
-  template <int run, class At>
-  __device__ __forceinline__ void put_rows(int64 n, const At& at, const Norm& norm) const {
-    if constexpr (run >= 0) {
-      const int2 place = s.rows[group * runs + run];
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const ChannelValues<After, 1> channel = channel_of(n, h);
-        const uint64 to = output_of(n, h) + static_cast<uint64>((place.x + lane % 4 * 2) * 4);
-#pragma unroll
-        for (int j = 0; j < row_pairs; ++j) {
-          float two[2];
-          make_pair(run * row_pairs + j, h, at, norm, channel, two);
-          if (4 * j + lane % 4 >= place.y || (rows % 64 != 0 && row(h) >= rows)) continue;
-          store_one(to + 32 * j, two[0]);
-          store_one(to + 32 * j + 4, two[1]);
-        }
-      }
-      put_rows<run - 1>(n, at, norm);
-    }
-  }
-
-  // Any columns, whose places are in a table.
-  __device__ __forceinline__ void put_columns(int64 n, const Held& held, const Norm& norm,
-                                              bool in_pairs) const {
-    const auto at = [&](int i) { return word(i, held); };
-    const int* const offsets = s.offsets() + group * columns + 2 * (lane % 4);
-    const ChannelValues<After, 1> channel[2] = {channel_of(n, 0), channel_of(n, 1)};
-    uint64 to[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      to[h] = output_of(n, h);
-      asm volatile("" : "+l"(to[h]));  // one sum, not its terms
-    }
-#pragma unroll
-    for (int j = 0; j < pairs; ++j) {
-      const int place[2] = {offsets[8 * j], offsets[8 * j + 1]};
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        float two[2];
-        make_pair(j, h, at, norm, channel[h], two);
-        if (rows % 64 != 0 && row(h) >= rows) continue;
-        if (in_pairs) {
-          if (place[0] >= 0) store_two(to[h] + uint64{4} * static_cast<uint32>(place[0]), two);
-        } else {
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            if (place[e] >= 0) store_one(to[h] + uint64{4} * static_cast<uint32>(place[e]), two[e]);
-          }
-        }
-      }
-    }
-    __syncwarp();  // `held` has been read
-  }
-
-  // The held values leave eight channels of 64 columns at a time through shared memory, so that a warp writes
-  // whole lines.
-  template <int run>
-  __device__ __forceinline__ void put_block(int64 n, const Held& held, const Norm& norm) const {
-    constexpr int pitch = Shared::block_pitch;
-    constexpr int64 row_bytes = C::stride(1) * Output::bytes;
-    uint32* const stage = s.values[warp];
-    const int first_row = this->first_row();
-    constexpr int first = run * piece_pairs * 8;
-    const bool has = first + 2 * lane < columns;
-    const int2 offsets =
-        *reinterpret_cast<const int2*>(s.offsets() + group * columns + first + (has ? 2 * lane : 0));
-    const bool in_pairs = pairs_fit && reinterpret_cast<uint64>(p.output) % 4 == 0;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      uint32 piece[pairs_of(run)];
-      make_piece<run>(h, n, held, norm, piece);
-      __syncwarp();
-#pragma unroll
-      for (int i = 0; i < pairs_of(run); ++i) stage[lane / 4 * pitch + 4 * i + lane % 4] = piece[i];
-      __syncwarp();
-      unsigned char* to = static_cast<unsigned char*>(p.output) + n * C::stride(0) * Output::bytes +
-                          (first_row + 8 * h) * row_bytes;
-#pragma unroll 2
-      for (int r = 0; r < 8; ++r) {
-        if (rows % 64 != 0 && first_row + 8 * h + r >= rows) break;
-        if (has) put(to, offsets, stage[r * pitch + lane], in_pairs);
-        to += row_bytes;
-      }
-    }
-  }
-
-  // The same of a row of the box. A channel's part of it is staged as it lies in memory, modulo 16 bytes, so
-  // that it leaves by 16 bytes but for its first and last words. Both pieces of a row begin at the same place
-  // of 16 bytes: eight channels are a multiple of that.
-  static_assert(!Numbers::by_rows || (pairs_fit && columns % Numbers::pitch == 0));
-  static constexpr int row_pitch = Shared::row_pitch;  // words
-  static constexpr int row_bytes = static_cast<int>(C::stride(1) * Output::bytes);
-  static_assert(direct || !Numbers::by_rows || (row_bytes / 4 - row_pitch) % 4 == 0);
-  static constexpr int row_vectors = (Numbers::box_x / 2 + 3 + 3) / 4;
-  static constexpr __device__ int lanes_of_row() {
-    int lanes = row_vectors <= 8 ? 8 : row_vectors <= 16 ? 16 : 32;
-    while (32 / lanes * row_pitch % 4 != 0) lanes /= 2;
-    return lanes;
-  }
-  static constexpr __device__ bool is_four_ends(int outputs) { return (outputs / 2 + 1) % 4 < 2; }
-  // Lanes that store a row together: those of the next time begin at the same place of 16 bytes.
-  static constexpr int row_lanes = lanes_of_row();
-  static constexpr int rows_at_once = 32 / row_lanes;
-  static constexpr int lane_vectors = (row_vectors + row_lanes - 1) / row_lanes;  // of a row
-  static constexpr int times = 8 / rows_at_once;
-  // Four lanes have all words of a row that are beside its vectors, wherever it begins.
-  static constexpr bool four_ends =
-      is_four_ends(Numbers::box_x) && is_four_ends((Geometry::outputs(2) - 1) % Numbers::box_x + 1);
-
-  // Lanes beside a row's vectors load from its first words, of the same banks: behind it may be what the next
-  // warp stages.
-  static constexpr __device__ int folded_words() {
-    int words = 32;
-    while (words > rows_at_once * row_pitch) words /= 2;
-    return words;
-  }
-  static constexpr int folded = folded_words();
-  static_assert(folded >= 4);
-
-  // Where a lane's words of a row of the box lie.
-  struct Places {
-    unsigned char* output;         // the warp's first channel
-    uint32 staged;                 // where it writes
-    uint32 vectors[lane_vectors];  // of its first row, staged
-    int vector_bytes;              // how far on the first of them is in the output
-    uint32 ends;                   // its word of those beside vectors
-    int end_bytes;
-    uint32 ends_again;  // and another, where there are so many
-    int end_bytes_again;
-    bool is_odd;  // the output is not on 4 bytes: elements leave one by one
-    bool has_vector[lane_vectors];
-    bool has_end, has_end_again;
-
-    __device__ __forceinline__ Places(const GemmTurnsOutputs& of, int64 n, int run) {
-      const int2 row = of.s.rows[of.group * runs + run];
-      is_odd = reinterpret_cast<uint64>(of.p.output) % 4 != 0;
-      const int words = is_odd ? 0 : row.y;
-      output = static_cast<unsigned char*>(of.p.output) + n * (C::stride(0) * Output::bytes) +
-               static_cast<int64>(of.first_row() * row_bytes + row.x * Output::bytes);
-      // In words modulo four, of the first channel.
-      const uint32 shift = static_cast<uint32>(reinterpret_cast<uint64>(output)) / 4 % 4;
-      const uint32 values = barrier::shared_address(of.s.values[of.warp]);
-      const uint32 stage = values + 4 * shift;
-      const auto lane = static_cast<uint32>(of.lane);
-      staged = stage + (lane / 4 * row_pitch + lane % 4) * 4;
-      // Words of its row before the first vector of 16 bytes that has any.
-      const uint32 r = lane / row_lanes;
-      const int before = static_cast<int>((shift + r * row_pitch) % 4);
-      const int first = 4 * static_cast<int>(lane % row_lanes) - before;
-      vector_bytes = static_cast<int>(r) * row_bytes + 4 * first;
-#pragma unroll
-      for (int u = 0; u < lane_vectors; ++u) {
-        const int own = first + 4 * u * row_lanes;
-        has_vector[u] = own >= 0 && own + 4 <= words;
-        const uint32 from = (shift + r * row_pitch + static_cast<uint32>(own)) * 4;
-        vectors[u] = values + (has_vector[u] ? from : from % (4 * folded));
-      }
-      // The first words of a row and the last ones, four lanes for each.
-      const uint32 e = lane / 4;
-      const int begins = static_cast<int>(-(shift + e * row_pitch) % 4u);
-      const int head = begins < words ? begins : words;
-      const int tail = (words - head) & 3;
-      const auto end = [&](int number, uint32& from, int& to) {
-        const int word = number < head ? number : words - tail + number - head;
-        from = stage + e * row_pitch * 4 + static_cast<uint32>(4 * word);
-        to = static_cast<int>(e) * row_bytes + 4 * word;
-        return number < head + tail;
-      };
-      has_end = end(static_cast<int>(lane % 4), ends, end_bytes);
-      if constexpr (!four_ends)
-        has_end_again = end(static_cast<int>(lane % 4) + 4, ends_again, end_bytes_again);
-    }
-  };
-
-  // Pieces from this one on, which has been made: the next one is made while this one is read back.
-  template <int number>
-  __device__ __forceinline__ void put_rows_from(int64 n, const Held& held, const Norm& norm,
-                                                uint32 (&piece)[piece_pairs]) const {
-    if constexpr (number < 2 * runs) {
-      const Places places(*this, n, number / 2);
-      put_row<number>(places, n, held, norm, piece);
-      put_row<number + 1>(places, n, held, norm, piece);
-      put_rows_from<number + 2>(n, held, norm, piece);
-    }
-  }
-  template <int number>
-  __device__ __forceinline__ void put_row(const Places& places, int64 n, const Held& held, const Norm& norm,
-                                          uint32 (&piece)[piece_pairs]) const {
-    constexpr int h = number % 2;
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < piece_pairs; ++i)
-      asm volatile("st.shared.b32 [%0], %1;" ::"r"(places.staged + 16 * i), "r"(piece[i]) : "memory");
-    __syncwarp();
-    if (places.is_odd) put_elements<number / 2>(n, first_row() + 8 * h, places.output);
-    // All on their way before the next piece is made. What a lane does not store it loads, too.
-    uint4 vector[lane_vectors][times];
-#pragma unroll
-    for (int u = 0; u < lane_vectors; ++u) {
-#pragma unroll
-      for (int i = 0; i < times; ++i) {
-        uint4& to = vector[u][i];
-        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(to.x), "=r"(to.y), "=r"(to.z), "=r"(to.w)
-                     : "r"(places.vectors[u] + i * rows_at_once * row_pitch * 4)
-                     : "memory");
-      }
-    }
-    uint32 end, end_again = 0;
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(end) : "r"(places.ends) : "memory");
-    if constexpr (!four_ends) {
-      if (places.has_end_again)
-        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(end_again) : "r"(places.ends_again) : "memory");
-    }
-    if constexpr (number + 1 < 2 * runs) make_piece<(number + 1) / 2>((number + 1) % 2, n, held, norm, piece);
-    unsigned char* const to = places.output + 8 * h * row_bytes;
-    const int left = rows % 64 == 0 ? 8 : rows - first_row() - 8 * h;  // channels
-#pragma unroll
-    for (int u = 0; u < lane_vectors; ++u) {
-#pragma unroll
-      for (int i = 0; i < times; ++i) {
-        if (places.has_vector[u] && (rows % 64 == 0 || lane / row_lanes + i * rows_at_once < left))
-          __stcs(reinterpret_cast<uint4*>(to + places.vector_bytes + u * row_lanes * 16 +
-                                          i * rows_at_once * row_bytes),
-                 vector[u][i]);
-      }
-    }
-    const bool has_row = rows % 64 == 0 || lane / 4 < left;
-    if (places.has_end && has_row) __stcs(reinterpret_cast<uint32*>(to + places.end_bytes), end);
-    if constexpr (!four_ends) {
-      if (places.has_end_again && has_row)
-        __stcs(reinterpret_cast<uint32*>(to + places.end_bytes_again), end_again);
-    }
-  }
-  // Where the output is not on 4 bytes: eight channels from `first` on. Words are staged as if it were.
-  template <int run>
-  __device__ __forceinline__ void put_elements(int64 n, int first, const unsigned char* output) const {
-    const int2 row = s.rows[group * runs + run];
-    const uint32* const stage =
-        s.values[warp] + static_cast<uint32>(reinterpret_cast<uint64>(output)) / 4 % 4;
-#pragma unroll 1
-    for (int r = 0; r < 8 && first + r < rows; ++r) {
-      uint16* const to =
-          static_cast<uint16*>(p.output) + n * C::stride(0) + (first + r) * C::stride(1) + row.x;
-      const auto* const from = reinterpret_cast<const uint16*>(stage + r * row_pitch);
-#pragma unroll 1
-      for (int i = lane; i < 2 * row.y; i += 32) to[i] = from[i];
-    }
-  }
-};
-
-// --------------------------------------------------------------------------------------------------
-// gemm_turns.cuh: x of 32 bits, rounded to f16 as it is turned.
-
-// As GemmTurnsStaging: what a copy left is [row][eight channels][raw_pitch]. A lane has a position, whose
-// eight channels are loaded one by one and stored at once.
-template <class C, class Tail, class Numbers>
-struct GemmTurnsRounding {
-  using Input = typename Tail::Input;
-  using Geometry = GemmGeometry<C, Numbers>;
+// As Transpose: a copy left [row][eight channels][raw_pitch]. A lane has one position. It loads the eight
+// channels one by one and stores them at once.
+template <class L>
+struct Round {
+  using Numbers = typename L::Numbers;
+  using Geometry = typename L::Geometry;
   static constexpr int vector = 4;
-  static_assert(Input::bytes == 4);
+  static_assert(L::Input::bytes == 4);
   // A step is 32 positions of a row.
   static constexpr int row_steps = (Numbers::raw_pitch + 31) / 32;
   static constexpr int steps = Numbers::copy_y * row_steps;
 
   uint32 to;             // where the lane's first position goes in the window, in bytes
-  uint32 inside = 0;     // a bit for each step of a row: whether it goes there
+  uint32 inside = 0;     // a bit for each step of a row: whether the lane's position is in the window
   float largest = 0.0f;  // magnitude of a tile's elements; NaN where there is one
 
   static __device__ __forceinline__ int first_of(const typename Geometry::Box& box) {
     return (box.first[2] + Geometry::low(2)) & ~(vector - 1);
   }
 
-  explicit __device__ __forceinline__ GemmTurnsRounding(int tile) {
+  explicit __device__ __forceinline__ Round(int tile) {
     const typename Geometry::Box box(tile);
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int first = lane - (box.first[2] + Geometry::low(2) - first_of(box));
@@ -3660,7 +3126,7 @@ struct GemmTurnsRounding {
   struct Words {
     uint32 value[steps][4];
   };
-  // Lanes that have no element in the last step load that of the first.
+  // Lanes without an element in the last step load that of the first.
   __device__ __forceinline__ void load(uint32 raw, Words& to) {
     const uint32 lane = threadIdx.x % 32;
     const uint32 own = raw + 4 * lane;
@@ -3680,8 +3146,8 @@ struct GemmTurnsRounding {
                      : "memory");
       }
 #pragma unroll
-      for (int c = 0; c < 4; ++c) to.value[i][c] = f16::pack(x[2 * c], x[2 * c + 1]);
-        // Not one after the other, each of which would wait for the one before.
+      for (int c = 0; c < 4; ++c) to.value[i][c] = pack_operands<typename L::C, f16>(x[2 * c], x[2 * c + 1]);
+        // As a tree: a chain of maxima would be eight dependent instructions.
 #pragma unroll
       for (int apart = 4; apart > 0; apart /= 2) {
 #pragma unroll
@@ -3707,49 +3173,48 @@ struct GemmTurnsRounding {
     }
   }
 
-  // Of the warp, when it has turned its part of a tile; then none.
+  // The bits of the warp's largest magnitude of a tile; resets it for the next tile.
   __device__ __forceinline__ uint32 take_largest() {
-    // Magnitudes in order are their bits in order, and NaN is beyond infinity.
+    // Bits of magnitudes are ordered as the magnitudes are, and NaN is above infinity.
     const uint32 bits = __reduce_max_sync(0xffffffffu, __float_as_uint(largest));
     largest = 0.0f;
     return bits;
   }
 
  private:
-  // Whether all lanes have a place in this step of a row, wherever it begins.
+  // Whether all lanes of this step are in the window, wherever the row begins.
   static constexpr __device__ bool is_inside(int k) { return k > 0 && 32 * k + 31 < Numbers::pitch; }
 };
 
 // --------------------------------------------------------------------------------------------------
-// gemm_turns.cuh: x and weights on their way to shared memory, and x turned there.
+// Transposes 16-bit x from rows of channels to vectors of eight channels, on its way to the window.
 
-// Turns x: what a copy left is [row][eight channels][raw_pitch].
-template <class C, class Tail, class Numbers>
-struct GemmTurnsStaging {
-  using Input = typename Tail::Input;
-  using Shared = GemmTurnsShared<C, Tail, Numbers>;
-  using Geometry = GemmGeometry<C, Numbers>;
+// A copy left [row][eight channels][raw_pitch]; the window is [eight channels][position][8].
+template <class L>
+struct Transpose {
+  using Numbers = typename L::Numbers;
+  using Geometry = typename L::Geometry;
   static constexpr int vector = 8;
-  static_assert(Input::bytes == 2);
-  // A step is four vectors of eight channels of a row: four matrices.
+  static_assert(L::Input::bytes == 2);
+  // A step is four vectors of eight channels of a row: four 8 x 8 matrices.
   static constexpr int row_steps = (Numbers::raw_vectors + 3) / 4;
   static constexpr int steps = Numbers::copy_y * row_steps;
   static_assert(Numbers::window <= 1 << 16);
 
-  // Where this lane's row of a step's matrix lies in a copy, and where it goes in the window, in bytes: of
-  // the first step. Others are known distances on.
+  // Of the first step, in bytes: where this lane's matrix row lies in a copy, and where it goes in the
+  // window. Other steps are at constant distances.
   uint32 from;
   uint32 to;
-  uint32 inside = 0;  // a bit for each step of a row: whether it goes there
+  uint32 inside = 0;  // a bit for each step of a row: whether the lane's position is in the window
 
-  // Where a tile's window begins in a row of x, at a vector.
+  // Where a tile's window begins in a row of x, rounded down to a vector.
   static __device__ __forceinline__ int first_of(const typename Geometry::Box& box) {
     return (box.first[2] + Geometry::low(2)) & ~(vector - 1);
   }
 
-  // Copies begin at vectors of x, windows anywhere: the first places of a row are nowhere then, as are the
-  // last. Those go to eight places behind the window.
-  explicit __device__ __forceinline__ GemmTurnsStaging(int tile) {
+  // Copies begin at vectors of x, windows anywhere. The first and last positions of a copied row may lie
+  // outside the window; they go to eight spare positions behind it.
+  explicit __device__ __forceinline__ Transpose(int tile) {
     const typename Geometry::Box box(tile);
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int first = lane - (box.first[2] + Geometry::low(2) - first_of(box));
@@ -3782,7 +3247,7 @@ struct GemmTurnsStaging {
   // To the window that begins at x, `shift` bytes on.
   __device__ __forceinline__ void store(const Words& words, uint32 x, uint32 shift) const {
     const uint32 begin = x + shift + to;
-    const uint32 beside = x + nowhere + threadIdx.x % 8 * 16;
+    const uint32 beside = x + spare + threadIdx.x % 8 * 16;
 #pragma unroll
     for (int i = 0; i < steps; ++i) {
       const int row = i / row_steps;
@@ -3797,36 +3262,28 @@ struct GemmTurnsStaging {
   }
 
  private:
-  static constexpr uint32 nowhere = (Numbers::window - 8) * 16;
-  // Whether all lanes have a place in this step of a row, wherever it begins.
+  static constexpr uint32 spare = (Numbers::window - 8) * 16;
+  // Whether all lanes of this step are in the window, wherever the row begins.
   static constexpr __device__ bool is_inside(int k) { return k > 0 && 32 * k + 31 < Numbers::pitch; }
 };
 
-// Either, and only that has a meaning.
-template <bool rounds, class C, class Tail, class Numbers>
-struct GemmTurnsStagingOf {
-  using Type = GemmTurnsStaging<C, Tail, Numbers>;
-};
+// --------------------------------------------------------------------------------------------------
+// The producer warps of the ping-pong kernel: they copy x to shared memory and convert it to the window.
 
-template <class C, class Tail, class Numbers>
-struct GemmTurnsStagingOf<true, C, Tail, Numbers> {
-  using Type = GemmTurnsRounding<C, Tail, Numbers>;
-};
-
-// The copies of x that a converting warp has, one after another.
-// Some rows of eight channels are a copy; each warp has copies of its own, and places for them, and sends for
-// the next one as soon as it has loaded one.
-template <class C, class Tail, class Numbers>
-struct GemmTurnsCopies {
+// The position of a warp in the sequence of its copies of x. A copy is some rows of eight channels. Each warp
+// has every fourth copy and stages of its own for them.
+template <class L>
+struct CopyCursor {
+  using Numbers = typename L::Numbers;
   static constexpr uint32 row_copies = 2 * Numbers::chunks;  // of all channels
   static constexpr uint32 tile_copies = Numbers::copies * row_copies;
-  static constexpr uint32 warp_slots = Numbers::raw_slots / turns::converting_warps;
-  // Each warp has something of every tile; and of a band in every tile or in none, else it would take a
-  // barrier's round for the one before.
-  static_assert(tile_copies >= turns::converting_warps);
-  static_assert(tile_copies % turns::converting_warps == 0 ||
-                GemmTurnsBands<C, Numbers>::least_copies() >= turns::converting_warps);
-  // An index that may be one of the next tile, or of one after it.
+  static constexpr uint32 warp_slots = Numbers::raw_slots / converting_warps;
+  // A warp that skipped a band in one tile would mistake the phase of the band's barrier. So each warp has
+  // copies of every tile, and of a band in every tile or in none.
+  static_assert(tile_copies >= converting_warps);
+  static_assert(tile_copies % converting_warps == 0 || Bands<L>::least_copies() >= converting_warps);
+
+  // Reduces an index that may lie in the next tile or a later one; `next` is called for each tile passed.
   template <class Next>
   static __device__ __forceinline__ void to_tile(uint32& index, Next&& next) {
     if constexpr (tile_copies >= Numbers::raw_slots) {
@@ -3844,18 +3301,16 @@ struct GemmTurnsCopies {
 
   int n;                  // sample
   uint32 index;           // in the tile
-  uint32 round = 0;       // of the tile
-  uint32 slot = 0;        // of the warp's
-  uint32 slot_round = 0;  // how often that came round
+  uint32 round = 0;       // phase of the tile's barriers
+  uint32 slot = 0;        // stage, of the warp's
+  uint32 slot_round = 0;  // phase of its barrier
 
-  explicit __device__ __forceinline__ GemmTurnsCopies(int first)
-      : n(static_cast<int>(GemmItem<Tail, Numbers>(blockIdx.x, 1).n)), index(static_cast<uint32>(first)) {
+  explicit __device__ __forceinline__ CopyCursor(int first)
+      : n(L::first_sample()), index(static_cast<uint32>(first)) {
     to_tile(index, [&] { to_next(); });
   }
-  // That a block passes from one tile to the next.
-  static __device__ __forceinline__ int samples() { return GemmTurnsExchange<C, Tail, Numbers>::samples(); }
   __device__ __forceinline__ void next() {
-    index += turns::converting_warps;
+    index += converting_warps;
     to_tile(index, [&] { to_next(); });
     if (++slot == warp_slots) {
       slot = 0;
@@ -3863,29 +3318,26 @@ struct GemmTurnsCopies {
     }
   }
   __device__ __forceinline__ void to_next() {
-    n += samples();
+    n += L::samples();
     round ^= 1u;
   }
 };
 
 // A converting warp.
-template <class C, class Tail, class Numbers>
-struct GemmTurnsConverter {
-  using Parameters = GemmTurnsParameters<Tail::parameters>;
-  using Shared = GemmTurnsShared<C, Tail, Numbers>;
-  using Item = GemmItem<Tail, Numbers>;
-  using Geometry = GemmGeometry<C, Numbers>;
-  static constexpr bool rounds = Tail::Input::bytes == 4;
-  using Staging = typename GemmTurnsStagingOf<rounds, C, Tail, Numbers>::Type;
-  using Copies = GemmTurnsCopies<C, Tail, Numbers>;
-  using Bands = GemmTurnsBands<C, Numbers>;
+template <class L>
+struct Source {
+  using Numbers = typename L::Numbers;
+  using Geometry = typename L::Geometry;
+  static constexpr bool rounds = L::Input::bytes == 4;
+  using Conversion = typename gemm::If<rounds, Round<L>, Transpose<L>>::Type;
+  using Cursor = CopyCursor<L>;
 
-  const Parameters& p;
-  Shared& s;
-  const int tile = Item(blockIdx.x, 1).position_tile;  // that the block has of every sample
+  const typename L::Parameters& p;
+  Shared<L>& s;
+  const int tile = L::tile_of_block();
   const typename Geometry::Box box{tile};
-  const bool is_first = is_elected();
-  const uint64 policy = passing();
+  const bool is_leader = is_elected();
+  const uint64 policy = cache_policy();
 
   static __device__ __forceinline__ bool is_elected() {
     uint32 own;
@@ -3893,27 +3345,27 @@ struct GemmTurnsConverter {
     return own != 0;
   }
 
-  // Neighbours read what they share at other times. To keep x no longer than it must (`evict_first`)
-  // took 1.75 ms for s19 in f32, as others do 1.65, and this 1.60.
-  static __device__ __forceinline__ uint64 passing() {
+  // Neighbouring tiles read the halo that they share at different times. s19 in f32 takes 1.60 ms with
+  // evict_unchanged, 1.75 with evict_first and 1.65 with the other policies.
+  static __device__ __forceinline__ uint64 cache_policy() {
     uint64 policy;
     asm volatile("createpolicy.fractional.L2::evict_unchanged.b64 %0, 1.0;" : "=l"(policy));
     return policy;
   }
 
-  // Copy `index` of a sample's tile, or of the next one's, if there is one.
+  // Starts copy `index` of a sample's tile, or of a later tile's, if there is one.
   __device__ __forceinline__ void send(int n, uint32 index, uint32 slot) const {
-    Copies::to_tile(index, [&] { n += Copies::samples(); });
-    const uint32 number = index / Copies::row_copies;
-    const uint32 eight = index - number * Copies::row_copies;
+    Cursor::to_tile(index, [&] { n += L::samples(); });
+    const uint32 number = index / Cursor::row_copies;
+    const uint32 eight = index - number * Cursor::row_copies;
     const uint32 row = number * Numbers::copy_y;
     const uint32 z = Numbers::window_z == 1 ? 0 : row / Numbers::window_y;
-    if (n < static_cast<int>(p.batch) && is_first) {
-      barrier::expect(&s.raw_full[slot], Shared::raw_bytes);
+    if (n < static_cast<int>(p.batch) && is_leader) {
+      barrier::expect(&s.raw_full[slot], Shared<L>::raw_bytes);
       asm volatile(
           "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
           "[%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(barrier::shared_address(s.raw[slot])),
-          "l"(p.map), "r"(barrier::shared_address(&s.raw_full[slot])), "r"(Staging::first_of(box)),
+          "l"(p.map), "r"(barrier::shared_address(&s.raw_full[slot])), "r"(Conversion::first_of(box)),
           "r"(eight * 8),
           "r"(box.first[1] + Geometry::low(1) + static_cast<int>(row - z * Numbers::window_y)),
           "r"(box.first[0] + Geometry::low(0) + static_cast<int>(z)), "r"(n), "l"(policy)
@@ -3921,55 +3373,56 @@ struct GemmTurnsConverter {
     }
   }
 
-  // One thread.
+  // By one thread: all weights, once.
   __device__ __forceinline__ void send_weights() const {
-    barrier::expect(&s.weights_full, Numbers::chunks * Shared::weight_bytes);
+    constexpr int bytes = Shared<L>::weight_bytes;
+    barrier::expect(&s.weights_full, Numbers::chunks * bytes);
 #pragma unroll 1
     for (int i = 0; i < Numbers::chunks; ++i)
-      barrier::copy(s.weights[i], static_cast<const unsigned char*>(p.packed) + i * Shared::weight_bytes,
-                    Shared::weight_bytes, &s.weights_full);
+      barrier::copy(s.weights[i], static_cast<const unsigned char*>(p.packed) + i * bytes, bytes,
+                    &s.weights_full);
   }
 
   __device__ __forceinline__ void run() const {
-    // The compiler knows then that the warp has one: copies are sent for from uniform registers.
-    const uint32 own_warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0) - 4 * Numbers::groups;
-    const uint32 first_slot = own_warp * Copies::warp_slots;
-    Copies copy(static_cast<int>(own_warp));
-    if (is_first)
+    // The shuffle tells the compiler that this is uniform: copies are then started from uniform registers.
+    const uint32 own_warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0) - 4 * L::groups;
+    const uint32 first_slot = own_warp * Cursor::warp_slots;
+    Cursor copy(static_cast<int>(own_warp));
+    if (is_leader)
       asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(p.map) : "memory");
-    for (uint32 i = 0; i < Copies::warp_slots; ++i)
-      send(copy.n, copy.index + i * turns::converting_warps, first_slot + i);
-    if (own_warp == 0 && is_first) send_weights();
-    Staging staging(tile);
+    for (uint32 i = 0; i < Cursor::warp_slots; ++i)
+      send(copy.n, copy.index + i * converting_warps, first_slot + i);
+    if (own_warp == 0 && is_leader) send_weights();
+    Conversion conversion(tile);
     bool is_new = true;  // the warp's first copy of a band
 #pragma unroll 1
     while (copy.n < static_cast<int>(p.batch)) {
       const uint32 slot = first_slot + copy.slot;
-      const Copies own = copy;
-      const uint32 number = own.index / Copies::row_copies;
-      const uint32 eight = own.index - number * Copies::row_copies;
-      const uint32 band = own.index / Bands::copies;
+      const Cursor own = copy;
+      const uint32 number = own.index / Cursor::row_copies;
+      const uint32 eight = own.index - number * Cursor::row_copies;
+      const uint32 band = own.index / Bands<L>::copies;
       copy.next();
       barrier::wait_asleep(&s.raw_full[slot], own.slot_round);
-      typename Staging::Words words;
-      staging.load(barrier::shared_address(s.raw[slot]), words);
+      typename Conversion::Words words;
+      conversion.load(barrier::shared_address(s.raw[slot]), words);
       if (is_new) barrier::wait_asleep(&s.x_empty[band], own.round ^ 1u);
-      staging.store(words, barrier::shared_address(s.x) + eight * Shared::half_bytes,
-                    number * (Numbers::copy_y * Numbers::pitch * 16));
-      // What the slot had has been loaded, else it could not be stored (of a step that no lane stores,
-      // rounded).
+      conversion.store(words, barrier::shared_address(s.x) + eight * Shared<L>::half_bytes,
+                       number * (Numbers::copy_y * Numbers::pitch * 16));
+      // The stores above depend on the loads, so the stage is free. Only a rounded step that no lane stores
+      // has no such dependence; the barrier is for it.
       __syncwarp();
       send(own.n, own.index + Numbers::raw_slots, slot);
-      // The warp's last copy of the band: what was written is read by products.
-      is_new = copy.index / Bands::copies != band || copy.n != own.n;
+      // After the warp's last copy of the band its stores are released to wgmma.
+      is_new = copy.index / Bands<L>::copies != band || copy.n != own.n;
       if (is_new) {
         barrier::release_to_copies();
         __syncwarp();
-        if (is_first) barrier::arrive(&s.x_full[band]);
+        if (is_leader) barrier::arrive(&s.x_full[band]);
         if constexpr (rounds) {
           if (copy.n != own.n) {
-            const uint32 bits = staging.take_largest();
-            if (is_first) GemmTurnsExchange<C, Tail, Numbers>{p}.leave_largest(own.n, tile, own_warp, bits);
+            const uint32 bits = conversion.take_largest();
+            if (is_leader) Exchange<L>{p}.publish_largest(own.n, tile, own_warp, bits);
           }
         }
       }
@@ -3978,84 +3431,755 @@ struct GemmTurnsConverter {
 };
 
 // --------------------------------------------------------------------------------------------------
-// A wide convolution and its norm in one launch, the warpgroups of a block by turns: while one multiplies,
-// the others finish.
-//
-// A tile is a box of outputs of one sample by all output channels (up to 64). Its window of x comes to shared
-// memory by copies of boxes (a tensor map says how x lies; what is beside x arrives as zeros), some rows of
-// eight channels at a time, and is turned there to what gemm.cuh has: [eight channels][position][8], so that
-// every tap is a legal start of the right operand. All of a tile's x has room beside all weights: rows of the
-// next tile's are turned when the warpgroups that meet this one's have multiplied them.
-//
-//   three warpgroups  a third of the tile's positions each: products, the chain before the norm, moments
-//   four warps        turn x: matrices of eight channels by eight positions (`ldmatrix`, `stmatrix`), or
-//                     positions one by one, which are rounded; each has copies of its own and sends for them
-//
-// One block more has no tile and merges the moments of all.
-//
-// The tiles of a sample are on the chip at a time, and each holds its values until it knows the moments of
-// the others. It does not wait for them: values are finished and stored when the next tile's products, chain
-// and moments have been computed. They are held as distances from the mean of the warp's own part, as f16, in
-// registers and in shared memory; of f32 as integers of 20 bits.
-//
-// Registers are what this is short of, and what is spilled costs a trip to L2: L1 has what shared memory
-// leaves, and waiting for other blocks empties it. So nothing else is loaded from memory in the loop over
-// tiles.
+// The second part of the ping-pong kernel's epilogue: statistics, the norm and the chain after it.
 
-// The block: what each warp does.
+// Scale and shift of the thread's two rows, for held values.
+struct Affine {
+  float scale[2];
+  float shift[2];
+};
+
+template <class L>
+struct Norm {
+  using After = typename L::Tail::After;
+  using Format = typename Hold<L>::Format;
+
+  const typename L::Parameters& p;
+  Shared<L>& s;
+  const Thread& thread;
+
+  // Starts to copy the statistics of the warp's slabs, some time before they are needed.
+  __device__ __forceinline__ void prefetch(int64 n) const {
+    if (2 * thread.lane < Shared<L>::warp_slabs)
+      Exchange<L>{p}.prefetch(n, first_slab() + 2 * static_cast<uint32>(thread.lane),
+                              barrier::shared_address(&s.statistics[thread.warp][2 * thread.lane]));
+  }
+
+  // Waits for the statistics of a tile's sample.
+  __device__ __forceinline__ Affine wait(uint32 tile, int64 n) const {
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncwarp();
+    const Exchange<L> exchange{p};
+    Affine affine;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const bool exists = L::has_row(thread.row(h));
+      const int channel = exists ? thread.row(h) : 0;
+      const uint32 slab = static_cast<uint32>(channel) / L::group_rows;
+      const float2 all =
+          exchange.wait(n, slab, s.statistics[thread.warp][(slab - first_slab()) % Shared<L>::warp_slabs]);
+      // Rows beyond the output are not stored; the first slab's entry belongs to another warp.
+      float2 held{0.0f, 0.0f};
+      if (exists) held = s.held_scales[tile & 1u][thread.group][slab];
+      const float4 of_channel = s.channels[channel];
+      const float scale = of_channel.y * all.y;
+      affine.scale[h] = scale * held.y;
+      affine.shift[h] = fmaf(held.x - all.x, scale, of_channel.z);
+      if constexpr (L::is_f32) affine.shift[h] = fmaf(-Format::origin, affine.scale[h], affine.shift[h]);
+    }
+    return affine;
+  }
+
+  // What the chain after the norm reads of the thread's row h.
+  __device__ __forceinline__ ChannelValues<After, 1> channel_values(int64 n, int h) const {
+    ChannelValues<After, 1> channel;
+    channel.load(p, n, L::channel_of(thread.row(h)));
+    return channel;
+  }
+  // The output of a held value in the thread's row h.
+  static __device__ __forceinline__ float value(float held, const Affine& affine, int h,
+                                                const ChannelValues<After, 1>& channel) {
+    typename After::template Tensors<1> tensors;
+    return After::value(fmaf(held, affine.scale[h], affine.shift[h]), channel.value[0], tensors, 0);
+  }
+
+ private:
+  // The even slab that the warp's prefetched ones begin with.
+  __device__ __forceinline__ uint32 first_slab() const {
+    return static_cast<uint32>(thread.first_row()) / L::group_rows & ~1u;
+  }
+};
+
+// Whether two neighbouring columns are always side by side in the output, or both outside of it.
+template <class L>
+constexpr bool pairs_fit = L::Numbers::box_x % 2 == 0 && L::Numbers::pitch % 2 == 0 &&
+                           L::C::output_size(2) % 2 == 0 && L::C::stride(0) % 2 == 0 &&
+                           L::C::stride(1) % 2 == 0 && L::C::stride(2) % 2 == 0 && L::C::stride(3) % 2 == 0;
+
+// Values are stored in pieces: eight channels of a row of the box, or of 64 columns.
+template <class L>
+struct Pieces {
+  static constexpr int pairs = L::Numbers::store_rows ? L::Numbers::pitch / 8 : 8;  // of a lane in a piece
+  static constexpr int runs = (L::pairs + pairs - 1) / pairs;                       // pieces of a row
+  static constexpr __device__ int pairs_of(int run) {
+    return L::pairs - run * pairs < pairs ? L::pairs - run * pairs : pairs;
+  }
+};
+
+// --------------------------------------------------------------------------------------------------
+// Stores 16-bit outputs of the ping-pong kernel through shared memory, so that a warp writes whole lines.
+
+// Makes outputs from held pairs of f16.
+template <class L>
+struct PieceMaker {
+  using Held = typename Hold<L>::Registers;
+
+  const Norm<L> norm;
+  const Hold<L> hold;
+
+  // The thread's pairs of a piece, in its row h.
+  template <int run>
+  __device__ __forceinline__ void make(int h, int64 n, const Held& held, const Affine& affine,
+                                       uint32 (&to)[Pieces<L>::pairs_of(run)]) const {
+    constexpr int count = Pieces<L>::pairs_of(run);
+    const auto channel = norm.channel_values(n, h);
+    // All words are read before the first output is staged: the compiler cannot prove that they do not alias.
+    uint32 words[count];
+#pragma unroll
+    for (int k = 0; k < count; ++k) words[k] = hold.word(2 * (run * Pieces<L>::pairs + k) + h, held);
+#pragma unroll
+    for (int k = 0; k < count; ++k) {
+      float two[2];
+      f16::unpack(words[k], two[0], two[1]);
+#pragma unroll
+      for (float& value : two) value = Norm<L>::value(value, affine, h, channel);
+      to[k] = L::Output::pack(two[0], two[1]);
+    }
+  }
+};
+
+// Any columns: eight channels of 64 columns at a time, by a table of their offsets.
+template <class L>
+struct StoreColumns16 {
+  using C = typename L::C;
+  using Output = typename L::Output;
+  using Held = typename Hold<L>::Registers;
+
+  const typename L::Parameters& p;
+  Shared<L>& s;
+  const Thread& thread;
+  const PieceMaker<L> pieces{{p, s, thread}, {s, thread}};
+
+  __device__ __forceinline__ void run(uint32 tile, int64 n, const Held& held) const {
+    const Affine affine = pieces.norm.wait(tile, n);
+    put_from<0>(n, held, affine);
+  }
+
+ private:
+  template <int run>
+  __device__ __forceinline__ void put_from(int64 n, const Held& held, const Affine& affine) const {
+    if constexpr (run < Pieces<L>::runs) {
+      put_block<run>(n, held, affine);
+      put_from<run + 1>(n, held, affine);
+    }
+  }
+
+  template <int run>
+  __device__ __forceinline__ void put_block(int64 n, const Held& held, const Affine& affine) const {
+    constexpr int pitch = Shared<L>::block_pitch;
+    constexpr int64 row_bytes = C::stride(1) * Output::bytes;
+    const int lane = thread.lane;
+    uint32* const stage = s.staged[thread.warp];
+    const int first_row = thread.first_row();
+    constexpr int first = run * Pieces<L>::pairs * 8;
+    const bool has = first + 2 * lane < L::columns;
+    const int2 offsets = *reinterpret_cast<const int2*>(s.offsets() + thread.group * L::columns + first +
+                                                        (has ? 2 * lane : 0));
+    const bool in_pairs = pairs_fit<L> && reinterpret_cast<uint64>(p.output) % 4 == 0;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      uint32 piece[Pieces<L>::pairs_of(run)];
+      pieces.template make<run>(h, n, held, affine, piece);
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < Pieces<L>::pairs_of(run); ++i)
+        stage[lane / 4 * pitch + 4 * i + lane % 4] = piece[i];
+      __syncwarp();
+      unsigned char* to = static_cast<unsigned char*>(p.output) + n * C::stride(0) * Output::bytes +
+                          (first_row + 8 * h) * row_bytes;
+#pragma unroll 2
+      for (int r = 0; r < 8; ++r) {
+        if (!L::has_row(first_row + 8 * h + r)) break;
+        if (has) put(to, offsets, stage[r * pitch + lane], in_pairs);
+        to += row_bytes;
+      }
+    }
+  }
+
+  // Two neighbouring columns.
+  static __device__ __forceinline__ void put(unsigned char* begin, int2 offsets, uint32 word, bool in_pairs) {
+    auto* const to = reinterpret_cast<uint16*>(begin);
+    if (in_pairs) {
+      if (offsets.x >= 0) __stcs(reinterpret_cast<uint32*>(to + offsets.x), word);
+    } else {
+      if (offsets.x >= 0) to[offsets.x] = static_cast<uint16>(word);
+      if (offsets.y >= 0) to[offsets.y] = static_cast<uint16>(word >> 16);
+    }
+  }
+};
+
+// Whole rows of the box. A channel's row is staged with the same alignment modulo 16 bytes as in memory. It
+// is stored as 16-byte vectors except for its first and last words. Both pieces of a row have the same
+// alignment: the stride of eight channels is a multiple of 16 bytes.
+template <class L>
+struct StoreRows16 {
+  using C = typename L::C;
+  using Numbers = typename L::Numbers;
+  using Output = typename L::Output;
+  using Geometry = typename L::Geometry;
+  using Held = typename Hold<L>::Registers;
+  static constexpr int runs = Pieces<L>::runs;
+  static constexpr int piece_pairs = Pieces<L>::pairs;
+
+  const typename L::Parameters& p;
+  Shared<L>& s;
+  const Thread& thread;
+  const PieceMaker<L> pieces{{p, s, thread}, {s, thread}};
+
+  __device__ __forceinline__ void run(uint32 tile, int64 n, const Held& held) const {
+    const Affine affine = pieces.norm.wait(tile, n);
+    uint32 piece[piece_pairs];
+    pieces.template make<0>(0, n, held, affine, piece);
+    put_rows_from<0>(n, held, affine, piece);
+  }
+
+ private:
+  static_assert(pairs_fit<L> && L::columns % Numbers::pitch == 0);
+  static constexpr int row_pitch = Shared<L>::row_pitch;  // words
+  static constexpr int row_bytes = static_cast<int>(C::stride(1) * Output::bytes);
+  static_assert((row_bytes / 4 - row_pitch) % 4 == 0);
+  static constexpr int row_vectors = (Numbers::box_x / 2 + 3 + 3) / 4;
+  static constexpr __device__ int lanes_of_row() {
+    int lanes = row_vectors <= 8 ? 8 : row_vectors <= 16 ? 16 : 32;
+    while (32 / lanes * row_pitch % 4 != 0) lanes /= 2;
+    return lanes;
+  }
+  static constexpr __device__ bool is_four_ends(int outputs) { return (outputs / 2 + 1) % 4 < 2; }
+  // Lanes that store a row together. The rows of the next step have the same alignment modulo 16 bytes.
+  static constexpr int row_lanes = lanes_of_row();
+  static constexpr int rows_at_once = 32 / row_lanes;
+  static constexpr int lane_vectors = (row_vectors + row_lanes - 1) / row_lanes;  // of a row
+  static constexpr int times = 8 / rows_at_once;
+  // Whether four lanes suffice for the words outside of a row's vectors, whatever its alignment.
+  static constexpr bool four_ends =
+      is_four_ends(Numbers::box_x) && is_four_ends((Geometry::outputs(2) - 1) % Numbers::box_x + 1);
+
+  // Lanes beyond a row's vectors load its first words, from the same banks: behind it the next warp may
+  // stage.
+  static constexpr __device__ int folded_words() {
+    int words = 32;
+    while (words > rows_at_once * row_pitch) words /= 2;
+    return words;
+  }
+  static constexpr int folded = folded_words();
+  static_assert(folded >= 4);
+
+  // Addresses of a lane's words of a row of the box.
+  struct Places {
+    unsigned char* output;         // of the warp's first channel
+    uint32 staged;                 // where the lane stages its words
+    uint32 vectors[lane_vectors];  // of its first row, staged
+    int vector_bytes;              // distance of the first of them in the output
+    uint32 ends;                   // its word outside of vectors
+    int end_bytes;
+    uint32 ends_again;  // a second one, where four lanes do not suffice
+    int end_bytes_again;
+    bool is_odd;  // the output is not on 4 bytes: elements are stored one by one
+    bool has_vector[lane_vectors];
+    bool has_end, has_end_again;
+
+    __device__ __forceinline__ Places(const StoreRows16& of, int64 n, int run) {
+      const int2 row = of.s.rows[of.thread.group * runs + run];
+      is_odd = reinterpret_cast<uint64>(of.p.output) % 4 != 0;
+      const int words = is_odd ? 0 : row.y;
+      output = static_cast<unsigned char*>(of.p.output) + n * (C::stride(0) * Output::bytes) +
+               static_cast<int64>(of.thread.first_row() * row_bytes + row.x * Output::bytes);
+      // Alignment of the first channel, in words modulo four.
+      const uint32 shift = static_cast<uint32>(reinterpret_cast<uint64>(output)) / 4 % 4;
+      const uint32 values = barrier::shared_address(of.s.staged[of.thread.warp]);
+      const uint32 stage = values + 4 * shift;
+      const auto lane = static_cast<uint32>(of.thread.lane);
+      staged = stage + (lane / 4 * row_pitch + lane % 4) * 4;
+      // Words of the row before its first whole vector.
+      const uint32 r = lane / row_lanes;
+      const int before = static_cast<int>((shift + r * row_pitch) % 4);
+      const int first = 4 * static_cast<int>(lane % row_lanes) - before;
+      vector_bytes = static_cast<int>(r) * row_bytes + 4 * first;
+#pragma unroll
+      for (int u = 0; u < lane_vectors; ++u) {
+        const int own = first + 4 * u * row_lanes;
+        has_vector[u] = own >= 0 && own + 4 <= words;
+        const uint32 from = (shift + r * row_pitch + static_cast<uint32>(own)) * 4;
+        vectors[u] = values + (has_vector[u] ? from : from % (4 * folded));
+      }
+      // The first words of a row and the last ones, four lanes for each.
+      const uint32 e = lane / 4;
+      const int begins = static_cast<int>(-(shift + e * row_pitch) % 4u);
+      const int head = begins < words ? begins : words;
+      const int tail = (words - head) & 3;
+      const auto end = [&](int number, uint32& from, int& to) {
+        const int word = number < head ? number : words - tail + number - head;
+        from = stage + e * row_pitch * 4 + static_cast<uint32>(4 * word);
+        to = static_cast<int>(e) * row_bytes + 4 * word;
+        return number < head + tail;
+      };
+      has_end = end(static_cast<int>(lane % 4), ends, end_bytes);
+      if constexpr (!four_ends)
+        has_end_again = end(static_cast<int>(lane % 4) + 4, ends_again, end_bytes_again);
+    }
+  };
+
+  // Stores pieces from `number` on. `piece` is already made; the next one is made while this one is read
+  // back.
+  template <int number>
+  __device__ __forceinline__ void put_rows_from(int64 n, const Held& held, const Affine& affine,
+                                                uint32 (&piece)[piece_pairs]) const {
+    if constexpr (number < 2 * runs) {
+      const Places places(*this, n, number / 2);
+      put_row<number>(places, n, held, affine, piece);
+      put_row<number + 1>(places, n, held, affine, piece);
+      put_rows_from<number + 2>(n, held, affine, piece);
+    }
+  }
+  template <int number>
+  __device__ __forceinline__ void put_row(const Places& places, int64 n, const Held& held,
+                                          const Affine& affine, uint32 (&piece)[piece_pairs]) const {
+    constexpr int h = number % 2;
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < piece_pairs; ++i)
+      asm volatile("st.shared.b32 [%0], %1;" ::"r"(places.staged + 16 * i), "r"(piece[i]) : "memory");
+    __syncwarp();
+    if (places.is_odd) put_elements<number / 2>(n, thread.first_row() + 8 * h, places.output);
+    // All loads are issued before the next piece is made. Lanes load also what they do not store.
+    uint4 vector[lane_vectors][times];
+#pragma unroll
+    for (int u = 0; u < lane_vectors; ++u) {
+#pragma unroll
+      for (int i = 0; i < times; ++i) {
+        uint4& to = vector[u][i];
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(to.x), "=r"(to.y), "=r"(to.z), "=r"(to.w)
+                     : "r"(places.vectors[u] + i * rows_at_once * row_pitch * 4)
+                     : "memory");
+      }
+    }
+    uint32 end, end_again = 0;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(end) : "r"(places.ends) : "memory");
+    if constexpr (!four_ends) {
+      if (places.has_end_again)
+        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(end_again) : "r"(places.ends_again) : "memory");
+    }
+    if constexpr (number + 1 < 2 * runs)
+      pieces.template make<(number + 1) / 2>((number + 1) % 2, n, held, affine, piece);
+    unsigned char* const to = places.output + 8 * h * row_bytes;
+    const int left = L::rows % 64 == 0 ? 8 : L::rows - thread.first_row() - 8 * h;  // channels
+#pragma unroll
+    for (int u = 0; u < lane_vectors; ++u) {
+#pragma unroll
+      for (int i = 0; i < times; ++i) {
+        if (places.has_vector[u] && (L::rows % 64 == 0 || thread.lane / row_lanes + i * rows_at_once < left))
+          __stcs(reinterpret_cast<uint4*>(to + places.vector_bytes + u * row_lanes * 16 +
+                                          i * rows_at_once * row_bytes),
+                 vector[u][i]);
+      }
+    }
+    const bool has_row = L::rows % 64 == 0 || thread.lane / 4 < left;
+    if (places.has_end && has_row) __stcs(reinterpret_cast<uint32*>(to + places.end_bytes), end);
+    if constexpr (!four_ends) {
+      if (places.has_end_again && has_row)
+        __stcs(reinterpret_cast<uint32*>(to + places.end_bytes_again), end_again);
+    }
+  }
+  // Eight channels from `first` on, where the output is not on 4 bytes. Words are staged as if it were.
+  template <int run>
+  __device__ __forceinline__ void put_elements(int64 n, int first, const unsigned char* output) const {
+    const int2 row = s.rows[thread.group * runs + run];
+    const uint32* const stage =
+        s.staged[thread.warp] + static_cast<uint32>(reinterpret_cast<uint64>(output)) / 4 % 4;
+#pragma unroll 1
+    for (int r = 0; r < 8 && first + r < L::rows; ++r) {
+      uint16* const to =
+          static_cast<uint16*>(p.output) + n * C::stride(0) + (first + r) * C::stride(1) + row.x;
+      const auto* const from = reinterpret_cast<const uint16*>(stage + r * row_pitch);
+#pragma unroll 1
+      for (int i = thread.lane; i < 2 * row.y; i += 32) to[i] = from[i];
+    }
+  }
+};
+
+// --------------------------------------------------------------------------------------------------
+// Stages rows of f32 outputs in shared memory so that they are stored as 16-byte vectors.
+
+// The cost of a store is the number of lines it touches, and a warp's values lie in eight channels. A row of
+// the box is therefore staged, eight channels at a time and in two parts, in a ring buffer of `pitch` words
+// for each channel. The second part completes the vector that the first part ended in. Words have the same
+// alignment modulo 16 bytes as in memory; the stride of channels is a multiple of 16 bytes.
+template <class L>
+struct RowRing {
+  using C = typename L::C;
+  using Numbers = typename L::Numbers;
+  static constexpr int pairs = Numbers::pitch / 8;  // of a lane, in a row of every channel
+  static constexpr int pitch = Numbers::row_pitch;
+  static constexpr int words = 8 * pitch;  // of all channels
+  // Pairs of a lane in the first part. All but the first pair of the second part wrap around.
+  static constexpr int first_pairs = pitch / 8 - 1;
+  static constexpr __device__ int pairs_of(int part) { return part == 0 ? first_pairs : pairs - first_pairs; }
+  static constexpr __device__ int lanes_of(int part) {
+    return pairs_of(part) <= 4 ? 8 : pairs_of(part) <= 8 ? 16 : 32;
+  }
+  static_assert(pitch % 8 == 0 && pairs_of(1) > 0 && pairs_of(1) <= first_pairs && first_pairs <= 16);
+  static_assert(C::stride(1) % 4 == 0);
+  static constexpr int64 channel_bytes = C::stride(1) * 4;
+
+  uint32 stage;    // address of the ring
+  uint64 output;   // address of the row's first output in the warp's first channel
+  uint32 shift;    // that address modulo 16 bytes, in words
+  uint32 end;      // one past the last word
+  uint32 staged;   // address of the lane's first pair
+  uint32 wrapped;  // address of its first pair of the second part
+  uint32 lane;
+
+  __device__ __forceinline__ RowRing(uint32 stage, uint64 output, int outputs, int lane)
+      : stage(stage),
+        output(output),
+        shift(static_cast<uint32>(output) / 4 % 4),
+        end(shift + static_cast<uint32>(outputs)),
+        lane(static_cast<uint32>(lane)) {
+    const uint32 first = shift + this->lane % 4 * 2;
+    const uint32 begin = stage + this->lane / 4 * (pitch * 4);
+    staged = begin + first * 4;
+    const uint32 next = first + 8 * first_pairs;
+    wrapped = begin + (next < pitch ? next : next - pitch) * 4;
+  }
+
+  // Stages the lane's pair j of the row, in its channel.
+  __device__ __forceinline__ void put(int j, float value, float next) const {
+    const uint32 to = j < first_pairs    ? staged + 32 * j
+                      : j == first_pairs ? wrapped
+                                         : staged + static_cast<uint32>(32 * j - 4 * pitch);
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(value), "f"(next) : "memory");
+  }
+
+  // Stores a part that all lanes have staged: eight channels from `first` on, of which `left` exist.
+  template <int part>
+  __device__ __forceinline__ void store(int first, int left) const {
+    constexpr int lanes = lanes_of(part);
+    constexpr int channels = 32 / lanes;  // that are stored at once
+    constexpr int batch = channels < 8 ? 2 : 1;
+    const uint32 word = 4 * (lane % lanes) + part * 8 * first_pairs;
+    const bool has = lane % lanes < 2 * pairs_of(part) && word >= shift && word + 4 <= end;
+    const int channel = static_cast<int>(lane / lanes);
+    // Lanes beyond a short row load its first words: behind it the next warp may stage.
+    constexpr bool fits = 4 * lanes - part * 8 <= pitch;
+    const uint32 place = !fits && !has ? 0 : part == 0 || word < pitch ? word : word - pitch;
+    const uint32 from = stage + (lane / lanes * pitch + place) * 4;
+    const uint64 to =
+        output + (first + channel) * channel_bytes + static_cast<int64>(static_cast<int>(word - shift)) * 4;
+    store_ends<part>(first, left);
+#pragma unroll
+    for (int k = 0; k < 8 / channels; k += batch) {
+      uint4 value[batch];
+#pragma unroll
+      for (int i = 0; i < batch; ++i) {
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(value[i].x), "=r"(value[i].y), "=r"(value[i].z), "=r"(value[i].w)
+                     : "r"(from + static_cast<uint32>((k + i) * channels * pitch * 4))
+                     : "memory");
+      }
+#pragma unroll
+      for (int i = 0; i < batch; ++i) {
+        if (has && channel + (k + i) * channels < left) {
+          asm volatile(
+              "st.global.cs.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to + (k + i) * channels * channel_bytes),
+              "r"(value[i].x), "r"(value[i].y), "r"(value[i].z), "r"(value[i].w));
+        }
+      }
+    }
+  }
+
+ private:
+  // Stores the outputs outside of whole vectors: the first two and the last two.
+  template <int part>
+  __device__ __forceinline__ void store_ends(int first, int left) const {
+    if (part == 0 && shift != 0 && end > shift) store_two(shift, first, left);
+    if (end % 4 != 0 && end > shift && (end <= 8 * first_pairs) == (part == 0))
+      store_two(end - 2, first, left);
+  }
+  // Stores two words of each channel, by eight lanes.
+  __device__ __forceinline__ void store_two(uint32 word, int first, int left) const {
+    if (static_cast<int>(lane) >= (left < 8 ? left : 8)) return;
+    const uint32 from = stage + (lane * pitch + (word < pitch ? word : word - pitch)) * 4;
+    const uint64 to = output + (first + static_cast<int64>(lane)) * channel_bytes + 4 * (word - shift);
+    uint32 own, next;
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(own), "=r"(next) : "r"(from) : "memory");
+    asm volatile("st.global.cs.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(own), "r"(next));
+  }
+};
+
+// --------------------------------------------------------------------------------------------------
+// Stores f32 outputs of the ping-pong kernel: 20-bit integers become outputs of whole rows or of any columns.
+
+template <class L>
+struct StoreF32 {
+  using C = typename L::C;
+  using Numbers = typename L::Numbers;
+  using After = typename L::Tail::After;
+  using Held = typename Hold<L>::Registers;
+  using Format = typename Hold<L>::Format;
+  using Channel = ChannelValues<After, 1>;
+  static constexpr int runs = Pieces<L>::runs;
+
+  const typename L::Parameters& p;
+  Shared<L>& s;
+  const Thread& thread;
+  const Norm<L> norm{p, s, thread};
+  const Hold<L> hold{s, thread};
+
+  __device__ __forceinline__ void run(uint32 tile, int64 n, const Held& held) const {
+    const Affine affine = norm.wait(tile, n);
+    const bool in_pairs = pairs_fit<L> && reinterpret_cast<uint64>(p.output) % 8 == 0;
+    if constexpr (Numbers::store_rows) {
+      put_rows(n, held, affine, in_pairs);
+    } else {
+      put_columns(n, held, affine, in_pairs);
+    }
+  }
+
+ private:
+  // Outputs of the thread's pair j of its row h; `at(i)` is held word i.
+  template <class At>
+  static __device__ __forceinline__ void make_pair(int j, int h, const At& at, const Affine& affine,
+                                                   const Channel& channel, float (&two)[2]) {
+    const int g = j / 2;
+    const int values = Format::values_of(L::sums, g);
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int i = 4 * (j % 2) + 2 * h + e;
+      two[e] =
+          Norm<L>::value(Format::unpack(at(5 * g + i / 2), at(5 * g + values / 2), Format::exponent(), i),
+                         affine, h, channel);
+    }
+  }
+  // Four lanes store 32 bytes of a channel; L2 merges the parts of a sector. Without a memory clobber the
+  // compiler may compute the next outputs before the store.
+  static __device__ __forceinline__ void store_two(uint64 to, const float (&two)[2]) {
+    asm volatile("st.global.cs.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(two[0]), "f"(two[1]));
+  }
+  static __device__ __forceinline__ void store_one(uint64 to, float value) {
+    asm volatile("st.global.f32 [%0], %1;" ::"l"(to), "f"(value));
+  }
+  // Address of the thread's row h of a sample.
+  __device__ __forceinline__ uint64 output_of(int64 n, int h) const {
+    return __cvta_generic_to_global(static_cast<unsigned char*>(p.output)) +
+           static_cast<uint64>((n * C::stride(0) + thread.row(h) * C::stride(1)) * 4);
+  }
+
+  // --- Rows of the box ---
+  // The last row comes first: rows are staged over its held words.
+  static constexpr int row_pairs = Numbers::pitch / 8;
+  static constexpr int staged_words = Numbers::row_pitch / 4;  // of a thread
+  __device__ __forceinline__ void put_rows(int64 n, const Held& held, const Affine& affine,
+                                           bool in_pairs) const {
+    constexpr int kept = Hold<L>::in_registers + staged_words;
+    typename Hold<L>::Words all;
+#pragma unroll
+    for (int i = 0; i < Hold<L>::words; ++i) {
+      if (i < kept) all.value[i] = hold.word(i, held);
+    }
+    const auto at = [&](int i) { return i < kept ? all.value[i] : hold.word(i, held); };
+    if (in_pairs) {
+      put_staged<runs - 1>(n, at, affine);
+    } else {
+      put_unstaged<runs - 1>(n, at, affine);
+    }
+    __syncwarp();  // `held` has been read
+  }
+  // Rows from `run` down to the first, staged so that they are stored as vectors.
+  template <int run, class At>
+  __device__ __forceinline__ void put_staged(int64 n, const At& at, const Affine& affine) const {
+    if constexpr (run >= 0) {
+      using Ring = RowRing<L>;
+      const int2 row = s.rows[thread.group * runs + run];
+      Ring ring(barrier::shared_address(s.held_words[thread.warp]),
+                __cvta_generic_to_global(static_cast<unsigned char*>(p.output) +
+                                         (n * C::stride(0) + thread.first_row() * C::stride(1) + row.x) * 4),
+                2 * row.y, thread.lane);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const Channel channel = norm.channel_values(n, h);
+        const int left = L::rows % 64 == 0 ? 8 : L::rows - thread.first_row() - 8 * h;  // channels
+        const auto put = [&](int first, int count) {
+          __syncwarp();
+          ring.lane |= opaque_zero();
+#pragma unroll
+          for (int j = first; j < first + count; ++j) {
+            float two[2];
+            make_pair(run * row_pairs + j, h, at, affine, channel, two);
+            ring.put(j, two[0], two[1]);
+          }
+          __syncwarp();
+        };
+        put(0, Ring::first_pairs);
+        ring.template store<0>(8 * h, left);
+        put(Ring::first_pairs, row_pairs - Ring::first_pairs);
+        ring.template store<1>(8 * h, left);
+      }
+      put_staged<run - 1>(n, at, affine);
+    }
+  }
+  // The same where the output is not on 8 bytes.
+  template <int run, class At>
+  __device__ __forceinline__ void put_unstaged(int64 n, const At& at, const Affine& affine) const {
+    if constexpr (run >= 0) {
+      const int2 row = s.rows[thread.group * runs + run];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const Channel channel = norm.channel_values(n, h);
+        const uint64 to = output_of(n, h) + static_cast<uint64>((row.x + thread.lane % 4 * 2) * 4);
+#pragma unroll
+        for (int j = 0; j < row_pairs; ++j) {
+          float two[2];
+          make_pair(run * row_pairs + j, h, at, affine, channel, two);
+          if (4 * j + thread.lane % 4 >= row.y || !L::has_row(thread.row(h))) continue;
+          store_one(to + 32 * j, two[0]);
+          store_one(to + 32 * j + 4, two[1]);
+        }
+      }
+      put_unstaged<run - 1>(n, at, affine);
+    }
+  }
+
+  // --- Any columns, by a table of their offsets ---
+  __device__ __forceinline__ void put_columns(int64 n, const Held& held, const Affine& affine,
+                                              bool in_pairs) const {
+    const auto at = [&](int i) { return hold.word(i, held); };
+    const int* const offsets = s.offsets() + thread.group * L::columns + 2 * (thread.lane % 4);
+    const Channel channel[2] = {norm.channel_values(n, 0), norm.channel_values(n, 1)};
+    uint64 to[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      to[h] = output_of(n, h);
+      asm volatile("" : "+l"(to[h]));  // keeps the sum in registers instead of its terms
+    }
+#pragma unroll
+    for (int j = 0; j < L::pairs; ++j) {
+      const int offset[2] = {offsets[8 * j], offsets[8 * j + 1]};
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float two[2];
+        make_pair(j, h, at, affine, channel[h], two);
+        if (!L::has_row(thread.row(h))) continue;
+        if (in_pairs) {
+          if (offset[0] >= 0) store_two(to[h] + uint64{4} * static_cast<uint32>(offset[0]), two);
+        } else {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            if (offset[e] >= 0) store_one(to[h] + uint64{4} * static_cast<uint32>(offset[e]), two[e]);
+          }
+        }
+      }
+    }
+    __syncwarp();  // `held` has been read
+  }
+};
+
+}  // namespace onepass::pingpong
+
+// --------------------------------------------------------------------------------------------------
+// The kernel of the row "gemm_pingpong": a wide convolution and its norm in one launch, with a ping-pong
+// schedule. While one warpgroup of a block multiplies, the others run their epilogues.
+//
+// A tile is a box of outputs of one sample by all output channels (up to 64). Bulk copies bring its window of
+// x to shared memory, some rows of eight channels at a time; a tensor map describes x, and elements outside
+// it arrive as zeros. The window is converted to [eight channels][position][8], so that every tap is a legal
+// start address of the right operand (gemm/gemm.cuh). All of a tile's x and all weights fit in shared memory.
+// Rows of the next tile are converted as soon as the warpgroups that read them have multiplied.
+//
+//   three warpgroups  a third of the tile's positions each: mainloop, chain before the norm, moments, store
+//   four warps        convert x: 16-bit matrices by ldmatrix and stmatrix, f32 rounded position by position;
+//                     each warp starts its own copies
+//
+// One extra block has no tile and merges the moments of all blocks (gemm/pingpong/exchange.cuh).
+//
+// All tiles of a sample are in flight at once, and each holds its values until it knows the statistics of the
+// others. It does not wait for them: the values are normalised and stored after the next tile's mainloop,
+// chain and moments. They are held as distances from the mean of the warp's own part, in registers and shared
+// memory: as f16, or as 20-bit integers where outputs are f32.
+//
+// Registers are the scarce resource, and a spill costs a trip to L2: shared memory leaves little L1, and
+// waiting for other blocks evicts it. So the loop over tiles loads nothing else from memory.
+
+namespace onepass {
+
 template <class C, class Tail, class Numbers>
-struct GemmTurns {
-  using Parameters = GemmTurnsParameters<Tail::parameters>;
-  using Shared = GemmTurnsShared<C, Tail, Numbers>;
-  using Item = GemmItem<Tail, Numbers>;
-  using Geometry = GemmGeometry<C, Numbers>;
-  using Bands = GemmTurnsBands<C, Numbers>;
-  using Copies = GemmTurnsCopies<C, Tail, Numbers>;
-  using Moments = GemmTurnsMoments<C, Tail, Numbers>;
-  using Outputs = GemmTurnsOutputs<C, Tail, Numbers>;
-  using Product = typename Numbers::Product;
-  static constexpr int groups = Numbers::groups;  // warpgroups that multiply
-  static_assert(groups == 3);
-  static constexpr int consumers = 128 * groups;
-  static constexpr int threads = consumers + turns::converting_warps * 32;
-  static constexpr int columns = Numbers::columns;
-  static constexpr int sums = columns / 2;
-  static constexpr int pairs = columns / 8;
-  static constexpr int rows = Geometry::rows;
-  // Of a thread that multiplies, and of one that turns x.
-  static constexpr int registers = Shared::direct ? 160 : 152;
-  static constexpr int converting_registers = Shared::direct ? 32 : 56;
-  static_assert(sizeof(Shared) <= Numbers::shared_bytes);
+struct GemmPingpong {
+  using L = pingpong::Layout<C, Tail, Numbers>;
+  using Parameters = typename L::Parameters;
+  using Shared = pingpong::Shared<L>;
+  using Thread = pingpong::Thread;
+  using Source = pingpong::Source<L>;
+  using Mainloop = pingpong::Mainloop<L>;
+  using Moments = pingpong::TileMoments<L>;
+  using Hold = pingpong::Hold<L>;
+  using Store16 =
+      typename gemm::If<Numbers::store_rows, pingpong::StoreRows16<L>, pingpong::StoreColumns16<L>>::Type;
+  using Store = typename gemm::If<L::is_f32, pingpong::StoreF32<L>, Store16>::Type;
+  // Registers of a consumer thread and of a converting one.
+  static constexpr int registers = L::is_f32 ? 160 : 152;
+  static constexpr int converting_registers = L::is_f32 ? 32 : 56;
+  static_assert(sizeof(Shared) == Numbers::shared_bytes);
 
   const Parameters& p;
   Shared& s;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int group = static_cast<int>(threadIdx.x) / 128;
 
+  __device__ __forceinline__ void run() const {
+    if (L::is_merger()) {
+      pingpong::Exchange<L>{p}.run();
+      return;
+    }
+    start();
+    // Together they take what the launch gives a block of 512 threads: 128 registers each.
+    if (threadIdx.x >= L::consumers) {
+      asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(converting_registers));
+      Source{p, s}.run();
+    } else {
+      asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
+      // The first warpgroup has the first turn.
+      if (group == L::groups - 1 && lane == 0) barrier::arrive(&s.turn[0]);
+      consume();
+    }
+  }
+
+ private:
+  // Barriers, parameters of channels, and the offsets of the tile's positions.
   __device__ __forceinline__ void start() const {
+    using Bands = pingpong::Bands<L>;
     if (threadIdx.x == 0) {
       for (int i = 0; i < Bands::count; ++i) {
-        barrier::initialise(&s.x_full[i], min(Bands::copies_of(i), turns::converting_warps));
+        barrier::initialise(&s.x_full[i], min(Bands::copies_of(i), pingpong::converting_warps));
         barrier::initialise(&s.x_empty[i], 4 * Bands::readers(i));
       }
       barrier::initialise(&s.weights_full, 1);
       for (int i = 0; i < Numbers::raw_slots; ++i) barrier::initialise(&s.raw_full[i], 1);
-      for (int i = 0; i < groups; ++i) barrier::initialise(&s.turn[i], 4);
+      for (int i = 0; i < L::groups; ++i) barrier::initialise(&s.turn[i], 4);
     }
-    for (int c = static_cast<int>(threadIdx.x); c < rows; c += threads) {
+    for (int c = static_cast<int>(threadIdx.x); c < L::rows; c += L::threads) {
       float bias = 0.0f;
       if constexpr (C::has_bias) bias = load_one<typename C::Bias>(p.parameter[1], c);
       s.channels[c] =
           float4{bias, Tail::weight(p, c), Tail::bias(p, c), Numbers::guards ? __ldg(p.scales + c) : 1.0f};
     }
-    // A block has the same tile of every sample.
-    const Item item(blockIdx.x, 1);
-    for (int i = static_cast<int>(threadIdx.x); i < groups * columns; i += threads)
-      s.offsets()[i] = Geometry::target(item.position_tile, i);
+    const int tile = L::tile_of_block();
+    for (int i = static_cast<int>(threadIdx.x); i < L::groups * L::columns; i += L::threads)
+      s.offsets()[i] = L::Geometry::target(tile, i);
     __syncthreads();
-    // Outputs at the end of a row may have no place.
-    if constexpr (Numbers::by_rows) {
-      for (int r = static_cast<int>(threadIdx.x); r < groups * columns / Numbers::pitch; r += threads) {
+    // The last outputs of a row may lie outside of the output.
+    if constexpr (Numbers::store_rows) {
+      for (int r = static_cast<int>(threadIdx.x); r < L::groups * L::columns / Numbers::pitch;
+           r += L::threads) {
         const int* const of_row = s.offsets() + r * Numbers::pitch;
         int count = 0;
         while (count < Numbers::box_x / 2 && of_row[2 * count] >= 0) ++count;
@@ -4065,120 +4189,41 @@ struct GemmTurns {
     }
   }
 
-  // --- Products ---
-  // Of an operand by rows of 16 bytes, eight of them together. `begin` is the descriptor's lower half: the
-  // operand's address and how far on the next eight channels are, in 16 bytes.
-  static __device__ __forceinline__ uint64 descriptor(uint32 begin, int bytes) {
-    return static_cast<uint64>(128 >> 4) << 32 | (begin + static_cast<uint32>(bytes >> 4));
-  }
-
-  // When all products are under way the next warpgroup has its turn.
-  __device__ __forceinline__ void multiply(uint32 tile, float (&d)[sums]) const {
-    const uint32 round = tile & 1u;
-    barrier::wait(&s.turn[group], round);
-    // The same in all lanes, as the compiler knows then: descriptors are made in uniform registers, for each
-    // product.
-    const uint32 x_begin =
-        __shfl_sync(0xffffffffu,
-                    (barrier::shared_address(s.x[0]) >> 4) + static_cast<uint32>(group * columns), 0) +
-        (static_cast<uint32>(Shared::half_bytes >> 4) << 16);
-    const uint32 weights_begin =
-        __shfl_sync(0xffffffffu, barrier::shared_address(s.weights[0]) >> 4, 0) | 64u << 16;
-    const int own = __shfl_sync(0xffffffffu, group, 0);
-    int here = Bands::first_band(own, 0);  // those before have come
-    int gone = here;                       // those before are met no more
-    barrier::wait(&s.weights_full, 0u);
-#pragma unroll
-    for (int i = 0; i < Bands::tap_rows; ++i) {
-#pragma unroll 1
-      for (; here <= Bands::last_band(own, i); ++here) barrier::wait(&s.x_full[here], round);
-      asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#pragma unroll
-      for (int chunk = 0; chunk < Numbers::chunks; ++chunk) {
-#pragma unroll
-        for (int t = Bands::first_tap(i); t < Bands::first_tap(i) + Bands::taps_of_row; ++t) {
-          Product::run(d, descriptor(weights_begin, chunk * Shared::weight_bytes + t * 64 * 32),
-                       descriptor(x_begin, chunk * 2 * Shared::half_bytes + Geometry::tap_shift(t) * 16),
-                       Moments::bias_first || i + chunk > 0 || t > Bands::first_tap(0) ? 1 : 0);
-        }
-      }
-      asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-      if (i > 0) {
-        asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-        release(gone, Bands::first_band(own, i));
-      }
-    }
-    if (lane == 0) barrier::arrive(&s.turn[group == groups - 1 ? 0 : group + 1]);
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-    release(gone, here);
-#pragma unroll
-    for (int i = 0; i < sums; ++i) asm volatile("" : "+f"(d[i])::"memory");
-  }
-
-  // Bands from `from` to before `to`, by a warp that has read them.
-  __device__ __forceinline__ void release(int& from, int to) const {
-#pragma unroll 1
-    for (; from < to; ++from) {
-      if (lane == 0) barrier::arrive(&s.x_empty[from]);
-    }
-  }
-
-  // Asked again each time: what follows from it would be kept in registers.
-  static __device__ __forceinline__ uint32 thread() {
-    uint32 own;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(own));
-    return own;
-  }
-
-  // A warpgroup. A tile's values are finished when the next one's have been multiplied: by then the moments
-  // of other tiles have come.
+  // A warpgroup's loop over tiles. A tile is stored after the next one's moments: by then the statistics of
+  // its sample have arrived.
   __device__ __forceinline__ void consume() const {
-    const typename Moments::Mask mask = Moments{{thread()}, p, s}.mask();
-    // Outputs on their way lie where places of columns are till now.
-    if constexpr (Numbers::by_rows) asm volatile("bar.sync 1, 384;" ::: "memory");
+    const typename Moments::Mask mask = Moments{p, s, Thread::reload()}.mask();
+    // Offsets of columns lie where outputs are staged: all warps have read them now.
+    if constexpr (Numbers::store_rows) asm volatile("bar.sync 1, 384;" ::: "memory");
     const auto batch = static_cast<int>(p.batch);
-    typename Outputs::Held held;
+    typename Hold::Registers held;
     uint32 tile = 0;  // of the block
-    int n = static_cast<int>(Item(blockIdx.x, 1).n);
+    int n = L::first_sample();
 #pragma unroll 1
-    for (; n < batch; n += Copies::samples(), ++tile) {
-      float d[sums];
-      if constexpr (Moments::bias_first) Moments{{thread()}, p, s}.begin(d);
-      multiply(tile, d);
+    for (; n < batch; n += L::samples(), ++tile) {
+      float d[L::sums];
+      if constexpr (Moments::bias_first) Moments{p, s, Thread::reload()}.begin(d);
+      Mainloop{s, lane, group}.template run<Moments::bias_first>(tile, d);
       typename Moments::Sums all;
-      const Moments moments{{thread()}, p, s};
+      const Moments moments{p, s, Thread::reload()};
       moments.activate(n, mask, d, all);
       float unit[2];
-      moments.leave_parts(tile, n, mask, d, all, unit);
-      if (tile > 0) Outputs{{thread()}, p, s}.ask(n - Copies::samples());
-      const Outputs outputs{{thread()}, p, s};
-      tile |= turns::nothing();  // else it packs so early that registers do not suffice
-      typename Outputs::Words words;
-      outputs.pack(d, unit, words);
-      if (tile > 0) outputs.finish(tile - 1, n - Copies::samples(), held);
-      outputs.hold(words, held);
+      moments.publish_parts(tile, n, mask, d, all, unit);
+      if (tile > 0) prefetch(n - L::samples());
+      const Thread thread = Thread::reload();
+      tile |= pingpong::opaque_zero();  // else values are packed too early, and registers spill
+      typename Hold::Words words;
+      Hold::pack(d, unit, words);
+      if (tile > 0) Store{p, s, thread}.run(tile - 1, n - L::samples(), held);
+      Hold{s, thread}.hold(words, held);
     }
-    const Outputs outputs{{thread()}, p, s};
-    outputs.ask(n - Copies::samples());
-    outputs.finish(tile - 1, n - Copies::samples(), held);
+    const Thread thread = Thread::reload();
+    pingpong::Norm<L>{p, s, thread}.prefetch(n - L::samples());
+    Store{p, s, thread}.run(tile - 1, n - L::samples(), held);
   }
-
-  __device__ __forceinline__ void run() const {
-    if (GemmTurnsExchange<C, Tail, Numbers>::is_merger()) {
-      GemmTurnsExchange<C, Tail, Numbers>{p}.run();
-      return;
-    }
-    start();
-    // Together what the launch gives a block of 512 threads: 128 each.
-    if (threadIdx.x >= consumers) {
-      asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(converting_registers));
-      GemmTurnsConverter<C, Tail, Numbers>{p, s}.run();
-    } else {
-      asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
-      // The first turn is the first warpgroup's.
-      if (group == groups - 1 && lane == 0) barrier::arrive(&s.turn[0]);
-      consume();
-    }
+  __device__ __forceinline__ void prefetch(int64 n) const {
+    const Thread thread = Thread::reload();
+    pingpong::Norm<L>{p, s, thread}.prefetch(n);
   }
 };
 
@@ -4323,8 +4368,156 @@ struct CoresMainloop {
   }
 };
 
+}  // namespace onepass
+
 // --------------------------------------------------------------------------------------------------
-// What brings x to shared memory as 16-bit elements, for gemm.cuh.
+// What mainloops by wgmma share.
+
+namespace onepass::wgmma {
+
+// The descriptor of an operand in shared memory without swizzle: rows of 16 bytes, eight of them together.
+// The next eight channels are `leading` bytes on.
+__device__ __forceinline__ uint64 descriptor(uint32 address, uint32 leading) {
+  return static_cast<uint64>(address >> 4) | static_cast<uint64>(leading >> 4) << 16 |
+         static_cast<uint64>(128 >> 4) << 32;
+}
+
+}  // namespace onepass::wgmma
+
+// --------------------------------------------------------------------------------------------------
+// The mainloop of gemm/wgmma.cuh: the products of a tile.
+
+namespace onepass {
+
+// Rows of the sums are output channels, columns are positions.
+template <class C, class Tail, class Numbers>
+struct GemmMainloop {
+  using Geometry = GemmGeometry<C, Numbers>;
+  using Shared = GemmShared<C, Tail, Numbers>;
+  using Product = typename Numbers::Product;
+  static constexpr int sums = Numbers::columns / 2;
+  static constexpr int steps = Numbers::chunk_channels / 16;
+  static constexpr int group_taps = Numbers::group_taps;
+  static constexpr int groups = Numbers::taps / group_taps;
+  static constexpr int window_bytes = Geometry::window * Geometry::windows * 16;
+
+  Shared& s;
+  gemm::Ring<Numbers::x_stages> x;
+  gemm::Ring<Numbers::weight_stages> weights;
+
+  // The first warpgroup must not be two tiles ahead: the named barrier would merge two arrivals into one.
+  static constexpr int steps_of_chunk = Numbers::taps / Numbers::group_taps;
+  static_assert(Numbers::stagger == 0 || Numbers::x_stages < Numbers::chunks + Numbers::stagger ||
+                (!Numbers::weights_stay &&
+                 Numbers::weight_stages < (Numbers::chunks + Numbers::stagger) * steps_of_chunk));
+
+  // The second warpgroup begins `stagger` chunks after the first, so that one multiplies while the other runs
+  // its epilogue. `beside` is called after each group of products is issued; it overlaps with them.
+  template <class Beside>
+  __device__ __forceinline__ void run(float (&d)[sums], Beside&& beside) {
+    if (Numbers::stagger > 0 && threadIdx.x / 128 == 1) gemm::wait_for_first();
+    if constexpr (Numbers::parts == 1) {
+      multiply(
+          d, [] {}, beside);
+    } else {
+      float part[sums];
+#pragma unroll
+      for (int i = 0; i < sums; ++i) d[i] = 0.0f;
+      multiply(
+          part,
+          [&] {
+#pragma unroll
+            for (int i = 0; i < sums; ++i) d[i] += part[i];
+          },
+          beside);
+    }
+  }
+
+ private:
+  // All products. With split operands `take` is called after each group, to add its sums in f32.
+  template <class Take, class Beside>
+  __device__ __forceinline__ void multiply(float (&d)[sums], Take&& take, Beside&& beside) {
+    const int lane = threadIdx.x % 32;
+    const int group = threadIdx.x / 128;
+    const uint32 x_begin = barrier::shared_address(s.x[0]) +
+                           (Numbers::groups_share_positions ? 0u : group * Numbers::columns * 16);
+    const uint32 weights_begin =
+        barrier::shared_address(s.weights[0]) + (Numbers::groups_share_positions ? group * 64 * 16 : 0u);
+    int scale = 0;  // the first product overwrites the sums
+    int x_before = -1, weights_before = -1;
+    const auto release = [&] {
+      if (lane == 0) {
+        if (!Numbers::weights_stay && weights_before >= 0) barrier::arrive(&s.weights_empty[weights_before]);
+        if (x_before >= 0) barrier::arrive(&s.x_empty[x_before]);
+      }
+    };
+#pragma unroll 1
+    for (int chunk = 0; chunk < Numbers::chunks; ++chunk) {
+      barrier::wait(&s.x_full[x.stage], x.round);
+      const uint32 x_stage = x_begin + x.stage * Numbers::x_stage_bytes;
+#pragma unroll 1
+      for (int g = 0; g < groups; ++g) {
+        // Weights that stay are loaded once: their barriers never leave the first phase.
+        barrier::wait(&s.weights_full[weights.stage], Numbers::weights_stay ? 0u : weights.round);
+        const uint32 w_stage = weights_begin + weights.stage * Numbers::weight_stage_bytes;
+        if constexpr (Numbers::parts == 2) scale = 0;
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+        for (int t = 0; t < group_taps; ++t) {
+          const uint32 shift = groups == 1 ? Geometry::tap_shift(t) * 16u : s.tap_shifts[g * group_taps + t];
+#pragma unroll
+          for (int k = 0; k < steps; ++k) {
+            // The products of second parts come first: they are small.
+#pragma unroll
+            for (int product = Numbers::parts == 2 ? 2 : 0; product >= 0; --product) {
+              const int of_weights = product == 1 ? 1 : 0;
+              const int of_x = product == 2 ? 1 : 0;
+              Product::run(
+                  d,
+                  wgmma::descriptor(
+                      w_stage + ((t * Numbers::parts + of_weights) * steps + k) * Numbers::tile_channels * 32,
+                      Numbers::tile_channels * 16),
+                  wgmma::descriptor(x_stage + shift + (of_x * steps + k) * 2 * window_bytes, window_bytes),
+                  scale);
+              scale = 1;
+            }
+          }
+        }
+        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+        if constexpr (Numbers::parts == 1) {
+          beside();
+          // The group before has finished: its stages are free.
+          asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+          release();
+          weights_before = weights.stage;
+          x_before = g == groups - 1 ? x.stage : -1;
+        } else {
+          wait_for_products(d);
+          weights_before = weights.stage;
+          x_before = g == groups - 1 ? x.stage : -1;
+          release();
+          take();
+        }
+        weights.next();
+      }
+      x.next();
+      if (Numbers::stagger > 0 && chunk == Numbers::stagger - 1 && group == 0) gemm::allow_second();
+    }
+    if constexpr (Numbers::parts == 1) {
+      wait_for_products(d);
+      release();
+    }
+  }
+
+  static __device__ __forceinline__ void wait_for_products(float (&d)[sums]) {
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+    for (int i = 0; i < sums; ++i) asm volatile("" : "+f"(d[i])::"memory");
+  }
+};
+
+// --------------------------------------------------------------------------------------------------
+// The source of gemm/wgmma.cuh: brings x to shared memory as 16-bit elements.
 
 // Fills the ring of windows.
 template <class C, class Tail, class Numbers>
@@ -4342,8 +4535,7 @@ struct GemmStaging {
 
   // --- x by copies ---
   static constexpr int converters = gemm::converting_warps * 32;
-  // Elements of 16 bits are read from shared memory by two neighbours, if those of every pair lie side by
-  // side in x, or both outside.
+  // 16-bit elements are read from shared memory by pairs, if every pair is contiguous in x or outside of it.
   static constexpr bool by_pairs =
       Input::bytes == 2 && Numbers::slot_channels == 8 && !Numbers::boxed && !Geometry::has_stride &&
       Geometry::pitch % 2 == 0 && Geometry::plane % 2 == 0 && Geometry::low(2) % 2 == 0 &&
@@ -4359,7 +4551,7 @@ struct GemmStaging {
   const Parameters& p;
   GemmShared<C, Tail, Numbers>& s;
 
-  // What of a channel a run of the tile's window has: elements from `first`, so many; on 16 bytes.
+  // The elements of a channel that a run of the tile's window reads, rounded to 16 bytes.
   struct Range {
     int first;
     int count;
@@ -4371,8 +4563,8 @@ struct GemmStaging {
     }
   };
 
-  // What the lanes of a warp send for of each channel of a tile that is a box where its runs are short: a
-  // bulk copy takes 75 clocks however short it is, so that vectors go one by one.
+  // Copies by vectors, for boxes with short runs: a bulk copy takes 75 clocks however short it is. These are
+  // the vectors of each channel that the lanes of a warp copy.
   struct Vectors {
     static constexpr int of_run = Numbers::raw_pitch / vector;
     static constexpr int pieces = (Geometry::runs * of_run + 31) / 32;
@@ -4390,7 +4582,7 @@ struct GemmStaging {
     }
   };
 
-  // One warp: the vectors of a slot's channels of the tile, for which there is room.
+  // One warp: copies the vectors of a slot's channels. The slot is free.
   __device__ __forceinline__ void send(const Item& item, const Vectors& vectors, int channel,
                                        gemm::Ring<Numbers::raw_slots>& ring) const {
     const int left = C::in_channels - channel;
@@ -4512,7 +4704,7 @@ struct GemmStaging {
             }
           }
         }
-        // Copies that overwrite what was read begin behind the barrier, and it has been used by then.
+        // Copies that overwrite the slot start after this barrier, when all reads have finished.
         if (exists) {
           __syncwarp();
           if (threadIdx.x % 32 == 0) barrier::arrive(&s.raw_empty[raw.stage]);
@@ -4522,7 +4714,7 @@ struct GemmStaging {
       if constexpr (guards) {
         if (chunk == Numbers::chunks - 1) leave_guard(item, largest, gemm::converting_warps);
       }
-      // What was written is read by products. Once a chunk: the fence waits for all stores before it.
+      // Releases the stores to wgmma, once a chunk: the fence waits for all stores before it.
       barrier::release_to_copies();
       __syncwarp();
       if (threadIdx.x % 32 == 0) barrier::arrive(&s.x_full[ring.stage]);
@@ -4541,8 +4733,7 @@ struct GemmStaging {
         bits[k] = exists ? *reinterpret_cast<const uint32*>(from + k * raw_channel_bytes) : 0u;
       }
     }
-    // Of eight lanes that store at a time four begin with the second position: each then has banks of its
-    // own.
+    // Of eight lanes that store together, four begin with the second position. This avoids bank conflicts.
     __device__ __forceinline__ void pack(unsigned char* to, float&, bool) const {
       const bool second = threadIdx.x % 8 >= 4;
       store(to + (second ? 16 : 0), second ? 0x7632u : 0x5410u);
@@ -4558,7 +4749,7 @@ struct GemmStaging {
   };
 
   // --- x by loads ---
-  // Some channels of a position: on their way from memory, then as 16 bits each.
+  // Some channels of a position: first as loaded, then as 16 bits each.
   template <int Count>
   struct Channels {
     typename gemm::Word<Input::bytes>::Type bits[Count];
@@ -4612,7 +4803,7 @@ struct GemmStaging {
           if (!is_last) v[k] *= gemm::split_scale;
         }
 #pragma unroll
-        for (int k = 0; k < Count / 2; ++k) word[k] = Operand::pack(v[2 * k], v[2 * k + 1]);
+        for (int k = 0; k < Count / 2; ++k) word[k] = pack_operands<C, Operand>(v[2 * k], v[2 * k + 1]);
         if (!is_last || Numbers::parts == 1) {
 #pragma unroll
           for (int k = 0; k < Count; ++k) largest = gemm::largest_of(largest, v[k]);
@@ -4685,7 +4876,7 @@ struct GemmStaging {
             x[i][1].template load<in_vectors>(from + 8 * C::input_stride(1) * Input::bytes, bytes[first + i],
                                               exists && has_second && has, channel + 8);
           }
-          // Keeps the compiler from loading some when others have come.
+          // Keeps the compiler from waiting between the loads.
           __syncwarp();
 #pragma unroll
           for (int i = 0; i < at_once; ++i) {
@@ -4722,23 +4913,129 @@ struct GemmStaging {
     if (threadIdx.x % 32 != 0) return;
     atomicMax(p.guard + item.n, bits);
     if constexpr (!Tail::has_norm) {
-      // Nobody else waits for the sample's last tile: the last warp judges.
+      // Without a norm no block waits for the sample's last tile: the last warp judges.
       if (item.channel_tile == 0 &&
           count_up(p.control + item.unit * 4 + 2) == static_cast<uint32>(Numbers::position_tiles * warps) - 1)
-        judge(p, item.n, 1.0f);
+        gemm::judge<Tail, Numbers>(p, item.n, 1.0f);
     }
-  }
-
-  static __device__ __forceinline__ void judge(const Parameters& p, int64 n, float scale) {
-    gemm::judge<Tail, Numbers>(p, n, scale);
   }
 };
 
 // --------------------------------------------------------------------------------------------------
-// Which columns of a tile a thread of gemm_epilogue.cuh has, and where they lie in the output.
+// Statistics of slabs from the parts that the tiles of gemm/wgmma.cuh leave.
 
-// The columns of a thread: every fourth pair. Column i is i / 2 * 8 + i % 2 after the first. `offsets`: where
-// columns of the tile lie in a channel.
+// Each tile with channels of a slab leaves a part of it.
+template <class C, class Tail, class Numbers>
+struct GemmSlabs {
+  using Parameters = GemmParameters<Tail::parameters>;
+  using Output = typename Tail::Output;
+  static constexpr int group_rows = Tail::group_channels * GemmGeometry<C, Numbers>::classes;
+  static constexpr int slabs_of_sample = Tail::channels / Tail::group_channels;
+  // Channel tiles a slab may have channels in.
+  static constexpr int spans = (group_rows - 1) / Numbers::tile_channels + 2;
+  static constexpr bool one_span = Numbers::tile_channels % group_rows == 0;
+  static constexpr int agents = Numbers::apart ? 2 : 1;  // that leave parts of a tile
+  static constexpr int position_parts = Numbers::position_tiles * agents;
+
+  const Parameters& p;
+
+  // Where values are stored: a warp for each slab, after all tiles.
+  __device__ __forceinline__ void run() const {
+    const int64 own = (static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
+    if (own >= p.batch * slabs_of_sample) return;
+    const int64 n = own / slabs_of_sample;
+    finish(n, static_cast<int>(own - n * slabs_of_sample));
+  }
+
+  static __device__ __forceinline__ void merge(Moments& own, const float4& other) {
+    if (other.x > 0.0f) own.merge(other.x, other.y, other.z);
+  }
+  __device__ __forceinline__ float4* part(int64 n, int slab, int channel_tile, int position) const {
+    const int span = one_span ? 0 : channel_tile - slab * group_rows / Numbers::tile_channels;
+    return p.parts + ((n * slabs_of_sample + slab) * (one_span ? 1 : spans) + span) * position_parts +
+           position;
+  }
+
+  // By one warp: mean and 1 / deviation of a slab from all its parts, and what its norm multiplies by.
+  struct Statistics {
+    float mean;
+    float rstd;
+    float factor;
+  };
+  __device__ __forceinline__ Statistics statistics(int64 n, int slab) const {
+    const int first_tile = slab * group_rows / Numbers::tile_channels;
+    const int last_tile = ((slab + 1) * group_rows - 1) / Numbers::tile_channels;
+    const int count = (last_tile - first_tile + 1) * position_parts;
+    const float4* parts = part(n, slab, first_tile, 0);
+    constexpr float elements = static_cast<float>(Tail::group_channels * Tail::spatial);
+    constexpr int of_lane = ((one_span ? 1 : spans) * position_parts + 31) / 32;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    float mean, m2;
+    if constexpr (of_lane <= 8) {
+      // All at once, the mean first: blocks wait for this.
+      float4 own[of_lane];
+      float sum = 0.0f;
+#pragma unroll
+      for (int i = 0; i < of_lane; ++i)
+        own[i] = lane + 32 * i < count ? __ldcg(parts + lane + 32 * i) : float4{0.0f, 0.0f, 0.0f, 0.0f};
+      // As distances from the first part's.
+      const float from = first_mean<32>(own[0].x, own[0].y);
+#pragma unroll
+      for (int i = 0; i < of_lane; ++i) sum = fmaf(own[i].x, own[i].y - from, sum);
+      const float moved = lanes_sum<32>(sum) / elements;
+      mean = from + moved;
+      m2 = 0.0f;
+#pragma unroll
+      for (int i = 0; i < of_lane; ++i) {
+        const float distance = own[i].y - from - moved;
+        m2 += fmaf(own[i].x * distance, distance, own[i].z);
+      }
+      m2 = lanes_sum<32>(m2);
+    } else {
+      Moments own;
+#pragma unroll 4
+      for (int i = lane; i < count; i += 32) merge(own, __ldcg(parts + i));
+      team_moments<32, gemm::consumer_threads>(own, elements, nullptr, mean, m2);
+    }
+    const float rstd = 1.0f / sqrtf(m2 / elements + Tail::eps);
+    return {mean, rstd, norm_factor<Tail>(rstd, mean, m2)};
+  }
+
+  // By one warp: the slab's statistics, and what is known then.
+  __device__ __forceinline__ void finish(int64 n, int slab) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const Statistics own = statistics(n, slab);
+    float* to = p.statistics + 2 * (n * slabs_of_sample + slab);
+    if (lane == 0) {
+      to[0] = own.mean;
+      to[1] = own.rstd;
+    }
+    for (int i = lane; i < Tail::group_channels; i += 32) {
+      const int c = slab * Tail::group_channels + i;
+      const int of_norm = Tail::channel(n, c);
+      const float weight = Tail::weight(p, of_norm);
+      if constexpr (Numbers::guards) gemm::judge<Tail, Numbers>(p, n, fabsf(weight * own.rstd));
+      if constexpr (Tail::mean_follows_norm) {
+        const float mean = row_sum(n * Tail::channels + c) / static_cast<float>(Tail::spatial);
+        store_one<Output>(p.output, n * Tail::channels + c,
+                          fmaf(mean - own.mean, weight * own.factor, Tail::bias(p, of_norm)));
+      }
+    }
+  }
+
+  __device__ __forceinline__ float row_sum(int64 row) const {
+    double total = 0.0;
+    for (int i = 0; i < Numbers::position_tiles; ++i)
+      total += static_cast<double>(__ldcg(p.sums + row * Numbers::position_tiles + i));
+    return static_cast<float>(total);
+  }
+};
+
+// --------------------------------------------------------------------------------------------------
+// The columns of a tile that a consumer thread of gemm/wgmma.cuh has, and where they lie in the output.
+
+// A thread has every fourth pair of columns: column i is i / 2 * 8 + i % 2 after the first. `offsets` are
+// those of the tile's columns in a channel. They are computed where the flat index is the output's own.
 template <class Geometry, int Columns, bool contiguous = Geometry::contiguous>
 struct GemmColumns {
   const int* own;
@@ -4779,19 +5076,16 @@ struct GemmColumns<Geometry, Columns, true> {
 };
 
 // --------------------------------------------------------------------------------------------------
-// What the pieces of gemm_epilogue.cuh share: which rows and columns of a tile a thread has, and who merges.
+// A consumer thread of gemm/wgmma.cuh: its rows and columns of a tile, and the group of threads it works
+// with.
 
-// A thread has two rows, and of each every fourth pair of columns.
+// A thread has two rows of the tile, and every fourth pair of columns in each.
 template <class C, class Tail, class Numbers>
-struct GemmEpilogueLayout {
+struct GemmConsumer {
   using Parameters = GemmParameters<Tail::parameters>;
   using Geometry = GemmGeometry<C, Numbers>;
   using Shared = GemmShared<C, Tail, Numbers>;
   using Item = GemmItem<Tail, Numbers>;
-  using Before = typename Tail::Before;
-  using After = typename Tail::After;
-  using Output = typename Tail::Output;
-  using Staging = GemmStaging<C, Tail, Numbers>;
   static constexpr int sums = Numbers::columns / 2;
   static constexpr int pairs = Numbers::columns / 8;  // of columns, in each row of a thread
   using Columns = GemmColumns<Geometry, 2 * pairs>;
@@ -4808,7 +5102,7 @@ struct GemmEpilogueLayout {
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int group = warp / 4;
 
-  // Where the warpgroups have their own positions, each goes its own way: what they merge is an agent's.
+  // An agent merges the moments of a tile: the block, or each warpgroup where they work independently.
   static constexpr bool apart = Numbers::apart;
   static constexpr int agent_threads = apart ? 128 : gemm::consumer_threads;
   static constexpr int agent_warps = agent_threads / 32;
@@ -4828,10 +5122,14 @@ struct GemmEpilogueLayout {
     return item.position_tile * agents + agent;
   }
 
+  // Rows beyond the output only fill a tile.
+  static __device__ __forceinline__ bool exists(int row) {
+    return rows % Numbers::tile_channels == 0 || row < rows;
+  }
   __device__ __forceinline__ int row(int h) const {
     return (Numbers::groups_share_positions ? group * 64 : 0) + warp % 4 * 16 + lane / 4 + 8 * h;
   }
-  // Of the tile's positions, the first that this warpgroup has.
+  // The first of the tile's positions that this warpgroup has.
   __device__ __forceinline__ int first_column() const {
     return Numbers::groups_share_positions ? 0 : group * Numbers::columns;
   }
@@ -4841,7 +5139,7 @@ struct GemmEpilogueLayout {
   static __device__ __forceinline__ int first_slab(const Item& item) {
     return item.channel_tile * Numbers::tile_channels / group_rows;
   }
-  // The slabs that this tile has channels of.
+  // Slabs with channels in this tile.
   static __device__ __forceinline__ int slab_count(const Item& item) {
     const int end = (item.channel_tile + 1) * Numbers::tile_channels;
     const int last = ((end < rows ? end : rows) - 1) / group_rows;
@@ -4850,311 +5148,20 @@ struct GemmEpilogueLayout {
 };
 
 // --------------------------------------------------------------------------------------------------
-// How gemm_epilogue.cuh stores a tile's values: through shared memory, so that warps write whole lines, and
-// of 16 bits also later, beside the products of the next tile.
+// Moments of a tile's rows, and the parts of slabs they become, for gemm/wgmma.cuh.
 
 template <class C, class Tail, class Numbers>
-struct GemmEpilogueOutputs : GemmEpilogueLayout<C, Tail, Numbers> {
-  using Base = GemmEpilogueLayout<C, Tail, Numbers>;
-  using Base::classes;
-  using Base::first_column;
-  using Base::lane;
-  using Base::p;
-  using Base::pairs;
-  using Base::row;
-  using Base::rows;
-  using Base::s;
-  using Base::sums;
-  using Base::tile_position;
-  using Base::warp;
-  using typename Base::Geometry;
-  using typename Base::Item;
-  using typename Base::Output;
-  using typename Base::Shared;
+struct GemmTileMoments {
+  using Consumer = GemmConsumer<C, Tail, Numbers>;
+  using Columns = typename Consumer::Columns;
+  using Item = typename Consumer::Item;
+  static constexpr int sums = Consumer::sums;
+  static constexpr int pairs = Consumer::pairs;
+  static constexpr int group_rows = Consumer::group_rows;
 
-  // Four neighbouring columns lie side by side in the output, at offsets that are multiples of four.
-  static constexpr bool vectors_fit =
-      Geometry::contiguous && Tail::spatial % 4 == 0 && C::stride(1) % 4 == 0 && C::stride(0) % 4 == 0;
-  static constexpr bool channels_last = C::stride(1) == 1 && C::stride(4) != 1;
+  const Consumer thread;
 
-  // The tile's values to memory: eight rows by 32 columns at a time through shared memory, so that a warp
-  // writes whole lines. `again`: they are read again soon.
-  template <class Type, bool again>
-  __device__ __forceinline__ void store(void* to, const Item& item, const float (&d)[sums]) const {
-    if constexpr (Type::bytes == 2 && vectors_fit) {
-      store_halves<Type>(to, item, d);
-      return;
-    }
-    float(&stage)[8][Shared::value_pitch] = s.stage(warp);
-    int in_vectors = vectors_fit && reinterpret_cast<uint64>(to) % (4 * Type::bytes) == 0;
-    const int first_row = item.channel_tile * Numbers::tile_channels + row(0) - lane / 4;
-    const int first_position = tile_position(item) + first_column();
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int channel = first_row + 8 * h;
-      const int64 begin = output_origin<C>(item.n) + Geometry::row_offset(channel);
-#pragma unroll
-      for (int j = 0; j < pairs; j += 4) {
-        constexpr int all = 32;
-        const int columns = (pairs - j) * 8 < all ? (pairs - j) * 8 : all;
-        __syncwarp();
-#pragma unroll
-        for (int k = 0; k < columns / 8; ++k) {
-          *reinterpret_cast<float2*>(&stage[lane / 4][8 * k + 2 * (lane % 4)]) =
-              float2{d[(j + k) * 4 + h * 2], d[(j + k) * 4 + h * 2 + 1]};
-        }
-        __syncwarp();
-        // Asked again each time: two loops would keep all values of both in registers.
-        asm volatile("" : "+r"(in_vectors));
-        if (vectors_fit && in_vectors) {
-          const int column = lane % 8 * 4;
-          const int position = first_position + j * 8 + column;
-          const bool has = position < Geometry::positions && column < columns;
-#pragma unroll
-          for (int r = lane / 8; r < 8; r += 4) {
-            const float4 four = *reinterpret_cast<const float4*>(&stage[r][column]);
-            if (has && exists(channel + r)) {
-              const float value[4] = {four.x, four.y, four.z, four.w};
-              Packed<Type, 4> packed;
-              packed.pack(value);
-              put<Type, again>(to, begin + r * C::stride(1) + position, packed);
-            }
-          }
-        } else {
-          store_ones<Type>(to, channel, begin, first_position, j);
-        }
-      }
-    }
-  }
-  // --- Values that leave beside products ---
-  // A warp has all columns of its 16 rows. When a tile of 16-bit values ends, the first vectors of each row,
-  // as many as there is room for, stay in shared memory and the others in registers. They go to memory 32 at
-  // a time while the next tile is multiplied, those of registers through shared memory when it is free.
-  static constexpr int late_vectors = Numbers::late_vectors;
-  static constexpr int kept_vectors = late_vectors > 0 ? pairs - late_vectors : 0;
-  static constexpr int late_steps = late_vectors / 2;  // 16 rows by 32 lanes
-  static constexpr int all_steps = late_steps + (kept_vectors + 1) / 2;
-  static_assert(late_vectors % 2 == 0 && kept_vectors <= late_vectors);
-
-  struct Leaving {
-    unsigned char* to = nullptr;  // of the first row
-    int bytes = 0;                // of a row that has outputs
-    int rows = 0;                 // that exist
-    int step = all_steps;
-    uint32 kept[2 * kept_vectors + 1];
-  };
-
-  __device__ __forceinline__ bool leaves_late() const {
-    return late_vectors > 0 && reinterpret_cast<uint64>(p.output) % 16 == 0;
-  }
-
-  // By a warp: step `i` of a part of the rows, `vectors` of each.
-  template <int vectors>
-  __device__ __forceinline__ void put_vectors(const Leaving& leaving, int i) const {
-    const int v = i * 32 + lane;
-    const int r = v / vectors;
-    const int column = (v - r * vectors) * 16;
-    if (r < leaving.rows && column < leaving.bytes && (vectors % 2 == 0 || r < 16)) {
-      const uint4 vector = *reinterpret_cast<const uint4*>(s.values[warp] + r * Numbers::late_pitch + column);
-      __stcs(reinterpret_cast<uint4*>(leaving.to + r * (C::stride(1) * Output::bytes) + column), vector);
-    }
-  }
-  // By a warp: the next step.
-  __device__ __forceinline__ void put_some(Leaving& leaving) const {
-    if (leaving.step >= all_steps) return;
-    if (leaving.step < late_steps) {
-      put_vectors<late_vectors>(leaving, leaving.step);
-    } else if constexpr (kept_vectors > 0) {
-      if (leaving.step == late_steps) {
-        __syncwarp();
-        put_words<kept_vectors>([&](int j, int h) { return leaving.kept[2 * j + h]; });
-        leaving.to += late_vectors * 16;
-        leaving.bytes -= late_vectors * 16;
-      }
-      put_vectors<kept_vectors>(leaving, leaving.step - late_steps);
-    }
-    ++leaving.step;
-  }
-  // By a warp: what lies in shared memory may be overwritten.
-  __device__ __forceinline__ void put_rest(Leaving& leaving) const {
-#pragma unroll 1
-    while (leaving.step < all_steps) put_some(leaving);
-    __syncwarp();
-  }
-
-  // `vectors` of the warp's rows to shared memory. `word(j, h)`: two neighbours of vector j in the thread's
-  // row h.
-  template <int vectors, class Word>
-  __device__ __forceinline__ void put_words(Word&& word) const {
-    // Rows begin in different banks if the vectors of a row are odd in number; if only their half is, the
-    // last four rows take two vectors the other way round.
-    constexpr int row_vectors = Numbers::late_pitch / 16;
-    constexpr bool in_turn = row_vectors % 2 == 0;
-    static_assert(row_vectors % 4 != 0);
-    const int late = in_turn ? lane / 16 : 0;
-    unsigned char* const own = s.values[warp] + lane / 4 * Numbers::late_pitch + lane % 4 * 4;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-#pragma unroll
-      for (int j = 0; j < vectors; j += in_turn ? 2 : 1) {
-        unsigned char* const place = own + h * 8 * Numbers::late_pitch + j * 16;
-        const uint32 first = word(j, h);
-        if (in_turn && j + 1 < vectors) {
-          const uint32 second = word(j + 1, h);
-          *reinterpret_cast<uint32*>(place + late * 16) = late ? second : first;
-          *reinterpret_cast<uint32*>(place + 16 - late * 16) = late ? first : second;
-        } else {
-          *reinterpret_cast<uint32*>(place) = first;
-        }
-      }
-    }
-    __syncwarp();
-  }
-
-  // The tile's values, for later.
-  __device__ __forceinline__ void keep(const Item& item, const float (&d)[sums], Leaving& leaving) const {
-    const int first_row = item.channel_tile * Numbers::tile_channels + row(0) - lane / 4;
-    const int first_position = tile_position(item) + first_column();
-    leaving.to = static_cast<unsigned char*>(p.output) +
-                 (output_origin<C>(item.n) + first_row * C::stride(1) + first_position) * Output::bytes;
-    leaving.bytes = (Geometry::positions - first_position) * Output::bytes;
-    leaving.rows = rows - first_row;
-    leaving.step = 0;
-    const auto word = [&](int j, int h) { return Output::pack(d[j * 4 + h * 2], d[j * 4 + h * 2 + 1]); };
-    put_words<late_vectors>(word);
-#pragma unroll
-    for (int j = 0; j < kept_vectors; ++j) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) leaving.kept[2 * j + h] = word(late_vectors + j, h);
-    }
-  }
-
-  // The same of 16-bit elements that lie side by side: 64 columns at a time.
-  template <class Type>
-  __device__ __forceinline__ void store_halves(void* to, const Item& item, const float (&d)[sums]) const {
-    constexpr bool by_eights = Tail::spatial % 8 == 0 && C::stride(1) % 8 == 0 && C::stride(0) % 8 == 0;
-    constexpr int width = by_eights ? 8 : 4;  // of a lane's vector
-    constexpr int lanes = 64 / width;         // that have a row
-    constexpr int pitch = 64 + 8;             // words of eight rows lie in different banks
-    static_assert(Shared::value_bytes >= 8 * pitch * 2);
-    auto* const stage = reinterpret_cast<uint16*>(s.values[warp]);
-    int in_vectors = reinterpret_cast<uint64>(to) % (width * 2) == 0;
-    const int first_row = item.channel_tile * Numbers::tile_channels + row(0) - lane / 4;
-    const int first_position = tile_position(item) + first_column();
-    const int column = lane % lanes * width;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int channel = first_row + 8 * h;
-      const int64 begin = output_origin<C>(item.n) + Geometry::row_offset(channel);
-#pragma unroll
-      for (int j = 0; j < pairs; j += 8) {
-        asm volatile("" : "+r"(in_vectors));
-        if (in_vectors) {
-          __syncwarp();
-#pragma unroll
-          for (int k = 0; k < 8; ++k) {
-            if (j + k >= pairs) break;
-            *reinterpret_cast<uint32*>(stage + lane / 4 * pitch + 8 * k + 2 * (lane % 4)) =
-                Type::pack(d[(j + k) * 4 + h * 2], d[(j + k) * 4 + h * 2 + 1]);
-          }
-          __syncwarp();
-          const int position = first_position + j * 8 + column;
-          const bool has = position < Geometry::positions && j * 8 + column < Numbers::columns;
-#pragma unroll
-          for (int r = 0; r < 8; r += 32 / lanes) {
-            const int own = r + lane / lanes;
-            Packed<Type, width> some;
-            some.load(stage + own * pitch, column, true);
-            if (has && exists(channel + own)) some.store(to, begin + own * C::stride(1) + position, true);
-          }
-        } else {
-#pragma unroll
-          for (int i = j; i < j + 8; i += 4) {
-            if (i >= pairs) break;
-            __syncwarp();
-#pragma unroll
-            for (int k = 0; k < 4; ++k) {
-              if (i + k >= pairs) break;
-              *reinterpret_cast<float2*>(&s.stage(warp)[lane / 4][8 * k + 2 * (lane % 4)]) =
-                  float2{d[(i + k) * 4 + h * 2], d[(i + k) * 4 + h * 2 + 1]};
-            }
-            __syncwarp();
-            store_ones<Type>(to, channel, begin, first_position, i);
-          }
-        }
-      }
-    }
-  }
-  // What lies in shared memory, one by one. A lane has a column; where channels are neighbours a row; where
-  // classes are, those of a column.
-  template <class Type>
-  __device__ __forceinline__ void store_ones(void* to, int channel, int64 begin, int first_position,
-                                             int j) const {
-    const int columns = (pairs - j) * 8 < 32 ? (pairs - j) * 8 : 32;
-    constexpr int side_by_side = 8 % C::classes(2) == 0 ? static_cast<int>(C::classes(2)) : 1;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int of_rows = (i * 32 + lane) % (32 * side_by_side);
-      const int column = channels_last ? lane / 8 + 4 * i : of_rows / side_by_side;
-      const int r = channels_last ? lane % 8 : i / side_by_side * side_by_side + of_rows % side_by_side;
-      int offset;
-      if constexpr (Geometry::contiguous) {
-        offset = first_position + j * 8 + column;
-        if (offset >= Geometry::positions) offset = -1;
-      } else {
-        offset = column < columns ? s.offsets[first_column() + j * 8 + column] : -1;
-      }
-      const float value = s.stage(warp)[r][column];
-      if (offset >= 0 && column < columns && exists(channel + r))
-        store_one<Type>(to, first_of(channel, begin, r) + offset, value);
-    }
-  }
-  // Where the r-th row after one that begins at `begin` does.
-  static __device__ __forceinline__ int64 first_of(int row, int64 begin, int r) {
-    if constexpr (classes == 1) return begin + r * C::stride(1);
-    return begin - Geometry::row_offset(row) + Geometry::row_offset(row + r);
-  }
-  static __device__ __forceinline__ bool exists(int row) {
-    return rows % Numbers::tile_channels == 0 || row < rows;
-  }
-  template <class Type, bool again>
-  static __device__ __forceinline__ void put(void* to, int64 index, const Packed<Type, 4>& four) {
-    if constexpr (again) {
-      __stcg(reinterpret_cast<uint4*>(static_cast<float*>(to) + index),
-             uint4{four.word[0], four.word[1], four.word[2], four.word[3]});
-    } else {
-      four.store(to, index, true);
-    }
-  }
-};
-
-// --------------------------------------------------------------------------------------------------
-// Moments of a tile's rows, and the parts of slabs they become, for gemm_epilogue.cuh.
-
-template <class C, class Tail, class Numbers>
-struct GemmEpilogueMoments : GemmEpilogueOutputs<C, Tail, Numbers> {
-  using Base = GemmEpilogueOutputs<C, Tail, Numbers>;
-  using Base::agent_warp;
-  using Base::agent_warps;
-  using Base::apart;
-  using Base::exists;
-  using Base::first_slab;
-  using Base::group;
-  using Base::group_rows;
-  using Base::lane;
-  using Base::p;
-  using Base::pairs;
-  using Base::position_part;
-  using Base::row;
-  using Base::s;
-  using Base::slab_count;
-  using Base::slabs;
-  using Base::sums;
-  using Base::warp;
-  using typename Base::Columns;
-  using typename Base::Item;
-
-  // Of the tile's rows, left in shared memory; every consumer, and a barrier follows.
+  // Leaves the moments of the tile's rows in shared memory. By every consumer; a barrier must follow.
   __device__ __forceinline__ void row_moments(const Columns& columns, const float (&d)[sums]) const {
     const int count = columns.count();
     const float own_count = static_cast<float>(count);
@@ -5170,14 +5177,16 @@ struct GemmEpilogueMoments : GemmEpilogueOutputs<C, Tail, Numbers> {
       }
       float mean, m2;
       team_moments<4, gemm::consumer_threads>(own, quad_count, nullptr, mean, m2);
-      if (lane % 4 == 0) s.rows(group, warp % 4 * 16 + lane / 4 + 8 * h) = float4{quad_count, mean, m2, 0.0f};
+      if (thread.lane % 4 == 0)
+        thread.s.rows(thread.group, thread.warp % 4 * 16 + thread.lane / 4 + 8 * h) =
+            float4{quad_count, mean, m2, 0.0f};
     }
   }
 
   template <bool all>
   static __device__ __forceinline__ void moments(const float (&d)[sums], int h, const Columns& columns,
                                                  Moments& own) {
-    // Distances from a value: of equal ones they are 0.
+    // Distances from one of the values: they are 0 where all are equal.
     PivotSums<4> distances;
     distances.pivot = first_value<all>(d, h, columns);
 #pragma unroll
@@ -5189,7 +5198,7 @@ struct GemmEpilogueMoments : GemmEpilogueOutputs<C, Tail, Numbers> {
     distances.finish(own.count, moved, own.m2);
     own.mean = distances.pivot + moved;
   }
-  // Of the thread's row h, one that the output has, if there is any.
+  // A value of the thread's row h that has an output, if there is one.
   template <bool all>
   static __device__ __forceinline__ float first_value(const float (&d)[sums], int h, const Columns& columns) {
     float first = d[h * 2];
@@ -5201,7 +5210,7 @@ struct GemmEpilogueMoments : GemmEpilogueOutputs<C, Tail, Numbers> {
     return first;
   }
 
-  // Where the rows of a warp are whole slabs, and no other warp has positions of them, it leaves their parts.
+  // Where a warp has whole slabs and all their positions, it leaves their parts directly.
   static constexpr bool rows_are_slabs = Numbers::rows_are_slabs;
   __device__ __forceinline__ void leave_parts(const Item& item, const Columns& columns,
                                               const float (&d)[sums]) const {
@@ -5220,7 +5229,7 @@ struct GemmEpilogueMoments : GemmEpilogueOutputs<C, Tail, Numbers> {
     const float elements = lanes_sum<lanes>(static_cast<float>((3 - sets) * count));
 #pragma unroll
     for (int h = 0; h < sets; ++h) {
-      // Distances from one of the slab's values: of equal ones they are 0.
+      // Distances from one of the slab's values: they are 0 where all are equal.
       PivotSums<4> distances;
       distances.pivot = first_mean<lanes>(static_cast<float>(count), first_value<all>(d, h, columns));
 #pragma unroll
@@ -5234,104 +5243,358 @@ struct GemmEpilogueMoments : GemmEpilogueOutputs<C, Tail, Numbers> {
       distances.sum_lanes<lanes>();
       distances.finish(elements, moved, m2);
       const float mean = distances.pivot + moved;
-      const int first = item.channel_tile * Numbers::tile_channels + row(h);
-      if (lane % lanes == 0 && exists(first))
-        __stcg(slabs.part(item.n, first / group_rows, item.channel_tile, position_part(item)),
+      const int first = item.channel_tile * Numbers::tile_channels + thread.row(h);
+      if (thread.lane % lanes == 0 && Consumer::exists(first))
+        __stcg(thread.slabs.part(item.n, first / group_rows, item.channel_tile, thread.position_part(item)),
                float4{elements, mean, m2, 0.0f});
     }
   }
 
-  // A warp for each slab of the tile: its rows here become one part.
+  // One warp for each slab of the tile merges the slab's rows to one part.
   __device__ __forceinline__ void store_parts(const Item& item) const {
     const int begin = item.channel_tile * Numbers::tile_channels;
-    const int count = slab_count(item);
-    for (int i = agent_warp; i < count; i += agent_warps) {
-      const int slab = first_slab(item) + i;
+    const int count = Consumer::slab_count(item);
+    for (int i = thread.agent_warp; i < count; i += Consumer::agent_warps) {
+      const int slab = Consumer::first_slab(item) + i;
       int first = slab * group_rows - begin;
       int last = first + group_rows;
       first = first < 0 ? 0 : first;
       last = last < Numbers::tile_channels ? last : Numbers::tile_channels;
       Moments own;
-      if constexpr (apart) {
-        for (int r = first + lane; r < last; r += 32) slabs.merge(own, s.rows(group, r));
+      if constexpr (Consumer::apart) {
+        for (int r = first + thread.lane; r < last; r += 32)
+          thread.slabs.merge(own, thread.s.rows(thread.group, r));
       } else if constexpr (Numbers::groups_share_positions) {
-        for (int r = first + lane; r < last; r += 32) slabs.merge(own, s.rows(r / 64, r % 64));
+        for (int r = first + thread.lane; r < last; r += 32)
+          thread.slabs.merge(own, thread.s.rows(r / 64, r % 64));
       } else {
-        for (int r = 2 * first + lane; r < 2 * last; r += 32) slabs.merge(own, s.rows(r % 2, r / 2));
+        for (int r = 2 * first + thread.lane; r < 2 * last; r += 32)
+          thread.slabs.merge(own, thread.s.rows(r % 2, r / 2));
       }
       const float elements = lanes_sum<32>(own.count);
       float mean, m2;
       team_moments<32, gemm::consumer_threads>(own, elements, nullptr, mean, m2);
-      if (lane == 0)
-        __stcg(slabs.part(item.n, slab, item.channel_tile, position_part(item)),
+      if (thread.lane == 0)
+        __stcg(thread.slabs.part(item.n, slab, item.channel_tile, thread.position_part(item)),
                float4{elements, mean, m2, 0.0f});
     }
     if constexpr (Tail::mean_follows_norm) {
-      // The means of channels are wanted too.
+      // Means of channels follow from the sums of rows.
       for (int r = static_cast<int>(threadIdx.x); r < Numbers::tile_channels; r += gemm::consumer_threads) {
         if (begin + r >= Tail::channels) break;
         float sum;
         if constexpr (Numbers::groups_share_positions) {
-          sum = s.rows(r / 64, r % 64).x * s.rows(r / 64, r % 64).y;
+          sum = thread.s.rows(r / 64, r % 64).x * thread.s.rows(r / 64, r % 64).y;
         } else {
-          sum = s.rows(0, r).x * s.rows(0, r).y + s.rows(1, r).x * s.rows(1, r).y;
+          sum = thread.s.rows(0, r).x * thread.s.rows(0, r).y + thread.s.rows(1, r).x * thread.s.rows(1, r).y;
         }
-        p.sums[(item.n * Tail::channels + begin + r) * Numbers::position_tiles + item.position_tile] = sum;
+        thread.p.sums[(item.n * Tail::channels + begin + r) * Numbers::position_tiles + item.position_tile] =
+            sum;
       }
     }
   }
 };
 
 // --------------------------------------------------------------------------------------------------
-// What becomes of a tile's sums, for gemm.cuh: chains, moments, the norm, the output.
+// Stores a tile's values, for gemm/wgmma.cuh: through shared memory, so that warps write whole lines. 16-bit
+// values may be stored during the next tile's mainloop.
 
 template <class C, class Tail, class Numbers>
-struct GemmEpilogue : GemmEpilogueMoments<C, Tail, Numbers> {
-  using Base = GemmEpilogueMoments<C, Tail, Numbers>;
-  using Base::agent;
-  using Base::agent_thread;
-  using Base::agent_threads;
-  using Base::agent_warp;
-  using Base::agent_warps;
-  using Base::apart;
-  using Base::classes;
-  using Base::first_column;
-  using Base::first_slab;
-  using Base::group;
-  using Base::group_rows;
-  using Base::keep;
-  using Base::lane;
-  using Base::late_vectors;
-  using Base::leave_parts;
-  using Base::leaves_late;
-  using Base::p;
-  using Base::pairs;
-  using Base::position_part;
-  using Base::put_rest;
-  using Base::row;
-  using Base::row_moments;
-  using Base::rows;
-  using Base::rows_are_slabs;
-  using Base::s;
-  using Base::slab_count;
-  using Base::slabs;
-  using Base::slabs_of_sample;
-  using Base::store_parts;
-  using Base::sums;
-  using Base::sync;
-  using Base::tile_position;
-  using Base::unit_parts;
-  using Base::warp;
-  using typename Base::After;
-  using typename Base::Before;
-  using typename Base::Columns;
-  using typename Base::Geometry;
-  using typename Base::Item;
-  using typename Base::Leaving;
-  using typename Base::Output;
-  using typename Base::Staging;
+struct GemmOutputs {
+  using Consumer = GemmConsumer<C, Tail, Numbers>;
+  using Geometry = typename Consumer::Geometry;
+  using Item = typename Consumer::Item;
+  using Shared = typename Consumer::Shared;
+  using Output = typename Tail::Output;
+  static constexpr int sums = Consumer::sums;
+  static constexpr int pairs = Consumer::pairs;
+  static constexpr int classes = Consumer::classes;
 
-  // Of the tiles of its group the row's.
+  const Consumer thread;
+
+  // Four neighbouring columns lie side by side in the output, at offsets that are multiples of four.
+  static constexpr bool vectors_fit =
+      Geometry::contiguous && Tail::spatial % 4 == 0 && C::stride(1) % 4 == 0 && C::stride(0) % 4 == 0;
+  static constexpr bool channels_last = C::stride(1) == 1 && C::stride(4) != 1;
+
+  // Stores the tile's values, eight rows by 32 columns at a time. `again`: they are read again soon.
+  template <class Type, bool again>
+  __device__ __forceinline__ void store(void* to, const Item& item, const float (&d)[sums]) const {
+    if constexpr (Type::bytes == 2 && vectors_fit) {
+      store_halves<Type>(to, item, d);
+      return;
+    }
+    float(&stage)[8][Shared::value_pitch] = thread.s.stage(thread.warp);
+    int in_vectors = vectors_fit && reinterpret_cast<uint64>(to) % (4 * Type::bytes) == 0;
+    const int first_row = item.channel_tile * Numbers::tile_channels + thread.row(0) - thread.lane / 4;
+    const int first_position = Consumer::tile_position(item) + thread.first_column();
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int channel = first_row + 8 * h;
+      const int64 begin = output_origin<C>(item.n) + Geometry::row_offset(channel);
+#pragma unroll
+      for (int j = 0; j < pairs; j += 4) {
+        constexpr int all = 32;
+        const int columns = (pairs - j) * 8 < all ? (pairs - j) * 8 : all;
+        __syncwarp();
+#pragma unroll
+        for (int k = 0; k < columns / 8; ++k) {
+          *reinterpret_cast<float2*>(&stage[thread.lane / 4][8 * k + 2 * (thread.lane % 4)]) =
+              float2{d[(j + k) * 4 + h * 2], d[(j + k) * 4 + h * 2 + 1]};
+        }
+        __syncwarp();
+        // Tested at each step: two loops would keep the values of both in registers.
+        asm volatile("" : "+r"(in_vectors));
+        if (vectors_fit && in_vectors) {
+          const int column = thread.lane % 8 * 4;
+          const int position = first_position + j * 8 + column;
+          const bool has = position < Geometry::positions && column < columns;
+#pragma unroll
+          for (int r = thread.lane / 8; r < 8; r += 4) {
+            const float4 four = *reinterpret_cast<const float4*>(&stage[r][column]);
+            if (has && Consumer::exists(channel + r)) {
+              const float value[4] = {four.x, four.y, four.z, four.w};
+              Packed<Type, 4> packed;
+              packed.pack(value);
+              put<Type, again>(to, begin + r * C::stride(1) + position, packed);
+            }
+          }
+        } else {
+          store_ones<Type>(to, channel, begin, first_position, j);
+        }
+      }
+    }
+  }
+  // --- Stores deferred to the next tile's mainloop ---
+  // A warp has all columns of its 16 rows. At the end of a tile of 16-bit values, the first vectors of each
+  // row stay in shared memory, as many as fit, and the others in registers. They are stored 32 at a time
+  // during the next mainloop; those in registers pass through shared memory when it is free.
+  static constexpr int late_vectors = Numbers::late_vectors;
+  static constexpr int kept_vectors = late_vectors > 0 ? pairs - late_vectors : 0;
+  static constexpr int late_steps = late_vectors / 2;  // 16 rows by 32 lanes
+  static constexpr int all_steps = late_steps + (kept_vectors + 1) / 2;
+  static_assert(late_vectors % 2 == 0 && kept_vectors <= late_vectors);
+
+  struct Deferred {
+    unsigned char* to = nullptr;  // address of the first row
+    int bytes = 0;                // of a row with outputs
+    int rows = 0;                 // that exist
+    int step = all_steps;
+    uint32 kept[2 * kept_vectors + 1];
+  };
+
+  __device__ __forceinline__ bool stores_late() const {
+    return late_vectors > 0 && reinterpret_cast<uint64>(thread.p.output) % 16 == 0;
+  }
+
+  // By a warp: step `i` of storing `vectors` of each row.
+  template <int vectors>
+  __device__ __forceinline__ void store_vectors(const Deferred& deferred, int i) const {
+    const int v = i * 32 + thread.lane;
+    const int r = v / vectors;
+    const int column = (v - r * vectors) * 16;
+    if (r < deferred.rows && column < deferred.bytes && (vectors % 2 == 0 || r < 16)) {
+      const uint4 vector =
+          *reinterpret_cast<const uint4*>(thread.s.values[thread.warp] + r * Numbers::late_pitch + column);
+      __stcs(reinterpret_cast<uint4*>(deferred.to + r * (C::stride(1) * Output::bytes) + column), vector);
+    }
+  }
+  // By a warp: the next step.
+  __device__ __forceinline__ void store_some(Deferred& deferred) const {
+    if (deferred.step >= all_steps) return;
+    if (deferred.step < late_steps) {
+      store_vectors<late_vectors>(deferred, deferred.step);
+    } else if constexpr (kept_vectors > 0) {
+      if (deferred.step == late_steps) {
+        __syncwarp();
+        stage_words<kept_vectors>([&](int j, int h) { return deferred.kept[2 * j + h]; });
+        deferred.to += late_vectors * 16;
+        deferred.bytes -= late_vectors * 16;
+      }
+      store_vectors<kept_vectors>(deferred, deferred.step - late_steps);
+    }
+    ++deferred.step;
+  }
+  // By a warp: all steps that are left. Shared memory is free afterwards.
+  __device__ __forceinline__ void store_rest(Deferred& deferred) const {
+#pragma unroll 1
+    while (deferred.step < all_steps) store_some(deferred);
+    __syncwarp();
+  }
+
+  // Stages `vectors` of the warp's rows. `word(j, h)`: two neighbours of vector j in the thread's row h.
+  template <int vectors, class Word>
+  __device__ __forceinline__ void stage_words(Word&& word) const {
+    // Rows begin in different banks if they have an odd number of vectors. If only half that number is odd,
+    // the last four rows swap pairs of vectors.
+    constexpr int row_vectors = Numbers::late_pitch / 16;
+    constexpr bool in_turn = row_vectors % 2 == 0;
+    static_assert(row_vectors % 4 != 0);
+    const int late = in_turn ? thread.lane / 16 : 0;
+    unsigned char* const own =
+        thread.s.values[thread.warp] + thread.lane / 4 * Numbers::late_pitch + thread.lane % 4 * 4;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int j = 0; j < vectors; j += in_turn ? 2 : 1) {
+        unsigned char* const place = own + h * 8 * Numbers::late_pitch + j * 16;
+        const uint32 first = word(j, h);
+        if (in_turn && j + 1 < vectors) {
+          const uint32 second = word(j + 1, h);
+          *reinterpret_cast<uint32*>(place + late * 16) = late ? second : first;
+          *reinterpret_cast<uint32*>(place + 16 - late * 16) = late ? first : second;
+        } else {
+          *reinterpret_cast<uint32*>(place) = first;
+        }
+      }
+    }
+    __syncwarp();
+  }
+
+  // Keeps the tile's values to be stored later.
+  __device__ __forceinline__ void defer(const Item& item, const float (&d)[sums], Deferred& deferred) const {
+    const int first_row = item.channel_tile * Numbers::tile_channels + thread.row(0) - thread.lane / 4;
+    const int first_position = Consumer::tile_position(item) + thread.first_column();
+    deferred.to = static_cast<unsigned char*>(thread.p.output) +
+                  (output_origin<C>(item.n) + first_row * C::stride(1) + first_position) * Output::bytes;
+    deferred.bytes = (Geometry::positions - first_position) * Output::bytes;
+    deferred.rows = Consumer::rows - first_row;
+    deferred.step = 0;
+    const auto word = [&](int j, int h) { return Output::pack(d[j * 4 + h * 2], d[j * 4 + h * 2 + 1]); };
+    stage_words<late_vectors>(word);
+#pragma unroll
+    for (int j = 0; j < kept_vectors; ++j) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) deferred.kept[2 * j + h] = word(late_vectors + j, h);
+    }
+  }
+
+  // Stores contiguous 16-bit elements, 64 columns at a time.
+  template <class Type>
+  __device__ __forceinline__ void store_halves(void* to, const Item& item, const float (&d)[sums]) const {
+    constexpr bool by_eights = Tail::spatial % 8 == 0 && C::stride(1) % 8 == 0 && C::stride(0) % 8 == 0;
+    constexpr int width = by_eights ? 8 : 4;  // of a lane's vector
+    constexpr int lanes = 64 / width;         // that have a row
+    constexpr int pitch = 64 + 8;             // words of eight rows lie in different banks
+    static_assert(Shared::value_bytes >= 8 * pitch * 2);
+    auto* const stage = reinterpret_cast<uint16*>(thread.s.values[thread.warp]);
+    int in_vectors = reinterpret_cast<uint64>(to) % (width * 2) == 0;
+    const int first_row = item.channel_tile * Numbers::tile_channels + thread.row(0) - thread.lane / 4;
+    const int first_position = Consumer::tile_position(item) + thread.first_column();
+    const int column = thread.lane % lanes * width;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int channel = first_row + 8 * h;
+      const int64 begin = output_origin<C>(item.n) + Geometry::row_offset(channel);
+#pragma unroll
+      for (int j = 0; j < pairs; j += 8) {
+        asm volatile("" : "+r"(in_vectors));
+        if (in_vectors) {
+          __syncwarp();
+#pragma unroll
+          for (int k = 0; k < 8; ++k) {
+            if (j + k >= pairs) break;
+            *reinterpret_cast<uint32*>(stage + thread.lane / 4 * pitch + 8 * k + 2 * (thread.lane % 4)) =
+                Type::pack(d[(j + k) * 4 + h * 2], d[(j + k) * 4 + h * 2 + 1]);
+          }
+          __syncwarp();
+          const int position = first_position + j * 8 + column;
+          const bool has = position < Geometry::positions && j * 8 + column < Numbers::columns;
+#pragma unroll
+          for (int r = 0; r < 8; r += 32 / lanes) {
+            const int own = r + thread.lane / lanes;
+            Packed<Type, width> some;
+            some.load(stage + own * pitch, column, true);
+            if (has && Consumer::exists(channel + own))
+              some.store(to, begin + own * C::stride(1) + position, true);
+          }
+        } else {
+#pragma unroll
+          for (int i = j; i < j + 8; i += 4) {
+            if (i >= pairs) break;
+            __syncwarp();
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+              if (i + k >= pairs) break;
+              *reinterpret_cast<float2*>(
+                  &thread.s.stage(thread.warp)[thread.lane / 4][8 * k + 2 * (thread.lane % 4)]) =
+                  float2{d[(i + k) * 4 + h * 2], d[(i + k) * 4 + h * 2 + 1]};
+            }
+            __syncwarp();
+            store_ones<Type>(to, channel, begin, first_position, i);
+          }
+        }
+      }
+    }
+  }
+  // Stores staged values one by one. A lane has a column; a row where channels are neighbours; the classes of
+  // a column where those are neighbours.
+  template <class Type>
+  __device__ __forceinline__ void store_ones(void* to, int channel, int64 begin, int first_position,
+                                             int j) const {
+    const int columns = (pairs - j) * 8 < 32 ? (pairs - j) * 8 : 32;
+    constexpr int side_by_side = 8 % C::classes(2) == 0 ? static_cast<int>(C::classes(2)) : 1;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int of_rows = (i * 32 + thread.lane) % (32 * side_by_side);
+      const int column = channels_last ? thread.lane / 8 + 4 * i : of_rows / side_by_side;
+      const int r =
+          channels_last ? thread.lane % 8 : i / side_by_side * side_by_side + of_rows % side_by_side;
+      int offset;
+      if constexpr (Geometry::contiguous) {
+        offset = first_position + j * 8 + column;
+        if (offset >= Geometry::positions) offset = -1;
+      } else {
+        offset = column < columns ? thread.s.offsets[thread.first_column() + j * 8 + column] : -1;
+      }
+      const float value = thread.s.stage(thread.warp)[r][column];
+      if (offset >= 0 && column < columns && Consumer::exists(channel + r))
+        store_one<Type>(to, first_of(channel, begin, r) + offset, value);
+    }
+  }
+  // Offset of the r-th row after the one that begins at `begin`.
+  static __device__ __forceinline__ int64 first_of(int row, int64 begin, int r) {
+    if constexpr (classes == 1) return begin + r * C::stride(1);
+    return begin - Geometry::row_offset(row) + Geometry::row_offset(row + r);
+  }
+  template <class Type, bool again>
+  static __device__ __forceinline__ void put(void* to, int64 index, const Packed<Type, 4>& four) {
+    if constexpr (again) {
+      __stcg(reinterpret_cast<uint4*>(static_cast<float*>(to) + index),
+             uint4{four.word[0], four.word[1], four.word[2], four.word[3]});
+    } else {
+      four.store(to, index, true);
+    }
+  }
+};
+
+// --------------------------------------------------------------------------------------------------
+// The epilogue of gemm/wgmma.cuh: chains, moments, the norm, the output.
+
+template <class C, class Tail, class Numbers>
+struct GemmEpilogue {
+  using Consumer = GemmConsumer<C, Tail, Numbers>;
+  using Outputs = GemmOutputs<C, Tail, Numbers>;
+  using TileMoments = GemmTileMoments<C, Tail, Numbers>;
+  using Columns = typename Consumer::Columns;
+  using Geometry = typename Consumer::Geometry;
+  using Item = typename Consumer::Item;
+  using Before = typename Tail::Before;
+  using After = typename Tail::After;
+  using Output = typename Tail::Output;
+  using Deferred = typename Outputs::Deferred;
+  static constexpr int sums = Consumer::sums;
+  static constexpr int pairs = Consumer::pairs;
+  static constexpr int classes = Consumer::classes;
+  static constexpr int rows = Consumer::rows;
+  static constexpr int slabs_of_sample = Consumer::slabs_of_sample;
+  static constexpr bool defers = Outputs::late_vectors > 0;
+
+  const Consumer thread;
+  const Outputs outputs{thread};
+  const TileMoments moments{thread};
+
+  // The index of a row's scale, among the tiles of its group of channels.
   static __device__ __forceinline__ int scale_index(const Item& item, int row) {
     return group_of<C>(item.n) * Numbers::channel_tiles * Numbers::tile_channels + row;
   }
@@ -5340,22 +5603,22 @@ struct GemmEpilogue : GemmEpilogueMoments<C, Tail, Numbers> {
   __device__ __forceinline__ void activate(const Item& item, const Columns& columns, float (&d)[sums]) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int c = item.channel_tile * Numbers::tile_channels + row(h);
+      const int c = item.channel_tile * Numbers::tile_channels + thread.row(h);
       const int own = c < rows ? c : 0;
       const int channel = own / classes;
-      const float scale = Numbers::guards ? __ldg(p.scales + scale_index(item, own)) : 1.0f;
+      const float scale = Numbers::guards ? __ldg(thread.p.scales + scale_index(item, own)) : 1.0f;
       float bias = 0.0f;
       if constexpr (C::has_bias)
-        bias = load_one<typename C::Bias>(p.parameter[1], Tail::channel(item.n, channel));
+        bias = load_one<typename C::Bias>(thread.p.parameter[1], Tail::channel(item.n, channel));
       ChannelValues<Before, 1> values;
-      values.load(p, item.n, channel);
+      values.load(thread.p, item.n, channel);
       const int64 begin = output_origin<C>(item.n) + Geometry::row_offset(own);
 #pragma unroll
       for (int i = 0; i < 2 * pairs; ++i) {
         float& value = d[i / 2 * 4 + h * 2 + i % 2];
         typename Before::template Tensors<1> tensors;
         if constexpr (Numbers::before_reads_tensors) {
-          if (columns.has(i)) tensors.load(p, begin + columns.offset(i));
+          if (columns.has(i)) tensors.load(thread.p, begin + columns.offset(i));
         }
         if constexpr (Numbers::guards) {
           value = fmaf(value, scale, bias);
@@ -5369,18 +5632,20 @@ struct GemmEpilogue : GemmEpilogueMoments<C, Tail, Numbers> {
 
   // --- After the last tile of a unit ---
   __device__ __forceinline__ bool arrives_last(uint32* counter) const {
-    sync();
-    if (agent_thread == 0) s.last[agent] = count_up(counter) == unit_parts - 1;
-    sync();
-    return s.last[agent];
+    thread.sync();
+    if (thread.agent_thread == 0) thread.s.last[thread.agent] = count_up(counter) == Consumer::unit_parts - 1;
+    thread.sync();
+    return thread.s.last[thread.agent];
   }
 
-  // All slabs of the unit, by the block that came last.
+  // Statistics of all slabs of the unit, by the last block.
   __device__ __forceinline__ void finish_moments(const Item& item) const {
-    const int first = Numbers::unit_channel_tiles == Numbers::channel_tiles ? 0 : first_slab(item);
+    const int first = Numbers::unit_channel_tiles == Numbers::channel_tiles ? 0 : Consumer::first_slab(item);
     const int end =
-        first + (Numbers::unit_channel_tiles == Numbers::channel_tiles ? slabs_of_sample : slab_count(item));
-    for (int slab = first + agent_warp; slab < end; slab += agent_warps) slabs.finish(item.n, slab);
+        first + (Numbers::unit_channel_tiles == Numbers::channel_tiles ? slabs_of_sample
+                                                                       : Consumer::slab_count(item));
+    for (int slab = first + thread.agent_warp; slab < end; slab += Consumer::agent_warps)
+      thread.slabs.finish(item.n, slab);
   }
 
   __device__ __forceinline__ void finish_mean(const Item& item) const {
@@ -5390,37 +5655,37 @@ struct GemmEpilogue : GemmEpilogueMoments<C, Tail, Numbers> {
     for (int c = first + static_cast<int>(threadIdx.x); c < end && c < Tail::channels;
          c += gemm::consumer_threads) {
       const int64 row = item.n * Tail::channels + c;
-      store_one<Output>(p.output, row, slabs.row_sum(row) / static_cast<float>(Tail::spatial));
+      store_one<Output>(thread.p.output, row, thread.slabs.row_sum(row) / static_cast<float>(Tail::spatial));
     }
   }
 
   // --- The norm and what follows ---
-  // Statistics of the tile's slabs, in shared memory; every consumer.
+  // Brings the statistics of the tile's slabs to shared memory. By every consumer.
   __device__ __forceinline__ void load_statistics(const Item& item) const {
-    const int first = first_slab(item);
-    const int count = slab_count(item);
+    const int first = Consumer::first_slab(item);
+    const int count = Consumer::slab_count(item);
     if constexpr (Numbers::held) {
-      for (int i = agent_warp; i < count; i += agent_warps) {
-        const auto statistics = slabs.statistics(item.n, first + i);
-        if (lane != 0) continue;
-        s.statistics[agent][i] = {statistics.mean, statistics.factor};
-        if (position_part(item) == 0) {
-          float* to = p.statistics + 2 * (item.n * slabs_of_sample + first + i);
+      for (int i = thread.agent_warp; i < count; i += Consumer::agent_warps) {
+        const auto statistics = thread.slabs.statistics(item.n, first + i);
+        if (thread.lane != 0) continue;
+        thread.s.statistics[thread.agent][i] = {statistics.mean, statistics.factor};
+        if (thread.position_part(item) == 0) {
+          float* to = thread.p.statistics + 2 * (item.n * slabs_of_sample + first + i);
           to[0] = statistics.mean;
           to[1] = statistics.rstd;
         }
       }
     } else {
-      for (int i = agent_thread; i < count; i += agent_threads) {
-        const float* from = p.statistics + 2 * (item.n * slabs_of_sample + first + i);
-        s.statistics[agent][i] = {load_shared_by_blocks(from), load_shared_by_blocks(from + 1)};
+      for (int i = thread.agent_thread; i < count; i += Consumer::agent_threads) {
+        const float* from = thread.p.statistics + 2 * (item.n * slabs_of_sample + first + i);
+        thread.s.statistics[thread.agent][i] = {load_shared_by_blocks(from), load_shared_by_blocks(from + 1)};
       }
     }
-    sync();
+    thread.sync();
   }
 
-  // What the norm multiplies the thread's rows by and adds, read before other tiles are waited for. Not where
-  // a chain follows, for whose registers there is no room then.
+  // The norm's weight and bias of the thread's rows, read before the wait for other tiles. Where a chain
+  // follows the norm, registers do not suffice for that.
   static constexpr bool reads_affine_early = Numbers::held && !Numbers::has_after;
   struct Affine {
     float weight[2];
@@ -5430,43 +5695,44 @@ struct GemmEpilogue : GemmEpilogueMoments<C, Tail, Numbers> {
     Affine affine;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int c = item.channel_tile * Numbers::tile_channels + row(h);
+      const int c = item.channel_tile * Numbers::tile_channels + thread.row(h);
       const int channel = Tail::channel(item.n, (c < rows ? c : 0) / classes);
-      affine.weight[h] = Tail::weight(p, channel);
-      affine.bias[h] = Tail::bias(p, channel);
+      affine.weight[h] = Tail::weight(thread.p, channel);
+      affine.bias[h] = Tail::bias(thread.p, channel);
     }
     return affine;
   }
 
-  // The norm and the chain after it, in place; or the sums of rows, where they are what is wanted.
+  // Applies the norm and the chain after it in place; for a mean, sums the rows.
   __device__ __forceinline__ void apply(const Item& item, const Columns& columns, const Affine& affine,
                                         float (&d)[sums]) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int c = item.channel_tile * Numbers::tile_channels + row(h);
+      const int c = item.channel_tile * Numbers::tile_channels + thread.row(h);
       const bool in_range = c < rows;
       const int own = in_range ? c : 0;
       const int channel = own / classes;
-      // Held: as one multiply-add; what it multiplies by is 0 then where all values are the same.
+      // Held values take one multiply-add, whose factor is 0 where all values are equal.
       float mean = 0.0f, scale = 1.0f, shift = 0.0f;
       if constexpr (Tail::has_norm) {
-        const int slab = in_range ? c / group_rows - first_slab(item) : 0;
-        const float2 statistics = s.statistics[agent][slab];
+        const int slab = in_range ? c / Consumer::group_rows - Consumer::first_slab(item) : 0;
+        const float2 statistics = thread.s.statistics[thread.agent][slab];
         const int of_norm = Tail::channel(item.n, channel);
         mean = statistics.x;
-        scale = (reads_affine_early ? affine.weight[h] : Tail::weight(p, of_norm)) * statistics.y;
-        shift = reads_affine_early ? affine.bias[h] : Tail::bias(p, of_norm);
+        scale = (reads_affine_early ? affine.weight[h] : Tail::weight(thread.p, of_norm)) * statistics.y;
+        shift = reads_affine_early ? affine.bias[h] : Tail::bias(thread.p, of_norm);
         if constexpr (Numbers::held) shift = fmaf(-mean, scale, shift);
         if constexpr (Numbers::guards && Numbers::held) {
-          if (item.position_tile == 0 && in_range && lane % 4 == 0) {
-            // Equal values are divided by the root of eps: they may be equal because f16 has no room for x.
-            const float weight = reads_affine_early ? affine.weight[h] : Tail::weight(p, of_norm);
-            Staging::judge(p, item.n, fabsf(statistics.y == 0.0f ? weight * rsqrtf(Tail::eps) : scale));
+          if (item.position_tile == 0 && in_range && thread.lane % 4 == 0) {
+            // Values may be equal because x underflows f16. Their factor would be 1 / sqrt(eps).
+            const float weight = reads_affine_early ? affine.weight[h] : Tail::weight(thread.p, of_norm);
+            gemm::judge<Tail, Numbers>(thread.p, item.n,
+                                       fabsf(statistics.y == 0.0f ? weight * rsqrtf(Tail::eps) : scale));
           }
         }
       }
       ChannelValues<After, 1> values;
-      values.load(p, item.n, channel);
+      values.load(thread.p, item.n, channel);
       const int64 begin = output_origin<C>(item.n) + Geometry::row_offset(own);
       float total = 0.0f;
 #pragma unroll
@@ -5474,7 +5740,7 @@ struct GemmEpilogue : GemmEpilogueMoments<C, Tail, Numbers> {
         float& value = d[i / 2 * 4 + h * 2 + i % 2];
         typename After::template Tensors<1> tensors;
         if constexpr (Numbers::after_reads_tensors) {
-          if (columns.has(i)) tensors.load(p, begin + columns.offset(i));
+          if (columns.has(i)) tensors.load(thread.p, begin + columns.offset(i));
         }
         if constexpr (Tail::has_norm)
           value = Numbers::held ? fmaf(value, scale, shift) : normalise(value, mean, scale, shift);
@@ -5483,7 +5749,8 @@ struct GemmEpilogue : GemmEpilogueMoments<C, Tail, Numbers> {
       }
       if constexpr (Tail::has_mean) {
         total = lanes_sum<4>(total);
-        if (lane % 4 == 0) s.rows(group, warp % 4 * 16 + lane / 4 + 8 * h).x = total;
+        if (thread.lane % 4 == 0)
+          thread.s.rows(thread.group, thread.warp % 4 * 16 + thread.lane / 4 + 8 * h).x = total;
       }
     }
     if constexpr (Tail::has_mean) {
@@ -5491,245 +5758,113 @@ struct GemmEpilogue : GemmEpilogueMoments<C, Tail, Numbers> {
       const int begin = item.channel_tile * Numbers::tile_channels;
       for (int r = static_cast<int>(threadIdx.x); r < Numbers::tile_channels; r += gemm::consumer_threads) {
         if (begin + r >= Tail::channels) break;
-        const float sum = Numbers::groups_share_positions ? s.rows(r / 64, r % 64).x
-                                                          : s.rows(0, r % 64).x + s.rows(1, r % 64).x;
-        p.sums[(item.n * Tail::channels + begin + r) * Numbers::position_tiles + item.position_tile] = sum;
+        const float sum = Numbers::groups_share_positions
+                              ? thread.s.rows(r / 64, r % 64).x
+                              : thread.s.rows(0, r % 64).x + thread.s.rows(1, r % 64).x;
+        thread.p.sums[(item.n * Tail::channels + begin + r) * Numbers::position_tiles + item.position_tile] =
+            sum;
       }
     }
   }
 
-  // Where the tile's positions lie, before its products: every consumer.
+  // Offsets of the tile's positions, before its mainloop. By every consumer.
   __device__ __forceinline__ void prepare(const Item& item) const {
     if constexpr (Geometry::contiguous) return;
-    // Those of its own warpgroup, where each goes its own way.
-    constexpr int count = apart ? Numbers::columns : Numbers::tile_positions;
-    const int first = apart ? first_column() : 0;
-    for (int i = agent_thread; i < count; i += agent_threads)
-      s.offsets[first + i] = Geometry::target(item.position_tile, first + i);
+    // Independent warpgroups have offsets of their own.
+    constexpr int count = Consumer::apart ? Numbers::columns : Numbers::tile_positions;
+    const int first = Consumer::apart ? thread.first_column() : 0;
+    for (int i = thread.agent_thread; i < count; i += Consumer::agent_threads)
+      thread.s.offsets[first + i] = Geometry::target(item.position_tile, first + i);
   }
 
-  __device__ __forceinline__ void run(const Item& item, float (&d)[sums], Leaving& leaving) const {
-    uint32* counters = p.control + item.unit * 4;
-    if constexpr (!Geometry::contiguous) sync();
-    const Columns columns(s.offsets, tile_position(item), first_column() + 2 * (lane % 4));
+  __device__ __forceinline__ void run(const Item& item, float (&d)[sums], Deferred& deferred) const {
+    uint32* counters = thread.p.control + item.unit * 4;
+    if constexpr (!Geometry::contiguous) thread.sync();
+    const Columns columns(thread.s.offsets, Consumer::tile_position(item),
+                          thread.first_column() + 2 * (thread.lane % 4));
     activate(item, columns, d);
     Affine affine{};
     if constexpr (Tail::has_norm) {
       if constexpr (reads_affine_early) affine = affine_of(item);
       if (Numbers::held || item.is_first) {
-        if constexpr (late_vectors > 0) put_rest(leaving);
-        if constexpr (rows_are_slabs) {
-          leave_parts(item, columns, d);
+        if constexpr (defers) outputs.store_rest(deferred);
+        if constexpr (TileMoments::rows_are_slabs) {
+          moments.leave_parts(item, columns, d);
         } else {
-          row_moments(columns, d);
-          if constexpr (Numbers::stored) this->template store<f32, true>(p.values, item, d);
-          sync();
-          store_parts(item);
+          moments.row_moments(columns, d);
+          if constexpr (Numbers::stored) outputs.template store<f32, true>(thread.p.values, item, d);
+          thread.sync();
+          moments.store_parts(item);
         }
         if constexpr (Numbers::held && !Tail::mean_follows_norm) {
-          sync();
-          if (agent_thread == 0) {
+          thread.sync();
+          if (thread.agent_thread == 0) {
             gemm::arrive(counters);
-            wait_for(counters, unit_parts);
+            wait_for(counters, Consumer::unit_parts);
           }
         } else if constexpr (Numbers::stored) {
-          // Another launch merges them: a block does not wait for its stores here.
-          sync();
+          // Another launch merges the parts: the block does not wait for its stores.
+          thread.sync();
           return;
         } else {
           if (arrives_last(counters)) {
             finish_moments(item);
-            sync();
-            if (agent_thread == 0) release(counters + 2, 1u);
+            thread.sync();
+            if (thread.agent_thread == 0) release(counters + 2, 1u);
           }
           return;
         }
       } else if (threadIdx.x == 0) {
         wait_for(counters + 2, 1u);
       }
-      sync();
+      thread.sync();
       load_statistics(item);
     }
     apply(item, columns, affine, d);
     if constexpr (Tail::has_mean) {
       if (arrives_last(counters + 1)) finish_mean(item);
-    } else if (leaves_late()) {
-      if constexpr (late_vectors > 0) keep(item, d, leaving);
+    } else if (outputs.stores_late()) {
+      if constexpr (defers) outputs.defer(item, d, deferred);
     } else {
-      this->template store<Output, false>(p.output, item, d);
+      outputs.template store<Output, false>(thread.p.output, item, d);
     }
-    // What is in shared memory is free before the next tile writes there; where values are held, barriers
-    // come before that.
-    if constexpr (Tail::has_mean || !Geometry::contiguous || (Tail::has_norm && !Numbers::held)) sync();
+    // Shared memory must be free before the next tile writes to it. Held tiles pass other barriers before
+    // that.
+    if constexpr (Tail::has_mean || !Geometry::contiguous || (Tail::has_norm && !Numbers::held))
+      thread.sync();
   }
 };
 
 // --------------------------------------------------------------------------------------------------
-// The products of a tile, for gemm.cuh.
-
-// Computes a tile's sums: rows are output channels, columns positions.
-template <class C, class Tail, class Numbers>
-struct GemmMainloop {
-  using Geometry = GemmGeometry<C, Numbers>;
-  using Shared = GemmShared<C, Tail, Numbers>;
-  using Product = typename Numbers::Product;
-  static constexpr int sums = Numbers::columns / 2;
-  static constexpr int steps = Numbers::chunk_channels / 16;
-  static constexpr int group_taps = Numbers::group_taps;
-  static constexpr int groups = Numbers::taps / group_taps;
-  static constexpr int window_bytes = Geometry::window * Geometry::windows * 16;
-
-  Shared& s;
-  gemm::Ring<Numbers::x_stages> x;
-  gemm::Ring<Numbers::weight_stages> weights;
-
-  // Of an operand by rows of 16 bytes, eight of them together, the next eight channels `leading` bytes on.
-  static __device__ __forceinline__ uint64 descriptor(uint32 address, uint32 leading) {
-    return static_cast<uint64>(address >> 4) | static_cast<uint64>(leading >> 4) << 16 |
-           static_cast<uint64>(128 >> 4) << 32;
-  }
-
-  // The first warpgroup cannot be two tiles ahead, or the second would miss that it was told of one.
-  static constexpr int steps_of_chunk = Numbers::taps / Numbers::group_taps;
-  static_assert(Numbers::stagger == 0 || Numbers::x_stages < Numbers::chunks + Numbers::stagger ||
-                (!Numbers::weights_stay &&
-                 Numbers::weight_stages < (Numbers::chunks + Numbers::stagger) * steps_of_chunk));
-
-  // The second warpgroup begins `stagger` chunks after the first, if any: one multiplies while the other is
-  // in its epilogue. `beside` is called when a group of products has begun: what it does takes no time of the
-  // tensor cores.
-  template <class Beside>
-  __device__ __forceinline__ void run(float (&d)[sums], Beside&& beside) {
-    if (Numbers::stagger > 0 && threadIdx.x / 128 == 1) gemm::wait_for_first();
-    if constexpr (Numbers::parts == 1) {
-      multiply(
-          d, [] {}, beside);
-    } else {
-      float part[sums];
-#pragma unroll
-      for (int i = 0; i < sums; ++i) d[i] = 0.0f;
-      multiply(
-          part,
-          [&] {
-#pragma unroll
-            for (int i = 0; i < sums; ++i) d[i] += part[i];
-          },
-          beside);
-    }
-  }
-
- private:
-  // All products. Sums of several parts are taken out of the tensor cores after each group: `take` is called.
-  template <class Take, class Beside>
-  __device__ __forceinline__ void multiply(float (&d)[sums], Take&& take, Beside&& beside) {
-    const int lane = threadIdx.x % 32;
-    const int group = threadIdx.x / 128;
-    const uint32 x_begin = barrier::shared_address(s.x[0]) +
-                           (Numbers::groups_share_positions ? 0u : group * Numbers::columns * 16);
-    const uint32 weights_begin =
-        barrier::shared_address(s.weights[0]) + (Numbers::groups_share_positions ? group * 64 * 16 : 0u);
-    int scale = 0;  // the first product has no sums before it
-    int x_before = -1, weights_before = -1;
-    const auto release = [&] {
-      if (lane == 0) {
-        if (!Numbers::weights_stay && weights_before >= 0) barrier::arrive(&s.weights_empty[weights_before]);
-        if (x_before >= 0) barrier::arrive(&s.x_empty[x_before]);
-      }
-    };
-#pragma unroll 1
-    for (int chunk = 0; chunk < Numbers::chunks; ++chunk) {
-      barrier::wait(&s.x_full[x.stage], x.round);
-      const uint32 x_stage = x_begin + x.stage * Numbers::x_stage_bytes;
-#pragma unroll 1
-      for (int g = 0; g < groups; ++g) {
-        // Weights that stay are loaded once: the first round of their barriers is over for good.
-        barrier::wait(&s.weights_full[weights.stage], Numbers::weights_stay ? 0u : weights.round);
-        const uint32 w_stage = weights_begin + weights.stage * Numbers::weight_stage_bytes;
-        if constexpr (Numbers::parts == 2) scale = 0;
-        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#pragma unroll
-        for (int t = 0; t < group_taps; ++t) {
-          const uint32 shift = groups == 1 ? Geometry::tap_shift(t) * 16u : s.tap_shifts[g * group_taps + t];
-#pragma unroll
-          for (int k = 0; k < steps; ++k) {
-            // Small products first, then that of the first parts.
-#pragma unroll
-            for (int product = Numbers::parts == 2 ? 2 : 0; product >= 0; --product) {
-              const int of_weights = product == 1 ? 1 : 0;
-              const int of_x = product == 2 ? 1 : 0;
-              Product::run(d,
-                           descriptor(w_stage + ((t * Numbers::parts + of_weights) * steps + k) *
-                                                    Numbers::tile_channels * 32,
-                                      Numbers::tile_channels * 16),
-                           descriptor(x_stage + shift + (of_x * steps + k) * 2 * window_bytes, window_bytes),
-                           scale);
-              scale = 1;
-            }
-          }
-        }
-        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-        if constexpr (Numbers::parts == 1) {
-          beside();
-          // The group before is done: its stages are free.
-          asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-          release();
-          weights_before = weights.stage;
-          x_before = g == groups - 1 ? x.stage : -1;
-        } else {
-          wait_for_products(d);
-          weights_before = weights.stage;
-          x_before = g == groups - 1 ? x.stage : -1;
-          release();
-          take();
-        }
-        weights.next();
-      }
-      x.next();
-      if (Numbers::stagger > 0 && chunk == Numbers::stagger - 1 && group == 0) gemm::allow_second();
-    }
-    if constexpr (Numbers::parts == 1) {
-      wait_for_products(d);
-      release();
-    }
-  }
-
-  static __device__ __forceinline__ void wait_for_products(float (&d)[sums]) {
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-#pragma unroll
-    for (int i = 0; i < sums; ++i) asm volatile("" : "+f"(d[i])::"memory");
-  }
-};
-
-// --------------------------------------------------------------------------------------------------
-// A wide convolution and all that follows it in one launch, as an implicit matrix product on Hopper's tensor
-// cores.
+// The kernel of the row "gemm_wgmma": a wide convolution and all that follows it in one launch, as an
+// implicit matrix product by Hopper's wgmma.
 //
-// The positions of a sample are one flat index: rows and planes of x are given pitches (in thought) at which
-// a tap is a shift of the index, whatever the padding: `pitch` positions a row, those beyond the input zero.
-// A tile is `tile_positions` neighbours of that index, or of that of a box of outputs, by `tile_channels`
-// output channels. Its window of x
-// lies in shared memory as 16-bit elements, [eight channels][position], 16 bytes a position: a product of 16
-// input channels at any tap then begins at a legal address. Weights are the left operand, positions the
-// right.
+// The positions of a sample are one flat index. Rows and planes of x get pitches at which every tap is a
+// shift of the index, whatever the padding; positions beyond the input are zero. A tile is `tile_positions`
+// neighbours of that index, or of the index of a box of outputs, by `tile_channels` output channels. Its
+// window of x lies in shared memory as 16-bit elements, [eight channels][position], 16 bytes a position. A
+// product of 16 input channels then begins at a legal address for any tap. Weights are the left operand,
+// positions the right.
 //
-//   three warps     x -> 16 bits -> a ring of stages, `chunk_channels` input channels each. Where x lies
-//                   dense with channels before space, it comes to them by bulk copies of eight channels, in a
-//                   ring of its own; else a fourth warp helps to load it
-//   one warp        sends those copies, and packed weights to another ring, a group of taps of such a chunk
-//                   each
-//   two warpgroups  products of every tap, then the epilogue, while the rings fill for the next tile
+//   three warps     convert x to 16 bits, to a ring buffer of `chunk_channels` input channels a stage. Dense
+//   x
+//                   with channels before space arrives by bulk copies of eight channels, in a ring of its
+//                   own; else these warps load it, with a fourth
+//   one warp        starts those copies, and copies of packed weights to a ring: a stage is a group of taps
+//   two warpgroups  mainloop and epilogue, while the rings fill for the next tile
 //
-// Where the block has a norm, the tiles of a unit (channels of a sample that are whole slabs) either are all
-// on the chip at a time: each holds its values in registers until it has read the moments of the others
-// ("held"). Or they are left in memory, where another kernel finds them ("stored", gemm_finish.cuh). Or there
-// are two passes, pass 1 of a wave of units, then pass 2 of the wave before, which computes values again.
+// With a norm, the tiles of a unit (channels of a sample that are whole slabs) do one of three things. They
+// are all in flight at once, and each holds its values in registers until it has read the moments of the
+// others
+// ("held"). They store their values for another kernel ("stored", gemm/store/finish.cuh). Or there are two
+// passes: pass 1 of a wave of units, then pass 2 of the wave before, which computes the values again.
 //
-// f32 operands are rounded to f16 in tf32's precision, as exactly as to tf32, or split in two of them
-// otherwise: three products, and sums that leave the tensor cores, which truncate, after at most 64 terms. A
-// sample that f16 has no room for is marked, and done again by another kernel.
+// f32 operands are rounded to f16 for tf32, which is as exact, or split in two f16 otherwise: three products,
+// and sums that leave the tensor cores, which truncate, after at most 64 terms. Samples whose values overflow
+// f16 are marked and recomputed by another kernel.
 //
-// Items go to blocks in turn, so that producers and consumers know them without asking each other; blocks
-// that wait for each other are launched to run at the same time.
+// Tiles are assigned to blocks round robin, so that producers and consumers know them without communication.
+// Blocks that wait for each other are launched cooperatively.
 
 // The block: what each warp does.
 template <class C, class Tail, class Numbers>
@@ -5740,7 +5875,7 @@ struct Gemm {
   using Geometry = GemmGeometry<C, Numbers>;
   static constexpr int threads = gemm::consumer_threads + gemm::staging_warps * 32;
   static constexpr int groups = Numbers::taps / Numbers::group_taps;
-  static_assert(sizeof(Shared) <= Numbers::shared_bytes);
+  static_assert(sizeof(Shared) == Numbers::shared_bytes);
   static_assert(Numbers::chunk_channels % 16 == 0 && Numbers::columns % 8 == 0);
 
   const Parameters& p;
@@ -5757,7 +5892,7 @@ struct Gemm {
     }
   }
 
-  // Whether x comes by copies: they begin on 16 bytes.
+  // Whether x arrives by copies, which need it on 16 bytes.
   __device__ __forceinline__ bool copies() const {
     return Numbers::copies && reinterpret_cast<uint64>(p.input) % 16 == 0;
   }
@@ -5782,7 +5917,7 @@ struct Gemm {
     __syncthreads();
   }
 
-  // One thread. A stage it waits for is freed by products whose x it has staged before, so that it is freed.
+  // One thread. It waits only for stages of products whose x is already staged, so it cannot deadlock.
   __device__ __forceinline__ void send_weights(const Item& item, int chunk,
                                                gemm::Ring<Numbers::weight_stages>& ring) const {
 #pragma unroll 1
@@ -5803,7 +5938,7 @@ struct Gemm {
     barrier::copy(s.weights[stage], from, bytes, &s.weights_full[stage]);
   }
 
-  // The steps of all items of this block, one after the other.
+  // A position in the sequence of steps of all tiles of this block.
   template <int Steps>
   struct Cursor {
     const Parameters& p;
@@ -5836,7 +5971,7 @@ struct Gemm {
     }
   };
 
-  // By one warp: copies and weights, each as soon as there is room for them.
+  // By one warp: starts copies of x and of weights as soon as their stages are free.
   __device__ __forceinline__ void send() const {
     using Staging = GemmStaging<C, Tail, Numbers>;
     const Staging staging{p, s};
@@ -5849,7 +5984,7 @@ struct Gemm {
     typename Staging::Copies copies(x.item);
 #pragma unroll 1
     while (x.more || weights.more) {
-      // Weights first, all that there is room for: x takes longer to send for and has more time.
+      // Weights first, as many as fit: copies of x take longer to start and have more time.
 #pragma unroll 1
       while (weights.more && gemm::has_room(&s.weights_empty[ring.stage], ring.round)) {
         if (lane == 0) send_weights(weights.item, weights.step, ring.stage);
@@ -5887,7 +6022,7 @@ struct Gemm {
 
   __device__ __forceinline__ void run() const {
     start();
-    // Together what the launch gives a block of 384 threads: 168 each.
+    // Together they take what the launch gives a block of 384 threads: 168 registers each.
     constexpr bool many_sums = Numbers::columns > 256;
     if (threadIdx.x >= gemm::consumer_threads) {
       if constexpr (many_sums) {
@@ -5917,35 +6052,24 @@ struct Gemm {
       }
       GemmMainloop<C, Tail, Numbers> mainloop{s, {}, {}};
       using Epilogue = GemmEpilogue<C, Tail, Numbers>;
-      const Epilogue epilogue{p, s};
-      typename Epilogue::Leaving leaving;
+      const Epilogue epilogue{{p, s}};
+      typename Epilogue::Deferred deferred;
       float d[Numbers::columns / 2];
       for_each_item([&](const Item& item) {
         epilogue.prepare(item);
         mainloop.run(d, [&] {
-          if constexpr (Epilogue::late_vectors > 0) epilogue.put_some(leaving);
+          if constexpr (Epilogue::defers) epilogue.outputs.store_some(deferred);
         });
-        epilogue.run(item, d, leaving);
+        epilogue.run(item, d, deferred);
       });
-      if constexpr (Epilogue::late_vectors > 0) epilogue.put_rest(leaving);
+      if constexpr (Epilogue::defers) epilogue.outputs.store_rest(deferred);
     }
   }
 };
 
 // --------------------------------------------------------------------------------------------------
-// What follows the convolution from the norm on, where gemm.cuh has left the values before it in memory and
-// the statistics of slabs: read once, written once.
-
-template <int Count>
-struct GemmFinishParameters {
-  const float* values;  // laid out as the output, perhaps in its place
-  void* output;
-  const float* statistics;  // [batch][groups][2]: mean, 1 / deviation
-  int64 batch;
-  const void* parameter[Count > 0 ? Count : 1];
-
-  __device__ __forceinline__ bool is_aligned(int) const { return false; }
-};
+// The norm and what follows it, of values and statistics that another launch left in memory: read once,
+// written once.
 
 // `Numbers`: threads, pieces of a channel (of a sample, where channels come after space), whether they do.
 template <class Tail, class Numbers>
@@ -6048,57 +6172,897 @@ struct GemmFinish {
 };
 
 // --------------------------------------------------------------------------------------------------
-// A tail whose slab stays on the chip between its statistics and its output, in clusters that stay and take
-// slab after slab: x is read once, y written once.
-//
-// A slab of a planar tensor is a contiguous range. Each warp of a cluster has its part of it, which arrives
-// in its own shared memory by bulk copies, chunk after chunk. After the before-chain values wait for the
-// statistics in registers (`kept` vectors of a thread), whose chunks come through a ring: what was read of
-// one slab makes room for the next. Where those do not hold the slab, the first `held` vectors wait where
-// they arrived, and make room for those of the next slab when the output is written. So the next slab arrives
-// while this one is summed and while it is written. Mean and M2 go from warps to
-// their block and from blocks to all of the cluster, past the stores of the slab before. Elements before the
-// first vector and after the last one are kept by the first block, one a thread.
+// What the forward kernels of tails are given.
+
+template <int Count>
+struct TailParameters {
+  const void* input;
+  void* output;
+  float* statistics;  // [batch][groups][2]: mean, 1 / deviation
+  uint32* control;    // zero: a ticket, then two counters and a flag for each unit
+  float* parts;       // moments of rows, one set for each piece
+  float* sums;        // sums of rows, one for each piece
+  uint64 aligned;     // bits of AlignedBit
+  int64 phase;        // elements from the last 16-byte boundary to the input's first
+  int64 batch;
+  int64 wave_units;
+  const void* parameter[Count > 0 ? Count : 1];
+};
+
+// --------------------------------------------------------------------------------------------------
+// What kernels share that hold a slab on the chip: the rows that vectors lie in, and the slab's norm.
+
+// The row (channel) of a slab that a thread is in. `load(row)` is called where the row changes; a thread's
+// positions go upwards, so that this is rare. `wraps`: positions also go back to the beginning.
+template <int spatial, bool wraps, class Load>
+struct RowCursor {
+  int row;
+  int end;  // the position where the row ends
+  Load load;
+
+  __device__ __forceinline__ void find(int position) {
+    row = position / spatial;
+    end = row * spatial + spatial;
+    load(row);
+  }
+  __device__ __forceinline__ void enter(int position) {
+    if (position >= end || (wraps && position < end - spatial)) find(position);
+  }
+  // Whether the positions from `begin` to `last` lie in one row, which is entered.
+  __device__ __forceinline__ bool covers(int begin, int last) {
+    enter(begin);
+    return last <= end;
+  }
+
+  // Calls f(first, last) for the parts [first, last) of the vector at `position` that lie in one row.
+  template <int Width, class F>
+  __device__ __forceinline__ void visit(int position, F&& f) {
+    if (position + Width > end || (wraps && position < end - spatial)) {
+      find(position);
+      if (Width > 1 && position + Width > end) {
+#pragma unroll
+        for (int k = 0; k < Width; ++k) {
+          if (position + k >= end) {
+            ++row;
+            end += spatial;
+            load(row);
+          }
+          f(k, k + 1);
+        }
+        return;
+      }
+    }
+    f(0, Width);
+  }
+};
+
+template <int spatial, bool wraps = false, class Load>
+__device__ __forceinline__ RowCursor<spatial, wraps, Load> row_cursor(Load load) {
+  return {0, 0, load};
+}
+
+// Statistics of a slab as a thread applies them to distances from its pivot.
+struct SlabNorm {
+  float mean;
+  float rstd;
+  float moved;   // the mean's distance from the thread's pivot
+  float factor;  // of the norm's weight
+
+  // The slab's mean is `from + moved_from`.
+  template <class Tail>
+  static __device__ __forceinline__ SlabNorm of(float from, float moved_from, float m2, float pivot) {
+    constexpr float per_element =
+        1.0f / static_cast<float>(static_cast<int>(Tail::group_channels) * static_cast<int>(Tail::spatial));
+    SlabNorm norm;
+    norm.mean = from + moved_from;
+    norm.rstd = rsqrtf(m2 * per_element + Tail::eps);
+    norm.moved = (from - pivot) + moved_from;
+    norm.factor = norm_factor<Tail>(norm.rstd, norm.mean, m2);
+    return norm;
+  }
+};
+
+// --------------------------------------------------------------------------------------------------
+// What both schedules of tail_staged share: sizes, and the exchange of moments within a cluster.
+
+// Sizes of a slab and of the cluster that holds it.
+template <class Tail, class Numbers>
+struct StagedSizes {
+  static constexpr int width = Numbers::width;
+  static constexpr int threads = Numbers::threads;
+  static constexpr int vectors = Numbers::vectors;  // of a thread
+  static constexpr int blocks = Numbers::blocks;    // of the cluster
+  static constexpr int warps = threads / 32;        // of a block
+  static constexpr int all_warps = warps * blocks;
+  static constexpr int spatial = static_cast<int>(Tail::spatial);
+  static constexpr int slab_elements = static_cast<int>(Tail::group_channels) * spatial;
+  static constexpr int groups = Tail::channels / Tail::group_channels;
+  static constexpr bool before_by_row = Tail::Before::channel_operands > 0;
+  static constexpr bool after_by_row = Tail::has_affine || Tail::After::channel_operands > 0;
+  static constexpr int accumulators = 4;  // of a thread: additions that do not wait for each other
+};
+
+// The barriers of a schedule's Shared that count the moments of its warps and of the cluster's blocks, two by
+// parity of the round. Two buffers suffice: a warp gives its moments of the next round when it has read those
+// of this one, and of the round after that when all have given theirs of the next. By one thread.
+template <int warps, class Shared>
+__device__ __forceinline__ void initialise_exchange(Shared& shared) {
+#if __CUDA_ARCH__ >= 900
+  for (int parity = 0; parity < 2; ++parity) {
+    barrier::initialise(&shared.warps_given[parity], warps);
+    barrier::initialise(&shared.received[parity]);
+  }
+#endif
+}
+
+// Nothing is sent to a block that has not started.
+template <int blocks>
+__device__ __forceinline__ void start_cluster() {
+#if __CUDA_ARCH__ >= 900
+  if constexpr (blocks > 1) {
+    barrier::cluster_sync();
+  } else {
+    __syncthreads();
+  }
+#endif
+}
+
+// No block leaves while others may write to it.
+template <int blocks>
+__device__ __forceinline__ void leave_cluster() {
+#if __CUDA_ARCH__ >= 900
+  if constexpr (blocks > 1) barrier::cluster_sync();
+#endif
+}
+
+// Mean (as its distance `moved` from one of the parts', `from`) and M2 of `count` parts together, the same in
+// every lane. Returns the number of their elements.
+template <int count>
+__device__ __forceinline__ float merge_parts(const float4* parts, float& from, float& moved, float& m2) {
+  static_assert((count & (count - 1)) == 0 && count <= 32);
+  const float4 own = parts[threadIdx.x % count];
+  const float elements = lanes_sum<count>(own.x);
+  lanes_moments<count>(Moments{own.x, own.y, own.z}, elements > 0.0f ? 1.0f / elements : 0.0f, from, moved,
+                       m2);
+  return elements;
+}
+
+// --------------------------------------------------------------------------------------------------
+// The schedule "overlapped" of tail_staged: what of a slab a warp has, and how it arrives.
 
 template <class Tail, class Numbers>
-struct TailStaged {
+struct OverlappedLayout {
+  using S = StagedSizes<Tail, Numbers>;
+  using Parameters = TailParameters<Tail::parameters>;
+  using Input = typename Tail::Input;
+
+  // Vectors of a thread, and of each piece.
+  static constexpr int doubled = Numbers::doubled;
+  static constexpr int single = Numbers::single;
+  static constexpr int raw = doubled + single;
+  static constexpr int kept = S::vectors - raw;
+  static_assert(doubled > 0 && kept > 1);
+  // The last vectors of a thread, all of them kept, that some lanes may not have.
+  static constexpr int uncertain = 2;
+  static constexpr int at_once = Numbers::at_once;                // in the loops over what is not kept
+  static constexpr int row_bytes = 32 * S::width * Input::bytes;  // of a warp's vectors beside each other
+  // Results of the before-chain of bf16, less the warp's pivot, wait as f16: that adds a quarter of the
+  // error of the output's rounding. Where they overflow f16, x is read again (see `fits_f16`).
+  static constexpr bool holds_f16 = Numbers::holds_f16;
+  static_assert(!holds_f16 || Input::bytes == f16::bytes);
+
+  // Where a warp's pieces lie: the doubled one of even and of odd rounds, the single one, the kept one.
+  enum Piece { even_piece, odd_piece, single_piece, kept_piece, pieces };
+  static constexpr int first_of(int piece) { return piece < 2 ? 0 : piece == single_piece ? doubled : raw; }
+  static constexpr int count_of(int piece) {
+    return piece < 2 ? doubled : piece == single_piece ? single : kept;
+  }
+  static constexpr int offset_of(int piece) {
+    return (piece == even_piece     ? 0
+            : piece == odd_piece    ? doubled
+            : piece == single_piece ? 2 * doubled
+                                    : 2 * doubled + single) *
+           row_bytes;
+  }
+
+  struct Shared {
+    alignas(128) unsigned char stage[S::warps][(S::vectors + doubled) * row_bytes];
+    uint64 arrived[S::warps][pieces];
+    float4 of_warps[2][S::warps];  // by parity of the round: elements, mean, M2
+    float4 of_blocks[2][S::blocks];
+    uint64 warps_given[2];
+    uint64 received[2];
+    uint32 warps_counted;  // of all rounds: the last warp of each sends the block's moments
+  };
+
+  // The first vector of a warp of the cluster: the same in every slab. Only the last warps' counts differ.
+  static __device__ __forceinline__ int first_vector(int warp) {
+    constexpr int rows = (S::slab_elements / S::width + 31) / 32;
+    constexpr int each = rows / S::all_warps, more = rows % S::all_warps;
+    return (warp * each + (warp < more ? warp : more)) * 32;
+  }
+
+  // The warp's part of a slab.
+  struct Part {
+    int64 begin;   // the slab's first element
+    int head;      // elements before its first vector
+    int position;  // of the warp's first vector in the slab
+    int count;     // vectors of the warp
+
+    __device__ __forceinline__ int64 index_of(int i) const {
+      return begin + position + (i * 32 + static_cast<int>(threadIdx.x % 32)) * S::width;
+    }
+    // All vectors but the uncertain ones are there in every lane.
+    __device__ __forceinline__ bool full() const { return count >= (S::vectors - uncertain) * 32; }
+    __device__ __forceinline__ bool has(int i) const {
+      return i * 32 + static_cast<int>(threadIdx.x % 32) < count;
+    }
+  };
+};
+
+// The pieces of a warp's part of a slab in shared memory.
+template <class Tail, class Numbers>
+struct OverlappedPieces {
+  using L = OverlappedLayout<Tail, Numbers>;
+  using S = typename L::S;
+  using Input = typename L::Input;
+  using Part = typename L::Part;
+
+  const typename L::Parameters& p;
+  typename L::Shared& shared;
+  int block;  // of the cluster
+
+  __device__ __forceinline__ int warp() const { return threadIdx.x / 32; }
+  __device__ __forceinline__ int lane() const { return threadIdx.x % 32; }
+
+  __device__ __forceinline__ Part part_of(int slab) const {
+    Part part;
+    part.begin = static_cast<int64>(slab) * S::slab_elements;
+    const int head = static_cast<int>(-(part.begin + p.phase) & (S::width - 1));
+    part.head = head < S::slab_elements ? head : S::slab_elements;
+    const int all = (S::slab_elements - part.head) / S::width;
+    const int cluster_warp = block * S::warps + warp();
+    const int first = L::first_vector(cluster_warp);
+    const int end = L::first_vector(cluster_warp + 1);
+    part.position = part.head + first * S::width;
+    part.count = (end < all ? end : all) - (first < all ? first : all);
+    return part;
+  }
+
+  // The element outside of vectors that a thread has; -1 where it has none.
+  __device__ __forceinline__ int edge_of(const Part& part) const {
+    const int all = (S::slab_elements - part.head) / S::width;
+    const int thread = threadIdx.x;
+    if (block != 0 || thread >= S::slab_elements - all * S::width) return -1;
+    return thread < part.head ? thread : thread + all * S::width;
+  }
+  __device__ __forceinline__ int elements_of(const Part& part) const {
+    const int all = (S::slab_elements - part.head) / S::width;
+    return part.count * S::width + (block == 0 && warp() == 0 ? S::slab_elements - all * S::width : 0);
+  }
+
+  // Requests a piece of a slab's part; by one lane.
+  __device__ __forceinline__ void request(const Part& part, int piece) const {
+#if __CUDA_ARCH__ >= 900
+    if (lane() != 0) return;
+    const int left = part.count - L::first_of(piece) * 32;
+    const int most = L::count_of(piece) * 32;
+    const int own = left < 0 ? 0 : left < most ? left : most;
+    const auto bytes = static_cast<uint32>(own * S::width * Input::bytes);
+    uint64* arrived = &shared.arrived[warp()][piece];
+    barrier::expect(arrived, bytes);  // a phase of 0 bytes is waited for too
+    if (own > 0) {
+      barrier::copy(shared.stage[warp()] + L::offset_of(piece),
+                    static_cast<const char*>(p.input) + part.index_of(L::first_of(piece)) * Input::bytes,
+                    bytes, arrived);
+    }
+#endif
+  }
+  // The same where the warp has read before.
+  __device__ __forceinline__ void request_again(const Part& part, int piece) const {
+#if __CUDA_ARCH__ >= 900
+    // With a barrier of the warp alone loads may still be in flight when the copy begins.
+    barrier::release_to_copies();
+#endif
+    __syncwarp();
+    request(part, piece);
+  }
+  __device__ __forceinline__ void wait(int piece, uint32 phase) const {
+#if __CUDA_ARCH__ >= 900
+    barrier::wait(&shared.arrived[warp()][piece], phase);
+#endif
+  }
+  // The lane's vector i of a piece.
+  __device__ __forceinline__ unsigned char* vector_of(int piece, int i) const {
+    return shared.stage[warp()] + L::offset_of(piece) + (i - L::first_of(piece)) * L::row_bytes +
+           lane() * S::width * Input::bytes;
+  }
+};
+
+// --------------------------------------------------------------------------------------------------
+// The schedule "overlapped" of tail_staged: the moments of a slab, from a thread's sums to the cluster's.
+
+template <class Tail, class Numbers>
+struct OverlappedMoments {
+  using L = OverlappedLayout<Tail, Numbers>;
+  using S = typename L::S;
+  using Pieces = OverlappedPieces<Tail, Numbers>;
+  // Distances from the mean of the warp's first vectors, the warp's pivot.
+  using Sums = PivotSums<S::accumulators>;
+
+  template <int count>
+  static __device__ __forceinline__ float merge(const float4* parts, float& mean, float& m2) {
+    float from, moved;
+    const float elements = merge_parts<count>(parts, from, moved, m2);
+    mean = from + moved;
+    return elements;
+  }
+
+  // The warp's elements, mean and M2 go to the block; the last warp sends the block's to the cluster. Returns
+  // the warp's sum of squared distances from its pivot.
+  static __device__ __forceinline__ float send(const Pieces& pieces, const typename L::Part& part,
+                                               const Sums& sums, int round) {
+    float sum = 0.0f, square = 0.0f;
+#pragma unroll
+    for (int k = 0; k < S::accumulators; ++k) sum += sums.sum[k], square += sums.square[k];
+    sum = lanes_sum<32>(sum);
+    square = lanes_sum<32>(square);
+    float elements = static_cast<float>(pieces.elements_of(part));
+    const float distance = sum * (elements > 0.0f ? pointwise::reciprocal_fast(elements) : 0.0f);
+    float mean = sums.pivot + distance;
+    // Not below zero: what is left of a constant slab.
+    float m2 = pointwise::maximum(fmaf(-distance, sum, square), 0.0f);
+#if __CUDA_ARCH__ >= 900
+    const int parity = round & 1;
+    // Sent with a count of its bytes: a barrier of the cluster would first wait for all that was stored.
+    if (S::blocks > 1 && threadIdx.x == 0) barrier::expect(&pieces.shared.received[parity], S::blocks * 16);
+    uint32 before = 0;
+    if (pieces.lane() == 0) {
+      pieces.shared.of_warps[parity][pieces.warp()] = float4{elements, mean, m2, 0.0f};
+      barrier::arrive(&pieces.shared.warps_given[parity]);
+      if constexpr (S::blocks > 1) before = atomicAdd(&pieces.shared.warps_counted, 1u);
+    }
+    if constexpr (S::blocks > 1) {
+      before = __shfl_sync(0xffffffffu, before, 0);
+      if (before % S::warps == S::warps - 1) {
+        barrier::wait(&pieces.shared.warps_given[parity], round / 2 & 1);  // a short wait: all have counted
+        elements = merge<S::warps>(pieces.shared.of_warps[parity], mean, m2);
+        if (pieces.lane() < S::blocks) {
+          barrier::send(&pieces.shared.of_blocks[parity][pieces.block], float4{elements, mean, m2, 0.0f},
+                        &pieces.shared.received[parity], pieces.lane());
+        }
+      }
+    }
+#endif
+    return square;
+  }
+
+  // Whether f16 holds all distances of a warp whose squares have this sum. Small distances are rounded by
+  // 2^-25 at most, which the norm may make 2^-12.
+  static __device__ __forceinline__ bool fits_f16(float square, float rstd) {
+    constexpr float largest = 65504.0f;
+    return square <= largest * largest && rstd <= 8192.0f;
+  }
+
+  // The slab's mean, 1 / deviation, and what the norm's weight is multiplied by.
+  static __device__ __forceinline__ void receive(typename L::Shared& shared, int round, float& mean,
+                                                 float& rstd, float& factor) {
+    float m2 = 0.0f;
+    constexpr float per_element = 1.0f / static_cast<float>(S::slab_elements);
+#if __CUDA_ARCH__ >= 900
+    const int parity = round & 1;
+    const uint32 phase = round / 2 & 1;
+    if constexpr (S::blocks == 1) {
+      barrier::wait(&shared.warps_given[parity], phase);
+      merge<S::warps>(shared.of_warps[parity], mean, m2);
+    } else {
+      barrier::wait(&shared.received[parity], phase);
+      merge<S::blocks>(shared.of_blocks[parity], mean, m2);
+    }
+#endif
+    rstd = rsqrtf(m2 * per_element + Tail::eps);
+    factor = norm_factor<Tail>(rstd, mean, m2);
+  }
+};
+
+// --------------------------------------------------------------------------------------------------
+// The schedule "overlapped" of tail_staged, for 16-bit elements: the moments of one slab are exchanged while
+// the next one is begun.
+//
+// A warp's part of a slab arrives by bulk copies, in three pieces:
+//   doubled   has two places, for slabs in turn: that of the next slab is summed while the moments of this
+//   one
+//             are exchanged. It stays as it arrived, and the before-chain is computed again for the output;
+//             or its result is computed once and waits in the same place (see `holds_f16`).
+//   single    has one place, which is requested again as soon as the output is written
+//   kept      results of the before-chain wait in registers: as one vector's output is written, the next
+//             slab's takes its place
+// Elements before the first vector and after the last one are kept by the first block, one a thread.
+
+template <class Tail, class Numbers>
+struct StagedOverlapped {
+  using L = OverlappedLayout<Tail, Numbers>;
+  using S = typename L::S;
+  using Pieces = OverlappedPieces<Tail, Numbers>;
+  using Statistics = OverlappedMoments<Tail, Numbers>;
+  using Parameters = typename L::Parameters;
+  using Shared = typename L::Shared;
+  using Part = typename L::Part;
+  using Sums = typename Statistics::Sums;
+  using Before = typename Tail::Before;
+  using After = typename Tail::After;
+  using Input = typename Tail::Input;
+
+  // The kernel's one copy of what it is given: with a second one registers are allocated differently.
+  Pieces pieces;
+
+  // A warp's part lies in two rows at most: the values of both are loaded at the beginning.
+  static constexpr bool few_rows = S::vectors * 32 * S::width <= S::spatial;
+  // Stands for a RowCursor then. `row` is what the current one has.
+  template <class Values>
+  struct TwoRows {
+    int end;  // of the first
+    const Values& first;
+    const Values& second;
+    Values& row;
+
+    __device__ __forceinline__ bool covers(int begin, int last) {
+      row = begin >= end ? second : first;
+      return last <= end || begin >= end;
+    }
+    template <int Width, class F>
+    __device__ __forceinline__ void visit(int position, F&& f) {
+#pragma unroll
+      for (int k = 0; k < Width; ++k) {
+        row = position + k >= end ? second : first;
+        f(k, k + 1);
+      }
+    }
+  };
+
+  // Whether the vectors [from, to) of the part are all there, the last of a full part aside, in one row.
+  template <bool by_row, class R>
+  static __device__ __forceinline__ bool is_plain(const Part& part, int from, int to, R& rows) {
+    bool plain = part.full();
+    if constexpr (by_row) {
+      const int end = to * 32 < part.count ? to * 32 : part.count;
+      const bool covered = rows.covers(part.position + from * 32 * S::width, part.position + end * S::width);
+      plain = plain && covered;
+    }
+    return plain;
+  }
+  // After lanes may have gone on to different rows.
+  template <bool by_row, class R>
+  static __device__ __forceinline__ void forget(R& rows) {
+    if constexpr (by_row && !few_rows) rows.end = 0;
+  }
+  // The parts of vector i for f.
+  template <bool by_row, class R, class F>
+  static __device__ __forceinline__ void visit(const Part& part, int i, R& rows, F&& f) {
+    if constexpr (by_row) {
+      rows.template visit<S::width>(part.position + (i * 32 + static_cast<int>(threadIdx.x % 32)) * S::width,
+                                    f);
+    } else {
+      f(0, S::width);
+    }
+  }
+
+  // What the norm gets of vector i: the before-chain of what arrived. parts(f) calls f for parts in one row.
+  template <class Parts>
+  __device__ __forceinline__ void activate(const unsigned char* from, const Part& part, int i,
+                                           const float* operands, Parts&& parts,
+                                           float (&value)[S::width]) const {
+    Packed<Input, S::width> packed;
+    packed.load_shared(from);
+    packed.unpack(value);
+    typename Before::template Tensors<S::width> tensors;
+    tensors.load(pieces.p, part.index_of(i));
+    parts([&](int first, int last) {
+#pragma unroll
+      for (int k = 0; k < S::width; ++k) {
+        if (k >= first && k < last) value[k] = Before::value(value[k], operands, tensors, k);
+      }
+    });
+  }
+
+  // Adds a vector to the sums. Its values become distances where those are held.
+  static __device__ __forceinline__ void add(float (&value)[S::width], Sums& sums) {
+#pragma unroll
+    for (int k = 0; k < S::width; ++k) {
+      const float distance = sums.add(value[k], k);
+      if constexpr (L::holds_f16) value[k] = distance;
+    }
+  }
+  // The same of a piece in shared memory, where it waits for the output.
+  __device__ __forceinline__ void sum_vector(int piece, int i, float (&value)[S::width], Sums& sums) const {
+    add(value, sums);
+    if constexpr (L::holds_f16) {
+      Packed<f16, S::width> packed;
+      packed.pack(value);
+      packed.store_shared(pieces.vector_of(piece, i));
+    }
+  }
+
+  // Sums of a piece that is not kept.
+  template <bool is_first, class R>
+  __device__ __forceinline__ void sum_piece(const Part& part, int piece, R& rows, const float* operands,
+                                            Sums& sums) const {
+    const int from = L::first_of(piece), to = from + L::count_of(piece);
+    const auto whole = [](auto&& f) { f(0, S::width); };
+    const bool plain = is_plain<S::before_by_row>(part, from, to, rows);
+    const auto careful = [&](int i, float(&value)[S::width]) {
+      activate(
+          pieces.vector_of(piece, i), part, i, operands,
+          [&](auto&& f) { visit<S::before_by_row>(part, i, rows, f); }, value);
+    };
+    if constexpr (is_first) {
+      float value[S::width] = {};
+      if (plain) {
+        activate(pieces.vector_of(piece, 0), part, 0, operands, whole, value);
+      } else if (part.has(0)) {
+        careful(0, value);
+      }
+      // As distances from the first one: of equal values the mean is that value.
+      const float first = __shfl_sync(0xffffffffu, value[0], 0);
+      float sum = 0.0f;
+#pragma unroll
+      for (int k = 0; k < S::width; ++k) sum += distance_from(value[k], first);
+      if (!plain && !part.has(0)) sum = 0.0f;
+      const auto elements = static_cast<float>((part.count < 32 ? part.count : 32) * S::width);
+      sums.pivot =
+          fmaf(lanes_sum<32>(sum), part.count > 0 ? pointwise::reciprocal_fast(elements) : 0.0f, first);
+      if (plain || part.has(0)) sum_vector(piece, 0, value, sums);
+    }
+    if (plain) {
+#pragma unroll(L::at_once)
+      for (int i = from + (is_first ? 1 : 0); i < to; ++i) {
+        float value[S::width];
+        activate(pieces.vector_of(piece, i), part, i, operands, whole, value);
+        sum_vector(piece, i, value, sums);
+      }
+    } else {
+#pragma unroll 1
+      for (int i = from + (is_first ? 1 : 0); i < to; ++i) {
+        if (!part.has(i)) continue;
+        float value[S::width];
+        careful(i, value);
+        sum_vector(piece, i, value, sums);
+      }
+      forget<S::before_by_row>(rows);
+    }
+  }
+
+  // What a row brings to the sums, and to the output.
+  struct BeforeValues {
+    float before[Before::channel_operands > 0 ? Before::channel_operands : 1];
+  };
+  struct RowValues : BeforeValues {
+    float after[After::channel_operands > 0 ? After::channel_operands : 1];
+    float scale, shift;  // of the norm; before its statistics are known, its weight and bias
+
+    __device__ __forceinline__ void norm(float mean, float factor) {
+      scale *= factor;
+      shift = fmaf(-mean, scale, shift);
+    }
+  };
+  __device__ __forceinline__ void load_before(int slab, int row, BeforeValues& values) const {
+    const int channel = slab % S::groups * static_cast<int>(Tail::group_channels) + row;
+    Before::load_channel(pieces.p, slab / S::groups, channel, values.before);
+  }
+  __device__ __forceinline__ void load_row(int slab, int row, RowValues& values) const {
+    const int channel = slab % S::groups * static_cast<int>(Tail::group_channels) + row;
+    values.scale = Tail::weight(pieces.p, channel);
+    values.shift = Tail::bias(pieces.p, channel);
+    After::load_channel(pieces.p, slab / S::groups, channel, values.after);
+    Before::load_channel(pieces.p, slab / S::groups, channel, values.before);
+  }
+  static __device__ __forceinline__ int row_after(int row) {
+    return row + 1 < static_cast<int>(Tail::group_channels) ? row + 1 : row;
+  }
+
+  // What waits for the output in shared memory.
+  template <bool yes, class A, class B>
+  struct Choice {
+    using Type = A;
+  };
+  template <class A, class B>
+  struct Choice<false, A, B> {
+    using Type = B;
+  };
+  using Waiting = typename Choice<L::holds_f16, f16, Input>::Type;
+
+  // Output of vector i. Raw: `value` is what arrived, else what the norm gets.
+  template <bool is_raw, class Parts>
+  __device__ __forceinline__ void finish(const Part& part, int i, const RowValues& row, bool aligned,
+                                         Parts&& parts, float (&value)[S::width]) const {
+    const int64 index = part.index_of(i);
+    typename Before::template Tensors<S::width> before;
+    if constexpr (is_raw) before.load(pieces.p, index);
+    typename After::template Tensors<S::width> after;
+    after.load(pieces.p, index);
+    parts([&](int first, int last) {
+#pragma unroll
+      for (int k = 0; k < S::width; ++k) {
+        if (k >= first && k < last) {
+          if constexpr (is_raw) value[k] = Before::value(value[k], row.before, before, k);
+          value[k] = After::value(fmaf(value[k], row.scale, row.shift), row.after, after, k);
+        }
+      }
+    });
+    Packed<typename Tail::Output, S::width> y;
+    y.pack(value);
+    y.store(pieces.p.output, index, aligned);
+  }
+
+  // Output of a piece that is not kept. Halves: distances from `shift`, where they fit.
+  template <class R>
+  __device__ __forceinline__ void finish_piece(const Part& part, int piece, R& rows, const RowValues& row,
+                                               float shift, bool fits) const {
+    constexpr bool by_row = S::after_by_row || S::before_by_row;
+    const int from = L::first_of(piece), to = from + L::count_of(piece);
+    const bool aligned = is_aligned(pieces.p, aligned_output);
+    const bool plain = is_plain<by_row>(part, from, to, rows);
+    const auto waiting = [&](int i, float(&value)[S::width]) {
+      Packed<Waiting, S::width> packed;
+      packed.load_shared(pieces.vector_of(piece, i));
+      packed.unpack(value);
+    };
+    if (plain && aligned && (!L::holds_f16 || fits)) {
+#pragma unroll(L::at_once)
+      for (int i = from; i < to; ++i) {
+        float value[S::width];
+        waiting(i, value);
+        finish<!L::holds_f16>(
+            part, i, row, true, [](auto&& f) { f(0, S::width); }, value);
+      }
+    } else {
+#pragma unroll 1
+      for (int i = from; i < to; ++i) {
+        if (!part.has(i)) continue;
+        float value[S::width];
+        if (!L::holds_f16 || fits) {
+          waiting(i, value);
+        } else {
+          Packed<Input, S::width> packed;
+          packed.load(pieces.p.input, part.index_of(i), true);
+          packed.unpack(value);
+          typename Before::template Tensors<S::width> tensors;
+          tensors.load(pieces.p, part.index_of(i));
+          visit<by_row>(part, i, rows, [&](int first, int last) {
+#pragma unroll
+            for (int k = 0; k < S::width; ++k) {
+              if (k >= first && k < last) value[k] = Before::value(value[k], row.before, tensors, k) - shift;
+            }
+          });
+          forget<by_row>(rows);
+        }
+        finish<!L::holds_f16>(
+            part, i, row, aligned, [&](auto&& f) { visit<by_row>(part, i, rows, f); }, value);
+      }
+      forget<by_row>(rows);
+    }
+  }
+
+  __device__ __forceinline__ void run() const {
+    const int slabs = static_cast<int>(pieces.p.batch) * S::groups;
+    const int clusters = static_cast<int>(gridDim.x) / S::blocks;
+    int slab = static_cast<int>(blockIdx.x) / S::blocks;  // the one that is summed
+#if __CUDA_ARCH__ >= 900
+    if (pieces.lane() == 0) {
+      for (int i = 0; i < L::pieces; ++i) barrier::initialise(&pieces.shared.arrived[pieces.warp()][i]);
+    }
+    __syncwarp();
+    Part next = pieces.part_of(slab);
+    if (slab < slabs) {
+      pieces.request(next, L::even_piece);
+      if constexpr (L::single > 0) pieces.request(next, L::single_piece);
+      pieces.request(next, L::kept_piece);
+    }
+    if (slab + clusters < slabs) pieces.request(pieces.part_of(slab + clusters), L::odd_piece);
+    if (threadIdx.x == 0) {
+      initialise_exchange<S::warps>(pieces.shared);
+      pieces.shared.warps_counted = 0;
+    }
+    start_cluster<S::blocks>();
+
+    float h[L::kept][S::width];
+#pragma unroll
+    for (int i = 0; i < L::kept; ++i) {
+#pragma unroll
+      for (int k = 0; k < S::width; ++k) h[i][k] = 0.0f;
+    }
+    float edge = 0.0f;
+    // Of the warp's part of the slab whose output is due: what its values were moved by, and their squares.
+    float shift = 0.0f, square = 0.0f;
+    Part part = next;
+#pragma unroll 1
+    for (int round = 0;; ++round, slab += clusters) {
+      const bool has_current = round > 0;
+      const bool more = slab < slabs;
+      const int current = slab - clusters;
+      const uint32 parity = round & 1;
+      constexpr bool by_row = S::after_by_row || S::before_by_row;
+      const int own_row = part.position / S::spatial;
+      const int edge_position = has_current ? pieces.edge_of(part) : -1;
+      RowValues row, row_0, row_1, edge_row;
+      row.scale = row_0.scale = row_1.scale = edge_row.scale = 1.0f;
+      row.shift = row_0.shift = row_1.shift = edge_row.shift = 0.0f;
+      // The values of the warp's rows are on their way while sums are.
+      if (by_row && has_current) {
+        load_row(current, own_row, row_0);
+        if (few_rows) load_row(current, row_after(own_row), row_1);
+        if (edge_position >= 0) load_row(current, edge_position / S::spatial, edge_row);
+      }
+      Sums sums;
+      BeforeValues before, before_0, before_1;
+      auto next_rows = [&] {
+        if constexpr (few_rows) {
+          const int next_row = next.position / S::spatial;
+          if (S::before_by_row && more) {
+            load_before(slab, next_row, before_0);
+            load_before(slab, row_after(next_row), before_1);
+          }
+          return TwoRows<BeforeValues>{(next_row + 1) * S::spatial, before_0, before_1, before};
+        } else {
+          return row_cursor<S::spatial, true>([&](int r) { load_before(slab, r, before); });
+        }
+      }();
+      // Converted where it is used: the sums of all warps would wait for the one that waits for it.
+      Packed<Input, 1> next_edge;
+      if (more) {
+        const int position = pieces.edge_of(next);
+        if (position >= 0) next_edge.load(pieces.p.input, next.begin + position, false);
+        const int piece = parity == 0 ? L::even_piece : L::odd_piece;
+        pieces.wait(piece, round / 2 & 1);
+        sum_piece<true>(next, piece, next_rows, before.before, sums);
+      }
+
+      float mean = 0.0f, rstd = 0.0f, factor = 0.0f;
+      float moved_mean = 0.0f;  // from the shift
+      auto rows = [&] {
+        if constexpr (few_rows) {
+          return TwoRows<RowValues>{(own_row + 1) * S::spatial, row_0, row_1, row};
+        } else {
+          return row_cursor<S::spatial, true>([&](int r) {
+            load_row(current, r, row);
+            row.norm(moved_mean, factor);
+          });
+        }
+      }();
+      Part second = next;  // the slab after the next
+      if (slab + clusters < slabs) second = pieces.part_of(slab + clusters);
+      if (has_current) {
+        Statistics::receive(pieces.shared, round - 1, mean, rstd, factor);
+        if (pieces.p.statistics != nullptr && pieces.block == 0 && threadIdx.x == 0) {
+          pieces.p.statistics[2 * static_cast<int64>(current)] = mean;
+          pieces.p.statistics[2 * static_cast<int64>(current) + 1] = rstd;
+        }
+        moved_mean = mean - shift;
+        const bool fits = Statistics::fits_f16(square, rstd);
+        row_0.norm(moved_mean, factor);
+        row_1.norm(moved_mean, factor);
+        row = row_0;
+        if constexpr (!few_rows) {
+          rows.row = own_row;
+          rows.end = (own_row + 1) * S::spatial;
+        }
+        if (edge_position >= 0) {
+          edge_row.norm(mean, factor);
+          typename After::template Tensors<1> tensors;
+          tensors.load(pieces.p, part.begin + edge_position);
+          store_one<typename Tail::Output>(
+              pieces.p.output, part.begin + edge_position,
+              After::value(fmaf(edge, edge_row.scale, edge_row.shift), edge_row.after, tensors, 0));
+        }
+        if constexpr (L::single > 0) {
+          finish_piece(part, L::single_piece, rows, row, shift, fits);
+          if (more) pieces.request_again(next, L::single_piece);
+        }
+        const int piece = parity == 0 ? L::odd_piece : L::even_piece;
+        finish_piece(part, piece, rows, row, shift, fits);
+        if (slab + clusters < slabs) pieces.request_again(second, piece);
+      }
+      // Output of what is kept, and what takes its place.
+      if (more) pieces.wait(L::kept_piece, parity);
+      {
+        const bool aligned = is_aligned(pieces.p, aligned_output);
+        bool plain = aligned && has_current && more;
+        if (has_current) plain = is_plain<S::after_by_row>(part, L::raw, S::vectors, rows) && plain;
+        if (more) plain = is_plain<S::before_by_row>(next, L::raw, S::vectors, next_rows) && plain;
+        const auto whole = [](auto&& f) { f(0, S::width); };
+        if (plain) {
+#pragma unroll
+          for (int i = L::raw; i < S::vectors; ++i) {
+            if (i < S::vectors - L::uncertain || part.has(i))
+              finish<false>(part, i, row, true, whole, h[i - L::raw]);
+            if (i < S::vectors - L::uncertain || next.has(i)) {
+              activate(pieces.vector_of(L::kept_piece, i), next, i, before.before, whole, h[i - L::raw]);
+              add(h[i - L::raw], sums);
+            }
+          }
+        } else {
+#pragma unroll
+          for (int i = L::raw; i < S::vectors; ++i) {
+            if (has_current && part.has(i)) {
+              finish<false>(
+                  part, i, row, aligned, [&](auto&& f) { visit<S::after_by_row>(part, i, rows, f); },
+                  h[i - L::raw]);
+            }
+            if (more && next.has(i)) {
+              activate(
+                  pieces.vector_of(L::kept_piece, i), next, i, before.before,
+                  [&](auto&& f) { visit<S::before_by_row>(next, i, next_rows, f); }, h[i - L::raw]);
+              add(h[i - L::raw], sums);
+            }
+          }
+          forget<S::before_by_row>(next_rows);
+        }
+      }
+      if (slab + clusters < slabs) pieces.request_again(second, L::kept_piece);
+      if (!more) break;
+      if constexpr (L::single > 0) {
+        pieces.wait(L::single_piece, parity);
+        sum_piece<false>(next, L::single_piece, next_rows, before.before, sums);
+      }
+      const int position = pieces.edge_of(next);
+      if (position >= 0) {
+        if constexpr (S::before_by_row) load_before(slab, position / S::spatial, before);
+        typename Before::template Tensors<1> tensors;
+        tensors.load(pieces.p, next.begin + position);
+        edge = Before::value(next_edge.at(0), before.before, tensors, 0);
+        sums.add(edge, 0);
+      }
+      const float own_square = Statistics::send(pieces, next, sums, round);
+      if constexpr (L::holds_f16) {
+        shift = sums.pivot;
+        square = own_square;
+      }
+      part = next;
+      next = second;
+    }
+    leave_cluster<S::blocks>();
+#endif
+  }
+};
+
+// --------------------------------------------------------------------------------------------------
+// The schedule "ring" of tail_staged.
+//
+// A warp's part of a slab arrives by bulk copies, chunk after chunk. After the before-chain values wait for
+// the statistics in registers (`kept` vectors of a thread). Their chunks come through a ring of slots: a slot
+// that was read makes room for the next slab. Where registers do not hold the slab, the first `held` vectors
+// wait where they arrived, as f32. They make room for those of the next slab when the output is written. So
+// the next slab arrives while this one is summed and while it is written. Moments go from warps to their
+// block and from blocks to the cluster, past the stores of the slab before. Elements before the first vector
+// and after the last one are kept by the first block, one a thread.
+
+template <class Tail, class Numbers>
+struct StagedRing {
+  using S = StagedSizes<Tail, Numbers>;
   using Parameters = TailParameters<Tail::parameters>;
   using Before = typename Tail::Before;
   using After = typename Tail::After;
   using Input = typename Tail::Input;
 
-  static constexpr int width = Numbers::width;
-  static constexpr int threads = Numbers::threads;
-  static constexpr int blocks = Numbers::blocks;
-  static constexpr int warps = threads / 32;
-  static constexpr int all_warps = warps * blocks;
   // Vectors of a thread: the first `held` of them wait in shared memory, the others in registers.
-  static constexpr int vectors = Numbers::vectors;
   static constexpr int held = Numbers::held;
-  static constexpr int kept = vectors - held;
+  static constexpr int kept = S::vectors - held;
   // They arrive by chunks of `chunk`; each warp has a ring of `slots` chunks.
   static constexpr int chunk = Numbers::chunk;
-  static constexpr int chunks = (vectors + chunk - 1) / chunk;
+  static constexpr int chunks = (S::vectors + chunk - 1) / chunk;
   static constexpr int held_chunks = held / chunk;
   static constexpr int slots = Numbers::slots;
-  static constexpr int chunk_bytes = chunk * 32 * width * Input::bytes;
-  static_assert(kept > 0 && held % chunk == 0 && width % 4 == 0);
+  static constexpr int chunk_bytes = chunk * 32 * S::width * Input::bytes;
+  static_assert(kept > 0 && held % chunk == 0 && S::width % 4 == 0);
   static_assert(held == 0 || Input::bytes == 4);
-  static constexpr int spatial = static_cast<int>(Tail::spatial);
-  static constexpr int slab_elements = static_cast<int>(Tail::group_channels) * spatial;
-  static constexpr int groups = Tail::channels / Tail::group_channels;
-  static constexpr int lines = 4;  // partial sums of a thread: additions that do not wait for each other
-  static constexpr bool after_by_row = Tail::has_affine || After::channel_operands > 0;
 
   struct Shared {
     // A warp's ring, then its places of what is held.
-    alignas(128) unsigned char stage[warps][slots + held_chunks][chunk_bytes];
-    uint64 arrived[warps][slots + held_chunks];
-    // By parity of the round: elements, mean and M2 of the block's warps and of the cluster's blocks, and
-    // what counts them.
-    float4 of_warps[2][warps];
-    float4 of_blocks[2][blocks];
-    uint64 told[2];
+    alignas(128) unsigned char stage[S::warps][slots + held_chunks][chunk_bytes];
+    uint64 arrived[S::warps][slots + held_chunks];
+    float4 of_warps[2][S::warps];  // by parity of the round: elements, mean, M2
+    float4 of_blocks[2][S::blocks];
+    uint64 warps_given[2];
     uint64 received[2];
   };
 
@@ -6124,21 +7088,21 @@ struct TailStaged {
 
   __device__ __forceinline__ Range range_of(int slab) const {
     Range range;
-    range.begin = static_cast<int64>(slab) * slab_elements;
-    const int head = static_cast<int>(-(range.begin + p.phase) & (width - 1));
-    range.head = head < slab_elements ? head : slab_elements;
-    range.count = (slab_elements - range.head) / width;
-    range.edges = slab_elements - range.count * width;
+    range.begin = static_cast<int64>(slab) * S::slab_elements;
+    const int head = static_cast<int>(-(range.begin + p.phase) & (S::width - 1));
+    range.head = head < S::slab_elements ? head : S::slab_elements;
+    range.count = (S::slab_elements - range.head) / S::width;
+    range.edges = S::slab_elements - range.count * S::width;
     const int rows = (range.count + 31) / 32;
-    range.each = rows / all_warps;
-    range.more = rows % all_warps;
+    range.each = rows / S::all_warps;
+    range.more = rows % S::all_warps;
     return range;
   }
 
-  // A warp's way through the kept chunks of its slabs, in order: where the next one to come is asked for,
-  // where the next one to be read lies.
+  // A warp's way through the kept chunks of its slabs, in order: the next one to request, and the next one
+  // to read.
   struct Ring {
-    int slab;                // of the next chunk to ask for
+    int slab;                // of the next chunk to request
     const char* from;        // that chunk
     int left;                // vectors of the slab from there on
     int next = held_chunks;  // which chunk it is
@@ -6149,11 +7113,11 @@ struct TailStaged {
   // The chunks of the warp's part of a slab from `first_chunk` on.
   __device__ __forceinline__ const char* chunks_of(int slab, int first_chunk, int& left) const {
     const Range range = range_of(slab);
-    const int warp = block * warps + threadIdx.x / 32;
+    const int warp = block * S::warps + threadIdx.x / 32;
     const int first = range.first(warp);
     left = range.first(warp + 1) - first - first_chunk * chunk * 32;
     return static_cast<const char*>(p.input) +
-           (range.begin + range.head + static_cast<int64>(first) * width) * Input::bytes +
+           (range.begin + range.head + static_cast<int64>(first) * S::width) * Input::bytes +
            first_chunk * chunk_bytes;
   }
 
@@ -6161,23 +7125,23 @@ struct TailStaged {
     if (ring.slab < slabs) ring.from = chunks_of(ring.slab, held_chunks, ring.left);
   }
 
-  // Asks for a chunk of which `left` vectors are there, into a slot. By one lane.
-  __device__ __forceinline__ void ask(int slot, const char* from, int left) const {
+  // Requests a chunk of which `left` vectors are there, into a slot. By one lane.
+  __device__ __forceinline__ void request(int slot, const char* from, int left) const {
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x % 32 != 0) return;
     const int own = left < 0 ? 0 : left < chunk * 32 ? left : chunk * 32;
-    const auto bytes = static_cast<uint32>(own * width * Input::bytes);
+    const auto bytes = static_cast<uint32>(own * S::width * Input::bytes);
     const int warp = threadIdx.x / 32;
-    // Nothing to come is waited for all the same: every chunk is one phase.
+    // Every chunk is one phase of its barrier, one of 0 bytes too.
     barrier::expect(&shared.arrived[warp][slot], bytes);
     if (own > 0) barrier::copy(shared.stage[warp][slot], from, bytes, &shared.arrived[warp][slot]);
 #endif
   }
 
-  // Asks for the next chunk of the ring, into the slot that was read last. All lanes count.
-  __device__ __forceinline__ void ask(Ring& ring, int slot, int slabs, int clusters) const {
+  // Requests the next chunk of the ring, into the slot that was read last. All lanes count.
+  __device__ __forceinline__ void request(Ring& ring, int slot, int slabs, int clusters) const {
     if (ring.slab >= slabs) return;
-    ask(slot, ring.from, ring.left);
+    request(slot, ring.from, ring.left);
     ring.from += chunk_bytes;
     ring.left -= chunk * 32;
     if (++ring.next == chunks) {
@@ -6187,10 +7151,10 @@ struct TailStaged {
     }
   }
 
-  // The warp has read what a copy that is asked for now overwrites.
+  // The warp has read what a copy that is requested now overwrites.
   static __device__ __forceinline__ void release() {
 #if __CUDA_ARCH__ >= 900
-    // A barrier of the warp alone lets loads be under way still when the copy begins.
+    // With a barrier of the warp alone loads may still be in flight when the copy begins.
     barrier::release_to_copies();
 #endif
     __syncwarp();
@@ -6207,21 +7171,21 @@ struct TailStaged {
     bool full;     // all vectors but the last are there in every lane
 
     __device__ __forceinline__ Share(const Range& range, int block) {
-      warp = block * warps + static_cast<int>(threadIdx.x / 32);
+      warp = block * S::warps + static_cast<int>(threadIdx.x / 32);
       const int lane = threadIdx.x % 32;
       const int first = range.first(warp);
       const int count = range.first(warp + 1) - first;
-      begin = range.head + first * width;
-      end = begin + count * width;
-      position = begin + lane * width;
+      begin = range.head + first * S::width;
+      end = begin + count * S::width;
+      position = begin + lane * S::width;
       mine = (count - lane + 31) / 32;
-      elements = count * width + (warp == 0 ? range.edges : 0);
-      full = count >= (vectors - 1) * 32;
+      elements = count * S::width + (warp == 0 ? range.edges : 0);
+      full = count >= (S::vectors - 1) * 32;
     }
 
-    __device__ __forceinline__ int position_of(int i) const { return position + i * 32 * width; }
+    __device__ __forceinline__ int position_of(int i) const { return position + i * 32 * S::width; }
     __device__ __forceinline__ int end_of(int c) const {
-      const int chunk_end = begin + (c + 1) * chunk * 32 * width;
+      const int chunk_end = begin + (c + 1) * chunk * 32 * S::width;
       return chunk_end < end ? chunk_end : end;
     }
   };
@@ -6242,10 +7206,10 @@ struct TailStaged {
     const int thread = threadIdx.x;
     return {range,
             Share(range, block),
-            slab / groups,
-            slab % groups * static_cast<int>(Tail::group_channels),
+            slab / S::groups,
+            slab % S::groups * static_cast<int>(Tail::group_channels),
             block == 0 && thread < range.edges,
-            thread < range.head ? thread : thread + range.count * width};
+            thread < range.head ? thread : thread + range.count * S::width};
   }
 
   // Chunk `c` of the thread's vectors through f; only the last vector of a full share can be missing.
@@ -6254,50 +7218,8 @@ struct TailStaged {
 #pragma unroll
     for (int j = 0; j < chunk; ++j) {
       const int i = c * chunk + j;
-      if (i < vectors && ((full && i < vectors - 1) || i < share.mine)) f(i, j);
+      if (i < S::vectors && ((full && i < S::vectors - 1) || i < share.mine)) f(i, j);
     }
-  }
-
-  // The row (channel) of the warp's next chunk, and what `load` gets for it.
-  template <class Load>
-  struct Rows {
-    int row;
-    int end;  // the position where the row ends
-    Load load;
-
-    __device__ __forceinline__ void enter(int position) {
-      if (position < end) return;
-      row = position / spatial;
-      end = row * spatial + spatial;
-      load(row);
-    }
-
-    // Calls f(first, last) for the parts [first, last) of the vector at `position` that lie in one row.
-    template <class F>
-    __device__ __forceinline__ void visit(int position, F&& f) {
-      if (position + width > end) {
-        row = position / spatial;
-        end = row * spatial + spatial;
-        load(row);
-        if (position + width > end) {
-#pragma unroll
-          for (int k = 0; k < width; ++k) {
-            if (position + k >= end) {
-              ++row;
-              end += spatial;
-              load(row);
-            }
-            f(k, k + 1);
-          }
-          return;
-        }
-      }
-      f(0, width);
-    }
-  };
-  template <class Load>
-  static __device__ __forceinline__ Rows<Load> rows_of(Load load) {
-    return {0, 0, load};
   }
 
   // One chunk of vectors through f(vector, its place in the chunk, aligned, parts), where parts(g) calls
@@ -6308,18 +7230,19 @@ struct TailStaged {
                                                 F&& f) const {
     bool plain = share.full && aligned;
     if constexpr (by_row) {
-      rows.enter(share.begin + c * chunk * 32 * width);
+      rows.enter(share.begin + c * chunk * 32 * S::width);
       plain = plain && share.end_of(c) <= rows.end;
     }
     if (plain) {
-      for_each_vector<true>(share, c, [&](int i, int j) { f(i, j, true, [&](auto&& g) { g(0, width); }); });
+      for_each_vector<true>(share, c,
+                            [&](int i, int j) { f(i, j, true, [&](auto&& g) { g(0, S::width); }); });
     } else {
       for_each_vector<false>(share, c, [&](int i, int j) {
         f(i, j, aligned, [&](auto&& g) {
           if constexpr (by_row) {
-            rows.visit(share.position_of(i), g);
+            rows.template visit<S::width>(share.position_of(i), g);
           } else {
-            g(0, width);
+            g(0, S::width);
           }
         });
       });
@@ -6329,83 +7252,55 @@ struct TailStaged {
 
   // Where vector `i` of the thread arrives and waits, one of those that are held.
   __device__ __forceinline__ unsigned char* held_vector(int i) const {
-    return shared.stage[threadIdx.x / 32][slots] + (i * 32 + threadIdx.x % 32) * (width * Input::bytes);
+    return shared.stage[threadIdx.x / 32][slots] + (i * 32 + threadIdx.x % 32) * (S::width * Input::bytes);
   }
 
   // Sums of a thread: distances from the mean of a vector of its own, and their squares. That vector is one
   // of 37 at most: whatever the values are, their mean is no more than 6 deviations away from it. Distances
   // stand for the values then.
-  using Sums = PivotSums<lines>;
-
-  // Mean (as a distance from one of theirs) and M2 of `count` parts together, the same in every lane, and the
-  // number of their elements.
-  template <int count>
-  static __device__ __forceinline__ float merge(const float4* parts, float& from, float& moved, float& m2) {
-    static_assert((count & (count - 1)) == 0 && count <= 32);
-    const float4 own = parts[threadIdx.x % count];
-    const float elements = lanes_sum<count>(own.x);
-    lanes_moments<count>(Moments{own.x, own.y, own.z}, elements > 0.0f ? 1.0f / elements : 0.0f, from, moved,
-                         m2);
-    return elements;
-  }
-
-  // Statistics of the slab as a thread uses them.
-  struct Norm {
-    float mean;
-    float rstd;
-    float moved;   // the mean's distance from the thread's pivot
-    float factor;  // of the norm's weight
-  };
+  using Sums = PivotSums<S::accumulators>;
 
   // The norm from each thread's sums: of the warp, of the block, of the cluster.
-  __device__ __forceinline__ Norm reduce(const Sums& sums, const Share& share, bool has_edge,
-                                         int round) const {
+  __device__ __forceinline__ SlabNorm reduce(const Sums& sums, const Share& share, bool has_edge,
+                                             int round) const {
     const int lane = threadIdx.x % 32;
     float elements = static_cast<float>(share.elements);
-    Moments own{static_cast<float>(share.mine * width + (has_edge ? 1 : 0)), 0.0f, 0.0f};
+    Moments own{static_cast<float>(share.mine * S::width + (has_edge ? 1 : 0)), 0.0f, 0.0f};
     float from, moved, m2;
     sums.finish(own.count, moved, own.m2);
     own.mean = sums.pivot + moved;
     lanes_moments<32>(own, elements > 0.0f ? pointwise::reciprocal_fast(elements) : 0.0f, from, moved, m2);
 
-    // The next round's sums of a warp come when it has read those of this one, and the ones after that when
-    // all have given theirs of the next: two buffers suffice.
-    constexpr float per_element = 1.0f / static_cast<float>(slab_elements);
 #if __CUDA_ARCH__ >= 900
     const int parity = round & 1;
     const uint32 phase = round / 2 & 1;
     const int warp = threadIdx.x / 32;
     if (lane == 0) {
       shared.of_warps[parity][warp] = float4{elements, from + moved, m2, 0.0f};
-      barrier::arrive(&shared.told[parity]);
+      barrier::arrive(&shared.warps_given[parity]);
     }
-    if (blocks == 1 || warp == 0) {
-      barrier::wait(&shared.told[parity], phase);
-      elements = merge<warps>(shared.of_warps[parity], from, moved, m2);
+    if (S::blocks == 1 || warp == 0) {
+      barrier::wait(&shared.warps_given[parity], phase);
+      elements = merge_parts<S::warps>(shared.of_warps[parity], from, moved, m2);
     }
-    if constexpr (blocks > 1) {
+    if constexpr (S::blocks > 1) {
       // Sent with a count of its bytes: a barrier of the cluster would first wait for all that was stored.
-      if (threadIdx.x == 0) barrier::expect(&shared.received[parity], blocks * 16);
-      if (threadIdx.x < blocks) {
+      if (threadIdx.x == 0) barrier::expect(&shared.received[parity], S::blocks * 16);
+      if (threadIdx.x < S::blocks) {
         barrier::send(&shared.of_blocks[parity][block], float4{elements, from + moved, m2, 0.0f},
                       &shared.received[parity], lane);
       }
       barrier::wait(&shared.received[parity], phase);
-      merge<blocks>(shared.of_blocks[parity], from, moved, m2);
+      merge_parts<S::blocks>(shared.of_blocks[parity], from, moved, m2);
     }
 #endif
-    Norm norm;
-    norm.mean = from + moved;
-    norm.rstd = rsqrtf(m2 * per_element + Tail::eps);
-    norm.moved = (from - sums.pivot) + moved;
-    norm.factor = norm_factor<Tail>(norm.rstd, norm.mean, m2);
-    return norm;
+    return SlabNorm::of<Tail>(from, moved, m2, sums.pivot);
   }
 
   // A whole vector goes past the first-level cache, but not out of the second at once: 1% of s60, 2% of s61.
-  static __device__ __forceinline__ void store(const Packed<typename Tail::Output, width>& y, void* output,
+  static __device__ __forceinline__ void store(const Packed<typename Tail::Output, S::width>& y, void* output,
                                                int index, bool aligned) {
-    if constexpr (Packed<typename Tail::Output, width>::words == 4) {
+    if constexpr (Packed<typename Tail::Output, S::width>::words == 4) {
       if (aligned) {
         __stcg(reinterpret_cast<uint4*>(static_cast<char*>(output) + index * Tail::Output::bytes),
                uint4{y.word[0], y.word[1], y.word[2], y.word[3]});
@@ -6417,7 +7312,7 @@ struct TailStaged {
 
   // The before-chain of the thread's values and their sums.
   __device__ __forceinline__ void activate(const Place& place, int slabs, int clusters, int round, Ring& ring,
-                                           float (&h)[kept][width], float& edge, Sums& sums) const {
+                                           float (&h)[kept][S::width], float& edge, Sums& sums) const {
     const Share& share = place.share;
     const int64 begin = place.range.begin;
     const int warp = threadIdx.x / 32;
@@ -6426,47 +7321,46 @@ struct TailStaged {
     const auto load_row = [&](int row) {
       Before::load_channel(p, place.n, place.first_channel + row, operands);
     };
-    auto rows = rows_of(load_row);
+    auto rows = row_cursor<S::spatial>(load_row);
     // A chunk that lies at `stage`.
     const auto take = [&](int c, const unsigned char* stage, auto&& keep) {
-      for_each_part<(Before::channel_operands > 0)>(
-          share, c, true, rows, [&](int i, int j, bool, auto&& parts) {
-            Packed<Input, width> packed;
-            packed.load_shared(stage + (j * 32 + lane) * width * Input::bytes);
-            float value[width];
-            packed.unpack(value);
-            typename Before::template Tensors<width> tensors;
-            tensors.load(p, begin + share.position_of(i));
-            parts([&](int from, int to) {
+      for_each_part<S::before_by_row>(share, c, true, rows, [&](int i, int j, bool, auto&& parts) {
+        Packed<Input, S::width> packed;
+        packed.load_shared(stage + (j * 32 + lane) * S::width * Input::bytes);
+        float value[S::width];
+        packed.unpack(value);
+        typename Before::template Tensors<S::width> tensors;
+        tensors.load(p, begin + share.position_of(i));
+        parts([&](int from, int to) {
 #pragma unroll
-              for (int k = 0; k < width; ++k) {
-                if (k >= from && k < to) value[k] = Before::value(value[k], operands, tensors, k);
-              }
-            });
-            if (i == held || (i == 0 && share.mine <= held)) sums.pivot = Sums::mean_of(value);
+          for (int k = 0; k < S::width; ++k) {
+            if (k >= from && k < to) value[k] = Before::value(value[k], operands, tensors, k);
+          }
+        });
+        if (i == held || (i == 0 && share.mine <= held)) sums.pivot = Sums::mean_of(value);
 #pragma unroll
-            for (int k = 0; k < width; ++k) value[k] = sums.add(value[k], k);
-            keep(i, value);
-          });
+        for (int k = 0; k < S::width; ++k) value[k] = sums.add(value[k], k);
+        keep(i, value);
+      });
     };
     // Vectors that are not there are set too: else their registers are taken from one slab to the next.
 #pragma unroll
     for (int i = 0; i < kept; ++i) {
 #pragma unroll
-      for (int k = 0; k < width; ++k) h[i][k] = 0.0f;
+      for (int k = 0; k < S::width; ++k) h[i][k] = 0.0f;
     }
-    // What came first goes first: chunks of the ring were asked for before those that are held.
+    // Chunks of the ring were requested before those that are held: they are taken first.
 #pragma unroll
     for (int c = held_chunks; c < chunks; ++c) {
 #if __CUDA_ARCH__ >= 900
       barrier::wait(&shared.arrived[warp][ring.slot], ring.parity);
 #endif
-      take(c, shared.stage[warp][ring.slot], [&](int i, const float(&value)[width]) {
+      take(c, shared.stage[warp][ring.slot], [&](int i, const float(&value)[S::width]) {
 #pragma unroll
-        for (int k = 0; k < width; ++k) h[i - held][k] = value[k];
+        for (int k = 0; k < S::width; ++k) h[i - held][k] = value[k];
       });
       release();
-      ask(ring, ring.slot, slabs, clusters);
+      request(ring, ring.slot, slabs, clusters);
       if (++ring.slot == slots) {
         ring.slot = 0;
         ring.parity ^= 1;
@@ -6478,14 +7372,14 @@ struct TailStaged {
 #if __CUDA_ARCH__ >= 900
       barrier::wait(&shared.arrived[warp][slots + c], round & 1);
 #endif
-      take(c, shared.stage[warp][slots + c], [&](int i, const float(&value)[width]) {
-        Packed<f32, width> packed;
+      take(c, shared.stage[warp][slots + c], [&](int i, const float(&value)[S::width]) {
+        Packed<f32, S::width> packed;
         packed.pack(value);
         packed.store_shared(held_vector(i));
       });
     }
     if (place.has_edge) {
-      load_row(place.edge_position / spatial);
+      load_row(place.edge_position / S::spatial);
       typename Before::template Tensors<1> tensors;
       tensors.load(p, begin + place.edge_position);
       edge = Before::value(load_one<Input>(p.input, begin + place.edge_position), operands, tensors, 0);
@@ -6497,22 +7391,22 @@ struct TailStaged {
   }
 
   __device__ __forceinline__ void run_slab(int slab, int slabs, int clusters, int round, Ring& ring) const {
-    float h[kept][width];
+    float h[kept][S::width];
     float edge = 0.0f;
     Sums sums;
     activate(place_of(slab), slabs, clusters, round, ring, h, edge, sums);
-    Norm norm;
+    SlabNorm norm;
     float weight = 1.0f, bias = 0.0f;
     float operands[After::channel_operands > 0 ? After::channel_operands : 1];
-    const auto ask_row = [&](const Place& place, int row) {
+    const auto fetch_row = [&](const Place& place, int row) {
       weight = Tail::weight(p, place.first_channel + row);
       bias = Tail::bias(p, place.first_channel + row);
       After::load_channel(p, place.n, place.first_channel + row, operands);
     };
     {
       const Place place = place_of(slab);
-      // The values of the warp's first row are on their way while the sums are.
-      if constexpr (after_by_row) ask_row(place, place.share.begin / spatial);
+      // The values of the warp's first row are loaded while sums are exchanged.
+      if constexpr (S::after_by_row) fetch_row(place, place.share.begin / S::spatial);
       norm = reduce(sums, place.share, place.has_edge, round);
     }
     if (p.statistics != nullptr && block == 0 && threadIdx.x == 0) {
@@ -6529,31 +7423,31 @@ struct TailStaged {
       shift = fmaf(-norm.moved, scale, bias);
     };
     scale_row();
-    auto rows = rows_of([&](int row) {
-      ask_row(place, row);
+    auto rows = row_cursor<S::spatial>([&](int row) {
+      fetch_row(place, row);
       scale_row();
     });
-    rows.row = share.begin / spatial;
-    rows.end = (rows.row + 1) * spatial;
+    rows.row = share.begin / S::spatial;
+    rows.end = (rows.row + 1) * S::spatial;
     void* const output = static_cast<char*>(p.output) + (begin + share.position) * Tail::Output::bytes;
     const auto finish = [&](int c, auto&& value_of) {
-      for_each_part<after_by_row>(
-          share, c, p.is_aligned(aligned_output), rows, [&](int i, int, bool aligned, auto&& parts) {
-            typename After::template Tensors<width> tensors;
+      for_each_part<S::after_by_row>(
+          share, c, is_aligned(p, aligned_output), rows, [&](int i, int, bool aligned, auto&& parts) {
+            typename After::template Tensors<S::width> tensors;
             tensors.load(p, begin + share.position_of(i));
-            float value[width];
+            float value[S::width];
             value_of(i, value);
             parts([&](int from, int to) {
 #pragma unroll
-              for (int k = 0; k < width; ++k) {
+              for (int k = 0; k < S::width; ++k) {
                 if (k >= from && k < to) {
                   value[k] = After::value(fmaf(value[k], scale, shift), operands, tensors, k);
                 }
               }
             });
-            Packed<typename Tail::Output, width> y;
+            Packed<typename Tail::Output, S::width> y;
             y.pack(value);
-            store(y, output, i * 32 * width, aligned);
+            store(y, output, i * 32 * S::width, aligned);
           });
     };
     if constexpr (held > 0) {
@@ -6562,14 +7456,14 @@ struct TailStaged {
       const char* next = more ? chunks_of(slab + clusters, 0, left) : nullptr;
 #pragma unroll 1
       for (int c = 0; c < held_chunks; ++c) {
-        finish(c, [&](int i, float(&value)[width]) {
-          Packed<f32, width> packed;
+        finish(c, [&](int i, float(&value)[S::width]) {
+          Packed<f32, S::width> packed;
           packed.load_shared(held_vector(i));
           packed.unpack(value);
         });
         if (more) {
           release();
-          ask(slots + c, next, left);
+          request(slots + c, next, left);
           next += chunk_bytes;
           left -= chunk * 32;
         }
@@ -6577,13 +7471,13 @@ struct TailStaged {
     }
 #pragma unroll
     for (int c = held_chunks; c < chunks; ++c) {
-      finish(c, [&](int i, float(&value)[width]) {
+      finish(c, [&](int i, float(&value)[S::width]) {
 #pragma unroll
-        for (int k = 0; k < width; ++k) value[k] = h[i - held][k];
+        for (int k = 0; k < S::width; ++k) value[k] = h[i - held][k];
       });
     }
     if (place.has_edge) {
-      ask_row(place, place.edge_position / spatial);
+      fetch_row(place, place.edge_position / S::spatial);
       scale_row();
       typename After::template Tensors<1> tensors;
       tensors.load(p, begin + place.edge_position);
@@ -6593,9 +7487,9 @@ struct TailStaged {
   }
 
   __device__ __forceinline__ void run() const {
-    const int slabs = static_cast<int>(p.batch) * groups;
-    const int clusters = static_cast<int>(gridDim.x) / blocks;
-    int slab = static_cast<int>(blockIdx.x) / blocks;
+    const int slabs = static_cast<int>(p.batch) * S::groups;
+    const int clusters = static_cast<int>(gridDim.x) / S::blocks;
+    int slab = static_cast<int>(blockIdx.x) / S::blocks;
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x % 32 == 0) {
       for (int slot = 0; slot < slots + held_chunks; ++slot)
@@ -6604,31 +7498,44 @@ struct TailStaged {
     __syncwarp();
     Ring ring{slab};
     enter(ring, slabs);
-    for (int slot = 0; slot < slots; ++slot) ask(ring, slot, slabs, clusters);
+    for (int slot = 0; slot < slots; ++slot) request(ring, slot, slabs, clusters);
     if (held > 0 && slab < slabs) {
       int left;
       const char* from = chunks_of(slab, 0, left);
-      for (int c = 0; c < held_chunks; ++c) ask(slots + c, from + c * chunk_bytes, left - c * chunk * 32);
+      for (int c = 0; c < held_chunks; ++c) request(slots + c, from + c * chunk_bytes, left - c * chunk * 32);
     }
-    if (threadIdx.x == 0) {
-      for (int parity = 0; parity < 2; ++parity) {
-        barrier::initialise(&shared.told[parity], warps);
-        barrier::initialise(&shared.received[parity]);
-      }
-    }
-    // No sums go to a block that has not started.
-    if constexpr (blocks > 1) {
-      barrier::cluster_sync();
-    } else {
-      __syncthreads();
-    }
+    if (threadIdx.x == 0) initialise_exchange<S::warps>(shared);
+    start_cluster<S::blocks>();
     int round = 0;
 #pragma unroll 1
     for (; slab < slabs; slab += clusters, ++round) run_slab(slab, slabs, clusters, round, ring);
-    if constexpr (blocks > 1) barrier::cluster_sync();  // none leaves while others may write to it
+    leave_cluster<S::blocks>();
 #endif
   }
 };
+
+// --------------------------------------------------------------------------------------------------
+// A tail whose slab stays on the chip between its statistics and its output, in persistent clusters: x is
+// read once, y written once.
+//
+// A slab of a planar tensor is a contiguous range. Each warp of a cluster has its part of it, which bulk
+// copies bring to the warp's own shared memory. Clusters take slab after slab, and the next one arrives while
+// this one is computed. Two schedules:
+//   ring        values wait for the statistics in registers and, as f32, in shared memory
+//   overlapped  for 16 bits: half of the next slab is summed while the moments of this one are exchanged
+
+template <bool overlapped, class Tail, class Numbers>
+struct StagedSchedule {
+  using Type = StagedRing<Tail, Numbers>;
+};
+
+template <class Tail, class Numbers>
+struct StagedSchedule<true, Tail, Numbers> {
+  using Type = StagedOverlapped<Tail, Numbers>;
+};
+
+template <class Tail, class Numbers>
+using TailStaged = typename StagedSchedule<Numbers::overlapped, Tail, Numbers>::Type;
 
 }  // namespace onepass
 """
@@ -6732,6 +7639,10 @@ uint64_t word(T* pointer) {
   return reinterpret_cast<uint64_t>(pointer);
 }
 inline uint64_t word(int64_t number) { return static_cast<uint64_t>(number); }
+template <class Parameters>
+constexpr size_t parameter_bytes(void (*)(Parameters)) {
+  return sizeof(Parameters);
+}
 
 // Elements from the last boundary of a vector to the tensor's first.
 int64_t phase_of(const void* tensor, int64_t element_bytes, int64_t vector_elements) {
@@ -6768,19 +7679,19 @@ _KERNELS_TF32 = r"""
 //
 // conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 128x64x256x256 tf32
 //
-// plan: gemm_turns
+// plan: gemm_pingpong
 //   convolution: 576 terms, operands rounded to f16, as to tf32
 //   tile: 64 channels, boxes of 1x6x86 outputs, 129 a sample, 176 columns a warpgroup
 //   window: 1x8x88 positions of 64 channels in 4 bands, 12 copies of 8 channels and 1 rows ahead
 //   passes: 1, values held as integers of 20 bits, 35 words of a thread in registers, 20 in shared memory
-//   then: thin_cores, if x does not begin on 16 bytes, and for samples that f16 has no room for
+//   then: thin_cores, if x does not begin on 16 bytes, and for samples whose values overflow f16
 //   numerics: operands of the convolution are rounded to tf32
 //   numerics: values before the norm are held as integers of 20 bits
 //   numerics: samples that leave f16's range are computed again on CUDA cores
 //   numerics: activations are approximate: by tanh.approx, off by up to 6e-6
 // ==================================================================================================
 
-namespace block_1_tf32_gemm_turns_pack {
+namespace block_1_tf32_gemm_pingpong_pack {
 namespace onepass {
 using namespace ::onepass;
 }
@@ -6893,7 +7804,7 @@ struct Convolution {
 
 struct Numbers {
   using Operand = onepass::f16;
-  using Product = block_1_tf32_gemm_turns_pack::Product;
+  using Product = block_1_tf32_gemm_pingpong_pack::Product;
   static constexpr float steepness = 1.13000f;
   static constexpr int pitch = 88;
   static constexpr int plane = 704;
@@ -6917,11 +7828,9 @@ struct Numbers {
   static constexpr int groups = 3;
   static constexpr int tile_channels = 64;
   static constexpr int columns = 176;
-  static constexpr int waiting_words = 20;
+  static constexpr int held_shared_words = 20;
   static constexpr int row_pitch = 72;
   static constexpr int position_tiles = 129;
-  static constexpr int channel_tiles = 1;
-  static constexpr int unit_channel_tiles = 1;
   static constexpr int padded_channels = 64;
   static constexpr int chunk_channels = 16;
   static constexpr int chunks = 4;
@@ -6930,12 +7839,9 @@ struct Numbers {
   static constexpr int raw_pitch = 92;
   static constexpr int raw_vectors = 23;
   static constexpr int raw_slots = 12;
-  static constexpr bool apart = false;
-  static constexpr bool held = true;
-  static constexpr bool stored = false;
   static constexpr bool guards = true;
-  static constexpr bool by_rows = true;
-  static constexpr int shared_bytes = 232272;
+  static constexpr bool store_rows = true;
+  static constexpr int shared_bytes = 232064;
   static constexpr int pack_channels = 1;
   static constexpr bool pack_staged = true;
   static constexpr __device__ int phases(int d) { return d == 0 ? 1 : d == 1 ? 1 : d == 2 ? 1 : 1; }
@@ -6944,16 +7850,16 @@ struct Numbers {
   }
 };
 __global__ void __launch_bounds__(256)
-onepass_gemm_turns_pack(const __grid_constant__ onepass::GemmTurnsPackParameters p) {
+onepass_gemm_pingpong_pack(const __grid_constant__ onepass::PingpongPackParameters p) {
   extern __shared__ __align__(16) unsigned char staged[];
-  onepass::GemmPack<onepass::Convolution, Numbers>{p, staged}.run();
+  onepass::GemmPack<onepass::Convolution, Numbers, onepass::PingpongPackParameters>{p, staged}.run();
   if (blockIdx.x == 0 && threadIdx.x < 32)
-    onepass::GemmTensorMap<onepass::Convolution, onepass::Tail::Input, Numbers>::build(p);
+    onepass::pingpong::TensorMap<onepass::Convolution, onepass::Tail::Input, Numbers>::build(p);
 }
 
-}  // namespace block_1_tf32_gemm_turns_pack
+}  // namespace block_1_tf32_gemm_pingpong_pack
 
-namespace block_1_tf32_gemm_turns {
+namespace block_1_tf32_gemm_pingpong {
 namespace onepass {
 using namespace ::onepass;
 }
@@ -7072,7 +7978,7 @@ struct Product {
 };
 struct Numbers {
   using Operand = onepass::f16;
-  using Product = block_1_tf32_gemm_turns::Product;
+  using Product = block_1_tf32_gemm_pingpong::Product;
   static constexpr float steepness = 1.13000f;
   static constexpr int pitch = 88;
   static constexpr int plane = 704;
@@ -7096,11 +8002,9 @@ struct Numbers {
   static constexpr int groups = 3;
   static constexpr int tile_channels = 64;
   static constexpr int columns = 176;
-  static constexpr int waiting_words = 20;
+  static constexpr int held_shared_words = 20;
   static constexpr int row_pitch = 72;
   static constexpr int position_tiles = 129;
-  static constexpr int channel_tiles = 1;
-  static constexpr int unit_channel_tiles = 1;
   static constexpr int padded_channels = 64;
   static constexpr int chunk_channels = 16;
   static constexpr int chunks = 4;
@@ -7109,12 +8013,9 @@ struct Numbers {
   static constexpr int raw_pitch = 92;
   static constexpr int raw_vectors = 23;
   static constexpr int raw_slots = 12;
-  static constexpr bool apart = false;
-  static constexpr bool held = true;
-  static constexpr bool stored = false;
   static constexpr bool guards = true;
-  static constexpr bool by_rows = true;
-  static constexpr int shared_bytes = 232272;
+  static constexpr bool store_rows = true;
+  static constexpr int shared_bytes = 232064;
   static constexpr int pack_channels = 1;
   static constexpr bool pack_staged = true;
   static constexpr __device__ int phases(int d) { return d == 0 ? 1 : d == 1 ? 1 : d == 2 ? 1 : 1; }
@@ -7122,13 +8023,13 @@ struct Numbers {
     return d == 0 && i == 0 ? 0 : d == 1 && i == 0 ? 0 : d == 2 && i == 0 ? 0 : 0;
   }
 };
-using Agent = onepass::GemmTurns<onepass::Convolution, onepass::Tail, Numbers>;
-__global__ void __launch_bounds__(512, 1) onepass_gemm_turns(const __grid_constant__ Agent::Parameters p) {
+using Agent = onepass::GemmPingpong<onepass::Convolution, onepass::Tail, Numbers>;
+__global__ void __launch_bounds__(512, 1) onepass_gemm_pingpong(const __grid_constant__ Agent::Parameters p) {
   extern __shared__ __align__(128) unsigned char shared[];
   Agent{p, *reinterpret_cast<Agent::Shared*>(shared)}.run();
 }
 
-}  // namespace block_1_tf32_gemm_turns
+}  // namespace block_1_tf32_gemm_pingpong
 
 namespace block_1_tf32_thin_cores {
 namespace onepass {
@@ -7269,10 +8170,10 @@ __global__ void __launch_bounds__(256, 2) onepass_thin_cores(const __grid_consta
 _LAUNCHES_TF32 = r"""
 namespace {
 
-Kernel block_1_tf32_gemm_turns_pack_kernel("block_1_tf32_gemm_turns_pack",
-    reinterpret_cast<const void*>(&block_1_tf32_gemm_turns_pack::onepass_gemm_turns_pack), 256, 1, 2304, false);
-Kernel block_1_tf32_gemm_turns_kernel("block_1_tf32_gemm_turns",
-    reinterpret_cast<const void*>(&block_1_tf32_gemm_turns::onepass_gemm_turns), 512, 1, 232272, true);
+Kernel block_1_tf32_gemm_pingpong_pack_kernel("block_1_tf32_gemm_pingpong_pack",
+    reinterpret_cast<const void*>(&block_1_tf32_gemm_pingpong_pack::onepass_gemm_pingpong_pack), 256, 1, 2304, false);
+Kernel block_1_tf32_gemm_pingpong_kernel("block_1_tf32_gemm_pingpong",
+    reinterpret_cast<const void*>(&block_1_tf32_gemm_pingpong::onepass_gemm_pingpong), 512, 1, 232064, true);
 Kernel block_1_tf32_thin_cores_kernel("block_1_tf32_thin_cores",
     reinterpret_cast<const void*>(&block_1_tf32_thin_cores::onepass_thin_cores), 256, 1, 6144, false);
 
@@ -7296,7 +8197,7 @@ int64_t block_1_tf32_workspace_bytes(int64_t batch, int device) {
 
 void block_1_tf32(const void* input, void* output, const void* const* parameters,
                   char* workspace, int64_t batch, int device, cudaStream_t stream) {
-  const int64_t resident_gemm_turns = block_1_tf32_gemm_turns_kernel.resident(device);
+  const int64_t resident_gemm_pingpong = block_1_tf32_gemm_pingpong_kernel.resident(device);
   const int64_t resident_thin_cores = block_1_tf32_thin_cores_kernel.resident(device);
   const int64_t offset_3 = 73984 + divide_up(batch * 64, 256) * 256;
   const int64_t number = divide_up((batch + 1) * 4, 256) * 256;
@@ -7310,46 +8211,42 @@ void block_1_tf32(const void* input, void* output, const void* const* parameters
   const int64_t offset_1 = divide_up((batch + 1) * 16, 256) * 256;
   const int64_t offset_2 = offset_1 + divide_up(batch * 50688, 256) * 256;
   const int64_t number_4 = offset_8 + offset_2;
-  const int64_t number_5 = std::min<int64_t>(batch, (resident_gemm_turns - 1) / 129);
+  const int64_t number_5 = std::min<int64_t>(batch, (resident_gemm_pingpong - 1) / 129);
   check(cudaMemsetAsync(workspace + offset_3, 0, number + number_2 + 512 + number_3 + 1792 + (batch + 1) * 16, stream), "clearing memory");
   {
     const uint64_t words[] = {
-        word(parameters[0]),
-        word(workspace),
-        word(workspace + offset_5),
-        word(workspace + offset_3),
-        word(batch),
-        word(input),
-        word(workspace + 73728),
+        word(parameters[0]),         // weights
+        word(workspace),             // packed
+        word(workspace + offset_5),  // scales
+        word(workspace + offset_3),  // only
+        word(batch),                 // batch
+        word(input),                 // input
+        word(workspace + 73728),     // map
     };
-    static_assert(sizeof words == sizeof(block_1_tf32_gemm_turns_pack::onepass::GemmTurnsPackParameters));
+    static_assert(sizeof words == parameter_bytes(&block_1_tf32_gemm_pingpong_pack::onepass_gemm_pingpong_pack));
     const int64_t blocks = 64;
-    block_1_tf32_gemm_turns_pack_kernel.launch(words, blocks, device, stream);
+    block_1_tf32_gemm_pingpong_pack_kernel.launch(words, blocks, device, stream);
   }
   {
     const uint64_t words[] = {
-        word(input),
-        word(output),
-        0,
-        word(workspace + 73984),
-        0,
-        word(workspace + offset_6),
-        word(workspace + offset_7),
-        word(workspace + offset_3),
-        word(workspace + offset_4),
-        word(workspace),
-        word(workspace + offset_5),
-        word(batch),
-        word(1),
-        word(parameters[0]),
-        word(parameters[1]),
-        word(parameters[2]),
-        word(parameters[3]),
-        word(workspace + 73728),
+        word(output),                // output
+        word(workspace + 73984),     // statistics
+        word(workspace + offset_6),  // parts
+        word(workspace + offset_7),  // counts
+        word(workspace + offset_3),  // only
+        word(workspace + offset_4),  // guard
+        word(workspace),             // packed
+        word(workspace + offset_5),  // scales
+        word(batch),                 // batch
+        word(workspace + 73728),     // map
+        word(parameters[0]),         // parameter[0]
+        word(parameters[1]),         // parameter[1]
+        word(parameters[2]),         // parameter[2]
+        word(parameters[3]),         // parameter[3]
     };
-    static_assert(sizeof words == sizeof(block_1_tf32_gemm_turns::Agent::Parameters));
+    static_assert(sizeof words == parameter_bytes(&block_1_tf32_gemm_pingpong::onepass_gemm_pingpong));
     const int64_t blocks = number_5 * 129 + std::min<int64_t>(number_5, 1);
-    block_1_tf32_gemm_turns_kernel.launch(words, blocks, device, stream);
+    block_1_tf32_gemm_pingpong_kernel.launch(words, blocks, device, stream);
   }
   {
     const uint64_t words[] = {
@@ -7370,9 +8267,611 @@ void block_1_tf32(const void* input, void* output, const void* const* parameters
         word(parameters[2]),                      // parameter[2]
         word(parameters[3]),                      // parameter[3]
     };
-    static_assert(sizeof words == sizeof(block_1_tf32_thin_cores::Agent::Parameters));
+    static_assert(sizeof words == parameter_bytes(&block_1_tf32_thin_cores::onepass_thin_cores));
     const int64_t blocks = clamp(batch * 132, 1, resident_thin_cores);
     block_1_tf32_thin_cores_kernel.launch(words, blocks, device, stream);
+  }
+}
+"""
+
+
+_KERNELS_TF32_AWAY = r"""
+// ==================================================================================================
+// block_1_tf32_away: forward
+//
+// conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 128x64x256x256 tf32_away
+//
+// plan: gemm_pingpong
+//   convolution: 576 terms, operands rounded to f16, as to tf32
+//   tile: 64 channels, boxes of 1x6x86 outputs, 129 a sample, 176 columns a warpgroup
+//   window: 1x8x88 positions of 64 channels in 4 bands, 12 copies of 8 channels and 1 rows ahead
+//   passes: 1, values held as integers of 20 bits, 35 words of a thread in registers, 20 in shared memory
+//   then: thin_cores, if x does not begin on 16 bytes, and for samples whose values overflow f16
+//   numerics: operands of the convolution are rounded to tf32, ties away from zero
+//   numerics: values before the norm are held as integers of 20 bits
+//   numerics: samples that leave f16's range are computed again on CUDA cores
+//   numerics: activations are approximate: by tanh.approx, off by up to 6e-6
+// ==================================================================================================
+
+namespace block_1_tf32_away_gemm_pingpong_pack {
+namespace onepass {
+using namespace ::onepass;
+}
+
+struct Product;
+namespace onepass {
+
+struct Before {
+  static constexpr int channel_operands = 0;
+  using Only = pointwise::gelu_stage<32>;
+  template <class P>
+  static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
+  }
+  template <int Width>
+  struct Tensors {
+    template <class P>
+    __device__ __forceinline__ void load(const P& p, int64 index) {
+    }
+  };
+  template <int Width>
+  static __device__ __forceinline__ float value(float x0, const float* channel, const Tensors<Width>& t, int k) {
+    const float x1 = pointwise::gelu_stage<32>::value(x0, 0.0f, 0.00000000f, 0.00000000f);
+    return x1;
+  }
+};
+
+struct After {
+  static constexpr int channel_operands = 0;
+  using Only = void;
+  template <class P>
+  static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
+  }
+  template <int Width>
+  struct Tensors {
+    template <class P>
+    __device__ __forceinline__ void load(const P& p, int64 index) {
+    }
+  };
+  template <int Width>
+  static __device__ __forceinline__ float value(float x0, const float* channel, const Tensors<Width>& t, int k) {
+    return x0;
+  }
+};
+
+// conv_transpose2d(64,64,k=3) | gelu | group_norm(8)
+struct Tail {
+  using Before = onepass::Before;
+  using After = onepass::After;
+  using Input = f32;
+  using Output = f32;
+  static constexpr int parameters = 4;
+  static constexpr int channels = 64;
+  static constexpr int group_channels = 8;
+  static constexpr int64 spatial = 66564;
+  static constexpr bool has_norm = true;
+  static constexpr bool has_affine = true;
+  static constexpr bool has_mean = false;
+  static constexpr bool mean_follows_norm = false;
+  static constexpr float eps = 9.99999975e-06f;
+  static __device__ __forceinline__ int channel(int64 n, int c) { return c; }
+  template <class P>
+  static __device__ __forceinline__ float weight(const P& p, int64 c) {
+    return load_one<f32>(p.parameter[2], c * 1);
+  }
+  template <class P>
+  static __device__ __forceinline__ float bias(const P& p, int64 c) {
+    return load_one<f32>(p.parameter[3], c * 1);
+  }
+};
+
+}  // namespace onepass
+
+namespace onepass {
+struct Convolution {
+  using Weight = f32;
+  using Bias = f32;
+  static constexpr bool has_bias = true;
+  static constexpr bool transposed = true;
+  static constexpr bool rounds_to_tf32 = true;
+  static constexpr bool ties_away = true;
+  static constexpr int groups = 1;
+  static constexpr int in_channels = 64;
+  static constexpr int channels = 64;
+  static constexpr int taps = 9;
+  static constexpr __device__ int64 kernel(int d) { return d == 0 ? 1ll : d == 1 ? 3ll : d == 2 ? 3ll : 0ll; }
+  static constexpr __device__ int64 input_size(int d) { return d == 0 ? 1ll : d == 1 ? 256ll : d == 2 ? 256ll : 0ll; }
+  static constexpr __device__ int64 output_size(int d) { return d == 0 ? 1ll : d == 1 ? 258ll : d == 2 ? 258ll : 0ll; }
+  static constexpr __device__ int64 step(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 0ll; }
+  static constexpr __device__ int64 delta(int d) { return d == 0 ? 1ll : d == 1 ? -1ll : d == 2 ? -1ll : 0ll; }
+  static constexpr __device__ int64 tap_step(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 0ll; }
+  static constexpr __device__ int64 tap_stride(int d) { return d == 0 ? 9ll : d == 1 ? 3ll : d == 2 ? 1ll : 0ll; }
+  static constexpr __device__ int64 classes(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 1ll; }
+  static constexpr __device__ int64 first(int d, int r) {
+    return d == 0 && r == 0 ? 0ll : d == 1 && r == 0 ? 0ll : d == 2 && r == 0 ? 0ll : 0ll;
+  }
+  static constexpr __device__ int64 base(int d, int r) {
+    return d == 0 && r == 0 ? 0ll : d == 1 && r == 0 ? 0ll : d == 2 && r == 0 ? 0ll : 0ll;
+  }
+  static constexpr __device__ int64 count(int d, int r) {
+    return d == 0 && r == 0 ? 1ll : d == 1 && r == 0 ? 3ll : d == 2 && r == 0 ? 3ll : 0ll;
+  }
+  static constexpr __device__ int64 positions(int d, int r) {
+    return d == 0 && r == 0 ? 1ll : d == 1 && r == 0 ? 258ll : d == 2 && r == 0 ? 258ll : 0ll;
+  }
+  static constexpr __device__ int64 input_stride(int d) { return d == 0 ? 4194304ll : d == 1 ? 65536ll : d == 2 ? 0ll : d == 3 ? 256ll : d == 4 ? 1ll : 0ll; }
+  // Of the output and of tensors that stages read.
+  static constexpr __device__ int64 stride(int d) { return d == 0 ? 4260096ll : d == 1 ? 66564ll : d == 2 ? 0ll : d == 3 ? 258ll : d == 4 ? 1ll : 0ll; }
+};
+}  // namespace onepass
+
+struct Numbers {
+  using Operand = onepass::f16;
+  using Product = block_1_tf32_away_gemm_pingpong_pack::Product;
+  static constexpr float steepness = 1.13000f;
+  static constexpr int pitch = 88;
+  static constexpr int plane = 704;
+  static constexpr bool boxed = true;
+  static constexpr int box_z = 1;
+  static constexpr int box_y = 6;
+  static constexpr int box_x = 86;
+  static constexpr int boxes_y = 43;
+  static constexpr int boxes_x = 3;
+  static constexpr int positions = 66564;
+  static constexpr int window_split = 0;
+  static constexpr int window = 704;
+  static constexpr int windows = 1;
+  static constexpr int window_y = 8;
+  static constexpr int window_z = 1;
+  static constexpr int copies = 8;
+  static constexpr int copy_y = 1;
+  static constexpr int bands = 4;
+  static constexpr int band_copies = 2;
+  static constexpr int tile_positions = 528;
+  static constexpr int groups = 3;
+  static constexpr int tile_channels = 64;
+  static constexpr int columns = 176;
+  static constexpr int held_shared_words = 20;
+  static constexpr int row_pitch = 72;
+  static constexpr int position_tiles = 129;
+  static constexpr int padded_channels = 64;
+  static constexpr int chunk_channels = 16;
+  static constexpr int chunks = 4;
+  static constexpr int taps = 9;
+  static constexpr int parts = 1;
+  static constexpr int raw_pitch = 92;
+  static constexpr int raw_vectors = 23;
+  static constexpr int raw_slots = 12;
+  static constexpr bool guards = true;
+  static constexpr bool store_rows = true;
+  static constexpr int shared_bytes = 232064;
+  static constexpr int pack_channels = 1;
+  static constexpr bool pack_staged = true;
+  static constexpr __device__ int phases(int d) { return d == 0 ? 1 : d == 1 ? 1 : d == 2 ? 1 : 1; }
+  static constexpr __device__ int phase(int d, int i) {
+    return d == 0 && i == 0 ? 0 : d == 1 && i == 0 ? 0 : d == 2 && i == 0 ? 0 : 0;
+  }
+};
+__global__ void __launch_bounds__(256)
+onepass_gemm_pingpong_pack(const __grid_constant__ onepass::PingpongPackParameters p) {
+  extern __shared__ __align__(16) unsigned char staged[];
+  onepass::GemmPack<onepass::Convolution, Numbers, onepass::PingpongPackParameters>{p, staged}.run();
+  if (blockIdx.x == 0 && threadIdx.x < 32)
+    onepass::pingpong::TensorMap<onepass::Convolution, onepass::Tail::Input, Numbers>::build(p);
+}
+
+}  // namespace block_1_tf32_away_gemm_pingpong_pack
+
+namespace block_1_tf32_away_gemm_pingpong {
+namespace onepass {
+using namespace ::onepass;
+}
+
+namespace onepass {
+
+struct Before {
+  static constexpr int channel_operands = 0;
+  using Only = pointwise::gelu_stage<16>;
+  template <class P>
+  static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
+  }
+  template <int Width>
+  struct Tensors {
+    template <class P>
+    __device__ __forceinline__ void load(const P& p, int64 index) {
+    }
+  };
+  template <int Width>
+  static __device__ __forceinline__ float value(float x0, const float* channel, const Tensors<Width>& t, int k) {
+    const float x1 = pointwise::gelu_stage<16>::value(x0, 0.0f, 0.00000000f, 0.00000000f);
+    return x1;
+  }
+};
+
+struct After {
+  static constexpr int channel_operands = 0;
+  using Only = void;
+  template <class P>
+  static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
+  }
+  template <int Width>
+  struct Tensors {
+    template <class P>
+    __device__ __forceinline__ void load(const P& p, int64 index) {
+    }
+  };
+  template <int Width>
+  static __device__ __forceinline__ float value(float x0, const float* channel, const Tensors<Width>& t, int k) {
+    return x0;
+  }
+};
+
+// conv_transpose2d(64,64,k=3) | gelu | group_norm(8)
+struct Tail {
+  using Before = onepass::Before;
+  using After = onepass::After;
+  using Input = f32;
+  using Output = f32;
+  static constexpr int parameters = 4;
+  static constexpr int channels = 64;
+  static constexpr int group_channels = 8;
+  static constexpr int64 spatial = 66564;
+  static constexpr bool has_norm = true;
+  static constexpr bool has_affine = true;
+  static constexpr bool has_mean = false;
+  static constexpr bool mean_follows_norm = false;
+  static constexpr float eps = 9.99999975e-06f;
+  static __device__ __forceinline__ int channel(int64 n, int c) { return c; }
+  template <class P>
+  static __device__ __forceinline__ float weight(const P& p, int64 c) {
+    return load_one<f32>(p.parameter[2], c * 1);
+  }
+  template <class P>
+  static __device__ __forceinline__ float bias(const P& p, int64 c) {
+    return load_one<f32>(p.parameter[3], c * 1);
+  }
+};
+
+}  // namespace onepass
+
+namespace onepass {
+struct Convolution {
+  using Weight = f32;
+  using Bias = f32;
+  static constexpr bool has_bias = true;
+  static constexpr bool transposed = true;
+  static constexpr bool rounds_to_tf32 = true;
+  static constexpr bool ties_away = true;
+  static constexpr int groups = 1;
+  static constexpr int in_channels = 64;
+  static constexpr int channels = 64;
+  static constexpr int taps = 9;
+  static constexpr __device__ int64 kernel(int d) { return d == 0 ? 1ll : d == 1 ? 3ll : d == 2 ? 3ll : 0ll; }
+  static constexpr __device__ int64 input_size(int d) { return d == 0 ? 1ll : d == 1 ? 256ll : d == 2 ? 256ll : 0ll; }
+  static constexpr __device__ int64 output_size(int d) { return d == 0 ? 1ll : d == 1 ? 258ll : d == 2 ? 258ll : 0ll; }
+  static constexpr __device__ int64 step(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 0ll; }
+  static constexpr __device__ int64 delta(int d) { return d == 0 ? 1ll : d == 1 ? -1ll : d == 2 ? -1ll : 0ll; }
+  static constexpr __device__ int64 tap_step(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 0ll; }
+  static constexpr __device__ int64 tap_stride(int d) { return d == 0 ? 9ll : d == 1 ? 3ll : d == 2 ? 1ll : 0ll; }
+  static constexpr __device__ int64 classes(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 1ll; }
+  static constexpr __device__ int64 first(int d, int r) {
+    return d == 0 && r == 0 ? 0ll : d == 1 && r == 0 ? 0ll : d == 2 && r == 0 ? 0ll : 0ll;
+  }
+  static constexpr __device__ int64 base(int d, int r) {
+    return d == 0 && r == 0 ? 0ll : d == 1 && r == 0 ? 0ll : d == 2 && r == 0 ? 0ll : 0ll;
+  }
+  static constexpr __device__ int64 count(int d, int r) {
+    return d == 0 && r == 0 ? 1ll : d == 1 && r == 0 ? 3ll : d == 2 && r == 0 ? 3ll : 0ll;
+  }
+  static constexpr __device__ int64 positions(int d, int r) {
+    return d == 0 && r == 0 ? 1ll : d == 1 && r == 0 ? 258ll : d == 2 && r == 0 ? 258ll : 0ll;
+  }
+  static constexpr __device__ int64 input_stride(int d) { return d == 0 ? 4194304ll : d == 1 ? 65536ll : d == 2 ? 0ll : d == 3 ? 256ll : d == 4 ? 1ll : 0ll; }
+  // Of the output and of tensors that stages read.
+  static constexpr __device__ int64 stride(int d) { return d == 0 ? 4260096ll : d == 1 ? 66564ll : d == 2 ? 0ll : d == 3 ? 258ll : d == 4 ? 1ll : 0ll; }
+};
+}  // namespace onepass
+
+struct Product {
+  static __device__ __forceinline__ void run(float (&d)[88], onepass::uint64 a, onepass::uint64 b, int add) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %90, 0; wgmma.mma_async.sync.aligned.m64n176k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87}, %88, %89, p, 1, 1, 0, 0;}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]), "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87])
+        : "l"(a), "l"(b + 0), "r"(add));
+  }
+};
+struct Numbers {
+  using Operand = onepass::f16;
+  using Product = block_1_tf32_away_gemm_pingpong::Product;
+  static constexpr float steepness = 1.13000f;
+  static constexpr int pitch = 88;
+  static constexpr int plane = 704;
+  static constexpr bool boxed = true;
+  static constexpr int box_z = 1;
+  static constexpr int box_y = 6;
+  static constexpr int box_x = 86;
+  static constexpr int boxes_y = 43;
+  static constexpr int boxes_x = 3;
+  static constexpr int positions = 66564;
+  static constexpr int window_split = 0;
+  static constexpr int window = 704;
+  static constexpr int windows = 1;
+  static constexpr int window_y = 8;
+  static constexpr int window_z = 1;
+  static constexpr int copies = 8;
+  static constexpr int copy_y = 1;
+  static constexpr int bands = 4;
+  static constexpr int band_copies = 2;
+  static constexpr int tile_positions = 528;
+  static constexpr int groups = 3;
+  static constexpr int tile_channels = 64;
+  static constexpr int columns = 176;
+  static constexpr int held_shared_words = 20;
+  static constexpr int row_pitch = 72;
+  static constexpr int position_tiles = 129;
+  static constexpr int padded_channels = 64;
+  static constexpr int chunk_channels = 16;
+  static constexpr int chunks = 4;
+  static constexpr int taps = 9;
+  static constexpr int parts = 1;
+  static constexpr int raw_pitch = 92;
+  static constexpr int raw_vectors = 23;
+  static constexpr int raw_slots = 12;
+  static constexpr bool guards = true;
+  static constexpr bool store_rows = true;
+  static constexpr int shared_bytes = 232064;
+  static constexpr int pack_channels = 1;
+  static constexpr bool pack_staged = true;
+  static constexpr __device__ int phases(int d) { return d == 0 ? 1 : d == 1 ? 1 : d == 2 ? 1 : 1; }
+  static constexpr __device__ int phase(int d, int i) {
+    return d == 0 && i == 0 ? 0 : d == 1 && i == 0 ? 0 : d == 2 && i == 0 ? 0 : 0;
+  }
+};
+using Agent = onepass::GemmPingpong<onepass::Convolution, onepass::Tail, Numbers>;
+__global__ void __launch_bounds__(512, 1) onepass_gemm_pingpong(const __grid_constant__ Agent::Parameters p) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  Agent{p, *reinterpret_cast<Agent::Shared*>(shared)}.run();
+}
+
+}  // namespace block_1_tf32_away_gemm_pingpong
+
+namespace block_1_tf32_away_thin_cores {
+namespace onepass {
+using namespace ::onepass;
+}
+
+namespace onepass {
+
+struct Before {
+  static constexpr int channel_operands = 0;
+  using Only = pointwise::gelu_stage<32>;
+  template <class P>
+  static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
+  }
+  template <int Width>
+  struct Tensors {
+    template <class P>
+    __device__ __forceinline__ void load(const P& p, int64 index) {
+    }
+  };
+  template <int Width>
+  static __device__ __forceinline__ float value(float x0, const float* channel, const Tensors<Width>& t, int k) {
+    const float x1 = pointwise::gelu_stage<32>::value(x0, 0.0f, 0.00000000f, 0.00000000f);
+    return x1;
+  }
+};
+
+struct After {
+  static constexpr int channel_operands = 0;
+  using Only = void;
+  template <class P>
+  static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
+  }
+  template <int Width>
+  struct Tensors {
+    template <class P>
+    __device__ __forceinline__ void load(const P& p, int64 index) {
+    }
+  };
+  template <int Width>
+  static __device__ __forceinline__ float value(float x0, const float* channel, const Tensors<Width>& t, int k) {
+    return x0;
+  }
+};
+
+// conv_transpose2d(64,64,k=3) | gelu | group_norm(8)
+struct Tail {
+  using Before = onepass::Before;
+  using After = onepass::After;
+  using Input = f32;
+  using Output = f32;
+  static constexpr int parameters = 4;
+  static constexpr int channels = 64;
+  static constexpr int group_channels = 8;
+  static constexpr int64 spatial = 66564;
+  static constexpr bool has_norm = true;
+  static constexpr bool has_affine = true;
+  static constexpr bool has_mean = false;
+  static constexpr bool mean_follows_norm = false;
+  static constexpr float eps = 9.99999975e-06f;
+  static __device__ __forceinline__ int channel(int64 n, int c) { return c; }
+  template <class P>
+  static __device__ __forceinline__ float weight(const P& p, int64 c) {
+    return load_one<f32>(p.parameter[2], c * 1);
+  }
+  template <class P>
+  static __device__ __forceinline__ float bias(const P& p, int64 c) {
+    return load_one<f32>(p.parameter[3], c * 1);
+  }
+};
+
+}  // namespace onepass
+
+namespace onepass {
+struct Convolution {
+  using Weight = f32;
+  using Bias = f32;
+  static constexpr bool has_bias = true;
+  static constexpr bool transposed = true;
+  static constexpr bool rounds_to_tf32 = true;
+  static constexpr bool ties_away = true;
+  static constexpr int groups = 1;
+  static constexpr int in_channels = 64;
+  static constexpr int channels = 64;
+  static constexpr int taps = 9;
+  static constexpr __device__ int64 kernel(int d) { return d == 0 ? 1ll : d == 1 ? 3ll : d == 2 ? 3ll : 0ll; }
+  static constexpr __device__ int64 input_size(int d) { return d == 0 ? 1ll : d == 1 ? 256ll : d == 2 ? 256ll : 0ll; }
+  static constexpr __device__ int64 output_size(int d) { return d == 0 ? 1ll : d == 1 ? 258ll : d == 2 ? 258ll : 0ll; }
+  static constexpr __device__ int64 step(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 0ll; }
+  static constexpr __device__ int64 delta(int d) { return d == 0 ? 1ll : d == 1 ? -1ll : d == 2 ? -1ll : 0ll; }
+  static constexpr __device__ int64 tap_step(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 0ll; }
+  static constexpr __device__ int64 tap_stride(int d) { return d == 0 ? 9ll : d == 1 ? 3ll : d == 2 ? 1ll : 0ll; }
+  static constexpr __device__ int64 classes(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 1ll; }
+  static constexpr __device__ int64 first(int d, int r) {
+    return d == 0 && r == 0 ? 0ll : d == 1 && r == 0 ? 0ll : d == 2 && r == 0 ? 0ll : 0ll;
+  }
+  static constexpr __device__ int64 base(int d, int r) {
+    return d == 0 && r == 0 ? 0ll : d == 1 && r == 0 ? 0ll : d == 2 && r == 0 ? 0ll : 0ll;
+  }
+  static constexpr __device__ int64 count(int d, int r) {
+    return d == 0 && r == 0 ? 1ll : d == 1 && r == 0 ? 3ll : d == 2 && r == 0 ? 3ll : 0ll;
+  }
+  static constexpr __device__ int64 positions(int d, int r) {
+    return d == 0 && r == 0 ? 1ll : d == 1 && r == 0 ? 258ll : d == 2 && r == 0 ? 258ll : 0ll;
+  }
+  static constexpr __device__ int64 input_stride(int d) { return d == 0 ? 4194304ll : d == 1 ? 65536ll : d == 2 ? 0ll : d == 3 ? 256ll : d == 4 ? 1ll : 0ll; }
+  // Of the output and of tensors that stages read.
+  static constexpr __device__ int64 stride(int d) { return d == 0 ? 4260096ll : d == 1 ? 66564ll : d == 2 ? 0ll : d == 3 ? 258ll : d == 4 ? 1ll : 0ll; }
+};
+}  // namespace onepass
+
+struct Numbers {
+  static constexpr int threads = 256;
+  static constexpr int warps = 8;
+  static constexpr int channels_at_once = 8;
+  static constexpr int tile_positions = 1024;
+  static constexpr int tiles_of_class = 66;
+  static constexpr int tiles = 66;
+  static constexpr int slots = 64;
+  static constexpr bool weights_in_shared = false;
+};
+using Mainloop = onepass::CoresMainloop<onepass::Convolution, onepass::Tail, Numbers>;
+using Agent = onepass::Thin<onepass::Convolution, onepass::Tail, Numbers, Mainloop>;
+__global__ void __launch_bounds__(256, 2) onepass_thin_cores(const __grid_constant__ Agent::Parameters p) {
+  extern __shared__ float shared[];
+  onepass::allow_kernel_after();
+  onepass::wait_for_kernel_before();
+  if (!Agent::has_work(p)) return;
+  Agent::count_marked(p);
+  Mainloop::load_weights(p, shared);
+  Agent{p, shared + Mainloop::shared_floats, Mainloop{shared}}.run();
+}
+
+}  // namespace block_1_tf32_away_thin_cores
+"""
+
+
+_LAUNCHES_TF32_AWAY = r"""
+namespace {
+
+Kernel block_1_tf32_away_gemm_pingpong_pack_kernel("block_1_tf32_away_gemm_pingpong_pack",
+    reinterpret_cast<const void*>(&block_1_tf32_away_gemm_pingpong_pack::onepass_gemm_pingpong_pack), 256, 1, 2304, false);
+Kernel block_1_tf32_away_gemm_pingpong_kernel("block_1_tf32_away_gemm_pingpong",
+    reinterpret_cast<const void*>(&block_1_tf32_away_gemm_pingpong::onepass_gemm_pingpong), 512, 1, 232064, true);
+Kernel block_1_tf32_away_thin_cores_kernel("block_1_tf32_away_thin_cores",
+    reinterpret_cast<const void*>(&block_1_tf32_away_thin_cores::onepass_thin_cores), 256, 1, 6144, false);
+
+}  // namespace
+
+int64_t block_1_tf32_away_workspace_bytes(int64_t batch, int device) {
+  const int64_t offset_3 = 73984 + divide_up(batch * 64, 256) * 256;
+  const int64_t number = divide_up((batch + 1) * 4, 256) * 256;
+  const int64_t offset_4 = offset_3 + number;
+  const int64_t number_2 = divide_up(batch * 2064, 256) * 256;
+  const int64_t offset_5 = offset_4 + number_2;
+  const int64_t offset_6 = offset_5 + 512;
+  const int64_t number_3 = divide_up((batch * 3104 + batch * 8 + 64) * 8, 256) * 256;
+  const int64_t offset_7 = offset_6 + number_3;
+  const int64_t offset_8 = offset_7 + 1792;
+  const int64_t offset_1 = divide_up((batch + 1) * 16, 256) * 256;
+  const int64_t offset_2 = offset_1 + divide_up(batch * 50688, 256) * 256;
+  const int64_t number_4 = offset_8 + offset_2;
+  return number_4 + divide_up(batch * 64, 256) * 256;
+}
+
+void block_1_tf32_away(const void* input, void* output, const void* const* parameters,
+                       char* workspace, int64_t batch, int device, cudaStream_t stream) {
+  const int64_t resident_gemm_pingpong = block_1_tf32_away_gemm_pingpong_kernel.resident(device);
+  const int64_t resident_thin_cores = block_1_tf32_away_thin_cores_kernel.resident(device);
+  const int64_t offset_3 = 73984 + divide_up(batch * 64, 256) * 256;
+  const int64_t number = divide_up((batch + 1) * 4, 256) * 256;
+  const int64_t offset_4 = offset_3 + number;
+  const int64_t number_2 = divide_up(batch * 2064, 256) * 256;
+  const int64_t offset_5 = offset_4 + number_2;
+  const int64_t offset_6 = offset_5 + 512;
+  const int64_t number_3 = divide_up((batch * 3104 + batch * 8 + 64) * 8, 256) * 256;
+  const int64_t offset_7 = offset_6 + number_3;
+  const int64_t offset_8 = offset_7 + 1792;
+  const int64_t offset_1 = divide_up((batch + 1) * 16, 256) * 256;
+  const int64_t offset_2 = offset_1 + divide_up(batch * 50688, 256) * 256;
+  const int64_t number_4 = offset_8 + offset_2;
+  const int64_t number_5 = std::min<int64_t>(batch, (resident_gemm_pingpong - 1) / 129);
+  check(cudaMemsetAsync(workspace + offset_3, 0, number + number_2 + 512 + number_3 + 1792 + (batch + 1) * 16, stream), "clearing memory");
+  {
+    const uint64_t words[] = {
+        word(parameters[0]),         // weights
+        word(workspace),             // packed
+        word(workspace + offset_5),  // scales
+        word(workspace + offset_3),  // only
+        word(batch),                 // batch
+        word(input),                 // input
+        word(workspace + 73728),     // map
+    };
+    static_assert(sizeof words == parameter_bytes(&block_1_tf32_away_gemm_pingpong_pack::onepass_gemm_pingpong_pack));
+    const int64_t blocks = 64;
+    block_1_tf32_away_gemm_pingpong_pack_kernel.launch(words, blocks, device, stream);
+  }
+  {
+    const uint64_t words[] = {
+        word(output),                // output
+        word(workspace + 73984),     // statistics
+        word(workspace + offset_6),  // parts
+        word(workspace + offset_7),  // counts
+        word(workspace + offset_3),  // only
+        word(workspace + offset_4),  // guard
+        word(workspace),             // packed
+        word(workspace + offset_5),  // scales
+        word(batch),                 // batch
+        word(workspace + 73728),     // map
+        word(parameters[0]),         // parameter[0]
+        word(parameters[1]),         // parameter[1]
+        word(parameters[2]),         // parameter[2]
+        word(parameters[3]),         // parameter[3]
+    };
+    static_assert(sizeof words == parameter_bytes(&block_1_tf32_away_gemm_pingpong::onepass_gemm_pingpong));
+    const int64_t blocks = number_5 * 129 + std::min<int64_t>(number_5, 1);
+    block_1_tf32_away_gemm_pingpong_kernel.launch(words, blocks, device, stream);
+  }
+  {
+    const uint64_t words[] = {
+        word(input),                              // input
+        word(output),                             // output
+        word(workspace + number_4),               // statistics
+        word(workspace + offset_8),               // control
+        word(workspace + (offset_8 + offset_1)),  // parts
+        word(workspace + (offset_8 + offset_2)),  // sums
+        word(workspace + offset_3),               // only
+        word(workspace + (offset_8 + offset_1)),  // guard
+        word(batch),                              // batch
+        word(clamp(divide_up(resident_thin_cores * 2, 66), 1, std::max<int64_t>(1, batch))),  // wave_units
+        word(1),                                  // only_words
+        0,                                        // redone
+        word(parameters[0]),                      // parameter[0]
+        word(parameters[1]),                      // parameter[1]
+        word(parameters[2]),                      // parameter[2]
+        word(parameters[3]),                      // parameter[3]
+    };
+    static_assert(sizeof words == parameter_bytes(&block_1_tf32_away_thin_cores::onepass_thin_cores));
+    const int64_t blocks = clamp(batch * 132, 1, resident_thin_cores);
+    block_1_tf32_away_thin_cores_kernel.launch(words, blocks, device, stream);
   }
 }
 """
@@ -7390,7 +8889,7 @@ _KERNELS_F32 = r"""
 //   window: 1 of 870 positions, 2 stages of 16 channels, 2 copies of 8 channels ahead
 //   weights: 4 stages of 3 taps
 //   passes: 2, values in the output between them
-//   then: thin_cores for samples that f16 has no room for
+//   then: thin_cores for samples whose values overflow f16
 //   numerics: samples that leave f16's range are computed again on CUDA cores
 // ==================================================================================================
 
@@ -7556,7 +9055,7 @@ struct Numbers {
   static constexpr bool guards = true;
   static constexpr bool before_reads_tensors = false;
   static constexpr bool after_reads_tensors = false;
-  static constexpr int shared_bytes = 232356;
+  static constexpr int shared_bytes = 229632;
   static constexpr int pack_channels = 1;
   static constexpr bool pack_staged = true;
   static constexpr __device__ int phases(int d) { return d == 0 ? 1 : d == 1 ? 1 : d == 2 ? 1 : 1; }
@@ -7740,7 +9239,7 @@ struct Numbers {
   static constexpr bool guards = true;
   static constexpr bool before_reads_tensors = false;
   static constexpr bool after_reads_tensors = false;
-  static constexpr int shared_bytes = 232356;
+  static constexpr int shared_bytes = 229632;
   static constexpr int pack_channels = 1;
   static constexpr bool pack_staged = true;
   static constexpr __device__ int phases(int d) { return d == 0 ? 1 : d == 1 ? 1 : d == 2 ? 1 : 1; }
@@ -7918,7 +9417,7 @@ struct Numbers {
   static constexpr bool guards = true;
   static constexpr bool before_reads_tensors = false;
   static constexpr bool after_reads_tensors = false;
-  static constexpr int shared_bytes = 232356;
+  static constexpr int shared_bytes = 229632;
   static constexpr int pack_channels = 1;
   static constexpr bool pack_staged = true;
   static constexpr __device__ int phases(int d) { return d == 0 ? 1 : d == 1 ? 1 : d == 2 ? 1 : 1; }
@@ -8160,7 +9659,7 @@ namespace {
 Kernel block_1_near_f32_gemm_pack_kernel("block_1_near_f32_gemm_pack",
     reinterpret_cast<const void*>(&block_1_near_f32_gemm_pack::onepass_gemm_pack), 256, 1, 2304, false);
 Kernel block_1_near_f32_gemm_wgmma_kernel("block_1_near_f32_gemm_wgmma",
-    reinterpret_cast<const void*>(&block_1_near_f32_gemm_wgmma::onepass_gemm_wgmma), 384, 1, 232356, false);
+    reinterpret_cast<const void*>(&block_1_near_f32_gemm_wgmma::onepass_gemm_wgmma), 384, 1, 229632, false);
 Kernel block_1_near_f32_gemm_moments_kernel("block_1_near_f32_gemm_moments",
     reinterpret_cast<const void*>(&block_1_near_f32_gemm_moments::onepass_gemm_moments), 128, 1, 0, false);
 Kernel block_1_near_f32_gemm_finish_kernel("block_1_near_f32_gemm_finish",
@@ -8202,13 +9701,13 @@ void block_1_f32(const void* input, void* output, const void* const* parameters,
   check(cudaMemsetAsync(workspace, 0, offset_4, stream), "clearing memory");
   {
     const uint64_t words[] = {
-        word(parameters[0]),
-        word(workspace + offset_4),
-        word(workspace + offset_3),
-        word(workspace + offset_1),
-        word(batch),
+        word(parameters[0]),         // weights
+        word(workspace + offset_4),  // packed
+        word(workspace + offset_3),  // scales
+        word(workspace + offset_1),  // only
+        word(batch),                 // batch
     };
-    static_assert(sizeof words == sizeof(block_1_near_f32_gemm_pack::onepass::GemmPackParameters));
+    static_assert(sizeof words == parameter_bytes(&block_1_near_f32_gemm_pack::onepass_gemm_pack));
     const int64_t blocks = 64;
     block_1_near_f32_gemm_pack_kernel.launch(words, blocks, device, stream);
   }
@@ -8232,7 +9731,7 @@ void block_1_f32(const void* input, void* output, const void* const* parameters,
         word(parameters[2]),         // parameter[2]
         word(parameters[3]),         // parameter[3]
     };
-    static_assert(sizeof words == sizeof(block_1_near_f32_gemm_wgmma::Agent::Parameters));
+    static_assert(sizeof words == parameter_bytes(&block_1_near_f32_gemm_wgmma::onepass_gemm_wgmma));
     const int64_t blocks = clamp(batch * 190, 1, resident_gemm_wgmma);
     block_1_near_f32_gemm_wgmma_kernel.launch(words, blocks, device, stream);
   }
@@ -8256,7 +9755,7 @@ void block_1_f32(const void* input, void* output, const void* const* parameters,
         word(parameters[2]),         // parameter[2]
         word(parameters[3]),         // parameter[3]
     };
-    static_assert(sizeof words == sizeof(block_1_near_f32_gemm_moments::Agent::Parameters));
+    static_assert(sizeof words == parameter_bytes(&block_1_near_f32_gemm_moments::onepass_gemm_moments));
     const int64_t blocks = divide_up(batch * 8, 4);
     block_1_near_f32_gemm_moments_kernel.launch(words, blocks, device, stream);
   }
@@ -8271,7 +9770,7 @@ void block_1_f32(const void* input, void* output, const void* const* parameters,
         word(parameters[2]),         // parameter[2]
         word(parameters[3]),         // parameter[3]
     };
-    static_assert(sizeof words == sizeof(block_1_near_f32_gemm_finish::Agent::Parameters));
+    static_assert(sizeof words == parameter_bytes(&block_1_near_f32_gemm_finish::onepass_gemm_finish));
     const int64_t blocks = std::max<int64_t>(1, batch * 1088);
     block_1_near_f32_gemm_finish_kernel.launch(words, blocks, device, stream);
   }
@@ -8295,7 +9794,7 @@ void block_1_f32(const void* input, void* output, const void* const* parameters,
         word(parameters[2]),                        // parameter[2]
         word(parameters[3]),                        // parameter[3]
     };
-    static_assert(sizeof words == sizeof(block_1_near_f32_thin_cores::Agent::Parameters));
+    static_assert(sizeof words == parameter_bytes(&block_1_near_f32_thin_cores::onepass_thin_cores));
     const int64_t blocks = clamp(batch * 132, 1, resident_thin_cores);
     block_1_near_f32_thin_cores_kernel.launch(words, blocks, device, stream);
   }
@@ -8311,6 +9810,7 @@ _KERNELS = r"""
 //
 // plan: tail_staged
 //   slab: 532512 elements in 8 blocks of a cluster
+//   schedule: ring
 //   thread: 33 vectors of 4 elements, 16 of them in shared memory
 //   staging: 3 chunks of 4 vectors a thread
 // ==================================================================================================
@@ -8392,12 +9892,13 @@ struct Numbers {
   static constexpr int width = 4;
   static constexpr int blocks = 8;
   static constexpr int vectors = 33;
+  static constexpr bool overlapped = false;
   static constexpr int held = 16;
   static constexpr int chunk = 4;
   static constexpr int slots = 3;
 };
 using Agent = onepass::TailStaged<onepass::Tail, Numbers>;
-static_assert(sizeof(Agent::Shared) <= 231200);
+static_assert(sizeof(Agent::Shared) == 231168);
 __global__ void __launch_bounds__(512, 1) onepass_tail_staged(const __grid_constant__ Agent::Parameters p) {
   extern __shared__ __align__(128) unsigned char memory[];
   onepass::allow_kernel_after();
@@ -8413,7 +9914,7 @@ _LAUNCHES = r"""
 namespace {
 
 Kernel block_1_tail_tail_staged_kernel("block_1_tail_tail_staged",
-    reinterpret_cast<const void*>(&block_1_tail_tail_staged::onepass_tail_staged), 512, 8, 231200, false);
+    reinterpret_cast<const void*>(&block_1_tail_tail_staged::onepass_tail_staged), 512, 8, 231168, false);
 
 }  // namespace
 
@@ -8439,7 +9940,7 @@ void block_1_tail(const void* input, void* output, const void* const* parameters
         word(parameters[0]),          // parameter[0]
         word(parameters[1]),          // parameter[1]
     };
-    static_assert(sizeof words == sizeof(block_1_tail_tail_staged::Agent::Parameters));
+    static_assert(sizeof words == parameter_bytes(&block_1_tail_tail_staged::onepass_tail_staged));
     const int64_t blocks = std::min<int64_t>(batch * 8, resident) * 8;
     block_1_tail_tail_staged_kernel.launch(words, blocks, device, stream);
   }
@@ -8530,8 +10031,97 @@ at::Tensor run_block_1_tf32(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s19_c31cabe7, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s19_322c6658, CUDA, library) {
   library.impl("block_1_tf32", run_block_1_tf32);
+}
+"""
+
+
+_BINDING_TF32_AWAY = r"""
+// What PyTorch calls: checks, memory from its allocator, its current stream.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/library.h>
+
+#include <array>
+#include <initializer_list>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+int64_t block_1_tf32_away_workspace_bytes(int64_t batch, int device);
+void block_1_tf32_away(const void* input, void* output, const void* const* parameters,
+                       char* workspace, int64_t batch, int device, cudaStream_t stream);
+
+namespace {
+
+constexpr int64_t any = -1;  // the batch
+
+// Without streams: where several copies of the standard library are loaded, printing a number may crash.
+[[noreturn]] void refuse(const char* op, const std::string& why) {
+  throw std::runtime_error(std::string(op) + ": " + why);
+}
+
+std::string listed(at::IntArrayRef sizes) {
+  std::string text;
+  for (const int64_t size : sizes) text += (text.empty() ? "" : ", ") + std::to_string(size);
+  return "(" + text + ")";
+}
+
+void check_tensor(const char* op, const char* what, const at::Tensor& tensor, at::IntArrayRef sizes,
+                  at::ScalarType type, at::MemoryFormat format, const at::Device& device) {
+  bool fits = tensor.device() == device && tensor.scalar_type() == type &&
+              tensor.dim() == static_cast<int64_t>(sizes.size()) && tensor.is_contiguous(format);
+  for (size_t d = 0; fits && d < sizes.size(); ++d) fits = sizes[d] == any || tensor.size(d) == sizes[d];
+  if (fits) return;
+  const std::string wanted = std::string(c10::toString(type)) + " tensor on the input's GPU of sizes ";
+  refuse(op, std::string(what) + " must be a dense " + wanted + listed(sizes) + " (-1: any), is " +
+                 c10::toString(tensor.scalar_type()) + " of sizes " + listed(tensor.sizes()) +
+                 " and strides " + listed(tensor.strides()));
+}
+
+void check_cuda(const char* op, const at::Tensor& input) {
+  if (!input.is_cuda()) refuse(op, "the input must be on a GPU");
+}
+
+at::Tensor run_block_1_tf32_away(const at::Tensor& input, at::TensorList parameters) {
+  check_cuda("block_1_tf32_away", input);
+  check_tensor("block_1_tf32_away", "the input", input, {any, 64, 256, 256}, at::kFloat,
+               at::MemoryFormat::Contiguous, input.device());
+  if (parameters.size() != 4) {
+    refuse("block_1_tf32_away", "takes 4 parameters");
+  }
+  check_tensor("block_1_tf32_away", "parameter 0", parameters[0], {64, 64, 3, 3}, at::kFloat,
+               at::MemoryFormat::Contiguous, input.device());
+  check_tensor("block_1_tf32_away", "parameter 1", parameters[1], {64}, at::kFloat,
+               at::MemoryFormat::Contiguous, input.device());
+  check_tensor("block_1_tf32_away", "parameter 2", parameters[2], {64}, at::kFloat,
+               at::MemoryFormat::Contiguous, input.device());
+  check_tensor("block_1_tf32_away", "parameter 3", parameters[3], {64}, at::kFloat,
+               at::MemoryFormat::Contiguous, input.device());
+  std::array<const void*, 4> addresses{};
+  for (size_t i = 0; i < 4; ++i) addresses[i] = parameters[i].const_data_ptr();
+  const c10::cuda::CUDAGuard guard(input.device());
+  const int64_t batch = input.size(0);
+  at::Tensor output = at::empty({batch, 64, 258, 258}, input.options());
+  if (batch == 0) return output;
+  const int device = input.device().index();
+  const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(device).stream();
+  const int64_t workspace_bytes = block_1_tf32_away_workspace_bytes(batch, device);
+  const at::Tensor workspace = at::empty({workspace_bytes}, input.options().dtype(at::kByte));
+  block_1_tf32_away(input.const_data_ptr(), output.mutable_data_ptr(), addresses.data(),
+                    static_cast<char*>(workspace.mutable_data_ptr()), batch, device, stream);
+  return output;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(onepass_s19_322c6658, CUDA, library) {
+  library.impl("block_1_tf32_away", run_block_1_tf32_away);
 }
 """
 
@@ -8619,7 +10209,7 @@ at::Tensor run_block_1_f32(const at::Tensor& input, at::TensorList parameters) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s19_c31cabe7, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s19_322c6658, CUDA, library) {
   library.impl("block_1_f32", run_block_1_f32);
 }
 """
@@ -8704,21 +10294,23 @@ at::Tensor run_block_1_tail(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s19_c31cabe7, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s19_322c6658, CUDA, library) {
   library.impl("block_1_tail", run_block_1_tail);
 }
 """
 
 
-_NAMESPACE = "onepass_s19_c31cabe7"
+_NAMESPACE = "onepass_s19_322c6658"
 # What each extension is built of, when one of its operators is first called.
 _EXTENSIONS = {
     "tf32": (_BINDING_TF32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32, _HOST_CODE, _LAUNCHES_TF32]),
+    "tf32_away": (_BINDING_TF32_AWAY, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32_AWAY, _HOST_CODE, _LAUNCHES_TF32_AWAY]),
     "f32": (_BINDING_F32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_F32, _HOST_CODE, _LAUNCHES_F32]),
     "common": (_BINDING, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS, _HOST_CODE, _LAUNCHES]),
 }
 _OPERATORS = {  # name: (extension, schema)
     "block_1_tf32": ("tf32", "block_1_tf32(Tensor input, Tensor[] parameters) -> Tensor"),
+    "block_1_tf32_away": ("tf32_away", "block_1_tf32_away(Tensor input, Tensor[] parameters) -> Tensor"),
     "block_1_f32": ("f32", "block_1_f32(Tensor input, Tensor[] parameters) -> Tensor"),
     "block_1_tail": ("common", "block_1_tail(Tensor input, Tensor[] parameters) -> Tensor"),
 }
@@ -8736,7 +10328,7 @@ _FITTING = {
     ]),
 }
 _MOST_SAMPLES = {}  # of those that do not take any batch
-_LEAST_MULTIPROCESSORS = {'block_1_tf32': 130}  # of those that do not run on any such GPU
+_LEAST_MULTIPROCESSORS = {'block_1_tf32': 130, 'block_1_tf32_away': 130}  # of those that do not run on any such GPU
 _NVCC = ["-O3", "-gencode=arch=compute_90a,code=sm_90a"]
 
 
@@ -8748,6 +10340,11 @@ def _check_devices(input, parameters):
 
 
 def _fake_block_1_tf32(input, parameters):
+    _check_devices(input, parameters)
+    return torch.empty((input.shape[0], 64, 258, 258), dtype=input.dtype, device=input.device)
+
+
+def _fake_block_1_tf32_away(input, parameters):
     _check_devices(input, parameters)
     return torch.empty((input.shape[0], 64, 258, 258), dtype=input.dtype, device=input.device)
 
@@ -9112,6 +10709,7 @@ def _differs(name, value, wanted):
 _WAYS = {
     "block_1": {
         "tf32": ('block_1_tf32', (), True),
+        "tf32_away": ('block_1_tf32_away', (), True),
         "near_f32": ('block_1_f32', (), True),
         "f32": ('block_1_f32', (), True),
     },
@@ -9238,6 +10836,7 @@ def _stages_2(x, p0, p1):
 # The original code of each operator.
 _STAGES = {
     "block_1_tf32": _stages_1,
+    "block_1_tf32_away": _stages_1,
     "block_1_f32": _stages_1,
     "block_1_tail": _stages_2,
 }

@@ -2,6 +2,7 @@
 #   python -m onepass export s27.py -o s27.py --arch sm_90a
 # It needs PyTorch and a CUDA toolkit: load_inline builds the kernels at the first call on a GPU.
 #   block_1_tf32: thin_wgmma, conv3d(3,16,k=4) | hardswish | group_norm(4) | mean
+#   block_1_tf32_away: thin_wgmma, conv3d(3,16,k=4) | hardswish | group_norm(4) | mean
 #   block_1_near_f32: thin_wgmma, conv3d(3,16,k=4) | hardswish | group_norm(4) | mean
 #   block_1_f32: thin_wgmma, conv3d(3,16,k=4) | hardswish | group_norm(4) | mean
 #   block_1_tail: tail_streamed, hardswish | group_norm(4) | mean
@@ -177,6 +178,17 @@ __device__ __forceinline__ float round_operand(float x) {
     return round_to_tf32_away(x);
   } else {
     return round_to_tf32(x);
+  }
+}
+
+// Two operands as a pair of 16-bit elements. f16 rounds as tf32 does: ties to even, unless the convolution
+// rounds them away from zero.
+template <class C, class Operand>
+__device__ __forceinline__ uint32 pack_operands(float a, float b) {
+  if constexpr (C::ties_away) {
+    return Operand::pack(round_to_tf32_away(a), round_to_tf32_away(b));
+  } else {
+    return Operand::pack(a, b);
   }
 }
 
@@ -442,7 +454,7 @@ enum AlignedBit {
 // within 2 ulp. sigmoid is 4 instructions and normal_cdf 15, where CUDA's expf and division, or erff, take 20
 // to 30. Where results are rounded to 16 bits (`Bits`, else 32), sigmoid is 3 instructions and 4e-6,
 // normal_cdf 8 and 6e-6, one of each a special function (H200; PTX promises 2^-12 of it); so too where f32 is
-// rounded to less on its way (gemm_turns.cuh in tf32).
+// rounded to less on its way (gemm_pingpong.cuh in tf32).
 
 namespace onepass::pointwise {
 
@@ -695,22 +707,22 @@ __device__ __forceinline__ void team_moments(const Moments& own, float elements,
 // sample. A *unit* is what shares a synchronisation: a slab where tensors are planar (channels before space),
 // a sample where they are interleaved.
 
-template <int Count>
-struct TailParameters {
-  const void* input;
-  void* output;
-  float* statistics;  // [batch][groups][2]: mean, 1 / deviation
-  uint32* control;    // zero: a ticket, then two counters and a flag for each unit
-  float* parts;       // of rows, one for each piece
-  float* sums;        // of rows, one for each piece
-  uint64 aligned;
-  int64 phase;  // elements from the last 16-byte boundary to the input's first
-  int64 batch;
-  int64 wave_units;
-  const void* parameter[Count > 0 ? Count : 1];
+// A kernel's AlignedBits; none where its parameters do not say them.
+template <class Parameters>
+__device__ __forceinline__ auto aligned_bits_of(const Parameters& p, int) -> decltype(p.aligned) {
+  return p.aligned;
+}
 
-  __device__ __forceinline__ bool is_aligned(int bit) const { return (aligned >> bit) & 1; }
-};
+template <class Parameters>
+__device__ __forceinline__ uint64 aligned_bits_of(const Parameters&, long) {
+  return 0;
+}
+
+// Whether vectors of a tensor lie on 16 bytes, by its AlignedBit. Others are loaded element by element.
+template <class Parameters>
+__device__ __forceinline__ bool is_aligned(const Parameters& p, int bit) {
+  return (aligned_bits_of(p, 0) >> bit) & 1;
+}
 
 // Loads and stores that other blocks of the same launch wrote or will read: past the first-level cache.
 __device__ __forceinline__ float load_shared_by_blocks(const float* address) { return __ldcg(address); }
@@ -988,54 +1000,65 @@ struct PlainSums {
 };
 
 // --------------------------------------------------------------------------------------------------
-// A thin convolution and all that follows it in one launch, its output in no memory.
-//
-//   pass 1   x -> convolution -> before-chain -> moments of each channel's tiles; the last block of a sample
-//            merges them
-//   pass 2   x -> convolution -> before-chain -> norm -> after-chain -> y, or its sums where the block ends
-//   in
-//            a mean
-//
-// Pass 1 is left out without a norm, pass 2 where a mean follows the norm directly. Work is taken by ticket
-// as in tail_streamed.cuh: pass 1 of a wave of samples, then pass 2 of the wave before. Moves x once or twice
-// and y once.
-//
-// `Convolution` is the problem's, generated (src/cuda/thin.cc); so is `Tail`. Three parts make a kernel:
-//   Mainloop   computes a tile of a sample's sums and hands them to an epilogue, fragment by fragment. It
-//   says
-//              how a warp's lanes share them: Mainloop::team neighbouring lanes have the same rows (channels
-//              of samples), and a tile is one of Mainloop::samples samples.
-//   Epilogue   MomentsEpilogue or ApplyEpilogue: the chain, and what becomes of its values.
-//   Thin       the tickets, and what the last block of a sample does.
+// What the forward kernels of thin convolutions are given.
 
+// Of thin/thin.cuh: kernels on a mainloop and an epilogue.
 template <int Count>
 struct ThinParameters {
   const void* input;
   void* output;
   float* statistics;  // [batch][groups][2]: mean, 1 / deviation
   uint32* control;    // zero: a ticket, then two counters and a flag for each sample
-  float* parts;       // of channels, for each tile: count, mean, M2
-  float* sums;        // of channels, for each tile
-  uint32* only;   // where not null: a word for each sample, then `only_words` (RedoWord); others are left out
-  uint32* guard;  // zero: what a mainloop found of each sample (thin_samples.cuh)
+  float* parts;       // moments of channels, for each tile: count, mean, M2
+  float* sums;        // sums of channels, for each tile
+  uint32* only;       // null: all samples; else a word for each sample, then RedoWords
+  uint32* guard;      // zero: findings of the mainloop for each sample
   int64 batch;
-  int64 wave_units;
-  int64 only_words;
-  uint64* redone;  // where not null: gets the number of samples that `only` marks (count_marked)
+  int64 wave_units;  // units between the passes
+  int64 only_words;  // RedoWords behind the words of the samples
+  uint64* redone;    // not null: counts the samples that `only` marks
   const void* parameter[Count > 0 ? Count : 1];
-
-  // Elements go one by one.
-  __device__ __forceinline__ bool is_aligned(int) const { return false; }
 };
 
-// The words behind those of the samples: redo_all in the first one speaks for all samples.
+// Of thin/wgmma.cuh.
+template <int Count>
+struct ThinWgmmaParameters {
+  const void* input;
+  void* output;
+  float* statistics;  // [batch][groups][2]: mean, 1 / deviation
+  uint32* control;    // gets zeros: counters of the launch that computes samples again
+  uint32* only;       // gets the samples to compute again, then a RedoWord of each cluster
+  int64 batch;
+  const void* parameter[Count > 0 ? Count : 1];
+};
+
+// --------------------------------------------------------------------------------------------------
+// A thin convolution with its chains, norm and mean in one launch, on a mainloop that computes sums. The
+// convolution's output is never in memory.
+//
+//   pass 1   x -> convolution -> before-chain -> moments of each channel's tiles; the last block of a sample
+//            merges them
+//   pass 2   x -> convolution -> before-chain -> norm -> after-chain -> y, or sums of y for a mean
+//
+// Pass 1 is left out without a norm, pass 2 where a mean follows the norm directly. Work is taken by ticket
+// as in tail/streamed.cuh: pass 1 of a wave of samples, then pass 2 of the wave before. Moves x once or twice
+// and y once.
+//
+// `Convolution` is the problem's, generated (src/cuda/thin/thin.cc); so is `Tail`. Three parts make a kernel:
+//   Mainloop   computes a tile of sums and hands them to an epilogue, fragment by fragment. Mainloop::team
+//              neighbouring lanes have the same rows (channels of samples). A tile has Mainloop::samples
+//              samples.
+//   Epilogue   MomentsEpilogue or ApplyEpilogue: the chain, then moments, sums or stores.
+//   Thin       the tickets, and the merges by the last block of a sample.
+
+// The words behind those of the samples: redo_all in the first one marks all samples.
 enum RedoWord : uint32 { redo_none = 0, redo_some = 1, redo_all = 2 };
 
-// What f32 elements are multiplied by where f16 parts stand for them (thin_samples.cuh).
+// The factor of f32 elements that are split into f16 parts (thin/samples.cuh).
 constexpr float thin_input_scale = 32.0f;
 
-// A convolution in groups is as many convolutions, each of channels of its own: what is called a sample here
-// is what one group has of one, so that there are `groups` times as many.
+// A convolution in groups is as many convolutions, each of its own channels. A group of a sample is treated
+// as a sample of its own, so that there are `groups` times as many.
 template <class C>
 __device__ __forceinline__ int group_of(int64 n) {
   return C::groups == 1 ? 0 : static_cast<int>(n % C::groups);
@@ -1053,7 +1076,7 @@ __device__ __forceinline__ int64 input_origin(int64 n) {
   return origin<C>(n, C::input_stride(0), C::input_stride(1), static_cast<int>(C::in_channels));
 }
 
-// In the output, and in tensors that stages read.
+// The same in the output, and in tensors that stages read.
 template <class C>
 __device__ __forceinline__ int64 output_origin(int64 n) {
   return origin<C>(n, C::stride(0), C::stride(1), static_cast<int>(C::channels));
@@ -1108,7 +1131,7 @@ struct ThinClass {
   }
 };
 
-// Which of a fragment's positions are the tile's: all, or those with a bit.
+// The positions of a fragment that belong to the tile: all, or those with a bit set.
 struct Mask {
   uint32 bits;
 };
@@ -1117,7 +1140,7 @@ __device__ __forceinline__ bool has(int i, Mask mask) { return mask.bits >> i & 
 
 __device__ __forceinline__ bool has(int, All) { return true; }
 
-// A slot is a channel of one of the samples that a tile has.
+// A slot is a channel of one of a tile's samples.
 template <class Tail, class Numbers>
 __device__ __forceinline__ int channel_of(int slot) {
   return Numbers::slots == Tail::channels ? slot : slot % Tail::channels;
@@ -1158,7 +1181,7 @@ struct ChannelNorm {
   }
 };
 
-// Slots of a thread, and what the before-chain takes of their channels.
+// The slots of a thread, with the before-chain's operands of their channels.
 template <class Tail, class Numbers, int Rows>
 struct ThinRows {
   ChannelValues<typename Tail::Before, 1> before[Rows];
@@ -1183,15 +1206,13 @@ struct ThinRows {
 
 // What a mainloop does with its sums:
 //   Epilogue epilogue{p, scratch, n}
-//   auto rows = epilogue.begin(channel, in_range): a thread's rows are these channels; one that is not in
-//   range
-//     has a valid channel all the same, and nothing becomes of its values
+//   auto rows = epilogue.begin(slot, in_range): a thread's rows. A row that is not in range has a valid slot,
+//     and its values are dropped.
 //   epilogue.take(rows, h, offset, which): h[row][position], offset[position] in a channel, All or a Mask
-//   epilogue.template finish<team>(rows): every thread of the block; the lanes of a team have the same
-//   channels epilogue.store(tile): once, when all channels are finished
-template <class Convolution, class Tail, class Numbers>
+//   epilogue.template finish<team>(rows): by every thread of the block
+//   epilogue.store(tile): once, when all channels are finished
+template <class Convolution, class Tail, class Numbers, class Parameters>
 struct MomentsEpilogue {
-  using Parameters = ThinParameters<Tail::parameters>;
   using Before = typename Tail::Before;
   const Parameters& p;
   float* scratch;  // 3 * Numbers::warps * Numbers::slots floats
@@ -1226,7 +1247,7 @@ struct MomentsEpilogue {
     float added = Count;
     if constexpr (!is_same<Which, All>) added = static_cast<float>(__popc(which.bits));
     if (!is_same<Which, All> && added == 0.0f) return;
-    // Distances from the mean so far, at first from a value: of equal values they are 0.
+    // Distances from the mean so far, at first from the first value: equal values have distance 0.
     if (rows.count == 0.0f) {
 #pragma unroll
       for (int r = 0; r < Rows; ++r) {
@@ -1247,7 +1268,7 @@ struct MomentsEpilogue {
       }
       const float moved = sum * per_element;
       rows.mean[r] += moved;
-      // Rounding may leave less than zero of equal values.
+      // Rounding may leave equal values a little below zero.
       const float added_m2 = fmaf(-sum, moved, square);
       rows.m2[r] += added_m2 < 0.0f ? 0.0f : added_m2;
     }
@@ -1290,9 +1311,8 @@ struct MomentsEpilogue {
   }
 };
 
-template <class Convolution, class Tail, class Numbers>
+template <class Convolution, class Tail, class Numbers, class Parameters>
 struct ApplyEpilogue {
-  using Parameters = ThinParameters<Tail::parameters>;
   using Before = typename Tail::Before;
   using After = typename Tail::After;
   const Parameters& p;
@@ -1374,8 +1394,8 @@ struct ApplyEpilogue {
 template <class Convolution, class Tail, class Numbers, class Mainloop>
 struct Thin {
   using Parameters = ThinParameters<Tail::parameters>;
-  using MomentsPass = MomentsEpilogue<Convolution, Tail, Numbers>;
-  using ApplyPass = ApplyEpilogue<Convolution, Tail, Numbers>;
+  using MomentsPass = MomentsEpilogue<Convolution, Tail, Numbers, Parameters>;
+  using ApplyPass = ApplyEpilogue<Convolution, Tail, Numbers, Parameters>;
   static constexpr int samples = Mainloop::samples;  // of a unit
   static constexpr int groups = Tail::channels / Tail::group_channels;
   static constexpr int first_tiles = Tail::has_norm ? Numbers::tiles : 0;
@@ -1466,7 +1486,7 @@ struct Thin {
     }
   }
 
-  // Whether there is anything to do at all: asked before weights are loaded.
+  // Whether any sample is to be computed; tested before weights are loaded.
   static __device__ __forceinline__ bool has_work(const Parameters& p) {
     if (p.only == nullptr) return true;
     uint32 any = redo_none;
@@ -1494,7 +1514,7 @@ struct Thin {
     using Items = Schedule<first_tiles, second_tiles>;
     const int64 units = (p.batch + samples - 1) / samples;
     const int64 tickets = Items::tickets(units, p.wave_units);
-    // A mainloop of several samples leaves words there, and heeds none.
+    // A mainloop of several samples writes these words and computes all samples.
     const bool all = samples > 1 || p.only == nullptr || p.only[p.batch] == redo_all;
     Tickets own(p.control);
 #pragma unroll 1
@@ -1511,15 +1531,56 @@ struct Thin {
   }
 };
 
+// --------------------------------------------------------------------------------------------------
+// f32 elements as f16 parts: what kernels of blocks that end in a mean multiply.
+
+// A pair as 16-bit elements, and their low parts.
+template <class C, class Input>
+__device__ __forceinline__ void split_pair(float a, float b, uint32& high, uint32& low) {
+  if constexpr (Input::bytes == 4) {
+    high = pack_operands<C, f16>(a, b);
+    float ha, hb;
+    f16::unpack(high, ha, hb);
+    low = f16::pack(a - ha, b - hb);
+  } else {
+    high = Input::pack(a, b);
+    low = 0;
+  }
+}
+
+// Whether a channel of a sample is exact in f16; tested where all its elements are small. By a warp.
+template <class C, class Input, int input_parts, class Parameters>
+__device__ __forceinline__ bool is_exact_in_f16(const Parameters& p, int64 n, int c) {
+  constexpr int elements = static_cast<int>(C::input_size(0) * C::input_size(1) * C::input_size(2));
+  bool exact = true;
+  for (int i = threadIdx.x % 32; i < elements; i += 32) {
+    const int i2 = i % static_cast<int>(C::input_size(2));
+    const int i1 = i / static_cast<int>(C::input_size(2)) % static_cast<int>(C::input_size(1));
+    const int i0 = i / static_cast<int>(C::input_size(1) * C::input_size(2));
+    float x =
+        load_one<Input>(p.input, n * C::input_stride(0) + c * C::input_stride(1) + i0 * C::input_stride(2) +
+                                     i1 * C::input_stride(3) + i2 * C::input_stride(4)) *
+        thin_input_scale;
+    if (input_parts == 1) x = round_operand<C>(x);
+    uint32 high, low;
+    split_pair<C, Input>(x, 0.0f, high, low);
+    float h, l, none;
+    f16::unpack(high, h, none);
+    f16::unpack(low, l, none);
+    exact &= input_parts == 1 ? h == x : h + l == x;
+  }
+  return __all_sync(0xffffffffu, exact);
+}
+
 }  // namespace onepass
 
 // --------------------------------------------------------------------------------------------------
-// What the pieces of thin_wgmma.cuh share: the numbers of a plan, shared memory and its ring.
+// Sizes that the pieces of thin/wgmma.cuh share, shared memory and its ring.
 
 namespace onepass::warpgroup {
 
-// What the tensor cores read of shared memory: a start, the distance of matrices along K and, in the upper
-// half, along M or N, each in units of 16 bytes; no swizzle.
+// A matrix descriptor: its start, the distance of matrices along K and, in the upper half, along M or N, in
+// units of 16 bytes; no swizzle.
 __device__ __forceinline__ uint32 descriptor(uint32 address, uint32 along_k) {
   return (address & 0x3ffffu) >> 4 | along_k << 16;
 }
@@ -1532,7 +1593,7 @@ __device__ __forceinline__ void fence() { asm volatile("wgmma.fence.sync.aligned
 
 __device__ __forceinline__ void commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// Until no more than `Left` groups of products are under way.
+// Waits until at most `Left` groups of products are in flight.
 template <int Left>
 __device__ __forceinline__ void wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Left) : "memory");
@@ -1558,15 +1619,18 @@ __device__ __forceinline__ void sync(int barrier) {
 
 namespace onepass {
 
-template <class Convolution, class Tail, class Numbers>
+template <class Convolution, class OfTail, class OfNumbers>
 struct WgmmaLayout {
   using C = Convolution;
+  using Tail = OfTail;
+  using Numbers = OfNumbers;
   using Input = typename Tail::Input;
-  using Parameters = ThinParameters<Tail::parameters>;
+  using Parameters = ThinWgmmaParameters<Tail::parameters>;
   static constexpr bool splits = Input::bytes == 4;
   static constexpr int input_parts = Numbers::input_parts;
   static constexpr int weight_parts = Numbers::weight_parts;
-  // Whether parts of sums leave the tensor cores: with one tap in the first dimension there is one part.
+  // Whether partial sums are added up outside the tensor cores. With one tap in the first dimension there is
+  // one part.
   static constexpr bool promotes = input_parts == 2 && C::kernel(0) > 1;
   static constexpr int weight_sets = Numbers::weight_sets;  // other versions, where weights are dithered
   static constexpr bool dithers = Numbers::dithers;
@@ -1636,19 +1700,19 @@ struct WgmmaLayout {
   static constexpr int row_bases = window_rows < shift ? window_rows : shift;
   static constexpr int base_groups = (row_bases + core_rows - 1) / core_rows;
   static constexpr int shifts = (window_rows - 1) / shift;
-  // That a unit has of a sample, and how many of them there can be: rows below the input are zeros.
+  // Values that a unit has of a sample, and how many can lie in the input: rows below it are zeros.
   static constexpr int values = row_groups + shifts;
   static constexpr int rows_below = static_cast<int>((C::input_size(1) - C::base(1, 0) + shift - 1) / shift);
   static constexpr int loaded = values < rows_below ? values : rows_below;
-  // Whether those rows are in the input, whatever the tile: without padding they mostly are.
+  // Whether those rows lie in the input for every tile, as they mostly do without padding.
   static constexpr int last_row = (lane_rows - 1) / tile_rows * tile_rows * step1 +
                                   static_cast<int>(C::base(1, 0)) + row_bases - 1 + (loaded - 1) * shift;
   static constexpr bool has_all_rows = C::base(1, 0) >= 0 && last_row < C::input_size(1);
   static constexpr int units = C::in_channels * base_groups * window_columns * core_rows;
   static constexpr int chunks = (units + producers - 1) / producers;
   static constexpr int plane_units = C::in_channels / core_channels * starts * row_units;
-  // A thread loads an item at a time: its units of a plane, or one of them where they are many; as many items
-  // ahead as registers have room for.
+  // A thread loads an item at a time: its units of a plane, or one of them where they are many. As many items
+  // are in flight as registers allow.
   static constexpr int most_elements = Numbers::most_elements;
   static constexpr int item_chunks = chunks * samples * loaded <= most_elements ? chunks : 1;
   static constexpr int items = chunks / item_chunks;  // of a plane
@@ -1678,12 +1742,6 @@ struct WgmmaLayout {
 
   static_assert(parts == 1 || !two_passes, "blocks of a cluster do not wait for a norm");
 
-  const Parameters& p;
-  Shared& shared;
-
-  __device__ __forceinline__ WgmmaLayout(const Parameters& parameters, Shared& of_block)
-      : p(parameters), shared(of_block) {}
-
   static __device__ __forceinline__ int rank() {
     return parts == 1 ? 0 : static_cast<int>(blockIdx.x) % parts;
   }
@@ -1695,25 +1753,12 @@ struct WgmmaLayout {
 
   // With one tap in the first dimension every plane is an output: its first product does not accumulate.
   static constexpr bool begins_always = taps0 == 1;
-  // Elsewhere sums of 16-bit elements begin as the bias, and need no scale: they are the outputs.
+  // Otherwise sums of 16-bit elements begin at the bias and need no scale: they are the outputs.
   static constexpr bool begins_with_bias = !splits && !begins_always;
 
-  // Weights are prepared by the consumers, while the producers' first elements are on their way. Where parts
-  // of sums are added up all threads do it: producers have few registers there, and would spill elements.
+  // Consumers prepare the weights while the producers' first elements arrive. Where partial sums are added up
+  // all threads do it: producers have few registers and would spill elements.
   static constexpr bool all_prepare = input_parts == 2 && parts == 1;
-
-  // A pair as 16-bit elements, and what is left of it.
-  static __device__ __forceinline__ void split(float a, float b, uint32& high, uint32& low) {
-    if constexpr (splits) {
-      high = f16::pack(a, b);
-      float ha, hb;
-      f16::unpack(high, ha, hb);
-      low = f16::pack(a - ha, b - hb);
-    } else {
-      high = Input::pack(a, b);
-      low = 0;
-    }
-  }
 
   // Planes that a warpgroup has multiplied.
   struct Ring {
@@ -1724,125 +1769,99 @@ struct WgmmaLayout {
   };
   static_assert(planes == 2 || planes == 4 || planes == 8);
 
-  // The same in all lanes, and known to be by the compiler: descriptors are then computed once for a warp.
+  // A value that the compiler knows to be the same in all lanes: descriptors are computed once for a warp.
   static __device__ __forceinline__ uint32 uniform(uint32 value) {
     return __shfl_sync(0xffffffffu, value, 0);
   }
 };
 
 // --------------------------------------------------------------------------------------------------
-// Products of a plane of thin_wgmma.cuh, and where their operands and their sums lie.
+// The mainloop of thin/wgmma.cuh: products of a plane, and where their operands and sums lie.
 
-// `Product` is generated (src/cuda/thin_wgmma.cc): multiply(d, a, b, accumulates) of 64 x 8 columns x 16.
-template <class Convolution, class Tail, class Numbers, class Product>
-struct WgmmaProducts : WgmmaLayout<Convolution, Tail, Numbers> {
-  using Base = WgmmaLayout<Convolution, Tail, Numbers>;
-  using Base::Base;
-  using Base::begins_always;
-  using Base::begins_with_bias;
-  using Base::channel_blocks;
-  using Base::columns;
-  using Base::core_columns;
-  using Base::core_rows;
-  using Base::cores;
-  using Base::delta1;
-  using Base::delta2;
-  using Base::groups1;
-  using Base::groups2;
-  using Base::input_parts;
-  using Base::lane_rows;
-  using Base::paired;
-  using Base::pitch;
-  using Base::plane_units;
-  using Base::planes;
-  using Base::promotes;
-  using Base::row_groups;
-  using Base::row_units;
-  using Base::starts;
-  using Base::step2;
-  using Base::steps;
-  using Base::taps0;
-  using Base::weight_parts;
-  using Base::weight_units;
-  using Base::window_planes;
-  using typename Base::C;
+// `Product` is generated (src/cuda/thin/wgmma.cc): multiply(d, a, b, accumulates) of 64 x 8 columns x 16.
+template <class L, class Product>
+struct WgmmaProducts {
+  using C = typename L::C;
 
   // --- Rows of the accumulators: eight of a warp (r = 0), then eight more ---
   static __device__ __forceinline__ int plane_slot(int warp, int r) {
-    if (!paired) return warp / channel_blocks;
-    return taps0 == 2 ? r : warp / 2 * 2 + r;
+    if (!L::paired) return warp / L::channel_blocks;
+    return L::taps0 == 2 ? r : warp / 2 * 2 + r;
   }
-  // Eight channels of a tile's.
+  // The warp's eight channels, in eights of the tile.
   static __device__ __forceinline__ int channels_of(int warp, int r) {
-    if (!paired) return warp % channel_blocks * 2 + r;
-    return taps0 == 2 ? warp : warp % 2;
+    if (!L::paired) return warp % L::channel_blocks * 2 + r;
+    return L::taps0 == 2 ? warp : warp % 2;
   }
   static __device__ __forceinline__ bool is_used(int warp, int r) {
-    return plane_slot(warp, r) < taps0 && channels_of(warp, r) < 2 * channel_blocks;
+    return plane_slot(warp, r) < L::taps0 && channels_of(warp, r) < 2 * L::channel_blocks;
   }
 
-  // Planes that are unrolled: a round of the slots, so that what a plane ends is known when this is compiled.
-  // Sums that begin anew with every plane are not carried through several: products would be serialised, for
-  // the compiler takes other registers each time.
-  static constexpr int round_planes = promotes ? 1 : taps0;
-  // Whether a round begins at the ring's first slot: what a plane's products read is then known.
-  static constexpr bool knows_slots = round_planes == planes && window_planes % planes == 0;
+  // Planes that are unrolled: a round of the slots, so that the completed slot of each plane is a constant.
+  // Partial sums that begin with every plane are not unrolled: the compiler takes other registers each time
+  // and serialises products.
+  static constexpr int round_planes = L::promotes ? 1 : L::taps0;
+  // Whether a round begins at the ring's first slot: operand addresses of a plane are then constants.
+  static constexpr bool knows_slots = round_planes == L::planes && L::window_planes % L::planes == 0;
 
   // --- Consumers ---
   static __device__ __forceinline__ float output_of(float sum, float unscale, float bias) {
-    return begins_with_bias ? sum : fmaf(sum, unscale, bias);
+    return L::begins_with_bias ? sum : fmaf(sum, unscale, bias);
   }
 
   static __device__ __forceinline__ int lane_of(int e) { return threadIdx.x % 4 * 2 + e; }
-  static __device__ __forceinline__ int sample_of_lane(int e) { return lane_of(e) / row_groups; }
+  static __device__ __forceinline__ int sample_of_lane(int e) { return lane_of(e) / L::row_groups; }
   static __device__ __forceinline__ int first_row_of_lane(int e) {
-    return lane_of(e) % row_groups * lane_rows;
+    return lane_of(e) % L::row_groups * L::lane_rows;
   }
 
   // Whether every thread's lane `e` has a row, whatever the strip.
   static constexpr __device__ bool has_row_always(int e) {
-    return row_groups == 1 ? lane_rows <= C::output_size(1)
-                           : (row_groups - 2 + e) * lane_rows + lane_rows <= C::output_size(1);
+    return L::row_groups == 1 ? L::lane_rows <= C::output_size(1)
+                              : (L::row_groups - 2 + e) * L::lane_rows + L::lane_rows <= C::output_size(1);
   }
 
   // Where core `core` of output position 0 lies, in units.
   static constexpr __device__ int core_offset(int core) {
-    return (core / (groups1 * groups2) * starts + core / groups2 % groups1 * core_rows * delta1) * row_units +
-           core % groups2 * core_columns * delta2 * pitch;
+    return (core / (L::groups1 * L::groups2) * L::starts +
+            core / L::groups2 % L::groups1 * L::core_rows * L::delta1) *
+               L::row_units +
+           core % L::groups2 * L::core_columns * L::delta2 * L::pitch;
   }
 
-  using Sums = float[columns * 4];
+  using Sums = float[L::columns * 4];
 
-  static constexpr int products = weight_parts + input_parts - 1;  // of two cores
+  static constexpr int products = L::weight_parts + L::input_parts - 1;  // of two cores
 
   static constexpr uint32 upper_a = 8;
-  static constexpr uint32 upper_b = pitch * step2;
+  static constexpr uint32 upper_b = L::pitch * L::step2;
 
-  // The lower halves of what describes A and B.
+  // The lower halves of the descriptors of A and B.
   struct Places {
     uint32 a, b;
   };
-  // Those of a plane's first product; where slots are known `at` lies so far behind the strips' `base`.
+  // Operands of a plane's first product. Where slots are known, `at` is relative to the strips' `base`.
   struct Operands {
     Places at;
     uint32 one;
     uint64 base_a, base_b;
   };
 
-  // How far the operands of a plane's product `i` lie behind those of its first.
+  // Offset of the operands of a plane's product `i` from those of its first.
   static constexpr __device__ Places behind(int i) {
     const int core = 2 * (i / products);
     const int part = i % products;  // of the weights, then of the input
-    const int distance = core + 1 < cores ? core_offset(core + 1) - core_offset(core) : 0;
-    return {static_cast<uint32>(i / products * weight_parts + (part == 1 && weight_parts == 2 ? 1 : 0)) * 2 *
-                weight_units,
-            static_cast<uint32>(core_offset(core) | distance << 16) + (part == 2 ? plane_units : 0)};
+    const int distance = core + 1 < L::cores ? core_offset(core + 1) - core_offset(core) : 0;
+    return {
+        static_cast<uint32>(i / products * L::weight_parts + (part == 1 && L::weight_parts == 2 ? 1 : 0)) *
+            2 * L::weight_units,
+        static_cast<uint32>(core_offset(core) | distance << 16) + (part == 2 ? L::plane_units : 0)};
   }
 
-  // Product `i` of a strip's plane. A part begins anew, which the compiler does not know: else it would take
-  // other registers each time, and serialise products.
-  __device__ __forceinline__ void multiply(Sums& sums, const Operands& begin, int i) const {
-    const bool accumulates = promotes ? gridDim.y > 1 : !begins_always;
+  // Product `i` of a strip's plane. The compiler does not know that a partial sum begins from zero: otherwise
+  // it takes other registers each time and serialises products.
+  static __device__ __forceinline__ void multiply(Sums& sums, const Operands& begin, int i) {
+    const bool accumulates = L::promotes ? gridDim.y > 1 : !L::begins_always;
     const uint32 a = begin.at.a + behind(i).a;
     const uint32 b = begin.at.b + behind(i).b;
     if constexpr (knows_slots) {
@@ -1853,8 +1872,9 @@ struct WgmmaProducts : WgmmaLayout<Convolution, Tail, Numbers> {
     }
   }
 
-  // base + distance, one instruction for both halves, where `one` is 1 and the compiler does not know it (it
-  // makes four of two halves). A power of two it would shift, so there are three more: see `base_of`.
+  // base + distance as one instruction for both halves. `one` is 1, which the compiler does not know: it
+  // would make four instructions. It would shift by a power of two, so that 3 is added to every distance and
+  // taken from `base_of`.
   static constexpr uint32 more = 3;
   static __device__ __forceinline__ uint64 moved(uint64 base, uint32 one, uint32 distance) {
     uint64 result;
@@ -1865,100 +1885,65 @@ struct WgmmaProducts : WgmmaLayout<Convolution, Tail, Numbers> {
     return warpgroup::wide(lower, upper) - more;
   }
 
-  // All products of a strip's plane, as a group that is under way.
-  __device__ __forceinline__ void multiply_plane(Sums& sums, const Operands& begin) const {
+  // All products of a strip's plane, as one group in flight.
+  static __device__ __forceinline__ void multiply_plane(Sums& sums, const Operands& begin) {
     warpgroup::fence();
 #pragma unroll
-    for (int i = 0; i < steps * products; ++i) multiply(sums, begin, i);
+    for (int i = 0; i < L::steps * products; ++i) multiply(sums, begin, i);
     warpgroup::commit();
   }
-  // Those of two strips by turns: a product waits for the one before that has the same sums.
-  __device__ __forceinline__ void multiply_planes(Sums& first, Sums& second, const Operands& begin_first,
-                                                  const Operands& begin_second) const {
+  // Products of two strips by turns: a product waits for the one before with the same sums.
+  static __device__ __forceinline__ void multiply_planes(Sums& first, Sums& second,
+                                                         const Operands& begin_first,
+                                                         const Operands& begin_second) {
     warpgroup::fence();
 #pragma unroll
-    for (int i = 0; i < steps * products; ++i) {
+    for (int i = 0; i < L::steps * products; ++i) {
       multiply(first, begin_first, i);
       multiply(second, begin_second, i);
     }
     warpgroup::commit();
   }
 
-  // What products write is not to be read before it has been waited for, which the compiler does not know.
+  // Tells the compiler that products have written the sums.
   static __device__ __forceinline__ void arrived(Sums& sums) {
 #pragma unroll
-    for (int i = 0; i < columns * 4; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+    for (int i = 0; i < L::columns * 4; ++i) asm volatile("" : "+f"(sums[i])::"memory");
   }
 };
 
 // --------------------------------------------------------------------------------------------------
-// What becomes of the sums of thin_wgmma.cuh that a plane ends: the chain, and sums or moments of its values.
+// The epilogue of thin/wgmma.cuh: the chain on completed sums, and sums or moments of its values.
 
-template <class Convolution, class Tail, class Numbers, class Product>
-struct WgmmaOutputs : WgmmaProducts<Convolution, Tail, Numbers, Product> {
-  using Base = WgmmaProducts<Convolution, Tail, Numbers, Product>;
-  using Base::arrived;
-  using Base::Base;
-  using Base::base_of;
-  using Base::begins_always;
-  using Base::begins_with_bias;
-  using Base::channel_blocks;
-  using Base::channels_of;
-  using Base::column_tiles;
-  using Base::columns;
-  using Base::first_plane;
-  using Base::first_row_of_lane;
-  using Base::first_tile;
-  using Base::has_row_always;
-  using Base::input_parts;
-  using Base::knows_slots;
-  using Base::lane_rows;
-  using Base::multiply_plane;
-  using Base::multiply_planes;
-  using Base::output_of;
-  using Base::p;
-  using Base::paired;
-  using Base::part_tiles;
-  using Base::parts;
-  using Base::pitch;
-  using Base::plane_slot;
-  using Base::plane_units;
-  using Base::planes;
-  using Base::promotes;
-  using Base::round_planes;
-  using Base::row_units;
-  using Base::shared;
-  using Base::state_rows;
-  using Base::step1;
-  using Base::step2;
-  using Base::strips;
-  using Base::taps0;
-  using Base::tile_columns;
-  using Base::tile_rows;
-  using Base::uniform;
-  using Base::upper_a;
-  using Base::upper_b;
-  using Base::weight_sets;
-  using Base::weight_units;
-  using Base::window_planes;
-  using typename Base::C;
-  using typename Base::Operands;
-  using typename Base::Ring;
-  using typename Base::Sums;
+template <class L, class Product>
+struct WgmmaOutputs {
+  using Products = WgmmaProducts<L, Product>;
+  using Operands = typename Products::Operands;
+  using Sums = typename Products::Sums;
+  using C = typename L::C;
+  using Tail = typename L::Tail;
+  using Numbers = typename L::Numbers;
+  using Parameters = typename L::Parameters;
+  using Ring = typename L::Ring;
+  using Shared = typename L::Shared;
 
-  using MomentsPass = MomentsEpilogue<Convolution, Tail, Numbers>;
-  using ApplyPass = ApplyEpilogue<Convolution, Tail, Numbers>;
+  const Parameters& p;
+  Shared& shared;
 
-  // What came after the last time that moments were brought up to date: sums of distances from the mean then.
+  using MomentsPass = MomentsEpilogue<C, Tail, Numbers, Parameters>;
+  using ApplyPass = ApplyEpilogue<C, Tail, Numbers, Parameters>;
+
+  // Values since the last update of the moments: sums of distances from the mean of that time.
   struct Recent {
     static constexpr int most = 16;  // planes
-    float sum[2][state_rows] = {};
-    float squares[2][state_rows] = {};
+    float sum[2][L::state_rows] = {};
+    float squares[2][L::state_rows] = {};
 
-    // Behind which rounds moments are brought up to date: the first that ends an output, and every so many.
+    // After which rounds moments are updated: the first that completes an output, and then every `apart`
+    // planes.
     static __device__ __forceinline__ bool is_over(int first_of_round) {
-      constexpr int first = (taps0 - 1) / round_planes * round_planes;
-      constexpr int apart = most / round_planes * round_planes;
+      constexpr int first = (L::taps0 - 1) / Products::round_planes * Products::round_planes;
+      constexpr int apart = most / Products::round_planes * Products::round_planes;
       return first_of_round >= first && (first_of_round - first) % apart == 0;
     }
   };
@@ -1967,44 +1952,45 @@ struct WgmmaOutputs : WgmmaProducts<Convolution, Tail, Numbers, Product> {
   // `Count` columns.
   template <int First, int Count, class State>
   __device__ __forceinline__ void take(const ApplyPass& pass, State (&state)[2], const Sums& sums, int d,
-                                       int row, int column, const float (&unscale)[state_rows],
-                                       const float (&bias)[state_rows], Recent& recent, bool) const {
+                                       int row, int column, const float (&unscale)[L::state_rows],
+                                       const float (&bias)[L::state_rows], Recent& recent, bool) const {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      const int q1 = row + first_row_of_lane(e);
+      const int q1 = row + Products::first_row_of_lane(e);
       if (q1 >= C::output_size(1)) continue;
-      float h[state_rows][Count];
+      float h[L::state_rows][Count];
       int offset[Count];
 #pragma unroll
       for (int k = 0; k < Count; ++k) {
 #pragma unroll
-        for (int r = 0; r < state_rows; ++r)
-          h[r][k] = output_of(sums[4 * k + 2 * (First + r) + e], unscale[r], bias[r]);
+        for (int r = 0; r < L::state_rows; ++r)
+          h[r][k] = Products::output_of(sums[4 * k + 2 * (First + r) + e], unscale[r], bias[r]);
         offset[k] = offset_of(d, q1, column + k);
       }
       pass.take(state[e], h, offset, All{});
     }
   }
 
-  // Moments take distances from the mean so far (at first from the first value): sums of one look at each
-  // value, of which none stays in a register. The mean moves little, so that what is subtracted when moments
-  // are brought up to date is small beside the sum of squares.
+  // Moments take distances from the mean so far, at first from the first value. Each value is read once and
+  // none stays in a register. The mean moves little: the correction at an update is small beside the sum of
+  // squares.
   template <int First, int Count, class State>
   __device__ __forceinline__ void take(const MomentsPass& pass, State (&state)[2], const Sums& sums, int d,
-                                       int row, int column, const float (&unscale)[state_rows],
-                                       const float (&bias)[state_rows], Recent& recent,
+                                       int row, int column, const float (&unscale)[L::state_rows],
+                                       const float (&bias)[L::state_rows], Recent& recent,
                                        bool may_be_first) const {
     using Before = typename Tail::Before;
-    float sum[2][state_rows], squares[2][state_rows];
+    float sum[2][L::state_rows], squares[2][L::state_rows];
     const auto value_of = [&](float product, int e, int r, int k) {
-      // A lane without a row takes values of the last one, and keeps nothing of them.
-      const int q1 = row + first_row_of_lane(e);
+      // A lane without a row reads values of the last row and drops them.
+      const int q1 = row + Products::first_row_of_lane(e);
       typename Before::template Tensors<1> tensors;
-      tensors.load(p, element_index<Convolution, Tail, Numbers>(
+      tensors.load(p, element_index<C, Tail, Numbers>(
                           pass.n, state[e].slot[r],
                           offset_of(d, q1 < C::output_size(1) ? q1 : static_cast<int>(C::output_size(1)) - 1,
                                     column + k)));
-      return Before::value(output_of(product, unscale[r], bias[r]), state[e].before[r].value[0], tensors, 0);
+      return Before::value(Products::output_of(product, unscale[r], bias[r]), state[e].before[r].value[0],
+                           tensors, 0);
     };
     const auto value = [&](int e, int r, int k) {
       return value_of(sums[4 * k + 2 * (First + r) + e], e, r, k);
@@ -2012,13 +1998,13 @@ struct WgmmaOutputs : WgmmaProducts<Convolution, Tail, Numbers, Product> {
     bool is_one[2];
 #pragma unroll
     for (int e = 0; e < 2; ++e)
-      is_one[e] = has_row_always(e) || row + first_row_of_lane(e) < C::output_size(1);
+      is_one[e] = Products::has_row_always(e) || row + Products::first_row_of_lane(e) < C::output_size(1);
     if (may_be_first) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
 #pragma unroll
-        for (int r = 0; r < state_rows; ++r) {
-          // Not to be kept for what follows, where it and the distance are one instruction.
+        for (int r = 0; r < L::state_rows; ++r) {
+          // Computed again below, where it and the distance are one instruction.
           float product = sums[2 * (First + r) + e];
           asm volatile("" : "+f"(product));
           const float first = value_of(product, e, r, 0);
@@ -2026,17 +2012,18 @@ struct WgmmaOutputs : WgmmaProducts<Convolution, Tail, Numbers, Product> {
         }
       }
     }
-    // Step by step of some columns: of as many values as hide each other's latency.
-    constexpr int at_once = 4 / state_rows;
+    // Some columns at a time: as many values as hide each other's latency.
+    constexpr int at_once = 4 / L::state_rows;
 #pragma unroll
     for (int first = 0; first < Count; first += at_once) {
-      float distance[at_once][2][state_rows];
+      float distance[at_once][2][L::state_rows];
 #pragma unroll
       for (int k = 0; k < at_once && first + k < Count; ++k) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
 #pragma unroll
-          for (int r = 0; r < state_rows; ++r) distance[k][e][r] = value(e, r, first + k) - state[e].mean[r];
+          for (int r = 0; r < L::state_rows; ++r)
+            distance[k][e][r] = value(e, r, first + k) - state[e].mean[r];
         }
       }
 #pragma unroll
@@ -2044,7 +2031,7 @@ struct WgmmaOutputs : WgmmaProducts<Convolution, Tail, Numbers, Product> {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
 #pragma unroll
-          for (int r = 0; r < state_rows; ++r) {
+          for (int r = 0; r < L::state_rows; ++r) {
             const float own = distance[k][e][r];
             sum[e][r] = first + k == 0 ? own : sum[e][r] + own;
             squares[e][r] = first + k == 0 ? own * own : fmaf(own, own, squares[e][r]);
@@ -2055,7 +2042,7 @@ struct WgmmaOutputs : WgmmaProducts<Convolution, Tail, Numbers, Product> {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
 #pragma unroll
-      for (int r = 0; r < state_rows; ++r) {
+      for (int r = 0; r < L::state_rows; ++r) {
         add_where(is_one[e], recent.sum[e][r], sum[e][r], e);
         add_where(is_one[e], recent.squares[e][r], squares[e][r], e);
       }
@@ -2070,7 +2057,7 @@ struct WgmmaOutputs : WgmmaProducts<Convolution, Tail, Numbers, Product> {
       const float count = state[e].count;
       const float per_value = count > 0.0f ? pointwise::reciprocal_fast(count) : 0.0f;
 #pragma unroll
-      for (int r = 0; r < state_rows; ++r) {
+      for (int r = 0; r < L::state_rows; ++r) {
         const float moved = recent.sum[e][r] * per_value;
         state[e].mean[r] += moved;
         state[e].m2[r] += not_below_zero(fmaf(-recent.sum[e][r], moved, recent.squares[e][r]));
@@ -2079,7 +2066,7 @@ struct WgmmaOutputs : WgmmaProducts<Convolution, Tail, Numbers, Product> {
     recent = {};
   }
 
-  // Never a branch: sums of the four would follow each other instead of hiding each other's latency.
+  // Never a branch: otherwise the four sums would wait for each other.
   static __device__ __forceinline__ float select(bool so, float a, float b) {
     float result;
     asm("{.reg .pred p; setp.ne.b32 p, %3, 0; selp.f32 %0, %1, %2, p;}"
@@ -2089,7 +2076,7 @@ struct WgmmaOutputs : WgmmaProducts<Convolution, Tail, Numbers, Product> {
   }
 
   static __device__ __forceinline__ void add_where(bool so, float& sum, float value, int e) {
-    sum = has_row_always(e) ? sum + value : select(so, sum + value, sum);
+    sum = Products::has_row_always(e) ? sum + value : select(so, sum + value, sum);
   }
 
   // Rounding may leave a sum of squares below zero.
@@ -2103,110 +2090,113 @@ struct WgmmaOutputs : WgmmaProducts<Convolution, Tail, Numbers, Product> {
   // All tiles of a unit, `channel_tile` of its channels.
   template <class Pass, class State>
   __device__ __forceinline__ void consume(const Pass& pass, State (&state)[2], int channel_tile, Ring& ring,
-                                          const float (&unscale)[state_rows],
-                                          const float (&bias)[state_rows]) const {
-    const int group = uniform(threadIdx.x / 128);
-    const int warp = uniform(threadIdx.x / 32 % 4);
-    // A warp whose channels there are not has nothing to finish: its weights are zeros.
-    const bool has_channels =
-        channel_tile * channel_blocks * 16 + channels_of(warp, 0) * 8 < static_cast<int>(C::channels);
-    constexpr int across = strips / tile_rows;  // strips side by side
-    uint32 weights[2];                          // of the strips
+                                          const float (&unscale)[L::state_rows],
+                                          const float (&bias)[L::state_rows]) const {
+    const int group = L::uniform(threadIdx.x / 128);
+    const int warp = L::uniform(threadIdx.x / 32 % 4);
+    // A warp without channels has zero weights and nothing to finish.
+    const bool has_channels = channel_tile * L::channel_blocks * 16 + Products::channels_of(warp, 0) * 8 <
+                              static_cast<int>(C::channels);
+    constexpr int across = L::strips / L::tile_rows;  // strips side by side
+    uint32 weights[2];                                // of the strips
     uint32 windows[2];
 #pragma unroll
     for (int own = 0; own < 2; ++own) {
       const int strip = group * 2 + own;
-      const int set = weight_sets == 1 ? 0 : weight_sets == strips ? strip : group % weight_sets;
+      const int set = L::weight_sets == 1 ? 0 : L::weight_sets == L::strips ? strip : group % L::weight_sets;
       weights[own] =
-          warpgroup::descriptor(barrier::shared_address(shared.weight[channel_tile][set]), weight_units);
-      const int offset = (strip / across * step1 * row_units + strip % across * columns * step2 * pitch) * 16;
+          warpgroup::descriptor(barrier::shared_address(shared.weight[channel_tile][set]), L::weight_units);
+      const int offset =
+          (strip / across * L::step1 * L::row_units + strip % across * L::columns * L::step2 * L::pitch) * 16;
       windows[own] = warpgroup::descriptor(barrier::shared_address(shared.x[0][0]) + offset, 0);
     }
-    const uint64 base_a = base_of(weight_sets == 1 ? weights[0] : uniform(weights[0]), upper_a);
-    const uint64 base_b = base_of(uniform(windows[0]), upper_b);
-    // The grid has one dimension: a zero that the compiler does not know, for it would move a constant twice.
+    const uint64 base_a =
+        Products::base_of(L::weight_sets == 1 ? weights[0] : L::uniform(weights[0]), Products::upper_a);
+    const uint64 base_b = Products::base_of(L::uniform(windows[0]), Products::upper_b);
+    // A zero that the compiler does not know (the grid has one dimension): it would move a constant twice.
     const float zero = __uint_as_float(gridDim.y - 1);
-    const float begin[2] = {begins_with_bias ? bias[0] : zero,
-                            begins_with_bias ? bias[state_rows - 1] : zero};
+    const float begin[2] = {L::begins_with_bias ? bias[0] : zero,
+                            L::begins_with_bias ? bias[L::state_rows - 1] : zero};
     Recent recent;
     Sums first, second;
     int tile = 0;
     int first_of_round = 0;
     const auto turn_of = [&](int own, int plane) {
-      return ((round_planes == 1 ? first_of_round : 0) + plane + own * (taps0 / 2)) % taps0;
+      return ((Products::round_planes == 1 ? first_of_round : 0) + plane + own * (L::taps0 / 2)) % L::taps0;
     };
     const auto operands_of = [&](int own, int plane) -> Operands {
       const uint32 turn = turn_of(own, plane);
-      const uint32 turned = paired ? turn * static_cast<uint32>(sizeof(shared.weight[0][0][0]) / 16)
-                                   : (taps0 - 1 - turn) * channel_blocks * 16;
-      constexpr uint32 of_slot = input_parts * plane_units;
-      if constexpr (knows_slots) {
-        // From the first strip's to the second's.
-        constexpr uint32 of_set = weight_sets == strips ? sizeof(shared.weight[0][0]) / 16 : 0;
-        constexpr uint32 apart = across == 1 ? step1 * row_units : columns * step2 * pitch;
-        // Ones that are not the same: what is common to both strips would be computed apart.
+      const uint32 turned = L::paired ? turn * static_cast<uint32>(sizeof(shared.weight[0][0][0]) / 16)
+                                      : (L::taps0 - 1 - turn) * L::channel_blocks * 16;
+      constexpr uint32 of_slot = L::input_parts * L::plane_units;
+      if constexpr (Products::knows_slots) {
+        // Distance from the first strip's to the second's.
+        constexpr uint32 of_set = L::weight_sets == L::strips ? sizeof(shared.weight[0][0]) / 16 : 0;
+        constexpr uint32 apart = across == 1 ? L::step1 * L::row_units : L::columns * L::step2 * L::pitch;
+        // Two different ones: otherwise the compiler computes the common part of both strips separately.
         return {{own * of_set + turned, own * apart + plane * of_slot},
                 own == 0 ? gridDim.y : gridDim.z,
                 base_a,
                 base_b};
       }
-      return {
-          {uniform(weights[own] + turned), uniform(windows[own] + (ring.count + plane) % planes * of_slot)},
-          1,
-          0,
-          0};
+      return {{L::uniform(weights[own] + turned),
+               L::uniform(windows[own] + (ring.count + plane) % L::planes * of_slot)},
+              1,
+              0,
+              0};
     };
-    // The outputs that a plane ends, and the next ones begun in their place. A warp has its first eight rows,
-    // its second or, not paired, both in the slot that ends.
+    // Finishes the outputs that a plane completes and begins the next ones in their place. A warp has its
+    // first eight rows, its second or, not paired, both in the completed slot.
     const auto finish_plane = [&]<int own, int plane>(Sums& sums) {
       const int strip = group * 2 + own;
-      const int row = tile / column_tiles * tile_rows + strip / across;
-      const int column = tile % column_tiles * tile_columns + strip % across * columns;
+      const int row = tile / L::column_tiles * L::tile_rows + strip / across;
+      const int column = tile % L::column_tiles * L::tile_columns + strip % across * L::columns;
       const int q = first_of_round + plane;
-      const int d = first_plane() + q - (taps0 - 1);
-      const bool is_output =
-          (plane >= taps0 - 1 || q >= taps0 - 1) && (parts == 1 || d < C::output_size(0)) && row < lane_rows;
-      const int ending = (turn_of(own, plane) + 1) % taps0;
-      // A warp, and a lane that has rows at all, has its first output in the first tile and in one of the
-      // first two rounds.
-      const bool may_be_first = tile == first_tile() && first_of_round < 2 * taps0;
+      const int d = L::first_plane() + q - (L::taps0 - 1);
+      const bool is_output = (plane >= L::taps0 - 1 || q >= L::taps0 - 1) &&
+                             (L::parts == 1 || d < C::output_size(0)) && row < L::lane_rows;
+      const int ending = (turn_of(own, plane) + 1) % L::taps0;
+      // The first output of a warp, and of a lane with rows, is in the first tile and one of the first two
+      // rounds.
+      const bool may_be_first = tile == L::first_tile() && first_of_round < 2 * L::taps0;
       const auto finish_rows = [&]<int r>() {
-        if (paired && round_planes > 1 && ending % 2 != r) return;  // known here
-        const bool is_own = plane_slot(warp, r) == ending;
+        if (L::paired && Products::round_planes > 1 && ending % 2 != r) return;  // known here
+        const bool is_own = Products::plane_slot(warp, r) == ending;
         if (is_own && has_channels && is_output)
           take_columns<r>(pass, state, sums, d, row, column, unscale, bias, recent, may_be_first);
-        if constexpr (!begins_always)
-          Product::template begin_where<!paired || r == 0, !paired || r == 1>(sums, is_own, begin[0],
-                                                                              begin[1]);
+        if constexpr (!L::begins_always)
+          Product::template begin_where<!L::paired || r == 0, !L::paired || r == 1>(sums, is_own, begin[0],
+                                                                                    begin[1]);
       };
       finish_rows.template operator()<0>();
-      if constexpr (paired) finish_rows.template operator()<1>();
+      if constexpr (L::paired) finish_rows.template operator()<1>();
     };
     const auto wait_for = [&](int plane) {
       const Ring at{ring.count + plane};
-      barrier::wait(&shared.full[knows_slots ? plane : at.slot()], knows_slots ? ring.parity() : at.parity());
+      barrier::wait(&shared.full[Products::knows_slots ? plane : at.slot()],
+                    Products::knows_slots ? ring.parity() : at.parity());
     };
     const auto leave = [&](int plane) {
       __syncwarp();
       if (threadIdx.x % 32 == 0)
-        barrier::arrive(&shared.empty[knows_slots ? plane : (ring.count + plane) % planes]);
+        barrier::arrive(&shared.empty[Products::knows_slots ? plane : (ring.count + plane) % L::planes]);
     };
-    // A plane's part of sums, where the tensor cores are not to add up more.
+    // Adds a plane's partial sums, where the tensor cores must not add up more.
     const auto add = [&](Sums& sums, Sums& part) {
-      arrived(part);
+      Products::arrived(part);
 #pragma unroll
-      for (int i = 0; i < columns * 4; ++i) sums[i] += part[i];
+      for (int i = 0; i < L::columns * 4; ++i) sums[i] += part[i];
     };
-    // A part belongs to one strip after the other: the second one's products are under way while outputs of
-    // the first are finished.
+    // The strips take turns with `part`: products of the second are in flight while outputs of the first are
+    // finished.
     Sums part;
     const auto multiply_in_parts = [&] {
       wait_for(0);
-      multiply_plane(part, operands_of(0, 0));
+      Products::multiply_plane(part, operands_of(0, 0));
       const Operands next = operands_of(1, 0);
       warpgroup::wait<0>();
       add(first, part);
-      multiply_plane(part, next);
+      Products::multiply_plane(part, next);
       finish_plane.template operator()<0, 0>(first);
       warpgroup::wait<0>();
       leave(0);
@@ -2215,16 +2205,15 @@ struct WgmmaOutputs : WgmmaProducts<Convolution, Tail, Numbers, Product> {
       ring.count += 1;
     };
     const auto multiply_round = [&]<int count>() {
-      if constexpr (promotes) return multiply_in_parts();
+      if constexpr (L::promotes) return multiply_in_parts();
       wait_for(0);
-      multiply_planes(first, second, operands_of(0, 0), operands_of(1, 0));
+      Products::multiply_planes(first, second, operands_of(0, 0), operands_of(1, 0));
       const auto go_on = [&]<int plane>() {
         constexpr bool is_last = plane == count - 1;
-        // All four warps finish outputs at a time, some of them those of the first strip, the others those of
-        // the second.
+        // All four warps finish outputs at the same time, some of the first strip, the others of the second.
         warpgroup::wait<0>();
-        arrived(first);
-        arrived(second);
+        Products::arrived(first);
+        Products::arrived(second);
         leave(plane);
         Operands next_first, next_second;  // known when outputs are finished
         if constexpr (!is_last) next_first = operands_of(0, plane + 1);
@@ -2233,7 +2222,7 @@ struct WgmmaOutputs : WgmmaProducts<Convolution, Tail, Numbers, Product> {
         finish_plane.template operator()<1, plane>(second);
         if constexpr (!is_last) {
           wait_for(plane + 1);
-          multiply_planes(first, second, next_first, next_second);
+          Products::multiply_planes(first, second, next_first, next_second);
         }
       };
       go_on.template operator()<0>();
@@ -2242,101 +2231,62 @@ struct WgmmaOutputs : WgmmaProducts<Convolution, Tail, Numbers, Product> {
       if constexpr (count > 3) go_on.template operator()<3>();
       ring.count += count;
     };
-    static_assert(round_planes <= 4);
+    static_assert(Products::round_planes <= 4);
 #pragma unroll 1
-    for (tile = first_tile(); tile < first_tile() + part_tiles; ++tile) {
-      if constexpr (!begins_always) {
+    for (tile = L::first_tile(); tile < L::first_tile() + L::part_tiles; ++tile) {
+      if constexpr (!L::begins_always) {
 #pragma unroll
-        for (int i = 0; i < columns * 4; ++i) {
+        for (int i = 0; i < L::columns * 4; ++i) {
           first[i] = begin[i % 4 / 2];
           second[i] = begin[i % 4 / 2];
         }
       }
 #pragma unroll 1
-      for (first_of_round = 0; first_of_round + round_planes <= window_planes;
-           first_of_round += round_planes) {
-        multiply_round.template operator()<round_planes>();
+      for (first_of_round = 0; first_of_round + Products::round_planes <= L::window_planes;
+           first_of_round += Products::round_planes) {
+        multiply_round.template operator()<Products::round_planes>();
         if constexpr (is_same<Pass, MomentsPass>) {
           if (Recent::is_over(first_of_round)) bring_up_to_date(state, recent);
         }
       }
-      if constexpr (window_planes % round_planes != 0)
-        multiply_round.template operator()<window_planes % round_planes>();
+      if constexpr (L::window_planes % Products::round_planes != 0)
+        multiply_round.template operator()<L::window_planes % Products::round_planes>();
     }
     if constexpr (is_same<Pass, MomentsPass>) bring_up_to_date(state, recent);
   }
 
-  // The columns that there are.
+  // The columns of the output that the strip has.
   template <int First, class Pass, class State>
   __device__ __forceinline__ void take_columns(const Pass& pass, State (&state)[2], const Sums& sums, int d,
-                                               int row, int column, const float (&unscale)[state_rows],
-                                               const float (&bias)[state_rows], Recent& recent,
+                                               int row, int column, const float (&unscale)[L::state_rows],
+                                               const float (&bias)[L::state_rows], Recent& recent,
                                                bool may_be_first) const {
-    constexpr int left = static_cast<int>(C::output_size(2)) % columns;
-    if (column + columns <= C::output_size(2)) {
-      take<First, columns>(pass, state, sums, d, row, column, unscale, bias, recent, may_be_first);
+    constexpr int left = static_cast<int>(C::output_size(2)) % L::columns;
+    if (column + L::columns <= C::output_size(2)) {
+      take<First, L::columns>(pass, state, sums, d, row, column, unscale, bias, recent, may_be_first);
     } else if (left > 0 && column < C::output_size(2)) {
-      take<First, left == 0 ? columns : left>(pass, state, sums, d, row, column, unscale, bias, recent,
-                                              may_be_first);
+      take<First, left == 0 ? L::columns : left>(pass, state, sums, d, row, column, unscale, bias, recent,
+                                                 may_be_first);
     }
   }
 };
 
 // --------------------------------------------------------------------------------------------------
-// Elements of x on their way to the ring of thin_wgmma.cuh, one by one, and the guard of their range.
+// Loads elements of x one by one into the ring of thin/wgmma.cuh, and guards their range.
 
-template <class Convolution, class Tail, class Numbers>
-struct WgmmaElements : WgmmaLayout<Convolution, Tail, Numbers> {
-  using Base = WgmmaLayout<Convolution, Tail, Numbers>;
-  using Base::all_prepare;
-  using Base::Base;
-  using Base::base_groups;
-  using Base::column_tiles;
-  using Base::consumers;
-  using Base::core_channels;
-  using Base::core_rows;
-  using Base::delta1;
-  using Base::first_plane;
-  using Base::first_tile;
-  using Base::first_unit;
-  using Base::fitting;
-  using Base::guards;
-  using Base::has_all_rows;
-  using Base::input_parts;
-  using Base::items;
-  using Base::loaded;
-  using Base::p;
-  using Base::part_tiles;
-  using Base::parts;
-  using Base::pitch;
-  using Base::plane_units;
-  using Base::planes;
-  using Base::producers;
-  using Base::rank;
-  using Base::repeats;
-  using Base::row_bases;
-  using Base::row_groups;
-  using Base::row_units;
-  using Base::samples;
-  using Base::shared;
-  using Base::shift;
-  using Base::shifts;
-  using Base::split;
-  using Base::splits;
-  using Base::starts;
-  using Base::step1;
-  using Base::step2;
-  using Base::tile_columns;
-  using Base::tile_rows;
-  using Base::unit_step;
-  using Base::units;
-  using Base::window_columns;
-  using Base::window_planes;
-  using typename Base::C;
-  using typename Base::Input;
+template <class L>
+struct WgmmaElements {
+  using C = typename L::C;
+  using Input = typename L::Input;
+  using Parameters = typename L::Parameters;
+  using Shared = typename L::Shared;
+
+  const Parameters& p;
+  Shared& shared;
 
   // --- Producers ---
-  // What is staged, in order: items of a plane, planes of a tile, tiles, passes and channels, units.
+  // A position in the order of staging: items of a plane, planes of a tile, tiles, repeats (passes and
+  // channels), units.
   struct Place {
     int unit;
     int repeat = 0;
@@ -2345,167 +2295,173 @@ struct WgmmaElements : WgmmaLayout<Convolution, Tail, Numbers> {
     int item = 0;
 
     __device__ __forceinline__ void advance() {
-      if (items > 1 && ++item < items) return;
+      if (L::items > 1 && ++item < L::items) return;
       item = 0;
       advance_plane();
     }
     __device__ __forceinline__ void advance_plane() {
-      if (++plane < window_planes) return;
+      if (++plane < L::window_planes) return;
       plane = 0;
-      if (++tile < part_tiles) return;
+      if (++tile < L::part_tiles) return;
       tile = 0;
-      if (++repeat < repeats) return;
+      if (++repeat < L::repeats) return;
       repeat = 0;
-      unit += unit_step();
+      unit += L::unit_step();
     }
   };
 
-  // A thread's part of a chunk. Neighbours have channels that lie side by side in shared memory, but not more
-  // of them than leave whole sectors to a load: 8 to 32 channels, kernel 3, took 0.158 ms with eight and with
-  // four, 0.151 with two, 0.160 with one.
-  static constexpr int near_channels = core_channels < 2 ? core_channels : 2;
-  // Neighbours have elements that lie near each other, but eight of them store to different banks.
+  // A thread's part of a chunk. Neighbouring threads have neighbouring channels of shared memory, but so few
+  // that a load has whole sectors. 8 to 32 channels, kernel 3: 0.158 ms with eight and with four, 0.151 with
+  // two, 0.160 with one.
+  static constexpr int near_channels = L::core_channels < 2 ? L::core_channels : 2;
+  // Neighbouring threads load neighbouring elements, but eight of them store to different banks.
   static constexpr bool rows_first = C::input_stride(3) < C::input_stride(4);
-  static constexpr int near_columns = window_columns % 4 == 0 ? 4 : 1;
+  static constexpr int near_columns = L::window_columns % 4 == 0 ? 4 : 1;
   struct Unit {
     int core_row, column, row, c;
     bool is_one;
 
     explicit __device__ __forceinline__ Unit(int chunk) {
-      const int u = chunk * producers + static_cast<int>(threadIdx.x) - consumers;
-      core_row = u / near_channels % core_rows;
-      const int within = u / (near_channels * core_rows);  // columns, or some columns, rows and more columns
+      const int u = chunk * L::producers + static_cast<int>(threadIdx.x) - L::consumers;
+      core_row = u / near_channels % L::core_rows;
+      const int within =
+          u / (near_channels * L::core_rows);  // columns, or some columns, rows and more columns
       if constexpr (rows_first) {
-        row = within / near_columns % base_groups * core_rows + core_row;
-        column = within / (near_columns * base_groups) % (window_columns / near_columns) * near_columns +
-                 within % near_columns;
+        row = within / near_columns % L::base_groups * L::core_rows + core_row;
+        column =
+            within / (near_columns * L::base_groups) % (L::window_columns / near_columns) * near_columns +
+            within % near_columns;
       } else {
-        row = u / (pitch * window_columns) % base_groups * core_rows + core_row;
-        column = within % window_columns;
+        row = u / (L::pitch * L::window_columns) % L::base_groups * L::core_rows + core_row;
+        column = within % L::window_columns;
       }
-      c = u / (pitch * window_columns * base_groups) * core_channels +
-          within / (window_columns * (rows_first ? base_groups : 1)) % (core_channels / near_channels) *
-              near_channels +
+      c = u / (L::pitch * L::window_columns * L::base_groups) * L::core_channels +
+          within / (L::window_columns * (rows_first ? L::base_groups : 1)) %
+              (L::core_channels / near_channels) * near_channels +
           u % near_channels;
-      is_one = u < units && row < row_bases;
+      is_one = u < L::units && row < L::row_bases;
     }
   };
 
-  using Elements = float[samples][loaded];
+  using Items = float[L::samples][L::loaded];
 
-  static __device__ __forceinline__ float element(const Elements& x, int s, int m) {
-    return m < loaded ? x[s][m < loaded ? m : 0] : 0.0f;
+  static __device__ __forceinline__ float element(const Items& x, int s, int m) {
+    return m < L::loaded ? x[s][m < L::loaded ? m : 0] : 0.0f;
   }
 
-  // An element of 16 bits stays what it is in memory.
+  // 16-bit elements keep their bits.
   static __device__ __forceinline__ float load_element(const void* base, int64 index) {
-    if constexpr (splits) return static_cast<const float*>(base)[index];
+    if constexpr (L::splits) return static_cast<const float*>(base)[index];
     return __uint_as_float(static_cast<const uint16*>(base)[index]);
   }
   static __device__ __forceinline__ void split_elements(float a, float b, uint32& high, uint32& low) {
-    if constexpr (splits) return split(a, b, high, low);
+    if constexpr (L::splits) return split_pair<C, Input>(a, b, high, low);
     high = __byte_perm(__float_as_uint(a), __float_as_uint(b), 0x5410);
     low = 0;
   }
 
-  // Where a unit's elements of a tile lie: the first one of plane 0, and which of its rows there are.
+  // Where a unit's elements of a tile lie: the first one of plane 0, and its rows in the input.
   struct Source {
     const char* first;
     int begin, end;
   };
 
   __device__ __forceinline__ Source source_of(const Place& place, const Unit& unit) const {
-    const int tile = first_tile() + place.tile;
-    const int i1 = tile / column_tiles * tile_rows * step1 + static_cast<int>(C::base(1, 0)) + unit.row;
-    const int i2 = tile % column_tiles * tile_columns * step2 + static_cast<int>(C::base(2, 0)) + unit.column;
-    const int64 index = static_cast<int64>(place.unit) * samples * C::input_stride(0) +
-                        unit.c * C::input_stride(1) + (first_plane() + C::base(0, 0)) * C::input_stride(2) +
-                        i1 * C::input_stride(3) + i2 * C::input_stride(4);
+    const int tile = L::first_tile() + place.tile;
+    const int i1 =
+        tile / L::column_tiles * L::tile_rows * L::step1 + static_cast<int>(C::base(1, 0)) + unit.row;
+    const int i2 =
+        tile % L::column_tiles * L::tile_columns * L::step2 + static_cast<int>(C::base(2, 0)) + unit.column;
+    const int64 index = static_cast<int64>(place.unit) * L::samples * C::input_stride(0) +
+                        unit.c * C::input_stride(1) +
+                        (L::first_plane() + C::base(0, 0)) * C::input_stride(2) + i1 * C::input_stride(3) +
+                        i2 * C::input_stride(4);
     constexpr int rows = static_cast<int>(C::input_size(1));
     const bool inside = unit.is_one && static_cast<unsigned>(i2) < static_cast<unsigned>(C::input_size(2));
     Source source{static_cast<const char*>(p.input) + index * Input::bytes, 0, 0};
-    if constexpr (C::base(1, 0) < 0) source.begin = i1 < 0 ? (-i1 + shift - 1) / shift : 0;
-    if (inside && i1 < rows) source.end = (rows - i1 + shift - 1) / shift;
+    if constexpr (C::base(1, 0) < 0) source.begin = i1 < 0 ? (-i1 + L::shift - 1) / L::shift : 0;
+    if (inside && i1 < rows) source.end = (rows - i1 + L::shift - 1) / L::shift;
     return source;
   }
 
-  __device__ __forceinline__ void load(const Place& place, const Source& source, Elements& x) const {
+  __device__ __forceinline__ void load(const Place& place, const Source& source, Items& x) const {
     const bool has_plane =
-        static_cast<unsigned>(first_plane() + place.plane + static_cast<int>(C::base(0, 0))) <
+        static_cast<unsigned>(L::first_plane() + place.plane + static_cast<int>(C::base(0, 0))) <
         static_cast<unsigned>(C::input_size(0));
     const char* first = source.first + place.plane * (C::input_stride(2) * Input::bytes);
     const int end = has_plane ? source.end : 0;
 #pragma unroll
-    for (int s = 0; s < samples; ++s) {
+    for (int s = 0; s < L::samples; ++s) {
 #pragma unroll
-      for (int m = 0; m < loaded; ++m) {
-        const bool is_there = (has_all_rows ? end > 0 : m >= source.begin && m < end) &&
-                              (samples == 1 || static_cast<int64>(place.unit) * samples + s < p.batch);
+      for (int m = 0; m < L::loaded; ++m) {
+        const bool is_there = (L::has_all_rows ? end > 0 : m >= source.begin && m < end) &&
+                              (L::samples == 1 || static_cast<int64>(place.unit) * L::samples + s < p.batch);
         x[s][m] =
-            is_there ? load_element(first, s * C::input_stride(0) + m * shift * C::input_stride(3)) : 0.0f;
+            is_there ? load_element(first, s * C::input_stride(0) + m * L::shift * C::input_stride(3)) : 0.0f;
       }
     }
   }
 
-  // Where a unit goes in a plane, in bytes, and which copies of it there are: a bit for each shift and row of
-  // a core.
+  // Where a unit goes in a plane, in bytes, and its copies: a bit for each shift and row of a core.
   struct Target {
     uint32 offset;
     uint32 copies;
 
     Target() = default;
     explicit __device__ __forceinline__ Target(const Unit& unit)
-        : offset(((unit.c / core_channels * starts + unit.row) * row_units + unit.column * pitch +
-                  unit.c % core_channels) *
+        : offset(((unit.c / L::core_channels * L::starts + unit.row) * L::row_units + unit.column * L::pitch +
+                  unit.c % L::core_channels) *
                  16),
           copies(0) {
 #pragma unroll
-      for (int m = 0; m <= shifts; ++m) {
+      for (int m = 0; m <= L::shifts; ++m) {
 #pragma unroll
-        for (int i = 0; i < core_rows; ++i) {
-          const int q = unit.row + m * shift - i * delta1;
-          if (unit.is_one && q >= 0 && q < starts) copies |= 1u << (m * core_rows + i);
+        for (int i = 0; i < L::core_rows; ++i) {
+          const int q = unit.row + m * L::shift - i * L::delta1;
+          if (unit.is_one && q >= 0 && q < L::starts) copies |= 1u << (m * L::core_rows + i);
         }
       }
-      // Two words of a loop that has few registers: what follows from them is not to be kept beside them.
+      // The loop has few registers: the compiler must not keep values derived from these two.
       asm volatile("" : "+r"(offset), "+r"(copies));
     }
   };
-  static_assert((shifts + 1) * core_rows <= 32);
+  static_assert((L::shifts + 1) * L::core_rows <= 32);
 
-  static constexpr int guard_words = samples >= 4 ? 4 : samples;
+  static constexpr int guard_words = L::samples >= 4 ? 4 : L::samples;
   using Largest = uint32[guard_words];
 
-  __device__ __forceinline__ void store(const Target& target, int slot, Elements& x, Largest& largest) const {
+  __device__ __forceinline__ void store(const Target& target, int slot, Items& x, Largest& largest) const {
     char* place = reinterpret_cast<char*>(shared.x[slot][0]) + target.offset;
-    if constexpr (splits) {
+    if constexpr (L::splits) {
 #pragma unroll
-      for (int s = 0; s < samples; ++s) {
+      for (int s = 0; s < L::samples; ++s) {
 #pragma unroll
-        for (int m = 0; m < loaded; ++m) x[s][m] *= thin_input_scale;
+        for (int m = 0; m < L::loaded; ++m) x[s][m] *= thin_input_scale;
       }
     }
 #pragma unroll
-    for (int m = 0; m <= shifts; ++m) {
+    for (int m = 0; m <= L::shifts; ++m) {
       uint32 high[4], low[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        split_elements(element(x, 2 * j / row_groups, 2 * j % row_groups + m),
-                       element(x, (2 * j + 1) / row_groups, (2 * j + 1) % row_groups + m), high[j], low[j]);
-        // A further shift has one element that those before had not, in the last lane of a sample.
-        const bool has_new = (2 * j + 1) % row_groups == row_groups - 1 && row_groups - 1 + m < loaded;
-        if (guards && (m == 0 || has_new)) {
+        split_elements(element(x, 2 * j / L::row_groups, 2 * j % L::row_groups + m),
+                       element(x, (2 * j + 1) / L::row_groups, (2 * j + 1) % L::row_groups + m), high[j],
+                       low[j]);
+        // A further shift adds one element, in the last lane of a sample.
+        const bool has_new =
+            (2 * j + 1) % L::row_groups == L::row_groups - 1 && L::row_groups - 1 + m < L::loaded;
+        if (L::guards && (m == 0 || has_new)) {
           uint32& own = largest[j * guard_words / 4];
           own = __vmaxu2(own, high[j] & 0x7fff7fffu);
         }
       }
 #pragma unroll
-      for (int i = 0; i < core_rows; ++i) {
-        if ((target.copies >> (m * core_rows + i) & 1u) == 0) continue;
-        uint4* copy =
-            reinterpret_cast<uint4*>(place + ((m * shift - i * delta1) * row_units + i * core_channels) * 16);
+      for (int i = 0; i < L::core_rows; ++i) {
+        if ((target.copies >> (m * L::core_rows + i) & 1u) == 0) continue;
+        uint4* copy = reinterpret_cast<uint4*>(
+            place + ((m * L::shift - i * L::delta1) * L::row_units + i * L::core_channels) * 16);
         *copy = uint4{high[0], high[1], high[2], high[3]};
-        if constexpr (input_parts == 2) copy[plane_units] = uint4{low[0], low[1], low[2], low[3]};
+        if constexpr (L::input_parts == 2) copy[L::plane_units] = uint4{low[0], low[1], low[2], low[3]};
       }
     }
   }
@@ -2517,7 +2473,7 @@ struct WgmmaElements : WgmmaLayout<Convolution, Tail, Numbers> {
       for (int k = 0; k < guard_words; ++k) {
         const uint32 even = largest[k] & 0xffffu;
         const uint32 odd = largest[k] >> 16;
-        if constexpr (samples == 8) {
+        if constexpr (L::samples == 8) {
           atomicMax(&shared.largest[unit.c][2 * k], even);
           atomicMax(&shared.largest[unit.c][2 * k + 1], odd);
         } else {
@@ -2529,47 +2485,25 @@ struct WgmmaElements : WgmmaLayout<Convolution, Tail, Numbers> {
     for (int k = 0; k < guard_words; ++k) largest[k] = 0;
   }
 
-  // Whether f16 has this channel of a sample exactly; asked where none of its elements is large.
-  __device__ __forceinline__ bool is_exact(int64 n, int c) const {
-    constexpr int elements = static_cast<int>(C::input_size(0) * C::input_size(1) * C::input_size(2));
-    bool exact = true;
-    for (int i = threadIdx.x % 32; i < elements; i += 32) {
-      const int i2 = i % static_cast<int>(C::input_size(2));
-      const int i1 = i / static_cast<int>(C::input_size(2)) % static_cast<int>(C::input_size(1));
-      const int i0 = i / static_cast<int>(C::input_size(1) * C::input_size(2));
-      float x =
-          load_one<Input>(p.input, n * C::input_stride(0) + c * C::input_stride(1) + i0 * C::input_stride(2) +
-                                       i1 * C::input_stride(3) + i2 * C::input_stride(4)) *
-          thin_input_scale;
-      if (input_parts == 1) x = round_to_tf32(x);
-      uint32 high, low;
-      split(x, 0.0f, high, low);
-      float h, l, none;
-      f16::unpack(high, h, none);
-      f16::unpack(low, l, none);
-      exact &= input_parts == 1 ? h == x : h + l == x;
-    }
-    return __all_sync(0xffffffffu, exact);
-  }
-
-  // Of all parts.
+  // The largest magnitude over all parts.
   __device__ __forceinline__ uint32 largest_of(int c, int s) const {
     uint32 result = shared.largest[c][s];
-    for (int part = 1; part < parts; ++part)
+    for (int part = 1; part < L::parts; ++part)
       result = max(result, barrier::load_of_block(&shared.largest[c][s], part));
     return result;
   }
 
-  // By all producers, when a unit is staged: which of its samples are to be done again.
+  // Marks the samples of a staged unit that are to be computed again; by all producers.
   __device__ __forceinline__ void judge(int64 n) const {
     constexpr uint32 not_finite = is_same<Input, bf16> ? 0x7f80u : 0x7c00u;
     constexpr uint32 least = 0x3800u;  // 0.5, of scaled elements
-    const int warp = (static_cast<int>(threadIdx.x) - consumers) / 32;
-    for (int s = warp; s < samples && n + s < p.batch; s += producers / 32) {
+    const int warp = (static_cast<int>(threadIdx.x) - L::consumers) / 32;
+    for (int s = warp; s < L::samples && n + s < p.batch; s += L::producers / 32) {
       bool redo = false;
       for (int c = 0; c < C::in_channels && !redo; ++c) {
         const uint32 largest = largest_of(c, s);
-        redo = largest >= not_finite || (splits && largest < least && !is_exact(n + s, c));
+        redo = largest >= not_finite ||
+               (L::splits && largest < least && !is_exact_in_f16<C, Input, L::input_parts>(p, n + s, c));
       }
       if (threadIdx.x % 32 == 0) {
         p.only[n + s] = redo ? 1u : 0u;
@@ -2578,106 +2512,110 @@ struct WgmmaElements : WgmmaLayout<Convolution, Tail, Numbers> {
     }
   }
 
-  // When a unit is staged, by all producers. A cluster's have what they found when the first block judges it.
+  // Ends a staged unit; by all producers. In a cluster the first block judges what all blocks found.
   __device__ __forceinline__ void end_unit(int64 n) const {
-    if constexpr (parts > 1) {
+    if constexpr (L::parts > 1) {
       barrier::cluster_sync();
-      if (guards && rank() == 0) judge(n);
+      if (L::guards && L::rank() == 0) judge(n);
       barrier::cluster_sync();
-    } else if constexpr (guards) {
-      warpgroup::sync<producers>(6);
+    } else if constexpr (L::guards) {
+      warpgroup::sync<L::producers>(6);
       judge(n);
     }
-    if constexpr (guards) {
-      warpgroup::sync<producers>(6);
-      for (int i = static_cast<int>(threadIdx.x) - consumers; i < C::in_channels * samples; i += producers)
-        shared.largest[i / samples][i % samples] = 0;
-      warpgroup::sync<producers>(6);
+    if constexpr (L::guards) {
+      warpgroup::sync<L::producers>(6);
+      for (int i = static_cast<int>(threadIdx.x) - L::consumers; i < C::in_channels * L::samples;
+           i += L::producers)
+        shared.largest[i / L::samples][i % L::samples] = 0;
+      warpgroup::sync<L::producers>(6);
     }
   }
 
-  // Where there are few items to a plane a thread keeps where their elements come from and go to.
-  static constexpr bool keeps_items = items > 1 && items <= 8;
-  static constexpr int kept_in_flight = fitting < 1       ? 1
-                                        : fitting > 4     ? (items < 4 ? items : 4)
-                                        : fitting < items ? fitting
-                                                          : items;
+  // With few items to a plane a thread keeps their sources and targets in registers.
+  static constexpr bool keeps_items = L::items > 1 && L::items <= 8;
+  static constexpr int kept_in_flight = L::fitting < 1          ? 1
+                                        : L::fitting > 4        ? (L::items < 4 ? L::items : 4)
+                                        : L::fitting < L::items ? L::fitting
+                                                                : L::items;
 
   __device__ __forceinline__ void produce_kept() const {
     constexpr int ahead_items = kept_in_flight;
-    constexpr int round = (items + ahead_items - 1) / ahead_items * ahead_items;
-    constexpr int unit_planes = repeats * part_tiles * window_planes;
-    const auto end = static_cast<int>((p.batch + samples - 1) / samples);
-    Place ahead{first_unit()};
+    constexpr int round = (L::items + ahead_items - 1) / ahead_items * ahead_items;
+    constexpr int unit_planes = L::repeats * L::part_tiles * L::window_planes;
+    const auto end = static_cast<int>((p.batch + L::samples - 1) / L::samples);
+    Place ahead{L::first_unit()};
     const char* plane_base = nullptr;  // of the sample's plane
     bool has_plane = false;
-    int offset[items];   // of an item's first element, in elements
-    uint32 rows[items];  // that there are: a bit each
-    Target target[items];
-    Largest largest[items] = {};
-    Elements x[ahead_items];
+    int offset[L::items];   // of an item's first element, in elements
+    uint32 rows[L::items];  // that there are: a bit each
+    Target target[L::items];
+    Largest largest[L::items] = {};
+    Items x[ahead_items];
 #pragma unroll
-    for (int k = 0; k < items; ++k) target[k] = Target(Unit(k));
+    for (int k = 0; k < L::items; ++k) target[k] = Target(Unit(k));
     const auto begin_plane = [&] {
-      const int i0 = first_plane() + ahead.plane + static_cast<int>(C::base(0, 0));
+      const int i0 = L::first_plane() + ahead.plane + static_cast<int>(C::base(0, 0));
       has_plane = static_cast<unsigned>(i0) < static_cast<unsigned>(C::input_size(0)) && ahead.unit < end;
-      plane_base = static_cast<const char*>(p.input) +
-                   (static_cast<int64>(ahead.unit) * samples * C::input_stride(0) + i0 * C::input_stride(2)) *
-                       Input::bytes;
+      plane_base =
+          static_cast<const char*>(p.input) +
+          (static_cast<int64>(ahead.unit) * L::samples * C::input_stride(0) + i0 * C::input_stride(2)) *
+              Input::bytes;
       if (ahead.plane != 0) return;
-      const int tile = first_tile() + ahead.tile;
+      const int tile = L::first_tile() + ahead.tile;
 #pragma unroll
-      for (int k = 0; k < items; ++k) {
+      for (int k = 0; k < L::items; ++k) {
         const Unit unit(k);
-        const int i1 = tile / column_tiles * tile_rows * step1 + static_cast<int>(C::base(1, 0)) + unit.row;
-        const int i2 =
-            tile % column_tiles * tile_columns * step2 + static_cast<int>(C::base(2, 0)) + unit.column;
+        const int i1 =
+            tile / L::column_tiles * L::tile_rows * L::step1 + static_cast<int>(C::base(1, 0)) + unit.row;
+        const int i2 = tile % L::column_tiles * L::tile_columns * L::step2 + static_cast<int>(C::base(2, 0)) +
+                       unit.column;
         offset[k] =
             static_cast<int>(unit.c * C::input_stride(1) + i1 * C::input_stride(3) + i2 * C::input_stride(4));
         const bool inside =
             unit.is_one && static_cast<unsigned>(i2) < static_cast<unsigned>(C::input_size(2));
         rows[k] = 0;
 #pragma unroll
-        for (int m = 0; m < loaded; ++m) {
-          if (inside && static_cast<unsigned>(i1 + m * shift) < static_cast<unsigned>(C::input_size(1)))
+        for (int m = 0; m < L::loaded; ++m) {
+          if (inside && static_cast<unsigned>(i1 + m * L::shift) < static_cast<unsigned>(C::input_size(1)))
             rows[k] |= 1u << m;
         }
       }
     };
-    const auto load_item = [&](int k, Elements& to) {
+    const auto load_item = [&](int k, Items& to) {
       const uint32 present = has_plane ? rows[k] : 0;
       const char* first = plane_base + static_cast<int64>(offset[k]) * Input::bytes;
 #pragma unroll
-      for (int s = 0; s < samples; ++s) {
-        const bool is_sample = samples == 1 || static_cast<int64>(ahead.unit) * samples + s < p.batch;
+      for (int s = 0; s < L::samples; ++s) {
+        const bool is_sample = L::samples == 1 || static_cast<int64>(ahead.unit) * L::samples + s < p.batch;
 #pragma unroll
-        for (int m = 0; m < loaded; ++m) {
-          const bool is_there = (has_all_rows ? present : present >> m & 1u) != 0 && is_sample;
-          to[s][m] =
-              is_there ? load_element(first, s * C::input_stride(0) + m * shift * C::input_stride(3)) : 0.0f;
+        for (int m = 0; m < L::loaded; ++m) {
+          const bool is_there = (L::has_all_rows ? present : present >> m & 1u) != 0 && is_sample;
+          to[s][m] = is_there
+                         ? load_element(first, s * C::input_stride(0) + m * L::shift * C::input_stride(3))
+                         : 0.0f;
         }
       }
     };
     begin_plane();
 #pragma unroll
     for (int k = 0; k < ahead_items; ++k) load_item(k, x[k]);
-    if constexpr (!all_prepare) barrier::wait(&shared.prepared, 0);
+    if constexpr (!L::all_prepare) barrier::wait(&shared.prepared, 0);
     int slot = 0;
     uint32 parity = 1;  // the first time round places are free
 #pragma unroll 1
-    for (int unit = first_unit(); unit < end; unit += unit_step()) {
+    for (int unit = L::first_unit(); unit < end; unit += L::unit_step()) {
 #pragma unroll 1
       for (int i = 0; i < unit_planes; ++i) {
 #pragma unroll
         for (int k = 0; k < round; ++k) {
           if (k == 0) barrier::wait(&shared.empty[slot], parity);
-          if (k < items)
-            store(target[k < items ? k : 0], slot, x[k % ahead_items], largest[k < items ? k : 0]);
-          if (k == items - 1) {
+          if (k < L::items)
+            store(target[k < L::items ? k : 0], slot, x[k % ahead_items], largest[k < L::items ? k : 0]);
+          if (k == L::items - 1) {
             barrier::release_to_copies();
             __syncwarp();
             if (threadIdx.x % 32 == 0) barrier::arrive(&shared.full[slot]);
-            if (++slot == planes) {
+            if (++slot == L::planes) {
               slot = 0;
               parity ^= 1;
             }
@@ -2687,122 +2625,82 @@ struct WgmmaElements : WgmmaLayout<Convolution, Tail, Numbers> {
             ahead.advance_plane();
             begin_plane();
           }
-          if (next < items) load_item(next < items ? next : 0, x[k % ahead_items]);
+          if (next < L::items) load_item(next < L::items ? next : 0, x[k % ahead_items]);
         }
       }
-      if constexpr (guards) {
+      if constexpr (L::guards) {
 #pragma unroll
-        for (int k = 0; k < items; ++k) leave_largest(Unit(k), largest[k]);
+        for (int k = 0; k < L::items; ++k) leave_largest(Unit(k), largest[k]);
       }
-      end_unit(static_cast<int64>(unit) * samples);
+      end_unit(static_cast<int64>(unit) * L::samples);
     }
-    if (guards && threadIdx.x == consumers && rank() == 0) p.only[p.batch + first_unit()] = shared.redo;
+    if (L::guards && threadIdx.x == L::consumers && L::rank() == 0)
+      p.only[p.batch + L::first_unit()] = shared.redo;
   }
 };
 
 // --------------------------------------------------------------------------------------------------
-// The threads that load, of thin_wgmma.cuh: whole rows by vectors, or elements.
+// The producer warps of thin/wgmma.cuh: they load whole rows by vectors, or elements.
 
-template <class Convolution, class Tail, class Numbers>
-struct WgmmaProducer : WgmmaElements<Convolution, Tail, Numbers> {
-  using Base = WgmmaElements<Convolution, Tail, Numbers>;
-  using Base::all_prepare;
-  using Base::Base;
-  using Base::column_tiles;
-  using Base::consumers;
-  using Base::core_channels;
-  using Base::core_rows;
-  using Base::delta1;
-  using Base::end_unit;
-  using Base::first_plane;
-  using Base::first_tile;
-  using Base::first_unit;
-  using Base::guards;
-  using Base::in_flight;
-  using Base::input_parts;
-  using Base::item_chunks;
-  using Base::items;
-  using Base::keeps_items;
-  using Base::lane_rows;
-  using Base::leave_largest;
-  using Base::load;
-  using Base::p;
-  using Base::part_planes;
-  using Base::part_tiles;
-  using Base::pitch;
-  using Base::plane_parts;
-  using Base::plane_units;
-  using Base::planes;
-  using Base::produce_kept;
-  using Base::producers;
-  using Base::rank;
-  using Base::repeats;
-  using Base::row_units;
-  using Base::samples;
-  using Base::shared;
-  using Base::shift;
-  using Base::source_of;
-  using Base::split;
-  using Base::splits;
-  using Base::starts;
-  using Base::step2;
-  using Base::store;
-  using Base::tile_columns;
-  using Base::tile_rows;
-  using Base::uniform;
-  using Base::unit_items;
-  using Base::unit_step;
-  using Base::window_columns;
-  using Base::window_planes;
-  using Base::window_rows;
-  using typename Base::C;
-  using typename Base::Elements;
-  using typename Base::Input;
-  using typename Base::Largest;
-  using typename Base::Place;
-  using typename Base::Ring;
-  using typename Base::Source;
-  using typename Base::Target;
-  using typename Base::Unit;
+template <class L>
+struct WgmmaProducer {
+  using Elements = WgmmaElements<L>;
+  using Items = typename Elements::Items;
+  using Largest = typename Elements::Largest;
+  using Place = typename Elements::Place;
+  using Source = typename Elements::Source;
+  using Target = typename Elements::Target;
+  using Unit = typename Elements::Unit;
+  using C = typename L::C;
+  using Input = typename L::Input;
+  using Numbers = typename L::Numbers;
+  using Parameters = typename L::Parameters;
+  using Ring = typename L::Ring;
+  using Shared = typename L::Shared;
+
+  const Parameters& p;
+  Shared& shared;
+  const Elements elements{p, shared};
 
   // --- Producers of rows ---
-  // Where lanes lie along memory, and a tile has all of them, a thread loads a whole row by vectors and makes
-  // of it the units of all rows of the window: a quarter of the loads, and of the warps that wait for them.
-  // A warp has one of `row_chunks` parts of a plane, of every few planes.
+  // Where lanes lie along memory and a tile has all of them, a thread loads a whole row by vectors. It makes
+  // the units of all rows of the window from it: a quarter of the loads, and of the warps that wait for them.
+  // A warp has one of `row_chunks` parts of a plane, of every `planes_apart`-th plane.
   static constexpr bool loads_rows = Numbers::loads_rows;
-  static constexpr int plane_rows = C::in_channels * window_columns;
+  static constexpr int plane_rows = C::in_channels * L::window_columns;
   static constexpr int row_chunks = plane_rows <= 32 ? 1 : plane_rows <= 64 ? 2 : 4;
   static constexpr int row_elements = static_cast<int>(C::input_size(1));
   static constexpr int row_vectors = loads_rows ? row_elements * static_cast<int>(Input::bytes) / 16 : 1;
-  static_assert(!loads_rows || (samples == 1 && lane_rows <= tile_rows && C::input_stride(3) == 1 &&
-                                plane_rows <= 128 && producers / 32 % row_chunks == 0));
+  static_assert(!loads_rows || (L::samples == 1 && L::lane_rows <= L::tile_rows && C::input_stride(3) == 1 &&
+                                plane_rows <= 128 && L::producers / 32 % row_chunks == 0));
 
   __device__ __forceinline__ bool rows_are_aligned() const {
     return loads_rows && reinterpret_cast<uint64>(p.input) % 16 == 0;
   }
 
   using RowWords = uint32[row_vectors * 4];
-  static constexpr int planes_apart = producers / 32 / row_chunks;  // of a warp
-  static constexpr int row_unit_planes = repeats * part_tiles * window_planes;
-  // Where registers have room for two rows on their way, and a warp's rows of a unit are an even number.
+  static constexpr int planes_apart = L::producers / 32 / row_chunks;  // of a warp
+  static constexpr int row_unit_planes = L::repeats * L::part_tiles * L::window_planes;
+  // Two rows are in flight where registers allow and a warp has an even number of rows in a unit.
   static constexpr int rows_in_flight =
       8 * row_vectors <= Numbers::most_row_words && row_unit_planes % (2 * planes_apart) == 0 ? 2 : 1;
-  // Whether all that a plane has of the window is in the input, whatever the tile.
+  // Whether the window of every plane lies in the input, for every tile.
   static constexpr bool has_all_planes =
       C::base(0, 0) >= 0 && C::base(2, 0) >= 0 && row_unit_planes % planes_apart == 0 &&
-      (plane_parts - 1) * part_planes + window_planes - 1 + C::base(0, 0) < C::input_size(0) &&
-      (column_tiles - 1) * tile_columns * step2 + C::base(2, 0) + window_columns - 1 < C::input_size(2);
+      (L::plane_parts - 1) * L::part_planes + L::window_planes - 1 + C::base(0, 0) < C::input_size(0) &&
+      (L::column_tiles - 1) * L::tile_columns * L::step2 + C::base(2, 0) + L::window_columns - 1 <
+          C::input_size(2);
 
   // Lanes 2 j and 2 j + 1 of row `row` of the window, as 16-bit elements.
   static __device__ __forceinline__ void pack_lanes(const RowWords& x, int row, int j, uint32& high,
                                                     uint32& low) {
-    const int a = static_cast<int>(C::base(1, 0)) + row + 2 * j * shift;
-    const int b = a + shift;
+    const int a = static_cast<int>(C::base(1, 0)) + row + 2 * j * L::shift;
+    const int b = a + L::shift;
     const bool has_a = a >= 0 && a < row_elements;
     const bool has_b = b >= 0 && b < row_elements;
-    if constexpr (splits) {
-      split(has_a ? __uint_as_float(x[has_a ? a : 0]) : 0.0f,
-            has_b ? __uint_as_float(x[has_b ? b : 0]) : 0.0f, high, low);
+    if constexpr (L::splits) {
+      split_pair<C, typename L::Input>(has_a ? __uint_as_float(x[has_a ? a : 0]) : 0.0f,
+                                       has_b ? __uint_as_float(x[has_b ? b : 0]) : 0.0f, high, low);
     } else {
       high = __byte_perm(has_a ? x[has_a ? a / 2 : 0] : 0, has_b ? x[has_b ? b / 2 : 0] : 0,
                          (a & 1 ? 0x32 : 0x10) | (b & 1 ? 0x7600 : 0x5400));
@@ -2812,46 +2710,47 @@ struct WgmmaProducer : WgmmaElements<Convolution, Tail, Numbers> {
 
   __device__ __forceinline__ void produce_rows() const {
     constexpr int unit_planes = row_unit_planes;
-    const auto end = static_cast<int>((p.batch + samples - 1) / samples);
-    const int warp = static_cast<int>(uniform((threadIdx.x - consumers) / 32));
+    const auto end = static_cast<int>((p.batch + L::samples - 1) / L::samples);
+    const int warp = static_cast<int>(L::uniform((threadIdx.x - L::consumers) / 32));
     const int own = warp % row_chunks * 32 + static_cast<int>(threadIdx.x % 32);
-    const int c = own / window_columns;
-    const int column = own % window_columns;
+    const int c = own / L::window_columns;
+    const int column = own % L::window_columns;
     const bool is_one = own < plane_rows;
-    // Neighbours store different copies of a row at a time: to different banks.
-    char* place[core_rows];
+    // Neighbouring threads store different copies of a row at a time: to different banks.
+    char* place[L::core_rows];
     uint32 copies = 0;
 #pragma unroll
-    for (int k = 0; k < core_rows; ++k) {
-      const int i = (column + k) % core_rows;
-      place[k] =
-          reinterpret_cast<char*>(shared.x) + ((c / core_channels * starts - i * delta1) * row_units +
-                                               column * pitch + c % core_channels + i * core_channels) *
-                                                  16;
+    for (int k = 0; k < L::core_rows; ++k) {
+      const int i = (column + k) % L::core_rows;
+      place[k] = reinterpret_cast<char*>(shared.x) +
+                 ((c / L::core_channels * L::starts - i * L::delta1) * L::row_units + column * L::pitch +
+                  c % L::core_channels + i * L::core_channels) *
+                     16;
 #pragma unroll
-      for (int row = 0; row < window_rows; ++row) {
-        const int q = row - i * delta1;
-        if (is_one && q >= 0 && q < starts) copies |= 1u << (row * core_rows + k);
+      for (int row = 0; row < L::window_rows; ++row) {
+        const int q = row - i * L::delta1;
+        if (is_one && q >= 0 && q < L::starts) copies |= 1u << (row * L::core_rows + k);
       }
     }
     const int first_of_warp = warp / row_chunks;
-    int ahead_unit = first_unit();
+    int ahead_unit = L::first_unit();
     int ahead_index = first_of_warp;  // planes of the unit
     RowWords x[rows_in_flight] = {};
-    // Where a unit's rows of a warp lie at the same distance, all of them inside: where the next one lies.
-    constexpr bool in_line = has_all_planes && part_tiles * repeats == 1;
+    // The address of the next row, where a warp's rows of a unit are equally spaced and inside the input.
+    constexpr bool in_line = has_all_planes && L::part_tiles * L::repeats == 1;
     constexpr auto bytes = static_cast<int64>(Input::bytes);
     const char* next = static_cast<const char*>(p.input);
     if constexpr (in_line) {
-      next += bytes * (ahead_unit * C::input_stride(0) + c * C::input_stride(1) +
-                       (first_plane() + ahead_index + C::base(0, 0)) * C::input_stride(2) +
-                       (first_tile() * tile_columns * step2 + C::base(2, 0) + column) * C::input_stride(4));
+      next += bytes *
+              (ahead_unit * C::input_stride(0) + c * C::input_stride(1) +
+               (L::first_plane() + ahead_index + C::base(0, 0)) * C::input_stride(2) +
+               (L::first_tile() * L::tile_columns * L::step2 + C::base(2, 0) + column) * C::input_stride(4));
     }
     const auto load_ahead = [&](RowWords& to) {
-      const int plane = ahead_index % window_planes;
-      const int tile = first_tile() + ahead_index / window_planes % part_tiles;
-      const int i0 = first_plane() + plane + static_cast<int>(C::base(0, 0));
-      const int i2 = tile * tile_columns * step2 + static_cast<int>(C::base(2, 0)) + column;
+      const int plane = ahead_index % L::window_planes;
+      const int tile = L::first_tile() + ahead_index / L::window_planes % L::part_tiles;
+      const int i0 = L::first_plane() + plane + static_cast<int>(C::base(0, 0));
+      const int i2 = tile * L::tile_columns * L::step2 + static_cast<int>(C::base(2, 0)) + column;
       const bool inside =
           has_all_planes || (static_cast<unsigned>(i0) < static_cast<unsigned>(C::input_size(0)) &&
                              static_cast<unsigned>(i2) < static_cast<unsigned>(C::input_size(2)));
@@ -2874,45 +2773,45 @@ struct WgmmaProducer : WgmmaElements<Convolution, Tail, Numbers> {
       next += bytes * planes_apart * C::input_stride(2);
       if (ahead_index >= unit_planes) {
         ahead_index = first_of_warp;
-        ahead_unit += unit_step();
-        next += bytes * (unit_step() * C::input_stride(0) - unit_planes * C::input_stride(2));
+        ahead_unit += L::unit_step();
+        next += bytes * (L::unit_step() * C::input_stride(0) - unit_planes * C::input_stride(2));
       }
     };
 #pragma unroll
     for (int i = 0; i < rows_in_flight; ++i) load_ahead(x[i]);
-    if constexpr (!all_prepare) barrier::wait(&shared.prepared, 0);
+    if constexpr (!L::all_prepare) barrier::wait(&shared.prepared, 0);
     uint32 before = 0;  // planes of the units before
     uint32 largest = 0;
-    // Whether each of a warp's rows on their way always goes to the same slot.
-    constexpr bool keeps_slots = rows_in_flight * planes_apart == planes && unit_planes % planes == 0;
+    // Whether each of a warp's rows in flight always goes to the same slot.
+    constexpr bool keeps_slots = rows_in_flight * planes_apart == L::planes && unit_planes % L::planes == 0;
     uint32 kept_parity = 1;  // the first time round slots are free
     const auto store_row = [&](RowWords& from, int index, int i) {
       const Ring at{keeps_slots ? static_cast<uint32>(first_of_warp + i * planes_apart) : before + index};
       barrier::wait(&shared.empty[at.slot()], keeps_slots ? kept_parity : at.parity() ^ 1);
       const uint32 of_slot = at.slot() * static_cast<uint32>(sizeof(shared.x[0]));
-      if constexpr (splits) {
+      if constexpr (L::splits) {
 #pragma unroll
         for (int i = 0; i < row_vectors * 4; ++i)
           from[i] = __float_as_uint(__uint_as_float(from[i]) * thin_input_scale);
       }
       if (is_one) {
 #pragma unroll
-        for (int row = 0; row < window_rows; ++row) {
+        for (int row = 0; row < L::window_rows; ++row) {
           uint32 high[4], low[4];
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
             pack_lanes(from, row, j, high[j], low[j]);
-            // A further shift has one element that those before had not, in the last lane.
-            const bool has_new = row < shift || j == 3;
-            if (guards && has_new) largest = __vmaxu2(largest, high[j] & 0x7fff7fffu);
+            // A further shift adds one element, in the last lane.
+            const bool has_new = row < L::shift || j == 3;
+            if (L::guards && has_new) largest = __vmaxu2(largest, high[j] & 0x7fff7fffu);
           }
 #pragma unroll
-          for (int k = 0; k < core_rows; ++k) {
-            const bool has_all = row >= (core_rows - 1) * delta1 && row < starts;
-            if (!has_all && (copies >> (row * core_rows + k) & 1u) == 0) continue;
-            auto* copy = reinterpret_cast<uint4*>(place[k] + of_slot + row * row_units * 16);
+          for (int k = 0; k < L::core_rows; ++k) {
+            const bool has_all = row >= (L::core_rows - 1) * L::delta1 && row < L::starts;
+            if (!has_all && (copies >> (row * L::core_rows + k) & 1u) == 0) continue;
+            auto* copy = reinterpret_cast<uint4*>(place[k] + of_slot + row * L::row_units * 16);
             *copy = uint4{high[0], high[1], high[2], high[3]};
-            if constexpr (input_parts == 2) copy[plane_units] = uint4{low[0], low[1], low[2], low[3]};
+            if constexpr (L::input_parts == 2) copy[L::plane_units] = uint4{low[0], low[1], low[2], low[3]};
           }
         }
       }
@@ -2921,7 +2820,7 @@ struct WgmmaProducer : WgmmaElements<Convolution, Tail, Numbers> {
       if (threadIdx.x % 32 == 0) barrier::arrive(&shared.full[at.slot()]);
     };
 #pragma unroll 1
-    for (int unit = first_unit(); unit < end; unit += unit_step()) {
+    for (int unit = L::first_unit(); unit < end; unit += L::unit_step()) {
 #pragma unroll 1
       for (int index = first_of_warp; index < unit_planes; index += rows_in_flight * planes_apart) {
 #pragma unroll
@@ -2932,62 +2831,65 @@ struct WgmmaProducer : WgmmaElements<Convolution, Tail, Numbers> {
         kept_parity ^= 1;
       }
       before += unit_planes;
-      if constexpr (guards) {
+      if constexpr (L::guards) {
         if (is_one) atomicMax(&shared.largest[c][0], max(largest & 0xffffu, largest >> 16));
         largest = 0;
       }
-      end_unit(static_cast<int64>(unit) * samples);
+      elements.end_unit(static_cast<int64>(unit) * L::samples);
     }
-    if (guards && threadIdx.x == consumers && rank() == 0) p.only[p.batch + first_unit()] = shared.redo;
+    if (L::guards && threadIdx.x == L::consumers && L::rank() == 0)
+      p.only[p.batch + L::first_unit()] = shared.redo;
   }
 
   __device__ __forceinline__ void produce() const {
     if constexpr (loads_rows) {
       if (rows_are_aligned()) return produce_rows();
     }
-    if constexpr (keeps_items) return produce_kept();
-    const auto end = static_cast<int>((p.batch + samples - 1) / samples);
-    Place ahead{first_unit()};
-    Elements x[in_flight][item_chunks];
-    Source source[item_chunks];
-    const auto load_ahead = [&](Elements(&to)[item_chunks]) {
+    if constexpr (Elements::keeps_items) return elements.produce_kept();
+    const auto end = static_cast<int>((p.batch + L::samples - 1) / L::samples);
+    Place ahead{L::first_unit()};
+    Items x[L::in_flight][L::item_chunks];
+    Source source[L::item_chunks];
+    const auto load_ahead = [&](Items(&to)[L::item_chunks]) {
       if (ahead.unit >= end) return;
 #pragma unroll
-      for (int j = 0; j < item_chunks; ++j) {
-        if (items > 1 || ahead.plane == 0) source[j] = source_of(ahead, Unit(ahead.item * item_chunks + j));
-        load(ahead, source[j], to[j]);
+      for (int j = 0; j < L::item_chunks; ++j) {
+        if (L::items > 1 || ahead.plane == 0)
+          source[j] = elements.source_of(ahead, Unit(ahead.item * L::item_chunks + j));
+        elements.load(ahead, source[j], to[j]);
       }
       ahead.advance();
     };
 #pragma unroll
-    for (int k = 0; k < in_flight; ++k) load_ahead(x[k]);
-    if constexpr (!all_prepare) barrier::wait(&shared.prepared, 0);
+    for (int k = 0; k < L::in_flight; ++k) load_ahead(x[k]);
+    if constexpr (!L::all_prepare) barrier::wait(&shared.prepared, 0);
     int slot = 0;
     uint32 parity = 1;  // the first time round places are free
-    Largest largest[item_chunks] = {};
-    Target target[item_chunks];
+    Largest largest[L::item_chunks] = {};
+    Target target[L::item_chunks];
 #pragma unroll
-    for (int j = 0; j < item_chunks; ++j) target[j] = Target(Unit(j));
+    for (int j = 0; j < L::item_chunks; ++j) target[j] = Target(Unit(j));
 #pragma unroll 1
-    for (int unit = first_unit(); unit < end; unit += unit_step()) {
+    for (int unit = L::first_unit(); unit < end; unit += L::unit_step()) {
       int item = 0;
 #pragma unroll 1
-      for (int i = 0; i < unit_items; i += in_flight) {
+      for (int i = 0; i < L::unit_items; i += L::in_flight) {
 #pragma unroll
-        for (int k = 0; k < in_flight; ++k) {
-          if (items == 1 || item == 0) barrier::wait(&shared.empty[slot], parity);
+        for (int k = 0; k < L::in_flight; ++k) {
+          if (L::items == 1 || item == 0) barrier::wait(&shared.empty[slot], parity);
 #pragma unroll
-          for (int j = 0; j < item_chunks; ++j) {
-            if constexpr (items > 1) target[j] = Target(Unit(item * item_chunks + j));
-            store(target[j], slot, x[k][j], largest[j]);
-            if constexpr (guards && items > 1) leave_largest(Unit(item * item_chunks + j), largest[j]);
+          for (int j = 0; j < L::item_chunks; ++j) {
+            if constexpr (L::items > 1) target[j] = Target(Unit(item * L::item_chunks + j));
+            elements.store(target[j], slot, x[k][j], largest[j]);
+            if constexpr (L::guards && L::items > 1)
+              elements.leave_largest(Unit(item * L::item_chunks + j), largest[j]);
           }
-          item = item + 1 == items ? 0 : item + 1;
+          item = item + 1 == L::items ? 0 : item + 1;
           if (item == 0) {
             barrier::release_to_copies();
             __syncwarp();
             if (threadIdx.x % 32 == 0) barrier::arrive(&shared.full[slot]);
-            if (++slot == planes) {
+            if (++slot == L::planes) {
               slot = 0;
               parity ^= 1;
             }
@@ -2995,67 +2897,42 @@ struct WgmmaProducer : WgmmaElements<Convolution, Tail, Numbers> {
           load_ahead(x[k]);
         }
       }
-      if constexpr (guards && items == 1) {
+      if constexpr (L::guards && L::items == 1) {
 #pragma unroll
-        for (int j = 0; j < item_chunks; ++j) leave_largest(Unit(j), largest[j]);
+        for (int j = 0; j < L::item_chunks; ++j) elements.leave_largest(Unit(j), largest[j]);
       }
-      end_unit(static_cast<int64>(unit) * samples);
+      elements.end_unit(static_cast<int64>(unit) * L::samples);
     }
-    if (guards && threadIdx.x == consumers && rank() == 0) p.only[p.batch + first_unit()] = shared.redo;
+    if (L::guards && threadIdx.x == L::consumers && L::rank() == 0)
+      p.only[p.batch + L::first_unit()] = shared.redo;
   }
 };
 
 // --------------------------------------------------------------------------------------------------
-// Weights of thin_wgmma.cuh as the tensor cores read them: A, for every turn, scaled, split or dithered.
+// A of thin/wgmma.cuh as the tensor cores read it: weights for every turn, scaled, split or dithered.
 
-template <class Convolution, class Tail, class Numbers>
-struct WgmmaWeights : WgmmaLayout<Convolution, Tail, Numbers> {
-  using Base = WgmmaLayout<Convolution, Tail, Numbers>;
-  using Base::all_prepare;
-  using Base::Base;
-  using Base::channel_blocks;
-  using Base::channel_tiles;
-  using Base::consumers;
-  using Base::core_channels;
-  using Base::core_columns;
-  using Base::core_rows;
-  using Base::cores;
-  using Base::dithers;
-  using Base::fills_up;
-  using Base::first_plane;
-  using Base::groups1;
-  using Base::groups2;
-  using Base::guards;
-  using Base::input_parts;
-  using Base::p;
-  using Base::paired;
-  using Base::pitch;
-  using Base::plane_units;
-  using Base::planes;
-  using Base::shared;
-  using Base::split;
-  using Base::splits;
-  using Base::steps;
-  using Base::taps0;
-  using Base::taps1;
-  using Base::taps2;
-  using Base::turns;
-  using Base::weight_blocks;
-  using Base::weight_parts;
-  using Base::weight_sets;
-  using Base::weight_units;
-  using typename Base::C;
+template <class L>
+struct WgmmaWeights {
+  using C = typename L::C;
+  using Numbers = typename L::Numbers;
+  using Parameters = typename L::Parameters;
+  using Shared = typename L::Shared;
+
+  const Parameters& p;
+  Shared& shared;
 
   // --- Weights ---
-  // They are brought together in the ring, where it has room for them: each is read several times.
+  // They are staged in the ring where they fit: each is read several times.
   static constexpr int terms = C::in_channels * static_cast<int>(C::taps);
   static constexpr int weights = static_cast<int>(C::channels) * terms;
   static constexpr int raw_pitch = terms | 1;  // of a channel: neighbours lie in different banks
   static constexpr bool in_ring =
-      4 * static_cast<int>(C::channels) * raw_pitch <= 16 * planes * input_parts * plane_units;
+      4 * static_cast<int>(C::channels) * raw_pitch <= 16 * L::planes * L::input_parts * L::plane_units;
 
-  static constexpr int preparing = all_prepare ? static_cast<int>(Numbers::threads) : consumers;
-  static __device__ __forceinline__ void sync_preparing() { warpgroup::sync<preparing>(all_prepare ? 0 : 5); }
+  static constexpr int preparing = L::all_prepare ? static_cast<int>(Numbers::threads) : L::consumers;
+  static __device__ __forceinline__ void sync_preparing() {
+    warpgroup::sync<preparing>(L::all_prepare ? 0 : 5);
+  }
 
   __device__ __forceinline__ void bring_weights() const {
     if constexpr (in_ring) {
@@ -3069,7 +2946,7 @@ struct WgmmaWeights : WgmmaLayout<Convolution, Tail, Numbers> {
           raw[i / terms * raw_pitch + i % terms] = load_one<typename C::Weight>(p.parameter[0], i);
       }
     }
-    for (int o = threadIdx.x; o < channel_tiles * channel_blocks * 16; o += preparing) {
+    for (int o = threadIdx.x; o < L::channel_tiles * L::channel_blocks * 16; o += preparing) {
       float bias = 0.0f;
       if constexpr (C::has_bias)
         bias = o < C::channels ? load_one<typename C::Bias>(p.parameter[1], o) : 0.0f;
@@ -3085,18 +2962,19 @@ struct WgmmaWeights : WgmmaLayout<Convolution, Tail, Numbers> {
   // The term that is element `e` of core `core`: taps of the last dimension, of the middle one within, then
   // channels. Below zero where there is none.
   static __device__ __forceinline__ int term_of(int t0, int core, int e) {
-    const int c = core / (groups1 * groups2) * core_channels + e % core_channels;
-    const int t1 = core / groups2 % groups1 * core_rows + e / core_channels % core_rows;
-    const int t2 = core % groups2 * core_columns + e / pitch;
-    if (core >= cores || t1 >= taps1 || t2 >= taps2) return -1;
+    const int c = core / (L::groups1 * L::groups2) * L::core_channels + e % L::core_channels;
+    const int t1 = core / L::groups2 % L::groups1 * L::core_rows + e / L::core_channels % L::core_rows;
+    const int t2 = core % L::groups2 * L::core_columns + e / L::pitch;
+    if (core >= L::cores || t1 >= L::taps1 || t2 >= L::taps2) return -1;
     const auto tap = static_cast<int>(t0 * C::tap_stride(0) + t1 * C::tap_stride(1) + t2 * C::tap_stride(2));
     return c * static_cast<int>(C::taps) + tap;
   }
 
-  // The power of two that takes the channel's largest weight to [2^13, 2^14); flags what has none.
+  // Finds the power of two that scales the channel's largest weight to [2^13, 2^14). Flags channels without
+  // one.
   __device__ __forceinline__ void find_scales() const {
     const int lane = threadIdx.x % 32;
-    for (int o = threadIdx.x / 32; o < channel_tiles * channel_blocks * 16; o += preparing / 32) {
+    for (int o = threadIdx.x / 32; o < L::channel_tiles * L::channel_blocks * 16; o += preparing / 32) {
       uint32 largest = 0;
       if (o < C::channels) {
         for (int i = lane; i < terms; i += 32)
@@ -3106,18 +2984,19 @@ struct WgmmaWeights : WgmmaLayout<Convolution, Tail, Numbers> {
       const int exponent = static_cast<int>(largest >> 23) - 127;
       const bool is_finite = exponent < 128;
       const bool fits = largest == 0 || (exponent > -100 && is_finite);
-      const bool redo = splits ? !fits : fills_up && !is_finite;
-      if (guards && redo && lane == 0) atomicMax(&shared.redo, static_cast<uint32>(redo_all));
-      const int power = splits && largest > 0 && fits ? 13 - exponent : 0;
-      if (lane == 0) shared.unscale[o] = splits ? ldexpf(1.0f / thin_input_scale, -power) : 1.0f;
+      const bool redo = L::splits ? !fits : L::fills_up && !is_finite;
+      if (L::guards && redo && lane == 0) atomicMax(&shared.redo, static_cast<uint32>(redo_all));
+      const int power = L::splits && largest > 0 && fits ? 13 - exponent : 0;
+      if (lane == 0) shared.unscale[o] = L::splits ? ldexpf(1.0f / thin_input_scale, -power) : 1.0f;
     }
   }
 
   // A: 8 x 8 matrices, rows of 16 bytes. Slot b takes tap (turn - b) % taps0. Where one A serves all turns,
   // row block i is tap (taps0 - 1 - i) % taps0 of its channels.
-  static constexpr bool has_other_rows = paired ? taps0 == 3 || (taps0 == 2 && channel_blocks == 1)
-                                                : (2 * taps0 - 1) * channel_blocks < weight_blocks;
-  static constexpr int places = paired ? taps0 : 2;  // that eight terms of a tap have at most
+  static constexpr bool has_other_rows = L::paired
+                                             ? L::taps0 == 3 || (L::taps0 == 2 && L::channel_blocks == 1)
+                                             : (2 * L::taps0 - 1) * L::channel_blocks < L::weight_blocks;
+  static constexpr int places = L::paired ? L::taps0 : 2;  // that eight terms of a tap have at most
 
   __device__ __forceinline__ void load_weights() const {
     bring_weights();
@@ -3128,14 +3007,14 @@ struct WgmmaWeights : WgmmaLayout<Convolution, Tail, Numbers> {
     }
     find_scales();
     sync_preparing();
-    constexpr int all_channels = channel_blocks * 16;
-    for (int i = threadIdx.x; i < channel_tiles * 2 * steps * taps0 * all_channels; i += preparing) {
-      const int t0 = i / all_channels % taps0;
-      const int core = i / (all_channels * taps0) % (2 * steps);
-      const int tile = i / (all_channels * taps0) / (2 * steps);
+    constexpr int all_channels = L::channel_blocks * 16;
+    for (int i = threadIdx.x; i < L::channel_tiles * 2 * L::steps * L::taps0 * all_channels; i += preparing) {
+      const int t0 = i / all_channels % L::taps0;
+      const int core = i / (all_channels * L::taps0) % (2 * L::steps);
+      const int tile = i / (all_channels * L::taps0) / (2 * L::steps);
       const int o = tile * all_channels + i % all_channels;
       const int eight = i % all_channels / 8;
-      const float scale = splits ? 1.0f / (shared.unscale[o] * thin_input_scale) : 1.0f;
+      const float scale = L::splits ? 1.0f / (shared.unscale[o] * thin_input_scale) : 1.0f;
       float w[8];
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
@@ -3143,34 +3022,34 @@ struct WgmmaWeights : WgmmaLayout<Convolution, Tail, Numbers> {
         w[e] = term >= 0 ? weight(o, term) * scale : 0.0f;
       }
       uint32 high[4], low[4];
-      if constexpr (dithers) {
+      if constexpr (L::dithers) {
         dither(w, static_cast<uint32>(o * terms + term_of(t0, core, 0)), high, low);
       } else {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) split(w[2 * j], w[2 * j + 1], high[j], low[j]);
+        for (int j = 0; j < 4; ++j) split_pair<C, typename L::Input>(w[2 * j], w[2 * j + 1], high[j], low[j]);
       }
 #pragma unroll
       for (int place = 0; place < places; ++place) {
         int turn = 0;
         int row = i % 8;
-        if constexpr (paired) {  // `place` is the slot
-          turn = (t0 + place) % taps0;
-          row += taps0 == 2 ? eight * 16 + place * 8 : (place / 2 * 2 + eight) * 16 + place % 2 * 8;
+        if constexpr (L::paired) {  // `place` is the slot
+          turn = (t0 + place) % L::taps0;
+          row += L::taps0 == 2 ? eight * 16 + place * 8 : (place / 2 * 2 + eight) * 16 + place % 2 * 8;
         } else {
-          const int block = taps0 - 1 - t0 + place * taps0;
-          if (block >= 2 * taps0 - 1) continue;
+          const int block = L::taps0 - 1 - t0 + place * L::taps0;
+          if (block >= 2 * L::taps0 - 1) continue;
           row += block * all_channels + eight * 8;
         }
 #pragma unroll
-        for (int set = 0; set < weight_sets; ++set) {
+        for (int set = 0; set < L::weight_sets; ++set) {
           uint32 own[4];
 #pragma unroll
           for (int j = 0; j < 4; ++j)
-            own[j] = dithers ? high[j] + (low[j] >> version_of(set, turn) & 0x10001u) : high[j];
-          uint4(&of_step)[weight_parts][2][weight_units] = shared.weight[tile][set][turn][core / 2];
+            own[j] = L::dithers ? high[j] + (low[j] >> version_of(set, turn) & 0x10001u) : high[j];
+          uint4(&of_step)[L::weight_parts][2][L::weight_units] = shared.weight[tile][set][turn][core / 2];
           of_step[0][core % 2][row] = uint4{own[0], own[1], own[2], own[3]};
-          if constexpr (weight_parts == 2)
-            of_step[weight_parts - 1][core % 2][row] = uint4{low[0], low[1], low[2], low[3]};
+          if constexpr (L::weight_parts == 2)
+            of_step[L::weight_parts - 1][core % 2][row] = uint4{low[0], low[1], low[2], low[3]};
         }
       }
     }
@@ -3183,17 +3062,17 @@ struct WgmmaWeights : WgmmaLayout<Convolution, Tail, Numbers> {
   // Input planes take them by turns, each strip in another order, and every weight begins at another one:
   // what is left of rounding averages out over the positions of a sample as that of x does. Weights that are
   // halves stay what they are.
-  static constexpr int versions = weight_sets * turns;
-  static_assert(!dithers || versions <= 16);
+  static constexpr int versions = L::weight_sets * L::turns;
+  static_assert(!L::dithers || versions <= 16);
 
-  // Rows of a strip take all versions that differ by `weight_sets`, and strips of a row do.
+  // Rows of a strip take all versions that differ by `weight_sets`; strips of a row take the others.
   __device__ __forceinline__ uint32 version_of(int set, int turn) const {
-    return static_cast<uint32>(weight_sets * ((turn + set + first_plane()) % turns) + set);
+    return static_cast<uint32>(L::weight_sets * ((turn + set + L::first_plane()) % L::turns) + set);
   }
 
-  // The halves below eight weights, and for each of them bits of the versions that are the next one. What all
-  // versions of a weight lack goes to the next one of its channel: neighbouring taps meet the same values
-  // (s27, uniform values: means are off by up to 1.9e-5 instead of 3.9e-5).
+  // The halves below eight weights, and for each a bit for every version that is the half above. The error
+  // that all versions share goes to the next weight of the channel: neighbouring taps meet similar values.
+  // (s27, uniform values: means are off by up to 1.9e-5 instead of 3.9e-5.)
   static __device__ __forceinline__ void dither(float (&w)[8], uint32 first, uint32 (&below)[4],
                                                 uint32 (&next)[4]) {
     constexpr uint32 step = 0x2000 / versions;  // of the 13 bits that halves lack
@@ -3205,8 +3084,8 @@ struct WgmmaWeights : WgmmaLayout<Convolution, Tail, Numbers> {
       const uint32 phase = ((first + e) * 2654435769u >> 16) % versions;
       const uint32 some = (1u << count) - 1;
       bits[e] = (some << phase | some >> (versions - phase)) & ((1u << versions) - 1);
-      if (e + core_channels < 8)
-        w[e + core_channels] += w[e] - __uint_as_float((all & ~0x1fffu) + count * step);
+      if (e + L::core_channels < 8)
+        w[e + L::core_channels] += w[e] - __uint_as_float((all & ~0x1fffu) + count * step);
       w[e] = __uint_as_float(all & ~0x1fffu);
     }
 #pragma unroll
@@ -3223,13 +3102,13 @@ struct WgmmaWeights : WgmmaLayout<Convolution, Tail, Numbers> {
 //
 //   D[tap of dimension 0, channel][position, lane] += A[tap, channel][term] B[term][position, lane]
 //
-// An input plane is multiplied once, by all taps of the first dimension that meet it: rows of plane slot b of
-// the accumulators belong to output plane d with (d + turn) % taps == b, and A is read from a place that
-// turns with the input plane. A slot is complete after its last tap; its warps then apply the chain and go on
-// with zeros. A warp has 16 channels of one slot, or, `paired`, eight channels of two slots: then two warps
-// share what a plane ends, which takes half as long, but A lies in memory once for every turn. A warpgroup
-// has two strips of a tile, half a turn apart: two of its warps finish what a plane ends in the first, the
-// others what it ends in the second.
+// An input plane is multiplied once, by all taps of the first dimension. Plane slot b of the accumulators
+// belongs to output plane d with (d + turn) % taps == b, and A is read from a place that turns with the input
+// plane. A slot is complete after its last tap: its warps apply the chain and start again from zeros. A warp
+// has 16 channels of one slot, or, `paired`, eight channels of two slots. Then two warps share the outputs
+// that a plane completes, in half the time, but A is in shared memory once for every turn. A warpgroup has
+// two strips of a tile, half a turn apart: two of its warps finish outputs of the first strip, the others
+// those of the second.
 //
 // A lane is a row group of a sample: lane (s, g) of position (r, w) is output row r + g * lane_rows of sample
 // s. Elements of eight lanes lie side by side (a unit of 16 bytes), so that every tap is a legal start of a
@@ -3243,63 +3122,45 @@ struct WgmmaWeights : WgmmaLayout<Convolution, Tail, Numbers> {
 // blocks have tiles or planes of it each: moments or sums of its channels never leave the chip, and the first
 // block writes the means. Moves x once (halo columns of a tile come from the second-level cache).
 //
-// Precisions and scales are those of thin_samples.cuh. What f16 has no room for, and what is not finite where
-// terms are filled up, is done again by thin_cores.
+// Precisions and scales are those of thin/samples.cuh. Samples whose values overflow f16 are computed again
+// on CUDA cores (thin/cores.cuh). So are samples with values that are not finite, where products are padded.
 //
-// Here are the ends of a unit and the threads' parts; of the pieces _layout has what they share, _weights A,
-// _elements and _producer what comes into the ring, _products and _outputs what becomes of it.
+// The pieces in wgmma/: layout (sizes and shared memory), weights (A), elements and producer (what fills the
+// ring), products and outputs (the mainloop and its epilogue). The ends of a unit are here.
 
-template <class Convolution, class Tail, class Numbers, class Product>
-struct Rotating : WgmmaOutputs<Convolution, Tail, Numbers, Product> {
-  using Base = WgmmaOutputs<Convolution, Tail, Numbers, Product>;
-  using Base::all_prepare;
-  using Base::Base;
-  using Base::channel_blocks;
-  using Base::channel_tiles;
-  using Base::channels_of;
-  using Base::consume;
-  using Base::consumer_warps;
-  using Base::consumers;
-  using Base::first_unit;
-  using Base::guards;
-  using Base::is_used;
-  using Base::p;
-  using Base::paired;
-  using Base::part_tiles;
-  using Base::parts;
-  using Base::planes;
-  using Base::producers;
-  using Base::rank;
-  using Base::row_groups;
-  using Base::sample_of_lane;
-  using Base::samples;
-  using Base::shared;
-  using Base::state_rows;
-  using Base::taps0;
-  using Base::two_passes;
-  using Base::unit_step;
-  using Base::warpgroups;
-  using Base::window_planes;
-  using typename Base::ApplyPass;
-  using typename Base::C;
-  using typename Base::MomentsPass;
-  using typename Base::Ring;
+template <class Convolution, class OfTail, class OfNumbers, class Product>
+struct ThinWgmma {
+  using L = WgmmaLayout<Convolution, OfTail, OfNumbers>;
+  using Products = WgmmaProducts<L, Product>;
+  using Outputs = WgmmaOutputs<L, Product>;
+  using MomentsPass = typename Outputs::MomentsPass;
+  using ApplyPass = typename Outputs::ApplyPass;
+  using C = typename L::C;
+  using Tail = typename L::Tail;
+  using Numbers = typename L::Numbers;
+  using Parameters = typename L::Parameters;
+  using Ring = typename L::Ring;
+  using Shared = typename L::Shared;
+
+  const Parameters& p;
+  Shared& shared;
+  const Outputs outputs{p, shared};
 
   // A warp's moments, or sums, of its slots.
-  static constexpr int team = row_groups > 1 ? row_groups / 2 : 1;  // lanes that share a sample
+  static constexpr int team = L::row_groups > 1 ? L::row_groups / 2 : 1;  // lanes that share a sample
   __device__ __forceinline__ float* scratch_of(int slot) const {
     return shared.scratch[threadIdx.x / 32][slot];
   }
 
   template <class State>
-  __device__ __forceinline__ void leave_moments(const State (&state)[2], const int (&slot)[2][state_rows],
-                                                const bool (&in_range)[state_rows]) const {
+  __device__ __forceinline__ void leave_moments(const State (&state)[2], const int (&slot)[2][L::state_rows],
+                                                const bool (&in_range)[L::state_rows]) const {
 #pragma unroll
-    for (int r = 0; r < state_rows; ++r) {
+    for (int r = 0; r < L::state_rows; ++r) {
       float count[2], mean[2], m2[2];
-      if constexpr (row_groups > 1) {
+      if constexpr (L::row_groups > 1) {
         count[0] = lanes_sum<team>(state[0].count + state[1].count);
-        // As distances from one of their means: equal ones stay what they are.
+        // As distances from one of the means: equal means stay exact.
         const float from = first_mean<team>(state[0].count + state[1].count,
                                             state[0].count > 0.0f ? state[0].mean[r] : state[1].mean[r]);
         float d0 = state[0].mean[r] - from;
@@ -3320,7 +3181,7 @@ struct Rotating : WgmmaOutputs<Convolution, Tail, Numbers, Product> {
         }
       }
 #pragma unroll
-      for (int e = 0; e < (row_groups > 1 ? 1 : 2); ++e) {
+      for (int e = 0; e < (L::row_groups > 1 ? 1 : 2); ++e) {
         if (in_range[r] && threadIdx.x % team == 0) {
           float* place = scratch_of(slot[e][r]);
           place[0] = count[e];
@@ -3332,34 +3193,34 @@ struct Rotating : WgmmaOutputs<Convolution, Tail, Numbers, Product> {
   }
 
   template <class State>
-  __device__ __forceinline__ void leave_sums(const State (&state)[2], const int (&slot)[2][state_rows],
-                                             const bool (&in_range)[state_rows]) const {
+  __device__ __forceinline__ void leave_sums(const State (&state)[2], const int (&slot)[2][L::state_rows],
+                                             const bool (&in_range)[L::state_rows]) const {
 #pragma unroll
-    for (int r = 0; r < state_rows; ++r) {
+    for (int r = 0; r < L::state_rows; ++r) {
       const float both = lanes_sum<team>(state[0].sum[r] + state[1].sum[r]);
 #pragma unroll
-      for (int e = 0; e < (row_groups > 1 ? 1 : 2); ++e) {
+      for (int e = 0; e < (L::row_groups > 1 ? 1 : 2); ++e) {
         if (in_range[r] && threadIdx.x % team == 0)
-          scratch_of(slot[e][r])[0] = row_groups > 1 ? both : state[e].sum[r];
+          scratch_of(slot[e][r])[0] = L::row_groups > 1 ? both : state[e].sum[r];
       }
     }
   }
 
-  // For each warp that has values of a slot.
+  // Calls take(moments or sum) for each warp that has values of a slot.
   template <class Take>
   __device__ __forceinline__ void for_each_warp(int slot, Take&& take) const {
-    const int eight = slot % C::channels / 8 % (2 * channel_blocks);
-    constexpr int holders = paired ? (taps0 == 2 ? 1 : 2) : taps0;
-    constexpr int apart = paired ? 2 : channel_blocks;
-    const int first = paired ? eight : eight / 2;
+    const int eight = slot % C::channels / 8 % (2 * L::channel_blocks);
+    constexpr int holders = L::paired ? (L::taps0 == 2 ? 1 : 2) : L::taps0;
+    constexpr int apart = L::paired ? 2 : L::channel_blocks;
+    const int first = L::paired ? eight : eight / 2;
 #pragma unroll
-    for (int group = 0; group < warpgroups; ++group) {
+    for (int group = 0; group < L::warpgroups; ++group) {
 #pragma unroll
       for (int t = 0; t < holders; ++t) take(shared.scratch[group * 4 + t * apart + first][slot]);
     }
   }
 
-  // By one warpgroup, when all have left their moments, or sums: those of the block.
+  // Merges the block's moments, or sums; by one warpgroup, when all warps have left theirs.
   template <bool is_first>
   __device__ __forceinline__ void leave_part() const {
     for (int slot = threadIdx.x % 128; slot < Numbers::slots; slot += 128) {
@@ -3378,23 +3239,23 @@ struct Rotating : WgmmaOutputs<Convolution, Tail, Numbers, Product> {
     }
   }
 
-  // A unit's moments, or sums, of a slot: from its parts, or from the warps of the block that has it.
+  // Calls take() for each part of a unit: blocks of a cluster, or warps of the one block.
   template <class Take>
   __device__ __forceinline__ void for_each_part(int slot, Take&& take) const {
-    if constexpr (parts == 1) return for_each_warp(slot, take);
-    float part[parts][3];  // all on their way at a time
+    if constexpr (L::parts == 1) return for_each_warp(slot, take);
+    float part[L::parts][3];  // all on their way at a time
 #pragma unroll
-    for (int i = 0; i < parts; ++i) {
+    for (int i = 0; i < L::parts; ++i) {
 #pragma unroll
       for (int k = 0; k < 3; ++k)
-        part[i][k] = barrier::load_of_block(&shared.part[parts == 1 ? 0 : slot][k], i);
+        part[i][k] = barrier::load_of_block(&shared.part[L::parts == 1 ? 0 : slot][k], i);
     }
 #pragma unroll
-    for (int i = 0; i < parts; ++i) take(part[i]);
+    for (int i = 0; i < L::parts; ++i) take(part[i]);
   }
 
-  // By one warpgroup, or by one warp of it, when all have left their moments. Channels of a slab are
-  // neighbouring lanes, where they are a power of two: nothing is waited for between them.
+  // Finishes a unit by one warpgroup, or one of its warps. Channels of a slab are neighbouring lanes where
+  // their number is a power of two: no barrier is needed.
   static constexpr bool by_lanes =
       (Tail::group_channels & (Tail::group_channels - 1)) == 0 && Tail::group_channels <= 32;
   template <int finishers>
@@ -3436,10 +3297,10 @@ struct Rotating : WgmmaOutputs<Convolution, Tail, Numbers, Product> {
     }
   }
 
-  // By one warpgroup, when all have left their moments.
+  // Finishes a unit; by one warpgroup, when all warps have left their moments.
   __device__ __forceinline__ void finish_moments(int64 n) const {
     if constexpr (by_lanes) {
-      if constexpr (parts > 1) {
+      if constexpr (L::parts > 1) {
         finish_by_lanes<128>(n, threadIdx.x % 128);
       } else if (threadIdx.x % 128 < 32) {
         finish_by_lanes<32>(n, threadIdx.x % 32);
@@ -3458,7 +3319,7 @@ struct Rotating : WgmmaOutputs<Convolution, Tail, Numbers, Product> {
     warpgroup::sync<128>(1 + threadIdx.x / 128);
     constexpr int groups = Tail::channels / Tail::group_channels;
     constexpr auto spatial = static_cast<float>(Tail::spatial);
-    for (int slab = thread; slab < samples * groups; slab += 128) {
+    for (int slab = thread; slab < L::samples * groups; slab += 128) {
       if (n + slab / groups >= p.batch) break;
       const float(*rows)[2] = shared.moments + slab * Tail::group_channels;
       float moved = 0.0f;  // from the first channel's
@@ -3503,48 +3364,50 @@ struct Rotating : WgmmaOutputs<Convolution, Tail, Numbers, Product> {
     }
   }
 
-  // One pass over a unit. The warpgroup that comes last merges, the others go on.
+  // One pass over a unit. The warpgroup that arrives last merges; the other goes on.
   template <bool is_first>
   __device__ __forceinline__ void pass_over(int64 n, Ring& ring) const {
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32 % 4;
-    if constexpr (ends_may_meet) warpgroup::sync<consumers>(5);
+    if constexpr (ends_may_meet) warpgroup::sync<L::consumers>(5);
 #pragma unroll 1
-    for (int tile = 0; tile < channel_tiles; ++tile) {
-      int slot[2][state_rows];
-      bool in_range[state_rows];
-      float unscale[state_rows], bias[state_rows];
+    for (int tile = 0; tile < L::channel_tiles; ++tile) {
+      int slot[2][L::state_rows];
+      bool in_range[L::state_rows];
+      float unscale[L::state_rows], bias[L::state_rows];
 #pragma unroll
-      for (int r = 0; r < state_rows; ++r) {
-        const bool is_one = is_used(warp, r);
-        const int o = tile * channel_blocks * 16 + (is_one ? channels_of(warp, r) * 8 : 0) + lane / 4;
+      for (int r = 0; r < L::state_rows; ++r) {
+        const bool is_one = Products::is_used(warp, r);
+        const int o =
+            tile * L::channel_blocks * 16 + (is_one ? Products::channels_of(warp, r) * 8 : 0) + lane / 4;
         unscale[r] = shared.unscale[o];
         bias[r] = shared.bias[o];
         in_range[r] = o < C::channels && is_one;
 #pragma unroll
-        for (int e = 0; e < 2; ++e) slot[e][r] = sample_of_lane(e) * C::channels + (o < C::channels ? o : 0);
+        for (int e = 0; e < 2; ++e)
+          slot[e][r] = Products::sample_of_lane(e) * C::channels + (o < C::channels ? o : 0);
       }
-      // The values of a channel that a sample beyond the batch would have are those of the last one.
+      // A sample beyond the batch reads the operands of the last sample.
       const int64 last = p.batch - 1;
       const auto within = [&](int s) { return n + s > last ? static_cast<int>(last - n) : s; };
-      int read[2][state_rows];
+      int read[2][L::state_rows];
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
 #pragma unroll
-        for (int r = 0; r < state_rows; ++r)
+        for (int r = 0; r < L::state_rows; ++r)
           read[e][r] = within(slot[e][r] / C::channels) * C::channels + slot[e][r] % C::channels;
       }
       if constexpr (is_first) {
         const MomentsPass pass{p, nullptr, n};
         decltype(pass.begin(read[0], in_range)) state[2] = {pass.begin(read[0], in_range),
                                                             pass.begin(read[1], in_range)};
-        consume(pass, state, tile, ring, unscale, bias);
+        outputs.consume(pass, state, tile, ring, unscale, bias);
         leave_moments(state, slot, in_range);
       } else {
         const ApplyPass pass{p, nullptr, n};
         decltype(pass.begin(read[0], in_range)) state[2] = {pass.begin(read[0], in_range),
                                                             pass.begin(read[1], in_range)};
-        consume(pass, state, tile, ring, unscale, bias);
+        outputs.consume(pass, state, tile, ring, unscale, bias);
         leave_sums(state, slot, in_range);
       }
     }
@@ -3552,71 +3415,72 @@ struct Rotating : WgmmaOutputs<Convolution, Tail, Numbers, Product> {
     warpgroup::sync<128>(1 + group);
     if (threadIdx.x % 128 == 0) {
       __threadfence_block();
-      shared.group_is_last[group] = atomicAdd(&shared.arrived, 1u) % warpgroups == warpgroups - 1;
+      shared.group_is_last[group] = atomicAdd(&shared.arrived, 1u) % L::warpgroups == L::warpgroups - 1;
       __threadfence_block();
     }
     warpgroup::sync<128>(1 + group);
-    if constexpr (parts > 1) {
+    if constexpr (L::parts > 1) {
       if (shared.group_is_last[group]) leave_part<is_first>();
       barrier::cluster_sync();
-      if (rank() == 0 && group == 0) finish<is_first>(n);
+      if (L::rank() == 0 && group == 0) finish<is_first>(n);
       barrier::cluster_sync();
     } else if (shared.group_is_last[group]) {
       finish<is_first>(n);
     }
-    if constexpr (is_first && two_passes) {
+    if constexpr (is_first && L::two_passes) {
       __threadfence();
-      warpgroup::sync<consumers>(5);
+      warpgroup::sync<L::consumers>(5);
     }
   }
 
-  // Whether a warpgroup could come to the end of a unit while another still merges the one before: the ring
+  // Whether a warpgroup could reach the end of a unit while the other still merges the one before. The ring
   // keeps them less than `planes` planes apart.
-  static constexpr bool ends_may_meet = channel_tiles * part_tiles * window_planes <= planes;
+  static constexpr bool ends_may_meet = L::channel_tiles * L::part_tiles * L::window_planes <= L::planes;
 
   __device__ __forceinline__ void run() const {
-    using Weights = WgmmaWeights<Convolution, Tail, Numbers>;
-    using Producer = WgmmaProducer<Convolution, Tail, Numbers>;
-    const Weights weights(p, shared);
-    const Producer producer(p, shared);
-    if constexpr (guards) allow_kernel_after();
+    using Producer = WgmmaProducer<L>;
+    const WgmmaWeights<L> weights{p, shared};
+    const Producer producer{p, shared};
+    if constexpr (L::guards) allow_kernel_after();
     if (threadIdx.x == 0) {
-      for (int i = 0; i < planes; ++i) {
+      for (int i = 0; i < L::planes; ++i) {
         barrier::initialise(&shared.full[i],
-                            producer.rows_are_aligned() ? Producer::row_chunks : producers / 32);
-        barrier::initialise(&shared.empty[i], consumer_warps);
+                            producer.rows_are_aligned() ? Producer::row_chunks : L::producers / 32);
+        barrier::initialise(&shared.empty[i], L::consumer_warps);
       }
-      barrier::initialise(&shared.prepared, consumers);
+      barrier::initialise(&shared.prepared, L::consumers);
       shared.arrived = 0;
       shared.redo = redo_none;
     }
-    // What the end of a unit reads: the cache has it by then.
+    // Prefetches what the end of a unit reads.
     if (threadIdx.x < Tail::parameters) barrier::prefetch(p.parameter[threadIdx.x]);
-    if constexpr (guards) {  // the counters of the launch that does samples again
+    if constexpr (L::guards) {  // the counters of the launch that does samples again
       for (int64 i = static_cast<int64>(blockIdx.x) * Numbers::threads + threadIdx.x; i < 4 * (p.batch + 1);
            i += static_cast<int64>(gridDim.x) * Numbers::threads)
         p.control[i] = 0;
     }
-    for (int i = threadIdx.x; i < C::in_channels * samples; i += Numbers::threads)
-      shared.largest[i / samples][i % samples] = 0;
+    for (int i = threadIdx.x; i < C::in_channels * L::samples; i += Numbers::threads)
+      shared.largest[i / L::samples][i % L::samples] = 0;
     __syncthreads();
-    if constexpr (all_prepare) {
+    if constexpr (L::all_prepare) {
       weights.load_weights();
       barrier::release_to_copies();
       __syncthreads();
     }
-    if (threadIdx.x < consumers) {
+    if (threadIdx.x < L::consumers) {
       warpgroup::take_registers<Numbers::consumer_registers>();
-      if constexpr (!all_prepare) {
+      if constexpr (!L::all_prepare) {
         weights.load_weights();
         barrier::release_to_copies();
-        barrier::arrive(&shared.prepared);  // producers wait for it: compute-sanitizer takes barriers at two
-        weights.sync_preparing();           // places of the code for two
+        // Producers wait for it. Not one bar.sync for all: compute-sanitizer takes a barrier at two places of
+        // the code for two barriers.
+        barrier::arrive(&shared.prepared);
+        weights.sync_preparing();
       }
       Ring ring;
 #pragma unroll 1
-      for (int64 n = static_cast<int64>(first_unit()) * samples; n < p.batch;
-           n += static_cast<int64>(unit_step()) * samples) {
+      for (int64 n = static_cast<int64>(L::first_unit()) * L::samples; n < p.batch;
+           n += static_cast<int64>(L::unit_step()) * L::samples) {
         if constexpr (Tail::has_norm) pass_over<true>(n, ring);
         if constexpr (!Tail::mean_follows_norm) pass_over<false>(n, ring);
       }
@@ -3769,6 +3633,24 @@ struct CoresMainloop {
 };
 
 // --------------------------------------------------------------------------------------------------
+// What the forward kernels of tails are given.
+
+template <int Count>
+struct TailParameters {
+  const void* input;
+  void* output;
+  float* statistics;  // [batch][groups][2]: mean, 1 / deviation
+  uint32* control;    // zero: a ticket, then two counters and a flag for each unit
+  float* parts;       // moments of rows, one set for each piece
+  float* sums;        // sums of rows, one for each piece
+  uint64 aligned;     // bits of AlignedBit
+  int64 phase;        // elements from the last 16-byte boundary to the input's first
+  int64 batch;
+  int64 wave_units;
+  const void* parameter[Count > 0 ? Count : 1];
+};
+
+// --------------------------------------------------------------------------------------------------
 // A tail in one launch and at most two passes over the tensor, for slabs of any size and both layouts.
 //
 //   pass 1   x -> before-chain -> moments of each row's pieces; the last block of a unit merges them
@@ -3828,7 +3710,7 @@ struct TailStreamed {
 #pragma unroll
       for (int i = 0; i < Count; ++i) {
         if (!is_in(i, how_many)) break;
-        x[i].load(p.input, index + i * step, Aligned || p.is_aligned(aligned_input));
+        x[i].load(p.input, index + i * step, Aligned || is_aligned(p, aligned_input));
         tensors[i].load(p, index + i * step);
       }
       float h[Count][Width];
@@ -3985,7 +3867,7 @@ struct TailStreamed {
 #pragma unroll
       for (int i = 0; i < Count; ++i) {
         if (!is_in(i, how_many)) break;
-        x[i].template load<true>(p.input, index + i * step, Aligned || p.is_aligned(aligned_input));
+        x[i].template load<true>(p.input, index + i * step, Aligned || is_aligned(p, aligned_input));
         before[i].load(p, index + i * step);
         after[i].load(p, index + i * step);
       }
@@ -4006,7 +3888,7 @@ struct TailStreamed {
         if constexpr (!Tail::has_mean) {
           Packed<typename Tail::Output, Width> y;
           y.pack(value);
-          y.store(p.output, index + i * step, Aligned || p.is_aligned(aligned_output));
+          y.store(p.output, index + i * step, Aligned || is_aligned(p, aligned_output));
         }
       }
     }
@@ -4244,6 +4126,10 @@ uint64_t word(T* pointer) {
   return reinterpret_cast<uint64_t>(pointer);
 }
 inline uint64_t word(int64_t number) { return static_cast<uint64_t>(number); }
+template <class Parameters>
+constexpr size_t parameter_bytes(void (*)(Parameters)) {
+  return sizeof(Parameters);
+}
 
 // Elements from the last boundary of a vector to the tensor's first.
 int64_t phase_of(const void* tensor, int64_t element_bytes, int64_t vector_elements) {
@@ -4455,11 +4341,11 @@ struct Product {
         : "r"(static_cast<int>(so)), "f"(a), "f"(b));
   }
 };
-using Agent = onepass::Rotating<onepass::Convolution, onepass::Tail, Numbers, Product>;
+using Agent = onepass::ThinWgmma<onepass::Convolution, onepass::Tail, Numbers, Product>;
 static_assert(sizeof(Agent::Shared) <= 63532);
 __global__ void __launch_bounds__(384, 1) onepass_thin_wgmma(const __grid_constant__ Agent::Parameters p) {
   extern __shared__ __align__(128) unsigned char bytes[];
-  Agent(p, *reinterpret_cast<Agent::Shared*>(bytes)).run();
+  Agent{p, *reinterpret_cast<Agent::Shared*>(bytes)}.run();
 }
 
 }  // namespace block_1_tf32_thin_wgmma
@@ -4637,20 +4523,14 @@ void block_1_tf32(const void* input, void* output, const void* const* parameters
         word(output),                // output
         word(workspace + offset_1),  // statistics
         word(workspace + offset_2),  // control
-        0,                           // parts
-        0,                           // sums
         word(workspace),             // only
-        0,                           // guard
         word(batch),                 // batch
-        word(1),                     // wave_units
-        word(number),                // only_words
-        0,                           // redone
         word(parameters[0]),         // parameter[0]
         word(parameters[1]),         // parameter[1]
         word(parameters[2]),         // parameter[2]
         word(parameters[3]),         // parameter[3]
     };
-    static_assert(sizeof words == sizeof(block_1_tf32_thin_wgmma::Agent::Parameters));
+    static_assert(sizeof words == parameter_bytes(&block_1_tf32_thin_wgmma::onepass_thin_wgmma));
     const int64_t blocks = number;
     block_1_tf32_thin_wgmma_kernel.launch(words, blocks, device, stream);
   }
@@ -4673,9 +4553,410 @@ void block_1_tf32(const void* input, void* output, const void* const* parameters
         word(parameters[2]),                        // parameter[2]
         word(parameters[3]),                        // parameter[3]
     };
-    static_assert(sizeof words == sizeof(block_1_tf32_thin_cores::Agent::Parameters));
+    static_assert(sizeof words == parameter_bytes(&block_1_tf32_thin_cores::onepass_thin_cores));
     const int64_t blocks = clamp(batch * 11, 1, resident_thin_cores);
     block_1_tf32_thin_cores_kernel.launch(words, blocks, device, stream);
+  }
+}
+"""
+
+
+_KERNELS_TF32_AWAY = r"""
+// ==================================================================================================
+// block_1_tf32_away: forward
+//
+// conv3d(3,16,k=4) | hardswish | group_norm(4) | mean @ 1024x3x16x32x32 tf32_away
+//
+// plan: thin_wgmma
+//   convolution: 192 terms, 1 products of 16-bit parts
+//   tile: 1 samples, 8 x 4 rows, 13 columns, 1 tiles a unit
+//   passes: 1
+//   then: thin_cores for samples that f16 has no room for
+//   numerics: operands of the convolution are rounded to tf32, ties away from zero
+//   numerics: samples that leave f16's range are computed again on CUDA cores
+// ==================================================================================================
+
+namespace block_1_tf32_away_thin_wgmma {
+namespace onepass {
+using namespace ::onepass;
+}
+
+namespace onepass {
+
+struct Before {
+  static constexpr int channel_operands = 0;
+  using Only = pointwise::hardswish_stage<32>;
+  template <class P>
+  static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
+  }
+  template <int Width>
+  struct Tensors {
+    template <class P>
+    __device__ __forceinline__ void load(const P& p, int64 index) {
+    }
+  };
+  template <int Width>
+  static __device__ __forceinline__ float value(float x0, const float* channel, const Tensors<Width>& t, int k) {
+    const float x1 = pointwise::hardswish_stage<32>::value(x0, 0.0f, 0.00000000f, 0.00000000f);
+    return x1;
+  }
+};
+
+struct After {
+  static constexpr int channel_operands = 0;
+  using Only = void;
+  template <class P>
+  static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
+  }
+  template <int Width>
+  struct Tensors {
+    template <class P>
+    __device__ __forceinline__ void load(const P& p, int64 index) {
+    }
+  };
+  template <int Width>
+  static __device__ __forceinline__ float value(float x0, const float* channel, const Tensors<Width>& t, int k) {
+    return x0;
+  }
+};
+
+// conv3d(3,16,k=4) | hardswish | group_norm(4) | mean
+struct Tail {
+  using Before = onepass::Before;
+  using After = onepass::After;
+  using Input = f32;
+  using Output = f32;
+  static constexpr int parameters = 4;
+  static constexpr int channels = 16;
+  static constexpr int group_channels = 4;
+  static constexpr int64 spatial = 10933;
+  static constexpr bool has_norm = true;
+  static constexpr bool has_affine = true;
+  static constexpr bool has_mean = true;
+  static constexpr bool mean_follows_norm = true;
+  static constexpr float eps = 9.99999975e-06f;
+  static __device__ __forceinline__ int channel(int64 n, int c) { return c; }
+  template <class P>
+  static __device__ __forceinline__ float weight(const P& p, int64 c) {
+    return load_one<f32>(p.parameter[2], c * 1);
+  }
+  template <class P>
+  static __device__ __forceinline__ float bias(const P& p, int64 c) {
+    return load_one<f32>(p.parameter[3], c * 1);
+  }
+};
+
+}  // namespace onepass
+
+namespace onepass {
+struct Convolution {
+  using Weight = f32;
+  using Bias = f32;
+  static constexpr bool has_bias = true;
+  static constexpr bool transposed = false;
+  static constexpr bool rounds_to_tf32 = true;
+  static constexpr bool ties_away = true;
+  static constexpr int groups = 1;
+  static constexpr int in_channels = 3;
+  static constexpr int channels = 16;
+  static constexpr int taps = 64;
+  static constexpr __device__ int64 kernel(int d) { return d == 0 ? 4ll : d == 1 ? 4ll : d == 2 ? 4ll : 0ll; }
+  static constexpr __device__ int64 input_size(int d) { return d == 0 ? 32ll : d == 1 ? 32ll : d == 2 ? 16ll : 0ll; }
+  static constexpr __device__ int64 output_size(int d) { return d == 0 ? 29ll : d == 1 ? 29ll : d == 2 ? 13ll : 0ll; }
+  static constexpr __device__ int64 step(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 0ll; }
+  static constexpr __device__ int64 delta(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 0ll; }
+  static constexpr __device__ int64 tap_step(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 0ll; }
+  static constexpr __device__ int64 tap_stride(int d) { return d == 0 ? 4ll : d == 1 ? 1ll : d == 2 ? 16ll : 0ll; }
+  static constexpr __device__ int64 classes(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 1ll; }
+  static constexpr __device__ int64 first(int d, int r) {
+    return d == 0 && r == 0 ? 0ll : d == 1 && r == 0 ? 0ll : d == 2 && r == 0 ? 0ll : 0ll;
+  }
+  static constexpr __device__ int64 base(int d, int r) {
+    return d == 0 && r == 0 ? 0ll : d == 1 && r == 0 ? 0ll : d == 2 && r == 0 ? 0ll : 0ll;
+  }
+  static constexpr __device__ int64 count(int d, int r) {
+    return d == 0 && r == 0 ? 4ll : d == 1 && r == 0 ? 4ll : d == 2 && r == 0 ? 4ll : 0ll;
+  }
+  static constexpr __device__ int64 positions(int d, int r) {
+    return d == 0 && r == 0 ? 29ll : d == 1 && r == 0 ? 29ll : d == 2 && r == 0 ? 13ll : 0ll;
+  }
+  static constexpr __device__ int64 input_stride(int d) { return d == 0 ? 49152ll : d == 1 ? 16384ll : d == 2 ? 32ll : d == 3 ? 1ll : d == 4 ? 1024ll : 0ll; }
+  // Of the output and of tensors that stages read.
+  static constexpr __device__ int64 stride(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : d == 3 ? 1ll : d == 4 ? 1ll : 0ll; }
+};
+}  // namespace onepass
+
+struct Numbers {
+  static constexpr int threads = 384;
+  static constexpr int consumers = 256;
+  static constexpr int producers = 128;
+  static constexpr int warps = 8;
+  static constexpr int consumer_registers = 192;
+  static constexpr int producer_registers = 120;
+  static constexpr int most_elements = 36;
+  static constexpr int row_groups = 8;
+  static constexpr int lane_rows = 4;
+  static constexpr int tile_rows = 4;
+  static constexpr int columns = 13;
+  static constexpr int strips = 4;
+  static constexpr int column_tiles = 1;
+  static constexpr int tiles = 1;
+  static constexpr int core_rows = 2;
+  static constexpr int core_columns = 4;
+  static constexpr int core_channels = 1;
+  static constexpr int starts = 6;
+  static constexpr int window_columns = 16;
+  static constexpr int row_units = 32;
+  static constexpr int planes = 4;
+  static constexpr int channel_blocks = 1;
+  static constexpr int input_parts = 1;
+  static constexpr int weight_parts = 1;
+  static constexpr int slots = 16;
+  static constexpr int tile_parts = 1;
+  static constexpr int plane_parts = 1;
+  static constexpr int weight_sets = 1;
+  static constexpr bool paired = true;
+  static constexpr bool loads_rows = true;
+  static constexpr int most_row_words = 64;
+  static constexpr bool dithers = false;
+};
+struct Product {
+  static __device__ __forceinline__ void multiply(float (&d)[52], onepass::uint64 a, onepass::uint64 b, bool accumulates) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %54, 0; wgmma.mma_async.sync.aligned.m64n104k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51}, %52, %53, p, 1, 1, 0, 1;}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51])
+        : "l"(a), "l"(b), "r"(static_cast<int>(accumulates)));
+  }
+  template <bool first, bool second>
+  static __device__ __forceinline__ void begin_where(float (&d)[52], bool so, float a, float b) {
+    if constexpr (first && second)
+      asm volatile("{.reg .pred p; setp.eq.b32 p, %52, 0; @p bra.uni kept_%=; mov.f32 %0, %53; mov.f32 %1, %53; mov.f32 %2, %54; mov.f32 %3, %54; mov.f32 %4, %53; mov.f32 %5, %53; mov.f32 %6, %54; mov.f32 %7, %54; mov.f32 %8, %53; mov.f32 %9, %53; mov.f32 %10, %54; mov.f32 %11, %54; mov.f32 %12, %53; mov.f32 %13, %53; mov.f32 %14, %54; mov.f32 %15, %54; mov.f32 %16, %53; mov.f32 %17, %53; mov.f32 %18, %54; mov.f32 %19, %54; mov.f32 %20, %53; mov.f32 %21, %53; mov.f32 %22, %54; mov.f32 %23, %54; mov.f32 %24, %53; mov.f32 %25, %53; mov.f32 %26, %54; mov.f32 %27, %54; mov.f32 %28, %53; mov.f32 %29, %53; mov.f32 %30, %54; mov.f32 %31, %54; mov.f32 %32, %53; mov.f32 %33, %53; mov.f32 %34, %54; mov.f32 %35, %54; mov.f32 %36, %53; mov.f32 %37, %53; mov.f32 %38, %54; mov.f32 %39, %54; mov.f32 %40, %53; mov.f32 %41, %53; mov.f32 %42, %54; mov.f32 %43, %54; mov.f32 %44, %53; mov.f32 %45, %53; mov.f32 %46, %54; mov.f32 %47, %54; mov.f32 %48, %53; mov.f32 %49, %53; mov.f32 %50, %54; mov.f32 %51, %54; kept_%=: }"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51])
+        : "r"(static_cast<int>(so)), "f"(a), "f"(b));
+    if constexpr (first && !second)
+      asm volatile("{.reg .pred p; setp.eq.b32 p, %26, 0; @p bra.uni kept_%=; mov.f32 %0, %27; mov.f32 %1, %27; mov.f32 %2, %27; mov.f32 %3, %27; mov.f32 %4, %27; mov.f32 %5, %27; mov.f32 %6, %27; mov.f32 %7, %27; mov.f32 %8, %27; mov.f32 %9, %27; mov.f32 %10, %27; mov.f32 %11, %27; mov.f32 %12, %27; mov.f32 %13, %27; mov.f32 %14, %27; mov.f32 %15, %27; mov.f32 %16, %27; mov.f32 %17, %27; mov.f32 %18, %27; mov.f32 %19, %27; mov.f32 %20, %27; mov.f32 %21, %27; mov.f32 %22, %27; mov.f32 %23, %27; mov.f32 %24, %27; mov.f32 %25, %27; kept_%=: }"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[4]), "+f"(d[5]), "+f"(d[8]), "+f"(d[9]), "+f"(d[12]), "+f"(d[13]), "+f"(d[16]), "+f"(d[17]), "+f"(d[20]), "+f"(d[21]), "+f"(d[24]), "+f"(d[25]), "+f"(d[28]), "+f"(d[29]), "+f"(d[32]), "+f"(d[33]), "+f"(d[36]), "+f"(d[37]), "+f"(d[40]), "+f"(d[41]), "+f"(d[44]), "+f"(d[45]), "+f"(d[48]), "+f"(d[49])
+        : "r"(static_cast<int>(so)), "f"(a), "f"(b));
+    if constexpr (!first && second)
+      asm volatile("{.reg .pred p; setp.eq.b32 p, %26, 0; @p bra.uni kept_%=; mov.f32 %0, %28; mov.f32 %1, %28; mov.f32 %2, %28; mov.f32 %3, %28; mov.f32 %4, %28; mov.f32 %5, %28; mov.f32 %6, %28; mov.f32 %7, %28; mov.f32 %8, %28; mov.f32 %9, %28; mov.f32 %10, %28; mov.f32 %11, %28; mov.f32 %12, %28; mov.f32 %13, %28; mov.f32 %14, %28; mov.f32 %15, %28; mov.f32 %16, %28; mov.f32 %17, %28; mov.f32 %18, %28; mov.f32 %19, %28; mov.f32 %20, %28; mov.f32 %21, %28; mov.f32 %22, %28; mov.f32 %23, %28; mov.f32 %24, %28; mov.f32 %25, %28; kept_%=: }"
+        : "+f"(d[2]), "+f"(d[3]), "+f"(d[6]), "+f"(d[7]), "+f"(d[10]), "+f"(d[11]), "+f"(d[14]), "+f"(d[15]), "+f"(d[18]), "+f"(d[19]), "+f"(d[22]), "+f"(d[23]), "+f"(d[26]), "+f"(d[27]), "+f"(d[30]), "+f"(d[31]), "+f"(d[34]), "+f"(d[35]), "+f"(d[38]), "+f"(d[39]), "+f"(d[42]), "+f"(d[43]), "+f"(d[46]), "+f"(d[47]), "+f"(d[50]), "+f"(d[51])
+        : "r"(static_cast<int>(so)), "f"(a), "f"(b));
+  }
+};
+using Agent = onepass::ThinWgmma<onepass::Convolution, onepass::Tail, Numbers, Product>;
+static_assert(sizeof(Agent::Shared) <= 63532);
+__global__ void __launch_bounds__(384, 1) onepass_thin_wgmma(const __grid_constant__ Agent::Parameters p) {
+  extern __shared__ __align__(128) unsigned char bytes[];
+  Agent{p, *reinterpret_cast<Agent::Shared*>(bytes)}.run();
+}
+
+}  // namespace block_1_tf32_away_thin_wgmma
+
+namespace block_1_tf32_away_thin_cores {
+namespace onepass {
+using namespace ::onepass;
+}
+
+namespace onepass {
+
+struct Before {
+  static constexpr int channel_operands = 0;
+  using Only = pointwise::hardswish_stage<32>;
+  template <class P>
+  static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
+  }
+  template <int Width>
+  struct Tensors {
+    template <class P>
+    __device__ __forceinline__ void load(const P& p, int64 index) {
+    }
+  };
+  template <int Width>
+  static __device__ __forceinline__ float value(float x0, const float* channel, const Tensors<Width>& t, int k) {
+    const float x1 = pointwise::hardswish_stage<32>::value(x0, 0.0f, 0.00000000f, 0.00000000f);
+    return x1;
+  }
+};
+
+struct After {
+  static constexpr int channel_operands = 0;
+  using Only = void;
+  template <class P>
+  static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
+  }
+  template <int Width>
+  struct Tensors {
+    template <class P>
+    __device__ __forceinline__ void load(const P& p, int64 index) {
+    }
+  };
+  template <int Width>
+  static __device__ __forceinline__ float value(float x0, const float* channel, const Tensors<Width>& t, int k) {
+    return x0;
+  }
+};
+
+// conv3d(3,16,k=4) | hardswish | group_norm(4) | mean
+struct Tail {
+  using Before = onepass::Before;
+  using After = onepass::After;
+  using Input = f32;
+  using Output = f32;
+  static constexpr int parameters = 4;
+  static constexpr int channels = 16;
+  static constexpr int group_channels = 4;
+  static constexpr int64 spatial = 10933;
+  static constexpr bool has_norm = true;
+  static constexpr bool has_affine = true;
+  static constexpr bool has_mean = true;
+  static constexpr bool mean_follows_norm = true;
+  static constexpr float eps = 9.99999975e-06f;
+  static __device__ __forceinline__ int channel(int64 n, int c) { return c; }
+  template <class P>
+  static __device__ __forceinline__ float weight(const P& p, int64 c) {
+    return load_one<f32>(p.parameter[2], c * 1);
+  }
+  template <class P>
+  static __device__ __forceinline__ float bias(const P& p, int64 c) {
+    return load_one<f32>(p.parameter[3], c * 1);
+  }
+};
+
+}  // namespace onepass
+
+namespace onepass {
+struct Convolution {
+  using Weight = f32;
+  using Bias = f32;
+  static constexpr bool has_bias = true;
+  static constexpr bool transposed = false;
+  static constexpr bool rounds_to_tf32 = true;
+  static constexpr bool ties_away = true;
+  static constexpr int groups = 1;
+  static constexpr int in_channels = 3;
+  static constexpr int channels = 16;
+  static constexpr int taps = 64;
+  static constexpr __device__ int64 kernel(int d) { return d == 0 ? 4ll : d == 1 ? 4ll : d == 2 ? 4ll : 0ll; }
+  static constexpr __device__ int64 input_size(int d) { return d == 0 ? 16ll : d == 1 ? 32ll : d == 2 ? 32ll : 0ll; }
+  static constexpr __device__ int64 output_size(int d) { return d == 0 ? 13ll : d == 1 ? 29ll : d == 2 ? 29ll : 0ll; }
+  static constexpr __device__ int64 step(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 0ll; }
+  static constexpr __device__ int64 delta(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 0ll; }
+  static constexpr __device__ int64 tap_step(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 0ll; }
+  static constexpr __device__ int64 tap_stride(int d) { return d == 0 ? 16ll : d == 1 ? 4ll : d == 2 ? 1ll : 0ll; }
+  static constexpr __device__ int64 classes(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 1ll; }
+  static constexpr __device__ int64 first(int d, int r) {
+    return d == 0 && r == 0 ? 0ll : d == 1 && r == 0 ? 0ll : d == 2 && r == 0 ? 0ll : 0ll;
+  }
+  static constexpr __device__ int64 base(int d, int r) {
+    return d == 0 && r == 0 ? 0ll : d == 1 && r == 0 ? 0ll : d == 2 && r == 0 ? 0ll : 0ll;
+  }
+  static constexpr __device__ int64 count(int d, int r) {
+    return d == 0 && r == 0 ? 4ll : d == 1 && r == 0 ? 4ll : d == 2 && r == 0 ? 4ll : 0ll;
+  }
+  static constexpr __device__ int64 positions(int d, int r) {
+    return d == 0 && r == 0 ? 13ll : d == 1 && r == 0 ? 29ll : d == 2 && r == 0 ? 29ll : 0ll;
+  }
+  static constexpr __device__ int64 input_stride(int d) { return d == 0 ? 49152ll : d == 1 ? 16384ll : d == 2 ? 1024ll : d == 3 ? 32ll : d == 4 ? 1ll : 0ll; }
+  // Of the output and of tensors that stages read.
+  static constexpr __device__ int64 stride(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : d == 3 ? 1ll : d == 4 ? 1ll : 0ll; }
+};
+}  // namespace onepass
+
+struct Numbers {
+  static constexpr int threads = 256;
+  static constexpr int warps = 8;
+  static constexpr int channels_at_once = 16;
+  static constexpr int tile_positions = 1024;
+  static constexpr int tiles_of_class = 11;
+  static constexpr int tiles = 11;
+  static constexpr int slots = 16;
+  static constexpr bool weights_in_shared = true;
+};
+using Mainloop = onepass::CoresMainloop<onepass::Convolution, onepass::Tail, Numbers>;
+using Agent = onepass::Thin<onepass::Convolution, onepass::Tail, Numbers, Mainloop>;
+__global__ void __launch_bounds__(256, 2) onepass_thin_cores(const __grid_constant__ Agent::Parameters p) {
+  extern __shared__ float shared[];
+  onepass::allow_kernel_after();
+  onepass::wait_for_kernel_before();
+  if (!Agent::has_work(p)) return;
+  Agent::count_marked(p);
+  Mainloop::load_weights(p, shared);
+  Agent{p, shared + Mainloop::shared_floats, Mainloop{shared}}.run();
+}
+
+}  // namespace block_1_tf32_away_thin_cores
+"""
+
+
+_LAUNCHES_TF32_AWAY = r"""
+namespace {
+
+Kernel block_1_tf32_away_thin_wgmma_kernel("block_1_tf32_away_thin_wgmma",
+    reinterpret_cast<const void*>(&block_1_tf32_away_thin_wgmma::onepass_thin_wgmma), 384, 1, 63532, false);
+Kernel block_1_tf32_away_thin_cores_kernel("block_1_tf32_away_thin_cores",
+    reinterpret_cast<const void*>(&block_1_tf32_away_thin_cores::onepass_thin_cores), 256, 1, 13888, false);
+
+}  // namespace
+
+int64_t block_1_tf32_away_workspace_bytes(int64_t batch, int device) {
+  const int64_t resident_thin_wgmma = block_1_tf32_away_thin_wgmma_kernel.resident(device);
+  const int64_t number = clamp(batch, 1, resident_thin_wgmma);
+  const int64_t offset_1 = divide_up((batch + number) * 4, 256) * 256;
+  const int64_t offset_2 = offset_1 + divide_up(batch * 32, 256) * 256;
+  const int64_t offset_1_2 = divide_up((batch + 1) * 16, 256) * 256;
+  const int64_t offset_2_2 = offset_1_2 + divide_up(batch * 2112, 256) * 256;
+  const int64_t number_2 = offset_2 + (offset_2_2 + divide_up(batch * 704, 256) * 256);
+  return number_2 + divide_up(batch * 32, 256) * 256;
+}
+
+void block_1_tf32_away(const void* input, void* output, const void* const* parameters,
+                       char* workspace, int64_t batch, int device, cudaStream_t stream) {
+  const int64_t resident_thin_wgmma = block_1_tf32_away_thin_wgmma_kernel.resident(device);
+  const int64_t resident_thin_cores = block_1_tf32_away_thin_cores_kernel.resident(device);
+  const int64_t number = clamp(batch, 1, resident_thin_wgmma);
+  const int64_t offset_1 = divide_up((batch + number) * 4, 256) * 256;
+  const int64_t offset_2 = offset_1 + divide_up(batch * 32, 256) * 256;
+  const int64_t offset_1_2 = divide_up((batch + 1) * 16, 256) * 256;
+  const int64_t offset_2_2 = offset_1_2 + divide_up(batch * 2112, 256) * 256;
+  const int64_t number_2 = offset_2 + (offset_2_2 + divide_up(batch * 704, 256) * 256);
+  {
+    const uint64_t words[] = {
+        word(input),                 // input
+        word(output),                // output
+        word(workspace + offset_1),  // statistics
+        word(workspace + offset_2),  // control
+        word(workspace),             // only
+        word(batch),                 // batch
+        word(parameters[0]),         // parameter[0]
+        word(parameters[1]),         // parameter[1]
+        word(parameters[2]),         // parameter[2]
+        word(parameters[3]),         // parameter[3]
+    };
+    static_assert(sizeof words == parameter_bytes(&block_1_tf32_away_thin_wgmma::onepass_thin_wgmma));
+    const int64_t blocks = number;
+    block_1_tf32_away_thin_wgmma_kernel.launch(words, blocks, device, stream);
+  }
+  {
+    const uint64_t words[] = {
+        word(input),                                // input
+        word(output),                               // output
+        word(workspace + number_2),                 // statistics
+        word(workspace + offset_2),                 // control
+        word(workspace + (offset_2 + offset_1_2)),  // parts
+        word(workspace + (offset_2 + offset_2_2)),  // sums
+        word(workspace),                            // only
+        word(workspace + (offset_2 + offset_1_2)),  // guard
+        word(batch),                                // batch
+        word(clamp(divide_up(resident_thin_cores * 2, 11), 1, std::max<int64_t>(1, batch))),  // wave_units
+        word(number),                               // only_words
+        0,                                          // redone
+        word(parameters[0]),                        // parameter[0]
+        word(parameters[1]),                        // parameter[1]
+        word(parameters[2]),                        // parameter[2]
+        word(parameters[3]),                        // parameter[3]
+    };
+    static_assert(sizeof words == parameter_bytes(&block_1_tf32_away_thin_cores::onepass_thin_cores));
+    const int64_t blocks = clamp(batch * 11, 1, resident_thin_cores);
+    block_1_tf32_away_thin_cores_kernel.launch(words, blocks, device, stream);
   }
 }
 """
@@ -4862,11 +5143,11 @@ struct Product {
         : "r"(static_cast<int>(so)), "f"(a), "f"(b));
   }
 };
-using Agent = onepass::Rotating<onepass::Convolution, onepass::Tail, Numbers, Product>;
+using Agent = onepass::ThinWgmma<onepass::Convolution, onepass::Tail, Numbers, Product>;
 static_assert(sizeof(Agent::Shared) <= 88108);
 __global__ void __launch_bounds__(384, 1) onepass_thin_wgmma(const __grid_constant__ Agent::Parameters p) {
   extern __shared__ __align__(128) unsigned char bytes[];
-  Agent(p, *reinterpret_cast<Agent::Shared*>(bytes)).run();
+  Agent{p, *reinterpret_cast<Agent::Shared*>(bytes)}.run();
 }
 
 }  // namespace block_1_near_f32_thin_wgmma
@@ -5044,20 +5325,14 @@ void block_1_near_f32(const void* input, void* output, const void* const* parame
         word(output),                // output
         word(workspace + offset_1),  // statistics
         word(workspace + offset_2),  // control
-        0,                           // parts
-        0,                           // sums
         word(workspace),             // only
-        0,                           // guard
         word(batch),                 // batch
-        word(1),                     // wave_units
-        word(number),                // only_words
-        0,                           // redone
         word(parameters[0]),         // parameter[0]
         word(parameters[1]),         // parameter[1]
         word(parameters[2]),         // parameter[2]
         word(parameters[3]),         // parameter[3]
     };
-    static_assert(sizeof words == sizeof(block_1_near_f32_thin_wgmma::Agent::Parameters));
+    static_assert(sizeof words == parameter_bytes(&block_1_near_f32_thin_wgmma::onepass_thin_wgmma));
     const int64_t blocks = number;
     block_1_near_f32_thin_wgmma_kernel.launch(words, blocks, device, stream);
   }
@@ -5080,7 +5355,7 @@ void block_1_near_f32(const void* input, void* output, const void* const* parame
         word(parameters[2]),                        // parameter[2]
         word(parameters[3]),                        // parameter[3]
     };
-    static_assert(sizeof words == sizeof(block_1_near_f32_thin_cores::Agent::Parameters));
+    static_assert(sizeof words == parameter_bytes(&block_1_near_f32_thin_cores::onepass_thin_cores));
     const int64_t blocks = clamp(batch * 11, 1, resident_thin_cores);
     block_1_near_f32_thin_cores_kernel.launch(words, blocks, device, stream);
   }
@@ -5268,11 +5543,11 @@ struct Product {
         : "r"(static_cast<int>(so)), "f"(a), "f"(b));
   }
 };
-using Agent = onepass::Rotating<onepass::Convolution, onepass::Tail, Numbers, Product>;
+using Agent = onepass::ThinWgmma<onepass::Convolution, onepass::Tail, Numbers, Product>;
 static_assert(sizeof(Agent::Shared) <= 124972);
 __global__ void __launch_bounds__(384, 1) onepass_thin_wgmma(const __grid_constant__ Agent::Parameters p) {
   extern __shared__ __align__(128) unsigned char bytes[];
-  Agent(p, *reinterpret_cast<Agent::Shared*>(bytes)).run();
+  Agent{p, *reinterpret_cast<Agent::Shared*>(bytes)}.run();
 }
 
 }  // namespace block_1_f32_thin_wgmma
@@ -5450,20 +5725,14 @@ void block_1_f32(const void* input, void* output, const void* const* parameters,
         word(output),                // output
         word(workspace + offset_1),  // statistics
         word(workspace + offset_2),  // control
-        0,                           // parts
-        0,                           // sums
         word(workspace),             // only
-        0,                           // guard
         word(batch),                 // batch
-        word(1),                     // wave_units
-        word(number),                // only_words
-        0,                           // redone
         word(parameters[0]),         // parameter[0]
         word(parameters[1]),         // parameter[1]
         word(parameters[2]),         // parameter[2]
         word(parameters[3]),         // parameter[3]
     };
-    static_assert(sizeof words == sizeof(block_1_f32_thin_wgmma::Agent::Parameters));
+    static_assert(sizeof words == parameter_bytes(&block_1_f32_thin_wgmma::onepass_thin_wgmma));
     const int64_t blocks = number;
     block_1_f32_thin_wgmma_kernel.launch(words, blocks, device, stream);
   }
@@ -5486,7 +5755,7 @@ void block_1_f32(const void* input, void* output, const void* const* parameters,
         word(parameters[2]),                        // parameter[2]
         word(parameters[3]),                        // parameter[3]
     };
-    static_assert(sizeof words == sizeof(block_1_near_f32_thin_cores::Agent::Parameters));
+    static_assert(sizeof words == parameter_bytes(&block_1_near_f32_thin_cores::onepass_thin_cores));
     const int64_t blocks = clamp(batch * 11, 1, resident_thin_cores);
     block_1_near_f32_thin_cores_kernel.launch(words, blocks, device, stream);
   }
@@ -5601,7 +5870,7 @@ __global__ void __launch_bounds__(128, 8) onepass_tail_streamed(const __grid_con
   extern __shared__ float scratch[];
   onepass::allow_kernel_after();
   onepass::wait_for_kernel_before();
-  if (p.is_aligned(onepass::aligned_all)) {
+  if (is_aligned(p, onepass::aligned_all)) {
     Agent{p, scratch}.run();
   } else {
     Unaligned{p, scratch}.run();
@@ -5647,7 +5916,7 @@ void block_1_tail(const void* input, void* output, const void* const* parameters
         word(parameters[0]),          // parameter[0]
         word(parameters[1]),          // parameter[1]
     };
-    static_assert(sizeof words == sizeof(block_1_tail_tail_streamed::Agent::Parameters));
+    static_assert(sizeof words == parameter_bytes(&block_1_tail_tail_streamed::onepass_tail_streamed));
     const int64_t blocks = std::max<int64_t>(1, batch * 4);
     block_1_tail_tail_streamed_kernel.launch(words, blocks, device, stream);
   }
@@ -5738,8 +6007,97 @@ at::Tensor run_block_1_tf32(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s27_cc518cc5, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s27_9798dd78, CUDA, library) {
   library.impl("block_1_tf32", run_block_1_tf32);
+}
+"""
+
+
+_BINDING_TF32_AWAY = r"""
+// What PyTorch calls: checks, memory from its allocator, its current stream.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/library.h>
+
+#include <array>
+#include <initializer_list>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+int64_t block_1_tf32_away_workspace_bytes(int64_t batch, int device);
+void block_1_tf32_away(const void* input, void* output, const void* const* parameters,
+                       char* workspace, int64_t batch, int device, cudaStream_t stream);
+
+namespace {
+
+constexpr int64_t any = -1;  // the batch
+
+// Without streams: where several copies of the standard library are loaded, printing a number may crash.
+[[noreturn]] void refuse(const char* op, const std::string& why) {
+  throw std::runtime_error(std::string(op) + ": " + why);
+}
+
+std::string listed(at::IntArrayRef sizes) {
+  std::string text;
+  for (const int64_t size : sizes) text += (text.empty() ? "" : ", ") + std::to_string(size);
+  return "(" + text + ")";
+}
+
+void check_tensor(const char* op, const char* what, const at::Tensor& tensor, at::IntArrayRef sizes,
+                  at::ScalarType type, at::MemoryFormat format, const at::Device& device) {
+  bool fits = tensor.device() == device && tensor.scalar_type() == type &&
+              tensor.dim() == static_cast<int64_t>(sizes.size()) && tensor.is_contiguous(format);
+  for (size_t d = 0; fits && d < sizes.size(); ++d) fits = sizes[d] == any || tensor.size(d) == sizes[d];
+  if (fits) return;
+  const std::string wanted = std::string(c10::toString(type)) + " tensor on the input's GPU of sizes ";
+  refuse(op, std::string(what) + " must be a dense " + wanted + listed(sizes) + " (-1: any), is " +
+                 c10::toString(tensor.scalar_type()) + " of sizes " + listed(tensor.sizes()) +
+                 " and strides " + listed(tensor.strides()));
+}
+
+void check_cuda(const char* op, const at::Tensor& input) {
+  if (!input.is_cuda()) refuse(op, "the input must be on a GPU");
+}
+
+at::Tensor run_block_1_tf32_away(const at::Tensor& input, at::TensorList parameters) {
+  check_cuda("block_1_tf32_away", input);
+  check_tensor("block_1_tf32_away", "the input", input, {any, 3, 16, 32, 32}, at::kFloat,
+               at::MemoryFormat::Contiguous, input.device());
+  if (parameters.size() != 4) {
+    refuse("block_1_tf32_away", "takes 4 parameters");
+  }
+  check_tensor("block_1_tf32_away", "parameter 0", parameters[0], {16, 3, 4, 4, 4}, at::kFloat,
+               at::MemoryFormat::Contiguous, input.device());
+  check_tensor("block_1_tf32_away", "parameter 1", parameters[1], {16}, at::kFloat,
+               at::MemoryFormat::Contiguous, input.device());
+  check_tensor("block_1_tf32_away", "parameter 2", parameters[2], {16}, at::kFloat,
+               at::MemoryFormat::Contiguous, input.device());
+  check_tensor("block_1_tf32_away", "parameter 3", parameters[3], {16}, at::kFloat,
+               at::MemoryFormat::Contiguous, input.device());
+  std::array<const void*, 4> addresses{};
+  for (size_t i = 0; i < 4; ++i) addresses[i] = parameters[i].const_data_ptr();
+  const c10::cuda::CUDAGuard guard(input.device());
+  const int64_t batch = input.size(0);
+  at::Tensor output = at::empty({batch, 16}, input.options());
+  if (batch == 0) return output;
+  const int device = input.device().index();
+  const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(device).stream();
+  const int64_t workspace_bytes = block_1_tf32_away_workspace_bytes(batch, device);
+  const at::Tensor workspace = at::empty({workspace_bytes}, input.options().dtype(at::kByte));
+  block_1_tf32_away(input.const_data_ptr(), output.mutable_data_ptr(), addresses.data(),
+                    static_cast<char*>(workspace.mutable_data_ptr()), batch, device, stream);
+  return output;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(onepass_s27_9798dd78, CUDA, library) {
+  library.impl("block_1_tf32_away", run_block_1_tf32_away);
 }
 """
 
@@ -5827,7 +6185,7 @@ at::Tensor run_block_1_near_f32(const at::Tensor& input, at::TensorList paramete
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s27_cc518cc5, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s27_9798dd78, CUDA, library) {
   library.impl("block_1_near_f32", run_block_1_near_f32);
 }
 """
@@ -5916,7 +6274,7 @@ at::Tensor run_block_1_f32(const at::Tensor& input, at::TensorList parameters) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s27_cc518cc5, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s27_9798dd78, CUDA, library) {
   library.impl("block_1_f32", run_block_1_f32);
 }
 """
@@ -6001,22 +6359,24 @@ at::Tensor run_block_1_tail(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s27_cc518cc5, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s27_9798dd78, CUDA, library) {
   library.impl("block_1_tail", run_block_1_tail);
 }
 """
 
 
-_NAMESPACE = "onepass_s27_cc518cc5"
+_NAMESPACE = "onepass_s27_9798dd78"
 # What each extension is built of, when one of its operators is first called.
 _EXTENSIONS = {
     "tf32": (_BINDING_TF32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32, _HOST_CODE, _LAUNCHES_TF32]),
+    "tf32_away": (_BINDING_TF32_AWAY, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32_AWAY, _HOST_CODE, _LAUNCHES_TF32_AWAY]),
     "near_f32": (_BINDING_NEAR_F32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_NEAR_F32, _HOST_CODE, _LAUNCHES_NEAR_F32]),
     "f32": (_BINDING_F32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_F32, _HOST_CODE, _LAUNCHES_F32]),
     "common": (_BINDING, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS, _HOST_CODE, _LAUNCHES]),
 }
 _OPERATORS = {  # name: (extension, schema)
     "block_1_tf32": ("tf32", "block_1_tf32(Tensor input, Tensor[] parameters) -> Tensor"),
+    "block_1_tf32_away": ("tf32_away", "block_1_tf32_away(Tensor input, Tensor[] parameters) -> Tensor"),
     "block_1_near_f32": ("near_f32", "block_1_near_f32(Tensor input, Tensor[] parameters) -> Tensor"),
     "block_1_f32": ("f32", "block_1_f32(Tensor input, Tensor[] parameters) -> Tensor"),
     "block_1_tail": ("common", "block_1_tail(Tensor input, Tensor[] parameters) -> Tensor"),
@@ -6047,6 +6407,11 @@ def _check_devices(input, parameters):
 
 
 def _fake_block_1_tf32(input, parameters):
+    _check_devices(input, parameters)
+    return torch.empty((input.shape[0], 16), dtype=input.dtype, device=input.device)
+
+
+def _fake_block_1_tf32_away(input, parameters):
     _check_devices(input, parameters)
     return torch.empty((input.shape[0], 16), dtype=input.dtype, device=input.device)
 
@@ -6416,6 +6781,7 @@ def _differs(name, value, wanted):
 _WAYS = {
     "block_1": {
         "tf32": ('block_1_tf32', (), True),
+        "tf32_away": ('block_1_tf32_away', (), True),
         "near_f32": ('block_1_near_f32', (), True),
         "f32": ('block_1_f32', (), True),
     },
@@ -6544,6 +6910,7 @@ def _stages_2(x, p0, p1):
 # The original code of each operator.
 _STAGES = {
     "block_1_tf32": _stages_1,
+    "block_1_tf32_away": _stages_1,
     "block_1_near_f32": _stages_1,
     "block_1_f32": _stages_1,
     "block_1_tail": _stages_2,

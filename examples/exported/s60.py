@@ -120,6 +120,20 @@ struct f32 {
   static constexpr int bytes = 4;
 };
 
+struct f16 {
+  static constexpr int bytes = 2;
+  static __device__ __forceinline__ void unpack(uint32 bits, float& low, float& high) {
+    asm("{.reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b;}"
+        : "=f"(low), "=f"(high)
+        : "r"(bits));
+  }
+  static __device__ __forceinline__ uint32 pack(float low, float high) {
+    uint32 bits;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+    return bits;
+  }
+};
+
 struct bf16 {
   static constexpr int bytes = 2;
   static __device__ __forceinline__ void unpack(uint32 bits, float& low, float& high) {
@@ -339,7 +353,7 @@ struct Packed {
 // within 2 ulp. sigmoid is 4 instructions and normal_cdf 15, where CUDA's expf and division, or erff, take 20
 // to 30. Where results are rounded to 16 bits (`Bits`, else 32), sigmoid is 3 instructions and 4e-6,
 // normal_cdf 8 and 6e-6, one of each a special function (H200; PTX promises 2^-12 of it); so too where f32 is
-// rounded to less on its way (gemm_turns.cuh in tf32).
+// rounded to less on its way (gemm_pingpong.cuh in tf32).
 
 namespace onepass::pointwise {
 
@@ -620,22 +634,22 @@ __device__ __forceinline__ void team_moments(const Moments& own, float elements,
 // sample. A *unit* is what shares a synchronisation: a slab where tensors are planar (channels before space),
 // a sample where they are interleaved.
 
-template <int Count>
-struct TailParameters {
-  const void* input;
-  void* output;
-  float* statistics;  // [batch][groups][2]: mean, 1 / deviation
-  uint32* control;    // zero: a ticket, then two counters and a flag for each unit
-  float* parts;       // of rows, one for each piece
-  float* sums;        // of rows, one for each piece
-  uint64 aligned;
-  int64 phase;  // elements from the last 16-byte boundary to the input's first
-  int64 batch;
-  int64 wave_units;
-  const void* parameter[Count > 0 ? Count : 1];
+// A kernel's AlignedBits; none where its parameters do not say them.
+template <class Parameters>
+__device__ __forceinline__ auto aligned_bits_of(const Parameters& p, int) -> decltype(p.aligned) {
+  return p.aligned;
+}
 
-  __device__ __forceinline__ bool is_aligned(int bit) const { return (aligned >> bit) & 1; }
-};
+template <class Parameters>
+__device__ __forceinline__ uint64 aligned_bits_of(const Parameters&, long) {
+  return 0;
+}
+
+// Whether vectors of a tensor lie on 16 bytes, by its AlignedBit. Others are loaded element by element.
+template <class Parameters>
+__device__ __forceinline__ bool is_aligned(const Parameters& p, int bit) {
+  return (aligned_bits_of(p, 0) >> bit) & 1;
+}
 
 // Loads and stores that other blocks of the same launch wrote or will read: past the first-level cache.
 __device__ __forceinline__ float load_shared_by_blocks(const float* address) { return __ldcg(address); }
@@ -685,47 +699,44 @@ struct ChannelValues {
 struct All {};
 
 // --------------------------------------------------------------------------------------------------
-// A thin convolution and all that follows it in one launch, its output in no memory.
-//
-//   pass 1   x -> convolution -> before-chain -> moments of each channel's tiles; the last block of a sample
-//            merges them
-//   pass 2   x -> convolution -> before-chain -> norm -> after-chain -> y, or its sums where the block ends
-//   in
-//            a mean
-//
-// Pass 1 is left out without a norm, pass 2 where a mean follows the norm directly. Work is taken by ticket
-// as in tail_streamed.cuh: pass 1 of a wave of samples, then pass 2 of the wave before. Moves x once or twice
-// and y once.
-//
-// `Convolution` is the problem's, generated (src/cuda/thin.cc); so is `Tail`. Three parts make a kernel:
-//   Mainloop   computes a tile of a sample's sums and hands them to an epilogue, fragment by fragment. It
-//   says
-//              how a warp's lanes share them: Mainloop::team neighbouring lanes have the same rows (channels
-//              of samples), and a tile is one of Mainloop::samples samples.
-//   Epilogue   MomentsEpilogue or ApplyEpilogue: the chain, and what becomes of its values.
-//   Thin       the tickets, and what the last block of a sample does.
+// What the forward kernels of thin convolutions are given.
 
+// Of thin/mma.cuh where values are recomputed, or wait in memory.
 template <int Count>
-struct ThinParameters {
+struct ThinMmaParameters {
   const void* input;
   void* output;
   float* statistics;  // [batch][groups][2]: mean, 1 / deviation
   uint32* control;    // zero: a ticket, then two counters and a flag for each sample
-  float* parts;       // of channels, for each tile: count, mean, M2
-  float* sums;        // of channels, for each tile
-  uint32* only;   // where not null: a word for each sample, then `only_words` (RedoWord); others are left out
-  uint32* guard;  // zero: what a mainloop found of each sample (thin_samples.cuh)
+  uint32* sets;       // zero: finished tiles of each set of tiles of a sample
+  float* parts;       // moments of groups, for each tile: count, mean, M2
+  float* ring;        // values that do not wait in the output
+  int64 ring_samples;
   int64 batch;
-  int64 wave_units;
-  int64 only_words;
-  uint64* redone;  // where not null: gets the number of samples that `only` marks (count_marked)
+  int64 lag;  // between the passes: samples where values are recomputed, else tiles
   const void* parameter[Count > 0 ? Count : 1];
-
-  // Elements go one by one.
-  __device__ __forceinline__ bool is_aligned(int) const { return false; }
 };
 
-// Which of a fragment's positions are the tile's: all, or those with a bit.
+// --------------------------------------------------------------------------------------------------
+// A thin convolution with its chains, norm and mean in one launch, on a mainloop that computes sums. The
+// convolution's output is never in memory.
+//
+//   pass 1   x -> convolution -> before-chain -> moments of each channel's tiles; the last block of a sample
+//            merges them
+//   pass 2   x -> convolution -> before-chain -> norm -> after-chain -> y, or sums of y for a mean
+//
+// Pass 1 is left out without a norm, pass 2 where a mean follows the norm directly. Work is taken by ticket
+// as in tail/streamed.cuh: pass 1 of a wave of samples, then pass 2 of the wave before. Moves x once or twice
+// and y once.
+//
+// `Convolution` is the problem's, generated (src/cuda/thin/thin.cc); so is `Tail`. Three parts make a kernel:
+//   Mainloop   computes a tile of sums and hands them to an epilogue, fragment by fragment. Mainloop::team
+//              neighbouring lanes have the same rows (channels of samples). A tile has Mainloop::samples
+//              samples.
+//   Epilogue   MomentsEpilogue or ApplyEpilogue: the chain, then moments, sums or stores.
+//   Thin       the tickets, and the merges by the last block of a sample.
+
+// The positions of a fragment that belong to the tile: all, or those with a bit set.
 struct Mask {
   uint32 bits;
 };
@@ -758,8 +769,9 @@ struct ChannelNorm {
 };
 
 // --------------------------------------------------------------------------------------------------
-// What the products of thin_mma.cuh are: the terms of each class of a convolution in groups of four, where
-// they lie in a window in shared memory, and the instructions that multiply them.
+// The terms of each class in groups of four, one for each lane of a quad. A group has four input channels of
+// a tap. With one or two input channels it has four or two taps. (Not with many taps: a thread has an address
+// for each pattern of four taps.)
 
 template <int Value>
 struct Constant {
@@ -845,8 +857,8 @@ struct ThinTerms {
   static constexpr __device__ int groups(int rz, int ry, int rx) {
     return (taps(rz, ry, rx) + taps_at_once - 1) / taps_at_once * vectors;
   }
-  // Of lane `lane` of a quad. One that does not exist stands where another of its group does: what is read
-  // there is finite, and its weight zero.
+  // The term of a lane of a quad. A term that does not exist reads the element of another term of its group:
+  // it is finite, and its weight is zero.
   static constexpr __device__ Term term(int rz, int ry, int rx, int group, int lane) {
     const int first = group / vectors * taps_at_once;
     int i = first + (taps_at_once > 1 ? lane / static_cast<int>(C::in_channels) : 0);
@@ -854,8 +866,8 @@ struct ThinTerms {
     const bool exists = i < taps(rz, ry, rx) && channel < C::in_channels;
     if (i >= taps(rz, ry, rx)) i = first;
     if (channel >= C::in_channels) channel = static_cast<int>(C::in_channels) - 1;
-    // A product's two groups lie in registers side by side: of several classes those of a pair of planes do
-    // in most.
+    // The two groups of a product are in neighbouring registers. With several classes, a pair of planes gives
+    // such groups in most of them.
     const bool planes_first = taps_at_once == 1 && classes(0) * classes(1) * classes(2) > 1;
     const int before_x = planes_first ? count(0, rz) : 1;
     const int x = i / before_x % count(2, rx);
@@ -881,8 +893,8 @@ struct ThinTerms {
   static constexpr int products = products_before(classes(0), 0, 0);
 };
 
-// How far apart the terms of a group lie in shared memory, where channels, planes and rows of the window are
-// so many words apart: only so many different ways there are.
+// Distances between the terms of a group in shared memory, given the pitches of channels, planes and rows.
+// There are few different patterns.
 template <class C, int Plane, int RowsOfPlane, int Row>
 struct ThinPatterns {
   using Terms = ThinTerms<C>;
@@ -927,12 +939,15 @@ template <class Owner>
 __device__ constexpr auto table_of = Owner::make();
 
 // --------------------------------------------------------------------------------------------------
-// What the pieces of thin_mma.cuh share: sizes, how windows, weights and staged rows lie in shared memory,
-// and how a sample is cut into tiles.
+// Sizes that the pieces of thin/mma.cuh share: how windows, weights and staged rows lie in shared memory, and
+// how a sample is cut into tiles.
 
-template <class C, class Tail, class Numbers>
+template <class OfConvolution, class OfTail, class OfNumbers, class OfParameters>
 struct ThinMmaLayout {
-  using Parameters = ThinParameters<Tail::parameters>;
+  using C = OfConvolution;
+  using Tail = OfTail;
+  using Numbers = OfNumbers;
+  using Parameters = OfParameters;
   using Before = typename Tail::Before;
   using After = typename Tail::After;
   using Output = typename Tail::Output;
@@ -943,7 +958,7 @@ struct ThinMmaLayout {
   static constexpr int threads = Numbers::threads;
   static constexpr int warps = Numbers::warps;
   static constexpr int channels = C::channels;
-  static constexpr int row_tiles = Numbers::row_tiles;  // of 16 channels, that a block has
+  static constexpr int row_tiles = Numbers::row_tiles;  // tiles of 16 channels in a block
   static constexpr int vectors = Terms::vectors;
   static constexpr int products = Terms::products;
   static constexpr int groups = channels / Tail::group_channels;
@@ -957,18 +972,19 @@ struct ThinMmaLayout {
   static constexpr int cells_x = (out_x + classes_x - 1) / classes_x;
   static constexpr int tile_y = Numbers::tile_y;
   static constexpr int tile_x = Numbers::tile_x;
-  // An item is `spans` times 8 cells: neighbours of a row, or of so many rows.
+  // An item is `spans` times 8 cells: neighbours of one row, or of several rows.
   static constexpr int spans_y = Numbers::spans_y;
   static constexpr int spans_x = Numbers::spans_x;
   static constexpr int spans = spans_y * spans_x;
   static constexpr int columns = tile_x / (8 * spans_x);
   static constexpr int halves = channels > 8 ? 2 : 1;  // of a product's 16 rows
-  // A lane has row `quad` of each half. Where channels lie after space those are neighbours.
+  // A lane has row `quad` of each half. Where channels lie after space, the two rows are neighbouring
+  // channels.
   static constexpr bool interleaved = Numbers::interleaved;
   static constexpr __device__ int row_channel(int half, int quad) {
     return interleaved && halves == 2 ? 2 * quad + half : half * 8 + quad;
   }
-  // The window: rows begin `lead` elements early, where a vector of the input does.
+  // The window: rows begin `lead` elements early, at a vector of the input.
   static constexpr int window_z = Numbers::window_z;
   static constexpr int window_y = Numbers::window_y;
   static constexpr int window_x = Numbers::window_x;
@@ -977,9 +993,9 @@ struct ThinMmaLayout {
   static constexpr int plane = Numbers::plane;
   static constexpr int window_words = C::in_channels * plane;
   static constexpr int input_width = 16 / Tail::Input::bytes;
-  // Of 16 bits only vectors can be copied asynchronously: they come as they are, and are converted then.
-  // Where shared memory suffices (`prefetches`) the next window arrives in a place of its own while a pass
-  // runs, else behind it, of 16 bits where the pass put its outputs together.
+  // 16-bit elements are copied asynchronously as vectors and converted afterwards. With `prefetches` the next
+  // window has a place of its own and arrives while a pass runs. Otherwise it arrives after the pass, 16-bit
+  // elements in the stage of the outputs.
   static constexpr bool prefetches = Numbers::prefetches;
   static constexpr bool is_short = Tail::Input::bytes == 2;
   static constexpr int raw_plane = window_z * window_y * row_pitch;
@@ -991,21 +1007,22 @@ struct ThinMmaLayout {
   static_assert(plane % 8 == 0 && row_pitch % input_width == 0);
   static constexpr bool in_registers = Numbers::weights_in_registers;
   static constexpr bool splits = Numbers::splits;
-  // In shared memory: the weights, unless one set of registers holds them all, then their rests, where they
-  // are split.
+  // Shared memory holds the weights, unless one set of registers holds them all, then the low parts of split
+  // weights.
   static constexpr bool shares_weights = !in_registers || row_tiles > 1;
   static constexpr int first_rest = shares_weights ? products * row_tiles : 0;
   static constexpr int shared_weights = first_rest + (splits ? products * row_tiles : 0);
 
-  // Rows on their way out: one class of z, all of y and x, `stage_y` rows of cells, 16 channels. A chunk is
-  // what is contiguous in the output: all of that where tiles have whole rows, else one class of y of a row.
+  // The stage of rows: one class of z, all classes of y and x, `stage_y` rows of cells, 16 channels. A chunk
+  // is what is contiguous in the output: the whole stage where tiles have whole rows, else a row of one class
+  // of y.
   static constexpr bool whole_rows = Numbers::tiles_x == 1;
   static constexpr int stage_y = Numbers::stage_y;
   static_assert(stage_y % spans_y == 0 && tile_y % stage_y == 0);
   static constexpr bool is_direct = Numbers::piece > 0;  // without a stage
   static constexpr int width = 16 / Output::bytes;
   static constexpr int sector = 32 / Output::bytes;
-  // Sectors that two tiles have parts of are the former's as a whole: it computes what it has not.
+  // The earlier tile writes a sector that two tiles share, and recomputes the later tile's part of it.
   static constexpr bool overlaps = Numbers::overlaps;
   static constexpr int chunk_elements = whole_rows ? stage_y * classes_y * out_x : tile_x * classes_x;
   static constexpr int chunk_pitch = Numbers::chunk_pitch;
@@ -1024,19 +1041,6 @@ struct ThinMmaLayout {
     uint32 drawn;
   };
   static_assert(sizeof(Shared) <= Numbers::shared_bytes);
-
-  const Parameters& p;
-  Shared& s;
-  WarpShared& area;  // the warp's
-  const int lane = threadIdx.x % 32;
-  const int quad = lane / 4;  // of a product: the output channel, and that 8 further
-  const int in_quad = lane % 4;
-
-  const int first_channel;  // that the block has
-
-  __device__ __forceinline__ ThinMmaLayout(const Parameters& parameters, Shared& all, WarpShared& own,
-                                           int first = 0)
-      : p(parameters), s(all), area(own), first_channel(first) {}
 
   struct Tile {
     int64 n;
@@ -1071,47 +1075,86 @@ struct ThinMmaLayout {
     return 0.0f;
   }
 
-  // What sums are times the convolution's. For a swish they are halved, which is exact: x sigmoid(x) =
+  static __device__ __forceinline__ int64 output_index(int64 n, int channel, int z, int y, int x) {
+    return n * C::stride(0) + channel * C::stride(1) + z * C::stride(2) + y * C::stride(3) + x * C::stride(4);
+  }
+
+  // Sums are the convolution's times this factor. For a swish they are halved, which is exact: x sigmoid(x) =
   // h tanh(h) + h with h = x / 2.
   static constexpr float log2_e = 1.4426950408889634f;
   static constexpr float scale = Numbers::begins_with_swish ? 0.5f : 1.0f;
 };
 
+// The state of a warp; every piece has a copy.
+template <class L>
+struct ThinMmaWarp {
+  const typename L::Parameters& p;
+  typename L::Shared& shared;
+  typename L::WarpShared& area;  // the warp's
+  const int first_channel = 0;   // of the block
+  const int lane = threadIdx.x % 32;
+  const int quad = lane / 4;  // output channel of a product; the lane has the one 8 further too
+  const int in_quad = lane % 4;
+};
+
 // --------------------------------------------------------------------------------------------------
-// The chains of a thin_mma.cuh kernel on the values of a lane, and how closely a tile's sums are known: a
-// swish of sums that are small takes fewer instructions.
+// A thin convolution with its chains and norm in one launch, by tensor cores.
+//
+// `Hold` says where values wait until the statistics of the norm are known, and schedules the passes:
+//   HoldByRecomputing   nowhere: every output is computed twice (hold/recompute.cuh)
+//   HoldInOutput    in the output, or in a ring of the workspace (hold/in_output.cuh)
+//   HoldInCluster   in the shared memory of a cluster (hold/in_cluster.cuh)
+//
+// A *cell* is one output position of every class (thin.h). A tile is `tile_y` rows of `tile_x` cells of a
+// plane, and the work of one warp: its window of x lies in shared memory, channel by channel. A product has
+// M = 16 output channels, N = 8 neighbouring cells and K = twice a *group* of four terms, of each class only
+// its own taps; 16 output channels of the whole tile come before the next 16. A lane then holds neighbours of
+// a row in all its classes. Rows are put together in shared memory, with the 16-byte phase of where they go,
+// and stored as vectors. Where four neighbouring lanes have whole sectors of a row, or eight have those of a
+// position (channels after space), they store them at once. Warps wait for each other only for statistics.
+//
+// The pieces in mma/ are plain objects, each with a copy of the warp's state (ThinMmaWarp): layout and terms
+// (sizes), chains, weights, window, products, moments, outputs and send, careful, statistics, tickets.
+//
+// Products of tf32 operands are exact. Operands of 16 bits are tf32 numbers; f32 ones are rounded to it in
+// that mode, and else split into two, which leaves 2^-22 of a term. Tiles with an element that is not finite,
+// or so large that what follows might overflow, are summed term by term instead ("careful").
 
-template <class C, class Tail, class Numbers>
-struct ThinMmaChains : ThinMmaLayout<C, Tail, Numbers> {
-  using Base = ThinMmaLayout<C, Tail, Numbers>;
-  using Base::Base;
-  using Base::channels;
-  using Base::classes_x;
-  using Base::classes_y;
-  using Base::classes_z;
-  using Base::halves;
-  using Base::log2_e;
-  using Base::row_channel;
-  using Base::scale;
-  using Base::splits;
-  using typename Base::Before;
-  using typename Base::Output;
-  using typename Base::Parameters;
-  using typename Base::Terms;
+template <class Hold>
+struct ThinMma {
+  using Parameters = typename Hold::Parameters;
 
-  // --- The largest |x| of a tile in each of three ways ---
+  static __device__ __forceinline__ void run(const Parameters& p, unsigned char* bytes) {
+    Hold::run(p, *reinterpret_cast<typename Hold::Shared*>(bytes));
+  }
+};
+
+// --------------------------------------------------------------------------------------------------
+// The chains of a kernel on the values of a lane, and the ways to compute a tile: small sums need fewer
+// instructions for a swish.
+
+template <class L>
+struct ThinMmaChains {
+  using Numbers = typename L::Numbers;
+  using Before = typename L::Before;
+  using Output = typename L::Output;
+  using Parameters = typename L::Parameters;
+  using Terms = typename L::Terms;
+
+  // How a tile is computed, by the largest |x| of its window: by short forms of the chain, by exact ones, or
+  // output by output.
   enum Way { narrow, wide, careful };
 
   // --- Chains ---
   template <class Chain>
   struct Operands {
-    ChannelValues<Chain, 1> row[halves];
+    ChannelValues<Chain, 1> row[L::halves];
     // Of a lane's channels from 16 m on.
     __device__ __forceinline__ void load(const Parameters& p, int64 n, int m, int quad) {
 #pragma unroll
-      for (int half = 0; half < halves; ++half) {
-        const int channel = m * 16 + row_channel(half, quad);
-        row[half].load(p, n, channel < channels ? channel : 0);
+      for (int half = 0; half < L::halves; ++half) {
+        const int channel = m * 16 + L::row_channel(half, quad);
+        row[half].load(p, n, channel < L::channels ? channel : 0);
       }
     }
   };
@@ -1122,16 +1165,16 @@ struct ThinMmaChains : ThinMmaLayout<C, Tail, Numbers> {
     return Chain::value(x, own.value[0], none, 0);
   }
 
-  // Two values of a channel through the before-chain. A special function takes
-  // as long as eight other instructions: in the narrow way a swish, h + h tanh(h) with h = x / 2, has one or
-  // none. f32: h tanh(h) is h^2 by a polynomial of h^2, the shorter the smaller sums are, and those of
-  // classes with fewer taps mostly are: of at most half as many as others have three terms up to 0.6, of
-  // fewer two up to 0.3 (0.2 where operands are not rounded), of others four up to 1. All are off by 1e-7 at
-  // most, by 3e-7 of the swish, two terms up to 0.3 by 7e-7 of it. 16 bits: tanh.approx is off by 2^-11 of
-  // its value, so that a swish is by x^2 2^-13 or less, within what rounding x to the output's type takes
-  // from it where |x| is at most 1 (f16) or 2.5 (bf16). bf16 has one term up to 0.3 for classes with few
-  // taps, off by 3.2e-4 of the swish, a sixth of what that rounding takes. Strict numerics have the forms of
-  // f32 there too.
+  // Two values of a channel through the before-chain. A special function takes as long as eight other
+  // instructions. In the narrow way a swish, h + h tanh(h) with h = x / 2, has one of them or none.
+  // f32: h tanh(h) is h^2 times a polynomial of h^2. Small sums need fewer terms, and classes with fewer taps
+  // have smaller sums. Classes with at most half of the most taps have three terms, up to |x| = 0.6. Those
+  // with at most a quarter (an eighth where operands are split) have two, up to 0.3 (0.2). Others have four,
+  // up to 1. Errors are at most 1e-7, and 3e-7 of the swish; 7e-7 with two terms up to 0.3.
+  // 16 bits: tanh.approx is off by 2^-11 of its value, so that a swish is off by at most x^2 2^-13. Rounding
+  // to the output's type takes more where |x| is at most 1 (f16) or 2.5 (bf16). bf16 has one term up to 0.3
+  // for classes with few taps: off by 3.2e-4 of the swish, a sixth of what rounding takes. Strict numerics
+  // use the forms of f32.
   static constexpr bool narrows = Numbers::begins_with_swish;
   static constexpr bool takes_tanh = Output::bytes == 2 && !Numbers::strict;
   static constexpr int most_terms = 4;
@@ -1139,18 +1182,19 @@ struct ThinMmaChains : ThinMmaLayout<C, Tail, Numbers> {
     const int taps = Terms::taps(rz, ry, rx);
     if (taps == 0 || taps * 2 > Terms::most_taps()) return 4;
     if (takes_tanh) return is_same<Output, bf16> && taps * 4 <= Terms::most_taps() ? 1 : 4;
-    return taps * (splits ? 8 : 4) > Terms::most_taps() ? 3 : 2;
+    return taps * (L::splits ? 8 : 4) > Terms::most_taps() ? 3 : 2;
   }
   static constexpr __device__ bool has_swish_terms(int terms) {
     bool found = terms == most_terms;
-    for (int i = 0; i < classes_z * classes_y * classes_x; ++i)
-      found |= swish_terms(i / (classes_y * classes_x), i / classes_x % classes_y, i % classes_x) == terms;
+    for (int i = 0; i < L::classes_z * L::classes_y * L::classes_x; ++i)
+      found |= swish_terms(i / (L::classes_y * L::classes_x), i / L::classes_x % L::classes_y,
+                           i % L::classes_x) == terms;
     return found;
   }
   // The largest |x| for so many terms.
   static constexpr __device__ float most_narrow(int terms) {
     if (terms == 4) return takes_tanh && is_same<Output, bf16> ? 2.5f : 1.0f;
-    return terms == 3 ? 0.6f : splits && terms == 2 ? 0.2f : 0.3f;
+    return terms == 3 ? 0.6f : L::splits && terms == 2 ? 0.2f : 0.3f;
   }
   static constexpr float most_wide = Numbers::pairs ? 1e5f : 1e30f;
 
@@ -1164,7 +1208,7 @@ struct ThinMmaChains : ThinMmaLayout<C, Tail, Numbers> {
       return fmaf(h, tanh_h, h);
     } else {
       constexpr float factors[3][4] = {
-          {splits ? 0.99999577f : 0.9999784f, splits ? -0.33166003f : -0.32957235f},
+          {L::splits ? 0.99999577f : 0.9999784f, L::splits ? -0.33166003f : -0.32957235f},
           {0.9999955f, -0.3329557f, 0.12506282f},
           {0.9999971f, -0.33318973f, 0.13132429f, -0.04309195f}};
       const float square = h * h;
@@ -1175,12 +1219,13 @@ struct ThinMmaChains : ThinMmaLayout<C, Tail, Numbers> {
     }
   }
 
-  // Computes a value here: the compiler would move all of it behind a branch of the few that are not taken.
+  // Forces the value to be computed here. Otherwise the compiler moves the computation behind a rarely
+  // skipped branch.
   static __device__ __forceinline__ void compute_here(float& x) { asm volatile("" : "+f"(x)); }
 
   static __device__ __forceinline__ float wide_sigmoid(float x) {
-    constexpr float factor = -log2_e / scale;
-    return pointwise::reciprocal_fast(fmaf(pointwise::exp2_fast(x * factor), scale, scale));
+    constexpr float factor = -L::log2_e / L::scale;
+    return pointwise::reciprocal_fast(fmaf(pointwise::exp2_fast(x * factor), L::scale, L::scale));
   }
   template <Way way, int terms>
   static __device__ __forceinline__ void before(float& a, float& b, const ChannelValues<Before, 1>& own) {
@@ -1202,8 +1247,8 @@ struct ThinMmaChains : ThinMmaLayout<C, Tail, Numbers> {
       b = Rest::value(b, own.value[0], none, 0);
     }
   }
-  // Their distances from the pivot. Those of a swish alone are one instruction everywhere: of equal values
-  // they are the same, if not 0.
+  // Distances of the two values from the pivot. For a swish alone they are one instruction everywhere: equal
+  // values have equal distances, though not always 0.
   template <Way way, int terms>
   static __device__ __forceinline__ void before(float& a, float& b, const ChannelValues<Before, 1>& own,
                                                 float pivot) {
@@ -1220,888 +1265,26 @@ struct ThinMmaChains : ThinMmaLayout<C, Tail, Numbers> {
 };
 
 // --------------------------------------------------------------------------------------------------
-// The weights of a thin_mma.cuh kernel as its products take them, and how large x may be for each way to
-// compute a tile.
+// Tiles whose elements are too large for sums on tensor cores, or not finite: every output by itself.
 
-template <class C, class Tail, class Numbers>
-struct ThinMmaWeights : ThinMmaChains<C, Tail, Numbers> {
-  using Base = ThinMmaChains<C, Tail, Numbers>;
-  using Base::Base;
-  using Base::bias;
-  using Base::channels;
-  using Base::first_channel;
-  using Base::first_rest;
-  using Base::for_each_class;
-  using Base::has_swish_terms;
-  using Base::in_quad;
-  using Base::in_registers;
-  using Base::lane;
-  using Base::most_narrow;
-  using Base::most_terms;
-  using Base::most_wide;
-  using Base::p;
-  using Base::products;
-  using Base::quad;
-  using Base::row_channel;
-  using Base::row_tiles;
-  using Base::s;
-  using Base::scale;
-  using Base::shared_weights;
-  using Base::shares_weights;
-  using Base::spans_y;
-  using Base::splits;
-  using Base::swish_terms;
-  using Base::warps;
-  using Base::weight;
-  using typename Base::Term;
-  using typename Base::Terms;
+// Such tiles are rare. Functions are static: the address of an object would make all its shared memory
+// generic.
+template <class L>
+struct ThinMmaCareful {
+  using C = typename L::C;
+  using Tail = typename L::Tail;
+  using Chains = ThinMmaChains<L>;
+  using Before = typename L::Before;
+  using Output = typename L::Output;
+  using Parameters = typename L::Parameters;
+  using Terms = typename L::Terms;
+  using Tile = typename L::Tile;
+  using WarpShared = typename L::WarpShared;
 
-  // --- Weights of 16 channels, as the products take them ---
-  struct Weights {
-    uint32 a[in_registers ? products : 1][4];
-    const uint32 (*shared)[32][4];  // of these channels
-    const float* window;            // of the tile
-    float bias[4];                  // as sums lie: two cells of a channel, two of that 8 further
-  };
-
-  // A multiplicand as the tensor core takes it; the rest of it where it is split.
-  static __device__ __forceinline__ uint32 operand(float x) {
-    return __float_as_uint(C::rounds_to_tf32 || splits ? round_operand<C>(x) : x);
-  }
-  static __device__ __forceinline__ uint32 rest(float x) {
-    return __float_as_uint(x - round_to_tf32(x));  // 12 bits, of which the product takes 11
-  }
-
-  // body(product, which two of its four registers, tap and input channel of the lane) for all terms; there is
-  // no such channel where there is no term.
-  template <class Body>
-  __device__ __forceinline__ void for_each_term(Body&& body) const {
-    for_each_class([&](auto rz_, auto ry_, auto rx_) {
-      constexpr int rz = decltype(rz_)::value;
-      constexpr int ry = decltype(ry_)::value;
-      constexpr int rx = decltype(rx_)::value;
-      constexpr int first = Terms::products_before(rz, ry, rx);
-      for_constant<Terms::groups(rz, ry, rx)>([&](auto i_) {
-        constexpr int i = decltype(i_)::value;
-        int tap = 0, input = 0;
-        for_constant<4>([&](auto lane_) {
-          constexpr Term t = Terms::term(rz, ry, rx, i, decltype(lane_)::value);
-          if (in_quad == lane_) tap = t.tap, input = t.exists ? t.channel : static_cast<int>(C::in_channels);
-        });
-        body(Constant<first + i / 2>{}, Constant<i % 2 * 2>{}, tap, input);
-      });
-    });
-  }
-
-  // Those of the block's channels 16 m and on.
-  __device__ __forceinline__ void load_weights(Weights& w, int m) const {
-    w.shared = s.weights + m * products;
-    if constexpr (in_registers && !shares_weights) {
-      for_each_term([&](auto product, auto place, int tap, int input) {
-        for_constant<2>([&](auto half) {
-          w.a[product][place + half] =
-              operand(scale * weight(p, first_channel + row_channel(half, quad), input, tap));
-        });
-      });
-    } else if constexpr (in_registers) {
-#pragma unroll
-      for (int i = 0; i < products; ++i) {
-        const uint4 v = *reinterpret_cast<const uint4*>(w.shared[i][lane]);
-        w.a[i][0] = v.x, w.a[i][1] = v.y, w.a[i][2] = v.z, w.a[i][3] = v.w;
-      }
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int channel = first_channel + m * 16 + row_channel(half, quad);
-      const float value = channel < channels ? scale * bias(p, channel) : 0.0f;
-      // The first product takes four registers in a row. Of two equal ones the compiler would keep one and
-      // copy it for each product, one instruction an output; it does not know that the neighbour's is equal.
-      w.bias[half * 2] = value;
-      w.bias[half * 2 + 1] = __shfl_xor_sync(0xffffffffu, value, 1);
-    }
-  }
-
-  __device__ __forceinline__ void share_weights() const {
-    if constexpr (shared_weights > 0) {
-      int turn = threadIdx.x / 32;
-      for_each_term([&](auto product, auto place, int tap, int input) {
-        if (turn-- == 0) {
-          turn = warps - 1;
-#pragma unroll 1
-          for (int half = 0; half < 2 * row_tiles; ++half) {
-            const int channel = first_channel + half / 2 * 16 + row_channel(half % 2, quad);
-            const float value = scale * weight(p, channel, input, tap);
-            const int to = half / 2 * products + product;
-            if constexpr (shares_weights) s.weights[to][lane][place + half % 2] = operand(value);
-            if constexpr (splits) s.weights[first_rest + to][lane][place + half % 2] = rest(value);
-          }
-        }
-      });
-    }
-  }
-
-  // The same, some halves of products of a warp at a time, whose loads are under way together: a block begins
-  // 2 us earlier with 25 products. (With it thin_mma's kernel of s60 in strict f32 spills 126 bytes and is 2%
-  // slower.)
-  __device__ __forceinline__ void share_weights_at_once() const {
-    if constexpr (shared_weights > 0) {
-      constexpr int at_once = 4;
-      constexpr int own = (2 * products + warps - 1) / warps;
-      const int warp = threadIdx.x / 32;
-      for_constant<(own + at_once - 1) / at_once>([&](auto part_) {
-        constexpr int first = decltype(part_)::value * at_once;
-        int taps[at_once] = {}, inputs[at_once];
-#pragma unroll
-        for (int i = 0; i < at_once; ++i) inputs[i] = static_cast<int>(C::in_channels);
-        for_each_term([&](auto product, auto place, int tap, int input) {
-          constexpr int index = 2 * decltype(product)::value + decltype(place)::value / 2;
-          constexpr int i = index / warps - first;
-          if constexpr (i >= 0 && i < at_once) {
-            if (index % warps == warp) taps[i] = tap, inputs[i] = input;
-          }
-        });
-#pragma unroll 1
-        for (int half = 0; half < 2 * row_tiles; ++half) {
-          const int channel = first_channel + half / 2 * 16 + row_channel(half % 2, quad);
-          float values[at_once];
-#pragma unroll
-          for (int i = 0; i < at_once; ++i) values[i] = scale * weight(p, channel, inputs[i], taps[i]);
-#pragma unroll
-          for (int i = 0; i < at_once; ++i) {
-            const int index = (first + i) * warps + warp;
-            if (index >= 2 * products) continue;
-            const int to = half / 2 * products + index / 2, place = index % 2 * 2 + half % 2;
-            if constexpr (shares_weights) s.weights[to][lane][place] = operand(values[i]);
-            if constexpr (splits) s.weights[first_rest + to][lane][place] = rest(values[i]);
-          }
-        }
-      });
-    }
-  }
-
-  template <bool of_rest>
-  __device__ __forceinline__ void take_weights(uint32 (&a)[4], const Weights& w, int index) const {
-    if constexpr (in_registers && !of_rest) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) a[i] = w.a[index][i];
-    } else {
-      const uint4 v = *reinterpret_cast<const uint4*>(w.shared[(of_rest ? first_rest : 0) + index][lane]);
-      a[0] = v.x, a[1] = v.y, a[2] = v.z, a[3] = v.w;
-    }
-  }
-
-  // The weights of one class of z in registers, while a pass goes over its outputs, where they fit.
-  static constexpr int most_held = 10;
-  template <int rz>
-  struct Held {
-    static constexpr int first = Terms::products_before(rz, 0, 0);
-    static constexpr int count = Terms::products_before(rz + 1, 0, 0) - first;
-    static constexpr bool fits = !in_registers && spans_y == 1 && count > 0 &&
-                                 count*(splits ? 2 : 1) <= most_held;
-    uint32 a[fits ? count : 1][4];
-    uint32 rest[fits && splits ? count : 1][4];
-  };
-  struct NotHeld {
-    static constexpr bool fits = false;
-  };
-  template <int rz>
-  __device__ __forceinline__ Held<rz> hold_weights(const Weights& w) const {
-    Held<rz> held;
-    if constexpr (Held<rz>::fits) {
-#pragma unroll
-      for (int i = 0; i < Held<rz>::count; ++i) {
-        take_weights<false>(held.a[i], w, Held<rz>::first + i);
-        if constexpr (splits) take_weights<true>(held.rest[i], w, Held<rz>::first + i);
-      }
-    }
-    return held;
-  }
-  // Weights of a product, from there or from where they lie.
-  template <bool of_rest, class HeldWeights>
-  __device__ __forceinline__ void take_weights(uint32 (&a)[4], const Weights& w, const HeldWeights& held,
-                                               int index) const {
-    if constexpr (HeldWeights::fits) {
-#pragma unroll
-      for (int k = 0; k < 4; ++k)
-        a[k] = of_rest ? held.rest[index - HeldWeights::first][k] : held.a[index - HeldWeights::first][k];
-    } else {
-      take_weights<of_rest>(a, w, index);
-    }
-  }
-
-  struct Limits {
-    float narrow, wide;  // NaN where there is none
-  };
-
-  // Leaves the weights of the last channels in `w`.
-  __device__ __forceinline__ Limits input_limits(Weights& w) const {
-    float largest[most_terms + 1] = {};  // sum of a class's |w|, of those with so many terms of a swish
-    float largest_bias = 0.0f;           // NaN stays
-#pragma unroll 1
-    for (int m = 0; m < row_tiles; ++m) {
-      load_weights(w, m);
-      for_each_class([&](auto rz, auto ry, auto rx) {
-        constexpr int groups = Terms::groups(rz, ry, rx);
-        constexpr int first = Terms::products_before(rz, ry, rx);
-        float sum[2] = {};
-        for_constant<(groups + 1) / 2>([&](auto i) {
-          uint32 a[4];
-          take_weights<false>(a, w, first + i);
-#pragma unroll
-          for (int k = 0; k < (i * 2 + 1 < groups ? 4 : 2); ++k) sum[k % 2] += fabsf(__uint_as_float(a[k]));
-        });
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          float& of_terms = largest[swish_terms(rz, ry, rx)];
-          of_terms = pointwise::maximum(lanes_sum<4>(sum[half]), of_terms);
-        }
-      });
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-        largest_bias = pointwise::maximum(fabsf(w.bias[half * 2]), largest_bias);
-    }
-#pragma unroll
-    for (int offset = 16; offset >= 4; offset /= 2) {
-#pragma unroll
-      for (int i = 0; i <= most_terms; ++i) {
-        if (has_swish_terms(i))
-          largest[i] = pointwise::maximum(__shfl_xor_sync(0xffffffffu, largest[i], offset), largest[i]);
-      }
-      largest_bias = pointwise::maximum(__shfl_xor_sync(0xffffffffu, largest_bias, offset), largest_bias);
-    }
-    // Rounded weights may be smaller than they were by 2^-11.
-    const auto limit = [&](float most, float of_weights) {
-      return of_weights <= 1e30f ? (most * (scale < 0.0f ? -scale : scale) - largest_bias) /
-                                       pointwise::maximum(of_weights, 1e-30f) * 0.998f
-                                 : __int_as_float(0x7fffffff);
-    };
-    Limits limits = {limit(most_narrow(most_terms), largest[most_terms]),
-                     limit(most_wide, largest[most_terms])};
-#pragma unroll
-    for (int i = 0; i < most_terms; ++i) {
-      if (!has_swish_terms(i)) continue;
-      limits.narrow = pointwise::minimum(limit(most_narrow(i), largest[i]), limits.narrow);
-      limits.wide = pointwise::minimum(limit(most_wide, largest[i]), limits.wide);
-    }
-    return limits;
-  }
-};
-
-// --------------------------------------------------------------------------------------------------
-// The window of x that a warp of thin_mma.cuh has in shared memory for its tile.
-
-template <class C, class Tail, class Numbers>
-struct ThinMmaWindow : ThinMmaWeights<C, Tail, Numbers> {
-  using Base = ThinMmaWeights<C, Tail, Numbers>;
-  using Base::area;
-  using Base::Base;
-  using Base::careful;
-  using Base::input_width;
-  using Base::is_short;
-  using Base::lane;
-  using Base::lead;
-  using Base::narrow;
-  using Base::narrows;
-  using Base::p;
-  using Base::plane;
-  using Base::prefetches;
-  using Base::raw_plane;
-  using Base::row_pitch;
-  using Base::wide;
-  using Base::window_words;
-  using Base::window_x;
-  using Base::window_y;
-  using Base::window_z;
-  using Base::windows;
-  using typename Base::Limits;
-  using typename Base::Terms;
-  using typename Base::Tile;
-  using typename Base::Way;
-
-  // --- The window of x ---
-  struct Origin {
-    int z, y, x;       // of the window's first row, without what leads
-    const char* from;  // where they lie in channel 0; the input may not have them
-  };
-  __device__ __forceinline__ Origin origin_of(const Tile& tile) const {
-    const int z = tile.z * static_cast<int>(C::step(0)) + Terms::low(0);
-    const int y = tile.y * static_cast<int>(C::step(1)) + Terms::low(1);
-    const int x = tile.x * static_cast<int>(C::step(2)) + Terms::low(2);
-    return {z, y, x,
-            static_cast<const char*>(p.input) + (tile.n * C::input_stride(0) + z * C::input_stride(2) +
-                                                 y * C::input_stride(3) + x * C::input_stride(4)) *
-                                                    Tail::Input::bytes};
-  }
-  static __device__ __forceinline__ bool has(int position, int64 size) {
-    return static_cast<unsigned>(position) < static_cast<unsigned>(size);
-  }
-
-  // body(where the channel 0 of a position goes, whether the input has it, where it lies) for the lane's
-  // positions of the window: row by row 32 neighbours at a time, then what is left of all rows together.
-  template <class Body>
-  __device__ __forceinline__ void for_each_position(const Tile& tile, Body&& body) const {
-    constexpr int bytes = Tail::Input::bytes;
-    constexpr int left = window_x % 32;
-    const Origin o = origin_of(tile);
-#pragma unroll
-    for (int x = 0; x < window_x - left; x += 32) {
-      const bool has_x = has(o.x + x + lane, C::input_size(2));
-      const char* from = o.from + (x + lane) * C::input_stride(4) * bytes;
-      int i = lead + x + lane;
-#pragma unroll 1
-      for (int z = o.z; z < o.z + window_z; ++z) {
-        const bool has_z = has_x && has(z, C::input_size(0));
-#pragma unroll 4
-        for (int y = 0; y < window_y; ++y) {
-          body(i, has_z && has(o.y + y, C::input_size(1)), from);
-          i += row_pitch;
-          from += C::input_stride(3) * bytes;
-        }
-        from += (C::input_stride(2) - window_y * C::input_stride(3)) * bytes;
-      }
-    }
-#pragma unroll 1
-    for (int k = lane; k < window_z * window_y * left; k += 32) {
-      const int row = k / (left > 0 ? left : 1);
-      const int x = window_x - left + (k - row * left);
-      const int y = row % window_y, z = row / window_y;
-      const int64 at = z * C::input_stride(2) + y * C::input_stride(3) + x * C::input_stride(4);
-      body(row * row_pitch + lead + x,
-           has(o.x + x, C::input_size(2)) && has(o.y + y, C::input_size(1)) && has(o.z + z, C::input_size(0)),
-           o.from + at * bytes);
-    }
-  }
-
-  // body(where a vector goes, how many of its bytes the input has, where it lies) for the lane's vectors of
-  // the window, several rows at a time; channels go `plane_to` elements apart.
-  template <int plane_to, class Body>
-  __device__ __forceinline__ void for_each_vector(const Tile& tile, Body&& body) const {
-    constexpr int bytes = Tail::Input::bytes;
-    constexpr int of_row = row_pitch / input_width;
-    constexpr int lanes = of_row < 32 ? of_row : 32;  // of a row
-    constexpr int rows = 32 / lanes;
-    const Origin o = origin_of(tile);
-    const int own_row = lane / lanes, own = lane - own_row * lanes;
-    if (own_row >= rows) return;
-    // Few vectors one after the other: what the input has of a row is then found once for all channels.
-    constexpr int rows_at_once = (window_y + rows - 1) / rows;
-    constexpr bool all_at_once =
-        (of_row + lanes - 1) / lanes * rows_at_once * window_z * C::in_channels <= 32;
-#pragma unroll
-    for (int v = 0; v < of_row; v += lanes) {
-      if (of_row % lanes != 0 && own + v >= of_row) break;
-      const int x = o.x - lead + (own + v) * input_width;
-      const int left = static_cast<int>(C::input_size(2)) - x;
-      const int of_vector = x < 0 || left <= 0 ? 0 : left < input_width ? left * bytes : 16;
-      const char* channel = o.from + ((own + v) * input_width - lead + own_row * C::input_stride(3)) * bytes;
-      const int to = own_row * row_pitch + (own + v) * input_width;
-#pragma unroll(all_at_once ? static_cast <int>(C::in_channels) : 1)
-      for (int c = 0; c < C::in_channels; ++c) {
-#pragma unroll(all_at_once ? window_z : 1)
-        for (int z = 0; z < window_z; ++z) {
-          const int of_plane = has(o.z + z, C::input_size(0)) ? of_vector : 0;
-#pragma unroll(all_at_once ? rows_at_once : 4)
-          for (int i = 0; i < rows_at_once; ++i) {
-            const int y = i * rows;
-            if (y + rows > window_y && y + own_row >= window_y) continue;
-            body(
-                to + c * plane_to + (z * window_y + y) * row_pitch,
-                has(o.y + y + own_row, C::input_size(1)) ? of_plane : 0,
-                channel + (c * C::input_stride(1) + z * C::input_stride(2) + y * C::input_stride(3)) * bytes);
-          }
-        }
-      }
-    }
-  }
-  static __device__ __forceinline__ uint32 shared_address(const void* pointer) {
-    return static_cast<uint32>(__cvta_generic_to_shared(pointer));
-  }
-  // Whether rows of the input are vectors: the same in all threads.
-  __device__ __forceinline__ bool by_vectors() const {
-    return Numbers::rows_are_vectors && reinterpret_cast<uint64>(p.input) % 16 == 0;
-  }
-
-  // What fills up is zero always.
-  __device__ __forceinline__ void clear_window() const {
-    for (int i = lane; i < windows * window_words; i += 32) area.x[i] = 0.0f;
-    __syncwarp();
-  }
-
-  __device__ __forceinline__ unsigned char* raw() const {
-    return prefetches ? reinterpret_cast<unsigned char*>(area.raw) : area.stage;
-  }
-
-  // Sends for the window of a tile; no lane reads what was there. Where the input has nothing none is read,
-  // and there are zeros.
-  __device__ __forceinline__ void send_for_window(const Tile& tile, float* x) const {
-    if (by_vectors()) {
-      for_each_vector<is_short ? raw_plane : plane>(tile, [&](int to, int bytes, const char* from) {
-        const void* place = is_short ? static_cast<const void*>(raw() + to * 2) : x + to;
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(place)), "l"(from),
-                     "r"(bytes)
-                     : "memory");
-      });
-    } else if constexpr (!is_short) {
-      for_each_position(tile, [&](int to, bool inside, const char* from) {
-        const int bytes = inside ? 4 : 0;
-#pragma unroll
-        for (int c = 0; c < C::in_channels; ++c) {
-          asm volatile(
-              "cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(x + c * plane + to)),
-              "l"(from + c * C::input_stride(1) * 4), "r"(bytes)
-              : "memory");
-        }
-      });
-    }
-  }
-
-  // Waits for it.
-  __device__ __forceinline__ Way take_window(const Tile& tile, const Limits& limits, float* x) const {
-    float largest = 0.0f;
-    if (is_short && !by_vectors()) {
-      for_each_position(tile, [&](int to, bool inside, const char* from) {
-#pragma unroll
-        for (int c = 0; c < C::in_channels; ++c) {
-          float value = 0.0f;
-          if (inside) value = load_one<typename Tail::Input>(from, c * C::input_stride(1));
-          largest = pointwise::maximum(fabsf(value), largest);
-          x[c * plane + to] = value;
-        }
-      });
-    } else {
-      asm volatile("cp.async.wait_all;" ::: "memory");
-      __syncwarp();
-      const auto take = [&](const void* from, float* to) {
-        float v[input_width];
-        Packed<typename Tail::Input, input_width> packed;
-        packed.load_shared(from);
-        packed.unpack(v);
-#pragma unroll
-        for (int k = 0; k < input_width; ++k) {
-          largest = pointwise::maximum(fabsf(v[k]), largest);
-          if constexpr (C::rounds_to_tf32) v[k] = round_operand<C>(v[k]);
-        }
-        if constexpr (is_short || C::rounds_to_tf32) {
-#pragma unroll
-          for (int k = 0; k < input_width; k += 4)
-            *reinterpret_cast<float4*>(to + k) = float4{v[k], v[k + 1], v[k + 2], v[k + 3]};
-        }
-      };
-      if constexpr (is_short && plane == raw_plane) {
-        // Lanes behind the end have the last vector as well: no branches.
-        constexpr int last = window_words - input_width;
-#pragma unroll 1
-        for (int first = 0; first < window_words; first += 32 * input_width) {
-          const int i = first + lane * input_width < last ? first + lane * input_width : last;
-          take(raw() + i * 2, x + i);
-        }
-      } else if constexpr (is_short) {
-#pragma unroll 1
-        for (int c = 0; c < C::in_channels; ++c) {
-#pragma unroll 2
-          for (int i = lane * 8; i < raw_plane; i += 32 * 8)
-            take(raw() + (c * raw_plane + i) * 2, x + c * plane + i);
-        }
-      } else {
-#pragma unroll 2
-        for (int i = lane * 4; i < window_words; i += 32 * 4) take(x + i, x + i);
-      }
-    }
-    __syncwarp();
-    if (narrows && __all_sync(0xffffffffu, largest <= limits.narrow)) return narrow;
-    return __all_sync(0xffffffffu, largest <= limits.wide) ? wide : careful;
-  }
-};
-
-// --------------------------------------------------------------------------------------------------
-// The products of thin_mma.cuh: columns of the window times weights, and which outputs their sums are.
-
-template <class C, class Tail, class Numbers>
-struct ThinMmaProducts : ThinMmaWindow<C, Tail, Numbers> {
-  using Base = ThinMmaWindow<C, Tail, Numbers>;
-  using Base::Base;
-  using Base::cells_y;
-  using Base::classes_x;
-  using Base::classes_y;
-  using Base::classes_z;
-  using Base::columns;
-  using Base::halves;
-  using Base::in_quad;
-  using Base::lead;
-  using Base::operand;
-  using Base::out_x;
-  using Base::out_y;
-  using Base::out_z;
-  using Base::patterns;
-  using Base::quad;
-  using Base::rest;
-  using Base::row_pitch;
-  using Base::spans;
-  using Base::spans_x;
-  using Base::spans_y;
-  using Base::splits;
-  using Base::tile_y;
-  using Base::vectors;
-  using typename Base::NotHeld;
-  using typename Base::Patterns;
-  using typename Base::Term;
-  using typename Base::Terms;
-  using typename Base::Tile;
-  using typename Base::Weights;
-
-  // What the lane's cells have of a group's terms.
-  static constexpr int box_z = Terms::reach(0) + 1, box_y = Terms::reach(1) + 1, box_x = Terms::reach(2) + 1;
-  static constexpr bool preloads =
-      classes_z * classes_y > 1 && Terms::taps_at_once == 1 && vectors* box_z* box_y* box_x* spans <= 32;
-  struct Columns {
-    const float* base[patterns];  // where the lane's terms of a group lie that begins with the window
-    float value[preloads ? vectors * box_z * box_y * box_x : 1][spans];
-
-    static __device__ __forceinline__ constexpr int place(const Term& t) {
-      return ((t.channel / 4 * box_z + t.z) * box_y + t.y) * box_x + t.x;
-    }
-    static __device__ __forceinline__ constexpr int word_of(const Term& t, int span) {
-      return Patterns::word(t) + span / spans_x * static_cast<int>(C::step(1)) * row_pitch +
-             span % spans_x * 8 * static_cast<int>(C::step(2));
-    }
-    template <int rz, int ry, int rx, int group>
-    __device__ __forceinline__ float at(int span) const {
-      constexpr Term t = Terms::term(rz, ry, rx, group, 0);
-      if constexpr (preloads) {
-        return value[place(t)][span];
-      } else {
-        constexpr int pattern = table_of<Patterns>.find(rz, ry, rx, group);
-        return base[pattern][word_of(t, span)];
-      }
-    }
-  };
-
-  __device__ __forceinline__ Columns columns_of(const Weights& w, int y, int column) const {
-    Columns c;
-    const float* base = w.window + lead + y * static_cast<int>(C::step(1)) * row_pitch +
-                        (column * spans_x * 8 + quad) * static_cast<int>(C::step(2));
-    for_constant<patterns>([&](auto i_) {
-      constexpr int i = decltype(i_)::value;
-      c.base[i] = base + (in_quad == 0   ? 0
-                          : in_quad == 1 ? table_of<Patterns>.distance[i][1]
-                          : in_quad == 2 ? table_of<Patterns>.distance[i][2]
-                                         : table_of<Patterns>.distance[i][3]);
-    });
-    if constexpr (preloads) {
-      for_constant<vectors * box_z * box_y * box_x>([&](auto i_) {
-        constexpr int i = decltype(i_)::value;
-        constexpr int vector = i / (box_x * box_y * box_z);
-        constexpr int all = C::in_channels;
-        // The last four channels may lie in another way, those there are.
-        constexpr int pattern = vector == vectors - 1 && all % 4 != 0 ? patterns - 1 : 0;
-#pragma unroll
-        for (int span = 0; span < spans; ++span)
-          c.value[i][span] = c.base[pattern][Columns::word_of(
-              Term{true, i / (box_x * box_y) % box_z, i / box_x % box_y, i % box_x, 0, vector * 4}, span)];
-      });
-    }
-    return c;
-  }
-
-  // --- Sums of 16 channels of the classes (rz, ry, all of x): [class][8 cells], four a lane ---
-  using Sums = float[classes_x][spans][4];
-
-  template <int rz, int ry, class HeldWeights = NotHeld>
-  __device__ __forceinline__ void convolve(Sums& sum, const Weights& w, const Columns& c,
-                                           const HeldWeights& held = {}) const {
-    for_constant<classes_x>([&](auto rx_) {
-      constexpr int rx = decltype(rx_)::value;
-      constexpr int first = Terms::products_before(rz, ry, rx);
-      constexpr int groups = Terms::groups(rz, ry, rx);
-      if constexpr (groups == 0) {
-#pragma unroll
-        for (int k = 0; k < spans * 4; ++k) sum[rx][k / 4][k % 4] = w.bias[k % 4];
-      } else if constexpr (splits) {
-        convolve_split<rz, ry, rx>(sum, w, c, held);
-      } else {
-        for_constant<(groups + 1) / 2>([&](auto i_) {
-          constexpr int i = decltype(i_)::value;
-          constexpr bool both = 2 * i + 1 < groups;
-          uint32 b[spans][2];
-#pragma unroll
-          for (int span = 0; span < spans; ++span) {
-            b[span][0] = __float_as_uint(c.template at<rz, ry, rx, 2 * i>(span));
-            if constexpr (both) b[span][1] = __float_as_uint(c.template at<rz, ry, rx, 2 * i + 1>(span));
-          }
-          uint32 a[4];
-          this->template take_weights<false>(a, w, held, first + i);
-#pragma unroll
-          for (int span = 0; span < spans; ++span) {
-            float(&d)[4] = sum[rx][span];
-            if constexpr (both) {
-              mma_k8(d, a, b[span][0], b[span][1], i == 0 ? w.bias : d);
-            } else {
-              mma_k4(d, a, b[span][0], i == 0 ? w.bias : d);
-            }
-          }
-        });
-      }
-    });
-  }
-
-  // The same where x = x1 + x2, w = w1 + w2: small terms before large ones where columns are in registers,
-  // else apart; the tensor core truncates its sums, so that at most 64 terms are added in it.
-  template <int rz, int ry, int rx, class HeldWeights>
-  __device__ __forceinline__ void convolve_split(Sums& sum, const Weights& w, const Columns& c,
-                                                 const HeldWeights& held) const {
-    constexpr int first = Terms::products_before(rz, ry, rx);
-    constexpr int groups = Terms::groups(rz, ry, rx);
-    constexpr int count = (groups + 1) / 2;
-    constexpr int at_once = 8;
-    constexpr bool in_turn = preloads;
-    const float zero[4] = {};
-    for_constant<(count + at_once - 1) / at_once>([&](auto part_) {
-      constexpr int part = decltype(part_)::value;
-      constexpr int here = count - part * at_once < at_once ? count - part * at_once : at_once;
-      float large[spans][4], small[spans][4];
-      for_constant<(in_turn ? 2 : 1) * here>([&](auto j_) {
-        constexpr int j = decltype(j_)::value % here;
-        constexpr bool takes_small = decltype(j_)::value < here;
-        constexpr bool takes_large = !in_turn || !takes_small;
-        constexpr int i = part * at_once + j;
-        constexpr bool both = 2 * i + 1 < groups;
-        uint32 a[4], a_rest[4];
-        this->template take_weights<false>(a, w, held, first + i);
-        if constexpr (takes_small) this->template take_weights<true>(a_rest, w, held, first + i);
-#pragma unroll
-        for (int span = 0; span < spans; ++span) {
-          uint32 b[2], b_rest[2];
-          b[0] = operand(c.template at<rz, ry, rx, 2 * i>(span));
-          b_rest[0] = rest(c.template at<rz, ry, rx, 2 * i>(span));
-          if constexpr (both) {
-            b[1] = operand(c.template at<rz, ry, rx, 2 * i + 1>(span));
-            b_rest[1] = rest(c.template at<rz, ry, rx, 2 * i + 1>(span));
-          }
-          float(&d)[4] = large[span];
-          float(&e)[4] = in_turn ? large[span] : small[span];
-          const auto multiply = [&](float(&to)[4], const uint32(&weights)[4], const uint32(&x)[2],
-                                    const float* from) {
-            if constexpr (both) {
-              mma_k8(to, weights, x[0], x[1], from);
-            } else {
-              mma_k4(to, weights, x[0], from);
-            }
-          };
-          const float* start = part == 0 ? w.bias : zero;
-          if constexpr (takes_small) {
-            multiply(e, a, b_rest, j > 0 ? e : in_turn ? start : zero);
-            multiply(e, a_rest, b, e);
-          }
-          if constexpr (takes_large) multiply(d, a, b, j > 0 || in_turn ? d : start);
-        }
-      });
-#pragma unroll
-      for (int k = 0; k < spans * 4; ++k) {
-        const float both = in_turn ? large[k / 4][k % 4] : large[k / 4][k % 4] + small[k / 4][k % 4];
-        float& to = sum[rx][k / 4][k % 4];
-        to = part == 0 ? both : to + both;
-      }
-    });
-  }
-
-  // The first of the lane's two neighbours in a span of an item.
-  __device__ __forceinline__ int cell_of(const Tile& tile, int column, int span) const {
-    return tile.x + (column * spans_x + span % spans_x) * 8 + 2 * in_quad;
-  }
-  // Whether the lane's element (cell 2 in_quad + i of the last span, class rx) can lie beyond the row's end.
-  static constexpr __device__ bool may_end(int i, int rx) {
-    return ((Numbers::tiles_x * columns * spans_x - 1) * 8 + 6 + i) * classes_x + rx >= out_x;
-  }
-  static __device__ __forceinline__ bool ends(int cell, int i, int rx) {
-    return may_end(i, rx) && (cell + i) * classes_x + rx >= out_x;
-  }
-  // Whether the output has a class of a plane, and of a row of cells.
-  static __device__ __forceinline__ bool has_plane(const Tile& tile, int rz) {
-    return out_z % classes_z == 0 || tile.z * classes_z + rz < out_z;
-  }
-  static __device__ __forceinline__ bool has_row(const Tile& tile, int y, int ry) {
-    if (out_y % classes_y == 0 && cells_y % spans_y == 0) return true;
-    return (ry == 0 && spans_y == 1) || (tile.y + y) * classes_y + ry < out_y;
-  }
-  static __device__ __forceinline__ int rows_of(const Tile& tile) {
-    return cells_y - tile.y < tile_y ? cells_y - tile.y : tile_y;
-  }
-  static __device__ __forceinline__ int items_of(int rows) {
-    return (rows + spans_y - 1) / spans_y * columns;
-  }
-
-  // body(half of the 16 channels, class of x, span, sums of two neighbouring cells) for all of a lane's sums.
-  template <class Body>
-  static __device__ __forceinline__ void for_each_pair(Sums& sum, Body&& body) {
-    for_constant<spans * classes_x * halves>([&](auto k_) {
-      constexpr int k = decltype(k_)::value;
-      constexpr int half = k % halves;
-      constexpr int rx = k / halves % classes_x;
-      constexpr int span = k / halves / classes_x;
-      body(Constant<half>{}, Constant<rx>{}, Constant<span>{}, sum[rx][span] + half * 2);
-    });
-  }
-};
-
-// --------------------------------------------------------------------------------------------------
-// Pass 1 of thin_mma.cuh: the moments of a tile's channels; outputs that need care, one by one.
-
-template <class C, class Tail, class Numbers>
-struct ThinMmaMoments : ThinMmaProducts<C, Tail, Numbers> {
-  using Base = ThinMmaProducts<C, Tail, Numbers>;
-  using Base::area;
-  using Base::Base;
-  using Base::bias;
-  using Base::cell_of;
-  using Base::channels;
-  using Base::classes_x;
-  using Base::classes_y;
-  using Base::classes_z;
-  using Base::columns;
-  using Base::columns_of;
-  using Base::compute_here;
-  using Base::ends;
-  using Base::for_each_pair;
-  using Base::halves;
-  using Base::has_plane;
-  using Base::has_row;
-  using Base::in_quad;
-  using Base::items_of;
-  using Base::lane;
-  using Base::load_weights;
-  using Base::out_x;
-  using Base::out_y;
-  using Base::out_z;
-  using Base::p;
-  using Base::quad;
-  using Base::row_channel;
-  using Base::row_tiles;
-  using Base::rows_of;
-  using Base::spans_x;
-  using Base::spans_y;
-  using Base::swish_terms;
-  using Base::threads;
-  using Base::tile_x;
-  using Base::tile_y;
-  using Base::weight;
-  using typename Base::Before;
-  using typename Base::Columns;
-  using typename Base::Parameters;
-  using typename Base::Sums;
-  using typename Base::Terms;
-  using typename Base::Tile;
-  using typename Base::WarpShared;
-  using typename Base::Way;
-  using typename Base::Weights;
-  template <class Chain>
-  using Operands = typename Base::template Operands<Chain>;
-  template <int rz>
-  using Held = typename Base::template Held<rz>;
-
-  // --- Pass 1: sums of distances from a pivot, which is the quad's first value of the channel ---
-  struct Distances {
-    float pivot[halves] = {};
-    float sum[halves] = {};
-    float square[halves] = {};
-  };
-
-  template <Way way>
-  __device__ __forceinline__ void begin(Distances& own, const Weights& w, const Columns& c,
-                                        const Operands<Before>& operands) const {
-    Sums sum;
-    this->template convolve<0, 0>(sum, w, c);
-    for_constant<halves>([&](auto half) {
-      float* pair = sum[0][0] + half * 2;
-      Base::template before<way, swish_terms(0, 0, 0)>(pair[0], pair[1], operands.row[half]);
-      own.pivot[half] = __shfl_sync(0xffffffffu, pair[0], lane & ~3);
-    });
-  }
-
-  // An item's outputs of one class of z.
-  template <Way way, int rz>
-  __device__ __forceinline__ void add(Distances& own, const Weights& w, const Held<rz>& held,
-                                      const Operands<Before>& operands, const Tile& tile, int y,
-                                      int column) const {
-    const Columns c = columns_of(w, y, column);
-    for_constant<classes_y>([&](auto ry_) {
-      constexpr int ry = decltype(ry_)::value;
-      bool exists[spans_y];
-#pragma unroll
-      for (int i = 0; i < spans_y; ++i) exists[i] = has_row(tile, y + i, ry);
-      Sums sum;
-      this->template convolve<rz, ry>(sum, w, c, held);
-      for_each_pair(sum, [&](auto half, auto rx, auto span, float* pair) {
-        Base::template before<way, swish_terms(rz, ry, rx)>(pair[0], pair[1], operands.row[half],
-                                                            own.pivot[half]);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          compute_here(pair[i]);
-          if (!exists[span / spans_x] || ends(cell_of(tile, column, span), i, rx)) continue;
-          own.sum[half] += pair[i];
-          own.square[half] = fmaf(pair[i], pair[i], own.square[half]);
-        }
-      });
-    });
-  }
-
-  // How many outputs of a channel the lane has in a tile.
-  __device__ __forceinline__ int count_of(const Tile& tile) const {
-    int of_row = 0;
-#pragma unroll 1
-    for (int column = 0; column < columns; ++column) {
-#pragma unroll
-      for (int k = 0; k < spans_x * classes_x * 2; ++k)
-        of_row += !ends(cell_of(tile, column, k / 2 / classes_x), k % 2, k / 2 % classes_x);
-    }
-    const int left_z = out_z - tile.z * classes_z, left_y = out_y - tile.y * classes_y;
-    return (left_z < classes_z ? left_z : classes_z) *
-           (left_y < tile_y * classes_y ? left_y : tile_y * classes_y) * of_row;
-  }
-
-  template <Way way>
-  __device__ __forceinline__ void measure(const Tile& tile, Weights& w) const {
-    const int items = items_of(rows_of(tile));
-    const float count = lanes_sum<4>(static_cast<float>(count_of(tile)));
-#pragma unroll 1
-    for (int m = 0; m < row_tiles; ++m) {
-      if constexpr (row_tiles > 1) load_weights(w, m);
-      Operands<Before> operands;
-      operands.load(p, tile.n, m, quad);
-      Distances own;
-      begin<way>(own, w, columns_of(w, 0, 0), operands);
-      for_constant<classes_z>([&](auto rz_) {
-        constexpr int rz = decltype(rz_)::value;
-        if (!has_plane(tile, rz)) return;
-        const Held<rz> held = this->template hold_weights<rz>(w);
-#pragma unroll 1
-        for (int item = 0; item < items; ++item)
-          add<way, rz>(own, w, held, operands, tile, item / columns * spans_y, item % columns);
-      });
-      store_moments(own, m, count);
-    }
-  }
-
-  __device__ __forceinline__ void store_moments(const Distances& own, int m, float count) const {
-    const float per_element = 1.0f / count;
-#pragma unroll
-    for (int half = 0; half < halves; ++half) {
-      const float sum = lanes_sum<4>(own.sum[half]);
-      const float square = lanes_sum<4>(own.square[half]);
-      if (in_quad == 0) {
-        float* to = area.moments[m * 16 + row_channel(half, quad)];
-        to[0] = count;
-        to[1] = fmaf(sum, per_element, own.pivot[half]);
-        to[2] = fmaf(-sum, sum * per_element, square);
-      }
-    }
-  }
-
-  // --- Tiles that need care: every output for itself, summed term by term over the taps that meet an input.
-  // Apart and small: they are rare. Static: an address of the agent would make all its shared memory generic.
-  static __device__ __noinline__ float careful_value(const Parameters& p, int64 n, int channel, int z, int y,
-                                                     int x) {
+  // An output after the before-chain, summed term by term over the taps that meet an input.
+  static __device__ __noinline__ float value(const Parameters& p, int64 n, int channel, int z, int y, int x) {
     const int out[3] = {z, y, x};
-    float sum = bias(p, channel);
+    float sum = L::bias(p, channel);
 #pragma unroll 1
     for (int input = 0; input < C::in_channels; ++input) {
       float part = 0.0f;
@@ -2125,7 +1308,7 @@ struct ThinMmaMoments : ThinMmaProducts<C, Tail, Numbers> {
           at_tap /= kernel;
         }
         if (!meets) continue;
-        float a = weight(p, channel, input, tap);
+        float a = L::weight(p, channel, input, tap);
         float b = load_one<typename Tail::Input>(p.input, at);
         if constexpr (C::rounds_to_tf32) a = round_operand<C>(a), b = round_operand<C>(b);
         part = fmaf(a, b, part);
@@ -2134,32 +1317,33 @@ struct ThinMmaMoments : ThinMmaProducts<C, Tail, Numbers> {
     }
     ChannelValues<Before, 1> before;
     before.load(p, n, channel);
-    return Base::template apply<Before>(sum, before);
+    return Chains::template apply<Before>(sum, before);
   }
 
   // body(z, y, x) for the lane's outputs of a channel of the tile.
   template <class Body>
   static __device__ __forceinline__ void for_each_output(const Tile& tile, Body&& body) {
-    const int first_y = tile.y * classes_y, first_x = tile.x * classes_x;
-    const int rows = out_y - first_y < tile_y * classes_y ? out_y - first_y : tile_y * classes_y;
-    const int row = out_x - first_x < tile_x * classes_x ? out_x - first_x : tile_x * classes_x;
-    const int planes = out_z - tile.z * classes_z < classes_z ? out_z - tile.z * classes_z : classes_z;
+    const int first_y = tile.y * L::classes_y, first_x = tile.x * L::classes_x;
+    const int rows =
+        L::out_y - first_y < L::tile_y * L::classes_y ? L::out_y - first_y : L::tile_y * L::classes_y;
+    const int row =
+        L::out_x - first_x < L::tile_x * L::classes_x ? L::out_x - first_x : L::tile_x * L::classes_x;
+    const int planes =
+        L::out_z - tile.z * L::classes_z < L::classes_z ? L::out_z - tile.z * L::classes_z : L::classes_z;
 #pragma unroll 1
     for (int i = threadIdx.x % 32; i < planes * rows * row; i += 32)
-      body(tile.z * classes_z + i / (rows * row), first_y + i / row % rows, first_x + i % row);
+      body(tile.z * L::classes_z + i / (rows * row), first_y + i / row % rows, first_x + i % row);
   }
 
-  static __device__ __noinline__ void measure_carefully(const Parameters& p, WarpShared& area,
-                                                        const Tile tile) {
+  static __device__ __noinline__ void measure(const Parameters& p, WarpShared& area, const Tile tile) {
 #pragma unroll 1
-    for (int channel = 0; channel < channels; ++channel) {
+    for (int channel = 0; channel < L::channels; ++channel) {
       Moments all;
-      for_each_output(tile, [&](int z, int y, int x) {
-        all.merge(1.0f, careful_value(p, tile.n, channel, z, y, x), 0.0f);
-      });
+      for_each_output(
+          tile, [&](int z, int y, int x) { all.merge(1.0f, value(p, tile.n, channel, z, y, x), 0.0f); });
       const float elements = lanes_sum<32>(all.count);
       float mean, m2;
-      team_moments<32, threads>(all, elements, nullptr, mean, m2);
+      team_moments<32, L::threads>(all, elements, nullptr, mean, m2);
       if (threadIdx.x % 32 == 0) {
         area.moments[channel][0] = elements;
         area.moments[channel][1] = mean;
@@ -2167,10 +1351,842 @@ struct ThinMmaMoments : ThinMmaProducts<C, Tail, Numbers> {
       }
     }
   }
+
+  // body(z, y, x) for the lane's outputs of a channel that the tile stores in `sample`. Where tiles overlap
+  // these are whole sectors, as in ThinMmaSend. A run (all rows of a plane, or a row) then starts at the
+  // first sector that begins in it. It ends where the next run starts. The first and the last run of a plane,
+  // or row, have its ends.
+  template <class Body>
+  static __device__ __forceinline__ void for_each_stored(const char* sample, const Tile& tile, int channel,
+                                                         Body&& body) {
+    const int first_y = tile.y * L::classes_y, first_x = tile.x * L::classes_x;
+    const int rows =
+        L::out_y - first_y < L::tile_y * L::classes_y ? L::out_y - first_y : L::tile_y * L::classes_y;
+    const int row =
+        L::out_x - first_x < L::tile_x * L::classes_x ? L::out_x - first_x : L::tile_x * L::classes_x;
+    const int planes =
+        L::out_z - tile.z * L::classes_z < L::classes_z ? L::out_z - tile.z * L::classes_z : L::classes_z;
+    const int length = L::whole_rows ? rows * L::out_x : row;
+    const bool is_first = L::whole_rows ? first_y == 0 : first_x == 0;
+    const bool is_last = L::whole_rows ? first_y + rows == L::out_y : first_x + row == L::out_x;
+#pragma unroll 1
+    for (int run = 0; run < planes * (L::whole_rows ? 1 : rows); ++run) {
+      const int z = tile.z * L::classes_z + (L::whole_rows ? run : run / rows);
+      const int y = first_y + (L::whole_rows ? 0 : run % rows);
+      const int64 first = L::output_index(0, channel, z, y, first_x);
+      // Elements up to the next sector.
+      const auto left = [&](int64 index) {
+        const uint64 at = reinterpret_cast<uint64>(sample) / Output::bytes + static_cast<uint64>(index);
+        return static_cast<int>((L::sector - at % L::sector) % L::sector);
+      };
+      const int begin = L::overlaps && !is_first ? left(first) : 0;
+      const int end = length + (L::overlaps && !is_last ? left(first + length) : 0);
+#pragma unroll 1
+      for (int i = begin + threadIdx.x % 32; i < end; i += 32)
+        body(z, y + (first_x + i) / L::out_x, (first_x + i) % L::out_x);
+    }
+  }
 };
 
 // --------------------------------------------------------------------------------------------------
-// Pass 2 of thin_mma.cuh: outputs of a tile to memory, in whole sectors.
+// Weights as the products read them, and how large x may be for each way to compute a tile.
+
+template <class L>
+struct ThinMmaWeights {
+  using C = typename L::C;
+  using Chains = ThinMmaChains<L>;
+  using Term = typename L::Term;
+  using Terms = typename L::Terms;
+
+  const ThinMmaWarp<L> warp;
+
+  // The weights of 16 channels.
+  struct Fragments {
+    uint32 a[L::in_registers ? L::products : 1][4];
+    const uint32 (*shared)[32][4];  // of these channels
+    const float* window;            // of the tile
+    float bias[4];                  // as sums lie: two cells of a channel, two of that 8 further
+  };
+
+  // An operand as the tensor core reads it, and its low part where it is split.
+  static __device__ __forceinline__ uint32 operand(float x) {
+    return __float_as_uint(C::rounds_to_tf32 || L::splits ? round_operand<C>(x) : x);
+  }
+  static __device__ __forceinline__ uint32 rest(float x) {
+    return __float_as_uint(x - round_to_tf32(x));  // 12 bits, of which the product takes 11
+  }
+
+  // body(product, first of two of its four registers, tap, input channel of the lane) for all terms. The
+  // channel is C::in_channels where the lane has no term.
+  template <class Body>
+  __device__ __forceinline__ void for_each_term(Body&& body) const {
+    L::for_each_class([&](auto rz_, auto ry_, auto rx_) {
+      constexpr int rz = decltype(rz_)::value;
+      constexpr int ry = decltype(ry_)::value;
+      constexpr int rx = decltype(rx_)::value;
+      constexpr int first = Terms::products_before(rz, ry, rx);
+      for_constant<Terms::groups(rz, ry, rx)>([&](auto i_) {
+        constexpr int i = decltype(i_)::value;
+        int tap = 0, input = 0;
+        for_constant<4>([&](auto lane_) {
+          constexpr Term t = Terms::term(rz, ry, rx, i, decltype(lane_)::value);
+          if (warp.in_quad == lane_)
+            tap = t.tap, input = t.exists ? t.channel : static_cast<int>(C::in_channels);
+        });
+        body(Constant<first + i / 2>{}, Constant<i % 2 * 2>{}, tap, input);
+      });
+    });
+  }
+
+  // Loads the weights of the block's channels from 16 m on.
+  __device__ __forceinline__ void load_weights(Fragments& w, int m) const {
+    w.shared = warp.shared.weights + m * L::products;
+    if constexpr (L::in_registers && !L::shares_weights) {
+      for_each_term([&](auto product, auto place, int tap, int input) {
+        for_constant<2>([&](auto half) {
+          w.a[product][place + half] = operand(
+              L::scale * L::weight(warp.p, warp.first_channel + L::row_channel(half, warp.quad), input, tap));
+        });
+      });
+    } else if constexpr (L::in_registers) {
+#pragma unroll
+      for (int i = 0; i < L::products; ++i) {
+        const uint4 v = *reinterpret_cast<const uint4*>(w.shared[i][warp.lane]);
+        w.a[i][0] = v.x, w.a[i][1] = v.y, w.a[i][2] = v.z, w.a[i][3] = v.w;
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int channel = warp.first_channel + m * 16 + L::row_channel(half, warp.quad);
+      const float value = channel < L::channels ? L::scale * L::bias(warp.p, channel) : 0.0f;
+      // The first product reads four consecutive registers. Of two equal registers the compiler would keep
+      // one and copy it for each product, one instruction an output. It does not know that the neighbouring
+      // lane's value is equal.
+      w.bias[half * 2] = value;
+      w.bias[half * 2 + 1] = __shfl_xor_sync(0xffffffffu, value, 1);
+    }
+  }
+
+  __device__ __forceinline__ void share_weights() const {
+    if constexpr (L::shared_weights > 0) {
+      int turn = threadIdx.x / 32;
+      for_each_term([&](auto product, auto place, int tap, int input) {
+        if (turn-- == 0) {
+          turn = L::warps - 1;
+#pragma unroll 1
+          for (int half = 0; half < 2 * L::row_tiles; ++half) {
+            const int channel = warp.first_channel + half / 2 * 16 + L::row_channel(half % 2, warp.quad);
+            const float value = L::scale * L::weight(warp.p, channel, input, tap);
+            const int to = half / 2 * L::products + product;
+            if constexpr (L::shares_weights)
+              warp.shared.weights[to][warp.lane][place + half % 2] = operand(value);
+            if constexpr (L::splits)
+              warp.shared.weights[L::first_rest + to][warp.lane][place + half % 2] = rest(value);
+          }
+        }
+      });
+    }
+  }
+
+  // The same with loads of several halves of products in flight: a block begins 2 us earlier with 25
+  // products. (With it the recomputing kernel of s60 in strict f32 spills 126 bytes and is 2% slower.)
+  __device__ __forceinline__ void share_weights_at_once() const {
+    if constexpr (L::shared_weights > 0) {
+      constexpr int at_once = 4;
+      constexpr int own = (2 * L::products + L::warps - 1) / L::warps;
+      const int own_warp = threadIdx.x / 32;
+      for_constant<(own + at_once - 1) / at_once>([&](auto part_) {
+        constexpr int first = decltype(part_)::value * at_once;
+        int taps[at_once] = {}, inputs[at_once];
+#pragma unroll
+        for (int i = 0; i < at_once; ++i) inputs[i] = static_cast<int>(C::in_channels);
+        for_each_term([&](auto product, auto place, int tap, int input) {
+          constexpr int index = 2 * decltype(product)::value + decltype(place)::value / 2;
+          constexpr int i = index / L::warps - first;
+          if constexpr (i >= 0 && i < at_once) {
+            if (index % L::warps == own_warp) taps[i] = tap, inputs[i] = input;
+          }
+        });
+#pragma unroll 1
+        for (int half = 0; half < 2 * L::row_tiles; ++half) {
+          const int channel = warp.first_channel + half / 2 * 16 + L::row_channel(half % 2, warp.quad);
+          float values[at_once];
+#pragma unroll
+          for (int i = 0; i < at_once; ++i)
+            values[i] = L::scale * L::weight(warp.p, channel, inputs[i], taps[i]);
+#pragma unroll
+          for (int i = 0; i < at_once; ++i) {
+            const int index = (first + i) * L::warps + own_warp;
+            if (index >= 2 * L::products) continue;
+            const int to = half / 2 * L::products + index / 2, place = index % 2 * 2 + half % 2;
+            if constexpr (L::shares_weights) warp.shared.weights[to][warp.lane][place] = operand(values[i]);
+            if constexpr (L::splits)
+              warp.shared.weights[L::first_rest + to][warp.lane][place] = rest(values[i]);
+          }
+        }
+      });
+    }
+  }
+
+  template <bool of_rest>
+  __device__ __forceinline__ void take_weights(uint32 (&a)[4], const Fragments& w, int index) const {
+    if constexpr (L::in_registers && !of_rest) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) a[i] = w.a[index][i];
+    } else {
+      const uint4 v =
+          *reinterpret_cast<const uint4*>(w.shared[(of_rest ? L::first_rest : 0) + index][warp.lane]);
+      a[0] = v.x, a[1] = v.y, a[2] = v.z, a[3] = v.w;
+    }
+  }
+
+  // The weights of one class of z in registers during a pass, where they fit.
+  static constexpr int most_held = 10;
+  template <int rz>
+  struct Held {
+    static constexpr int first = Terms::products_before(rz, 0, 0);
+    static constexpr int count = Terms::products_before(rz + 1, 0, 0) - first;
+    static constexpr bool fits = !L::in_registers && L::spans_y == 1 && count > 0 &&
+                                 count*(L::splits ? 2 : 1) <= most_held;
+    uint32 a[fits ? count : 1][4];
+    uint32 rest[fits && L::splits ? count : 1][4];
+  };
+  struct NotHeld {
+    static constexpr bool fits = false;
+  };
+  template <int rz>
+  __device__ __forceinline__ Held<rz> hold_weights(const Fragments& w) const {
+    Held<rz> held;
+    if constexpr (Held<rz>::fits) {
+#pragma unroll
+      for (int i = 0; i < Held<rz>::count; ++i) {
+        take_weights<false>(held.a[i], w, Held<rz>::first + i);
+        if constexpr (L::splits) take_weights<true>(held.rest[i], w, Held<rz>::first + i);
+      }
+    }
+    return held;
+  }
+  // Weights of a product, from held registers or from shared memory.
+  template <bool of_rest, class HeldWeights>
+  __device__ __forceinline__ void take_weights(uint32 (&a)[4], const Fragments& w, const HeldWeights& held,
+                                               int index) const {
+    if constexpr (HeldWeights::fits) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        a[k] = of_rest ? held.rest[index - HeldWeights::first][k] : held.a[index - HeldWeights::first][k];
+    } else {
+      take_weights<of_rest>(a, w, index);
+    }
+  }
+
+  struct Limits {
+    float narrow, wide;  // NaN where there is none
+  };
+
+  // Limits of |x| for the narrow and the wide way. Leaves the weights of the last channels in `w`.
+  __device__ __forceinline__ Limits input_limits(Fragments& w) const {
+    float largest[Chains::most_terms + 1] =
+        {};                     // sum of a class's |w|, of those with so many terms of a swish
+    float largest_bias = 0.0f;  // NaN stays
+#pragma unroll 1
+    for (int m = 0; m < L::row_tiles; ++m) {
+      load_weights(w, m);
+      L::for_each_class([&](auto rz, auto ry, auto rx) {
+        constexpr int groups = Terms::groups(rz, ry, rx);
+        constexpr int first = Terms::products_before(rz, ry, rx);
+        float sum[2] = {};
+        for_constant<(groups + 1) / 2>([&](auto i) {
+          uint32 a[4];
+          take_weights<false>(a, w, first + i);
+#pragma unroll
+          for (int k = 0; k < (i * 2 + 1 < groups ? 4 : 2); ++k) sum[k % 2] += fabsf(__uint_as_float(a[k]));
+        });
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float& of_terms = largest[Chains::swish_terms(rz, ry, rx)];
+          of_terms = pointwise::maximum(lanes_sum<4>(sum[half]), of_terms);
+        }
+      });
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        largest_bias = pointwise::maximum(fabsf(w.bias[half * 2]), largest_bias);
+    }
+#pragma unroll
+    for (int offset = 16; offset >= 4; offset /= 2) {
+#pragma unroll
+      for (int i = 0; i <= Chains::most_terms; ++i) {
+        if (Chains::has_swish_terms(i))
+          largest[i] = pointwise::maximum(__shfl_xor_sync(0xffffffffu, largest[i], offset), largest[i]);
+      }
+      largest_bias = pointwise::maximum(__shfl_xor_sync(0xffffffffu, largest_bias, offset), largest_bias);
+    }
+    // Rounded weights may be smaller than they were by 2^-11.
+    const auto limit = [&](float most, float of_weights) {
+      return of_weights <= 1e30f ? (most * (L::scale < 0.0f ? -L::scale : L::scale) - largest_bias) /
+                                       pointwise::maximum(of_weights, 1e-30f) * 0.998f
+                                 : __int_as_float(0x7fffffff);
+    };
+    Limits limits = {limit(Chains::most_narrow(Chains::most_terms), largest[Chains::most_terms]),
+                     limit(Chains::most_wide, largest[Chains::most_terms])};
+#pragma unroll
+    for (int i = 0; i < Chains::most_terms; ++i) {
+      if (!Chains::has_swish_terms(i)) continue;
+      limits.narrow = pointwise::minimum(limit(Chains::most_narrow(i), largest[i]), limits.narrow);
+      limits.wide = pointwise::minimum(limit(Chains::most_wide, largest[i]), limits.wide);
+    }
+    return limits;
+  }
+};
+
+// --------------------------------------------------------------------------------------------------
+// The window of x that a warp has in shared memory for its tile.
+
+template <class L>
+struct ThinMmaWindow {
+  using C = typename L::C;
+  using Tail = typename L::Tail;
+  using Numbers = typename L::Numbers;
+  using Chains = ThinMmaChains<L>;
+  using Way = typename Chains::Way;
+  using Limits = typename ThinMmaWeights<L>::Limits;
+  using Terms = typename L::Terms;
+  using Tile = typename L::Tile;
+
+  const ThinMmaWarp<L> warp;
+
+  // Where a window begins in the input.
+  struct Origin {
+    int z, y, x;       // of the window's first row, behind `lead`
+    const char* from;  // its address in channel 0; may lie outside the input
+  };
+  __device__ __forceinline__ Origin origin_of(const Tile& tile) const {
+    const int z = tile.z * static_cast<int>(C::step(0)) + Terms::low(0);
+    const int y = tile.y * static_cast<int>(C::step(1)) + Terms::low(1);
+    const int x = tile.x * static_cast<int>(C::step(2)) + Terms::low(2);
+    return {z, y, x,
+            static_cast<const char*>(warp.p.input) + (tile.n * C::input_stride(0) + z * C::input_stride(2) +
+                                                      y * C::input_stride(3) + x * C::input_stride(4)) *
+                                                         Tail::Input::bytes};
+  }
+  static __device__ __forceinline__ bool has(int position, int64 size) {
+    return static_cast<unsigned>(position) < static_cast<unsigned>(size);
+  }
+
+  // body(place in channel 0 of the window, whether it lies in the input, address) for the lane's positions of
+  // the window. Rows go 32 neighbours at a time, then the remainders of all rows together.
+  template <class Body>
+  __device__ __forceinline__ void for_each_position(const Tile& tile, Body&& body) const {
+    constexpr int bytes = Tail::Input::bytes;
+    constexpr int left = L::window_x % 32;
+    const Origin o = origin_of(tile);
+#pragma unroll
+    for (int x = 0; x < L::window_x - left; x += 32) {
+      const bool has_x = has(o.x + x + warp.lane, C::input_size(2));
+      const char* from = o.from + (x + warp.lane) * C::input_stride(4) * bytes;
+      int i = L::lead + x + warp.lane;
+#pragma unroll 1
+      for (int z = o.z; z < o.z + L::window_z; ++z) {
+        const bool has_z = has_x && has(z, C::input_size(0));
+#pragma unroll 4
+        for (int y = 0; y < L::window_y; ++y) {
+          body(i, has_z && has(o.y + y, C::input_size(1)), from);
+          i += L::row_pitch;
+          from += C::input_stride(3) * bytes;
+        }
+        from += (C::input_stride(2) - L::window_y * C::input_stride(3)) * bytes;
+      }
+    }
+#pragma unroll 1
+    for (int k = warp.lane; k < L::window_z * L::window_y * left; k += 32) {
+      const int row = k / (left > 0 ? left : 1);
+      const int x = L::window_x - left + (k - row * left);
+      const int y = row % L::window_y, z = row / L::window_y;
+      const int64 at = z * C::input_stride(2) + y * C::input_stride(3) + x * C::input_stride(4);
+      body(row * L::row_pitch + L::lead + x,
+           has(o.x + x, C::input_size(2)) && has(o.y + y, C::input_size(1)) && has(o.z + z, C::input_size(0)),
+           o.from + at * bytes);
+    }
+  }
+
+  // body(place in the window, bytes of it in the input, address) for the lane's vectors of the window,
+  // several rows at a time. Channels are `plane_to` elements apart.
+  template <int plane_to, class Body>
+  __device__ __forceinline__ void for_each_vector(const Tile& tile, Body&& body) const {
+    constexpr int bytes = Tail::Input::bytes;
+    constexpr int of_row = L::row_pitch / L::input_width;
+    constexpr int lanes = of_row < 32 ? of_row : 32;  // of a row
+    constexpr int rows = 32 / lanes;
+    const Origin o = origin_of(tile);
+    const int own_row = warp.lane / lanes, own = warp.lane - own_row * lanes;
+    if (own_row >= rows) return;
+    // With few vectors all loops are unrolled: the bounds of a row are tested once for all channels.
+    constexpr int rows_at_once = (L::window_y + rows - 1) / rows;
+    constexpr bool all_at_once =
+        (of_row + lanes - 1) / lanes * rows_at_once * L::window_z * C::in_channels <= 32;
+#pragma unroll
+    for (int v = 0; v < of_row; v += lanes) {
+      if (of_row % lanes != 0 && own + v >= of_row) break;
+      const int x = o.x - L::lead + (own + v) * L::input_width;
+      const int left = static_cast<int>(C::input_size(2)) - x;
+      const int of_vector = x < 0 || left <= 0 ? 0 : left < L::input_width ? left * bytes : 16;
+      const char* channel =
+          o.from + ((own + v) * L::input_width - L::lead + own_row * C::input_stride(3)) * bytes;
+      const int to = own_row * L::row_pitch + (own + v) * L::input_width;
+#pragma unroll(all_at_once ? static_cast <int>(C::in_channels) : 1)
+      for (int c = 0; c < C::in_channels; ++c) {
+#pragma unroll(all_at_once ? L::window_z : 1)
+        for (int z = 0; z < L::window_z; ++z) {
+          const int of_plane = has(o.z + z, C::input_size(0)) ? of_vector : 0;
+#pragma unroll(all_at_once ? rows_at_once : 4)
+          for (int i = 0; i < rows_at_once; ++i) {
+            const int y = i * rows;
+            if (y + rows > L::window_y && y + own_row >= L::window_y) continue;
+            body(
+                to + c * plane_to + (z * L::window_y + y) * L::row_pitch,
+                has(o.y + y + own_row, C::input_size(1)) ? of_plane : 0,
+                channel + (c * C::input_stride(1) + z * C::input_stride(2) + y * C::input_stride(3)) * bytes);
+          }
+        }
+      }
+    }
+  }
+  static __device__ __forceinline__ uint32 shared_address(const void* pointer) {
+    return static_cast<uint32>(__cvta_generic_to_shared(pointer));
+  }
+  // Whether rows of the input are vectors: the same in all threads.
+  __device__ __forceinline__ bool by_vectors() const {
+    return Numbers::rows_are_vectors && reinterpret_cast<uint64>(warp.p.input) % 16 == 0;
+  }
+
+  // Padding of the window is zero at all times.
+  __device__ __forceinline__ void clear() const {
+    for (int i = warp.lane; i < L::windows * L::window_words; i += 32) warp.area.x[i] = 0.0f;
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ unsigned char* raw() const {
+    return L::prefetches ? reinterpret_cast<unsigned char*>(warp.area.raw) : warp.area.stage;
+  }
+
+  // Starts the copy of a tile's window; no lane reads the old one any more. Positions outside the input
+  // become zeros.
+  __device__ __forceinline__ void send_for(const Tile& tile, float* x) const {
+    if (by_vectors()) {
+      for_each_vector<L::is_short ? L::raw_plane : L::plane>(tile, [&](int to, int bytes, const char* from) {
+        const void* place = L::is_short ? static_cast<const void*>(raw() + to * 2) : x + to;
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(place)), "l"(from),
+                     "r"(bytes)
+                     : "memory");
+      });
+    } else if constexpr (!L::is_short) {
+      for_each_position(tile, [&](int to, bool inside, const char* from) {
+        const int bytes = inside ? 4 : 0;
+#pragma unroll
+        for (int c = 0; c < C::in_channels; ++c) {
+          asm volatile(
+              "cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(x + c * L::plane + to)),
+              "l"(from + c * C::input_stride(1) * 4), "r"(bytes)
+              : "memory");
+        }
+      });
+    }
+  }
+
+  // Waits for the window, converts it, and says how the tile is computed.
+  __device__ __forceinline__ Way take(const Tile& tile, const Limits& limits, float* x) const {
+    float largest = 0.0f;
+    if (L::is_short && !by_vectors()) {
+      for_each_position(tile, [&](int to, bool inside, const char* from) {
+#pragma unroll
+        for (int c = 0; c < C::in_channels; ++c) {
+          float value = 0.0f;
+          if (inside) value = load_one<typename Tail::Input>(from, c * C::input_stride(1));
+          largest = pointwise::maximum(fabsf(value), largest);
+          x[c * L::plane + to] = value;
+        }
+      });
+    } else {
+      asm volatile("cp.async.wait_all;" ::: "memory");
+      __syncwarp();
+      const auto take = [&](const void* from, float* to) {
+        float v[L::input_width];
+        Packed<typename Tail::Input, L::input_width> packed;
+        packed.load_shared(from);
+        packed.unpack(v);
+#pragma unroll
+        for (int k = 0; k < L::input_width; ++k) {
+          largest = pointwise::maximum(fabsf(v[k]), largest);
+          if constexpr (C::rounds_to_tf32) v[k] = round_operand<C>(v[k]);
+        }
+        if constexpr (L::is_short || C::rounds_to_tf32) {
+#pragma unroll
+          for (int k = 0; k < L::input_width; k += 4)
+            *reinterpret_cast<float4*>(to + k) = float4{v[k], v[k + 1], v[k + 2], v[k + 3]};
+        }
+      };
+      if constexpr (L::is_short && L::plane == L::raw_plane) {
+        // Lanes behind the end take the last vector again: no branches.
+        constexpr int last = L::window_words - L::input_width;
+#pragma unroll 1
+        for (int first = 0; first < L::window_words; first += 32 * L::input_width) {
+          const int i = first + warp.lane * L::input_width < last ? first + warp.lane * L::input_width : last;
+          take(raw() + i * 2, x + i);
+        }
+      } else if constexpr (L::is_short) {
+#pragma unroll 1
+        for (int c = 0; c < C::in_channels; ++c) {
+#pragma unroll 2
+          for (int i = warp.lane * 8; i < L::raw_plane; i += 32 * 8)
+            take(raw() + (c * L::raw_plane + i) * 2, x + c * L::plane + i);
+        }
+      } else {
+#pragma unroll 2
+        for (int i = warp.lane * 4; i < L::window_words; i += 32 * 4) take(x + i, x + i);
+      }
+    }
+    __syncwarp();
+    if (Chains::narrows && __all_sync(0xffffffffu, largest <= limits.narrow)) return Chains::narrow;
+    return __all_sync(0xffffffffu, largest <= limits.wide) ? Chains::wide : Chains::careful;
+  }
+};
+
+// --------------------------------------------------------------------------------------------------
+// Products by mma.sync: columns of the window times weights, and the outputs that their sums belong to.
+
+template <class L>
+struct ThinMmaProducts {
+  using C = typename L::C;
+  using Numbers = typename L::Numbers;
+  using Weights = ThinMmaWeights<L>;
+  using Fragments = typename Weights::Fragments;
+  using Patterns = typename L::Patterns;
+  using Term = typename L::Term;
+  using Terms = typename L::Terms;
+  using Tile = typename L::Tile;
+
+  const ThinMmaWarp<L> warp;
+  const Weights weights{warp};
+
+  // Elements of the window for a group's terms, of the lane's cells.
+  static constexpr int box_z = Terms::reach(0) + 1, box_y = Terms::reach(1) + 1, box_x = Terms::reach(2) + 1;
+  static constexpr bool preloads = L::classes_z * L::classes_y > 1 && Terms::taps_at_once == 1 &&
+                                   L::vectors* box_z* box_y* box_x* L::spans <= 32;
+  struct Columns {
+    const float* base[L::patterns];  // where the lane's terms of a group lie that begins with the window
+    float value[preloads ? L::vectors * box_z * box_y * box_x : 1][L::spans];
+
+    static __device__ __forceinline__ constexpr int place(const Term& t) {
+      return ((t.channel / 4 * box_z + t.z) * box_y + t.y) * box_x + t.x;
+    }
+    static __device__ __forceinline__ constexpr int word_of(const Term& t, int span) {
+      return Patterns::word(t) + span / L::spans_x * static_cast<int>(C::step(1)) * L::row_pitch +
+             span % L::spans_x * 8 * static_cast<int>(C::step(2));
+    }
+    template <int rz, int ry, int rx, int group>
+    __device__ __forceinline__ float at(int span) const {
+      constexpr Term t = Terms::term(rz, ry, rx, group, 0);
+      if constexpr (preloads) {
+        return value[place(t)][span];
+      } else {
+        constexpr int pattern = table_of<Patterns>.find(rz, ry, rx, group);
+        return base[pattern][word_of(t, span)];
+      }
+    }
+  };
+
+  __device__ __forceinline__ Columns columns_of(const Fragments& w, int y, int column) const {
+    Columns c;
+    const float* base = w.window + L::lead + y * static_cast<int>(C::step(1)) * L::row_pitch +
+                        (column * L::spans_x * 8 + warp.quad) * static_cast<int>(C::step(2));
+    for_constant<L::patterns>([&](auto i_) {
+      constexpr int i = decltype(i_)::value;
+      c.base[i] = base + (warp.in_quad == 0   ? 0
+                          : warp.in_quad == 1 ? table_of<Patterns>.distance[i][1]
+                          : warp.in_quad == 2 ? table_of<Patterns>.distance[i][2]
+                                              : table_of<Patterns>.distance[i][3]);
+    });
+    if constexpr (preloads) {
+      for_constant<L::vectors * box_z * box_y * box_x>([&](auto i_) {
+        constexpr int i = decltype(i_)::value;
+        constexpr int vector = i / (box_x * box_y * box_z);
+        constexpr int all = C::in_channels;
+        // The last group of input channels may have fewer than four, at other distances.
+        constexpr int pattern = vector == L::vectors - 1 && all % 4 != 0 ? L::patterns - 1 : 0;
+#pragma unroll
+        for (int span = 0; span < L::spans; ++span)
+          c.value[i][span] = c.base[pattern][Columns::word_of(
+              Term{true, i / (box_x * box_y) % box_z, i / box_x % box_y, i % box_x, 0, vector * 4}, span)];
+      });
+    }
+    return c;
+  }
+
+  // --- Sums of 16 channels of the classes (rz, ry, all of x): [class][8 cells], four a lane ---
+  using Sums = float[L::classes_x][L::spans][4];
+
+  template <int rz, int ry, class HeldWeights = typename Weights::NotHeld>
+  __device__ __forceinline__ void convolve(Sums& sum, const Fragments& w, const Columns& c,
+                                           const HeldWeights& held = {}) const {
+    for_constant<L::classes_x>([&](auto rx_) {
+      constexpr int rx = decltype(rx_)::value;
+      constexpr int first = Terms::products_before(rz, ry, rx);
+      constexpr int groups = Terms::groups(rz, ry, rx);
+      if constexpr (groups == 0) {
+#pragma unroll
+        for (int k = 0; k < L::spans * 4; ++k) sum[rx][k / 4][k % 4] = w.bias[k % 4];
+      } else if constexpr (L::splits) {
+        convolve_split<rz, ry, rx>(sum, w, c, held);
+      } else {
+        for_constant<(groups + 1) / 2>([&](auto i_) {
+          constexpr int i = decltype(i_)::value;
+          constexpr bool both = 2 * i + 1 < groups;
+          uint32 b[L::spans][2];
+#pragma unroll
+          for (int span = 0; span < L::spans; ++span) {
+            b[span][0] = __float_as_uint(c.template at<rz, ry, rx, 2 * i>(span));
+            if constexpr (both) b[span][1] = __float_as_uint(c.template at<rz, ry, rx, 2 * i + 1>(span));
+          }
+          uint32 a[4];
+          weights.template take_weights<false>(a, w, held, first + i);
+#pragma unroll
+          for (int span = 0; span < L::spans; ++span) {
+            float(&d)[4] = sum[rx][span];
+            if constexpr (both) {
+              mma_k8(d, a, b[span][0], b[span][1], i == 0 ? w.bias : d);
+            } else {
+              mma_k4(d, a, b[span][0], i == 0 ? w.bias : d);
+            }
+          }
+        });
+      }
+    });
+  }
+
+  // The same where x = x1 + x2 and w = w1 + w2. Small products are added before large ones where columns are
+  // in registers, else in sums of their own. The tensor core truncates its sums: it adds at most 64 terms.
+  template <int rz, int ry, int rx, class HeldWeights>
+  __device__ __forceinline__ void convolve_split(Sums& sum, const Fragments& w, const Columns& c,
+                                                 const HeldWeights& held) const {
+    constexpr int first = Terms::products_before(rz, ry, rx);
+    constexpr int groups = Terms::groups(rz, ry, rx);
+    constexpr int count = (groups + 1) / 2;
+    constexpr int at_once = 8;
+    constexpr bool in_turn = preloads;
+    const float zero[4] = {};
+    for_constant<(count + at_once - 1) / at_once>([&](auto part_) {
+      constexpr int part = decltype(part_)::value;
+      constexpr int here = count - part * at_once < at_once ? count - part * at_once : at_once;
+      float large[L::spans][4], small[L::spans][4];
+      for_constant<(in_turn ? 2 : 1) * here>([&](auto j_) {
+        constexpr int j = decltype(j_)::value % here;
+        constexpr bool takes_small = decltype(j_)::value < here;
+        constexpr bool takes_large = !in_turn || !takes_small;
+        constexpr int i = part * at_once + j;
+        constexpr bool both = 2 * i + 1 < groups;
+        uint32 a[4], a_rest[4];
+        weights.template take_weights<false>(a, w, held, first + i);
+        if constexpr (takes_small) weights.template take_weights<true>(a_rest, w, held, first + i);
+#pragma unroll
+        for (int span = 0; span < L::spans; ++span) {
+          uint32 b[2], b_rest[2];
+          b[0] = Weights::operand(c.template at<rz, ry, rx, 2 * i>(span));
+          b_rest[0] = Weights::rest(c.template at<rz, ry, rx, 2 * i>(span));
+          if constexpr (both) {
+            b[1] = Weights::operand(c.template at<rz, ry, rx, 2 * i + 1>(span));
+            b_rest[1] = Weights::rest(c.template at<rz, ry, rx, 2 * i + 1>(span));
+          }
+          float(&d)[4] = large[span];
+          float(&e)[4] = in_turn ? large[span] : small[span];
+          const auto multiply = [&](float(&to)[4], const uint32(&weights)[4], const uint32(&x)[2],
+                                    const float* from) {
+            if constexpr (both) {
+              mma_k8(to, weights, x[0], x[1], from);
+            } else {
+              mma_k4(to, weights, x[0], from);
+            }
+          };
+          const float* start = part == 0 ? w.bias : zero;
+          if constexpr (takes_small) {
+            multiply(e, a, b_rest, j > 0 ? e : in_turn ? start : zero);
+            multiply(e, a_rest, b, e);
+          }
+          if constexpr (takes_large) multiply(d, a, b, j > 0 || in_turn ? d : start);
+        }
+      });
+#pragma unroll
+      for (int k = 0; k < L::spans * 4; ++k) {
+        const float both = in_turn ? large[k / 4][k % 4] : large[k / 4][k % 4] + small[k / 4][k % 4];
+        float& to = sum[rx][k / 4][k % 4];
+        to = part == 0 ? both : to + both;
+      }
+    });
+  }
+
+  // The first of the lane's two neighbouring cells in a span of an item.
+  __device__ __forceinline__ int cell_of(const Tile& tile, int column, int span) const {
+    return tile.x + (column * L::spans_x + span % L::spans_x) * 8 + 2 * warp.in_quad;
+  }
+  // Whether the lane's element (cell 2 in_quad + i of the last span, class rx) can lie beyond the row's end.
+  static constexpr __device__ bool may_end(int i, int rx) {
+    return ((Numbers::tiles_x * L::columns * L::spans_x - 1) * 8 + 6 + i) * L::classes_x + rx >= L::out_x;
+  }
+  static __device__ __forceinline__ bool ends(int cell, int i, int rx) {
+    return may_end(i, rx) && (cell + i) * L::classes_x + rx >= L::out_x;
+  }
+  // Whether the output has a class of a plane, and of a row of cells.
+  static __device__ __forceinline__ bool has_plane(const Tile& tile, int rz) {
+    return L::out_z % L::classes_z == 0 || tile.z * L::classes_z + rz < L::out_z;
+  }
+  static __device__ __forceinline__ bool has_row(const Tile& tile, int y, int ry) {
+    if (L::out_y % L::classes_y == 0 && L::cells_y % L::spans_y == 0) return true;
+    return (ry == 0 && L::spans_y == 1) || (tile.y + y) * L::classes_y + ry < L::out_y;
+  }
+  static __device__ __forceinline__ int rows_of(const Tile& tile) {
+    return L::cells_y - tile.y < L::tile_y ? L::cells_y - tile.y : L::tile_y;
+  }
+  static __device__ __forceinline__ int items_of(int rows) {
+    return (rows + L::spans_y - 1) / L::spans_y * L::columns;
+  }
+
+  // body(half of the 16 channels, class of x, span, sums of two neighbouring cells) for all of a lane's sums.
+  template <class Body>
+  static __device__ __forceinline__ void for_each_pair(Sums& sum, Body&& body) {
+    for_constant<L::spans * L::classes_x * L::halves>([&](auto k_) {
+      constexpr int k = decltype(k_)::value;
+      constexpr int half = k % L::halves;
+      constexpr int rx = k / L::halves % L::classes_x;
+      constexpr int span = k / L::halves / L::classes_x;
+      body(Constant<half>{}, Constant<rx>{}, Constant<span>{}, sum[rx][span] + half * 2);
+    });
+  }
+};
+
+// --------------------------------------------------------------------------------------------------
+// The moments of a tile's channels, by sums of distances from a pivot.
+
+template <class L>
+struct ThinMmaMoments {
+  using Chains = ThinMmaChains<L>;
+  using Weights = ThinMmaWeights<L>;
+  using Products = ThinMmaProducts<L>;
+  using Way = typename Chains::Way;
+  using Fragments = typename Weights::Fragments;
+  using Columns = typename Products::Columns;
+  using Sums = typename Products::Sums;
+  using Before = typename L::Before;
+  using Tile = typename L::Tile;
+  template <class Chain>
+  using Operands = typename Chains::template Operands<Chain>;
+  template <int rz>
+  using Held = typename Weights::template Held<rz>;
+
+  const ThinMmaWarp<L> warp;
+  const Weights weights{warp};
+  const Products products{warp};
+
+  // --- Pass 1: sums of distances from a pivot, which is the quad's first value of the channel ---
+  struct Distances {
+    float pivot[L::halves] = {};
+    float sum[L::halves] = {};
+    float square[L::halves] = {};
+  };
+
+  template <Way way>
+  __device__ __forceinline__ void begin(Distances& own, const Fragments& w, const Columns& c,
+                                        const Operands<Before>& operands) const {
+    Sums sum;
+    products.template convolve<0, 0>(sum, w, c);
+    for_constant<L::halves>([&](auto half) {
+      float* pair = sum[0][0] + half * 2;
+      Chains::template before<way, Chains::swish_terms(0, 0, 0)>(pair[0], pair[1], operands.row[half]);
+      own.pivot[half] = __shfl_sync(0xffffffffu, pair[0], warp.lane & ~3);
+    });
+  }
+
+  // An item's outputs of one class of z.
+  template <Way way, int rz>
+  __device__ __forceinline__ void add(Distances& own, const Fragments& w, const Held<rz>& held,
+                                      const Operands<Before>& operands, const Tile& tile, int y,
+                                      int column) const {
+    const Columns c = products.columns_of(w, y, column);
+    for_constant<L::classes_y>([&](auto ry_) {
+      constexpr int ry = decltype(ry_)::value;
+      bool exists[L::spans_y];
+#pragma unroll
+      for (int i = 0; i < L::spans_y; ++i) exists[i] = Products::has_row(tile, y + i, ry);
+      Sums sum;
+      products.template convolve<rz, ry>(sum, w, c, held);
+      Products::for_each_pair(sum, [&](auto half, auto rx, auto span, float* pair) {
+        Chains::template before<way, Chains::swish_terms(rz, ry, rx)>(pair[0], pair[1], operands.row[half],
+                                                                      own.pivot[half]);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          Chains::compute_here(pair[i]);
+          if (!exists[span / L::spans_x] || Products::ends(products.cell_of(tile, column, span), i, rx))
+            continue;
+          own.sum[half] += pair[i];
+          own.square[half] = fmaf(pair[i], pair[i], own.square[half]);
+        }
+      });
+    });
+  }
+
+  // How many outputs of a channel the lane has in a tile.
+  __device__ __forceinline__ int count_of(const Tile& tile) const {
+    int of_row = 0;
+#pragma unroll 1
+    for (int column = 0; column < L::columns; ++column) {
+#pragma unroll
+      for (int k = 0; k < L::spans_x * L::classes_x * 2; ++k)
+        of_row += !Products::ends(products.cell_of(tile, column, k / 2 / L::classes_x), k % 2,
+                                  k / 2 % L::classes_x);
+    }
+    const int left_z = L::out_z - tile.z * L::classes_z, left_y = L::out_y - tile.y * L::classes_y;
+    return (left_z < L::classes_z ? left_z : L::classes_z) *
+           (left_y < L::tile_y * L::classes_y ? left_y : L::tile_y * L::classes_y) * of_row;
+  }
+
+  template <Way way>
+  __device__ __forceinline__ void measure(const Tile& tile, Fragments& w) const {
+    const int items = Products::items_of(Products::rows_of(tile));
+    const float count = lanes_sum<4>(static_cast<float>(count_of(tile)));
+#pragma unroll 1
+    for (int m = 0; m < L::row_tiles; ++m) {
+      if constexpr (L::row_tiles > 1) weights.load_weights(w, m);
+      Operands<Before> operands;
+      operands.load(warp.p, tile.n, m, warp.quad);
+      Distances own;
+      begin<way>(own, w, products.columns_of(w, 0, 0), operands);
+      for_constant<L::classes_z>([&](auto rz_) {
+        constexpr int rz = decltype(rz_)::value;
+        if (!Products::has_plane(tile, rz)) return;
+        const Held<rz> held = weights.template hold_weights<rz>(w);
+#pragma unroll 1
+        for (int item = 0; item < items; ++item)
+          add<way, rz>(own, w, held, operands, tile, item / L::columns * L::spans_y, item % L::columns);
+      });
+      store_moments(own, m, count);
+    }
+  }
+
+  __device__ __forceinline__ void store_moments(const Distances& own, int m, float count) const {
+    const float per_element = 1.0f / count;
+#pragma unroll
+    for (int half = 0; half < L::halves; ++half) {
+      const float sum = lanes_sum<4>(own.sum[half]);
+      const float square = lanes_sum<4>(own.square[half]);
+      if (warp.in_quad == 0) {
+        float* to = warp.area.moments[m * 16 + L::row_channel(half, warp.quad)];
+        to[0] = count;
+        to[1] = fmaf(sum, per_element, own.pivot[half]);
+        to[2] = fmaf(-sum, sum * per_element, square);
+      }
+    }
+  }
+};
+
+// --------------------------------------------------------------------------------------------------
+// Stores rows that a warp has put together in shared memory, in whole sectors.
 
 // The bits of an element.
 template <int Bytes>
@@ -2183,339 +2199,41 @@ struct Bits<2> {
   using Type = uint16;
 };
 
-template <class C, class Tail, class Numbers>
-struct ThinMmaOutputs : ThinMmaMoments<C, Tail, Numbers> {
-  using Base = ThinMmaMoments<C, Tail, Numbers>;
-  using Base::area;
-  using Base::Base;
-  using Base::careful_value;
-  using Base::cell_of;
-  using Base::cells_x;
-  using Base::cells_y;
-  using Base::channel_pitch;
-  using Base::channels;
-  using Base::chunk_elements;
-  using Base::chunk_pitch;
-  using Base::classes_x;
-  using Base::classes_y;
-  using Base::classes_z;
-  using Base::columns;
-  using Base::columns_of;
-  using Base::compute_here;
-  using Base::ends;
-  using Base::for_each_pair;
-  using Base::halves;
-  using Base::has_plane;
-  using Base::has_row;
-  using Base::in_quad;
-  using Base::interleaved;
-  using Base::is_direct;
-  using Base::items_of;
-  using Base::lane;
-  using Base::load_weights;
-  using Base::out_x;
-  using Base::out_y;
-  using Base::out_z;
-  using Base::overlaps;
-  using Base::p;
-  using Base::quad;
-  using Base::row_channel;
-  using Base::row_tiles;
-  using Base::rows_of;
-  using Base::sector;
-  using Base::spans;
-  using Base::spans_x;
-  using Base::spans_y;
-  using Base::stage_y;
-  using Base::staged_channels;
-  using Base::swish_terms;
-  using Base::tile_x;
-  using Base::tile_y;
-  using Base::whole_rows;
-  using Base::width;
-  using typename Base::After;
-  using typename Base::Before;
-  using typename Base::Columns;
-  using typename Base::Output;
-  using typename Base::Parameters;
-  using typename Base::Sums;
-  using typename Base::Tile;
-  using typename Base::Way;
-  using typename Base::Weights;
-  template <class Chain>
-  using Operands = typename Base::template Operands<Chain>;
-  template <int rz>
-  using Held = typename Base::template Held<rz>;
+template <class L>
+struct ThinMmaSend {
+  using Tail = typename L::Tail;
+  using Output = typename L::Output;
 
-  static __device__ __forceinline__ int64 output_index(int64 n, int channel, int z, int y, int x) {
-    return n * C::stride(0) + channel * C::stride(1) + z * C::stride(2) + y * C::stride(3) + x * C::stride(4);
-  }
+  const ThinMmaWarp<L> warp;
 
-  // --- Pass 2 ---
-  // What becomes of the before-chain's values on their way out. Another agent may do something else with
-  // them (thin_inplace.cuh): `begin` sees the sums of an item before the chain, `finish` each value and
-  // whether it is one of the tile's own, which it has once; a neighbour may have it too, and rows and columns
-  // that the output has not are computed as well.
-  struct Chains {
-    Operands<Before> before;
-    Operands<After> after;
-    // The norm as one multiply-add.
-    struct {
-      float scale = 1.0f, shift = 0.0f;
-    } norm[halves];
-
-    // Of a lane's channels from 16 m on.
-    __device__ __forceinline__ void load_norm(const Parameters& p, int64 n, int m, int quad) {
-      if constexpr (Tail::has_norm) {
-        constexpr int groups = Tail::channels / Tail::group_channels;
-#pragma unroll
-        for (int half = 0; half < halves; ++half) {
-          const int channel = m * 16 + row_channel(half, quad);
-          const int existing = channel < channels ? channel : 0;
-          // thin_mma.cuh leaves mean and factor of a slab where its first part was.
-          const float* slab = p.parts + (n * Numbers::tiles * groups + existing / Tail::group_channels) * 3;
-          const int own = Tail::channel(n, existing);
-          norm[half].scale = Tail::weight(p, own) * load_shared_by_blocks(slab + 1);
-          norm[half].shift = fmaf(-load_shared_by_blocks(slab), norm[half].scale, Tail::bias(p, own));
-        }
-      }
-    }
-
-    // Where they go: from row to row, from channel to channel.
-    static constexpr int row_stride = out_x;
-    static constexpr int64 channel_stride = Tail::spatial;
-    static __device__ __forceinline__ int64 index(int channel, int z, int y, int x) {
-      return output_index(0, channel, z, y, x);
-    }
-    static __device__ __forceinline__ char* sample(const Parameters& p, int64 n) {
-      return static_cast<char*>(p.output) + n * C::stride(0) * Output::bytes;
-    }
-    template <Way way, int rz, int ry>
-    __device__ __forceinline__ void begin(const Sums&) {}
-    __device__ __forceinline__ float finish(int half, float x, bool) const {
-      if constexpr (Tail::has_norm) x = fmaf(x, norm[half].scale, norm[half].shift);
-      return Base::template apply<After>(x, after.row[half]);
-    }
-    template <class Pieces>
-    static __device__ __forceinline__ void store_piece(const Pieces& pieces, void* to, int index,
-                                                       bool aligned) {
-      pieces.store(to, index, aligned);
-    }
-    // Nobody reads them again soon.
-    template <class Vector>
-    static __device__ __forceinline__ void store(void* to, Vector value) {
-      __stcs(static_cast<Vector*>(to), value);
-    }
-  };
-
-  // Elements from the 16-byte boundary before it to where a channel goes whose channel 0 goes to `to`.
+  // The phase of a channel whose channel 0 goes to `to`: elements from the last 16-byte boundary.
   static __device__ __forceinline__ int phase(const char* to, int channel) {
     return static_cast<int>((static_cast<uint32>(reinterpret_cast<uint64>(to)) / Output::bytes +
-                             static_cast<uint32>(channel) * static_cast<uint32>(Tail::spatial % width)) %
-                            width);
+                             static_cast<uint32>(channel) * static_cast<uint32>(Tail::spatial % L::width)) %
+                            L::width);
   }
 
-  // An item's outputs from where they are computed to memory. `to`: those of channel 16 m in the tile's first
-  // row and column. `piece` of a lane's neighbours are one vector of memory where `aligned`.
-  template <Way way, int rz, class Values>
-  __device__ __forceinline__ void store(const Tile& tile, const Weights& w, const Held<rz>& held,
-                                        Values& chains, int y, int column, char* to, int count,
-                                        bool aligned) const {
-    const Columns c = columns_of(w, y, column);
-    char* lane_to = to + (quad * Values::channel_stride + y * classes_y * Values::row_stride +
-                          (column * spans_x * 8 + 2 * in_quad) * classes_x) *
-                             Output::bytes;
-    for_constant<classes_y>([&](auto ry_) {
-      constexpr int ry = decltype(ry_)::value;
-      Sums sum;
-      this->template convolve<rz, ry>(sum, w, c, held);
-      chains.template begin<way, rz, ry>(sum);
-      for_constant<spans * halves>([&](auto k_) {
-        constexpr int span = decltype(k_)::value / halves;
-        constexpr int half = decltype(k_)::value % halves;
-        constexpr int neighbours = 2 * classes_x;
-        float value[neighbours];
-        const bool exists = has_row(tile, y + span / spans_x, ry);
-        for_constant<classes_x>([&](auto rx) {
-          float* pair = sum[rx][span] + half * 2;
-          Base::template before<way, swish_terms(rz, ry, rx)>(pair[0], pair[1], chains.before.row[half]);
-#pragma unroll
-          for (int i = 0; i < 2; ++i)
-            value[i * classes_x + rx] =
-                chains.finish(half, pair[i], exists && !ends(cell_of(tile, column, span), i, rx));
-        });
-        const bool in_range = (channels % 16 == 0 || half * 8 + quad < count) && exists;
-        char* place = lane_to + (half * 8 * Values::channel_stride +
-                                 (span / spans_x * classes_y + ry) * Values::row_stride +
-                                 span % spans_x * 8 * classes_x) *
-                                    Output::bytes;
-        constexpr int piece = Numbers::piece > 0 ? Numbers::piece : 1;
-#pragma unroll
-        for (int k = 0; k < neighbours; k += piece) {
-          float own[piece];
-#pragma unroll
-          for (int i = 0; i < piece; ++i) own[i] = value[k + i];
-          Packed<Output, piece> packed;
-          packed.pack(own);
-          if (in_range && !ends(cell_of(tile, column, span), k / classes_x, k % classes_x))
-            Values::store_piece(packed, place, k, aligned);
-        }
-      });
-    });
-  }
-
-  // The same where channels lie after space: a lane's two channels of a position are neighbours, and those of
-  // eight lanes whole sectors.
-  template <Way way, int rz, bool aligned, class Values>
-  __device__ __forceinline__ void store_interleaved(const Tile& tile, const Weights& w, const Held<rz>& held,
-                                                    Values& chains, int y, int column, char* to,
-                                                    int count) const {
-    const Columns c = columns_of(w, y, column);
-    char* lane_to =
-        to + ((y * classes_y * out_x + (column * spans_x * 8 + 2 * in_quad) * classes_x) * channels +
-              row_channel(0, quad)) *
-                 Output::bytes;
-    for_constant<classes_y>([&](auto ry_) {
-      constexpr int ry = decltype(ry_)::value;
-      Sums sum;
-      this->template convolve<rz, ry>(sum, w, c, held);
-      chains.template begin<way, rz, ry>(sum);
-      for_each_pair(sum, [&](auto half, auto rx, auto span, float* pair) {
-        Base::template before<way, swish_terms(rz, ry, rx)>(pair[0], pair[1], chains.before.row[half]);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          pair[i] = chains.finish(
-              half, pair[i],
-              has_row(tile, y + span / spans_x, ry) && !ends(cell_of(tile, column, span), i, rx));
-          compute_here(pair[i]);
-        }
-      });
-      for_constant<spans * 2 * classes_x>([&](auto k_) {
-        constexpr int k = decltype(k_)::value;
-        constexpr int rx = k % classes_x;
-        constexpr int i = k / classes_x % 2;
-        constexpr int span = k / classes_x / 2;
-        constexpr int piece = Numbers::piece > 0 ? Numbers::piece : 1;  // of the halves
-        const bool has_position =
-            has_row(tile, y + span / spans_x, ry) && !ends(cell_of(tile, column, span), i, rx);
-        char* place = lane_to + ((span / spans_x * classes_y + ry) * out_x +
-                                 (span % spans_x * 8 + i) * classes_x + rx) *
-                                    channels * Output::bytes;
-#pragma unroll
-        for (int half = 0; half < halves; half += piece) {
-          float own[piece];
-#pragma unroll
-          for (int j = 0; j < piece; ++j) own[j] = sum[rx][span][(half + j) * 2 + i];
-          Packed<Output, piece> packed;
-          packed.pack(own);
-          if (!has_position || (channels % 16 != 0 && row_channel(half, quad) >= count)) continue;
-          if constexpr (piece == 2 && aligned) {
-            if constexpr (Output::bytes == 4) {
-              Values::store(place, uint2{packed.word[0], packed.word[1]});
-            } else {
-              Values::store(place, packed.word[0]);
-            }
-            continue;
-          }
-          packed.store(place, row_channel(half, 0), aligned);
-        }
-      });
-    });
-  }
-
-  // An item's outputs of one class of z to where they lie in the warp's stage, whose row `row` of cells it
-  // begins with. `start` is the phase of the lane's channel in the stage's first row (8 channels further it
-  // is the same: a vector has 4 or 8 elements).
-  template <Way way, int rz, class Values>
-  __device__ __forceinline__ void put(const Tile& tile, const Weights& w, const Held<rz>& held,
-                                      Values& chains, int y, int column, int row, int start) const {
-    const Columns c = columns_of(w, y, column);
-    const bool is_own = !overlaps || whole_rows || column < columns;
-    unsigned char* lane_stage =
-        area.stage +
-        (quad * channel_pitch + (column * spans_x * 8 + 2 * in_quad) * classes_x) * Output::bytes;
-    for_constant<classes_y>([&](auto ry_) {
-      constexpr int ry = decltype(ry_)::value;
-      unsigned char* to[spans_y];
-#pragma unroll
-      for (int i = 0; i < spans_y; ++i) {
-        const int chunk = (row + i) * classes_y + ry;
-        to[i] = lane_stage + (width + (whole_rows ? start + chunk * out_x
-                                                  : (start + chunk * out_x) % width + chunk * chunk_pitch)) *
-                                 Output::bytes;
-      }
-      Sums sum;
-      this->template convolve<rz, ry>(sum, w, c, held);
-      chains.template begin<way, rz, ry>(sum);
-      for_each_pair(sum, [&](auto half, auto rx, auto span, float* pair) {
-        Base::template before<way, swish_terms(rz, ry, rx)>(pair[0], pair[1], chains.before.row[half]);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const bool ends_before = ends(cell_of(tile, column, span), i, rx);
-          float value =
-              chains.finish(half, pair[i], is_own && has_row(tile, y + span / spans_x, ry) && !ends_before);
-          compute_here(value);
-          // A row of cells that the output has in part is the last of its chunk: what lies behind is not
-          // sent. Nor are channels there are not.
-          const bool in_range = staged_channels % 8 == 0 || half * 8 + quad < staged_channels;
-          if (in_range && !ends_before)
-            store_one<Output>(to[span / spans_x],
-                              half * 8 * channel_pitch + (span % spans_x * 8 + i) * classes_x + rx, value);
-        }
-      });
-    });
-  }
-
-  // Items that have the outputs of a sector.
-  static constexpr int more_columns = (sector + 8 * spans_x * classes_x - 1) / (8 * spans_x * classes_x);
-
-  // The first outputs of the row of cells behind the tile, for the sector where its last row ends.
-  template <Way way, int rz, class Values>
-  __device__ __forceinline__ void put_next(const Weights& w, const Held<rz>& held, Values& chains, int rows,
-                                           int start) const {
-    unsigned char* to =
-        area.stage + (quad * channel_pitch + width + start + rows * classes_y * out_x) * Output::bytes;
-#pragma unroll 1
-    for (int column = 0; column < more_columns; ++column) {
-      Sums sum;
-      this->template convolve<rz, 0>(sum, w, columns_of(w, tile_y, column), held);
-      for_constant<spans_x * classes_x * halves>([&](auto k_) {
-        constexpr int half = decltype(k_)::value % halves;
-        constexpr int rx = decltype(k_)::value / halves % classes_x;
-        constexpr int span = decltype(k_)::value / halves / classes_x;
-        float* pair = sum[rx][span] + half * 2;
-        Base::template before<way, swish_terms(rz, 0, rx)>(pair[0], pair[1], chains.before.row[half]);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          float value = chains.finish(half, pair[i], false);
-          compute_here(value);
-          const bool in_range = staged_channels % 8 == 0 || half * 8 + quad < staged_channels;
-          const int x = ((column * spans_x + span) * 8 + 2 * in_quad + i) * classes_x + rx;
-          if (in_range && x < sector - 1) store_one<Output>(to, half * 8 * channel_pitch + x, value);
-        }
-      });
-    }
-  }
-
-  // How a chunk begins and ends: with a sector of which the rest is there too (kept from the chunk before, or
-  // computed besides), which another chunk has or will have, or of which the rest is not this warp's.
+  // The sector at either end of a chunk:
+  // own     part of a sector that no other chunk writes; stored element by element
+  // others  another chunk writes it
+  // shared  written here as a whole: the rest is kept from the chunk before, or computed as well
   enum Side { own, others, shared };
 
-  // What the warp put together to where it belongs: some lanes for each channel, a vector a lane, whole
-  // sectors (L2 takes several times as long for parts of one). A chunk lies behind a vector for what was
-  // kept.
-  static constexpr int most_vectors = (sector - 1 + chunk_elements) / sector * 2;
+  // Sends a chunk: `lanes_of_chunk` lanes for each channel, a vector a lane, whole sectors. (L2 takes several
+  // times as long for parts of a sector.) The chunk lies one vector behind the begin of the stage, where the
+  // rest of the chunk before is kept.
+  static constexpr int most_vectors = (L::sector - 1 + L::chunk_elements) / L::sector * 2;
   static constexpr int lanes_of_chunk = 8;
   static constexpr int at_once = 32 / lanes_of_chunk;
-  // Phases repeat after `period` channels: the addresses of a few serve all.
-  static constexpr int period = Tail::spatial % sector == 0       ? 1
-                                : Tail::spatial * 2 % sector == 0 ? 2
-                                : Tail::spatial * 4 % sector == 0 ? 4
-                                : Tail::spatial * 8 % sector == 0 ? 8
-                                                                  : 16;
+  // Phases repeat after `period` channels: few addresses serve all channels.
+  static constexpr int period = Tail::spatial % L::sector == 0       ? 1
+                                : Tail::spatial * 2 % L::sector == 0 ? 2
+                                : Tail::spatial * 4 % L::sector == 0 ? 4
+                                : Tail::spatial * 8 % L::sector == 0 ? 8
+                                                                     : 16;
   static constexpr int residues = period > at_once ? period / at_once : 1;
 
-  // The vectors of a chunk, from that in which it begins.
+  // The vectors of a chunk, counted from the one in which it begins.
   struct Vectors {
     int odd;    // the first is the second of its sector
     int shift;  // elements before the chunk's first
@@ -2524,22 +2242,22 @@ struct ThinMmaOutputs : ThinMmaMoments<C, Tail, Numbers> {
         : odd(static_cast<int>(at / 16 % 2)),
           shift(static_cast<int>(at % 16) / Output::bytes),
           end(shift + length) {}
-    // Of the first sector that begins in the chunk.
+    // Vector of the first sector that begins in the chunk.
     __device__ __forceinline__ int first_whole() const { return shift == 0 && odd == 0 ? 0 : 2 - odd; }
-    // Behind the last sector that ends in the chunk.
-    __device__ __forceinline__ int last_whole() const { return ((odd + end / width) & ~1) - odd; }
-    __device__ __forceinline__ bool ends_within() const { return (odd * width + end) % sector != 0; }
+    // Vector behind the last sector that ends in the chunk.
+    __device__ __forceinline__ int last_whole() const { return ((odd + end / L::width) & ~1) - odd; }
+    __device__ __forceinline__ bool ends_within() const { return (odd * L::width + end) % L::sector != 0; }
   };
 
-  // `count`: of channels.
+  // `count`: channels.
   template <class Values>
   __device__ __forceinline__ void send(unsigned char* stage, char* to, int count, int length, Side begin,
                                        Side end) const {
-    const int sub = lane / lanes_of_chunk;
-    const int vector = lane % lanes_of_chunk;  // from the sector in which the chunk begins
+    const int sub = warp.lane / lanes_of_chunk;
+    const int vector = warp.lane % lanes_of_chunk;  // from the sector in which the chunk begins
     const char* first = to + sub * Tail::spatial * Output::bytes;
-    const unsigned char* from = stage + sub * channel_pitch * Output::bytes + 16 + vector * 16;
-    // A lane's sector ends in the chunk where the chunk begins so many bytes behind its own first sector.
+    const unsigned char* from = stage + sub * L::channel_pitch * Output::bytes + 16 + vector * 16;
+    // A lane stores its sector where it ends within the chunk: where the phase is at least this.
     const int least = (vector / 2 + 1) * 32 - length * Output::bytes;
     const bool takes_first = begin == shared || vector >= 2;
 #pragma unroll
@@ -2547,22 +2265,23 @@ struct ThinMmaOutputs : ThinMmaMoments<C, Tail, Numbers> {
       const uint64 at = reinterpret_cast<uint64>(first + j * at_once * Tail::spatial * Output::bytes);
       const int phase = static_cast<int>(at) & 31;
       uint64 place = at - phase + vector * 16;
-      asm volatile("" : "+l"(place));  // one address, not one for each distance from it
+      asm volatile("" : "+l"(place));  // keeps one address in registers instead of one for each offset
       const unsigned char* from_vector = from - (phase & 16);
       const bool takes = takes_first || phase == 0;
       constexpr int in_flight = 4;
 #pragma unroll
       for (int first_v = 0; first_v * lanes_of_chunk < most_vectors; first_v += in_flight) {
 #pragma unroll
-        for (int k = j * at_once; k < staged_channels; k += residues * at_once) {
-          if (channels % (row_tiles > 1 ? 16 : at_once) != 0 && k + sub >= count) continue;
+        for (int k = j * at_once; k < L::staged_channels; k += residues * at_once) {
+          if (L::channels % (L::row_tiles > 1 ? 16 : at_once) != 0 && k + sub >= count) continue;
           const int64 ahead = static_cast<int64>(k - j * at_once) * Tail::spatial * Output::bytes;
-          // Those that are not sent as well: what lies there is the warp's own, and loads need not wait.
+          // Loads all vectors, also those that are not stored: it is the warp's own memory, and loads do not
+          // wait for the test.
           uint4 data[in_flight];
 #pragma unroll
           for (int i = 0; i < in_flight; ++i) {
             if ((first_v + i) * lanes_of_chunk < most_vectors)
-              data[i] = *reinterpret_cast<const uint4*>(from_vector + k * channel_pitch * Output::bytes +
+              data[i] = *reinterpret_cast<const uint4*>(from_vector + k * L::channel_pitch * Output::bytes +
                                                         (first_v + i) * lanes_of_chunk * 16);
           }
 #pragma unroll
@@ -2576,21 +2295,22 @@ struct ThinMmaOutputs : ThinMmaMoments<C, Tail, Numbers> {
         }
       }
     }
-    // Two lanes for each channel see to the ends.
-    const int channel = lane / 2;
+    // Two lanes for each channel store the ends.
+    const int channel = warp.lane / 2;
     const uint64 at = reinterpret_cast<uint64>(to + channel * Tail::spatial * Output::bytes);
     const Vectors vectors(at, length);
-    unsigned char* of_channel = stage + channel * channel_pitch * Output::bytes + 16;
+    unsigned char* of_channel = stage + channel * L::channel_pitch * Output::bytes + 16;
     const int behind = vectors.last_whole();
     if (begin == own || end == own) {
       if (channel < count) {
-        const bool is_end = lane % 2 == 1;
-        const int least = begin == shared ? -vectors.odd * width : vectors.shift;
-        int i = is_end ? behind * width : vectors.shift;
-        int stop = is_end ? vectors.end : vectors.first_whole() * width;
+        const bool is_end = warp.lane % 2 == 1;
+        const int least = begin == shared ? -vectors.odd * L::width : vectors.shift;
+        int i = is_end ? behind * L::width : vectors.shift;
+        int stop = is_end ? vectors.end : vectors.first_whole() * L::width;
         if (i < least) i = least;
         if (stop > vectors.end) stop = vectors.end;
-        if (is_end && begin == own && i < vectors.first_whole() * width) i = vectors.first_whole() * width;
+        if (is_end && begin == own && i < vectors.first_whole() * L::width)
+          i = vectors.first_whole() * L::width;
         if ((is_end ? end : begin) != own) stop = i;
         using Element = typename Bits<Output::bytes>::Type;
         const auto* source = reinterpret_cast<const Element*>(of_channel);
@@ -2599,246 +2319,368 @@ struct ThinMmaOutputs : ThinMmaMoments<C, Tail, Numbers> {
         for (; i < stop; ++i) goal[i] = source[i];
       }
     }
-    if (end == shared && overlaps) {
-      const int vector = behind + lane % 2;
+    if (end == shared && L::overlaps) {
+      const int vector = behind + warp.lane % 2;
       if (channel < count && vectors.ends_within())
         Values::store(reinterpret_cast<void*>((at & ~static_cast<uint64>(15)) + vector * 16),
                       *reinterpret_cast<const uint4*>(of_channel + vector * 16));
     } else if (end == others) {
       __syncwarp();
       uint4 rest;
-      // The next chunk's first vector is that in which this one ends, or the one behind.
-      const int vector = vectors.end / width - lane % 2;
+      // The next chunk begins in the vector in which this one ends, or in the one behind.
+      const int vector = vectors.end / L::width - warp.lane % 2;
       if (channel < count) rest = *reinterpret_cast<const uint4*>(of_channel + vector * 16);
       __syncwarp();
-      if (channel < count) *reinterpret_cast<uint4*>(of_channel - lane % 2 * 16) = rest;
-    }
-  }
-
-  // One class of z, channels 16 m and on.
-  template <Way way, int rz, class Values>
-  __device__ __forceinline__ void write_plane(const Tile& tile, const Weights& w, Values& chains,
-                                              int m) const {
-    const int z = tile.z * classes_z + rz;
-    char* to = Values::sample(p, tile.n) +
-               Values::index(m * 16, z, tile.y * classes_y, tile.x * classes_x) * Output::bytes;
-    const int count = row_tiles == 1 || channels - m * 16 < 16 ? channels - m * 16 : 16;
-    const int all_rows = rows_of(tile);
-    const Held<rz> held = this->template hold_weights<rz>(w);
-    if constexpr (is_direct) {
-      const bool aligned =
-          reinterpret_cast<uint64>(Values::sample(p, tile.n)) % (Numbers::piece * Output::bytes) == 0;
-      const int items = items_of(all_rows);
-      if constexpr (!interleaved) {
-#pragma unroll 1
-        for (int i = 0; i < items; ++i)
-          store<way, rz>(tile, w, held, chains, i / columns * spans_y, i % columns, to, count, aligned);
-      } else if (aligned) {
-#pragma unroll 1
-        for (int i = 0; i < items; ++i)
-          store_interleaved<way, rz, true>(tile, w, held, chains, i / columns * spans_y, i % columns, to,
-                                           count);
-      } else {
-#pragma unroll 1
-        for (int i = 0; i < items; ++i)
-          store_interleaved<way, rz, false>(tile, w, held, chains, i / columns * spans_y, i % columns, to,
-                                            count);
-      }
-      return;
-    }
-    // Rows go on in the sector where the row before ends, where sectors are no longer than rows.
-    constexpr bool carries = whole_rows && out_x >= sector;
-    const bool is_last = whole_rows ? tile.y + tile_y >= cells_y : tile.x + tile_x >= cells_x;
-    const bool is_first = whole_rows ? tile.y == 0 : tile.x == 0;
-    const Side head = overlaps && !is_first ? others : own;
-    const Side tail = overlaps && !is_last ? shared : own;
-    const int all_columns = columns + (overlaps && !whole_rows && !is_last ? more_columns : 0);
-#pragma unroll 1
-    for (int y = 0; y < all_rows; y += stage_y) {
-      const int start = phase(to, quad);
-      const int rows = all_rows - y < stage_y ? all_rows - y : stage_y;
-#pragma unroll 1
-      for (int row = 0, column = 0; row < rows;) {
-        put<way, rz>(tile, w, held, chains, y + row, column, row, start);
-        if (++column == all_columns) column = 0, row += spans_y;
-      }
-      const bool ends_tile = y + stage_y >= all_rows;
-      if constexpr (overlaps && whole_rows) {
-        if (ends_tile && !is_last) put_next<way, rz>(w, held, chains, rows, start);
-      }
-      __syncwarp();
-      const int out_row = (tile.y + y) * classes_y;
-      const int out_rows = out_y - out_row < rows * classes_y ? out_y - out_row : rows * classes_y;
-      if constexpr (whole_rows) {
-        send<Values>(area.stage, to, count, out_rows * out_x,
-                     carries && y > 0 ? shared
-                     : y > 0          ? own
-                                      : head,
-                     ends_tile ? tail
-                     : carries ? others
-                               : own);
-      } else {
-        const int left = out_x - tile.x * classes_x;
-#pragma unroll 1
-        for (int i = 0; i < out_rows; ++i)
-          send<Values>(area.stage + i * chunk_pitch * Output::bytes, to + i * out_x * Output::bytes, count,
-                       left < chunk_elements ? left : chunk_elements, head, tail);
-      }
-      __syncwarp();
-      to += stage_y * classes_y * out_x * Output::bytes;
-    }
-  }
-
-  template <Way way>
-  __device__ __forceinline__ void write(const Tile& tile, Weights& w) const {
-#pragma unroll 1
-    for (int m = 0; m < row_tiles; ++m) {
-      if constexpr (row_tiles > 1) load_weights(w, m);
-      Chains chains;
-      chains.before.load(p, tile.n, m, quad);
-      chains.after.load(p, tile.n, m, quad);
-      chains.load_norm(p, tile.n, m, quad);
-      for_constant<classes_z>([&](auto rz_) {
-        constexpr int rz = decltype(rz_)::value;
-        if (has_plane(tile, rz)) write_plane<way, rz>(tile, w, chains, m);
-      });
-    }
-  }
-
-  // body(z, y, x) for the lane's outputs of a channel that the tile stores in `sample`. Where tiles overlap
-  // those are whole sectors, as in `send`: each of its runs (all rows of a plane, or a row) begins and ends
-  // with the first sector that begins in it or behind it, but where a plane or a row does.
-  template <class Body>
-  static __device__ __forceinline__ void for_each_stored(const char* sample, const Tile& tile, int channel,
-                                                         Body&& body) {
-    const int first_y = tile.y * classes_y, first_x = tile.x * classes_x;
-    const int rows = out_y - first_y < tile_y * classes_y ? out_y - first_y : tile_y * classes_y;
-    const int row = out_x - first_x < tile_x * classes_x ? out_x - first_x : tile_x * classes_x;
-    const int planes = out_z - tile.z * classes_z < classes_z ? out_z - tile.z * classes_z : classes_z;
-    const int length = whole_rows ? rows * out_x : row;
-    const bool is_first = whole_rows ? first_y == 0 : first_x == 0;
-    const bool is_last = whole_rows ? first_y + rows == out_y : first_x + row == out_x;
-#pragma unroll 1
-    for (int run = 0; run < planes * (whole_rows ? 1 : rows); ++run) {
-      const int z = tile.z * classes_z + (whole_rows ? run : run / rows);
-      const int y = first_y + (whole_rows ? 0 : run % rows);
-      const int64 first = output_index(0, channel, z, y, first_x);
-      // Elements up to the next sector.
-      const auto left = [&](int64 index) {
-        const uint64 at = reinterpret_cast<uint64>(sample) / Output::bytes + static_cast<uint64>(index);
-        return static_cast<int>((sector - at % sector) % sector);
-      };
-      const int begin = overlaps && !is_first ? left(first) : 0;
-      const int end = length + (overlaps && !is_last ? left(first + length) : 0);
-#pragma unroll 1
-      for (int i = begin + threadIdx.x % 32; i < end; i += 32)
-        body(z, y + (first_x + i) / out_x, (first_x + i) % out_x);
-    }
-  }
-
-  static __device__ __noinline__ void write_carefully(const Parameters& p, const Tile tile) {
-#pragma unroll 1
-    for (int channel = 0; channel < channels; ++channel) {
-      ChannelValues<After, 1> after;
-      after.load(p, tile.n, channel);
-      ChannelNorm<Tail> norm;
-      norm.load(p, tile.n, channel);
-      for_each_stored(Chains::sample(p, tile.n), tile, channel, [&](int z, int y, int x) {
-        const float value = norm.apply(careful_value(p, tile.n, channel, z, y, x));
-        store_one<Output>(p.output, output_index(tile.n, channel, z, y, x),
-                          Base::template apply<After>(value, after));
-      });
+      if (channel < count) *reinterpret_cast<uint4*>(of_channel - warp.lane % 2 * 16) = rest;
     }
   }
 };
 
 // --------------------------------------------------------------------------------------------------
-// A thin convolution and its chains and norm in one launch, by tensor cores, each output computed twice.
+// The outputs of a tile, from products to memory: stored as they are computed, or put together as rows first.
 //
-//   pass 1   x -> convolution -> before-chain -> moments of a tile; the last tile of a sample merges them
-//   pass 2   x -> convolution -> before-chain -> norm -> after-chain -> y
-//
-// A *cell* is one output position of every class (thin.h). A tile is `tile_y` rows of `tile_x` cells of a
-// plane, and the work of one warp: its window of x lies in shared memory, channel by channel. A product has
-// M = 16 output channels, N = 8 neighbouring cells and K = twice a *group* of four terms, of each class only
-// its own taps; 16 output channels of the whole tile come before the next 16. A lane then holds neighbours of
-// a row in all its classes: rows are put together in shared memory, with the 16-byte phase of where they go,
-// and stored as vectors; where four neighbouring lanes have whole sectors of a row, or eight have those of a
-// position (channels after space), they store them at once.
-// Warps never wait for each other but where a sample's statistics are due. The agent is made of pieces, each
-// a file: thin_mma_layout.cuh, _chains, _weights, _window, _products, _moments (pass 1) and _outputs (pass
-// 2).
-//
-// Work is taken by ticket: pass 1 of one tile, then pass 2 of the tile `lag` tickets before, so that stores
-// run beside arithmetic at all times. Moves x twice (the second time from the second-level cache), y once.
-//
-// Products of tf32 operands are exact. Operands of 16 bits are tf32 numbers; f32 ones are rounded to it in
-// that mode, and else split into two, which leaves 2^-22 of a term. Tiles with an element that is not finite,
-// or so large that what follows might overflow, are summed term by term instead ("careful").
+// `Values` says what becomes of a value behind the before-chain (HoldByRecomputing, HoldInOutput):
+//   before                          operands of the before-chain
+//   begin<way, rz, ry>(sums)        sees an item's sums before the chain
+//   finish(half, x, is_own)         the value to store. `is_own` marks values that are the tile's: once each.
+//                                   Values of a neighbouring tile, or beyond the output, are computed too.
+//   sample(p, n), index(channel, z, y, x), row_stride, channel_stride: where values go
+//   store_piece(packed, to, index, aligned), store(to, vector): how they are stored
 
-template <class C, class Tail, class Numbers>
-struct ThinMma : ThinMmaOutputs<C, Tail, Numbers> {
-  using Base = ThinMmaOutputs<C, Tail, Numbers>;
-  using Base::area;
-  using Base::Base;
-  using Base::careful;
-  using Base::clear_window;
-  using Base::groups;
-  using Base::in_registers;
-  using Base::input_limits;
-  using Base::lane;
-  using Base::measure_carefully;
-  using Base::narrow;
-  using Base::narrows;
-  using Base::p;
-  using Base::prefetches;
-  using Base::s;
-  using Base::send_for_window;
-  using Base::share_weights;
-  using Base::take_window;
-  using Base::threads;
-  using Base::warps;
-  using Base::wide;
-  using Base::window_words;
-  using Base::windows;
-  using Base::write_carefully;
-  using typename Base::Limits;
-  using typename Base::Tile;
-  using typename Base::Way;
-  using typename Base::Weights;
+template <class L>
+struct ThinMmaOutputs {
+  using Numbers = typename L::Numbers;
+  using Chains = ThinMmaChains<L>;
+  using Weights = ThinMmaWeights<L>;
+  using Products = ThinMmaProducts<L>;
+  using Send = ThinMmaSend<L>;
+  using Way = typename Chains::Way;
+  using Fragments = typename Weights::Fragments;
+  using Columns = typename Products::Columns;
+  using Sums = typename Products::Sums;
+  using Output = typename L::Output;
+  using Tile = typename L::Tile;
+  template <int rz>
+  using Held = typename Weights::template Held<rz>;
 
-  // --- Statistics: of the channels to those of the groups, of 32 tiles to those of a set, of the sets to
-  // those of the sample, each by the warp that comes last. One after the other, loads would be what a
-  // sample's second pass waits for. ---
+  const ThinMmaWarp<L> warp;
+  const Weights weights{warp};
+  const Products products{warp};
+  const Send send{warp};
+
+  // Stores an item's outputs as they are computed. `to`: channel 16 m in the tile's first row and column.
+  // `piece` neighbours of a lane are one vector of memory where `aligned`.
+  template <Way way, int rz, class Values>
+  __device__ __forceinline__ void store(const Tile& tile, const Fragments& w, const Held<rz>& held,
+                                        Values& values, int y, int column, char* to, int count,
+                                        bool aligned) const {
+    const Columns c = products.columns_of(w, y, column);
+    char* lane_to = to + (warp.quad * Values::channel_stride + y * L::classes_y * Values::row_stride +
+                          (column * L::spans_x * 8 + 2 * warp.in_quad) * L::classes_x) *
+                             Output::bytes;
+    for_constant<L::classes_y>([&](auto ry_) {
+      constexpr int ry = decltype(ry_)::value;
+      Sums sum;
+      products.template convolve<rz, ry>(sum, w, c, held);
+      values.template begin<way, rz, ry>(sum);
+      for_constant<L::spans * L::halves>([&](auto k_) {
+        constexpr int span = decltype(k_)::value / L::halves;
+        constexpr int half = decltype(k_)::value % L::halves;
+        constexpr int neighbours = 2 * L::classes_x;
+        float value[neighbours];
+        const bool exists = Products::has_row(tile, y + span / L::spans_x, ry);
+        for_constant<L::classes_x>([&](auto rx) {
+          float* pair = sum[rx][span] + half * 2;
+          Chains::template before<way, Chains::swish_terms(rz, ry, rx)>(pair[0], pair[1],
+                                                                        values.before.row[half]);
+#pragma unroll
+          for (int i = 0; i < 2; ++i)
+            value[i * L::classes_x + rx] = values.finish(
+                half, pair[i], exists && !Products::ends(products.cell_of(tile, column, span), i, rx));
+        });
+        const bool in_range = (L::channels % 16 == 0 || half * 8 + warp.quad < count) && exists;
+        char* place = lane_to + (half * 8 * Values::channel_stride +
+                                 (span / L::spans_x * L::classes_y + ry) * Values::row_stride +
+                                 span % L::spans_x * 8 * L::classes_x) *
+                                    Output::bytes;
+        constexpr int piece = Numbers::piece > 0 ? Numbers::piece : 1;
+#pragma unroll
+        for (int k = 0; k < neighbours; k += piece) {
+          float own[piece];
+#pragma unroll
+          for (int i = 0; i < piece; ++i) own[i] = value[k + i];
+          Packed<Output, piece> packed;
+          packed.pack(own);
+          if (in_range &&
+              !Products::ends(products.cell_of(tile, column, span), k / L::classes_x, k % L::classes_x))
+            Values::store_piece(packed, place, k, aligned);
+        }
+      });
+    });
+  }
+
+  // The same where channels lie after space. A lane's two channels of a position are neighbours, and eight
+  // lanes have whole sectors.
+  template <Way way, int rz, bool aligned, class Values>
+  __device__ __forceinline__ void store_interleaved(const Tile& tile, const Fragments& w,
+                                                    const Held<rz>& held, Values& values, int y, int column,
+                                                    char* to, int count) const {
+    const Columns c = products.columns_of(w, y, column);
+    char* lane_to =
+        to + ((y * L::classes_y * L::out_x + (column * L::spans_x * 8 + 2 * warp.in_quad) * L::classes_x) *
+                  L::channels +
+              L::row_channel(0, warp.quad)) *
+                 Output::bytes;
+    for_constant<L::classes_y>([&](auto ry_) {
+      constexpr int ry = decltype(ry_)::value;
+      Sums sum;
+      products.template convolve<rz, ry>(sum, w, c, held);
+      values.template begin<way, rz, ry>(sum);
+      Products::for_each_pair(sum, [&](auto half, auto rx, auto span, float* pair) {
+        Chains::template before<way, Chains::swish_terms(rz, ry, rx)>(pair[0], pair[1],
+                                                                      values.before.row[half]);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          pair[i] = values.finish(half, pair[i],
+                                  Products::has_row(tile, y + span / L::spans_x, ry) &&
+                                      !Products::ends(products.cell_of(tile, column, span), i, rx));
+          Chains::compute_here(pair[i]);
+        }
+      });
+      for_constant<L::spans * 2 * L::classes_x>([&](auto k_) {
+        constexpr int k = decltype(k_)::value;
+        constexpr int rx = k % L::classes_x;
+        constexpr int i = k / L::classes_x % 2;
+        constexpr int span = k / L::classes_x / 2;
+        constexpr int piece = Numbers::piece > 0 ? Numbers::piece : 1;  // of the halves
+        const bool has_position = Products::has_row(tile, y + span / L::spans_x, ry) &&
+                                  !Products::ends(products.cell_of(tile, column, span), i, rx);
+        char* place = lane_to + ((span / L::spans_x * L::classes_y + ry) * L::out_x +
+                                 (span % L::spans_x * 8 + i) * L::classes_x + rx) *
+                                    L::channels * Output::bytes;
+#pragma unroll
+        for (int half = 0; half < L::halves; half += piece) {
+          float own[piece];
+#pragma unroll
+          for (int j = 0; j < piece; ++j) own[j] = sum[rx][span][(half + j) * 2 + i];
+          Packed<Output, piece> packed;
+          packed.pack(own);
+          if (!has_position || (L::channels % 16 != 0 && L::row_channel(half, warp.quad) >= count)) continue;
+          if constexpr (piece == 2 && aligned) {
+            if constexpr (Output::bytes == 4) {
+              Values::store(place, uint2{packed.word[0], packed.word[1]});
+            } else {
+              Values::store(place, packed.word[0]);
+            }
+            continue;
+          }
+          packed.store(place, L::row_channel(half, 0), aligned);
+        }
+      });
+    });
+  }
+
+  // Puts an item's outputs of one class of z into the warp's stage, from row `row` of cells on. `start` is
+  // the phase of the lane's channel in the stage's first row. It is the same 8 channels further: a vector has
+  // 4 or 8 elements.
+  template <Way way, int rz, class Values>
+  __device__ __forceinline__ void put(const Tile& tile, const Fragments& w, const Held<rz>& held,
+                                      Values& values, int y, int column, int row, int start) const {
+    const Columns c = products.columns_of(w, y, column);
+    const bool is_own = !L::overlaps || L::whole_rows || column < L::columns;
+    unsigned char* lane_stage =
+        warp.area.stage +
+        (warp.quad * L::channel_pitch + (column * L::spans_x * 8 + 2 * warp.in_quad) * L::classes_x) *
+            Output::bytes;
+    for_constant<L::classes_y>([&](auto ry_) {
+      constexpr int ry = decltype(ry_)::value;
+      unsigned char* to[L::spans_y];
+#pragma unroll
+      for (int i = 0; i < L::spans_y; ++i) {
+        const int chunk = (row + i) * L::classes_y + ry;
+        to[i] =
+            lane_stage +
+            (L::width + (L::whole_rows ? start + chunk * L::out_x
+                                       : (start + chunk * L::out_x) % L::width + chunk * L::chunk_pitch)) *
+                Output::bytes;
+      }
+      Sums sum;
+      products.template convolve<rz, ry>(sum, w, c, held);
+      values.template begin<way, rz, ry>(sum);
+      Products::for_each_pair(sum, [&](auto half, auto rx, auto span, float* pair) {
+        Chains::template before<way, Chains::swish_terms(rz, ry, rx)>(pair[0], pair[1],
+                                                                      values.before.row[half]);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const bool ends_before = Products::ends(products.cell_of(tile, column, span), i, rx);
+          float value = values.finish(
+              half, pair[i], is_own && Products::has_row(tile, y + span / L::spans_x, ry) && !ends_before);
+          Chains::compute_here(value);
+          // A row of cells that lies partly beyond the output is the last of its chunk. Elements behind the
+          // end of a chunk and channels beyond the last are not sent.
+          const bool in_range = L::staged_channels % 8 == 0 || half * 8 + warp.quad < L::staged_channels;
+          if (in_range && !ends_before)
+            store_one<Output>(to[span / L::spans_x],
+                              half * 8 * L::channel_pitch + (span % L::spans_x * 8 + i) * L::classes_x + rx,
+                              value);
+        }
+      });
+    });
+  }
+
+  // Items that cover a sector.
+  static constexpr int more_columns =
+      (L::sector + 8 * L::spans_x * L::classes_x - 1) / (8 * L::spans_x * L::classes_x);
+
+  // The first outputs of the row of cells after the tile, for the sector in which its last row ends.
+  template <Way way, int rz, class Values>
+  __device__ __forceinline__ void put_next(const Fragments& w, const Held<rz>& held, Values& values, int rows,
+                                           int start) const {
+    unsigned char* to =
+        warp.area.stage +
+        (warp.quad * L::channel_pitch + L::width + start + rows * L::classes_y * L::out_x) * Output::bytes;
+#pragma unroll 1
+    for (int column = 0; column < more_columns; ++column) {
+      Sums sum;
+      products.template convolve<rz, 0>(sum, w, products.columns_of(w, L::tile_y, column), held);
+      for_constant<L::spans_x * L::classes_x * L::halves>([&](auto k_) {
+        constexpr int half = decltype(k_)::value % L::halves;
+        constexpr int rx = decltype(k_)::value / L::halves % L::classes_x;
+        constexpr int span = decltype(k_)::value / L::halves / L::classes_x;
+        float* pair = sum[rx][span] + half * 2;
+        Chains::template before<way, Chains::swish_terms(rz, 0, rx)>(pair[0], pair[1],
+                                                                     values.before.row[half]);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float value = values.finish(half, pair[i], false);
+          Chains::compute_here(value);
+          const bool in_range = L::staged_channels % 8 == 0 || half * 8 + warp.quad < L::staged_channels;
+          const int x = ((column * L::spans_x + span) * 8 + 2 * warp.in_quad + i) * L::classes_x + rx;
+          if (in_range && x < L::sector - 1) store_one<Output>(to, half * 8 * L::channel_pitch + x, value);
+        }
+      });
+    }
+  }
+
+  // One class of z, channels 16 m and on.
+  template <Way way, int rz, class Values>
+  __device__ __forceinline__ void write_plane(const Tile& tile, const Fragments& w, Values& values,
+                                              int m) const {
+    const int z = tile.z * L::classes_z + rz;
+    char* to = Values::sample(warp.p, tile.n) +
+               Values::index(m * 16, z, tile.y * L::classes_y, tile.x * L::classes_x) * Output::bytes;
+    const int count = L::row_tiles == 1 || L::channels - m * 16 < 16 ? L::channels - m * 16 : 16;
+    const int all_rows = Products::rows_of(tile);
+    const Held<rz> held = weights.template hold_weights<rz>(w);
+    if constexpr (L::is_direct) {
+      const bool aligned =
+          reinterpret_cast<uint64>(Values::sample(warp.p, tile.n)) % (Numbers::piece * Output::bytes) == 0;
+      const int items = Products::items_of(all_rows);
+      if constexpr (!L::interleaved) {
+#pragma unroll 1
+        for (int i = 0; i < items; ++i)
+          store<way, rz>(tile, w, held, values, i / L::columns * L::spans_y, i % L::columns, to, count,
+                         aligned);
+      } else if (aligned) {
+#pragma unroll 1
+        for (int i = 0; i < items; ++i)
+          store_interleaved<way, rz, true>(tile, w, held, values, i / L::columns * L::spans_y, i % L::columns,
+                                           to, count);
+      } else {
+#pragma unroll 1
+        for (int i = 0; i < items; ++i)
+          store_interleaved<way, rz, false>(tile, w, held, values, i / L::columns * L::spans_y,
+                                            i % L::columns, to, count);
+      }
+      return;
+    }
+    // Consecutive rows share a sector where a row has at least a sector of elements.
+    constexpr bool carries = L::whole_rows && L::out_x >= L::sector;
+    const bool is_last = L::whole_rows ? tile.y + L::tile_y >= L::cells_y : tile.x + L::tile_x >= L::cells_x;
+    const bool is_first = L::whole_rows ? tile.y == 0 : tile.x == 0;
+    const typename Send::Side head = L::overlaps && !is_first ? Send::others : Send::own;
+    const typename Send::Side tail = L::overlaps && !is_last ? Send::shared : Send::own;
+    const int all_columns = L::columns + (L::overlaps && !L::whole_rows && !is_last ? more_columns : 0);
+#pragma unroll 1
+    for (int y = 0; y < all_rows; y += L::stage_y) {
+      const int start = Send::phase(to, warp.quad);
+      const int rows = all_rows - y < L::stage_y ? all_rows - y : L::stage_y;
+#pragma unroll 1
+      for (int row = 0, column = 0; row < rows;) {
+        put<way, rz>(tile, w, held, values, y + row, column, row, start);
+        if (++column == all_columns) column = 0, row += L::spans_y;
+      }
+      const bool ends_tile = y + L::stage_y >= all_rows;
+      if constexpr (L::overlaps && L::whole_rows) {
+        if (ends_tile && !is_last) put_next<way, rz>(w, held, values, rows, start);
+      }
+      __syncwarp();
+      const int out_row = (tile.y + y) * L::classes_y;
+      const int out_rows =
+          L::out_y - out_row < rows * L::classes_y ? L::out_y - out_row : rows * L::classes_y;
+      if constexpr (L::whole_rows) {
+        send.template send<Values>(warp.area.stage, to, count, out_rows * L::out_x,
+                                   carries && y > 0 ? Send::shared
+                                   : y > 0          ? Send::own
+                                                    : head,
+                                   ends_tile ? tail
+                                   : carries ? Send::others
+                                             : Send::own);
+      } else {
+        const int left = L::out_x - tile.x * L::classes_x;
+#pragma unroll 1
+        for (int i = 0; i < out_rows; ++i)
+          send.template send<Values>(warp.area.stage + i * L::chunk_pitch * Output::bytes,
+                                     to + i * L::out_x * Output::bytes, count,
+                                     left < L::chunk_elements ? left : L::chunk_elements, head, tail);
+      }
+      __syncwarp();
+      to += L::stage_y * L::classes_y * L::out_x * Output::bytes;
+    }
+  }
+};
+
+// --------------------------------------------------------------------------------------------------
+// Merges the moments of a sample's tiles. Channels are merged to groups, 32 tiles to a set, and sets to the
+// sample. The warp that arrives last merges: a sample's second pass does not wait for a chain of loads.
+
+template <class L>
+struct ThinMmaStatistics {
+  using Tail = typename L::Tail;
+  using Numbers = typename L::Numbers;
+  using Tile = typename L::Tile;
+
+  const ThinMmaWarp<L> warp;
+
   static constexpr int tiles_of_set = 32;
   static constexpr int sets = (Numbers::tiles + tiles_of_set - 1) / tiles_of_set;
 
   __device__ __forceinline__ float* part_of(int64 n, int index) const {
-    return p.parts + (n * Numbers::tiles + index) * groups * 3;
+    return warp.p.parts + (n * Numbers::tiles + index) * L::groups * 3;
   }
 
   // Whether this warp is the last of `count` to arrive.
   __device__ __forceinline__ bool arrives_last(uint32* counter, uint32 count) const {
     __syncwarp();
     uint32 before = 0;
-    if (lane == 0) before = count_up(counter);
+    if (warp.lane == 0) before = count_up(counter);
     return __shfl_sync(0xffffffffu, before, 0) == count - 1;
   }
 
   // body(group, elements, mean, M2) of the parts that lie `step` tiles apart.
   template <int step, class Body>
   __device__ __forceinline__ void merge_parts(int64 n, int first, int count, Body&& body) const {
-    constexpr int at_once = groups < 4 ? groups : 4;
+    constexpr int at_once = L::groups < 4 ? L::groups : 4;
 #pragma unroll 1
-    for (int group = 0; group < groups; group += at_once) {
+    for (int group = 0; group < L::groups; group += at_once) {
       Moments all[at_once];
 #pragma unroll 2
-      for (int i = lane; i < count; i += 32) {
+      for (int i = warp.lane; i < count; i += 32) {
         const float* from = part_of(n, first + i * step) + group * 3;
         float part[at_once][3];
 #pragma unroll
         for (int k = 0; k < at_once * 3; ++k)
-          part[k / 3][k % 3] = group + k / 3 < groups ? load_shared_by_blocks(from + k) : 0.0f;
+          part[k / 3][k % 3] = group + k / 3 < L::groups ? load_shared_by_blocks(from + k) : 0.0f;
 #pragma unroll
         for (int k = 0; k < at_once; ++k) all[k].merge(part[k][0], part[k][1], part[k][2]);
       }
@@ -2846,19 +2688,19 @@ struct ThinMma : ThinMmaOutputs<C, Tail, Numbers> {
       for (int k = 0; k < at_once; ++k) {
         const float elements = lanes_sum<32>(all[k].count);
         float mean, m2;
-        team_moments<32, threads>(all[k], elements, nullptr, mean, m2);
-        if (group + k < groups) body(group + k, elements, mean, m2);
+        team_moments<32, L::threads>(all[k], elements, nullptr, mean, m2);
+        if (group + k < L::groups) body(group + k, elements, mean, m2);
       }
     }
   }
 
   __device__ __forceinline__ void merge(const Tile& tile) const {
     __syncwarp();
-    for (int group = lane; group < groups; group += 32) {
+    for (int group = warp.lane; group < L::groups; group += 32) {
       Moments all;
 #pragma unroll 1
       for (int i = 0; i < Tail::group_channels; ++i) {
-        const float* from = area.moments[group * Tail::group_channels + i];
+        const float* from = warp.area.moments[group * Tail::group_channels + i];
         all.merge(from[0], from[1], from[2]);
       }
       float* to = part_of(tile.n, tile.index) + group * 3;
@@ -2869,11 +2711,11 @@ struct ThinMma : ThinMmaOutputs<C, Tail, Numbers> {
     const int first = tile.index / tiles_of_set * tiles_of_set;
     const int left = Numbers::tiles - first;
     const int count = left < tiles_of_set ? left : tiles_of_set;
-    if (!arrives_last(p.guard + tile.n * sets + tile.index / tiles_of_set, count)) return;
-    uint32* counters = p.control + 4 + tile.n * 4;
+    if (!arrives_last(warp.p.sets + tile.n * sets + tile.index / tiles_of_set, count)) return;
+    uint32* counters = warp.p.control + 4 + tile.n * 4;
     if constexpr (sets > 1) {
       merge_parts<1>(tile.n, first, count, [&](int group, float elements, float mean, float m2) {
-        if (lane == 0) {
+        if (warp.lane == 0) {
           float* to = part_of(tile.n, first) + group * 3;
           to[0] = elements;
           to[1] = mean;
@@ -2885,47 +2727,184 @@ struct ThinMma : ThinMmaOutputs<C, Tail, Numbers> {
     merge_parts<(sets > 1 ? tiles_of_set : 1)>(
         tile.n, 0, sets > 1 ? sets : count, [&](int group, float, float mean, float m2) {
           constexpr float elements = static_cast<float>(Tail::group_channels * Tail::spatial);
-          if (lane == 0) {
+          if (warp.lane == 0) {
             const float rstd = 1.0f / sqrtf(m2 / elements + Tail::eps);
-            float* to = p.statistics + 2 * (tile.n * groups + group);
+            float* to = warp.p.statistics + 2 * (tile.n * L::groups + group);
             to[0] = mean;
             to[1] = rstd;
-            // For pass 2, where the first part was: all lanes have read it.
+            // Pass 2 reads it where the first part was. All lanes have read that part.
             float* norm = part_of(tile.n, 0) + group * 3;
             norm[0] = mean;
             norm[1] = norm_factor<Tail>(rstd, mean, m2);
           }
         });
-    if (lane == 0) release(counters + 2, 1u);  // it wrote them all itself
+    if (warp.lane == 0) release(counters + 2, 1u);  // lane 0 wrote all of them
+  }
+};
+
+// --------------------------------------------------------------------------------------------------
+// Tickets of a launch: each warp draws tiles in an order in which it waits only for lower tickets.
+
+template <class L>
+struct ThinMmaTickets {
+  const ThinMmaWarp<L> warp;
+
+  const int64 count;  // of tickets
+  const int64 of_block = count / gridDim.x;
+  const uint32 neighbours = of_block < 1 ? 1 : of_block < L::warps ? static_cast<uint32>(of_block) : L::warps;
+  const bool any_block = of_block >= 4 * L::warps;
+
+  // Draws the next ticket, in lane 0. The warps of a block take `neighbours` consecutive tickets, whose rows
+  // and windows lie beside each other. With few tickets every multiprocessor gets some. With many
+  // (`any_block`), tickets after the first of each warp go to whichever warp is free. An atomic of the whole
+  // GPU takes longer, but the load is balanced. A ticket waits only for lower ones: those of this block are
+  // taken before it, those of other blocks are or will be taken.
+  __device__ __forceinline__ uint32 draw() const {
+    if (warp.lane != 0) return 0;
+    const uint32 turn = atomicAdd(&warp.shared.drawn, 1u);
+    if (any_block && turn >= L::warps) return gridDim.x * L::warps + atomicAdd(warp.p.control, 1u);
+    return (turn / neighbours * gridDim.x + blockIdx.x) * neighbours + turn % neighbours;
+  }
+};
+
+// --------------------------------------------------------------------------------------------------
+// HoldByRecomputing: no value waits for the norm; every output is computed twice. The row "thin_mma".
+//
+//   pass 1   x -> convolution -> before-chain -> moments of a tile; the last tile of a sample merges them
+//   pass 2   x -> convolution -> before-chain -> norm -> after-chain -> y
+//
+// A ticket is pass 1 of one tile, then pass 2 of the tile `lag` tickets before, so that stores run beside
+// arithmetic at all times. Moves x twice (the second time from the second-level cache), y once.
+
+template <class C, class Tail, class Numbers>
+struct HoldByRecomputing {
+  using L = ThinMmaLayout<C, Tail, Numbers, ThinMmaParameters<Tail::parameters>>;
+  using Chains = ThinMmaChains<L>;
+  using Weights = ThinMmaWeights<L>;
+  using Products = ThinMmaProducts<L>;
+  using Careful = ThinMmaCareful<L>;
+  using Way = typename Chains::Way;
+  using Fragments = typename Weights::Fragments;
+  using Limits = typename Weights::Limits;
+  using Sums = typename Products::Sums;
+  using After = typename L::After;
+  using Before = typename L::Before;
+  using Output = typename L::Output;
+  using Parameters = typename L::Parameters;
+  using Shared = typename L::Shared;
+  using Tile = typename L::Tile;
+  template <class Chain>
+  using Operands = typename Chains::template Operands<Chain>;
+
+  const ThinMmaWarp<L> warp;
+  const Weights weights{warp};
+  const ThinMmaWindow<L> window{warp};
+  const ThinMmaMoments<L> moments{warp};
+  const ThinMmaOutputs<L> outputs{warp};
+  const ThinMmaStatistics<L> statistics{warp};
+
+  static __device__ __forceinline__ void run(const Parameters& p, Shared& shared) {
+    HoldByRecomputing{{p, shared, shared.warp[threadIdx.x / 32]}}.run();
   }
 
-  // --- Work ---
-  // The passes of a warp, one after the other: of a ticket the first pass of one tile and the second of the
-  // tile `lag` before, each where there is such a tile.
+  // --- Pass 2: values through the norm and the after-chain ---
+  struct Normalised {
+    Operands<Before> before;
+    Operands<After> after;
+    // The norm as one multiply-add.
+    struct {
+      float scale = 1.0f, shift = 0.0f;
+    } norm[L::halves];
+
+    // Of a lane's channels from 16 m on.
+    __device__ __forceinline__ void load_norm(const Parameters& p, int64 n, int m, int quad) {
+      if constexpr (Tail::has_norm) {
+        constexpr int groups = Tail::channels / Tail::group_channels;
+#pragma unroll
+        for (int half = 0; half < L::halves; ++half) {
+          const int channel = m * 16 + L::row_channel(half, quad);
+          const int existing = channel < L::channels ? channel : 0;
+          // ThinMmaStatistics leaves mean and factor of a slab where its first part was.
+          const float* slab = p.parts + (n * Numbers::tiles * groups + existing / Tail::group_channels) * 3;
+          const int own = Tail::channel(n, existing);
+          norm[half].scale = Tail::weight(p, own) * load_shared_by_blocks(slab + 1);
+          norm[half].shift = fmaf(-load_shared_by_blocks(slab), norm[half].scale, Tail::bias(p, own));
+        }
+      }
+    }
+
+    // Where values go: strides of rows and channels.
+    static constexpr int row_stride = L::out_x;
+    static constexpr int64 channel_stride = Tail::spatial;
+    static __device__ __forceinline__ int64 index(int channel, int z, int y, int x) {
+      return L::output_index(0, channel, z, y, x);
+    }
+    static __device__ __forceinline__ char* sample(const Parameters& p, int64 n) {
+      return static_cast<char*>(p.output) + n * C::stride(0) * Output::bytes;
+    }
+    template <Way way, int rz, int ry>
+    __device__ __forceinline__ void begin(const Sums&) {}
+    __device__ __forceinline__ float finish(int half, float x, bool) const {
+      if constexpr (Tail::has_norm) x = fmaf(x, norm[half].scale, norm[half].shift);
+      return Chains::template apply<After>(x, after.row[half]);
+    }
+    template <class Pieces>
+    static __device__ __forceinline__ void store_piece(const Pieces& pieces, void* to, int index,
+                                                       bool aligned) {
+      pieces.store(to, index, aligned);
+    }
+    // Not read again soon: evict first.
+    template <class Vector>
+    static __device__ __forceinline__ void store(void* to, Vector value) {
+      __stcs(static_cast<Vector*>(to), value);
+    }
+  };
+
+  template <Way way>
+  __device__ __forceinline__ void write(const Tile& tile, Fragments& w) const {
+#pragma unroll 1
+    for (int m = 0; m < L::row_tiles; ++m) {
+      if constexpr (L::row_tiles > 1) weights.load_weights(w, m);
+      Normalised values;
+      values.before.load(warp.p, tile.n, m, warp.quad);
+      values.after.load(warp.p, tile.n, m, warp.quad);
+      values.load_norm(warp.p, tile.n, m, warp.quad);
+      for_constant<L::classes_z>([&](auto rz_) {
+        constexpr int rz = decltype(rz_)::value;
+        if (Products::has_plane(tile, rz)) outputs.template write_plane<way, rz>(tile, w, values, m);
+      });
+    }
+  }
+
+  static __device__ __noinline__ void write_carefully(const Parameters& p, const Tile tile) {
+#pragma unroll 1
+    for (int channel = 0; channel < L::channels; ++channel) {
+      ChannelValues<After, 1> after;
+      after.load(p, tile.n, channel);
+      ChannelNorm<Tail> norm;
+      norm.load(p, tile.n, channel);
+      Careful::for_each_stored(Normalised::sample(p, tile.n), tile, channel, [&](int z, int y, int x) {
+        const float value = norm.apply(Careful::value(p, tile.n, channel, z, y, x));
+        store_one<Output>(p.output, L::output_index(tile.n, channel, z, y, x),
+                          Chains::template apply<After>(value, after));
+      });
+    }
+  }
+
+  // A pass of a ticket: pass 1 of its tile, or pass 2 of the tile `lag` before, each where there is such a
+  // tile.
   struct Pass {
     int64 ticket;
     bool is_second;
   };
 
-  // The next ticket, in lane 0. A block's warps take `neighbours` of them, whose rows and windows lie beside
-  // each other; where there are few, all multiprocessors have some. Where there are many (`any_block`) those
-  // behind the first of each warp go to whichever is free: it takes longer to ask all multiprocessors, but
-  // none is left with more than others. What a ticket waits for has lower ones: those of this block are taken
-  // before it, those of others are or will be.
-  __device__ __forceinline__ uint32 draw(uint32 neighbours, bool any_block) const {
-    if (lane != 0) return 0;
-    const uint32 turn = atomicAdd(&s.drawn, 1u);
-    if (any_block && turn >= warps) return gridDim.x * warps + atomicAdd(p.control, 1u);
-    return (turn / neighbours * gridDim.x + blockIdx.x) * neighbours + turn % neighbours;
-  }
-
   __device__ __forceinline__ void run() const {
-    if (threadIdx.x == 0) s.drawn = 0;
-    share_weights();
-    clear_window();
+    if (threadIdx.x == 0) warp.shared.drawn = 0;
+    weights.share_weights();
+    window.clear();
     __syncthreads();
-    const int64 tiles = p.batch * Numbers::tiles;
-    const int64 lag = Tail::has_norm ? p.wave_units * Numbers::tiles : 0;
+    const int64 tiles = warp.p.batch * Numbers::tiles;
+    const int64 lag = Tail::has_norm ? warp.p.lag * Numbers::tiles : 0;
     const auto first_pass = [&](uint32 drawn) {
       const uint32 ticket = __shfl_sync(0xffffffffu, drawn, 0);
       return Pass{ticket, !Tail::has_norm || ticket >= tiles};
@@ -2933,55 +2912,53 @@ struct ThinMma : ThinMmaOutputs<C, Tail, Numbers> {
     const auto tile_of = [&](const Pass& pass) {
       return Tile(pass.is_second ? pass.ticket - lag : pass.ticket);
     };
-    const int64 of_block = (tiles + lag) / gridDim.x;
-    const uint32 neighbours = of_block < 1 ? 1 : of_block < warps ? static_cast<uint32>(of_block) : warps;
-    const bool any_block = of_block >= 4 * warps;
-    Pass pass = first_pass(draw(neighbours, any_block));
+    const ThinMmaTickets<L> tickets{warp, tiles + lag};
+    Pass pass = first_pass(tickets.draw());
     if (pass.ticket >= tiles + lag) return;
-    float* window = area.x;
-    send_for_window(tile_of(pass), window);
-    Weights w;
+    float* place = warp.area.x;
+    window.send_for(tile_of(pass), place);
+    Fragments w;
     Limits limits;
     bool has_weights = false;
 #pragma unroll 1
     while (true) {
-      // Anew after a tile that needs care: they are not kept in memory over the calls there.
-      if (!has_weights) limits = input_limits(w);
+      // Loaded again after a careful tile: registers are not saved across its calls.
+      if (!has_weights) limits = weights.input_limits(w);
       const Tile tile = tile_of(pass);
       if (Tail::has_norm && pass.is_second) {
-        if (lane == 0) wait_for(p.control + 4 + tile.n * 4 + 2, 1u);
+        if (warp.lane == 0) wait_for(warp.p.control + 4 + tile.n * 4 + 2, 1u);
         __syncwarp();
       }
       const bool stays = !pass.is_second && pass.ticket >= lag;
-      const uint32 drawn = stays ? 0 : draw(neighbours, any_block);
-      const Way way = take_window(tile, limits, window);
+      const uint32 drawn = stays ? 0 : tickets.draw();
+      const Way way = window.take(tile, limits, place);
       const Pass next = stays ? Pass{pass.ticket, true} : first_pass(drawn);
       const bool ends = next.ticket >= tiles + lag;
-      w.window = window;
-      if (windows > 1) window = area.x + (window_words - (window - area.x));
-      if (prefetches && !ends) send_for_window(tile_of(next), window);
-      if (narrows && way == narrow) {
+      w.window = place;
+      if (L::windows > 1) place = warp.area.x + (L::window_words - (place - warp.area.x));
+      if (L::prefetches && !ends) window.send_for(tile_of(next), place);
+      if (Chains::narrows && way == Chains::narrow) {
         if (pass.is_second) {
-          this->template write<narrow>(tile, w);
+          write<Chains::narrow>(tile, w);
         } else {
-          this->template measure<narrow>(tile, w);
+          moments.template measure<Chains::narrow>(tile, w);
         }
-      } else if (way != careful) {
+      } else if (way != Chains::careful) {
         if (pass.is_second) {
-          this->template write<wide>(tile, w);
+          write<Chains::wide>(tile, w);
         } else {
-          this->template measure<wide>(tile, w);
+          moments.template measure<Chains::wide>(tile, w);
         }
       }
       __syncwarp();
-      if (!prefetches && !ends) send_for_window(tile_of(next), window);
+      if (!L::prefetches && !ends) window.send_for(tile_of(next), place);
       if (pass.is_second) {
-        if (way == careful) write_carefully(p, tile);
+        if (way == Chains::careful) write_carefully(warp.p, tile);
       } else {
-        if (way == careful) measure_carefully(p, area, tile);
-        merge(tile);
+        if (way == Chains::careful) Careful::measure(warp.p, warp.area, tile);
+        statistics.merge(tile);
       }
-      has_weights = !in_registers || way != careful;
+      has_weights = !L::in_registers || way != Chains::careful;
       if (ends) return;
       pass = next;
     }
@@ -3078,59 +3055,899 @@ __device__ __forceinline__ void send(float4* own, float4 v, uint64* barrier, uin
 }  // namespace onepass::barrier
 
 // --------------------------------------------------------------------------------------------------
-// A tail whose slab stays on the chip between its statistics and its output, in clusters that stay and take
-// slab after slab: x is read once, y written once.
-//
-// A slab of a planar tensor is a contiguous range. Each warp of a cluster has its part of it, which arrives
-// in its own shared memory by bulk copies, chunk after chunk. After the before-chain values wait for the
-// statistics in registers (`kept` vectors of a thread), whose chunks come through a ring: what was read of
-// one slab makes room for the next. Where those do not hold the slab, the first `held` vectors wait where
-// they arrived, and make room for those of the next slab when the output is written. So the next slab arrives
-// while this one is summed and while it is written. Mean and M2 go from warps to
-// their block and from blocks to all of the cluster, past the stores of the slab before. Elements before the
-// first vector and after the last one are kept by the first block, one a thread.
+// What the forward kernels of tails are given.
 
 namespace onepass {
 
+template <int Count>
+struct TailParameters {
+  const void* input;
+  void* output;
+  float* statistics;  // [batch][groups][2]: mean, 1 / deviation
+  uint32* control;    // zero: a ticket, then two counters and a flag for each unit
+  float* parts;       // moments of rows, one set for each piece
+  float* sums;        // sums of rows, one for each piece
+  uint64 aligned;     // bits of AlignedBit
+  int64 phase;        // elements from the last 16-byte boundary to the input's first
+  int64 batch;
+  int64 wave_units;
+  const void* parameter[Count > 0 ? Count : 1];
+};
+
+// --------------------------------------------------------------------------------------------------
+// What kernels share that hold a slab on the chip: the rows that vectors lie in, and the slab's norm.
+
+// The row (channel) of a slab that a thread is in. `load(row)` is called where the row changes; a thread's
+// positions go upwards, so that this is rare. `wraps`: positions also go back to the beginning.
+template <int spatial, bool wraps, class Load>
+struct RowCursor {
+  int row;
+  int end;  // the position where the row ends
+  Load load;
+
+  __device__ __forceinline__ void find(int position) {
+    row = position / spatial;
+    end = row * spatial + spatial;
+    load(row);
+  }
+  __device__ __forceinline__ void enter(int position) {
+    if (position >= end || (wraps && position < end - spatial)) find(position);
+  }
+  // Whether the positions from `begin` to `last` lie in one row, which is entered.
+  __device__ __forceinline__ bool covers(int begin, int last) {
+    enter(begin);
+    return last <= end;
+  }
+
+  // Calls f(first, last) for the parts [first, last) of the vector at `position` that lie in one row.
+  template <int Width, class F>
+  __device__ __forceinline__ void visit(int position, F&& f) {
+    if (position + Width > end || (wraps && position < end - spatial)) {
+      find(position);
+      if (Width > 1 && position + Width > end) {
+#pragma unroll
+        for (int k = 0; k < Width; ++k) {
+          if (position + k >= end) {
+            ++row;
+            end += spatial;
+            load(row);
+          }
+          f(k, k + 1);
+        }
+        return;
+      }
+    }
+    f(0, Width);
+  }
+};
+
+template <int spatial, bool wraps = false, class Load>
+__device__ __forceinline__ RowCursor<spatial, wraps, Load> row_cursor(Load load) {
+  return {0, 0, load};
+}
+
+// Statistics of a slab as a thread applies them to distances from its pivot.
+struct SlabNorm {
+  float mean;
+  float rstd;
+  float moved;   // the mean's distance from the thread's pivot
+  float factor;  // of the norm's weight
+
+  // The slab's mean is `from + moved_from`.
+  template <class Tail>
+  static __device__ __forceinline__ SlabNorm of(float from, float moved_from, float m2, float pivot) {
+    constexpr float per_element =
+        1.0f / static_cast<float>(static_cast<int>(Tail::group_channels) * static_cast<int>(Tail::spatial));
+    SlabNorm norm;
+    norm.mean = from + moved_from;
+    norm.rstd = rsqrtf(m2 * per_element + Tail::eps);
+    norm.moved = (from - pivot) + moved_from;
+    norm.factor = norm_factor<Tail>(norm.rstd, norm.mean, m2);
+    return norm;
+  }
+};
+
+// --------------------------------------------------------------------------------------------------
+// What both schedules of tail_staged share: sizes, and the exchange of moments within a cluster.
+
+// Sizes of a slab and of the cluster that holds it.
 template <class Tail, class Numbers>
-struct TailStaged {
+struct StagedSizes {
+  static constexpr int width = Numbers::width;
+  static constexpr int threads = Numbers::threads;
+  static constexpr int vectors = Numbers::vectors;  // of a thread
+  static constexpr int blocks = Numbers::blocks;    // of the cluster
+  static constexpr int warps = threads / 32;        // of a block
+  static constexpr int all_warps = warps * blocks;
+  static constexpr int spatial = static_cast<int>(Tail::spatial);
+  static constexpr int slab_elements = static_cast<int>(Tail::group_channels) * spatial;
+  static constexpr int groups = Tail::channels / Tail::group_channels;
+  static constexpr bool before_by_row = Tail::Before::channel_operands > 0;
+  static constexpr bool after_by_row = Tail::has_affine || Tail::After::channel_operands > 0;
+  static constexpr int accumulators = 4;  // of a thread: additions that do not wait for each other
+};
+
+// The barriers of a schedule's Shared that count the moments of its warps and of the cluster's blocks, two by
+// parity of the round. Two buffers suffice: a warp gives its moments of the next round when it has read those
+// of this one, and of the round after that when all have given theirs of the next. By one thread.
+template <int warps, class Shared>
+__device__ __forceinline__ void initialise_exchange(Shared& shared) {
+#if __CUDA_ARCH__ >= 900
+  for (int parity = 0; parity < 2; ++parity) {
+    barrier::initialise(&shared.warps_given[parity], warps);
+    barrier::initialise(&shared.received[parity]);
+  }
+#endif
+}
+
+// Nothing is sent to a block that has not started.
+template <int blocks>
+__device__ __forceinline__ void start_cluster() {
+#if __CUDA_ARCH__ >= 900
+  if constexpr (blocks > 1) {
+    barrier::cluster_sync();
+  } else {
+    __syncthreads();
+  }
+#endif
+}
+
+// No block leaves while others may write to it.
+template <int blocks>
+__device__ __forceinline__ void leave_cluster() {
+#if __CUDA_ARCH__ >= 900
+  if constexpr (blocks > 1) barrier::cluster_sync();
+#endif
+}
+
+// Mean (as its distance `moved` from one of the parts', `from`) and M2 of `count` parts together, the same in
+// every lane. Returns the number of their elements.
+template <int count>
+__device__ __forceinline__ float merge_parts(const float4* parts, float& from, float& moved, float& m2) {
+  static_assert((count & (count - 1)) == 0 && count <= 32);
+  const float4 own = parts[threadIdx.x % count];
+  const float elements = lanes_sum<count>(own.x);
+  lanes_moments<count>(Moments{own.x, own.y, own.z}, elements > 0.0f ? 1.0f / elements : 0.0f, from, moved,
+                       m2);
+  return elements;
+}
+
+// --------------------------------------------------------------------------------------------------
+// The schedule "overlapped" of tail_staged: what of a slab a warp has, and how it arrives.
+
+template <class Tail, class Numbers>
+struct OverlappedLayout {
+  using S = StagedSizes<Tail, Numbers>;
+  using Parameters = TailParameters<Tail::parameters>;
+  using Input = typename Tail::Input;
+
+  // Vectors of a thread, and of each piece.
+  static constexpr int doubled = Numbers::doubled;
+  static constexpr int single = Numbers::single;
+  static constexpr int raw = doubled + single;
+  static constexpr int kept = S::vectors - raw;
+  static_assert(doubled > 0 && kept > 1);
+  // The last vectors of a thread, all of them kept, that some lanes may not have.
+  static constexpr int uncertain = 2;
+  static constexpr int at_once = Numbers::at_once;                // in the loops over what is not kept
+  static constexpr int row_bytes = 32 * S::width * Input::bytes;  // of a warp's vectors beside each other
+  // Results of the before-chain of bf16, less the warp's pivot, wait as f16: that adds a quarter of the
+  // error of the output's rounding. Where they overflow f16, x is read again (see `fits_f16`).
+  static constexpr bool holds_f16 = Numbers::holds_f16;
+  static_assert(!holds_f16 || Input::bytes == f16::bytes);
+
+  // Where a warp's pieces lie: the doubled one of even and of odd rounds, the single one, the kept one.
+  enum Piece { even_piece, odd_piece, single_piece, kept_piece, pieces };
+  static constexpr int first_of(int piece) { return piece < 2 ? 0 : piece == single_piece ? doubled : raw; }
+  static constexpr int count_of(int piece) {
+    return piece < 2 ? doubled : piece == single_piece ? single : kept;
+  }
+  static constexpr int offset_of(int piece) {
+    return (piece == even_piece     ? 0
+            : piece == odd_piece    ? doubled
+            : piece == single_piece ? 2 * doubled
+                                    : 2 * doubled + single) *
+           row_bytes;
+  }
+
+  struct Shared {
+    alignas(128) unsigned char stage[S::warps][(S::vectors + doubled) * row_bytes];
+    uint64 arrived[S::warps][pieces];
+    float4 of_warps[2][S::warps];  // by parity of the round: elements, mean, M2
+    float4 of_blocks[2][S::blocks];
+    uint64 warps_given[2];
+    uint64 received[2];
+    uint32 warps_counted;  // of all rounds: the last warp of each sends the block's moments
+  };
+
+  // The first vector of a warp of the cluster: the same in every slab. Only the last warps' counts differ.
+  static __device__ __forceinline__ int first_vector(int warp) {
+    constexpr int rows = (S::slab_elements / S::width + 31) / 32;
+    constexpr int each = rows / S::all_warps, more = rows % S::all_warps;
+    return (warp * each + (warp < more ? warp : more)) * 32;
+  }
+
+  // The warp's part of a slab.
+  struct Part {
+    int64 begin;   // the slab's first element
+    int head;      // elements before its first vector
+    int position;  // of the warp's first vector in the slab
+    int count;     // vectors of the warp
+
+    __device__ __forceinline__ int64 index_of(int i) const {
+      return begin + position + (i * 32 + static_cast<int>(threadIdx.x % 32)) * S::width;
+    }
+    // All vectors but the uncertain ones are there in every lane.
+    __device__ __forceinline__ bool full() const { return count >= (S::vectors - uncertain) * 32; }
+    __device__ __forceinline__ bool has(int i) const {
+      return i * 32 + static_cast<int>(threadIdx.x % 32) < count;
+    }
+  };
+};
+
+// The pieces of a warp's part of a slab in shared memory.
+template <class Tail, class Numbers>
+struct OverlappedPieces {
+  using L = OverlappedLayout<Tail, Numbers>;
+  using S = typename L::S;
+  using Input = typename L::Input;
+  using Part = typename L::Part;
+
+  const typename L::Parameters& p;
+  typename L::Shared& shared;
+  int block;  // of the cluster
+
+  __device__ __forceinline__ int warp() const { return threadIdx.x / 32; }
+  __device__ __forceinline__ int lane() const { return threadIdx.x % 32; }
+
+  __device__ __forceinline__ Part part_of(int slab) const {
+    Part part;
+    part.begin = static_cast<int64>(slab) * S::slab_elements;
+    const int head = static_cast<int>(-(part.begin + p.phase) & (S::width - 1));
+    part.head = head < S::slab_elements ? head : S::slab_elements;
+    const int all = (S::slab_elements - part.head) / S::width;
+    const int cluster_warp = block * S::warps + warp();
+    const int first = L::first_vector(cluster_warp);
+    const int end = L::first_vector(cluster_warp + 1);
+    part.position = part.head + first * S::width;
+    part.count = (end < all ? end : all) - (first < all ? first : all);
+    return part;
+  }
+
+  // The element outside of vectors that a thread has; -1 where it has none.
+  __device__ __forceinline__ int edge_of(const Part& part) const {
+    const int all = (S::slab_elements - part.head) / S::width;
+    const int thread = threadIdx.x;
+    if (block != 0 || thread >= S::slab_elements - all * S::width) return -1;
+    return thread < part.head ? thread : thread + all * S::width;
+  }
+  __device__ __forceinline__ int elements_of(const Part& part) const {
+    const int all = (S::slab_elements - part.head) / S::width;
+    return part.count * S::width + (block == 0 && warp() == 0 ? S::slab_elements - all * S::width : 0);
+  }
+
+  // Requests a piece of a slab's part; by one lane.
+  __device__ __forceinline__ void request(const Part& part, int piece) const {
+#if __CUDA_ARCH__ >= 900
+    if (lane() != 0) return;
+    const int left = part.count - L::first_of(piece) * 32;
+    const int most = L::count_of(piece) * 32;
+    const int own = left < 0 ? 0 : left < most ? left : most;
+    const auto bytes = static_cast<uint32>(own * S::width * Input::bytes);
+    uint64* arrived = &shared.arrived[warp()][piece];
+    barrier::expect(arrived, bytes);  // a phase of 0 bytes is waited for too
+    if (own > 0) {
+      barrier::copy(shared.stage[warp()] + L::offset_of(piece),
+                    static_cast<const char*>(p.input) + part.index_of(L::first_of(piece)) * Input::bytes,
+                    bytes, arrived);
+    }
+#endif
+  }
+  // The same where the warp has read before.
+  __device__ __forceinline__ void request_again(const Part& part, int piece) const {
+#if __CUDA_ARCH__ >= 900
+    // With a barrier of the warp alone loads may still be in flight when the copy begins.
+    barrier::release_to_copies();
+#endif
+    __syncwarp();
+    request(part, piece);
+  }
+  __device__ __forceinline__ void wait(int piece, uint32 phase) const {
+#if __CUDA_ARCH__ >= 900
+    barrier::wait(&shared.arrived[warp()][piece], phase);
+#endif
+  }
+  // The lane's vector i of a piece.
+  __device__ __forceinline__ unsigned char* vector_of(int piece, int i) const {
+    return shared.stage[warp()] + L::offset_of(piece) + (i - L::first_of(piece)) * L::row_bytes +
+           lane() * S::width * Input::bytes;
+  }
+};
+
+// --------------------------------------------------------------------------------------------------
+// The schedule "overlapped" of tail_staged: the moments of a slab, from a thread's sums to the cluster's.
+
+template <class Tail, class Numbers>
+struct OverlappedMoments {
+  using L = OverlappedLayout<Tail, Numbers>;
+  using S = typename L::S;
+  using Pieces = OverlappedPieces<Tail, Numbers>;
+  // Distances from the mean of the warp's first vectors, the warp's pivot.
+  using Sums = PivotSums<S::accumulators>;
+
+  template <int count>
+  static __device__ __forceinline__ float merge(const float4* parts, float& mean, float& m2) {
+    float from, moved;
+    const float elements = merge_parts<count>(parts, from, moved, m2);
+    mean = from + moved;
+    return elements;
+  }
+
+  // The warp's elements, mean and M2 go to the block; the last warp sends the block's to the cluster. Returns
+  // the warp's sum of squared distances from its pivot.
+  static __device__ __forceinline__ float send(const Pieces& pieces, const typename L::Part& part,
+                                               const Sums& sums, int round) {
+    float sum = 0.0f, square = 0.0f;
+#pragma unroll
+    for (int k = 0; k < S::accumulators; ++k) sum += sums.sum[k], square += sums.square[k];
+    sum = lanes_sum<32>(sum);
+    square = lanes_sum<32>(square);
+    float elements = static_cast<float>(pieces.elements_of(part));
+    const float distance = sum * (elements > 0.0f ? pointwise::reciprocal_fast(elements) : 0.0f);
+    float mean = sums.pivot + distance;
+    // Not below zero: what is left of a constant slab.
+    float m2 = pointwise::maximum(fmaf(-distance, sum, square), 0.0f);
+#if __CUDA_ARCH__ >= 900
+    const int parity = round & 1;
+    // Sent with a count of its bytes: a barrier of the cluster would first wait for all that was stored.
+    if (S::blocks > 1 && threadIdx.x == 0) barrier::expect(&pieces.shared.received[parity], S::blocks * 16);
+    uint32 before = 0;
+    if (pieces.lane() == 0) {
+      pieces.shared.of_warps[parity][pieces.warp()] = float4{elements, mean, m2, 0.0f};
+      barrier::arrive(&pieces.shared.warps_given[parity]);
+      if constexpr (S::blocks > 1) before = atomicAdd(&pieces.shared.warps_counted, 1u);
+    }
+    if constexpr (S::blocks > 1) {
+      before = __shfl_sync(0xffffffffu, before, 0);
+      if (before % S::warps == S::warps - 1) {
+        barrier::wait(&pieces.shared.warps_given[parity], round / 2 & 1);  // a short wait: all have counted
+        elements = merge<S::warps>(pieces.shared.of_warps[parity], mean, m2);
+        if (pieces.lane() < S::blocks) {
+          barrier::send(&pieces.shared.of_blocks[parity][pieces.block], float4{elements, mean, m2, 0.0f},
+                        &pieces.shared.received[parity], pieces.lane());
+        }
+      }
+    }
+#endif
+    return square;
+  }
+
+  // Whether f16 holds all distances of a warp whose squares have this sum. Small distances are rounded by
+  // 2^-25 at most, which the norm may make 2^-12.
+  static __device__ __forceinline__ bool fits_f16(float square, float rstd) {
+    constexpr float largest = 65504.0f;
+    return square <= largest * largest && rstd <= 8192.0f;
+  }
+
+  // The slab's mean, 1 / deviation, and what the norm's weight is multiplied by.
+  static __device__ __forceinline__ void receive(typename L::Shared& shared, int round, float& mean,
+                                                 float& rstd, float& factor) {
+    float m2 = 0.0f;
+    constexpr float per_element = 1.0f / static_cast<float>(S::slab_elements);
+#if __CUDA_ARCH__ >= 900
+    const int parity = round & 1;
+    const uint32 phase = round / 2 & 1;
+    if constexpr (S::blocks == 1) {
+      barrier::wait(&shared.warps_given[parity], phase);
+      merge<S::warps>(shared.of_warps[parity], mean, m2);
+    } else {
+      barrier::wait(&shared.received[parity], phase);
+      merge<S::blocks>(shared.of_blocks[parity], mean, m2);
+    }
+#endif
+    rstd = rsqrtf(m2 * per_element + Tail::eps);
+    factor = norm_factor<Tail>(rstd, mean, m2);
+  }
+};
+
+// --------------------------------------------------------------------------------------------------
+// The schedule "overlapped" of tail_staged, for 16-bit elements: the moments of one slab are exchanged while
+// the next one is begun.
+//
+// A warp's part of a slab arrives by bulk copies, in three pieces:
+//   doubled   has two places, for slabs in turn: that of the next slab is summed while the moments of this
+//   one
+//             are exchanged. It stays as it arrived, and the before-chain is computed again for the output;
+//             or its result is computed once and waits in the same place (see `holds_f16`).
+//   single    has one place, which is requested again as soon as the output is written
+//   kept      results of the before-chain wait in registers: as one vector's output is written, the next
+//             slab's takes its place
+// Elements before the first vector and after the last one are kept by the first block, one a thread.
+
+template <class Tail, class Numbers>
+struct StagedOverlapped {
+  using L = OverlappedLayout<Tail, Numbers>;
+  using S = typename L::S;
+  using Pieces = OverlappedPieces<Tail, Numbers>;
+  using Statistics = OverlappedMoments<Tail, Numbers>;
+  using Parameters = typename L::Parameters;
+  using Shared = typename L::Shared;
+  using Part = typename L::Part;
+  using Sums = typename Statistics::Sums;
+  using Before = typename Tail::Before;
+  using After = typename Tail::After;
+  using Input = typename Tail::Input;
+
+  // The kernel's one copy of what it is given: with a second one registers are allocated differently.
+  Pieces pieces;
+
+  // A warp's part lies in two rows at most: the values of both are loaded at the beginning.
+  static constexpr bool few_rows = S::vectors * 32 * S::width <= S::spatial;
+  // Stands for a RowCursor then. `row` is what the current one has.
+  template <class Values>
+  struct TwoRows {
+    int end;  // of the first
+    const Values& first;
+    const Values& second;
+    Values& row;
+
+    __device__ __forceinline__ bool covers(int begin, int last) {
+      row = begin >= end ? second : first;
+      return last <= end || begin >= end;
+    }
+    template <int Width, class F>
+    __device__ __forceinline__ void visit(int position, F&& f) {
+#pragma unroll
+      for (int k = 0; k < Width; ++k) {
+        row = position + k >= end ? second : first;
+        f(k, k + 1);
+      }
+    }
+  };
+
+  // Whether the vectors [from, to) of the part are all there, the last of a full part aside, in one row.
+  template <bool by_row, class R>
+  static __device__ __forceinline__ bool is_plain(const Part& part, int from, int to, R& rows) {
+    bool plain = part.full();
+    if constexpr (by_row) {
+      const int end = to * 32 < part.count ? to * 32 : part.count;
+      const bool covered = rows.covers(part.position + from * 32 * S::width, part.position + end * S::width);
+      plain = plain && covered;
+    }
+    return plain;
+  }
+  // After lanes may have gone on to different rows.
+  template <bool by_row, class R>
+  static __device__ __forceinline__ void forget(R& rows) {
+    if constexpr (by_row && !few_rows) rows.end = 0;
+  }
+  // The parts of vector i for f.
+  template <bool by_row, class R, class F>
+  static __device__ __forceinline__ void visit(const Part& part, int i, R& rows, F&& f) {
+    if constexpr (by_row) {
+      rows.template visit<S::width>(part.position + (i * 32 + static_cast<int>(threadIdx.x % 32)) * S::width,
+                                    f);
+    } else {
+      f(0, S::width);
+    }
+  }
+
+  // What the norm gets of vector i: the before-chain of what arrived. parts(f) calls f for parts in one row.
+  template <class Parts>
+  __device__ __forceinline__ void activate(const unsigned char* from, const Part& part, int i,
+                                           const float* operands, Parts&& parts,
+                                           float (&value)[S::width]) const {
+    Packed<Input, S::width> packed;
+    packed.load_shared(from);
+    packed.unpack(value);
+    typename Before::template Tensors<S::width> tensors;
+    tensors.load(pieces.p, part.index_of(i));
+    parts([&](int first, int last) {
+#pragma unroll
+      for (int k = 0; k < S::width; ++k) {
+        if (k >= first && k < last) value[k] = Before::value(value[k], operands, tensors, k);
+      }
+    });
+  }
+
+  // Adds a vector to the sums. Its values become distances where those are held.
+  static __device__ __forceinline__ void add(float (&value)[S::width], Sums& sums) {
+#pragma unroll
+    for (int k = 0; k < S::width; ++k) {
+      const float distance = sums.add(value[k], k);
+      if constexpr (L::holds_f16) value[k] = distance;
+    }
+  }
+  // The same of a piece in shared memory, where it waits for the output.
+  __device__ __forceinline__ void sum_vector(int piece, int i, float (&value)[S::width], Sums& sums) const {
+    add(value, sums);
+    if constexpr (L::holds_f16) {
+      Packed<f16, S::width> packed;
+      packed.pack(value);
+      packed.store_shared(pieces.vector_of(piece, i));
+    }
+  }
+
+  // Sums of a piece that is not kept.
+  template <bool is_first, class R>
+  __device__ __forceinline__ void sum_piece(const Part& part, int piece, R& rows, const float* operands,
+                                            Sums& sums) const {
+    const int from = L::first_of(piece), to = from + L::count_of(piece);
+    const auto whole = [](auto&& f) { f(0, S::width); };
+    const bool plain = is_plain<S::before_by_row>(part, from, to, rows);
+    const auto careful = [&](int i, float(&value)[S::width]) {
+      activate(
+          pieces.vector_of(piece, i), part, i, operands,
+          [&](auto&& f) { visit<S::before_by_row>(part, i, rows, f); }, value);
+    };
+    if constexpr (is_first) {
+      float value[S::width] = {};
+      if (plain) {
+        activate(pieces.vector_of(piece, 0), part, 0, operands, whole, value);
+      } else if (part.has(0)) {
+        careful(0, value);
+      }
+      // As distances from the first one: of equal values the mean is that value.
+      const float first = __shfl_sync(0xffffffffu, value[0], 0);
+      float sum = 0.0f;
+#pragma unroll
+      for (int k = 0; k < S::width; ++k) sum += distance_from(value[k], first);
+      if (!plain && !part.has(0)) sum = 0.0f;
+      const auto elements = static_cast<float>((part.count < 32 ? part.count : 32) * S::width);
+      sums.pivot =
+          fmaf(lanes_sum<32>(sum), part.count > 0 ? pointwise::reciprocal_fast(elements) : 0.0f, first);
+      if (plain || part.has(0)) sum_vector(piece, 0, value, sums);
+    }
+    if (plain) {
+#pragma unroll(L::at_once)
+      for (int i = from + (is_first ? 1 : 0); i < to; ++i) {
+        float value[S::width];
+        activate(pieces.vector_of(piece, i), part, i, operands, whole, value);
+        sum_vector(piece, i, value, sums);
+      }
+    } else {
+#pragma unroll 1
+      for (int i = from + (is_first ? 1 : 0); i < to; ++i) {
+        if (!part.has(i)) continue;
+        float value[S::width];
+        careful(i, value);
+        sum_vector(piece, i, value, sums);
+      }
+      forget<S::before_by_row>(rows);
+    }
+  }
+
+  // What a row brings to the sums, and to the output.
+  struct BeforeValues {
+    float before[Before::channel_operands > 0 ? Before::channel_operands : 1];
+  };
+  struct RowValues : BeforeValues {
+    float after[After::channel_operands > 0 ? After::channel_operands : 1];
+    float scale, shift;  // of the norm; before its statistics are known, its weight and bias
+
+    __device__ __forceinline__ void norm(float mean, float factor) {
+      scale *= factor;
+      shift = fmaf(-mean, scale, shift);
+    }
+  };
+  __device__ __forceinline__ void load_before(int slab, int row, BeforeValues& values) const {
+    const int channel = slab % S::groups * static_cast<int>(Tail::group_channels) + row;
+    Before::load_channel(pieces.p, slab / S::groups, channel, values.before);
+  }
+  __device__ __forceinline__ void load_row(int slab, int row, RowValues& values) const {
+    const int channel = slab % S::groups * static_cast<int>(Tail::group_channels) + row;
+    values.scale = Tail::weight(pieces.p, channel);
+    values.shift = Tail::bias(pieces.p, channel);
+    After::load_channel(pieces.p, slab / S::groups, channel, values.after);
+    Before::load_channel(pieces.p, slab / S::groups, channel, values.before);
+  }
+  static __device__ __forceinline__ int row_after(int row) {
+    return row + 1 < static_cast<int>(Tail::group_channels) ? row + 1 : row;
+  }
+
+  // What waits for the output in shared memory.
+  template <bool yes, class A, class B>
+  struct Choice {
+    using Type = A;
+  };
+  template <class A, class B>
+  struct Choice<false, A, B> {
+    using Type = B;
+  };
+  using Waiting = typename Choice<L::holds_f16, f16, Input>::Type;
+
+  // Output of vector i. Raw: `value` is what arrived, else what the norm gets.
+  template <bool is_raw, class Parts>
+  __device__ __forceinline__ void finish(const Part& part, int i, const RowValues& row, bool aligned,
+                                         Parts&& parts, float (&value)[S::width]) const {
+    const int64 index = part.index_of(i);
+    typename Before::template Tensors<S::width> before;
+    if constexpr (is_raw) before.load(pieces.p, index);
+    typename After::template Tensors<S::width> after;
+    after.load(pieces.p, index);
+    parts([&](int first, int last) {
+#pragma unroll
+      for (int k = 0; k < S::width; ++k) {
+        if (k >= first && k < last) {
+          if constexpr (is_raw) value[k] = Before::value(value[k], row.before, before, k);
+          value[k] = After::value(fmaf(value[k], row.scale, row.shift), row.after, after, k);
+        }
+      }
+    });
+    Packed<typename Tail::Output, S::width> y;
+    y.pack(value);
+    y.store(pieces.p.output, index, aligned);
+  }
+
+  // Output of a piece that is not kept. Halves: distances from `shift`, where they fit.
+  template <class R>
+  __device__ __forceinline__ void finish_piece(const Part& part, int piece, R& rows, const RowValues& row,
+                                               float shift, bool fits) const {
+    constexpr bool by_row = S::after_by_row || S::before_by_row;
+    const int from = L::first_of(piece), to = from + L::count_of(piece);
+    const bool aligned = is_aligned(pieces.p, aligned_output);
+    const bool plain = is_plain<by_row>(part, from, to, rows);
+    const auto waiting = [&](int i, float(&value)[S::width]) {
+      Packed<Waiting, S::width> packed;
+      packed.load_shared(pieces.vector_of(piece, i));
+      packed.unpack(value);
+    };
+    if (plain && aligned && (!L::holds_f16 || fits)) {
+#pragma unroll(L::at_once)
+      for (int i = from; i < to; ++i) {
+        float value[S::width];
+        waiting(i, value);
+        finish<!L::holds_f16>(
+            part, i, row, true, [](auto&& f) { f(0, S::width); }, value);
+      }
+    } else {
+#pragma unroll 1
+      for (int i = from; i < to; ++i) {
+        if (!part.has(i)) continue;
+        float value[S::width];
+        if (!L::holds_f16 || fits) {
+          waiting(i, value);
+        } else {
+          Packed<Input, S::width> packed;
+          packed.load(pieces.p.input, part.index_of(i), true);
+          packed.unpack(value);
+          typename Before::template Tensors<S::width> tensors;
+          tensors.load(pieces.p, part.index_of(i));
+          visit<by_row>(part, i, rows, [&](int first, int last) {
+#pragma unroll
+            for (int k = 0; k < S::width; ++k) {
+              if (k >= first && k < last) value[k] = Before::value(value[k], row.before, tensors, k) - shift;
+            }
+          });
+          forget<by_row>(rows);
+        }
+        finish<!L::holds_f16>(
+            part, i, row, aligned, [&](auto&& f) { visit<by_row>(part, i, rows, f); }, value);
+      }
+      forget<by_row>(rows);
+    }
+  }
+
+  __device__ __forceinline__ void run() const {
+    const int slabs = static_cast<int>(pieces.p.batch) * S::groups;
+    const int clusters = static_cast<int>(gridDim.x) / S::blocks;
+    int slab = static_cast<int>(blockIdx.x) / S::blocks;  // the one that is summed
+#if __CUDA_ARCH__ >= 900
+    if (pieces.lane() == 0) {
+      for (int i = 0; i < L::pieces; ++i) barrier::initialise(&pieces.shared.arrived[pieces.warp()][i]);
+    }
+    __syncwarp();
+    Part next = pieces.part_of(slab);
+    if (slab < slabs) {
+      pieces.request(next, L::even_piece);
+      if constexpr (L::single > 0) pieces.request(next, L::single_piece);
+      pieces.request(next, L::kept_piece);
+    }
+    if (slab + clusters < slabs) pieces.request(pieces.part_of(slab + clusters), L::odd_piece);
+    if (threadIdx.x == 0) {
+      initialise_exchange<S::warps>(pieces.shared);
+      pieces.shared.warps_counted = 0;
+    }
+    start_cluster<S::blocks>();
+
+    float h[L::kept][S::width];
+#pragma unroll
+    for (int i = 0; i < L::kept; ++i) {
+#pragma unroll
+      for (int k = 0; k < S::width; ++k) h[i][k] = 0.0f;
+    }
+    float edge = 0.0f;
+    // Of the warp's part of the slab whose output is due: what its values were moved by, and their squares.
+    float shift = 0.0f, square = 0.0f;
+    Part part = next;
+#pragma unroll 1
+    for (int round = 0;; ++round, slab += clusters) {
+      const bool has_current = round > 0;
+      const bool more = slab < slabs;
+      const int current = slab - clusters;
+      const uint32 parity = round & 1;
+      constexpr bool by_row = S::after_by_row || S::before_by_row;
+      const int own_row = part.position / S::spatial;
+      const int edge_position = has_current ? pieces.edge_of(part) : -1;
+      RowValues row, row_0, row_1, edge_row;
+      row.scale = row_0.scale = row_1.scale = edge_row.scale = 1.0f;
+      row.shift = row_0.shift = row_1.shift = edge_row.shift = 0.0f;
+      // The values of the warp's rows are on their way while sums are.
+      if (by_row && has_current) {
+        load_row(current, own_row, row_0);
+        if (few_rows) load_row(current, row_after(own_row), row_1);
+        if (edge_position >= 0) load_row(current, edge_position / S::spatial, edge_row);
+      }
+      Sums sums;
+      BeforeValues before, before_0, before_1;
+      auto next_rows = [&] {
+        if constexpr (few_rows) {
+          const int next_row = next.position / S::spatial;
+          if (S::before_by_row && more) {
+            load_before(slab, next_row, before_0);
+            load_before(slab, row_after(next_row), before_1);
+          }
+          return TwoRows<BeforeValues>{(next_row + 1) * S::spatial, before_0, before_1, before};
+        } else {
+          return row_cursor<S::spatial, true>([&](int r) { load_before(slab, r, before); });
+        }
+      }();
+      // Converted where it is used: the sums of all warps would wait for the one that waits for it.
+      Packed<Input, 1> next_edge;
+      if (more) {
+        const int position = pieces.edge_of(next);
+        if (position >= 0) next_edge.load(pieces.p.input, next.begin + position, false);
+        const int piece = parity == 0 ? L::even_piece : L::odd_piece;
+        pieces.wait(piece, round / 2 & 1);
+        sum_piece<true>(next, piece, next_rows, before.before, sums);
+      }
+
+      float mean = 0.0f, rstd = 0.0f, factor = 0.0f;
+      float moved_mean = 0.0f;  // from the shift
+      auto rows = [&] {
+        if constexpr (few_rows) {
+          return TwoRows<RowValues>{(own_row + 1) * S::spatial, row_0, row_1, row};
+        } else {
+          return row_cursor<S::spatial, true>([&](int r) {
+            load_row(current, r, row);
+            row.norm(moved_mean, factor);
+          });
+        }
+      }();
+      Part second = next;  // the slab after the next
+      if (slab + clusters < slabs) second = pieces.part_of(slab + clusters);
+      if (has_current) {
+        Statistics::receive(pieces.shared, round - 1, mean, rstd, factor);
+        if (pieces.p.statistics != nullptr && pieces.block == 0 && threadIdx.x == 0) {
+          pieces.p.statistics[2 * static_cast<int64>(current)] = mean;
+          pieces.p.statistics[2 * static_cast<int64>(current) + 1] = rstd;
+        }
+        moved_mean = mean - shift;
+        const bool fits = Statistics::fits_f16(square, rstd);
+        row_0.norm(moved_mean, factor);
+        row_1.norm(moved_mean, factor);
+        row = row_0;
+        if constexpr (!few_rows) {
+          rows.row = own_row;
+          rows.end = (own_row + 1) * S::spatial;
+        }
+        if (edge_position >= 0) {
+          edge_row.norm(mean, factor);
+          typename After::template Tensors<1> tensors;
+          tensors.load(pieces.p, part.begin + edge_position);
+          store_one<typename Tail::Output>(
+              pieces.p.output, part.begin + edge_position,
+              After::value(fmaf(edge, edge_row.scale, edge_row.shift), edge_row.after, tensors, 0));
+        }
+        if constexpr (L::single > 0) {
+          finish_piece(part, L::single_piece, rows, row, shift, fits);
+          if (more) pieces.request_again(next, L::single_piece);
+        }
+        const int piece = parity == 0 ? L::odd_piece : L::even_piece;
+        finish_piece(part, piece, rows, row, shift, fits);
+        if (slab + clusters < slabs) pieces.request_again(second, piece);
+      }
+      // Output of what is kept, and what takes its place.
+      if (more) pieces.wait(L::kept_piece, parity);
+      {
+        const bool aligned = is_aligned(pieces.p, aligned_output);
+        bool plain = aligned && has_current && more;
+        if (has_current) plain = is_plain<S::after_by_row>(part, L::raw, S::vectors, rows) && plain;
+        if (more) plain = is_plain<S::before_by_row>(next, L::raw, S::vectors, next_rows) && plain;
+        const auto whole = [](auto&& f) { f(0, S::width); };
+        if (plain) {
+#pragma unroll
+          for (int i = L::raw; i < S::vectors; ++i) {
+            if (i < S::vectors - L::uncertain || part.has(i))
+              finish<false>(part, i, row, true, whole, h[i - L::raw]);
+            if (i < S::vectors - L::uncertain || next.has(i)) {
+              activate(pieces.vector_of(L::kept_piece, i), next, i, before.before, whole, h[i - L::raw]);
+              add(h[i - L::raw], sums);
+            }
+          }
+        } else {
+#pragma unroll
+          for (int i = L::raw; i < S::vectors; ++i) {
+            if (has_current && part.has(i)) {
+              finish<false>(
+                  part, i, row, aligned, [&](auto&& f) { visit<S::after_by_row>(part, i, rows, f); },
+                  h[i - L::raw]);
+            }
+            if (more && next.has(i)) {
+              activate(
+                  pieces.vector_of(L::kept_piece, i), next, i, before.before,
+                  [&](auto&& f) { visit<S::before_by_row>(next, i, next_rows, f); }, h[i - L::raw]);
+              add(h[i - L::raw], sums);
+            }
+          }
+          forget<S::before_by_row>(next_rows);
+        }
+      }
+      if (slab + clusters < slabs) pieces.request_again(second, L::kept_piece);
+      if (!more) break;
+      if constexpr (L::single > 0) {
+        pieces.wait(L::single_piece, parity);
+        sum_piece<false>(next, L::single_piece, next_rows, before.before, sums);
+      }
+      const int position = pieces.edge_of(next);
+      if (position >= 0) {
+        if constexpr (S::before_by_row) load_before(slab, position / S::spatial, before);
+        typename Before::template Tensors<1> tensors;
+        tensors.load(pieces.p, next.begin + position);
+        edge = Before::value(next_edge.at(0), before.before, tensors, 0);
+        sums.add(edge, 0);
+      }
+      const float own_square = Statistics::send(pieces, next, sums, round);
+      if constexpr (L::holds_f16) {
+        shift = sums.pivot;
+        square = own_square;
+      }
+      part = next;
+      next = second;
+    }
+    leave_cluster<S::blocks>();
+#endif
+  }
+};
+
+// --------------------------------------------------------------------------------------------------
+// The schedule "ring" of tail_staged.
+//
+// A warp's part of a slab arrives by bulk copies, chunk after chunk. After the before-chain values wait for
+// the statistics in registers (`kept` vectors of a thread). Their chunks come through a ring of slots: a slot
+// that was read makes room for the next slab. Where registers do not hold the slab, the first `held` vectors
+// wait where they arrived, as f32. They make room for those of the next slab when the output is written. So
+// the next slab arrives while this one is summed and while it is written. Moments go from warps to their
+// block and from blocks to the cluster, past the stores of the slab before. Elements before the first vector
+// and after the last one are kept by the first block, one a thread.
+
+template <class Tail, class Numbers>
+struct StagedRing {
+  using S = StagedSizes<Tail, Numbers>;
   using Parameters = TailParameters<Tail::parameters>;
   using Before = typename Tail::Before;
   using After = typename Tail::After;
   using Input = typename Tail::Input;
 
-  static constexpr int width = Numbers::width;
-  static constexpr int threads = Numbers::threads;
-  static constexpr int blocks = Numbers::blocks;
-  static constexpr int warps = threads / 32;
-  static constexpr int all_warps = warps * blocks;
   // Vectors of a thread: the first `held` of them wait in shared memory, the others in registers.
-  static constexpr int vectors = Numbers::vectors;
   static constexpr int held = Numbers::held;
-  static constexpr int kept = vectors - held;
+  static constexpr int kept = S::vectors - held;
   // They arrive by chunks of `chunk`; each warp has a ring of `slots` chunks.
   static constexpr int chunk = Numbers::chunk;
-  static constexpr int chunks = (vectors + chunk - 1) / chunk;
+  static constexpr int chunks = (S::vectors + chunk - 1) / chunk;
   static constexpr int held_chunks = held / chunk;
   static constexpr int slots = Numbers::slots;
-  static constexpr int chunk_bytes = chunk * 32 * width * Input::bytes;
-  static_assert(kept > 0 && held % chunk == 0 && width % 4 == 0);
+  static constexpr int chunk_bytes = chunk * 32 * S::width * Input::bytes;
+  static_assert(kept > 0 && held % chunk == 0 && S::width % 4 == 0);
   static_assert(held == 0 || Input::bytes == 4);
-  static constexpr int spatial = static_cast<int>(Tail::spatial);
-  static constexpr int slab_elements = static_cast<int>(Tail::group_channels) * spatial;
-  static constexpr int groups = Tail::channels / Tail::group_channels;
-  static constexpr int lines = 4;  // partial sums of a thread: additions that do not wait for each other
-  static constexpr bool after_by_row = Tail::has_affine || After::channel_operands > 0;
 
   struct Shared {
     // A warp's ring, then its places of what is held.
-    alignas(128) unsigned char stage[warps][slots + held_chunks][chunk_bytes];
-    uint64 arrived[warps][slots + held_chunks];
-    // By parity of the round: elements, mean and M2 of the block's warps and of the cluster's blocks, and
-    // what counts them.
-    float4 of_warps[2][warps];
-    float4 of_blocks[2][blocks];
-    uint64 told[2];
+    alignas(128) unsigned char stage[S::warps][slots + held_chunks][chunk_bytes];
+    uint64 arrived[S::warps][slots + held_chunks];
+    float4 of_warps[2][S::warps];  // by parity of the round: elements, mean, M2
+    float4 of_blocks[2][S::blocks];
+    uint64 warps_given[2];
     uint64 received[2];
   };
 
@@ -3156,21 +3973,21 @@ struct TailStaged {
 
   __device__ __forceinline__ Range range_of(int slab) const {
     Range range;
-    range.begin = static_cast<int64>(slab) * slab_elements;
-    const int head = static_cast<int>(-(range.begin + p.phase) & (width - 1));
-    range.head = head < slab_elements ? head : slab_elements;
-    range.count = (slab_elements - range.head) / width;
-    range.edges = slab_elements - range.count * width;
+    range.begin = static_cast<int64>(slab) * S::slab_elements;
+    const int head = static_cast<int>(-(range.begin + p.phase) & (S::width - 1));
+    range.head = head < S::slab_elements ? head : S::slab_elements;
+    range.count = (S::slab_elements - range.head) / S::width;
+    range.edges = S::slab_elements - range.count * S::width;
     const int rows = (range.count + 31) / 32;
-    range.each = rows / all_warps;
-    range.more = rows % all_warps;
+    range.each = rows / S::all_warps;
+    range.more = rows % S::all_warps;
     return range;
   }
 
-  // A warp's way through the kept chunks of its slabs, in order: where the next one to come is asked for,
-  // where the next one to be read lies.
+  // A warp's way through the kept chunks of its slabs, in order: the next one to request, and the next one
+  // to read.
   struct Ring {
-    int slab;                // of the next chunk to ask for
+    int slab;                // of the next chunk to request
     const char* from;        // that chunk
     int left;                // vectors of the slab from there on
     int next = held_chunks;  // which chunk it is
@@ -3181,11 +3998,11 @@ struct TailStaged {
   // The chunks of the warp's part of a slab from `first_chunk` on.
   __device__ __forceinline__ const char* chunks_of(int slab, int first_chunk, int& left) const {
     const Range range = range_of(slab);
-    const int warp = block * warps + threadIdx.x / 32;
+    const int warp = block * S::warps + threadIdx.x / 32;
     const int first = range.first(warp);
     left = range.first(warp + 1) - first - first_chunk * chunk * 32;
     return static_cast<const char*>(p.input) +
-           (range.begin + range.head + static_cast<int64>(first) * width) * Input::bytes +
+           (range.begin + range.head + static_cast<int64>(first) * S::width) * Input::bytes +
            first_chunk * chunk_bytes;
   }
 
@@ -3193,23 +4010,23 @@ struct TailStaged {
     if (ring.slab < slabs) ring.from = chunks_of(ring.slab, held_chunks, ring.left);
   }
 
-  // Asks for a chunk of which `left` vectors are there, into a slot. By one lane.
-  __device__ __forceinline__ void ask(int slot, const char* from, int left) const {
+  // Requests a chunk of which `left` vectors are there, into a slot. By one lane.
+  __device__ __forceinline__ void request(int slot, const char* from, int left) const {
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x % 32 != 0) return;
     const int own = left < 0 ? 0 : left < chunk * 32 ? left : chunk * 32;
-    const auto bytes = static_cast<uint32>(own * width * Input::bytes);
+    const auto bytes = static_cast<uint32>(own * S::width * Input::bytes);
     const int warp = threadIdx.x / 32;
-    // Nothing to come is waited for all the same: every chunk is one phase.
+    // Every chunk is one phase of its barrier, one of 0 bytes too.
     barrier::expect(&shared.arrived[warp][slot], bytes);
     if (own > 0) barrier::copy(shared.stage[warp][slot], from, bytes, &shared.arrived[warp][slot]);
 #endif
   }
 
-  // Asks for the next chunk of the ring, into the slot that was read last. All lanes count.
-  __device__ __forceinline__ void ask(Ring& ring, int slot, int slabs, int clusters) const {
+  // Requests the next chunk of the ring, into the slot that was read last. All lanes count.
+  __device__ __forceinline__ void request(Ring& ring, int slot, int slabs, int clusters) const {
     if (ring.slab >= slabs) return;
-    ask(slot, ring.from, ring.left);
+    request(slot, ring.from, ring.left);
     ring.from += chunk_bytes;
     ring.left -= chunk * 32;
     if (++ring.next == chunks) {
@@ -3219,10 +4036,10 @@ struct TailStaged {
     }
   }
 
-  // The warp has read what a copy that is asked for now overwrites.
+  // The warp has read what a copy that is requested now overwrites.
   static __device__ __forceinline__ void release() {
 #if __CUDA_ARCH__ >= 900
-    // A barrier of the warp alone lets loads be under way still when the copy begins.
+    // With a barrier of the warp alone loads may still be in flight when the copy begins.
     barrier::release_to_copies();
 #endif
     __syncwarp();
@@ -3239,21 +4056,21 @@ struct TailStaged {
     bool full;     // all vectors but the last are there in every lane
 
     __device__ __forceinline__ Share(const Range& range, int block) {
-      warp = block * warps + static_cast<int>(threadIdx.x / 32);
+      warp = block * S::warps + static_cast<int>(threadIdx.x / 32);
       const int lane = threadIdx.x % 32;
       const int first = range.first(warp);
       const int count = range.first(warp + 1) - first;
-      begin = range.head + first * width;
-      end = begin + count * width;
-      position = begin + lane * width;
+      begin = range.head + first * S::width;
+      end = begin + count * S::width;
+      position = begin + lane * S::width;
       mine = (count - lane + 31) / 32;
-      elements = count * width + (warp == 0 ? range.edges : 0);
-      full = count >= (vectors - 1) * 32;
+      elements = count * S::width + (warp == 0 ? range.edges : 0);
+      full = count >= (S::vectors - 1) * 32;
     }
 
-    __device__ __forceinline__ int position_of(int i) const { return position + i * 32 * width; }
+    __device__ __forceinline__ int position_of(int i) const { return position + i * 32 * S::width; }
     __device__ __forceinline__ int end_of(int c) const {
-      const int chunk_end = begin + (c + 1) * chunk * 32 * width;
+      const int chunk_end = begin + (c + 1) * chunk * 32 * S::width;
       return chunk_end < end ? chunk_end : end;
     }
   };
@@ -3274,10 +4091,10 @@ struct TailStaged {
     const int thread = threadIdx.x;
     return {range,
             Share(range, block),
-            slab / groups,
-            slab % groups * static_cast<int>(Tail::group_channels),
+            slab / S::groups,
+            slab % S::groups * static_cast<int>(Tail::group_channels),
             block == 0 && thread < range.edges,
-            thread < range.head ? thread : thread + range.count * width};
+            thread < range.head ? thread : thread + range.count * S::width};
   }
 
   // Chunk `c` of the thread's vectors through f; only the last vector of a full share can be missing.
@@ -3286,50 +4103,8 @@ struct TailStaged {
 #pragma unroll
     for (int j = 0; j < chunk; ++j) {
       const int i = c * chunk + j;
-      if (i < vectors && ((full && i < vectors - 1) || i < share.mine)) f(i, j);
+      if (i < S::vectors && ((full && i < S::vectors - 1) || i < share.mine)) f(i, j);
     }
-  }
-
-  // The row (channel) of the warp's next chunk, and what `load` gets for it.
-  template <class Load>
-  struct Rows {
-    int row;
-    int end;  // the position where the row ends
-    Load load;
-
-    __device__ __forceinline__ void enter(int position) {
-      if (position < end) return;
-      row = position / spatial;
-      end = row * spatial + spatial;
-      load(row);
-    }
-
-    // Calls f(first, last) for the parts [first, last) of the vector at `position` that lie in one row.
-    template <class F>
-    __device__ __forceinline__ void visit(int position, F&& f) {
-      if (position + width > end) {
-        row = position / spatial;
-        end = row * spatial + spatial;
-        load(row);
-        if (position + width > end) {
-#pragma unroll
-          for (int k = 0; k < width; ++k) {
-            if (position + k >= end) {
-              ++row;
-              end += spatial;
-              load(row);
-            }
-            f(k, k + 1);
-          }
-          return;
-        }
-      }
-      f(0, width);
-    }
-  };
-  template <class Load>
-  static __device__ __forceinline__ Rows<Load> rows_of(Load load) {
-    return {0, 0, load};
   }
 
   // One chunk of vectors through f(vector, its place in the chunk, aligned, parts), where parts(g) calls
@@ -3340,18 +4115,19 @@ struct TailStaged {
                                                 F&& f) const {
     bool plain = share.full && aligned;
     if constexpr (by_row) {
-      rows.enter(share.begin + c * chunk * 32 * width);
+      rows.enter(share.begin + c * chunk * 32 * S::width);
       plain = plain && share.end_of(c) <= rows.end;
     }
     if (plain) {
-      for_each_vector<true>(share, c, [&](int i, int j) { f(i, j, true, [&](auto&& g) { g(0, width); }); });
+      for_each_vector<true>(share, c,
+                            [&](int i, int j) { f(i, j, true, [&](auto&& g) { g(0, S::width); }); });
     } else {
       for_each_vector<false>(share, c, [&](int i, int j) {
         f(i, j, aligned, [&](auto&& g) {
           if constexpr (by_row) {
-            rows.visit(share.position_of(i), g);
+            rows.template visit<S::width>(share.position_of(i), g);
           } else {
-            g(0, width);
+            g(0, S::width);
           }
         });
       });
@@ -3361,83 +4137,55 @@ struct TailStaged {
 
   // Where vector `i` of the thread arrives and waits, one of those that are held.
   __device__ __forceinline__ unsigned char* held_vector(int i) const {
-    return shared.stage[threadIdx.x / 32][slots] + (i * 32 + threadIdx.x % 32) * (width * Input::bytes);
+    return shared.stage[threadIdx.x / 32][slots] + (i * 32 + threadIdx.x % 32) * (S::width * Input::bytes);
   }
 
   // Sums of a thread: distances from the mean of a vector of its own, and their squares. That vector is one
   // of 37 at most: whatever the values are, their mean is no more than 6 deviations away from it. Distances
   // stand for the values then.
-  using Sums = PivotSums<lines>;
-
-  // Mean (as a distance from one of theirs) and M2 of `count` parts together, the same in every lane, and the
-  // number of their elements.
-  template <int count>
-  static __device__ __forceinline__ float merge(const float4* parts, float& from, float& moved, float& m2) {
-    static_assert((count & (count - 1)) == 0 && count <= 32);
-    const float4 own = parts[threadIdx.x % count];
-    const float elements = lanes_sum<count>(own.x);
-    lanes_moments<count>(Moments{own.x, own.y, own.z}, elements > 0.0f ? 1.0f / elements : 0.0f, from, moved,
-                         m2);
-    return elements;
-  }
-
-  // Statistics of the slab as a thread uses them.
-  struct Norm {
-    float mean;
-    float rstd;
-    float moved;   // the mean's distance from the thread's pivot
-    float factor;  // of the norm's weight
-  };
+  using Sums = PivotSums<S::accumulators>;
 
   // The norm from each thread's sums: of the warp, of the block, of the cluster.
-  __device__ __forceinline__ Norm reduce(const Sums& sums, const Share& share, bool has_edge,
-                                         int round) const {
+  __device__ __forceinline__ SlabNorm reduce(const Sums& sums, const Share& share, bool has_edge,
+                                             int round) const {
     const int lane = threadIdx.x % 32;
     float elements = static_cast<float>(share.elements);
-    Moments own{static_cast<float>(share.mine * width + (has_edge ? 1 : 0)), 0.0f, 0.0f};
+    Moments own{static_cast<float>(share.mine * S::width + (has_edge ? 1 : 0)), 0.0f, 0.0f};
     float from, moved, m2;
     sums.finish(own.count, moved, own.m2);
     own.mean = sums.pivot + moved;
     lanes_moments<32>(own, elements > 0.0f ? pointwise::reciprocal_fast(elements) : 0.0f, from, moved, m2);
 
-    // The next round's sums of a warp come when it has read those of this one, and the ones after that when
-    // all have given theirs of the next: two buffers suffice.
-    constexpr float per_element = 1.0f / static_cast<float>(slab_elements);
 #if __CUDA_ARCH__ >= 900
     const int parity = round & 1;
     const uint32 phase = round / 2 & 1;
     const int warp = threadIdx.x / 32;
     if (lane == 0) {
       shared.of_warps[parity][warp] = float4{elements, from + moved, m2, 0.0f};
-      barrier::arrive(&shared.told[parity]);
+      barrier::arrive(&shared.warps_given[parity]);
     }
-    if (blocks == 1 || warp == 0) {
-      barrier::wait(&shared.told[parity], phase);
-      elements = merge<warps>(shared.of_warps[parity], from, moved, m2);
+    if (S::blocks == 1 || warp == 0) {
+      barrier::wait(&shared.warps_given[parity], phase);
+      elements = merge_parts<S::warps>(shared.of_warps[parity], from, moved, m2);
     }
-    if constexpr (blocks > 1) {
+    if constexpr (S::blocks > 1) {
       // Sent with a count of its bytes: a barrier of the cluster would first wait for all that was stored.
-      if (threadIdx.x == 0) barrier::expect(&shared.received[parity], blocks * 16);
-      if (threadIdx.x < blocks) {
+      if (threadIdx.x == 0) barrier::expect(&shared.received[parity], S::blocks * 16);
+      if (threadIdx.x < S::blocks) {
         barrier::send(&shared.of_blocks[parity][block], float4{elements, from + moved, m2, 0.0f},
                       &shared.received[parity], lane);
       }
       barrier::wait(&shared.received[parity], phase);
-      merge<blocks>(shared.of_blocks[parity], from, moved, m2);
+      merge_parts<S::blocks>(shared.of_blocks[parity], from, moved, m2);
     }
 #endif
-    Norm norm;
-    norm.mean = from + moved;
-    norm.rstd = rsqrtf(m2 * per_element + Tail::eps);
-    norm.moved = (from - sums.pivot) + moved;
-    norm.factor = norm_factor<Tail>(norm.rstd, norm.mean, m2);
-    return norm;
+    return SlabNorm::of<Tail>(from, moved, m2, sums.pivot);
   }
 
   // A whole vector goes past the first-level cache, but not out of the second at once: 1% of s60, 2% of s61.
-  static __device__ __forceinline__ void store(const Packed<typename Tail::Output, width>& y, void* output,
+  static __device__ __forceinline__ void store(const Packed<typename Tail::Output, S::width>& y, void* output,
                                                int index, bool aligned) {
-    if constexpr (Packed<typename Tail::Output, width>::words == 4) {
+    if constexpr (Packed<typename Tail::Output, S::width>::words == 4) {
       if (aligned) {
         __stcg(reinterpret_cast<uint4*>(static_cast<char*>(output) + index * Tail::Output::bytes),
                uint4{y.word[0], y.word[1], y.word[2], y.word[3]});
@@ -3449,7 +4197,7 @@ struct TailStaged {
 
   // The before-chain of the thread's values and their sums.
   __device__ __forceinline__ void activate(const Place& place, int slabs, int clusters, int round, Ring& ring,
-                                           float (&h)[kept][width], float& edge, Sums& sums) const {
+                                           float (&h)[kept][S::width], float& edge, Sums& sums) const {
     const Share& share = place.share;
     const int64 begin = place.range.begin;
     const int warp = threadIdx.x / 32;
@@ -3458,47 +4206,46 @@ struct TailStaged {
     const auto load_row = [&](int row) {
       Before::load_channel(p, place.n, place.first_channel + row, operands);
     };
-    auto rows = rows_of(load_row);
+    auto rows = row_cursor<S::spatial>(load_row);
     // A chunk that lies at `stage`.
     const auto take = [&](int c, const unsigned char* stage, auto&& keep) {
-      for_each_part<(Before::channel_operands > 0)>(
-          share, c, true, rows, [&](int i, int j, bool, auto&& parts) {
-            Packed<Input, width> packed;
-            packed.load_shared(stage + (j * 32 + lane) * width * Input::bytes);
-            float value[width];
-            packed.unpack(value);
-            typename Before::template Tensors<width> tensors;
-            tensors.load(p, begin + share.position_of(i));
-            parts([&](int from, int to) {
+      for_each_part<S::before_by_row>(share, c, true, rows, [&](int i, int j, bool, auto&& parts) {
+        Packed<Input, S::width> packed;
+        packed.load_shared(stage + (j * 32 + lane) * S::width * Input::bytes);
+        float value[S::width];
+        packed.unpack(value);
+        typename Before::template Tensors<S::width> tensors;
+        tensors.load(p, begin + share.position_of(i));
+        parts([&](int from, int to) {
 #pragma unroll
-              for (int k = 0; k < width; ++k) {
-                if (k >= from && k < to) value[k] = Before::value(value[k], operands, tensors, k);
-              }
-            });
-            if (i == held || (i == 0 && share.mine <= held)) sums.pivot = Sums::mean_of(value);
+          for (int k = 0; k < S::width; ++k) {
+            if (k >= from && k < to) value[k] = Before::value(value[k], operands, tensors, k);
+          }
+        });
+        if (i == held || (i == 0 && share.mine <= held)) sums.pivot = Sums::mean_of(value);
 #pragma unroll
-            for (int k = 0; k < width; ++k) value[k] = sums.add(value[k], k);
-            keep(i, value);
-          });
+        for (int k = 0; k < S::width; ++k) value[k] = sums.add(value[k], k);
+        keep(i, value);
+      });
     };
     // Vectors that are not there are set too: else their registers are taken from one slab to the next.
 #pragma unroll
     for (int i = 0; i < kept; ++i) {
 #pragma unroll
-      for (int k = 0; k < width; ++k) h[i][k] = 0.0f;
+      for (int k = 0; k < S::width; ++k) h[i][k] = 0.0f;
     }
-    // What came first goes first: chunks of the ring were asked for before those that are held.
+    // Chunks of the ring were requested before those that are held: they are taken first.
 #pragma unroll
     for (int c = held_chunks; c < chunks; ++c) {
 #if __CUDA_ARCH__ >= 900
       barrier::wait(&shared.arrived[warp][ring.slot], ring.parity);
 #endif
-      take(c, shared.stage[warp][ring.slot], [&](int i, const float(&value)[width]) {
+      take(c, shared.stage[warp][ring.slot], [&](int i, const float(&value)[S::width]) {
 #pragma unroll
-        for (int k = 0; k < width; ++k) h[i - held][k] = value[k];
+        for (int k = 0; k < S::width; ++k) h[i - held][k] = value[k];
       });
       release();
-      ask(ring, ring.slot, slabs, clusters);
+      request(ring, ring.slot, slabs, clusters);
       if (++ring.slot == slots) {
         ring.slot = 0;
         ring.parity ^= 1;
@@ -3510,14 +4257,14 @@ struct TailStaged {
 #if __CUDA_ARCH__ >= 900
       barrier::wait(&shared.arrived[warp][slots + c], round & 1);
 #endif
-      take(c, shared.stage[warp][slots + c], [&](int i, const float(&value)[width]) {
-        Packed<f32, width> packed;
+      take(c, shared.stage[warp][slots + c], [&](int i, const float(&value)[S::width]) {
+        Packed<f32, S::width> packed;
         packed.pack(value);
         packed.store_shared(held_vector(i));
       });
     }
     if (place.has_edge) {
-      load_row(place.edge_position / spatial);
+      load_row(place.edge_position / S::spatial);
       typename Before::template Tensors<1> tensors;
       tensors.load(p, begin + place.edge_position);
       edge = Before::value(load_one<Input>(p.input, begin + place.edge_position), operands, tensors, 0);
@@ -3529,22 +4276,22 @@ struct TailStaged {
   }
 
   __device__ __forceinline__ void run_slab(int slab, int slabs, int clusters, int round, Ring& ring) const {
-    float h[kept][width];
+    float h[kept][S::width];
     float edge = 0.0f;
     Sums sums;
     activate(place_of(slab), slabs, clusters, round, ring, h, edge, sums);
-    Norm norm;
+    SlabNorm norm;
     float weight = 1.0f, bias = 0.0f;
     float operands[After::channel_operands > 0 ? After::channel_operands : 1];
-    const auto ask_row = [&](const Place& place, int row) {
+    const auto fetch_row = [&](const Place& place, int row) {
       weight = Tail::weight(p, place.first_channel + row);
       bias = Tail::bias(p, place.first_channel + row);
       After::load_channel(p, place.n, place.first_channel + row, operands);
     };
     {
       const Place place = place_of(slab);
-      // The values of the warp's first row are on their way while the sums are.
-      if constexpr (after_by_row) ask_row(place, place.share.begin / spatial);
+      // The values of the warp's first row are loaded while sums are exchanged.
+      if constexpr (S::after_by_row) fetch_row(place, place.share.begin / S::spatial);
       norm = reduce(sums, place.share, place.has_edge, round);
     }
     if (p.statistics != nullptr && block == 0 && threadIdx.x == 0) {
@@ -3561,31 +4308,31 @@ struct TailStaged {
       shift = fmaf(-norm.moved, scale, bias);
     };
     scale_row();
-    auto rows = rows_of([&](int row) {
-      ask_row(place, row);
+    auto rows = row_cursor<S::spatial>([&](int row) {
+      fetch_row(place, row);
       scale_row();
     });
-    rows.row = share.begin / spatial;
-    rows.end = (rows.row + 1) * spatial;
+    rows.row = share.begin / S::spatial;
+    rows.end = (rows.row + 1) * S::spatial;
     void* const output = static_cast<char*>(p.output) + (begin + share.position) * Tail::Output::bytes;
     const auto finish = [&](int c, auto&& value_of) {
-      for_each_part<after_by_row>(
-          share, c, p.is_aligned(aligned_output), rows, [&](int i, int, bool aligned, auto&& parts) {
-            typename After::template Tensors<width> tensors;
+      for_each_part<S::after_by_row>(
+          share, c, is_aligned(p, aligned_output), rows, [&](int i, int, bool aligned, auto&& parts) {
+            typename After::template Tensors<S::width> tensors;
             tensors.load(p, begin + share.position_of(i));
-            float value[width];
+            float value[S::width];
             value_of(i, value);
             parts([&](int from, int to) {
 #pragma unroll
-              for (int k = 0; k < width; ++k) {
+              for (int k = 0; k < S::width; ++k) {
                 if (k >= from && k < to) {
                   value[k] = After::value(fmaf(value[k], scale, shift), operands, tensors, k);
                 }
               }
             });
-            Packed<typename Tail::Output, width> y;
+            Packed<typename Tail::Output, S::width> y;
             y.pack(value);
-            store(y, output, i * 32 * width, aligned);
+            store(y, output, i * 32 * S::width, aligned);
           });
     };
     if constexpr (held > 0) {
@@ -3594,14 +4341,14 @@ struct TailStaged {
       const char* next = more ? chunks_of(slab + clusters, 0, left) : nullptr;
 #pragma unroll 1
       for (int c = 0; c < held_chunks; ++c) {
-        finish(c, [&](int i, float(&value)[width]) {
-          Packed<f32, width> packed;
+        finish(c, [&](int i, float(&value)[S::width]) {
+          Packed<f32, S::width> packed;
           packed.load_shared(held_vector(i));
           packed.unpack(value);
         });
         if (more) {
           release();
-          ask(slots + c, next, left);
+          request(slots + c, next, left);
           next += chunk_bytes;
           left -= chunk * 32;
         }
@@ -3609,13 +4356,13 @@ struct TailStaged {
     }
 #pragma unroll
     for (int c = held_chunks; c < chunks; ++c) {
-      finish(c, [&](int i, float(&value)[width]) {
+      finish(c, [&](int i, float(&value)[S::width]) {
 #pragma unroll
-        for (int k = 0; k < width; ++k) value[k] = h[i - held][k];
+        for (int k = 0; k < S::width; ++k) value[k] = h[i - held][k];
       });
     }
     if (place.has_edge) {
-      ask_row(place, place.edge_position / spatial);
+      fetch_row(place, place.edge_position / S::spatial);
       scale_row();
       typename After::template Tensors<1> tensors;
       tensors.load(p, begin + place.edge_position);
@@ -3625,9 +4372,9 @@ struct TailStaged {
   }
 
   __device__ __forceinline__ void run() const {
-    const int slabs = static_cast<int>(p.batch) * groups;
-    const int clusters = static_cast<int>(gridDim.x) / blocks;
-    int slab = static_cast<int>(blockIdx.x) / blocks;
+    const int slabs = static_cast<int>(p.batch) * S::groups;
+    const int clusters = static_cast<int>(gridDim.x) / S::blocks;
+    int slab = static_cast<int>(blockIdx.x) / S::blocks;
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x % 32 == 0) {
       for (int slot = 0; slot < slots + held_chunks; ++slot)
@@ -3636,31 +4383,44 @@ struct TailStaged {
     __syncwarp();
     Ring ring{slab};
     enter(ring, slabs);
-    for (int slot = 0; slot < slots; ++slot) ask(ring, slot, slabs, clusters);
+    for (int slot = 0; slot < slots; ++slot) request(ring, slot, slabs, clusters);
     if (held > 0 && slab < slabs) {
       int left;
       const char* from = chunks_of(slab, 0, left);
-      for (int c = 0; c < held_chunks; ++c) ask(slots + c, from + c * chunk_bytes, left - c * chunk * 32);
+      for (int c = 0; c < held_chunks; ++c) request(slots + c, from + c * chunk_bytes, left - c * chunk * 32);
     }
-    if (threadIdx.x == 0) {
-      for (int parity = 0; parity < 2; ++parity) {
-        barrier::initialise(&shared.told[parity], warps);
-        barrier::initialise(&shared.received[parity]);
-      }
-    }
-    // No sums go to a block that has not started.
-    if constexpr (blocks > 1) {
-      barrier::cluster_sync();
-    } else {
-      __syncthreads();
-    }
+    if (threadIdx.x == 0) initialise_exchange<S::warps>(shared);
+    start_cluster<S::blocks>();
     int round = 0;
 #pragma unroll 1
     for (; slab < slabs; slab += clusters, ++round) run_slab(slab, slabs, clusters, round, ring);
-    if constexpr (blocks > 1) barrier::cluster_sync();  // none leaves while others may write to it
+    leave_cluster<S::blocks>();
 #endif
   }
 };
+
+// --------------------------------------------------------------------------------------------------
+// A tail whose slab stays on the chip between its statistics and its output, in persistent clusters: x is
+// read once, y written once.
+//
+// A slab of a planar tensor is a contiguous range. Each warp of a cluster has its part of it, which bulk
+// copies bring to the warp's own shared memory. Clusters take slab after slab, and the next one arrives while
+// this one is computed. Two schedules:
+//   ring        values wait for the statistics in registers and, as f32, in shared memory
+//   overlapped  for 16 bits: half of the next slab is summed while the moments of this one are exchanged
+
+template <bool overlapped, class Tail, class Numbers>
+struct StagedSchedule {
+  using Type = StagedRing<Tail, Numbers>;
+};
+
+template <class Tail, class Numbers>
+struct StagedSchedule<true, Tail, Numbers> {
+  using Type = StagedOverlapped<Tail, Numbers>;
+};
+
+template <class Tail, class Numbers>
+using TailStaged = typename StagedSchedule<Numbers::overlapped, Tail, Numbers>::Type;
 
 }  // namespace onepass
 """
@@ -3764,6 +4524,10 @@ uint64_t word(T* pointer) {
   return reinterpret_cast<uint64_t>(pointer);
 }
 inline uint64_t word(int64_t number) { return static_cast<uint64_t>(number); }
+template <class Parameters>
+constexpr size_t parameter_bytes(void (*)(Parameters)) {
+  return sizeof(Parameters);
+}
 
 // Elements from the last boundary of a vector to the tensor's first.
 int64_t phase_of(const void* tensor, int64_t element_bytes, int64_t vector_elements) {
@@ -3975,11 +4739,11 @@ struct Numbers {
   static constexpr bool swish_alone = true;
   static constexpr bool strict = false;
 };
-using Agent = onepass::ThinMma<onepass::Convolution, onepass::Tail, Numbers>;
+using Hold = onepass::HoldByRecomputing<onepass::Convolution, onepass::Tail, Numbers>;
+using Agent = onepass::ThinMma<Hold>;
 __global__ void __launch_bounds__(512, 1) onepass_thin_mma(const __grid_constant__ Agent::Parameters p) {
   extern __shared__ __align__(128) unsigned char shared[];
-  auto& all = *reinterpret_cast<Agent::Shared*>(shared);
-  Agent{p, all, all.warp[threadIdx.x / 32]}.run();
+  Agent::run(p, shared);
 }
 
 }  // namespace block_1_tf32_thin_mma
@@ -4016,20 +4780,18 @@ void block_1_tf32(const void* input, void* output, const void* const* parameters
         word(output),                // output
         word(workspace + offset_4),  // statistics
         word(workspace),             // control
+        word(workspace + offset_2),  // sets
         word(workspace + offset_3),  // parts
-        word(workspace + offset_4),  // sums
-        0,                           // only
-        word(workspace + offset_2),  // guard
+        word(workspace + offset_4),  // ring
+        0,                           // ring_samples
         word(batch),                 // batch
-        word(lag_samples),           // wave_units
-        word(1),                     // only_words
-        0,                           // redone
+        word(lag_samples),           // lag
         word(parameters[0]),         // parameter[0]
         word(parameters[1]),         // parameter[1]
         word(parameters[2]),         // parameter[2]
         word(parameters[3]),         // parameter[3]
     };
-    static_assert(sizeof words == sizeof(block_1_tf32_thin_mma::Agent::Parameters));
+    static_assert(sizeof words == parameter_bytes(&block_1_tf32_thin_mma::onepass_thin_mma));
     const int64_t blocks = clamp((batch + lag_samples) * 128, 1, resident);
     block_1_tf32_thin_mma_kernel.launch(words, blocks, device, stream);
   }
@@ -4218,11 +4980,11 @@ struct Numbers {
   static constexpr bool swish_alone = true;
   static constexpr bool strict = false;
 };
-using Agent = onepass::ThinMma<onepass::Convolution, onepass::Tail, Numbers>;
+using Hold = onepass::HoldByRecomputing<onepass::Convolution, onepass::Tail, Numbers>;
+using Agent = onepass::ThinMma<Hold>;
 __global__ void __launch_bounds__(512, 1) onepass_thin_mma(const __grid_constant__ Agent::Parameters p) {
   extern __shared__ __align__(128) unsigned char shared[];
-  auto& all = *reinterpret_cast<Agent::Shared*>(shared);
-  Agent{p, all, all.warp[threadIdx.x / 32]}.run();
+  Agent::run(p, shared);
 }
 
 }  // namespace block_1_tf32_away_thin_mma
@@ -4259,20 +5021,18 @@ void block_1_tf32_away(const void* input, void* output, const void* const* param
         word(output),                // output
         word(workspace + offset_4),  // statistics
         word(workspace),             // control
+        word(workspace + offset_2),  // sets
         word(workspace + offset_3),  // parts
-        word(workspace + offset_4),  // sums
-        0,                           // only
-        word(workspace + offset_2),  // guard
+        word(workspace + offset_4),  // ring
+        0,                           // ring_samples
         word(batch),                 // batch
-        word(lag_samples),           // wave_units
-        word(1),                     // only_words
-        0,                           // redone
+        word(lag_samples),           // lag
         word(parameters[0]),         // parameter[0]
         word(parameters[1]),         // parameter[1]
         word(parameters[2]),         // parameter[2]
         word(parameters[3]),         // parameter[3]
     };
-    static_assert(sizeof words == sizeof(block_1_tf32_away_thin_mma::Agent::Parameters));
+    static_assert(sizeof words == parameter_bytes(&block_1_tf32_away_thin_mma::onepass_thin_mma));
     const int64_t blocks = clamp((batch + lag_samples) * 128, 1, resident);
     block_1_tf32_away_thin_mma_kernel.launch(words, blocks, device, stream);
   }
@@ -4460,11 +5220,11 @@ struct Numbers {
   static constexpr bool swish_alone = true;
   static constexpr bool strict = false;
 };
-using Agent = onepass::ThinMma<onepass::Convolution, onepass::Tail, Numbers>;
+using Hold = onepass::HoldByRecomputing<onepass::Convolution, onepass::Tail, Numbers>;
+using Agent = onepass::ThinMma<Hold>;
 __global__ void __launch_bounds__(512, 1) onepass_thin_mma(const __grid_constant__ Agent::Parameters p) {
   extern __shared__ __align__(128) unsigned char shared[];
-  auto& all = *reinterpret_cast<Agent::Shared*>(shared);
-  Agent{p, all, all.warp[threadIdx.x / 32]}.run();
+  Agent::run(p, shared);
 }
 
 }  // namespace block_1_near_f32_thin_mma
@@ -4501,20 +5261,18 @@ void block_1_f32(const void* input, void* output, const void* const* parameters,
         word(output),                // output
         word(workspace + offset_4),  // statistics
         word(workspace),             // control
+        word(workspace + offset_2),  // sets
         word(workspace + offset_3),  // parts
-        word(workspace + offset_4),  // sums
-        0,                           // only
-        word(workspace + offset_2),  // guard
+        word(workspace + offset_4),  // ring
+        0,                           // ring_samples
         word(batch),                 // batch
-        word(lag_samples),           // wave_units
-        word(1),                     // only_words
-        0,                           // redone
+        word(lag_samples),           // lag
         word(parameters[0]),         // parameter[0]
         word(parameters[1]),         // parameter[1]
         word(parameters[2]),         // parameter[2]
         word(parameters[3]),         // parameter[3]
     };
-    static_assert(sizeof words == sizeof(block_1_near_f32_thin_mma::Agent::Parameters));
+    static_assert(sizeof words == parameter_bytes(&block_1_near_f32_thin_mma::onepass_thin_mma));
     const int64_t blocks = clamp((batch + lag_samples) * 128, 1, resident);
     block_1_near_f32_thin_mma_kernel.launch(words, blocks, device, stream);
   }
@@ -4530,6 +5288,7 @@ _KERNELS = r"""
 //
 // plan: tail_staged
 //   slab: 492156 elements in 8 blocks of a cluster
+//   schedule: ring
 //   thread: 31 vectors of 4 elements, 16 of them in shared memory
 //   staging: 3 chunks of 4 vectors a thread
 // ==================================================================================================
@@ -4612,12 +5371,13 @@ struct Numbers {
   static constexpr int width = 4;
   static constexpr int blocks = 8;
   static constexpr int vectors = 31;
+  static constexpr bool overlapped = false;
   static constexpr int held = 16;
   static constexpr int chunk = 4;
   static constexpr int slots = 3;
 };
 using Agent = onepass::TailStaged<onepass::Tail, Numbers>;
-static_assert(sizeof(Agent::Shared) <= 231200);
+static_assert(sizeof(Agent::Shared) == 231168);
 __global__ void __launch_bounds__(512, 1) onepass_tail_staged(const __grid_constant__ Agent::Parameters p) {
   extern __shared__ __align__(128) unsigned char memory[];
   onepass::allow_kernel_after();
@@ -4633,7 +5393,7 @@ _LAUNCHES = r"""
 namespace {
 
 Kernel block_1_tail_tail_staged_kernel("block_1_tail_tail_staged",
-    reinterpret_cast<const void*>(&block_1_tail_tail_staged::onepass_tail_staged), 512, 8, 231200, false);
+    reinterpret_cast<const void*>(&block_1_tail_tail_staged::onepass_tail_staged), 512, 8, 231168, false);
 
 }  // namespace
 
@@ -4659,7 +5419,7 @@ void block_1_tail(const void* input, void* output, const void* const* parameters
         word(parameters[0]),          // parameter[0]
         word(parameters[1]),          // parameter[1]
     };
-    static_assert(sizeof words == sizeof(block_1_tail_tail_staged::Agent::Parameters));
+    static_assert(sizeof words == parameter_bytes(&block_1_tail_tail_staged::onepass_tail_staged));
     const int64_t blocks = std::min<int64_t>(batch * 4, resident) * 8;
     block_1_tail_tail_staged_kernel.launch(words, blocks, device, stream);
   }
@@ -4750,7 +5510,7 @@ at::Tensor run_block_1_tf32(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s60_58db3c34, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s60_c8021a09, CUDA, library) {
   library.impl("block_1_tf32", run_block_1_tf32);
 }
 """
@@ -4839,7 +5599,7 @@ at::Tensor run_block_1_tf32_away(const at::Tensor& input, at::TensorList paramet
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s60_58db3c34, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s60_c8021a09, CUDA, library) {
   library.impl("block_1_tf32_away", run_block_1_tf32_away);
 }
 """
@@ -4928,7 +5688,7 @@ at::Tensor run_block_1_f32(const at::Tensor& input, at::TensorList parameters) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s60_58db3c34, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s60_c8021a09, CUDA, library) {
   library.impl("block_1_f32", run_block_1_f32);
 }
 """
@@ -5013,13 +5773,13 @@ at::Tensor run_block_1_tail(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s60_58db3c34, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s60_c8021a09, CUDA, library) {
   library.impl("block_1_tail", run_block_1_tail);
 }
 """
 
 
-_NAMESPACE = "onepass_s60_58db3c34"
+_NAMESPACE = "onepass_s60_c8021a09"
 # What each extension is built of, when one of its operators is first called.
 _EXTENSIONS = {
     "tf32": (_BINDING_TF32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32, _HOST_CODE, _LAUNCHES_TF32]),

@@ -2,6 +2,7 @@
 #   python -m onepass export s61.py -o s61.py --arch sm_90a
 # It needs PyTorch and a CUDA toolkit: load_inline builds the kernels at the first call on a GPU.
 #   block_1_tf32: gemm_wgmma, conv_transpose3d(64,128,k=3,bias=false) | relu | group_norm(8)
+#   block_1_tf32_away: gemm_wgmma, conv_transpose3d(64,128,k=3,bias=false) | relu | group_norm(8)
 #   block_1_f32: gemm_wgmma, conv_transpose3d(64,128,k=3,bias=false) | relu | group_norm(8)
 #   block_1_f32: gemm_wgmma, conv_transpose3d(64,128,k=3,bias=false) | relu | group_norm(8)
 #   block_1_tail: tail_staged, relu | group_norm(8)
@@ -165,6 +166,17 @@ __device__ __forceinline__ float round_operand(float x) {
   }
 }
 
+// Two operands as a pair of 16-bit elements. f16 rounds as tf32 does: ties to even, unless the convolution
+// rounds them away from zero.
+template <class C, class Operand>
+__device__ __forceinline__ uint32 pack_operands(float a, float b) {
+  if constexpr (C::ties_away) {
+    return Operand::pack(round_to_tf32_away(a), round_to_tf32_away(b));
+  } else {
+    return Operand::pack(a, b);
+  }
+}
+
 // `Width` neighbours as they lie in memory: loaded early, converted when they are needed.
 template <class T, int Width>
 struct Packed {
@@ -311,161 +323,8 @@ struct Packed {
   }
 };
 
-}  // namespace onepass
-
-// --------------------------------------------------------------------------------------------------
-// Bulk copies that arrive in shared memory, what waits for them, and clusters.
-
-namespace onepass::barrier {
-
-__device__ __forceinline__ uint32 shared_address(const void* pointer) {
-  return static_cast<uint32>(__cvta_generic_to_shared(pointer));
-}
-
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-
-// A phase of the barrier ends with `arrivals` of them, and all bytes they expect.
-__device__ __forceinline__ void initialise(uint64* barrier, uint32 arrivals = 1) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
-               : "memory");
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-// What this thread wrote before is visible to those that wait.
-__device__ __forceinline__ void arrive(uint64* barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-
-__device__ __forceinline__ void expect(uint64* barrier, uint32 bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
-               "r"(bytes)
-               : "memory");
-}
-
-__device__ __forceinline__ void wait(uint64* barrier, uint32 parity) {
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "again_%=:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again_%=;\n"
-      "}\n" ::"r"(shared_address(barrier)),
-      "r"(parity)
-      : "memory");
-}
-
-__device__ __forceinline__ void copy(void* to, const void* from, uint32 bytes, uint64* barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-          shared_address(to)),
-      "l"(from), "r"(bytes), "r"(shared_address(barrier))
-      : "memory");
-}
-
-// 16 bytes, past the first-level cache.
-__device__ __forceinline__ void copy_vector(uint32 to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
-// Arrives when the vectors this thread has asked for are there.
-__device__ __forceinline__ void arrive_with_vectors(uint64* barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier))
-               : "memory");
-}
-
-// What this thread has read of shared memory is read before a bulk copy that is asked for later overwrites
-// it.
-__device__ __forceinline__ void release_to_copies() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-__device__ __forceinline__ void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-// Sends two floats to another block of the cluster, to the place of this block's own, and counts their eight
-// bytes at its barrier.
-__device__ __forceinline__ void send(float* own, float x, float y, uint64* barrier, uint32 block) {
-  uint32 address, remote;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(own)), "r"(block));
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(barrier)), "r"(block));
-  asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(address),
-      "f"(x), "f"(y), "r"(remote)
-      : "memory");
-}
-
-// The same of four floats and their sixteen bytes.
-__device__ __forceinline__ void send(float4* own, float4 v, uint64* barrier, uint32 block) {
-  uint32 address, remote;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(own)), "r"(block));
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(barrier)), "r"(block));
-  asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
-          address),
-      "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(remote)
-      : "memory");
-}
-
-#endif
-
-}  // namespace onepass::barrier
-
-// --------------------------------------------------------------------------------------------------
-// Which bit of a launch's `aligned` belongs to which tensor; shared by host and device.
-
-namespace onepass {
-
-// Set where vectors of the grid that fits the input lie on 16 bytes in this tensor too.
-enum AlignedBit {
-  aligned_input = 0,
-  aligned_output = 1,
-  aligned_output_gradient = 2,
-  aligned_input_gradient = 3,
-  aligned_parameter = 8,  // the first 24 of them; of others no bit is ever set
-  aligned_gradient = 32,
-  aligned_all = 63  // every tensor of the launch
-};
-
-}  // namespace onepass
-
-// --------------------------------------------------------------------------------------------------
-// The pointwise stages on a GPU: the formulas of pointwise.def over the functions below, in f32.
-//
-// Errors, absolute, of values up to a few units: sigmoid 2e-7, normal_cdf 2e-7; the others are CUDA's own,
-// within 2 ulp. sigmoid is 4 instructions and normal_cdf 15, where CUDA's expf and division, or erff, take 20
-// to 30. Where results are rounded to 16 bits (`Bits`, else 32), sigmoid is 3 instructions and 4e-6,
-// normal_cdf 8 and 6e-6, one of each a special function (H200; PTX promises 2^-12 of it); so too where f32 is
-// rounded to less on its way (gemm_turns.cuh in tf32).
-
-namespace onepass::pointwise {
-
-__device__ __forceinline__ float reciprocal_fast(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// NaN in the first operand comes out.
-__device__ __forceinline__ float maximum(float x, float y) {
-  float z;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
-  return z;
-}
-
-template <int Bits>
-struct relu_stage {
-  static __device__ __forceinline__ float value(float x, float p, float a, float b) {
-    return maximum(x, 0.0f);
-  }
-};
-
-}  // namespace onepass::pointwise
-
 // --------------------------------------------------------------------------------------------------
 // Sums over lanes, warps and blocks, and moments (count, mean, M2), always in the same order.
-
-namespace onepass {
 
 // The sum over `Lanes` neighbouring lanes (a power of two), in each of them.
 template <int Lanes>
@@ -674,6 +533,198 @@ __device__ __forceinline__ void team_moments(const Moments& own, float elements,
   team_moments<Lanes, Threads>(own, elements, scratch, mean, low, m2);
 }
 
+}  // namespace onepass
+
+// --------------------------------------------------------------------------------------------------
+// Bulk copies that arrive in shared memory, what waits for them, and clusters.
+
+namespace onepass::barrier {
+
+__device__ __forceinline__ uint32 shared_address(const void* pointer) {
+  return static_cast<uint32>(__cvta_generic_to_shared(pointer));
+}
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+
+// A phase of the barrier ends with `arrivals` of them, and all bytes they expect.
+__device__ __forceinline__ void initialise(uint64* barrier, uint32 arrivals = 1) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
+               : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// What this thread wrote before is visible to those that wait.
+__device__ __forceinline__ void arrive(uint64* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+__device__ __forceinline__ void expect(uint64* barrier, uint32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+               "r"(bytes)
+               : "memory");
+}
+
+__device__ __forceinline__ void wait(uint64* barrier, uint32 parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again_%=:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again_%=;\n"
+      "}\n" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+}
+
+__device__ __forceinline__ void copy(void* to, const void* from, uint32 bytes, uint64* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+}
+
+// 16 bytes, past the first-level cache.
+__device__ __forceinline__ void copy_vector(uint32 to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+// Arrives when the vectors this thread has asked for are there.
+__device__ __forceinline__ void arrive_with_vectors(uint64* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier))
+               : "memory");
+}
+
+// What this thread has read of shared memory is read before a bulk copy that is asked for later overwrites
+// it.
+__device__ __forceinline__ void release_to_copies() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Sends two floats to another block of the cluster, to the place of this block's own, and counts their eight
+// bytes at its barrier.
+__device__ __forceinline__ void send(float* own, float x, float y, uint64* barrier, uint32 block) {
+  uint32 address, remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(own)), "r"(block));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(barrier)), "r"(block));
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(address),
+      "f"(x), "f"(y), "r"(remote)
+      : "memory");
+}
+
+// The same of four floats and their sixteen bytes.
+__device__ __forceinline__ void send(float4* own, float4 v, uint64* barrier, uint32 block) {
+  uint32 address, remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(own)), "r"(block));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(barrier)), "r"(block));
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+          address),
+      "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(remote)
+      : "memory");
+}
+
+#endif
+
+}  // namespace onepass::barrier
+
+// --------------------------------------------------------------------------------------------------
+// What the kernels of wide convolutions are given.
+
+namespace onepass {
+
+// The row "gemm_wgmma", and the launch that merges moments where values are stored between passes.
+template <int Count>
+struct GemmParameters {
+  const void* input;
+  void* output;
+  float* values;        // between the passes, laid out as the output
+  float* statistics;    // [batch][groups][2]: mean, 1 / deviation
+  uint32* control;      // zero: two counters and a flag for each unit, four words
+  float4* parts;        // of slabs, for each tile with channels of it: count, mean, M2
+  float* sums;          // of rows, for each range of positions
+  uint32* only;         // zero: a redo mark for each sample, then one for all (RedoWord)
+  uint32* guard;        // zero: bits of the largest magnitude in each sample
+  const void* packed;   // weights as gemm/source/pack.cuh leaves them
+  const float* scales;  // factor of each channel's sums, then the largest sum of magnitudes
+  int64 batch;
+  int64 wave_units;
+  const void* parameter[Count > 0 ? Count : 1];
+};
+
+// The norm and what follows, of values that another launch left in memory (gemm/store/finish.cuh).
+template <int Count>
+struct GemmFinishParameters {
+  const float* values;  // laid out as the output, perhaps in its place
+  void* output;
+  const float* statistics;  // [batch][groups][2]: mean, 1 / deviation
+  int64 batch;
+  const void* parameter[Count > 0 ? Count : 1];
+};
+
+// Packing of weights (gemm/source/pack.cuh).
+struct GemmPackParameters {
+  const void* weights;
+  void* packed;
+  float* scales;  // per channel: 1 / its scale; then (zero) the largest sum of magnitudes
+  uint32* only;   // redo marks; [batch] is set where a weight is not finite
+  int64 batch;
+};
+
+// --------------------------------------------------------------------------------------------------
+// Which bit of a launch's `aligned` belongs to which tensor; shared by host and device.
+
+// Set where vectors of the grid that fits the input lie on 16 bytes in this tensor too.
+enum AlignedBit {
+  aligned_input = 0,
+  aligned_output = 1,
+  aligned_output_gradient = 2,
+  aligned_input_gradient = 3,
+  aligned_parameter = 8,  // the first 24 of them; of others no bit is ever set
+  aligned_gradient = 32,
+  aligned_all = 63  // every tensor of the launch
+};
+
+}  // namespace onepass
+
+// --------------------------------------------------------------------------------------------------
+// The pointwise stages on a GPU: the formulas of pointwise.def over the functions below, in f32.
+//
+// Errors, absolute, of values up to a few units: sigmoid 2e-7, normal_cdf 2e-7; the others are CUDA's own,
+// within 2 ulp. sigmoid is 4 instructions and normal_cdf 15, where CUDA's expf and division, or erff, take 20
+// to 30. Where results are rounded to 16 bits (`Bits`, else 32), sigmoid is 3 instructions and 4e-6,
+// normal_cdf 8 and 6e-6, one of each a special function (H200; PTX promises 2^-12 of it); so too where f32 is
+// rounded to less on its way (gemm_pingpong.cuh in tf32).
+
+namespace onepass::pointwise {
+
+__device__ __forceinline__ float reciprocal_fast(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// NaN in the first operand comes out.
+__device__ __forceinline__ float maximum(float x, float y) {
+  float z;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+  return z;
+}
+
+template <int Bits>
+struct relu_stage {
+  static __device__ __forceinline__ float value(float x, float p, float a, float b) {
+    return maximum(x, 0.0f);
+  }
+};
+
+}  // namespace onepass::pointwise
+
 // --------------------------------------------------------------------------------------------------
 // What the tail's kernels share: parameters, per-channel values, and the two ways to walk over a tile.
 //
@@ -682,22 +733,24 @@ __device__ __forceinline__ void team_moments(const Moments& own, float elements,
 // sample. A *unit* is what shares a synchronisation: a slab where tensors are planar (channels before space),
 // a sample where they are interleaved.
 
-template <int Count>
-struct TailParameters {
-  const void* input;
-  void* output;
-  float* statistics;  // [batch][groups][2]: mean, 1 / deviation
-  uint32* control;    // zero: a ticket, then two counters and a flag for each unit
-  float* parts;       // of rows, one for each piece
-  float* sums;        // of rows, one for each piece
-  uint64 aligned;
-  int64 phase;  // elements from the last 16-byte boundary to the input's first
-  int64 batch;
-  int64 wave_units;
-  const void* parameter[Count > 0 ? Count : 1];
+namespace onepass {
 
-  __device__ __forceinline__ bool is_aligned(int bit) const { return (aligned >> bit) & 1; }
-};
+// A kernel's AlignedBits; none where its parameters do not say them.
+template <class Parameters>
+__device__ __forceinline__ auto aligned_bits_of(const Parameters& p, int) -> decltype(p.aligned) {
+  return p.aligned;
+}
+
+template <class Parameters>
+__device__ __forceinline__ uint64 aligned_bits_of(const Parameters&, long) {
+  return 0;
+}
+
+// Whether vectors of a tensor lie on 16 bytes, by its AlignedBit. Others are loaded element by element.
+template <class Parameters>
+__device__ __forceinline__ bool is_aligned(const Parameters& p, int bit) {
+  return (aligned_bits_of(p, 0) >> bit) & 1;
+}
 
 // Loads and stores that other blocks of the same launch wrote or will read: past the first-level cache.
 __device__ __forceinline__ float load_shared_by_blocks(const float* address) { return __ldcg(address); }
@@ -811,51 +864,50 @@ struct ChannelValues {
 struct All {};
 
 // --------------------------------------------------------------------------------------------------
-// A thin convolution and all that follows it in one launch, its output in no memory.
-//
-//   pass 1   x -> convolution -> before-chain -> moments of each channel's tiles; the last block of a sample
-//            merges them
-//   pass 2   x -> convolution -> before-chain -> norm -> after-chain -> y, or its sums where the block ends
-//   in
-//            a mean
-//
-// Pass 1 is left out without a norm, pass 2 where a mean follows the norm directly. Work is taken by ticket
-// as in tail_streamed.cuh: pass 1 of a wave of samples, then pass 2 of the wave before. Moves x once or twice
-// and y once.
-//
-// `Convolution` is the problem's, generated (src/cuda/thin.cc); so is `Tail`. Three parts make a kernel:
-//   Mainloop   computes a tile of a sample's sums and hands them to an epilogue, fragment by fragment. It
-//   says
-//              how a warp's lanes share them: Mainloop::team neighbouring lanes have the same rows (channels
-//              of samples), and a tile is one of Mainloop::samples samples.
-//   Epilogue   MomentsEpilogue or ApplyEpilogue: the chain, and what becomes of its values.
-//   Thin       the tickets, and what the last block of a sample does.
+// What the forward kernels of thin convolutions are given.
 
+// Of thin/thin.cuh: kernels on a mainloop and an epilogue.
 template <int Count>
 struct ThinParameters {
   const void* input;
   void* output;
   float* statistics;  // [batch][groups][2]: mean, 1 / deviation
   uint32* control;    // zero: a ticket, then two counters and a flag for each sample
-  float* parts;       // of channels, for each tile: count, mean, M2
-  float* sums;        // of channels, for each tile
-  uint32* only;   // where not null: a word for each sample, then `only_words` (RedoWord); others are left out
-  uint32* guard;  // zero: what a mainloop found of each sample (thin_samples.cuh)
+  float* parts;       // moments of channels, for each tile: count, mean, M2
+  float* sums;        // sums of channels, for each tile
+  uint32* only;       // null: all samples; else a word for each sample, then RedoWords
+  uint32* guard;      // zero: findings of the mainloop for each sample
   int64 batch;
-  int64 wave_units;
-  int64 only_words;
-  uint64* redone;  // where not null: gets the number of samples that `only` marks (count_marked)
+  int64 wave_units;  // units between the passes
+  int64 only_words;  // RedoWords behind the words of the samples
+  uint64* redone;    // not null: counts the samples that `only` marks
   const void* parameter[Count > 0 ? Count : 1];
-
-  // Elements go one by one.
-  __device__ __forceinline__ bool is_aligned(int) const { return false; }
 };
 
-// The words behind those of the samples: redo_all in the first one speaks for all samples.
+// --------------------------------------------------------------------------------------------------
+// A thin convolution with its chains, norm and mean in one launch, on a mainloop that computes sums. The
+// convolution's output is never in memory.
+//
+//   pass 1   x -> convolution -> before-chain -> moments of each channel's tiles; the last block of a sample
+//            merges them
+//   pass 2   x -> convolution -> before-chain -> norm -> after-chain -> y, or sums of y for a mean
+//
+// Pass 1 is left out without a norm, pass 2 where a mean follows the norm directly. Work is taken by ticket
+// as in tail/streamed.cuh: pass 1 of a wave of samples, then pass 2 of the wave before. Moves x once or twice
+// and y once.
+//
+// `Convolution` is the problem's, generated (src/cuda/thin/thin.cc); so is `Tail`. Three parts make a kernel:
+//   Mainloop   computes a tile of sums and hands them to an epilogue, fragment by fragment. Mainloop::team
+//              neighbouring lanes have the same rows (channels of samples). A tile has Mainloop::samples
+//              samples.
+//   Epilogue   MomentsEpilogue or ApplyEpilogue: the chain, then moments, sums or stores.
+//   Thin       the tickets, and the merges by the last block of a sample.
+
+// The words behind those of the samples: redo_all in the first one marks all samples.
 enum RedoWord : uint32 { redo_none = 0, redo_some = 1, redo_all = 2 };
 
-// A convolution in groups is as many convolutions, each of channels of its own: what is called a sample here
-// is what one group has of one, so that there are `groups` times as many.
+// A convolution in groups is as many convolutions, each of its own channels. A group of a sample is treated
+// as a sample of its own, so that there are `groups` times as many.
 template <class C>
 __device__ __forceinline__ int group_of(int64 n) {
   return C::groups == 1 ? 0 : static_cast<int>(n % C::groups);
@@ -873,7 +925,7 @@ __device__ __forceinline__ int64 input_origin(int64 n) {
   return origin<C>(n, C::input_stride(0), C::input_stride(1), static_cast<int>(C::in_channels));
 }
 
-// In the output, and in tensors that stages read.
+// The same in the output, and in tensors that stages read.
 template <class C>
 __device__ __forceinline__ int64 output_origin(int64 n) {
   return origin<C>(n, C::stride(0), C::stride(1), static_cast<int>(C::channels));
@@ -928,7 +980,7 @@ struct ThinClass {
   }
 };
 
-// Which of a fragment's positions are the tile's: all, or those with a bit.
+// The positions of a fragment that belong to the tile: all, or those with a bit set.
 struct Mask {
   uint32 bits;
 };
@@ -937,7 +989,7 @@ __device__ __forceinline__ bool has(int i, Mask mask) { return mask.bits >> i & 
 
 __device__ __forceinline__ bool has(int, All) { return true; }
 
-// A slot is a channel of one of the samples that a tile has.
+// A slot is a channel of one of a tile's samples.
 template <class Tail, class Numbers>
 __device__ __forceinline__ int channel_of(int slot) {
   return Numbers::slots == Tail::channels ? slot : slot % Tail::channels;
@@ -978,7 +1030,7 @@ struct ChannelNorm {
   }
 };
 
-// Slots of a thread, and what the before-chain takes of their channels.
+// The slots of a thread, with the before-chain's operands of their channels.
 template <class Tail, class Numbers, int Rows>
 struct ThinRows {
   ChannelValues<typename Tail::Before, 1> before[Rows];
@@ -1003,15 +1055,13 @@ struct ThinRows {
 
 // What a mainloop does with its sums:
 //   Epilogue epilogue{p, scratch, n}
-//   auto rows = epilogue.begin(channel, in_range): a thread's rows are these channels; one that is not in
-//   range
-//     has a valid channel all the same, and nothing becomes of its values
+//   auto rows = epilogue.begin(slot, in_range): a thread's rows. A row that is not in range has a valid slot,
+//     and its values are dropped.
 //   epilogue.take(rows, h, offset, which): h[row][position], offset[position] in a channel, All or a Mask
-//   epilogue.template finish<team>(rows): every thread of the block; the lanes of a team have the same
-//   channels epilogue.store(tile): once, when all channels are finished
-template <class Convolution, class Tail, class Numbers>
+//   epilogue.template finish<team>(rows): by every thread of the block
+//   epilogue.store(tile): once, when all channels are finished
+template <class Convolution, class Tail, class Numbers, class Parameters>
 struct MomentsEpilogue {
-  using Parameters = ThinParameters<Tail::parameters>;
   using Before = typename Tail::Before;
   const Parameters& p;
   float* scratch;  // 3 * Numbers::warps * Numbers::slots floats
@@ -1046,7 +1096,7 @@ struct MomentsEpilogue {
     float added = Count;
     if constexpr (!is_same<Which, All>) added = static_cast<float>(__popc(which.bits));
     if (!is_same<Which, All> && added == 0.0f) return;
-    // Distances from the mean so far, at first from a value: of equal values they are 0.
+    // Distances from the mean so far, at first from the first value: equal values have distance 0.
     if (rows.count == 0.0f) {
 #pragma unroll
       for (int r = 0; r < Rows; ++r) {
@@ -1067,7 +1117,7 @@ struct MomentsEpilogue {
       }
       const float moved = sum * per_element;
       rows.mean[r] += moved;
-      // Rounding may leave less than zero of equal values.
+      // Rounding may leave equal values a little below zero.
       const float added_m2 = fmaf(-sum, moved, square);
       rows.m2[r] += added_m2 < 0.0f ? 0.0f : added_m2;
     }
@@ -1110,9 +1160,8 @@ struct MomentsEpilogue {
   }
 };
 
-template <class Convolution, class Tail, class Numbers>
+template <class Convolution, class Tail, class Numbers, class Parameters>
 struct ApplyEpilogue {
-  using Parameters = ThinParameters<Tail::parameters>;
   using Before = typename Tail::Before;
   using After = typename Tail::After;
   const Parameters& p;
@@ -1194,8 +1243,8 @@ struct ApplyEpilogue {
 template <class Convolution, class Tail, class Numbers, class Mainloop>
 struct Thin {
   using Parameters = ThinParameters<Tail::parameters>;
-  using MomentsPass = MomentsEpilogue<Convolution, Tail, Numbers>;
-  using ApplyPass = ApplyEpilogue<Convolution, Tail, Numbers>;
+  using MomentsPass = MomentsEpilogue<Convolution, Tail, Numbers, Parameters>;
+  using ApplyPass = ApplyEpilogue<Convolution, Tail, Numbers, Parameters>;
   static constexpr int samples = Mainloop::samples;  // of a unit
   static constexpr int groups = Tail::channels / Tail::group_channels;
   static constexpr int first_tiles = Tail::has_norm ? Numbers::tiles : 0;
@@ -1286,7 +1335,7 @@ struct Thin {
     }
   }
 
-  // Whether there is anything to do at all: asked before weights are loaded.
+  // Whether any sample is to be computed; tested before weights are loaded.
   static __device__ __forceinline__ bool has_work(const Parameters& p) {
     if (p.only == nullptr) return true;
     uint32 any = redo_none;
@@ -1314,7 +1363,7 @@ struct Thin {
     using Items = Schedule<first_tiles, second_tiles>;
     const int64 units = (p.batch + samples - 1) / samples;
     const int64 tickets = Items::tickets(units, p.wave_units);
-    // A mainloop of several samples leaves words there, and heeds none.
+    // A mainloop of several samples writes these words and computes all samples.
     const bool all = samples > 1 || p.only == nullptr || p.only[p.batch] == redo_all;
     Tickets own(p.control);
 #pragma unroll 1
@@ -1332,29 +1381,8 @@ struct Thin {
 };
 
 // --------------------------------------------------------------------------------------------------
-// What the parts of gemm.cuh share: parameters, the flat index of positions, the order of tiles, shared
-// memory.
-
-template <int Count>
-struct GemmParameters {
-  const void* input;
-  void* output;
-  float* values;        // where pass 1 leaves them for pass 2, laid out as the output
-  float* statistics;    // [batch][groups][2]: mean, 1 / deviation
-  uint32* control;      // zero: two counters and a flag for each unit, four words
-  float4* parts;        // of slabs, for each tile that has channels of it: count, mean, M2
-  float* sums;          // of rows, for each range of positions
-  uint32* only;         // zero: a word for each sample that is to be done again, then one for all (RedoWord)
-  uint32* guard;        // zero: the bits of the largest magnitude in each sample
-  const void* packed;   // weights as gemm_pack.cuh leaves them
-  const float* scales;  // what a channel's sums are multiplied by, then the largest sum of magnitudes
-  int64 batch;
-  int64 wave_units;
-  const void* parameter[Count > 0 ? Count : 1];
-
-  // Elements go one by one.
-  __device__ __forceinline__ bool is_aligned(int) const { return false; }
-};
+// What the kernels of wide convolutions share: the flat index of positions, the order of tiles, shared memory
+// of gemm/wgmma.cuh, barriers.
 
 // The rows of a product with those that only fill a tile, `padded` of all groups of channels: the `rows` of
 // each group begin a tile.
@@ -1386,9 +1414,9 @@ struct GemmGeometry {
     for (int i = 0; i < Numbers::phases(d); ++i) before += Numbers::phase(d, i) < phase(d, m) ? 1 : 0;
     return before;
   }
-  // A transposed convolution of stride s is as many convolutions (classes) of which each has every s-th
-  // output. They meet the same x here, so that those of a channel are rows of one product: row `channel *
-  // classes + class`, and a position is that of one output of each.
+  // A transposed convolution of stride s is s convolutions (classes), each with every s-th output. Here they
+  // read the same x, so that the classes of a channel are rows of one product: row `channel * classes +
+  // class`. A position has one output of each class.
   static constexpr int classes = static_cast<int>(C::classes(0) * C::classes(1) * C::classes(2));
   static constexpr int rows = static_cast<int>(C::channels) * classes;
   static constexpr __device__ int outputs(int d) { return static_cast<int>(C::positions(d, 0)); }
@@ -1587,7 +1615,7 @@ struct GemmGeometry {
   }
 };
 
-// What a block works on: one tile of a unit, in one of the passes.
+// A work item of a block: one tile of a unit, in one of the passes.
 template <class Tail, class Numbers>
 struct GemmItem {
   static constexpr int unit_tiles = Numbers::unit_channel_tiles * Numbers::position_tiles;
@@ -1749,9 +1777,9 @@ __device__ __forceinline__ bool has_room(uint64* empty, uint32 round) {
   return __shfl_sync(0xffffffffu, is_free, 0) != 0;
 }
 
-// Marks a sample that f16 has no room for. Of a magnitude below 2^-14 f16 drops up to 2^-25: what becomes of
-// that, at most, must not show where values are of the order of 1 (after a norm, which multiplies by
-// `scale`), or beside what is dropped of the largest (without one).
+// Marks a sample whose values overflow or underflow f16. A magnitude below 2^-14 loses up to 2^-25. After a
+// norm, which multiplies by `scale`, the effect must not show beside values of the order of 1; without a norm
+// it must not show beside the rounding of the largest value.
 template <class Tail, class Numbers, class Parameters>
 __device__ __forceinline__ void judge(const Parameters& p, int64 n, float largest, float scale) {
   constexpr float limit = 65504.0f;
@@ -1777,12 +1805,12 @@ __device__ __forceinline__ void judge(const Parameters& p, int64 n, float scale)
   judge<Tail, Numbers>(p, n, __uint_as_float(__ldcg(p.guard + n)), scale);
 }
 
-// Adds one to a counter of the launch, as count_up, without waiting for what it was.
+// Adds one to a counter of the launch, as count_up, without reading it.
 __device__ __forceinline__ void arrive(uint32* counter) {
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
 }
 
-// A place in a ring and how often it came round.
+// A stage of a ring buffer, and the phase of its barrier.
 template <int Stages>
 struct Ring {
   int stage = 0;
@@ -1803,25 +1831,16 @@ struct Ring {
 }  // namespace onepass::gemm
 
 // --------------------------------------------------------------------------------------------------
-// The weights of a wide convolution as gemm.cuh reads them: 16-bit elements,
+// Packs the weights of a wide convolution as mainloops read them: 16-bit elements,
 //   [group][channel tile][chunk of input channels][tap][part][8 input channels][output channel][8]
 // and zeros where there is no channel. f32 weights are scaled by a power of two for each output channel, so
-// that f16 has room for all of them, and where they are split the second part is what the first leaves.
+// that all fit in f16. Where they are split, the second part is the remainder of the first.
 
 namespace onepass {
 
-struct GemmPackParameters {
-  const void* weights;
-  void* packed;
-  float*
-      scales;    // of each channel, one over what it was scaled by; then the largest sum of magnitudes (zero)
-  uint32* only;  // where not null: marked where a weight is not finite, as in gemm.cuh
-  int64 batch;
-};
-
 // A block for every `pack_channels` output channels, those that only fill a tile too. Where `pack_staged`, it
 // reads its weights once, to shared memory.
-template <class C, class Numbers>
+template <class C, class Numbers, class Parameters = GemmPackParameters>
 struct GemmPack {
   static constexpr int threads = 256;
   static constexpr int warps = threads / 32;
@@ -1837,7 +1856,7 @@ struct GemmPack {
   static constexpr int team = threads / channels;  // threads that measure a channel
   static_assert(team % 32 == 0);
 
-  const GemmPackParameters& p;
+  const Parameters& p;
   unsigned char* staged;  // [channel][term]
 
   // Where the weight of a term (input channel, tap of the row's class) lies.
@@ -1960,7 +1979,7 @@ struct GemmPack {
         uint32 word[4];
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
-          word[k] = Operand::pack(value[2 * k], value[2 * k + 1]);
+          word[k] = pack_operands<C, Operand>(value[2 * k], value[2 * k + 1]);
           float first, second;
           Operand::unpack(word[k], first, second);
           value[2 * k] -= first;
@@ -1973,8 +1992,156 @@ struct GemmPack {
   }
 };
 
+}  // namespace onepass
+
 // --------------------------------------------------------------------------------------------------
-// What brings x to shared memory as 16-bit elements, for gemm.cuh.
+// What mainloops by wgmma share.
+
+namespace onepass::wgmma {
+
+// The descriptor of an operand in shared memory without swizzle: rows of 16 bytes, eight of them together.
+// The next eight channels are `leading` bytes on.
+__device__ __forceinline__ uint64 descriptor(uint32 address, uint32 leading) {
+  return static_cast<uint64>(address >> 4) | static_cast<uint64>(leading >> 4) << 16 |
+         static_cast<uint64>(128 >> 4) << 32;
+}
+
+}  // namespace onepass::wgmma
+
+// --------------------------------------------------------------------------------------------------
+// The mainloop of gemm/wgmma.cuh: the products of a tile.
+
+namespace onepass {
+
+// Rows of the sums are output channels, columns are positions.
+template <class C, class Tail, class Numbers>
+struct GemmMainloop {
+  using Geometry = GemmGeometry<C, Numbers>;
+  using Shared = GemmShared<C, Tail, Numbers>;
+  using Product = typename Numbers::Product;
+  static constexpr int sums = Numbers::columns / 2;
+  static constexpr int steps = Numbers::chunk_channels / 16;
+  static constexpr int group_taps = Numbers::group_taps;
+  static constexpr int groups = Numbers::taps / group_taps;
+  static constexpr int window_bytes = Geometry::window * Geometry::windows * 16;
+
+  Shared& s;
+  gemm::Ring<Numbers::x_stages> x;
+  gemm::Ring<Numbers::weight_stages> weights;
+
+  // The first warpgroup must not be two tiles ahead: the named barrier would merge two arrivals into one.
+  static constexpr int steps_of_chunk = Numbers::taps / Numbers::group_taps;
+  static_assert(Numbers::stagger == 0 || Numbers::x_stages < Numbers::chunks + Numbers::stagger ||
+                (!Numbers::weights_stay &&
+                 Numbers::weight_stages < (Numbers::chunks + Numbers::stagger) * steps_of_chunk));
+
+  // The second warpgroup begins `stagger` chunks after the first, so that one multiplies while the other runs
+  // its epilogue. `beside` is called after each group of products is issued; it overlaps with them.
+  template <class Beside>
+  __device__ __forceinline__ void run(float (&d)[sums], Beside&& beside) {
+    if (Numbers::stagger > 0 && threadIdx.x / 128 == 1) gemm::wait_for_first();
+    if constexpr (Numbers::parts == 1) {
+      multiply(
+          d, [] {}, beside);
+    } else {
+      float part[sums];
+#pragma unroll
+      for (int i = 0; i < sums; ++i) d[i] = 0.0f;
+      multiply(
+          part,
+          [&] {
+#pragma unroll
+            for (int i = 0; i < sums; ++i) d[i] += part[i];
+          },
+          beside);
+    }
+  }
+
+ private:
+  // All products. With split operands `take` is called after each group, to add its sums in f32.
+  template <class Take, class Beside>
+  __device__ __forceinline__ void multiply(float (&d)[sums], Take&& take, Beside&& beside) {
+    const int lane = threadIdx.x % 32;
+    const int group = threadIdx.x / 128;
+    const uint32 x_begin = barrier::shared_address(s.x[0]) +
+                           (Numbers::groups_share_positions ? 0u : group * Numbers::columns * 16);
+    const uint32 weights_begin =
+        barrier::shared_address(s.weights[0]) + (Numbers::groups_share_positions ? group * 64 * 16 : 0u);
+    int scale = 0;  // the first product overwrites the sums
+    int x_before = -1, weights_before = -1;
+    const auto release = [&] {
+      if (lane == 0) {
+        if (!Numbers::weights_stay && weights_before >= 0) barrier::arrive(&s.weights_empty[weights_before]);
+        if (x_before >= 0) barrier::arrive(&s.x_empty[x_before]);
+      }
+    };
+#pragma unroll 1
+    for (int chunk = 0; chunk < Numbers::chunks; ++chunk) {
+      barrier::wait(&s.x_full[x.stage], x.round);
+      const uint32 x_stage = x_begin + x.stage * Numbers::x_stage_bytes;
+#pragma unroll 1
+      for (int g = 0; g < groups; ++g) {
+        // Weights that stay are loaded once: their barriers never leave the first phase.
+        barrier::wait(&s.weights_full[weights.stage], Numbers::weights_stay ? 0u : weights.round);
+        const uint32 w_stage = weights_begin + weights.stage * Numbers::weight_stage_bytes;
+        if constexpr (Numbers::parts == 2) scale = 0;
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+        for (int t = 0; t < group_taps; ++t) {
+          const uint32 shift = groups == 1 ? Geometry::tap_shift(t) * 16u : s.tap_shifts[g * group_taps + t];
+#pragma unroll
+          for (int k = 0; k < steps; ++k) {
+            // The products of second parts come first: they are small.
+#pragma unroll
+            for (int product = Numbers::parts == 2 ? 2 : 0; product >= 0; --product) {
+              const int of_weights = product == 1 ? 1 : 0;
+              const int of_x = product == 2 ? 1 : 0;
+              Product::run(
+                  d,
+                  wgmma::descriptor(
+                      w_stage + ((t * Numbers::parts + of_weights) * steps + k) * Numbers::tile_channels * 32,
+                      Numbers::tile_channels * 16),
+                  wgmma::descriptor(x_stage + shift + (of_x * steps + k) * 2 * window_bytes, window_bytes),
+                  scale);
+              scale = 1;
+            }
+          }
+        }
+        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+        if constexpr (Numbers::parts == 1) {
+          beside();
+          // The group before has finished: its stages are free.
+          asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+          release();
+          weights_before = weights.stage;
+          x_before = g == groups - 1 ? x.stage : -1;
+        } else {
+          wait_for_products(d);
+          weights_before = weights.stage;
+          x_before = g == groups - 1 ? x.stage : -1;
+          release();
+          take();
+        }
+        weights.next();
+      }
+      x.next();
+      if (Numbers::stagger > 0 && chunk == Numbers::stagger - 1 && group == 0) gemm::allow_second();
+    }
+    if constexpr (Numbers::parts == 1) {
+      wait_for_products(d);
+      release();
+    }
+  }
+
+  static __device__ __forceinline__ void wait_for_products(float (&d)[sums]) {
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+    for (int i = 0; i < sums; ++i) asm volatile("" : "+f"(d[i])::"memory");
+  }
+};
+
+// --------------------------------------------------------------------------------------------------
+// The source of gemm/wgmma.cuh: brings x to shared memory as 16-bit elements.
 
 // Fills the ring of windows.
 template <class C, class Tail, class Numbers>
@@ -1992,8 +2159,7 @@ struct GemmStaging {
 
   // --- x by copies ---
   static constexpr int converters = gemm::converting_warps * 32;
-  // Elements of 16 bits are read from shared memory by two neighbours, if those of every pair lie side by
-  // side in x, or both outside.
+  // 16-bit elements are read from shared memory by pairs, if every pair is contiguous in x or outside of it.
   static constexpr bool by_pairs =
       Input::bytes == 2 && Numbers::slot_channels == 8 && !Numbers::boxed && !Geometry::has_stride &&
       Geometry::pitch % 2 == 0 && Geometry::plane % 2 == 0 && Geometry::low(2) % 2 == 0 &&
@@ -2009,7 +2175,7 @@ struct GemmStaging {
   const Parameters& p;
   GemmShared<C, Tail, Numbers>& s;
 
-  // What of a channel a run of the tile's window has: elements from `first`, so many; on 16 bytes.
+  // The elements of a channel that a run of the tile's window reads, rounded to 16 bytes.
   struct Range {
     int first;
     int count;
@@ -2021,8 +2187,8 @@ struct GemmStaging {
     }
   };
 
-  // What the lanes of a warp send for of each channel of a tile that is a box where its runs are short: a
-  // bulk copy takes 75 clocks however short it is, so that vectors go one by one.
+  // Copies by vectors, for boxes with short runs: a bulk copy takes 75 clocks however short it is. These are
+  // the vectors of each channel that the lanes of a warp copy.
   struct Vectors {
     static constexpr int of_run = Numbers::raw_pitch / vector;
     static constexpr int pieces = (Geometry::runs * of_run + 31) / 32;
@@ -2040,7 +2206,7 @@ struct GemmStaging {
     }
   };
 
-  // One warp: the vectors of a slot's channels of the tile, for which there is room.
+  // One warp: copies the vectors of a slot's channels. The slot is free.
   __device__ __forceinline__ void send(const Item& item, const Vectors& vectors, int channel,
                                        gemm::Ring<Numbers::raw_slots>& ring) const {
     const int left = C::in_channels - channel;
@@ -2162,7 +2328,7 @@ struct GemmStaging {
             }
           }
         }
-        // Copies that overwrite what was read begin behind the barrier, and it has been used by then.
+        // Copies that overwrite the slot start after this barrier, when all reads have finished.
         if (exists) {
           __syncwarp();
           if (threadIdx.x % 32 == 0) barrier::arrive(&s.raw_empty[raw.stage]);
@@ -2172,7 +2338,7 @@ struct GemmStaging {
       if constexpr (guards) {
         if (chunk == Numbers::chunks - 1) leave_guard(item, largest, gemm::converting_warps);
       }
-      // What was written is read by products. Once a chunk: the fence waits for all stores before it.
+      // Releases the stores to wgmma, once a chunk: the fence waits for all stores before it.
       barrier::release_to_copies();
       __syncwarp();
       if (threadIdx.x % 32 == 0) barrier::arrive(&s.x_full[ring.stage]);
@@ -2191,8 +2357,7 @@ struct GemmStaging {
         bits[k] = exists ? *reinterpret_cast<const uint32*>(from + k * raw_channel_bytes) : 0u;
       }
     }
-    // Of eight lanes that store at a time four begin with the second position: each then has banks of its
-    // own.
+    // Of eight lanes that store together, four begin with the second position. This avoids bank conflicts.
     __device__ __forceinline__ void pack(unsigned char* to, float&, bool) const {
       const bool second = threadIdx.x % 8 >= 4;
       store(to + (second ? 16 : 0), second ? 0x7632u : 0x5410u);
@@ -2208,7 +2373,7 @@ struct GemmStaging {
   };
 
   // --- x by loads ---
-  // Some channels of a position: on their way from memory, then as 16 bits each.
+  // Some channels of a position: first as loaded, then as 16 bits each.
   template <int Count>
   struct Channels {
     typename gemm::Word<Input::bytes>::Type bits[Count];
@@ -2262,7 +2427,7 @@ struct GemmStaging {
           if (!is_last) v[k] *= gemm::split_scale;
         }
 #pragma unroll
-        for (int k = 0; k < Count / 2; ++k) word[k] = Operand::pack(v[2 * k], v[2 * k + 1]);
+        for (int k = 0; k < Count / 2; ++k) word[k] = pack_operands<C, Operand>(v[2 * k], v[2 * k + 1]);
         if (!is_last || Numbers::parts == 1) {
 #pragma unroll
           for (int k = 0; k < Count; ++k) largest = gemm::largest_of(largest, v[k]);
@@ -2335,7 +2500,7 @@ struct GemmStaging {
             x[i][1].template load<in_vectors>(from + 8 * C::input_stride(1) * Input::bytes, bytes[first + i],
                                               exists && has_second && has, channel + 8);
           }
-          // Keeps the compiler from loading some when others have come.
+          // Keeps the compiler from waiting between the loads.
           __syncwarp();
 #pragma unroll
           for (int i = 0; i < at_once; ++i) {
@@ -2372,66 +2537,18 @@ struct GemmStaging {
     if (threadIdx.x % 32 != 0) return;
     atomicMax(p.guard + item.n, bits);
     if constexpr (!Tail::has_norm) {
-      // Nobody else waits for the sample's last tile: the last warp judges.
+      // Without a norm no block waits for the sample's last tile: the last warp judges.
       if (item.channel_tile == 0 &&
           count_up(p.control + item.unit * 4 + 2) == static_cast<uint32>(Numbers::position_tiles * warps) - 1)
-        judge(p, item.n, 1.0f);
+        gemm::judge<Tail, Numbers>(p, item.n, 1.0f);
     }
-  }
-
-  static __device__ __forceinline__ void judge(const Parameters& p, int64 n, float scale) {
-    gemm::judge<Tail, Numbers>(p, n, scale);
   }
 };
 
 // --------------------------------------------------------------------------------------------------
-// Which columns of a tile a thread of gemm_epilogue.cuh has, and where they lie in the output.
+// Statistics of slabs from the parts that the tiles of gemm/wgmma.cuh leave.
 
-// The columns of a thread: every fourth pair. Column i is i / 2 * 8 + i % 2 after the first. `offsets`: where
-// columns of the tile lie in a channel.
-template <class Geometry, int Columns, bool contiguous = Geometry::contiguous>
-struct GemmColumns {
-  const int* own;
-  uint32 inside[(Columns + 31) / 32] = {};  // a bit for each that has an output
-
-  __device__ __forceinline__ GemmColumns(const int* offsets, int, int column) : own(offsets + column) {
-#pragma unroll
-    for (int i = 0; i < Columns; i += 2) {
-      const int2 pair = *reinterpret_cast<const int2*>(own + i / 2 * 8);
-      inside[i / 32] |= (static_cast<uint32>(pair.x >= 0) | static_cast<uint32>(pair.y >= 0) << 1)
-                        << (i % 32);
-    }
-  }
-  __device__ __forceinline__ bool has(int i) const { return inside[i / 32] >> (i % 32) & 1u; }
-  // Only of a column that has an output.
-  __device__ __forceinline__ int offset(int i) const { return own[i / 2 * 8 + i % 2]; }
-  __device__ __forceinline__ int count() const {
-    int sum = 0;
-#pragma unroll
-    for (int i = 0; i < (Columns + 31) / 32; ++i) sum += __popc(inside[i]);
-    return sum;
-  }
-};
-
-template <class Geometry, int Columns>
-struct GemmColumns<Geometry, Columns, true> {
-  int first;
-  int left;
-
-  __device__ __forceinline__ GemmColumns(const int*, int tile_position, int column)
-      : first(tile_position + column), left(Geometry::positions - first) {}
-  __device__ __forceinline__ bool has(int i) const { return left > i / 2 * 8 + i % 2; }
-  __device__ __forceinline__ int offset(int i) const { return first + i / 2 * 8 + i % 2; }
-  __device__ __forceinline__ int count() const {
-    const int whole = left <= 0 ? 0 : left / 8 * 2 + (left % 8 < 2 ? left % 8 : 2);
-    return whole < Columns ? whole : Columns;
-  }
-};
-
-// --------------------------------------------------------------------------------------------------
-// Statistics of slabs from the parts that tiles of gemm.cuh leave.
-
-// The slabs of a norm, of which each tile that has channels of one leaves a part.
+// Each tile with channels of a slab leaves a part of it.
 template <class C, class Tail, class Numbers>
 struct GemmSlabs {
   using Parameters = GemmParameters<Tail::parameters>;
@@ -2539,19 +2656,60 @@ struct GemmSlabs {
 };
 
 // --------------------------------------------------------------------------------------------------
-// What the pieces of gemm_epilogue.cuh share: which rows and columns of a tile a thread has, and who merges.
+// The columns of a tile that a consumer thread of gemm/wgmma.cuh has, and where they lie in the output.
 
-// A thread has two rows, and of each every fourth pair of columns.
+// A thread has every fourth pair of columns: column i is i / 2 * 8 + i % 2 after the first. `offsets` are
+// those of the tile's columns in a channel. They are computed where the flat index is the output's own.
+template <class Geometry, int Columns, bool contiguous = Geometry::contiguous>
+struct GemmColumns {
+  const int* own;
+  uint32 inside[(Columns + 31) / 32] = {};  // a bit for each that has an output
+
+  __device__ __forceinline__ GemmColumns(const int* offsets, int, int column) : own(offsets + column) {
+#pragma unroll
+    for (int i = 0; i < Columns; i += 2) {
+      const int2 pair = *reinterpret_cast<const int2*>(own + i / 2 * 8);
+      inside[i / 32] |= (static_cast<uint32>(pair.x >= 0) | static_cast<uint32>(pair.y >= 0) << 1)
+                        << (i % 32);
+    }
+  }
+  __device__ __forceinline__ bool has(int i) const { return inside[i / 32] >> (i % 32) & 1u; }
+  // Only of a column that has an output.
+  __device__ __forceinline__ int offset(int i) const { return own[i / 2 * 8 + i % 2]; }
+  __device__ __forceinline__ int count() const {
+    int sum = 0;
+#pragma unroll
+    for (int i = 0; i < (Columns + 31) / 32; ++i) sum += __popc(inside[i]);
+    return sum;
+  }
+};
+
+template <class Geometry, int Columns>
+struct GemmColumns<Geometry, Columns, true> {
+  int first;
+  int left;
+
+  __device__ __forceinline__ GemmColumns(const int*, int tile_position, int column)
+      : first(tile_position + column), left(Geometry::positions - first) {}
+  __device__ __forceinline__ bool has(int i) const { return left > i / 2 * 8 + i % 2; }
+  __device__ __forceinline__ int offset(int i) const { return first + i / 2 * 8 + i % 2; }
+  __device__ __forceinline__ int count() const {
+    const int whole = left <= 0 ? 0 : left / 8 * 2 + (left % 8 < 2 ? left % 8 : 2);
+    return whole < Columns ? whole : Columns;
+  }
+};
+
+// --------------------------------------------------------------------------------------------------
+// A consumer thread of gemm/wgmma.cuh: its rows and columns of a tile, and the group of threads it works
+// with.
+
+// A thread has two rows of the tile, and every fourth pair of columns in each.
 template <class C, class Tail, class Numbers>
-struct GemmEpilogueLayout {
+struct GemmConsumer {
   using Parameters = GemmParameters<Tail::parameters>;
   using Geometry = GemmGeometry<C, Numbers>;
   using Shared = GemmShared<C, Tail, Numbers>;
   using Item = GemmItem<Tail, Numbers>;
-  using Before = typename Tail::Before;
-  using After = typename Tail::After;
-  using Output = typename Tail::Output;
-  using Staging = GemmStaging<C, Tail, Numbers>;
   static constexpr int sums = Numbers::columns / 2;
   static constexpr int pairs = Numbers::columns / 8;  // of columns, in each row of a thread
   using Columns = GemmColumns<Geometry, 2 * pairs>;
@@ -2568,7 +2726,7 @@ struct GemmEpilogueLayout {
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int group = warp / 4;
 
-  // Where the warpgroups have their own positions, each goes its own way: what they merge is an agent's.
+  // An agent merges the moments of a tile: the block, or each warpgroup where they work independently.
   static constexpr bool apart = Numbers::apart;
   static constexpr int agent_threads = apart ? 128 : gemm::consumer_threads;
   static constexpr int agent_warps = agent_threads / 32;
@@ -2588,10 +2746,14 @@ struct GemmEpilogueLayout {
     return item.position_tile * agents + agent;
   }
 
+  // Rows beyond the output only fill a tile.
+  static __device__ __forceinline__ bool exists(int row) {
+    return rows % Numbers::tile_channels == 0 || row < rows;
+  }
   __device__ __forceinline__ int row(int h) const {
     return (Numbers::groups_share_positions ? group * 64 : 0) + warp % 4 * 16 + lane / 4 + 8 * h;
   }
-  // Of the tile's positions, the first that this warpgroup has.
+  // The first of the tile's positions that this warpgroup has.
   __device__ __forceinline__ int first_column() const {
     return Numbers::groups_share_positions ? 0 : group * Numbers::columns;
   }
@@ -2601,7 +2763,7 @@ struct GemmEpilogueLayout {
   static __device__ __forceinline__ int first_slab(const Item& item) {
     return item.channel_tile * Numbers::tile_channels / group_rows;
   }
-  // The slabs that this tile has channels of.
+  // Slabs with channels in this tile.
   static __device__ __forceinline__ int slab_count(const Item& item) {
     const int end = (item.channel_tile + 1) * Numbers::tile_channels;
     const int last = ((end < rows ? end : rows) - 1) / group_rows;
@@ -2610,311 +2772,20 @@ struct GemmEpilogueLayout {
 };
 
 // --------------------------------------------------------------------------------------------------
-// How gemm_epilogue.cuh stores a tile's values: through shared memory, so that warps write whole lines, and
-// of 16 bits also later, beside the products of the next tile.
+// Moments of a tile's rows, and the parts of slabs they become, for gemm/wgmma.cuh.
 
 template <class C, class Tail, class Numbers>
-struct GemmEpilogueOutputs : GemmEpilogueLayout<C, Tail, Numbers> {
-  using Base = GemmEpilogueLayout<C, Tail, Numbers>;
-  using Base::classes;
-  using Base::first_column;
-  using Base::lane;
-  using Base::p;
-  using Base::pairs;
-  using Base::row;
-  using Base::rows;
-  using Base::s;
-  using Base::sums;
-  using Base::tile_position;
-  using Base::warp;
-  using typename Base::Geometry;
-  using typename Base::Item;
-  using typename Base::Output;
-  using typename Base::Shared;
+struct GemmTileMoments {
+  using Consumer = GemmConsumer<C, Tail, Numbers>;
+  using Columns = typename Consumer::Columns;
+  using Item = typename Consumer::Item;
+  static constexpr int sums = Consumer::sums;
+  static constexpr int pairs = Consumer::pairs;
+  static constexpr int group_rows = Consumer::group_rows;
 
-  // Four neighbouring columns lie side by side in the output, at offsets that are multiples of four.
-  static constexpr bool vectors_fit =
-      Geometry::contiguous && Tail::spatial % 4 == 0 && C::stride(1) % 4 == 0 && C::stride(0) % 4 == 0;
-  static constexpr bool channels_last = C::stride(1) == 1 && C::stride(4) != 1;
+  const Consumer thread;
 
-  // The tile's values to memory: eight rows by 32 columns at a time through shared memory, so that a warp
-  // writes whole lines. `again`: they are read again soon.
-  template <class Type, bool again>
-  __device__ __forceinline__ void store(void* to, const Item& item, const float (&d)[sums]) const {
-    if constexpr (Type::bytes == 2 && vectors_fit) {
-      store_halves<Type>(to, item, d);
-      return;
-    }
-    float(&stage)[8][Shared::value_pitch] = s.stage(warp);
-    int in_vectors = vectors_fit && reinterpret_cast<uint64>(to) % (4 * Type::bytes) == 0;
-    const int first_row = item.channel_tile * Numbers::tile_channels + row(0) - lane / 4;
-    const int first_position = tile_position(item) + first_column();
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int channel = first_row + 8 * h;
-      const int64 begin = output_origin<C>(item.n) + Geometry::row_offset(channel);
-#pragma unroll
-      for (int j = 0; j < pairs; j += 4) {
-        constexpr int all = 32;
-        const int columns = (pairs - j) * 8 < all ? (pairs - j) * 8 : all;
-        __syncwarp();
-#pragma unroll
-        for (int k = 0; k < columns / 8; ++k) {
-          *reinterpret_cast<float2*>(&stage[lane / 4][8 * k + 2 * (lane % 4)]) =
-              float2{d[(j + k) * 4 + h * 2], d[(j + k) * 4 + h * 2 + 1]};
-        }
-        __syncwarp();
-        // Asked again each time: two loops would keep all values of both in registers.
-        asm volatile("" : "+r"(in_vectors));
-        if (vectors_fit && in_vectors) {
-          const int column = lane % 8 * 4;
-          const int position = first_position + j * 8 + column;
-          const bool has = position < Geometry::positions && column < columns;
-#pragma unroll
-          for (int r = lane / 8; r < 8; r += 4) {
-            const float4 four = *reinterpret_cast<const float4*>(&stage[r][column]);
-            if (has && exists(channel + r)) {
-              const float value[4] = {four.x, four.y, four.z, four.w};
-              Packed<Type, 4> packed;
-              packed.pack(value);
-              put<Type, again>(to, begin + r * C::stride(1) + position, packed);
-            }
-          }
-        } else {
-          store_ones<Type>(to, channel, begin, first_position, j);
-        }
-      }
-    }
-  }
-  // --- Values that leave beside products ---
-  // A warp has all columns of its 16 rows. When a tile of 16-bit values ends, the first vectors of each row,
-  // as many as there is room for, stay in shared memory and the others in registers. They go to memory 32 at
-  // a time while the next tile is multiplied, those of registers through shared memory when it is free.
-  static constexpr int late_vectors = Numbers::late_vectors;
-  static constexpr int kept_vectors = late_vectors > 0 ? pairs - late_vectors : 0;
-  static constexpr int late_steps = late_vectors / 2;  // 16 rows by 32 lanes
-  static constexpr int all_steps = late_steps + (kept_vectors + 1) / 2;
-  static_assert(late_vectors % 2 == 0 && kept_vectors <= late_vectors);
-
-  struct Leaving {
-    unsigned char* to = nullptr;  // of the first row
-    int bytes = 0;                // of a row that has outputs
-    int rows = 0;                 // that exist
-    int step = all_steps;
-    uint32 kept[2 * kept_vectors + 1];
-  };
-
-  __device__ __forceinline__ bool leaves_late() const {
-    return late_vectors > 0 && reinterpret_cast<uint64>(p.output) % 16 == 0;
-  }
-
-  // By a warp: step `i` of a part of the rows, `vectors` of each.
-  template <int vectors>
-  __device__ __forceinline__ void put_vectors(const Leaving& leaving, int i) const {
-    const int v = i * 32 + lane;
-    const int r = v / vectors;
-    const int column = (v - r * vectors) * 16;
-    if (r < leaving.rows && column < leaving.bytes && (vectors % 2 == 0 || r < 16)) {
-      const uint4 vector = *reinterpret_cast<const uint4*>(s.values[warp] + r * Numbers::late_pitch + column);
-      __stcs(reinterpret_cast<uint4*>(leaving.to + r * (C::stride(1) * Output::bytes) + column), vector);
-    }
-  }
-  // By a warp: the next step.
-  __device__ __forceinline__ void put_some(Leaving& leaving) const {
-    if (leaving.step >= all_steps) return;
-    if (leaving.step < late_steps) {
-      put_vectors<late_vectors>(leaving, leaving.step);
-    } else if constexpr (kept_vectors > 0) {
-      if (leaving.step == late_steps) {
-        __syncwarp();
-        put_words<kept_vectors>([&](int j, int h) { return leaving.kept[2 * j + h]; });
-        leaving.to += late_vectors * 16;
-        leaving.bytes -= late_vectors * 16;
-      }
-      put_vectors<kept_vectors>(leaving, leaving.step - late_steps);
-    }
-    ++leaving.step;
-  }
-  // By a warp: what lies in shared memory may be overwritten.
-  __device__ __forceinline__ void put_rest(Leaving& leaving) const {
-#pragma unroll 1
-    while (leaving.step < all_steps) put_some(leaving);
-    __syncwarp();
-  }
-
-  // `vectors` of the warp's rows to shared memory. `word(j, h)`: two neighbours of vector j in the thread's
-  // row h.
-  template <int vectors, class Word>
-  __device__ __forceinline__ void put_words(Word&& word) const {
-    // Rows begin in different banks if the vectors of a row are odd in number; if only their half is, the
-    // last four rows take two vectors the other way round.
-    constexpr int row_vectors = Numbers::late_pitch / 16;
-    constexpr bool in_turn = row_vectors % 2 == 0;
-    static_assert(row_vectors % 4 != 0);
-    const int late = in_turn ? lane / 16 : 0;
-    unsigned char* const own = s.values[warp] + lane / 4 * Numbers::late_pitch + lane % 4 * 4;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-#pragma unroll
-      for (int j = 0; j < vectors; j += in_turn ? 2 : 1) {
-        unsigned char* const place = own + h * 8 * Numbers::late_pitch + j * 16;
-        const uint32 first = word(j, h);
-        if (in_turn && j + 1 < vectors) {
-          const uint32 second = word(j + 1, h);
-          *reinterpret_cast<uint32*>(place + late * 16) = late ? second : first;
-          *reinterpret_cast<uint32*>(place + 16 - late * 16) = late ? first : second;
-        } else {
-          *reinterpret_cast<uint32*>(place) = first;
-        }
-      }
-    }
-    __syncwarp();
-  }
-
-  // The tile's values, for later.
-  __device__ __forceinline__ void keep(const Item& item, const float (&d)[sums], Leaving& leaving) const {
-    const int first_row = item.channel_tile * Numbers::tile_channels + row(0) - lane / 4;
-    const int first_position = tile_position(item) + first_column();
-    leaving.to = static_cast<unsigned char*>(p.output) +
-                 (output_origin<C>(item.n) + first_row * C::stride(1) + first_position) * Output::bytes;
-    leaving.bytes = (Geometry::positions - first_position) * Output::bytes;
-    leaving.rows = rows - first_row;
-    leaving.step = 0;
-    const auto word = [&](int j, int h) { return Output::pack(d[j * 4 + h * 2], d[j * 4 + h * 2 + 1]); };
-    put_words<late_vectors>(word);
-#pragma unroll
-    for (int j = 0; j < kept_vectors; ++j) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) leaving.kept[2 * j + h] = word(late_vectors + j, h);
-    }
-  }
-
-  // The same of 16-bit elements that lie side by side: 64 columns at a time.
-  template <class Type>
-  __device__ __forceinline__ void store_halves(void* to, const Item& item, const float (&d)[sums]) const {
-    constexpr bool by_eights = Tail::spatial % 8 == 0 && C::stride(1) % 8 == 0 && C::stride(0) % 8 == 0;
-    constexpr int width = by_eights ? 8 : 4;  // of a lane's vector
-    constexpr int lanes = 64 / width;         // that have a row
-    constexpr int pitch = 64 + 8;             // words of eight rows lie in different banks
-    static_assert(Shared::value_bytes >= 8 * pitch * 2);
-    auto* const stage = reinterpret_cast<uint16*>(s.values[warp]);
-    int in_vectors = reinterpret_cast<uint64>(to) % (width * 2) == 0;
-    const int first_row = item.channel_tile * Numbers::tile_channels + row(0) - lane / 4;
-    const int first_position = tile_position(item) + first_column();
-    const int column = lane % lanes * width;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int channel = first_row + 8 * h;
-      const int64 begin = output_origin<C>(item.n) + Geometry::row_offset(channel);
-#pragma unroll
-      for (int j = 0; j < pairs; j += 8) {
-        asm volatile("" : "+r"(in_vectors));
-        if (in_vectors) {
-          __syncwarp();
-#pragma unroll
-          for (int k = 0; k < 8; ++k) {
-            if (j + k >= pairs) break;
-            *reinterpret_cast<uint32*>(stage + lane / 4 * pitch + 8 * k + 2 * (lane % 4)) =
-                Type::pack(d[(j + k) * 4 + h * 2], d[(j + k) * 4 + h * 2 + 1]);
-          }
-          __syncwarp();
-          const int position = first_position + j * 8 + column;
-          const bool has = position < Geometry::positions && j * 8 + column < Numbers::columns;
-#pragma unroll
-          for (int r = 0; r < 8; r += 32 / lanes) {
-            const int own = r + lane / lanes;
-            Packed<Type, width> some;
-            some.load(stage + own * pitch, column, true);
-            if (has && exists(channel + own)) some.store(to, begin + own * C::stride(1) + position, true);
-          }
-        } else {
-#pragma unroll
-          for (int i = j; i < j + 8; i += 4) {
-            if (i >= pairs) break;
-            __syncwarp();
-#pragma unroll
-            for (int k = 0; k < 4; ++k) {
-              if (i + k >= pairs) break;
-              *reinterpret_cast<float2*>(&s.stage(warp)[lane / 4][8 * k + 2 * (lane % 4)]) =
-                  float2{d[(i + k) * 4 + h * 2], d[(i + k) * 4 + h * 2 + 1]};
-            }
-            __syncwarp();
-            store_ones<Type>(to, channel, begin, first_position, i);
-          }
-        }
-      }
-    }
-  }
-  // What lies in shared memory, one by one. A lane has a column; where channels are neighbours a row; where
-  // classes are, those of a column.
-  template <class Type>
-  __device__ __forceinline__ void store_ones(void* to, int channel, int64 begin, int first_position,
-                                             int j) const {
-    const int columns = (pairs - j) * 8 < 32 ? (pairs - j) * 8 : 32;
-    constexpr int side_by_side = 8 % C::classes(2) == 0 ? static_cast<int>(C::classes(2)) : 1;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int of_rows = (i * 32 + lane) % (32 * side_by_side);
-      const int column = channels_last ? lane / 8 + 4 * i : of_rows / side_by_side;
-      const int r = channels_last ? lane % 8 : i / side_by_side * side_by_side + of_rows % side_by_side;
-      int offset;
-      if constexpr (Geometry::contiguous) {
-        offset = first_position + j * 8 + column;
-        if (offset >= Geometry::positions) offset = -1;
-      } else {
-        offset = column < columns ? s.offsets[first_column() + j * 8 + column] : -1;
-      }
-      const float value = s.stage(warp)[r][column];
-      if (offset >= 0 && column < columns && exists(channel + r))
-        store_one<Type>(to, first_of(channel, begin, r) + offset, value);
-    }
-  }
-  // Where the r-th row after one that begins at `begin` does.
-  static __device__ __forceinline__ int64 first_of(int row, int64 begin, int r) {
-    if constexpr (classes == 1) return begin + r * C::stride(1);
-    return begin - Geometry::row_offset(row) + Geometry::row_offset(row + r);
-  }
-  static __device__ __forceinline__ bool exists(int row) {
-    return rows % Numbers::tile_channels == 0 || row < rows;
-  }
-  template <class Type, bool again>
-  static __device__ __forceinline__ void put(void* to, int64 index, const Packed<Type, 4>& four) {
-    if constexpr (again) {
-      __stcg(reinterpret_cast<uint4*>(static_cast<float*>(to) + index),
-             uint4{four.word[0], four.word[1], four.word[2], four.word[3]});
-    } else {
-      four.store(to, index, true);
-    }
-  }
-};
-
-// --------------------------------------------------------------------------------------------------
-// Moments of a tile's rows, and the parts of slabs they become, for gemm_epilogue.cuh.
-
-template <class C, class Tail, class Numbers>
-struct GemmEpilogueMoments : GemmEpilogueOutputs<C, Tail, Numbers> {
-  using Base = GemmEpilogueOutputs<C, Tail, Numbers>;
-  using Base::agent_warp;
-  using Base::agent_warps;
-  using Base::apart;
-  using Base::exists;
-  using Base::first_slab;
-  using Base::group;
-  using Base::group_rows;
-  using Base::lane;
-  using Base::p;
-  using Base::pairs;
-  using Base::position_part;
-  using Base::row;
-  using Base::s;
-  using Base::slab_count;
-  using Base::slabs;
-  using Base::sums;
-  using Base::warp;
-  using typename Base::Columns;
-  using typename Base::Item;
-
-  // Of the tile's rows, left in shared memory; every consumer, and a barrier follows.
+  // Leaves the moments of the tile's rows in shared memory. By every consumer; a barrier must follow.
   __device__ __forceinline__ void row_moments(const Columns& columns, const float (&d)[sums]) const {
     const int count = columns.count();
     const float own_count = static_cast<float>(count);
@@ -2930,14 +2801,16 @@ struct GemmEpilogueMoments : GemmEpilogueOutputs<C, Tail, Numbers> {
       }
       float mean, m2;
       team_moments<4, gemm::consumer_threads>(own, quad_count, nullptr, mean, m2);
-      if (lane % 4 == 0) s.rows(group, warp % 4 * 16 + lane / 4 + 8 * h) = float4{quad_count, mean, m2, 0.0f};
+      if (thread.lane % 4 == 0)
+        thread.s.rows(thread.group, thread.warp % 4 * 16 + thread.lane / 4 + 8 * h) =
+            float4{quad_count, mean, m2, 0.0f};
     }
   }
 
   template <bool all>
   static __device__ __forceinline__ void moments(const float (&d)[sums], int h, const Columns& columns,
                                                  Moments& own) {
-    // Distances from a value: of equal ones they are 0.
+    // Distances from one of the values: they are 0 where all are equal.
     PivotSums<4> distances;
     distances.pivot = first_value<all>(d, h, columns);
 #pragma unroll
@@ -2949,7 +2822,7 @@ struct GemmEpilogueMoments : GemmEpilogueOutputs<C, Tail, Numbers> {
     distances.finish(own.count, moved, own.m2);
     own.mean = distances.pivot + moved;
   }
-  // Of the thread's row h, one that the output has, if there is any.
+  // A value of the thread's row h that has an output, if there is one.
   template <bool all>
   static __device__ __forceinline__ float first_value(const float (&d)[sums], int h, const Columns& columns) {
     float first = d[h * 2];
@@ -2961,7 +2834,7 @@ struct GemmEpilogueMoments : GemmEpilogueOutputs<C, Tail, Numbers> {
     return first;
   }
 
-  // Where the rows of a warp are whole slabs, and no other warp has positions of them, it leaves their parts.
+  // Where a warp has whole slabs and all their positions, it leaves their parts directly.
   static constexpr bool rows_are_slabs = Numbers::rows_are_slabs;
   __device__ __forceinline__ void leave_parts(const Item& item, const Columns& columns,
                                               const float (&d)[sums]) const {
@@ -2980,7 +2853,7 @@ struct GemmEpilogueMoments : GemmEpilogueOutputs<C, Tail, Numbers> {
     const float elements = lanes_sum<lanes>(static_cast<float>((3 - sets) * count));
 #pragma unroll
     for (int h = 0; h < sets; ++h) {
-      // Distances from one of the slab's values: of equal ones they are 0.
+      // Distances from one of the slab's values: they are 0 where all are equal.
       PivotSums<4> distances;
       distances.pivot = first_mean<lanes>(static_cast<float>(count), first_value<all>(d, h, columns));
 #pragma unroll
@@ -2994,104 +2867,358 @@ struct GemmEpilogueMoments : GemmEpilogueOutputs<C, Tail, Numbers> {
       distances.sum_lanes<lanes>();
       distances.finish(elements, moved, m2);
       const float mean = distances.pivot + moved;
-      const int first = item.channel_tile * Numbers::tile_channels + row(h);
-      if (lane % lanes == 0 && exists(first))
-        __stcg(slabs.part(item.n, first / group_rows, item.channel_tile, position_part(item)),
+      const int first = item.channel_tile * Numbers::tile_channels + thread.row(h);
+      if (thread.lane % lanes == 0 && Consumer::exists(first))
+        __stcg(thread.slabs.part(item.n, first / group_rows, item.channel_tile, thread.position_part(item)),
                float4{elements, mean, m2, 0.0f});
     }
   }
 
-  // A warp for each slab of the tile: its rows here become one part.
+  // One warp for each slab of the tile merges the slab's rows to one part.
   __device__ __forceinline__ void store_parts(const Item& item) const {
     const int begin = item.channel_tile * Numbers::tile_channels;
-    const int count = slab_count(item);
-    for (int i = agent_warp; i < count; i += agent_warps) {
-      const int slab = first_slab(item) + i;
+    const int count = Consumer::slab_count(item);
+    for (int i = thread.agent_warp; i < count; i += Consumer::agent_warps) {
+      const int slab = Consumer::first_slab(item) + i;
       int first = slab * group_rows - begin;
       int last = first + group_rows;
       first = first < 0 ? 0 : first;
       last = last < Numbers::tile_channels ? last : Numbers::tile_channels;
       Moments own;
-      if constexpr (apart) {
-        for (int r = first + lane; r < last; r += 32) slabs.merge(own, s.rows(group, r));
+      if constexpr (Consumer::apart) {
+        for (int r = first + thread.lane; r < last; r += 32)
+          thread.slabs.merge(own, thread.s.rows(thread.group, r));
       } else if constexpr (Numbers::groups_share_positions) {
-        for (int r = first + lane; r < last; r += 32) slabs.merge(own, s.rows(r / 64, r % 64));
+        for (int r = first + thread.lane; r < last; r += 32)
+          thread.slabs.merge(own, thread.s.rows(r / 64, r % 64));
       } else {
-        for (int r = 2 * first + lane; r < 2 * last; r += 32) slabs.merge(own, s.rows(r % 2, r / 2));
+        for (int r = 2 * first + thread.lane; r < 2 * last; r += 32)
+          thread.slabs.merge(own, thread.s.rows(r % 2, r / 2));
       }
       const float elements = lanes_sum<32>(own.count);
       float mean, m2;
       team_moments<32, gemm::consumer_threads>(own, elements, nullptr, mean, m2);
-      if (lane == 0)
-        __stcg(slabs.part(item.n, slab, item.channel_tile, position_part(item)),
+      if (thread.lane == 0)
+        __stcg(thread.slabs.part(item.n, slab, item.channel_tile, thread.position_part(item)),
                float4{elements, mean, m2, 0.0f});
     }
     if constexpr (Tail::mean_follows_norm) {
-      // The means of channels are wanted too.
+      // Means of channels follow from the sums of rows.
       for (int r = static_cast<int>(threadIdx.x); r < Numbers::tile_channels; r += gemm::consumer_threads) {
         if (begin + r >= Tail::channels) break;
         float sum;
         if constexpr (Numbers::groups_share_positions) {
-          sum = s.rows(r / 64, r % 64).x * s.rows(r / 64, r % 64).y;
+          sum = thread.s.rows(r / 64, r % 64).x * thread.s.rows(r / 64, r % 64).y;
         } else {
-          sum = s.rows(0, r).x * s.rows(0, r).y + s.rows(1, r).x * s.rows(1, r).y;
+          sum = thread.s.rows(0, r).x * thread.s.rows(0, r).y + thread.s.rows(1, r).x * thread.s.rows(1, r).y;
         }
-        p.sums[(item.n * Tail::channels + begin + r) * Numbers::position_tiles + item.position_tile] = sum;
+        thread.p.sums[(item.n * Tail::channels + begin + r) * Numbers::position_tiles + item.position_tile] =
+            sum;
       }
     }
   }
 };
 
 // --------------------------------------------------------------------------------------------------
-// What becomes of a tile's sums, for gemm.cuh: chains, moments, the norm, the output.
+// Stores a tile's values, for gemm/wgmma.cuh: through shared memory, so that warps write whole lines. 16-bit
+// values may be stored during the next tile's mainloop.
 
 template <class C, class Tail, class Numbers>
-struct GemmEpilogue : GemmEpilogueMoments<C, Tail, Numbers> {
-  using Base = GemmEpilogueMoments<C, Tail, Numbers>;
-  using Base::agent;
-  using Base::agent_thread;
-  using Base::agent_threads;
-  using Base::agent_warp;
-  using Base::agent_warps;
-  using Base::apart;
-  using Base::classes;
-  using Base::first_column;
-  using Base::first_slab;
-  using Base::group;
-  using Base::group_rows;
-  using Base::keep;
-  using Base::lane;
-  using Base::late_vectors;
-  using Base::leave_parts;
-  using Base::leaves_late;
-  using Base::p;
-  using Base::pairs;
-  using Base::position_part;
-  using Base::put_rest;
-  using Base::row;
-  using Base::row_moments;
-  using Base::rows;
-  using Base::rows_are_slabs;
-  using Base::s;
-  using Base::slab_count;
-  using Base::slabs;
-  using Base::slabs_of_sample;
-  using Base::store_parts;
-  using Base::sums;
-  using Base::sync;
-  using Base::tile_position;
-  using Base::unit_parts;
-  using Base::warp;
-  using typename Base::After;
-  using typename Base::Before;
-  using typename Base::Columns;
-  using typename Base::Geometry;
-  using typename Base::Item;
-  using typename Base::Leaving;
-  using typename Base::Output;
-  using typename Base::Staging;
+struct GemmOutputs {
+  using Consumer = GemmConsumer<C, Tail, Numbers>;
+  using Geometry = typename Consumer::Geometry;
+  using Item = typename Consumer::Item;
+  using Shared = typename Consumer::Shared;
+  using Output = typename Tail::Output;
+  static constexpr int sums = Consumer::sums;
+  static constexpr int pairs = Consumer::pairs;
+  static constexpr int classes = Consumer::classes;
 
-  // Of the tiles of its group the row's.
+  const Consumer thread;
+
+  // Four neighbouring columns lie side by side in the output, at offsets that are multiples of four.
+  static constexpr bool vectors_fit =
+      Geometry::contiguous && Tail::spatial % 4 == 0 && C::stride(1) % 4 == 0 && C::stride(0) % 4 == 0;
+  static constexpr bool channels_last = C::stride(1) == 1 && C::stride(4) != 1;
+
+  // Stores the tile's values, eight rows by 32 columns at a time. `again`: they are read again soon.
+  template <class Type, bool again>
+  __device__ __forceinline__ void store(void* to, const Item& item, const float (&d)[sums]) const {
+    if constexpr (Type::bytes == 2 && vectors_fit) {
+      store_halves<Type>(to, item, d);
+      return;
+    }
+    float(&stage)[8][Shared::value_pitch] = thread.s.stage(thread.warp);
+    int in_vectors = vectors_fit && reinterpret_cast<uint64>(to) % (4 * Type::bytes) == 0;
+    const int first_row = item.channel_tile * Numbers::tile_channels + thread.row(0) - thread.lane / 4;
+    const int first_position = Consumer::tile_position(item) + thread.first_column();
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int channel = first_row + 8 * h;
+      const int64 begin = output_origin<C>(item.n) + Geometry::row_offset(channel);
+#pragma unroll
+      for (int j = 0; j < pairs; j += 4) {
+        constexpr int all = 32;
+        const int columns = (pairs - j) * 8 < all ? (pairs - j) * 8 : all;
+        __syncwarp();
+#pragma unroll
+        for (int k = 0; k < columns / 8; ++k) {
+          *reinterpret_cast<float2*>(&stage[thread.lane / 4][8 * k + 2 * (thread.lane % 4)]) =
+              float2{d[(j + k) * 4 + h * 2], d[(j + k) * 4 + h * 2 + 1]};
+        }
+        __syncwarp();
+        // Tested at each step: two loops would keep the values of both in registers.
+        asm volatile("" : "+r"(in_vectors));
+        if (vectors_fit && in_vectors) {
+          const int column = thread.lane % 8 * 4;
+          const int position = first_position + j * 8 + column;
+          const bool has = position < Geometry::positions && column < columns;
+#pragma unroll
+          for (int r = thread.lane / 8; r < 8; r += 4) {
+            const float4 four = *reinterpret_cast<const float4*>(&stage[r][column]);
+            if (has && Consumer::exists(channel + r)) {
+              const float value[4] = {four.x, four.y, four.z, four.w};
+              Packed<Type, 4> packed;
+              packed.pack(value);
+              put<Type, again>(to, begin + r * C::stride(1) + position, packed);
+            }
+          }
+        } else {
+          store_ones<Type>(to, channel, begin, first_position, j);
+        }
+      }
+    }
+  }
+  // --- Stores deferred to the next tile's mainloop ---
+  // A warp has all columns of its 16 rows. At the end of a tile of 16-bit values, the first vectors of each
+  // row stay in shared memory, as many as fit, and the others in registers. They are stored 32 at a time
+  // during the next mainloop; those in registers pass through shared memory when it is free.
+  static constexpr int late_vectors = Numbers::late_vectors;
+  static constexpr int kept_vectors = late_vectors > 0 ? pairs - late_vectors : 0;
+  static constexpr int late_steps = late_vectors / 2;  // 16 rows by 32 lanes
+  static constexpr int all_steps = late_steps + (kept_vectors + 1) / 2;
+  static_assert(late_vectors % 2 == 0 && kept_vectors <= late_vectors);
+
+  struct Deferred {
+    unsigned char* to = nullptr;  // address of the first row
+    int bytes = 0;                // of a row with outputs
+    int rows = 0;                 // that exist
+    int step = all_steps;
+    uint32 kept[2 * kept_vectors + 1];
+  };
+
+  __device__ __forceinline__ bool stores_late() const {
+    return late_vectors > 0 && reinterpret_cast<uint64>(thread.p.output) % 16 == 0;
+  }
+
+  // By a warp: step `i` of storing `vectors` of each row.
+  template <int vectors>
+  __device__ __forceinline__ void store_vectors(const Deferred& deferred, int i) const {
+    const int v = i * 32 + thread.lane;
+    const int r = v / vectors;
+    const int column = (v - r * vectors) * 16;
+    if (r < deferred.rows && column < deferred.bytes && (vectors % 2 == 0 || r < 16)) {
+      const uint4 vector =
+          *reinterpret_cast<const uint4*>(thread.s.values[thread.warp] + r * Numbers::late_pitch + column);
+      __stcs(reinterpret_cast<uint4*>(deferred.to + r * (C::stride(1) * Output::bytes) + column), vector);
+    }
+  }
+  // By a warp: the next step.
+  __device__ __forceinline__ void store_some(Deferred& deferred) const {
+    if (deferred.step >= all_steps) return;
+    if (deferred.step < late_steps) {
+      store_vectors<late_vectors>(deferred, deferred.step);
+    } else if constexpr (kept_vectors > 0) {
+      if (deferred.step == late_steps) {
+        __syncwarp();
+        stage_words<kept_vectors>([&](int j, int h) { return deferred.kept[2 * j + h]; });
+        deferred.to += late_vectors * 16;
+        deferred.bytes -= late_vectors * 16;
+      }
+      store_vectors<kept_vectors>(deferred, deferred.step - late_steps);
+    }
+    ++deferred.step;
+  }
+  // By a warp: all steps that are left. Shared memory is free afterwards.
+  __device__ __forceinline__ void store_rest(Deferred& deferred) const {
+#pragma unroll 1
+    while (deferred.step < all_steps) store_some(deferred);
+    __syncwarp();
+  }
+
+  // Stages `vectors` of the warp's rows. `word(j, h)`: two neighbours of vector j in the thread's row h.
+  template <int vectors, class Word>
+  __device__ __forceinline__ void stage_words(Word&& word) const {
+    // Rows begin in different banks if they have an odd number of vectors. If only half that number is odd,
+    // the last four rows swap pairs of vectors.
+    constexpr int row_vectors = Numbers::late_pitch / 16;
+    constexpr bool in_turn = row_vectors % 2 == 0;
+    static_assert(row_vectors % 4 != 0);
+    const int late = in_turn ? thread.lane / 16 : 0;
+    unsigned char* const own =
+        thread.s.values[thread.warp] + thread.lane / 4 * Numbers::late_pitch + thread.lane % 4 * 4;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int j = 0; j < vectors; j += in_turn ? 2 : 1) {
+        unsigned char* const place = own + h * 8 * Numbers::late_pitch + j * 16;
+        const uint32 first = word(j, h);
+        if (in_turn && j + 1 < vectors) {
+          const uint32 second = word(j + 1, h);
+          *reinterpret_cast<uint32*>(place + late * 16) = late ? second : first;
+          *reinterpret_cast<uint32*>(place + 16 - late * 16) = late ? first : second;
+        } else {
+          *reinterpret_cast<uint32*>(place) = first;
+        }
+      }
+    }
+    __syncwarp();
+  }
+
+  // Keeps the tile's values to be stored later.
+  __device__ __forceinline__ void defer(const Item& item, const float (&d)[sums], Deferred& deferred) const {
+    const int first_row = item.channel_tile * Numbers::tile_channels + thread.row(0) - thread.lane / 4;
+    const int first_position = Consumer::tile_position(item) + thread.first_column();
+    deferred.to = static_cast<unsigned char*>(thread.p.output) +
+                  (output_origin<C>(item.n) + first_row * C::stride(1) + first_position) * Output::bytes;
+    deferred.bytes = (Geometry::positions - first_position) * Output::bytes;
+    deferred.rows = Consumer::rows - first_row;
+    deferred.step = 0;
+    const auto word = [&](int j, int h) { return Output::pack(d[j * 4 + h * 2], d[j * 4 + h * 2 + 1]); };
+    stage_words<late_vectors>(word);
+#pragma unroll
+    for (int j = 0; j < kept_vectors; ++j) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) deferred.kept[2 * j + h] = word(late_vectors + j, h);
+    }
+  }
+
+  // Stores contiguous 16-bit elements, 64 columns at a time.
+  template <class Type>
+  __device__ __forceinline__ void store_halves(void* to, const Item& item, const float (&d)[sums]) const {
+    constexpr bool by_eights = Tail::spatial % 8 == 0 && C::stride(1) % 8 == 0 && C::stride(0) % 8 == 0;
+    constexpr int width = by_eights ? 8 : 4;  // of a lane's vector
+    constexpr int lanes = 64 / width;         // that have a row
+    constexpr int pitch = 64 + 8;             // words of eight rows lie in different banks
+    static_assert(Shared::value_bytes >= 8 * pitch * 2);
+    auto* const stage = reinterpret_cast<uint16*>(thread.s.values[thread.warp]);
+    int in_vectors = reinterpret_cast<uint64>(to) % (width * 2) == 0;
+    const int first_row = item.channel_tile * Numbers::tile_channels + thread.row(0) - thread.lane / 4;
+    const int first_position = Consumer::tile_position(item) + thread.first_column();
+    const int column = thread.lane % lanes * width;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int channel = first_row + 8 * h;
+      const int64 begin = output_origin<C>(item.n) + Geometry::row_offset(channel);
+#pragma unroll
+      for (int j = 0; j < pairs; j += 8) {
+        asm volatile("" : "+r"(in_vectors));
+        if (in_vectors) {
+          __syncwarp();
+#pragma unroll
+          for (int k = 0; k < 8; ++k) {
+            if (j + k >= pairs) break;
+            *reinterpret_cast<uint32*>(stage + thread.lane / 4 * pitch + 8 * k + 2 * (thread.lane % 4)) =
+                Type::pack(d[(j + k) * 4 + h * 2], d[(j + k) * 4 + h * 2 + 1]);
+          }
+          __syncwarp();
+          const int position = first_position + j * 8 + column;
+          const bool has = position < Geometry::positions && j * 8 + column < Numbers::columns;
+#pragma unroll
+          for (int r = 0; r < 8; r += 32 / lanes) {
+            const int own = r + thread.lane / lanes;
+            Packed<Type, width> some;
+            some.load(stage + own * pitch, column, true);
+            if (has && Consumer::exists(channel + own))
+              some.store(to, begin + own * C::stride(1) + position, true);
+          }
+        } else {
+#pragma unroll
+          for (int i = j; i < j + 8; i += 4) {
+            if (i >= pairs) break;
+            __syncwarp();
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+              if (i + k >= pairs) break;
+              *reinterpret_cast<float2*>(
+                  &thread.s.stage(thread.warp)[thread.lane / 4][8 * k + 2 * (thread.lane % 4)]) =
+                  float2{d[(i + k) * 4 + h * 2], d[(i + k) * 4 + h * 2 + 1]};
+            }
+            __syncwarp();
+            store_ones<Type>(to, channel, begin, first_position, i);
+          }
+        }
+      }
+    }
+  }
+  // Stores staged values one by one. A lane has a column; a row where channels are neighbours; the classes of
+  // a column where those are neighbours.
+  template <class Type>
+  __device__ __forceinline__ void store_ones(void* to, int channel, int64 begin, int first_position,
+                                             int j) const {
+    const int columns = (pairs - j) * 8 < 32 ? (pairs - j) * 8 : 32;
+    constexpr int side_by_side = 8 % C::classes(2) == 0 ? static_cast<int>(C::classes(2)) : 1;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int of_rows = (i * 32 + thread.lane) % (32 * side_by_side);
+      const int column = channels_last ? thread.lane / 8 + 4 * i : of_rows / side_by_side;
+      const int r =
+          channels_last ? thread.lane % 8 : i / side_by_side * side_by_side + of_rows % side_by_side;
+      int offset;
+      if constexpr (Geometry::contiguous) {
+        offset = first_position + j * 8 + column;
+        if (offset >= Geometry::positions) offset = -1;
+      } else {
+        offset = column < columns ? thread.s.offsets[thread.first_column() + j * 8 + column] : -1;
+      }
+      const float value = thread.s.stage(thread.warp)[r][column];
+      if (offset >= 0 && column < columns && Consumer::exists(channel + r))
+        store_one<Type>(to, first_of(channel, begin, r) + offset, value);
+    }
+  }
+  // Offset of the r-th row after the one that begins at `begin`.
+  static __device__ __forceinline__ int64 first_of(int row, int64 begin, int r) {
+    if constexpr (classes == 1) return begin + r * C::stride(1);
+    return begin - Geometry::row_offset(row) + Geometry::row_offset(row + r);
+  }
+  template <class Type, bool again>
+  static __device__ __forceinline__ void put(void* to, int64 index, const Packed<Type, 4>& four) {
+    if constexpr (again) {
+      __stcg(reinterpret_cast<uint4*>(static_cast<float*>(to) + index),
+             uint4{four.word[0], four.word[1], four.word[2], four.word[3]});
+    } else {
+      four.store(to, index, true);
+    }
+  }
+};
+
+// --------------------------------------------------------------------------------------------------
+// The epilogue of gemm/wgmma.cuh: chains, moments, the norm, the output.
+
+template <class C, class Tail, class Numbers>
+struct GemmEpilogue {
+  using Consumer = GemmConsumer<C, Tail, Numbers>;
+  using Outputs = GemmOutputs<C, Tail, Numbers>;
+  using TileMoments = GemmTileMoments<C, Tail, Numbers>;
+  using Columns = typename Consumer::Columns;
+  using Geometry = typename Consumer::Geometry;
+  using Item = typename Consumer::Item;
+  using Before = typename Tail::Before;
+  using After = typename Tail::After;
+  using Output = typename Tail::Output;
+  using Deferred = typename Outputs::Deferred;
+  static constexpr int sums = Consumer::sums;
+  static constexpr int pairs = Consumer::pairs;
+  static constexpr int classes = Consumer::classes;
+  static constexpr int rows = Consumer::rows;
+  static constexpr int slabs_of_sample = Consumer::slabs_of_sample;
+  static constexpr bool defers = Outputs::late_vectors > 0;
+
+  const Consumer thread;
+  const Outputs outputs{thread};
+  const TileMoments moments{thread};
+
+  // The index of a row's scale, among the tiles of its group of channels.
   static __device__ __forceinline__ int scale_index(const Item& item, int row) {
     return group_of<C>(item.n) * Numbers::channel_tiles * Numbers::tile_channels + row;
   }
@@ -3100,22 +3227,22 @@ struct GemmEpilogue : GemmEpilogueMoments<C, Tail, Numbers> {
   __device__ __forceinline__ void activate(const Item& item, const Columns& columns, float (&d)[sums]) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int c = item.channel_tile * Numbers::tile_channels + row(h);
+      const int c = item.channel_tile * Numbers::tile_channels + thread.row(h);
       const int own = c < rows ? c : 0;
       const int channel = own / classes;
-      const float scale = Numbers::guards ? __ldg(p.scales + scale_index(item, own)) : 1.0f;
+      const float scale = Numbers::guards ? __ldg(thread.p.scales + scale_index(item, own)) : 1.0f;
       float bias = 0.0f;
       if constexpr (C::has_bias)
-        bias = load_one<typename C::Bias>(p.parameter[1], Tail::channel(item.n, channel));
+        bias = load_one<typename C::Bias>(thread.p.parameter[1], Tail::channel(item.n, channel));
       ChannelValues<Before, 1> values;
-      values.load(p, item.n, channel);
+      values.load(thread.p, item.n, channel);
       const int64 begin = output_origin<C>(item.n) + Geometry::row_offset(own);
 #pragma unroll
       for (int i = 0; i < 2 * pairs; ++i) {
         float& value = d[i / 2 * 4 + h * 2 + i % 2];
         typename Before::template Tensors<1> tensors;
         if constexpr (Numbers::before_reads_tensors) {
-          if (columns.has(i)) tensors.load(p, begin + columns.offset(i));
+          if (columns.has(i)) tensors.load(thread.p, begin + columns.offset(i));
         }
         if constexpr (Numbers::guards) {
           value = fmaf(value, scale, bias);
@@ -3129,18 +3256,20 @@ struct GemmEpilogue : GemmEpilogueMoments<C, Tail, Numbers> {
 
   // --- After the last tile of a unit ---
   __device__ __forceinline__ bool arrives_last(uint32* counter) const {
-    sync();
-    if (agent_thread == 0) s.last[agent] = count_up(counter) == unit_parts - 1;
-    sync();
-    return s.last[agent];
+    thread.sync();
+    if (thread.agent_thread == 0) thread.s.last[thread.agent] = count_up(counter) == Consumer::unit_parts - 1;
+    thread.sync();
+    return thread.s.last[thread.agent];
   }
 
-  // All slabs of the unit, by the block that came last.
+  // Statistics of all slabs of the unit, by the last block.
   __device__ __forceinline__ void finish_moments(const Item& item) const {
-    const int first = Numbers::unit_channel_tiles == Numbers::channel_tiles ? 0 : first_slab(item);
+    const int first = Numbers::unit_channel_tiles == Numbers::channel_tiles ? 0 : Consumer::first_slab(item);
     const int end =
-        first + (Numbers::unit_channel_tiles == Numbers::channel_tiles ? slabs_of_sample : slab_count(item));
-    for (int slab = first + agent_warp; slab < end; slab += agent_warps) slabs.finish(item.n, slab);
+        first + (Numbers::unit_channel_tiles == Numbers::channel_tiles ? slabs_of_sample
+                                                                       : Consumer::slab_count(item));
+    for (int slab = first + thread.agent_warp; slab < end; slab += Consumer::agent_warps)
+      thread.slabs.finish(item.n, slab);
   }
 
   __device__ __forceinline__ void finish_mean(const Item& item) const {
@@ -3150,37 +3279,37 @@ struct GemmEpilogue : GemmEpilogueMoments<C, Tail, Numbers> {
     for (int c = first + static_cast<int>(threadIdx.x); c < end && c < Tail::channels;
          c += gemm::consumer_threads) {
       const int64 row = item.n * Tail::channels + c;
-      store_one<Output>(p.output, row, slabs.row_sum(row) / static_cast<float>(Tail::spatial));
+      store_one<Output>(thread.p.output, row, thread.slabs.row_sum(row) / static_cast<float>(Tail::spatial));
     }
   }
 
   // --- The norm and what follows ---
-  // Statistics of the tile's slabs, in shared memory; every consumer.
+  // Brings the statistics of the tile's slabs to shared memory. By every consumer.
   __device__ __forceinline__ void load_statistics(const Item& item) const {
-    const int first = first_slab(item);
-    const int count = slab_count(item);
+    const int first = Consumer::first_slab(item);
+    const int count = Consumer::slab_count(item);
     if constexpr (Numbers::held) {
-      for (int i = agent_warp; i < count; i += agent_warps) {
-        const auto statistics = slabs.statistics(item.n, first + i);
-        if (lane != 0) continue;
-        s.statistics[agent][i] = {statistics.mean, statistics.factor};
-        if (position_part(item) == 0) {
-          float* to = p.statistics + 2 * (item.n * slabs_of_sample + first + i);
+      for (int i = thread.agent_warp; i < count; i += Consumer::agent_warps) {
+        const auto statistics = thread.slabs.statistics(item.n, first + i);
+        if (thread.lane != 0) continue;
+        thread.s.statistics[thread.agent][i] = {statistics.mean, statistics.factor};
+        if (thread.position_part(item) == 0) {
+          float* to = thread.p.statistics + 2 * (item.n * slabs_of_sample + first + i);
           to[0] = statistics.mean;
           to[1] = statistics.rstd;
         }
       }
     } else {
-      for (int i = agent_thread; i < count; i += agent_threads) {
-        const float* from = p.statistics + 2 * (item.n * slabs_of_sample + first + i);
-        s.statistics[agent][i] = {load_shared_by_blocks(from), load_shared_by_blocks(from + 1)};
+      for (int i = thread.agent_thread; i < count; i += Consumer::agent_threads) {
+        const float* from = thread.p.statistics + 2 * (item.n * slabs_of_sample + first + i);
+        thread.s.statistics[thread.agent][i] = {load_shared_by_blocks(from), load_shared_by_blocks(from + 1)};
       }
     }
-    sync();
+    thread.sync();
   }
 
-  // What the norm multiplies the thread's rows by and adds, read before other tiles are waited for. Not where
-  // a chain follows, for whose registers there is no room then.
+  // The norm's weight and bias of the thread's rows, read before the wait for other tiles. Where a chain
+  // follows the norm, registers do not suffice for that.
   static constexpr bool reads_affine_early = Numbers::held && !Numbers::has_after;
   struct Affine {
     float weight[2];
@@ -3190,43 +3319,44 @@ struct GemmEpilogue : GemmEpilogueMoments<C, Tail, Numbers> {
     Affine affine;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int c = item.channel_tile * Numbers::tile_channels + row(h);
+      const int c = item.channel_tile * Numbers::tile_channels + thread.row(h);
       const int channel = Tail::channel(item.n, (c < rows ? c : 0) / classes);
-      affine.weight[h] = Tail::weight(p, channel);
-      affine.bias[h] = Tail::bias(p, channel);
+      affine.weight[h] = Tail::weight(thread.p, channel);
+      affine.bias[h] = Tail::bias(thread.p, channel);
     }
     return affine;
   }
 
-  // The norm and the chain after it, in place; or the sums of rows, where they are what is wanted.
+  // Applies the norm and the chain after it in place; for a mean, sums the rows.
   __device__ __forceinline__ void apply(const Item& item, const Columns& columns, const Affine& affine,
                                         float (&d)[sums]) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int c = item.channel_tile * Numbers::tile_channels + row(h);
+      const int c = item.channel_tile * Numbers::tile_channels + thread.row(h);
       const bool in_range = c < rows;
       const int own = in_range ? c : 0;
       const int channel = own / classes;
-      // Held: as one multiply-add; what it multiplies by is 0 then where all values are the same.
+      // Held values take one multiply-add, whose factor is 0 where all values are equal.
       float mean = 0.0f, scale = 1.0f, shift = 0.0f;
       if constexpr (Tail::has_norm) {
-        const int slab = in_range ? c / group_rows - first_slab(item) : 0;
-        const float2 statistics = s.statistics[agent][slab];
+        const int slab = in_range ? c / Consumer::group_rows - Consumer::first_slab(item) : 0;
+        const float2 statistics = thread.s.statistics[thread.agent][slab];
         const int of_norm = Tail::channel(item.n, channel);
         mean = statistics.x;
-        scale = (reads_affine_early ? affine.weight[h] : Tail::weight(p, of_norm)) * statistics.y;
-        shift = reads_affine_early ? affine.bias[h] : Tail::bias(p, of_norm);
+        scale = (reads_affine_early ? affine.weight[h] : Tail::weight(thread.p, of_norm)) * statistics.y;
+        shift = reads_affine_early ? affine.bias[h] : Tail::bias(thread.p, of_norm);
         if constexpr (Numbers::held) shift = fmaf(-mean, scale, shift);
         if constexpr (Numbers::guards && Numbers::held) {
-          if (item.position_tile == 0 && in_range && lane % 4 == 0) {
-            // Equal values are divided by the root of eps: they may be equal because f16 has no room for x.
-            const float weight = reads_affine_early ? affine.weight[h] : Tail::weight(p, of_norm);
-            Staging::judge(p, item.n, fabsf(statistics.y == 0.0f ? weight * rsqrtf(Tail::eps) : scale));
+          if (item.position_tile == 0 && in_range && thread.lane % 4 == 0) {
+            // Values may be equal because x underflows f16. Their factor would be 1 / sqrt(eps).
+            const float weight = reads_affine_early ? affine.weight[h] : Tail::weight(thread.p, of_norm);
+            gemm::judge<Tail, Numbers>(thread.p, item.n,
+                                       fabsf(statistics.y == 0.0f ? weight * rsqrtf(Tail::eps) : scale));
           }
         }
       }
       ChannelValues<After, 1> values;
-      values.load(p, item.n, channel);
+      values.load(thread.p, item.n, channel);
       const int64 begin = output_origin<C>(item.n) + Geometry::row_offset(own);
       float total = 0.0f;
 #pragma unroll
@@ -3234,7 +3364,7 @@ struct GemmEpilogue : GemmEpilogueMoments<C, Tail, Numbers> {
         float& value = d[i / 2 * 4 + h * 2 + i % 2];
         typename After::template Tensors<1> tensors;
         if constexpr (Numbers::after_reads_tensors) {
-          if (columns.has(i)) tensors.load(p, begin + columns.offset(i));
+          if (columns.has(i)) tensors.load(thread.p, begin + columns.offset(i));
         }
         if constexpr (Tail::has_norm)
           value = Numbers::held ? fmaf(value, scale, shift) : normalise(value, mean, scale, shift);
@@ -3243,7 +3373,8 @@ struct GemmEpilogue : GemmEpilogueMoments<C, Tail, Numbers> {
       }
       if constexpr (Tail::has_mean) {
         total = lanes_sum<4>(total);
-        if (lane % 4 == 0) s.rows(group, warp % 4 * 16 + lane / 4 + 8 * h).x = total;
+        if (thread.lane % 4 == 0)
+          thread.s.rows(thread.group, thread.warp % 4 * 16 + thread.lane / 4 + 8 * h).x = total;
       }
     }
     if constexpr (Tail::has_mean) {
@@ -3251,245 +3382,113 @@ struct GemmEpilogue : GemmEpilogueMoments<C, Tail, Numbers> {
       const int begin = item.channel_tile * Numbers::tile_channels;
       for (int r = static_cast<int>(threadIdx.x); r < Numbers::tile_channels; r += gemm::consumer_threads) {
         if (begin + r >= Tail::channels) break;
-        const float sum = Numbers::groups_share_positions ? s.rows(r / 64, r % 64).x
-                                                          : s.rows(0, r % 64).x + s.rows(1, r % 64).x;
-        p.sums[(item.n * Tail::channels + begin + r) * Numbers::position_tiles + item.position_tile] = sum;
+        const float sum = Numbers::groups_share_positions
+                              ? thread.s.rows(r / 64, r % 64).x
+                              : thread.s.rows(0, r % 64).x + thread.s.rows(1, r % 64).x;
+        thread.p.sums[(item.n * Tail::channels + begin + r) * Numbers::position_tiles + item.position_tile] =
+            sum;
       }
     }
   }
 
-  // Where the tile's positions lie, before its products: every consumer.
+  // Offsets of the tile's positions, before its mainloop. By every consumer.
   __device__ __forceinline__ void prepare(const Item& item) const {
     if constexpr (Geometry::contiguous) return;
-    // Those of its own warpgroup, where each goes its own way.
-    constexpr int count = apart ? Numbers::columns : Numbers::tile_positions;
-    const int first = apart ? first_column() : 0;
-    for (int i = agent_thread; i < count; i += agent_threads)
-      s.offsets[first + i] = Geometry::target(item.position_tile, first + i);
+    // Independent warpgroups have offsets of their own.
+    constexpr int count = Consumer::apart ? Numbers::columns : Numbers::tile_positions;
+    const int first = Consumer::apart ? thread.first_column() : 0;
+    for (int i = thread.agent_thread; i < count; i += Consumer::agent_threads)
+      thread.s.offsets[first + i] = Geometry::target(item.position_tile, first + i);
   }
 
-  __device__ __forceinline__ void run(const Item& item, float (&d)[sums], Leaving& leaving) const {
-    uint32* counters = p.control + item.unit * 4;
-    if constexpr (!Geometry::contiguous) sync();
-    const Columns columns(s.offsets, tile_position(item), first_column() + 2 * (lane % 4));
+  __device__ __forceinline__ void run(const Item& item, float (&d)[sums], Deferred& deferred) const {
+    uint32* counters = thread.p.control + item.unit * 4;
+    if constexpr (!Geometry::contiguous) thread.sync();
+    const Columns columns(thread.s.offsets, Consumer::tile_position(item),
+                          thread.first_column() + 2 * (thread.lane % 4));
     activate(item, columns, d);
     Affine affine{};
     if constexpr (Tail::has_norm) {
       if constexpr (reads_affine_early) affine = affine_of(item);
       if (Numbers::held || item.is_first) {
-        if constexpr (late_vectors > 0) put_rest(leaving);
-        if constexpr (rows_are_slabs) {
-          leave_parts(item, columns, d);
+        if constexpr (defers) outputs.store_rest(deferred);
+        if constexpr (TileMoments::rows_are_slabs) {
+          moments.leave_parts(item, columns, d);
         } else {
-          row_moments(columns, d);
-          if constexpr (Numbers::stored) this->template store<f32, true>(p.values, item, d);
-          sync();
-          store_parts(item);
+          moments.row_moments(columns, d);
+          if constexpr (Numbers::stored) outputs.template store<f32, true>(thread.p.values, item, d);
+          thread.sync();
+          moments.store_parts(item);
         }
         if constexpr (Numbers::held && !Tail::mean_follows_norm) {
-          sync();
-          if (agent_thread == 0) {
+          thread.sync();
+          if (thread.agent_thread == 0) {
             gemm::arrive(counters);
-            wait_for(counters, unit_parts);
+            wait_for(counters, Consumer::unit_parts);
           }
         } else if constexpr (Numbers::stored) {
-          // Another launch merges them: a block does not wait for its stores here.
-          sync();
+          // Another launch merges the parts: the block does not wait for its stores.
+          thread.sync();
           return;
         } else {
           if (arrives_last(counters)) {
             finish_moments(item);
-            sync();
-            if (agent_thread == 0) release(counters + 2, 1u);
+            thread.sync();
+            if (thread.agent_thread == 0) release(counters + 2, 1u);
           }
           return;
         }
       } else if (threadIdx.x == 0) {
         wait_for(counters + 2, 1u);
       }
-      sync();
+      thread.sync();
       load_statistics(item);
     }
     apply(item, columns, affine, d);
     if constexpr (Tail::has_mean) {
       if (arrives_last(counters + 1)) finish_mean(item);
-    } else if (leaves_late()) {
-      if constexpr (late_vectors > 0) keep(item, d, leaving);
+    } else if (outputs.stores_late()) {
+      if constexpr (defers) outputs.defer(item, d, deferred);
     } else {
-      this->template store<Output, false>(p.output, item, d);
+      outputs.template store<Output, false>(thread.p.output, item, d);
     }
-    // What is in shared memory is free before the next tile writes there; where values are held, barriers
-    // come before that.
-    if constexpr (Tail::has_mean || !Geometry::contiguous || (Tail::has_norm && !Numbers::held)) sync();
+    // Shared memory must be free before the next tile writes to it. Held tiles pass other barriers before
+    // that.
+    if constexpr (Tail::has_mean || !Geometry::contiguous || (Tail::has_norm && !Numbers::held))
+      thread.sync();
   }
 };
 
 // --------------------------------------------------------------------------------------------------
-// The products of a tile, for gemm.cuh.
-
-// Computes a tile's sums: rows are output channels, columns positions.
-template <class C, class Tail, class Numbers>
-struct GemmMainloop {
-  using Geometry = GemmGeometry<C, Numbers>;
-  using Shared = GemmShared<C, Tail, Numbers>;
-  using Product = typename Numbers::Product;
-  static constexpr int sums = Numbers::columns / 2;
-  static constexpr int steps = Numbers::chunk_channels / 16;
-  static constexpr int group_taps = Numbers::group_taps;
-  static constexpr int groups = Numbers::taps / group_taps;
-  static constexpr int window_bytes = Geometry::window * Geometry::windows * 16;
-
-  Shared& s;
-  gemm::Ring<Numbers::x_stages> x;
-  gemm::Ring<Numbers::weight_stages> weights;
-
-  // Of an operand by rows of 16 bytes, eight of them together, the next eight channels `leading` bytes on.
-  static __device__ __forceinline__ uint64 descriptor(uint32 address, uint32 leading) {
-    return static_cast<uint64>(address >> 4) | static_cast<uint64>(leading >> 4) << 16 |
-           static_cast<uint64>(128 >> 4) << 32;
-  }
-
-  // The first warpgroup cannot be two tiles ahead, or the second would miss that it was told of one.
-  static constexpr int steps_of_chunk = Numbers::taps / Numbers::group_taps;
-  static_assert(Numbers::stagger == 0 || Numbers::x_stages < Numbers::chunks + Numbers::stagger ||
-                (!Numbers::weights_stay &&
-                 Numbers::weight_stages < (Numbers::chunks + Numbers::stagger) * steps_of_chunk));
-
-  // The second warpgroup begins `stagger` chunks after the first, if any: one multiplies while the other is
-  // in its epilogue. `beside` is called when a group of products has begun: what it does takes no time of the
-  // tensor cores.
-  template <class Beside>
-  __device__ __forceinline__ void run(float (&d)[sums], Beside&& beside) {
-    if (Numbers::stagger > 0 && threadIdx.x / 128 == 1) gemm::wait_for_first();
-    if constexpr (Numbers::parts == 1) {
-      multiply(
-          d, [] {}, beside);
-    } else {
-      float part[sums];
-#pragma unroll
-      for (int i = 0; i < sums; ++i) d[i] = 0.0f;
-      multiply(
-          part,
-          [&] {
-#pragma unroll
-            for (int i = 0; i < sums; ++i) d[i] += part[i];
-          },
-          beside);
-    }
-  }
-
- private:
-  // All products. Sums of several parts are taken out of the tensor cores after each group: `take` is called.
-  template <class Take, class Beside>
-  __device__ __forceinline__ void multiply(float (&d)[sums], Take&& take, Beside&& beside) {
-    const int lane = threadIdx.x % 32;
-    const int group = threadIdx.x / 128;
-    const uint32 x_begin = barrier::shared_address(s.x[0]) +
-                           (Numbers::groups_share_positions ? 0u : group * Numbers::columns * 16);
-    const uint32 weights_begin =
-        barrier::shared_address(s.weights[0]) + (Numbers::groups_share_positions ? group * 64 * 16 : 0u);
-    int scale = 0;  // the first product has no sums before it
-    int x_before = -1, weights_before = -1;
-    const auto release = [&] {
-      if (lane == 0) {
-        if (!Numbers::weights_stay && weights_before >= 0) barrier::arrive(&s.weights_empty[weights_before]);
-        if (x_before >= 0) barrier::arrive(&s.x_empty[x_before]);
-      }
-    };
-#pragma unroll 1
-    for (int chunk = 0; chunk < Numbers::chunks; ++chunk) {
-      barrier::wait(&s.x_full[x.stage], x.round);
-      const uint32 x_stage = x_begin + x.stage * Numbers::x_stage_bytes;
-#pragma unroll 1
-      for (int g = 0; g < groups; ++g) {
-        // Weights that stay are loaded once: the first round of their barriers is over for good.
-        barrier::wait(&s.weights_full[weights.stage], Numbers::weights_stay ? 0u : weights.round);
-        const uint32 w_stage = weights_begin + weights.stage * Numbers::weight_stage_bytes;
-        if constexpr (Numbers::parts == 2) scale = 0;
-        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#pragma unroll
-        for (int t = 0; t < group_taps; ++t) {
-          const uint32 shift = groups == 1 ? Geometry::tap_shift(t) * 16u : s.tap_shifts[g * group_taps + t];
-#pragma unroll
-          for (int k = 0; k < steps; ++k) {
-            // Small products first, then that of the first parts.
-#pragma unroll
-            for (int product = Numbers::parts == 2 ? 2 : 0; product >= 0; --product) {
-              const int of_weights = product == 1 ? 1 : 0;
-              const int of_x = product == 2 ? 1 : 0;
-              Product::run(d,
-                           descriptor(w_stage + ((t * Numbers::parts + of_weights) * steps + k) *
-                                                    Numbers::tile_channels * 32,
-                                      Numbers::tile_channels * 16),
-                           descriptor(x_stage + shift + (of_x * steps + k) * 2 * window_bytes, window_bytes),
-                           scale);
-              scale = 1;
-            }
-          }
-        }
-        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-        if constexpr (Numbers::parts == 1) {
-          beside();
-          // The group before is done: its stages are free.
-          asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-          release();
-          weights_before = weights.stage;
-          x_before = g == groups - 1 ? x.stage : -1;
-        } else {
-          wait_for_products(d);
-          weights_before = weights.stage;
-          x_before = g == groups - 1 ? x.stage : -1;
-          release();
-          take();
-        }
-        weights.next();
-      }
-      x.next();
-      if (Numbers::stagger > 0 && chunk == Numbers::stagger - 1 && group == 0) gemm::allow_second();
-    }
-    if constexpr (Numbers::parts == 1) {
-      wait_for_products(d);
-      release();
-    }
-  }
-
-  static __device__ __forceinline__ void wait_for_products(float (&d)[sums]) {
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-#pragma unroll
-    for (int i = 0; i < sums; ++i) asm volatile("" : "+f"(d[i])::"memory");
-  }
-};
-
-// --------------------------------------------------------------------------------------------------
-// A wide convolution and all that follows it in one launch, as an implicit matrix product on Hopper's tensor
-// cores.
+// The kernel of the row "gemm_wgmma": a wide convolution and all that follows it in one launch, as an
+// implicit matrix product by Hopper's wgmma.
 //
-// The positions of a sample are one flat index: rows and planes of x are given pitches (in thought) at which
-// a tap is a shift of the index, whatever the padding: `pitch` positions a row, those beyond the input zero.
-// A tile is `tile_positions` neighbours of that index, or of that of a box of outputs, by `tile_channels`
-// output channels. Its window of x
-// lies in shared memory as 16-bit elements, [eight channels][position], 16 bytes a position: a product of 16
-// input channels at any tap then begins at a legal address. Weights are the left operand, positions the
-// right.
+// The positions of a sample are one flat index. Rows and planes of x get pitches at which every tap is a
+// shift of the index, whatever the padding; positions beyond the input are zero. A tile is `tile_positions`
+// neighbours of that index, or of the index of a box of outputs, by `tile_channels` output channels. Its
+// window of x lies in shared memory as 16-bit elements, [eight channels][position], 16 bytes a position. A
+// product of 16 input channels then begins at a legal address for any tap. Weights are the left operand,
+// positions the right.
 //
-//   three warps     x -> 16 bits -> a ring of stages, `chunk_channels` input channels each. Where x lies
-//                   dense with channels before space, it comes to them by bulk copies of eight channels, in a
-//                   ring of its own; else a fourth warp helps to load it
-//   one warp        sends those copies, and packed weights to another ring, a group of taps of such a chunk
-//                   each
-//   two warpgroups  products of every tap, then the epilogue, while the rings fill for the next tile
+//   three warps     convert x to 16 bits, to a ring buffer of `chunk_channels` input channels a stage. Dense
+//   x
+//                   with channels before space arrives by bulk copies of eight channels, in a ring of its
+//                   own; else these warps load it, with a fourth
+//   one warp        starts those copies, and copies of packed weights to a ring: a stage is a group of taps
+//   two warpgroups  mainloop and epilogue, while the rings fill for the next tile
 //
-// Where the block has a norm, the tiles of a unit (channels of a sample that are whole slabs) either are all
-// on the chip at a time: each holds its values in registers until it has read the moments of the others
-// ("held"). Or they are left in memory, where another kernel finds them ("stored", gemm_finish.cuh). Or there
-// are two passes, pass 1 of a wave of units, then pass 2 of the wave before, which computes values again.
+// With a norm, the tiles of a unit (channels of a sample that are whole slabs) do one of three things. They
+// are all in flight at once, and each holds its values in registers until it has read the moments of the
+// others
+// ("held"). They store their values for another kernel ("stored", gemm/store/finish.cuh). Or there are two
+// passes: pass 1 of a wave of units, then pass 2 of the wave before, which computes the values again.
 //
-// f32 operands are rounded to f16 in tf32's precision, as exactly as to tf32, or split in two of them
-// otherwise: three products, and sums that leave the tensor cores, which truncate, after at most 64 terms. A
-// sample that f16 has no room for is marked, and done again by another kernel.
+// f32 operands are rounded to f16 for tf32, which is as exact, or split in two f16 otherwise: three products,
+// and sums that leave the tensor cores, which truncate, after at most 64 terms. Samples whose values overflow
+// f16 are marked and recomputed by another kernel.
 //
-// Items go to blocks in turn, so that producers and consumers know them without asking each other; blocks
-// that wait for each other are launched to run at the same time.
+// Tiles are assigned to blocks round robin, so that producers and consumers know them without communication.
+// Blocks that wait for each other are launched cooperatively.
 
 // The block: what each warp does.
 template <class C, class Tail, class Numbers>
@@ -3500,7 +3499,7 @@ struct Gemm {
   using Geometry = GemmGeometry<C, Numbers>;
   static constexpr int threads = gemm::consumer_threads + gemm::staging_warps * 32;
   static constexpr int groups = Numbers::taps / Numbers::group_taps;
-  static_assert(sizeof(Shared) <= Numbers::shared_bytes);
+  static_assert(sizeof(Shared) == Numbers::shared_bytes);
   static_assert(Numbers::chunk_channels % 16 == 0 && Numbers::columns % 8 == 0);
 
   const Parameters& p;
@@ -3517,7 +3516,7 @@ struct Gemm {
     }
   }
 
-  // Whether x comes by copies: they begin on 16 bytes.
+  // Whether x arrives by copies, which need it on 16 bytes.
   __device__ __forceinline__ bool copies() const {
     return Numbers::copies && reinterpret_cast<uint64>(p.input) % 16 == 0;
   }
@@ -3542,7 +3541,7 @@ struct Gemm {
     __syncthreads();
   }
 
-  // One thread. A stage it waits for is freed by products whose x it has staged before, so that it is freed.
+  // One thread. It waits only for stages of products whose x is already staged, so it cannot deadlock.
   __device__ __forceinline__ void send_weights(const Item& item, int chunk,
                                                gemm::Ring<Numbers::weight_stages>& ring) const {
 #pragma unroll 1
@@ -3563,7 +3562,7 @@ struct Gemm {
     barrier::copy(s.weights[stage], from, bytes, &s.weights_full[stage]);
   }
 
-  // The steps of all items of this block, one after the other.
+  // A position in the sequence of steps of all tiles of this block.
   template <int Steps>
   struct Cursor {
     const Parameters& p;
@@ -3596,7 +3595,7 @@ struct Gemm {
     }
   };
 
-  // By one warp: copies and weights, each as soon as there is room for them.
+  // By one warp: starts copies of x and of weights as soon as their stages are free.
   __device__ __forceinline__ void send() const {
     using Staging = GemmStaging<C, Tail, Numbers>;
     const Staging staging{p, s};
@@ -3609,7 +3608,7 @@ struct Gemm {
     typename Staging::Copies copies(x.item);
 #pragma unroll 1
     while (x.more || weights.more) {
-      // Weights first, all that there is room for: x takes longer to send for and has more time.
+      // Weights first, as many as fit: copies of x take longer to start and have more time.
 #pragma unroll 1
       while (weights.more && gemm::has_room(&s.weights_empty[ring.stage], ring.round)) {
         if (lane == 0) send_weights(weights.item, weights.step, ring.stage);
@@ -3647,7 +3646,7 @@ struct Gemm {
 
   __device__ __forceinline__ void run() const {
     start();
-    // Together what the launch gives a block of 384 threads: 168 each.
+    // Together they take what the launch gives a block of 384 threads: 168 registers each.
     constexpr bool many_sums = Numbers::columns > 256;
     if (threadIdx.x >= gemm::consumer_threads) {
       if constexpr (many_sums) {
@@ -3677,17 +3676,17 @@ struct Gemm {
       }
       GemmMainloop<C, Tail, Numbers> mainloop{s, {}, {}};
       using Epilogue = GemmEpilogue<C, Tail, Numbers>;
-      const Epilogue epilogue{p, s};
-      typename Epilogue::Leaving leaving;
+      const Epilogue epilogue{{p, s}};
+      typename Epilogue::Deferred deferred;
       float d[Numbers::columns / 2];
       for_each_item([&](const Item& item) {
         epilogue.prepare(item);
         mainloop.run(d, [&] {
-          if constexpr (Epilogue::late_vectors > 0) epilogue.put_some(leaving);
+          if constexpr (Epilogue::defers) epilogue.outputs.store_some(deferred);
         });
-        epilogue.run(item, d, leaving);
+        epilogue.run(item, d, deferred);
       });
-      if constexpr (Epilogue::late_vectors > 0) epilogue.put_rest(leaving);
+      if constexpr (Epilogue::defers) epilogue.outputs.store_rest(deferred);
     }
   }
 };
@@ -3834,19 +3833,8 @@ struct CoresMainloop {
 };
 
 // --------------------------------------------------------------------------------------------------
-// What follows the convolution from the norm on, where gemm.cuh has left the values before it in memory and
-// the statistics of slabs: read once, written once.
-
-template <int Count>
-struct GemmFinishParameters {
-  const float* values;  // laid out as the output, perhaps in its place
-  void* output;
-  const float* statistics;  // [batch][groups][2]: mean, 1 / deviation
-  int64 batch;
-  const void* parameter[Count > 0 ? Count : 1];
-
-  __device__ __forceinline__ bool is_aligned(int) const { return false; }
-};
+// The norm and what follows it, of values and statistics that another launch left in memory: read once,
+// written once.
 
 // `Numbers`: threads, pieces of a channel (of a sample, where channels come after space), whether they do.
 template <class Tail, class Numbers>
@@ -3949,57 +3937,897 @@ struct GemmFinish {
 };
 
 // --------------------------------------------------------------------------------------------------
-// A tail whose slab stays on the chip between its statistics and its output, in clusters that stay and take
-// slab after slab: x is read once, y written once.
-//
-// A slab of a planar tensor is a contiguous range. Each warp of a cluster has its part of it, which arrives
-// in its own shared memory by bulk copies, chunk after chunk. After the before-chain values wait for the
-// statistics in registers (`kept` vectors of a thread), whose chunks come through a ring: what was read of
-// one slab makes room for the next. Where those do not hold the slab, the first `held` vectors wait where
-// they arrived, and make room for those of the next slab when the output is written. So the next slab arrives
-// while this one is summed and while it is written. Mean and M2 go from warps to
-// their block and from blocks to all of the cluster, past the stores of the slab before. Elements before the
-// first vector and after the last one are kept by the first block, one a thread.
+// What the forward kernels of tails are given.
+
+template <int Count>
+struct TailParameters {
+  const void* input;
+  void* output;
+  float* statistics;  // [batch][groups][2]: mean, 1 / deviation
+  uint32* control;    // zero: a ticket, then two counters and a flag for each unit
+  float* parts;       // moments of rows, one set for each piece
+  float* sums;        // sums of rows, one for each piece
+  uint64 aligned;     // bits of AlignedBit
+  int64 phase;        // elements from the last 16-byte boundary to the input's first
+  int64 batch;
+  int64 wave_units;
+  const void* parameter[Count > 0 ? Count : 1];
+};
+
+// --------------------------------------------------------------------------------------------------
+// What kernels share that hold a slab on the chip: the rows that vectors lie in, and the slab's norm.
+
+// The row (channel) of a slab that a thread is in. `load(row)` is called where the row changes; a thread's
+// positions go upwards, so that this is rare. `wraps`: positions also go back to the beginning.
+template <int spatial, bool wraps, class Load>
+struct RowCursor {
+  int row;
+  int end;  // the position where the row ends
+  Load load;
+
+  __device__ __forceinline__ void find(int position) {
+    row = position / spatial;
+    end = row * spatial + spatial;
+    load(row);
+  }
+  __device__ __forceinline__ void enter(int position) {
+    if (position >= end || (wraps && position < end - spatial)) find(position);
+  }
+  // Whether the positions from `begin` to `last` lie in one row, which is entered.
+  __device__ __forceinline__ bool covers(int begin, int last) {
+    enter(begin);
+    return last <= end;
+  }
+
+  // Calls f(first, last) for the parts [first, last) of the vector at `position` that lie in one row.
+  template <int Width, class F>
+  __device__ __forceinline__ void visit(int position, F&& f) {
+    if (position + Width > end || (wraps && position < end - spatial)) {
+      find(position);
+      if (Width > 1 && position + Width > end) {
+#pragma unroll
+        for (int k = 0; k < Width; ++k) {
+          if (position + k >= end) {
+            ++row;
+            end += spatial;
+            load(row);
+          }
+          f(k, k + 1);
+        }
+        return;
+      }
+    }
+    f(0, Width);
+  }
+};
+
+template <int spatial, bool wraps = false, class Load>
+__device__ __forceinline__ RowCursor<spatial, wraps, Load> row_cursor(Load load) {
+  return {0, 0, load};
+}
+
+// Statistics of a slab as a thread applies them to distances from its pivot.
+struct SlabNorm {
+  float mean;
+  float rstd;
+  float moved;   // the mean's distance from the thread's pivot
+  float factor;  // of the norm's weight
+
+  // The slab's mean is `from + moved_from`.
+  template <class Tail>
+  static __device__ __forceinline__ SlabNorm of(float from, float moved_from, float m2, float pivot) {
+    constexpr float per_element =
+        1.0f / static_cast<float>(static_cast<int>(Tail::group_channels) * static_cast<int>(Tail::spatial));
+    SlabNorm norm;
+    norm.mean = from + moved_from;
+    norm.rstd = rsqrtf(m2 * per_element + Tail::eps);
+    norm.moved = (from - pivot) + moved_from;
+    norm.factor = norm_factor<Tail>(norm.rstd, norm.mean, m2);
+    return norm;
+  }
+};
+
+// --------------------------------------------------------------------------------------------------
+// What both schedules of tail_staged share: sizes, and the exchange of moments within a cluster.
+
+// Sizes of a slab and of the cluster that holds it.
+template <class Tail, class Numbers>
+struct StagedSizes {
+  static constexpr int width = Numbers::width;
+  static constexpr int threads = Numbers::threads;
+  static constexpr int vectors = Numbers::vectors;  // of a thread
+  static constexpr int blocks = Numbers::blocks;    // of the cluster
+  static constexpr int warps = threads / 32;        // of a block
+  static constexpr int all_warps = warps * blocks;
+  static constexpr int spatial = static_cast<int>(Tail::spatial);
+  static constexpr int slab_elements = static_cast<int>(Tail::group_channels) * spatial;
+  static constexpr int groups = Tail::channels / Tail::group_channels;
+  static constexpr bool before_by_row = Tail::Before::channel_operands > 0;
+  static constexpr bool after_by_row = Tail::has_affine || Tail::After::channel_operands > 0;
+  static constexpr int accumulators = 4;  // of a thread: additions that do not wait for each other
+};
+
+// The barriers of a schedule's Shared that count the moments of its warps and of the cluster's blocks, two by
+// parity of the round. Two buffers suffice: a warp gives its moments of the next round when it has read those
+// of this one, and of the round after that when all have given theirs of the next. By one thread.
+template <int warps, class Shared>
+__device__ __forceinline__ void initialise_exchange(Shared& shared) {
+#if __CUDA_ARCH__ >= 900
+  for (int parity = 0; parity < 2; ++parity) {
+    barrier::initialise(&shared.warps_given[parity], warps);
+    barrier::initialise(&shared.received[parity]);
+  }
+#endif
+}
+
+// Nothing is sent to a block that has not started.
+template <int blocks>
+__device__ __forceinline__ void start_cluster() {
+#if __CUDA_ARCH__ >= 900
+  if constexpr (blocks > 1) {
+    barrier::cluster_sync();
+  } else {
+    __syncthreads();
+  }
+#endif
+}
+
+// No block leaves while others may write to it.
+template <int blocks>
+__device__ __forceinline__ void leave_cluster() {
+#if __CUDA_ARCH__ >= 900
+  if constexpr (blocks > 1) barrier::cluster_sync();
+#endif
+}
+
+// Mean (as its distance `moved` from one of the parts', `from`) and M2 of `count` parts together, the same in
+// every lane. Returns the number of their elements.
+template <int count>
+__device__ __forceinline__ float merge_parts(const float4* parts, float& from, float& moved, float& m2) {
+  static_assert((count & (count - 1)) == 0 && count <= 32);
+  const float4 own = parts[threadIdx.x % count];
+  const float elements = lanes_sum<count>(own.x);
+  lanes_moments<count>(Moments{own.x, own.y, own.z}, elements > 0.0f ? 1.0f / elements : 0.0f, from, moved,
+                       m2);
+  return elements;
+}
+
+// --------------------------------------------------------------------------------------------------
+// The schedule "overlapped" of tail_staged: what of a slab a warp has, and how it arrives.
 
 template <class Tail, class Numbers>
-struct TailStaged {
+struct OverlappedLayout {
+  using S = StagedSizes<Tail, Numbers>;
+  using Parameters = TailParameters<Tail::parameters>;
+  using Input = typename Tail::Input;
+
+  // Vectors of a thread, and of each piece.
+  static constexpr int doubled = Numbers::doubled;
+  static constexpr int single = Numbers::single;
+  static constexpr int raw = doubled + single;
+  static constexpr int kept = S::vectors - raw;
+  static_assert(doubled > 0 && kept > 1);
+  // The last vectors of a thread, all of them kept, that some lanes may not have.
+  static constexpr int uncertain = 2;
+  static constexpr int at_once = Numbers::at_once;                // in the loops over what is not kept
+  static constexpr int row_bytes = 32 * S::width * Input::bytes;  // of a warp's vectors beside each other
+  // Results of the before-chain of bf16, less the warp's pivot, wait as f16: that adds a quarter of the
+  // error of the output's rounding. Where they overflow f16, x is read again (see `fits_f16`).
+  static constexpr bool holds_f16 = Numbers::holds_f16;
+  static_assert(!holds_f16 || Input::bytes == f16::bytes);
+
+  // Where a warp's pieces lie: the doubled one of even and of odd rounds, the single one, the kept one.
+  enum Piece { even_piece, odd_piece, single_piece, kept_piece, pieces };
+  static constexpr int first_of(int piece) { return piece < 2 ? 0 : piece == single_piece ? doubled : raw; }
+  static constexpr int count_of(int piece) {
+    return piece < 2 ? doubled : piece == single_piece ? single : kept;
+  }
+  static constexpr int offset_of(int piece) {
+    return (piece == even_piece     ? 0
+            : piece == odd_piece    ? doubled
+            : piece == single_piece ? 2 * doubled
+                                    : 2 * doubled + single) *
+           row_bytes;
+  }
+
+  struct Shared {
+    alignas(128) unsigned char stage[S::warps][(S::vectors + doubled) * row_bytes];
+    uint64 arrived[S::warps][pieces];
+    float4 of_warps[2][S::warps];  // by parity of the round: elements, mean, M2
+    float4 of_blocks[2][S::blocks];
+    uint64 warps_given[2];
+    uint64 received[2];
+    uint32 warps_counted;  // of all rounds: the last warp of each sends the block's moments
+  };
+
+  // The first vector of a warp of the cluster: the same in every slab. Only the last warps' counts differ.
+  static __device__ __forceinline__ int first_vector(int warp) {
+    constexpr int rows = (S::slab_elements / S::width + 31) / 32;
+    constexpr int each = rows / S::all_warps, more = rows % S::all_warps;
+    return (warp * each + (warp < more ? warp : more)) * 32;
+  }
+
+  // The warp's part of a slab.
+  struct Part {
+    int64 begin;   // the slab's first element
+    int head;      // elements before its first vector
+    int position;  // of the warp's first vector in the slab
+    int count;     // vectors of the warp
+
+    __device__ __forceinline__ int64 index_of(int i) const {
+      return begin + position + (i * 32 + static_cast<int>(threadIdx.x % 32)) * S::width;
+    }
+    // All vectors but the uncertain ones are there in every lane.
+    __device__ __forceinline__ bool full() const { return count >= (S::vectors - uncertain) * 32; }
+    __device__ __forceinline__ bool has(int i) const {
+      return i * 32 + static_cast<int>(threadIdx.x % 32) < count;
+    }
+  };
+};
+
+// The pieces of a warp's part of a slab in shared memory.
+template <class Tail, class Numbers>
+struct OverlappedPieces {
+  using L = OverlappedLayout<Tail, Numbers>;
+  using S = typename L::S;
+  using Input = typename L::Input;
+  using Part = typename L::Part;
+
+  const typename L::Parameters& p;
+  typename L::Shared& shared;
+  int block;  // of the cluster
+
+  __device__ __forceinline__ int warp() const { return threadIdx.x / 32; }
+  __device__ __forceinline__ int lane() const { return threadIdx.x % 32; }
+
+  __device__ __forceinline__ Part part_of(int slab) const {
+    Part part;
+    part.begin = static_cast<int64>(slab) * S::slab_elements;
+    const int head = static_cast<int>(-(part.begin + p.phase) & (S::width - 1));
+    part.head = head < S::slab_elements ? head : S::slab_elements;
+    const int all = (S::slab_elements - part.head) / S::width;
+    const int cluster_warp = block * S::warps + warp();
+    const int first = L::first_vector(cluster_warp);
+    const int end = L::first_vector(cluster_warp + 1);
+    part.position = part.head + first * S::width;
+    part.count = (end < all ? end : all) - (first < all ? first : all);
+    return part;
+  }
+
+  // The element outside of vectors that a thread has; -1 where it has none.
+  __device__ __forceinline__ int edge_of(const Part& part) const {
+    const int all = (S::slab_elements - part.head) / S::width;
+    const int thread = threadIdx.x;
+    if (block != 0 || thread >= S::slab_elements - all * S::width) return -1;
+    return thread < part.head ? thread : thread + all * S::width;
+  }
+  __device__ __forceinline__ int elements_of(const Part& part) const {
+    const int all = (S::slab_elements - part.head) / S::width;
+    return part.count * S::width + (block == 0 && warp() == 0 ? S::slab_elements - all * S::width : 0);
+  }
+
+  // Requests a piece of a slab's part; by one lane.
+  __device__ __forceinline__ void request(const Part& part, int piece) const {
+#if __CUDA_ARCH__ >= 900
+    if (lane() != 0) return;
+    const int left = part.count - L::first_of(piece) * 32;
+    const int most = L::count_of(piece) * 32;
+    const int own = left < 0 ? 0 : left < most ? left : most;
+    const auto bytes = static_cast<uint32>(own * S::width * Input::bytes);
+    uint64* arrived = &shared.arrived[warp()][piece];
+    barrier::expect(arrived, bytes);  // a phase of 0 bytes is waited for too
+    if (own > 0) {
+      barrier::copy(shared.stage[warp()] + L::offset_of(piece),
+                    static_cast<const char*>(p.input) + part.index_of(L::first_of(piece)) * Input::bytes,
+                    bytes, arrived);
+    }
+#endif
+  }
+  // The same where the warp has read before.
+  __device__ __forceinline__ void request_again(const Part& part, int piece) const {
+#if __CUDA_ARCH__ >= 900
+    // With a barrier of the warp alone loads may still be in flight when the copy begins.
+    barrier::release_to_copies();
+#endif
+    __syncwarp();
+    request(part, piece);
+  }
+  __device__ __forceinline__ void wait(int piece, uint32 phase) const {
+#if __CUDA_ARCH__ >= 900
+    barrier::wait(&shared.arrived[warp()][piece], phase);
+#endif
+  }
+  // The lane's vector i of a piece.
+  __device__ __forceinline__ unsigned char* vector_of(int piece, int i) const {
+    return shared.stage[warp()] + L::offset_of(piece) + (i - L::first_of(piece)) * L::row_bytes +
+           lane() * S::width * Input::bytes;
+  }
+};
+
+// --------------------------------------------------------------------------------------------------
+// The schedule "overlapped" of tail_staged: the moments of a slab, from a thread's sums to the cluster's.
+
+template <class Tail, class Numbers>
+struct OverlappedMoments {
+  using L = OverlappedLayout<Tail, Numbers>;
+  using S = typename L::S;
+  using Pieces = OverlappedPieces<Tail, Numbers>;
+  // Distances from the mean of the warp's first vectors, the warp's pivot.
+  using Sums = PivotSums<S::accumulators>;
+
+  template <int count>
+  static __device__ __forceinline__ float merge(const float4* parts, float& mean, float& m2) {
+    float from, moved;
+    const float elements = merge_parts<count>(parts, from, moved, m2);
+    mean = from + moved;
+    return elements;
+  }
+
+  // The warp's elements, mean and M2 go to the block; the last warp sends the block's to the cluster. Returns
+  // the warp's sum of squared distances from its pivot.
+  static __device__ __forceinline__ float send(const Pieces& pieces, const typename L::Part& part,
+                                               const Sums& sums, int round) {
+    float sum = 0.0f, square = 0.0f;
+#pragma unroll
+    for (int k = 0; k < S::accumulators; ++k) sum += sums.sum[k], square += sums.square[k];
+    sum = lanes_sum<32>(sum);
+    square = lanes_sum<32>(square);
+    float elements = static_cast<float>(pieces.elements_of(part));
+    const float distance = sum * (elements > 0.0f ? pointwise::reciprocal_fast(elements) : 0.0f);
+    float mean = sums.pivot + distance;
+    // Not below zero: what is left of a constant slab.
+    float m2 = pointwise::maximum(fmaf(-distance, sum, square), 0.0f);
+#if __CUDA_ARCH__ >= 900
+    const int parity = round & 1;
+    // Sent with a count of its bytes: a barrier of the cluster would first wait for all that was stored.
+    if (S::blocks > 1 && threadIdx.x == 0) barrier::expect(&pieces.shared.received[parity], S::blocks * 16);
+    uint32 before = 0;
+    if (pieces.lane() == 0) {
+      pieces.shared.of_warps[parity][pieces.warp()] = float4{elements, mean, m2, 0.0f};
+      barrier::arrive(&pieces.shared.warps_given[parity]);
+      if constexpr (S::blocks > 1) before = atomicAdd(&pieces.shared.warps_counted, 1u);
+    }
+    if constexpr (S::blocks > 1) {
+      before = __shfl_sync(0xffffffffu, before, 0);
+      if (before % S::warps == S::warps - 1) {
+        barrier::wait(&pieces.shared.warps_given[parity], round / 2 & 1);  // a short wait: all have counted
+        elements = merge<S::warps>(pieces.shared.of_warps[parity], mean, m2);
+        if (pieces.lane() < S::blocks) {
+          barrier::send(&pieces.shared.of_blocks[parity][pieces.block], float4{elements, mean, m2, 0.0f},
+                        &pieces.shared.received[parity], pieces.lane());
+        }
+      }
+    }
+#endif
+    return square;
+  }
+
+  // Whether f16 holds all distances of a warp whose squares have this sum. Small distances are rounded by
+  // 2^-25 at most, which the norm may make 2^-12.
+  static __device__ __forceinline__ bool fits_f16(float square, float rstd) {
+    constexpr float largest = 65504.0f;
+    return square <= largest * largest && rstd <= 8192.0f;
+  }
+
+  // The slab's mean, 1 / deviation, and what the norm's weight is multiplied by.
+  static __device__ __forceinline__ void receive(typename L::Shared& shared, int round, float& mean,
+                                                 float& rstd, float& factor) {
+    float m2 = 0.0f;
+    constexpr float per_element = 1.0f / static_cast<float>(S::slab_elements);
+#if __CUDA_ARCH__ >= 900
+    const int parity = round & 1;
+    const uint32 phase = round / 2 & 1;
+    if constexpr (S::blocks == 1) {
+      barrier::wait(&shared.warps_given[parity], phase);
+      merge<S::warps>(shared.of_warps[parity], mean, m2);
+    } else {
+      barrier::wait(&shared.received[parity], phase);
+      merge<S::blocks>(shared.of_blocks[parity], mean, m2);
+    }
+#endif
+    rstd = rsqrtf(m2 * per_element + Tail::eps);
+    factor = norm_factor<Tail>(rstd, mean, m2);
+  }
+};
+
+// --------------------------------------------------------------------------------------------------
+// The schedule "overlapped" of tail_staged, for 16-bit elements: the moments of one slab are exchanged while
+// the next one is begun.
+//
+// A warp's part of a slab arrives by bulk copies, in three pieces:
+//   doubled   has two places, for slabs in turn: that of the next slab is summed while the moments of this
+//   one
+//             are exchanged. It stays as it arrived, and the before-chain is computed again for the output;
+//             or its result is computed once and waits in the same place (see `holds_f16`).
+//   single    has one place, which is requested again as soon as the output is written
+//   kept      results of the before-chain wait in registers: as one vector's output is written, the next
+//             slab's takes its place
+// Elements before the first vector and after the last one are kept by the first block, one a thread.
+
+template <class Tail, class Numbers>
+struct StagedOverlapped {
+  using L = OverlappedLayout<Tail, Numbers>;
+  using S = typename L::S;
+  using Pieces = OverlappedPieces<Tail, Numbers>;
+  using Statistics = OverlappedMoments<Tail, Numbers>;
+  using Parameters = typename L::Parameters;
+  using Shared = typename L::Shared;
+  using Part = typename L::Part;
+  using Sums = typename Statistics::Sums;
+  using Before = typename Tail::Before;
+  using After = typename Tail::After;
+  using Input = typename Tail::Input;
+
+  // The kernel's one copy of what it is given: with a second one registers are allocated differently.
+  Pieces pieces;
+
+  // A warp's part lies in two rows at most: the values of both are loaded at the beginning.
+  static constexpr bool few_rows = S::vectors * 32 * S::width <= S::spatial;
+  // Stands for a RowCursor then. `row` is what the current one has.
+  template <class Values>
+  struct TwoRows {
+    int end;  // of the first
+    const Values& first;
+    const Values& second;
+    Values& row;
+
+    __device__ __forceinline__ bool covers(int begin, int last) {
+      row = begin >= end ? second : first;
+      return last <= end || begin >= end;
+    }
+    template <int Width, class F>
+    __device__ __forceinline__ void visit(int position, F&& f) {
+#pragma unroll
+      for (int k = 0; k < Width; ++k) {
+        row = position + k >= end ? second : first;
+        f(k, k + 1);
+      }
+    }
+  };
+
+  // Whether the vectors [from, to) of the part are all there, the last of a full part aside, in one row.
+  template <bool by_row, class R>
+  static __device__ __forceinline__ bool is_plain(const Part& part, int from, int to, R& rows) {
+    bool plain = part.full();
+    if constexpr (by_row) {
+      const int end = to * 32 < part.count ? to * 32 : part.count;
+      const bool covered = rows.covers(part.position + from * 32 * S::width, part.position + end * S::width);
+      plain = plain && covered;
+    }
+    return plain;
+  }
+  // After lanes may have gone on to different rows.
+  template <bool by_row, class R>
+  static __device__ __forceinline__ void forget(R& rows) {
+    if constexpr (by_row && !few_rows) rows.end = 0;
+  }
+  // The parts of vector i for f.
+  template <bool by_row, class R, class F>
+  static __device__ __forceinline__ void visit(const Part& part, int i, R& rows, F&& f) {
+    if constexpr (by_row) {
+      rows.template visit<S::width>(part.position + (i * 32 + static_cast<int>(threadIdx.x % 32)) * S::width,
+                                    f);
+    } else {
+      f(0, S::width);
+    }
+  }
+
+  // What the norm gets of vector i: the before-chain of what arrived. parts(f) calls f for parts in one row.
+  template <class Parts>
+  __device__ __forceinline__ void activate(const unsigned char* from, const Part& part, int i,
+                                           const float* operands, Parts&& parts,
+                                           float (&value)[S::width]) const {
+    Packed<Input, S::width> packed;
+    packed.load_shared(from);
+    packed.unpack(value);
+    typename Before::template Tensors<S::width> tensors;
+    tensors.load(pieces.p, part.index_of(i));
+    parts([&](int first, int last) {
+#pragma unroll
+      for (int k = 0; k < S::width; ++k) {
+        if (k >= first && k < last) value[k] = Before::value(value[k], operands, tensors, k);
+      }
+    });
+  }
+
+  // Adds a vector to the sums. Its values become distances where those are held.
+  static __device__ __forceinline__ void add(float (&value)[S::width], Sums& sums) {
+#pragma unroll
+    for (int k = 0; k < S::width; ++k) {
+      const float distance = sums.add(value[k], k);
+      if constexpr (L::holds_f16) value[k] = distance;
+    }
+  }
+  // The same of a piece in shared memory, where it waits for the output.
+  __device__ __forceinline__ void sum_vector(int piece, int i, float (&value)[S::width], Sums& sums) const {
+    add(value, sums);
+    if constexpr (L::holds_f16) {
+      Packed<f16, S::width> packed;
+      packed.pack(value);
+      packed.store_shared(pieces.vector_of(piece, i));
+    }
+  }
+
+  // Sums of a piece that is not kept.
+  template <bool is_first, class R>
+  __device__ __forceinline__ void sum_piece(const Part& part, int piece, R& rows, const float* operands,
+                                            Sums& sums) const {
+    const int from = L::first_of(piece), to = from + L::count_of(piece);
+    const auto whole = [](auto&& f) { f(0, S::width); };
+    const bool plain = is_plain<S::before_by_row>(part, from, to, rows);
+    const auto careful = [&](int i, float(&value)[S::width]) {
+      activate(
+          pieces.vector_of(piece, i), part, i, operands,
+          [&](auto&& f) { visit<S::before_by_row>(part, i, rows, f); }, value);
+    };
+    if constexpr (is_first) {
+      float value[S::width] = {};
+      if (plain) {
+        activate(pieces.vector_of(piece, 0), part, 0, operands, whole, value);
+      } else if (part.has(0)) {
+        careful(0, value);
+      }
+      // As distances from the first one: of equal values the mean is that value.
+      const float first = __shfl_sync(0xffffffffu, value[0], 0);
+      float sum = 0.0f;
+#pragma unroll
+      for (int k = 0; k < S::width; ++k) sum += distance_from(value[k], first);
+      if (!plain && !part.has(0)) sum = 0.0f;
+      const auto elements = static_cast<float>((part.count < 32 ? part.count : 32) * S::width);
+      sums.pivot =
+          fmaf(lanes_sum<32>(sum), part.count > 0 ? pointwise::reciprocal_fast(elements) : 0.0f, first);
+      if (plain || part.has(0)) sum_vector(piece, 0, value, sums);
+    }
+    if (plain) {
+#pragma unroll(L::at_once)
+      for (int i = from + (is_first ? 1 : 0); i < to; ++i) {
+        float value[S::width];
+        activate(pieces.vector_of(piece, i), part, i, operands, whole, value);
+        sum_vector(piece, i, value, sums);
+      }
+    } else {
+#pragma unroll 1
+      for (int i = from + (is_first ? 1 : 0); i < to; ++i) {
+        if (!part.has(i)) continue;
+        float value[S::width];
+        careful(i, value);
+        sum_vector(piece, i, value, sums);
+      }
+      forget<S::before_by_row>(rows);
+    }
+  }
+
+  // What a row brings to the sums, and to the output.
+  struct BeforeValues {
+    float before[Before::channel_operands > 0 ? Before::channel_operands : 1];
+  };
+  struct RowValues : BeforeValues {
+    float after[After::channel_operands > 0 ? After::channel_operands : 1];
+    float scale, shift;  // of the norm; before its statistics are known, its weight and bias
+
+    __device__ __forceinline__ void norm(float mean, float factor) {
+      scale *= factor;
+      shift = fmaf(-mean, scale, shift);
+    }
+  };
+  __device__ __forceinline__ void load_before(int slab, int row, BeforeValues& values) const {
+    const int channel = slab % S::groups * static_cast<int>(Tail::group_channels) + row;
+    Before::load_channel(pieces.p, slab / S::groups, channel, values.before);
+  }
+  __device__ __forceinline__ void load_row(int slab, int row, RowValues& values) const {
+    const int channel = slab % S::groups * static_cast<int>(Tail::group_channels) + row;
+    values.scale = Tail::weight(pieces.p, channel);
+    values.shift = Tail::bias(pieces.p, channel);
+    After::load_channel(pieces.p, slab / S::groups, channel, values.after);
+    Before::load_channel(pieces.p, slab / S::groups, channel, values.before);
+  }
+  static __device__ __forceinline__ int row_after(int row) {
+    return row + 1 < static_cast<int>(Tail::group_channels) ? row + 1 : row;
+  }
+
+  // What waits for the output in shared memory.
+  template <bool yes, class A, class B>
+  struct Choice {
+    using Type = A;
+  };
+  template <class A, class B>
+  struct Choice<false, A, B> {
+    using Type = B;
+  };
+  using Waiting = typename Choice<L::holds_f16, f16, Input>::Type;
+
+  // Output of vector i. Raw: `value` is what arrived, else what the norm gets.
+  template <bool is_raw, class Parts>
+  __device__ __forceinline__ void finish(const Part& part, int i, const RowValues& row, bool aligned,
+                                         Parts&& parts, float (&value)[S::width]) const {
+    const int64 index = part.index_of(i);
+    typename Before::template Tensors<S::width> before;
+    if constexpr (is_raw) before.load(pieces.p, index);
+    typename After::template Tensors<S::width> after;
+    after.load(pieces.p, index);
+    parts([&](int first, int last) {
+#pragma unroll
+      for (int k = 0; k < S::width; ++k) {
+        if (k >= first && k < last) {
+          if constexpr (is_raw) value[k] = Before::value(value[k], row.before, before, k);
+          value[k] = After::value(fmaf(value[k], row.scale, row.shift), row.after, after, k);
+        }
+      }
+    });
+    Packed<typename Tail::Output, S::width> y;
+    y.pack(value);
+    y.store(pieces.p.output, index, aligned);
+  }
+
+  // Output of a piece that is not kept. Halves: distances from `shift`, where they fit.
+  template <class R>
+  __device__ __forceinline__ void finish_piece(const Part& part, int piece, R& rows, const RowValues& row,
+                                               float shift, bool fits) const {
+    constexpr bool by_row = S::after_by_row || S::before_by_row;
+    const int from = L::first_of(piece), to = from + L::count_of(piece);
+    const bool aligned = is_aligned(pieces.p, aligned_output);
+    const bool plain = is_plain<by_row>(part, from, to, rows);
+    const auto waiting = [&](int i, float(&value)[S::width]) {
+      Packed<Waiting, S::width> packed;
+      packed.load_shared(pieces.vector_of(piece, i));
+      packed.unpack(value);
+    };
+    if (plain && aligned && (!L::holds_f16 || fits)) {
+#pragma unroll(L::at_once)
+      for (int i = from; i < to; ++i) {
+        float value[S::width];
+        waiting(i, value);
+        finish<!L::holds_f16>(
+            part, i, row, true, [](auto&& f) { f(0, S::width); }, value);
+      }
+    } else {
+#pragma unroll 1
+      for (int i = from; i < to; ++i) {
+        if (!part.has(i)) continue;
+        float value[S::width];
+        if (!L::holds_f16 || fits) {
+          waiting(i, value);
+        } else {
+          Packed<Input, S::width> packed;
+          packed.load(pieces.p.input, part.index_of(i), true);
+          packed.unpack(value);
+          typename Before::template Tensors<S::width> tensors;
+          tensors.load(pieces.p, part.index_of(i));
+          visit<by_row>(part, i, rows, [&](int first, int last) {
+#pragma unroll
+            for (int k = 0; k < S::width; ++k) {
+              if (k >= first && k < last) value[k] = Before::value(value[k], row.before, tensors, k) - shift;
+            }
+          });
+          forget<by_row>(rows);
+        }
+        finish<!L::holds_f16>(
+            part, i, row, aligned, [&](auto&& f) { visit<by_row>(part, i, rows, f); }, value);
+      }
+      forget<by_row>(rows);
+    }
+  }
+
+  __device__ __forceinline__ void run() const {
+    const int slabs = static_cast<int>(pieces.p.batch) * S::groups;
+    const int clusters = static_cast<int>(gridDim.x) / S::blocks;
+    int slab = static_cast<int>(blockIdx.x) / S::blocks;  // the one that is summed
+#if __CUDA_ARCH__ >= 900
+    if (pieces.lane() == 0) {
+      for (int i = 0; i < L::pieces; ++i) barrier::initialise(&pieces.shared.arrived[pieces.warp()][i]);
+    }
+    __syncwarp();
+    Part next = pieces.part_of(slab);
+    if (slab < slabs) {
+      pieces.request(next, L::even_piece);
+      if constexpr (L::single > 0) pieces.request(next, L::single_piece);
+      pieces.request(next, L::kept_piece);
+    }
+    if (slab + clusters < slabs) pieces.request(pieces.part_of(slab + clusters), L::odd_piece);
+    if (threadIdx.x == 0) {
+      initialise_exchange<S::warps>(pieces.shared);
+      pieces.shared.warps_counted = 0;
+    }
+    start_cluster<S::blocks>();
+
+    float h[L::kept][S::width];
+#pragma unroll
+    for (int i = 0; i < L::kept; ++i) {
+#pragma unroll
+      for (int k = 0; k < S::width; ++k) h[i][k] = 0.0f;
+    }
+    float edge = 0.0f;
+    // Of the warp's part of the slab whose output is due: what its values were moved by, and their squares.
+    float shift = 0.0f, square = 0.0f;
+    Part part = next;
+#pragma unroll 1
+    for (int round = 0;; ++round, slab += clusters) {
+      const bool has_current = round > 0;
+      const bool more = slab < slabs;
+      const int current = slab - clusters;
+      const uint32 parity = round & 1;
+      constexpr bool by_row = S::after_by_row || S::before_by_row;
+      const int own_row = part.position / S::spatial;
+      const int edge_position = has_current ? pieces.edge_of(part) : -1;
+      RowValues row, row_0, row_1, edge_row;
+      row.scale = row_0.scale = row_1.scale = edge_row.scale = 1.0f;
+      row.shift = row_0.shift = row_1.shift = edge_row.shift = 0.0f;
+      // The values of the warp's rows are on their way while sums are.
+      if (by_row && has_current) {
+        load_row(current, own_row, row_0);
+        if (few_rows) load_row(current, row_after(own_row), row_1);
+        if (edge_position >= 0) load_row(current, edge_position / S::spatial, edge_row);
+      }
+      Sums sums;
+      BeforeValues before, before_0, before_1;
+      auto next_rows = [&] {
+        if constexpr (few_rows) {
+          const int next_row = next.position / S::spatial;
+          if (S::before_by_row && more) {
+            load_before(slab, next_row, before_0);
+            load_before(slab, row_after(next_row), before_1);
+          }
+          return TwoRows<BeforeValues>{(next_row + 1) * S::spatial, before_0, before_1, before};
+        } else {
+          return row_cursor<S::spatial, true>([&](int r) { load_before(slab, r, before); });
+        }
+      }();
+      // Converted where it is used: the sums of all warps would wait for the one that waits for it.
+      Packed<Input, 1> next_edge;
+      if (more) {
+        const int position = pieces.edge_of(next);
+        if (position >= 0) next_edge.load(pieces.p.input, next.begin + position, false);
+        const int piece = parity == 0 ? L::even_piece : L::odd_piece;
+        pieces.wait(piece, round / 2 & 1);
+        sum_piece<true>(next, piece, next_rows, before.before, sums);
+      }
+
+      float mean = 0.0f, rstd = 0.0f, factor = 0.0f;
+      float moved_mean = 0.0f;  // from the shift
+      auto rows = [&] {
+        if constexpr (few_rows) {
+          return TwoRows<RowValues>{(own_row + 1) * S::spatial, row_0, row_1, row};
+        } else {
+          return row_cursor<S::spatial, true>([&](int r) {
+            load_row(current, r, row);
+            row.norm(moved_mean, factor);
+          });
+        }
+      }();
+      Part second = next;  // the slab after the next
+      if (slab + clusters < slabs) second = pieces.part_of(slab + clusters);
+      if (has_current) {
+        Statistics::receive(pieces.shared, round - 1, mean, rstd, factor);
+        if (pieces.p.statistics != nullptr && pieces.block == 0 && threadIdx.x == 0) {
+          pieces.p.statistics[2 * static_cast<int64>(current)] = mean;
+          pieces.p.statistics[2 * static_cast<int64>(current) + 1] = rstd;
+        }
+        moved_mean = mean - shift;
+        const bool fits = Statistics::fits_f16(square, rstd);
+        row_0.norm(moved_mean, factor);
+        row_1.norm(moved_mean, factor);
+        row = row_0;
+        if constexpr (!few_rows) {
+          rows.row = own_row;
+          rows.end = (own_row + 1) * S::spatial;
+        }
+        if (edge_position >= 0) {
+          edge_row.norm(mean, factor);
+          typename After::template Tensors<1> tensors;
+          tensors.load(pieces.p, part.begin + edge_position);
+          store_one<typename Tail::Output>(
+              pieces.p.output, part.begin + edge_position,
+              After::value(fmaf(edge, edge_row.scale, edge_row.shift), edge_row.after, tensors, 0));
+        }
+        if constexpr (L::single > 0) {
+          finish_piece(part, L::single_piece, rows, row, shift, fits);
+          if (more) pieces.request_again(next, L::single_piece);
+        }
+        const int piece = parity == 0 ? L::odd_piece : L::even_piece;
+        finish_piece(part, piece, rows, row, shift, fits);
+        if (slab + clusters < slabs) pieces.request_again(second, piece);
+      }
+      // Output of what is kept, and what takes its place.
+      if (more) pieces.wait(L::kept_piece, parity);
+      {
+        const bool aligned = is_aligned(pieces.p, aligned_output);
+        bool plain = aligned && has_current && more;
+        if (has_current) plain = is_plain<S::after_by_row>(part, L::raw, S::vectors, rows) && plain;
+        if (more) plain = is_plain<S::before_by_row>(next, L::raw, S::vectors, next_rows) && plain;
+        const auto whole = [](auto&& f) { f(0, S::width); };
+        if (plain) {
+#pragma unroll
+          for (int i = L::raw; i < S::vectors; ++i) {
+            if (i < S::vectors - L::uncertain || part.has(i))
+              finish<false>(part, i, row, true, whole, h[i - L::raw]);
+            if (i < S::vectors - L::uncertain || next.has(i)) {
+              activate(pieces.vector_of(L::kept_piece, i), next, i, before.before, whole, h[i - L::raw]);
+              add(h[i - L::raw], sums);
+            }
+          }
+        } else {
+#pragma unroll
+          for (int i = L::raw; i < S::vectors; ++i) {
+            if (has_current && part.has(i)) {
+              finish<false>(
+                  part, i, row, aligned, [&](auto&& f) { visit<S::after_by_row>(part, i, rows, f); },
+                  h[i - L::raw]);
+            }
+            if (more && next.has(i)) {
+              activate(
+                  pieces.vector_of(L::kept_piece, i), next, i, before.before,
+                  [&](auto&& f) { visit<S::before_by_row>(next, i, next_rows, f); }, h[i - L::raw]);
+              add(h[i - L::raw], sums);
+            }
+          }
+          forget<S::before_by_row>(next_rows);
+        }
+      }
+      if (slab + clusters < slabs) pieces.request_again(second, L::kept_piece);
+      if (!more) break;
+      if constexpr (L::single > 0) {
+        pieces.wait(L::single_piece, parity);
+        sum_piece<false>(next, L::single_piece, next_rows, before.before, sums);
+      }
+      const int position = pieces.edge_of(next);
+      if (position >= 0) {
+        if constexpr (S::before_by_row) load_before(slab, position / S::spatial, before);
+        typename Before::template Tensors<1> tensors;
+        tensors.load(pieces.p, next.begin + position);
+        edge = Before::value(next_edge.at(0), before.before, tensors, 0);
+        sums.add(edge, 0);
+      }
+      const float own_square = Statistics::send(pieces, next, sums, round);
+      if constexpr (L::holds_f16) {
+        shift = sums.pivot;
+        square = own_square;
+      }
+      part = next;
+      next = second;
+    }
+    leave_cluster<S::blocks>();
+#endif
+  }
+};
+
+// --------------------------------------------------------------------------------------------------
+// The schedule "ring" of tail_staged.
+//
+// A warp's part of a slab arrives by bulk copies, chunk after chunk. After the before-chain values wait for
+// the statistics in registers (`kept` vectors of a thread). Their chunks come through a ring of slots: a slot
+// that was read makes room for the next slab. Where registers do not hold the slab, the first `held` vectors
+// wait where they arrived, as f32. They make room for those of the next slab when the output is written. So
+// the next slab arrives while this one is summed and while it is written. Moments go from warps to their
+// block and from blocks to the cluster, past the stores of the slab before. Elements before the first vector
+// and after the last one are kept by the first block, one a thread.
+
+template <class Tail, class Numbers>
+struct StagedRing {
+  using S = StagedSizes<Tail, Numbers>;
   using Parameters = TailParameters<Tail::parameters>;
   using Before = typename Tail::Before;
   using After = typename Tail::After;
   using Input = typename Tail::Input;
 
-  static constexpr int width = Numbers::width;
-  static constexpr int threads = Numbers::threads;
-  static constexpr int blocks = Numbers::blocks;
-  static constexpr int warps = threads / 32;
-  static constexpr int all_warps = warps * blocks;
   // Vectors of a thread: the first `held` of them wait in shared memory, the others in registers.
-  static constexpr int vectors = Numbers::vectors;
   static constexpr int held = Numbers::held;
-  static constexpr int kept = vectors - held;
+  static constexpr int kept = S::vectors - held;
   // They arrive by chunks of `chunk`; each warp has a ring of `slots` chunks.
   static constexpr int chunk = Numbers::chunk;
-  static constexpr int chunks = (vectors + chunk - 1) / chunk;
+  static constexpr int chunks = (S::vectors + chunk - 1) / chunk;
   static constexpr int held_chunks = held / chunk;
   static constexpr int slots = Numbers::slots;
-  static constexpr int chunk_bytes = chunk * 32 * width * Input::bytes;
-  static_assert(kept > 0 && held % chunk == 0 && width % 4 == 0);
+  static constexpr int chunk_bytes = chunk * 32 * S::width * Input::bytes;
+  static_assert(kept > 0 && held % chunk == 0 && S::width % 4 == 0);
   static_assert(held == 0 || Input::bytes == 4);
-  static constexpr int spatial = static_cast<int>(Tail::spatial);
-  static constexpr int slab_elements = static_cast<int>(Tail::group_channels) * spatial;
-  static constexpr int groups = Tail::channels / Tail::group_channels;
-  static constexpr int lines = 4;  // partial sums of a thread: additions that do not wait for each other
-  static constexpr bool after_by_row = Tail::has_affine || After::channel_operands > 0;
 
   struct Shared {
     // A warp's ring, then its places of what is held.
-    alignas(128) unsigned char stage[warps][slots + held_chunks][chunk_bytes];
-    uint64 arrived[warps][slots + held_chunks];
-    // By parity of the round: elements, mean and M2 of the block's warps and of the cluster's blocks, and
-    // what counts them.
-    float4 of_warps[2][warps];
-    float4 of_blocks[2][blocks];
-    uint64 told[2];
+    alignas(128) unsigned char stage[S::warps][slots + held_chunks][chunk_bytes];
+    uint64 arrived[S::warps][slots + held_chunks];
+    float4 of_warps[2][S::warps];  // by parity of the round: elements, mean, M2
+    float4 of_blocks[2][S::blocks];
+    uint64 warps_given[2];
     uint64 received[2];
   };
 
@@ -4025,21 +4853,21 @@ struct TailStaged {
 
   __device__ __forceinline__ Range range_of(int slab) const {
     Range range;
-    range.begin = static_cast<int64>(slab) * slab_elements;
-    const int head = static_cast<int>(-(range.begin + p.phase) & (width - 1));
-    range.head = head < slab_elements ? head : slab_elements;
-    range.count = (slab_elements - range.head) / width;
-    range.edges = slab_elements - range.count * width;
+    range.begin = static_cast<int64>(slab) * S::slab_elements;
+    const int head = static_cast<int>(-(range.begin + p.phase) & (S::width - 1));
+    range.head = head < S::slab_elements ? head : S::slab_elements;
+    range.count = (S::slab_elements - range.head) / S::width;
+    range.edges = S::slab_elements - range.count * S::width;
     const int rows = (range.count + 31) / 32;
-    range.each = rows / all_warps;
-    range.more = rows % all_warps;
+    range.each = rows / S::all_warps;
+    range.more = rows % S::all_warps;
     return range;
   }
 
-  // A warp's way through the kept chunks of its slabs, in order: where the next one to come is asked for,
-  // where the next one to be read lies.
+  // A warp's way through the kept chunks of its slabs, in order: the next one to request, and the next one
+  // to read.
   struct Ring {
-    int slab;                // of the next chunk to ask for
+    int slab;                // of the next chunk to request
     const char* from;        // that chunk
     int left;                // vectors of the slab from there on
     int next = held_chunks;  // which chunk it is
@@ -4050,11 +4878,11 @@ struct TailStaged {
   // The chunks of the warp's part of a slab from `first_chunk` on.
   __device__ __forceinline__ const char* chunks_of(int slab, int first_chunk, int& left) const {
     const Range range = range_of(slab);
-    const int warp = block * warps + threadIdx.x / 32;
+    const int warp = block * S::warps + threadIdx.x / 32;
     const int first = range.first(warp);
     left = range.first(warp + 1) - first - first_chunk * chunk * 32;
     return static_cast<const char*>(p.input) +
-           (range.begin + range.head + static_cast<int64>(first) * width) * Input::bytes +
+           (range.begin + range.head + static_cast<int64>(first) * S::width) * Input::bytes +
            first_chunk * chunk_bytes;
   }
 
@@ -4062,23 +4890,23 @@ struct TailStaged {
     if (ring.slab < slabs) ring.from = chunks_of(ring.slab, held_chunks, ring.left);
   }
 
-  // Asks for a chunk of which `left` vectors are there, into a slot. By one lane.
-  __device__ __forceinline__ void ask(int slot, const char* from, int left) const {
+  // Requests a chunk of which `left` vectors are there, into a slot. By one lane.
+  __device__ __forceinline__ void request(int slot, const char* from, int left) const {
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x % 32 != 0) return;
     const int own = left < 0 ? 0 : left < chunk * 32 ? left : chunk * 32;
-    const auto bytes = static_cast<uint32>(own * width * Input::bytes);
+    const auto bytes = static_cast<uint32>(own * S::width * Input::bytes);
     const int warp = threadIdx.x / 32;
-    // Nothing to come is waited for all the same: every chunk is one phase.
+    // Every chunk is one phase of its barrier, one of 0 bytes too.
     barrier::expect(&shared.arrived[warp][slot], bytes);
     if (own > 0) barrier::copy(shared.stage[warp][slot], from, bytes, &shared.arrived[warp][slot]);
 #endif
   }
 
-  // Asks for the next chunk of the ring, into the slot that was read last. All lanes count.
-  __device__ __forceinline__ void ask(Ring& ring, int slot, int slabs, int clusters) const {
+  // Requests the next chunk of the ring, into the slot that was read last. All lanes count.
+  __device__ __forceinline__ void request(Ring& ring, int slot, int slabs, int clusters) const {
     if (ring.slab >= slabs) return;
-    ask(slot, ring.from, ring.left);
+    request(slot, ring.from, ring.left);
     ring.from += chunk_bytes;
     ring.left -= chunk * 32;
     if (++ring.next == chunks) {
@@ -4088,10 +4916,10 @@ struct TailStaged {
     }
   }
 
-  // The warp has read what a copy that is asked for now overwrites.
+  // The warp has read what a copy that is requested now overwrites.
   static __device__ __forceinline__ void release() {
 #if __CUDA_ARCH__ >= 900
-    // A barrier of the warp alone lets loads be under way still when the copy begins.
+    // With a barrier of the warp alone loads may still be in flight when the copy begins.
     barrier::release_to_copies();
 #endif
     __syncwarp();
@@ -4108,21 +4936,21 @@ struct TailStaged {
     bool full;     // all vectors but the last are there in every lane
 
     __device__ __forceinline__ Share(const Range& range, int block) {
-      warp = block * warps + static_cast<int>(threadIdx.x / 32);
+      warp = block * S::warps + static_cast<int>(threadIdx.x / 32);
       const int lane = threadIdx.x % 32;
       const int first = range.first(warp);
       const int count = range.first(warp + 1) - first;
-      begin = range.head + first * width;
-      end = begin + count * width;
-      position = begin + lane * width;
+      begin = range.head + first * S::width;
+      end = begin + count * S::width;
+      position = begin + lane * S::width;
       mine = (count - lane + 31) / 32;
-      elements = count * width + (warp == 0 ? range.edges : 0);
-      full = count >= (vectors - 1) * 32;
+      elements = count * S::width + (warp == 0 ? range.edges : 0);
+      full = count >= (S::vectors - 1) * 32;
     }
 
-    __device__ __forceinline__ int position_of(int i) const { return position + i * 32 * width; }
+    __device__ __forceinline__ int position_of(int i) const { return position + i * 32 * S::width; }
     __device__ __forceinline__ int end_of(int c) const {
-      const int chunk_end = begin + (c + 1) * chunk * 32 * width;
+      const int chunk_end = begin + (c + 1) * chunk * 32 * S::width;
       return chunk_end < end ? chunk_end : end;
     }
   };
@@ -4143,10 +4971,10 @@ struct TailStaged {
     const int thread = threadIdx.x;
     return {range,
             Share(range, block),
-            slab / groups,
-            slab % groups * static_cast<int>(Tail::group_channels),
+            slab / S::groups,
+            slab % S::groups * static_cast<int>(Tail::group_channels),
             block == 0 && thread < range.edges,
-            thread < range.head ? thread : thread + range.count * width};
+            thread < range.head ? thread : thread + range.count * S::width};
   }
 
   // Chunk `c` of the thread's vectors through f; only the last vector of a full share can be missing.
@@ -4155,50 +4983,8 @@ struct TailStaged {
 #pragma unroll
     for (int j = 0; j < chunk; ++j) {
       const int i = c * chunk + j;
-      if (i < vectors && ((full && i < vectors - 1) || i < share.mine)) f(i, j);
+      if (i < S::vectors && ((full && i < S::vectors - 1) || i < share.mine)) f(i, j);
     }
-  }
-
-  // The row (channel) of the warp's next chunk, and what `load` gets for it.
-  template <class Load>
-  struct Rows {
-    int row;
-    int end;  // the position where the row ends
-    Load load;
-
-    __device__ __forceinline__ void enter(int position) {
-      if (position < end) return;
-      row = position / spatial;
-      end = row * spatial + spatial;
-      load(row);
-    }
-
-    // Calls f(first, last) for the parts [first, last) of the vector at `position` that lie in one row.
-    template <class F>
-    __device__ __forceinline__ void visit(int position, F&& f) {
-      if (position + width > end) {
-        row = position / spatial;
-        end = row * spatial + spatial;
-        load(row);
-        if (position + width > end) {
-#pragma unroll
-          for (int k = 0; k < width; ++k) {
-            if (position + k >= end) {
-              ++row;
-              end += spatial;
-              load(row);
-            }
-            f(k, k + 1);
-          }
-          return;
-        }
-      }
-      f(0, width);
-    }
-  };
-  template <class Load>
-  static __device__ __forceinline__ Rows<Load> rows_of(Load load) {
-    return {0, 0, load};
   }
 
   // One chunk of vectors through f(vector, its place in the chunk, aligned, parts), where parts(g) calls
@@ -4209,18 +4995,19 @@ struct TailStaged {
                                                 F&& f) const {
     bool plain = share.full && aligned;
     if constexpr (by_row) {
-      rows.enter(share.begin + c * chunk * 32 * width);
+      rows.enter(share.begin + c * chunk * 32 * S::width);
       plain = plain && share.end_of(c) <= rows.end;
     }
     if (plain) {
-      for_each_vector<true>(share, c, [&](int i, int j) { f(i, j, true, [&](auto&& g) { g(0, width); }); });
+      for_each_vector<true>(share, c,
+                            [&](int i, int j) { f(i, j, true, [&](auto&& g) { g(0, S::width); }); });
     } else {
       for_each_vector<false>(share, c, [&](int i, int j) {
         f(i, j, aligned, [&](auto&& g) {
           if constexpr (by_row) {
-            rows.visit(share.position_of(i), g);
+            rows.template visit<S::width>(share.position_of(i), g);
           } else {
-            g(0, width);
+            g(0, S::width);
           }
         });
       });
@@ -4230,83 +5017,55 @@ struct TailStaged {
 
   // Where vector `i` of the thread arrives and waits, one of those that are held.
   __device__ __forceinline__ unsigned char* held_vector(int i) const {
-    return shared.stage[threadIdx.x / 32][slots] + (i * 32 + threadIdx.x % 32) * (width * Input::bytes);
+    return shared.stage[threadIdx.x / 32][slots] + (i * 32 + threadIdx.x % 32) * (S::width * Input::bytes);
   }
 
   // Sums of a thread: distances from the mean of a vector of its own, and their squares. That vector is one
   // of 37 at most: whatever the values are, their mean is no more than 6 deviations away from it. Distances
   // stand for the values then.
-  using Sums = PivotSums<lines>;
-
-  // Mean (as a distance from one of theirs) and M2 of `count` parts together, the same in every lane, and the
-  // number of their elements.
-  template <int count>
-  static __device__ __forceinline__ float merge(const float4* parts, float& from, float& moved, float& m2) {
-    static_assert((count & (count - 1)) == 0 && count <= 32);
-    const float4 own = parts[threadIdx.x % count];
-    const float elements = lanes_sum<count>(own.x);
-    lanes_moments<count>(Moments{own.x, own.y, own.z}, elements > 0.0f ? 1.0f / elements : 0.0f, from, moved,
-                         m2);
-    return elements;
-  }
-
-  // Statistics of the slab as a thread uses them.
-  struct Norm {
-    float mean;
-    float rstd;
-    float moved;   // the mean's distance from the thread's pivot
-    float factor;  // of the norm's weight
-  };
+  using Sums = PivotSums<S::accumulators>;
 
   // The norm from each thread's sums: of the warp, of the block, of the cluster.
-  __device__ __forceinline__ Norm reduce(const Sums& sums, const Share& share, bool has_edge,
-                                         int round) const {
+  __device__ __forceinline__ SlabNorm reduce(const Sums& sums, const Share& share, bool has_edge,
+                                             int round) const {
     const int lane = threadIdx.x % 32;
     float elements = static_cast<float>(share.elements);
-    Moments own{static_cast<float>(share.mine * width + (has_edge ? 1 : 0)), 0.0f, 0.0f};
+    Moments own{static_cast<float>(share.mine * S::width + (has_edge ? 1 : 0)), 0.0f, 0.0f};
     float from, moved, m2;
     sums.finish(own.count, moved, own.m2);
     own.mean = sums.pivot + moved;
     lanes_moments<32>(own, elements > 0.0f ? pointwise::reciprocal_fast(elements) : 0.0f, from, moved, m2);
 
-    // The next round's sums of a warp come when it has read those of this one, and the ones after that when
-    // all have given theirs of the next: two buffers suffice.
-    constexpr float per_element = 1.0f / static_cast<float>(slab_elements);
 #if __CUDA_ARCH__ >= 900
     const int parity = round & 1;
     const uint32 phase = round / 2 & 1;
     const int warp = threadIdx.x / 32;
     if (lane == 0) {
       shared.of_warps[parity][warp] = float4{elements, from + moved, m2, 0.0f};
-      barrier::arrive(&shared.told[parity]);
+      barrier::arrive(&shared.warps_given[parity]);
     }
-    if (blocks == 1 || warp == 0) {
-      barrier::wait(&shared.told[parity], phase);
-      elements = merge<warps>(shared.of_warps[parity], from, moved, m2);
+    if (S::blocks == 1 || warp == 0) {
+      barrier::wait(&shared.warps_given[parity], phase);
+      elements = merge_parts<S::warps>(shared.of_warps[parity], from, moved, m2);
     }
-    if constexpr (blocks > 1) {
+    if constexpr (S::blocks > 1) {
       // Sent with a count of its bytes: a barrier of the cluster would first wait for all that was stored.
-      if (threadIdx.x == 0) barrier::expect(&shared.received[parity], blocks * 16);
-      if (threadIdx.x < blocks) {
+      if (threadIdx.x == 0) barrier::expect(&shared.received[parity], S::blocks * 16);
+      if (threadIdx.x < S::blocks) {
         barrier::send(&shared.of_blocks[parity][block], float4{elements, from + moved, m2, 0.0f},
                       &shared.received[parity], lane);
       }
       barrier::wait(&shared.received[parity], phase);
-      merge<blocks>(shared.of_blocks[parity], from, moved, m2);
+      merge_parts<S::blocks>(shared.of_blocks[parity], from, moved, m2);
     }
 #endif
-    Norm norm;
-    norm.mean = from + moved;
-    norm.rstd = rsqrtf(m2 * per_element + Tail::eps);
-    norm.moved = (from - sums.pivot) + moved;
-    norm.factor = norm_factor<Tail>(norm.rstd, norm.mean, m2);
-    return norm;
+    return SlabNorm::of<Tail>(from, moved, m2, sums.pivot);
   }
 
   // A whole vector goes past the first-level cache, but not out of the second at once: 1% of s60, 2% of s61.
-  static __device__ __forceinline__ void store(const Packed<typename Tail::Output, width>& y, void* output,
+  static __device__ __forceinline__ void store(const Packed<typename Tail::Output, S::width>& y, void* output,
                                                int index, bool aligned) {
-    if constexpr (Packed<typename Tail::Output, width>::words == 4) {
+    if constexpr (Packed<typename Tail::Output, S::width>::words == 4) {
       if (aligned) {
         __stcg(reinterpret_cast<uint4*>(static_cast<char*>(output) + index * Tail::Output::bytes),
                uint4{y.word[0], y.word[1], y.word[2], y.word[3]});
@@ -4318,7 +5077,7 @@ struct TailStaged {
 
   // The before-chain of the thread's values and their sums.
   __device__ __forceinline__ void activate(const Place& place, int slabs, int clusters, int round, Ring& ring,
-                                           float (&h)[kept][width], float& edge, Sums& sums) const {
+                                           float (&h)[kept][S::width], float& edge, Sums& sums) const {
     const Share& share = place.share;
     const int64 begin = place.range.begin;
     const int warp = threadIdx.x / 32;
@@ -4327,47 +5086,46 @@ struct TailStaged {
     const auto load_row = [&](int row) {
       Before::load_channel(p, place.n, place.first_channel + row, operands);
     };
-    auto rows = rows_of(load_row);
+    auto rows = row_cursor<S::spatial>(load_row);
     // A chunk that lies at `stage`.
     const auto take = [&](int c, const unsigned char* stage, auto&& keep) {
-      for_each_part<(Before::channel_operands > 0)>(
-          share, c, true, rows, [&](int i, int j, bool, auto&& parts) {
-            Packed<Input, width> packed;
-            packed.load_shared(stage + (j * 32 + lane) * width * Input::bytes);
-            float value[width];
-            packed.unpack(value);
-            typename Before::template Tensors<width> tensors;
-            tensors.load(p, begin + share.position_of(i));
-            parts([&](int from, int to) {
+      for_each_part<S::before_by_row>(share, c, true, rows, [&](int i, int j, bool, auto&& parts) {
+        Packed<Input, S::width> packed;
+        packed.load_shared(stage + (j * 32 + lane) * S::width * Input::bytes);
+        float value[S::width];
+        packed.unpack(value);
+        typename Before::template Tensors<S::width> tensors;
+        tensors.load(p, begin + share.position_of(i));
+        parts([&](int from, int to) {
 #pragma unroll
-              for (int k = 0; k < width; ++k) {
-                if (k >= from && k < to) value[k] = Before::value(value[k], operands, tensors, k);
-              }
-            });
-            if (i == held || (i == 0 && share.mine <= held)) sums.pivot = Sums::mean_of(value);
+          for (int k = 0; k < S::width; ++k) {
+            if (k >= from && k < to) value[k] = Before::value(value[k], operands, tensors, k);
+          }
+        });
+        if (i == held || (i == 0 && share.mine <= held)) sums.pivot = Sums::mean_of(value);
 #pragma unroll
-            for (int k = 0; k < width; ++k) value[k] = sums.add(value[k], k);
-            keep(i, value);
-          });
+        for (int k = 0; k < S::width; ++k) value[k] = sums.add(value[k], k);
+        keep(i, value);
+      });
     };
     // Vectors that are not there are set too: else their registers are taken from one slab to the next.
 #pragma unroll
     for (int i = 0; i < kept; ++i) {
 #pragma unroll
-      for (int k = 0; k < width; ++k) h[i][k] = 0.0f;
+      for (int k = 0; k < S::width; ++k) h[i][k] = 0.0f;
     }
-    // What came first goes first: chunks of the ring were asked for before those that are held.
+    // Chunks of the ring were requested before those that are held: they are taken first.
 #pragma unroll
     for (int c = held_chunks; c < chunks; ++c) {
 #if __CUDA_ARCH__ >= 900
       barrier::wait(&shared.arrived[warp][ring.slot], ring.parity);
 #endif
-      take(c, shared.stage[warp][ring.slot], [&](int i, const float(&value)[width]) {
+      take(c, shared.stage[warp][ring.slot], [&](int i, const float(&value)[S::width]) {
 #pragma unroll
-        for (int k = 0; k < width; ++k) h[i - held][k] = value[k];
+        for (int k = 0; k < S::width; ++k) h[i - held][k] = value[k];
       });
       release();
-      ask(ring, ring.slot, slabs, clusters);
+      request(ring, ring.slot, slabs, clusters);
       if (++ring.slot == slots) {
         ring.slot = 0;
         ring.parity ^= 1;
@@ -4379,14 +5137,14 @@ struct TailStaged {
 #if __CUDA_ARCH__ >= 900
       barrier::wait(&shared.arrived[warp][slots + c], round & 1);
 #endif
-      take(c, shared.stage[warp][slots + c], [&](int i, const float(&value)[width]) {
-        Packed<f32, width> packed;
+      take(c, shared.stage[warp][slots + c], [&](int i, const float(&value)[S::width]) {
+        Packed<f32, S::width> packed;
         packed.pack(value);
         packed.store_shared(held_vector(i));
       });
     }
     if (place.has_edge) {
-      load_row(place.edge_position / spatial);
+      load_row(place.edge_position / S::spatial);
       typename Before::template Tensors<1> tensors;
       tensors.load(p, begin + place.edge_position);
       edge = Before::value(load_one<Input>(p.input, begin + place.edge_position), operands, tensors, 0);
@@ -4398,22 +5156,22 @@ struct TailStaged {
   }
 
   __device__ __forceinline__ void run_slab(int slab, int slabs, int clusters, int round, Ring& ring) const {
-    float h[kept][width];
+    float h[kept][S::width];
     float edge = 0.0f;
     Sums sums;
     activate(place_of(slab), slabs, clusters, round, ring, h, edge, sums);
-    Norm norm;
+    SlabNorm norm;
     float weight = 1.0f, bias = 0.0f;
     float operands[After::channel_operands > 0 ? After::channel_operands : 1];
-    const auto ask_row = [&](const Place& place, int row) {
+    const auto fetch_row = [&](const Place& place, int row) {
       weight = Tail::weight(p, place.first_channel + row);
       bias = Tail::bias(p, place.first_channel + row);
       After::load_channel(p, place.n, place.first_channel + row, operands);
     };
     {
       const Place place = place_of(slab);
-      // The values of the warp's first row are on their way while the sums are.
-      if constexpr (after_by_row) ask_row(place, place.share.begin / spatial);
+      // The values of the warp's first row are loaded while sums are exchanged.
+      if constexpr (S::after_by_row) fetch_row(place, place.share.begin / S::spatial);
       norm = reduce(sums, place.share, place.has_edge, round);
     }
     if (p.statistics != nullptr && block == 0 && threadIdx.x == 0) {
@@ -4430,31 +5188,31 @@ struct TailStaged {
       shift = fmaf(-norm.moved, scale, bias);
     };
     scale_row();
-    auto rows = rows_of([&](int row) {
-      ask_row(place, row);
+    auto rows = row_cursor<S::spatial>([&](int row) {
+      fetch_row(place, row);
       scale_row();
     });
-    rows.row = share.begin / spatial;
-    rows.end = (rows.row + 1) * spatial;
+    rows.row = share.begin / S::spatial;
+    rows.end = (rows.row + 1) * S::spatial;
     void* const output = static_cast<char*>(p.output) + (begin + share.position) * Tail::Output::bytes;
     const auto finish = [&](int c, auto&& value_of) {
-      for_each_part<after_by_row>(
-          share, c, p.is_aligned(aligned_output), rows, [&](int i, int, bool aligned, auto&& parts) {
-            typename After::template Tensors<width> tensors;
+      for_each_part<S::after_by_row>(
+          share, c, is_aligned(p, aligned_output), rows, [&](int i, int, bool aligned, auto&& parts) {
+            typename After::template Tensors<S::width> tensors;
             tensors.load(p, begin + share.position_of(i));
-            float value[width];
+            float value[S::width];
             value_of(i, value);
             parts([&](int from, int to) {
 #pragma unroll
-              for (int k = 0; k < width; ++k) {
+              for (int k = 0; k < S::width; ++k) {
                 if (k >= from && k < to) {
                   value[k] = After::value(fmaf(value[k], scale, shift), operands, tensors, k);
                 }
               }
             });
-            Packed<typename Tail::Output, width> y;
+            Packed<typename Tail::Output, S::width> y;
             y.pack(value);
-            store(y, output, i * 32 * width, aligned);
+            store(y, output, i * 32 * S::width, aligned);
           });
     };
     if constexpr (held > 0) {
@@ -4463,14 +5221,14 @@ struct TailStaged {
       const char* next = more ? chunks_of(slab + clusters, 0, left) : nullptr;
 #pragma unroll 1
       for (int c = 0; c < held_chunks; ++c) {
-        finish(c, [&](int i, float(&value)[width]) {
-          Packed<f32, width> packed;
+        finish(c, [&](int i, float(&value)[S::width]) {
+          Packed<f32, S::width> packed;
           packed.load_shared(held_vector(i));
           packed.unpack(value);
         });
         if (more) {
           release();
-          ask(slots + c, next, left);
+          request(slots + c, next, left);
           next += chunk_bytes;
           left -= chunk * 32;
         }
@@ -4478,13 +5236,13 @@ struct TailStaged {
     }
 #pragma unroll
     for (int c = held_chunks; c < chunks; ++c) {
-      finish(c, [&](int i, float(&value)[width]) {
+      finish(c, [&](int i, float(&value)[S::width]) {
 #pragma unroll
-        for (int k = 0; k < width; ++k) value[k] = h[i - held][k];
+        for (int k = 0; k < S::width; ++k) value[k] = h[i - held][k];
       });
     }
     if (place.has_edge) {
-      ask_row(place, place.edge_position / spatial);
+      fetch_row(place, place.edge_position / S::spatial);
       scale_row();
       typename After::template Tensors<1> tensors;
       tensors.load(p, begin + place.edge_position);
@@ -4494,9 +5252,9 @@ struct TailStaged {
   }
 
   __device__ __forceinline__ void run() const {
-    const int slabs = static_cast<int>(p.batch) * groups;
-    const int clusters = static_cast<int>(gridDim.x) / blocks;
-    int slab = static_cast<int>(blockIdx.x) / blocks;
+    const int slabs = static_cast<int>(p.batch) * S::groups;
+    const int clusters = static_cast<int>(gridDim.x) / S::blocks;
+    int slab = static_cast<int>(blockIdx.x) / S::blocks;
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x % 32 == 0) {
       for (int slot = 0; slot < slots + held_chunks; ++slot)
@@ -4505,31 +5263,44 @@ struct TailStaged {
     __syncwarp();
     Ring ring{slab};
     enter(ring, slabs);
-    for (int slot = 0; slot < slots; ++slot) ask(ring, slot, slabs, clusters);
+    for (int slot = 0; slot < slots; ++slot) request(ring, slot, slabs, clusters);
     if (held > 0 && slab < slabs) {
       int left;
       const char* from = chunks_of(slab, 0, left);
-      for (int c = 0; c < held_chunks; ++c) ask(slots + c, from + c * chunk_bytes, left - c * chunk * 32);
+      for (int c = 0; c < held_chunks; ++c) request(slots + c, from + c * chunk_bytes, left - c * chunk * 32);
     }
-    if (threadIdx.x == 0) {
-      for (int parity = 0; parity < 2; ++parity) {
-        barrier::initialise(&shared.told[parity], warps);
-        barrier::initialise(&shared.received[parity]);
-      }
-    }
-    // No sums go to a block that has not started.
-    if constexpr (blocks > 1) {
-      barrier::cluster_sync();
-    } else {
-      __syncthreads();
-    }
+    if (threadIdx.x == 0) initialise_exchange<S::warps>(shared);
+    start_cluster<S::blocks>();
     int round = 0;
 #pragma unroll 1
     for (; slab < slabs; slab += clusters, ++round) run_slab(slab, slabs, clusters, round, ring);
-    if constexpr (blocks > 1) barrier::cluster_sync();  // none leaves while others may write to it
+    leave_cluster<S::blocks>();
 #endif
   }
 };
+
+// --------------------------------------------------------------------------------------------------
+// A tail whose slab stays on the chip between its statistics and its output, in persistent clusters: x is
+// read once, y written once.
+//
+// A slab of a planar tensor is a contiguous range. Each warp of a cluster has its part of it, which bulk
+// copies bring to the warp's own shared memory. Clusters take slab after slab, and the next one arrives while
+// this one is computed. Two schedules:
+//   ring        values wait for the statistics in registers and, as f32, in shared memory
+//   overlapped  for 16 bits: half of the next slab is summed while the moments of this one are exchanged
+
+template <bool overlapped, class Tail, class Numbers>
+struct StagedSchedule {
+  using Type = StagedRing<Tail, Numbers>;
+};
+
+template <class Tail, class Numbers>
+struct StagedSchedule<true, Tail, Numbers> {
+  using Type = StagedOverlapped<Tail, Numbers>;
+};
+
+template <class Tail, class Numbers>
+using TailStaged = typename StagedSchedule<Numbers::overlapped, Tail, Numbers>::Type;
 
 }  // namespace onepass
 """
@@ -4633,6 +5404,10 @@ uint64_t word(T* pointer) {
   return reinterpret_cast<uint64_t>(pointer);
 }
 inline uint64_t word(int64_t number) { return static_cast<uint64_t>(number); }
+template <class Parameters>
+constexpr size_t parameter_bytes(void (*)(Parameters)) {
+  return sizeof(Parameters);
+}
 
 // Elements from the last boundary of a vector to the tensor's first.
 int64_t phase_of(const void* tensor, int64_t element_bytes, int64_t vector_elements) {
@@ -4675,7 +5450,7 @@ _KERNELS_TF32 = r"""
 //   window: 3 of 374 positions, 2 stages of 16 channels, 2 copies of 8 channels ahead
 //   weights: 5 stages of 3 taps
 //   passes: 1, values held in registers
-//   then: thin_cores for samples that f16 has no room for
+//   then: thin_cores for samples whose values overflow f16
 //   numerics: operands of the convolution are rounded to tf32
 //   numerics: samples that leave f16's range are computed again on CUDA cores
 // ==================================================================================================
@@ -4842,7 +5617,7 @@ struct Numbers {
   static constexpr bool guards = true;
   static constexpr bool before_reads_tensors = false;
   static constexpr bool after_reads_tensors = false;
-  static constexpr int shared_bytes = 223020;
+  static constexpr int shared_bytes = 220032;
   static constexpr int pack_channels = 1;
   static constexpr bool pack_staged = true;
   static constexpr __device__ int phases(int d) { return d == 0 ? 1 : d == 1 ? 1 : d == 2 ? 1 : 1; }
@@ -5029,7 +5804,7 @@ struct Numbers {
   static constexpr bool guards = true;
   static constexpr bool before_reads_tensors = false;
   static constexpr bool after_reads_tensors = false;
-  static constexpr int shared_bytes = 223020;
+  static constexpr int shared_bytes = 220032;
   static constexpr int pack_channels = 1;
   static constexpr bool pack_staged = true;
   static constexpr __device__ int phases(int d) { return d == 0 ? 1 : d == 1 ? 1 : d == 2 ? 1 : 1; }
@@ -5187,7 +5962,7 @@ namespace {
 Kernel block_1_tf32_gemm_pack_kernel("block_1_tf32_gemm_pack",
     reinterpret_cast<const void*>(&block_1_tf32_gemm_pack::onepass_gemm_pack), 256, 1, 6912, false);
 Kernel block_1_tf32_gemm_wgmma_kernel("block_1_tf32_gemm_wgmma",
-    reinterpret_cast<const void*>(&block_1_tf32_gemm_wgmma::onepass_gemm_wgmma), 384, 1, 223020, true);
+    reinterpret_cast<const void*>(&block_1_tf32_gemm_wgmma::onepass_gemm_wgmma), 384, 1, 220032, true);
 Kernel block_1_tf32_thin_cores_kernel("block_1_tf32_thin_cores",
     reinterpret_cast<const void*>(&block_1_tf32_thin_cores::onepass_thin_cores), 256, 1, 12288, false);
 
@@ -5224,13 +5999,13 @@ void block_1_tf32(const void* input, void* output, const void* const* parameters
   check(cudaMemsetAsync(workspace, 0, offset_4, stream), "clearing memory");
   {
     const uint64_t words[] = {
-        word(parameters[0]),
-        word(workspace + offset_4),
-        word(workspace + offset_3),
-        word(workspace + offset_1),
-        word(batch),
+        word(parameters[0]),         // weights
+        word(workspace + offset_4),  // packed
+        word(workspace + offset_3),  // scales
+        word(workspace + offset_1),  // only
+        word(batch),                 // batch
     };
-    static_assert(sizeof words == sizeof(block_1_tf32_gemm_pack::onepass::GemmPackParameters));
+    static_assert(sizeof words == parameter_bytes(&block_1_tf32_gemm_pack::onepass_gemm_pack));
     const int64_t blocks = 128;
     block_1_tf32_gemm_pack_kernel.launch(words, blocks, device, stream);
   }
@@ -5253,7 +6028,7 @@ void block_1_tf32(const void* input, void* output, const void* const* parameters
         word(parameters[1]),         // parameter[1]
         word(parameters[2]),         // parameter[2]
     };
-    static_assert(sizeof words == sizeof(block_1_tf32_gemm_wgmma::Agent::Parameters));
+    static_assert(sizeof words == parameter_bytes(&block_1_tf32_gemm_wgmma::onepass_gemm_wgmma));
     const int64_t blocks = std::min<int64_t>(batch, resident_gemm_wgmma / 130) * 130;
     block_1_tf32_gemm_wgmma_kernel.launch(words, blocks, device, stream);
   }
@@ -5276,9 +6051,630 @@ void block_1_tf32(const void* input, void* output, const void* const* parameters
         word(parameters[1]),                        // parameter[1]
         word(parameters[2]),                        // parameter[2]
     };
-    static_assert(sizeof words == sizeof(block_1_tf32_thin_cores::Agent::Parameters));
+    static_assert(sizeof words == parameter_bytes(&block_1_tf32_thin_cores::onepass_thin_cores));
     const int64_t blocks = clamp(batch * 78, 1, resident_thin_cores);
     block_1_tf32_thin_cores_kernel.launch(words, blocks, device, stream);
+  }
+}
+"""
+
+
+_KERNELS_TF32_AWAY = r"""
+// ==================================================================================================
+// block_1_tf32_away: forward
+//
+// conv_transpose3d(64,128,k=3,bias=false) | relu | group_norm(8) @ 16x64x32x32x32 tf32_away
+//
+// plan: gemm_wgmma
+//   convolution: 1728 terms, operands rounded to f16, as to tf32
+//   tile: 128 channels, 304 positions, 130 tiles a sample of 39304 positions, 130 a unit
+//   window: 3 of 374 positions, 2 stages of 16 channels, 2 copies of 8 channels ahead
+//   weights: 5 stages of 3 taps
+//   passes: 1, values held in registers
+//   then: thin_cores for samples whose values overflow f16
+//   numerics: operands of the convolution are rounded to tf32, ties away from zero
+//   numerics: samples that leave f16's range are computed again on CUDA cores
+// ==================================================================================================
+
+namespace block_1_tf32_away_gemm_pack {
+namespace onepass {
+using namespace ::onepass;
+}
+
+struct Product;
+namespace onepass {
+
+struct Before {
+  static constexpr int channel_operands = 0;
+  using Only = pointwise::relu_stage<32>;
+  template <class P>
+  static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
+  }
+  template <int Width>
+  struct Tensors {
+    template <class P>
+    __device__ __forceinline__ void load(const P& p, int64 index) {
+    }
+  };
+  template <int Width>
+  static __device__ __forceinline__ float value(float x0, const float* channel, const Tensors<Width>& t, int k) {
+    const float x1 = pointwise::relu_stage<32>::value(x0, 0.0f, 0.00000000f, 0.00000000f);
+    return x1;
+  }
+};
+
+struct After {
+  static constexpr int channel_operands = 0;
+  using Only = void;
+  template <class P>
+  static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
+  }
+  template <int Width>
+  struct Tensors {
+    template <class P>
+    __device__ __forceinline__ void load(const P& p, int64 index) {
+    }
+  };
+  template <int Width>
+  static __device__ __forceinline__ float value(float x0, const float* channel, const Tensors<Width>& t, int k) {
+    return x0;
+  }
+};
+
+// conv_transpose3d(64,128,k=3,bias=false) | relu | group_norm(8)
+struct Tail {
+  using Before = onepass::Before;
+  using After = onepass::After;
+  using Input = f32;
+  using Output = f32;
+  static constexpr int parameters = 3;
+  static constexpr int channels = 128;
+  static constexpr int group_channels = 16;
+  static constexpr int64 spatial = 39304;
+  static constexpr bool has_norm = true;
+  static constexpr bool has_affine = true;
+  static constexpr bool has_mean = false;
+  static constexpr bool mean_follows_norm = false;
+  static constexpr float eps = 9.99999975e-06f;
+  static __device__ __forceinline__ int channel(int64 n, int c) { return c; }
+  template <class P>
+  static __device__ __forceinline__ float weight(const P& p, int64 c) {
+    return load_one<f32>(p.parameter[1], c * 1);
+  }
+  template <class P>
+  static __device__ __forceinline__ float bias(const P& p, int64 c) {
+    return load_one<f32>(p.parameter[2], c * 1);
+  }
+};
+
+}  // namespace onepass
+
+namespace onepass {
+struct Convolution {
+  using Weight = f32;
+  using Bias = f32;
+  static constexpr bool has_bias = false;
+  static constexpr bool transposed = true;
+  static constexpr bool rounds_to_tf32 = true;
+  static constexpr bool ties_away = true;
+  static constexpr int groups = 1;
+  static constexpr int in_channels = 64;
+  static constexpr int channels = 128;
+  static constexpr int taps = 27;
+  static constexpr __device__ int64 kernel(int d) { return d == 0 ? 3ll : d == 1 ? 3ll : d == 2 ? 3ll : 0ll; }
+  static constexpr __device__ int64 input_size(int d) { return d == 0 ? 32ll : d == 1 ? 32ll : d == 2 ? 32ll : 0ll; }
+  static constexpr __device__ int64 output_size(int d) { return d == 0 ? 34ll : d == 1 ? 34ll : d == 2 ? 34ll : 0ll; }
+  static constexpr __device__ int64 step(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 0ll; }
+  static constexpr __device__ int64 delta(int d) { return d == 0 ? -1ll : d == 1 ? -1ll : d == 2 ? -1ll : 0ll; }
+  static constexpr __device__ int64 tap_step(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 0ll; }
+  static constexpr __device__ int64 tap_stride(int d) { return d == 0 ? 9ll : d == 1 ? 3ll : d == 2 ? 1ll : 0ll; }
+  static constexpr __device__ int64 classes(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 1ll; }
+  static constexpr __device__ int64 first(int d, int r) {
+    return d == 0 && r == 0 ? 0ll : d == 1 && r == 0 ? 0ll : d == 2 && r == 0 ? 0ll : 0ll;
+  }
+  static constexpr __device__ int64 base(int d, int r) {
+    return d == 0 && r == 0 ? 0ll : d == 1 && r == 0 ? 0ll : d == 2 && r == 0 ? 0ll : 0ll;
+  }
+  static constexpr __device__ int64 count(int d, int r) {
+    return d == 0 && r == 0 ? 3ll : d == 1 && r == 0 ? 3ll : d == 2 && r == 0 ? 3ll : 0ll;
+  }
+  static constexpr __device__ int64 positions(int d, int r) {
+    return d == 0 && r == 0 ? 34ll : d == 1 && r == 0 ? 34ll : d == 2 && r == 0 ? 34ll : 0ll;
+  }
+  static constexpr __device__ int64 input_stride(int d) { return d == 0 ? 2097152ll : d == 1 ? 32768ll : d == 2 ? 1024ll : d == 3 ? 32ll : d == 4 ? 1ll : 0ll; }
+  // Of the output and of tensors that stages read.
+  static constexpr __device__ int64 stride(int d) { return d == 0 ? 5030912ll : d == 1 ? 39304ll : d == 2 ? 1156ll : d == 3 ? 34ll : d == 4 ? 1ll : 0ll; }
+};
+}  // namespace onepass
+
+struct Numbers {
+  using Operand = onepass::f16;
+  using Product = block_1_tf32_away_gemm_pack::Product;
+  static constexpr float steepness = 1.00000f;
+  static constexpr int pitch = 34;
+  static constexpr int plane = 1156;
+  static constexpr bool boxed = false;
+  static constexpr int box_z = 0;
+  static constexpr int box_y = 0;
+  static constexpr int box_x = 0;
+  static constexpr int boxes_y = 1;
+  static constexpr int boxes_x = 1;
+  static constexpr int positions = 39304;
+  static constexpr int window_split = 1;
+  static constexpr int window = 374;
+  static constexpr int windows = 3;
+  static constexpr int tile_positions = 304;
+  static constexpr int tile_channels = 128;
+  static constexpr int columns = 304;
+  static constexpr bool groups_share_positions = true;
+  static constexpr int position_tiles = 130;
+  static constexpr int channel_tiles = 1;
+  static constexpr int unit_channel_tiles = 1;
+  static constexpr int padded_channels = 128;
+  static constexpr int chunk_channels = 16;
+  static constexpr int chunks = 4;
+  static constexpr int taps = 27;
+  static constexpr int group_taps = 3;
+  static constexpr int parts = 1;
+  static constexpr int x_stages = 2;
+  static constexpr int x_stage_bytes = 35968;
+  static constexpr int weight_stages = 5;
+  static constexpr int weight_stage_bytes = 12288;
+  static constexpr bool weights_stay = false;
+  static constexpr bool by_vectors = false;
+  static constexpr bool copies = true;
+  static constexpr int slot_channels = 8;
+  static constexpr int raw_slots = 2;
+  static constexpr int raw_pitch = 380;
+  static constexpr int raw_slot_bytes = 36480;
+  static constexpr bool apart = false;
+  static constexpr int stagger = 0;
+  static constexpr int late_vectors = 0;
+  static constexpr int late_pitch = 16;
+  static constexpr bool rows_are_slabs = true;
+  static constexpr bool has_after = false;
+  static constexpr bool held = true;
+  static constexpr bool stored = false;
+  static constexpr bool guards = true;
+  static constexpr bool before_reads_tensors = false;
+  static constexpr bool after_reads_tensors = false;
+  static constexpr int shared_bytes = 220032;
+  static constexpr int pack_channels = 1;
+  static constexpr bool pack_staged = true;
+  static constexpr __device__ int phases(int d) { return d == 0 ? 1 : d == 1 ? 1 : d == 2 ? 1 : 1; }
+  static constexpr __device__ int phase(int d, int i) {
+    return d == 0 && i == 0 ? 0 : d == 1 && i == 0 ? 0 : d == 2 && i == 0 ? 0 : 0;
+  }
+};
+__global__ void __launch_bounds__(256)
+onepass_gemm_pack(const __grid_constant__ onepass::GemmPackParameters p) {
+  extern __shared__ __align__(16) unsigned char staged[];
+  onepass::GemmPack<onepass::Convolution, Numbers>{p, staged}.run();
+}
+
+}  // namespace block_1_tf32_away_gemm_pack
+
+namespace block_1_tf32_away_gemm_wgmma {
+namespace onepass {
+using namespace ::onepass;
+}
+
+namespace onepass {
+
+struct Before {
+  static constexpr int channel_operands = 0;
+  using Only = pointwise::relu_stage<32>;
+  template <class P>
+  static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
+  }
+  template <int Width>
+  struct Tensors {
+    template <class P>
+    __device__ __forceinline__ void load(const P& p, int64 index) {
+    }
+  };
+  template <int Width>
+  static __device__ __forceinline__ float value(float x0, const float* channel, const Tensors<Width>& t, int k) {
+    const float x1 = pointwise::relu_stage<32>::value(x0, 0.0f, 0.00000000f, 0.00000000f);
+    return x1;
+  }
+};
+
+struct After {
+  static constexpr int channel_operands = 0;
+  using Only = void;
+  template <class P>
+  static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
+  }
+  template <int Width>
+  struct Tensors {
+    template <class P>
+    __device__ __forceinline__ void load(const P& p, int64 index) {
+    }
+  };
+  template <int Width>
+  static __device__ __forceinline__ float value(float x0, const float* channel, const Tensors<Width>& t, int k) {
+    return x0;
+  }
+};
+
+// conv_transpose3d(64,128,k=3,bias=false) | relu | group_norm(8)
+struct Tail {
+  using Before = onepass::Before;
+  using After = onepass::After;
+  using Input = f32;
+  using Output = f32;
+  static constexpr int parameters = 3;
+  static constexpr int channels = 128;
+  static constexpr int group_channels = 16;
+  static constexpr int64 spatial = 39304;
+  static constexpr bool has_norm = true;
+  static constexpr bool has_affine = true;
+  static constexpr bool has_mean = false;
+  static constexpr bool mean_follows_norm = false;
+  static constexpr float eps = 9.99999975e-06f;
+  static __device__ __forceinline__ int channel(int64 n, int c) { return c; }
+  template <class P>
+  static __device__ __forceinline__ float weight(const P& p, int64 c) {
+    return load_one<f32>(p.parameter[1], c * 1);
+  }
+  template <class P>
+  static __device__ __forceinline__ float bias(const P& p, int64 c) {
+    return load_one<f32>(p.parameter[2], c * 1);
+  }
+};
+
+}  // namespace onepass
+
+namespace onepass {
+struct Convolution {
+  using Weight = f32;
+  using Bias = f32;
+  static constexpr bool has_bias = false;
+  static constexpr bool transposed = true;
+  static constexpr bool rounds_to_tf32 = true;
+  static constexpr bool ties_away = true;
+  static constexpr int groups = 1;
+  static constexpr int in_channels = 64;
+  static constexpr int channels = 128;
+  static constexpr int taps = 27;
+  static constexpr __device__ int64 kernel(int d) { return d == 0 ? 3ll : d == 1 ? 3ll : d == 2 ? 3ll : 0ll; }
+  static constexpr __device__ int64 input_size(int d) { return d == 0 ? 32ll : d == 1 ? 32ll : d == 2 ? 32ll : 0ll; }
+  static constexpr __device__ int64 output_size(int d) { return d == 0 ? 34ll : d == 1 ? 34ll : d == 2 ? 34ll : 0ll; }
+  static constexpr __device__ int64 step(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 0ll; }
+  static constexpr __device__ int64 delta(int d) { return d == 0 ? -1ll : d == 1 ? -1ll : d == 2 ? -1ll : 0ll; }
+  static constexpr __device__ int64 tap_step(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 0ll; }
+  static constexpr __device__ int64 tap_stride(int d) { return d == 0 ? 9ll : d == 1 ? 3ll : d == 2 ? 1ll : 0ll; }
+  static constexpr __device__ int64 classes(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 1ll; }
+  static constexpr __device__ int64 first(int d, int r) {
+    return d == 0 && r == 0 ? 0ll : d == 1 && r == 0 ? 0ll : d == 2 && r == 0 ? 0ll : 0ll;
+  }
+  static constexpr __device__ int64 base(int d, int r) {
+    return d == 0 && r == 0 ? 0ll : d == 1 && r == 0 ? 0ll : d == 2 && r == 0 ? 0ll : 0ll;
+  }
+  static constexpr __device__ int64 count(int d, int r) {
+    return d == 0 && r == 0 ? 3ll : d == 1 && r == 0 ? 3ll : d == 2 && r == 0 ? 3ll : 0ll;
+  }
+  static constexpr __device__ int64 positions(int d, int r) {
+    return d == 0 && r == 0 ? 34ll : d == 1 && r == 0 ? 34ll : d == 2 && r == 0 ? 34ll : 0ll;
+  }
+  static constexpr __device__ int64 input_stride(int d) { return d == 0 ? 2097152ll : d == 1 ? 32768ll : d == 2 ? 1024ll : d == 3 ? 32ll : d == 4 ? 1ll : 0ll; }
+  // Of the output and of tensors that stages read.
+  static constexpr __device__ int64 stride(int d) { return d == 0 ? 5030912ll : d == 1 ? 39304ll : d == 2 ? 1156ll : d == 3 ? 34ll : d == 4 ? 1ll : 0ll; }
+};
+}  // namespace onepass
+
+struct Product {
+  static __device__ __forceinline__ void run(float (&d)[152], onepass::uint64 a, onepass::uint64 b, int add) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %78, 0; wgmma.mma_async.sync.aligned.m64n152k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75}, %76, %77, p, 1, 1, 0, 0;}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]), "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75])
+        : "l"(a), "l"(b + 0), "r"(add));
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %78, 0; wgmma.mma_async.sync.aligned.m64n152k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75}, %76, %77, p, 1, 1, 0, 0;}"
+        : "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]), "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]), "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]), "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127]), "+f"(d[128]), "+f"(d[129]), "+f"(d[130]), "+f"(d[131]), "+f"(d[132]), "+f"(d[133]), "+f"(d[134]), "+f"(d[135]), "+f"(d[136]), "+f"(d[137]), "+f"(d[138]), "+f"(d[139]), "+f"(d[140]), "+f"(d[141]), "+f"(d[142]), "+f"(d[143]), "+f"(d[144]), "+f"(d[145]), "+f"(d[146]), "+f"(d[147]), "+f"(d[148]), "+f"(d[149]), "+f"(d[150]), "+f"(d[151])
+        : "l"(a), "l"(b + 152), "r"(add));
+  }
+};
+struct Numbers {
+  using Operand = onepass::f16;
+  using Product = block_1_tf32_away_gemm_wgmma::Product;
+  static constexpr float steepness = 1.00000f;
+  static constexpr int pitch = 34;
+  static constexpr int plane = 1156;
+  static constexpr bool boxed = false;
+  static constexpr int box_z = 0;
+  static constexpr int box_y = 0;
+  static constexpr int box_x = 0;
+  static constexpr int boxes_y = 1;
+  static constexpr int boxes_x = 1;
+  static constexpr int positions = 39304;
+  static constexpr int window_split = 1;
+  static constexpr int window = 374;
+  static constexpr int windows = 3;
+  static constexpr int tile_positions = 304;
+  static constexpr int tile_channels = 128;
+  static constexpr int columns = 304;
+  static constexpr bool groups_share_positions = true;
+  static constexpr int position_tiles = 130;
+  static constexpr int channel_tiles = 1;
+  static constexpr int unit_channel_tiles = 1;
+  static constexpr int padded_channels = 128;
+  static constexpr int chunk_channels = 16;
+  static constexpr int chunks = 4;
+  static constexpr int taps = 27;
+  static constexpr int group_taps = 3;
+  static constexpr int parts = 1;
+  static constexpr int x_stages = 2;
+  static constexpr int x_stage_bytes = 35968;
+  static constexpr int weight_stages = 5;
+  static constexpr int weight_stage_bytes = 12288;
+  static constexpr bool weights_stay = false;
+  static constexpr bool by_vectors = false;
+  static constexpr bool copies = true;
+  static constexpr int slot_channels = 8;
+  static constexpr int raw_slots = 2;
+  static constexpr int raw_pitch = 380;
+  static constexpr int raw_slot_bytes = 36480;
+  static constexpr bool apart = false;
+  static constexpr int stagger = 0;
+  static constexpr int late_vectors = 0;
+  static constexpr int late_pitch = 16;
+  static constexpr bool rows_are_slabs = true;
+  static constexpr bool has_after = false;
+  static constexpr bool held = true;
+  static constexpr bool stored = false;
+  static constexpr bool guards = true;
+  static constexpr bool before_reads_tensors = false;
+  static constexpr bool after_reads_tensors = false;
+  static constexpr int shared_bytes = 220032;
+  static constexpr int pack_channels = 1;
+  static constexpr bool pack_staged = true;
+  static constexpr __device__ int phases(int d) { return d == 0 ? 1 : d == 1 ? 1 : d == 2 ? 1 : 1; }
+  static constexpr __device__ int phase(int d, int i) {
+    return d == 0 && i == 0 ? 0 : d == 1 && i == 0 ? 0 : d == 2 && i == 0 ? 0 : 0;
+  }
+};
+using Agent = onepass::Gemm<onepass::Convolution, onepass::Tail, Numbers>;
+__global__ void __launch_bounds__(384, 1) onepass_gemm_wgmma(const __grid_constant__ Agent::Parameters p) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  Agent{p, *reinterpret_cast<Agent::Shared*>(shared)}.run();
+}
+
+}  // namespace block_1_tf32_away_gemm_wgmma
+
+namespace block_1_tf32_away_thin_cores {
+namespace onepass {
+using namespace ::onepass;
+}
+
+namespace onepass {
+
+struct Before {
+  static constexpr int channel_operands = 0;
+  using Only = pointwise::relu_stage<32>;
+  template <class P>
+  static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
+  }
+  template <int Width>
+  struct Tensors {
+    template <class P>
+    __device__ __forceinline__ void load(const P& p, int64 index) {
+    }
+  };
+  template <int Width>
+  static __device__ __forceinline__ float value(float x0, const float* channel, const Tensors<Width>& t, int k) {
+    const float x1 = pointwise::relu_stage<32>::value(x0, 0.0f, 0.00000000f, 0.00000000f);
+    return x1;
+  }
+};
+
+struct After {
+  static constexpr int channel_operands = 0;
+  using Only = void;
+  template <class P>
+  static __device__ __forceinline__ void load_channel(const P& p, int64 n, int64 c, float* value) {
+  }
+  template <int Width>
+  struct Tensors {
+    template <class P>
+    __device__ __forceinline__ void load(const P& p, int64 index) {
+    }
+  };
+  template <int Width>
+  static __device__ __forceinline__ float value(float x0, const float* channel, const Tensors<Width>& t, int k) {
+    return x0;
+  }
+};
+
+// conv_transpose3d(64,128,k=3,bias=false) | relu | group_norm(8)
+struct Tail {
+  using Before = onepass::Before;
+  using After = onepass::After;
+  using Input = f32;
+  using Output = f32;
+  static constexpr int parameters = 3;
+  static constexpr int channels = 128;
+  static constexpr int group_channels = 16;
+  static constexpr int64 spatial = 39304;
+  static constexpr bool has_norm = true;
+  static constexpr bool has_affine = true;
+  static constexpr bool has_mean = false;
+  static constexpr bool mean_follows_norm = false;
+  static constexpr float eps = 9.99999975e-06f;
+  static __device__ __forceinline__ int channel(int64 n, int c) { return c; }
+  template <class P>
+  static __device__ __forceinline__ float weight(const P& p, int64 c) {
+    return load_one<f32>(p.parameter[1], c * 1);
+  }
+  template <class P>
+  static __device__ __forceinline__ float bias(const P& p, int64 c) {
+    return load_one<f32>(p.parameter[2], c * 1);
+  }
+};
+
+}  // namespace onepass
+
+namespace onepass {
+struct Convolution {
+  using Weight = f32;
+  using Bias = f32;
+  static constexpr bool has_bias = false;
+  static constexpr bool transposed = true;
+  static constexpr bool rounds_to_tf32 = true;
+  static constexpr bool ties_away = true;
+  static constexpr int groups = 1;
+  static constexpr int in_channels = 64;
+  static constexpr int channels = 128;
+  static constexpr int taps = 27;
+  static constexpr __device__ int64 kernel(int d) { return d == 0 ? 3ll : d == 1 ? 3ll : d == 2 ? 3ll : 0ll; }
+  static constexpr __device__ int64 input_size(int d) { return d == 0 ? 32ll : d == 1 ? 32ll : d == 2 ? 32ll : 0ll; }
+  static constexpr __device__ int64 output_size(int d) { return d == 0 ? 34ll : d == 1 ? 34ll : d == 2 ? 34ll : 0ll; }
+  static constexpr __device__ int64 step(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 0ll; }
+  static constexpr __device__ int64 delta(int d) { return d == 0 ? -1ll : d == 1 ? -1ll : d == 2 ? -1ll : 0ll; }
+  static constexpr __device__ int64 tap_step(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 0ll; }
+  static constexpr __device__ int64 tap_stride(int d) { return d == 0 ? 9ll : d == 1 ? 3ll : d == 2 ? 1ll : 0ll; }
+  static constexpr __device__ int64 classes(int d) { return d == 0 ? 1ll : d == 1 ? 1ll : d == 2 ? 1ll : 1ll; }
+  static constexpr __device__ int64 first(int d, int r) {
+    return d == 0 && r == 0 ? 0ll : d == 1 && r == 0 ? 0ll : d == 2 && r == 0 ? 0ll : 0ll;
+  }
+  static constexpr __device__ int64 base(int d, int r) {
+    return d == 0 && r == 0 ? 0ll : d == 1 && r == 0 ? 0ll : d == 2 && r == 0 ? 0ll : 0ll;
+  }
+  static constexpr __device__ int64 count(int d, int r) {
+    return d == 0 && r == 0 ? 3ll : d == 1 && r == 0 ? 3ll : d == 2 && r == 0 ? 3ll : 0ll;
+  }
+  static constexpr __device__ int64 positions(int d, int r) {
+    return d == 0 && r == 0 ? 34ll : d == 1 && r == 0 ? 34ll : d == 2 && r == 0 ? 34ll : 0ll;
+  }
+  static constexpr __device__ int64 input_stride(int d) { return d == 0 ? 2097152ll : d == 1 ? 32768ll : d == 2 ? 1024ll : d == 3 ? 32ll : d == 4 ? 1ll : 0ll; }
+  // Of the output and of tensors that stages read.
+  static constexpr __device__ int64 stride(int d) { return d == 0 ? 5030912ll : d == 1 ? 39304ll : d == 2 ? 1156ll : d == 3 ? 34ll : d == 4 ? 1ll : 0ll; }
+};
+}  // namespace onepass
+
+struct Numbers {
+  static constexpr int threads = 256;
+  static constexpr int warps = 8;
+  static constexpr int channels_at_once = 8;
+  static constexpr int tile_positions = 1024;
+  static constexpr int tiles_of_class = 39;
+  static constexpr int tiles = 39;
+  static constexpr int slots = 128;
+  static constexpr bool weights_in_shared = false;
+};
+using Mainloop = onepass::CoresMainloop<onepass::Convolution, onepass::Tail, Numbers>;
+using Agent = onepass::Thin<onepass::Convolution, onepass::Tail, Numbers, Mainloop>;
+__global__ void __launch_bounds__(256, 2) onepass_thin_cores(const __grid_constant__ Agent::Parameters p) {
+  extern __shared__ float shared[];
+  onepass::allow_kernel_after();
+  onepass::wait_for_kernel_before();
+  if (!Agent::has_work(p)) return;
+  Agent::count_marked(p);
+  Mainloop::load_weights(p, shared);
+  Agent{p, shared + Mainloop::shared_floats, Mainloop{shared}}.run();
+}
+
+}  // namespace block_1_tf32_away_thin_cores
+"""
+
+
+_LAUNCHES_TF32_AWAY = r"""
+namespace {
+
+Kernel block_1_tf32_away_gemm_pack_kernel("block_1_tf32_away_gemm_pack",
+    reinterpret_cast<const void*>(&block_1_tf32_away_gemm_pack::onepass_gemm_pack), 256, 1, 6912, false);
+Kernel block_1_tf32_away_gemm_wgmma_kernel("block_1_tf32_away_gemm_wgmma",
+    reinterpret_cast<const void*>(&block_1_tf32_away_gemm_wgmma::onepass_gemm_wgmma), 384, 1, 220032, true);
+Kernel block_1_tf32_away_thin_cores_kernel("block_1_tf32_away_thin_cores",
+    reinterpret_cast<const void*>(&block_1_tf32_away_thin_cores::onepass_thin_cores), 256, 1, 12288, false);
+
+}  // namespace
+
+int64_t block_1_tf32_away_workspace_bytes(int64_t batch, int device) {
+  const int64_t offset_1 = divide_up(batch * 16, 256) * 256;
+  const int64_t offset_2 = offset_1 + divide_up((batch + 1) * 4, 256) * 256;
+  const int64_t offset_3 = offset_2 + divide_up(batch * 4, 256) * 256;
+  const int64_t offset_4 = offset_3 + 768;
+  const int64_t offset_5 = offset_4 + 442368;
+  const int64_t offset_6 = offset_5 + divide_up(batch * 16640, 256) * 256;
+  const int64_t offset_7 = offset_6 + divide_up(batch * 64, 256) * 256;
+  const int64_t offset_1_2 = divide_up((batch + 1) * 16, 256) * 256;
+  const int64_t offset_2_2 = offset_1_2 + divide_up(batch * 59904, 256) * 256;
+  const int64_t number = offset_7 + offset_2_2;
+  return number + divide_up(batch * 64, 256) * 256;
+}
+
+void block_1_tf32_away(const void* input, void* output, const void* const* parameters,
+                       char* workspace, int64_t batch, int device, cudaStream_t stream) {
+  const int64_t resident_gemm_wgmma = block_1_tf32_away_gemm_wgmma_kernel.resident(device);
+  const int64_t resident_thin_cores = block_1_tf32_away_thin_cores_kernel.resident(device);
+  const int64_t offset_1 = divide_up(batch * 16, 256) * 256;
+  const int64_t offset_2 = offset_1 + divide_up((batch + 1) * 4, 256) * 256;
+  const int64_t offset_3 = offset_2 + divide_up(batch * 4, 256) * 256;
+  const int64_t offset_4 = offset_3 + 768;
+  const int64_t offset_5 = offset_4 + 442368;
+  const int64_t offset_6 = offset_5 + divide_up(batch * 16640, 256) * 256;
+  const int64_t offset_7 = offset_6 + divide_up(batch * 64, 256) * 256;
+  const int64_t offset_1_2 = divide_up((batch + 1) * 16, 256) * 256;
+  const int64_t offset_2_2 = offset_1_2 + divide_up(batch * 59904, 256) * 256;
+  const int64_t number = offset_7 + offset_2_2;
+  check(cudaMemsetAsync(workspace, 0, offset_4, stream), "clearing memory");
+  {
+    const uint64_t words[] = {
+        word(parameters[0]),         // weights
+        word(workspace + offset_4),  // packed
+        word(workspace + offset_3),  // scales
+        word(workspace + offset_1),  // only
+        word(batch),                 // batch
+    };
+    static_assert(sizeof words == parameter_bytes(&block_1_tf32_away_gemm_pack::onepass_gemm_pack));
+    const int64_t blocks = 128;
+    block_1_tf32_away_gemm_pack_kernel.launch(words, blocks, device, stream);
+  }
+  {
+    const uint64_t words[] = {
+        word(input),                 // input
+        word(output),                // output
+        word(output),                // values
+        word(workspace + offset_6),  // statistics
+        word(workspace),             // control
+        word(workspace + offset_5),  // parts
+        word(workspace + offset_6),  // sums
+        word(workspace + offset_1),  // only
+        word(workspace + offset_2),  // guard
+        word(workspace + offset_4),  // packed
+        word(workspace + offset_3),  // scales
+        word(batch),                 // batch
+        word(clamp(divide_up(resident_gemm_wgmma * 2, 130), 1, std::max<int64_t>(1, batch))),  // wave_units
+        word(parameters[0]),         // parameter[0]
+        word(parameters[1]),         // parameter[1]
+        word(parameters[2]),         // parameter[2]
+    };
+    static_assert(sizeof words == parameter_bytes(&block_1_tf32_away_gemm_wgmma::onepass_gemm_wgmma));
+    const int64_t blocks = std::min<int64_t>(batch, resident_gemm_wgmma / 130) * 130;
+    block_1_tf32_away_gemm_wgmma_kernel.launch(words, blocks, device, stream);
+  }
+  check(cudaMemsetAsync(workspace + offset_7, 0, offset_1_2, stream), "clearing memory");
+  {
+    const uint64_t words[] = {
+        word(input),                                // input
+        word(output),                               // output
+        word(workspace + number),                   // statistics
+        word(workspace + offset_7),                 // control
+        word(workspace + (offset_7 + offset_1_2)),  // parts
+        word(workspace + (offset_7 + offset_2_2)),  // sums
+        word(workspace + offset_1),                 // only
+        word(workspace + (offset_7 + offset_1_2)),  // guard
+        word(batch),                                // batch
+        word(clamp(divide_up(resident_thin_cores * 2, 39), 1, std::max<int64_t>(1, batch))),  // wave_units
+        word(1),                                    // only_words
+        0,                                          // redone
+        word(parameters[0]),                        // parameter[0]
+        word(parameters[1]),                        // parameter[1]
+        word(parameters[2]),                        // parameter[2]
+    };
+    static_assert(sizeof words == parameter_bytes(&block_1_tf32_away_thin_cores::onepass_thin_cores));
+    const int64_t blocks = clamp(batch * 78, 1, resident_thin_cores);
+    block_1_tf32_away_thin_cores_kernel.launch(words, blocks, device, stream);
   }
 }
 """
@@ -5296,7 +6692,7 @@ _KERNELS_F32 = r"""
 //   window: 3 of 246 positions, 2 stages of 16 channels, 3 copies of 8 channels ahead
 //   weights: 2 stages of 3 taps
 //   passes: 2, values in the output between them
-//   then: thin_cores for samples that f16 has no room for
+//   then: thin_cores for samples whose values overflow f16
 //   numerics: samples that leave f16's range are computed again on CUDA cores
 // ==================================================================================================
 
@@ -5462,7 +6858,7 @@ struct Numbers {
   static constexpr bool guards = true;
   static constexpr bool before_reads_tensors = false;
   static constexpr bool after_reads_tensors = false;
-  static constexpr int shared_bytes = 232364;
+  static constexpr int shared_bytes = 229760;
   static constexpr int pack_channels = 1;
   static constexpr bool pack_staged = true;
   static constexpr __device__ int phases(int d) { return d == 0 ? 1 : d == 1 ? 1 : d == 2 ? 1 : 1; }
@@ -5646,7 +7042,7 @@ struct Numbers {
   static constexpr bool guards = true;
   static constexpr bool before_reads_tensors = false;
   static constexpr bool after_reads_tensors = false;
-  static constexpr int shared_bytes = 232364;
+  static constexpr int shared_bytes = 229760;
   static constexpr int pack_channels = 1;
   static constexpr bool pack_staged = true;
   static constexpr __device__ int phases(int d) { return d == 0 ? 1 : d == 1 ? 1 : d == 2 ? 1 : 1; }
@@ -5824,7 +7220,7 @@ struct Numbers {
   static constexpr bool guards = true;
   static constexpr bool before_reads_tensors = false;
   static constexpr bool after_reads_tensors = false;
-  static constexpr int shared_bytes = 232364;
+  static constexpr int shared_bytes = 229760;
   static constexpr int pack_channels = 1;
   static constexpr bool pack_staged = true;
   static constexpr __device__ int phases(int d) { return d == 0 ? 1 : d == 1 ? 1 : d == 2 ? 1 : 1; }
@@ -6066,7 +7462,7 @@ namespace {
 Kernel block_1_near_f32_gemm_pack_kernel("block_1_near_f32_gemm_pack",
     reinterpret_cast<const void*>(&block_1_near_f32_gemm_pack::onepass_gemm_pack), 256, 1, 6912, false);
 Kernel block_1_near_f32_gemm_wgmma_kernel("block_1_near_f32_gemm_wgmma",
-    reinterpret_cast<const void*>(&block_1_near_f32_gemm_wgmma::onepass_gemm_wgmma), 384, 1, 232364, false);
+    reinterpret_cast<const void*>(&block_1_near_f32_gemm_wgmma::onepass_gemm_wgmma), 384, 1, 229760, false);
 Kernel block_1_near_f32_gemm_moments_kernel("block_1_near_f32_gemm_moments",
     reinterpret_cast<const void*>(&block_1_near_f32_gemm_moments::onepass_gemm_moments), 128, 1, 0, false);
 Kernel block_1_near_f32_gemm_finish_kernel("block_1_near_f32_gemm_finish",
@@ -6108,13 +7504,13 @@ void block_1_f32(const void* input, void* output, const void* const* parameters,
   check(cudaMemsetAsync(workspace, 0, offset_4, stream), "clearing memory");
   {
     const uint64_t words[] = {
-        word(parameters[0]),
-        word(workspace + offset_4),
-        word(workspace + offset_3),
-        word(workspace + offset_1),
-        word(batch),
+        word(parameters[0]),         // weights
+        word(workspace + offset_4),  // packed
+        word(workspace + offset_3),  // scales
+        word(workspace + offset_1),  // only
+        word(batch),                 // batch
     };
-    static_assert(sizeof words == sizeof(block_1_near_f32_gemm_pack::onepass::GemmPackParameters));
+    static_assert(sizeof words == parameter_bytes(&block_1_near_f32_gemm_pack::onepass_gemm_pack));
     const int64_t blocks = 128;
     block_1_near_f32_gemm_pack_kernel.launch(words, blocks, device, stream);
   }
@@ -6137,7 +7533,7 @@ void block_1_f32(const void* input, void* output, const void* const* parameters,
         word(parameters[1]),         // parameter[1]
         word(parameters[2]),         // parameter[2]
     };
-    static_assert(sizeof words == sizeof(block_1_near_f32_gemm_wgmma::Agent::Parameters));
+    static_assert(sizeof words == parameter_bytes(&block_1_near_f32_gemm_wgmma::onepass_gemm_wgmma));
     const int64_t blocks = clamp(batch * 224, 1, resident_gemm_wgmma);
     block_1_near_f32_gemm_wgmma_kernel.launch(words, blocks, device, stream);
   }
@@ -6160,7 +7556,7 @@ void block_1_f32(const void* input, void* output, const void* const* parameters,
         word(parameters[1]),         // parameter[1]
         word(parameters[2]),         // parameter[2]
     };
-    static_assert(sizeof words == sizeof(block_1_near_f32_gemm_moments::Agent::Parameters));
+    static_assert(sizeof words == parameter_bytes(&block_1_near_f32_gemm_moments::onepass_gemm_moments));
     const int64_t blocks = divide_up(batch * 8, 4);
     block_1_near_f32_gemm_moments_kernel.launch(words, blocks, device, stream);
   }
@@ -6174,7 +7570,7 @@ void block_1_f32(const void* input, void* output, const void* const* parameters,
         word(parameters[1]),         // parameter[1]
         word(parameters[2]),         // parameter[2]
     };
-    static_assert(sizeof words == sizeof(block_1_near_f32_gemm_finish::Agent::Parameters));
+    static_assert(sizeof words == parameter_bytes(&block_1_near_f32_gemm_finish::onepass_gemm_finish));
     const int64_t blocks = std::max<int64_t>(1, batch * 1280);
     block_1_near_f32_gemm_finish_kernel.launch(words, blocks, device, stream);
   }
@@ -6197,7 +7593,7 @@ void block_1_f32(const void* input, void* output, const void* const* parameters,
         word(parameters[1]),                        // parameter[1]
         word(parameters[2]),                        // parameter[2]
     };
-    static_assert(sizeof words == sizeof(block_1_near_f32_thin_cores::Agent::Parameters));
+    static_assert(sizeof words == parameter_bytes(&block_1_near_f32_thin_cores::onepass_thin_cores));
     const int64_t blocks = clamp(batch * 78, 1, resident_thin_cores);
     block_1_near_f32_thin_cores_kernel.launch(words, blocks, device, stream);
   }
@@ -6213,6 +7609,7 @@ _KERNELS = r"""
 //
 // plan: tail_staged
 //   slab: 628864 elements in 16 blocks of a cluster
+//   schedule: ring
 //   thread: 20 vectors of 4 elements, 4 of them in shared memory
 //   staging: 6 chunks of 4 vectors a thread
 // ==================================================================================================
@@ -6294,12 +7691,13 @@ struct Numbers {
   static constexpr int width = 4;
   static constexpr int blocks = 16;
   static constexpr int vectors = 20;
+  static constexpr bool overlapped = false;
   static constexpr int held = 4;
   static constexpr int chunk = 4;
   static constexpr int slots = 6;
 };
 using Agent = onepass::TailStaged<onepass::Tail, Numbers>;
-static_assert(sizeof(Agent::Shared) <= 231456);
+static_assert(sizeof(Agent::Shared) == 231424);
 __global__ void __launch_bounds__(512, 1) onepass_tail_staged(const __grid_constant__ Agent::Parameters p) {
   extern __shared__ __align__(128) unsigned char memory[];
   onepass::allow_kernel_after();
@@ -6315,7 +7713,7 @@ _LAUNCHES = r"""
 namespace {
 
 Kernel block_1_tail_tail_staged_kernel("block_1_tail_tail_staged",
-    reinterpret_cast<const void*>(&block_1_tail_tail_staged::onepass_tail_staged), 512, 16, 231456, false);
+    reinterpret_cast<const void*>(&block_1_tail_tail_staged::onepass_tail_staged), 512, 16, 231424, false);
 
 }  // namespace
 
@@ -6341,7 +7739,7 @@ void block_1_tail(const void* input, void* output, const void* const* parameters
         word(parameters[0]),          // parameter[0]
         word(parameters[1]),          // parameter[1]
     };
-    static_assert(sizeof words == sizeof(block_1_tail_tail_staged::Agent::Parameters));
+    static_assert(sizeof words == parameter_bytes(&block_1_tail_tail_staged::onepass_tail_staged));
     const int64_t blocks = std::min<int64_t>(batch * 8, resident) * 16;
     block_1_tail_tail_staged_kernel.launch(words, blocks, device, stream);
   }
@@ -6430,8 +7828,95 @@ at::Tensor run_block_1_tf32(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s61_a55223fd, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s61_62a65381, CUDA, library) {
   library.impl("block_1_tf32", run_block_1_tf32);
+}
+"""
+
+
+_BINDING_TF32_AWAY = r"""
+// What PyTorch calls: checks, memory from its allocator, its current stream.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/library.h>
+
+#include <array>
+#include <initializer_list>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+int64_t block_1_tf32_away_workspace_bytes(int64_t batch, int device);
+void block_1_tf32_away(const void* input, void* output, const void* const* parameters,
+                       char* workspace, int64_t batch, int device, cudaStream_t stream);
+
+namespace {
+
+constexpr int64_t any = -1;  // the batch
+
+// Without streams: where several copies of the standard library are loaded, printing a number may crash.
+[[noreturn]] void refuse(const char* op, const std::string& why) {
+  throw std::runtime_error(std::string(op) + ": " + why);
+}
+
+std::string listed(at::IntArrayRef sizes) {
+  std::string text;
+  for (const int64_t size : sizes) text += (text.empty() ? "" : ", ") + std::to_string(size);
+  return "(" + text + ")";
+}
+
+void check_tensor(const char* op, const char* what, const at::Tensor& tensor, at::IntArrayRef sizes,
+                  at::ScalarType type, at::MemoryFormat format, const at::Device& device) {
+  bool fits = tensor.device() == device && tensor.scalar_type() == type &&
+              tensor.dim() == static_cast<int64_t>(sizes.size()) && tensor.is_contiguous(format);
+  for (size_t d = 0; fits && d < sizes.size(); ++d) fits = sizes[d] == any || tensor.size(d) == sizes[d];
+  if (fits) return;
+  const std::string wanted = std::string(c10::toString(type)) + " tensor on the input's GPU of sizes ";
+  refuse(op, std::string(what) + " must be a dense " + wanted + listed(sizes) + " (-1: any), is " +
+                 c10::toString(tensor.scalar_type()) + " of sizes " + listed(tensor.sizes()) +
+                 " and strides " + listed(tensor.strides()));
+}
+
+void check_cuda(const char* op, const at::Tensor& input) {
+  if (!input.is_cuda()) refuse(op, "the input must be on a GPU");
+}
+
+at::Tensor run_block_1_tf32_away(const at::Tensor& input, at::TensorList parameters) {
+  check_cuda("block_1_tf32_away", input);
+  check_tensor("block_1_tf32_away", "the input", input, {any, 64, 32, 32, 32}, at::kFloat,
+               at::MemoryFormat::Contiguous, input.device());
+  if (parameters.size() != 3) {
+    refuse("block_1_tf32_away", "takes 3 parameters");
+  }
+  check_tensor("block_1_tf32_away", "parameter 0", parameters[0], {64, 128, 3, 3, 3}, at::kFloat,
+               at::MemoryFormat::Contiguous, input.device());
+  check_tensor("block_1_tf32_away", "parameter 1", parameters[1], {128}, at::kFloat,
+               at::MemoryFormat::Contiguous, input.device());
+  check_tensor("block_1_tf32_away", "parameter 2", parameters[2], {128}, at::kFloat,
+               at::MemoryFormat::Contiguous, input.device());
+  std::array<const void*, 3> addresses{};
+  for (size_t i = 0; i < 3; ++i) addresses[i] = parameters[i].const_data_ptr();
+  const c10::cuda::CUDAGuard guard(input.device());
+  const int64_t batch = input.size(0);
+  at::Tensor output = at::empty({batch, 128, 34, 34, 34}, input.options());
+  if (batch == 0) return output;
+  const int device = input.device().index();
+  const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(device).stream();
+  const int64_t workspace_bytes = block_1_tf32_away_workspace_bytes(batch, device);
+  const at::Tensor workspace = at::empty({workspace_bytes}, input.options().dtype(at::kByte));
+  block_1_tf32_away(input.const_data_ptr(), output.mutable_data_ptr(), addresses.data(),
+                    static_cast<char*>(workspace.mutable_data_ptr()), batch, device, stream);
+  return output;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(onepass_s61_62a65381, CUDA, library) {
+  library.impl("block_1_tf32_away", run_block_1_tf32_away);
 }
 """
 
@@ -6517,7 +8002,7 @@ at::Tensor run_block_1_f32(const at::Tensor& input, at::TensorList parameters) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s61_a55223fd, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s61_62a65381, CUDA, library) {
   library.impl("block_1_f32", run_block_1_f32);
 }
 """
@@ -6602,21 +8087,23 @@ at::Tensor run_block_1_tail(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s61_a55223fd, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s61_62a65381, CUDA, library) {
   library.impl("block_1_tail", run_block_1_tail);
 }
 """
 
 
-_NAMESPACE = "onepass_s61_a55223fd"
+_NAMESPACE = "onepass_s61_62a65381"
 # What each extension is built of, when one of its operators is first called.
 _EXTENSIONS = {
     "tf32": (_BINDING_TF32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32, _HOST_CODE, _LAUNCHES_TF32]),
+    "tf32_away": (_BINDING_TF32_AWAY, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32_AWAY, _HOST_CODE, _LAUNCHES_TF32_AWAY]),
     "f32": (_BINDING_F32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_F32, _HOST_CODE, _LAUNCHES_F32]),
     "common": (_BINDING, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS, _HOST_CODE, _LAUNCHES]),
 }
 _OPERATORS = {  # name: (extension, schema)
     "block_1_tf32": ("tf32", "block_1_tf32(Tensor input, Tensor[] parameters) -> Tensor"),
+    "block_1_tf32_away": ("tf32_away", "block_1_tf32_away(Tensor input, Tensor[] parameters) -> Tensor"),
     "block_1_f32": ("f32", "block_1_f32(Tensor input, Tensor[] parameters) -> Tensor"),
     "block_1_tail": ("common", "block_1_tail(Tensor input, Tensor[] parameters) -> Tensor"),
 }
@@ -6633,7 +8120,7 @@ _FITTING = {
     ]),
 }
 _MOST_SAMPLES = {}  # of those that do not take any batch
-_LEAST_MULTIPROCESSORS = {'block_1_tf32': 130}  # of those that do not run on any such GPU
+_LEAST_MULTIPROCESSORS = {'block_1_tf32': 130, 'block_1_tf32_away': 130}  # of those that do not run on any such GPU
 _NVCC = ["-O3", "-gencode=arch=compute_90a,code=sm_90a"]
 
 
@@ -6645,6 +8132,11 @@ def _check_devices(input, parameters):
 
 
 def _fake_block_1_tf32(input, parameters):
+    _check_devices(input, parameters)
+    return torch.empty((input.shape[0], 128, 34, 34, 34), dtype=input.dtype, device=input.device)
+
+
+def _fake_block_1_tf32_away(input, parameters):
     _check_devices(input, parameters)
     return torch.empty((input.shape[0], 128, 34, 34, 34), dtype=input.dtype, device=input.device)
 
@@ -7009,6 +8501,7 @@ def _differs(name, value, wanted):
 _WAYS = {
     "block_1": {
         "tf32": ('block_1_tf32', (), True),
+        "tf32_away": ('block_1_tf32_away', (), True),
         "near_f32": ('block_1_f32', (), True),
         "f32": ('block_1_f32', (), True),
     },
@@ -7135,6 +8628,7 @@ def _stages_2(x, p0, p1):
 # The original code of each operator.
 _STAGES = {
     "block_1_tf32": _stages_1,
+    "block_1_tf32_away": _stages_1,
     "block_1_f32": _stages_1,
     "block_1_tail": _stages_2,
 }

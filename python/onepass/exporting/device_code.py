@@ -99,9 +99,11 @@ def _read(
     if name in seen:
         return
     seen.add(name)
-    if name == _PARAMETERS:
-        return
     text = files[name]
+    if name == _PARAMETERS:
+        for inner in _included(text):
+            _read(inner, files, sources, seen, items, openings)
+        return
     opening, _, body = text.partition("#pragma once\n")
     openings[name] = opening.rstrip()
     body = _expand_parameters(body)

@@ -135,7 +135,7 @@ def _launch(operator: Operator, step: dict[str, Any], renamed: Mapping[str, str]
     short = [len(text) for text in texts if len(text) < 48]
     width = max(short, default=0)
     lines = ["  {", "    const uint64_t words[] = {"]
-    for text, name in zip(texts, step["names"] or [""] * len(texts), strict=True):
+    for text, name in zip(texts, step["names"], strict=True):
         lines.append(f"        {text.ljust(width)}  // {name}")
     blocks = _renamed(step["blocks"], renamed)
     return [

@@ -11,7 +11,8 @@
 // kernel it is a template of their count.
 #pragma once
 
-#if defined(__CUDACC__) || defined(ONEPASS_PARAMETERS_OF_KERNELS)
+#if defined(__CUDACC__)
+#include "device/types.cuh"
 #define ONEPASS_PARAMETERS(Name) struct Name
 #define ONEPASS_COUNTED_PARAMETERS(Name) \
   template <int Count>                   \

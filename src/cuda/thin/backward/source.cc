@@ -5,7 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/gemm/gemm.h"
 #include "cuda/thin/backward/numbers.h"
 #include "onepass/cuda.h"
 

@@ -118,6 +118,14 @@ class Graph:
         """The module that a call_module node calls, for reading attributes: they become facts."""
         return self.recorder.at(str(node.target)).object
 
+    def shape_of(self, node: Any) -> tuple[int, ...]:
+        """The sizes of a weight; raises NoMatch where they are not known."""
+        return static_shape(node, self.root)
+
+    def may_follow(self, before: fx.Node, stage: Stage) -> bool:
+        """Whether a stage may run in one block with the node that it reads, as far as their places say."""
+        return True
+
     def _read(self, node: fx.Node) -> Iterator[Stage]:
         for read in (self._single, self._addition, self._product):
             try:
@@ -137,7 +145,7 @@ class Graph:
                 stage = reader(self.read(node), path, *node.args, **node.kwargs)
                 yield dataclasses.replace(stage, module=path)
         elif node.op in ("call_function", "call_method"):
-            yield function_reader(node.target, self.root)(*node.args, **node.kwargs)
+            yield function_reader(node.target, self.shape_of)(*node.args, **node.kwargs)
 
     def _addition(self, node: fx.Node) -> Iterator[Stage]:
         if node.target not in _ADD or node.op not in ("call_function", "call_method"):
@@ -274,7 +282,8 @@ class Graph:
             if not self.taken.isdisjoint(stage.nodes):
                 continue
             before: list[Stage] = []
-            if stage.kind != "conv" and set(stage.main.users) <= set(stage.nodes):
+            alone = set(stage.main.users) <= set(stage.nodes) and self.may_follow(stage.main, stage)
+            if stage.kind != "conv" and alone:
                 before = self._longest(stage.main, False, norm_follows or is_norm, room - 1)
             stages = self._without_hazards([*before, stage]) if last else [*before, stage]
             if _weight(stages) > _weight(best) or not best:

@@ -47,6 +47,7 @@ class Operand:
 
 
 Parameter = Attribute | Operand | fx.Node
+ShapeOf = Callable[[Any], tuple[int, ...]]
 
 
 @dataclasses.dataclass
@@ -287,15 +288,15 @@ def _weight_sizes(module: Any, transposed: bool) -> tuple[int, ...]:
     return (first, second // module.groups, *module.kernel_size)
 
 
-def _conv_function(writer: _Conv, root: nn.Module) -> Callable[..., Stage]:
+def _conv_function(writer: _Conv, shape_of: ShapeOf) -> Callable[..., Stage]:
     def conv(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):  # type: ignore[no-untyped-def]
-        sizes = static_shape(weight, root)
+        sizes = shape_of(weight)
         return writer.stage(input, weight, bias, sizes, groups, s=stride, p=padding, d=dilation)
 
     def transposed(  # type: ignore[no-untyped-def]
         input, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1
     ):
-        sizes = static_shape(weight, root)
+        sizes = shape_of(weight)
         return writer.stage(
             input, weight, bias, sizes, groups, s=stride, p=padding, d=dilation, op=output_padding
         )
@@ -438,12 +439,15 @@ def module_reader(module: nn.Module) -> Callable[..., Stage]:
         raise NoMatch from None
 
 
-def function_reader(target: Any, root: nn.Module) -> Callable[..., Stage]:
-    """What reads the call of a function, or of the tensor method of this name, from the arguments."""
+def function_reader(target: Any, shape_of: ShapeOf) -> Callable[..., Stage]:
+    """What reads the call of a function, or of the tensor method of this name, from the arguments.
+
+    `shape_of` gives the sizes of a weight, or raises NoMatch where they are not known.
+    """
     if target in (F.prelu, torch.prelu, "prelu"):
-        return lambda input, weight: _prelu(input, weight, static_shape(weight, root)[0])
+        return lambda input, weight: _prelu(input, weight, shape_of(weight)[0])
     if target in _CONV_FUNCTIONS:
-        return _conv_function(_CONV_FUNCTIONS[target], root)
+        return _conv_function(_CONV_FUNCTIONS[target], shape_of)
     if target in _FUNCTIONS:
         return _FUNCTIONS[target]
     name = target if isinstance(target, str) else getattr(target, "__name__", "")

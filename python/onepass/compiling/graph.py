@@ -1,0 +1,142 @@
+"""Dynamo's graph read as stages: modules are inlined, and every node has a fake tensor with its sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
+
+from onepass._match import Graph
+from onepass._stages import NoMatch, Operand, Stage
+from onepass._trace import Trace
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_DEVICES = ("cpu", "cuda")
+_SWITCHES = {
+    "_enter_autocast",
+    "_exit_autocast",
+    "_set_grad_enabled",
+    "_enter_inference_mode",
+    "_exit_inference_mode",
+    "set_grad_enabled",
+}
+
+
+def value_of(node: Any) -> Any:
+    """The fake tensor or symbolic number that stands for the node's result; None where there is none."""
+    return node.meta.get("example_value") if isinstance(node, fx.Node) else None
+
+
+def are_equal(sizes: Any, others: Any) -> bool:
+    """Whether equal for all sizes: a plain comparison of symbolic sizes would add a guard."""
+    return len(sizes) == len(others) and statically_known_true(sym_eq(tuple(sizes), tuple(others)))
+
+
+class DynamoGraph(Graph):
+    """The matcher's graph of one graph of Dynamo's."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        switches = itertools.accumulate(_is_switch(node) for node in module.graph.nodes)
+        self.regions = dict(zip(module.graph.nodes, switches, strict=True))
+        super().__init__(Trace(module, False, module.graph, None, {}, {}, {}), "fuse", (), ())  # type: ignore[arg-type]
+
+    def shape_of(self, node: Any) -> tuple[int, ...]:
+        """The sizes of a weight; one with symbolic sizes is none."""
+        value = value_of(node)
+        if not isinstance(value, Tensor) or any(type(size) is not int for size in value.shape):
+            raise NoMatch
+        return tuple(value.shape)
+
+    def per_channel(self, node: fx.Node) -> bool:
+        """Operands are told apart by their sizes, in `_read`; both orders are tried."""
+        value = value_of(node)
+        return isinstance(value, Tensor) and value.dim() >= 3 and are_equal(value.shape[-1:], (1,))
+
+    def may_follow(self, before: fx.Node, stage: Stage) -> bool:
+        """Autocast and grad mode are those of all of a block's nodes, or of none."""
+        return self.regions[before] == self.regions[stage.nodes[-1]]
+
+    def _read(self, node: fx.Node) -> Iterator[Stage]:
+        if node.op not in ("call_function", "call_method") or not _is_computed(value_of(node)):
+            return
+        for stage in super()._read(node):
+            if len({self.regions[inner] for inner in stage.nodes}) == 1 and _fits(stage):
+                yield stage if stage.kind != "operand" else _bound(stage)
+
+    def _mutated(self, node: fx.Node) -> list[fx.Node]:
+        """As of a trace; operators say what they write, and calls of graphs and modules may write anything."""
+        if node.op == "call_module":
+            return node.all_input_nodes
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            return node.all_input_nodes
+        if isinstance(node.target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+            return node.all_input_nodes if _writes(node.target) else []
+        written = super()._mutated(node)
+        first = node.args[0] if node.args else None
+        if written and isinstance(first, list | tuple):  # torch._foreach_add_ and the like
+            return [inner for inner in first if isinstance(inner, fx.Node)]
+        return written
+
+    def is_fresh(self, node: fx.Node) -> bool:
+        """As of a trace; calls of modules are not looked into."""
+        return node.op != "call_module" and super().is_fresh(node)
+
+
+def _is_switch(node: fx.Node) -> bool:
+    return node.op == "call_function" and getattr(node.target, "__name__", "") in _SWITCHES
+
+
+def _writes(target: Any) -> bool:
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.is_mutable
+    return any(getattr(target, name)._schema.is_mutable for name in target.overloads())
+
+
+def _is_computed(value: Any) -> bool:
+    return (
+        isinstance(value, Tensor)
+        and value.dtype in DTYPES
+        and value.device.type in _DEVICES
+        and value.layout == torch.strided
+        and not value.is_quantized
+    )
+
+
+def _fits(stage: Stage) -> bool:
+    """Whether the tensors are of sizes and types that the stage takes."""
+    value = value_of(stage.main)
+    if not _is_computed(value) or not 2 <= value.dim() <= 5:
+        return False
+    if stage.dimensions is not None and value.dim() != stage.dimensions:
+        return False
+    given = [parameter.node if isinstance(parameter, Operand) else parameter for parameter in stage.parameters]
+    tensors = [value_of(node) for node in given]
+    if not all(_is_computed(tensor) and tensor.device == value.device for tensor in tensors):
+        return False
+    per_channel = stage.kind == "norm" or stage.text == "prelu(per=channel)"
+    return not per_channel or all(are_equal(tensor.shape, value.shape[1:2]) for tensor in tensors)
+
+
+def _bound(stage: Stage) -> Stage:
+    """An operand's stage with the text that its sizes give; raises NoMatch where the language has none."""
+    (operand,) = stage.parameters
+    shape, sizes = value_of(stage.main).shape, value_of(operand.node).shape
+    ones = (1,) * (len(shape) - 2)
+    if operand.op == "add" and are_equal(sizes, shape):
+        return dataclasses.replace(stage, text="residual_add")
+    if ones and are_equal(sizes, (*shape[:2], *ones)):
+        return dataclasses.replace(stage, text=f"channel_{operand.op}(per=sample)")
+    if ones and (are_equal(sizes, (1, shape[1], *ones)) or are_equal(sizes, (shape[1], *ones))):
+        return dataclasses.replace(stage, text=f"channel_{operand.op}")
+    raise NoMatch
+
+
+def is_getitem(node: fx.Node) -> bool:
+    """Whether the node takes a part of another's result."""
+    return node.op == "call_function" and node.target is operator.getitem

@@ -1,0 +1,5 @@
+"""x"""
+from onepass.compiling.rewrite import Kept
+
+def decide(segments):
+    return [Kept() for s in segments]

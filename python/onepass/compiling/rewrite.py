@@ -1,0 +1,143 @@
+"""Replaces chains of Dynamo's graphs by one operator each."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from onepass._match import Chain
+from onepass._stages import Operand
+from onepass.compiling.graph import DynamoGraph, value_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """A chain of a graph with the tensors that decide how it runs."""
+
+    block: str
+    input: Tensor  # fake, as all
+    parameters: tuple[Tensor, ...]
+    output: Tensor
+    wanted: tuple[bool, ...]  # which gradients: the input's, then each parameter's; all false without any
+    where: str  # the line of the model that computes it
+
+    @property
+    def trains(self) -> bool:
+        """Whether any gradient is wanted."""
+        return any(self.wanted)
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """How a kept chain runs: how many of its stages, from the first on, are PyTorch's, and its words."""
+
+    skipped: int = 0
+    forward_words: str = ""
+    backward_words: str = ""
+
+
+Decide = Callable[[list[Segment]], list[Kept | None]]
+
+
+def rewrite(module: fx.GraphModule, decide: Decide) -> None:
+    """Rewrites the graph and those inside it (checkpoints, branches), all chains decided at once."""
+    places = [_Place(inner, DynamoGraph(inner)) for inner in module.modules() if isinstance(inner, fx.GraphModule)]
+    found = [(place, chain) for place in places for chain in place.graph.chains()]
+    decisions = decide([segment_of(chain) for _, chain in found])
+    for (place, chain), kept in zip(found, decisions, strict=True):
+        if kept is not None:
+            place.replace(Chain(chain.stages[kept.skipped :]), kept)
+    for place in places:
+        place.finish()
+
+
+def segment_of(chain: Chain) -> Segment:
+    """The chain's text and tensors."""
+    text = " | ".join(stage.text for stage in chain.written)
+    input, last = value_of(chain.stages[0].main), chain.nodes[-1]
+    parameters = tuple(
+        _as_given(value_of(_node_of(parameter)), stage.text)
+        for stage in chain.written
+        for parameter in stage.parameters
+    )
+    output = value_of(last)
+    grad = output.requires_grad
+    wanted = tuple(grad and tensor.requires_grad for tensor in (input, *parameters))
+    return Segment(text, input, parameters, output, wanted, _line_of(last))
+
+
+def _node_of(parameter: Any) -> fx.Node:
+    return parameter.node if isinstance(parameter, Operand) else parameter
+
+
+def _as_given(value: Tensor, text: str) -> Tensor:
+    """An operand per channel without its dimensions of one element."""
+    return value.flatten(_start(text)) if text.startswith("channel_") else value
+
+
+def _start(text: str) -> int:
+    return 1 if "per=sample" in text else 0
+
+
+def _line_of(node: fx.Node) -> str:
+    trace = node.meta.get("stack_trace") or ""
+    lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
+    return lines[-1] if lines else ""
+
+
+class _Place:
+    """A graph whose chains are being replaced."""
+
+    def __init__(self, module: fx.GraphModule, graph: DynamoGraph) -> None:
+        self.module = module
+        self.graph = graph
+        self.moved: dict[fx.Node, fx.Node] = {}
+
+    def replace(self, chain: Chain, kept: Kept) -> None:
+        """Puts the operator where its operands are all computed, and takes the chain's nodes out.
+
+        Nodes are erased one by one: eliminate_dead_code would drop in-place calls whose results are unused.
+        """
+        graph, last = self.module.graph, chain.nodes[-1]
+        order = {node: index for index, node in enumerate(graph.nodes)}
+        externals = [self.moved.get(node, node) for node in chain.externals]
+        anchor = max((chain.nodes[0], *externals), key=order.__getitem__)
+        segment = segment_of(chain)
+        types = {tensor.dtype for tensor in (segment.input, *segment.parameters, segment.output)}
+        with graph.inserting_before(anchor.next):
+            parameters = [
+                self._parameter(parameter, stage.text) for stage in chain.written for parameter in stage.parameters
+            ]
+            main = self.moved.get(chain.stages[0].main, chain.stages[0].main)
+            out_dtype = None if len(types) == 1 else segment.output.dtype
+            words = (kept.forward_words, kept.backward_words)
+            operator = torch.ops.onepass.chain.default
+            block = graph.call_function(operator, (main, parameters, segment.block, out_dtype, *words))
+            result = block
+            if any(stage.keep_dimensions for stage in chain.stages):
+                spatial = segment.output.dim() - 2
+                block.meta = last.meta | {"example_value": segment.output.flatten(1)}
+                result = graph.call_method("reshape", (block, (*block.meta["example_value"].shape, *(1,) * spatial)))
+        result.meta = dict(last.meta)
+        self.moved[last] = result
+        last.replace_all_uses_with(result)
+        for node in reversed(chain.nodes):
+            graph.erase_node(node)
+
+    def _parameter(self, parameter: Any, text: str) -> fx.Node:
+        node = _node_of(parameter)
+        node = self.moved.get(node, node)
+        if not text.startswith("channel_"):
+            return node
+        flat = self.module.graph.call_method("flatten", (node, _start(text)))
+        flat.meta["example_value"] = _as_given(value_of(node), text)
+        return flat
+
+    def finish(self) -> None:
+        """Checks the graph and makes its code anew."""
+        self.module.graph.lint()
+        self.module.recompile()

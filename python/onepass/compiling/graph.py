@@ -137,6 +137,22 @@ def _bound(stage: Stage) -> Stage:
     raise NoMatch
 
 
-def is_getitem(node: fx.Node) -> bool:
-    """Whether the node takes a part of another's result."""
-    return node.op == "call_function" and node.target is operator.getitem
+_LOOPS = {
+    *("add", "sub", "mul", "div", "truediv", "neg", "pow", "sqrt", "rsqrt", "exp", "log", "clamp", "clip"),
+    *("relu", "relu6", "leaky_relu", "elu", "gelu", "silu", "mish", "softplus", "sigmoid", "tanh", "prelu"),
+    *("hardswish", "hardsigmoid", "hardtanh", "dropout", "softmax", "where", "maximum", "minimum"),
+    *("cat", "concat", "interpolate", "pad", "batch_norm", "group_norm", "instance_norm", "layer_norm"),
+    *("mean", "sum", "var", "to", "float", "half", "bfloat16", "type_as", "pixel_shuffle"),
+}
+
+
+def is_loop(node: fx.Node) -> bool:
+    """Whether Inductor computes the node in a loop of its own making, not by a kernel of PyTorch's."""
+    if node.op not in ("call_function", "call_method"):
+        return False
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    name = name.removesuffix("_")
+    return name in _LOOPS or (node.target in _IN_PLACE_OPERATORS and name[1:] in _LOOPS)
+
+
+_IN_PLACE_OPERATORS = {operator.iadd, operator.isub, operator.imul, operator.itruediv}

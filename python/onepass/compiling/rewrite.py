@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from onepass._match import Chain
 from onepass._stages import Operand
-from onepass.compiling.graph import DynamoGraph, value_of
+from onepass.compiling.graph import DynamoGraph, is_loop, value_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +24,8 @@ class Segment:
     output: Tensor
     wanted: tuple[bool, ...]  # which gradients: the input's, then each parameter's; all false without any
     where: str  # the line of the model that computes it
+    fused_input: bool = False  # Inductor would compute the input in the same loop
+    fused_users: bool = False  # Inductor would compute what reads the result in the same loop
 
     @property
     def trains(self) -> bool:
@@ -40,19 +42,22 @@ class Kept:
     backward_words: str = ""
 
 
-Decide = Callable[[list[Segment]], list[Kept | None]]
+class Rewriting:
+    """The chains of a graph and of those inside it (checkpoints, branches): found first, then replaced."""
 
+    def __init__(self, module: fx.GraphModule) -> None:
+        inner = [each for each in module.modules() if isinstance(each, fx.GraphModule)]
+        self.places = [_Place(each, DynamoGraph(each)) for each in inner]
+        self.found = [(place, chain) for place in self.places for chain in place.graph.chains()]
+        self.segments = [segment_of(chain) for _, chain in self.found]
 
-def rewrite(module: fx.GraphModule, decide: Decide) -> None:
-    """Rewrites the graph and those inside it (checkpoints, branches), all chains decided at once."""
-    places = [_Place(inner, DynamoGraph(inner)) for inner in module.modules() if isinstance(inner, fx.GraphModule)]
-    found = [(place, chain) for place in places for chain in place.graph.chains()]
-    decisions = decide([segment_of(chain) for _, chain in found])
-    for (place, chain), kept in zip(found, decisions, strict=True):
-        if kept is not None:
-            place.replace(Chain(chain.stages[kept.skipped :]), kept)
-    for place in places:
-        place.finish()
+    def apply(self, decisions: Sequence[Kept | None]) -> None:
+        """Replaces the chains that are kept; the others stay as they are."""
+        for (place, chain), kept in zip(self.found, decisions, strict=True):
+            if kept is not None:
+                place.replace(Chain(chain.stages[kept.skipped :]), kept)
+        for place in self.places:
+            place.finish()
 
 
 def segment_of(chain: Chain) -> Segment:
@@ -67,7 +72,10 @@ def segment_of(chain: Chain) -> Segment:
     output = value_of(last)
     grad = output.requires_grad
     wanted = tuple(grad and tensor.requires_grad for tensor in (input, *parameters))
-    return Segment(text, input, parameters, output, wanted, _line_of(last))
+    main = chain.stages[0].main
+    fused_input = chain.stages[0].kind != "conv" and is_loop(main) and len(main.users) == 1
+    fused_users = bool(last.users) and all(map(is_loop, last.users))
+    return Segment(text, input, parameters, output, wanted, _line_of(last), fused_input, fused_users)
 
 
 def _node_of(parameter: Any) -> fx.Node:

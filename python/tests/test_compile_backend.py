@@ -1,4 +1,4 @@
-"""torch.compile(backend="onepass"): numbers are eager's, forward and backward, and the traps of Dynamo's graph."""
+"""torch.compile(backend="onepass"): eager's numbers, forward and backward, and the traps of Dynamo's graph."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch._inductor.metrics
 import torch.nn.functional as F
+from fuse_support import assert_same
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import onepass
 from onepass.compiling import record
-from fuse_support import assert_same
 
 PACKAGE = Path(onepass.__file__).parents[1]
 ALL = {"onepass.keep": "all"}
@@ -225,7 +226,7 @@ def test_dynamic_shapes_compile_once(training: bool) -> None:
     compiled_model = compiled(model, dynamic=True)
     counter = torch._dynamo.utils.counters["stats"]
     before = None
-    for n, size in ((2, 6), (3, 9), (5, 7), (4, 12)):
+    for n, size in ((2, 10), (3, 9), (5, 7), (4, 12)):
         inputs = torch.randn(n, 8, size, size), torch.randn(n, 6)
         assert_same(compiled_model, twin, *inputs)
         before = counter["unique_graphs"] if before is None else before
@@ -343,7 +344,9 @@ def test_freezing() -> None:
 # --- Declining ---
 
 
-def generated(model: Any, inputs: tuple[Tensor, ...], backend: str, **options: Any) -> tuple[int, list[Tensor]]:
+def generated(
+    model: Any, inputs: tuple[Tensor, ...], backend: str, **options: Any
+) -> tuple[int, list[Tensor]]:
     """How many kernels Inductor generates, and the results with the gradients."""
     torch._dynamo.reset()
     torch._inductor.metrics.reset()
@@ -394,3 +397,111 @@ def test_other_internals_give_plain_inductor_and_one_sentence(monkeypatch: pytes
     with pytest.warns(onepass.FallbackWarning, match="compiled by Inductor alone: PyTorch .* 'gone'"):
         result = compiled(model)(*inputs)
     torch.testing.assert_close(result, model(*inputs), rtol=1e-4, atol=1e-5)
+
+
+# --- Report, fused models, caches ---
+
+
+def test_report_and_explain_show_both_sides() -> None:
+    model = Residual().eval()
+    run = compiled(model)
+    assert "nothing was compiled" in onepass.explain(run)
+    with torch.no_grad():
+        run(*residual_inputs())
+    found = onepass.report(run)
+    assert [chain.name for chain in found.chains] == ["norm1", "conv1", "conv2"]
+    assert all(c.kept and c.milliseconds > 0 and c.inductor_milliseconds > 0 for c in found.chains)
+    assert "3 of 3 chains kept" in str(found) and "ms by Inductor" in str(found)
+    assert len(found.as_dict()["chains"]) == 3
+    text = onepass.explain(run)
+    assert "conv_channel_lanes" in text and "conv1: conv2d(8,8,k=3,p=1)" in text
+    torch._dynamo.reset()
+    run = torch.compile(model, backend="onepass", options={"onepass.keep": "none"})
+    with torch.no_grad():
+        run(*residual_inputs())
+    assert "left to Inductor: the option" in str(onepass.report(run))
+
+
+def test_the_report_of_a_compiled_function() -> None:
+    def run(x: Tensor) -> Tensor:
+        return F.relu(F.group_norm(x, 2))
+
+    def other(x: Tensor) -> Tensor:
+        return F.relu(F.group_norm(x, 4))
+
+    first, second = compiled(run), compiled(other)
+    first(torch.randn(2, 8, 4, 4))
+    second(torch.randn(2, 8, 4, 4))
+    assert [chain.block for chain in onepass.report(first).chains] == ["group_norm(2,affine=false) | relu"]
+    assert [chain.block for chain in onepass.report(second).chains] == ["group_norm(4,affine=false) | relu"]
+
+
+def test_a_fused_model_is_unfused_for_the_backend_alone() -> None:
+    model = Residual().eval()
+    plain = copy.deepcopy(model)
+    onepass.fuse(model)
+    inputs = residual_inputs()
+    with torch.no_grad():
+        result = compiled(model)(*inputs)
+        torch.testing.assert_close(result, plain(*inputs), rtol=1e-4, atol=1e-5)
+    assert len(kept(model)) == 3
+    assert len(onepass.report(model).fused) == 3
+    graphs = []
+
+    def see(module: Any, inputs: Any) -> Any:
+        graphs.append(str(module.graph))
+        return module.forward
+
+    with torch.no_grad():
+        torch.compile(model, backend=see)(*inputs)
+    assert "onepass.forward" in graphs[0] or "onepass_forward" in graphs[0]
+
+
+_CACHED = """
+import sys, torch, torch.nn.functional as F
+import torch._functorch.config
+import onepass
+from torch._dynamo.utils import counters
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+class Own(CustomGraphPass):
+    seen = 0
+    def __call__(self, graph):
+        Own.seen += 1
+    def uuid(self):
+        return "own"
+
+torch.manual_seed(0)
+conv, norm = torch.nn.Conv2d(4, 4, 3), torch.nn.GroupNorm(2, 4)
+def run(x):
+    return F.relu(norm(conv(x)))
+options = {"onepass.keep": "all", "post_grad_custom_pre_pass": Own()}
+torch._functorch.config.enable_autograd_cache = sys.argv[1] == "aot"
+if len(sys.argv) > 2:
+    from onepass.compiling import passes
+    passes.library_hash = lambda: "another library"
+x = torch.randn(2, 4, 8, 8)
+result = torch.compile(run, backend="onepass", options=options)(x)
+result.sum().backward()
+torch.testing.assert_close(result, run(x), rtol=1e-4, atol=1e-5)
+print(counters["aot_autograd"]["autograd_cache_hit"], counters["inductor"]["fxgraph_cache_hit"], Own.seen)
+"""
+
+
+@pytest.mark.parametrize("cache", ["aot", "fx"])
+def test_caches_hit_across_processes_and_a_users_pass_runs(tmp_path: Path, cache: str) -> None:
+    script = tmp_path / "cached.py"
+    script.write_text(_CACHED)
+    env = dict(os.environ, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"), PYTHONPATH=str(PACKAGE))
+
+    def run(*args: str) -> list[int]:
+        command = [sys.executable, str(script), cache, *args]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stderr
+        return list(map(int, done.stdout.split()))
+
+    hits = 0 if cache == "aot" else 1
+    first, second, other = run(), run(), run("other")
+    assert first[hits] == 0 and first[2] == 2  # forward's graph and backward's
+    assert second[hits] > 0 and second[2] == 0
+    assert other[hits] == 0 and other[2] == 2

@@ -17,7 +17,18 @@ from torch.utils._python_dispatch import _disable_current_modes
 from onepass._description import Conv, Description, Mean, Norm, Pointwise, describe
 
 LAYOUTS = ("nchw", "nhwc")
-_CHEAP = ("relu", "relu6", "leaky_relu", "clamp", "hardtanh", "hardswish", "hardsigmoid", "mul", "add", "prelu")
+_CHEAP = (
+    "relu",
+    "relu6",
+    "leaky_relu",
+    "clamp",
+    "hardtanh",
+    "hardswish",
+    "hardsigmoid",
+    "mul",
+    "add",
+    "prelu",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +65,9 @@ def costs(question: Question, layout: str) -> Costs:
 def _costs(question: Question, layout: str) -> Costs:
     description = describe(question.block)
     device = _Cpu(question) if question.device == "cpu" else _Gpu(question)
-    between = 2 * _output_bytes(question, description) / device.bytes_per_second if question.fused_users else 0.0
+    between = (
+        2 * _output_bytes(question, description) / device.bytes_per_second if question.fused_users else 0.0
+    )
     if description.conv is None:
         ours = device.ours(question.block, question.sizes, question.wanted, layout) + between
         return Costs(ours, ours, device.loops(description, question.sizes, question.wanted))
@@ -66,6 +79,14 @@ def _costs(question: Question, layout: str) -> Costs:
     wanted = _tail_wanted(description, question.wanted)
     tail = device.ours(description.tail, sizes, wanted, layout) + between
     return Costs(whole, conv + tail, conv + device.loops(description.after_conv, sizes, wanted))
+
+
+def bytes_per_second(device: str) -> float:
+    """What a large copy moves, read and written bytes counted."""
+    if device == "cpu":
+        return _Cpu.BYTES_PER_SECOND
+    with _disable_current_modes():
+        return torch.ops.onepass.cuda_bytes_per_second(device)
 
 
 def _tail_wanted(description: Description, wanted: tuple[bool, ...]) -> tuple[bool, ...]:
@@ -90,11 +111,12 @@ class _Cpu:
     _ARM = {"wide": 40e9, "thin": 20e9, "volume": 8e9, "cheap": 0.4e-9, "exp": 4.0e-9, "norm": 4.0e-9}
     _X86 = {"wide": 100e9, "thin": 50e9, "volume": 60e9, "cheap": 0.2e-9, "exp": 0.6e-9, "norm": 0.8e-9}
     _CALL = 5e-6  # of a loop or an operator, on the host
+    BYTES_PER_SECOND = 20e9
 
     def __init__(self, question: Question) -> None:
         self.question = question
         self.rates = self._ARM if platform.machine() in ("aarch64", "arm64") else self._X86
-        self.bytes_per_second = 20e9
+        self.bytes_per_second = self.BYTES_PER_SECOND
 
     def ours(self, block: str, sizes: Sequence[int], wanted: tuple[bool, ...], layout: str) -> float:
         question, operators = self.question, torch.ops.onepass

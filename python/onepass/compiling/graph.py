@@ -115,7 +115,9 @@ def _fits(stage: Stage) -> bool:
         return False
     if stage.dimensions is not None and value.dim() != stage.dimensions:
         return False
-    given = [parameter.node if isinstance(parameter, Operand) else parameter for parameter in stage.parameters]
+    given = [
+        parameter.node if isinstance(parameter, Operand) else parameter for parameter in stage.parameters
+    ]
     tensors = [value_of(node) for node in given]
     if not all(_is_computed(tensor) and tensor.device == value.device for tensor in tensors):
         return False

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from onepass import _cuda, _numerics
+from onepass._conv_gradients import memory_format
 from onepass._description import Pointwise, describe
 from onepass.compiling import costs
 from onepass.compiling.costs import Costs, Question
@@ -43,7 +45,7 @@ def plan(segments: Sequence[Segment], keep: str, numerics: str | None) -> Plan:
     policy = numerics or _numerics.default()
     asked = [_Asked.of(segment, policy) for segment in segments]
     by_layout = {layout: [_decide(each, layout, keep) for each in asked] for layout in costs.LAYOUTS}
-    totals = {layout: sum(map(_seconds, found)) for layout, found in by_layout.items()}
+    totals = {layout: _total(found, layout) for layout, found in by_layout.items()}
     layout = min(totals, key=totals.__getitem__)
     if len(set(totals.values())) == 1:
         layout = _given_layout(segments)
@@ -54,12 +56,30 @@ def plan(segments: Sequence[Segment], keep: str, numerics: str | None) -> Plan:
 
 def _given_layout(segments: Sequence[Segment]) -> str:
     """That of the tensors as the model is called."""
-    last = [_cuda.memory_format(segment.input) != torch.contiguous_format for segment in segments]
+    last = [_layout_of(segment.input) == "nhwc" for segment in segments]
     return "nhwc" if sum(last) * 2 > len(last) else "nchw"
 
 
-def _seconds(decision: Decision) -> float:
-    return decision.inductor if decision.kept is None else decision.ours
+def _total(decisions: Sequence[Decision], layout: str) -> float:
+    """Seconds of all chains, with the copies of what enters and leaves the graph in another layout."""
+    return sum(_seconds(decision, layout) for decision in decisions)
+
+
+def _seconds(decision: Decision, layout: str) -> float:
+    if decision.kept is None:
+        return decision.inductor
+    segment, seconds = decision.segment, decision.ours
+    copied = [segment.input] * segment.enters + [segment.output] * segment.leaves
+    for tensor in copied:
+        sizes = _hints(tensor.shape)
+        if sizes is not None and len(sizes) > 3 and _layout_of(tensor) != layout:
+            moved = 2 * math.prod(sizes) * tensor.dtype.itemsize
+            seconds += moved / costs.bytes_per_second(str(tensor.device))
+    return seconds
+
+
+def _layout_of(tensor: torch.Tensor) -> str:
+    return "nchw" if memory_format(tensor) == torch.contiguous_format else "nhwc"
 
 
 @dataclasses.dataclass(frozen=True)

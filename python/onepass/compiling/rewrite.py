@@ -23,9 +23,11 @@ class Segment:
     parameters: tuple[Tensor, ...]
     output: Tensor
     wanted: tuple[bool, ...]  # which gradients: the input's, then each parameter's; all false without any
-    where: str  # the line of the model that computes it
+    where: str  # the module, else the line of code that computes its first stage
     fused_input: bool = False  # Inductor would compute the input in the same loop
     fused_users: bool = False  # Inductor would compute what reads the result in the same loop
+    enters: bool = False  # the input is given to the graph, in a layout that is not the graph's to choose
+    leaves: bool = False  # the result is the graph's
 
     @property
     def trains(self) -> bool:
@@ -75,7 +77,9 @@ def segment_of(chain: Chain) -> Segment:
     main = chain.stages[0].main
     fused_input = chain.stages[0].kind != "conv" and is_loop(main) and len(main.users) == 1
     fused_users = bool(last.users) and all(map(is_loop, last.users))
-    return Segment(text, input, parameters, output, wanted, _line_of(last), fused_input, fused_users)
+    enters, leaves = main.op == "placeholder", any(user.op == "output" for user in last.users)
+    places = (fused_input, fused_users, enters, leaves)
+    return Segment(text, input, parameters, output, wanted, _place_of(chain.nodes[0]), *places)
 
 
 def _node_of(parameter: Any) -> fx.Node:
@@ -89,6 +93,13 @@ def _as_given(value: Tensor, text: str) -> Tensor:
 
 def _start(text: str) -> int:
     return 1 if "per=sample" in text else 0
+
+
+def _place_of(node: fx.Node) -> str:
+    """The module that computes the node, else the line of code."""
+    modules = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
+    inner = modules[-1].removeprefix("L['self']").lstrip(".") if modules else ""
+    return inner.replace("._modules['", ".").replace("']", "") or _line_of(node)
 
 
 def _line_of(node: fx.Node) -> str:
@@ -118,7 +129,9 @@ class _Place:
         types = {tensor.dtype for tensor in (segment.input, *segment.parameters, segment.output)}
         with graph.inserting_before(anchor.next):
             parameters = [
-                self._parameter(parameter, stage.text) for stage in chain.written for parameter in stage.parameters
+                self._parameter(parameter, stage.text)
+                for stage in chain.written
+                for parameter in stage.parameters
             ]
             main = self.moved.get(chain.stages[0].main, chain.stages[0].main)
             out_dtype = None if len(types) == 1 else segment.output.dtype
@@ -129,7 +142,9 @@ class _Place:
             if any(stage.keep_dimensions for stage in chain.stages):
                 spatial = segment.output.dim() - 2
                 block.meta = last.meta | {"example_value": segment.output.flatten(1)}
-                result = graph.call_method("reshape", (block, (*block.meta["example_value"].shape, *(1,) * spatial)))
+                result = graph.call_method(
+                    "reshape", (block, (*block.meta["example_value"].shape, *(1,) * spatial))
+                )
         result.meta = dict(last.meta)
         self.moved[last] = result
         last.replace_all_uses_with(result)

@@ -3,11 +3,11 @@
     python3 scripts/bench_models.py [--packages .carry/models] [--only PATTERN] [--seconds 560] [--again]
     python3 scripts/bench_models.py --small --device cpu     a check of the script, on any machine
 
-Eager PyTorch, channels last, torch.compile and the backend in both layouts, with and without CUDA graphs, with
-cudnn.benchmark: time, peak memory, kernels, and the error against eager fp32. The networks come from diffusers,
-monai and timm, unpacked in a folder; without them it says so and ends. Several processes compile first, into
-caches on disk, then rows are measured one after the other. Each row has the hash of the library that it was
-measured with, and is written at once: a later run goes on with those that are missing or of another library.
+Eager PyTorch, torch.compile and the backend, in both layouts, the compilers with and without CUDA graphs, all
+with cudnn.benchmark: time, peak memory, kernels, and the error against eager fp32. The networks come from
+diffusers, monai and timm, unpacked in a folder; those of absent packages are left out, in one sentence.
+Several processes compile first, into caches on disk; then rows are measured one after the other. A row is
+written at once, with the hash of its library: a later run measures the missing rows and outdated ones.
 """
 
 from __future__ import annotations

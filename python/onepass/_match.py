@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from onepass import _handwritten
 from onepass._stages import (
     CONV_TYPES,
     NoMatch,
@@ -127,7 +128,7 @@ class Graph:
         return True
 
     def _read(self, node: fx.Node) -> Iterator[Stage]:
-        for read in (self._single, self._addition, self._product):
+        for read in (self._written_out, self._single, self._addition, self._product):
             try:
                 for stage in read(node):
                     stage.nodes = (*stage.nodes, node)
@@ -136,6 +137,14 @@ class Graph:
                         yield stage
             except (NoMatch, TypeError, KeyError, AttributeError):
                 continue
+
+    def _written_out(self, node: fx.Node) -> Iterator[Stage]:
+        """An activation written with arithmetic."""
+        found = _handwritten.read(node)
+        if found is not None:
+            text, main, inner = found
+            nodes = tuple(sorted(inner, key=self.order.__getitem__))
+            yield Stage("pointwise", text, main, nodes=nodes, weight=len(nodes) + 1)
 
     def _single(self, node: fx.Node) -> Iterator[Stage]:
         if node.op == "call_module":
@@ -268,7 +277,7 @@ class Graph:
                 return sorted(found, key=lambda chain: self.order[chain.nodes[0]])
 
     def _rank(self, chain: Chain) -> tuple[int, int, int]:
-        return -len(chain.written), -len(chain.stages), self.order[chain.nodes[0]]
+        return -_weight(chain.stages), -len(chain.stages), self.order[chain.nodes[0]]
 
     def _longest(self, node: fx.Node, last: bool, norm_follows: bool, room: int = MOST_STAGES) -> list[Stage]:
         """The longest run of stages that ends with this node, of those that one block holds."""
@@ -351,7 +360,7 @@ def _inplace_argument(node: fx.Node) -> bool:
 
 
 def _weight(stages: list[Stage]) -> int:
-    return sum(bool(stage.text) for stage in stages)
+    return sum(stage.weight for stage in stages if stage.text)
 
 
 def _worth(chain: Chain) -> bool:

@@ -1,4 +1,4 @@
-"""torch.compile(backend="onepass"): eager's numbers, forward and backward, and the traps of Dynamo's graph."""
+"""torch.compile(backend="onepass"): eager's numbers, forward and backward, and traps of Dynamo's graph."""
 
 from __future__ import annotations
 

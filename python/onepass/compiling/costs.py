@@ -101,21 +101,24 @@ def _output_bytes(question: Question, description: Description) -> float:
     return math.prod(description.output_shape(question.sizes)) * question.item_bytes
 
 
+# Rates of one core: operations a second of PyTorch's convolutions, seconds an element of Inductor's loops.
+# Neoverse V1, two threads: 39 to 57 GFLOP/s for 3x3 of 64 to 512 channels, 11 to 22 for 16; three
+# dimensions 3 to 15. Loops of SLEEF exponentials take 2.0 to 2.9 ns an element on two threads, group
+# norms 2.3 to 8.
+# The figures for x86 are estimates from oneDNN's usual share of the peak, not measured.
+_ARM = {"wide": 40e9, "thin": 20e9, "volume": 8e9, "cheap": 0.4e-9, "exp": 4.0e-9, "norm": 4.0e-9}
+_X86 = {"wide": 100e9, "thin": 50e9, "volume": 60e9, "cheap": 0.2e-9, "exp": 0.6e-9, "norm": 0.8e-9}
+
+
 class _Cpu:
     """Rates of one core: PyTorch's convolutions and Inductor's loops, PyTorch 2.11."""
 
-    # Neoverse V1, two threads: 39 to 57 GFLOP/s for 3x3 of 64 to 512 channels, 11 to 22 for 16; three
-    # dimensions 3 to 15. Loops of SLEEF exponentials take 2.0 to 2.9 ns an element on two threads, group
-    # norms 2.3 to 8.
-    # The figures for x86 are estimates from oneDNN's usual share of the peak, not measured.
-    _ARM = {"wide": 40e9, "thin": 20e9, "volume": 8e9, "cheap": 0.4e-9, "exp": 4.0e-9, "norm": 4.0e-9}
-    _X86 = {"wide": 100e9, "thin": 50e9, "volume": 60e9, "cheap": 0.2e-9, "exp": 0.6e-9, "norm": 0.8e-9}
     _CALL = 5e-6  # of a loop or an operator, on the host
     BYTES_PER_SECOND = 20e9
 
     def __init__(self, question: Question) -> None:
         self.question = question
-        self.rates = self._ARM if platform.machine() in ("aarch64", "arm64") else self._X86
+        self.rates = _ARM if platform.machine() in ("aarch64", "arm64") else _X86
         self.bytes_per_second = self.BYTES_PER_SECOND
 
     def ours(self, block: str, sizes: Sequence[int], wanted: tuple[bool, ...], layout: str) -> float:

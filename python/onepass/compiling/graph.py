@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import operator
@@ -9,11 +10,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 
 from onepass._match import Graph
-from onepass._stages import NoMatch, Operand, Stage
+from onepass._stages import Affine, NoMatch, Operand, Stage, batch_norm, identity
 from onepass._trace import Trace
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -36,6 +38,37 @@ def value_of(node: Any) -> Any:
 def are_equal(sizes: Any, others: Any) -> bool:
     """Whether equal for all sizes: a plain comparison of symbolic sizes would add a guard."""
     return len(sizes) == len(others) and statically_known_true(sym_eq(tuple(sizes), tuple(others)))
+
+
+def name_writes(graph: fx.Graph) -> None:
+    """Gives what reads a tensor after an in-place call the call's result, which is the same tensor.
+
+    Dynamo has `h.relu_(); h *= 2` read h twice; a chain goes from result to result.
+    """
+    order = {node: index for index, node in enumerate(graph.nodes)}
+    for node in graph.nodes:
+        written = _written_self(node)
+        if written is not None:
+            later = [user for user in written.users if order[user] > order[node]]
+            for user in later:
+                user.replace_input_with(written, node)
+
+
+def _written_self(node: fx.Node) -> fx.Node | None:
+    """The tensor that an in-place call writes and gives back."""
+    if (
+        node.op not in ("call_function", "call_method")
+        or not node.args
+        or not isinstance(node.args[0], fx.Node)
+    ):
+        return None
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    named = name.endswith("_") and not name.endswith("__")
+    in_place = named or node.target in _IN_PLACE_OPERATORS or node.kwargs.get("inplace") is True
+    value, result = value_of(node.args[0]), value_of(node)
+    if not in_place or not isinstance(value, Tensor) or not isinstance(result, Tensor):
+        return None
+    return node.args[0] if value is result else None
 
 
 class DynamoGraph(Graph):
@@ -65,12 +98,12 @@ class DynamoGraph(Graph):
     def _read(self, node: fx.Node) -> Iterator[Stage]:
         if node.op not in ("call_function", "call_method") or not _is_computed(value_of(node)):
             return
-        for stage in super()._read(node):
+        for stage in (*super()._read(node), *_batch_norm(node), *_no_copy(node), *_flat_mean(node)):
             if len({self.regions[inner] for inner in stage.nodes}) == 1 and _fits(stage):
                 yield stage if stage.kind != "operand" else _bound(stage)
 
     def _mutated(self, node: fx.Node) -> list[fx.Node]:
-        """As of a trace; operators say what they write, and calls of graphs and modules may write anything."""
+        """As of a trace; operators say what they write, calls of graphs and modules may write anything."""
         if node.op == "call_module":
             return node.all_input_nodes
         if isinstance(node.target, torch._ops.HigherOrderOperator):
@@ -115,14 +148,66 @@ def _fits(stage: Stage) -> bool:
         return False
     if stage.dimensions is not None and value.dim() != stage.dimensions:
         return False
-    given = [
-        parameter.node if isinstance(parameter, Operand) else parameter for parameter in stage.parameters
-    ]
-    tensors = [value_of(node) for node in given]
+    tensors = [value_of(node) for parameter in stage.parameters for node in nodes_of(parameter)]
     if not all(_is_computed(tensor) and tensor.device == value.device for tensor in tensors):
         return False
-    per_channel = stage.kind == "norm" or stage.text == "prelu(per=channel)"
+    per_channel = stage.kind in ("norm", "affine") or stage.text == "prelu(per=channel)"
     return not per_channel or all(are_equal(tensor.shape, value.shape[1:2]) for tensor in tensors)
+
+
+def nodes_of(parameter: Any) -> list[fx.Node]:
+    """The nodes that a parameter is made from."""
+    if isinstance(parameter, Affine):
+        return parameter.norm.tensors
+    return [parameter.node if isinstance(parameter, Operand) else parameter]
+
+
+def _batch_norm(node: fx.Node) -> Iterator[Stage]:
+    if node.target in (F.batch_norm, torch.batch_norm):  # the second has one argument more, cudnn_enabled
+        with contextlib.suppress(NoMatch, TypeError):
+            yield dataclasses.replace(batch_norm(*node.args[:8], **node.kwargs), nodes=(node,))
+
+
+def _no_copy(node: fx.Node) -> Iterator[Stage]:
+    """A call that gives back its tensor as it is: to its own type, a view of its own sizes."""
+    main = node.args[0] if node.args else None
+    value, result = value_of(main), value_of(node)
+    if node.op != "call_method" or node.target not in _SAME or not isinstance(value, Tensor):
+        return
+    same = value.dtype == result.dtype and value.device == result.device
+    if same and are_equal(value.shape, result.shape) and are_equal(value.stride(), result.stride()):
+        yield dataclasses.replace(identity(main), nodes=(node,))
+
+
+_SAME = {
+    "contiguous",
+    "to",
+    "float",
+    "half",
+    "bfloat16",
+    "type_as",
+    "view",
+    "reshape",
+    "expand_as",
+    "view_as",
+}
+_FLAT = {"flatten", "view", "reshape", torch.flatten, torch.reshape}
+
+
+def _flat_mean(node: fx.Node) -> Iterator[Stage]:
+    """The mean over all of space, of a view that has it in one dimension."""
+    flat = node.args[0] if node.args else None
+    if node.target not in ("mean", torch.mean) or not isinstance(flat, fx.Node) or flat.target not in _FLAT:
+        return
+    base = flat.args[0]
+    value, viewed, result = value_of(base), value_of(flat), value_of(node)
+    dims = (*node.args[1:], *(v for k, v in node.kwargs.items() if k in ("dim", "axis")))
+    keeps = bool(node.kwargs.get("keepdim", False))
+    plain = len(dims) == 1 and dims[0] in (-1, 2, [-1], [2], (-1,), (2,)) and "dtype" not in node.kwargs
+    if not plain or keeps or not isinstance(value, Tensor) or viewed.dim() != 3 or list(flat.users) != [node]:
+        return
+    if value.dim() > 3 and are_equal(value.shape[:2], viewed.shape[:2]) and result.dim() == 2:
+        yield Stage("mean", "mean", base, dimensions=value.dim(), nodes=(flat, node))
 
 
 def _bound(stage: Stage) -> Stage:

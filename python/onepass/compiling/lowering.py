@@ -1,4 +1,4 @@
-"""How Inductor lowers the operators: in any layout of their inputs, or in the one that the graph's plan wants."""
+"""How Inductor lowers the operators: in any layout of their inputs, or in the one of the graph's plan."""
 
 from __future__ import annotations
 

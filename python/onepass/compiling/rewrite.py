@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, fx
 
 from onepass._match import Chain
-from onepass._stages import Operand
-from onepass.compiling.graph import DynamoGraph, is_loop, value_of
+from onepass._stages import Affine, BatchNorm, scale_and_shift
+from onepass.compiling.graph import DynamoGraph, is_loop, name_writes, nodes_of, value_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +49,8 @@ class Rewriting:
 
     def __init__(self, module: fx.GraphModule) -> None:
         inner = [each for each in module.modules() if isinstance(each, fx.GraphModule)]
+        for each in inner:
+            name_writes(each.graph)
         self.places = [_Place(each, DynamoGraph(each)) for each in inner]
         self.found = [(place, chain) for place in self.places for chain in place.graph.chains()]
         self.segments = [segment_of(chain) for _, chain in self.found]
@@ -67,9 +69,7 @@ def segment_of(chain: Chain) -> Segment:
     text = " | ".join(stage.text for stage in chain.written)
     input, last = value_of(chain.stages[0].main), chain.nodes[-1]
     parameters = tuple(
-        _as_given(value_of(_node_of(parameter)), stage.text)
-        for stage in chain.written
-        for parameter in stage.parameters
+        _value(parameter, stage.text) for stage in chain.written for parameter in stage.parameters
     )
     output = value_of(last)
     grad = output.requires_grad
@@ -82,8 +82,18 @@ def segment_of(chain: Chain) -> Segment:
     return Segment(text, input, parameters, output, wanted, _place_of(chain.nodes[0]), *places)
 
 
-def _node_of(parameter: Any) -> fx.Node:
-    return parameter.node if isinstance(parameter, Operand) else parameter
+def _value(parameter: Any, text: str) -> Tensor:
+    """The fake tensor that the block is given for a parameter."""
+    if isinstance(parameter, Affine):
+        with torch.enable_grad():
+            return _affine(parameter.norm)[parameter.part == "shift"]
+    (node,) = nodes_of(parameter)
+    return _as_given(value_of(node), text)
+
+
+def _affine(norm: BatchNorm) -> tuple[Tensor, Tensor]:
+    weights = [None if node is None else value_of(node) for node in (norm.weight, norm.bias)]
+    return scale_and_shift(value_of(norm.mean), value_of(norm.variance), *weights, norm.eps)
 
 
 def _as_given(value: Tensor, text: str) -> Tensor:
@@ -115,6 +125,7 @@ class _Place:
         self.module = module
         self.graph = graph
         self.moved: dict[fx.Node, fx.Node] = {}
+        self.affine: dict[BatchNorm, tuple[fx.Node, fx.Node]] = {}
 
     def replace(self, chain: Chain, kept: Kept) -> None:
         """Puts the operator where its operands are all computed, and takes the chain's nodes out.
@@ -122,6 +133,7 @@ class _Place:
         Nodes are erased one by one: eliminate_dead_code would drop in-place calls whose results are unused.
         """
         graph, last = self.module.graph, chain.nodes[-1]
+        self.affine.clear()  # what another chain has computed may come later in the graph
         order = {node: index for index, node in enumerate(graph.nodes)}
         externals = [self.moved.get(node, node) for node in chain.externals]
         anchor = max((chain.nodes[0], *externals), key=order.__getitem__)
@@ -152,13 +164,39 @@ class _Place:
             graph.erase_node(node)
 
     def _parameter(self, parameter: Any, text: str) -> fx.Node:
-        node = _node_of(parameter)
+        if isinstance(parameter, Affine):
+            return self._affine(parameter)
+        (node,) = nodes_of(parameter)
         node = self.moved.get(node, node)
         if not text.startswith("channel_"):
             return node
-        flat = self.module.graph.call_method("flatten", (node, _start(text)))
-        flat.meta["example_value"] = _as_given(value_of(node), text)
-        return flat
+        return self._call("flatten", node, _start(text))
+
+    def _affine(self, parameter: Affine) -> fx.Node:
+        """Emits scale_and_shift, once for both parts; each node with its example value."""
+        norm = parameter.norm
+        if norm not in self.affine:
+            given = [None if n is None else self.moved.get(n, n) for n in (norm.weight, norm.bias)]
+            mean, variance, weight, bias = (
+                None if n is None else self._call("float", n) for n in (norm.mean, norm.variance, *given)
+            )
+            scale = self._call(torch.rsqrt, self._call(torch.add, variance, norm.eps))
+            scale = scale if weight is None else self._call(torch.mul, scale, weight)
+            shift = self._call(torch.mul, self._call(torch.neg, mean), scale)
+            shift = shift if bias is None else self._call(torch.add, shift, bias)
+            self.affine[norm] = (scale, shift)
+        return self.affine[norm][parameter.part == "shift"]
+
+    def _call(self, target: Any, *args: Any) -> fx.Node:
+        """Emits a call of a function, or of the tensor method of this name."""
+        graph = self.module.graph
+        method = isinstance(target, str)
+        node = graph.call_method(target, args) if method else graph.call_function(target, args)
+        values = fx.map_arg(args, value_of)
+        with torch.enable_grad():
+            function = getattr(values[0], target) if method else target
+            node.meta["example_value"] = function(*values[1:]) if method else function(*values)
+        return node
 
     def finish(self) -> None:
         """Checks the graph and makes its code anew."""

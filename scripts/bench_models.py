@@ -110,7 +110,7 @@ class Bench:
         except subprocess.TimeoutExpired:
             return {"failed": "the time was up"}
         if done.returncode != 0:
-            return {"failed": (done.stderr.strip().splitlines() or ["no message"])[-1][:300]}
+            return {"failed": error_in(done.stderr)}
         return json.loads(done.stdout.splitlines()[-1])
 
     def compile(self, keys: list[str]) -> None:
@@ -134,6 +134,13 @@ class Bench:
                 self.results.add(key, {"hash": self.hash, "small": self.options.small, **result})
             print(f"{key}: {summary(result)}", flush=True)
         return complete
+
+
+def error_in(text: str) -> str:
+    """The line of a traceback that names the error, else the last."""
+    lines = [line for line in text.splitlines() if line.strip()] or ["no message"]
+    named = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Interrupt)\b", line)]
+    return (named or lines)[-1][:300]
 
 
 def summary(result: dict[str, Any]) -> str:

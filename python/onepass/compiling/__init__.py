@@ -18,7 +18,8 @@ def is_compiling_here() -> bool:
     """Whether Dynamo traces for this backend now: fused modules then run their original forwards."""
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
-    compiler = InstructionTranslator.current_tx().output.compiler_fn
+    translator = InstructionTranslator.current_tx()
+    compiler = None if translator is None else translator.output.compiler_fn  # none: torch.export traces
     while compiler is not None and compiler is not backend:
         inner = getattr(compiler, "_torchdynamo_orig_backend", None)
         compiler = inner or getattr(compiler, "compiler_fn", None)

@@ -168,6 +168,136 @@ def test_accumulated_gradients_are_eagers() -> None:
         torch.testing.assert_close(some.grad, other.grad, rtol=1e-3, atol=1e-5)
 
 
+class BatchNormed(nn.Module):
+    """Batch norms in evaluation, with and without weights, on a large mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 8, 3, padding=1, bias=False)
+        self.norm, self.plain = nn.BatchNorm2d(8), nn.BatchNorm2d(8, affine=False)
+        for tensor in (self.norm.running_mean, self.plain.running_mean, self.norm.weight, self.norm.bias):
+            nn.init.normal_(tensor, std=2.0)
+        nn.init.uniform_(self.norm.running_var, 0.2, 2.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.norm(self.conv(x)))
+        return torch.sigmoid(self.plain(h) + h)
+
+
+BATCH_NORMED = [
+    "conv2d(4,8,k=3,p=1,bias=false) | channel_mul | channel_add | relu",
+    "channel_mul | channel_add | residual_add | sigmoid",
+]
+
+
+def test_batch_norm_in_evaluation_is_an_affine_stage() -> None:
+    model = BatchNormed().eval()
+    x = torch.randn(2, 4, 8, 8)
+    assert_same(compiled(model), copy.deepcopy(model), x)
+    assert kept(model) == BATCH_NORMED
+    before = model(x)
+    with torch.no_grad():
+        model.norm.running_mean.add_(1)  # read at each call, never folded
+        assert not torch.allclose(model(x), before)
+    torch.testing.assert_close(compiled(model)(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_batch_norm_of_16_bits_keeps_its_scale_in_fp32() -> None:
+    exact = BatchNormed().eval()
+    model = copy.deepcopy(exact).bfloat16()
+    x = torch.randn(2, 4, 8, 8).bfloat16()
+    with torch.no_grad():
+        result, eager, wanted = compiled(model)(x), model(x), copy.deepcopy(model).float()(x.float())
+    assert result.dtype == torch.bfloat16 and kept(model) == BATCH_NORMED
+    assert (result - wanted).abs().max() <= (eager - wanted).abs().max() + 1e-2
+
+
+def test_batch_norm_in_training_is_left_alone() -> None:
+    model = BatchNormed().train()
+    assert_same(compiled(model), copy.deepcopy(model), torch.randn(2, 4, 8, 8))
+    assert not any("channel_mul" in block for block in kept(model))
+
+
+# --- Layouts ---
+
+
+def generated_code(model: Any, *inputs: Tensor) -> str:
+    from torch._inductor.utils import run_and_get_code
+
+    uncached = torch._functorch.config.patch(enable_autograd_cache=False)
+    with torch.no_grad(), uncached, torch._inductor.config.patch(fx_graph_cache=False):
+        _, (code,) = run_and_get_code(compiled(model), *inputs)
+    return code
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_blocks_lie_in_one_layout_with_no_copy_between(
+    monkeypatch: pytest.MonkeyPatch, layout: str, rank: int
+) -> None:
+    from onepass.compiling import costs
+
+    monkeypatch.setattr(costs, "LAYOUTS", (layout,))
+    conv = nn.Conv2d if rank == 2 else nn.Conv3d
+    blocks = [nn.Sequential(conv(8, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU()) for _ in range(3)]
+    model = nn.Sequential(*blocks, nn.Flatten(2)).eval()
+    x = torch.randn(2, 8, *(6,) * rank)
+    code = generated_code(model, x)
+    calls = [line for line in code.splitlines() if "onepass.forward.default(" in line]
+    sizes = f"(2, 8, {', '.join(['6'] * rank)})"
+    strides = f"({8 * 6**rank}, 1, {', '.join(str(8 * 6**d) for d in range(rank - 1, -1, -1))})"
+    assert len(calls) == 3
+    results = code.count(f", {sizes}, {strides}, 'torch.ops.onepass.forward.default')")
+    assert results == (3 if layout == "nhwc" else 0), code
+    kernels = code.count("async_compile.cpp_pybinding(")
+    assert kernels == (2 if layout == "nhwc" else 0)  # the entry, and Flatten, which wants space together
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(model)(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_tail_follows_the_layout_of_its_input() -> None:
+    norm = nn.GroupNorm(2, 8)
+
+    def run(x: Tensor) -> Tensor:
+        return F.relu(norm(x * 2)) + 1
+
+    x = torch.randn(2, 8, 6, 6).to(memory_format=torch.channels_last)
+    code = generated_code(run, x)
+    assert "(288, 1, 48, 8), 'torch.ops.onepass.forward.default'" in code
+    with torch.no_grad():
+        result = compiled(run)(x)
+        torch.testing.assert_close(result, run(x), rtol=1e-4, atol=1e-5)
+    assert result.is_contiguous(memory_format=torch.channels_last)
+
+
+# --- Costs ---
+
+
+def test_costs_of_a_gpu_that_is_not_there() -> None:
+    from onepass.compiling.costs import Question, costs
+
+    def asked(block: str, sizes: tuple[int, ...], wanted: tuple[bool, ...] = ()) -> Any:
+        return costs(Question(block, sizes, "bf16", 2, "cuda:sm_90a", 1, wanted, False, False), "nchw")
+
+    wide = asked("conv2d(320,320,k=3,p=1) | group_norm(32) | swish", (2, 320, 64, 64))
+    assert 1e-5 < wide.whole < wide.inductor < 1e-3
+    tail = asked("group_norm(32) | residual_add | relu", (64, 256, 56, 56))
+    assert tail.whole == tail.tail < tail.inductor
+    step = asked("group_norm(32) | residual_add | relu", (64, 256, 56, 56), (True,) * 4)
+    assert step.whole > 2 * tail.whole and step.inductor > 2 * tail.inductor
+
+
+def test_a_fused_neighbour_counts_for_inductor() -> None:
+    from onepass.compiling.costs import Question, costs
+
+    def asked(fused_input: bool, fused_users: bool) -> Any:
+        where = ("cuda:sm_90a", 1, (), fused_input, fused_users)
+        return costs(Question("group_norm(32) | swish", (8, 320, 64, 64), "bf16", 2, *where), "nchw")
+
+    assert asked(True, False).inductor < asked(False, False).inductor
+    assert asked(False, True).whole > asked(False, False).whole
+
+
 # --- Traps ---
 
 

@@ -55,7 +55,7 @@ def _rewrite(module: fx.GraphModule, own: dict[str, Any], patches: dict[str, Any
         rewriting = Rewriting(module)
         plan = policy.plan(rewriting.segments, own["onepass.keep"], own["onepass.numerics"])
         record.remember(module, plan)
-    except (ImportError, AttributeError, KeyError, TypeError, AssertionError) as error:
+    except (ImportError, AttributeError, TypeError) as error:
         what = str(error).splitlines()[0] if str(error) else type(error).__name__
         return f"PyTorch {torch.__version__} has other internals than this version knows ({what})"
     rewriting.apply([decision.kept for decision in plan.decisions])

@@ -102,12 +102,20 @@ def _output_bytes(question: Question, description: Description) -> float:
 
 
 # Rates of one core: operations a second of PyTorch's convolutions, seconds an element of Inductor's loops.
-# Neoverse V1, two threads: 39 to 57 GFLOP/s for 3x3 of 64 to 512 channels, 11 to 22 for 16; three
-# dimensions 3 to 15. Loops of SLEEF exponentials take 2.0 to 2.9 ns an element on two threads, group
-# norms 2.3 to 8.
+# Neoverse V1 with other work on it, scaled to an idle one. Channels last, as Inductor lays convolutions out
+# on a CPU: 51 to 60 GFLOP/s for 64 and more channels, 30 for 3 to 64; volumes 6 for 8 channels, 29 for 16.
+# Loops of SLEEF exponentials take 4 to 6 ns an element, group norms 4 to 8.
 # The figures for x86 are estimates from oneDNN's usual share of the peak, not measured.
-_ARM = {"wide": 40e9, "thin": 20e9, "volume": 8e9, "cheap": 0.4e-9, "exp": 4.0e-9, "norm": 4.0e-9}
-_X86 = {"wide": 100e9, "thin": 50e9, "volume": 60e9, "cheap": 0.2e-9, "exp": 0.6e-9, "norm": 0.8e-9}
+_ARM = {
+    **{"wide": 58e9, "thin": 30e9, "volume": 25e9, "thin volume": 6e9},
+    **{"cheap": 0.4e-9, "exp": 4.0e-9, "norm": 4.0e-9},
+}
+_X86 = {
+    **{"wide": 100e9, "thin": 50e9, "volume": 60e9, "thin volume": 30e9},
+    **{"cheap": 0.2e-9, "exp": 0.6e-9, "norm": 0.8e-9},
+}
+# The library packs the weights in each call, which its plans leave out since all rows do: 0.6 to 1.2 ns each.
+_PACKED = 0.8e-9
 
 
 class _Cpu:
@@ -133,7 +141,9 @@ class _Cpu:
         question, operators = self.question, torch.ops.onepass
         description = describe(question.block)
         how = (question.mode, layout, "cpu", question.threads)
-        seconds = self._CALL + operators.predicted_seconds(question.block, question.sizes, *how)
+        products = 1 + sum(question.wanted[:2])
+        seconds = self._CALL + products * _PACKED * _weights(description.conv)
+        seconds += operators.predicted_seconds(question.block, question.sizes, *how)
         if not any(question.wanted):
             return seconds
         count = description.conv_parameters + 1
@@ -148,9 +158,10 @@ class _Cpu:
         return seconds + self._CALL
 
     def convolution(self, conv: Conv, layout: str) -> float:
-        kind = "volume" if conv.rank == 3 else "wide"
-        if kind == "wide" and min(conv.in_channels, conv.out_channels) // conv.groups < 32:
-            kind = "thin"
+        channels = min(conv.in_channels, conv.out_channels) // conv.groups
+        kind = "thin" if channels < 32 else "wide"
+        if conv.rank == 3:
+            kind = "thin volume" if channels < 16 else "volume"
         operations = 2 * _multiply_adds(conv, self.question.sizes)
         products = 1 + sum(self.question.wanted[:2])
         return self._CALL + products * operations / self.rates[kind] / self.question.threads
@@ -235,8 +246,11 @@ class _Gpu:
         return kernels * self._LAUNCH + moved * size / self.bytes_per_second
 
 
+def _weights(conv: Conv) -> float:
+    return conv.in_channels * conv.out_channels / conv.groups * math.prod(conv.kernel)
+
+
 def _multiply_adds(conv: Conv, sizes: Sequence[int]) -> float:
     """Of one product: each position of the coarser side with each tap and each pair of a group's channels."""
     spatial = sizes[2:] if conv.transposed else [conv.output_size(d, s) for d, s in enumerate(sizes[2:])]
-    pairs = conv.in_channels * conv.out_channels / conv.groups
-    return sizes[0] * math.prod(spatial) * math.prod(conv.kernel) * pairs
+    return sizes[0] * math.prod(spatial) * _weights(conv)

@@ -47,7 +47,7 @@ def plan(segments: Sequence[Segment], keep: str, numerics: str | None) -> Plan:
     by_layout = {layout: [_decide(each, layout, keep) for each in asked] for layout in costs.LAYOUTS}
     totals = {layout: _total(found, layout) for layout, found in by_layout.items()}
     layout = min(totals, key=totals.__getitem__)
-    if len(set(totals.values())) == 1:
+    if len(totals) > 1 and len(set(totals.values())) == 1:
         layout = _given_layout(segments)
     decisions = tuple(by_layout[layout])
     has_conv = any(d.kept and not d.kept.skipped and describe(d.segment.block).conv for d in decisions)

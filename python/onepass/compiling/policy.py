@@ -114,9 +114,10 @@ class _Asked:
         if description.conv is None:
             return cls(segment, _question(segment, sizes, device, mode), (tail, tail))
         words = None
-        if len(types) == 1:
+        known = all(isinstance(size, int) for size in segment.input.shape)
+        if len(types) == 1 and known:  # PyTorch is asked how it rounds a convolution of these very sizes
             words = _numerics.forward_words(policy, description.conv, segment.input, segment.parameters[0])
-        if words is None:  # PyTorch's convolution rounds as no kernel here does, or types are mixed
+        if words is None:
             return cls(segment, _question(segment, sizes, device, mode), (tail, tail), whole=False)
         backward = words
         if segment.trains:
@@ -149,7 +150,10 @@ def _decide(asked: _Asked, layout: str, keep: str) -> Decision:
     segment = asked.segment
     if asked.question is None:
         return Decision(segment, None, float("inf"), 0.0, asked.reason)
-    found = costs.costs(asked.question, layout)
+    try:
+        found = costs.costs(asked.question, layout)
+    except (ValueError, RuntimeError) as error:  # the library refuses it
+        return Decision(segment, None, float("inf"), 0.0, str(error).splitlines()[0])
     ways = {k: s for k, s in _ways(asked, found).items() if keep == "all" or _is_more_than_loops(segment, k)}
     ours = min(ways.values(), default=float("inf"))
     if keep == "none" or not ways:

@@ -1,4 +1,4 @@
-"""torch.compile(backend="onepass") on a GPU: eager's numbers in all modes, with CUDA graphs, and in training."""
+"""torch.compile(backend="onepass") on a GPU: numbers in all modes, with CUDA graphs, and in training."""
 
 import copy
 import unittest

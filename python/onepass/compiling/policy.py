@@ -74,7 +74,7 @@ def _seconds(decision: Decision, layout: str) -> float:
         sizes = _hints(tensor.shape)
         if sizes is not None and len(sizes) > 3 and _layout_of(tensor) != layout:
             moved = 2 * math.prod(sizes) * tensor.dtype.itemsize
-            seconds += moved / costs.bytes_per_second(str(tensor.device))
+            seconds += moved / costs.bytes_per_second(_device_text(tensor.device))
     return seconds
 
 
@@ -106,16 +106,17 @@ class _Asked:
         reason = _cuda.unavailable_reason()
         if reason is not None:
             return cls(segment, None, reason=reason)
-        device = str(segment.input.device)
+        device = _device_text(segment.input.device)
         description = describe(segment.block)
         tail = _numerics.tail_words(policy)
-        types = {tensor.dtype for tensor in (segment.input, *segment.parameters, segment.output)}
         mode = _numerics.mode_of(segment.input.dtype, tail)
         if description.conv is None:
             return cls(segment, _question(segment, sizes, device, mode), (tail, tail))
         words = None
         known = all(isinstance(size, int) for size in segment.input.shape)
-        if len(types) == 1 and known:  # PyTorch is asked how it rounds a convolution of these very sizes
+        if (
+            len(segment.types) == 1 and known
+        ):  # PyTorch is asked how it rounds a convolution of these very sizes
             words = _numerics.forward_words(policy, description.conv, segment.input, segment.parameters[0])
         if words is None:
             return cls(segment, _question(segment, sizes, device, mode), (tail, tail), whole=False)
@@ -125,6 +126,11 @@ class _Asked:
             backward = _numerics.backward_words(policy, description, segment.input, weight, segment.wanted)
         mode = _numerics.mode_of(segment.input.dtype, words)
         return cls(segment, _question(segment, sizes, device, mode), (words, backward))
+
+
+def _device_text(device: torch.device) -> str:
+    """As problems name it; a GPU that is not there can be planned for by its architecture's name."""
+    return str(device)
 
 
 def _question(segment: Segment, sizes: tuple[int, ...], device: str, mode: str) -> Question:

@@ -24,6 +24,7 @@ class Segment:
     output: Tensor
     wanted: tuple[bool, ...]  # which gradients: the input's, then each parameter's; all false without any
     where: str  # the module, else the line of code that computes its first stage
+    types: frozenset[torch.dtype]  # of all tensors, also of those between stages: autocast may lower some
     fused_input: bool = False  # Inductor would compute the input in the same loop
     fused_users: bool = False  # Inductor would compute what reads the result in the same loop
     enters: bool = False  # the input is given to the graph, in a layout that is not the graph's to choose
@@ -79,7 +80,9 @@ def segment_of(chain: Chain) -> Segment:
     fused_users = bool(last.users) and all(map(is_loop, last.users))
     enters, leaves = main.op == "placeholder", any(user.op == "output" for user in last.users)
     places = (fused_input, fused_users, enters, leaves)
-    return Segment(text, input, parameters, output, wanted, _place_of(chain.nodes[0]), *places)
+    between = (value_of(node).dtype for node in chain.nodes if isinstance(value_of(node), Tensor))
+    types = frozenset((input.dtype, *(tensor.dtype for tensor in parameters), *between))
+    return Segment(text, input, parameters, output, wanted, _place_of(chain.nodes[0]), types, *places)
 
 
 def _value(parameter: Any, text: str) -> Tensor:

@@ -65,8 +65,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(onepass, library) {
   library.def(
       "predicted_backward_seconds(str block, int[] sizes, str mode, str layout, str device, int threads, "
       "bool[] wanted) -> float");
-  library.def(
-      "cuda_framework_seconds(str block, int[] sizes, str mode, str layout, str device) -> float");
+  library.def("cuda_framework_seconds(str block, int[] sizes, str mode, str layout, str device) -> float");
   library.def(
       "cuda_framework_backward_seconds(str block, int[] sizes, str mode, str layout, str device, bool[] "
       "wanted) -> float");

@@ -267,7 +267,7 @@ class Graph:
         found: list[Chain] = []
         while True:
             candidates = [Chain(self._longest(node, True, False)) for node in self.nodes]
-            candidates = sorted(filter(_worth, candidates), key=self._rank)
+            candidates = sorted(filter(self.is_worth, candidates), key=self._rank)
             taken_before = len(found)
             for chain in candidates:
                 if self.taken.isdisjoint(chain.nodes):
@@ -275,6 +275,12 @@ class Graph:
                     found.append(chain)
             if len(found) == taken_before:
                 return sorted(found, key=lambda chain: self.order[chain.nodes[0]])
+
+    def is_worth(self, chain: Chain) -> bool:
+        """At least two stages, not all of them constants to multiply with or add."""
+        written = chain.written
+        plain = all(stage.text.startswith(("mul(", "add(")) for stage in written)
+        return len(written) >= 2 and not plain
 
     def _rank(self, chain: Chain) -> tuple[int, int, int]:
         return -_weight(chain.stages), -len(chain.stages), self.order[chain.nodes[0]]
@@ -361,10 +367,3 @@ def _inplace_argument(node: fx.Node) -> bool:
 
 def _weight(stages: list[Stage]) -> int:
     return sum(stage.weight for stage in stages if stage.text)
-
-
-def _worth(chain: Chain) -> bool:
-    """At least two stages, not all of them constants to multiply with or add."""
-    written = chain.written
-    plain = all(stage.text.startswith(("mul(", "add(")) for stage in written)
-    return len(written) >= 2 and not plain

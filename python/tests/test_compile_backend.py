@@ -218,6 +218,12 @@ def test_batch_norm_in_training_is_left_alone() -> None:
     assert not any("channel_mul" in block for block in kept(model))
 
 
+def test_bare_convolutions_and_norms_are_chains() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.MaxPool2d(2), nn.GroupNorm(2, 8), nn.MaxPool2d(2))
+    assert_same(compiled(model), copy.deepcopy(model), torch.randn(2, 4, 12, 12))
+    assert kept(model) == ["conv2d(4,8,k=3)", "group_norm(2)"]
+
+
 # --- Layouts ---
 
 
@@ -406,7 +412,8 @@ def test_a_chain_ends_where_autocast_begins() -> None:
         result, wanted = compiled(run)(x), run(x)
     assert result.dtype == wanted.dtype
     torch.testing.assert_close(result, wanted, rtol=2e-2, atol=2e-2)
-    assert kept(run) == ["group_norm(2) | relu"]
+    conv = "conv2d(8,8,k=3)"
+    assert kept(run) == [conv, "group_norm(2) | relu", conv]
 
 
 def test_a_chain_ends_where_the_grad_mode_changes() -> None:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 
-from onepass._match import Graph
+from onepass._match import Chain, Graph
 from onepass._stages import Affine, NoMatch, Operand, Stage, batch_norm, identity
 from onepass._trace import Trace
 
@@ -94,6 +94,11 @@ class DynamoGraph(Graph):
     def may_follow(self, before: fx.Node, stage: Stage) -> bool:
         """Autocast and grad mode are those of all of a block's nodes, or of none."""
         return self.regions[before] == self.regions[stage.nodes[-1]]
+
+    def is_worth(self, chain: Chain) -> bool:
+        """A convolution or a norm alone too: costs say whether the library's is faster."""
+        kinds = [stage.kind for stage in chain.written]
+        return super().is_worth(chain) or kinds in (["conv"], ["norm"])
 
     def _read(self, node: fx.Node) -> Iterator[Stage]:
         if node.op not in ("call_function", "call_method") or not _is_computed(value_of(node)):

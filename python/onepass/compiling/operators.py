@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from onepass import _library
-from onepass._conv_gradients import conv_gradients_by_torch
+from onepass._conv_gradients import conv_gradients_by_torch, has_input_gradient
 from onepass._description import Description, describe
-from onepass._ops import has_input_gradient
 from onepass._types import lowered_dtype
 
 

@@ -8,12 +8,13 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export NVPL_BLAS_DEBUG_CPU_TYPE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu bench bench-gpu examples format lint clean setup tool python
+.PHONY: help demo test test-gpu bench bench-gpu bench-models examples format lint clean setup tool python
 
 help:
 	@echo "make demo     optimise four PyTorch models: verify, measure, write out/report.html"
 	@echo "make test     build everything and run every test that needs no GPU"
 	@echo "make test-gpu, make bench-gpu   on a machine with a GPU, offline: test, measure, write results/<GPU>.json and its pages"
+	@echo "make bench-models   on a machine with a GPU, offline: whole networks by torch.compile and its rivals"
 	@echo "make examples write examples/exported anew, after kernels or plans changed"
 	@echo "make python   build the PyTorch operators into python/onepass"
 	@echo "make tool     build the command-line tool, build/release/onepass"
@@ -52,6 +53,11 @@ examples: python
 test-gpu:
 	@scripts/gpu_build.sh
 	@python3 scripts/gpu_test.py; status=$$?; python3 scripts/record.py pages; exit $$status
+
+# Whole networks, resumable; diffusers, monai and timm lie unpacked in .carry/models.
+bench-models:
+	@scripts/gpu_build.sh
+	@python3 scripts/bench_models.py
 
 bench-gpu:
 	@scripts/gpu_build.sh

@@ -81,4 +81,7 @@ class ONEPASS_API BackwardPlan {
 // none.
 ONEPASS_API BackwardPlan plan_backward(const BackwardProblem& problem, const PlanOptions& options = {});
 
+// The prediction of the cheapest row that accepts the problem, without building it; infinite where none does.
+ONEPASS_API double predicted_seconds(const BackwardProblem& problem);
+
 }  // namespace onepass

@@ -28,6 +28,8 @@ struct Rates {
   double flops = 0;
 };
 ONEPASS_API Rates device_rates(int index);
+// The same of a GPU or of an architecture's typical GPU.
+ONEPASS_API Rates device_rates(const Device& device);
 
 // Memory of a GPU. Throws Error where it cannot be allocated, naming the bytes asked for and those free.
 class ONEPASS_API Memory {
@@ -104,6 +106,10 @@ ONEPASS_API bool is_worth_fusing(const Problem& problem);
 ONEPASS_API double predicted_gain(const Problem& problem);
 // The same for a training step: forward and the wanted gradients.
 ONEPASS_API bool is_worth_training(const BackwardProblem& problem);
+// Predicted seconds of PyTorch's own convolution of the block, and of the wanted ones of its gradients; 0
+// where the block has none.
+ONEPASS_API double framework_seconds(const Problem& problem);
+ONEPASS_API double framework_seconds(const BackwardProblem& problem);
 
 // Whether a forward pass in "tf32 fast" dithers the weights of this block. Gradients in the same numerics
 // then treat the weights as exact on average.

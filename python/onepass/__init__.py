@@ -6,6 +6,7 @@ from onepass._library import __version__, available, unavailable_reason
 from onepass._numerics import numerics
 from onepass._redone import SlowPathWarning
 from onepass.block import Block
+from onepass.compiling import registration as _registration
 from onepass.explain import explain
 from onepass.fuse import fuse, unfuse
 from onepass.report import report
@@ -26,3 +27,5 @@ __all__ = [
     "unavailable_reason",
     "unfuse",
 ]
+
+_registration.register()  # torch.compile(model, backend="onepass")

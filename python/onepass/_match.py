@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from onepass import _handwritten
 from onepass._stages import (
     CONV_TYPES,
     NoMatch,
@@ -118,8 +119,16 @@ class Graph:
         """The module that a call_module node calls, for reading attributes: they become facts."""
         return self.recorder.at(str(node.target)).object
 
+    def shape_of(self, node: Any) -> tuple[int, ...]:
+        """The sizes of a weight; raises NoMatch where they are not known."""
+        return static_shape(node, self.root)
+
+    def may_follow(self, before: fx.Node, stage: Stage) -> bool:
+        """Whether a stage may run in one block with the node that it reads, as far as their places say."""
+        return True
+
     def _read(self, node: fx.Node) -> Iterator[Stage]:
-        for read in (self._single, self._addition, self._product):
+        for read in (self._written_out, self._single, self._addition, self._product):
             try:
                 for stage in read(node):
                     stage.nodes = (*stage.nodes, node)
@@ -129,6 +138,14 @@ class Graph:
             except (NoMatch, TypeError, KeyError, AttributeError):
                 continue
 
+    def _written_out(self, node: fx.Node) -> Iterator[Stage]:
+        """An activation written with arithmetic."""
+        found = _handwritten.read(node)
+        if found is not None:
+            text, main, inner = found
+            nodes = tuple(sorted(inner, key=self.order.__getitem__))
+            yield Stage("pointwise", text, main, nodes=nodes, weight=len(nodes) + 1)
+
     def _single(self, node: fx.Node) -> Iterator[Stage]:
         if node.op == "call_module":
             module, path = self.module(node), str(node.target)
@@ -137,7 +154,7 @@ class Graph:
                 stage = reader(self.read(node), path, *node.args, **node.kwargs)
                 yield dataclasses.replace(stage, module=path)
         elif node.op in ("call_function", "call_method"):
-            yield function_reader(node.target, self.root)(*node.args, **node.kwargs)
+            yield function_reader(node.target, self.shape_of)(*node.args, **node.kwargs)
 
     def _addition(self, node: fx.Node) -> Iterator[Stage]:
         if node.target not in _ADD or node.op not in ("call_function", "call_method"):
@@ -250,7 +267,7 @@ class Graph:
         found: list[Chain] = []
         while True:
             candidates = [Chain(self._longest(node, True, False)) for node in self.nodes]
-            candidates = sorted(filter(_worth, candidates), key=self._rank)
+            candidates = sorted(filter(self.is_worth, candidates), key=self._rank)
             taken_before = len(found)
             for chain in candidates:
                 if self.taken.isdisjoint(chain.nodes):
@@ -259,8 +276,14 @@ class Graph:
             if len(found) == taken_before:
                 return sorted(found, key=lambda chain: self.order[chain.nodes[0]])
 
+    def is_worth(self, chain: Chain) -> bool:
+        """At least two stages, not all of them constants to multiply with or add."""
+        written = chain.written
+        plain = all(stage.text.startswith(("mul(", "add(")) for stage in written)
+        return len(written) >= 2 and not plain
+
     def _rank(self, chain: Chain) -> tuple[int, int, int]:
-        return -len(chain.written), -len(chain.stages), self.order[chain.nodes[0]]
+        return -_weight(chain.stages), -len(chain.stages), self.order[chain.nodes[0]]
 
     def _longest(self, node: fx.Node, last: bool, norm_follows: bool, room: int = MOST_STAGES) -> list[Stage]:
         """The longest run of stages that ends with this node, of those that one block holds."""
@@ -274,7 +297,8 @@ class Graph:
             if not self.taken.isdisjoint(stage.nodes):
                 continue
             before: list[Stage] = []
-            if stage.kind != "conv" and set(stage.main.users) <= set(stage.nodes):
+            alone = set(stage.main.users) <= set(stage.nodes) and self.may_follow(stage.main, stage)
+            if stage.kind != "conv" and alone:
                 before = self._longest(stage.main, False, norm_follows or is_norm, room - 1)
             stages = self._without_hazards([*before, stage]) if last else [*before, stage]
             if _weight(stages) > _weight(best) or not best:
@@ -342,11 +366,4 @@ def _inplace_argument(node: fx.Node) -> bool:
 
 
 def _weight(stages: list[Stage]) -> int:
-    return sum(bool(stage.text) for stage in stages)
-
-
-def _worth(chain: Chain) -> bool:
-    """At least two stages, not all of them constants to multiply with or add."""
-    written = chain.written
-    plain = all(stage.text.startswith(("mul(", "add(")) for stage in written)
-    return len(written) >= 2 and not plain
+    return sum(stage.weight for stage in stages if stage.text)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from onepass._shadow import class_of
 
@@ -46,14 +46,39 @@ class Operand:
     op: str  # "add" or "mul"
 
 
-Parameter = Attribute | Operand | fx.Node
+@dataclasses.dataclass(frozen=True)
+class BatchNorm:
+    """What a batch norm in evaluation computes with: scale and shift per channel follow at each call."""
+
+    mean: fx.Node
+    variance: fx.Node
+    weight: fx.Node | None
+    bias: fx.Node | None
+    eps: float
+
+    @property
+    def tensors(self) -> list[fx.Node]:
+        """All that it reads."""
+        return [t for t in (self.mean, self.variance, self.weight, self.bias) if t is not None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Affine:
+    """A block's parameter that is the scale or the shift of a batch norm."""
+
+    norm: BatchNorm
+    part: str  # "scale" or "shift"
+
+
+Parameter = Attribute | Operand | Affine | fx.Node
+ShapeOf = Callable[[Any], tuple[int, ...]]
 
 
 @dataclasses.dataclass
 class Stage:
     """One stage of the language and the nodes that compute it; an identity has no text."""
 
-    kind: str  # conv, norm, pointwise, operand, mean or identity
+    kind: str  # conv, norm, pointwise, operand, affine, mean or identity
     text: str
     main: fx.Node
     parameters: tuple[Parameter, ...] = ()
@@ -62,6 +87,7 @@ class Stage:
     keep_dimensions: bool = False  # a mean whose result keeps its dimensions
     module: str | None = None
     nodes: tuple[fx.Node, ...] = ()
+    weight: int = 1  # how many stages it stands for where chains are compared
 
 
 def number(value: Any) -> str:
@@ -126,6 +152,7 @@ def _hardtanh(input: Any, min_val: Any = -1.0, max_val: Any = 1.0, inplace: Any 
     text = f"hardtanh({_limit(min_val)},{_limit(max_val)})"
     if min_val > max_val:  # an error, which is PyTorch's to raise
         raise NoMatch
+    text = "relu6" if text == "hardtanh(0,6)" else text
     return _activation(text, input, inplace)
 
 
@@ -194,6 +221,16 @@ def _mean(input: Any, dim: Any = None, keepdim: Any = False, dtype: Any = None, 
     return Stage("mean", "mean", input, dimensions=count + 2, keep_dimensions=bool(keepdim))
 
 
+def _adaptive_mean(rank: int) -> Callable[..., Stage]:
+    def read(input: Any, output_size: Any) -> Stage:
+        sizes = [output_size] if type(output_size) is int else list(output_size)
+        if any(type(size) is not int or size != 1 for size in sizes):
+            raise NoMatch
+        return Stage("mean", "mean", input, dimensions=rank + 2, keep_dimensions=True)
+
+    return read
+
+
 def _affine(arguments: list[str], weight: Any, bias: Any, default: bool) -> tuple[list[str], tuple[Any, ...]]:
     if (weight is None) != (bias is None):
         raise NoMatch
@@ -218,6 +255,30 @@ def _instance_norm(
     return Stage(
         "norm", f"instance_norm({','.join(arguments)})" if arguments else "instance_norm", input, parameters
     )
+
+
+def batch_norm(
+    input: Any, running_mean: Any, running_var: Any, weight: Any = None, bias: Any = None,
+    training: Any = False, momentum: Any = 0.1, eps: Any = 1e-5,
+) -> Stage:  # fmt: skip
+    """A batch norm in evaluation, of tensors of the graph: a scale and a shift per channel."""
+    number(eps)
+    if training is not False or not isinstance(running_mean, fx.Node) or not isinstance(running_var, fx.Node):
+        raise NoMatch
+    norm = BatchNorm(running_mean, running_var, weight, bias, float(eps))
+    parts = (Affine(norm, "scale"), Affine(norm, "shift"))
+    return Stage("affine", "channel_mul | channel_add", input, parts)
+
+
+def scale_and_shift(
+    mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Of a batch norm in evaluation, in fp32: rounded to 16 bits they would lose what a large mean needs."""
+    scale = torch.rsqrt(variance.float() + eps)
+    if weight is not None:
+        scale = scale * weight.float()
+    shift = -mean.float() * scale
+    return scale, shift if bias is None else shift + bias.float()
 
 
 def _extents(value: Any, rank: int) -> str:
@@ -287,15 +348,15 @@ def _weight_sizes(module: Any, transposed: bool) -> tuple[int, ...]:
     return (first, second // module.groups, *module.kernel_size)
 
 
-def _conv_function(writer: _Conv, root: nn.Module) -> Callable[..., Stage]:
+def _conv_function(writer: _Conv, shape_of: ShapeOf) -> Callable[..., Stage]:
     def conv(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):  # type: ignore[no-untyped-def]
-        sizes = static_shape(weight, root)
+        sizes = shape_of(weight)
         return writer.stage(input, weight, bias, sizes, groups, s=stride, p=padding, d=dilation)
 
     def transposed(  # type: ignore[no-untyped-def]
         input, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1
     ):
-        sizes = static_shape(weight, root)
+        sizes = shape_of(weight)
         return writer.stage(
             input, weight, bias, sizes, groups, s=stride, p=padding, d=dilation, op=output_padding
         )
@@ -370,6 +431,7 @@ _FUNCTIONS: dict[Any, Callable[..., Stage]] = {
     torch.group_norm: lambda *args, cudnn_enabled=True, **kwargs: _group_norm(*args[:5], **kwargs),
     F.instance_norm: _instance_norm,
     **{dropout: _dropout for dropout in (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)},
+    **{getattr(F, f"adaptive_avg_pool{rank}d"): _adaptive_mean(rank) for rank in (1, 2, 3)},
     operator.truediv: _div,
     operator.itruediv: _in_place(_div),
     operator.sub: _sub,
@@ -438,12 +500,15 @@ def module_reader(module: nn.Module) -> Callable[..., Stage]:
         raise NoMatch from None
 
 
-def function_reader(target: Any, root: nn.Module) -> Callable[..., Stage]:
-    """What reads the call of a function, or of the tensor method of this name, from the arguments."""
+def function_reader(target: Any, shape_of: ShapeOf) -> Callable[..., Stage]:
+    """What reads the call of a function, or of the tensor method of this name, from the arguments.
+
+    `shape_of` gives the sizes of a weight, or raises NoMatch where they are not known.
+    """
     if target in (F.prelu, torch.prelu, "prelu"):
-        return lambda input, weight: _prelu(input, weight, static_shape(weight, root)[0])
+        return lambda input, weight: _prelu(input, weight, shape_of(weight)[0])
     if target in _CONV_FUNCTIONS:
-        return _conv_function(_CONV_FUNCTIONS[target], root)
+        return _conv_function(_CONV_FUNCTIONS[target], shape_of)
     if target in _FUNCTIONS:
         return _FUNCTIONS[target]
     name = target if isinstance(target, str) else getattr(target, "__name__", "")

@@ -23,6 +23,7 @@ from onepass._rewriter import Rewriter
 from onepass._shadow import class_of, shared_classes
 from onepass._state import State, root_name, state_of, why_original
 from onepass._trace import Pattern, call_patterns
+from onepass.compiling import is_compiling_here
 
 _MOST_TRACES = 4  # of one module after changes: one that changes at each call would be traced at each
 _lock = threading.RLock()
@@ -184,7 +185,7 @@ def _entry(cls: type) -> Callable[..., Any]:
     lines = [
         "def forward(self, /, *args, **kwargs):",
         "    state = self._onepass",
-        "    if state is not None:",
+        "    if state is not None and not (is_compiling() and is_compiling_here()):",
         "        if cls.forward is original and original.__code__ is code:",
         "            if len(args) == 1 and not kwargs:",  # the usual call, in half the time
         "                return state.forward(self, args[0])",
@@ -200,6 +201,7 @@ def _entry(cls: type) -> Callable[..., Any]:
         "code": getattr(cls.forward, "__code__", None),
         "note_replaced": _note_replaced,
         "is_compiling": torch.compiler.is_compiling,
+        "is_compiling_here": is_compiling_here,
     }
     if constants["code"] is None:
         lines[3] = "        if cls.forward is original:"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -10,14 +11,15 @@ from onepass import _cuda_explain, _library
 from onepass._conv_gradients import has_input_gradient
 from onepass._description import Description, describe
 from onepass.block import Block
+from onepass.compiling import report as compiled
 
 _DTYPES = {torch.float64: "f64", **_cuda_explain.DTYPES}
 _LAYOUTS = {torch.contiguous_format: "nchw", torch.channels_last: "nhwc", torch.channels_last_3d: "nhwc"}
 
 
 def explain(
-    block: Block | str,
-    sizes: Sequence[int],
+    block: Block | str | Callable[..., Any],
+    sizes: Sequence[int] = (),
     *,
     dtype: torch.dtype = torch.float32,
     layout: torch.memory_format = torch.contiguous_format,
@@ -32,7 +34,11 @@ def explain(
     `strategy` forces a row of the table; `threads` is torch.get_num_threads() unless given. With `backward`
     it is about all gradients: those of the tail, then those of the convolution. `device` may also name an
     architecture, "cuda:sm_90a", whether there is such a GPU or not. `numerics` is as of onepass.fuse.
+
+    Of a model compiled with backend="onepass" alone: each of its chains, and the plans of those kept.
     """
+    if compiled.original_of(block) is not None:
+        return compiled.explain(block, explain)
     text = block.text if isinstance(block, Block) else block
     kind = str(device).partition(":")[0]
     if kind == "cuda":

@@ -16,6 +16,8 @@ from onepass._rewrite import Call
 from onepass._state import Variant, root_name, skipped_reasons, state_of, why_original
 from onepass._swap import settle
 from onepass.block import Block
+from onepass.compiling import report as compiled
+from onepass.compiling.report import CompiledReport
 from onepass.explain import explain
 
 
@@ -86,13 +88,17 @@ class Report:
         return "\n".join(lines)
 
 
-def report(model: nn.Module) -> Report:
+def report(model: nn.Module) -> Report | CompiledReport:
     """What is fused in the model and which plan each block last ran, what is not and why.
+
+    Of a model compiled with backend="onepass": its chains, kept or left to Inductor, and both predictions.
 
     `fallbacks` are the calls so far that left the fused path, by module and reason, those of Blocks too.
     `redone` are samples that a GPU computed again: it waits for the GPU to count them.
     Calls inside torch.compile are not counted: its graph shows whether it holds onepass's operators.
     """
+    if compiled.original_of(model) is not None:
+        return compiled.report(model)
     fused: list[Entry] = []
     skipped = [Entry(name, reason=reason) for name, reason in skipped_reasons.get(model, {}).items()]
     covered: set[nn.Module] = set()

@@ -238,6 +238,14 @@ double predicted_gain(const Problem& problem) {
   return whole < infinity ? (convolution_seconds(problem) + tail_seconds(problem)) / whole : 0;
 }
 
+double framework_seconds(const Problem& problem) {
+  return problem.block.conv() == nullptr ? 0 : convolution_seconds(problem);
+}
+
+double framework_seconds(const BackwardProblem& problem) {
+  return problem.forward.block.conv() == nullptr ? 0 : convolution_backward_seconds(problem);
+}
+
 bool is_worth_fusing(const Problem& problem) { return predicted_gain(problem) > 1; }
 
 }  // namespace onepass::cuda

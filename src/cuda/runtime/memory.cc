@@ -65,8 +65,10 @@ std::string describe_device(int index) {
          " multiprocessors, " + gibibytes(bytes) + "; driver " + driver().version() + ", " + nvrtc_text();
 }
 
-Rates device_rates(int index) {
-  const Gpu& gpu = gpu_of(Device::cuda(index));
+Rates device_rates(int index) { return device_rates(Device::cuda(index)); }
+
+Rates device_rates(const Device& device) {
+  const Gpu& gpu = gpu_of(device);
   return {gpu.bytes_per_second, gpu.flops};
 }
 

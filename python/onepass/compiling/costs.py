@@ -1,0 +1,256 @@
+"""Predicted seconds of a chain: by this library's kernels, from its plans, and by Inductor's.
+
+Inductor's are those of PyTorch's convolution and of its own loops: bytes and operations over measured rates.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import platform
+from collections.abc import Sequence
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from onepass._description import Conv, Description, Mean, Norm, Pointwise, describe
+
+LAYOUTS = ("nchw", "nhwc")
+_CHEAP = (
+    "relu",
+    "relu6",
+    "leaky_relu",
+    "clamp",
+    "hardtanh",
+    "hardswish",
+    "hardsigmoid",
+    "mul",
+    "add",
+    "prelu",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A chain as a cost is asked of it: all of it hashable, sizes as they are or as Dynamo has seen them."""
+
+    block: str
+    sizes: tuple[int, ...]
+    mode: str  # element type and numerics, as in a problem string
+    item_bytes: int
+    device: str
+    threads: int
+    wanted: tuple[bool, ...]  # gradients of the input and of each parameter; empty without training
+    fused_input: bool  # Inductor would compute the input in the same loop
+    fused_users: bool  # Inductor would compute what reads the result in the same loop
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """Seconds of the ways to run a chain in one layout; infinite where a way is not possible."""
+
+    whole: float  # one operator, convolution and all
+    tail: float  # PyTorch's convolution, then one operator; of a chain without a convolution, `whole`
+    inductor: float  # all of it left to Inductor
+
+
+@functools.lru_cache(maxsize=8192)
+def costs(question: Question, layout: str) -> Costs:
+    """The seconds of all ways, forward and wanted gradients together."""
+    with _disable_current_modes():  # those of a compiler at work
+        return _costs(question, layout)
+
+
+def _costs(question: Question, layout: str) -> Costs:
+    description = describe(question.block)
+    device = _Cpu(question) if question.device == "cpu" else _Gpu(question)
+    between = (
+        2 * _output_bytes(question, description) / device.bytes_per_second if question.fused_users else 0.0
+    )
+    if description.conv is None:
+        ours = device.ours(question.block, question.sizes, question.wanted, layout) + between
+        return Costs(ours, ours, device.loops(description, question.sizes, question.wanted))
+    conv = device.convolution(description.conv, layout)
+    whole = device.whole(layout) + between
+    if description.after_conv is None:
+        return Costs(whole, math.inf, conv)
+    sizes = tuple(description.conv_output_shape(question.sizes))
+    wanted = _tail_wanted(description, question.wanted)
+    tail = device.ours(description.tail, sizes, wanted, layout) + between
+    return Costs(whole, conv + tail, conv + device.loops(description.after_conv, sizes, wanted))
+
+
+def bytes_per_second(device: str) -> float:
+    """What a large copy moves, read and written bytes counted."""
+    if device == "cpu":
+        return _Cpu.BYTES_PER_SECOND
+    with _disable_current_modes():
+        return torch.ops.onepass.cuda_bytes_per_second(device)
+
+
+def _tail_wanted(description: Description, wanted: tuple[bool, ...]) -> tuple[bool, ...]:
+    """Which gradients the tail gives: its input's where the convolution has any."""
+    if not wanted:
+        return ()
+    count = description.conv_parameters + 1
+    return any(wanted[:count]), *wanted[count:]
+
+
+def _output_bytes(question: Question, description: Description) -> float:
+    return math.prod(description.output_shape(question.sizes)) * question.item_bytes
+
+
+# Rates of one core: operations a second of PyTorch's convolutions, seconds an element of Inductor's loops.
+# Neoverse V1 with other work on it, scaled to an idle one. Channels last, as Inductor lays convolutions out
+# on a CPU: 51 to 60 GFLOP/s for 64 and more channels, 30 for 3 to 64; volumes 6 for 8 channels, 29 for 16.
+# Loops of SLEEF exponentials take 4 to 6 ns an element, group norms 4 to 8.
+# The figures for x86 are estimates from oneDNN's usual share of the peak, not measured.
+_ARM = {
+    **{"wide": 58e9, "thin": 30e9, "volume": 25e9, "thin volume": 6e9},
+    **{"cheap": 0.4e-9, "exp": 4.0e-9, "norm": 4.0e-9},
+}
+_X86 = {
+    **{"wide": 100e9, "thin": 50e9, "volume": 60e9, "thin volume": 30e9},
+    **{"cheap": 0.2e-9, "exp": 0.6e-9, "norm": 0.8e-9},
+}
+# The library packs the weights in each call, which its plans leave out since all rows do: 0.6 to 1.2 ns each.
+_PACKED = 0.8e-9
+
+
+class _Cpu:
+    """Rates of one core: PyTorch's convolutions and Inductor's loops, PyTorch 2.11."""
+
+    _CALL = 5e-6  # of a loop or an operator, on the host
+    BYTES_PER_SECOND = 20e9
+
+    def __init__(self, question: Question) -> None:
+        self.question = question
+        self.rates = _ARM if platform.machine() in ("aarch64", "arm64") else _X86
+        self.bytes_per_second = self.BYTES_PER_SECOND
+
+    def ours(self, block: str, sizes: Sequence[int], wanted: tuple[bool, ...], layout: str) -> float:
+        question, operators = self.question, torch.ops.onepass
+        how = (block, sizes, question.mode, layout, "cpu", question.threads)
+        seconds = self._CALL + operators.predicted_seconds(*how)
+        if any(wanted):
+            seconds += self._CALL + operators.predicted_backward_seconds(*how, wanted)
+        return seconds
+
+    def whole(self, layout: str) -> float:
+        question, operators = self.question, torch.ops.onepass
+        description = describe(question.block)
+        how = (question.mode, layout, "cpu", question.threads)
+        products = 1 + sum(question.wanted[:2])
+        seconds = self._CALL + products * _PACKED * _weights(description.conv)
+        seconds += operators.predicted_seconds(question.block, question.sizes, *how)
+        if not any(question.wanted):
+            return seconds
+        count = description.conv_parameters + 1
+        if description.tail:
+            sizes = description.conv_output_shape(question.sizes)
+            wanted = _tail_wanted(description, question.wanted)
+            seconds += operators.predicted_backward_seconds(description.tail, sizes, *how, wanted)
+        conv = description.conv.text
+        if any(question.wanted[:count]):
+            wanted = question.wanted[:count]
+            seconds += operators.predicted_backward_seconds(conv, question.sizes, *how, wanted)
+        return seconds + self._CALL
+
+    def convolution(self, conv: Conv, layout: str) -> float:
+        channels = min(conv.in_channels, conv.out_channels) // conv.groups
+        kind = "thin" if channels < 32 else "wide"
+        if conv.rank == 3:
+            kind = "thin volume" if channels < 16 else "volume"
+        operations = 2 * _multiply_adds(conv, self.question.sizes)
+        products = 1 + sum(self.question.wanted[:2])
+        return self._CALL + products * operations / self.rates[kind] / self.question.threads
+
+    def loops(self, description: Description, sizes: Sequence[int], wanted: tuple[bool, ...]) -> float:
+        elements = math.prod(sizes)
+        seconds = 0.0
+        for stage in description.stages:
+            seconds += elements * self._per_element(stage)
+        loops = 2 if description.norm is not None else 1
+        if any(wanted):  # the derivatives take about as much again, and norms one more pass
+            seconds, loops = 2.5 * seconds, 2 * loops + 1
+        moved = loops + 1 - int(self.question.fused_input)
+        traffic = elements * self.question.item_bytes * moved / self.bytes_per_second
+        return loops * self._CALL + (seconds + traffic) / self.question.threads
+
+    def _per_element(self, stage: object) -> float:
+        if isinstance(stage, Norm):
+            return self.rates["norm"]
+        if isinstance(stage, Mean):
+            return self.rates["cheap"]
+        assert isinstance(stage, Pointwise)
+        cheap = stage.op in _CHEAP or stage.argument != "none"
+        return self.rates["cheap" if cheap else "exp"]
+
+
+class _Gpu:
+    """A GPU, or the typical GPU of a named architecture."""
+
+    _LAUNCH = 3e-6  # of a kernel in a stream of kernels
+    _LOOPS = 0.85  # the part of a large copy's rate that Inductor's loops reach
+    _IN_REGISTERS = 4096  # elements of a slab that Inductor reads once: a persistent reduction
+
+    def __init__(self, question: Question) -> None:
+        self.question = question
+        self.bytes_per_second = torch.ops.onepass.cuda_bytes_per_second(question.device) * self._LOOPS
+
+    def ours(self, block: str, sizes: Sequence[int], wanted: tuple[bool, ...], layout: str) -> float:
+        question, operators = self.question, torch.ops.onepass
+        mode = question.mode if not question.mode.startswith(("tf32", "near_f32")) else "f32"
+        how = (block, sizes, mode, layout, question.device, 1)
+        seconds = operators.predicted_seconds(*how)
+        if any(wanted):
+            seconds += operators.predicted_backward_seconds(*how, wanted)
+        return seconds
+
+    def whole(self, layout: str) -> float:
+        question, operators = self.question, torch.ops.onepass
+        how = (question.block, question.sizes, question.mode, layout, question.device, 1)
+        seconds = operators.predicted_seconds(*how)
+        if any(question.wanted):
+            seconds += operators.predicted_backward_seconds(*how, question.wanted)
+        return seconds
+
+    def convolution(self, conv: Conv, layout: str) -> float:
+        question, operators = self.question, torch.ops.onepass
+        how = (conv.text, question.sizes, question.mode, layout, question.device)
+        seconds = operators.cuda_framework_seconds(*how)
+        count = 2 + int(conv.bias)
+        if any(question.wanted[:count]):
+            seconds += operators.cuda_framework_backward_seconds(*how, question.wanted[:count])
+        return seconds
+
+    def loops(self, description: Description, sizes: Sequence[int], wanted: tuple[bool, ...]) -> float:
+        elements = math.prod(sizes)
+        size = elements * self.question.item_bytes
+        norm = description.norm
+        operands = sum(isinstance(s, Pointwise) and s.argument == "tensor" for s in description.stages)
+        written = 0 if isinstance(description.stages[-1], Mean) else 1
+        passes, kernels = 1, 1
+        if norm is not None:
+            slab = elements / (sizes[0] * norm.group_count(sizes[1]))
+            passes = kernels = 1 if slab <= self._IN_REGISTERS else 2
+        if isinstance(description.stages[-1], Mean):
+            kernels += 1
+        moved = passes + operands + written
+        if self.question.fused_input and describe(self.question.block).conv is None:
+            moved -= 1 if passes == 2 else 2
+        if any(wanted):
+            moved += 2 * passes + 1 + operands
+            kernels += passes + 1
+        return kernels * self._LAUNCH + moved * size / self.bytes_per_second
+
+
+def _weights(conv: Conv) -> float:
+    return conv.in_channels * conv.out_channels / conv.groups * math.prod(conv.kernel)
+
+
+def _multiply_adds(conv: Conv, sizes: Sequence[int]) -> float:
+    """Of one product: each position of the coarser side with each tap and each pair of a group's channels."""
+    spatial = sizes[2:] if conv.transposed else [conv.output_size(d, s) for d, s in enumerate(sizes[2:])]
+    return sizes[0] * math.prod(spatial) * _weights(conv)

@@ -1,0 +1,125 @@
+"""What the backend makes of CUDA graphs, shown on fake tensors: no GPU is needed, and nothing is computed."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from onepass import _cuda
+from onepass.compiling import operators, policy
+from onepass.compiling.rewrite import Rewriting
+
+
+@pytest.fixture(autouse=True)
+def _an_h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(_cuda, "_asked", [None])
+    monkeypatch.setattr(policy, "_device_text", lambda device: "cuda:sm_90a")
+    torch._dynamo.reset()
+    with FakeTensorMode():
+        yield
+
+
+class Network(nn.Module):
+    """A thin block, a wide one, a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.norm1 = nn.Conv2d(3, 16, 3, padding=1), nn.GroupNorm(4, 16)
+        self.wide, self.norm2 = nn.Conv2d(16, 64, 3, padding=1), nn.GroupNorm(4, 64)
+        self.leave = nn.Conv2d(64, 16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.silu(self.norm1(self.enter(x)))
+        return x + self.leave(F.silu(self.norm2(self.wide(x))))
+
+
+def network(dtype: torch.dtype) -> nn.Module:
+    """Made on the GPU: fake parameters cannot be moved."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device("cuda"):
+            return Network()
+    finally:
+        torch.set_default_dtype(before)
+
+
+def planned(model: nn.Module, x: Tensor, keep: str) -> tuple[policy.Plan, Tensor, list[str]]:
+    """The plan, the result of the rewritten graph and the calls in it."""
+    found: list[Any] = []
+
+    def backend(module: Any, inputs: Any) -> Any:
+        rewriting = Rewriting(module)
+        plan = policy.plan(rewriting.segments, keep, None)
+        rewriting.apply([decision.kept for decision in plan.decisions])
+        calls = [str(n.target) for n in module.graph.nodes if n.op == "call_function"]
+        found.extend((plan, calls))
+        return module.forward
+
+    result = torch.compile(model, backend=backend)(x)
+    return found[0], result, found[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("training", [False, True])
+def test_kept_chains_have_the_shapes_types_and_gradients_of_eager(dtype: torch.dtype, training: bool) -> None:
+    model = network(dtype)
+    x = torch.empty(4, 3, 64, 64, device="cuda", dtype=dtype)
+    with torch.set_grad_enabled(training):
+        plan, result, calls = planned(model, x, "all")
+        wanted = model(x)
+    assert (result.shape, result.dtype) == (wanted.shape, wanted.dtype)
+    assert sum("onepass.chain" in call for call in calls) == len(plan.decisions) == 3
+    assert result.requires_grad == training
+
+
+def test_a_convolution_that_is_pytorchs_stays_in_the_graph() -> None:
+    model = network(torch.float32)
+    x = torch.empty(4, 3, 64, 64, device="cuda")
+    torch.set_autocast_enabled("cuda", True)  # torch.autocast wants a GPU
+    try:
+        with torch.no_grad():
+            plan, result, calls = planned(model, x, "all")
+            wanted = model(x)
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+    assert all(torch.float16 in decision.segment.types for decision in plan.decisions)
+    assert all(decision.kept.skipped == 1 for decision in plan.decisions if decision.kept)
+    assert sum("conv2d" in call for call in calls) == 3 and plan.layout is None
+    assert (result.shape, result.dtype) == (wanted.shape, wanted.dtype)
+
+
+def test_both_sides_are_predicted() -> None:
+    model = network(torch.bfloat16)
+    with torch.no_grad():
+        plan, _, _ = planned(
+            model, torch.empty(16, 3, 256, 256, device="cuda", dtype=torch.bfloat16), "faster"
+        )
+    for decision in plan.decisions:
+        assert 0 < decision.ours < 1e-2 and 0 < decision.inductor < 1e-2
+        assert (decision.kept is not None) == (decision.ours < 0.97 * decision.inductor)
+    assert any(decision.kept for decision in plan.decisions)
+
+
+@pytest.mark.parametrize("block", ["group_norm(4) | swish", "conv2d(3,16,k=3,p=1) | group_norm(4)"])
+def test_gradients_have_the_sizes_of_their_tensors(block: str) -> None:
+    """The autograd engine asks for a GPU, so the backward is called by hand."""
+    channels = 16 if block.startswith("group") else 3
+    x = torch.empty(2, channels, 8, 8, device="cuda")
+    parameters = [torch.empty(16, device="cuda") for _ in range(2)]
+    if channels == 3:
+        parameters = [torch.empty(16, 3, 3, 3, device="cuda"), torch.empty(16, device="cuda"), *parameters]
+    needs = (False,) * 3 + (True,) * (len(parameters) + 1)
+    context = types.SimpleNamespace(needs_input_grad=needs)
+    context.save_for_backward = lambda *tensors: setattr(context, "saved_tensors", tensors)
+    output = operators._Differentiable.forward(context, block, None, ("", ""), x, *parameters)
+    gradients = operators._Differentiable.backward(context, torch.empty_like(output))
+    assert gradients[:3] == (None, None, None)
+    assert [g.shape for g in gradients[3:]] == [t.shape for t in (x, *parameters)]

@@ -67,7 +67,7 @@ def shared_names(files: Mapping[str, str]) -> dict[str, set[str]]:
     """Names that several headers declare: kernels of theirs cannot stand in one file."""
     declared: dict[str, set[str]] = {}
     for file, text in files.items():
-        body = text.partition("#pragma once\n")[2]
+        body = _expand_parameters(text.partition("#pragma once\n")[2])
         lines = [line for line in body.splitlines() if not _INCLUDE.match(line.strip())]
         for item in _items(file, lines):
             for name in item.names:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from onepass._stages import NoMatch
+from onepass._stage import NoMatch
 
 Form = tuple[Any, ...]  # ("x",), ("c", value), ("mul", ...), ("add", ...) or (function, constants..., form)
 _DEEPEST = 10

@@ -12,17 +12,8 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from onepass import _handwritten
-from onepass._stages import (
-    CONV_TYPES,
-    NoMatch,
-    Operand,
-    Stage,
-    function_reader,
-    module_reader,
-    scale,
-    shift,
-    static_shape,
-)
+from onepass._stage import NoMatch, Operand, Stage
+from onepass._stages import CONV_TYPES, function_reader, module_reader, scale, shift, static_shape
 from onepass._trace import Trace, has_hooks
 
 _ADD = {"add": False, "add_": True, operator.add: False, operator.iadd: True, torch.add: False}

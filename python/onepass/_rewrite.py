@@ -18,7 +18,7 @@ from onepass import _fallback, _ops
 from onepass._description import Norm, describe
 from onepass._fallback import Site
 from onepass._match import Chain
-from onepass._stages import Attribute, Operand
+from onepass._stage import Attribute, Operand
 from onepass._values import constant_key
 
 _numbers = itertools.count()

@@ -14,7 +14,7 @@ from torch import nn
 from onepass._facts import Fact, Outside, Untouched
 from onepass._fallback import Site
 from onepass._rewrite import Call
-from onepass._stages import Attribute
+from onepass._stage import Attribute
 from onepass._trace import Pattern
 from onepass._watch import Watch
 

@@ -15,7 +15,8 @@ from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 
 from onepass._match import Chain, Graph
-from onepass._stages import Affine, NoMatch, Operand, Stage, batch_norm, identity
+from onepass._stage import Affine, NoMatch, Operand, Stage
+from onepass._stages import batch_norm, identity
 from onepass._trace import Trace
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, fx
 
 from onepass._match import Chain
-from onepass._stages import Affine, BatchNorm, scale_and_shift
+from onepass._stage import Affine, BatchNorm
+from onepass._stages import scale_and_shift
 from onepass.compiling.graph import DynamoGraph, is_loop, name_writes, nodes_of, value_of
 
 

@@ -15,7 +15,8 @@ from torch import fx, nn
 
 from onepass import _rounding
 from onepass._match import Chain
-from onepass._stages import CONV_TYPES, Attribute, exact_type
+from onepass._stage import Attribute
+from onepass._stages import CONV_TYPES, exact_type
 from onepass.exporting.chains import Found
 
 MARK = "onepass_export_"  # before the names of the blocks in code that torch.fx writes

@@ -16,7 +16,7 @@ from onepass._description import Description, describe
 from onepass._match import Chain
 from onepass._rewrite import fit
 from onepass._rewriter import Rewriter
-from onepass._stages import Attribute, Operand
+from onepass._stage import Attribute, Operand
 from onepass._trace import Pattern, Trace, is_variadic, parameters_of
 from onepass.exporting.plans import BATCH
 from onepass.fuse import Session

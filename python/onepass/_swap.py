@@ -307,15 +307,16 @@ def _reduce(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
         values = {name: value for name, value in values.items() if name != "_onepass"}
     original = type(self)._onepass_original
     if state is None:
-        return _new, (original,), values
-    return _new_fused, (original, state.name, state.options), values
+        return new, (original,), values
+    return new_fused, (original, state.name, state.options), values
 
 
-def _new(cls: type) -> Any:
+def new(cls: type) -> Any:
+    """An empty module of the class."""
     return cls.__new__(cls)
 
 
-def _new_fused(cls: type, name: str, options: dict[str, Any]) -> nn.Module:
+def new_fused(cls: type, name: str, options: dict[str, Any]) -> nn.Module:
     """An empty module that fuses itself once its contents are set."""
 
     def set_state(self: nn.Module, values: Any) -> None:
@@ -329,6 +330,10 @@ def _new_fused(cls: type, name: str, options: dict[str, Any]) -> nn.Module:
     make = abc.ABCMeta.__new__ if issubclass(type(cls), abc.ABCMeta) else type.__new__
     loading = make(type(cls), cls.__name__, (_Silent, cls), {"__setstate__": set_state})
     return loading.__new__(loading)
+
+
+# Pickles name this module, so that the error says what to do where onepass is not installed.
+new.__module__ = new_fused.__module__ = "onepass_unfuse_before_saving"
 
 
 def _prepare_scriptable(self: nn.Module) -> Any:

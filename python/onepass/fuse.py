@@ -28,7 +28,7 @@ def fuse(
     FallbackWarning, and onepass.report(model) counts it. Replicas of torch.nn.DataParallel run fused too.
 
     A pickled fused model loads only where onepass is installed: call onepass.unfuse before pickling it for
-    elsewhere.
+    elsewhere. Otherwise loading says "No module named 'onepass_unfuse_before_saving'".
     """
     if conv not in ("fuse", "keep"):
         raise ValueError(f'conv is {conv!r}, must be "fuse" or "keep"')

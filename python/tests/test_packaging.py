@@ -92,8 +92,10 @@ def test_wheel_has_the_package_alone_for_every_python(wheel: pathlib.Path) -> No
     assert f"onepass-{onepass.__version__}-py3-none-" in wheel.name
     names = zipfile.ZipFile(wheel).namelist()
     assert names.count("onepass/lib_onepass_torch.so") == 1
-    package = ROOT / "python" / "onepass"
-    sources = {path.relative_to(package.parent).as_posix() for path in package.rglob("*.py")}
+    packages = [ROOT / "python" / name for name in ("onepass", "onepass_unfuse_before_saving")]
+    sources = {
+        p.relative_to(ROOT / "python").as_posix() for package in packages for p in package.rglob("*.py")
+    }
     metadata = f"onepass-{onepass.__version__}.dist-info/"
     assert {name for name in names if not name.startswith(metadata)} == {
         *sources,

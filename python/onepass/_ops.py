@@ -92,7 +92,8 @@ def run_block(
     if not (input.is_cpu or input.is_meta):
         reason = f"the library has no kernels for {input.device.type}"
         return _run_stages(block, input, parameters, out_dtype, site, reason)
-    _library.require()
+    if _forward is None:
+        _library.require()
     low = None
     if _is_any_autocast_enabled() and torch.is_autocast_enabled("cpu"):  # which takes 0.3 us to say
         low = torch.get_autocast_dtype("cpu")

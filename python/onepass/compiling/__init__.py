@@ -16,10 +16,10 @@ def backend(
 
 def is_compiling_here() -> bool:
     """Whether Dynamo traces for this backend now: fused modules then run their original forwards."""
-    from torch._dynamo.symbolic_convert import InstructionTranslator
+    from torch._dynamo.symbolic_convert import tls
 
-    translator = InstructionTranslator.current_tx()
-    compiler = None if translator is None else translator.output.compiler_fn  # none: torch.export traces
+    translator = getattr(tls, "current_tx", None)  # none: torch.export traces without Dynamo
+    compiler = None if translator is None else translator.output.compiler_fn
     while compiler is not None and compiler is not backend:
         inner = getattr(compiler, "_torchdynamo_orig_backend", None)
         compiler = inner or getattr(compiler, "compiler_fn", None)

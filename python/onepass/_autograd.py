@@ -50,24 +50,31 @@ def _is_batched(tensor: Tensor) -> bool:
     return functorch.is_functorch_wrapped_tensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
 
 
-def differentiable_again(backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., Any]:
+Backward = Callable[..., tuple[Tensor | None, ...]]
+Stages = tuple[str, Run, list[Tensor], int]
+
+
+def differentiable_again(stages: Callable[[Any], Stages]) -> Callable[[Backward], Backward]:
     """Makes a backward of kernels one that can itself be differentiated, and run on many gradients at once.
 
-    Then PyTorch's own operators compute the gradients. `ctx.stages()` gives the block's text, a function of
+    Then PyTorch's own operators compute the gradients. `stages(ctx)` gives the block's text, a function of
     the tensors that PyTorch runs, the tensors, and how many arguments of the forward come before them.
     """
 
-    @functools.wraps(backward)
-    def guarded(ctx: Any, output_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.compiler.is_compiling():
-            return backward(ctx, output_gradient)
-        batched = _is_batched(output_gradient)
-        if not torch.is_grad_enabled() and not batched:
-            return backward(ctx, output_gradient)
-        text, run, tensors, first = ctx.stages(ctx)
-        what = "many gradients at once are wanted" if batched else "gradients of gradients are wanted"
-        _fallback.left(text, _fallback.STAGES, what)
-        wanted = ctx.needs_input_grad[first:]
-        return (*(None,) * first, *gradients_of(run, tensors, wanted, output_gradient))
+    def guard(backward: Backward) -> Backward:
+        @functools.wraps(backward)
+        def guarded(ctx: Any, output_gradient: Tensor) -> tuple[Tensor | None, ...]:
+            if torch.compiler.is_compiling():
+                return backward(ctx, output_gradient)
+            batched = _is_batched(output_gradient)
+            if not torch.is_grad_enabled() and not batched:
+                return backward(ctx, output_gradient)
+            text, run, tensors, first = stages(ctx)
+            what = "many gradients at once are wanted" if batched else "gradients of gradients are wanted"
+            _fallback.left(text, _fallback.STAGES, what)
+            wanted = ctx.needs_input_grad[first:]
+            return (*(None,) * first, *gradients_of(run, tensors, wanted, output_gradient))
 
-    return guarded
+        return guarded
+
+    return guard

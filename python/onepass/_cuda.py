@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from onepass import _eager, _fallback, _library, _numerics, tuning
-from onepass._autograd import differentiable_again, is_exporting
+from onepass._autograd import Stages, differentiable_again, is_exporting
 from onepass._conv_gradients import memory_format
 from onepass._description import Description, constant, describe
 from onepass._fallback import Site
@@ -234,9 +234,6 @@ def _is_worth_training(
     return torch.ops.onepass.cuda_is_worth_training(block, sizes, mode, layout, device, wanted)
 
 
-Stages = tuple[str, Callable[..., Tensor], list[Tensor], int]
-
-
 def _run_stages(text: str) -> Callable[..., Tensor]:
     return lambda input, *parameters: _eager.run(text, input, parameters)
 
@@ -263,7 +260,6 @@ class _Convolution(torch.autograd.Function):
         ctx: Any, alone: Description, words: Words, site: Site | str, input: Tensor, *parameters: Tensor
     ) -> Tensor:
         ctx.how = alone.text, words[1]
-        ctx.stages = _convolution_stages
         ctx.save_for_backward(input, *parameters)
         if _is_worth_fusing(*_how(alone, input, words[0])):
             operator = torch.ops.onepass.whole_forward.default
@@ -271,7 +267,7 @@ class _Convolution(torch.autograd.Function):
         return _eager.convolve(alone.conv, input, *parameters)
 
     @staticmethod
-    @differentiable_again
+    @differentiable_again(_convolution_stages)
     def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor | None, ...]:
         wanted = ctx.needs_input_grad[3:]
         input, *parameters = ctx.saved_tensors
@@ -297,14 +293,13 @@ class _Whole(torch.autograd.Function):
         operator = torch.ops.onepass.whole_forward_with_statistics.default
         output, statistics = _call(operator, input, parameters, block, words[0], counter(site, input))
         ctx.how = block, words[1]
-        ctx.stages = _whole_stages
         # Means are small, and spare the gradients a pass.
         kept = output if output.dim() == 2 else statistics.new_empty(0)
         ctx.save_for_backward(input, statistics, kept, *parameters)
         return output
 
     @staticmethod
-    @differentiable_again
+    @differentiable_again(_whole_stages)
     def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor | None, ...]:
         wanted = ctx.needs_input_grad[3:]
         input, statistics, kept, *parameters = ctx.saved_tensors
@@ -398,12 +393,11 @@ class _Tail(torch.autograd.Function):
         operator = torch.ops.onepass.forward_with_statistics.default
         output, statistics = _call(operator, input, parameters, tail, out_dtype, words)
         ctx.how = tail, words
-        ctx.stages = _tail_stages
         ctx.save_for_backward(input, statistics, *parameters)
         return output
 
     @staticmethod
-    @differentiable_again
+    @differentiable_again(_tail_stages)
     def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor | None, ...]:
         wanted = ctx.needs_input_grad[3:]
         input, statistics, *parameters = ctx.saved_tensors

@@ -10,9 +10,29 @@ import torch
 from torch import Tensor
 
 from onepass import _eager
-from onepass._autograd import differentiable_again
+from onepass._autograd import Stages, differentiable_again
 from onepass._conv_gradients import conv_gradients_by_torch, has_input_gradient
 from onepass._description import Description, describe
+
+
+def _stages_again(ctx: Any) -> Stages:
+    """What differentiable_again needs. Values are those of the forward pass, whatever became of the bias."""
+    description = describe(ctx.block)
+    if description.conv is None:
+        input, _, *parameters = ctx.saved_tensors
+        return ctx.block, lambda x, *own: _eager.run(ctx.block, x, own), [input, *parameters], 2
+    input, activation, _, weight, *tail_parameters = ctx.saved_tensors
+    conv, tail = description.conv, description.tail
+    count = description.conv_parameters
+
+    def run(x: Tensor, *own: Tensor) -> Tensor:
+        convolved = _eager.convolve(conv, x, *own[:count])
+        if tail:
+            convolved = convolved + (activation.to(convolved.dtype) - convolved).detach()
+        return _eager.run(tail, convolved, own[count:]) if tail else convolved
+
+    bias = (ctx.bias,) if conv.bias else ()
+    return ctx.block, run, [input, weight, *bias, *tail_parameters], 2
 
 
 class Differentiable(torch.autograd.Function):
@@ -28,8 +48,6 @@ class Differentiable(torch.autograd.Function):
     ) -> Tensor:
         description = describe(block)
         ctx.block = block
-        ctx.stages = _stages_again
-        ctx.bias = None
         if description.conv is None:
             output, statistics = torch.ops.onepass.forward_with_statistics.default(
                 input, parameters, block, out_dtype
@@ -49,7 +67,7 @@ class Differentiable(torch.autograd.Function):
         return output
 
     @staticmethod
-    @differentiable_again
+    @differentiable_again(_stages_again)
     def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor | None, ...]:
         description = describe(ctx.block)
         wanted = ctx.needs_input_grad[2:]
@@ -64,26 +82,6 @@ class Differentiable(torch.autograd.Function):
                 ctx.maybe_clear_saved_tensors()  # unless the graph is retained
             gradients = _block_gradients(description, output_gradient, saved, wanted)
         return None, None, *(gradient if want else None for gradient, want in zip(gradients, wanted))
-
-
-def _stages_again(ctx: Any) -> tuple[str, Any, list[Tensor], int]:
-    """What differentiable_again needs. Values are those of the forward pass, whatever became of the bias."""
-    description = describe(ctx.block)
-    if description.conv is None:
-        input, _, *parameters = ctx.saved_tensors
-        return ctx.block, lambda x, *own: _eager.run(ctx.block, x, own), [input, *parameters], 2
-    input, activation, _, weight, *tail_parameters = ctx.saved_tensors
-    conv, tail = description.conv, description.tail
-    count = description.conv_parameters
-
-    def run(x: Tensor, *own: Tensor) -> Tensor:
-        convolved = _eager.convolve(conv, x, *own[:count])
-        if tail:
-            convolved = convolved + (activation.to(convolved.dtype) - convolved).detach()
-        return _eager.run(tail, convolved, own[count:]) if tail else convolved
-
-    bias = () if ctx.bias is None else (ctx.bias,)
-    return ctx.block, run, [input, weight, *bias, *tail_parameters], 2
 
 
 # From this size on the convolution's output is freed before the convolution's gradients are allocated; below,

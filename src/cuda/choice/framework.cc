@@ -78,8 +78,10 @@ bool is_channels_last(const Problem& problem) { return problem.input.strides[1] 
 int64_t narrow_side(const Conv& conv) { return std::min(conv.in_channels, conv.out_channels); }
 bool is_wide(const Conv& conv) { return narrow_side(conv) >= framework::wide_channels; }
 
+bool is_few(const Conv& conv) { return narrow_side(conv) < framework::few_channels && conv.rank == 3; }
+
 double rate_of(const framework::WideRates& rates, const Conv& conv) {
-  const bool few = narrow_side(conv) < framework::few_channels && conv.rank == 3;
+  const bool few = is_few(conv);
   if (conv.transposed) return few ? rates.transposed_few : rates.transposed;
   return few ? rates.ordinary_few : rates.ordinary;
 }
@@ -104,7 +106,7 @@ double filled_part(const Problem& problem) {
   const double positions = as_double(element_count(sizes)) / as_double(conv.out_channels);
   const double tiles = std::ceil(as_double(conv.out_channels) / framework::tile_channels) *
                        std::ceil(positions / framework::tile_positions);
-  return std::min(1.0, framework::most_splits * tiles / gpu_of(problem.device).multiprocessors);
+  return std::min(1.0, std::sqrt(tiles / gpu_of(problem.device).multiprocessors));
 }
 
 // A rate of an H200 on the problem's GPU. GPUs differ in the ratio of tensor cores to CUDA cores.
@@ -112,7 +114,7 @@ double on_gpu(const Problem& problem, double rate) {
   const Gpu& gpu = gpu_of(problem.device);
   rate *= gpu.flops / framework::measured_flops;
   if (is_f32(problem) && !problem.rounds_to_tf32()) return rate;
-  const double products = gpu.tensor_products() * (is_f32(problem) ? 1.0 : 2.0);
+  const double products = gpu.most_tensor_products() * (is_f32(problem) ? 1.0 : 2.0);
   return std::min(rate, framework::most_of_tensor_peak * 2 * products * gpu.multiprocessors * gpu.clock());
 }
 
@@ -141,6 +143,13 @@ double grouped_convolution_seconds(const Problem& problem) {
          std::max(operations(problem) / rate, bytes / gpu.bytes_per_second);
 }
 
+// Of a wide convolution whose rate is that of tensors with channels last.
+double wide_copy_seconds(const Problem& problem) {
+  const Conv& conv = *problem.block.conv();
+  if (!is_wide(conv) || conv.transposed || is_few(conv) || is_channels_last(problem)) return 0;
+  return copy_seconds(problem, moved_elements(problem) * as_double(byte_size(problem.input.dtype)));
+}
+
 double convolution_seconds(const Problem& problem) {
   if (problem.block.conv()->groups > 1) return grouped_convolution_seconds(problem);
   const Gpu& gpu = gpu_of(problem.device);
@@ -149,7 +158,7 @@ double convolution_seconds(const Problem& problem) {
   // Thin ones are copied into other layouts. One sample of s27 (0.2 M elements) takes 45 us; 16 images of 1
   // to 8 channels (9 M) take 76.
   const bool is_copied = !is_wide(*problem.block.conv()) && elements > framework::copied_elements;
-  return (is_copied ? framework::thin_launch_seconds : framework::launch_seconds) +
+  return (is_copied ? framework::thin_launch_seconds : framework::launch_seconds) + wide_copy_seconds(problem) +
          std::max(operations(problem) / rate, (is_copied ? 2 : 1) * elements *
                                                   as_double(byte_size(problem.input.dtype)) /
                                                   gpu.bytes_per_second);

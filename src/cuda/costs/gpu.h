@@ -27,6 +27,8 @@ struct Gpu {
     if (compute_major == 8) return compute_minor == 0 ? 512 : compute_minor == 9 ? 256 : 128;
     return compute_major == 12 ? 128 : 512;
   }
+  // By the instructions of warp groups, which cuDNN's kernels use where there are any.
+  int most_tensor_products() const { return tensor_products() * (has_clusters() ? 2 : 1); }
 
   bool has_clusters() const { return compute_major >= 9 && compute_major != 12; }
   // Blocks in the largest cluster that kernels ask for; 1 where there are no clusters.

@@ -1,8 +1,9 @@
-"""One row of scripts/bench_models.py, in a process of its own: compiles all ways, or times and judges them.
+"""A process of scripts/bench_models.py: one network, run by PyTorch or by the backend.
 
-    python3 scripts/bench_models_row.py KEY compile|measure [--small] [--device cpu] [--seconds 3]
+    python3 scripts/bench_models_row.py KEY pytorch|onepass [--small] [--device cpu]
 
-Prints one line of JSON at its end.
+Compiles and judges all its ways, and answers with one line of JSON. Then each line "SECONDS" on its standard
+input times them, that many seconds each. The process ends with its input.
 """
 
 from __future__ import annotations
@@ -25,30 +26,26 @@ from bench_models_list import Row, rows
 from torch import Tensor, nn
 
 import onepass
-from onepass.optimizing.measure import interleaved, peak_bytes
+from onepass.optimizing.measure import peak_bytes, samples
 
 torch._functorch.config.donated_buffer = False  # a graph is gone through many times
+
+BACKENDS = {"pytorch": {"eager": None, "compile": "inductor"}, "onepass": {"onepass": "onepass"}}
 
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """How a network runs: by whom, in which layout, with CUDA graphs or not."""
+    """How a network runs: by whom, and in which layout."""
 
     name: str
     backend: str | None
     last: bool = False
-    graphs: bool = False
 
 
-def ways(device: str) -> list[Way]:
-    """Eager, torch.compile and the backend, in both layouts, the compilers with and without CUDA graphs."""
-    found = [Way("eager", None), Way("eager, channels last", None, True)]
-    for backend, name in (("inductor", "compile"), ("onepass", "onepass")):
-        for last in (False, True):
-            for graphs in (False, True) if device == "cuda" else (False,):
-                parts = (name, "channels last" if last else "", "graphs" if graphs else "")
-                found.append(Way(", ".join(filter(None, parts)), backend, last, graphs))
-    return found
+def ways(side: str) -> list[Way]:
+    """Those of a side, in both layouts."""
+    found = BACKENDS[side].items()
+    return [Way(f"{n}{', channels last' * last}", b, last) for n, b in found for last in (False, True)]
 
 
 class Runner:
@@ -66,8 +63,7 @@ class Runner:
         self.model = self._laid(self.model)
         self.run = self.model
         if way.backend is not None:
-            mode = "reduce-overhead" if way.graphs else None
-            self.run = torch.compile(self.model, backend=way.backend, mode=mode)
+            self.run = torch.compile(self.model, backend=way.backend)
 
     def _given(self, tensor: Tensor, cast: bool) -> Tensor:
         if tensor.is_floating_point() and cast:
@@ -93,15 +89,27 @@ class Runner:
         with torch.autocast(self.inputs[0].device.type, torch.bfloat16, enabled=self.autocast):
             result = self.run(*self.inputs)
         result.float().square().mean().backward()
-        return result
+        return result.detach()
 
     def results(self) -> list[Tensor]:
         """What is compared: the result, and the gradients of a training step. Dropout draws from one seed."""
         torch.manual_seed(0)
-        found = [self().detach().float().clone()]
+        found = [self().float().clone()]
         if self.row.train:
             found += [p.grad.detach().float().clone() for p in self.model.parameters() if p.grad is not None]
         return found
+
+    def captured(self) -> Callable[[], None]:
+        """The kernels of a call as a CUDA graph, without the copies of torch.compile's own graphs."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self()
+        return graph.replay
 
 
 def error_of(found: list[Tensor], wanted: list[Tensor]) -> float:
@@ -133,11 +141,12 @@ def launches_of(call: Callable[[], Any]) -> int | None:
 
 @contextlib.contextmanager
 def exact() -> Iterator[None]:
-    """PyTorch's convolutions and products in full fp32."""
-    kept = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    """PyTorch's convolutions and products in full fp32, by the first algorithm that cuDNN names."""
+    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    kept = cudnn.allow_tf32, products.allow_tf32, cudnn.benchmark
+    cudnn.allow_tf32 = products.allow_tf32 = cudnn.benchmark = False
     yield
-    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = kept
+    cudnn.allow_tf32, products.allow_tf32, cudnn.benchmark = kept
 
 
 def reference(row: Row, model: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
@@ -147,90 +156,79 @@ def reference(row: Row, model: nn.Module, inputs: tuple[Tensor, ...]) -> list[Te
         return Runner(plain, Way("reference", None), model, inputs).results()
 
 
-def compile_all(row: Row, model: nn.Module, inputs: tuple[Tensor, ...], device: str) -> dict[str, Any]:
-    """Fills the caches of all compilers."""
-    seconds = {}
-    for way in ways(device):
-        if way.backend is None:
-            continue
+class Worker:
+    """The ways of a side: compiled and judged once, then timed as often as is asked for."""
+
+    def __init__(self, row: Row, side: str, device: str, small: bool) -> None:
+        self.row, self.side, self.device = row, side, torch.device(device)
+        self.model = row.network.build(small)
+        self.inputs = tuple(tensor.to(device) for tensor in row.network.inputs(small))
+        self.runners: dict[str, Runner] = {}
+        self.calls: dict[str, Callable[[], Any]] = {}
+
+    def judge(self) -> dict[str, Any]:
+        """Compiles every way and judges it. A way that fails is a result."""
+        wanted = reference(self.row, self.model, self.inputs)
+        found = {}
+        for way in ways(self.side):
+            try:
+                found[way.name] = self._judge(way, wanted)
+            except Exception as failure:
+                found[way.name] = {"failed": (str(failure).splitlines() or [repr(failure)])[0][:200]}
+            self._free()
+        return found
+
+    def _judge(self, way: Way, wanted: list[Tensor]) -> dict[str, Any]:
         begin = time.monotonic()
-        Runner(row, way, model, inputs)()
-        seconds[way.name] = round(time.monotonic() - begin, 1)
-        torch._dynamo.reset()
+        runner = Runner(self.row, way, self.model, self.inputs)
+        runner()
+        seconds = round(time.monotonic() - begin, 1)
+        found = {
+            "error": float(f"{error_of(runner.results(), wanted):.3g}"),
+            "first_call_seconds": seconds,
+            "peak_bytes": peak_bytes(runner, self.device),
+            "kernels": launches_of(runner),
+        }
+        if way.backend == "onepass":
+            chains = onepass.report(runner.run).chains
+            found["chains"] = {"kept": sum(chain.kept for chain in chains), "found": len(chains)}
+        self.runners[way.name] = runner
+        return found
+
+    def _free(self) -> None:
+        for runner in self.runners.values():
+            runner.model.zero_grad(set_to_none=True)
         gc.collect()
-    return {"compile_seconds": seconds}
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
-
-def measure_all(
-    row: Row, model: nn.Module, inputs: tuple[Tensor, ...], device: str, seconds: float
-) -> dict[str, Any]:
-    """Times all ways in turns, then judges results, memory and launches of each."""
-    wanted = reference(row, model, inputs)
-    found: dict[str, dict[str, Any]] = {}
-    runners: dict[str, Runner] = {}
-    for way in ways(device):
-        try:
-            runner = Runner(row, way, model, inputs)
-            error = error_of(runner.results(), wanted)
-        except Exception as failure:  # a way that fails is a result
-            found[way.name] = {
-                "failed": str(failure).splitlines()[0][:200] if str(failure) else repr(failure)
-            }
-            continue
-        runners[way.name] = runner
-        found[way.name] = {"error": float(f"{error:.3g}")}
-    where = torch.device(device)
-    timings = interleaved(runners, where, seconds, lambda part: None)
-    for name, timing in timings.items():
-        runner = runners[name]
-        found[name] |= {"ms": [round(1e3 * t, 4) for t in (timing.median, timing.p10, timing.p90)]}
-        found[name] |= {"peak_bytes": peak_bytes(runner, where), "kernels": launches_of(runner)}
-    reports = {name: _counts(runner) for name, runner in runners.items() if runner.way.backend == "onepass"}
-    return {"ways": found, "chains": reports, **_verdict(found)}
-
-
-def _counts(runner: Runner) -> dict[str, int]:
-    chains = onepass.report(runner.run).chains
-    return {"kept": sum(chain.kept for chain in chains), "found": len(chains)}
-
-
-def _verdict(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """How the backend compares with the best of torch.compile, and whether its results are as exact."""
-    ours = {name: way for name, way in found.items() if name.startswith("onepass")}
-    theirs = {name: way for name, way in found.items() if name not in ours}
-    timed = [{n: w["ms"][0] for n, w in side.items() if "ms" in w} for side in (ours, theirs)]
-    compiled = {name: ms for name, ms in timed[1].items() if name.startswith("compile")}
-    worst = max((way["error"] for way in theirs.values() if "error" in way), default=0.0)
-    right = all("error" in way and way["error"] <= 1.5 * worst + 1e-5 for way in ours.values())
-    verdict: dict[str, Any] = {"right": right}
-    if timed[0] and compiled:
-        best, rival = min(timed[0], key=timed[0].__getitem__), min(compiled, key=compiled.__getitem__)
-        verdict |= {"best": best, "best_of_compile": rival}
-        verdict["speedup"] = round(compiled[rival] / timed[0][best], 3)
-        verdict["speedup_of_all"] = round(min(timed[1].values()) / timed[0][best], 3)
-    return verdict
+    def time(self, seconds: float) -> dict[str, list[float]]:
+        """Milliseconds of every way, and of the compiled ones in a CUDA graph."""
+        if not self.calls:
+            self.calls = dict(self.runners)
+            for name, runner in self.runners.items():
+                if self.device.type == "cuda" and runner.way.backend is not None:
+                    self.calls[f"{name}, graphs"] = runner.captured()
+        taken = samples(self.calls, self.device, seconds, lambda part: None)
+        return {name: [round(1e3 * t, 4) for t in times] for name, times in taken.items()}
 
 
 def main() -> None:
-    """Reads the command line."""
+    """Reads the command line, then commands until the input ends."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("key")
-    parser.add_argument("phase", choices=("compile", "measure"))
+    parser.add_argument("side", choices=BACKENDS)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--seconds", type=float, default=2.0)
     options = parser.parse_args()
     row = next(row for row in rows() if row.key == options.key)
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(0)
-    model = row.network.build(options.small)
-    inputs = tuple(tensor.to(options.device) for tensor in row.network.inputs(options.small))
-    if options.phase == "compile":
-        result = compile_all(row, model, inputs, options.device)
-    else:
-        result = measure_all(row, model, inputs, options.device, options.seconds)
-    print(json.dumps(result))
+    worker = Worker(row, options.side, options.device, options.small)
+    print(json.dumps(worker.judge()), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(worker.time(float(line))), flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -43,6 +43,13 @@ def interleaved(
     calls: Mapping[str, Call], device: torch.device, seconds: float, progress: Callable[[float], None]
 ) -> dict[str, Timing]:
     """Times the calls in rounds, each once a round in a new order, for `seconds` per call."""
+    return {name: timing_of(taken) for name, taken in samples(calls, device, seconds, progress).items()}
+
+
+def samples(
+    calls: Mapping[str, Call], device: torch.device, seconds: float, progress: Callable[[float], None]
+) -> dict[str, list[float]]:
+    """As interleaved: the seconds of each repeat."""
     timer = _cuda_timer(device) if device.type == "cuda" else _time_cpu
     for _ in range(WARM_UPS):
         for call in calls.values():
@@ -59,7 +66,7 @@ def interleaved(
             for name in order:
                 taken[name].append(timer(calls[name]))
     progress(1.0)
-    return {name: timing_of(seconds) for name, seconds in taken.items()}
+    return taken
 
 
 def _time_cpu(call: Call) -> float:

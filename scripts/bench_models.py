@@ -307,7 +307,8 @@ def main() -> int:
         print(f"networks of {', '.join(absent)} are left out: unpack their wheels into {options.packages}")
     bench = Bench(options)
     keys = bench.wanted([row.key for row in bench_models_list.rows() if row.network.package not in absent])
-    return 0 if bench.measure(keys) else 1
+    # Training rows need much memory: they are spread over the batches.
+    return 0 if bench.measure(keys[::2] + keys[1::2]) else 1
 
 
 if __name__ == "__main__":

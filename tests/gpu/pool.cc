@@ -271,8 +271,9 @@ std::string rounding_errors(const Problem& problem, std::span<const std::string>
   // Ties, a bit beside them, and anything.
   const auto move = [&](std::vector<double>& values, std::vector<double>& as_rounded) {
     for (size_t i = 0; i < values.size(); ++i) {
-      const double x = as_rounded[i];
-      const double half = std::ldexp(1.0, std::ilogb(x == 0 ? 1 : x) - 11);
+      // f16 has fewer bits for smaller magnitudes.
+      const double x = std::abs(as_rounded[i]) < 0x1p-10 ? 1.0 : as_rounded[i];
+      const double half = std::ldexp(1.0, std::ilogb(x) - 11);
       const double beside[] = {half, half * (1 - 0x1p-12), half * (1 + 0x1p-12), half * 0.3};
       values[i] = static_cast<float>(x + beside[i % 4]);
       as_rounded[i] = round(values[i]);

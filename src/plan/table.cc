@@ -29,6 +29,7 @@ extern const Strategy cuda_direct;
 extern const BackwardStrategy cpu_conv_backward;
 extern const BackwardStrategy cpu_tail_backward;
 extern const BackwardStrategy reference_backward_strategy;
+extern const BackwardStrategy cuda_tail_backward_slabs;
 extern const BackwardStrategy cuda_tail_backward_resident;
 extern const BackwardStrategy cuda_tail_backward;
 extern const BackwardStrategy cuda_thin_backward;
@@ -68,6 +69,7 @@ std::span<const Strategy* const> strategies(Device::Kind device) {
 
 std::span<const BackwardStrategy* const> backward_strategies(Device::Kind device) {
   static constexpr std::array cuda_table{
+      &cuda_tail_backward_slabs,
       &cuda_tail_backward_resident,
       &cuda_tail_backward,
       &cuda_thin_backward,

@@ -6,6 +6,7 @@
 #include "cuda/notes.h"
 #include "cuda/row_numbers.h"
 #include "cuda/runtime/parameters.h"
+#include "cuda/tail/backward/backward.h"
 #include "cuda/tail/tail.h"
 #include "tail/backward/parameters.cuh"
 
@@ -20,12 +21,10 @@ constexpr int64_t held_values = 80;
 constexpr int64_t most_values = 96;     // where dy is a value of the row
 constexpr int64_t staged_values = 128;  // where the loops over them are loops
 constexpr int threads_of_multiprocessor = 512;
-constexpr int control_bytes = 4;  // how many blocks have finished
 
 // Vectors lie within rows, which may begin anywhere.
 TailShape shape_of(const BackwardProblem& problem) {
-  const TailParts parts(problem.forward.block, problem.forward.input.sizes);
-  TailShape shape(problem.forward, large_gradients(problem, parts));
+  TailShape shape = backward_shape(problem);
   shape.width = shape.slab_width;
   return shape;
 }
@@ -118,36 +117,16 @@ struct Numbers {
   }
 };
 
-// Gradients of arguments that are not one value a channel are summed in another way.
-bool has_other_sums(const BackwardProblem& problem, const TailParts& parts) {
-  for (const auto* stages : {&parts.before, &parts.after}) {
-    for (const TailParts::Stage& stage : *stages) {
-      if (stage.parameter < 0 || argument_kind(stage.pointwise.op) == ArgumentKind::tensor) continue;
-      if (stage.pointwise.per != Per::channel &&
-          problem.wants_parameter(static_cast<size_t>(stage.parameter))) {
-        return true;
-      }
-    }
-  }
-  return false;
-}
-
 class TailBackwardResident final : public BackwardKernel {
  public:
   static std::string refusal(const BackwardProblem& problem) {
-    std::string reason = tail_refusal(problem);
+    std::string reason = held_slab_refusal(problem);
     if (!reason.empty()) return reason;
-    if (!problem.wants_input()) return "the input's gradient is not wanted";
     const TailShape shape = shape_of(problem);
     const Gpu& gpu = gpu_of(problem.forward.device);
-    if (shape.parts.norm == nullptr) return "the block has no norm";
-    if (shape.order != Order::planar) return "channels lie after space: a row is not contiguous";
     if (!gpu.has_clusters())
       return "it needs bulk copies and clusters, which are not used on " + gpu.architecture;
     if (shape.width == 1) return "a slab of a few elements has no 16 bytes to copy";
-    if (has_other_sums(problem, shape.parts)) {
-      return "a gradient is wanted that is not one value for each channel";
-    }
     if (!numbers_of<Numbers>(problem)->fits()) {
       return "a slab of " + std::to_string(shape.group_channels()) + " channels of " +
              std::to_string(shape.spatial) + " elements does not fit on " +
@@ -182,13 +161,15 @@ class TailBackwardResident final : public BackwardKernel {
   explicit TailBackwardResident(const BackwardProblem& problem)
       : problem_(problem),
         shape_(shape_of(problem)),
+        has_sums_(BackwardWork(problem, shape_.parts).third),
         numbers_(*numbers_of<Numbers>(problem)),
         function_(source(), problem.forward.device, launch_numbers()) {
     clusters_ = clamp(shape_.slabs(), 1, function_.resident_clusters()).called("clusters");
     // Groups that one cluster meets on its way.
     segments_ =
         (divide_up(divide_up(shape_.slabs(), clusters_), maximum(1, shape_.batch)) + 1).called("segments");
-    control_ = regions_.add(control_bytes);
+    if (!has_sums_) return;
+    control_ = regions_.add(control_bytes());
     sums_ =
         regions_.add(clusters_ * segments_ * (numbers_.blocks * (numbers_.threads / 32) * numbers_.sums * 8));
   }
@@ -224,8 +205,8 @@ class TailBackwardResident final : public BackwardKernel {
     p.input = arguments.input;
     p.output_gradient = arguments.output_gradient;
     p.statistics = arguments.statistics;
-    p.control = at(workspace, control_);
-    p.parts = at(workspace, sums_);
+    p.control = has_sums_ ? at(workspace, control_) : nullptr;
+    p.parts = has_sums_ ? at(workspace, sums_) : nullptr;
     p.sums = nullptr;
     p.totals = nullptr;
     p.slab_sums = nullptr;
@@ -236,11 +217,13 @@ class TailBackwardResident final : public BackwardKernel {
     p.wave_units = segments_;
     p.parameter = arguments.parameters;
     p.gradient = arguments.parameter_gradients;
-    clear(at(workspace, control_), control_bytes, stream, problem_.forward.device);
+    if (has_sums_) clear(at(workspace, control_), control_bytes(), stream, problem_.forward.device);
     p.launch(function_, stream, clusters_ * numbers_.blocks);
   }
 
  private:
+  int64_t control_bytes() const { return shape_.channels * 4; }  // how many warps have left their sums
+
   Source source() const {
     std::ostringstream out;
     out << "#include \"tail/backward/resident.cuh\"\n"
@@ -276,6 +259,7 @@ class TailBackwardResident final : public BackwardKernel {
 
   BackwardProblem problem_;
   TailShape shape_;
+  bool has_sums_;  // gradients of weights are wanted
   Numbers numbers_;
   Function function_;
   Number clusters_;

@@ -2,17 +2,16 @@
 #pragma once
 
 #include "device/barrier.cuh"
-#include "tail/backward/parameters.cuh"
-#include "tail/tail.cuh"
+#include "tail/backward/element.cuh"
 
 namespace onepass {
 
 template <class Tail, class Numbers>
 struct TailBackwardResidentLayout {
-  using Parameters = TailBackwardParameters<Tail::parameters>;
+  using Element = TailBackwardElement<Tail>;
+  using Parameters = typename Element::Parameters;
   using Before = typename Tail::Before;
   using After = typename Tail::After;
-  using Folded = pointwise::Folded<typename After::Only>;
   using Input = typename Tail::Input;
   using OutputGradient = typename Tail::OutputGradient;
 
@@ -36,10 +35,9 @@ struct TailBackwardResidentLayout {
   static_assert(rows * pieces <= all_warps);
   static constexpr int row_vectors = (spatial / width + 31) / 32;  // of a row, 32 beside each other
 
-  // Of a row: dz, dz xhat, the after-chain's, the before-chain's.
-  static constexpr int after_sums = Tail::after_sums;
-  static constexpr int before_sums = Tail::before_sums;
-  static constexpr int total_sums = 2 + after_sums + before_sums;
+  static constexpr int after_sums = Element::after_sums;
+  static constexpr int before_sums = Element::before_sums;
+  static constexpr int total_sums = Element::total_sums;
 
   // In f32 dy waits in registers, where dz takes its place. Staged, it is in shared memory beside x and dz is
   // computed twice: nothing is held in registers and the loops over vectors stay loops, which the instruction
@@ -105,23 +103,9 @@ struct TailBackwardResidentLayout {
     }
   };
 
-  // What a slab's row brings.
-  struct Row {
-    float before[Before::channel_operands > 0 ? Before::channel_operands : 1];
-    float after[After::channel_operands > 0 ? After::channel_operands : 1];
-    float gamma, beta, mean, rstd;
-    float dy;  // where the block ends in a mean
-  };
-
-  // dh = scale dz + slope d + offset
-  struct Affine {
-    float scale, slope, offset;
-  };
-
-  struct Sums {
-    float dz = 0.0f, product = 0.0f, distance = 0.0f;
-    float after[after_sums > 0 ? after_sums : 1] = {};
-  };
+  using Row = typename Element::Row;
+  using Affine = typename Element::Affine;
+  using Sums = typename Element::Sums;
 
   __device__ __forceinline__ int warp() const { return threadIdx.x / 32; }
   __device__ __forceinline__ int lane() const { return threadIdx.x % 32; }
@@ -196,22 +180,7 @@ struct TailBackwardResidentLayout {
   }
 
   __device__ __forceinline__ Row row_values(const Slab& slab) const {
-    Row row;
-    const int64 n = slab.n;
-    const int64 c = slab.group * rows + own_row();
-    Before::load_channel(p, n, c, row.before);
-    After::load_channel(p, n, c, row.after);
-    row.gamma = Tail::weight(p, c);
-    row.beta = Tail::bias(p, c);
-    row.mean = p.statistics[2 * (n * groups + slab.group)];
-    row.rstd = p.statistics[2 * (n * groups + slab.group) + 1];
-    if constexpr (Tail::has_mean) {
-      constexpr float per_element = 1.0f / static_cast<float>(Tail::spatial);
-      row.dy = load_one<OutputGradient>(
-                   p.output_gradient, n * Tail::gradient_sample_stride + c * Tail::gradient_channel_stride) *
-               per_element;
-    }
-    return row;
+    return Element::row_values(p, slab.n, slab.group, own_row());
   }
 };
 

@@ -74,9 +74,7 @@ struct TailBackwardResidentSums {
 #endif
   }
 
-  // The slab's means from what all warps have sent. The stored mean is rounded: by how much is the mean of
-  // xhat, `shift`, and products are moved by it. Where the mean is a hundred deviations from zero, gradients
-  // of weights are twenty times as exact.
+  // The slab's means from what all warps have sent; `shift` is that of xhat.
   static __device__ __forceinline__ Affine receive(const L& block, const Row& row, int round, float& shift) {
     const int parity = round & 1;
 #if __CUDA_ARCH__ >= 900
@@ -98,12 +96,7 @@ struct TailBackwardResidentSums {
     sum = lanes_sum<lanes>(sum) * per_element;
     product = lanes_sum<lanes>(product) * per_element;
     shift = lanes_sum<lanes>(distance) * per_element;
-    product = fmaf(-shift, sum, product);
-    Affine affine;
-    affine.scale = row.rstd * row.gamma;
-    affine.slope = -row.rstd * row.rstd * product;
-    affine.offset = row.rstd * fmaf(shift, product, -sum);
-    return affine;
+    return L::Element::affine_of(row, sum, product, shift);
   }
 
   static __device__ __forceinline__ int64 first_slab(const L& block, int64 cluster, int64 clusters) {
@@ -150,36 +143,59 @@ struct TailBackwardResidentSums {
     __syncwarp();
   }
 
-  // Gradients of weights from what all clusters left, by the last block: a warp a channel, always in the same
-  // order.
-  static __device__ __forceinline__ void reduce(const L& block) {
+  // The clusters that meet slabs of a group: from the first to before the last.
+  static __device__ __forceinline__ int first_cluster(const L& block, int64 clusters, int64 group) {
+    const int64 slabs = block.p.batch * L::groups;
+    return static_cast<int>(((group * block.p.batch + 1) * clusters + slabs - 1) / slabs) - 1;
+  }
+  static __device__ __forceinline__ int last_cluster(int64 clusters, int64 group) {
+    return static_cast<int>(((group + 1) * clusters + L::groups - 1) / L::groups);
+  }
+
+  // Gradients of weights. A warp has left its sums for its row of every group on its way: the last warp that
+  // does so for a channel adds up those of all, always in the same order. When the last block did it for all
+  // channels, that took up to a thousand times as long as everything else.
+  static __device__ __forceinline__ void reduce(const L& block, int first_group, int last_group) {
+    if (block.idle()) return;
     const int64 clusters = gridDim.x / L::blocks;
-    for (int64 c = block.warp(); c < Tail::channels; c += L::warps) {
-      const int64 group = c / L::rows;
-      const int first_place = static_cast<int>(c % L::rows) * L::pieces;
-      double total[L::total_sums] = {};
-      for (int64 cluster = 0; cluster < clusters; ++cluster) {
-        const int64 begin = first_slab(block, cluster, clusters);
-        const int64 end = first_slab(block, cluster + 1, clusters);
-        if (end <= group * block.p.batch || begin >= (group + 1) * block.p.batch) continue;
-        for (int i = block.lane(); i < L::pieces; i += 32) {
-          const double* from = sums_of(block, cluster, clusters, group, first_place + i);
-#pragma unroll
-          for (int s = 0; s < L::total_sums; ++s) total[s] += __ldcg(from + s);
-        }
+    __syncwarp();
+#pragma unroll 1
+    for (int begin = first_group; begin <= last_group; begin += 32) {
+      const int group = begin + block.lane();
+      bool is_last = false;
+      if (group <= last_group) {
+        const auto warps = static_cast<uint32>(
+            (last_cluster(clusters, group) - first_cluster(block, clusters, group)) * L::pieces);
+        is_last = count_up(block.p.control + group * L::rows + block.own_row()) == warps - 1;
       }
-#pragma unroll
-      for (int s = 0; s < L::total_sums; ++s) {
-#pragma unroll
-        for (int offset = 16; offset > 0; offset /= 2) {
-          total[s] += __shfl_xor_sync(0xffffffffu, total[s], offset);
-        }
+      for (uint32 left = __ballot_sync(0xffffffffu, is_last); left != 0; left &= left - 1) {
+        __syncwarp();
+        reduce_channel(block, clusters, begin + __ffs(static_cast<int>(left)) - 1);
       }
-      if (block.lane() == 0) {
-        const auto channel_sum = [&](int i) { return static_cast<float>(total[i]); };
-        const auto of_sample = [](int64, int) { return 0.0f; };  // such gradients are refused
-        Tail::store_channel_gradients(block.p, c, channel_sum, of_sample);
+    }
+  }
+
+  static __device__ __forceinline__ void reduce_channel(const L& block, int64 clusters, int group) {
+    const int first = first_cluster(block, clusters, group);
+    const int count = (last_cluster(clusters, group) - first) * L::pieces;
+    double total[L::total_sums] = {};
+    for (int i = block.lane(); i < count; i += 32) {
+      const double* from = sums_of(block, first + i / L::pieces, clusters, group,
+                                   block.own_row() * L::pieces + i % L::pieces);
+#pragma unroll
+      for (int s = 0; s < L::total_sums; ++s) total[s] += __ldcg(from + s);
+    }
+#pragma unroll
+    for (int s = 0; s < L::total_sums; ++s) {
+#pragma unroll
+      for (int offset = 16; offset > 0; offset /= 2) {
+        total[s] += __shfl_xor_sync(0xffffffffu, total[s], offset);
       }
+    }
+    if (block.lane() == 0) {
+      const auto channel_sum = [&](int i) { return static_cast<float>(total[i]); };
+      const auto of_sample = [](int64, int) { return 0.0f; };  // such gradients are refused
+      Tail::store_channel_gradients(block.p, group * L::rows + block.own_row(), channel_sum, of_sample);
     }
   }
 };

@@ -12,7 +12,7 @@ struct TailBackwardResidentVectors {
   using Copies = TailBackwardResidentCopies<Tail, Numbers>;
   using Before = typename L::Before;
   using After = typename L::After;
-  using Folded = typename L::Folded;
+  using Element = typename L::Element;
   using Input = typename L::Input;
   using OutputGradient = typename L::OutputGradient;
   using Held = typename L::Held;
@@ -20,27 +20,6 @@ struct TailBackwardResidentVectors {
   using Row = typename L::Row;
   using Affine = typename L::Affine;
   using Sums = typename L::Sums;
-
-  // dz of an element of distance d, and what the after-chain's operands get.
-  template <class Tensors, class Gradients>
-  static __device__ __forceinline__ float normed_gradient(const Row& row, float d, const Tensors& tensors,
-                                                          int k, float dy, float* channel_gradients,
-                                                          Gradients& gradients) {
-    if constexpr (Folded::exists) {
-      const float scale = row.rstd * row.gamma * Folded::scale;
-      return Folded::gradient(fmaf(d, scale, fmaf(row.beta, Folded::scale, Folded::shift)), dy);
-    }
-    const float z = fmaf(d, row.rstd * row.gamma, row.beta);
-    return After::gradient(z, row.after, tensors, k, dy, channel_gradients, gradients);
-  }
-
-  static __device__ __forceinline__ void add(Sums& sums, float dz, float d, const float* channel_gradients) {
-    sums.dz += dz;
-    sums.product = fmaf(dz, d, sums.product);
-    sums.distance += d;
-#pragma unroll
-    for (int s = 0; s < L::after_sums; ++s) sums.after[s] += channel_gradients[s];
-  }
 
   // The first part, of one vector: given dy, which dz replaces.
   using Arrived = Packed<Input, L::width>;
@@ -66,8 +45,8 @@ struct TailBackwardResidentVectors {
       if constexpr (Tail::mean_follows_norm) {
         sums.distance += d;
       } else {
-        const float dz = normed_gradient(row, d, after, k, given[k], channel_gradients, gradients);
-        add(sums, dz, d, channel_gradients);
+        const float dz = Element::normed_gradient(row, d, after, k, given[k], channel_gradients, gradients);
+        Element::add(sums, dz, d, channel_gradients);
         given[k] = dz;
       }
     }
@@ -89,7 +68,7 @@ struct TailBackwardResidentVectors {
 #pragma unroll
     for (int k = 0; k < L::width; ++k) {
       value[k] =
-          element<L::width>(row, affine, value[k], given[k], before, after, k, gradients, before_totals);
+          Element::template second<L::width, L::holds>(row, affine, value[k], given[k], before, after, k, gradients, before_totals);
     }
     Packed<typename Tail::InputGradient, L::width> dx;
     dx.pack(value);
@@ -251,33 +230,6 @@ struct TailBackwardResidentVectors {
     });
   }
 
-  // dx of an element; `given` is dz where it is held, else dy.
-  template <int Width>
-  static __device__ __forceinline__ float element(const Row& row, const Affine& affine, float x, float given,
-                                                  const typename Before::template Tensors<Width>& before,
-                                                  const typename After::template Tensors<Width>& after, int k,
-                                                  typename Before::template TensorGradients<Width>& gradients,
-                                                  float* before_totals) {
-    const float d = Before::value(x, row.before, before, k) - row.mean;
-    float dh;
-    if constexpr (Tail::mean_follows_norm) {
-      dh = fmaf(d, affine.slope, fmaf(affine.scale, row.dy, affine.offset));
-    } else {
-      float dz = given;
-      if constexpr (!L::holds) {
-        float unused[After::channel_operands > 0 ? After::channel_operands : 1];
-        typename After::template TensorGradients<Width> ignored;
-        dz = normed_gradient(row, d, after, k, given, unused, ignored);
-      }
-      dh = fmaf(affine.scale, dz, fmaf(d, affine.slope, affine.offset));
-    }
-    float channel_gradients[Before::channel_operands > 0 ? Before::channel_operands : 1];
-    const float dx = Before::gradient(x, row.before, before, k, dh, channel_gradients, gradients);
-#pragma unroll
-    for (int s = 0; s < L::before_sums; ++s) before_totals[s] += channel_gradients[s];
-    return dx;
-  }
-
   // The element beside the vectors that a lane may have, converted where it is used: it is asked for long
   // before, and the sums of all warps would wait for the one that waits for it.
   struct Edge {
@@ -307,8 +259,8 @@ struct TailBackwardResidentVectors {
     if constexpr (Tail::mean_follows_norm) {
       sums.distance += d;
     } else {
-      const float dz = normed_gradient(row, d, after, 0, edge.given, channel_gradients, gradients);
-      add(sums, dz, d, channel_gradients);
+      const float dz = Element::normed_gradient(row, d, after, 0, edge.given, channel_gradients, gradients);
+      Element::add(sums, dz, d, channel_gradients);
       if constexpr (L::holds) edge.given = dz;
       gradients.store(block.p, at);
     }
@@ -323,7 +275,7 @@ struct TailBackwardResidentVectors {
     typename After::template Tensors<1> after;
     if constexpr (!L::holds) after.load(block.p, at);
     typename Before::template TensorGradients<1> gradients;
-    const float dx = element<1>(row, affine, edge.x, edge.given, before, after, 0, gradients, before_totals);
+    const float dx = Element::template second<1, L::holds>(row, affine, edge.x, edge.given, before, after, 0, gradients, before_totals);
     store_one<typename Tail::InputGradient>(block.p.input_gradient, at, dx);
     gradients.store(block.p, at);
   }

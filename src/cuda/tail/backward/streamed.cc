@@ -5,6 +5,7 @@
 
 #include "cuda/notes.h"
 #include "cuda/runtime/parameters.h"
+#include "cuda/tail/backward/backward.h"
 #include "cuda/tail/tail.h"
 #include "tail/backward/parameters.cuh"
 
@@ -13,18 +14,14 @@ namespace cuda {
 namespace {
 
 constexpr int64_t control_words = 4;  // of the whole launch, and of each unit
-
-TailShape shape_of(const BackwardProblem& problem) {
-  const TailParts parts(problem.forward.block, problem.forward.input.sizes);
-  return {problem.forward, large_gradients(problem, parts)};
-}
+constexpr int64_t reduced_channels = 32;  // by a block, the kernel's
 
 class TailBackward final : public BackwardKernel {
  public:
   static std::string refusal(const BackwardProblem& problem) { return tail_refusal(problem); }
 
   static double seconds(const BackwardProblem& problem, const PlanOptions&) {
-    const TailShape shape = shape_of(problem);
+    const TailShape shape = backward_shape(problem);
     const Gpu& gpu = gpu_of(problem.forward.device);
     // H200, times the floor: 1.66, 1.72, 1.69 for s60, s19 and s61 in f32 and 1.86, 1.87, 1.71 in bf16; s27,
     // where arithmetic counts, 1.9 and 2.8. What pass 1 has read is in memory again when pass 2 comes for it.
@@ -36,7 +33,7 @@ class TailBackward final : public BackwardKernel {
 
   explicit TailBackward(const BackwardProblem& problem)
       : problem_(problem),
-        shape_(shape_of(problem)),
+        shape_(backward_shape(problem)),
         work_(problem, shape_.parts),
         numbers_(shape_, bytes_read(problem, shape_), gpu_of(problem.forward.device)),
         function_(work_.is_empty() ? std::nullopt
@@ -113,7 +110,7 @@ class TailBackward final : public BackwardKernel {
     const Number tiles = numbers_.wave_units * numbers_.tiles_of_unit;
     const Number first = when(work_.first, tiles);
     const Number second = when(work_.second, tiles);
-    const int64_t third = work_.third ? (shape_.channels + numbers_.threads - 1) / numbers_.threads : 0;
+    const int64_t third = work_.third ? divide_up(shape_.channels, reduced_channels) : 0;
     return first + numbers_.waves(shape_.batch) * (first + second) + third;
   }
 

@@ -253,19 +253,37 @@ struct TailBackward {
     }
   }
 
-  // Gradients of weights: `Numbers::threads` channels a block, each the sum over the batch, in order.
+  // Gradients of weights: 32 channels a block, a lane each, each the sum over the batch: a warp adds every so
+  // many samples, then the warps' sums come together, always in the same order. One thread a channel took
+  // 90 us for a batch of 1024.
+  static constexpr int reduced_channels = 32;
   __device__ __forceinline__ void reduce(int item) const {
-    const int64 c = static_cast<int64>(item) * Numbers::threads + threadIdx.x;
+    constexpr int warps = Numbers::threads / 32;
+    __shared__ double of_warps[warps][32];
+    const int warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+    const int64 c = static_cast<int64>(item) * reduced_channels + lane;
     const auto total = [&](int64 n, int i) {
       return load_shared_by_blocks(p.totals + (n * Tail::channels + c) * row_totals + i);
     };
-    // One value per channel, or per sample and channel.
-    const auto channel_sum = [&](int i) {
+    float sums[total_sums > 0 ? total_sums : 1];
+#pragma unroll
+    for (int i = 0; i < total_sums; ++i) {
       double sum = 0.0;
-      for (int64 n = 0; n < p.batch; ++n) sum += total(n, i);
-      return static_cast<float>(sum);
-    };
-    if (c < Tail::channels) Tail::store_channel_gradients(p, c, channel_sum, total);
+      if (c < Tail::channels) {
+#pragma unroll 4
+        for (int64 n = warp; n < p.batch; n += warps) sum += total(n, i);
+      }
+      __syncthreads();
+      of_warps[warp][lane] = sum;
+      __syncthreads();
+      sum = 0.0;
+      for (int w = 0; w < warps; ++w) sum += of_warps[w][lane];
+      sums[i] = static_cast<float>(sum);
+    }
+    // One value per channel, or per sample and channel.
+    const auto channel_sum = [&](int i) { return sums[i]; };
+    if (warp == 0 && c < Tail::channels) Tail::store_channel_gradients(p, c, channel_sum, total);
     if (item == 0) store_single_gradients();
   }
 
@@ -292,7 +310,7 @@ struct TailBackward {
   static constexpr int first_tiles = Tail::has_norm ? tiles : 0;
   static constexpr int second_tiles = Tail::wants_second ? tiles : 0;
   static constexpr int third_items =
-      Tail::wants_sums ? (Tail::channels + Numbers::threads - 1) / Numbers::threads : 0;
+      Tail::wants_sums ? (Tail::channels + reduced_channels - 1) / reduced_channels : 0;
 
   __device__ __forceinline__ void arrive_finished() const {
     __syncthreads();

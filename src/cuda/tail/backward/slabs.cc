@@ -1,0 +1,252 @@
+// The row "tail_backward_slabs": gradients of a tail of many small slabs, x and dy in registers.
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <sstream>
+
+#include "cuda/notes.h"
+#include "cuda/row_numbers.h"
+#include "cuda/runtime/parameters.h"
+#include "cuda/tail/backward/backward.h"
+#include "cuda/tail/tail.h"
+#include "tail/backward/parameters.cuh"
+
+namespace onepass {
+namespace cuda {
+namespace {
+
+// How a slab is spread over threads: numbers of the problem alone, whatever the batch is.
+struct Numbers {
+  int width = 1;
+  int sums = 0;          // of a row
+  int team = 0;          // threads of a row; 0 where the slab does not fit
+  int slab_threads = 0;  // of a slab
+  int threads = 0;       // of a block
+  int rows_each = 0;     // of a thread
+  int vectors = 0;       // of a thread in a row
+  int blocks_wanted = 1;  // that a multiprocessor should have room for
+
+  explicit Numbers(const BackwardProblem& problem) {
+    const TailShape shape = backward_shape(problem);
+    const BackwardWork work(problem, shape.parts);
+    width = shape.width;
+    sums = work.first_sums + work.second_sums;
+    // The registers that x and dy of a thread take, and the threads a multiprocessor then has. A few values
+    // and many threads first: less code, and more slabs in flight.
+    struct Tier {
+      int64_t words;
+      int threads_of_slab;
+      int threads_of_multiprocessor;
+    };
+    for (const Tier& tier : {Tier{36, 256, 768}, Tier{64, 512, 512}}) {
+      double least = std::numeric_limits<double>::infinity();
+      for (int of_row = 1; of_row <= tier.threads_of_slab; of_row *= 2) {
+        for (int of_slab = of_row; of_slab <= tier.threads_of_slab; of_slab *= 2) {
+          const double cost = try_teams(problem, shape, of_row, of_slab, tier.words);
+          if (cost >= least) continue;
+          least = cost;
+          team = of_row;
+          slab_threads = of_slab;
+        }
+      }
+      if (team == 0) continue;
+      constexpr int least_threads = 128;
+      threads = std::max(slab_threads, least_threads);
+      rows_each = static_cast<int>(divide_up(shape.group_channels(), slab_threads / team));
+      vectors = vectors_of(shape, team);
+      blocks_wanted = std::max(1, tier.threads_of_multiprocessor / threads);
+      if (shared_bytes(shape) <= most_shared_bytes) return;
+      team = 0;
+    }
+  }
+
+  bool fits() const { return team > 0; }
+  int64_t slabs() const { return threads / slab_threads; }                       // of a block
+  int64_t chunks(const TailShape& shape) const { return divide_up(shape.groups, slabs()); }
+  int64_t columns(const TailShape& shape) const { return slabs() * shape.group_channels() * sums; }
+
+ private:
+  static constexpr int64_t most_shared_bytes = 32 * 1024;  // a part of what blocks have without asking
+
+  static int vectors_of(const TailShape& shape, int team) {
+    return static_cast<int>(divide_up(std::max<int64_t>(1, shape.spatial / shape.width), team));
+  }
+
+  int64_t shared_bytes(const TailShape& shape) const {
+    return columns(shape) * (8 + 4 * std::max(1, team / 32)) + threads * 8;
+  }
+
+  // Instructions of all threads of a slab; infinite where values do not fit or loads would not coalesce.
+  static double try_teams(const BackwardProblem& problem, const TailShape& shape, int team, int slab_threads,
+                          int64_t most_words) {
+    constexpr double none = std::numeric_limits<double>::infinity();
+    constexpr int64_t most_rows = 8;     // of a thread: their values are in registers too
+    constexpr int64_t sector_bytes = 32;
+    const int64_t input_bytes = byte_size(problem.forward.input.dtype);
+    const int64_t gradient_bytes = shape.parts.mean ? 0 : byte_size(problem.output_gradient.dtype);
+    const auto words = [](int64_t bytes) { return divide_up(bytes, 4); };
+    const int64_t row_vectors = std::max<int64_t>(1, shape.spatial / shape.width);
+    if (team * shape.width * input_bytes < sector_bytes && team < row_vectors) return none;
+    if (team >= 2 * row_vectors && team > 1) return none;
+    const int64_t vectors = vectors_of(shape, team);
+    const int64_t edges =
+        shape.spatial % shape.width == 0 ? 0 : divide_up(2 * (int64_t{shape.width} - 1), team);
+    const int64_t rows = divide_up(shape.group_channels(), slab_threads / team);
+    const int64_t all_words =
+        rows * (vectors * (words(shape.width * input_bytes) + words(shape.width * gradient_bytes)) +
+                edges * (gradient_bytes > 0 ? 2 : 1));
+    if (rows > most_rows || all_words > most_words) return none;
+    constexpr double of_element = 40, of_shuffle = 2, of_row = 30, of_slab = 60;
+    const double steps = std::log2(team);
+    return slab_threads * (of_slab + static_cast<double>(rows) *
+                                         (of_row + 3 * of_shuffle * steps +
+                                          of_element * static_cast<double>(vectors * shape.width + edges)));
+  }
+};
+
+class TailBackwardSlabs final : public BackwardKernel {
+ public:
+  static std::string refusal(const BackwardProblem& problem) {
+    std::string reason = held_slab_refusal(problem);
+    if (!reason.empty()) return reason;
+    if (!numbers_of<Numbers>(problem)->fits()) {
+      const TailShape shape = backward_shape(problem);
+      return "a slab of " + std::to_string(shape.group_channels()) + " channels of " +
+             std::to_string(shape.spatial) + " elements does not fit the registers of a block";
+    }
+    return "";
+  }
+
+  static double seconds(const BackwardProblem& problem, const PlanOptions&) {
+    const TailShape shape = backward_shape(problem);
+    const Gpu& gpu = gpu_of(problem.forward.device);
+    const auto found = numbers_of<Numbers>(problem);
+    const Numbers& numbers = *found;
+    // What a block takes for a sample: loads, sums and stores, then arithmetic.
+    constexpr double wait = 4e-6, of_element = 1.1e-7, memory = 1.4, launch = 6e-6;
+    const double at_once = gpu.multiprocessors * numbers.blocks_wanted;
+    const double rounds = std::ceil(static_cast<double>(shape.batch.value() * numbers.chunks(shape)) / at_once);
+    const double latency = rounds * (wait + of_element * numbers.rows_each * numbers.vectors * numbers.width);
+    return launch + std::max(latency, memory * backward_bytes(problem, shape) / gpu.bytes_per_second);
+  }
+
+  explicit TailBackwardSlabs(const BackwardProblem& problem)
+      : problem_(problem),
+        shape_(backward_shape(problem)),
+        work_(problem, shape_.parts),
+        numbers_(*numbers_of<Numbers>(problem)),
+        function_(source(), problem.forward.device, launch_numbers()) {
+    // A few waves of blocks: more of them leave more sums for the last one to add up.
+    constexpr int64_t waves = 4;
+    const Gpu& gpu = gpu_of(problem.forward.device);
+    const int64_t chunks = numbers_.chunks(shape_);
+    const int64_t most = std::max<int64_t>(1, divide_up(waves * gpu.multiprocessors * numbers_.blocks_wanted, chunks));
+    samples_ = maximum(1, divide_up(shape_.batch, most)).called("samples_of_block");
+    segments_ = maximum(1, divide_up(shape_.batch, samples_)).called("segments");
+    if (!work_.third) return;
+    control_ = regions_.add(chunks * 4);
+    sums_ = regions_.add(segments_ * (chunks * numbers_.columns(shape_) * 8));
+  }
+
+  size_t workspace_bytes() const override { return static_cast<size_t>(regions_.total().value()); }
+  bool reads_statistics() const override { return true; }
+
+  std::string describe() const override {
+    std::ostringstream out;
+    out << "slab: " << shape_.slab_elements() << " elements in the registers of " << numbers_.slab_threads
+        << " threads, " << numbers_.team << (numbers_.team > 1 ? " threads" : " thread") << " a row\n"
+        << "thread: " << numbers_.rows_each << (numbers_.rows_each > 1 ? " rows, " : " row, ") << numbers_.vectors
+        << " vectors of " << numbers_.width << " elements of each\n"
+        << "block: " << numbers_.slabs() << (numbers_.slabs() > 1 ? " slabs of " : " slab of ") << samples_.value()
+        << (samples_.value() > 1 ? " samples" : " sample") << '\n'
+        << "blocks: " << describe_blocks(blocks(), function_)
+        << "saved by forward: the input and the statistics of each slab\n"
+        << "workspace: " << workspace_bytes() << " bytes\n";
+    return out.str();
+  }
+
+  std::vector<std::string> numerics() const override {
+    return notes_of_chains(problem_.forward.block, bits_of(problem_.forward, problem_.input_gradient.dtype));
+  }
+
+  void launch(const BackwardArguments& arguments, void* workspace, Stream stream) const override {
+    if (shape_.elements() == 0) {
+      clear_gradients(problem_, arguments, stream);
+      return;
+    }
+    const Alignment alignment(shape_, problem_, arguments);
+    TailBackwardParameters p;
+    p.input = arguments.input;
+    p.output_gradient = arguments.output_gradient;
+    p.statistics = arguments.statistics;
+    p.control = work_.third ? at(workspace, control_) : nullptr;
+    p.parts = work_.third ? at(workspace, sums_) : nullptr;
+    p.sums = nullptr;
+    p.totals = nullptr;
+    p.slab_sums = nullptr;
+    p.input_gradient = arguments.input_gradient;
+    p.aligned = alignment.bits();
+    p.phase = alignment.phase();
+    p.batch = shape_.batch;
+    p.wave_units = samples_;
+    p.parameter = arguments.parameters;
+    p.gradient = arguments.parameter_gradients;
+    if (work_.third) clear(at(workspace, control_), numbers_.chunks(shape_) * 4, stream, problem_.forward.device);
+    p.launch(function_, stream, blocks());
+  }
+
+ private:
+  Number blocks() const { return segments_ * numbers_.chunks(shape_); }
+
+  Source source() const {
+    const bool has_edges = shape_.spatial % shape_.width != 0;
+    const std::string agent = "onepass::TailBackwardSlabs<onepass::Tail, Numbers, ";
+    std::ostringstream out;
+    out << "#include \"tail/backward/slabs.cuh\"\n"
+        << tail_source(problem_, bits_of(problem_.forward, problem_.input_gradient.dtype))
+        << Constants()
+               .add("threads", numbers_.threads)
+               .add("width", numbers_.width)
+               .add("team", numbers_.team)
+               .add("slab_threads", numbers_.slab_threads)
+               .add("rows_each", numbers_.rows_each)
+               .add("vectors", numbers_.vectors)
+               .numbers()
+        << "using Agent = " << agent << "true, " << (has_edges ? "true" : "false") << ">;\n"
+        << "using Unaligned = " << agent << "false, true>;\n"
+        << "extern \"C\" __global__ void __launch_bounds__(" << numbers_.threads << ", " << numbers_.blocks_wanted
+        << ") onepass_tail_backward_slabs(const __grid_constant__ Agent::Parameters p) {\n"
+        << "  __shared__ Agent::Shared shared;\n";
+    if (numbers_.width > 1 && !getenv("TBX")) {
+      // Rows of whole vectors begin with one where the tensor does.
+      out << "  if (!onepass::is_aligned(p, onepass::aligned_all)" << (has_edges ? "" : " || p.phase != 0") << ") {\n"
+          << "    Unaligned{p, reinterpret_cast<Unaligned::Shared&>(shared)}.run();\n"
+          << "    return;\n"
+          << "  }\n";
+    }
+    out << "  Agent{p, shared}.run();\n"
+        << "}\n";
+    return {"onepass_tail_backward_slabs", out.str()};
+  }
+
+  Launch launch_numbers() const { return {1, static_cast<uint32_t>(numbers_.threads), 1, 0}; }
+
+  BackwardProblem problem_;
+  TailShape shape_;
+  BackwardWork work_;
+  Numbers numbers_;
+  Function function_;
+  Number samples_;
+  Number segments_;
+  Regions regions_;
+  Region control_, sums_;
+};
+
+}  // namespace
+}  // namespace cuda
+
+extern const BackwardStrategy cuda_tail_backward_slabs =
+    cuda::tail_backward_strategy<cuda::TailBackwardSlabs>("tail_backward_slabs");
+
+}  // namespace onepass

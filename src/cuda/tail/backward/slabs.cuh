@@ -1,0 +1,388 @@
+// The gradients of a tail of many small slabs: x and dy wait in registers, are read once, and dx is written
+// once. The formulas are those of element.cuh.
+//
+// `slab_threads` threads have a slab, `team` of them a row; a thread has `rows_each` rows, `vectors` of each.
+// A block has `slabs` neighbouring groups of one sample, then the same of its next sample. Several blocks of
+// a multiprocessor overlap loads, arithmetic and stores. A block leaves the sums of its rows over its
+// samples; the last block of the same groups adds them up, always in the same order.
+#pragma once
+
+#include "tail/backward/element.cuh"
+
+namespace onepass {
+
+// `Aligned`: all vectors of the launch lie on 16 bytes. `Edges`: rows have elements beside their vectors.
+template <class Tail, class Numbers, bool Aligned, bool Edges>
+struct TailBackwardSlabs {
+  using Element = TailBackwardElement<Tail>;
+  using Parameters = typename Element::Parameters;
+  using Before = typename Tail::Before;
+  using After = typename Tail::After;
+  using Input = typename Tail::Input;
+  using OutputGradient = typename Tail::OutputGradient;
+  using Row = typename Element::Row;
+  using Affine = typename Element::Affine;
+  using Sums = typename Element::Sums;
+
+  static constexpr int width = Numbers::width;
+  static constexpr int threads = Numbers::threads;
+  static constexpr int team = Numbers::team;
+  static constexpr int slab_threads = Numbers::slab_threads;
+  static constexpr int rows_each = Numbers::rows_each;
+  static constexpr int vectors = Numbers::vectors;
+  static constexpr int edges = Edges ? (2 * (width - 1) + team - 1) / team : 0;  // of a thread in a row
+  static constexpr int slabs = threads / slab_threads;
+  static constexpr int teams = slab_threads / team;  // of a slab
+  static constexpr int rows = Element::rows;
+  static constexpr int groups = Element::groups;
+  static constexpr int chunks = (groups + slabs - 1) / slabs;  // of a sample's groups, each a block's
+  static constexpr int block_rows = slabs * rows;
+  static constexpr int spatial = static_cast<int>(Tail::spatial);
+  static constexpr int total_sums = Element::total_sums;
+  static constexpr int lanes = team < 32 ? team : 32;  // of a row in one warp
+  static constexpr int row_warps = team / lanes;
+  static constexpr int slab_lanes = slab_threads < 32 ? slab_threads : 32;
+  static constexpr int slab_warps = slab_threads / slab_lanes;
+  static_assert(rows_each * teams >= rows && threads % 32 == 0);
+  // In f32 dz takes the place of dy; in 16 bits it would be rounded, and is computed twice.
+  static constexpr bool holds = !Tail::has_mean && OutputGradient::bytes == 4;
+
+  struct Shared {
+    float4 exchange[slabs][slab_warps];  // sums of a slab's warps
+    float parts[row_warps][Tail::wants_sums ? block_rows : 1][total_sums];  // of a sample
+    double totals[Tail::wants_sums ? block_rows : 1][total_sums];           // of the block's samples
+    double lanes_of_sums[Tail::wants_sums ? threads : 1];
+  };
+
+  const Parameters& p;
+  Shared& shared;
+
+  static __device__ __forceinline__ int own_slab() { return threadIdx.x / slab_threads; }
+  static __device__ __forceinline__ int own_team() { return threadIdx.x % slab_threads / team; }
+  static __device__ __forceinline__ int lane() { return threadIdx.x % team; }
+  static __device__ __forceinline__ int row_warp() { return lane() / lanes; }
+  static __device__ __forceinline__ int row_of(int r) { return r * teams + own_team(); }
+
+  static __device__ __forceinline__ void sync_slab() {
+    if constexpr (slab_warps > 1) {
+      __syncthreads();
+    } else {
+      __syncwarp();
+    }
+  }
+
+  // A row of the slab whose first element is `first`, as this thread sees it.
+  struct Place {
+    int64 begin;
+    int head;   // elements before the first vector
+    int count;  // vectors
+    bool exists;
+
+    __device__ __forceinline__ bool has(int i) const {
+      // Only the last vector of a thread may be missing.
+      return exists && (i < vectors - 1 || (!Edges && spatial / width % team == 0) || i * team + lane() < count);
+    }
+    __device__ __forceinline__ int64 index(int i) const { return begin + head + (i * team + lane()) * width; }
+    __device__ __forceinline__ bool has_edge(int e) const {
+      return exists && e * team + lane() < spatial - count * width;
+    }
+    __device__ __forceinline__ int64 edge(int e) const {
+      const int at = e * team + lane();
+      return begin + (at < head ? at : at + count * width);
+    }
+  };
+  __device__ __forceinline__ Place place_of(int64 first, int r, bool in_range) const {
+    Place place;
+    place.exists = in_range && (rows % teams == 0 || row_of(r) < rows);
+    place.begin = first + row_of(r) * spatial;
+    place.head = 0;
+    if constexpr (Edges) {
+      const int head = static_cast<int>(-(place.begin + p.phase) & (width - 1));
+      place.head = head < spatial ? head : spatial;
+    }
+    place.count = (spatial - place.head) / width;
+    return place;
+  }
+
+  // What a thread has of its rows: `Count` pieces of `Width` elements a row.
+  template <int Width, int Count>
+  struct Held {
+    Packed<Input, Width> x[rows_each][Count > 0 ? Count : 1];
+    Packed<OutputGradient, Width> given[Tail::has_mean ? 1 : rows_each][Count > 0 ? Count : 1];  // dy, or dz
+  };
+
+  template <int Width, int Count>
+  __device__ __forceinline__ void load(Held<Width, Count>& held, int r, int i, int64 index) const {
+    held.x[r][i].template load<true>(p.input, index, Aligned || is_aligned(p, aligned_input));
+    if constexpr (!Tail::has_mean) {
+      held.given[r][i].template load<true>(p.output_gradient, index,
+                                           Aligned || is_aligned(p, aligned_output_gradient));
+    }
+  }
+
+  template <int Width, int Count>
+  static __device__ __forceinline__ void read_given(const Held<Width, Count>& held, int r, int i,
+                                                    const Row& row, float (&given)[Width]) {
+    if constexpr (Tail::has_mean) {
+#pragma unroll
+      for (int k = 0; k < Width; ++k) given[k] = row.dy;
+    } else {
+      held.given[r][i].unpack(given);
+    }
+  }
+
+  template <int Width, int Count>
+  __device__ __forceinline__ void first(Held<Width, Count>& held, int r, int i, int64 index, const Row& row,
+                                        Sums& sums) const {
+    float x[Width], given[Width];
+    held.x[r][i].unpack(x);
+    read_given(held, r, i, row, given);
+    typename Before::template Tensors<Width> before;
+    before.load(p, index);
+    typename After::template Tensors<Width> after;
+    after.load(p, index);
+    typename After::template TensorGradients<Width> gradients;
+    float channel_gradients[After::channel_operands > 0 ? After::channel_operands : 1];
+#pragma unroll
+    for (int k = 0; k < Width; ++k) {
+      const float d = distance_from(Before::value(x[k], row.before, before, k), row.mean);
+      const float dz = Element::normed_gradient(row, d, after, k, given[k], channel_gradients, gradients);
+      Element::add(sums, dz, d, channel_gradients);
+      given[k] = dz;
+    }
+    if constexpr (holds) held.given[r][i].pack(given);
+    gradients.store(p, index);
+  }
+
+  // What waits between the parts is 16-bit words, not the floats that the first part made of them: a bit that
+  // the compiler does not know keeps it from holding those, which spills hundreds of bytes.
+  template <class Words>
+  __device__ __forceinline__ void forget_floats(Words& words) const {
+    const auto zero = static_cast<uint32>(p.batch >> 32);
+#pragma unroll
+    for (uint32& word : words.word) word ^= zero;
+  }
+
+  template <int Width, int Count>
+  __device__ __forceinline__ void second(Held<Width, Count>& held, int r, int i, int64 index, const Row& row,
+                                         const Affine& affine, float* before_totals) const {
+    float value[Width], given[Width];
+    if constexpr (Input::bytes == 2) forget_floats(held.x[r][i]);
+    if constexpr (!Tail::has_mean && OutputGradient::bytes == 2) forget_floats(held.given[r][i]);
+    held.x[r][i].unpack(value);
+    read_given(held, r, i, row, given);
+    typename Before::template Tensors<Width> before;
+    before.load(p, index);
+    typename After::template Tensors<Width> after;
+    if constexpr (!holds) after.load(p, index);
+    typename Before::template TensorGradients<Width> gradients;
+#pragma unroll
+    for (int k = 0; k < Width; ++k) {
+      value[k] = Element::template second<Width, holds>(row, affine, value[k], given[k], before, after, k,
+                                                        gradients, before_totals);
+    }
+    Packed<typename Tail::InputGradient, Width> dx;
+    dx.pack(value);
+    dx.store(p.input_gradient, index, Aligned || is_aligned(p, aligned_input_gradient));
+    gradients.store(p, index);
+  }
+
+  __device__ __forceinline__ float* parts_of(int warp, int r) const {
+    return shared.parts[warp][own_slab() * rows + row_of(r)];
+  }
+  __device__ __forceinline__ double* totals_of(int r) const {
+    return shared.totals[own_slab() * rows + row_of(r)];
+  }
+  // The thread that keeps the totals of its team's rows.
+  static __device__ __forceinline__ bool leads() { return lane() == 0; }
+
+  // The sums of a row over its team, as one value for each of its warps.
+  __device__ __forceinline__ void leave(int r, bool exists, int i, float value) const {
+    value = lanes_sum<lanes>(value);
+    if (exists && lane() % lanes == 0) parts_of(row_warp(), r)[i] = value;
+  }
+  __device__ __forceinline__ float left(int r, int i) const {
+    float sum = 0.0f;
+#pragma unroll
+    for (int w = 0; w < row_warps; ++w) sum += parts_of(w, r)[i];
+    return sum;
+  }
+
+  // The slab's means of gamma dz, gamma dz xhat and xhat from a thread's sums.
+  __device__ __forceinline__ float4 slab_means(float4 own) const {
+    own.x = lanes_sum<slab_lanes>(own.x);
+    own.y = lanes_sum<slab_lanes>(own.y);
+    own.z = lanes_sum<slab_lanes>(own.z);
+    if constexpr (slab_warps > 1) {
+      if (threadIdx.x % 32 == 0) shared.exchange[own_slab()][threadIdx.x % slab_threads / 32] = own;
+      __syncthreads();
+      own = shared.exchange[own_slab()][0];
+#pragma unroll
+      for (int w = 1; w < slab_warps; ++w) {
+        const float4 other = shared.exchange[own_slab()][w];
+        own.x += other.x;
+        own.y += other.y;
+        own.z += other.z;
+      }
+    }
+    constexpr float per_element = 1.0f / static_cast<float>(static_cast<int64>(rows) * spatial);
+    return {own.x * per_element, own.y * per_element, own.z * per_element, 0.0f};
+  }
+
+  __device__ __forceinline__ void run_sample(int64 n, int group) const {
+    const bool in_range = groups % slabs == 0 || group < groups;
+    if (groups % slabs != 0 && !in_range) group = 0;
+    const int64 begin = (n * Tail::channels + static_cast<int64>(group) * rows) * spatial;
+    Held<width, vectors> held;
+    Held<1, edges> beside;
+#pragma unroll
+    for (int r = 0; r < rows_each; ++r) {
+      const Place place = place_of(begin, r, in_range);
+#pragma unroll
+      for (int i = 0; i < vectors; ++i) {
+        if (place.has(i)) load(held, r, i, place.index(i));
+      }
+#pragma unroll
+      for (int e = 0; e < edges; ++e) {
+        if (place.has_edge(e)) load(beside, r, e, place.edge(e));
+      }
+    }
+    Row row[rows_each];
+#pragma unroll
+    for (int r = 0; r < rows_each; ++r) {
+      row[r] = Element::row_values(p, n, group, rows % teams == 0 || row_of(r) < rows ? row_of(r) : 0);
+    }
+
+    float4 own{0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int r = 0; r < rows_each; ++r) {
+      const Place place = place_of(begin, r, in_range);
+      Sums sums;
+#pragma unroll
+      for (int i = 0; i < vectors; ++i) {
+        if (place.has(i)) first(held, r, i, place.index(i), row[r], sums);
+      }
+#pragma unroll
+      for (int e = 0; e < edges; ++e) {
+        if (place.has_edge(e)) first(beside, r, e, place.edge(e), row[r], sums);
+      }
+      sums.product *= row[r].rstd;
+      sums.distance *= row[r].rstd;
+      own.x = fmaf(row[r].gamma, sums.dz, own.x);
+      own.y = fmaf(row[r].gamma, sums.product, own.y);
+      own.z += sums.distance;
+      if constexpr (Tail::wants_sums) {
+        leave(r, place.exists, 0, sums.dz);
+        leave(r, place.exists, 1, sums.product);
+#pragma unroll
+        for (int s = 0; s < Element::after_sums; ++s) leave(r, place.exists, 2 + s, sums.after[s]);
+      }
+    }
+    const float4 means = slab_means(own);
+    if (Tail::wants_sums && leads()) {
+#pragma unroll
+      for (int r = 0; r < rows_each; ++r) {
+        if (!place_of(begin, r, in_range).exists) continue;
+        const float dz = left(r, 0);
+        totals_of(r)[0] += static_cast<double>(dz);
+        totals_of(r)[1] += static_cast<double>(fmaf(-means.z, dz, left(r, 1)));
+#pragma unroll
+        for (int s = 2; s < 2 + Element::after_sums; ++s) totals_of(r)[s] += static_cast<double>(left(r, s));
+      }
+    }
+
+#pragma unroll
+    for (int r = 0; r < rows_each; ++r) {
+      const Place place = place_of(begin, r, in_range);
+      const Affine affine = Element::affine_of(row[r], means.x, means.y, means.z);
+      float before_totals[Element::before_sums > 0 ? Element::before_sums : 1] = {};
+#pragma unroll
+      for (int i = 0; i < vectors; ++i) {
+        if (place.has(i)) second(held, r, i, place.index(i), row[r], affine, before_totals);
+      }
+#pragma unroll
+      for (int e = 0; e < edges; ++e) {
+        if (place.has_edge(e)) second(beside, r, e, place.edge(e), row[r], affine, before_totals);
+      }
+#pragma unroll
+      for (int s = 0; s < Element::before_sums; ++s) {
+        leave(r, place.exists, 2 + Element::after_sums + s, before_totals[s]);
+      }
+    }
+    if constexpr (Element::before_sums > 0) {
+      sync_slab();
+#pragma unroll
+      for (int r = 0; r < rows_each; ++r) {
+        if (!leads() || !place_of(begin, r, in_range).exists) continue;
+#pragma unroll
+        for (int s = 2 + Element::after_sums; s < total_sums; ++s) {
+          totals_of(r)[s] += static_cast<double>(left(r, s));
+        }
+      }
+    }
+  }
+
+  // A chunk's sums over the samples of each block, which lie beside each other, added up over the blocks.
+  __device__ __forceinline__ void reduce(int chunk, int segments) const {
+    constexpr int columns = block_rows * total_sums;
+    constexpr int split = columns < threads ? threads / columns : 1;  // threads of a sum
+    const double* from = reinterpret_cast<const double*>(p.parts) + static_cast<int64>(chunk) * segments * columns;
+    double* to = &shared.totals[0][0];
+    const int part = static_cast<int>(threadIdx.x) / columns;
+    for (int column = static_cast<int>(threadIdx.x) % columns; column < columns; column += threads) {
+      double sum = 0.0;
+      if (part < split) {
+#pragma unroll 8
+        for (int segment = part; segment < segments; segment += split) {
+          sum += __ldcg(from + static_cast<int64>(segment) * columns + column);
+        }
+      }
+      if constexpr (split > 1) {
+        shared.lanes_of_sums[threadIdx.x] = sum;
+      } else {
+        to[column] = sum;
+      }
+    }
+    __syncthreads();
+    if constexpr (split > 1) {
+      if (threadIdx.x < columns) {
+        double sum = 0.0;
+        for (int i = 0; i < split; ++i) sum += shared.lanes_of_sums[i * columns + threadIdx.x];
+        to[threadIdx.x] = sum;
+      }
+      __syncthreads();
+    }
+    for (int r = static_cast<int>(threadIdx.x); r < block_rows; r += threads) {
+      const int64 c = static_cast<int64>(chunk) * block_rows + r;
+      const auto channel_sum = [&](int i) { return static_cast<float>(shared.totals[r][i]); };
+      const auto of_sample = [](int64, int) { return 0.0f; };  // such gradients are refused
+      if (c < Tail::channels) Tail::store_channel_gradients(p, c, channel_sum, of_sample);
+    }
+  }
+
+  __device__ __forceinline__ void run() const {
+    const auto segments = static_cast<int>(gridDim.x / chunks);
+    const int chunk = static_cast<int>(blockIdx.x) / segments;
+    const int segment = static_cast<int>(blockIdx.x) - chunk * segments;
+    const int64 begin = segment * p.wave_units;
+    const int64 end = begin + p.wave_units < p.batch ? begin + p.wave_units : p.batch;
+    constexpr int columns = block_rows * total_sums;
+    if constexpr (Tail::wants_sums) {
+      for (int i = static_cast<int>(threadIdx.x); i < columns; i += threads) (&shared.totals[0][0])[i] = 0.0;
+      __syncthreads();
+    }
+#pragma unroll 1
+    for (int64 n = begin; n < end; ++n) {
+      run_sample(n, chunk * slabs + own_slab());
+      sync_slab();  // what the slab's threads have exchanged is free again
+    }
+    if constexpr (Tail::wants_sums) {
+      __syncthreads();
+      double* to = reinterpret_cast<double*>(p.parts) + static_cast<int64>(blockIdx.x) * columns;
+      for (int i = static_cast<int>(threadIdx.x); i < columns; i += threads) to[i] = (&shared.totals[0][0])[i];
+      if (arrives_last(p.control + chunk, static_cast<uint32>(segments))) reduce(chunk, segments);
+    }
+  }
+};
+
+}  // namespace onepass

@@ -87,6 +87,14 @@ const std::vector<Kernel>& kernels() {
       {"gemm_backward", "conv1d(17,33,k=9,d=3,p=4) @ 3x17x80 tf32", tuned},
       {"gemm_backward", "conv2d(1024,1024,k=3,p=1,groups=32) @ 32x1024x14x14 tf32", tuned},
       {"gemm_backward", "conv_transpose2d(51,60,k=3,p=1,groups=3) @ 2x51x13x11 bf16 nhwc", tuned},
+      // Several slabs a block and several warps a slab; rows that are no whole vectors; a mean; operands.
+      {"tail_backward_slabs", "group_norm(32) | relu @ 64x2048x7x7", all},
+      {"tail_backward_slabs", "group_norm(32) | swish @ 16x1280x16x16 bf16", tuned_and_oldest},
+      {"tail_backward_slabs", "instance_norm(affine=true) | leaky_relu(0.01) @ 2x256x16x16x16 bf16", tuned},
+      {"tail_backward_slabs", "instance_norm | gelu @ 8x24x41x41 f16", tuned},
+      {"tail_backward_slabs", "hardswish | group_norm(4) | mean @ 1024x16x8x8", tuned},
+      {"tail_backward_slabs",
+       "prelu(per=channel) | group_norm(2) | channel_mul | residual_add @ 8x24x20x21 f16", tuned},
       // A slab on 16 multiprocessors, on 8, on one; operands of channels and tensors.
       {"tail_backward_resident", "swish | group_norm(4) | hardswish @ 128x16x31x63x63", with_clusters},
       {"tail_backward_resident", "gelu | group_norm(8) @ 128x64x258x258", tuned},
@@ -258,6 +266,7 @@ const std::map<std::string, Assembled> limits{
     {"tail_staged", {128, 64}},              // 512; values of a row, where rows are short
     {"tail_streamed", {128, 64}},            // 512
     {"tail_backward", {128, 192}},           // 512
+    {"tail_backward_slabs", {128, 320}},     // 512, or 768 with 80; where vectors do not lie on 16 bytes
     {"tail_backward_resident", {128, 704}},  // 512; values of a row, once for hundreds of instructions
     {"thin_samples", {128, 256}},            // 512; spilled and loaded outside the loops over products
     {"thin_wgmma", {168, 512}},              // 384, of which those that multiply have 216

@@ -69,11 +69,8 @@ std::span<const Strategy* const> strategies(Device::Kind device) {
 
 std::span<const BackwardStrategy* const> backward_strategies(Device::Kind device) {
   static constexpr std::array cuda_table{
-      &cuda_tail_backward_slabs,
-      &cuda_tail_backward_resident,
-      &cuda_tail_backward,
-      &cuda_thin_backward,
-      &cuda_gemm_backward,
+      &cuda_tail_backward_slabs, &cuda_tail_backward_resident, &cuda_tail_backward,
+      &cuda_thin_backward,       &cuda_gemm_backward,
   };
   static constexpr std::array table{
       &cpu_conv_backward,

@@ -230,8 +230,26 @@ void clear_gradients(const BackwardProblem& problem, const BackwardArguments& ar
   }
 }
 
-StreamNumbers::StreamNumbers(const TailShape& shape, int64_t bytes_of_element, const Gpu& gpu)
-    : order(shape.order), width(shape.width) {
+namespace {
+
+// The fewest channels that are whole slabs and vectors, of which a position's bytes are some sectors
+// together.
+int64_t strip_of(const TailShape& shape, int64_t bytes_of_element) {
+  constexpr int64_t least_bytes = 256;
+  for (int64_t groups = 1; groups < shape.groups; ++groups) {
+    const int64_t channels = groups * shape.group_channels();
+    if (shape.groups % groups == 0 && channels % shape.width == 0 &&
+        channels * bytes_of_element >= least_bytes)
+      return channels;
+  }
+  return shape.channels;
+}
+
+}  // namespace
+
+StreamNumbers::StreamNumbers(const TailShape& shape, int64_t bytes_of_element, const Gpu& gpu,
+                             Units units_are)
+    : order(shape.order), width(shape.width), strip_channels(shape.channels) {
   vectors_in_flight = width >= 8 ? 2 : width == 1 ? 8 : 4;
   // Loads of a thread in a tile, one after the other: each tile costs a ticket, a sum over the block and an
   // arrival. 1, 2, 4 and 8: 0.350, 0.280, 0.220 and 0.213 ms for s27's tail, 0.95, 0.81, 0.77 and 0.76 for
@@ -258,17 +276,23 @@ StreamNumbers::StreamNumbers(const TailShape& shape, int64_t bytes_of_element, c
     tiles_of_unit =
         pieces > 1 ? shape.group_channels() * pieces : divide_up(shape.group_channels(), rows_per_tile);
   } else {
-    team = static_cast<int>(std::min<int64_t>(threads, power_of_two_above(shape.channels / width)));
+    // Long pieces where one block adds up all channels of a sample; with strips it has few, and the more
+    // tiles a wave has, the fewer blocks wait.
+    if (units_are == Units::strips) strip_channels = strip_of(shape, bytes_of_element);
+    const int64_t tiles_of_piece = units_are == Units::strips ? 2 : 4;
+    team = static_cast<int>(std::min<int64_t>(threads, power_of_two_above(strip_channels / width)));
     // Each piece leaves moments of all channels behind, and one block merges them: longer pieces than planar
     // ones. 25 positions of 320 channels a piece took 7.6 times the floor, one thread a row. Pieces of a
     // half, a quarter and twice the size: s61's backward 1.08, 1.46 and 1.02 of the time, s60's 0.90, 0.95
     // and 1.09.
-    piece_positions = std::max<int64_t>(16 * (threads / team), 4 * tile_elements / shape.channels);
+    piece_positions =
+        std::max<int64_t>(16 * (threads / team), tiles_of_piece * tile_elements / strip_channels);
     pieces = divide_up(shape.spatial, piece_positions);
     // Where both passes read one tensor of 16 bits, twice as many loads in flight: s60, s19, s61 and s27 take
     // 0.83, 0.85, 0.86 and 0.82 of the time. With dy beside it s60 would spill.
     if (width >= 8 && bytes_of_element <= 2) vectors_in_flight = 4;
-    unit_elements = shape.channels * shape.spatial;
+    units_per_sample = shape.channels / strip_channels;
+    unit_elements = strip_channels * shape.spatial;
     tiles_of_unit = pieces;
   }
   // As many as the compiler has registers for without spilling: 64 a thread on sm_90 for tiles of one
@@ -294,6 +318,7 @@ std::string StreamNumbers::source() const {
                                   .add("piece_vectors", piece_vectors)
                                   .add("piece_positions", piece_positions)
                                   .add("rows_per_tile", rows_per_tile)
+                                  .add("strip_channels", strip_channels)
                                   .numbers();
   // One vector at a time where the tensors do not lie on 16 bytes: rare, and it must not cost registers.
   const char* walk = order == Order::planar ? "PlanarWalk" : "InterleavedWalk";
@@ -311,7 +336,10 @@ std::string StreamNumbers::describe() const {
       << "tile: "
       << (pieces > 1 ? "a piece of " + std::to_string(pieces) : std::to_string(rows_per_tile) + " rows")
       << ", " << team << " threads " << (order == Order::planar ? "a row" : "along channels") << '\n'
-      << "wave: " << wave_units << (order == Order::planar ? " slabs" : " samples")
+      << "wave: " << wave_units
+      << (order == Order::planar  ? " slabs"
+          : units_per_sample == 1 ? " samples"
+                                  : " strips of " + std::to_string(strip_channels) + " channels")
       << " between the passes\n";
   return out.str();
 }

@@ -228,17 +228,18 @@ struct PlanarWalk {
   }
 };
 
-// The same for interleaved tensors (channels after space): a tile is a range of positions with all channels,
-// a thread keeps `Width` channels and goes over positions.
+// The same for interleaved tensors (channels after space): a tile is a range of positions with the channels
+// of a strip, which are whole slabs; a thread keeps `Width` channels and goes over positions.
 template <class Tail, class Numbers>
 struct InterleavedWalk {
-  static constexpr int rows_of_unit = Tail::channels;
-  static constexpr int slabs_of_unit = Tail::channels / Tail::group_channels;
+  static constexpr int strip = Numbers::strip_channels;
+  static constexpr int strips = Tail::channels / strip;
+  static constexpr int rows_of_unit = strip;
+  static constexpr int slabs_of_unit = strip / Tail::group_channels;
   static constexpr int pieces = Numbers::pieces;
   static constexpr int tiles_of_unit = pieces;
-  static constexpr int groups = slabs_of_unit;
 
-  static __device__ __forceinline__ int64 units(int64 batch) { return batch; }
+  static __device__ __forceinline__ int64 units(int64 batch) { return batch * strips; }
 
   template <class Parameters, class Pass>
   static __device__ __forceinline__ void run(const Parameters& p, int64 unit, int tile, Pass& pass) {
@@ -249,17 +250,19 @@ struct InterleavedWalk {
     constexpr int count = Numbers::vectors_in_flight;
     const int column = threadIdx.x % columns;
     const int lane = threadIdx.x / columns;
+    const int64 n = unit / strips;
+    const int first_channel = static_cast<int>(unit % strips) * strip;
     const int64 first = static_cast<int64>(tile) * Numbers::piece_positions;
     const int64 last =
         first + Numbers::piece_positions < Tail::spatial ? first + Numbers::piece_positions : Tail::spatial;
 #pragma unroll 1
-    for (int c = column * width; c - column * width < Tail::channels; c += columns * width) {
-      const bool in_range = c < Tail::channels;
-      const auto own = pass.template row<width>(unit, in_range ? c : 0);
+    for (int c = column * width; c - column * width < strip; c += columns * width) {
+      const bool in_range = c < strip;
+      const auto own = pass.template row<width>(n, first_channel + (in_range ? c : 0));
       typename Pass::template Sums<width> sums;
       if (in_range) {
         int64 position = first + lane;
-        int64 index = (unit * Tail::spatial + position) * Tail::channels + c;
+        int64 index = (n * Tail::spatial + position) * Tail::channels + first_channel + c;
 #pragma unroll 1
         for (; position + (count - 1) * lanes < last; position += count * lanes, index += count * step) {
           pass.template chunk<width, count, width>(own, index, step, All{}, sums);
@@ -269,7 +272,7 @@ struct InterleavedWalk {
           pass.template chunk<width, count, width>(own, index, step, left, sums);
         }
       }
-      pass.template finish<columns, width>(own, sums, unit * Tail::channels + c, tile, in_range);
+      pass.template finish<columns, width>(own, sums, unit * strip + c, tile, in_range);
     }
   }
 };

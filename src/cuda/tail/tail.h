@@ -109,14 +109,18 @@ struct StreamNumbers {
   int64_t pieces = 1;           // of a row
   int64_t piece_vectors = 0;    // planar
   int64_t piece_positions = 0;  // interleaved
+  int64_t strip_channels = 1;   // of a unit, interleaved: whole slabs
   int64_t rows_per_tile = 1;    // where a row is one piece
   Number wave_units = 1;
   int64_t units_per_sample = 1;
   int64_t tiles_of_unit = 1;
   int blocks_wanted = 2;  // that a multiprocessor should have room for
 
+  // What an interleaved unit is: all channels of a sample, or as few slabs as fill memory's sectors.
+  enum class Units : uint8_t { samples, strips };
   // `bytes_of_element`: what both passes read of an element.
-  StreamNumbers(const TailShape& shape, int64_t bytes_of_element, const Gpu& gpu);
+  StreamNumbers(const TailShape& shape, int64_t bytes_of_element, const Gpu& gpu,
+                Units units = Units::samples);
 
   Number units(const Number& batch) const { return batch * units_per_sample; }
   Number waves(const Number& batch) const { return divide_up(units(batch), wave_units); }

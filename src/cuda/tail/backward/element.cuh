@@ -52,10 +52,9 @@ struct TailBackwardElement {
     row.rstd = p.statistics[2 * (n * groups + group) + 1];
     if constexpr (Tail::has_mean) {
       constexpr float per_element = 1.0f / static_cast<float>(Tail::spatial);
-      row.dy =
-          load_one<typename Tail::OutputGradient>(
-              p.output_gradient, n * Tail::gradient_sample_stride + c * Tail::gradient_channel_stride) *
-          per_element;
+      row.dy = load_one<typename Tail::OutputGradient>(
+                   p.output_gradient, n * Tail::gradient_sample_stride + c * Tail::gradient_channel_stride) *
+               per_element;
     }
     return row;
   }

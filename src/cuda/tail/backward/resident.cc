@@ -146,15 +146,17 @@ class TailBackwardResident final : public BackwardKernel {
                         (numbers.blocks > 8 ? 1 : 0));
     const double rounds = std::ceil(static_cast<double>(shape.slabs().value()) / clusters);
     // What a slab takes a cluster whatever it moves: sums, then each element of a thread. H200: s60, s19, s61
-    // and s27 in bf16 7.0, 7.3, 8.7 and 7.4 us.
+    // and s27 in bf16 7.0, 7.3, 8.7 and 7.4 us; slabs of 800 and 3430 elements in f32, 4 and 12 of a thread,
+    // 2.5 and 2.9 us (2026-11-17).
+    constexpr double wait = 2.2e-6;
     const double element =
-        numbers.staged ? (shape.parts.mean ? 5e-8 : 6.3e-8) : (shape.parts.mean ? 7.5e-8 : 1.1e-7);
-    const double latency = rounds * (3e-6 + element * numbers.vectors * shape.width);
-    // H200: 1.24, 1.30, 1.30 and 1.45 times the floor for s60, s19, s61 and s27 in f32, in
-    // bf16 1.40, 1.40, 1.38 and 1.39. Where less than half has two places, the rest is waited for: 1.86 for
-    // s61 without those in registers.
+        numbers.staged ? (shape.parts.mean ? 5e-8 : 6.3e-8) : (shape.parts.mean ? 6e-8 : 8e-8);
+    const double latency = rounds * (wait + element * numbers.vectors * shape.width);
+    // H200: 1.24, 1.30, 1.30 and 1.45 times the floor for s60, s19, s61 and s27 in f32, 1.21 for slabs of
+    // 34848 elements on one multiprocessor, in bf16 1.40, 1.40, 1.38 and 1.39. Where less than half has two
+    // places, the rest is waited for: 1.86 for s61 without those in registers.
     const bool waits = numbers.staged && 2 * (numbers.doubled + numbers.kept) < numbers.vectors;
-    const double memory = waits ? 1.86 : numbers.blocks > 1 ? 1.3 : 1.45;
+    const double memory = waits ? 1.86 : shape.parts.mean || numbers.staged ? 1.45 : 1.3;
     return 6e-6 + std::max(latency, memory * bytes / gpu.bytes_per_second);
   }
 

@@ -242,7 +242,8 @@ struct TailBackwardResident {
     if constexpr (L::blocks > 1) barrier::cluster_sync();  // none leaves while others may write to it
 #endif
     if constexpr (Tail::wants_sums) {
-      if (slab.left > 0) Totals::reduce(block, slab.group, static_cast<int>((begin + slab.left - 1) / block.p.batch));
+      if (slab.left > 0)
+        Totals::reduce(block, slab.group, static_cast<int>((begin + slab.left - 1) / block.p.batch));
     }
   }
 };

@@ -180,8 +180,8 @@ struct TailBackwardResidentSums {
     const int count = (last_cluster(clusters, group) - first) * L::pieces;
     double total[L::total_sums] = {};
     for (int i = block.lane(); i < count; i += 32) {
-      const double* from = sums_of(block, first + i / L::pieces, clusters, group,
-                                   block.own_row() * L::pieces + i % L::pieces);
+      const double* from =
+          sums_of(block, first + i / L::pieces, clusters, group, block.own_row() * L::pieces + i % L::pieces);
 #pragma unroll
       for (int s = 0; s < L::total_sums; ++s) total[s] += __ldcg(from + s);
     }

@@ -67,8 +67,8 @@ struct TailBackwardResidentVectors {
     typename Before::template TensorGradients<L::width> gradients;
 #pragma unroll
     for (int k = 0; k < L::width; ++k) {
-      value[k] =
-          Element::template second<L::width, L::holds>(row, affine, value[k], given[k], before, after, k, gradients, before_totals);
+      value[k] = Element::template second<L::width, L::holds>(row, affine, value[k], given[k], before, after,
+                                                              k, gradients, before_totals);
     }
     Packed<typename Tail::InputGradient, L::width> dx;
     dx.pack(value);
@@ -275,7 +275,8 @@ struct TailBackwardResidentVectors {
     typename After::template Tensors<1> after;
     if constexpr (!L::holds) after.load(block.p, at);
     typename Before::template TensorGradients<1> gradients;
-    const float dx = Element::template second<1, L::holds>(row, affine, edge.x, edge.given, before, after, 0, gradients, before_totals);
+    const float dx = Element::template second<1, L::holds>(row, affine, edge.x, edge.given, before, after, 0,
+                                                           gradients, before_totals);
     store_one<typename Tail::InputGradient>(block.p.input_gradient, at, dx);
     gradients.store(block.p, at);
   }

@@ -1,7 +1,6 @@
 // The row "tail_backward_slabs": gradients of a tail of many small slabs, x and dy in registers.
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <limits>
 #include <sstream>
 
@@ -19,12 +18,12 @@ namespace {
 // How a slab is spread over threads: numbers of the problem alone, whatever the batch is.
 struct Numbers {
   int width = 1;
-  int sums = 0;          // of a row
-  int team = 0;          // threads of a row; 0 where the slab does not fit
-  int slab_threads = 0;  // of a slab
-  int threads = 0;       // of a block
-  int rows_each = 0;     // of a thread
-  int vectors = 0;       // of a thread in a row
+  int sums = 0;           // of a row
+  int team = 0;           // threads of a row; 0 where the slab does not fit
+  int slab_threads = 0;   // of a slab
+  int threads = 0;        // of a block
+  int rows_each = 0;      // of a thread
+  int vectors = 0;        // of a thread in a row
   int blocks_wanted = 1;  // that a multiprocessor should have room for
 
   explicit Numbers(const BackwardProblem& problem) {
@@ -62,7 +61,7 @@ struct Numbers {
   }
 
   bool fits() const { return team > 0; }
-  int64_t slabs() const { return threads / slab_threads; }                       // of a block
+  int64_t slabs() const { return threads / slab_threads; }  // of a block
   int64_t chunks(const TailShape& shape) const { return divide_up(shape.groups, slabs()); }
   int64_t columns(const TailShape& shape) const { return slabs() * shape.group_channels() * sums; }
 
@@ -81,7 +80,7 @@ struct Numbers {
   static double try_teams(const BackwardProblem& problem, const TailShape& shape, int team, int slab_threads,
                           int64_t most_words) {
     constexpr double none = std::numeric_limits<double>::infinity();
-    constexpr int64_t most_rows = 8;     // of a thread: their values are in registers too
+    constexpr int64_t most_rows = 8;  // of a thread: their values are in registers too
     constexpr int64_t sector_bytes = 32;
     const int64_t input_bytes = byte_size(problem.forward.input.dtype);
     const int64_t gradient_bytes = shape.parts.mean ? 0 : byte_size(problem.output_gradient.dtype);
@@ -126,7 +125,8 @@ class TailBackwardSlabs final : public BackwardKernel {
     // What a block takes for a sample: loads, sums and stores, then arithmetic.
     constexpr double wait = 4e-6, of_element = 1.1e-7, memory = 1.4, launch = 6e-6;
     const double at_once = gpu.multiprocessors * numbers.blocks_wanted;
-    const double rounds = std::ceil(static_cast<double>(shape.batch.value() * numbers.chunks(shape)) / at_once);
+    const double rounds =
+        std::ceil(static_cast<double>(shape.batch.value() * numbers.chunks(shape)) / at_once);
     const double latency = rounds * (wait + of_element * numbers.rows_each * numbers.vectors * numbers.width);
     return launch + std::max(latency, memory * backward_bytes(problem, shape) / gpu.bytes_per_second);
   }
@@ -141,7 +141,8 @@ class TailBackwardSlabs final : public BackwardKernel {
     constexpr int64_t waves = 4;
     const Gpu& gpu = gpu_of(problem.forward.device);
     const int64_t chunks = numbers_.chunks(shape_);
-    const int64_t most = std::max<int64_t>(1, divide_up(waves * gpu.multiprocessors * numbers_.blocks_wanted, chunks));
+    const int64_t most =
+        std::max<int64_t>(1, divide_up(waves * gpu.multiprocessors * numbers_.blocks_wanted, chunks));
     samples_ = maximum(1, divide_up(shape_.batch, most)).called("samples_of_block");
     segments_ = maximum(1, divide_up(shape_.batch, samples_)).called("segments");
     if (!work_.third) return;
@@ -156,10 +157,10 @@ class TailBackwardSlabs final : public BackwardKernel {
     std::ostringstream out;
     out << "slab: " << shape_.slab_elements() << " elements in the registers of " << numbers_.slab_threads
         << " threads, " << numbers_.team << (numbers_.team > 1 ? " threads" : " thread") << " a row\n"
-        << "thread: " << numbers_.rows_each << (numbers_.rows_each > 1 ? " rows, " : " row, ") << numbers_.vectors
-        << " vectors of " << numbers_.width << " elements of each\n"
-        << "block: " << numbers_.slabs() << (numbers_.slabs() > 1 ? " slabs of " : " slab of ") << samples_.value()
-        << (samples_.value() > 1 ? " samples" : " sample") << '\n'
+        << "thread: " << numbers_.rows_each << (numbers_.rows_each > 1 ? " rows, " : " row, ")
+        << numbers_.vectors << " vectors of " << numbers_.width << " elements of each\n"
+        << "block: " << numbers_.slabs() << (numbers_.slabs() > 1 ? " slabs of " : " slab of ")
+        << samples_.value() << (samples_.value() > 1 ? " samples" : " sample") << '\n'
         << "blocks: " << describe_blocks(blocks(), function_)
         << "saved by forward: the input and the statistics of each slab\n"
         << "workspace: " << workspace_bytes() << " bytes\n";
@@ -192,7 +193,8 @@ class TailBackwardSlabs final : public BackwardKernel {
     p.wave_units = samples_;
     p.parameter = arguments.parameters;
     p.gradient = arguments.parameter_gradients;
-    if (work_.third) clear(at(workspace, control_), numbers_.chunks(shape_) * 4, stream, problem_.forward.device);
+    if (work_.third)
+      clear(at(workspace, control_), numbers_.chunks(shape_) * 4, stream, problem_.forward.device);
     p.launch(function_, stream, blocks());
   }
 
@@ -215,12 +217,14 @@ class TailBackwardSlabs final : public BackwardKernel {
                .numbers()
         << "using Agent = " << agent << "true, " << (has_edges ? "true" : "false") << ">;\n"
         << "using Unaligned = " << agent << "false, true>;\n"
-        << "extern \"C\" __global__ void __launch_bounds__(" << numbers_.threads << ", " << numbers_.blocks_wanted
+        << "extern \"C\" __global__ void __launch_bounds__(" << numbers_.threads << ", "
+        << numbers_.blocks_wanted
         << ") onepass_tail_backward_slabs(const __grid_constant__ Agent::Parameters p) {\n"
         << "  __shared__ Agent::Shared shared;\n";
-    if (numbers_.width > 1 && !getenv("TBX")) {
+    if (numbers_.width > 1) {
       // Rows of whole vectors begin with one where the tensor does.
-      out << "  if (!onepass::is_aligned(p, onepass::aligned_all)" << (has_edges ? "" : " || p.phase != 0") << ") {\n"
+      out << "  if (!onepass::is_aligned(p, onepass::aligned_all)" << (has_edges ? "" : " || p.phase != 0")
+          << ") {\n"
           << "    Unaligned{p, reinterpret_cast<Unaligned::Shared&>(shared)}.run();\n"
           << "    return;\n"
           << "  }\n";

@@ -48,7 +48,7 @@ struct TailBackwardSlabs {
   static constexpr bool holds = !Tail::has_mean && OutputGradient::bytes == 4;
 
   struct Shared {
-    float4 exchange[slabs][slab_warps];  // sums of a slab's warps
+    float4 exchange[slabs][slab_warps];                                     // sums of a slab's warps
     float parts[row_warps][Tail::wants_sums ? block_rows : 1][total_sums];  // of a sample
     double totals[Tail::wants_sums ? block_rows : 1][total_sums];           // of the block's samples
     double lanes_of_sums[Tail::wants_sums ? threads : 1];
@@ -80,7 +80,8 @@ struct TailBackwardSlabs {
 
     __device__ __forceinline__ bool has(int i) const {
       // Only the last vector of a thread may be missing.
-      return exists && (i < vectors - 1 || (!Edges && spatial / width % team == 0) || i * team + lane() < count);
+      return exists &&
+             (i < vectors - 1 || (!Edges && spatial / width % team == 0) || i * team + lane() < count);
     }
     __device__ __forceinline__ int64 index(int i) const { return begin + head + (i * team + lane()) * width; }
     __device__ __forceinline__ bool has_edge(int e) const {
@@ -326,7 +327,8 @@ struct TailBackwardSlabs {
   __device__ __forceinline__ void reduce(int chunk, int segments) const {
     constexpr int columns = block_rows * total_sums;
     constexpr int split = columns < threads ? threads / columns : 1;  // threads of a sum
-    const double* from = reinterpret_cast<const double*>(p.parts) + static_cast<int64>(chunk) * segments * columns;
+    const double* from =
+        reinterpret_cast<const double*>(p.parts) + static_cast<int64>(chunk) * segments * columns;
     double* to = &shared.totals[0][0];
     const int part = static_cast<int>(threadIdx.x) / columns;
     for (int column = static_cast<int>(threadIdx.x) % columns; column < columns; column += threads) {
@@ -379,7 +381,8 @@ struct TailBackwardSlabs {
     if constexpr (Tail::wants_sums) {
       __syncthreads();
       double* to = reinterpret_cast<double*>(p.parts) + static_cast<int64>(blockIdx.x) * columns;
-      for (int i = static_cast<int>(threadIdx.x); i < columns; i += threads) to[i] = (&shared.totals[0][0])[i];
+      for (int i = static_cast<int>(threadIdx.x); i < columns; i += threads)
+        to[i] = (&shared.totals[0][0])[i];
       if (arrives_last(p.control + chunk, static_cast<uint32>(segments))) reduce(chunk, segments);
     }
   }

@@ -54,7 +54,10 @@ struct Numbers {
       threads = std::max(slab_threads, least_threads);
       rows_each = static_cast<int>(divide_up(shape.group_channels(), slab_threads / team));
       vectors = vectors_of(shape, team);
-      blocks_wanted = std::max(1, tier.threads_of_multiprocessor / threads);
+      // Operands of chains take registers too.
+      constexpr int threads_with_operands = 512;
+      const int resident = shape.parts.has_operands() ? threads_with_operands : tier.threads_of_multiprocessor;
+      blocks_wanted = std::max(1, resident / threads);
       if (shared_bytes(shape) <= most_shared_bytes) return;
       team = 0;
     }

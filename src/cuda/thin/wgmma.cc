@@ -156,7 +156,7 @@ class ThinWgmma final : public Kernel {
                 std::to_string(numbers_.threads()) +
                 ", 1) onepass_thin_wgmma(const __grid_constant__ Agent::Parameters p) {\n"
                 "  extern __shared__ __align__(128) unsigned char bytes[];\n"
-                "  Agent::Kernel{p, *reinterpret_cast<Agent::Shared*>(bytes)}.run();\n"
+                "  Agent::Kernel{{p, *reinterpret_cast<Agent::Shared*>(bytes)}}.run();\n"
                 "}\n"};
   }
 

@@ -199,6 +199,12 @@ struct ThinWgmma {
     bool group_is_last[warpgroups];
   };
 
+  // What every piece has a copy of.
+  struct Block {
+    const Parameters& p;
+    Shared& shared;
+  };
+
   static_assert(parts == 1 || !two_passes, "blocks of a cluster do not wait for a norm");
 
   static __device__ __forceinline__ int rank() {

@@ -157,7 +157,7 @@ class ThinBackward final : public BackwardKernel {
                 std::to_string(numbers_->threads) + ", " + std::to_string(numbers_->blocks) +
                 ") onepass_thin_backward(const __grid_constant__ Agent::Parameters p) {\n"
                 "  extern __shared__ __align__(128) unsigned char shared[];\n"
-                "  Agent::Kernel{p, *reinterpret_cast<Agent::Shared*>(shared)}.run();\n"
+                "  Agent::Kernel{{p, *reinterpret_cast<Agent::Shared*>(shared)}}.run();\n"
                 "}\n"};
   }
   Source reduce_source(const std::string& structs) const {

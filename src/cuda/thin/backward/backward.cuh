@@ -32,14 +32,6 @@
 
 namespace onepass {
 
-// A thread's place in its block and, as products have it, in its warp.
-struct WarpThread {
-  const int warp = threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
-  const int quad = threadIdx.x % 32 / 4;
-  const int in_quad = threadIdx.x % 4;
-};
-
 template <class C, class Tail, class Numbers>
 struct ThinBackward {
   struct Tile;              // tile.cuh: positions of a sample
@@ -185,6 +177,16 @@ struct ThinBackward {
   // Input channels of a position of the window: f32, or two f16 in a word.
   struct alignas(vector * sizeof(Operand)) Vector {
     conditional<halves, uint32, float> of[vector * sizeof(Operand) / 4];
+  };
+
+  // The state of a thread; every piece has one.
+  struct Thread {
+    const Parameters& p;
+    Shared& s;
+    const int warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+    const int quad = threadIdx.x % 32 / 4;  // of products
+    const int in_quad = threadIdx.x % 4;
   };
 };
 

@@ -7,25 +7,25 @@ namespace onepass {
 
 template <class C, class Tail, class Numbers>
 struct ThinBackward<C, Tail, Numbers>::ChunkConvolution {
-  Shared& s;
-  const WarpThread thread{};
+  const Thread thread;
 
   template <int row_tile, int row_taps>
   __device__ __forceinline__ void convolve(const typename Terms::Class& own, int window,
                                            float (&h)[chunk_tiles][4]) const {
     static_assert(!splits || chunk_rows == 1);
     ProductSums<splits, spans> sums[chunk_rows];
-    const Operand* from = s.passes.window + window;
+    const Operand* from = thread.s.passes.window + window;
 #pragma unroll 1
     for (int k = 0; k < own.steps; ++k) {
-      const Operand* entry = from + s.step_window[(own.step + k) * 4 + thread.in_quad];
+      const Operand* entry = from + thread.s.step_window[(own.step + k) * 4 + thread.in_quad];
       const int fragment = own.fragment + k * (row_taps * products);
       // Weights of several rows stay in registers.
       uint4 held[chunk_rows > 1 ? row_taps : 1][products][parts];
       const auto load_weights = [&](int tap, int product, uint4(&a)[parts]) {
 #pragma unroll
         for (int i = 0; i < parts; ++i)
-          a[i] = s.weight[i][(fragment + tap * products + product) * row_tiles + row_tile][thread.lane];
+          a[i] =
+              thread.s.weight[i][(fragment + tap * products + product) * row_tiles + row_tile][thread.lane];
       };
       if constexpr (chunk_rows > 1) {
 #pragma unroll
@@ -83,7 +83,8 @@ struct ThinBackward<C, Tail, Numbers>::ChunkConvolution {
       for (int i = 0; i < spans * 4; ++i) {
         const int c = row_tile * 16 + i % 4 / 2 * 8 + thread.quad;
         const float sum = sums[row].total[i / 4][i % 4];
-        h[row * spans + i / 4][i % 4] = halves ? fmaf(sum, s.unscale[c], s.bias[c]) : sum + s.bias[c];
+        h[row * spans + i / 4][i % 4] =
+            halves ? fmaf(sum, thread.s.unscale[c], thread.s.bias[c]) : sum + thread.s.bias[c];
       }
     }
   }
@@ -111,8 +112,8 @@ struct ThinBackward<C, Tail, Numbers>::ChunkConvolution {
     for (int i = 0; i < spans * 4; ++i) h[i / 4][i % 4] = 0.0f;
 #pragma unroll
     for (int k = 0; k < steps; ++k) {
-      const uint4 a = s.weight[0][(first + k) * row_tiles + row_tile][thread.lane];
-      const Operand* entry = from + s.step_window[(first + k) * 4 + thread.in_quad];
+      const uint4 a = thread.s.weight[0][(first + k) * row_tiles + row_tile][thread.lane];
+      const Operand* entry = from + thread.s.step_window[(first + k) * 4 + thread.in_quad];
 #pragma unroll
       for (int i = 0; i < spans; ++i) {
         const Vector x =
@@ -123,7 +124,7 @@ struct ThinBackward<C, Tail, Numbers>::ChunkConvolution {
 #pragma unroll
     for (int i = 0; i < spans * 4; ++i) {
       const int c = row_tile * 16 + i % 4 / 2 * 8 + thread.quad;
-      h[i / 4][i % 4] = fmaf(h[i / 4][i % 4], s.unscale[c], s.bias[c]);
+      h[i / 4][i % 4] = fmaf(h[i / 4][i % 4], thread.s.unscale[c], thread.s.bias[c]);
     }
   }
   template <int row_tile, int first_class, int x = 0>
@@ -141,7 +142,7 @@ struct ThinBackward<C, Tail, Numbers>::ChunkConvolution {
         return;
       }
     }
-    convolve_row<row_tile, of_row>(s.passes.window + window, h);
+    convolve_row<row_tile, of_row>(thread.s.passes.window + window, h);
   }
 
   template <int row_tile, int row_taps = Terms::most_row_taps>
@@ -166,7 +167,8 @@ struct ThinBackward<C, Tail, Numbers>::ChunkConvolution {
       convolve_classes<row_tile>(first_class, window, h);
     } else {
 #pragma unroll
-      for (int x = 0; x < classes_x; ++x) convolve_class<row_tile>(s.of_class[first_class + x], window, h[x]);
+      for (int x = 0; x < classes_x; ++x)
+        convolve_class<row_tile>(thread.s.of_class[first_class + x], window, h[x]);
     }
   }
 };

@@ -7,27 +7,26 @@ namespace onepass {
 
 template <class C, class Tail, class Numbers>
 struct ThinBackward<C, Tail, Numbers>::Elements {
-  const Parameters& p;
-  Shared& s;
-  const WarpThread thread{};
+  const Thread thread;
 
   // Values of each channel of the sample.
   template <bool second>
   __device__ __forceinline__ void load_rows(int64 n, const SampleScales& scales) const {
     for (int c = threadIdx.x; c < rows; c += threads) {
-      if constexpr (halves) s.unscale[c] = inverse_of_power(scales.x) * inverse_of_power(s.weight_scale[c]);
+      if constexpr (halves)
+        thread.s.unscale[c] = inverse_of_power(scales.x) * inverse_of_power(thread.s.weight_scale[c]);
       RowValues own{0.0f, 1.0f, 1.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
       if (c < channels) {
         if constexpr (Tail::has_norm) {
           const int64 slab = n * groups + c / Tail::group_channels;
-          own.mean = p.statistics[2 * slab];
-          own.rstd = p.statistics[2 * slab + 1];
-          own.gamma = Tail::weight(p, c);
-          own.beta = Tail::bias(p, c);
+          own.mean = thread.p.statistics[2 * slab];
+          own.rstd = thread.p.statistics[2 * slab + 1];
+          own.gamma = Tail::weight(thread.p, c);
+          own.beta = Tail::bias(thread.p, c);
           if constexpr (second) {
             own.scale = own.rstd * own.gamma;
-            own.sum = -own.rstd * load_shared_by_blocks(p.slab_sums + 2 * slab);
-            own.product = -own.rstd * load_shared_by_blocks(p.slab_sums + 2 * slab + 1);
+            own.sum = -own.rstd * load_shared_by_blocks(thread.p.slab_sums + 2 * slab);
+            own.product = -own.rstd * load_shared_by_blocks(thread.p.slab_sums + 2 * slab + 1);
             if constexpr (halves) {  // dh, and what follows from it, is linear in these
               own.scale *= scales.dh;
               own.sum *= scales.dh;
@@ -38,10 +37,10 @@ struct ThinBackward<C, Tail, Numbers>::Elements {
         if constexpr (Tail::has_mean) {
           constexpr float per_element = 1.0f / static_cast<float>(Tail::spatial);
           const int64 index = n * Tail::gradient_sample_stride + c * Tail::gradient_channel_stride;
-          own.dy = load_one<typename Tail::OutputGradient>(p.output_gradient, index) * per_element;
+          own.dy = load_one<typename Tail::OutputGradient>(thread.p.output_gradient, index) * per_element;
         }
       }
-      s.row[c] = own;
+      thread.s.row[c] = own;
     }
   }
 
@@ -61,8 +60,8 @@ struct ThinBackward<C, Tail, Numbers>::Elements {
     g = valid ? g : 0.0f;
     typename Before::template Tensors<1> before;
     typename After::template Tensors<1> after;
-    before.load(p, index);
-    after.load(p, index);
+    before.load(thread.p, index);
+    after.load(thread.p, index);
     typename Before::template TensorGradients<1> before_gradients;
     typename After::template TensorGradients<1> after_gradients;
     float of_after[After::channel_operands > 0 ? After::channel_operands : 1];
@@ -93,8 +92,8 @@ struct ThinBackward<C, Tail, Numbers>::Elements {
     }
     if constexpr (second) {
       if constexpr (Numbers::wants_bias) sum[chain_sums] += dh;
-      before_gradients.store(p, index);
-      after_gradients.store(p, index);
+      before_gradients.store(thread.p, index);
+      after_gradients.store(thread.p, index);
     }
     return dh;
   }
@@ -103,9 +102,10 @@ struct ThinBackward<C, Tail, Numbers>::Elements {
   template <bool second>
   __device__ __forceinline__ float load_gradient(int64 index) const {
     using Gradient = typename Tail::OutputGradient;
-    if constexpr (!second) return load_one<Gradient>(p.output_gradient, index);
-    if constexpr (Gradient::bytes == 4) return __ldcs(static_cast<const float*>(p.output_gradient) + index);
-    const uint16 bits = __ldcs(static_cast<const uint16*>(p.output_gradient) + index);
+    if constexpr (!second) return load_one<Gradient>(thread.p.output_gradient, index);
+    if constexpr (Gradient::bytes == 4)
+      return __ldcs(static_cast<const float*>(thread.p.output_gradient) + index);
+    const uint16 bits = __ldcs(static_cast<const uint16*>(thread.p.output_gradient) + index);
     return load_one<Gradient>(&bits, 0);
   }
 
@@ -117,13 +117,13 @@ struct ThinBackward<C, Tail, Numbers>::Elements {
 #pragma unroll
         for (int k = 0; k < Count; ++k) {
           const float sum = lanes_sum<4>(sums.value[i / 2][i % 2][k]);
-          if (thread.in_quad == 0) s.passes.sum[thread.warp][i * 8 + thread.quad][k] = sum;
+          if (thread.in_quad == 0) thread.s.passes.sum[thread.warp][i * 8 + thread.quad][k] = sum;
         }
       }
       __syncthreads();
       for (int i = threadIdx.x; i < channels * Count; i += threads) {
         float total = 0.0f;
-        for (int w = 0; w < warps; ++w) total += s.passes.sum[w][i / Count][i % Count];
+        for (int w = 0; w < warps; ++w) total += thread.s.passes.sum[w][i / Count][i % Count];
         to[i] = total;
       }
     }
@@ -135,12 +135,12 @@ struct ThinBackward<C, Tail, Numbers>::Elements {
     uint32 most = 0;
 #pragma unroll
     for (int i = 0; i < row_tiles * 2; ++i) {
-      const RowValues& row = s.row[i * 8 + thread.quad];
+      const RowValues& row = thread.s.row[i * 8 + thread.quad];
       const uint32 own = finite_magnitude(sums.peak[i / 2][i % 2] * row.rstd * row.gamma);
       most = most > own ? most : own;
     }
     most = __reduce_max_sync(0xffffffffu, most);
-    if (thread.lane == 0) atomicMax(p.peaks + n, most);
+    if (thread.lane == 0) atomicMax(thread.p.peaks + n, most);
   }
 };
 

@@ -48,10 +48,8 @@ struct ThinBackward<C, Tail, Numbers>::Geometry {
 
 template <class C, class Tail, class Numbers>
 struct ThinBackward<C, Tail, Numbers>::InputGradient {
-  const Parameters& p;
-  Shared& s;
-  const Planes planes{s};
-  const WarpThread thread{};
+  const Thread thread;
+  const Planes planes{{thread.p, thread.s}};
 
   static constexpr int live = Numbers::back_live;
   static constexpr int back_at_once = Numbers::back_spans_at_once;
@@ -93,7 +91,7 @@ struct ThinBackward<C, Tail, Numbers>::InputGradient {
                : wanted ? Geometry::plane_tap(q0, plane + i)
                         : -1;
     }
-    const Operand* of_lane = s.back_window.ring[buffer] +
+    const Operand* of_lane = thread.s.back_window.ring[buffer] +
                              (item.chunk * back_at_once * 8 + thread.quad) * back_pitch + thread.in_quad * 4;
 #pragma unroll(regular&& halves&& C::kernel(1) <= 4 ? 4 : 1)
     for (int k1 = 0; k1 < static_cast<int>(C::kernel(1)); ++k1) {
@@ -111,7 +109,7 @@ struct ThinBackward<C, Tail, Numbers>::InputGradient {
           for (int i = 0; i < live; ++i) {
             if (tap[i] < 0) continue;
             const int step = (tap[i] * static_cast<int>(C::kernel(1)) + k1) * row_tiles + k;
-            const uint4 a = s.back[0][step * column_tiles + item.tile][thread.lane];
+            const uint4 a = thread.s.back[0][step * column_tiles + item.tile][thread.lane];
 #pragma unroll
             for (int j = 0; j < back_at_once; ++j) multiply_halves(sums[i].total[j], a, dh[j].x, dh[j].y);
           }
@@ -129,7 +127,7 @@ struct ThinBackward<C, Tail, Numbers>::InputGradient {
               uint4 a[parts];
 #pragma unroll
               for (int part = 0; part < parts; ++part)
-                a[part] = s.back[part][(step + half) * column_tiles + item.tile][thread.lane];
+                a[part] = thread.s.back[part][(step + half) * column_tiles + item.tile][thread.lane];
               float b[back_at_once][2];
 #pragma unroll
               for (int j = 0; j < back_at_once; ++j) {
@@ -151,7 +149,7 @@ struct ThinBackward<C, Tail, Numbers>::InputGradient {
     for (int i = 0; i < back_at_once; ++i) {
       if (item.chunk * back_at_once + i >= Numbers::back_spans) break;
       const int column = (item.chunk * back_at_once + i) * 8 + 2 * thread.in_quad;
-      auto& to = s.back_window.product[buffer][item.row];
+      auto& to = thread.s.back_window.product[buffer][item.row];
       if (row < column_rows)
         *reinterpret_cast<float2*>(&to[row][column]) = float2{sums.total[i][0], sums.total[i][1]};
       if (row + 8 < column_rows)
@@ -178,13 +176,14 @@ struct ThinBackward<C, Tail, Numbers>::InputGradient {
       const int64 to = n * Numbers::gradient_stride(0) + plane * Numbers::gradient_stride(2) +
                        y * Numbers::gradient_stride(3) + i2 * Numbers::gradient_stride(4);
       const auto store = [&](int row, int c) {
-        const float* products_of = s.back_window.product[buffer][row][c * column_taps];
+        const float* products_of = thread.s.back_window.product[buffer][row][c * column_taps];
         float sum = 0.0f;
 #pragma unroll
         for (int k = 0; k < column_taps; ++k) sum += from[k] >= 0 ? products_of[from[k]] : 0.0f;
-        if constexpr (halves) sum = sum * inverse_of_power(dh_scale) * inverse_of_power(s.back_scale);
+        if constexpr (halves) sum = sum * inverse_of_power(dh_scale) * inverse_of_power(thread.s.back_scale);
         store_one<typename Tail::InputGradient>(
-            p.input_gradient, to + c * Numbers::gradient_stride(1) + row * Numbers::gradient_stride(3), sum);
+            thread.p.input_gradient, to + c * Numbers::gradient_stride(1) + row * Numbers::gradient_stride(3),
+            sum);
       };
       if constexpr (row_per_warp || (tile_1 * 2 >= warps && C::in_channels <= 4)) {
 #pragma unroll 1
@@ -219,14 +218,14 @@ struct ThinBackward<C, Tail, Numbers>::InputGradient {
     q_begin = q_begin > 0 ? q_begin : 0;
     int q_end = Geometry::last_met(0, last_z - 1) + 1;
     q_end = q_end < static_cast<int>(C::output_size(0)) ? q_end : static_cast<int>(C::output_size(0));
-    const Operand* sample = ring_of(p, n);
+    const Operand* sample = ring_of(thread.p, n);
     const BackItem item{thread.warp / (row_chunks * column_tiles), thread.warp % column_tiles,
                         thread.warp / column_tiles % row_chunks};
     const bool active = item.row < Numbers::back_tile(1) && y + item.row < static_cast<int>(C::input_size(1));
     PlaneSums sums[live];
     planes.release_to_copies();
     __syncthreads();  // shared memory is free
-    const float dh_scale = scales_of(p, n, true).dh;
+    const float dh_scale = scales_of(thread.p, n, true).dh;
     const auto turn_of = [&](int q) { return planes_before + static_cast<uint32>(q - q_begin); };
     const int ahead = row_per_warp ? buffers : 1;  // planes that are loaded first
     for (int q = q_begin; q < q_end && q < q_begin + ahead; ++q)

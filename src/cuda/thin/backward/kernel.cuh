@@ -10,8 +10,7 @@ namespace onepass {
 
 template <class C, class Tail, class Numbers>
 struct ThinBackward<C, Tail, Numbers>::Kernel {
-  const Parameters& p;
-  Shared& s;
+  const Thread thread;
 
   static constexpr int second_tickets = Numbers::has_second ? Numbers::segments : 0;
   static constexpr int third_tickets =
@@ -26,7 +25,7 @@ struct ThinBackward<C, Tail, Numbers>::Kernel {
   static constexpr uint32 x_measured = 1;
   static constexpr uint32 slabs_summed = 2;
 
-  __device__ __forceinline__ uint32* counters(int64 n) const { return p.control + 4 + n * 4; }
+  __device__ __forceinline__ uint32* counters(int64 n) const { return thread.p.control + 4 + n * 4; }
 
   __device__ __forceinline__ void arrive(uint32* counter) const {
     __syncthreads();
@@ -34,27 +33,27 @@ struct ThinBackward<C, Tail, Numbers>::Kernel {
   }
 
   __device__ __forceinline__ void run() const {
-    const bool by_output = Numbers::may_read_output && p.output != nullptr;
+    const bool by_output = Numbers::may_read_output && thread.p.output != nullptr;
     const int first_tickets = !Numbers::has_first ? 0 : by_output ? 1 : Numbers::segments;
     // The scale of x is found a sample ahead, or with pass 1 where the output replaces that.
     const int measure_tickets = halves && !by_output ? 1 : 0;
     const int of_sample = measure_tickets + first_tickets + second_tickets + third_tickets;
-    const int64 first_lag = Numbers::has_first ? p.first_lag : 0;
-    const int64 second_lag = Numbers::wants_input ? p.second_lag : 0;
-    const int64 tickets = (p.batch + measure_tickets + first_lag + second_lag) * of_sample;
-    Weights{p, s}.prepare();
-    const Slabs slabs{p, s};
-    const TilePasses passes{p, s};
-    const InputGradient input{p, s};
+    const int64 first_lag = Numbers::has_first ? thread.p.first_lag : 0;
+    const int64 second_lag = Numbers::wants_input ? thread.p.second_lag : 0;
+    const int64 tickets = (thread.p.batch + measure_tickets + first_lag + second_lag) * of_sample;
+    Weights{{thread.p, thread.s}}.prepare();
+    const Slabs slabs{{thread.p, thread.s}};
+    const TilePasses passes{{thread.p, thread.s}};
+    const InputGradient input{{thread.p, thread.s}};
     uint32 planes = 0;  // that pass 3 has loaded
-    Tickets own(p.control);
+    Tickets own(thread.p.control);
 #pragma unroll 1
     for (int64 ticket = own.take(); ticket < tickets; ticket = own.take()) {
       auto sample = static_cast<int64>(static_cast<uint32>(ticket) / static_cast<uint32>(of_sample));
       int item = static_cast<int>(static_cast<uint32>(ticket) % static_cast<uint32>(of_sample));
       if constexpr (halves) {
         if (item < measure_tickets) {
-          if (sample < p.batch) {
+          if (sample < thread.p.batch) {
             slabs.measure(sample);
             publish(counters(sample) + 1, x_measured);
           }
@@ -65,7 +64,7 @@ struct ThinBackward<C, Tail, Numbers>::Kernel {
       }
       if (item < first_tickets) {
         if constexpr (Numbers::has_first) {
-          if (sample < 0 || sample >= p.batch) continue;
+          if (sample < 0 || sample >= thread.p.batch) continue;
           if constexpr (halves) {
             if (by_output) {
               slabs.measure(sample);
@@ -94,10 +93,11 @@ struct ThinBackward<C, Tail, Numbers>::Kernel {
       if (item < second_tickets) {
         if constexpr (second_tickets > 0) {
           const int64 n = sample - first_lag;
-          if (n < 0 || n >= p.batch) continue;
+          if (n < 0 || n >= thread.p.batch) continue;
           if (threadIdx.x == 0) {
             if (Numbers::has_first) wait_for(counters(n) + 1, slabs_summed);
-            if (third_done > 0 && n >= p.ring_samples) wait_for(counters(n - p.ring_samples) + 3, third_done);
+            if (third_done > 0 && n >= thread.p.ring_samples)
+              wait_for(counters(n - thread.p.ring_samples) + 3, third_done);
           }
           passes.template pass<true>(n, item);
           if constexpr (merges) {
@@ -113,7 +113,7 @@ struct ThinBackward<C, Tail, Numbers>::Kernel {
       }
       if constexpr (third_tickets > 0) {
         const int64 n = sample - first_lag - second_lag;
-        if (n < 0 || n >= p.batch) continue;
+        if (n < 0 || n >= thread.p.batch) continue;
         if (threadIdx.x == 0) wait_for(counters(n) + 2, second_tickets);
         input.back(n, item - second_tickets, planes);
         arrive(counters(n) + 3);

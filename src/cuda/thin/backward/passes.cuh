@@ -10,14 +10,12 @@ namespace onepass {
 
 template <class C, class Tail, class Numbers>
 struct ThinBackward<C, Tail, Numbers>::TilePasses {
-  const Parameters& p;
-  Shared& s;
-  const Window window{p, s};
-  const ChunkConvolution convolution{s};
-  const StagedGradient staged_gradient{p, s};
-  const Elements elements{p, s};
-  const WeightGradient weights{p, s};
-  const WarpThread thread{};
+  const Thread thread;
+  const Window window{{thread.p, thread.s}};
+  const ChunkConvolution convolution{{thread.p, thread.s}};
+  const StagedGradient staged_gradient{{thread.p, thread.s}};
+  const Elements elements{{thread.p, thread.s}};
+  const WeightGradient weights{{thread.p, thread.s}};
 
   // One row tile of a chunk. `whole`: all positions of the chunk are in the output.
   template <bool second, bool whole, int row_tile, class Sums>
@@ -80,9 +78,9 @@ struct ThinBackward<C, Tail, Numbers>::TilePasses {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int c = row_tile * 16 + half * 8 + thread.quad;
-      row[half] = s.row[c];
-      Before::load_channel(p, tile.n, is_channel(half) ? c : 0, before_values[half]);
-      After::load_channel(p, tile.n, is_channel(half) ? c : 0, after_values[half]);
+      row[half] = thread.s.row[c];
+      Before::load_channel(thread.p, tile.n, is_channel(half) ? c : 0, before_values[half]);
+      After::load_channel(thread.p, tile.n, is_channel(half) ? c : 0, after_values[half]);
     }
 #pragma unroll
     for (int x = 0; x < classes_x; ++x) {
@@ -125,8 +123,8 @@ struct ThinBackward<C, Tail, Numbers>::TilePasses {
           }
           if constexpr (Numbers::wants_weight) {
             const int flat = chunk.flat + t / spans * Numbers::tile(2) + t % spans * 8;
-            uint4& to =
-                s.passes.half_dh[weights.half_group(first_class + x, row_tile, flat / 16)][thread.lane];
+            uint4& to = thread.s.passes
+                            .half_dh[weights.half_group(first_class + x, row_tile, flat / 16)][thread.lane];
             reinterpret_cast<uint2*>(&to)[flat / 8 % 2] = uint2{own, other};
           }
         }
@@ -135,7 +133,8 @@ struct ThinBackward<C, Tail, Numbers>::TilePasses {
 #pragma unroll
       for (int x = 0; x < classes_x; ++x) {
         float* to =
-            &s.passes.dh[first_class + x][row_tile * 8 + thread.quad][(chunk.flat + 2 * thread.in_quad) * 2];
+            &thread.s.passes
+                 .dh[first_class + x][row_tile * 8 + thread.quad][(chunk.flat + 2 * thread.in_quad) * 2];
 #pragma unroll
         for (int t = 0; t < chunk_tiles; ++t)
           *reinterpret_cast<float4*>(to + (t / spans * Numbers::tile(2) + t % spans * 8) * 2) =
@@ -154,11 +153,12 @@ struct ThinBackward<C, Tail, Numbers>::TilePasses {
       const int flat =
           chunk.flat + t / spans * Numbers::tile(2) + t % spans * 8 + (halves ? 0 : 2 * thread.in_quad);
       if constexpr (halves) {
-        uint4& to = s.passes.half_dh[weights.half_group(first_class + x, row_tile, flat / 16)][thread.lane];
+        uint4& to =
+            thread.s.passes.half_dh[weights.half_group(first_class + x, row_tile, flat / 16)][thread.lane];
         reinterpret_cast<uint2*>(&to)[flat / 8 % 2] = uint2{0u, 0u};
         continue;
       }
-      *reinterpret_cast<float4*>(&s.passes.dh[first_class + x][row_tile * 8 + thread.quad][flat * 2]) =
+      *reinterpret_cast<float4*>(&thread.s.passes.dh[first_class + x][row_tile * 8 + thread.quad][flat * 2]) =
           float4{0.0f, 0.0f, 0.0f, 0.0f};
     }
   }
@@ -173,7 +173,7 @@ struct ThinBackward<C, Tail, Numbers>::TilePasses {
     for (int item = thread.warp; item < items_of_tile; item += warps) {
       const float* staged = nullptr;
       if constexpr (StagedGradient::stages) {
-        staged = s.passes.staged[thread.warp][buffer];
+        staged = thread.s.passes.staged[thread.warp][buffer];
         buffer ^= 1;
         __syncwarp();  // all lanes have read the other buffer
         if (item + warps < items_of_tile) {
@@ -213,18 +213,18 @@ struct ThinBackward<C, Tail, Numbers>::TilePasses {
     constexpr int count = second ? second_sums : first_sums;
     typename Elements::template RowSums<count> sums;
     __syncthreads();  // shared memory is free
-    const SampleScales scales = scales_of(p, n, second);
+    const SampleScales scales = scales_of(thread.p, n, second);
     elements.template load_rows<second>(n, scales);
     if constexpr (second && Numbers::wants_weight) {
       for (int i = threadIdx.x; i < Numbers::units * 32; i += threads)
-        s.passes.weight[i / 32][i % 32] = float4{0.0f, 0.0f, 0.0f, 0.0f};
+        thread.s.passes.weight[i / 32][i % 32] = float4{0.0f, 0.0f, 0.0f, 0.0f};
     }
     const int first = segment * Numbers::segment_tiles;
     const int last = (segment + 1) * Numbers::segment_tiles < Numbers::all_tiles
                          ? (segment + 1) * Numbers::segment_tiles
                          : Numbers::all_tiles;
     int buffer = 0;
-    Operand* ring = second && Numbers::wants_input ? ring_of(p, n) : nullptr;
+    Operand* ring = second && Numbers::wants_input ? ring_of(thread.p, n) : nullptr;
     if constexpr (StagedGradient::stages) {
       if (thread.warp < items_of_tile) staged_gradient.start(Tile(n, ring, first), thread.warp, buffer);
     }
@@ -257,7 +257,7 @@ struct ThinBackward<C, Tail, Numbers>::TilePasses {
       }
     }
     elements.template store_sums<count>(
-        sums, (second ? p.second_parts : p.first_parts) + ticket * channels * count);
+        sums, (second ? thread.p.second_parts : thread.p.first_parts) + ticket * channels * count);
     if constexpr (second && Numbers::wants_weight) weights.store(n, segment, scales);
   }
 };

@@ -8,7 +8,7 @@ namespace onepass {
 
 template <class C, class Tail, class Numbers>
 struct ThinBackward<C, Tail, Numbers>::Planes {
-  Shared& s;
+  const Thread thread;
 
   // The rows of a plane are contiguous: one bulk copy loads them.
 #if __CUDA_ARCH__ >= 900
@@ -26,15 +26,15 @@ struct ThinBackward<C, Tail, Numbers>::Planes {
     int end = first_row + Numbers::back_window(1);
     end = end < static_cast<int>(C::output_size(1)) ? end : static_cast<int>(C::output_size(1));
     const Operand* from = sample + plane * ring_stride(0) + begin * ring_stride(1) + first_column * rows;
-    Operand* to =
-        s.back_window.ring[buffer] + (begin - first_row) * (Numbers::back_columns * Numbers::back_pitch);
+    Operand* to = thread.s.back_window.ring[buffer] +
+                  (begin - first_row) * (Numbers::back_columns * Numbers::back_pitch);
     const int all = (end - begin) * vectors;
 #if __CUDA_ARCH__ >= 900
     if constexpr (copies_whole) {
       if (threadIdx.x == 0) {
         barrier::acquire_for_copies();
-        barrier::expect(s.arrived + buffer, all * 16);
-        barrier::copy(to, from, all * 16, s.arrived + buffer);
+        barrier::expect(thread.s.arrived + buffer, all * 16);
+        barrier::copy(to, from, all * 16, thread.s.arrived + buffer);
       }
       return;
     }
@@ -68,7 +68,7 @@ struct ThinBackward<C, Tail, Numbers>::Planes {
   __device__ __forceinline__ void wait(uint32 turn) const {
 #if __CUDA_ARCH__ >= 900
     if constexpr (copies_whole) {
-      barrier::wait(s.arrived + buffer_of(turn), phase_of(turn));
+      barrier::wait(thread.s.arrived + buffer_of(turn), phase_of(turn));
       return;
     }
 #endif
@@ -81,14 +81,14 @@ struct ThinBackward<C, Tail, Numbers>::Planes {
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x != 0) return;
     const uint32 before = turn - static_cast<uint32>(Numbers::back_buffers);
-    barrier::wait(s.released + buffer_of(before), phase_of(before));
+    barrier::wait(thread.s.released + buffer_of(before), phase_of(before));
     load(sample, plane, buffer_of(turn), first_row, first_column);
 #endif
   }
   __device__ __forceinline__ void release(uint32 turn) const {
 #if __CUDA_ARCH__ >= 900
     barrier::release_to_copies();
-    barrier::arrive(s.released + buffer_of(turn));
+    barrier::arrive(thread.s.released + buffer_of(turn));
 #endif
   }
   // Copies after the next barrier may overwrite what this thread has read or written of shared memory.

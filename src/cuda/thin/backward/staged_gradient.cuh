@@ -11,9 +11,7 @@ namespace onepass {
 // halves swapped: lanes of two channels read different banks.
 template <class C, class Tail, class Numbers>
 struct ThinBackward<C, Tail, Numbers>::StagedGradient {
-  const Parameters& p;
-  Shared& s;
-  const WarpThread thread{};
+  const Thread thread;
 
   static constexpr bool stages = Numbers::stages_gradient;
   static constexpr int staged_columns = 32;
@@ -29,12 +27,12 @@ struct ThinBackward<C, Tail, Numbers>::StagedGradient {
     const Chunk chunk(tile, item % chunks, ThinClass<C>(first_class), thread);
     const int column = chunk.first_cell * classes_x + thread.lane;
     const bool valid = chunk.has_row(0) && column < static_cast<int>(C::output_size(2));
-    const float* from = static_cast<const float*>(p.output_gradient);
+    const float* from = static_cast<const float*>(thread.p.output_gradient);
     if (valid) {
       from += tile.n * C::stride(0) + (chunk.q[0] * static_cast<int>(C::stride(2)) +
                                        chunk.q[1] * static_cast<int>(C::stride(3)) + column);
     }
-    float* to = s.passes.staged[thread.warp][buffer];
+    float* to = thread.s.passes.staged[thread.warp][buffer];
     const uint32 even = barrier::shared_address(to + staged_column(0, thread.lane));
     const uint32 odd = barrier::shared_address(to + staged_column(1, thread.lane));
 #pragma unroll

@@ -37,7 +37,7 @@ struct ThinBackward<C, Tail, Numbers>::Chunk {
   int q[2];        // plane and first row of the output
 
   __device__ __forceinline__ Chunk(const Tile& tile, int index, const ThinClass<C>& of_class,
-                                   const WarpThread& thread) {
+                                   const Thread& thread) {
     constexpr int blocks = Numbers::tile(1) / chunk_rows;
     const int column = index % row_chunks_of_tile * (spans * 8);
     const int j1 = index / row_chunks_of_tile % blocks * chunk_rows;

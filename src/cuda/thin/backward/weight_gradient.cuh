@@ -7,9 +7,7 @@ namespace onepass {
 
 template <class C, class Tail, class Numbers>
 struct ThinBackward<C, Tail, Numbers>::WeightGradient {
-  const Parameters& p;
-  Shared& s;
-  const WarpThread thread{};
+  const Thread thread;
 
   // The index of a fragment of f16 dh.
   static __device__ __forceinline__ int half_group(int class_index, int row_tile, int group) {
@@ -29,8 +27,8 @@ struct ThinBackward<C, Tail, Numbers>::WeightGradient {
     constexpr int steps = Numbers::tile(2) / 16;
     constexpr int blocks = Numbers::tile(0) * (Numbers::tile(1) / chunk_rows);
     const Operand* window =
-        s.passes.window + s.group_window[job * 8 + thread.quad] + 2 * thread.in_quad * column;
-    const uint4* dh = &s.passes.half_dh[half_group(class_index, row_tile, 0)][thread.lane];
+        thread.s.passes.window + thread.s.group_window[job * 8 + thread.quad] + 2 * thread.in_quad * column;
+    const uint4* dh = &thread.s.passes.half_dh[half_group(class_index, row_tile, 0)][thread.lane];
 #pragma unroll(chunk_rows > 1 ? 1 : 4)
     for (int item = part; item < blocks * steps; item += job_parts) {
       const int row = item / steps * chunk_rows;
@@ -80,8 +78,8 @@ struct ThinBackward<C, Tail, Numbers>::WeightGradient {
     if constexpr (halves) {
       if (exists) multiply_halves_of<row_taps>(sums, class_index, row_tile, job, part);
     } else if (exists) {
-      const float* dh = s.passes.dh[class_index][row_tile * 8 + thread.quad] + 4 * thread.in_quad;
-      const float* window = s.passes.window + s.group_window[job * 8 + thread.quad] +
+      const float* dh = thread.s.passes.dh[class_index][row_tile * 8 + thread.quad] + 4 * thread.in_quad;
+      const float* window = thread.s.passes.window + thread.s.group_window[job * 8 + thread.quad] +
                             2 * thread.in_quad * static_cast<int>(C::step(2)) * vector;
       constexpr int steps = Numbers::tile(2) / 8;
 #pragma unroll 1
@@ -139,7 +137,7 @@ struct ThinBackward<C, Tail, Numbers>::WeightGradient {
         for (int i = rest; i < row_taps * components; i += job_parts) {
           sums[i / components].finish();
           const auto& value = sums[i / components].total[i % components];
-          float4& total = s.passes.weight[unit + i][thread.lane];
+          float4& total = thread.s.passes.weight[unit + i][thread.lane];
           const float4 before = total;
           total = {before.x + value[0], before.y + value[1], before.z + value[2], before.w + value[3]};
         }
@@ -167,20 +165,21 @@ struct ThinBackward<C, Tail, Numbers>::WeightGradient {
       const int index = first + thread.warp;
       const bool exists = index < Numbers::jobs * job_parts;
       const int job = exists ? index / job_parts : 0;
-      const int class_index = classes == 1 ? 0 : Terms::class_of_job(s.of_class, job);
-      multiply_class(s.of_class[class_index], class_index, job, index % job_parts, exists);
+      const int class_index = classes == 1 ? 0 : Terms::class_of_job(thread.s.of_class, job);
+      multiply_class(thread.s.of_class[class_index], class_index, job, index % job_parts, exists);
     }
   }
 
   // Sums of dweight in memory: of each ticket of the samples in flight. merge() adds those of a sample.
   __device__ __forceinline__ float* parts_of(int64 n, int segment) const {
-    return p.weight_parts + (n % p.ring_samples * Numbers::segments + segment) * (Numbers::units * 128);
+    return thread.p.weight_parts +
+           (n % thread.p.ring_samples * Numbers::segments + segment) * (Numbers::units * 128);
   }
   __device__ __forceinline__ void store(int64 n, int segment, const SampleScales& scales) const {
-    auto* to = reinterpret_cast<float4*>(Numbers::segments > 1 ? parts_of(n, segment)
-                                                               : p.weight_samples + n * Numbers::units * 128);
+    auto* to = reinterpret_cast<float4*>(
+        Numbers::segments > 1 ? parts_of(n, segment) : thread.p.weight_samples + n * Numbers::units * 128);
     for (int i = threadIdx.x; i < Numbers::units * 32; i += threads) {
-      float4 sum = s.passes.weight[i / 32][i % 32];
+      float4 sum = thread.s.passes.weight[i / 32][i % 32];
       if constexpr (halves) {
         const float x = inverse_of_power(scales.x), dh = inverse_of_power(scales.dh);
         sum = {sum.x * x * dh, sum.y * x * dh, sum.z * x * dh, sum.w * x * dh};
@@ -190,7 +189,7 @@ struct ThinBackward<C, Tail, Numbers>::WeightGradient {
   }
   __device__ __forceinline__ void merge(int64 n) const {
     const auto* from = reinterpret_cast<const float4*>(parts_of(n, 0));
-    auto* to = reinterpret_cast<float4*>(p.weight_samples + n * Numbers::units * 128);
+    auto* to = reinterpret_cast<float4*>(thread.p.weight_samples + n * Numbers::units * 128);
 #pragma unroll 1
     for (int i = threadIdx.x; i < Numbers::units * 32; i += threads) {
       double sum[4] = {};

@@ -8,13 +8,11 @@ namespace onepass {
 
 template <class C, class Tail, class Numbers>
 struct ThinBackward<C, Tail, Numbers>::Weights {
-  const Parameters& p;
-  Shared& s;
-  const WarpThread thread{};
+  const Thread thread;
 
   __device__ __forceinline__ float weight(int o, int index) const {
     if (o >= channels || index < 0) return 0.0f;
-    float value = load_one<typename C::Weight>(p.parameter[0], o * Terms::weight_stride + index);
+    float value = load_one<typename C::Weight>(thread.p.parameter[0], o * Terms::weight_stride + index);
     if constexpr (C::rounds_to_tf32) value = round_to_tf32(value);
     return value;
   }
@@ -28,7 +26,7 @@ struct ThinBackward<C, Tail, Numbers>::Weights {
     float dropped = 0.0f;
     for (int i = 0; i < component; ++i) {
       const float exact = load_one<typename C::Weight>(
-          p.parameter[0], o * Terms::weight_stride + Terms::weight_index(entry, i));
+          thread.p.parameter[0], o * Terms::weight_stride + Terms::weight_index(entry, i));
       dropped += exact - round_to_tf32(exact);
     }
     return round_to_tf32(dropped);
@@ -48,7 +46,7 @@ struct ThinBackward<C, Tail, Numbers>::Weights {
   // Scales of the weights: one for each channel in products with x, one for all in products with dh.
   __device__ void find_weight_scales() const {
     constexpr int taps = static_cast<int>(C::taps);
-    if (threadIdx.x == 0) s.most = 0;
+    if (threadIdx.x == 0) thread.s.most = 0;
     __syncthreads();
     for (int o = thread.warp; o < rows; o += warps) {
       uint32 most = 0;
@@ -61,59 +59,59 @@ struct ThinBackward<C, Tail, Numbers>::Weights {
       }
       most = __reduce_max_sync(0xffffffffu, most);
       if (thread.lane == 0) {
-        s.weight_scale[o] = scale_for_halves(__uint_as_float(most));
-        atomicMax(&s.most, most);
+        thread.s.weight_scale[o] = scale_for_halves(__uint_as_float(most));
+        atomicMax(&thread.s.most, most);
       }
     }
     __syncthreads();
-    if (threadIdx.x == 0) s.back_scale = scale_for_halves(__uint_as_float(s.most));
+    if (threadIdx.x == 0) thread.s.back_scale = scale_for_halves(__uint_as_float(thread.s.most));
   }
 
   __device__ void prepare() const {
     if constexpr (halves) find_weight_scales();
     if (threadIdx.x == 0) {
-      Terms::find_classes(s.of_class);
+      Terms::find_classes(thread.s.of_class);
 #if __CUDA_ARCH__ >= 900
-      for (uint64& barrier_of : s.arrived) barrier::initialise(&barrier_of);
-      for (uint64& barrier_of : s.released) barrier::initialise(&barrier_of, threads);
+      for (uint64& barrier_of : thread.s.arrived) barrier::initialise(&barrier_of);
+      for (uint64& barrier_of : thread.s.released) barrier::initialise(&barrier_of, threads);
 #endif
     }
     __syncthreads();
     for (int i = threadIdx.x; i < Numbers::steps * 4; i += threads) {
-      const int own = Terms::class_of_step(s.of_class, i / 4);
-      const auto entry = Terms::entry(own, i - s.of_class[own].step * 4, 0);
-      s.step_window[i] = Terms::window_of(entry.window, entry.plane, 0);
-      if constexpr (slides) s.step_entry[i] = int2{entry.window, entry.plane};
+      const int own = Terms::class_of_step(thread.s.of_class, i / 4);
+      const auto entry = Terms::entry(own, i - thread.s.of_class[own].step * 4, 0);
+      thread.s.step_window[i] = Terms::window_of(entry.window, entry.plane, 0);
+      if constexpr (slides) thread.s.step_entry[i] = int2{entry.window, entry.plane};
     }
     for (int i = threadIdx.x; i < Numbers::jobs * 8; i += threads) {
-      const int own = Terms::class_of_job(s.of_class, i / 8);
-      const int group = (i / 8 - s.of_class[own].job) % s.of_class[own].groups;
+      const int own = Terms::class_of_job(thread.s.of_class, i / 8);
+      const int group = (i / 8 - thread.s.of_class[own].job) % thread.s.of_class[own].groups;
       const auto entry = Terms::entry(own, group * 8 + i % 8, 0);
-      s.group_window[i] = Terms::window_of(entry.window, entry.plane, 0);
-      if constexpr (slides) s.group_entry[i] = int2{entry.window, entry.plane};
+      thread.s.group_window[i] = Terms::window_of(entry.window, entry.plane, 0);
+      if constexpr (slides) thread.s.group_entry[i] = int2{entry.window, entry.plane};
     }
     for (int i = threadIdx.x; i < Numbers::fragments * row_tiles * 32; i += threads) {
       const int fragment = i / (row_tiles * 32);
       const int o = i / 32 % row_tiles * 16 + i % 32 / 4;
-      const int own = Terms::class_of_fragment(s.of_class, fragment);
-      const int within = fragment - s.of_class[own].fragment;
+      const int own = Terms::class_of_fragment(thread.s.of_class, fragment);
+      const int within = fragment - thread.s.of_class[own].fragment;
       const int product = within % products;
-      const int row_tap = within / products % s.of_class[own].row_taps;
-      const int step = within / products / s.of_class[own].row_taps;
+      const int row_tap = within / products % thread.s.of_class[own].row_taps;
+      const int step = within / products / thread.s.of_class[own].row_taps;
       const auto entry = Terms::entry(own, step * 4 + i % 4, row_tap);
       if constexpr (halves) {
-        const float low = s.weight_scale[o], high = s.weight_scale[o + 8];
+        const float low = thread.s.weight_scale[o], high = thread.s.weight_scale[o + 8];
         const auto pair = [&](int row, float scale, int k) {
           return pack_halves(entry_weight(row, entry, k) * scale, entry_weight(row, entry, k + 1) * scale);
         };
-        s.weight[0][i / 32][i % 32] =
+        thread.s.weight[0][i / 32][i % 32] =
             uint4{pair(o, low, 0), pair(o + 8, high, 0), pair(o, low, 2), pair(o + 8, high, 2)};
         continue;
       }
       const int k = product * 2;
       const float w[4] = {entry_weight(o, entry, k), entry_weight(o + 8, entry, k),
                           entry_weight(o, entry, k + 1), entry_weight(o + 8, entry, k + 1)};
-      put_weights(s.weight[0][i / 32], s.weight[parts - 1][i / 32], i % 32, w);
+      put_weights(thread.s.weight[0][i / 32], thread.s.weight[parts - 1][i / 32], i % 32, w);
     }
     if constexpr (Numbers::wants_input) {
       for (int i = threadIdx.x; i < back_steps * column_tiles * 32; i += threads) {
@@ -125,9 +123,11 @@ struct ThinBackward<C, Tail, Numbers>::Weights {
           const int k0 = back_index(row, step / row_tiles);
           const int k1 = back_index(row + 8, step / row_tiles);
           const auto pair = [&](int channel, int k) {
-            return pack_halves(weight(channel, k) * s.back_scale, weight(channel + 8, k) * s.back_scale);
+            return pack_halves(weight(channel, k) * thread.s.back_scale,
+                               weight(channel + 8, k) * thread.s.back_scale);
           };
-          s.back[0][i / 32][i % 32] = uint4{pair(o, k0), pair(o, k1), pair(o + 1, k0), pair(o + 1, k1)};
+          thread.s.back[0][i / 32][i % 32] =
+              uint4{pair(o, k0), pair(o, k1), pair(o + 1, k0), pair(o + 1, k1)};
           continue;
         }
         // A lane has four neighbouring output channels, two for each of two steps.
@@ -136,13 +136,14 @@ struct ThinBackward<C, Tail, Numbers>::Weights {
         const int k0 = back_index(row, outer);
         const int k1 = back_index(row + 8, outer);
         const float w[4] = {weight(o, k0), weight(o, k1), weight(o + 1, k0), weight(o + 1, k1)};
-        put_weights(s.back[0][i / 32], s.back[parts - 1][i / 32], i % 32, w);
+        put_weights(thread.s.back[0][i / 32], thread.s.back[parts - 1][i / 32], i % 32, w);
       }
     }
     for (int o = threadIdx.x; o < rows; o += threads) {
       float value = 0.0f;
-      if constexpr (C::has_bias) value = o < channels ? load_one<typename C::Bias>(p.parameter[1], o) : 0.0f;
-      s.bias[o] = value;
+      if constexpr (C::has_bias)
+        value = o < channels ? load_one<typename C::Bias>(thread.p.parameter[1], o) : 0.0f;
+      thread.s.bias[o] = value;
     }
   }
   // The index of a weight of row (input channel, last tap) with these outer taps.

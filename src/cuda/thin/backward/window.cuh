@@ -7,17 +7,16 @@ namespace onepass {
 
 template <class C, class Tail, class Numbers>
 struct ThinBackward<C, Tail, Numbers>::Window {
-  const Parameters& p;
-  Shared& s;
-  const WarpThread thread{};
+  const Thread thread;
 
   // Updates the offsets of entries for a ring buffer that begins at plane `turn`.
   __device__ __forceinline__ void rotate(int turn) const {
     if constexpr (slides) {
       for (int i = threadIdx.x; i < Numbers::steps * 4; i += threads)
-        s.step_window[i] = Terms::window_of(s.step_entry[i].x, s.step_entry[i].y, turn);
+        thread.s.step_window[i] = Terms::window_of(thread.s.step_entry[i].x, thread.s.step_entry[i].y, turn);
       for (int i = threads - 1 - threadIdx.x; i < Numbers::jobs * 8; i += threads)
-        s.group_window[i] = Terms::window_of(s.group_entry[i].x, s.group_entry[i].y, turn);
+        thread.s.group_window[i] =
+            Terms::window_of(thread.s.group_entry[i].x, thread.s.group_entry[i].y, turn);
     }
   }
 
@@ -32,7 +31,8 @@ struct ThinBackward<C, Tail, Numbers>::Window {
     int first[3];
 #pragma unroll
     for (int d = 0; d < 3; ++d) first[d] = tile.origin[d] * static_cast<int>(C::step(d)) + Numbers::low(d);
-    const char* sample = static_cast<const char*>(p.input) + tile.n * C::input_stride(0) * Input::bytes;
+    const char* sample =
+        static_cast<const char*>(thread.p.input) + tile.n * C::input_stride(0) * Input::bytes;
 #pragma unroll 2
     for (int row = thread.warp; row < all_rows; row += warps) {
       const int i1 = first[1] + row % Numbers::window(1);
@@ -86,7 +86,7 @@ struct ThinBackward<C, Tail, Numbers>::Window {
           for (int k = 0; k < vector; ++k) operands.of[k] = value[k];
         }
         if (width % 32 == 0 || column < width)
-          *reinterpret_cast<Vector*>(s.passes.window + (to_row * width + column) * vector) = operands;
+          *reinterpret_cast<Vector*>(thread.s.passes.window + (to_row * width + column) * vector) = operands;
       }
     }
   }

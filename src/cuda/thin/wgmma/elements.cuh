@@ -7,8 +7,7 @@ namespace onepass {
 
 template <class C, class Tail, class Numbers, class Product>
 struct ThinWgmma<C, Tail, Numbers, Product>::Elements {
-  const Parameters& p;
-  Shared& shared;
+  const Block block;
 
   // --- Producers ---
   // A position in the order of staging: items of a plane, planes of a tile, tiles, repeats (passes and
@@ -99,7 +98,7 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Elements {
                         i1 * C::input_stride(3) + i2 * C::input_stride(4);
     constexpr int rows = static_cast<int>(C::input_size(1));
     const bool inside = unit.is_one && static_cast<unsigned>(i2) < static_cast<unsigned>(C::input_size(2));
-    Source source{static_cast<const char*>(p.input) + index * Input::bytes, 0, 0};
+    Source source{static_cast<const char*>(block.p.input) + index * Input::bytes, 0, 0};
     if constexpr (C::base(1, 0) < 0) source.begin = i1 < 0 ? (-i1 + shift - 1) / shift : 0;
     if (inside && i1 < rows) source.end = (rows - i1 + shift - 1) / shift;
     return source;
@@ -116,7 +115,7 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Elements {
 #pragma unroll
       for (int m = 0; m < loaded; ++m) {
         const bool is_there = (has_all_rows ? end > 0 : m >= source.begin && m < end) &&
-                              (samples == 1 || static_cast<int64>(place.unit) * samples + s < p.batch);
+                              (samples == 1 || static_cast<int64>(place.unit) * samples + s < block.p.batch);
         x[s][m] =
             is_there ? load_element(first, s * C::input_stride(0) + m * shift * C::input_stride(3)) : 0.0f;
       }
@@ -152,7 +151,7 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Elements {
   using Largest = uint32[guard_words];
 
   __device__ __forceinline__ void store(const Target& target, int slot, Items& x, Largest& largest) const {
-    char* place = reinterpret_cast<char*>(shared.x[slot][0]) + target.offset;
+    char* place = reinterpret_cast<char*>(block.shared.x[slot][0]) + target.offset;
     if constexpr (splits) {
 #pragma unroll
       for (int s = 0; s < samples; ++s) {
@@ -193,10 +192,10 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Elements {
         const uint32 even = largest[k] & 0xffffu;
         const uint32 odd = largest[k] >> 16;
         if constexpr (samples == 8) {
-          atomicMax(&shared.largest[unit.c][2 * k], even);
-          atomicMax(&shared.largest[unit.c][2 * k + 1], odd);
+          atomicMax(&block.shared.largest[unit.c][2 * k], even);
+          atomicMax(&block.shared.largest[unit.c][2 * k + 1], odd);
         } else {
-          atomicMax(&shared.largest[unit.c][k], max(even, odd));
+          atomicMax(&block.shared.largest[unit.c][k], max(even, odd));
         }
       }
     }
@@ -206,9 +205,9 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Elements {
 
   // The largest magnitude over all parts.
   __device__ __forceinline__ uint32 largest_of(int c, int s) const {
-    uint32 result = shared.largest[c][s];
+    uint32 result = block.shared.largest[c][s];
     for (int part = 1; part < parts; ++part)
-      result = max(result, barrier::load_of_block(&shared.largest[c][s], part));
+      result = max(result, barrier::load_of_block(&block.shared.largest[c][s], part));
     return result;
   }
 
@@ -217,16 +216,16 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Elements {
     constexpr uint32 not_finite = is_same<Input, bf16> ? 0x7f80u : 0x7c00u;
     constexpr uint32 least = 0x3800u;  // 0.5, of scaled elements
     const int warp = (static_cast<int>(threadIdx.x) - consumers) / 32;
-    for (int s = warp; s < samples && n + s < p.batch; s += producers / 32) {
+    for (int s = warp; s < samples && n + s < block.p.batch; s += producers / 32) {
       bool redo = false;
       for (int c = 0; c < C::in_channels && !redo; ++c) {
         const uint32 largest = largest_of(c, s);
         redo = largest >= not_finite ||
-               (splits && largest < least && !is_exact_in_f16<C, Input, input_parts>(p, n + s, c));
+               (splits && largest < least && !is_exact_in_f16<C, Input, input_parts>(block.p, n + s, c));
       }
       if (threadIdx.x % 32 == 0) {
-        p.only[n + s] = redo ? 1u : 0u;
-        if (redo) atomicMax(&shared.redo, static_cast<uint32>(redo_some));
+        block.p.only[n + s] = redo ? 1u : 0u;
+        if (redo) atomicMax(&block.shared.redo, static_cast<uint32>(redo_some));
       }
     }
   }
@@ -244,7 +243,7 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Elements {
     if constexpr (guards) {
       warpgroup::sync<producers>(6);
       for (int i = static_cast<int>(threadIdx.x) - consumers; i < C::in_channels * samples; i += producers)
-        shared.largest[i / samples][i % samples] = 0;
+        block.shared.largest[i / samples][i % samples] = 0;
       warpgroup::sync<producers>(6);
     }
   }
@@ -260,7 +259,7 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Elements {
     constexpr int ahead_items = kept_in_flight;
     constexpr int round = (items + ahead_items - 1) / ahead_items * ahead_items;
     constexpr int unit_planes = repeats * part_tiles * window_planes;
-    const auto end = static_cast<int>((p.batch + samples - 1) / samples);
+    const auto end = static_cast<int>((block.p.batch + samples - 1) / samples);
     Place ahead{first_unit()};
     const char* plane_base = nullptr;  // of the sample's plane
     bool has_plane = false;
@@ -274,7 +273,7 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Elements {
     const auto begin_plane = [&] {
       const int i0 = first_plane() + ahead.plane + static_cast<int>(C::base(0, 0));
       has_plane = static_cast<unsigned>(i0) < static_cast<unsigned>(C::input_size(0)) && ahead.unit < end;
-      plane_base = static_cast<const char*>(p.input) +
+      plane_base = static_cast<const char*>(block.p.input) +
                    (static_cast<int64>(ahead.unit) * samples * C::input_stride(0) + i0 * C::input_stride(2)) *
                        Input::bytes;
       if (ahead.plane != 0) return;
@@ -302,7 +301,7 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Elements {
       const char* first = plane_base + static_cast<int64>(offset[k]) * Input::bytes;
 #pragma unroll
       for (int s = 0; s < samples; ++s) {
-        const bool is_sample = samples == 1 || static_cast<int64>(ahead.unit) * samples + s < p.batch;
+        const bool is_sample = samples == 1 || static_cast<int64>(ahead.unit) * samples + s < block.p.batch;
 #pragma unroll
         for (int m = 0; m < loaded; ++m) {
           const bool is_there = (has_all_rows ? present : present >> m & 1u) != 0 && is_sample;
@@ -314,7 +313,7 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Elements {
     begin_plane();
 #pragma unroll
     for (int k = 0; k < ahead_items; ++k) load_item(k, x[k]);
-    if constexpr (!all_prepare) barrier::wait(&shared.prepared, 0);
+    if constexpr (!all_prepare) barrier::wait(&block.shared.prepared, 0);
     int slot = 0;
     uint32 parity = 1;  // the first time round places are free
 #pragma unroll 1
@@ -323,13 +322,13 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Elements {
       for (int i = 0; i < unit_planes; ++i) {
 #pragma unroll
         for (int k = 0; k < round; ++k) {
-          if (k == 0) barrier::wait(&shared.empty[slot], parity);
+          if (k == 0) barrier::wait(&block.shared.empty[slot], parity);
           if (k < items)
             store(target[k < items ? k : 0], slot, x[k % ahead_items], largest[k < items ? k : 0]);
           if (k == items - 1) {
             barrier::release_to_copies();
             __syncwarp();
-            if (threadIdx.x % 32 == 0) barrier::arrive(&shared.full[slot]);
+            if (threadIdx.x % 32 == 0) barrier::arrive(&block.shared.full[slot]);
             if (++slot == planes) {
               slot = 0;
               parity ^= 1;
@@ -349,12 +348,13 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Elements {
       }
       end_unit(static_cast<int64>(unit) * samples);
     }
-    if (guards && threadIdx.x == consumers && rank() == 0) p.only[p.batch + first_unit()] = shared.redo;
+    if (guards && threadIdx.x == consumers && rank() == 0)
+      block.p.only[block.p.batch + first_unit()] = block.shared.redo;
   }
 
   __device__ __forceinline__ void produce() const {
     if constexpr (keeps_items) return produce_kept();
-    const auto end = static_cast<int>((p.batch + samples - 1) / samples);
+    const auto end = static_cast<int>((block.p.batch + samples - 1) / samples);
     Place ahead{first_unit()};
     Items x[in_flight][item_chunks];
     Source source[item_chunks];
@@ -369,7 +369,7 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Elements {
     };
 #pragma unroll
     for (int k = 0; k < in_flight; ++k) load_ahead(x[k]);
-    if constexpr (!all_prepare) barrier::wait(&shared.prepared, 0);
+    if constexpr (!all_prepare) barrier::wait(&block.shared.prepared, 0);
     int slot = 0;
     uint32 parity = 1;  // the first time round places are free
     Largest largest[item_chunks] = {};
@@ -383,7 +383,7 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Elements {
       for (int i = 0; i < unit_items; i += in_flight) {
 #pragma unroll
         for (int k = 0; k < in_flight; ++k) {
-          if (items == 1 || item == 0) barrier::wait(&shared.empty[slot], parity);
+          if (items == 1 || item == 0) barrier::wait(&block.shared.empty[slot], parity);
 #pragma unroll
           for (int j = 0; j < item_chunks; ++j) {
             if constexpr (items > 1) target[j] = Target(Unit(item * item_chunks + j));
@@ -394,7 +394,7 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Elements {
           if (item == 0) {
             barrier::release_to_copies();
             __syncwarp();
-            if (threadIdx.x % 32 == 0) barrier::arrive(&shared.full[slot]);
+            if (threadIdx.x % 32 == 0) barrier::arrive(&block.shared.full[slot]);
             if (++slot == planes) {
               slot = 0;
               parity ^= 1;
@@ -409,7 +409,8 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Elements {
       }
       end_unit(static_cast<int64>(unit) * samples);
     }
-    if (guards && threadIdx.x == consumers && rank() == 0) p.only[p.batch + first_unit()] = shared.redo;
+    if (guards && threadIdx.x == consumers && rank() == 0)
+      block.p.only[block.p.batch + first_unit()] = block.shared.redo;
   }
 };
 

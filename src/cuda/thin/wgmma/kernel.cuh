@@ -9,14 +9,13 @@ namespace onepass {
 
 template <class C, class Tail, class Numbers, class Product>
 struct ThinWgmma<C, Tail, Numbers, Product>::Kernel {
-  const Parameters& p;
-  Shared& shared;
-  const Outputs outputs{p, shared};
+  const Block block;
+  const Outputs outputs{block};
 
   // A warp's moments, or sums, of its slots.
   static constexpr int team = row_groups > 1 ? row_groups / 2 : 1;  // lanes that share a sample
   __device__ __forceinline__ float* scratch_of(int slot) const {
-    return shared.scratch[threadIdx.x / 32][slot];
+    return block.shared.scratch[threadIdx.x / 32][slot];
   }
 
   template <class State>
@@ -83,7 +82,7 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Kernel {
 #pragma unroll
     for (int group = 0; group < warpgroups; ++group) {
 #pragma unroll
-      for (int t = 0; t < holders; ++t) take(shared.scratch[group * 4 + t * apart + first][slot]);
+      for (int t = 0; t < holders; ++t) take(block.shared.scratch[group * 4 + t * apart + first][slot]);
     }
   }
 
@@ -100,9 +99,9 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Kernel {
           total += part[0];
         }
       });
-      shared.part[slot][0] = is_first ? all.count : total;
-      shared.part[slot][1] = all.mean;
-      shared.part[slot][2] = all.m2;
+      block.shared.part[slot][0] = is_first ? all.count : total;
+      block.shared.part[slot][1] = all.mean;
+      block.shared.part[slot][2] = all.m2;
     }
   }
 
@@ -115,7 +114,7 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Kernel {
     for (int i = 0; i < parts; ++i) {
 #pragma unroll
       for (int k = 0; k < 3; ++k)
-        part[i][k] = barrier::load_of_block(&shared.part[parts == 1 ? 0 : slot][k], i);
+        part[i][k] = barrier::load_of_block(&block.shared.part[parts == 1 ? 0 : slot][k], i);
     }
 #pragma unroll
     for (int i = 0; i < parts; ++i) take(part[i]);
@@ -132,13 +131,13 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Kernel {
 #pragma unroll 1
     for (int first = 0; first < Numbers::slots; first += finishers) {
       const int slot = first + thread;
-      const bool is_one = slot < Numbers::slots && n + slot / Tail::channels < p.batch;
+      const bool is_one = slot < Numbers::slots && n + slot / Tail::channels < block.p.batch;
       const int channel = slot % static_cast<int>(Tail::channels);
       float gamma = 0.0f, beta = 0.0f;  // on their way
       if constexpr (Tail::mean_follows_norm) {
         if (is_one) {
-          gamma = Tail::weight(p, channel);
-          beta = Tail::bias(p, channel);
+          gamma = Tail::weight(block.p, channel);
+          beta = Tail::bias(block.p, channel);
         }
       }
       Moments all;
@@ -155,11 +154,11 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Kernel {
       if (!is_one) continue;
       const int64 index = (n * Tail::channels + slot) / group;
       if (channel % group == 0) {
-        p.statistics[2 * index] = mean;
-        p.statistics[2 * index + 1] = rstd;
+        block.p.statistics[2 * index] = mean;
+        block.p.statistics[2 * index + 1] = rstd;
       }
       if constexpr (Tail::mean_follows_norm)
-        store_one<typename Tail::Output>(p.output, n * Tail::channels + slot,
+        store_one<typename Tail::Output>(block.p.output, n * Tail::channels + slot,
                                          fmaf(distance * rstd, gamma, beta));
     }
   }
@@ -180,15 +179,15 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Kernel {
       for_each_part(slot, [&](const float* part) {
         if (part[0] > 0.0f) all.merge(part[0], part[1], part[2]);
       });
-      shared.moments[slot][0] = all.mean;
-      shared.moments[slot][1] = all.m2;
+      block.shared.moments[slot][0] = all.mean;
+      block.shared.moments[slot][1] = all.m2;
     }
     warpgroup::sync<128>(1 + threadIdx.x / 128);
     constexpr int groups = Tail::channels / Tail::group_channels;
     constexpr auto spatial = static_cast<float>(Tail::spatial);
     for (int slab = thread; slab < samples * groups; slab += 128) {
-      if (n + slab / groups >= p.batch) break;
-      const float(*rows)[2] = shared.moments + slab * Tail::group_channels;
+      if (n + slab / groups >= block.p.batch) break;
+      const float(*rows)[2] = block.shared.moments + slab * Tail::group_channels;
       float moved = 0.0f;  // from the first channel's
       for (int c = 1; c < Tail::group_channels; ++c) moved += rows[c][0] - rows[0][0];
       const float mean = fmaf(moved, 1.0f / Tail::group_channels, rows[0][0]);
@@ -199,14 +198,14 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Kernel {
       }
       const float rstd = 1.0f / sqrtf(m2 / (spatial * Tail::group_channels) + Tail::eps);
       const int64 index = n * groups + slab;
-      p.statistics[2 * index] = mean;
-      p.statistics[2 * index + 1] = rstd;
+      block.p.statistics[2 * index] = mean;
+      block.p.statistics[2 * index + 1] = rstd;
       if constexpr (Tail::mean_follows_norm) {
         for (int c = 0; c < Tail::group_channels; ++c) {
           const int channel = slab % groups * Tail::group_channels + c;
           const float value =
-              fmaf((rows[c][0] - mean) * rstd, Tail::weight(p, channel), Tail::bias(p, channel));
-          store_one<typename Tail::Output>(p.output, index * Tail::group_channels + c, value);
+              fmaf((rows[c][0] - mean) * rstd, Tail::weight(block.p, channel), Tail::bias(block.p, channel));
+          store_one<typename Tail::Output>(block.p.output, index * Tail::group_channels + c, value);
         }
       }
     }
@@ -215,10 +214,10 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Kernel {
   __device__ __forceinline__ void finish_mean(int64 n) const {
     constexpr float per_element = 1.0f / static_cast<float>(Tail::spatial);
     for (int slot = threadIdx.x % 128; slot < Numbers::slots; slot += 128) {
-      if (n + slot / Tail::channels >= p.batch) break;
+      if (n + slot / Tail::channels >= block.p.batch) break;
       float total = 0.0f;
       for_each_part(slot, [&](const float* part) { total += part[0]; });
-      store_one<typename Tail::Output>(p.output, n * Tail::channels + slot, total * per_element);
+      store_one<typename Tail::Output>(block.p.output, n * Tail::channels + slot, total * per_element);
     }
   }
 
@@ -247,15 +246,15 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Kernel {
         const bool is_one = Products::is_used(warp, r);
         const int o =
             tile * channel_blocks * 16 + (is_one ? Products::channels_of(warp, r) * 8 : 0) + lane / 4;
-        unscale[r] = shared.unscale[o];
-        bias[r] = shared.bias[o];
+        unscale[r] = block.shared.unscale[o];
+        bias[r] = block.shared.bias[o];
         in_range[r] = o < C::channels && is_one;
 #pragma unroll
         for (int e = 0; e < 2; ++e)
           slot[e][r] = Products::sample_of_lane(e) * C::channels + (o < C::channels ? o : 0);
       }
       // A sample beyond the batch reads the operands of the last sample.
-      const int64 last = p.batch - 1;
+      const int64 last = block.p.batch - 1;
       const auto within = [&](int s) { return n + s > last ? static_cast<int>(last - n) : s; };
       int read[2][state_rows];
 #pragma unroll
@@ -265,13 +264,13 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Kernel {
           read[e][r] = within(slot[e][r] / C::channels) * C::channels + slot[e][r] % C::channels;
       }
       if constexpr (is_first) {
-        const MomentsPass pass{p, nullptr, n};
+        const MomentsPass pass{block.p, nullptr, n};
         decltype(pass.begin(read[0], in_range)) state[2] = {pass.begin(read[0], in_range),
                                                             pass.begin(read[1], in_range)};
         outputs.consume(pass, state, tile, ring, unscale, bias);
         leave_moments(state, slot, in_range);
       } else {
-        const ApplyPass pass{p, nullptr, n};
+        const ApplyPass pass{block.p, nullptr, n};
         decltype(pass.begin(read[0], in_range)) state[2] = {pass.begin(read[0], in_range),
                                                             pass.begin(read[1], in_range)};
         outputs.consume(pass, state, tile, ring, unscale, bias);
@@ -282,16 +281,16 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Kernel {
     warpgroup::sync<128>(1 + group);
     if (threadIdx.x % 128 == 0) {
       __threadfence_block();
-      shared.group_is_last[group] = atomicAdd(&shared.arrived, 1u) % warpgroups == warpgroups - 1;
+      block.shared.group_is_last[group] = atomicAdd(&block.shared.arrived, 1u) % warpgroups == warpgroups - 1;
       __threadfence_block();
     }
     warpgroup::sync<128>(1 + group);
     if constexpr (parts > 1) {
-      if (shared.group_is_last[group]) leave_part<is_first>();
+      if (block.shared.group_is_last[group]) leave_part<is_first>();
       barrier::cluster_sync();
       if (rank() == 0 && group == 0) finish<is_first>(n);
       barrier::cluster_sync();
-    } else if (shared.group_is_last[group]) {
+    } else if (block.shared.group_is_last[group]) {
       finish<is_first>(n);
     }
     if constexpr (is_first && two_passes) {
@@ -305,28 +304,28 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Kernel {
   static constexpr bool ends_may_meet = channel_tiles * part_tiles * window_planes <= planes;
 
   __device__ __forceinline__ void run() const {
-    const Weights weights{p, shared};
-    const Producer producer{p, shared};
+    const Weights weights{block};
+    const Producer producer{block};
     if constexpr (guards) allow_kernel_after();
     if (threadIdx.x == 0) {
       for (int i = 0; i < planes; ++i) {
-        barrier::initialise(&shared.full[i],
+        barrier::initialise(&block.shared.full[i],
                             producer.rows_are_aligned() ? Producer::row_chunks : producers / 32);
-        barrier::initialise(&shared.empty[i], consumer_warps);
+        barrier::initialise(&block.shared.empty[i], consumer_warps);
       }
-      barrier::initialise(&shared.prepared, consumers);
-      shared.arrived = 0;
-      shared.redo = redo_none;
+      barrier::initialise(&block.shared.prepared, consumers);
+      block.shared.arrived = 0;
+      block.shared.redo = redo_none;
     }
     // Prefetches what the end of a unit reads.
-    if (threadIdx.x < Tail::parameters) barrier::prefetch(p.parameter[threadIdx.x]);
+    if (threadIdx.x < Tail::parameters) barrier::prefetch(block.p.parameter[threadIdx.x]);
     if constexpr (guards) {  // the counters of the launch that does samples again
-      for (int64 i = static_cast<int64>(blockIdx.x) * Numbers::threads + threadIdx.x; i < 4 * (p.batch + 1);
-           i += static_cast<int64>(gridDim.x) * Numbers::threads)
-        p.control[i] = 0;
+      for (int64 i = static_cast<int64>(blockIdx.x) * Numbers::threads + threadIdx.x;
+           i < 4 * (block.p.batch + 1); i += static_cast<int64>(gridDim.x) * Numbers::threads)
+        block.p.control[i] = 0;
     }
     for (int i = threadIdx.x; i < C::in_channels * samples; i += Numbers::threads)
-      shared.largest[i / samples][i % samples] = 0;
+      block.shared.largest[i / samples][i % samples] = 0;
     __syncthreads();
     if constexpr (all_prepare) {
       weights.load_weights();
@@ -340,12 +339,12 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Kernel {
         barrier::release_to_copies();
         // Producers wait for it. Not one bar.sync for all: compute-sanitizer takes a barrier at two places of
         // the code for two barriers.
-        barrier::arrive(&shared.prepared);
+        barrier::arrive(&block.shared.prepared);
         weights.sync_preparing();
       }
       Ring ring;
 #pragma unroll 1
-      for (int64 n = static_cast<int64>(first_unit()) * samples; n < p.batch;
+      for (int64 n = static_cast<int64>(first_unit()) * samples; n < block.p.batch;
            n += static_cast<int64>(unit_step()) * samples) {
         if constexpr (Tail::has_norm) pass_over<true>(n, ring);
         if constexpr (!Tail::mean_follows_norm) pass_over<false>(n, ring);

@@ -9,8 +9,7 @@ template <class C, class Tail, class Numbers, class Product>
 struct ThinWgmma<C, Tail, Numbers, Product>::Outputs {
   using Operands = typename Products::Operands;
 
-  const Parameters& p;
-  Shared& shared;
+  const Block block;
 
   // Values since the last update of the moments: sums of distances from the mean of that time.
   struct Recent {
@@ -64,10 +63,11 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Outputs {
       // A lane without a row reads values of the last row and drops them.
       const int q1 = row + Products::first_row_of_lane(e);
       typename Before::template Tensors<1> tensors;
-      tensors.load(p, element_index<C, Tail, Numbers>(
-                          pass.n, state[e].slot[r],
-                          offset_of(d, q1 < C::output_size(1) ? q1 : static_cast<int>(C::output_size(1)) - 1,
-                                    column + k)));
+      tensors.load(block.p,
+                   element_index<C, Tail, Numbers>(
+                       pass.n, state[e].slot[r],
+                       offset_of(d, q1 < C::output_size(1) ? q1 : static_cast<int>(C::output_size(1)) - 1,
+                                 column + k)));
       return Before::value(Products::output_of(product, unscale[r], bias[r]), state[e].before[r].value[0],
                            tensors, 0);
     };
@@ -182,10 +182,10 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Outputs {
     for (int own = 0; own < 2; ++own) {
       const int strip = group * 2 + own;
       const int set = weight_sets == 1 ? 0 : weight_sets == strips ? strip : group % weight_sets;
-      weights[own] =
-          warpgroup::descriptor(barrier::shared_address(shared.weight[channel_tile][set]), weight_units);
+      weights[own] = warpgroup::descriptor(barrier::shared_address(block.shared.weight[channel_tile][set]),
+                                           weight_units);
       const int offset = (strip / across * step1 * row_units + strip % across * columns * step2 * pitch) * 16;
-      windows[own] = warpgroup::descriptor(barrier::shared_address(shared.x[0][0]) + offset, 0);
+      windows[own] = warpgroup::descriptor(barrier::shared_address(block.shared.x[0][0]) + offset, 0);
     }
     const uint64 base_a =
         Products::base_of(weight_sets == 1 ? weights[0] : uniform(weights[0]), Products::upper_a);
@@ -203,12 +203,12 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Outputs {
     };
     const auto operands_of = [&](int own, int plane) -> Operands {
       const uint32 turn = turn_of(own, plane);
-      const uint32 turned = paired ? turn * static_cast<uint32>(sizeof(shared.weight[0][0][0]) / 16)
+      const uint32 turned = paired ? turn * static_cast<uint32>(sizeof(block.shared.weight[0][0][0]) / 16)
                                    : (taps0 - 1 - turn) * channel_blocks * 16;
       constexpr uint32 of_slot = input_parts * plane_units;
       if constexpr (Products::knows_slots) {
         // Distance from the first strip's to the second's.
-        constexpr uint32 of_set = weight_sets == strips ? sizeof(shared.weight[0][0]) / 16 : 0;
+        constexpr uint32 of_set = weight_sets == strips ? sizeof(block.shared.weight[0][0]) / 16 : 0;
         constexpr uint32 apart = across == 1 ? step1 * row_units : columns * step2 * pitch;
         // Two different ones: otherwise the compiler computes the common part of both strips separately.
         return {{own * of_set + turned, own * apart + plane * of_slot},
@@ -250,13 +250,13 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Outputs {
     };
     const auto wait_for = [&](int plane) {
       const Ring at{ring.count + plane};
-      barrier::wait(&shared.full[Products::knows_slots ? plane : at.slot()],
+      barrier::wait(&block.shared.full[Products::knows_slots ? plane : at.slot()],
                     Products::knows_slots ? ring.parity() : at.parity());
     };
     const auto leave = [&](int plane) {
       __syncwarp();
       if (threadIdx.x % 32 == 0)
-        barrier::arrive(&shared.empty[Products::knows_slots ? plane : (ring.count + plane) % planes]);
+        barrier::arrive(&block.shared.empty[Products::knows_slots ? plane : (ring.count + plane) % planes]);
     };
     // Adds a plane's partial sums, where the tensor cores must not add up more.
     const auto add = [&](Sums& sums, Sums& part) {

@@ -7,9 +7,8 @@ namespace onepass {
 
 template <class C, class Tail, class Numbers, class Product>
 struct ThinWgmma<C, Tail, Numbers, Product>::Producer {
-  const Parameters& p;
-  Shared& shared;
-  const Elements elements{p, shared};
+  const Block block;
+  const Elements elements{block};
 
   // --- Producers of rows ---
   // Where lanes lie along memory and a tile has all of them, a thread loads a whole row by vectors. It makes
@@ -24,7 +23,7 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Producer {
                                 plane_rows <= 128 && producers / 32 % row_chunks == 0));
 
   __device__ __forceinline__ bool rows_are_aligned() const {
-    return loads_rows && reinterpret_cast<uint64>(p.input) % 16 == 0;
+    return loads_rows && reinterpret_cast<uint64>(block.p.input) % 16 == 0;
   }
 
   using RowWords = uint32[row_vectors * 4];
@@ -58,7 +57,7 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Producer {
 
   __device__ __forceinline__ void produce_rows() const {
     constexpr int unit_planes = row_unit_planes;
-    const auto end = static_cast<int>((p.batch + samples - 1) / samples);
+    const auto end = static_cast<int>((block.p.batch + samples - 1) / samples);
     const int warp = static_cast<int>(uniform((threadIdx.x - consumers) / 32));
     const int own = warp % row_chunks * 32 + static_cast<int>(threadIdx.x % 32);
     const int c = own / window_columns;
@@ -71,9 +70,9 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Producer {
     for (int k = 0; k < core_rows; ++k) {
       const int i = (column + k) % core_rows;
       place[k] =
-          reinterpret_cast<char*>(shared.x) + ((c / core_channels * starts - i * delta1) * row_units +
-                                               column * pitch + c % core_channels + i * core_channels) *
-                                                  16;
+          reinterpret_cast<char*>(block.shared.x) + ((c / core_channels * starts - i * delta1) * row_units +
+                                                     column * pitch + c % core_channels + i * core_channels) *
+                                                        16;
 #pragma unroll
       for (int row = 0; row < window_rows; ++row) {
         const int q = row - i * delta1;
@@ -87,7 +86,7 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Producer {
     // The address of the next row, where a warp's rows of a unit are equally spaced and inside the input.
     constexpr bool in_line = has_all_planes && part_tiles * repeats == 1;
     constexpr auto bytes = static_cast<int64>(Input::bytes);
-    const char* next = static_cast<const char*>(p.input);
+    const char* next = static_cast<const char*>(block.p.input);
     if constexpr (in_line) {
       next += bytes * (ahead_unit * C::input_stride(0) + c * C::input_stride(1) +
                        (first_plane() + ahead_index + C::base(0, 0)) * C::input_stride(2) +
@@ -103,7 +102,7 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Producer {
                              static_cast<unsigned>(i2) < static_cast<unsigned>(C::input_size(2)));
       const auto* from = reinterpret_cast<const uint4*>(
           in_line ? next
-                  : static_cast<const char*>(p.input) +
+                  : static_cast<const char*>(block.p.input) +
                         bytes * (ahead_unit * C::input_stride(0) + c * C::input_stride(1) +
                                  i0 * C::input_stride(2) + i2 * C::input_stride(4)));
       if (is_one && ahead_unit < end && (has_all_planes || ahead_index < unit_planes)) {
@@ -126,7 +125,7 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Producer {
     };
 #pragma unroll
     for (int i = 0; i < rows_in_flight; ++i) load_ahead(x[i]);
-    if constexpr (!all_prepare) barrier::wait(&shared.prepared, 0);
+    if constexpr (!all_prepare) barrier::wait(&block.shared.prepared, 0);
     uint32 before = 0;  // planes of the units before
     uint32 largest = 0;
     // Whether each of a warp's rows in flight always goes to the same slot.
@@ -134,8 +133,8 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Producer {
     uint32 kept_parity = 1;  // the first time round slots are free
     const auto store_row = [&](RowWords& from, int index, int i) {
       const Ring at{keeps_slots ? static_cast<uint32>(first_of_warp + i * planes_apart) : before + index};
-      barrier::wait(&shared.empty[at.slot()], keeps_slots ? kept_parity : at.parity() ^ 1);
-      const uint32 of_slot = at.slot() * static_cast<uint32>(sizeof(shared.x[0]));
+      barrier::wait(&block.shared.empty[at.slot()], keeps_slots ? kept_parity : at.parity() ^ 1);
+      const uint32 of_slot = at.slot() * static_cast<uint32>(sizeof(block.shared.x[0]));
       if constexpr (splits) {
 #pragma unroll
         for (int i = 0; i < row_vectors * 4; ++i)
@@ -164,7 +163,7 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Producer {
       }
       barrier::release_to_copies();
       __syncwarp();
-      if (threadIdx.x % 32 == 0) barrier::arrive(&shared.full[at.slot()]);
+      if (threadIdx.x % 32 == 0) barrier::arrive(&block.shared.full[at.slot()]);
     };
 #pragma unroll 1
     for (int unit = first_unit(); unit < end; unit += unit_step()) {
@@ -179,12 +178,13 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Producer {
       }
       before += unit_planes;
       if constexpr (guards) {
-        if (is_one) atomicMax(&shared.largest[c][0], max(largest & 0xffffu, largest >> 16));
+        if (is_one) atomicMax(&block.shared.largest[c][0], max(largest & 0xffffu, largest >> 16));
         largest = 0;
       }
       elements.end_unit(static_cast<int64>(unit) * samples);
     }
-    if (guards && threadIdx.x == consumers && rank() == 0) p.only[p.batch + first_unit()] = shared.redo;
+    if (guards && threadIdx.x == consumers && rank() == 0)
+      block.p.only[block.p.batch + first_unit()] = block.shared.redo;
   }
 
   __device__ __forceinline__ void produce() const {

@@ -7,8 +7,7 @@ namespace onepass {
 
 template <class C, class Tail, class Numbers, class Product>
 struct ThinWgmma<C, Tail, Numbers, Product>::Weights {
-  const Parameters& p;
-  Shared& shared;
+  const Block block;
 
   // --- Weights ---
   // They are staged in the ring where they fit: each is read several times.
@@ -23,27 +22,27 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Weights {
 
   __device__ __forceinline__ void bring_weights() const {
     if constexpr (in_ring) {
-      auto* raw = reinterpret_cast<float*>(shared.x);
+      auto* raw = reinterpret_cast<float*>(block.shared.x);
       constexpr int rounds = (weights + preparing - 1) / preparing;
       constexpr int at_once = rounds < 16 ? rounds : 8;  // on their way
 #pragma unroll at_once
       for (int k = 0; k < rounds; ++k) {
         const int i = k * preparing + static_cast<int>(threadIdx.x);
         if (i < weights)
-          raw[i / terms * raw_pitch + i % terms] = load_one<typename C::Weight>(p.parameter[0], i);
+          raw[i / terms * raw_pitch + i % terms] = load_one<typename C::Weight>(block.p.parameter[0], i);
       }
     }
     for (int o = threadIdx.x; o < channel_tiles * channel_blocks * 16; o += preparing) {
       float bias = 0.0f;
       if constexpr (C::has_bias)
-        bias = o < C::channels ? load_one<typename C::Bias>(p.parameter[1], o) : 0.0f;
-      shared.bias[o] = bias;
+        bias = o < C::channels ? load_one<typename C::Bias>(block.p.parameter[1], o) : 0.0f;
+      block.shared.bias[o] = bias;
     }
     sync_preparing();
   }
   __device__ __forceinline__ float weight(int o, int term) const {
-    if constexpr (in_ring) return reinterpret_cast<const float*>(shared.x)[o * raw_pitch + term];
-    return load_one<typename C::Weight>(p.parameter[0], o * terms + term);
+    if constexpr (in_ring) return reinterpret_cast<const float*>(block.shared.x)[o * raw_pitch + term];
+    return load_one<typename C::Weight>(block.p.parameter[0], o * terms + term);
   }
 
   // The term that is element `e` of core `core`: taps of the last dimension, of the middle one within, then
@@ -72,9 +71,9 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Weights {
       const bool is_finite = exponent < 128;
       const bool fits = largest == 0 || (exponent > -100 && is_finite);
       const bool redo = splits ? !fits : fills_up && !is_finite;
-      if (guards && redo && lane == 0) atomicMax(&shared.redo, static_cast<uint32>(redo_all));
+      if (guards && redo && lane == 0) atomicMax(&block.shared.redo, static_cast<uint32>(redo_all));
       const int power = splits && largest > 0 && fits ? 13 - exponent : 0;
-      if (lane == 0) shared.unscale[o] = splits ? ldexpf(1.0f / thin_input_scale, -power) : 1.0f;
+      if (lane == 0) block.shared.unscale[o] = splits ? ldexpf(1.0f / thin_input_scale, -power) : 1.0f;
     }
   }
 
@@ -87,8 +86,8 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Weights {
   __device__ __forceinline__ void load_weights() const {
     bring_weights();
     if constexpr (has_other_rows) {
-      auto* all = reinterpret_cast<uint4*>(shared.weight);
-      for (int i = threadIdx.x; i < static_cast<int>(sizeof(shared.weight) / 16); i += preparing)
+      auto* all = reinterpret_cast<uint4*>(block.shared.weight);
+      for (int i = threadIdx.x; i < static_cast<int>(sizeof(block.shared.weight) / 16); i += preparing)
         all[i] = uint4{0, 0, 0, 0};
     }
     find_scales();
@@ -100,7 +99,7 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Weights {
       const int tile = i / (all_channels * taps0) / (2 * steps);
       const int o = tile * all_channels + i % all_channels;
       const int eight = i % all_channels / 8;
-      const float scale = splits ? 1.0f / (shared.unscale[o] * thin_input_scale) : 1.0f;
+      const float scale = splits ? 1.0f / (block.shared.unscale[o] * thin_input_scale) : 1.0f;
       float w[8];
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
@@ -132,7 +131,7 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Weights {
 #pragma unroll
           for (int j = 0; j < 4; ++j)
             own[j] = dithers ? high[j] + (low[j] >> version_of(set, turn) & 0x10001u) : high[j];
-          uint4(&of_step)[weight_parts][2][weight_units] = shared.weight[tile][set][turn][core / 2];
+          uint4(&of_step)[weight_parts][2][weight_units] = block.shared.weight[tile][set][turn][core / 2];
           of_step[0][core % 2][row] = uint4{own[0], own[1], own[2], own[3]};
           if constexpr (weight_parts == 2)
             of_step[weight_parts - 1][core % 2][row] = uint4{low[0], low[1], low[2], low[3]};

@@ -95,9 +95,7 @@ struct ThinMma {
     return interleaved && halves == 2 ? 2 * quad + half : half * 8 + quad;
   }
   // The window: rows begin `lead` elements early, at a vector of the input.
-  static constexpr int window_z = Numbers::window_z;
   static constexpr int window_y = Numbers::window_y;
-  static constexpr int window_x = Numbers::window_x;
   static constexpr int lead = Numbers::lead;
   static constexpr int row_pitch = Numbers::row_pitch;
   static constexpr int plane = Numbers::plane;
@@ -108,7 +106,7 @@ struct ThinMma {
   // elements in the stage of the outputs.
   static constexpr bool prefetches = Numbers::prefetches;
   static constexpr bool is_short = Tail::Input::bytes == 2;
-  static constexpr int raw_plane = window_z * window_y * row_pitch;
+  static constexpr int raw_plane = Numbers::window_z * window_y * row_pitch;
   static constexpr int raw_elements = is_short && Numbers::rows_are_vectors ? C::in_channels * raw_plane : 0;
   static_assert(prefetches || raw_elements * 2 <= Numbers::stage_bytes);
   static constexpr int windows = prefetches && !is_short ? 2 : 1;

@@ -49,8 +49,8 @@ struct ThinBackward<C, Tail, Numbers>::ChunkConvolution {
             if constexpr (chunk_rows == 1) load_weights(tap, 0, a);
 #pragma unroll
             for (int i = 0; i < spans; ++i)
-              multiply_halves(sums[Terms::row_of(x_row, tap)].total[i],
-                              chunk_rows > 1 ? held[tap][0][0] : a[0], x[i].of[0], x[i].of[1]);
+              mma::multiply<mma::F16>(sums[Terms::row_of(x_row, tap)].total[i],
+                                      chunk_rows > 1 ? held[tap][0][0] : a[0], x[i].of[0], x[i].of[1]);
           }
         } else {
 #pragma unroll
@@ -118,7 +118,7 @@ struct ThinBackward<C, Tail, Numbers>::ChunkConvolution {
       for (int i = 0; i < spans; ++i) {
         const Vector x =
             *reinterpret_cast<const Vector*>(entry + i * 8 * static_cast<int>(C::step(2)) * vector);
-        multiply_halves(h[i], a, x.of[0], x.of[1]);
+        mma::multiply<mma::F16>(h[i], a, x.of[0], x.of[1]);
       }
     }
 #pragma unroll

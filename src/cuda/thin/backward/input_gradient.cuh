@@ -111,7 +111,8 @@ struct ThinBackward<C, Tail, Numbers>::InputGradient {
             const int step = (tap[i] * static_cast<int>(C::kernel(1)) + k1) * row_tiles + k;
             const uint4 a = thread.s.back[0][step * column_tiles + item.tile][thread.lane];
 #pragma unroll
-            for (int j = 0; j < back_at_once; ++j) multiply_halves(sums[i].total[j], a, dh[j].x, dh[j].y);
+            for (int j = 0; j < back_at_once; ++j)
+              mma::multiply<mma::F16>(sums[i].total[j], a, dh[j].x, dh[j].y);
           }
         } else {
           float4 dh[back_at_once];

@@ -64,7 +64,7 @@ struct ThinBackward<C, Tail, Numbers>::WeightGradient {
           if (Terms::row_of(x_row, tap) < 0) continue;
 #pragma unroll
           for (int c = 0; c < components; ++c)
-            multiply_halves(sums[tap].total[c], a[Terms::row_of(x_row, tap)], b[0][c], b[1][c]);
+            mma::multiply<mma::F16>(sums[tap].total[c], a[Terms::row_of(x_row, tap)], b[0][c], b[1][c]);
         }
       }
     }

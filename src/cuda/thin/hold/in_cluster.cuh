@@ -43,31 +43,20 @@ struct ThinMma<C, Tail, Numbers, P>::InCluster {
                                             const Operands<Before>& operands, const Tile& tile, int y,
                                             int column, float* const (&to)[halves],
                                             const bool (&in_range)[halves]) const {
-    const Columns c = products.columns_of(w, y, column);
     const int first = y * classes_y * out_x + column * spans_x * 8 * classes_x;
-    for_constant<classes_y>([&](auto ry_) {
-      constexpr int ry = decltype(ry_)::value;
-      bool exists[spans_y];
+    products.for_each_sum(
+        w, held, tile, y, column, [&](auto ry, auto half, auto rx, auto span, float* pair, bool exists) {
+          Chains::template before<way, Chains::swish_terms(rz, ry, rx)>(pair[0], pair[1], operands.row[half]);
 #pragma unroll
-      for (int i = 0; i < spans_y; ++i) exists[i] = Products::has_row(tile, y + i, ry);
-      Sums sum;
-      products.template convolve<rz, ry>(sum, w, c, held);
-      Products::for_each_pair(sum, [&](auto half, auto rx, auto span, float* pair) {
-        Chains::template before<way, Chains::swish_terms(rz, ry, rx)>(pair[0], pair[1], operands.row[half]);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          Chains::compute_here(pair[i]);
-          if (!exists[span / spans_x] || Products::ends(products.cell_of(tile, column, span), i, rx))
-            continue;
-          const float distance = distance_from(pair[i], own.pivot[half]);
-          own.sum[half] += distance;
-          own.square[half] = fmaf(distance, distance, own.square[half]);
-          if (in_range[half])
-            to[half][first + (span / spans_x * classes_y + ry) * out_x +
-                     (span % spans_x * 8 + i) * classes_x + rx] = pair[i];
-        }
-      });
-    });
+          for (int i = 0; i < 2; ++i) {
+            Chains::compute_here(pair[i]);
+            if (!exists || Products::ends(products.cell_of(tile, column, span), i, rx)) continue;
+            own.add(half, distance_from(pair[i], own.pivot[half]));
+            if (in_range[half])
+              to[half][first + (span / spans_x * classes_y + ry) * out_x +
+                       (span % spans_x * 8 + i) * classes_x + rx] = pair[i];
+          }
+        });
   }
 
   template <Way way>
@@ -120,14 +109,7 @@ struct ThinMma<C, Tail, Numbers, P>::InCluster {
             value;
         moments.merge(1.0f, value, 0.0f);
       });
-      const float elements = lanes_sum<32>(moments.count);
-      float mean, m2;
-      team_moments<32, threads>(moments, elements, nullptr, mean, m2);
-      if (threadIdx.x % 32 == 0) {
-        area.moments[channel][0] = elements;
-        area.moments[channel][1] = mean;
-        area.moments[channel][2] = m2;
-      }
+      Careful::store_moments(area, channel, moments);
     }
   }
 

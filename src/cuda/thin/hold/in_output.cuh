@@ -106,10 +106,7 @@ struct ThinMma<C, Tail, Numbers, P>::InOutput {
     }
     __device__ __forceinline__ float finish(int half, float x, bool is_own) {
       const float distance = distance_from(x, own.pivot[half]);
-      if (is_own) {
-        own.sum[half] += distance;
-        own.square[half] = fmaf(distance, distance, own.square[half]);
-      }
+      if (is_own) own.add(half, distance);
       return x;
     }
     // Read again soon: keep in L2.

@@ -60,20 +60,25 @@ struct ThinMma<C, Tail, Numbers, P>::Careful {
       body(tile.z * classes_z + i / (rows * row), first_y + i / row % rows, first_x + i % row);
   }
 
+  // Leaves the moments of a channel, of which every lane has a part.
+  static __device__ __forceinline__ void store_moments(WarpShared& area, int channel, Moments& own) {
+    const float elements = lanes_sum<32>(own.count);
+    float mean, m2;
+    team_moments<32, threads>(own, elements, nullptr, mean, m2);
+    if (threadIdx.x % 32 == 0) {
+      area.moments[channel][0] = elements;
+      area.moments[channel][1] = mean;
+      area.moments[channel][2] = m2;
+    }
+  }
+
   static __device__ __noinline__ void measure(const Parameters& p, WarpShared& area, const Tile tile) {
 #pragma unroll 1
     for (int channel = 0; channel < channels; ++channel) {
       Moments all;
       for_each_output(
           tile, [&](int z, int y, int x) { all.merge(1.0f, value(p, tile.n, channel, z, y, x), 0.0f); });
-      const float elements = lanes_sum<32>(all.count);
-      float mean, m2;
-      team_moments<32, threads>(all, elements, nullptr, mean, m2);
-      if (threadIdx.x % 32 == 0) {
-        area.moments[channel][0] = elements;
-        area.moments[channel][1] = mean;
-        area.moments[channel][2] = m2;
-      }
+      store_moments(area, channel, all);
     }
   }
 

@@ -11,6 +11,11 @@ struct ThinMma<C, Tail, Numbers, P>::Distances {
   float pivot[halves] = {};
   float sum[halves] = {};
   float square[halves] = {};
+
+  __device__ __forceinline__ void add(int half, float distance) {
+    sum[half] += distance;
+    square[half] = fmaf(distance, distance, square[half]);
+  }
 };
 
 template <class C, class Tail, class Numbers, class P>
@@ -36,27 +41,18 @@ struct ThinMma<C, Tail, Numbers, P>::TileMoments {
   __device__ __forceinline__ void add(Distances& own, const Fragments& w, const Held<rz>& held,
                                       const Operands<Before>& operands, const Tile& tile, int y,
                                       int column) const {
-    const Columns c = products.columns_of(w, y, column);
-    for_constant<classes_y>([&](auto ry_) {
-      constexpr int ry = decltype(ry_)::value;
-      bool exists[spans_y];
+    products.for_each_sum(w, held, tile, y, column,
+                          [&](auto ry, auto half, auto rx, auto span, float* pair, bool exists) {
+                            Chains::template before<way, Chains::swish_terms(rz, ry, rx)>(
+                                pair[0], pair[1], operands.row[half], own.pivot[half]);
 #pragma unroll
-      for (int i = 0; i < spans_y; ++i) exists[i] = Products::has_row(tile, y + i, ry);
-      Sums sum;
-      products.template convolve<rz, ry>(sum, w, c, held);
-      Products::for_each_pair(sum, [&](auto half, auto rx, auto span, float* pair) {
-        Chains::template before<way, Chains::swish_terms(rz, ry, rx)>(pair[0], pair[1], operands.row[half],
-                                                                      own.pivot[half]);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          Chains::compute_here(pair[i]);
-          if (!exists[span / spans_x] || Products::ends(products.cell_of(tile, column, span), i, rx))
-            continue;
-          own.sum[half] += pair[i];
-          own.square[half] = fmaf(pair[i], pair[i], own.square[half]);
-        }
-      });
-    });
+                            for (int i = 0; i < 2; ++i) {
+                              Chains::compute_here(pair[i]);
+                              if (!exists || Products::ends(products.cell_of(tile, column, span), i, rx))
+                                continue;
+                              own.add(half, pair[i]);
+                            }
+                          });
   }
 
   // How many outputs of a channel the lane has in a tile.

@@ -21,6 +21,20 @@ struct ThinMma<C, Tail, Numbers, P>::Outputs {
   const Products products{warp};
   const Send send{warp};
 
+  // body(half, class of x, span, values before the norm of two cells) for an item's sums of a class of z and
+  // y.
+  template <Way way, int rz, int ry, class Values, class Body>
+  __device__ __forceinline__ void for_each_value(Sums& sum, const Fragments& w, const Columns& c,
+                                                 const Held<rz>& held, Values& values, Body&& body) const {
+    products.template convolve<rz, ry>(sum, w, c, held);
+    values.template begin<way, rz, ry>(sum);
+    Products::for_each_pair(sum, [&](auto half, auto rx, auto span, float* pair) {
+      Chains::template before<way, Chains::swish_terms(rz, ry, rx)>(pair[0], pair[1],
+                                                                    values.before.row[half]);
+      body(half, rx, span, pair);
+    });
+  }
+
   // Stores an item's outputs as they are computed. `to`: channel 16 m in the tile's first row and column.
   // `piece` neighbours of a lane are one vector of memory where `aligned`.
   template <Way way, int rz, class Values>
@@ -85,11 +99,7 @@ struct ThinMma<C, Tail, Numbers, P>::Outputs {
     for_constant<classes_y>([&](auto ry_) {
       constexpr int ry = decltype(ry_)::value;
       Sums sum;
-      products.template convolve<rz, ry>(sum, w, c, held);
-      values.template begin<way, rz, ry>(sum);
-      Products::for_each_pair(sum, [&](auto half, auto rx, auto span, float* pair) {
-        Chains::template before<way, Chains::swish_terms(rz, ry, rx)>(pair[0], pair[1],
-                                                                      values.before.row[half]);
+      for_each_value<way, rz, ry>(sum, w, c, held, values, [&](auto half, auto rx, auto span, float* pair) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           pair[i] = values.finish(half, pair[i],
@@ -153,11 +163,7 @@ struct ThinMma<C, Tail, Numbers, P>::Outputs {
                                  Output::bytes;
       }
       Sums sum;
-      products.template convolve<rz, ry>(sum, w, c, held);
-      values.template begin<way, rz, ry>(sum);
-      Products::for_each_pair(sum, [&](auto half, auto rx, auto span, float* pair) {
-        Chains::template before<way, Chains::swish_terms(rz, ry, rx)>(pair[0], pair[1],
-                                                                      values.before.row[half]);
+      for_each_value<way, rz, ry>(sum, w, c, held, values, [&](auto half, auto rx, auto span, float* pair) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const bool ends_before = Products::ends(products.cell_of(tile, column, span), i, rx);

@@ -202,6 +202,24 @@ struct ThinMma<C, Tail, Numbers, P>::Products {
       body(Constant<half>{}, Constant<rx>{}, Constant<span>{}, sum[rx][span] + half * 2);
     });
   }
+
+  // body(class of y, half, class of x, span, sums of two cells, whether their row exists) for all sums of an
+  // item of one class of z.
+  template <int rz, class Body>
+  __device__ __forceinline__ void for_each_sum(const Fragments& w, const Held<rz>& held, const Tile& tile,
+                                               int y, int column, Body&& body) const {
+    const Columns c = columns_of(w, y, column);
+    for_constant<classes_y>([&](auto ry) {
+      bool exists[spans_y];
+#pragma unroll
+      for (int i = 0; i < spans_y; ++i) exists[i] = has_row(tile, y + i, ry);
+      Sums sum;
+      convolve<rz, decltype(ry)::value>(sum, w, c, held);
+      for_each_pair(sum, [&](auto half, auto rx, auto span, float* pair) {
+        body(ry, half, rx, span, pair, exists[span / spans_x]);
+      });
+    });
+  }
 };
 
 }  // namespace onepass

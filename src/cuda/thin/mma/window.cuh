@@ -32,15 +32,15 @@ struct ThinMma<C, Tail, Numbers, P>::Window {
   template <class Body>
   __device__ __forceinline__ void for_each_position(const Tile& tile, Body&& body) const {
     constexpr int bytes = Tail::Input::bytes;
-    constexpr int left = window_x % 32;
+    constexpr int left = Numbers::window_x % 32;
     const Origin o = origin_of(tile);
 #pragma unroll
-    for (int x = 0; x < window_x - left; x += 32) {
+    for (int x = 0; x < Numbers::window_x - left; x += 32) {
       const bool has_x = has(o.x + x + warp.lane, C::input_size(2));
       const char* from = o.from + (x + warp.lane) * C::input_stride(4) * bytes;
       int i = lead + x + warp.lane;
 #pragma unroll 1
-      for (int z = o.z; z < o.z + window_z; ++z) {
+      for (int z = o.z; z < o.z + Numbers::window_z; ++z) {
         const bool has_z = has_x && has(z, C::input_size(0));
 #pragma unroll 4
         for (int y = 0; y < window_y; ++y) {
@@ -52,9 +52,9 @@ struct ThinMma<C, Tail, Numbers, P>::Window {
       }
     }
 #pragma unroll 1
-    for (int k = warp.lane; k < window_z * window_y * left; k += 32) {
+    for (int k = warp.lane; k < Numbers::window_z * window_y * left; k += 32) {
       const int row = k / (left > 0 ? left : 1);
-      const int x = window_x - left + (k - row * left);
+      const int x = Numbers::window_x - left + (k - row * left);
       const int y = row % window_y, z = row / window_y;
       const int64 at = z * C::input_stride(2) + y * C::input_stride(3) + x * C::input_stride(4);
       body(row * row_pitch + lead + x,
@@ -77,7 +77,7 @@ struct ThinMma<C, Tail, Numbers, P>::Window {
     // With few vectors all loops are unrolled: the bounds of a row are tested once for all channels.
     constexpr int rows_at_once = (window_y + rows - 1) / rows;
     constexpr bool all_at_once =
-        (of_row + lanes - 1) / lanes * rows_at_once * window_z * C::in_channels <= 32;
+        (of_row + lanes - 1) / lanes * rows_at_once * Numbers::window_z * C::in_channels <= 32;
 #pragma unroll
     for (int v = 0; v < of_row; v += lanes) {
       if (of_row % lanes != 0 && own + v >= of_row) break;
@@ -88,8 +88,8 @@ struct ThinMma<C, Tail, Numbers, P>::Window {
       const int to = own_row * row_pitch + (own + v) * input_width;
 #pragma unroll(all_at_once ? static_cast <int>(C::in_channels) : 1)
       for (int c = 0; c < C::in_channels; ++c) {
-#pragma unroll(all_at_once ? window_z : 1)
-        for (int z = 0; z < window_z; ++z) {
+#pragma unroll(all_at_once ? Numbers::window_z : 1)
+        for (int z = 0; z < Numbers::window_z; ++z) {
           const int of_plane = has(o.z + z, C::input_size(0)) ? of_vector : 0;
 #pragma unroll(all_at_once ? rows_at_once : 4)
           for (int i = 0; i < rows_at_once; ++i) {

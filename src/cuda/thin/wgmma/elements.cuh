@@ -184,6 +184,17 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Elements {
     }
   }
 
+  // The slot of the ring that is filled next. The first time round slots are free.
+  __device__ __forceinline__ void publish(int& slot, uint32& parity) const {
+    barrier::release_to_copies();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier::arrive(&block.shared.full[slot]);
+    if (++slot == planes) {
+      slot = 0;
+      parity ^= 1;
+    }
+  }
+
   // The largest magnitudes of a thread's channel: 16-bit patterns, NaN above all.
   __device__ __forceinline__ void leave_largest(const Unit& unit, Largest& largest) const {
     if (unit.is_one) {
@@ -315,7 +326,7 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Elements {
     for (int k = 0; k < ahead_items; ++k) load_item(k, x[k]);
     if constexpr (!all_prepare) barrier::wait(&block.shared.prepared, 0);
     int slot = 0;
-    uint32 parity = 1;  // the first time round places are free
+    uint32 parity = 1;
 #pragma unroll 1
     for (int unit = first_unit(); unit < end; unit += unit_step()) {
 #pragma unroll 1
@@ -326,13 +337,7 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Elements {
           if (k < items)
             store(target[k < items ? k : 0], slot, x[k % ahead_items], largest[k < items ? k : 0]);
           if (k == items - 1) {
-            barrier::release_to_copies();
-            __syncwarp();
-            if (threadIdx.x % 32 == 0) barrier::arrive(&block.shared.full[slot]);
-            if (++slot == planes) {
-              slot = 0;
-              parity ^= 1;
-            }
+            publish(slot, parity);
           }
           const int next = (k + ahead_items) % round;
           if (next == 0) {
@@ -371,7 +376,7 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Elements {
     for (int k = 0; k < in_flight; ++k) load_ahead(x[k]);
     if constexpr (!all_prepare) barrier::wait(&block.shared.prepared, 0);
     int slot = 0;
-    uint32 parity = 1;  // the first time round places are free
+    uint32 parity = 1;
     Largest largest[item_chunks] = {};
     Target target[item_chunks];
 #pragma unroll
@@ -392,13 +397,7 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Elements {
           }
           item = item + 1 == items ? 0 : item + 1;
           if (item == 0) {
-            barrier::release_to_copies();
-            __syncwarp();
-            if (threadIdx.x % 32 == 0) barrier::arrive(&block.shared.full[slot]);
-            if (++slot == planes) {
-              slot = 0;
-              parity ^= 1;
-            }
+            publish(slot, parity);
           }
           load_ahead(x[k]);
         }

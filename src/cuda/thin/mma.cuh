@@ -205,6 +205,10 @@ struct ThinMma {
     const int quad = lane / 4;  // output channel of a product; the lane has the one 8 further too
     const int in_quad = lane % 4;
   };
+  static __device__ __forceinline__ Warp warp_of(const Parameters& p, unsigned char* bytes) {
+    auto& shared = *reinterpret_cast<Shared*>(bytes);
+    return {p, shared, shared.warp[threadIdx.x / 32]};
+  }
 };
 
 }  // namespace onepass

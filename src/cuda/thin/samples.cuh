@@ -415,7 +415,7 @@ struct SamplesMainloop {
         unscale[j / 2] = shared.unscale[o];
         bias[j / 2] = shared.bias[o];
       }
-      auto state = epilogue.begin(slot, in_range);
+      auto state = begin_rows(epilogue, slot, in_range);
       constexpr int outputs = static_cast<int>(C::output_size(0));
       constexpr int step = static_cast<int>(C::step(0));
       int staged = 0;

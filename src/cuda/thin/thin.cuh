@@ -170,11 +170,18 @@ struct ThinRows {
 
 // What a mainloop does with its sums:
 //   Epilogue epilogue{p, scratch, n}
-//   auto rows = epilogue.begin(slot, in_range): a thread's rows. A row that is not in range has a valid slot,
-//     and its values are dropped.
+//   auto rows = begin_rows(epilogue, slot, in_range): a thread's rows. A row that is not in range has a valid
+//     slot, and its values are dropped.
 //   epilogue.take(rows, h, offset, which): h[row][position], offset[position] in a channel, All or a Mask
 //   epilogue.template finish<team>(rows): by every thread of the block
 //   epilogue.store(tile): once, when all channels are finished
+template <class Epilogue, int Rows>
+__device__ __forceinline__ typename Epilogue::template State<Rows> begin_rows(const Epilogue& epilogue,
+                                                                              const int (&slot)[Rows],
+                                                                              const bool (&in_range)[Rows]) {
+  return {epilogue.p, epilogue.n, slot, in_range};
+}
+
 template <class Convolution, class Tail, class Numbers, class Parameters>
 struct MomentsEpilogue {
   using Before = typename Tail::Before;
@@ -189,11 +196,6 @@ struct MomentsEpilogue {
     float mean[Rows] = {};
     float m2[Rows] = {};
   };
-
-  template <int Rows>
-  __device__ __forceinline__ State<Rows> begin(const int (&slot)[Rows], const bool (&in_range)[Rows]) const {
-    return State<Rows>(p, n, slot, in_range);
-  }
 
   template <int Rows, int Count, class Which>
   __device__ __forceinline__ void take(State<Rows>& rows, float (&h)[Rows][Count], const int (&offset)[Count],
@@ -299,11 +301,6 @@ struct ApplyEpilogue {
       }
     }
   };
-
-  template <int Rows>
-  __device__ __forceinline__ State<Rows> begin(const int (&slot)[Rows], const bool (&in_range)[Rows]) const {
-    return State<Rows>(p, n, slot, in_range);
-  }
 
   template <int Rows, int Count, class Which>
   __device__ __forceinline__ void take(State<Rows>& rows, float (&h)[Rows][Count], const int (&offset)[Count],

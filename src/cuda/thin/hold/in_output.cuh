@@ -39,14 +39,11 @@ struct ThinMma<C, Tail, Numbers, P>::InOutput {
   using Output = typename Tail::Final;
   const Warp warp;
   const Weights weights{warp};
-  const Window window{warp};
   const TileMoments moments{warp};
   const Outputs outputs{warp};
-  const Statistics statistics{warp};
 
   static __device__ __forceinline__ void run(const Parameters& p, unsigned char* bytes) {
-    auto& shared = *reinterpret_cast<Shared*>(bytes);
-    InOutput{{p, shared, shared.warp[threadIdx.x / 32]}}.run();
+    InOutput{warp_of(p, bytes)}.run();
   }
 
   // Rows of the ring are padded where rows of the output are not whole sectors.
@@ -141,10 +138,7 @@ struct ThinMma<C, Tail, Numbers, P>::InOutput {
       if constexpr (row_tiles > 1) weights.load_weights(w, m);
       Kept kept;
       kept.before.load(warp.p, tile.n, m, warp.quad);
-      for_constant<classes_z>([&](auto rz_) {
-        constexpr int rz = decltype(rz_)::value;
-        if (Products::has_plane(tile, rz)) outputs.template write_plane<way, rz>(tile, w, kept, m);
-      });
+      outputs.template write<way>(tile, w, kept, m);
       moments.store_moments(kept.own, m, count);
     }
   }
@@ -315,10 +309,9 @@ struct ThinMma<C, Tail, Numbers, P>::InOutput {
 
   // --- Schedule ---
   __device__ __forceinline__ void run() const {
-    if (threadIdx.x == 0) warp.shared.drawn = 0;
-    weights.share_weights();
-    window.clear();
-    __syncthreads();
+    const Window window{warp};
+    const Statistics statistics{warp};
+    Tickets::prepare(warp, weights, window);
     const int64 tiles = warp.p.batch * Numbers::tiles;
     const int64 lag = warp.p.lag;
     const Tickets tickets{warp, tiles + lag};

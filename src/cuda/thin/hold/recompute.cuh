@@ -21,14 +21,10 @@ struct ThinMma<C, Tail, Numbers, P>::Recompute {
   using Parameters = P;
   const Warp warp;
   const Weights weights{warp};
-  const Window window{warp};
-  const TileMoments moments{warp};
   const Outputs outputs{warp};
-  const Statistics statistics{warp};
 
   static __device__ __forceinline__ void run(const Parameters& p, unsigned char* bytes) {
-    auto& shared = *reinterpret_cast<Shared*>(bytes);
-    Recompute{{p, shared, shared.warp[threadIdx.x / 32]}}.run();
+    Recompute{warp_of(p, bytes)}.run();
   }
 
   // --- Pass 2: values through the norm and the after-chain ---
@@ -92,10 +88,7 @@ struct ThinMma<C, Tail, Numbers, P>::Recompute {
       values.before.load(warp.p, tile.n, m, warp.quad);
       values.after.load(warp.p, tile.n, m, warp.quad);
       values.load_norm(warp.p, tile.n, m, warp.quad);
-      for_constant<classes_z>([&](auto rz_) {
-        constexpr int rz = decltype(rz_)::value;
-        if (Products::has_plane(tile, rz)) outputs.template write_plane<way, rz>(tile, w, values, m);
-      });
+      outputs.template write<way>(tile, w, values, m);
     }
   }
 
@@ -122,10 +115,10 @@ struct ThinMma<C, Tail, Numbers, P>::Recompute {
   };
 
   __device__ __forceinline__ void run() const {
-    if (threadIdx.x == 0) warp.shared.drawn = 0;
-    weights.share_weights();
-    window.clear();
-    __syncthreads();
+    const Window window{warp};
+    const TileMoments moments{warp};
+    const Statistics statistics{warp};
+    Tickets::prepare(warp, weights, window);
     const int64 tiles = warp.p.batch * Numbers::tiles;
     const int64 lag = Tail::has_norm ? warp.p.lag * Numbers::tiles : 0;
     const auto first_pass = [&](uint32 drawn) {

@@ -288,6 +288,14 @@ struct ThinMma<C, Tail, Numbers, P>::Outputs {
       to += stage_y * classes_y * out_x * Output::bytes;
     }
   }
+
+  // All classes of z.
+  template <Way way, class Values>
+  __device__ __forceinline__ void write(const Tile& tile, const Fragments& w, Values& values, int m) const {
+    for_constant<classes_z>([&](auto rz) {
+      if (Products::has_plane(tile, rz)) write_plane<way, decltype(rz)::value>(tile, w, values, m);
+    });
+  }
 };
 
 }  // namespace onepass

@@ -1,7 +1,7 @@
 // Tickets of a launch: each warp draws tiles in an order in which it waits only for lower tickets.
 #pragma once
 
-#include "thin/mma.cuh"
+#include "thin/mma/window.cuh"
 
 namespace onepass {
 
@@ -13,6 +13,15 @@ struct ThinMma<C, Tail, Numbers, P>::Tickets {
   const int64 of_block = count / gridDim.x;
   const uint32 neighbours = of_block < 1 ? 1 : of_block < warps ? static_cast<uint32>(of_block) : warps;
   const bool any_block = of_block >= 4 * warps;
+
+  // The prologue of a launch.
+  static __device__ __forceinline__ void prepare(const Warp& warp, const Weights& weights,
+                                                 const Window& window) {
+    if (threadIdx.x == 0) warp.shared.drawn = 0;
+    weights.share_weights();
+    window.clear();
+    __syncthreads();
+  }
 
   // Draws the next ticket, in lane 0. The warps of a block take `neighbours` consecutive tickets, whose rows
   // and windows lie beside each other. With few tickets every multiprocessor gets some. With many

@@ -265,14 +265,14 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Kernel {
       }
       if constexpr (is_first) {
         const MomentsPass pass{block.p, nullptr, n};
-        decltype(pass.begin(read[0], in_range)) state[2] = {pass.begin(read[0], in_range),
-                                                            pass.begin(read[1], in_range)};
+        decltype(begin_rows(pass, read[0], in_range)) state[2] = {begin_rows(pass, read[0], in_range),
+                                                                  begin_rows(pass, read[1], in_range)};
         outputs.consume(pass, state, tile, ring, unscale, bias);
         leave_moments(state, slot, in_range);
       } else {
         const ApplyPass pass{block.p, nullptr, n};
-        decltype(pass.begin(read[0], in_range)) state[2] = {pass.begin(read[0], in_range),
-                                                            pass.begin(read[1], in_range)};
+        decltype(begin_rows(pass, read[0], in_range)) state[2] = {begin_rows(pass, read[0], in_range),
+                                                                  begin_rows(pass, read[1], in_range)};
         outputs.consume(pass, state, tile, ring, unscale, bias);
         leave_sums(state, slot, in_range);
       }

@@ -39,10 +39,6 @@ struct ThinMma {
   struct Careful;      // mma/careful.cuh
   struct Statistics;   // mma/statistics.cuh
   struct Tickets;      // mma/tickets.cuh
-  struct Recompute;    // hold/recompute.cuh
-  struct InOutput;     // hold/in_output.cuh
-  struct InCluster;    // hold/in_cluster.cuh
-  struct Cluster;      // hold/cluster_layout.cuh: sizes of InCluster
 
   // --- What pieces hand to each other ---
   template <class Chain>
@@ -56,6 +52,12 @@ struct ThinMma {
   // How a tile is computed, by the largest |x| of its window: by short forms of the chain, by exact ones, or
   // output by output.
   enum Way { narrow, wide, careful };
+
+  // --- Holds ---
+  struct Recompute;  // hold/recompute.cuh
+  struct InOutput;   // hold/in_output.cuh
+  struct InCluster;  // hold/in_cluster.cuh
+  struct Cluster;    // hold/cluster_layout.cuh: sizes of InCluster
 
   using Parameters = P;
   using Before = typename Tail::Before;

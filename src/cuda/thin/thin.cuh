@@ -168,6 +168,18 @@ struct ThinRows {
   }
 };
 
+// body(row, position) for the values of a thread that count.
+template <int Rows, int Count, class Which, class Body>
+__device__ __forceinline__ void for_each_value(Which which, Body&& body) {
+#pragma unroll
+  for (int r = 0; r < Rows; ++r) {
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+      if (has(i, which)) body(r, i);
+    }
+  }
+}
+
 // What a mainloop does with its sums:
 //   Epilogue epilogue{p, scratch, n}
 //   auto rows = begin_rows(epilogue, slot, in_range): a thread's rows. A row that is not in range has a valid
@@ -200,16 +212,11 @@ struct MomentsEpilogue {
   template <int Rows, int Count, class Which>
   __device__ __forceinline__ void take(State<Rows>& rows, float (&h)[Rows][Count], const int (&offset)[Count],
                                        Which which) const {
-#pragma unroll
-    for (int r = 0; r < Rows; ++r) {
-#pragma unroll
-      for (int i = 0; i < Count; ++i) {
-        if (!has(i, which)) continue;
-        typename Before::template Tensors<1> tensors;
-        tensors.load(p, element_index<Convolution, Tail, Numbers>(n, rows.slot[r], offset[i]));
-        h[r][i] = Before::value(h[r][i], rows.before[r].value[0], tensors, 0);
-      }
-    }
+    for_each_value<Rows, Count>(which, [&](int r, int i) {
+      typename Before::template Tensors<1> tensors;
+      tensors.load(p, element_index<Convolution, Tail, Numbers>(n, rows.slot[r], offset[i]));
+      h[r][i] = Before::value(h[r][i], rows.before[r].value[0], tensors, 0);
+    });
     float added = Count;
     if constexpr (!is_same<Which, All>) added = static_cast<float>(__popc(which.bits));
     if (!is_same<Which, All> && added == 0.0f) return;
@@ -305,25 +312,20 @@ struct ApplyEpilogue {
   template <int Rows, int Count, class Which>
   __device__ __forceinline__ void take(State<Rows>& rows, float (&h)[Rows][Count], const int (&offset)[Count],
                                        Which which) const {
-#pragma unroll
-    for (int r = 0; r < Rows; ++r) {
-#pragma unroll
-      for (int i = 0; i < Count; ++i) {
-        if (!has(i, which)) continue;
-        const int64 index = element_index<Convolution, Tail, Numbers>(n, rows.slot[r], offset[i]);
-        typename Before::template Tensors<1> before;
-        typename After::template Tensors<1> after;
-        before.load(p, index);
-        after.load(p, index);
-        float value = Before::value(h[r][i], rows.before[r].value[0], before, 0);
-        value = After::value(rows.norm[r].apply(value), rows.after[r].value[0], after, 0);
-        if constexpr (Tail::has_mean) {
-          rows.sum[r] += value;
-        } else if (rows.in_range[r]) {
-          store_one<typename Tail::Output>(p.output, index, value);
-        }
+    for_each_value<Rows, Count>(which, [&](int r, int i) {
+      const int64 index = element_index<Convolution, Tail, Numbers>(n, rows.slot[r], offset[i]);
+      typename Before::template Tensors<1> before;
+      typename After::template Tensors<1> after;
+      before.load(p, index);
+      after.load(p, index);
+      float value = Before::value(h[r][i], rows.before[r].value[0], before, 0);
+      value = After::value(rows.norm[r].apply(value), rows.after[r].value[0], after, 0);
+      if constexpr (Tail::has_mean) {
+        rows.sum[r] += value;
+      } else if (rows.in_range[r]) {
+        store_one<typename Tail::Output>(p.output, index, value);
       }
-    }
+    });
   }
 
   template <int team, int Rows>

@@ -10,7 +10,6 @@ namespace onepass {
 template <class C, class Tail, class Numbers, class Product>
 struct ThinWgmma<C, Tail, Numbers, Product>::Kernel {
   const Block block;
-  const Outputs outputs{block};
 
   // A warp's moments, or sums, of its slots.
   static constexpr int team = row_groups > 1 ? row_groups / 2 : 1;  // lanes that share a sample
@@ -233,6 +232,7 @@ struct ThinWgmma<C, Tail, Numbers, Product>::Kernel {
   // One pass over a unit. The warpgroup that arrives last merges; the other goes on.
   template <bool is_first>
   __device__ __forceinline__ void pass_over(int64 n, Ring& ring) const {
+    const Outputs outputs{block};
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32 % 4;
     if constexpr (ends_may_meet) warpgroup::sync<consumers>(5);

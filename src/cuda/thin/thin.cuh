@@ -474,23 +474,10 @@ struct Thin {
   }
 
   __device__ __forceinline__ void run() const {
-    using Items = Schedule<first_tiles, second_tiles>;
-    const int64 units = (p.batch + samples - 1) / samples;
-    const int64 tickets = Items::tickets(units, p.wave_units);
     // A mainloop of several samples writes these words and computes all samples.
     const bool all = samples > 1 || p.only == nullptr || p.only[p.batch] == redo_all;
-    Tickets own(p.control);
-#pragma unroll 1
-    for (int64 ticket = own.take(); ticket < tickets; ticket = own.take()) {
-      const Items item(ticket, p.wave_units);
-      if (item.unit >= units || (!all && p.only[item.unit] == 0)) continue;
-      uint32* counters = p.control + 4 + item.unit * 4;
-      if (item.is_first) {
-        if constexpr (first_tiles > 0) first(item.unit, item.tile, counters);
-      } else {
-        if constexpr (second_tiles > 0) second(item.unit, item.tile, counters);
-      }
-    }
+    run_tickets(*this, (p.batch + samples - 1) / samples,
+                [&](int64 unit) { return !all && p.only[unit] == 0; });
   }
 };
 

@@ -149,7 +149,7 @@ class ThinWgmma final : public Kernel {
             "#include \"thin/wgmma/kernel.cuh\"\n" + tail_source(problem_) + thin_source(problem_, shape_) +
                 numbers_.source() + product_source(numbers_.columns, problem_.input.dtype) +
                 "using Agent = onepass::ThinWgmma<onepass::Convolution, onepass::Tail, Numbers, Product>;\n"
-                "static_assert(sizeof(Agent::Shared) <= " +
+                "static_assert(sizeof(Agent::Shared) == " +
                 std::to_string(numbers_.shared_bytes) +
                 ");\n"
                 "extern \"C\" __global__ void __launch_bounds__(" +

@@ -465,6 +465,24 @@ def test_headers_declare_different_names() -> None:
         for name in "ab"
     }
     assert device_code.shared_names(twice) == {"onepass::Twice": {"a", "b"}}
+    nested = {
+        name: "#pragma once\nnamespace onepass {\n\n"
+        f"template <class T>\nstruct {owner}<T>::Piece {{}};\n\n}}  // namespace onepass\n"
+        for name, owner in {"a": "First", "b": "Second", "c": "Second"}.items()
+    }
+    assert device_code.shared_names(nested) == {"onepass::Second::Piece": {"b", "c"}}
+
+
+def test_nested_classes_that_nothing_reaches_are_left_out() -> None:
+    header = (
+        "// A header.\n#pragma once\n\nnamespace onepass {\n\n"
+        "template <class T>\nstruct Kernel {\n  struct Used;\n  struct Unused;\n};\n\n"
+        "template <class T>\nstruct Kernel<T>::Used {\n  int used;\n};\n\n"
+        "template <class T>\nstruct Kernel<T>::Unused {\n  int unused;\n};\n\n}  // namespace onepass\n"
+    )
+    merged = device_code.merge({"kernel.cuh": header}, ['#include "kernel.cuh"\nKernel<int>::Used used;\n'])
+    assert "int used;" in merged
+    assert "int unused;" not in merged
 
 
 def test_namespaces_end_where_they_do() -> None:

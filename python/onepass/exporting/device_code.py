@@ -14,7 +14,10 @@ _PARAMETERS = "device/parameters.cuh"  # macros alone
 _AFTER_TEMPLATE = r"\n|struct|class|constexpr|using|__device__|static|inline"
 _MEMBER_TABLE = re.compile(r"^ *static constexpr ([A-Z]\w*) (\w+) = (\w+)\(\);\n", re.MULTILINE)
 _STAGE = re.compile(r"\bpointwise::(\w+)_stage<\d+>(?:::(\w+)\()?")
-_SPECIALISATION = re.compile(r"(?://.*\n)*template <.*>\n(?:struct|class) \w+<")
+_SPECIALISATION = re.compile(r"(?://.*\n)*template <.*>\n(?:struct|class) \w+<[^\n]*>(?!::)")
+# A nested class of a class template: its declaration, and its definition outside of it.
+_FORWARD = re.compile(r"^ +struct \w+;", re.MULTILINE)
+_NESTED = re.compile(r"(?:template <[^\n]*>\n)+struct (\w+)<[^\n]*>::(\w+) \{")
 _OF_BITS = re.compile(r"^#define (\w+)\(x\) \1<Bits>\(x\)$", re.MULTILINE)  # functions of formulas
 
 
@@ -27,6 +30,7 @@ class Item:
     text: str
     names: frozenset[str]  # what it declares; nothing for what always stays
     uses: frozenset[str]
+    owner: str = ""  # of a nested class that is defined outside of its class
 
 
 def merge(files: Mapping[str, str], sources: Iterable[str]) -> str:
@@ -71,7 +75,8 @@ def shared_names(files: Mapping[str, str]) -> dict[str, set[str]]:
         lines = [line for line in body.splitlines() if not _INCLUDE.match(line.strip())]
         for item in _items(file, lines):
             for name in item.names:
-                declared.setdefault(f"{item.namespace}::{name}", set()).add(file)
+                scope = f"{item.namespace}::{item.owner}" if item.owner else item.namespace
+                declared.setdefault(f"{scope}::{name}", set()).add(file)
     return {name: found for name, found in declared.items() if len(found) > 1}
 
 
@@ -162,7 +167,10 @@ def _item(file: str, namespaces: list[str], chunk: list[str]) -> Iterable[Item]:
     if not code.strip():  # a comment about what follows
         yield Item(file, "::".join(namespaces), text, frozenset(), frozenset())
         return
-    uses = frozenset(_IDENTIFIER.findall(code))
+    uses = frozenset(_IDENTIFIER.findall(_FORWARD.sub("", code)))
+    if match := _NESTED.match(code.strip()):
+        yield Item(file, "::".join(namespaces), text, frozenset([match[2]]), uses, match[1])
+        return
     yield Item(file, "::".join(namespaces), text, _declared(code), uses)
 
 

@@ -52,4 +52,12 @@ struct Bf16 {
   }
 };
 
+// The same with A in a vector and B in two words.
+template <class Product>
+__device__ __forceinline__ void multiply(float (&d)[4], const uint4& a, uint32 b0, uint32 b1) {
+  const uint32 rows[4] = {a.x, a.y, a.z, a.w};
+  const uint32 columns[2] = {b0, b1};
+  Product::run(d, rows, columns);
+}
+
 }  // namespace onepass::mma

@@ -87,10 +87,7 @@ class TailResident final : public Kernel {
   }
 
   void launch(const Arguments& arguments, void*, Stream stream) const override {
-    if (shape_.elements() == 0) return;
-    TailParameters p;
-    set_slab_parameters(p, shape_, problem_, arguments);
-    p.launch(function_, stream, blocks_);
+    launch_slabs<TailParameters>(function_, blocks_, shape_, problem_, arguments, stream);
   }
 
  private:

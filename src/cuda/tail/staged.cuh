@@ -19,7 +19,7 @@ struct StagedSchedule {
 };
 template <class Tail, class Numbers>
 struct StagedSchedule<true, Tail, Numbers> {
-  using Type = StagedOverlapped<Tail, Numbers>;
+  using Type = typename StagedOverlapped<Tail, Numbers>::Kernel;
 };
 template <class Tail, class Numbers>
 using TailStaged = typename StagedSchedule<Numbers::overlapped, Tail, Numbers>::Type;

@@ -119,6 +119,9 @@ class TailStreamed final : public Kernel {
                 "using Agent = onepass::TailStreamed<onepass::Tail, Numbers, Walk, true>;\n"
                 "using Unaligned = onepass::TailStreamed<onepass::Tail, UnalignedNumbers, UnalignedWalk, "
                 "false>;\n"
+                "static_assert(sizeof(Agent::Shared) == " +
+                std::to_string(scratch_bytes()) +
+                " && sizeof(Unaligned::Shared) == sizeof(Agent::Shared));\n"
                 "extern \"C\" __global__ void __launch_bounds__(" +
                 std::to_string(numbers_.threads) + ", " + std::to_string(numbers_.blocks_wanted) +
                 ") onepass_tail_streamed(const __grid_constant__ Agent::Parameters p) {\n"
@@ -132,11 +135,13 @@ class TailStreamed final : public Kernel {
                 "}\n"};
   }
 
+  int64_t scratch_bytes() const { return numbers_.scratch_floats(4, 4) * 4; }
+
   Launch launch_numbers() const {
     return {maximum(1, tickets()),
             static_cast<uint32_t>(numbers_.threads),
             1,
-            static_cast<uint32_t>(numbers_.scratch_floats(4, 4) * 4),
+            static_cast<uint32_t>(scratch_bytes()),
             false,
             true};
   }

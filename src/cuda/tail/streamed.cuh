@@ -21,6 +21,12 @@ struct TailStreamed {
   using After = typename Tail::After;
   static constexpr int part_floats = 4;  // count, mean, M2, what the mean has no bits for
 
+  // Moments of a block's warps, or of its threads' rows.
+  struct Shared {
+    float scratch[part_floats *
+                  (Numbers::interleaved ? Numbers::width * Numbers::threads : Numbers::threads / 32)];
+  };
+
   const Parameters& p;
   float* scratch;
 
@@ -354,25 +360,7 @@ struct TailStreamed {
       __syncthreads();  // all parts are there
       finish_moments(unit);
     } else {
-      run_tickets();
-    }
-  }
-
-  __device__ __forceinline__ void run_tickets() const {
-    using Items = Schedule<first_tiles, second_tiles>;
-    const int64 units = Walk::units(p.batch);
-    const int64 tickets = Items::tickets(units, p.wave_units);
-    Tickets own(p.control);
-#pragma unroll 1
-    for (int64 ticket = own.take(); ticket < tickets; ticket = own.take()) {
-      const Items item(ticket, p.wave_units);
-      if (item.unit >= units) continue;
-      uint32* counters = p.control + 4 + item.unit * 4;
-      if (item.is_first) {
-        if constexpr (first_tiles > 0) first(item.unit, item.tile, counters);
-      } else {
-        if constexpr (second_tiles > 0) second(item.unit, item.tile, counters);
-      }
+      run_tickets(*this, Walk::units(p.batch), [](int64) { return false; });
     }
   }
 };

@@ -123,6 +123,27 @@ class Tickets {
   uint32* counter_;
 };
 
+// Runs first(unit, tile, counters) and second(unit, tile, counters) of an agent, as tickets come. A unit has
+// four words behind the launch's.
+template <class Agent, class Skips>
+__device__ __forceinline__ void run_tickets(const Agent& agent, int64 units, Skips&& skips) {
+  using Items = Schedule<Agent::first_tiles, Agent::second_tiles>;
+  const auto& p = agent.p;
+  const int64 tickets = Items::tickets(units, p.wave_units);
+  Tickets own(p.control);
+#pragma unroll 1
+  for (int64 ticket = own.take(); ticket < tickets; ticket = own.take()) {
+    const Items item(ticket, p.wave_units);
+    if (item.unit >= units || skips(item.unit)) continue;
+    uint32* counters = p.control + 4 + item.unit * 4;
+    if (item.is_first) {
+      if constexpr (Agent::first_tiles > 0) agent.first(item.unit, item.tile, counters);
+    } else {
+      if constexpr (Agent::second_tiles > 0) agent.second(item.unit, item.tile, counters);
+    }
+  }
+}
+
 // The channel values of one row, or of `Width` neighbouring rows where a vector runs over channels.
 template <class Chain, int Rows>
 struct ChannelValues {

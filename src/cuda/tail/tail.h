@@ -81,11 +81,13 @@ class Alignment {
   std::string tensors_text_;  // and what `aligned` is asked about
 };
 
-// What kernels are given that hold a slab on the chip.
+// Launches a kernel that holds a slab on the chip.
 template <class Parameters>
-void set_slab_parameters(Parameters& p, const TailShape& shape, const Problem& problem,
-                         const Arguments& arguments) {
+void launch_slabs(const Function& function, const Number& blocks, const TailShape& shape,
+                  const Problem& problem, const Arguments& arguments, Stream stream) {
+  if (shape.elements() == 0) return;
   const Alignment alignment(shape, problem, arguments);
+  Parameters p;
   p.input = arguments.input;
   p.output = arguments.output;
   p.statistics = arguments.statistics;
@@ -97,6 +99,7 @@ void set_slab_parameters(Parameters& p, const TailShape& shape, const Problem& p
   p.batch = shape.batch;
   p.wave_units = 1;
   p.parameter = arguments.parameters;
+  p.launch(function, stream, blocks);
 }
 
 // The numbers of a pass by tickets: how a unit is cut into tiles.

@@ -122,7 +122,7 @@ struct CoresMainloop {
         in_range[k] = C::channels % at_once == 0 || chunk * at_once + k < C::channels;
         slot[k] = in_range[k] ? chunk * at_once + k : 0;
       }
-      auto rows = epilogue.begin(slot, in_range);
+      auto rows = begin_rows(epilogue, slot, in_range);
 #pragma unroll 1
       for (int flat = first + static_cast<int>(threadIdx.x); flat < last; flat += Numbers::threads) {
         int j[3];

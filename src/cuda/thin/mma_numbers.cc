@@ -414,19 +414,18 @@ Source mma_source(Hold hold, const Problem& problem, const ThinShape& shape, con
                       : hold == Hold::in_output
                           ? Names{"onepass_thin_inplace", "in_output", "HoldInOutput"}
                           : Names{"onepass_thin_resident", "in_cluster", "HoldInCluster"};
-  return {names.kernel,
-          "#include \"thin/mma.cuh\"\n#include \"thin/hold/" + std::string(names.header) + ".cuh\"\n" + tail +
-              numbers.rest_source(problem, shape) + thin_source(problem, shape) + numbers.source(more) +
-              "using Hold = onepass::" + names.type +
-              "<onepass::Convolution, onepass::Tail, Numbers>;\n"
-              "using Agent = onepass::ThinMma<Hold>;\n"
-              "extern \"C\" __global__ void __launch_bounds__(" +
-              std::to_string(numbers.threads) + ", " + std::to_string(blocks) + ") " + names.kernel +
-              "(const __grid_constant__ Agent::Parameters p) {\n"
-              "  extern __shared__ __align__(128) unsigned char shared[];\n" +
-              (hold == Hold::in_cluster ? wait_source() : "") +
-              "  Agent::run(p, shared);\n"
-              "}\n"};
+  return {names.kernel, "#include \"thin/hold/" + std::string(names.header) + ".cuh\"\n" + tail +
+                            numbers.rest_source(problem, shape) + thin_source(problem, shape) +
+                            numbers.source(more) + "using Agent = onepass::" + names.type +
+                            "<onepass::Convolution, onepass::Tail, Numbers>;\n"
+                            "extern \"C\" __global__ void __launch_bounds__(" +
+                            std::to_string(numbers.threads) + ", " + std::to_string(blocks) + ") " +
+                            names.kernel +
+                            "(const __grid_constant__ Agent::Parameters p) {\n"
+                            "  extern __shared__ __align__(128) unsigned char shared[];\n" +
+                            (hold == Hold::in_cluster ? wait_source() : "") +
+                            "  Agent::run(p, shared);\n"
+                            "}\n"};
 }
 
 std::string computed_once_refusal(const ThinShape& shape) {

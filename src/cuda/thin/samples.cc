@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "cuda/notes.h"
+#include "cuda/struct_bytes.h"
 #include "cuda/thin/thin.h"
 
 namespace onepass {
@@ -48,13 +49,18 @@ struct SamplesNumbers {
     plane_units = divide_up(shape.in_channels * window_rows * window_columns, 8) * 8 + 4;
     const int64_t terms = shape.in_channels * outer.kernel * last.kernel;
     const int64_t row_tiles = divide_up(shape.channels, 16);
-    const int64_t weight_units = row_tiles * divide_up(terms, 16) * middle.kernel * weight_parts * 32;
-    const int64_t zero_units = terms % 16 == 0 ? 1 : window_rows * window_columns;
     const int64_t ring_bytes = 16 * input_parts * planes * plane_units;
     const int64_t scratch_bytes = 4 * 3 * warps() * slots;
-    shared_bytes = ring_bytes + 16 * (zero_units + weight_units) +
-                   4 * (2 * row_tiles * 16 + shape.in_channels * samples) +
-                   (row_tiles == 1 && scratch_bytes <= ring_bytes ? 16 : scratch_bytes);
+    // sizeof(SamplesMainloop::Shared).
+    shared_bytes =
+        StructBytes()
+            .add(ring_bytes, 16)                                                                 // x
+            .add(16 * (terms % 16 == 0 ? 1 : window_rows * window_columns), 16)                  // zero
+            .add(16 * row_tiles * divide_up(terms, 16) * middle.kernel * weight_parts * 32, 16)  // weight
+            .add(4 * 2 * row_tiles * 16, 4)                                             // unscale, bias
+            .add(row_tiles == 1 && scratch_bytes <= ring_bytes ? 4 : scratch_bytes, 4)  // own_scratch
+            .add(4 * shape.in_channels * samples, 4)                                    // seen
+            .total();
   }
 
   int64_t warps() const { return threads / 32; }
@@ -150,7 +156,7 @@ class ThinSamples final : public Kernel {
                 numbers_.source() +
                 "using Mainloop = onepass::SamplesMainloop<onepass::Convolution, onepass::Tail, Numbers>;\n"
                 "using Agent = onepass::Thin<onepass::Convolution, onepass::Tail, Numbers, Mainloop>;\n"
-                "static_assert(sizeof(Mainloop::Shared) <= " +
+                "static_assert(sizeof(Mainloop::Shared) == " +
                 std::to_string(numbers_.shared_bytes) +
                 ");\n"
                 "extern \"C\" __global__ void __launch_bounds__(" +

@@ -23,6 +23,7 @@
 // f16 denormal is off by at most 2^-24 of the channel's largest element.
 #pragma once
 
+#include "device/mma.cuh"
 #include "thin/halves.cuh"
 
 namespace onepass {
@@ -41,15 +42,9 @@ __device__ __forceinline__ void load_matrices(uint32 address, uint32 (&b)[4]) {
 template <class Half>
 __device__ __forceinline__ void multiply(float (&d)[4], const uint4& a, uint32 b0, uint32 b1) {
   if constexpr (is_same<Half, bf16>) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+    mma::multiply<mma::Bf16>(d, a, b0, b1);
   } else {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+    mma::multiply<mma::F16>(d, a, b0, b1);
   }
 }
 
@@ -420,7 +415,7 @@ struct SamplesMainloop {
         unscale[j / 2] = shared.unscale[o];
         bias[j / 2] = shared.bias[o];
       }
-      auto state = epilogue.begin(slot, in_range);
+      auto state = begin_rows(epilogue, slot, in_range);
       constexpr int outputs = static_cast<int>(C::output_size(0));
       constexpr int step = static_cast<int>(C::step(0));
       int staged = 0;

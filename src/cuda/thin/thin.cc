@@ -183,32 +183,31 @@ ThinWorkspace::ThinWorkspace(const ThinShape& shape, int64_t samples, int64_t ti
   statistics_ = regions_.add(when(shape.parts.norm, shape.slabs() * 2 * 4));
 }
 
-void ThinWorkspace::fill(ThinParameters& p, const Arguments& arguments, void* workspace) const {
+template <class Parameters>
+void ThinWorkspace::fill_common(Parameters& p, const Arguments& arguments, void* workspace) const {
   p.input = arguments.input;
   p.output = arguments.output;
   p.statistics = arguments.statistics ? static_cast<void*>(arguments.statistics) : at(workspace, statistics_);
   p.control = at(workspace, control_);
   p.parts = at(workspace, parts_);
-  p.sums = at(workspace, sums_);
-  p.only = nullptr;
-  p.guard = at(workspace, guard_);
   p.batch = batch_;
-  p.wave_units = 1;
-  p.only_words = 1;
-  p.redone = arguments.redone;
   p.parameter = arguments.parameters;
 }
 
+void ThinWorkspace::fill(ThinParameters& p, const Arguments& arguments, void* workspace) const {
+  fill_common(p, arguments, workspace);
+  p.sums = at(workspace, sums_);
+  p.only = nullptr;
+  p.guard = at(workspace, guard_);
+  p.wave_units = 1;
+  p.only_words = 1;
+  p.redone = arguments.redone;
+}
+
 void ThinWorkspace::fill(ThinMmaParameters& p, const Arguments& arguments, void* workspace) const {
-  p.input = arguments.input;
-  p.output = arguments.output;
-  p.statistics = arguments.statistics ? static_cast<void*>(arguments.statistics) : at(workspace, statistics_);
-  p.control = at(workspace, control_);
+  fill_common(p, arguments, workspace);
   p.sets = at(workspace, guard_);
-  p.parts = at(workspace, parts_);
   p.ring = at(workspace, sums_);
-  p.batch = batch_;
-  p.parameter = arguments.parameters;
 }
 
 void ThinWorkspace::clear(void* workspace, Stream stream, const Device& device) const {

@@ -168,13 +168,32 @@ struct ThinRows {
   }
 };
 
+// body(row, position) for the values of a thread that count.
+template <int Rows, int Count, class Which, class Body>
+__device__ __forceinline__ void for_each_value(Which which, Body&& body) {
+#pragma unroll
+  for (int r = 0; r < Rows; ++r) {
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+      if (has(i, which)) body(r, i);
+    }
+  }
+}
+
 // What a mainloop does with its sums:
 //   Epilogue epilogue{p, scratch, n}
-//   auto rows = epilogue.begin(slot, in_range): a thread's rows. A row that is not in range has a valid slot,
-//     and its values are dropped.
+//   auto rows = begin_rows(epilogue, slot, in_range): a thread's rows. A row that is not in range has a valid
+//     slot, and its values are dropped.
 //   epilogue.take(rows, h, offset, which): h[row][position], offset[position] in a channel, All or a Mask
 //   epilogue.template finish<team>(rows): by every thread of the block
 //   epilogue.store(tile): once, when all channels are finished
+template <class Epilogue, int Rows>
+__device__ __forceinline__ typename Epilogue::template State<Rows> begin_rows(const Epilogue& epilogue,
+                                                                              const int (&slot)[Rows],
+                                                                              const bool (&in_range)[Rows]) {
+  return {epilogue.p, epilogue.n, slot, in_range};
+}
+
 template <class Convolution, class Tail, class Numbers, class Parameters>
 struct MomentsEpilogue {
   using Before = typename Tail::Before;
@@ -190,24 +209,14 @@ struct MomentsEpilogue {
     float m2[Rows] = {};
   };
 
-  template <int Rows>
-  __device__ __forceinline__ State<Rows> begin(const int (&slot)[Rows], const bool (&in_range)[Rows]) const {
-    return State<Rows>(p, n, slot, in_range);
-  }
-
   template <int Rows, int Count, class Which>
   __device__ __forceinline__ void take(State<Rows>& rows, float (&h)[Rows][Count], const int (&offset)[Count],
                                        Which which) const {
-#pragma unroll
-    for (int r = 0; r < Rows; ++r) {
-#pragma unroll
-      for (int i = 0; i < Count; ++i) {
-        if (!has(i, which)) continue;
-        typename Before::template Tensors<1> tensors;
-        tensors.load(p, element_index<Convolution, Tail, Numbers>(n, rows.slot[r], offset[i]));
-        h[r][i] = Before::value(h[r][i], rows.before[r].value[0], tensors, 0);
-      }
-    }
+    for_each_value<Rows, Count>(which, [&](int r, int i) {
+      typename Before::template Tensors<1> tensors;
+      tensors.load(p, element_index<Convolution, Tail, Numbers>(n, rows.slot[r], offset[i]));
+      h[r][i] = Before::value(h[r][i], rows.before[r].value[0], tensors, 0);
+    });
     float added = Count;
     if constexpr (!is_same<Which, All>) added = static_cast<float>(__popc(which.bits));
     if (!is_same<Which, All> && added == 0.0f) return;
@@ -300,33 +309,23 @@ struct ApplyEpilogue {
     }
   };
 
-  template <int Rows>
-  __device__ __forceinline__ State<Rows> begin(const int (&slot)[Rows], const bool (&in_range)[Rows]) const {
-    return State<Rows>(p, n, slot, in_range);
-  }
-
   template <int Rows, int Count, class Which>
   __device__ __forceinline__ void take(State<Rows>& rows, float (&h)[Rows][Count], const int (&offset)[Count],
                                        Which which) const {
-#pragma unroll
-    for (int r = 0; r < Rows; ++r) {
-#pragma unroll
-      for (int i = 0; i < Count; ++i) {
-        if (!has(i, which)) continue;
-        const int64 index = element_index<Convolution, Tail, Numbers>(n, rows.slot[r], offset[i]);
-        typename Before::template Tensors<1> before;
-        typename After::template Tensors<1> after;
-        before.load(p, index);
-        after.load(p, index);
-        float value = Before::value(h[r][i], rows.before[r].value[0], before, 0);
-        value = After::value(rows.norm[r].apply(value), rows.after[r].value[0], after, 0);
-        if constexpr (Tail::has_mean) {
-          rows.sum[r] += value;
-        } else if (rows.in_range[r]) {
-          store_one<typename Tail::Output>(p.output, index, value);
-        }
+    for_each_value<Rows, Count>(which, [&](int r, int i) {
+      const int64 index = element_index<Convolution, Tail, Numbers>(n, rows.slot[r], offset[i]);
+      typename Before::template Tensors<1> before;
+      typename After::template Tensors<1> after;
+      before.load(p, index);
+      after.load(p, index);
+      float value = Before::value(h[r][i], rows.before[r].value[0], before, 0);
+      value = After::value(rows.norm[r].apply(value), rows.after[r].value[0], after, 0);
+      if constexpr (Tail::has_mean) {
+        rows.sum[r] += value;
+      } else if (rows.in_range[r]) {
+        store_one<typename Tail::Output>(p.output, index, value);
       }
-    }
+    });
   }
 
   template <int team, int Rows>
@@ -475,23 +474,10 @@ struct Thin {
   }
 
   __device__ __forceinline__ void run() const {
-    using Items = Schedule<first_tiles, second_tiles>;
-    const int64 units = (p.batch + samples - 1) / samples;
-    const int64 tickets = Items::tickets(units, p.wave_units);
     // A mainloop of several samples writes these words and computes all samples.
     const bool all = samples > 1 || p.only == nullptr || p.only[p.batch] == redo_all;
-    Tickets own(p.control);
-#pragma unroll 1
-    for (int64 ticket = own.take(); ticket < tickets; ticket = own.take()) {
-      const Items item(ticket, p.wave_units);
-      if (item.unit >= units || (!all && p.only[item.unit] == 0)) continue;
-      uint32* counters = p.control + 4 + item.unit * 4;
-      if (item.is_first) {
-        if constexpr (first_tiles > 0) first(item.unit, item.tile, counters);
-      } else {
-        if constexpr (second_tiles > 0) second(item.unit, item.tile, counters);
-      }
-    }
+    run_tickets(*this, (p.batch + samples - 1) / samples,
+                [&](int64 unit) { return !all && p.only[unit] == 0; });
   }
 };
 

@@ -97,6 +97,9 @@ class ThinWorkspace {
   void clear(void* workspace, Stream stream, const Device& device) const;
 
  private:
+  template <class Parameters>
+  void fill_common(Parameters& p, const Arguments& arguments, void* workspace) const;
+
   Number batch_;
   int64_t guard_words_;
   Number cleared_bytes_;

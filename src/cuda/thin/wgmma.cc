@@ -145,20 +145,18 @@ class ThinWgmma final : public Kernel {
 
  private:
   Source source() const {
-    const std::string agent = "onepass::ThinWgmma<onepass::Convolution, onepass::Tail, Numbers, Product>";
     return {"onepass_thin_wgmma",
-            "#include \"thin/wgmma.cuh\"\n" + tail_source(problem_) + thin_source(problem_, shape_) +
+            "#include \"thin/wgmma/kernel.cuh\"\n" + tail_source(problem_) + thin_source(problem_, shape_) +
                 numbers_.source() + product_source(numbers_.columns, problem_.input.dtype) +
-                "using Agent = " + agent +
-                ";\n"
-                "static_assert(sizeof(Agent::Shared) <= " +
+                "using Agent = onepass::ThinWgmma<onepass::Convolution, onepass::Tail, Numbers, Product>;\n"
+                "static_assert(sizeof(Agent::Shared) == " +
                 std::to_string(numbers_.shared_bytes) +
                 ");\n"
                 "extern \"C\" __global__ void __launch_bounds__(" +
                 std::to_string(numbers_.threads()) +
                 ", 1) onepass_thin_wgmma(const __grid_constant__ Agent::Parameters p) {\n"
                 "  extern __shared__ __align__(128) unsigned char bytes[];\n"
-                "  Agent{p, *reinterpret_cast<Agent::Shared*>(bytes)}.run();\n"
+                "  Agent::Kernel{{p, *reinterpret_cast<Agent::Shared*>(bytes)}}.run();\n"
                 "}\n"};
   }
 

@@ -26,376 +26,219 @@
 // Precisions and scales are those of thin/samples.cuh. Samples whose values overflow f16 are computed again
 // on CUDA cores (thin/cores.cuh). So are samples with values that are not finite, where products are padded.
 //
-// The pieces in wgmma/: layout (sizes and shared memory), weights (A), elements and producer (what fills the
-// ring), products and outputs (the mainloop and its epilogue). The ends of a unit are here.
+// ThinWgmma has the kernel's types, sizes and shared memory. Its pieces are nested classes, each defined in
+// its own file of wgmma/.
 #pragma once
 
-#include "thin/wgmma/outputs.cuh"
-#include "thin/wgmma/producer.cuh"
-#include "thin/wgmma/weights.cuh"
+#include "device/barrier.cuh"
+#include "thin/halves.cuh"
 
 namespace onepass {
 
-template <class Convolution, class OfTail, class OfNumbers, class Product>
+namespace warpgroup {
+
+// A matrix descriptor: its start, the distance of matrices along K and, in the upper half, along M or N, in
+// units of 16 bytes; no swizzle.
+__device__ __forceinline__ uint32 descriptor(uint32 address, uint32 along_k) {
+  return (address & 0x3ffffu) >> 4 | along_k << 16;
+}
+__device__ __forceinline__ uint64 wide(uint32 lower, uint32 upper) {
+  return lower | static_cast<uint64>(upper) << 32;
+}
+
+__device__ __forceinline__ void fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Waits until at most `Left` groups of products are in flight.
+template <int Left>
+__device__ __forceinline__ void wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Left) : "memory");
+}
+
+template <int registers>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
+}
+template <int registers>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+}
+
+// Barriers of `threads` threads of the block; 0 is __syncthreads'.
+template <int threads>
+__device__ __forceinline__ void sync(int barrier) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(threads) : "memory");
+}
+
+}  // namespace warpgroup
+
+// `Product` is generated (src/cuda/thin/wgmma.cc): multiply(d, a, b, accumulates) of 64 x 8 columns x 16.
+template <class C, class Tail, class Numbers, class Product>
 struct ThinWgmma {
-  using L = WgmmaLayout<Convolution, OfTail, OfNumbers>;
-  using Products = WgmmaProducts<L, Product>;
-  using Outputs = WgmmaOutputs<L, Product>;
-  using MomentsPass = typename Outputs::MomentsPass;
-  using ApplyPass = typename Outputs::ApplyPass;
-  using C = typename L::C;
-  using Tail = typename L::Tail;
-  using Numbers = typename L::Numbers;
-  using Parameters = typename L::Parameters;
-  using Ring = typename L::Ring;
-  using Shared = typename L::Shared;
+  struct Weights;   // wgmma/weights.cuh: A as the tensor cores read it
+  struct Elements;  // wgmma/elements.cuh: fills the ring, an element at a time
+  struct Producer;  // wgmma/producer.cuh: fills the ring by whole rows, or elements
+  struct Products;  // wgmma/products.cuh: the mainloop
+  struct Outputs;   // wgmma/outputs.cuh: its epilogue
+  struct Kernel;    // wgmma/kernel.cuh: roles of warps, ends of units
 
-  const Parameters& p;
-  Shared& shared;
-  const Outputs outputs{p, shared};
+  using Input = typename Tail::Input;
+  using Parameters = ThinWgmmaParameters<Tail::parameters>;
+  using MomentsPass = MomentsEpilogue<C, Tail, Numbers, Parameters>;
+  using ApplyPass = ApplyEpilogue<C, Tail, Numbers, Parameters>;
+  static constexpr bool splits = Input::bytes == 4;
+  static constexpr int input_parts = Numbers::input_parts;
+  static constexpr int weight_parts = Numbers::weight_parts;
+  // Whether partial sums are added up outside the tensor cores. With one tap in the first dimension there is
+  // one part.
+  static constexpr bool promotes = input_parts == 2 && C::kernel(0) > 1;
+  static constexpr int weight_sets = Numbers::weight_sets;  // other versions, where weights are dithered
+  static constexpr bool dithers = Numbers::dithers;
 
-  // A warp's moments, or sums, of its slots.
-  static constexpr int team = L::row_groups > 1 ? L::row_groups / 2 : 1;  // lanes that share a sample
-  __device__ __forceinline__ float* scratch_of(int slot) const {
-    return shared.scratch[threadIdx.x / 32][slot];
+  static constexpr int row_groups = Numbers::row_groups;
+  static constexpr int samples = 8 / row_groups;
+  static constexpr int lane_rows = Numbers::lane_rows;
+  static constexpr int tile_rows = Numbers::tile_rows;
+  static constexpr int columns = Numbers::columns;  // of a strip
+  static constexpr int strips = Numbers::strips;    // of a tile
+  static constexpr int tile_columns = columns * strips / tile_rows;
+  static constexpr int column_tiles = Numbers::column_tiles;
+  static constexpr int tiles = Numbers::tiles;
+  static constexpr int core_rows = Numbers::core_rows;
+  static constexpr int core_columns = Numbers::core_columns;
+  static constexpr int core_channels = Numbers::core_channels;
+  static constexpr int pitch = core_rows * core_channels;  // of a column, in units
+  static constexpr int starts = Numbers::starts;
+  static constexpr int window_columns = Numbers::window_columns;
+  static constexpr int row_units = Numbers::row_units;  // that a row of the window takes
+  static constexpr int planes = Numbers::planes;        // of the ring
+  static constexpr int producers = Numbers::producers;
+  static constexpr int consumers = Numbers::consumers;
+  static constexpr int consumer_warps = consumers / 32;
+  static constexpr int warpgroups = consumers / 128;  // that multiply
+  static_assert(strips == 2 * warpgroups);
+
+  static constexpr int step1 = static_cast<int>(C::step(1));
+  static constexpr int step2 = static_cast<int>(C::step(2));
+  static constexpr int delta1 = static_cast<int>(C::delta(1));
+  static constexpr int delta2 = static_cast<int>(C::delta(2));
+  static_assert(core_columns == 1 || delta2 == 1, "columns of a core are neighbours");
+  static constexpr int taps0 = static_cast<int>(C::kernel(0));
+  static constexpr int taps1 = static_cast<int>(C::kernel(1));
+  static constexpr int taps2 = static_cast<int>(C::kernel(2));
+  static constexpr int groups1 = (taps1 + core_rows - 1) / core_rows;
+  static constexpr int groups2 = (taps2 + core_columns - 1) / core_columns;
+  static_assert(C::in_channels % core_channels == 0);
+  static constexpr int cores = C::in_channels / core_channels * groups1 * groups2;
+  static constexpr int steps = (cores + 1) / 2;  // products of a plane
+  static constexpr bool fills_up = taps1 % core_rows != 0 || taps2 % core_columns != 0 || cores % 2 != 0;
+  static constexpr bool guards = splits || fills_up;
+
+  // --- The parts of a unit: a block of a cluster each ---
+  static constexpr int tile_parts = Numbers::tile_parts;
+  static constexpr int plane_parts = Numbers::plane_parts;
+  static constexpr int parts = tile_parts * plane_parts;
+  static constexpr int part_tiles = tiles / tile_parts;
+  static constexpr int part_planes = (static_cast<int>(C::output_size(0)) + plane_parts - 1) / plane_parts;
+  static constexpr int window_planes = part_planes + taps0 - 1;
+  static_assert(tiles % tile_parts == 0);
+
+  static constexpr int channel_blocks = Numbers::channel_blocks;  // of 16 rows, in a product
+  static constexpr int channel_tiles = (C::channels + 16 * channel_blocks - 1) / (16 * channel_blocks);
+  static constexpr bool paired = Numbers::paired;
+  static_assert(!paired || taps0 >= 2);
+  static constexpr int turns = paired ? taps0 : 1;  // that A is kept for
+  static constexpr int weight_blocks = paired ? 4 : (taps0 - 1) * channel_blocks + 4;
+  static constexpr uint32 weight_units = weight_blocks * 16;  // of a core
+  static constexpr int state_rows = paired ? 1 : 2;           // channels of a thread
+  static constexpr bool two_passes = Tail::has_norm && !Tail::mean_follows_norm;
+  static constexpr int repeats = channel_tiles * (two_passes ? 2 : 1);
+
+  // --- Rows of the window: `shift` further is the same row of the next lane ---
+  static constexpr int shift = lane_rows * step1;
+  static constexpr int window_rows = starts + (core_rows - 1) * delta1;
+  static constexpr int row_bases = window_rows < shift ? window_rows : shift;
+  static constexpr int base_groups = (row_bases + core_rows - 1) / core_rows;
+  static constexpr int shifts = (window_rows - 1) / shift;
+  // Values that a unit has of a sample, and how many can lie in the input: rows below it are zeros.
+  static constexpr int values = row_groups + shifts;
+  static constexpr int rows_below = static_cast<int>((C::input_size(1) - C::base(1, 0) + shift - 1) / shift);
+  static constexpr int loaded = values < rows_below ? values : rows_below;
+  // Whether those rows lie in the input for every tile, as they mostly do without padding.
+  static constexpr int last_row = (lane_rows - 1) / tile_rows * tile_rows * step1 +
+                                  static_cast<int>(C::base(1, 0)) + row_bases - 1 + (loaded - 1) * shift;
+  static constexpr bool has_all_rows = C::base(1, 0) >= 0 && last_row < C::input_size(1);
+  static constexpr int units = C::in_channels * base_groups * window_columns * core_rows;
+  static constexpr int chunks = (units + producers - 1) / producers;
+  static constexpr int plane_units = C::in_channels / core_channels * starts * row_units;
+  // A thread loads an item at a time: its units of a plane, or one of them where they are many. As many items
+  // are in flight as registers allow.
+  static constexpr int most_elements = Numbers::most_elements;
+  static constexpr int item_chunks = chunks * samples * loaded <= most_elements ? chunks : 1;
+  static constexpr int items = chunks / item_chunks;  // of a plane
+  static constexpr int unit_items = repeats * part_tiles * window_planes * items;
+  static constexpr int fitting = most_elements / (item_chunks * samples * loaded);
+  static constexpr int in_flight = fitting >= 4 && unit_items % 4 == 0   ? 4
+                                   : fitting >= 3 && unit_items % 3 == 0 ? 3
+                                   : fitting >= 2 && unit_items % 2 == 0 ? 2
+                                                                         : 1;
+
+  struct Shared {
+    uint4 x[planes][input_parts][plane_units];
+    uint4 weight[channel_tiles][weight_sets][turns][steps][weight_parts][2][weight_blocks * 16];
+    uint64 full[planes];
+    uint64 empty[planes];
+    uint64 prepared;  // the ring is free, and the weights are prepared
+    float unscale[channel_tiles * channel_blocks * 16];
+    float bias[channel_tiles * channel_blocks * 16];
+    float scratch[consumer_warps][Numbers::slots][3];
+    float moments[Numbers::slots][2];
+    float part[parts > 1 ? Numbers::slots : 1][3];  // the block's moments, or sums, of its part
+    uint32 largest[C::in_channels][samples];
+    uint32 redo;     // RedoWord of the block's samples
+    uint32 arrived;  // warpgroups at the ends of passes
+    bool group_is_last[warpgroups];
+  };
+
+  // What every piece has a copy of.
+  struct Block {
+    const Parameters& p;
+    Shared& shared;
+  };
+
+  static_assert(parts == 1 || !two_passes, "blocks of a cluster do not wait for a norm");
+
+  static __device__ __forceinline__ int rank() {
+    return parts == 1 ? 0 : static_cast<int>(blockIdx.x) % parts;
   }
+  static __device__ __forceinline__ int first_tile() { return rank() % tile_parts * part_tiles; }
+  static __device__ __forceinline__ int first_plane() { return rank() / tile_parts * part_planes; }
+  // Clusters, or blocks, take units by turns.
+  static __device__ __forceinline__ int first_unit() { return static_cast<int>(blockIdx.x) / parts; }
+  static __device__ __forceinline__ int unit_step() { return static_cast<int>(gridDim.x) / parts; }
 
-  template <class State>
-  __device__ __forceinline__ void leave_moments(const State (&state)[2], const int (&slot)[2][L::state_rows],
-                                                const bool (&in_range)[L::state_rows]) const {
-#pragma unroll
-    for (int r = 0; r < L::state_rows; ++r) {
-      float count[2], mean[2], m2[2];
-      if constexpr (L::row_groups > 1) {
-        count[0] = lanes_sum<team>(state[0].count + state[1].count);
-        // As distances from one of the means: equal means stay exact.
-        const float from = first_mean<team>(state[0].count + state[1].count,
-                                            state[0].count > 0.0f ? state[0].mean[r] : state[1].mean[r]);
-        float d0 = state[0].mean[r] - from;
-        float d1 = state[1].mean[r] - from;
-        const float sum = lanes_sum<team>(fmaf(state[0].count, d0, state[1].count * d1));
-        const float moved = count[0] > 0.0f ? sum / count[0] : 0.0f;
-        mean[0] = from + moved;
-        d0 -= moved;
-        d1 -= moved;
-        m2[0] = lanes_sum<team>(fmaf(state[0].count * d0, d0, state[0].m2[r]) +
-                                fmaf(state[1].count * d1, d1, state[1].m2[r]));
-      } else {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          count[e] = state[e].count;
-          mean[e] = state[e].mean[r];
-          m2[e] = state[e].m2[r];
-        }
-      }
-#pragma unroll
-      for (int e = 0; e < (L::row_groups > 1 ? 1 : 2); ++e) {
-        if (in_range[r] && threadIdx.x % team == 0) {
-          float* place = scratch_of(slot[e][r]);
-          place[0] = count[e];
-          place[1] = mean[e];
-          place[2] = m2[e];
-        }
-      }
-    }
-  }
+  // With one tap in the first dimension every plane is an output: its first product does not accumulate.
+  static constexpr bool begins_always = taps0 == 1;
+  // Otherwise sums of 16-bit elements begin at the bias and need no scale: they are the outputs.
+  static constexpr bool begins_with_bias = !splits && !begins_always;
 
-  template <class State>
-  __device__ __forceinline__ void leave_sums(const State (&state)[2], const int (&slot)[2][L::state_rows],
-                                             const bool (&in_range)[L::state_rows]) const {
-#pragma unroll
-    for (int r = 0; r < L::state_rows; ++r) {
-      const float both = lanes_sum<team>(state[0].sum[r] + state[1].sum[r]);
-#pragma unroll
-      for (int e = 0; e < (L::row_groups > 1 ? 1 : 2); ++e) {
-        if (in_range[r] && threadIdx.x % team == 0)
-          scratch_of(slot[e][r])[0] = L::row_groups > 1 ? both : state[e].sum[r];
-      }
-    }
-  }
+  // Consumers prepare the weights while the producers' first elements arrive. Where partial sums are added up
+  // all threads do it: producers have few registers and would spill elements.
+  static constexpr bool all_prepare = input_parts == 2 && parts == 1;
 
-  // Calls take(moments or sum) for each warp that has values of a slot.
-  template <class Take>
-  __device__ __forceinline__ void for_each_warp(int slot, Take&& take) const {
-    const int eight = slot % C::channels / 8 % (2 * L::channel_blocks);
-    constexpr int holders = L::paired ? (L::taps0 == 2 ? 1 : 2) : L::taps0;
-    constexpr int apart = L::paired ? 2 : L::channel_blocks;
-    const int first = L::paired ? eight : eight / 2;
-#pragma unroll
-    for (int group = 0; group < L::warpgroups; ++group) {
-#pragma unroll
-      for (int t = 0; t < holders; ++t) take(shared.scratch[group * 4 + t * apart + first][slot]);
-    }
-  }
+  using Sums = float[columns * 4];  // of a strip
 
-  // Merges the block's moments, or sums; by one warpgroup, when all warps have left theirs.
-  template <bool is_first>
-  __device__ __forceinline__ void leave_part() const {
-    for (int slot = threadIdx.x % 128; slot < Numbers::slots; slot += 128) {
-      Moments all;
-      float total = 0.0f;
-      for_each_warp(slot, [&](const float* part) {
-        if constexpr (is_first) {
-          if (part[0] > 0.0f) all.merge(part[0], part[1], part[2]);
-        } else {
-          total += part[0];
-        }
-      });
-      shared.part[slot][0] = is_first ? all.count : total;
-      shared.part[slot][1] = all.mean;
-      shared.part[slot][2] = all.m2;
-    }
-  }
+  // Planes that a warpgroup has multiplied.
+  struct Ring {
+    uint32 count = 0;
 
-  // Calls take() for each part of a unit: blocks of a cluster, or warps of the one block.
-  template <class Take>
-  __device__ __forceinline__ void for_each_part(int slot, Take&& take) const {
-    if constexpr (L::parts == 1) return for_each_warp(slot, take);
-    float part[L::parts][3];  // all on their way at a time
-#pragma unroll
-    for (int i = 0; i < L::parts; ++i) {
-#pragma unroll
-      for (int k = 0; k < 3; ++k)
-        part[i][k] = barrier::load_of_block(&shared.part[L::parts == 1 ? 0 : slot][k], i);
-    }
-#pragma unroll
-    for (int i = 0; i < L::parts; ++i) take(part[i]);
-  }
+    __device__ __forceinline__ uint32 slot() const { return count % planes; }
+    __device__ __forceinline__ uint32 parity() const { return count / planes % 2; }
+  };
+  static_assert(planes == 2 || planes == 4 || planes == 8);
 
-  // Finishes a unit by one warpgroup, or one of its warps. Channels of a slab are neighbouring lanes where
-  // their number is a power of two: no barrier is needed.
-  static constexpr bool by_lanes =
-      (Tail::group_channels & (Tail::group_channels - 1)) == 0 && Tail::group_channels <= 32;
-  template <int finishers>
-  __device__ __forceinline__ void finish_by_lanes(int64 n, int thread) const {
-    constexpr int group = static_cast<int>(Tail::group_channels);
-    constexpr auto spatial = static_cast<float>(Tail::spatial);
-#pragma unroll 1
-    for (int first = 0; first < Numbers::slots; first += finishers) {
-      const int slot = first + thread;
-      const bool is_one = slot < Numbers::slots && n + slot / Tail::channels < p.batch;
-      const int channel = slot % static_cast<int>(Tail::channels);
-      float gamma = 0.0f, beta = 0.0f;  // on their way
-      if constexpr (Tail::mean_follows_norm) {
-        if (is_one) {
-          gamma = Tail::weight(p, channel);
-          beta = Tail::bias(p, channel);
-        }
-      }
-      Moments all;
-      for_each_part(slot < Numbers::slots ? slot : 0, [&](const float* part) {
-        if (part[0] > 0.0f) all.merge(part[0], part[1], part[2]);
-      });
-      // As distances from the first channel's.
-      const float from = __shfl_sync(0xffffffffu, all.mean, threadIdx.x % 32 & ~(group - 1));
-      const float moved = lanes_sum<group>(all.mean - from) * (1.0f / group);
-      const float mean = from + moved;
-      const float distance = all.mean - from - moved;
-      const float m2 = lanes_sum<group>(fmaf(distance * distance, spatial, all.m2));
-      const float rstd = 1.0f / sqrtf(m2 / (spatial * group) + Tail::eps);
-      if (!is_one) continue;
-      const int64 index = (n * Tail::channels + slot) / group;
-      if (channel % group == 0) {
-        p.statistics[2 * index] = mean;
-        p.statistics[2 * index + 1] = rstd;
-      }
-      if constexpr (Tail::mean_follows_norm)
-        store_one<typename Tail::Output>(p.output, n * Tail::channels + slot,
-                                         fmaf(distance * rstd, gamma, beta));
-    }
-  }
-
-  // Finishes a unit; by one warpgroup, when all warps have left their moments.
-  __device__ __forceinline__ void finish_moments(int64 n) const {
-    if constexpr (by_lanes) {
-      if constexpr (L::parts > 1) {
-        finish_by_lanes<128>(n, threadIdx.x % 128);
-      } else if (threadIdx.x % 128 < 32) {
-        finish_by_lanes<32>(n, threadIdx.x % 32);
-      }
-      return;
-    }
-    const int thread = threadIdx.x % 128;
-    for (int slot = thread; slot < Numbers::slots; slot += 128) {
-      Moments all;
-      for_each_part(slot, [&](const float* part) {
-        if (part[0] > 0.0f) all.merge(part[0], part[1], part[2]);
-      });
-      shared.moments[slot][0] = all.mean;
-      shared.moments[slot][1] = all.m2;
-    }
-    warpgroup::sync<128>(1 + threadIdx.x / 128);
-    constexpr int groups = Tail::channels / Tail::group_channels;
-    constexpr auto spatial = static_cast<float>(Tail::spatial);
-    for (int slab = thread; slab < L::samples * groups; slab += 128) {
-      if (n + slab / groups >= p.batch) break;
-      const float(*rows)[2] = shared.moments + slab * Tail::group_channels;
-      float moved = 0.0f;  // from the first channel's
-      for (int c = 1; c < Tail::group_channels; ++c) moved += rows[c][0] - rows[0][0];
-      const float mean = fmaf(moved, 1.0f / Tail::group_channels, rows[0][0]);
-      float m2 = 0.0f;
-      for (int c = 0; c < Tail::group_channels; ++c) {
-        const float distance = rows[c][0] - mean;
-        m2 += fmaf(distance * distance, spatial, rows[c][1]);
-      }
-      const float rstd = 1.0f / sqrtf(m2 / (spatial * Tail::group_channels) + Tail::eps);
-      const int64 index = n * groups + slab;
-      p.statistics[2 * index] = mean;
-      p.statistics[2 * index + 1] = rstd;
-      if constexpr (Tail::mean_follows_norm) {
-        for (int c = 0; c < Tail::group_channels; ++c) {
-          const int channel = slab % groups * Tail::group_channels + c;
-          const float value =
-              fmaf((rows[c][0] - mean) * rstd, Tail::weight(p, channel), Tail::bias(p, channel));
-          store_one<typename Tail::Output>(p.output, index * Tail::group_channels + c, value);
-        }
-      }
-    }
-  }
-
-  __device__ __forceinline__ void finish_mean(int64 n) const {
-    constexpr float per_element = 1.0f / static_cast<float>(Tail::spatial);
-    for (int slot = threadIdx.x % 128; slot < Numbers::slots; slot += 128) {
-      if (n + slot / Tail::channels >= p.batch) break;
-      float total = 0.0f;
-      for_each_part(slot, [&](const float* part) { total += part[0]; });
-      store_one<typename Tail::Output>(p.output, n * Tail::channels + slot, total * per_element);
-    }
-  }
-
-  template <bool is_first>
-  __device__ __forceinline__ void finish(int64 n) const {
-    if constexpr (is_first) {
-      finish_moments(n);
-    } else {
-      finish_mean(n);
-    }
-  }
-
-  // One pass over a unit. The warpgroup that arrives last merges; the other goes on.
-  template <bool is_first>
-  __device__ __forceinline__ void pass_over(int64 n, Ring& ring) const {
-    const int lane = threadIdx.x % 32;
-    const int warp = threadIdx.x / 32 % 4;
-    if constexpr (ends_may_meet) warpgroup::sync<L::consumers>(5);
-#pragma unroll 1
-    for (int tile = 0; tile < L::channel_tiles; ++tile) {
-      int slot[2][L::state_rows];
-      bool in_range[L::state_rows];
-      float unscale[L::state_rows], bias[L::state_rows];
-#pragma unroll
-      for (int r = 0; r < L::state_rows; ++r) {
-        const bool is_one = Products::is_used(warp, r);
-        const int o =
-            tile * L::channel_blocks * 16 + (is_one ? Products::channels_of(warp, r) * 8 : 0) + lane / 4;
-        unscale[r] = shared.unscale[o];
-        bias[r] = shared.bias[o];
-        in_range[r] = o < C::channels && is_one;
-#pragma unroll
-        for (int e = 0; e < 2; ++e)
-          slot[e][r] = Products::sample_of_lane(e) * C::channels + (o < C::channels ? o : 0);
-      }
-      // A sample beyond the batch reads the operands of the last sample.
-      const int64 last = p.batch - 1;
-      const auto within = [&](int s) { return n + s > last ? static_cast<int>(last - n) : s; };
-      int read[2][L::state_rows];
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-#pragma unroll
-        for (int r = 0; r < L::state_rows; ++r)
-          read[e][r] = within(slot[e][r] / C::channels) * C::channels + slot[e][r] % C::channels;
-      }
-      if constexpr (is_first) {
-        const MomentsPass pass{p, nullptr, n};
-        decltype(pass.begin(read[0], in_range)) state[2] = {pass.begin(read[0], in_range),
-                                                            pass.begin(read[1], in_range)};
-        outputs.consume(pass, state, tile, ring, unscale, bias);
-        leave_moments(state, slot, in_range);
-      } else {
-        const ApplyPass pass{p, nullptr, n};
-        decltype(pass.begin(read[0], in_range)) state[2] = {pass.begin(read[0], in_range),
-                                                            pass.begin(read[1], in_range)};
-        outputs.consume(pass, state, tile, ring, unscale, bias);
-        leave_sums(state, slot, in_range);
-      }
-    }
-    const int group = threadIdx.x / 128;
-    warpgroup::sync<128>(1 + group);
-    if (threadIdx.x % 128 == 0) {
-      __threadfence_block();
-      shared.group_is_last[group] = atomicAdd(&shared.arrived, 1u) % L::warpgroups == L::warpgroups - 1;
-      __threadfence_block();
-    }
-    warpgroup::sync<128>(1 + group);
-    if constexpr (L::parts > 1) {
-      if (shared.group_is_last[group]) leave_part<is_first>();
-      barrier::cluster_sync();
-      if (L::rank() == 0 && group == 0) finish<is_first>(n);
-      barrier::cluster_sync();
-    } else if (shared.group_is_last[group]) {
-      finish<is_first>(n);
-    }
-    if constexpr (is_first && L::two_passes) {
-      __threadfence();
-      warpgroup::sync<L::consumers>(5);
-    }
-  }
-
-  // Whether a warpgroup could reach the end of a unit while the other still merges the one before. The ring
-  // keeps them less than `planes` planes apart.
-  static constexpr bool ends_may_meet = L::channel_tiles * L::part_tiles * L::window_planes <= L::planes;
-
-  __device__ __forceinline__ void run() const {
-    using Producer = WgmmaProducer<L>;
-    const WgmmaWeights<L> weights{p, shared};
-    const Producer producer{p, shared};
-    if constexpr (L::guards) allow_kernel_after();
-    if (threadIdx.x == 0) {
-      for (int i = 0; i < L::planes; ++i) {
-        barrier::initialise(&shared.full[i],
-                            producer.rows_are_aligned() ? Producer::row_chunks : L::producers / 32);
-        barrier::initialise(&shared.empty[i], L::consumer_warps);
-      }
-      barrier::initialise(&shared.prepared, L::consumers);
-      shared.arrived = 0;
-      shared.redo = redo_none;
-    }
-    // Prefetches what the end of a unit reads.
-    if (threadIdx.x < Tail::parameters) barrier::prefetch(p.parameter[threadIdx.x]);
-    if constexpr (L::guards) {  // the counters of the launch that does samples again
-      for (int64 i = static_cast<int64>(blockIdx.x) * Numbers::threads + threadIdx.x; i < 4 * (p.batch + 1);
-           i += static_cast<int64>(gridDim.x) * Numbers::threads)
-        p.control[i] = 0;
-    }
-    for (int i = threadIdx.x; i < C::in_channels * L::samples; i += Numbers::threads)
-      shared.largest[i / L::samples][i % L::samples] = 0;
-    __syncthreads();
-    if constexpr (L::all_prepare) {
-      weights.load_weights();
-      barrier::release_to_copies();
-      __syncthreads();
-    }
-    if (threadIdx.x < L::consumers) {
-      warpgroup::take_registers<Numbers::consumer_registers>();
-      if constexpr (!L::all_prepare) {
-        weights.load_weights();
-        barrier::release_to_copies();
-        // Producers wait for it. Not one bar.sync for all: compute-sanitizer takes a barrier at two places of
-        // the code for two barriers.
-        barrier::arrive(&shared.prepared);
-        weights.sync_preparing();
-      }
-      Ring ring;
-#pragma unroll 1
-      for (int64 n = static_cast<int64>(L::first_unit()) * L::samples; n < p.batch;
-           n += static_cast<int64>(L::unit_step()) * L::samples) {
-        if constexpr (Tail::has_norm) pass_over<true>(n, ring);
-        if constexpr (!Tail::mean_follows_norm) pass_over<false>(n, ring);
-      }
-    } else {
-      warpgroup::give_registers<Numbers::producer_registers>();
-      producer.produce();
-    }
+  // A value that the compiler knows to be the same in all lanes: descriptors are computed once for a warp.
+  static __device__ __forceinline__ uint32 uniform(uint32 value) {
+    return __shfl_sync(0xffffffffu, value, 0);
   }
 };
 

@@ -46,6 +46,7 @@ struct WgmmaNumbers {
   int64_t slots = 1;
   int64_t tile_parts = 1;   // a cluster's blocks have some of the tiles,
   int64_t plane_parts = 1;  // and some planes of the output
+  int64_t weight_rows = 0;  // of a product's A, for all turns and versions
   int64_t shared_bytes = 0;
   double clocks = 0;        // of a sample's pass, by one block
   double plane_clocks = 0;  // of a tile's plane
@@ -103,6 +104,9 @@ struct WgmmaNumbers {
   static int64_t cores_with(const ThinShape& shape, int64_t channels, int64_t rows, int64_t columns);
 
   void cut(const ThinShape& shape, int64_t most_bytes, int64_t of_sample, int64_t rows, int64_t width);
+
+  // sizeof(ThinWgmma::Shared) with so many rows of A, and of slots that blocks of a cluster exchange.
+  int64_t bytes_of_shared(const ThinShape& shape, int64_t rows, int64_t part_slots) const;
 
   std::string source() const;
 };

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "cuda/struct_bytes.h"
+
 namespace onepass::cuda::wgmma {
 namespace {
 
@@ -47,6 +49,26 @@ WgmmaNumbers::WgmmaNumbers(const Problem& problem, const ThinShape& shape) {
   const int64_t batch = representative(shape.batch.value());
   if (any && shape.passes() == 1 && batch > 0) share_units(problem, shape, batch, best);
   *this = best;
+  if (this->parts() == 1) shared_bytes = bytes_of_shared(shape, weight_rows, 1);
+}
+
+int64_t WgmmaNumbers::bytes_of_shared(const ThinShape& shape, int64_t rows, int64_t part_slots) const {
+  const int64_t steps = divide_up(cores_with(shape, core_channels, core_rows, core_columns), 2);
+  const int64_t plane_units = shape.in_channels / core_channels * starts * row_units;
+  const int64_t channel_tiles = divide_up(shape.channels, block_rows * channel_blocks);
+  const int64_t all_channels = channel_tiles * channel_blocks * block_rows;
+  return StructBytes()
+      .add(planes * input_parts * plane_units * 16, 16)               // x
+      .add(channel_tiles * steps * weight_parts * 2 * rows * 16, 16)  // weight
+      .add((2 * planes + 1) * 8, 8)                                   // full, empty, prepared
+      .add(2 * all_channels * 4, 4)                                   // unscale, bias
+      .add(consumers / 32 * slots * 3 * 4, 4)                         // scratch
+      .add(slots * 2 * 4, 4)                                          // moments
+      .add(part_slots * 3 * 4, 4)                                     // part
+      .add(shape.in_channels * samples() * 4, 4)                      // largest
+      .add(2 * 4, 4)                                                  // redo, arrived
+      .add(consumers / 128, 1)                                        // group_is_last
+      .total();
 }
 
 double WgmmaNumbers::all_clocks(const ThinShape& shape, int64_t batch, const Gpu& gpu) const {
@@ -147,16 +169,9 @@ void WgmmaNumbers::cut(const ThinShape& shape, int64_t most_bytes, int64_t of_sa
   slots = samples() * shape.channels;
   const int64_t cores = cores_with(shape, core_channels, core_rows, core_columns);
   const int64_t steps = divide_up(cores, 2);
-  const int64_t plane_units = shape.in_channels / core_channels * starts * row_units;
   const int64_t channel_tiles = divide_up(shape.channels, block_rows * channel_blocks);
-  const auto bytes_with = [&](int64_t all_weight_rows) {
-    const int64_t weight_units = channel_tiles * steps * weight_parts * 2 * all_weight_rows;
-    return 16 * (planes * input_parts * plane_units + weight_units) + 16 * planes +
-           4 * (2 * channel_tiles * channel_blocks * block_rows + (consumers / 32 * 3 + 2 + 3) * slots +
-                shape.in_channels * samples()) +
-           32;
-  };
-  const int64_t weight_rows = ((outer.kernel - 1) * channel_blocks + product_blocks) * block_rows;
+  // With what a cluster needs: whether there is one is decided later.
+  const auto bytes_with = [&](int64_t all_rows) { return bytes_of_shared(shape, all_rows, slots); };
   const int64_t paired_rows = outer.kernel * product_blocks * block_rows;
   if (may_dither) {
     for (weight_sets = strips; weight_sets > 1 && bytes_with(weight_sets * paired_rows) > most_bytes;)
@@ -166,7 +181,9 @@ void WgmmaNumbers::cut(const ThinShape& shape, int64_t most_bytes, int64_t of_sa
     if (!dithers) weight_sets = 1;
   }
   paired = dithers || (outer.kernel >= 2 && bytes_with(paired_rows) <= most_bytes);
-  shared_bytes = bytes_with(paired ? weight_sets * paired_rows : weight_rows);
+  weight_rows = paired ? weight_sets * paired_rows
+                       : ((outer.kernel - 1) * channel_blocks + product_blocks) * block_rows;
+  shared_bytes = bytes_with(weight_rows);
   // Clocks of a plane at 1.65 GHz (an H200's at such work). Products take 4 clocks a column of a strip, or
   // the time to read A and B. Tensor cores wait for the epilogue and for the passing on of planes, and for
   // partial sums to be added. Loads that products do not hide come on top: x is loaded again for every

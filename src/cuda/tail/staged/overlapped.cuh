@@ -17,18 +17,9 @@
 namespace onepass {
 
 template <class Tail, class Numbers>
-struct StagedOverlapped {
-  using L = OverlappedLayout<Tail, Numbers>;
-  using S = typename L::S;
-  using Pieces = OverlappedPieces<Tail, Numbers>;
-  using Statistics = OverlappedMoments<Tail, Numbers>;
-  using Parameters = typename L::Parameters;
-  using Shared = typename L::Shared;
-  using Part = typename L::Part;
-  using Sums = typename Statistics::Sums;
-  using Before = typename Tail::Before;
-  using After = typename Tail::After;
-  using Input = typename Tail::Input;
+struct StagedOverlapped<Tail, Numbers>::Kernel {
+  using Parameters = typename StagedOverlapped::Parameters;
+  using Shared = typename StagedOverlapped::Shared;
 
   // The kernel's one copy of what it is given: with a second one registers are allocated differently.
   Pieces pieces;
@@ -107,13 +98,13 @@ struct StagedOverlapped {
 #pragma unroll
     for (int k = 0; k < S::width; ++k) {
       const float distance = sums.add(value[k], k);
-      if constexpr (L::holds_f16) value[k] = distance;
+      if constexpr (holds_f16) value[k] = distance;
     }
   }
   // The same of a piece in shared memory, where it waits for the output.
   __device__ __forceinline__ void sum_vector(int piece, int i, float (&value)[S::width], Sums& sums) const {
     add(value, sums);
-    if constexpr (L::holds_f16) {
+    if constexpr (holds_f16) {
       Packed<f16, S::width> packed;
       packed.pack(value);
       packed.store_shared(pieces.vector_of(piece, i));
@@ -124,7 +115,7 @@ struct StagedOverlapped {
   template <bool is_first, class R>
   __device__ __forceinline__ void sum_piece(const Part& part, int piece, R& rows, const float* operands,
                                             Sums& sums) const {
-    const int from = L::first_of(piece), to = from + L::count_of(piece);
+    const int from = first_of(piece), to = from + count_of(piece);
     const auto whole = [](auto&& f) { f(0, S::width); };
     const bool plain = is_plain<S::before_by_row>(part, from, to, rows);
     const auto careful = [&](int i, float(&value)[S::width]) {
@@ -151,7 +142,7 @@ struct StagedOverlapped {
       if (plain || part.has(0)) sum_vector(piece, 0, value, sums);
     }
     if (plain) {
-#pragma unroll(L::at_once)
+#pragma unroll(at_once)
       for (int i = from + (is_first ? 1 : 0); i < to; ++i) {
         float value[S::width];
         activate(pieces.vector_of(piece, i), part, i, operands, whole, value);
@@ -206,7 +197,7 @@ struct StagedOverlapped {
   struct Choice<false, A, B> {
     using Type = B;
   };
-  using Waiting = typename Choice<L::holds_f16, f16, Input>::Type;
+  using Waiting = typename Choice<holds_f16, f16, Input>::Type;
 
   // Output of vector i. Raw: `value` is what arrived, else what the norm gets.
   template <bool is_raw, class Parts>
@@ -236,7 +227,7 @@ struct StagedOverlapped {
   __device__ __forceinline__ void finish_piece(const Part& part, int piece, R& rows, const RowValues& row,
                                                float shift, bool fits) const {
     constexpr bool by_row = S::after_by_row || S::before_by_row;
-    const int from = L::first_of(piece), to = from + L::count_of(piece);
+    const int from = first_of(piece), to = from + count_of(piece);
     const bool aligned = is_aligned(pieces.p, aligned_output);
     const bool plain = is_plain<by_row>(part, from, to, rows);
     const auto waiting = [&](int i, float(&value)[S::width]) {
@@ -244,12 +235,12 @@ struct StagedOverlapped {
       packed.load_shared(pieces.vector_of(piece, i));
       packed.unpack(value);
     };
-    if (plain && aligned && (!L::holds_f16 || fits)) {
-#pragma unroll(L::at_once)
+    if (plain && aligned && (!holds_f16 || fits)) {
+#pragma unroll(at_once)
       for (int i = from; i < to; ++i) {
         float value[S::width];
         waiting(i, value);
-        finish<!L::holds_f16>(
+        finish<!holds_f16>(
             part, i, row, true, [](auto&& f) { f(0, S::width); }, value);
       }
     } else {
@@ -257,7 +248,7 @@ struct StagedOverlapped {
       for (int i = from; i < to; ++i) {
         if (!part.has(i)) continue;
         float value[S::width];
-        if (!L::holds_f16 || fits) {
+        if (!holds_f16 || fits) {
           waiting(i, value);
         } else {
           Packed<Input, S::width> packed;
@@ -273,7 +264,7 @@ struct StagedOverlapped {
           });
           forget<by_row>(rows);
         }
-        finish<!L::holds_f16>(
+        finish<!holds_f16>(
             part, i, row, aligned, [&](auto&& f) { visit<by_row>(part, i, rows, f); }, value);
       }
       forget<by_row>(rows);
@@ -286,25 +277,25 @@ struct StagedOverlapped {
     int slab = static_cast<int>(blockIdx.x) / S::blocks;  // the one that is summed
 #if __CUDA_ARCH__ >= 900
     if (pieces.lane() == 0) {
-      for (int i = 0; i < L::pieces; ++i) barrier::initialise(&pieces.shared.arrived[pieces.warp()][i]);
+      for (int i = 0; i < pieces; ++i) barrier::initialise(&pieces.shared.arrived[pieces.warp()][i]);
     }
     __syncwarp();
     Part next = pieces.part_of(slab);
     if (slab < slabs) {
-      pieces.request(next, L::even_piece);
-      if constexpr (L::single > 0) pieces.request(next, L::single_piece);
-      pieces.request(next, L::kept_piece);
+      pieces.request(next, even_piece);
+      if constexpr (single > 0) pieces.request(next, single_piece);
+      pieces.request(next, kept_piece);
     }
-    if (slab + clusters < slabs) pieces.request(pieces.part_of(slab + clusters), L::odd_piece);
+    if (slab + clusters < slabs) pieces.request(pieces.part_of(slab + clusters), odd_piece);
     if (threadIdx.x == 0) {
       initialise_exchange<S::warps>(pieces.shared);
       pieces.shared.warps_counted = 0;
     }
     start_cluster<S::blocks>();
 
-    float h[L::kept][S::width];
+    float h[kept][S::width];
 #pragma unroll
-    for (int i = 0; i < L::kept; ++i) {
+    for (int i = 0; i < kept; ++i) {
 #pragma unroll
       for (int k = 0; k < S::width; ++k) h[i][k] = 0.0f;
     }
@@ -349,7 +340,7 @@ struct StagedOverlapped {
       if (more) {
         const int position = pieces.edge_of(next);
         if (position >= 0) next_edge.load(pieces.p.input, next.begin + position, false);
-        const int piece = parity == 0 ? L::even_piece : L::odd_piece;
+        const int piece = parity == 0 ? even_piece : odd_piece;
         pieces.wait(piece, round / 2 & 1);
         sum_piece<true>(next, piece, next_rows, before.before, sums);
       }
@@ -391,55 +382,55 @@ struct StagedOverlapped {
               pieces.p.output, part.begin + edge_position,
               After::value(fmaf(edge, edge_row.scale, edge_row.shift), edge_row.after, tensors, 0));
         }
-        if constexpr (L::single > 0) {
-          finish_piece(part, L::single_piece, rows, row, shift, fits);
-          if (more) pieces.request_again(next, L::single_piece);
+        if constexpr (single > 0) {
+          finish_piece(part, single_piece, rows, row, shift, fits);
+          if (more) pieces.request_again(next, single_piece);
         }
-        const int piece = parity == 0 ? L::odd_piece : L::even_piece;
+        const int piece = parity == 0 ? odd_piece : even_piece;
         finish_piece(part, piece, rows, row, shift, fits);
         if (slab + clusters < slabs) pieces.request_again(second, piece);
       }
       // Output of what is kept, and what takes its place.
-      if (more) pieces.wait(L::kept_piece, parity);
+      if (more) pieces.wait(kept_piece, parity);
       {
         const bool aligned = is_aligned(pieces.p, aligned_output);
         bool plain = aligned && has_current && more;
-        if (has_current) plain = is_plain<S::after_by_row>(part, L::raw, S::vectors, rows) && plain;
-        if (more) plain = is_plain<S::before_by_row>(next, L::raw, S::vectors, next_rows) && plain;
+        if (has_current) plain = is_plain<S::after_by_row>(part, raw, S::vectors, rows) && plain;
+        if (more) plain = is_plain<S::before_by_row>(next, raw, S::vectors, next_rows) && plain;
         const auto whole = [](auto&& f) { f(0, S::width); };
         if (plain) {
 #pragma unroll
-          for (int i = L::raw; i < S::vectors; ++i) {
-            if (i < S::vectors - L::uncertain || part.has(i))
-              finish<false>(part, i, row, true, whole, h[i - L::raw]);
-            if (i < S::vectors - L::uncertain || next.has(i)) {
-              activate(pieces.vector_of(L::kept_piece, i), next, i, before.before, whole, h[i - L::raw]);
-              add(h[i - L::raw], sums);
+          for (int i = raw; i < S::vectors; ++i) {
+            if (i < S::vectors - uncertain || part.has(i))
+              finish<false>(part, i, row, true, whole, h[i - raw]);
+            if (i < S::vectors - uncertain || next.has(i)) {
+              activate(pieces.vector_of(kept_piece, i), next, i, before.before, whole, h[i - raw]);
+              add(h[i - raw], sums);
             }
           }
         } else {
 #pragma unroll
-          for (int i = L::raw; i < S::vectors; ++i) {
+          for (int i = raw; i < S::vectors; ++i) {
             if (has_current && part.has(i)) {
               finish<false>(
                   part, i, row, aligned, [&](auto&& f) { visit<S::after_by_row>(part, i, rows, f); },
-                  h[i - L::raw]);
+                  h[i - raw]);
             }
             if (more && next.has(i)) {
               activate(
-                  pieces.vector_of(L::kept_piece, i), next, i, before.before,
-                  [&](auto&& f) { visit<S::before_by_row>(next, i, next_rows, f); }, h[i - L::raw]);
-              add(h[i - L::raw], sums);
+                  pieces.vector_of(kept_piece, i), next, i, before.before,
+                  [&](auto&& f) { visit<S::before_by_row>(next, i, next_rows, f); }, h[i - raw]);
+              add(h[i - raw], sums);
             }
           }
           forget<S::before_by_row>(next_rows);
         }
       }
-      if (slab + clusters < slabs) pieces.request_again(second, L::kept_piece);
+      if (slab + clusters < slabs) pieces.request_again(second, kept_piece);
       if (!more) break;
-      if constexpr (L::single > 0) {
-        pieces.wait(L::single_piece, parity);
-        sum_piece<false>(next, L::single_piece, next_rows, before.before, sums);
+      if constexpr (single > 0) {
+        pieces.wait(single_piece, parity);
+        sum_piece<false>(next, single_piece, next_rows, before.before, sums);
       }
       const int position = pieces.edge_of(next);
       if (position >= 0) {
@@ -450,7 +441,7 @@ struct StagedOverlapped {
         sums.add(edge, 0);
       }
       const float own_square = Statistics::send(pieces, next, sums, round);
-      if constexpr (L::holds_f16) {
+      if constexpr (holds_f16) {
         shift = sums.pivot;
         square = own_square;
       }

@@ -6,13 +6,7 @@
 namespace onepass {
 
 template <class Tail, class Numbers>
-struct OverlappedMoments {
-  using L = OverlappedLayout<Tail, Numbers>;
-  using S = typename L::S;
-  using Pieces = OverlappedPieces<Tail, Numbers>;
-  // Distances from the mean of the warp's first vectors, the warp's pivot.
-  using Sums = PivotSums<S::accumulators>;
-
+struct StagedOverlapped<Tail, Numbers>::Statistics {
   template <int count>
   static __device__ __forceinline__ float merge(const float4* parts, float& mean, float& m2) {
     float from, moved;
@@ -23,8 +17,8 @@ struct OverlappedMoments {
 
   // The warp's elements, mean and M2 go to the block; the last warp sends the block's to the cluster. Returns
   // the warp's sum of squared distances from its pivot.
-  static __device__ __forceinline__ float send(const Pieces& pieces, const typename L::Part& part,
-                                               const Sums& sums, int round) {
+  static __device__ __forceinline__ float send(const Pieces& pieces, const Part& part, const Sums& sums,
+                                               int round) {
     float sum = 0.0f, square = 0.0f;
 #pragma unroll
     for (int k = 0; k < S::accumulators; ++k) sum += sums.sum[k], square += sums.square[k];
@@ -68,8 +62,8 @@ struct OverlappedMoments {
   }
 
   // The slab's mean, 1 / deviation, and what the norm's weight is multiplied by.
-  static __device__ __forceinline__ void receive(typename L::Shared& shared, int round, float& mean,
-                                                 float& rstd, float& factor) {
+  static __device__ __forceinline__ void receive(Shared& shared, int round, float& mean, float& rstd,
+                                                 float& factor) {
     float m2 = 0.0f;
     constexpr float per_element = 1.0f / static_cast<float>(S::slab_elements);
 #if __CUDA_ARCH__ >= 900

@@ -6,10 +6,18 @@
 namespace onepass {
 
 template <class Tail, class Numbers>
-struct OverlappedLayout {
+struct StagedOverlapped {
+  struct Pieces;      // the pieces of a warp's part of a slab in shared memory
+  struct Statistics;  // staged/overlapped_moments.cuh
+  struct Kernel;      // staged/overlapped.cuh
+
   using S = StagedSizes<Tail, Numbers>;
   using Parameters = TailParameters<Tail::parameters>;
+  using Before = typename Tail::Before;
+  using After = typename Tail::After;
   using Input = typename Tail::Input;
+  // Distances from the mean of the warp's first vectors, the warp's pivot.
+  using Sums = PivotSums<S::accumulators>;
 
   // Vectors of a thread, and of each piece.
   static constexpr int doubled = Numbers::doubled;
@@ -75,16 +83,10 @@ struct OverlappedLayout {
   };
 };
 
-// The pieces of a warp's part of a slab in shared memory.
 template <class Tail, class Numbers>
-struct OverlappedPieces {
-  using L = OverlappedLayout<Tail, Numbers>;
-  using S = typename L::S;
-  using Input = typename L::Input;
-  using Part = typename L::Part;
-
-  const typename L::Parameters& p;
-  typename L::Shared& shared;
+struct StagedOverlapped<Tail, Numbers>::Pieces {
+  const Parameters& p;
+  Shared& shared;
   int block;  // of the cluster
 
   __device__ __forceinline__ int warp() const { return threadIdx.x / 32; }
@@ -97,8 +99,8 @@ struct OverlappedPieces {
     part.head = head < S::slab_elements ? head : S::slab_elements;
     const int all = (S::slab_elements - part.head) / S::width;
     const int cluster_warp = block * S::warps + warp();
-    const int first = L::first_vector(cluster_warp);
-    const int end = L::first_vector(cluster_warp + 1);
+    const int first = first_vector(cluster_warp);
+    const int end = first_vector(cluster_warp + 1);
     part.position = part.head + first * S::width;
     part.count = (end < all ? end : all) - (first < all ? first : all);
     return part;
@@ -120,16 +122,16 @@ struct OverlappedPieces {
   __device__ __forceinline__ void request(const Part& part, int piece) const {
 #if __CUDA_ARCH__ >= 900
     if (lane() != 0) return;
-    const int left = part.count - L::first_of(piece) * 32;
-    const int most = L::count_of(piece) * 32;
+    const int left = part.count - first_of(piece) * 32;
+    const int most = count_of(piece) * 32;
     const int own = left < 0 ? 0 : left < most ? left : most;
     const auto bytes = static_cast<uint32>(own * S::width * Input::bytes);
     uint64* arrived = &shared.arrived[warp()][piece];
     barrier::expect(arrived, bytes);  // a phase of 0 bytes is waited for too
     if (own > 0) {
-      barrier::copy(shared.stage[warp()] + L::offset_of(piece),
-                    static_cast<const char*>(p.input) + part.index_of(L::first_of(piece)) * Input::bytes,
-                    bytes, arrived);
+      barrier::copy(shared.stage[warp()] + offset_of(piece),
+                    static_cast<const char*>(p.input) + part.index_of(first_of(piece)) * Input::bytes, bytes,
+                    arrived);
     }
 #endif
   }
@@ -149,7 +151,7 @@ struct OverlappedPieces {
   }
   // The lane's vector i of a piece.
   __device__ __forceinline__ unsigned char* vector_of(int piece, int i) const {
-    return shared.stage[warp()] + L::offset_of(piece) + (i - L::first_of(piece)) * L::row_bytes +
+    return shared.stage[warp()] + offset_of(piece) + (i - first_of(piece)) * row_bytes +
            lane() * S::width * Input::bytes;
   }
 };

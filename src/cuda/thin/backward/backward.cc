@@ -148,7 +148,7 @@ class ThinBackward final : public BackwardKernel {
  private:
   Source source(const std::string& structs) const {
     return {"onepass_thin_backward",
-            "#include \"thin/backward/backward.cuh\"\n" + structs +
+            "#include \"thin/backward/kernel.cuh\"\n" + structs +
                 "using Agent = onepass::ThinBackward<onepass::Convolution, onepass::Tail, Numbers>;\n"
                 "static_assert(sizeof(Agent::Shared) == " +
                 std::to_string(numbers_->shared_bytes) +
@@ -157,17 +157,17 @@ class ThinBackward final : public BackwardKernel {
                 std::to_string(numbers_->threads) + ", " + std::to_string(numbers_->blocks) +
                 ") onepass_thin_backward(const __grid_constant__ Agent::Parameters p) {\n"
                 "  extern __shared__ __align__(128) unsigned char shared[];\n"
-                "  Agent{p, *reinterpret_cast<Agent::Shared*>(shared)}.run();\n"
+                "  Agent::Kernel{{p, *reinterpret_cast<Agent::Shared*>(shared)}}.run();\n"
                 "}\n"};
   }
   Source reduce_source(const std::string& structs) const {
     return {"onepass_thin_reduce",
             "#include \"thin/backward/reduce.cuh\"\n" + structs +
-                "using Agent = onepass::ThinReduce<onepass::Convolution, onepass::Tail, Numbers>;\n"
+                "using Agent = onepass::ThinBackward<onepass::Convolution, onepass::Tail, Numbers>;\n"
                 "extern \"C\" __global__ void __launch_bounds__(" +
                 std::to_string(numbers_->threads) +
                 ") onepass_thin_reduce(const __grid_constant__ Agent::Parameters p) {\n"
-                "  Agent{p}.run();\n"
+                "  Agent::Reduce{p}.run();\n"
                 "}\n"};
   }
 

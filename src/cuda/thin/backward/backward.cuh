@@ -13,139 +13,181 @@
 // Work is taken by ticket, sample after sample: pass 1 of sample n, pass 2 of an earlier one, pass 3 of a
 // still earlier one. So dy and dh come from the second-level cache. Blocks wait only for lower tickets. The
 // ring buffer holds dh of a few samples: nothing of the convolution's size is in memory. Each ticket leaves
-// its sums of dweight; the last block of a sample adds them. A second launch (ThinReduce) sums over the
+// its sums of dweight; the last block of a sample adds them. A second launch (Reduce) sums over the
 // batch.
 //
 // Operands are f16 scaled by powers of two, tf32, or split in two with three products (strict f32, at most 64
 // terms in the tensor core). dh is rounded as an operand is. For f16, a ticket of its own finds the scale of
 // x, one sample ahead. x and dy are read twice, x once more for its scale. dh goes once each way through the
 // second-level cache, dx is written once.
+//
+// ThinBackward has the kernel's types, sizes and shared memory. Its pieces are nested classes, each defined
+// in its own file.
 #pragma once
 
-#include "thin/backward/input_gradient.cuh"
-#include "thin/backward/passes.cuh"
-#include "thin/backward/slabs.cuh"
-#include "thin/backward/weights.cuh"
+#include "device/types.cuh"
+#include "thin/backward/parameters.cuh"
+#include "thin/backward/products.cuh"
+#include "thin/backward/terms.cuh"
 
 namespace onepass {
 
-template <class Convolution, class Tail, class Numbers>
+template <class C, class Tail, class Numbers>
 struct ThinBackward {
-  using L = ThinBackwardLayout<Convolution, Tail, Numbers>;
-  using Parameters = typename L::Parameters;
-  using Shared = typename L::Shared;
-  static constexpr bool halves = L::halves;
+  struct Tile;              // tile.cuh: positions of a sample
+  struct Chunk;             // tile.cuh: a warp's part of a tile
+  struct Weights;           // weights.cuh: weights as fragments of the products
+  struct Slabs;             // slabs.cuh: what a block computes for a sample between its passes
+  struct Window;            // window.cuh: x of a tile in shared memory
+  struct ChunkConvolution;  // convolution.cuh
+  struct StagedGradient;    // staged_gradient.cuh: dy on its way
+  struct Elements;          // elements.cuh: chains of one element, sums of a channel
+  struct WeightGradient;    // weight_gradient.cuh
+  struct TilePasses;        // passes.cuh: passes 1 and 2
+  struct Planes;            // planes.cuh: dh on its way, for pass 3
+  struct Geometry;          // input_gradient.cuh: which inputs and outputs meet
+  struct InputGradient;     // input_gradient.cuh: pass 3
+  struct Kernel;            // kernel.cuh: tickets
+  struct Reduce;            // reduce.cuh: the second launch
 
-  const Parameters& p;
-  Shared& s;
+  using Parameters = ThinBackwardParameters<Tail::parameters>;
+  using Terms = GradientTerms<C, Numbers>;
+  using Before = typename Tail::Before;
+  using After = typename Tail::After;
+  using Input = typename Tail::Input;
+  static constexpr int threads = Numbers::threads;
+  static constexpr int warps = Numbers::warps;
+  static constexpr int channels = C::channels;
+  static constexpr int row_tiles = Terms::row_tiles;
+  static constexpr int rows = row_tiles * 16;  // channels, padded to whole row tiles
+  static constexpr int groups = channels / Tail::group_channels;
+  static constexpr int classes = Terms::classes;
+  static constexpr int classes_x = static_cast<int>(C::classes(2));
+  static constexpr int vector = Terms::vector;
+  static constexpr int products = Terms::products;
+  static constexpr int components = Terms::components;
+  static constexpr int spans = Numbers::spans;            // of 8 positions in a row of a warp's chunk
+  static constexpr int chunk_rows = Numbers::chunk_rows;  // in the dimension before the last
+  static constexpr int chunk_tiles = chunk_rows * spans;
+  static constexpr int row_chunks_of_tile = Numbers::tile(2) / (spans * 8);
+  static constexpr int chunks = Numbers::tile(0) * (Numbers::tile(1) / chunk_rows) * row_chunks_of_tile;
+  static_assert(Numbers::tile(1) % chunk_rows == 0 && Numbers::tile(2) % (spans * 8) == 0);
+  static constexpr bool splits = Numbers::splits;
+  static constexpr int parts = splits ? 2 : 1;  // of an operand
+  // Operands are f16, scaled by powers of two: the bits of tf32 in half the space.
+  static constexpr bool halves = Numbers::halves;
+  static_assert(!halves || (vector == 4 && !splits && Tail::has_norm && Tail::before_sums == 0));
+  using Operand = conditional<halves, uint16, float>;
 
-  static constexpr int second_tickets = Numbers::has_second ? Numbers::segments : 0;
-  static constexpr int third_tickets =
-      Numbers::wants_input ? Numbers::back_tiles(0) * Numbers::back_tiles(1) * Numbers::back_tiles(2) : 0;
+  static constexpr int after_sums = Tail::after_sums;
+  static constexpr int first_sums = Tail::has_norm ? 2 + after_sums : 0;
+  static constexpr int chain_sums = Tail::has_norm ? Tail::before_sums : after_sums;
+  // Where the output may replace pass 1, pass 2 sums xhat too.
+  static constexpr int second_sums =
+      chain_sums + (Numbers::wants_bias ? 1 : 0) + (Numbers::may_read_output ? 1 : 0);
+  static constexpr int most_sums = first_sums > second_sums ? first_sums : second_sums;
 
-  // The last ticket of pass 2 of a sample adds the parts of dweight. The sample keeps its place in the ring
-  // buffers until then and until pass 3 is done.
-  static constexpr bool merges = Numbers::wants_weight && Numbers::segments > 1;
-  static constexpr uint32 third_done = third_tickets + (merges ? 1 : 0);
+  // Of pass 3.
+  static constexpr int column_taps = static_cast<int>(C::kernel(2));
+  static constexpr int column_rows = C::in_channels * column_taps;  // of D
+  static constexpr int column_tiles = (column_rows + 15) / 16;
+  static constexpr int back_steps =
+      static_cast<int>(C::kernel(0) * C::kernel(1)) * row_tiles * (halves ? 1 : 2);  // of 16 or 8 channels
 
-  // The flag of a sample.
-  static constexpr uint32 x_measured = 1;
-  static constexpr uint32 slabs_summed = 2;
+  // Tiles of one plane follow each other along the first dimension. The window is a ring buffer of planes:
+  // the next tile loads only the planes that it does not share with this one.
+  static constexpr bool slides = Numbers::slides;
+  static constexpr int fresh_planes = static_cast<int>(C::step(0));
+  static_assert(!slides || (Numbers::tile(0) == 1 && fresh_planes < Numbers::window(0)));
 
-  __device__ __forceinline__ uint32* counters(int64 n) const { return p.control + 4 + n * 4; }
+  struct alignas(16) RowValues {
+    float mean, rstd, gamma, beta;
+    float scale, product, sum;  // dh = scale dz + product xhat + sum
+    float dy;                   // where the block ends in a mean
+  };
+  static constexpr int dh_groups = Numbers::tile(0) * Numbers::tile(1) * Numbers::tile(2) / 16;
+  static_assert(!halves || !Numbers::wants_weight || Numbers::tile(2) % 16 == 0);
+  struct Passes {
+    union {
+      alignas(16) Operand window[Numbers::window_vectors * vector];
+      float sum[warps][rows][most_sums > 0 ? most_sums : 1];  // after the last window
+    };
+    // [class][c][position][2]: channels c and c + 8 of a row tile are neighbours.
+    alignas(16) float dh[Numbers::wants_weight && !halves ? classes : 1]
+                        [Numbers::wants_weight && !halves ? rows / 2 : 1][halves ? 4 : Numbers::dh_pitch];
+    // The same as f16: fragments of 16 positions of a row and 16 channels, as lanes hold them.
+    uint4 half_dh[halves && Numbers::wants_weight ? classes * row_tiles * dh_groups : 1][32];
+    float4 weight[Numbers::wants_weight ? Numbers::units : 1][32];
+    alignas(16) float staged[Numbers::stages_gradient ? warps : 1][2]
+                            [Numbers::stages_gradient ? 16 * 32 : 4];  // dy
+  };
+  struct Back {
+    alignas(16) Operand ring[Numbers::back_buffers][Numbers::back_elements];
+    alignas(16) float product[2][Numbers::back_tile(1)][column_rows][Numbers::product_pitch];
+  };
+  struct Shared {
+    uint4 weight[parts][Numbers::fragments > 0 ? Numbers::fragments* row_tiles : 1][32];
+    uint4 back[parts][Numbers::wants_input ? back_steps * column_tiles : 1][32];
+    int step_window[Numbers::steps * 4 + 1];  // offsets of entries in the window, in elements
+    int group_window[Numbers::jobs * 8 + 1];
+    int2 step_entry[slides ? Numbers::steps * 4 : 1];
+    int2 group_entry[slides ? Numbers::jobs * 8 : 1];
+    typename Terms::Class of_class[classes];
+    RowValues row[rows];
+    float bias[rows];
+    float weight_scale[halves ? rows : 1];  // of each channel's weights; `unscale` is for its sums
+    float unscale[halves ? rows : 1];
+    float back_scale;
+    uint32 most;
+    uint64 arrived[Numbers::back_buffers];   // barriers of planes of dh: filled by copies
+    uint64 released[Numbers::back_buffers];  // free for the next copy
+    union {
+      Passes passes;
+      Back back_window;
+    };
+  };
 
-  __device__ __forceinline__ void arrive(uint32* counter) const {
-    __syncthreads();
-    if (threadIdx.x == 0) count_up(counter);
+  // dh in the ring buffer: [position of the output][channel]. As f16, channels c and c + 8 of a row tile are
+  // neighbours.
+  static constexpr __device__ int ring_stride(int d) {
+    const int row = static_cast<int>(C::output_size(2)) * rows;
+    return d == 2 ? rows : d == 1 ? row : row * static_cast<int>(C::output_size(1));
+  }
+  static constexpr __device__ int64 ring_sample() {
+    return static_cast<int64>(ring_stride(0)) * C::output_size(0);
+  }
+  static __device__ __forceinline__ Operand* ring_of(const Parameters& p, int64 n) {
+    return static_cast<Operand*>(p.ring) + n % p.ring_samples * ring_sample();
   }
 
-  __device__ __forceinline__ void run() const {
-    const bool by_output = Numbers::may_read_output && p.output != nullptr;
-    const int first_tickets = !Numbers::has_first ? 0 : by_output ? 1 : Numbers::segments;
-    // The scale of x is found a sample ahead, or with pass 1 where the output replaces that.
-    const int measure_tickets = halves && !by_output ? 1 : 0;
-    const int of_sample = measure_tickets + first_tickets + second_tickets + third_tickets;
-    const int64 first_lag = Numbers::has_first ? p.first_lag : 0;
-    const int64 second_lag = Numbers::wants_input ? p.second_lag : 0;
-    const int64 tickets = (p.batch + measure_tickets + first_lag + second_lag) * of_sample;
-    ThinGradientWeights<L>{p, s}.prepare();
-    const ThinGradientSlabs<L> slabs{p, s};
-    const ThinGradientPasses<L> passes{p, s};
-    const ThinInputGradient<L> input{p, s};
-    uint32 planes = 0;  // that pass 3 has loaded
-    Tickets own(p.control);
-#pragma unroll 1
-    for (int64 ticket = own.take(); ticket < tickets; ticket = own.take()) {
-      auto sample = static_cast<int64>(static_cast<uint32>(ticket) / static_cast<uint32>(of_sample));
-      int item = static_cast<int>(static_cast<uint32>(ticket) % static_cast<uint32>(of_sample));
-      if constexpr (halves) {
-        if (item < measure_tickets) {
-          if (sample < p.batch) {
-            slabs.measure(sample);
-            publish(counters(sample) + 1, x_measured);
-          }
-          continue;
-        }
-        item -= measure_tickets;
-        sample -= measure_tickets;
-      }
-      if (item < first_tickets) {
-        if constexpr (Numbers::has_first) {
-          if (sample < 0 || sample >= p.batch) continue;
-          if constexpr (halves) {
-            if (by_output) {
-              slabs.measure(sample);
-            } else if (threadIdx.x == 0) {
-              wait_for(counters(sample) + 1, x_measured);
-            }
-          }
-          // From the output alone. Where that is not accurate enough, this block does all of pass 1.
-          bool is_done = false;
-          if constexpr (Numbers::may_read_output) {
-            is_done = by_output && slabs.output_is_enough(sample);
-            if (is_done) slabs.finish_slabs_by_output(sample);
-          }
-          if (!is_done) {
-            const int last = by_output ? Numbers::segments : item + 1;
-#pragma unroll 1
-            for (int segment = item; segment < last; ++segment) passes.template pass<false>(sample, segment);
-            is_done = arrives_last(counters(sample), by_output ? 1 : Numbers::segments);
-            if (is_done) slabs.finish_slabs(sample);
-          }
-          if (is_done) publish(counters(sample) + 1, slabs_summed);
-        }
-        continue;
-      }
-      item -= first_tickets;
-      if (item < second_tickets) {
-        if constexpr (second_tickets > 0) {
-          const int64 n = sample - first_lag;
-          if (n < 0 || n >= p.batch) continue;
-          if (threadIdx.x == 0) {
-            if (Numbers::has_first) wait_for(counters(n) + 1, slabs_summed);
-            if (third_done > 0 && n >= p.ring_samples) wait_for(counters(n - p.ring_samples) + 3, third_done);
-          }
-          passes.template pass<true>(n, item);
-          if constexpr (merges) {
-            if (arrives_last(counters(n) + 2, second_tickets)) {
-              passes.weights.merge(n);
-              arrive(counters(n) + 3);
-            }
-          } else if constexpr (Numbers::wants_input) {
-            arrive(counters(n) + 2);
-          }
-        }
-        continue;
-      }
-      if constexpr (third_tickets > 0) {
-        const int64 n = sample - first_lag - second_lag;
-        if (n < 0 || n >= p.batch) continue;
-        if (threadIdx.x == 0) wait_for(counters(n) + 2, second_tickets);
-        input.back(n, item - second_tickets, planes);
-        arrive(counters(n) + 3);
-      }
+  // Powers of two that scale x and dh of a sample; 1 unless operands are f16.
+  struct SampleScales {
+    float x = 1.0f;
+    float dh = 1.0f;
+  };
+  static __device__ __forceinline__ SampleScales scales_of(const Parameters& p, int64 n, bool has_dh) {
+    SampleScales own;
+    if constexpr (halves) {
+      own.x = load_shared_by_blocks(p.scales + 2 * n);
+      if (has_dh) own.dh = load_shared_by_blocks(p.scales + 2 * n + 1);
     }
+    return own;
   }
+
+  // Input channels of a position of the window: f32, or two f16 in a word.
+  struct alignas(vector * sizeof(Operand)) Vector {
+    conditional<halves, uint32, float> of[vector * sizeof(Operand) / 4];
+  };
+
+  // The state of a thread; every piece has one.
+  struct Thread {
+    const Parameters& p;
+    Shared& s;
+    const int warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+    const int quad = threadIdx.x % 32 / 4;  // of products
+    const int in_quad = threadIdx.x % 4;
+  };
 };
 
 }  // namespace onepass

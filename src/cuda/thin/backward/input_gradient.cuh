@@ -6,12 +6,8 @@
 namespace onepass {
 
 // Which inputs and outputs meet, by which tap.
-template <class L>
-struct ThinInputGeometry {
-  using C = typename L::C;
-  using Numbers = typename L::Numbers;
-  using Input = typename L::Input;
-
+template <class C, class Tail, class Numbers>
+struct ThinBackward<C, Tail, Numbers>::Geometry {
   static constexpr __device__ int floor_divide(int a, int b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
   static constexpr __device__ int stride(int d) { return Numbers::conv_stride(d); }
   static constexpr __device__ int padding(int d) { return Numbers::conv_padding(d); }
@@ -50,18 +46,10 @@ struct ThinInputGeometry {
   }
 };
 
-template <class L>
-struct ThinInputGradient {
-  using C = typename L::C;
-  using Tail = typename L::Tail;
-  using Numbers = typename L::Numbers;
-  using Operand = typename L::Operand;
-  using Geometry = ThinInputGeometry<L>;
-
-  const typename L::Parameters& p;
-  typename L::Shared& s;
-  const ThinGradientPlanes<L> planes{s};
-  const WarpThread thread{};
+template <class C, class Tail, class Numbers>
+struct ThinBackward<C, Tail, Numbers>::InputGradient {
+  const Thread thread;
+  const Planes planes{{thread.p, thread.s}};
 
   static constexpr int live = Numbers::back_live;
   static constexpr int back_at_once = Numbers::back_spans_at_once;
@@ -70,8 +58,8 @@ struct ThinInputGradient {
   static constexpr int back_pitch = Numbers::back_pitch;  // of a position, in floats
 
   // Each warp has a row of dx: it waits for planes of dh and for no other warp.
-  static constexpr bool row_per_warp = ThinGradientPlanes<L>::copies_whole && Numbers::row_per_warp;
-  static_assert(!row_per_warp || (row_chunks == 1 && L::column_tiles == 1 && Numbers::back_buffers > 1));
+  static constexpr bool row_per_warp = Planes::copies_whole && Numbers::row_per_warp;
+  static_assert(!row_per_warp || (row_chunks == 1 && column_tiles == 1 && Numbers::back_buffers > 1));
 
   static __device__ __forceinline__ void sync_products() {
     if constexpr (row_per_warp) {
@@ -83,7 +71,7 @@ struct ThinInputGradient {
 
   // A warp's part of pass 3: a row of dx, 16 rows of D and some columns of dh. It has sums of all `live`
   // planes of dx that a plane of dh meets.
-  using PlaneSums = ProductSums<L::splits, back_at_once>;
+  using PlaneSums = ProductSums<splits, back_at_once>;
   struct BackItem {
     int row, tile, chunk;
   };
@@ -103,16 +91,16 @@ struct ThinInputGradient {
                : wanted ? Geometry::plane_tap(q0, plane + i)
                         : -1;
     }
-    const Operand* of_lane = s.back_window.ring[buffer] +
+    const Operand* of_lane = thread.s.back_window.ring[buffer] +
                              (item.chunk * back_at_once * 8 + thread.quad) * back_pitch + thread.in_quad * 4;
-#pragma unroll(regular&& L::halves&& C::kernel(1) <= 4 ? 4 : 1)
+#pragma unroll(regular&& halves&& C::kernel(1) <= 4 ? 4 : 1)
     for (int k1 = 0; k1 < static_cast<int>(C::kernel(1)); ++k1) {
       const int q1 = Geometry::met(1, i1, k1);
       if (q1 < 0) continue;
       const Operand* row = of_lane + (q1 - first_row) * (back_columns * back_pitch);
 #pragma unroll
-      for (int k = 0; k < L::row_tiles; ++k) {
-        if constexpr (L::halves) {
+      for (int k = 0; k < row_tiles; ++k) {
+        if constexpr (halves) {
           uint2 dh[back_at_once];
 #pragma unroll
           for (int i = 0; i < back_at_once; ++i)
@@ -120,10 +108,11 @@ struct ThinInputGradient {
 #pragma unroll
           for (int i = 0; i < live; ++i) {
             if (tap[i] < 0) continue;
-            const int step = (tap[i] * static_cast<int>(C::kernel(1)) + k1) * L::row_tiles + k;
-            const uint4 a = s.back[0][step * L::column_tiles + item.tile][thread.lane];
+            const int step = (tap[i] * static_cast<int>(C::kernel(1)) + k1) * row_tiles + k;
+            const uint4 a = thread.s.back[0][step * column_tiles + item.tile][thread.lane];
 #pragma unroll
-            for (int j = 0; j < back_at_once; ++j) multiply_halves(sums[i].total[j], a, dh[j].x, dh[j].y);
+            for (int j = 0; j < back_at_once; ++j)
+              mma::multiply<mma::F16>(sums[i].total[j], a, dh[j].x, dh[j].y);
           }
         } else {
           float4 dh[back_at_once];
@@ -133,13 +122,13 @@ struct ThinInputGradient {
 #pragma unroll
           for (int i = 0; i < live; ++i) {
             if (tap[i] < 0) continue;
-            const int step = ((tap[i] * static_cast<int>(C::kernel(1)) + k1) * L::row_tiles + k) * 2;
+            const int step = ((tap[i] * static_cast<int>(C::kernel(1)) + k1) * row_tiles + k) * 2;
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-              uint4 a[L::parts];
+              uint4 a[parts];
 #pragma unroll
-              for (int part = 0; part < L::parts; ++part)
-                a[part] = s.back[part][(step + half) * L::column_tiles + item.tile][thread.lane];
+              for (int part = 0; part < parts; ++part)
+                a[part] = thread.s.back[part][(step + half) * column_tiles + item.tile][thread.lane];
               float b[back_at_once][2];
 #pragma unroll
               for (int j = 0; j < back_at_once; ++j) {
@@ -161,10 +150,10 @@ struct ThinInputGradient {
     for (int i = 0; i < back_at_once; ++i) {
       if (item.chunk * back_at_once + i >= Numbers::back_spans) break;
       const int column = (item.chunk * back_at_once + i) * 8 + 2 * thread.in_quad;
-      auto& to = s.back_window.product[buffer][item.row];
-      if (row < L::column_rows)
+      auto& to = thread.s.back_window.product[buffer][item.row];
+      if (row < column_rows)
         *reinterpret_cast<float2*>(&to[row][column]) = float2{sums.total[i][0], sums.total[i][1]};
-      if (row + 8 < L::column_rows)
+      if (row + 8 < column_rows)
         *reinterpret_cast<float2*>(&to[row + 8][column]) = float2{sums.total[i][2], sums.total[i][3]};
     }
   }
@@ -179,33 +168,34 @@ struct ThinInputGradient {
     for (int column = thread.lane; column < tile_2; column += 32) {
       const int i2 = x + column;
       if (i2 >= static_cast<int>(C::input_size(2))) break;
-      int from[L::column_taps];
+      int from[column_taps];
 #pragma unroll
-      for (int k = 0; k < L::column_taps; ++k) {
+      for (int k = 0; k < column_taps; ++k) {
         const int q = Geometry::met(2, i2, k);
         from[k] = q >= 0 ? k * Numbers::product_pitch + q - first_column : -1;
       }
       const int64 to = n * Numbers::gradient_stride(0) + plane * Numbers::gradient_stride(2) +
                        y * Numbers::gradient_stride(3) + i2 * Numbers::gradient_stride(4);
       const auto store = [&](int row, int c) {
-        const float* products_of = s.back_window.product[buffer][row][c * L::column_taps];
+        const float* products_of = thread.s.back_window.product[buffer][row][c * column_taps];
         float sum = 0.0f;
 #pragma unroll
-        for (int k = 0; k < L::column_taps; ++k) sum += from[k] >= 0 ? products_of[from[k]] : 0.0f;
-        if constexpr (L::halves) sum = sum * inverse_of_power(dh_scale) * inverse_of_power(s.back_scale);
+        for (int k = 0; k < column_taps; ++k) sum += from[k] >= 0 ? products_of[from[k]] : 0.0f;
+        if constexpr (halves) sum = sum * inverse_of_power(dh_scale) * inverse_of_power(thread.s.back_scale);
         store_one<typename Tail::InputGradient>(
-            p.input_gradient, to + c * Numbers::gradient_stride(1) + row * Numbers::gradient_stride(3), sum);
+            thread.p.input_gradient, to + c * Numbers::gradient_stride(1) + row * Numbers::gradient_stride(3),
+            sum);
       };
-      if constexpr (row_per_warp || (tile_1 * 2 >= L::warps && C::in_channels <= 4)) {
+      if constexpr (row_per_warp || (tile_1 * 2 >= warps && C::in_channels <= 4)) {
 #pragma unroll 1
         for (int row = thread.warp; row < tile_1 && y + row < static_cast<int>(C::input_size(1));
-             row += L::warps) {
+             row += warps) {
 #pragma unroll(C::in_channels <= 4 ? C::in_channels : 2)
           for (int c = 0; c < C::in_channels; ++c) store(row, c);
         }
       } else {
 #pragma unroll 2
-        for (int i = thread.warp; i < tile_1 * C::in_channels; i += L::warps) {
+        for (int i = thread.warp; i < tile_1 * C::in_channels; i += warps) {
           if (y + i / C::in_channels >= static_cast<int>(C::input_size(1))) break;
           store(i / C::in_channels, i % C::in_channels);
         }
@@ -229,14 +219,14 @@ struct ThinInputGradient {
     q_begin = q_begin > 0 ? q_begin : 0;
     int q_end = Geometry::last_met(0, last_z - 1) + 1;
     q_end = q_end < static_cast<int>(C::output_size(0)) ? q_end : static_cast<int>(C::output_size(0));
-    const Operand* sample = L::ring_of(p, n);
-    const BackItem item{thread.warp / (row_chunks * L::column_tiles), thread.warp % L::column_tiles,
-                        thread.warp / L::column_tiles % row_chunks};
+    const Operand* sample = ring_of(thread.p, n);
+    const BackItem item{thread.warp / (row_chunks * column_tiles), thread.warp % column_tiles,
+                        thread.warp / column_tiles % row_chunks};
     const bool active = item.row < Numbers::back_tile(1) && y + item.row < static_cast<int>(C::input_size(1));
     PlaneSums sums[live];
     planes.release_to_copies();
     __syncthreads();  // shared memory is free
-    const float dh_scale = L::scales_of(p, n, true).dh;
+    const float dh_scale = scales_of(thread.p, n, true).dh;
     const auto turn_of = [&](int q) { return planes_before + static_cast<uint32>(q - q_begin); };
     const int ahead = row_per_warp ? buffers : 1;  // planes that are loaded first
     for (int q = q_begin; q < q_end && q < q_begin + ahead; ++q)

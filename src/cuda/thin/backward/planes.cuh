@@ -2,22 +2,18 @@
 #pragma once
 
 #include "device/barrier.cuh"
-#include "thin/backward/layout.cuh"
+#include "thin/backward/backward.cuh"
 
 namespace onepass {
 
-template <class L>
-struct ThinGradientPlanes {
-  using C = typename L::C;
-  using Numbers = typename L::Numbers;
-  using Operand = typename L::Operand;
-
-  typename L::Shared& s;
+template <class C, class Tail, class Numbers>
+struct ThinBackward<C, Tail, Numbers>::Planes {
+  const Thread thread;
 
   // The rows of a plane are contiguous: one bulk copy loads them.
 #if __CUDA_ARCH__ >= 900
   static constexpr bool copies_whole =
-      Numbers::back_columns == C::output_size(2) && Numbers::back_pitch == L::rows;
+      Numbers::back_columns == C::output_size(2) && Numbers::back_pitch == rows;
 #else
   static constexpr bool copies_whole = false;
 #endif
@@ -25,32 +21,31 @@ struct ThinGradientPlanes {
   __device__ __forceinline__ void load(const Operand* sample, int plane, int buffer, int first_row,
                                        int first_column) const {
     constexpr int in_vector = 16 / sizeof(Operand);
-    constexpr int vectors = Numbers::back_columns * L::rows / in_vector;
+    constexpr int vectors = Numbers::back_columns * rows / in_vector;
     const int begin = first_row > 0 ? first_row : 0;
     int end = first_row + Numbers::back_window(1);
     end = end < static_cast<int>(C::output_size(1)) ? end : static_cast<int>(C::output_size(1));
-    const Operand* from =
-        sample + plane * L::ring_stride(0) + begin * L::ring_stride(1) + first_column * L::rows;
-    Operand* to =
-        s.back_window.ring[buffer] + (begin - first_row) * (Numbers::back_columns * Numbers::back_pitch);
+    const Operand* from = sample + plane * ring_stride(0) + begin * ring_stride(1) + first_column * rows;
+    Operand* to = thread.s.back_window.ring[buffer] +
+                  (begin - first_row) * (Numbers::back_columns * Numbers::back_pitch);
     const int all = (end - begin) * vectors;
 #if __CUDA_ARCH__ >= 900
     if constexpr (copies_whole) {
       if (threadIdx.x == 0) {
         barrier::acquire_for_copies();
-        barrier::expect(s.arrived + buffer, all * 16);
-        barrier::copy(to, from, all * 16, s.arrived + buffer);
+        barrier::expect(thread.s.arrived + buffer, all * 16);
+        barrier::copy(to, from, all * 16, thread.s.arrived + buffer);
       }
       return;
     }
 #endif
 #pragma unroll 4
-    for (int i = threadIdx.x; i < all; i += L::threads) {
+    for (int i = threadIdx.x; i < all; i += threads) {
       const int row = i / vectors;
-      const int column = i % vectors / (L::rows / in_vector);
-      const int o = i % (L::rows / in_vector) * in_vector;
+      const int column = i % vectors / (rows / in_vector);
+      const int o = i % (rows / in_vector) * in_vector;
       if (first_column + column >= static_cast<int>(C::output_size(2))) continue;
-      const Operand* source = from + row * L::ring_stride(1) + column * L::rows + o;
+      const Operand* source = from + row * ring_stride(1) + column * rows + o;
       Operand* target = to + (row * Numbers::back_columns + column) * Numbers::back_pitch + o;
       asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
                        static_cast<uint32>(__cvta_generic_to_shared(target))),
@@ -73,7 +68,7 @@ struct ThinGradientPlanes {
   __device__ __forceinline__ void wait(uint32 turn) const {
 #if __CUDA_ARCH__ >= 900
     if constexpr (copies_whole) {
-      barrier::wait(s.arrived + buffer_of(turn), phase_of(turn));
+      barrier::wait(thread.s.arrived + buffer_of(turn), phase_of(turn));
       return;
     }
 #endif
@@ -86,14 +81,14 @@ struct ThinGradientPlanes {
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x != 0) return;
     const uint32 before = turn - static_cast<uint32>(Numbers::back_buffers);
-    barrier::wait(s.released + buffer_of(before), phase_of(before));
+    barrier::wait(thread.s.released + buffer_of(before), phase_of(before));
     load(sample, plane, buffer_of(turn), first_row, first_column);
 #endif
   }
   __device__ __forceinline__ void release(uint32 turn) const {
 #if __CUDA_ARCH__ >= 900
     barrier::release_to_copies();
-    barrier::arrive(s.released + buffer_of(turn));
+    barrier::arrive(thread.s.released + buffer_of(turn));
 #endif
   }
   // Copies after the next barrier may overwrite what this thread has read or written of shared memory.

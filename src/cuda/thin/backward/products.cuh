@@ -1,6 +1,7 @@
 // Products on tensor cores for gradients of thin convolutions: operands are tf32, two tf32 each, or f16.
 #pragma once
 
+#include "device/mma.cuh"
 #include "thin/thin.cuh"
 
 namespace onepass {
@@ -18,18 +19,7 @@ using conditional = typename Conditional<condition, Yes, No>::Type;
 
 // D += A B of tf32, 16 x 8 x 8.
 __device__ __forceinline__ void multiply_tf32(float (&d)[4], const uint4& a, float b0, float b1) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
-}
-
-// D += A B of f16, 16 x 8 x 16.
-__device__ __forceinline__ void multiply_halves(float (&d)[4], const uint4& a, uint32 b0, uint32 b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+  mma::multiply<mma::Tf32>(d, a, __float_as_uint(b0), __float_as_uint(b1));
 }
 
 // Two f16 in a word, `first` in its low half.

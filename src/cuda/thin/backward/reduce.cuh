@@ -1,19 +1,14 @@
 // The second launch of the row "thin_backward": sums over the batch, in double and in a fixed order.
 #pragma once
 
-#include "thin/backward/layout.cuh"
+#include "thin/backward/backward.cuh"
 
 namespace onepass {
 
 // The first blocks have 32 elements of dweight and a slice of the batch each. Then there is a block for each
 // channel, and one for slopes that all channels share.
-template <class Convolution, class Tail, class Numbers>
-struct ThinReduce {
-  using L = ThinBackwardLayout<Convolution, Tail, Numbers>;
-  using Parameters = typename L::Parameters;
-  using Terms = typename L::Terms;
-  static constexpr int threads = Numbers::threads;
-  static constexpr int warps = Numbers::warps;
+template <class C, class Tail, class Numbers>
+struct ThinBackward<C, Tail, Numbers>::Reduce {
   static constexpr int slices = Numbers::slices;
   static constexpr int units = Numbers::units;
   static constexpr int columns = Numbers::wants_weight ? units * 4 : 0;
@@ -40,17 +35,17 @@ struct ThinReduce {
 
   // Sum `i` of a channel in one part of a sample: those of pass 1, then those of pass 2.
   __device__ __forceinline__ float part(int64 index, int c, int i) const {
-    const float* second = p.second_parts + (index * L::channels + c) * L::second_sums;
-    if (i >= L::first_sums) return __ldg(second + i - L::first_sums);
+    const float* second = p.second_parts + (index * channels + c) * second_sums;
+    if (i >= first_sums) return __ldg(second + i - first_sums);
     if constexpr (Numbers::may_read_output) {
       constexpr float per_element = 1.0f / static_cast<float>(Tail::spatial);
       const int64 n = index / Numbers::segments;
       const float dy = load_one<typename Tail::OutputGradient>(
           p.output_gradient, n * Tail::gradient_sample_stride + c * Tail::gradient_channel_stride);
       if (i == 0) return index % Numbers::segments == 0 ? dy : 0.0f;
-      return dy * per_element * __ldg(second + L::second_sums - 1);
+      return dy * per_element * __ldg(second + second_sums - 1);
     }
-    return __ldg(p.first_parts + (index * L::channels + c) * L::first_sums + i);
+    return __ldg(p.first_parts + (index * channels + c) * first_sums + i);
   }
 
   __device__ __forceinline__ float channel_total(int c, int i) const {
@@ -67,15 +62,15 @@ struct ThinReduce {
     Tail::store_channel_gradients(
         p, c, [&](int i) { return channel_total(c, i); }, of_sample);
     if constexpr (Numbers::wants_bias) {
-      const float sum = channel_total(c, L::first_sums + L::chain_sums);
+      const float sum = channel_total(c, first_sums + chain_sums);
       if (threadIdx.x == 0) store_one<typename Numbers::BiasGradient>(p.gradient[1], c, sum);
     }
   }
 
   __device__ __forceinline__ void singles() const {
     Tail::for_each_single([&](int i, auto store) {
-      const double sum = sum_of(p.batch * Numbers::segments * L::channels, [&](int64 k) {
-        return part(k / L::channels, static_cast<int>(k % L::channels), i);
+      const double sum = sum_of(p.batch * Numbers::segments * channels, [&](int64 k) {
+        return part(k / channels, static_cast<int>(k % channels), i);
       });
       if (threadIdx.x == 0) store(static_cast<float>(sum), p);
     });
@@ -93,12 +88,12 @@ struct ThinReduce {
     const int index = Terms::class_of_unit(of_class, unit);
     const typename Terms::Class own = of_class[index];
     const int within = unit - own.unit;
-    const int row_tap = within / L::components % own.row_taps;
-    const int job = within / L::components / own.row_taps;
+    const int row_tap = within / components % own.row_taps;
+    const int job = within / components / own.row_taps;
     const int o = job / own.groups * 16 + lane / 4 + r / 2 * 8;
     const auto entry = Terms::entry(index, job % own.groups * 8 + lane % 4 * 2 + r % 2, row_tap);
-    const int of_weight = Terms::weight_index(entry, within % L::components);
-    if (o < L::channels && of_weight >= 0)
+    const int of_weight = Terms::weight_index(entry, within % components);
+    if (o < channels && of_weight >= 0)
       store_one<typename Numbers::WeightGradient>(p.gradient[0], o * Terms::weight_stride + of_weight,
                                                   static_cast<float>(sum));
   }
@@ -131,7 +126,7 @@ struct ThinReduce {
     const int block = static_cast<int>(blockIdx.x);
     if (block < weight_blocks) {
       if constexpr (weight_blocks > 0) weights(block / slices, block % slices);
-    } else if (block < weight_blocks + L::channels) {
+    } else if (block < weight_blocks + channels) {
       channel(block - weight_blocks);
     } else {
       singles();

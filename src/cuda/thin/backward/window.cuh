@@ -5,32 +5,25 @@
 
 namespace onepass {
 
-template <class L>
-struct ThinGradientWindow {
-  using C = typename L::C;
-  using Numbers = typename L::Numbers;
-  using Terms = typename L::Terms;
-  using Input = typename L::Input;
-  using Vector = typename L::Vector;
-
-  const typename L::Parameters& p;
-  typename L::Shared& s;
-  const WarpThread thread{};
+template <class C, class Tail, class Numbers>
+struct ThinBackward<C, Tail, Numbers>::Window {
+  const Thread thread;
 
   // Updates the offsets of entries for a ring buffer that begins at plane `turn`.
   __device__ __forceinline__ void rotate(int turn) const {
-    if constexpr (L::slides) {
-      for (int i = threadIdx.x; i < Numbers::steps * 4; i += L::threads)
-        s.step_window[i] = Terms::window_of(s.step_entry[i].x, s.step_entry[i].y, turn);
-      for (int i = L::threads - 1 - threadIdx.x; i < Numbers::jobs * 8; i += L::threads)
-        s.group_window[i] = Terms::window_of(s.group_entry[i].x, s.group_entry[i].y, turn);
+    if constexpr (slides) {
+      for (int i = threadIdx.x; i < Numbers::steps * 4; i += threads)
+        thread.s.step_window[i] = Terms::window_of(thread.s.step_entry[i].x, thread.s.step_entry[i].y, turn);
+      for (int i = threads - 1 - threadIdx.x; i < Numbers::jobs * 8; i += threads)
+        thread.s.group_window[i] =
+            Terms::window_of(thread.s.group_entry[i].x, thread.s.group_entry[i].y, turn);
     }
   }
 
   // Loads the window's last planes: all of them, or those that the tile before did not read. A warp has a row
   // of vectors at a time.
   template <int planes>
-  __device__ __forceinline__ void load(const ThinGradientTile<L>& tile, float scale) const {
+  __device__ __forceinline__ void load(const Tile& tile, float scale) const {
     constexpr int width = Numbers::window(2);
     constexpr int all_rows = Terms::vectors * planes * Numbers::window(1);
     const int turn = tile.turn();
@@ -38,16 +31,17 @@ struct ThinGradientWindow {
     int first[3];
 #pragma unroll
     for (int d = 0; d < 3; ++d) first[d] = tile.origin[d] * static_cast<int>(C::step(d)) + Numbers::low(d);
-    const char* sample = static_cast<const char*>(p.input) + tile.n * C::input_stride(0) * Input::bytes;
+    const char* sample =
+        static_cast<const char*>(thread.p.input) + tile.n * C::input_stride(0) * Input::bytes;
 #pragma unroll 2
-    for (int row = thread.warp; row < all_rows; row += L::warps) {
+    for (int row = thread.warp; row < all_rows; row += warps) {
       const int i1 = first[1] + row % Numbers::window(1);
       int plane = Numbers::window(0) - planes + row / Numbers::window(1) % planes;
       const int i0 = first[0] + plane;
       const int of_vectors = row / (Numbers::window(1) * planes);
-      const int c = of_vectors * L::vector;
+      const int c = of_vectors * vector;
       plane += turn;
-      if (L::slides && plane >= Numbers::window(0)) plane -= Numbers::window(0);
+      if (slides && plane >= Numbers::window(0)) plane -= Numbers::window(0);
       const int to_row =
           (of_vectors * Numbers::window(0) + plane) * Numbers::window(1) + row % Numbers::window(1);
       const bool inside = static_cast<unsigned>(i0) < static_cast<unsigned>(C::input_size(0)) &&
@@ -64,35 +58,35 @@ struct ThinGradientWindow {
             Numbers::tiles(2) == 1 && Numbers::low(2) + v * 32 >= static_cast<int>(C::input_size(2));
         const bool is_real =
             !is_empty && inside && static_cast<unsigned>(i2) < static_cast<unsigned>(C::input_size(2));
-        float value[L::vector];
+        float value[vector];
 #pragma unroll
-        for (int k = 0; k < L::vector; ++k) {
+        for (int k = 0; k < vector; ++k) {
           value[k] = 0.0f;
-          if (k < L::components && is_real && (C::in_channels % L::vector == 0 || c + k < C::in_channels)) {
+          if (k < components && is_real && (C::in_channels % vector == 0 || c + k < C::in_channels)) {
             value[k] = load_one<Input>(sample, offset + k * static_cast<int>(C::input_stride(1)) +
                                                    i2 * static_cast<int>(C::input_stride(4)));
-            if constexpr (C::rounds_to_tf32 && !L::halves) value[k] = round_to_tf32(value[k]);
+            if constexpr (C::rounds_to_tf32 && !halves) value[k] = round_to_tf32(value[k]);
           }
         }
         if constexpr (Terms::spare > 0) {
-          if (c + L::vector > C::in_channels) {
+          if (c + vector > C::in_channels) {
             constexpr float share = 1.0f / static_cast<float>(Terms::spare);
             float mean = value[0] * share;
 #pragma unroll
             for (int k = 1; k < Terms::spare; ++k) mean = fmaf(value[k], share, mean);
-            value[Terms::spare] = L::halves ? mean : round_to_tf32(mean);
+            value[Terms::spare] = halves ? mean : round_to_tf32(mean);
           }
         }
         Vector operands;
-        if constexpr (L::halves) {
+        if constexpr (halves) {
           operands.of[0] = pack_halves(value[0] * scale, value[1] * scale);
           operands.of[1] = pack_halves(value[2] * scale, value[3] * scale);
         } else {
 #pragma unroll
-          for (int k = 0; k < L::vector; ++k) operands.of[k] = value[k];
+          for (int k = 0; k < vector; ++k) operands.of[k] = value[k];
         }
         if (width % 32 == 0 || column < width)
-          *reinterpret_cast<Vector*>(s.passes.window + (to_row * width + column) * L::vector) = operands;
+          *reinterpret_cast<Vector*>(thread.s.passes.window + (to_row * width + column) * vector) = operands;
       }
     }
   }

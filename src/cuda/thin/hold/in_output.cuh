@@ -29,48 +29,32 @@ namespace onepass {
 // The tail as pass 1 has it: values leave as f32.
 template <class Tail>
 struct KeptTail : Tail {
+  using Final = typename Tail::Output;
   using Output = f32;
 };
 
-template <class C, class Tail, class Numbers>
-struct HoldInOutput {
-  using L = ThinMmaLayout<C, KeptTail<Tail>, Numbers, ThinMmaParameters<Tail::parameters>>;
-  using Chains = ThinMmaChains<L>;
-  using Weights = ThinMmaWeights<L>;
-  using Products = ThinMmaProducts<L>;
-  using Careful = ThinMmaCareful<L>;
-  using Way = typename Chains::Way;
-  using Fragments = typename Weights::Fragments;
-  using Limits = typename Weights::Limits;
-  using Sums = typename Products::Sums;
-  using Distances = typename ThinMmaMoments<L>::Distances;
-  using After = typename L::After;
-  using Before = typename L::Before;
-  using Output = typename Tail::Output;
-  using Parameters = typename L::Parameters;
-  using Shared = typename L::Shared;
-  using Tile = typename L::Tile;
-
-  const ThinMmaWarp<L> warp;
+template <class C, class Tail, class Numbers, class P>
+struct ThinMma<C, Tail, Numbers, P>::InOutput {
+  using Parameters = P;
+  using Output = typename Tail::Final;
+  const Warp warp;
   const Weights weights{warp};
-  const ThinMmaWindow<L> window{warp};
-  const ThinMmaMoments<L> moments{warp};
-  const ThinMmaOutputs<L> outputs{warp};
-  const ThinMmaStatistics<L> statistics{warp};
+  const TileMoments moments{warp};
+  const Outputs outputs{warp};
 
-  static __device__ __forceinline__ void run(const Parameters& p, Shared& shared) {
-    HoldInOutput{{p, shared, shared.warp[threadIdx.x / 32]}}.run();
+  static __device__ __forceinline__ void run(const Parameters& p, unsigned char* bytes) {
+    InOutput{warp_of(p, bytes)}.run();
   }
 
   // Rows of the ring are padded where rows of the output are not whole sectors.
   static constexpr bool fills_up = Numbers::kept_pitch > 0;
-  static constexpr int row_pitch = fills_up ? Numbers::kept_pitch : L::out_x;
+  static constexpr int row_pitch = fills_up ? Numbers::kept_pitch : out_x;
   static constexpr bool in_place = is_same<Output, f32> && !fills_up;
-  static constexpr int elements = static_cast<int>(L::channels * Tail::spatial);  // of a sample
+  static constexpr int elements = static_cast<int>(channels * Tail::spatial);  // of a sample
   // Elements of a vector that a lane stores. With padded rows, values and output lie differently, and lanes
   // load neighbouring elements.
   static constexpr int width = (fills_up ? 4 : 16) / Output::bytes;
-  static_assert(Tail::has_norm && !Tail::has_mean && !L::prefetches);
+  static_assert(Tail::has_norm && !Tail::has_mean && !prefetches);
 
   static __device__ __forceinline__ char* output_of(const Parameters& p, int64 n) {
     return static_cast<char*>(p.output) + n * elements * Output::bytes;
@@ -83,7 +67,7 @@ struct HoldInOutput {
   }
   // The place of an element among them.
   static __device__ __forceinline__ int place_of(int element) {
-    return fills_up ? element + element / L::out_x * (row_pitch - L::out_x) : element;
+    return fills_up ? element + element / out_x * (row_pitch - out_x) : element;
   }
   // Counts finished shares of a sample. Its place in the ring is free when all are finished.
   static __device__ __forceinline__ uint32* finished_shares(const Parameters& p, int64 n) {
@@ -92,15 +76,15 @@ struct HoldInOutput {
 
   // --- Pass 1: stores values, and sums their distances from the quad's first ---
   struct Kept {
-    typename Chains::template Operands<Before> before;
+    Operands<Before> before;
     Distances own;
     bool is_new = true;
 
     static constexpr int row_stride = row_pitch;
-    static constexpr int64 channel_stride = fills_up ? L::out_z * L::out_y * row_pitch : Tail::spatial;
+    static constexpr int64 channel_stride = fills_up ? out_z * out_y * row_pitch : Tail::spatial;
     static __device__ __forceinline__ int64 index(int channel, int z, int y, int x) {
-      return fills_up ? ((channel * L::out_z + z) * L::out_y + y) * row_pitch + x
-                      : L::output_index(0, channel, z, y, x);
+      return fills_up ? ((channel * out_z + z) * out_y + y) * row_pitch + x
+                      : output_index(0, channel, z, y, x);
     }
     static __device__ __forceinline__ char* sample(const Parameters& p, int64 n) {
       return reinterpret_cast<char*>(values_of(p, n));
@@ -110,7 +94,7 @@ struct HoldInOutput {
       if constexpr (rz == 0 && ry == 0) {
         if (!is_new) return;
         is_new = false;
-        for_constant<L::halves>([&](auto half) {
+        for_constant<halves>([&](auto half) {
           float first = sum[0][0][half * 2], second = sum[0][0][half * 2 + 1];
           Chains::template before<way, Chains::swish_terms(0, 0, 0)>(first, second, before.row[half]);
           own.pivot[half] = __shfl_sync(0xffffffffu, first, threadIdx.x % 32 & ~3);
@@ -119,10 +103,7 @@ struct HoldInOutput {
     }
     __device__ __forceinline__ float finish(int half, float x, bool is_own) {
       const float distance = distance_from(x, own.pivot[half]);
-      if (is_own) {
-        own.sum[half] += distance;
-        own.square[half] = fmaf(distance, distance, own.square[half]);
-      }
+      if (is_own) own.add(half, distance);
       return x;
     }
     // Read again soon: keep in L2.
@@ -153,21 +134,18 @@ struct HoldInOutput {
   __device__ __forceinline__ void keep(const Tile& tile, Fragments& w) const {
     const float count = lanes_sum<4>(static_cast<float>(moments.count_of(tile)));
 #pragma unroll 1
-    for (int m = 0; m < L::row_tiles; ++m) {
-      if constexpr (L::row_tiles > 1) weights.load_weights(w, m);
+    for (int m = 0; m < row_tiles; ++m) {
+      if constexpr (row_tiles > 1) weights.load_weights(w, m);
       Kept kept;
       kept.before.load(warp.p, tile.n, m, warp.quad);
-      for_constant<L::classes_z>([&](auto rz_) {
-        constexpr int rz = decltype(rz_)::value;
-        if (Products::has_plane(tile, rz)) outputs.template write_plane<way, rz>(tile, w, kept, m);
-      });
+      outputs.template write<way>(tile, w, kept, m);
       moments.store_moments(kept.own, m, count);
     }
   }
 
   static __device__ __noinline__ void keep_carefully(const Parameters& p, const Tile tile) {
 #pragma unroll 1
-    for (int channel = 0; channel < L::channels; ++channel) {
+    for (int channel = 0; channel < channels; ++channel) {
       float* values = values_of(p, tile.n);
       Careful::for_each_stored(reinterpret_cast<char*>(values), tile, channel, [&](int z, int y, int x) {
         values[Kept::index(channel, z, y, x)] = Careful::value(p, tile.n, channel, z, y, x);
@@ -205,12 +183,12 @@ struct HoldInOutput {
     __device__ __forceinline__ const Channel& of(int) const { return channel; }
   };
   struct Neighbours {
-    static constexpr bool stays = step % L::channels == 0;
+    static constexpr bool stays = step % channels == 0;
     Channel channel[width];
 
     __device__ __forceinline__ void load(const Parameters& p, int64 n, int element) {
 #pragma unroll
-      for (int k = 0; k < width; ++k) channel[k] = Channel(p, n, (element + k) % L::channels);
+      for (int k = 0; k < width; ++k) channel[k] = Channel(p, n, (element + k) % channels);
     }
     __device__ __forceinline__ void move_to(const Parameters& p, int64 n, int element) {
       if constexpr (!stays) load(p, n, element);
@@ -301,7 +279,7 @@ struct HoldInOutput {
     const int begin = begin_of(output_of(warp.p, n), index), end = begin_of(output_of(warp.p, n), index + 1);
     if (warp.lane == 0) wait_for(warp.p.control + 4 + n * 4 + 2, 1u);
     __syncwarp();
-    if constexpr (L::interleaved) {
+    if constexpr (interleaved) {
       Neighbours neighbours;
       normalise_run(
           n, begin, end,
@@ -309,7 +287,7 @@ struct HoldInOutput {
             if constexpr (Neighbours::stays) neighbours.load(warp.p, n, first + warp.lane * width);
             normalise_vectors(n, first, last, neighbours);
           },
-          [&](int element) { return Channel(warp.p, n, element % L::channels); });
+          [&](int element) { return Channel(warp.p, n, element % channels); });
     } else {
       constexpr int spatial = static_cast<int>(Tail::spatial);
 #pragma unroll 1
@@ -331,13 +309,12 @@ struct HoldInOutput {
 
   // --- Schedule ---
   __device__ __forceinline__ void run() const {
-    if (threadIdx.x == 0) warp.shared.drawn = 0;
-    weights.share_weights();
-    window.clear();
-    __syncthreads();
+    const Window window{warp};
+    const Statistics statistics{warp};
+    Tickets::prepare(warp, weights, window);
     const int64 tiles = warp.p.batch * Numbers::tiles;
     const int64 lag = warp.p.lag;
-    const ThinMmaTickets<L> tickets{warp, tiles + lag};
+    const Tickets tickets{warp, tiles + lag};
     const auto broadcast = [](uint32 drawn) { return __shfl_sync(0xffffffffu, drawn, 0); };
     int64 ticket = broadcast(tickets.draw());
     if (ticket >= tiles + lag) return;
@@ -360,20 +337,20 @@ struct HoldInOutput {
           __syncwarp();
         }
         const Way way = window.take(tile, limits, warp.area.x);
-        if (Chains::narrows && way == Chains::narrow) {
-          keep<Chains::narrow>(tile, w);
-        } else if (way != Chains::careful) {
-          keep<Chains::wide>(tile, w);
+        if (Chains::narrows && way == narrow) {
+          keep<narrow>(tile, w);
+        } else if (way != careful) {
+          keep<wide>(tile, w);
         }
         __syncwarp();
         next = broadcast(drawn);
         if (next < tiles) window.send_for(Tile(next), warp.area.x);
-        if (way == Chains::careful) {
+        if (way == careful) {
           Careful::measure(warp.p, warp.area, tile);
           keep_carefully(warp.p, tile);
         }
         statistics.merge(tile);
-        has_weights = !L::in_registers || way != Chains::careful;
+        has_weights = !in_registers || way != careful;
       } else {
         next = broadcast(drawn);
       }
@@ -383,5 +360,9 @@ struct HoldInOutput {
     }
   }
 };
+
+template <class C, class Tail, class Numbers>
+using HoldInOutput =
+    typename ThinMma<C, KeptTail<Tail>, Numbers, ThinMmaParameters<Tail::parameters>>::InOutput;
 
 }  // namespace onepass

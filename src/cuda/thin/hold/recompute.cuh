@@ -16,35 +16,15 @@
 
 namespace onepass {
 
-template <class C, class Tail, class Numbers>
-struct HoldByRecomputing {
-  using L = ThinMmaLayout<C, Tail, Numbers, ThinMmaParameters<Tail::parameters>>;
-  using Chains = ThinMmaChains<L>;
-  using Weights = ThinMmaWeights<L>;
-  using Products = ThinMmaProducts<L>;
-  using Careful = ThinMmaCareful<L>;
-  using Way = typename Chains::Way;
-  using Fragments = typename Weights::Fragments;
-  using Limits = typename Weights::Limits;
-  using Sums = typename Products::Sums;
-  using After = typename L::After;
-  using Before = typename L::Before;
-  using Output = typename L::Output;
-  using Parameters = typename L::Parameters;
-  using Shared = typename L::Shared;
-  using Tile = typename L::Tile;
-  template <class Chain>
-  using Operands = typename Chains::template Operands<Chain>;
-
-  const ThinMmaWarp<L> warp;
+template <class C, class Tail, class Numbers, class P>
+struct ThinMma<C, Tail, Numbers, P>::Recompute {
+  using Parameters = P;
+  const Warp warp;
   const Weights weights{warp};
-  const ThinMmaWindow<L> window{warp};
-  const ThinMmaMoments<L> moments{warp};
-  const ThinMmaOutputs<L> outputs{warp};
-  const ThinMmaStatistics<L> statistics{warp};
+  const Outputs outputs{warp};
 
-  static __device__ __forceinline__ void run(const Parameters& p, Shared& shared) {
-    HoldByRecomputing{{p, shared, shared.warp[threadIdx.x / 32]}}.run();
+  static __device__ __forceinline__ void run(const Parameters& p, unsigned char* bytes) {
+    Recompute{warp_of(p, bytes)}.run();
   }
 
   // --- Pass 2: values through the norm and the after-chain ---
@@ -54,17 +34,16 @@ struct HoldByRecomputing {
     // The norm as one multiply-add.
     struct {
       float scale = 1.0f, shift = 0.0f;
-    } norm[L::halves];
+    } norm[halves];
 
     // Of a lane's channels from 16 m on.
     __device__ __forceinline__ void load_norm(const Parameters& p, int64 n, int m, int quad) {
       if constexpr (Tail::has_norm) {
-        constexpr int groups = Tail::channels / Tail::group_channels;
 #pragma unroll
-        for (int half = 0; half < L::halves; ++half) {
-          const int channel = m * 16 + L::row_channel(half, quad);
-          const int existing = channel < L::channels ? channel : 0;
-          // ThinMmaStatistics leaves mean and factor of a slab where its first part was.
+        for (int half = 0; half < halves; ++half) {
+          const int channel = m * 16 + row_channel(half, quad);
+          const int existing = channel < channels ? channel : 0;
+          // Statistics leaves mean and factor of a slab where its first part was.
           const float* slab = p.parts + (n * Numbers::tiles * groups + existing / Tail::group_channels) * 3;
           const int own = Tail::channel(n, existing);
           norm[half].scale = Tail::weight(p, own) * load_shared_by_blocks(slab + 1);
@@ -74,10 +53,10 @@ struct HoldByRecomputing {
     }
 
     // Where values go: strides of rows and channels.
-    static constexpr int row_stride = L::out_x;
+    static constexpr int row_stride = out_x;
     static constexpr int64 channel_stride = Tail::spatial;
     static __device__ __forceinline__ int64 index(int channel, int z, int y, int x) {
-      return L::output_index(0, channel, z, y, x);
+      return output_index(0, channel, z, y, x);
     }
     static __device__ __forceinline__ char* sample(const Parameters& p, int64 n) {
       return static_cast<char*>(p.output) + n * C::stride(0) * Output::bytes;
@@ -103,29 +82,26 @@ struct HoldByRecomputing {
   template <Way way>
   __device__ __forceinline__ void write(const Tile& tile, Fragments& w) const {
 #pragma unroll 1
-    for (int m = 0; m < L::row_tiles; ++m) {
-      if constexpr (L::row_tiles > 1) weights.load_weights(w, m);
+    for (int m = 0; m < row_tiles; ++m) {
+      if constexpr (row_tiles > 1) weights.load_weights(w, m);
       Normalised values;
       values.before.load(warp.p, tile.n, m, warp.quad);
       values.after.load(warp.p, tile.n, m, warp.quad);
       values.load_norm(warp.p, tile.n, m, warp.quad);
-      for_constant<L::classes_z>([&](auto rz_) {
-        constexpr int rz = decltype(rz_)::value;
-        if (Products::has_plane(tile, rz)) outputs.template write_plane<way, rz>(tile, w, values, m);
-      });
+      outputs.template write<way>(tile, w, values, m);
     }
   }
 
   static __device__ __noinline__ void write_carefully(const Parameters& p, const Tile tile) {
 #pragma unroll 1
-    for (int channel = 0; channel < L::channels; ++channel) {
+    for (int channel = 0; channel < channels; ++channel) {
       ChannelValues<After, 1> after;
       after.load(p, tile.n, channel);
       ChannelNorm<Tail> norm;
       norm.load(p, tile.n, channel);
       Careful::for_each_stored(Normalised::sample(p, tile.n), tile, channel, [&](int z, int y, int x) {
         const float value = norm.apply(Careful::value(p, tile.n, channel, z, y, x));
-        store_one<Output>(p.output, L::output_index(tile.n, channel, z, y, x),
+        store_one<Output>(p.output, output_index(tile.n, channel, z, y, x),
                           Chains::template apply<After>(value, after));
       });
     }
@@ -139,10 +115,10 @@ struct HoldByRecomputing {
   };
 
   __device__ __forceinline__ void run() const {
-    if (threadIdx.x == 0) warp.shared.drawn = 0;
-    weights.share_weights();
-    window.clear();
-    __syncthreads();
+    const Window window{warp};
+    const TileMoments moments{warp};
+    const Statistics statistics{warp};
+    Tickets::prepare(warp, weights, window);
     const int64 tiles = warp.p.batch * Numbers::tiles;
     const int64 lag = Tail::has_norm ? warp.p.lag * Numbers::tiles : 0;
     const auto first_pass = [&](uint32 drawn) {
@@ -152,7 +128,7 @@ struct HoldByRecomputing {
     const auto tile_of = [&](const Pass& pass) {
       return Tile(pass.is_second ? pass.ticket - lag : pass.ticket);
     };
-    const ThinMmaTickets<L> tickets{warp, tiles + lag};
+    const Tickets tickets{warp, tiles + lag};
     Pass pass = first_pass(tickets.draw());
     if (pass.ticket >= tiles + lag) return;
     float* place = warp.area.x;
@@ -175,34 +151,37 @@ struct HoldByRecomputing {
       const Pass next = stays ? Pass{pass.ticket, true} : first_pass(drawn);
       const bool ends = next.ticket >= tiles + lag;
       w.window = place;
-      if (L::windows > 1) place = warp.area.x + (L::window_words - (place - warp.area.x));
-      if (L::prefetches && !ends) window.send_for(tile_of(next), place);
-      if (Chains::narrows && way == Chains::narrow) {
+      if (windows > 1) place = warp.area.x + (window_words - (place - warp.area.x));
+      if (prefetches && !ends) window.send_for(tile_of(next), place);
+      if (Chains::narrows && way == narrow) {
         if (pass.is_second) {
-          write<Chains::narrow>(tile, w);
+          write<narrow>(tile, w);
         } else {
-          moments.template measure<Chains::narrow>(tile, w);
+          moments.template measure<narrow>(tile, w);
         }
-      } else if (way != Chains::careful) {
+      } else if (way != careful) {
         if (pass.is_second) {
-          write<Chains::wide>(tile, w);
+          write<wide>(tile, w);
         } else {
-          moments.template measure<Chains::wide>(tile, w);
+          moments.template measure<wide>(tile, w);
         }
       }
       __syncwarp();
-      if (!L::prefetches && !ends) window.send_for(tile_of(next), place);
+      if (!prefetches && !ends) window.send_for(tile_of(next), place);
       if (pass.is_second) {
-        if (way == Chains::careful) write_carefully(warp.p, tile);
+        if (way == careful) write_carefully(warp.p, tile);
       } else {
-        if (way == Chains::careful) Careful::measure(warp.p, warp.area, tile);
+        if (way == careful) Careful::measure(warp.p, warp.area, tile);
         statistics.merge(tile);
       }
-      has_weights = !L::in_registers || way != Chains::careful;
+      has_weights = !in_registers || way != careful;
       if (ends) return;
       pass = next;
     }
   }
 };
+
+template <class C, class Tail, class Numbers>
+using HoldByRecomputing = typename ThinMma<C, Tail, Numbers, ThinMmaParameters<Tail::parameters>>::Recompute;
 
 }  // namespace onepass

@@ -2,35 +2,27 @@
 // instructions for a swish.
 #pragma once
 
-#include "thin/mma/layout.cuh"
+#include "thin/mma.cuh"
 
 namespace onepass {
 
-template <class L>
-struct ThinMmaChains {
-  using Numbers = typename L::Numbers;
-  using Before = typename L::Before;
-  using Output = typename L::Output;
-  using Parameters = typename L::Parameters;
-  using Terms = typename L::Terms;
-
-  // How a tile is computed, by the largest |x| of its window: by short forms of the chain, by exact ones, or
-  // output by output.
-  enum Way { narrow, wide, careful };
-
-  // --- Chains ---
-  template <class Chain>
-  struct Operands {
-    ChannelValues<Chain, 1> row[L::halves];
-    // Of a lane's channels from 16 m on.
-    __device__ __forceinline__ void load(const Parameters& p, int64 n, int m, int quad) {
+template <class C, class Tail, class Numbers, class P>
+template <class Chain>
+struct ThinMma<C, Tail, Numbers, P>::Operands {
+  ChannelValues<Chain, 1> row[halves];
+  // Of a lane's channels from 16 m on.
+  __device__ __forceinline__ void load(const Parameters& p, int64 n, int m, int quad) {
 #pragma unroll
-      for (int half = 0; half < L::halves; ++half) {
-        const int channel = m * 16 + L::row_channel(half, quad);
-        row[half].load(p, n, channel < L::channels ? channel : 0);
-      }
+    for (int half = 0; half < halves; ++half) {
+      const int channel = m * 16 + row_channel(half, quad);
+      row[half].load(p, n, channel < channels ? channel : 0);
     }
-  };
+  }
+};
+
+template <class C, class Tail, class Numbers, class P>
+struct ThinMma<C, Tail, Numbers, P>::Chains {
+  // --- Chains ---
 
   template <class Chain>
   static __device__ __forceinline__ float apply(float x, const ChannelValues<Chain, 1>& own) {
@@ -55,19 +47,18 @@ struct ThinMmaChains {
     const int taps = Terms::taps(rz, ry, rx);
     if (taps == 0 || taps * 2 > Terms::most_taps()) return 4;
     if (takes_tanh) return is_same<Output, bf16> && taps * 4 <= Terms::most_taps() ? 1 : 4;
-    return taps * (L::splits ? 8 : 4) > Terms::most_taps() ? 3 : 2;
+    return taps * (splits ? 8 : 4) > Terms::most_taps() ? 3 : 2;
   }
   static constexpr __device__ bool has_swish_terms(int terms) {
     bool found = terms == most_terms;
-    for (int i = 0; i < L::classes_z * L::classes_y * L::classes_x; ++i)
-      found |= swish_terms(i / (L::classes_y * L::classes_x), i / L::classes_x % L::classes_y,
-                           i % L::classes_x) == terms;
+    for (int i = 0; i < classes_z * classes_y * classes_x; ++i)
+      found |= swish_terms(i / (classes_y * classes_x), i / classes_x % classes_y, i % classes_x) == terms;
     return found;
   }
   // The largest |x| for so many terms.
   static constexpr __device__ float most_narrow(int terms) {
     if (terms == 4) return takes_tanh && is_same<Output, bf16> ? 2.5f : 1.0f;
-    return terms == 3 ? 0.6f : L::splits && terms == 2 ? 0.2f : 0.3f;
+    return terms == 3 ? 0.6f : splits && terms == 2 ? 0.2f : 0.3f;
   }
   static constexpr float most_wide = Numbers::pairs ? 1e5f : 1e30f;
 
@@ -81,7 +72,7 @@ struct ThinMmaChains {
       return fmaf(h, tanh_h, h);
     } else {
       constexpr float factors[3][4] = {
-          {L::splits ? 0.99999577f : 0.9999784f, L::splits ? -0.33166003f : -0.32957235f},
+          {splits ? 0.99999577f : 0.9999784f, splits ? -0.33166003f : -0.32957235f},
           {0.9999955f, -0.3329557f, 0.12506282f},
           {0.9999971f, -0.33318973f, 0.13132429f, -0.04309195f}};
       const float square = h * h;
@@ -97,8 +88,8 @@ struct ThinMmaChains {
   static __device__ __forceinline__ void compute_here(float& x) { asm volatile("" : "+f"(x)); }
 
   static __device__ __forceinline__ float wide_sigmoid(float x) {
-    constexpr float factor = -L::log2_e / L::scale;
-    return pointwise::reciprocal_fast(fmaf(pointwise::exp2_fast(x * factor), L::scale, L::scale));
+    constexpr float factor = -log2_e / scale;
+    return pointwise::reciprocal_fast(fmaf(pointwise::exp2_fast(x * factor), scale, scale));
   }
   template <Way way, int terms>
   static __device__ __forceinline__ void before(float& a, float& b, const ChannelValues<Before, 1>& own) {

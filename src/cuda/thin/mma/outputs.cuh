@@ -14,26 +14,26 @@
 
 namespace onepass {
 
-template <class L>
-struct ThinMmaOutputs {
-  using Numbers = typename L::Numbers;
-  using Chains = ThinMmaChains<L>;
-  using Weights = ThinMmaWeights<L>;
-  using Products = ThinMmaProducts<L>;
-  using Send = ThinMmaSend<L>;
-  using Way = typename Chains::Way;
-  using Fragments = typename Weights::Fragments;
-  using Columns = typename Products::Columns;
-  using Sums = typename Products::Sums;
-  using Output = typename L::Output;
-  using Tile = typename L::Tile;
-  template <int rz>
-  using Held = typename Weights::template Held<rz>;
-
-  const ThinMmaWarp<L> warp;
+template <class C, class Tail, class Numbers, class P>
+struct ThinMma<C, Tail, Numbers, P>::Outputs {
+  const Warp warp;
   const Weights weights{warp};
   const Products products{warp};
   const Send send{warp};
+
+  // body(half, class of x, span, values before the norm of two cells) for an item's sums of a class of z and
+  // y.
+  template <Way way, int rz, int ry, class Values, class Body>
+  __device__ __forceinline__ void for_each_value(Sums& sum, const Fragments& w, const Columns& c,
+                                                 const Held<rz>& held, Values& values, Body&& body) const {
+    products.template convolve<rz, ry>(sum, w, c, held);
+    values.template begin<way, rz, ry>(sum);
+    Products::for_each_pair(sum, [&](auto half, auto rx, auto span, float* pair) {
+      Chains::template before<way, Chains::swish_terms(rz, ry, rx)>(pair[0], pair[1],
+                                                                    values.before.row[half]);
+      body(half, rx, span, pair);
+    });
+  }
 
   // Stores an item's outputs as they are computed. `to`: channel 16 m in the tile's first row and column.
   // `piece` neighbours of a lane are one vector of memory where `aligned`.
@@ -42,33 +42,33 @@ struct ThinMmaOutputs {
                                         Values& values, int y, int column, char* to, int count,
                                         bool aligned) const {
     const Columns c = products.columns_of(w, y, column);
-    char* lane_to = to + (warp.quad * Values::channel_stride + y * L::classes_y * Values::row_stride +
-                          (column * L::spans_x * 8 + 2 * warp.in_quad) * L::classes_x) *
+    char* lane_to = to + (warp.quad * Values::channel_stride + y * classes_y * Values::row_stride +
+                          (column * spans_x * 8 + 2 * warp.in_quad) * classes_x) *
                              Output::bytes;
-    for_constant<L::classes_y>([&](auto ry_) {
+    for_constant<classes_y>([&](auto ry_) {
       constexpr int ry = decltype(ry_)::value;
       Sums sum;
       products.template convolve<rz, ry>(sum, w, c, held);
       values.template begin<way, rz, ry>(sum);
-      for_constant<L::spans * L::halves>([&](auto k_) {
-        constexpr int span = decltype(k_)::value / L::halves;
-        constexpr int half = decltype(k_)::value % L::halves;
-        constexpr int neighbours = 2 * L::classes_x;
+      for_constant<spans * halves>([&](auto k_) {
+        constexpr int span = decltype(k_)::value / halves;
+        constexpr int half = decltype(k_)::value % halves;
+        constexpr int neighbours = 2 * classes_x;
         float value[neighbours];
-        const bool exists = Products::has_row(tile, y + span / L::spans_x, ry);
-        for_constant<L::classes_x>([&](auto rx) {
+        const bool exists = Products::has_row(tile, y + span / spans_x, ry);
+        for_constant<classes_x>([&](auto rx) {
           float* pair = sum[rx][span] + half * 2;
           Chains::template before<way, Chains::swish_terms(rz, ry, rx)>(pair[0], pair[1],
                                                                         values.before.row[half]);
 #pragma unroll
           for (int i = 0; i < 2; ++i)
-            value[i * L::classes_x + rx] = values.finish(
+            value[i * classes_x + rx] = values.finish(
                 half, pair[i], exists && !Products::ends(products.cell_of(tile, column, span), i, rx));
         });
-        const bool in_range = (L::channels % 16 == 0 || half * 8 + warp.quad < count) && exists;
+        const bool in_range = (channels % 16 == 0 || half * 8 + warp.quad < count) && exists;
         char* place = lane_to + (half * 8 * Values::channel_stride +
-                                 (span / L::spans_x * L::classes_y + ry) * Values::row_stride +
-                                 span % L::spans_x * 8 * L::classes_x) *
+                                 (span / spans_x * classes_y + ry) * Values::row_stride +
+                                 span % spans_x * 8 * classes_x) *
                                     Output::bytes;
         constexpr int piece = Numbers::piece > 0 ? Numbers::piece : 1;
 #pragma unroll
@@ -78,8 +78,7 @@ struct ThinMmaOutputs {
           for (int i = 0; i < piece; ++i) own[i] = value[k + i];
           Packed<Output, piece> packed;
           packed.pack(own);
-          if (in_range &&
-              !Products::ends(products.cell_of(tile, column, span), k / L::classes_x, k % L::classes_x))
+          if (in_range && !Products::ends(products.cell_of(tile, column, span), k / classes_x, k % classes_x))
             Values::store_piece(packed, place, k, aligned);
         }
       });
@@ -94,45 +93,40 @@ struct ThinMmaOutputs {
                                                     char* to, int count) const {
     const Columns c = products.columns_of(w, y, column);
     char* lane_to =
-        to + ((y * L::classes_y * L::out_x + (column * L::spans_x * 8 + 2 * warp.in_quad) * L::classes_x) *
-                  L::channels +
-              L::row_channel(0, warp.quad)) *
+        to + ((y * classes_y * out_x + (column * spans_x * 8 + 2 * warp.in_quad) * classes_x) * channels +
+              row_channel(0, warp.quad)) *
                  Output::bytes;
-    for_constant<L::classes_y>([&](auto ry_) {
+    for_constant<classes_y>([&](auto ry_) {
       constexpr int ry = decltype(ry_)::value;
       Sums sum;
-      products.template convolve<rz, ry>(sum, w, c, held);
-      values.template begin<way, rz, ry>(sum);
-      Products::for_each_pair(sum, [&](auto half, auto rx, auto span, float* pair) {
-        Chains::template before<way, Chains::swish_terms(rz, ry, rx)>(pair[0], pair[1],
-                                                                      values.before.row[half]);
+      for_each_value<way, rz, ry>(sum, w, c, held, values, [&](auto half, auto rx, auto span, float* pair) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           pair[i] = values.finish(half, pair[i],
-                                  Products::has_row(tile, y + span / L::spans_x, ry) &&
+                                  Products::has_row(tile, y + span / spans_x, ry) &&
                                       !Products::ends(products.cell_of(tile, column, span), i, rx));
           Chains::compute_here(pair[i]);
         }
       });
-      for_constant<L::spans * 2 * L::classes_x>([&](auto k_) {
+      for_constant<spans * 2 * classes_x>([&](auto k_) {
         constexpr int k = decltype(k_)::value;
-        constexpr int rx = k % L::classes_x;
-        constexpr int i = k / L::classes_x % 2;
-        constexpr int span = k / L::classes_x / 2;
+        constexpr int rx = k % classes_x;
+        constexpr int i = k / classes_x % 2;
+        constexpr int span = k / classes_x / 2;
         constexpr int piece = Numbers::piece > 0 ? Numbers::piece : 1;  // of the halves
-        const bool has_position = Products::has_row(tile, y + span / L::spans_x, ry) &&
+        const bool has_position = Products::has_row(tile, y + span / spans_x, ry) &&
                                   !Products::ends(products.cell_of(tile, column, span), i, rx);
-        char* place = lane_to + ((span / L::spans_x * L::classes_y + ry) * L::out_x +
-                                 (span % L::spans_x * 8 + i) * L::classes_x + rx) *
-                                    L::channels * Output::bytes;
+        char* place = lane_to + ((span / spans_x * classes_y + ry) * out_x +
+                                 (span % spans_x * 8 + i) * classes_x + rx) *
+                                    channels * Output::bytes;
 #pragma unroll
-        for (int half = 0; half < L::halves; half += piece) {
+        for (int half = 0; half < halves; half += piece) {
           float own[piece];
 #pragma unroll
           for (int j = 0; j < piece; ++j) own[j] = sum[rx][span][(half + j) * 2 + i];
           Packed<Output, piece> packed;
           packed.pack(own);
-          if (!has_position || (L::channels % 16 != 0 && L::row_channel(half, warp.quad) >= count)) continue;
+          if (!has_position || (channels % 16 != 0 && row_channel(half, warp.quad) >= count)) continue;
           if constexpr (piece == 2 && aligned) {
             if constexpr (Output::bytes == 4) {
               Values::store(place, uint2{packed.word[0], packed.word[1]});
@@ -141,7 +135,7 @@ struct ThinMmaOutputs {
             }
             continue;
           }
-          packed.store(place, L::row_channel(half, 0), aligned);
+          packed.store(place, row_channel(half, 0), aligned);
         }
       });
     });
@@ -154,50 +148,41 @@ struct ThinMmaOutputs {
   __device__ __forceinline__ void put(const Tile& tile, const Fragments& w, const Held<rz>& held,
                                       Values& values, int y, int column, int row, int start) const {
     const Columns c = products.columns_of(w, y, column);
-    const bool is_own = !L::overlaps || L::whole_rows || column < L::columns;
+    const bool is_own = !overlaps || whole_rows || column < columns;
     unsigned char* lane_stage =
         warp.area.stage +
-        (warp.quad * L::channel_pitch + (column * L::spans_x * 8 + 2 * warp.in_quad) * L::classes_x) *
-            Output::bytes;
-    for_constant<L::classes_y>([&](auto ry_) {
+        (warp.quad * channel_pitch + (column * spans_x * 8 + 2 * warp.in_quad) * classes_x) * Output::bytes;
+    for_constant<classes_y>([&](auto ry_) {
       constexpr int ry = decltype(ry_)::value;
-      unsigned char* to[L::spans_y];
+      unsigned char* to[spans_y];
 #pragma unroll
-      for (int i = 0; i < L::spans_y; ++i) {
-        const int chunk = (row + i) * L::classes_y + ry;
-        to[i] =
-            lane_stage +
-            (L::width + (L::whole_rows ? start + chunk * L::out_x
-                                       : (start + chunk * L::out_x) % L::width + chunk * L::chunk_pitch)) *
-                Output::bytes;
+      for (int i = 0; i < spans_y; ++i) {
+        const int chunk = (row + i) * classes_y + ry;
+        to[i] = lane_stage + (width + (whole_rows ? start + chunk * out_x
+                                                  : (start + chunk * out_x) % width + chunk * chunk_pitch)) *
+                                 Output::bytes;
       }
       Sums sum;
-      products.template convolve<rz, ry>(sum, w, c, held);
-      values.template begin<way, rz, ry>(sum);
-      Products::for_each_pair(sum, [&](auto half, auto rx, auto span, float* pair) {
-        Chains::template before<way, Chains::swish_terms(rz, ry, rx)>(pair[0], pair[1],
-                                                                      values.before.row[half]);
+      for_each_value<way, rz, ry>(sum, w, c, held, values, [&](auto half, auto rx, auto span, float* pair) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const bool ends_before = Products::ends(products.cell_of(tile, column, span), i, rx);
           float value = values.finish(
-              half, pair[i], is_own && Products::has_row(tile, y + span / L::spans_x, ry) && !ends_before);
+              half, pair[i], is_own && Products::has_row(tile, y + span / spans_x, ry) && !ends_before);
           Chains::compute_here(value);
           // A row of cells that lies partly beyond the output is the last of its chunk. Elements behind the
           // end of a chunk and channels beyond the last are not sent.
-          const bool in_range = L::staged_channels % 8 == 0 || half * 8 + warp.quad < L::staged_channels;
+          const bool in_range = staged_channels % 8 == 0 || half * 8 + warp.quad < staged_channels;
           if (in_range && !ends_before)
-            store_one<Output>(to[span / L::spans_x],
-                              half * 8 * L::channel_pitch + (span % L::spans_x * 8 + i) * L::classes_x + rx,
-                              value);
+            store_one<Output>(to[span / spans_x],
+                              half * 8 * channel_pitch + (span % spans_x * 8 + i) * classes_x + rx, value);
         }
       });
     });
   }
 
   // Items that cover a sector.
-  static constexpr int more_columns =
-      (L::sector + 8 * L::spans_x * L::classes_x - 1) / (8 * L::spans_x * L::classes_x);
+  static constexpr int more_columns = (sector + 8 * spans_x * classes_x - 1) / (8 * spans_x * classes_x);
 
   // The first outputs of the row of cells after the tile, for the sector in which its last row ends.
   template <Way way, int rz, class Values>
@@ -205,15 +190,15 @@ struct ThinMmaOutputs {
                                            int start) const {
     unsigned char* to =
         warp.area.stage +
-        (warp.quad * L::channel_pitch + L::width + start + rows * L::classes_y * L::out_x) * Output::bytes;
+        (warp.quad * channel_pitch + width + start + rows * classes_y * out_x) * Output::bytes;
 #pragma unroll 1
     for (int column = 0; column < more_columns; ++column) {
       Sums sum;
-      products.template convolve<rz, 0>(sum, w, products.columns_of(w, L::tile_y, column), held);
-      for_constant<L::spans_x * L::classes_x * L::halves>([&](auto k_) {
-        constexpr int half = decltype(k_)::value % L::halves;
-        constexpr int rx = decltype(k_)::value / L::halves % L::classes_x;
-        constexpr int span = decltype(k_)::value / L::halves / L::classes_x;
+      products.template convolve<rz, 0>(sum, w, products.columns_of(w, tile_y, column), held);
+      for_constant<spans_x * classes_x * halves>([&](auto k_) {
+        constexpr int half = decltype(k_)::value % halves;
+        constexpr int rx = decltype(k_)::value / halves % classes_x;
+        constexpr int span = decltype(k_)::value / halves / classes_x;
         float* pair = sum[rx][span] + half * 2;
         Chains::template before<way, Chains::swish_terms(rz, 0, rx)>(pair[0], pair[1],
                                                                      values.before.row[half]);
@@ -221,9 +206,9 @@ struct ThinMmaOutputs {
         for (int i = 0; i < 2; ++i) {
           float value = values.finish(half, pair[i], false);
           Chains::compute_here(value);
-          const bool in_range = L::staged_channels % 8 == 0 || half * 8 + warp.quad < L::staged_channels;
-          const int x = ((column * L::spans_x + span) * 8 + 2 * warp.in_quad + i) * L::classes_x + rx;
-          if (in_range && x < L::sector - 1) store_one<Output>(to, half * 8 * L::channel_pitch + x, value);
+          const bool in_range = staged_channels % 8 == 0 || half * 8 + warp.quad < staged_channels;
+          const int x = ((column * spans_x + span) * 8 + 2 * warp.in_quad + i) * classes_x + rx;
+          if (in_range && x < sector - 1) store_one<Output>(to, half * 8 * channel_pitch + x, value);
         }
       });
     }
@@ -233,60 +218,58 @@ struct ThinMmaOutputs {
   template <Way way, int rz, class Values>
   __device__ __forceinline__ void write_plane(const Tile& tile, const Fragments& w, Values& values,
                                               int m) const {
-    const int z = tile.z * L::classes_z + rz;
+    const int z = tile.z * classes_z + rz;
     char* to = Values::sample(warp.p, tile.n) +
-               Values::index(m * 16, z, tile.y * L::classes_y, tile.x * L::classes_x) * Output::bytes;
-    const int count = L::row_tiles == 1 || L::channels - m * 16 < 16 ? L::channels - m * 16 : 16;
+               Values::index(m * 16, z, tile.y * classes_y, tile.x * classes_x) * Output::bytes;
+    const int count = row_tiles == 1 || channels - m * 16 < 16 ? channels - m * 16 : 16;
     const int all_rows = Products::rows_of(tile);
     const Held<rz> held = weights.template hold_weights<rz>(w);
-    if constexpr (L::is_direct) {
+    if constexpr (is_direct) {
       const bool aligned =
           reinterpret_cast<uint64>(Values::sample(warp.p, tile.n)) % (Numbers::piece * Output::bytes) == 0;
       const int items = Products::items_of(all_rows);
-      if constexpr (!L::interleaved) {
+      if constexpr (!interleaved) {
 #pragma unroll 1
         for (int i = 0; i < items; ++i)
-          store<way, rz>(tile, w, held, values, i / L::columns * L::spans_y, i % L::columns, to, count,
-                         aligned);
+          store<way, rz>(tile, w, held, values, i / columns * spans_y, i % columns, to, count, aligned);
       } else if (aligned) {
 #pragma unroll 1
         for (int i = 0; i < items; ++i)
-          store_interleaved<way, rz, true>(tile, w, held, values, i / L::columns * L::spans_y, i % L::columns,
-                                           to, count);
+          store_interleaved<way, rz, true>(tile, w, held, values, i / columns * spans_y, i % columns, to,
+                                           count);
       } else {
 #pragma unroll 1
         for (int i = 0; i < items; ++i)
-          store_interleaved<way, rz, false>(tile, w, held, values, i / L::columns * L::spans_y,
-                                            i % L::columns, to, count);
+          store_interleaved<way, rz, false>(tile, w, held, values, i / columns * spans_y, i % columns, to,
+                                            count);
       }
       return;
     }
     // Consecutive rows share a sector where a row has at least a sector of elements.
-    constexpr bool carries = L::whole_rows && L::out_x >= L::sector;
-    const bool is_last = L::whole_rows ? tile.y + L::tile_y >= L::cells_y : tile.x + L::tile_x >= L::cells_x;
-    const bool is_first = L::whole_rows ? tile.y == 0 : tile.x == 0;
-    const typename Send::Side head = L::overlaps && !is_first ? Send::others : Send::own;
-    const typename Send::Side tail = L::overlaps && !is_last ? Send::shared : Send::own;
-    const int all_columns = L::columns + (L::overlaps && !L::whole_rows && !is_last ? more_columns : 0);
+    constexpr bool carries = whole_rows && out_x >= sector;
+    const bool is_last = whole_rows ? tile.y + tile_y >= cells_y : tile.x + tile_x >= cells_x;
+    const bool is_first = whole_rows ? tile.y == 0 : tile.x == 0;
+    const typename Send::Side head = overlaps && !is_first ? Send::others : Send::own;
+    const typename Send::Side tail = overlaps && !is_last ? Send::shared : Send::own;
+    const int all_columns = columns + (overlaps && !whole_rows && !is_last ? more_columns : 0);
 #pragma unroll 1
-    for (int y = 0; y < all_rows; y += L::stage_y) {
+    for (int y = 0; y < all_rows; y += stage_y) {
       const int start = Send::phase(to, warp.quad);
-      const int rows = all_rows - y < L::stage_y ? all_rows - y : L::stage_y;
+      const int rows = all_rows - y < stage_y ? all_rows - y : stage_y;
 #pragma unroll 1
       for (int row = 0, column = 0; row < rows;) {
         put<way, rz>(tile, w, held, values, y + row, column, row, start);
-        if (++column == all_columns) column = 0, row += L::spans_y;
+        if (++column == all_columns) column = 0, row += spans_y;
       }
-      const bool ends_tile = y + L::stage_y >= all_rows;
-      if constexpr (L::overlaps && L::whole_rows) {
+      const bool ends_tile = y + stage_y >= all_rows;
+      if constexpr (overlaps && whole_rows) {
         if (ends_tile && !is_last) put_next<way, rz>(w, held, values, rows, start);
       }
       __syncwarp();
-      const int out_row = (tile.y + y) * L::classes_y;
-      const int out_rows =
-          L::out_y - out_row < rows * L::classes_y ? L::out_y - out_row : rows * L::classes_y;
-      if constexpr (L::whole_rows) {
-        send.template send<Values>(warp.area.stage, to, count, out_rows * L::out_x,
+      const int out_row = (tile.y + y) * classes_y;
+      const int out_rows = out_y - out_row < rows * classes_y ? out_y - out_row : rows * classes_y;
+      if constexpr (whole_rows) {
+        send.template send<Values>(warp.area.stage, to, count, out_rows * out_x,
                                    carries && y > 0 ? Send::shared
                                    : y > 0          ? Send::own
                                                     : head,
@@ -294,16 +277,24 @@ struct ThinMmaOutputs {
                                    : carries ? Send::others
                                              : Send::own);
       } else {
-        const int left = L::out_x - tile.x * L::classes_x;
+        const int left = out_x - tile.x * classes_x;
 #pragma unroll 1
         for (int i = 0; i < out_rows; ++i)
-          send.template send<Values>(warp.area.stage + i * L::chunk_pitch * Output::bytes,
-                                     to + i * L::out_x * Output::bytes, count,
-                                     left < L::chunk_elements ? left : L::chunk_elements, head, tail);
+          send.template send<Values>(warp.area.stage + i * chunk_pitch * Output::bytes,
+                                     to + i * out_x * Output::bytes, count,
+                                     left < chunk_elements ? left : chunk_elements, head, tail);
       }
       __syncwarp();
-      to += L::stage_y * L::classes_y * L::out_x * Output::bytes;
+      to += stage_y * classes_y * out_x * Output::bytes;
     }
+  }
+
+  // All classes of z.
+  template <Way way, class Values>
+  __device__ __forceinline__ void write(const Tile& tile, const Fragments& w, Values& values, int m) const {
+    for_constant<classes_z>([&](auto rz) {
+      if (Products::has_plane(tile, rz)) write_plane<way, decltype(rz)::value>(tile, w, values, m);
+    });
   }
 };
 

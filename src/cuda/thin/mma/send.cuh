@@ -1,7 +1,7 @@
 // Stores rows that a warp has put together in shared memory, in whole sectors.
 #pragma once
 
-#include "thin/mma/layout.cuh"
+#include "thin/mma.cuh"
 
 namespace onepass {
 
@@ -15,18 +15,15 @@ struct Bits<2> {
   using Type = uint16;
 };
 
-template <class L>
-struct ThinMmaSend {
-  using Tail = typename L::Tail;
-  using Output = typename L::Output;
-
-  const ThinMmaWarp<L> warp;
+template <class C, class Tail, class Numbers, class P>
+struct ThinMma<C, Tail, Numbers, P>::Send {
+  const Warp warp;
 
   // The phase of a channel whose channel 0 goes to `to`: elements from the last 16-byte boundary.
   static __device__ __forceinline__ int phase(const char* to, int channel) {
     return static_cast<int>((static_cast<uint32>(reinterpret_cast<uint64>(to)) / Output::bytes +
-                             static_cast<uint32>(channel) * static_cast<uint32>(Tail::spatial % L::width)) %
-                            L::width);
+                             static_cast<uint32>(channel) * static_cast<uint32>(Tail::spatial % width)) %
+                            width);
   }
 
   // The sector at either end of a chunk:
@@ -38,15 +35,15 @@ struct ThinMmaSend {
   // Sends a chunk: `lanes_of_chunk` lanes for each channel, a vector a lane, whole sectors. (L2 takes several
   // times as long for parts of a sector.) The chunk lies one vector behind the begin of the stage, where the
   // rest of the chunk before is kept.
-  static constexpr int most_vectors = (L::sector - 1 + L::chunk_elements) / L::sector * 2;
+  static constexpr int most_vectors = (sector - 1 + chunk_elements) / sector * 2;
   static constexpr int lanes_of_chunk = 8;
   static constexpr int at_once = 32 / lanes_of_chunk;
   // Phases repeat after `period` channels: few addresses serve all channels.
-  static constexpr int period = Tail::spatial % L::sector == 0       ? 1
-                                : Tail::spatial * 2 % L::sector == 0 ? 2
-                                : Tail::spatial * 4 % L::sector == 0 ? 4
-                                : Tail::spatial * 8 % L::sector == 0 ? 8
-                                                                     : 16;
+  static constexpr int period = Tail::spatial % sector == 0       ? 1
+                                : Tail::spatial * 2 % sector == 0 ? 2
+                                : Tail::spatial * 4 % sector == 0 ? 4
+                                : Tail::spatial * 8 % sector == 0 ? 8
+                                                                  : 16;
   static constexpr int residues = period > at_once ? period / at_once : 1;
 
   // The vectors of a chunk, counted from the one in which it begins.
@@ -61,8 +58,8 @@ struct ThinMmaSend {
     // Vector of the first sector that begins in the chunk.
     __device__ __forceinline__ int first_whole() const { return shift == 0 && odd == 0 ? 0 : 2 - odd; }
     // Vector behind the last sector that ends in the chunk.
-    __device__ __forceinline__ int last_whole() const { return ((odd + end / L::width) & ~1) - odd; }
-    __device__ __forceinline__ bool ends_within() const { return (odd * L::width + end) % L::sector != 0; }
+    __device__ __forceinline__ int last_whole() const { return ((odd + end / width) & ~1) - odd; }
+    __device__ __forceinline__ bool ends_within() const { return (odd * width + end) % sector != 0; }
   };
 
   // `count`: channels.
@@ -72,7 +69,7 @@ struct ThinMmaSend {
     const int sub = warp.lane / lanes_of_chunk;
     const int vector = warp.lane % lanes_of_chunk;  // from the sector in which the chunk begins
     const char* first = to + sub * Tail::spatial * Output::bytes;
-    const unsigned char* from = stage + sub * L::channel_pitch * Output::bytes + 16 + vector * 16;
+    const unsigned char* from = stage + sub * channel_pitch * Output::bytes + 16 + vector * 16;
     // A lane stores its sector where it ends within the chunk: where the phase is at least this.
     const int least = (vector / 2 + 1) * 32 - length * Output::bytes;
     const bool takes_first = begin == shared || vector >= 2;
@@ -88,8 +85,8 @@ struct ThinMmaSend {
 #pragma unroll
       for (int first_v = 0; first_v * lanes_of_chunk < most_vectors; first_v += in_flight) {
 #pragma unroll
-        for (int k = j * at_once; k < L::staged_channels; k += residues * at_once) {
-          if (L::channels % (L::row_tiles > 1 ? 16 : at_once) != 0 && k + sub >= count) continue;
+        for (int k = j * at_once; k < staged_channels; k += residues * at_once) {
+          if (channels % (row_tiles > 1 ? 16 : at_once) != 0 && k + sub >= count) continue;
           const int64 ahead = static_cast<int64>(k - j * at_once) * Tail::spatial * Output::bytes;
           // Loads all vectors, also those that are not stored: it is the warp's own memory, and loads do not
           // wait for the test.
@@ -97,7 +94,7 @@ struct ThinMmaSend {
 #pragma unroll
           for (int i = 0; i < in_flight; ++i) {
             if ((first_v + i) * lanes_of_chunk < most_vectors)
-              data[i] = *reinterpret_cast<const uint4*>(from_vector + k * L::channel_pitch * Output::bytes +
+              data[i] = *reinterpret_cast<const uint4*>(from_vector + k * channel_pitch * Output::bytes +
                                                         (first_v + i) * lanes_of_chunk * 16);
           }
 #pragma unroll
@@ -115,18 +112,17 @@ struct ThinMmaSend {
     const int channel = warp.lane / 2;
     const uint64 at = reinterpret_cast<uint64>(to + channel * Tail::spatial * Output::bytes);
     const Vectors vectors(at, length);
-    unsigned char* of_channel = stage + channel * L::channel_pitch * Output::bytes + 16;
+    unsigned char* of_channel = stage + channel * channel_pitch * Output::bytes + 16;
     const int behind = vectors.last_whole();
     if (begin == own || end == own) {
       if (channel < count) {
         const bool is_end = warp.lane % 2 == 1;
-        const int least = begin == shared ? -vectors.odd * L::width : vectors.shift;
-        int i = is_end ? behind * L::width : vectors.shift;
-        int stop = is_end ? vectors.end : vectors.first_whole() * L::width;
+        const int least = begin == shared ? -vectors.odd * width : vectors.shift;
+        int i = is_end ? behind * width : vectors.shift;
+        int stop = is_end ? vectors.end : vectors.first_whole() * width;
         if (i < least) i = least;
         if (stop > vectors.end) stop = vectors.end;
-        if (is_end && begin == own && i < vectors.first_whole() * L::width)
-          i = vectors.first_whole() * L::width;
+        if (is_end && begin == own && i < vectors.first_whole() * width) i = vectors.first_whole() * width;
         if ((is_end ? end : begin) != own) stop = i;
         using Element = typename Bits<Output::bytes>::Type;
         const auto* source = reinterpret_cast<const Element*>(of_channel);
@@ -135,7 +131,7 @@ struct ThinMmaSend {
         for (; i < stop; ++i) goal[i] = source[i];
       }
     }
-    if (end == shared && L::overlaps) {
+    if (end == shared && overlaps) {
       const int vector = behind + warp.lane % 2;
       if (channel < count && vectors.ends_within())
         Values::store(reinterpret_cast<void*>((at & ~static_cast<uint64>(15)) + vector * 16),
@@ -144,7 +140,7 @@ struct ThinMmaSend {
       __syncwarp();
       uint4 rest;
       // The next chunk begins in the vector in which this one ends, or in the one behind.
-      const int vector = vectors.end / L::width - warp.lane % 2;
+      const int vector = vectors.end / width - warp.lane % 2;
       if (channel < count) rest = *reinterpret_cast<const uint4*>(of_channel + vector * 16);
       __syncwarp();
       if (channel < count) *reinterpret_cast<uint4*>(of_channel - warp.lane % 2 * 16) = rest;

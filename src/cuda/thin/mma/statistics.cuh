@@ -2,23 +2,19 @@
 // sample. The warp that arrives last merges: a sample's second pass does not wait for a chain of loads.
 #pragma once
 
-#include "thin/mma/layout.cuh"
+#include "thin/mma.cuh"
 
 namespace onepass {
 
-template <class L>
-struct ThinMmaStatistics {
-  using Tail = typename L::Tail;
-  using Numbers = typename L::Numbers;
-  using Tile = typename L::Tile;
-
-  const ThinMmaWarp<L> warp;
+template <class C, class Tail, class Numbers, class P>
+struct ThinMma<C, Tail, Numbers, P>::Statistics {
+  const Warp warp;
 
   static constexpr int tiles_of_set = 32;
   static constexpr int sets = (Numbers::tiles + tiles_of_set - 1) / tiles_of_set;
 
   __device__ __forceinline__ float* part_of(int64 n, int index) const {
-    return warp.p.parts + (n * Numbers::tiles + index) * L::groups * 3;
+    return warp.p.parts + (n * Numbers::tiles + index) * groups * 3;
   }
 
   // Whether this warp is the last of `count` to arrive.
@@ -32,9 +28,9 @@ struct ThinMmaStatistics {
   // body(group, elements, mean, M2) of the parts that lie `step` tiles apart.
   template <int step, class Body>
   __device__ __forceinline__ void merge_parts(int64 n, int first, int count, Body&& body) const {
-    constexpr int at_once = L::groups < 4 ? L::groups : 4;
+    constexpr int at_once = groups < 4 ? groups : 4;
 #pragma unroll 1
-    for (int group = 0; group < L::groups; group += at_once) {
+    for (int group = 0; group < groups; group += at_once) {
       Moments all[at_once];
 #pragma unroll 2
       for (int i = warp.lane; i < count; i += 32) {
@@ -42,7 +38,7 @@ struct ThinMmaStatistics {
         float part[at_once][3];
 #pragma unroll
         for (int k = 0; k < at_once * 3; ++k)
-          part[k / 3][k % 3] = group + k / 3 < L::groups ? load_shared_by_blocks(from + k) : 0.0f;
+          part[k / 3][k % 3] = group + k / 3 < groups ? load_shared_by_blocks(from + k) : 0.0f;
 #pragma unroll
         for (int k = 0; k < at_once; ++k) all[k].merge(part[k][0], part[k][1], part[k][2]);
       }
@@ -50,15 +46,15 @@ struct ThinMmaStatistics {
       for (int k = 0; k < at_once; ++k) {
         const float elements = lanes_sum<32>(all[k].count);
         float mean, m2;
-        team_moments<32, L::threads>(all[k], elements, nullptr, mean, m2);
-        if (group + k < L::groups) body(group + k, elements, mean, m2);
+        team_moments<32, threads>(all[k], elements, nullptr, mean, m2);
+        if (group + k < groups) body(group + k, elements, mean, m2);
       }
     }
   }
 
   __device__ __forceinline__ void merge(const Tile& tile) const {
     __syncwarp();
-    for (int group = warp.lane; group < L::groups; group += 32) {
+    for (int group = warp.lane; group < groups; group += 32) {
       Moments all;
 #pragma unroll 1
       for (int i = 0; i < Tail::group_channels; ++i) {
@@ -91,7 +87,7 @@ struct ThinMmaStatistics {
           constexpr float elements = static_cast<float>(Tail::group_channels * Tail::spatial);
           if (warp.lane == 0) {
             const float rstd = 1.0f / sqrtf(m2 / elements + Tail::eps);
-            float* to = warp.p.statistics + 2 * (tile.n * L::groups + group);
+            float* to = warp.p.statistics + 2 * (tile.n * groups + group);
             to[0] = mean;
             to[1] = rstd;
             // Pass 2 reads it where the first part was. All lanes have read that part.

@@ -5,26 +5,42 @@
 
 namespace onepass {
 
-template <class L>
-struct ThinMmaWeights {
-  using C = typename L::C;
-  using Chains = ThinMmaChains<L>;
-  using Term = typename L::Term;
-  using Terms = typename L::Terms;
+// The weights of 16 channels.
+template <class C, class Tail, class Numbers, class P>
+struct ThinMma<C, Tail, Numbers, P>::Fragments {
+  uint32 a[in_registers ? products : 1][4];
+  const uint32 (*shared)[32][4];  // of these channels
+  const float* window;            // of the tile
+  float bias[4];                  // as sums lie: two cells of a channel, two of that 8 further
+};
 
-  const ThinMmaWarp<L> warp;
+// The weights of one class of z in registers during a pass, where they fit.
+template <class C, class Tail, class Numbers, class P>
+template <int rz>
+struct ThinMma<C, Tail, Numbers, P>::Held {
+  static constexpr int most = 10;
+  static constexpr int first = Terms::products_before(rz, 0, 0);
+  static constexpr int count = Terms::products_before(rz + 1, 0, 0) - first;
+  static constexpr bool fits = !in_registers && spans_y == 1 && count > 0 && count*(splits ? 2 : 1) <= most;
+  uint32 a[fits ? count : 1][4];
+  uint32 rest[fits && splits ? count : 1][4];
+};
+struct NotHeld {
+  static constexpr bool fits = false;
+};
 
-  // The weights of 16 channels.
-  struct Fragments {
-    uint32 a[L::in_registers ? L::products : 1][4];
-    const uint32 (*shared)[32][4];  // of these channels
-    const float* window;            // of the tile
-    float bias[4];                  // as sums lie: two cells of a channel, two of that 8 further
-  };
+template <class C, class Tail, class Numbers, class P>
+struct ThinMma<C, Tail, Numbers, P>::Limits {
+  float narrow, wide;  // NaN where there is none
+};
+
+template <class C, class Tail, class Numbers, class P>
+struct ThinMma<C, Tail, Numbers, P>::Weights {
+  const Warp warp;
 
   // An operand as the tensor core reads it, and its low part where it is split.
   static __device__ __forceinline__ uint32 operand(float x) {
-    return __float_as_uint(C::rounds_to_tf32 || L::splits ? round_operand<C>(x) : x);
+    return __float_as_uint(C::rounds_to_tf32 || splits ? round_operand<C>(x) : x);
   }
   static __device__ __forceinline__ uint32 rest(float x) {
     return __float_as_uint(x - round_to_tf32(x));  // 12 bits, of which the product takes 11
@@ -34,7 +50,7 @@ struct ThinMmaWeights {
   // channel is C::in_channels where the lane has no term.
   template <class Body>
   __device__ __forceinline__ void for_each_term(Body&& body) const {
-    L::for_each_class([&](auto rz_, auto ry_, auto rx_) {
+    for_each_class([&](auto rz_, auto ry_, auto rx_) {
       constexpr int rz = decltype(rz_)::value;
       constexpr int ry = decltype(ry_)::value;
       constexpr int rx = decltype(rx_)::value;
@@ -54,25 +70,25 @@ struct ThinMmaWeights {
 
   // Loads the weights of the block's channels from 16 m on.
   __device__ __forceinline__ void load_weights(Fragments& w, int m) const {
-    w.shared = warp.shared.weights + m * L::products;
-    if constexpr (L::in_registers && !L::shares_weights) {
+    w.shared = warp.shared.weights + m * products;
+    if constexpr (in_registers && !shares_weights) {
       for_each_term([&](auto product, auto place, int tap, int input) {
         for_constant<2>([&](auto half) {
-          w.a[product][place + half] = operand(
-              L::scale * L::weight(warp.p, warp.first_channel + L::row_channel(half, warp.quad), input, tap));
+          w.a[product][place + half] =
+              operand(scale * weight(warp.p, warp.first_channel + row_channel(half, warp.quad), input, tap));
         });
       });
-    } else if constexpr (L::in_registers) {
+    } else if constexpr (in_registers) {
 #pragma unroll
-      for (int i = 0; i < L::products; ++i) {
+      for (int i = 0; i < products; ++i) {
         const uint4 v = *reinterpret_cast<const uint4*>(w.shared[i][warp.lane]);
         w.a[i][0] = v.x, w.a[i][1] = v.y, w.a[i][2] = v.z, w.a[i][3] = v.w;
       }
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int channel = warp.first_channel + m * 16 + L::row_channel(half, warp.quad);
-      const float value = channel < L::channels ? L::scale * L::bias(warp.p, channel) : 0.0f;
+      const int channel = warp.first_channel + m * 16 + row_channel(half, warp.quad);
+      const float value = channel < channels ? scale * bias(warp.p, channel) : 0.0f;
       // The first product reads four consecutive registers. Of two equal registers the compiler would keep
       // one and copy it for each product, one instruction an output. It does not know that the neighbouring
       // lane's value is equal.
@@ -82,20 +98,20 @@ struct ThinMmaWeights {
   }
 
   __device__ __forceinline__ void share_weights() const {
-    if constexpr (L::shared_weights > 0) {
+    if constexpr (shared_weights > 0) {
       int turn = threadIdx.x / 32;
       for_each_term([&](auto product, auto place, int tap, int input) {
         if (turn-- == 0) {
-          turn = L::warps - 1;
+          turn = warps - 1;
 #pragma unroll 1
-          for (int half = 0; half < 2 * L::row_tiles; ++half) {
-            const int channel = warp.first_channel + half / 2 * 16 + L::row_channel(half % 2, warp.quad);
-            const float value = L::scale * L::weight(warp.p, channel, input, tap);
-            const int to = half / 2 * L::products + product;
-            if constexpr (L::shares_weights)
+          for (int half = 0; half < 2 * row_tiles; ++half) {
+            const int channel = warp.first_channel + half / 2 * 16 + row_channel(half % 2, warp.quad);
+            const float value = scale * weight(warp.p, channel, input, tap);
+            const int to = half / 2 * products + product;
+            if constexpr (shares_weights)
               warp.shared.weights[to][warp.lane][place + half % 2] = operand(value);
-            if constexpr (L::splits)
-              warp.shared.weights[L::first_rest + to][warp.lane][place + half % 2] = rest(value);
+            if constexpr (splits)
+              warp.shared.weights[first_rest + to][warp.lane][place + half % 2] = rest(value);
           }
         }
       });
@@ -105,9 +121,9 @@ struct ThinMmaWeights {
   // The same with loads of several halves of products in flight: a block begins 2 us earlier with 25
   // products. (With it the recomputing kernel of s60 in strict f32 spills 126 bytes and is 2% slower.)
   __device__ __forceinline__ void share_weights_at_once() const {
-    if constexpr (L::shared_weights > 0) {
+    if constexpr (shared_weights > 0) {
       constexpr int at_once = 4;
-      constexpr int own = (2 * L::products + L::warps - 1) / L::warps;
+      constexpr int own = (2 * products + warps - 1) / warps;
       const int own_warp = threadIdx.x / 32;
       for_constant<(own + at_once - 1) / at_once>([&](auto part_) {
         constexpr int first = decltype(part_)::value * at_once;
@@ -116,26 +132,24 @@ struct ThinMmaWeights {
         for (int i = 0; i < at_once; ++i) inputs[i] = static_cast<int>(C::in_channels);
         for_each_term([&](auto product, auto place, int tap, int input) {
           constexpr int index = 2 * decltype(product)::value + decltype(place)::value / 2;
-          constexpr int i = index / L::warps - first;
+          constexpr int i = index / warps - first;
           if constexpr (i >= 0 && i < at_once) {
-            if (index % L::warps == own_warp) taps[i] = tap, inputs[i] = input;
+            if (index % warps == own_warp) taps[i] = tap, inputs[i] = input;
           }
         });
 #pragma unroll 1
-        for (int half = 0; half < 2 * L::row_tiles; ++half) {
-          const int channel = warp.first_channel + half / 2 * 16 + L::row_channel(half % 2, warp.quad);
+        for (int half = 0; half < 2 * row_tiles; ++half) {
+          const int channel = warp.first_channel + half / 2 * 16 + row_channel(half % 2, warp.quad);
           float values[at_once];
 #pragma unroll
-          for (int i = 0; i < at_once; ++i)
-            values[i] = L::scale * L::weight(warp.p, channel, inputs[i], taps[i]);
+          for (int i = 0; i < at_once; ++i) values[i] = scale * weight(warp.p, channel, inputs[i], taps[i]);
 #pragma unroll
           for (int i = 0; i < at_once; ++i) {
-            const int index = (first + i) * L::warps + own_warp;
-            if (index >= 2 * L::products) continue;
-            const int to = half / 2 * L::products + index / 2, place = index % 2 * 2 + half % 2;
-            if constexpr (L::shares_weights) warp.shared.weights[to][warp.lane][place] = operand(values[i]);
-            if constexpr (L::splits)
-              warp.shared.weights[L::first_rest + to][warp.lane][place] = rest(values[i]);
+            const int index = (first + i) * warps + own_warp;
+            if (index >= 2 * products) continue;
+            const int to = half / 2 * products + index / 2, place = index % 2 * 2 + half % 2;
+            if constexpr (shares_weights) warp.shared.weights[to][warp.lane][place] = operand(values[i]);
+            if constexpr (splits) warp.shared.weights[first_rest + to][warp.lane][place] = rest(values[i]);
           }
         }
       });
@@ -144,30 +158,16 @@ struct ThinMmaWeights {
 
   template <bool of_rest>
   __device__ __forceinline__ void take_weights(uint32 (&a)[4], const Fragments& w, int index) const {
-    if constexpr (L::in_registers && !of_rest) {
+    if constexpr (in_registers && !of_rest) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) a[i] = w.a[index][i];
     } else {
       const uint4 v =
-          *reinterpret_cast<const uint4*>(w.shared[(of_rest ? L::first_rest : 0) + index][warp.lane]);
+          *reinterpret_cast<const uint4*>(w.shared[(of_rest ? first_rest : 0) + index][warp.lane]);
       a[0] = v.x, a[1] = v.y, a[2] = v.z, a[3] = v.w;
     }
   }
 
-  // The weights of one class of z in registers during a pass, where they fit.
-  static constexpr int most_held = 10;
-  template <int rz>
-  struct Held {
-    static constexpr int first = Terms::products_before(rz, 0, 0);
-    static constexpr int count = Terms::products_before(rz + 1, 0, 0) - first;
-    static constexpr bool fits = !L::in_registers && L::spans_y == 1 && count > 0 &&
-                                 count*(L::splits ? 2 : 1) <= most_held;
-    uint32 a[fits ? count : 1][4];
-    uint32 rest[fits && L::splits ? count : 1][4];
-  };
-  struct NotHeld {
-    static constexpr bool fits = false;
-  };
   template <int rz>
   __device__ __forceinline__ Held<rz> hold_weights(const Fragments& w) const {
     Held<rz> held;
@@ -175,7 +175,7 @@ struct ThinMmaWeights {
 #pragma unroll
       for (int i = 0; i < Held<rz>::count; ++i) {
         take_weights<false>(held.a[i], w, Held<rz>::first + i);
-        if constexpr (L::splits) take_weights<true>(held.rest[i], w, Held<rz>::first + i);
+        if constexpr (splits) take_weights<true>(held.rest[i], w, Held<rz>::first + i);
       }
     }
     return held;
@@ -193,19 +193,15 @@ struct ThinMmaWeights {
     }
   }
 
-  struct Limits {
-    float narrow, wide;  // NaN where there is none
-  };
-
   // Limits of |x| for the narrow and the wide way. Leaves the weights of the last channels in `w`.
   __device__ __forceinline__ Limits input_limits(Fragments& w) const {
     float largest[Chains::most_terms + 1] =
         {};                     // sum of a class's |w|, of those with so many terms of a swish
     float largest_bias = 0.0f;  // NaN stays
 #pragma unroll 1
-    for (int m = 0; m < L::row_tiles; ++m) {
+    for (int m = 0; m < row_tiles; ++m) {
       load_weights(w, m);
-      L::for_each_class([&](auto rz, auto ry, auto rx) {
+      for_each_class([&](auto rz, auto ry, auto rx) {
         constexpr int groups = Terms::groups(rz, ry, rx);
         constexpr int first = Terms::products_before(rz, ry, rx);
         float sum[2] = {};
@@ -236,7 +232,7 @@ struct ThinMmaWeights {
     }
     // Rounded weights may be smaller than they were by 2^-11.
     const auto limit = [&](float most, float of_weights) {
-      return of_weights <= 1e30f ? (most * (L::scale < 0.0f ? -L::scale : L::scale) - largest_bias) /
+      return of_weights <= 1e30f ? (most * (scale < 0.0f ? -scale : scale) - largest_bias) /
                                        pointwise::maximum(of_weights, 1e-30f) * 0.998f
                                  : __int_as_float(0x7fffffff);
     };

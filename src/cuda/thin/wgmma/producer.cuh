@@ -5,65 +5,49 @@
 
 namespace onepass {
 
-template <class L>
-struct WgmmaProducer {
-  using Elements = WgmmaElements<L>;
-  using Items = typename Elements::Items;
-  using Largest = typename Elements::Largest;
-  using Place = typename Elements::Place;
-  using Source = typename Elements::Source;
-  using Target = typename Elements::Target;
-  using Unit = typename Elements::Unit;
-  using C = typename L::C;
-  using Input = typename L::Input;
-  using Numbers = typename L::Numbers;
-  using Parameters = typename L::Parameters;
-  using Ring = typename L::Ring;
-  using Shared = typename L::Shared;
-
-  const Parameters& p;
-  Shared& shared;
-  const Elements elements{p, shared};
+template <class C, class Tail, class Numbers, class Product>
+struct ThinWgmma<C, Tail, Numbers, Product>::Producer {
+  const Block block;
+  const Elements elements{block};
 
   // --- Producers of rows ---
   // Where lanes lie along memory and a tile has all of them, a thread loads a whole row by vectors. It makes
   // the units of all rows of the window from it: a quarter of the loads, and of the warps that wait for them.
   // A warp has one of `row_chunks` parts of a plane, of every `planes_apart`-th plane.
   static constexpr bool loads_rows = Numbers::loads_rows;
-  static constexpr int plane_rows = C::in_channels * L::window_columns;
+  static constexpr int plane_rows = C::in_channels * window_columns;
   static constexpr int row_chunks = plane_rows <= 32 ? 1 : plane_rows <= 64 ? 2 : 4;
   static constexpr int row_elements = static_cast<int>(C::input_size(1));
   static constexpr int row_vectors = loads_rows ? row_elements * static_cast<int>(Input::bytes) / 16 : 1;
-  static_assert(!loads_rows || (L::samples == 1 && L::lane_rows <= L::tile_rows && C::input_stride(3) == 1 &&
-                                plane_rows <= 128 && L::producers / 32 % row_chunks == 0));
+  static_assert(!loads_rows || (samples == 1 && lane_rows <= tile_rows && C::input_stride(3) == 1 &&
+                                plane_rows <= 128 && producers / 32 % row_chunks == 0));
 
   __device__ __forceinline__ bool rows_are_aligned() const {
-    return loads_rows && reinterpret_cast<uint64>(p.input) % 16 == 0;
+    return loads_rows && reinterpret_cast<uint64>(block.p.input) % 16 == 0;
   }
 
   using RowWords = uint32[row_vectors * 4];
-  static constexpr int planes_apart = L::producers / 32 / row_chunks;  // of a warp
-  static constexpr int row_unit_planes = L::repeats * L::part_tiles * L::window_planes;
+  static constexpr int planes_apart = producers / 32 / row_chunks;  // of a warp
+  static constexpr int row_unit_planes = repeats * part_tiles * window_planes;
   // Two rows are in flight where registers allow and a warp has an even number of rows in a unit.
   static constexpr int rows_in_flight =
       8 * row_vectors <= Numbers::most_row_words && row_unit_planes % (2 * planes_apart) == 0 ? 2 : 1;
   // Whether the window of every plane lies in the input, for every tile.
   static constexpr bool has_all_planes =
       C::base(0, 0) >= 0 && C::base(2, 0) >= 0 && row_unit_planes % planes_apart == 0 &&
-      (L::plane_parts - 1) * L::part_planes + L::window_planes - 1 + C::base(0, 0) < C::input_size(0) &&
-      (L::column_tiles - 1) * L::tile_columns * L::step2 + C::base(2, 0) + L::window_columns - 1 <
-          C::input_size(2);
+      (plane_parts - 1) * part_planes + window_planes - 1 + C::base(0, 0) < C::input_size(0) &&
+      (column_tiles - 1) * tile_columns * step2 + C::base(2, 0) + window_columns - 1 < C::input_size(2);
 
   // Lanes 2 j and 2 j + 1 of row `row` of the window, as 16-bit elements.
   static __device__ __forceinline__ void pack_lanes(const RowWords& x, int row, int j, uint32& high,
                                                     uint32& low) {
-    const int a = static_cast<int>(C::base(1, 0)) + row + 2 * j * L::shift;
-    const int b = a + L::shift;
+    const int a = static_cast<int>(C::base(1, 0)) + row + 2 * j * shift;
+    const int b = a + shift;
     const bool has_a = a >= 0 && a < row_elements;
     const bool has_b = b >= 0 && b < row_elements;
-    if constexpr (L::splits) {
-      split_pair<C, typename L::Input>(has_a ? __uint_as_float(x[has_a ? a : 0]) : 0.0f,
-                                       has_b ? __uint_as_float(x[has_b ? b : 0]) : 0.0f, high, low);
+    if constexpr (splits) {
+      split_pair<C, Input>(has_a ? __uint_as_float(x[has_a ? a : 0]) : 0.0f,
+                           has_b ? __uint_as_float(x[has_b ? b : 0]) : 0.0f, high, low);
     } else {
       high = __byte_perm(has_a ? x[has_a ? a / 2 : 0] : 0, has_b ? x[has_b ? b / 2 : 0] : 0,
                          (a & 1 ? 0x32 : 0x10) | (b & 1 ? 0x7600 : 0x5400));
@@ -73,53 +57,52 @@ struct WgmmaProducer {
 
   __device__ __forceinline__ void produce_rows() const {
     constexpr int unit_planes = row_unit_planes;
-    const auto end = static_cast<int>((p.batch + L::samples - 1) / L::samples);
-    const int warp = static_cast<int>(L::uniform((threadIdx.x - L::consumers) / 32));
+    const auto end = static_cast<int>((block.p.batch + samples - 1) / samples);
+    const int warp = static_cast<int>(uniform((threadIdx.x - consumers) / 32));
     const int own = warp % row_chunks * 32 + static_cast<int>(threadIdx.x % 32);
-    const int c = own / L::window_columns;
-    const int column = own % L::window_columns;
+    const int c = own / window_columns;
+    const int column = own % window_columns;
     const bool is_one = own < plane_rows;
     // Neighbouring threads store different copies of a row at a time: to different banks.
-    char* place[L::core_rows];
+    char* place[core_rows];
     uint32 copies = 0;
 #pragma unroll
-    for (int k = 0; k < L::core_rows; ++k) {
-      const int i = (column + k) % L::core_rows;
-      place[k] = reinterpret_cast<char*>(shared.x) +
-                 ((c / L::core_channels * L::starts - i * L::delta1) * L::row_units + column * L::pitch +
-                  c % L::core_channels + i * L::core_channels) *
-                     16;
+    for (int k = 0; k < core_rows; ++k) {
+      const int i = (column + k) % core_rows;
+      place[k] =
+          reinterpret_cast<char*>(block.shared.x) + ((c / core_channels * starts - i * delta1) * row_units +
+                                                     column * pitch + c % core_channels + i * core_channels) *
+                                                        16;
 #pragma unroll
-      for (int row = 0; row < L::window_rows; ++row) {
-        const int q = row - i * L::delta1;
-        if (is_one && q >= 0 && q < L::starts) copies |= 1u << (row * L::core_rows + k);
+      for (int row = 0; row < window_rows; ++row) {
+        const int q = row - i * delta1;
+        if (is_one && q >= 0 && q < starts) copies |= 1u << (row * core_rows + k);
       }
     }
     const int first_of_warp = warp / row_chunks;
-    int ahead_unit = L::first_unit();
+    int ahead_unit = first_unit();
     int ahead_index = first_of_warp;  // planes of the unit
     RowWords x[rows_in_flight] = {};
     // The address of the next row, where a warp's rows of a unit are equally spaced and inside the input.
-    constexpr bool in_line = has_all_planes && L::part_tiles * L::repeats == 1;
+    constexpr bool in_line = has_all_planes && part_tiles * repeats == 1;
     constexpr auto bytes = static_cast<int64>(Input::bytes);
-    const char* next = static_cast<const char*>(p.input);
+    const char* next = static_cast<const char*>(block.p.input);
     if constexpr (in_line) {
-      next += bytes *
-              (ahead_unit * C::input_stride(0) + c * C::input_stride(1) +
-               (L::first_plane() + ahead_index + C::base(0, 0)) * C::input_stride(2) +
-               (L::first_tile() * L::tile_columns * L::step2 + C::base(2, 0) + column) * C::input_stride(4));
+      next += bytes * (ahead_unit * C::input_stride(0) + c * C::input_stride(1) +
+                       (first_plane() + ahead_index + C::base(0, 0)) * C::input_stride(2) +
+                       (first_tile() * tile_columns * step2 + C::base(2, 0) + column) * C::input_stride(4));
     }
     const auto load_ahead = [&](RowWords& to) {
-      const int plane = ahead_index % L::window_planes;
-      const int tile = L::first_tile() + ahead_index / L::window_planes % L::part_tiles;
-      const int i0 = L::first_plane() + plane + static_cast<int>(C::base(0, 0));
-      const int i2 = tile * L::tile_columns * L::step2 + static_cast<int>(C::base(2, 0)) + column;
+      const int plane = ahead_index % window_planes;
+      const int tile = first_tile() + ahead_index / window_planes % part_tiles;
+      const int i0 = first_plane() + plane + static_cast<int>(C::base(0, 0));
+      const int i2 = tile * tile_columns * step2 + static_cast<int>(C::base(2, 0)) + column;
       const bool inside =
           has_all_planes || (static_cast<unsigned>(i0) < static_cast<unsigned>(C::input_size(0)) &&
                              static_cast<unsigned>(i2) < static_cast<unsigned>(C::input_size(2)));
       const auto* from = reinterpret_cast<const uint4*>(
           in_line ? next
-                  : static_cast<const char*>(p.input) +
+                  : static_cast<const char*>(block.p.input) +
                         bytes * (ahead_unit * C::input_stride(0) + c * C::input_stride(1) +
                                  i0 * C::input_stride(2) + i2 * C::input_stride(4)));
       if (is_one && ahead_unit < end && (has_all_planes || ahead_index < unit_planes)) {
@@ -136,54 +119,54 @@ struct WgmmaProducer {
       next += bytes * planes_apart * C::input_stride(2);
       if (ahead_index >= unit_planes) {
         ahead_index = first_of_warp;
-        ahead_unit += L::unit_step();
-        next += bytes * (L::unit_step() * C::input_stride(0) - unit_planes * C::input_stride(2));
+        ahead_unit += unit_step();
+        next += bytes * (unit_step() * C::input_stride(0) - unit_planes * C::input_stride(2));
       }
     };
 #pragma unroll
     for (int i = 0; i < rows_in_flight; ++i) load_ahead(x[i]);
-    if constexpr (!L::all_prepare) barrier::wait(&shared.prepared, 0);
+    if constexpr (!all_prepare) barrier::wait(&block.shared.prepared, 0);
     uint32 before = 0;  // planes of the units before
     uint32 largest = 0;
     // Whether each of a warp's rows in flight always goes to the same slot.
-    constexpr bool keeps_slots = rows_in_flight * planes_apart == L::planes && unit_planes % L::planes == 0;
+    constexpr bool keeps_slots = rows_in_flight * planes_apart == planes && unit_planes % planes == 0;
     uint32 kept_parity = 1;  // the first time round slots are free
     const auto store_row = [&](RowWords& from, int index, int i) {
       const Ring at{keeps_slots ? static_cast<uint32>(first_of_warp + i * planes_apart) : before + index};
-      barrier::wait(&shared.empty[at.slot()], keeps_slots ? kept_parity : at.parity() ^ 1);
-      const uint32 of_slot = at.slot() * static_cast<uint32>(sizeof(shared.x[0]));
-      if constexpr (L::splits) {
+      barrier::wait(&block.shared.empty[at.slot()], keeps_slots ? kept_parity : at.parity() ^ 1);
+      const uint32 of_slot = at.slot() * static_cast<uint32>(sizeof(block.shared.x[0]));
+      if constexpr (splits) {
 #pragma unroll
         for (int i = 0; i < row_vectors * 4; ++i)
           from[i] = __float_as_uint(__uint_as_float(from[i]) * thin_input_scale);
       }
       if (is_one) {
 #pragma unroll
-        for (int row = 0; row < L::window_rows; ++row) {
+        for (int row = 0; row < window_rows; ++row) {
           uint32 high[4], low[4];
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
             pack_lanes(from, row, j, high[j], low[j]);
             // A further shift adds one element, in the last lane.
-            const bool has_new = row < L::shift || j == 3;
-            if (L::guards && has_new) largest = __vmaxu2(largest, high[j] & 0x7fff7fffu);
+            const bool has_new = row < shift || j == 3;
+            if (guards && has_new) largest = __vmaxu2(largest, high[j] & 0x7fff7fffu);
           }
 #pragma unroll
-          for (int k = 0; k < L::core_rows; ++k) {
-            const bool has_all = row >= (L::core_rows - 1) * L::delta1 && row < L::starts;
-            if (!has_all && (copies >> (row * L::core_rows + k) & 1u) == 0) continue;
-            auto* copy = reinterpret_cast<uint4*>(place[k] + of_slot + row * L::row_units * 16);
+          for (int k = 0; k < core_rows; ++k) {
+            const bool has_all = row >= (core_rows - 1) * delta1 && row < starts;
+            if (!has_all && (copies >> (row * core_rows + k) & 1u) == 0) continue;
+            auto* copy = reinterpret_cast<uint4*>(place[k] + of_slot + row * row_units * 16);
             *copy = uint4{high[0], high[1], high[2], high[3]};
-            if constexpr (L::input_parts == 2) copy[L::plane_units] = uint4{low[0], low[1], low[2], low[3]};
+            if constexpr (input_parts == 2) copy[plane_units] = uint4{low[0], low[1], low[2], low[3]};
           }
         }
       }
       barrier::release_to_copies();
       __syncwarp();
-      if (threadIdx.x % 32 == 0) barrier::arrive(&shared.full[at.slot()]);
+      if (threadIdx.x % 32 == 0) barrier::arrive(&block.shared.full[at.slot()]);
     };
 #pragma unroll 1
-    for (int unit = L::first_unit(); unit < end; unit += L::unit_step()) {
+    for (int unit = first_unit(); unit < end; unit += unit_step()) {
 #pragma unroll 1
       for (int index = first_of_warp; index < unit_planes; index += rows_in_flight * planes_apart) {
 #pragma unroll
@@ -194,80 +177,21 @@ struct WgmmaProducer {
         kept_parity ^= 1;
       }
       before += unit_planes;
-      if constexpr (L::guards) {
-        if (is_one) atomicMax(&shared.largest[c][0], max(largest & 0xffffu, largest >> 16));
+      if constexpr (guards) {
+        if (is_one) atomicMax(&block.shared.largest[c][0], max(largest & 0xffffu, largest >> 16));
         largest = 0;
       }
-      elements.end_unit(static_cast<int64>(unit) * L::samples);
+      elements.end_unit(static_cast<int64>(unit) * samples);
     }
-    if (L::guards && threadIdx.x == L::consumers && L::rank() == 0)
-      p.only[p.batch + L::first_unit()] = shared.redo;
+    if (guards && threadIdx.x == consumers && rank() == 0)
+      block.p.only[block.p.batch + first_unit()] = block.shared.redo;
   }
 
   __device__ __forceinline__ void produce() const {
     if constexpr (loads_rows) {
       if (rows_are_aligned()) return produce_rows();
     }
-    if constexpr (Elements::keeps_items) return elements.produce_kept();
-    const auto end = static_cast<int>((p.batch + L::samples - 1) / L::samples);
-    Place ahead{L::first_unit()};
-    Items x[L::in_flight][L::item_chunks];
-    Source source[L::item_chunks];
-    const auto load_ahead = [&](Items(&to)[L::item_chunks]) {
-      if (ahead.unit >= end) return;
-#pragma unroll
-      for (int j = 0; j < L::item_chunks; ++j) {
-        if (L::items > 1 || ahead.plane == 0)
-          source[j] = elements.source_of(ahead, Unit(ahead.item * L::item_chunks + j));
-        elements.load(ahead, source[j], to[j]);
-      }
-      ahead.advance();
-    };
-#pragma unroll
-    for (int k = 0; k < L::in_flight; ++k) load_ahead(x[k]);
-    if constexpr (!L::all_prepare) barrier::wait(&shared.prepared, 0);
-    int slot = 0;
-    uint32 parity = 1;  // the first time round places are free
-    Largest largest[L::item_chunks] = {};
-    Target target[L::item_chunks];
-#pragma unroll
-    for (int j = 0; j < L::item_chunks; ++j) target[j] = Target(Unit(j));
-#pragma unroll 1
-    for (int unit = L::first_unit(); unit < end; unit += L::unit_step()) {
-      int item = 0;
-#pragma unroll 1
-      for (int i = 0; i < L::unit_items; i += L::in_flight) {
-#pragma unroll
-        for (int k = 0; k < L::in_flight; ++k) {
-          if (L::items == 1 || item == 0) barrier::wait(&shared.empty[slot], parity);
-#pragma unroll
-          for (int j = 0; j < L::item_chunks; ++j) {
-            if constexpr (L::items > 1) target[j] = Target(Unit(item * L::item_chunks + j));
-            elements.store(target[j], slot, x[k][j], largest[j]);
-            if constexpr (L::guards && L::items > 1)
-              elements.leave_largest(Unit(item * L::item_chunks + j), largest[j]);
-          }
-          item = item + 1 == L::items ? 0 : item + 1;
-          if (item == 0) {
-            barrier::release_to_copies();
-            __syncwarp();
-            if (threadIdx.x % 32 == 0) barrier::arrive(&shared.full[slot]);
-            if (++slot == L::planes) {
-              slot = 0;
-              parity ^= 1;
-            }
-          }
-          load_ahead(x[k]);
-        }
-      }
-      if constexpr (L::guards && L::items == 1) {
-#pragma unroll
-        for (int j = 0; j < L::item_chunks; ++j) elements.leave_largest(Unit(j), largest[j]);
-      }
-      elements.end_unit(static_cast<int64>(unit) * L::samples);
-    }
-    if (L::guards && threadIdx.x == L::consumers && L::rank() == 0)
-      p.only[p.batch + L::first_unit()] = shared.redo;
+    elements.produce();
   }
 };
 

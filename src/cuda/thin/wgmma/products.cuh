@@ -1,67 +1,60 @@
 // The mainloop of thin/wgmma.cuh: products of a plane, and where their operands and sums lie.
 #pragma once
 
-#include "thin/wgmma/layout.cuh"
+#include "thin/wgmma.cuh"
 
 namespace onepass {
 
-// `Product` is generated (src/cuda/thin/wgmma.cc): multiply(d, a, b, accumulates) of 64 x 8 columns x 16.
-template <class L, class Product>
-struct WgmmaProducts {
-  using C = typename L::C;
-
+template <class C, class Tail, class Numbers, class Product>
+struct ThinWgmma<C, Tail, Numbers, Product>::Products {
   // --- Rows of the accumulators: eight of a warp (r = 0), then eight more ---
   static __device__ __forceinline__ int plane_slot(int warp, int r) {
-    if (!L::paired) return warp / L::channel_blocks;
-    return L::taps0 == 2 ? r : warp / 2 * 2 + r;
+    if (!paired) return warp / channel_blocks;
+    return taps0 == 2 ? r : warp / 2 * 2 + r;
   }
   // The warp's eight channels, in eights of the tile.
   static __device__ __forceinline__ int channels_of(int warp, int r) {
-    if (!L::paired) return warp % L::channel_blocks * 2 + r;
-    return L::taps0 == 2 ? warp : warp % 2;
+    if (!paired) return warp % channel_blocks * 2 + r;
+    return taps0 == 2 ? warp : warp % 2;
   }
   static __device__ __forceinline__ bool is_used(int warp, int r) {
-    return plane_slot(warp, r) < L::taps0 && channels_of(warp, r) < 2 * L::channel_blocks;
+    return plane_slot(warp, r) < taps0 && channels_of(warp, r) < 2 * channel_blocks;
   }
 
   // Planes that are unrolled: a round of the slots, so that the completed slot of each plane is a constant.
   // Partial sums that begin with every plane are not unrolled: the compiler takes other registers each time
   // and serialises products.
-  static constexpr int round_planes = L::promotes ? 1 : L::taps0;
+  static constexpr int round_planes = promotes ? 1 : taps0;
   // Whether a round begins at the ring's first slot: operand addresses of a plane are then constants.
-  static constexpr bool knows_slots = round_planes == L::planes && L::window_planes % L::planes == 0;
+  static constexpr bool knows_slots = round_planes == planes && window_planes % planes == 0;
 
   // --- Consumers ---
   static __device__ __forceinline__ float output_of(float sum, float unscale, float bias) {
-    return L::begins_with_bias ? sum : fmaf(sum, unscale, bias);
+    return begins_with_bias ? sum : fmaf(sum, unscale, bias);
   }
 
   static __device__ __forceinline__ int lane_of(int e) { return threadIdx.x % 4 * 2 + e; }
-  static __device__ __forceinline__ int sample_of_lane(int e) { return lane_of(e) / L::row_groups; }
+  static __device__ __forceinline__ int sample_of_lane(int e) { return lane_of(e) / row_groups; }
   static __device__ __forceinline__ int first_row_of_lane(int e) {
-    return lane_of(e) % L::row_groups * L::lane_rows;
+    return lane_of(e) % row_groups * lane_rows;
   }
 
   // Whether every thread's lane `e` has a row, whatever the strip.
   static constexpr __device__ bool has_row_always(int e) {
-    return L::row_groups == 1 ? L::lane_rows <= C::output_size(1)
-                              : (L::row_groups - 2 + e) * L::lane_rows + L::lane_rows <= C::output_size(1);
+    return row_groups == 1 ? lane_rows <= C::output_size(1)
+                           : (row_groups - 2 + e) * lane_rows + lane_rows <= C::output_size(1);
   }
 
   // Where core `core` of output position 0 lies, in units.
   static constexpr __device__ int core_offset(int core) {
-    return (core / (L::groups1 * L::groups2) * L::starts +
-            core / L::groups2 % L::groups1 * L::core_rows * L::delta1) *
-               L::row_units +
-           core % L::groups2 * L::core_columns * L::delta2 * L::pitch;
+    return (core / (groups1 * groups2) * starts + core / groups2 % groups1 * core_rows * delta1) * row_units +
+           core % groups2 * core_columns * delta2 * pitch;
   }
 
-  using Sums = float[L::columns * 4];
-
-  static constexpr int products = L::weight_parts + L::input_parts - 1;  // of two cores
+  static constexpr int products = weight_parts + input_parts - 1;  // of two cores
 
   static constexpr uint32 upper_a = 8;
-  static constexpr uint32 upper_b = L::pitch * L::step2;
+  static constexpr uint32 upper_b = pitch * step2;
 
   // The lower halves of the descriptors of A and B.
   struct Places {
@@ -78,17 +71,16 @@ struct WgmmaProducts {
   static constexpr __device__ Places behind(int i) {
     const int core = 2 * (i / products);
     const int part = i % products;  // of the weights, then of the input
-    const int distance = core + 1 < L::cores ? core_offset(core + 1) - core_offset(core) : 0;
-    return {
-        static_cast<uint32>(i / products * L::weight_parts + (part == 1 && L::weight_parts == 2 ? 1 : 0)) *
-            2 * L::weight_units,
-        static_cast<uint32>(core_offset(core) | distance << 16) + (part == 2 ? L::plane_units : 0)};
+    const int distance = core + 1 < cores ? core_offset(core + 1) - core_offset(core) : 0;
+    return {static_cast<uint32>(i / products * weight_parts + (part == 1 && weight_parts == 2 ? 1 : 0)) * 2 *
+                weight_units,
+            static_cast<uint32>(core_offset(core) | distance << 16) + (part == 2 ? plane_units : 0)};
   }
 
   // Product `i` of a strip's plane. The compiler does not know that a partial sum begins from zero: otherwise
   // it takes other registers each time and serialises products.
   static __device__ __forceinline__ void multiply(Sums& sums, const Operands& begin, int i) {
-    const bool accumulates = L::promotes ? gridDim.y > 1 : !L::begins_always;
+    const bool accumulates = promotes ? gridDim.y > 1 : !begins_always;
     const uint32 a = begin.at.a + behind(i).a;
     const uint32 b = begin.at.b + behind(i).b;
     if constexpr (knows_slots) {
@@ -116,7 +108,7 @@ struct WgmmaProducts {
   static __device__ __forceinline__ void multiply_plane(Sums& sums, const Operands& begin) {
     warpgroup::fence();
 #pragma unroll
-    for (int i = 0; i < L::steps * products; ++i) multiply(sums, begin, i);
+    for (int i = 0; i < steps * products; ++i) multiply(sums, begin, i);
     warpgroup::commit();
   }
   // Products of two strips by turns: a product waits for the one before with the same sums.
@@ -125,7 +117,7 @@ struct WgmmaProducts {
                                                          const Operands& begin_second) {
     warpgroup::fence();
 #pragma unroll
-    for (int i = 0; i < L::steps * products; ++i) {
+    for (int i = 0; i < steps * products; ++i) {
       multiply(first, begin_first, i);
       multiply(second, begin_second, i);
     }
@@ -135,7 +127,7 @@ struct WgmmaProducts {
   // Tells the compiler that products have written the sums.
   static __device__ __forceinline__ void arrived(Sums& sums) {
 #pragma unroll
-    for (int i = 0; i < L::columns * 4; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+    for (int i = 0; i < columns * 4; ++i) asm volatile("" : "+f"(sums[i])::"memory");
   }
 };
 

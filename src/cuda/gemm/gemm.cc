@@ -85,23 +85,19 @@ constexpr int64_t finish_threads = 256;
 constexpr int64_t finish_piece = 4096;
 
 Source finish_source(const Problem& problem, const ThinShape& shape, bool planar) {
-  const bool mean = shape.parts.mean;
-  const std::string name = mean ? "onepass_gemm_mean" : "onepass_gemm_finish";
-  return {name, std::string("#include \"") + (mean ? "gemm/store/mean.cuh" : "gemm/store/finish.cuh") +
-                    "\"\n" + whole_tail_source(problem) + "struct Numbers {\n" +
-                    Constants()
-                        .add("threads", finish_threads)
-                        .add("piece", finish_piece)
-                        .add("pieces", divide_up(shape.spatial, finish_piece))
-                        .flag("interleaved", !planar)
-                        .text() +
-                    "};\nusing Agent = onepass::" + (mean ? "GemmMean" : "GemmFinish") +
-                    "<onepass::Tail, Numbers>;\n"
-                    "extern \"C\" __global__ void __launch_bounds__(" +
-                    std::to_string(finish_threads) + ") " + name +
-                    "(const __grid_constant__ Agent::Parameters p) {\n"
-                    "  Agent{p}.run();\n"
-                    "}\n"};
+  return {"onepass_gemm_finish", "#include \"gemm/store/finish.cuh\"\n" + whole_tail_source(problem) +
+                                     Constants()
+                                         .add("threads", finish_threads)
+                                         .add("piece", finish_piece)
+                                         .add("pieces", divide_up(shape.spatial, finish_piece))
+                                         .flag("interleaved", !planar)
+                                         .numbers() +
+                                     "using Agent = onepass::GemmFinish<onepass::Tail, Numbers>;\n"
+                                     "extern \"C\" __global__ void __launch_bounds__(" +
+                                     std::to_string(finish_threads) +
+                                     ") onepass_gemm_finish(const __grid_constant__ Agent::Parameters p) {\n"
+                                     "  Agent{p}.run();\n"
+                                     "}\n"};
 }
 
 Number finish_blocks(const ThinShape& shape, bool planar) {

@@ -63,8 +63,7 @@ inline bool splits_operands(const Problem& problem) {
   return problem.input.dtype == DType::f32 && !problem.rounds_to_tf32();
 }
 
-// Goes over values that a launch before has left in memory, from the norm on: gemm/store/finish.cuh, or
-// gemm/store/mean.cuh where a mean follows.
+// Goes over values that a launch before has left in memory, from the norm on (gemm/store/finish.cuh).
 class GemmFinish {
  public:
   // `planar`: values lie with channels before space, else after it.

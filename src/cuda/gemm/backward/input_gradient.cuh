@@ -145,7 +145,7 @@ struct GemmInputGradient {
 
   // A column of the products that steps through the flat index.
   struct Cursor {
-    gradients::FlatPosition<N> at;
+    FlatPosition<N> at;
     int x;
     int64 row;    // offset of its row in the first channel
     bool inside;  // the row exists
@@ -254,21 +254,12 @@ struct GemmInputGradient {
 
   __device__ __forceinline__ void run() const {
     if (threadIdx.x == 0) {
-      for (int i = 0; i < N::stages; ++i) {
-        barrier::initialise(&s.full[i], 1);
-        barrier::initialise(&s.empty[i], consumers / 32);
-      }
+      wgmma::initialise_ring<consumers>(s.full, s.empty);
       barrier::initialise(&s.weights_full, 1);
       barrier::initialise(&s.ahead, 4);
     }
     __syncthreads();
-    if (threadIdx.x >= consumers) {
-      asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-      if (threadIdx.x == consumers) send();
-    } else {
-      asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-      multiply();
-    }
+    wgmma::split_roles<consumers, 40, 232>([&] { send(); }, [&] { multiply(); });
   }
 };
 

@@ -189,20 +189,9 @@ struct GemmWeightGradient {
   }
 
   __device__ __forceinline__ void run() const {
-    if (threadIdx.x == 0) {
-      for (int i = 0; i < N::stages; ++i) {
-        barrier::initialise(&s.full[i], 1);
-        barrier::initialise(&s.empty[i], consumers / 32);
-      }
-    }
+    if (threadIdx.x == 0) wgmma::initialise_ring<consumers>(s.full, s.empty);
     __syncthreads();
-    if (threadIdx.x >= consumers) {
-      asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
-      if (threadIdx.x == consumers) send();
-    } else {
-      asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
-      multiply();
-    }
+    wgmma::split_roles<consumers, 32, 160>([&] { send(); }, [&] { multiply(); });
   }
 };
 

@@ -5,17 +5,6 @@
 
 namespace onepass {
 
-template <bool, class Yes, class>
-struct Conditional {
-  using Type = Yes;
-};
-template <class Yes, class No>
-struct Conditional<false, Yes, No> {
-  using Type = No;
-};
-template <bool condition, class Yes, class No>
-using conditional = typename Conditional<condition, Yes, No>::Type;
-
 // D += A B of tf32, 16 x 8 x 8.
 __device__ __forceinline__ void multiply_tf32(float (&d)[4], const uint4& a, float b0, float b1) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "

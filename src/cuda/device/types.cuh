@@ -42,7 +42,7 @@ using conditional = typename Conditional<condition, Yes, No>::Type;
 
 // The integer with the bits of an element.
 template <class Type>
-using Bits = conditional<Type::bytes == 2, uint16, uint32>;
+using ElementBits = conditional<Type::bytes == 2, uint16, uint32>;
 
 // The structs that a row generates for a problem. The pieces of a kernel are templates of one type that has
 // them and what follows from them.

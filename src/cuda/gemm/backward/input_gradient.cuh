@@ -11,6 +11,7 @@ namespace onepass {
 
 template <class N>
 struct GemmInputGradient {
+  using Parameters = GemmInputGradientParameters;
   static constexpr int columns = N::columns;  // positions of a warpgroup
   static constexpr int tile_positions = 2 * columns;
   static constexpr int consumers = 256;
@@ -32,7 +33,7 @@ struct GemmInputGradient {
   };
   static_assert(sizeof(Shared) == N::shared_bytes);
 
-  const GemmInputGradientParameters& p;
+  const Parameters& p;
   Shared& s;
 
   // The least shift of a group of taps.

@@ -10,6 +10,7 @@ namespace onepass {
 // channels are contiguous, so that a warp reads whole lines.
 template <class T>
 struct GemmPackTensor {
+  using Parameters = GemmPackTensorParameters;
   static constexpr int threads = 256;
   static constexpr int lanes = T::lanes;
   static constexpr int at_once = threads / lanes;  // positions
@@ -19,7 +20,7 @@ struct GemmPackTensor {
   static constexpr int group_octets = T::octets / T::conv_groups;  // of a group of the convolution
   using Operand = typename T::Operand;
 
-  const GemmPackTensorParameters& p;
+  const Parameters& p;
 
   __device__ __forceinline__ void run() const {
     if (scales && p.pass == pack_probe) {

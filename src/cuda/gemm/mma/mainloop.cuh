@@ -8,7 +8,6 @@ namespace onepass {
 template <class C, class Tail, class Numbers>
 struct GemmMmaMainloop {
   using Source = GemmMmaSource<C, Tail, Numbers>;
-  using Item = GemmMmaItem<C, Numbers>;
 
   const GemmMmaBlock<C, Tail, Numbers> block;
   const Source source{block};
@@ -93,7 +92,7 @@ struct GemmMmaMainloop {
     }
   }
 
-  __device__ __forceinline__ void convolve(const Item& item, const ThinClass<C>& own,
+  __device__ __forceinline__ void convolve(const GemmMmaItem<C, Numbers>& item, const ThinClass<C>& own,
                                            GemmMmaSums<Numbers>& sums) const {
     using Geometry = GemmMmaGeometry<C, Numbers>;
     const int taps = own.count[0] * own.count[1] * own.count[2];

@@ -33,7 +33,7 @@ struct GemmMmaSource {
 
   __device__ __forceinline__ void load(const Item& item, bool in_vectors, int chunk, int number,
                                        Vector (&x)[Numbers::batch_vectors]) const {
-    using Word = Bits<Input>;
+    using Word = ElementBits<Input>;
     using Offset = conditional<Numbers::small_samples, uint32, int64>;  // in bytes
     constexpr Offset channel_bytes = static_cast<Offset>(C::input_stride(1) * Input::bytes);
     const unsigned char* from =

@@ -11,8 +11,9 @@ namespace onepass {
 
 // A block for every `pack_channels` output channels, those that only fill a tile too. Where `pack_staged`, it
 // reads its weights once, to shared memory.
-template <class C, class Numbers, class Parameters = GemmPackParameters>
+template <class C, class Numbers, class ParametersOfKernel = GemmPackParameters>
 struct GemmPack {
+  using Parameters = ParametersOfKernel;
   static constexpr int threads = 256;
   static constexpr int warps = threads / 32;
   static constexpr int channels = Numbers::pack_channels;
@@ -56,7 +57,7 @@ struct GemmPack {
       for (int i = static_cast<int>(threadIdx.x) % team; i < terms; i += team) {
         const int64 from = index(o, i);
         if constexpr (Numbers::pack_staged) {
-          using Word = Bits<Weight>;
+          using Word = ElementBits<Weight>;
           reinterpret_cast<Word*>(staged)[own * terms + i] = static_cast<const Word*>(p.weights)[from];
         }
         const float w = fabsf(load_one<Weight>(p.weights, from));

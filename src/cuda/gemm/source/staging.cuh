@@ -237,12 +237,12 @@ struct GemmStaging {
   // Some channels of a position: first as loaded, then as 16 bits each.
   template <int Count>
   struct Channels {
-    Bits<Input> bits[Count];
+    ElementBits<Input> bits[Count];
 
     // `from`: the channel's first element, the same in all threads; `bytes`: from there to the position.
     template <bool in_vectors>
     __device__ __forceinline__ void load(const unsigned char* from, uint32 bytes, bool inside, int channel) {
-      using Word = Bits<Input>;
+      using Word = ElementBits<Input>;
       if constexpr (in_vectors) {
         const auto* own = reinterpret_cast<const uint4*>(from + bytes);
 #pragma unroll
@@ -270,7 +270,7 @@ struct GemmStaging {
     }
     // From copies.
     __device__ __forceinline__ void load_copied(const unsigned char* from, bool inside, int channel) {
-      using Word = Bits<Input>;
+      using Word = ElementBits<Input>;
 #pragma unroll
       for (int k = 0; k < Count; ++k) {
         const bool exists = inside && (C::in_channels % 8 == 0 || channel + k < C::in_channels);

@@ -25,12 +25,8 @@ struct Range {
 };
 
 struct Axis {
-  int64_t in = 1;
-  int64_t out = 1;
-  int64_t kernel = 1;
-  int64_t stride = 1;
-  int64_t padding = 0;
-  int64_t dilation = 1;
+  int64_t in = 1, out = 1;
+  int64_t kernel = 1, stride = 1, padding = 0, dilation = 1;
   bool transposed = false;
 
   int64_t classes() const { return transposed ? (stride < out ? stride : out) : 1; }

@@ -139,20 +139,14 @@ class BlockKernel final : public Kernel {
   bool mean_of_norm_ = false;  // the mean of a norm's output follows from the statistics
   double eps_ = 0;
   int64_t group_count_ = 1;  // slabs of a sample
-  int64_t batch_ = 0;
-  int64_t channels_ = 0;
-  int64_t pixels_ = 0;
+  int64_t batch_ = 0, channels_ = 0, pixels_ = 0;
   Units units_;
   int64_t wave_units_ = 1;
   int64_t panel_floats_ = 0;
 
   // Offsets into the workspace, in floats.
-  int64_t packed_at_ = 0;
-  int64_t statistics_at_ = 0;
-  int64_t coefficients_at_ = 0;
-  int64_t slab_at_ = 0;
-  int64_t workers_at_ = 0;
-  int64_t worker_floats_ = 0;
+  int64_t packed_at_ = 0, statistics_at_ = 0, coefficients_at_ = 0, slab_at_ = 0;
+  int64_t workers_at_ = 0, worker_floats_ = 0;
   int64_t workspace_floats_ = 0;
 };
 

@@ -30,10 +30,8 @@ class ChannelSums {
   TensorMap map_;
   Orientation orientation_;
   Grid grid_;
-  int64_t batch_ = 0;
-  int64_t channels_ = 0;
-  int64_t worker_floats_at_ = 0;
-  int64_t worker_floats_ = 0;
+  int64_t batch_ = 0, channels_ = 0;
+  int64_t worker_floats_at_ = 0, worker_floats_ = 0;
 };
 
 class ConvBackward final : public BackwardKernel {

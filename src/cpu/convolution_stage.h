@@ -209,8 +209,7 @@ class ConvolutionStage {
   DType weight_dtype_;
   int64_t batch_ = 0;
   int64_t group_count_ = 1;
-  int64_t in_channels_per_group_ = 0;
-  int64_t out_channels_per_group_ = 0;
+  int64_t in_channels_per_group_ = 0, out_channels_per_group_ = 0;
   int64_t kernel_elements_ = 0;
   bool transposed_ = false;
   std::array<Axis, 3> axes_;
@@ -219,9 +218,7 @@ class ConvolutionStage {
   std::vector<int64_t> weight_offsets_;  // [segment][class][list]
   std::vector<OutputClass> classes_;
   std::array<int64_t, 3> block_counts_{1, 1, 1};
-  int64_t max_segment_channels_ = 0;
-  int64_t max_block_pixels_ = 0;
-  int64_t max_panel_pixels_ = 0;
+  int64_t max_segment_channels_ = 0, max_block_pixels_ = 0, max_panel_pixels_ = 0;
   int64_t segments_per_task_ = 1;
   int64_t chunk_count_ = 1;
   int64_t rows_per_panel_ = 1;
@@ -231,9 +228,7 @@ class ConvolutionStage {
 
   int64_t phase_count_ = 1;  // of a staged row
   int64_t phase_pitch_ = 0;  // floats between phases
-  int64_t row_pitch_ = 0;
-  int64_t depth_pitch_ = 0;
-  int64_t channel_pitch_ = 0;
+  int64_t row_pitch_ = 0, depth_pitch_ = 0, channel_pitch_ = 0;
   int64_t window_floats_ = 0;  // the last is the window's largest magnitude
   int64_t sum_floats_ = 0;
   int64_t bias_at_ = 0;   // in what is packed

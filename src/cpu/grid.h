@@ -60,10 +60,8 @@ class WorkspaceLayout {
 
 // A unit's channels and pixels cut into tasks.
 struct Grid {
-  int64_t channels = 0;
-  int64_t pixels = 0;
-  int64_t channel_parts = 1;
-  int64_t pixel_parts = 1;
+  int64_t channels = 0, pixels = 0;
+  int64_t channel_parts = 1, pixel_parts = 1;
 
   int64_t count() const { return channel_parts * pixel_parts; }
   Range channel_range(int64_t task) const { return even_part(channels, channel_parts, task / pixel_parts); }

@@ -2,6 +2,9 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "cpu/block_kernel.h"
 #include "cpu/conv_backward.h"
@@ -60,69 +63,55 @@ std::string conv_backward_refusal(const BackwardProblem& problem) {
   return reason.empty() ? ConvBackward::refusal(problem) : reason;
 }
 
-std::shared_ptr<const BlockKernel> make_kernel(const Problem& problem, const PlanOptions& options,
-                                               std::optional<Lanes> lanes) {
-  return std::make_shared<const BlockKernel>(problem, find_isa(options.target), lanes);
+// A forward row. Its kernel is a BlockKernel with these lanes; without a convolution it has none.
+template <Lanes... lanes>
+constexpr Strategy block_row(std::string_view name, std::string (*refusal)(const Problem&)) {
+  return {name, refusal,
+          [](const Problem& problem, const PlanOptions& options) {
+            const Isa& isa = find_isa(options.target);
+            return predicted_seconds(problem, isa, BlockKernel(problem, isa, std::optional<Lanes>(lanes...)));
+          },
+          [](const Problem& problem, const PlanOptions& options) -> std::shared_ptr<const Kernel> {
+            return std::make_shared<const BlockKernel>(problem, find_isa(options.target),
+                                                       std::optional<Lanes>(lanes...));
+          }};
 }
 
-double seconds_of(const Problem& problem, const PlanOptions& options, std::optional<Lanes> lanes) {
-  return predicted_seconds(problem, find_isa(options.target), *make_kernel(problem, options, lanes));
+template <class RowKernel>
+constexpr BackwardStrategy gradient_row(std::string_view name,
+                                        std::string (*refusal)(const BackwardProblem&)) {
+  return {name, refusal,
+          [](const BackwardProblem& problem, const PlanOptions& options) {
+            const Isa& isa = find_isa(options.target);
+            return predicted_seconds(problem, isa, RowKernel(problem, isa));
+          },
+          [](const BackwardProblem& problem,
+             const PlanOptions& options) -> std::shared_ptr<const BackwardKernel> {
+            return std::make_shared<const RowKernel>(problem, find_isa(options.target));
+          }};
 }
 
 }  // namespace
 }  // namespace cpu
 
 // Lanes along output channels: dense convolutions.
-extern const Strategy cpu_conv_channel_lanes{
-    "conv_channel_lanes", cpu::convolution_refusal,
-    [](const Problem& problem, const PlanOptions& options) {
-      return cpu::seconds_of(problem, options, cpu::Lanes::channels);
-    },
-    [](const Problem& problem, const PlanOptions& options) -> std::shared_ptr<const Kernel> {
-      return cpu::make_kernel(problem, options, cpu::Lanes::channels);
-    }};
+extern const Strategy cpu_conv_channel_lanes =
+    cpu::block_row<cpu::Lanes::channels>("conv_channel_lanes", cpu::convolution_refusal);
 
 // Lanes along pixels: depthwise convolutions and those with few output channels in a group.
-extern const Strategy cpu_conv_pixel_lanes{
-    "conv_pixel_lanes", cpu::convolution_refusal,
-    [](const Problem& problem, const PlanOptions& options) {
-      return cpu::seconds_of(problem, options, cpu::Lanes::pixels);
-    },
-    [](const Problem& problem, const PlanOptions& options) -> std::shared_ptr<const Kernel> {
-      return cpu::make_kernel(problem, options, cpu::Lanes::pixels);
-    }};
+extern const Strategy cpu_conv_pixel_lanes =
+    cpu::block_row<cpu::Lanes::pixels>("conv_pixel_lanes", cpu::convolution_refusal);
 
 // No convolution: the block streams its input.
-extern const Strategy cpu_tail{
-    "tail", cpu::tail_refusal,
-    [](const Problem& problem, const PlanOptions& options) {
-      return cpu::seconds_of(problem, options, std::nullopt);
-    },
-    [](const Problem& problem, const PlanOptions& options) -> std::shared_ptr<const Kernel> {
-      return cpu::make_kernel(problem, options, std::nullopt);
-    }};
+extern const Strategy cpu_tail = cpu::block_row<>("tail", cpu::tail_refusal);
 
 // The gradients of a convolution alone.
-extern const BackwardStrategy cpu_conv_backward{
-    "conv_backward", cpu::conv_backward_refusal,
-    [](const BackwardProblem& problem, const PlanOptions& options) {
-      const cpu::Isa& isa = cpu::find_isa(options.target);
-      return cpu::predicted_seconds(problem, isa, cpu::ConvBackward(problem, isa));
-    },
-    [](const BackwardProblem& problem, const PlanOptions& options) -> std::shared_ptr<const BackwardKernel> {
-      return std::make_shared<const cpu::ConvBackward>(problem, cpu::find_isa(options.target));
-    }};
+extern const BackwardStrategy cpu_conv_backward =
+    cpu::gradient_row<cpu::ConvBackward>("conv_backward", cpu::conv_backward_refusal);
 
 // The gradients of a block without one.
-extern const BackwardStrategy cpu_tail_backward{
-    "tail_backward", cpu::tail_backward_refusal,
-    [](const BackwardProblem& problem, const PlanOptions& options) {
-      const cpu::Isa& isa = cpu::find_isa(options.target);
-      return cpu::predicted_seconds(problem, isa, cpu::TailBackward(problem, isa));
-    },
-    [](const BackwardProblem& problem, const PlanOptions& options) -> std::shared_ptr<const BackwardKernel> {
-      return std::make_shared<const cpu::TailBackward>(problem, cpu::find_isa(options.target));
-    }};
+extern const BackwardStrategy cpu_tail_backward =
+    cpu::gradient_row<cpu::TailBackward>("tail_backward", cpu::tail_backward_refusal);
 
 std::vector<std::string> cpu_targets() {
   std::vector<std::string> names;

@@ -140,20 +140,15 @@ class TailBackward final : public BackwardKernel {
   bool sums_for_norm_ = false;
   Kept kept_ = Kept::nothing;
   int64_t group_count_ = 1;
-  int64_t batch_ = 0;
-  int64_t channels_ = 0;
-  int64_t pixels_ = 0;
+  int64_t batch_ = 0, channels_ = 0, pixels_ = 0;
   Units units_;
   int64_t wave_units_ = 1;
   int64_t panel_elements_ = 0;
   size_t total_count_ = 0;
 
   // Offsets into the workspace and sizes, in floats.
-  int64_t rows_at_ = 0;
-  int64_t partials_at_ = 0;
-  int64_t totals_at_ = 0;
-  int64_t workers_at_ = 0;
-  int64_t worker_floats_ = 0;
+  int64_t rows_at_ = 0, partials_at_ = 0, totals_at_ = 0;
+  int64_t workers_at_ = 0, worker_floats_ = 0;
   int64_t panel_floats_ = 0;
   int64_t workspace_floats_ = 0;
 };

@@ -44,12 +44,8 @@ class WeightGradient {
  private:
   // One spatial dimension: coarse position q meets fine position q * stride - padding + k * dilation.
   struct Span {
-    int64_t coarse = 1;
-    int64_t fine = 1;
-    int64_t kernel = 1;
-    int64_t stride = 1;
-    int64_t padding = 0;
-    int64_t dilation = 1;
+    int64_t coarse = 1, fine = 1;
+    int64_t kernel = 1, stride = 1, padding = 0, dilation = 1;
 
     int64_t reach() const { return (kernel - 1) * dilation + 1; }
     int64_t first_fine(int64_t q) const { return q * stride - padding; }
@@ -119,29 +115,21 @@ class WeightGradient {
   std::array<Span, 3> spans_;
   int64_t threads_ = 1;
   int64_t batch_ = 0;
-  int64_t groups_ = 1;
-  int64_t group_coarse_ = 0;
-  int64_t group_fine_ = 0;
+  int64_t groups_ = 1, group_coarse_ = 0, group_fine_ = 0;
   double multiply_adds_ = 0;
 
   std::vector<Segment> segments_;
   int64_t max_coarse_ = 0;  // channels of a segment, rounded up to vectors
   int64_t max_fine_ = 0;
-  int64_t col_parts_ = 1;
-  int64_t row_parts_ = 1;
-  int64_t parts_ = 1;
+  int64_t col_parts_ = 1, row_parts_ = 1, parts_ = 1;
 
   int64_t pitch_ = 0;  // floats between the pixels of a window
   int64_t slots_ = 1;  // planes of a window
-  int64_t row_pixels_ = 0;
-  int64_t plane_pixels_ = 0;
+  int64_t row_pixels_ = 0, plane_pixels_ = 0;
   std::array<std::vector<int32_t>, 2>
       offsets_;  // of the positions of a block, for the wider and the narrower
-  int64_t partial_floats_ = 0;
-  int64_t window_floats_ = 0;
-  int64_t block_floats_ = 0;
-  int64_t workers_at_ = 0;
-  int64_t worker_floats_ = 0;
+  int64_t partial_floats_ = 0, window_floats_ = 0, block_floats_ = 0;
+  int64_t workers_at_ = 0, worker_floats_ = 0;
   int64_t workspace_floats_ = 0;
 };
 

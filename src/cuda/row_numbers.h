@@ -49,13 +49,20 @@ std::shared_ptr<const Numbers> numbers_of(const AnyProblem& problem) {
   return searched<Numbers>(problem, 0, [&] { return Numbers(problem); });
 }
 
-// A row of the table: its kernel's class has its refusal and its cost.
+// A row of the table.
+template <class RowKernel>
+constexpr Strategy row_of(std::string_view name, std::string (*refusal)(const Problem&),
+                          double (*seconds)(const Problem&, const PlanOptions&)) {
+  return {name, refusal, seconds,
+          [](const Problem& problem, const PlanOptions&) -> std::shared_ptr<const Kernel> {
+            return std::make_shared<const RowKernel>(problem);
+          }};
+}
+
+// The same where the kernel's class has its refusal and its cost.
 template <class Row>
 constexpr Strategy row_of(std::string_view name) {
-  return {name, Row::refusal, Row::seconds,
-          [](const Problem& problem, const PlanOptions&) -> std::shared_ptr<const Kernel> {
-            return std::make_shared<const Row>(problem);
-          }};
+  return row_of<Row>(name, Row::refusal, Row::seconds);
 }
 
 }  // namespace onepass::cuda

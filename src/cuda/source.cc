@@ -423,6 +423,21 @@ Constants& Constants::flag(const char* name, bool value) {
   return *this;
 }
 
+Source agent_kernel(const std::string& name, const std::string& text, const std::string& agent,
+                    const std::string& bounds, SharedAs shared) {
+  const auto memory = [](const char* alignment) {
+    return std::string("  extern __shared__ __align__(") + alignment + ") unsigned char shared[];\n";
+  };
+  std::string run = "  Agent{p}.run();\n";
+  if (shared == SharedAs::bytes) run = memory("16") + "  Agent{p, shared}.run();\n";
+  if (shared == SharedAs::structure) {
+    run = memory("alignof(Agent::Shared)") + "  Agent{p, *reinterpret_cast<Agent::Shared*>(shared)}.run();\n";
+  }
+  return {name, text + "using Agent = onepass::" + agent +
+                    ";\nextern \"C\" __global__ void __launch_bounds__(" + bounds + ") " + name +
+                    "(const __grid_constant__ Agent::Parameters p) {\n" + run + "}\n"};
+}
+
 int64_t spatial_elements(const Shape& shape) {
   int64_t count = 1;
   for (size_t d = 2; d < shape.size(); ++d) count *= shape[d];

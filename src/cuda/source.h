@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/runtime/compile.h"
 #include "onepass/backward.h"
 #include "onepass/plan.h"
 #include "onepass/problem.h"
@@ -65,7 +66,16 @@ class Constants {
  public:
   explicit Constants(std::string type = "int") : type_(std::move(type)) {}
   Constants& add(const char* name, int64_t value);
+  // Several that belong together, names and values in turn.
+  template <class... More>
+  Constants& add(const char* name, int64_t value, const char* next, const More&... more) {
+    return add(name, value).add(next, more...);
+  }
   Constants& flag(const char* name, bool value);
+  template <class... More>
+  Constants& flag(const char* name, bool value, const char* next, const More&... more) {
+    return flag(name, value).flag(next, more...);
+  }
   const std::string& text() const { return text_; }
   // `struct Numbers` of these alone.
   std::string numbers() const { return "struct Numbers {\n" + text_ + "};\n"; }
@@ -74,6 +84,14 @@ class Constants {
   std::string type_;
   std::string text_;
 };
+
+// What an agent takes as shared memory: nothing, its struct `Shared`, or bytes.
+enum class SharedAs : uint8_t { none, structure, bytes };
+
+// A kernel that runs an agent, a type of namespace onepass made of its `Parameters` and shared memory. `text`
+// has the headers and structs that the type needs, `bounds` are the launch bounds.
+Source agent_kernel(const std::string& name, const std::string& text, const std::string& agent,
+                    const std::string& bounds, SharedAs shared);
 
 // One chain as a struct of this name, its functions as exact as f32.
 std::string chain_source(const char* name, const std::vector<TailParts::Stage>& stages,

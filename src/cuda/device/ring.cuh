@@ -16,6 +16,11 @@ struct Ring {
       round ^= 1u;
     }
   }
+  __device__ __forceinline__ void skip(int count) {
+    stage += count;
+    round ^= static_cast<uint32>(stage / Stages) & 1u;
+    stage %= Stages;
+  }
 };
 
 }  // namespace onepass

@@ -29,6 +29,30 @@ constexpr bool is_same = false;
 template <class A>
 constexpr bool is_same<A, A> = true;
 
+template <bool, class Yes, class>
+struct Conditional {
+  using Type = Yes;
+};
+template <class Yes, class No>
+struct Conditional<false, Yes, No> {
+  using Type = No;
+};
+template <bool condition, class Yes, class No>
+using conditional = typename Conditional<condition, Yes, No>::Type;
+
+// The integer with the bits of an element.
+template <class Type>
+using ElementBits = conditional<Type::bytes == 2, uint16, uint32>;
+
+// The structs that a row generates for a problem. The pieces of a kernel are templates of one type that has
+// them and what follows from them.
+template <class Convolution, class TailOfBlock, class NumbersOfRow>
+struct KernelTypes {
+  using C = Convolution;
+  using Tail = TailOfBlock;
+  using Numbers = NumbersOfRow;
+};
+
 // Element types: how wide, and how 32 bits of storage become floats and back. Halves go in pairs.
 struct f32 {
   static constexpr int bytes = 4;

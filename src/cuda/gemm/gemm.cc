@@ -56,6 +56,25 @@ bool FlatGeometry::has_stride(const ThinShape& shape) const {
                      [](const ThinAxis& axis) { return axis.step > 1; });
 }
 
+std::vector<FlatGeometry::Box> FlatGeometry::boxes(const ThinShape& shape,
+                                                   const std::function<bool(const Box&)>& fits) {
+  constexpr int64_t most_planes = 16, least_columns = 8;
+  const auto out = [&](size_t d) { return shape.axes[d].classes[0].positions; };
+  std::vector<Box> found;
+  for (int64_t z = 1; z <= std::min(out(0), most_planes); ++z) {
+    int64_t before = 0;
+    for (int64_t count = 1; count <= out(2); ++count) {
+      const int64_t x = divide_up(out(2), count);
+      if (x == before) continue;
+      before = x;
+      int64_t y = 0;
+      while (y < out(1) && fits({z, y + 1, x})) ++y;
+      if (y > 0 && x >= least_columns) found.push_back({z, divide_up(out(1), divide_up(out(1), y)), x});
+    }
+  }
+  return found;
+}
+
 std::string FlatGeometry::source() const {
   std::string count = "  static constexpr __device__ int phases(int d) { return ";
   std::string values = "  static constexpr __device__ int phase(int d, int i) {\n    return ";
@@ -85,23 +104,15 @@ constexpr int64_t finish_threads = 256;
 constexpr int64_t finish_piece = 4096;
 
 Source finish_source(const Problem& problem, const ThinShape& shape, bool planar) {
-  const bool mean = shape.parts.mean;
-  const std::string name = mean ? "onepass_gemm_mean" : "onepass_gemm_finish";
-  return {name, std::string("#include \"") + (mean ? "gemm/store/mean.cuh" : "gemm/store/finish.cuh") +
-                    "\"\n" + whole_tail_source(problem) + "struct Numbers {\n" +
-                    Constants()
-                        .add("threads", finish_threads)
-                        .add("piece", finish_piece)
-                        .add("pieces", divide_up(shape.spatial, finish_piece))
-                        .flag("interleaved", !planar)
-                        .text() +
-                    "};\nusing Agent = onepass::" + (mean ? "GemmMean" : "GemmFinish") +
-                    "<onepass::Tail, Numbers>;\n"
-                    "extern \"C\" __global__ void __launch_bounds__(" +
-                    std::to_string(finish_threads) + ") " + name +
-                    "(const __grid_constant__ Agent::Parameters p) {\n"
-                    "  Agent{p}.run();\n"
-                    "}\n"};
+  return agent_kernel("onepass_gemm_finish",
+                      "#include \"gemm/store/finish.cuh\"\n" + whole_tail_source(problem) +
+                          Constants()
+                              .add("threads", finish_threads)
+                              .add("piece", finish_piece)
+                              .add("pieces", divide_up(shape.spatial, finish_piece))
+                              .flag("interleaved", !planar)
+                              .numbers(),
+                      "GemmFinish<onepass::Tail, Numbers>", std::to_string(finish_threads), SharedAs::none);
 }
 
 Number finish_blocks(const ThinShape& shape, bool planar) {
@@ -167,27 +178,18 @@ std::string wgmma_source(int64_t columns, bool is_bf16) {
 }
 
 double gemm_chain_instructions(const std::vector<TailParts::Stage>& stages) {
+  struct Row {
+    Op op;
+    double instructions;
+  };
+  static constexpr Row costly[] = {{Op::gelu, 17}, {Op::gelu_tanh, 30}, {Op::tanh, 30},
+                                   {Op::mish, 30}, {Op::softplus, 30},  {Op::elu, 30},
+                                   {Op::swish, 6}, {Op::sigmoid, 6},    {Op::residual_add, 6}};
   double count = 0;
   for (const TailParts::Stage& stage : stages) {
-    switch (stage.pointwise.op) {
-      case Op::gelu:
-        count += 17;
-        break;
-      case Op::gelu_tanh:
-      case Op::tanh:
-      case Op::mish:
-      case Op::softplus:
-      case Op::elu:
-        count += 30;
-        break;
-      case Op::swish:
-      case Op::sigmoid:
-      case Op::residual_add:
-        count += 6;
-        break;
-      default:
-        count += 2;
-    }
+    const auto* const row = std::find_if(std::begin(costly), std::end(costly),
+                                         [&](const Row& known) { return known.op == stage.pointwise.op; });
+    count += row == std::end(costly) ? 2 : row->instructions;
   }
   return count;
 }
@@ -211,6 +213,36 @@ std::string wide_refusal(const Problem& problem) {
     return "more than " + std::to_string(most_channels_of_cores) + " output channels" + where;
   if (problem.parameters[0].dtype != problem.input.dtype) return "the weights are of another type than x";
   return "";
+}
+
+std::string wgmma_refusal(const Problem& problem) {
+  std::string reason = wide_refusal(problem);
+  if (!reason.empty()) return reason;
+  return gpu_of(problem.device).architecture == "sm_90a" ? "" : "it needs wgmma, which sm_90a alone has";
+}
+
+std::string wide_numbers_source(const Problem& problem, const TailParts& parts, const std::string& product,
+                                const std::string& members) {
+  std::ostringstream out;
+  out << "struct Numbers {\n  using Operand = onepass::"
+      << (problem.input.dtype == DType::bf16 ? "bf16" : "f16") << ";\n  using Product = " << product
+      << ";\n  static constexpr float steepness = " << std::showpoint << steepness(parts) << "f;\n"
+      << members << "};\n";
+  return out.str();
+}
+
+bool reads_tensors(const std::vector<TailParts::Stage>& stages) {
+  return std::any_of(stages.begin(), stages.end(), [](const TailParts::Stage& stage) {
+    return argument_kind(stage.pointwise.op) == ArgumentKind::tensor;
+  });
+}
+
+bool lies_planar(const TensorSpec& spec) {
+  return spec.strides == TensorSpec::dense(spec.dtype, spec.sizes).strides;
+}
+
+bool lies_dense(const TensorSpec& spec) {
+  return lies_planar(spec) || spec.strides == TensorSpec::dense(spec.dtype, spec.sizes, Layout::nhwc).strides;
 }
 
 }  // namespace onepass::cuda

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "device/barrier.cuh"
+#include "device/ring.cuh"
 #include "gemm/parameters.cuh"
 #include "thin/thin.cuh"
 
@@ -288,6 +289,10 @@ struct GemmItem {
   }
 };
 
+// A consumer thread's sums of a tile.
+template <class Numbers>
+using GemmSums = float[Numbers::columns / 2];
+
 // The shared memory of a block.
 template <class C, class Tail, class Numbers>
 struct alignas(128) GemmShared {
@@ -332,25 +337,6 @@ struct alignas(128) GemmShared {
 
 namespace gemm {
 
-// The bits of an element.
-template <int Bytes>
-struct Word {
-  using Type = uint32;
-};
-template <>
-struct Word<2> {
-  using Type = uint16;
-};
-
-template <bool condition, class Yes, class No>
-struct If {
-  using Type = Yes;
-};
-template <class Yes, class No>
-struct If<false, Yes, No> {
-  using Type = No;
-};
-
 constexpr int consumer_threads = 256;
 constexpr int consumer_warps = 8;
 constexpr int staging_warps = 4;
@@ -383,6 +369,31 @@ __device__ __forceinline__ float largest_of(float largest, float x) {
   float result;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(largest), "f"(fabsf(x)));
   return result;
+}
+
+// The power of two that takes a positive magnitude, given by its bits, to [2^13, 2^14), as far as it and its
+// inverse are normal numbers.
+__device__ __forceinline__ float operand_scale(uint32 bits) {
+  int exponent = 13 - (static_cast<int>(bits >> 23) - 127);
+  exponent = exponent > 120 ? 120 : exponent < -120 ? -120 : exponent;
+  return __uint_as_float(static_cast<uint32>(127 + exponent) << 23);
+}
+
+// The tap of the whole kernel that is tap `t` of a class of a transposed convolution.
+template <class C>
+__device__ __forceinline__ int tap_of_class(int own, int t) {
+  int tap = 0;
+  int step = 1;
+#pragma unroll
+  for (int d = 2; d >= 0; --d) {
+    const int count = static_cast<int>(C::count(d, 0));
+    const int of_dimension = static_cast<int>(C::classes(d));
+    tap += step * static_cast<int>(C::first(d, own % of_dimension) + t % count * C::tap_step(d));
+    step *= static_cast<int>(C::kernel(d));
+    own /= of_dimension;
+    t /= count;
+  }
+  return tap;
 }
 
 // By a warp: whether a stage of a ring that went round so often is free.
@@ -431,24 +442,6 @@ __device__ __forceinline__ void judge(const Parameters& p, int64 n, float scale)
 __device__ __forceinline__ void arrive(uint32* counter) {
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
 }
-
-// A stage of a ring buffer, and the phase of its barrier.
-template <int Stages>
-struct Ring {
-  int stage = 0;
-  uint32 round = 0;
-  __device__ __forceinline__ void next() {
-    if (++stage == Stages) {
-      stage = 0;
-      round ^= 1u;
-    }
-  }
-  __device__ __forceinline__ void skip(int count) {
-    stage += count;
-    round ^= static_cast<uint32>(stage / Stages) & 1u;
-    stage %= Stages;
-  }
-};
 
 }  // namespace gemm
 

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -43,6 +45,8 @@ struct FlatGeometry {
     return (box[0] - 1) * plane_of(box) + (box[1] - 1) * pitch_of(box) + box[2];
   }
   bool has_stride(const ThinShape& shape) const;
+  // The largest boxes that fit, for each depth and width.
+  static std::vector<Box> boxes(const ThinShape& shape, const std::function<bool(const Box&)>& fits);
   // The phases as functions of `struct Numbers`.
   std::string source() const;
 };
@@ -63,8 +67,7 @@ inline bool splits_operands(const Problem& problem) {
   return problem.input.dtype == DType::f32 && !problem.rounds_to_tf32();
 }
 
-// Goes over values that a launch before has left in memory, from the norm on: gemm/store/finish.cuh, or
-// gemm/store/mean.cuh where a mean follows.
+// Goes over values that a launch before has left in memory, from the norm on (gemm/store/finish.cuh).
 class GemmFinish {
  public:
   // `planar`: values lie with channels before space, else after it.
@@ -97,5 +100,35 @@ inline constexpr int64_t least_wide_channels = 16;  // of the input and of the o
 
 // Why no row takes the problem as a product of matrices with the launch that does samples again.
 std::string wide_refusal(const Problem& problem);
+// The same for rows that need Hopper's wgmma.
+std::string wgmma_refusal(const Problem& problem);
+
+// What a row's cost is computed from.
+template <class Numbers>
+struct WideCost {
+  ThinShape shape;
+  const Gpu& gpu;
+  std::shared_ptr<const Numbers> numbers;
+
+  explicit WideCost(const Problem& problem)
+      : shape(problem), gpu(gpu_of(problem.device)), numbers(wide_numbers<Numbers>(problem)) {}
+  // Tensor cores at work keep a GPU below its highest clock: 1.75 of 1.98 GHz.
+  double clock(double part = 0.885) const { return gpu.flops / 256 / gpu.multiprocessors * part; }
+  // To read the input and write the output once.
+  double moving_seconds(const Problem& problem) const {
+    return (static_cast<double>(problem.output.byte_span()) +
+            static_cast<double>(problem.input.byte_span())) /
+           gpu.bytes_per_second;
+  }
+};
+
+// `struct Numbers` of these members; `product` multiplies 16-bit operands, or tf32.
+std::string wide_numbers_source(const Problem& problem, const TailParts& parts, const std::string& product,
+                                const std::string& members);
+// Whether one of the stages reads a tensor.
+bool reads_tensors(const std::vector<TailParts::Stage>& stages);
+// Whether a tensor is dense, with channels before or after space.
+bool lies_dense(const TensorSpec& spec);
+bool lies_planar(const TensorSpec& spec);
 
 }  // namespace onepass::cuda

@@ -2,55 +2,33 @@
 // on every GPU from sm_80 on. One launch packs the weights, one convolves up to the norm, and one computes
 // the norm and what follows it.
 #include <algorithm>
-#include <optional>
 #include <sstream>
 
 #include "cuda/gemm/mma_numbers.h"
+#include "cuda/gemm/workspace.h"
 #include "cuda/notes.h"
-#include "cuda/runtime/parameters.h"
-#include "gemm/parameters.cuh"
 
 namespace onepass {
 
 namespace cuda {
 namespace {
 
-constexpr int64_t pack_threads = 256;  // gemm/mma/pack.cuh
-
 class GemmMma final : public Kernel {
  public:
-  static std::string refusal(const Problem& problem);
-  static double seconds(const Problem& problem, const PlanOptions& options);
-
   explicit GemmMma(const Problem& problem)
       : problem_(problem),
         shape_(problem),
         numbers_(*wide_numbers<GemmMmaNumbers>(problem)),
+        packing_(problem, shape_, padded_channels(), numbers_.most_taps),
         pack_(pack_source(), problem.device, pack_launch()),
         function_(source(), problem.device,
                   Launch{maximum(1, shape_.batch * numbers_.tiles(shape_)),
                          static_cast<uint32_t>(numbers_.tile.threads()), 1,
                          static_cast<uint32_t>(numbers_.shared_bytes)}),
-        redo_(problem) {
-    if (has_second()) finish_.emplace(problem, shape_, is_planar());
-    const int64_t tiles_of_slab = numbers_.classes(shape_) * numbers_.position_tiles;
-    control_ = regions_.add(shape_.batch * 4);
-    marks_ = regions_.add((shape_.batch + 1) * 4);
-    guard_ = regions_.add(shape_.batch * 4);
-    scales_ = regions_.add((padded_channels() + 1) * 4);
-    cleared_bytes_ = regions_.total();
-    packed_ = regions_.add(numbers_.weight_bytes());
-    parts_ =
-        regions_.add(when(shape_.parts.norm, shape_.slabs() * (numbers_.spans(shape_) * tiles_of_slab * 16)));
-    sums_ = regions_.add(when(shape_.parts.mean, shape_.rows() * (tiles_of_slab * 4)));
-    statistics_ = regions_.add(when(shape_.parts.norm, shape_.slabs() * 2 * 4));
-    values_ = regions_.add(when(has_own_values(), shape_.rows() * shape_.spatial * 4));
-  }
+        workspace_(problem, shape_, sizes()) {}
 
   Accuracy accuracy() const override { return accuracy_of_chains(problem_); }
-  size_t workspace_bytes() const override {
-    return static_cast<size_t>(regions_.total().value()) + redo_.workspace_bytes();
-  }
+  size_t workspace_bytes() const override { return workspace_.bytes(); }
 
   std::string describe() const override {
     const GemmMmaNumbers& n = numbers_;
@@ -68,8 +46,8 @@ class GemmMma final : public Kernel {
         << "window: " << n.window() << " positions, 2 stages of " << n.chunk_channels() << " channels\n"
         << "weights: " << n.stages << " stages of " << n.group_taps << " taps\n"
         << "blocks: " << describe_blocks(shape_.batch * n.tiles(shape_), function_);
-    if (finish_)
-      out << "second: values " << (has_own_values() ? "of the workspace" : "of the output") << '\n';
+    if (workspace_.finishes())
+      out << "second: values " << (workspace_.own_values() ? "of the workspace" : "of the output") << '\n';
     out << "then: thin_cores for samples whose values overflow f16 or are not finite\n"
         << "workspace: " << workspace_bytes() << " bytes\n";
     return out.str();
@@ -83,51 +61,35 @@ class GemmMma final : public Kernel {
 
   void launch(const Arguments& arguments, void* workspace, Stream stream) const override {
     if (shape_.batch == 0) return;
-    clear(at(workspace, control_), cleared_bytes_, stream, problem_.device);
+    workspace_.clear(workspace, stream);
     if (packs_classes()) {
       GemmMmaPackParameters pack;
-      pack.weights = arguments.parameters[0];
-      pack.packed = at(workspace, packed_);
-      pack.only = at(workspace, marks_);
-      pack.batch = shape_.batch;
+      workspace_.fill(pack, arguments, workspace);
       pack.launch(pack_, stream);
     } else {
       GemmPackParameters pack;
-      pack.weights = arguments.parameters[0];
-      pack.packed = at(workspace, packed_);
-      pack.scales = at(workspace, scales_);
-      pack.only = at(workspace, marks_);
-      pack.batch = shape_.batch;
+      workspace_.fill(pack, arguments, workspace);
       pack.launch(pack_, stream);
     }
-    void* const values = has_own_values() ? at(workspace, values_) : arguments.output;
-    void* const statistics =
-        arguments.statistics ? static_cast<void*>(arguments.statistics) : at(workspace, statistics_);
     GemmMmaParameters p;
-    p.input = arguments.input;
-    p.output = arguments.output;
-    p.values = values;
-    p.statistics = statistics;
-    p.control = at(workspace, control_);
-    p.parts = at(workspace, parts_);
-    p.sums = at(workspace, sums_);
-    p.only = at(workspace, marks_);
-    p.guard = at(workspace, guard_);
-    p.packed = at(workspace, packed_);
-    p.scales = at(workspace, scales_);
-    p.batch = shape_.batch;
-    p.parameter = arguments.parameters;
+    workspace_.fill(p, arguments, workspace);
     p.launch(function_, stream);
-    if (finish_) finish_->launch(arguments, values, statistics, stream);
-    redo_.launch_marked(arguments, at(workspace, Region{regions_.total(), 0}), at(workspace, marks_), stream);
+    workspace_.launch_rest(arguments, workspace, stream);
   }
 
  private:
   // Whether the norm waits for other tiles, with values in memory.
   bool has_second() const { return shape_.parts.norm && !shape_.parts.mean_follows_norm(); }
-  // Values have no room in the output.
-  bool has_own_values() const {
-    return has_second() && (shape_.parts.mean || problem_.output.dtype != DType::f32);
+  WideWorkspace::Sizes sizes() const {
+    const int64_t tiles_of_slab = numbers_.classes(shape_) * numbers_.position_tiles;
+    return {.control_words = shape_.batch,
+            .padded_channels = padded_channels(),
+            .weight_bytes = numbers_.weight_bytes(),
+            .slab_parts = numbers_.spans(shape_) * tiles_of_slab,
+            .row_sums = tiles_of_slab,
+            .own_values = has_second() && (shape_.parts.mean || problem_.output.dtype != DType::f32),
+            .finishes = has_second(),
+            .planar = is_planar()};
   }
   // Values between the launches: dense, in one order or the other.
   bool is_planar() const {
@@ -143,35 +105,15 @@ class GemmMma final : public Kernel {
       last += (problem_.input.sizes[d] - 1) * problem_.input.strides[d];
     return (last + 1) * byte_size(problem_.input.dtype) <= int64_t{1} << 32;
   }
-  // One class: packed as for gemm_wgmma, several channels to a block where they are many, since it writes 16
-  // bytes of each; their weights once through shared memory where they fit.
+  // One class is packed as for gemm_wgmma.
   bool packs_classes() const { return numbers_.classes(shape_) > 1; }
   int64_t padded_channels() const {
     return shape_.conv_groups * numbers_.channel_tiles * numbers_.tile.rows();
   }
-  int64_t pack_bytes(int64_t channels) const {
-    return channels * shape_.in_channels * numbers_.most_taps * byte_size(problem_.parameters[0].dtype);
-  }
-  int64_t pack_channels() const {
-    constexpr int64_t least_blocks = 256;
-    const int64_t two_blocks_fit = gpu_of(problem_.device).shared_bytes_per_block * 31 / 64;
-    for (const int64_t channels : {4, 2}) {
-      if (padded_channels() / channels >= least_blocks && pack_bytes(channels) <= two_blocks_fit)
-        return channels;
-    }
-    return 1;
-  }
-  bool packs_staged() const {
-    return pack_bytes(pack_channels()) <= gpu_of(problem_.device).shared_bytes_per_block * 7 / 8;
-  }
   Launch pack_launch() const {
-    if (packs_classes()) {
-      const int64_t vectors =
-          padded_channels() * numbers_.chunks * numbers_.vectors * numbers_.classes(shape_);
-      return {divide_up(vectors, pack_threads), pack_threads};
-    }
-    return {padded_channels() / pack_channels(), pack_threads, 1,
-            static_cast<uint32_t>(packs_staged() ? pack_bytes(pack_channels()) : 0)};
+    if (!packs_classes()) return packing_.launch();
+    const int64_t vectors = padded_channels() * numbers_.chunks * numbers_.vectors * numbers_.classes(shape_);
+    return {divide_up(vectors, WeightPack::threads), WeightPack::threads};
   }
 
   // Strides of values, and of tensors that stages read.
@@ -189,7 +131,7 @@ class GemmMma final : public Kernel {
 
   std::string numbers_source() const {
     const GemmMmaNumbers& n = numbers_;
-    const auto table = [](const char* type, const char* name, const auto& value, size_t count) {
+    const auto table = [](const char* type, const char* name, size_t count, const auto& value) {
       std::ostringstream out;
       out << "  static constexpr __device__ " << type << ' ' << name << "(int d) { return ";
       for (size_t d = 0; d + 1 < count; ++d) out << "d == " << d << " ? " << value(d) << " : ";
@@ -197,128 +139,75 @@ class GemmMma final : public Kernel {
       return out.str();
     };
     const TailParts& parts = shape_.parts;
-    const std::vector<TailParts::Stage>& chain = parts.norm ? parts.before : parts.after;
-    const bool reads_tensors = std::any_of(chain.begin(), chain.end(), [](const TailParts::Stage& stage) {
-      return argument_kind(stage.pointwise.op) == ArgumentKind::tensor;
-    });
     const Shape all_strides = strides();
-    const bool is_bf16 = problem_.input.dtype == DType::bf16;
-    const char* const product = is_bf16 ? "Bf16" : n.of_vector == 8 ? "F16" : "Tf32";
-    std::ostringstream out;
-    out << "struct Numbers {\n  using Product = onepass::mma::" << product
-        << ";\n  using Operand = onepass::" << (is_bf16 ? "bf16" : "f16") << ";\n"
-        << "  static constexpr float steepness = " << std::showpoint << steepness(parts) << "f;\n"
-        << Constants()
-               .add("threads", n.tile.threads())
-               .add("row_tiles", n.tile.row_tiles)
-               .add("column_tiles", n.tile.column_tiles)
-               .add("warps_n", n.tile.warps_n)
-               .add("tile_rows", n.tile.rows())
-               .add("tile_positions", n.tile.positions())
-               .flag("merges_classes", n.merges_classes)
-               .add("boxes_y", n.boxes[1])
-               .add("boxes_x", n.boxes[2])
-               .add("position_tiles", n.position_tiles)
-               .add("channel_tiles", n.channel_tiles)
-               .add("spans", n.spans(shape_))
-               .add("parts", n.parts)
-               .add("vectors", n.vectors)
-               .add("of_vector", n.of_vector)
-               .flag("guards", n.halves)
-               .add("padded_channels", padded_channels())
-               .add("chunks", n.chunks)
-               .add("stages", n.stages)
-               .add("group_taps", n.group_taps)
-               .add("batch_vectors", n.batch_vectors)
-               .add("group_batches", n.group_batches)
-               .flag("small_samples", has_small_samples())
-               .add("window_pitch", n.window_pitch)
-               .add("most_taps", std::max<int64_t>(1, n.most_taps))
-               .flag("chain_reads_tensors", reads_tensors)
-               .add("shared_bytes", n.shared_bytes)
-               // Of gemm/source/pack.cuh alone.
-               .add("tile_channels", n.tile.rows())
-               .add("chunk_channels", n.chunk_channels())
-               .add("taps", n.most_taps)
-               .add("pack_channels", pack_channels())
-               .flag("pack_staged", packs_staged())
-               .text()
-        << table(
-               "int", "box", [&](size_t d) { return n.box[d]; }, 3)
-        << table(
-               "int", "entries", [&](size_t d) { return n.axes[d].entries; }, 3)
-        << table(
-               "int", "width", [&](size_t d) { return n.axes[d].width; }, 3)
-        << table(
-               "int", "unit", [&](size_t d) { return n.axes[d].unit; }, 3)
-        << table(
-               "bool", "compact", [&](size_t d) { return n.axes[d].compact ? "true" : "false"; }, 3)
-        << table(
-               "long long", "stride", [&](size_t d) { return std::to_string(all_strides[d]) + "ll"; }, 5)
-        << "};\n";
-    return out.str();
+    const char* const product = problem_.input.dtype == DType::bf16 ? "Bf16"
+                                : n.of_vector == 8                  ? "F16"
+                                                                    : "Tf32";
+    const std::string constants =
+        Constants()
+            .add("threads", n.tile.threads(), "warps_n", n.tile.warps_n)
+            .add("row_tiles", n.tile.row_tiles, "column_tiles", n.tile.column_tiles)
+            .add("tile_rows", n.tile.rows(), "tile_positions", n.tile.positions())
+            .flag("merges_classes", n.merges_classes, "small_samples", has_small_samples())
+            .add("boxes_y", n.boxes[1], "boxes_x", n.boxes[2], "position_tiles", n.position_tiles)
+            .add("channel_tiles", n.channel_tiles, "spans", n.spans(shape_))
+            .add("parts", n.parts, "vectors", n.vectors, "of_vector", n.of_vector)
+            .add("padded_channels", padded_channels(), "chunks", n.chunks, "stages", n.stages)
+            .add("group_taps", n.group_taps, "most_taps", std::max<int64_t>(1, n.most_taps))
+            .add("batch_vectors", n.batch_vectors, "group_batches", n.group_batches)
+            .add("window_pitch", n.window_pitch, "shared_bytes", n.shared_bytes)
+            .flag("guards", n.halves)
+            .flag("chain_reads_tensors", reads_tensors(parts.norm ? parts.before : parts.after))
+            // Of gemm/source/pack.cuh alone.
+            .add("tile_channels", n.tile.rows(), "chunk_channels", n.chunk_channels(), "taps", n.most_taps)
+            .text();
+    return wide_numbers_source(
+        problem_, parts, std::string("onepass::mma::") + product,
+        constants + packing_.constants() + table("int", "box", 3, [&](size_t d) { return n.box[d]; }) +
+            table("int", "entries", 3, [&](size_t d) { return n.axes[d].entries; }) +
+            table("int", "width", 3, [&](size_t d) { return n.axes[d].width; }) +
+            table("int", "unit", 3, [&](size_t d) { return n.axes[d].unit; }) +
+            table("bool", "compact", 3, [&](size_t d) { return n.axes[d].compact ? "true" : "false"; }) +
+            table("long long", "stride", 5, [&](size_t d) { return std::to_string(all_strides[d]) + "ll"; }));
+  }
+  // Chains of so many bits.
+  std::string structs(int bits) const {
+    return tail_source(problem_, bits) + thin_source(problem_, shape_) + numbers_source();
   }
 
   Source source() const {
-    return {"onepass_gemm_mma",
-            "#include \"gemm/mma.cuh\"\n" + tail_source(problem_, bits_of(problem_, problem_.output.dtype)) +
-                thin_source(problem_, shape_) + numbers_source() +
-                "using Agent = onepass::GemmMma<onepass::Convolution, onepass::Tail, Numbers>;\n"
-                "extern \"C\" __global__ void __launch_bounds__(" +
-                std::to_string(numbers_.tile.threads()) + ", " + std::to_string(numbers_.blocks_wanted) +
-                ") onepass_gemm_mma(const __grid_constant__ Agent::Parameters p) {\n"
-                "  extern __shared__ __align__(16) unsigned char shared[];\n"
-                "  Agent{p, *reinterpret_cast<Agent::Shared*>(shared)}.run();\n"
-                "}\n"};
+    return agent_kernel(
+        "onepass_gemm_mma", "#include \"gemm/mma.cuh\"\n" + structs(bits_of(problem_, problem_.output.dtype)),
+        "GemmMma<onepass::Convolution, onepass::Tail, Numbers>",
+        std::to_string(numbers_.tile.threads()) + ", " + std::to_string(numbers_.blocks_wanted),
+        SharedAs::structure);
   }
 
   Source pack_source() const {
-    const std::string problem = tail_source(problem_) + thin_source(problem_, shape_) + numbers_source();
-    if (packs_classes()) {
-      return {"onepass_gemm_mma_pack",
-              "#include \"gemm/mma/pack.cuh\"\n" + problem +
-                  "extern \"C\" __global__ void __launch_bounds__(256)\n"
-                  "onepass_gemm_mma_pack(const __grid_constant__ onepass::GemmMmaPackParameters p) {\n"
-                  "  onepass::GemmMmaPack<onepass::Convolution, onepass::Tail, Numbers>{p}.run();\n"
-                  "}\n"};
-    }
-    return {"onepass_gemm_pack",
-            "#include \"gemm/source/pack.cuh\"\n#include \"device/mma.cuh\"\n" + problem +
-                "extern \"C\" __global__ void __launch_bounds__(256)\n"
-                "onepass_gemm_pack(const __grid_constant__ onepass::GemmPackParameters p) {\n"
-                "  extern __shared__ __align__(16) unsigned char staged[];\n"
-                "  onepass::GemmPack<onepass::Convolution, Numbers>{p, staged}.run();\n"
-                "}\n"};
+    if (!packs_classes()) return WeightPack::source("#include \"device/mma.cuh\"\n" + structs(32));
+    return agent_kernel("onepass_gemm_mma_pack", "#include \"gemm/mma/pack.cuh\"\n" + structs(32),
+                        "GemmMmaPack<onepass::Convolution, onepass::Tail, Numbers>",
+                        std::to_string(WeightPack::threads), SharedAs::none);
   }
 
   Problem problem_;
   ThinShape shape_;
   GemmMmaNumbers numbers_;
+  WeightPack packing_;
   Function pack_;
   Function function_;
-  std::optional<GemmFinish> finish_;
-  ThinCores redo_;
-  Number cleared_bytes_;
-  Regions regions_;
-  Region control_, marks_, guard_, scales_, packed_, parts_, sums_, statistics_, values_;
+  WideWorkspace workspace_;
 };
 
-bool lies_dense(const TensorSpec& spec, Layout layout) {
-  return spec.strides == TensorSpec::dense(spec.dtype, spec.sizes, layout).strides;
-}
-
-std::string GemmMma::refusal(const Problem& problem) {
+std::string refusal(const Problem& problem) {
   std::string reason = wide_refusal(problem);
   if (!reason.empty()) return reason;
   const ThinShape shape(problem);
-  if (shape.parts.norm && !shape.parts.mean && !lies_dense(problem.output, Layout::nchw) &&
-      !lies_dense(problem.output, Layout::nhwc)) {
+  if (shape.parts.norm && !shape.parts.mean && !lies_dense(problem.output))
     return "the output is not dense, and a norm waits for it";
-  }
   if (shape.parts.norm && shape.parts.mean && !shape.parts.mean_follows_norm()) {
     for (const int index : shape.parts.tensor_parameters()) {
-      const TensorSpec& spec = problem.parameters[static_cast<size_t>(index)];
-      if (!lies_dense(spec, Layout::nchw) && !lies_dense(spec, Layout::nhwc))
+      if (!lies_dense(problem.parameters[static_cast<size_t>(index)]))
         return "a tensor that a stage reads is not dense, and a norm and a mean follow";
     }
   }
@@ -330,11 +219,11 @@ std::string GemmMma::refusal(const Problem& problem) {
   return "";
 }
 
-double GemmMma::seconds(const Problem& problem, const PlanOptions&) {
-  const ThinShape shape(problem);
-  const Gpu& gpu = gpu_of(problem.device);
-  const auto found = wide_numbers<GemmMmaNumbers>(problem);
-  const GemmMmaNumbers& numbers = *found;
+double seconds(const Problem& problem, const PlanOptions&) {
+  const WideCost<GemmMmaNumbers> cost(problem);
+  const ThinShape& shape = cost.shape;
+  const Gpu& gpu = cost.gpu;
+  const GemmMmaNumbers& numbers = *cost.numbers;
   const auto samples = static_cast<double>(shape.batch.value());
   const auto tiles = numbers.tiles(shape);
   // Tiles that do not fill the GPU leave multiprocessors idle.
@@ -361,6 +250,6 @@ double GemmMma::seconds(const Problem& problem, const PlanOptions&) {
 }  // namespace
 }  // namespace cuda
 
-extern const Strategy cuda_gemm_mma = cuda::row_of<cuda::GemmMma>("gemm_mma");
+extern const Strategy cuda_gemm_mma = cuda::row_of<cuda::GemmMma>("gemm_mma", cuda::refusal, cuda::seconds);
 
 }  // namespace onepass

@@ -1,6 +1,6 @@
 // The kernel of the row "gemm_mma": a wide convolution with what follows it up to the norm, as an implicit
 // matrix product on every GPU from sm_80 on. The norm and what follows it are a launch of their own
-// (gemm/store/finish.cuh, gemm/store/mean.cuh).
+// (gemm/store/finish.cuh).
 //
 // A block computes one tile: a box of outputs of one class by `tile_rows` output channels. The window of x
 // that the box reads lies in shared memory as [vector of channels][entry]. A vector is 16 bytes of operands
@@ -26,58 +26,54 @@ namespace onepass {
 
 template <class C, class Tail, class Numbers>
 struct GemmMma {
-  using Block = GemmMmaBlock<C, Tail, Numbers>;
-  using Mainloop = GemmMmaMainloop<C, Tail, Numbers>;
-  using Epilogue = GemmMmaEpilogue<C, Tail, Numbers>;
-  using Parameters = typename Block::Parameters;
-  using Shared = typename Block::Shared;
-  using Geometry = typename Block::Geometry;
-  using Item = typename Block::Item;
-  using Output = typename Tail::Output;
+  using Parameters = GemmMmaParameters<Tail::parameters>;
+  using Shared = GemmMmaShared<C, Tail, Numbers>;
+  static_assert(sizeof(Shared) == Numbers::shared_bytes);
+  static_assert(Numbers::column_tiles % 4 == 0 && Numbers::vectors % 2 == 0);
 
-  const Parameters& p;
-  Shared& s;
-  const Block block{p, s};
-  const Mainloop mainloop{block};
-  const Epilogue epilogue{block};
+  const GemmMmaBlock<C, Tail, Numbers> block;
+  const GemmMmaMainloop<C, Tail, Numbers> mainloop{block};
+  const GemmMmaEpilogue<C, Tail, Numbers> epilogue{block};
 
   __device__ __forceinline__ void run() const {
-    const Item item(blockIdx.x);
+    const GemmMmaItem<C, Numbers> item(blockIdx.x);
     const ThinClass<C> own(item.class_index);
     prepare(item, own);
     __syncthreads();
-    typename Mainloop::Sums d;
+    GemmMmaSums<Numbers> d;
     mainloop.convolve(item, own, d);
     uint32 inside = 0;
 #pragma unroll
-    for (int j = 0; j < 2 * Block::column_tiles; ++j)
-      inside |= static_cast<uint32>(s.targets[block.column(j)] >= 0) << j;
+    for (int j = 0; j < 2 * Numbers::column_tiles; ++j)
+      inside |= static_cast<uint32>(block.s.targets[block.column(j)] >= 0) << j;
     epilogue.activate(item, inside, d);
     __syncthreads();  // the rings are free
     if constexpr (Tail::has_norm || Tail::has_mean) epilogue.row_moments(inside, d);
     if constexpr (!Tail::has_norm && !Tail::has_mean)
-      epilogue.template store_values<Output>(p.output, item, d);
+      epilogue.template store_values<typename Tail::Output>(block.p.output, item, d);
     if constexpr (Tail::has_norm && !Tail::mean_follows_norm)
-      epilogue.template store_values<f32>(p.values, item, d);
+      epilogue.template store_values<f32>(block.p.values, item, d);
     if constexpr (Tail::has_norm || Tail::has_mean) {
       __syncthreads();
       if constexpr (Tail::has_norm) epilogue.store_parts(item);
       if constexpr (Tail::mean_follows_norm || (Tail::has_mean && !Tail::has_norm)) epilogue.store_sums(item);
     }
     if constexpr (Tail::has_norm || Tail::has_mean || Numbers::guards) {
-      constexpr uint32 tiles = Numbers::channel_tiles * Block::position_parts;
-      if (arrives_last(p.control + item.n, tiles)) epilogue.finish_sample(item.n);
+      constexpr uint32 tiles = Numbers::channel_tiles * decltype(epilogue)::position_parts;
+      if (arrives_last(block.p.control + item.n, tiles)) epilogue.finish_sample(item.n);
     }
   }
 
  private:
   // Offsets of the tile's window and outputs, and the shifts of taps.
-  __device__ __forceinline__ void prepare(const Item& item, const ThinClass<C>& own) const {
+  __device__ __forceinline__ void prepare(const GemmMmaItem<C, Numbers>& item,
+                                          const ThinClass<C>& own) const {
+    using Geometry = GemmMmaGeometry<C, Numbers>;
     const int y = item.position_tile / Numbers::boxes_x;
     const int z = y / Numbers::boxes_y;
     const int first[3] = {z * Numbers::box(0), (y - z * Numbers::boxes_y) * Numbers::box(1),
                           (item.position_tile - y * Numbers::boxes_x) * Numbers::box(2)};
-    for (int i = block.thread; i < Block::window; i += Block::threads) {
+    for (int i = block.thread; i < Geometry::window; i += Numbers::threads) {
       const int row = i / Numbers::entries(2);
       const int plane = row / Numbers::entries(1);
       const int entry[3] = {plane, row - plane * Numbers::entries(1), i - row * Numbers::entries(2)};
@@ -92,7 +88,7 @@ struct GemmMma {
       }
       block.s.sources[i] = inside ? offset : -1;
     }
-    for (int i = block.thread; i < Numbers::tile_positions; i += Block::threads) {
+    for (int i = block.thread; i < Numbers::tile_positions; i += Numbers::threads) {
       const int row = i / Numbers::box(2);
       const int plane = row / Numbers::box(1);
       const int in_box[3] = {plane, row - plane * Numbers::box(1), i - row * Numbers::box(2)};
@@ -107,7 +103,7 @@ struct GemmMma {
       block.s.targets[i] = inside ? offset : -1;
     }
     const int taps = own.count[0] * own.count[1] * own.count[2];
-    for (int t = block.thread; t < taps; t += Block::threads) {
+    for (int t = block.thread; t < taps; t += Numbers::threads) {
       const int m1 = t / own.count[2];
       const int m0 = m1 / own.count[1];
       block.s.tap_shifts[t] = ((Geometry::tap_shift(own, 0, m0) * Numbers::entries(1) +

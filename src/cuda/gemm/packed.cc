@@ -38,9 +38,6 @@ std::optional<Problem> tail_of(const Problem& problem) {
 
 class GemmPacked final : public Kernel {
  public:
-  static std::string refusal(const Problem& problem);
-  static double seconds(const Problem& problem, const PlanOptions& options);
-
   explicit GemmPacked(const Problem& problem)
       : problem_(problem),
         shape_(problem),
@@ -162,65 +159,37 @@ class GemmPacked final : public Kernel {
       const size_t rank = values.sizes.size() - 2;
       return d + rank < max_spatial_rank ? int64_t{0} : values.strides[2 + d + rank - max_spatial_rank];
     };
-    std::ostringstream out;
-    out << tail_source(problem_) << thin_source(problem_, shape_)
-        << "struct Numbers {\n  using Operand = onepass::"
-        << (problem_.input.dtype == DType::bf16 ? "bf16" : "f16") << ";\n  using Product = ::Product;\n"
-        << "  static constexpr float steepness = " << std::showpoint << steepness(shape_.parts) << "f;\n"
-        << Constants()
-               .add("parts", 1)
-               .flag("guards", guards())
-               .add("pitch", n.pitch)
-               .add("plane", n.plane)
-               .add("sample", n.sample)
-               .add("margin", n.margin)
-               .add("taps", n.taps)
-               .add("group_taps", n.group_taps)
-               .add("input_channels", n.input_channels)
-               .add("chunk_channels", n.chunk_channels)
-               .add("chunks", n.chunks())
-               .add("steps", n.steps())
-               .add("columns", n.columns)
-               .flag("groups_share_positions", n.shared_by == GemmPackedNumbers::Groups::channels)
-               .flag("groups_take_turns", n.shared_by == GemmPackedNumbers::Groups::turns)
-               .add("tile_channels", n.tile_channels)
-               .add("padded_channels", n.padded_channels())
-               .add("window", n.window)
-               .add("stages", n.stages)
-               .add("piece_bytes", n.piece_bytes)
-               .add("shared_bytes", n.shared_bytes(n.stages))
-               .add("value_stride_n", values.strides[0])
-               .add("value_stride_c", values.strides[1])
-               .add("value_stride0", stride(0))
-               .add("value_stride1", stride(1))
-               .add("value_stride2", stride(2))
-               .text()
-        << "};\n";
-    return out.str();
+    const std::string constants =
+        Constants()
+            .add("pitch", n.pitch, "plane", n.plane, "sample", n.sample, "margin", n.margin)
+            .add("taps", n.taps, "group_taps", n.group_taps, "parts", 1)
+            .add("input_channels", n.input_channels, "chunk_channels", n.chunk_channels)
+            .add("chunks", n.chunks(), "steps", n.steps(), "stages", n.stages)
+            .add("columns", n.columns, "window", n.window)
+            .add("tile_channels", n.tile_channels, "padded_channels", n.padded_channels())
+            .flag("groups_share_positions", n.shared_by == GemmPackedNumbers::Groups::channels)
+            .flag("groups_take_turns", n.shared_by == GemmPackedNumbers::Groups::turns)
+            .flag("guards", guards())
+            .add("piece_bytes", n.piece_bytes, "shared_bytes", n.shared_bytes(n.stages))
+            .add("value_stride_n", values.strides[0], "value_stride_c", values.strides[1])
+            .add("value_stride0", stride(0), "value_stride1", stride(1), "value_stride2", stride(2))
+            .text();
+    return tail_source(problem_) + thin_source(problem_, shape_) +
+           wide_numbers_source(problem_, shape_.parts, "::Product", constants);
   }
 
-  // `agent`: a template of gemm/packed.cuh; `own`: what it is given besides the parameters.
-  Source kernel(const std::string& name, const std::string& agent, const std::string& product,
-                const std::string& bounds, const std::string& own) const {
-    return {name, product + structs() + "using Agent = onepass::" + agent +
-                      "<onepass::Convolution, onepass::Tail, Numbers>;\n"
-                      "extern \"C\" __global__ void __launch_bounds__(" +
-                      bounds + ") " + name +
-                      "(const __grid_constant__ Agent::Parameters p) {\n"
-                      "  extern __shared__ __align__(128) unsigned char shared[];\n"
-                      "  Agent{p" +
-                      own + "}.run();\n}\n"};
-  }
   Source steps_source() const {
-    return kernel("onepass_gemm_packed_steps", "PackedGemmSteps",
-                  "#include \"gemm/packed.cuh\"\nstruct Product;\n", std::to_string(pack_threads),
-                  ", shared");
+    return agent_kernel("onepass_gemm_packed_steps",
+                        "#include \"gemm/packed.cuh\"\nstruct Product;\n" + structs(),
+                        "PackedGemmSteps<onepass::Convolution, onepass::Tail, Numbers>",
+                        std::to_string(pack_threads), SharedAs::structure);
   }
   Source product_kernel_source() const {
-    return kernel("onepass_gemm_packed", "PackedGemm",
-                  "#include \"gemm/packed/product.cuh\"\n" +
-                      wgmma_source(numbers_.columns, problem_.input.dtype == DType::bf16),
-                  std::to_string(threads) + ", 1", ", *reinterpret_cast<Agent::Shared*>(shared)");
+    return agent_kernel("onepass_gemm_packed",
+                        "#include \"gemm/packed/product.cuh\"\n" +
+                            wgmma_source(numbers_.columns, problem_.input.dtype == DType::bf16) + structs(),
+                        "PackedGemm<onepass::Convolution, onepass::Tail, Numbers>",
+                        std::to_string(threads) + ", 1", SharedAs::structure);
   }
 
   Problem problem_;
@@ -238,11 +207,9 @@ class GemmPacked final : public Kernel {
       values_, statistics_, redo_memory_;
 };
 
-std::string GemmPacked::refusal(const Problem& problem) {
-  std::string reason = wide_refusal(problem);
+std::string refusal(const Problem& problem) {
+  std::string reason = wgmma_refusal(problem);
   if (!reason.empty()) return reason;
-  const Gpu& gpu = gpu_of(problem.device);
-  if (gpu.architecture != "sm_90a") return "it needs wgmma, which sm_90a alone has";
   if (problem.input.dtype == DType::f32 && !problem.rounds_to_tf32())
     return "strict f32: products of f16 are not as exact";
   const ThinShape shape(problem);
@@ -269,27 +236,25 @@ std::string GemmPacked::refusal(const Problem& problem) {
   return "";
 }
 
-double GemmPacked::seconds(const Problem& problem, const PlanOptions&) {
-  const ThinShape shape(problem);
-  const Gpu& gpu = gpu_of(problem.device);
-  const auto found = wide_numbers<GemmPackedNumbers>(problem);
-  const GemmPackedNumbers& numbers = *found;
+double seconds(const Problem& problem, const PlanOptions&) {
+  const WideCost<GemmPackedNumbers> cost(problem);
+  const GemmPackedNumbers& numbers = *cost.numbers;
   const Problem tail = *tail_of(problem);
   const bool guards = problem.input.dtype == DType::f32;
   const auto weights = static_cast<double>(problem.parameters[0].byte_span());
-  const double packed =
-      static_cast<double>(problem.input.byte_span()) +
-      static_cast<double>(numbers.length(shape.samples) * numbers.conv_groups * numbers.input_channels * 2) +
-      weights + static_cast<double>(numbers.weight_bytes());
-  // Tensor cores at work keep a GPU below its highest clock: 1.7 of 1.98 GHz.
-  const double clock = gpu.flops / 256 / gpu.multiprocessors * 0.86;
-  return (guards ? 8e-6 : 3e-6) + 1.2 * packed / gpu.bytes_per_second + numbers.clocks / clock +
-         tail_row(tail)->seconds(tail, {});
+  const double packed = static_cast<double>(problem.input.byte_span()) +
+                        static_cast<double>(numbers.length(cost.shape.samples) * numbers.conv_groups *
+                                            numbers.input_channels * 2) +
+                        weights + static_cast<double>(numbers.weight_bytes());
+  // Below the highest clock: 1.7 of 1.98 GHz.
+  return (guards ? 8e-6 : 3e-6) + 1.2 * packed / cost.gpu.bytes_per_second +
+         numbers.clocks / cost.clock(0.86) + tail_row(tail)->seconds(tail, {});
 }
 
 }  // namespace
 }  // namespace cuda
 
-extern const Strategy cuda_gemm_packed = cuda::row_of<cuda::GemmPacked>("gemm_packed");
+extern const Strategy cuda_gemm_packed =
+    cuda::row_of<cuda::GemmPacked>("gemm_packed", cuda::refusal, cuda::seconds);
 
 }  // namespace onepass

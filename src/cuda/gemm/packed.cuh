@@ -49,14 +49,18 @@ struct PackedGemmJudge {
 template <class C, class Tail, class Numbers>
 struct PackedGemmSteps {
   using Parameters = PackedGemmParameters<Tail::parameters>;
+  struct alignas(128) Shared {
+    unsigned char piece[Numbers::piece_bytes];  // of weights
+  };
+
   const Parameters& p;
-  unsigned char* shared;
+  Shared& s;
 
   __device__ __forceinline__ void run() const {
     allow_kernel_after();
     wait_for_kernel_before();
     if (p.step == step_pack) {
-      PackedGemmOperands<C, Tail, Numbers>{p, shared}.run();
+      PackedGemmOperands<C, Tail, Numbers>{p, s.piece}.run();
     } else if constexpr (Numbers::guards) {
       if (p.step == step_pack_again) {
         PackedGemmScales<C, Tail, Numbers>{p}.run();

@@ -4,9 +4,8 @@
 #include <sstream>
 
 #include "cuda/gemm/pingpong_numbers.h"
+#include "cuda/gemm/workspace.h"
 #include "cuda/notes.h"
-#include "cuda/runtime/parameters.h"
-#include "gemm/parameters.cuh"
 #include "onepass/error.h"
 
 namespace onepass {
@@ -24,16 +23,13 @@ bool rounds(const Problem& problem) { return problem.input.dtype == DType::f32; 
 
 class GemmPingpong final : public Kernel {
  public:
-  static std::string refusal(const Problem& problem);
-  static double seconds(const Problem& problem, const PlanOptions& options);
-
   explicit GemmPingpong(const Problem& problem)
       : problem_(problem),
         shape_(problem),
         flat_(shape_),
         numbers_(*wide_numbers<GemmPingpongNumbers>(problem)),
-        pack_(pack_source(), problem.device,
-              {tile_channels, 256, 1, static_cast<uint32_t>(packs_staged() ? pack_bytes() : 0)}),
+        packing_(problem, shape_, tile_channels, numbers_.taps),
+        pack_(pack_source(), problem.device, packing_.launch()),
         function_(source(), problem.device,
                   {1, static_cast<uint32_t>(threads), 1, static_cast<uint32_t>(numbers_.shared_bytes), true}),
         redo_(problem) {
@@ -43,13 +39,13 @@ class GemmPingpong final : public Kernel {
     const Number samples =
         minimum(shape_.batch, divide(function_.resident_clusters() - mergers, numbers_.position_tiles));
     blocks_ = samples * numbers_.position_tiles + minimum(samples, 1) * mergers;
-    packed_ = regions_.add(numbers_.weight_bytes());
+    shared_.packed = regions_.add(numbers_.weight_bytes());
     map_ = regions_.add(128);
-    statistics_ = regions_.add(shape_.slabs() * 2 * 4);
-    marks_ = regions_.add((shape_.batch + 1) * 4);
-    guard_ =
+    shared_.statistics = regions_.add(shape_.slabs() * 2 * 4);
+    shared_.marks = regions_.add((shape_.batch + 1) * 4);
+    shared_.guard =
         regions_.add(when(rounds(problem), shape_.batch * numbers_.position_tiles * converting_warps * 4));
-    scales_ = regions_.add((tile_channels + 1) * 4);
+    shared_.scales = regions_.add((tile_channels + 1) * 4);
     // Parts are read by pairs. Behind them are the results; a warp prefetches those of all its channels,
     // whether they exist or not.
     parts_ = regions_.add((shape_.slabs() * round_up(groups * numbers_.position_tiles, 2) +
@@ -57,8 +53,8 @@ class GemmPingpong final : public Kernel {
                           8);
     counts_ = regions_.add(groups * numbers_.position_tiles * 4);
     // The counters of the redo kernel follow.
-    cleared_bytes_ = marks_.bytes + guard_.bytes + scales_.bytes + parts_.bytes + counts_.bytes +
-                     (shape_.batch + 1) * 4 * 4;
+    cleared_bytes_ = shared_.marks.bytes + shared_.guard.bytes + shared_.scales.bytes + parts_.bytes +
+                     counts_.bytes + (shape_.batch + 1) * 4 * 4;
   }
 
   // Chains are those of 16-bit outputs in tf32 too. With 16-bit outputs gelu has a term less: 2.9e-5 off.
@@ -108,132 +104,80 @@ class GemmPingpong final : public Kernel {
 
   void launch(const Arguments& arguments, void* workspace, Stream stream) const override {
     if (shape_.batch == 0) return;
-    clear(at(workspace, marks_), cleared_bytes_, stream, problem_.device);
+    clear(at(workspace, shared_.marks), cleared_bytes_, stream, problem_.device);
     PingpongPackParameters pack;
-    pack.weights = arguments.parameters[0];
-    pack.packed = at(workspace, packed_);
-    pack.scales = at(workspace, scales_);
-    pack.only = at(workspace, marks_);
-    pack.batch = shape_.batch;
+    shared_.fill_pack(pack, arguments, workspace, shape_.batch);
+    pack.scales = at(workspace, shared_.scales);
     pack.input = arguments.input;
     pack.map = at(workspace, map_);
     pack.launch(pack_, stream);
     PingpongParameters p;
-    p.output = arguments.output;
-    p.statistics =
-        arguments.statistics ? static_cast<void*>(arguments.statistics) : at(workspace, statistics_);
+    shared_.fill(p, arguments, workspace, shape_.batch);
     p.parts = at(workspace, parts_);
     p.counts = at(workspace, counts_);
-    p.only = at(workspace, marks_);
-    p.guard = at(workspace, guard_);
-    p.packed = at(workspace, packed_);
-    p.scales = at(workspace, scales_);
-    p.batch = shape_.batch;
     p.map = at(workspace, map_);
-    p.parameter = arguments.parameters;
     p.launch(function_, stream, blocks_);
-    redo_.launch_marked(arguments, at(workspace, Region{regions_.total(), 0}), at(workspace, marks_), 1,
-                        stream);
+    redo_.launch_marked(arguments, at(workspace, Region{regions_.total(), 0}), at(workspace, shared_.marks),
+                        1, stream);
   }
 
  private:
-  int64_t pack_bytes() const {
-    return shape_.in_channels * numbers_.taps * byte_size(problem_.parameters[0].dtype);
-  }
-  bool is_bf16() const { return problem_.input.dtype == DType::bf16; }
-  bool packs_staged() const { return pack_bytes() <= 200 << 10; }
-
   // `struct Numbers`.
   std::string numbers_source() const {
     const GemmPingpongNumbers& n = numbers_;
-    std::ostringstream out;
-    out << "struct Numbers {\n  using Operand = onepass::" << (is_bf16() ? "bf16" : "f16")
-        << ";\n  using Product = ::Product;\n"
-        << "  static constexpr float steepness = " << std::showpoint << steepness(shape_.parts) << "f;\n"
-        << Constants()
-               .add("pitch", n.pitch)
-               .add("plane", n.plane)
-               .flag("boxed", true)
-               .add("box_z", n.box[0])
-               .add("box_y", n.box[1])
-               .add("box_x", n.box[2])
-               .add("boxes_y", n.boxes[1])
-               .add("boxes_x", n.boxes[2])
-               .add("positions", flat_.positions)
-               .add("window_split", 0)
-               .add("window", n.window)
-               .add("windows", 1)
-               .add("window_y", n.window_y)
-               .add("window_z", n.window_z)
-               .add("copies", n.copies)
-               .add("copy_y", n.copy_y)
-               .add("bands", n.bands)
-               .add("band_copies", n.band_copies)
-               .add("tile_positions", groups * n.columns)
-               .add("groups", groups)
-               .add("tile_channels", tile_channels)
-               .add("columns", n.columns)
-               .add("held_shared_words", n.held_shared_words)
-               .add("row_pitch", n.row_pitch)
-               .add("position_tiles", n.position_tiles)
-               .add("padded_channels", tile_channels)
-               .add("chunk_channels", 16)
-               .add("chunks", n.chunks)
-               .add("taps", n.taps)
-               .add("parts", 1)
-               .add("raw_pitch", n.raw_pitch)
-               .add("raw_vectors", n.raw_vectors)
-               .add("raw_slots", n.raw_slots)
-               .flag("guards", rounds(problem_))
-               .flag("store_rows", n.store_rows)
-               .add("shared_bytes", n.shared_bytes)
-               .add("pack_channels", 1)
-               .flag("pack_staged", packs_staged())
-               .text()
-        << flat_.source() << "};\n";
-    return out.str();
+    const std::string constants =
+        Constants()
+            .add("pitch", n.pitch, "plane", n.plane, "positions", flat_.positions)
+            .add("box_z", n.box[0], "box_y", n.box[1], "box_x", n.box[2])
+            .add("boxes_y", n.boxes[1], "boxes_x", n.boxes[2])
+            .flag("boxed", true, "store_rows", n.store_rows, "guards", rounds(problem_))
+            .add("window", n.window, "windows", 1, "window_split", 0)
+            .add("window_y", n.window_y, "window_z", n.window_z)
+            .add("copies", n.copies, "copy_y", n.copy_y, "bands", n.bands, "band_copies", n.band_copies)
+            .add("tile_positions", groups * n.columns, "tile_channels", tile_channels)
+            .add("groups", groups, "columns", n.columns, "position_tiles", n.position_tiles)
+            .add("padded_channels", tile_channels, "chunk_channels", 16, "chunks", n.chunks)
+            .add("taps", n.taps, "parts", 1)
+            .add("held_shared_words", n.held_shared_words, "row_pitch", n.row_pitch)
+            .add("raw_pitch", n.raw_pitch, "raw_vectors", n.raw_vectors, "raw_slots", n.raw_slots)
+            .add("shared_bytes", n.shared_bytes)
+            .text();
+    return wide_numbers_source(problem_, shape_.parts, "::Product",
+                               constants + packing_.constants() + flat_.source());
   }
 
   // Chains are those of 16-bit outputs in tf32 too: 6e-6 does not show beside rounded operands.
   Source source() const {
-    return {"onepass_gemm_pingpong",
-            "#include \"gemm/pingpong.cuh\"\n" + tail_source(problem_, 16) + thin_source(problem_, shape_) +
-                wgmma_source(numbers_.columns, is_bf16()) + numbers_source() +
-                "using Agent = onepass::GemmPingpong<onepass::Convolution, onepass::Tail, Numbers>;\n"
-                "extern \"C\" __global__ void __launch_bounds__(" +
-                std::to_string(threads) +
-                ", 1) onepass_gemm_pingpong(const __grid_constant__ Agent::Parameters p) {\n"
-                "  extern __shared__ __align__(128) unsigned char shared[];\n"
-                "  Agent{p, *reinterpret_cast<Agent::Shared*>(shared)}.run();\n"
-                "}\n"};
+    return agent_kernel("onepass_gemm_pingpong",
+                        "#include \"gemm/pingpong.cuh\"\n" +
+                            wgmma_source(numbers_.columns, problem_.input.dtype == DType::bf16) + structs(16),
+                        "GemmPingpong<onepass::Convolution, onepass::Tail, Numbers>",
+                        std::to_string(threads) + ", 1", SharedAs::structure);
   }
-
   Source pack_source() const {
-    return {"onepass_gemm_pingpong_pack",
-            "#include \"gemm/pingpong/map.cuh\"\n#include \"gemm/source/pack.cuh\"\nstruct Product;\n" +
-                tail_source(problem_) + thin_source(problem_, shape_) + numbers_source() +
-                "extern \"C\" __global__ void __launch_bounds__(256)\n"
-                "onepass_gemm_pingpong_pack(const __grid_constant__ onepass::PingpongPackParameters p) {\n"
-                "  extern __shared__ __align__(16) unsigned char staged[];\n"
-                "  onepass::GemmPack<onepass::Convolution, Numbers, onepass::PingpongPackParameters>{p, "
-                "staged}.run();\n"
-                "  if (blockIdx.x == 0 && threadIdx.x < 32)\n"
-                "    onepass::pingpong::TensorMap<onepass::Convolution, onepass::Tail::Input, "
-                "Numbers>::build(p);\n"
-                "}\n"};
+    return agent_kernel("onepass_gemm_pingpong_pack",
+                        "#include \"gemm/pingpong/pack.cuh\"\nstruct Product;\n" + structs(32),
+                        "pingpong::Pack<onepass::Convolution, onepass::Tail, Numbers>",
+                        std::to_string(WeightPack::threads), SharedAs::bytes);
+  }
+  // Chains of so many bits.
+  std::string structs(int bits) const {
+    return tail_source(problem_, bits) + thin_source(problem_, shape_) + numbers_source();
   }
 
   Problem problem_;
   ThinShape shape_;
   FlatGeometry flat_;
   GemmPingpongNumbers numbers_;
+  WeightPack packing_;
   Function pack_;
   Function function_;
   ThinCores redo_;
   Number blocks_ = 1;
   Number cleared_bytes_;
   Regions regions_;
-  Region marks_, guard_, scales_, packed_, map_, parts_, counts_, statistics_;
+  PackedRegions shared_;
+  Region map_, parts_, counts_;
 };
 
 // Whether a tensor map can describe x: contiguous rows, and strides that are multiples of 16 bytes.
@@ -248,12 +192,10 @@ bool lies_for_boxes(const TensorSpec& input, const ThinShape& shape) {
          shape.axes[2].in > 1;
 }
 
-std::string GemmPingpong::refusal(const Problem& problem) {
-  std::string reason = wide_refusal(problem);
+std::string refusal(const Problem& problem) {
+  std::string reason = wgmma_refusal(problem);
   if (!reason.empty()) return reason;
   if (problem.block.conv()->groups != 1) return "the convolution has groups";
-  const Gpu& gpu = gpu_of(problem.device);
-  if (gpu.architecture != "sm_90a") return "it needs wgmma, which sm_90a alone has";
   const ThinShape shape(problem);
   if (!shape.parts.norm || shape.parts.mean) return "it is for a block with a norm and no mean";
   if (problem.output.dtype != problem.input.dtype) return "the output is of another type";
@@ -263,36 +205,25 @@ std::string GemmPingpong::refusal(const Problem& problem) {
     return "more than " + std::to_string(tile_channels) + " output channels";
   if (shape.classes() > 1 || FlatGeometry(shape).has_stride(shape)) return "the convolution has a stride";
   if (16 % (shape.channels / shape.groups) != 0) return "groups that are not within 16 channels";
-  for (const auto* stages : {&shape.parts.before, &shape.parts.after}) {
-    for (const TailParts::Stage& stage : *stages) {
-      if (argument_kind(stage.pointwise.op) == ArgumentKind::tensor) return "a stage reads a tensor";
-    }
-  }
+  if (reads_tensors(shape.parts.before) || reads_tensors(shape.parts.after)) return "a stage reads a tensor";
   if (!lies_for_boxes(problem.input, shape)) return "rows of x are not whole vectors of 16 bytes";
-  if (problem.output.strides != TensorSpec::dense(problem.output.dtype, problem.output.sizes).strides)
-    return "the output has channels after space";
+  if (!lies_planar(problem.output)) return "the output has channels after space";
   if (wide_numbers<GemmPingpongNumbers>(problem)->columns == 0)
     return "a sample or the window of a tile is too large to be held, or too small to be shared by warps";
   return "";
 }
 
-double GemmPingpong::seconds(const Problem& problem, const PlanOptions&) {
-  const ThinShape shape(problem);
-  const Gpu& gpu = gpu_of(problem.device);
-  const auto found = wide_numbers<GemmPingpongNumbers>(problem);
-  const GemmPingpongNumbers& numbers = *found;
-  const double bytes =
-      static_cast<double>(problem.output.byte_span()) + static_cast<double>(problem.input.byte_span());
-  // Tensor cores at work keep a GPU below its highest clock: 1.75 of 1.98 GHz.
-  const double clock = gpu.flops / 256 / gpu.multiprocessors * 0.885;
+double seconds(const Problem& problem, const PlanOptions&) {
+  const WideCost<GemmPingpongNumbers> cost(problem);
   // The model was calibrated when s19 in bf16 took 1.40 ms. It takes 1.15 now, and 1.62 in tf32.
-  const double clocks = 0.86 * numbers.clocks_of_tile;
-  return 2.5e-5 + std::max(bytes / gpu.bytes_per_second, numbers.rounds(shape, gpu) * clocks / clock);
+  const double clocks = 0.86 * cost.numbers->clocks_of_tile * cost.numbers->rounds(cost.shape, cost.gpu);
+  return 2.5e-5 + std::max(cost.moving_seconds(problem), clocks / cost.clock());
 }
 
 }  // namespace
 }  // namespace cuda
 
-extern const Strategy cuda_gemm_pingpong = cuda::row_of<cuda::GemmPingpong>("gemm_pingpong");
+extern const Strategy cuda_gemm_pingpong =
+    cuda::row_of<cuda::GemmPingpong>("gemm_pingpong", cuda::refusal, cuda::seconds);
 
 }  // namespace onepass

@@ -40,9 +40,8 @@ struct GemmPingpong {
   using Mainloop = pingpong::Mainloop<L>;
   using Moments = pingpong::TileMoments<L>;
   using Hold = pingpong::Hold<L>;
-  using Store16 =
-      typename gemm::If<Numbers::store_rows, pingpong::StoreRows16<L>, pingpong::StoreColumns16<L>>::Type;
-  using Store = typename gemm::If<L::is_f32, pingpong::StoreF32<L>, Store16>::Type;
+  using Store16 = conditional<Numbers::store_rows, pingpong::StoreRows16<L>, pingpong::StoreColumns16<L>>;
+  using Store = conditional<L::is_f32, pingpong::StoreF32<L>, Store16>;
   // Registers of a consumer thread and of a converting one.
   static constexpr int registers = L::is_f32 ? 160 : 152;
   static constexpr int converting_registers = L::is_f32 ? 32 : 56;
@@ -132,12 +131,17 @@ struct GemmPingpong {
       tile |= pingpong::opaque_zero();  // else values are packed too early, and registers spill
       typename Hold::Words words;
       Hold::pack(d, unit, words);
-      if (tile > 0) Store{p, s, thread}.run(tile - 1, n - L::samples(), held);
+      if (tile > 0) store(thread, tile - 1, n - L::samples(), held);
       Hold{s, thread}.hold(words, held);
     }
     const Thread thread = Thread::reload();
     pingpong::Norm<L>{p, s, thread}.prefetch(n - L::samples());
-    Store{p, s, thread}.run(tile - 1, n - L::samples(), held);
+    store(thread, tile - 1, n - L::samples(), held);
+  }
+  __device__ __forceinline__ void store(const Thread& thread, uint32 tile, int64 n,
+                                        const typename Hold::Registers& held) const {
+    const pingpong::HeldTile<L> of{p, s, thread};
+    Store{of}.run(n, held, of.norm.wait(tile, n));
   }
   __device__ __forceinline__ void prefetch(int64 n) const {
     const Thread thread = Thread::reload();

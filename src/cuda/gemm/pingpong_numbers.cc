@@ -14,26 +14,16 @@ constexpr int64_t most_bands = 16;  // of a window: each has two barriers
 
 GemmPingpongNumbers::GemmPingpongNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu) {
   const FlatGeometry flat(shape);
-  const auto out = [&](size_t d) { return shape.axes[d].classes[0].positions; };
+  const auto fits = [&](const Box& tried) { return columns_of(flat, tried) <= most_columns; };
   double least = 0;
-  for (int64_t z = 1; z <= std::min<int64_t>(out(0), 16); ++z) {
-    int64_t before = 0;
-    for (int64_t count = 1; count <= out(2); ++count) {
-      const int64_t x = divide_up(out(2), count);
-      if (x == before) continue;
-      before = x;
-      int64_t y = 0;
-      while (y < out(1) && columns_of(flat, {z, y + 1, x}) <= most_columns) ++y;
-      if (y == 0 || x < 8) continue;
-      const Box tried{z, divide_up(out(1), divide_up(out(1), y)), x};
-      const GemmPingpongNumbers numbers(problem, shape, gpu, flat, tried);
-      if (numbers.columns == 0) continue;
-      const double clocks = numbers.clocks_of_tile * static_cast<double>(numbers.position_tiles) /
-                            static_cast<double>(numbers.blocks_at_once(gpu));
-      if (columns > 0 && clocks >= least) continue;
-      *this = numbers;
-      least = clocks;
-    }
+  for (const Box& tried : FlatGeometry::boxes(shape, fits)) {
+    const GemmPingpongNumbers numbers(problem, shape, gpu, flat, tried);
+    if (numbers.columns == 0) continue;
+    const double clocks = numbers.clocks_of_tile * static_cast<double>(numbers.position_tiles) /
+                          static_cast<double>(numbers.blocks_at_once(gpu));
+    if (columns > 0 && clocks >= least) continue;
+    *this = numbers;
+    least = clocks;
   }
 }
 

@@ -35,6 +35,41 @@
 
 namespace onepass {
 
+// A position in the sequence of steps of all tiles of a block.
+template <class Tail, class Numbers, int Steps>
+struct GemmCursor {
+  using Item = GemmItem<Tail, Numbers>;
+  using Parameters = GemmParameters<Tail::parameters>;
+  const Parameters& p;
+  int64 index = blockIdx.x;
+  int step = 0;
+  bool more;
+  Item item;
+
+  explicit __device__ __forceinline__ GemmCursor(const Parameters& parameters)
+      : p(parameters), item(blockIdx.x, parameters.wave_units) {
+    settle();
+  }
+  // Says whether there is a new item.
+  __device__ __forceinline__ bool next() {
+    if (++step < Steps) return false;
+    step = 0;
+    index += gridDim.x;
+    settle();
+    return more;
+  }
+
+ private:
+  __device__ __forceinline__ void settle() {
+    const int64 count = Item::count(p.batch, p.wave_units);
+    for (more = false; index < count; index += gridDim.x) {
+      item = Item(index, p.wave_units);
+      more = item.unit < p.batch * Item::units_of_sample;
+      if (more) break;
+    }
+  }
+};
+
 // The block: what each warp does.
 template <class C, class Tail, class Numbers>
 struct Gemm {
@@ -88,7 +123,7 @@ struct Gemm {
 
   // One thread. It waits only for stages of products whose x is already staged, so it cannot deadlock.
   __device__ __forceinline__ void send_weights(const Item& item, int chunk,
-                                               gemm::Ring<Numbers::weight_stages>& ring) const {
+                                               Ring<Numbers::weight_stages>& ring) const {
 #pragma unroll 1
     for (int g = 0; g < groups; ++g) {
       barrier::wait(&s.weights_empty[ring.stage], ring.round ^ 1u);
@@ -107,49 +142,17 @@ struct Gemm {
     barrier::copy(s.weights[stage], from, bytes, &s.weights_full[stage]);
   }
 
-  // A position in the sequence of steps of all tiles of this block.
-  template <int Steps>
-  struct Cursor {
-    const Parameters& p;
-    int64 index = blockIdx.x;
-    int step = 0;
-    bool more;
-    Item item;
-
-    explicit __device__ __forceinline__ Cursor(const Parameters& parameters)
-        : p(parameters), item(blockIdx.x, parameters.wave_units) {
-      settle();
-    }
-    // Says whether there is a new item.
-    __device__ __forceinline__ bool next() {
-      if (++step < Steps) return false;
-      step = 0;
-      index += gridDim.x;
-      settle();
-      return more;
-    }
-
-   private:
-    __device__ __forceinline__ void settle() {
-      const int64 count = Item::count(p.batch, p.wave_units);
-      for (more = false; index < count; index += gridDim.x) {
-        item = Item(index, p.wave_units);
-        more = item.unit < p.batch * Item::units_of_sample;
-        if (more) break;
-      }
-    }
-  };
-
   // By one warp: starts copies of x and of weights as soon as their stages are free.
   __device__ __forceinline__ void send() const {
     using Staging = GemmStaging<C, Tail, Numbers>;
     const Staging staging{p, s};
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    gemm::Ring<Numbers::raw_slots> raw;
-    gemm::Ring<Numbers::weight_stages> ring;
+    Ring<Numbers::raw_slots> raw;
+    Ring<Numbers::weight_stages> ring;
     constexpr int weight_steps = Numbers::chunks * groups;
-    Cursor<(C::in_channels + Numbers::slot_channels - 1) / Numbers::slot_channels> x(p);
-    Cursor<weight_steps> weights(p);
+    constexpr int x_steps = (C::in_channels + Numbers::slot_channels - 1) / Numbers::slot_channels;
+    GemmCursor<Tail, Numbers, x_steps> x(p);
+    GemmCursor<Tail, Numbers, weight_steps> weights(p);
     typename Staging::Copies copies(x.item);
 #pragma unroll 1
     while (x.more || weights.more) {
@@ -170,16 +173,16 @@ struct Gemm {
 
   __device__ __forceinline__ void convert() const {
     const GemmStaging<C, Tail, Numbers> staging{p, s};
-    gemm::Ring<Numbers::x_stages> x;
-    gemm::Ring<Numbers::raw_slots> raw;
+    Ring<Numbers::x_stages> x;
+    Ring<Numbers::raw_slots> raw;
     for_each_item([&](const Item& item) { staging.convert_tile(item, x, raw); });
   }
 
   template <bool in_vectors>
   __device__ __forceinline__ void produce() const {
     const GemmStaging<C, Tail, Numbers> staging{p, s};
-    gemm::Ring<Numbers::x_stages> x;
-    gemm::Ring<Numbers::weight_stages> weights;
+    Ring<Numbers::x_stages> x;
+    Ring<Numbers::weight_stages> weights;
     bool first = true;
     for_each_item([&](const Item& item) {
       staging.template tile<in_vectors>(item, x, [&](int chunk) {
@@ -222,8 +225,8 @@ struct Gemm {
       GemmMainloop<C, Tail, Numbers> mainloop{s, {}, {}};
       using Epilogue = GemmEpilogue<C, Tail, Numbers>;
       const Epilogue epilogue{{p, s}};
-      typename Epilogue::Deferred deferred;
-      float d[Numbers::columns / 2];
+      typename Epilogue::Outputs::Deferred deferred;
+      GemmSums<Numbers> d;
       for_each_item([&](const Item& item) {
         epilogue.prepare(item);
         mainloop.run(d, [&] {

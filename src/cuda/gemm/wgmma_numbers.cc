@@ -35,28 +35,11 @@ GemmWgmmaNumbers::GemmWgmmaNumbers(const Problem& problem, const ThinShape& shap
       take(GemmWgmmaNumbers(problem, shape, gpu, share, most, Box{}));
     if (flat.has_stride(shape)) continue;
     const int64_t most = splits_operands(problem) ? most_split_columns : most_columns;
-    for (const Box& tried : boxes_of(shape, flat, most * (share ? 1 : 2)))
+    const int64_t positions = most * (share ? 1 : 2);
+    const auto fits = [&](const Box& tried) { return flat.positions_of(tried) <= positions; };
+    for (const Box& tried : FlatGeometry::boxes(shape, fits))
       take(GemmWgmmaNumbers(problem, shape, gpu, share, most, tried));
   }
-}
-
-std::vector<GemmWgmmaNumbers::Box> GemmWgmmaNumbers::boxes_of(const ThinShape& shape,
-                                                              const FlatGeometry& flat, int64_t most) {
-  const auto out = [&](size_t d) { return shape.axes[d].classes[0].positions; };
-  const auto even = [](int64_t all, int64_t part) { return divide_up(all, divide_up(all, part)); };
-  std::vector<Box> found;
-  for (int64_t z = 1; z <= std::min<int64_t>(out(0), 16); ++z) {
-    int64_t before = 0;
-    for (int64_t count = 1; count <= out(2); ++count) {
-      const int64_t x = divide_up(out(2), count);
-      if (x == before) continue;
-      before = x;
-      int64_t y = 0;
-      while (y < out(1) && flat.positions_of({z, y + 1, x}) <= most) ++y;
-      if (y > 0 && x >= 8) found.push_back({z, even(out(1), y), x});
-    }
-  }
-  return found;
 }
 
 GemmWgmmaNumbers::GemmWgmmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu, bool share,

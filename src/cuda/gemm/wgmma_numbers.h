@@ -63,9 +63,6 @@ struct GemmWgmmaNumbers {
   static bool is_empty(const Box& box) { return box[2] == 0; }
 
  private:
-  // The largest boxes of at most `most` positions, for each depth and width.
-  static std::vector<Box> boxes_of(const ThinShape& shape, const FlatGeometry& flat, int64_t most);
-
   GemmWgmmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu, bool share, int64_t most,
                    const Box& tried);
 
@@ -82,12 +79,6 @@ struct GemmWgmmaNumbers {
   int64_t parts_of_tile(const ThinShape& shape) const {
     const int64_t group_rows = rows_of(shape) / shape.groups;
     return divide_up(tile_channels, group_rows) * divide_up(group_rows, tile_channels) * position_tiles;
-  }
-
-  // Dense, with channels before or after space.
-  static bool lies_dense(const TensorSpec& spec) {
-    return spec.strides == TensorSpec::dense(spec.dtype, spec.sizes).strides ||
-           spec.strides == TensorSpec::dense(spec.dtype, spec.sizes, Layout::nhwc).strides;
   }
 
   // Dense, with channels before space, each a multiple of 16 bytes.

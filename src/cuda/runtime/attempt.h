@@ -14,6 +14,7 @@
 
 #include "cuda/runtime/cache.h"
 #include "cuda/runtime/cache_folder.h"
+#include "cuda/runtime/scoped.h"
 
 namespace onepass::cuda {
 
@@ -53,12 +54,10 @@ class Attempts {
 };
 
 // Marks on disk, for as long as it lives, that this process compiles the kernel.
-class CompileMarker {
+class CompileMarker : public Scoped {
  public:
   explicit CompileMarker(const CacheKey& kernel);
   ~CompileMarker();
-  CompileMarker(const CompileMarker&) = delete;
-  CompileMarker& operator=(const CompileMarker&) = delete;
 
  private:
   void make(const CacheKey& kernel);

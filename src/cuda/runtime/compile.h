@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "cuda/runtime/scoped.h"
+
 namespace onepass::cuda {
 
 // One translation unit with one kernel. It includes the embedded headers of src/cuda by their paths there and
@@ -33,12 +35,10 @@ std::vector<Cubin> compile(std::span<const Source> sources, const std::string& a
 
 // While one lives, kernels that this thread asks for are not compiled: each is an empty Cubin, and NVRTC is
 // not needed. Plans for an architecture are made and recorded in milliseconds. None of them can run.
-class WithoutCompiling {
+class WithoutCompiling : public Scoped {
  public:
   WithoutCompiling();
   ~WithoutCompiling();
-  WithoutCompiling(const WithoutCompiling&) = delete;
-  WithoutCompiling& operator=(const WithoutCompiling&) = delete;
 };
 
 }  // namespace onepass::cuda

@@ -23,6 +23,7 @@
 #include "cuda/runtime/child/protocol.h"
 #include "cuda/runtime/compiler.h"
 #include "cuda/runtime/driver.h"
+#include "cuda/runtime/scoped.h"
 
 extern char** environ;  // NOLINT(readability-redundant-declaration): not every <unistd.h> declares it
 
@@ -75,7 +76,7 @@ Descriptor memory_file(const char* name, unsigned flags, std::string_view bytes)
 }
 
 // How the process starts: the two files in place of stdin and stdout, no signals blocked.
-class SpawnSettings {
+class SpawnSettings : public Scoped {
  public:
   SpawnSettings(int request, int reply) {
     posix_spawn_file_actions_init(&actions);
@@ -91,8 +92,6 @@ class SpawnSettings {
     posix_spawn_file_actions_destroy(&actions);
     posix_spawnattr_destroy(&attributes);
   }
-  SpawnSettings(const SpawnSettings&) = delete;
-  SpawnSettings& operator=(const SpawnSettings&) = delete;
 
   posix_spawn_file_actions_t actions{};
   posix_spawnattr_t attributes{};

@@ -1,27 +1,12 @@
 // Primary contexts, retained when first used.
 #include "cuda/runtime/context.h"
 
-#include <map>
 #include <mutex>
 
+#include "cuda/runtime/per_device.h"
 #include "onepass/error.h"
 
 namespace onepass::cuda {
-namespace {
-
-struct Contexts {
-  std::mutex mutex;
-  std::map<int, ContextHandle> of_device;
-};
-
-// Never destroyed: threads may still launch while the process ends.
-Contexts& contexts() {
-  static Contexts& kept = *new Contexts;
-  return kept;
-}
-
-}  // namespace
-
 int gpu_count() {
   int count = 0;
   check(driver().cuDeviceGetCount(&count), "GPUs cannot be counted");
@@ -42,7 +27,7 @@ int device_handle(int index) {
 }
 
 ContextHandle primary_context(int index) {
-  Contexts& kept = contexts();
+  auto& kept = PerDevice<ContextHandle>::kept();
   const std::lock_guard lock(kept.mutex);
   const auto found = kept.of_device.find(index);
   if (found != kept.of_device.end()) return found->second;

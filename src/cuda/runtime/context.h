@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/runtime/driver.h"
+#include "cuda/runtime/scoped.h"
 
 namespace onepass::cuda {
 
@@ -16,12 +17,10 @@ int device_handle(int index);
 ContextHandle primary_context(int index);
 
 // Makes the context current until the end of the scope, then restores the previous one.
-class CurrentContext {
+class CurrentContext : public Scoped {
  public:
   explicit CurrentContext(ContextHandle wanted);
   ~CurrentContext();
-  CurrentContext(const CurrentContext&) = delete;
-  CurrentContext& operator=(const CurrentContext&) = delete;
 
  private:
   bool pushed_ = false;
@@ -29,12 +28,10 @@ class CurrentContext {
 
 // The driver refuses to load code or allocate memory while any thread captures a stream in the default mode.
 // Neither is part of a capture, so the check is off for this thread until the end of the scope.
-class OutsideCapture {
+class OutsideCapture : public Scoped {
  public:
   OutsideCapture();
   ~OutsideCapture();
-  OutsideCapture(const OutsideCapture&) = delete;
-  OutsideCapture& operator=(const OutsideCapture&) = delete;
 
  private:
   int mode_;  // the thread's own

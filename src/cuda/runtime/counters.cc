@@ -1,12 +1,12 @@
 // Counters that kernels add to and the host reads without waiting.
 #include <atomic>
 #include <cstring>
-#include <map>
 #include <mutex>
 #include <vector>
 
 #include "cuda/runtime/context.h"
 #include "cuda/runtime/driver.h"
+#include "cuda/runtime/per_device.h"
 #include "onepass/cuda.h"
 
 namespace onepass::cuda {
@@ -19,17 +19,6 @@ struct DevicePages {
   std::vector<int64_t*> pages;
   size_t used = page_counters;  // of the last one
 };
-
-struct Pages {
-  std::mutex mutex;
-  std::map<int, DevicePages> of_device;
-};
-
-// Never destroyed: kernels may still add while the process ends.
-Pages& pages() {
-  static Pages& kept = *new Pages;
-  return kept;
-}
 
 // Kernels of the device reach it by the same address.
 int64_t* allocate_page(int device) {
@@ -46,7 +35,7 @@ int64_t* allocate_page(int device) {
 }  // namespace
 
 int64_t* new_counter(int device) {
-  Pages& kept = pages();
+  auto& kept = PerDevice<DevicePages>::kept();
   const std::lock_guard lock(kept.mutex);
   DevicePages& own = kept.of_device[device];
   if (own.used == page_counters) {

@@ -4,16 +4,16 @@
 #include <cstdint>
 #include <utility>
 
+#include "cuda/runtime/scoped.h"
+
 namespace onepass::cuda {
 
 // Some rows cut tiles across samples, so their kernels depend on the batch they are cut for. An export tries
 // its formulas with other batches. While a CutFor lives, plans of its thread are cut for its batch instead.
-class CutFor {
+class CutFor : public Scoped {
  public:
   explicit CutFor(int64_t batch) : before_(std::exchange(batch_, batch)) {}
   ~CutFor() { batch_ = before_; }
-  CutFor(const CutFor&) = delete;
-  CutFor& operator=(const CutFor&) = delete;
   static int64_t instead_of(int64_t batch) { return batch_ > 0 ? batch_ : batch; }
 
  private:

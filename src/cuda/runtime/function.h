@@ -9,6 +9,7 @@
 #include "cuda/runtime/compile.h"
 #include "cuda/runtime/gpu.h"
 #include "cuda/runtime/number.h"
+#include "cuda/runtime/scoped.h"
 #include "onepass/executor.h"
 #include "onepass/problem.h"
 
@@ -30,12 +31,10 @@ struct Launch {
 // While it lives, launches of this thread follow each other on one stream by programmatic dependent launch. A
 // kernel that waits by itself may begin when all blocks of its predecessor have begun. That saves 1 to 2 us
 // between two kernels.
-class LaunchChain {
+class LaunchChain : public Scoped {
  public:
   LaunchChain();
   ~LaunchChain();
-  LaunchChain(const LaunchChain&) = delete;
-  LaunchChain& operator=(const LaunchChain&) = delete;
 
   // What this thread has put on a stream last, where a chain lives.
   static void note_kernel();

@@ -2,11 +2,11 @@
 #include "cuda/runtime/gpu.h"
 
 #include <array>
-#include <map>
 #include <memory>
 #include <mutex>
 
 #include "cuda/runtime/context.h"
+#include "cuda/runtime/per_device.h"
 #include "onepass/error.h"
 
 namespace onepass::cuda {
@@ -69,10 +69,9 @@ Gpu ask_driver(int index) {
 }
 
 const Gpu& present_gpu(int index) {
-  static std::mutex& mutex = *new std::mutex;
-  static auto& known = *new std::map<int, std::unique_ptr<const Gpu>>;
-  const std::lock_guard lock(mutex);
-  std::unique_ptr<const Gpu>& gpu = known[index];
+  auto& known = PerDevice<std::unique_ptr<const Gpu>>::kept();
+  const std::lock_guard lock(known.mutex);
+  std::unique_ptr<const Gpu>& gpu = known.of_device[index];
   if (!gpu) gpu = std::make_unique<const Gpu>(ask_driver(index));
   return *gpu;
 }

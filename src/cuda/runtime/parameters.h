@@ -12,16 +12,14 @@
 #include "cuda/runtime/function.h"
 #include "cuda/runtime/number.h"
 #include "cuda/runtime/recording.h"
+#include "cuda/runtime/scoped.h"
 #include "onepass/executor.h"
 
 namespace onepass::cuda {
 
 // Eight bytes of a kernel's parameters, or an array of them. In a Recording it has formulas too.
-class ParameterMember {
+class ParameterMember : public Scoped {
  public:
-  ParameterMember(const ParameterMember&) = delete;
-  ParameterMember& operator=(const ParameterMember&) = delete;
-
  protected:
   ParameterMember(const char* name, bool is_list) : name_(name), is_list_(is_list) {}
   ~ParameterMember() = default;
@@ -45,11 +43,8 @@ class ParameterMember {
 };
 
 // The members of one struct, in the order of their declaration.
-class Parameters {
+class Parameters : public Scoped {
  public:
-  Parameters(const Parameters&) = delete;
-  Parameters& operator=(const Parameters&) = delete;
-
   // Throws Error with the member's name where one was not set. `blocks` replaces the plan's count where it is
   // not 0.
   void launch(const Function& function, Stream stream, const Number& blocks = 0) const;

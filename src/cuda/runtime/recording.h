@@ -10,10 +10,11 @@
 
 #include "cuda/runtime/function.h"
 #include "cuda/runtime/number.h"
+#include "cuda/runtime/scoped.h"
 
 namespace onepass::cuda {
 
-class Recording {
+class Recording : public Scoped {
  public:
   struct Kernel {
     Source source;
@@ -38,8 +39,6 @@ class Recording {
 
   Recording();
   ~Recording();
-  Recording(const Recording&) = delete;
-  Recording& operator=(const Recording&) = delete;
   // Launches run again; the recorded steps stay.
   void stop();
   // That of this thread; null where launches run.

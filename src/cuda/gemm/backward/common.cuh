@@ -7,6 +7,8 @@
 #include "device/ring.cuh"
 #include "device/types.cuh"
 #include "gemm/backward/parameters.cuh"
+#include "gemm/flat_index.cuh"
+#include "gemm/product/wgmma.cuh"
 
 namespace onepass {
 
@@ -21,21 +23,6 @@ __device__ __forceinline__ int tap_shift(int t) {
   return Sign * ((m0 * N::dilation0 - N::padding0) * N::plane + (m1 * N::dilation1 - N::padding1) * N::pitch +
                  m2 * N::dilation2 - N::padding2);
 }
-
-// A position of the flat index as sample, plane, row and column.
-template <class N>
-struct FlatPosition {
-  uint32 n, z, y, x;
-
-  explicit __device__ __forceinline__ FlatPosition(uint32 flat) {
-    n = flat / static_cast<uint32>(N::sample);
-    const uint32 in_sample = flat - n * static_cast<uint32>(N::sample);
-    z = in_sample / static_cast<uint32>(N::plane);
-    const uint32 in_plane = in_sample - z * static_cast<uint32>(N::plane);
-    y = in_plane / static_cast<uint32>(N::pitch);
-    x = in_plane - y * static_cast<uint32>(N::pitch);
-  }
-};
 
 // The power of two that takes `largest` (its bits) to [2^to, 2^(to + 1)).
 __device__ __forceinline__ float scale_to(uint32 largest, int to) {

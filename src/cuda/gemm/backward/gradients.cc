@@ -256,19 +256,11 @@ bool is_dense(const TensorSpec& spec) {
   return false;
 }
 
-struct GemmBackwardRow {
-  static std::string refusal(const BackwardProblem& problem);
-  static double seconds(const BackwardProblem& problem, const PlanOptions&);
-  static std::shared_ptr<const BackwardKernel> build(const BackwardProblem& problem, const PlanOptions&) {
-    return std::make_shared<const GemmBackward>(problem, numbers_of<GradientNumbers>(problem));
-  }
+std::shared_ptr<const BackwardKernel> build(const BackwardProblem& problem, const PlanOptions&) {
+  return std::make_shared<const GemmBackward>(problem, numbers_of<GradientNumbers>(problem));
+}
 
- private:
-  static std::string convolution_refusal(const Conv& conv);
-  static std::string tensors_refusal(const BackwardProblem& problem);
-};
-
-std::string GemmBackwardRow::convolution_refusal(const Conv& conv) {
+std::string convolution_refusal(const Conv& conv) {
   constexpr int64_t least_taps = 3;
   if (std::min(conv.in_channels, conv.out_channels) / conv.groups < least_wide_channels) {
     return "fewer than " + std::to_string(least_wide_channels) + " channels" +
@@ -287,7 +279,7 @@ std::string GemmBackwardRow::convolution_refusal(const Conv& conv) {
 
 constexpr int64_t most_positions = int64_t{1} << 31;  // of a launch, and elements of a sample
 
-std::string GemmBackwardRow::tensors_refusal(const BackwardProblem& problem) {
+std::string tensors_refusal(const BackwardProblem& problem) {
   const Problem& forward = problem.forward;
   const DType type = forward.input.dtype;
   if (type == DType::f32 && forward.precision != Precision::tf32)
@@ -309,7 +301,7 @@ std::string GemmBackwardRow::tensors_refusal(const BackwardProblem& problem) {
   return "";
 }
 
-std::string GemmBackwardRow::refusal(const BackwardProblem& problem) {
+std::string refusal(const BackwardProblem& problem) {
   const Problem& forward = problem.forward;
   std::string reason = whole_block_refusal(forward);
   if (reason.empty()) reason = ties_refusal(forward);
@@ -327,7 +319,7 @@ std::string GemmBackwardRow::refusal(const BackwardProblem& problem) {
   return "";
 }
 
-double GemmBackwardRow::seconds(const BackwardProblem& problem, const PlanOptions&) {
+double seconds(const BackwardProblem& problem, const PlanOptions&) {
   const Problem& forward = problem.forward;
   const Gpu& gpu = gpu_of(forward.device);
   const auto numbers = numbers_of<GradientNumbers>(problem);
@@ -355,8 +347,6 @@ double GemmBackwardRow::seconds(const BackwardProblem& problem, const PlanOption
 }  // namespace
 }  // namespace cuda
 
-extern const BackwardStrategy cuda_gemm_backward{"gemm_backward", cuda::GemmBackwardRow::refusal,
-                                                 cuda::GemmBackwardRow::seconds,
-                                                 cuda::GemmBackwardRow::build};
+extern const BackwardStrategy cuda_gemm_backward{"gemm_backward", cuda::refusal, cuda::seconds, cuda::build};
 
 }  // namespace onepass

@@ -11,6 +11,7 @@ namespace onepass {
 
 template <class N>
 struct GemmInputGradient {
+  using Parameters = GemmInputGradientParameters;
   static constexpr int columns = N::columns;  // positions of a warpgroup
   static constexpr int tile_positions = 2 * columns;
   static constexpr int consumers = 256;
@@ -32,7 +33,7 @@ struct GemmInputGradient {
   };
   static_assert(sizeof(Shared) == N::shared_bytes);
 
-  const GemmInputGradientParameters& p;
+  const Parameters& p;
   Shared& s;
 
   // The least shift of a group of taps.
@@ -145,7 +146,7 @@ struct GemmInputGradient {
 
   // A column of the products that steps through the flat index.
   struct Cursor {
-    gradients::FlatPosition<N> at;
+    FlatPosition<N> at;
     int x;
     int64 row;    // offset of its row in the first channel
     bool inside;  // the row exists
@@ -254,21 +255,12 @@ struct GemmInputGradient {
 
   __device__ __forceinline__ void run() const {
     if (threadIdx.x == 0) {
-      for (int i = 0; i < N::stages; ++i) {
-        barrier::initialise(&s.full[i], 1);
-        barrier::initialise(&s.empty[i], consumers / 32);
-      }
+      wgmma::initialise_ring<consumers>(s.full, s.empty);
       barrier::initialise(&s.weights_full, 1);
       barrier::initialise(&s.ahead, 4);
     }
     __syncthreads();
-    if (threadIdx.x >= consumers) {
-      asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-      if (threadIdx.x == consumers) send();
-    } else {
-      asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-      multiply();
-    }
+    wgmma::split_roles<consumers, 40, 232>([&] { send(); }, [&] { multiply(); });
   }
 };
 

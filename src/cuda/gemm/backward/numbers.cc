@@ -18,14 +18,9 @@ TensorGeometry::TensorGeometry(const TensorSpec& spec)
 
 void TensorGeometry::add_to(Constants& constants, int64_t groups) const {
   constants.add("channels", channels / groups)
-      .add("size0", sizes[0])
-      .add("size1", sizes[1])
-      .add("size2", sizes[2])
-      .add("stride_n", sample_stride)
-      .add("stride_c", channel_stride)
-      .add("stride0", strides[0])
-      .add("stride1", strides[1])
-      .add("stride2", strides[2]);
+      .add("size0", sizes[0], "size1", sizes[1], "size2", sizes[2])
+      .add("stride_n", sample_stride, "stride_c", channel_stride)
+      .add("stride0", strides[0], "stride1", strides[1], "stride2", strides[2]);
 }
 
 GradientNumbers::GradientNumbers(const BackwardProblem& backward) {
@@ -33,13 +28,14 @@ GradientNumbers::GradientNumbers(const BackwardProblem& backward) {
   const Gpu& gpu = gpu_of(problem.device);
   const Conv& conv = *problem.block.conv();
   transposed = conv.transposed;
-  const auto rank = static_cast<size_t>(conv.rank);
-  for (size_t d = 0; d < rank; ++d) {
-    const size_t at = max_spatial_rank - rank + d;
-    kernel[at] = conv.kernel[d];
-    dilation[at] = conv.dilation[d];
-    padding[at] = conv.padding_before[d];
-  }
+  // Behind neutral dimensions that the block does not have.
+  const auto spatial = [&](const auto& of_conv, Three all) {
+    std::copy_n(of_conv.begin(), conv.rank, all.end() - conv.rank);
+    return all;
+  };
+  kernel = spatial(conv.kernel, {1, 1, 1});
+  dilation = spatial(conv.dilation, {1, 1, 1});
+  padding = spatial(conv.padding_before, {0, 0, 0});
   taps = kernel[0] * kernel[1] * kernel[2];
   conv_groups = conv.groups;
   channels = conv.in_channels / conv_groups;

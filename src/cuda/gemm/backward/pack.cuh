@@ -10,6 +10,7 @@ namespace onepass {
 // channels are contiguous, so that a warp reads whole lines.
 template <class T>
 struct GemmPackTensor {
+  using Parameters = GemmPackTensorParameters;
   static constexpr int threads = 256;
   static constexpr int lanes = T::lanes;
   static constexpr int at_once = threads / lanes;  // positions
@@ -19,7 +20,7 @@ struct GemmPackTensor {
   static constexpr int group_octets = T::octets / T::conv_groups;  // of a group of the convolution
   using Operand = typename T::Operand;
 
-  const GemmPackTensorParameters& p;
+  const Parameters& p;
 
   __device__ __forceinline__ void run() const {
     if (scales && p.pass == pack_probe) {
@@ -130,7 +131,7 @@ struct GemmPackTensor {
   // Loads eight channels of a flat position; zeros in the gaps.
   template <bool in_vectors>
   __device__ __forceinline__ void load(int64 flat, int octet, float (&x)[8]) const {
-    const gradients::FlatPosition<T> position(static_cast<uint32>(flat));
+    const FlatPosition<T> position(static_cast<uint32>(flat));
     const uint32 n = position.n, z = position.z, y = position.y, column = position.x;
     const bool inside = flat >= 0 && n < static_cast<uint32>(p.batch) && z < static_cast<uint32>(T::size0) &&
                         y < static_cast<uint32>(T::size1) && column < static_cast<uint32>(T::size2);
@@ -138,22 +139,8 @@ struct GemmPackTensor {
     const int first = (octet - group * group_octets) * 8;              // channel of the group
     const int64 at = static_cast<int64>(n) * T::stride_n + (group * T::channels + first) * T::stride_c +
                      z * T::stride0 + y * T::stride1 + column * T::stride2;
-    if constexpr (in_vectors) {
-      if (inside && first < T::channels) {
-        Packed<typename T::Type, 8> vector;
-        vector.load(p.tensor, at, true);
-        vector.unpack(x);
-      } else {
-#pragma unroll
-        for (int k = 0; k < 8; ++k) x[k] = 0.0f;
-      }
-    } else {
-#pragma unroll
-      for (int k = 0; k < 8; ++k) {
-        const bool exists = inside && (T::channels == group_octets * 8 || first + k < T::channels);
-        x[k] = exists ? load_one<typename T::Type>(p.tensor, at + k * T::stride_c) : 0.0f;
-      }
-    }
+    load_octet<typename T::Type, T::channels, T::channels == group_octets * 8, in_vectors>(
+        p.tensor, at, T::stride_c, first, inside, x);
   }
 };
 

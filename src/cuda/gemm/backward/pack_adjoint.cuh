@@ -9,11 +9,11 @@ namespace onepass {
 // for each channel of dx, and for those that fill up a tile. Each group of a convolution begins a tile.
 template <class N>
 struct GemmPackAdjoint {
+  using Parameters = GemmPackAdjointParameters;
+  const Parameters& p;
+
   static constexpr int threads = 256;
   static constexpr int terms = N::in_channels * N::taps;
-
-  const GemmPackAdjointParameters& p;
-
   static constexpr int group_rows = (N::channels + 63) / 64 * 64;
   // Channel within its group.
   static __device__ __forceinline__ int in_group(int o) { return N::conv_groups == 1 ? o : o % group_rows; }

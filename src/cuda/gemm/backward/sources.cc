@@ -36,22 +36,12 @@ std::string product_source(int64_t columns, const char* type, bool in_registers)
   return out.str();
 }
 
-// `agent` is a template of Numbers; its parameter struct is called after it.
+// `agent` is a template of Numbers.
 Source kernel(const char* name, const std::string& structs, const std::string& agent, int64_t threads,
               bool has_shared) {
-  std::ostringstream out;
-  out << "#include \"gemm/backward/gradients.cuh\"\n"
-      << structs << "using Agent = onepass::" << agent << "<Numbers>;\n"
-      << "extern \"C\" __global__ void __launch_bounds__(" << threads << (has_shared ? ", 1" : "") << ") "
-      << name << "(const __grid_constant__ onepass::" << agent << "Parameters p) {\n";
-  if (has_shared) {
-    out << "  extern __shared__ __align__(128) unsigned char shared[];\n"
-           "  Agent{p, *reinterpret_cast<Agent::Shared*>(shared)}.run();\n";
-  } else {
-    out << "  Agent{p}.run();\n";
-  }
-  out << "}\n";
-  return {name, out.str()};
+  return agent_kernel(name, "#include \"gemm/backward/gradients.cuh\"\n" + structs, agent + "<Numbers>",
+                      std::to_string(threads) + (has_shared ? ", 1" : ""),
+                      has_shared ? SharedAs::structure : SharedAs::none);
 }
 
 }  // namespace
@@ -79,11 +69,8 @@ Source GradientSources::pack(const char* name, const TensorSpec& spec, bool has_
   Constants constants;
   geometry.add_to(constants, numbers_.conv_groups);
   numbers_.add_pitches(constants);
-  constants.add("elements", geometry.elements())
-      .add("conv_groups", numbers_.conv_groups)
-      .add("octets", own.octets)
-      .add("lanes", own.lanes)
-      .add("part_positions", own.part_positions)
+  constants.add("elements", geometry.elements(), "conv_groups", numbers_.conv_groups)
+      .add("octets", own.octets, "lanes", own.lanes, "part_positions", own.part_positions)
       .add("probes", PackNumbers::probes)
       .flag("has_sums", has_sums);
   return kernel(name,
@@ -100,20 +87,12 @@ int64_t GradientSources::weight_sum_blocks() const {
 std::string GradientSources::weight_numbers() const {
   const GradientNumbers& n = numbers_;
   Constants constants = n.geometry();
-  constants.add("warpgroups", n.warpgroups)
-      .add("chunk", n.chunk)
-      .add("columns", n.columns)
-      .add("stages", n.stages)
-      .add("lag", n.lag)
-      .add("warpgroup_taps", n.warpgroup_taps)
-      .add("u_channels", n.u_channels)
-      .add("v_channels", n.v_channels)
-      .add("conv_groups", n.conv_groups)
-      .add("merged_groups", n.merged_groups)
-      .add("out_channels", n.out_channels)
-      .add("shared_bytes", n.weight_shared_bytes(n.stages))
-      .flag("scales", scales())
-      .add("weight_blocks", weight_sum_blocks());
+  constants.add("warpgroups", n.warpgroups, "warpgroup_taps", n.warpgroup_taps, "columns", n.columns)
+      .add("chunk", n.chunk, "stages", n.stages, "lag", n.lag)
+      .add("u_channels", n.u_channels, "v_channels", n.v_channels, "out_channels", n.out_channels)
+      .add("conv_groups", n.conv_groups, "merged_groups", n.merged_groups)
+      .add("shared_bytes", n.weight_shared_bytes(n.stages), "weight_blocks", weight_sum_blocks())
+      .flag("scales", scales());
   return std::string("struct Numbers {\n  using Product = ::Product;\n  using Weight = onepass::") +
          name_of(problem_.forward.parameters[0].dtype) + ";\n" + constants.text() + "};\n";
 }
@@ -141,22 +120,12 @@ std::string GradientSources::input_numbers() const {
   };
   Constants constants = n.geometry();
   geometry.add_to(constants, n.conv_groups);
-  constants.add("columns", n.input_columns)
-      .add("conv_groups", n.conv_groups)
-      .add("in_channels", n.out_channels)
-      .add("window", n.window)
-      .add("group_taps", n.group_taps)
-      .add("tap_groups", n.tap_groups())
-      .add("chunks", n.chunks())
-      .add("stages", n.input_stages)
-      .add("lag", n.input_lag())
-      .add("sign", n.transposed ? 1 : -1)
+  constants.add("columns", n.input_columns, "conv_groups", n.conv_groups, "in_channels", n.out_channels)
+      .add("window", n.window, "chunks", n.chunks(), "stages", n.input_stages, "lag", n.input_lag())
+      .add("group_taps", n.group_taps, "tap_groups", n.tap_groups(), "sign", n.transposed ? 1 : -1)
       .add("shared_bytes", n.input_shared_bytes(n.input_stages))
-      .flag("weights_resident", n.weights_resident)
-      .flag("weights_by_input", !n.transposed)
-      .flag("scales", scales())
-      .flag("pairs_fit", fit(2))
-      .flag("quads_fit", byte_size(spec.dtype) == 2 && fit(4));
+      .flag("weights_resident", n.weights_resident, "weights_by_input", !n.transposed, "scales", scales())
+      .flag("pairs_fit", fit(2), "quads_fit", byte_size(spec.dtype) == 2 && fit(4));
   return std::string("struct Numbers {\n  using Product = ::Product;\n  using Operand = onepass::") +
          operand() + ";\n  using Weight = onepass::" + name_of(problem_.forward.parameters[0].dtype) +
          ";\n  using Output = onepass::" + name_of(spec.dtype) + ";\n" + constants.text() + "};\n";

@@ -11,6 +11,7 @@ namespace onepass {
 
 template <class N>
 struct GemmWeightGradient {
+  using Parameters = GemmWeightGradientParameters;
   static constexpr int warpgroups = N::warpgroups;
   static constexpr int consumers = warpgroups * 128;
   static constexpr int chunk = N::chunk;  // positions
@@ -42,14 +43,14 @@ struct GemmWeightGradient {
   };
   static_assert(sizeof(Shared) == N::shared_bytes);
 
-  const GemmWeightGradientParameters& p;
+  const Parameters& p;
   Shared& s;
 
   struct Item {
     int group, u_tile, v_tile, tap_group;
     int64 begin, end;  // chunks
     int64 index;
-    __device__ __forceinline__ Item(int64 i, const GemmWeightGradientParameters& p) : index(i) {
+    __device__ __forceinline__ Item(int64 i, const Parameters& p) : index(i) {
       const int64 split = i / tiles;
       int tile = static_cast<int>(i - split * tiles);
       group = groups == 1 ? 0 : tile / group_tiles;
@@ -189,20 +190,9 @@ struct GemmWeightGradient {
   }
 
   __device__ __forceinline__ void run() const {
-    if (threadIdx.x == 0) {
-      for (int i = 0; i < N::stages; ++i) {
-        barrier::initialise(&s.full[i], 1);
-        barrier::initialise(&s.empty[i], consumers / 32);
-      }
-    }
+    if (threadIdx.x == 0) wgmma::initialise_ring<consumers>(s.full, s.empty);
     __syncthreads();
-    if (threadIdx.x >= consumers) {
-      asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
-      if (threadIdx.x == consumers) send();
-    } else {
-      asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
-      multiply();
-    }
+    wgmma::split_roles<consumers, 32, 160>([&] { send(); }, [&] { multiply(); });
   }
 };
 

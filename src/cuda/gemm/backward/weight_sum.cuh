@@ -11,13 +11,14 @@ namespace onepass {
 // of the bias.
 template <class N>
 struct GemmWeightSum {
+  using Parameters = GemmWeightSumParameters;
   using Gradient = GemmWeightGradient<N>;
   static constexpr int threads = 256;
   static constexpr int ways = threads / 32;
   static constexpr int row_sums = N::columns * Gradient::block_taps;
   static constexpr int64 step = static_cast<int64>(Gradient::tiles) * Gradient::tile_sums;  // of a part
 
-  const GemmWeightSumParameters& p;
+  const Parameters& p;
 
   __device__ __forceinline__ void run() const {
     __shared__ float scratch[8][row_sums + 1];

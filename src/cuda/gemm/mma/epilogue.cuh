@@ -7,30 +7,22 @@ namespace onepass {
 
 template <class C, class Tail, class Numbers>
 struct GemmMmaEpilogue {
-  using Block = GemmMmaBlock<C, Tail, Numbers>;
-  using Geometry = typename Block::Geometry;
-  using Item = typename Block::Item;
-  using Shared = typename Block::Shared;
-  using Output = typename Tail::Output;
-  // The chain before the norm; without a norm all of it.
-  using Chain = typename gemm::If<Tail::has_norm, typename Tail::Before, typename Tail::After>::Type;
-  static constexpr int threads = Block::threads;
-  static constexpr int row_tiles = Block::row_tiles;
-  static constexpr int column_tiles = Block::column_tiles;
-  static constexpr int rows = Block::rows;
-  static constexpr int padded_rows = Block::padded_rows;
-  static constexpr int group_rows = Block::group_rows;
-  static constexpr int slabs_of_sample = Block::slabs_of_sample;
-  static constexpr int spans = Block::spans;
-  static constexpr int position_parts = Block::position_parts;
-  using Sums = float[row_tiles][column_tiles][4];
+  const GemmMmaBlock<C, Tail, Numbers> block;
 
-  const Block block;
+  // The chain before the norm; without a norm all of it.
+  using Chain = conditional<Tail::has_norm, typename Tail::Before, typename Tail::After>;
+  using Item = GemmMmaItem<C, Numbers>;
+  using Geometry = GemmMmaGeometry<C, Numbers>;
+  static constexpr int rows = Geometry::rows;
+  static constexpr int padded_rows = Numbers::channel_tiles * Numbers::tile_rows;
+  static constexpr int group_rows = Tail::group_channels * Geometry::row_classes;
+  static constexpr int slabs_of_sample = Tail::channels / Tail::group_channels;
+  static constexpr int position_parts = Geometry::classes * Numbers::position_tiles;
 
   // Applies scale, bias and chain in place. `inside`: a bit for each column with an output.
-  __device__ __forceinline__ void activate(const Item& item, uint32 inside, Sums& d) const {
+  __device__ __forceinline__ void activate(const Item& item, uint32 inside, GemmMmaSums<Numbers>& d) const {
 #pragma unroll
-    for (int i = 0; i < row_tiles; ++i) {
+    for (int i = 0; i < Numbers::row_tiles; ++i) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int own = item.channel_tile * Numbers::tile_rows + block.row(i, h);
@@ -45,7 +37,7 @@ struct GemmMmaEpilogue {
         values.load(block.p, item.n, channel);
         const int64 begin = Geometry::sample_offset(item.n) + Geometry::row_offset(existing);
 #pragma unroll
-        for (int j = 0; j < 2 * column_tiles; ++j) {
+        for (int j = 0; j < 2 * Numbers::column_tiles; ++j) {
           float& value = d[i][j / 2][2 * h + j % 2];
           typename Chain::template Tensors<1> tensors;
           if constexpr (Numbers::chain_reads_tensors) {
@@ -60,15 +52,16 @@ struct GemmMmaEpilogue {
 
   // Stores the tile's values through shared memory, 16 rows by 32 columns of a warp at a time.
   template <class Type>
-  __device__ __forceinline__ void store_values(void* to, const Item& item, const Sums& d) const {
+  __device__ __forceinline__ void store_values(void* to, const Item& item,
+                                               const GemmMmaSums<Numbers>& d) const {
     constexpr bool rows_are_neighbours = Numbers::stride(1) == 1 && Numbers::stride(4) != 1;
-    float(&stage)[16][Shared::value_pitch] = block.s.finish.values[block.warp];
+    float(&stage)[16][GemmMmaShared<C, Tail, Numbers>::value_pitch] = block.s.finish.values[block.warp];
     const int64 sample = Geometry::sample_offset(item.n);
 #pragma unroll
-    for (int i = 0; i < row_tiles; ++i) {
+    for (int i = 0; i < Numbers::row_tiles; ++i) {
       const int first = item.channel_tile * Numbers::tile_rows + block.first_row + i * 16;
 #pragma unroll
-      for (int half = 0; half < column_tiles / 4; ++half) {
+      for (int half = 0; half < Numbers::column_tiles / 4; ++half) {
         __syncwarp();
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
@@ -104,21 +97,21 @@ struct GemmMmaEpilogue {
   }
 
   // Leaves the moments of the tile's rows in shared memory; a barrier must follow.
-  __device__ __forceinline__ void row_moments(uint32 inside, const Sums& d) const {
+  __device__ __forceinline__ void row_moments(uint32 inside, const GemmMmaSums<Numbers>& d) const {
     const int count = __popc(inside);
     const float own_count = static_cast<float>(count);
     const float quad_count = lanes_sum<4>(own_count);
 #pragma unroll
-    for (int i = 0; i < row_tiles; ++i) {
+    for (int i = 0; i < Numbers::row_tiles; ++i) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         // Distances from one of the values: they are 0 where all are equal.
         PivotSums<2> sums;
 #pragma unroll
-        for (int j = 2 * column_tiles - 1; j >= 0; --j)
+        for (int j = 2 * Numbers::column_tiles - 1; j >= 0; --j)
           sums.pivot = (inside >> j & 1u) != 0 ? d[i][j / 2][2 * h + j % 2] : sums.pivot;
 #pragma unroll
-        for (int j = 0; j < 2 * column_tiles; ++j)
+        for (int j = 0; j < 2 * Numbers::column_tiles; ++j)
           sums.add_distance(
               (inside >> j & 1u) != 0 ? distance_from(d[i][j / 2][2 * h + j % 2], sums.pivot) : 0.0f, j);
         Moments own{own_count, 0.0f, 0.0f};
@@ -126,7 +119,7 @@ struct GemmMmaEpilogue {
         sums.finish(own_count, moved, own.m2);
         own.mean = sums.pivot + moved;
         float mean, all_m2;
-        team_moments<4, threads>(own, quad_count, nullptr, mean, all_m2);
+        team_moments<4, Numbers::threads>(own, quad_count, nullptr, mean, all_m2);
         if (block.lane % 4 == 0)
           block.s.finish.rows[block.warp % Numbers::warps_n][block.row(i, h)] =
               float4{quad_count, mean, all_m2, 0.0f};
@@ -138,7 +131,7 @@ struct GemmMmaEpilogue {
     if (other.x > 0.0f) own.merge(other.x, other.y, other.z);
   }
   __device__ __forceinline__ float4* parts_of(int64 n, int slab) const {
-    return block.p.parts + (n * slabs_of_sample + slab) * (spans * position_parts);
+    return block.p.parts + (n * slabs_of_sample + slab) * (Numbers::spans * position_parts);
   }
 
   // One warp for each slab of the tile merges the slab's rows to one part.
@@ -147,7 +140,7 @@ struct GemmMmaEpilogue {
     const int end = begin + Numbers::tile_rows < rows ? begin + Numbers::tile_rows : rows;
     const int first_slab = begin / group_rows;
     const int last_slab = (end - 1) / group_rows;
-    for (int slab = first_slab + block.warp; slab <= last_slab; slab += threads / 32) {
+    for (int slab = first_slab + block.warp; slab <= last_slab; slab += Numbers::threads / 32) {
       int first = slab * group_rows - begin;
       int last = first + group_rows;
       first = first < 0 ? 0 : first;
@@ -157,7 +150,7 @@ struct GemmMmaEpilogue {
         merge(own, block.s.finish.rows[i % Numbers::warps_n][first + i / Numbers::warps_n]);
       const float elements = lanes_sum<32>(own.count);
       float mean, m2;
-      team_moments<32, threads>(own, elements, nullptr, mean, m2);
+      team_moments<32, Numbers::threads>(own, elements, nullptr, mean, m2);
       const int span = item.channel_tile - slab * group_rows / Numbers::tile_rows;
       if (block.lane == 0)
         __stcg(parts_of(item.n, slab) +
@@ -170,7 +163,7 @@ struct GemmMmaEpilogue {
   // Sums of the tile's rows, for means.
   __device__ __forceinline__ void store_sums(const Item& item) const {
     const int begin = item.channel_tile * Numbers::tile_rows;
-    for (int r = block.thread; r < Numbers::tile_rows && begin + r < rows; r += threads) {
+    for (int r = block.thread; r < Numbers::tile_rows && begin + r < rows; r += Numbers::threads) {
       float sum = 0.0f;
 #pragma unroll
       for (int i = 0; i < Numbers::warps_n; ++i)
@@ -191,7 +184,7 @@ struct GemmMmaEpilogue {
   __device__ __forceinline__ void finish_sample(int64 n) const {
     if constexpr (Tail::has_norm) {
       constexpr float elements = static_cast<float>(Tail::group_channels * Tail::spatial);
-      for (int slab = block.warp; slab < slabs_of_sample; slab += threads / 32) {
+      for (int slab = block.warp; slab < slabs_of_sample; slab += Numbers::threads / 32) {
         const int tiles =
             ((slab + 1) * group_rows - 1) / Numbers::tile_rows - slab * group_rows / Numbers::tile_rows + 1;
         const float4* parts = parts_of(n, slab);
@@ -199,7 +192,7 @@ struct GemmMmaEpilogue {
 #pragma unroll 4
         for (int i = block.lane; i < tiles * position_parts; i += 32) merge(own, __ldcg(parts + i));
         float mean, m2;
-        team_moments<32, threads>(own, elements, nullptr, mean, m2);
+        team_moments<32, Numbers::threads>(own, elements, nullptr, mean, m2);
         const float per_deviation = 1.0f / sqrtf(m2 / elements + Tail::eps);
         if (block.lane == 0) {
           float* to = block.p.statistics + 2 * (n * slabs_of_sample + slab);
@@ -215,8 +208,8 @@ struct GemmMmaEpilogue {
           if constexpr (Tail::mean_follows_norm) {
             const int64 row = n * Tail::channels + c;
             const float scale = weight * norm_factor<Tail>(per_deviation, mean, m2);
-            store_one<Output>(block.p.output, row,
-                              fmaf(row_mean(row) - mean, scale, Tail::bias(block.p, of_norm)));
+            store_one<typename Tail::Output>(block.p.output, row,
+                                             fmaf(row_mean(row) - mean, scale, Tail::bias(block.p, of_norm)));
           }
         }
       }
@@ -225,9 +218,9 @@ struct GemmMmaEpilogue {
         if (block.thread == 0) gemm::judge<Tail, Numbers>(block.p, n, 1.0f);
       }
       if constexpr (Tail::has_mean) {
-        for (int c = block.thread; c < Tail::channels; c += threads) {
+        for (int c = block.thread; c < Tail::channels; c += Numbers::threads) {
           const int64 row = n * Tail::channels + c;
-          store_one<Output>(block.p.output, row, row_mean(row));
+          store_one<typename Tail::Output>(block.p.output, row, row_mean(row));
         }
       }
     }

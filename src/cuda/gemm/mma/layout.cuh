@@ -89,58 +89,42 @@ struct alignas(16) GemmMmaShared {
   int tap_shifts[Numbers::most_taps];    // in bytes
 };
 
-// A thread of a block, and the sizes of what the block computes.
+// The tile of a block. Consecutive blocks read the same x.
+template <class C, class Numbers>
+struct GemmMmaItem {
+  int64 n;
+  int class_index;
+  int channel_tile;
+  int position_tile;
+
+  __device__ __forceinline__ explicit GemmMmaItem(uint32 index) {
+    constexpr uint32 of_class = Numbers::channel_tiles * Numbers::position_tiles;
+    constexpr uint32 of_sample = GemmMmaGeometry<C, Numbers>::classes * of_class;
+    const uint32 sample = index / of_sample;
+    uint32 rest = index - sample * of_sample;
+    n = sample;
+    class_index = static_cast<int>(rest / of_class);
+    rest -= static_cast<uint32>(class_index) * of_class;
+    position_tile = static_cast<int>(rest / Numbers::channel_tiles);
+    channel_tile = static_cast<int>(rest) - position_tile * Numbers::channel_tiles;
+  }
+};
+
+// A thread's sums of a tile.
+template <class Numbers>
+using GemmMmaSums = float[Numbers::row_tiles][Numbers::column_tiles][4];
+
+// A thread of a block.
 template <class C, class Tail, class Numbers>
 struct GemmMmaBlock {
-  using Parameters = GemmMmaParameters<Tail::parameters>;
-  using Shared = GemmMmaShared<C, Tail, Numbers>;
-  using Geometry = GemmMmaGeometry<C, Numbers>;
-  using Input = typename Tail::Input;
-  static constexpr int threads = Numbers::threads;
-  static constexpr int row_tiles = Numbers::row_tiles;        // of 16, of a warp
-  static constexpr int column_tiles = Numbers::column_tiles;  // of 8
-  static constexpr int warp_rows = 16 * row_tiles;
-  static constexpr int warp_columns = 8 * column_tiles;
-  static constexpr int vectors = Numbers::vectors;      // of a chunk
-  static constexpr int of_vector = Numbers::of_vector;  // channels
-  static constexpr int steps = vectors / 2;             // products of a tap
-  static constexpr bool splits = Numbers::parts == 2;
-  static constexpr int window = Geometry::window;
-  static constexpr int rows = Geometry::rows;
-  static constexpr int padded_rows = Numbers::channel_tiles * Numbers::tile_rows;
-  static constexpr int group_rows = Tail::group_channels * Geometry::row_classes;
-  static constexpr int slabs_of_sample = Tail::channels / Tail::group_channels;
-  static constexpr int spans = Numbers::spans;  // channel tiles that a slab may reach into
-  static constexpr int position_parts = Geometry::classes * Numbers::position_tiles;
-  static_assert(sizeof(Shared) == Numbers::shared_bytes);
-  static_assert(column_tiles % 4 == 0 && vectors % 2 == 0);
-
-  const Parameters& p;
-  Shared& s;
+  const GemmMmaParameters<Tail::parameters>& p;
+  GemmMmaShared<C, Tail, Numbers>& s;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   const int warp = thread / 32;
-  const int first_row = warp / Numbers::warps_n * warp_rows;  // of the warp, in the tile
-  const int first_column = warp % Numbers::warps_n * warp_columns;
-
-  struct Item {
-    int64 n;
-    int class_index;
-    int channel_tile;
-    int position_tile;
-
-    // Consecutive blocks read the same x.
-    __device__ __forceinline__ explicit Item(uint32 index) {
-      constexpr uint32 of_sample = Geometry::classes * Numbers::channel_tiles * Numbers::position_tiles;
-      const uint32 sample = index / of_sample;
-      uint32 rest = index - sample * of_sample;
-      n = sample;
-      class_index = static_cast<int>(rest / (Numbers::channel_tiles * Numbers::position_tiles));
-      rest -= static_cast<uint32>(class_index * Numbers::channel_tiles * Numbers::position_tiles);
-      position_tile = static_cast<int>(rest / Numbers::channel_tiles);
-      channel_tile = static_cast<int>(rest) - position_tile * Numbers::channel_tiles;
-    }
-  };
+  // The warp's first row and column in the tile.
+  const int first_row = warp / Numbers::warps_n * (16 * Numbers::row_tiles);
+  const int first_column = warp % Numbers::warps_n * (8 * Numbers::column_tiles);
 
   // A thread has rows lane / 4 + 8 h of each 16, and two of each eight columns.
   __device__ __forceinline__ int row(int i, int h) const { return first_row + i * 16 + lane / 4 + 8 * h; }

@@ -7,21 +7,13 @@ namespace onepass {
 
 template <class C, class Tail, class Numbers>
 struct GemmMmaMainloop {
-  using Block = GemmMmaBlock<C, Tail, Numbers>;
   using Source = GemmMmaSource<C, Tail, Numbers>;
-  using Geometry = typename Block::Geometry;
-  using Item = typename Block::Item;
-  using Product = typename Numbers::Product;
-  static constexpr int threads = Block::threads;
-  static constexpr int row_tiles = Block::row_tiles;
-  static constexpr int column_tiles = Block::column_tiles;
-  static constexpr int vectors = Block::vectors;
-  static constexpr int of_vector = Block::of_vector;
-  static constexpr int steps = vectors / 2;  // products of a tap
-  static constexpr bool splits = Block::splits;
 
-  const Block block;
+  const GemmMmaBlock<C, Tail, Numbers> block;
   const Source source{block};
+
+  static constexpr int steps = Numbers::vectors / 2;  // products of a tap
+  static constexpr bool splits = Source::splits;
 
   // First entry of the window that the tile's i-th position reads.
   static __device__ __forceinline__ int first_place(int i) {
@@ -33,36 +25,34 @@ struct GemmMmaMainloop {
            row * Numbers::box(2);
   }
 
-  static constexpr int of_tap = Numbers::parts * vectors * Numbers::tile_rows;  // vectors
+  static constexpr int of_tap = Numbers::parts * Numbers::vectors * Numbers::tile_rows;  // vectors
   static constexpr int of_group = Numbers::group_taps * of_tap;
 
   // Starts the copies of a group of taps; `from` is the first vector of this thread.
   __device__ __forceinline__ void send_weights(const uint4* from, int stage) const {
     const uint32 to = barrier::shared_address(&block.s.rings.weights[stage][0][0][0][0]) + block.thread * 16;
 #pragma unroll
-    for (int i = 0; i < (of_group + threads - 1) / threads; ++i) {
-      if (of_group % threads == 0 || i * threads + block.thread < of_group)
-        mma::copy_vector(to + i * threads * 16, from + i * threads);
+    for (int i = 0; i < (of_group + Numbers::threads - 1) / Numbers::threads; ++i) {
+      if (of_group % Numbers::threads == 0 || i * Numbers::threads + block.thread < of_group)
+        mma::copy_vector(to + i * Numbers::threads * 16, from + i * Numbers::threads);
     }
   }
 
-  using Sums = float[row_tiles][column_tiles][4];
-
-  __device__ __forceinline__ void multiply(Sums& d, uint32 weights, uint32 x,
-                                           const uint32 (&places)[column_tiles / 2]) const {
-    constexpr uint32 weights_part = vectors * Numbers::tile_rows * 16;
-    constexpr uint32 x_part = vectors * Numbers::window_pitch * 16;
+  __device__ __forceinline__ void multiply(GemmMmaSums<Numbers>& d, uint32 weights, uint32 x,
+                                           const uint32 (&places)[Numbers::column_tiles / 2]) const {
+    constexpr uint32 weights_part = Numbers::vectors * Numbers::tile_rows * 16;
+    constexpr uint32 x_part = Numbers::vectors * Numbers::window_pitch * 16;
 #pragma unroll
     for (int k = 0; k < steps; ++k) {
-      uint32 b[Numbers::parts][column_tiles / 2][4];
+      uint32 b[Numbers::parts][Numbers::column_tiles / 2][4];
 #pragma unroll
       for (int part = 0; part < Numbers::parts; ++part) {
 #pragma unroll
-        for (int j = 0; j < column_tiles / 2; ++j)
+        for (int j = 0; j < Numbers::column_tiles / 2; ++j)
           mma::load_matrices(b[part][j], x + places[j] + part * x_part + k * 2 * Numbers::window_pitch * 16);
       }
 #pragma unroll
-      for (int i = 0; i < row_tiles; ++i) {
+      for (int i = 0; i < Numbers::row_tiles; ++i) {
         uint32 a[Numbers::parts][4];
         const uint32 own = weights + (k * 2 * Numbers::tile_rows + i * 16) * 16;
 #pragma unroll
@@ -74,35 +64,37 @@ struct GemmMmaMainloop {
           const int of_weights = product == 1 ? Numbers::parts - 1 : 0;
           const int of_x = product == 2 ? Numbers::parts - 1 : 0;
 #pragma unroll
-          for (int j = 0; j < column_tiles; ++j)
-            Product::run(d[i][j], a[of_weights], &b[of_x][j / 2][j % 2 * 2]);
+          for (int j = 0; j < Numbers::column_tiles; ++j)
+            Numbers::Product::run(d[i][j], a[of_weights], &b[of_x][j / 2][j % 2 * 2]);
         }
       }
     }
   }
 
-  static __device__ __forceinline__ void clear(Sums& d) {
+  static __device__ __forceinline__ void clear(GemmMmaSums<Numbers>& d) {
 #pragma unroll
-    for (int i = 0; i < row_tiles; ++i) {
+    for (int i = 0; i < Numbers::row_tiles; ++i) {
 #pragma unroll
-      for (int j = 0; j < column_tiles; ++j) {
+      for (int j = 0; j < Numbers::column_tiles; ++j) {
 #pragma unroll
         for (int k = 0; k < 4; ++k) d[i][j][k] = 0.0f;
       }
     }
   }
-  static __device__ __forceinline__ void add(Sums& to, const Sums& d) {
+  static __device__ __forceinline__ void add(GemmMmaSums<Numbers>& to, const GemmMmaSums<Numbers>& d) {
 #pragma unroll
-    for (int i = 0; i < row_tiles; ++i) {
+    for (int i = 0; i < Numbers::row_tiles; ++i) {
 #pragma unroll
-      for (int j = 0; j < column_tiles; ++j) {
+      for (int j = 0; j < Numbers::column_tiles; ++j) {
 #pragma unroll
         for (int k = 0; k < 4; ++k) to[i][j][k] += d[i][j][k];
       }
     }
   }
 
-  __device__ __forceinline__ void convolve(const Item& item, const ThinClass<C>& own, Sums& sums) const {
+  __device__ __forceinline__ void convolve(const GemmMmaItem<C, Numbers>& item, const ThinClass<C>& own,
+                                           GemmMmaSums<Numbers>& sums) const {
+    using Geometry = GemmMmaGeometry<C, Numbers>;
     const int taps = own.count[0] * own.count[1] * own.count[2];
     const uint4* weights =
         static_cast<const uint4*>(block.p.packed) +
@@ -129,9 +121,9 @@ struct GemmMmaMainloop {
       source.load(item, in_vectors, 0, i, x);
       source.store(in_vectors, 0, x, largest);
     }
-    uint32 places[column_tiles / 2];
+    uint32 places[Numbers::column_tiles / 2];
 #pragma unroll
-    for (int j = 0; j < column_tiles / 2; ++j) {
+    for (int j = 0; j < Numbers::column_tiles / 2; ++j) {
       places[j] = static_cast<uint32>(
                       block.lane / 8 % 2 * Numbers::window_pitch +
                       first_place(block.first_column + j * 16 + block.lane / 16 * 8 + block.lane % 8)) *
@@ -141,13 +133,14 @@ struct GemmMmaMainloop {
         barrier::shared_address(&block.s.rings.weights[0][0][0][0][0]) +
         static_cast<uint32>(block.lane / 16 * Numbers::tile_rows + block.first_row + block.lane % 16) * 16;
     const uint32 x_begin = barrier::shared_address(&block.s.rings.x[0][0][0][0]);
-    constexpr uint32 x_bytes = Numbers::parts * vectors * Numbers::window_pitch * 16;
+    constexpr uint32 x_bytes = Numbers::parts * Numbers::vectors * Numbers::window_pitch * 16;
     // Split operands: at most 64 terms are summed in the tensor cores, which truncate.
-    Sums partial;
-    Sums& d = splits ? partial : sums;
+    GemmMmaSums<Numbers> partial;
+    GemmMmaSums<Numbers>& d = splits ? partial : sums;
     constexpr int most_terms = 64;
-    constexpr int taps_together =
-        most_terms / (vectors * of_vector) > 0 ? most_terms / (vectors * of_vector) : 1;
+    constexpr int taps_together = most_terms / (Numbers::vectors * Numbers::of_vector) > 0
+                                      ? most_terms / (Numbers::vectors * Numbers::of_vector)
+                                      : 1;
     clear(sums);
     if constexpr (splits) clear(partial);
     int together = 0;

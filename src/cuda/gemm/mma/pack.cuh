@@ -11,6 +11,7 @@ namespace onepass {
 // A thread packs a vector of a row with all its taps, which are neighbours in memory.
 template <class C, class Tail, class Numbers>
 struct GemmMmaPack {
+  using Parameters = GemmMmaPackParameters;
   static constexpr int threads = 256;
   using Geometry = GemmMmaGeometry<C, Numbers>;
   using Weight = typename C::Weight;
@@ -18,7 +19,7 @@ struct GemmMmaPack {
   static constexpr int padded_rows = Numbers::channel_tiles * Numbers::tile_rows;
   static constexpr int all_vectors = Numbers::chunks * Numbers::vectors;
 
-  const GemmMmaPackParameters& p;
+  const Parameters& p;
 
   // Offset of the taps of an input and an output channel of a group.
   static __device__ __forceinline__ int64 first_of(int group, int o, int c) {

@@ -7,64 +7,61 @@ namespace onepass {
 
 template <class C, class Tail, class Numbers>
 struct GemmMmaSource {
-  using Block = GemmMmaBlock<C, Tail, Numbers>;
-  using Item = typename Block::Item;
-  using Input = typename Tail::Input;
-  static constexpr int threads = Block::threads;
-  static constexpr int vectors = Block::vectors;
-  static constexpr int of_vector = Block::of_vector;
-  static constexpr bool splits = Block::splits;
-  static constexpr int window = Block::window;
+  const GemmMmaBlock<C, Tail, Numbers> block;
 
-  const Block block;
+  using Input = typename Tail::Input;
+  using Item = GemmMmaItem<C, Numbers>;
+  static constexpr bool splits = Numbers::parts == 2;
+  static constexpr int window = GemmMmaGeometry<C, Numbers>::window;
 
   // A vector in registers: one element a word, or words as they lie in memory.
   struct Vector {
-    uint32 word[of_vector];
+    uint32 word[Numbers::of_vector];
     int to;  // its index in the window; -1: none
   };
   static constexpr bool vectors_fit =
-      C::input_stride(1) == 1 && C::in_channels % of_vector == 0 && C::input_stride(0) % of_vector == 0 &&
-      C::input_stride(2) % of_vector == 0 && C::input_stride(3) % of_vector == 0 &&
-      C::input_stride(4) % of_vector == 0;
+      C::input_stride(1) == 1 && C::in_channels % Numbers::of_vector == 0 &&
+      C::input_stride(0) % Numbers::of_vector == 0 && C::input_stride(2) % Numbers::of_vector == 0 &&
+      C::input_stride(3) % Numbers::of_vector == 0 && C::input_stride(4) % Numbers::of_vector == 0;
   static constexpr bool interleaved = C::input_stride(1) == 1;
   // Neighbouring threads load neighbours in memory: entries of one vector of channels, or vectors of an
   // entry.
-  static constexpr int places_at_once = interleaved ? threads / vectors : threads;
+  static constexpr int places_at_once = interleaved ? Numbers::threads / Numbers::vectors : Numbers::threads;
   static constexpr int turns =
-      (window + places_at_once - 1) / places_at_once * (interleaved ? 1 : vectors);  // of a chunk
+      (window + places_at_once - 1) / places_at_once * (interleaved ? 1 : Numbers::vectors);  // of a chunk
   static constexpr int rounds = (turns + Numbers::batch_vectors - 1) / Numbers::batch_vectors;
 
   __device__ __forceinline__ void load(const Item& item, bool in_vectors, int chunk, int number,
                                        Vector (&x)[Numbers::batch_vectors]) const {
-    using Word = typename gemm::Word<Input::bytes>::Type;
-    using Offset = typename gemm::If<Numbers::small_samples, uint32, int64>::Type;  // in bytes
+    using Word = ElementBits<Input>;
+    using Offset = conditional<Numbers::small_samples, uint32, int64>;  // in bytes
     constexpr Offset channel_bytes = static_cast<Offset>(C::input_stride(1) * Input::bytes);
     const unsigned char* from =
         static_cast<const unsigned char*>(block.p.input) +
-        (input_origin<C>(item.n) + static_cast<int64>(chunk * vectors * of_vector) * C::input_stride(1)) *
+        (input_origin<C>(item.n) +
+         static_cast<int64>(chunk * Numbers::vectors * Numbers::of_vector) * C::input_stride(1)) *
             Input::bytes;
 #pragma unroll
     for (int k = 0; k < Numbers::batch_vectors; ++k) {
 #pragma unroll
-      for (int j = 0; j < of_vector; ++j) x[k].word[j] = 0;
+      for (int j = 0; j < Numbers::of_vector; ++j) x[k].word[j] = 0;
       x[k].to = -1;
       const int turn = number * Numbers::batch_vectors + k;
-      const int vector = interleaved ? block.thread % vectors : turn % vectors;
-      const int place = interleaved ? turn * places_at_once + block.thread / vectors
-                                    : turn / vectors * places_at_once + block.thread;
+      const int vector = interleaved ? block.thread % Numbers::vectors : turn % Numbers::vectors;
+      const int place = interleaved ? turn * places_at_once + block.thread / Numbers::vectors
+                                    : turn / Numbers::vectors * places_at_once + block.thread;
       if (turn >= turns || place >= window) continue;
       x[k].to = vector * Numbers::window_pitch + place;
       const int offset = block.s.sources[place];
-      const int channel = (chunk * vectors + vector) * of_vector;
+      const int channel = (chunk * Numbers::vectors + vector) * Numbers::of_vector;
       if (offset < 0) continue;
       const auto* first = reinterpret_cast<const Word*>(
-          from + (static_cast<Offset>(vector * of_vector) * channel_bytes +
+          from + (static_cast<Offset>(vector * Numbers::of_vector) * channel_bytes +
                   static_cast<Offset>(offset) * static_cast<Offset>(Input::bytes)));
       if (vectors_fit && in_vectors) {
         if (channel >= C::in_channels) continue;
 #pragma unroll
-        for (int j = 0; j < of_vector * Input::bytes / 4; j += 4) {
+        for (int j = 0; j < Numbers::of_vector * Input::bytes / 4; j += 4) {
           const uint4 four = *reinterpret_cast<const uint4*>(first + j);
           x[k].word[j] = four.x, x[k].word[j + 1] = four.y, x[k].word[j + 2] = four.z,
           x[k].word[j + 3] = four.w;
@@ -72,8 +69,8 @@ struct GemmMmaSource {
         continue;
       }
 #pragma unroll
-      for (int j = 0; j < of_vector; ++j) {
-        if (C::in_channels % (vectors * of_vector) == 0 || channel + j < C::in_channels)
+      for (int j = 0; j < Numbers::of_vector; ++j) {
+        if (C::in_channels % (Numbers::vectors * Numbers::of_vector) == 0 || channel + j < C::in_channels)
           x[k].word[j] = first[j * C::input_stride(1)];
       }
     }
@@ -86,8 +83,8 @@ struct GemmMmaSource {
 #pragma unroll
     for (int k = 0; k < Numbers::batch_vectors; ++k) {
       if (x[k].to < 0) continue;
-      const uint32(&word)[of_vector] = x[k].word;
-      constexpr int part_vectors = vectors * Numbers::window_pitch;
+      const uint32(&word)[Numbers::of_vector] = x[k].word;
+      constexpr int part_vectors = Numbers::vectors * Numbers::window_pitch;
       uint4* const to = &block.s.rings.x[stage][0][0][0] + x[k].to;
       if constexpr (Input::bytes == 2) {
         uint4 four;
@@ -99,9 +96,9 @@ struct GemmMmaSource {
         }
         *to = four;
       } else {
-        float value[of_vector];
+        float value[Numbers::of_vector];
 #pragma unroll
-        for (int j = 0; j < of_vector; ++j) {
+        for (int j = 0; j < Numbers::of_vector; ++j) {
           value[j] = __uint_as_float(word[j]);
           if constexpr (Numbers::guards && splits) value[j] *= gemm::split_scale;
           if constexpr (Numbers::guards || splits) largest = gemm::largest_of(largest, value[j]);

@@ -1,6 +1,7 @@
 // The flat index of all samples of the row "gemm_packed", its taps and its rows.
 #pragma once
 
+#include "gemm/flat_index.cuh"
 #include "gemm/gemm.cuh"
 
 namespace onepass {
@@ -43,20 +44,8 @@ struct PackedGemmGeometry {
   }
   static __device__ __forceinline__ int64 weight_in_group(int row, int c, int t) {
     if constexpr (!C::transposed) return (static_cast<int64>(row) * C::in_channels + c) * Numbers::taps + t;
-    const int o = channel_of(row);
-    int own = class_of(row);
-    int tap = 0;
-    int step = 1;
-#pragma unroll
-    for (int d = 2; d >= 0; --d) {
-      const int count = static_cast<int>(C::count(d, 0));
-      const int of_dimension = static_cast<int>(C::classes(d));
-      tap += step * static_cast<int>(C::first(d, own % of_dimension) + t % count * C::tap_step(d));
-      step *= static_cast<int>(C::kernel(d));
-      own /= of_dimension;
-      t /= count;
-    }
-    return (static_cast<int64>(c) * C::channels + o) * C::taps + tap;
+    const int tap = gemm::tap_of_class<C>(class_of(row), t);
+    return (static_cast<int64>(c) * C::channels + channel_of(row)) * C::taps + tap;
   }
   // The output channel that a row belongs to.
   static __device__ __forceinline__ int channel(int row) {
@@ -78,19 +67,6 @@ struct PackedGemmGeometry {
   static __device__ __forceinline__ uint32 samples(const Parameters& p) {
     return static_cast<uint32>(p.batch) / static_cast<uint32>(C::groups);
   }
-
-  // Sample and coordinates of a position of the index.
-  struct Place {
-    uint32 n, z, y, x;
-    explicit __device__ __forceinline__ Place(uint32 flat) {
-      n = flat / static_cast<uint32>(Numbers::sample);
-      const uint32 in_sample = flat - n * static_cast<uint32>(Numbers::sample);
-      z = in_sample / static_cast<uint32>(Numbers::plane);
-      const uint32 in_plane = in_sample - z * static_cast<uint32>(Numbers::plane);
-      y = in_plane / static_cast<uint32>(Numbers::pitch);
-      x = in_plane - y * static_cast<uint32>(Numbers::pitch);
-    }
-  };
 };
 
 }  // namespace onepass

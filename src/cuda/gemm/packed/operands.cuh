@@ -9,12 +9,10 @@ namespace onepass {
 // Packs weights and x: the first blocks have pieces of weights, the others x.
 template <class C, class Tail, class Numbers>
 struct PackedGemmOperands {
-  using Parameters = PackedGemmParameters<Tail::parameters>;
-  using Geometry = PackedGemmGeometry<C, Numbers>;
   using Pieces = PackedGemmWeightPieces<C, Numbers>;
+  using Geometry = typename Pieces::Geometry;
   using Input = typename Tail::Input;
   using Operand = typename Numbers::Operand;
-  using Weight = typename C::Weight;
   static constexpr int threads = 256;
   static constexpr int group_pairs = Numbers::input_channels / 16;  // of eight channels, in a group
   static constexpr int pairs = static_cast<int>(C::groups) * group_pairs;
@@ -30,7 +28,7 @@ struct PackedGemmOperands {
   };
   static_assert(Pieces::template bytes_of<Team>() <= Numbers::piece_bytes);
 
-  const Parameters& p;
+  const PackedGemmParameters<Tail::parameters>& p;
   unsigned char* shared;
 
   __device__ __forceinline__ void run() const {
@@ -60,7 +58,7 @@ struct PackedGemmOperands {
     const int first = (pair - group * group_pairs) * 16;  // channel of the group
     const int64 place = static_cast<int64>(part) * threads + threadIdx.x;
     const int64 flat = place - Numbers::margin;
-    const typename Geometry::Place at(static_cast<uint32>(flat));
+    const FlatPosition<Numbers> at(static_cast<uint32>(flat));
     const bool inside =
         flat >= 0 && at.n < Geometry::samples(p) && at.z < static_cast<uint32>(C::input_size(0)) &&
         at.y < static_cast<uint32>(C::input_size(1)) && at.x < static_cast<uint32>(C::input_size(2));
@@ -70,23 +68,9 @@ struct PackedGemmOperands {
     float x[16];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      if constexpr (in_vectors) {
-        float(&own)[8] = *reinterpret_cast<float(*)[8]>(x + 8 * half);
-        if (inside && first + 8 * half < C::in_channels) {
-          Packed<Input, 8> vector;
-          vector.load(p.input, from + 8 * half, true);
-          vector.unpack(own);
-        } else {
-#pragma unroll
-          for (int k = 0; k < 8; ++k) own[k] = 0.0f;
-        }
-      } else {
-#pragma unroll
-        for (int k = 8 * half; k < 8 * half + 8; ++k) {
-          const bool exists = inside && (C::in_channels % 16 == 0 || first + k < C::in_channels);
-          x[k] = exists ? load_one<Input>(p.input, from + k * C::input_stride(1)) : 0.0f;
-        }
-      }
+      load_octet<Input, static_cast<int>(C::in_channels), C::in_channels % 16 == 0, in_vectors>(
+          p.input, from + 8 * half * C::input_stride(1), C::input_stride(1), first + 8 * half, inside,
+          *reinterpret_cast<float(*)[8]>(x + 8 * half));
     }
     if constexpr (Numbers::guards) {
 #pragma unroll
@@ -127,13 +111,12 @@ struct PackedGemmOperands {
 // has 32 rows; most blocks find nothing to do.
 template <class C, class Tail, class Numbers>
 struct PackedGemmScales {
-  using Parameters = PackedGemmParameters<Tail::parameters>;
-  using Geometry = PackedGemmGeometry<C, Numbers>;
   using Pieces = PackedGemmWeightPieces<C, Numbers>;
+  using Geometry = typename Pieces::Geometry;
   static constexpr int threads = 256;
   static constexpr int rows = Pieces::rows;
 
-  const Parameters& p;
+  const PackedGemmParameters<Tail::parameters>& p;
 
   __device__ __forceinline__ void run() const {
     __shared__ uint32 again;
@@ -165,10 +148,7 @@ struct PackedGemmScales {
     const uint32 bits = __ldcg(p.row_largest + o);
     float scale = 1.0f;
     if (__uint_as_float(bits) <= 3.4028235e38f) {
-      // Scales to [2^13, 2^14), as far as the scale and its inverse are normal numbers.
-      int exponent = 13 - (static_cast<int>(bits >> 23) - 127);
-      exponent = exponent > 120 ? 120 : exponent < -120 ? -120 : exponent;
-      scale = __uint_as_float(static_cast<uint32>(127 + exponent) << 23);
+      scale = gemm::operand_scale(bits);
     } else if (threadIdx.x == 0) {
       atomicMax(p.only + p.batch, static_cast<uint32>(redo_all));
     }

@@ -54,7 +54,7 @@ struct PackedGemm {
 
   // By one thread: the copies of all tiles.
   __device__ __forceinline__ void send() const {
-    gemm::Ring<stages> ring;
+    Ring<stages> ring;
     for_each_tile(0, 1, [&](int64 position, int channel_tile) {
       int64 step = static_cast<int64>(channel_tile) * Numbers::steps;
       const int first_eight = channel_tile / group_tiles * (Numbers::input_channels / 8);
@@ -106,7 +106,7 @@ struct PackedGemm {
   }
 
   __device__ __forceinline__ void multiply() const {
-    gemm::Ring<stages> ring;
+    Ring<stages> ring;
     const int thread = static_cast<int>(threadIdx.x);
     const int warpgroup = thread / 128;
     const uint32 x_begin = barrier::shared_address(s.x[0]) + (share || turns ? 0 : warpgroup * columns * 16);
@@ -172,7 +172,7 @@ struct PackedGemm {
 
   // Offset of a position in a channel of the values, from the first sample on; -1: outside.
   __device__ __forceinline__ int offset(int64 position) const {
-    const typename Geometry::Place at(static_cast<uint32>(position));
+    const FlatPosition<Numbers> at(static_cast<uint32>(position));
     const bool inside = at.n < Geometry::samples(p) && at.z < static_cast<uint32>(C::positions(0, 0)) &&
                         at.y < static_cast<uint32>(C::positions(1, 0)) &&
                         at.x < static_cast<uint32>(C::positions(2, 0));

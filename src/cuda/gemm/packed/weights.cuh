@@ -28,7 +28,7 @@ struct PackedGemmWeightPieces {
   static constexpr int chunks = Numbers::input_channels / 16;
   using Weight = typename C::Weight;
   using Operand = typename Numbers::Operand;
-  using Word = typename gemm::Word<Weight::bytes>::Type;
+  using Word = ElementBits<Weight>;
   // An odd number of banks from row to row.
   static constexpr int pitch_words = (chunk_terms * Weight::bytes / 4) | 1;
   static constexpr int pitch = pitch_words * 4 / Weight::bytes;

@@ -10,38 +10,36 @@ namespace onepass::pingpong {
 // has multiplied; they do not wait for the last one.
 template <class L>
 struct Bands {
-  using C = typename L::C;
-  using Numbers = typename L::Numbers;
-  using Geometry = typename L::Geometry;
-  static constexpr int rows = Numbers::band_copies * Numbers::copy_y;  // of a band
-  static constexpr int count = Numbers::bands;
-  static constexpr int last_row = (Numbers::box_z - 1) * Geometry::rows_of_plane + Numbers::box_y - 1;
+  static constexpr int rows = L::Numbers::band_copies * L::Numbers::copy_y;  // of a band
+  static constexpr int count = L::Numbers::bands;
+  static constexpr int last_row =
+      (L::Numbers::box_z - 1) * L::Geometry::rows_of_plane + L::Numbers::box_y - 1;
 
   // The first and the last row of the box that a warpgroup computes.
   static constexpr __device__ int first_of(int group) {
-    const int row = group * L::columns / Numbers::pitch;
+    const int row = group * L::columns / L::Numbers::pitch;
     return row < last_row ? row : last_row;
   }
   static constexpr __device__ int last_of(int group) {
-    const int row = ((group + 1) * L::columns - 1) / Numbers::pitch;
+    const int row = ((group + 1) * L::columns - 1) / L::Numbers::pitch;
     return row < last_row ? row : last_row;
   }
 
   // Taps by rows of the kernel, from the top of the window: the first tap of row i, and its depth in window
   // rows.
-  static constexpr int taps_of_row = static_cast<int>(C::count(2, 0));
-  static constexpr int tap_rows = Numbers::taps / taps_of_row;
+  static constexpr int taps_of_row = static_cast<int>(L::C::count(2, 0));
+  static constexpr int tap_rows = L::Numbers::taps / taps_of_row;
   static constexpr __device__ int tap_of(int d, int i) {
-    return C::delta(d) < 0 ? static_cast<int>(C::count(d, 0)) - 1 - i : i;
+    return L::C::delta(d) < 0 ? static_cast<int>(L::C::count(d, 0)) - 1 - i : i;
   }
   static constexpr __device__ int first_tap(int i) {
-    const int high = static_cast<int>(C::count(1, 0));
+    const int high = static_cast<int>(L::C::count(1, 0));
     return (tap_of(0, i / high) * high + tap_of(1, i % high)) * taps_of_row;
   }
   static constexpr __device__ int depth(int i) {
-    const int high = static_cast<int>(C::count(1, 0));
-    return (Geometry::offset(0, tap_of(0, i / high)) - Geometry::low(0)) * Geometry::rows_of_plane +
-           Geometry::offset(1, tap_of(1, i % high)) - Geometry::low(1);
+    const int high = static_cast<int>(L::C::count(1, 0));
+    return (L::Geometry::offset(0, tap_of(0, i / high)) - L::Geometry::low(0)) * L::Geometry::rows_of_plane +
+           L::Geometry::offset(1, tap_of(1, i % high)) - L::Geometry::low(1);
   }
 
   // The first and the last band that a warpgroup reads at a row of taps.
@@ -55,9 +53,9 @@ struct Bands {
     return count;
   }
   // Copies of eight channels. The last band may have fewer.
-  static constexpr int copies = 2 * Numbers::chunks * Numbers::band_copies;
+  static constexpr int copies = 2 * L::Numbers::chunks * L::Numbers::band_copies;
   static constexpr __device__ int copies_of(int band) {
-    const int left = 2 * Numbers::chunks * Numbers::copies - band * copies;
+    const int left = 2 * L::Numbers::chunks * L::Numbers::copies - band * copies;
     return left < copies ? left : copies;
   }
   static constexpr __device__ int least_copies() { return copies_of(count - 1); }

@@ -12,8 +12,6 @@ namespace onepass::pingpong {
 // behind the stores of outputs. The warps that poll have nothing else to do.
 template <class L>
 struct Exchange {
-  using Tail = typename L::Tail;
-  static constexpr int slabs = L::slabs;
   static constexpr int parts = L::position_tiles * L::groups;  // of a slab
   static constexpr int pairs = (parts + 1) / 2;                // parts are read by pairs
 
@@ -71,11 +69,11 @@ struct Exchange {
         counts[i][e] -= 1.0f;
       }
     }
-    const int64 all = p.batch * slabs;
+    const int64 all = p.batch * L::slabs;
 #pragma unroll 1
     for (int64 i = threadIdx.x / team; i < all; i += blockDim.x / team) {
-      const int64 n = i / slabs;
-      merge(n, static_cast<uint32>(i - n * slabs), lane, mask, counts);
+      const int64 n = i / L::slabs;
+      merge(n, static_cast<uint32>(i - n * L::slabs), lane, mask, counts);
     }
   }
 
@@ -99,10 +97,10 @@ struct Exchange {
   // The parts of a slab: mean and M2. Behind the parts of all samples come the results: the mean of each slab
   // and the norm's factor.
   __device__ __forceinline__ uint64* part(int64 n, uint32 slab) const {
-    return p.parts + (n * slabs + slab) * (2 * pairs);
+    return p.parts + (n * L::slabs + slab) * (2 * pairs);
   }
   __device__ __forceinline__ uint64* result(int64 n, uint32 slab) const {
-    return part(p.batch, 0) + n * ((slabs + 1) / 2 * 2) + slab;
+    return part(p.batch, 0) + n * ((L::slabs + 1) / 2 * 2) + slab;
   }
 
   // The largest magnitudes that the converting warps of a tile saw.
@@ -128,7 +126,7 @@ struct Exchange {
   // at most sqrt(parts) deviations from the mean of all.
   __device__ __forceinline__ void merge(int64 n, uint32 slab, int lane, uint32 mask,
                                         const float (&counts)[of_lane][2]) const {
-    constexpr float elements = static_cast<float>(Tail::group_channels * Tail::spatial);
+    constexpr float elements = static_cast<float>(L::Tail::group_channels * L::Tail::spatial);
     const uint64* const from = part(n, slab) + 2 * lane;
     uint64 two[of_lane][2];
 #pragma unroll
@@ -172,18 +170,18 @@ struct Exchange {
     }
     sum = add_lanes(sum, mask) * (1.0f / elements);
     square = add_lanes(square, mask) * (1.0f / elements);
-    constexpr float times = Doubled<typename Tail::Before::Only, L::Output::bytes>::exists ? 2.0f : 1.0f;
+    constexpr float times = Doubled<typename L::Tail::Before::Only, L::Output::bytes>::exists ? 2.0f : 1.0f;
     const float variance = fmaf(-sum, sum, square);  // NaN stays NaN
     const float2 all{origin + sum,
-                     inverse_root(fmaf(times * times, Tail::eps, variance < 0.0f ? 0.0f : variance))};
+                     inverse_root(fmaf(times * times, L::Tail::eps, variance < 0.0f ? 0.0f : variance))};
     // Where all values are equal, the means of parts differ only by rounding. The norm's factor is then 0 and
     // the result is exactly its bias.
     const float least = all.x * 0x1p-19f;
-    is_flat = __all_sync(mask, is_flat) && variance <= least * least && Tail::eps > 0.0f &&
+    is_flat = __all_sync(mask, is_flat) && variance <= least * least && L::Tail::eps > 0.0f &&
               (fabsf(all.x) > 0x1p-35f || all.x == 0.0f);  // below, squares may have underflowed
     if (lane == 0) {
       publish(result(n, slab), encode(all.x, is_flat ? 0.0f : all.y));
-      float* const to = p.statistics + 2 * (n * slabs + slab);
+      float* const to = p.statistics + 2 * (n * L::slabs + slab);
       to[0] = all.x / times;
       to[1] = all.y * times;
     }
@@ -226,9 +224,9 @@ struct Exchange {
       const uint32 other = __shfl_xor_sync(mask, most, offset);
       most = other > most ? other : most;
     }
-    for (int i = lane; i < Tail::group_channels; i += team) {
-      const float weight = Tail::weight(p, static_cast<int>(slab) * Tail::group_channels + i);
-      gemm::judge<Tail, typename L::Numbers>(p, n, __uint_as_float(most), fabsf(weight * scale));
+    for (int i = lane; i < L::Tail::group_channels; i += team) {
+      const float weight = L::Tail::weight(p, static_cast<int>(slab) * L::Tail::group_channels + i);
+      gemm::judge<typename L::Tail, typename L::Numbers>(p, n, __uint_as_float(most), fabsf(weight * scale));
     }
   }
 };

@@ -74,7 +74,7 @@ struct HeldInt20 {
 // 2 * j + h is pair j of row h.
 template <class L>
 struct Hold {
-  using Format = typename gemm::If<L::is_f32, HeldInt20, HeldF16>::Type;
+  using Format = conditional<L::is_f32, HeldInt20, HeldF16>;
   static constexpr int words = Format::words(L::sums);
   static constexpr int in_registers = words - L::Numbers::held_shared_words;
   static_assert(in_registers > 0);

@@ -8,11 +8,9 @@ namespace onepass::pingpong {
 constexpr int converting_warps = 4;
 constexpr int mergers = 1;  // blocks without a tile, which merge moments
 
-template <class Conv, class TailOfBlock, class NumbersOfKernel>
-struct Layout {
-  using C = Conv;
-  using Tail = TailOfBlock;
-  using Numbers = NumbersOfKernel;
+// The pieces of the kernel are templates of this one type.
+template <class C, class Tail, class Numbers>
+struct Layout : KernelTypes<C, Tail, Numbers> {
   using Parameters = PingpongParameters<Tail::parameters>;
   using Geometry = GemmGeometry<C, Numbers>;
   using Input = typename Tail::Input;

@@ -8,8 +8,6 @@ namespace onepass::pingpong {
 
 template <class L>
 struct Mainloop {
-  using Numbers = typename L::Numbers;
-  using Geometry = typename L::Geometry;
   static constexpr int sums = L::sums;
 
   Shared<L>& s;
@@ -45,12 +43,12 @@ struct Mainloop {
       for (; arrived <= Bands<L>::last_band(own, i); ++arrived) barrier::wait(&s.x_full[arrived], round);
       asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-      for (int chunk = 0; chunk < Numbers::chunks; ++chunk) {
+      for (int chunk = 0; chunk < L::Numbers::chunks; ++chunk) {
 #pragma unroll
         for (int t = Bands<L>::first_tap(i); t < Bands<L>::first_tap(i) + Bands<L>::taps_of_row; ++t) {
-          Numbers::Product::run(
+          L::Numbers::Product::run(
               d, descriptor(weights_begin, chunk * Shared<L>::weight_bytes + t * 64 * 32),
-              descriptor(x_begin, chunk * 2 * Shared<L>::half_bytes + Geometry::tap_shift(t) * 16),
+              descriptor(x_begin, chunk * 2 * Shared<L>::half_bytes + L::Geometry::tap_shift(t) * 16),
               adds || i + chunk > 0 || t > Bands<L>::first_tap(0) ? 1 : 0);
         }
       }

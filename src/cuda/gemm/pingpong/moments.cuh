@@ -9,13 +9,11 @@ namespace onepass::pingpong {
 // Which columns of a tile have an output in a whole box (one that the output does not cut off).
 template <class L>
 struct WholeBox {
-  using Numbers = typename L::Numbers;
-  using Geometry = typename L::Geometry;
   static constexpr __device__ bool has(int i) {
-    const int y = i / Numbers::pitch;
-    const int z = y / Geometry::rows_of_plane;
-    return i % Numbers::pitch < Numbers::box_x && y - z * Geometry::rows_of_plane < Numbers::box_y &&
-           z < Numbers::box_z;
+    const int y = i / L::Numbers::pitch;
+    const int z = y / L::Geometry::rows_of_plane;
+    return i % L::Numbers::pitch < L::Numbers::box_x &&
+           y - z * L::Geometry::rows_of_plane < L::Numbers::box_y && z < L::Numbers::box_z;
   }
   // A bit for each eight columns of a warpgroup; set where a column has no output in some warpgroup.
   static constexpr __device__ uint64 gaps() {
@@ -29,7 +27,6 @@ struct WholeBox {
 
 template <class L>
 struct TileMoments {
-  using Numbers = typename L::Numbers;
   using Before = typename L::Tail::Before;
   using DoubledChain = Doubled<typename Before::Only, L::Output::bytes>;
   using Box = WholeBox<L>;
@@ -83,11 +80,11 @@ struct TileMoments {
   }
   // Reloads the bits at each use: the compiler would otherwise keep a predicate for each column in registers.
   // Kernels that store rows keep no mask; they compute it from the rows' lengths.
-  static constexpr bool keeps_mask = !Numbers::store_rows;
+  static constexpr bool keeps_mask = !L::Numbers::store_rows;
   __device__ __forceinline__ Mask reload(const Mask& mask) const {
     Mask asked = mask;
     if constexpr (!keeps_mask) {
-      constexpr int row_pairs = Numbers::pitch / 8;
+      constexpr int row_pairs = L::Numbers::pitch / 8;
       asked = Mask{};
 #pragma unroll
       for (int r = 0; r < pairs / row_pairs; ++r) {
@@ -152,17 +149,17 @@ struct TileMoments {
   };
   // Whether sum i has an output in a whole box. The compiler knows it for most columns. Where warpgroups have
   // whole rows, the lane decides.
-  static constexpr bool by_lane =
-      Numbers::store_rows && Numbers::box_z == 1 && L::groups * columns == Numbers::box_y * Numbers::pitch;
+  static constexpr bool by_lane = L::Numbers::store_rows && L::Numbers::box_z == 1 &&
+                                  L::groups * columns == L::Numbers::box_y * L::Numbers::pitch;
   __device__ __forceinline__ bool is_inside(const Mask& mask, int i) const {
     if ((gaps >> (i / 4) & 1u) == 0) return true;
     if constexpr (by_lane)
-      return i / 4 % (Numbers::pitch / 8) * 8 + thread.lane % 4 * 2 + i % 2 < Numbers::box_x;
+      return i / 4 % (L::Numbers::pitch / 8) * 8 + thread.lane % 4 * 2 + i % 2 < L::Numbers::box_x;
     return mask.has(i / 4, i % 2);
   }
 
   // Accumulators start from the bias. Sums of f32 operands are scaled, and get their bias with the scale.
-  static constexpr bool scales = Numbers::guards;
+  static constexpr bool scales = L::Numbers::guards;
   static constexpr bool bias_first = !scales;
   __device__ __forceinline__ void begin(float (&d)[sums]) const {
     float bias[2];

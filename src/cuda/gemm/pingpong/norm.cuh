@@ -73,6 +73,16 @@ struct Norm {
   }
 };
 
+// What a thread stores of a tile: held values, and the norm that they wait for.
+template <class L>
+struct HeldTile {
+  const typename L::Parameters& p;
+  Shared<L>& s;
+  const Thread& thread;
+  const Norm<L> norm{p, s, thread};
+  const Hold<L> hold{s, thread};
+};
+
 // Whether two neighbouring columns are always side by side in the output, or both outside of it.
 template <class L>
 constexpr bool pairs_fit = L::Numbers::box_x % 2 == 0 && L::Numbers::pitch % 2 == 0 &&

@@ -11,10 +11,8 @@ namespace onepass::pingpong {
 // alignment modulo 16 bytes as in memory; the stride of channels is a multiple of 16 bytes.
 template <class L>
 struct RowRing {
-  using C = typename L::C;
-  using Numbers = typename L::Numbers;
-  static constexpr int pairs = Numbers::pitch / 8;  // of a lane, in a row of every channel
-  static constexpr int pitch = Numbers::row_pitch;
+  static constexpr int pairs = L::Numbers::pitch / 8;  // of a lane, in a row of every channel
+  static constexpr int pitch = L::Numbers::row_pitch;
   static constexpr int words = 8 * pitch;  // of all channels
   // Pairs of a lane in the first part. All but the first pair of the second part wrap around.
   static constexpr int first_pairs = pitch / 8 - 1;
@@ -23,8 +21,8 @@ struct RowRing {
     return pairs_of(part) <= 4 ? 8 : pairs_of(part) <= 8 ? 16 : 32;
   }
   static_assert(pitch % 8 == 0 && pairs_of(1) > 0 && pairs_of(1) <= first_pairs && first_pairs <= 16);
-  static_assert(C::stride(1) % 4 == 0);
-  static constexpr int64 channel_bytes = C::stride(1) * 4;
+  static_assert(L::C::stride(1) % 4 == 0);
+  static constexpr int64 channel_bytes = L::C::stride(1) * 4;
 
   uint32 stage;    // address of the ring
   uint64 output;   // address of the row's first output in the warp's first channel

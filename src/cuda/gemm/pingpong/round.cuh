@@ -1,7 +1,7 @@
 // Rounds f32 x to f16 on its way to the window, and keeps its largest magnitude.
 #pragma once
 
-#include "gemm/pingpong/shared.cuh"
+#include "gemm/pingpong/window_row.cuh"
 
 namespace onepass::pingpong {
 
@@ -9,34 +9,15 @@ namespace onepass::pingpong {
 // channels one by one and stores them at once.
 template <class L>
 struct Round {
-  using Numbers = typename L::Numbers;
-  using Geometry = typename L::Geometry;
-  static constexpr int vector = 4;
   static_assert(L::Input::bytes == 4);
   // A step is 32 positions of a row.
-  static constexpr int row_steps = (Numbers::raw_pitch + 31) / 32;
-  static constexpr int steps = Numbers::copy_y * row_steps;
+  using Row = WindowRow<L, L::Numbers::raw_pitch>;
+  static constexpr int steps = L::Numbers::copy_y * Row::steps;
 
-  uint32 to;             // where the lane's first position goes in the window, in bytes
-  uint32 inside = 0;     // a bit for each step of a row: whether the lane's position is in the window
+  const Row window;
   float largest = 0.0f;  // magnitude of a tile's elements; NaN where there is one
 
-  static __device__ __forceinline__ int first_of(const typename Geometry::Box& box) {
-    return (box.first[2] + Geometry::low(2)) & ~(vector - 1);
-  }
-
-  explicit __device__ __forceinline__ Round(int tile) {
-    const typename Geometry::Box box(tile);
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int first = lane - (box.first[2] + Geometry::low(2) - first_of(box));
-    to = static_cast<uint32>(first * 16);
-#pragma unroll
-    for (int k = 0; k < row_steps; ++k) {
-      const bool has =
-          32 * k + lane < Numbers::raw_pitch && first + 32 * k >= 0 && first + 32 * k < Numbers::pitch;
-      inside |= static_cast<uint32>(has) << k;
-    }
-  }
+  explicit __device__ __forceinline__ Round(int tile) : window(tile) {}
 
   struct Words {
     uint32 value[steps][4];
@@ -47,17 +28,17 @@ struct Round {
     const uint32 own = raw + 4 * lane;
 #pragma unroll
     for (int i = 0; i < steps; ++i) {
-      const int row = i / row_steps;
-      const int k = i - row * row_steps;
+      const int row = i / Row::steps;
+      const int k = i - row * Row::steps;
       const bool has =
-          32 * k + 31 < Numbers::raw_pitch || 32 * k + static_cast<int>(lane) < Numbers::raw_pitch;
+          32 * k + 31 < L::Numbers::raw_pitch || 32 * k + static_cast<int>(lane) < L::Numbers::raw_pitch;
       const uint32 from = has ? own + 128 * k : own;
       float x[8];
 #pragma unroll
       for (int c = 0; c < 8; ++c) {
         asm volatile("ld.shared.f32 %0, [%1];"
                      : "=f"(x[c])
-                     : "r"(from + static_cast<uint32>((row * 8 + c) * Numbers::raw_pitch * 4))
+                     : "r"(from + static_cast<uint32>((row * 8 + c) * L::Numbers::raw_pitch * 4))
                      : "memory");
       }
 #pragma unroll
@@ -73,15 +54,14 @@ struct Round {
   }
   // To the window that begins at x, `shift` bytes on.
   __device__ __forceinline__ void store(const Words& words, uint32 x, uint32 shift) const {
-    const uint32 begin = x + shift + to;
+    const uint32 begin = x + shift + window.to;
 #pragma unroll
     for (int i = 0; i < steps; ++i) {
-      const int row = i / row_steps;
-      const int k = i - row * row_steps;
+      const int row = i / Row::steps;
+      const int k = i - row * Row::steps;
       const uint32(&word)[4] = words.value[i];
-      if (is_inside(k) || (inside >> k & 1u) != 0) {
-        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(
-                         begin + static_cast<uint32>((row * Numbers::pitch + k * 32) * 16)),
+      if (window.has(k)) {
+        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(begin + Row::distance(row, k)),
                      "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])
                      : "memory");
       }
@@ -95,10 +75,6 @@ struct Round {
     largest = 0.0f;
     return bits;
   }
-
- private:
-  // Whether all lanes of this step are in the window, wherever the row begins.
-  static constexpr __device__ bool is_inside(int k) { return k > 0 && 32 * k + 31 < Numbers::pitch; }
 };
 
 }  // namespace onepass::pingpong

@@ -12,10 +12,9 @@ namespace onepass::pingpong {
 // has every fourth copy and stages of its own for them.
 template <class L>
 struct CopyCursor {
-  using Numbers = typename L::Numbers;
-  static constexpr uint32 row_copies = 2 * Numbers::chunks;  // of all channels
-  static constexpr uint32 tile_copies = Numbers::copies * row_copies;
-  static constexpr uint32 warp_slots = Numbers::raw_slots / converting_warps;
+  static constexpr uint32 row_copies = 2 * L::Numbers::chunks;  // of all channels
+  static constexpr uint32 tile_copies = L::Numbers::copies * row_copies;
+  static constexpr uint32 warp_slots = L::Numbers::raw_slots / converting_warps;
   // A warp that skipped a band in one tile would mistake the phase of the band's barrier. So each warp has
   // copies of every tile, and of a band in every tile or in none.
   static_assert(tile_copies >= converting_warps);
@@ -24,7 +23,7 @@ struct CopyCursor {
   // Reduces an index that may lie in the next tile or a later one; `next` is called for each tile passed.
   template <class Next>
   static __device__ __forceinline__ void to_tile(uint32& index, Next&& next) {
-    if constexpr (tile_copies >= Numbers::raw_slots) {
+    if constexpr (tile_copies >= L::Numbers::raw_slots) {
       if (index >= tile_copies) {
         index -= tile_copies;
         next();
@@ -64,16 +63,14 @@ struct CopyCursor {
 // A converting warp.
 template <class L>
 struct Source {
-  using Numbers = typename L::Numbers;
-  using Geometry = typename L::Geometry;
   static constexpr bool rounds = L::Input::bytes == 4;
-  using Conversion = typename gemm::If<rounds, Round<L>, Transpose<L>>::Type;
+  using Conversion = conditional<rounds, Round<L>, Transpose<L>>;
   using Cursor = CopyCursor<L>;
 
   const typename L::Parameters& p;
   Shared<L>& s;
   const int tile = L::tile_of_block();
-  const typename Geometry::Box box{tile};
+  const typename L::Geometry::Box box{tile};
   const bool is_leader = is_elected();
   const uint64 policy = cache_policy();
 
@@ -96,17 +93,17 @@ struct Source {
     Cursor::to_tile(index, [&] { n += L::samples(); });
     const uint32 number = index / Cursor::row_copies;
     const uint32 eight = index - number * Cursor::row_copies;
-    const uint32 row = number * Numbers::copy_y;
-    const uint32 z = Numbers::window_z == 1 ? 0 : row / Numbers::window_y;
+    const uint32 row = number * L::Numbers::copy_y;
+    const uint32 z = L::Numbers::window_z == 1 ? 0 : row / L::Numbers::window_y;
     if (n < static_cast<int>(p.batch) && is_leader) {
       barrier::expect(&s.raw_full[slot], Shared<L>::raw_bytes);
       asm volatile(
           "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
           "[%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(barrier::shared_address(s.raw[slot])),
-          "l"(p.map), "r"(barrier::shared_address(&s.raw_full[slot])), "r"(Conversion::first_of(box)),
+          "l"(p.map), "r"(barrier::shared_address(&s.raw_full[slot])), "r"(Conversion::Row::first_of(box)),
           "r"(eight * 8),
-          "r"(box.first[1] + Geometry::low(1) + static_cast<int>(row - z * Numbers::window_y)),
-          "r"(box.first[0] + Geometry::low(0) + static_cast<int>(z)), "r"(n), "l"(policy)
+          "r"(box.first[1] + L::Geometry::low(1) + static_cast<int>(row - z * L::Numbers::window_y)),
+          "r"(box.first[0] + L::Geometry::low(0) + static_cast<int>(z)), "r"(n), "l"(policy)
           : "memory");
     }
   }
@@ -114,9 +111,9 @@ struct Source {
   // By one thread: all weights, once.
   __device__ __forceinline__ void send_weights() const {
     constexpr int bytes = Shared<L>::weight_bytes;
-    barrier::expect(&s.weights_full, Numbers::chunks * bytes);
+    barrier::expect(&s.weights_full, L::Numbers::chunks * bytes);
 #pragma unroll 1
-    for (int i = 0; i < Numbers::chunks; ++i)
+    for (int i = 0; i < L::Numbers::chunks; ++i)
       barrier::copy(s.weights[i], static_cast<const unsigned char*>(p.packed) + i * bytes, bytes,
                     &s.weights_full);
   }
@@ -146,11 +143,11 @@ struct Source {
       conversion.load(barrier::shared_address(s.raw[slot]), words);
       if (is_new) barrier::wait_asleep(&s.x_empty[band], own.round ^ 1u);
       conversion.store(words, barrier::shared_address(s.x) + eight * Shared<L>::half_bytes,
-                       number * (Numbers::copy_y * Numbers::pitch * 16));
+                       number * (L::Numbers::copy_y * L::Numbers::pitch * 16));
       // The stores above depend on the loads, so the stage is free. Only a rounded step that no lane stores
       // has no such dependence; the barrier is for it.
       __syncwarp();
-      send(own.n, own.index + Numbers::raw_slots, slot);
+      send(own.n, own.index + L::Numbers::raw_slots, slot);
       // After the warp's last copy of the band its stores are released to wgmma.
       is_new = copy.index / Bands<L>::copies != band || copy.n != own.n;
       if (is_new) {

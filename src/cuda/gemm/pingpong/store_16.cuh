@@ -5,49 +5,35 @@
 
 namespace onepass::pingpong {
 
-// Makes outputs from held pairs of f16.
-template <class L>
-struct PieceMaker {
-  using Held = typename Hold<L>::Registers;
-
-  const Norm<L> norm;
-  const Hold<L> hold;
-
-  // The thread's pairs of a piece, in its row h.
-  template <int run>
-  __device__ __forceinline__ void make(int h, int64 n, const Held& held, const Affine& affine,
-                                       uint32 (&to)[Pieces<L>::pairs_of(run)]) const {
-    constexpr int count = Pieces<L>::pairs_of(run);
-    const auto channel = norm.channel_values(n, h);
-    // All words are read before the first output is staged: the compiler cannot prove that they do not alias.
-    uint32 words[count];
+// Makes outputs from held pairs of f16: the thread's pairs of a piece, in its row h.
+template <int run, class L>
+__device__ __forceinline__ void make_piece(const HeldTile<L>& tile, int h, int64 n,
+                                           const typename Hold<L>::Registers& held, const Affine& affine,
+                                           uint32 (&to)[Pieces<L>::pairs_of(run)]) {
+  constexpr int count = Pieces<L>::pairs_of(run);
+  const auto channel = tile.norm.channel_values(n, h);
+  // All words are read before the first output is staged: the compiler cannot prove that they do not alias.
+  uint32 words[count];
 #pragma unroll
-    for (int k = 0; k < count; ++k) words[k] = hold.word(2 * (run * Pieces<L>::pairs + k) + h, held);
+  for (int k = 0; k < count; ++k) words[k] = tile.hold.word(2 * (run * Pieces<L>::pairs + k) + h, held);
 #pragma unroll
-    for (int k = 0; k < count; ++k) {
-      float two[2];
-      f16::unpack(words[k], two[0], two[1]);
+  for (int k = 0; k < count; ++k) {
+    float two[2];
+    f16::unpack(words[k], two[0], two[1]);
 #pragma unroll
-      for (float& value : two) value = Norm<L>::value(value, affine, h, channel);
-      to[k] = L::Output::pack(two[0], two[1]);
-    }
+    for (float& value : two) value = Norm<L>::value(value, affine, h, channel);
+    to[k] = L::Output::pack(two[0], two[1]);
   }
-};
+}
 
 // Any columns: eight channels of 64 columns at a time, by a table of their offsets.
 template <class L>
 struct StoreColumns16 {
-  using C = typename L::C;
-  using Output = typename L::Output;
   using Held = typename Hold<L>::Registers;
 
-  const typename L::Parameters& p;
-  Shared<L>& s;
-  const Thread& thread;
-  const PieceMaker<L> pieces{{p, s, thread}, {s, thread}};
+  const HeldTile<L> tile;
 
-  __device__ __forceinline__ void run(uint32 tile, int64 n, const Held& held) const {
-    const Affine affine = pieces.norm.wait(tile, n);
+  __device__ __forceinline__ void run(int64 n, const Held& held, const Affine& affine) const {
     put_from<0>(n, held, affine);
   }
 
@@ -63,26 +49,26 @@ struct StoreColumns16 {
   template <int run>
   __device__ __forceinline__ void put_block(int64 n, const Held& held, const Affine& affine) const {
     constexpr int pitch = Shared<L>::block_pitch;
-    constexpr int64 row_bytes = C::stride(1) * Output::bytes;
-    const int lane = thread.lane;
-    uint32* const stage = s.staged[thread.warp];
-    const int first_row = thread.first_row();
+    constexpr int64 row_bytes = L::C::stride(1) * L::Output::bytes;
+    const int lane = tile.thread.lane;
+    uint32* const stage = tile.s.staged[tile.thread.warp];
+    const int first_row = tile.thread.first_row();
     constexpr int first = run * Pieces<L>::pairs * 8;
     const bool has = first + 2 * lane < L::columns;
-    const int2 offsets = *reinterpret_cast<const int2*>(s.offsets() + thread.group * L::columns + first +
-                                                        (has ? 2 * lane : 0));
-    const bool in_pairs = pairs_fit<L> && reinterpret_cast<uint64>(p.output) % 4 == 0;
+    const int2 offsets = *reinterpret_cast<const int2*>(tile.s.offsets() + tile.thread.group * L::columns +
+                                                        first + (has ? 2 * lane : 0));
+    const bool in_pairs = pairs_fit<L> && reinterpret_cast<uint64>(tile.p.output) % 4 == 0;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       uint32 piece[Pieces<L>::pairs_of(run)];
-      pieces.template make<run>(h, n, held, affine, piece);
+      make_piece<run>(tile, h, n, held, affine, piece);
       __syncwarp();
 #pragma unroll
       for (int i = 0; i < Pieces<L>::pairs_of(run); ++i)
         stage[lane / 4 * pitch + 4 * i + lane % 4] = piece[i];
       __syncwarp();
-      unsigned char* to = static_cast<unsigned char*>(p.output) + n * C::stride(0) * Output::bytes +
-                          (first_row + 8 * h) * row_bytes;
+      unsigned char* to = static_cast<unsigned char*>(tile.p.output) +
+                          n * L::C::stride(0) * L::Output::bytes + (first_row + 8 * h) * row_bytes;
 #pragma unroll 2
       for (int r = 0; r < 8; ++r) {
         if (!L::has_row(first_row + 8 * h + r)) break;
@@ -109,32 +95,24 @@ struct StoreColumns16 {
 // alignment: the stride of eight channels is a multiple of 16 bytes.
 template <class L>
 struct StoreRows16 {
-  using C = typename L::C;
-  using Numbers = typename L::Numbers;
-  using Output = typename L::Output;
-  using Geometry = typename L::Geometry;
   using Held = typename Hold<L>::Registers;
   static constexpr int runs = Pieces<L>::runs;
   static constexpr int piece_pairs = Pieces<L>::pairs;
 
-  const typename L::Parameters& p;
-  Shared<L>& s;
-  const Thread& thread;
-  const PieceMaker<L> pieces{{p, s, thread}, {s, thread}};
+  const HeldTile<L> tile;
 
-  __device__ __forceinline__ void run(uint32 tile, int64 n, const Held& held) const {
-    const Affine affine = pieces.norm.wait(tile, n);
+  __device__ __forceinline__ void run(int64 n, const Held& held, const Affine& affine) const {
     uint32 piece[piece_pairs];
-    pieces.template make<0>(0, n, held, affine, piece);
+    make_piece<0>(tile, 0, n, held, affine, piece);
     put_rows_from<0>(n, held, affine, piece);
   }
 
  private:
-  static_assert(pairs_fit<L> && L::columns % Numbers::pitch == 0);
+  static_assert(pairs_fit<L> && L::columns % L::Numbers::pitch == 0);
   static constexpr int row_pitch = Shared<L>::row_pitch;  // words
-  static constexpr int row_bytes = static_cast<int>(C::stride(1) * Output::bytes);
+  static constexpr int row_bytes = static_cast<int>(L::C::stride(1) * L::Output::bytes);
   static_assert((row_bytes / 4 - row_pitch) % 4 == 0);
-  static constexpr int row_vectors = (Numbers::box_x / 2 + 3 + 3) / 4;
+  static constexpr int row_vectors = (L::Numbers::box_x / 2 + 3 + 3) / 4;
   static constexpr __device__ int lanes_of_row() {
     int lanes = row_vectors <= 8 ? 8 : row_vectors <= 16 ? 16 : 32;
     while (32 / lanes * row_pitch % 4 != 0) lanes /= 2;
@@ -148,7 +126,7 @@ struct StoreRows16 {
   static constexpr int times = 8 / rows_at_once;
   // Whether four lanes suffice for the words outside of a row's vectors, whatever its alignment.
   static constexpr bool four_ends =
-      is_four_ends(Numbers::box_x) && is_four_ends((Geometry::outputs(2) - 1) % Numbers::box_x + 1);
+      is_four_ends(L::Numbers::box_x) && is_four_ends((L::Geometry::outputs(2) - 1) % L::Numbers::box_x + 1);
 
   // Lanes beyond a row's vectors load its first words, from the same banks: behind it the next warp may
   // stage.
@@ -175,16 +153,16 @@ struct StoreRows16 {
     bool has_end, has_end_again;
 
     __device__ __forceinline__ Places(const StoreRows16& of, int64 n, int run) {
-      const int2 row = of.s.rows[of.thread.group * runs + run];
-      is_odd = reinterpret_cast<uint64>(of.p.output) % 4 != 0;
+      const int2 row = of.tile.s.rows[of.tile.thread.group * runs + run];
+      is_odd = reinterpret_cast<uint64>(of.tile.p.output) % 4 != 0;
       const int words = is_odd ? 0 : row.y;
-      output = static_cast<unsigned char*>(of.p.output) + n * (C::stride(0) * Output::bytes) +
-               static_cast<int64>(of.thread.first_row() * row_bytes + row.x * Output::bytes);
+      output = static_cast<unsigned char*>(of.tile.p.output) + n * (L::C::stride(0) * L::Output::bytes) +
+               static_cast<int64>(of.tile.thread.first_row() * row_bytes + row.x * L::Output::bytes);
       // Alignment of the first channel, in words modulo four.
       const uint32 shift = static_cast<uint32>(reinterpret_cast<uint64>(output)) / 4 % 4;
-      const uint32 values = barrier::shared_address(of.s.staged[of.thread.warp]);
+      const uint32 values = barrier::shared_address(of.tile.s.staged[of.tile.thread.warp]);
       const uint32 stage = values + 4 * shift;
-      const auto lane = static_cast<uint32>(of.thread.lane);
+      const auto lane = static_cast<uint32>(of.tile.thread.lane);
       staged = stage + (lane / 4 * row_pitch + lane % 4) * 4;
       // Words of the row before its first whole vector.
       const uint32 r = lane / row_lanes;
@@ -236,7 +214,7 @@ struct StoreRows16 {
     for (int i = 0; i < piece_pairs; ++i)
       asm volatile("st.shared.b32 [%0], %1;" ::"r"(places.staged + 16 * i), "r"(piece[i]) : "memory");
     __syncwarp();
-    if (places.is_odd) put_elements<number / 2>(n, thread.first_row() + 8 * h, places.output);
+    if (places.is_odd) put_elements<number / 2>(n, tile.thread.first_row() + 8 * h, places.output);
     // All loads are issued before the next piece is made. Lanes load also what they do not store.
     uint4 vector[lane_vectors][times];
 #pragma unroll
@@ -257,20 +235,21 @@ struct StoreRows16 {
         asm volatile("ld.shared.b32 %0, [%1];" : "=r"(end_again) : "r"(places.ends_again) : "memory");
     }
     if constexpr (number + 1 < 2 * runs)
-      pieces.template make<(number + 1) / 2>((number + 1) % 2, n, held, affine, piece);
+      make_piece<(number + 1) / 2>(tile, (number + 1) % 2, n, held, affine, piece);
     unsigned char* const to = places.output + 8 * h * row_bytes;
-    const int left = L::rows % 64 == 0 ? 8 : L::rows - thread.first_row() - 8 * h;  // channels
+    const int left = L::rows % 64 == 0 ? 8 : L::rows - tile.thread.first_row() - 8 * h;  // channels
 #pragma unroll
     for (int u = 0; u < lane_vectors; ++u) {
 #pragma unroll
       for (int i = 0; i < times; ++i) {
-        if (places.has_vector[u] && (L::rows % 64 == 0 || thread.lane / row_lanes + i * rows_at_once < left))
+        if (places.has_vector[u] &&
+            (L::rows % 64 == 0 || tile.thread.lane / row_lanes + i * rows_at_once < left))
           __stcs(reinterpret_cast<uint4*>(to + places.vector_bytes + u * row_lanes * 16 +
                                           i * rows_at_once * row_bytes),
                  vector[u][i]);
       }
     }
-    const bool has_row = L::rows % 64 == 0 || thread.lane / 4 < left;
+    const bool has_row = L::rows % 64 == 0 || tile.thread.lane / 4 < left;
     if (places.has_end && has_row) __stcs(reinterpret_cast<uint32*>(to + places.end_bytes), end);
     if constexpr (!four_ends) {
       if (places.has_end_again && has_row)
@@ -280,16 +259,16 @@ struct StoreRows16 {
   // Eight channels from `first` on, where the output is not on 4 bytes. Words are staged as if it were.
   template <int run>
   __device__ __forceinline__ void put_elements(int64 n, int first, const unsigned char* output) const {
-    const int2 row = s.rows[thread.group * runs + run];
+    const int2 row = tile.s.rows[tile.thread.group * runs + run];
     const uint32* const stage =
-        s.staged[thread.warp] + static_cast<uint32>(reinterpret_cast<uint64>(output)) / 4 % 4;
+        tile.s.staged[tile.thread.warp] + static_cast<uint32>(reinterpret_cast<uint64>(output)) / 4 % 4;
 #pragma unroll 1
     for (int r = 0; r < 8 && first + r < L::rows; ++r) {
       uint16* const to =
-          static_cast<uint16*>(p.output) + n * C::stride(0) + (first + r) * C::stride(1) + row.x;
+          static_cast<uint16*>(tile.p.output) + n * L::C::stride(0) + (first + r) * L::C::stride(1) + row.x;
       const auto* const from = reinterpret_cast<const uint16*>(stage + r * row_pitch);
 #pragma unroll 1
-      for (int i = thread.lane; i < 2 * row.y; i += 32) to[i] = from[i];
+      for (int i = tile.thread.lane; i < 2 * row.y; i += 32) to[i] = from[i];
     }
   }
 };

@@ -8,24 +8,17 @@ namespace onepass::pingpong {
 
 template <class L>
 struct StoreF32 {
-  using C = typename L::C;
-  using Numbers = typename L::Numbers;
   using After = typename L::Tail::After;
   using Held = typename Hold<L>::Registers;
   using Format = typename Hold<L>::Format;
   using Channel = ChannelValues<After, 1>;
   static constexpr int runs = Pieces<L>::runs;
 
-  const typename L::Parameters& p;
-  Shared<L>& s;
-  const Thread& thread;
-  const Norm<L> norm{p, s, thread};
-  const Hold<L> hold{s, thread};
+  const HeldTile<L> tile;
 
-  __device__ __forceinline__ void run(uint32 tile, int64 n, const Held& held) const {
-    const Affine affine = norm.wait(tile, n);
-    const bool in_pairs = pairs_fit<L> && reinterpret_cast<uint64>(p.output) % 8 == 0;
-    if constexpr (Numbers::store_rows) {
+  __device__ __forceinline__ void run(int64 n, const Held& held, const Affine& affine) const {
+    const bool in_pairs = pairs_fit<L> && reinterpret_cast<uint64>(tile.p.output) % 8 == 0;
+    if constexpr (L::Numbers::store_rows) {
       put_rows(n, held, affine, in_pairs);
     } else {
       put_columns(n, held, affine, in_pairs);
@@ -57,23 +50,23 @@ struct StoreF32 {
   }
   // Address of the thread's row h of a sample.
   __device__ __forceinline__ uint64 output_of(int64 n, int h) const {
-    return __cvta_generic_to_global(static_cast<unsigned char*>(p.output)) +
-           static_cast<uint64>((n * C::stride(0) + thread.row(h) * C::stride(1)) * 4);
+    return __cvta_generic_to_global(static_cast<unsigned char*>(tile.p.output)) +
+           static_cast<uint64>((n * L::C::stride(0) + tile.thread.row(h) * L::C::stride(1)) * 4);
   }
 
   // --- Rows of the box ---
   // The last row comes first: rows are staged over its held words.
-  static constexpr int row_pairs = Numbers::pitch / 8;
-  static constexpr int staged_words = Numbers::row_pitch / 4;  // of a thread
+  static constexpr int row_pairs = L::Numbers::pitch / 8;
+  static constexpr int staged_words = L::Numbers::row_pitch / 4;  // of a thread
   __device__ __forceinline__ void put_rows(int64 n, const Held& held, const Affine& affine,
                                            bool in_pairs) const {
     constexpr int kept = Hold<L>::in_registers + staged_words;
     typename Hold<L>::Words all;
 #pragma unroll
     for (int i = 0; i < Hold<L>::words; ++i) {
-      if (i < kept) all.value[i] = hold.word(i, held);
+      if (i < kept) all.value[i] = tile.hold.word(i, held);
     }
-    const auto at = [&](int i) { return i < kept ? all.value[i] : hold.word(i, held); };
+    const auto at = [&](int i) { return i < kept ? all.value[i] : tile.hold.word(i, held); };
     if (in_pairs) {
       put_staged<runs - 1>(n, at, affine);
     } else {
@@ -86,15 +79,16 @@ struct StoreF32 {
   __device__ __forceinline__ void put_staged(int64 n, const At& at, const Affine& affine) const {
     if constexpr (run >= 0) {
       using Ring = RowRing<L>;
-      const int2 row = s.rows[thread.group * runs + run];
-      Ring ring(barrier::shared_address(s.held_words[thread.warp]),
-                __cvta_generic_to_global(static_cast<unsigned char*>(p.output) +
-                                         (n * C::stride(0) + thread.first_row() * C::stride(1) + row.x) * 4),
-                2 * row.y, thread.lane);
+      const int2 row = tile.s.rows[tile.thread.group * runs + run];
+      Ring ring(barrier::shared_address(tile.s.held_words[tile.thread.warp]),
+                __cvta_generic_to_global(
+                    static_cast<unsigned char*>(tile.p.output) +
+                    (n * L::C::stride(0) + tile.thread.first_row() * L::C::stride(1) + row.x) * 4),
+                2 * row.y, tile.thread.lane);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const Channel channel = norm.channel_values(n, h);
-        const int left = L::rows % 64 == 0 ? 8 : L::rows - thread.first_row() - 8 * h;  // channels
+        const Channel channel = tile.norm.channel_values(n, h);
+        const int left = L::rows % 64 == 0 ? 8 : L::rows - tile.thread.first_row() - 8 * h;  // channels
         const auto put = [&](int first, int count) {
           __syncwarp();
           ring.lane |= opaque_zero();
@@ -118,16 +112,16 @@ struct StoreF32 {
   template <int run, class At>
   __device__ __forceinline__ void put_unstaged(int64 n, const At& at, const Affine& affine) const {
     if constexpr (run >= 0) {
-      const int2 row = s.rows[thread.group * runs + run];
+      const int2 row = tile.s.rows[tile.thread.group * runs + run];
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const Channel channel = norm.channel_values(n, h);
-        const uint64 to = output_of(n, h) + static_cast<uint64>((row.x + thread.lane % 4 * 2) * 4);
+        const Channel channel = tile.norm.channel_values(n, h);
+        const uint64 to = output_of(n, h) + static_cast<uint64>((row.x + tile.thread.lane % 4 * 2) * 4);
 #pragma unroll
         for (int j = 0; j < row_pairs; ++j) {
           float two[2];
           make_pair(run * row_pairs + j, h, at, affine, channel, two);
-          if (4 * j + thread.lane % 4 >= row.y || !L::has_row(thread.row(h))) continue;
+          if (4 * j + tile.thread.lane % 4 >= row.y || !L::has_row(tile.thread.row(h))) continue;
           store_one(to + 32 * j, two[0]);
           store_one(to + 32 * j + 4, two[1]);
         }
@@ -139,9 +133,9 @@ struct StoreF32 {
   // --- Any columns, by a table of their offsets ---
   __device__ __forceinline__ void put_columns(int64 n, const Held& held, const Affine& affine,
                                               bool in_pairs) const {
-    const auto at = [&](int i) { return hold.word(i, held); };
-    const int* const offsets = s.offsets() + thread.group * L::columns + 2 * (thread.lane % 4);
-    const Channel channel[2] = {norm.channel_values(n, 0), norm.channel_values(n, 1)};
+    const auto at = [&](int i) { return tile.hold.word(i, held); };
+    const int* const offsets = tile.s.offsets() + tile.thread.group * L::columns + 2 * (tile.thread.lane % 4);
+    const Channel channel[2] = {tile.norm.channel_values(n, 0), tile.norm.channel_values(n, 1)};
     uint64 to[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -155,7 +149,7 @@ struct StoreF32 {
       for (int h = 0; h < 2; ++h) {
         float two[2];
         make_pair(j, h, at, affine, channel[h], two);
-        if (!L::has_row(thread.row(h))) continue;
+        if (!L::has_row(tile.thread.row(h))) continue;
         if (in_pairs) {
           if (offset[0] >= 0) store_two(to[h] + uint64{4} * static_cast<uint32>(offset[0]), two);
         } else {

@@ -10,41 +10,36 @@ namespace onepass {
 template <class C, class Tail, class Numbers>
 struct GemmMainloop {
   using Geometry = GemmGeometry<C, Numbers>;
-  using Shared = GemmShared<C, Tail, Numbers>;
-  using Product = typename Numbers::Product;
-  static constexpr int sums = Numbers::columns / 2;
   static constexpr int steps = Numbers::chunk_channels / 16;
-  static constexpr int group_taps = Numbers::group_taps;
-  static constexpr int groups = Numbers::taps / group_taps;
+  static constexpr int groups = Numbers::taps / Numbers::group_taps;  // of taps
   static constexpr int window_bytes = Geometry::window * Geometry::windows * 16;
 
-  Shared& s;
-  gemm::Ring<Numbers::x_stages> x;
-  gemm::Ring<Numbers::weight_stages> weights;
+  GemmShared<C, Tail, Numbers>& s;
+  Ring<Numbers::x_stages> x;
+  Ring<Numbers::weight_stages> weights;
 
   // The first warpgroup must not be two tiles ahead: the named barrier would merge two arrivals into one.
-  static constexpr int steps_of_chunk = Numbers::taps / Numbers::group_taps;
   static_assert(Numbers::stagger == 0 || Numbers::x_stages < Numbers::chunks + Numbers::stagger ||
                 (!Numbers::weights_stay &&
-                 Numbers::weight_stages < (Numbers::chunks + Numbers::stagger) * steps_of_chunk));
+                 Numbers::weight_stages < (Numbers::chunks + Numbers::stagger) * groups));
 
   // The second warpgroup begins `stagger` chunks after the first, so that one multiplies while the other runs
   // its epilogue. `beside` is called after each group of products is issued; it overlaps with them.
   template <class Beside>
-  __device__ __forceinline__ void run(float (&d)[sums], Beside&& beside) {
+  __device__ __forceinline__ void run(GemmSums<Numbers>& d, Beside&& beside) {
     if (Numbers::stagger > 0 && threadIdx.x / 128 == 1) gemm::wait_for_first();
     if constexpr (Numbers::parts == 1) {
       multiply(
           d, [] {}, beside);
     } else {
-      float part[sums];
+      GemmSums<Numbers> part;
 #pragma unroll
-      for (int i = 0; i < sums; ++i) d[i] = 0.0f;
+      for (int i = 0; i < Numbers::columns / 2; ++i) d[i] = 0.0f;
       multiply(
           part,
           [&] {
 #pragma unroll
-            for (int i = 0; i < sums; ++i) d[i] += part[i];
+            for (int i = 0; i < Numbers::columns / 2; ++i) d[i] += part[i];
           },
           beside);
     }
@@ -53,7 +48,7 @@ struct GemmMainloop {
  private:
   // All products. With split operands `take` is called after each group, to add its sums in f32.
   template <class Take, class Beside>
-  __device__ __forceinline__ void multiply(float (&d)[sums], Take&& take, Beside&& beside) {
+  __device__ __forceinline__ void multiply(GemmSums<Numbers>& d, Take&& take, Beside&& beside) {
     const int lane = threadIdx.x % 32;
     const int group = threadIdx.x / 128;
     const uint32 x_begin = barrier::shared_address(s.x[0]) +
@@ -80,8 +75,9 @@ struct GemmMainloop {
         if constexpr (Numbers::parts == 2) scale = 0;
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-        for (int t = 0; t < group_taps; ++t) {
-          const uint32 shift = groups == 1 ? Geometry::tap_shift(t) * 16u : s.tap_shifts[g * group_taps + t];
+        for (int t = 0; t < Numbers::group_taps; ++t) {
+          const uint32 shift =
+              groups == 1 ? Geometry::tap_shift(t) * 16u : s.tap_shifts[g * Numbers::group_taps + t];
 #pragma unroll
           for (int k = 0; k < steps; ++k) {
             // The products of second parts come first: they are small.
@@ -89,7 +85,7 @@ struct GemmMainloop {
             for (int product = Numbers::parts == 2 ? 2 : 0; product >= 0; --product) {
               const int of_weights = product == 1 ? 1 : 0;
               const int of_x = product == 2 ? 1 : 0;
-              Product::run(
+              Numbers::Product::run(
                   d,
                   wgmma::descriptor(
                       w_stage + ((t * Numbers::parts + of_weights) * steps + k) * Numbers::tile_channels * 32,
@@ -126,10 +122,10 @@ struct GemmMainloop {
     }
   }
 
-  static __device__ __forceinline__ void wait_for_products(float (&d)[sums]) {
+  static __device__ __forceinline__ void wait_for_products(GemmSums<Numbers>& d) {
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
-    for (int i = 0; i < sums; ++i) asm volatile("" : "+f"(d[i])::"memory");
+    for (int i = 0; i < Numbers::columns / 2; ++i) asm volatile("" : "+f"(d[i])::"memory");
   }
 };
 

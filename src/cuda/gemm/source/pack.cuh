@@ -11,8 +11,9 @@ namespace onepass {
 
 // A block for every `pack_channels` output channels, those that only fill a tile too. Where `pack_staged`, it
 // reads its weights once, to shared memory.
-template <class C, class Numbers, class Parameters = GemmPackParameters>
+template <class C, class Numbers, class ParametersOfKernel = GemmPackParameters>
 struct GemmPack {
+  using Parameters = ParametersOfKernel;
   static constexpr int threads = 256;
   static constexpr int warps = threads / 32;
   static constexpr int channels = Numbers::pack_channels;
@@ -38,19 +39,7 @@ struct GemmPack {
     if constexpr (!C::transposed) return static_cast<int64>(row) * terms + term;
     const int c = term / taps;
     const int o = row / classes;
-    int own = row - o * classes;
-    int rest = term - c * taps;
-    int tap = 0;
-    int step = 1;
-#pragma unroll
-    for (int d = 2; d >= 0; --d) {
-      const int count = static_cast<int>(C::count(d, 0));
-      const int of_dimension = static_cast<int>(C::classes(d));
-      tap += step * static_cast<int>(C::first(d, own % of_dimension) + rest % count * C::tap_step(d));
-      step *= static_cast<int>(C::kernel(d));
-      own /= of_dimension;
-      rest /= count;
-    }
+    const int tap = gemm::tap_of_class<C>(row - o * classes, term - c * taps);
     return (static_cast<int64>(c) * C::channels + o) * C::taps + tap;
   }
 
@@ -68,7 +57,7 @@ struct GemmPack {
       for (int i = static_cast<int>(threadIdx.x) % team; i < terms; i += team) {
         const int64 from = index(o, i);
         if constexpr (Numbers::pack_staged) {
-          using Word = typename gemm::Word<Weight::bytes>::Type;
+          using Word = ElementBits<Weight>;
           reinterpret_cast<Word*>(staged)[own * terms + i] = static_cast<const Word*>(p.weights)[from];
         }
         const float w = fabsf(load_one<Weight>(p.weights, from));
@@ -110,12 +99,8 @@ struct GemmPack {
       scale[k] = 1.0f;
       if (!Rows::exists(first + k)) continue;
       const bool finite = largest[k] <= 3.4028235e38f;
-      if (Numbers::guards && finite && largest[k] > 0.0f) {
-        // To [2^13, 2^14), as far as the scale and its inverse are normal numbers.
-        int exponent = 13 - (static_cast<int>(__float_as_uint(largest[k]) >> 23) - 127);
-        exponent = exponent > 120 ? 120 : exponent < -120 ? -120 : exponent;
-        scale[k] = __uint_as_float(static_cast<uint32>(127 + exponent) << 23);
-      }
+      if (Numbers::guards && finite && largest[k] > 0.0f)
+        scale[k] = gemm::operand_scale(__float_as_uint(largest[k]));
       if (threadIdx.x == 0) {
         p.scales[first + k] = 1.0f / scale[k] / (Numbers::parts == 2 ? gemm::split_scale : 1.0f);
         // Sums are positive: their bits are in order.

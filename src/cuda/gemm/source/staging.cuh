@@ -8,7 +8,6 @@ namespace onepass {
 // Fills the ring of windows.
 template <class C, class Tail, class Numbers>
 struct GemmStaging {
-  using Parameters = GemmParameters<Tail::parameters>;
   using Geometry = GemmGeometry<C, Numbers>;
   using Item = GemmItem<Tail, Numbers>;
   using Input = typename Tail::Input;
@@ -34,7 +33,7 @@ struct GemmStaging {
   static constexpr int slot_channels = Numbers::slot_channels;  // four or eight
   static constexpr int slots_of_half = 8 / slot_channels;
 
-  const Parameters& p;
+  const GemmParameters<Tail::parameters>& p;
   GemmShared<C, Tail, Numbers>& s;
 
   // The elements of a channel that a run of the tile's window reads, rounded to 16 bytes.
@@ -70,7 +69,7 @@ struct GemmStaging {
 
   // One warp: copies the vectors of a slot's channels. The slot is free.
   __device__ __forceinline__ void send(const Item& item, const Vectors& vectors, int channel,
-                                       gemm::Ring<Numbers::raw_slots>& ring) const {
+                                       Ring<Numbers::raw_slots>& ring) const {
     const int left = C::in_channels - channel;
     const auto* from = static_cast<const unsigned char*>(p.input) +
                        (input_origin<C>(item.n) + channel * C::input_stride(1)) * Input::bytes;
@@ -111,7 +110,7 @@ struct GemmStaging {
   };
 
   __device__ __forceinline__ void send(const Item& item, const Bulks& copies, int channel,
-                                       gemm::Ring<Numbers::raw_slots>& ring) const {
+                                       Ring<Numbers::raw_slots>& ring) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int left = C::in_channels - channel;
     if (lane == 0) {
@@ -135,11 +134,11 @@ struct GemmStaging {
   }
 
   static constexpr int senders = Numbers::by_vectors ? 32 : 1;  // that arrive when a slot is full
-  using Copies = typename gemm::If<Numbers::by_vectors, Vectors, Bulks>::Type;
+  using Copies = conditional<Numbers::by_vectors, Vectors, Bulks>;
 
   // The converting warps.
-  __device__ __forceinline__ void convert_tile(const Item& item, gemm::Ring<Numbers::x_stages>& ring,
-                                               gemm::Ring<Numbers::raw_slots>& raw) const {
+  __device__ __forceinline__ void convert_tile(const Item& item, Ring<Numbers::x_stages>& ring,
+                                               Ring<Numbers::raw_slots>& raw) const {
     const int thread = static_cast<int>(threadIdx.x) - gemm::consumer_threads;
     uint32 at[converting_rounds];
     uint32 inside = 0;
@@ -170,7 +169,7 @@ struct GemmStaging {
         constexpr int at_once = by_pairs ? 4 : 24 / slot_channels;
 #pragma unroll
         for (int first = 0; first < converting_rounds; first += at_once) {
-          typename gemm::If<by_pairs, Pairs, Channels<slot_channels>>::Type x[at_once];
+          conditional<by_pairs, Pairs, Channels<slot_channels>> x[at_once];
 #pragma unroll
           for (int i = 0; i < at_once; ++i) {
             if (first + i >= converting_rounds) break;
@@ -238,12 +237,12 @@ struct GemmStaging {
   // Some channels of a position: first as loaded, then as 16 bits each.
   template <int Count>
   struct Channels {
-    typename gemm::Word<Input::bytes>::Type bits[Count];
+    ElementBits<Input> bits[Count];
 
     // `from`: the channel's first element, the same in all threads; `bytes`: from there to the position.
     template <bool in_vectors>
     __device__ __forceinline__ void load(const unsigned char* from, uint32 bytes, bool inside, int channel) {
-      using Word = typename gemm::Word<Input::bytes>::Type;
+      using Word = ElementBits<Input>;
       if constexpr (in_vectors) {
         const auto* own = reinterpret_cast<const uint4*>(from + bytes);
 #pragma unroll
@@ -271,7 +270,7 @@ struct GemmStaging {
     }
     // From copies.
     __device__ __forceinline__ void load_copied(const unsigned char* from, bool inside, int channel) {
-      using Word = typename gemm::Word<Input::bytes>::Type;
+      using Word = ElementBits<Input>;
 #pragma unroll
       for (int k = 0; k < Count; ++k) {
         const bool exists = inside && (C::in_channels % 8 == 0 || channel + k < C::in_channels);
@@ -324,7 +323,7 @@ struct GemmStaging {
 
   // `send_weights(chunk)` is called by the last warp when it has staged a chunk.
   template <bool in_vectors, class SendWeights>
-  __device__ __forceinline__ void tile(const Item& item, gemm::Ring<Numbers::x_stages>& ring,
+  __device__ __forceinline__ void tile(const Item& item, Ring<Numbers::x_stages>& ring,
                                        SendWeights&& send_weights) const {
     const int thread = static_cast<int>(threadIdx.x) - gemm::consumer_threads;
     const int64 sample = input_origin<C>(item.n);

@@ -45,4 +45,8 @@ struct GemmColumns<Geometry, Columns, true> {
   }
 };
 
+// Of a tile of gemm/wgmma.cuh.
+template <class C, class Numbers>
+using GemmTileColumns = GemmColumns<GemmGeometry<C, Numbers>, Numbers::columns / 4>;
+
 }  // namespace onepass

@@ -10,24 +10,15 @@ template <class C, class Tail, class Numbers>
 struct GemmEpilogue {
   using Consumer = GemmConsumer<C, Tail, Numbers>;
   using Outputs = GemmOutputs<C, Tail, Numbers>;
-  using TileMoments = GemmTileMoments<C, Tail, Numbers>;
-  using Columns = typename Consumer::Columns;
-  using Geometry = typename Consumer::Geometry;
-  using Item = typename Consumer::Item;
-  using Before = typename Tail::Before;
-  using After = typename Tail::After;
-  using Output = typename Tail::Output;
-  using Deferred = typename Outputs::Deferred;
-  static constexpr int sums = Consumer::sums;
-  static constexpr int pairs = Consumer::pairs;
-  static constexpr int classes = Consumer::classes;
-  static constexpr int rows = Consumer::rows;
-  static constexpr int slabs_of_sample = Consumer::slabs_of_sample;
-  static constexpr bool defers = Outputs::late_vectors > 0;
-
   const Consumer thread;
   const Outputs outputs{thread};
-  const TileMoments moments{thread};
+  const GemmTileMoments<C, Tail, Numbers> moments{thread};
+
+  using Geometry = GemmGeometry<C, Numbers>;
+  using Columns = GemmTileColumns<C, Numbers>;
+  using Item = GemmItem<Tail, Numbers>;
+  static constexpr int slabs_of_sample = GemmSlabs<C, Tail, Numbers>::slabs_of_sample;
+  static constexpr bool defers = Outputs::late_vectors > 0;
 
   // The index of a row's scale, among the tiles of its group of channels.
   static __device__ __forceinline__ int scale_index(const Item& item, int row) {
@@ -35,23 +26,24 @@ struct GemmEpilogue {
   }
 
   // Scale and bias, then the chain before the norm, in place.
-  __device__ __forceinline__ void activate(const Item& item, const Columns& columns, float (&d)[sums]) const {
+  __device__ __forceinline__ void activate(const Item& item, const Columns& columns,
+                                           GemmSums<Numbers>& d) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int c = item.channel_tile * Numbers::tile_channels + thread.row(h);
-      const int own = c < rows ? c : 0;
-      const int channel = own / classes;
+      const int own = c < Geometry::rows ? c : 0;
+      const int channel = own / Geometry::classes;
       const float scale = Numbers::guards ? __ldg(thread.p.scales + scale_index(item, own)) : 1.0f;
       float bias = 0.0f;
       if constexpr (C::has_bias)
         bias = load_one<typename C::Bias>(thread.p.parameter[1], Tail::channel(item.n, channel));
-      ChannelValues<Before, 1> values;
+      ChannelValues<typename Tail::Before, 1> values;
       values.load(thread.p, item.n, channel);
       const int64 begin = output_origin<C>(item.n) + Geometry::row_offset(own);
 #pragma unroll
-      for (int i = 0; i < 2 * pairs; ++i) {
+      for (int i = 0; i < Numbers::columns / 4; ++i) {
         float& value = d[i / 2 * 4 + h * 2 + i % 2];
-        typename Before::template Tensors<1> tensors;
+        typename Tail::Before::template Tensors<1> tensors;
         if constexpr (Numbers::before_reads_tensors) {
           if (columns.has(i)) tensors.load(thread.p, begin + columns.offset(i));
         }
@@ -60,7 +52,7 @@ struct GemmEpilogue {
         } else if constexpr (C::has_bias) {
           value += bias;
         }
-        value = Before::value(value, values.value[0], tensors, 0);
+        value = Tail::Before::value(value, values.value[0], tensors, 0);
       }
     }
   }
@@ -90,7 +82,8 @@ struct GemmEpilogue {
     for (int c = first + static_cast<int>(threadIdx.x); c < end && c < Tail::channels;
          c += gemm::consumer_threads) {
       const int64 row = item.n * Tail::channels + c;
-      store_one<Output>(thread.p.output, row, thread.slabs.row_sum(row) / static_cast<float>(Tail::spatial));
+      store_one<typename Tail::Output>(thread.p.output, row,
+                                       thread.slabs.row_sum(row) / static_cast<float>(Tail::spatial));
     }
   }
 
@@ -131,7 +124,7 @@ struct GemmEpilogue {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int c = item.channel_tile * Numbers::tile_channels + thread.row(h);
-      const int channel = Tail::channel(item.n, (c < rows ? c : 0) / classes);
+      const int channel = Tail::channel(item.n, (c < Geometry::rows ? c : 0) / Geometry::classes);
       affine.weight[h] = Tail::weight(thread.p, channel);
       affine.bias[h] = Tail::bias(thread.p, channel);
     }
@@ -140,17 +133,17 @@ struct GemmEpilogue {
 
   // Applies the norm and the chain after it in place; for a mean, sums the rows.
   __device__ __forceinline__ void apply(const Item& item, const Columns& columns, const Affine& affine,
-                                        float (&d)[sums]) const {
+                                        GemmSums<Numbers>& d) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int c = item.channel_tile * Numbers::tile_channels + thread.row(h);
-      const bool in_range = c < rows;
+      const bool in_range = c < Geometry::rows;
       const int own = in_range ? c : 0;
-      const int channel = own / classes;
+      const int channel = own / Geometry::classes;
       // Held values take one multiply-add, whose factor is 0 where all values are equal.
       float mean = 0.0f, scale = 1.0f, shift = 0.0f;
       if constexpr (Tail::has_norm) {
-        const int slab = in_range ? c / Consumer::group_rows - Consumer::first_slab(item) : 0;
+        const int slab = in_range ? c / Consumer::Slabs::group_rows - Consumer::first_slab(item) : 0;
         const float2 statistics = thread.s.statistics[thread.agent][slab];
         const int of_norm = Tail::channel(item.n, channel);
         mean = statistics.x;
@@ -166,20 +159,20 @@ struct GemmEpilogue {
           }
         }
       }
-      ChannelValues<After, 1> values;
+      ChannelValues<typename Tail::After, 1> values;
       values.load(thread.p, item.n, channel);
       const int64 begin = output_origin<C>(item.n) + Geometry::row_offset(own);
       float total = 0.0f;
 #pragma unroll
-      for (int i = 0; i < 2 * pairs; ++i) {
+      for (int i = 0; i < Numbers::columns / 4; ++i) {
         float& value = d[i / 2 * 4 + h * 2 + i % 2];
-        typename After::template Tensors<1> tensors;
+        typename Tail::After::template Tensors<1> tensors;
         if constexpr (Numbers::after_reads_tensors) {
           if (columns.has(i)) tensors.load(thread.p, begin + columns.offset(i));
         }
         if constexpr (Tail::has_norm)
           value = Numbers::held ? fmaf(value, scale, shift) : normalise(value, mean, scale, shift);
-        value = After::value(value, values.value[0], tensors, 0);
+        value = Tail::After::value(value, values.value[0], tensors, 0);
         if constexpr (Tail::has_mean) total += columns.has(i) ? value : 0.0f;
       }
       if constexpr (Tail::has_mean) {
@@ -206,13 +199,14 @@ struct GemmEpilogue {
   __device__ __forceinline__ void prepare(const Item& item) const {
     if constexpr (Geometry::contiguous) return;
     // Independent warpgroups have offsets of their own.
-    constexpr int count = Consumer::apart ? Numbers::columns : Numbers::tile_positions;
-    const int first = Consumer::apart ? thread.first_column() : 0;
+    constexpr int count = Numbers::apart ? Numbers::columns : Numbers::tile_positions;
+    const int first = Numbers::apart ? thread.first_column() : 0;
     for (int i = thread.agent_thread; i < count; i += Consumer::agent_threads)
       thread.s.offsets[first + i] = Geometry::target(item.position_tile, first + i);
   }
 
-  __device__ __forceinline__ void run(const Item& item, float (&d)[sums], Deferred& deferred) const {
+  __device__ __forceinline__ void run(const Item& item, GemmSums<Numbers>& d,
+                                      typename Outputs::Deferred& deferred) const {
     uint32* counters = thread.p.control + item.unit * 4;
     if constexpr (!Geometry::contiguous) thread.sync();
     const Columns columns(thread.s.offsets, Consumer::tile_position(item),
@@ -223,7 +217,7 @@ struct GemmEpilogue {
       if constexpr (reads_affine_early) affine = affine_of(item);
       if (Numbers::held || item.is_first) {
         if constexpr (defers) outputs.store_rest(deferred);
-        if constexpr (TileMoments::rows_are_slabs) {
+        if constexpr (Numbers::rows_are_slabs) {
           moments.leave_parts(item, columns, d);
         } else {
           moments.row_moments(columns, d);
@@ -261,7 +255,7 @@ struct GemmEpilogue {
     } else if (outputs.stores_late()) {
       if constexpr (defers) outputs.defer(item, d, deferred);
     } else {
-      outputs.template store<Output, false>(thread.p.output, item, d);
+      outputs.template store<typename Tail::Output, false>(thread.p.output, item, d);
     }
     // Shared memory must be free before the next tile writes to it. Held tiles pass other barriers before
     // that.

@@ -1,5 +1,5 @@
-// The norm and what follows it, of values and statistics that another launch left in memory: read once,
-// written once.
+// The norm and what follows it, also a mean, of values and statistics that another launch left in memory:
+// read once, written once.
 #pragma once
 
 #include "device/types.cuh"
@@ -8,40 +8,44 @@
 
 namespace onepass {
 
+// The norm of a channel, and what the chain after it reads of the channel.
+template <class Tail>
+struct NormedChannel {
+  float mean, scale, bias;
+  ChannelValues<typename Tail::After, 1> values;
+
+  template <class Parameters>
+  __device__ __forceinline__ NormedChannel(const Parameters& p, int64 n, int c) {
+    constexpr int slabs = Tail::channels / Tail::group_channels;
+    const float* statistics = p.statistics + 2 * (n * slabs + c / Tail::group_channels);
+    mean = __ldg(statistics);
+    scale = Tail::weight(p, c) * __ldg(statistics + 1);
+    bias = Tail::bias(p, c);
+    values.load(p, n, c);
+  }
+  template <class Tensors>
+  __device__ __forceinline__ float value(float x, const Tensors& tensors, int k) const {
+    return Tail::After::value(normalise(x, mean, scale, bias), values.value[0], tensors, k);
+  }
+};
+
 // `Numbers`: threads, pieces of a channel (of a sample, where channels come after space), whether they do.
 template <class Tail, class Numbers>
 struct GemmFinish {
   using Parameters = GemmFinishParameters<Tail::parameters>;
-  using After = typename Tail::After;
+  using Channel = NormedChannel<Tail>;
   using Output = typename Tail::Output;
   static constexpr int width = 4;
   static constexpr int vectors = Numbers::piece / (Numbers::threads * width);  // of a thread
-  static constexpr int slabs = Tail::channels / Tail::group_channels;
   static_assert(vectors * Numbers::threads * width == Numbers::piece);
 
   const Parameters& p;
 
-  // The norm of a channel, and what the chain reads of it.
-  struct Channel {
-    float mean, scale, bias;
-    ChannelValues<After, 1> values;
-
-    __device__ __forceinline__ Channel(const Parameters& p, int64 n, int c) {
-      const float* statistics = p.statistics + 2 * (n * slabs + c / Tail::group_channels);
-      mean = __ldg(statistics);
-      scale = Tail::weight(p, c) * __ldg(statistics + 1);
-      bias = Tail::bias(p, c);
-      values.load(p, n, c);
-    }
-    template <class Tensors>
-    __device__ __forceinline__ float value(float x, const Tensors& tensors, int k) const {
-      return After::value(normalise(x, mean, scale, bias), values.value[0], tensors, k);
-    }
-  };
-
-  // A block for each piece.
+  // A block for each piece; for a mean, one for each channel of each sample.
   __device__ __forceinline__ void run() const {
-    if constexpr (Numbers::interleaved) {
+    if constexpr (Tail::has_mean) {
+      run_mean();
+    } else if constexpr (Numbers::interleaved) {
       run_interleaved();
     } else {
       run_planar();
@@ -50,7 +54,7 @@ struct GemmFinish {
 
  private:
   __device__ __forceinline__ void one(const Channel& channel, int64 index, float x) const {
-    typename After::template Tensors<1> tensors;
+    typename Tail::After::template Tensors<1> tensors;
     tensors.load(p, index);
     store_one<Output>(p.output, index, channel.value(x, tensors, 0));
   }
@@ -75,7 +79,7 @@ struct GemmFinish {
       for (int i = 0; i < vectors; ++i) {
         const int at = first + (i * Numbers::threads + static_cast<int>(threadIdx.x)) * width;
         if (at >= Tail::spatial) continue;
-        typename After::template Tensors<width> tensors;
+        typename Tail::After::template Tensors<width> tensors;
         tensors.load(p, begin + at);
         float value[width] = {x[i].x, x[i].y, x[i].z, x[i].w};
 #pragma unroll
@@ -105,6 +109,24 @@ struct GemmFinish {
           static_cast<int>(static_cast<uint32>(index - n * sample) % static_cast<uint32>(Tail::channels));
       one(Channel(p, n, c), index, p.values[index]);
     }
+  }
+
+  __device__ __forceinline__ void run_mean() const {
+    __shared__ float scratch[Numbers::threads / 32];
+    const int64 row = blockIdx.x;
+    const int64 n = row / Tail::channels;
+    const int c = static_cast<int>(row - n * Tail::channels);
+    const Channel channel(p, n, c);
+    const int64 first = Numbers::interleaved ? n * Tail::channels * Tail::spatial + c : row * Tail::spatial;
+    constexpr int64 step = Numbers::interleaved ? Tail::channels : 1;
+    float sum[1] = {0.0f};
+    for (int64 i = threadIdx.x; i < Tail::spatial; i += Numbers::threads) {
+      typename Tail::After::template Tensors<1> tensors;
+      tensors.load(p, first + i * step);
+      sum[0] += channel.value(p.values[first + i * step], tensors, 0);
+    }
+    block_sum<Numbers::threads>(sum, scratch);
+    if (threadIdx.x == 0) store_one<Output>(p.output, row, sum[0] / static_cast<float>(Tail::spatial));
   }
 };
 

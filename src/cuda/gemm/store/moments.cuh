@@ -7,21 +7,18 @@ namespace onepass {
 
 template <class C, class Tail, class Numbers>
 struct GemmTileMoments {
-  using Consumer = GemmConsumer<C, Tail, Numbers>;
-  using Columns = typename Consumer::Columns;
-  using Item = typename Consumer::Item;
-  static constexpr int sums = Consumer::sums;
-  static constexpr int pairs = Consumer::pairs;
-  static constexpr int group_rows = Consumer::group_rows;
+  const GemmConsumer<C, Tail, Numbers> thread;
 
-  const Consumer thread;
+  using Item = GemmItem<Tail, Numbers>;
+  using Columns = GemmTileColumns<C, Numbers>;
+  static constexpr int group_rows = GemmSlabs<C, Tail, Numbers>::group_rows;
 
   // Leaves the moments of the tile's rows in shared memory. By every consumer; a barrier must follow.
-  __device__ __forceinline__ void row_moments(const Columns& columns, const float (&d)[sums]) const {
+  __device__ __forceinline__ void row_moments(const Columns& columns, const GemmSums<Numbers>& d) const {
     const int count = columns.count();
     const float own_count = static_cast<float>(count);
     const float quad_count = lanes_sum<4>(own_count);
-    const bool all = __all_sync(0xffffffffu, count == 2 * pairs);
+    const bool all = __all_sync(0xffffffffu, count == Numbers::columns / 4);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       Moments own{own_count, 0.0f, 0.0f};
@@ -39,13 +36,13 @@ struct GemmTileMoments {
   }
 
   template <bool all>
-  static __device__ __forceinline__ void moments(const float (&d)[sums], int h, const Columns& columns,
+  static __device__ __forceinline__ void moments(const GemmSums<Numbers>& d, int h, const Columns& columns,
                                                  Moments& own) {
     // Distances from one of the values: they are 0 where all are equal.
     PivotSums<4> distances;
     distances.pivot = first_value<all>(d, h, columns);
 #pragma unroll
-    for (int i = 0; i < 2 * pairs; ++i) {
+    for (int i = 0; i < Numbers::columns / 4; ++i) {
       const float distance = distance_from(d[i / 2 * 4 + h * 2 + i % 2], distances.pivot);
       distances.add_distance(all || columns.has(i) ? distance : 0.0f, i);
     }
@@ -55,22 +52,23 @@ struct GemmTileMoments {
   }
   // A value of the thread's row h that has an output, if there is one.
   template <bool all>
-  static __device__ __forceinline__ float first_value(const float (&d)[sums], int h, const Columns& columns) {
+  static __device__ __forceinline__ float first_value(const GemmSums<Numbers>& d, int h,
+                                                      const Columns& columns) {
     float first = d[h * 2];
     if constexpr (!all) {
 #pragma unroll
-      for (int i = 2 * pairs - 1; i > 0; --i) first = columns.has(i) ? d[i / 2 * 4 + h * 2 + i % 2] : first;
+      for (int i = Numbers::columns / 4 - 1; i > 0; --i)
+        first = columns.has(i) ? d[i / 2 * 4 + h * 2 + i % 2] : first;
       first = columns.has(0) ? d[h * 2] : first;
     }
     return first;
   }
 
   // Where a warp has whole slabs and all their positions, it leaves their parts directly.
-  static constexpr bool rows_are_slabs = Numbers::rows_are_slabs;
   __device__ __forceinline__ void leave_parts(const Item& item, const Columns& columns,
-                                              const float (&d)[sums]) const {
+                                              const GemmSums<Numbers>& d) const {
     const int count = columns.count();
-    if (__all_sync(0xffffffffu, count == 2 * pairs)) {
+    if (__all_sync(0xffffffffu, count == Numbers::columns / 4)) {
       leave_parts<true>(item, columns, count, d);
     } else {
       leave_parts<false>(item, columns, count, d);
@@ -78,7 +76,7 @@ struct GemmTileMoments {
   }
   template <bool all>
   __device__ __forceinline__ void leave_parts(const Item& item, const Columns& columns, int count,
-                                              const float (&d)[sums]) const {
+                                              const GemmSums<Numbers>& d) const {
     constexpr int sets = group_rows == 16 ? 1 : 2;  // of the thread's two rows
     constexpr int lanes = group_rows == 16 ? 32 : 4 * group_rows;
     const float elements = lanes_sum<lanes>(static_cast<float>((3 - sets) * count));
@@ -88,7 +86,7 @@ struct GemmTileMoments {
       PivotSums<4> distances;
       distances.pivot = first_mean<lanes>(static_cast<float>(count), first_value<all>(d, h, columns));
 #pragma unroll
-      for (int i = 0; i < 2 * pairs; ++i) {
+      for (int i = 0; i < Numbers::columns / 4; ++i) {
 #pragma unroll
         for (int k = h; k < h + 3 - sets; ++k) {
           if (all || columns.has(i)) distances.add(d[i / 2 * 4 + k * 2 + i % 2], i % 2 + 2 * (k - h));
@@ -99,7 +97,7 @@ struct GemmTileMoments {
       distances.finish(elements, moved, m2);
       const float mean = distances.pivot + moved;
       const int first = item.channel_tile * Numbers::tile_channels + thread.row(h);
-      if (thread.lane % lanes == 0 && Consumer::exists(first))
+      if (thread.lane % lanes == 0 && thread.exists(first))
         __stcg(thread.slabs.part(item.n, first / group_rows, item.channel_tile, thread.position_part(item)),
                float4{elements, mean, m2, 0.0f});
     }
@@ -108,15 +106,15 @@ struct GemmTileMoments {
   // One warp for each slab of the tile merges the slab's rows to one part.
   __device__ __forceinline__ void store_parts(const Item& item) const {
     const int begin = item.channel_tile * Numbers::tile_channels;
-    const int count = Consumer::slab_count(item);
-    for (int i = thread.agent_warp; i < count; i += Consumer::agent_warps) {
-      const int slab = Consumer::first_slab(item) + i;
+    const int count = thread.slab_count(item);
+    for (int i = thread.agent_warp; i < count; i += thread.agent_warps) {
+      const int slab = thread.first_slab(item) + i;
       int first = slab * group_rows - begin;
       int last = first + group_rows;
       first = first < 0 ? 0 : first;
       last = last < Numbers::tile_channels ? last : Numbers::tile_channels;
       Moments own;
-      if constexpr (Consumer::apart) {
+      if constexpr (Numbers::apart) {
         for (int r = first + thread.lane; r < last; r += 32)
           thread.slabs.merge(own, thread.s.rows(thread.group, r));
       } else if constexpr (Numbers::groups_share_positions) {

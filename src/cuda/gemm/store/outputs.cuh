@@ -8,16 +8,13 @@ namespace onepass {
 
 template <class C, class Tail, class Numbers>
 struct GemmOutputs {
-  using Consumer = GemmConsumer<C, Tail, Numbers>;
-  using Geometry = typename Consumer::Geometry;
-  using Item = typename Consumer::Item;
-  using Shared = typename Consumer::Shared;
-  using Output = typename Tail::Output;
-  static constexpr int sums = Consumer::sums;
-  static constexpr int pairs = Consumer::pairs;
-  static constexpr int classes = Consumer::classes;
+  const GemmConsumer<C, Tail, Numbers> thread;
 
-  const Consumer thread;
+  using Geometry = GemmGeometry<C, Numbers>;
+  using Shared = GemmShared<C, Tail, Numbers>;
+  using Item = GemmItem<Tail, Numbers>;
+  using Output = typename Tail::Output;
+  static constexpr int pairs = Numbers::columns / 8;  // of columns, in each row of a thread
 
   // Four neighbouring columns lie side by side in the output, at offsets that are multiples of four.
   static constexpr bool vectors_fit =
@@ -26,15 +23,15 @@ struct GemmOutputs {
 
   // Stores the tile's values, eight rows by 32 columns at a time. `again`: they are read again soon.
   template <class Type, bool again>
-  __device__ __forceinline__ void store(void* to, const Item& item, const float (&d)[sums]) const {
+  __device__ __forceinline__ void store(void* to, const Item& item, const GemmSums<Numbers>& d) const {
     if constexpr (Type::bytes == 2 && vectors_fit) {
       store_halves<Type>(to, item, d);
       return;
     }
     float(&stage)[8][Shared::value_pitch] = thread.s.stage(thread.warp);
     int in_vectors = vectors_fit && reinterpret_cast<uint64>(to) % (4 * Type::bytes) == 0;
-    const int first_row = item.channel_tile * Numbers::tile_channels + thread.row(0) - thread.lane / 4;
-    const int first_position = Consumer::tile_position(item) + thread.first_column();
+    const int first_row = thread.first_row(item);
+    const int first_position = thread.first_position(item);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int channel = first_row + 8 * h;
@@ -59,7 +56,7 @@ struct GemmOutputs {
 #pragma unroll
           for (int r = thread.lane / 8; r < 8; r += 4) {
             const float4 four = *reinterpret_cast<const float4*>(&stage[r][column]);
-            if (has && Consumer::exists(channel + r)) {
+            if (has && thread.exists(channel + r)) {
               const float value[4] = {four.x, four.y, four.z, four.w};
               Packed<Type, 4> packed;
               packed.pack(value);
@@ -159,13 +156,14 @@ struct GemmOutputs {
   }
 
   // Keeps the tile's values to be stored later.
-  __device__ __forceinline__ void defer(const Item& item, const float (&d)[sums], Deferred& deferred) const {
-    const int first_row = item.channel_tile * Numbers::tile_channels + thread.row(0) - thread.lane / 4;
-    const int first_position = Consumer::tile_position(item) + thread.first_column();
+  __device__ __forceinline__ void defer(const Item& item, const GemmSums<Numbers>& d,
+                                        Deferred& deferred) const {
+    const int first_row = thread.first_row(item);
+    const int first_position = thread.first_position(item);
     deferred.to = static_cast<unsigned char*>(thread.p.output) +
                   (output_origin<C>(item.n) + first_row * C::stride(1) + first_position) * Output::bytes;
     deferred.bytes = (Geometry::positions - first_position) * Output::bytes;
-    deferred.rows = Consumer::rows - first_row;
+    deferred.rows = Geometry::rows - first_row;
     deferred.step = 0;
     const auto word = [&](int j, int h) { return Output::pack(d[j * 4 + h * 2], d[j * 4 + h * 2 + 1]); };
     stage_words<late_vectors>(word);
@@ -178,7 +176,7 @@ struct GemmOutputs {
 
   // Stores contiguous 16-bit elements, 64 columns at a time.
   template <class Type>
-  __device__ __forceinline__ void store_halves(void* to, const Item& item, const float (&d)[sums]) const {
+  __device__ __forceinline__ void store_halves(void* to, const Item& item, const GemmSums<Numbers>& d) const {
     constexpr bool by_eights = Tail::spatial % 8 == 0 && C::stride(1) % 8 == 0 && C::stride(0) % 8 == 0;
     constexpr int width = by_eights ? 8 : 4;  // of a lane's vector
     constexpr int lanes = 64 / width;         // that have a row
@@ -186,9 +184,9 @@ struct GemmOutputs {
     static_assert(Shared::value_bytes >= 8 * pitch * 2);
     auto* const stage = reinterpret_cast<uint16*>(thread.s.values[thread.warp]);
     int in_vectors = reinterpret_cast<uint64>(to) % (width * 2) == 0;
-    const int first_row = item.channel_tile * Numbers::tile_channels + thread.row(0) - thread.lane / 4;
-    const int first_position = Consumer::tile_position(item) + thread.first_column();
+    const int first_position = thread.first_position(item);
     const int column = thread.lane % lanes * width;
+    const int first_row = thread.first_row(item);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int channel = first_row + 8 * h;
@@ -212,7 +210,7 @@ struct GemmOutputs {
             const int own = r + thread.lane / lanes;
             Packed<Type, width> some;
             some.load(stage + own * pitch, column, true);
-            if (has && Consumer::exists(channel + own))
+            if (has && thread.exists(channel + own))
               some.store(to, begin + own * C::stride(1) + position, true);
           }
         } else {
@@ -255,13 +253,13 @@ struct GemmOutputs {
         offset = column < columns ? thread.s.offsets[thread.first_column() + j * 8 + column] : -1;
       }
       const float value = thread.s.stage(thread.warp)[r][column];
-      if (offset >= 0 && column < columns && Consumer::exists(channel + r))
+      if (offset >= 0 && column < columns && thread.exists(channel + r))
         store_one<Type>(to, first_of(channel, begin, r) + offset, value);
     }
   }
   // Offset of the r-th row after the one that begins at `begin`.
   static __device__ __forceinline__ int64 first_of(int row, int64 begin, int r) {
-    if constexpr (classes == 1) return begin + r * C::stride(1);
+    if constexpr (Geometry::classes == 1) return begin + r * C::stride(1);
     return begin - Geometry::row_offset(row) + Geometry::row_offset(row + r);
   }
   template <class Type, bool again>

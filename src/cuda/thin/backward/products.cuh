@@ -6,17 +6,6 @@
 
 namespace onepass {
 
-template <bool, class Yes, class>
-struct Conditional {
-  using Type = Yes;
-};
-template <class Yes, class No>
-struct Conditional<false, Yes, No> {
-  using Type = No;
-};
-template <bool condition, class Yes, class No>
-using conditional = typename Conditional<condition, Yes, No>::Type;
-
 // D += A B of tf32, 16 x 8 x 8.
 __device__ __forceinline__ void multiply_tf32(float (&d)[4], const uint4& a, float b0, float b1) {
   mma::multiply<mma::Tf32>(d, a, __float_as_uint(b0), __float_as_uint(b1));

@@ -1,7 +1,9 @@
-// The tensor map of x for the ping-pong kernel's bulk copies of boxes.
+// The launch before the ping-pong kernel: packs weights and builds the tensor map of x for bulk copies of
+// boxes.
 #pragma once
 
 #include "gemm/pingpong/layout.cuh"
+#include "gemm/source/pack.cuh"
 
 namespace onepass::pingpong {
 
@@ -73,6 +75,19 @@ struct TensorMap {
                  : "memory");
   }
 #endif
+};
+
+template <class C, class Tail, class Numbers>
+struct Pack {
+  using Parameters = PingpongPackParameters;
+
+  const Parameters& p;
+  unsigned char* staged;  // weights
+
+  __device__ __forceinline__ void run() const {
+    GemmPack<C, Numbers, Parameters>{p, staged}.run();
+    if (blockIdx.x == 0 && threadIdx.x < 32) TensorMap<C, typename Tail::Input, Numbers>::build(p);
+  }
 };
 
 }  // namespace onepass::pingpong

@@ -158,7 +158,8 @@ double convolution_seconds(const Problem& problem) {
   // Thin ones are copied into other layouts. One sample of s27 (0.2 M elements) takes 45 us; 16 images of 1
   // to 8 channels (9 M) take 76.
   const bool is_copied = !is_wide(*problem.block.conv()) && elements > framework::copied_elements;
-  return (is_copied ? framework::thin_launch_seconds : framework::launch_seconds) + wide_copy_seconds(problem) +
+  return (is_copied ? framework::thin_launch_seconds : framework::launch_seconds) +
+         wide_copy_seconds(problem) +
          std::max(operations(problem) / rate, (is_copied ? 2 : 1) * elements *
                                                   as_double(byte_size(problem.input.dtype)) /
                                                   gpu.bytes_per_second);

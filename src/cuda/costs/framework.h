@@ -34,8 +34,8 @@ inline constexpr double copied_elements = 1e5;
 // channels run at 585 to 810 TFLOP/s in 16 bits where they fill the GPU. In tf32 the layers of the benchmark
 // run at 210 to 350. Contiguous tensors are copied besides.
 // The other rates (2026-11-15) are of contiguous tensors with their copies. Volumes of 32 channels run at 80
-// in tf32 and 118 in 16 bits. Transposed ones of 64 channels and more (s19, s61) run at 92 and 126, of 64 to 32
-// channels at 8 and 5.
+// in tf32 and 118 in 16 bits. Transposed ones of 64 channels and more (s19, s61) run at 92 and 126, of 64 to
+// 32 channels at 8 and 5.
 struct WideRates {
   double ordinary, ordinary_few, transposed, transposed_few;
 };

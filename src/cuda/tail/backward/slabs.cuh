@@ -341,7 +341,7 @@ struct TailBackwardSlabs {
       }
       if constexpr (split > 1) {
         shared.lanes_of_sums[threadIdx.x] = sum;
-      } else {
+      } else if (part < split) {  // others have no column
         to[column] = sum;
       }
     }

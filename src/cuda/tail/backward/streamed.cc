@@ -33,7 +33,8 @@ class TailBackward final : public BackwardKernel {
     const double memory = times * backward_bytes(problem, shape) / gpu.bytes_per_second;
     // A ticket takes this long whatever it moves, and then each byte of its input: 3.2 us for slabs of 528
     // elements in f32, 4.2 of 1280, 5.2 of 3136 (H200, 2026-11-17).
-    constexpr double of_ticket = 3e-6, of_byte = 2e-10, launch = 6e-6;
+    constexpr double of_ticket = 3e-6, launch = 6e-6;
+    const double of_byte = shape.order == Order::interleaved && wide ? 1.4e-10 : 2e-10;
     const BackwardWork work(problem, shape.parts);
     const StreamNumbers numbers = numbers_of(problem, shape);
     const double passes = (work.first ? 1 : 0) + (work.second ? 1 : 0);

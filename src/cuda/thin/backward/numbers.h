@@ -88,7 +88,7 @@ struct ThinBackwardNumbers {
   int64_t back_items() const;
   int64_t back_elements() const;
 
-  // sizeof ThinBackwardLayout's structs. `shared_bytes_with` is of Shared, with so many bytes of passes.
+  // sizeof ThinBackward's structs. `shared_bytes_with` is of Shared, with so many bytes of passes.
   int64_t pass_bytes() const;
   int64_t back_bytes() const;
   int64_t shared_bytes_with(int64_t bytes) const;

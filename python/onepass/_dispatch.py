@@ -137,7 +137,7 @@ def finder(
         constants[f"{p}is_compiling"] = torch.compiler.is_compiling
         code.add(f"not {p}is_compiling()")
         code.add(f"{p}self._onepass.watches[{variant.number}].holds({p}self)")
-    tensors = "".join(f"{code.tensor(t.module, '_parameters', t.name)}, " for t in variant.tensors)
+    tensors = "".join(f"{code.tensor(t.module, t.kind, t.name)}, " for t in variant.tensors)
     lines = [
         f"def find({p}self):",
         "    try:",

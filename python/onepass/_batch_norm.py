@@ -1,0 +1,67 @@
+"""A batch norm in evaluation as a scale and a shift per channel, from the statistics as they are at each call.
+
+Nothing is kept between calls: version counters do not see writes through `.data`, by other libraries or by the
+replay of a CUDA graph. One operator computes both, in one small kernel on a GPU.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from onepass import _library
+
+Tensors = tuple[Tensor, Tensor, Tensor | None, Tensor | None]  # mean, variance, weight, bias
+
+
+def scale_and_shift(
+    mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """By PyTorch's operators, differentiable; in fp32 at least: 16 bits would lose what a large mean needs."""
+    dtype = torch.float64 if mean.dtype == torch.float64 else torch.float32
+    scale = torch.rsqrt(variance.to(dtype) + eps)
+    if weight is not None:
+        scale = scale * weight.to(dtype)
+    shift = -mean.to(dtype) * scale
+    return scale, shift if bias is None else shift + bias.to(dtype)
+
+
+def operands(tensors: Tensors, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Of a norm of values of this type, by one operator unless gradients go through it or it is traced.
+
+    Raises TypeError for types that PyTorch may refuse, ValueError for tensors that are not one value a channel.
+    """
+    _check_types(tensors, dtype)
+    if torch.compiler.is_compiling():
+        return scale_and_shift(*tensors, eps)
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+        shapes = {tensor.shape for tensor in tensors if tensor is not None}
+        if len(shapes) > 1:
+            raise ValueError("batch norm: statistics, weight and bias must be of one length")
+        return scale_and_shift(*tensors, eps)
+    return _operator(*tensors, eps)
+
+
+_operator = torch.ops.onepass.scale_and_shift.default if _library.available() else scale_and_shift
+_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+
+
+def _check_types(tensors: Tensors, dtype: torch.dtype) -> None:
+    """PyTorch takes a norm of the values' own type, or of fp32 with values of 16 bits, as autocast gives them."""
+    own = tensors[0].dtype
+    fits = own is dtype or (own is torch.float32 and dtype is not torch.float64)
+    if own is not torch.float32 and _is_any_autocast_enabled():
+        fits = False
+    if not fits or any(tensor is not None and tensor.dtype is not own for tensor in tensors):
+        raise TypeError("its batch norm has types which PyTorch may refuse")
+
+
+if _library.available():
+
+    def _fake(
+        mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        dtype = torch.float64 if mean.dtype == torch.float64 else torch.float32
+        return torch.empty_like(mean, dtype=dtype), torch.empty_like(mean, dtype=dtype)
+
+    torch.library.register_fake("onepass::scale_and_shift", _fake)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from onepass import _cuda, _eager, _fallback, _library
+from onepass import _cpu, _cuda, _eager, _fallback, _library
 from onepass._autograd import gradients_of, is_exporting
 from onepass._description import Description, describe
 from onepass._differentiable import Differentiable
@@ -118,6 +118,8 @@ def run_block(
         reason = _why_reference(out_dtype, dtype, *(parameter.dtype for parameter in parameters))
         if reason is not None and not input.is_meta:
             _fallback.left(site, _fallback.REFERENCE, reason)
+    if of_modules and _cpu.leaves_convolution(block, input):
+        return _run_apart(describe(block), input, parameters, out_dtype, site, settled)
     if differentiate:
         if exporting:
             return torch.ops.onepass.forward_for_training.default(input, list(parameters), block, out_dtype)
@@ -125,6 +127,23 @@ def run_block(
             input, parameters = _lowered(describe(block), input, parameters, low)
         return Differentiable.apply(block, out_dtype, input, *parameters)
     return _forward(input, parameters, block, out_dtype)
+
+
+def _run_apart(
+    description: Description,
+    input: Tensor,
+    parameters: Sequence[Tensor],
+    out_dtype: torch.dtype | None,
+    site: Site | str,
+    settled: tuple[int, ...],
+) -> Tensor:
+    """PyTorch's convolution, then what follows it in one operator."""
+    count = description.conv_parameters
+    convolved = _eager.convolve(description.conv, input, *parameters[:count])
+    settled = tuple(number - count for number in settled)
+    return run_block(
+        description.tail, convolved, parameters[count:], out_dtype, site, of_modules=True, settled=settled
+    )
 
 
 _forward = torch.ops.onepass.forward.default if _library.available() else None

@@ -31,7 +31,8 @@ def operands(tensors: Tensors, eps: float, dtype: torch.dtype) -> tuple[Tensor, 
 
     Raises TypeError for types that PyTorch may refuse, ValueError for tensors that are not one value a channel.
     """
-    _check_types(tensors, dtype)
+    if not fits(tensors, dtype):
+        raise TypeError("its batch norm has types which PyTorch may refuse, or its statistics want gradients")
     if torch.compiler.is_compiling():
         return scale_and_shift(*tensors, eps)
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
@@ -46,14 +47,21 @@ _operator = torch.ops.onepass.scale_and_shift.default if _library.available() el
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 
 
-def _check_types(tensors: Tensors, dtype: torch.dtype) -> None:
-    """PyTorch takes a norm of the values' own type, or of fp32 with values of 16 bits, as autocast gives them."""
-    own = tensors[0].dtype
-    fits = own is dtype or (own is torch.float32 and dtype is not torch.float64)
-    if own is not torch.float32 and _is_any_autocast_enabled():
-        fits = False
-    if not fits or any(tensor is not None and tensor.dtype is not own for tensor in tensors):
-        raise TypeError("its batch norm has types which PyTorch may refuse")
+def fits(tensors: Tensors, dtype: torch.dtype) -> bool:
+    """Whether PyTorch takes such a norm: of the values' type, or of fp32 with values of 16 bits.
+
+    Autocast makes values of 16 bits. PyTorch has no gradients of running statistics.
+    """
+    mean, variance, weight, bias = tensors
+    own = mean.dtype
+    if own is not torch.float32 and (own is not dtype or _is_any_autocast_enabled()):
+        return False
+    if own is torch.float32 and dtype is torch.float64:
+        return False
+    if (mean.requires_grad or variance.requires_grad) and torch.is_grad_enabled():
+        return False
+    one = variance.dtype is own and (weight is None or weight.dtype is own)
+    return one and (bias is None or bias.dtype is own)
 
 
 if _library.available():

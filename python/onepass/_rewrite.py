@@ -227,6 +227,8 @@ def _fused(spec: _Spec) -> Callable[..., Any]:
             block, parameters = bound
         if torch.compiler.is_compiling():
             if settled:
+                if not _norms_fit(parameters, dtype):
+                    return original(module, *externals)
                 parameters = _with_norms(parameters, dtype)
             output = _ops.run_traced(block, input, parameters, None, call.site, settled)
         else:
@@ -243,6 +245,10 @@ def _fused(spec: _Spec) -> Callable[..., Any]:
         return output.reshape(output.shape + ones) if ones else output
 
     return run
+
+
+def _norms_fit(given: list[Any], dtype: torch.dtype) -> bool:
+    return all(_batch_norm.fits(norm[:-1], dtype) for norm in given if type(norm) is tuple)
 
 
 def _with_norms(given: list[Any], dtype: torch.dtype) -> list[Tensor]:

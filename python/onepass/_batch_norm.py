@@ -1,7 +1,7 @@
-"""A batch norm in evaluation as a scale and a shift per channel, from the statistics as they are at each call.
+"""A batch norm in evaluation as a scale and a shift per channel, from its statistics at each call.
 
-Nothing is kept between calls: version counters do not see writes through `.data`, by other libraries or by the
-replay of a CUDA graph. One operator computes both, in one small kernel on a GPU.
+Nothing is kept between calls. Version counters do not see writes through `.data`, by other libraries, or by
+the replay of a CUDA graph. One operator computes both, in one small kernel on a GPU.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Tensors = tuple[Tensor, Tensor, Tensor | None, Tensor | None]  # mean, variance,
 def scale_and_shift(
     mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """By PyTorch's operators, differentiable; in fp32 at least: 16 bits would lose what a large mean needs."""
+    """By PyTorch's operators, in fp32 at least: 16 bits would lose what a large mean needs."""
     dtype = torch.float64 if mean.dtype == torch.float64 else torch.float32
     scale = torch.rsqrt(variance.to(dtype) + eps)
     if weight is not None:
@@ -29,7 +29,7 @@ def scale_and_shift(
 def operands(tensors: Tensors, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Of a norm of values of this type, by one operator unless gradients go through it or it is traced.
 
-    Raises TypeError for types that PyTorch may refuse, ValueError for tensors that are not one value a channel.
+    Raises TypeError for types that PyTorch may refuse, ValueError for tensors of several lengths.
     """
     if not fits(tensors, dtype):
         raise TypeError("its batch norm has types which PyTorch may refuse, or its statistics want gradients")

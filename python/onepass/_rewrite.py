@@ -301,7 +301,8 @@ def _why_unfit(input: Tensor, dimensions: tuple[int, int]) -> str:
     if not input.is_floating_point():
         return f"the input of {str(input.dtype).removeprefix('torch.')} is not floating-point"
     least, most = dimensions
-    return f"the input has {input.dim()} dimensions, must have {least if least == most else f'{least} to {most}'}"
+    wanted = str(least) if least == most else f"{least} to {most}"
+    return f"the input has {input.dim()} dimensions, must have {wanted}"
 
 
 _UNBOUND = "a tensor that is added or multiplied is neither of the input's shape nor one value per channel"

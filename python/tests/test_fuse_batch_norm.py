@@ -1,4 +1,4 @@
-"""Batch norms in evaluation as affine stages of fused models, judged by an eager twin that gets the same edits."""
+"""Batch norms in evaluation as affine stages of fused models, judged by an eager twin."""
 
 from __future__ import annotations
 

@@ -92,9 +92,8 @@ def run_block(
     if input.is_cuda:
         if of_modules:
             _require_one_type(input, parameters, "cuda", settled)
-        if settled and out_dtype is None and any(p.dtype is not input.dtype for p in parameters):
-            low = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-            out_dtype = result_dtype(describe(block), input, parameters, low, "cuda", settled)
+        if settled and out_dtype is None:
+            out_dtype = _settled_type(block, input, parameters, settled)
         return _run_on_cuda(block, input, parameters, out_dtype, site, exporting, settled)
     if not (input.is_cpu or input.is_meta):
         reason = f"the library has no kernels for {input.device.type}"
@@ -127,6 +126,16 @@ def run_block(
             input, parameters = _lowered(describe(block), input, parameters, low)
         return Differentiable.apply(block, out_dtype, input, *parameters)
     return _forward(input, parameters, block, out_dtype)
+
+
+def _settled_type(
+    block: str, input: Tensor, parameters: Sequence[Tensor], settled: tuple[int, ...]
+) -> torch.dtype | None:
+    """The output's type on a GPU; None where it is that of all tensors."""
+    low = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+    if low is None and all(parameter.dtype is input.dtype for parameter in parameters):
+        return None
+    return result_dtype(describe(block), input, parameters, low, "cuda", settled)
 
 
 def _run_apart(

@@ -13,10 +13,11 @@ import torch.nn.functional as F
 from fuse_support import blocks, check, reasons, replica_of
 from fuse_twins import Twins, bfloat16
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 import onepass
-from onepass import _cpu, fuse, report
+from onepass import _cpu, _cuda, fuse, report
 
 pytestmark = [
     pytest.mark.skipif(not onepass.available(), reason=str(onepass.unavailable_reason())),
@@ -573,3 +574,38 @@ def test_wide_convolutions_of_16_bits_are_pytorchs_and_thin_ones_are_not() -> No
 
     assert is_left(256, torch.bfloat16) and not is_left(16, torch.bfloat16)
     assert not is_left(16, torch.float32) and not is_left(64, torch.float64)
+
+
+# --- 8. CUDA tensors, as fakes ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("norm_dtype", [torch.float32, None])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_types_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, norm_dtype: torch.dtype | None
+) -> None:
+    """As if there were a GPU that runs the kernels; fake tensors never reach it."""
+    monkeypatch.setattr(_cuda, "_asked", [None])
+    with FakeTensorMode(), torch.device("cuda"):
+        conv = nn.Conv2d(3, 8, 3, padding=1, bias=False, dtype=dtype)
+        norm = nn.BatchNorm2d(8, dtype=norm_dtype or dtype)
+        model = fuse(nn.Sequential(conv, norm, nn.SiLU())).eval()
+        x = torch.empty(2, 3, 8, 8, dtype=dtype)
+        with torch.no_grad():
+            assert model(x).dtype == dtype
+        assert model(x.requires_grad_()).dtype == dtype
+    assert not report(model).fallbacks
+
+
+def test_autocast_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_cuda, "_asked", [None])
+    torch.set_autocast_enabled("cuda", True)
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    try:
+        with FakeTensorMode(), torch.device("cuda"), torch.no_grad():
+            model = fuse(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())).eval()
+            assert model(torch.empty(2, 3, 8, 8)).dtype == torch.bfloat16
+        assert not report(model).fallbacks
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+        torch.set_autocast_dtype("cuda", torch.float16)

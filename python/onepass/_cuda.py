@@ -58,6 +58,11 @@ def apply(
 # --- Blocks with a convolution that is run here ---
 
 
+def is_whole(block: str, input: Tensor, parameters: Sequence[Tensor], site: Site | str) -> bool:
+    """Whether apply would run the block in one operator; `parameters` may stand for others of their types."""
+    return _words_of_whole(describe(block), input, parameters, None, _policy_of(site)) is not None
+
+
 def _policy_of(site: Site | str) -> str:
     own = None if isinstance(site, str) else site.numerics
     return own or _numerics.default()

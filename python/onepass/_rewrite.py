@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from onepass import _batch_norm, _fallback, _ops
+from onepass import _batch_norm, _cuda, _fallback, _ops
 from onepass._description import Norm, describe
 from onepass._fallback import Site
 from onepass._match import Chain
@@ -33,12 +33,13 @@ class Call:
     modules: tuple[str, ...]
     key: str  # the block before any run
     site: Site  # counts the runs that left the fused path, and samples computed again
+    bare: bool = False  # a convolution and its batch norm, nothing else
     input: tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device] | None = None
 
     def renewed(self, said: set[str]) -> Call:
         """For a copy of the module: nothing has run yet."""
         site = Site(self.site.name, said, self.site.numerics, self.site.layer)
-        return Call(self.key, self.modules, self.key, site)
+        return Call(self.key, self.modules, self.key, site, self.bare)
 
 
 def compile_once(source: str, constants: dict[str, Any], name: str, wanted: str) -> Callable[..., Any]:
@@ -103,8 +104,10 @@ def _replace(
     externals = list(dict.fromkeys(replaced.get(node, node) for node in chain.externals))
     text = _text(chain)
     layer = ".".join(part for part in (name, *chain.modules[:1]) if part) or text
-    call = Call(text, tuple(chain.modules), text, Site(site.name, site.said, site.numerics, layer))
-    function = _fused(_spec(chain, text, _original(chain, externals, name)))
+    spec = _spec(chain, text, _original(chain, externals, name))
+    own = Site(site.name, site.said, site.numerics, layer)
+    call = Call(text, tuple(chain.modules), text, own, spec.bare)
+    function = _fused(spec)
     # As early as its operands allow, so that it reads its input where the first stage did.
     order = {node: index for index, node in enumerate(graph.nodes)}
     anchor = max((nodes[0], *externals), key=order.__getitem__)
@@ -182,6 +185,7 @@ class _Spec:
     dimensions: tuple[int, int]
     trailing: int  # dimensions of one element that the result keeps
     verified: bool  # PyTorch refuses to normalise single elements
+    bare: bool  # a convolution and its batch norm, nothing else
     original: Callable[..., Any]
 
 
@@ -199,6 +203,7 @@ def _spec(chain: Chain, text: str, original: Callable[..., Any]) -> _Spec:
         chain.dimensions,
         chain.dimensions[0] - 2 if keeps else 0,
         any(stage.kind == "norm" for stage in chain.stages),
+        [stage.kind for stage in chain.written] == ["conv", "affine"],
         original,
     )
 
@@ -208,7 +213,7 @@ def _fused(spec: _Spec) -> Callable[..., Any]:
     least, most = spec.dimensions
     bind = _operand_binder(spec)
     shape_of = _shape_before_tail(spec)
-    text, original, settled = spec.text, spec.original, spec.settled
+    text, original, settled, bare = spec.text, spec.original, spec.settled, spec.bare
     ones = (1,) * spec.trailing
     narrow, is_single = _single_elements(spec) if spec.verified else (-1, None)
 
@@ -219,6 +224,8 @@ def _fused(spec: _Spec) -> Callable[..., Any]:
             _fallback.left(call.site, _fallback.STAGES, _why_unfit(input, spec.dimensions))
             return original(module, *externals)
         block = text
+        if bare and input.is_cuda and not _is_whole(text, input, parameters, call):
+            return original(module, *externals)
         if bind is not None:
             bound = bind(shape_of(input), parameters)
             if bound is None:
@@ -245,6 +252,20 @@ def _fused(spec: _Spec) -> Callable[..., Any]:
         return output.reshape(output.shape + ones) if ones else output
 
     return run
+
+
+def _is_whole(text: str, input: Tensor, given: list[Any], call: Call) -> bool:
+    """Whether a convolution and its batch norm are one kernel on a GPU: else PyTorch's two are no more than
+    its convolution and one kernel here, which needs scale and shift first.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    *conv, (mean, _, weight, bias, _) = given
+    call.input = (input.shape, input.stride(), input.dtype, input.device)
+    scale = mean if weight is None else weight
+    shift = scale if bias is None or scale.requires_grad else bias
+    one_type = input.dtype is torch.float32  # that of scale and shift
+    return one_type and _cuda.is_whole(text, input, [*conv, scale, shift], call.site)
 
 
 def _norms_fit(given: list[Any], dtype: torch.dtype) -> bool:

@@ -192,7 +192,9 @@ def _plan(call: Call) -> str | None:
         text = explain(call.block, sizes, **how)
     except (ValueError, TypeError, RuntimeError) as error:
         return str(error).splitlines()[0]
-    return _chosen(text)
+    chosen = _chosen(text)
+    apart = "-> PyTorch's own convolution"
+    return f"{apart} and batch norm" if call.bare and chosen.startswith(apart) else chosen
 
 
 def _chosen(explanation: str) -> str:

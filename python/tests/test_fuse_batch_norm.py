@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 import onepass
-from onepass import _cpu, _cuda, fuse, report
+from onepass import _batch_norm, _cpu, _cuda, fuse, report
 
 pytestmark = [
     pytest.mark.skipif(not onepass.available(), reason=str(onepass.unavailable_reason())),
@@ -595,6 +595,20 @@ def test_types_on_a_gpu(
             assert model(x).dtype == dtype
         assert model(x.requires_grad_()).dtype == dtype
     assert not report(model).fallbacks
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_convolution_and_its_batch_norm_alone_are_one_kernel_or_pytorchs(
+    monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    monkeypatch.setattr(_cuda, "_asked", [None])
+    monkeypatch.setattr(_cuda, "is_whole", lambda *how: whole)
+    ran: list[str] = []
+    monkeypatch.setattr(_batch_norm, "_operator", lambda *given: ran.append("ours") or given[:2])
+    with FakeTensorMode(), torch.device("cuda"), torch.no_grad():
+        model = fuse(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))).eval()
+        assert model(torch.empty(2, 3, 8, 8)).shape == (2, 8, 6, 6)
+    assert ran == (["ours"] if whole else []) and not report(model).fallbacks
 
 
 def test_autocast_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,8 +76,8 @@ void compute(const Norm& norm, double eps, const Tensor& scales, const Tensor& s
   for (int64_t c = 0; c < norm.channels; ++c) {
     const auto deviation = std::sqrt(static_cast<Computed>(variance[c]) + added);
     scale[c] = (weight ? static_cast<Computed>(weight[c]) : Computed{1}) / deviation;
-    shift[c] = (bias ? static_cast<Computed>(bias[c]) : Computed{0}) -
-               static_cast<Computed>(mean[c]) * scale[c];
+    shift[c] =
+        (bias ? static_cast<Computed>(bias[c]) : Computed{0}) - static_cast<Computed>(mean[c]) * scale[c];
   }
 }
 

@@ -267,7 +267,9 @@ def test_a_norm_of_16_bits_is_left_to_pytorch(
     )
     original = tmp_path / "halves.py"
     original.write_text(text.replace("12, 12)", "12, 12, dtype=torch.bfloat16)"))
-    written = str(export.export(str(original), "sm_90a", "fuse", False, "new.py"))
+    exported = export.exported(str(original), "sm_90a", "fuse", False, "new.py", "pytorch")
+    said, written = "\n".join(exported.summary), exported.text
+    assert "layers.0.bn1: its scale and shift are fp32, and exported kernels of 16 bits have one type" in said
     blocks = re.findall(r'^    """(.*)"""$', written, re.MULTILINE)
     assert "residual_add | relu" in blocks and not any("channel_mul" in block for block in blocks)
     assert "_scale_and_shift" not in written

@@ -43,6 +43,7 @@ class Fused:
     variants: list[Variant]
     values: dict[fx.Node, Any]  # of the nodes of all variants, in the example
     samples: int  # of the inputs for each one of the example
+    left: list[str]  # paths of batch norms that are not exported
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +97,7 @@ def find(file: ModelFile, model: nn.Module, conv: str) -> tuple[list[Fused], dic
                 reasons[shown] = "the inputs of get_inputs() do not lead to a call of it"
             elif found := _fused(rewriter, *calls[name], samples):
                 fused.append(found)
+                reasons |= {".".join(p for p in (name, path) if p): _OF_16_BITS for path in found.left}
                 inlined |= {".".join(p for p in (name, path) if p) for path in rewriter.inlined}
             else:
                 reasons[shown] = _why_not_so(rewriter, calls[name][1])
@@ -164,21 +166,27 @@ def _fused(rewriter: Rewriter, module: nn.Module, arguments: dict[str, Any], sam
     for variant in variants:
         chosen.setdefault(variant.training, variant)
     values: dict[fx.Node, Any] = {}
+    left: list[str] = []
     for variant in chosen.values():
         values |= _run(variant, module, arguments)
-        variant.chains = [part for chain in variant.chains for part in _of_one_type(chain, values)]
-    return Fused(rewriter.name, rewriter, list(chosen.values()), values, samples) if chosen else None
+        variant.chains = [part for chain in variant.chains for part in _of_one_type(chain, values, left)]
+    return Fused(rewriter.name, rewriter, list(chosen.values()), values, samples, left) if chosen else None
 
 
-def _of_one_type(chain: Chain, values: dict[fx.Node, Any]) -> Iterator[Chain]:
-    """A chain of 16 bits without its batch norms: their scale is fp32, and exported kernels have one type."""
+_OF_16_BITS = "its scale and shift are fp32, and exported kernels of 16 bits have one type"
+
+
+def _of_one_type(chain: Chain, values: dict[fx.Node, Any], left: list[str]) -> Iterator[Chain]:
+    """The chain, or the parts of one of 16 bits between its batch norms, which are `left`."""
     input = values.get(chain.stages[0].main)
     if not isinstance(input, Tensor) or input.dtype == torch.float32:
         yield chain
         return
     for is_affine, stages in itertools.groupby(chain.stages, lambda stage: stage.kind == "affine"):
         part = Chain(list(stages))
-        if not is_affine and len(part.written) > 1:
+        if is_affine:
+            left += part.modules
+        elif len(part.written) > 1:
             yield part
 
 

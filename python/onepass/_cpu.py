@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from onepass._conv_gradients import format_of
 from onepass._description import Conv, Description, describe
@@ -42,7 +43,10 @@ def leaves_convolution(block: str, input: Tensor) -> bool:
     """Whether PyTorch's convolution and the rest in one operator are predicted to be faster."""
     if describe(block).conv is None:
         return False
-    return is_left(block, input.shape, input.stride(), input.dtype, torch.get_num_threads())
+    try:
+        return is_left(block, input.shape, input.stride(), input.dtype, torch.get_num_threads())
+    except TypeError:  # symbolic sizes have no hash
+        return False
 
 
 @functools.lru_cache(maxsize=4096)
@@ -58,11 +62,13 @@ def is_left(
     how = (mode, layout, "cpu", threads)
     predicted = torch.ops.onepass.predicted_seconds
     try:
-        whole = _CALL + _PACKED * _weights(conv) + predicted(block, sizes, *how)
-        tail = _CALL + predicted(description.tail, description.conv_output_shape(sizes), *how)
+        with _disable_current_modes():  # those of a tracer at work
+            whole = predicted(block, sizes, *how)
+            tail = predicted(description.tail, description.conv_output_shape(sizes), *how)
     except ValueError:  # sizes that the block does not take: the operator says so
         return False
-    return _CALL + _convolution(description, sizes, mode) / threads + tail < whole * _MARGIN
+    whole += _CALL + _PACKED * _weights(conv)
+    return 2 * _CALL + _convolution(description, sizes, mode) / threads + tail < whole * _MARGIN
 
 
 def _is_measured(conv: Conv) -> bool:

@@ -15,6 +15,7 @@ from fuse_twins import Twins, bfloat16
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import onepass
 from onepass import _batch_norm, _cpu, _cuda, fuse, report
@@ -489,6 +490,14 @@ def test_exported_programs_read_the_statistics_at_each_call(grad: bool, dtype: t
             torch.testing.assert_close(out, eager(x), **near)
             for model, prefix in ((eager, "1."), (exported, "1.")):
                 dict(model.named_buffers())[f"{prefix}running_mean"].add_(1)
+
+
+def test_a_trace_with_symbolic_sizes_holds_the_operator() -> None:
+    _, fused = pair()
+    with torch.no_grad():
+        traced = make_fx(lambda x: fused(x), tracing_mode="symbolic", _allow_non_fake_inputs=True)(image())
+        assert "onepass.forward" in traced.code
+        torch.testing.assert_close(traced(image(3, 3, 7, 9)), fused(image(3, 3, 7, 9)))
 
 
 def test_transforms_run_the_original() -> None:

@@ -630,6 +630,18 @@ TEST(CudaKernels, LimitsAreWrittenAsTheyAre) {
   }
 }
 
+TEST(CudaKernels, ScaleAndShiftIsCompiledForEveryArchitecture) {
+  for (const std::string& architecture : all) {
+    for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+      const cuda::ScaleAndShift kernel(dtype, Device::cuda_architecture(architecture));
+      float value = 0;
+      EXPECT_THROW(kernel.run({&value, &value, nullptr, nullptr, &value, &value, 1, 1e-5}, Stream{}), Error)
+          << "it was compiled for an architecture, not for a GPU";
+    }
+  }
+  EXPECT_THROW(cuda::ScaleAndShift(DType::f64, Device::cuda_architecture("sm_90a")), Error);
+}
+
 TEST(CudaKernels, PlanForAnArchitectureDoesNotRun) {
   const Plan p = plan(
       Problem::parse("swish | group_norm(4) | hardswish @ 8x16x31x31", Device::cuda_architecture("sm_90a")),

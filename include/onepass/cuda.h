@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -98,6 +99,31 @@ ONEPASS_API bool is_captured(int device, Stream stream);
 // answer is empty where none is stored. Other device code, another GPU or another driver invalidates it.
 ONEPASS_API std::string remembered_choice(int device, const std::string& question);
 ONEPASS_API void remember_choice(int device, const std::string& question, const std::string& answer);
+
+// A batch norm in evaluation as channel_mul and channel_add, by one small kernel, in f32:
+// scale = weight / sqrt(variance + eps), shift = bias - mean * scale.
+class ONEPASS_API ScaleAndShift {
+ public:
+  // One value per channel, contiguous. A null weight is 1, a null bias 0.
+  struct Arguments {
+    const void* mean;
+    const void* variance;
+    const void* weight;
+    const void* bias;
+    float* scale;
+    float* shift;
+    int64_t channels;
+    double eps;
+  };
+
+  // Of tensors of one type: f32, f16 or bf16. Compiled now.
+  ScaleAndShift(DType dtype, const Device& device);
+  void run(const Arguments& arguments, Stream stream) const;
+
+ private:
+  struct Loaded;
+  std::shared_ptr<const Loaded> loaded_;
+};
 
 // Whether a caller should run the whole block here instead of PyTorch's convolution and then the tail. That
 // is so where a row takes the whole block and is predicted to be faster.

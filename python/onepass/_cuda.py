@@ -28,6 +28,7 @@ def apply(
     parameters: Sequence[Tensor],
     out_dtype: torch.dtype | None,
     site: Site | str,
+    settled: tuple[int, ...] = (),
 ) -> Tensor:
     """As _ops.run_block. A convolution that runs here has PyTorch's precision; others are PyTorch's own."""
     description = describe(block)
@@ -37,7 +38,9 @@ def apply(
     policy = _policy_of(site)
     if torch.compiler.is_dynamo_compiling() and _is_decided_later(input, parameters, out_dtype):
         return torch.ops.onepass.cuda_block.default(input, list(parameters), block, policy)
-    words = _words_of_whole(description, input, parameters, out_dtype, policy, site)
+    # Whole blocks have one type: the fp32 scale of a batch norm of 16 bits is no mistake to be told of.
+    counting = None if settled and out_dtype is not None else site
+    words = _words_of_whole(description, input, parameters, out_dtype, policy, counting)
     if words is not None:
         if any(_wanted(input, parameters)):
             if description.after_conv is None:
@@ -53,6 +56,11 @@ def apply(
 
 
 # --- Blocks with a convolution that is run here ---
+
+
+def is_whole(block: str, input: Tensor, parameters: Sequence[Tensor], site: Site | str) -> bool:
+    """Whether apply would run the block in one operator; `parameters` may stand for others of their types."""
+    return _words_of_whole(describe(block), input, parameters, None, _policy_of(site)) is not None
 
 
 def _policy_of(site: Site | str) -> str:

@@ -29,17 +29,23 @@ def _prefix(parameters: Iterable[Any]) -> str:
 
 
 def generate(
-    name: str, original: type, variants: list[Variant], note: Callable[..., Any]
+    name: str,
+    original: type,
+    variants: list[Variant],
+    note: Callable[..., Any],
+    note_mode: Callable[[nn.Module], bool],
 ) -> Callable[..., Any]:
     """The forward of a state: the variant for mode and arguments whose facts hold, or the original.
 
-    `note` hears of calls of the original, and may return a forward that runs instead.
+    `note` hears of calls of the original, and may return a forward that runs instead. `note_mode` hears of
+    calls in a mode in which nothing fuses, and says whether that is all there is to note.
     """
     parameters = parameters_of(original)
     p = _prefix(parameters)
     constants: dict[str, Any] = {
         f"{p}class": original,
         f"{p}note": note,
+        f"{p}note_mode": note_mode,
         f"{p}plain": _PLAIN,
         f"{p}type": type,
         f"{p}is_compiling": torch.compiler.is_compiling,
@@ -56,6 +62,13 @@ def generate(
     lines += [f"        {p}training = {p}self.training"]
     for i, variant in enumerate(variants):
         lines += [f"        {line}" for line in _branch(parameters, i, variant, p, constants)]
+    modes = {variant.training for variant in variants}
+    if len(modes) == 1:  # the other one is no change of anything: nothing has to be looked into
+        other = f"not {p}training" if modes == {True} else f"{p}training"
+        lines += [
+            f"        if {other} and not {p}is_compiling() and {p}note_mode({p}self):",
+            f"            return {p}class.forward({p}self{arguments})",
+        ]
     given = "{" + ", ".join(f"{q.name!r}: {q.name}" for q in parameters) + "}"
     lines += [
         f"    if not {p}is_compiling():",
@@ -137,7 +150,7 @@ def finder(
         constants[f"{p}is_compiling"] = torch.compiler.is_compiling
         code.add(f"not {p}is_compiling()")
         code.add(f"{p}self._onepass.watches[{variant.number}].holds({p}self)")
-    tensors = "".join(f"{code.tensor(t.module, '_parameters', t.name)}, " for t in variant.tensors)
+    tensors = "".join(f"{code.tensor(t.module, t.kind, t.name)}, " for t in variant.tensors)
     lines = [
         f"def find({p}self):",
         "    try:",

@@ -69,9 +69,10 @@ class Chain:
         return [path for path in dict.fromkeys(paths) if path is not None]
 
     @property
-    def dimensions(self) -> int | None:
-        """How many dimensions the input must have; None where two to five will do."""
-        return next((stage.dimensions for stage in self.stages if stage.dimensions is not None), None)
+    def dimensions(self) -> tuple[int, int]:
+        """How many dimensions the input must have, at least and at most."""
+        least, most = zip(*(stage.dimensions for stage in self.stages), strict=True)
+        return max(least), min(most)
 
     @property
     def externals(self) -> list[fx.Node]:
@@ -88,6 +89,7 @@ class Graph:
         self, traced: Trace, conv: str, mutating: Iterable[nn.Module], opaque: Iterable[nn.Module]
     ) -> None:
         self.root = traced.root
+        self.training = traced.training
         self.recorder = traced.recorder
         self.nodes = list(traced.graph.nodes)
         self.order = {node: index for index, node in enumerate(self.nodes)}
@@ -306,8 +308,8 @@ class Graph:
             if cut == 0:
                 break
             stages = stages[cut:]
-        dimensions = {stage.dimensions for stage in stages} - {None}
-        return stages if len(dimensions) <= 1 else []
+        least, most = Chain(stages).dimensions if stages else (0, 0)
+        return stages if least <= most else []
 
     def _is_private(self, mutated: fx.Node | None, chain: Chain) -> bool:
         """Whether only the stage itself reads the tensor that it writes."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from onepass import _cuda, _eager, _fallback, _library
+from onepass import _cpu, _cuda, _eager, _fallback, _library
 from onepass._autograd import gradients_of, is_exporting
 from onepass._description import Description, describe
 from onepass._differentiable import Differentiable
@@ -62,13 +62,15 @@ def run_traced(
     parameters: Sequence[Tensor],
     out_dtype: torch.dtype | None,
     site: Site | str,
+    settled: tuple[int, ...] = (),
 ) -> Tensor:
     """As apply, while torch.compile or torch.export traces. ONNX has PyTorch's operators alone."""
     exporting = is_exporting()
     if exporting and torch.onnx.is_in_onnx_export():
         output = _eager.run(block, input, parameters)
+        out_dtype = input.dtype if settled and out_dtype is None else out_dtype
         return output if out_dtype is None else output.to(out_dtype)
-    return run_block(block, input, parameters, out_dtype, site, exporting=exporting)
+    return run_block(block, input, parameters, out_dtype, site, exporting=exporting, settled=settled)
 
 
 def run_block(
@@ -79,18 +81,24 @@ def run_block(
     site: Site | str,
     of_modules: bool = False,
     exporting: bool = False,
+    settled: tuple[int, ...] = (),
 ) -> Tensor:
     """As apply, where nothing transforms or records PyTorch's operators.
 
-    `of_modules`: raises TypeError for tensors of several types, which PyTorch's modules may refuse.
-    `exporting`: torch.export records the call.
+    `of_modules`: raises TypeError for tensors of several types, which PyTorch's modules may refuse; on a CPU
+    PyTorch's convolution runs where it is faster. `exporting`: torch.export records the call. `settled`: the
+    numbers of parameters that leave the type as it is, scales and shifts of batch norms.
     """
     if input.is_cuda:
         if of_modules:
-            _require_one_type(input, parameters, "cuda")
-        return _run_on_cuda(block, input, parameters, out_dtype, site, exporting)
+            _require_one_type(input, parameters, "cuda", settled)
+        if settled and out_dtype is None:
+            out_dtype = _settled_type(block, input, parameters, settled)
+        return _run_on_cuda(block, input, parameters, out_dtype, site, exporting, settled)
     if not (input.is_cpu or input.is_meta):
         reason = f"the library has no kernels for {input.device.type}"
+        if settled:
+            raise NotImplementedError(reason)
         return _run_stages(block, input, parameters, out_dtype, site, reason)
     if _forward is None:
         _library.require()
@@ -104,11 +112,13 @@ def run_block(
         differentiate = differentiate or (grad and parameter.requires_grad)
     if not same:
         if of_modules:
-            _require_one_type(input, parameters, "cpu")
-        out_dtype = out_dtype or result_dtype(describe(block), input, parameters, low)
+            _require_one_type(input, parameters, "cpu", settled)
+        out_dtype = out_dtype or result_dtype(describe(block), input, parameters, low, settled=settled)
         reason = _why_reference(out_dtype, dtype, *(parameter.dtype for parameter in parameters))
         if reason is not None and not input.is_meta:
             _fallback.left(site, _fallback.REFERENCE, reason)
+    if of_modules and _cpu.leaves_convolution(block, input):
+        return _run_apart(describe(block), input, parameters, out_dtype, site, settled)
     if differentiate:
         if exporting:
             return torch.ops.onepass.forward_for_training.default(input, list(parameters), block, out_dtype)
@@ -118,12 +128,41 @@ def run_block(
     return _forward(input, parameters, block, out_dtype)
 
 
+def _settled_type(
+    block: str, input: Tensor, parameters: Sequence[Tensor], settled: tuple[int, ...]
+) -> torch.dtype | None:
+    """The output's type on a GPU; None where it is that of all tensors."""
+    low = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+    if low is None and all(parameter.dtype is input.dtype for parameter in parameters):
+        return None
+    return result_dtype(describe(block), input, parameters, low, "cuda", settled)
+
+
+def _run_apart(
+    description: Description,
+    input: Tensor,
+    parameters: Sequence[Tensor],
+    out_dtype: torch.dtype | None,
+    site: Site | str,
+    settled: tuple[int, ...],
+) -> Tensor:
+    """PyTorch's convolution, then what follows it in one operator."""
+    count = description.conv_parameters
+    convolved = _eager.convolve(description.conv, input, *parameters[:count])
+    settled = tuple(number - count for number in settled)
+    return run_block(
+        description.tail, convolved, parameters[count:], out_dtype, site, of_modules=True, settled=settled
+    )
+
+
 _forward = torch.ops.onepass.forward.default if _library.available() else None
 
 
-def _require_one_type(input: Tensor, parameters: Sequence[Tensor], device: str) -> None:
+def _require_one_type(
+    input: Tensor, parameters: Sequence[Tensor], device: str, settled: tuple[int, ...]
+) -> None:
     """Autocast brings all but doubles together."""
-    dtypes = {tensor.dtype for tensor in (input, *parameters)}
+    dtypes = {input.dtype, *(p.dtype for number, p in enumerate(parameters) if number not in settled)}
     if len(dtypes) > 1 and (torch.float64 in dtypes or not torch.is_autocast_enabled(device)):
         raise TypeError("its tensors have several types, which PyTorch may refuse")
 
@@ -151,6 +190,7 @@ def _run_on_cuda(
     out_dtype: torch.dtype | None,
     site: Site | str,
     exporting: bool,
+    settled: tuple[int, ...],
 ) -> Tensor:
     """PyTorch runs the stages of a block for which no kernel can be built: not tried again for its sizes."""
     if exporting and _wants_gradients(input, parameters):
@@ -158,7 +198,7 @@ def _run_on_cuda(
     if _unbuilt and (reason := _unbuilt.get(_call_key(block, input, parameters))) is not None:
         return _run_stages(block, input, parameters, out_dtype, site, reason)
     try:
-        return _cuda.apply(block, input, parameters, out_dtype, site)
+        return _cuda.apply(block, input, parameters, out_dtype, site, settled)
     except _cuda.BuildFailed as failed:
         reason = str(failed)
     _unbuilt[_call_key(block, input, parameters)] = reason

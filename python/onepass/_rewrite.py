@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from onepass import _fallback, _ops
+from onepass import _batch_norm, _cuda, _fallback, _ops
 from onepass._description import Norm, describe
 from onepass._fallback import Site
 from onepass._match import Chain
-from onepass._stage import Attribute, Operand
+from onepass._stage import Affine, Attribute, BatchNorm, Operand
 from onepass._values import constant_key
 
 _numbers = itertools.count()
@@ -33,12 +33,13 @@ class Call:
     modules: tuple[str, ...]
     key: str  # the block before any run
     site: Site  # counts the runs that left the fused path, and samples computed again
+    bare: bool = False  # a convolution and its batch norm, nothing else
     input: tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device] | None = None
 
     def renewed(self, said: set[str]) -> Call:
         """For a copy of the module: nothing has run yet."""
         site = Site(self.site.name, said, self.site.numerics, self.site.layer)
-        return Call(self.key, self.modules, self.key, site)
+        return Call(self.key, self.modules, self.key, site, self.bare)
 
 
 def compile_once(source: str, constants: dict[str, Any], name: str, wanted: str) -> Callable[..., Any]:
@@ -103,14 +104,16 @@ def _replace(
     externals = list(dict.fromkeys(replaced.get(node, node) for node in chain.externals))
     text = _text(chain)
     layer = ".".join(part for part in (name, *chain.modules[:1]) if part) or text
-    call = Call(text, tuple(chain.modules), text, Site(site.name, site.said, site.numerics, layer))
-    function = _fused(_spec(chain, text, _original(chain, externals, name)))
+    spec = _spec(chain, text, _original(chain, externals, name))
+    own = Site(site.name, site.said, site.numerics, layer)
+    call = Call(text, tuple(chain.modules), text, own, spec.bare)
+    function = _fused(spec)
     # As early as its operands allow, so that it reads its input where the first stage did.
     order = {node: index for index, node in enumerate(graph.nodes)}
     anchor = max((nodes[0], *externals), key=order.__getitem__)
     with graph.inserting_before(anchor.next):
-        given = [parameter for stage in chain.stages for parameter in stage.parameters]
-        parameters = [_parameter(tensors, parameter, replaced) for parameter in given]
+        given = [parameter for stage in chain.stages for parameter in stage.given]
+        parameters = [_given(tensors, parameter, replaced) for parameter in given]
         result = graph.call_function(function, (module, number, externals, parameters))
     replaced[nodes[-1]] = result
     nodes[-1].replace_all_uses_with(result)
@@ -136,6 +139,14 @@ class _Tensors:
                     operator.getitem, (self.given, len(self.nodes))
                 )
         return self.nodes[attribute]
+
+
+def _given(tensors: _Tensors, parameter: Any, replaced: dict[fx.Node, fx.Node]) -> Any:
+    """A parameter of the call; of a batch norm a tuple: its tensors, and eps."""
+    if not isinstance(parameter, BatchNorm):
+        return _parameter(tensors, parameter, replaced)
+    norm = (parameter.mean, parameter.variance, parameter.weight, parameter.bias)
+    return *(None if part is None else _parameter(tensors, part, replaced) for part in norm), parameter.eps
 
 
 def _parameter(tensors: _Tensors, parameter: Any, replaced: dict[fx.Node, fx.Node]) -> fx.Node:
@@ -167,37 +178,42 @@ class _Spec:
 
     text: str
     texts: tuple[str, ...]  # of the written stages
-    slots: tuple[tuple[int, str], ...]  # of the parameters that are operands: number and operation
+    slots: tuple[tuple[int, str], ...]  # of what is given and is an operand: number and operation
     places: tuple[int, ...]  # of the stages of operands
+    settled: tuple[int, ...]  # numbers of the block's parameters that are scales and shifts of batch norms
     conv: str | None
-    dimensions: int | None
+    dimensions: tuple[int, int]
     trailing: int  # dimensions of one element that the result keeps
     verified: bool  # PyTorch refuses to normalise single elements
+    bare: bool  # a convolution and its batch norm, nothing else
     original: Callable[..., Any]
 
 
 def _spec(chain: Chain, text: str, original: Callable[..., Any]) -> _Spec:
+    given = [parameter for stage in chain.stages for parameter in stage.given]
     parameters = [parameter for stage in chain.stages for parameter in stage.parameters]
     keeps = any(stage.keep_dimensions for stage in chain.stages)
     return _Spec(
         text,
         tuple(stage.text for stage in chain.written),
-        tuple((i, parameter.op) for i, parameter in enumerate(parameters) if isinstance(parameter, Operand)),
+        tuple((i, parameter.op) for i, parameter in enumerate(given) if isinstance(parameter, Operand)),
         tuple(i for i, stage in enumerate(chain.written) if stage.kind == "operand"),
+        tuple(i for i, parameter in enumerate(parameters) if isinstance(parameter, Affine)),
         chain.stages[0].text if chain.stages[0].kind == "conv" else None,
         chain.dimensions,
-        chain.dimensions - 2 if keeps and chain.dimensions is not None else 0,
+        chain.dimensions[0] - 2 if keeps else 0,
         any(stage.kind == "norm" for stage in chain.stages),
+        [stage.kind for stage in chain.written] == ["conv", "affine"],
         original,
     )
 
 
 @functools.lru_cache(maxsize=4096)
 def _fused(spec: _Spec) -> Callable[..., Any]:
-    least, most = (2, 5) if spec.dimensions is None else (spec.dimensions, spec.dimensions)
+    least, most = spec.dimensions
     bind = _operand_binder(spec)
     shape_of = _shape_before_tail(spec)
-    text, original = spec.text, spec.original
+    text, original, settled, bare = spec.text, spec.original, spec.settled, spec.bare
     ones = (1,) * spec.trailing
     narrow, is_single = _single_elements(spec) if spec.verified else (-1, None)
 
@@ -208,6 +224,8 @@ def _fused(spec: _Spec) -> Callable[..., Any]:
             _fallback.left(call.site, _fallback.STAGES, _why_unfit(input, spec.dimensions))
             return original(module, *externals)
         block = text
+        if bare and input.is_cuda and not _is_whole(text, input, parameters, call):
+            return original(module, *externals)
         if bind is not None:
             bound = bind(shape_of(input), parameters)
             if bound is None:
@@ -215,19 +233,55 @@ def _fused(spec: _Spec) -> Callable[..., Any]:
                 return original(module, *externals)
             block, parameters = bound
         if torch.compiler.is_compiling():
-            output = _ops.run_traced(block, input, parameters, None, call.site)
+            if settled:
+                if not _norms_fit(parameters, dtype):
+                    return original(module, *externals)
+                parameters = _with_norms(parameters, dtype)
+            output = _ops.run_traced(block, input, parameters, None, call.site, settled)
         else:
             if is_single is not None and shape[-1] <= narrow and is_single(shape_of(input)):
                 return original(module, *externals)  # which raises
             call.block = block
             call.input = (shape, input.stride(), dtype, input.device)
             try:
-                output = _ops.run_block(block, input, parameters, None, call.site, True)
+                if settled:
+                    parameters = _with_norms(parameters, dtype)
+                output = _ops.run_block(block, input, parameters, None, call.site, True, settled=settled)
             except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
                 return _redo(call, original, module, externals, error)
         return output.reshape(output.shape + ones) if ones else output
 
     return run
+
+
+def _is_whole(text: str, input: Tensor, given: list[Any], call: Call) -> bool:
+    """Whether a convolution and its batch norm are one kernel on a GPU: else PyTorch's two are no more than
+    its convolution and one kernel here, which needs scale and shift first.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    *conv, (mean, _, weight, bias, _) = given
+    call.input = (input.shape, input.stride(), input.dtype, input.device)
+    scale = mean if weight is None else weight
+    shift = scale if bias is None or scale.requires_grad else bias
+    one_type = input.dtype is torch.float32  # that of scale and shift
+    return one_type and _cuda.is_whole(text, input, [*conv, scale, shift], call.site)
+
+
+def _norms_fit(given: list[Any], dtype: torch.dtype) -> bool:
+    return all(_batch_norm.fits(norm[:-1], dtype) for norm in given if type(norm) is tuple)
+
+
+def _with_norms(given: list[Any], dtype: torch.dtype) -> list[Tensor]:
+    """The block's parameters: batch norms are a scale and a shift."""
+    parameters: list[Tensor] = []
+    for parameter in given:
+        if type(parameter) is tuple:
+            *tensors, eps = parameter
+            parameters += _batch_norm.operands(tensors, eps, dtype)
+        else:
+            parameters.append(parameter)
+    return parameters
 
 
 def _redo(
@@ -264,10 +318,12 @@ def _single_elements(spec: _Spec) -> tuple[int, Callable[[tuple[int, ...]], bool
     return narrow, is_single
 
 
-def _why_unfit(input: Tensor, dimensions: int | None) -> str:
+def _why_unfit(input: Tensor, dimensions: tuple[int, int]) -> str:
     if not input.is_floating_point():
         return f"the input of {str(input.dtype).removeprefix('torch.')} is not floating-point"
-    return f"the input has {input.dim()} dimensions, must have {dimensions or '2 to 5'}"
+    least, most = dimensions
+    wanted = str(least) if least == most else f"{least} to {most}"
+    return f"the input has {input.dim()} dimensions, must have {wanted}"
 
 
 _UNBOUND = "a tensor that is added or multiplied is neither of the input's shape nor one value per channel"

@@ -187,11 +187,19 @@ def _why_alone(graph: Graph, node: fx.Node) -> str:
     module = graph.module(node)
     if not graph.stages[node]:
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            return "batch normalisation is not a stage of the block language"
+            return _why_no_batch_norm(module, graph.training)
         return "it has a hook or options that the block language has not"
     if len(node.users) > 1:
         return "its output is used more than once and nothing before it fuses with it"
     return "nothing before or after it fuses with it"
+
+
+def _why_no_batch_norm(module: nn.Module, training: bool) -> str:
+    if class_of(module) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
+        return f"{class_of(module).__name__} is not a stage of the block language"
+    if training or module.running_mean is None:
+        return "batch normalisation by the statistics of the batch is not a stage of the block language"
+    return "it has a hook or options that the block language has not"
 
 
 def _belongs(chain: Chain) -> bool:

@@ -18,6 +18,7 @@ class Attribute:
     module: str
     name: str
     computed: bool  # by a parametrisation, at each access
+    kind: str = "_parameters"  # or "_buffers"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,14 +33,14 @@ class Operand:
 class BatchNorm:
     """What a batch norm in evaluation computes with: scale and shift per channel follow at each call."""
 
-    mean: fx.Node
-    variance: fx.Node
-    weight: fx.Node | None
-    bias: fx.Node | None
+    mean: Attribute | fx.Node
+    variance: Attribute | fx.Node
+    weight: Attribute | fx.Node | None
+    bias: Attribute | fx.Node | None
     eps: float
 
     @property
-    def tensors(self) -> list[fx.Node]:
+    def tensors(self) -> list[Attribute | fx.Node]:
         """All that it reads."""
         return [t for t in (self.mean, self.variance, self.weight, self.bias) if t is not None]
 
@@ -64,8 +65,13 @@ class Stage:
     main: fx.Node
     parameters: tuple[Parameter, ...] = ()
     mutated: fx.Node | None = None
-    dimensions: int | None = None  # of the input, where the stage takes no other
+    dimensions: tuple[int, int] = (2, 5)  # of the input, the least and the most
     keep_dimensions: bool = False  # a mean whose result keeps its dimensions
     module: str | None = None
     nodes: tuple[fx.Node, ...] = ()
     weight: int = 1  # how many stages it stands for where chains are compared
+
+    @property
+    def given(self) -> tuple[Parameter | BatchNorm, ...]:
+        """Its parameters as a call looks them up: a batch norm instead of the scale and shift made of it."""
+        return (self.parameters[0].norm,) if self.kind == "affine" else self.parameters

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from onepass._shadow import class_of
 from onepass._stage import Affine, Attribute, BatchNorm, NoMatch, Stage
@@ -156,7 +156,7 @@ def _mean(input: Any, dim: Any = None, keepdim: Any = False, dtype: Any = None, 
     count = len(dims)
     if not 1 <= count <= 3 or sorted(dims) not in (list(range(2, count + 2)), list(range(-count, 0))):
         raise NoMatch
-    return Stage("mean", "mean", input, dimensions=count + 2, keep_dimensions=bool(keepdim))
+    return Stage("mean", "mean", input, dimensions=(count + 2,) * 2, keep_dimensions=bool(keepdim))
 
 
 def _adaptive_mean(rank: int) -> Callable[..., Stage]:
@@ -164,7 +164,7 @@ def _adaptive_mean(rank: int) -> Callable[..., Stage]:
         sizes = [output_size] if type(output_size) is int else list(output_size)
         if any(type(size) is not int or size != 1 for size in sizes):
             raise NoMatch
-        return Stage("mean", "mean", input, dimensions=rank + 2, keep_dimensions=True)
+        return Stage("mean", "mean", input, dimensions=(rank + 2,) * 2, keep_dimensions=True)
 
     return read
 
@@ -195,28 +195,22 @@ def _instance_norm(
     )
 
 
-def batch_norm(
+def _batch_norm(
     input: Any, running_mean: Any, running_var: Any, weight: Any = None, bias: Any = None,
     training: Any = False, momentum: Any = 0.1, eps: Any = 1e-5,
 ) -> Stage:  # fmt: skip
     """A batch norm in evaluation, of tensors of the graph: a scale and a shift per channel."""
-    number(eps)
-    if training is not False or not isinstance(running_mean, fx.Node) or not isinstance(running_var, fx.Node):
+    given = (running_mean, running_var, *(t for t in (weight, bias) if t is not None))
+    if training is not False or not all(isinstance(tensor, fx.Node) for tensor in given):
         raise NoMatch
-    norm = BatchNorm(running_mean, running_var, weight, bias, float(eps))
+    return _affine_stage(input, BatchNorm(running_mean, running_var, weight, bias, eps))
+
+
+def _affine_stage(input: Any, norm: BatchNorm) -> Stage:
+    number(norm.eps)
+    norm = dataclasses.replace(norm, eps=float(norm.eps))
     parts = (Affine(norm, "scale"), Affine(norm, "shift"))
     return Stage("affine", "channel_mul | channel_add", input, parts)
-
-
-def scale_and_shift(
-    mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor]:
-    """Of a batch norm in evaluation, in fp32: rounded to 16 bits they would lose what a large mean needs."""
-    scale = torch.rsqrt(variance.float() + eps)
-    if weight is not None:
-        scale = scale * weight.float()
-    shift = -mean.float() * scale
-    return scale, shift if bias is None else shift + bias.float()
 
 
 def _extents(value: Any, rank: int) -> str:
@@ -246,7 +240,7 @@ class _Conv:
         name = f"conv_transpose{self.rank}d" if self.transposed else f"conv{self.rank}d"
         parameters = (weight,) if bias is None else (weight, bias)
         text = f"{name}({','.join(arguments)})"
-        return Stage("conv", text, input, parameters, dimensions=self.rank + 2)
+        return Stage("conv", text, input, parameters, dimensions=(self.rank + 2,) * 2)
 
     def _value(self, value: Any) -> str:
         if isinstance(value, str):
@@ -315,7 +309,18 @@ def _instance_norm_module(module: Any, path: str, input: Any) -> Stage:
     weight, bias = _weights(module, path)
     stage = _instance_norm(input, weight=weight, bias=bias, eps=module.eps)
     rank = {nn.InstanceNorm1d: 1, nn.InstanceNorm2d: 2, nn.InstanceNorm3d: 3}[exact_type(module)]
-    return dataclasses.replace(stage, dimensions=rank + 2)
+    return dataclasses.replace(stage, dimensions=(rank + 2,) * 2)
+
+
+def _batch_norm_module(module: Any, path: str, input: Any) -> Stage:
+    if module.training or any(module._buffers.get(name) is None for name in _RUNNING):
+        raise NoMatch  # the statistics are those of the batch
+    mean, variance = (Attribute(path, name, computed=False, kind="_buffers") for name in _RUNNING)
+    stage = _affine_stage(input, BatchNorm(mean, variance, *_weights(module, path), module.eps))
+    return dataclasses.replace(stage, dimensions=_BATCH_NORMS[exact_type(module)])
+
+
+_BATCH_NORMS = {nn.BatchNorm1d: (2, 3), nn.BatchNorm2d: (4, 4), nn.BatchNorm3d: (5, 5)}
 
 
 NORM_TYPES = (nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
@@ -324,6 +329,7 @@ _MODULES: dict[type, Callable[[Any, str, Any], Stage]] = {
     **{conv: _conv_module for conv in CONV_TYPES},
     nn.GroupNorm: _group_norm_module,
     **{norm: _instance_norm_module for norm in NORM_TYPES[1:]},
+    **{norm: _batch_norm_module for norm in _BATCH_NORMS},
     nn.ReLU: lambda m, _, x: _activation("relu", x, m.inplace),
     nn.ReLU6: lambda m, _, x: _relu6(x, m.min_val, m.max_val, m.inplace),
     nn.LeakyReLU: lambda m, _, x: _leaky_relu(x, m.negative_slope, m.inplace),
@@ -368,6 +374,8 @@ _FUNCTIONS: dict[Any, Callable[..., Stage]] = {
     F.group_norm: _group_norm,
     torch.group_norm: lambda *args, cudnn_enabled=True, **kwargs: _group_norm(*args[:5], **kwargs),
     F.instance_norm: _instance_norm,
+    F.batch_norm: _batch_norm,
+    torch.batch_norm: lambda *args, cudnn_enabled=True, **kwargs: _batch_norm(*args[:8], **kwargs),
     **{dropout: _dropout for dropout in (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)},
     **{getattr(F, f"adaptive_avg_pool{rank}d"): _adaptive_mean(rank) for rank in (1, 2, 3)},
     operator.truediv: _div,

@@ -121,12 +121,17 @@ def state_of(module: nn.Module) -> State | None:
     return vars(module).get("_onepass")
 
 
+def nothing_fuses(module: nn.Module) -> str:
+    """Why a module without a variant for its mode runs its original forward."""
+    return f"nothing fuses in {'training' if module.training else 'evaluation'} mode"
+
+
 def why_original(module: nn.Module, state: State) -> Reason | None:
     """Why a call of the module now would run the original forward, whatever its arguments."""
     if any(getattr(torch.nn.modules.module, name) for name in GLOBAL_HOOKS):
         return Reason("a hook on all modules is registered; remove it to run fused")
     variants = [variant for variant in state.variants if variant.training is module.training]
     if not variants:
-        return Reason(f"nothing fuses in {'training' if module.training else 'evaluation'} mode")
+        return Reason(nothing_fuses(module))
     reasons = [variant.why_not(module) for variant in variants]
     return None if None in reasons else reasons[0]

@@ -23,15 +23,20 @@ def result_dtype(
     parameters: Sequence[Tensor],
     low: torch.dtype | None,
     device: str = "cpu",
+    settled: Sequence[int] = (),
 ) -> torch.dtype:
-    """The output's type, where `low` is autocast's; raises TypeError for a mixture PyTorch refuses."""
+    """The output's type, where `low` is autocast's; raises TypeError for a mixture PyTorch refuses.
+
+    `settled` are the numbers of parameters that leave the type as it is: scales and shifts of batch norms.
+    """
     for name, tensor in (("input", input), *zip(description.names, parameters)):
         if tensor.dtype not in DTYPES:
             accepted = ", ".join(map(_name, DTYPES))
             raise TypeError(f"{name} is {_name(tensor.dtype)}, must be one of {accepted}")
     dtype = input.dtype
     for i, stage in enumerate(description.stages):
-        read = [(p.name, t.dtype) for p, t in zip(description.parameters, parameters) if p.stage == i]
+        pairs = enumerate(zip(description.parameters, parameters))
+        read = [(p.name, t.dtype) for n, (p, t) in pairs if p.stage == i and n not in settled]
         dtype = _after(stage, dtype, read, low, device)
     return dtype
 

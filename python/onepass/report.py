@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import nn
 
-from onepass import _fallback, _library
+from onepass import _cpu, _fallback, _library
 from onepass._conv_gradients import format_of
+from onepass._description import describe
 from onepass._redone import explanation
 from onepass._rewrite import Call
 from onepass._state import Variant, root_name, skipped_reasons, state_of, why_original
@@ -182,11 +184,17 @@ def _plan(call: Call) -> str | None:
     sizes, strides, dtype, device = call.input
     layout = format_of(sizes, strides)
     try:
-        numerics = call.site.numerics
-        text = explain(call.block, sizes, dtype=dtype, layout=layout, device=device, numerics=numerics)
+        how = {"dtype": dtype, "layout": layout, "device": device, "numerics": call.site.numerics}
+        if device.type == "cpu" and _cpu.is_left(call.block, sizes, strides, dtype, torch.get_num_threads()):
+            description = describe(call.block)
+            tail = explain(description.tail, description.conv_output_shape(sizes), **how)
+            return f"-> PyTorch's own convolution, then {_chosen(tail).removeprefix('* ')}"
+        text = explain(call.block, sizes, **how)
     except (ValueError, TypeError, RuntimeError) as error:
         return str(error).splitlines()[0]
-    return _chosen(text)
+    chosen = _chosen(text)
+    apart = "-> PyTorch's own convolution"
+    return f"{apart} and batch norm" if call.bare and chosen.startswith(apart) else chosen
 
 
 def _chosen(explanation: str) -> str:

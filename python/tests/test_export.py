@@ -180,7 +180,7 @@ def run_on_cpu(module: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> lis
     blocks = dict(
         re.findall(r"^#   (\w+): \w+, (.*)$", pathlib.Path(module.__file__).read_text(), re.MULTILINE)
     )
-    assert blocks.keys() == module._OPERATORS.keys()
+    assert blocks.keys() == module._OPERATORS.keys() - {"scale_and_shift"}  # which batch norms have besides
     calls: list[str] = []
 
     def fits(block: str, x: Tensor, parameters: list[Tensor]) -> bool:

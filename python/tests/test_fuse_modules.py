@@ -552,7 +552,7 @@ def test_the_report_prints_and_serialises() -> None:
     found = report(model)
     assert "conv2d(3,8,k=3,p=1) | group_norm(2) | swish" in str(found)
     assert "0.conv1" in str(found)
-    assert "1.1: batch normalisation is not a stage of the block language" in reasons(model)
+    assert "1.1: nothing before or after it fuses with it" in reasons(model)
     assert json.loads(json.dumps(found.as_dict()))["fused"][0]["modules"][0] == "0.conv1"
     assert found.fused[0].plan is None
     model[0](image())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import operator
@@ -10,13 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 
 from onepass._match import Chain, Graph
 from onepass._stage import Affine, NoMatch, Operand, Stage
-from onepass._stages import batch_norm, identity
+from onepass._stages import identity
 from onepass._trace import Trace
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -104,7 +102,7 @@ class DynamoGraph(Graph):
     def _read(self, node: fx.Node) -> Iterator[Stage]:
         if node.op not in ("call_function", "call_method") or not _is_computed(value_of(node)):
             return
-        for stage in (*super()._read(node), *_batch_norm(node), *_no_copy(node), *_flat_mean(node)):
+        for stage in (*super()._read(node), *_no_copy(node), *_flat_mean(node)):
             if len({self.regions[inner] for inner in stage.nodes}) == 1 and _fits(stage):
                 yield stage if stage.kind != "operand" else _bound(stage)
 
@@ -150,9 +148,8 @@ def _is_computed(value: Any) -> bool:
 def _fits(stage: Stage) -> bool:
     """Whether the tensors are of sizes and types that the stage takes."""
     value = value_of(stage.main)
-    if not _is_computed(value) or not 2 <= value.dim() <= 5:
-        return False
-    if stage.dimensions is not None and value.dim() != stage.dimensions:
+    least, most = stage.dimensions
+    if not _is_computed(value) or not least <= value.dim() <= most:
         return False
     tensors = [value_of(node) for parameter in stage.parameters for node in nodes_of(parameter)]
     if not all(_is_computed(tensor) and tensor.device == value.device for tensor in tensors):
@@ -166,12 +163,6 @@ def nodes_of(parameter: Any) -> list[fx.Node]:
     if isinstance(parameter, Affine):
         return parameter.norm.tensors
     return [parameter.node if isinstance(parameter, Operand) else parameter]
-
-
-def _batch_norm(node: fx.Node) -> Iterator[Stage]:
-    if node.target in (F.batch_norm, torch.batch_norm):  # the second has one argument more, cudnn_enabled
-        with contextlib.suppress(NoMatch, TypeError):
-            yield dataclasses.replace(batch_norm(*node.args[:8], **node.kwargs), nodes=(node,))
 
 
 def _no_copy(node: fx.Node) -> Iterator[Stage]:
@@ -213,7 +204,7 @@ def _flat_mean(node: fx.Node) -> Iterator[Stage]:
     if not plain or keeps or not isinstance(value, Tensor) or viewed.dim() != 3 or list(flat.users) != [node]:
         return
     if value.dim() > 3 and are_equal(value.shape[:2], viewed.shape[:2]) and result.dim() == 2:
-        yield Stage("mean", "mean", base, dimensions=value.dim(), nodes=(flat, node))
+        yield Stage("mean", "mean", base, dimensions=(value.dim(),) * 2, nodes=(flat, node))
 
 
 def _bound(stage: Stage) -> Stage:

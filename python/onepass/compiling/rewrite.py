@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from onepass._batch_norm import scale_and_shift
 from onepass._match import Chain
 from onepass._stage import Affine, BatchNorm
-from onepass._stages import scale_and_shift
 from onepass.compiling.graph import DynamoGraph, is_loop, name_writes, nodes_of, value_of
 
 

@@ -15,7 +15,7 @@ from torch import fx, nn
 
 from onepass import _rounding
 from onepass._match import Chain
-from onepass._stage import Attribute
+from onepass._stage import Affine, Attribute, BatchNorm
 from onepass._stages import CONV_TYPES, exact_type
 from onepass.exporting.chains import Found
 
@@ -96,6 +96,8 @@ def _path(path: str) -> str:
 
 
 def _expression(parameter: Any, replaced: dict[fx.Node, fx.Node]) -> str:
+    if isinstance(parameter, BatchNorm):
+        return _norm_call(parameter, _path, replaced)
     if isinstance(parameter, Attribute):
         return f"{_path(parameter.module)}.{parameter.name}"
     node, suffix = parameter
@@ -104,14 +106,30 @@ def _expression(parameter: Any, replaced: dict[fx.Node, fx.Node]) -> str:
 
 def _looked_up(parameter: Any, replaced: dict[fx.Node, fx.Node]) -> str:
     """The same by dictionaries: 0.1 us where an attribute of a module takes 1."""
+    if isinstance(parameter, BatchNorm):
+        return _norm_call(parameter, _looked_up_path, replaced)
     if not isinstance(parameter, Attribute) or parameter.computed:
         return _expression(parameter, replaced)
-    steps = "".join(f'._modules["{part}"]' for part in parameter.module.split(".") if part)
-    return f'self{steps}._parameters["{parameter.name}"]'
+    return f'{_looked_up_path(parameter.module)}._parameters["{parameter.name}"]'
+
+
+def _looked_up_path(path: str) -> str:
+    return "self" + "".join(f'._modules["{part}"]' for part in path.split(".") if part)
+
+
+def _norm_call(norm: BatchNorm, path: Callable[[str], str], replaced: dict[fx.Node, fx.Node]) -> str:
+    """The scale and the shift of a batch norm, as two items of a list."""
+    if isinstance(norm.mean, Attribute):
+        return f"*_batch_norm({path(norm.mean.module)})"
+    tensors = (norm.mean, norm.variance, norm.weight, norm.bias)
+    given = ["None" if node is None else replaced.get(node, node).name for node in tensors]
+    return f"*_scale_and_shift({', '.join(given)}, {norm.eps!r})"
 
 
 def _parameters(expressions: Sequence[Any], replaced: dict[fx.Node, fx.Node]) -> list[str]:
     """The list of the block's parameters; those of a replica of the model are plain attributes."""
+    pairs = [expression.norm if isinstance(expression, Affine) else expression for expression in expressions]
+    expressions = [e for e, part in zip(pairs, expressions) if getattr(part, "part", "") != "shift"]
     quick = _list("parameters", [_looked_up(parameter, replaced) for parameter in expressions])
     plain = _list("parameters", [_expression(parameter, replaced) for parameter in expressions])
     if quick == plain:
@@ -202,11 +220,14 @@ def stages_text(
     first = stages[0].main
     known[first] = known[replaced.get(first, first)] = graph.placeholder("x")
     attributes: dict[tuple[str, str], fx.Node] = {}
+    affine: dict[Affine, fx.Node] = {}
     operands: list[tuple[fx.Node, str, fx.Node]] = []
     for index, parameter in enumerate(found.expressions[skipped:]):
         given = graph.placeholder(f"p{index}")
         if isinstance(parameter, Attribute):
             attributes[parameter.module, parameter.name] = given
+        elif isinstance(parameter, Affine):
+            affine[parameter] = given
         else:
             operands.append((*parameter, given))
     for node, suffix, given in operands:
@@ -216,6 +237,11 @@ def stages_text(
     for stage in stages:
         if stage.mutated in given:  # the caller's tensor, which is a leaf of the gradients
             known[stage.mutated] = graph.call_function(torch.clone, (known[stage.mutated],))
+        if stage.kind == "affine":
+            scale, shift = (_over_space(graph, affine[part], len(found.sizes)) for part in stage.parameters)
+            scaled = graph.call_function(operator.mul, (known[stage.main], scale))
+            known[stage.nodes[-1]] = graph.call_function(operator.add, (scaled, shift))
+            continue
         for node in stage.nodes:
             known[node] = _called(graph, node, known, attributes, root)
     result = known[stages[-1].nodes[-1]]
@@ -224,6 +250,11 @@ def stages_text(
     lines = [re.sub(r";  [\w =,]* = None$", "", line) for line in lines]
     head = f"({', '.join(n.name for n in graph.nodes if n.op == 'placeholder')}):"
     return "\n".join([head, *(f"    {line}" for line in lines)]) + "\n"
+
+
+def _over_space(graph: fx.Graph, values: fx.Node, dimensions: int) -> fx.Node:
+    """Values per channel in a shape that broadcasts."""
+    return graph.call_method("view", (values, -1, *(1,) * (dimensions - 2))) if dimensions > 2 else values
 
 
 def _as_it_was(graph: fx.Graph, given: fx.Node, suffix: str, shape: tuple[int, ...]) -> fx.Node:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from onepass._description import Description, describe
 from onepass._match import Chain
 from onepass._rewrite import fit
 from onepass._rewriter import Rewriter
-from onepass._stage import Attribute, Operand
+from onepass._stage import Affine, Attribute, Operand
 from onepass._trace import Pattern, Trace, is_variadic, parameters_of
 from onepass.exporting.plans import BATCH
 from onepass.fuse import Session
@@ -42,6 +43,7 @@ class Fused:
     variants: list[Variant]
     values: dict[fx.Node, Any]  # of the nodes of all variants, in the example
     samples: int  # of the inputs for each one of the example
+    left: list[str]  # paths of batch norms that are not exported
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,14 +56,20 @@ class Found:
     dtype: torch.dtype
     layout: str
     parameters: tuple[tuple[int, ...], ...]  # sizes; BATCH where the first is the batch
-    expressions: tuple[Any, ...]  # of the parameters: Attribute, or (node, suffix of its expression)
+    expressions: tuple[Any, ...]  # of the parameters: Attribute, Affine, or (node, suffix of its expression)
     trailing: int  # dimensions of one element that the result keeps
     shapes: dict[fx.Node, tuple[int, ...]]  # of the operands that are nodes, in the example
+    stages: int  # of the original
 
     @property
     def tail(self) -> bool:
         """Whether more than one stage follows the convolution, so that one kernel for them gains."""
-        return len(self.description.tail.split(" | ")) > 1
+        return self.stages > 2
+
+    @property
+    def has_batch_norm(self) -> bool:
+        """Whether some parameters are scales and shifts of batch norms."""
+        return any(isinstance(expression, Affine) for expression in self.expressions)
 
 
 class _Finder(Rewriter):
@@ -89,14 +97,17 @@ def find(file: ModelFile, model: nn.Module, conv: str) -> tuple[list[Fused], dic
                 reasons[shown] = "the inputs of get_inputs() do not lead to a call of it"
             elif found := _fused(rewriter, *calls[name], samples):
                 fused.append(found)
+                reasons |= {".".join(p for p in (name, path) if p): _OF_16_BITS for path in found.left}
                 inlined |= {".".join(p for p in (name, path) if p) for path in rewriter.inlined}
             else:
                 reasons[shown] = _why_not_so(rewriter, calls[name][1])
-    return fused, reasons | _unfused(session)
+    replaced = set().union(*(rewriter.replaced for rewriter in rewriters))
+    return fused, reasons | _unfused(session, replaced)
 
 
-def _unfused(session: Session) -> dict[str, str]:
-    names = {module: name for name, module in session.model.named_modules()}
+def _unfused(session: Session, replaced: set[nn.Module]) -> dict[str, str]:
+    """Why norms run by themselves in all modes."""
+    names = {m: name for name, m in session.model.named_modules() if m not in replaced}
     return {names[module]: reason for module, reason in session.unfused.items() if module in names}
 
 
@@ -155,9 +166,28 @@ def _fused(rewriter: Rewriter, module: nn.Module, arguments: dict[str, Any], sam
     for variant in variants:
         chosen.setdefault(variant.training, variant)
     values: dict[fx.Node, Any] = {}
+    left: list[str] = []
     for variant in chosen.values():
         values |= _run(variant, module, arguments)
-    return Fused(rewriter.name, rewriter, list(chosen.values()), values, samples) if chosen else None
+        variant.chains = [part for chain in variant.chains for part in _of_one_type(chain, values, left)]
+    return Fused(rewriter.name, rewriter, list(chosen.values()), values, samples, left) if chosen else None
+
+
+_OF_16_BITS = "its scale and shift are fp32, and exported kernels of 16 bits have one type"
+
+
+def _of_one_type(chain: Chain, values: dict[fx.Node, Any], left: list[str]) -> Iterator[Chain]:
+    """The chain, or the parts of one of 16 bits between its batch norms, which are `left`."""
+    input = values.get(chain.stages[0].main)
+    if not isinstance(input, Tensor) or input.dtype == torch.float32:
+        yield chain
+        return
+    for is_affine, stages in itertools.groupby(chain.stages, lambda stage: stage.kind == "affine"):
+        part = Chain(list(stages))
+        if is_affine:
+            left += part.modules
+        elif len(part.written) > 1:
+            yield part
 
 
 def _is_called_so(pattern: Pattern, arguments: dict[str, Any]) -> bool:
@@ -240,6 +270,8 @@ def read(chain: Chain, fused: Fused) -> Found | None:
                 return None
             texts[next(operands)] = text
             expression = (parameter.node, _suffix(values[parameter.node], tensor))
+        elif isinstance(parameter, Affine):
+            tensor = input.new_empty(shape[1], dtype=torch.float32)
         else:
             tensor, expression = values[parameter], (parameter, "")
         if tensor.dtype != input.dtype:
@@ -266,7 +298,8 @@ def read(chain: Chain, fused: Fused) -> Found | None:
         tuple(sizes),
         tuple(expressions),
         trailing,
-        {e[0]: tuple(values[e[0]].shape) for e in expressions if not isinstance(e, Attribute)},
+        {e[0]: tuple(values[e[0]].shape) for e in expressions if not isinstance(e, (Attribute, Affine))},
+        len(chain.written),
     )
 
 

@@ -24,6 +24,7 @@ from onepass._trace import is_leaf
 from onepass.exporting.plans import NotExported
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_OF_ONE_MODE = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
 _LISTS_CHILDREN = {"children", "named_children", "modules", "named_modules", "_modules"}
 _ASKS_TYPES = {"isinstance", "type", "issubclass"}
 
@@ -311,7 +312,7 @@ class _Body:
         lines: list[str] = []
         if path in self.left_out and path:
             lines += _if((f'{variable}["{hooks}"]' for hooks in HOOKS), f"a hook is on {path}")
-            if path in self.own or isinstance(module, nn.modules.dropout._DropoutNd):
+            if path in self.own or isinstance(module, _OF_ONE_MODE):
                 differs = f"{path}.training differs from its parent's"
                 lines += _if(f'{variable}["training"] is not own["training"]', differs)
         if path in self.left_out:

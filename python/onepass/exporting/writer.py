@@ -15,7 +15,15 @@ from torch import fx, nn
 
 from onepass._library import __version__
 from onepass._match import Chain
-from onepass.exporting import binding, block_code, host_code, launcher, tables, templates
+from onepass.exporting import (
+    batch_norm_code,
+    binding,
+    block_code,
+    host_code,
+    launcher,
+    tables,
+    templates,
+)
 from onepass.exporting.blocks import Block, Blocks, Request
 from onepass.exporting.chains import Fused, Variant
 from onepass.exporting.forward_code import forward_text
@@ -58,6 +66,7 @@ class Writer:
             tables.registration(self.request, namespace, operators, self.blocks),
             tables.runtime(self.planned, self.blocks),
             *tables.original_stages(self.blocks),
+            *self._batch_norms(namespace),
             *self.functions,
             self.guards.text(),
             self._classes(forwards),
@@ -131,6 +140,16 @@ class Writer:
             parts[f"kernels{tables.upper(key).lower()}"] = launcher.kernels_text(group)
             parts[f"launches{tables.upper(key).lower()}"] = launcher.launches_text(group)
         return parts
+
+    def _batch_norms(self, namespace: str) -> list[str]:
+        if not any(block.found.has_batch_norm for block in self.blocks):
+            return []
+        texts = {
+            "_BATCH_NORM_KERNEL": batch_norm_code.KERNEL,
+            "_BATCH_NORM_LAUNCH": batch_norm_code.LAUNCH,
+            "_BATCH_NORM_BINDING": batch_norm_code.binding_text(namespace),
+        }
+        return [*(_string(name, text) for name, text in texts.items()), batch_norm_code.PYTHON]
 
     def _classes(self, forwards: Sequence[tuple[Fused, str]]) -> str:
         root = next((code for one, code in forwards if one.path == ""), None)

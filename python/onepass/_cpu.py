@@ -1,0 +1,92 @@
+"""Whether a fused block on the CPU runs whole, or as PyTorch's convolution and then one operator.
+
+On a GPU the library decides that itself. The library's convolutions compute in f32: with 16-bit tensors and
+many channels PyTorch's are faster, where the processor multiplies such elements itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import platform
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from onepass._conv_gradients import format_of
+from onepass._description import Conv, Description, describe
+
+_MODES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+_MARGIN = 0.9  # predictions are off by so much: PyTorch's convolution runs where it is clearly faster
+
+# Operations a second of PyTorch's convolutions on one core, by the fewer channels of a group: at least 48
+# (wide), fewer (thin), and kernels of one tap. Neoverse V1, PyTorch 2.11, with other work on it, forward:
+# f32 35 to 50 wide, 21 to 31 thin, 58 to 62 of one tap; bf16 83 to 152, 28 to 44, 30 to 65; f16 50 to 86,
+# 26 to 41, 25 to 60 GFLOP/s. The figures for x86 are estimates, not measured.
+_ARM = {
+    "f32": {"wide": 45e9, "thin": 26e9, "tap": 60e9},
+    "f16": {"wide": 70e9, "thin": 35e9, "tap": 45e9},
+    "bf16": {"wide": 100e9, "thin": 35e9, "tap": 48e9},
+}
+_X86 = {
+    "f32": {"wide": 100e9, "thin": 50e9, "tap": 100e9},
+    "f16": {"wide": 100e9, "thin": 50e9, "tap": 100e9},
+    "bf16": {"wide": 200e9, "thin": 50e9, "tap": 150e9},
+}
+_WIDE = 48
+_PACKED = 0.8e-9  # seconds a weight: the library packs the weights in each call, which its plans leave out
+_CALL = 5e-6  # of an operator, on the host
+
+
+def leaves_convolution(block: str, input: Tensor) -> bool:
+    """Whether PyTorch's convolution and the rest in one operator are predicted to be faster."""
+    if describe(block).conv is None:
+        return False
+    try:
+        return is_left(block, input.shape, input.stride(), input.dtype, torch.get_num_threads())
+    except TypeError:  # symbolic sizes have no hash
+        return False
+
+
+@functools.lru_cache(maxsize=4096)
+def is_left(
+    block: str, sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, threads: int
+) -> bool:
+    """The same of an input that is described."""
+    description = describe(block)
+    conv, mode = description.conv, _MODES.get(dtype)
+    if conv is None or mode is None or not description.tail or 0 in sizes or not _is_measured(conv):
+        return False
+    layout = "nchw" if format_of(sizes, strides) == torch.contiguous_format else "nhwc"
+    how = (mode, layout, "cpu", threads)
+    predicted = torch.ops.onepass.predicted_seconds
+    try:
+        with _disable_current_modes():  # those of a tracer at work
+            whole = predicted(block, sizes, *how)
+            tail = predicted(description.tail, description.conv_output_shape(sizes), *how)
+    except ValueError:  # sizes that the block does not take: the operator says so
+        return False
+    whole += _CALL + _PACKED * _weights(conv)
+    return 2 * _CALL + _convolution(description, sizes, mode) / threads + tail < whole * _MARGIN
+
+
+def _is_measured(conv: Conv) -> bool:
+    """Neither volumes, grouped nor transposed convolutions: PyTorch's rates vary a hundredfold there."""
+    return conv.rank < 3 and conv.groups == 1 and not conv.transposed
+
+
+def _convolution(description: Description, sizes: Sequence[int], mode: str) -> float:
+    """Seconds of PyTorch's convolution on one core."""
+    conv = description.conv
+    rates = (_ARM if platform.machine() in ("aarch64", "arm64") else _X86)[mode]
+    kind = "wide" if min(conv.in_channels, conv.out_channels) >= _WIDE else "thin"
+    kind = "tap" if kind == "wide" and max(conv.kernel) == 1 else kind
+    batch, _, *spatial = description.conv_output_shape(sizes)
+    positions = functools.reduce(int.__mul__, spatial, batch)
+    return 2 * positions * _weights(conv) / rates[kind]
+
+
+def _weights(conv: Conv) -> int:
+    taps = functools.reduce(int.__mul__, conv.kernel, 1)
+    return conv.in_channels * conv.out_channels // conv.groups * taps

@@ -85,7 +85,7 @@ def _cells(step: StepStudy, row: Row) -> tuple[str, ...]:
 
 def _style(step: StepStudy, row: Row) -> str:
     """Green is for wins alone."""
-    if not is_ours(row.variant):
+    if not is_ours(row.variant) or row.idle:
         return "" if row.timing else "dim"
     return "bold green" if step.wins(row) else "bold" if row.timing else "dim" if row.reason else "bold red"
 

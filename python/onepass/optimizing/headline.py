@@ -86,7 +86,7 @@ def _cells(study: Study, step: StepStudy) -> tuple[str, ...]:
         Markup(f'<b class="{outcome.replace(" ", "-")}">{speed}</b>'),
         _time(text.median(ours.timing), ours.variant),
         _time(text.median(best.timing), best.variant) if best else "",
-        text.times(step.speed_up(ours)),
+        "" if ours.idle else text.times(step.speed_up(ours)),
         f"{study.coverage.fused} of {study.coverage.layers}",
         text.error(ours),
     )

@@ -67,7 +67,9 @@ def _step(study: Study, step: StepStudy, place: str) -> str:
 
 def _kind(step: StepStudy, row: Row) -> str:
     """The class of a row or bar."""
-    return "" if not variants.is_ours(row.variant) else "win" if step.wins(row) else "ours"
+    if not variants.is_ours(row.variant) or row.idle:
+        return ""
+    return "win" if step.wins(row) else "ours"
 
 
 def _row_kind(step: StepStudy, row: Row) -> str:
@@ -86,7 +88,7 @@ def _memory_bar(step: StepStudy, row: Row) -> Bar:
     if row.peak_bytes is None:
         reason = "not measured" if row.timing is None else "not measured: a CUDA graph holds its memory"
         return Bar(row.variant, reason)
-    kind = "ours" if variants.is_ours(row.variant) else ""
+    kind = "ours" if _kind(step, row) else ""
     return Bar(row.variant, text.mebibytes(row.peak_bytes), row.peak_bytes / 2**20, kind=kind)
 
 

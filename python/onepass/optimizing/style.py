@@ -26,7 +26,7 @@ nav ul { margin: .25rem 0 0; padding-left: 1.25rem; }
 .card b { display: block; font-size: 1.5rem; line-height: 1.25; }
 .card span { color: var(--soft); font-size: .85rem; }
 .note-box { border-left: 3px solid var(--loss); padding: .25rem 0 .25rem .75rem; margin: .75rem 0; }
-.scroll { overflow-x: auto; }
+.scroll { overflow-x: auto; margin-bottom: 1rem; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; font-variant-numeric: tabular-nums; }
 th { text-align: left; font-weight: 600; color: var(--soft); vertical-align: bottom; }
 th, td { padding: .4rem .75rem .4rem 0; border-bottom: 1px solid var(--line); }

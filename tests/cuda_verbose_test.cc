@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <memory>
 #include <string>
 
 #include "cuda/export/record_plan.h"
@@ -15,6 +16,11 @@ namespace {
 
 // Before the first call, where the variable is read.
 const bool is_verbose = setenv("ONEPASS_VERBOSE", "2", 1) == 0;
+
+// Memory as a workspace has to lie.
+std::unique_ptr<void, decltype(&std::free)> workspace_of(const Plan& plan) {
+  return {std::aligned_alloc(64, (plan.workspace_bytes() + 127) / 64 * 64), &std::free};
+}
 
 template <class Call>
 std::string lines_of(const Call& call) {
@@ -38,7 +44,8 @@ class VerboseTest : public testing::Test {
   static std::string gpu_line(Stream stream) {
     const Plan plan = onepass::plan({Block::parse("relu"), {2, 3, 8}, DType::f32, Device::cuda()});
     float memory[48] = {};
-    return lines_of([&] { plan.run({memory, memory, {}}, nullptr, stream); });
+    const auto workspace = workspace_of(plan);
+    return lines_of([&] { plan.run({memory, memory, {}}, workspace.get(), stream); });
   }
 
   stub::State* state_;
@@ -49,7 +56,8 @@ TEST_F(VerboseTest, ACallOfACpuIsOneLineWithBothTimes) {
   const Plan plan = onepass::plan({Block::parse("relu"), {2, 3, 8}, DType::f32, Device::cpu()});
   float memory[48] = {};
   SerialExecutor executor;
-  const std::string line = lines_of([&] { plan.run({memory, memory, {}}, nullptr, executor); });
+  const auto workspace = workspace_of(plan);
+  const std::string line = lines_of([&] { plan.run({memory, memory, {}}, workspace.get(), executor); });
   EXPECT_TRUE(line.starts_with("onepass verbose: relu @ 2x3x8 f32; cpu, 1 thread; tail; predicted ")) << line;
   EXPECT_NE(line.find(" ms; measured "), std::string::npos) << line;
   EXPECT_EQ(line.find('\n'), line.size() - 1) << line;

@@ -330,12 +330,15 @@ def test_the_backend_is_verified_measured_and_reported(
 
 
 @needs_library
-def test_blocks_are_measured_with_the_model_as_it_runs() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("name", ["onepass fuse", "onepass fuse nhwc"])
+def test_blocks_are_measured_with_the_model_as_it_runs(dtype: torch.dtype, name: str) -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(4, 8), nn.SiLU(), nn.Flatten(), nn.Linear(8, 2))
-    inputs = model_file.as_arguments([torch.rand(2, 3, 3, 3)])
-    made = dict(variants.makers(lambda: model, inputs, "fuse", torch.device("cpu")))
-    (block,) = blocks.fused_blocks(made["onepass fuse"](), inputs, torch.device("cpu"))
+    inputs = model_file.as_arguments([torch.rand(2, 3, 3, 3, dtype=dtype)])
+    made = dict(variants.makers(lambda: model.to(dtype), inputs, "fuse", torch.device("cpu")))
+    (block,) = blocks.fused_blocks(made[name](), inputs)
     assert block.modules == ("0", "1", "2") and "ms predicted" in block.plan
+    assert (" nhwc\n" in block.plan) == name.endswith("nhwc")
     assert 0 < block.predicted < 1e-3 and 0 < block.measured < 1
     assert blocks.coverage(model, [block]) == Coverage(5, 3)
 

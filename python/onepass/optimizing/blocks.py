@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import re
+import statistics
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from onepass import _numerics
+from onepass._conv_gradients import format_of
 from onepass._description import describe
 from onepass.explain import explain
 from onepass.optimizing import measure
 from onepass.optimizing.model_file import Arguments
 from onepass.optimizing.variants import Variant
 from onepass.report import Entry, report
-
-_PREDICTED = re.compile(r"^\* .*?([0-9.e+-]+) ms predicted", re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,54 +62,67 @@ class Coverage:
         return 2 * self.fused < self.layers
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class _Seen:
-    """Calls of one block on one kind of input."""
+    """A block on one kind of input: its plan and the seconds of a call."""
 
     plan: str
-    seconds: float
+    predicted: float
+    measured: float
+
+
+_Kind = tuple[str, tuple[int, ...], torch.dtype, torch.memory_format]
 
 
 class _BlockCalls(TorchDispatchMode):
     """Explains and times each block that runs, once for each kind of input."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.device = device
-        self.seen: dict[tuple[str, tuple[int, ...], torch.dtype], _Seen] = {}
+        self.seen: dict[_Kind, _Seen] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
         if func.namespace == "onepass" and isinstance(args[0], Tensor):
-            key = args[2], tuple(args[0].shape), args[0].dtype
-            if key not in self.seen:
-                plan = explain(*key[:2], dtype=key[2], device=self.device)
-                self.seen[key] = _Seen(plan, measure.one(lambda: func(*args, **named), self.device))
+            given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | named
+            x, block = given["input"], given["block"]
+            kind = (block, tuple(x.shape), x.dtype, format_of(x.shape, x.stride()))
+            if kind not in self.seen:
+                seconds = measure.one(lambda: func(*args, **named), x.device)
+                self.seen[kind] = _Seen(*_planned(kind, x.device, given.get("numerics", "")), seconds)
         return func(*args, **named)
 
 
-def fused_blocks(variant: Variant, inputs: Arguments, device: torch.device) -> list[FusedBlock]:
+def _planned(kind: _Kind, device: torch.device, words: str) -> tuple[str, float]:
+    """The plan's text and its prediction."""
+    block, sizes, dtype, order = kind
+    layout = "nchw" if order == torch.contiguous_format else "nhwc"
+    how = (_numerics.mode_of(dtype, words), layout, str(device), torch.get_num_threads())
+    predicted = torch.ops.onepass.predicted_seconds(block, list(sizes), *how)
+    return explain(block, sizes, dtype=dtype, layout=order, device=device), predicted
+
+
+def fused_blocks(variant: Variant, inputs: Arguments) -> list[FusedBlock]:
     """The blocks of a fused model, measured in a forward pass."""
-    calls = _BlockCalls(device)
+    calls = _BlockCalls()
     variant.call.eval()
     with torch.no_grad(), calls:
         variant.prepare(inputs, train=False).call(variant.call)
     return [_block(entry, calls.seen) for entry in report(variant.model).fused]
 
 
-def _block(entry: Entry, seen: dict[tuple[str, tuple[int, ...], torch.dtype], _Seen]) -> FusedBlock:
-    """On a GPU what follows the convolution may be the block that runs."""
+def _block(entry: Entry, seen: dict[_Kind, _Seen]) -> FusedBlock:
+    """On a GPU the block that runs may be what follows the convolution. Kinds of input are averaged."""
     texts = (entry.block, describe(entry.block).tail)
     found = next((calls for text in texts if (calls := [s for k, s in seen.items() if k[0] == text])), [])
-    predictions = [float(match[1]) / 1e3 for call in found if (match := _PREDICTED.search(call.plan))]
     return FusedBlock(
         entry.name,
         entry.modules,
         entry.block,
         entry.plan or "",
         "\n".join(call.plan for call in found),
-        sum(predictions) / len(predictions) if predictions else None,
-        sum(call.seconds for call in found) / len(found) if found else None,
+        statistics.mean(call.predicted for call in found) if found else None,
+        statistics.mean(call.measured for call in found) if found else None,
     )
 
 

@@ -179,7 +179,7 @@ class _Session:
 
     def _fused(self) -> list[FusedBlock]:
         variant = self.variants.get(FUSE)
-        return blocks.fused_blocks(variant, self.inputs[0], self.options.device) if variant else []
+        return blocks.fused_blocks(variant, self.inputs[0]) if variant else []
 
     def _build(self) -> nn.Module:
         model = self.file.build(self.options.device)

@@ -47,7 +47,7 @@ summary { cursor: pointer; color: var(--soft); font-size: .9rem; }
 .bars .row { display: grid; grid-template-columns: 15rem 1fr 11rem; gap: .75rem; align-items: center;
              min-height: 1.75rem; }
 .bars .label { text-align: right; }
-.bars .note { color: var(--soft); font-variant-numeric: tabular-nums; }
+.bars .note { color: var(--soft); font-variant-numeric: tabular-nums; white-space: nowrap; }
 .bars .none { grid-column: 2 / 4; color: var(--soft); }
 .bars .track { position: relative; height: 1.1rem; }
 .bars .bar { position: absolute; inset: 0 auto 0 0; border-radius: 2px; background: var(--bar); }
@@ -57,7 +57,7 @@ summary { cursor: pointer; color: var(--soft); font-size: .9rem; }
                  background: linear-gradient(var(--ink), var(--ink)) center / 100% 1.5px no-repeat; }
 @media (max-width: 640px) {
   body { padding: 1.25rem 1rem 3rem; }
-  .bars .row { grid-template-columns: 1fr 9.5rem; gap: 0 .5rem; margin-bottom: .35rem; }
+  .bars .row { grid-template-columns: 1fr 11rem; gap: 0 .5rem; margin-bottom: .35rem; }
   .bars .label { grid-column: 1 / 3; text-align: left; }
   .bars .none { grid-column: 1 / 3; }
 }

@@ -109,6 +109,8 @@ def test_where_nothing_fuses_noise_is_no_win() -> None:
     html = body(rendered(found))
     assert not GREEN.search(html)
     assert "nothing fused" in html and "Nothing was fused." in html
+    assert "2.00x<" not in html.partition("<nav>")[0].partition("<table>")[2].rpartition("<td")[0]
+    assert not re.search(r"onepass backend.*2\.00x.*2\.00x", printed(found))  # its error, and no speed
     assert "read the reasons under" in html and "its input is no image" in html
     assert "onepass changes nothing of this model" in text.recommendation(found, found.steps[0])
 

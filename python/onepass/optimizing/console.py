@@ -77,7 +77,7 @@ def _cells(step: StepStudy, row: Row) -> tuple[str, ...]:
         row.variant,
         text.median(row.timing),
         text.spread(row.timing),
-        text.times(step.speed_to_best(row)),
+        text.speed(step, row),
         text.mebibytes(row.peak_bytes),
         text.error(row),
     )

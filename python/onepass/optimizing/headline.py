@@ -84,7 +84,7 @@ def _cells(study: Study, step: StepStudy) -> tuple[str, ...]:
     return (
         Markup(name),
         Markup(f'<b class="{outcome.replace(" ", "-")}">{speed}</b>'),
-        _time(text.median(ours.timing), ours.variant),
+        _time("", "nothing fused") if ours.idle else _time(text.median(ours.timing), ours.variant),
         _time(text.median(best.timing), best.variant) if best else "",
         "" if ours.idle else text.times(step.speed_up(ours)),
         f"{study.coverage.fused} of {study.coverage.layers}",

@@ -101,10 +101,10 @@ def _results(step: StepStudy) -> str:
 def _result_cells(step: StepStudy, row: Row) -> tuple[str, ...]:
     return (
         row.variant,
-        text.times(step.speed_to_best(row)),
+        text.speed(step, row),
         text.milliseconds(row.timing),
         str(row.timing.repeats) if row.timing else "",
-        text.times(step.speed_up(row)),
+        "" if row.idle else text.times(step.speed_up(row)),
         "" if row.first_call_seconds is None else f"{row.first_call_seconds:.2f}",
         text.verdict(row),
     )

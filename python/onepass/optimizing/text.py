@@ -41,6 +41,11 @@ def times(factor: float | None) -> str:
     return "" if factor is None else f"{factor:.2f}x"
 
 
+def speed(step: StepStudy, row: Row) -> str:
+    """Against PyTorch's best; none where nothing of onepass runs, whose time then is PyTorch's."""
+    return "" if row.idle else times(step.speed_to_best(row))
+
+
 def mebibytes(size: int | None) -> str:
     """Bytes in MiB."""
     return "" if size is None else f"{size / 2**20:.1f}"

@@ -68,14 +68,10 @@ def body(html: str) -> str:
 
 
 def printed(*studies: Study) -> str:
-    return console_output(list(studies), 80)
-
-
-def console_output(studies: list[Study], width: int) -> str:
+    """What a pipe gets: it has no width of its own."""
     output = io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(console.sys, "stdout", output)
-        patch.setattr(console, "PLAIN_WIDTH", width)
         console.print_studies(studies)
     return output.getvalue()
 
@@ -108,6 +104,7 @@ def test_where_nothing_fuses_noise_is_no_win() -> None:
     found = made_study(WINS, fused=0, skipped=[("norm", "its input is no image")])
     html = body(rendered(found))
     assert not GREEN.search(html)
+    assert not any(found.steps[0].wins(r) for r in found.steps[0].rows)
     assert "nothing fused" in html and "Nothing was fused." in html
     assert "2.00x<" not in html.partition("<nav>")[0].partition("<table>")[2].rpartition("<td")[0]
     assert not re.search(r"onepass backend.*2\.00x.*2\.00x", printed(found))  # its error, and no speed

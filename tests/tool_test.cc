@@ -245,12 +245,46 @@ TEST_F(ToolTest, CheckOfAFileCountsWhatAStrategyRefuses) {
       "mixed.txt", "# comment\nrelu @ 1x2x3\n  conv2d(2,3) | relu @ 1x2x5x5 f16  # trailing\nmean @ 0x2x3\n");
   const Result all = run({"check", "--file", file});
   EXPECT_EQ(all.exit_code, 0) << all.err;
-  EXPECT_NE(all.out.find("3 passed, 0 failed, 0 refused"), std::string::npos) << all.out;
+  EXPECT_NE(all.out.find("\n3 passed, 0 failed; seed 1;"), std::string::npos) << all.out;
+  const Result some = run({"check", "--file", file, "--strategy", "tail"});
+  EXPECT_NE(some.out.find("\n2 passed, 0 failed, 1 left out;"), std::string::npos) << some.out;
   const Result tails = run({"check", "--file", file, "--strategy", "tail", "--json"});
   EXPECT_EQ(tails.exit_code, 0) << tails.err;
   ASSERT_EQ(tails.parsed().size(), 3u);
   EXPECT_EQ(tails.parsed()[0].at("passed"), true);
   EXPECT_TRUE(tails.parsed()[1].contains("refused"));
+}
+
+TEST_F(ToolTest, NothingOfAGoodResultReadsLikeAFailureOrIsTooLong) {
+  for (const auto& arguments : std::vector<std::vector<std::string>>{
+           {"check", small_problem},
+           {"check", "--help"},
+           {"check", "--file", write_file("two.txt", "relu @ 1x2x3\nconv2d(2,3) | relu @ 1x2x5x5 f16\n")},
+           {"bench", "conv2d(3,8,p=1) | swish | group_norm(4) @ 2x3x9x7", "--seconds", "0.01"}}) {
+    const Result result = run(arguments);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    std::istringstream lines(result.out);
+    for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 110u) << line;
+    if (arguments.back() == "--help") continue;
+    EXPECT_NE(result.out.find("of what rounding allows"), std::string::npos) << result.out;
+    for (const char* word : {"wrong", "expected", "instead", "worst", "refused"})
+      EXPECT_EQ(result.out.find(word), std::string::npos) << result.out;
+  }
+}
+
+TEST_F(ToolTest, AskedToTheToolPrintsItsCalls) {
+  setenv("ONEPASS_VERBOSE", "1", 1);
+  const Result result = run({"check", small_problem, "--threads", "1"});
+  setenv("ONEPASS_VERBOSE", "yes", 1);
+  const Result mistaken = run({"check", small_problem, "--threads", "1"});
+  unsetenv("ONEPASS_VERBOSE");
+  EXPECT_NE(result.err.find("; cpu, 1 thread; conv_"), std::string::npos) << result.err;
+  EXPECT_NE(result.err.find("; predicted "), std::string::npos) << result.err;
+  EXPECT_EQ(result.err.find("measured"), std::string::npos) << result.err;
+  EXPECT_NE(mistaken.err.find("ONEPASS_VERBOSE is \"yes\", must be 0, 1 or 2"), std::string::npos)
+      << mistaken.err;
+  EXPECT_EQ(mistaken.err.find("verbose:"), std::string::npos) << mistaken.err;
+  EXPECT_EQ(run({"check", small_problem}).err, "");
 }
 
 TEST_F(ToolTest, CasesListsProblemsWithTheirOutputs) {

@@ -62,15 +62,15 @@ ONEPASS_API int64_t* new_counter(int device);
 // Includes all launches that have ended, and perhaps some that still run.
 ONEPASS_API int64_t value_of(const int64_t* counter);
 
-// Seconds of GPU time between two points of the default stream.
+// Seconds of GPU time between two points of a stream, the default one unless given.
 class ONEPASS_API Timer {
  public:
   explicit Timer(int device);
   ~Timer();
   Timer(const Timer&) = delete;
   Timer& operator=(const Timer&) = delete;
-  void start();
-  double stop();  // waits
+  void start(Stream stream = {});
+  double stop(Stream stream = {});  // waits
 
  private:
   struct Events;

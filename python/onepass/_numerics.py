@@ -13,7 +13,7 @@ from onepass._conv_gradients import memory_format
 from onepass._description import Conv, Description, constant
 
 POLICIES = ("pytorch", "strict", "fast")
-_DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+_DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.float64: "f64"}
 _default = ["pytorch"]
 
 

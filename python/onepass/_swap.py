@@ -163,6 +163,7 @@ def _make_class(cls: type) -> type:
         "__copy__": _copy,
         "__deepcopy__": _deepcopy,
         "__prepare_scriptable__": _prepare_scriptable,
+        "extra_repr": _extra_repr,
     }
     for name in ("__copy__", "__deepcopy__"):
         if hasattr(cls, name):
@@ -172,6 +173,21 @@ def _make_class(cls: type) -> type:
     made = make(meta, cls.__name__, (_Silent, cls), body)
     made._onepass_untouched = Untouched(made, vars(made), len(vars(made)) + 1)
     return made
+
+
+def _extra_repr(self: nn.Module) -> str:
+    """What the class says of itself, then a line for each block, so that print(model) shows what is fused."""
+    own = type(self)._onepass_original.extra_repr(self)
+    state = state_of(self)
+    if state is None:
+        return own
+    blocks = dict.fromkeys(
+        f"(fused: {', '.join(call.modules)}): {call.block}" if call.modules else f"(fused): {call.block}"
+        for variant in state.variants
+        for call in variant.calls
+    )
+    waiting = ["(fused when it is first called)"] if state.waits else []
+    return "\n".join(line for line in (own, *waiting, *blocks) if line)
 
 
 # --- The forward --------------------------------------------------------------------------------------------

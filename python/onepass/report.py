@@ -63,6 +63,7 @@ class Report:
     skipped: list[Entry]
     fallbacks: list[Fallback] = dataclasses.field(default_factory=list)
     redone: list[Redone] = dataclasses.field(default_factory=list)
+    was_fused: bool = True  # whether onepass.fuse was called for the model
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -71,12 +72,15 @@ class Report:
             "skipped": [{"name": entry.name, "reason": entry.reason} for entry in self.skipped],
             "fallbacks": [dataclasses.asdict(fallback) for fallback in self.fallbacks],
             "redone": [dataclasses.asdict(layer) for layer in self.redone],
+            "was_fused": self.was_fused,
         }
 
     def __str__(self) -> str:
         modules = len({module for entry in self.fused for module in entry.modules})
         blocks = "1 block" if len(self.fused) == 1 else f"{len(self.fused)} blocks"
         lines = [f"{blocks} in place of {modules} modules; {len(self.skipped)} not fused"]
+        if not self.was_fused:
+            lines = ["onepass.fuse was not called for this model: onepass.fuse(model) fuses it in place"]
         lines += _table([(entry.name, entry.block or "", _note(entry)) for entry in self.fused])
         if self.skipped:
             lines += ["", "not fused:"]
@@ -121,7 +125,14 @@ def report(model: nn.Module) -> Report | CompiledReport:
         ] or state.variants
         fused += _entries(name or "", variants, root_name(model))
     fallbacks = [found for name, module in model.named_modules() for found in _fallbacks(name, module, model)]
-    return Report(fused, skipped, fallbacks, _redone(model))
+    return Report(fused, skipped, fallbacks, _redone(model), _was_fused(model))
+
+
+def _was_fused(model: nn.Module) -> bool:
+    """Whether fuse was called for the model, for one that holds it or for a part of it."""
+    if any(state_of(module) is not None for module in model.modules()):
+        return True
+    return any(model is module for root in list(skipped_reasons) for module in root.modules())
 
 
 def _redone(model: nn.Module) -> list[Redone]:

@@ -63,7 +63,7 @@ def model_path(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def without_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(model: nn.Module) -> nn.Module:
+    def refuse(model: nn.Module, **options: str) -> nn.Module:
         raise RuntimeError("no compiler was found:\n  g++ is missing\n  at all")
 
     monkeypatch.setattr(torch, "compile", refuse)
@@ -88,14 +88,14 @@ def json_rows(text: str, step: int = 0) -> dict[str, dict[str, Any]]:
 def test_table_and_report(model_path: str, without_compile: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(model_path, "--batch", "2") == 0
     table = capsys.readouterr().out
-    for expected in ("eager", "channels_last", "onepass", "2x3x20x20", "right", "as fast as eager"):
+    for expected in ("eager nhwc", "onepass fuse nhwc", "2x3x20x20", "conv, norm: conv2d(3,8", "use "):
         assert expected in table
     report = pathlib.Path("report.html").read_text()
     for expected in (
         "conv2d(3,8,k=3,p=1) | swish | group_norm(4) | hardswish",
         "predicted",
         "--batch 2",
-        "<svg",
+        'class="bars"',
     ):
         assert expected in report
     assert "<script" not in report
@@ -107,7 +107,7 @@ def test_training_checks_every_gradient(
     model_path: str, without_compile: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(model_path, "--train", "--json", "--no-report") == 0
-    row = json_rows(capsys.readouterr().out, step=1)["onepass"]
+    row = json_rows(capsys.readouterr().out, step=1)["onepass fuse"]
     gradients = {check["name"] for check in row["checks"] if check["is_gradient"]}
     names = ("input 0", "conv.weight", "conv.bias", "norm.weight", "norm.bias")
     assert gradients == {f"gradient of {name}" for name in names}
@@ -120,9 +120,10 @@ def test_failure_to_compile_is_a_row(
     model_path: str, without_compile: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(model_path, "--json", "--no-report") == 0
-    row = json_rows(capsys.readouterr().out)["compile"]
-    assert row["reason"] == "RuntimeError: no compiler was found: g++ is missing"
-    assert row["timing"] is None
+    rows = json_rows(capsys.readouterr().out)
+    for name in ("compile", "compile nhwc", "onepass backend", "onepass backend nhwc"):
+        assert rows[name]["reason"] == "RuntimeError: no compiler was found: g++ is missing"
+        assert rows[name]["timing"] is None
 
 
 @needs_library
@@ -143,7 +144,7 @@ def test_command_line_with_two_files_and_compile(model_path: str) -> None:
     assert result.returncode == 0, result.stderr
     for expected in ("3x3x20x20", "2x3x16x32x32", "s27, forward"):
         assert expected in result.stdout
-    assert "<h2>s27</h2>" in pathlib.Path("page.html").read_text()
+    assert ">s27</h2>" in pathlib.Path("page.html").read_text()
 
 
 DICTS = {
@@ -174,7 +175,7 @@ def test_dicts_of_inputs(
     text, gradient = DICTS[case]
     pathlib.Path(model_path).write_text(text)
     assert run(model_path, "--train", "--batch", "2", "--json", "--no-report") == 0
-    row = json_rows(capsys.readouterr().out, step=1)["onepass"]
+    row = json_rows(capsys.readouterr().out, step=1)["onepass fuse"]
     assert gradient in {check["name"] for check in row["checks"]}
 
 
@@ -299,7 +300,7 @@ def test_wrong_output_has_no_time(
 ) -> None:
     perturb(monkeypatch, change)
     assert run(model_path, "--json") == 1
-    row = json_rows(capsys.readouterr().out)["onepass"]
+    row = json_rows(capsys.readouterr().out)["onepass fuse"]
     assert row["wrong"].startswith("output: ")
     assert row["timing"] is None
     assert "Wrong: model" in pathlib.Path("report.html").read_text()
@@ -315,7 +316,7 @@ def test_wrong_gradient_has_no_time(
     assert run(model_path, "--train", "--no-report") == 1
     table = capsys.readouterr().out
     assert "WRONG: gradient of" in " ".join(table.split())
-    assert re.search(r"model, forward: \d", table)  # the forward pass has a speed
+    assert re.search(r"onepass fuse +\d", table.partition("training step")[0])  # the forward pass has a time
 
 
 def test_result_that_goes_wrong_while_measured_has_no_time(
@@ -326,7 +327,7 @@ def test_result_that_goes_wrong_while_measured_has_no_time(
 ) -> None:
     perturb(monkeypatch, CHANGES["values"], good_calls=study.FRESH_INPUTS + measure.WARM_UPS + 1)
     assert run(model_path, "--json", "--no-report") == 1
-    assert json_rows(capsys.readouterr().out)["onepass"]["timing"] is None
+    assert json_rows(capsys.readouterr().out)["onepass fuse"]["timing"] is None
 
 
 def test_model_that_fails_when_fused_is_wrong(
@@ -538,8 +539,14 @@ def test_peak_memory_counts_what_is_alive_together() -> None:
 
 def test_chart_shows_a_reason_where_there_is_no_value() -> None:
     drawing = bars("ms", [Bar("a", "1.0", 1.0, 0.5, 2.0), Bar("b", "not <run>")])
-    assert drawing.count("<rect") == 1 and drawing.count("whisker") == 1
-    assert "not &lt;run&gt;" in drawing
+    assert drawing.count('class="bar"') == 1 and drawing.count("whisker") == 1
+    assert "width:50.00%" in drawing and "not &lt;run&gt;" in drawing
+
+
+def test_zero_has_no_bar() -> None:
+    assert 'class="bar' not in bars("MiB", [Bar("a", "0.0", 0.0), Bar("b", "0.0", 0.0)]).partition("row")[2]
+    drawing = bars("MiB", [Bar("a", "0.0", 0.0), Bar("b", "2.0", 2.0)])
+    assert re.findall(r"width:([0-9.]+)%", drawing) == ["100.00"]
 
 
 # --- The page in a browser ----------------------------------------------------------------

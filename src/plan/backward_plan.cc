@@ -4,6 +4,7 @@
 #include "onepass/backward.h"
 #include "plan/choice.h"
 #include "plan/tuner.h"
+#include "plan/verbose.h"
 
 namespace onepass {
 namespace {
@@ -48,12 +49,12 @@ std::string BackwardPlan::explain() const {
 void BackwardPlan::run(const BackwardArguments& arguments, void* workspace, Executor& executor) const {
   check(arguments, workspace);
   check_executor(problem_.forward, executor);
-  kernel_->run(arguments, workspace, executor);
+  run_call(*this, problem_.forward.device, {}, [&] { kernel_->run(arguments, workspace, executor); });
 }
 
 void BackwardPlan::run(const BackwardArguments& arguments, void* workspace, Stream stream) const {
   check(arguments, workspace);
-  kernel_->launch(arguments, workspace, stream);
+  run_call(*this, problem_.forward.device, stream, [&] { kernel_->launch(arguments, workspace, stream); });
 }
 
 void BackwardPlan::check(const BackwardArguments& arguments, const void* workspace) const {

@@ -5,6 +5,7 @@
 
 #include "plan/choice.h"
 #include "plan/tuner.h"
+#include "plan/verbose.h"
 
 namespace onepass {
 
@@ -38,12 +39,12 @@ std::string Plan::explain() const {
 void Plan::run(const Arguments& arguments, void* workspace, Executor& executor) const {
   check_call(arguments.parameters.size(), problem_, *kernel_, workspace);
   check_executor(problem_, executor);
-  kernel_->run(arguments, workspace, executor);
+  run_call(*this, problem_.device, {}, [&] { kernel_->run(arguments, workspace, executor); });
 }
 
 void Plan::run(const Arguments& arguments, void* workspace, Stream stream) const {
   check_call(arguments.parameters.size(), problem_, *kernel_, workspace);
-  kernel_->launch(arguments, workspace, stream);
+  run_call(*this, problem_.device, stream, [&] { kernel_->launch(arguments, workspace, stream); });
 }
 
 }  // namespace onepass

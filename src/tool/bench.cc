@@ -155,10 +155,12 @@ struct Rates {
 void print(const Plan& timed, const Measurement& m, const Peaks& peaks) {
   const Problem& problem = timed.problem();
   std::cout << problem.text() << " -> " << to_string(problem.output.sizes) << '\n'
-            << "  strategy     " << timed.strategy() << ", " << place_text(problem.device) << "; planned in "
-            << milliseconds(m.plan_seconds) << ", first run " << milliseconds(m.first_run_seconds)
-            << ", workspace " << byte_text(static_cast<double>(timed.workspace_bytes())) << '\n'
-            << "  verified     " << m.verification.what << ": " << m.verification.comparison.text() << '\n';
+            << "  strategy     " << timed.strategy() << ", " << place_text(problem.device)
+            << "\n               planned in " << milliseconds(m.plan_seconds) << ", first run "
+            << milliseconds(m.first_run_seconds) << ", workspace "
+            << byte_text(static_cast<double>(timed.workspace_bytes())) << '\n'
+            << "  compared     " << m.verification.what << "\n               "
+            << m.verification.comparison.text() << '\n';
   if (!m.samples) {
     std::cout << "  WRONG RESULT "
               << (m.verification.fault.empty() ? "no speed is given" : m.verification.fault) << '\n';
@@ -167,14 +169,15 @@ void print(const Plan& timed, const Measurement& m, const Peaks& peaks) {
   const Samples& samples = *m.samples;
   const Rates rates(problem, samples.median(), peaks);
   std::cout << "  time         " << milliseconds(samples.median()) << " median, 10% to 90% "
-            << significant(samples.at(0.1) * 1e3) << " to " << milliseconds(samples.at(0.9)) << ", best "
-            << milliseconds(samples.best()) << ", " << samples.seconds.size() << " runs\n"
+            << significant(samples.at(0.1) * 1e3) << " to " << milliseconds(samples.at(0.9))
+            << "\n               best " << milliseconds(samples.best()) << ", " << samples.seconds.size()
+            << " runs\n"
             << "  convolution  " << significant(rates.flops * 1e-9) << " GFLOP/s, "
-            << percent(rates.flops_share) << " of " << significant(peaks.flops * 1e-9) << '\n'
+            << percent(rates.flops_share) << " of the peak of " << significant(peaks.flops * 1e-9) << '\n'
             << "  memory       " << significant(rates.bytes * 1e-9) << " GB/s for the tensors once, "
-            << percent(rates.bytes_share) << " of " << peaks.memory_text() << '\n'
-            << "  floor        " << m.floor.text() << "; this run is "
-            << significant(samples.median() / m.floor.seconds()) << " x the floor\n";
+            << percent(rates.bytes_share) << " of the peak: " << peaks.memory_text() << '\n'
+            << "  floor        " << m.floor.text() << "\n               the median is "
+            << significant(samples.median() / m.floor.seconds()) << " times that\n";
   if (problem.device.kind == Device::Kind::cpu && has_large_tensor(problem)) {
     std::cout << "  pages        tensors of " << byte_text(static_cast<double>(least_huge_bytes))
               << " or more lie in " << name(m.pages) << " pages\n";
@@ -236,7 +239,7 @@ class Bench {
         if (problems.size() == 1) throw;
         if (refused_++ == 0) first_refusal_ = error.what();
         list.push_back({{"problem", problem.text()}, {"refused", error.what()}});
-        if (!options_.json) std::cout << problem.text() << "\n  none         " << error.what() << '\n';
+        if (!options_.json) std::cout << problem.text() << "\n  left out     " << error.what() << '\n';
       }
       if (!options_.json) std::cout << std::flush;
     }
@@ -244,7 +247,9 @@ class Bench {
     if (options_.json) {
       std::cout << (options_.file.empty() ? list.front() : list).dump(2) << '\n';
     } else if (problems.size() > 1) {
-      std::cout << "\n" << timed_ << " timed, " << wrong_ << " wrong, " << refused_ << " refused\n";
+      std::cout << "\n" << timed_ << " timed, " << wrong_ << " wrong";
+      if (refused_ > 0) std::cout << ", " << refused_ << " left out";
+      std::cout << '\n';
     }
     return wrong_ == 0 ? good : wrong_result;
   }

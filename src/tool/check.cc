@@ -33,13 +33,17 @@ void print_one(const Plan& plan, uint64_t seed, const Comparison& comparison) {
             << "  strategy   " << plan.strategy() << ", " << place_text(plan.problem().device) << ", seed "
             << seed << '\n'
             << "  result     " << comparison.text() << '\n'
-            << "  tolerance  " << tolerance_rule << '\n'
             << (comparison.passed() ? "PASS" : "FAIL") << '\n';
 }
 
 void print_line(const Plan& plan, const Comparison& comparison) {
   std::cout << (comparison.passed() ? "PASS " : "FAIL ") << plan.strategy() << ": " << plan.problem().text()
-            << ": " << comparison.text() << '\n';
+            << '\n'
+            << "     " << comparison.text() << '\n';
+}
+
+void print_refusal(const Problem& problem, const Error& error) {
+  std::cout << "left out: " << problem.text() << '\n' << "     " << error.what() << '\n';
 }
 
 Comparison check_plan(const Plan& plan, uint64_t seed, Executor& executor) {
@@ -62,7 +66,7 @@ int check_one(const Problem& problem, const Options& options, Executor& executor
   return comparison.passed() ? good : wrong_result;
 }
 
-// One line a problem. A problem that a forced strategy refuses is counted, not failed.
+// Two lines a problem. A problem that a forced strategy refuses is counted, not failed.
 int check_all(const std::vector<Problem>& problems, const Options& options, Executor& executor) {
   Totals totals;
   Json list = Json::array();
@@ -81,16 +85,16 @@ int check_all(const std::vector<Problem>& problems, const Options& options, Exec
       if (totals.refused++ == 0) first_refusal = error.what();
       clear_progress();
       if (options.json) list.push_back({{"problem", problem.text()}, {"refused", error.what()}});
-      if (!options.json) std::cout << "none " << problem.text() << ": " << error.what() << '\n';
+      if (!options.json) print_refusal(problem, error);
     }
   }
   if (totals.passed + totals.failed == 0) throw Error(first_refusal);
   if (options.json) {
     std::cout << list.dump(2) << '\n';
   } else {
-    std::cout << "\n"
-              << totals.passed << " passed, " << totals.failed << " failed, " << totals.refused
-              << " refused; seed " << options.seed << "\ntolerance: " << tolerance_rule << '\n';
+    std::cout << "\n" << totals.passed << " passed, " << totals.failed << " failed";
+    if (totals.refused > 0) std::cout << ", " << totals.refused << " left out";
+    std::cout << "; seed " << options.seed << "; what rounding allows: onepass check --help\n";
   }
   return totals.failed == 0 ? good : wrong_result;
 }

@@ -149,14 +149,23 @@ Comparison compare_samples(const Plan& plan, const Tensors& tensors, int64_t fir
 
 std::string Comparison::text() const {
   if (elements == 0) return "nothing to compare, the output is empty";
-  std::string text = "max error " + significant(max_abs_error) + ", rms " + significant(rms_error);
-  if (failures > 0) text += ", " + std::to_string(failures) + " of " + std::to_string(elements) + " wrong";
-  if (unchecked > 0) text += ", " + std::to_string(unchecked) + " that rounding decides not checked";
-  if (!worst_index.empty()) {
-    text += "; worst at " + index_text(worst_index) + ": " + significant(worst_actual, 9) + ", expected " +
-            significant(worst_expected, 9) + " within " + significant(worst_tolerance, 2);
+  if (failures == 0) {
+    std::string text = "largest error " + significant(max_abs_error);
+    if (worst_tolerance > 0) {
+      text += ", at most " + percent(std::abs(worst_actual - worst_expected) / worst_tolerance) +
+              " of what rounding allows";
+    }
+    return text + unchecked_text();
   }
-  return text;
+  return std::to_string(failures) + " of " + std::to_string(elements) + " wrong, the worst at " +
+         index_text(worst_index) + ": " + significant(worst_actual, 9) + " instead of " +
+         significant(worst_expected, 9) + ", allowed are " + significant(worst_tolerance, 2) +
+         unchecked_text();
+}
+
+std::string Comparison::unchecked_text() const {
+  if (unchecked == 0) return "";
+  return ", " + std::to_string(unchecked) + " that rounding decides not checked";
 }
 
 Json Comparison::json() const {

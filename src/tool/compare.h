@@ -24,8 +24,12 @@ struct Comparison {
   double worst_tolerance = 0;
 
   bool passed() const { return failures == 0; }
+  // For people: where it passed, nothing reads like a failure.
   std::string text() const;
   Json json() const;
+
+ private:
+  std::string unchecked_text() const;
 };
 
 // Samples [first, last) of the tensors after a run of the plan, each against the reference. Throws Error

@@ -1,6 +1,8 @@
 // The texts behind --help.
 #include "tool/help.h"
 
+#include <sstream>
+
 #include "tool/expected.h"
 
 namespace onepass::tool {
@@ -68,6 +70,23 @@ Kernels for GPUs are compiled when first needed and kept in $ONEPASS_CACHE_DIR, 
 else ~/.cache/onepass. clear removes them; they are compiled again when needed. It also removes the records of
 kernels on which the compiler crashed, which are then tried again.)";
 
+namespace {
+
+// Lines of at most 100 characters, broken at spaces and indented by two.
+std::string wrapped(const std::string& text) {
+  std::istringstream words(text);
+  std::string lines;
+  size_t column = 100;
+  for (std::string word; words >> word;) {
+    const bool breaks = column + 1 + word.size() > 100;
+    lines += (breaks ? (lines.empty() ? "  " : "\n  ") : " ") + word;
+    column = (breaks ? 2 : column + 1) + word.size();
+  }
+  return lines;
+}
+
+}  // namespace
+
 std::string check_help() {
   return std::string(R"(
 Examples:
@@ -75,8 +94,8 @@ Examples:
   onepass check --file tests/cases.txt --strategy reference
 
 Values are random, around 1 in size and rounded to the type; the output is NaN before the run; the reference
-computes the same in double. The tolerance of an element:
-  )") + tolerance_rule +
+computes the same in double. Rounding allows an element:
+)") + wrapped(tolerance_rule) +
          R"(.
 A convolution of K terms adds 4 sqrt(K) such roundings of its sum, every other stage 8 of its value; each
 stage passes on what came before as its slope does, a norm by 1 / deviation. Where rounding alone decides the

@@ -71,9 +71,8 @@ void add_plan_options(CLI::App& command, Options& options) {
       ->type_name("NAME");
   command.add_option("--target", options.target, "Force this SIMD target: neon, avx2, avx3")
       ->type_name("NAME");
-  command.add_flag(
-      "--tune", options.tune,
-      "On a GPU: time the strategies predicted to be close and take the fastest; remembered on disk");
+  command.add_flag("--tune", options.tune,
+                   "On a GPU: time strategies predicted to be close; remembered on disk");
   command.add_flag("--json", options.json, "Print JSON alone");
 }
 

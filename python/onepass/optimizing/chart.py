@@ -1,4 +1,4 @@
-"""Horizontal bars with their spread, as inline SVG that takes its colours from the page."""
+"""Horizontal bars with their spread, as HTML that takes its colours and its width from the page."""
 
 from __future__ import annotations
 
@@ -6,53 +6,44 @@ import dataclasses
 from collections.abc import Sequence
 from html import escape
 
-WIDTH, ROW, BAR, LABEL, NOTE = 760, 30, 18, 120, 190  # in pixels; the bars get what label and note leave
-
 
 @dataclasses.dataclass(frozen=True)
 class Bar:
-    """One bar; without a value only its note is shown."""
+    """One bar; without a value only its note is shown. `kind` is a class of the style sheet."""
 
     label: str
     note: str
     value: float | None = None
     low: float | None = None
     high: float | None = None
-    accent: bool = False
+    kind: str = ""
 
 
 def bars(title: str, rows: Sequence[Bar]) -> str:
-    """The chart; its longest bar or whisker spans the whole width."""
+    """The chart; its longest bar or whisker spans the whole width, and a value of zero has no bar."""
     most = max((max(bar.value, bar.high or 0.0) for bar in rows if bar.value is not None), default=0.0)
-    scale = (WIDTH - LABEL - NOTE) / most if most > 0 else 0.0
-    height = ROW * len(rows)
-    body = "".join(_row(bar, ROW * i, scale) for i, bar in enumerate(rows))
-    return (
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}">'
-        f"<title>{escape(title)}</title>{body}</svg>"
-    )
+    body = "".join(_row(bar, most) for bar in rows)
+    return f'<div class="bars" role="img" aria-label="{escape(title)}">{body}</div>'
 
 
-def _row(bar: Bar, top: int, scale: float) -> str:
-    middle = top + ROW / 2
-    label = f'<text class="label" x="{LABEL - 10}" y="{middle}">{escape(bar.label)}</text>'
+def _row(bar: Bar, most: float) -> str:
+    label = f'<span class="label">{escape(bar.label)}</span>'
     if bar.value is None:
-        return f'{label}<text class="none" x="{LABEL}" y="{middle}">{escape(_short(bar.note))}</text>'
-    length = max(bar.value * scale, 1.0)
-    kind = "bar accent" if bar.accent else "bar"
-    place = f'x="{LABEL}" y="{middle - BAR / 2}" width="{length:.1f}" height="{BAR}"'
-    rectangle = f'<rect class="{kind}" {place} rx="2"/>'
-    end = LABEL + max(length, (bar.high or 0.0) * scale) + 8
-    note = f'<text class="note" x="{end:.1f}" y="{middle}">{escape(bar.note)}</text>'
-    return label + rectangle + _whisker(bar, middle, scale) + note
+        return f'<div class="row">{label}<span class="none">{escape(_short(bar.note))}</span></div>'
+    drawn = ""
+    if bar.value > 0:
+        kind = f"bar {bar.kind}".rstrip()
+        drawn = f'<span class="{kind}" style="width:{100 * bar.value / most:.2f}%"></span>'
+    drawn += _whisker(bar, most)
+    note = f'<span class="note">{escape(bar.note)}</span>'
+    return f'<div class="row">{label}<span class="track">{drawn}</span>{note}</div>'
 
 
-def _whisker(bar: Bar, middle: float, scale: float) -> str:
-    if bar.low is None or bar.high is None:
+def _whisker(bar: Bar, most: float) -> str:
+    if bar.low is None or bar.high is None or most <= 0:
         return ""
-    low, high = LABEL + bar.low * scale, LABEL + bar.high * scale
-    ends = "".join(f"M{x:.1f} {middle - 5}V{middle + 5}" for x in (low, high))
-    return f'<path class="whisker" d="M{low:.1f} {middle}H{high:.1f}{ends}"/>'
+    low, high = 100 * bar.low / most, 100 * bar.high / most
+    return f'<span class="whisker" style="left:{low:.2f}%;width:{high - low:.2f}%"></span>'
 
 
 def _short(note: str) -> str:

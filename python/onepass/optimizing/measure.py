@@ -16,6 +16,7 @@ import torch
 
 WARM_UPS = 2
 LEAST_ROUNDS = 5
+WIDE = 0.3  # a spread from the 10% to the 90% quantile, in medians, that says another program was running
 
 Call = Callable[[], Any]
 
@@ -29,6 +30,16 @@ class Timing:
     p90: float
     repeats: int
 
+    @property
+    def spread(self) -> float:
+        """From the 10% to the 90% quantile, in medians."""
+        return (self.p90 - self.p10) / self.median if self.median > 0 else 0.0
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether the repeats spread so widely that the median says little."""
+        return self.spread > WIDE
+
 
 def timing_of(seconds: list[float]) -> Timing:
     """Median and the 10% and 90% quantiles."""
@@ -37,6 +48,22 @@ def timing_of(seconds: list[float]) -> Timing:
     return Timing(
         statistics.median(ordered), ordered[round(0.1 * last)], ordered[round(0.9 * last)], len(ordered)
     )
+
+
+def steady(
+    calls: Mapping[str, Call], device: torch.device, seconds: float, progress: Callable[[float], None]
+) -> dict[str, Timing]:
+    """As `interleaved`, measured once more where repeats spread widely; the calmer of both is given."""
+    first = interleaved(calls, device, seconds, progress)
+    if not any(timing.is_wide for timing in first.values()):
+        return first
+    second = interleaved(calls, device, seconds, progress)
+    return min(first, second, key=lambda timings: sum(timing.spread for timing in timings.values()))
+
+
+def one(call: Call, device: torch.device) -> float:
+    """The median of a few repeats."""
+    return interleaved({"": call}, device, 0.0, lambda done: None)[""].median
 
 
 def interleaved(

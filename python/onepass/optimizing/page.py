@@ -2,154 +2,112 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
-from onepass.optimizing import chart, text
+from onepass.optimizing import chart, text, variants
+from onepass.optimizing.blocks import FusedBlock, KeptChain
 from onepass.optimizing.chart import Bar
-from onepass.optimizing.study import FRESH_INPUTS, FusedBlock, Row, StepStudy, Study
-from onepass.optimizing.variants import EAGER, ONEPASS, is_ours
+from onepass.optimizing.headline import headline
+from onepass.optimizing.study import FRESH_INPUTS, Row, StepStudy, Study
+from onepass.optimizing.style import STYLE
+from onepass.optimizing.tables import Markup, table
 from onepass.optimizing.verify import Check
-
-_STYLE = """
-:root { --ink: #1c2430; --soft: #5b6675; --line: #dfe4ea; --paper: #ffffff; --band: #f5f7f9; --bar: #b4bfcc;
-        --accent: #0b7a5f; --bad: #b3261e; color-scheme: light dark; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e6eaf0; --soft: #9aa7b5; --line: #303946; --paper: #12171e; --band: #1a212b; --bar: #4b5868;
-          --accent: #3ecfa6; --bad: #ff8a80; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 64rem; padding: 2.5rem 1.5rem 4rem;
-       background: var(--paper); color: var(--ink);
-       font: 16px/1.5 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; }
-h1 { font-size: 1.7rem; margin: 0 0 .25rem; }
-h2 { font-size: 1.3rem; margin: 3rem 0 .25rem; padding-top: 1.25rem; border-top: 1px solid var(--line); }
-h3 { font-size: 1rem; margin: 1.75rem 0 .5rem; }
-p { margin: .25rem 0 .75rem; }
-.soft { color: var(--soft); font-size: .9rem; }
-.bad { color: var(--bad); }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-size: .9rem; font-variant-numeric: tabular-nums; }
-th { text-align: left; font-weight: 600; color: var(--soft); }
-th, td { padding: .4rem .75rem .4rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-td.number, th.number { text-align: right; }
-td.number { white-space: nowrap; }
-td:last-child, th:last-child { padding-left: .5rem; padding-right: 0; }
-tr.accent td { color: var(--accent); font-weight: 600; }
-tr.wrong td { color: var(--bad); }
-code, pre { font: .85rem/1.45 ui-monospace, "DejaVu Sans Mono", monospace; }
-pre { background: var(--band); padding: .75rem 1rem; border-radius: 6px; overflow-x: auto; margin: .5rem 0; }
-summary { cursor: pointer; color: var(--soft); font-size: .9rem; }
-.chart { width: 100%; height: auto; max-width: 56rem; display: block; margin-bottom: 1rem; }
-.chart text { font: 13px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; fill: var(--ink);
-              dominant-baseline: central; }
-.chart .label { text-anchor: end; }
-.chart .note, .chart .none { fill: var(--soft); }
-.chart .bar { fill: var(--bar); }
-.chart .accent { fill: var(--accent); }
-.chart .whisker { stroke: var(--ink); stroke-width: 1.5; fill: none; }
-"""
 
 
 def render(studies: Sequence[Study], machine: Mapping[str, str], command: str, memory_method: str) -> str:
     """The page for all files of one run."""
     names = ", ".join(study.name for study in studies)
-    sections = "".join(map(_section, studies))
+    sections = "".join(_section(study, f"model-{i}") for i, study in enumerate(studies))
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>onepass: {escape(names)}</title><style>{_STYLE}</style></head><body>"
-        f"{_summary(studies)}{sections}{_methods(machine, command, memory_method)}</body></html>\n"
+        f"<title>onepass: {escape(names)}</title><style>{STYLE}</style></head><body>"
+        f"{headline(studies, machine, command)}{_contents(studies)}{sections}"
+        f"{_methods(studies, machine, memory_method)}</body></html>\n"
     )
 
 
-def _summary(studies: Sequence[Study]) -> str:
-    wrong = [study.name for study in studies if study.wrong]
-    verdict = (
-        f'<p class="bad">Wrong: {escape(", ".join(wrong))}.</p>' if wrong else "<p>Every result is right.</p>"
-    )
-    head = (
-        "",
-        "input",
-        "step",
-        "eager, ms",
-        "PyTorch's best, ms",
-        "onepass, ms",
-        "speed to eager",
-        "to best",
-    )
-    rows = [(_summary_cells(study, step), "") for study in studies for step in study.steps]
-    return f"<h1>onepass report</h1>{verdict}{_table(head, rows, numeric=(3, 4, 5, 6, 7))}"
+def _contents(studies: Sequence[Study]) -> str:
+    items = []
+    for i, study in enumerate(studies):
+        parts = [(step.name, f"model-{i}-{_anchor(step)}") for step in study.steps]
+        parts += [("what was fused", f"model-{i}-blocks")]
+        links = ", ".join(f'<a href="#{place}">{escape(name)}</a>' for name, place in parts)
+        items.append(f'<li><a href="#model-{i}">{escape(study.name)}</a>: {links}</li>')
+    items.append('<li><a href="#method">Machine and method</a></li>')
+    return f"<nav><b>Contents</b><ul>{''.join(items)}</ul></nav>"
 
 
-def _summary_cells(study: Study, step: StepStudy) -> tuple[str, ...]:
-    ours, best = step.ours(), step.best_pytorch()
-    return (
-        study.name,
-        ", ".join(study.inputs),
-        step.name,
-        text.median(step.row(EAGER).timing),
-        f"{text.median(best.timing)} ({best.variant})" if best else "",
-        f"{text.median(ours.timing)}{_suffix(ours)}" if ours.timing else "none",
-        text.times(step.speed_up(ours)),
-        text.times(step.speed_up_of_best()),
-    )
+def _anchor(step: StepStudy) -> str:
+    return step.name.partition(" ")[0]
 
 
-def _suffix(ours: Row) -> str:
-    return "" if ours.variant == ONEPASS else f" ({ours.variant})"
-
-
-def _section(study: Study) -> str:
+def _section(study: Study, place: str) -> str:
     where = f"<code>{escape(study.path)}</code>, input {escape(', '.join(study.inputs))}"
-    head = f'<h2>{escape(study.name)}</h2><p class="soft">{where}</p>'
-    return head + "".join(map(_step, study.steps)) + _blocks(study)
+    head = f'<h2 id="{place}">{escape(study.name)}</h2><p class="soft">{where}</p>'
+    steps = "".join(_step(study, step, place) for step in study.steps)
+    return head + steps + _blocks(study, place)
 
 
 # --- One step --------------------------------------------------------------------------------------
 
 
-def _step(step: StepStudy) -> str:
+def _step(study: Study, step: StepStudy, place: str) -> str:
     name = step.name.capitalize()
-    times = chart.bars(f"{name}, ms", [_time_bar(row) for row in step.rows])
-    memory = chart.bars(f"{name}, peak MiB", [_memory_bar(row) for row in step.rows])
+    times = chart.bars(f"{name}, ms", [_time_bar(step, row) for row in step.shown()])
+    memory = chart.bars(f"{name}, peak MiB", [_memory_bar(step, row) for row in step.shown()])
     return (
-        f"<h3>{name}: time, ms</h3>{times}{_results(step)}<h3>{name}: peak memory, MiB</h3>{memory}"
+        f'<h3 id="{place}-{_anchor(step)}">{name}: time, ms</h3>'
+        f"<p>{escape(text.recommendation(study, step))}</p>"
+        f"{times}{_results(step)}<h3>{name}: peak memory, MiB</h3>{memory}"
         f"<h3>{name}: errors</h3>{_errors(step)}"
     )
 
 
-def _time_bar(row: Row) -> Bar:
-    accent = is_ours(row.variant)
+def _kind(step: StepStudy, row: Row) -> str:
+    """The class of a row or bar."""
+    if not variants.is_ours(row.variant) or row.idle:
+        return ""
+    return "win" if step.wins(row) else "ours"
+
+
+def _row_kind(step: StepStudy, row: Row) -> str:
+    return "wrong" if variants.is_ours(row.variant) and row.wrong else _kind(step, row)
+
+
+def _time_bar(step: StepStudy, row: Row) -> Bar:
     if row.timing is None:
-        return Bar(row.variant, text.verdict(row), accent=accent)
+        return Bar(row.variant, text.verdict(row))
     timing = row.timing
     values = (timing.median * 1e3, timing.p10 * 1e3, timing.p90 * 1e3)
-    return Bar(row.variant, text.milliseconds(timing), *values, accent=accent)
+    return Bar(row.variant, text.milliseconds(timing), *values, kind=_kind(step, row))
 
 
-def _memory_bar(row: Row) -> Bar:
-    accent = is_ours(row.variant)
+def _memory_bar(step: StepStudy, row: Row) -> Bar:
     if row.peak_bytes is None:
-        return Bar(row.variant, "not measured", accent=accent)
-    return Bar(row.variant, text.mebibytes(row.peak_bytes), row.peak_bytes / 2**20, accent=accent)
+        reason = "not measured" if row.timing is None else "not measured: a CUDA graph holds its memory"
+        return Bar(row.variant, reason)
+    kind = "ours" if _kind(step, row) else ""
+    return Bar(row.variant, text.mebibytes(row.peak_bytes), row.peak_bytes / 2**20, kind=kind)
 
 
 def _results(step: StepStudy) -> str:
-    head = ("", "ms, median (10% to 90%)", "repeats", "speed", "first call, s", "peak MiB", "result")
-    rows = [(_result_cells(step, row), _row_class(row)) for row in step.rows]
-    return _table(head, rows, numeric=(1, 2, 3, 4, 5))
+    head = ("", "speed to best", "ms, median (10% to 90%)", "repeats", "to eager", "first call, s", "result")
+    rows = [(_result_cells(step, row), _row_kind(step, row)) for row in step.rows]
+    return table(head, rows, numeric=(1, 2, 3, 4, 5))
 
 
 def _result_cells(step: StepStudy, row: Row) -> tuple[str, ...]:
-    first = "" if row.first_call_seconds is None else f"{row.first_call_seconds:.2f}"
-    repeats = str(row.timing.repeats) if row.timing else ""
-    speed = text.times(step.speed_up(row))
-    peak = text.mebibytes(row.peak_bytes)
-    return row.variant, text.milliseconds(row.timing), repeats, speed, first, peak, text.verdict(row)
-
-
-def _row_class(row: Row) -> str:
-    return "" if not is_ours(row.variant) else "wrong" if row.wrong else "accent"
+    return (
+        row.variant,
+        text.speed(step, row),
+        text.milliseconds(row.timing),
+        str(row.timing.repeats) if row.timing else "",
+        "" if row.idle else text.times(step.speed_up(row)),
+        "" if row.first_call_seconds is None else f"{row.first_call_seconds:.2f}",
+        text.verdict(row),
+    )
 
 
 def _errors(step: StepStudy) -> str:
@@ -157,21 +115,22 @@ def _errors(step: StepStudy) -> str:
     gradients = any(check.is_gradient for row in step.rows for check in row.checks)
     columns = len(head) + gradients
     rows = [
-        (_error_cells(row, check)[:columns], _row_class(row))
-        for row in step.rows
+        (_error_cells(row, check)[:columns], "wrong" if _row_kind(step, row) == "wrong" else "")
+        for row in step.shown()
         for check in row.checks
-        if not check.fault and (row.variant == ONEPASS or not check.is_gradient)
+        if not check.fault and (variants.is_ours(row.variant) or not check.is_gradient)
     ]
     rule = (
-        f"Asked of onepass, on {FRESH_INPUTS} sets of new inputs: {step.rule}. PyTorch's own variants are "
-        f"timed where close: within 10x eager's error or {10 * step.rule.tolerance:g} of the largest."
+        f"Asked of onepass, on {FRESH_INPUTS} sets of new inputs: {step.rule}. The backend may also have the "
+        "errors of Inductor alone. PyTorch's own variants are timed where close: within 10x eager's error or "
+        f"{10 * step.rule.tolerance:g} of the largest."
     )
     kinks = (
         " A gradient jumps where an activation has a kink: a jump that noise of rounding size in the inputs "
         "causes in fp64 is allowed, and listed where it was needed."
     )
     note = f'<p class="soft">{escape(rule + kinks * gradients)}</p>'
-    return note + _table((*head, "kink")[:columns], rows, numeric=range(2, columns))
+    return note + table((*head, "kink")[:columns], rows, numeric=range(2, columns))
 
 
 def _error_cells(row: Row, check: Check) -> tuple[str, ...]:
@@ -189,38 +148,47 @@ def _error_cells(row: Row, check: Check) -> tuple[str, ...]:
 # --- Blocks, machine, method -----------------------------------------------------------------------
 
 
-def _blocks(study: Study) -> str:
-    fused = "".join(map(_block, study.fused)) or "<p>Nothing.</p>"
-    skipped = _table(("not fused", "why"), [(entry, "") for entry in study.skipped]) if study.skipped else ""
-    return f"<h3>What was fused</h3>{fused}{skipped}"
+def _blocks(study: Study, place: str) -> str:
+    found = f'<h3 id="{place}-blocks">What was fused</h3><p>{escape(text.coverage(study).capitalize())}.</p>'
+    if advice := text.advice(study):
+        found += f'<p class="note-box">{escape(advice)}</p>'
+    if study.fused:
+        head = ("block", "predicted, ms", "measured, ms")
+        found += table(head, [(_block_cells(block), "") for block in study.fused], numeric=(1, 2))
+        found += '<p class="soft">Of one call of the library\'s kernels, each block alone.</p>'
+    if study.chains:
+        head = ("chain of the backend", "predicted, ms", "by Inductor, ms", "decision")
+        found += "<h3>What the backend kept</h3>"
+        found += table(head, [(_chain_cells(chain), "") for chain in study.chains], numeric=(1, 2))
+    if study.skipped:
+        found += "<h3>Not fused</h3>" + table(("module", "why"), [(entry, "") for entry in study.skipped])
+    return found
 
 
-def _block(block: FusedBlock) -> str:
+def _block_cells(block: FusedBlock) -> tuple[str, ...]:
     modules = ", ".join(block.modules) or block.name
     chosen = escape(block.chosen.removeprefix("* "))
     plan = f"<details><summary>plan: {chosen}</summary><pre>{escape(block.plan)}</pre></details>"
-    return f'<p class="soft">{escape(modules)}</p><pre>{escape(block.block)}</pre>{plan}'
+    words = f"<small>{escape(modules)}</small><code>{escape(block.block)}</code>{plan}"
+    return Markup(words), text.seconds_as_ms(block.predicted), text.seconds_as_ms(block.measured)
 
 
-def _methods(machine: Mapping[str, str], command: str, memory_method: str) -> str:
-    facts = _table((), [((name, value), "") for name, value in machine.items()])
+def _chain_cells(chain: KeptChain) -> tuple[str, ...]:
+    step = ", a training step" if chain.gradients else ""
+    name = Markup(f"<small>{escape(chain.name + step)}</small><code>{escape(chain.block)}</code>")
+    return name, text.seconds_as_ms(chain.predicted), text.seconds_as_ms(chain.inductor), chain.decision
+
+
+def _methods(studies: Sequence[Study], machine: Mapping[str, str], memory_method: str) -> str:
+    facts = table((), [((name, value), "") for name, value in machine.items()])
+    names = dict.fromkeys(row.variant for study in studies for step in study.steps for row in step.rows)
+    recipes = table(("variant", "how it is had"), [((name, variants.recipe(name)), "") for name in names])
     return (
-        f"<h2>Machine and method</h2>{facts}"
+        f'<h2 id="method">Machine and method</h2>{facts}'
         '<p class="soft">All variants run in one process on the same inputs, warmed up, one call of each a '
         "round in random order; times are medians with their 10% and 90% quantiles, and none is given for a "
-        f"result that does not match. Memory is {escape(memory_method)}, the result included. On a GPU the "
-        "L2 cache is overwritten before each call, and <em>bench</em> is torch.backends.cudnn.benchmark.</p>"
-        f"<pre>{escape(command)}</pre>"
+        "result that does not match. Where repeats spread widely all are measured again, and the calmer run "
+        f"counts. Memory is {escape(memory_method)}, the result included. On a GPU the L2 cache is "
+        "overwritten before each call; charts show a variant with cuDNN's benchmark where that is faster.</p>"
+        f"{recipes}"
     )
-
-
-def _table(
-    head: Sequence[str], rows: Iterable[tuple[Sequence[str], str]], numeric: Sequence[int] = ()
-) -> str:
-    def cells(tag: str, values: Sequence[str]) -> str:
-        kinds = (' class="number"' if i in numeric else "" for i in range(len(values)))
-        return "".join(f"<{tag}{kind}>{escape(v)}</{tag}>" for kind, v in zip(kinds, values, strict=True))
-
-    top = f"<thead><tr>{cells('th', head)}</tr></thead>" if head else ""
-    body = "".join(f'<tr class="{kind}">{cells("td", values)}</tr>' for values, kind in rows)
-    return f'<div class="scroll"><table>{top}<tbody>{body}</tbody></table></div>'

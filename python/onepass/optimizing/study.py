@@ -5,26 +5,26 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from onepass._command_line import describe
-from onepass._description import describe as describe_block
-from onepass.explain import explain
-from onepass.optimizing import measure, steps, variants, verify
+from onepass.optimizing import blocks, measure, steps, variants, verify
+from onepass.optimizing.blocks import Coverage, FusedBlock, KeptChain
 from onepass.optimizing.measure import Timing
 from onepass.optimizing.model_file import Arguments, ModelFile
 from onepass.optimizing.steps import Step
-from onepass.optimizing.variants import EAGER, ONEPASS, Variant
+from onepass.optimizing.variants import BACKEND, BENCH, EAGER, FUSE, Variant
 from onepass.optimizing.verify import Check, Rule
 from onepass.report import report
 
 FRESH_INPUTS = 3
+WIN = 1.02  # as fast as PyTorch's best, within what runs differ by
 
 Progress = Callable[[str, float], None]  # what is being done, and how far the step is, 0 to 1
 Results = dict[tuple[str, bool], Tensor]
@@ -53,6 +53,11 @@ class Row:
     first_call_seconds: float | None = None
     timing: Timing | None = None
     peak_bytes: int | None = None
+    idle: str = ""  # why nothing of onepass runs in a variant of its own, whose time then is PyTorch's
+
+
+def _seconds(row: Row) -> float:
+    return row.timing.median if row.timing else math.inf
 
 
 @dataclasses.dataclass
@@ -74,29 +79,41 @@ class StepStudy:
 
     def speed_up_of_best(self) -> float | None:
         """How many times as fast onepass is as the fastest of PyTorch's own variants."""
-        best, ours = self.best_pytorch(), self.ours()
-        return best.timing.median / ours.timing.median if best and ours.timing else None
+        return self.speed_to_best(self.ours())
+
+    def speed_to_best(self, row: Row) -> float | None:
+        """How many times as fast as the fastest of PyTorch's own variants."""
+        best = self.best_pytorch()
+        return best.timing.median / row.timing.median if best and row.timing else None
 
     def ours(self) -> Row:
-        """The fastest of onepass's variants; the first where none has a time."""
+        """The fastest of onepass's variants, of those that run its kernels if any does."""
         timed = [row for row in self.rows if variants.is_ours(row.variant) and row.timing]
-        return min(timed, key=lambda row: row.timing.median, default=self.row(ONEPASS))
+        return min(timed, key=lambda row: (row.idle, row.timing.median), default=self.row(FUSE))
 
     def best_pytorch(self) -> Row | None:
         """The fastest of PyTorch's own variants."""
         timed = [row for row in self.rows if not variants.is_ours(row.variant) and row.timing]
         return min(timed, key=lambda row: row.timing.median, default=None)
 
+    def wins(self, row: Row) -> bool:
+        """Whether the row is onepass and faster than all of PyTorch's own."""
+        speed = self.speed_to_best(row) if variants.is_ours(row.variant) and not row.idle else None
+        return speed is not None and speed >= WIN
 
-@dataclasses.dataclass(frozen=True)
-class FusedBlock:
-    """A chain of modules that runs as one block, with what the planner says about it."""
+    def shown(self) -> list[Row]:
+        """The rows, of each variant with and without cuDNN's benchmark the faster one."""
+        kept: dict[str, Row] = {}
+        for row in self.rows:
+            base = row.variant.removesuffix(BENCH)
+            other = kept.get(base)
+            if other is None or _seconds(row) < _seconds(other):
+                kept[base] = row
+        return list(kept.values())
 
-    name: str
-    modules: tuple[str, ...]
-    block: str
-    chosen: str
-    plan: str
+    def unsteady(self) -> list[Row]:
+        """The rows whose repeats still spread widely when measured again."""
+        return [row for row in self.rows if row.timing and row.timing.is_wide]
 
 
 @dataclasses.dataclass
@@ -109,12 +126,16 @@ class Study:
     steps: list[StepStudy]
     fused: list[FusedBlock]
     skipped: list[tuple[str, str]]
+    coverage: Coverage
+    chains: list[KeptChain]  # of the backend; empty where it could not compile
 
     @property
     def wrong(self) -> list[str]:
-        """Why onepass is wrong; empty where it is right."""
-        rows = [step.row(ONEPASS) for step in self.steps]
-        return [row.wrong or row.reason for row in rows if row.wrong or row.reason]
+        """Why onepass is wrong; empty where it is right. The backend may miss a compiler."""
+        fused = [step.row(FUSE) for step in self.steps]
+        others = [row for step in self.steps for row in step.rows if variants.is_ours(row.variant)]
+        reasons = [row.wrong or row.reason for row in fused]
+        return [reason for reason in (*reasons, *(row.wrong for row in others)) if reason]
 
 
 def study(file: ModelFile, options: Options, progress: Progress) -> Study:
@@ -146,17 +167,19 @@ class _Session:
         steps = [
             _study_step(self, Step(train)) for train in ((False, True) if self.options.train else (False,))
         ]
-        model = self.variants[ONEPASS].model if ONEPASS in self.variants else self.original
-        found = report(model)
-        plans = self._plans()
-        fused = [
-            FusedBlock(entry.name, entry.modules, entry.block, entry.plan or "", _plan_of(entry.block, plans))
-            for entry in found.fused
-        ]
+        fused = self._fused()
+        found = report(self.variants[FUSE].model if FUSE in self.variants else self.original)
         skipped = [(entry.name, entry.reason) for entry in found.skipped]
         skipped += [(fallback.name, str(fallback)) for fallback in found.fallbacks]
         shapes = [_describe_input(x) for x in self.inputs[0].leaves]
-        return Study(self.file.name, self.file.path, shapes, steps, fused, skipped)
+        chains = blocks.kept_chains(self.variants[BACKEND]) if BACKEND in self.variants else []
+        covered = blocks.coverage(self.original, fused)
+        _mark_idle([row for step in steps for row in step.rows], fused, chains)
+        return Study(self.file.name, self.file.path, shapes, steps, fused, skipped, covered, chains)
+
+    def _fused(self) -> list[FusedBlock]:
+        variant = self.variants.get(FUSE)
+        return blocks.fused_blocks(variant, self.inputs[0]) if variant else []
 
     def _build(self) -> nn.Module:
         model = self.file.build(self.options.device)
@@ -170,43 +193,20 @@ class _Session:
         except Exception as error:
             self.reasons[name] = describe(error)
 
-    def _plans(self) -> dict[str, str]:
-        """What the planner says about each block that a forward pass runs."""
-        if ONEPASS not in self.variants:
-            return {}
-        calls = _BlockCalls()
-        variant = self.variants[ONEPASS]
-        variant.call.eval()
-        with torch.no_grad(), calls:
-            variant.prepare(self.inputs[0], train=False).call(variant.call)
-        texts: dict[str, list[str]] = {}
-        for block, sizes, dtype in calls.seen:
-            texts.setdefault(block, []).append(explain(block, sizes, dtype=dtype, device=self.options.device))
-        return {block: "\n".join(found) for block, found in texts.items()}
 
-
-def _plan_of(block: str, plans: dict[str, str]) -> str:
-    """What the planner says; on a GPU it plans what follows the convolution."""
-    return plans.get(block) or plans.get(describe_block(block).tail, "")
+def _mark_idle(rows: list[Row], fused: list[FusedBlock], chains: list[KeptChain]) -> None:
+    kept = any(chain.kept for chain in chains)
+    for row in rows:
+        if row.variant.startswith(FUSE) and not fused:
+            row.idle = "nothing was fused: this is eager"
+        elif row.variant.startswith(BACKEND) and not kept:
+            row.idle = "no chain was kept: this is torch.compile"
 
 
 def _describe_input(x: Any) -> str:
     if not isinstance(x, Tensor):
         return repr(x)
     return f"{'x'.join(map(str, x.shape)) or 'scalar'} {str(x.dtype).removeprefix('torch.')}"
-
-
-class _BlockCalls(TorchDispatchMode):
-    """Notes each block that runs, with the sizes and the type of its input, once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: dict[tuple[str, tuple[int, ...], torch.dtype], None] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "onepass":
-            self.seen[args[2], tuple(args[0].shape), args[0].dtype] = None
-        return func(*args, **(kwargs or {}))
 
 
 # --- One step: verify, measure, verify what was measured -------------------------------------------
@@ -265,7 +265,7 @@ def _study_step(session: _Session, step: Step) -> StepStudy:
         judge = _judge(session, step, i) if i > 0 else first
         for name, variant in session.variants.items():
             session.progress(f"{step.name}: verifying {name}, inputs {i + 1} of {FRESH_INPUTS}", 0.0)
-            _verify(rows[name], variant, step, judge, rule)
+            _verify(rows, variant, step, judge, rule)
     _measure(session, step, rows, first, rule)
     return StepStudy(step.name, rule, list(rows.values()))
 
@@ -292,8 +292,9 @@ def _results(variant: Variant, step: Step, inputs: Arguments, directions: Sequen
     return step.results(variant, prepared, outputs)
 
 
-def _verify(row: Row, variant: Variant, step: Step, judge: _Judge, rule: Rule) -> None:
+def _verify(rows: dict[str, Row], variant: Variant, step: Step, judge: _Judge, rule: Rule) -> None:
     """Adds the checks of one set of inputs, and why the variant is wrong or cannot run."""
+    row = rows[variant.name]
     if row.reason:
         return
     try:
@@ -303,7 +304,8 @@ def _verify(row: Row, variant: Variant, step: Step, judge: _Judge, rule: Rule) -
         row.checks = _merged(row.checks, judge.checks(results, rule))
     except Exception as error:
         row.reason = describe(error)
-    row.wrong = _why_wrong(row, rule)
+    rival = rows.get(variants.rival_of(variant.name) or "")
+    row.wrong = _why_wrong(row, rival.checks if rival else [], rule)
     row.keeps_rule = not any(check.wrong(rule) for check in row.checks)
 
 
@@ -311,9 +313,15 @@ def _merged(old: list[Check], new: list[Check]) -> list[Check]:
     return [a.merge(b) for a, b in zip(old, new, strict=True)] if old else new
 
 
-def _why_wrong(row: Row, rule: Rule) -> str:
-    """onepass must keep the rule; PyTorch's own variants must be the same model."""
-    faults = (check.wrong(rule) if row.variant == ONEPASS else check.far(rule) for check in row.checks)
+def _why_wrong(row: Row, rivals: list[Check], rule: Rule) -> str:
+    """onepass must keep the rule, beside Inductor in its backend; PyTorch's own must be the same model."""
+    checks = row.checks
+    if not variants.is_ours(row.variant):
+        faults = [check.far(rule) for check in checks]
+    elif len(rivals) == len(checks):
+        faults = [check.beside(rival).wrong(rule) for check, rival in zip(checks, rivals, strict=True)]
+    else:
+        faults = [check.wrong(rule) for check in checks]
     return next((fault for fault in faults if fault), "")
 
 
@@ -325,15 +333,16 @@ def _measure(session: _Session, step: Step, rows: dict[str, Row], judge: _Judge,
     }
     prepared = {name: variant.prepare(judge.inputs, step.train) for name, variant in right.items()}
     calls = {name: _timed_call(variant, step, prepared[name], judge) for name, variant in right.items()}
-    timings = measure.interleaved(
+    timings = measure.steady(
         calls, device, session.options.seconds, lambda done: session.progress(f"{step.name}: measuring", done)
     )
     for name, variant in right.items():
-        _verify(rows[name], variant, step, judge, rule)
+        _verify(rows, variant, step, judge, rule)
         step.clear(variant, prepared[name])
         if not rows[name].reason and not rows[name].wrong:
             rows[name].timing = timings[name]
-            rows[name].peak_bytes = measure.peak_bytes(calls[name], device)
+            if not variant.replays_graphs:  # a graph holds its memory before the call
+                rows[name].peak_bytes = measure.peak_bytes(calls[name], device)
 
 
 def _timed_call(

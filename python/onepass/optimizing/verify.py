@@ -72,6 +72,14 @@ class Check:
             self.fault or other.fault,
         )
 
+    def beside(self, rival: Check) -> Check:
+        """The same, judged beside what Inductor alone makes of the model: its roundings are allowed too."""
+        return dataclasses.replace(
+            self,
+            torch_error=max(self.torch_error, rival.error),
+            torch_close=self.torch_close and rival.close,
+        )
+
     def ratio(self) -> float:
         """The error in units of PyTorch's own."""
         if self.torch_error == 0:

@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "plan/verbose.h"
+
 namespace onepass::cuda {
 namespace {
 
@@ -40,6 +42,7 @@ void record(const Plan& plan, bool with_statistics, Recording& recording, void*&
   if (with_statistics) arguments.statistics = static_cast<float*>(addresses.add("statistics"));
   for (size_t i = 0; i < plan.problem().parameters.size(); ++i)
     arguments.parameters.push_back(addresses.add(element("parameters", i)));
+  const Unprinted unprinted;
   plan.run(arguments, workspace, Stream{});
 }
 
@@ -57,6 +60,7 @@ void record(const BackwardPlan& plan, Recording& recording, void*& workspace) {
     arguments.parameter_gradients.push_back(
         problem.wants_parameter(i) ? addresses.add(element("parameter_gradients", i)) : nullptr);
   }
+  const Unprinted unprinted;
   plan.run(arguments, workspace, Stream{});
 }
 

@@ -153,14 +153,16 @@ Timer::Timer(int device) : events_(nullptr) {
 
 Timer::~Timer() { delete events_; }
 
-void Timer::start() {
+void Timer::start(Stream stream) {
   const CurrentContext current(events_->context);
-  check(driver().cuEventRecord(events_->start, nullptr), "a timer of the GPU cannot be started");
+  check(driver().cuEventRecord(events_->start, static_cast<StreamHandle>(stream.handle)),
+        "a timer of the GPU cannot be started");
 }
 
-double Timer::stop() {
+double Timer::stop(Stream stream) {
   const CurrentContext current(events_->context);
-  check(driver().cuEventRecord(events_->stop, nullptr), "a timer of the GPU cannot be stopped");
+  check(driver().cuEventRecord(events_->stop, static_cast<StreamHandle>(stream.handle)),
+        "a timer of the GPU cannot be stopped");
   check(driver().cuEventSynchronize(events_->stop), "work on the GPU failed");
   float milliseconds = 0;
   check(driver().cuEventElapsedTime(&milliseconds, events_->start, events_->stop), "work on the GPU failed");

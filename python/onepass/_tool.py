@@ -16,7 +16,7 @@ COMMANDS = {
 
 
 def find(search: str) -> pathlib.Path | None:
-    """The first compiled program of this name on a search path; scripts, as pip installs them, do not count."""
+    """The first compiled program of this name on a search path; a script, as pip installs it, is not one."""
     for folder in search.split(os.pathsep):
         program = pathlib.Path(folder or ".") / NAME
         try:

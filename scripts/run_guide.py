@@ -1,7 +1,7 @@
 """Runs a guide of docs/guides as a reader would: scripts/run_guide.py PAGE.md [FOLDER].
 
-Fenced code with a title becomes a file of that name. Without one, `sh` runs in bash, `python` in one namespace
-for the whole page, `text` not at all. All in the order of the page, in FOLDER or a temporary one.
+Fenced code with a title becomes a file of that name. Without one, `sh` runs in bash, `python` in one
+namespace for the whole page, `text` not at all. All in the order of the page, in FOLDER or a temporary one.
 """
 
 from __future__ import annotations

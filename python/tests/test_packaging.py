@@ -195,8 +195,10 @@ def test_installed_command_says_what_is_missing(environment: pathlib.Path, tmp_p
     assert "rich is missing: pip install rich" in doctor.stdout
     assert re.search(r"^tool +not on PATH", doctor.stdout, re.MULTILINE)
     optimize = run_in(environment, tmp_path, command, "optimize", "model.py")
-    assert (optimize.returncode, optimize.stderr) == (2, "onepass: optimize needs rich: pip install rich\n")
+    assert optimize.returncode == 2  # before that line, PyTorch itself may miss NumPy
+    assert optimize.stderr.splitlines()[-1] == "onepass: optimize needs rich: pip install rich"
     check = run_in(environment, tmp_path, command, "check", "relu @ 1x2x3")
     assert check.returncode == 2
-    assert check.stderr.startswith("onepass: check is a command of the C++ tool, which is not on PATH")
+    said = check.stderr.splitlines()[-1]
+    assert said.startswith("onepass: check is a command of the C++ tool, which is not on PATH")
     assert "usage: onepass explain" in run_in(environment, tmp_path, command, "help", "explain").stdout

@@ -7,7 +7,7 @@ import importlib
 import os
 import sys
 
-from onepass import _tool
+from onepass import __version__, _tool
 from onepass._command_line import BAD_REQUEST, EXIT_CODES, GOOD, BadRequest, complain, program, run
 
 # What each does, and its module with main(argv) -> exit status, imported when it is asked for.
@@ -44,6 +44,9 @@ def console() -> int:
 
 
 def _help(argv: list[str]) -> int:
+    if argv == ["--version"]:  # as the C++ tool says it
+        print(f"onepass {__version__}")
+        return GOOD
     if argv and argv[0] not in ("-h", "--help"):
         known = [*COMMANDS, *_tool.COMMANDS]
         near = difflib.get_close_matches(argv[0], known, 1, 0.5)

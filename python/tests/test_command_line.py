@@ -48,6 +48,11 @@ def test_help_lists_the_commands(arguments: list[str], capsys: pytest.CaptureFix
     assert "exit codes: 0 good" in said
 
 
+def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"onepass {onepass.__version__}\n"
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line.main([name, "--help"]) == 0

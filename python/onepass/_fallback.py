@@ -26,7 +26,7 @@ class FallbackWarning(UserWarning):
 
     Given once for each module or block and reason; onepass.report and `Block.fallbacks` have the counts.
 
-    Example:
+    Examples:
         >>> import onepass, warnings
         >>> with warnings.catch_warnings():
         ...     warnings.simplefilter("error", onepass.FallbackWarning)  # a fallback is an error here

@@ -45,7 +45,7 @@ def available() -> bool:
     Returns:
         False where fuse would change nothing and Block raises.
 
-    Example:
+    Examples:
         >>> import onepass
         >>> onepass.available() == (onepass.unavailable_reason() is None)
         True
@@ -59,7 +59,7 @@ def unavailable_reason() -> str | None:
     Returns:
         One sentence that says what to do; None where they are loaded.
 
-    Example:
+    Examples:
         >>> import onepass
         >>> print(onepass.unavailable_reason() or "ready")
         ready

@@ -31,7 +31,7 @@ def numerics(policy: str | None = None) -> str:
     Returns:
         The policy that now holds.
 
-    Example:
+    Examples:
         >>> import onepass
         >>> onepass.numerics("strict")
         'strict'

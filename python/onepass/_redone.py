@@ -18,7 +18,7 @@ class SlowPathWarning(UserWarning):
 
     The results are right. onepass.report(model).redone has the counts.
 
-    Example:
+    Examples:
         >>> import onepass, warnings
         >>> with warnings.catch_warnings():
         ...     warnings.simplefilter("error", onepass.SlowPathWarning)

@@ -34,7 +34,7 @@ class Block(nn.Module):
         dtype: Of the parameters.
         numerics: That of onepass.fuse.
 
-    Example:
+    Examples:
         >>> import onepass, torch
         >>> block = onepass.Block("conv2d(3,16,k=3,p=1) | silu | group_norm(4)")
         >>> block(torch.randn(2, 3, 8, 8)).shape
@@ -74,7 +74,7 @@ class Block(nn.Module):
         Returns:
             The block's output, in the type of x.
 
-        Example:
+        Examples:
             >>> import onepass, torch
             >>> x = torch.randn(2, 8, 4, 4)
             >>> y = onepass.Block("residual_add | relu")(x, residual_add=x)
@@ -96,7 +96,7 @@ class Block(nn.Module):
         Returns:
             Counts by reason.
 
-        Example:
+        Examples:
             >>> import onepass, torch
             >>> block = onepass.Block("relu | mean")
             >>> y = block(torch.randn(1, 2, 4))

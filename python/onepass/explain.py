@@ -46,7 +46,7 @@ def explain(
     Returns:
         Text for people; "*" marks the strategy that runs.
 
-    Example:
+    Examples:
         >>> import onepass
         >>> text = onepass.explain("conv2d(3,16,p=1) | group_norm(4)", (8, 3, 32, 32), threads=1)
         >>> sum(line.startswith("*") for line in text.splitlines())

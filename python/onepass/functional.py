@@ -23,7 +23,7 @@ def run(text: str, x: Tensor, **parameters: Tensor) -> Tensor:
     Returns:
         The block's output, in the type of x.
 
-    Example:
+    Examples:
         >>> import onepass, torch
         >>> x, weight, bias = torch.randn(2, 8, 4, 4), torch.ones(8), torch.zeros(8)
         >>> y = onepass.functional.run("group_norm(4) | relu", x, norm_weight=weight, norm_bias=bias)
@@ -43,7 +43,7 @@ def fallbacks(text: str) -> dict[str, int]:
     Returns:
         Counts by what ran instead and why.
 
-    Example:
+    Examples:
         >>> import onepass
         >>> onepass.functional.fallbacks("group_norm(4) | relu")
         {}

@@ -38,7 +38,7 @@ def fuse(
     Returns:
         The same model.
 
-    Example:
+    Examples:
         >>> import onepass
         >>> from torch import nn
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.SiLU())
@@ -72,7 +72,7 @@ def unfuse(model: nn.Module) -> nn.Module:
     Returns:
         The same model.
 
-    Example:
+    Examples:
         >>> import onepass
         >>> from torch import nn
         >>> model = onepass.fuse(nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.SiLU()))

@@ -63,7 +63,7 @@ class Report:
         fallbacks: Calls so far that left the fused path, by module and reason, those of Blocks too.
         redone: Layers of which a GPU computed samples again.
 
-    Example:
+    Examples:
         >>> import onepass
         >>> from torch import nn
         >>> found = onepass.report(onepass.fuse(nn.Sequential(nn.GroupNorm(2, 8), nn.SiLU())))
@@ -115,7 +115,7 @@ def report(model: nn.Module) -> Report | CompiledReport:
         A Report; of a compiled model a CompiledReport, with its chains, kept or left to Inductor, and both
         predictions.
 
-    Example:
+    Examples:
         >>> import onepass, torch
         >>> from torch import nn
         >>> model = onepass.fuse(nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.SiLU()))

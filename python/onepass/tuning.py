@@ -34,7 +34,7 @@ def tune(enabled: bool = True) -> None:
     Returns:
         Nothing.
 
-    Example:
+    Examples:
         >>> import onepass
         >>> onepass.tune()
         >>> onepass.tune(False)

@@ -8,7 +8,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export NVPL_BLAS_DEBUG_CPU_TYPE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu bench bench-gpu bench-models examples format lint clean setup tool python
+.PHONY: help demo test test-gpu bench bench-gpu bench-models examples site format lint clean setup tool python
 
 help:
 	@echo "make demo     optimise four PyTorch models: verify, measure, write out/report.html"
@@ -16,6 +16,7 @@ help:
 	@echo "make test-gpu, make bench-gpu   on a machine with a GPU, offline: test, measure, write results/<GPU>.json and its pages"
 	@echo "make bench-models   on a machine with a GPU, offline: whole networks by torch.compile and its rivals"
 	@echo "make examples write examples/exported anew, after kernels or plans changed"
+	@echo "make site     build the documentation, build/site/index.html"
 	@echo "make python   build the PyTorch operators into python/onepass"
 	@echo "make tool     build the command-line tool, build/release/onepass"
 	@echo "make bench    measure (scripts/bench.sh)"
@@ -48,6 +49,11 @@ examples: python
 	  PYTHONPATH=python .venv/bin/python -m onepass export examples/$$name.py -o examples/exported/$$name.py \
 	    --arch sm_90a --no-verify || exit 1; \
 	done
+
+site:
+	@scripts/setup.sh site
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet --strict
+	@echo "open build/site/index.html"
 
 # With what the machine has: nothing is installed.
 test-gpu:

@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
 # Installs what this machine lacks; says nothing and takes milliseconds when nothing is missing.
 #
-#   scripts/setup.sh [build|lint|fuzz|python|models]...      build is the default
+#   scripts/setup.sh [build|lint|fuzz|python|models|site]...      build is the default
 #
 # Packages come from apt, as root or by sudo without a password; otherwise the line to run is printed. What a
 # distribution has too old or not at all (cmake on Ubuntu 22.04, clang-format 14) comes from PyPI into .venv.
 # python makes a .venv that runs the PyTorch package: with the PyTorch python3 has, else with PyPI's; NVRTC comes
 # into it where the machine has none, since the tests compile every GPU kernel, with or without a GPU.
+# models are the packages of the guides and of tests of real models, site what builds docs/ and checks types.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 readonly cmake_version=3.25 clang_version=14 clang_wheel=14.0.6
 readonly python_packages=("torch>=2.10" numpy rich pytest pytest-xdist expecttest hypothesis
-  "scikit-build-core>=0.10")
+  "scikit-build-core>=0.11")
 apt_missing=()
 pip_missing=()
 
@@ -132,7 +133,38 @@ install_pip() {
   ((${#pip_missing[@]})) || return 0
   echo "setup: installing ${pip_missing[*]} into .venv"
   create_venv
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check "${pip_missing[@]}"
+  local pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check "${pip_missing[@]}")
+  if [[ " ${pip_missing[*]}" == *" torch"* ]]; then
+    echo "setup: PyTorch comes with CUDA's libraries: about 2.5 GB to download, 4.5 GB on disk"
+    with_progress "${pip[@]}"
+  else
+    "${pip[@]}"
+  fi
+}
+
+megabytes() { du -sm "$@" 2>/dev/null | awk '{sum += $1} END {print sum + 0}'; }
+
+# with_progress COMMAND...: runs pip, and says how much has arrived: every two seconds in one line of a terminal, else
+# every 30 seconds. Downloads wait in a folder of .venv, where they can be counted.
+with_progress() {
+  local folder=.venv/downloads start=$SECONDS every=30 next=0 begin='' end=$'\n' before process
+  if [[ -t 1 ]]; then every=2 begin=$'\r' end=$'\033[K'; fi
+  mkdir -p $folder
+  before=$(megabytes .venv/lib)
+  TMPDIR=$PWD/$folder "$@" &
+  process=$!
+  # Bash lets what runs in the background ignore Ctrl-C.
+  trap 'kill $process 2>/dev/null; rm -rf .venv/downloads; exit 130' INT TERM
+  while sleep 1 && kill -0 $process 2>/dev/null; do
+    ((SECONDS >= next)) || continue
+    next=$((SECONDS + every))
+    printf '%ssetup: %d MB downloaded, %d MB installed, %d s%s' "$begin" "$(megabytes $folder)" \
+      $(($(megabytes .venv/lib) - before)) $((SECONDS - start)) "$end"
+  done
+  wait $process || { rm -rf $folder; return 1; }
+  rm -rf $folder
+  trap - INT TERM
+  printf '%ssetup: PyTorch is there after %d s%s\n' "$begin" $((SECONDS - start)) "${end%$'\n'}"
 }
 
 create_venv() { [[ -x .venv/bin/python ]] || python3 -m venv .venv; }
@@ -151,13 +183,12 @@ create_python_venv() {
   has_nvrtc || pip_missing+=("nvidia-cuda-nvrtc==13.0.*")
 }
 
-# Real models for python/tests/test_models.py, without what they depend on for other uses.
-install_models() {
+# install_listed FILE OPTION...: the packages of a list, where one of those with a version is missing.
+install_listed() {
   local names
-  mapfile -t names < <(sed -n 's/^\([a-z_]*\)==.*/\1/p' python/tests/requirements-models.txt)
+  mapfile -t names < <(sed -n 's/^\([a-z_-]*\)\(\[[a-z]*\]\)\?==.*/\1/p' "$1")
   [[ -z $(python_lacks .venv/bin/python "${names[@]}") ]] ||
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
-      -r python/tests/requirements-models.txt
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check -r "$@"
 }
 
 for mode in "${@:-build}"; do
@@ -185,8 +216,9 @@ for mode in "${@:-build}"; do
       need_python_headers
       ;;
     models) ;; # with python
+    site) need_venv ;;
     *)
-      echo "scripts/setup.sh: unknown mode '$mode': build, lint, fuzz, python or models" >&2
+      echo "scripts/setup.sh: unknown mode '$mode': build, lint, fuzz, python, models or site" >&2
       exit 2
       ;;
   esac
@@ -196,4 +228,9 @@ if ((${#pip_missing[@]})) && [[ ! -x .venv/bin/python ]]; then need_venv; fi
 install_apt
 [[ " $* " != *" python "* ]] || create_python_venv
 install_pip
-[[ " $* " != *" models "* ]] || install_models
+# Models without what they depend on for other uses.
+[[ " $* " != *" models "* ]] || install_listed python/tests/requirements-models.txt --no-deps
+if [[ " $* " == *" site "* ]]; then
+  create_venv
+  install_listed docs/requirements.txt
+fi

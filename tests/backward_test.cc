@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "block/convert.h"
+#include "onepass/executor.h"
 #include "onepass/onepass.h"
 #include "reference/backward.h"
 #include "reference/tensor_access.h"
@@ -17,7 +18,6 @@
 #include "support/guarded_memory.h"
 #include "support/random_problem.h"
 #include "support/settings.h"
-#include "support/thread_executor.h"
 
 namespace onepass::testing {
 namespace {

@@ -8,12 +8,12 @@
 #include <hwy/highway.h>
 
 #include "cpu/supported_targets.h"
+#include "onepass/executor.h"
 #include "onepass/onepass.h"
 #include "support/cases.h"
 #include "support/harness.h"
 #include "support/random_problem.h"
 #include "support/settings.h"
-#include "support/thread_executor.h"
 
 namespace onepass::testing {
 namespace {

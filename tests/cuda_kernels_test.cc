@@ -14,10 +14,10 @@
 #include "onepass/backward.h"
 #include "onepass/cuda.h"
 #include "onepass/error.h"
+#include "onepass/executor.h"
 #include "onepass/onepass.h"
 #include "plan/choice.h"
 #include "plan/strategy.h"
-#include "support/thread_executor.h"
 
 namespace onepass {
 namespace {
@@ -320,7 +320,7 @@ TEST(CudaKernels, FitTheirRegistersOnEveryArchitecture) {
   }
   std::mutex output;
   std::map<std::string, int> most;
-  testing::ThreadExecutor executor(std::max(2, static_cast<int>(std::thread::hardware_concurrency())));
+  ThreadExecutor executor(std::max(2, static_cast<int>(std::thread::hardware_concurrency())));
   executor.for_each(std::ssize(tasks), [&](int64_t index, int) {
     const auto& [kernel, architecture] = tasks[static_cast<size_t>(index)];
     const std::string what = kernel->row + " on " + architecture + ": " + kernel->text;

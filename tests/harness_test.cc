@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -14,12 +13,12 @@
 #include <set>
 
 #include "block/convert.h"
+#include "onepass/executor.h"
 #include "reference/reference.h"
 #include "reference/tensor_access.h"
 #include "support/cases.h"
 #include "support/random_problem.h"
 #include "support/settings.h"
-#include "support/thread_executor.h"
 
 namespace onepass::testing {
 namespace {
@@ -580,23 +579,6 @@ TEST(RandomProblem, LargeTailsAreLargeAndSpanTheLayouts) {
     seen.insert(std::string(name(problem.input.dtype)) + (problem.input.strides[1] == 1 ? " nhwc" : ""));
   }
   EXPECT_EQ(seen.size(), 6u);
-}
-
-TEST(ThreadExecutor, RunsEachTaskOnceAndNoWorkerTwiceAtATime) {
-  ThreadExecutor executor(4);
-  EXPECT_EQ(executor.concurrency(), 4);
-  for (const int64_t count : {0, 1, 3, 1000}) {
-    std::vector<int> runs(static_cast<size_t>(count), 0);
-    std::vector<std::atomic<int>> active(4);
-    std::atomic<int> clashes = 0;
-    executor.for_each(count, [&](int64_t index, int worker) {
-      if (active[static_cast<size_t>(worker)]++ != 0) ++clashes;
-      ++runs[static_cast<size_t>(index)];
-      --active[static_cast<size_t>(worker)];
-    });
-    EXPECT_EQ(runs, std::vector<int>(static_cast<size_t>(count), 1));
-    EXPECT_EQ(clashes, 0);
-  }
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <random>
 
 #include "block/convert.h"
+#include "onepass/executor.h"
 #include "onepass/plan.h"
 #include "plan/strategy.h"
 #include "reference/tensor_access.h"
@@ -18,7 +19,6 @@
 #include "support/harness.h"
 #include "support/random_problem.h"
 #include "support/settings.h"
-#include "support/thread_executor.h"
 
 namespace onepass {
 
@@ -660,7 +660,7 @@ TEST(ReferenceStrategy, TakesEveryCase) {
 
 TEST(ReferenceStrategy, TakesRandomProblemsWithAnyThreadCount) {
   SerialExecutor serial;
-  testing::ThreadExecutor threads(3);
+  ThreadExecutor threads(3);
   for (int64_t i = 0; i < scaled(200); ++i) {
     const uint64_t seed = base_seed() + static_cast<uint64_t>(i);
     const Problem problem = testing::random_problem(seed);

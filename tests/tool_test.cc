@@ -103,6 +103,7 @@ TEST_F(ToolTest, BadCommandLinesAreRefused) {
                  "unknown command 'frobnicate', there are explain, check, bench, cases, cache");
   expect_refused({"banch", small_problem}, "unknown command 'banch', did you mean bench?");
   expect_refused({""}, "unknown command ''");
+  expect_refused({"optimize", "model.py"}, "optimize is a command of the PyTorch package");
   expect_refused({"help", "explian"}, "did you mean explain?");
   expect_refused({"check"}, "a block is missing");
   expect_refused({"check", small_problem, "--bogus"}, "--bogus");

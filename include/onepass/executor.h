@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <type_traits>
 
 #include "onepass/export.h"
@@ -34,6 +35,26 @@ class ONEPASS_API SerialExecutor final : public Executor {
  public:
   int concurrency() const override { return 1; }
   void run(int64_t count, Task task, void* context) override;
+};
+
+// A pool of threads that lives as long as this object. It serves programs that have no pool of their own.
+class ONEPASS_API ThreadExecutor final : public Executor {
+ public:
+  // `threads` includes the thread that calls run(), which is worker 0. Zero is one for each processor.
+  explicit ThreadExecutor(int threads = 0);
+  ~ThreadExecutor() override;
+  ThreadExecutor(const ThreadExecutor&) = delete;
+  ThreadExecutor& operator=(const ThreadExecutor&) = delete;
+
+  int concurrency() const override;
+  // Calls of several threads run one after another. A task must not call run() of its own executor.
+  // The first exception of a task is thrown again here, after the tasks in progress; the others are not
+  // begun.
+  void run(int64_t count, Task task, void* context) override;
+
+ private:
+  struct Pool;
+  std::unique_ptr<Pool> pool_;
 };
 
 // A CUstream (or cudaStream_t) of the device a plan was made for; null: the default stream.

@@ -40,9 +40,15 @@ def choose_blas_kernels(environment: MutableMapping[str, str], machine: str, inf
     return True
 
 
+def is_script(argv: list[str]) -> bool:
+    """Whether the console script of the wheel was started."""
+    return pathlib.PurePath(argv[0] if argv else "").name in ("onepass", "onepass.exe")
+
+
 def is_command(argv: list[str], original: list[str]) -> bool:
-    """Whether the package is imported by `python -m onepass`, before its __main__ runs."""
-    return argv[:1] == ["-m"] and original[-len(argv)].removeprefix("-m") == "onepass"
+    """Whether a command imports the package, before its __main__ runs."""
+    started = argv[:1] == ["-m"] and original[-len(argv)].removeprefix("-m") == "onepass"
+    return started or is_script(argv)
 
 
 def leave(*_: object) -> NoReturn:

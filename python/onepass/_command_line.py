@@ -1,4 +1,4 @@
-"""What the commands of `python -m onepass` share: exit codes, numbers, and that none shows a traceback."""
+"""What the commands of `onepass` share: exit codes, numbers, and that none shows a traceback."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
-from onepass._before_torch import leave
+from onepass._before_torch import is_script, leave
 
 GOOD, WRONG, BAD_REQUEST, FAILED, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 3, 130, 141
 EXIT_CODES = (
@@ -50,11 +50,16 @@ class Number:
         return value
 
 
+def program() -> str:
+    """What the user typed in front of the command."""
+    return "onepass" if is_script(sys.argv) else "python -m onepass"
+
+
 class Parser(argparse.ArgumentParser):
     """Leaves what is wrong with a command line to the command."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options, epilog=EXIT_CODES)
+    def __init__(self, command: str, **options: Any) -> None:
+        super().__init__(prog=f"{program()} {command}", **options, epilog=EXIT_CODES)
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         """Ends the command, after --help."""

@@ -25,6 +25,11 @@ class FallbackWarning(UserWarning):
     """A call of a fused module, of a Block or of functional.run did not run the library's kernels.
 
     Given once for each module or block and reason; onepass.report and `Block.fallbacks` have the counts.
+
+    Examples:
+        >>> import onepass, warnings
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("error", onepass.FallbackWarning)  # a fallback is an error here
     """
 
 

@@ -40,12 +40,30 @@ _reason = _load()
 
 
 def available() -> bool:
-    """Whether the compiled operators are loaded."""
+    """Whether the compiled operators are loaded.
+
+    Returns:
+        False where fuse would change nothing and Block raises.
+
+    Examples:
+        >>> import onepass
+        >>> onepass.available() == (onepass.unavailable_reason() is None)
+        True
+    """
     return _reason is None
 
 
 def unavailable_reason() -> str | None:
-    """Why the compiled operators are not loaded and what to do; None where they are."""
+    """Why the compiled operators are not loaded.
+
+    Returns:
+        One sentence that says what to do; None where they are loaded.
+
+    Examples:
+        >>> import onepass
+        >>> print(onepass.unavailable_reason() or "ready")
+        ready
+    """
     return _reason
 
 

@@ -20,10 +20,23 @@ _default = ["pytorch"]
 def numerics(policy: str | None = None) -> str:
     """The policy of blocks that have none of their own; sets it where one is given.
 
-    "pytorch": the result that PyTorch's settings give for this very convolution (cuDNN rounds the operands of
-    some to TF32 and of others not). "strict": fp32 throughout, values before a norm held in fp32, no
-    approximate activation. "fast": TF32 for every convolution, and weights that are right on average alone
-    where that saves a product. On a GPU; a CPU always computes in fp32. docs/numerics.md has the figures.
+    It matters on a GPU; a CPU always computes in fp32. docs/numerics.md has the figures.
+
+    Args:
+        policy: "pytorch": the result that PyTorch's settings give for this very convolution (cuDNN rounds the
+            operands of some to TF32 and of others not). "strict": fp32 throughout, values before a norm held
+            in fp32, no approximate activation. "fast": TF32 for every convolution, and weights that are right
+            on average alone where that saves a product.
+
+    Returns:
+        The policy that now holds.
+
+    Examples:
+        >>> import onepass
+        >>> onepass.numerics("strict")
+        'strict'
+        >>> onepass.numerics("pytorch")
+        'pytorch'
     """
     if policy is not None:
         _default[0] = checked(policy)

@@ -14,7 +14,15 @@ _EVERY = 64  # calls between two looks
 
 
 class SlowPathWarning(UserWarning):
-    """Samples of a layer are computed again, in a slower way."""
+    """Samples of a layer had values that overflow f16 and are computed again, in a slower way.
+
+    The results are right. onepass.report(model).redone has the counts.
+
+    Examples:
+        >>> import onepass, warnings
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("error", onepass.SlowPathWarning)
+    """
 
 
 class Counted:

@@ -19,15 +19,28 @@ _CALL_ARGUMENTS = ("channel", "tensor")  # kinds of arguments that a call gives,
 
 
 class Block(nn.Module):
-    """Runs a block of the onepass language, as `Block("conv2d(3,16,k=3) | relu | group_norm(4)")`.
+    """Runs a block of the onepass language, as a module that owns its parameters.
 
     Parameters have the language's names: `conv_weight`, `conv_bias`, `norm_weight`, `norm_bias`, `prelu`.
-    They are initialised as PyTorch's modules of the same stages, built in order. The operands of
-    `channel_mul`, `channel_add` and `residual_add` are keyword arguments of the call. A block without a
-    convolution that has parameters per channel needs `channels`. `numerics` is that of onepass.fuse.
+    They are initialised as PyTorch's modules of the same stages, built in order.
 
     A call may leave the fused path: in torch.func transforms, on a type or device without kernels. It warns
     once per reason with FallbackWarning, and `fallbacks` counts all such calls.
+
+    Args:
+        text: The block, as "conv2d(3,16,k=3) | relu | group_norm(4)".
+        channels: How many the input has, for a block without a convolution that has parameters per channel.
+        device: Of the parameters.
+        dtype: Of the parameters.
+        numerics: That of onepass.fuse.
+
+    Examples:
+        >>> import onepass, torch
+        >>> block = onepass.Block("conv2d(3,16,k=3,p=1) | silu | group_norm(4)")
+        >>> block(torch.randn(2, 3, 8, 8)).shape
+        torch.Size([2, 16, 8, 8])
+        >>> [name for name, _ in block.named_parameters()]
+        ['conv_weight', 'conv_bias', 'norm_weight', 'norm_bias']
     """
 
     _site: Site | None = None  # of Blocks saved before there were any
@@ -52,7 +65,22 @@ class Block(nn.Module):
             self.register_parameter(name, parameter)
 
     def forward(self, x: Tensor, **arguments: Tensor) -> Tensor:
-        """Runs the block on x; `arguments` are those of channel_mul, channel_add and residual_add."""
+        """Runs the block.
+
+        Args:
+            x: Batch, channels, then space.
+            **arguments: The operands of channel_mul, channel_add and residual_add, by name.
+
+        Returns:
+            The block's output, in the type of x.
+
+        Examples:
+            >>> import onepass, torch
+            >>> x = torch.randn(2, 8, 4, 4)
+            >>> y = onepass.Block("residual_add | relu")(x, residual_add=x)
+            >>> torch.equal(y, torch.relu(2 * x))
+            True
+        """
         if len(arguments) != len(self.argument_names) or any(n not in arguments for n in self.argument_names):
             raise TypeError(f"{self.text}: {_mistake(arguments, self.argument_names)}")
         own = self._parameters
@@ -64,6 +92,16 @@ class Block(nn.Module):
         """How many calls left the fused path, by what ran instead and why; a copy starts at zero.
 
         Calls inside torch.compile are not counted: its graph shows whether it holds onepass's operators.
+
+        Returns:
+            Counts by reason.
+
+        Examples:
+            >>> import onepass, torch
+            >>> block = onepass.Block("relu | mean")
+            >>> y = block(torch.randn(1, 2, 4))
+            >>> block.fallbacks
+            {}
         """
         return {} if self._site is None else dict(self._site.counts)
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import pathlib
 import platform
 import re
+import shutil
+import sysconfig
 
 import torch
 
-from onepass import _before_torch, _cuda, _library
+from onepass import _before_torch, _cuda, _library, _tool
 from onepass._command_line import GOOD, WRONG, Parser, run
 
 
@@ -23,6 +27,10 @@ def report() -> list[tuple[str, str]]:
         ("cpu", _cpu()),
         ("blas", _blas()),
         *_gpus(),
+        ("compile", _compile()),
+        ("export", _export()),
+        ("optimize", _optimize()),
+        ("tool", _c_plus_plus_tool()),
     ]
 
 
@@ -64,13 +72,51 @@ def _gpus() -> list[tuple[str, str]]:
     ]
 
 
+def _compile() -> str:
+    """Whether torch.compile has what it builds CPU code with."""
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        return "a C++ compiler is missing, which torch.compile needs on a CPU: install g++"
+    if not (pathlib.Path(sysconfig.get_path("include")) / "Python.h").exists():
+        return "Python.h is missing, which torch.compile needs: install python3-dev"
+    return f"torch.compile builds CPU code with {compiler}"
+
+
+def _export() -> str:
+    """Whether an exported file can be built here. Writing one needs nothing."""
+    toolkit = _cuda_toolkit()
+    if toolkit is None:
+        return "files are written; a CUDA toolkit (nvcc) is missing, which running one needs"
+    if shutil.which("ninja") is None:
+        return "files are written; ninja is missing, which running one needs: pip install ninja"
+    return f"files are written, and built with {toolkit}"
+
+
+def _cuda_toolkit() -> pathlib.Path | None:
+    """Where torch.utils.cpp_extension looks, which warns when it is imported without a GPU."""
+    nvcc = shutil.which("nvcc")
+    given = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    folders = [given, nvcc and str(pathlib.Path(nvcc).parents[1]), "/usr/local/cuda"]
+    found = (pathlib.Path(folder) for folder in folders if folder)
+    return next((folder for folder in found if (folder / "bin" / "nvcc").exists()), None)
+
+
+def _optimize() -> str:
+    return "prints by rich" if importlib.util.find_spec("rich") else "rich is missing: pip install rich"
+
+
+def _c_plus_plus_tool() -> str:
+    found = _tool.find(os.environ.get("PATH", ""))
+    return str(found) if found else f"not on PATH; only {', '.join(_tool.COMMANDS)} need it"
+
+
 def main(argv: list[str]) -> int:
     """Prints the report; 1 where blocks cannot run, else as --help says."""
     return run(_doctor, argv)
 
 
 def _doctor(argv: list[str]) -> int:
-    Parser(prog="python -m onepass doctor", description=__doc__).parse_args(argv)
+    Parser("doctor", description=__doc__).parse_args(argv)
     for name, finding in report():
         print(f"{name:<8} {finding}")
     return GOOD if _library.available() else WRONG

@@ -1,4 +1,4 @@
-"""python -m onepass export FILE.py -o NEW.py: a fused model as one file without onepass."""
+"""onepass export FILE.py -o NEW.py: a fused model as one file without onepass."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def exported(path: str, architecture: str, conv: str, train: bool, output: str, 
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m onepass export", description=__doc__)
+    parser = Parser("export", description=__doc__)
     parser.add_argument("file", metavar="FILE.py", help="defines Model, get_inputs, get_init_inputs")
     parser.add_argument("-o", "--output", metavar="NEW.py", required=True, help="the file to write")
     parser.add_argument("--train", action="store_true", help="also the backward pass")

@@ -21,14 +21,31 @@ def fuse(
 ) -> nn.Module:
     """Makes every matching chain of the model run as one block, in place, and returns the model.
 
-    Parameters, names, order, state_dict, hooks and optimizers stay as they are. conv="keep" leaves
-    convolutions to PyTorch and fuses what follows them. filter_fn(name, module) says whether a module's
-    forward may be rewritten. `numerics` is "pytorch", "strict" or "fast" for this model's blocks; the default
-    is that of onepass.numerics(). A call that leaves the fused path warns once per module and reason with
-    FallbackWarning, and onepass.report(model) counts it. Replicas of torch.nn.DataParallel run fused too.
+    Parameters, names, order, state_dict, hooks and optimizers stay as they are. A call that leaves the fused
+    path warns once per module and reason with FallbackWarning, and onepass.report(model) counts it. Replicas
+    of torch.nn.DataParallel run fused too.
 
     A pickled fused model loads only where onepass is installed: call onepass.unfuse before pickling it for
     elsewhere. Otherwise loading says "No module named 'onepass_unfuse_before_saving'".
+
+    Args:
+        model: Any module; its submodules are fused too.
+        conv: "keep" leaves convolutions to PyTorch and fuses what follows them.
+        filter_fn: Says by name and module whether a module's forward may be rewritten.
+        numerics: "pytorch", "strict" or "fast" for this model's blocks; by default that of
+            onepass.numerics().
+
+    Returns:
+        The same model.
+
+    Examples:
+        >>> import onepass
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.SiLU())
+        >>> onepass.fuse(model) is model
+        True
+        >>> onepass.report(model).fused[0].block
+        'conv2d(3,8,k=3) | group_norm(2) | swish'
     """
     if conv not in ("fuse", "keep"):
         raise ValueError(f'conv is {conv!r}, must be "fuse" or "keep"')
@@ -47,7 +64,21 @@ def fuse(
 
 
 def unfuse(model: nn.Module) -> nn.Module:
-    """Gives every fused module of the model its own class back, and returns the model."""
+    """Gives every fused module of the model its own class back.
+
+    Args:
+        model: A model that fuse was called with; one that is not fused stays as it is.
+
+    Returns:
+        The same model.
+
+    Examples:
+        >>> import onepass
+        >>> from torch import nn
+        >>> model = onepass.fuse(nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.SiLU()))
+        >>> type(onepass.unfuse(model)) is nn.Sequential
+        True
+    """
     for module in model.modules():
         _swap.uninstall(module)
     skipped_reasons.pop(model, None)

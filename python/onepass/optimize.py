@@ -1,4 +1,4 @@
-"""python -m onepass optimize FILE.py: fuse a model file, verify it against the original, measure, report."""
+"""onepass optimize FILE.py: fuse a model file, verify it against the original, measure, report."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _optimize(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m onepass optimize", description=__doc__)
+    parser = Parser("optimize", description=__doc__)
     parser.add_argument(
         "files", nargs="+", metavar="FILE.py", help="defines Model, get_inputs, get_init_inputs"
     )

@@ -57,7 +57,21 @@ class Redone:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """All entries of a model, and the calls that left the fused path; prints as a table."""
+    """All entries of a model, and the calls that left the fused path; prints as a table.
+
+    Attributes:
+        fused: The chains that run as blocks.
+        skipped: The modules that do not, with the reasons.
+        fallbacks: Calls so far that left the fused path, by module and reason, those of Blocks too.
+        redone: Layers of which a GPU computed samples again.
+
+    Examples:
+        >>> import onepass
+        >>> from torch import nn
+        >>> found = onepass.report(onepass.fuse(nn.Sequential(nn.GroupNorm(2, 8), nn.SiLU())))
+        >>> len(found.fused), sorted(found.as_dict())
+        (1, ['fallbacks', 'fused', 'redone', 'skipped'])
+    """
 
     fused: list[Entry]
     skipped: list[Entry]
@@ -97,11 +111,24 @@ class Report:
 def report(model: nn.Module) -> Report | CompiledReport:
     """What is fused in the model and which plan each block last ran, what is not and why.
 
-    Of a model compiled with backend="onepass": its chains, kept or left to Inductor, and both predictions.
+    Calls inside torch.compile are not counted: its graph shows whether it holds onepass's operators. Counting
+    samples that a GPU computed again waits for that GPU.
 
-    `fallbacks` are the calls so far that left the fused path, by module and reason, those of Blocks too.
-    `redone` are samples that a GPU computed again: it waits for the GPU to count them.
-    Calls inside torch.compile are not counted: its graph shows whether it holds onepass's operators.
+    Args:
+        model: A fused model, or one compiled with backend="onepass".
+
+    Returns:
+        A Report; of a compiled model a CompiledReport, with its chains, kept or left to Inductor, and both
+        predictions.
+
+    Examples:
+        >>> import onepass, torch
+        >>> from torch import nn
+        >>> model = onepass.fuse(nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.SiLU()))
+        >>> y = model(torch.randn(1, 3, 8, 8))
+        >>> found = onepass.report(model)
+        >>> found.fused[0].modules, found.skipped, found.fallbacks
+        (('0', '1', '2'), [], [])
     """
     if compiled.original_of(model) is not None:
         return compiled.report(model)

@@ -23,7 +23,22 @@ _state = {"wanted": os.environ.get("ONEPASS_TUNE", "") not in ("", "0"), "told":
 
 
 def tune(enabled: bool = True) -> None:
-    """Turns tuning on, or off again."""
+    """Turns tuning on a GPU on, or off again.
+
+    The first call of a block with new sizes then times the strategies that are predicted to be close, and
+    keeps the choice on disk. Results differ by rounding alone.
+
+    Args:
+        enabled: Whether to tune from now on. ONEPASS_TUNE=1 in the environment is the same as True.
+
+    Returns:
+        Nothing.
+
+    Examples:
+        >>> import onepass
+        >>> onepass.tune()
+        >>> onepass.tune(False)
+    """
     _state.update(wanted=bool(enabled), told=False)
     is_tuning()
 

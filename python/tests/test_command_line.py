@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import platform
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 import types
 
 import pytest
+import torch
 
+import onepass
 from onepass import __main__ as command_line
-from onepass import _before_torch, _command_line, _output_file, doctor
+from onepass import _before_torch, _command_line, _output_file, _tool, doctor
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 COMMANDS = tuple(command_line.COMMANDS)
@@ -44,6 +48,11 @@ def test_help_lists_the_commands(arguments: list[str], capsys: pytest.CaptureFix
     assert "exit codes: 0 good" in said
 
 
+def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"onepass {onepass.__version__}\n"
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line.main([name, "--help"]) == 0
@@ -60,6 +69,102 @@ def test_the_nearest_command_is_suggested(capsys: pytest.CaptureFixture[str]) ->
     assert "did you mean optimize?" in capsys.readouterr().err
     assert command_line.main(["doctor", "--loud"]) == 2
     assert "unrecognized arguments: --loud" in capsys.readouterr().err
+
+
+# --- The C++ tool ------------------------------------------------------------------------------------
+
+
+def test_commands_of_the_tool_are_forwarded(tmp_path: pathlib.Path) -> None:
+    scripts, programs = tmp_path / "scripts", tmp_path / "programs"
+    scripts.mkdir()
+    programs.mkdir()
+    (scripts / "onepass").write_text("#!/bin/sh\nexit 7\n")  # as pip installs it: not the tool
+    (scripts / "onepass").chmod(0o755)
+    shutil.copy2(shutil.which("echo") or "/bin/echo", programs / "onepass")
+    search = os.pathsep.join([str(scripts), str(programs)])
+    assert _tool.find(str(scripts)) is None
+    assert _tool.find(search) == programs / "onepass"
+    command = [sys.executable, "-m", "onepass", "check", "relu @ 1x2x3", "--json"]
+    environment = {"PYTHONPATH": str(ROOT / "python"), "PATH": search}
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert (found.returncode, found.stdout) == (0, "check relu @ 1x2x3 --json\n")
+
+
+def test_commands_of_the_tool_are_refused_without_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert command_line.main(["bench", "--peaks"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("onepass: bench is a command of the C++ tool") and said.count("\n") == 1
+
+
+# --- explain and cache -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [
+            "conv2d(3,16,p=1) | group_norm(4) | relu",
+            "--input",
+            "2x3x8x8",
+            "--layout",
+            "nhwc",
+            "--threads",
+            "1",
+        ],
+        ["conv2d(3,16,p=1) | group_norm(4) | relu @ 2x3x8x8 f32 nhwc", "--threads", "1"],
+    ],
+)
+def test_explain_prints_what_the_package_says(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command_line.main(["explain", *arguments]) == 0
+    expected = onepass.explain(
+        "conv2d(3,16,p=1) | group_norm(4) | relu", (2, 3, 8, 8), layout=torch.channels_last, threads=1
+    )
+    assert capsys.readouterr().out == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["relu"], "the input has no sizes"),
+        (["relu @ 2xthree"], "2xthree: must be whole numbers joined by x"),
+        (["relu @ 1x2x3 f8"], "f8: not a word of a problem here"),
+        (["relu @ 1x2x3 f32", "--dtype", "f16"], "--dtype is f16, the problem says f32"),
+        (["relu @ 1x2x3 nhwc"], "nhwc needs an input of 4 or 5 sizes"),
+        (["rely @ 1x2x3"], "rely"),
+    ],
+)
+def test_explain_refuses_in_one_sentence(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command_line.main(["explain", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert sentence in said and said.count("\n") == 1
+
+
+def test_cache_is_listed_and_cleared(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path))
+    assert command_line.main(["cache", "list"]) == 0
+    assert capsys.readouterr().out == f"0 kernels, 0 bytes in {tmp_path}\n"
+    (tmp_path / "a-kernel.cubin").write_text("not one")
+    assert command_line.main(["cache", "list", "--json"]) == 0
+    (entry,) = json.loads(capsys.readouterr().out)["kernels"]
+    assert entry == {
+        "kernel": "damaged",
+        "architecture": "",
+        "bytes": 7,
+        "file": str(tmp_path / "a-kernel.cubin"),
+    }
+    assert command_line.main(["cache", "clear"]) == 0
+    assert capsys.readouterr().out == f"1 kernels removed from {tmp_path}\n"
+    assert list(tmp_path.glob("*.cubin")) == []
+    assert command_line.main(["cache", "burn"]) == 2
 
 
 # --- Ends --------------------------------------------------------------------------------------------
@@ -106,6 +211,7 @@ def test_interrupted_while_pytorch_loads(tmp_path: pathlib.Path) -> None:
 def test_only_the_command_itself_takes_the_signal() -> None:
     assert _before_torch.is_command(["-m", "doctor"], ["python", "-X", "dev", "-m", "onepass", "doctor"])
     assert _before_torch.is_command(["-m"], ["python", "-monepass"])
+    assert _before_torch.is_command(["/env/bin/onepass", "doctor"], ["python", "/env/bin/onepass", "doctor"])
     assert not _before_torch.is_command(["-m", "onepass"], ["python", "-m", "other", "onepass"])
     assert not _before_torch.is_command(["/usr/bin/pytest", "onepass"], ["python", "-m", "pytest", "onepass"])
     assert not _before_torch.is_command(["-c"], ["python", "-c", "import onepass"])

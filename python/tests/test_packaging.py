@@ -1,5 +1,7 @@
 """The wheel: one for every Python and PyTorch, without traces of the machine that built it."""
 
+import email
+import importlib.metadata
 import os
 import pathlib
 import re
@@ -69,6 +71,9 @@ def release_folder_as_start(folder: pathlib.Path) -> tuple[list[str], dict[str, 
     return options, {"CXX": cached["CMAKE_CXX_COMPILER"]}
 
 
+REPOSITORY = {"GITHUB_SERVER_URL": "https://git.invalid", "GITHUB_REPOSITORY": "someone/onepass"}
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     pytest.importorskip("scikit_build_core", reason="builds the wheel: pip install scikit-build-core")
@@ -81,7 +86,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     command = ["pip", "wheel", "--no-deps", "--no-build-isolation", *settings]
     subprocess.run(
         [sys.executable, "-m", *command, "-w", str(folder), str(ROOT)],
-        env={**os.environ, **environment},
+        env={**os.environ, **environment, **REPOSITORY},
         check=True,
     )
     (built,) = folder.glob("*.whl")
@@ -100,44 +105,100 @@ def test_wheel_has_the_package_alone_for_every_python(wheel: pathlib.Path) -> No
     assert {name for name in names if not name.startswith(metadata)} == {
         *sources,
         "onepass/lib_onepass_torch.so",
+        "onepass/py.typed",
     }
 
 
-FUSED_BLOCK = """
-import pathlib
-import torch
-import onepass
+def test_wheel_says_its_licence_and_where_it_comes_from(wheel: pathlib.Path) -> None:
+    folder = f"onepass-{onepass.__version__}.dist-info"
+    archive = zipfile.ZipFile(wheel)
+    metadata = email.message_from_bytes(archive.read(f"{folder}/METADATA"))
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert archive.read(f"{folder}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
+    home = "https://git.invalid/someone/onepass"
+    assert set(metadata.get_all("Project-URL")) == {
+        f"Repository, {home}",
+        f"Changelog, {home}/blob/main/CHANGELOG.md",
+        f"Documentation, {home}/blob/main/docs/usage.md",
+    }
+    assert set(metadata.get_all("Requires-Dist")) >= {"torch>=2.10", "rich"}
 
-block = onepass.Block("conv2d(3,8,k=3,p=1) | silu | group_norm(2) | hardswish")
-x = torch.randn(2, 3, 9, 11, requires_grad=True)
-y = block(x)
-y.square().sum().backward()
-conv, norm = block.conv_weight, block.norm_weight
-z = torch.nn.functional.silu(torch.nn.functional.conv2d(x, conv, block.conv_bias, padding=1))
-z = torch.nn.functional.hardswish(torch.nn.functional.group_norm(z, 2, norm, block.norm_bias))
-torch.testing.assert_close(y, z, rtol=1e-4, atol=1e-5)
-assert x.grad.isfinite().all() and x.grad.abs().max() > 0
+
+def requirements(name: str, found: dict[str, importlib.metadata.Distribution]) -> None:
+    """Adds an installed distribution and all that it needs here."""
+    name = re.sub("[-_.]+", "-", name).lower()
+    if name in found:
+        return
+    try:
+        found[name] = importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return  # of another platform
+    for text in found[name].requires or ():
+        if "extra ==" not in text:
+            requirements(re.match(r"[\w.-]+", text)[0], found)
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A virtual environment with PyTorch, what PyTorch needs, and the wheel."""
+    folder = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    packages = next(folder.glob("lib/python3*/site-packages"))
+    distributions: dict[str, importlib.metadata.Distribution] = {}
+    requirements("torch", distributions)
+    for distribution in distributions.values():
+        for top in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
+            if not (packages / top).exists():
+                (packages / top).symlink_to(distribution.locate_file(top))
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python")]
+    subprocess.run([*pip, "install", "--no-deps", "--no-index", str(wheel)], check=True)
+    return folder
+
+
+def run_in(
+    environment: pathlib.Path, folder: pathlib.Path, *command: str
+) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(environment / "bin"), "/usr/bin", "/bin"])
+    variables = {"PATH": path, "HOME": str(folder)}
+    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True)
+
+
+MAPPED = """
+import pathlib, runpy, sys
+runpy.run_path(sys.argv[1])
+import onepass
 maps = pathlib.Path("/proc/self/maps").read_text().split()
 print(onepass.__file__)
 print(*sorted({path for path in maps if "onepass" in path or "libhwy" in path}), sep="\\n")
 """
 
 
-def test_installed_wheel_runs_a_block_with_nothing_but_pytorch(
-    wheel: pathlib.Path, tmp_path: pathlib.Path
+def test_installed_wheel_runs_with_nothing_but_pytorch(
+    environment: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    site = tmp_path / "site"
-    install = ["pip", "install", "--no-deps", "--no-index", "-t", str(site), str(wheel)]
-    subprocess.run([sys.executable, "-m", *install], check=True)
-    result = subprocess.run(
-        [sys.executable, "-c", FUSED_BLOCK],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(site)},
-        capture_output=True,
-        text=True,
-    )
+    python = str(environment / "bin" / "python")
+    smoke = str(ROOT / "scripts" / "wheel_smoke.py")
+    result = run_in(environment, tmp_path, python, "-c", MAPPED, smoke)
     assert result.returncode == 0, result.stderr
-    package, *mapped = result.stdout.splitlines()
-    assert package == str(site / "onepass" / "__init__.py")
-    assert mapped == [str(site / "onepass" / "lib_onepass_torch.so")]
-    assert_needs_no_more_than_pytorch(site / "onepass" / "lib_onepass_torch.so")
+    *_, package, mapped = result.stdout.splitlines()
+    (installed,) = environment.glob("lib/python3*/site-packages/onepass")
+    assert package == str(installed / "__init__.py")
+    assert mapped == str(installed / LIBRARY.name)
+    assert_needs_no_more_than_pytorch(installed / LIBRARY.name)
+
+
+def test_installed_command_says_what_is_missing(environment: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    command = str(environment / "bin" / "onepass")
+    doctor = run_in(environment, tmp_path, command, "doctor")
+    assert doctor.returncode == 0, doctor.stderr
+    assert "lib_onepass_torch.so is loaded" in doctor.stdout
+    assert "rich is missing: pip install rich" in doctor.stdout
+    assert re.search(r"^tool +not on PATH", doctor.stdout, re.MULTILINE)
+    optimize = run_in(environment, tmp_path, command, "optimize", "model.py")
+    assert optimize.returncode == 2  # before that line, PyTorch itself may miss NumPy
+    assert optimize.stderr.splitlines()[-1] == "onepass: optimize needs rich: pip install rich"
+    check = run_in(environment, tmp_path, command, "check", "relu @ 1x2x3")
+    assert check.returncode == 2
+    said = check.stderr.splitlines()[-1]
+    assert said.startswith("onepass: check is a command of the C++ tool, which is not on PATH")
+    assert "usage: onepass explain" in run_in(environment, tmp_path, command, "help", "explain").stdout

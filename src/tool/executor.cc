@@ -35,7 +35,6 @@ class OpenMpExecutor final : public Executor {
 }  // namespace
 
 int hardware_threads() { return std::max(1, omp_get_num_procs()); }
-bool has_threads() { return true; }
 
 std::unique_ptr<Executor> make_executor(int threads) {
   if (threads == 1) return std::make_unique<SerialExecutor>();
@@ -43,8 +42,8 @@ std::unique_ptr<Executor> make_executor(int threads) {
 }
 #else
 int hardware_threads() { return std::max(1, static_cast<int>(std::thread::hardware_concurrency())); }
-bool has_threads() { return false; }
-std::unique_ptr<Executor> make_executor(int) { return std::make_unique<SerialExecutor>(); }
+
+std::unique_ptr<Executor> make_executor(int threads) { return std::make_unique<ThreadExecutor>(threads); }
 #endif
 
 double seconds_on_all(int threads, const std::function<void(int worker)>& body) {

@@ -10,8 +10,6 @@ namespace onepass::tool {
 
 // The processors this process may run on.
 int hardware_threads();
-// False where the tool was built without OpenMP: then one thread is all there is.
-bool has_threads();
 
 std::unique_ptr<Executor> make_executor(int threads);
 

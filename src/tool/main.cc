@@ -130,6 +130,13 @@ class Tool {
 
   void refuse_unknown_command(const std::string& name) const {
     if (name.starts_with('-')) return;
+    for (const char* other : {"doctor", "export", "optimize"}) {
+      if (name == other) {
+        throw Error(name +
+                    " is a command of the PyTorch package: pip install onepass, then python -m onepass " +
+                    name);
+      }
+    }
     std::string nearest;
     size_t least = name.size() / 2 + 1;  // a word of which more is another is no misspelling
     for (const CLI::App* command : app_.get_subcommands({})) {

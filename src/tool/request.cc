@@ -2,7 +2,6 @@
 #include "tool/request.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <fstream>
 
 #include "onepass/cuda.h"
@@ -112,12 +111,7 @@ Device runnable_device(const Options& options) {
 }
 
 int requested_threads(const Options& options) {
-  const int asked = options.threads == 0 ? hardware_threads() : options.threads;
-  if (has_threads() || asked == 1) return asked;
-  if (options.threads != 0) {
-    std::fprintf(stderr, "onepass: built without OpenMP, one thread instead of %d\n", options.threads);
-  }
-  return 1;
+  return options.threads == 0 ? hardware_threads() : options.threads;
 }
 
 }  // namespace onepass::tool

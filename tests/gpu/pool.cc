@@ -14,8 +14,8 @@
 
 #include "block/convert.h"
 #include "onepass/error.h"
+#include "onepass/executor.h"
 #include "plan/strategy.h"
-#include "support/thread_executor.h"
 
 namespace onepass::testing {
 namespace {

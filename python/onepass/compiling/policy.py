@@ -57,7 +57,7 @@ def plan(segments: Sequence[Segment], keep: str, numerics: str | None) -> Plan:
 
 def _given_layout(segments: Sequence[Segment]) -> str:
     """That of the tensors as the model is called."""
-    last = [_layout_of(segment.input) == "nhwc" for segment in segments]
+    last = [layout_of(segment.input) == "nhwc" for segment in segments]
     return "nhwc" if sum(last) * 2 > len(last) else "nchw"
 
 
@@ -72,14 +72,14 @@ def _seconds(decision: Decision, layout: str) -> float:
     segment, seconds = decision.segment, decision.ours
     copied = [segment.input] * segment.enters + [segment.output] * segment.leaves
     for tensor in copied:
-        sizes = _hints(tensor.shape)
-        if sizes is not None and len(sizes) > 3 and _layout_of(tensor) != layout:
+        sizes = hints(tensor.shape)
+        if sizes is not None and len(sizes) > 3 and layout_of(tensor) != layout:
             moved = 2 * math.prod(sizes) * tensor.dtype.itemsize
-            seconds += moved / costs.bytes_per_second(_device_text(tensor.device))
+            seconds += moved / costs.bytes_per_second(device_text(tensor.device))
     return seconds
 
 
-def _layout_of(tensor: torch.Tensor) -> str:
+def layout_of(tensor: torch.Tensor) -> str:
     return "nchw" if memory_format(tensor) == torch.contiguous_format else "nhwc"
 
 
@@ -95,7 +95,7 @@ class _Asked:
 
     @classmethod
     def of(cls, segment: Segment, policy: str) -> _Asked:
-        sizes = _hints(segment.input.shape)
+        sizes = hints(segment.input.shape)
         if sizes is None or 0 in sizes:
             return cls(segment, None, reason="its sizes are not known")
         if segment.input.device.type == "cuda":
@@ -107,7 +107,7 @@ class _Asked:
         reason = _cuda.unavailable_reason()
         if reason is not None:
             return cls(segment, None, reason=reason)
-        device = _device_text(segment.input.device)
+        device = device_text(segment.input.device)
         description = describe(segment.block)
         tail = _numerics.tail_words(policy)
         mode = _numerics.mode_of(segment.input.dtype, tail)
@@ -139,7 +139,7 @@ def _words(segment: Segment, description: Description, policy: str) -> tuple[str
     return forward, _numerics.backward_words(policy, description, segment.input, weight, wanted)
 
 
-def _device_text(device: torch.device) -> str:
+def device_text(device: torch.device) -> str:
     """As problems name it; a GPU that is not there can be planned for by its architecture's name."""
     return str(device)
 
@@ -152,7 +152,7 @@ def _question(segment: Segment, sizes: tuple[int, ...], device: str, mode: str) 
     return Question(segment.block, sizes, mode, item, device, threads, wanted, *fused)
 
 
-def _hints(sizes: Sequence[Any]) -> tuple[int, ...] | None:
+def hints(sizes: Sequence[Any]) -> tuple[int, ...] | None:
     """The sizes; symbolic ones as those that the graph was traced with, without a guard."""
     known = []
     for size in sizes:

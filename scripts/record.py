@@ -4,7 +4,7 @@
     scripts/record.py run [--build build/release] [--threads 1 2]   the test suite and the benchmark
     scripts/record.py suite [--build build/release] [--only cpu_test] the test suite alone, written as it goes
     scripts/record.py models [--threads 2] [--seconds 10]           five real models, with and without onepass
-    scripts/record.py compiled [--threads 1] [--seconds 10]         the same by torch.compile, with and without
+    scripts/record.py compiled [--threads 1] [--seconds 10]         the same models by torch.compile
     scripts/record.py pages                                         what README.md and docs/ show of results/
 
 models and compiled run in a Python that has the package, PyTorch and python/tests/requirements-models.txt.

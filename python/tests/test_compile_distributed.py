@@ -1,4 +1,4 @@
-"""DistributedDataParallel with the backend: the graph of each bucket is compiled, on two processes of gloo."""
+"""DistributedDataParallel with the backend: each bucket's graph is compiled, in two processes of gloo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training by torch.compile(backend="onepass"): autocast, checkpoints and accumulation together; graph breaks."""
+"""Training by torch.compile(backend="onepass"): autocast, checkpoints, accumulation; graph breaks."""
 
 from __future__ import annotations
 

@@ -136,8 +136,7 @@ void ConvolutionStage::gather_chunk(const void* weights, const Segment& segment,
   for (const Tap& depth : output_class.taps[0]) {
     for (const Tap& height : output_class.taps[1]) {
       for (int64_t i = channels.begin; i < channels.end; ++i) {
-        const int64_t row =
-            (segment.group * in_channels_per_group_ + i) * out_channels_per_group_ + in_group;
+        const int64_t row = (segment.group * in_channels_per_group_ + i) * out_channels_per_group_ + in_group;
         for (const TermList::WidthTap& width : list.taps) {
           for (size_t c = 0; c < list.class_count; ++c, to += tile.width) {
             const int64_t k = (depth.k * axes_[1].kernel + height.k) * axes_[2].kernel + width.k[c];

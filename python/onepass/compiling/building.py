@@ -1,4 +1,4 @@
-"""Compiles the kernels of kept chains side by side, while Inductor is at work: first calls find them built."""
+"""Compiles the kernels of kept chains side by side, while Inductor is at work, for their first calls."""
 
 from __future__ import annotations
 

@@ -101,12 +101,12 @@ def _output_bytes(question: Question, description: Description) -> float:
     return math.prod(description.output_shape(question.sizes)) * question.item_bytes
 
 
-# Rates of one core: operations a second of PyTorch's convolutions in channels last, as Inductor lays them out
-# on a CPU, and seconds an element of Inductor's loops, beside the memory's. They are the faster ends of what was
-# measured: a chain is rather left to Inductor than kept in vain.
-# Neoverse V1, GFLOP/s: 1x1 43 to 54, 3x3 46 to 52 less the weights; 38 for 16 channels, 36 for 3 to 64 with 49
-# taps, 9 for 8 channels, 3 to 7 in groups of 8 channels and fewer; volumes 7 to 9 for 8 channels, 17 to 29 for
-# 16 and 32, 35 for 64 and 128.
+# Rates of one core: operations a second of PyTorch's convolutions in channels last, as Inductor lays them
+# out on a CPU, and seconds an element of Inductor's loops, beside the memory's. They are the faster ends of
+# what was measured: a chain is rather left to Inductor than kept in vain.
+# Neoverse V1, GFLOP/s: 1x1 43 to 54; 3x3 46 to 52, less the weights; 38 for 16 channels; 36 for 3 to 64 with
+# 49 taps; 9 for 8 channels; 3 to 7 in groups of 8 channels and fewer. Volumes: 7 to 9 for 8 channels, 17 to
+# 29 for 16 and 32, 35 for 64 and 128.
 # ns: norms 1.4 to 2.4 in all, 3.3 in channels last with two channels a group; their gradients 6 to 9 in
 # channels last, else 1.8 to 5. Swish, gelu and their gradients take 2.3 to 3 more.
 # The figures for x86 are estimates from oneDNN's usual share of the peak, not measured.
@@ -122,8 +122,7 @@ _X86 = {
     **{"cheap": 0.15e-9, "exp": 0.5e-9, "norm": 0.4e-9, "short norm": 0.8e-9},
     **{"norm backward": 0.6e-9, "norm backward, nhwc": 1.2e-9, "weight": 0.6e-9},
 }
-# The library packs the weights in each call. Its plans count a part of that, since all rows do it: 1 to 1.5 ns
-# a weight are left.
+# The library packs the weights in each call. Its plans count a part of that: 1 to 1.5 ns a weight are left.
 _PACKED = 1.2e-9
 
 

@@ -4,9 +4,10 @@
     scripts/record.py run [--build build/release] [--threads 1 2]   the test suite and the benchmark
     scripts/record.py suite [--build build/release] [--only cpu_test] the test suite alone, written as it goes
     scripts/record.py models [--threads 2] [--seconds 10]           five real models, with and without onepass
+    scripts/record.py compiled [--threads 1] [--seconds 10]         the same models by torch.compile
     scripts/record.py pages                                         what README.md and docs/ show of results/
 
-models runs in a Python that has the package, PyTorch and python/tests/requirements-models.txt.
+models and compiled run in a Python that has the package, PyTorch and python/tests/requirements-models.txt.
 """
 
 import argparse
@@ -175,6 +176,34 @@ def record_models(arguments: argparse.Namespace) -> None:
     print(f"wrote {path}")
 
 
+def record_compiled(arguments: argparse.Namespace) -> None:
+    """Forward and training step of the real models by torch.compile, each row written as it is measured."""
+    sys.path.insert(0, str(ROOT / "python" / "tests"))
+    import compiled_models
+    import torch
+    from real_models import MODELS
+
+    torch.set_num_threads(arguments.threads)
+    path = result_path(arguments.out)
+    chosen = [real for real in MODELS if not arguments.only or arguments.only in real.name]
+    for train in (False, True):
+        for real in chosen:
+            row = compiled_models.time_model(real, train, arguments.seconds)
+            if not row["off"] < 1e-2:
+                sys.exit(f"record: {real.name} is off by {row['off']:.1e} of its largest value")
+            known = recorded(path).get("compiled", {}).get("rows", [])
+            others = [other for other in known if (other["model"], other["train"]) != (real.name, train)]
+            own = {
+                "date": datetime.date.today().isoformat(),
+                "source_hash": source_hash(),
+                "torch": torch.__version__,
+                "threads": arguments.threads,
+                "rows": sorted([*others, row], key=lambda row: (row["train"], row["model"])),
+            }
+            path.write_text(json.dumps(recorded(path) | {"compiled": own}, indent=1) + "\n")
+    print(f"wrote {path}")
+
+
 def write_pages(_: argparse.Namespace) -> None:
     """README.md, docs/results.md and docs/speed*.svg, from all recorded results."""
     results_pages.write()
@@ -201,6 +230,12 @@ def main() -> None:
     models.add_argument("--only", help="part of a model's name")
     models.add_argument("--out")
     models.set_defaults(call=record_models)
+    compiled = commands.add_parser("compiled")
+    compiled.add_argument("--threads", type=int, default=1)
+    compiled.add_argument("--seconds", type=float, default=10.0)
+    compiled.add_argument("--only", help="part of a model's name")
+    compiled.add_argument("--out")
+    compiled.set_defaults(call=record_compiled)
     commands.add_parser("pages").set_defaults(call=write_pages)
     arguments = parser.parse_args()
     arguments.call(arguments)

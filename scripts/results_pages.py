@@ -286,6 +286,23 @@ def models_table(models: dict) -> list[str]:
     ]
 
 
+def compiled_table(compiled: dict) -> list[str]:
+    rows = []
+    for entry in compiled["rows"]:
+        times = [spread(entry["seconds"][side]) for side in ("inductor", "onepass")]
+        what = "training step" if entry["train"] else "forward"
+        chains = f"{entry['kept']} of {entry['found']}"
+        rows.append([entry["model"], what, entry["inputs"][0], *times, f"{entry['speed_up']:.2f}", chains])
+    head = ["model", "", "input", "Inductor alone, ms (10% to 90%)", 'backend="onepass", ms (10% to 90%)']
+    threads = f"{compiled['threads']} thread{'s' if compiled['threads'] != 1 else ''}"
+    return [
+        "",
+        f"The same models by `torch.compile`, processor time of {threads}, in turns, PyTorch "
+        f"{compiled['torch']}, {compiled['date']} (`scripts/record.py compiled`):",
+        *table([*head, "times as fast", "chains kept"], rows)[:-1],
+    ]
+
+
 def cpu_page(result: dict) -> list[str]:
     names = {re.sub(r"\s+", "", text): name for text, name in workload_names().items()}
     suite, machine = result["suite"].values(), result["machine"]
@@ -310,7 +327,9 @@ def cpu_page(result: dict) -> list[str]:
         ]
         head = ["", "problem", "ms, median (10% to 90%)", "GFLOP/s (share of peak)", "times the floor"]
         lines += table(head, rows)[:-1]
-    return [*lines, *(models_table(result["models"]) if "models" in result else []), ""]
+    lines += models_table(result["models"]) if "models" in result else []
+    lines += compiled_table(result["compiled"]) if "compiled" in result else []
+    return [*lines, ""]
 
 
 def page(found: list[dict]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -12,15 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from onepass import _cuda
-from onepass.compiling import operators, policy
+from onepass import _cuda, _numerics
+from onepass.compiling import building, operators, policy
 from onepass.compiling.rewrite import Rewriting
 
 
 @pytest.fixture(autouse=True)
 def _an_h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(_cuda, "_asked", [None])
-    monkeypatch.setattr(policy, "_device_text", lambda device: "cuda:sm_90a")
+    monkeypatch.setattr(policy, "device_text", lambda device: "cuda:sm_90a")
     torch._dynamo.reset()
     with FakeTensorMode():
         yield
@@ -123,3 +124,56 @@ def test_gradients_have_the_sizes_of_their_tensors(block: str) -> None:
     gradients = operators._Differentiable.backward(context, torch.empty_like(output))
     assert gradients[:3] == (None, None, None)
     assert [g.shape for g in gradients[3:]] == [t.shape for t in (x, *parameters)]
+
+
+def test_kernels_of_kept_chains_are_built_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = network(torch.bfloat16)
+    x = torch.empty(4, 3, 64, 64, device="cuda", dtype=torch.bfloat16)
+    plan, _, _ = planned(model, x, "all")
+    wanted = building.kernels_of(plan)
+    assert len(set(wanted)) == len(wanted) == 6  # of three blocks, forward and backward
+    meeting = threading.Barrier(2, timeout=60)  # broken where one kernel waits for another
+    built: list[building.Kernels] = []
+
+    def build(kernels: building.Kernels) -> None:
+        if kernels in wanted[:2]:
+            meeting.wait()
+        built.append(kernels)
+
+    monkeypatch.setattr(building, "_build", build)
+    monkeypatch.setattr(building.os, "cpu_count", lambda: 2)
+    with building.ahead(plan):
+        pass
+    assert set(built) == set(wanted)
+
+
+def test_what_is_built_ahead_is_what_a_call_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = network(torch.bfloat16)
+    with torch.no_grad():
+        x = torch.empty(4, 3, 64, 64, device="cuda", dtype=torch.bfloat16)
+        plan, _, _ = planned(model, x, "all")
+    explained: list[str] = []
+    explain = torch.ops.onepass.cuda_explain.default
+    monkeypatch.setattr(
+        building.torch.ops.onepass, "cuda_explain", lambda *how: explained.append(explain(*how))
+    )
+    with building.ahead(plan):
+        pass
+    assert len(explained) == 3 and all("predicted" in text for text in explained)
+
+
+def test_symbolic_sizes_keep_whole_blocks_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch cannot be asked how it rounds convolutions of sizes that are not known."""
+    monkeypatch.setattr(_numerics, "allows_tf32", lambda: True)
+    x = torch.empty(4, 3, 64, 64, device="cuda")
+    torch._dynamo.mark_dynamic(x, 0)
+    with torch.no_grad():
+        plan, result, _ = planned(network(torch.float32), x, "all")
+    whole = [d.kept for d in plan.decisions if d.kept and not d.kept.skipped]
+    assert whole and all(kept.forward_words == "near_f32" for kept in whole)
+    assert result.shape == (4, 16, 64, 64)
+    x = torch.empty(4, 3, 64, 64, device="cuda", dtype=torch.bfloat16)
+    torch._dynamo.mark_dynamic(x, 0)
+    with torch.no_grad():
+        plan, _, _ = planned(network(torch.bfloat16), x, "all")
+    assert any(d.kept and not d.kept.skipped for d in plan.decisions)

@@ -430,6 +430,28 @@ double ConvolutionStage::padded_multiply_adds() const {
   return total * static_cast<double>(batch_);
 }
 
+double ConvolutionStage::staged_elements() const {
+  double window = 1;
+  for (size_t i = 0; i < 3; ++i) {
+    double positions = 0;
+    for (int64_t part = 0; part < block_counts_[i]; ++part) {
+      positions += static_cast<double>(axes_[i].window(block_range(i, part)).size());
+    }
+    window *= positions;
+  }
+  const auto segments = static_cast<int64_t>(segments_.size());
+  const int64_t windows =
+      chunk_count_ == 1 ? std::max(group_count_, ceil_div(segments, segments_per_task_)) : segments;
+  return static_cast<double>(batch_ * windows * in_channels_per_group_) * window;
+}
+
+int64_t ConvolutionStage::staged_stride_bytes() const {
+  constexpr int64_t turned_at_once = 4;  // channels, in registers
+  const int64_t stride = input_.strides[2] * phase_count_;
+  const bool turned = input_.channel_stride == 1 && in_channels_per_group_ >= turned_at_once;
+  return stride == 1 || turned ? 0 : stride * byte_size(input_.dtype);
+}
+
 std::string ConvolutionStage::describe() const {
   std::ostringstream out;
   out << "lanes: " << (lanes_ == Lanes::channels ? "output channels" : "pixels") << " (" << isa_.name << ", "

@@ -70,6 +70,10 @@ class ConvolutionStage {
   int64_t worker_floats() const { return window_floats_ + sum_floats_; }
   // Multiply-adds with those on lanes that hold no channel or pixel, for the cost.
   double padded_multiply_adds() const;
+  // Input elements that the tasks stage, for the cost: once for each block and for the segments of a task.
+  double staged_elements() const;
+  // Bytes between input elements that staging reads one at a time; 0 where it reads vectors.
+  int64_t staged_stride_bytes() const;
   std::string describe() const;
 
   // Weights in the order of the tiles' terms, and the bias (null: none) as f32.
@@ -199,8 +203,10 @@ class ConvolutionStage {
   // Adds the magnitudes of the weights over the terms to reach[class of the list][channel of the tile].
   void pack_tile(const void* weights, const Segment& segment, const OutputClass& output_class,
                  const TermList& list, const Tile& tile, float* packed, float* reach) const;
-  void pack_term(const void* weights, const Segment& segment, const Tile& tile, int64_t in_channel, int64_t k,
-                 float* to) const;
+  void turn_chunk(const void* weights, const Segment& segment, const OutputClass& output_class,
+                  const TermList& list, const Tile& tile, Range channels, float* to) const;
+  void gather_chunk(const void* weights, const Segment& segment, const OutputClass& output_class,
+                    const TermList& list, const Tile& tile, Range channels, float* to) const;
 
   const Isa& isa_;
   Lanes lanes_;

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from onepass import _fallback, _library, _numerics
-from onepass.compiling import policy
+from onepass.compiling import building, policy
 
 _OWN_OPTIONS = {"onepass.keep": "faster", "onepass.numerics": None}
 
@@ -23,12 +23,12 @@ def compile_graph(
     patches = {**(list_mode_options(mode) if mode else {}), **(options or {})}
     own = {name: patches.pop(name, default) for name, default in _OWN_OPTIONS.items()}
     _check(own)
-    reason = _library.unavailable_reason()
-    if reason is None:
-        reason = _rewrite(module, own, patches)
-    if reason is not None:
-        _fallback.warn(f"the model is compiled by Inductor alone: {reason}")
-    return compile_fx(module, inputs, config_patches=patches)
+    plan = _library.unavailable_reason() or _rewrite(module, own, patches)
+    if isinstance(plan, str):
+        _fallback.warn(f"the model is compiled by Inductor alone: {plan}")
+        return compile_fx(module, inputs, config_patches=patches)
+    with building.ahead(plan):
+        return compile_fx(module, inputs, config_patches=patches)
 
 
 def _check(own: dict[str, Any]) -> None:
@@ -39,8 +39,8 @@ def _check(own: dict[str, Any]) -> None:
         _numerics.checked(own["onepass.numerics"])
 
 
-def _rewrite(module: fx.GraphModule, own: dict[str, Any], patches: dict[str, Any]) -> str | None:
-    """Rewrites the graph and adds to the patches; returns why PyTorch's internals do not allow it.
+def _rewrite(module: fx.GraphModule, own: dict[str, Any], patches: dict[str, Any]) -> policy.Plan | str:
+    """Rewrites the graph and adds to the patches: the plan, or why PyTorch's internals do not allow it.
 
     The graph is as it was then: what looks into internals runs before anything is changed.
     """
@@ -63,7 +63,7 @@ def _rewrite(module: fx.GraphModule, own: dict[str, Any], patches: dict[str, Any
         patches["post_grad_custom_pre_pass"] = passes.LayoutPass(plan.layout, theirs)
         if plan.layout is not None:
             patches.update(_layout_patches(plan.layout, patches))
-    return None
+    return plan
 
 
 def _layout_patches(layout: str, patches: dict[str, Any]) -> dict[str, Any]:

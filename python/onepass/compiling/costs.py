@@ -70,7 +70,7 @@ def _costs(question: Question, layout: str) -> Costs:
     )
     if description.conv is None:
         ours = device.ours(question.block, question.sizes, question.wanted, layout) + between
-        return Costs(ours, ours, device.loops(description, question.sizes, question.wanted))
+        return Costs(ours, ours, device.loops(description, question.sizes, question.wanted, layout))
     conv = device.convolution(description.conv, layout)
     whole = device.whole(layout) + between
     if description.after_conv is None:
@@ -78,7 +78,7 @@ def _costs(question: Question, layout: str) -> Costs:
     sizes = tuple(description.conv_output_shape(question.sizes))
     wanted = _tail_wanted(description, question.wanted)
     tail = device.ours(description.tail, sizes, wanted, layout) + between
-    return Costs(whole, conv + tail, conv + device.loops(description.after_conv, sizes, wanted))
+    return Costs(whole, conv + tail, conv + device.loops(description.after_conv, sizes, wanted, layout))
 
 
 def bytes_per_second(device: str) -> float:
@@ -101,21 +101,29 @@ def _output_bytes(question: Question, description: Description) -> float:
     return math.prod(description.output_shape(question.sizes)) * question.item_bytes
 
 
-# Rates of one core: operations a second of PyTorch's convolutions, seconds an element of Inductor's loops.
-# Neoverse V1 with other work on it, scaled to an idle one. Channels last, as Inductor lays convolutions out
-# on a CPU: 51 to 60 GFLOP/s for 64 and more channels, 30 for 3 to 64; volumes 6 for 8 channels, 29 for 16.
-# Loops of SLEEF exponentials take 4 to 6 ns an element, group norms 4 to 8.
+# Rates of one core: operations a second of PyTorch's convolutions in channels last, as Inductor lays them
+# out on a CPU, and seconds an element of Inductor's loops, beside the memory's. They are the faster ends of
+# what was measured: a chain is rather left to Inductor than kept in vain.
+# Neoverse V1, GFLOP/s: 1x1 43 to 54; 3x3 46 to 52, less the weights; 38 for 16 channels; 36 for 3 to 64 with
+# 49 taps; 9 for 8 channels; 3 to 7 in groups of 8 channels and fewer. Volumes: 7 to 9 for 8 channels, 17 to
+# 29 for 16 and 32, 35 for 64 and 128.
+# ns: norms 1.4 to 2.4 in all, 3.3 in channels last with two channels a group; their gradients 6 to 9 in
+# channels last, else 1.8 to 5. Swish, gelu and their gradients take 2.3 to 3 more.
 # The figures for x86 are estimates from oneDNN's usual share of the peak, not measured.
 _ARM = {
-    **{"wide": 58e9, "thin": 30e9, "volume": 25e9, "thin volume": 6e9},
-    **{"cheap": 0.4e-9, "exp": 4.0e-9, "norm": 4.0e-9},
+    **{"wide": 54e9, "thin": 36e9, "narrow": 9e9, "grouped": 7e9},
+    **{"wide volume": 36e9, "volume": 25e9, "thin volume": 8e9},
+    **{"cheap": 0.2e-9, "exp": 2.4e-9, "norm": 1.0e-9, "short norm": 2.4e-9},
+    **{"norm backward": 1.2e-9, "norm backward, nhwc": 5.0e-9, "weight": 1.5e-9},
 }
 _X86 = {
-    **{"wide": 100e9, "thin": 50e9, "volume": 60e9, "thin volume": 30e9},
-    **{"cheap": 0.2e-9, "exp": 0.6e-9, "norm": 0.8e-9},
+    **{"wide": 100e9, "thin": 50e9, "narrow": 25e9, "grouped": 20e9},
+    **{"wide volume": 80e9, "volume": 60e9, "thin volume": 30e9},
+    **{"cheap": 0.15e-9, "exp": 0.5e-9, "norm": 0.4e-9, "short norm": 0.8e-9},
+    **{"norm backward": 0.6e-9, "norm backward, nhwc": 1.2e-9, "weight": 0.6e-9},
 }
-# The library packs the weights in each call, which its plans leave out since all rows do: 0.6 to 1.2 ns each.
-_PACKED = 0.8e-9
+# The library packs the weights in each call. Its plans count a part of that: 1 to 1.5 ns a weight are left.
+_PACKED = 1.2e-9
 
 
 class _Cpu:
@@ -158,34 +166,47 @@ class _Cpu:
         return seconds + self._CALL
 
     def convolution(self, conv: Conv, layout: str) -> float:
-        channels = min(conv.in_channels, conv.out_channels) // conv.groups
-        kind = "thin" if channels < 32 else "wide"
-        if conv.rank == 3:
-            kind = "thin volume" if channels < 16 else "volume"
         operations = 2 * _multiply_adds(conv, self.question.sizes)
         products = 1 + sum(self.question.wanted[:2])
-        return self._CALL + products * operations / self.rates[kind] / self.question.threads
+        seconds = operations / self.rates[self._kind(conv)]
+        if math.prod(conv.kernel) > 1:  # the weights are laid out anew in each call
+            seconds += self.rates["weight"] * _weights(conv)
+        return self._CALL + products * seconds / self.question.threads
 
-    def loops(self, description: Description, sizes: Sequence[int], wanted: tuple[bool, ...]) -> float:
+    @staticmethod
+    def _kind(conv: Conv) -> str:
+        few, many = sorted((conv.in_channels // conv.groups, conv.out_channels // conv.groups))
+        if conv.rank == 3:
+            return "thin volume" if few < 16 else "volume" if few < 64 else "wide volume"
+        if conv.groups > 1 and many < 16:
+            return "grouped"
+        return "narrow" if many < 16 else "thin" if few < 32 else "wide"
+
+    def loops(
+        self, description: Description, sizes: Sequence[int], wanted: tuple[bool, ...], layout: str
+    ) -> float:
         elements = math.prod(sizes)
-        seconds = 0.0
-        for stage in description.stages:
-            seconds += elements * self._per_element(stage)
+        trains = any(wanted)
+        seconds = sum(self._per_element(stage, sizes[1], trains, layout) for stage in description.stages)
         loops = 2 if description.norm is not None else 1
-        if any(wanted):  # the derivatives take about as much again, and norms one more pass
-            seconds, loops = 2.5 * seconds, 2 * loops + 1
+        if trains:
+            loops = 2 * loops + 1
         moved = loops + 1 - int(self.question.fused_input)
-        traffic = elements * self.question.item_bytes * moved / self.bytes_per_second
-        return loops * self._CALL + (seconds + traffic) / self.question.threads
+        traffic = self.question.item_bytes * moved / self.bytes_per_second
+        return loops * self._CALL + elements * (seconds + traffic) / self.question.threads
 
-    def _per_element(self, stage: object) -> float:
+    def _per_element(self, stage: object, channels: int, trains: bool, layout: str) -> float:
+        """Seconds of one stage, with its derivative where gradients are wanted."""
+        rates = self.rates
         if isinstance(stage, Norm):
-            return self.rates["norm"]
+            run = channels // stage.group_count(channels)  # contiguous in channels last
+            seconds = rates["short norm" if layout == "nhwc" and 1 < run < 4 else "norm"]
+            return seconds + trains * rates["norm backward" + ", nhwc" * (layout == "nhwc")]
         if isinstance(stage, Mean):
-            return self.rates["cheap"]
+            return (1 + trains) * rates["cheap"]
         assert isinstance(stage, Pointwise)
         cheap = stage.op in _CHEAP or stage.argument != "none"
-        return self.rates["cheap" if cheap else "exp"]
+        return (1 + trains) * rates["cheap" if cheap else "exp"]
 
 
 class _Gpu:
@@ -232,7 +253,9 @@ class _Gpu:
             seconds += operators.cuda_framework_backward_seconds(*how, question.wanted[:count])
         return seconds
 
-    def loops(self, description: Description, sizes: Sequence[int], wanted: tuple[bool, ...]) -> float:
+    def loops(
+        self, description: Description, sizes: Sequence[int], wanted: tuple[bool, ...], layout: str
+    ) -> float:
         elements, item = math.prod(sizes), self.question.item_bytes
         size = elements * (item if item > 2 else self._SHORT_BYTES)
         norm = description.norm

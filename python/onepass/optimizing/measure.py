@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import os
 import random
@@ -67,17 +68,29 @@ def one(call: Call, device: torch.device) -> float:
 
 
 def interleaved(
-    calls: Mapping[str, Call], device: torch.device, seconds: float, progress: Callable[[float], None]
+    calls: Mapping[str, Call],
+    device: torch.device,
+    seconds: float,
+    progress: Callable[[float], None],
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Timing]:
-    """Times the calls in rounds, each once a round in a new order, for `seconds` per call."""
-    return {name: timing_of(taken) for name, taken in samples(calls, device, seconds, progress).items()}
+    """Times the calls in rounds, each once a round in a new order, for `seconds` per call.
+
+    `clock` is that of a CPU; a GPU has its events.
+    """
+    taken = samples(calls, device, seconds, progress, clock)
+    return {name: timing_of(own) for name, own in taken.items()}
 
 
 def samples(
-    calls: Mapping[str, Call], device: torch.device, seconds: float, progress: Callable[[float], None]
+    calls: Mapping[str, Call],
+    device: torch.device,
+    seconds: float,
+    progress: Callable[[float], None],
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """As interleaved: the seconds of each repeat."""
-    timer = _cuda_timer(device) if device.type == "cuda" else _time_cpu
+    timer = _cuda_timer(device) if device.type == "cuda" else functools.partial(_time_cpu, clock)
     for _ in range(WARM_UPS):
         for call in calls.values():
             call()
@@ -96,10 +109,10 @@ def samples(
     return taken
 
 
-def _time_cpu(call: Call) -> float:
-    start = time.perf_counter()
+def _time_cpu(clock: Callable[[], float], call: Call) -> float:
+    start = clock()
     result = call()
-    elapsed = time.perf_counter() - start
+    elapsed = clock() - start
     del result  # freed outside the measured time
     return elapsed
 

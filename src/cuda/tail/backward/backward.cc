@@ -1,6 +1,8 @@
 // What the rows for gradients of tails share.
 #include "cuda/tail/backward/backward.h"
 
+#include "cuda/notes.h"
+
 namespace onepass::cuda {
 namespace {
 
@@ -36,6 +38,39 @@ std::string held_slab_refusal(const BackwardProblem& problem) {
     return "a gradient is wanted that is not one value for each channel";
   }
   return "";
+}
+
+bool TailGradientKernel::set_arguments(TailBackwardParameters& p, const BackwardArguments& arguments,
+                                       Stream stream) const {
+  if (shape_.elements() == 0) {
+    clear_gradients(problem_, arguments, stream);
+    return false;
+  }
+  const Alignment alignment(shape_, problem_, arguments);
+  p.input = arguments.input;
+  p.output_gradient = arguments.output_gradient;
+  p.statistics = arguments.statistics;
+  p.control = nullptr;
+  p.parts = nullptr;
+  p.sums = nullptr;
+  p.totals = nullptr;
+  p.slab_sums = nullptr;
+  p.input_gradient = arguments.input_gradient;
+  p.aligned = alignment.bits();
+  p.phase = alignment.phase();
+  p.batch = shape_.batch;
+  p.parameter = arguments.parameters;
+  p.gradient = arguments.parameter_gradients;
+  return true;
+}
+
+std::string TailGradientKernel::describe_memory() const {
+  return "saved by forward: the input and the statistics of each slab\nworkspace: " +
+         std::to_string(workspace_bytes()) + " bytes\n";
+}
+
+std::vector<std::string> TailGradientKernel::numerics() const {
+  return notes_of_chains(problem_.forward.block, bits_of(problem_.forward, problem_.input_gradient.dtype));
 }
 
 }  // namespace onepass::cuda

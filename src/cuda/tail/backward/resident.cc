@@ -3,12 +3,8 @@
 #include <cmath>
 #include <sstream>
 
-#include "cuda/notes.h"
 #include "cuda/row_numbers.h"
-#include "cuda/runtime/parameters.h"
 #include "cuda/tail/backward/backward.h"
-#include "cuda/tail/tail.h"
-#include "tail/backward/parameters.cuh"
 
 namespace onepass {
 namespace cuda {
@@ -117,7 +113,7 @@ struct Numbers {
   }
 };
 
-class TailBackwardResident final : public BackwardKernel {
+class TailBackwardResident final : public TailGradientKernel {
  public:
   static std::string refusal(const BackwardProblem& problem) {
     std::string reason = held_slab_refusal(problem);
@@ -161,8 +157,7 @@ class TailBackwardResident final : public BackwardKernel {
   }
 
   explicit TailBackwardResident(const BackwardProblem& problem)
-      : problem_(problem),
-        shape_(shape_of(problem)),
+      : TailGradientKernel(problem, shape_of(problem)),
         has_sums_(BackwardWork(problem, shape_.parts).third),
         numbers_(*numbers_of<Numbers>(problem)),
         function_(source(), problem.forward.device, launch_numbers()) {
@@ -176,9 +171,6 @@ class TailBackwardResident final : public BackwardKernel {
         regions_.add(clusters_ * segments_ * (numbers_.blocks * (numbers_.threads / 32) * numbers_.sums * 8));
   }
 
-  size_t workspace_bytes() const override { return static_cast<size_t>(regions_.total().value()); }
-  bool reads_statistics() const override { return true; }
-
   std::string describe() const override {
     std::ostringstream out;
     out << "slab: " << shape_.slab_elements() << " elements on " << numbers_.blocks
@@ -187,39 +179,19 @@ class TailBackwardResident final : public BackwardKernel {
         << "thread: " << numbers_.vectors << " vectors of " << shape_.width << " elements"
         << (numbers_.staged ? ", " + std::to_string(numbers_.doubled) + " of them with two places" : "")
         << (numbers_.kept > 0 ? ", " + std::to_string(numbers_.kept) + " with one and registers" : "") << '\n'
-        << "blocks: " << describe_blocks(clusters_ * numbers_.blocks, function_)
-        << "saved by forward: the input and the statistics of each slab\n"
-        << "workspace: " << workspace_bytes() << " bytes\n";
+        << "blocks: " << describe_blocks(clusters_ * numbers_.blocks, function_) << describe_memory();
     return out.str();
   }
 
-  std::vector<std::string> numerics() const override {
-    return notes_of_chains(problem_.forward.block, bits_of(problem_.forward, problem_.input_gradient.dtype));
-  }
-
   void launch(const BackwardArguments& arguments, void* workspace, Stream stream) const override {
-    if (shape_.elements() == 0) {
-      clear_gradients(problem_, arguments, stream);
-      return;
-    }
-    const Alignment alignment(shape_, problem_, arguments);
     TailBackwardParameters p;
-    p.input = arguments.input;
-    p.output_gradient = arguments.output_gradient;
-    p.statistics = arguments.statistics;
-    p.control = has_sums_ ? at(workspace, control_) : nullptr;
-    p.parts = has_sums_ ? at(workspace, sums_) : nullptr;
-    p.sums = nullptr;
-    p.totals = nullptr;
-    p.slab_sums = nullptr;
-    p.input_gradient = arguments.input_gradient;
-    p.aligned = alignment.bits();
-    p.phase = alignment.phase();
-    p.batch = shape_.batch;
+    if (!set_arguments(p, arguments, stream)) return;
     p.wave_units = segments_;
-    p.parameter = arguments.parameters;
-    p.gradient = arguments.parameter_gradients;
-    if (has_sums_) clear(at(workspace, control_), control_bytes(), stream, problem_.forward.device);
+    if (has_sums_) {
+      p.control = at(workspace, control_);
+      p.parts = at(workspace, sums_);
+      clear(at(workspace, control_), control_bytes(), stream, problem_.forward.device);
+    }
     p.launch(function_, stream, clusters_ * numbers_.blocks);
   }
 
@@ -231,17 +203,11 @@ class TailBackwardResident final : public BackwardKernel {
     out << "#include \"tail/backward/resident.cuh\"\n"
         << tail_source(problem_, bits_of(problem_.forward, problem_.input_gradient.dtype))
         << Constants()
-               .add("threads", numbers_.threads)
-               .add("width", shape_.width)
-               .add("vectors", numbers_.vectors)
-               .add("blocks", numbers_.blocks)
-               .add("pieces", numbers_.pieces)
-               .add("chunk", numbers_.chunk)
-               .add("lag", numbers_.lag)
+               .add("threads", numbers_.threads, "width", shape_.width, "vectors", numbers_.vectors)
+               .add("blocks", numbers_.blocks, "pieces", numbers_.pieces)
+               .add("chunk", numbers_.chunk, "lag", numbers_.lag)
                .flag("staged", numbers_.staged)
-               .add("doubled", numbers_.doubled)
-               .add("kept", numbers_.kept)
-               .add("at_once", numbers_.at_once)
+               .add("doubled", numbers_.doubled, "kept", numbers_.kept, "at_once", numbers_.at_once)
                .numbers()
         << "using Agent = onepass::TailBackwardResident<onepass::Tail, Numbers>;\n"
         << "static_assert(sizeof(Agent::Shared) == " << numbers_.shared_bytes() << ");\n"
@@ -259,14 +225,11 @@ class TailBackwardResident final : public BackwardKernel {
             static_cast<uint32_t>(numbers_.shared_bytes())};
   }
 
-  BackwardProblem problem_;
-  TailShape shape_;
   bool has_sums_;  // gradients of weights are wanted
   Numbers numbers_;
   Function function_;
   Number clusters_;
   Number segments_;
-  Regions regions_;
   Region control_, sums_;
 };
 

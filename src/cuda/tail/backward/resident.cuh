@@ -83,15 +83,16 @@ struct TailBackwardResident {
 #endif
           __syncwarp();
           Copies::template request_chunk<plain>(block, next_part, c);
-          if (c >= L::lag)
-            Vectors::template first<plain>(block, next_part, c - L::lag, next_row, round + 1, held, sums);
+          if (c >= Numbers::lag)
+            Vectors::template first<plain>(block, next_part, c - Numbers::lag, next_row, round + 1, held,
+                                           sums);
         }
       }
       Totals::add_before_totals(block, before_totals);
       if (Tail::wants_sums && (!more || next.group != slab.group)) Totals::leave_sums(block, slab.group);
       if (!more) break;
 #pragma unroll
-      for (int c = L::chunks - L::lag; c < L::chunks; ++c) {
+      for (int c = L::chunks - Numbers::lag; c < L::chunks; ++c) {
         Vectors::template first<plain>(block, next_part, c, next_row, round + 1, held, sums);
       }
       if constexpr (!plain) Vectors::first_edge(block, next_part.edge, next_row, edge, sums);
@@ -201,29 +202,30 @@ struct TailBackwardResident {
   }
 
   __device__ __forceinline__ void run() const {
-    const int64 clusters = gridDim.x / L::blocks;
-    const int64 cluster = blockIdx.x / L::blocks;
+    const int64 clusters = gridDim.x / Numbers::blocks;
+    const int64 cluster = blockIdx.x / Numbers::blocks;
     for (int s = block.lane(); s < L::total_sums; s += 32) block.shared.sums[block.warp()][s] = 0.0;
 #if __CUDA_ARCH__ >= 900
     if (block.lane() == 0) {
       for (int c = 0; c < L::arrivals; ++c) barrier::initialise(&block.shared.arrived[block.warp()][c]);
     }
     if (threadIdx.x == 0) {
-      constexpr int arrivals_of_round = L::blocks > 1 ? 1 : L::warps;
+      constexpr int arrivals_of_round = Numbers::blocks > 1 ? 1 : L::warps;
       block.shared.warps_counted = 0;
       barrier::initialise(&block.shared.received[0], arrivals_of_round);
       barrier::initialise(&block.shared.received[1], arrivals_of_round);
       barrier::initialise(&block.shared.warps_given[0], L::warps);
       barrier::initialise(&block.shared.warps_given[1], L::warps);
     }
-    if constexpr (L::blocks > 1) {
+    if constexpr (Numbers::blocks > 1) {
       barrier::cluster_sync();  // no sums go to a block that has not started
     } else {
       __syncthreads();
     }
 #endif
     // All pieces of a row but the last have all of their vectors in every slab.
-    const bool plain = !block.idle() && block.piece() < L::pieces - 1 && is_aligned(block.p, aligned_all);
+    const bool plain =
+        !block.idle() && block.piece() < Numbers::pieces - 1 && is_aligned(block.p, aligned_all);
     const int64 begin = Totals::first_slab(block, cluster, clusters);
     const Slab slab{static_cast<int>(begin % block.p.batch), static_cast<int>(begin / block.p.batch),
                     static_cast<int>(Totals::first_slab(block, cluster + 1, clusters) - begin)};
@@ -239,7 +241,7 @@ struct TailBackwardResident {
       run_slabs<false>(slab);
     }
 #if __CUDA_ARCH__ >= 900
-    if constexpr (L::blocks > 1) barrier::cluster_sync();  // none leaves while others may write to it
+    if constexpr (Numbers::blocks > 1) barrier::cluster_sync();  // none leaves while others may write to it
 #endif
     if constexpr (Tail::wants_sums) {
       if (slab.left > 0)

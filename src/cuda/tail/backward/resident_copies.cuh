@@ -9,8 +9,6 @@ namespace onepass {
 template <class Tail, class Numbers>
 struct TailBackwardResidentCopies {
   using L = TailBackwardResidentLayout<Tail, Numbers>;
-  using Input = typename L::Input;
-  using OutputGradient = typename L::OutputGradient;
   using Held = typename L::Held;
   using Part = typename L::Part;
 
@@ -27,21 +25,22 @@ struct TailBackwardResidentCopies {
     const auto more = static_cast<uint32>(copies_gradient ? own * L::gradient_bytes : 0);
     barrier::expect(arrived, bytes + more);  // a phase of 0 bytes is waited for too
     if (own > 0) {
-      const int64 index = part.index + first * 32 * L::width;
+      const int64 index = part.index + first * 32 * Numbers::width;
       barrier::copy(block.shared.stage[block.warp()] + place * 32 * L::vector_bytes,
-                    static_cast<const char*>(block.p.input) + index * Input::bytes, bytes, arrived);
+                    static_cast<const char*>(block.p.input) + index * Tail::Input::bytes, bytes, arrived);
       if (copies_gradient) {
         barrier::copy(block.shared.gradient[block.warp()] + place * 32 * L::gradient_bytes,
-                      static_cast<const char*>(block.p.output_gradient) + index * OutputGradient::bytes, more,
-                      arrived);
+                      static_cast<const char*>(block.p.output_gradient) + index * Tail::OutputGradient::bytes,
+                      more, arrived);
       }
     }
 #endif
   }
   template <bool plain>
   static __device__ __forceinline__ void request_chunk(const L& block, const Part& part, int c) {
-    const int most = c < L::chunks - 1 ? L::chunk : L::vectors - (L::chunks - 1) * L::chunk;
-    request<plain>(block, part, c * L::chunk, most, c * L::chunk, &block.shared.arrived[block.warp()][c]);
+    const int most = c < L::chunks - 1 ? Numbers::chunk : Numbers::vectors - (L::chunks - 1) * Numbers::chunk;
+    request<plain>(block, part, c * Numbers::chunk, most, c * Numbers::chunk,
+                   &block.shared.arrived[block.warp()][c]);
   }
   static __device__ __forceinline__ int first_of(int piece) {
     return piece == L::single_piece ? L::doubled : piece == L::kept_piece ? L::doubled + L::single : 0;
@@ -49,7 +48,7 @@ struct TailBackwardResidentCopies {
   // The end of a piece of a warp that has `mine` vectors.
   static __device__ __forceinline__ int end_of(int piece, int mine) {
     const int end = piece == L::single_piece ? L::doubled + L::single
-                    : piece == L::kept_piece ? L::vectors
+                    : piece == L::kept_piece ? Numbers::vectors
                                              : L::doubled;
     return mine < end ? mine : end;
   }
@@ -69,8 +68,8 @@ struct TailBackwardResidentCopies {
 #pragma unroll 1
         for (int i = first_of(piece); i < end; ++i) {
           if (!part.template has<false>(i)) continue;
-          Packed<OutputGradient, L::width> dy;
-          dy.load(block.p.output_gradient, part.index + i * 32 * L::width, false);
+          Packed<typename Tail::OutputGradient, Numbers::width> dy;
+          dy.load(block.p.output_gradient, part.index + i * 32 * Numbers::width, false);
           dy.store_shared(gradient_at(block, piece, i));
         }
       }
@@ -95,8 +94,8 @@ struct TailBackwardResidentCopies {
   template <bool plain, class F>
   static __device__ __forceinline__ void for_each_vector(const Part& part, int c, F&& f) {
 #pragma unroll
-    for (int i = 0; i < L::vectors; ++i) {
-      if (i >= c * L::chunk && i < (c + 1) * L::chunk && part.template has<plain>(i)) f(i);
+    for (int i = 0; i < Numbers::vectors; ++i) {
+      if (i >= c * Numbers::chunk && i < (c + 1) * Numbers::chunk && part.template has<plain>(i)) f(i);
     }
   }
 
@@ -104,7 +103,7 @@ struct TailBackwardResidentCopies {
   static __device__ __forceinline__ void load_gradient(const L& block, const Part& part, int c, Held& held) {
     if constexpr (L::holds) {
       for_each_vector<plain>(part, c, [&](int i) {
-        held[i].template load<true>(block.p.output_gradient, part.index + i * 32 * L::width,
+        held[i].template load<true>(block.p.output_gradient, part.index + i * 32 * Numbers::width,
                                     plain || is_aligned(block.p, aligned_output_gradient));
       });
     }

@@ -9,12 +9,10 @@ namespace onepass {
 template <class Tail, class Numbers>
 struct TailBackwardResidentSums {
   using L = TailBackwardResidentLayout<Tail, Numbers>;
-  using Row = typename L::Row;
-  using Affine = typename L::Affine;
-  using Sums = typename L::Sums;
 
   // The warp's sums of a slab, in every lane: dz, then dz xhat, as far as `mean` was right.
-  static __device__ __forceinline__ void merge_lanes(const L& block, const Row& row, Sums& sums) {
+  static __device__ __forceinline__ void merge_lanes(const L& block, const typename L::Row& row,
+                                                     typename L::Sums& sums) {
     sums.distance = lanes_sum<32>(sums.distance) * row.rstd;
     if constexpr (Tail::mean_follows_norm) {
       // dz is the row's: only as many are in the sum as the piece has elements.
@@ -31,20 +29,22 @@ struct TailBackwardResidentSums {
   // All pieces of a row count the same elements together whatever its head is.
   static __device__ __forceinline__ float piece_elements(const L& block) {
     if (block.idle()) return 0.0f;
-    const int begin = block.first_vector() * 32 * L::width;
-    return static_cast<float>(block.piece() == L::pieces - 1 ? L::spatial - begin
-                                                             : block.own_vectors() * 32 * L::width);
+    const int begin = block.first_vector() * 32 * Numbers::width;
+    return static_cast<float>(block.piece() == Numbers::pieces - 1
+                                  ? L::spatial - begin
+                                  : block.own_vectors() * 32 * Numbers::width);
   }
 
-  static __device__ __forceinline__ void send(const L& block, const Row& row, const Sums& sums, int round) {
+  static __device__ __forceinline__ void send(const L& block, const typename L::Row& row,
+                                              const typename L::Sums& sums, int round) {
 #if __CUDA_ARCH__ >= 900
     uint64* received = &block.shared.received[round & 1];
     float4 sent =
         block.idle() ? float4{} : float4{row.gamma * sums.dz, row.gamma * sums.product, sums.distance, 0.0f};
-    if constexpr (L::staged && L::blocks > 1) {
+    if constexpr (L::staged && Numbers::blocks > 1) {
       // The last warp of the block sends the sums of all.
       const int parity = round & 1;
-      if (threadIdx.x == 0) barrier::expect(received, L::blocks * 16);
+      if (threadIdx.x == 0) barrier::expect(received, Numbers::blocks * 16);
       uint32 before = 0;
       if (block.lane() == 0) {
         block.shared.of_warps[parity][block.warp()] = sent;
@@ -58,15 +58,16 @@ struct TailBackwardResidentSums {
       sent.x = lanes_sum<32>(sent.x);
       sent.y = lanes_sum<32>(sent.y);
       sent.z = lanes_sum<32>(sent.z);
-      if (block.lane() < L::blocks) {
-        barrier::send(&block.shared.exchange[parity][blockIdx.x % L::blocks], sent, received, block.lane());
+      if (block.lane() < Numbers::blocks) {
+        barrier::send(&block.shared.exchange[parity][blockIdx.x % Numbers::blocks], sent, received,
+                      block.lane());
       }
       return;
     }
     float4* own = &block.shared.exchange[round & 1][block.place()];
-    if constexpr (L::blocks > 1) {
+    if constexpr (Numbers::blocks > 1) {
       if (threadIdx.x == 0) barrier::expect(received, L::all_warps * 16);
-      if (block.lane() < L::blocks) barrier::send(own, sent, received, block.lane());
+      if (block.lane() < Numbers::blocks) barrier::send(own, sent, received, block.lane());
     } else if (block.lane() == 0) {  // where no cluster was launched, st.async is no legal instruction
       *own = sent;
       barrier::arrive(received);
@@ -75,7 +76,8 @@ struct TailBackwardResidentSums {
   }
 
   // The slab's means from what all warps have sent; `shift` is that of xhat.
-  static __device__ __forceinline__ Affine receive(const L& block, const Row& row, int round, float& shift) {
+  static __device__ __forceinline__ typename L::Affine receive(const L& block, const typename L::Row& row,
+                                                               int round, float& shift) {
     const int parity = round & 1;
 #if __CUDA_ARCH__ >= 900
     barrier::wait(&block.shared.received[parity], round / 2 & 1);
@@ -112,7 +114,8 @@ struct TailBackwardResidentSums {
   }
 
   // What the slab's own sums add to those of its row.
-  static __device__ __forceinline__ void add_totals(const L& block, const Sums& sums, float shift) {
+  static __device__ __forceinline__ void add_totals(const L& block, const typename L::Sums& sums,
+                                                    float shift) {
     double* totals = block.shared.sums[block.warp()];
     if (Tail::wants_sums && block.lane() == 0) {
       totals[0] += static_cast<double>(sums.dz);
@@ -135,7 +138,8 @@ struct TailBackwardResidentSums {
   // The warp's sums over the samples of a group it has seen go to memory; the next group's begin.
   static __device__ __forceinline__ void leave_sums(const L& block, int group) {
     __syncwarp();
-    double* to = sums_of(block, blockIdx.x / L::blocks, gridDim.x / L::blocks, group, block.place());
+    double* to =
+        sums_of(block, blockIdx.x / Numbers::blocks, gridDim.x / Numbers::blocks, group, block.place());
     for (int s = block.lane(); s < L::total_sums; s += 32) {
       to[s] = block.shared.sums[block.warp()][s];
       block.shared.sums[block.warp()][s] = 0.0;
@@ -157,7 +161,7 @@ struct TailBackwardResidentSums {
   // channels, that took up to a thousand times as long as everything else.
   static __device__ __forceinline__ void reduce(const L& block, int first_group, int last_group) {
     if (block.idle()) return;
-    const int64 clusters = gridDim.x / L::blocks;
+    const int64 clusters = gridDim.x / Numbers::blocks;
     __syncwarp();
 #pragma unroll 1
     for (int begin = first_group; begin <= last_group; begin += 32) {
@@ -165,7 +169,7 @@ struct TailBackwardResidentSums {
       bool is_last = false;
       if (group <= last_group) {
         const auto warps = static_cast<uint32>(
-            (last_cluster(clusters, group) - first_cluster(block, clusters, group)) * L::pieces);
+            (last_cluster(clusters, group) - first_cluster(block, clusters, group)) * Numbers::pieces);
         is_last = count_up(block.p.control + group * L::rows + block.own_row()) == warps - 1;
       }
       for (uint32 left = __ballot_sync(0xffffffffu, is_last); left != 0; left &= left - 1) {
@@ -177,11 +181,11 @@ struct TailBackwardResidentSums {
 
   static __device__ __forceinline__ void reduce_channel(const L& block, int64 clusters, int group) {
     const int first = first_cluster(block, clusters, group);
-    const int count = (last_cluster(clusters, group) - first) * L::pieces;
+    const int count = (last_cluster(clusters, group) - first) * Numbers::pieces;
     double total[L::total_sums] = {};
     for (int i = block.lane(); i < count; i += 32) {
-      const double* from =
-          sums_of(block, first + i / L::pieces, clusters, group, block.own_row() * L::pieces + i % L::pieces);
+      const double* from = sums_of(block, first + i / Numbers::pieces, clusters, group,
+                                   block.own_row() * Numbers::pieces + i % Numbers::pieces);
 #pragma unroll
       for (int s = 0; s < L::total_sums; ++s) total[s] += __ldcg(from + s);
     }

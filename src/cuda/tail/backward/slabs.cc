@@ -4,12 +4,8 @@
 #include <limits>
 #include <sstream>
 
-#include "cuda/notes.h"
 #include "cuda/row_numbers.h"
-#include "cuda/runtime/parameters.h"
 #include "cuda/tail/backward/backward.h"
-#include "cuda/tail/tail.h"
-#include "tail/backward/parameters.cuh"
 
 namespace onepass {
 namespace cuda {
@@ -108,7 +104,7 @@ struct Numbers {
   }
 };
 
-class TailBackwardSlabs final : public BackwardKernel {
+class TailBackwardSlabs final : public TailGradientKernel {
  public:
   static std::string refusal(const BackwardProblem& problem) {
     std::string reason = held_slab_refusal(problem);
@@ -140,8 +136,7 @@ class TailBackwardSlabs final : public BackwardKernel {
   }
 
   explicit TailBackwardSlabs(const BackwardProblem& problem)
-      : problem_(problem),
-        shape_(backward_shape(problem)),
+      : TailGradientKernel(problem, backward_shape(problem)),
         work_(problem, shape_.parts),
         numbers_(*numbers_of<Numbers>(problem)),
         function_(source(), problem.forward.device, launch_numbers()) {
@@ -158,9 +153,6 @@ class TailBackwardSlabs final : public BackwardKernel {
     sums_ = regions_.add(segments_ * (chunks * numbers_.columns(shape_) * 8));
   }
 
-  size_t workspace_bytes() const override { return static_cast<size_t>(regions_.total().value()); }
-  bool reads_statistics() const override { return true; }
-
   std::string describe() const override {
     std::ostringstream out;
     out << "slab: " << shape_.slab_elements() << " elements in the registers of " << numbers_.slab_threads
@@ -169,40 +161,19 @@ class TailBackwardSlabs final : public BackwardKernel {
         << numbers_.vectors << " vectors of " << numbers_.width << " elements of each\n"
         << "block: " << numbers_.slabs() << (numbers_.slabs() > 1 ? " slabs of " : " slab of ")
         << samples_.value() << (samples_.value() > 1 ? " samples" : " sample") << '\n'
-        << "blocks: " << describe_blocks(blocks(), function_)
-        << "saved by forward: the input and the statistics of each slab\n"
-        << "workspace: " << workspace_bytes() << " bytes\n";
+        << "blocks: " << describe_blocks(blocks(), function_) << describe_memory();
     return out.str();
   }
 
-  std::vector<std::string> numerics() const override {
-    return notes_of_chains(problem_.forward.block, bits_of(problem_.forward, problem_.input_gradient.dtype));
-  }
-
   void launch(const BackwardArguments& arguments, void* workspace, Stream stream) const override {
-    if (shape_.elements() == 0) {
-      clear_gradients(problem_, arguments, stream);
-      return;
-    }
-    const Alignment alignment(shape_, problem_, arguments);
     TailBackwardParameters p;
-    p.input = arguments.input;
-    p.output_gradient = arguments.output_gradient;
-    p.statistics = arguments.statistics;
-    p.control = work_.third ? at(workspace, control_) : nullptr;
-    p.parts = work_.third ? at(workspace, sums_) : nullptr;
-    p.sums = nullptr;
-    p.totals = nullptr;
-    p.slab_sums = nullptr;
-    p.input_gradient = arguments.input_gradient;
-    p.aligned = alignment.bits();
-    p.phase = alignment.phase();
-    p.batch = shape_.batch;
+    if (!set_arguments(p, arguments, stream)) return;
     p.wave_units = samples_;
-    p.parameter = arguments.parameters;
-    p.gradient = arguments.parameter_gradients;
-    if (work_.third)
+    if (work_.third) {
+      p.control = at(workspace, control_);
+      p.parts = at(workspace, sums_);
       clear(at(workspace, control_), numbers_.chunks(shape_) * 4, stream, problem_.forward.device);
+    }
     p.launch(function_, stream, blocks());
   }
 
@@ -216,12 +187,9 @@ class TailBackwardSlabs final : public BackwardKernel {
     out << "#include \"tail/backward/slabs.cuh\"\n"
         << tail_source(problem_, bits_of(problem_.forward, problem_.input_gradient.dtype))
         << Constants()
-               .add("threads", numbers_.threads)
-               .add("width", numbers_.width)
-               .add("team", numbers_.team)
-               .add("slab_threads", numbers_.slab_threads)
+               .add("threads", numbers_.threads, "width", numbers_.width, "vectors", numbers_.vectors)
+               .add("team", numbers_.team, "slab_threads", numbers_.slab_threads)
                .add("rows_each", numbers_.rows_each)
-               .add("vectors", numbers_.vectors)
                .numbers()
         << "using Agent = " << agent << "true, " << (has_edges ? "true" : "false") << ">;\n"
         << "using Unaligned = " << agent << "false, true>;\n"
@@ -244,14 +212,11 @@ class TailBackwardSlabs final : public BackwardKernel {
 
   Launch launch_numbers() const { return {1, static_cast<uint32_t>(numbers_.threads), 1, 0}; }
 
-  BackwardProblem problem_;
-  TailShape shape_;
   BackwardWork work_;
   Numbers numbers_;
   Function function_;
   Number samples_;
   Number segments_;
-  Regions regions_;
   Region control_, sums_;
 };
 

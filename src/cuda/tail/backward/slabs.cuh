@@ -16,50 +16,40 @@ template <class Tail, class Numbers, bool Aligned, bool Edges>
 struct TailBackwardSlabs {
   using Element = TailBackwardElement<Tail>;
   using Parameters = typename Element::Parameters;
-  using Before = typename Tail::Before;
-  using After = typename Tail::After;
-  using Input = typename Tail::Input;
-  using OutputGradient = typename Tail::OutputGradient;
-  using Row = typename Element::Row;
-  using Affine = typename Element::Affine;
-  using Sums = typename Element::Sums;
 
-  static constexpr int width = Numbers::width;
-  static constexpr int threads = Numbers::threads;
-  static constexpr int team = Numbers::team;
-  static constexpr int slab_threads = Numbers::slab_threads;
-  static constexpr int rows_each = Numbers::rows_each;
-  static constexpr int vectors = Numbers::vectors;
-  static constexpr int edges = Edges ? (2 * (width - 1) + team - 1) / team : 0;  // of a thread in a row
-  static constexpr int slabs = threads / slab_threads;
-  static constexpr int teams = slab_threads / team;  // of a slab
+  static constexpr int edges =
+      Edges ? (2 * (Numbers::width - 1) + Numbers::team - 1) / Numbers::team : 0;  // of a thread in a row
+  static constexpr int slabs = Numbers::threads / Numbers::slab_threads;
+  static constexpr int teams = Numbers::slab_threads / Numbers::team;  // of a slab
   static constexpr int rows = Element::rows;
   static constexpr int groups = Element::groups;
   static constexpr int chunks = (groups + slabs - 1) / slabs;  // of a sample's groups, each a block's
   static constexpr int block_rows = slabs * rows;
   static constexpr int spatial = static_cast<int>(Tail::spatial);
   static constexpr int total_sums = Element::total_sums;
-  static constexpr int lanes = team < 32 ? team : 32;  // of a row in one warp
-  static constexpr int row_warps = team / lanes;
-  static constexpr int slab_lanes = slab_threads < 32 ? slab_threads : 32;
-  static constexpr int slab_warps = slab_threads / slab_lanes;
-  static_assert(rows_each * teams >= rows && threads % 32 == 0);
+  static constexpr int lanes = Numbers::team < 32 ? Numbers::team : 32;  // of a row in one warp
+  static constexpr int row_warps = Numbers::team / lanes;
+  static constexpr int slab_lanes = Numbers::slab_threads < 32 ? Numbers::slab_threads : 32;
+  static constexpr int slab_warps = Numbers::slab_threads / slab_lanes;
+  static_assert(Numbers::rows_each * teams >= rows && Numbers::threads % 32 == 0);
   // In f32 dz takes the place of dy; in 16 bits it would be rounded, and is computed twice.
-  static constexpr bool holds = !Tail::has_mean && OutputGradient::bytes == 4;
+  static constexpr bool holds = !Tail::has_mean && Tail::OutputGradient::bytes == 4;
 
   struct Shared {
     float4 exchange[slabs][slab_warps];                                     // sums of a slab's warps
     float parts[row_warps][Tail::wants_sums ? block_rows : 1][total_sums];  // of a sample
     double totals[Tail::wants_sums ? block_rows : 1][total_sums];           // of the block's samples
-    double lanes_of_sums[Tail::wants_sums ? threads : 1];
+    double lanes_of_sums[Tail::wants_sums ? Numbers::threads : 1];
   };
 
   const Parameters& p;
   Shared& shared;
 
-  static __device__ __forceinline__ int own_slab() { return threadIdx.x / slab_threads; }
-  static __device__ __forceinline__ int own_team() { return threadIdx.x % slab_threads / team; }
-  static __device__ __forceinline__ int lane() { return threadIdx.x % team; }
+  static __device__ __forceinline__ int own_slab() { return threadIdx.x / Numbers::slab_threads; }
+  static __device__ __forceinline__ int own_team() {
+    return threadIdx.x % Numbers::slab_threads / Numbers::team;
+  }
+  static __device__ __forceinline__ int lane() { return threadIdx.x % Numbers::team; }
   static __device__ __forceinline__ int row_warp() { return lane() / lanes; }
   static __device__ __forceinline__ int row_of(int r) { return r * teams + own_team(); }
 
@@ -81,15 +71,18 @@ struct TailBackwardSlabs {
     __device__ __forceinline__ bool has(int i) const {
       // Only the last vector of a thread may be missing.
       return exists &&
-             (i < vectors - 1 || (!Edges && spatial / width % team == 0) || i * team + lane() < count);
+             (i < Numbers::vectors - 1 || (!Edges && spatial / Numbers::width % Numbers::team == 0) ||
+              i * Numbers::team + lane() < count);
     }
-    __device__ __forceinline__ int64 index(int i) const { return begin + head + (i * team + lane()) * width; }
+    __device__ __forceinline__ int64 index(int i) const {
+      return begin + head + (i * Numbers::team + lane()) * Numbers::width;
+    }
     __device__ __forceinline__ bool has_edge(int e) const {
-      return exists && e * team + lane() < spatial - count * width;
+      return exists && e * Numbers::team + lane() < spatial - count * Numbers::width;
     }
     __device__ __forceinline__ int64 edge(int e) const {
-      const int at = e * team + lane();
-      return begin + (at < head ? at : at + count * width);
+      const int at = e * Numbers::team + lane();
+      return begin + (at < head ? at : at + count * Numbers::width);
     }
   };
   __device__ __forceinline__ Place place_of(int64 first, int r, bool in_range) const {
@@ -98,18 +91,19 @@ struct TailBackwardSlabs {
     place.begin = first + row_of(r) * spatial;
     place.head = 0;
     if constexpr (Edges) {
-      const int head = static_cast<int>(-(place.begin + p.phase) & (width - 1));
+      const int head = static_cast<int>(-(place.begin + p.phase) & (Numbers::width - 1));
       place.head = head < spatial ? head : spatial;
     }
-    place.count = (spatial - place.head) / width;
+    place.count = (spatial - place.head) / Numbers::width;
     return place;
   }
 
   // What a thread has of its rows: `Count` pieces of `Width` elements a row.
   template <int Width, int Count>
   struct Held {
-    Packed<Input, Width> x[rows_each][Count > 0 ? Count : 1];
-    Packed<OutputGradient, Width> given[Tail::has_mean ? 1 : rows_each][Count > 0 ? Count : 1];  // dy, or dz
+    Packed<typename Tail::Input, Width> x[Numbers::rows_each][Count > 0 ? Count : 1];
+    Packed<typename Tail::OutputGradient, Width> given[Tail::has_mean ? 1 : Numbers::rows_each]
+                                                      [Count > 0 ? Count : 1];  // dy, or dz
   };
 
   template <int Width, int Count>
@@ -123,7 +117,7 @@ struct TailBackwardSlabs {
 
   template <int Width, int Count>
   static __device__ __forceinline__ void read_given(const Held<Width, Count>& held, int r, int i,
-                                                    const Row& row, float (&given)[Width]) {
+                                                    const typename Element::Row& row, float (&given)[Width]) {
     if constexpr (Tail::has_mean) {
 #pragma unroll
       for (int k = 0; k < Width; ++k) given[k] = row.dy;
@@ -133,20 +127,21 @@ struct TailBackwardSlabs {
   }
 
   template <int Width, int Count>
-  __device__ __forceinline__ void first(Held<Width, Count>& held, int r, int i, int64 index, const Row& row,
-                                        Sums& sums) const {
+  __device__ __forceinline__ void first(Held<Width, Count>& held, int r, int i, int64 index,
+                                        const typename Element::Row& row,
+                                        typename Element::Sums& sums) const {
     float x[Width], given[Width];
     held.x[r][i].unpack(x);
     read_given(held, r, i, row, given);
-    typename Before::template Tensors<Width> before;
+    typename Tail::Before::template Tensors<Width> before;
     before.load(p, index);
-    typename After::template Tensors<Width> after;
+    typename Tail::After::template Tensors<Width> after;
     after.load(p, index);
-    typename After::template TensorGradients<Width> gradients;
-    float channel_gradients[After::channel_operands > 0 ? After::channel_operands : 1];
+    typename Tail::After::template TensorGradients<Width> gradients;
+    float channel_gradients[Tail::After::channel_operands > 0 ? Tail::After::channel_operands : 1];
 #pragma unroll
     for (int k = 0; k < Width; ++k) {
-      const float d = distance_from(Before::value(x[k], row.before, before, k), row.mean);
+      const float d = distance_from(Tail::Before::value(x[k], row.before, before, k), row.mean);
       const float dz = Element::normed_gradient(row, d, after, k, given[k], channel_gradients, gradients);
       Element::add(sums, dz, d, channel_gradients);
       given[k] = dz;
@@ -165,18 +160,19 @@ struct TailBackwardSlabs {
   }
 
   template <int Width, int Count>
-  __device__ __forceinline__ void second(Held<Width, Count>& held, int r, int i, int64 index, const Row& row,
-                                         const Affine& affine, float* before_totals) const {
+  __device__ __forceinline__ void second(Held<Width, Count>& held, int r, int i, int64 index,
+                                         const typename Element::Row& row,
+                                         const typename Element::Affine& affine, float* before_totals) const {
     float value[Width], given[Width];
-    if constexpr (Input::bytes == 2) forget_floats(held.x[r][i]);
-    if constexpr (!Tail::has_mean && OutputGradient::bytes == 2) forget_floats(held.given[r][i]);
+    if constexpr (Tail::Input::bytes == 2) forget_floats(held.x[r][i]);
+    if constexpr (!Tail::has_mean && Tail::OutputGradient::bytes == 2) forget_floats(held.given[r][i]);
     held.x[r][i].unpack(value);
     read_given(held, r, i, row, given);
-    typename Before::template Tensors<Width> before;
+    typename Tail::Before::template Tensors<Width> before;
     before.load(p, index);
-    typename After::template Tensors<Width> after;
+    typename Tail::After::template Tensors<Width> after;
     if constexpr (!holds) after.load(p, index);
-    typename Before::template TensorGradients<Width> gradients;
+    typename Tail::Before::template TensorGradients<Width> gradients;
 #pragma unroll
     for (int k = 0; k < Width; ++k) {
       value[k] = Element::template second<Width, holds>(row, affine, value[k], given[k], before, after, k,
@@ -215,7 +211,7 @@ struct TailBackwardSlabs {
     own.y = lanes_sum<slab_lanes>(own.y);
     own.z = lanes_sum<slab_lanes>(own.z);
     if constexpr (slab_warps > 1) {
-      if (threadIdx.x % 32 == 0) shared.exchange[own_slab()][threadIdx.x % slab_threads / 32] = own;
+      if (threadIdx.x % 32 == 0) shared.exchange[own_slab()][threadIdx.x % Numbers::slab_threads / 32] = own;
       __syncthreads();
       own = shared.exchange[own_slab()][0];
 #pragma unroll
@@ -234,13 +230,13 @@ struct TailBackwardSlabs {
     const bool in_range = groups % slabs == 0 || group < groups;
     if (groups % slabs != 0 && !in_range) group = 0;
     const int64 begin = (n * Tail::channels + static_cast<int64>(group) * rows) * spatial;
-    Held<width, vectors> held;
+    Held<Numbers::width, Numbers::vectors> held;
     Held<1, edges> beside;
 #pragma unroll
-    for (int r = 0; r < rows_each; ++r) {
+    for (int r = 0; r < Numbers::rows_each; ++r) {
       const Place place = place_of(begin, r, in_range);
 #pragma unroll
-      for (int i = 0; i < vectors; ++i) {
+      for (int i = 0; i < Numbers::vectors; ++i) {
         if (place.has(i)) load(held, r, i, place.index(i));
       }
 #pragma unroll
@@ -248,19 +244,19 @@ struct TailBackwardSlabs {
         if (place.has_edge(e)) load(beside, r, e, place.edge(e));
       }
     }
-    Row row[rows_each];
+    typename Element::Row row[Numbers::rows_each];
 #pragma unroll
-    for (int r = 0; r < rows_each; ++r) {
+    for (int r = 0; r < Numbers::rows_each; ++r) {
       row[r] = Element::row_values(p, n, group, rows % teams == 0 || row_of(r) < rows ? row_of(r) : 0);
     }
 
     float4 own{0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-    for (int r = 0; r < rows_each; ++r) {
+    for (int r = 0; r < Numbers::rows_each; ++r) {
       const Place place = place_of(begin, r, in_range);
-      Sums sums;
+      typename Element::Sums sums;
 #pragma unroll
-      for (int i = 0; i < vectors; ++i) {
+      for (int i = 0; i < Numbers::vectors; ++i) {
         if (place.has(i)) first(held, r, i, place.index(i), row[r], sums);
       }
 #pragma unroll
@@ -282,7 +278,7 @@ struct TailBackwardSlabs {
     const float4 means = slab_means(own);
     if (Tail::wants_sums && leads()) {
 #pragma unroll
-      for (int r = 0; r < rows_each; ++r) {
+      for (int r = 0; r < Numbers::rows_each; ++r) {
         if (!place_of(begin, r, in_range).exists) continue;
         const float dz = left(r, 0);
         totals_of(r)[0] += static_cast<double>(dz);
@@ -293,12 +289,12 @@ struct TailBackwardSlabs {
     }
 
 #pragma unroll
-    for (int r = 0; r < rows_each; ++r) {
+    for (int r = 0; r < Numbers::rows_each; ++r) {
       const Place place = place_of(begin, r, in_range);
-      const Affine affine = Element::affine_of(row[r], means.x, means.y, means.z);
+      const typename Element::Affine affine = Element::affine_of(row[r], means.x, means.y, means.z);
       float before_totals[Element::before_sums > 0 ? Element::before_sums : 1] = {};
 #pragma unroll
-      for (int i = 0; i < vectors; ++i) {
+      for (int i = 0; i < Numbers::vectors; ++i) {
         if (place.has(i)) second(held, r, i, place.index(i), row[r], affine, before_totals);
       }
 #pragma unroll
@@ -313,7 +309,7 @@ struct TailBackwardSlabs {
     if constexpr (Element::before_sums > 0) {
       sync_slab();
 #pragma unroll
-      for (int r = 0; r < rows_each; ++r) {
+      for (int r = 0; r < Numbers::rows_each; ++r) {
         if (!leads() || !place_of(begin, r, in_range).exists) continue;
 #pragma unroll
         for (int s = 2 + Element::after_sums; s < total_sums; ++s) {
@@ -326,12 +322,12 @@ struct TailBackwardSlabs {
   // A chunk's sums over the samples of each block, which lie beside each other, added up over the blocks.
   __device__ __forceinline__ void reduce(int chunk, int segments) const {
     constexpr int columns = block_rows * total_sums;
-    constexpr int split = columns < threads ? threads / columns : 1;  // threads of a sum
+    constexpr int split = columns < Numbers::threads ? Numbers::threads / columns : 1;  // threads of a sum
     const double* from =
         reinterpret_cast<const double*>(p.parts) + static_cast<int64>(chunk) * segments * columns;
     double* to = &shared.totals[0][0];
     const int part = static_cast<int>(threadIdx.x) / columns;
-    for (int column = static_cast<int>(threadIdx.x) % columns; column < columns; column += threads) {
+    for (int column = static_cast<int>(threadIdx.x) % columns; column < columns; column += Numbers::threads) {
       double sum = 0.0;
       if (part < split) {
 #pragma unroll 8
@@ -354,7 +350,7 @@ struct TailBackwardSlabs {
       }
       __syncthreads();
     }
-    for (int r = static_cast<int>(threadIdx.x); r < block_rows; r += threads) {
+    for (int r = static_cast<int>(threadIdx.x); r < block_rows; r += Numbers::threads) {
       const int64 c = static_cast<int64>(chunk) * block_rows + r;
       const auto channel_sum = [&](int i) { return static_cast<float>(shared.totals[r][i]); };
       const auto of_sample = [](int64, int) { return 0.0f; };  // such gradients are refused
@@ -370,7 +366,8 @@ struct TailBackwardSlabs {
     const int64 end = begin + p.wave_units < p.batch ? begin + p.wave_units : p.batch;
     constexpr int columns = block_rows * total_sums;
     if constexpr (Tail::wants_sums) {
-      for (int i = static_cast<int>(threadIdx.x); i < columns; i += threads) (&shared.totals[0][0])[i] = 0.0;
+      for (int i = static_cast<int>(threadIdx.x); i < columns; i += Numbers::threads)
+        (&shared.totals[0][0])[i] = 0.0;
       __syncthreads();
     }
 #pragma unroll 1
@@ -381,7 +378,7 @@ struct TailBackwardSlabs {
     if constexpr (Tail::wants_sums) {
       __syncthreads();
       double* to = reinterpret_cast<double*>(p.parts) + static_cast<int64>(blockIdx.x) * columns;
-      for (int i = static_cast<int>(threadIdx.x); i < columns; i += threads)
+      for (int i = static_cast<int>(threadIdx.x); i < columns; i += Numbers::threads)
         to[i] = (&shared.totals[0][0])[i];
       if (arrives_last(p.control + chunk, static_cast<uint32>(segments))) reduce(chunk, segments);
     }

@@ -4,11 +4,7 @@
 #include <optional>
 #include <sstream>
 
-#include "cuda/notes.h"
-#include "cuda/runtime/parameters.h"
 #include "cuda/tail/backward/backward.h"
-#include "cuda/tail/tail.h"
-#include "tail/backward/parameters.cuh"
 
 namespace onepass {
 namespace cuda {
@@ -17,7 +13,7 @@ namespace {
 constexpr int64_t control_words = 4;      // of the whole launch, and of each unit
 constexpr int64_t reduced_channels = 32;  // by a block, the kernel's
 
-class TailBackward final : public BackwardKernel {
+class TailBackward final : public TailGradientKernel {
  public:
   static std::string refusal(const BackwardProblem& problem) { return tail_refusal(problem); }
 
@@ -48,8 +44,7 @@ class TailBackward final : public BackwardKernel {
   }
 
   explicit TailBackward(const BackwardProblem& problem)
-      : problem_(problem),
-        shape_(backward_shape(problem)),
+      : TailGradientKernel(problem, backward_shape(problem)),
         work_(problem, shape_.parts),
         numbers_(numbers_of(problem, shape_)),
         function_(work_.is_empty() ? std::nullopt
@@ -66,7 +61,6 @@ class TailBackward final : public BackwardKernel {
     slab_sums_ = regions_.add(shape_.slabs() * 2 * 4);
   }
 
-  size_t workspace_bytes() const override { return static_cast<size_t>(regions_.total().value()); }
   bool reads_statistics() const override { return shape_.parts.norm != nullptr && !work_.is_empty(); }
 
   std::string describe() const override {
@@ -75,40 +69,24 @@ class TailBackward final : public BackwardKernel {
     out << numbers_.describe() << "blocks: " << describe_blocks(blocks_, *function_)
         << "passes: " << (work_.first ? 1 : 0) + (work_.second ? 1 : 0)
         << (work_.third ? ", then sums over the batch" : "") << '\n'
-        << "saved by forward: the input and the statistics of each slab\n"
-        << "workspace: " << workspace_bytes() << " bytes\n";
+        << describe_memory();
     return out.str();
   }
 
   std::vector<std::string> numerics() const override {
-    return work_.is_empty() ? Notes{}
-                            : notes_of_chains(problem_.forward.block,
-                                              bits_of(problem_.forward, problem_.input_gradient.dtype));
+    return work_.is_empty() ? Notes{} : TailGradientKernel::numerics();
   }
 
   void launch(const BackwardArguments& arguments, void* workspace, Stream stream) const override {
     if (work_.is_empty()) return;
-    if (shape_.elements() == 0) {
-      clear_gradients(problem_, arguments, stream);
-      return;
-    }
-    const Alignment alignment(shape_, problem_, arguments);
     TailBackwardParameters p;
-    p.input = arguments.input;
-    p.output_gradient = arguments.output_gradient;
-    p.statistics = arguments.statistics;
+    if (!set_arguments(p, arguments, stream)) return;
     p.control = at(workspace, control_);
     p.parts = at(workspace, parts_);
     p.sums = at(workspace, sums_);
     p.totals = at(workspace, totals_);
     p.slab_sums = at(workspace, slab_sums_);
-    p.input_gradient = arguments.input_gradient;
-    p.aligned = alignment.bits();
-    p.phase = alignment.phase();
-    p.batch = shape_.batch;
     p.wave_units = numbers_.wave_units;
-    p.parameter = arguments.parameters;
-    p.gradient = arguments.parameter_gradients;
     clear(at(workspace, control_), control_bytes(), stream, problem_.forward.device);
     p.launch(*function_, stream, blocks_);
   }
@@ -157,13 +135,10 @@ class TailBackward final : public BackwardKernel {
             static_cast<uint32_t>(numbers_.scratch_floats(sums, 1) * 4)};
   }
 
-  BackwardProblem problem_;
-  TailShape shape_;
   BackwardWork work_;
   StreamNumbers numbers_;
   std::optional<Function> function_;
   Number blocks_ = 1;
-  Regions regions_;
   Region control_, parts_, sums_, totals_, slab_sums_;
 };
 

@@ -35,7 +35,7 @@ _X86 = {
     "bf16": {"wide": 200e9, "thin": 50e9, "tap": 150e9},
 }
 _WIDE = 48
-_PACKED = 0.8e-9  # seconds a weight: the library packs the weights in each call, which its plans leave out
+_PACKED = 1.2e-9  # seconds a weight, as in compiling/costs.py: what plans leave out of packing in each call
 _CALL = 5e-6  # of an operator, on the host
 
 

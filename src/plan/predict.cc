@@ -4,6 +4,7 @@
 
 #include "onepass/backward.h"
 #include "onepass/plan.h"
+#include "plan/choice.h"
 #include "plan/strategy.h"
 
 namespace onepass {
@@ -26,6 +27,14 @@ double predicted_seconds(const Problem& problem) {
 
 double predicted_seconds(const BackwardProblem& problem) {
   return least_seconds(backward_strategies(problem.forward.device.kind), problem);
+}
+
+std::vector<Candidate> candidates(const Problem& problem) {
+  return consider(strategies(problem.device.kind), problem, {});
+}
+
+std::vector<Candidate> candidates(const BackwardProblem& problem) {
+  return consider(backward_strategies(problem.forward.device.kind), problem, {});
 }
 
 }  // namespace onepass

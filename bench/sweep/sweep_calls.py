@@ -157,6 +157,17 @@ class Subject:
             ways |= {f"compile {layout}": self.model(layout, compiled) for layout in layouts}
         return ways
 
+    def convolution(self) -> Call:
+        """PyTorch's convolution alone, or its gradients: what the framework's costs predict."""
+        order = memory_format(self.problem.layout, self.problem.rank)
+        module = copy.deepcopy(self.module[0]).to(memory_format=order)
+        x = self.x.contiguous(memory_format=order).detach().requires_grad_(self.problem.gradients)
+        if not self.problem.gradients:
+            return lambda: module(x)
+        output = module(x)
+        leaves, direction = [x, *module.parameters()], torch.randn_like(output)
+        return lambda: torch.autograd.grad(output, leaves, direction, retain_graph=True)
+
     # --- Correctness ---
 
     def check(self) -> dict[str, Any]:
@@ -243,6 +254,15 @@ def mode_of(problem: Problem) -> str:
     layout = "nhwc" if problem.layout == "channels_last" else "nchw"
     mode, _ = _cuda_explain._mode(policy, conv, problem.shape, dtype, layout, GPU, False)
     return mode
+
+
+def predicted_convolution(problem: Problem) -> float:
+    """Seconds of PyTorch's convolution alone, or of its gradients."""
+    layout = "nhwc" if problem.layout == "channels_last" else "nchw"
+    how = (problem.conv.text(problem.rank), problem.shape, mode_of(problem) or "tf32", layout, GPU)
+    if not problem.gradients:
+        return torch.ops.onepass.cuda_framework_seconds(*how)
+    return torch.ops.onepass.cuda_framework_backward_seconds(*how, [True] * (3 if problem.conv.bias else 2))
 
 
 def row_seconds(problem: Problem, row: str) -> float:

@@ -267,6 +267,8 @@ def test_a_run_measures_every_problem_and_resumes(
     assert [e["error"] for e in entries if "error" in e] == []
     assert len(entries) == 6 and all(e["right"] and e["row"] for e in entries)
     assert all(math.isfinite(e["floor_seconds"]) and e["floor_seconds"] > 0 for e in entries)
+    convolved = [e for e in entries if e["group"].startswith("block")]
+    assert convolved and all(e["torch_conv"]["predicted"] > 0 for e in convolved)
     with_rivals = [e for e in entries if e["number"] % 2 == 0]
     assert all(e["all_rivals"] and len(e["ratios"]) == 3 for e in with_rivals)
     timed = [e for e in with_rivals if e["group"] != "block_step"]

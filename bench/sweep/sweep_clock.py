@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 LEAST_ROUNDS, MOST_ROUNDS, SECONDS_OF_A_WAY = 5, 30, 0.02
+MOST_SECONDS = 4.0  # of all ways; after that no round begins
 
 
 def digits(value: float) -> float:
@@ -68,7 +69,9 @@ def median_of(
     for rounds in range(1, MOST_ROUNDS + 1):
         for name, call in calls.items():
             taken[name].append(seconds(call))
-        if rounds >= LEAST_ROUNDS and time.monotonic() - begin > SECONDS_OF_A_WAY * len(calls):
+        taken_now = time.monotonic() - begin
+        enough = rounds >= LEAST_ROUNDS and taken_now > SECONDS_OF_A_WAY * len(calls)
+        if enough or taken_now > MOST_SECONDS:
             break
     gc.enable()
     return {name: digits(statistics.median(found)) for name, found in taken.items()}

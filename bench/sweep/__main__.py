@@ -24,6 +24,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 BEGIN = time.monotonic()  # importing PyTorch counts
@@ -63,7 +64,7 @@ class Sweep:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.device = options, options.device
         self.end = BEGIN + options.seconds
-        self.kept: dict[str, Entry] = {}
+        self.ready: dict[Task, Entry] = {}
 
     def numbers(self) -> list[int]:
         """Of the problems that are wanted."""
@@ -94,31 +95,59 @@ class Sweep:
 
     def run(self) -> list[Entry]:
         """Prepares, measures, writes."""
-        results = Results(self.device, self.options)
-        numbers = [n for n in self.numbers() if not results.has(self.problem(n).key())]
-        ready: dict[Task, Entry] = {}
+        results = self.results = Results(self.device, self.options)
+        numbers = [n for n in self.numbers() if not results.has(self.problem(n).key(), self.has_rivals(n))]
         if self.device == "cuda":
             until = BEGIN + COMPILE_SHARE * self.options.seconds
-            ready = prepare_all(self.tasks(numbers), until, max(1, (os.cpu_count() or 2) - 2))
-            print(f"{len(ready)} preparations in {time.monotonic() - BEGIN:.0f} s", flush=True)
+            self.ready = prepare_all(self.tasks(numbers), until, max(1, (os.cpu_count() or 2) - 2))
+            print(f"{len(self.ready)} preparations in {time.monotonic() - BEGIN:.0f} s", flush=True)
         results.start()
-        clock = GpuClock() if self.device == "cuda" else CpuClock()
+        self.clock = GpuClock() if self.device == "cuda" else CpuClock()
         left_out = 0
         for number in numbers:
-            task = (self.options.seed, number, self.device, "check")
-            if (self.device == "cuda" and task not in ready) or time.monotonic() > self.end - 2:
+            if (self.device == "cuda" and not self.is_ready(number, "check")) or self.is_late():
                 left_out += 1
                 continue
-            entry = self.measured(number, ready, results, clock)
-            results.add(entry)
-            print(sweep_figures.line_of(entry), flush=True)
+            self.add(self.measured(number))
+        # Compilers of rivals take seconds for each, even from their caches: what everyone needs comes first.
+        for number in numbers:
+            entry = results.by_key.get(self.problem(number).key(), {"error": "left out"})
+            if self.is_ready(number, "rivals") and "error" not in entry and not self.is_late():
+                self.guarded(number, entry, self.time_rivals)
+                self.add(entry)
         if left_out:
             print(f"{left_out} problems are left out: the time was up")
         return results.entries()
 
-    def measured(self, number: int, ready: dict[Task, Entry], results: Results, clock: Any) -> Entry:
-        """The entry of one problem, whatever happens."""
+    def is_late(self) -> bool:
+        """Whether no problem may begin."""
+        return time.monotonic() > self.end - 2
+
+    def is_ready(self, number: int, what: str) -> bool:
+        """Whether the other processes have done it."""
+        return (self.options.seed, number, self.device, what) in self.ready
+
+    def add(self, entry: Entry) -> None:
+        """Keeps an entry and says it."""
+        self.results.add(entry)
+        print(sweep_figures.line_of(entry), flush=True)
+
+    def guarded(self, number: int, entry: Entry, measure: Callable[[int, Problem, Entry], None]) -> None:
+        """Fills an entry; an error is part of it: the others are measured all the same."""
         problem, begin = self.problem(number), time.monotonic()
+        try:
+            with sweep_calls.settings(problem):
+                measure(number, problem, entry)
+        except Exception as error:
+            entry["error"] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        gc.collect()
+        if self.device == "cuda":
+            torch.cuda.empty_cache()
+        entry["taken_seconds"] = round(entry.get("taken_seconds", 0) + time.monotonic() - begin, 2)
+
+    def measured(self, number: int) -> Entry:
+        """The entry of one problem."""
+        problem = self.problem(number)
         inside, outside = problem.conv.channels if problem.conv else (0, 0)
         groups = problem.conv.groups if problem.conv else 1
         entry: Entry = {
@@ -131,91 +160,63 @@ class Sweep:
             "layout": problem.layout,
             "axes": [inside // groups, outside // groups] if problem.conv else [problem.slab(), problem.norm],
             "tensor_bytes": int(problem.bytes()),
-            "hash": results.hash,
+            "hash": self.results.hash,
         }
         task = (self.options.seed, number, self.device, "check")
-        entry |= ready[task] if self.device == "cuda" else prepare(task)[1]
+        entry |= self.ready[task] if self.device == "cuda" else prepare(task)[1]
         if "error" not in entry and not entry["right"]:
             entry["error"] = f"wrong: {entry['errors']}"
-        if "error" in entry:
-            return entry
-        try:
-            with sweep_calls.settings(problem):
-                self.time(problem, number, entry, results, clock, ready)
-        except Exception as error:  # the others are measured all the same
-            entry["error"] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        gc.collect()
-        if self.device == "cuda":
-            torch.cuda.empty_cache()
-        entry["taken_seconds"] = round(time.monotonic() - begin, 2)
+        if "error" not in entry:
+            self.guarded(number, entry, self.time if self.device == "cuda" else self.time_rivals)
         return entry
 
-    def time(
-        self,
-        problem: Problem,
-        number: int,
-        entry: Entry,
-        results: Results,
-        clock: Any,
-        ready: dict[Task, Entry],
-    ) -> None:
-        """Fills the entry."""
+    def time(self, number: int, problem: Problem, entry: Entry) -> None:
+        """Ours alone, PyTorch's convolution, and every row."""
         subject = sweep_calls.Subject(problem, self.device)
         ours = subject.ours()
-        if self.device == "cuda":
-            floor = sweep_figures.floor_of(problem, results.rates)
-            entry |= {"floor_seconds": digits(floor.seconds), "bound": floor.bound}
-            alone = ours.backward() if problem.group == "tail_backward" else ours.step
-            entry["gpu_seconds"] = clock.gpu_seconds(alone, problem.gradients)
-            del alone
-            if problem.conv is not None:
-                entry["torch_conv"] = {
-                    "seconds": clock.gpu_seconds(subject.convolution(), problem.gradients),
-                    "predicted": digits(sweep_calls.predicted_convolution(problem)),
-                }
-        self.time_calls(subject, number, entry, ours, clock, ready)
+        floor = sweep_figures.floor_of(problem, self.results.rates)
+        entry |= {"floor_seconds": digits(floor.seconds), "bound": floor.bound}
+        alone = ours.backward() if problem.group == "tail_backward" else ours.step
+        entry["gpu_seconds"] = self.clock.gpu_seconds(alone, problem.gradients)
+        entry["call_seconds"] = self.clock.call_seconds({"": ours.step})[""]
+        if problem.conv is not None:
+            entry["torch_conv"] = {
+                "seconds": self.clock.gpu_seconds(subject.convolution(), problem.gradients),
+                "predicted": digits(sweep_calls.predicted_convolution(problem)),
+            }
         rows = entry.get("rows", {})
-        if (self.options.seed, number, self.device, "rows") in ready:
-            del ours, subject
+        if self.is_ready(number, "rows"):
+            del ours, subject, alone
             gc.collect()
             torch.cuda.empty_cache()
             for name in timed_rows(rows):
                 rows[name]["seconds"] = digits(sweep_calls.row_seconds(problem, name))
         entry["rows"] = {name: {k: digits(v) for k, v in row.items()} for name, row in rows.items()}
 
-    def time_calls(
-        self,
-        subject: sweep_calls.Subject,
-        number: int,
-        entry: Entry,
-        ours: sweep_calls.Model,
-        clock: Any,
-        ready: dict[Task, Entry],
-    ) -> None:
+    def time_rivals(self, number: int, problem: Problem, entry: Entry) -> None:
         """Calls as users make them, ours and PyTorch's."""
+        subject, on_gpu = sweep_calls.Subject(problem, self.device), self.device == "cuda"
+        ours = subject.ours()
         calls = {"onepass": with_benchmark(ours.step, False)}
-        if self.has_rivals(number):
-            on_gpu = self.device == "cuda"
-            compilers = (self.options.seed, number, self.device, "rivals") in ready
-            by_torch = entry["row"].startswith("PyTorch")
-            if on_gpu and by_torch:  # a user who turns it on has it on for our convolutions too
-                calls["onepass, cudnn.benchmark"] = with_benchmark(ours.step, True)
-            for name, model in subject.rivals(compilers or self.options.compilers).items():
-                calls[name] = with_benchmark(model.step, False)
-                if on_gpu and subject.problem.conv is not None:
-                    calls[f"{name}, cudnn.benchmark"] = with_benchmark(model.step, True)
-            entry["all_rivals"] = compilers or not on_gpu
-        everyone = clock.call_seconds(calls)
+        if on_gpu and entry["row"].startswith("PyTorch"):
+            # A user who turns it on has it on for our convolutions too.
+            calls["onepass, cudnn.benchmark"] = with_benchmark(ours.step, True)
+        for name, model in subject.rivals(on_gpu or self.options.compilers).items():
+            calls[name] = with_benchmark(model.step, False)
+            if on_gpu and problem.conv is not None:
+                calls[f"{name}, cudnn.benchmark"] = with_benchmark(model.step, True)
+        everyone = self.clock.call_seconds(calls)
         measured = [everyone]
-        if len(calls) > 1 and ratio_in(everyone) < AGAIN:
+        if ratio_in(everyone) < AGAIN:
             best = min((n for n in everyone if "onepass" not in n), key=lambda n: everyone[n])
             few = {n: call for n, call in calls.items() if "onepass" in n or n == best}
-            measured += [clock.call_seconds(few) for _ in range(2)]
+            measured += [self.clock.call_seconds(few) for _ in range(2)]
             measured.sort(key=ratio_in)
             entry["ratios"] = [digits(ratio_in(found)) for found in measured]
         middle = measured[len(measured) // 2]
         entry["call_seconds"] = min(s for name, s in middle.items() if "onepass" in name)
         entry["torch_seconds"] = {name: s for name, s in (everyone | middle).items() if "onepass" not in name}
+        entry["all_rivals"] = True
 
 
 class Results:
@@ -235,9 +236,11 @@ class Results:
             self.content = record.recorded(self.path).get("sweep", {})
         self.by_key: dict[str, Entry] = {entry["key"]: entry for entry in self.content.get("entries", [])}
 
-    def has(self, key: str) -> bool:
-        """Whether this library has measured it."""
-        return not self.options.again and self.by_key.get(key, {}).get("hash") == self.hash
+    def has(self, key: str, rivals: bool) -> bool:
+        """Whether this library has measured it, and against PyTorch where that is wanted."""
+        entry = self.by_key.get(key, {})
+        done = entry.get("hash") == self.hash and (entry.get("all_rivals") or not rivals)
+        return not self.options.again and (done or ("error" in entry and entry["hash"] == self.hash))
 
     def start(self) -> None:
         """After the other processes: now the GPU may be touched."""

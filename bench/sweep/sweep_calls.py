@@ -154,6 +154,7 @@ class Subject:
         layouts = LAYOUTS if self.problem.rank > 1 else LAYOUTS[:1]
         ways = {f"eager {layout}": self.model(layout) for layout in layouts}
         if compilers:
+            torch._dynamo.reset()  # it gives up on a function that it has compiled for eight modules
             ways |= {f"compile {layout}": self.model(layout, compiled) for layout in layouts}
         return ways
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
-from onepass import _cuda, _eager, _fallback, _library
+from onepass import _apart, _cuda, _eager, _fallback, _library
 from onepass._autograd import gradients_of, is_exporting
 from onepass._description import Description, describe
 from onepass._differentiable import Differentiable
@@ -109,6 +110,11 @@ def run_block(
         reason = _why_reference(out_dtype, dtype, *(parameter.dtype for parameter in parameters))
         if reason is not None and not input.is_meta:
             _fallback.left(site, _fallback.REFERENCE, reason)
+    elif block.startswith("conv") and not exporting and _is_apart(block, input, differentiate):
+        description = describe(block)
+        count = description.conv_parameters
+        convolved = _eager.convolve(description.conv, input, *parameters[:count])
+        return run_block(description.tail, convolved, parameters[count:], out_dtype, site)
     if differentiate:
         if exporting:
             return torch.ops.onepass.forward_for_training.default(input, list(parameters), block, out_dtype)
@@ -116,6 +122,13 @@ def run_block(
             input, parameters = _lowered(describe(block), input, parameters, low)
         return Differentiable.apply(block, out_dtype, input, *parameters)
     return _forward(input, parameters, block, out_dtype)
+
+
+def _is_apart(block: str, input: Tensor, gradients: bool) -> bool:
+    """Whether PyTorch's convolution runs. Not while something compiles or traces: sizes may be symbols."""
+    if torch.compiler.is_compiling() or not input.is_cpu or isinstance(input, FakeTensor):
+        return False
+    return _apart.is_faster(block, input, gradients)
 
 
 _forward = torch.ops.onepass.forward.default if _library.available() else None

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from onepass import _cuda_explain, _library
+from onepass import _apart, _cuda_explain, _library
 from onepass._conv_gradients import has_input_gradient
 from onepass._description import Description, describe
 from onepass.block import Block
@@ -53,6 +53,11 @@ def explain(
     count = torch.get_num_threads() if threads is None else threads
     how = (_DTYPES[dtype], _LAYOUTS[layout], count)
     if not backward:
+        description = describe(text)
+        if not strategy and _apart.is_predicted(text, tuple(sizes), dtype, *how[1:], False):
+            shape = description.conv_output_shape(sizes)
+            tail = torch.ops.onepass.explain(description.tail, shape, *how, "")
+            return f"{description.text}\n\n-> PyTorch's own convolution, then tail\n\n{tail}"
         return torch.ops.onepass.explain(text, list(sizes), *how, strategy)
     if strategy:
         raise ValueError("strategy forces a row of the forward table, must be left out for backward")

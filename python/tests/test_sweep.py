@@ -203,6 +203,44 @@ def test_the_map_has_a_cell_for_each_pair_of_bins(modules: dict[str, Any]) -> No
     assert "3 problems of seed 1" in section and "1 failed" in section and "](map.svg)" in section
 
 
+# --- The fit of costs ---
+
+
+def test_a_fit_is_the_median_drawn_towards_one(modules: dict[str, Any]) -> None:
+    fit_costs = __import__("fit_costs")
+    fit = fit_costs.fit([2.0, 2.0, 2.0])
+    assert fit.factor == pytest.approx(math.sqrt(2))  # of three problems: half of the logarithm
+    assert fit.before == pytest.approx(2) and fit.typical == pytest.approx(math.sqrt(2))
+    many = fit_costs.fit([4.0] * 97)
+    assert many.factor == pytest.approx(4**0.97) and many.rarely < 1.1
+
+
+def test_rows_and_classes_are_fitted_apart_and_known_factors_multiply(modules: dict[str, Any]) -> None:
+    fit_costs, space = __import__("fit_costs"), modules["problems"]
+    number = next(n for n in range(100) if space.draw(1, n).group == "block")
+    problem = space.draw(1, number)
+    entry_ = entry(key=problem.key(), seed=1, number=number, torch_conv={"predicted": 1e-4, "seconds": 3e-4})
+    short = entry_ | {"rows": {"a": {"predicted": 1e-6, "seconds": 9e-6}}, "torch_conv": {}, "error": "x"}
+    stale = entry_ | {"key": "of another generator"}
+    found = fit_costs.fits({"entries": [entry_, short, stale]})
+    size = problem.element_bytes
+    assert set(found) == {("a", size), ("b", size), (fit_costs.torch_class(problem), size)}
+    assert found["a", size].factor == pytest.approx(2 ** (1 / 4))
+    result = {
+        "device": {"description": "GPU; driver 1 from here"},
+        "sweep": {"date": "d", "torch": "t", "cudnn": "c"},
+    }
+    text = fit_costs.table(result, found, {("a", size): 2.0})
+    assert f'{{"a", {size}, {2 * 2**0.25:.3f}, 1, ' in text and "// GPU; driver 1; d, PyTorch t" in text
+
+
+def test_the_committed_table_is_read_back(modules: dict[str, Any]) -> None:
+    fit_costs = __import__("fit_costs")
+    lines = [line for line in fit_costs.TABLE.read_text().splitlines() if not line.startswith("//")]
+    assert len(fit_costs.known()) == len(lines)
+    assert all(0.1 < factor < 10 for factor in fit_costs.known().values())
+
+
 # --- A whole run ---
 
 

@@ -14,7 +14,7 @@ template <class Table, class ProblemType>
 double least_seconds(const Table& table, const ProblemType& problem) {
   double least = std::numeric_limits<double>::infinity();
   for (const auto* row : table) {
-    if (row->refusal(problem).empty()) least = std::min(least, row->seconds(problem, {}));
+    if (row->refusal(problem).empty()) least = std::min(least, fitted_seconds(*row, problem, {}));
   }
   return least;
 }

@@ -8,13 +8,14 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export NVPL_BLAS_DEBUG_CPU_TYPE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu bench bench-gpu bench-models examples site format lint clean setup tool python
+.PHONY: help demo test test-gpu bench bench-gpu bench-models sweep sweep-gpu examples site format lint clean setup tool python
 
 help:
 	@echo "make demo     optimise four PyTorch models: verify, measure, write out/report.html"
 	@echo "make test     build everything and run every test that needs no GPU"
 	@echo "make test-gpu, make bench-gpu   on a machine with a GPU, offline: test, measure, write results/<GPU>.json and its pages"
 	@echo "make bench-models   on a machine with a GPU, offline: whole networks by torch.compile and its rivals"
+	@echo "make sweep, make sweep-gpu   draw problems at random, check and time them: the map in docs/results.md"
 	@echo "make examples write examples/exported anew, after kernels or plans changed"
 	@echo "make site     build the documentation, build/site/index.html"
 	@echo "make python   build the PyTorch operators into python/onepass"
@@ -64,6 +65,14 @@ test-gpu:
 bench-models:
 	@scripts/gpu_build.sh
 	@python3 scripts/bench_models.py
+
+# The map, resumable. SWEEP="--seed 7 --count 300" gives other problems.
+sweep: python
+	@.venv/bin/python bench/sweep --device cpu $(SWEEP); status=$$?; .venv/bin/python scripts/record.py pages; exit $$status
+
+sweep-gpu:
+	@scripts/gpu_build.sh
+	@python3 bench/sweep $(SWEEP); status=$$?; python3 scripts/record.py pages; exit $$status
 
 bench-gpu:
 	@scripts/gpu_build.sh

@@ -7,8 +7,13 @@ import json
 import pathlib
 import re
 import statistics
+import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "bench" / "sweep"))
+
+import sweep_map  # noqa: E402
+
 RESULTS = ROOT / "results"
 WORKLOADS = ROOT / "bench" / "workloads.txt"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
@@ -254,6 +259,8 @@ def gpu_page(result: dict) -> list[str]:
         )
     launches = benchmarks["launches"]
     lines.append(f"- launches of a small tail: {launches['onepass']}, eager {launches['eager']}")
+    if "sweep" in result:
+        lines += sweep_map.section(result, sweep_map.picture_name(result))
     return [*lines, ""]
 
 
@@ -329,6 +336,7 @@ def cpu_page(result: dict) -> list[str]:
         lines += table(head, rows)[:-1]
     lines += models_table(result["models"]) if "models" in result else []
     lines += compiled_table(result["compiled"]) if "compiled" in result else []
+    lines += sweep_map.section(result, None) if "sweep" in result else []
     return [*lines, ""]
 
 
@@ -463,6 +471,9 @@ def pages() -> dict[pathlib.Path, str]:
     written = {README: head + figures + rest.split(END)[1], PAGE: page(found)}
     for name, theme in THEMES.items():
         written[ROOT / "docs" / name] = chart(gpus(found)[0], theme)
+    for result in gpus(found):
+        if "sweep" in result:
+            written[ROOT / "docs" / sweep_map.picture_name(result)] = sweep_map.drawing(result)
     return written
 
 

@@ -83,5 +83,6 @@ ONEPASS_API BackwardPlan plan_backward(const BackwardProblem& problem, const Pla
 
 // The prediction of the cheapest row that accepts the problem, without building it; infinite where none does.
 ONEPASS_API double predicted_seconds(const BackwardProblem& problem);
+ONEPASS_API std::vector<Candidate> candidates(const BackwardProblem& problem);
 
 }  // namespace onepass

@@ -23,10 +23,11 @@ ONEPASS_API int device_count();
 ONEPASS_API std::string describe_device(int index);
 
 // The peak rates of a GPU that plans assume. Bytes are those that a large copy reads and writes in a second.
-// Operations are fp32 multiply-adds on CUDA cores, counted as two each.
+// Operations are multiply-adds, counted as two each: in fp32 on CUDA cores, in tf32 on tensor cores.
 struct Rates {
   double bytes_per_second = 0;
   double flops = 0;
+  double tensor_flops = 0;
 };
 ONEPASS_API Rates device_rates(int index);
 // The same of a GPU or of an architecture's typical GPU.
@@ -136,6 +137,11 @@ ONEPASS_API bool is_worth_training(const BackwardProblem& problem);
 // where the block has none.
 ONEPASS_API double framework_seconds(const Problem& problem);
 ONEPASS_API double framework_seconds(const BackwardProblem& problem);
+
+// Median seconds of GPU time of a row of the table, cold caches, on zeros in memory of its own. Throws Error
+// where the row does not exist, does not compile or memory does not suffice. The row must take the problem.
+ONEPASS_API double measured_seconds(const Problem& problem, const std::string& row);
+ONEPASS_API double measured_seconds(const BackwardProblem& problem, const std::string& row);
 
 // Whether a forward pass in "tf32 fast" dithers the weights of this block. Gradients in the same numerics
 // then treat the weights as exact on average.

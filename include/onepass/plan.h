@@ -97,6 +97,8 @@ ONEPASS_API Plan plan(const Problem& problem, const PlanOptions& options = {});
 
 // The prediction of the cheapest row that accepts the problem, without building it; infinite where none does.
 ONEPASS_API double predicted_seconds(const Problem& problem);
+// Every row of the table with its prediction or its refusal, without building any.
+ONEPASS_API std::vector<Candidate> candidates(const Problem& problem);
 
 // The SIMD targets this build has and this CPU runs, best first.
 ONEPASS_API std::vector<std::string> cpu_targets();

@@ -1,7 +1,8 @@
-// Predicted seconds, for who chooses between this library's kernels and others.
+// Predicted and measured seconds, for who chooses between this library's kernels and others.
 #include <torch/csrc/stable/library.h>
 
 #include <cstdint>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -57,6 +58,32 @@ double bytes_per_second(const std::string& device) {
   return cuda::device_rates(Device::parse(device)).bytes_per_second;
 }
 
+double tensor_flops(const std::string& device) {
+  return cuda::device_rates(Device::parse(device)).tensor_flops;
+}
+
+// A line for each row: its name, then its predicted seconds or why it refuses.
+std::string rows(const std::string& block, const std::vector<int64_t>& sizes, const std::string& mode,
+                 const std::string& layout, const std::string& device, bool backward) {
+  const Problem problem = problem_of(block, sizes, mode, layout, device, 1);
+  std::ostringstream out;
+  for (const Candidate& row : backward ? candidates(BackwardProblem(problem)) : candidates(problem)) {
+    out << row.strategy << '\t';
+    if (row.reason.empty())
+      out << row.seconds << '\n';
+    else
+      out << "no: " << row.reason << '\n';
+  }
+  return out.str();
+}
+
+double measured(const std::string& block, const std::vector<int64_t>& sizes, const std::string& mode,
+                const std::string& layout, const std::string& device, const std::string& row, bool backward) {
+  const Problem problem = problem_of(block, sizes, mode, layout, device, 1);
+  return backward ? cuda::measured_seconds(BackwardProblem(problem), row)
+                  : cuda::measured_seconds(problem, row);
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(onepass, library) {
@@ -70,6 +97,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(onepass, library) {
       "cuda_framework_backward_seconds(str block, int[] sizes, str mode, str layout, str device, bool[] "
       "wanted) -> float");
   library.def("cuda_bytes_per_second(str device) -> float");
+  library.def("cuda_tensor_flops(str device) -> float");
+  library.def("rows(str block, int[] sizes, str mode, str layout, str device, bool backward) -> str");
+  library.def(
+      "cuda_measured_seconds(str block, int[] sizes, str mode, str layout, str device, str row, bool "
+      "backward) -> float");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(onepass, CompositeExplicitAutograd, library) {
@@ -78,6 +110,9 @@ STABLE_TORCH_LIBRARY_IMPL(onepass, CompositeExplicitAutograd, library) {
   library.impl("cuda_framework_seconds", boxed<framework_seconds>);
   library.impl("cuda_framework_backward_seconds", boxed<framework_backward_seconds>);
   library.impl("cuda_bytes_per_second", boxed<bytes_per_second>);
+  library.impl("cuda_tensor_flops", boxed<tensor_flops>);
+  library.impl("rows", boxed<rows>);
+  library.impl("cuda_measured_seconds", boxed<measured>);
 }
 
 }  // namespace onepass::torch_binding

@@ -43,7 +43,8 @@ bool BackwardPlan::reads_statistics() const { return kernel_->reads_statistics()
 bool BackwardPlan::may_overwrite_input() const { return kernel_->may_overwrite_input(); }
 
 std::string BackwardPlan::explain() const {
-  return explain_choice(problem_.text(), strategy_, problem_.forward.device, candidates_, *kernel_);
+  return explain_choice(problem_.text(), strategy_, problem_.forward.device, candidates_, *kernel_,
+                        fitted(strategy_, element_bytes(problem_)));
 }
 
 void BackwardPlan::run(const BackwardArguments& arguments, void* workspace, Executor& executor) const {

@@ -43,7 +43,8 @@ void drop_row(std::vector<Candidate>& candidates, const std::string& row, const 
 }
 
 std::string explain_choice(const std::string& problem, const std::string& chosen, const Device& device,
-                           const std::vector<Candidate>& candidates, const BuiltStrategy& built) {
+                           const std::vector<Candidate>& candidates, const BuiltStrategy& built,
+                           const Fitted* fit) {
   std::ostringstream out;
   out << problem << "\n\n";
   for (const Candidate& candidate : candidates) {
@@ -61,6 +62,10 @@ std::string explain_choice(const std::string& problem, const std::string& chosen
   std::istringstream lines(built.describe());
   for (std::string line; std::getline(lines, line);) out << "  " << line << '\n';
   for (const std::string& line : built.numerics()) out << "  numerics: " << line << '\n';
+  if (fit != nullptr) {
+    out << std::setprecision(3) << "  prediction: typically " << fit->typical
+        << " times off, in one of ten cases " << fit->rarely << " (" << fit->problems << " drawn problems)\n";
+  }
   return out.str();
 }
 

@@ -8,6 +8,7 @@
 
 #include "onepass/error.h"
 #include "plan/build_error.h"
+#include "plan/fitted.h"
 #include "plan/strategy.h"
 
 namespace onepass {
@@ -29,7 +30,7 @@ std::vector<Candidate> consider(std::span<const Row* const> table, const Problem
   std::vector<Candidate> candidates;
   for (const Row* row : table) {
     Candidate candidate{std::string(row->name), 0, row->refusal(problem)};
-    if (candidate.reason.empty()) candidate.seconds = row->seconds(problem, options);
+    if (candidate.reason.empty()) candidate.seconds = fitted_seconds(*row, problem, options);
     candidates.push_back(std::move(candidate));
   }
   return candidates;
@@ -59,7 +60,8 @@ auto build_chosen(std::span<const Row* const> table, const ProblemType& problem,
 
 // The problem, every row with its cost or its reason, then the numbers of the chosen one.
 std::string explain_choice(const std::string& problem, const std::string& chosen, const Device& device,
-                           const std::vector<Candidate>& candidates, const BuiltStrategy& built);
+                           const std::vector<Candidate>& candidates, const BuiltStrategy& built,
+                           const Fitted* fit);
 
 // Throws Error unless a call fits its plan.
 void check_call(size_t given_parameters, const Problem& problem, const BuiltStrategy& built,

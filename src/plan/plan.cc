@@ -33,7 +33,8 @@ size_t Plan::workspace_bytes() const { return kernel_->workspace_bytes(); }
 Accuracy Plan::accuracy() const { return kernel_->accuracy(); }
 
 std::string Plan::explain() const {
-  return explain_choice(problem_.text(), strategy_, problem_.device, candidates_, *kernel_);
+  return explain_choice(problem_.text(), strategy_, problem_.device, candidates_, *kernel_,
+                        fitted(strategy_, element_bytes(problem_)));
 }
 
 void Plan::run(const Arguments& arguments, void* workspace, Executor& executor) const {

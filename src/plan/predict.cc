@@ -4,6 +4,7 @@
 
 #include "onepass/backward.h"
 #include "onepass/plan.h"
+#include "plan/choice.h"
 #include "plan/strategy.h"
 
 namespace onepass {
@@ -13,7 +14,7 @@ template <class Table, class ProblemType>
 double least_seconds(const Table& table, const ProblemType& problem) {
   double least = std::numeric_limits<double>::infinity();
   for (const auto* row : table) {
-    if (row->refusal(problem).empty()) least = std::min(least, row->seconds(problem, {}));
+    if (row->refusal(problem).empty()) least = std::min(least, fitted_seconds(*row, problem, {}));
   }
   return least;
 }
@@ -26,6 +27,14 @@ double predicted_seconds(const Problem& problem) {
 
 double predicted_seconds(const BackwardProblem& problem) {
   return least_seconds(backward_strategies(problem.forward.device.kind), problem);
+}
+
+std::vector<Candidate> candidates(const Problem& problem) {
+  return consider(strategies(problem.device.kind), problem, {});
+}
+
+std::vector<Candidate> candidates(const BackwardProblem& problem) {
+  return consider(backward_strategies(problem.forward.device.kind), problem, {});
 }
 
 }  // namespace onepass

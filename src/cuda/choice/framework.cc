@@ -5,6 +5,7 @@
 #include <limits>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -12,6 +13,7 @@
 #include "cuda/runtime/gpu.h"
 #include "cuda/tail/tail.h"
 #include "onepass/cuda.h"
+#include "plan/fitted.h"
 #include "plan/strategy.h"
 
 namespace onepass::cuda {
@@ -31,7 +33,7 @@ double least_seconds(std::span<const Row* const> table, const AnyProblem& proble
   double least = infinity;
   for (const Row* row : table) {
     if (row->name.starts_with(family) && row->refusal(problem).empty())
-      least = std::min(least, row->seconds(problem, {}));
+      least = std::min(least, fitted_seconds(*row, problem, {}));
   }
   return least;
 }
@@ -134,6 +136,17 @@ double grouped_convolution_rate(const Problem& problem) {
          std::sqrt(as_double(least_channels(conv)));
 }
 
+// The class of a convolution of PyTorch in the table of fitted costs (scripts/fit_costs.py has the same).
+double fitted_class_factor(const Problem& problem, bool backward) {
+  const Conv& conv = *problem.block.conv();
+  const bool is_depthwise = conv.in_channels == conv.groups && conv.out_channels == conv.groups;
+  std::string name = "torch_";
+  name += conv.groups == 1 ? (is_wide(conv) ? "wide" : "thin") : is_depthwise ? "depthwise" : "grouped";
+  if (conv.transposed) name += "_transposed";
+  if (backward) name += "_backward";
+  return fitted_factor(name, byte_size(problem.input.dtype));
+}
+
 double grouped_convolution_seconds(const Problem& problem) {
   const Gpu& gpu = gpu_of(problem.device);
   const double rate = on_gpu(problem, std::min(grouped_convolution_rate(problem), convolution_rate(problem)));
@@ -150,8 +163,7 @@ double wide_copy_seconds(const Problem& problem) {
   return copy_seconds(problem, moved_elements(problem) * as_double(byte_size(problem.input.dtype)));
 }
 
-double convolution_seconds(const Problem& problem) {
-  if (problem.block.conv()->groups > 1) return grouped_convolution_seconds(problem);
+double dense_convolution_seconds(const Problem& problem) {
   const Gpu& gpu = gpu_of(problem.device);
   const double rate = on_gpu(problem, convolution_rate(problem)) * filled_part(problem);
   const double elements = moved_elements(problem);
@@ -163,6 +175,12 @@ double convolution_seconds(const Problem& problem) {
          std::max(operations(problem) / rate, (is_copied ? 2 : 1) * elements *
                                                   as_double(byte_size(problem.input.dtype)) /
                                                   gpu.bytes_per_second);
+}
+
+double convolution_seconds(const Problem& problem) {
+  const bool is_grouped = problem.block.conv()->groups > 1;
+  return fitted_class_factor(problem, false) *
+         (is_grouped ? grouped_convolution_seconds(problem) : dense_convolution_seconds(problem));
 }
 
 enum class Product : uint8_t { input_gradient, weight_gradient };
@@ -215,13 +233,15 @@ double convolution_backward_seconds(const BackwardProblem& problem) {
   const Problem& forward = problem.forward;
   const Gpu& gpu = gpu_of(forward.device);
   const Conv& conv = *forward.block.conv();
-  if (is_wide(conv)) return wide_backward_seconds(problem);
+  const double factor = fitted_class_factor(forward, true);
+  if (is_wide(conv)) return factor * wide_backward_seconds(problem);
   const double rate = rate_of(framework::thin_backward, conv) * gpu.flops / framework::measured_flops;
   const double products = (problem.wants_input() ? 1 : 0) + (problem.wants_parameter(0) ? 1 : 0);
-  return products * (framework::launch_seconds +
-                     std::max(operations(forward) / rate, moved_elements(forward) *
-                                                              as_double(byte_size(forward.input.dtype)) /
-                                                              gpu.bytes_per_second));
+  return factor * products *
+         (framework::launch_seconds +
+          std::max(
+              operations(forward) / rate,
+              moved_elements(forward) * as_double(byte_size(forward.input.dtype)) / gpu.bytes_per_second));
 }
 
 double tail_backward_seconds(const BackwardProblem& problem) {

@@ -109,54 +109,56 @@ std::string fastest(const std::string& problem, const Device& device,
 }
 
 std::string fastest_forward(const Problem& problem, const std::vector<Candidate>& candidates,
-                            const PlanOptions& options) {
-  const auto measure = [&](const std::string& name) {
-    const auto kernel = find_row(strategies(Device::Kind::cuda), name).build(problem, options);
-    const Tensors tensors(problem);
-    const Memory workspace(problem.device.index, std::max<size_t>(kernel->workspace_bytes(), 64));
-    const Arguments arguments{tensors.input.data(), tensors.output.data(), tensors.parameter_pointers(),
-                              nullptr};
-    return median_seconds(problem.device.index,
-                          [&] { kernel->launch(arguments, workspace.data(), Stream{}); });
-  };
+                            const PlanOptions&) {
+  const auto measure = [&](const std::string& name) { return measured_seconds(problem, name); };
   return fastest(problem.text(), problem.device, candidates, measure);
 }
 
 std::string fastest_backward(const BackwardProblem& problem, const std::vector<Candidate>& candidates,
-                             const PlanOptions& options) {
-  const Problem& forward = problem.forward;
-  const Device& device = forward.device;
-  const auto measure = [&](const std::string& name) {
-    const auto kernel = find_row(backward_strategies(Device::Kind::cuda), name).build(problem, options);
-    const Tensors tensors(forward);
-    const Memory output_gradient = cleared(device, problem.output_gradient);
-    const Memory input_gradient =
-        cleared(device, problem.wants_input() ? problem.input_gradient : TensorSpec{});
-    std::vector<Memory> gradients;
-    std::vector<void*> pointers;
-    for (size_t i = 0; i < forward.parameters.size(); ++i) {
-      const bool wanted = problem.wants_parameter(i);
-      gradients.push_back(cleared(device, wanted ? problem.parameter_gradients[i] : TensorSpec{}));
-      pointers.push_back(wanted ? gradients.back().data() : nullptr);
-    }
-    // A slab is a channel at the smallest.
-    const Shape convolved = forward.block.conv_output_shape(forward.input.sizes);
-    Memory statistics(device.index,
-                      64 + static_cast<size_t>(convolved[0] * convolved[1]) * 2 * sizeof(float));
-    statistics.fill(0);
-    const Memory workspace(device.index, std::max<size_t>(kernel->workspace_bytes(), 64));
-    const BackwardArguments arguments{tensors.input.data(),
-                                      tensors.parameter_pointers(),
-                                      output_gradient.data(),
-                                      static_cast<const float*>(statistics.data()),
-                                      problem.wants_input() ? input_gradient.data() : nullptr,
-                                      pointers};
-    return median_seconds(device.index, [&] { kernel->launch(arguments, workspace.data(), Stream{}); });
-  };
-  return fastest(problem.text(), device, candidates, measure);
+                             const PlanOptions&) {
+  const auto measure = [&](const std::string& name) { return measured_seconds(problem, name); };
+  return fastest(problem.text(), problem.forward.device, candidates, measure);
 }
 
 }  // namespace
+
+double measured_seconds(const Problem& problem, const std::string& row) {
+  const auto kernel = find_row(strategies(Device::Kind::cuda), row).build(problem, {});
+  const Tensors tensors(problem);
+  const Memory workspace(problem.device.index, std::max<size_t>(kernel->workspace_bytes(), 64));
+  const Arguments arguments{tensors.input.data(), tensors.output.data(), tensors.parameter_pointers(),
+                            nullptr};
+  return median_seconds(problem.device.index, [&] { kernel->launch(arguments, workspace.data(), Stream{}); });
+}
+
+double measured_seconds(const BackwardProblem& problem, const std::string& row) {
+  const Problem& forward = problem.forward;
+  const Device& device = forward.device;
+  const auto kernel = find_row(backward_strategies(Device::Kind::cuda), row).build(problem, {});
+  const Tensors tensors(forward);
+  const Memory output_gradient = cleared(device, problem.output_gradient);
+  const Memory input_gradient =
+      cleared(device, problem.wants_input() ? problem.input_gradient : TensorSpec{});
+  std::vector<Memory> gradients;
+  std::vector<void*> pointers;
+  for (size_t i = 0; i < forward.parameters.size(); ++i) {
+    const bool wanted = problem.wants_parameter(i);
+    gradients.push_back(cleared(device, wanted ? problem.parameter_gradients[i] : TensorSpec{}));
+    pointers.push_back(wanted ? gradients.back().data() : nullptr);
+  }
+  // A slab is a channel at the smallest.
+  const Shape convolved = forward.block.conv_output_shape(forward.input.sizes);
+  Memory statistics(device.index, 64 + static_cast<size_t>(convolved[0] * convolved[1]) * 2 * sizeof(float));
+  statistics.fill(0);
+  const Memory workspace(device.index, std::max<size_t>(kernel->workspace_bytes(), 64));
+  const BackwardArguments arguments{tensors.input.data(),
+                                    tensors.parameter_pointers(),
+                                    output_gradient.data(),
+                                    static_cast<const float*>(statistics.data()),
+                                    problem.wants_input() ? input_gradient.data() : nullptr,
+                                    pointers};
+  return median_seconds(device.index, [&] { kernel->launch(arguments, workspace.data(), Stream{}); });
+}
 
 std::string remembered_choice(int device, const std::string& question) {
   const std::optional<Cubin> known = read_cached(key_of(device, question));

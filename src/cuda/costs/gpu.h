@@ -29,6 +29,8 @@ struct Gpu {
   }
   // By the instructions of warp groups, which cuDNN's kernels use where there are any.
   int most_tensor_products() const { return tensor_products() * (has_clusters() ? 2 : 1); }
+  // tf32 operations a second on tensor cores, a multiply-add counted as two.
+  double tensor_flops() const { return 2.0 * most_tensor_products() * multiprocessors * clock(); }
 
   bool has_clusters() const { return compute_major >= 9 && compute_major != 12; }
   // Blocks in the largest cluster that kernels ask for; 1 where there are no clusters.

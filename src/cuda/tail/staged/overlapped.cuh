@@ -277,7 +277,7 @@ struct StagedOverlapped<Tail, Numbers>::Kernel {
     int slab = static_cast<int>(blockIdx.x) / S::blocks;  // the one that is summed
 #if __CUDA_ARCH__ >= 900
     if (pieces.lane() == 0) {
-      for (int i = 0; i < piece_count; ++i) barrier::initialise(&pieces.shared.arrived[pieces.warp()][i]);
+      for (int i = 0; i < all_pieces; ++i) barrier::initialise(&pieces.shared.arrived[pieces.warp()][i]);
     }
     __syncwarp();
     Part next = pieces.part_of(slab);

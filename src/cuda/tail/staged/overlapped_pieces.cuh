@@ -35,7 +35,7 @@ struct StagedOverlapped {
   static_assert(!holds_f16 || Input::bytes == f16::bytes);
 
   // Where a warp's pieces lie: the doubled one of even and of odd rounds, the single one, the kept one.
-  enum Piece { even_piece, odd_piece, single_piece, kept_piece, piece_count };
+  enum Piece { even_piece, odd_piece, single_piece, kept_piece, all_pieces };
   static constexpr int first_of(int piece) { return piece < 2 ? 0 : piece == single_piece ? doubled : raw; }
   static constexpr int count_of(int piece) {
     return piece < 2 ? doubled : piece == single_piece ? single : kept;
@@ -50,7 +50,7 @@ struct StagedOverlapped {
 
   struct Shared {
     alignas(128) unsigned char stage[S::warps][(S::vectors + doubled) * row_bytes];
-    uint64 arrived[S::warps][piece_count];
+    uint64 arrived[S::warps][all_pieces];
     float4 of_warps[2][S::warps];  // by parity of the round: elements, mean, M2
     float4 of_blocks[2][S::blocks];
     uint64 warps_given[2];

@@ -96,10 +96,8 @@ class TailResident final : public Kernel {
     out << "#include \"tail/resident.cuh\"\n"
         << tail_source(problem_, bits_of(problem_, problem_.output.dtype))
         << Constants()
-               .add("threads", numbers_.threads)
-               .add("width", shape_.width)
-               .add("vectors", numbers_.vectors)
-               .add("blocks", numbers_.blocks)
+               .add("threads", numbers_.threads, "width", shape_.width)
+               .add("vectors", numbers_.vectors, "blocks", numbers_.blocks)
                .numbers()
         << "using Agent = onepass::TailResident<onepass::Tail, Numbers>;\n"
         << "static_assert(sizeof(Agent::Shared) == " << numbers_.shared_bytes() << ");\n"

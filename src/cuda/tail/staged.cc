@@ -2,6 +2,7 @@
 // spread over all threads of a cluster in vectors of 16 bytes, one block a multiprocessor.
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <sstream>
 
 #include "cuda/notes.h"
@@ -16,21 +17,9 @@ namespace {
 
 // Whether computing it again takes more than keeping it.
 bool is_costly(Op op) {
-  switch (op) {
-    case Op::relu:
-    case Op::relu6:
-    case Op::leaky_relu:
-    case Op::prelu:
-    case Op::clamp:
-    case Op::hardtanh:
-    case Op::mul:
-    case Op::add:
-    case Op::channel_mul:
-    case Op::channel_add:
-      return false;
-    default:
-      return true;
-  }
+  constexpr Op cheap[] = {Op::relu,     Op::relu6, Op::leaky_relu, Op::prelu,       Op::clamp,
+                          Op::hardtanh, Op::mul,   Op::add,        Op::channel_mul, Op::channel_add};
+  return std::ranges::find(cheap, op) == std::end(cheap);
 }
 
 // How a slab is spread over a cluster, and where its vectors wait for the statistics. The schedule

@@ -113,26 +113,12 @@ class TailStreamed final : public Kernel {
   }
 
   Source source() const {
-    return {"onepass_tail_streamed",
-            "#include \"tail/streamed.cuh\"\n" +
-                tail_source(problem_, bits_of(problem_, problem_.output.dtype)) + numbers_.source() +
-                "using Agent = onepass::TailStreamed<onepass::Tail, Numbers, Walk, true>;\n"
-                "using Unaligned = onepass::TailStreamed<onepass::Tail, UnalignedNumbers, UnalignedWalk, "
-                "false>;\n"
-                "static_assert(sizeof(Agent::Shared) == " +
-                std::to_string(scratch_bytes()) +
-                " && sizeof(Unaligned::Shared) == sizeof(Agent::Shared));\n"
-                "extern \"C\" __global__ void __launch_bounds__(" +
-                std::to_string(numbers_.threads) + ", " + std::to_string(numbers_.blocks_wanted) +
-                ") onepass_tail_streamed(const __grid_constant__ Agent::Parameters p) {\n"
-                "  extern __shared__ float scratch[];\n" +
-                wait_source() +
-                "  if (is_aligned(p, onepass::aligned_all)) {\n"
-                "    Agent{p, scratch}.run();\n"
-                "  } else {\n"
-                "    Unaligned{p, scratch}.run();\n"
-                "  }\n"
-                "}\n"};
+    const std::string check = "static_assert(sizeof(Agent::Shared) == " + std::to_string(scratch_bytes()) +
+                              " && sizeof(Unaligned::Shared) == sizeof(Agent::Shared));\n";
+    return numbers_.kernel(
+        "onepass_tail_streamed",
+        "#include \"tail/streamed.cuh\"\n" + tail_source(problem_, bits_of(problem_, problem_.output.dtype)),
+        "TailStreamed", check, wait_source());
   }
 
   int64_t scratch_bytes() const { return numbers_.scratch_floats(4, 4) * 4; }

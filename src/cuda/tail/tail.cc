@@ -308,6 +308,24 @@ StreamNumbers::StreamNumbers(const TailShape& shape, int64_t bytes_of_element, c
                    .called("wave_units");
 }
 
+Source StreamNumbers::kernel(const std::string& name, const std::string& text, const std::string& agent,
+                             const std::string& checks, const std::string& first) const {
+  return {name, text + source() + "using Agent = onepass::" + agent +
+                    "<onepass::Tail, Numbers, Walk, true>;\nusing Unaligned = onepass::" + agent +
+                    "<onepass::Tail, UnalignedNumbers, UnalignedWalk, false>;\n" + checks +
+                    "extern \"C\" __global__ void __launch_bounds__(" + std::to_string(threads) + ", " +
+                    std::to_string(blocks_wanted) + ") " + name +
+                    "(const __grid_constant__ Agent::Parameters p) {\n"
+                    "  extern __shared__ float scratch[];\n" +
+                    first +
+                    "  if (is_aligned(p, onepass::aligned_all)) {\n"
+                    "    Agent{p, scratch}.run();\n"
+                    "  } else {\n"
+                    "    Unaligned{p, scratch}.run();\n"
+                    "  }\n"
+                    "}\n"};
+}
+
 std::string StreamNumbers::source() const {
   const std::string numbers = Constants()
                                   .flag("interleaved", order == Order::interleaved)

@@ -129,6 +129,10 @@ struct StreamNumbers {
   Number waves(const Number& batch) const { return divide_up(units(batch), wave_units); }
   // `struct Numbers` and the walk's type, for launches with all vectors on 16 bytes and for others.
   std::string source() const;
+  // A kernel of two agents of a class template, for tensors whose vectors lie on 16 bytes and for others.
+  // `text` has the headers and structs before them, `first` the first statements.
+  Source kernel(const std::string& name, const std::string& text, const std::string& agent,
+                const std::string& checks, const std::string& first) const;
   std::string describe() const;
   // Floats that sums of `count` values a row need in shared memory, `at_once` of them at a time where the
   // order is interleaved.

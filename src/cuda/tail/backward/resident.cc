@@ -199,25 +199,23 @@ class TailBackwardResident final : public TailGradientKernel {
   int64_t control_bytes() const { return shape_.channels * 4; }  // how many warps have left their sums
 
   Source source() const {
-    std::ostringstream out;
-    out << "#include \"tail/backward/resident.cuh\"\n"
-        << tail_source(problem_, bits_of(problem_.forward, problem_.input_gradient.dtype))
-        << Constants()
-               .add("threads", numbers_.threads, "width", shape_.width, "vectors", numbers_.vectors)
-               .add("blocks", numbers_.blocks, "pieces", numbers_.pieces)
-               .add("chunk", numbers_.chunk, "lag", numbers_.lag)
-               .flag("staged", numbers_.staged)
-               .add("doubled", numbers_.doubled, "kept", numbers_.kept, "at_once", numbers_.at_once)
-               .numbers()
-        << "using Agent = onepass::TailBackwardResident<onepass::Tail, Numbers>;\n"
-        << "static_assert(sizeof(Agent::Shared) == " << numbers_.shared_bytes() << ");\n"
-        << "extern \"C\" __global__ void __launch_bounds__(" << numbers_.threads << ", "
-        << threads_of_multiprocessor / numbers_.threads
-        << ") onepass_tail_backward_resident(const __grid_constant__ Agent::Parameters p) {\n"
-        << "  extern __shared__ __align__(128) unsigned char memory[];\n"
-        << "  Agent{p, *reinterpret_cast<Agent::Shared*>(memory)}.run();\n"
-        << "}\n";
-    return {"onepass_tail_backward_resident", out.str()};
+    const std::string agent = "TailBackwardResident<onepass::Tail, Numbers>";
+    const std::string numbers =
+        Constants()
+            .add("threads", numbers_.threads, "width", shape_.width, "vectors", numbers_.vectors)
+            .add("blocks", numbers_.blocks, "pieces", numbers_.pieces)
+            .add("chunk", numbers_.chunk, "lag", numbers_.lag)
+            .flag("staged", numbers_.staged)
+            .add("doubled", numbers_.doubled, "kept", numbers_.kept, "at_once", numbers_.at_once)
+            .numbers();
+    const std::string check = "static_assert(sizeof(onepass::" + agent +
+                              "::Shared) == " + std::to_string(numbers_.shared_bytes()) + ");\n";
+    const std::string tail = tail_source(problem_, bits_of(problem_.forward, problem_.input_gradient.dtype));
+    return agent_kernel("onepass_tail_backward_resident",
+                        "#include \"tail/backward/resident.cuh\"\n" + tail + numbers + check, agent,
+                        std::to_string(numbers_.threads) + ", " +
+                            std::to_string(threads_of_multiprocessor / numbers_.threads),
+                        SharedAs::structure);
   }
 
   Launch launch_numbers() const {

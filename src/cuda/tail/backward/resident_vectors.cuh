@@ -10,7 +10,6 @@ template <class Tail, class Numbers>
 struct TailBackwardResidentVectors {
   using L = TailBackwardResidentLayout<Tail, Numbers>;
   using Copies = TailBackwardResidentCopies<Tail, Numbers>;
-  using Element = typename L::Element;
 
   // The first part, of one vector: given dy, which dz replaces.
   using Arrived = Packed<typename Tail::Input, Numbers::width>;
@@ -37,8 +36,9 @@ struct TailBackwardResidentVectors {
       if constexpr (Tail::mean_follows_norm) {
         sums.distance += d;
       } else {
-        const float dz = Element::normed_gradient(row, d, after, k, given[k], channel_gradients, gradients);
-        Element::add(sums, dz, d, channel_gradients);
+        const float dz =
+            L::Element::normed_gradient(row, d, after, k, given[k], channel_gradients, gradients);
+        L::Element::add(sums, dz, d, channel_gradients);
         given[k] = dz;
       }
     }
@@ -60,8 +60,8 @@ struct TailBackwardResidentVectors {
     typename Tail::Before::template TensorGradients<Numbers::width> gradients;
 #pragma unroll
     for (int k = 0; k < Numbers::width; ++k) {
-      value[k] = Element::template second<Numbers::width, L::holds>(row, affine, value[k], given[k], before,
-                                                                    after, k, gradients, before_totals);
+      value[k] = L::Element::template second<Numbers::width, L::holds>(
+          row, affine, value[k], given[k], before, after, k, gradients, before_totals);
     }
     Packed<typename Tail::InputGradient, Numbers::width> dx;
     dx.pack(value);
@@ -260,8 +260,9 @@ struct TailBackwardResidentVectors {
     if constexpr (Tail::mean_follows_norm) {
       sums.distance += d;
     } else {
-      const float dz = Element::normed_gradient(row, d, after, 0, edge.given, channel_gradients, gradients);
-      Element::add(sums, dz, d, channel_gradients);
+      const float dz =
+          L::Element::normed_gradient(row, d, after, 0, edge.given, channel_gradients, gradients);
+      L::Element::add(sums, dz, d, channel_gradients);
       if constexpr (L::holds) edge.given = dz;
       gradients.store(block.p, at);
     }
@@ -276,8 +277,8 @@ struct TailBackwardResidentVectors {
     typename Tail::After::template Tensors<1> after;
     if constexpr (!L::holds) after.load(block.p, at);
     typename Tail::Before::template TensorGradients<1> gradients;
-    const float dx = Element::template second<1, L::holds>(row, affine, edge.x, edge.given, before, after, 0,
-                                                           gradients, before_totals);
+    const float dx = L::Element::template second<1, L::holds>(row, affine, edge.x, edge.given, before, after,
+                                                              0, gradients, before_totals);
     store_one<typename Tail::InputGradient>(block.p.input_gradient, at, dx);
     gradients.store(block.p, at);
   }

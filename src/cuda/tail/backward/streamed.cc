@@ -110,23 +110,11 @@ class TailBackward final : public TailGradientKernel {
   }
 
   Source source() const {
-    return {"onepass_tail_backward",
-            "#include \"tail/backward/streamed.cuh\"\n" +
-                tail_source(problem_, bits_of(problem_.forward, problem_.input_gradient.dtype)) +
-                numbers_.source() +
-                "using Agent = onepass::TailBackward<onepass::Tail, Numbers, Walk, true>;\n"
-                "using Unaligned = onepass::TailBackward<onepass::Tail, UnalignedNumbers, UnalignedWalk, "
-                "false>;\n"
-                "extern \"C\" __global__ void __launch_bounds__(" +
-                std::to_string(numbers_.threads) + ", " + std::to_string(numbers_.blocks_wanted) +
-                ") onepass_tail_backward(const __grid_constant__ Agent::Parameters p) {\n"
-                "  extern __shared__ float scratch[];\n"
-                "  if (is_aligned(p, onepass::aligned_all)) {\n"
-                "    Agent{p, scratch}.run();\n"
-                "  } else {\n"
-                "    Unaligned{p, scratch}.run();\n"
-                "  }\n"
-                "}\n"};
+    return numbers_.kernel(
+        "onepass_tail_backward",
+        "#include \"tail/backward/streamed.cuh\"\n" +
+            tail_source(problem_, bits_of(problem_.forward, problem_.input_gradient.dtype)),
+        "TailBackward", "", "");
   }
 
   Launch launch_numbers() const {

@@ -74,7 +74,7 @@ class TailBackward final : public TailGradientKernel {
   }
 
   std::vector<std::string> numerics() const override {
-    return work_.is_empty() ? Notes{} : TailGradientKernel::numerics();
+    return work_.is_empty() ? std::vector<std::string>{} : TailGradientKernel::numerics();
   }
 
   void launch(const BackwardArguments& arguments, void* workspace, Stream stream) const override {
